@@ -1,0 +1,60 @@
+//! Element types of tensors, in memory and in files.
+
+use std::fmt;
+
+/// What one element of a buffer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    F32,
+    BF16,
+    F16,
+    /// Sums that must not round: squared norms.
+    F64,
+    /// Token ids and document offsets.
+    U32,
+}
+
+impl DType {
+    /// Bytes per element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::BF16 | DType::F16 => 2,
+            DType::F32 | DType::U32 => 4,
+            DType::F64 => 8,
+        }
+    }
+
+    /// The name safetensors headers use.
+    pub const fn safetensors_name(self) -> &'static str {
+        match self {
+            DType::F32 => "F32",
+            DType::BF16 => "BF16",
+            DType::F16 => "F16",
+            DType::F64 => "F64",
+            DType::U32 => "U32",
+        }
+    }
+
+    /// The name `config.json` uses in `dtype` (or `torch_dtype`).
+    pub const fn hf_name(self) -> &'static str {
+        match self {
+            DType::F32 => "float32",
+            DType::BF16 => "bfloat16",
+            DType::F16 => "float16",
+            DType::F64 => "float64",
+            DType::U32 => "uint32",
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DType::F32 => "f32",
+            DType::BF16 => "bf16",
+            DType::F16 => "f16",
+            DType::F64 => "f64",
+            DType::U32 => "u32",
+        })
+    }
+}

@@ -1,0 +1,89 @@
+//! The fixed order of summation for squared norms.
+//!
+//! A model's flat elements are cut into blocks of 256 at absolute offsets; each block's sum of squares
+//! is a leaf, in f64. Leaves fold by the binary tree over their indices: node (level, i) is the sum of
+//! nodes (level-1, 2i) and (level-1, 2i+1), a missing right child counting as nothing. Whoever holds a
+//! contiguous range of leaves folds it to the few whole subtrees inside the range; merging those nodes,
+//! from whatever ranks they come, gives the same bits as folding all the leaves in one place.
+
+/// A whole subtree: the fold of leaves `[index << level, (index + 1) << level)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Node {
+    pub level: u32,
+    pub index: u64,
+    pub sum: f64,
+}
+
+/// Folds the leaves that start at absolute index `first` to maximal whole subtrees, left to right.
+pub fn fold_range(leaves: &[f64], first: u64, out: &mut Vec<Node>) {
+    let mut at = 0usize;
+    while at < leaves.len() {
+        let index = first + at as u64;
+        let aligned = if index == 0 { u32::MAX } else { index.trailing_zeros() };
+        let level = aligned.min((leaves.len() - at).ilog2());
+        let len = 1usize << level;
+        out.push(Node { level, index: index >> level, sum: fold_whole(&leaves[at..at + len]) });
+        at += len;
+    }
+}
+
+/// The root over all leaves: merges nodes that together tile `[0, num_leaves)`.
+pub fn merge(mut nodes: Vec<Node>) -> f64 {
+    nodes.sort_by_key(|n| n.index << n.level);
+    // A binary counter: equal neighbours merge as soon as both are there.
+    let mut stack: Vec<Node> = Vec::with_capacity(64);
+    for node in nodes {
+        stack.push(node);
+        while let [.., left, right] = stack[..] {
+            if left.level != right.level || left.index % 2 != 0 {
+                break;
+            }
+            debug_assert_eq!(left.index + 1, right.index, "nodes do not tile the leaves");
+            stack.truncate(stack.len() - 2);
+            stack.push(Node { level: left.level + 1, index: left.index / 2, sum: left.sum + right.sum });
+        }
+    }
+    // The ragged right edge: a lone left child stands for its parent, so fold from the right.
+    stack.into_iter().rev().map(|n| n.sum).reduce(|right, left| left + right).unwrap_or(0.0)
+}
+
+fn fold_whole(leaves: &[f64]) -> f64 {
+    match leaves {
+        [one] => *one,
+        _ => {
+            let (left, right) = leaves.split_at(leaves.len() / 2);
+            fold_whole(left) + fold_whole(right)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn root(leaves: &[f64], cuts: &[usize]) -> f64 {
+        let mut nodes = Vec::new();
+        let mut edges = vec![0];
+        edges.extend(cuts.iter().map(|c| c % (leaves.len() + 1)));
+        edges.push(leaves.len());
+        edges.sort_unstable();
+        for pair in edges.windows(2) {
+            fold_range(&leaves[pair[0]..pair[1]], pair[0] as u64, &mut nodes);
+        }
+        merge(nodes)
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_gives_the_same_bits(
+            leaves in prop::collection::vec(0.0f64..1e6, 1..700),
+            cuts in prop::collection::vec(0usize..700, 0..9),
+        ) {
+            let whole = root(&leaves, &[]);
+            prop_assert_eq!(whole.to_bits(), root(&leaves, &cuts).to_bits());
+            let plain: f64 = leaves.iter().sum();
+            prop_assert!((whole - plain).abs() <= 1e-9 * plain.abs());
+        }
+    }
+}
