@@ -1,0 +1,62 @@
+//! Where a value came from.
+
+use std::fmt;
+
+/// Where the value of a key came from. `Display` is what a listing of the settings prints beside it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Origin {
+    /// Nobody set it.
+    Default,
+    /// A file, by the name the user typed; line and column of the key, counted from 1.
+    File { name: String, line: u32, column: u32 },
+    /// A `key=value` of the command line, as typed.
+    Flag { text: String },
+    /// It follows from another key.
+    Derived { from: &'static str },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File { name, line, column } => write!(f, "{}:{line}:{column}", printable(name)),
+            Origin::Flag { text } => write!(f, "flag {}", printable(text)),
+            Origin::Derived { from } => write!(f, "derived from {from}"),
+        }
+    }
+}
+
+/// Text from outside, fit for one line of a terminal: control characters escaped, long text cut.
+pub(crate) fn printable(text: &str) -> String {
+    const MAX_CHARS: usize = 100;
+    let mut out = String::new();
+    for (idx, c) in text.chars().enumerate() {
+        if idx == MAX_CHARS {
+            out.push_str("...");
+            break;
+        }
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn origins_read_like_places() {
+        let file = Origin::File { name: "run.yaml".into(), line: 3, column: 1 };
+        assert_eq!(file.to_string(), "run.yaml:3:1");
+        assert_eq!(Origin::Flag { text: "learning_rate=1e-3".into() }.to_string(), "flag learning_rate=1e-3");
+        assert_eq!(Origin::Default.to_string(), "default");
+        assert_eq!(Origin::Derived { from: "seed" }.to_string(), "derived from seed");
+    }
+
+    #[test]
+    fn outside_text_stays_on_its_line() {
+        assert_eq!(printable("a\u{1b}[31m\nb"), "a\\u{1b}[31m\\nb");
+        assert_eq!(printable(&"x".repeat(200)).len(), 103);
+    }
+}

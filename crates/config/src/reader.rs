@@ -1,0 +1,237 @@
+//! The typed stage's tool: takes the value of a key as a number, a word or a path, and collects errors,
+//! origins and notes on the way.
+//!
+//! Every method records the key's origin and returns `None` where there is no usable value; an error has
+//! then been noted. Sections go on with any stand-in, so that all errors come out at once: a `RunConfig`
+//! is only handed out if there were none.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::error::{ConfigError, Problem};
+use crate::keys;
+use crate::origin::Origin;
+use crate::raw::{Given, RawConfig, conflict};
+use crate::value::{self, fold};
+use crate::yaml::{self, At, Input, Node, Value};
+
+pub(crate) struct Reader<'a> {
+    raw: RawConfig<'a>,
+    pub(crate) origins: BTreeMap<&'static str, Origin>,
+}
+
+/// Words of other trainers that a key cannot be yet, and what to do instead.
+#[derive(Clone, Copy)]
+pub(crate) struct Later(pub(crate) &'static [&'static str], pub(crate) &'static str);
+
+impl Later {
+    pub(crate) const NONE: Later = Later(&[], "");
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(raw: RawConfig<'a>) -> Self {
+        Reader { raw, origins: BTreeMap::new() }
+    }
+
+    /// Errors in the order of the texts, and notes.
+    pub(crate) fn finish(self) -> (Vec<ConfigError>, Vec<String>, BTreeMap<&'static str, Origin>) {
+        let mut errors = self.raw.errors;
+        let rank = |e: &ConfigError| match e.origin() {
+            Some(Origin::File { line, column, .. }) => (0, *line, *column),
+            Some(_) => (1, 0, 0),
+            None => (2, 0, 0),
+        };
+        errors.sort_by_key(rank);
+        // A key that two places of a section read tells its error twice.
+        errors.dedup();
+        (errors, self.raw.notes, self.origins)
+    }
+
+    pub(crate) fn note(&mut self, text: String) {
+        self.raw.notes.push(text);
+    }
+
+    /// What was given for `key`; a null is no value where the default is none.
+    pub(crate) fn given(&mut self, key: &'static str) -> Option<Given> {
+        let given = self.raw.given.get(key).cloned();
+        let origin = given.as_ref().map_or(Origin::Default, |g| self.raw.texts.origin(g.key_at));
+        self.origins.insert(key, origin);
+        let default = keys::key(key).default;
+        let given = given?;
+        if !given.node.is_null() {
+            return Some(given);
+        }
+        if default != "null" {
+            self.fail(Problem::Empty { key: given.spelled, default }, given.key_at);
+        }
+        None
+    }
+
+    /// The value of `key`, its default included.
+    pub(crate) fn node(&mut self, key: &'static str) -> Option<Node> {
+        match self.given(key) {
+            Some(given) => Some(given.node),
+            None => yaml::parse(keys::key(key).default, Input::Default).0.filter(|node| !node.is_null()),
+        }
+    }
+
+    /// Of keys that exclude each other: one from the command line takes the place of those in the file.
+    pub(crate) fn prefer_flags(&mut self, rivals: &[&'static str]) {
+        let is_flag = |g: &Given| matches!(g.key_at.from, Input::Flag(_));
+        let given = &mut self.raw.given;
+        if rivals.iter().any(|key| given.get(key).is_some_and(is_flag)) {
+            given.retain(|key, g| is_flag(g) || !rivals.contains(key));
+        }
+    }
+
+    pub(crate) fn fail(&mut self, problem: Problem, at: At) {
+        let place = self.raw.texts.place(at);
+        self.raw.errors.push(ConfigError::new(problem, vec![place]));
+    }
+
+    pub(crate) fn missing(&mut self, key: &'static str, what: &'static str) {
+        self.raw.errors.push(ConfigError::new(Problem::Missing { key, what }, Vec::new()));
+    }
+
+    pub(crate) fn conflict(&mut self, a: &Given, b: &Given, why: &'static str) {
+        // In the order of the texts, files first.
+        let place = |g: &Given| (g.key_at.from != Input::File, g.key_at.line);
+        let (first, second) = if place(a) <= place(b) { (a, b) } else { (b, a) };
+        let error = conflict(&self.raw.texts, first, second, why);
+        self.raw.errors.push(error);
+    }
+
+    pub(crate) fn wrong_type(&mut self, key: &str, expected: &'static str, node: &Node) {
+        let found = value::describe(&node.value);
+        self.fail(Problem::WrongType { key: key.to_owned(), expected, found }, node.at);
+    }
+
+    pub(crate) fn out_of_range(&mut self, key: &str, rule: &'static str, node: &Node) {
+        self.fail(Problem::OutOfRange { key: key.to_owned(), value: value::brief(node), rule }, node.at);
+    }
+
+    pub(crate) fn bool(&mut self, key: &'static str) -> Option<bool> {
+        let node = self.node(key)?;
+        let value = node.bool();
+        if value.is_none() {
+            self.wrong_type(key, "true or false", &node);
+        }
+        value
+    }
+
+    /// A whole number that fits `T` and is at least `min`.
+    pub(crate) fn count<T: TryFrom<i128>>(&mut self, key: &'static str, min: i128) -> Option<T> {
+        let node = self.node(key)?;
+        self.count_of(key, min, &node)
+    }
+
+    pub(crate) fn count_of<T: TryFrom<i128>>(&mut self, key: &str, min: i128, node: &Node) -> Option<T> {
+        let Some(integer) = node.integer() else {
+            self.wrong_type(key, "a whole number", node);
+            return None;
+        };
+        let value = T::try_from(integer).ok().filter(|_| integer >= min);
+        if value.is_none() {
+            let rule = match (integer >= min, min) {
+                (true, _) => "a smaller number",
+                (_, 0) => "at least 0",
+                (_, 1) => "at least 1",
+                _ => "at least 2",
+            };
+            self.out_of_range(key, rule, node);
+        }
+        value
+    }
+
+    /// A number for which `within` holds; `rule` says so in words.
+    pub(crate) fn float(
+        &mut self,
+        key: &'static str,
+        rule: &'static str,
+        within: impl Fn(f64) -> bool,
+    ) -> Option<f64> {
+        let node = self.node(key)?;
+        let Some(value) = node.float() else {
+            self.wrong_type(key, "a number", &node);
+            return None;
+        };
+        if value.is_finite() && within(value) {
+            return Some(value);
+        }
+        self.out_of_range(key, rule, &node);
+        None
+    }
+
+    /// One of a few words; case, dashes and underscores do not matter.
+    pub(crate) fn word<T: Copy>(
+        &mut self,
+        key: &'static str,
+        choices: &[(&'static str, T)],
+        later: Later,
+    ) -> Option<T> {
+        let node = self.node(key)?;
+        self.word_of(key, choices, later, &node)
+    }
+
+    pub(crate) fn word_of<T: Copy>(
+        &mut self,
+        key: &'static str,
+        choices: &[(&'static str, T)],
+        Later(words, instead): Later,
+        node: &Node,
+    ) -> Option<T> {
+        let Some(text) = node.text() else {
+            self.wrong_type(key, "a word", node);
+            return None;
+        };
+        let folded = fold(text);
+        if let Some((_, value)) = choices.iter().find(|(name, _)| fold(name) == folded) {
+            return Some(*value);
+        }
+        let value = text.to_owned();
+        let problem = if words.iter().any(|word| fold(word) == folded) {
+            Problem::ValueNotImplemented { key, value, instead }
+        } else {
+            Problem::UnknownValue { key, value, allowed: choices.iter().map(|(name, _)| *name).collect() }
+        };
+        self.fail(problem, node.at);
+        None
+    }
+
+    /// Text that is not empty.
+    pub(crate) fn text(&mut self, key: &'static str, expected: &'static str) -> Option<String> {
+        let node = self.node(key)?;
+        self.text_of(key, expected, &node)
+    }
+
+    pub(crate) fn text_of(&mut self, key: &str, expected: &'static str, node: &Node) -> Option<String> {
+        match node.text() {
+            Some(text) if !text.trim().is_empty() && !text.contains('\0') => Some(text.to_owned()),
+            _ => {
+                self.wrong_type(key, expected, node);
+                None
+            }
+        }
+    }
+
+    /// One path or a list of them.
+    pub(crate) fn paths(&mut self, key: &'static str) -> Vec<PathBuf> {
+        self.list(key, "a path or a list of paths").into_iter().map(PathBuf::from).collect()
+    }
+
+    pub(crate) fn list(&mut self, key: &'static str, expected: &'static str) -> Vec<String> {
+        let Some(node) = self.node(key) else { return Vec::new() };
+        self.list_of(key, expected, &node)
+    }
+
+    pub(crate) fn list_of(&mut self, key: &str, expected: &'static str, node: &Node) -> Vec<String> {
+        match &node.value {
+            Value::Seq(items) => items.iter().filter_map(|item| self.text_of(key, expected, item)).collect(),
+            _ => self.text_of(key, expected, node).into_iter().collect(),
+        }
+    }
+
+    pub(crate) fn derived(&mut self, key: &'static str, from: &'static str) {
+        self.origins.insert(key, Origin::Derived { from });
+    }
+}

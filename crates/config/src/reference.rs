@@ -1,0 +1,65 @@
+//! The reference page of the keys, from the same tables that read them.
+
+use std::fmt::Write;
+
+use crate::foreign::{INERT, REFUSED};
+use crate::keys::{KEYS, Section};
+
+/// A markdown page of all keys.
+pub fn reference() -> String {
+    let sections = [
+        (Section::Model, "Model"),
+        (Section::Data, "Data"),
+        (Section::Batch, "Batch"),
+        (Section::Optim, "Optimizer"),
+        (Section::Precision, "Precision"),
+        (Section::Plan, "Plan"),
+        (Section::Output, "Output"),
+    ];
+    let mut page = String::from(
+        "# Configuration keys\n\n\
+         Keys stand at the top level of a YAML or JSON file, or under `training:`. Dashes count as\n\
+         underscores, `a.b: x` as `a: {b: x}`. On the command line, `key=value` takes the place of the\n\
+         file's value.\n",
+    );
+    for (section, title) in sections {
+        let _ = write!(page, "\n## {title}\n\n| key | default | |\n|---|---|---|\n");
+        for key in KEYS.iter().filter(|k| k.section == section) {
+            let default = if key.default == "null" { String::new() } else { format!("`{}`", key.default) };
+            let _ = write!(page, "| `{}` | {default} | {}", key.name, key.doc);
+            if !key.aliases.is_empty() {
+                let _ = write!(page, " Also: {}.", quoted(key.aliases));
+            }
+            page.push_str(" |\n");
+        }
+    }
+    page.push_str("\n## Accepted without effect\n\n| key | values | why |\n|---|---|---|\n");
+    for inert in INERT {
+        let values = if inert.only.is_empty() { "any".into() } else { quoted(inert.only) };
+        let _ = writeln!(page, "| {} | {values} | {} |", quoted(inert.names), inert.why);
+    }
+    page.push_str("\n## Known, but not implemented yet\n\n| key | instead |\n|---|---|\n");
+    for (name, instead) in REFUSED {
+        let _ = writeln!(page, "| `{name}` | {instead} |");
+    }
+    page
+}
+
+fn quoted(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_is_on_the_page() {
+        let page = reference();
+        for key in KEYS {
+            assert!(page.contains(&format!("\n| `{}` |", key.name)), "{}", key.name);
+        }
+        // A bar inside a cell would end it.
+        assert!(page.lines().filter(|l| l.starts_with('|')).all(|l| matches!(l.matches('|').count(), 3 | 4)));
+    }
+}

@@ -1,0 +1,70 @@
+//! The typed, resolved configuration of a run.
+
+use std::collections::BTreeMap;
+
+use crate::error::{ConfigError, ConfigErrors, Problem};
+use crate::origin::Origin;
+use crate::raw::RawConfig;
+use crate::reader::Reader;
+use crate::sections::{
+    BatchConfig, DataConfig, ModelConfig, OptimConfig, OutputConfig, PlanConfig, Precision,
+};
+
+/// Everything a run is told, with nothing left to decide from text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunConfig {
+    pub model: ModelConfig,
+    pub data: DataConfig,
+    pub batch: BatchConfig,
+    pub optim: OptimConfig,
+    pub precision: Precision,
+    pub plan: PlanConfig,
+    pub output: OutputConfig,
+    /// Keys that were accepted but have no effect here, as full sentences without the period.
+    pub notes: Vec<String>,
+    /// Where each key's value came from, by the key's canonical name.
+    pub origins: BTreeMap<&'static str, Origin>,
+}
+
+impl RunConfig {
+    /// Where the value of `key` (its canonical name) came from.
+    pub fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Rows per optimizer step, over all ranks and micro-batches.
+    pub fn global_batch_rows(&self) -> u64 {
+        let per_rank = u64::from(self.batch.per_device_train_batch_size)
+            * u64::from(self.batch.gradient_accumulation_steps);
+        per_rank.saturating_mul(self.plan.world_size().into())
+    }
+
+    /// Whether training has what a plan does without: data.
+    pub fn check_trainable(&self) -> Result<(), ConfigErrors> {
+        if !self.data.train_files.is_empty() {
+            return Ok(());
+        }
+        let what = "write `train_files:` with a file, or a list of files, to train on";
+        Err(ConfigErrors(vec![ConfigError::new(Problem::Missing { key: "train_files", what }, Vec::new())]))
+    }
+
+    pub(crate) fn resolve(raw: RawConfig<'_>) -> Result<Self, ConfigErrors> {
+        if raw.unreadable {
+            return Err(ConfigErrors(raw.errors));
+        }
+        let mut r = Reader::new(raw);
+        let model = ModelConfig::read(&mut r);
+        let data = DataConfig::read(&mut r, &model.source);
+        let batch = BatchConfig::read(&mut r);
+        let optim = OptimConfig::read(&mut r);
+        let precision = Precision::read(&mut r);
+        let plan = PlanConfig::read(&mut r);
+        let output = OutputConfig::read(&mut r);
+        let (errors, notes, origins) = r.finish();
+        if errors.is_empty() {
+            Ok(RunConfig { model, data, batch, optim, precision, plan, output, notes, origins })
+        } else {
+            Err(ConfigErrors(errors))
+        }
+    }
+}

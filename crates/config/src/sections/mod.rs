@@ -1,0 +1,17 @@
+//! The sections of a `RunConfig`: one file each, with its types and how they are read from the keys.
+
+mod batch;
+mod data;
+mod model;
+mod optim;
+mod output;
+mod plan;
+mod precision;
+
+pub use batch::BatchConfig;
+pub use data::{DataConfig, OnBadRow, Packing, Tokenizer};
+pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
+pub use optim::{OptimConfig, Schedule, Warmup};
+pub use output::{OutputConfig, Resume};
+pub use plan::{AccumulationOrder, Adapter, Algorithm, Offload, PlanConfig, Recompute, StrategyName};
+pub use precision::Precision;

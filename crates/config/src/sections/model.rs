@@ -1,0 +1,103 @@
+//! Which model, and what its weights are at the start.
+
+use std::path::PathBuf;
+
+use crate::reader::{Later, Reader};
+use crate::yaml::Value;
+
+/// The sizes that have a name.
+pub const NAMED_MODELS: &[&str] = &["tiny", "15m", "90m", "300m", "1b", "7b"];
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    pub source: ModelSource,
+    pub init: Init,
+}
+
+/// Where the model's shape comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ModelSource {
+    /// A Hugging Face folder on this machine.
+    Folder(PathBuf),
+    /// One of [`NAMED_MODELS`].
+    Named(String),
+    /// A map with the names of `config.json`.
+    Explicit(serde_json::Value),
+}
+
+/// What the weights are at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Init {
+    Pretrained,
+    Random,
+}
+
+impl ModelConfig {
+    pub(crate) fn read(r: &mut Reader<'_>) -> Self {
+        r.prefer_flags(&["model_name_or_path", "model"]);
+        let folder = r.given("model_name_or_path");
+        let model = r.given("model");
+        let source = match (folder, model) {
+            (Some(folder), Some(model)) => {
+                r.conflict(&folder, &model, "both say which model to train; keep one.");
+                None
+            }
+            (Some(folder), None) => r
+                .text_of(&folder.spelled, "the path of a model folder", &folder.node)
+                .map(|path| ModelSource::Folder(path.into())),
+            (None, Some(model)) => named_or_explicit(r, &model.node),
+            (None, None) => {
+                r.missing(
+                    "model",
+                    "write `model: 15m` (or another size), or `model_name_or_path:` with the folder of a model",
+                );
+                None
+            }
+        };
+        let source = source.unwrap_or(ModelSource::Named(String::new()));
+        let init = read_init(r, &source);
+        ModelConfig { source, init }
+    }
+}
+
+fn named_or_explicit(r: &mut Reader<'_>, node: &crate::yaml::Node) -> Option<ModelSource> {
+    match &node.value {
+        Value::Map(entries) if !entries.is_empty() => Some(ModelSource::Explicit(node.json())),
+        Value::Scalar { text, .. } if text.contains(['/', '\\']) || text.starts_with('.') => {
+            r.out_of_range("model", "the name of a size (a folder goes into `model_name_or_path`)", node);
+            None
+        }
+        Value::Scalar { .. } => {
+            let choices: Vec<_> = NAMED_MODELS.iter().map(|name| (*name, *name)).collect();
+            let name = r.word_of("model", &choices, Later::NONE, node)?;
+            Some(ModelSource::Named(name.to_owned()))
+        }
+        _ => {
+            r.wrong_type("model", "a size such as `15m`, or a map", node);
+            None
+        }
+    }
+}
+
+fn read_init(r: &mut Reader<'_>, source: &ModelSource) -> Init {
+    let given = r.given("init");
+    let choices = [("pretrained", Init::Pretrained), ("random", Init::Random)];
+    let init = r.word("init", &choices, Later::NONE);
+    let is_folder = matches!(source, ModelSource::Folder(_));
+    match (init, given) {
+        (Some(Init::Pretrained), Some(given)) if !is_folder => {
+            r.out_of_range(
+                "init",
+                "`random` without `model_name_or_path`, which has the weights",
+                &given.node,
+            );
+            Init::Random
+        }
+        (Some(init), _) => init,
+        (None, _) if is_folder => Init::Pretrained,
+        (None, _) => {
+            r.derived("init", "model");
+            Init::Random
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The optimizer and its schedule.
+
+use crate::reader::{Later, Reader};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimConfig {
+    pub learning_rate: f64,
+    pub adam_beta1: f64,
+    pub adam_beta2: f64,
+    pub adam_epsilon: f64,
+    pub weight_decay: f64,
+    /// Whether norm weights and biases decay too.
+    pub decay_norms_and_biases: bool,
+    /// `None`: gradients are not clipped.
+    pub max_grad_norm: Option<f64>,
+    pub lr_scheduler_type: Schedule,
+    pub warmup: Warmup,
+}
+
+/// How the learning rate goes after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    Linear,
+    Cosine,
+    Constant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Warmup {
+    Steps(u64),
+    /// A share of all steps, in (0, 1).
+    Ratio(f64),
+}
+
+const OTHER_SCHEDULES: Later = Later(
+    &[
+        "constant_with_warmup",
+        "cosine_with_restarts",
+        "cosine_with_min_lr",
+        "cosine_warmup_with_min_lr",
+        "polynomial",
+        "inverse_sqrt",
+        "reduce_lr_on_plateau",
+        "warmup_stable_decay",
+        "WarmupLR",
+        "WarmupDecayLR",
+        "WarmupCosineLR",
+        "OneCycle",
+        "LRRangeTest",
+    ],
+    "write linear, cosine or constant.",
+);
+
+const OTHER_OPTIMIZERS: Later = Later(
+    &[
+        "adam",
+        "sgd",
+        "adafactor",
+        "adagrad",
+        "rmsprop",
+        "lion",
+        "lion_8bit",
+        "lion_32bit",
+        "lamb",
+        "muon",
+        "adamw_8bit",
+        "adamw_bnb_8bit",
+        "adamw_torch_8bit",
+        "adamw_torch_4bit",
+        "adamw_anyprecision",
+        "ademamix",
+        "galore_adamw",
+        "paged_adamw",
+        "paged_adamw_8bit",
+        "paged_adamw_32bit",
+        "stable_adamw",
+        "schedule_free_adamw",
+        "grokadamw",
+        "apollo_adamw",
+        "onebitadam",
+    ],
+    "write `optim: adamw`.",
+);
+
+impl OptimConfig {
+    pub(crate) fn read(r: &mut Reader<'_>) -> Self {
+        // All of them are the same arithmetic in full precision; only the implementation differs.
+        let adamw =
+            ["adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "fused_adam"];
+        r.word("optim", &adamw.map(|name| (name, ())), OTHER_OPTIMIZERS);
+        let share = "at least 0 and below 1";
+        let is_share = |x: f64| (0.0..1.0).contains(&x);
+        let schedules =
+            [("linear", Schedule::Linear), ("cosine", Schedule::Cosine), ("constant", Schedule::Constant)];
+        OptimConfig {
+            learning_rate: r
+                .float("learning_rate", "a finite number, at least 0", |x| x >= 0.0)
+                .unwrap_or(0.0),
+            adam_beta1: r.float("adam_beta1", share, is_share).unwrap_or(0.0),
+            adam_beta2: r.float("adam_beta2", share, is_share).unwrap_or(0.0),
+            adam_epsilon: r.float("adam_epsilon", "above 0", |x| x > 0.0).unwrap_or(1.0),
+            weight_decay: r.float("weight_decay", "a finite number, at least 0", |x| x >= 0.0).unwrap_or(0.0),
+            decay_norms_and_biases: r.bool("decay_norms_and_biases").unwrap_or(false),
+            max_grad_norm: r
+                .float("max_grad_norm", "above 0, or 0 to turn clipping off", |x| x >= 0.0)
+                .filter(|norm| *norm > 0.0),
+            lr_scheduler_type: r
+                .word("lr_scheduler_type", &schedules, OTHER_SCHEDULES)
+                .unwrap_or(Schedule::Linear),
+            warmup: read_warmup(r),
+        }
+    }
+}
+
+fn read_warmup(r: &mut Reader<'_>) -> Warmup {
+    r.prefer_flags(&["warmup_steps", "warmup_ratio"]);
+    let (steps_given, ratio_given) = (r.given("warmup_steps"), r.given("warmup_ratio"));
+    let steps = read_warmup_steps(r);
+    let ratio = r.float("warmup_ratio", "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
+    let (Some(ratio), Some(by_ratio)) = (ratio.filter(|x| *x > 0.0), ratio_given) else { return steps };
+    match (steps_given, steps) {
+        // As with Hugging Face, zero steps leave the ratio alone.
+        (None, _) | (_, Warmup::Steps(0)) => {}
+        (_, Warmup::Ratio(same)) if same == ratio => {}
+        (Some(by_steps), _) => {
+            r.conflict(&by_steps, &by_ratio, "both say how long to warm up; keep one.");
+        }
+    }
+    r.derived("warmup_steps", "warmup_ratio");
+    Warmup::Ratio(ratio)
+}
+
+fn read_warmup_steps(r: &mut Reader<'_>) -> Warmup {
+    let Some(node) = r.node("warmup_steps") else { return Warmup::Steps(0) };
+    match (node.integer().map(u64::try_from), node.float()) {
+        (Some(Ok(steps)), _) => return Warmup::Steps(steps),
+        (None, Some(share)) if share > 0.0 && share < 1.0 => return Warmup::Ratio(share),
+        (_, Some(_)) => {
+            r.out_of_range("warmup_steps", "a whole number of steps, or a share of them below 1", &node);
+        }
+        (_, None) => r.wrong_type("warmup_steps", "a number", &node),
+    }
+    Warmup::Steps(0)
+}

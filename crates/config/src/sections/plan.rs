@@ -1,0 +1,258 @@
+//! How the work is laid out: strategy, ranks, memory, what is computed again.
+
+use crate::error::Problem;
+use crate::reader::{Later, Reader};
+use crate::yaml::Value;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanConfig {
+    /// `auto` is already `Ddp` where there is one rank.
+    pub strategy: StrategyName,
+    pub recompute: Recompute,
+    pub accumulation_order: AccumulationOrder,
+    /// Units ahead that weights are gathered.
+    pub prefetch: u32,
+    /// MiB per gradient bucket.
+    pub ddp_bucket_cap_mb: u32,
+    pub offload_optimizer: Offload,
+    pub offload_param: Offload,
+    pub nodes: u32,
+    pub nproc_per_node: u32,
+    /// GiB per rank.
+    pub memory_budget_gib: Option<f64>,
+    /// CPU threads per rank.
+    pub threads: Option<u32>,
+    pub head_chunk_tokens: Option<u32>,
+    pub algorithm: Algorithm,
+    pub adapter: Option<Adapter>,
+}
+
+impl PlanConfig {
+    /// Ranks in all.
+    pub fn world_size(&self) -> u32 {
+        self.nodes * self.nproc_per_node
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StrategyName {
+    Ddp,
+    Zero1,
+    Zero2,
+    Zero3,
+    ShardGradOp,
+    FullShard,
+    HybridShard,
+    NoShard,
+    /// The planner chooses.
+    Auto,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    None,
+    Selective,
+    Full,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccumulationOrder {
+    /// Over micro-batches, then ranks.
+    Local,
+    /// Over ranks, then micro-batches.
+    Reduced,
+    /// The strategy's own.
+    Auto,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// On the device.
+    None,
+    Cpu,
+    Nvme,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    Sft,
+    Clm,
+    Reward,
+    Dpo,
+    Ppo,
+    Grpo,
+}
+
+/// A low-rank adapter; it can be planned, not trained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adapter {
+    pub r: u32,
+    pub target_modules: Vec<String>,
+}
+
+const STRATEGIES: [(&str, StrategyName); 9] = [
+    ("ddp", StrategyName::Ddp),
+    ("zero1", StrategyName::Zero1),
+    ("zero2", StrategyName::Zero2),
+    ("zero3", StrategyName::Zero3),
+    ("shard_grad_op", StrategyName::ShardGradOp),
+    ("full_shard", StrategyName::FullShard),
+    ("hybrid_shard", StrategyName::HybridShard),
+    ("no_shard", StrategyName::NoShard),
+    ("auto", StrategyName::Auto),
+];
+
+const OFFLOADS: [(&str, Offload); 3] =
+    [("none", Offload::None), ("cpu", Offload::Cpu), ("nvme", Offload::Nvme)];
+
+impl PlanConfig {
+    pub(crate) fn read(r: &mut Reader<'_>) -> Self {
+        let (nodes, nproc_per_node) = read_world(r);
+        let orders = [
+            ("local", AccumulationOrder::Local),
+            ("reduced", AccumulationOrder::Reduced),
+            ("auto", AccumulationOrder::Auto),
+        ];
+        let algorithms = [
+            ("sft", Algorithm::Sft),
+            ("clm", Algorithm::Clm),
+            ("reward", Algorithm::Reward),
+            ("dpo", Algorithm::Dpo),
+            ("ppo", Algorithm::Ppo),
+            ("grpo", Algorithm::Grpo),
+        ];
+        PlanConfig {
+            strategy: match read_strategy(r) {
+                StrategyName::Auto if nodes * nproc_per_node == 1 => StrategyName::Ddp,
+                strategy => strategy,
+            },
+            recompute: read_recompute(r),
+            accumulation_order: r
+                .word("accumulation_order", &orders, Later::NONE)
+                .unwrap_or(AccumulationOrder::Auto),
+            prefetch: r.count("prefetch", 0).unwrap_or(0),
+            ddp_bucket_cap_mb: r.count("ddp_bucket_cap_mb", 1).unwrap_or(1),
+            offload_optimizer: read_offload(r, "offload_optimizer"),
+            offload_param: read_offload(r, "offload_param"),
+            nodes,
+            nproc_per_node,
+            memory_budget_gib: r.float("memory_budget_gib", "above 0", |x| x > 0.0),
+            threads: r.count("threads", 1),
+            head_chunk_tokens: r.count("head_chunk_tokens", 1),
+            algorithm: r.word("algorithm", &algorithms, Later::NONE).unwrap_or(Algorithm::Sft),
+            adapter: read_adapter(r),
+        }
+    }
+}
+
+fn read_world(r: &mut Reader<'_>) -> (u32, u32) {
+    // 16 bits each, so that the product fits.
+    let nodes: u16 = r.count("nodes", 1).unwrap_or(1);
+    let nproc: u16 = r.count("nproc_per_node", 1).unwrap_or(1);
+    let world = u32::from(nodes) * u32::from(nproc);
+    if let Some(given) = r.given("world_size")
+        && let Some(asked) = r.count::<u32>("world_size", 1)
+        && asked != world
+    {
+        r.out_of_range("world_size", "the product of `nodes` and `nproc_per_node`", &given.node);
+    }
+    (nodes.into(), nproc.into())
+}
+
+fn read_strategy(r: &mut Reader<'_>) -> StrategyName {
+    use StrategyName as S;
+    let later = Later(
+        &["deepspeed", "fsdp", "fsdp2", "hybrid_shard_zero2", "tp", "pp"],
+        "write zero1, zero2, zero3, full_shard or shard_grad_op.",
+    );
+    let given = r.given("strategy");
+    let strategy = r.word("strategy", &STRATEGIES, later);
+    let fsdp_given = r.given("fsdp");
+    let fsdp = r.bool("fsdp");
+    match (strategy, fsdp) {
+        (None, Some(true)) if given.is_none() => {
+            r.derived("strategy", "fsdp");
+            return S::FullShard;
+        }
+        (Some(S::Ddp | S::Zero1 | S::Zero2 | S::Zero3), Some(true))
+        | (Some(S::FullShard | S::ShardGradOp | S::HybridShard), Some(false)) => {
+            if let (Some(a), Some(b)) = (&given, &fsdp_given) {
+                r.conflict(a, b, "keep `strategy` and remove the other.");
+            }
+        }
+        _ => {}
+    }
+    strategy.unwrap_or(S::Ddp)
+}
+
+fn read_recompute(r: &mut Reader<'_>) -> Recompute {
+    r.prefer_flags(&["recompute", "gradient_checkpointing"]);
+    let words = [("none", Recompute::None), ("selective", Recompute::Selective), ("full", Recompute::Full)];
+    let by_word = r.given("recompute").zip(r.word("recompute", &words, Later::NONE));
+    let switch = r.given("gradient_checkpointing").zip(r.bool("gradient_checkpointing"));
+    match (by_word, switch) {
+        (Some((word, recompute)), Some((given, on))) => {
+            // `true` beside `selective` asks for the same thing in less detail.
+            if (recompute != Recompute::None) != on {
+                r.conflict(&word, &given, "keep `recompute` and remove the other.");
+            }
+            recompute
+        }
+        (Some((_, recompute)), None) => recompute,
+        (None, Some((_, on))) => {
+            r.derived("recompute", "gradient_checkpointing");
+            if on { Recompute::Full } else { Recompute::None }
+        }
+        (None, None) => Recompute::None,
+    }
+}
+
+/// A word, or DeepSpeed's `{device: cpu, pin_memory: true}`.
+fn read_offload(r: &mut Reader<'_>, key: &'static str) -> Offload {
+    let Some(node) = r.node(key) else { return Offload::None };
+    let Value::Map(entries) = &node.value else {
+        return r.word_of(key, &OFFLOADS, Later::NONE, &node).unwrap_or(Offload::None);
+    };
+    let mut offload = None;
+    for entry in entries {
+        match entry.key.as_str() {
+            "device" => offload = Some(r.word_of(key, &OFFLOADS, Later::NONE, &entry.node)),
+            "pin_memory" => r.note(format!("`{key}.pin_memory` has no effect here: the plan decides")),
+            other => {
+                let other = format!("{key}.{other}");
+                r.fail(Problem::KeyNotImplemented { key: other, instead: "" }, entry.key_at);
+            }
+        }
+    }
+    if offload.is_none() {
+        r.wrong_type(key, "none, cpu, nvme or a map with `device`", &node);
+    }
+    offload.flatten().unwrap_or(Offload::None)
+}
+
+fn read_adapter(r: &mut Reader<'_>) -> Option<Adapter> {
+    let node = r.node("adapter")?;
+    let Value::Map(entries) = &node.value else {
+        r.wrong_type("adapter", "a map such as `{r: 8, target_modules: [q_proj, v_proj]}`", &node);
+        return None;
+    };
+    let mut adapter = Adapter { r: 0, target_modules: Vec::new() };
+    let mut unknown = false;
+    for entry in entries {
+        match entry.key.as_str() {
+            "r" | "rank" => adapter.r = r.count_of("adapter.r", 1, &entry.node).unwrap_or(1),
+            "target_modules" => {
+                adapter.target_modules = r.list_of("adapter.target_modules", "a list of names", &entry.node);
+            }
+            other => {
+                let closest = lockstep_core::closest(other, ["r", "target_modules"]);
+                r.fail(Problem::UnknownKey { key: format!("adapter.{other}"), closest }, entry.key_at);
+                unknown = true;
+            }
+        }
+    }
+    if !unknown && (adapter.r == 0 || adapter.target_modules.is_empty()) {
+        r.wrong_type("adapter", "both `r` and `target_modules`", &node);
+    }
+    Some(adapter)
+}

@@ -1,0 +1,227 @@
+//! What is accepted and what becomes of it.
+
+use std::path::PathBuf;
+
+use super::{accepted, run};
+use crate::keys::KEYS;
+use crate::*;
+
+#[test]
+fn defaults_are_those_of_the_page() {
+    let config = run("model: 15m\noutput_dir: out\n", &[]).unwrap();
+    assert_eq!(config.model, ModelConfig { source: ModelSource::Named("15m".into()), init: Init::Random });
+    assert_eq!(
+        config.data,
+        DataConfig {
+            train_files: vec![],
+            tokenizer: Tokenizer::Byte,
+            max_length: 1024,
+            packing: Packing::None,
+            completion_only_loss: None,
+            on_bad_row: OnBadRow::Stop,
+            shuffle: true,
+        }
+    );
+    assert_eq!(
+        config.batch,
+        BatchConfig {
+            per_device_train_batch_size: 8,
+            gradient_accumulation_steps: 1,
+            max_steps: None,
+            num_train_epochs: 3.0,
+            dataloader_drop_last: false,
+            seed: 42,
+            data_seed: 42,
+        }
+    );
+    assert_eq!(
+        config.optim,
+        OptimConfig {
+            learning_rate: 5e-5,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_epsilon: 1e-8,
+            weight_decay: 0.0,
+            decay_norms_and_biases: false,
+            max_grad_norm: Some(1.0),
+            lr_scheduler_type: Schedule::Linear,
+            warmup: Warmup::Steps(0),
+        }
+    );
+    assert_eq!(config.precision, Precision::F32);
+    assert_eq!(config.plan.strategy, StrategyName::Ddp);
+    assert_eq!(config.plan.recompute, Recompute::None);
+    assert_eq!((config.plan.prefetch, config.plan.ddp_bucket_cap_mb), (1, 25));
+    assert_eq!(config.plan.world_size(), 1);
+    assert_eq!((config.output.logging_steps, config.output.save_steps), (1, Some(500)));
+    assert_eq!(config.output.resume_from_checkpoint, Resume::No);
+    assert!(config.check_trainable().is_err());
+}
+
+#[test]
+fn every_key_of_the_table_is_read() {
+    let config = run("model: 15m\noutput_dir: out\n", &[]).unwrap();
+    for key in KEYS {
+        assert!(config.origins.contains_key(key.name), "{} is never read", key.name);
+    }
+    assert_eq!(config.origins.len(), KEYS.len());
+}
+
+#[test]
+fn every_value_knows_its_origin() {
+    let config = accepted("  \n\nlearning_rate: 1e-4\n", &["seed=7"]);
+    assert_eq!(config.origin("learning_rate").to_string(), "run.yaml:5:1");
+    assert_eq!(config.origin("seed").to_string(), "flag seed=7");
+    assert_eq!(config.origin("data_seed").to_string(), "derived from seed");
+    assert_eq!(config.origin("weight_decay").to_string(), "default");
+    assert_eq!(config.batch.data_seed, 7);
+}
+
+#[test]
+fn json_yaml_training_and_dots_are_the_same() {
+    let texts = [
+        "{\"model\": \"15m\", \"output_dir\": \"o\", \"dataloader\": {\"batch_size\": 2}, \"seed\": 1}",
+        "training:\n  model: 15m\n  output-dir: o\n  dataloader:\n    batch_size: 2\n  seed: 1\n",
+        "model: 15m\ntraining.output_dir: o\ndataloader.batch_size: 2\nseed: 1.0\n",
+        "model: 15m\noutput_dir: o\nper-device-train-batch-size: 2\nseed: 1\n",
+    ];
+    for text in texts {
+        let config = run(text, &[]).unwrap();
+        assert_eq!(config.output.output_dir, PathBuf::from("o"), "{text}");
+        assert_eq!((config.batch.per_device_train_batch_size, config.batch.seed), (2, 1), "{text}");
+    }
+}
+
+#[test]
+fn without_a_file_flags_suffice() {
+    let flags = ["model=tiny", "output_dir=o", "train_files=[a.jsonl, b.jsonl]"].map(String::from);
+    let config = load(None, &flags).unwrap();
+    assert_eq!(config.data.train_files, ["a.jsonl", "b.jsonl"].map(PathBuf::from));
+    assert!(config.check_trainable().is_ok());
+}
+
+#[test]
+fn flags_take_the_place_of_the_file() {
+    let config =
+        accepted("seed: 1\nbf16: true\nwarmup_ratio: 0.1\n", &["seed=2", "seed=3", "warmup-steps=10"]);
+    assert_eq!(config.batch.seed, 3);
+    assert_eq!(config.optim.warmup, Warmup::Steps(10));
+    assert_eq!(accepted("bf16: true\n", &["mixed_precision=no"]).precision, Precision::F32);
+    let folder = accepted("", &["model_name_or_path=/models/m"]);
+    assert_eq!(folder.model.source, ModelSource::Folder("/models/m".into()));
+    assert_eq!((folder.model.init, folder.data.tokenizer), (Init::Pretrained, Tokenizer::Auto));
+}
+
+#[test]
+fn models_may_be_maps_and_flags_reach_into_them() {
+    let text = "model:\n  architecture: LlamaForCausalLM\n  hidden_size: 64\n  rope_theta: 1e4\n\
+                output_dir: o\nmodel.num_hidden_layers: 2\n";
+    let config = run(text, &["model.hidden_size=128", "model.rope_scaling.factor=2"]).unwrap();
+    let expected = serde_json::json!({
+        "architecture": "LlamaForCausalLM",
+        "hidden_size": 128,
+        "rope_theta": 1e4,
+        "num_hidden_layers": 2,
+        "rope_scaling": {"factor": 2},
+    });
+    assert_eq!(config.model.source, ModelSource::Explicit(expected));
+    assert_eq!(run(text, &["model=1B"]).unwrap().model.source, ModelSource::Named("1b".into()));
+}
+
+#[test]
+fn spellings_of_precision() {
+    for text in ["mixed_precision: bf16", "bf16: True", "mixed_precision: BF16\nbf16: yes\nfp16: false"] {
+        assert_eq!(accepted(text, &[]).precision, Precision::Bf16, "{text}");
+    }
+    for text in ["mixed_precision: no", "mixed_precision: fp32", "bf16: off\nfp16: false", "fp16: null"] {
+        assert_eq!(accepted(text, &[]).precision, Precision::F32, "{text}");
+    }
+    assert_eq!(accepted("bf16: true", &[]).origin("mixed_precision").to_string(), "derived from bf16");
+}
+
+#[test]
+fn spellings_of_strategies() {
+    let named = |text: &str| accepted(text, &[]).plan.strategy;
+    assert_eq!(named("strategy: ZeRO-3"), StrategyName::Zero3);
+    assert_eq!(named("fsdp: True\nsharding_strategy: SHARD_GRAD_OP"), StrategyName::ShardGradOp);
+    assert_eq!(
+        named("training:\n  use_fsdp: true\n  fsdp_sharding_strategy: \"FULL_SHARD\""),
+        StrategyName::FullShard
+    );
+    assert_eq!(named("use_fsdp: true"), StrategyName::FullShard);
+    assert_eq!(named("distributed_strategy: auto"), StrategyName::Ddp);
+    assert_eq!(named("strategy: auto\nnproc_per_node: 2\nworld_size: 2"), StrategyName::Auto);
+}
+
+#[test]
+fn equal_values_in_two_spellings_are_fine() {
+    let config =
+        accepted("max_grad_norm: 0.5\ngradient_clipping: 5e-1\nblock_size: 64\nmax-seq-length: 64.0", &[]);
+    assert_eq!(config.optim.max_grad_norm, Some(0.5));
+    assert_eq!(config.data.max_length, 64);
+    assert_eq!(
+        accepted("gradient_checkpointing: true\nrecompute: full", &[]).plan.recompute,
+        Recompute::Full
+    );
+}
+
+#[test]
+fn the_rest_of_the_sections() {
+    let config = accepted(
+        "train_file: a.jsonl\ntokenizer: tok/tokenizer.json\npacking: true\npacking_strategy: bfd\n\
+         completion_only_loss: false\non_bad_row: skip\nshuffle: no\nmax_steps: 1e3\nmax_grad_norm: 0\n\
+         lr_scheduler_type: cosine\nwarmup_steps: 0.05\noptim: adamw_torch_fused\n\
+         gradient_checkpointing: on\naccumulation_order: reduced\noffload_optimizer: {device: cpu, pin_memory: true}\n\
+         offload_param.device: nvme\nnodes: 2\nnproc: 4\nmemory_budget_gib: 40\nthreads: 2\n\
+         head_chunk_tokens: 256\nalgorithm: ppo\nadapter: {r: 8, target_modules: [q_proj, v_proj]}\n\
+         save_strategy: no\nsave_total_limit: 3\nresume_from_checkpoint: latest\n",
+        &[],
+    );
+    assert_eq!(config.data.tokenizer, Tokenizer::File("tok/tokenizer.json".into()));
+    assert_eq!((config.data.packing, config.data.on_bad_row), (Packing::Bfd, OnBadRow::Skip));
+    assert_eq!((config.data.completion_only_loss, config.data.shuffle), (Some(false), false));
+    assert_eq!((config.batch.max_steps, config.optim.max_grad_norm), (Some(1000), None));
+    assert_eq!(
+        (config.optim.lr_scheduler_type, config.optim.warmup),
+        (Schedule::Cosine, Warmup::Ratio(0.05))
+    );
+    let plan = &config.plan;
+    assert_eq!((plan.recompute, plan.accumulation_order), (Recompute::Full, AccumulationOrder::Reduced));
+    assert_eq!((plan.offload_optimizer, plan.offload_param), (Offload::Cpu, Offload::Nvme));
+    assert_eq!((plan.world_size(), config.global_batch_rows()), (8, 64));
+    assert_eq!((plan.memory_budget_gib, plan.threads, plan.algorithm), (Some(40.0), Some(2), Algorithm::Ppo));
+    let adapter = plan.adapter.as_ref().unwrap();
+    assert_eq!((adapter.r, adapter.target_modules.len()), (8, 2));
+    assert_eq!((config.output.save_steps, config.output.save_total_limit), (None, Some(3)));
+    assert_eq!(config.output.resume_from_checkpoint, Resume::Latest);
+    assert_eq!(config.notes.len(), 1, "{:?}", config.notes);
+}
+
+#[test]
+fn an_experiment_names_its_folder() {
+    let config = run("model: tiny\nexperiment_name: first\n", &[]).unwrap();
+    assert_eq!(config.output.output_dir, PathBuf::from("outputs/first"));
+    assert_eq!(config.origin("output_dir").to_string(), "derived from experiment_name");
+}
+
+#[test]
+fn what_has_no_effect_is_noted() {
+    let config = accepted("dataloader:\n  num_workers: 4\nreport_to: none\ncompile: False\n", &[]);
+    assert_eq!(
+        config.notes,
+        [
+            "`dataloader.num_workers` (run.yaml:4:3) has no effect here: \
+             one thread reads ahead, with the same rows for any number",
+            "`report_to` (run.yaml:5:1) has no effect here: metrics go to metrics.jsonl in the output folder",
+            "`compile` (run.yaml:6:1) has no effect here: nothing is compiled at run time",
+        ]
+    );
+}
+
+#[test]
+fn errors_carry_their_class() {
+    use lockstep_core::{Fault, FaultClass};
+    let errors = run("sed: 1\n", &[]).unwrap_err();
+    assert_eq!(errors.class(), FaultClass::BadConfig);
+    assert_eq!(errors.class().exit_code(), 64);
+}

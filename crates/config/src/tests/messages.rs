@@ -1,0 +1,599 @@
+//! How errors read. Each snapshot is the whole text that a user sees.
+
+use super::{refused, run};
+
+fn whole(text: &str, overrides: &[&str]) -> String {
+    run(text, overrides).unwrap_err().to_string()
+}
+
+#[test]
+fn unknown_key() {
+    insta::assert_snapshot!(refused("lerning_rate: 5e-5\n", &[]), @r#"
+    run.yaml:3:1: unknown key `lerning_rate`
+      |
+    3 | lerning_rate: 5e-5
+      | ^^^^^^^^^^^^
+      hint: did you mean `learning_rate`?
+    "#);
+}
+
+#[test]
+fn unknown_key_without_a_guess() {
+    insta::assert_snapshot!(refused("  \nfoo_bar_baz: 1\n", &[]), @r#"
+    run.yaml:4:1: unknown key `foo_bar_baz`
+      |
+    4 | foo_bar_baz: 1
+      | ^^^^^^^^^^^
+    "#);
+}
+
+#[test]
+fn unknown_key_on_the_command_line() {
+    insta::assert_snapshot!(refused("", &["lerning_rate=5e-5"]), @r#"
+    flag lerning_rate=5e-5: unknown key `lerning_rate`
+      hint: did you mean `learning_rate`?
+    "#);
+}
+
+#[test]
+fn not_an_override() {
+    insta::assert_snapshot!(refused("", &["learning_rate"]), @r#"
+    flag learning_rate: `learning_rate` is not of the form key=value
+      hint: write for example `learning_rate=1e-4`.
+    "#);
+}
+
+#[test]
+fn all_errors_at_once() {
+    insta::assert_snapshot!(refused("sed: 1\nlearning_rate: fast\nmax_length: 1\nadam_beta2: 1.0\n", &["batch=4"]), @r#"
+    run.yaml:3:1: unknown key `sed`
+      |
+    3 | sed: 1
+      | ^^^
+      hint: did you mean `seed`?
+
+    run.yaml:4:16: `learning_rate` expects a number, found `fast`
+      |
+    4 | learning_rate: fast
+      |                ^^^^
+
+    run.yaml:5:13: `max_length` must be at least 2, found 1
+      |
+    5 | max_length: 1
+      |             ^
+
+    run.yaml:6:13: `adam_beta2` must be at least 0 and below 1, found 1.0
+      |
+    6 | adam_beta2: 1.0
+      |             ^^^
+
+    flag batch=4: unknown key `batch`
+    "#);
+}
+
+#[test]
+fn wrong_type_number() {
+    insta::assert_snapshot!(refused("learning_rate: fast\n", &[]), @r#"
+    run.yaml:3:16: `learning_rate` expects a number, found `fast`
+      |
+    3 | learning_rate: fast
+      |                ^^^^
+    "#);
+}
+
+#[test]
+fn wrong_type_list() {
+    insta::assert_snapshot!(refused("learning_rate: [1e-4]\n", &[]), @r#"
+    run.yaml:3:16: `learning_rate` expects a number, found a list
+      |
+    3 | learning_rate: [1e-4]
+      |                ^
+    "#);
+}
+
+#[test]
+fn wrong_type_whole_number() {
+    insta::assert_snapshot!(refused("training:\n  seed: 1.5\n", &[]), @r#"
+    run.yaml:4:9: `seed` expects a whole number, found `1.5`
+      |
+    4 |   seed: 1.5
+      |         ^^^
+    "#);
+}
+
+#[test]
+fn wrong_type_bool() {
+    insta::assert_snapshot!(refused("shuffle: maybe\n", &[]), @r#"
+    run.yaml:3:10: `shuffle` expects true or false, found `maybe`
+      |
+    3 | shuffle: maybe
+      |          ^^^^^
+    "#);
+}
+
+#[test]
+fn wrong_type_group() {
+    insta::assert_snapshot!(refused("training: 3\n", &[]), @r#"
+    run.yaml:3:11: `training` expects a map of keys, found `3`
+      |
+    3 | training: 3
+      |           ^
+    "#);
+}
+
+#[test]
+fn null_where_a_value_is_needed() {
+    insta::assert_snapshot!(refused("learning_rate:\n", &[]), @r#"
+    run.yaml:3:1: `learning_rate` has no value
+      |
+    3 | learning_rate:
+      | ^^^^^^^^^^^^^
+      hint: without the line it is 5e-5.
+    "#);
+}
+
+#[test]
+fn range_learning_rate() {
+    insta::assert_snapshot!(refused("learning_rate: -1e-4\n", &[]), @r#"
+    run.yaml:3:16: `learning_rate` must be a finite number, at least 0, found -1e-4
+      |
+    3 | learning_rate: -1e-4
+      |                ^^^^^
+    "#);
+}
+
+#[test]
+fn range_not_finite() {
+    insta::assert_snapshot!(refused("learning_rate: .inf\n", &[]), @r#"
+    run.yaml:3:16: `learning_rate` must be a finite number, at least 0, found .inf
+      |
+    3 | learning_rate: .inf
+      |                ^^^^
+    "#);
+}
+
+#[test]
+fn range_batch() {
+    insta::assert_snapshot!(refused("per_device_train_batch_size: 0\n", &[]), @r#"
+    run.yaml:3:30: `per_device_train_batch_size` must be at least 1, found 0
+      |
+    3 | per_device_train_batch_size: 0
+      |                              ^
+    "#);
+}
+
+#[test]
+fn range_beta() {
+    insta::assert_snapshot!(refused("adam_beta1: 1\n", &[]), @r#"
+    run.yaml:3:13: `adam_beta1` must be at least 0 and below 1, found 1
+      |
+    3 | adam_beta1: 1
+      |             ^
+    "#);
+}
+
+#[test]
+fn range_warmup() {
+    insta::assert_snapshot!(refused("warmup_ratio: 1.5\n", &[]), @r#"
+    run.yaml:3:15: `warmup_ratio` must be at least 0 and below 1, found 1.5
+      |
+    3 | warmup_ratio: 1.5
+      |               ^^^
+    "#);
+}
+
+#[test]
+fn range_warmup_steps() {
+    insta::assert_snapshot!(refused("warmup_steps: 1.5\n", &[]), @r#"
+    run.yaml:3:15: `warmup_steps` must be a whole number of steps, or a share of them below 1, found 1.5
+      |
+    3 | warmup_steps: 1.5
+      |               ^^^
+    "#);
+}
+
+#[test]
+fn range_max_steps() {
+    insta::assert_snapshot!(refused("max_steps: 0\n", &[]), @r#"
+    run.yaml:3:12: `max_steps` must be at least 1, or -1 to let `num_train_epochs` decide, found 0
+      |
+    3 | max_steps: 0
+      |            ^
+    "#);
+}
+
+#[test]
+fn range_too_large() {
+    insta::assert_snapshot!(refused("threads: 5e9\n", &[]), @r#"
+    run.yaml:3:10: `threads` must be a smaller number, found 5e9
+      |
+    3 | threads: 5e9
+      |          ^^^
+    "#);
+}
+
+#[test]
+fn world_size_mismatch() {
+    insta::assert_snapshot!(refused("world_size: 4\nnproc_per_node: 2\n", &[]), @r#"
+    run.yaml:3:13: `world_size` must be the product of `nodes` and `nproc_per_node`, found 4
+      |
+    3 | world_size: 4
+      |             ^
+    "#);
+}
+
+#[test]
+fn unknown_word() {
+    insta::assert_snapshot!(refused("lr_scheduler_type: cosin\n", &[]), @r#"
+    run.yaml:3:20: `lr_scheduler_type` cannot be `cosin`
+      |
+    3 | lr_scheduler_type: cosin
+      |                    ^^^^^
+      hint: did you mean `cosine`? It can be linear, cosine, constant.
+    "#);
+}
+
+#[test]
+fn unknown_strategy() {
+    insta::assert_snapshot!(refused("strategy: zero4\n", &[]), @r#"
+    run.yaml:3:11: `strategy` cannot be `zero4`
+      |
+    3 | strategy: zero4
+      |           ^^^^^
+      hint: did you mean `zero1`? It can be ddp, zero1, zero2, zero3, shard_grad_op, full_shard, hybrid_shard, no_shard, auto.
+    "#);
+}
+
+#[test]
+fn schedule_not_implemented() {
+    insta::assert_snapshot!(refused("lr_scheduler_type: WarmupDecayLR\n", &[]), @r#"
+    run.yaml:3:20: `lr_scheduler_type: WarmupDecayLR` is known, but not implemented yet
+      |
+    3 | lr_scheduler_type: WarmupDecayLR
+      |                    ^^^^^^^^^^^^^
+      hint: write linear, cosine or constant.
+    "#);
+}
+
+#[test]
+fn optimizer_not_implemented() {
+    insta::assert_snapshot!(refused("optim: adamw_bnb_8bit\n", &[]), @r#"
+    run.yaml:3:8: `optim: adamw_bnb_8bit` is known, but not implemented yet
+      |
+    3 | optim: adamw_bnb_8bit
+      |        ^^^^^^^^^^^^^^
+      hint: write `optim: adamw`.
+    "#);
+}
+
+#[test]
+fn packing_not_implemented() {
+    insta::assert_snapshot!(refused("packing: true\npacking_strategy: wrapped\n", &[]), @r#"
+    run.yaml:4:19: `packing_strategy: wrapped` is known, but not implemented yet
+      |
+    4 | packing_strategy: wrapped
+      |                   ^^^^^^^
+      hint: write `packing: bfd` or `packing: none`.
+    "#);
+}
+
+#[test]
+fn packing_by_name() {
+    insta::assert_snapshot!(refused("packing: bfd_split\n", &[]), @r#"
+    run.yaml:3:10: `packing: bfd_split` is known, but not implemented yet
+      |
+    3 | packing: bfd_split
+      |          ^^^^^^^^^
+      hint: write `packing: bfd` or `packing: none`.
+    "#);
+}
+
+#[test]
+fn fp16_not_implemented() {
+    insta::assert_snapshot!(refused("fp16: true\n", &[]), @r#"
+    run.yaml:3:7: `fp16: true` is known, but not implemented yet
+      |
+    3 | fp16: true
+      |       ^^^^
+      hint: write `mixed_precision: bf16`, which needs no loss scale.
+    "#);
+}
+
+#[test]
+fn fp16_as_mixed_precision() {
+    insta::assert_snapshot!(refused("mixed_precision: fp16\n", &[]), @r#"
+    run.yaml:3:18: `mixed_precision: fp16` is known, but not implemented yet
+      |
+    3 | mixed_precision: fp16
+      |                  ^^^^
+      hint: write `mixed_precision: bf16`, which needs no loss scale.
+    "#);
+}
+
+#[test]
+fn fp16_and_bf16() {
+    insta::assert_snapshot!(refused("fp16: true\nbf16: true\n", &[]), @r#"
+    run.yaml:3:1: `fp16: true` here contradicts `bf16: true` (run.yaml:4:1)
+      |
+    3 | fp16: true
+      | ^^^^
+    4 | bf16: true
+      | ^^^^
+      hint: at most one of `bf16` and `fp16` can be true.
+    "#);
+}
+
+#[test]
+fn precision_contradiction() {
+    insta::assert_snapshot!(refused("mixed_precision: no\nbf16: true\n", &[]), @r#"
+    run.yaml:3:1: `mixed_precision: no` here contradicts `bf16: true` (run.yaml:4:1)
+      |
+    3 | mixed_precision: no
+      | ^^^^^^^^^^^^^^^
+    4 | bf16: true
+      | ^^^^
+      hint: both say what to compute in; keep one.
+    "#);
+}
+
+#[test]
+fn two_spellings() {
+    insta::assert_snapshot!(refused("max_grad_norm: 1.0\nseed: 1\ngradient_clipping: 0.5\n", &[]), @r#"
+    run.yaml:3:1: `max_grad_norm: 1.0` here contradicts `gradient_clipping: 0.5` (run.yaml:5:1)
+      |
+    3 | max_grad_norm: 1.0
+      | ^^^^^^^^^^^^^
+    5 | gradient_clipping: 0.5
+      | ^^^^^^^^^^^^^^^^^
+      hint: they are two spellings of one setting; keep one.
+    "#);
+}
+
+#[test]
+fn two_spellings_on_the_command_line() {
+    insta::assert_snapshot!(refused("", &["max-grad-norm=1", "gradient_clipping=2"]), @r#"
+    flag max-grad-norm=1: `max-grad-norm: 1` here contradicts `gradient_clipping: 2` (flag gradient_clipping=2)
+      hint: they are two spellings of one setting; keep one.
+    "#);
+}
+
+#[test]
+fn recompute_contradiction() {
+    insta::assert_snapshot!(refused("recompute: full\ngradient_checkpointing: false\n", &[]), @r#"
+    run.yaml:3:1: `recompute: full` here contradicts `gradient_checkpointing: false` (run.yaml:4:1)
+      |
+    3 | recompute: full
+      | ^^^^^^^^^
+    4 | gradient_checkpointing: false
+      | ^^^^^^^^^^^^^^^^^^^^^^
+      hint: keep `recompute` and remove the other.
+    "#);
+}
+
+#[test]
+fn fsdp_contradiction() {
+    insta::assert_snapshot!(refused("strategy: ddp\nfsdp: true\n", &[]), @r#"
+    run.yaml:3:1: `strategy: ddp` here contradicts `fsdp: true` (run.yaml:4:1)
+      |
+    3 | strategy: ddp
+      | ^^^^^^^^
+    4 | fsdp: true
+      | ^^^^
+      hint: keep `strategy` and remove the other.
+    "#);
+}
+
+#[test]
+fn warmup_contradiction() {
+    insta::assert_snapshot!(refused("warmup_steps: 100\nwarmup_ratio: 0.1\n", &[]), @r#"
+    run.yaml:3:1: `warmup_steps: 100` here contradicts `warmup_ratio: 0.1` (run.yaml:4:1)
+      |
+    3 | warmup_steps: 100
+      | ^^^^^^^^^^^^
+    4 | warmup_ratio: 0.1
+      | ^^^^^^^^^^^^
+      hint: both say how long to warm up; keep one.
+    "#);
+}
+
+#[test]
+fn key_not_implemented() {
+    insta::assert_snapshot!(refused("eval_steps: 100\n", &[]), @r#"
+    run.yaml:3:1: `eval_steps` is known, but not implemented yet
+      |
+    3 | eval_steps: 100
+      | ^^^^^^^^^^
+      hint: there is no evaluation during training yet.
+    "#);
+}
+
+#[test]
+fn key_not_implemented_group() {
+    insta::assert_snapshot!(refused("deepspeed:\n  config_path: ds.json\n", &[]), @r#"
+    run.yaml:3:1: `deepspeed` is known, but not implemented yet
+      |
+    3 | deepspeed:
+      | ^^^^^^^^^
+      hint: write its settings here: `strategy: zero3`, `offload_optimizer: cpu` and so on.
+    "#);
+}
+
+#[test]
+fn dataset_name() {
+    insta::assert_snapshot!(refused("dataset_name: wikitext\n", &[]), @r#"
+    run.yaml:3:1: `dataset_name` is known, but not implemented yet
+      |
+    3 | dataset_name: wikitext
+      | ^^^^^^^^^^^^
+      hint: download the data set and name its files in `train_files`.
+    "#);
+}
+
+#[test]
+fn report_to() {
+    insta::assert_snapshot!(refused("report_to: [tensorboard, wandb]\n", &[]), @r#"
+    run.yaml:3:12: `report_to: [tensorboard, wandb]` is known, but not implemented yet
+      |
+    3 | report_to: [tensorboard, wandb]
+      |            ^
+    "#);
+}
+
+#[test]
+fn backend() {
+    insta::assert_snapshot!(refused("distributed_backend: nccl\n", &[]), @r#"
+    run.yaml:3:22: `distributed_backend: nccl` is known, but not implemented yet
+      |
+    3 | distributed_backend: nccl
+      |                      ^^^^
+    "#);
+}
+
+#[test]
+fn offload_part() {
+    insta::assert_snapshot!(refused("offload_param: {device: cpu, buffer_count: 5}\n", &[]), @r#"
+    run.yaml:3:30: `offload_param.buffer_count` is known, but not implemented yet
+      |
+    3 | offload_param: {device: cpu, buffer_count: 5}
+      |                              ^^^^^^^^^^^^
+    "#);
+}
+
+#[test]
+fn adapter_part() {
+    insta::assert_snapshot!(refused("adapter: {rr: 8, target_modules: [q_proj]}\n", &[]), @r#"
+    run.yaml:3:11: unknown key `adapter.rr`
+      |
+    3 | adapter: {rr: 8, target_modules: [q_proj]}
+      |           ^^
+      hint: did you mean `r`?
+    "#);
+}
+
+#[test]
+fn repeated_key() {
+    insta::assert_snapshot!(refused("seed: 1\nseed: 2\n", &[]), @r#"
+    run.yaml:4:1: the key `seed` is given twice; first at run.yaml:3:1
+      |
+    3 | seed: 1
+      | ^^^^
+    4 | seed: 2
+      | ^^^^
+      hint: keep one of the two lines.
+    "#);
+}
+
+#[test]
+fn syntax() {
+    insta::assert_snapshot!(refused("seed: [1, 2\nmax_steps: 3\n", &[]), @r#"
+    run.yaml:4:10: cannot read this text: illegal placement of ':' indicator
+      |
+    4 | max_steps: 3
+      |          ^
+    "#);
+}
+
+#[test]
+fn long_lines_are_cut() {
+    insta::assert_snapshot!(refused("train_files: [xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx, {a: 1}]\n", &[]), @r#"
+    run.yaml:3:167: `train_files` expects a path or a list of paths, found a map
+      |
+    3 | xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx, {a: 1}]
+      |                                                 ^
+    "#);
+}
+
+#[test]
+fn strategy_deepspeed() {
+    insta::assert_snapshot!(refused("distributed_strategy: deepspeed\n", &[]), @r#"
+    run.yaml:3:23: `strategy: deepspeed` is known, but not implemented yet
+      |
+    3 | distributed_strategy: deepspeed
+      |                       ^^^^^^^^^
+      hint: write zero1, zero2, zero3, full_shard or shard_grad_op.
+    "#);
+}
+
+#[test]
+fn experiment_name_is_one_folder() {
+    insta::assert_snapshot!(refused("experiment_name: ../x\n", &[]), @r#"
+    run.yaml:3:18: `experiment_name` must be one folder name without separators or a leading dot, found ../x
+      |
+    3 | experiment_name: ../x
+      |                  ^^^^
+    "#);
+}
+
+#[test]
+fn nothing_given() {
+    insta::assert_snapshot!(whole("", &[]), @r#"
+    `model` is missing: write `model: 15m` (or another size), or `model_name_or_path:` with the folder of a model
+
+    `output_dir` is missing: write `output_dir: outputs/first-run`, or give the run an `experiment_name`
+    "#);
+}
+
+#[test]
+fn no_map() {
+    insta::assert_snapshot!(whole("- a\n- b\n", &[]), @r#"
+    run.yaml:1:1: `the file` expects lines of `key: value`, found a list
+      |
+    1 | - a
+      | ^
+    "#);
+}
+
+#[test]
+fn two_models() {
+    insta::assert_snapshot!(whole("model: 15m\nmodel_name_or_path: /models/llama\noutput_dir: o\n", &[]), @r#"
+    run.yaml:1:1: `model: 15m` here contradicts `model_name_or_path: /models/llama` (run.yaml:2:1)
+      |
+    1 | model: 15m
+      | ^^^^^
+    2 | model_name_or_path: /models/llama
+      | ^^^^^^^^^^^^^^^^^^
+      hint: both say which model to train; keep one.
+    "#);
+}
+
+#[test]
+fn unknown_model() {
+    insta::assert_snapshot!(whole("model: 16m\noutput_dir: o\n", &[]), @r#"
+    run.yaml:1:8: `model` cannot be `16m`
+      |
+    1 | model: 16m
+      |        ^^^
+      hint: did you mean `15m`? It can be tiny, 15m, 90m, 300m, 1b, 7b.
+    "#);
+}
+
+#[test]
+fn model_as_path() {
+    insta::assert_snapshot!(whole("model: ./llama\noutput_dir: o\n", &[]), @r#"
+    run.yaml:1:8: `model` must be the name of a size (a folder goes into `model_name_or_path`), found ./llama
+      |
+    1 | model: ./llama
+      |        ^^^^^^^
+    "#);
+}
+
+#[test]
+fn pretrained_without_folder() {
+    insta::assert_snapshot!(whole("model: 15m\ninit: pretrained\noutput_dir: o\n", &[]), @r#"
+    run.yaml:2:7: `init` must be `random` without `model_name_or_path`, which has the weights, found pretrained
+      |
+    2 | init: pretrained
+      |       ^^^^^^^^^^
+    "#);
+}
+
+#[test]
+fn a_part_of_a_word() {
+    insta::assert_snapshot!(refused("", &["model.hidden_size=64"]), @r#"
+    run.yaml:1:1: `model: 15m` here contradicts `model.hidden_size` (flag model.hidden_size=64)
+      |
+    1 | model: 15m
+      | ^^^^^
+      hint: a part can only be set in a map; give the whole map, or remove one.
+    "#);
+}

@@ -1,0 +1,105 @@
+//! Views of a run while it runs.
+
+use std::io::Write;
+
+use crate::record::{StepRecord, reworded};
+
+/// Someone who watches a run. A view never fails a run: what it cannot show is lost.
+pub trait Progress: Send {
+    /// The run goes from `first_step` (the first it will take, counted from 1) to `total_steps`.
+    fn start(&mut self, first_step: u64, total_steps: u64);
+    fn step(&mut self, record: &StepRecord);
+    /// Something worth a line.
+    fn note(&mut self, text: &str);
+    fn finish(&mut self);
+}
+
+/// Shows nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Progress for Silent {
+    fn start(&mut self, _first_step: u64, _total_steps: u64) {}
+    fn step(&mut self, _record: &StepRecord) {}
+    fn note(&mut self, _text: &str) {}
+    fn finish(&mut self) {}
+}
+
+/// One line per step it is told of, in the log's grammar: for pipes, files and continuous integration.
+#[derive(Debug)]
+pub struct PlainLines<W> {
+    out: W,
+    total_steps: Option<u64>,
+}
+
+impl<W: Write> PlainLines<W> {
+    pub fn new(out: W) -> Self {
+        PlainLines { out, total_steps: None }
+    }
+
+    /// What it wrote to.
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+
+    fn push(&mut self, line: &str) {
+        // A reader that went away is no reason to stop training.
+        let _ = self.out.write_all(format!("{line}\n").as_bytes()).and_then(|()| self.out.flush());
+    }
+}
+
+impl<W: Write + Send> Progress for PlainLines<W> {
+    fn start(&mut self, _first_step: u64, total_steps: u64) {
+        self.total_steps = Some(total_steps);
+    }
+
+    fn step(&mut self, record: &StepRecord) {
+        let line = record.line(self.total_steps);
+        self.push(&line);
+    }
+
+    fn note(&mut self, text: &str) {
+        reworded(text).for_each(|line| self.push(&line));
+    }
+
+    fn finish(&mut self) {
+        let _ = self.out.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::RECORD;
+
+    #[test]
+    fn plain_lines() {
+        let mut lines = PlainLines::new(Vec::new());
+        lines.start(12, 100);
+        lines.note("the loss is global");
+        lines.step(&RECORD);
+        lines.finish();
+        let text = String::from_utf8(lines.into_inner()).unwrap();
+        assert_eq!(
+            text,
+            "the objective is global\n\
+             step 12/100 | loss: 3.456789 | grad_norm 1.23 | lr 3.00e-4 | 2345 tok/s | 0.87 s\n"
+        );
+    }
+
+    #[test]
+    fn a_closed_pipe_is_survived() {
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+                Err(std::io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Err(std::io::ErrorKind::BrokenPipe.into())
+            }
+        }
+        let mut lines = PlainLines::new(Closed);
+        lines.step(&RECORD);
+        lines.finish();
+    }
+}

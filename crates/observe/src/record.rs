@@ -1,0 +1,242 @@
+//! One optimizer step as a record, and its two forms: a JSON line and a line of text.
+
+use std::fmt::Write;
+
+/// What is known of one step once it is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepRecord {
+    /// Steps completed, this one included: the first is 1.
+    pub step: u64,
+    pub epoch: f64,
+    pub loss: f64,
+    pub grad_norm: f64,
+    pub learning_rate: f64,
+    /// Supervised tokens of the step, over all ranks.
+    pub tokens: u64,
+    /// All tokens seen so far.
+    pub tokens_total: u64,
+    pub tokens_per_second: f64,
+    pub step_seconds: f64,
+    /// The update was not applied, because a number was not finite.
+    pub skipped: bool,
+}
+
+impl StepRecord {
+    /// One JSON object without a line break, keys always in the same order. A number that JSON cannot
+    /// hold is null, and `<key>_text` beside it says what it was.
+    pub fn json(&self) -> String {
+        let mut out = format!("{{\"step\":{}", self.step);
+        push_float(&mut out, "epoch", self.epoch);
+        push_float(&mut out, "loss", self.loss);
+        push_float(&mut out, "grad_norm", self.grad_norm);
+        push_float(&mut out, "learning_rate", self.learning_rate);
+        let _ = write!(out, ",\"tokens\":{},\"tokens_total\":{}", self.tokens, self.tokens_total);
+        push_float(&mut out, "tokens_per_second", self.tokens_per_second);
+        push_float(&mut out, "step_seconds", self.step_seconds);
+        let _ = write!(out, ",\"skipped\":{}}}", self.skipped);
+        out
+    }
+
+    /// The step as a line of text without a line break, in the log's grammar; `total` adds `/total`.
+    pub fn line(&self, total: Option<u64>) -> String {
+        let mut out = format!("step {}", self.step);
+        if let Some(total) = total {
+            let _ = write!(out, "/{total}");
+        }
+        let _ = write!(out, " | {}", self.loss_text());
+        let _ = write!(out, " | grad_norm {}", decimals(self.grad_norm, 2));
+        let rate = self.learning_rate;
+        if rate.is_finite() {
+            let _ = write!(out, " | lr {rate:.2e}");
+        } else {
+            let _ = write!(out, " | lr {}", not_finite(rate));
+        }
+        let _ = write!(out, " | {} tok/s", decimals(self.tokens_per_second, 0));
+        let _ = write!(out, " | {} s", decimals(self.step_seconds, 2));
+        if self.skipped {
+            out.push_str(" | skipped");
+        }
+        out
+    }
+
+    /// `loss: 3.456789`; `objective nan` where that is not digits, a point and digits.
+    pub(crate) fn loss_text(&self) -> String {
+        let number = decimals(self.loss, 6);
+        if number.starts_with(|c: char| c.is_ascii_digit()) {
+            format!("loss: {number}")
+        } else {
+            format!("objective {number}")
+        }
+    }
+}
+
+/// Free text in the log's grammar, as lines: the word `loss` belongs to steps, so it is said otherwise,
+/// and control characters are escaped.
+pub(crate) fn reworded(text: &str) -> impl Iterator<Item = String> {
+    text.lines().map(|line| {
+        let mut plain = String::new();
+        for c in line.chars() {
+            if c.is_control() { plain.extend(c.escape_default()) } else { plain.push(c) }
+        }
+        // ASCII lower case keeps byte positions.
+        let lower = plain.to_ascii_lowercase();
+        let mut out = String::new();
+        let mut done = 0;
+        for (at, word) in lower.match_indices("loss") {
+            out.push_str(&plain[done..at]);
+            out.push_str("objective");
+            done = at + word.len();
+        }
+        out.push_str(&plain[done..]);
+        out
+    })
+}
+
+fn push_float(out: &mut String, key: &str, value: f64) {
+    let _ = match serde_json::Number::from_f64(value) {
+        Some(number) => write!(out, ",\"{key}\":{number}"),
+        None => write!(out, ",\"{key}\":null,\"{key}_text\":\"{}\"", not_finite(value)),
+    };
+}
+
+fn decimals(value: f64, digits: usize) -> String {
+    if value.is_finite() { format!("{value:.digits$}") } else { not_finite(value).into() }
+}
+
+fn not_finite(value: f64) -> &'static str {
+    match (value.is_nan(), value > 0.0) {
+        (true, _) => "nan",
+        (false, true) => "inf",
+        (false, false) => "-inf",
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) const RECORD: StepRecord = StepRecord {
+        step: 12,
+        epoch: 0.25,
+        loss: 3.456789,
+        grad_norm: 1.234,
+        learning_rate: 3e-4,
+        tokens: 2000,
+        tokens_total: 24576,
+        tokens_per_second: 2345.4,
+        step_seconds: 0.873,
+        skipped: false,
+    };
+
+    /// What a parser of the log does: `step (\d+)` and `loss: (\d+\.\d+)`, searched anywhere.
+    pub(crate) fn parsed(line: &str) -> Option<(u64, f64)> {
+        let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+        let step = line.match_indices("step ").find_map(|(at, word)| {
+            let rest = &line[at + word.len()..];
+            rest[..digits(rest)].parse().ok()
+        })?;
+        let loss = line.match_indices("loss: ").find_map(|(at, word)| {
+            let rest = &line[at + word.len()..];
+            let whole = digits(rest);
+            let fraction = digits(rest[whole..].strip_prefix('.')?);
+            (whole > 0 && fraction > 0).then(|| rest[..whole + 1 + fraction].parse().ok())?
+        })?;
+        Some((step, loss))
+    }
+
+    #[test]
+    fn the_line_of_a_step() {
+        let line = "step 12 | loss: 3.456789 | grad_norm 1.23 | lr 3.00e-4 | 2345 tok/s | 0.87 s";
+        assert_eq!(RECORD.line(None), line);
+        assert_eq!(parsed(line), Some((12, 3.456789)));
+        let skipped = StepRecord { loss: f64::NAN, skipped: true, ..RECORD };
+        assert_eq!(
+            skipped.line(Some(100)),
+            "step 12/100 | objective nan | grad_norm 1.23 | lr 3.00e-4 | 2345 tok/s | 0.87 s | skipped"
+        );
+        let negative = StepRecord { loss: -0.5, ..RECORD };
+        assert!(negative.line(None).starts_with("step 12 | objective -0.500000 | "));
+    }
+
+    #[test]
+    fn the_json_of_a_step() {
+        assert_eq!(
+            RECORD.json(),
+            "{\"step\":12,\"epoch\":0.25,\"loss\":3.456789,\"grad_norm\":1.234,\"learning_rate\":0.0003,\
+             \"tokens\":2000,\"tokens_total\":24576,\"tokens_per_second\":2345.4,\"step_seconds\":0.873,\
+             \"skipped\":false}"
+        );
+        let nan = StepRecord { loss: f64::NAN, grad_norm: f64::INFINITY, ..RECORD };
+        assert!(
+            nan.json().contains(
+                "\"loss\":null,\"loss_text\":\"nan\",\"grad_norm\":null,\"grad_norm_text\":\"inf\""
+            )
+        );
+    }
+
+    #[test]
+    fn events_are_reworded() {
+        let lines: Vec<_> = reworded("Loss is flat\nlolossss, no loss\u{7}").collect();
+        assert_eq!(lines, ["objective is flat", "loobjectivess, no objective\\u{7}"]);
+    }
+
+    fn any_float() -> impl Strategy<Value = f64> {
+        prop_oneof![
+            any::<f64>(),
+            -10.0..10.0,
+            Just(f64::NAN),
+            Just(f64::INFINITY),
+            Just(f64::NEG_INFINITY),
+            Just(-0.0)
+        ]
+    }
+
+    prop_compose! {
+        pub(crate) fn any_record()(
+            step in any::<u64>(),
+            floats in prop::array::uniform6(any_float()),
+            tokens in any::<[u64; 2]>(),
+            skipped in any::<bool>(),
+        ) -> StepRecord {
+            let [epoch, loss, grad_norm, learning_rate, tokens_per_second, step_seconds] = floats;
+            let [tokens, tokens_total] = tokens;
+            StepRecord {
+                step, epoch, loss, grad_norm, learning_rate, tokens, tokens_total, tokens_per_second,
+                step_seconds, skipped,
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_line_with_the_word_parses(record in any_record(), total in any::<Option<u64>>()) {
+            let line = record.line(total);
+            prop_assert!(!line.contains('\n'));
+            if line.to_lowercase().contains("loss") {
+                let (step, loss) = parsed(&line).expect("the grammar holds");
+                prop_assert_eq!(step, record.step);
+                prop_assert!((loss - record.loss).abs() <= 1e-6 + 1e-12 * record.loss);
+            } else {
+                prop_assert!(!record.loss.is_finite() || record.loss.is_sign_negative());
+            }
+        }
+
+        #[test]
+        fn an_event_never_has_the_word(text in "(\\PC|\n|\t|loss|Loss|lo|ss|step 3 ){0,30}") {
+            for line in reworded(&text) {
+                prop_assert!(!line.to_ascii_lowercase().contains("loss"));
+                prop_assert!(!line.chars().any(char::is_control));
+            }
+        }
+
+        #[test]
+        fn json_reads_back(record in any_record()) {
+            let value: serde_json::Value = serde_json::from_str(&record.json()).unwrap();
+            prop_assert_eq!(value["step"].as_u64(), Some(record.step));
+            prop_assert_eq!(value["loss"].as_f64().is_some(), record.loss.is_finite());
+            prop_assert_eq!(value["loss_text"].is_string(), !record.loss.is_finite());
+            prop_assert_eq!(value["skipped"].as_bool(), Some(record.skipped));
+        }
+    }
+}

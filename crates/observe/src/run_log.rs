@@ -1,0 +1,254 @@
+//! The two files of a run: `metrics.jsonl` and `logs/training.log`.
+//!
+//! Each line is one write to a file opened for appending, so that a kill leaves at most one torn line,
+//! at the end; opening cuts it off. Resuming drops the steps that will be taken again, so that
+//! `metrics.jsonl` has each step once; the log keeps them, as the history it is.
+//!
+//! Left out: keeping two runs out of one folder, which the run's lock does, and syncing every line:
+//! [`RunLog::sync`] is for the moments that must last, such as a checkpoint.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use crate::error::ObserveError;
+use crate::record::{StepRecord, reworded};
+use crate::time::utc;
+
+/// Keeps a run's metrics and log.
+#[derive(Debug)]
+pub struct RunLog {
+    metrics: Lines,
+    log: Lines,
+}
+
+#[derive(Debug)]
+struct Lines {
+    path: PathBuf,
+    file: File,
+}
+
+impl RunLog {
+    /// Opens the files below `dir`, which is made if need be.
+    ///
+    /// With `resume_step`, the number of steps the run is resumed after, later lines of `metrics.jsonl`
+    /// are dropped. Without, the run is new: the metrics of an older one are set aside as
+    /// `metrics.previous.jsonl`.
+    pub fn open(dir: &Path, resume_step: Option<u64>) -> Result<Self, ObserveError> {
+        let logs = dir.join("logs");
+        fs::create_dir_all(&logs).map_err(|source| ObserveError::Open { path: logs.clone(), source })?;
+        let path = dir.join("metrics.jsonl");
+        match resume_step {
+            Some(step) => drop_after(&path, step)?,
+            None => set_aside(&path, &dir.join("metrics.previous.jsonl"))?,
+        }
+        Ok(RunLog { metrics: Lines::open(path)?, log: Lines::open(logs.join("training.log"))? })
+    }
+
+    /// Tells a step: a line in each file.
+    pub fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
+        self.metrics.push(&record.json())?;
+        self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line(None)))
+    }
+
+    /// Tells something else, in the log alone: a line for each line of `text`.
+    pub fn event(&mut self, text: &str) -> Result<(), ObserveError> {
+        let now = utc(SystemTime::now());
+        reworded(text).try_for_each(|line| self.log.push(&format!("{now} {line}")))
+    }
+
+    /// Returns once everything told so far is on the disk.
+    pub fn sync(&mut self) -> Result<(), ObserveError> {
+        self.metrics.sync()?;
+        self.log.sync()
+    }
+}
+
+impl Lines {
+    /// Opens for appending, without the torn line of a killed run.
+    fn open(path: PathBuf) -> Result<Self, ObserveError> {
+        let open = || -> io::Result<File> {
+            let mut file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
+            let whole = end_of_last_line(&mut file)?;
+            if whole < file.metadata()?.len() {
+                file.set_len(whole)?;
+            }
+            Ok(file)
+        };
+        match open() {
+            Ok(file) => Ok(Lines { path, file }),
+            Err(source) => Err(ObserveError::Open { path, source }),
+        }
+    }
+
+    fn push(&mut self, line: &str) -> Result<(), ObserveError> {
+        let line = format!("{line}\n");
+        self.file.write_all(line.as_bytes()).map_err(|source| self.cannot_write(source))
+    }
+
+    fn sync(&mut self) -> Result<(), ObserveError> {
+        self.file.sync_data().map_err(|source| self.cannot_write(source))
+    }
+
+    fn cannot_write(&self, source: io::Error) -> ObserveError {
+        ObserveError::Write { path: self.path.clone(), source }
+    }
+}
+
+/// The length of `file` up to and with its last line break.
+fn end_of_last_line(file: &mut File) -> io::Result<u64> {
+    const CHUNK_BYTES: u64 = 64 * 1024;
+    let mut end = file.metadata()?.len();
+    while end > 0 {
+        let start = end.saturating_sub(CHUNK_BYTES);
+        file.seek(SeekFrom::Start(start))?;
+        let mut chunk = Vec::new();
+        Read::by_ref(file).take(end - start).read_to_end(&mut chunk)?;
+        if let Some(at) = chunk.iter().rposition(|byte| *byte == b'\n') {
+            return Ok(start + at as u64 + 1);
+        }
+        end = start;
+    }
+    Ok(0)
+}
+
+fn set_aside(path: &Path, previous: &Path) -> Result<(), ObserveError> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.len() > 0 => fs::rename(path, previous)
+            .map_err(|source| ObserveError::Write { path: previous.to_owned(), source }),
+        _ => Ok(()),
+    }
+}
+
+/// Rewrites the metrics without steps after `step`, without lines that are none, and with each step
+/// once. The file is the old one or the new one at every moment.
+fn drop_after(path: &Path, step: u64) -> Result<(), ObserveError> {
+    let old = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => return Err(ObserveError::Read { path: path.to_owned(), source }),
+    };
+    let partial = path.with_extension("jsonl.partial");
+    let rewrite = || -> io::Result<()> {
+        let mut out = BufWriter::new(File::create(&partial)?);
+        let mut old = BufReader::new(old);
+        let mut line = Vec::new();
+        let mut last_step = 0;
+        while old.read_until(b'\n', &mut line)? > 0 {
+            let whole = line.last() == Some(&b'\n');
+            if let Some(found) = step_of(&line).filter(|s| whole && *s <= step && *s > last_step) {
+                out.write_all(&line)?;
+                last_step = found;
+            }
+            line.clear();
+        }
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        fs::rename(&partial, path)?;
+        // The rename itself must last, too; not every system can sync a folder.
+        if let Some(folder) = path.parent().and_then(|parent| File::open(parent).ok()) {
+            let _ = folder.sync_all();
+        }
+        Ok(())
+    };
+    rewrite().map_err(|source| {
+        let _ = fs::remove_file(&partial);
+        ObserveError::Write { path: path.to_owned(), source }
+    })
+}
+
+fn step_of(line: &[u8]) -> Option<u64> {
+    serde_json::from_slice::<serde_json::Value>(line).ok()?.get("step")?.as_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::{RECORD, any_record, parsed};
+    use proptest::prelude::*;
+
+    fn record(step: u64) -> StepRecord {
+        StepRecord { step, ..RECORD }
+    }
+
+    fn steps(dir: &Path) -> Vec<u64> {
+        let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
+        text.lines().map(|line| step_of(line.as_bytes()).expect("a whole line")).collect()
+    }
+
+    #[test]
+    fn resuming_leaves_each_step_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = RunLog::open(dir.path(), None).unwrap();
+        (1..=5).for_each(|step| log.step(&record(step)).unwrap());
+        drop(log);
+        let mut log = RunLog::open(dir.path(), Some(3)).unwrap();
+        assert_eq!(steps(dir.path()), [1, 2, 3]);
+        log.event("resumed after step 3").unwrap();
+        log.step(&record(4)).unwrap();
+        log.sync().unwrap();
+        assert_eq!(steps(dir.path()), [1, 2, 3, 4]);
+        let text = fs::read_to_string(dir.path().join("logs/training.log")).unwrap();
+        assert_eq!(text.lines().count(), 7);
+        assert!(!dir.path().join("metrics.jsonl.partial").exists());
+    }
+
+    #[test]
+    fn a_torn_line_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = RunLog::open(dir.path(), None).unwrap();
+        log.step(&record(1)).unwrap();
+        drop(log);
+        for (name, torn) in
+            [("metrics.jsonl", "{\"step\":2,\"ep"), ("logs/training.log", "x step 2 | loss: ")]
+        {
+            let path = dir.path().join(name);
+            let text = fs::read_to_string(&path).unwrap() + torn;
+            fs::write(&path, text).unwrap();
+        }
+        let mut log = RunLog::open(dir.path(), Some(7)).unwrap();
+        log.step(&record(2)).unwrap();
+        assert_eq!(steps(dir.path()), [1, 2]);
+        let text = fs::read_to_string(dir.path().join("logs/training.log")).unwrap();
+        assert!(text.lines().all(|line| parsed(line).is_some()), "{text}");
+    }
+
+    #[test]
+    fn a_new_run_sets_old_metrics_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        RunLog::open(dir.path(), None).unwrap().step(&record(1)).unwrap();
+        RunLog::open(dir.path(), None).unwrap().step(&record(9)).unwrap();
+        assert_eq!(steps(dir.path()), [9]);
+        assert!(dir.path().join("metrics.previous.jsonl").exists());
+        assert!(RunLog::open(dir.path(), Some(0)).is_ok());
+        assert!(steps(dir.path()).is_empty());
+    }
+
+    #[test]
+    fn a_file_in_the_way_is_an_error_with_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        fs::write(&path, "").unwrap();
+        let error = RunLog::open(&path, None).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("cannot open {}", path.join("logs").display())));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn the_log_keeps_its_grammar(
+            records in prop::collection::vec(any_record(), 0..6),
+            events in prop::collection::vec("(\\PC|\n|loss|step ){0,12}", 0..6),
+        ) {
+            let dir = tempfile::tempdir().unwrap();
+            let mut log = RunLog::open(dir.path(), None).unwrap();
+            records.iter().for_each(|r| log.step(r).unwrap());
+            events.iter().for_each(|e| log.event(e).unwrap());
+            let text = fs::read_to_string(dir.path().join("logs/training.log")).unwrap();
+            for line in text.lines() {
+                prop_assert!(!line.contains("loss") || parsed(line).is_some(), "{}", line);
+                prop_assert_eq!(&line[23..25], "Z ");
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! A progress bar on a terminal.
+//!
+//! It is drawn on stderr, so that stdout stays clean, and only if stderr is a terminal; elsewhere use
+//! `PlainLines`. Fields have fixed widths, so that nothing moves from step to step, and at the end the
+//! bar becomes one line that sums up.
+
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::progress::Progress;
+use crate::record::{StepRecord, reworded};
+use crate::time::spoken;
+
+/// Redraws per second at most.
+const REDRAWS_PER_SECOND: u8 = 10;
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct TerminalBar {
+    bar: ProgressBar,
+    started: Instant,
+    first_step: u64,
+    total_steps: u64,
+    first: Option<StepRecord>,
+    last: Option<StepRecord>,
+}
+
+impl Default for TerminalBar {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl TerminalBar {
+    pub fn new() -> Self {
+        Self::on(ProgressDrawTarget::stderr_with_hz(REDRAWS_PER_SECOND))
+    }
+
+    fn on(target: ProgressDrawTarget) -> Self {
+        let bar = ProgressBar::with_draw_target(None, target);
+        bar.set_style(style("{wide_bar:.cyan/dim} {pos}/{len} | {msg}"));
+        TerminalBar { bar, started: Instant::now(), first_step: 1, total_steps: 0, first: None, last: None }
+    }
+
+    /// What is left, at the pace so far.
+    fn remaining_seconds(&self, record: &StepRecord) -> f64 {
+        let taken = record.step.saturating_sub(self.first_step) + 1;
+        let left = self.total_steps.saturating_sub(record.step);
+        self.started.elapsed().as_secs_f64() / taken as f64 * left as f64
+    }
+
+    fn summary(&self, seconds: f64) -> String {
+        let (Some(first), Some(last)) = (self.first, self.last) else {
+            return "no step was taken".into();
+        };
+        let taken = last.step.saturating_sub(self.first_step) + 1;
+        let tokens = last.tokens_total.saturating_sub(first.tokens_total) as f64;
+        // The first step's tokens are in its total already, so the pace counts from its end.
+        let pace = tokens / (seconds - first.step_seconds);
+        let pace = if taken > 1 && pace.is_finite() && pace > 0.0 { pace } else { last.tokens_per_second };
+        format!(
+            "step {}/{} | {} (at first {:.4}) | {taken} steps in {} | {pace:.0} tok/s",
+            last.step,
+            self.total_steps,
+            last.loss_text(),
+            first.loss,
+            spoken(seconds),
+        )
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("a template written here is well-formed")
+}
+
+impl Progress for TerminalBar {
+    fn start(&mut self, first_step: u64, total_steps: u64) {
+        self.started = Instant::now();
+        (self.first_step, self.total_steps) = (first_step, total_steps);
+        self.bar.set_length(total_steps);
+        self.bar.set_position(first_step.saturating_sub(1));
+    }
+
+    fn step(&mut self, record: &StepRecord) {
+        self.first.get_or_insert(*record);
+        self.last = Some(*record);
+        self.bar.set_message(format!(
+            "{:<14} | lr {:<8} | {:>7.0} tok/s | {:>8} left",
+            record.loss_text(),
+            format!("{:.2e}", record.learning_rate),
+            record.tokens_per_second,
+            spoken(self.remaining_seconds(record)),
+        ));
+        self.bar.set_position(record.step);
+    }
+
+    fn note(&mut self, text: &str) {
+        reworded(text).for_each(|line| self.bar.println(line));
+    }
+
+    fn finish(&mut self) {
+        self.bar.set_style(style("{msg}"));
+        self.bar.abandon_with_message(self.summary(self.started.elapsed().as_secs_f64()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::{RECORD, parsed};
+
+    #[test]
+    fn the_bar_ends_as_one_line() {
+        let mut bar = TerminalBar::on(ProgressDrawTarget::hidden());
+        bar.start(12, 13);
+        bar.note("a note");
+        bar.step(&RECORD);
+        assert!(bar.bar.message().starts_with("loss: 3.456789 | lr 3.00e-4  |    2345 tok/s | "));
+        bar.step(&StepRecord { step: 13, loss: 2.5, tokens_total: 26576, ..RECORD });
+        assert_eq!(bar.bar.position(), 13);
+        let summary = bar.summary(2.873);
+        assert_eq!(summary, "step 13/13 | loss: 2.500000 (at first 3.4568) | 2 steps in 2.87 s | 1000 tok/s");
+        assert_eq!(parsed(&summary), Some((13, 2.5)));
+        bar.finish();
+        assert!(bar.bar.is_finished());
+    }
+
+    #[test]
+    fn a_run_without_steps_ends_too() {
+        let mut bar = TerminalBar::on(ProgressDrawTarget::hidden());
+        bar.start(1, 0);
+        bar.finish();
+        assert_eq!(bar.bar.message(), "no step was taken");
+    }
+}

@@ -1,0 +1,75 @@
+//! Timestamps: UTC, to the millisecond, in the form of RFC 3339.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// For example `2026-03-01T09:05:07.250Z`. Times before 1970 are told as 1970.
+pub(crate) fn utc(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    let (year, month, day) = date(days);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
+}
+
+/// Year, month and day of a number of days since 1970-01-01.
+fn date(days: u64) -> (u64, u64, u64) {
+    // Whole spans of 400 years, which are all equally long, then year by year and month by month.
+    const SPAN_DAYS: u64 = 400 * 365 + 97;
+    let mut year = 1970 + days / SPAN_DAYS * 400;
+    let mut left = days % SPAN_DAYS;
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    while left >= 365 + u64::from(leap(year)) {
+        left -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for len in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if left < len {
+            break;
+        }
+        left -= len;
+        month += 1;
+    }
+    (year, month, left + 1)
+}
+
+/// A duration as people say it: `0.87 s`, `42 s`, `3m 05s`, `2h 01m`.
+pub(crate) fn spoken(seconds: f64) -> String {
+    if !seconds.is_finite() || seconds < 0.0 {
+        return "?".into();
+    }
+    let whole = seconds.round() as u64;
+    match whole {
+        0..10 => format!("{seconds:.2} s"),
+        10..60 => format!("{whole} s"),
+        60..3600 => format!("{}m {:02}s", whole / 60, whole % 60),
+        _ => format!("{}h {:02}m", whole / 3600, whole / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn known_moments() {
+        let at = |seconds: u64| utc(UNIX_EPOCH + Duration::from_millis(seconds * 1000 + 250));
+        assert_eq!(at(0), "1970-01-01T00:00:00.250Z");
+        assert_eq!(at(951_782_399), "2000-02-28T23:59:59.250Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00.250Z");
+        assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59.250Z");
+        assert_eq!(at(1_767_225_600), "2026-01-01T00:00:00.250Z");
+        assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00.250Z");
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(spoken(0.874), "0.87 s");
+        assert_eq!(spoken(42.2), "42 s");
+        assert_eq!(spoken(185.0), "3m 05s");
+        assert_eq!(spoken(7290.0), "2h 01m");
+        assert_eq!(spoken(f64::NAN), "?");
+    }
+}

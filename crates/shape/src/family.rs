@@ -1,0 +1,340 @@
+//! The programs of the LLaMA and Qwen3 families, and the named sizes.
+
+use crate::program::with_recomputation;
+use crate::{
+    Architecture, Cols, ModelShape, Param, Program, Programs, Recompute, Rows, ShapeError, Slot, SlotSpec,
+    Step, Turn,
+};
+
+/// A size people name. The vocabulary comes from the tokenizer.
+#[derive(Clone, Copy, Debug)]
+pub struct NamedSize {
+    pub name: &'static str,
+    dim: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    ffn: usize,
+    max_positions: usize,
+}
+
+#[rustfmt::skip]
+pub const NAMED_SIZES: [NamedSize; 6] = [
+    NamedSize { name: "tiny", dim: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 176, max_positions: 1024 },
+    NamedSize { name: "15m", dim: 288, layers: 6, heads: 6, kv_heads: 6, ffn: 768, max_positions: 2048 },
+    NamedSize { name: "90m", dim: 768, layers: 12, heads: 12, kv_heads: 12, ffn: 2048, max_positions: 2048 },
+    NamedSize { name: "300m", dim: 1024, layers: 24, heads: 16, kv_heads: 16, ffn: 2816, max_positions: 2048 },
+    NamedSize { name: "1b", dim: 2048, layers: 22, heads: 32, kv_heads: 4, ffn: 5632, max_positions: 2048 },
+    NamedSize { name: "7b", dim: 4096, layers: 32, heads: 32, kv_heads: 32, ffn: 11008, max_positions: 4096 },
+];
+
+impl ModelShape {
+    /// A LLaMA of a named size.
+    pub fn named(name: &str, vocab: usize) -> Result<ModelShape, ShapeError> {
+        let wanted = name.to_ascii_lowercase();
+        let size = NAMED_SIZES.iter().find(|s| s.name == wanted);
+        let size = size.ok_or_else(|| ShapeError::UnknownSize { name: name.into() })?;
+        Ok(ModelShape {
+            architecture: Architecture::Llama,
+            vocab,
+            dim: size.dim,
+            layers: size.layers,
+            heads: size.heads,
+            kv_heads: size.kv_heads,
+            head_dim: size.dim / size.heads,
+            ffn: size.ffn,
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            tied: false,
+            max_positions: size.max_positions,
+            init_std: 0.02,
+            bos_id: None,
+            eos_id: None,
+        })
+    }
+}
+
+pub fn embed_programs(m: &ModelShape) -> Programs {
+    Programs {
+        forward: Program::new(vec![Step::Embed { y: Slot::Y, w: Param::Embedding }]),
+        backward: Program::new(vec![Step::EmbedBack { dy: Slot::DX, w: Param::Embedding }]),
+        rebuild: Program::default(),
+        fused: Program::default(),
+        kept: vec![],
+        rebuilt: vec![],
+        specs: vec![SlotSpec::activation(Slot::Y, m.dim), SlotSpec::activation(Slot::DX, m.dim)],
+    }
+}
+
+/// The head: final norm and LM head. A tied head reads and trains the embedding's table.
+pub fn head_programs(m: &ModelShape) -> Programs {
+    let w = if m.tied { Param::Embedding } else { Param::LmHead };
+    let (x, nf) = (Slot::X, Slot::NF);
+    let norm = Step::Norm { x: x.into(), w: Param::FinalNorm, y: nf.into(), rstd: Slot::RF };
+    let norm_back = Step::NormBack {
+        dy: Slot::DNF.into(),
+        x: x.into(),
+        w: Param::FinalNorm,
+        rstd: Slot::RF,
+        dx: Slot::DX.into(),
+        add: false,
+    };
+    let fused = Step::HeadFused { x: nf, w, logits: Slot::Logits, dx: Slot::DNF };
+    Programs {
+        forward: Program::new(vec![norm, Step::HeadLogProbs { x: nf, w, logits: Slot::Logits }]),
+        backward: Program::new(vec![norm, fused, norm_back]),
+        fused: Program::new(vec![norm, fused, norm_back]),
+        rebuild: Program::default(),
+        kept: vec![],
+        rebuilt: vec![],
+        specs: vec![
+            SlotSpec::activation(x, m.dim),
+            SlotSpec::activation(Slot::DX, m.dim),
+            SlotSpec::activation(nf, m.dim),
+            SlotSpec::statistic(Slot::RF, 1),
+            SlotSpec::activation(Slot::DNF, m.dim),
+            SlotSpec {
+                slot: Slot::Logits,
+                rows: Rows::Chunk,
+                width: m.vocab,
+                dtype: Some(lockstep_core::DType::F32),
+            },
+        ],
+    }
+}
+
+pub fn block_programs(m: &ModelShape, recompute: Recompute) -> Programs {
+    let qk_norm = m.architecture == Architecture::Qwen3;
+    let forward = block_forward(m, qk_norm);
+    let mut all_kept = vec![Slot::N1, Slot::R1, Slot::Qkv];
+    if qk_norm {
+        all_kept.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
+    }
+    all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::G, Slot::U, Slot::S]);
+
+    let cheap = [Slot::N1, Slot::N2, Slot::S, Slot::Qn, Slot::Kn];
+    let (kept, rebuilt) = match recompute {
+        Recompute::None => (all_kept, vec![]),
+        Recompute::Selective => (all_kept.into_iter().filter(|s| !cheap.contains(s)).collect(), vec![]),
+        Recompute::Full => (vec![], all_kept),
+    };
+    let rebuild = match recompute {
+        Recompute::Full => forward.iter().copied().filter(|s| !s.writes().contains(&Slot::Y)).collect(),
+        _ => vec![],
+    };
+    let there: Vec<Slot> = kept.iter().chain(&rebuilt).copied().chain([Slot::X]).collect();
+    let backward = with_recomputation(block_backward(m, qk_norm), &forward, &there);
+    Programs {
+        forward: Program::new(forward),
+        rebuild: Program::new(rebuild),
+        backward: Program::new(backward),
+        fused: Program::default(),
+        kept,
+        rebuilt,
+        specs: block_specs(m),
+    }
+}
+
+fn block_specs(m: &ModelShape) -> Vec<SlotSpec> {
+    let (d, q, kv, f) = (m.dim, m.q_width(), m.kv_width(), m.ffn);
+    let activations = [
+        (Slot::X, d),
+        (Slot::Y, d),
+        (Slot::DX, d),
+        (Slot::N1, d),
+        (Slot::Qkv, q + 2 * kv),
+        (Slot::Qn, q),
+        (Slot::Kn, kv),
+        (Slot::O, q),
+        (Slot::X2, d),
+        (Slot::N2, d),
+        (Slot::G, f),
+        (Slot::U, f),
+        (Slot::S, f),
+        (Slot::DS, f),
+        (Slot::DN, d),
+        (Slot::DO, q),
+        (Slot::DQkv, q + 2 * kv),
+    ];
+    let statistics =
+        [(Slot::R1, 1), (Slot::R2, 1), (Slot::Rq, m.heads), (Slot::Rk, m.kv_heads), (Slot::Lse, m.heads)];
+    let activations = activations.map(|(slot, width)| SlotSpec::activation(slot, width));
+    activations.into_iter().chain(statistics.map(|(slot, width)| SlotSpec::statistic(slot, width))).collect()
+}
+
+/// Queries, keys and values as column ranges of one slot.
+fn thirds(m: &ModelShape, slot: Slot) -> [Cols; 3] {
+    let (q, kv) = (m.q_width(), m.kv_width());
+    [Cols { slot, start: 0, len: q }, Cols { slot, start: q, len: kv }, Cols { slot, start: q + kv, len: kv }]
+}
+
+/// What attention reads: the projections, or their normed copies for queries and keys.
+fn attention_inputs(m: &ModelShape, qk_norm: bool) -> [Cols; 3] {
+    let [q, k, v] = thirds(m, Slot::Qkv);
+    if qk_norm { [Slot::Qn.into(), Slot::Kn.into(), v] } else { [q, k, v] }
+}
+
+fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
+    let [q, k, v] = thirds(m, Slot::Qkv);
+    let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
+    let linear = |x: Slot, w: Param, y: Cols| Step::Linear { x: x.into(), w, y, residual: None };
+    let mut steps = vec![
+        Step::Norm { x: Slot::X.into(), w: Param::InputNorm, y: Slot::N1.into(), rstd: Slot::R1 },
+        linear(Slot::N1, Param::Q, q),
+        linear(Slot::N1, Param::K, k),
+        linear(Slot::N1, Param::V, v),
+    ];
+    if qk_norm {
+        steps.push(Step::Norm { x: q, w: Param::QNorm, y: q_in, rstd: Slot::Rq });
+        steps.push(Step::Norm { x: k, w: Param::KNorm, y: k_in, rstd: Slot::Rk });
+    }
+    steps.extend([
+        Step::Rope { x: q_in, turn: Turn::Forward },
+        Step::Rope { x: k_in, turn: Turn::Forward },
+        Step::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse },
+        Step::Linear { x: Slot::O.into(), w: Param::O, y: Slot::X2.into(), residual: Some(Slot::X) },
+        Step::Norm { x: Slot::X2.into(), w: Param::PostNorm, y: Slot::N2.into(), rstd: Slot::R2 },
+        linear(Slot::N2, Param::Gate, Slot::G.into()),
+        linear(Slot::N2, Param::Up, Slot::U.into()),
+        Step::SwiGlu { g: Slot::G, u: Slot::U, y: Slot::S },
+        Step::Linear { x: Slot::S.into(), w: Param::Down, y: Slot::Y.into(), residual: Some(Slot::X2) },
+    ]);
+    steps
+}
+
+/// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made
+/// again for it is gone before the next large slot is needed.
+fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
+    let (dx, dn) = (Slot::DX, Slot::DN);
+    let weight = |dy: Cols, x: Slot, w: Param| Step::LinearBackWeight { dy, x: x.into(), w };
+    let input = |dy: Cols, w: Param, dx: Slot, add: bool| Step::LinearBackInput { dy, w, dx: dx.into(), add };
+    let norm = |x: Slot, w: Param, rstd: Slot| Step::NormBack {
+        dy: dn.into(),
+        x: x.into(),
+        w,
+        rstd,
+        dx: dx.into(),
+        add: true,
+    };
+    let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
+    let [q, k, _] = thirds(m, Slot::Qkv);
+    let dqkv = thirds(m, Slot::DQkv);
+    let [dq, dk, dv] = dqkv;
+    let mut steps = vec![
+        weight(dx.into(), Slot::S, Param::Down),
+        input(dx.into(), Param::Down, Slot::DS, false),
+        Step::SwiGluBack { g: Slot::G, u: Slot::U, dy: Slot::DS },
+        weight(Slot::G.into(), Slot::N2, Param::Gate),
+        weight(Slot::U.into(), Slot::N2, Param::Up),
+        input(Slot::G.into(), Param::Gate, dn, false),
+        input(Slot::U.into(), Param::Up, dn, true),
+        norm(Slot::X2, Param::PostNorm, Slot::R2),
+        weight(dx.into(), Slot::O, Param::O),
+        input(dx.into(), Param::O, Slot::DO, false),
+        Step::AttentionBack { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse, dout: Slot::DO, dqkv },
+        Step::Rope { x: dq, turn: Turn::Backward },
+        Step::Rope { x: dk, turn: Turn::Backward },
+    ];
+    if qk_norm {
+        let back =
+            |dy: Cols, x: Cols, w: Param, rstd: Slot| Step::NormBack { dy, x, w, rstd, dx: dy, add: false };
+        steps.push(back(dq, q, Param::QNorm, Slot::Rq));
+        steps.push(back(dk, k, Param::KNorm, Slot::Rk));
+    }
+    steps.extend([
+        weight(dq, Slot::N1, Param::Q),
+        weight(dk, Slot::N1, Param::K),
+        weight(dv, Slot::N1, Param::V),
+        input(dq, Param::Q, dn, false),
+        input(dk, Param::K, dn, true),
+        input(dv, Param::V, dn, true),
+        norm(Slot::X, Param::InputNorm, Slot::R1),
+    ]);
+    steps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unit::units;
+
+    fn shapes() -> Vec<ModelShape> {
+        let llama = ModelShape::named("tiny", 300).unwrap();
+        let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, ..llama.clone() };
+        vec![llama, qwen]
+    }
+
+    /// Whatever is kept, no step of any program reads a slot that nothing wrote.
+    #[test]
+    fn nothing_is_read_before_it_is_written() {
+        for shape in shapes() {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+                let p = block_programs(&shape, recompute);
+                let check = |program: &Program, mut there: Vec<Slot>| {
+                    for step in &program.steps {
+                        for slot in step.reads() {
+                            assert!(
+                                there.contains(&slot),
+                                "{recompute:?}: {step:?} reads {slot:?} too early"
+                            );
+                        }
+                        there.extend(step.writes());
+                    }
+                    there
+                };
+                let after = check(&p.forward, vec![Slot::X]);
+                assert!(after.contains(&Slot::Y) && p.kept.iter().all(|s| after.contains(s)));
+                let after = check(&p.rebuild, vec![Slot::X]);
+                assert!(p.rebuilt.iter().all(|s| after.contains(s)));
+                let there = p.kept.iter().chain(&p.rebuilt).copied().chain([Slot::X, Slot::DX]).collect();
+                check(&p.backward, there);
+            }
+        }
+    }
+
+    #[test]
+    fn every_weight_gets_exactly_one_gradient() {
+        for shape in shapes() {
+            let all = units(&shape, false, None, false);
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+                let p = block_programs(&shape, recompute);
+                for segment in &all[1].segments {
+                    let times = p.backward.steps.iter().filter(|s| match s {
+                        Step::NormBack { w, .. } | Step::LinearBackWeight { w, .. } => *w == segment.param,
+                        _ => false,
+                    });
+                    assert_eq!(times.count(), 1, "{}", segment.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parameter_counts_of_the_named_sizes() {
+        let params = |name, vocab| -> u64 {
+            let shape = ModelShape::named(name, vocab).unwrap();
+            units(&shape, false, None, false).iter().map(|u| u.params()).sum()
+        };
+        assert_eq!(params("15m", 4096), 8_335_008);
+        assert_eq!(params("90m", 4096), 91_245_312);
+        assert_eq!(params("7b", 32_000), 6_738_415_616);
+    }
+
+    #[test]
+    fn groups_stand_in_order_and_start_aligned() {
+        for shape in shapes() {
+            for unit in units(&shape, false, None, false) {
+                assert!(unit.segments.iter().all(|s| s.start % 256 == 0));
+                assert!(
+                    unit.segments.windows(2).all(|w| w[0].decay >= w[1].decay && w[0].start < w[1].start)
+                );
+                assert_eq!(unit.trainable_elems, unit.elems);
+            }
+            let adapter = crate::Adapter { rank: 4, targets: vec!["q_proj".into(), "down_proj".into()] };
+            let block = &units(&shape, false, Some(&adapter), false)[1];
+            assert_eq!(block.segments.iter().filter(|s| s.trainable).count(), 4);
+            assert!(block.trainable_elems < block.elems / 4);
+            assert!(units(&shape, true, None, false).iter().all(|u| u.trainable_elems == 0));
+        }
+    }
+}

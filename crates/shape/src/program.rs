@@ -1,0 +1,261 @@
+//! Programs: ordered steps over slots and weights.
+
+use crate::{Param, Slot, SlotSpec};
+
+/// What is kept for backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Recompute {
+    /// Everything backward reads.
+    None,
+    /// All but the norms' and the gated unit's outputs, which cost little to make again.
+    Selective,
+    /// Only each block's input; the block runs forward again before its backward.
+    Full,
+}
+
+/// Which way rotary embedding turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    Forward,
+    Backward,
+}
+
+/// Columns `[start, start + len)` of a slot; `len` 0 stands for all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cols {
+    pub slot: Slot,
+    pub start: usize,
+    pub len: usize,
+}
+
+/// A slot, whole or in part.
+pub type Operand = Cols;
+
+impl From<Slot> for Cols {
+    fn from(slot: Slot) -> Cols {
+        Cols { slot, start: 0, len: 0 }
+    }
+}
+
+/// One operation on slots and weights. Weight gradients accumulate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// y = table\[tokens\]
+    Embed {
+        y: Slot,
+        w: Param,
+    },
+    /// dtable\[tokens\] += dy
+    EmbedBack {
+        dy: Slot,
+        w: Param,
+    },
+    /// y = x · rstd(x) · w, over groups as wide as w
+    Norm {
+        x: Cols,
+        w: Param,
+        y: Cols,
+        rstd: Slot,
+    },
+    /// dx (+)= ∂/∂x, dw += ∂/∂w
+    NormBack {
+        dy: Cols,
+        x: Cols,
+        w: Param,
+        rstd: Slot,
+        dx: Cols,
+        add: bool,
+    },
+    /// y = (residual +) x · wᵀ
+    Linear {
+        x: Cols,
+        w: Param,
+        y: Cols,
+        residual: Option<Slot>,
+    },
+    /// dx (+)= dy · w
+    LinearBackInput {
+        dy: Cols,
+        w: Param,
+        dx: Cols,
+        add: bool,
+    },
+    /// dw += dyᵀ · x
+    LinearBackWeight {
+        dy: Cols,
+        x: Cols,
+        w: Param,
+    },
+    /// Turns heads in place
+    Rope {
+        x: Cols,
+        turn: Turn,
+    },
+    Attention {
+        q: Cols,
+        k: Cols,
+        v: Cols,
+        out: Slot,
+        lse: Slot,
+    },
+    AttentionBack {
+        q: Cols,
+        k: Cols,
+        v: Cols,
+        out: Slot,
+        lse: Slot,
+        dout: Slot,
+        dqkv: [Cols; 3],
+    },
+    /// y = silu(g) · u
+    SwiGlu {
+        g: Slot,
+        u: Slot,
+        y: Slot,
+    },
+    /// g, u become their gradients
+    SwiGluBack {
+        g: Slot,
+        u: Slot,
+        dy: Slot,
+    },
+    /// Log-probabilities of the targets, chunk by chunk
+    HeadLogProbs {
+        x: Slot,
+        w: Param,
+        logits: Slot,
+    },
+    /// The same, and dx, dw from the objective's coefficients in the same pass
+    HeadFused {
+        x: Slot,
+        w: Param,
+        logits: Slot,
+        dx: Slot,
+    },
+}
+
+impl Step {
+    /// Slots read, in no order. In-place slots are both read and written.
+    pub fn reads(&self) -> Vec<Slot> {
+        use Step::*;
+        match *self {
+            Embed { .. } => vec![],
+            EmbedBack { dy, .. } => vec![dy],
+            Norm { x, .. } => vec![x.slot],
+            NormBack { dy, x, rstd, dx, add, .. } => {
+                let mut all = vec![dy.slot, x.slot, rstd];
+                all.extend(add.then_some(dx.slot));
+                all
+            }
+            Linear { x, residual, .. } => {
+                let mut all = vec![x.slot];
+                all.extend(residual);
+                all
+            }
+            LinearBackInput { dy, dx, add, .. } => {
+                let mut all = vec![dy.slot];
+                all.extend(add.then_some(dx.slot));
+                all
+            }
+            LinearBackWeight { dy, x, .. } => vec![dy.slot, x.slot],
+            Rope { x, .. } => vec![x.slot],
+            Attention { q, k, v, .. } => vec![q.slot, k.slot, v.slot],
+            AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
+            SwiGlu { g, u, .. } => vec![g, u],
+            SwiGluBack { g, u, dy } => vec![g, u, dy],
+            HeadLogProbs { x, .. } | HeadFused { x, .. } => vec![x],
+        }
+    }
+
+    /// Slots written.
+    pub fn writes(&self) -> Vec<Slot> {
+        use Step::*;
+        match *self {
+            Embed { y, .. } => vec![y],
+            EmbedBack { .. } | LinearBackWeight { .. } => vec![],
+            Norm { y, rstd, .. } => vec![y.slot, rstd],
+            NormBack { dx, .. } | LinearBackInput { dx, .. } => vec![dx.slot],
+            Linear { y, .. } => vec![y.slot],
+            Rope { x, .. } => vec![x.slot],
+            Attention { out, lse, .. } => vec![out, lse],
+            AttentionBack { dqkv, .. } => dqkv.map(|c| c.slot).to_vec(),
+            SwiGlu { y, .. } => vec![y],
+            SwiGluBack { g, u, .. } => vec![g, u],
+            HeadLogProbs { logits, .. } => vec![logits],
+            HeadFused { logits, dx, .. } => vec![logits, dx],
+        }
+    }
+}
+
+/// An ordered list of steps.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    pub steps: Vec<Step>,
+}
+
+impl Program {
+    pub fn new(steps: Vec<Step>) -> Program {
+        Program { steps }
+    }
+
+    /// Every slot the program touches, in order of first touch.
+    pub fn slots(&self) -> Vec<Slot> {
+        let mut seen = Vec::new();
+        for step in &self.steps {
+            for slot in step.reads().into_iter().chain(step.writes()) {
+                if !seen.contains(&slot) {
+                    seen.push(slot);
+                }
+            }
+        }
+        seen
+    }
+}
+
+/// All programs of a kind of unit, and its slots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Programs {
+    pub forward: Program,
+    /// Runs before `backward` when the unit is recomputed in full; else empty.
+    pub rebuild: Program,
+    pub backward: Program,
+    /// The head's forward and backward in one pass; empty for other units.
+    pub fused: Program,
+    /// Slots that live from forward to backward.
+    pub kept: Vec<Slot>,
+    /// Slots that live from rebuild to backward.
+    pub rebuilt: Vec<Slot>,
+    pub specs: Vec<SlotSpec>,
+}
+
+impl Programs {
+    pub fn spec(&self, slot: Slot) -> &SlotSpec {
+        self.specs.iter().find(|s| s.slot == slot).expect("every slot of a program has a size")
+    }
+}
+
+/// Puts the steps that make missing slots in front of the steps that read them. `forward` makes every
+/// slot; `kept` are there already. A slot that was made once stays for the rest of the program.
+pub(crate) fn with_recomputation(backward: Vec<Step>, forward: &[Step], kept: &[Slot]) -> Vec<Step> {
+    fn make(slot: Slot, forward: &[Step], there: &mut Vec<Slot>, out: &mut Vec<Step>) {
+        if there.contains(&slot) || !forward.iter().any(|step| step.writes().contains(&slot)) {
+            return;
+        }
+        there.push(slot);
+        for step in forward.iter().filter(|step| step.writes().contains(&slot)) {
+            for read in step.reads() {
+                make(read, forward, there, out);
+            }
+            out.push(*step);
+        }
+    }
+    let mut there = kept.to_vec();
+    let mut out = Vec::new();
+    for step in backward {
+        for slot in step.reads() {
+            make(slot, forward, &mut there, &mut out);
+        }
+        out.push(step);
+    }
+    out
+}
