@@ -1,0 +1,169 @@
+//! Writing a checkpoint: complete or invisible.
+//!
+//! Everything goes into `step-N.partial/` and is synced; the manifest comes last; then the folder gets
+//! its name and the parent is synced. A crash at any point leaves the earlier checkpoints as they were
+//! and at most a `.partial`, which nobody reads.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use lockstep_core::{DType, Step};
+
+use crate::durable::{
+    exchange, fresh_dir, is_plain_name, parent, remove_dir, rename, sync_dir, with_suffix, write_synced,
+};
+use crate::manifest::{FileEntry, Logical, MANIFEST, Manifest, Piece};
+use crate::safetensors_write::write_file;
+use crate::{CkptError, Meta, PieceSource, Source, TensorBox};
+
+/// A tensor to be written whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    pub name: String,
+    pub shape: Vec<usize>,
+}
+
+impl TensorSpec {
+    pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        TensorSpec { name: name.into(), shape: shape.into() }
+    }
+
+    pub fn elems(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Part of a tensor to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PieceSpec {
+    /// The tensor's state name: `model/`, `exp_avg/` or `exp_avg_sq/`, and its name in the model.
+    pub name: String,
+    /// Of the whole tensor.
+    pub shape: Vec<usize>,
+    pub part: TensorBox,
+}
+
+/// A checkpoint under construction. Dropped before [`CheckpointWriter::finish`], it leaves nothing.
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    step: Step,
+    target: PathBuf,
+    partial: PathBuf,
+    files: Vec<FileEntry>,
+    tensors: BTreeMap<String, Logical>,
+    finished: bool,
+}
+
+impl CheckpointWriter {
+    /// Starts `step-N` in `root`, which is made if it is not there. A partial left by a crash goes.
+    pub fn begin(root: &Path, step: Step) -> Result<Self, CkptError> {
+        let target = root.join(format!("step-{step}"));
+        let partial = with_suffix(&target, ".partial");
+        fresh_dir(&partial)?;
+        let (files, tensors) = (Vec::new(), BTreeMap::new());
+        Ok(CheckpointWriter { step, target, partial, files, tensors, finished: false })
+    }
+
+    /// Writes whole tensors into one file of the checkpoint, in `dtype`.
+    pub fn write_shard(
+        &mut self,
+        file_name: &str,
+        tensors: &[TensorSpec],
+        dtype: DType,
+        source: &mut Source<'_>,
+    ) -> Result<(), CkptError> {
+        let whole = |t: &TensorSpec| PieceSpec {
+            name: t.name.clone(),
+            shape: t.shape.clone(),
+            part: TensorBox::whole(&t.shape),
+        };
+        let pieces: Vec<PieceSpec> = tensors.iter().map(whole).collect();
+        self.write_pieces(file_name, &pieces, dtype, &mut |idx, range, out| {
+            source(&tensors[idx].name, range, out)
+        })
+    }
+
+    /// Writes parts of tensors into one file. `source` is asked by index into `pieces`, with ranges that
+    /// are flat within the piece.
+    pub fn write_pieces(
+        &mut self,
+        file_name: &str,
+        pieces: &[PieceSpec],
+        dtype: DType,
+        source: &mut PieceSource<'_>,
+    ) -> Result<(), CkptError> {
+        let taken = self.files.iter().any(|file| file.name == file_name);
+        if taken || !is_plain_name(file_name) || !file_name.ends_with(".safetensors") {
+            return Err(CkptError::FileName { name: file_name.into() });
+        }
+        let specs: Vec<TensorSpec> = pieces.iter().map(stored_as).collect();
+        let by_name: BTreeMap<&str, usize> =
+            specs.iter().enumerate().map(|(idx, spec)| (spec.name.as_str(), idx)).collect();
+        let path = self.partial.join(file_name);
+        let written =
+            write_file(&path, &specs, dtype, &mut |name, range, out| source(by_name[name], range, out))?;
+        self.files.push(FileEntry { name: file_name.into(), bytes: written.bytes.0, blake3: written.blake3 });
+        for (piece, spec) in pieces.iter().zip(specs) {
+            assert!(piece.part.fits(&piece.shape), "a piece of `{}` lies outside it", piece.name);
+            let logical = self
+                .tensors
+                .entry(piece.name.clone())
+                .or_insert_with(|| Logical { shape: piece.shape.clone(), pieces: Vec::new() });
+            assert_eq!(logical.shape, piece.shape, "two shapes for `{}`", piece.name);
+            let (file, tensor, part) = (file_name.into(), spec.name, piece.part.clone());
+            logical.pieces.push(Piece { file, tensor, part });
+        }
+        Ok(())
+    }
+
+    /// Writes the manifest and makes the checkpoint visible. The path returned is complete and synced.
+    ///
+    /// An older checkpoint of the same step is replaced, in one step where the file system can.
+    ///
+    /// # Panics
+    /// If `meta` is of another step, or the pieces written do not make up their tensors.
+    pub fn finish(mut self, meta: Meta) -> Result<PathBuf, CkptError> {
+        assert_eq!(meta.step, self.step, "the checkpoint was begun for another step");
+        let files = std::mem::take(&mut self.files);
+        let tensors = std::mem::take(&mut self.tensors);
+        let text = Manifest { meta, files, tensors }.to_text();
+        if let Err(fault) = Manifest::from_text(text.as_bytes()) {
+            panic!("the checkpoint would not load: {fault}");
+        }
+        write_synced(&self.partial.join(MANIFEST), text.as_bytes())?;
+        sync_dir(&self.partial)?;
+        let root = parent(&self.target);
+        if !self.target.exists() {
+            rename(&self.partial, &self.target)?;
+        } else if !exchange(&self.partial, &self.target)? {
+            let trash = with_suffix(&self.target, ".trash");
+            remove_dir(&trash)?;
+            rename(&self.target, &trash)?;
+            rename(&self.partial, &self.target)?;
+            sync_dir(root)?;
+            remove_dir(&trash)?;
+        }
+        self.finished = true;
+        sync_dir(root)?;
+        // After an exchange this is the old one.
+        remove_dir(&self.partial)?;
+        Ok(self.target.clone())
+    }
+}
+
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            // What cannot be removed stays invisible: nobody reads a partial.
+            let _ = remove_dir(&self.partial);
+        }
+    }
+}
+
+/// How a piece is named in its file: as its tensor, and for a part where it begins.
+fn stored_as(piece: &PieceSpec) -> TensorSpec {
+    let whole = piece.part == TensorBox::whole(&piece.shape);
+    let at: Vec<String> = piece.part.start.iter().map(usize::to_string).collect();
+    let name = if whole { piece.name.clone() } else { format!("{}@{}", piece.name, at.join(",")) };
+    TensorSpec { name, shape: piece.part.extent.clone() }
+}

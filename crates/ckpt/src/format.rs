@@ -1,0 +1,105 @@
+//! The manifest as it is on disk. Types here are serialised and nothing else is; a change that old
+//! programs could not read gets a new version and a new module.
+//!
+//! The file is a frame around a body: the frame's hash covers the body's bytes, so that a changed
+//! counter is found like a changed weight. The whole is still plain JSON.
+
+use crate::ManifestFault;
+
+/// The version written, and the only one read.
+pub(crate) const VERSION: u64 = 1;
+
+const OPEN: &str = "{\n\"blake3\": \"";
+const MIDDLE: &str = "\",\n\"manifest\": ";
+const CLOSE: &str = "\n}\n";
+
+/// Puts `body` into its frame.
+pub(crate) fn frame(body: &str) -> String {
+    let hash = blake3::hash(body.as_bytes()).to_hex();
+    format!("{OPEN}{hash}{MIDDLE}{body}{CLOSE}")
+}
+
+/// The body of a frame, if every byte is what was written.
+pub(crate) fn unframe(text: &str) -> Result<&str, ManifestFault> {
+    let inside = text.strip_prefix(OPEN).and_then(|t| t.strip_suffix(CLOSE)).ok_or(ManifestFault::Frame)?;
+    let (expected, body) = inside.split_once(MIDDLE).ok_or(ManifestFault::Frame)?;
+    let found = blake3::hash(body.as_bytes()).to_hex().to_string();
+    if expected == found {
+        return Ok(body);
+    }
+    // Shown as it is, so only if it can be a hash.
+    if expected.len() != found.len() || !expected.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Err(ManifestFault::Frame);
+    }
+    Err(ManifestFault::Hash { expected: expected.into(), found })
+}
+
+/// Read first, whatever else the body holds.
+#[derive(serde::Deserialize)]
+pub(crate) struct Version {
+    pub(crate) format: u64,
+}
+
+pub(crate) mod v1 {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Serialize};
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(crate) struct Manifest {
+        pub(crate) format: u64,
+        pub(crate) step: u64,
+        pub(crate) world: u32,
+        pub(crate) files: Vec<File>,
+        pub(crate) tensors: BTreeMap<String, Tensor>,
+        pub(crate) counters: BTreeMap<String, u64>,
+        pub(crate) reals: BTreeMap<String, Real>,
+        pub(crate) data: Cursor,
+        pub(crate) config_hash: String,
+        pub(crate) tokenizer_hash: String,
+        pub(crate) run_config: String,
+    }
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(crate) struct File {
+        pub(crate) name: String,
+        pub(crate) bytes: u64,
+        pub(crate) blake3: String,
+    }
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(crate) struct Tensor {
+        pub(crate) shape: Vec<usize>,
+        pub(crate) pieces: Vec<Piece>,
+    }
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(crate) struct Piece {
+        pub(crate) file: String,
+        pub(crate) tensor: String,
+        pub(crate) start: Vec<usize>,
+        pub(crate) extent: Vec<usize>,
+    }
+
+    /// A float by its bits, because decimal text may lose the last one; `shown` is for people.
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(crate) struct Real {
+        pub(crate) bits: u64,
+        pub(crate) shown: String,
+    }
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(crate) struct Cursor {
+        pub(crate) seed: u64,
+        pub(crate) next_step: u64,
+        pub(crate) rows_per_step: u64,
+        pub(crate) num_rows: u64,
+        pub(crate) fingerprint: String,
+    }
+}

@@ -1,0 +1,149 @@
+//! Boxes: the part of a tensor that a piece holds, by start and extent in every dimension.
+//!
+//! Boxes rather than flat ranges, because nothing on disk may depend on how a run laid its memory out.
+
+use std::ops::Range;
+
+/// Part of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorBox {
+    pub start: Vec<usize>,
+    pub extent: Vec<usize>,
+}
+
+/// Elements that lie together both in a tensor and in a piece of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Flat position in the whole tensor.
+    pub(crate) tensor: Range<usize>,
+    /// Flat position of the first of them in the piece.
+    pub(crate) piece: usize,
+}
+
+impl TensorBox {
+    /// The box that is the whole tensor.
+    pub fn whole(shape: &[usize]) -> Self {
+        TensorBox { start: vec![0; shape.len()], extent: shape.to_vec() }
+    }
+
+    pub fn elems(&self) -> usize {
+        self.extent.iter().product()
+    }
+
+    /// Whether it lies inside a tensor of `shape`.
+    pub fn fits(&self, shape: &[usize]) -> bool {
+        self.start.len() == shape.len()
+            && self.extent.len() == shape.len()
+            && (0..shape.len())
+                .all(|d| self.start[d].checked_add(self.extent[d]).is_some_and(|end| end <= shape[d]))
+    }
+
+    fn overlaps(&self, other: &TensorBox) -> bool {
+        (0..self.start.len()).all(|d| {
+            self.start[d] < other.start[d] + other.extent[d]
+                && other.start[d] < self.start[d] + self.extent[d]
+        })
+    }
+
+    /// The runs of this box within a tensor of `shape` that meet the flat range `wanted`.
+    pub(crate) fn runs(&self, shape: &[usize], wanted: &Range<usize>) -> impl Iterator<Item = Run> {
+        // Dimensions after `split` are whole, so the box is contiguous from `split` on.
+        let split = (0..shape.len()).rev().find(|d| self.extent[*d] != shape[*d]).unwrap_or(0);
+        let inner: usize = shape.iter().skip(split + 1).product();
+        let run_len = self.extent.get(split).copied().unwrap_or(1) * inner;
+        let outer = &self.extent[..split.min(self.extent.len())];
+        let num_runs: usize = if run_len == 0 { 0 } else { outer.iter().product() };
+        (0..num_runs).filter_map(move |run| {
+            let (mut rest, mut at, mut stride) = (run, 0, inner * shape.get(split).copied().unwrap_or(1));
+            for d in (0..split).rev() {
+                at += (self.start[d] + rest % self.extent[d]) * stride;
+                rest /= self.extent[d];
+                stride *= shape[d];
+            }
+            at += self.start.get(split).copied().unwrap_or(0) * inner;
+            let (start, end) = (at.max(wanted.start), (at + run_len).min(wanted.end));
+            (start < end).then(|| Run { tensor: start..end, piece: run * run_len + (start - at) })
+        })
+    }
+}
+
+/// Whether the boxes cover a tensor of `shape` exactly once. Beyond a few thousand boxes: no.
+pub(crate) fn tiles(boxes: &[&TensorBox], shape: &[usize]) -> bool {
+    const MAX_BOXES: usize = 4096;
+    let total = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    let inside = boxes.len() <= MAX_BOXES && boxes.iter().all(|b| b.fits(shape));
+    inside
+        && total.is_some_and(|total| {
+            boxes.iter().try_fold(0usize, |n, b| n.checked_add(b.elems())) == Some(total)
+        })
+        && !boxes.iter().enumerate().any(|(i, a)| boxes[..i].iter().any(|b| a.overlaps(b)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The definition: every element of the box by its coordinates.
+    fn plainly(part: &TensorBox, shape: &[usize]) -> Vec<usize> {
+        (0..part.elems())
+            .map(|elem| {
+                let (mut rest, mut at, mut stride) = (elem, 0, 1);
+                for d in (0..shape.len()).rev() {
+                    at += (part.start[d] + rest % part.extent[d]) * stride;
+                    rest /= part.extent[d];
+                    stride *= shape[d];
+                }
+                at
+            })
+            .collect()
+    }
+
+    fn shape_and_box() -> impl Strategy<Value = (Vec<usize>, TensorBox)> {
+        let dim = (1usize..5)
+            .prop_flat_map(|n| (Just(n), 0..n))
+            .prop_flat_map(|(n, s)| (Just(n), Just(s), 0..=n - s));
+        prop::collection::vec(dim, 0..4).prop_map(|dims| {
+            let shape = dims.iter().map(|d| d.0).collect();
+            (
+                shape,
+                TensorBox {
+                    start: dims.iter().map(|d| d.1).collect(),
+                    extent: dims.iter().map(|d| d.2).collect(),
+                },
+            )
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn runs_are_the_box(case in shape_and_box(), from in 0usize..64, len in 0usize..64) {
+            let (shape, part) = case;
+            let total: usize = shape.iter().product();
+            let wanted = from.min(total)..(from + len).min(total);
+            let by_run: Vec<(usize, usize)> = part
+                .runs(&shape, &wanted)
+                .flat_map(|run| run.tensor.enumerate().map(move |(i, at)| (run.piece + i, at)))
+                .collect();
+            let expected: Vec<(usize, usize)> =
+                plainly(&part, &shape).into_iter().enumerate().filter(|(_, at)| wanted.contains(at)).collect();
+            prop_assert_eq!(by_run, expected);
+        }
+    }
+
+    #[test]
+    fn tiles_means_every_element_once() {
+        let part =
+            |start: [usize; 2], extent: [usize; 2]| TensorBox { start: start.into(), extent: extent.into() };
+        let (top, bottom, left) = (part([0, 0], [2, 3]), part([2, 0], [2, 3]), part([0, 0], [4, 1]));
+        assert!(tiles(&[&top, &bottom], &[4, 3]));
+        assert!(!tiles(&[&top], &[4, 3]));
+        assert!(!tiles(&[&top, &top], &[4, 3]));
+        assert!(!tiles(&[&top, &bottom, &left], &[4, 3]));
+        assert!(!tiles(&[&part([0, 0], [4, 4])], &[4, 3]));
+        assert!(!tiles(&[&part([usize::MAX, 0], [2, 3]), &bottom], &[4, 3]));
+        assert!(tiles(&[&TensorBox::whole(&[])], &[]));
+        assert!(!tiles(&[], &[]));
+        assert!(tiles(&[], &[0, 3]));
+    }
+}

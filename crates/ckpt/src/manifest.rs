@@ -1,0 +1,174 @@
+//! What a checkpoint holds besides weights, and the way to and from its form on disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lockstep_core::{Bytes, Step};
+
+use crate::durable::is_plain_name;
+use crate::format::{self, v1};
+use crate::{ManifestFault, TensorBox, geometry};
+
+pub(crate) const MANIFEST: &str = "manifest.json";
+/// Bounds what a damaged or hostile manifest can make us read.
+pub(crate) const MANIFEST_CAP: Bytes = Bytes(256 << 20);
+
+/// Everything a run needs to go on, besides its tensors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Meta {
+    /// The steps that are done, which is the index of the next one.
+    pub step: Step,
+    /// Ranks that wrote the checkpoint; any number may read it.
+    pub world: u32,
+    /// Exact counts by name: tokens seen, Adam's t.
+    pub counters: BTreeMap<String, u64>,
+    /// Real numbers by name, kept bit for bit: best metric, loss scale.
+    pub reals: BTreeMap<String, f64>,
+    pub data: DataCursor,
+    pub config_hash: String,
+    pub tokenizer_hash: String,
+    /// The run's configuration, as text.
+    pub run_config: String,
+}
+
+/// Where in the data a run is. The order of rows is a function of seed and step, so this is all of it;
+/// the rest lets a resumed run see that it has the same data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DataCursor {
+    pub seed: u64,
+    pub next_step: u64,
+    pub rows_per_step: u64,
+    pub num_rows: u64,
+    /// Hash of the prepared data.
+    pub fingerprint: String,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Manifest {
+    pub(crate) meta: Meta,
+    pub(crate) files: Vec<FileEntry>,
+    pub(crate) tensors: BTreeMap<String, Logical>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileEntry {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) blake3: String,
+}
+
+/// A tensor as a whole and the pieces it lies in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Logical {
+    pub(crate) shape: Vec<usize>,
+    pub(crate) pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) file: String,
+    pub(crate) tensor: String,
+    pub(crate) part: TensorBox,
+}
+
+impl Manifest {
+    /// The text of `manifest.json`.
+    pub(crate) fn to_text(&self) -> String {
+        let body = serde_json::to_string_pretty(&self.to_disk()).expect("plain data always serialises");
+        format::frame(&body)
+    }
+
+    /// Reads and checks `manifest.json`.
+    pub(crate) fn from_text(text: &[u8]) -> Result<Self, ManifestFault> {
+        let json = |e: serde_json::Error| ManifestFault::Json { why: e.to_string() };
+        let text = std::str::from_utf8(text).map_err(|_| ManifestFault::Frame)?;
+        let body = format::unframe(text)?;
+        let version: format::Version = serde_json::from_str(body).map_err(json)?;
+        if version.format != format::VERSION {
+            return Err(ManifestFault::Version { found: version.format, known: format::VERSION });
+        }
+        let manifest = Self::from_disk(serde_json::from_str(body).map_err(json)?);
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), ManifestFault> {
+        let mut names = BTreeSet::new();
+        for file in &self.files {
+            let fresh = names.insert(file.name.as_str());
+            if !fresh || !is_plain_name(&file.name) || file.name == MANIFEST {
+                return Err(ManifestFault::File { name: file.name.clone() });
+            }
+        }
+        for (tensor, logical) in &self.tensors {
+            let unlisted = logical.pieces.iter().find(|piece| !names.contains(piece.file.as_str()));
+            if let Some(piece) = unlisted {
+                return Err(ManifestFault::UnlistedFile { tensor: tensor.clone(), file: piece.file.clone() });
+            }
+            let boxes: Vec<&TensorBox> = logical.pieces.iter().map(|piece| &piece.part).collect();
+            if !geometry::tiles(&boxes, &logical.shape) {
+                return Err(ManifestFault::Pieces { tensor: tensor.clone(), shape: logical.shape.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    fn to_disk(&self) -> v1::Manifest {
+        let Meta { step, world, counters, reals, data, config_hash, tokenizer_hash, run_config } = &self.meta;
+        let file =
+            |f: &FileEntry| v1::File { name: f.name.clone(), bytes: f.bytes, blake3: f.blake3.clone() };
+        let piece = |p: &Piece| v1::Piece {
+            file: p.file.clone(),
+            tensor: p.tensor.clone(),
+            start: p.part.start.clone(),
+            extent: p.part.extent.clone(),
+        };
+        let tensor =
+            |t: &Logical| v1::Tensor { shape: t.shape.clone(), pieces: t.pieces.iter().map(piece).collect() };
+        let real = |x: f64| v1::Real { bits: x.to_bits(), shown: x.to_string() };
+        v1::Manifest {
+            format: format::VERSION,
+            step: step.0,
+            world: *world,
+            files: self.files.iter().map(file).collect(),
+            tensors: self.tensors.iter().map(|(name, t)| (name.clone(), tensor(t))).collect(),
+            counters: counters.clone(),
+            reals: reals.iter().map(|(name, x)| (name.clone(), real(*x))).collect(),
+            data: v1::Cursor {
+                seed: data.seed,
+                next_step: data.next_step,
+                rows_per_step: data.rows_per_step,
+                num_rows: data.num_rows,
+                fingerprint: data.fingerprint.clone(),
+            },
+            config_hash: config_hash.clone(),
+            tokenizer_hash: tokenizer_hash.clone(),
+            run_config: run_config.clone(),
+        }
+    }
+
+    fn from_disk(disk: v1::Manifest) -> Self {
+        let file = |f: v1::File| FileEntry { name: f.name, bytes: f.bytes, blake3: f.blake3 };
+        let piece = |p: v1::Piece| Piece {
+            file: p.file,
+            tensor: p.tensor,
+            part: TensorBox { start: p.start, extent: p.extent },
+        };
+        let tensor =
+            |t: v1::Tensor| Logical { shape: t.shape, pieces: t.pieces.into_iter().map(piece).collect() };
+        let v1::Cursor { seed, next_step, rows_per_step, num_rows, fingerprint } = disk.data;
+        Manifest {
+            meta: Meta {
+                step: Step(disk.step),
+                world: disk.world,
+                counters: disk.counters,
+                reals: disk.reals.into_iter().map(|(name, x)| (name, f64::from_bits(x.bits))).collect(),
+                data: DataCursor { seed, next_step, rows_per_step, num_rows, fingerprint },
+                config_hash: disk.config_hash,
+                tokenizer_hash: disk.tokenizer_hash,
+                run_config: disk.run_config,
+            },
+            files: disk.files.into_iter().map(file).collect(),
+            tensors: disk.tensors.into_iter().map(|(name, t)| (name, tensor(t))).collect(),
+        }
+    }
+}

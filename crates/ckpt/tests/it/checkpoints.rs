@@ -1,0 +1,218 @@
+use std::fs;
+
+use lockstep_ckpt::{
+    Checkpoint, CheckpointWriter, CkptError, PieceSpec, TensorBox, TensorSpec, latest, open_latest, retain,
+};
+use lockstep_core::{DType, Fault, FaultClass, Step};
+use proptest::prelude::*;
+
+use crate::{meta, save, source, states, value};
+
+#[test]
+fn what_is_written_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = save(&dir.path().join("run"), 7);
+    assert_eq!(path, dir.path().join("run/step-7"));
+    let checkpoint = Checkpoint::open_verified(&path).unwrap();
+    checkpoint.verify().unwrap();
+    assert_eq!(checkpoint.meta(), &meta(7));
+    assert_eq!(checkpoint.counter("tokens_seen").unwrap(), u64::MAX);
+    assert!(matches!(checkpoint.counter("tokens"), Err(CkptError::NoCounter { .. })));
+    assert_eq!(checkpoint.tensors().count(), 6);
+    for spec in states().concat() {
+        let elems = spec.elems();
+        for (start, end) in [(0, elems), (1, elems - 1), (2, 2)] {
+            let mut out = vec![0.0; end - start];
+            checkpoint.read_f32(&spec.name, &spec.shape, start..end, &mut out).unwrap();
+            let expected: Vec<f32> = (start..end).map(|e| value(&spec.name, e)).collect();
+            assert_eq!(out, expected);
+        }
+    }
+}
+
+#[test]
+fn large_tensors_pass_in_chunks() {
+    let dir = tempfile::tempdir().unwrap();
+    let tensors = [TensorSpec::new("model/a", [1000, 700]), TensorSpec::new("model/b", [3])];
+    let mut largest = 0;
+    let mut writer = CheckpointWriter::begin(dir.path(), Step(0)).unwrap();
+    writer
+        .write_shard("a.safetensors", &tensors, DType::F32, &mut |name, range, out| {
+            largest = largest.max(out.len());
+            source(name, range, out)
+        })
+        .unwrap();
+    let path = writer.finish(meta(0)).unwrap();
+    assert!(largest < 700_000);
+    let checkpoint = Checkpoint::open_verified(&path).unwrap();
+    let mut out = vec![0.0; 700_000];
+    checkpoint.read_f32("model/a", &[1000, 700], 0..700_000, &mut out).unwrap();
+    assert!(out.iter().enumerate().all(|(e, v)| *v == value("model/a", e)));
+}
+
+#[test]
+fn a_writer_that_does_not_finish_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = CheckpointWriter::begin(dir.path(), Step(1)).unwrap();
+    writer.write_shard("a.safetensors", &[TensorSpec::new("model/a", [2])], DType::F32, &mut source).unwrap();
+    assert!(dir.path().join("step-1.partial").exists());
+    drop(writer);
+    assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+
+    let mut writer = CheckpointWriter::begin(dir.path(), Step(1)).unwrap();
+    let failed = writer.write_shard(
+        "a.safetensors",
+        &[TensorSpec::new("model/a", [2])],
+        DType::F32,
+        &mut |tensor, _, _| Err(CkptError::Source { tensor: tensor.into(), source: "device lost".into() }),
+    );
+    assert_eq!(failed.unwrap_err().to_string(), "no values for `model/a`: device lost");
+}
+
+#[test]
+fn an_older_checkpoint_of_the_same_step_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 3);
+    let mut writer = CheckpointWriter::begin(dir.path(), Step(3)).unwrap();
+    writer
+        .write_shard("new.safetensors", &[TensorSpec::new("model/x", [1])], DType::F32, &mut source)
+        .unwrap();
+    let path = writer.finish(meta(3)).unwrap();
+    assert_eq!(Checkpoint::open_verified(&path).unwrap().tensors().count(), 1);
+    assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+}
+
+#[test]
+fn shard_names_stay_in_the_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = CheckpointWriter::begin(dir.path(), Step(1)).unwrap();
+    for name in ["../a.safetensors", "/a.safetensors", "manifest.json", "a/b.safetensors", ""] {
+        let error = writer.write_shard(name, &[], DType::F32, &mut source).unwrap_err();
+        assert!(matches!(error, CkptError::FileName { .. }), "{name}");
+    }
+    writer.write_shard("a.safetensors", &[], DType::F32, &mut source).unwrap();
+    assert!(writer.write_shard("a.safetensors", &[], DType::F32, &mut source).is_err());
+    let unwritable = writer.write_shard("b.safetensors", &[], DType::U32, &mut source).unwrap_err();
+    assert_eq!(unwritable.class(), FaultClass::BadConfig);
+}
+
+#[test]
+fn latest_is_the_highest_that_is_complete() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("run");
+    assert_eq!(latest(&root).unwrap().path, None);
+    for step in [9, 10, 100] {
+        save(&root, step);
+    }
+    assert_eq!(latest(&root).unwrap().path, Some(root.join("step-100")));
+    // Cut short after the fact, never finished, renamed, and not ours at all.
+    fs::File::options()
+        .write(true)
+        .open(root.join("step-100/model.safetensors"))
+        .unwrap()
+        .set_len(10)
+        .unwrap();
+    fs::create_dir(root.join("step-999")).unwrap();
+    fs::create_dir(root.join("step-007")).unwrap();
+    fs::create_dir(root.join("logs")).unwrap();
+    save(&dir.path().join("other"), 5);
+    fs::rename(dir.path().join("other/step-5"), root.join("step-500")).unwrap();
+    fs::rename(root.join("step-10"), root.join("step-1000.partial")).unwrap();
+    let answer = latest(&root).unwrap();
+    assert_eq!(answer.path, Some(root.join("step-9")));
+    let skipped: Vec<String> =
+        answer.skipped.iter().map(|s| s.path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+    assert_eq!(skipped, ["step-999", "step-500", "step-100"]);
+}
+
+#[test]
+fn resuming_falls_back_to_the_last_that_verifies() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 1);
+    let newer = save(dir.path(), 2).join("optimizer.safetensors");
+    let mut bytes = fs::read(&newer).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&newer, bytes).unwrap();
+    assert_eq!(latest(dir.path()).unwrap().path, Some(dir.path().join("step-2")));
+    let (checkpoint, skipped) = open_latest(dir.path()).unwrap();
+    assert_eq!(checkpoint.unwrap().step(), Step(1));
+    assert!(matches!(skipped[0].why, CkptError::Hash { .. }));
+    assert_eq!(skipped[0].why.class(), FaultClass::BadData);
+}
+
+#[test]
+fn retention_never_deletes_the_last_complete_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    for step in 1..=5 {
+        save(root, step);
+    }
+    // Damaged ones do not count as kept.
+    fs::remove_file(root.join("step-5/manifest.json")).unwrap();
+    fs::create_dir(root.join("step-0.trash")).unwrap();
+    assert_eq!(retain(root, 2).unwrap(), [root.join("step-1"), root.join("step-2")]);
+    assert!(!root.join("step-0.trash").exists() && root.join("step-5").exists());
+    assert_eq!(retain(root, 0).unwrap(), [root.join("step-3")]);
+    assert_eq!(retain(root, 0).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(latest(root).unwrap().path, Some(root.join("step-4")));
+    assert!(retain(&root.join("nowhere"), 3).unwrap().is_empty());
+}
+
+/// Cuts a tensor into boxes by splitting the largest of them at random.
+fn split(shape: &[usize], cuts: &[(usize, usize)]) -> Vec<TensorBox> {
+    let mut boxes = vec![TensorBox::whole(shape)];
+    for (dim, at) in cuts {
+        let (dim, mut part) = (dim % shape.len(), boxes.remove(0));
+        let first = at % (part.extent[dim] + 1);
+        let mut rest = part.clone();
+        rest.start[dim] += first;
+        rest.extent[dim] -= first;
+        part.extent[dim] = first;
+        boxes.extend([part, rest].into_iter().filter(|b| b.elems() > 0));
+    }
+    boxes
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn any_cut_into_pieces_reads_as_the_whole(
+        shape in prop::collection::vec(1usize..6, 1..4),
+        cuts in prop::collection::vec((0usize..3, 0usize..6), 0..6),
+        from in 0usize..200, len in 0usize..200,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "model/w".to_string();
+        let pieces: Vec<PieceSpec> = split(&shape, &cuts)
+            .into_iter()
+            .map(|part| PieceSpec { name: name.clone(), shape: shape.clone(), part })
+            .collect();
+        let mut writer = CheckpointWriter::begin(dir.path(), Step(1)).unwrap();
+        // Two files, as two ranks would write.
+        for (file, pieces) in ["a.safetensors", "b.safetensors"].iter().zip(pieces.chunks(pieces.len().div_ceil(2))) {
+            writer.write_pieces(file, pieces, DType::F32, &mut |idx, range, out| {
+                for (slot, elem) in out.iter_mut().zip(range) {
+                    *slot = flat(&pieces[idx].part, &shape, elem) as f32;
+                }
+                Ok(())
+            }).unwrap();
+        }
+        let checkpoint = Checkpoint::open_verified(&writer.finish(meta(1)).unwrap()).unwrap();
+        let total: usize = shape.iter().product();
+        let range = from.min(total)..(from + len).min(total);
+        let mut out = vec![-1.0; range.len()];
+        checkpoint.read_f32(&name, &shape, range.clone(), &mut out).unwrap();
+        prop_assert_eq!(out, range.map(|e| e as f32).collect::<Vec<_>>());
+    }
+}
+
+/// Where element `elem` of a piece lies in the whole tensor.
+fn flat(part: &TensorBox, shape: &[usize], elem: usize) -> usize {
+    let (mut rest, mut at, mut stride) = (elem, 0, 1);
+    for d in (0..shape.len()).rev() {
+        at += (part.start[d] + rest % part.extent[d]) * stride;
+        rest /= part.extent[d];
+        stride *= shape[d];
+    }
+    at
+}

@@ -1,0 +1,126 @@
+//! The built-in tokenizer: one token per byte, and one that ends a document.
+//!
+//! It needs no file, so a run can start from nothing, and it has a file all the same: [`tokenizer_json`]
+//! describes exactly this encoding to the `tokenizers` library, so that an exported model loads
+//! elsewhere. A test holds the two against each other.
+
+use serde_json::Value;
+
+/// Ends a document. The text itself is read as this token wherever it occurs, as the file format does.
+pub(crate) const EOS: &str = "<|endoftext|>";
+pub(crate) const EOS_ID: u32 = 256;
+pub(crate) const VOCAB_SIZE: usize = 257;
+
+/// Appends the ids of `text` to `out`.
+pub(crate) fn encode(text: &str, out: &mut Vec<u32>) {
+    for (idx, part) in text.split(EOS).enumerate() {
+        if idx > 0 {
+            out.push(EOS_ID);
+        }
+        out.extend(part.bytes().map(u32::from));
+    }
+}
+
+/// The text of `ids`; bytes that are not UTF-8 become U+FFFD. `Err` is the first id outside the
+/// vocabulary.
+pub(crate) fn decode(ids: &[u32], skip_special: bool) -> Result<String, u32> {
+    let mut bytes = Vec::with_capacity(ids.len());
+    for id in ids {
+        match u8::try_from(*id) {
+            Ok(byte) => bytes.push(byte),
+            Err(_) if *id == EOS_ID && skip_special => {}
+            Err(_) if *id == EOS_ID => bytes.extend(EOS.bytes()),
+            Err(_) => return Err(*id),
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A `tokenizer.json` with this encoding: byte-level BPE without merges and without splitting.
+///
+/// Spelled out rather than built as a map: the bytes are hashed and must not depend on a map's order.
+pub(crate) fn tokenizer_json() -> String {
+    let token = |byte: u8| format!("      {}: {byte},\n", Value::from(stand_in(byte).to_string()));
+    let vocab: String = (0..=255u8).map(token).collect();
+    let byte_level = r#"{
+    "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false
+  }"#;
+    format!(
+        r#"{{
+  "version": "1.0",
+  "truncation": null,
+  "padding": null,
+  "added_tokens": [{{
+    "id": {EOS_ID}, "content": "{EOS}", "single_word": false, "lstrip": false, "rstrip": false,
+    "normalized": false, "special": true
+  }}],
+  "normalizer": null,
+  "pre_tokenizer": {byte_level},
+  "post_processor": null,
+  "decoder": {byte_level},
+  "model": {{
+    "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+    "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+    "vocab": {{
+{vocab}      "{EOS}": {EOS_ID}
+    }},
+    "merges": []
+  }}
+}}
+"#
+    )
+}
+
+/// The character that stands for a byte in a byte-level vocabulary: itself where it prints, otherwise
+/// the next one from U+0100 on.
+fn stand_in(byte: u8) -> char {
+    let prints = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    if prints(byte) {
+        return char::from(byte);
+    }
+    let nth = (0..byte).filter(|b| !prints(*b)).count() as u32;
+    char::from_u32(0x100 + nth).expect("below U+0200 every number is a character")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn library() -> tokenizers::Tokenizer {
+        tokenizers::Tokenizer::from_bytes(tokenizer_json()).unwrap()
+    }
+
+    fn ids(text: &str) -> Vec<u32> {
+        let mut out = Vec::new();
+        encode(text, &mut out);
+        out
+    }
+
+    #[test]
+    fn the_file_covers_every_byte() {
+        let vocab = library().get_vocab(true);
+        assert_eq!(vocab.len(), VOCAB_SIZE);
+        assert_eq!(vocab[EOS], EOS_ID);
+        let mut ids: Vec<u32> = vocab.into_values().collect();
+        ids.sort_unstable();
+        assert_eq!(ids, (0..257).collect::<Vec<_>>());
+    }
+
+    proptest! {
+        #[test]
+        fn the_file_encodes_as_the_built_in_path(
+            parts in prop::collection::vec(
+                prop_oneof![".*", any::<String>(), Just(EOS.to_string()), Just("<|endof".to_string())],
+                0..5,
+            ),
+        ) {
+            let text = parts.concat();
+            let library = library();
+            let theirs = library.encode_fast(text.as_str(), true).unwrap();
+            prop_assert_eq!(theirs.get_ids(), ids(&text));
+            prop_assert_eq!(library.decode(theirs.get_ids(), false).unwrap(), text.clone());
+            prop_assert_eq!(decode(&ids(&text), false), Ok(text));
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Text to ids and back: the built-in byte tokenizer, or any `tokenizer.json`.
+//!
+//! A tokenizer keeps the files it came from, so that a model folder gets the same bytes and a
+//! checkpoint can name them by hash. Encoding adds what the file's post-processor adds (a beginning
+//! token for LLaMA), as the peers do. Left out: `tokenizer.model` (sentencepiece) without a
+//! `tokenizer.json`, and slow Python tokenizers.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use lockstep_core::Bytes;
+use serde_json::{Value, json};
+
+use crate::{DataError, byte_level};
+
+/// Where the tokenizer comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// One token per byte; needs no file.
+    Byte,
+    /// A `tokenizer.json`, or a folder that has one.
+    File(PathBuf),
+}
+
+const MAIN: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+/// Files beside `tokenizer.json` that belong to it.
+const BESIDE: [&str; 3] = [CONFIG, "special_tokens_map.json", "chat_template.jinja"];
+const FILE_CAP: Bytes = Bytes(256 << 20);
+/// What ends a document in tokenizers that do not say, most telling first.
+const KNOWN_EOS: [&str; 6] =
+    ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>"];
+
+/// A loaded tokenizer.
+#[derive(Debug)]
+pub struct Tokenizer {
+    kind: Kind,
+    eos: Option<(u32, String)>,
+    vocab_size: usize,
+    fingerprint: String,
+    /// Name and content of every file a model folder needs.
+    files: Vec<(String, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Byte,
+    Library(Box<tokenizers::Tokenizer>),
+}
+
+impl Tokenizer {
+    pub fn load(source: &TokenizerSource) -> Result<Self, DataError> {
+        match source {
+            TokenizerSource::Byte => Ok(Self::byte()),
+            TokenizerSource::File(path) => Self::from_path(path),
+        }
+    }
+
+    fn byte() -> Self {
+        let main = byte_level::tokenizer_json().into_bytes();
+        let eos = (byte_level::EOS_ID, byte_level::EOS.to_string());
+        Tokenizer {
+            kind: Kind::Byte,
+            vocab_size: byte_level::VOCAB_SIZE,
+            fingerprint: fingerprint(&main, Some(&eos)),
+            files: vec![(MAIN.into(), main), (CONFIG.into(), config_json(Some(&eos)))],
+            eos: Some(eos),
+        }
+    }
+
+    fn from_path(path: &Path) -> Result<Self, DataError> {
+        let path = locate(path)?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let main = read(&path)?.ok_or_else(|| DataError::TokenizerMissing { path: path.clone() })?;
+        let malformed = |why: String| DataError::TokenizerMalformed { path: path.clone(), why };
+        let mut library = tokenizers::Tokenizer::from_bytes(&main).map_err(|e| malformed(e.to_string()))?;
+        // Files may carry someone's truncation and padding; lengths are decided here.
+        library.with_padding(None);
+        library.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
+        let vocab_size = match library.get_vocab(true).values().max() {
+            Some(id) => *id as usize + 1,
+            None => return Err(malformed("it has no tokens".into())),
+        };
+        let eos = find_eos(&library, folder)?;
+        let fingerprint = fingerprint(&main, eos.as_ref());
+        let mut files = vec![(MAIN.to_string(), main)];
+        for name in BESIDE {
+            match read(&folder.join(name))? {
+                Some(content) => files.push((name.into(), content)),
+                None if name == CONFIG => files.push((CONFIG.into(), config_json(eos.as_ref()))),
+                None => {}
+            }
+        }
+        Ok(Tokenizer { kind: Kind::Library(Box::new(library)), eos, vocab_size, fingerprint, files })
+    }
+
+    /// The ids of `text`, with what the tokenizer's own post-processor adds.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        match &self.kind {
+            Kind::Byte => {
+                let mut ids = Vec::with_capacity(text.len());
+                byte_level::encode(text, &mut ids);
+                Ok(ids)
+            }
+            Kind::Library(library) => match library.encode_fast(text, true) {
+                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                Err(e) => Err(DataError::Tokenizer { action: "encode", why: e.to_string() }),
+            },
+        }
+    }
+
+    /// The text of `ids`, with or without special tokens.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
+        let error = |why| DataError::Tokenizer { action: "decode", why };
+        match &self.kind {
+            Kind::Byte => byte_level::decode(ids, skip_special)
+                .map_err(|id| error(format!("id {id} is outside the vocabulary of {}", self.vocab_size))),
+            Kind::Library(library) => library.decode(ids, skip_special).map_err(|e| error(e.to_string())),
+        }
+    }
+
+    /// The largest id plus one, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The id that ends a document, if the tokenizer has one.
+    pub fn eos_id(&self) -> Option<u32> {
+        self.eos.as_ref().map(|(id, _)| *id)
+    }
+
+    /// The text of [`Tokenizer::eos_id`].
+    pub fn eos_token(&self) -> Option<&str> {
+        self.eos.as_ref().map(|(_, token)| token.as_str())
+    }
+
+    /// BLAKE3, in hex, of `tokenizer.json` and the end-of-document id: what token streams depend on.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Name and content of the files that a model folder needs.
+    pub fn files(&self) -> &[(String, Vec<u8>)] {
+        &self.files
+    }
+
+    /// Writes [`Tokenizer::files`] into `dir`, which must exist.
+    pub fn copy_files_to(&self, dir: &Path) -> Result<(), DataError> {
+        for (name, content) in &self.files {
+            let path = dir.join(name);
+            fs::write(&path, content).map_err(|source| DataError::Write { path, source })?;
+        }
+        Ok(())
+    }
+}
+
+/// The `tokenizer.json` that `path` names.
+fn locate(path: &Path) -> Result<PathBuf, DataError> {
+    if !path.is_dir() {
+        return Ok(path.into());
+    }
+    let file = path.join(MAIN);
+    if file.exists() {
+        return Ok(file);
+    }
+    let others = ["tokenizer.model", "vocab.json", "spiece.model", "tekken.json"];
+    let found = others.into_iter().filter(|name| path.join(name).exists()).map(str::to_string).collect();
+    Err(DataError::TokenizerNotInFolder { folder: path.into(), found })
+}
+
+/// A whole file, or `None` where there is none.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
+    let error = |source| DataError::Read { path: path.into(), source };
+    let found = match path.metadata() {
+        Ok(found) => found,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(error(e)),
+    };
+    if !found.is_file() {
+        return Err(DataError::NotAFile { path: path.into() });
+    }
+    if found.len() > FILE_CAP.0 {
+        let size = Bytes(found.len());
+        return Err(DataError::TokenizerTooLarge { path: path.into(), size, cap: FILE_CAP });
+    }
+    fs::read(path).map(Some).map_err(error)
+}
+
+/// The token that ends a document: as the files beside the tokenizer name it, else a well-known one.
+/// A name that is not in the vocabulary is passed over.
+fn find_eos(library: &tokenizers::Tokenizer, folder: &Path) -> Result<Option<(u32, String)>, DataError> {
+    let by_name = |name: &str| library.token_to_id(name).map(|id| (id, name.to_string()));
+    for file in [CONFIG, "special_tokens_map.json"] {
+        let value = read_json(&folder.join(file))?;
+        let entry = &value["eos_token"];
+        let name = entry.as_str().or_else(|| entry["content"].as_str());
+        if let Some(eos) = name.and_then(by_name) {
+            return Ok(Some(eos));
+        }
+    }
+    for file in ["generation_config.json", "config.json"] {
+        let value = read_json(&folder.join(file))?;
+        let entry = &value["eos_token_id"];
+        let id = entry.as_u64().or_else(|| entry[0].as_u64()).and_then(|id| u32::try_from(id).ok());
+        if let Some(eos) = id.and_then(|id| Some((id, library.id_to_token(id)?))) {
+            return Ok(Some(eos));
+        }
+    }
+    Ok(KNOWN_EOS.into_iter().find_map(by_name))
+}
+
+/// The JSON in `path`; null where there is no such file.
+fn read_json(path: &Path) -> Result<Value, DataError> {
+    let Some(bytes) = read(path)? else { return Ok(Value::Null) };
+    serde_json::from_slice(&bytes)
+        .map_err(|e| DataError::TokenizerMalformed { path: path.into(), why: e.to_string() })
+}
+
+/// The least `tokenizer_config.json` that makes a `tokenizer.json` load in transformers.
+fn config_json(eos: Option<&(u32, String)>) -> Vec<u8> {
+    let config = json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": eos.map(|(_, token)| token),
+        "clean_up_tokenization_spaces": false,
+    });
+    format!("{config:#}\n").into_bytes()
+}
+
+fn fingerprint(main: &[u8], eos: Option<&(u32, String)>) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(main);
+    hasher.update(&eos.map_or(u64::MAX, |(id, _)| u64::from(*id)).to_le_bytes());
+    hasher.finalize().to_hex().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_tokenizer_survives_its_own_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
+        byte.copy_files_to(dir.path()).unwrap();
+        let loaded = Tokenizer::load(&TokenizerSource::File(dir.path().into())).unwrap();
+        let text = "naïve 水 <|endoftext|>\n\0";
+        assert_eq!(loaded.encode(text).unwrap(), byte.encode(text).unwrap());
+        assert_eq!(loaded.decode(&byte.encode(text).unwrap(), false).unwrap(), text);
+        assert_eq!(loaded.decode(&byte.encode(text).unwrap(), true).unwrap(), "naïve 水 \n\0");
+        assert_eq!(loaded.vocab_size(), 257);
+        assert_eq!(loaded.eos_id(), Some(256));
+        assert_eq!(loaded.fingerprint(), byte.fingerprint());
+        assert_eq!(loaded.files(), byte.files());
+    }
+
+    #[test]
+    fn the_end_token_is_what_the_files_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
+        let eos = |name: &str, content: &str| {
+            for (file, content) in byte.files().iter().filter(|(file, _)| file == MAIN) {
+                fs::write(dir.path().join(file), content).unwrap();
+            }
+            let path = dir.path().join(name);
+            fs::write(&path, content).unwrap();
+            let loaded = Tokenizer::load(&TokenizerSource::File(dir.path().join(MAIN))).unwrap();
+            fs::remove_file(path).unwrap();
+            loaded.eos_id()
+        };
+        assert_eq!(eos(CONFIG, r#"{"eos_token": "A"}"#), Some(65));
+        assert_eq!(eos(CONFIG, r#"{"eos_token": {"content": "B"}}"#), Some(66));
+        assert_eq!(eos("special_tokens_map.json", r#"{"eos_token": "C"}"#), Some(67));
+        assert_eq!(eos("config.json", r#"{"eos_token_id": [68, 1]}"#), Some(68));
+        assert_eq!(eos(CONFIG, r#"{"eos_token": "not there"}"#), Some(256));
+    }
+}

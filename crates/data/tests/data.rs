@@ -1,0 +1,293 @@
+//! Preparing data from files: what comes out, and every message when it cannot.
+
+use std::fs;
+use std::path::PathBuf;
+
+use insta::assert_snapshot;
+use lockstep_core::{Fault, FaultClass};
+use lockstep_data::{
+    Batch, DataError, DataSpec, Dataset, OnBadRow, Order, Packing, Tokenizer, TokenizerSource, prepare,
+};
+use tempfile::TempDir;
+
+const EOS: u32 = 256;
+
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+
+    fn spec(&self, content: impl AsRef<[u8]>) -> DataSpec {
+        DataSpec {
+            files: vec![self.write("train.jsonl", content)],
+            tokenizer: TokenizerSource::Byte,
+            max_length: 32,
+            packing: Packing::None,
+            completion_only_loss: None,
+            on_bad_row: OnBadRow::Stop,
+        }
+    }
+
+    /// Class, message and hint, without the temporary path.
+    fn show(&self, error: &DataError) -> String {
+        let hint = error.hint().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
+        let text = format!("[{}] {error}{hint}", error.class().exit_code());
+        text.replace(&format!("{}/", self.0.path().display()), "")
+            .replace(&self.0.path().display().to_string(), "DIR")
+    }
+
+    fn fails(&self, spec: &DataSpec) -> String {
+        self.show(&load(spec).unwrap_err())
+    }
+
+    /// The message for a file with this content.
+    fn row(&self, content: impl AsRef<[u8]>) -> String {
+        self.fails(&self.spec(content))
+    }
+}
+
+fn load(spec: &DataSpec) -> Result<Dataset, DataError> {
+    prepare(spec, &Tokenizer::load(&spec.tokenizer)?)
+}
+
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+#[test]
+fn text_is_supervised_and_ends_once() {
+    let dir = Folder::new();
+    let ds =
+        load(&dir.spec("{\"text\": \"ab\"}\n\n{\"text\": \"c<|endoftext|>\", \"id\": 1}\n{\"text\": \"\"}"))
+            .unwrap();
+    assert_eq!(ds.doc(0), (&[97, 98, EOS][..], &[false, true, true][..]));
+    assert_eq!(ds.doc(1), (&[99, EOS][..], &[false, true][..]));
+    let stats = ds.stats();
+    assert_eq!((ds.num_docs(), ds.num_rows(), stats.read, stats.dropped_short), (2, 2, 3, 1));
+    assert_eq!((ds.num_tokens(), ds.num_supervised()), (5, 3));
+}
+
+#[test]
+fn completions_are_supervised_prompts_are_not() {
+    let dir = Folder::new();
+    let mut spec = dir.spec("{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n");
+    let masks = |spec: &DataSpec| load(spec).unwrap().doc(0).1.to_vec();
+    assert_eq!(masks(&spec), [false, false, false, false, true, true]);
+    let ds = load(&spec).unwrap();
+    assert_eq!(ds.doc(0).0, [ids("2+2=4"), vec![EOS]].concat());
+    spec.completion_only_loss = Some(false);
+    assert_eq!(masks(&spec), [false, true, true, true, true, true]);
+}
+
+#[test]
+fn truncation_keeps_the_start_and_drops_what_has_no_target() {
+    let dir = Folder::new();
+    let rows =
+        "{\"prompt\": \"abcd\", \"completion\": \"e\"}\n{\"prompt\": \"ab\", \"completion\": \"cdef\"}\n";
+    let spec = DataSpec { max_length: 4, ..dir.spec(rows) };
+    let ds = load(&spec).unwrap();
+    assert_eq!(ds.num_docs(), 1);
+    assert_eq!(ds.doc(0), (&ids("abcd")[..], &[false, false, true, true][..]));
+    let stats = ds.stats();
+    assert_eq!((stats.dropped_unsupervised, stats.truncated, stats.longest), (1, 1, 4));
+}
+
+#[test]
+fn a_prompt_that_merges_with_its_completion_is_counted() {
+    let dir = Folder::new();
+    // Byte-level BPE with one merge, `a` + `b`.
+    let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
+    let json = String::from_utf8(byte.files()[0].1.clone()).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    json["model"]["vocab"]["ab"] = 257.into();
+    json["model"]["merges"] = serde_json::json!(["a b"]);
+    let tokenizer = TokenizerSource::File(dir.write("tokenizer.json", json.to_string()));
+    let spec = DataSpec { tokenizer, ..dir.spec("{\"prompt\": \"xa\", \"completion\": \"bc\"}\n") };
+    let ds = load(&spec).unwrap();
+    assert_eq!(ds.stats().prefix_mismatches, 1);
+    assert_eq!(ds.doc(0), (&[120, 257, 99, EOS][..], &[false, false, true, true][..]));
+}
+
+#[test]
+fn packed_rows_reach_the_batch_in_the_order_of_the_step() {
+    let dir = Folder::new();
+    let rows: String = (1..30).map(|n| format!("{{\"text\": \"{}\"}}\n", "y".repeat(n))).collect();
+    let spec = DataSpec { packing: Packing::Bfd, ..dir.spec(rows) };
+    let ds = load(&spec).unwrap();
+    let stats = ds.stats();
+    assert!(stats.rows < stats.docs && stats.tokens <= stats.capacity);
+    let order = Order::new(1, ds.num_rows(), 4, false, true).unwrap();
+    let (mut rows, mut batch, mut supervised) = (Vec::new(), Batch::default(), 0);
+    for step in 0..order.steps_per_epoch() {
+        order.rows(lockstep_core::Step(step), &mut rows);
+        batch.fill(&ds, &rows);
+        supervised += batch.supervised;
+    }
+    assert_eq!(supervised, ds.num_supervised());
+}
+
+#[test]
+fn bad_rows_can_be_skipped_and_are_listed() {
+    let dir = Folder::new();
+    let content = b"{\"text\": \"good\"}\n{\"text\"\n[1]\n{\"text\": \"\xFF\"}\n{\"txt\": \"\"}\n\
+        {\"prompt\": \"p\", \"completion\": \"c\"}\n{\"text\": \"also good\"}\n";
+    let spec = DataSpec { on_bad_row: OnBadRow::Skip, ..dir.spec(content) };
+    let ds = load(&spec).unwrap();
+    assert_eq!((ds.num_docs(), ds.stats().read, ds.stats().skipped), (2, 7, 5));
+    assert_eq!(ds.skipped().iter().map(|s| s.row).collect::<Vec<_>>(), [2, 3, 4, 5, 6]);
+    let many = DataSpec {
+        on_bad_row: OnBadRow::Skip,
+        ..dir.spec("{\"text\": \"ok\"}\n".to_string() + &"x\n".repeat(500))
+    };
+    let ds = load(&many).unwrap();
+    assert_eq!((ds.skipped().len(), ds.stats().skipped), (100, 500));
+}
+
+#[test]
+fn messages_about_files() {
+    let dir = Folder::new();
+    let spec = dir.spec("");
+    let with = |files: Vec<PathBuf>| dir.fails(&DataSpec { files, ..spec.clone() });
+    assert_snapshot!(with(vec![]), @r"
+    [64] no data files are given
+    hint: name one or more jsonl files.
+    ");
+    assert_snapshot!(with(vec![dir.path("tarin.jsonl")]), @r"
+    [66] data file tarin.jsonl does not exist
+    hint: check the spelling; relative paths start at the folder the command runs in.
+    ");
+    assert_snapshot!(with(vec![dir.0.path().into()]), @r"
+    [65] data file DIR is not a regular file
+    hint: name the jsonl files themselves, not their folder.
+    ");
+    assert_snapshot!(dir.row("\n \n"), @"[65] no rows in train.jsonl");
+    assert_snapshot!(with(vec![spec.files[0].clone(), spec.files[0].clone()]), @"[65] no rows in train.jsonl and 1 more");
+    assert_snapshot!(dir.fails(&DataSpec { max_length: 1, ..spec.clone() }), @r"
+    [64] max_length is 1, but a document needs two tokens for one target
+    hint: set max_length to 2 or more.
+    ");
+}
+
+#[test]
+fn messages_about_rows() {
+    let dir = Folder::new();
+    assert_snapshot!(dir.row("{\"text\": \"a\"}\n{\"text\": \"b\"\n"), @r#"
+    [65] train.jsonl row 2: not valid JSON at column 12: EOF while parsing an object
+      {"text": "b"
+    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    "#);
+    assert_snapshot!(dir.row(format!("{{\"text\": {}\n", "z".repeat(200))), @r#"
+    [65] train.jsonl row 1: not valid JSON at column 10: expected value
+      {"text": zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz…
+    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    "#);
+    assert_snapshot!(dir.row("[\"a\", 1]\n"), @r#"
+    [65] train.jsonl row 1: expected an object, found a list
+      ["a", 1]
+    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    "#);
+    assert_snapshot!(dir.row(b"{\"text\": \"caf\xE9\"}\n"), @r"
+    [65] train.jsonl row 1: not UTF-8 at byte 13 of the row
+    hint: convert the file to UTF-8, or set on_bad_row to skip to leave such rows out.
+    ");
+    assert_snapshot!(dir.row("{\"txet\": \"a\", \"id\": 7}\n"), @r"
+    [65] train.jsonl row 1: no column to train on; found `id`, `txet`
+    hint: `txet` looks like `text`; rename the column.
+    ");
+    assert_snapshot!(dir.row("{\"instruction\": \"a\", \"output\": \"b\"}\n"), @r"
+    [65] train.jsonl row 1: no column to train on; found `instruction`, `output`
+    hint: rows need `text`, or `prompt` and `completion`.
+    ");
+    assert_snapshot!(dir.row("{}\n"), @r"
+    [65] train.jsonl row 1: no column to train on; found no columns at all
+    hint: rows need `text`, or `prompt` and `completion`.
+    ");
+    assert_snapshot!(dir.row("{\"prompt\": \"a\", \"competion\": \"b\"}\n"), @r"
+    [65] train.jsonl row 1: `prompt` without `completion`; found `competion`, `prompt`
+    hint: `competion` looks like `completion`; rename the column.
+    ");
+    assert_snapshot!(dir.row("{\"completion\": \"b\"}\n"), @r"
+    [65] train.jsonl row 1: `completion` without `prompt`; found `completion`
+    hint: rows need `text`, or `prompt` and `completion`.
+    ");
+    assert_snapshot!(dir.row("{\"text\": [1, 2]}\n"), @r"
+    [65] train.jsonl row 1: `text` is a list, expected a string
+      [1,2]
+    ");
+    assert_snapshot!(dir.row("{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n"), @r"
+    [65] train.jsonl row 2: `prompt` and `completion` row in a file whose first row, 1, is `text`
+    hint: put rows of different formats into different files.
+    ");
+    assert_snapshot!(dir.row("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n"), @r"
+    [69] train.jsonl row 1: conversational rows are not implemented yet; column `messages` holds messages
+    hint: render the messages to `text`, or to `prompt` and `completion`, first.
+    ");
+    let long = format!("{{\"text\": \"{}\"}}\n", "a".repeat(65 << 20));
+    assert_snapshot!(dir.row(long), @"[65] train.jsonl row 1: longer than 64.0 MiB");
+}
+
+#[test]
+fn messages_about_what_is_left() {
+    let dir = Folder::new();
+    let spec = dir.spec("{\"text\": \"a\"}\n");
+    assert_snapshot!(dir.fails(&DataSpec { completion_only_loss: Some(true), ..spec }), @r"
+    [64] completion_only_loss is true, but the rows of train.jsonl have no `completion`
+    hint: leave completion_only_loss out, or give rows with `prompt` and `completion`.
+    ");
+    let row = "{\"prompt\": \"a long prompt\", \"completion\": \"b\"}\n";
+    assert_snapshot!(dir.fails(&DataSpec { max_length: 8, ..dir.spec(row) }), @r"
+    [65] no row of train.jsonl can be trained on: of 1 read, 0 bad, 0 shorter than two tokens, 1 without a supervised token in the first 8
+    hint: prompts that fill max_length leave no completion to learn; raise max_length.
+    ");
+    assert_snapshot!(dir.fails(&DataSpec { on_bad_row: OnBadRow::Skip, ..dir.spec("x\ny\n") }), @r"
+    [65] no row of train.jsonl can be trained on: of 2 read, 2 bad, 0 shorter than two tokens, 0 without a supervised token in the first 32
+    hint: set on_bad_row to stop to see what is wrong with the first one.
+    ");
+    assert_snapshot!(dir.show(&Order::new(1, 3, 8, true, true).unwrap_err()), @r"
+    [64] a step takes 8 rows, but there are only 3
+    hint: make the global batch smaller, turn packing or drop_last off, or add data.
+    ");
+}
+
+#[test]
+fn messages_about_tokenizers() {
+    let dir = Folder::new();
+    let load = |path: PathBuf| dir.show(&Tokenizer::load(&TokenizerSource::File(path)).unwrap_err());
+    assert_snapshot!(load(dir.path("nowhere/tokenizer.json")), @r"
+    [66] no tokenizer at nowhere/tokenizer.json
+    hint: name a tokenizer.json, a folder that has one, or use the built-in `byte` tokenizer.
+    ");
+    dir.write("tokenizer.model", "");
+    assert_snapshot!(load(dir.0.path().into()), @r"
+    [66] DIR has no tokenizer.json; it has tokenizer.model
+    hint: load the folder with AutoTokenizer.from_pretrained in transformers and save it with save_pretrained: that writes tokenizer.json.
+    ");
+    assert_snapshot!(load(dir.write("tokenizer.json", "{\"version\": ")), @"[65] tokenizer.json is not a tokenizer: EOF while parsing a value at line 1 column 12");
+    let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
+    byte.copy_files_to(dir.0.path()).unwrap();
+    dir.write("tokenizer_config.json", "{");
+    assert_snapshot!(load(dir.0.path().into()), @"[65] tokenizer_config.json is not a tokenizer: EOF while parsing an object at line 1 column 1");
+    assert_snapshot!(dir.show(&byte.decode(&[97, 300], false).unwrap_err()), @"[65] the tokenizer cannot decode: id 300 is outside the vocabulary of 257");
+    let unwritable = byte.copy_files_to(&dir.path("not/there")).unwrap_err();
+    assert_eq!(unwritable.class(), FaultClass::CannotWrite);
+    assert_snapshot!(dir.show(&unwritable), @"[73] cannot write not/there/tokenizer.json: No such file or directory (os error 2)");
+    let words = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}"#;
+    let tokenizer = TokenizerSource::File(dir.write("words.json", words));
+    let spec = DataSpec { tokenizer, ..dir.spec("{\"text\": \"b\"}\n") };
+    fs::remove_file(dir.path("tokenizer_config.json")).unwrap();
+    assert_snapshot!(dir.fails(&spec), @"[65] train.jsonl row 1: the tokenizer cannot encode it: WordLevel error: Missing [UNK] token from the vocabulary");
+    let large = dir.path("large.json");
+    fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
+    assert_snapshot!(load(large), @"[65] large.json is 1.00 GiB, more than the 256 MiB a tokenizer file may have");
+}

@@ -1,0 +1,131 @@
+//! Buffers: the bytes that operations read and write, before they have an address.
+
+use std::fmt;
+
+use lockstep_core::{Bytes, DType};
+
+use crate::schedule::ModelId;
+
+/// A buffer's place in the plan's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+
+/// Where a buffer lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tier {
+    Device,
+    Host,
+    Nvme,
+}
+
+/// Which state of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum State {
+    /// The copy forward and backward use.
+    Working,
+    /// The f32 copy the optimizer updates, where `Working` is narrower.
+    Master,
+    /// Adam's moments.
+    ExpAvg,
+    ExpAvgSq,
+    Grad,
+}
+
+/// What a buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum What {
+    /// A resident state of a unit, whole or a shard.
+    State {
+        model: ModelId,
+        unit: u32,
+        state: State,
+    },
+    /// A unit's parameters gathered whole.
+    Whole {
+        model: ModelId,
+        unit: u32,
+    },
+    /// A unit's whole gradient for one micro-batch, on its way to the owners.
+    GradWhole {
+        model: ModelId,
+        unit: u32,
+    },
+    /// Contributions received by the owner of a span, and shards on their way from the host.
+    Staging,
+    /// Gradients, or states whose home is a disk, on the host during an update. Two, in turn.
+    HostStaging {
+        turn: u32,
+    },
+    /// The residual stream before unit `index`.
+    Stream {
+        model: ModelId,
+        index: u32,
+    },
+    GradStream {
+        model: ModelId,
+    },
+    /// What forward keeps for backward, and what recomputation makes for it.
+    Saved {
+        model: ModelId,
+        unit: u32,
+    },
+    Rebuilt {
+        model: ModelId,
+        unit: u32,
+    },
+    /// Slots that live within one operation, and the kernels' workspace.
+    Scratch,
+    /// Tokens, targets, positions and document bounds of a micro-batch.
+    Inputs,
+    /// One log-probability and one coefficient per token.
+    LogProbs,
+    Coefficients,
+    /// Angles of the rotary embedding, learning-rate scalars, leaves of the norm tree.
+    Tables,
+    NormLeaves,
+    /// Keys and values of running documents.
+    KvCache {
+        model: ModelId,
+    },
+}
+
+impl What {
+    /// Residents live from one step to the next; everything else is packed by lifetime.
+    pub fn is_resident(&self) -> bool {
+        matches!(self, What::State { .. } | What::Tables)
+    }
+}
+
+/// A buffer and its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    pub what: What,
+    pub tier: Tier,
+    pub elems: usize,
+    pub dtype: DType,
+}
+
+impl Buffer {
+    pub fn bytes(&self) -> Bytes {
+        Bytes((self.elems * self.dtype.size()) as u64)
+    }
+}
+
+/// How an operation touches a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Writes without reading: a new lifetime begins.
+    Define,
+    Read,
+    Update,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Tier::Device => "device",
+            Tier::Host => "host",
+            Tier::Nvme => "nvme",
+        })
+    }
+}

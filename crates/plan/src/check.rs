@@ -1,0 +1,235 @@
+//! The invariants of a schedule, checked without a device.
+
+use std::collections::HashMap;
+
+use crate::buffer::{Access, Buffer, BufferId, What};
+use crate::input::{AccumulationOrder, PlanInput};
+use crate::memory::MemoryPlan;
+use crate::order::Order;
+use crate::schedule::{OpId, OpKind, Schedule, SpanId, Wait};
+
+/// A broken invariant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// A wait for an operation that comes later in the list, or for itself.
+    WaitsForTheFuture {
+        op: OpId,
+        on: OpId,
+    },
+    ReadBeforeWritten {
+        op: OpId,
+        what: What,
+    },
+    /// Two lanes touch a buffer, one of them writing, with nothing between them.
+    Race {
+        a: OpId,
+        b: OpId,
+        what: What,
+    },
+    GatheredTwice {
+        op: OpId,
+        span: SpanId,
+    },
+    NeverReleased {
+        span: SpanId,
+    },
+    ReleasedUngathered {
+        op: OpId,
+        span: SpanId,
+    },
+    /// A trainable element of a unit was reduced a wrong number of times for a micro-batch.
+    ReducedTimes {
+        unit: u32,
+        micro: u32,
+        at: usize,
+        times: u32,
+        expected: u32,
+    },
+    /// Two buffers that can be alive together share bytes.
+    Overlap {
+        a: What,
+        b: What,
+    },
+    NotUpdatedOnce {
+        unit: u32,
+        times: u32,
+    },
+}
+
+/// All violations of a schedule over `buffers`, packed as `memory`.
+pub fn check(schedule: &Schedule, buffers: &[Buffer], memory: &MemoryPlan) -> Vec<Violation> {
+    let order = Order::of(schedule);
+    let mut found = Vec::new();
+    check_waits(schedule, &mut found);
+    check_accesses(schedule, buffers, &order, &mut found);
+    check_gathers(schedule, &mut found);
+    check_overlap(schedule, buffers, &order, memory, &mut found);
+    found
+}
+
+fn check_waits(schedule: &Schedule, found: &mut Vec<Violation>) {
+    for (i, op) in schedule.ops.iter().enumerate() {
+        for wait in &op.waits {
+            if let Wait::This(on) = wait
+                && on.0 as usize >= i
+            {
+                found.push(Violation::WaitsForTheFuture { op: OpId(i as u32), on: *on });
+            }
+        }
+    }
+}
+
+fn check_accesses(schedule: &Schedule, buffers: &[Buffer], order: &Order, found: &mut Vec<Violation>) {
+    let mut history: HashMap<BufferId, Vec<(OpId, Access)>> = HashMap::new();
+    for (i, op) in schedule.ops.iter().enumerate() {
+        let at = OpId(i as u32);
+        for (buffer, access) in &op.accesses {
+            let what = buffers[buffer.0 as usize].what;
+            let past = history.entry(*buffer).or_default();
+            let defined = past.iter().any(|(_, a)| *a == Access::Define);
+            if *access != Access::Define && !defined && !what.is_resident() {
+                found.push(Violation::ReadBeforeWritten { op: at, what });
+            }
+            for (other, theirs) in past.iter() {
+                let conflict = *access != Access::Read || *theirs != Access::Read;
+                if conflict && *other != at && !order.before(*other, at) {
+                    found.push(Violation::Race { a: *other, b: at, what });
+                }
+            }
+            past.push((at, *access));
+        }
+    }
+}
+
+fn check_gathers(schedule: &Schedule, found: &mut Vec<Violation>) {
+    let mut held: HashMap<SpanId, bool> = HashMap::new();
+    for (i, op) in schedule.ops.iter().enumerate() {
+        let at = OpId(i as u32);
+        match op.kind {
+            OpKind::Gather(span) => {
+                if held.insert(span, true) == Some(true) {
+                    found.push(Violation::GatheredTwice { op: at, span });
+                }
+            }
+            OpKind::Release(span) => {
+                if held.insert(span, false) != Some(true) {
+                    found.push(Violation::ReleasedUngathered { op: at, span });
+                }
+            }
+            _ => {}
+        }
+    }
+    let mut kept: Vec<SpanId> = held.into_iter().filter(|(_, held)| *held).map(|(span, _)| span).collect();
+    kept.sort();
+    found.extend(kept.into_iter().map(|span| Violation::NeverReleased { span }));
+}
+
+/// Replays the packing independently of `pack`: every pair of buffers that share bytes is examined
+/// access by access.
+fn check_overlap(
+    schedule: &Schedule,
+    buffers: &[Buffer],
+    order: &Order,
+    memory: &MemoryPlan,
+    found: &mut Vec<Violation>,
+) {
+    let mut touched: HashMap<BufferId, Vec<(OpId, Access)>> = HashMap::new();
+    for (i, op) in schedule.ops.iter().enumerate() {
+        for (buffer, access) in &op.accesses {
+            touched.entry(*buffer).or_default().push((OpId(i as u32), *access));
+        }
+    }
+    let range = |(id, start): &(BufferId, lockstep_core::Bytes)| {
+        (start.0, start.0 + buffers[id.0 as usize].bytes().0)
+    };
+    for (i, a) in memory.offsets.iter().enumerate() {
+        for b in &memory.offsets[i + 1..] {
+            let ((a0, a1), (b0, b1)) = (range(a), range(b));
+            if a0 >= b1 || b0 >= a1 {
+                continue;
+            }
+            // B's accesses between A's definition and A's last use destroy A, unless none fall there.
+            let destroys = |own: &[(OpId, Access)], other: &[(OpId, Access)]| {
+                own.iter().enumerate().any(|(n, (use_at, access))| {
+                    if *access == Access::Define {
+                        return false;
+                    }
+                    let (defined, _) =
+                        own[..n].iter().rev().find(|(_, a)| *a == Access::Define).unwrap_or(&own[0]);
+                    other.iter().any(|(o, _)| !order.before(*o, *defined) && !order.before(*use_at, *o))
+                })
+            };
+            let (of_a, of_b) = (&touched[&a.0], &touched[&b.0]);
+            if destroys(of_a, of_b) || destroys(of_b, of_a) {
+                let what = |id: BufferId| buffers[id.0 as usize].what;
+                found.push(Violation::Overlap { a: what(a.0), b: what(b.0) });
+            }
+        }
+    }
+}
+
+/// Gradients: every trainable element reduced once per micro-batch (or once per window), along the shard
+/// axis and, where there are replicas, along theirs; every unit with trainable elements updated once.
+pub fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Violation> {
+    let mut found = Vec::new();
+    let reductions_per_window = match input.order {
+        AccumulationOrder::Local => 1,
+        AccumulationOrder::Reduced => input.micros,
+    };
+    for (u, unit) in input.models[0].units.iter().enumerate() {
+        let updates =
+            schedule.ops.iter().filter(|op| op.kind == OpKind::Update { unit: u as u32 }).count() as u32;
+        if updates != u32::from(unit.trainable_elems > 0) {
+            found.push(Violation::NotUpdatedOnce { unit: u as u32, times: updates });
+        }
+        check_reductions(schedule, input, u as u32, unit.trainable_elems, reductions_per_window, &mut found);
+    }
+    found
+}
+
+fn check_reductions(
+    schedule: &Schedule,
+    input: &PlanInput,
+    unit: u32,
+    elems: usize,
+    windows: u32,
+    found: &mut Vec<Violation>,
+) {
+    let expected_axes = expected_axes(input);
+    for axis in expected_axes {
+        for window in 0..windows {
+            let micro = if windows == 1 { input.micros - 1 } else { window };
+            // Count coverage at every cut point: between cuts it cannot change.
+            let mut parts: Vec<&crate::schedule::SpanPart> = Vec::new();
+            for op in &schedule.ops {
+                if let OpKind::Reduce { span, micro: m, axis: a, .. } = op.kind
+                    && (m, a) == (micro, axis)
+                {
+                    parts.extend(schedule.span(span).parts.iter().filter(|p| p.unit == unit));
+                }
+            }
+            let mut cuts: Vec<usize> = parts.iter().flat_map(|p| [p.start, p.end]).chain([0]).collect();
+            cuts.retain(|c| *c < elems);
+            for at in cuts {
+                let times = parts.iter().filter(|p| p.start <= at && at < p.end).count() as u32;
+                if times != 1 {
+                    found.push(Violation::ReducedTimes { unit, micro, at, times, expected: 1 });
+                }
+            }
+        }
+    }
+}
+
+/// The axes gradients are summed over: one collective over the world where gradients are whole or the
+/// mesh has one axis; shard then replicate where it has two.
+fn expected_axes(input: &PlanInput) -> Vec<lockstep_core::Axis> {
+    use lockstep_core::Axis;
+    let mesh = input.mesh;
+    match (mesh.shard > 1, mesh.replicate > 1) {
+        (false, false) if input.order == AccumulationOrder::Reduced => vec![Axis::World],
+        (false, false) => vec![],
+        (true, true) => vec![Axis::Shard, Axis::Replicate],
+        (true, false) => vec![Axis::Shard],
+        (false, true) => vec![Axis::Replicate],
+    }
+}

@@ -1,0 +1,149 @@
+//! What a plan is made from.
+
+use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_shape::{
+    Adapter, ModelShape, Programs, Recompute, UnitShape, block_programs, embed_programs, head_programs, units,
+};
+
+use crate::buffer::Tier;
+
+/// Whole on every rank, or cut over the shard axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    Whole,
+    Shard,
+}
+
+/// The cells of the strategy table: how each state is placed, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placements {
+    pub params: Placement,
+    pub grads: Placement,
+    pub optimizer: Placement,
+    pub params_tier: Tier,
+    pub optimizer_tier: Tier,
+}
+
+/// The order in which a window's gradients are summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccumulationOrder {
+    /// Over micro-batches on each rank, then over ranks: whole gradients.
+    Local,
+    /// Over ranks for each micro-batch, then over micro-batches.
+    Reduced,
+}
+
+/// The largest micro-batch a phase can meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Tokens, rounded up to 256.
+    pub tokens: usize,
+    pub docs: usize,
+    pub max_doc: usize,
+}
+
+impl Bounds {
+    /// `rows` rows of at most `max_length` tokens, one of which is never an input. A row may hold many
+    /// short documents, each at least two tokens long.
+    pub fn of_rows(rows: usize, max_length: usize, packed: bool) -> Bounds {
+        let positions = rows * (max_length - 1);
+        let docs = if packed { rows * (max_length / 2).max(1) } else { rows };
+        Bounds { tokens: positions.next_multiple_of(256), docs, max_doc: max_length - 1 }
+    }
+}
+
+/// What the device's kernels ask for, and what is not ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceNeeds {
+    /// The largest workspace of any operation.
+    pub workspace: Bytes,
+    /// Bytes of the process that the plan does not hand out: code, stacks, libraries, the data set.
+    pub foreign: Bytes,
+}
+
+/// What a model is in the run for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Policy,
+    Value,
+    Reference,
+    Reward,
+}
+
+/// One model of the run: its units and the programs they run.
+#[derive(Clone, Debug)]
+pub struct ModelPlan {
+    pub role: Role,
+    pub shape: ModelShape,
+    pub units: Vec<UnitShape>,
+    pub embed: Programs,
+    pub block: Programs,
+    pub head: Programs,
+}
+
+impl ModelPlan {
+    pub fn new(
+        role: Role,
+        shape: &ModelShape,
+        recompute: Recompute,
+        adapter: Option<&Adapter>,
+        decay_norms: bool,
+    ) -> ModelPlan {
+        let frozen = matches!(role, Role::Reference | Role::Reward);
+        ModelPlan {
+            role,
+            shape: shape.clone(),
+            units: units(shape, frozen, adapter, decay_norms),
+            embed: embed_programs(shape),
+            block: block_programs(shape, recompute),
+            head: head_programs(shape),
+        }
+    }
+
+    pub fn trainable(&self) -> bool {
+        self.units.iter().any(|u| u.trainable_elems > 0)
+    }
+
+    pub fn programs(&self, unit: usize) -> &Programs {
+        match unit {
+            0 => &self.embed,
+            u if u + 1 == self.units.len() => &self.head,
+            _ => &self.block,
+        }
+    }
+
+    pub fn params(&self) -> u64 {
+        self.units.iter().map(|u| u.params()).sum()
+    }
+}
+
+/// Everything a schedule and its memory depend on.
+#[derive(Clone, Debug)]
+pub struct PlanInput {
+    pub models: Vec<ModelPlan>,
+    pub mesh: Mesh,
+    pub strategy: crate::strategy::Strategy,
+    pub placements: Placements,
+    pub order: AccumulationOrder,
+    pub micros: u32,
+    pub prefetch: u32,
+    pub bucket: Bytes,
+    pub recompute: Recompute,
+    /// Storage type of activations and working parameters.
+    pub storage: DType,
+    pub bounds: Bounds,
+    pub head_chunk: usize,
+    pub needs: DeviceNeeds,
+    /// Whether the objective's coefficients are known before the head runs.
+    pub coefficients_ahead: bool,
+    pub clip: bool,
+    /// Rollout phases of PPO and GRPO: documents decoded at once and tokens of cache each.
+    pub rollout: Option<Rollout>,
+}
+
+/// Bounds of generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rollout {
+    pub docs: usize,
+    pub tokens_per_doc: usize,
+}

@@ -1,0 +1,199 @@
+//! The whole plan: models, buffers with offsets, and a schedule per phase.
+
+use lockstep_core::{Bytes, Fault, FaultClass};
+
+use crate::buffer::{Buffer, BufferId, State, Tier, What};
+use crate::builder::{BufferTable, StepBuilder};
+use crate::input::{AccumulationOrder, Placement, PlanInput, Role};
+use crate::memory::{MemoryPlan, pack};
+use crate::schedule::{ModelId, Schedule};
+use crate::scratch::{Sizes, UnitLayout};
+
+/// One phase: its operations and where its buffers lie behind the residents.
+#[derive(Clone, Debug)]
+pub struct Phase {
+    pub name: String,
+    pub model: ModelId,
+    pub schedule: Schedule,
+    pub memory: MemoryPlan,
+    pub host: MemoryPlan,
+}
+
+/// Everything a run does and holds, known before it starts.
+#[derive(Clone, Debug)]
+pub struct RunPlan {
+    pub input: PlanInput,
+    pub buffers: Vec<Buffer>,
+    /// Offsets of device residents, which lie at the front of the arena.
+    pub residents: Vec<(BufferId, Bytes)>,
+    pub resident_bytes: Bytes,
+    /// Residents of the host and disk tiers.
+    pub host_bytes: Bytes,
+    pub nvme_bytes: Bytes,
+    pub phases: Vec<Phase>,
+    /// The device arena: residents and the largest phase.
+    pub arena: Bytes,
+}
+
+/// Why no plan could be made.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    #[error("the plan needs {needed} on the device, {over} over the budget of {budget}")]
+    OverBudget { needed: Bytes, over: Bytes, budget: Bytes },
+    #[error("offloading parameters needs sharded parameters (zero3 or full_shard), not {strategy}")]
+    ParamOffload { strategy: String },
+    #[error(
+        "hybrid_shard shards inside a node and replicates across nodes: it needs more than one of each, not {nodes} node(s) of {per_node}"
+    )]
+    HybridMesh { nodes: u32, per_node: u32 },
+}
+
+impl Fault for PlanError {
+    fn class(&self) -> FaultClass {
+        FaultClass::BadConfig
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            PlanError::OverBudget { .. } => Some(
+                "Smaller, in order of cost: recompute: selective, then full; fewer rows per device with more \
+                 gradient_accumulation_steps; a smaller max_length; a strategy that shards more."
+                    .into(),
+            ),
+            _ => None,
+        }
+    }
+}
+
+const ALIGN: u64 = 4096;
+
+/// Emits every phase and packs memory.
+pub fn build(mut input: PlanInput) -> RunPlan {
+    if input.micros == 1 && (input.placements.grads == Placement::Whole || input.mesh.shard == 1) {
+        // With one micro-batch both orders are the same sum, and this one needs no second buffer.
+        input.order = AccumulationOrder::Local;
+    }
+    let mut table = BufferTable::default();
+    register_residents(&input, &mut table);
+    let mut schedules: Vec<(String, ModelId, Schedule)> = Vec::new();
+    let many = input.models.len() > 1;
+    let mut phase = |name: &str, model: usize, emit: &dyn Fn(&mut StepBuilder), table: &mut BufferTable| {
+        let id = ModelId(model as u8);
+        let mut builder = StepBuilder::new(&input, id, table);
+        emit(&mut builder);
+        let role = format!("{:?}", input.models[model].role).to_lowercase();
+        let name = if many { format!("{name} {role}") } else { name.to_string() };
+        schedules.push((name, id, builder.finish()));
+    };
+    if input.rollout.is_some() {
+        phase("rollout", 0, &|b| b.rollout(), &mut table);
+        for (i, _) in input.models.iter().enumerate() {
+            phase("score", i, &|b| b.score(), &mut table);
+        }
+    }
+    for (i, model) in input.models.iter().enumerate().filter(|(_, m)| m.trainable()) {
+        debug_assert!(matches!(model.role, Role::Policy | Role::Value));
+        phase("train", i, &input.strategy, &mut table);
+    }
+    let buffers = table.buffers;
+    let phases: Vec<Phase> = schedules
+        .into_iter()
+        .map(|(name, model, schedule)| {
+            let memory = pack(&schedule, &buffers, Tier::Device);
+            let host = pack(&schedule, &buffers, Tier::Host);
+            Phase { name, model, schedule, memory, host }
+        })
+        .collect();
+    place(input, buffers, phases)
+}
+
+/// Residents exist whether or not a phase touches them.
+fn register_residents(input: &PlanInput, table: &mut BufferTable) {
+    for (m, model) in input.models.iter().enumerate() {
+        for (u, unit) in model.units.iter().enumerate() {
+            let mut states = vec![State::Working];
+            if unit.trainable_elems > 0 {
+                states.extend([State::ExpAvg, State::ExpAvgSq, State::Grad]);
+                states.extend((input.storage != lockstep_core::DType::F32).then_some(State::Master));
+            }
+            for state in states {
+                let (model, unit) = (ModelId(m as u8), u as u32);
+                let (tier, elems, dtype) = input.resident(model, unit, state);
+                table.get(What::State { model, unit, state }, tier, elems, dtype);
+            }
+        }
+    }
+}
+
+fn place(input: PlanInput, buffers: Vec<Buffer>, phases: Vec<Phase>) -> RunPlan {
+    let mut at = Bytes::ZERO;
+    let mut residents = Vec::new();
+    let mut others = [Bytes::ZERO; 2];
+    for (i, buffer) in buffers.iter().enumerate().filter(|(_, b)| b.what.is_resident()) {
+        let bytes = buffer.bytes().align_to(ALIGN);
+        match buffer.tier {
+            Tier::Device => {
+                residents.push((BufferId(i as u32), at));
+                at += bytes;
+            }
+            Tier::Host => others[0] += bytes,
+            Tier::Nvme => others[1] += bytes,
+        }
+    }
+    let largest = phases.iter().map(|p| p.memory.bytes).max().unwrap_or_default();
+    let largest_host = phases.iter().map(|p| p.host.bytes).max().unwrap_or_default();
+    RunPlan {
+        input,
+        buffers,
+        residents,
+        resident_bytes: at,
+        host_bytes: others[0] + largest_host,
+        nvme_bytes: others[1],
+        phases,
+        arena: at + largest,
+    }
+}
+
+impl RunPlan {
+    pub fn find(&self, what: What) -> Option<BufferId> {
+        self.buffers.iter().position(|b| b.what == what).map(|i| BufferId(i as u32))
+    }
+
+    /// Where a device buffer lies in the arena during `phase`.
+    pub fn offset(&self, phase: &Phase, id: BufferId) -> Option<Bytes> {
+        let among = |list: &[(BufferId, Bytes)]| {
+            list.binary_search_by_key(&id, |(id, _)| *id).ok().map(|i| list[i].1)
+        };
+        among(&self.residents).or_else(|| Some(self.resident_bytes + among(&phase.memory.offsets)?))
+    }
+
+    /// Slot layouts of embed, block and head units of a model.
+    pub fn layouts(&self, model: ModelId) -> [UnitLayout; 3] {
+        let plan = &self.input.models[model.0 as usize];
+        let sizes = Sizes {
+            tokens: self.input.bounds.tokens,
+            chunk: self.input.head_chunk,
+            storage: self.input.storage,
+        };
+        [&plan.embed, &plan.block, &plan.head].map(|p| UnitLayout::new(p, sizes))
+    }
+
+    /// The first byte of the scratch buffer that belongs to the kernels' workspace.
+    pub fn workspace_offset(&self, model: ModelId) -> Bytes {
+        self.layouts(model).iter().map(UnitLayout::scratch).max().unwrap_or_default().align_to(4096)
+    }
+
+    /// What the process will hold: the arena and what is not ours.
+    pub fn process_bytes(&self) -> Bytes {
+        self.arena + self.host_bytes + self.input.needs.foreign
+    }
+
+    pub fn check_budget(&self, budget: Bytes) -> Result<(), PlanError> {
+        let needed = self.arena + self.input.needs.foreign;
+        if needed > budget {
+            return Err(PlanError::OverBudget { needed, over: needed - budget, budget });
+        }
+        Ok(())
+    }
+}

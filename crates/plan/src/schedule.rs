@@ -1,0 +1,167 @@
+//! The step as data: a list of operations on three lanes.
+
+use std::fmt;
+
+use lockstep_core::Axis;
+
+use crate::buffer::{Access, BufferId};
+
+/// Which model an operation works on: 0 is the one being trained; PPO has four.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelId(pub u8);
+
+/// An operation's place in its schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u32);
+
+/// A bucket's place in the schedule's table of spans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SpanId(pub u32);
+
+/// A range of one unit's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanPart {
+    pub unit: u32,
+    pub start: usize,
+    pub end: usize,
+}
+
+/// What moves together in one collective or copy: several units, or part of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub model: ModelId,
+    pub parts: Vec<SpanPart>,
+}
+
+impl Span {
+    pub fn elems(&self) -> usize {
+        self.parts.iter().map(|p| p.end - p.start).sum()
+    }
+}
+
+/// A lane runs its operations in order; lanes run side by side. A stream on a GPU, a thread on a CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Lane {
+    Compute,
+    Comm,
+    Copy,
+    /// Work done by the host's cores for another device: updates of offloaded states.
+    Host,
+}
+
+impl Lane {
+    pub const COUNT: usize = 4;
+}
+
+/// What an operation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpKind {
+    /// All-gather of a span's parameters into a whole copy that lives until `Release`.
+    Gather(SpanId),
+    Release(SpanId),
+    Forward {
+        unit: u32,
+        micro: u32,
+    },
+    HeadForward {
+        micro: u32,
+    },
+    /// From the head's outputs, or from the batch alone, to one coefficient per token.
+    Objective {
+        micro: u32,
+    },
+    HeadBackward {
+        micro: u32,
+        fresh: bool,
+    },
+    /// Head forward and backward in one pass, for objectives whose coefficients need no outputs.
+    HeadStep {
+        micro: u32,
+        fresh: bool,
+    },
+    Recompute {
+        unit: u32,
+        micro: u32,
+    },
+    /// `fresh`: the gradient is overwritten, not added to.
+    Backward {
+        unit: u32,
+        micro: u32,
+        fresh: bool,
+    },
+    /// Sum over the ranks of `axis`, then into the owner's accumulator (`fresh`: overwriting it).
+    Reduce {
+        span: SpanId,
+        micro: u32,
+        axis: Axis,
+        fresh: bool,
+    },
+    /// Towards the device: parameters before use, states before an update.
+    Fetch(SpanId),
+    /// Away from the device.
+    Spill(SpanId),
+    /// The global gradient norm, the clip factor and whether the step is skipped.
+    ClipNorm,
+    Update {
+        unit: u32,
+    },
+    /// Updated shards to every rank's resident whole copy (parameters whole, optimizer sharded).
+    Publish(SpanId),
+    /// A copy of a unit's states for a checkpoint written behind training.
+    Snapshot {
+        unit: u32,
+    },
+    /// One token for every running document, through all units, with the cache.
+    Decode,
+    /// Prompts through all units, filling the cache.
+    Prefill,
+}
+
+/// Something that must be finished first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    This(OpId),
+    /// The operation of the previous run of the same schedule.
+    Previous(OpId),
+}
+
+/// One operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Op {
+    pub kind: OpKind,
+    pub model: ModelId,
+    pub lane: Lane,
+    /// Operations of other lanes; order within the lane is implied.
+    pub waits: Vec<Wait>,
+    pub accesses: Vec<(BufferId, Access)>,
+}
+
+/// One phase's operations, in the order they are issued.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    pub ops: Vec<Op>,
+    pub spans: Vec<Span>,
+}
+
+impl Schedule {
+    pub fn span(&self, id: SpanId) -> &Span {
+        &self.spans[id.0 as usize]
+    }
+}
+
+impl fmt::Display for OpId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+impl fmt::Display for Lane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Lane::Compute => "compute",
+            Lane::Comm => "comm",
+            Lane::Copy => "copy",
+            Lane::Host => "host",
+        })
+    }
+}
