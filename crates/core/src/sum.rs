@@ -27,24 +27,27 @@ pub fn fold_range(leaves: &[f64], first: u64, out: &mut Vec<Node>) {
     }
 }
 
-/// The root over all leaves: merges nodes that together tile `[0, num_leaves)`.
-pub fn merge(mut nodes: Vec<Node>) -> f64 {
-    nodes.sort_by_key(|n| n.index << n.level);
-    // A binary counter: equal neighbours merge as soon as both are there.
-    let mut stack: Vec<Node> = Vec::with_capacity(64);
+/// The root over all leaves: merges nodes that together tile `[0, num_leaves)`. Reorders them.
+pub fn merge(nodes: &mut [Node]) -> f64 {
+    nodes.sort_unstable_by_key(|n| n.index << n.level);
+    // A binary counter: equal neighbours merge as soon as both are there. Its depth is the tree's.
+    let mut stack = [Node { level: 0, index: 0, sum: 0.0 }; 65];
+    let mut depth = 0;
     for node in nodes {
-        stack.push(node);
-        while let [.., left, right] = stack[..] {
-            if left.level != right.level || left.index % 2 != 0 {
+        stack[depth] = *node;
+        depth += 1;
+        while depth >= 2 {
+            let (left, right) = (stack[depth - 2], stack[depth - 1]);
+            if left.level != right.level || !left.index.is_multiple_of(2) {
                 break;
             }
             debug_assert_eq!(left.index + 1, right.index, "nodes do not tile the leaves");
-            stack.truncate(stack.len() - 2);
-            stack.push(Node { level: left.level + 1, index: left.index / 2, sum: left.sum + right.sum });
+            depth -= 1;
+            stack[depth - 1] = Node { level: left.level + 1, index: left.index / 2, sum: left.sum + right.sum };
         }
     }
     // The ragged right edge: a lone left child stands for its parent, so fold from the right.
-    stack.into_iter().rev().map(|n| n.sum).reduce(|right, left| left + right).unwrap_or(0.0)
+    stack[..depth].iter().rev().map(|n| n.sum).reduce(|right, left| left + right).unwrap_or(0.0)
 }
 
 fn fold_whole(leaves: &[f64]) -> f64 {
@@ -71,7 +74,7 @@ mod tests {
         for pair in edges.windows(2) {
             fold_range(&leaves[pair[0]..pair[1]], pair[0] as u64, &mut nodes);
         }
-        merge(nodes)
+        merge(&mut nodes)
     }
 
     proptest! {

@@ -1,1 +1,39 @@
+//! The operations of a decoder, forward and backward, a folder each.
+//!
+//! A folder holds what the operation means (`mod.rs`), the CPU version, and one test that judges every
+//! version by a plain reference in f64, by finite differences and by the row contract: an output row
+//! depends on its row and its document alone. Operations allocate nothing; scratch comes from the
+//! caller. Letters in shapes: T tokens, D model width, H query heads, G key-value heads, h head width,
+//! F feed-forward width, V vocabulary.
 
+pub mod adamw;
+pub mod attention;
+pub mod cross_entropy;
+pub mod embedding;
+pub mod host;
+pub mod matmul;
+pub mod reduce;
+pub mod rmsnorm;
+pub mod rope;
+pub mod swiglu;
+
+mod dispatch;
+mod mat;
+mod math;
+#[cfg(test)]
+mod testing;
+
+pub use mat::Mat;
+
+use lockstep_device::{CpuQueue, Queue};
+
+/// The CPU lane behind a queue. Other devices get their own arm where an operation dispatches.
+pub(crate) fn cpu(queue: &Queue) -> &CpuQueue {
+    match queue {
+        Queue::Cpu(cpu) => cpu,
+        _ => unreachable!("a queue of a device this build does not have"),
+    }
+}
+
+/// Rows of work that a pool item takes: small enough to balance, large enough to be worth a hand-out.
+pub(crate) const ROWS_PER_ITEM: usize = 32;

@@ -34,4 +34,4 @@ pub use memory::{MemoryPlan, pack};
 pub use print::{memory_table, schedule_text};
 pub use run_plan::{Phase, PlanError, RunPlan, build};
 pub use schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
-pub use scratch::{SlotHome, UnitLayout};
+pub use scratch::{ProgramLayout, SlotHome, UnitLayout};

@@ -1,0 +1,248 @@
+//! One block of memory, taken once, and views into it.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use lockstep_core::{Bytes, DType};
+use memmap2::MmapMut;
+
+use crate::{Pool, Real};
+
+/// Why memory could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    #[error("the system did not grant {wanted} of memory: {cause}")]
+    Refused { wanted: Bytes, cause: std::io::Error },
+}
+
+/// A block of host memory, zeroed and resident: every page is touched when it is taken, so that running
+/// out happens here and not in the middle of a step.
+#[derive(Debug)]
+pub struct Memory {
+    map: Option<MmapMut>,
+    base: NonNull<u8>,
+    bytes: Bytes,
+}
+
+// SAFETY: `Memory` only owns the mapping. All access goes through `View`, whose contract (see there)
+// is what keeps threads from racing.
+unsafe impl Send for Memory {}
+// SAFETY: as above; `&Memory` gives out views and nothing else.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Takes `bytes`, in huge pages where the system has them, and touches every page from `pool`.
+    pub fn take(bytes: Bytes, pool: &Pool) -> Result<Memory, MemoryError> {
+        if bytes == Bytes::ZERO {
+            return Ok(Memory { map: None, base: NonNull::dangling(), bytes });
+        }
+        let refused = |cause| MemoryError::Refused { wanted: bytes, cause };
+        let len = usize::try_from(bytes.0).map_err(|_| refused(std::io::ErrorKind::OutOfMemory.into()))?;
+        let mut map = MmapMut::map_anon(len).map_err(refused)?;
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage); // A wish; plain pages work too.
+        let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address zero");
+        let memory = Memory { map: Some(map), base, bytes };
+        const STRIPE: usize = 8 << 20;
+        let view = memory.view(0, len / 4, DType::U32);
+        pool.run(view.len().div_ceil(STRIPE / 4), &|stripe, _| {
+            let start = stripe * (STRIPE / 4);
+            let part = view.slice(start, (STRIPE / 4).min(view.len() - start));
+            // SAFETY: stripes are disjoint and nothing else holds a view of this new mapping.
+            for page in unsafe { part.as_mut::<u32>() }.chunks_mut(1024) {
+                // A volatile write: an ordinary store of zero over zero could be removed.
+                // SAFETY: the pointer comes from a live, exclusive reference.
+                unsafe { std::ptr::write_volatile(&mut page[0], 0) };
+            }
+        });
+        Ok(memory)
+    }
+
+    pub fn bytes(&self) -> Bytes {
+        self.bytes
+    }
+
+    /// The `len` elements of `dtype` that start at byte `offset`, which must be 64-byte aligned.
+    pub fn view(&self, offset: usize, len: usize, dtype: DType) -> View<'_> {
+        assert!(offset.is_multiple_of(64), "view at unaligned offset {offset}");
+        let end = len.checked_mul(dtype.size()).and_then(|n| n.checked_add(offset));
+        assert!(
+            end.is_some_and(|end| end as u64 <= self.bytes.0),
+            "view [{offset}, +{len} {dtype}] outside {}",
+            self.bytes
+        );
+        debug_assert!(self.map.is_some() || len == 0);
+        // SAFETY: the offset was just checked to lie inside the mapping (or is 0 on an empty one).
+        let ptr = unsafe { self.base.add(offset) };
+        View { ptr, len, dtype, memory: PhantomData }
+    }
+}
+
+/// A typed range of a [`Memory`]: an address, not a borrow, as on a GPU.
+///
+/// Whoever runs operations follows a plan in which buffers that are alive together do not overlap, and
+/// in which an operation on another lane that touches the same buffer is waited for; the plan's tests
+/// hold it to that. Operations check that their own outputs do not overlap their inputs
+/// ([`View::assert_apart`]) before they turn views into slices.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'m> {
+    ptr: NonNull<u8>,
+    len: usize,
+    dtype: DType,
+    memory: PhantomData<&'m Memory>,
+}
+
+// SAFETY: a view is an address and a length; using it is governed by the contract above.
+unsafe impl Send for View<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for View<'_> {}
+
+impl<'m> View<'m> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements `[start, start + len)` of this view.
+    pub fn slice(&self, start: usize, len: usize) -> View<'m> {
+        assert!(start + len <= self.len, "slice [{start}, +{len}] of a view of {} elements", self.len);
+        // SAFETY: the start lies inside this view, which lies inside its memory.
+        let ptr = unsafe { self.ptr.add(start * self.dtype.size()) };
+        View { ptr, len, ..*self }
+    }
+
+    /// The first `len` elements.
+    pub fn first(&self, len: usize) -> View<'m> {
+        self.slice(0, len)
+    }
+
+    pub fn as_ptr<T>(&self) -> *mut T {
+        self.ptr.as_ptr().cast()
+    }
+
+    /// Panics if the two views share a byte. Operations call it on each output against each input that
+    /// may not alias it.
+    #[track_caller]
+    pub fn assert_apart(&self, other: &View<'_>) {
+        let (a, b) = (self.ptr.as_ptr() as usize, other.ptr.as_ptr() as usize);
+        let apart = self.len == 0
+            || other.len == 0
+            || a + self.len * self.dtype.size() <= b
+            || b + other.len * other.dtype.size() <= a;
+        assert!(apart, "operands overlap: {self:?} and {other:?}");
+    }
+
+    /// Reads the view as a slice.
+    ///
+    /// # Safety
+    /// `T` has the view's dtype's representation, and nobody writes these bytes while the slice lives.
+    pub unsafe fn as_slice<T>(&self) -> &'m [T] {
+        assert_eq!(size_of::<T>(), self.dtype.size(), "wrong element type for {}", self.dtype);
+        // SAFETY: in bounds and aligned by construction; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast(), self.len) }
+    }
+
+    /// Writes through the view as a slice.
+    ///
+    /// # Safety
+    /// As [`View::as_slice`], and nobody else reads or writes these bytes while the slice lives.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn as_mut<T>(&self) -> &'m mut [T] {
+        assert_eq!(size_of::<T>(), self.dtype.size(), "wrong element type for {}", self.dtype);
+        // SAFETY: in bounds and aligned by construction; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) }
+    }
+
+    /// Copies host values in. For inputs, between steps or at their start.
+    pub fn write<T: Copy>(&self, values: &[T]) {
+        assert!(values.len() <= self.len, "{} values into a view of {}", values.len(), self.len);
+        // SAFETY: lanes are quiet on this buffer while the host writes it, by the plan's waits.
+        unsafe { self.first(values.len()).as_mut::<T>() }.copy_from_slice(values);
+    }
+
+    /// Copies values out to the host.
+    pub fn read<T: Copy>(&self, out: &mut [T]) {
+        // SAFETY: lanes are quiet on this buffer while the host reads it, by the plan's waits.
+        out.copy_from_slice(unsafe { self.first(out.len()).as_slice::<T>() });
+    }
+
+    /// Copies values out as f32, whatever they are stored as.
+    pub fn read_f32(&self, out: &mut [f32]) {
+        fn convert<R: Real>(view: &View<'_>, out: &mut [f32]) {
+            // SAFETY: as in `read`.
+            let values = unsafe { view.first(out.len()).as_slice::<R>() };
+            for (o, v) in out.iter_mut().zip(values) {
+                *o = v.to_f32();
+            }
+        }
+        match self.dtype {
+            DType::F32 => convert::<f32>(self, out),
+            DType::BF16 => convert::<half::bf16>(self, out),
+            DType::F16 => convert::<half::f16>(self, out),
+            other => panic!("{other} is not a float storage type"),
+        }
+    }
+
+    /// Copies f32 values in, rounding to the storage type.
+    pub fn write_f32(&self, values: &[f32]) {
+        fn convert<R: Real>(view: &View<'_>, values: &[f32]) {
+            // SAFETY: as in `write`.
+            let out = unsafe { view.first(values.len()).as_mut::<R>() };
+            for (o, v) in out.iter_mut().zip(values) {
+                *o = R::from_f32(*v);
+            }
+        }
+        match self.dtype {
+            DType::F32 => convert::<f32>(self, values),
+            DType::BF16 => convert::<half::bf16>(self, values),
+            DType::F16 => convert::<half::f16>(self, values),
+            other => panic!("{other} is not a float storage type"),
+        }
+    }
+
+    /// Sets every byte to zero.
+    pub fn zero(&self) {
+        // SAFETY: in bounds; quiet by the plan's waits. Zero bytes are a valid value of every dtype.
+        unsafe { std::ptr::write_bytes(self.ptr.as_ptr(), 0, self.len * self.dtype.size()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_and_views_see_each_other_s_writes() {
+        let pool = Pool::new(2);
+        let memory = Memory::take(Bytes(1 << 20), &pool).unwrap();
+        let whole = memory.view(0, 1 << 18, DType::F32);
+        whole.slice(64, 2).write(&[1.5f32, -2.0]);
+        let mut out = [9.0f32; 4];
+        whole.slice(63, 4).read(&mut out);
+        assert_eq!(out, [0.0, 1.5, -2.0, 0.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "operands overlap")]
+    fn overlap_is_found() {
+        let memory = Memory::take(Bytes(4096), &Pool::new(1)).unwrap();
+        let view = memory.view(0, 100, DType::F32);
+        view.first(10).assert_apart(&view.slice(9, 5));
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn a_view_stays_inside() {
+        let memory = Memory::take(Bytes(4096), &Pool::new(1)).unwrap();
+        memory.view(0, 1025, DType::F32);
+    }
+}

@@ -1,0 +1,45 @@
+//! What a step asks of its caller: batches and coefficients in, log-probabilities out.
+
+/// One micro-batch in host memory: packed documents, \[T\] each, `cu_seqlens` \[documents + 1\].
+#[derive(Clone, Copy, Debug)]
+pub struct MicroBatch<'a> {
+    pub tokens: &'a [u32],
+    pub targets: &'a [u32],
+    pub positions: &'a [u32],
+    pub cu_seqlens: &'a [u32],
+}
+
+/// The algorithm's side of a training step. Methods are called from the compute lane and must not
+/// allocate if the step is to be free of allocation.
+pub trait Driver {
+    fn batch(&self, micro: u32) -> MicroBatch<'_>;
+
+    /// Writes ∂L/∂log p of each token's target. `log_probs` is there when the plan runs the head's forward
+    /// first (objectives whose coefficients depend on outputs).
+    fn coefficients(&mut self, micro: u32, log_probs: Option<&[f32]>, out: &mut [f32]);
+
+    /// Sees the log-probabilities after the head has run.
+    fn outputs(&mut self, micro: u32, log_probs: &[f32]);
+}
+
+/// The optimizer's numbers for one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Updates {
+    /// Counted from 1: the exponent of the bias corrections.
+    pub t: u64,
+    pub lr: f64,
+    pub betas: (f64, f64),
+    pub eps: f64,
+    pub weight_decay: f64,
+    /// Clips the global norm to this, if given.
+    pub max_norm: Option<f64>,
+}
+
+/// What a step says of itself.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Before clipping.
+    pub grad_norm: f64,
+    /// The gradient was not finite, and nothing was updated.
+    pub skipped: bool,
+}

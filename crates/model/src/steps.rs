@@ -1,0 +1,120 @@
+//! A step of a program to calls of operations.
+
+use lockstep_ops::matmul::Init;
+use lockstep_ops::{attention, embedding, matmul, reduce, rmsnorm, rope, swiglu};
+use lockstep_shape::{Cols, Program, Step, Turn};
+
+use crate::head;
+use crate::unit::Unit;
+
+/// Runs all steps in order.
+pub fn run(program: &Program, unit: &Unit) {
+    for step in &program.steps {
+        run_step(step, unit);
+    }
+}
+
+fn run_step(step: &Step, unit: &Unit) {
+    let (queue, workspace) = (unit.queue, unit.workspace);
+    match *step {
+        Step::Embed { y, w } => {
+            embedding::forward(queue, unit.mat(y.into()), unit.weight_mat(w), unit.inputs.tokens)
+        }
+        Step::EmbedBack { dy, w } => {
+            if let Some(grad) = unit.grad_mat(w) {
+                if unit.fresh {
+                    reduce::zero(queue, grad.view);
+                }
+                embedding::backward(queue, grad, unit.mat(dy.into()), unit.inputs.tokens);
+            }
+        }
+        Step::Norm { x, w, y, rstd } => {
+            let eps = unit.model.norm_eps as f32;
+            rmsnorm::forward(queue, unit.mat(y), unit.statistic(rstd), unit.mat(x), unit.weight(w), eps)
+        }
+        Step::NormBack { .. } => norm_back(step, unit),
+        Step::Linear { x, w, y, residual } => {
+            let init = residual.map_or(Init::Zero, |r| Init::Residual(unit.mat(r.into())));
+            matmul::nt(queue, unit.mat(y), unit.mat(x), unit.weight_mat(w), init, workspace)
+        }
+        Step::LinearBackInput { dy, w, dx, add } => {
+            let init = if add { Init::Accumulate } else { Init::Zero };
+            matmul::nn(queue, unit.mat(dx), unit.mat(dy), unit.weight_mat(w), init, workspace)
+        }
+        Step::LinearBackWeight { dy, x, w } => {
+            if let Some(grad) = unit.grad_mat(w) {
+                let init = if unit.fresh { Init::Zero } else { Init::Accumulate };
+                matmul::tn(queue, grad, unit.mat(dy), unit.mat(x), init, workspace);
+            }
+        }
+        Step::Rope { x, turn } => {
+            let turn = match turn {
+                Turn::Forward => rope::Turn::Forward,
+                Turn::Backward => rope::Turn::Backward,
+            };
+            rope::apply(queue, unit.mat(x), unit.inputs.positions, unit.rope(), turn)
+        }
+        Step::Attention { .. } | Step::AttentionBack { .. } => attention_step(step, unit),
+        Step::SwiGlu { g, u, y } => {
+            swiglu::forward(queue, unit.mat(y.into()).view, unit.mat(g.into()).view, unit.mat(u.into()).view)
+        }
+        Step::SwiGluBack { g, u, dy } => {
+            let [g, u, dy] = [g, u, dy].map(|slot| unit.mat(slot.into()).view);
+            swiglu::backward_in_place(queue, g, u, dy)
+        }
+        Step::HeadLogProbs { x, w, logits } => head::log_probs(unit, x, w, logits),
+        Step::HeadFused { x, w, logits, dx } => head::fused(unit, x, w, logits, dx),
+    }
+}
+
+fn norm_back(step: &Step, unit: &Unit) {
+    let &Step::NormBack { dy, x, w, rstd, dx, add } = step else { unreachable!("a norm's backward") };
+    let grad = unit.grad(w);
+    if unit.fresh && let Some(grad) = grad {
+        grad.zero();
+    }
+    let dim = unit.weight(w).len();
+    let scratch = unit.workspace.first(rmsnorm::scratch_elems(unit.tokens(), dim) + dim);
+    let (scratch, unwanted) = (scratch.first(scratch.len() - dim), scratch.slice(scratch.len() - dim, dim));
+    rmsnorm::backward(
+        unit.queue,
+        rmsnorm::Backward {
+            dx: unit.mat(dx),
+            add,
+            // A frozen weight's gradient is computed along the way and thrown away.
+            dw: grad.unwrap_or(unwanted),
+            dy: unit.mat(dy),
+            x: unit.mat(x),
+            rstd: unit.statistic(rstd),
+            w: unit.weight(w),
+            scratch,
+        },
+    );
+}
+
+fn attention_step(step: &Step, unit: &Unit) {
+    let forward = |q: Cols, k: Cols, v: Cols, out, lse| attention::Forward {
+        heads: unit.heads(),
+        out: unit.mat(Cols::from(out)),
+        lse: unit.statistic(lse),
+        q: unit.mat(q),
+        k: unit.mat(k),
+        v: unit.mat(v),
+        cu_seqlens: unit.inputs.cu_seqlens,
+        scratch: unit.workspace,
+    };
+    match *step {
+        Step::Attention { q, k, v, out, lse } => attention::forward(unit.queue, forward(q, k, v, out, lse)),
+        Step::AttentionBack { q, k, v, out, lse, dout, dqkv: [dq, dk, dv] } => attention::backward(
+            unit.queue,
+            attention::Backward {
+                dq: unit.mat(dq),
+                dk: unit.mat(dk),
+                dv: unit.mat(dv),
+                dout: unit.mat(dout.into()),
+                forward: forward(q, k, v, out, lse),
+            },
+        ),
+        _ => unreachable!("an attention step"),
+    }
+}

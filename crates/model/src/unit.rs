@@ -1,0 +1,143 @@
+//! What a program runs on.
+
+use lockstep_core::Bytes;
+use lockstep_device::{Queue, View};
+use lockstep_ops::attention::{self, Heads};
+use lockstep_ops::{Mat, matmul, rmsnorm, rope};
+use lockstep_shape::{Cols, ModelShape, Param, Programs, Segment, Slot, UnitShape};
+
+/// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
+/// lengths, not the planned ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'m> {
+    pub tokens: View<'m>,
+    pub targets: View<'m>,
+    pub positions: View<'m>,
+    pub cu_seqlens: View<'m>,
+    /// Out: log-probability of each target. In: what each is multiplied by in the loss's gradient.
+    pub log_probs: View<'m>,
+    pub coefficients: View<'m>,
+}
+
+/// The embedding's table, where the head shares it.
+#[derive(Clone, Copy, Debug)]
+pub struct Tied<'m> {
+    pub unit: &'m UnitShape,
+    pub params: View<'m>,
+    pub grads: Option<View<'m>>,
+}
+
+/// One unit, ready to run a program.
+#[derive(Clone, Copy)]
+pub struct Unit<'m> {
+    pub queue: &'m Queue,
+    pub model: &'m ModelShape,
+    pub shape: &'m UnitShape,
+    pub programs: &'m Programs,
+    /// The unit's working parameters, whole.
+    pub params: View<'m>,
+    /// Gradients of its trainable front, whole, in f32.
+    pub grads: Option<View<'m>>,
+    /// Gradients are overwritten, not added to.
+    pub fresh: bool,
+    pub tied: Option<Tied<'m>>,
+    pub slots: [Option<View<'m>>; Slot::COUNT],
+    pub inputs: Inputs<'m>,
+    /// cos and sin, each \[positions, h/2\].
+    pub tables: View<'m>,
+    pub workspace: View<'m>,
+    pub head_chunk: usize,
+}
+
+impl<'m> Unit<'m> {
+    pub(crate) fn tokens(&self) -> usize {
+        self.inputs.tokens.len()
+    }
+
+    /// The first T rows of a slot.
+    pub(crate) fn mat(&self, cols: Cols) -> Mat<'m> {
+        let width = self.programs.spec(cols.slot).width;
+        let rows = self.tokens();
+        let whole = Mat::dense(self.view(cols.slot).first(rows * width), rows, width);
+        if cols.len == 0 { whole } else { whole.columns(cols.start, cols.len) }
+    }
+
+    /// A per-token statistic: T rows of the slot's width.
+    pub(crate) fn statistic(&self, slot: Slot) -> View<'m> {
+        self.view(slot).first(self.tokens() * self.programs.spec(slot).width)
+    }
+
+    pub(crate) fn view(&self, slot: Slot) -> View<'m> {
+        self.slots[slot.index()].unwrap_or_else(|| panic!("slot {slot:?} has no place in this operation"))
+    }
+
+    fn owner(&self, param: Param) -> (&'m UnitShape, View<'m>, Option<View<'m>>) {
+        match self.tied {
+            Some(tied) if param == Param::Embedding => (tied.unit, tied.params, tied.grads),
+            _ => (self.shape, self.params, self.grads),
+        }
+    }
+
+    fn segment(unit: &'m UnitShape, param: Param) -> &'m Segment {
+        unit.find(param).unwrap_or_else(|| panic!("{} has no {param:?}", unit.kind))
+    }
+
+    /// A weight as stored: a vector, or \[out, in\].
+    pub(crate) fn weight(&self, param: Param) -> View<'m> {
+        let (unit, params, _) = self.owner(param);
+        let segment = Self::segment(unit, param);
+        params.slice(segment.start, segment.elems())
+    }
+
+    pub(crate) fn weight_mat(&self, param: Param) -> Mat<'m> {
+        let (unit, _, _) = self.owner(param);
+        let shape = &Self::segment(unit, param).shape;
+        Mat::dense(self.weight(param), shape[0], shape[1])
+    }
+
+    /// Where a weight's gradient goes; `None` if it is frozen.
+    pub(crate) fn grad(&self, param: Param) -> Option<View<'m>> {
+        let (unit, _, grads) = self.owner(param);
+        let segment = Self::segment(unit, param);
+        grads.filter(|_| segment.trainable).map(|g| g.slice(segment.start, segment.elems()))
+    }
+
+    pub(crate) fn grad_mat(&self, param: Param) -> Option<Mat<'m>> {
+        let (unit, _, _) = self.owner(param);
+        let shape = &Self::segment(unit, param).shape;
+        self.grad(param).map(|view| Mat::dense(view, shape[0], shape[1]))
+    }
+
+    pub(crate) fn heads(&self) -> Heads {
+        Heads {
+            num_q: self.model.heads,
+            num_kv: self.model.kv_heads,
+            width: self.model.head_dim,
+            scale: 1.0 / (self.model.head_dim as f32).sqrt(),
+        }
+    }
+
+    pub(crate) fn rope(&self) -> rope::Table<'m> {
+        rope_table(self.model, self.tables)
+    }
+}
+
+fn rope_table<'m>(model: &ModelShape, tables: View<'m>) -> rope::Table<'m> {
+    let half = tables.len() / 2;
+    rope::Table { cos: tables.first(half), sin: tables.slice(half, half), half: model.head_dim / 2 }
+}
+
+/// Computes the rotary angles once, before the first step.
+pub fn fill_tables(model: &ModelShape, tables: View) {
+    rope::fill(rope_table(model, tables), &model.rope_inverse_frequencies());
+}
+
+/// The largest workspace an operation of this model asks for.
+pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, num_threads: usize) -> Bytes {
+    let norm = |dim| rmsnorm::scratch_elems(tokens, dim) + dim;
+    let norm = norm(model.dim).max(norm(model.head_dim));
+    matmul::scratch_bytes(num_threads)
+        .max(attention::scratch_bytes(num_threads, max_doc, model.head_dim))
+        .max(Bytes(4 * norm as u64))
+        .align_to(4096)
+}

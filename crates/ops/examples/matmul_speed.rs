@@ -1,0 +1,65 @@
+//! Rates of the product shapes of a training step, as a share of the multiply-add peak.
+//!
+//!     cargo run --release -p lockstep-ops --example matmul_speed -- [threads]
+#![allow(clippy::print_stdout)]
+
+use std::time::Instant;
+
+use lockstep_core::{Bytes, DType};
+use lockstep_device::{Isa, Memory, Queue, fma_peak_gflops};
+use lockstep_ops::Mat;
+use lockstep_ops::matmul::{self, Init};
+
+fn main() {
+    let threads: usize = std::env::args().nth(1).map_or(2, |t| t.parse().expect("a number of threads"));
+    let queue = Queue::cpu(threads);
+    let Queue::Cpu(cpu) = &queue else { unreachable!() };
+    let memory = Memory::take(Bytes(512 << 20), &cpu.pool).expect("512 MiB");
+    let isa = Isa::detect();
+    let peak = fma_peak_gflops(isa, 500) * threads as f64;
+    println!("{isa}, {threads} threads, peak {peak:.0} GFLOP/s");
+    let mut at = 0;
+    let mut matrix = |rows: usize, cols: usize| {
+        let view = memory.view(at, rows * cols, DType::F32);
+        at = (at + rows * cols * 4).next_multiple_of(4096);
+        let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
+        view.write(&values);
+        Mat::dense(view, rows, cols)
+    };
+    let scratch = matrix(1, matmul::scratch_bytes(threads).0 as usize / 4).view;
+    for (tokens, input, output) in [
+        (2048, 288, 288),
+        (2048, 288, 768),
+        (2048, 768, 288),
+        (1024, 288, 4096),
+        (1024, 768, 768),
+        (1024, 768, 2048),
+        (1024, 2048, 768),
+        (1024, 768, 4096),
+    ] {
+        let (x, w, y) = (matrix(tokens, input), matrix(output, input), matrix(tokens, output));
+        for form in ["nt", "nn", "tn"] {
+            let run = || match form {
+                "nt" => matmul::nt(&queue, y, x, w, Init::Zero, scratch),
+                "nn" => matmul::nn(&queue, x, y, w, Init::Zero, scratch),
+                _ => matmul::tn(&queue, w, y, x, Init::Zero, scratch),
+            };
+            run();
+            let mut times: Vec<f64> = (0..15)
+                .map(|_| {
+                    let start = Instant::now();
+                    run();
+                    start.elapsed().as_secs_f64()
+                })
+                .collect();
+            times.sort_by(f64::total_cmp);
+            let rate = |s: f64| 2.0 * (tokens * input * output) as f64 / s / 1e9;
+            println!(
+                "{form} {tokens:5} x {input:4} -> {output:4}: median {:6.1} best {:6.1} GFLOP/s = {:3.0} % of peak",
+                rate(times[7]),
+                rate(times[0]),
+                100.0 * rate(times[0]) / peak
+            );
+        }
+    }
+}

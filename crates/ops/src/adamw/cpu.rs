@@ -1,0 +1,51 @@
+use lockstep_device::{CpuQueue, Real};
+
+use super::{Range, Rates};
+use crate::dispatch::with_real;
+
+const ELEMS_PER_ITEM: usize = 32 * 1024;
+
+pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
+    let len = range.master.len();
+    cpu.pool.run(len.div_ceil(ELEMS_PER_ITEM), &|item, _| {
+        let start = item * ELEMS_PER_ITEM;
+        let part = ELEMS_PER_ITEM.min(len - start);
+        // SAFETY: items write disjoint parts of the states; gradients are only read.
+        let (p, m, v, g) = unsafe {
+            (
+                range.master.slice(start, part).as_mut::<f32>(),
+                range.m.slice(start, part).as_mut::<f32>(),
+                range.v.slice(start, part).as_mut::<f32>(),
+                range.grad.slice(start, part).as_slice::<f32>(),
+            )
+        };
+        cpu.isa.run(|| update_part(p, m, v, g, range.weight_decay, rates));
+        if let Some(working) = range.working {
+            with_real!(working.dtype(), R => {
+                // SAFETY: items write disjoint parts of the working copy.
+                let working = unsafe { working.slice(start, part).as_mut::<R>() };
+                cpu.isa.run(|| round(working, p));
+            });
+        }
+    });
+}
+
+#[inline(always)]
+fn update_part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], weight_decay: f32, r: &Rates) {
+    let keep = 1.0 - r.lr * weight_decay;
+    let step = r.lr / r.correction1;
+    for (((p, m), v), g) in p.iter_mut().zip(m).zip(v).zip(g) {
+        let g = g * r.clip;
+        *m = r.beta1.mul_add(*m, r.complement1 * g);
+        *v = r.beta2.mul_add(*v, r.complement2 * g * g);
+        let denominator = v.sqrt() / r.correction2_sqrt + r.eps;
+        *p = *p * keep - step * (*m / denominator);
+    }
+}
+
+#[inline(always)]
+fn round<R: Real>(working: &mut [R], p: &[f32]) {
+    for (working, p) in working.iter_mut().zip(p) {
+        *working = R::from_f32(*p);
+    }
+}

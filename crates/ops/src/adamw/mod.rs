@@ -1,0 +1,73 @@
+//! AdamW with decoupled decay over a flat range of parameters.
+//!
+//! p ← p·(1 − lr·wd); m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²;
+//! p ← p − lr/(1−β₁ᵗ) · m / (√v/√(1−β₂ᵗ) + ε), with g scaled by the clip factor first.
+
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_core::DType;
+use lockstep_device::{Queue, View};
+
+/// What is the same for all parameters of a step. Corrections and complements are computed once, in
+/// f64: 1 − β taken in f32 would be off by 1e-5 at β = 0.999 and by 1e-3 at 0.99999.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    /// 1 − β₁
+    pub complement1: f32,
+    /// 1 − β₂
+    pub complement2: f32,
+    pub eps: f32,
+    /// 1 − β₁ᵗ
+    pub correction1: f32,
+    /// √(1 − β₂ᵗ)
+    pub correction2_sqrt: f32,
+    /// Multiplies every gradient: 1, or less when the norm is clipped.
+    pub clip: f32,
+}
+
+impl Rates {
+    /// Rates at update `t`, counted from 1.
+    pub fn at(t: u64, lr: f64, betas: (f64, f64), eps: f64, clip: f32) -> Rates {
+        let power = |beta: f64| 1.0 - beta.powf(t as f64);
+        Rates {
+            lr: lr as f32,
+            beta1: betas.0 as f32,
+            beta2: betas.1 as f32,
+            complement1: (1.0 - betas.0) as f32,
+            complement2: (1.0 - betas.1) as f32,
+            eps: eps as f32,
+            correction1: power(betas.0) as f32,
+            correction2_sqrt: power(betas.1).sqrt() as f32,
+            clip,
+        }
+    }
+}
+
+/// One range of parameters and its states, all f32 and of one length. `working`, where there is one,
+/// receives the parameters rounded to its storage type.
+#[derive(Clone, Copy, Debug)]
+pub struct Range<'m> {
+    pub master: View<'m>,
+    pub working: Option<View<'m>>,
+    pub grad: View<'m>,
+    pub m: View<'m>,
+    pub v: View<'m>,
+    pub weight_decay: f32,
+}
+
+pub fn update(queue: &Queue, range: Range, rates: &Rates) {
+    for state in [&range.grad, &range.m, &range.v] {
+        assert_eq!((state.len(), state.dtype()), (range.master.len(), DType::F32), "state of a range");
+        range.master.assert_apart(state);
+    }
+    if let Some(working) = range.working {
+        assert_eq!(working.len(), range.master.len(), "working copy of a range");
+    }
+    cpu::update(crate::cpu(queue), range, rates);
+}

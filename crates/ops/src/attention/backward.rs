@@ -1,0 +1,192 @@
+//! Backward: an item is one key-value head of one document with all its query heads, so that dk and dv
+//! are summed by one thread in a fixed order: over query heads, then query blocks.
+
+use lockstep_device::{CpuQueue, Isa, Real};
+
+use super::block::{Head, Operand, padded, product};
+use super::{BLOCK_K, BLOCK_Q, Backward, Heads};
+use crate::dispatch::with_real;
+use crate::math::{exp, sum_by};
+use crate::matmul::NR;
+
+pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
+    let rows = max_doc.next_multiple_of(BLOCK_K);
+    2 * rows * width + 3 * rows * padded(width) + 5 * rows * width + rows + 2 * BLOCK_Q * BLOCK_K
+}
+
+pub(super) fn run(cpu: &CpuQueue, call: &Backward) {
+    let forward = &call.forward;
+    // SAFETY: bounds are only read.
+    let bounds = unsafe { forward.cu_seqlens.as_slice::<u32>() };
+    let num_docs = bounds.len().saturating_sub(1);
+    let per_thread = forward.scratch.len() / cpu.pool.num_threads();
+    with_real!(forward.q.view.dtype(), R => {
+        cpu.pool.run(num_docs * forward.heads.num_kv, &|item, worker| {
+            let (doc, head) = (item / forward.heads.num_kv, item % forward.heads.num_kv);
+            let (first, end) = (bounds[doc] as usize, bounds[doc + 1] as usize);
+            if first == end {
+                return;
+            }
+            // SAFETY: a worker's part of the scratch is its own.
+            let scratch = unsafe { forward.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
+            one_group::<R>(cpu.isa, call, first, end - first, head, scratch);
+        });
+    });
+}
+
+fn one_group<R: Real>(
+    isa: Isa,
+    call: &Backward,
+    first: usize,
+    len: usize,
+    kv_head: usize,
+    scratch: &mut [f32],
+) {
+    let f = &call.forward;
+    let Heads { num_q, num_kv, width, scale } = f.heads;
+    let group = num_q / num_kv;
+    let k = Head::new(&f.k, first, len, kv_head, width);
+    let v = Head::new(&f.v, first, len, kv_head, width);
+    // SAFETY: log-sum-exps are only read.
+    let lse = unsafe { f.lse.slice(first * num_q, len * num_q).as_slice::<f32>() };
+
+    let rows_padded = len.next_multiple_of(BLOCK_K);
+    let (thin, wide) = (rows_padded * width, rows_padded * padded(width));
+    let (k_transposed, rest) = scratch.split_at_mut(thin);
+    let (v_transposed, rest) = rest.split_at_mut(thin);
+    let (k_natural, rest) = rest.split_at_mut(wide);
+    let (q_natural, rest) = rest.split_at_mut(wide);
+    let (dout_natural, rest) = rest.split_at_mut(wide);
+    let (q_room, rest) = rest.split_at_mut(thin);
+    let (dout_room, rest) = rest.split_at_mut(thin);
+    let (dq, rest) = rest.split_at_mut(thin);
+    let (dk, rest) = rest.split_at_mut(thin);
+    let (dv, rest) = rest.split_at_mut(thin);
+    let (dots, rest) = rest.split_at_mut(rows_padded);
+    let (p, rest) = rest.split_at_mut(BLOCK_Q * BLOCK_K);
+    let ds = &mut rest[..BLOCK_Q * BLOCK_K];
+
+    k.pack_transposed::<R>(isa, k_transposed);
+    v.pack_transposed::<R>(isa, v_transposed);
+    k.pack_natural::<R>(isa, rows_padded, k_natural);
+    dk[..len * width].fill(0.0);
+    dv[..len * width].fill(0.0);
+
+    for head in kv_head * group..(kv_head + 1) * group {
+        let q = Head::new(&f.q, first, len, head, width);
+        let dout = Head::new(&call.dout, first, len, head, width);
+        let out = Head::new(&f.out, first, len, head, width);
+        q.pack_natural::<R>(isa, rows_padded, q_natural);
+        dout.pack_natural::<R>(isa, rows_padded, dout_natural);
+        let q_rows = q.rows::<R>(isa, q_room);
+        let dout_rows = dout.rows::<R>(isa, dout_room);
+        for (i, dot) in dots.iter_mut().enumerate().take(len) {
+            let (a, b) = (dout.row::<R>(i), out.row::<R>(i));
+            *dot = isa.run(|| dot_rows(a, b));
+        }
+        dq[..len * width].fill(0.0);
+
+        for first_q in (0..len).step_by(BLOCK_Q) {
+            let rows = BLOCK_Q.min(len - first_q);
+            for first_k in (0..first_q + rows).step_by(BLOCK_K) {
+                let keys = BLOCK_K.min(first_q + rows - first_k);
+                let of_block = |x: Operand| Operand { ptr: x.ptr.wrapping_add(first_q * x.row), ..x };
+                // SAFETY: sizes as split above; p and ds overlap no operand.
+                unsafe {
+                    let panel = first_k / NR * width * NR;
+                    let (kt, vt) = (k_transposed.as_ptr().add(panel), v_transposed.as_ptr().add(panel));
+                    product(
+                        isa,
+                        (rows, keys, width),
+                        of_block(q_rows),
+                        kt,
+                        width * NR,
+                        p.as_mut_ptr(),
+                        BLOCK_K,
+                        false,
+                    );
+                    product(
+                        isa,
+                        (rows, keys, width),
+                        of_block(dout_rows),
+                        vt,
+                        width * NR,
+                        ds.as_mut_ptr(),
+                        BLOCK_K,
+                        false,
+                    );
+                }
+                let block = Block { first_q, first_k, rows, scale };
+                let lse_of = |i: usize| lse[(first_q + i) * num_q + head];
+                isa.run(|| probabilities_and_gradient(p, ds, &block, lse_of, dots));
+                // SAFETY: as above; the three sums overlap no operand.
+                unsafe {
+                    let by_key = |x: &[f32]| Operand { ptr: x.as_ptr(), row: 1, col: BLOCK_K };
+                    let by_query = Operand { ptr: ds.as_ptr(), row: BLOCK_K, col: 1 };
+                    let apart = rows_padded * NR;
+                    let dv_at = dv.as_mut_ptr().add(first_k * width);
+                    let douts = dout_natural.as_ptr().add(first_q * NR);
+                    product(isa, (keys, width, rows), by_key(p), douts, apart, dv_at, width, true);
+                    let dk_at = dk.as_mut_ptr().add(first_k * width);
+                    let qs = q_natural.as_ptr().add(first_q * NR);
+                    product(isa, (keys, width, rows), by_key(ds), qs, apart, dk_at, width, true);
+                    let dq_at = dq.as_mut_ptr().add(first_q * width);
+                    let ks = k_natural.as_ptr().add(first_k * NR);
+                    product(isa, (rows, width, keys), by_query, ks, apart, dq_at, width, true);
+                }
+            }
+        }
+        store::<R>(isa, &Head::new(&call.dq, first, len, head, width), dq, width);
+    }
+    store::<R>(isa, &Head::new(&call.dk, first, len, kv_head, width), dk, width);
+    store::<R>(isa, &Head::new(&call.dv, first, len, kv_head, width), dv, width);
+}
+
+struct Block {
+    first_q: usize,
+    first_k: usize,
+    rows: usize,
+    scale: f32,
+}
+
+/// p: scores to probabilities, zero outside the triangle. ds: ∂L/∂p to ∂L/∂(q·k).
+#[inline(always)]
+fn probabilities_and_gradient(
+    p: &mut [f32],
+    ds: &mut [f32],
+    block: &Block,
+    lse_of: impl Fn(usize) -> f32,
+    dots: &[f32],
+) {
+    for i in 0..block.rows {
+        let p: &mut [f32; BLOCK_K] = (&mut p[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
+        let ds: &mut [f32; BLOCK_K] = (&mut ds[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
+        let visible = (block.first_q + i + 1).saturating_sub(block.first_k).min(BLOCK_K);
+        let (lse, dot) = (lse_of(i), dots[block.first_q + i]);
+        for j in 0..BLOCK_K {
+            let probability = if j < visible { exp(p[j].mul_add(block.scale, -lse)) } else { 0.0 };
+            let gradient = if j < visible { probability * (ds[j] - dot) * block.scale } else { 0.0 };
+            p[j] = probability;
+            ds[j] = gradient;
+        }
+    }
+}
+
+#[inline(always)]
+fn dot_rows<R: Real>(a: &[R], b: &[R]) -> f32 {
+    let b = &b[..a.len()];
+    sum_by(a.len(), |i| a[i].to_f32() * b[i].to_f32())
+}
+
+fn store<R: Real>(isa: Isa, to: &Head, from: &[f32], width: usize) {
+    for i in 0..to.len() {
+        // SAFETY: one item alone writes these heads of this document.
+        let to = unsafe { to.row_mut::<R>(i) };
+        let from = &from[i * width..][..width];
+        isa.run(|| {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = R::from_f32(*from);
+            }
+        });
+    }
+}

@@ -1,0 +1,129 @@
+//! Small products on one document's head: blocks of rows against packed panels.
+
+use lockstep_device::{Isa, Real, View};
+
+use crate::matmul::{MR, NR, Tile, tile};
+use crate::{Mat, matmul};
+
+/// A dense or strided f32 operand: element (i, j) at `ptr + i * row + j * col`.
+#[derive(Clone, Copy)]
+pub(super) struct Operand {
+    pub(super) ptr: *const f32,
+    pub(super) row: usize,
+    pub(super) col: usize,
+}
+
+/// C\[rows, cols\] (+)= A\[rows, depth\] · B, with B in panels of NR columns, `panel_elems` apart.
+///
+/// # Safety
+/// The operands cover the given sizes; C overlaps neither A nor B.
+#[allow(clippy::too_many_arguments)]
+#[inline(always)]
+pub(super) unsafe fn product(
+    isa: Isa,
+    (rows, cols, depth): (usize, usize, usize),
+    a: Operand,
+    b: *const f32,
+    panel_elems: usize,
+    c: *mut f32,
+    c_row: usize,
+    accumulate: bool,
+) {
+    for first_row in (0..rows).step_by(MR) {
+        for first_col in (0..cols).step_by(NR) {
+            // SAFETY: inside the sizes the caller vouched for.
+            unsafe {
+                let c = c.add(first_row * c_row + first_col);
+                tile(
+                    isa,
+                    &Tile {
+                        depth,
+                        a: a.ptr.add(first_row * a.row),
+                        a_row: a.row,
+                        a_col: a.col,
+                        b: b.add(first_col / NR * panel_elems),
+                        init: if accumulate { c } else { std::ptr::null() },
+                        init_row: c_row,
+                        c,
+                        c_row,
+                        rows: (rows - first_row).min(MR),
+                        cols: (cols - first_col).min(NR),
+                    },
+                );
+            }
+        }
+    }
+}
+
+/// One head's columns of a document's rows.
+#[derive(Clone, Copy)]
+pub(super) struct Head<'m> {
+    mat: Mat<'m>,
+}
+
+impl<'m> Head<'m> {
+    pub(super) fn new(mat: &Mat<'m>, first: usize, len: usize, head: usize, width: usize) -> Head<'m> {
+        Head { mat: mat.row_range(first, len).columns(head * width, width) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.mat.rows
+    }
+
+    /// The rows in f32: where they lie, or widened into `room`.
+    pub(super) fn rows<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Operand {
+        if self.mat.view.dtype() == lockstep_core::DType::F32 {
+            return Operand { ptr: self.mat.view.as_ptr(), row: self.mat.stride, col: 1 };
+        }
+        let (rows, cols) = (self.mat.rows, self.mat.cols);
+        isa.run(|| matmul::pack::widen_rows(self.source::<R>(), self.mat.stride, rows, cols, room));
+        Operand { ptr: room.as_ptr(), row: cols, col: 1 }
+    }
+
+    /// Panels over the rows: panel p is \[h, NR\] and holds rows p·NR.. as columns (xᵀ as B).
+    pub(super) fn pack_transposed<R: Real>(&self, isa: Isa, panels: &mut [f32]) {
+        let width = self.mat.cols;
+        for (p, panel) in panels.chunks_mut(width * NR).take(self.len().div_ceil(NR)).enumerate() {
+            let cols = (self.len() - p * NR).min(NR);
+            let source = &self.source::<R>()[p * NR * self.mat.stride..];
+            isa.run(|| matmul::pack::transposed(source, self.mat.stride, width, cols, panel));
+        }
+    }
+
+    /// Panels over the head's columns: panel p is \[rows, NR\] and holds columns p·NR.. (x as B).
+    /// Panels lie `rows_padded * NR` apart.
+    pub(super) fn pack_natural<R: Real>(&self, isa: Isa, rows_padded: usize, panels: &mut [f32]) {
+        let width = self.mat.cols;
+        for (p, panel) in panels.chunks_mut(rows_padded * NR).take(width.div_ceil(NR)).enumerate() {
+            let cols = (width - p * NR).min(NR);
+            let source = &self.source::<R>()[p * NR..];
+            isa.run(|| matmul::pack::natural(source, self.mat.stride, self.len(), cols, panel));
+        }
+    }
+
+    /// Row i as stored.
+    pub(super) fn row<R: Real>(&self, i: usize) -> &'m [R] {
+        let view: View<'m> = self.mat.view.slice(i * self.mat.stride, self.mat.cols);
+        // SAFETY: inputs are not written while an operation reads them.
+        unsafe { view.as_slice::<R>() }
+    }
+
+    /// Row i, to be written.
+    ///
+    /// # Safety
+    /// No other item writes this head of this document.
+    pub(super) unsafe fn row_mut<R: Real>(&self, i: usize) -> &'m mut [R] {
+        // SAFETY: the caller's promise.
+        unsafe { self.mat.view.slice(i * self.mat.stride, self.mat.cols).as_mut::<R>() }
+    }
+
+    fn source<R: Real>(&self) -> &'m [R] {
+        // SAFETY: as in `row`.
+        unsafe { self.mat.view.as_slice::<R>() }
+    }
+}
+
+/// Rounds `width` up to whole panels.
+pub(super) const fn padded(width: usize) -> usize {
+    width.next_multiple_of(NR)
+}

@@ -1,0 +1,334 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{
+    Bench, Framed, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance, values,
+};
+
+fn heads(max_kv: usize, max_group: usize) -> impl Strategy<Value = (usize, usize)> {
+    (1..=max_kv, 1..=max_group).prop_map(|(num_kv, group)| (num_kv * group, num_kv))
+}
+
+fn width() -> impl Strategy<Value = usize> {
+    prop_oneof![6 => 1usize..=40, 1 => Just(48usize), 1 => Just(64), 1 => Just(80), 1 => Just(128)]
+}
+
+/// A document's length: short, none at all, or at an edge of the query or key blocks.
+fn length() -> impl Strategy<Value = usize> {
+    let edges = prop::sample::select(vec![1usize, 47, 48, 49, 63, 64, 65, 95, 97, 128, 130]);
+    prop_oneof![3 => 0usize..20, 2 => edges]
+}
+
+/// The sizes and numbers of one pack of documents.
+#[derive(Clone, Debug)]
+struct Pack {
+    heads: Heads,
+    dtype: DType,
+    lens: Vec<usize>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    dout: Vec<f32>,
+}
+
+/// Everything attention writes, by rows.
+#[derive(Clone, Debug, PartialEq)]
+struct Results {
+    out: Vec<u32>,
+    lse: Vec<u32>,
+    dq: Vec<u32>,
+    dk: Vec<u32>,
+    dv: Vec<u32>,
+}
+
+impl Pack {
+    fn new(bench: &Bench, heads: Heads, dtype: DType, lens: &[usize]) -> Pack {
+        let tokens: usize = lens.iter().sum();
+        let normals = |num_heads: usize| bench.normal_values(tokens * num_heads * heads.width);
+        let (q, k, v, dout) =
+            (normals(heads.num_q), normals(heads.num_kv), normals(heads.num_kv), normals(heads.num_q));
+        Pack { heads, dtype, lens: lens.to_vec(), q, k, v, dout }
+    }
+
+    fn tokens(&self) -> usize {
+        self.lens.iter().sum()
+    }
+
+    fn bounds(&self) -> Vec<u32> {
+        let ends = self.lens.iter().scan(0, |end, len| {
+            *end += *len as u32;
+            Some(*end)
+        });
+        [0].into_iter().chain(ends).collect()
+    }
+
+    /// The first token of document `doc`.
+    fn start(&self, doc: usize) -> usize {
+        self.lens[..doc].iter().sum()
+    }
+
+    /// The first `len` tokens of document `doc`, as a pack of their own.
+    fn prefix(&self, doc: usize, len: usize) -> Pack {
+        let first = self.start(doc);
+        let rows = |x: &[f32], num_heads: usize| {
+            let row = num_heads * self.heads.width;
+            x[first * row..(first + len) * row].to_vec()
+        };
+        let Heads { num_q, num_kv, .. } = self.heads;
+        Pack {
+            lens: vec![len],
+            q: rows(&self.q, num_q),
+            k: rows(&self.k, num_kv),
+            v: rows(&self.v, num_kv),
+            dout: rows(&self.dout, num_q),
+            ..self.clone()
+        }
+    }
+
+    /// This pack, then the other.
+    fn then(mut self, other: Pack) -> Pack {
+        self.lens.extend(other.lens);
+        self.q.extend(other.q);
+        self.k.extend(other.k);
+        self.v.extend(other.v);
+        self.dout.extend(other.dout);
+        self
+    }
+
+    fn run(&self, bench: &Bench, queue: &Queue) -> Results {
+        let placed = Placed::new(bench, self, 0);
+        placed.run(bench, queue, self)
+    }
+}
+
+/// A pack in memory. q, k and v are columns of one matrix, and so are their gradients, with `pad` foreign
+/// columns around the rows.
+struct Placed<'b> {
+    qkv: Framed<'b>,
+    dqkv: Framed<'b>,
+    out: Framed<'b>,
+    dout: Framed<'b>,
+    lse: View<'b>,
+}
+
+impl<'b> Placed<'b> {
+    fn new(bench: &'b Bench, pack: &Pack, pad: usize) -> Placed<'b> {
+        let Heads { num_q, num_kv, width, .. } = pack.heads;
+        let (tokens, q_cols, kv_cols) = (pack.tokens(), num_q * width, num_kv * width);
+        let mut fused = Vec::new();
+        for t in 0..tokens {
+            fused.extend_from_slice(&pack.q[t * q_cols..][..q_cols]);
+            fused.extend_from_slice(&pack.k[t * kv_cols..][..kv_cols]);
+            fused.extend_from_slice(&pack.v[t * kv_cols..][..kv_cols]);
+        }
+        Placed {
+            qkv: bench.framed(&fused, q_cols + 2 * kv_cols, pad, pack.dtype),
+            dqkv: bench.framed_output(tokens, q_cols + 2 * kv_cols, pad, pack.dtype),
+            out: bench.framed_output(tokens, q_cols, pad, pack.dtype),
+            dout: bench.framed(&pack.dout, q_cols, pad, pack.dtype),
+            lse: bench.output(tokens * num_q, DType::F32),
+        }
+    }
+
+    fn run(&self, bench: &Bench, queue: &Queue, pack: &Pack) -> Results {
+        let Heads { num_q, num_kv, width, .. } = pack.heads;
+        let (q_cols, kv_cols) = (num_q * width, num_kv * width);
+        let longest = pack.lens.iter().copied().max().unwrap_or(0);
+        let bytes = scratch_bytes(queue.num_threads(), longest, width);
+        let part = |of: &Framed<'b>, i: usize| match i {
+            0 => of.mat.columns(0, q_cols),
+            _ => of.mat.columns(q_cols + (i - 1) * kv_cols, kv_cols),
+        };
+        let call = Forward {
+            heads: pack.heads,
+            out: self.out.mat,
+            lse: self.lse,
+            q: part(&self.qkv, 0),
+            k: part(&self.qkv, 1),
+            v: part(&self.qkv, 2),
+            cu_seqlens: bench.input_u32(&pack.bounds()),
+            scratch: bench.output(bytes.0 as usize / 4, DType::F32),
+        };
+        forward(queue, call);
+        let [dq, dk, dv] = [0, 1, 2].map(|i| part(&self.dqkv, i));
+        backward(queue, Backward { dq, dk, dv, dout: self.dout.mat, forward: call });
+        let [dq, dk, dv] = self.split(pack, &self.dqkv.bits());
+        Results { out: self.out.bits(), lse: bits(self.lse), dq, dk, dv }
+    }
+
+    /// The three parts of a fused matrix, each by rows.
+    fn split<T: Copy>(&self, pack: &Pack, fused: &[T]) -> [Vec<T>; 3] {
+        let (q_cols, kv_cols) = (pack.heads.num_q * pack.heads.width, pack.heads.num_kv * pack.heads.width);
+        [(0, q_cols), (q_cols, kv_cols), (q_cols + kv_cols, kv_cols)].map(|(first, cols)| {
+            let rows = fused.chunks_exact(q_cols + 2 * kv_cols);
+            rows.flat_map(|row| &row[first..first + cols]).copied().collect()
+        })
+    }
+}
+
+impl Results {
+    /// Document `doc`'s rows.
+    fn of_doc(&self, pack: &Pack, doc: usize) -> Results {
+        let (first, len) = (pack.start(doc), pack.lens[doc]);
+        let rows = |x: &[u32], row: usize| x[first * row..(first + len) * row].to_vec();
+        let Heads { num_q, num_kv, width, .. } = pack.heads;
+        Results {
+            out: rows(&self.out, num_q * width),
+            lse: rows(&self.lse, num_q),
+            dq: rows(&self.dq, num_q * width),
+            dk: rows(&self.dk, num_kv * width),
+            dv: rows(&self.dv, num_kv * width),
+        }
+    }
+
+    fn all(self) -> Vec<Vec<u32>> {
+        vec![self.out, self.lse, self.dq, self.dk, self.dv]
+    }
+}
+
+/// A scale in units of the usual one.
+fn scaled(num_q: usize, num_kv: usize, width: usize, sharpness: f32) -> Heads {
+    Heads { num_q, num_kv, width, scale: sharpness / (width as f32).sqrt() }
+}
+
+/// Every queue against the reference, and against each other to the bit.
+fn check_against_reference(bench: &Bench, pack: &Pack, pad: usize, tolerance: f64) {
+    let mut same = SameBits::new();
+    for queue in queues() {
+        let placed = Placed::new(bench, pack, pad);
+        let results = placed.run(bench, &queue, pack);
+        let [q, k, v] = placed.split(pack, &placed.qkv.values());
+        let [dq, dk, dv] = placed.split(pack, &placed.dqkv.values());
+        let (bounds, dout) = (pack.bounds(), placed.dout.values());
+        let (out, lse) = reference::forward(pack.heads, &bounds, &q, &k, &v);
+        let want = reference::backward(pack.heads, &bounds, &q, &k, &v, &dout);
+        // A first token's dq and dk are differences of equal numbers, so errors are judged against the
+        // size of random rows, scaled as the scores are.
+        let size = (q.len() as f64).sqrt();
+        let slope = size * f64::from(pack.heads.scale).max(1.0);
+        assert_near(&placed.out.values(), &out, 0.0, tolerance);
+        assert_near(&values(placed.lse), &lse, (lse.len() as f64).sqrt(), 3e-6);
+        assert_near(&dq, &want.dq, slope, tolerance);
+        assert_near(&dk, &want.dk, slope, tolerance);
+        assert_near(&dv, &want.dv, size, tolerance);
+        same.check(&queue, results.all());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn both_directions_match_the_reference(
+        (num_q, num_kv) in heads(2, 3), width in width(), lens in prop::collection::vec(length(), 1..4),
+        sharpness in prop_oneof![Just(0.1f32), Just(1.0), Just(4.0)], pad in 0usize..3, dtype in dtype(),
+        seed in any::<u64>(),
+    ) {
+        let bench = Bench::with_mebibytes(24, seed);
+        let pack = Pack::new(&bench, scaled(num_q, num_kv, width, sharpness), dtype, &lens);
+        check_against_reference(&bench, &pack, pad, tolerance(dtype));
+    }
+
+    #[test]
+    fn backward_is_the_slope_of_the_forward_reference(
+        (num_q, num_kv) in heads(2, 2), width in 1usize..5, lens in prop::collection::vec(1usize..6, 1..3),
+        seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let heads = scaled(num_q, num_kv, width, 1.0);
+        let pack = Pack::new(&bench, heads, DType::F32, &lens);
+        let placed = Placed::new(&bench, &pack, 0);
+        placed.run(&bench, &Queue::cpu(1), &pack);
+        let [q, k, v] = placed.split(&pack, &placed.qkv.values());
+        let (bounds, r) = (pack.bounds(), placed.dout.values());
+        let loss = |q: &[f64], k: &[f64], v: &[f64]| dot(&r, &reference::forward(heads, &bounds, q, k, v).0);
+        let slopes = [
+            differences(&q, |q| loss(q, &k, &v)),
+            differences(&k, |k| loss(&q, k, &v)),
+            differences(&v, |v| loss(&q, &k, v)),
+        ];
+        for (got, slope) in placed.split(&pack, &placed.dqkv.values()).iter().zip(&slopes) {
+            assert_near(got, slope, (q.len() as f64).sqrt(), tolerance(DType::F32));
+        }
+    }
+
+    /// The row contract: a document alone has the bits it has in any pack, at any place, on any queue.
+    /// So a document that changes leaves the others as they were.
+    #[test]
+    fn a_document_does_not_depend_on_its_pack(
+        (num_q, num_kv) in heads(2, 2), width in width(), len in length(),
+        before in prop::collection::vec(length(), 0..3), after in prop::collection::vec(length(), 0..3),
+        dtype in dtype(), picks in prop::array::uniform3(0usize..9), seed in any::<u64>(),
+    ) {
+        let bench = Bench::with_mebibytes(16, seed);
+        let heads = scaled(num_q, num_kv, width, 1.0);
+        let new = |lens: &[usize]| Pack::new(&bench, heads, dtype, lens);
+        let (doc, head, tail) = (new(&[len]), new(&before), new(&after));
+        let alone = doc.run(&bench, &queue(picks[0]));
+        let pack = head.clone().then(doc.clone()).then(tail);
+        let packed = pack.run(&bench, &queue(picks[1]));
+        prop_assert!(packed.of_doc(&pack, before.len()) == alone, "a document sees its pack");
+
+        let changed = head.then(doc).then(new(&after));
+        let again = changed.run(&bench, &queue(picks[2]));
+        for i in 0..=before.len() {
+            prop_assert!(again.of_doc(&changed, i) == packed.of_doc(&pack, i), "document {} sees a later one", i);
+        }
+    }
+
+    /// The row contract along a document: cut after a token, its rows have the bits they have in the
+    /// whole. dk and dv gather from later tokens, so they are not among them.
+    #[test]
+    fn a_row_does_not_depend_on_later_tokens(
+        (num_q, num_kv) in heads(2, 2), width in width(), len in 1usize..140, cut in 0usize..140,
+        dtype in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+    ) {
+        let bench = Bench::with_mebibytes(16, seed);
+        let pack = Pack::new(&bench, scaled(num_q, num_kv, width, 2.0), dtype, &[len]);
+        let prefix = pack.prefix(0, cut % len + 1);
+        let whole = pack.run(&bench, &queue(picks.0));
+        let part = prefix.run(&bench, &queue(picks.1));
+        prop_assert_eq!(&part.out[..], &whole.out[..part.out.len()]);
+        prop_assert_eq!(&part.lse[..], &whole.lse[..part.lse.len()]);
+        prop_assert_eq!(&part.dq[..], &whole.dq[..part.dq.len()]);
+    }
+}
+
+/// Every edge of the blocks at once, with heads that fill panels, spill over and stay within.
+#[test]
+fn documents_at_the_edges_of_blocks() {
+    for (num_q, num_kv, width, dtype) in
+        [(3, 1, 1, DType::F32), (2, 2, 33, DType::BF16), (4, 2, 48, DType::F32), (2, 1, 128, DType::F16)]
+    {
+        let bench = Bench::with_mebibytes(40, width as u64);
+        let lens = [1, 47, 48, 0, 49, 63, 64, 65, 130];
+        let pack = Pack::new(&bench, scaled(num_q, num_kv, width, 1.0), dtype, &lens);
+        check_against_reference(&bench, &pack, 1, tolerance(dtype));
+    }
+}
+
+/// Scores that rise by hundreds from block to block: the running maximum must carry the sums along. They
+/// reach 1000, where the kept log-sum-exp has steps of 6e-5: that much backward may be off.
+#[test]
+fn rising_and_falling_scores_stay_finite() {
+    let bench = Bench::with_mebibytes(8, 1);
+    for slope in [5.0f32, -5.0] {
+        let heads = Heads { num_q: 1, num_kv: 1, width: 1, scale: 1.0 };
+        let mut pack = Pack::new(&bench, heads, DType::F32, &[200]);
+        pack.q.fill(1.0);
+        pack.k = (0..200).map(|i| i as f32 * slope).collect();
+        check_against_reference(&bench, &pack, 0, 6e-5);
+    }
+}
+
+#[test]
+fn no_documents_are_no_work() {
+    let bench = Bench::small(1);
+    let heads = scaled(2, 1, 4, 1.0);
+    for queue in queues() {
+        for lens in [&[][..], &[0], &[0, 0]] {
+            let pack = Pack::new(&bench, heads, DType::F32, lens);
+            assert_eq!(pack.run(&bench, &queue).all().concat(), []);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+use lockstep_device::{CpuQueue, View};
+
+use crate::Mat;
+use crate::math::{LANES, exp, fold, max};
+
+/// Rows a pool item takes: a row of logits is long.
+const ROWS_PER_ITEM: usize = 4;
+
+pub(super) fn run(cpu: &CpuQueue, logp: View, logits: Mat, targets: View, coefficients: Option<View>) {
+    cpu.pool.run(logits.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {
+        for row in item * ROWS_PER_ITEM..((item + 1) * ROWS_PER_ITEM).min(logits.rows) {
+            // SAFETY: items write disjoint rows of the logits and elements of logp; the rest is read.
+            let (row_logits, out, target) = unsafe {
+                (
+                    logits.view.slice(row * logits.stride, logits.cols).as_mut::<f32>(),
+                    &mut logp.slice(row, 1).as_mut::<f32>()[0],
+                    targets.as_slice::<u32>()[row] as usize,
+                )
+            };
+            match coefficients {
+                None => *out = cpu.isa.run(|| log_prob(row_logits, target)),
+                Some(c) => {
+                    // SAFETY: coefficients are only read.
+                    let c = unsafe { c.as_slice::<f32>()[row] };
+                    *out = cpu.isa.run(|| gradient(row_logits, target, c));
+                }
+            }
+        }
+    });
+}
+
+#[inline(always)]
+fn log_prob(logits: &[f32], target: usize) -> f32 {
+    let largest = max(logits);
+    let mut lanes = [0f32; LANES];
+    let (whole, tail) = logits.as_chunks::<LANES>();
+    for chunk in whole {
+        for (sum, value) in lanes.iter_mut().zip(chunk) {
+            *sum += exp(value - largest);
+        }
+    }
+    for (sum, value) in lanes.iter_mut().zip(tail) {
+        *sum += exp(value - largest);
+    }
+    logits[target] - largest - fold(lanes).ln()
+}
+
+/// The same sum in the same order, with the exponentials kept in place of the logits.
+#[inline(always)]
+fn gradient(logits: &mut [f32], target: usize, c: f32) -> f32 {
+    let at_target = logits[target];
+    let largest = max(logits);
+    let mut lanes = [0f32; LANES];
+    let (whole, tail) = logits.as_chunks_mut::<LANES>();
+    for chunk in whole {
+        for (sum, value) in lanes.iter_mut().zip(chunk) {
+            *value = exp(*value - largest);
+            *sum += *value;
+        }
+    }
+    for (sum, value) in lanes.iter_mut().zip(tail) {
+        *value = exp(*value - largest);
+        *sum += *value;
+    }
+    let sum = fold(lanes);
+    let scale = -c / sum;
+    for value in logits.iter_mut() {
+        *value *= scale;
+    }
+    logits[target] += c;
+    at_target - largest - sum.ln()
+}

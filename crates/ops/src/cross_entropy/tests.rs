@@ -1,0 +1,149 @@
+use lockstep_core::DType;
+use lockstep_device::Queue;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{
+    Bench, SameBits, assert_near, bits, differences, dot, norm, queue, queues, tolerance, values,
+};
+
+fn vocab() -> impl Strategy<Value = usize> {
+    prop_oneof![Just(1usize), Just(5), Just(16), Just(17), Just(1000), 1usize..300]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// From nearly uniform to nearly certain distributions. Both calls give the same log-probabilities,
+    /// and a token without a coefficient has a gradient of exact zeros.
+    #[test]
+    fn both_directions_match_the_reference(
+        rows in 1usize..40, vocab in vocab(), pad in 0usize..4,
+        spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e4)], seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let start: Vec<f32> = bench.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
+        let targets = bench.indices(rows, vocab);
+        let targets_view = bench.input_u32(&targets);
+        let zeroed = bench.indices(rows, 3);
+        let coefficients: Vec<f32> =
+            bench.normal_values(rows).iter().zip(&zeroed).map(|(c, z)| if *z == 0 { 0.0 } else { *c }).collect();
+        let c = bench.input(&coefficients, DType::F32);
+        let mut same = SameBits::new();
+        for queue in queues() {
+            let logits = bench.framed(&start, vocab, pad, DType::F32);
+            let (before, before_bits) = (logits.values(), logits.bits());
+            let (logp, again) = (bench.output(rows, DType::F32), bench.output(rows, DType::F32));
+            forward(&queue, logp, logits.mat, targets_view);
+            prop_assert!(logits.bits() == before_bits, "forward wrote to the logits");
+            let want = reference::forward(&before, vocab, &targets);
+            assert_near(&values(logp), &want, (rows as f64).sqrt(), tolerance(DType::F32));
+
+            forward_backward(&queue, again, logits.mat, targets_view, c);
+            prop_assert_eq!(bits(logp), bits(again));
+            let cv = values(c);
+            let want = reference::backward(&before, vocab, &targets, &cv);
+            assert_near(&logits.values(), &want, norm(&cv), tolerance(DType::F32));
+            for (c, gradient) in cv.iter().zip(logits.values().chunks_exact(vocab)) {
+                prop_assert!(*c != 0.0 || gradient.iter().all(|g| *g == 0.0), "gradient without coefficient");
+            }
+            same.check(&queue, vec![bits(logp), logits.bits()]);
+        }
+    }
+
+    #[test]
+    fn backward_is_the_slope_of_the_forward_reference(
+        rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let logits = bench.framed_normals(rows, vocab, 0, DType::F32);
+        let (start, targets) = (logits.values(), bench.indices(rows, vocab));
+        let (r, logp) = (bench.normals(rows, DType::F32), bench.output(rows, DType::F32));
+        forward_backward(&Queue::cpu(1), logp, logits.mat, bench.input_u32(&targets), r);
+        let rv = values(r);
+        let slope = differences(&start, |logits| dot(&rv, &reference::forward(logits, vocab, &targets)));
+        assert_near(&logits.values(), &slope, norm(&rv), tolerance(DType::F32));
+    }
+
+    /// The row contract: any range of rows, on any queue, has the bits it has in the whole.
+    #[test]
+    fn a_row_does_not_depend_on_the_others(
+        rows in 1usize..40, vocab in vocab(), from in 0usize..40, len in 1usize..40,
+        picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let start = bench.normal_values(rows * vocab);
+        let targets = bench.input_u32(&bench.indices(rows, vocab));
+        let c = bench.normals(rows, DType::F32);
+        let run = |pick: usize, from: usize, len: usize| {
+            let logits = bench.framed(&start[from * vocab..][..len * vocab], vocab, pick, DType::F32);
+            let logp = bench.output(len, DType::F32);
+            forward_backward(&queue(pick), logp, logits.mat, targets.slice(from, len), c.slice(from, len));
+            (bits(logp), logits.bits())
+        };
+        let from = from % rows;
+        let len = len.min(rows - from);
+        let (logp, gradient) = run(picks.0, 0, rows);
+        let part = run(picks.1, from, len);
+        prop_assert_eq!(&part.0[..], &logp[from..][..len]);
+        prop_assert_eq!(&part.1[..], &gradient[from * vocab..][..len * vocab]);
+    }
+}
+
+/// Logits near the ends of f32, equal ones, and tokens that are ruled out by negative infinity.
+#[test]
+fn extreme_logits_stay_finite() {
+    let bench = Bench::small(1);
+    let infinity = f32::INFINITY;
+    let rows: [([f32; 5], u32); 8] = [
+        ([1e37, -1e37, 0.0, 1.0, -1.0], 0),
+        ([1e37, -1e37, 0.0, 1.0, -1.0], 1),
+        ([-1e37; 5], 2),
+        ([3e38; 5], 4),
+        ([-3e38; 5], 3),
+        ([0.0, -infinity, -infinity, -infinity, -infinity], 0),
+        ([1.0, 2.0, -infinity, 3.0, -infinity], 3),
+        ([-200.0, -100.0, -90.0, -88.0, 0.0], 0),
+    ];
+    let start: Vec<f32> = rows.iter().flat_map(|(logits, _)| *logits).collect();
+    let targets: Vec<u32> = rows.iter().map(|(_, target)| *target).collect();
+    for queue in queues() {
+        let logits = bench.framed(&start, 5, 1, DType::F32);
+        let before = logits.values();
+        let (logp, again) = (bench.output(8, DType::F32), bench.output(8, DType::F32));
+        let c = bench.input(&[-0.5; 8], DType::F32);
+        let targets_view = bench.input_u32(&targets);
+        forward(&queue, logp, logits.mat, targets_view);
+        forward_backward(&queue, again, logits.mat, targets_view, c);
+        assert_eq!(bits(logp), bits(again));
+        let want = reference::forward(&before, 5, &targets);
+        for (got, want) in values(logp).iter().zip(&want) {
+            assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{got} for {want}");
+        }
+        let want = reference::backward(&before, 5, &targets, &[-0.5; 8]);
+        for (got, want) in logits.values().iter().zip(&want) {
+            assert!((got - want).abs() <= 1e-7, "{got} for {want}");
+        }
+    }
+}
+
+#[test]
+fn a_broken_logit_is_not_hidden() {
+    let bench = Bench::small(1);
+    for queue in queues() {
+        let logits = bench.framed(&[0.0, f32::NAN, 1.0], 3, 0, DType::F32);
+        let logp = bench.output(1, DType::F32);
+        logp.write_f32(&[0.0]);
+        forward(&queue, logp, logits.mat, bench.input_u32(&[0]));
+        assert!(values(logp)[0].is_nan());
+    }
+}
+
+#[test]
+fn no_rows_are_no_work() {
+    let bench = Bench::small(1);
+    let empty = bench.output(0, DType::F32);
+    let targets = bench.input_u32(&[]);
+    forward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets);
+    forward_backward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets, empty);
+}

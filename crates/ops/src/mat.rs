@@ -1,0 +1,42 @@
+//! Matrices in views.
+
+use lockstep_device::View;
+
+/// A row-major matrix in a view: `rows` rows of `cols` elements, `stride` elements apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Mat<'m> {
+    pub view: View<'m>,
+    pub rows: usize,
+    pub cols: usize,
+    pub stride: usize,
+}
+
+impl<'m> Mat<'m> {
+    /// A matrix whose rows lie one after the other from the start of `view`.
+    pub fn dense(view: View<'m>, rows: usize, cols: usize) -> Mat<'m> {
+        Mat::strided(view, rows, cols, cols)
+    }
+
+    pub fn strided(view: View<'m>, rows: usize, cols: usize, stride: usize) -> Mat<'m> {
+        assert!(stride >= cols, "rows of {cols} cannot lie {stride} apart");
+        let needed = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * stride + cols };
+        assert!(needed <= view.len(), "[{rows}, {cols}] by {stride} in a view of {}", view.len());
+        Mat { view: view.first(needed), rows, cols, stride }
+    }
+
+    /// Columns `[start, start + cols)`.
+    pub fn columns(&self, start: usize, cols: usize) -> Mat<'m> {
+        assert!(start + cols <= self.cols, "columns [{start}, +{cols}] of {}", self.cols);
+        if self.rows == 0 {
+            return Mat { cols, ..*self };
+        }
+        Mat::strided(self.view.slice(start, self.view.len() - start), self.rows, cols, self.stride)
+    }
+
+    /// Rows `[start, start + rows)`.
+    pub fn row_range(&self, start: usize, rows: usize) -> Mat<'m> {
+        assert!(start + rows <= self.rows, "rows [{start}, +{rows}] of {}", self.rows);
+        let from = if rows == 0 { 0 } else { start * self.stride };
+        Mat::strided(self.view.slice(from, self.view.len() - from), rows, self.cols, self.stride)
+    }
+}

@@ -1,0 +1,210 @@
+//! The tile kernels: up to MR rows by one panel, one block of the inner dimension.
+//!
+//! All of them compute, for each element, `sum = fma(a[k], b[k], sum)` for k in order from `sum = 0`,
+//! then `c = init + sum`. Vectors run along columns, so the instruction set does not change a bit.
+
+use lockstep_device::{Isa, Set};
+
+use super::{MR, NR};
+
+/// One call: a tile of C\[rows, cols\] from A\[rows, depth\] and a panel of B\[depth, NR\].
+#[derive(Clone, Copy)]
+pub(crate) struct Tile {
+    pub(crate) depth: usize,
+    /// Element (i, k) of A is at `a + i * a_row + k * a_col`.
+    pub(crate) a: *const f32,
+    pub(crate) a_row: usize,
+    pub(crate) a_col: usize,
+    pub(crate) b: *const f32,
+    /// The initial value, or null for zero; may be `c`.
+    pub(crate) init: *const f32,
+    pub(crate) init_row: usize,
+    pub(crate) c: *mut f32,
+    pub(crate) c_row: usize,
+    /// 1 to MR.
+    pub(crate) rows: usize,
+    /// 1 to NR. The panel is padded with zeros beyond it.
+    pub(crate) cols: usize,
+}
+
+/// Runs one tile.
+///
+/// # Safety
+/// The pointers are valid for the rows, columns and depth given; C overlaps neither A nor B.
+#[inline(always)]
+pub(crate) unsafe fn tile(isa: Isa, t: &Tile) {
+    debug_assert!((1..=MR).contains(&t.rows) && (1..=NR).contains(&t.cols));
+    // SAFETY: the caller's promise; the set was detected (`Isa` is the proof).
+    unsafe {
+        match isa.set() {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => x86::tile_avx512(t),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 => x86::tile_avx2(t),
+            _ => tile_portable(t),
+        }
+    }
+}
+
+/// Row by row, four vectors of eight: what the compiler makes of it is NEON or SSE.
+unsafe fn tile_portable(t: &Tile) {
+    for i in 0..t.rows {
+        let mut acc = [0f32; NR];
+        for k in 0..t.depth {
+            // SAFETY: i < rows and k < depth; the panel has `depth` rows of NR.
+            let (a, b) =
+                unsafe { (*t.a.add(i * t.a_row + k * t.a_col), &*t.b.add(k * NR).cast::<[f32; NR]>()) };
+            for (sum, b) in acc.iter_mut().zip(b) {
+                *sum = a.mul_add(*b, *sum);
+            }
+        }
+        for (j, sum) in acc.iter().enumerate().take(t.cols) {
+            // SAFETY: i < rows and j < cols.
+            unsafe {
+                let init = if t.init.is_null() { 0.0 } else { *t.init.add(i * t.init_row + j) };
+                *t.c.add(i * t.c_row + j) = init + sum;
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::{NR, Tile};
+
+    /// Dispatches on the number of rows, so that each count has its accumulators in registers.
+    macro_rules! by_rows {
+        ($kernel:ident, $t:expr, $vectors:literal; $($rows:literal)*) => {
+            match $t.rows { $($rows => $kernel::<$rows, $vectors>($t),)* rows => unreachable!("{rows} rows") }
+        };
+    }
+
+    /// # Safety
+    /// As [`super::tile`], on a machine with AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn tile_avx512(t: &Tile) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            if t.cols > 16 {
+                by_rows!(rows_avx512, t, 2; 1 2 3 4 5 6 7 8 9 10 11 12)
+            } else {
+                by_rows!(rows_avx512, t, 1; 1 2 3 4 5 6 7 8 9 10 11 12)
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    unsafe fn rows_avx512<const ROWS: usize, const VECTORS: usize>(t: &Tile) {
+        let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
+        let (mut a, mut b) = (t.a, t.b);
+        let (a_row, a_col) = (t.a_row, t.a_col);
+        // SAFETY: `depth` steps of `a_col` along A's rows and of NR along the panel stay inside both,
+        // and lanes beyond `cols` are masked off for C and the initial value.
+        unsafe {
+            for _ in 0..t.depth {
+                let mut columns = [_mm512_setzero_ps(); VECTORS];
+                for (v, column) in columns.iter_mut().enumerate() {
+                    *column = _mm512_loadu_ps(b.add(16 * v));
+                }
+                for (i, sums) in acc.iter_mut().enumerate() {
+                    let row = _mm512_set1_ps(*a.add(i * a_row));
+                    for (sum, column) in sums.iter_mut().zip(columns) {
+                        *sum = _mm512_fmadd_ps(row, column, *sum);
+                    }
+                }
+                a = a.add(a_col);
+                b = b.add(NR);
+            }
+            for (i, sums) in acc.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    let lanes = t.cols.saturating_sub(16 * v).min(16);
+                    let mask = ((1u32 << lanes) - 1) as __mmask16;
+                    let mut value = *sum;
+                    if !t.init.is_null() {
+                        let init = _mm512_maskz_loadu_ps(mask, t.init.add(i * t.init_row + 16 * v));
+                        value = _mm512_add_ps(init, value);
+                    }
+                    _mm512_mask_storeu_ps(t.c.add(i * t.c_row + 16 * v), mask, value);
+                }
+            }
+        }
+    }
+
+    /// A panel is two halves of 16 columns; each takes 6 rows at a time (12 accumulators).
+    ///
+    /// # Safety
+    /// As [`super::tile`], on a machine with AVX2 and FMA.
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn tile_avx2(t: &Tile) {
+        for first_col in (0..t.cols).step_by(16) {
+            for first_row in (0..t.rows).step_by(6) {
+                // SAFETY: offsets stay inside the tile the caller vouched for.
+                unsafe {
+                    let init = if t.init.is_null() {
+                        t.init
+                    } else {
+                        t.init.add(first_row * t.init_row + first_col)
+                    };
+                    let part = Tile {
+                        a: t.a.add(first_row * t.a_row),
+                        b: t.b.add(first_col),
+                        init,
+                        c: t.c.add(first_row * t.c_row + first_col),
+                        rows: (t.rows - first_row).min(6),
+                        cols: (t.cols - first_col).min(16),
+                        ..*t
+                    };
+                    if part.cols > 8 {
+                        by_rows!(rows_avx2, &part, 2; 1 2 3 4 5 6)
+                    } else {
+                        by_rows!(rows_avx2, &part, 1; 1 2 3 4 5 6)
+                    }
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn rows_avx2<const ROWS: usize, const VECTORS: usize>(t: &Tile) {
+        let mut acc = [[_mm256_setzero_ps(); VECTORS]; ROWS];
+        let (mut a, mut b) = (t.a, t.b);
+        let (a_row, a_col) = (t.a_row, t.a_col);
+        // SAFETY: as in `rows_avx512`.
+        unsafe {
+            for _ in 0..t.depth {
+                let mut columns = [_mm256_setzero_ps(); VECTORS];
+                for (v, column) in columns.iter_mut().enumerate() {
+                    *column = _mm256_loadu_ps(b.add(8 * v));
+                }
+                for (i, sums) in acc.iter_mut().enumerate() {
+                    let row = _mm256_set1_ps(*a.add(i * a_row));
+                    for (sum, column) in sums.iter_mut().zip(columns) {
+                        *sum = _mm256_fmadd_ps(row, column, *sum);
+                    }
+                }
+                a = a.add(a_col);
+                b = b.add(NR);
+            }
+            for (i, sums) in acc.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    let lanes = t.cols.saturating_sub(8 * v).min(8);
+                    let mask = lane_mask(lanes);
+                    let mut value = *sum;
+                    if !t.init.is_null() {
+                        let init = _mm256_maskload_ps(t.init.add(i * t.init_row + 8 * v), mask);
+                        value = _mm256_add_ps(init, value);
+                    }
+                    _mm256_maskstore_ps(t.c.add(i * t.c_row + 8 * v), mask, value);
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    fn lane_mask(lanes: usize) -> __m256i {
+        let index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes as i32), index)
+    }
+}

@@ -1,0 +1,66 @@
+//! Matrix products with a fixed order of summation.
+//!
+//! Every element of C is computed the same way whatever the shape around it: the inner dimension is cut
+//! into blocks of [`KC`]; a block is summed from 0 by one chain of fused multiply-adds in order of k; the
+//! block sums are added to the initial value in order. So a row of C depends on its own row of A (and on
+//! B) alone, not on the number of rows, the tile it fell into, the threads or the instruction set. That
+//! is the row contract for products. Threads split outputs, never the inner dimension.
+//!
+//! B is packed into panels of [`NR`] columns; bf16 and fp16 are widened while packing. A is read where
+//! it lies, except where it must be widened or is used transposed. All scratch is the caller's.
+
+mod cpu;
+mod kernel;
+pub(crate) mod pack;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_core::{Bytes, DType};
+use lockstep_device::{Queue, View};
+
+use crate::Mat;
+
+pub(crate) use kernel::{Tile, tile};
+
+/// Inner-dimension block: part of the definition of a result, so it never changes with the machine.
+pub const KC: usize = 384;
+/// Columns of a packed panel of B.
+pub(crate) const NR: usize = 32;
+/// Rows of a tile of C.
+pub(crate) const MR: usize = 12;
+
+/// What a product is added to.
+#[derive(Clone, Copy, Debug)]
+pub enum Init<'m> {
+    /// C = A·B
+    Zero,
+    /// C = C + A·B
+    Accumulate,
+    /// C = R + A·B; R may be C itself
+    Residual(Mat<'m>),
+}
+
+/// The scratch a product of any shape needs on a queue of `num_threads`.
+pub fn scratch_bytes(num_threads: usize) -> Bytes {
+    cpu::scratch_bytes(num_threads)
+}
+
+/// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ: a linear layer forward.
+pub fn nt(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+    assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.rows, b.cols), "shapes of A·Bᵀ");
+    cpu::product(crate::cpu(queue), c, cpu::A::Rows(a), cpu::B::Transposed(b), init, scratch);
+}
+
+/// C\[M, N\] = init + A\[M, K\] · B\[K, N\]: the gradient of a linear layer's input.
+pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+    assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.cols, b.rows), "shapes of A·B");
+    cpu::product(crate::cpu(queue), c, cpu::A::Rows(a), cpu::B::Natural(b), init, scratch);
+}
+
+/// C\[M, N\] = init + A\[K, M\]ᵀ · B\[K, N\]: the gradient of a weight. C is f32.
+pub fn tn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+    assert_eq!((c.rows, c.cols, a.rows), (a.cols, b.cols, b.rows), "shapes of Aᵀ·B");
+    assert_eq!(c.view.dtype(), DType::F32, "weight gradients are f32");
+    cpu::product(crate::cpu(queue), c, cpu::A::Columns(a), cpu::B::Natural(b), init, scratch);
+}

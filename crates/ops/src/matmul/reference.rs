@@ -1,0 +1,18 @@
+//! Products as the textbook has them, in f64: what the fast versions are judged by.
+
+/// C\[m, n\] = Σₖ a(m, k) · b(k, n).
+pub fn product(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: impl Fn(usize, usize) -> f64,
+    b: impl Fn(usize, usize) -> f64,
+) -> Vec<f64> {
+    let mut c = vec![0.0; m * n];
+    for i in 0..m {
+        for j in 0..n {
+            c[i * n + j] = (0..k).map(|l| a(i, l) * b(l, j)).sum();
+        }
+    }
+    c
+}

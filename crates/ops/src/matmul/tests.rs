@@ -1,0 +1,142 @@
+use lockstep_core::DType;
+use lockstep_device::{Queue, View};
+use proptest::prelude::*;
+
+use super::*;
+use crate::Mat;
+use crate::testing::{Bench, assert_close, bits, queues, tolerance, values};
+
+fn scratch<'b>(bench: &'b Bench, queue: &Queue) -> View<'b> {
+    bench.output(scratch_bytes(queue.num_threads()).0 as usize / 4, DType::F32)
+}
+
+fn dtype() -> impl Strategy<Value = DType> {
+    prop_oneof![3 => Just(DType::F32), 1 => Just(DType::BF16), 1 => Just(DType::F16)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// All three forms, every initial value, odd shapes and strides, every set and thread count: equal
+    /// to the reference to rounding, and to each other to the bit.
+    #[test]
+    fn products_match_the_reference(
+        m in 1usize..140, n in 1usize..140, k in 1usize..900,
+        pad in 0usize..5, act in dtype(), weight in dtype(), init_kind in 0..3, seed in any::<u64>(),
+    ) {
+        let bench = Bench::new(seed);
+        let a = bench.normals(m * (k + pad), act);
+        let at = bench.normals(k * (m + pad), act);
+        let w = bench.normals(n * (k + pad), weight);
+        let wt = bench.normals(k * (n + pad), weight);
+        let start = bench.normal_values(m * n);
+        let (av, atv, wv, wtv) = (values(a), values(at), values(w), values(wt));
+        let a_rows = Mat::strided(a, m, k, k + pad);
+        let a_cols = Mat::strided(at, k, m, m + pad);
+        let w_rows = Mat::strided(w, n, k, k + pad);
+        let w_nat = Mat::strided(wt, k, n, n + pad);
+        let mut first: Option<[Vec<u32>; 3]> = None;
+        for queue in queues() {
+            let scratch = scratch(&bench, &queue);
+            let mut all = Vec::new();
+            for form in 0..3 {
+                let out_dtype = if form == 2 { DType::F32 } else { act };
+                let base = bench.input(&start, out_dtype);
+                let c = if init_kind == 1 { bench.input(&start, out_dtype) } else { bench.output(m * n, out_dtype) };
+                let c_mat = Mat::dense(c, m, n);
+                let init = match init_kind {
+                    0 => Init::Zero,
+                    1 => Init::Accumulate,
+                    _ => Init::Residual(Mat::dense(base, m, n)),
+                };
+                let mut want = match form {
+                    0 => {
+                        nt(&queue, c_mat, a_rows, w_rows, init, scratch);
+                        reference::product(m, n, k, |i, l| av[i * (k + pad) + l], |l, j| wv[j * (k + pad) + l])
+                    }
+                    1 => {
+                        nn(&queue, c_mat, a_rows, w_nat, init, scratch);
+                        reference::product(m, n, k, |i, l| av[i * (k + pad) + l], |l, j| wtv[l * (n + pad) + j])
+                    }
+                    _ => {
+                        tn(&queue, c_mat, a_cols, w_nat, init, scratch);
+                        reference::product(m, n, k, |i, l| atv[l * (m + pad) + i], |l, j| wtv[l * (n + pad) + j])
+                    }
+                };
+                if init_kind > 0 {
+                    want.iter_mut().zip(values(base)).for_each(|(w, b)| *w += b);
+                }
+                assert_close(c, &want, tolerance(out_dtype));
+                all.push(bits(c));
+            }
+            let all: [Vec<u32>; 3] = all.try_into().unwrap();
+            prop_assert!(first.get_or_insert_with(|| all.clone()) == &all, "bits differ between queues");
+        }
+    }
+
+    /// The row contract: a row alone, and in any range of rows, has the bits it has in the whole.
+    #[test]
+    fn a_row_does_not_depend_on_the_others(
+        m in 2usize..150, n in 1usize..100, k in 1usize..500, from in 0usize..150, len in 1usize..150,
+        act in dtype(), seed in any::<u64>(),
+    ) {
+        let bench = Bench::new(seed);
+        let queue = Queue::cpu(2);
+        let scratch = scratch(&bench, &queue);
+        let (a, w) = (bench.normals(m * k, act), bench.normals(n * k, DType::F32));
+        let whole = bench.output(m * n, act);
+        nt(&queue, Mat::dense(whole, m, n), Mat::dense(a, m, k), Mat::dense(w, n, k), Init::Zero, scratch);
+        let from = from % m;
+        let rows = len.min(m - from);
+        let part = bench.output(rows * n, act);
+        let a_part = Mat::dense(a, m, k).row_range(from, rows);
+        nt(&queue, Mat::dense(part, rows, n), a_part, Mat::dense(w, n, k), Init::Zero, scratch);
+        prop_assert_eq!(bits(part), bits(whole.slice(from * n, rows * n)));
+    }
+}
+
+#[test]
+fn long_inner_dimensions_and_wide_outputs_cross_slabs() {
+    let bench = Bench::new(3);
+    let queue = Queue::cpu(2);
+    let scratch = scratch(&bench, &queue);
+    let (m, n, k) = (13, 70, 40_000);
+    let (a, b) = (bench.normals(k * m, DType::F32), bench.normals(k * n, DType::F32));
+    let c = bench.output(m * n, DType::F32);
+    tn(&queue, Mat::dense(c, m, n), Mat::dense(a, k, m), Mat::dense(b, k, n), Init::Zero, scratch);
+    let (av, bv) = (values(a), values(b));
+    assert_close(c, &reference::product(m, n, k, |i, l| av[l * m + i], |l, j| bv[l * n + j]), 3e-6);
+}
+
+#[test]
+fn slabs_of_every_kind() {
+    let queue = Queue::cpu(2);
+    for (m, n, k, out) in
+        [(3, 5000, 288, DType::F32), (3, 2900, 500, DType::BF16), (2, 4000, 800, DType::F32)]
+    {
+        let bench = Bench::new(5);
+        let scratch = scratch(&bench, &queue);
+        let (a, b) = (bench.normals(m * k, out), bench.normals(n * k, DType::F32));
+        let c = bench.output(m * n, out);
+        nt(&queue, Mat::dense(c, m, n), Mat::dense(a, m, k), Mat::dense(b, n, k), Init::Zero, scratch);
+        let (av, bv) = (values(a), values(b));
+        assert_close(
+            c,
+            &reference::product(m, n, k, |i, l| av[i * k + l], |l, j| bv[j * k + l]),
+            tolerance(out),
+        );
+    }
+}
+
+#[test]
+fn an_empty_batch_is_nothing_and_an_empty_sum_is_zero() {
+    let bench = Bench::new(3);
+    let queue = Queue::cpu(2);
+    let scratch = scratch(&bench, &queue);
+    let empty = bench.output(0, DType::F32);
+    let w = bench.normals(8 * 4, DType::F32);
+    nt(&queue, Mat::dense(empty, 0, 8), Mat::dense(empty, 0, 4), Mat::dense(w, 8, 4), Init::Zero, scratch);
+    let c = bench.output(6, DType::F32);
+    tn(&queue, Mat::dense(c, 2, 3), Mat::dense(empty, 0, 2), Mat::dense(empty, 0, 3), Init::Zero, scratch);
+    assert_eq!(values(c), [0.0; 6]);
+}

@@ -1,0 +1,70 @@
+use lockstep_core::ALIGN_ELEMS;
+use lockstep_device::{CpuQueue, View};
+
+use crate::dispatch::with_real;
+
+const ELEMS_PER_ITEM: usize = 128 * ALIGN_ELEMS;
+
+pub(super) fn square_leaves(cpu: &CpuQueue, leaves: View, x: View) {
+    each_part(cpu, x.len(), &|start, len| {
+        // SAFETY: items write disjoint leaves; x is only read.
+        let (leaves, x) = unsafe {
+            (
+                leaves.slice(start / ALIGN_ELEMS, len / ALIGN_ELEMS).as_mut::<f64>(),
+                x.slice(start, len).as_slice::<f32>(),
+            )
+        };
+        cpu.isa.run(|| leaves_of(leaves, x));
+    });
+}
+
+/// Eight lanes sum every eighth element in order, then fold pairwise.
+#[inline(always)]
+fn leaves_of(leaves: &mut [f64], x: &[f32]) {
+    for (leaf, block) in leaves.iter_mut().zip(x.as_chunks::<ALIGN_ELEMS>().0) {
+        let mut lanes = [0f64; 8];
+        for chunk in block.as_chunks::<8>().0 {
+            for (sum, value) in lanes.iter_mut().zip(chunk) {
+                let value = f64::from(*value);
+                *sum = value.mul_add(value, *sum);
+            }
+        }
+        *leaf =
+            ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+    }
+}
+
+pub(super) fn add(cpu: &CpuQueue, sum: View, x: View) {
+    each_part(cpu, x.len(), &|start, len| {
+        // SAFETY: items write disjoint parts of the sum; x is only read and lies apart.
+        let (sum, x) =
+            unsafe { (sum.slice(start, len).as_mut::<f32>(), x.slice(start, len).as_slice::<f32>()) };
+        cpu.isa.run(|| add_part(sum, x));
+    });
+}
+
+#[inline(always)]
+fn add_part(sum: &mut [f32], x: &[f32]) {
+    for (sum, x) in sum.iter_mut().zip(x) {
+        *sum += x;
+    }
+}
+
+pub(super) fn copy(cpu: &CpuQueue, to: View, x: View) {
+    with_real!(x.dtype(), R => each_part(cpu, x.len(), &|start, len| {
+        // SAFETY: items write disjoint parts; x is only read and lies apart.
+        let (to, x) = unsafe { (to.slice(start, len).as_mut::<R>(), x.slice(start, len).as_slice::<R>()) };
+        to.copy_from_slice(x);
+    }));
+}
+
+pub(super) fn zero(cpu: &CpuQueue, x: View) {
+    each_part(cpu, x.len(), &|start, len| x.slice(start, len).zero());
+}
+
+fn each_part(cpu: &CpuQueue, len: usize, f: &(dyn Fn(usize, usize) + Sync)) {
+    cpu.pool.run(len.div_ceil(ELEMS_PER_ITEM), &|item, _| {
+        let start = item * ELEMS_PER_ITEM;
+        f(start, ELEMS_PER_ITEM.min(len - start));
+    });
+}

@@ -1,0 +1,90 @@
+use lockstep_core::sum::{fold_range, merge};
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{Bench, SameBits, assert_near, bits, queue, queues, values};
+
+fn leaves_of(view: View) -> Vec<f64> {
+    let mut leaves = vec![0.0; view.len()];
+    view.read(&mut leaves);
+    leaves
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Up to three pool items of 128 blocks. The fold over the leaves is the plain sum to rounding, and
+    /// the same to the bit when the range is cut into shards, each computed on its own queue.
+    #[test]
+    fn leaves_fold_to_the_squared_norm(
+        blocks in 1usize..300, cut in 0usize..300, picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let x = bench.normals(blocks * ALIGN_ELEMS, DType::F32);
+        let want = reference::square_sums(&values(x), ALIGN_ELEMS);
+        let mut whole = Vec::new();
+        for queue in queues() {
+            let leaves = bench.output(blocks, DType::F64);
+            square_leaves(&queue, leaves, x);
+            let leaves = leaves_of(leaves);
+            assert_near(&leaves, &want, 0.0, 1e-14);
+            let all: Vec<u64> = leaves.iter().map(|leaf| leaf.to_bits()).collect();
+            prop_assert!(whole.is_empty() || whole == all, "bits differ on {:?}", queue);
+            whole = all;
+        }
+        let cut = cut % (blocks + 1);
+        let mut nodes = Vec::new();
+        for (first, len, pick) in [(0, cut, picks.0), (cut, blocks - cut, picks.1)] {
+            let leaves = bench.output(len, DType::F64);
+            square_leaves(&queue(pick), leaves, x.slice(first * ALIGN_ELEMS, len * ALIGN_ELEMS));
+            fold_range(&leaves_of(leaves), first as u64, &mut nodes);
+        }
+        let mut whole_nodes = Vec::new();
+        let whole: Vec<f64> = whole.into_iter().map(f64::from_bits).collect();
+        fold_range(&whole, 0, &mut whole_nodes);
+        let root = merge(&mut nodes);
+        prop_assert_eq!(root.to_bits(), merge(&mut whole_nodes).to_bits());
+        assert_near(&[root], &[want.iter().sum::<f64>()], 0.0, 1e-13);
+    }
+
+    /// `add` is plain f32 addition, element by element.
+    #[test]
+    fn add_adds_and_zero_clears(
+        len in prop_oneof![4 => 1usize..500, 1 => 32_000usize..70_000], seed in any::<u64>(),
+    ) {
+        let bench = Bench::with_mebibytes(8, seed);
+        let (start, x) = (bench.normal_values(len), bench.normal_values(len));
+        let want: Vec<u32> = start.iter().zip(&x).map(|(a, b)| (a + b).to_bits()).collect();
+        let mut same = SameBits::new();
+        for queue in queues() {
+            let (sum, x) = (bench.framed(&start, len, 3, DType::F32), bench.input(&x, DType::F32));
+            add(&queue, sum.mat.view, x);
+            prop_assert!(sum.bits() == want, "sums differ");
+            same.check(&queue, vec![sum.bits(), bits(x)]);
+            zero(&queue, sum.mat.view);
+            prop_assert!(sum.bits().iter().all(|bits| *bits == 0), "not cleared");
+        }
+    }
+}
+
+/// The plain sum of squares would overflow or vanish in f32.
+#[test]
+fn leaves_hold_the_whole_range_of_f32() {
+    let bench = Bench::small(1);
+    for size in [1e30f32, 1e-30] {
+        let x = bench.input(&[size; ALIGN_ELEMS], DType::F32);
+        let leaves = bench.output(1, DType::F64);
+        square_leaves(&queue(0), leaves, x);
+        assert_near(&leaves_of(leaves), &[f64::from(size).powi(2) * ALIGN_ELEMS as f64], 0.0, 1e-14);
+    }
+}
+
+#[test]
+fn zero_clears_every_dtype() {
+    let bench = Bench::small(1);
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let x = bench.output(1000, dtype);
+        zero(&queue(1), x);
+        assert!(bits(x).iter().all(|bits| *bits == 0));
+    }
+}

@@ -1,0 +1,139 @@
+//! One pass over each row forward, one backward. Weight gradients are summed in blocks of GRAD_ROWS rows
+//! into scratch, then block after block, so that their order does not depend on threads.
+
+use lockstep_device::{CpuQueue, Real, View};
+
+use super::{Backward, GRAD_ROWS};
+use crate::dispatch::with_real;
+use crate::math::sum_by;
+use crate::{Mat, ROWS_PER_ITEM};
+
+pub(super) fn forward(cpu: &CpuQueue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
+    let groups = x.cols / w.len();
+    with_real!(x.view.dtype(), R => with_real!(w.dtype(), W => {
+        cpu.pool.run(x.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {
+            let first = item * ROWS_PER_ITEM;
+            let rows = ROWS_PER_ITEM.min(x.rows - first);
+            // SAFETY: items write disjoint rows of y and rstd; inputs are only read and lie apart.
+            let (y_rows, x_rows, w, rstd) = unsafe {
+                (
+                    y.row_range(first, rows).view.as_mut::<R>(),
+                    x.row_range(first, rows).view.as_slice::<R>(),
+                    w.as_slice::<W>(),
+                    rstd.slice(first * groups, rows * groups).as_mut::<f32>(),
+                )
+            };
+            cpu.isa.run(|| forward_rows(y_rows, y.stride, x_rows, x.stride, w, rstd, groups, eps));
+        });
+    }));
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+fn forward_rows<R: Real, W: Real>(
+    y: &mut [R],
+    y_stride: usize,
+    x: &[R],
+    x_stride: usize,
+    w: &[W],
+    rstd: &mut [f32],
+    groups: usize,
+    eps: f32,
+) {
+    let dim = w.len();
+    for (i, rstd) in rstd.iter_mut().enumerate() {
+        let (row, start) = (i / groups, i % groups * dim);
+        let x = &x[row * x_stride + start..][..dim];
+        let y = &mut y[row * y_stride + start..][..dim];
+        let squares = sum_by(dim, |j| x[j].to_f32() * x[j].to_f32());
+        *rstd = 1.0 / (squares / dim as f32 + eps).sqrt();
+        for j in 0..dim {
+            y[j] = R::from_f32(x[j].to_f32() * *rstd * w[j].to_f32());
+        }
+    }
+}
+
+pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
+    let Backward { dx, add, dw, dy, x, rstd, w, scratch } = call;
+    let dim = w.len();
+    let groups = x.cols / dim;
+    let blocks = x.rows.div_ceil(GRAD_ROWS);
+    with_real!(x.view.dtype(), R => with_real!(w.dtype(), W => {
+        cpu.pool.run(blocks, &|block, _| {
+            let first = block * GRAD_ROWS;
+            let rows = GRAD_ROWS.min(x.rows - first);
+            let part = scratch.slice(block * dim, dim);
+            // SAFETY: items write disjoint rows of dx and disjoint parts of scratch. dx may be dy: both
+            // are then reached through `dx` alone.
+            let call = unsafe {
+                Rows::<R, W> {
+                    dx: dx.row_range(first, rows).view.as_ptr(),
+                    dx_stride: dx.stride,
+                    dy: dy.row_range(first, rows).view.as_ptr(),
+                    dy_stride: dy.stride,
+                    x: x.row_range(first, rows).view.as_slice::<R>(),
+                    x_stride: x.stride,
+                    rstd: rstd.slice(first * groups, rows * groups).as_slice::<f32>(),
+                    w: w.as_slice::<W>(),
+                    dw: part.as_mut::<f32>(),
+                    groups,
+                }
+            };
+            if add { cpu.isa.run(|| backward_rows::<R, W, true>(call)) } else { cpu.isa.run(|| backward_rows::<R, W, false>(call)) }
+        });
+    }));
+    // SAFETY: dw and scratch are this call's own; the parallel part is over.
+    let (dw, parts) = unsafe { (dw.as_mut::<f32>(), scratch.first(blocks * dim).as_slice::<f32>()) };
+    cpu.isa.run(|| add_parts(dw, parts));
+}
+
+struct Rows<'a, R, W> {
+    dx: *mut R,
+    dx_stride: usize,
+    dy: *const R,
+    dy_stride: usize,
+    x: &'a [R],
+    x_stride: usize,
+    rstd: &'a [f32],
+    w: &'a [W],
+    dw: &'a mut [f32],
+    groups: usize,
+}
+
+#[inline(always)]
+fn backward_rows<R: Real, W: Real, const ADD: bool>(call: Rows<R, W>) {
+    let dim = call.w.len();
+    call.dw.fill(0.0);
+    for (i, rstd) in call.rstd.iter().copied().enumerate() {
+        let (row, start) = (i / call.groups, i % call.groups * dim);
+        let x = &call.x[row * call.x_stride + start..][..dim];
+        // SAFETY: the row lies inside the block of rows the pointers were taken from.
+        let (dx, dy) =
+            unsafe { (call.dx.add(row * call.dx_stride + start), call.dy.add(row * call.dy_stride + start)) };
+        let w = &call.w[..dim];
+        let dw = &mut call.dw[..dim];
+        // SAFETY: j < dim, inside the row.
+        let dy_at = |j: usize| unsafe { (*dy.add(j)).to_f32() };
+        let mean = sum_by(dim, |j| dy_at(j) * w[j].to_f32() * x[j].to_f32()) * rstd / dim as f32;
+        for j in 0..dim {
+            let (dy_j, normed) = (dy_at(j), x[j].to_f32() * rstd);
+            dw[j] = dy_j.mul_add(normed, dw[j]);
+            let grad = rstd * (-normed).mul_add(mean, dy_j * w[j].to_f32());
+            // SAFETY: as above; element j of dy was read before element j of dx is written.
+            unsafe {
+                let before = if ADD { (*dx.add(j)).to_f32() } else { 0.0 };
+                *dx.add(j) = R::from_f32(before + grad);
+            }
+        }
+    }
+}
+
+/// dw += the parts, each column in order of the parts.
+#[inline(always)]
+fn add_parts(dw: &mut [f32], parts: &[f32]) {
+    for part in parts.chunks_exact(dw.len()) {
+        for (sum, value) in dw.iter_mut().zip(part) {
+            *sum += value;
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! RMS normalisation: y = x · rstd · w with rstd = 1 / √(mean(x²) + ε), over groups of `dim` columns.
+//!
+//! A plain norm has one group as wide as the row; the norms of queries and keys have a group per head.
+
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_core::DType;
+use lockstep_device::{Queue, View};
+
+use crate::Mat;
+
+/// Rows whose weight gradients are summed together before they join the total, in row order.
+const GRAD_ROWS: usize = 64;
+
+/// f32 elements of scratch that [`backward`] needs for up to `rows` rows.
+pub fn scratch_elems(rows: usize, dim: usize) -> usize {
+    rows.div_ceil(GRAD_ROWS) * dim
+}
+
+/// y\[T, groups·dim\] from x; `rstd`\[T, groups\] is kept for backward. `w`\[dim\].
+pub fn forward(queue: &Queue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
+    check(&y, &rstd, &x, &w);
+    y.view.assert_apart(&x.view);
+    cpu::forward(crate::cpu(queue), y, rstd, x, w, eps);
+}
+
+/// dx = (add: dx +) ∂L/∂x and dw += ∂L/∂w. `dx` may be `dy` itself when not adding.
+#[derive(Clone, Copy, Debug)]
+pub struct Backward<'m> {
+    pub dx: Mat<'m>,
+    pub add: bool,
+    pub dw: View<'m>,
+    pub dy: Mat<'m>,
+    pub x: Mat<'m>,
+    pub rstd: View<'m>,
+    pub w: View<'m>,
+    pub scratch: View<'m>,
+}
+
+pub fn backward(queue: &Queue, call: Backward) {
+    check(&call.dy, &call.rstd, &call.x, &call.w);
+    check(&call.dx, &call.rstd, &call.x, &call.w);
+    assert_eq!((call.dw.len(), call.dw.dtype()), (call.w.len(), DType::F32), "weight gradient");
+    call.dx.view.assert_apart(&call.x.view);
+    if call.add {
+        call.dx.view.assert_apart(&call.dy.view);
+    }
+    cpu::backward(crate::cpu(queue), call);
+}
+
+fn check(y: &Mat, rstd: &View, x: &Mat, w: &View) {
+    assert_eq!((y.rows, y.cols), (x.rows, x.cols), "norm shapes");
+    assert!(x.cols.is_multiple_of(w.len()), "{} columns in groups of {}", x.cols, w.len());
+    assert_eq!(rstd.len(), x.rows * (x.cols / w.len()), "one rstd per group");
+    assert_eq!(y.view.dtype(), x.view.dtype(), "one storage type");
+}

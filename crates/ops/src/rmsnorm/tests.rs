@@ -1,0 +1,175 @@
+use lockstep_core::DType;
+use lockstep_device::Queue;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{
+    Bench, Framed, SameBits, assert_close, assert_near, bits, differences, dot, dtype, norm, queue, queues,
+    tolerance, values,
+};
+
+/// How big dx's terms are before they cancel: ‖rstd · dy · w‖.
+fn scale_of_dx(dy: &[f64], x: &[f64], w: &[f64], eps: f64) -> f64 {
+    let dim = w.len();
+    let terms = dy.iter().zip(x.chunks_exact(dim).flat_map(|x| vec![reference::rstd(x, eps); dim]));
+    norm(&terms.enumerate().map(|(i, (dy, rstd))| dy * rstd * w[i % dim]).collect::<Vec<_>>())
+}
+
+/// What becomes of dx: written, added to, or written over dy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Target {
+    Fresh,
+    Added,
+    InPlace,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn both_directions_match_the_reference(
+        rows in 1usize..140, dim in 1usize..100, groups in 1usize..4, pad in 0usize..4,
+        act in dtype(), weight in dtype(), eps in prop_oneof![Just(1e-5f32), Just(1e-6)],
+        target in prop_oneof![Just(Target::Fresh), Just(Target::Added), Just(Target::InPlace)],
+        seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let cols = groups * dim;
+        let x = bench.framed_normals(rows, cols, pad, act);
+        let dy_values = bench.normal_values(rows * cols);
+        let dx_before = bench.normal_values(rows * cols);
+        let dw_before = bench.normal_values(dim);
+        let w = bench.normals(dim, weight);
+        let scratch = bench.output(scratch_elems(rows, dim), DType::F32);
+        let (xv, wv, wide_eps) = (x.values(), values(w), f64::from(eps));
+        let mut same = SameBits::new();
+        for queue in queues() {
+            let y = bench.framed_output(rows, cols, pad, act);
+            let rstd = bench.output(rows * groups, DType::F32);
+            forward(&queue, y.mat, rstd, x.mat, w, eps);
+            let rstds: Vec<f64> = xv.chunks_exact(dim).map(|x| reference::rstd(x, wide_eps)).collect();
+            assert_near(&y.values(), &reference::forward(&xv, &wv, wide_eps), 0.0, tolerance(act));
+            assert_close(rstd, &rstds, tolerance(DType::F32));
+
+            let dy = bench.framed(&dy_values, cols, pad, act);
+            let dyv = dy.values();
+            let dx = match target {
+                Target::Fresh => bench.framed_output(rows, cols, pad, act),
+                Target::Added => bench.framed(&dx_before, cols, pad, act),
+                Target::InPlace => dy,
+            };
+            let (mut want_dx, mut want_dw) = reference::backward(&dyv, &xv, &wv, wide_eps);
+            if target == Target::Added {
+                want_dx.iter_mut().zip(dx.values()).for_each(|(want, before)| *want += before);
+            }
+            want_dw.iter_mut().zip(&dw_before).for_each(|(want, before)| *want += f64::from(*before));
+            let dw = bench.input(&dw_before, DType::F32);
+            let add = target == Target::Added;
+            backward(&queue, Backward { dx: dx.mat, add, dw, dy: dy.mat, x: x.mat, rstd, w, scratch });
+            assert_near(&dx.values(), &want_dx, scale_of_dx(&dyv, &xv, &wv, wide_eps), tolerance(act));
+            assert_near(&values(dw), &want_dw, ((rows * cols) as f64).sqrt(), tolerance(DType::F32));
+            same.check(&queue, vec![y.bits(), bits(rstd), dx.bits(), bits(dw)]);
+        }
+    }
+
+    #[test]
+    fn backward_is_the_slope_of_the_forward_reference(
+        rows in 1usize..4, dim in 1usize..7, groups in 1usize..3, seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let (len, eps) = (rows * groups * dim, 0.05);
+        let x = bench.framed_normals(rows, groups * dim, 0, DType::F32);
+        let w = bench.normals(dim, DType::F32);
+        let r = bench.framed_normals(rows, groups * dim, 0, DType::F32);
+        let (xv, wv, rv) = (x.values(), values(w), r.values());
+        let rstds: Vec<f32> = xv.chunks_exact(dim).map(|x| reference::rstd(x, eps) as f32).collect();
+        let rstd = bench.input(&rstds, DType::F32);
+        let dx = bench.framed_output(rows, groups * dim, 0, DType::F32);
+        let dw = bench.input(&vec![0.0; dim], DType::F32);
+        let scratch = bench.output(scratch_elems(rows, dim), DType::F32);
+        let call = Backward { dx: dx.mat, add: false, dw, dy: r.mat, x: x.mat, rstd, w, scratch };
+        backward(&Queue::cpu(1), call);
+        let slope_x = differences(&xv, |x| dot(&rv, &reference::forward(x, &wv, eps)));
+        let slope_w = differences(&wv, |w| dot(&rv, &reference::forward(&xv, w, eps)));
+        assert_near(&dx.values(), &slope_x, scale_of_dx(&rv, &xv, &wv, eps), tolerance(DType::F32));
+        assert_near(&values(dw), &slope_w, (len as f64).sqrt(), tolerance(DType::F32));
+    }
+
+    /// The row contract: any range of rows, on any queue, has the bits it has in the whole.
+    #[test]
+    fn a_row_does_not_depend_on_the_others(
+        rows in 1usize..200, dim in 1usize..80, from in 0usize..200, len in 1usize..200,
+        act in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let w = bench.normals(dim, DType::F32);
+        let x = bench.framed_normals(rows, dim, 0, act);
+        let dy = bench.framed_normals(rows, dim, 0, act);
+        let run = |pick: usize, first: usize, rows: usize| {
+            let (x, dy): (Mat, Mat) = (x.mat.row_range(first, rows), dy.mat.row_range(first, rows));
+            let y: Framed = bench.framed_output(rows, dim, 1, act);
+            let dx: Framed = bench.framed_output(rows, dim, 2, act);
+            let rstd = bench.output(rows, DType::F32);
+            let dw = bench.output(dim, DType::F32);
+            let scratch = bench.output(scratch_elems(rows, dim), DType::F32);
+            forward(&queue(pick), y.mat, rstd, x, w, 1e-6);
+            backward(&queue(pick), Backward { dx: dx.mat, add: false, dw, dy, x, rstd, w, scratch });
+            (y.bits(), bits(rstd), dx.bits())
+        };
+        let from = from % rows;
+        let len = len.min(rows - from);
+        let (y, rstd, dx) = run(picks.0, 0, rows);
+        let part = run(picks.1, from, len);
+        prop_assert_eq!(&part.0[..], &y[from * dim..][..len * dim]);
+        prop_assert_eq!(&part.1[..], &rstd[from..][..len]);
+        prop_assert_eq!(&part.2[..], &dx[from * dim..][..len * dim]);
+    }
+}
+
+/// The gradient of a weight is summed over blocks of rows in their order: accumulating whole blocks
+/// call by call gives the bits of one call.
+#[test]
+fn weight_gradients_accumulate_over_calls() {
+    let bench = Bench::small(11);
+    let (rows, dim) = (3 * GRAD_ROWS + 7, 33);
+    let w = bench.normals(dim, DType::F32);
+    let x = bench.framed_normals(rows, dim, 0, DType::F32).mat;
+    let dy = bench.framed_normals(rows, dim, 0, DType::F32).mat;
+    let rstd = bench.normals(rows, DType::F32);
+    let before = bench.normal_values(dim);
+    let scratch = bench.output(scratch_elems(rows, dim), DType::F32);
+    let run = |dw: View, first: usize, rows: usize| {
+        let (x, dy) = (x.row_range(first, rows), dy.row_range(first, rows));
+        let dx = bench.framed_output(rows, dim, 0, DType::F32).mat;
+        let rstd = rstd.slice(first, rows);
+        backward(&queue(first), Backward { dx, add: false, dw: dw.first(dim), dy, x, rstd, w, scratch });
+    };
+    let (whole, parts) = (bench.input(&before, DType::F32), bench.input(&before, DType::F32));
+    run(whole, 0, rows);
+    run(parts, 0, GRAD_ROWS);
+    run(parts, GRAD_ROWS, rows - GRAD_ROWS);
+    assert_eq!(bits(whole), bits(parts));
+}
+
+#[test]
+fn no_rows_are_no_work() {
+    let bench = Bench::small(1);
+    let (w, dw) = (bench.normals(5, DType::F32), bench.input(&[1.0; 5], DType::F32));
+    let empty = bench.output(0, DType::F32);
+    let mat = Mat::dense(empty, 0, 5);
+    forward(&Queue::cpu(2), mat, empty, mat, w, 1e-6);
+    let call = Backward { dx: mat, add: false, dw, dy: mat, x: mat, rstd: empty, w, scratch: empty };
+    backward(&Queue::cpu(2), call);
+    assert_eq!(values(dw), [1.0; 5]);
+}
+
+#[test]
+#[should_panic(expected = "operands overlap")]
+fn adding_in_place_of_dy_is_refused() {
+    let bench = Bench::small(1);
+    let (dy, x) =
+        (bench.framed_normals(2, 4, 0, DType::F32).mat, bench.framed_normals(2, 4, 0, DType::F32).mat);
+    let (w, dw) = (bench.normals(4, DType::F32), bench.normals(4, DType::F32));
+    let (rstd, scratch) = (bench.normals(2, DType::F32), bench.normals(4, DType::F32));
+    backward(&Queue::cpu(1), Backward { dx: dy, add: true, dw, dy, x, rstd, w, scratch });
+}

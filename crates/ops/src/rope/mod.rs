@@ -1,0 +1,46 @@
+//! Rotary position embedding, in the half-split layout of Hugging Face models: for a head of width h,
+//! (x₁, x₂) = (x\[..h/2\], x\[h/2..\]) becomes (x₁·cos − x₂·sin, x₂·cos + x₁·sin), in place.
+
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_device::{Queue, View};
+
+use crate::Mat;
+
+/// Which way to turn. Backward is the inverse rotation: the transpose of the forward one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    Forward,
+    Backward,
+}
+
+/// Angles by position: cos and sin, each \[positions, h/2\] in f32.
+#[derive(Clone, Copy, Debug)]
+pub struct Table<'m> {
+    pub cos: View<'m>,
+    pub sin: View<'m>,
+    pub half: usize,
+}
+
+/// Turns every head of x\[T, heads·h\]. `positions`\[T\] in u32.
+pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
+    assert!(x.cols.is_multiple_of(2 * table.half), "{} columns in heads of {}", x.cols, 2 * table.half);
+    assert_eq!(positions.len(), x.rows, "a position per token");
+    cpu::apply(crate::cpu(queue), x, positions, table, turn);
+}
+
+/// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64.
+pub fn fill(table: Table, inverse_frequencies: &[f64]) {
+    assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
+    let positions = table.cos.len() / table.half;
+    for position in 0..positions {
+        let angles = inverse_frequencies.iter().map(|f| position as f64 * f);
+        // A row at a time on the stack of the caller's vector; run once, before training.
+        let (cos, sin): (Vec<f32>, Vec<f32>) = angles.map(|a| (a.cos() as f32, a.sin() as f32)).unzip();
+        table.cos.slice(position * table.half, table.half).write(&cos);
+        table.sin.slice(position * table.half, table.half).write(&sin);
+    }
+}

@@ -1,0 +1,116 @@
+use lockstep_core::DType;
+use lockstep_device::Queue;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{
+    Bench, SameBits, assert_near, differences, dot, dtype, queue, queues, tolerance, values,
+};
+
+const POSITIONS: usize = 300;
+
+/// The usual frequencies: base^(−i / half).
+fn frequencies(half: usize) -> Vec<f64> {
+    (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect()
+}
+
+fn table(bench: &Bench, half: usize) -> Table<'_> {
+    let angles = || bench.output(POSITIONS * half, DType::F32);
+    let table = Table { cos: angles(), sin: angles(), half };
+    fill(table, &frequencies(half));
+    table
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn both_directions_match_the_reference(
+        rows in 1usize..110, heads in 1usize..5, half in 1usize..40, pad in 0usize..4, act in dtype(),
+        seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let cols = heads * 2 * half;
+        let table = table(&bench, half);
+        let positions = bench.indices(rows, POSITIONS);
+        let positions_view = bench.input_u32(&positions);
+        let start = bench.normal_values(rows * cols);
+        let frequencies = frequencies(half);
+        let mut same = SameBits::new();
+        for queue in queues() {
+            let mut results = Vec::new();
+            for turn in [Turn::Forward, Turn::Backward] {
+                let x = bench.framed(&start, cols, pad, act);
+                let xv = x.values();
+                let want = match turn {
+                    Turn::Forward => reference::forward(&xv, cols, &positions, &frequencies),
+                    Turn::Backward => reference::backward(&xv, cols, &positions, &frequencies),
+                };
+                apply(&queue, x.mat, positions_view, table, turn);
+                assert_near(&x.values(), &want, 0.0, tolerance(act));
+                results.push(x.bits());
+            }
+            same.check(&queue, results);
+        }
+    }
+
+    #[test]
+    fn backward_is_the_slope_of_the_forward_reference(
+        rows in 1usize..4, heads in 1usize..3, half in 1usize..5, seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let (cols, frequencies) = (heads * 2 * half, frequencies(half));
+        let positions = bench.indices(rows, POSITIONS);
+        let x: Vec<f64> = bench.normal_values(rows * cols).into_iter().map(f64::from).collect();
+        let gradient = bench.framed_normals(rows, cols, 0, DType::F32);
+        let r = gradient.values();
+        apply(&Queue::cpu(1), gradient.mat, bench.input_u32(&positions), table(&bench, half), Turn::Backward);
+        let slope = differences(&x, |x| dot(&r, &reference::forward(x, cols, &positions, &frequencies)));
+        assert_near(&gradient.values(), &slope, 0.0, tolerance(DType::F32));
+    }
+
+    /// The row contract: any range of rows, on any queue, has the bits it has in the whole; so do heads
+    /// reached as columns of a wider matrix.
+    #[test]
+    fn a_row_does_not_depend_on_the_others(
+        rows in 1usize..150, half in 1usize..40, from in 0usize..150, len in 1usize..150,
+        act in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+    ) {
+        let bench = Bench::small(seed);
+        let (width, table) = (2 * half, table(&bench, half));
+        let positions = bench.input_u32(&bench.indices(rows, POSITIONS));
+        let start = bench.normal_values(rows * 3 * width);
+        let whole = bench.framed(&start, 3 * width, 0, act);
+        let before = whole.bits();
+        apply(&queue(picks.0), whole.mat, positions, table, Turn::Forward);
+        let from = from % rows;
+        let len = len.min(rows - from);
+        let part = bench.framed(&start, 3 * width, 0, act);
+        let middle = part.mat.row_range(from, len).columns(width, width);
+        apply(&queue(picks.1), middle, positions.slice(from, len), table, Turn::Forward);
+        for (i, (got, (turned, before))) in part.bits().iter().zip(whole.bits().iter().zip(&before)).enumerate() {
+            let (row, head) = (i / (3 * width), i / width % 3);
+            let inside = (from..from + len).contains(&row) && head == 1;
+            prop_assert_eq!(got, if inside { turned } else { before }, "row {}, head {}", row, head);
+        }
+    }
+}
+
+#[test]
+fn the_table_holds_the_angles_of_every_position() {
+    let bench = Bench::small(1);
+    let (half, frequencies) = (7, frequencies(7));
+    let table = table(&bench, half);
+    let (cos, sin) = (values(table.cos), values(table.sin));
+    for i in 0..POSITIONS * half {
+        let angle = (i / half) as f64 * frequencies[i % half];
+        assert_eq!((cos[i], sin[i]), (f64::from(angle.cos() as f32), f64::from(angle.sin() as f32)));
+    }
+}
+
+#[test]
+fn no_rows_are_no_work() {
+    let bench = Bench::small(1);
+    let empty = bench.output(0, DType::F32);
+    apply(&Queue::cpu(2), Mat::dense(empty, 0, 8), bench.input_u32(&[]), table(&bench, 2), Turn::Forward);
+}

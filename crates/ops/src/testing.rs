@@ -1,0 +1,241 @@
+//! Help for the operations' tests: memory to run on, poisoned outputs, matrices with margins, finite
+//! differences, tolerances.
+
+use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::{Bytes, DType};
+use lockstep_device::{Isa, Memory, Pool, Queue, View};
+use proptest::prelude::*;
+
+use crate::Mat;
+
+/// What lies between the rows of a [`Framed`] matrix. Exact in every storage type.
+const MARGIN: f32 = 77.0;
+
+/// Memory that is handed out piece by piece.
+pub(crate) struct Bench {
+    memory: Memory,
+    used: std::cell::Cell<usize>,
+    draws: std::cell::Cell<u32>,
+    seed: u64,
+}
+
+impl Bench {
+    pub(crate) fn new(seed: u64) -> Bench {
+        Bench::with_mebibytes(48, seed)
+    }
+
+    /// For operations on small operands: taking memory touches every page, so less of it is faster.
+    pub(crate) fn small(seed: u64) -> Bench {
+        Bench::with_mebibytes(4, seed)
+    }
+
+    pub(crate) fn with_mebibytes(mebibytes: u64, seed: u64) -> Bench {
+        let memory = Memory::take(Bytes(mebibytes << 20), &Pool::new(1)).unwrap();
+        Bench { memory, used: 0.into(), draws: 0.into(), seed }
+    }
+
+    fn take(&self, len: usize, dtype: DType) -> View<'_> {
+        let at = self.used.get();
+        self.used.set((at + len * dtype.size()).next_multiple_of(64));
+        self.memory.view(at, len, dtype)
+    }
+
+    /// An output: every float is NaN until the operation writes it.
+    pub(crate) fn output(&self, len: usize, dtype: DType) -> View<'_> {
+        let view = self.take(len, dtype);
+        match dtype {
+            DType::U32 => view.write(&vec![u32::MAX; len]),
+            DType::F64 => view.write(&vec![f64::NAN; len]),
+            _ => view.write_f32(&vec![f32::NAN; len]),
+        }
+        view
+    }
+
+    pub(crate) fn input(&self, values: &[f32], dtype: DType) -> View<'_> {
+        let view = self.take(values.len(), dtype);
+        view.write_f32(values);
+        view
+    }
+
+    pub(crate) fn input_u32(&self, values: &[u32]) -> View<'_> {
+        let view = self.take(values.len(), DType::U32);
+        view.write(values);
+        view
+    }
+
+    /// Fresh standard normals.
+    pub(crate) fn normals(&self, len: usize, dtype: DType) -> View<'_> {
+        self.input(&self.normal_values(len), dtype)
+    }
+
+    pub(crate) fn normal_values(&self, len: usize) -> Vec<f32> {
+        let stream = Stream::new(self.seed, Purpose::Init, self.draws.get(), 0);
+        self.draws.set(self.draws.get() + 1);
+        (0..len.div_ceil(2) as u32).flat_map(|i| stream.normal_pair(i)).take(len).collect()
+    }
+
+    /// Fresh integers below `bound`.
+    pub(crate) fn indices(&self, len: usize, bound: usize) -> Vec<u32> {
+        let stream = Stream::new(self.seed, Purpose::Sampling, self.draws.get(), 0);
+        self.draws.set(self.draws.get() + 1);
+        (0..len as u32).map(|i| stream.below(i, bound as u64) as u32).collect()
+    }
+
+    /// A matrix of the given rows, `pad` foreign elements before and after each.
+    pub(crate) fn framed(&self, values: &[f32], cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
+        let (rows, stride) = (values.len() / cols, cols + 2 * pad);
+        let whole = self.input(&vec![MARGIN; pad + rows * stride], dtype);
+        for (row, values) in values.chunks_exact(cols).enumerate() {
+            whole.slice(pad + row * stride, cols).write_f32(values);
+        }
+        Framed { mat: Mat::strided(whole.slice(pad, rows * stride), rows, cols, stride), whole, pad }
+    }
+
+    /// The same, to be written: NaN between the margins.
+    pub(crate) fn framed_output(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
+        self.framed(&vec![f32::NAN; rows * cols], cols, pad, dtype)
+    }
+
+    pub(crate) fn framed_normals(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
+        self.framed(&self.normal_values(rows * cols), cols, pad, dtype)
+    }
+}
+
+/// A strided matrix with margins that an operation must leave alone.
+#[derive(Clone, Copy)]
+pub(crate) struct Framed<'b> {
+    pub(crate) mat: Mat<'b>,
+    whole: View<'b>,
+    pad: usize,
+}
+
+impl Framed<'_> {
+    /// The rows, one after the other, once the margins are found untouched.
+    #[track_caller]
+    pub(crate) fn values(&self) -> Vec<f64> {
+        let whole = values(self.whole);
+        let Mat { rows, cols, stride, .. } = self.mat;
+        let mut inside = Vec::with_capacity(rows * cols);
+        for (i, value) in whole.into_iter().enumerate() {
+            if i >= self.pad && (i - self.pad) % stride < cols {
+                inside.push(value);
+            } else {
+                assert!(value == f64::from(MARGIN), "{value} written outside the matrix, at {i}");
+            }
+        }
+        inside
+    }
+
+    #[track_caller]
+    pub(crate) fn bits(&self) -> Vec<u32> {
+        self.values().into_iter().map(|value| (value as f32).to_bits()).collect()
+    }
+}
+
+/// A view's values as f64.
+pub(crate) fn values(view: View) -> Vec<f64> {
+    let mut out = vec![0f32; view.len()];
+    view.read_f32(&mut out);
+    out.into_iter().map(f64::from).collect()
+}
+
+pub(crate) fn bits(view: View) -> Vec<u32> {
+    let mut out = vec![0f32; view.len()];
+    view.read_f32(&mut out);
+    out.into_iter().map(f32::to_bits).collect()
+}
+
+/// The error relative to the reference's own size: ‖got − want‖ / ‖want‖. NaN never passes.
+pub(crate) fn relative_error(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = norm(&mut got.iter().zip(want).map(|(g, w)| g - w));
+    let size = norm(&mut want.iter().copied());
+    if difference == 0.0 { 0.0 } else { difference / size.max(1e-30) }
+}
+
+#[track_caller]
+pub(crate) fn assert_close(got: View, want: &[f64], tolerance: f64) {
+    let error = relative_error(&values(got), want);
+    assert!(error <= tolerance, "relative error {error:e} over {tolerance:e}");
+}
+
+/// As [`assert_close`], for results whose terms may cancel: the error is measured against `scale` where
+/// the result is smaller than that.
+#[track_caller]
+pub(crate) fn assert_near(got: &[f64], want: &[f64], scale: f64, tolerance: f64) {
+    assert_eq!(got.len(), want.len());
+    let difference: Vec<f64> = got.iter().zip(want).map(|(g, w)| g - w).collect();
+    let error = norm(&difference) / norm(want).max(scale).max(1e-30);
+    assert!(error <= tolerance, "error {error:e} over {tolerance:e}");
+}
+
+pub(crate) fn norm(x: &[f64]) -> f64 {
+    dot(x, x).sqrt()
+}
+
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// ∂L/∂x by central differences.
+pub(crate) fn differences(x: &[f64], loss: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    const STEP: f64 = 1e-5;
+    let mut x = x.to_vec();
+    (0..x.len())
+        .map(|i| {
+            let here = x[i];
+            x[i] = here + STEP;
+            let above = loss(&x);
+            x[i] = here - STEP;
+            let below = loss(&x);
+            x[i] = here;
+            (above - below) / (2.0 * STEP)
+        })
+        .collect()
+}
+
+/// What rounding to the dtype costs, with room for a few of them.
+pub(crate) fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 3e-6,
+        DType::BF16 => 8e-3,
+        DType::F16 => 1e-3,
+        other => panic!("{other}"),
+    }
+}
+
+/// A queue for every instruction set of this machine, on one, two and three threads.
+pub(crate) fn queues() -> Vec<Queue> {
+    let mut all: Vec<Queue> = Isa::all().map(|isa| Queue::cpu_with(2, isa)).collect();
+    all.push(Queue::cpu(1));
+    all.push(Queue::cpu(3));
+    all
+}
+
+/// One of those queues and more: any instruction set on one to three threads.
+pub(crate) fn queue(pick: usize) -> Queue {
+    let sets: Vec<Isa> = Isa::all().collect();
+    Queue::cpu_with(pick % 3 + 1, sets[pick / 3 % sets.len()])
+}
+
+/// Storage types, f32 most often.
+pub(crate) fn dtype() -> impl Strategy<Value = DType> {
+    prop_oneof![3 => Just(DType::F32), 1 => Just(DType::BF16), 1 => Just(DType::F16)]
+}
+
+/// Panics unless every queue gave the bits the first one gave.
+pub(crate) struct SameBits(Option<Vec<Vec<u32>>>);
+
+impl SameBits {
+    pub(crate) fn new() -> SameBits {
+        SameBits(None)
+    }
+
+    #[track_caller]
+    pub(crate) fn check(&mut self, queue: &Queue, results: Vec<Vec<u32>>) {
+        let first = self.0.get_or_insert_with(|| results.clone());
+        assert!(*first == results, "bits differ on {queue:?}");
+    }
+}
