@@ -2,7 +2,10 @@
 
     python peer.py 15m --threads 2 --steps 8 --mode eager
 
-Prints one JSON line: the seconds of every step, the median tokens per second without the first steps, peak memory.
+Prints one JSON line: the seconds of every step, the median tokens per second without the first two, peak memory.
+
+On a machine that announces AMX but does not permit it, `--mode bf16` dies of an illegal instruction in oneDNN; set
+ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 there.
 """
 
 import argparse

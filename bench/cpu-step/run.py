@@ -5,10 +5,10 @@
     python run.py --precision fp32 bf16 --set recompute=selective
     python run.py --tiny
 
-`--python` is an interpreter with torch. Every process trains `--steps` steps, of which the first two are not counted. The raw
-lines are added to raw-<date>.jsonl here; the table is printed: the median of the processes' own median tokens per
-second, their spread, and ratios to the first peer. `--tiny` measures start to first step instead: the wall clock of a
-whole one-step process on the tiny model, ten times.
+`--python` is an interpreter with torch. Every process trains `--steps` steps, of which the first two are not counted.
+The raw lines are added to raw-<date>.jsonl here; the table is printed: the median of the processes' own median tokens
+per second, their spread, and ratios to the first peer. `--tiny` measures start to first step instead: the wall clock
+of a whole one-step process on the tiny model, ten times.
 """
 
 import argparse
@@ -99,9 +99,12 @@ def table(args, size, results):
     peer = next(iter(results))
     for name in results:
         share = f"{flops_per_token(size) * median[name] / args.fma_peak / 1e9:.0%}" if args.fma_peak else "–"
-        print(f"| {size} | {name} | {median[name]:,.0f} | {min(speed[name]):,.0f}–{max(speed[name]):,.0f} "
-              f"| {median[name] / median[peer]:.2f} | {memory[name]:,.0f} | {memory[name] / memory[peer]:.2f} | {share} |",
-              flush=True)
+        spread = f"{min(speed[name]):,.0f}–{max(speed[name]):,.0f}"
+        print(f"| {size} | {name} | {median[name]:,.0f} | {spread} | {median[name] / median[peer]:.2f} "
+              f"| {memory[name]:,.0f} | {memory[name] / memory[peer]:.2f} | {share} |", flush=True)
+    if {"lockstep fp32", "lockstep bf16"} <= median.keys():
+        print(f"| {size} | bf16 / fp32 | | | {median['lockstep bf16'] / median['lockstep fp32']:.2f} | | "
+              f"{memory['lockstep bf16'] / memory['lockstep fp32']:.2f} | |", flush=True)
 
 
 def flops_per_token(size):
@@ -119,7 +122,8 @@ def tiny(args, raw):
             usage = run([args.lockstep, "train", f"{folder}/run.yaml", *args.set], f"{folder}/log")
         wall.append(usage["wall_seconds"])
         record(raw, {"program": "lockstep", "size": "tiny"} | usage)
-    print(f"start to first step: median {statistics.median(wall):.3f} s, {min(wall):.3f}–{max(wall):.3f}, {STARTS} processes")
+    print(f"start to first step: median {statistics.median(wall):.3f} s, "
+          f"{min(wall):.3f}–{max(wall):.3f}, {STARTS} processes")
 
 
 def run_peer(args, size, mode):
@@ -156,7 +160,8 @@ def write_run(args, folder, model, batch, seq, steps, precision):
         for _ in range(batch * steps):
             out.write(json.dumps({"text": "".join(random.choices(letters, k=seq))}) + "\n")
     pathlib.Path(folder, "run.yaml").write_text(CONFIG.format(
-        model=model, folder=folder, max_length=seq + 1, batch=batch, steps=steps, precision=precision, threads=args.threads))
+        model=model, folder=folder, max_length=seq + 1, batch=batch, steps=steps, precision=precision,
+        threads=args.threads))
 
 
 def run(command, log, **env):
@@ -168,17 +173,18 @@ def run(command, log, **env):
         wall = time.perf_counter() - start
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
-        raise SystemExit(f"error: {' '.join(command)} exited with {child.returncode}:\n{pathlib.Path(log).read_text()[-2000:]}")
+        tail = pathlib.Path(log).read_text()[-2000:]
+        raise SystemExit(f"error: {' '.join(command)} exited with {child.returncode}:\n{tail}")
     return {"wall_seconds": round(wall, 4), "peak_rss_mb": round(usage.ru_maxrss / 1024, 1)}
 
 
 def header(args):
     """What was run, where; without paths, which differ between machines."""
     settings = {key: value for key, value in vars(args).items() if key not in ("lockstep", "python")}
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "unknown")
+    names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     version = subprocess.run([args.lockstep, "--version"], capture_output=True, text=True).stdout.strip()
     now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
-    return {"time": now, "cpu": cpu, "cores": os.cpu_count(), "lockstep": version, "settings": settings}
+    return {"time": now, "cpu": names[:1], "cores": os.cpu_count(), "lockstep": version, "settings": settings}
 
 
 def record(raw, value):

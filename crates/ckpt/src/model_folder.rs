@@ -34,15 +34,7 @@ pub struct ModelFolder {
 impl ModelFolder {
     /// Opens a folder and checks its headers; no weights are read yet.
     pub fn open(path: &Path) -> Result<Self, CkptError> {
-        let found = path.metadata().map_err(read_error(path))?;
-        if !found.is_dir() {
-            return Err(CkptError::WrongKind { path: path.into(), expected: "folder" });
-        }
-        let config = path.join("config.json");
-        let config_json = read_text(&config, CONFIG_CAP).map_err(|e| match e {
-            CkptError::Missing { .. } => CkptError::NoConfig { folder: path.into() },
-            other => other,
-        })?;
+        let config_json = Self::read_config(path)?;
         // As transformers: a single file wins over an index beside it.
         let (files, file_of) = if path.join(SINGLE).exists() {
             let file = open_inside(path, SINGLE)?;
@@ -54,6 +46,19 @@ impl ModelFolder {
             return Err(CkptError::NoWeights { folder: path.into(), pickled: pickled(path)? });
         };
         Ok(ModelFolder { path: path.into(), config_json, files, file_of })
+    }
+
+    /// The text of a folder's `config.json` alone: a shape to start from needs no weights.
+    pub fn read_config(path: &Path) -> Result<String, CkptError> {
+        let found = path.metadata().map_err(read_error(path))?;
+        if !found.is_dir() {
+            return Err(CkptError::WrongKind { path: path.into(), expected: "folder" });
+        }
+        let config = path.join("config.json");
+        read_text(&config, CONFIG_CAP).map_err(|e| match e {
+            CkptError::Missing { .. } => CkptError::NoConfig { folder: path.into() },
+            other => other,
+        })
     }
 
     pub fn path(&self) -> &Path {

@@ -43,7 +43,8 @@ pub fn merge(nodes: &mut [Node]) -> f64 {
             }
             debug_assert_eq!(left.index + 1, right.index, "nodes do not tile the leaves");
             depth -= 1;
-            stack[depth - 1] = Node { level: left.level + 1, index: left.index / 2, sum: left.sum + right.sum };
+            stack[depth - 1] =
+                Node { level: left.level + 1, index: left.index / 2, sum: left.sum + right.sum };
         }
     }
     // The ragged right edge: a lone left child stands for its parent, so fold from the right.

@@ -25,7 +25,8 @@ pub struct Engine {
 impl Engine {
     /// Takes the plan's memory. Parameters are zero until they are initialised or loaded.
     pub fn new(plan: RunPlan, queue: Queue) -> Result<Engine, EngineError> {
-        let phase = plan.phases.iter().position(|p| p.name.starts_with("train")).expect("a plan has a train phase");
+        let phase =
+            plan.phases.iter().position(|p| p.name.starts_with("train")).expect("a plan has a train phase");
         if let Some(i) = plan.phases[phase].schedule.ops.iter().position(|op| op.lane != Lane::Compute) {
             let text = schedule_text(&plan, &plan.phases[phase]);
             let line = text.lines().nth(i + 1).unwrap_or_default().trim();

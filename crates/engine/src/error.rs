@@ -23,9 +23,10 @@ impl Fault for EngineError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            EngineError::Memory(_) => {
-                Some("`lockstep plan` shows where the bytes go; recompute: full or a smaller batch takes less.".into())
-            }
+            EngineError::Memory(_) => Some(
+                "`lockstep plan` shows where the bytes go; recompute: full or a smaller batch takes less."
+                    .into(),
+            ),
             EngineError::Lane { .. } => Some(
                 "Training runs on one rank without offload for now: set nproc_per_node: 1, nodes: 1 and \
                  offload_*: none. `lockstep plan` shows this configuration all the same."

@@ -24,7 +24,11 @@ struct Progress {
 
 impl Engine {
     /// Runs the training phase once: every micro-batch, the norm, the update.
-    pub fn train_step(&mut self, driver: &mut dyn Driver, updates: &Updates) -> Result<StepReport, EngineError> {
+    pub fn train_step(
+        &mut self,
+        driver: &mut dyn Driver,
+        updates: &Updates,
+    ) -> Result<StepReport, EngineError> {
         let mut progress = Progress { tokens: 0, docs: 0, grad_norm: 0.0, clip: 1.0, skip: false };
         for i in 0..self.plan.phases[self.phase].schedule.ops.len() {
             let kind = self.plan.phases[self.phase].schedule.ops[i].kind;
@@ -149,7 +153,9 @@ impl Engine {
             lockstep_ops::host::with_mut(coefficients, |out| driver.coefficients(micro, None, out));
         } else {
             lockstep_ops::host::with(log_probs, |log_probs| {
-                lockstep_ops::host::with_mut(coefficients, |out| driver.coefficients(micro, Some(log_probs), out));
+                lockstep_ops::host::with_mut(coefficients, |out| {
+                    driver.coefficients(micro, Some(log_probs), out)
+                });
             });
         }
     }
@@ -165,8 +171,10 @@ impl Engine {
             let places = &self.places.units[part.unit as usize];
             let (Some(from), Some(to)) = (places.grad_target, places.grad) else { continue };
             let len = part.end - part.start;
-            let (from, to) =
-                (from.view(&self.memory).slice(part.start, len), to.view(&self.memory).slice(part.start, len));
+            let (from, to) = (
+                from.view(&self.memory).slice(part.start, len),
+                to.view(&self.memory).slice(part.start, len),
+            );
             if fresh {
                 reduce::copy(&self.queue, to, from);
             } else {

@@ -18,7 +18,8 @@ impl Engine {
 
     /// A tensor's unit and segment, by its name.
     pub fn find_tensor(&self, name: &str) -> Option<(usize, &Segment)> {
-        let mut all = self.units().iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
+        let mut all =
+            self.units().iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
         all.find(|(_, segment)| segment.name == name)
     }
 
@@ -43,7 +44,8 @@ impl Engine {
                         Init::One => values.resize(len, 1.0),
                         Init::Normal => {
                             let pairs = (start / 2) as u32..(start + len).div_ceil(2) as u32;
-                            values.extend(pairs.flat_map(|i| stream.normal_pair(i)).take(len).map(|x| x * std));
+                            values
+                                .extend(pairs.flat_map(|i| stream.normal_pair(i)).take(len).map(|x| x * std));
                         }
                     }
                     self.write(unit, &segment, State::Working, start..start + len, &values);
@@ -54,7 +56,14 @@ impl Engine {
 
     /// Sets part of a tensor's state. Writing `Working` also sets the master copy, and the other way
     /// round, so that both always agree.
-    pub fn write(&mut self, unit: usize, segment: &Segment, state: State, part: Range<usize>, values: &[f32]) {
+    pub fn write(
+        &mut self,
+        unit: usize,
+        segment: &Segment,
+        state: State,
+        part: Range<usize>,
+        values: &[f32],
+    ) {
         let states: &[State] = match state {
             State::Working | State::Master => &[State::Working, State::Master],
             _ => &[state],
@@ -68,7 +77,14 @@ impl Engine {
 
     /// Reads part of a tensor's state. `Working` reads the master copy where there is one: what the
     /// optimizer keeps is the truth. Returns false if the tensor has no such state.
-    pub fn read(&self, unit: usize, segment: &Segment, state: State, part: Range<usize>, out: &mut [f32]) -> bool {
+    pub fn read(
+        &self,
+        unit: usize,
+        segment: &Segment,
+        state: State,
+        part: Range<usize>,
+        out: &mut [f32],
+    ) -> bool {
         let view = match state {
             State::Working => self.tensor(unit, segment, State::Master).or(self.tensor(unit, segment, state)),
             _ => self.tensor(unit, segment, state),

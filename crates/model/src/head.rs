@@ -19,7 +19,8 @@ pub(crate) fn log_probs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     for (first, rows) in chunks(unit) {
         let logits = Mat::dense(unit.view(logits), rows, w.rows);
         matmul::nt(unit.queue, logits, x.row_range(first, rows), w, Init::Zero, unit.workspace);
-        let (log_probs, targets) = (unit.inputs.log_probs.slice(first, rows), unit.inputs.targets.slice(first, rows));
+        let (log_probs, targets) =
+            (unit.inputs.log_probs.slice(first, rows), unit.inputs.targets.slice(first, rows));
         cross_entropy::forward(unit.queue, log_probs, logits, targets);
     }
 }

@@ -70,7 +70,9 @@ fn run_step(step: &Step, unit: &Unit) {
 fn norm_back(step: &Step, unit: &Unit) {
     let &Step::NormBack { dy, x, w, rstd, dx, add } = step else { unreachable!("a norm's backward") };
     let grad = unit.grad(w);
-    if unit.fresh && let Some(grad) = grad {
+    if unit.fresh
+        && let Some(grad) = grad
+    {
         grad.zero();
     }
     let dim = unit.weight(w).len();

@@ -23,7 +23,7 @@ pub enum Tier {
 pub enum State {
     /// The copy forward and backward use.
     Working,
-    /// The f32 copy the optimizer updates, where `Working` is narrower.
+    /// The f32 copy the optimizer updates, where `Working` is narrower or on another device.
     Master,
     /// Adam's moments.
     ExpAvg,
@@ -50,9 +50,15 @@ pub enum What {
         model: ModelId,
         unit: u32,
     },
-    /// Contributions received by the owner of a span, and shards on their way from the host.
+    /// Contributions received by the owner of a span: a share from each rank of the axis.
     Staging,
-    /// Gradients, or states whose home is a disk, on the host during an update. Two, in turn.
+    /// A shard of parameters on its way between the host and the device. Two, in turn.
+    ParamStaging {
+        turn: u32,
+    },
+    /// One unit's share on the host during an update: its gradient, its states if their home is a disk
+    /// (in the order of [`crate::PlanInput::optimizer_states`]), each f32, then room for the updated
+    /// parameters in the storage type. Two, in turn.
     HostStaging {
         turn: u32,
     },

@@ -80,14 +80,14 @@ fn check_waits(schedule: &Schedule, found: &mut Vec<Violation>) {
 }
 
 fn check_accesses(schedule: &Schedule, buffers: &[Buffer], order: &Order, found: &mut Vec<Violation>) {
+    // Since the last write: whoever is after that write is after everything before it.
     let mut history: HashMap<BufferId, Vec<(OpId, Access)>> = HashMap::new();
     for (i, op) in schedule.ops.iter().enumerate() {
         let at = OpId(i as u32);
         for (buffer, access) in &op.accesses {
             let what = buffers[buffer.0 as usize].what;
             let past = history.entry(*buffer).or_default();
-            let defined = past.iter().any(|(_, a)| *a == Access::Define);
-            if *access != Access::Define && !defined && !what.is_resident() {
+            if *access != Access::Define && past.is_empty() && !what.is_resident() {
                 found.push(Violation::ReadBeforeWritten { op: at, what });
             }
             for (other, theirs) in past.iter() {
@@ -95,6 +95,9 @@ fn check_accesses(schedule: &Schedule, buffers: &[Buffer], order: &Order, found:
                 if conflict && *other != at && !order.before(*other, at) {
                     found.push(Violation::Race { a: *other, b: at, what });
                 }
+            }
+            if *access != Access::Read {
+                past.clear();
             }
             past.push((at, *access));
         }
@@ -148,15 +151,15 @@ fn check_overlap(
             if a0 >= b1 || b0 >= a1 {
                 continue;
             }
-            // B's accesses between A's definition and A's last use destroy A, unless none fall there.
+            // B's accesses between A's definition and each of A's uses destroy A, unless none fall there.
+            // The definition is a use too: nobody else may write while it does.
             let destroys = |own: &[(OpId, Access)], other: &[(OpId, Access)]| {
-                own.iter().enumerate().any(|(n, (use_at, access))| {
+                let mut defined = own[0].0;
+                own.iter().any(|(use_at, access)| {
                     if *access == Access::Define {
-                        return false;
+                        defined = *use_at;
                     }
-                    let (defined, _) =
-                        own[..n].iter().rev().find(|(_, a)| *a == Access::Define).unwrap_or(&own[0]);
-                    other.iter().any(|(o, _)| !order.before(*o, *defined) && !order.before(*use_at, *o))
+                    other.iter().any(|(o, _)| !order.before(*o, defined) && !order.before(*use_at, *o))
                 })
             };
             let (of_a, of_b) = (&touched[&a.0], &touched[&b.0]);
@@ -176,7 +179,8 @@ pub fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Violation> 
         AccumulationOrder::Local => 1,
         AccumulationOrder::Reduced => input.micros,
     };
-    for (u, unit) in input.models[0].units.iter().enumerate() {
+    let model = schedule.ops.first().map_or(0, |op| op.model.0 as usize);
+    for (u, unit) in input.models[model].units.iter().enumerate() {
         let updates =
             schedule.ops.iter().filter(|op| op.kind == OpKind::Update { unit: u as u32 }).count() as u32;
         if updates != u32::from(unit.trainable_elems > 0) {

@@ -1,11 +1,12 @@
 //! What a plan is made from.
 
-use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_core::{Bytes, DType, Mesh, shard_range};
 use lockstep_shape::{
     Adapter, ModelShape, Programs, Recompute, UnitShape, block_programs, embed_programs, head_programs, units,
 };
 
-use crate::buffer::Tier;
+use crate::buffer::{State, Tier};
+use crate::schedule::ModelId;
 
 /// Whole on every rank, or cut over the shard axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +140,43 @@ pub struct PlanInput {
     pub clip: bool,
     /// Rollout phases of PPO and GRPO: documents decoded at once and tokens of cache each.
     pub rollout: Option<Rollout>,
+}
+
+impl PlanInput {
+    /// Tier, elements and type of a resident state on the rank that holds most. The trainable and the
+    /// frozen part of a unit are cut over the shard axis separately, so that every rank has its share of
+    /// both.
+    pub fn resident(&self, model: ModelId, unit: u32, state: State) -> (Tier, usize, DType) {
+        let shape = &self.models[model.0 as usize].units[unit as usize];
+        let p = &self.placements;
+        let share = |elems: usize, placement: Placement| match placement {
+            Placement::Whole => elems,
+            Placement::Shard => shard_range(elems, self.mesh.shard, 0).elems(),
+        };
+        let (trained, frozen) = (shape.trainable_elems, shape.elems - shape.trainable_elems);
+        match state {
+            State::Working => {
+                (p.params_tier, share(trained, p.params) + share(frozen, p.params), self.storage)
+            }
+            State::Grad => (Tier::Device, share(trained, p.grads), DType::F32),
+            State::Master | State::ExpAvg | State::ExpAvgSq => {
+                (p.optimizer_tier, share(trained, p.optimizer), DType::F32)
+            }
+        }
+    }
+
+    /// Whether the optimizer keeps an f32 copy of its own: where the working copy is narrower, or lies
+    /// on the other side of the bus.
+    pub fn has_master(&self) -> bool {
+        let p = &self.placements;
+        self.storage != DType::F32 || (p.params_tier == Tier::Device) != (p.optimizer_tier == Tier::Device)
+    }
+
+    /// The states an update reads and writes, besides the working copy.
+    pub fn optimizer_states(&self) -> &'static [State] {
+        let all = &[State::ExpAvg, State::ExpAvgSq, State::Master];
+        if self.has_master() { all } else { &all[..2] }
+    }
 }
 
 /// Bounds of generation.

@@ -1,10 +1,12 @@
 //! Packing: buffers that are never alive together share bytes.
 
+use std::cmp::Reverse;
+
 use lockstep_core::Bytes;
 
 use crate::buffer::{Access, Buffer, BufferId, Tier};
 use crate::order::Order;
-use crate::schedule::{Lane, OpId, Schedule};
+use crate::schedule::{Lane, OpId, Schedule, Wait};
 
 /// Buffers start on huge-page-friendly, cache-line-aligned offsets.
 const ALIGN: u64 = 4096;
@@ -15,7 +17,7 @@ pub struct MemoryPlan {
     pub offsets: Vec<(BufferId, Bytes)>,
     /// The arena's size.
     pub bytes: Bytes,
-    /// The most bytes alive at once: what no packing could go below.
+    /// The most bytes found alive at once in some run of the lanes: what no packing could go below.
     pub live_peak: Bytes,
 }
 
@@ -25,89 +27,136 @@ struct Life {
     last_on_lane: [Option<OpId>; Lane::COUNT],
 }
 
+/// A buffer to place.
+struct Item {
+    id: BufferId,
+    lives: Vec<Life>,
+    bytes: u64,
+}
+
 /// Packs the non-resident buffers of `tier` that `schedule` touches.
 ///
 /// Two buffers may share bytes if of any two of their lifetimes one is over, by lane order and waits,
-/// before the other begins. Largest first, each at the lowest free offset.
+/// before the other begins. Each is placed at the lowest free offset; of several orders of placing them,
+/// the one that ends lowest.
 pub fn pack(schedule: &Schedule, buffers: &[Buffer], tier: Tier) -> MemoryPlan {
     let order = Order::of(schedule);
-    let mut packed: Vec<(BufferId, Vec<Life>, u64)> = Vec::new();
-    for (i, buffer) in buffers.iter().enumerate() {
-        let id = BufferId(i as u32);
-        if buffer.tier == tier && !buffer.what.is_resident() {
-            let lives = lives_of(schedule, id);
-            if !lives.is_empty() {
-                packed.push((id, lives, buffer.bytes().align_to(ALIGN).0));
-            }
+    let mut items: Vec<Item> = Vec::new();
+    for (i, (buffer, lives)) in buffers.iter().zip(lives_of(schedule, buffers.len())).enumerate() {
+        if buffer.tier == tier && !buffer.what.is_resident() && !lives.is_empty() {
+            items.push(Item { id: BufferId(i as u32), lives, bytes: buffer.bytes().align_to(ALIGN).0 });
         }
     }
-    packed.sort_by_key(|(id, _, bytes)| (std::cmp::Reverse(*bytes), *id));
-
-    let mut placed: Vec<(usize, u64)> = Vec::new();
-    for i in 0..packed.len() {
-        let (_, lives, bytes) = &packed[i];
-        let mut taken: Vec<(u64, u64)> = placed
-            .iter()
-            .filter(|(j, _)| !never_together(&order, lives, &packed[*j].1))
-            .map(|(j, start)| (*start, start + packed[*j].2))
-            .collect();
-        taken.sort_unstable();
-        let mut start = 0;
-        for (from, to) in taken {
-            if start + bytes <= from {
-                break;
-            }
-            start = start.max(to);
-        }
-        placed.push((i, start));
+    let together: Vec<Vec<bool>> = items
+        .iter()
+        .map(|a| items.iter().map(|b| !never_together(&order, &a.lives, &b.lives)).collect())
+        .collect();
+    // What conflicts with much is hardest to place.
+    let pressure: Vec<u64> = together
+        .iter()
+        .map(|row| row.iter().zip(&items).filter(|(t, _)| **t).map(|(_, i)| i.bytes).sum())
+        .collect();
+    let born = |i: usize| items[i].lives[0].first;
+    let by_size = |i: &usize| (Reverse(items[*i].bytes), Reverse(pressure[*i]), born(*i));
+    let by_pressure = |i: &usize| (Reverse(pressure[*i]), Reverse(items[*i].bytes), born(*i));
+    let by_birth = |i: &usize| (born(*i), Reverse(items[*i].bytes));
+    let mut orders: [Vec<usize>; 3] = std::array::from_fn(|_| (0..items.len()).collect());
+    orders[0].sort_by_key(by_size);
+    orders[1].sort_by_key(by_pressure);
+    orders[2].sort_by_key(by_birth);
+    let placed = orders.iter().map(|order| place_in_order(order, &items, &together));
+    let (bytes, starts) = placed.min_by_key(|(bytes, _)| *bytes).expect("three orders were tried");
+    MemoryPlan {
+        offsets: items.iter().zip(starts).map(|(item, start)| (item.id, Bytes(start))).collect(),
+        bytes: Bytes(bytes),
+        live_peak: live_peak(schedule, &items),
     }
-    let bytes = placed.iter().map(|(i, start)| start + packed[*i].2).max().unwrap_or(0);
-    let mut offsets: Vec<_> = placed.iter().map(|(i, start)| (packed[*i].0, Bytes(*start))).collect();
-    offsets.sort_by_key(|(id, _)| *id);
-    let live_peak = live_peak(schedule, &packed);
-    MemoryPlan { offsets, bytes: Bytes(bytes), live_peak }
 }
 
-/// A buffer's lifetimes in order.
-fn lives_of(schedule: &Schedule, id: BufferId) -> Vec<Life> {
-    let mut lives: Vec<Life> = Vec::new();
+/// First fit: the arena's end and each item's start.
+fn place_in_order(order: &[usize], items: &[Item], together: &[Vec<bool>]) -> (u64, Vec<u64>) {
+    let mut starts = vec![0; items.len()];
+    for (n, i) in order.iter().enumerate() {
+        let mut taken: Vec<(u64, u64)> = order[..n]
+            .iter()
+            .filter(|j| together[*i][**j])
+            .map(|j| (starts[*j], starts[*j] + items[*j].bytes))
+            .collect();
+        taken.sort_unstable();
+        for (from, to) in taken {
+            if starts[*i] + items[*i].bytes <= from {
+                break;
+            }
+            starts[*i] = starts[*i].max(to);
+        }
+    }
+    let end = items.iter().zip(&starts).map(|(item, start)| start + item.bytes).max().unwrap_or(0);
+    (end, starts)
+}
+
+/// Every buffer's lifetimes, in order.
+fn lives_of(schedule: &Schedule, num_buffers: usize) -> Vec<Vec<Life>> {
+    let mut all: Vec<Vec<Life>> = (0..num_buffers).map(|_| Vec::new()).collect();
     for (i, op) in schedule.ops.iter().enumerate() {
         let at = OpId(i as u32);
-        for (_, access) in op.accesses.iter().filter(|(buffer, _)| *buffer == id) {
+        for (buffer, access) in &op.accesses {
+            let lives = &mut all[buffer.0 as usize];
             if *access == Access::Define || lives.is_empty() {
                 lives.push(Life { first: at, last_on_lane: [None; Lane::COUNT] });
             }
-            let life = lives.last_mut().expect("just pushed");
-            life.last_on_lane[op.lane as usize] = Some(at);
+            lives.last_mut().expect("just pushed").last_on_lane[op.lane as usize] = Some(at);
         }
     }
-    lives
+    all
 }
 
+/// A buffer's lifetimes follow each other, so each need only be compared with the other buffer's next one
+/// and the one before that.
 fn never_together(order: &Order, a: &[Life], b: &[Life]) -> bool {
     let over = |a: &Life, b: &Life| a.last_on_lane.iter().flatten().all(|last| order.before(*last, b.first));
-    a.iter().all(|a| b.iter().all(|b| over(a, b) || over(b, a)))
+    a.iter().all(|life| {
+        let next = b.partition_point(|other| other.first <= life.first);
+        b.get(next).is_none_or(|other| over(life, other)) && (next == 0 || over(&b[next - 1], life))
+    })
 }
 
-/// The largest sum of buffers alive at one operation, taking the list as the order of time.
-fn live_peak(schedule: &Schedule, packed: &[(BufferId, Vec<Life>, u64)]) -> Bytes {
-    let mut change = vec![0i64; schedule.ops.len() + 1];
-    for (_, lives, bytes) in packed {
-        for life in lives {
-            let last = life.last_on_lane.iter().flatten().max().expect("a life has a last operation");
-            change[life.first.0 as usize] += *bytes as i64;
-            change[last.0 as usize + 1] -= *bytes as i64;
+/// The most bytes alive at once in some run of the lanes. No packing can go below any run, so the largest
+/// of a few is kept: lanes at one pace, and each lane in turn far ahead of or far behind the others.
+fn live_peak(schedule: &Schedule, items: &[Item]) -> Bytes {
+    let extremes = (0..Lane::COUNT).flat_map(|lane| [1, 1_000_000].map(|pace| (lane, pace)));
+    let paces = extremes.map(|(lane, pace)| std::array::from_fn(|l| if l == lane { pace } else { 1000 }));
+    let peak = paces.chain([[1000; Lane::COUNT]]).map(|pace| peak_at(schedule, items, pace)).max();
+    Bytes(peak.unwrap_or(0))
+}
+
+/// The most bytes alive at once if an operation of lane l takes `pace[l]`.
+fn peak_at(schedule: &Schedule, items: &[Item], pace: [u64; Lane::COUNT]) -> u64 {
+    let mut free = [0; Lane::COUNT];
+    let mut times: Vec<(u64, u64)> = Vec::with_capacity(schedule.ops.len());
+    for op in &schedule.ops {
+        let lane = op.lane as usize;
+        let waits = op.waits.iter().filter_map(|w| match w {
+            Wait::This(id) => times.get(id.0 as usize).map(|t| t.1),
+            Wait::Previous(_) => None,
+        });
+        let start = waits.chain([free[lane]]).max().expect("the lane is in the list");
+        free[lane] = start + pace[lane];
+        times.push((start, free[lane]));
+    }
+    // Ends sort before starts at the same time.
+    let mut events: Vec<(u64, i64)> = Vec::new();
+    for item in items {
+        for life in &item.lives {
+            let end = life.last_on_lane.iter().flatten().map(|op| times[op.0 as usize].1).max();
+            events.push((times[life.first.0 as usize].0, item.bytes as i64));
+            events.push((end.expect("a life has a last operation"), -(item.bytes as i64)));
         }
     }
+    events.sort_unstable();
     let mut alive = 0;
-    Bytes(
-        change
-            .into_iter()
-            .map(|c| {
-                alive += c;
-                alive
-            })
-            .max()
-            .unwrap_or(0) as u64,
-    )
+    let peak = events.into_iter().map(|(_, change)| {
+        alive += change;
+        alive
+    });
+    peak.max().unwrap_or(0) as u64
 }

@@ -88,9 +88,10 @@ pub fn build(mut input: PlanInput) -> RunPlan {
     };
     if input.rollout.is_some() {
         phase("rollout", 0, &|b| b.rollout(), &mut table);
-        for (i, _) in input.models.iter().enumerate() {
-            phase("score", i, &|b| b.score(), &mut table);
-        }
+    }
+    // After a rollout every model judges it; a frozen model is there only to judge.
+    for (i, _) in input.models.iter().enumerate().filter(|(_, m)| input.rollout.is_some() || !m.trainable()) {
+        phase("score", i, &|b| b.score(), &mut table);
     }
     for (i, model) in input.models.iter().enumerate().filter(|(_, m)| m.trainable()) {
         debug_assert!(matches!(model.role, Role::Policy | Role::Value));
@@ -114,8 +115,8 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
         for (u, unit) in model.units.iter().enumerate() {
             let mut states = vec![State::Working];
             if unit.trainable_elems > 0 {
-                states.extend([State::ExpAvg, State::ExpAvgSq, State::Grad]);
-                states.extend((input.storage != lockstep_core::DType::F32).then_some(State::Master));
+                states.push(State::Grad);
+                states.extend(input.optimizer_states());
             }
             for state in states {
                 let (model, unit) = (ModelId(m as u8), u as u32);

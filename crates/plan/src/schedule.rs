@@ -89,16 +89,20 @@ pub enum OpKind {
         micro: u32,
         fresh: bool,
     },
-    /// Sum over the ranks of `axis`, then into the owner's accumulator (`fresh`: overwriting it).
+    /// Sum over the ranks of `axis`, then into the owner's accumulator (`fresh`: overwriting it). On a
+    /// mesh with two axes the first sums in place, in the owner's slice of what backward wrote, and only
+    /// the second reaches the accumulator; which of them an operation is shows in its accesses.
     Reduce {
         span: SpanId,
         micro: u32,
         axis: Axis,
         fresh: bool,
     },
-    /// Towards the device: parameters before use, states before an update.
+    /// Towards the one who computes: parameters before use, states from a disk before an update,
+    /// parameters after an update on the host.
     Fetch(SpanId),
-    /// Away from the device.
+    /// Away from it: gradients before an update on the host, states back to their disk, parameters after
+    /// an update on the device.
     Spill(SpanId),
     /// The global gradient norm, the clip factor and whether the step is skipped.
     ClipNorm,
@@ -111,7 +115,7 @@ pub enum OpKind {
     Snapshot {
         unit: u32,
     },
-    /// One token for every running document, through all units, with the cache.
+    /// One token for every running document, through all units, with the cache; repeated until all end.
     Decode,
     /// Prompts through all units, filling the cache.
     Prefill,

@@ -5,7 +5,7 @@
 
 use lockstep_config::StrategyName;
 
-use crate::builder::{StepBuilder, Work};
+use crate::builder::{StepBuilder, Use};
 use crate::input::Placement;
 
 /// Emits one training step.
@@ -28,14 +28,10 @@ pub fn by_name(name: StrategyName) -> (Strategy, [Placement; 3]) {
 /// Everything whole; gradients summed in buckets while backward goes on.
 pub fn ddp(b: &mut StepBuilder) {
     for micro in 0..b.num_micros() {
-        let uses = b.uses_of_micro();
-        b.run_windowed(&uses, micro, &mut |b, work| {
-            if b.reduces_after(micro) {
-                match work {
-                    Work::Head => b.bucket_unit(b.head_unit(), micro),
-                    Work::Backward(unit) => b.bucket_unit(unit, micro),
-                    Work::Forward(_) => {}
-                }
+        let uses = b.uses_of_micro(micro);
+        b.run_windowed(&uses, &mut |b, done| {
+            if let Some(unit) = b.unit_to_reduce(done) {
+                b.bucket_unit(unit, micro);
             }
         });
         b.flush_bucket(micro);
@@ -50,10 +46,8 @@ pub fn zero1(b: &mut StepBuilder) {
 
 /// Gradients reach their owners unit by unit.
 pub fn zero2(b: &mut StepBuilder) {
-    for micro in 0..b.num_micros() {
-        let uses = b.uses_of_micro();
-        b.run_windowed(&uses, micro, &mut |b, work| reduce_own_unit(b, work, micro));
-    }
+    let uses = b.uses_of_step();
+    b.run_windowed(&uses, &mut reduce_own_unit);
     b.clip_and_update();
 }
 
@@ -65,42 +59,14 @@ pub fn zero3(b: &mut StepBuilder) {
 /// Parameters whole from a micro-batch's forward to its backward.
 pub fn shard_grad_op(b: &mut StepBuilder) {
     for micro in 0..b.num_micros() {
-        let uses = b.uses_of_micro();
-        let first_backward =
-            uses.iter().position(|u| matches!(u.work, Work::Backward(_))).unwrap_or(uses.len());
-        let (forward, backward) = uses.split_at(first_backward);
-        for one in forward {
-            if b.gathers() {
-                one.units.iter().for_each(|unit| b.gather(*unit, None));
-            }
-            let done = b.run(one.work, micro);
-            // A unit of the body is held until its backward; the head's own hold ends here.
-            if b.gathers() && one.work == Work::Head {
-                one.units.iter().for_each(|unit| {
-                    b.release(*unit, done);
-                });
-            }
-            reduce_own_unit(b, one.work, micro);
-        }
-        for one in backward {
-            let done = b.run(one.work, micro);
-            if b.gathers() {
-                one.units.iter().for_each(|unit| {
-                    b.release(*unit, done);
-                });
-            }
-            reduce_own_unit(b, one.work, micro);
-        }
+        let uses = b.uses_of_micro(micro);
+        b.run_holding(&uses, &mut reduce_own_unit);
     }
     b.clip_and_update();
 }
 
-fn reduce_own_unit(b: &mut StepBuilder, work: Work, micro: u32) {
-    if b.reduces_after(micro) {
-        match work {
-            Work::Head => b.reduce_unit(b.head_unit(), micro),
-            Work::Backward(unit) => b.reduce_unit(unit, micro),
-            Work::Forward(_) => {}
-        }
+fn reduce_own_unit(b: &mut StepBuilder, done: &Use) {
+    if let Some(unit) = b.unit_to_reduce(done) {
+        b.reduce_unit(unit, done.micro);
     }
 }

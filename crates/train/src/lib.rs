@@ -1,1 +1,20 @@
+//! Training: from a `RunConfig` to a trained model folder.
+//!
+//! [`prepare`] resolves everything before step one (tokenizer, data, model shape, plan); [`train`] is the
+//! loop. Objectives are short files that turn log-probabilities into coefficients.
 
+#![forbid(unsafe_code)]
+
+mod error;
+mod output_dir;
+mod rate;
+mod run;
+mod save;
+mod setup;
+mod sft;
+
+pub use error::TrainError;
+pub use rate::RateSchedule;
+pub use run::{Outcome, train};
+pub use setup::{Prepared, model_shape, num_threads, plan_for, prepare, tokenizer_source};
+pub use sft::Sft;

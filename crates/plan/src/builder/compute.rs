@@ -1,0 +1,122 @@
+//! What units compute: forward, head, recomputation, backward.
+
+use crate::buffer::{Access, BufferId, What};
+use crate::builder::StepBuilder;
+use crate::input::AccumulationOrder;
+use crate::schedule::{Lane, OpId, OpKind};
+
+impl StepBuilder<'_> {
+    /// The batch of this micro is copied in by the host before its first operation.
+    pub fn forward(&mut self, unit: u32, micro: u32) -> OpId {
+        let mut accesses = self.common_accesses();
+        accesses.push((self.params(unit), Access::Read));
+        if unit == 0 {
+            let [inputs, _] = self.inputs();
+            accesses.retain(|(id, _)| *id != inputs);
+            accesses.push((inputs, Access::Define));
+        } else {
+            accesses.push((self.stream(unit), Access::Read));
+        }
+        accesses.push((self.stream(unit + 1), Access::Define));
+        let saved = self.layout(unit).saved;
+        if saved.0 > 0 {
+            accesses.push((self.bytes(What::Saved { model: self.model, unit }, saved), Access::Define));
+        }
+        self.emit(OpKind::Forward { unit, micro }, Lane::Compute, accesses, &[])
+    }
+
+    fn head_accesses(&mut self) -> Vec<(BufferId, Access)> {
+        let head = self.head_unit();
+        let mut accesses = self.common_accesses();
+        accesses.push((self.params(head), Access::Read));
+        if self.tied() {
+            accesses.push((self.params(0), Access::Read));
+        }
+        accesses.push((self.stream(head), Access::Read));
+        accesses
+    }
+
+    /// The head and the objective, in one pass where the objective allows it.
+    pub fn head(&mut self, micro: u32) -> OpId {
+        let [inputs, _] = self.inputs();
+        let (log_probs, coefficients) = (self.per_token(What::LogProbs), self.per_token(What::Coefficients));
+        let ahead = self.input.coefficients_ahead;
+        if !ahead {
+            self.head_score(micro);
+        }
+        let mut accesses = vec![(inputs, Access::Read), (coefficients, Access::Define)];
+        accesses.extend((!ahead).then_some((log_probs, Access::Read)));
+        self.emit(OpKind::Objective { micro }, Lane::Compute, accesses, &[]);
+
+        let fresh = self.fresh(micro);
+        let mut accesses = self.head_accesses();
+        accesses.push((coefficients, Access::Read));
+        accesses.push((log_probs, if ahead { Access::Define } else { Access::Update }));
+        accesses.push((self.grad_stream(), Access::Define));
+        let mut trained = vec![self.head_unit()];
+        trained.extend(self.tied().then_some(0));
+        for unit in trained {
+            if self.trained_elems(unit) > 0 {
+                let access = if fresh { Access::Define } else { Access::Update };
+                accesses.push((self.grad_target(unit), access));
+            }
+        }
+        let kind =
+            if ahead { OpKind::HeadStep { micro, fresh } } else { OpKind::HeadBackward { micro, fresh } };
+        let after = self.room_for_gradients();
+        self.emit(kind, Lane::Compute, accesses, &after)
+    }
+
+    /// The head's log-probabilities, with no backward to follow.
+    pub(super) fn head_score(&mut self, micro: u32) -> OpId {
+        let mut accesses = self.head_accesses();
+        accesses.push((self.per_token(What::LogProbs), Access::Define));
+        self.emit(OpKind::HeadForward { micro }, Lane::Compute, accesses, &[])
+    }
+
+    /// Whether a gradient written for `micro` starts a new sum.
+    fn fresh(&self, micro: u32) -> bool {
+        micro == 0 || self.input.order == AccumulationOrder::Reduced
+    }
+
+    /// Backward of a unit of the body, after its recomputation where there is one.
+    pub fn backward(&mut self, unit: u32, micro: u32) -> OpId {
+        let layout = self.layout(unit);
+        let (saved, rebuilt) = (layout.saved, layout.rebuilt);
+        if rebuilt.0 > 0 {
+            let mut accesses = self.common_accesses();
+            accesses.push((self.params(unit), Access::Read));
+            accesses.push((self.stream(unit), Access::Read));
+            accesses.push((self.bytes(What::Rebuilt { model: self.model, unit }, rebuilt), Access::Define));
+            self.emit(OpKind::Recompute { unit, micro }, Lane::Compute, accesses, &[]);
+        }
+        let mut accesses = self.common_accesses();
+        if unit > 0 {
+            accesses.push((self.params(unit), Access::Read));
+            accesses.push((self.stream(unit), Access::Read));
+        }
+        for (what, bytes) in [
+            (What::Saved { model: self.model, unit }, saved),
+            (What::Rebuilt { model: self.model, unit }, rebuilt),
+        ] {
+            if bytes.0 > 0 {
+                // Updated: the gated unit's gradients take the place of its values.
+                accesses.push((self.bytes(what, bytes), Access::Update));
+            }
+        }
+        accesses.push((self.grad_stream(), Access::Update));
+        // A tied table already holds the head's part.
+        let fresh = self.fresh(micro) && !(unit == 0 && self.tied());
+        if self.trained_elems(unit) > 0 {
+            accesses.push((self.grad_target(unit), if fresh { Access::Define } else { Access::Update }));
+        }
+        let after = self.room_for_gradients();
+        self.emit(OpKind::Backward { unit, micro, fresh }, Lane::Compute, accesses, &after)
+    }
+
+    /// What every computation of a unit touches besides parameters and activations.
+    fn common_accesses(&mut self) -> Vec<(BufferId, Access)> {
+        let [inputs, tables] = self.inputs();
+        vec![(inputs, Access::Read), (tables, Access::Read), (self.scratch(), Access::Define)]
+    }
+}

@@ -1,0 +1,111 @@
+//! Gradients on their way to their owners.
+
+use lockstep_core::{Axis, DType, shard_range};
+
+use crate::buffer::{Access, State, What};
+use crate::builder::{StepBuilder, Use, Work};
+use crate::input::AccumulationOrder;
+use crate::schedule::{Lane, OpId, OpKind, SpanPart};
+
+impl StepBuilder<'_> {
+    /// Whether gradients of `micro` are summed over ranks.
+    pub fn reduces_after(&self, micro: u32) -> bool {
+        match self.input.order {
+            AccumulationOrder::Local => self.input.mesh.world() > 1 && micro + 1 == self.input.micros,
+            AccumulationOrder::Reduced => true,
+        }
+    }
+
+    /// The unit whose gradient is complete after a use and is now to be reduced.
+    pub fn unit_to_reduce(&self, done: &Use) -> Option<u32> {
+        let unit = match done.work {
+            Work::Head => self.head_unit(),
+            Work::Backward(unit) => unit,
+            Work::Forward(_) | Work::Score => return None,
+        };
+        self.reduces_after(done.micro).then_some(unit)
+    }
+
+    /// Reduces a unit's gradient as one span.
+    pub fn reduce_unit(&mut self, unit: u32, micro: u32) {
+        let end = self.trained_elems(unit);
+        if end > 0 {
+            self.reduce(vec![SpanPart { unit, start: 0, end }], micro);
+        }
+    }
+
+    /// Adds a unit's gradient to the bucket, and reduces buckets as they fill.
+    pub fn bucket_unit(&mut self, unit: u32, micro: u32) {
+        let end = self.trained_elems(unit);
+        let cap = (self.input.bucket.0 as usize / 4 / 256).max(1) * 256;
+        let mut start = 0;
+        while start < end {
+            let filled: usize = self.pending.iter().map(|p| p.end - p.start).sum();
+            let take = (cap - filled).min(end - start);
+            self.pending.push(SpanPart { unit, start, end: start + take });
+            start += take;
+            if filled + take == cap {
+                self.flush_bucket(micro);
+            }
+        }
+    }
+
+    /// Reduces what is left in the bucket.
+    pub fn flush_bucket(&mut self, micro: u32) {
+        let parts = std::mem::take(&mut self.pending);
+        if !parts.is_empty() {
+            self.reduce(parts, micro);
+        }
+    }
+
+    /// Sums a span over the axes of the mesh, nearest first. All but the last axis sum in place, in the
+    /// owner's slice of the whole gradient, so that what earlier micro-batches left in the accumulator is
+    /// not summed again; the last axis adds to the accumulator.
+    fn reduce(&mut self, parts: Vec<SpanPart>, micro: u32) {
+        let mesh = self.input.mesh;
+        let axes: Vec<Axis> = match (mesh.shard > 1, mesh.replicate > 1) {
+            (false, false) => vec![Axis::World],
+            (true, true) => vec![Axis::Shard, Axis::Replicate],
+            (true, false) => vec![Axis::Shard],
+            (false, true) => vec![Axis::Replicate],
+        };
+        let fresh = micro == 0 || self.input.order == AccumulationOrder::Local;
+        let lane = if mesh.world() > 1 { Lane::Comm } else { Lane::Compute };
+        let completes = parts.iter().any(|p| p.end == self.trained_elems(p.unit));
+        let mut units: Vec<u32> = parts.iter().map(|p| p.unit).collect();
+        units.dedup();
+        let lengths: Vec<usize> = parts.iter().map(|p| p.end - p.start).collect();
+        let span = self.span(parts);
+        let mut last = None;
+        for (i, axis) in axes.iter().enumerate() {
+            let into_accumulator = i + 1 == axes.len();
+            let mut accesses = Vec::new();
+            for unit in &units {
+                let (from, to) = (self.grad_target(*unit), self.state(*unit, State::Grad));
+                if from == to || !into_accumulator {
+                    accesses.push((from, Access::Update));
+                } else {
+                    accesses.extend([(from, Access::Read), (to, Access::Update)]);
+                }
+            }
+            if mesh.world() > 1 {
+                // The owner receives every member's contribution and folds them in the mesh's order.
+                // Every share is as long as the first member's.
+                let members = mesh.size(*axis);
+                let share: usize = lengths.iter().map(|n| shard_range(*n, members, 0).elems()).sum();
+                let staging = self.device(What::Staging, members as usize * share, DType::F32);
+                accesses.push((staging, Access::Define));
+            }
+            let kind = OpKind::Reduce { span, micro, axis: *axis, fresh: fresh || !into_accumulator };
+            last = Some(self.emit(kind, lane, accesses, &[]));
+        }
+        self.reduced.extend(last.filter(|_| completes));
+    }
+
+    /// What must be over before another whole gradient is made: at most two are in flight, one being
+    /// made and one being reduced, or sharding them would save nothing.
+    pub(super) fn room_for_gradients(&self) -> Vec<OpId> {
+        let oldest = self.reduced.iter().rev().nth(1).copied();
+        oldest.filter(|_| !self.grads_go_to_state()).into_iter().collect()
+    }
+}

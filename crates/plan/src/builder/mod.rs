@@ -1,0 +1,317 @@
+//! What strategies are written with: each method emits operations with their accesses; waits between
+//! lanes follow from the accesses.
+//!
+//! Here: emission and buffers. Beside it: what units compute, parameters on the move, gradients on their
+//! way to their owners, the update, and the phases that do not train.
+
+mod compute;
+mod gradients;
+mod params;
+mod phases;
+mod update;
+
+use std::collections::HashMap;
+
+use lockstep_core::DType;
+
+use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
+use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput};
+use crate::order::Order;
+use crate::schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
+use crate::scratch::{Sizes, UnitLayout};
+
+/// The buffers of a plan, shared by its phases.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BufferTable {
+    pub(crate) buffers: Vec<Buffer>,
+    ids: HashMap<What, BufferId>,
+}
+
+impl BufferTable {
+    /// The buffer for `what`, made on first use and grown to the largest size asked for.
+    pub(crate) fn get(&mut self, what: What, tier: Tier, elems: usize, dtype: DType) -> BufferId {
+        let id = *self.ids.entry(what).or_insert_with(|| {
+            self.buffers.push(Buffer { what, tier, elems: 0, dtype });
+            BufferId(self.buffers.len() as u32 - 1)
+        });
+        let buffer = &mut self.buffers[id.0 as usize];
+        assert_eq!((buffer.tier, buffer.dtype), (tier, dtype), "two users of {what:?} disagree");
+        buffer.elems = buffer.elems.max(elems);
+        id
+    }
+}
+
+/// A unit's turn in the course of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Forward(u32),
+    /// The head, the objective and the head's backward.
+    Head,
+    /// The head's log-probabilities alone.
+    Score,
+    Backward(u32),
+}
+
+/// Work on a micro-batch and the units whose parameters it needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Use {
+    pub work: Work,
+    pub micro: u32,
+    pub units: Vec<u32>,
+}
+
+/// Emits the operations of one phase of one model.
+pub struct StepBuilder<'a> {
+    input: &'a PlanInput,
+    model: ModelId,
+    table: &'a mut BufferTable,
+    schedule: Schedule,
+    order: Order,
+    history: HashMap<BufferId, Vec<(OpId, Access)>>,
+    /// Operations that hold each gathered unit.
+    held: HashMap<u32, u32>,
+    front_spans: HashMap<(u32, usize), SpanId>,
+    /// Shards fetched from the host so far; staging buffers take turns.
+    fetches: u32,
+    /// Parts of a reduction bucket that is not full yet.
+    pending: Vec<SpanPart>,
+    /// Reductions that were the last of some unit's whole gradient.
+    reduced: Vec<OpId>,
+    layouts: [UnitLayout; 3],
+}
+
+impl<'a> StepBuilder<'a> {
+    pub(crate) fn new(input: &'a PlanInput, model: ModelId, table: &'a mut BufferTable) -> StepBuilder<'a> {
+        let plan = &input.models[model.0 as usize];
+        let sizes = Sizes { tokens: input.bounds.tokens, chunk: input.head_chunk, storage: input.storage };
+        let layouts = [&plan.embed, &plan.block, &plan.head].map(|p| UnitLayout::new(p, sizes));
+        StepBuilder {
+            input,
+            model,
+            table,
+            schedule: Schedule::default(),
+            order: Order::default(),
+            history: HashMap::new(),
+            held: HashMap::new(),
+            front_spans: HashMap::new(),
+            fetches: 0,
+            pending: Vec::new(),
+            reduced: Vec::new(),
+            layouts,
+        }
+    }
+
+    pub(crate) fn finish(self) -> Schedule {
+        assert!(self.pending.is_empty(), "a reduction bucket was never flushed");
+        self.schedule
+    }
+
+    pub fn input(&self) -> &PlanInput {
+        self.input
+    }
+
+    fn plan(&self) -> &'a ModelPlan {
+        &self.input.models[self.model.0 as usize]
+    }
+
+    pub fn num_micros(&self) -> u32 {
+        self.input.micros
+    }
+
+    /// Units that run forward before the head: embed and blocks.
+    pub fn body(&self) -> std::ops::Range<u32> {
+        0..self.plan().units.len() as u32 - 1
+    }
+
+    pub fn head_unit(&self) -> u32 {
+        self.plan().units.len() as u32 - 1
+    }
+
+    fn tied(&self) -> bool {
+        self.plan().shape.tied
+    }
+
+    fn trained_elems(&self, unit: u32) -> usize {
+        self.plan().units[unit as usize].trainable_elems
+    }
+
+    /// Forward through the body, the head, backward through the body: a micro-batch's uses of
+    /// parameters, in order. A tied head also uses the embedding; the embedding's backward only adds to
+    /// its gradient and needs no parameters. Below the lowest unit that is trained there is no backward.
+    pub fn uses_of_micro(&self, micro: u32) -> Vec<Use> {
+        let mut uses = self.forward_uses(micro, Work::Head);
+        let lowest = (0..=self.head_unit()).find(|u| self.trained_elems(*u) > 0).unwrap_or(self.head_unit());
+        for unit in (lowest..self.head_unit()).rev() {
+            let units = if unit == 0 { vec![] } else { vec![unit] };
+            uses.push(Use { work: Work::Backward(unit), micro, units });
+        }
+        uses
+    }
+
+    /// The uses of all micro-batches, one after another.
+    pub fn uses_of_step(&self) -> Vec<Use> {
+        (0..self.num_micros()).flat_map(|micro| self.uses_of_micro(micro)).collect()
+    }
+
+    fn forward_uses(&self, micro: u32, head: Work) -> Vec<Use> {
+        let mut uses: Vec<Use> =
+            self.body().map(|u| Use { work: Work::Forward(u), micro, units: vec![u] }).collect();
+        let mut units = vec![self.head_unit()];
+        units.extend(self.tied().then_some(0));
+        uses.push(Use { work: head, micro, units });
+        uses
+    }
+
+    /// Runs one use, emitting its computation.
+    pub fn run(&mut self, work: Work, micro: u32) -> OpId {
+        match work {
+            Work::Forward(unit) => self.forward(unit, micro),
+            Work::Head => self.head(micro),
+            Work::Score => self.head_score(micro),
+            Work::Backward(unit) => self.backward(unit, micro),
+        }
+    }
+
+    /// Parameters are cut over more than one rank, or live away from the device: they must be gathered.
+    pub fn gathers(&self) -> bool {
+        let p = &self.input.placements;
+        (p.params == Placement::Shard && self.input.mesh.shard > 1) || p.params_tier != Tier::Device
+    }
+
+    // ---- emission -----------------------------------------------------------------------------------
+
+    /// Appends an operation. For every earlier access that conflicts and is not certain to be over, a wait.
+    fn emit(&mut self, kind: OpKind, lane: Lane, accesses: Vec<(BufferId, Access)>, after: &[OpId]) -> OpId {
+        let mut waits: Vec<Wait> = Vec::new();
+        let conflicts = accesses.iter().flat_map(|(buffer, access)| {
+            let past = self.history.get(buffer).map_or(&[][..], |p| &p[..]);
+            past.iter()
+                .filter(|(_, theirs)| *access != Access::Read || *theirs != Access::Read)
+                .map(|(op, _)| *op)
+        });
+        let mut needed: Vec<OpId> = after.iter().copied().chain(conflicts).collect();
+        // Latest first: a later operation's wait usually covers the earlier ones.
+        needed.sort_unstable_by(|a, b| b.cmp(a));
+        for op in needed {
+            if !self.order.before_next(op, lane, &waits) {
+                waits.push(Wait::This(op));
+            }
+        }
+        let id = self.order.push(lane, &waits);
+        for (buffer, access) in &accesses {
+            let past = self.history.entry(*buffer).or_default();
+            if *access != Access::Read {
+                // Whoever waits for this write waits for all before it.
+                past.clear();
+            }
+            past.push((id, *access));
+        }
+        self.schedule.ops.push(Op { kind, model: self.model, lane, waits, accesses });
+        id
+    }
+
+    fn span(&mut self, parts: Vec<SpanPart>) -> SpanId {
+        self.schedule.spans.push(Span { model: self.model, parts });
+        SpanId(self.schedule.spans.len() as u32 - 1)
+    }
+
+    /// The span of a whole unit: what is gathered.
+    fn gather_span(&mut self, unit: u32) -> SpanId {
+        self.front_span(unit, self.plan().units[unit as usize].elems)
+    }
+
+    /// The span of a unit's trained part: what is updated, spilled and published.
+    fn trained_span(&mut self, unit: u32) -> SpanId {
+        self.front_span(unit, self.trained_elems(unit))
+    }
+
+    fn front_span(&mut self, unit: u32, end: usize) -> SpanId {
+        if let Some(span) = self.front_spans.get(&(unit, end)) {
+            return *span;
+        }
+        let span = self.span(vec![SpanPart { unit, start: 0, end }]);
+        self.front_spans.insert((unit, end), span);
+        span
+    }
+
+    // ---- buffers ------------------------------------------------------------------------------------
+
+    fn state(&mut self, unit: u32, state: State) -> BufferId {
+        let (tier, elems, dtype) = self.input.resident(self.model, unit, state);
+        self.table.get(What::State { model: self.model, unit, state }, tier, elems, dtype)
+    }
+
+    fn device(&mut self, what: What, elems: usize, dtype: DType) -> BufferId {
+        self.table.get(what, Tier::Device, elems, dtype)
+    }
+
+    /// What forward and backward read a unit's parameters from.
+    fn params(&mut self, unit: u32) -> BufferId {
+        if !self.gathers() {
+            return self.state(unit, State::Working);
+        }
+        assert!(self.held.contains_key(&unit), "unit {unit} is used before it is gathered");
+        self.whole(unit)
+    }
+
+    fn whole(&mut self, unit: u32) -> BufferId {
+        let elems = self.plan().units[unit as usize].elems;
+        self.device(What::Whole { model: self.model, unit }, elems, self.input.storage)
+    }
+
+    /// Where backward puts a unit's gradient.
+    fn grad_target(&mut self, unit: u32) -> BufferId {
+        if self.grads_go_to_state() {
+            return self.state(unit, State::Grad);
+        }
+        let elems = self.trained_elems(unit);
+        self.device(What::GradWhole { model: self.model, unit }, elems, DType::F32)
+    }
+
+    /// Whole gradients summed locally need no buffer of their own.
+    fn grads_go_to_state(&self) -> bool {
+        let whole = self.input.placements.grads == Placement::Whole || self.input.mesh.shard == 1;
+        whole && self.input.order == AccumulationOrder::Local
+    }
+
+    fn stream(&mut self, index: u32) -> BufferId {
+        let elems = self.input.bounds.tokens * self.plan().shape.dim;
+        self.device(What::Stream { model: self.model, index }, elems, self.input.storage)
+    }
+
+    fn grad_stream(&mut self) -> BufferId {
+        let elems = self.input.bounds.tokens * self.plan().shape.dim;
+        self.device(What::GradStream { model: self.model }, elems, self.input.storage)
+    }
+
+    /// A byte buffer, counted in f32 elements.
+    fn bytes(&mut self, what: What, bytes: lockstep_core::Bytes) -> BufferId {
+        self.device(what, bytes.0.div_ceil(4) as usize, DType::F32)
+    }
+
+    fn scratch(&mut self) -> BufferId {
+        let slots = self.layouts.iter().map(UnitLayout::scratch).max().expect("three kinds of unit");
+        self.bytes(What::Scratch, slots.align_to(4096) + self.input.needs.workspace)
+    }
+
+    fn inputs(&mut self) -> [BufferId; 2] {
+        let bounds = self.input.bounds;
+        // Tokens, targets, positions and document bounds.
+        let elems = 3 * bounds.tokens + bounds.docs + 1;
+        let positions = bounds.max_doc.max(self.input.rollout.map_or(0, |r| r.tokens_per_doc));
+        let tables = self.plan().shape.head_dim * positions;
+        [self.device(What::Inputs, elems, DType::U32), self.device(What::Tables, tables, DType::F32)]
+    }
+
+    fn per_token(&mut self, what: What) -> BufferId {
+        self.device(what, self.input.bounds.tokens, DType::F32)
+    }
+
+    fn layout(&self, unit: u32) -> &UnitLayout {
+        match unit {
+            0 => &self.layouts[0],
+            u if u == self.head_unit() => &self.layouts[2],
+            _ => &self.layouts[1],
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Parameters on the move: gathered before use, released after it.
+
+use crate::buffer::{Access, BufferId, State, Tier, What};
+use crate::builder::{StepBuilder, Use};
+use crate::input::Placement;
+use crate::schedule::{Lane, OpId, OpKind};
+
+impl StepBuilder<'_> {
+    /// Brings a unit's whole parameters to the device, unless they are there. `after`: what must have been
+    /// released first.
+    pub fn gather(&mut self, unit: u32, after: Option<OpId>) {
+        let held = self.held.entry(unit).or_insert(0);
+        *held += 1;
+        if *held > 1 {
+            return;
+        }
+        let span = self.gather_span(unit);
+        let across = self.input.mesh.shard > 1 && self.input.placements.params == Placement::Shard;
+        let home = self.state(unit, State::Working);
+        let after: Vec<OpId> = after.into_iter().collect();
+        let mut from = home;
+        if across && self.input.placements.params_tier != Tier::Device {
+            let elems = self.input.resident(self.model, unit, State::Working).1;
+            let staging = self.param_staging(elems);
+            self.emit(
+                OpKind::Fetch(span),
+                Lane::Copy,
+                vec![(home, Access::Read), (staging, Access::Define)],
+                &after,
+            );
+            from = staging;
+        }
+        let accesses = vec![(from, Access::Read), (self.whole(unit), Access::Define)];
+        let lane = if across { Lane::Comm } else { Lane::Copy };
+        self.emit(OpKind::Gather(span), lane, accesses, &after);
+    }
+
+    /// Ends a use of gathered parameters; the last one frees them.
+    pub fn release(&mut self, unit: u32, last_use: OpId) -> OpId {
+        let held = self.held.get_mut(&unit).expect("a unit is released after it was gathered");
+        *held -= 1;
+        if *held > 0 {
+            return last_use;
+        }
+        self.held.remove(&unit);
+        let span = self.gather_span(unit);
+        let whole = self.whole(unit);
+        self.emit(OpKind::Release(span), Lane::Compute, vec![(whole, Access::Read)], &[])
+    }
+
+    /// Runs uses in order, gathering up to `prefetch` of them ahead and releasing each when it is done.
+    /// At most `prefetch + 1` uses' parameters are whole at a time.
+    pub fn run_windowed(&mut self, uses: &[Use], after_each: &mut dyn FnMut(&mut Self, &Use)) {
+        let depth = self.input.prefetch as usize;
+        let mut released: Vec<OpId> = Vec::new();
+        let mut next = 0;
+        for (i, one) in uses.iter().enumerate() {
+            while self.gathers() && next < uses.len() && next <= i + depth {
+                let after = next.checked_sub(depth + 1).map(|j| released[j]);
+                uses[next].units.iter().for_each(|unit| self.gather(*unit, after));
+                next += 1;
+            }
+            let mut last = self.run(one.work, one.micro);
+            if self.gathers() {
+                one.units.iter().for_each(|unit| last = self.release(*unit, last));
+            }
+            released.push(last);
+            after_each(self, one);
+        }
+    }
+
+    /// Runs a micro-batch's uses, keeping each unit whole from its first use to its last.
+    pub fn run_holding(&mut self, uses: &[Use], after_each: &mut dyn FnMut(&mut Self, &Use)) {
+        for (i, one) in uses.iter().enumerate() {
+            let used = |unit: &u32, others: &[Use]| others.iter().any(|other| other.units.contains(unit));
+            let units: &[u32] = if self.gathers() { &one.units } else { &[] };
+            for unit in units.iter().filter(|u| !used(u, &uses[..i])) {
+                self.gather(*unit, None);
+            }
+            let last = self.run(one.work, one.micro);
+            for unit in units.iter().filter(|u| !used(u, &uses[i + 1..])) {
+                self.release(*unit, last);
+            }
+            after_each(self, one);
+        }
+    }
+
+    /// A shard between the host and the device. Two take turns, so that one fills while the other is read.
+    pub(super) fn param_staging(&mut self, elems: usize) -> BufferId {
+        let turn = self.fetches % 2;
+        self.fetches += 1;
+        self.device(What::ParamStaging { turn }, elems, self.input.storage)
+    }
+}

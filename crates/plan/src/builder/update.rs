@@ -1,0 +1,122 @@
+//! The end of the step: norm, clip factor, updates, and whatever brings updated parameters to where
+//! forward reads them.
+
+use lockstep_core::{ALIGN_ELEMS, DType};
+
+use crate::buffer::{Access, BufferId, State, Tier, What};
+use crate::builder::StepBuilder;
+use crate::input::Placement;
+use crate::schedule::{Lane, OpKind};
+
+impl StepBuilder<'_> {
+    pub fn clip_and_update(&mut self) {
+        let trained: Vec<u32> = (0..=self.head_unit()).filter(|u| self.trained_elems(*u) > 0).collect();
+        let mut accesses = Vec::new();
+        let mut blocks = 0;
+        for unit in &trained {
+            accesses.push((self.state(*unit, State::Grad), Access::Read));
+            blocks += self.input.resident(self.model, *unit, State::Grad).1 / ALIGN_ELEMS;
+        }
+        let norm = self.device(What::NormLeaves, blocks, DType::F64);
+        accesses.push((norm, Access::Define));
+        self.emit(OpKind::ClipNorm, Lane::Compute, accesses, &[]);
+        if self.input.placements.optimizer_tier == Tier::Device {
+            trained.iter().for_each(|unit| self.update_on_device(*unit, norm));
+            return;
+        }
+        // A unit's copies are issued before its neighbour's update, so that they overlap it.
+        for (i, unit) in trained.iter().enumerate() {
+            if i == 0 {
+                self.bring_to_host(*unit, 0);
+            }
+            if let Some(next) = trained.get(i + 1) {
+                self.bring_to_host(*next, (i as u32 + 1) % 2);
+            }
+            self.update_on_host(*unit, i as u32 % 2, norm);
+        }
+    }
+
+    fn update_on_device(&mut self, unit: u32, norm: BufferId) {
+        let mut accesses = vec![(norm, Access::Read), (self.state(unit, State::Grad), Access::Read)];
+        for state in self.input.optimizer_states() {
+            accesses.push((self.state(unit, *state), Access::Update));
+        }
+        let working = self.state(unit, State::Working);
+        if self.input.placements.params_tier == Tier::Device {
+            accesses.push((working, Access::Update));
+            self.emit(OpKind::Update { unit }, Lane::Compute, accesses, &[]);
+        } else {
+            let elems = self.input.resident(self.model, unit, State::Master).1;
+            let staging = self.param_staging(elems);
+            accesses.push((staging, Access::Define));
+            self.emit(OpKind::Update { unit }, Lane::Compute, accesses, &[]);
+            let span = self.trained_span(unit);
+            let accesses = vec![(staging, Access::Read), (working, Access::Update)];
+            self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
+        }
+        self.publish(unit);
+    }
+
+    /// Optimizer sharded, parameters whole: everyone gets everyone's updates.
+    fn publish(&mut self, unit: u32) {
+        let p = &self.input.placements;
+        if p.optimizer == Placement::Shard && p.params == Placement::Whole && self.input.mesh.shard > 1 {
+            let span = self.trained_span(unit);
+            let working = self.state(unit, State::Working);
+            self.emit(OpKind::Publish(span), Lane::Comm, vec![(working, Access::Update)], &[]);
+        }
+    }
+
+    /// Room on the host for one unit's update, described at [`What::HostStaging`].
+    fn host_staging(&mut self, unit: u32, turn: u32) -> BufferId {
+        let elems = self.input.resident(self.model, unit, State::Master).1;
+        let nvme = self.input.placements.optimizer_tier == Tier::Nvme;
+        let states = if nvme { self.input.optimizer_states().len() } else { 0 };
+        let staged = elems * (1 + states) + (elems * self.input.storage.size()).div_ceil(4);
+        self.table.get(What::HostStaging { turn }, Tier::Host, staged, DType::F32)
+    }
+
+    fn optimizer_homes(&mut self, unit: u32) -> Vec<BufferId> {
+        self.input.optimizer_states().iter().map(|state| self.state(unit, *state)).collect()
+    }
+
+    /// Gradient to the host, and states whose home is a disk. Neither waits for the norm.
+    fn bring_to_host(&mut self, unit: u32, turn: u32) {
+        let (span, staging) = (self.trained_span(unit), self.host_staging(unit, turn));
+        let grad = self.state(unit, State::Grad);
+        let accesses = vec![(grad, Access::Read), (staging, Access::Define)];
+        self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
+        if self.input.placements.optimizer_tier == Tier::Nvme {
+            let mut accesses: Vec<_> =
+                self.optimizer_homes(unit).into_iter().map(|home| (home, Access::Read)).collect();
+            accesses.push((staging, Access::Update));
+            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
+        }
+    }
+
+    /// Update on the host's cores; states and parameters back to their homes.
+    fn update_on_host(&mut self, unit: u32, turn: u32, norm: BufferId) {
+        let (span, staging) = (self.trained_span(unit), self.host_staging(unit, turn));
+        let nvme = self.input.placements.optimizer_tier == Tier::Nvme;
+        let params_on_device = self.input.placements.params_tier == Tier::Device;
+        let working = self.state(unit, State::Working);
+        let homes: Vec<_> =
+            self.optimizer_homes(unit).into_iter().map(|home| (home, Access::Update)).collect();
+
+        let mut accesses = vec![(norm, Access::Read), (staging, Access::Update)];
+        accesses.extend((!params_on_device).then_some((working, Access::Update)));
+        if !nvme {
+            accesses.extend(&homes);
+        }
+        self.emit(OpKind::Update { unit }, Lane::Host, accesses, &[]);
+        if nvme {
+            let accesses = homes.into_iter().chain([(staging, Access::Read)]).collect();
+            self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
+        }
+        if params_on_device {
+            let accesses = vec![(staging, Access::Read), (working, Access::Update)];
+            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
+        }
+        self.publish(unit);
+    }
+}

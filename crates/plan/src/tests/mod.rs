@@ -1,0 +1,121 @@
+//! Properties of plans, without a device: schedules are run by a simulator of lanes that takes nothing
+//! from the builder but the list of operations and the offsets.
+
+mod gradients;
+mod lanes;
+mod overlap;
+mod packing;
+mod promises;
+mod properties;
+mod snapshots;
+
+use lockstep_config::StrategyName;
+use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_shape::{Adapter, Architecture, ModelShape, Recompute};
+
+use crate::{
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Phase, Placement, Placements, PlanInput, Role,
+    Rollout, RunPlan, State, Tier, What, build, strategy,
+};
+
+/// A run in the few words that tests vary.
+#[derive(Clone, Debug)]
+struct Setup {
+    shape: ModelShape,
+    strategy: StrategyName,
+    mesh: Mesh,
+    /// `None`: the strategy's default.
+    order: Option<AccumulationOrder>,
+    micros: u32,
+    prefetch: u32,
+    recompute: Recompute,
+    storage: DType,
+    params_tier: Tier,
+    optimizer_tier: Tier,
+    bucket: u64,
+    tokens: usize,
+    coefficients_ahead: bool,
+    adapter: bool,
+    /// Policy, value, reference and reward models with a rollout.
+    ppo: bool,
+}
+
+impl Setup {
+    fn new(size: &str, strategy: StrategyName, replicate: u32, shard: u32) -> Setup {
+        Setup {
+            shape: ModelShape::named(size, 512).unwrap(),
+            strategy,
+            mesh: Mesh { replicate, shard },
+            order: None,
+            micros: 1,
+            prefetch: 1,
+            recompute: Recompute::None,
+            storage: DType::F32,
+            params_tier: Tier::Device,
+            optimizer_tier: Tier::Device,
+            bucket: 25 << 20,
+            tokens: 512,
+            coefficients_ahead: true,
+            adapter: false,
+            ppo: false,
+        }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Setup)) -> Setup {
+        change(&mut self);
+        self
+    }
+
+    fn input(&self) -> PlanInput {
+        let (strategy, [params, grads, optimizer]) = strategy::by_name(self.strategy);
+        let adapter = Adapter { rank: 4, targets: vec!["q_proj".into(), "down_proj".into()] };
+        let adapter = self.adapter.then_some(&adapter);
+        let model = |role| ModelPlan::new(role, &self.shape, self.recompute, adapter, false);
+        let roles: &[Role] = match self.ppo {
+            true => &[Role::Policy, Role::Value, Role::Reference, Role::Reward],
+            false => &[Role::Policy],
+        };
+        let default_order = match grads {
+            Placement::Whole => AccumulationOrder::Local,
+            Placement::Shard => AccumulationOrder::Reduced,
+        };
+        PlanInput {
+            models: roles.iter().map(|role| model(*role)).collect(),
+            mesh: self.mesh,
+            strategy,
+            placements: Placements {
+                params,
+                grads,
+                optimizer,
+                params_tier: self.params_tier,
+                optimizer_tier: self.optimizer_tier,
+            },
+            order: self.order.unwrap_or(default_order),
+            micros: self.micros,
+            prefetch: self.prefetch,
+            bucket: Bytes(self.bucket),
+            recompute: self.recompute,
+            storage: self.storage,
+            bounds: Bounds { tokens: self.tokens, docs: 8, max_doc: 128 },
+            head_chunk: 256,
+            needs: DeviceNeeds { workspace: Bytes(1 << 16), foreign: Bytes(32 << 20) },
+            coefficients_ahead: self.coefficients_ahead,
+            clip: true,
+            rollout: self.ppo.then_some(Rollout { docs: 4, tokens_per_doc: 192 }),
+        }
+    }
+
+    fn plan(&self) -> RunPlan {
+        build(self.input())
+    }
+}
+
+fn train_phase(plan: &RunPlan) -> &Phase {
+    plan.phases.iter().find(|p| p.name.starts_with("train")).expect("something is trained")
+}
+
+/// Bytes of residents of some states, on a tier.
+fn resident_bytes(plan: &RunPlan, tier: Tier, states: &[State]) -> u64 {
+    let wanted = |what: &What| matches!(what, What::State { state, .. } if states.contains(state));
+    plan.buffers.iter().filter(|b| b.tier == tier && wanted(&b.what)).map(|b| b.bytes().0).sum()
+}

@@ -1,0 +1,113 @@
+//! Whatever the configuration, a plan keeps its invariants: by `check`, and by running random
+//! interleavings of its lanes.
+
+use lockstep_config::StrategyName;
+use lockstep_core::{DType, Mesh};
+use lockstep_shape::{Architecture, ModelShape, Recompute};
+use proptest::prelude::*;
+
+use crate::{AccumulationOrder, RunPlan, Tier, check, check_training};
+
+use super::{Setup, lanes};
+
+const STRATEGIES: [StrategyName; 6] = [
+    StrategyName::Ddp,
+    StrategyName::Zero1,
+    StrategyName::Zero2,
+    StrategyName::Zero3,
+    StrategyName::ShardGradOp,
+    StrategyName::HybridShard,
+];
+const MESHES: [(u32, u32); 7] = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (2, 4)];
+const BUCKETS: [u64; 4] = [8 << 10, 100_000, 1 << 20, 1 << 40];
+const ORDERS: [Option<AccumulationOrder>; 3] =
+    [None, Some(AccumulationOrder::Local), Some(AccumulationOrder::Reduced)];
+
+fn any_shape() -> impl Strategy<Value = ModelShape> {
+    (1usize..=6, any::<bool>(), any::<bool>(), prop::sample::select(vec![40usize, 300, 2000])).prop_map(
+        |(layers, tied, qwen, vocab)| ModelShape {
+            layers,
+            tied,
+            architecture: if qwen { Architecture::Qwen3 } else { Architecture::Llama },
+            ..ModelShape::named("tiny", vocab).unwrap()
+        },
+    )
+}
+
+fn any_setup() -> impl Strategy<Value = Setup> {
+    let place = (
+        prop::sample::select(STRATEGIES.to_vec()),
+        prop::sample::select(MESHES.to_vec()),
+        prop::sample::select(vec![Tier::Device, Tier::Host]),
+        prop::sample::select(vec![Tier::Device, Tier::Host, Tier::Nvme]),
+    );
+    let time =
+        (1u32..=4, 0u32..=3, prop::sample::select(ORDERS.to_vec()), prop::sample::select(BUCKETS.to_vec()));
+    let compute = (
+        prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
+        prop::sample::select(vec![DType::F32, DType::BF16]),
+        any::<bool>(),
+    );
+    let models = (prop::bool::weighted(0.25), prop::bool::weighted(0.15));
+    (any_shape(), place, time, compute, models).prop_map(|(shape, place, time, compute, models)| {
+        let (strategy, (replicate, shard), params_tier, optimizer_tier) = place;
+        let sharded =
+            matches!(strategy, StrategyName::Zero3 | StrategyName::ShardGradOp | StrategyName::HybridShard);
+        let (micros, prefetch, order, bucket) = time;
+        let (recompute, storage, coefficients_ahead) = compute;
+        Setup {
+            shape,
+            mesh: Mesh { replicate, shard },
+            order,
+            micros,
+            prefetch,
+            recompute,
+            storage,
+            params_tier: if sharded { params_tier } else { Tier::Device },
+            optimizer_tier,
+            bucket,
+            coefficients_ahead,
+            adapter: models.0,
+            ppo: models.1,
+            ..Setup::new("tiny", strategy, 1, 1)
+        }
+    })
+}
+
+/// The arena ends where the last buffer does, and no packing could be smaller than what is alive.
+fn assert_plan_is_peak(plan: &RunPlan) {
+    let mut largest = 0;
+    for phase in &plan.phases {
+        for memory in [&phase.memory, &phase.host] {
+            let end = memory
+                .offsets
+                .iter()
+                .map(|(id, at)| at.0 + plan.buffers[id.0 as usize].bytes().align_to(4096).0);
+            assert_eq!(end.max().unwrap_or(0), memory.bytes.0);
+            assert!(memory.live_peak <= memory.bytes);
+        }
+        largest = largest.max(phase.memory.bytes.0);
+    }
+    assert_eq!(plan.arena.0, plan.resident_bytes.0 + largest);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_plan_keeps_its_invariants(setup in any_setup(), seed in any::<u64>()) {
+        let plan = setup.plan();
+        for phase in &plan.phases {
+            prop_assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), vec![]);
+            prop_assert_eq!(check(&phase.schedule, &plan.buffers, &phase.host), vec![]);
+            if phase.name.starts_with("train") {
+                prop_assert_eq!(check_training(&phase.schedule, &plan.input), vec![]);
+            }
+            for n in 0..6 {
+                let times = lanes::random_times(&phase.schedule, seed.wrapping_add(n));
+                lanes::run(&plan, phase, &times);
+            }
+        }
+        assert_plan_is_peak(&plan);
+    }
+}

@@ -1,0 +1,189 @@
+//! The loop.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use lockstep_ckpt::DataCursor;
+use lockstep_config::RunConfig;
+use lockstep_core::Step;
+use lockstep_data::{Batch, Dataset, Order};
+use lockstep_device::Queue;
+use lockstep_engine::{Engine, Updates};
+use lockstep_observe::{Progress, RunLog, StepRecord};
+
+use crate::error::TrainError;
+use crate::output_dir::OutputDir;
+use crate::rate::RateSchedule;
+use crate::save::{self, Identity, Position};
+use crate::setup::Prepared;
+use crate::sft::Sft;
+
+/// How a run ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub steps: u64,
+    pub last_loss: Option<f64>,
+    pub model_dir: PathBuf,
+    pub checkpoint: Option<PathBuf>,
+}
+
+/// Trains to the end. `config_text` goes into checkpoints, for people.
+pub fn train(
+    config: &RunConfig,
+    config_text: &str,
+    prepared: Prepared,
+    progress: &mut dyn Progress,
+) -> Result<Outcome, TrainError> {
+    let Prepared { tokenizer, dataset, shape, folder, plan, num_threads } = prepared;
+    let output = OutputDir::take(&config.output)?;
+    let mut run = Run::new(config, &dataset)?;
+    let identity = Identity {
+        data: run.cursor(&dataset),
+        config_hash: blake3::hash(config_text.as_bytes()).to_hex().to_string(),
+        tokenizer_hash: tokenizer.fingerprint().to_string(),
+        run_config: config_text.to_string(),
+    };
+    let resume = &config.output.resume_from_checkpoint;
+    let checkpoint = save::find_checkpoint(resume, &output.checkpoints(), &mut |text| progress.note(text))?;
+
+    let mut engine = Engine::new(plan, Queue::cpu(num_threads))?;
+    let mut position = Position { step: 0, updates: 0, tokens_total: 0 };
+    match (&checkpoint, &folder) {
+        (Some(checkpoint), _) => position = save::load_checkpoint(&mut engine, checkpoint, &identity)?,
+        (None, Some(folder)) => save::load_weights(&mut engine, folder, shape.tied)?,
+        (None, None) => engine.initialise(config.batch.seed),
+    }
+    let mut log = RunLog::open(output.path(), checkpoint.as_ref().map(|_| position.step))?;
+    for note in &config.notes {
+        progress.note(note);
+        log.event(note)?;
+    }
+    if let Some(checkpoint) = &checkpoint {
+        let text = format!("resumed from {} at step {}", checkpoint.path().display(), position.step);
+        progress.note(&text);
+        log.event(&text)?;
+    }
+
+    let mut outcome =
+        Outcome { steps: position.step, last_loss: None, model_dir: output.model(), checkpoint: None };
+    progress.start(position.step, run.total_steps);
+    while position.step < run.total_steps {
+        let record = run.step(&mut engine, &dataset, &mut position)?;
+        outcome.steps = position.step;
+        outcome.last_loss = Some(record.loss);
+        log.step(&record)?;
+        if position.step.is_multiple_of(config.output.logging_steps) || position.step == run.total_steps {
+            progress.step(&record);
+        }
+        let due = config.output.save_steps.is_some_and(|every| position.step.is_multiple_of(every));
+        let last = config.output.save_steps.is_some() && position.step == run.total_steps;
+        if due || last {
+            log.sync()?;
+            let path = save::save_checkpoint(&engine, &output.checkpoints(), &position, &identity)?;
+            log.event(&format!("checkpoint {}", path.display()))?;
+            if let Some(keep) = config.output.save_total_limit {
+                lockstep_ckpt::retain(&output.checkpoints(), keep.max(1) as usize)?;
+            }
+            outcome.checkpoint = Some(path);
+        }
+    }
+    save::export(&engine, &shape, &tokenizer, &output.model())?;
+    log.event(&format!("model folder {}", output.model().display()))?;
+    log.sync()?;
+    progress.finish();
+    Ok(outcome)
+}
+
+/// What the loop keeps between steps.
+struct Run<'a> {
+    config: &'a RunConfig,
+    order: Order,
+    rates: RateSchedule,
+    total_steps: u64,
+    rows: Vec<u32>,
+    window: Vec<Batch>,
+}
+
+impl<'a> Run<'a> {
+    fn new(config: &'a RunConfig, dataset: &Dataset) -> Result<Run<'a>, TrainError> {
+        let batch = &config.batch;
+        let rows_per_step = config.global_batch_rows() as usize;
+        let order = Order::new(
+            batch.data_seed,
+            dataset.num_rows(),
+            rows_per_step,
+            batch.dataloader_drop_last,
+            config.data.shuffle,
+        )?;
+        let epochs = (batch.num_train_epochs * order.steps_per_epoch() as f64).ceil() as u64;
+        let total_steps = batch.max_steps.unwrap_or(epochs);
+        let window = (0..batch.gradient_accumulation_steps).map(|_| Batch::default()).collect();
+        let rates = RateSchedule::new(&config.optim, total_steps);
+        Ok(Run { config, order, rates, total_steps, rows: Vec::new(), window })
+    }
+
+    fn cursor(&self, dataset: &Dataset) -> DataCursor {
+        DataCursor {
+            seed: self.config.batch.data_seed,
+            next_step: 0,
+            rows_per_step: self.config.global_batch_rows(),
+            num_rows: dataset.num_rows() as u64,
+            fingerprint: dataset.fingerprint(),
+        }
+    }
+
+    /// One optimizer step: batch, forward, objective, backward, update.
+    fn step(
+        &mut self,
+        engine: &mut Engine,
+        dataset: &Dataset,
+        position: &mut Position,
+    ) -> Result<StepRecord, TrainError> {
+        let start = Instant::now();
+        let step = position.step;
+        self.order.rows(Step(step), &mut self.rows);
+        let rows_per_micro = self.config.batch.per_device_train_batch_size as usize;
+        let mut parts = self.rows.chunks(rows_per_micro);
+        for batch in &mut self.window {
+            // The last step of an epoch may be short: its last micro-batches are empty.
+            batch.fill(dataset, parts.next().unwrap_or(&[]));
+        }
+        let supervised: u64 = self.window.iter().map(|b| b.supervised).sum();
+        let tokens: u64 = self.window.iter().map(|b| b.tokens.len() as u64).sum();
+
+        let optim = &self.config.optim;
+        let updates = Updates {
+            t: position.updates + 1,
+            lr: self.rates.at(step),
+            betas: (optim.adam_beta1, optim.adam_beta2),
+            eps: optim.adam_epsilon,
+            weight_decay: optim.weight_decay,
+            max_norm: optim.max_grad_norm,
+        };
+        let mut objective = Sft::new(&self.window, supervised);
+        let report = engine.train_step(&mut objective, &updates)?;
+        let loss = objective.loss();
+        if !loss.is_finite() || report.skipped {
+            let rows = self.rows.iter().copied().take(16).collect();
+            return Err(TrainError::Diverged { step: step + 1, loss, grad_norm: report.grad_norm, rows });
+        }
+        *position = Position {
+            step: step + 1,
+            updates: position.updates + 1,
+            tokens_total: position.tokens_total + tokens,
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(StepRecord {
+            step: position.step,
+            epoch: self.order.epoch(Step(position.step)),
+            loss,
+            grad_norm: report.grad_norm,
+            learning_rate: updates.lr,
+            tokens: supervised,
+            tokens_total: position.tokens_total,
+            tokens_per_second: tokens as f64 / seconds,
+            step_seconds: seconds,
+            skipped: false,
+        })
+    }
+}

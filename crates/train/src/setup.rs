@@ -1,0 +1,215 @@
+//! From a configuration to everything a run needs, before its first step.
+
+use lockstep_ckpt::ModelFolder;
+use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
+use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_data::{DataSpec, Dataset, OnBadRow, Packing, Tokenizer, TokenizerSource};
+use lockstep_plan::{
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanError, PlanInput, Role,
+    Rollout, RunPlan, Tier, build, strategy,
+};
+use lockstep_shape::{Adapter, ModelShape, Recompute};
+
+use crate::error::TrainError;
+
+/// Resident bytes of a process before it has a model or data: code, stacks, allocator, tables of the
+/// tokenizer. Measured on Linux x86-64 (`bench/plan-vs-reality`); the stated constant of the plan.
+const FOREIGN: Bytes = Bytes(24 << 20);
+
+/// The logits of a head chunk take about this much, and at least one block of 256 tokens.
+const HEAD_CHUNK_BYTES: usize = 16 << 20;
+
+/// What `train` starts from.
+pub struct Prepared {
+    pub tokenizer: Tokenizer,
+    pub dataset: Dataset,
+    pub shape: ModelShape,
+    /// The folder weights are loaded from.
+    pub folder: Option<ModelFolder>,
+    pub plan: RunPlan,
+    pub num_threads: usize,
+}
+
+/// Reads tokenizer, data and model description, and makes the plan.
+pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
+    config.check_trainable()?;
+    if !matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm) {
+        return Err(TrainError::Algorithm { name: format!("{:?}", config.plan.algorithm).to_lowercase() });
+    }
+    if config.plan.adapter.is_some() {
+        return Err(TrainError::Adapter);
+    }
+    let tokenizer = load_tokenizer(config)?;
+    let shape = model_shape(config, &tokenizer)?;
+    let folder = match (&config.model.source, config.model.init) {
+        (ModelSource::Folder(path), config::Init::Pretrained) => Some(ModelFolder::open(path)?),
+        _ => None,
+    };
+    let max_length = config.data.max_length as usize;
+    if max_length - 1 > shape.max_positions {
+        return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
+    }
+    let dataset = lockstep_data::prepare(&data_spec(config)?, &tokenizer)?;
+    let num_threads = num_threads(config);
+    let plan = plan_for(config, &shape, Some(&dataset), num_threads)?;
+    Ok(Prepared { tokenizer, dataset, shape, folder, plan, num_threads })
+}
+
+pub fn num_threads(config: &RunConfig) -> usize {
+    let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
+    config.plan.threads.map_or_else(available, |n| n as usize)
+}
+
+fn load_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
+    Ok(Tokenizer::load(&tokenizer_source(config))?)
+}
+
+pub fn tokenizer_source(config: &RunConfig) -> TokenizerSource {
+    match (&config.data.tokenizer, &config.model.source) {
+        (config::Tokenizer::File(path), _) => TokenizerSource::File(path.clone()),
+        (config::Tokenizer::Auto, ModelSource::Folder(path)) => TokenizerSource::File(path.clone()),
+        _ => TokenizerSource::Byte,
+    }
+}
+
+fn data_spec(config: &RunConfig) -> Result<DataSpec, TrainError> {
+    Ok(DataSpec {
+        files: config.data.train_files.clone(),
+        tokenizer: tokenizer_source(config),
+        max_length: config.data.max_length as usize,
+        packing: match config.data.packing {
+            config::Packing::None => Packing::None,
+            config::Packing::Bfd => Packing::Bfd,
+        },
+        completion_only_loss: config.data.completion_only_loss,
+        on_bad_row: match config.data.on_bad_row {
+            config::OnBadRow::Stop => OnBadRow::Stop,
+            config::OnBadRow::Skip => OnBadRow::Skip,
+        },
+    })
+}
+
+/// The model's shape: from a folder's `config.json`, a named size, or the keys given.
+pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelShape, TrainError> {
+    let mut shape = match &config.model.source {
+        ModelSource::Folder(path) => {
+            let text = ModelFolder::read_config(path)?;
+            ModelShape::from_hf_text(&text, &path.join("config.json").display().to_string())?
+        }
+        ModelSource::Named(name) => ModelShape::named(name, tokenizer.vocab_size())?,
+        ModelSource::Explicit(keys) => {
+            let mut keys = keys.clone();
+            if let Some(map) = keys.as_object_mut() {
+                map.entry("vocab_size").or_insert_with(|| tokenizer.vocab_size().into());
+            }
+            ModelShape::from_hf(&keys, "model")?
+        }
+    };
+    if tokenizer.vocab_size() > shape.vocab {
+        return Err(TrainError::VocabularyTooSmall { tokenizer: tokenizer.vocab_size(), vocab: shape.vocab });
+    }
+    shape.eos_id = shape.eos_id.or(tokenizer.eos_id());
+    Ok(shape)
+}
+
+/// The plan of a configuration: also for worlds and algorithms that this build cannot run.
+pub fn plan_for(
+    config: &RunConfig,
+    shape: &ModelShape,
+    dataset: Option<&Dataset>,
+    num_threads: usize,
+) -> Result<RunPlan, TrainError> {
+    let p = &config.plan;
+    let (strategy, [params, grads, optimizer]) = strategy::by_name(p.strategy);
+    let storage = match config.precision {
+        config::Precision::F32 => DType::F32,
+        config::Precision::Bf16 => DType::BF16,
+    };
+    let recompute = match p.recompute {
+        config::Recompute::None => Recompute::None,
+        config::Recompute::Selective => Recompute::Selective,
+        config::Recompute::Full => Recompute::Full,
+    };
+    let tier = |offload: Offload| match offload {
+        Offload::None => Tier::Device,
+        Offload::Cpu => Tier::Host,
+        Offload::Nvme => Tier::Nvme,
+    };
+    if p.offload_param != Offload::None && params == Placement::Whole {
+        let strategy = format!("{:?}", p.strategy).to_lowercase();
+        return Err(PlanError::ParamOffload { strategy }.into());
+    }
+    let adapter =
+        p.adapter.as_ref().map(|a| Adapter { rank: a.r as usize, targets: a.target_modules.clone() });
+    let model =
+        |role| ModelPlan::new(role, shape, recompute, adapter.as_ref(), config.optim.decay_norms_and_biases);
+    let (models, rollout) = match p.algorithm {
+        Algorithm::Sft | Algorithm::Clm => (vec![model(Role::Policy)], None),
+        Algorithm::Ppo => {
+            let rows = config.batch.per_device_train_batch_size * config.batch.gradient_accumulation_steps;
+            let rollout = Rollout { docs: rows as usize, tokens_per_doc: config.data.max_length as usize };
+            let roles = [Role::Policy, Role::Value, Role::Reference, Role::Reward];
+            (roles.map(model).into(), Some(rollout))
+        }
+        other => return Err(TrainError::Algorithm { name: format!("{other:?}").to_lowercase() }),
+    };
+    let rows = config.batch.per_device_train_batch_size as usize;
+    let packed = config.data.packing != config::Packing::None;
+    let bounds = Bounds::of_rows(rows, config.data.max_length as usize, packed);
+    let default_chunk = (HEAD_CHUNK_BYTES / 4 / shape.vocab / 256 * 256).max(256);
+    let head_chunk = p.head_chunk_tokens.map_or(default_chunk, |n| n as usize).min(bounds.tokens);
+    let data_bytes = dataset.map_or(0, |d| d.num_tokens() * 5);
+    let input = PlanInput {
+        models,
+        mesh: mesh(config)?,
+        strategy,
+        placements: Placements {
+            params,
+            grads,
+            optimizer,
+            params_tier: tier(p.offload_param),
+            optimizer_tier: tier(p.offload_optimizer),
+        },
+        order: match p.accumulation_order {
+            config::AccumulationOrder::Local => AccumulationOrder::Local,
+            config::AccumulationOrder::Reduced => AccumulationOrder::Reduced,
+            config::AccumulationOrder::Auto if grads == Placement::Whole => AccumulationOrder::Local,
+            config::AccumulationOrder::Auto => AccumulationOrder::Reduced,
+        },
+        micros: config.batch.gradient_accumulation_steps,
+        prefetch: p.prefetch,
+        bucket: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
+        recompute,
+        storage,
+        bounds,
+        head_chunk,
+        needs: DeviceNeeds {
+            workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
+            foreign: FOREIGN + Bytes(data_bytes),
+        },
+        coefficients_ahead: matches!(p.algorithm, Algorithm::Sft | Algorithm::Clm),
+        clip: config.optim.max_grad_norm.is_some(),
+        rollout,
+    };
+    let plan = build(input);
+    if let Some(gib) = p.memory_budget_gib {
+        plan.check_budget(Bytes((gib * (1u64 << 30) as f64) as u64))?;
+    }
+    Ok(plan)
+}
+
+/// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node
+/// and replicates across nodes.
+fn mesh(config: &RunConfig) -> Result<Mesh, TrainError> {
+    let p = &config.plan;
+    let world = p.world_size();
+    Ok(match p.strategy {
+        StrategyName::Ddp | StrategyName::NoShard | StrategyName::Auto => Mesh { replicate: world, shard: 1 },
+        StrategyName::HybridShard if world == 1 => Mesh::SINGLE,
+        StrategyName::HybridShard if p.nodes < 2 || p.nproc_per_node < 2 => {
+            return Err(PlanError::HybridMesh { nodes: p.nodes, per_node: p.nproc_per_node }.into());
+        }
+        StrategyName::HybridShard => Mesh { replicate: p.nodes, shard: p.nproc_per_node },
+        _ => Mesh { replicate: 1, shard: world },
+    })
+}
