@@ -6,10 +6,13 @@ use lockstep_core::Bytes;
 
 use crate::buffer::{Access, Buffer, BufferId, Tier};
 use crate::order::Order;
-use crate::schedule::{Lane, OpId, Schedule, Wait};
+use crate::schedule::{Lane, OpId, Schedule};
 
 /// Buffers start on huge-page-friendly, cache-line-aligned offsets.
 const ALIGN: u64 = 4096;
+
+/// Placements tried from each starting order.
+const ATTEMPTS: usize = 40;
 
 /// Offsets of a set of buffers in one arena.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +20,8 @@ pub struct MemoryPlan {
     pub offsets: Vec<(BufferId, Bytes)>,
     /// The arena's size.
     pub bytes: Bytes,
-    /// The most bytes found alive at once in some run of the lanes: what no packing could go below.
+    /// Bytes of the heaviest set found of buffers any two of which can be alive together: what no packing
+    /// could go below.
     pub live_peak: Bytes,
 }
 
@@ -64,12 +68,25 @@ pub fn pack(schedule: &Schedule, buffers: &[Buffer], tier: Tier) -> MemoryPlan {
     orders[0].sort_by_key(by_size);
     orders[1].sort_by_key(by_pressure);
     orders[2].sort_by_key(by_birth);
-    let placed = orders.iter().map(|order| place_in_order(order, &items, &together));
-    let (bytes, starts) = placed.min_by_key(|(bytes, _)| *bytes).expect("three orders were tried");
+    let live_peak = Bytes(heaviest_clique(&items, &together));
+    let (mut bytes, mut starts) = (u64::MAX, Vec::new());
+    for mut order in orders {
+        for _ in 0..ATTEMPTS {
+            let (end, attempt) = place_in_order(&order, &items, &together);
+            if end < bytes {
+                (bytes, starts) = (end, attempt.clone());
+            }
+            if bytes <= live_peak.0 {
+                break;
+            }
+            // Whatever ends highest is placed before the others next time.
+            order.sort_by_key(|i| attempt[*i] + items[*i].bytes < end);
+        }
+    }
     MemoryPlan {
         offsets: items.iter().zip(starts).map(|(item, start)| (item.id, Bytes(start))).collect(),
         bytes: Bytes(bytes),
-        live_peak: live_peak(schedule, &items),
+        live_peak,
     }
 }
 
@@ -120,43 +137,18 @@ fn never_together(order: &Order, a: &[Life], b: &[Life]) -> bool {
     })
 }
 
-/// The most bytes alive at once in some run of the lanes. No packing can go below any run, so the largest
-/// of a few is kept: lanes at one pace, and each lane in turn far ahead of or far behind the others.
-fn live_peak(schedule: &Schedule, items: &[Item]) -> Bytes {
-    let extremes = (0..Lane::COUNT).flat_map(|lane| [1, 1_000_000].map(|pace| (lane, pace)));
-    let paces = extremes.map(|(lane, pace)| std::array::from_fn(|l| if l == lane { pace } else { 1000 }));
-    let peak = paces.chain([[1000; Lane::COUNT]]).map(|pace| peak_at(schedule, items, pace)).max();
-    Bytes(peak.unwrap_or(0))
-}
-
-/// The most bytes alive at once if an operation of lane l takes `pace[l]`.
-fn peak_at(schedule: &Schedule, items: &[Item], pace: [u64; Lane::COUNT]) -> u64 {
-    let mut free = [0; Lane::COUNT];
-    let mut times: Vec<(u64, u64)> = Vec::with_capacity(schedule.ops.len());
-    for op in &schedule.ops {
-        let lane = op.lane as usize;
-        let waits = op.waits.iter().filter_map(|w| match w {
-            Wait::This(id) => times.get(id.0 as usize).map(|t| t.1),
-            Wait::Previous(_) => None,
-        });
-        let start = waits.chain([free[lane]]).max().expect("the lane is in the list");
-        free[lane] = start + pace[lane];
-        times.push((start, free[lane]));
-    }
-    // Ends sort before starts at the same time.
-    let mut events: Vec<(u64, i64)> = Vec::new();
-    for item in items {
-        for life in &item.lives {
-            let end = life.last_on_lane.iter().flatten().map(|op| times[op.0 as usize].1).max();
-            events.push((times[life.first.0 as usize].0, item.bytes as i64));
-            events.push((end.expect("a life has a last operation"), -(item.bytes as i64)));
+/// Bytes of the heaviest set found of buffers of which any two can be alive together.
+fn heaviest_clique(items: &[Item], together: &[Vec<bool>]) -> u64 {
+    let mut heaviest_first: Vec<usize> = (0..items.len()).collect();
+    heaviest_first.sort_by_key(|i| Reverse(items[*i].bytes));
+    let around = |seed: usize| {
+        let mut clique = vec![seed];
+        for i in &heaviest_first {
+            if clique.iter().all(|j| i != j && together[*i][*j]) {
+                clique.push(*i);
+            }
         }
-    }
-    events.sort_unstable();
-    let mut alive = 0;
-    let peak = events.into_iter().map(|(_, change)| {
-        alive += change;
-        alive
-    });
-    peak.max().unwrap_or(0) as u64
+        clique.iter().map(|i| items[*i].bytes).sum()
+    };
+    (0..items.len()).map(around).max().unwrap_or(0)
 }

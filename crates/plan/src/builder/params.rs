@@ -49,22 +49,23 @@ impl StepBuilder<'_> {
     }
 
     /// Runs uses in order, gathering up to `prefetch` of them ahead and releasing each when it is done.
-    /// At most `prefetch + 1` uses' parameters are whole at a time.
+    /// At most `prefetch + 1` uses' parameters are whole at a time. The next gather is issued before
+    /// `after_each`, so that it does not queue behind the reduction of the unit just released.
     pub fn run_windowed(&mut self, uses: &[Use], after_each: &mut dyn FnMut(&mut Self, &Use)) {
+        let gathered = |one: &Use| if self.gathers() { one.units.clone() } else { vec![] };
+        let units: Vec<Vec<u32>> = uses.iter().map(gathered).collect();
         let depth = self.input.prefetch as usize;
-        let mut released: Vec<OpId> = Vec::new();
-        let mut next = 0;
+        for unit in units.iter().take(depth + 1).flatten() {
+            self.gather(*unit, None);
+        }
         for (i, one) in uses.iter().enumerate() {
-            while self.gathers() && next < uses.len() && next <= i + depth {
-                let after = next.checked_sub(depth + 1).map(|j| released[j]);
-                uses[next].units.iter().for_each(|unit| self.gather(*unit, after));
-                next += 1;
-            }
             let mut last = self.run(one.work, one.micro);
-            if self.gathers() {
-                one.units.iter().for_each(|unit| last = self.release(*unit, last));
+            for unit in &units[i] {
+                last = self.release(*unit, last);
             }
-            released.push(last);
+            for unit in units.get(i + depth + 1).into_iter().flatten() {
+                self.gather(*unit, Some(last));
+            }
             after_each(self, one);
         }
     }

@@ -1,0 +1,165 @@
+//! The whole model against PyTorch and transformers: log-probabilities of every token, every parameter's
+//! gradient, ten AdamW steps. `goldens/README.md` says how the files were made.
+
+use lockstep_core::DType;
+use lockstep_engine::{Engine, Updates};
+use lockstep_plan::State;
+use lockstep_shape::Recompute;
+use lockstep_testkit::{Golden, Setup, Window, engine};
+
+const CASES: [&str; 4] = ["llama-untied", "llama-tied", "qwen3", "qwen3-tied"];
+const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+const STILL: Updates = Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+
+fn load(engine: &mut Engine, golden: &Golden) {
+    let units = engine.units().to_vec();
+    for (u, unit) in units.iter().enumerate() {
+        for segment in &unit.segments {
+            let mut values = vec![0.0; segment.elems()];
+            golden.folder.read_f32(&segment.name, &segment.shape, 0..segment.elems(), &mut values).unwrap();
+            engine.write(u, segment, State::Working, 0..segment.elems(), &values);
+        }
+    }
+}
+
+fn tensors(engine: &Engine, state: State) -> Vec<(String, Vec<f32>)> {
+    let mut all = Vec::new();
+    for (u, unit) in engine.units().iter().enumerate() {
+        for segment in &unit.segments {
+            let mut values = vec![0.0; segment.elems()];
+            assert!(engine.read(u, segment, state, 0..segment.elems(), &mut values));
+            all.push((segment.name.clone(), values));
+        }
+    }
+    all
+}
+
+fn relative_error(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
+    let difference = norm(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - f64::from(*w)));
+    difference / norm(&mut want.iter().map(|w| f64::from(*w))).max(1e-30)
+}
+
+/// log softmax of the golden logits.
+fn log_softmax(golden: &Golden) -> Vec<f32> {
+    let rows = golden.f32("logits");
+    rows.chunks(golden.shape.vocab)
+        .flat_map(|row| {
+            let largest = row.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
+            let sum: f64 = row.iter().map(|x| f64::from(x - largest).exp()).sum();
+            row.iter().map(move |x| (f64::from(x - largest) - sum.ln()) as f32)
+        })
+        .collect()
+}
+
+/// The head never shows its logits, so every vocabulary entry is made the target once: that gives
+/// log softmax(logits), entry by entry.
+fn all_log_probs(engine: &mut Engine, golden: &Golden) -> Vec<f32> {
+    let batch = golden.batch();
+    let (tokens, vocab) = (batch.tokens.len(), golden.shape.vocab);
+    let mut all = vec![0.0; tokens * vocab];
+    for target in 0..vocab {
+        let mut micro = batch.clone();
+        micro.targets.fill(target as u32);
+        let mut window = Window::new(vec![micro]);
+        engine.train_step(&mut window, &STILL).unwrap();
+        for (t, log_prob) in window.log_probs[0].iter().enumerate() {
+            all[t * vocab + target] = *log_prob;
+        }
+    }
+    all
+}
+
+#[test]
+fn logits_match_to_1e_5() {
+    for case in CASES {
+        let golden = Golden::open(case);
+        let mut engine = engine(&golden.shape, &Setup::default());
+        load(&mut engine, &golden);
+        let error = relative_error(&all_log_probs(&mut engine, &golden), &log_softmax(&golden));
+        assert!(error < 1e-5, "{case}: {error:e}");
+    }
+}
+
+#[test]
+fn half_precision_folders_load() {
+    for case in ["llama-tied-f16", "qwen3-tied-bf16"] {
+        let golden = Golden::open(case);
+        let mut engine = engine(&golden.shape, &Setup::default());
+        load(&mut engine, &golden);
+        let error = relative_error(&all_log_probs(&mut engine, &golden), &log_softmax(&golden));
+        assert!(error < 1e-5, "{case}: {error:e}");
+    }
+}
+
+#[test]
+fn every_gradient_matches_to_1e_4() {
+    for case in CASES {
+        let golden = Golden::open(case);
+        for recompute in RECOMPUTE {
+            let mut engine = engine(&golden.shape, &Setup { recompute, ..Setup::default() });
+            load(&mut engine, &golden);
+            let mut window = Window::new(vec![golden.batch()]);
+            engine.train_step(&mut window, &STILL).unwrap();
+            let loss = f64::from(golden.f32("loss")[0]);
+            assert!((window.loss() - loss).abs() < 1e-5 * loss, "{case}: loss {} not {loss}", window.loss());
+            assert!(relative_error(&window.log_probs[0], &golden.f32("logp")) < 1e-5, "{case}");
+            for (name, grad) in tensors(&engine, State::Grad) {
+                let error = relative_error(&grad, &golden.f32(&format!("grad.{name}")));
+                assert!(error < 1e-4, "{case} {recompute:?} {name}: {error:e}");
+            }
+        }
+    }
+}
+
+/// Warmup, cosine, decay on matrices only, clipping, two micro-batches: losses, norms and weights.
+#[test]
+fn ten_adamw_steps_match() {
+    for case in CASES {
+        let golden = Golden::open(case);
+        let (losses, norms, rates) =
+            (golden.f32("steps.losses"), golden.f32("steps.grad_norms"), golden.f32("steps.lr"));
+        let mut engine = engine(&golden.shape, &Setup { micros: 2, ..Setup::default() });
+        load(&mut engine, &golden);
+        for (s, micros) in golden.step_batches().into_iter().enumerate() {
+            let mut window = Window::new(micros.to_vec());
+            let updates = Updates {
+                t: s as u64 + 1,
+                lr: f64::from(rates[s]),
+                weight_decay: 0.1,
+                max_norm: Some(1.0),
+                ..STILL
+            };
+            let report = engine.train_step(&mut window, &updates).unwrap();
+            let loss = f64::from(losses[s]);
+            assert!((window.loss() - loss).abs() < 1e-4 * loss.abs(), "{case} step {s}: {} not {loss}", window.loss());
+            let norm = f64::from(norms[s]);
+            assert!((report.grad_norm - norm).abs() < 1e-3 * norm, "{case} step {s}: norm {}", report.grad_norm);
+        }
+        for (name, weights) in tensors(&engine, State::Working) {
+            let error = relative_error(&weights, &golden.f32(&format!("steps.final.{name}")));
+            assert!(error < 2e-4, "{case} {name}: {error:e}");
+        }
+    }
+}
+
+/// bf16 storage follows f32 within its rounding.
+#[test]
+fn bf16_losses_stay_near() {
+    for case in CASES {
+        let golden = Golden::open(case);
+        let losses = golden.f32("steps.losses");
+        let mut engine = engine(&golden.shape, &Setup { micros: 2, storage: DType::BF16, ..Setup::default() });
+        load(&mut engine, &golden);
+        let rates = golden.f32("steps.lr");
+        for (s, micros) in golden.step_batches().into_iter().enumerate() {
+            let mut window = Window::new(micros.to_vec());
+            let lr = f64::from(rates[s]);
+            let updates = Updates { t: s as u64 + 1, lr, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
+            engine.train_step(&mut window, &updates).unwrap();
+            let loss = f64::from(losses[s]);
+            assert!((window.loss() - loss).abs() < 3e-2 * loss, "{case} step {s}: {} not {loss}", window.loss());
+        }
+    }
+}

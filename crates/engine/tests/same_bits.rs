@@ -1,0 +1,153 @@
+//! What must not change a bit: recomputation, threads, the head's chunk and form, where a document stands
+//! in a pack; and what may only change rounding: the order of accumulation, the cut into micro-batches.
+
+use lockstep_core::DType;
+use lockstep_engine::{Engine, Updates};
+use lockstep_plan::{AccumulationOrder, State};
+use lockstep_shape::{Architecture, ModelShape, Recompute};
+use lockstep_testkit::{Micro, Setup, Window, engine};
+
+const UPDATES: Updates =
+    Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
+
+fn shapes() -> Vec<ModelShape> {
+    let llama = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).unwrap() };
+    let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, head_dim: 20, ..llama.clone() };
+    vec![llama, qwen]
+}
+
+fn windows(vocab: usize) -> Vec<Vec<Micro>> {
+    (0..3)
+        .map(|s| vec![Micro::random(&[50, 3, 70], vocab, 2 * s), Micro::random(&[1, 65, 64, 20], vocab, 2 * s + 1)])
+        .collect()
+}
+
+/// Three steps: bits of losses, norms and all states.
+fn run(shape: &ModelShape, setup: &Setup) -> Vec<u64> {
+    let mut engine = engine(shape, setup);
+    let mut bits = Vec::new();
+    for (s, micros) in windows(shape.vocab).into_iter().enumerate() {
+        let mut window = Window::new(micros);
+        let report = engine.train_step(&mut window, &Updates { t: s as u64 + 1, ..UPDATES }).unwrap();
+        bits.push(window.loss().to_bits());
+        bits.push(report.grad_norm.to_bits());
+    }
+    bits.extend(state_bits(&engine));
+    bits
+}
+
+fn state_bits(engine: &Engine) -> Vec<u64> {
+    let mut bits = Vec::new();
+    for (u, unit) in engine.units().iter().enumerate() {
+        for segment in &unit.segments {
+            for state in [State::Working, State::ExpAvg, State::ExpAvgSq] {
+                let mut values = vec![0f32; segment.elems()];
+                engine.read(u, segment, state, 0..segment.elems(), &mut values);
+                bits.extend(values.iter().map(|v| u64::from(v.to_bits())));
+            }
+        }
+    }
+    bits
+}
+
+#[test]
+fn recomputation_threads_chunks_and_head_form_change_nothing() {
+    for shape in shapes() {
+        for storage in [DType::F32, DType::BF16] {
+            let base = Setup { micros: 2, storage, ..Setup::default() };
+            let want = run(&shape, &base);
+            let others = [
+                ("selective", Setup { recompute: Recompute::Selective, ..base }),
+                ("full", Setup { recompute: Recompute::Full, ..base }),
+                ("one thread", Setup { threads: 1, ..base }),
+                ("five threads", Setup { threads: 5, ..base }),
+                ("head in two passes", Setup { coefficients_ahead: false, ..base }),
+                ("larger bounds", Setup { tokens: 512, max_doc: 300, ..base }),
+            ];
+            for (name, setup) in others {
+                assert!(run(&shape, &setup) == want, "{name} changed bits in {storage}");
+            }
+        }
+    }
+}
+
+/// A chunk that is a whole number of inner blocks does not even change the head's weight gradient.
+#[test]
+fn head_chunks_of_whole_blocks_change_nothing() {
+    let shape = &shapes()[0];
+    let micro = || Micro::random(&[500, 460], shape.vocab, 3);
+    let at = |head_chunk| {
+        let setup = Setup { tokens: 1024, max_doc: 512, head_chunk, ..Setup::default() };
+        let mut engine = engine(shape, &setup);
+        let mut window = Window::new(vec![micro()]);
+        engine.train_step(&mut window, &UPDATES).unwrap();
+        (window.log_probs, state_bits(&engine))
+    };
+    let (log_probs, states) = at(1024);
+    assert!((log_probs.clone(), states) == at(384));
+    // Any other chunk: the same log-probabilities.
+    assert!(log_probs == at(256).0);
+    assert!(log_probs == at(7).0);
+}
+
+/// The row contract for the whole model: a document's log-probabilities alone, first, last or among
+/// others are the same bits.
+#[test]
+fn a_document_does_not_depend_on_its_pack() {
+    for shape in shapes() {
+        for storage in [DType::F32, DType::BF16] {
+            let pack = Micro::random(&[50, 3, 70, 1, 65], shape.vocab, 9);
+            let mut engine = engine(&shape, &Setup { storage, ..Setup::default() });
+            let still = Updates { lr: 0.0, weight_decay: 0.0, ..UPDATES };
+            let mut of = |docs: &[usize]| {
+                let mut window = Window::new(vec![pack.select(docs)]);
+                engine.train_step(&mut window, &still).unwrap();
+                let (micro, all) = (&window.micros[0], &window.log_probs[0]);
+                let bounds = micro.cu_seqlens.windows(2);
+                bounds.map(|w| all[w[0] as usize..w[1] as usize].to_vec()).collect::<Vec<_>>()
+            };
+            let whole = of(&[0, 1, 2, 3, 4]);
+            for order in [&[4, 2, 0, 1, 3][..], &[2], &[3, 0], &[1, 4]] {
+                for (log_probs, doc) in of(order).into_iter().zip(order) {
+                    assert!(log_probs == whole[*doc], "document {doc} in {order:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The same window cut into one, two or four micro-batches, with ragged documents: the same gradient to
+/// rounding, because the denominator is the window's.
+#[test]
+fn the_cut_into_micro_batches_changes_only_rounding() {
+    for shape in shapes() {
+        let all = Micro::random(&[50, 3, 70, 1, 65, 20, 9, 30], shape.vocab, 5);
+        let grads = |cut: &[&[usize]], order| {
+            let setup = Setup { micros: cut.len() as u32, order, ..Setup::default() };
+            let mut engine = engine(&shape, &setup);
+            let mut window = Window::new(cut.iter().map(|docs| all.select(docs)).collect());
+            let report = engine.train_step(&mut window, &UPDATES).unwrap();
+            let mut values = Vec::new();
+            for (u, unit) in engine.units().iter().enumerate() {
+                for segment in &unit.segments {
+                    let mut grad = vec![0f32; segment.elems()];
+                    engine.read(u, segment, State::Grad, 0..segment.elems(), &mut grad);
+                    values.extend(grad);
+                }
+            }
+            (window.loss(), report.grad_norm, values)
+        };
+        let (loss, norm, whole) = grads(&[&[0, 1, 2, 3, 4, 5, 6, 7]], AccumulationOrder::Local);
+        let cuts: [&[&[usize]]; 3] =
+            [&[&[0, 1, 2, 3], &[4, 5, 6, 7]], &[&[0], &[1, 2], &[3], &[4, 5, 6, 7]], &[&[0, 1, 2, 3, 4, 5, 6, 7], &[]]];
+        for cut in cuts {
+            for order in [AccumulationOrder::Local, AccumulationOrder::Reduced] {
+                let (other_loss, other_norm, other) = grads(cut, order);
+                assert!((loss - other_loss).abs() < 1e-6 * loss, "{cut:?} {order:?}");
+                assert!((norm - other_norm).abs() < 1e-5 * norm, "{cut:?} {order:?}");
+                let difference: f64 = whole.iter().zip(&other).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+                assert!(difference.sqrt() < 1e-5 * norm, "{cut:?} {order:?}: {}", difference.sqrt());
+            }
+        }
+    }
+}
