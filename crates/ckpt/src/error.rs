@@ -204,13 +204,15 @@ impl Fault for CkptError {
             CkptError::NoTensor { similar: Some(similar), .. } => {
                 return Some(format!("there is a tensor `{similar}`."));
             }
-            CkptError::Shape { .. } => "the config does not describe these weights.",
+            CkptError::NoTensor { .. } | CkptError::Shape { .. } => "the config does not describe these weights.",
             CkptError::Safetensors { fault, .. } if matches!(**fault, SafetensorsFault::Truncated { .. }) => {
                 "the download or copy was cut short; fetch the file again."
             }
             CkptError::Safetensors { fault, .. } if matches!(**fault, SafetensorsFault::OtherKind { .. }) => {
                 "fetch the file itself with `git lfs pull`, or convert it with safetensors' converter."
             }
+            CkptError::Safetensors { .. } => "the file is damaged; fetch or write it again.",
+            CkptError::DtypeUnreadable { .. } => "convert the weights to one of these.",
             CkptError::WouldReplace { .. } => {
                 "choose another folder, or remove this one if it is not needed."
             }

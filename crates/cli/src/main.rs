@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod host;
 mod plan;
 mod report;
 mod train;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -14,16 +16,19 @@ use clap::Parser;
 use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Train(run) => train::run(&run),
-        Command::Plan(plan) => plan::run(&plan),
-        Command::Keys => {
-            print!("{}", lockstep_config::reference());
-            Ok(())
-        }
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(fault) => report::failure(&*fault),
+    let command = Cli::parse().command;
+    // The panic itself has been told by then, with its place.
+    match catch_unwind(AssertUnwindSafe(|| run(&command))) {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(fault)) => report::failure(&*fault),
+        Err(_) => report::bug(),
+    }
+}
+
+fn run(command: &Command) -> Result<(), report::Failure> {
+    match command {
+        Command::Train(run) => train::run(run),
+        Command::Plan(plan) => plan::run(plan),
+        Command::Keys => report::print(&lockstep_config::reference()),
     }
 }

@@ -1,7 +1,6 @@
 //! `lockstep plan`
 
 use lockstep_config::RunConfig;
-use lockstep_data::Tokenizer;
 
 use crate::args::Plan;
 use crate::report::{self, Failure};
@@ -13,19 +12,19 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     world.extend(args.nproc_per_node.map(|n| format!("nproc_per_node={n}")));
     let (config, _) = report::load(&args.run.settings, &world)?;
     let plan = plan_of(&config)?;
-    print!("{}", lockstep_plan::memory_table(&plan));
+    let mut text = lockstep_plan::memory_table(&plan);
     if args.schedule {
         for phase in &plan.phases {
-            print!("\n{}", lockstep_plan::schedule_text(&plan, phase));
+            text.push('\n');
+            text.push_str(&lockstep_plan::schedule_text(&plan, phase));
         }
     }
-    Ok(())
+    report::print(&text)
 }
 
 /// A plan needs the model's shape and the tokenizer's size, not the data.
 fn plan_of(config: &RunConfig) -> Result<lockstep_plan::RunPlan, Failure> {
-    let source = lockstep_train::tokenizer_source(config);
-    let tokenizer = Tokenizer::load(&source).map_err(|e| -> Failure { Box::new(e) })?;
+    let tokenizer = lockstep_train::load_tokenizer(config).map_err(boxed)?;
     let shape = lockstep_train::model_shape(config, &tokenizer).map_err(boxed)?;
     let threads = lockstep_train::num_threads(config);
     lockstep_train::plan_for(config, &shape, None, threads).map_err(boxed)

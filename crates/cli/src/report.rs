@@ -1,5 +1,6 @@
-//! Loading configurations, and telling people what went wrong.
+//! Loading configurations, printing, and telling people what went wrong.
 
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -8,20 +9,32 @@ use lockstep_core::{Fault, FaultClass};
 
 pub(crate) type Failure = Box<dyn Fault>;
 
-/// A configuration file that cannot be read.
+/// A configuration file that cannot be read, or output that cannot be written.
 #[derive(Debug)]
 enum FileError {
+    Missing { path: PathBuf },
     Unreadable { path: PathBuf, cause: std::io::Error },
+    NotText { path: PathBuf },
     TwoFiles { first: String, second: String },
+    Stdout { cause: std::io::Error },
 }
 
 impl std::fmt::Display for FileError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            FileError::Unreadable { path, cause } => write!(f, "{}: {cause}", path.display()),
+            FileError::Missing { path } => {
+                write!(f, "configuration file {} does not exist", path.display())
+            }
+            FileError::Unreadable { path, cause } => {
+                write!(f, "cannot read configuration file {}: {cause}", path.display())
+            }
+            FileError::NotText { path } => {
+                write!(f, "configuration file {} is not UTF-8 text", path.display())
+            }
             FileError::TwoFiles { first, second } => {
                 write!(f, "two configuration files were given: {first} and {second}")
             }
+            FileError::Stdout { cause } => write!(f, "cannot write to standard output: {cause}"),
         }
     }
 }
@@ -31,36 +44,34 @@ impl std::error::Error for FileError {}
 impl Fault for FileError {
     fn class(&self) -> FaultClass {
         match self {
-            FileError::Unreadable { .. } => FaultClass::InputMissing,
-            FileError::TwoFiles { .. } => FaultClass::BadConfig,
+            FileError::Missing { .. } | FileError::Unreadable { .. } => FaultClass::InputMissing,
+            FileError::NotText { .. } | FileError::TwoFiles { .. } => FaultClass::BadConfig,
+            FileError::Stdout { .. } => FaultClass::CannotWrite,
         }
     }
 
     fn hint(&self) -> Option<String> {
-        Some(match self {
-            FileError::Unreadable { .. } => {
-                "Give the path of a YAML or JSON file, or settings as key=value.".into()
-            }
+        match self {
+            FileError::Stdout { .. } => None,
             FileError::TwoFiles { .. } => {
-                "Give one file; settings that override it are written key=value.".into()
+                Some("Give one file; settings that override it are written key=value.".into())
             }
-        })
+            _ => Some("Give the path of a YAML or JSON file, or settings as key=value.".into()),
+        }
     }
 }
 
 /// Reads the configuration from what was typed; also returns its text.
 pub(crate) fn load(settings: &[String], extra: &[String]) -> Result<(RunConfig, String), Failure> {
     let (mut overrides, files): (Vec<String>, Vec<String>) =
-        settings.iter().cloned().partition(|s| s.contains('='));
+        settings.iter().cloned().partition(|s| is_setting(s));
     overrides.extend_from_slice(extra);
     if let [first, second, ..] = &files[..] {
         return Err(Box::new(FileError::TwoFiles { first: first.clone(), second: second.clone() }));
     }
     let text = match files.first() {
         None => None,
-        Some(path) => Some(std::fs::read_to_string(path).map_err(|cause| -> Failure {
-            Box::new(FileError::Unreadable { path: Path::new(path).into(), cause })
-        })?),
+        Some(path) => Some(read(Path::new(path)).map_err(|e| -> Failure { Box::new(e) })?),
     };
     let source = files.first().zip(text.as_ref()).map(|(name, text)| Source { name, text });
     let config = lockstep_config::load(source, &overrides).map_err(|e| -> Failure { Box::new(e) })?;
@@ -71,11 +82,60 @@ pub(crate) fn load(settings: &[String], extra: &[String]) -> Result<(RunConfig, 
     Ok((config, whole))
 }
 
+/// A key has no separators, so `runs/lr=1e-4.yaml` is a file.
+fn is_setting(text: &str) -> bool {
+    text.split_once('=').is_some_and(|(key, _)| !key.contains(['/', '\\'])) && !Path::new(text).is_file()
+}
+
+fn read(path: &Path) -> Result<String, FileError> {
+    std::fs::read_to_string(path).map_err(|cause| match cause.kind() {
+        ErrorKind::NotFound => FileError::Missing { path: path.into() },
+        ErrorKind::InvalidData => FileError::NotText { path: path.into() },
+        _ => FileError::Unreadable { path: path.into(), cause },
+    })
+}
+
+/// Prints what was asked for. A reader that has seen enough (`| head`) is no error.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(cause) if cause.kind() != ErrorKind::BrokenPipe => Err(Box::new(FileError::Stdout { cause })),
+        _ => Ok(()),
+    }
+}
+
+/// Prints a line beside the work: where it cannot be shown, the work goes on.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
 /// Prints an error with its remedy and gives its exit code.
 pub(crate) fn failure(fault: &dyn Fault) -> ExitCode {
-    eprintln!("error: {fault}");
+    let mut err = std::io::stderr().lock();
+    let _ = writeln!(err, "error: {fault}");
     if let Some(hint) = fault.hint() {
-        eprintln!("hint: {hint}");
+        let _ = writeln!(err, "hint: {}", uncapitalised(&hint));
     }
     ExitCode::from(fault.class().exit_code())
+}
+
+/// Hints come from many crates; on the screen they look alike.
+fn uncapitalised(text: &str) -> String {
+    let mut chars = text.chars();
+    match (chars.next(), chars.clone().next()) {
+        (Some(first), Some(second)) if second.is_lowercase() => first.to_lowercase().chain(chars).collect(),
+        _ => text.into(),
+    }
+}
+
+/// After a panic, which has printed where it was.
+pub(crate) fn bug() -> ExitCode {
+    let _ = writeln!(
+        std::io::stderr(),
+        "error: this is a bug in lockstep {}\n\
+         hint: please report it with the lines above and the configuration. Checkpoints are intact: a run \
+         can go on with resume_from_checkpoint: true.",
+        env!("CARGO_PKG_VERSION")
+    );
+    ExitCode::from(FaultClass::Internal.exit_code())
 }

@@ -6,11 +6,13 @@ use lockstep_core::Elems;
 use lockstep_observe::{PlainLines, Progress, TerminalBar};
 
 use crate::args::Run;
-use crate::report::{self, Failure};
+use crate::host;
+use crate::report::{self, Failure, say};
 
 pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let (config, text) = report::load(&args.settings, &[])?;
-    let prepared = lockstep_train::prepare(&config).map_err(boxed)?;
+    let mut prepared = lockstep_train::prepare(&config).map_err(boxed)?;
+    prepared.peak_memory = host::peak_memory;
     let mut progress: Box<dyn Progress> = if std::io::stderr().is_terminal() {
         Box::new(TerminalBar::new())
     } else {
@@ -19,7 +21,7 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let stats = prepared.dataset.stats();
     let plan = &prepared.plan;
     let model = &plan.input.models[0];
-    println!(
+    say(&format!(
         "{} {} parameters | {} documents in {} rows, {} tokens | {} {} on {} threads | memory {}",
         Elems(model.params()),
         model.shape.architecture.class_name(),
@@ -27,18 +29,22 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
         stats.rows,
         stats.tokens,
         plan.input.storage,
-        format!("{:?}", config.plan.strategy).to_lowercase(),
+        lockstep_train::strategy_name(config.plan.strategy),
         prepared.num_threads,
         plan.process_bytes(),
-    );
+    ));
     if stats.skipped > 0 {
-        println!("{} bad rows skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset));
+        let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
+        say(&format!("{} {rows} skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset)));
     }
     let outcome = lockstep_train::train(&config, &text, prepared, &mut *progress).map_err(boxed)?;
     drop(progress);
-    println!("model in {}", outcome.model_dir.display());
+    say(&format!("model in {}", outcome.model_dir.display()));
     if let Some(checkpoint) = outcome.checkpoint {
-        println!("checkpoint in {}", checkpoint.display());
+        say(&format!("checkpoint in {}", checkpoint.display()));
+    }
+    if let Some(memory) = outcome.memory {
+        say(&format!("peak memory {} (planned {})", memory.peak, memory.planned()));
     }
     Ok(())
 }

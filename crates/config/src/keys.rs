@@ -80,7 +80,7 @@ keys! {
 
     Batch Exact "per_device_train_batch_size" ["dataloader.batch_size"] = "8", "Rows per rank and micro-batch.";
     Batch Exact "gradient_accumulation_steps" = "1", "Micro-batches per optimizer step.";
-    Batch Exact "max_steps" = "-1", "Optimizer steps; -1 lets `num_train_epochs` decide.";
+    Batch Exact "max_steps" = "-1", "Optimizer steps; 0 only writes the model folder, -1 lets `num_train_epochs` decide.";
     Batch Exact "num_train_epochs" = "3.0", "Passes over the data, if `max_steps` is -1; may be a fraction.";
     Batch Exact "dataloader_drop_last" ["dataloader.drop_last"] = "false", "Drop the last, incomplete batch of an epoch.";
     Batch Exact "seed" = "42", "Seed of everything random.";

@@ -2,14 +2,13 @@
 //!
 //! A scalar keeps its text as written (quotes removed): whether `no` is a word or a boolean, and `1b` a
 //! name or a number, is decided by the key that reads it, not by YAML's guesses. JSON is a subset of
-//! YAML, so the same reader takes both. The tree is built from the event parser that `serde-saphyr`
-//! stands on; going through serde would lose the text of plain scalars and stop at the first repeated
-//! key.
+//! YAML, so the same reader takes both. The tree is built from parser events: going
+//! through serde would lose the text of plain scalars and stop at the first repeated key.
 //!
 //! Left out: several documents in one text, tags, and the merge key `<<`. Each is refused with its
 //! place. Size, depth and the number of nodes are bounded, copies made by aliases included.
 
-use serde_saphyr::granit_parser::{self, Event, Parser, ScalarStyle, Span, StrInput};
+use granit_parser::{self, Event, Parser, ScalarStyle, Span, StrInput};
 
 /// Larger texts are refused before they are parsed.
 pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;

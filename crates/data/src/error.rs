@@ -149,6 +149,12 @@ impl Fault for DataError {
                  save_pretrained: that writes tokenizer.json."
                     .into()
             }
+            DataError::TokenizerMalformed { .. } => {
+                "it must be a tokenizer.json as save_pretrained in transformers writes it.".into()
+            }
+            DataError::Empty { .. } => {
+                "each line is one JSON object with `text`, or with `prompt` and `completion`.".into()
+            }
             DataError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 "the disk is full: free space or choose another output folder.".into()
             }
@@ -161,6 +167,9 @@ impl Fault for DataError {
 impl RowFault {
     fn hint(&self) -> Option<String> {
         match self {
+            RowFault::WrongType { .. } => {
+                Some("write it as a string, or set on_bad_row to skip to leave such rows out.".into())
+            }
             RowFault::Json { .. } | RowFault::NotAnObject { .. } => Some(
                 "each line must be one JSON object; set on_bad_row to skip to leave such rows out.".into(),
             ),

@@ -37,8 +37,8 @@ impl Isa {
         self.0
     }
 
-    /// Runs `kernel` compiled for this set. The closure should only call one `#[inline(always)]`
-    /// function: a body that is not inlined is compiled for the baseline.
+    /// Runs `kernel` compiled for this set. Mark the closure and whatever it calls `#[inline(always)]`:
+    /// a body that is not inlined is compiled for the baseline, where a fused multiply-add is a call.
     #[inline(always)]
     pub fn run<R>(self, kernel: impl FnOnce() -> R) -> R {
         match self.0 {

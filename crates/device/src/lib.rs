@@ -7,12 +7,14 @@
 //!
 //! `unsafe` lives here, in `ops` and in `comm`, and nowhere else.
 
+mod counting;
 mod cpu;
 mod memory;
 mod pool;
 mod queue;
 mod real;
 
+pub use counting::CountingAllocator;
 pub use cpu::{Isa, Set, fma_peak_gflops};
 pub use memory::{Memory, MemoryError, View};
 pub use pool::Pool;

@@ -110,14 +110,12 @@ fn check_gathers(schedule: &Schedule, found: &mut Vec<Violation>) {
         let at = OpId(i as u32);
         match op.kind {
             OpKind::Gather(span) => {
-                if held.insert(span, true) == Some(true) {
-                    found.push(Violation::GatheredTwice { op: at, span });
-                }
+                let twice = held.insert(span, true) == Some(true);
+                found.extend(twice.then_some(Violation::GatheredTwice { op: at, span }));
             }
             OpKind::Release(span) => {
-                if held.insert(span, false) != Some(true) {
-                    found.push(Violation::ReleasedUngathered { op: at, span });
-                }
+                let ungathered = held.insert(span, false) != Some(true);
+                found.extend(ungathered.then_some(Violation::ReleasedUngathered { op: at, span }));
             }
             _ => {}
         }
@@ -154,15 +152,17 @@ fn check_overlap(
             // B's accesses between A's definition and each of A's uses destroy A, unless none fall there.
             // The definition is a use too: nobody else may write while it does.
             let destroys = |own: &[(OpId, Access)], other: &[(OpId, Access)]| {
-                let mut defined = own[0].0;
+                let mut defined = None;
                 own.iter().any(|(use_at, access)| {
-                    if *access == Access::Define {
-                        defined = *use_at;
+                    if *access == Access::Define || defined.is_none() {
+                        defined = Some(*use_at);
                     }
+                    let defined = defined.expect("just set");
                     other.iter().any(|(o, _)| !order.before(*o, defined) && !order.before(*use_at, *o))
                 })
             };
-            let (of_a, of_b) = (&touched[&a.0], &touched[&b.0]);
+            let of = |id: BufferId| touched.get(&id).map_or(&[][..], |list| &list[..]);
+            let (of_a, of_b) = (of(a.0), of(b.0));
             if destroys(of_a, of_b) || destroys(of_b, of_a) {
                 let what = |id: BufferId| buffers[id.0 as usize].what;
                 found.push(Violation::Overlap { a: what(a.0), b: what(b.0) });

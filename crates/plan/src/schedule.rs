@@ -89,9 +89,11 @@ pub enum OpKind {
         micro: u32,
         fresh: bool,
     },
-    /// Sum over the ranks of `axis`, then into the owner's accumulator (`fresh`: overwriting it). On a
-    /// mesh with two axes the first sums in place, in the owner's slice of what backward wrote, and only
-    /// the second reaches the accumulator; which of them an operation is shows in its accesses.
+    /// Sum over the ranks of `axis`, then into the accumulator (`fresh`: overwriting it). Sharded
+    /// gradients reach their owner's slice alone, whole ones every rank. On a mesh with two axes the
+    /// first sums in place, where backward wrote, and only the second reaches the accumulator; which of
+    /// them an operation is shows in its accesses: the first does not touch `State::Grad`, unless that
+    /// is where backward wrote.
     Reduce {
         span: SpanId,
         micro: u32,

@@ -1,3 +1,4 @@
+use std::fmt;
 use std::path::PathBuf;
 
 use lockstep_ckpt::CkptError;
@@ -8,6 +9,8 @@ use lockstep_engine::EngineError;
 use lockstep_observe::ObserveError;
 use lockstep_plan::PlanError;
 use lockstep_shape::ShapeError;
+
+use crate::output_dir::Holder;
 
 /// Why a run could not start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -32,28 +35,51 @@ pub enum TrainError {
         "the tokenizer has {tokenizer} tokens, the model's vocabulary {vocab}: ids from {vocab} on have no embedding"
     )]
     VocabularyTooSmall { tokenizer: usize, vocab: usize },
+    #[error("model folder {} does not exist", path.display())]
+    ModelMissing { path: PathBuf },
     #[error("max_length {max_length} is more than the model's {positions} positions")]
     TooLong { max_length: usize, positions: usize },
-    #[error("{}: these tensors are in the folder, but the model has no place for them: {}", folder.display(), names.join(", "))]
+    #[error("{}: these tensors are in the folder, but the model has no place for them: {}", folder.display(), Names(names))]
     UnusedTensors { folder: PathBuf, names: Vec<String> },
     #[error("algorithm `{name}` is not implemented yet")]
     Algorithm { name: String },
     #[error("adapters are planned but cannot be trained yet")]
     Adapter,
+    #[error("{world} ranks with `strategy: {strategy}` can be planned, but not trained yet")]
+    Ranks { world: u32, strategy: String },
+    #[error("`{key}: {tier}` can be planned, but not trained with yet")]
+    Offload { key: &'static str, tier: String },
     #[error("{}: checkpoints of an earlier run are here (the last is {last})", dir.display())]
     OutputInUse { dir: PathBuf, last: String },
-    #[error("{}: another run holds this output directory", dir.display())]
-    OutputLocked { dir: PathBuf },
-    #[error("{}: {cause}", path.display())]
+    #[error("{}: another run holds this output directory{}", dir.display(), Held(holder))]
+    OutputLocked { dir: PathBuf, holder: Option<Holder> },
+    #[error("cannot write {}: {cause}", path.display())]
     Output { path: PathBuf, cause: std::io::Error },
     #[error("nothing to resume from in {}", dir.display())]
     NothingToResume { dir: PathBuf },
     #[error("no checkpoint in {} can be used; the newest one: {why}", dir.display())]
     AllDamaged { dir: PathBuf, why: String },
-    #[error("{}: the checkpoint was made with {what} {then}, this run has {now}", path.display())]
+    #[error("{}: the checkpoint was made with {what}: {then}, this run has {now}", path.display())]
     ResumeMismatch { path: PathBuf, what: &'static str, then: String, now: String },
-    #[error("step {step}: the loss is {loss} (rows {rows:?} of the data set; gradient norm {grad_norm})")]
-    Diverged { step: u64, loss: f64, grad_norm: f64, rows: Vec<u32> },
+    #[error("step {step}: the loss is {loss}, the gradient norm {grad_norm} (rows {rows:?} of the data set)")]
+    Diverged {
+        step: u64,
+        loss: f64,
+        grad_norm: f64,
+        rows: Vec<u32>,
+        /// The newest checkpoint of this run.
+        checkpoint: Option<PathBuf>,
+    },
+}
+
+impl TrainError {
+    /// Names the checkpoint that a run which diverged has.
+    pub(crate) fn with_checkpoint(mut self, newest: Option<PathBuf>) -> TrainError {
+        if let TrainError::Diverged { checkpoint, .. } = &mut self {
+            *checkpoint = newest;
+        }
+        self
+    }
 }
 
 impl Fault for TrainError {
@@ -71,9 +97,9 @@ impl Fault for TrainError {
                 FaultClass::BadConfig
             }
             UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
-            Algorithm { .. } | Adapter => FaultClass::Unavailable,
+            Algorithm { .. } | Adapter | Ranks { .. } | Offload { .. } => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
-            NothingToResume { .. } => FaultClass::InputMissing,
+            ModelMissing { .. } | NothingToResume { .. } => FaultClass::InputMissing,
             Diverged { .. } => FaultClass::Diverged,
         }
     }
@@ -91,10 +117,19 @@ impl Fault for TrainError {
             VocabularyTooSmall { tokenizer, .. } => {
                 Some(format!("Use the model's own tokenizer, or a model with vocab_size of at least {tokenizer}."))
             }
+            ModelMissing { .. } => Some(
+                "model_name_or_path is a folder on this machine. Nothing is downloaded: fetch the model first, for \
+                 example with `hf download NAME --local-dir FOLDER`."
+                    .into(),
+            ),
             TooLong { positions, .. } => Some(format!("Set max_length to at most {positions}.")),
-            UnusedTensors { .. } => Some("The folder holds another architecture than its config.json says.".into()),
+            UnusedTensors { .. } => Some("The model described is not the one these weights are of.".into()),
             Algorithm { .. } => Some("`lockstep plan` can describe it; `train` runs algorithm: sft.".into()),
             Adapter => Some("`lockstep plan` can describe them; remove `adapter` to train all weights.".into()),
+            Ranks { .. } => Some(
+                "Set nodes: 1 and nproc_per_node: 1 to train on one rank; `lockstep plan` shows this run.".into(),
+            ),
+            Offload { key, .. } => Some(format!("Set {key}: none to train; `lockstep plan` shows this run.")),
             OutputInUse { .. } => Some(
                 "Set resume_from_checkpoint: true to go on with it, overwrite_output_dir: true to delete its \
                  checkpoints, or choose another output_dir."
@@ -103,15 +138,68 @@ impl Fault for TrainError {
             OutputLocked { .. } => Some("Wait for it to end, or choose another output_dir.".into()),
             NothingToResume { .. } => Some("Remove resume_from_checkpoint to start from the beginning.".into()),
             AllDamaged { .. } => Some("Remove the damaged folders, or start over with overwrite_output_dir: true.".into()),
-            ResumeMismatch { .. } => {
-                Some("The run would not be the one that was interrupted. Restore the setting, or start a new run.".into())
+            ResumeMismatch { what, .. } => {
+                let decided_by = match *what {
+                    "rows per step" => "per_device_train_batch_size times gradient_accumulation_steps",
+                    "tokenizer hash" => "the tokenizer's files",
+                    "data_seed" | "shuffle" | "dataloader_drop_last" => what,
+                    _ => "the data files, the tokenizer, max_length and packing",
+                };
+                Some(format!(
+                    "A resumed run must be the one that was interrupted: restore {decided_by}, or start a new run \
+                     in another output_dir."
+                ))
             }
-            Diverged { .. } => Some(
-                "Nothing of this step was applied. Try a lower learning_rate, a longer warmup, or max_grad_norm: 1.0; \
-                 the last checkpoint is intact."
+            Diverged { step: 1, .. } => Some(
+                "Nothing was applied. A first step like this comes from the model: check its weights for NaN \
+                 and infinity."
                     .into(),
             ),
-            Output { .. } => None,
+            Diverged { checkpoint, .. } => {
+                let kept = match checkpoint {
+                    Some(path) => format!(" {} is intact.", path.display()),
+                    None => String::new(),
+                };
+                Some(format!(
+                    "Nothing of this step was applied. Try a lower learning_rate, a longer warmup, or \
+                     max_grad_norm: 1.0.{kept}"
+                ))
+            }
+            Output { cause, .. } => match cause.kind() {
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                    Some("The disk or quota is full: free space, or choose another output_dir.".into())
+                }
+                std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => {
+                    Some("output_dir must be a folder; a file of that name is in the way.".into())
+                }
+                _ => Some("Choose an output_dir that this user may write to.".into()),
+            },
+        }
+    }
+}
+
+/// A few of many names.
+struct Names<'a>(&'a [String]);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 6;
+        let shown = &self.0[..self.0.len().min(SHOWN)];
+        f.write_str(&shown.join(", "))?;
+        match self.0.len() - shown.len() {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+struct Held<'a>(&'a Option<Holder>);
+
+impl fmt::Display for Held<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(holder) => write!(f, " ({})", holder.described()),
+            None => Ok(()),
         }
     }
 }

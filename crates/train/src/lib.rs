@@ -14,7 +14,10 @@ mod setup;
 mod sft;
 
 pub use error::TrainError;
+pub use output_dir::Holder;
 pub use rate::RateSchedule;
-pub use run::{Outcome, train};
-pub use setup::{Prepared, model_shape, num_threads, plan_for, prepare, tokenizer_source};
+pub use run::{MemoryUse, Outcome, train};
+pub use setup::{
+    Prepared, load_tokenizer, model_shape, num_threads, plan_for, prepare, strategy_name,
+};
 pub use sft::Sft;

@@ -5,14 +5,13 @@ use std::time::Instant;
 
 use lockstep_ckpt::DataCursor;
 use lockstep_config::RunConfig;
-use lockstep_core::Step;
+use lockstep_core::{Bytes, Step};
 use lockstep_data::{Batch, Dataset, Order};
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Updates};
 use lockstep_observe::{Progress, RunLog, StepRecord};
 
 use crate::error::TrainError;
-use crate::output_dir::OutputDir;
 use crate::rate::RateSchedule;
 use crate::save::{self, Identity, Position};
 use crate::setup::Prepared;
@@ -25,6 +24,24 @@ pub struct Outcome {
     pub last_loss: Option<f64>,
     pub model_dir: PathBuf,
     pub checkpoint: Option<PathBuf>,
+    /// Where the system can say.
+    pub memory: Option<MemoryUse>,
+}
+
+/// What the plan said of this process's memory, and what the system says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// The most that was resident at any time.
+    pub peak: Bytes,
+    pub arena: Bytes,
+    /// The plan's constant for code, libraries and data.
+    pub foreign: Bytes,
+}
+
+impl MemoryUse {
+    pub fn planned(&self) -> Bytes {
+        self.arena + self.foreign
+    }
 }
 
 /// Trains to the end. `config_text` goes into checkpoints, for people.
@@ -34,27 +51,29 @@ pub fn train(
     prepared: Prepared,
     progress: &mut dyn Progress,
 ) -> Result<Outcome, TrainError> {
-    let Prepared { tokenizer, dataset, shape, folder, plan, num_threads } = prepared;
-    let output = OutputDir::take(&config.output)?;
+    let Prepared { tokenizer, dataset, shape, folder, plan, num_threads, output, checkpoint, .. } = prepared;
     let mut run = Run::new(config, &dataset)?;
     let identity = Identity {
         data: run.cursor(&dataset),
+        switches: [
+            ("shuffle", config.data.shuffle),
+            ("dataloader_drop_last", config.batch.dataloader_drop_last),
+        ],
         config_hash: blake3::hash(config_text.as_bytes()).to_hex().to_string(),
         tokenizer_hash: tokenizer.fingerprint().to_string(),
         run_config: config_text.to_string(),
     };
-    let resume = &config.output.resume_from_checkpoint;
-    let checkpoint = save::find_checkpoint(resume, &output.checkpoints(), &mut |text| progress.note(text))?;
-
     let mut engine = Engine::new(plan, Queue::cpu(num_threads))?;
+    assert_eq!(engine.arena_bytes(), engine.plan().arena, "the engine holds what was planned");
     let mut position = Position { step: 0, updates: 0, tokens_total: 0 };
     match (&checkpoint, &folder) {
         (Some(checkpoint), _) => position = save::load_checkpoint(&mut engine, checkpoint, &identity)?,
-        (None, Some(folder)) => save::load_weights(&mut engine, folder, shape.tied)?,
+        (None, Some(folder)) => save::load_weights(&mut engine, folder)?,
         (None, None) => engine.initialise(config.batch.seed),
     }
+    output.sweep()?;
     let mut log = RunLog::open(output.path(), checkpoint.as_ref().map(|_| position.step))?;
-    for note in &config.notes {
+    for note in &prepared.notes {
         progress.note(note);
         log.event(note)?;
     }
@@ -62,13 +81,29 @@ pub fn train(
         let text = format!("resumed from {} at step {}", checkpoint.path().display(), position.step);
         progress.note(&text);
         log.event(&text)?;
+        if position.step >= run.total_steps {
+            progress.note(&format!("no step is left: the run ends at step {}", run.total_steps));
+        }
     }
 
-    let mut outcome =
-        Outcome { steps: position.step, last_loss: None, model_dir: output.model(), checkpoint: None };
-    progress.start(position.step, run.total_steps);
+    let mut outcome = Outcome {
+        steps: position.step,
+        last_loss: None,
+        model_dir: output.model(),
+        checkpoint: checkpoint.map(|c| c.path().to_path_buf()),
+        memory: None,
+    };
+    progress.start(position.step + 1, run.total_steps);
     while position.step < run.total_steps {
-        let record = run.step(&mut engine, &dataset, &mut position)?;
+        let record = match run.step(&mut engine, &dataset, &mut position) {
+            Ok(record) => record,
+            Err(error) => {
+                let error = error.with_checkpoint(outcome.checkpoint);
+                log.event(&format!("stopped: {error}"))?;
+                log.sync()?;
+                return Err(error);
+            }
+        };
         outcome.steps = position.step;
         outcome.last_loss = Some(record.loss);
         log.step(&record)?;
@@ -87,8 +122,20 @@ pub fn train(
             outcome.checkpoint = Some(path);
         }
     }
-    save::export(&engine, &shape, &tokenizer, &output.model())?;
+    save::export(&engine, &shape, &prepared.folder_texts, &tokenizer, &output.model())?;
     log.event(&format!("model folder {}", output.model().display()))?;
+    if let Some(peak) = (prepared.peak_memory)() {
+        let (arena, foreign) = (engine.arena_bytes(), engine.plan().input.needs.foreign);
+        let used = MemoryUse { peak, arena, foreign };
+        log.event(&format!(
+            "peak memory {} bytes (planned {}: arena {}, foreign {})",
+            peak.0,
+            used.planned().0,
+            arena.0,
+            foreign.0
+        ))?;
+        outcome.memory = Some(used);
+    }
     log.sync()?;
     progress.finish();
     Ok(outcome)
@@ -165,7 +212,8 @@ impl<'a> Run<'a> {
         let loss = objective.loss();
         if !loss.is_finite() || report.skipped {
             let rows = self.rows.iter().copied().take(16).collect();
-            return Err(TrainError::Diverged { step: step + 1, loss, grad_norm: report.grad_norm, rows });
+            let (step, grad_norm) = (step + 1, report.grad_norm);
+            return Err(TrainError::Diverged { step, loss, grad_norm, rows, checkpoint: None });
         }
         *position = Position {
             step: step + 1,

@@ -14,6 +14,7 @@ use lockstep_data::Tokenizer;
 use lockstep_engine::Engine;
 use lockstep_plan::State;
 use lockstep_shape::ModelShape;
+use serde_json::{Map, Value};
 
 use crate::error::TrainError;
 
@@ -32,11 +33,12 @@ pub(crate) struct Position {
     pub(crate) tokens_total: u64,
 }
 
-/// Loads a model folder's weights. Every tensor must be there, and nothing else.
-pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder, tied: bool) -> Result<(), TrainError> {
-    let tensors = all_tensors(engine);
-    let mut names: Vec<&str> = tensors.iter().map(|(_, s)| s.name.as_str()).collect();
-    if tied {
+/// Checks a model folder's weights by their headers: every tensor is there in its shape, and nothing else.
+pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<(), TrainError> {
+    let units = lockstep_shape::units(shape, false, None, false);
+    let segments: Vec<_> = units.iter().flat_map(|unit| &unit.segments).collect();
+    let mut names: Vec<&str> = segments.iter().map(|s| s.name.as_str()).collect();
+    if shape.tied {
         names.push("lm_head.weight");
     }
     let unused: Vec<String> =
@@ -44,8 +46,16 @@ pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder, tied: bool
     if !unused.is_empty() {
         return Err(TrainError::UnusedTensors { folder: folder.path().to_path_buf(), names: unused });
     }
+    for segment in segments {
+        folder.read_f32(&segment.name, &segment.shape, 0..0, &mut [])?;
+    }
+    Ok(())
+}
+
+/// Loads the weights of a folder that was checked.
+pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder) -> Result<(), TrainError> {
     let mut values = vec![0f32; PART];
-    for (unit, segment) in tensors {
+    for (unit, segment) in all_tensors(engine) {
         for part in parts(segment.elems()) {
             let values = &mut values[..part.len()];
             folder.read_f32(&segment.name, &segment.shape, part.clone(), values)?;
@@ -72,10 +82,11 @@ pub(crate) fn save_checkpoint(
         let mut read = reader(engine, prefix, state);
         writer.write_shard(&format!("{prefix}-rank-0.safetensors"), &specs, DType::F32, &mut read)?;
     }
-    let counters = BTreeMap::from([
+    let mut counters = BTreeMap::from([
         ("updates".to_string(), position.updates),
         ("tokens_total".to_string(), position.tokens_total),
     ]);
+    counters.extend(identity.switches.map(|(name, on)| (name.to_string(), on.into())));
     let meta = Meta {
         step: Step(position.step),
         world: 1,
@@ -93,6 +104,8 @@ pub(crate) fn save_checkpoint(
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) data: DataCursor,
+    /// Keys beside the cursor that decide the order of the data.
+    pub(crate) switches: [(&'static str, bool); 2],
     pub(crate) config_hash: String,
     pub(crate) tokenizer_hash: String,
     pub(crate) run_config: String,
@@ -109,6 +122,9 @@ pub(crate) fn find_checkpoint(
         Resume::Latest => root.to_path_buf(),
         Resume::Path(path) if path.file_name().is_some_and(|n| n == "latest") => {
             path.parent().unwrap_or(path).to_path_buf()
+        }
+        Resume::Path(path) if !path.exists() => {
+            return Err(TrainError::NothingToResume { dir: path.clone() });
         }
         Resume::Path(path) => return Ok(Some(Checkpoint::open_verified(path)?)),
     };
@@ -137,24 +153,43 @@ pub(crate) fn load_checkpoint(
         then,
         now,
     };
-    if meta.tokenizer_hash != identity.tokenizer_hash {
-        return Err(differs("the tokenizer", meta.tokenizer_hash.clone(), identity.tokenizer_hash.clone()));
-    }
-    if then.fingerprint != now.fingerprint {
-        return Err(differs("the data set", then.fingerprint.clone(), now.fingerprint.clone()));
-    }
     for (what, then, now) in [
-        ("rows in the data set:", then.num_rows, now.num_rows),
-        ("rows per step:", then.rows_per_step, now.rows_per_step),
-        ("data seed", then.seed, now.seed),
+        ("rows per step", then.rows_per_step, now.rows_per_step),
+        ("rows in the data set", then.num_rows, now.num_rows),
+        ("data_seed", then.seed, now.seed),
     ] {
         if then != now {
             return Err(differs(what, then.to_string(), now.to_string()));
         }
     }
+    for (what, then, now) in [
+        ("tokenizer hash", &meta.tokenizer_hash, &identity.tokenizer_hash),
+        ("data set hash", &then.fingerprint, &now.fingerprint),
+    ] {
+        if then != now {
+            let brief = |hash: &str| hash.chars().take(12).collect();
+            return Err(differs(what, brief(then), brief(now)));
+        }
+    }
+    for (what, now) in identity.switches {
+        let then = checkpoint.counter(what)? != 0;
+        if then != now {
+            return Err(differs(what, then.to_string(), now.to_string()));
+        }
+    }
+    let tensors = all_tensors(engine);
+    let known = |name: &str| {
+        let name = name.split_once('/').map_or(name, |(_, name)| name);
+        engine.find_tensor(name).is_some()
+    };
+    let unused: Vec<String> =
+        checkpoint.tensors().map(|(name, _)| name).filter(|name| !known(name)).map(str::to_string).collect();
+    if !unused.is_empty() {
+        return Err(TrainError::UnusedTensors { folder: checkpoint.path().to_path_buf(), names: unused });
+    }
     let mut values = vec![0f32; PART];
     for (prefix, state) in STATES {
-        for (unit, segment) in all_tensors(engine) {
+        for (unit, segment) in &tensors {
             if state != State::Working && !segment.trainable {
                 continue;
             }
@@ -162,7 +197,7 @@ pub(crate) fn load_checkpoint(
             for part in parts(segment.elems()) {
                 let values = &mut values[..part.len()];
                 checkpoint.read_f32(&name, &segment.shape, part.clone(), values)?;
-                engine.write(unit, &segment, state, part, values);
+                engine.write(*unit, segment, state, part, values);
             }
         }
     }
@@ -173,25 +208,50 @@ pub(crate) fn load_checkpoint(
     })
 }
 
-/// Writes a folder that transformers loads.
+/// Writes a folder that transformers loads. A model that came from a folder keeps that folder's
+/// `config.json` and `generation_config.json`, `folder_texts`: they say more than this program reads.
 pub(crate) fn export(
     engine: &Engine,
     shape: &ModelShape,
+    folder_texts: &[Option<String>; 2],
     tokenizer: &Tokenizer,
     dir: &Path,
 ) -> Result<(), TrainError> {
     let dtype = engine.working_dtype();
     let tensors: Vec<TensorSpec> =
         all_tensors(engine).into_iter().map(|(_, s)| TensorSpec::new(s.name, s.shape)).collect();
+    let generation_config = folder_texts[1].clone().unwrap_or_else(|| shape.generation_config_text());
     let export = Export {
-        config_json: &shape.to_hf_text(dtype),
-        generation_config: &shape.generation_config_text(),
+        config_json: &config_text(shape, folder_texts[0].as_deref(), dtype),
+        generation_config: &generation_config,
         extra_files: tokenizer.files(),
         tensors: &tensors,
         dtype,
         shard_limit: DEFAULT_SHARD_BYTES,
     };
     Ok(export_folder(dir, &export, &mut reader(engine, "", State::Working))?)
+}
+
+/// The folder's `config.json` with what has changed, or one made from the shape.
+fn config_text(shape: &ModelShape, folder: Option<&str>, dtype: DType) -> String {
+    let made = shape.to_hf_text(dtype);
+    let parsed = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
+    let (Some(mut config), Some(made)) = (folder.and_then(parsed), parsed(&made)) else { return made };
+    // No code comes from files, and none goes along.
+    config.remove("auto_map");
+    let dtypes = ["dtype", "torch_dtype"];
+    let has_dtype = dtypes.iter().any(|key| config.contains_key(*key));
+    for (key, value) in made {
+        let changed = match config.get(&key) {
+            Some(_) if dtypes.contains(&key.as_str()) => true,
+            None => dtypes.contains(&key.as_str()) && !has_dtype,
+            Some(old) => old.is_null(),
+        };
+        if changed {
+            config.insert(key, value);
+        }
+    }
+    format!("{:#}\n", Value::Object(config))
 }
 
 fn all_tensors(engine: &Engine) -> Vec<(usize, lockstep_shape::Segment)> {

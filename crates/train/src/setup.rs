@@ -1,6 +1,6 @@
 //! From a configuration to everything a run needs, before its first step.
 
-use lockstep_ckpt::ModelFolder;
+use lockstep_ckpt::{Checkpoint, ModelFolder};
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_data::{DataSpec, Dataset, OnBadRow, Packing, Tokenizer, TokenizerSource};
@@ -11,6 +11,8 @@ use lockstep_plan::{
 use lockstep_shape::{Adapter, ModelShape, Recompute};
 
 use crate::error::TrainError;
+use crate::output_dir::OutputDir;
+use crate::save;
 
 /// Resident bytes of a process before it has a model or data: code, stacks, allocator, tables of the
 /// tokenizer. Measured on Linux x86-64 (`bench/plan-vs-reality`); the stated constant of the plan.
@@ -28,9 +30,19 @@ pub struct Prepared {
     pub folder: Option<ModelFolder>,
     pub plan: RunPlan,
     pub num_threads: usize,
+    /// Asks the system for the most memory this process has held, where it can say.
+    pub peak_memory: fn() -> Option<Bytes>,
+    pub(crate) output: OutputDir,
+    /// What the run goes on from.
+    pub(crate) checkpoint: Option<Checkpoint>,
+    /// What is worth telling before the first step.
+    pub(crate) notes: Vec<String>,
+    /// The texts of `config.json` and `generation_config.json` that the model folder has.
+    pub(crate) folder_texts: [Option<String>; 2],
 }
 
-/// Reads tokenizer, data and model description, and makes the plan.
+/// Takes the output directory, reads tokenizer, model description and data, and makes the plan. What is
+/// quick to check comes first: a data set may take minutes to read.
 pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
     config.check_trainable()?;
     if !matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm) {
@@ -39,12 +51,23 @@ pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
     if config.plan.adapter.is_some() {
         return Err(TrainError::Adapter);
     }
+    check_runnable(config)?;
+    let output = OutputDir::take(&config.output)?;
+    let mut notes = config.notes.clone();
+    let checkpoint = save::find_checkpoint(
+        &config.output.resume_from_checkpoint,
+        &output.checkpoints(),
+        &mut |text| notes.push(text.to_string()),
+    )?;
     let tokenizer = load_tokenizer(config)?;
     let shape = model_shape(config, &tokenizer)?;
     let folder = match (&config.model.source, config.model.init) {
         (ModelSource::Folder(path), config::Init::Pretrained) => Some(ModelFolder::open(path)?),
         _ => None,
     };
+    if let Some(folder) = &folder {
+        save::check_weights(folder, &shape)?;
+    }
     let max_length = config.data.max_length as usize;
     if max_length - 1 > shape.max_positions {
         return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
@@ -52,7 +75,52 @@ pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
     let dataset = lockstep_data::prepare(&data_spec(config)?, &tokenizer)?;
     let num_threads = num_threads(config);
     let plan = plan_for(config, &shape, Some(&dataset), num_threads)?;
-    Ok(Prepared { tokenizer, dataset, shape, folder, plan, num_threads })
+    Ok(Prepared {
+        tokenizer,
+        dataset,
+        shape,
+        folder,
+        plan,
+        num_threads,
+        peak_memory: || None,
+        output,
+        checkpoint,
+        notes,
+        folder_texts: folder_texts(config),
+    })
+}
+
+fn folder_texts(config: &RunConfig) -> [Option<String>; 2] {
+    ["config.json", "generation_config.json"].map(|name| match &config.model.source {
+        ModelSource::Folder(path) => std::fs::read_to_string(path.join(name)).ok(),
+        _ => None,
+    })
+}
+
+/// What can be planned but not run, by the name of the key that asks for it.
+fn check_runnable(config: &RunConfig) -> Result<(), TrainError> {
+    let p = &config.plan;
+    if p.world_size() > 1 {
+        let strategy = strategy_name(p.strategy);
+        return Err(TrainError::Ranks { world: p.world_size(), strategy });
+    }
+    for (key, tier) in [("offload_param", p.offload_param), ("offload_optimizer", p.offload_optimizer)] {
+        if tier != Offload::None {
+            return Err(TrainError::Offload { key, tier: format!("{tier:?}").to_lowercase() });
+        }
+    }
+    Ok(())
+}
+
+/// A strategy as it is written in a configuration.
+pub fn strategy_name(name: StrategyName) -> String {
+    match name {
+        StrategyName::ShardGradOp => "shard_grad_op".into(),
+        StrategyName::FullShard => "full_shard".into(),
+        StrategyName::HybridShard => "hybrid_shard".into(),
+        StrategyName::NoShard => "no_shard".into(),
+        other => format!("{other:?}").to_lowercase(),
+    }
 }
 
 pub fn num_threads(config: &RunConfig) -> usize {
@@ -60,11 +128,18 @@ pub fn num_threads(config: &RunConfig) -> usize {
     config.plan.threads.map_or_else(available, |n| n as usize)
 }
 
-fn load_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
+/// The tokenizer that a configuration names, by itself or through its model folder.
+pub fn load_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
+    if let ModelSource::Folder(path) = &config.model.source
+        && !path.exists()
+    {
+        // Told as what it is, not as the tokenizer that is not in it.
+        return Err(TrainError::ModelMissing { path: path.clone() });
+    }
     Ok(Tokenizer::load(&tokenizer_source(config))?)
 }
 
-pub fn tokenizer_source(config: &RunConfig) -> TokenizerSource {
+fn tokenizer_source(config: &RunConfig) -> TokenizerSource {
     match (&config.data.tokenizer, &config.model.source) {
         (config::Tokenizer::File(path), _) => TokenizerSource::File(path.clone()),
         (config::Tokenizer::Auto, ModelSource::Folder(path)) => TokenizerSource::File(path.clone()),
@@ -136,7 +211,7 @@ pub fn plan_for(
         Offload::Nvme => Tier::Nvme,
     };
     if p.offload_param != Offload::None && params == Placement::Whole {
-        let strategy = format!("{:?}", p.strategy).to_lowercase();
+        let strategy = strategy_name(p.strategy);
         return Err(PlanError::ParamOffload { strategy }.into());
     }
     let adapter =

@@ -8,7 +8,7 @@ pub struct BatchConfig {
     pub per_device_train_batch_size: u32,
     /// Micro-batches per optimizer step.
     pub gradient_accumulation_steps: u32,
-    /// Optimizer steps; `None`: `num_train_epochs` decides.
+    /// Optimizer steps, 0 to write the model as it is; `None`: `num_train_epochs` decides.
     pub max_steps: Option<u64>,
     pub num_train_epochs: f64,
     pub dataloader_drop_last: bool,
@@ -40,9 +40,9 @@ fn read_max_steps(r: &mut Reader<'_>) -> Option<u64> {
     let node = r.node("max_steps")?;
     match node.integer() {
         Some(-1) => None,
-        Some(n) if n >= 1 => u64::try_from(n).ok(),
+        Some(n) if n >= 0 => u64::try_from(n).ok(),
         Some(_) => {
-            r.out_of_range("max_steps", "at least 1, or -1 to let `num_train_epochs` decide", &node);
+            r.out_of_range("max_steps", "at least 0, or -1 to let `num_train_epochs` decide", &node);
             None
         }
         None => {

@@ -194,11 +194,11 @@ fn range_warmup_steps() {
 
 #[test]
 fn range_max_steps() {
-    insta::assert_snapshot!(refused("max_steps: 0\n", &[]), @r#"
-    run.yaml:3:12: `max_steps` must be at least 1, or -1 to let `num_train_epochs` decide, found 0
+    insta::assert_snapshot!(refused("max_steps: -2\n", &[]), @r#"
+    run.yaml:3:12: `max_steps` must be at least 0, or -1 to let `num_train_epochs` decide, found -2
       |
-    3 | max_steps: 0
-      |            ^
+    3 | max_steps: -2
+      |            ^^
     "#);
 }
 

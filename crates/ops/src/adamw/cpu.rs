@@ -19,12 +19,15 @@ pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
                 range.grad.slice(start, part).as_slice::<f32>(),
             )
         };
-        cpu.isa.run(|| update_part(p, m, v, g, range.weight_decay, rates));
+        cpu.isa.run(
+            #[inline(always)]
+            || update_part(p, m, v, g, range.weight_decay, rates),
+        );
         if let Some(working) = range.working {
             with_real!(working.dtype(), R => {
                 // SAFETY: items write disjoint parts of the working copy.
                 let working = unsafe { working.slice(start, part).as_mut::<R>() };
-                cpu.isa.run(|| round(working, p));
+                cpu.isa.run(#[inline(always)] || round(working, p));
             });
         }
     });

@@ -82,7 +82,10 @@ fn one_group<R: Real>(
         let dout_rows = dout.rows::<R>(isa, dout_room);
         for (i, dot) in dots.iter_mut().enumerate().take(len) {
             let (a, b) = (dout.row::<R>(i), out.row::<R>(i));
-            *dot = isa.run(|| dot_rows(a, b));
+            *dot = isa.run(
+                #[inline(always)]
+                || dot_rows(a, b),
+            );
         }
         dq[..len * width].fill(0.0);
 
@@ -118,7 +121,10 @@ fn one_group<R: Real>(
                 }
                 let block = Block { first_q, first_k, rows, scale };
                 let lse_of = |i: usize| lse[(first_q + i) * num_q + head];
-                isa.run(|| probabilities_and_gradient(p, ds, &block, lse_of, dots));
+                isa.run(
+                    #[inline(always)]
+                    || probabilities_and_gradient(p, ds, &block, lse_of, dots),
+                );
                 // SAFETY: as above; the three sums overlap no operand.
                 unsafe {
                     let by_key = |x: &[f32]| Operand { ptr: x.as_ptr(), row: 1, col: BLOCK_K };
@@ -183,10 +189,13 @@ fn store<R: Real>(isa: Isa, to: &Head, from: &[f32], width: usize) {
         // SAFETY: one item alone writes these heads of this document.
         let to = unsafe { to.row_mut::<R>(i) };
         let from = &from[i * width..][..width];
-        isa.run(|| {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = R::from_f32(*from);
-            }
-        });
+        isa.run(
+            #[inline(always)]
+            || {
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to = R::from_f32(*from);
+                }
+            },
+        );
     }
 }

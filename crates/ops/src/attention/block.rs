@@ -76,7 +76,10 @@ impl<'m> Head<'m> {
             return Operand { ptr: self.mat.view.as_ptr(), row: self.mat.stride, col: 1 };
         }
         let (rows, cols) = (self.mat.rows, self.mat.cols);
-        isa.run(|| matmul::pack::widen_rows(self.source::<R>(), self.mat.stride, rows, cols, room));
+        isa.run(
+            #[inline(always)]
+            || matmul::pack::widen_rows(self.source::<R>(), self.mat.stride, rows, cols, room),
+        );
         Operand { ptr: room.as_ptr(), row: cols, col: 1 }
     }
 
@@ -86,7 +89,10 @@ impl<'m> Head<'m> {
         for (p, panel) in panels.chunks_mut(width * NR).take(self.len().div_ceil(NR)).enumerate() {
             let cols = (self.len() - p * NR).min(NR);
             let source = &self.source::<R>()[p * NR * self.mat.stride..];
-            isa.run(|| matmul::pack::transposed(source, self.mat.stride, width, cols, panel));
+            isa.run(
+                #[inline(always)]
+                || matmul::pack::transposed(source, self.mat.stride, width, cols, panel),
+            );
         }
     }
 
@@ -97,7 +103,10 @@ impl<'m> Head<'m> {
         for (p, panel) in panels.chunks_mut(rows_padded * NR).take(width.div_ceil(NR)).enumerate() {
             let cols = (width - p * NR).min(NR);
             let source = &self.source::<R>()[p * NR..];
-            isa.run(|| matmul::pack::natural(source, self.mat.stride, self.len(), cols, panel));
+            isa.run(
+                #[inline(always)]
+                || matmul::pack::natural(source, self.mat.stride, self.len(), cols, panel),
+            );
         }
     }
 

@@ -70,7 +70,10 @@ fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: u
                     false,
                 );
             }
-            isa.run(|| softmax_block(scores, sums, width, &mut state[..rows], first_q, first_k, scale));
+            isa.run(
+                #[inline(always)]
+                || softmax_block(scores, sums, width, &mut state[..rows], first_q, first_k, scale),
+            );
             // SAFETY: as above.
             unsafe {
                 let probabilities = Operand { ptr: scores.as_ptr(), row: BLOCK_K, col: 1 };

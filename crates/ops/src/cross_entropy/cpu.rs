@@ -18,11 +18,19 @@ pub(super) fn run(cpu: &CpuQueue, logp: View, logits: Mat, targets: View, coeffi
                 )
             };
             match coefficients {
-                None => *out = cpu.isa.run(|| log_prob(row_logits, target)),
+                None => {
+                    *out = cpu.isa.run(
+                        #[inline(always)]
+                        || log_prob(row_logits, target),
+                    )
+                }
                 Some(c) => {
                     // SAFETY: coefficients are only read.
                     let c = unsafe { c.as_slice::<f32>()[row] };
-                    *out = cpu.isa.run(|| gradient(row_logits, target, c));
+                    *out = cpu.isa.run(
+                        #[inline(always)]
+                        || gradient(row_logits, target, c),
+                    );
                 }
             }
         }

@@ -17,7 +17,7 @@ pub(super) fn forward(cpu: &CpuQueue, x: Mat, table: Mat, tokens: View) {
             };
             for (row, token) in out.chunks_mut(x.stride).zip(&tokens[first..]) {
                 let from = &table_rows[*token as usize * table.stride..][..table.cols];
-                cpu.isa.run(|| copy_row(&mut row[..table.cols], from));
+                cpu.isa.run(#[inline(always)] || copy_row(&mut row[..table.cols], from));
             }
         });
     }));
@@ -42,7 +42,7 @@ pub(super) fn backward(cpu: &CpuQueue, dtable: Mat, dx: Mat, tokens: View) {
                 // SAFETY: items write disjoint columns of dtable.
                 let to = unsafe { dtable.view.slice(*token as usize * dtable.stride + first, cols).as_mut::<f32>() };
                 let from = &dx_rows[t * dx.stride + first..][..cols];
-                cpu.isa.run(|| add_row(to, from));
+                cpu.isa.run(#[inline(always)] || add_row(to, from));
             }
         });
     });

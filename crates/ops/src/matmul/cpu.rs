@@ -136,13 +136,13 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
                 // SAFETY: B is an input of this call; nobody writes it meanwhile.
                 let source = unsafe { mat.view.as_slice::<R>() };
                 let source = &source[row * mat.stride + column..];
-                cpu.isa.run(|| pack::natural(source, mat.stride, block, width, out))
+                cpu.isa.run(#[inline(always)] || pack::natural(source, mat.stride, block, width, out))
             }),
             B::Transposed(mat) => with_real!(mat.view.dtype(), R => {
                 // SAFETY: as above.
                 let source = unsafe { mat.view.as_slice::<R>() };
                 let source = &source[column * mat.stride + row..];
-                cpu.isa.run(|| pack::transposed(source, mat.stride, block, width, out))
+                cpu.isa.run(#[inline(always)] || pack::transposed(source, mat.stride, block, width, out))
             }),
         }
     });
@@ -197,14 +197,14 @@ fn ready_a(cpu: &CpuQueue, a: A, block: &RowBlock, k: usize, depth: usize) -> Re
             // SAFETY: A is an input of this call; nobody writes it meanwhile.
             let source = unsafe { mat.view.as_slice::<R>() };
             let source = &source[block.first_row * mat.stride + k..];
-            cpu.isa.run(|| pack::widen_rows(source, mat.stride, block.rows, depth, scratch));
+            cpu.isa.run(#[inline(always)] || pack::widen_rows(source, mat.stride, block.rows, depth, scratch));
             ReadyA { base: scratch.as_ptr(), tile_step: MR * depth, row: depth, col: 1 }
         }),
         A::Columns(mat) => with_real!(mat.view.dtype(), R => {
             // SAFETY: as above.
             let source = unsafe { mat.view.as_slice::<R>() };
             let source = &source[k * mat.stride + block.first_row..];
-            cpu.isa.run(|| pack::a_columns(source, mat.stride, depth, block.rows, scratch));
+            cpu.isa.run(#[inline(always)] || pack::a_columns(source, mat.stride, depth, block.rows, scratch));
             ReadyA { base: scratch.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
         }),
     }
@@ -306,7 +306,10 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
                     let at = (block.first_row + i) * mat.stride + column;
                     // SAFETY: see above.
                     let source = unsafe { mat.view.slice(at, cols).as_slice::<R>() };
-                    cpu.isa.run(|| pack::widen_rows(source, cols, 1, cols, row));
+                    cpu.isa.run(
+                        #[inline(always)]
+                        || pack::widen_rows(source, cols, 1, cols, row),
+                    );
                 }
             }
         }
@@ -321,7 +324,10 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
             let at = (block.first_row + i) * c.stride + column;
             // SAFETY: see above.
             let out = unsafe { c.view.slice(at, cols).as_mut::<R>() };
-            cpu.isa.run(|| narrow(row, out));
+            cpu.isa.run(
+                #[inline(always)]
+                || narrow(row, out),
+            );
         }
     }
 }

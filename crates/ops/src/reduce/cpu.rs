@@ -14,7 +14,10 @@ pub(super) fn square_leaves(cpu: &CpuQueue, leaves: View, x: View) {
                 x.slice(start, len).as_slice::<f32>(),
             )
         };
-        cpu.isa.run(|| leaves_of(leaves, x));
+        cpu.isa.run(
+            #[inline(always)]
+            || leaves_of(leaves, x),
+        );
     });
 }
 
@@ -39,7 +42,10 @@ pub(super) fn add(cpu: &CpuQueue, sum: View, x: View) {
         // SAFETY: items write disjoint parts of the sum; x is only read and lies apart.
         let (sum, x) =
             unsafe { (sum.slice(start, len).as_mut::<f32>(), x.slice(start, len).as_slice::<f32>()) };
-        cpu.isa.run(|| add_part(sum, x));
+        cpu.isa.run(
+            #[inline(always)]
+            || add_part(sum, x),
+        );
     });
 }
 

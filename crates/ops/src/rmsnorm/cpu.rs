@@ -23,7 +23,7 @@ pub(super) fn forward(cpu: &CpuQueue, y: Mat, rstd: View, x: Mat, w: View, eps: 
                     rstd.slice(first * groups, rows * groups).as_mut::<f32>(),
                 )
             };
-            cpu.isa.run(|| forward_rows(y_rows, y.stride, x_rows, x.stride, w, rstd, groups, eps));
+            cpu.isa.run(#[inline(always)] || forward_rows(y_rows, y.stride, x_rows, x.stride, w, rstd, groups, eps));
         });
     }));
 }
@@ -79,12 +79,15 @@ pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
                     groups,
                 }
             };
-            if add { cpu.isa.run(|| backward_rows::<R, W, true>(call)) } else { cpu.isa.run(|| backward_rows::<R, W, false>(call)) }
+            if add { cpu.isa.run(#[inline(always)] || backward_rows::<R, W, true>(call)) } else { cpu.isa.run(#[inline(always)] || backward_rows::<R, W, false>(call)) }
         });
     }));
     // SAFETY: dw and scratch are this call's own; the parallel part is over.
     let (dw, parts) = unsafe { (dw.as_mut::<f32>(), scratch.first(blocks * dim).as_slice::<f32>()) };
-    cpu.isa.run(|| add_parts(dw, parts));
+    cpu.isa.run(
+        #[inline(always)]
+        || add_parts(dw, parts),
+    );
 }
 
 struct Rows<'a, R, W> {

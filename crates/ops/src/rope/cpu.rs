@@ -20,7 +20,7 @@ pub(super) fn apply(cpu: &CpuQueue, x: Mat, positions: View, table: Table, turn:
                     table.sin.as_slice::<f32>(),
                 )
             };
-            cpu.isa.run(|| {
+            cpu.isa.run(#[inline(always)] || {
                 for (row, position) in data.chunks_mut(x.stride).zip(positions) {
                     let at = *position as usize * half;
                     turn_heads(&mut row[..x.cols], &cos[at..at + half], &sin[at..at + half], turn);

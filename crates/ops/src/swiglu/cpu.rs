@@ -15,7 +15,7 @@ pub(super) fn forward(cpu: &CpuQueue, y: View, g: View, u: View) {
                 u.slice(start, len).as_slice::<R>(),
             )
         };
-        cpu.isa.run(|| forward_part(y, g, u));
+        cpu.isa.run(#[inline(always)] || forward_part(y, g, u));
     }));
 }
 
@@ -29,7 +29,7 @@ pub(super) fn backward_in_place(cpu: &CpuQueue, g: View, u: View, dy: View) {
                 dy.slice(start, len).as_slice::<R>(),
             )
         };
-        cpu.isa.run(|| backward_part(g, u, dy));
+        cpu.isa.run(#[inline(always)] || backward_part(g, u, dy));
     }));
 }
 

@@ -22,12 +22,9 @@ impl StepBuilder<'_> {
         if across && self.input.placements.params_tier != Tier::Device {
             let elems = self.input.resident(self.model, unit, State::Working).1;
             let staging = self.param_staging(elems);
-            self.emit(
-                OpKind::Fetch(span),
-                Lane::Copy,
-                vec![(home, Access::Read), (staging, Access::Define)],
-                &after,
-            );
+            // Needs only its staging: it may run ahead of the release that the gather waits for.
+            let accesses = vec![(home, Access::Read), (staging, Access::Define)];
+            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
             from = staging;
         }
         let accesses = vec![(from, Access::Read), (self.whole(unit), Access::Define)];
@@ -60,12 +57,14 @@ impl StepBuilder<'_> {
         }
         for (i, one) in uses.iter().enumerate() {
             let mut last = self.run(one.work, one.micro);
+            let next = units.get(i + depth + 1).map_or(&[][..], |next| &next[..]);
+            // A unit that comes into the window as it would leave it stays: no gather is emitted.
+            let (stay, come): (Vec<u32>, Vec<u32>) = next.iter().partition(|u| self.held.contains_key(u));
+            stay.into_iter().for_each(|unit| self.gather(unit, None));
             for unit in &units[i] {
                 last = self.release(*unit, last);
             }
-            for unit in units.get(i + depth + 1).into_iter().flatten() {
-                self.gather(*unit, Some(last));
-            }
+            come.into_iter().for_each(|unit| self.gather(unit, Some(last)));
             after_each(self, one);
         }
     }

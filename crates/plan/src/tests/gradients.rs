@@ -61,7 +61,7 @@ impl Gradients {
     }
 
     fn blocks(part: &SpanPart) -> std::ops::Range<usize> {
-        assert!(part.start % ALIGN_ELEMS == 0 && part.end % ALIGN_ELEMS == 0);
+        assert!([part.start, part.end].iter().all(|at| at.is_multiple_of(ALIGN_ELEMS)));
         part.start / ALIGN_ELEMS..part.end / ALIGN_ELEMS
     }
 

@@ -1,6 +1,7 @@
 //! Properties of plans, without a device: schedules are run by a simulator of lanes that takes nothing
 //! from the builder but the list of operations and the offsets.
 
+mod broken;
 mod gradients;
 mod lanes;
 mod overlap;
@@ -11,7 +12,7 @@ mod snapshots;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh};
-use lockstep_shape::{Adapter, Architecture, ModelShape, Recompute};
+use lockstep_shape::{Adapter, ModelShape, Recompute};
 
 use crate::{
     AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Phase, Placement, Placements, PlanInput, Role,

@@ -1,1 +1,211 @@
+//! What each strategy promises about memory.
 
+use lockstep_config::StrategyName;
+use lockstep_core::{Axis, DType};
+use lockstep_shape::Recompute;
+
+use crate::{OpKind, Phase, Role, RunPlan, State, Tier, What, build};
+
+use super::{Setup, lanes, resident_bytes, train_phase};
+
+const OPTIMIZER: [State; 3] = [State::Master, State::ExpAvg, State::ExpAvgSq];
+
+/// Equal up to the blocks of 256 elements that shards are rounded to, one per unit and state.
+fn assert_about(found: u64, expected: u64, plan: &RunPlan) {
+    let rounding = plan.input.models[0].units.len() as u64 * 3 * 1024;
+    assert!(found >= expected && found <= expected + rounding, "{found} is not about {expected}");
+}
+
+fn device(plan: &RunPlan, states: &[State]) -> u64 {
+    resident_bytes(plan, Tier::Device, states)
+}
+
+fn of_15m(strategy: StrategyName, replicate: u32, shard: u32) -> Setup {
+    Setup::new("15m", strategy, replicate, shard).with(|s| s.storage = DType::BF16)
+}
+
+/// Bytes of the buffers of one kind, largest first.
+fn sizes(plan: &RunPlan, wanted: impl Fn(&What) -> bool) -> Vec<u64> {
+    let mut all: Vec<u64> = plan.buffers.iter().filter(|b| wanted(&b.what)).map(|b| b.bytes().0).collect();
+    all.sort_unstable_by(|a, b| b.cmp(a));
+    all
+}
+
+#[test]
+fn zero3_holds_a_quarter_of_everything_on_four_ranks() {
+    let one = of_15m(StrategyName::Zero3, 1, 1).plan();
+    let four = of_15m(StrategyName::Zero3, 1, 4).plan();
+    for state in [State::Working, State::Grad, State::Master, State::ExpAvg, State::ExpAvgSq] {
+        assert_about(device(&four, &[state]), device(&one, &[state]) / 4, &four);
+    }
+}
+
+/// Besides what one rank needs: the window of gathered units, two whole gradients and the staging of one.
+#[test]
+fn zero3_adds_a_window_of_gathered_units_and_two_gradients() {
+    for (tied, prefetch, micros) in [(false, 0, 1), (false, 1, 2), (false, 3, 1), (true, 1, 2)] {
+        let setup = |shard| {
+            of_15m(StrategyName::Zero3, 1, shard).with(|s| {
+                s.prefetch = prefetch;
+                s.micros = micros;
+                s.shape.tied = tied;
+                // One rank adds gradients where they lie, so that only activations are compared.
+                s.order = (shard == 1).then_some(crate::AccumulationOrder::Local);
+            })
+        };
+        let (one, four) = (setup(1).plan(), setup(4).plan());
+        let wholes = sizes(&four, |w| matches!(w, What::Whole { .. }));
+        let grads = sizes(&four, |w| matches!(w, What::GradWhole { .. }));
+        let staging: u64 = sizes(&four, |w| matches!(w, What::Staging)).iter().sum();
+        // A tied table is gathered with the head, and its gradient waits for the embedding's backward.
+        let extra = usize::from(tied);
+        let window: u64 = wholes.iter().take(prefetch as usize + 1 + extra).sum();
+        let whole_grads: u64 = grads.iter().take(2 + extra).sum();
+        let bound = train_phase(&one).memory.bytes.0 + window + whole_grads + staging + (64 << 10);
+        let bytes = train_phase(&four).memory.bytes.0;
+        assert!(bytes <= bound, "tied {tied}, prefetch {prefetch}: {bytes} over {bound}");
+        for seed in 0..10 {
+            let most = most_gathered(&four, train_phase(&four), seed);
+            assert!(most <= prefetch as usize + 1 + extra, "{most} units whole, prefetch {prefetch}");
+        }
+    }
+}
+
+/// The most units whole at once in a run, from the start of a gather to its release.
+fn most_gathered(plan: &RunPlan, phase: &Phase, seed: u64) -> usize {
+    let times = lanes::random_times(&phase.schedule, seed);
+    assert!(plan.input.mesh.shard > 1);
+    let mut events: Vec<(u64, i64)> = Vec::new();
+    for (op, (start, end)) in phase.schedule.ops.iter().zip(&times) {
+        match op.kind {
+            OpKind::Gather(_) => events.push((*start, 1)),
+            OpKind::Release(_) => events.push((*end, -1)),
+            _ => {}
+        }
+    }
+    events.sort_unstable();
+    let mut whole = 0;
+    let counts = events.into_iter().map(|(_, change)| {
+        whole += change;
+        whole
+    });
+    counts.max().unwrap() as usize
+}
+
+#[test]
+fn zero1_holds_a_quarter_of_the_optimizer() {
+    let ddp = of_15m(StrategyName::Ddp, 1, 4).plan();
+    let zero1 = of_15m(StrategyName::Zero1, 1, 4).plan();
+    let zero2 = of_15m(StrategyName::Zero2, 1, 4).plan();
+    assert_about(device(&zero1, &OPTIMIZER), device(&ddp, &OPTIMIZER) / 4, &ddp);
+    for state in [State::Working, State::Grad] {
+        assert_eq!(device(&zero1, &[state]), device(&ddp, &[state]));
+    }
+    assert_about(device(&zero2, &[State::Grad]), device(&ddp, &[State::Grad]) / 4, &ddp);
+    assert_eq!(device(&zero2, &[State::Working]), device(&ddp, &[State::Working]));
+}
+
+#[test]
+fn hybrid_shards_inside_a_node_and_replicates_across() {
+    let zero3 = of_15m(StrategyName::Zero3, 1, 4).plan();
+    let hybrid = of_15m(StrategyName::HybridShard, 2, 4).plan();
+    assert_eq!(hybrid.resident_bytes, zero3.resident_bytes);
+    let count = |plan: &RunPlan, wanted: Axis| {
+        let ops = &train_phase(plan).schedule.ops;
+        ops.iter().filter(|op| matches!(op.kind, OpKind::Reduce { axis, .. } if axis == wanted)).count()
+    };
+    let units = hybrid.input.models[0].units.len();
+    assert_eq!((count(&hybrid, Axis::Shard), count(&hybrid, Axis::Replicate)), (units, units));
+    assert_eq!((count(&zero3, Axis::Shard), count(&zero3, Axis::Replicate)), (units, 0));
+}
+
+#[test]
+fn offload_moves_the_optimizer_to_its_tier() {
+    let on_device = of_15m(StrategyName::Zero2, 1, 2).plan();
+    let moved = device(&on_device, &OPTIMIZER);
+    for tier in [Tier::Host, Tier::Nvme] {
+        let plan = of_15m(StrategyName::Zero2, 1, 2).with(|s| s.optimizer_tier = tier).plan();
+        assert_eq!((device(&plan, &OPTIMIZER), resident_bytes(&plan, tier, &OPTIMIZER)), (0, moved));
+        assert!(plan.arena.0 + moved <= on_device.arena.0, "the device holds less by what was moved");
+        let column = if tier == Tier::Host { plan.host_bytes } else { plan.nvme_bytes };
+        assert!(column.0 >= moved);
+    }
+    // Away from f32 parameters the host needs a copy to update.
+    let f32 = of_15m(StrategyName::Ddp, 1, 1).with(|s| {
+        s.storage = DType::F32;
+        s.optimizer_tier = Tier::Host;
+    });
+    let plan = f32.plan();
+    let master = resident_bytes(&plan, Tier::Host, &[State::Master]);
+    assert_eq!(master, device(&plan, &[State::Working]));
+    let beside = f32.with(|s| s.optimizer_tier = Tier::Device).plan();
+    assert_eq!(resident_bytes(&beside, Tier::Device, &[State::Master]), 0);
+}
+
+#[test]
+fn offload_moves_parameters_to_the_host() {
+    let plan = of_15m(StrategyName::Zero3, 1, 4).with(|s| s.params_tier = Tier::Host).plan();
+    assert_eq!(device(&plan, &[State::Working]), 0);
+    assert!(resident_bytes(&plan, Tier::Host, &[State::Working]) > 0);
+}
+
+#[test]
+fn frozen_segments_have_no_gradients_or_moments() {
+    let plan = of_15m(StrategyName::Zero3, 1, 1).with(|s| s.adapter = true).plan();
+    let trained: usize = plan.input.models[0].units.iter().map(|u| u.trainable_elems).sum();
+    let all: usize = plan.input.models[0].units.iter().map(|u| u.elems).sum();
+    assert!(trained * 20 < all);
+    assert_eq!(device(&plan, &[State::Working]), 2 * all as u64);
+    for state in [State::Grad, State::Master, State::ExpAvg, State::ExpAvgSq] {
+        assert_eq!(device(&plan, &[state]), 4 * trained as u64);
+    }
+    // Nothing below the first adapter is trained, so backward stops there.
+    let backs_embed = |op: &crate::Op| matches!(op.kind, OpKind::Backward { unit: 0, .. });
+    assert!(!train_phase(&plan).schedule.ops.iter().any(backs_embed));
+
+    let plan = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.ppo = true).plan();
+    for buffer in &plan.buffers {
+        if let What::State { model, state, .. } = buffer.what {
+            assert!(plan.input.models[model.0 as usize].trainable() || state == State::Working);
+        }
+    }
+    let trained: Vec<u8> =
+        plan.phases.iter().filter(|p| p.name.starts_with("train")).map(|p| p.model.0).collect();
+    assert_eq!(trained, [0, 1]);
+}
+
+/// A reference model judges preference pairs without any rollout.
+#[test]
+fn a_frozen_model_has_a_score_phase() {
+    let mut input = of_15m(StrategyName::Zero3, 1, 2).with(|s| s.ppo = true).input();
+    input.models.retain(|m| matches!(m.role, Role::Policy | Role::Reference));
+    input.rollout = None;
+    let names: Vec<String> = build(input).phases.into_iter().map(|p| p.name).collect();
+    assert_eq!(names, ["score reference", "train policy"]);
+}
+
+#[test]
+fn recomputation_keeps_less() {
+    let of = |recompute| {
+        let plan = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.recompute = recompute).plan();
+        let kept: u64 = sizes(&plan, |w| matches!(w, What::Saved { .. })).iter().sum();
+        (kept, train_phase(&plan).memory.bytes.0)
+    };
+    let [full, selective, none] = [Recompute::Full, Recompute::Selective, Recompute::None].map(of);
+    assert!(full.0 < selective.0 && selective.0 < none.0, "{full:?} {selective:?} {none:?}");
+    assert!(full.1 < selective.1 && selective.1 < none.1, "{full:?} {selective:?} {none:?}");
+}
+
+/// Accumulating over ranks first needs no whole gradient beyond those in flight; locally first needs all.
+#[test]
+fn the_plan_shows_the_cost_of_the_accumulation_order() {
+    let of = |order| {
+        let setup = of_15m(StrategyName::Zero3, 1, 4).with(|s| {
+            s.micros = 4;
+            s.order = Some(order);
+        });
+        train_phase(&setup.plan()).memory.bytes.0
+    };
+    let (local, reduced) = (of(crate::AccumulationOrder::Local), of(crate::AccumulationOrder::Reduced));
+    assert!(local > reduced, "{local} {reduced}");
+}

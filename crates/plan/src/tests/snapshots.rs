@@ -1,1 +1,71 @@
+//! What people read: tables and schedules of small plans, kept as text.
 
+use lockstep_config::StrategyName;
+use lockstep_core::DType;
+
+use crate::{Tier, memory_table, schedule_text};
+
+use super::Setup;
+
+/// The table, then every phase's schedule.
+fn assert_reads(name: &str, setup: &Setup) {
+    let plan = setup.plan();
+    let mut text = memory_table(&plan);
+    for phase in &plan.phases {
+        text.push('\n');
+        text.push_str(&schedule_text(&plan, phase));
+    }
+    insta::with_settings!({ snapshot_path => "../snapshots", prepend_module_to_snapshot => false, omit_expression => true }, {
+        insta::assert_snapshot!(name, text);
+    });
+}
+
+#[test]
+fn zero3_on_eight_ranks() {
+    assert_reads("zero3_on_eight_ranks", &Setup::new("tiny", StrategyName::Zero3, 1, 8));
+}
+
+#[test]
+fn zero3_on_two_nodes_of_four() {
+    let setup = Setup::new("tiny", StrategyName::Zero3, 2, 4).with(|s| s.micros = 2);
+    assert_reads("zero3_on_two_nodes_of_four", &setup);
+}
+
+#[test]
+fn ddp_with_buckets() {
+    let setup = Setup::new("tiny", StrategyName::Ddp, 1, 2).with(|s| s.bucket = 256 << 10);
+    assert_reads("ddp_with_buckets", &setup);
+}
+
+#[test]
+fn hybrid_shard() {
+    let setup = Setup::new("tiny", StrategyName::HybridShard, 2, 2).with(|s| s.storage = DType::BF16);
+    assert_reads("hybrid_shard", &setup);
+}
+
+#[test]
+fn optimizer_on_the_host() {
+    let setup = Setup::new("tiny", StrategyName::Zero2, 1, 2).with(|s| {
+        s.storage = DType::BF16;
+        s.optimizer_tier = Tier::Host;
+    });
+    assert_reads("optimizer_on_the_host", &setup);
+}
+
+#[test]
+fn ppo_with_four_models() {
+    let setup = Setup::new("tiny", StrategyName::Zero3, 1, 2).with(|s| {
+        s.ppo = true;
+        s.coefficients_ahead = false;
+    });
+    assert_reads("ppo_with_four_models", &setup);
+}
+
+#[test]
+fn adapters_on_a_frozen_base() {
+    let setup = Setup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| {
+        s.adapter = true;
+        s.storage = DType::BF16;
+    });
+    assert_reads("adapters_on_a_frozen_base", &setup);
+}

@@ -1,0 +1,17 @@
+//! The real binary in temporary folders: what it prints, how it exits, what it leaves on the disk.
+
+#![forbid(unsafe_code)]
+
+mod bad_config;
+mod bad_data;
+mod bad_model;
+mod commands;
+mod export;
+mod kill_and_resume;
+mod memory;
+mod output_folder;
+mod resume;
+mod start_up;
+mod support;
+mod tensors;
+mod tidy;

@@ -1,0 +1,76 @@
+//! The plan against reality: what the process held at its peak is what was planned.
+
+use crate::support::{Folder, RUN, rows};
+
+/// 5.4 million parameters.
+const LARGER: &str = "\
+model: {architectures: [LlamaForCausalLM], hidden_size: 256, num_hidden_layers: 6, num_attention_heads: 8, \
+num_key_value_heads: 4, intermediate_size: 768, max_position_embeddings: 256, vocab_size: 1024}
+train_files: data.jsonl
+max_length: 256
+packing: bfd
+per_device_train_batch_size: 4
+max_steps: 2
+save_strategy: no
+output_dir: out
+threads: 2
+";
+
+/// Peak, planned, arena and foreign, in bytes, from the line the run's log ends with.
+fn logged(folder: &Folder) -> [u64; 4] {
+    let log = folder.read("out/logs/training.log");
+    let line = log.lines().find(|line| line.contains(" peak memory ")).unwrap_or_else(|| panic!("{log}"));
+    let numbers: Vec<u64> = line[24..]
+        .split(|c: char| !c.is_ascii_digit())
+        .filter(|word| !word.is_empty())
+        .map(|word| word.parse().unwrap())
+        .collect();
+    numbers.try_into().unwrap_or_else(|_| panic!("{line}"))
+}
+
+fn holds_what_was_planned(config: &str, settings: &[&str]) {
+    let folder = Folder::new(config);
+    folder.write("data.jsonl", rows(400));
+    let printed = folder.succeeds(&[&["train", "run.yaml"], settings].concat());
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    assert!(printed.lines().last().unwrap().starts_with("peak memory "), "{printed}");
+    // That the arena taken is the arena planned is asserted by the run itself.
+    let [peak, planned, arena, foreign] = logged(&folder);
+    println!("peak {peak}, arena {arena}, beyond it {}, foreign {foreign}", peak as i64 - arena as i64);
+    assert_eq!(planned, arena + foreign);
+    assert!(peak as f64 <= arena as f64 * 1.02 + foreign as f64, "peak {peak} is over {arena} + {foreign}");
+    assert!(peak as f64 >= arena as f64 * 0.98, "peak {peak} is under the arena {arena}");
+    // The constant is stated, so it must mean something: not several times what it stands for.
+    assert!(
+        peak as f64 >= arena as f64 + foreign as f64 * 0.3,
+        "peak {peak} is far under {arena} + {foreign}"
+    );
+}
+
+#[test]
+fn tiny_f32() {
+    holds_what_was_planned(RUN, &["recompute=none"]);
+}
+
+#[test]
+fn recompute_selective() {
+    holds_what_was_planned(LARGER, &["recompute=selective"]);
+}
+
+#[test]
+fn bf16_recompute_full_accumulation() {
+    let settings =
+        ["recompute=full", "mixed_precision=bf16", "gradient_accumulation_steps=2", "save_strategy=steps"];
+    holds_what_was_planned(LARGER, &settings);
+}
+
+#[test]
+fn from_a_model_folder() {
+    let folder = Folder::new(LARGER);
+    folder.succeeds(&["train", "run.yaml", "max_steps=0"]);
+    let model = folder.path("out/model").display().to_string();
+    let config = LARGER.lines().skip(1).map(|line| format!("{line}\n")).collect::<String>();
+    holds_what_was_planned(&format!("model_name_or_path: {model}\n{config}"), &[]);
+}

@@ -1,0 +1,28 @@
+//! From nothing to the first step.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::support::{Folder, RUN};
+
+/// Time from starting the process to the line of its first step.
+fn first_step() -> Duration {
+    let folder = Folder::new(RUN);
+    let start = Instant::now();
+    let mut child = folder.command(&["train", "run.yaml"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.starts_with("step 1/2 | ")).expect("a run takes its first step");
+    let elapsed = start.elapsed();
+    lines.for_each(drop);
+    assert!(child.wait().unwrap().success());
+    elapsed
+}
+
+/// Best of several: other tests run beside this one.
+#[test]
+fn the_first_step_comes_within_half_a_second() {
+    let best = (0..5).map(|_| first_step()).min().unwrap();
+    println!("process start to the end of the first step: {best:.1?}");
+    assert!(best < Duration::from_millis(500), "{best:?}");
+}

@@ -1,0 +1,79 @@
+//! Plans broken on purpose: `check` names what is wrong.
+
+use lockstep_config::StrategyName;
+use lockstep_core::Bytes;
+
+use crate::{Access, OpKind, RunPlan, Violation, What, check, check_training};
+
+use super::Setup;
+
+/// Violations of a zero3 plan after a change to it.
+fn found(change: impl FnOnce(&mut RunPlan)) -> Vec<Violation> {
+    let mut plan = Setup::new("tiny", StrategyName::Zero3, 1, 2).plan();
+    change(&mut plan);
+    let phase = &plan.phases[0];
+    let mut all = check(&phase.schedule, &plan.buffers, &phase.memory);
+    all.extend(check_training(&phase.schedule, &plan.input));
+    all
+}
+
+#[test]
+fn a_whole_plan_has_no_violations() {
+    assert_eq!(found(|_| {}), []);
+}
+
+#[test]
+fn missing_waits_are_races() {
+    let all = found(|plan| plan.phases[0].schedule.ops.iter_mut().for_each(|op| op.waits.clear()));
+    assert!(all.iter().any(|v| matches!(v, Violation::Race { .. })));
+}
+
+#[test]
+fn a_missing_release_is_named() {
+    let all = found(|plan| {
+        let ops = &mut plan.phases[0].schedule.ops;
+        let last = ops.iter().rposition(|op| matches!(op.kind, OpKind::Release(_))).unwrap();
+        ops[last].kind = OpKind::ClipNorm;
+    });
+    assert!(all.iter().any(|v| matches!(v, Violation::NeverReleased { .. })));
+}
+
+#[test]
+fn a_missing_reduction_and_a_second_update_are_named() {
+    let all = found(|plan| {
+        for op in &mut plan.phases[0].schedule.ops {
+            op.kind = match op.kind {
+                OpKind::Reduce { .. } => OpKind::Update { unit: 0 },
+                kind => kind,
+            };
+        }
+    });
+    assert!(all.iter().any(|v| matches!(v, Violation::ReducedTimes { times: 0, .. })));
+    assert!(all.iter().any(|v| matches!(v, Violation::NotUpdatedOnce { unit: 0, .. })));
+}
+
+#[test]
+fn a_missing_definition_is_a_read_too_early() {
+    let all = found(|plan| {
+        for op in &mut plan.phases[0].schedule.ops {
+            op.accesses.retain(|(_, access)| *access != Access::Define);
+        }
+    });
+    assert!(all.iter().any(|v| matches!(v, Violation::ReadBeforeWritten { .. })));
+}
+
+/// Scratch and staging are only ever defined, never read, and still must not share bytes: the lanes that
+/// write them run at the same time.
+#[test]
+fn buffers_written_at_the_same_time_are_kept_apart() {
+    let all = found(|plan| {
+        let (scratch, staging) = (plan.find(What::Scratch).unwrap(), plan.find(What::Staging).unwrap());
+        for (id, at) in &mut plan.phases[0].memory.offsets {
+            // Far from everything else, and together.
+            if *id == scratch || *id == staging {
+                *at = Bytes(1 << 40);
+            }
+        }
+    });
+    assert!(matches!(all[..], [Violation::Overlap { .. }]), "{all:?}");
+}
