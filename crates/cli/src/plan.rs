@@ -27,5 +27,5 @@ fn plan_of(config: &RunConfig) -> Result<lockstep_plan::RunPlan, Failure> {
     let tokenizer = lockstep_train::load_tokenizer(config).map_err(boxed)?;
     let shape = lockstep_train::model_shape(config, &tokenizer).map_err(boxed)?;
     let threads = lockstep_train::num_threads(config);
-    lockstep_train::plan_for(config, &shape, None, threads).map_err(boxed)
+    lockstep_train::plan_for(config, &shape, &tokenizer, None, threads).map_err(boxed)
 }

@@ -22,17 +22,15 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let plan = &prepared.plan;
     let model = &plan.input.models[0];
     say(&format!(
-        "{} {} parameters | {} documents in {} rows, {} tokens | {} {} on {} threads | memory {}",
-        Elems(model.params()),
+        "{}, {} parameters | {} {} on {} threads | memory {}",
         model.shape.architecture.class_name(),
-        stats.docs,
-        stats.rows,
-        stats.tokens,
+        Elems(model.params()),
         plan.input.storage,
         lockstep_train::strategy_name(config.plan.strategy),
         prepared.num_threads,
         plan.process_bytes(),
     ));
+    say(&format!("{} documents in {} rows, {} tokens", stats.docs, stats.rows, stats.tokens));
     if stats.skipped > 0 {
         let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
         say(&format!("{} {rows} skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset)));

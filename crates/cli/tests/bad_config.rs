@@ -11,46 +11,96 @@ fn refused(settings: &[&str], code: i32) -> String {
 #[test]
 fn misspelt_key() {
     let folder = Folder::new(&format!("{RUN}lerning_rate: 1e-3\n"));
-    assert_snapshot!(folder.train_refused(&[], 64), @"FILL");
-    assert_snapshot!(refused(&["max_setps=3"], 64), @"FILL");
+    assert_snapshot!(folder.train_refused(&[], 64), @r"
+    error: run.yaml:8:1: unknown key `lerning_rate`
+      |
+    8 | lerning_rate: 1e-3
+      | ^^^^^^^^^^^^
+      hint: did you mean `learning_rate`?
+    ");
+    assert_snapshot!(refused(&["max_setps=3"], 64), @r"
+    error: flag max_setps=3: unknown key `max_setps`
+      hint: did you mean `max_steps`?
+    ");
 }
 
 #[test]
 fn wrong_type() {
-    assert_snapshot!(Folder::new(&format!("{RUN}seed: many\n")).train_refused(&[], 64), @"FILL");
+    assert_snapshot!(Folder::new(&format!("{RUN}seed: many\n")).train_refused(&[], 64), @r"
+    error: run.yaml:8:7: `seed` expects a whole number, found `many`
+      |
+    8 | seed: many
+      |       ^^^^
+    ");
 }
 
 #[test]
 fn several_at_once() {
     let folder = Folder::new(&format!("{RUN}packing: bfdd\nsave_steps: 0\nzero_stage: 3\n"));
-    assert_snapshot!(folder.train_refused(&["learning_rate=fast"], 64), @"FILL");
+    assert_snapshot!(folder.train_refused(&["learning_rate=fast"], 64), @r"
+    error: run.yaml:8:10: `packing` cannot be `bfdd`
+      |
+    8 | packing: bfdd
+      |          ^^^^
+      hint: did you mean `bfd`? It can be none, bfd.
+
+    run.yaml:9:13: `save_steps` must be at least 1, found 0
+      |
+    9 | save_steps: 0
+      |             ^
+
+    run.yaml:10:1: `zero_stage` is known, but not implemented yet
+       |
+    10 | zero_stage: 3
+       | ^^^^^^^^^^
+      hint: write `strategy: zero1`, `zero2` or `zero3`.
+
+    flag learning_rate=fast: `learning_rate` expects a number, found `fast`
+    ");
 }
 
 #[test]
 fn not_yaml() {
-    assert_snapshot!(Folder::new("model: [15m\n").train_refused(&[], 64), @"FILL");
+    assert_snapshot!(Folder::new("model: [15m\n").train_refused(&[], 64), @r"
+    error: run.yaml:1:8: cannot read this text: unclosed bracket '['
+      |
+    1 | model: [15m
+      |        ^
+    ");
 }
 
 #[test]
 fn missing_config_file() {
-    assert_snapshot!(Folder::new(RUN).refused(&["train", "nope.yaml"], 66), @"FILL");
+    assert_snapshot!(Folder::new(RUN).refused(&["train", "nope.yaml"], 66), @r"
+    error: configuration file nope.yaml does not exist
+    hint: give the path of a YAML or JSON file, or settings as key=value.
+    ");
 }
 
 #[test]
 fn config_that_is_a_folder() {
-    assert_snapshot!(Folder::new(RUN).refused(&["train", "."], 66), @"FILL");
+    assert_snapshot!(Folder::new(RUN).refused(&["train", "."], 66), @r"
+    error: cannot read configuration file .: Is a directory (os error 21)
+    hint: give the path of a YAML or JSON file, or settings as key=value.
+    ");
 }
 
 #[test]
 fn config_that_is_not_text() {
     let folder = Folder::new(RUN);
     folder.write("run.yaml", b"model: \xff\n");
-    assert_snapshot!(folder.train_refused(&[], 64), @"FILL");
+    assert_snapshot!(folder.train_refused(&[], 64), @r"
+    error: configuration file run.yaml is not UTF-8 text
+    hint: give the path of a YAML or JSON file, or settings as key=value.
+    ");
 }
 
 #[test]
 fn two_config_files() {
-    assert_snapshot!(refused(&["learning_rate"], 64), @"FILL");
+    assert_snapshot!(refused(&["learning_rate"], 64), @r"
+    error: two configuration files were given: run.yaml and learning_rate
+    hint: give one file; settings that override it are written key=value.
+    ");
 }
 
 #[test]
@@ -58,39 +108,59 @@ fn a_config_file_may_have_an_equals_sign_in_its_path() {
     let folder = Folder::new(RUN);
     folder.write("lr=1.yaml", RUN);
     folder.succeeds(&["train", "lr=1.yaml", "max_steps=0"]);
-    assert_snapshot!(folder.refused(&["train", "runs/lr=1.yaml"], 66), @"FILL");
+    assert_snapshot!(folder.refused(&["train", "runs/lr=1.yaml"], 66), @r"
+    error: configuration file runs/lr=1.yaml does not exist
+    hint: give the path of a YAML or JSON file, or settings as key=value.
+    ");
 }
 
 #[test]
 fn nothing_to_train_on() {
     let text = RUN.replace("train_files: data.jsonl\n", "");
-    assert_snapshot!(Folder::new(&text).train_refused(&[], 64), @"FILL");
+    assert_snapshot!(Folder::new(&text).train_refused(&[], 64), @r"
+    error: `train_files` is missing: write `train_files:` with a file, or a list of files, to train on
+    ");
 }
 
 #[test]
 fn unimplemented_precision() {
-    assert_snapshot!(refused(&["fp16=true"], 64), @"FILL");
+    assert_snapshot!(refused(&["fp16=true"], 64), @r"
+    error: flag fp16=true: `fp16: true` is known, but not implemented yet
+      hint: write `mixed_precision: bf16`, which needs no loss scale.
+    ");
 }
 
 #[test]
 fn unimplemented_evaluation() {
-    assert_snapshot!(refused(&["eval_steps=100"], 64), @"FILL");
+    assert_snapshot!(refused(&["eval_steps=100"], 64), @r"
+    error: flag eval_steps=100: `eval_steps` is known, but not implemented yet
+      hint: there is no evaluation during training yet.
+    ");
 }
 
 #[test]
 fn unimplemented_algorithm() {
-    assert_snapshot!(refused(&["algorithm=dpo"], 69), @"FILL");
+    assert_snapshot!(refused(&["algorithm=dpo"], 69), @r"
+    error: algorithm `dpo` is not implemented yet
+    hint: `lockstep plan` can describe it; `train` runs algorithm: sft.
+    ");
 }
 
 #[test]
 fn unimplemented_adapter() {
-    assert_snapshot!(refused(&["adapter={r: 8, target_modules: [q_proj]}"], 69), @"FILL");
+    assert_snapshot!(refused(&["adapter={r: 8, target_modules: [q_proj]}"], 69), @r"
+    error: adapters are planned but cannot be trained yet
+    hint: `lockstep plan` can describe them; remove `adapter` to train all weights.
+    ");
 }
 
 #[test]
 fn several_ranks() {
     let settings = ["strategy=zero3", "nproc_per_node=4"];
-    assert_snapshot!(refused(&settings, 69), @"FILL");
+    assert_snapshot!(refused(&settings, 69), @r"
+    error: 4 ranks with `strategy: zero3` can be planned, but not trained yet
+    hint: set nodes: 1 and nproc_per_node: 1 to train on one rank; `lockstep plan` shows this run.
+    ");
     let folder = Folder::new(RUN);
     let plan = folder.succeeds(&["plan", "run.yaml", settings[0], settings[1]]);
     assert!(plan.lines().any(|line| line.starts_with("ranks ") && line.contains(" 4")), "{plan}");
@@ -98,37 +168,69 @@ fn several_ranks() {
 
 #[test]
 fn offload() {
-    assert_snapshot!(refused(&["offload_optimizer=cpu"], 69), @"FILL");
-    assert_snapshot!(refused(&["strategy=zero3", "offload_param=nvme"], 69), @"FILL");
+    assert_snapshot!(refused(&["offload_optimizer=cpu"], 69), @r"
+    error: `offload_optimizer: cpu` can be planned, but not trained with yet
+    hint: set offload_optimizer: none to train; `lockstep plan` shows this run.
+    ");
+    assert_snapshot!(refused(&["strategy=zero3", "offload_param=nvme"], 69), @r"
+    error: `offload_param: nvme` can be planned, but not trained with yet
+    hint: set offload_param: none to train; `lockstep plan` shows this run.
+    ");
 }
 
 #[test]
 fn hybrid_shard_on_one_node() {
     let args = ["plan", "run.yaml", "strategy=hybrid_shard", "nproc_per_node=4"];
-    assert_snapshot!(Folder::new(RUN).refused(&args, 64), @"FILL");
+    assert_snapshot!(Folder::new(RUN).refused(&args, 64), @r"
+    error: hybrid_shard shards inside a node and replicates across nodes: it needs more than one of each, not 1 node(s) of 4
+    ");
 }
 
 #[test]
 fn over_the_memory_budget() {
-    assert_snapshot!(refused(&["memory_budget_gib=0.001"], 64), @"FILL");
+    assert_snapshot!(refused(&["memory_budget_gib=0.001"], 64), @r"
+    error: the plan needs 24.6 MiB on the device, 23.6 MiB over the budget of 1.02 MiB
+    hint: smaller, in order of cost: recompute: selective, then full; fewer rows per device with more gradient_accumulation_steps; a smaller max_length; a strategy that shards more.
+    ");
 }
 
 #[test]
 fn rows_longer_than_the_model() {
-    assert_snapshot!(refused(&["max_length=100"], 64), @"FILL");
+    assert_snapshot!(refused(&["max_length=100"], 64), @r"
+    error: max_length 100 is more than the model's 64 positions
+    hint: set max_length to at most 64.
+    ");
 }
 
 #[test]
 fn no_full_batch() {
-    assert_snapshot!(refused(&["per_device_train_batch_size=9", "dataloader_drop_last=true"], 64), @"FILL");
+    assert_snapshot!(refused(&["per_device_train_batch_size=9", "dataloader_drop_last=true"], 64), @r"
+    error: a step takes 9 rows, but there are only 8
+    hint: make the global batch smaller, turn packing or drop_last off, or add data.
+    ");
 }
 
 #[test]
 fn usage() {
     let ran = Folder::new(RUN).run(&["train"]);
     assert_eq!(ran.code, Some(2));
-    assert_snapshot!(ran.stderr, @"FILL");
+    assert_snapshot!(ran.stderr, @r"
+    error: the following required arguments were not provided:
+      <CONFIG | KEY=VALUE>...
+
+    Usage: lockstep train <CONFIG | KEY=VALUE>...
+
+    For more information, try '--help'.
+    ");
     let ran = Folder::new(RUN).run(&["trian", "run.yaml"]);
     assert_eq!(ran.code, Some(2));
-    assert_snapshot!(ran.stderr, @"FILL");
+    assert_snapshot!(ran.stderr, @r"
+    error: unrecognized subcommand 'trian'
+
+      tip: a similar subcommand exists: 'train'
+
+    Usage: lockstep <COMMAND>
+
+    For more information, try '--help'.
+    ");
 }

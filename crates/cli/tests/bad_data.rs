@@ -12,78 +12,139 @@ fn refused(data: impl AsRef<[u8]>, settings: &[&str], code: i32) -> String {
 
 #[test]
 fn missing_file() {
-    assert_snapshot!(Folder::new(RUN).train_refused(&["train_files=dta.jsonl"], 66), @"FILL");
+    assert_snapshot!(Folder::new(RUN).train_refused(&["train_files=dta.jsonl"], 66), @r"
+    error: data file dta.jsonl does not exist
+    hint: check the spelling; relative paths start at the folder the command runs in.
+    ");
 }
 
 #[test]
 fn a_folder() {
-    assert_snapshot!(Folder::new(RUN).train_refused(&["train_files=."], 65), @"FILL");
+    assert_snapshot!(Folder::new(RUN).train_refused(&["train_files=."], 65), @r"
+    error: data file . is not a regular file
+    hint: name the jsonl files themselves, not their folder.
+    ");
 }
 
 #[test]
 fn not_json() {
-    assert_snapshot!(refused(rows(3) + "{\"text\": \"no end\n", &[], 65), @"FILL");
+    assert_snapshot!(refused(rows(3) + "{\"text\": \"no end\n", &[], 65), @r#"
+    error: data.jsonl row 4: not valid JSON at column 16: EOF while parsing a string
+      {"text": "no end
+    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    "#);
 }
 
 #[test]
 fn not_an_object() {
-    assert_snapshot!(refused("[1, 2]\n", &[], 65), @"FILL");
+    assert_snapshot!(refused("[1, 2]\n", &[], 65), @r"
+    error: data.jsonl row 1: expected an object, found a list
+      [1, 2]
+    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    ");
 }
 
 #[test]
 fn missing_field() {
-    assert_snapshot!(refused("{\"txt\": \"a\"}\n", &[], 65), @"FILL");
-    assert_snapshot!(refused("{\"prompt\": \"a\", \"answer\": \"b\"}\n", &[], 65), @"FILL");
+    assert_snapshot!(refused("{\"txt\": \"a\"}\n", &[], 65), @r"
+    error: data.jsonl row 1: no column to train on; found `txt`
+    hint: `txt` looks like `text`; rename the column.
+    ");
+    assert_snapshot!(refused("{\"prompt\": \"a\", \"answer\": \"b\"}\n", &[], 65), @r"
+    error: data.jsonl row 1: `prompt` without `completion`; found `answer`, `prompt`
+    hint: rows need `text`, or `prompt` and `completion`.
+    ");
 }
 
 #[test]
 fn wrong_type() {
-    assert_snapshot!(refused(rows(1) + "\n{\"text\": 17}\n", &[], 65), @"FILL");
+    assert_snapshot!(refused(rows(1) + "\n{\"text\": 17}\n", &[], 65), @r"
+    error: data.jsonl row 3: `text` is a number, expected a string
+      17
+    hint: write it as a string, or set on_bad_row to skip to leave such rows out.
+    ");
 }
 
 #[test]
 fn not_utf8() {
-    assert_snapshot!(refused(b"{\"text\": \"a\xff\"}\n", &[], 65), @"FILL");
+    assert_snapshot!(refused(b"{\"text\": \"a\xff\"}\n", &[], 65), @r"
+    error: data.jsonl row 1: not UTF-8 at byte 11 of the row
+    hint: convert the file to UTF-8, or set on_bad_row to skip to leave such rows out.
+    ");
 }
 
 #[test]
 fn conversations() {
-    assert_snapshot!(refused("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &[], 69), @"FILL");
+    assert_snapshot!(refused("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &[], 69), @r"
+    error: data.jsonl row 1: conversational rows are not implemented yet; column `messages` holds messages
+    hint: render the messages to `text`, or to `prompt` and `completion`, first.
+    ");
 }
 
 #[test]
 fn empty() {
-    assert_snapshot!(refused("", &[], 65), @"FILL");
-    assert_snapshot!(refused("\n\n", &[], 65), @"FILL");
+    assert_snapshot!(refused("", &[], 65), @r"
+    error: no rows in data.jsonl
+    hint: each line is one JSON object with `text`, or with `prompt` and `completion`.
+    ");
+    assert_snapshot!(refused("\n\n", &[], 65), @r"
+    error: no rows in data.jsonl
+    hint: each line is one JSON object with `text`, or with `prompt` and `completion`.
+    ");
 }
 
 #[test]
 fn all_rows_dropped() {
-    assert_snapshot!(refused("nonsense\n17\n", &["on_bad_row=skip"], 65), @"FILL");
+    assert_snapshot!(refused("nonsense\n17\n", &["on_bad_row=skip"], 65), @r"
+    error: no row of data.jsonl can be trained on: of 2 read, 2 bad, 0 shorter than two tokens, 0 without a supervised token in the first 64
+    hint: set on_bad_row to stop to see what is wrong with the first one.
+    ");
     let prompt = format!("{{\"prompt\": \"{}\", \"completion\": \"b\"}}\n", "long ".repeat(20));
-    assert_snapshot!(refused(prompt, &[], 65), @"FILL");
+    assert_snapshot!(refused(prompt, &[], 65), @r"
+    error: no row of data.jsonl can be trained on: of 1 read, 0 bad, 0 shorter than two tokens, 1 without a supervised token in the first 64
+    hint: prompts that fill max_length leave no completion to learn; raise max_length.
+    ");
 }
 
 #[test]
 fn completions_without_prompts() {
-    assert_snapshot!(Folder::new(RUN).train_refused(&["completion_only_loss=true"], 64), @"FILL");
+    assert_snapshot!(Folder::new(RUN).train_refused(&["completion_only_loss=true"], 64), @r"
+    error: completion_only_loss is true, but the rows of data.jsonl have no `completion`
+    hint: leave completion_only_loss out, or give rows with `prompt` and `completion`.
+    ");
 }
 
 #[test]
 fn bad_rows_can_be_skipped() {
     let folder = Folder::new(RUN);
     folder.write("data.jsonl", rows(3) + "nonsense\n" + &rows(3));
-    assert_snapshot!(steady(&folder.succeeds(&["train", "run.yaml", "on_bad_row=skip"])), @"FILL");
+    assert_snapshot!(steady(&folder.succeeds(&["train", "run.yaml", "on_bad_row=skip"])), @r"
+    LlamaForCausalLM, 37.1 k parameters | f32 ddp on 2 threads | memory [size]
+    6 documents in 6 rows, 170 tokens
+    1 bad row skipped; the first: data.jsonl row 4: not valid JSON at column 2: expected ident
+      nonsense
+    step 1/2 | loss: 5.505869 | grad_norm 1.84 | lr 5.00e-5 | [speed] | [time]
+    step 2/2 | loss: 5.511551 | grad_norm 1.70 | lr 2.50e-5 | [speed] | [time]
+    model in out/model
+    checkpoint in out/checkpoints/step-2
+    peak memory [size] (planned [size])
+    ");
 }
 
 #[test]
 fn missing_tokenizer() {
-    assert_snapshot!(Folder::new(RUN).train_refused(&["tokenizer=tokenizer.json"], 66), @"FILL");
+    assert_snapshot!(Folder::new(RUN).train_refused(&["tokenizer=tokenizer.json"], 66), @r"
+    error: no tokenizer at tokenizer.json
+    hint: name a tokenizer.json, a folder that has one, or use the built-in `byte` tokenizer.
+    ");
 }
 
 #[test]
 fn malformed_tokenizer() {
     let folder = Folder::new(RUN);
     folder.write("tokenizer.json", "{\"model\": 1}");
-    assert_snapshot!(folder.train_refused(&["tokenizer=tokenizer.json"], 65), @"FILL");
+    assert_snapshot!(folder.train_refused(&["tokenizer=tokenizer.json"], 65), @r"
+    error: tokenizer.json is not a tokenizer: data did not match any variant of untagged enum ModelUntagged at line 1 column 12
+    hint: write the tokenizer's files again, with save_pretrained in transformers.
+    ");
 }

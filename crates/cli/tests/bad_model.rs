@@ -31,31 +31,46 @@ fn with_config(code: i32, from: &str, to: &str) -> String {
 
 #[test]
 fn no_folder() {
-    assert_snapshot!(Folder::new(TUNE).train_refused(&[], 66), @"FILL");
+    assert_snapshot!(Folder::new(TUNE).train_refused(&[], 66), @r"
+    error: model folder model does not exist
+    hint: model_name_or_path is a folder on this machine. Nothing is downloaded: fetch the model first, for example with `hf download NAME --local-dir FOLDER`.
+    ");
 }
 
 #[test]
 fn no_config() {
     let remove = |folder: &Folder| fs::remove_file(folder.path("model/config.json")).unwrap();
-    assert_snapshot!(refused(66, remove), @"FILL");
+    assert_snapshot!(refused(66, remove), @r"
+    error: model has no config.json
+    hint: a model folder has config.json and model.safetensors, or shards with model.safetensors.index.json.
+    ");
 }
 
 #[test]
 fn no_weights() {
     let remove = |folder: &Folder| fs::remove_file(folder.path(WEIGHTS)).unwrap();
-    assert_snapshot!(refused(66, remove), @"FILL");
+    assert_snapshot!(refused(66, remove), @r"
+    error: model has no safetensors weights
+    hint: a model folder has config.json and model.safetensors, or shards with model.safetensors.index.json.
+    ");
 }
 
 #[test]
 fn pickled_weights() {
     let pickle = |f: &Folder| fs::rename(f.path(WEIGHTS), f.path("model/pytorch_model.bin")).unwrap();
-    assert_snapshot!(refused(66, pickle), @"FILL");
+    assert_snapshot!(refused(66, pickle), @r"
+    error: model has no safetensors weights; pytorch_model.bin is not safetensors
+    hint: pickled weights can run code when read, so they are not; load the folder in transformers and save it with save_pretrained(folder, safe_serialization=True).
+    ");
 }
 
 #[test]
 fn no_tokenizer() {
     let remove = |folder: &Folder| fs::remove_file(folder.path("model/tokenizer.json")).unwrap();
-    assert_snapshot!(refused(66, remove), @"FILL");
+    assert_snapshot!(refused(66, remove), @r"
+    error: model has no tokenizer.json
+    hint: load the folder with AutoTokenizer.from_pretrained in transformers and save it with save_pretrained: that writes tokenizer.json.
+    ");
 }
 
 #[test]
@@ -64,7 +79,10 @@ fn truncated() {
         let bytes = fs::read(folder.path(WEIGHTS)).unwrap();
         folder.write(WEIGHTS, &bytes[..bytes.len() - 100]);
     };
-    assert_snapshot!(refused(65, cut), @"FILL");
+    assert_snapshot!(refused(65, cut), @r"
+    error: model/model.safetensors is not a usable safetensors file: truncated: expected 150464 bytes, found 150364
+    hint: the download or copy was cut short; fetch the file again.
+    ");
 }
 
 #[test]
@@ -74,7 +92,10 @@ fn malformed_header() {
         bytes[9] = b'?';
         folder.write(WEIGHTS, bytes);
     };
-    assert_snapshot!(refused(65, spoil), @"FILL");
+    assert_snapshot!(refused(65, spoil), @r"
+    error: model/model.safetensors is not a usable safetensors file: its header is not valid: key must be a string at line 1 column 2
+    hint: the file is damaged; fetch or write it again.
+    ");
 }
 
 #[test]
@@ -82,7 +103,10 @@ fn not_fetched() {
     let pointer = |folder: &Folder| {
         folder.write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n");
     };
-    assert_snapshot!(refused(65, pointer), @"FILL");
+    assert_snapshot!(refused(65, pointer), @r"
+    error: model/model.safetensors is not a usable safetensors file: it is a Git LFS pointer, not the file it stands for
+    hint: fetch the file itself with `git lfs pull`, or convert it with safetensors' converter.
+    ");
 }
 
 #[test]
@@ -91,19 +115,28 @@ fn wrong_shape() {
         let up = tensors.iter_mut().find(|t| t.name.ends_with("layers.1.mlp.up_proj.weight")).unwrap();
         up.shape.swap(0, 1);
     };
-    assert_snapshot!(with_tensors(65, change), @"FILL");
+    assert_snapshot!(with_tensors(65, change), @r"
+    error: `model.layers.1.mlp.up_proj.weight` in model/model.safetensors has shape [32, 64], expected [64, 32]
+    hint: the config does not describe these weights.
+    ");
 }
 
 #[test]
 fn wrong_dtype() {
     let change = |tensors: &mut Vec<tensors::Tensor>| tensors[0].dtype = "I32".into();
-    assert_snapshot!(with_tensors(65, change), @"FILL");
+    assert_snapshot!(with_tensors(65, change), @r"
+    error: `lm_head.weight` in model/model.safetensors has dtype I32; F32, F16 and BF16 can be read
+    hint: convert the weights to one of these.
+    ");
 }
 
 #[test]
 fn missing_tensor() {
     let change = |tensors: &mut Vec<tensors::Tensor>| tensors.retain(|t| t.name != "model.norm.weight");
-    assert_snapshot!(with_tensors(65, change), @"FILL");
+    assert_snapshot!(with_tensors(65, change), @r"
+    error: model has no tensor `model.norm.weight`
+    hint: the config does not describe these weights.
+    ");
 }
 
 #[test]
@@ -115,38 +148,56 @@ fn extra_tensors() {
             tensors.push(extra);
         }
     };
-    assert_snapshot!(with_tensors(65, change), @"FILL");
+    assert_snapshot!(with_tensors(65, change), @r"
+    error: model: these tensors are in the folder, but the model has no place for them: model.layers.2.self_attn.q_proj.bias, model.layers.3.self_attn.q_proj.bias, model.layers.4.self_attn.q_proj.bias, model.layers.5.self_attn.q_proj.bias, model.layers.6.self_attn.q_proj.bias, model.layers.7.self_attn.q_proj.bias and 2 more
+    hint: the model described is not the one these weights are of.
+    ");
 }
 
 #[test]
 fn config_that_is_not_json() {
-    assert_snapshot!(with_config(64, "{", "{{"), @"FILL");
+    assert_snapshot!(with_config(64, "{", "{{"), @r"
+    error: model/config.json: not valid JSON: key must be a string at line 1 column 2
+    ");
 }
 
 #[test]
 fn unimplemented_architecture() {
-    assert_snapshot!(with_config(64, "LlamaForCausalLM", "MistralForCausalLM"), @"FILL");
+    assert_snapshot!(with_config(64, "LlamaForCausalLM", "MistralForCausalLM"), @r"
+    error: model/config.json: architecture MistralForCausalLM is not implemented
+    hint: implemented: LlamaForCausalLM, Qwen3ForCausalLM.
+    ");
 }
 
 #[test]
 fn rope_scaling() {
     let scaling = "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4.0}, \"hidden_size\"";
-    assert_snapshot!(with_config(64, "\"hidden_size\"", scaling), @"FILL");
+    assert_snapshot!(with_config(64, "\"hidden_size\"", scaling), @r#"
+    error: model/config.json: `rope_scaling.rope_type` = "yarn" is not implemented
+    hint: using the model without it would compute something else, so it is refused.
+    "#);
 }
 
 #[test]
 fn heads_that_do_not_fit() {
     let text = RUN.replace("num_attention_heads: 2", "num_attention_heads: 2, num_key_value_heads: 3");
-    assert_snapshot!(Folder::new(&text).train_refused(&[], 64), @"FILL");
+    assert_snapshot!(Folder::new(&text).train_refused(&[], 64), @r"
+    error: model: `num_attention_heads` 2 is not a multiple of `num_key_value_heads` 3
+    ");
     let text = RUN.replace("hidden_size: 32, ", "");
-    assert_snapshot!(Folder::new(&text).train_refused(&[], 64), @"FILL");
+    assert_snapshot!(Folder::new(&text).train_refused(&[], 64), @r"
+    error: model: `hidden_size` is missing
+    ");
 }
 
 #[test]
 fn vocabulary_smaller_than_the_tokenizer() {
     let folder = Folder::new(TUNE);
     golden("qwen3-tied", &folder.path("model"));
-    assert_snapshot!(folder.train_refused(&["tokenizer=byte"], 64), @"FILL");
+    assert_snapshot!(folder.train_refused(&["tokenizer=byte"], 64), @r"
+    error: the tokenizer has 257 tokens, the model's vocabulary 101: ids from 101 on have no embedding
+    hint: use the model's own tokenizer, or a model with vocab_size of at least 257.
+    ");
 }
 
 /// A weight that is not a number shows at the first step, which is not applied.
@@ -165,7 +216,10 @@ fn weights_that_are_not_numbers() {
         assert!(!folder.path("out/model").exists() && !folder.path("out/checkpoints").exists());
         assert!(folder.read("out/logs/training.log").contains("stopped: step 1: the objective is "));
         if bad.is_nan() {
-            assert_snapshot!(ran.stderr, @"FILL");
+            assert_snapshot!(ran.stderr, @r"
+            error: step 1: the loss is NaN, the gradient norm NaN (rows [5, 0] of the data set)
+            hint: nothing was applied. A first step like this comes from the model: check its weights for NaN and infinity.
+            ");
         }
     }
 }

@@ -18,41 +18,107 @@ fn planned(settings: &[&str], words: &[&str]) -> String {
 
 #[test]
 fn plan_of_one_rank() {
-    assert_snapshot!(planned(&[], &["parameters", "Adam moments", "arena", "foreign", "total"]), @"FILL");
+    assert_snapshot!(planned(&[], &["parameters", "Adam moments", "arena", "foreign", "total"]), @r"
+    policy    LlamaForCausalLM, 37.1 k parameters
+        parameters, f32                        160 KiB           -           -
+        Adam moments, f32                      320 KiB           -           -
+    arena: residents + largest phase          6.11 MiB           -           -
+    foreign: process, libraries, data         18.0 MiB           -           -
+    total                                     24.1 MiB           -           -
+    ");
 }
 
 #[test]
 fn zero3_with_prefetch() {
     let settings = ["strategy=zero3", "--nodes", "2", "--nproc-per-node", "4", "prefetch=1", "--schedule"];
-    assert_snapshot!(planned(&settings, &["ranks", "gathered", "gather block", "release block"]), @"FILL");
+    assert_snapshot!(planned(&settings, &["ranks", "gathered", "gather block", "release block"]), @r"
+    ranks     8
+        parameters gathered whole              160 KiB           -           -
+       #0  comm     gather embed from 8 ranks      33.0 KiB
+       #1  comm     gather block 0 from 8 ranks    42.0 KiB
+       #4  comm     gather block 1 from 8 ranks    42.0 KiB  #3
+       #6  compute  release block 0
+       #7  comm     gather head from 8 ranks       34.0 KiB  #6
+      #12  comm     gather block 0 from 8 ranks    42.0 KiB  #11
+      #13  comm     reduce head over 8 ranks       34.0 KiB
+      #16  compute  release block 1
+      #17  comm     reduce block 1 over 8 ranks    42.0 KiB  #15
+      #20  compute  release block 0
+      #21  comm     reduce block 0 over 8 ranks    42.0 KiB  #19
+      #23  comm     reduce embed over 8 ranks      33.0 KiB  #22
+    ");
 }
 
 #[test]
 fn ddp_buckets() {
     let settings = ["strategy=ddp", "nproc_per_node=2", "ddp_bucket_cap_mb=1", "--schedule"];
-    assert_snapshot!(planned(&settings, &["ranks", "reduce", "norm and clip"]), @"FILL");
+    assert_snapshot!(planned(&settings, &["ranks", "reduce", "norm and clip"]), @r"
+    ranks     2 = 2 replicas x 1 shards
+      #10  comm     reduce head + block 1 + block 0 + embed over 2 ranks (replicate)   151 KiB  #9
+      #11  compute  gradient norm and clip factor                                               #10
+    ");
 }
 
 #[test]
 fn hybrid_shard() {
     let settings = ["strategy=hybrid_shard", "--nodes", "2", "--nproc-per-node", "2", "--schedule"];
-    assert_snapshot!(planned(&settings, &["ranks", "reduce head"]), @"FILL");
+    assert_snapshot!(planned(&settings, &["ranks", "reduce head"]), @r"
+    ranks     4 = 2 replicas x 2 shards
+       #0  comm     gather embed from 2 ranks                33.0 KiB
+       #1  comm     gather block 0 from 2 ranks              42.0 KiB
+       #4  comm     gather block 1 from 2 ranks              42.0 KiB  #3
+       #7  comm     gather head from 2 ranks                 34.0 KiB  #6
+      #12  comm     gather block 0 from 2 ranks              42.0 KiB  #11
+      #13  comm     reduce head over 2 ranks (shard)         34.0 KiB
+      #14  comm     reduce head over 2 ranks (replicate)     17.0 KiB
+      #18  comm     reduce block 1 over 2 ranks (shard)      42.0 KiB  #16
+      #19  comm     reduce block 1 over 2 ranks (replicate)  21.0 KiB
+      #23  comm     reduce block 0 over 2 ranks (shard)      42.0 KiB  #21
+      #24  comm     reduce block 0 over 2 ranks (replicate)  21.0 KiB
+      #26  comm     reduce embed over 2 ranks (shard)        33.0 KiB  #25
+      #27  comm     reduce embed over 2 ranks (replicate)    16.5 KiB
+    ");
 }
 
 #[test]
 fn offloaded_optimizer() {
-    assert_snapshot!(planned(&["offload_optimizer=cpu"], &["per rank", "Adam", "master", "arena", "total"]), @"FILL");
+    assert_snapshot!(planned(&["offload_optimizer=cpu"], &["per rank", "Adam", "master", "arena", "total"]), @r"
+    bytes per rank                              device        host        nvme
+        master parameters, f32                       -     160 KiB           -
+        Adam moments, f32                            -     320 KiB           -
+    arena: residents + largest phase          5.80 MiB     648 KiB           -
+    total                                     23.8 MiB     648 KiB           -
+    ");
 }
 
 #[test]
 fn ppo() {
-    assert_snapshot!(planned(&["algorithm=ppo"], &["parameters", "phase "]), @"FILL");
+    assert_snapshot!(planned(&["algorithm=ppo"], &["parameters", "phase "]), @r"
+    policy    LlamaForCausalLM, 37.1 k parameters
+    value     LlamaForCausalLM, 37.1 k parameters
+    reference LlamaForCausalLM, 37.1 k parameters, frozen
+    reward    LlamaForCausalLM, 37.1 k parameters, frozen
+        parameters, f32                        640 KiB           -           -
+    phase rollout policy                      5.11 MiB           -           -
+    phase score policy                        5.04 MiB           -           -
+    phase score value                         5.04 MiB           -           -
+    phase score reference                     5.04 MiB           -           -
+    phase score reward                        5.04 MiB           -           -
+    phase train policy                        5.48 MiB           -           -
+    phase train value                         5.48 MiB           -           -
+    arena: residents + largest phase          7.05 MiB           -           -
+    ");
 }
 
 #[test]
 fn adapter() {
     let settings = ["adapter={r: 4, target_modules: [q_proj, v_proj]}"];
-    assert_snapshot!(planned(&settings, &["parameters", "gradients, ", "Adam"]), @"FILL");
+    assert_snapshot!(planned(&settings, &["parameters", "gradients, ", "Adam"]), @r"
+    policy    LlamaForCausalLM, 38.1 k parameters, 2048 of them trained
+        parameters, f32                        168 KiB           -           -
+        gradients, f32                        8.00 KiB           -           -
+        Adam moments, f32                     16.0 KiB           -           -
+    ");
 }
 
 #[test]
@@ -117,5 +183,7 @@ fn output_that_cannot_be_written() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let output = Folder::new(RUN).command(&["keys"]).stdout(full).output().unwrap();
     assert_eq!(output.status.code(), Some(73));
-    assert_snapshot!(String::from_utf8(output.stderr).unwrap(), @"FILL");
+    assert_snapshot!(String::from_utf8(output.stderr).unwrap(), @r"
+    error: cannot write to standard output: No space left on device (os error 28)
+    ");
 }

@@ -71,6 +71,8 @@ fn same_as_never_stopped(settings: &[&str], seed: u64) {
     }
     let [straight, out] = ["straight", "out"].map(|o| losses(&folder.read(&format!("{o}/metrics.jsonl"))));
     assert_eq!(straight.len(), 20);
+    let epoch = straight[19].split_once("\"epoch\":").and_then(|(_, rest)| rest.split(',').next());
+    assert!(epoch.unwrap().parse::<f64>().unwrap() > 2.0, "the run crosses epochs");
     assert_eq!(straight, out, "seed {seed}, {settings:?}");
 }
 

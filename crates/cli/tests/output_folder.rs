@@ -11,10 +11,34 @@ use crate::support::{Folder, RUN, steady};
 #[test]
 fn a_run() {
     let folder = Folder::new(RUN);
-    assert_snapshot!(steady(&folder.succeeds(&["train", "run.yaml"])), @"FILL");
+    assert_snapshot!(steady(&folder.succeeds(&["train", "run.yaml"])), @r"
+    LlamaForCausalLM, 37.1 k parameters | f32 ddp on 2 threads | memory [size]
+    8 documents in 8 rows, 247 tokens
+    step 1/2 | loss: 5.485481 | grad_norm 2.13 | lr 5.00e-5 | [speed] | [time]
+    step 2/2 | loss: 5.518417 | grad_norm 2.09 | lr 2.50e-5 | [speed] | [time]
+    model in out/model
+    checkpoint in out/checkpoints/step-2
+    peak memory [size] (planned [size])
+    ");
     let mut names: Vec<String> = folder.tree().into_keys().map(|p| p.display().to_string()).collect();
     names.retain(|name| name.starts_with("out/"));
-    assert_snapshot!(names.join("\n"), @"FILL");
+    assert_snapshot!(names.join("\n"), @r"
+    out/checkpoints
+    out/checkpoints/step-2
+    out/checkpoints/step-2/exp_avg-rank-0.safetensors
+    out/checkpoints/step-2/exp_avg_sq-rank-0.safetensors
+    out/checkpoints/step-2/manifest.json
+    out/checkpoints/step-2/model-rank-0.safetensors
+    out/logs
+    out/logs/training.log
+    out/metrics.jsonl
+    out/model
+    out/model/config.json
+    out/model/generation_config.json
+    out/model/model.safetensors
+    out/model/tokenizer.json
+    out/model/tokenizer_config.json
+    ");
     let log = folder.read("out/logs/training.log");
     assert!(log.contains("Z peak memory ") && log.contains(" bytes (planned "), "{log}");
 }
@@ -23,7 +47,10 @@ fn a_run() {
 fn in_use() {
     let folder = Folder::new(RUN);
     folder.succeeds(&["train", "run.yaml"]);
-    assert_snapshot!(folder.train_refused(&[], 64), @"FILL");
+    assert_snapshot!(folder.train_refused(&[], 64), @r"
+    error: out: checkpoints of an earlier run are here (the last is step-2)
+    hint: set resume_from_checkpoint: true to go on with it, overwrite_output_dir: true to delete its checkpoints, or choose another output_dir.
+    ");
     // Not even a damaged checkpoint is trained over without being asked to.
     fs::remove_file(folder.path("out/checkpoints/step-2/manifest.json")).unwrap();
     folder.train_refused(&[], 64);
@@ -60,7 +87,10 @@ fn locked_by_a_running_process() {
     let pid = format!("(pid {} on ", first.id());
     let (before, after) = ran.stderr.split_once(&pid).unwrap_or_else(|| panic!("{}", ran.stderr));
     let (_, after) = after.split_once(')').unwrap();
-    assert_snapshot!(format!("{before}[holder]{after}"), @"FILL");
+    assert_snapshot!(format!("{before}[holder]{after}"), @r"
+    error: out: another run holds this output directory [holder]
+    hint: wait for it to end, or choose another output_dir.
+    ");
     // A killed run holds nothing.
     folder.succeeds(&["train", "run.yaml"]);
 }
@@ -68,11 +98,20 @@ fn locked_by_a_running_process() {
 #[test]
 fn not_writable() {
     let folder = Folder::new(RUN);
-    assert_snapshot!(folder.train_refused(&["output_dir=data.jsonl"], 73), @"FILL");
-    assert_snapshot!(folder.train_refused(&["output_dir=data.jsonl/out"], 73), @"FILL");
+    assert_snapshot!(folder.train_refused(&["output_dir=data.jsonl"], 73), @r"
+    error: cannot write data.jsonl: File exists (os error 17)
+    hint: output_dir must be a folder; a file of that name is in the way.
+    ");
+    assert_snapshot!(folder.train_refused(&["output_dir=data.jsonl/out"], 73), @r"
+    error: cannot write data.jsonl/out: Not a directory (os error 20)
+    hint: output_dir must be a folder; a file of that name is in the way.
+    ");
     if cfg!(target_os = "linux") {
         // Nobody, root included, can make a folder there.
-        assert_snapshot!(folder.train_refused(&["output_dir=/proc/self/out"], 73), @"FILL");
+        assert_snapshot!(folder.train_refused(&["output_dir=/proc/self/out"], 73), @r"
+        error: cannot write /proc/self/out: No such file or directory (os error 2)
+        hint: choose an output_dir that this user may write to.
+        ");
     }
 }
 
@@ -86,7 +125,10 @@ fn a_full_disk() {
     std::os::unix::fs::symlink("/dev/full", folder.path("out/logs/training.log")).unwrap();
     let ran = folder.run(&["train", "run.yaml"]);
     assert_eq!(ran.code, Some(73), "{ran:#?}");
-    assert_snapshot!(ran.stderr, @"FILL");
+    assert_snapshot!(ran.stderr, @r"
+    error: cannot write out/logs/training.log: No space left on device (os error 28)
+    hint: free some space and resume; the last checkpoint is complete.
+    ");
     folder.assert_no_partial();
 }
 
@@ -95,7 +137,10 @@ fn something_else_where_the_model_goes() {
     let folder = Folder::new(RUN);
     fs::create_dir_all(folder.path("out/model")).unwrap();
     folder.write("out/model/notes.txt", "mine");
-    assert_snapshot!(folder.train_refused(&[], 73), @"FILL");
+    assert_snapshot!(folder.train_refused(&[], 73), @r"
+    error: out/model exists and is not a model folder
+    hint: choose another folder, or remove this one if it is not needed.
+    ");
 }
 
 /// What killed runs left unfinished goes when the next one starts.

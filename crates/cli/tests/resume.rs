@@ -38,14 +38,28 @@ fn without_hashes(text: &str) -> String {
 
 #[test]
 fn nothing_there() {
-    assert_snapshot!(Folder::new(RUN).train_refused(&[RESUME], 66), @"FILL");
-    assert_snapshot!(Folder::new(RUN).train_refused(&["resume_from_checkpoint=out/checkpoints/step-7"], 66), @"FILL");
+    assert_snapshot!(Folder::new(RUN).train_refused(&[RESUME], 66), @r"
+    error: nothing to resume from in out/checkpoints
+    hint: remove resume_from_checkpoint to start from the beginning.
+    ");
+    assert_snapshot!(Folder::new(RUN).train_refused(&["resume_from_checkpoint=out/checkpoints/step-7"], 66), @r"
+    error: nothing to resume from in out/checkpoints/step-7
+    hint: remove resume_from_checkpoint to start from the beginning.
+    ");
 }
 
 #[test]
 fn going_on() {
     let folder = interrupted();
-    assert_snapshot!(steady(&folder.succeeds(&["train", "run.yaml", "max_steps=5", RESUME])), @"FILL");
+    assert_snapshot!(steady(&folder.succeeds(&["train", "run.yaml", "max_steps=5", RESUME])), @r"
+    LlamaForCausalLM, 37.1 k parameters | f32 ddp on 2 threads | memory [size]
+    8 documents in 8 rows, 247 tokens
+    resumed from out/checkpoints/step-4 at step 4
+    step 5/5 | loss: 5.506994 | grad_norm 1.70 | lr 1.00e-5 | [speed] | [time]
+    model in out/model
+    checkpoint in out/checkpoints/step-5
+    peak memory [size] (planned [size])
+    ");
     let again = folder.succeeds(&["train", "run.yaml", "max_steps=5", RESUME]);
     assert!(again.contains("no step is left: the run ends at step 5\n"), "{again}");
     folder.succeeds(&["train", "run.yaml", "max_steps=6", "resume_from_checkpoint=out/checkpoints/step-4"]);
@@ -60,7 +74,10 @@ fn a_flipped_bit_in_the_latest() {
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let notes: Vec<&str> =
         ran.stdout.lines().filter(|l| l.contains("passed over") || l.contains("resumed")).collect();
-    assert_snapshot!(without_hashes(&notes.join("\n")), @"FILL");
+    assert_snapshot!(without_hashes(&notes.join("\n")), @r"
+    checkpoint passed over: out/checkpoints/step-4/exp_avg-rank-0.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
+    resumed from out/checkpoints/step-2 at step 2
+    ");
     assert!(folder.read("out/logs/training.log").contains("checkpoint passed over"));
 }
 
@@ -71,9 +88,15 @@ fn all_damaged() {
             flip_bit(&folder.path(&format!("out/checkpoints/{step}/model-rank-0.safetensors")));
         }
     };
-    assert_snapshot!(refused(damage, &[], 65), @"FILL");
+    assert_snapshot!(refused(damage, &[], 65), @r"
+    error: no checkpoint in out/checkpoints can be used; the newest one: out/checkpoints/step-4/model-rank-0.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
+    hint: remove the damaged folders, or start over with overwrite_output_dir: true.
+    ");
     let one = ["resume_from_checkpoint=out/checkpoints/step-4"];
-    assert_snapshot!(refused(damage, &one, 65), @"FILL");
+    assert_snapshot!(refused(damage, &one, 65), @r"
+    error: out/checkpoints/step-4/model-rank-0.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
+    hint: the checkpoint was changed after it was written; use an earlier one.
+    ");
 }
 
 #[test]
@@ -82,22 +105,43 @@ fn cut_short() {
         fs::remove_dir_all(folder.path("out/checkpoints/step-2")).unwrap();
         folder.write("out/checkpoints/step-4/model-rank-0.safetensors", "");
     };
-    assert_snapshot!(refused(cut, &[], 65), @"FILL");
+    assert_snapshot!(refused(cut, &[], 65), @r"
+    error: no checkpoint in out/checkpoints can be used; the newest one: out/checkpoints/step-4/model-rank-0.safetensors has 0 bytes, expected 150592
+    hint: remove the damaged folders, or start over with overwrite_output_dir: true.
+    ");
 }
 
 #[test]
 fn changed_data() {
-    assert_snapshot!(refused(|f| f.write("data.jsonl", rows(9)), &[], 64), @"FILL");
+    assert_snapshot!(refused(|f| f.write("data.jsonl", rows(9)), &[], 64), @r"
+    error: out/checkpoints/step-4: the checkpoint was made with rows in the data set: 8, this run has 9
+    hint: A resumed run must be the one that was interrupted: restore the data files, the tokenizer, max_length and packing, or start a new run in another output_dir.
+    ");
     let other = |f: &Folder| f.write("data.jsonl", rows(8).replace("lockstep", "Lockstep"));
-    assert_snapshot!(refused(other, &[], 64), @"FILL");
-    assert_snapshot!(refused(|_| (), &["max_length=20"], 64), @"FILL");
+    assert_snapshot!(refused(other, &[], 64), @r"
+    error: out/checkpoints/step-4: the checkpoint was made with data set hash: [hash], this run has [hash]
+    hint: A resumed run must be the one that was interrupted: restore the data files, the tokenizer, max_length and packing, or start a new run in another output_dir.
+    ");
+    assert_snapshot!(refused(|_| (), &["max_length=20"], 64), @r"
+    error: out/checkpoints/step-4: the checkpoint was made with data set hash: [hash], this run has [hash]
+    hint: A resumed run must be the one that was interrupted: restore the data files, the tokenizer, max_length and packing, or start a new run in another output_dir.
+    ");
 }
 
 #[test]
 fn changed_settings() {
-    assert_snapshot!(refused(|_| (), &["per_device_train_batch_size=4"], 64), @"FILL");
-    assert_snapshot!(refused(|_| (), &["seed=7"], 64), @"FILL");
-    assert_snapshot!(refused(|_| (), &["shuffle=false"], 64), @"FILL");
+    assert_snapshot!(refused(|_| (), &["per_device_train_batch_size=4"], 64), @r"
+    error: out/checkpoints/step-4: the checkpoint was made with rows per step: 2, this run has 4
+    hint: A resumed run must be the one that was interrupted: restore per_device_train_batch_size times gradient_accumulation_steps, or start a new run in another output_dir.
+    ");
+    assert_snapshot!(refused(|_| (), &["seed=7"], 64), @r"
+    error: out/checkpoints/step-4: the checkpoint was made with data_seed: 42, this run has 7
+    hint: A resumed run must be the one that was interrupted: restore data_seed, or start a new run in another output_dir.
+    ");
+    assert_snapshot!(refused(|_| (), &["shuffle=false"], 64), @r"
+    error: out/checkpoints/step-4: the checkpoint was made with shuffle: true, this run has false
+    hint: A resumed run must be the one that was interrupted: restore shuffle, or start a new run in another output_dir.
+    ");
     // The same rows in other portions are the same run, up to the order of sums.
     let folder = interrupted();
     folder.succeeds(&[
@@ -114,11 +158,20 @@ fn changed_settings() {
 fn changed_model() {
     let other =
         |f: &Folder| f.write("run.yaml", RUN.replace("intermediate_size: 64", "intermediate_size: 96"));
-    assert_snapshot!(refused(other, &[], 65), @"FILL");
+    assert_snapshot!(refused(other, &[], 65), @r"
+    error: `model/model.layers.0.mlp.gate_proj.weight` in out/checkpoints/step-4/manifest.json has shape [64, 32], expected [96, 32]
+    hint: the config does not describe these weights.
+    ");
     let more = |f: &Folder| f.write("run.yaml", RUN.replace("num_hidden_layers: 2", "num_hidden_layers: 3"));
-    assert_snapshot!(refused(more, &[], 65), @"FILL");
+    assert_snapshot!(refused(more, &[], 65), @r"
+    error: out/checkpoints/step-4/manifest.json has no tensor `model/model.layers.2.self_attn.q_proj.weight`
+    hint: there is a tensor `model/model.layers.0.self_attn.q_proj.weight`.
+    ");
     let fewer = |f: &Folder| f.write("run.yaml", RUN.replace("num_hidden_layers: 2", "num_hidden_layers: 1"));
-    assert_snapshot!(refused(fewer, &[], 65), @"FILL");
+    assert_snapshot!(refused(fewer, &[], 65), @r"
+    error: out/checkpoints/step-4: these tensors are in the folder, but the model has no place for them: exp_avg/model.layers.1.input_layernorm.weight, exp_avg/model.layers.1.mlp.down_proj.weight, exp_avg/model.layers.1.mlp.gate_proj.weight, exp_avg/model.layers.1.mlp.up_proj.weight, exp_avg/model.layers.1.post_attention_layernorm.weight, exp_avg/model.layers.1.self_attn.k_proj.weight and 21 more
+    hint: the model described is not the one these weights are of.
+    ");
 }
 
 /// The step that diverges is named and not applied; what was saved before it stays and loads.
@@ -135,7 +188,10 @@ fn divergence_leaves_earlier_checkpoints_intact() {
     ];
     let ran = folder.run(&wild);
     assert_eq!(ran.code, Some(76), "{ran:#?}");
-    assert_snapshot!(ran.stderr, @"FILL");
+    assert_snapshot!(ran.stderr, @r"
+    error: step 2: the loss is NaN, the gradient norm NaN (rows [1, 6] of the data set)
+    hint: nothing of this step was applied. Try a lower learning_rate, a longer warmup, or max_grad_norm: 1.0. out/checkpoints/step-1 is intact.
+    ");
     folder.assert_no_partial();
     let kept = folder.path("out/checkpoints/step-1");
     assert!(kept.exists() && !folder.path("out/checkpoints/step-2").exists());

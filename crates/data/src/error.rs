@@ -150,7 +150,7 @@ impl Fault for DataError {
                     .into()
             }
             DataError::TokenizerMalformed { .. } => {
-                "it must be a tokenizer.json as save_pretrained in transformers writes it.".into()
+                "write the tokenizer's files again, with save_pretrained in transformers.".into()
             }
             DataError::Empty { .. } => {
                 "each line is one JSON object with `text`, or with `prompt` and `completion`.".into()

@@ -16,8 +16,11 @@ use crate::lines::{Line, Lines};
 use crate::row::{Format, Row};
 use crate::{DataError, DataSpec, Dataset, OnBadRow, RowFault, SkippedRow, Tokenizer};
 
-/// Lines are handed to threads in chunks of about this many bytes.
-const CHUNK_BYTES: usize = 16 << 20;
+/// Lines are handed to threads in chunks of about this many bytes for each, and not more than so many. A
+/// chunk and its tokens, four bytes for each of text at worst, are the memory that preparing takes beyond
+/// its result.
+const CHUNK_BYTES: usize = 128 << 10;
+const MAX_CHUNK_BYTES: usize = 2 << 20;
 const CHUNK_LINES: usize = 1 << 16;
 /// A thread takes this many rows at a time.
 const TAKE_ROWS: usize = 32;
@@ -67,7 +70,7 @@ fn add_file(
     // The format of the file's first good row, and that row's number.
     let mut first: Option<(Format, u64)> = None;
     loop {
-        let chunk = read_chunk(&mut lines, file)?;
+        let chunk = read_chunk(&mut lines, file, (threads * CHUNK_BYTES).min(MAX_CHUNK_BYTES))?;
         if chunk.is_empty() {
             return Ok(());
         }
@@ -98,10 +101,14 @@ fn add_file(
     }
 }
 
-fn read_chunk<R: std::io::BufRead>(lines: &mut Lines<R>, file: &Path) -> Result<Vec<Line>, DataError> {
+fn read_chunk<R: std::io::BufRead>(
+    lines: &mut Lines<R>,
+    file: &Path,
+    chunk_bytes: usize,
+) -> Result<Vec<Line>, DataError> {
     let mut chunk = Vec::new();
     let mut bytes = 0;
-    while bytes < CHUNK_BYTES && chunk.len() < CHUNK_LINES {
+    while bytes < chunk_bytes && chunk.len() < CHUNK_LINES {
         let next = lines.next().map_err(|source| DataError::Read { path: file.into(), source })?;
         let Some(line) = next else { break };
         bytes += line.bytes.as_ref().map_or(0, Vec::len);

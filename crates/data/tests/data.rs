@@ -171,8 +171,14 @@ fn messages_about_files() {
     [65] data file DIR is not a regular file
     hint: name the jsonl files themselves, not their folder.
     ");
-    assert_snapshot!(dir.row("\n \n"), @"[65] no rows in train.jsonl");
-    assert_snapshot!(with(vec![spec.files[0].clone(), spec.files[0].clone()]), @"[65] no rows in train.jsonl and 1 more");
+    assert_snapshot!(dir.row("\n \n"), @r"
+    [65] no rows in train.jsonl
+    hint: each line is one JSON object with `text`, or with `prompt` and `completion`.
+    ");
+    assert_snapshot!(with(vec![spec.files[0].clone(), spec.files[0].clone()]), @r"
+    [65] no rows in train.jsonl and 1 more
+    hint: each line is one JSON object with `text`, or with `prompt` and `completion`.
+    ");
     assert_snapshot!(dir.fails(&DataSpec { max_length: 1, ..spec.clone() }), @r"
     [64] max_length is 1, but a document needs two tokens for one target
     hint: set max_length to 2 or more.
@@ -224,6 +230,7 @@ fn messages_about_rows() {
     assert_snapshot!(dir.row("{\"text\": [1, 2]}\n"), @r"
     [65] train.jsonl row 1: `text` is a list, expected a string
       [1,2]
+    hint: write it as a string, or set on_bad_row to skip to leave such rows out.
     ");
     assert_snapshot!(dir.row("{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n"), @r"
     [65] train.jsonl row 2: `prompt` and `completion` row in a file whose first row, 1, is `text`
@@ -273,11 +280,17 @@ fn messages_about_tokenizers() {
     [66] DIR has no tokenizer.json; it has tokenizer.model
     hint: load the folder with AutoTokenizer.from_pretrained in transformers and save it with save_pretrained: that writes tokenizer.json.
     ");
-    assert_snapshot!(load(dir.write("tokenizer.json", "{\"version\": ")), @"[65] tokenizer.json is not a tokenizer: EOF while parsing a value at line 1 column 12");
+    assert_snapshot!(load(dir.write("tokenizer.json", "{\"version\": ")), @r"
+    [65] tokenizer.json is not a tokenizer: EOF while parsing a value at line 1 column 12
+    hint: write the tokenizer's files again, with save_pretrained in transformers.
+    ");
     let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
     byte.copy_files_to(dir.0.path()).unwrap();
     dir.write("tokenizer_config.json", "{");
-    assert_snapshot!(load(dir.0.path().into()), @"[65] tokenizer_config.json is not a tokenizer: EOF while parsing an object at line 1 column 1");
+    assert_snapshot!(load(dir.0.path().into()), @r"
+    [65] tokenizer_config.json is not a tokenizer: EOF while parsing an object at line 1 column 1
+    hint: write the tokenizer's files again, with save_pretrained in transformers.
+    ");
     assert_snapshot!(dir.show(&byte.decode(&[97, 300], false).unwrap_err()), @"[65] the tokenizer cannot decode: id 300 is outside the vocabulary of 257");
     let unwritable = byte.copy_files_to(&dir.path("not/there")).unwrap_err();
     assert_eq!(unwritable.class(), FaultClass::CannotWrite);

@@ -1,8 +1,9 @@
 //! A progress bar on a terminal.
 //!
 //! It is drawn on stderr, so that stdout stays clean, and only if stderr is a terminal; elsewhere use
-//! `PlainLines`. Fields have fixed widths, so that nothing moves from step to step, and at the end the
-//! bar becomes one line that sums up.
+//! `PlainLines`. Fields have fixed widths, so that nothing moves from step to step; what does not fit the
+//! terminal is cut off at the right, where the least wanted stands. At the end the bar becomes one line
+//! that sums up.
 
 use std::time::Instant;
 
@@ -39,7 +40,7 @@ impl TerminalBar {
 
     fn on(target: ProgressDrawTarget) -> Self {
         let bar = ProgressBar::with_draw_target(None, target);
-        bar.set_style(style("{wide_bar:.cyan/dim} {pos}/{len} | {msg}"));
+        bar.set_style(running(1));
         TerminalBar { bar, started: Instant::now(), first_step: 1, total_steps: 0, first: None, last: None }
     }
 
@@ -70,6 +71,11 @@ impl TerminalBar {
     }
 }
 
+/// A bar, the step of `digits` digits, and the message.
+fn running(digits: usize) -> ProgressStyle {
+    style(&format!("{{bar:12.cyan/dim}} {{pos:>{digits}}}/{{len}} | {{wide_msg}}"))
+}
+
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("a template written here is well-formed")
 }
@@ -78,6 +84,7 @@ impl Progress for TerminalBar {
     fn start(&mut self, first_step: u64, total_steps: u64) {
         self.started = Instant::now();
         (self.first_step, self.total_steps) = (first_step, total_steps);
+        self.bar.set_style(running(total_steps.to_string().len()));
         self.bar.set_length(total_steps);
         self.bar.set_position(first_step.saturating_sub(1));
     }
@@ -86,11 +93,11 @@ impl Progress for TerminalBar {
         self.first.get_or_insert(*record);
         self.last = Some(*record);
         self.bar.set_message(format!(
-            "{:<14} | lr {:<8} | {:>7.0} tok/s | {:>8} left",
+            "{:<14} | {:>7} left | {:>6.0} tok/s | lr {:.2e}",
             record.loss_text(),
-            format!("{:.2e}", record.learning_rate),
-            record.tokens_per_second,
             spoken(self.remaining_seconds(record)),
+            record.tokens_per_second,
+            record.learning_rate,
         ));
         self.bar.set_position(record.step);
     }
@@ -116,7 +123,10 @@ mod tests {
         bar.start(12, 13);
         bar.note("a note");
         bar.step(&RECORD);
-        assert!(bar.bar.message().starts_with("loss: 3.456789 | lr 3.00e-4  |    2345 tok/s | "));
+        let message = bar.bar.message();
+        assert!(message.starts_with("loss: 3.456789 | "), "{message}");
+        assert!(message.ends_with(" left |   2345 tok/s | lr 3.00e-4"), "{message}");
+        assert!(message.len() <= 57, "beside the bar it fits 80 columns: {message}");
         bar.step(&StepRecord { step: 13, loss: 2.5, tokens_total: 26576, ..RECORD });
         assert_eq!(bar.bar.position(), 13);
         let summary = bar.summary(2.873);

@@ -1,4 +1,5 @@
-//! Rates of the product shapes of a training step, as a share of the multiply-add peak.
+//! Rates of the product shapes of a training step, as a share of the multiply-add peak, on every
+//! instruction set of this machine.
 //!
 //!     cargo run --release -p lockstep-ops --example matmul_speed -- [threads]
 #![allow(clippy::print_stdout)]
@@ -6,16 +7,21 @@
 use std::time::Instant;
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::{Isa, Memory, Queue, fma_peak_gflops};
+use lockstep_device::{Isa, Memory, Queue, Set, fma_peak_gflops};
 use lockstep_ops::Mat;
 use lockstep_ops::matmul::{self, Init};
 
 fn main() {
     let threads: usize = std::env::args().nth(1).map_or(2, |t| t.parse().expect("a number of threads"));
-    let queue = Queue::cpu(threads);
+    for isa in Isa::all().filter(|isa| isa.set() != Set::Baseline) {
+        measure(isa, threads);
+    }
+}
+
+fn measure(isa: Isa, threads: usize) {
+    let queue = Queue::cpu_with(threads, isa);
     let Queue::Cpu(cpu) = &queue else { unreachable!() };
     let memory = Memory::take(Bytes(512 << 20), &cpu.pool).expect("512 MiB");
-    let isa = Isa::detect();
     let peak = fma_peak_gflops(isa, 500) * threads as f64;
     println!("{isa}, {threads} threads, peak {peak:.0} GFLOP/s");
     let mut at = 0;

@@ -17,7 +17,5 @@ pub use error::TrainError;
 pub use output_dir::Holder;
 pub use rate::RateSchedule;
 pub use run::{MemoryUse, Outcome, train};
-pub use setup::{
-    Prepared, load_tokenizer, model_shape, num_threads, plan_for, prepare, strategy_name,
-};
+pub use setup::{Prepared, load_tokenizer, model_shape, num_threads, plan_for, prepare, strategy_name};
 pub use sft::Sft;

@@ -57,7 +57,8 @@ impl OutputDir {
         if self.replaces {
             fs::remove_dir_all(&checkpoints).map_err(failed(&checkpoints))?;
         }
-        let unfinished = [self.path.as_path(), &checkpoints].into_iter().filter_map(|dir| dir.read_dir().ok());
+        let unfinished =
+            [self.path.as_path(), &checkpoints].into_iter().filter_map(|dir| dir.read_dir().ok());
         for entry in unfinished.flatten().filter_map(Result::ok) {
             let name = entry.file_name().to_string_lossy().into_owned();
             let ours = name == "model.partial"

@@ -39,6 +39,17 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
+    fn of(engine: &Engine, peak: Bytes) -> MemoryUse {
+        MemoryUse { peak, arena: engine.arena_bytes(), foreign: engine.plan().input.needs.foreign }
+    }
+
+    /// To the byte, for the log.
+    fn exact(&self) -> String {
+        let [peak, planned, arena, foreign] =
+            [self.peak, self.planned(), self.arena, self.foreign].map(|bytes| bytes.0);
+        format!("peak memory {peak} bytes (planned {planned}: arena {arena}, foreign {foreign})")
+    }
+
     pub fn planned(&self) -> Bytes {
         self.arena + self.foreign
     }
@@ -124,17 +135,9 @@ pub fn train(
     }
     save::export(&engine, &shape, &prepared.folder_texts, &tokenizer, &output.model())?;
     log.event(&format!("model folder {}", output.model().display()))?;
-    if let Some(peak) = (prepared.peak_memory)() {
-        let (arena, foreign) = (engine.arena_bytes(), engine.plan().input.needs.foreign);
-        let used = MemoryUse { peak, arena, foreign };
-        log.event(&format!(
-            "peak memory {} bytes (planned {}: arena {}, foreign {})",
-            peak.0,
-            used.planned().0,
-            arena.0,
-            foreign.0
-        ))?;
-        outcome.memory = Some(used);
+    outcome.memory = (prepared.peak_memory)().map(|peak| MemoryUse::of(&engine, peak));
+    if let Some(memory) = outcome.memory {
+        log.event(&memory.exact())?;
     }
     log.sync()?;
     progress.finish();

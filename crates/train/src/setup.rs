@@ -14,9 +14,21 @@ use crate::error::TrainError;
 use crate::output_dir::OutputDir;
 use crate::save;
 
-/// Resident bytes of a process before it has a model or data: code, stacks, allocator, tables of the
-/// tokenizer. Measured on Linux x86-64 (`bench/plan-vs-reality`); the stated constant of the plan.
-const FOREIGN: Bytes = Bytes(24 << 20);
+/// Resident bytes of a process beside its arena, tokenizer and data: code, stacks, the allocator, buffers
+/// between files and the arena. Measured on Linux x86-64 as the peak that the kernel reports less the
+/// arena, for 3 million parameters on 1 to 16 threads: 11.5 MiB from scratch, 14.2 MiB with weights or a
+/// checkpoint loaded; 15.2 MiB in a development build. `crates/cli/tests/memory.rs` holds it to that.
+const FOREIGN: Bytes = Bytes(18 << 20);
+
+/// What a tokenizer's tables take at most, for each byte of its files: measured 8.0 for a byte-level BPE
+/// of 32 thousand tokens, 5.7 for one of 150 thousand.
+const TOKENIZER_FACTOR: u64 = 8;
+
+/// A token and its mask.
+const BYTES_PER_TOKEN: u64 = 5;
+
+/// Bounds, its row, and what packing remembers of it.
+const BYTES_PER_DOC: u64 = 32;
 
 /// The logits of a head chunk take about this much, and at least one block of 256 tokens.
 const HEAD_CHUNK_BYTES: usize = 16 << 20;
@@ -54,11 +66,10 @@ pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
     check_runnable(config)?;
     let output = OutputDir::take(&config.output)?;
     let mut notes = config.notes.clone();
-    let checkpoint = save::find_checkpoint(
-        &config.output.resume_from_checkpoint,
-        &output.checkpoints(),
-        &mut |text| notes.push(text.to_string()),
-    )?;
+    let checkpoint =
+        save::find_checkpoint(&config.output.resume_from_checkpoint, &output.checkpoints(), &mut |text| {
+            notes.push(text.to_string())
+        })?;
     let tokenizer = load_tokenizer(config)?;
     let shape = model_shape(config, &tokenizer)?;
     let folder = match (&config.model.source, config.model.init) {
@@ -74,7 +85,7 @@ pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
     }
     let dataset = lockstep_data::prepare(&data_spec(config)?, &tokenizer)?;
     let num_threads = num_threads(config);
-    let plan = plan_for(config, &shape, Some(&dataset), num_threads)?;
+    let plan = plan_for(config, &shape, &tokenizer, Some(&dataset), num_threads)?;
     Ok(Prepared {
         tokenizer,
         dataset,
@@ -191,6 +202,7 @@ pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelSha
 pub fn plan_for(
     config: &RunConfig,
     shape: &ModelShape,
+    tokenizer: &Tokenizer,
     dataset: Option<&Dataset>,
     num_threads: usize,
 ) -> Result<RunPlan, TrainError> {
@@ -233,7 +245,6 @@ pub fn plan_for(
     let bounds = Bounds::of_rows(rows, config.data.max_length as usize, packed);
     let default_chunk = (HEAD_CHUNK_BYTES / 4 / shape.vocab / 256 * 256).max(256);
     let head_chunk = p.head_chunk_tokens.map_or(default_chunk, |n| n as usize).min(bounds.tokens);
-    let data_bytes = dataset.map_or(0, |d| d.num_tokens() * 5);
     let input = PlanInput {
         models,
         mesh: mesh(config)?,
@@ -260,7 +271,7 @@ pub fn plan_for(
         head_chunk,
         needs: DeviceNeeds {
             workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
-            foreign: FOREIGN + Bytes(data_bytes),
+            foreign: foreign(tokenizer, dataset),
         },
         coefficients_ahead: matches!(p.algorithm, Algorithm::Sft | Algorithm::Clm),
         clip: config.optim.max_grad_norm.is_some(),
@@ -271,6 +282,14 @@ pub fn plan_for(
         plan.check_budget(Bytes((gib * (1u64 << 30) as f64) as u64))?;
     }
     Ok(plan)
+}
+
+/// What the process holds beside the arena.
+fn foreign(tokenizer: &Tokenizer, dataset: Option<&Dataset>) -> Bytes {
+    let tokenizer_bytes: usize = tokenizer.files().iter().map(|(_, content)| content.len()).sum();
+    let data_bytes =
+        dataset.map_or(0, |d| d.num_tokens() * BYTES_PER_TOKEN + d.num_docs() as u64 * BYTES_PER_DOC);
+    FOREIGN + Bytes(tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes)
 }
 
 /// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node

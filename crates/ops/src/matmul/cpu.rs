@@ -234,7 +234,8 @@ fn tiles(
     for first_row in (0..rows).step_by(MR) {
         for panel in panels.clone() {
             let column = (panel - panels.start) * NR;
-            let b = slab.packed_b.slice(panel_start(k, depth, all_panels, panel), depth * NR);
+            let b = panel_start(k, depth, all_panels, panel);
+            debug_assert!(b + depth * NR <= slab.packed_b.len());
             // SAFETY: rows and columns stay inside this item's block of C, which no other item writes;
             // A and B were checked to be apart from C; the panel was packed before this item started.
             unsafe {
@@ -247,7 +248,7 @@ fn tiles(
                         a: ready.base.add(first_row / MR * ready.tile_step),
                         a_row: ready.row,
                         a_col: ready.col,
-                        b: b.as_ptr(),
+                        b: slab.packed_b.as_ptr::<f32>().add(b),
                         init,
                         init_row: to.init_row,
                         c: to.c.add(first_row * to.row + column),
