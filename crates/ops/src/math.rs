@@ -1,6 +1,8 @@
 //! Scalar functions and sums written so that loops over them become vectors, with the same bits on
 //! every instruction set: explicit fused multiply-adds and a fixed number of lanes.
 
+use lockstep_device::Real;
+
 /// Lanes of a row sum: one AVX-512 vector, two AVX2 vectors.
 pub(crate) const LANES: usize = 16;
 
@@ -50,19 +52,33 @@ pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
     lanes[0]
 }
 
-/// Σ f(i) over `0..len`: lane i % 16 sums its elements in order, then the lanes fold. The tail goes
+/// Σ f(a, b) over two rows: lane i % 16 sums its elements in order, then the lanes fold. The tail goes
 /// into the same lanes.
 #[inline(always)]
-pub(crate) fn sum_by(len: usize, f: impl Fn(usize) -> f32) -> f32 {
+pub(crate) fn sum2<A: Real, B: Real>(a: &[A], b: &[B], f: impl Fn(f32, f32) -> f32) -> f32 {
+    sum3(a, b, b, |a, b, _| f(a, b))
+}
+
+/// Σ f(a, b, c) over three rows of one length.
+#[inline(always)]
+pub(crate) fn sum3<A: Real, B: Real, C: Real>(
+    a: &[A],
+    b: &[B],
+    c: &[C],
+    f: impl Fn(f32, f32, f32) -> f32,
+) -> f32 {
+    assert!(a.len() == b.len() && b.len() == c.len(), "rows of one length");
     let mut lanes = [0f32; LANES];
-    let whole = len - len % LANES;
-    for start in (0..whole).step_by(LANES) {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += f(start + lane);
+    let ((a, a_tail), (b, b_tail), (c, c_tail)) = (a.as_chunks(), b.as_chunks(), c.as_chunks());
+    for ((a, b), c) in a.iter().zip(b).zip(c) {
+        let (a, b, c): ([f32; LANES], [f32; LANES], [f32; LANES]) =
+            (a.map(A::to_f32), b.map(B::to_f32), c.map(C::to_f32));
+        for (i, sum) in lanes.iter_mut().enumerate() {
+            *sum += f(a[i], b[i], c[i]);
         }
     }
-    for (lane, sum) in lanes.iter_mut().enumerate().take(len - whole) {
-        *sum += f(whole + lane);
+    for (i, sum) in lanes.iter_mut().enumerate().take(a_tail.len()) {
+        *sum += f(a_tail[i].to_f32(), b_tail[i].to_f32(), c_tail[i].to_f32());
     }
     fold(lanes)
 }

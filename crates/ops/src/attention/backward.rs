@@ -6,7 +6,7 @@ use lockstep_device::{CpuQueue, Isa, Real};
 use super::block::{Head, Operand, padded, product};
 use super::{BLOCK_K, BLOCK_Q, Backward, Heads};
 use crate::dispatch::with_real;
-use crate::math::{exp, sum_by};
+use crate::math::{exp, sum2};
 use crate::matmul::NR;
 
 pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
@@ -180,8 +180,7 @@ fn probabilities_and_gradient(
 
 #[inline(always)]
 fn dot_rows<R: Real>(a: &[R], b: &[R]) -> f32 {
-    let b = &b[..a.len()];
-    sum_by(a.len(), |i| a[i].to_f32() * b[i].to_f32())
+    sum2(a, b, |a, b| a * b)
 }
 
 fn store<R: Real>(isa: Isa, to: &Head, from: &[f32], width: usize) {

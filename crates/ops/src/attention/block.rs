@@ -99,15 +99,16 @@ impl<'m> Head<'m> {
     /// Panels over the head's columns: panel p is \[rows, NR\] and holds columns p·NR.. (x as B).
     /// Panels lie `rows_padded * NR` apart.
     pub(super) fn pack_natural<R: Real>(&self, isa: Isa, rows_padded: usize, panels: &mut [f32]) {
-        let width = self.mat.cols;
-        for (p, panel) in panels.chunks_mut(rows_padded * NR).take(width.div_ceil(NR)).enumerate() {
-            let cols = (width - p * NR).min(NR);
-            let source = &self.source::<R>()[p * NR..];
-            isa.run(
-                #[inline(always)]
-                || matmul::pack::natural(source, self.mat.stride, self.len(), cols, panel),
-            );
-        }
+        let (rows, width) = (self.len(), self.mat.cols);
+        assert!(rows <= rows_padded && rows_padded * padded(width) <= panels.len(), "room for all panels");
+        let out = panels.as_mut_ptr();
+        // SAFETY: the panels were just checked to lie inside the slice, which is ours alone.
+        isa.run(
+            #[inline(always)]
+            || unsafe {
+                matmul::pack::natural(self.source::<R>(), self.mat.stride, rows, width, out, rows_padded * NR)
+            },
+        );
     }
 
     /// Row i as stored.

@@ -1,9 +1,9 @@
 //! The CPU driver: packs B, hands out row blocks of C to threads, walks tiles.
 //!
-//! B is taken in slabs whose packed form fits [`PACKED_B_ELEMS`]. For each slab the pool
-//! first packs (an item is a few panels), then computes (an item is [`ROW_BLOCK`] rows of C against the
-//! whole slab). Inside an item, panels of one inner block are taken [`PANELS_IN_CACHE`] at a time, which
-//! is what stays in the second-level cache while all row tiles pass over it.
+//! B is taken in slabs that stay in the second-level cache. For each slab the pool first packs (an item is
+//! a panel, or some rows), then computes (an item is some rows of C against the whole slab).
+
+use std::ops::Range;
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{CpuQueue, Real, View};
@@ -13,15 +13,20 @@ use super::{Init, KC, MR, NR, pack};
 use crate::Mat;
 use crate::dispatch::with_real;
 
-/// Packed B of one slab: 4 MiB.
+/// Packed B of one slab, as a rule: 1.25 MiB.
+const SLAB_ELEMS: usize = 320 << 10;
+/// The most a slab takes, for an inner dimension that is not cut: 4 MiB.
 const PACKED_B_ELEMS: usize = 1 << 20;
-/// Rows of C in one item of work.
+/// The most rows of C in one item of work.
 const ROW_BLOCK: usize = 8 * MR;
-/// 16 panels of one inner block: 768 KiB.
-const PANELS_IN_CACHE: usize = 16;
-/// Per thread: widened or packed A of one row block and inner block, and a block of C in f32.
+const ITEMS_PER_THREAD: usize = 16;
+/// Panels that a row block takes at a time: a block of C in f32 has room for these.
+const PANELS_AT_A_TIME: usize = 16;
+/// Packed A of one slab, where A is used transposed: 4 MiB.
+const PACKED_A_ELEMS: usize = 1 << 20;
+/// Per thread: widened A of one row block and inner block, and a block of C in f32.
 const A_ELEMS: usize = ROW_BLOCK * KC;
-const C_ELEMS: usize = ROW_BLOCK * PANELS_IN_CACHE * NR;
+const C_ELEMS: usize = ROW_BLOCK * PANELS_AT_A_TIME * NR;
 
 #[derive(Clone, Copy)]
 pub(super) enum A<'m> {
@@ -29,6 +34,18 @@ pub(super) enum A<'m> {
     Rows(Mat<'m>),
     /// Stored as \[K, M\].
     Columns(Mat<'m>),
+    /// Some columns of the above, packed.
+    Packed(PackedA<'m>),
+}
+
+/// Rows `first_row..` of A over the inner range that starts at `first_k`, in tiles \[depth, MR\]: inner
+/// block by inner block, tile by tile.
+#[derive(Clone, Copy)]
+pub(super) struct PackedA<'m> {
+    packed: View<'m>,
+    first_k: usize,
+    first_row: usize,
+    tiles: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -40,7 +57,7 @@ pub(super) enum B<'m> {
 }
 
 pub(super) fn scratch_bytes(num_threads: usize) -> Bytes {
-    Bytes(4 * (PACKED_B_ELEMS + num_threads * (A_ELEMS + C_ELEMS)) as u64)
+    Bytes(4 * (PACKED_B_ELEMS + PACKED_A_ELEMS + num_threads * (A_ELEMS + C_ELEMS)) as u64)
 }
 
 pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: View) {
@@ -48,6 +65,7 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
     let (a_mat, k) = match a {
         A::Rows(mat) => (mat, mat.cols),
         A::Columns(mat) => (mat, mat.rows),
+        A::Packed(_) => unreachable!("products pack A themselves"),
     };
     let b_mat = match b {
         B::Natural(mat) | B::Transposed(mat) => mat,
@@ -65,27 +83,47 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
     }
     let num_threads = cpu.pool.num_threads();
     let packed_b = scratch.first(PACKED_B_ELEMS);
-    let per_thread = scratch.slice(PACKED_B_ELEMS, num_threads * (A_ELEMS + C_ELEMS));
+    let packed_a = scratch.slice(PACKED_B_ELEMS, PACKED_A_ELEMS);
+    let per_thread = scratch.slice(PACKED_B_ELEMS + PACKED_A_ELEMS, num_threads * (A_ELEMS + C_ELEMS));
 
     if k == 0 {
         return initialise(c, init);
     }
-    // A slab is as many whole inner blocks as fit with all columns, so that A is prepared once; where
-    // not even one fits, columns are split too. A narrow C is rounded at the end of each slab, so it
-    // takes the whole inner dimension and splits columns first.
-    let all_cols = n.next_multiple_of(NR);
-    let wanted_depth = if c.view.dtype() == DType::F32 { k.min(KC) } else { k.min(PACKED_B_ELEMS / NR) };
-    let slab_cols = (PACKED_B_ELEMS / wanted_depth / NR * NR).min(all_cols);
-    let slab_depth = if wanted_depth == k { k } else { PACKED_B_ELEMS / slab_cols / KC * KC };
+    let (slab_depth, slab_cols) = slab_shape(n, k, c.view.dtype());
     for first_col in (0..n).step_by(slab_cols) {
         let cols = (n - first_col).min(slab_cols);
         for first_k in (0..k).step_by(slab_depth) {
             let slab = Slab { first_k, depth: (k - first_k).min(slab_depth), first_col, cols, packed_b };
             pack_slab(cpu, b, &slab);
             let init = if first_k == 0 { init } else { Init::Accumulate };
-            compute_slab(cpu, c, a, init, &slab, per_thread);
+            let A::Columns(mat) = a else {
+                compute_slab(cpu, c, a, 0..m, init, &slab, per_thread);
+                continue;
+            };
+            let slab_rows = (PACKED_A_ELEMS / slab.depth / MR * MR).max(MR);
+            for first_row in (0..m).step_by(slab_rows) {
+                let rows = first_row..(first_row + slab_rows).min(m);
+                let a = A::Packed(pack_a(cpu, mat, &slab, rows.clone(), packed_a));
+                compute_slab(cpu, c, a, rows, init, &slab, per_thread);
+            }
         }
     }
+}
+
+/// How much of B is packed at a time: what stays in the second-level cache while all rows pass over it.
+///
+/// All columns and as many whole inner blocks as fit, so that A is prepared once; where not even one
+/// block fits, columns are split. A narrow C is rounded at the end of each slab, so it takes the whole
+/// inner dimension and splits columns.
+fn slab_shape(n: usize, k: usize, c: DType) -> (usize, usize) {
+    let all_cols = n.next_multiple_of(NR);
+    if c != DType::F32 {
+        let depth = k.min(PACKED_B_ELEMS / NR / KC * KC);
+        return (depth, (SLAB_ELEMS.max(depth * NR) / depth / NR * NR).min(all_cols));
+    }
+    let cols = (SLAB_ELEMS / k.min(KC) / NR * NR).min(all_cols);
+    let depth = if k <= KC { k } else { SLAB_ELEMS / cols / KC * KC };
+    (depth, cols)
 }
 
 /// A product over nothing.
@@ -118,42 +156,79 @@ fn panel_start(k: usize, block: usize, panels: usize, panel: usize) -> usize {
     k * panels * NR + panel * block * NR
 }
 
+/// Rows of the inner dimension that a packing item takes.
+const PACK_ROWS: usize = 32;
+
 fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
     let Slab { first_k, depth, first_col, cols, packed_b } = *slab;
     let panels = cols.div_ceil(NR);
-    let blocks = depth.div_ceil(KC);
-    cpu.pool.run(panels * blocks, &|item, _| {
-        let (block_idx, panel) = (item / panels, item % panels);
-        let k = block_idx * KC;
-        let block = (depth - k).min(KC);
-        let width = (cols - panel * NR).min(NR);
-        let out = packed_b.slice(panel_start(k, block, panels, panel), block * NR);
-        // SAFETY: items write disjoint panels; B is only read, and scratch does not overlap it.
-        let out = unsafe { out.as_mut::<f32>() };
-        let (row, column) = (first_k + k, first_col + panel * NR);
-        match b {
-            B::Natural(mat) => with_real!(mat.view.dtype(), R => {
-                // SAFETY: B is an input of this call; nobody writes it meanwhile.
-                let source = unsafe { mat.view.as_slice::<R>() };
-                let source = &source[row * mat.stride + column..];
-                cpu.isa.run(#[inline(always)] || pack::natural(source, mat.stride, block, width, out))
-            }),
-            B::Transposed(mat) => with_real!(mat.view.dtype(), R => {
-                // SAFETY: as above.
-                let source = unsafe { mat.view.as_slice::<R>() };
-                let source = &source[column * mat.stride + row..];
+    match b {
+        B::Natural(mat) => cpu.pool.run(depth.div_ceil(PACK_ROWS), &|item, _| {
+            let (k, block) = inner_block(depth, item * PACK_ROWS);
+            let row = item * PACK_ROWS;
+            let rows = PACK_ROWS.min(depth - row);
+            let out = packed_b.slice(panel_start(k, block, panels, 0), block * panels * NR);
+            with_real!(mat.view.dtype(), R => {
+                // SAFETY: B is an input of this call; nobody writes it meanwhile. Items write disjoint rows
+                // of the panels, which lie in scratch.
+                cpu.isa.run(#[inline(always)] || unsafe {
+                    let source = &mat.view.as_slice::<R>()[(first_k + row) * mat.stride + first_col..];
+                    let out = out.as_ptr::<f32>().add((row - k) * NR);
+                    pack::natural(source, mat.stride, rows, cols, out, block * NR);
+                })
+            });
+        }),
+        B::Transposed(mat) => cpu.pool.run(panels * depth.div_ceil(KC), &|item, _| {
+            let (k, block) = inner_block(depth, item / panels * KC);
+            let panel = item % panels;
+            let width = (cols - panel * NR).min(NR);
+            let out = packed_b.slice(panel_start(k, block, panels, panel), block * NR);
+            with_real!(mat.view.dtype(), R => {
+                // SAFETY: as above; items write disjoint panels.
+                let (source, out) = unsafe { (mat.view.as_slice::<R>(), out.as_mut::<f32>()) };
+                let source = &source[(first_col + panel * NR) * mat.stride + first_k + k..];
                 cpu.isa.run(#[inline(always)] || pack::transposed(source, mat.stride, block, width, out))
-            }),
-        }
-    });
+            });
+        }),
+    }
 }
 
-fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, per_thread: View) {
-    let row_blocks = c.rows.div_ceil(ROW_BLOCK);
-    cpu.pool.run(row_blocks, &|item, worker| {
+/// The start and length of the inner block that `k` falls into, of an inner range of `depth`.
+fn inner_block(depth: usize, k: usize) -> (usize, usize) {
+    let start = k / KC * KC;
+    (start, (depth - start).min(KC))
+}
+
+/// Packs columns `rows` of a matrix stored as \[K, M\], over the slab's inner range.
+fn pack_a<'m>(cpu: &CpuQueue, mat: Mat, slab: &Slab, rows: Range<usize>, packed: View<'m>) -> PackedA<'m> {
+    let tiles = rows.len().div_ceil(MR);
+    cpu.pool.run(slab.depth.div_ceil(PACK_ROWS), &|item, _| {
+        let (k, depth) = inner_block(slab.depth, item * PACK_ROWS);
+        let row = item * PACK_ROWS;
+        let num_rows = PACK_ROWS.min(slab.depth - row);
+        let out = packed.slice(k * tiles * MR, depth * tiles * MR);
+        with_real!(mat.view.dtype(), R => {
+            // SAFETY: A is an input of this call; nobody writes it meanwhile. Items write disjoint rows of
+            // the tiles, which lie in scratch.
+            cpu.isa.run(#[inline(always)] || unsafe {
+                let source = &mat.view.as_slice::<R>()[(slab.first_k + row) * mat.stride + rows.start..];
+                let out = out.as_ptr::<f32>().add((row - k) * MR);
+                pack::a_columns(source, mat.stride, num_rows, rows.len(), out, depth * MR);
+            });
+        });
+    });
+    PackedA { packed, first_k: slab.first_k, first_row: rows.start, tiles }
+}
+
+/// Computes rows `rows` of C over a slab.
+fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, rows: Range<usize>, init: Init, slab: &Slab, per_thread: View) {
+    // Several items a thread, so that one that falls behind leaves work to the others.
+    let wanted = rows.len().div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(MR);
+    let row_block = wanted.clamp(2 * MR, ROW_BLOCK);
+    cpu.pool.run(rows.len().div_ceil(row_block), &|item, worker| {
         let scratch = per_thread.slice(worker * (A_ELEMS + C_ELEMS), A_ELEMS + C_ELEMS);
-        let first_row = item * ROW_BLOCK;
-        let rows = (c.rows - first_row).min(ROW_BLOCK);
+        let first_row = rows.start + item * row_block;
+        let rows = (rows.end - first_row).min(row_block);
         let block = RowBlock {
             first_row,
             rows,
@@ -200,13 +275,12 @@ fn ready_a(cpu: &CpuQueue, a: A, block: &RowBlock, k: usize, depth: usize) -> Re
             cpu.isa.run(#[inline(always)] || pack::widen_rows(source, mat.stride, block.rows, depth, scratch));
             ReadyA { base: scratch.as_ptr(), tile_step: MR * depth, row: depth, col: 1 }
         }),
-        A::Columns(mat) => with_real!(mat.view.dtype(), R => {
-            // SAFETY: as above.
-            let source = unsafe { mat.view.as_slice::<R>() };
-            let source = &source[k * mat.stride + block.first_row..];
-            cpu.isa.run(#[inline(always)] || pack::a_columns(source, mat.stride, depth, block.rows, scratch));
-            ReadyA { base: scratch.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
-        }),
+        A::Packed(p) => {
+            let tile = (block.first_row - p.first_row) / MR;
+            let view = p.packed.slice(((k - p.first_k) * p.tiles + tile * depth) * MR, 0);
+            ReadyA { base: view.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
+        }
+        A::Columns(_) => unreachable!("columns are packed before they are used"),
     }
 }
 
@@ -270,8 +344,8 @@ fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, block: &
     for k in (0..slab.depth).step_by(KC) {
         let depth = (slab.depth - k).min(KC);
         let ready = ready_a(cpu, a, block, slab.first_k + k, depth);
-        for first_panel in (0..all_panels).step_by(PANELS_IN_CACHE) {
-            let last_panel = (first_panel + PANELS_IN_CACHE).min(all_panels);
+        for first_panel in (0..all_panels).step_by(PANELS_AT_A_TIME) {
+            let last_panel = (first_panel + PANELS_AT_A_TIME).min(all_panels);
             let column = first_panel * NR;
             let (init, init_row) = match init {
                 _ if k > 0 => (at(&c, column).cast_const(), c.stride),
@@ -291,10 +365,10 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
     // either C itself, read before it is written, or another matrix that nobody writes.
     let sums = unsafe { block.c_scratch.as_mut::<f32>() };
     let all_panels = slab.cols.div_ceil(NR);
-    for first_panel in (0..all_panels).step_by(PANELS_IN_CACHE) {
-        let last_panel = (first_panel + PANELS_IN_CACHE).min(all_panels);
+    for first_panel in (0..all_panels).step_by(PANELS_AT_A_TIME) {
+        let last_panel = (first_panel + PANELS_AT_A_TIME).min(all_panels);
         let column = slab.first_col + first_panel * NR;
-        let cols = (slab.cols - first_panel * NR).min(PANELS_IN_CACHE * NR);
+        let cols = (slab.cols - first_panel * NR).min(PANELS_AT_A_TIME * NR);
         let from = match init {
             Init::Zero => None,
             Init::Accumulate => Some(c),

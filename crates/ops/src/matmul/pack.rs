@@ -4,26 +4,38 @@ use lockstep_device::Real;
 
 use super::{MR, NR};
 
-/// Packs `cols` (at most NR) columns of a \[depth, cols\] block into a panel \[depth, NR\], zero beyond.
-/// Row k of the source starts at `k * stride`.
+/// Packs `rows` rows of a matrix whose rows start `stride` apart into panels of NR columns, zero beyond
+/// `cols`. `out` is where row 0 of panel 0 goes; panels lie `panel_elems` apart. Rows are read from end
+/// to end, across all panels: that is what hardware prefetches.
+///
+/// # Safety
+/// `out` is valid for `rows` rows in each of the panels, and nobody else touches those.
 #[inline(always)]
-pub(crate) fn natural<R: Real>(source: &[R], stride: usize, depth: usize, cols: usize, panel: &mut [f32]) {
-    let panel = &mut panel[..depth * NR];
-    if cols == NR {
-        for (k, row) in panel.chunks_exact_mut(NR).enumerate() {
-            let from = &source[k * stride..k * stride + NR];
-            for (to, from) in row.iter_mut().zip(from) {
-                *to = from.to_f32();
-            }
+pub(crate) unsafe fn natural<R: Real>(
+    source: &[R],
+    stride: usize,
+    rows: usize,
+    cols: usize,
+    out: *mut f32,
+    panel_elems: usize,
+) {
+    for k in 0..rows {
+        let from = &source[k * stride..][..cols];
+        let (whole, rest) = from.as_chunks::<NR>();
+        for (p, part) in whole.iter().enumerate() {
+            // A row by value: the compiler cannot know that `out` and `source` are apart, and would copy
+            // element by element.
+            let row = part.map(R::to_f32);
+            // SAFETY: row k of panel p, by the caller's promise.
+            unsafe { out.add(p * panel_elems + k * NR).cast::<[f32; NR]>().write_unaligned(row) };
         }
-    } else {
-        for (k, row) in panel.chunks_exact_mut(NR).enumerate() {
-            let from = &source[k * stride..k * stride + cols];
-            let (used, padding) = row.split_at_mut(cols);
-            for (to, from) in used.iter_mut().zip(from) {
+        if !rest.is_empty() {
+            let mut row = [0f32; NR];
+            for (to, from) in row.iter_mut().zip(rest) {
                 *to = from.to_f32();
             }
-            padding.fill(0.0);
+            // SAFETY: as above; the last panel is padded to NR columns.
+            unsafe { out.add(whole.len() * panel_elems + k * NR).cast::<[f32; NR]>().write_unaligned(row) };
         }
     }
 }
@@ -67,21 +79,31 @@ pub(crate) fn transposed<R: Real>(source: &[R], stride: usize, depth: usize, col
     }
 }
 
-/// Packs `rows` columns of a \[depth, rows\] block, to be used as rows of A, into tiles \[depth, MR\].
-/// Row k of the source starts at `k * stride` and is read once, across all tiles.
+/// Packs `rows` rows of a matrix, whose columns are to be rows of A, into tiles of MR columns. `out` is
+/// where row 0 of tile 0 goes; tiles lie `tile_elems` apart.
+///
+/// # Safety
+/// As for [`natural`].
 #[inline(always)]
-pub(crate) fn a_columns<R: Real>(source: &[R], stride: usize, depth: usize, rows: usize, out: &mut [f32]) {
-    let whole_tiles = rows / MR;
-    for k in 0..depth {
-        let from = &source[k * stride..k * stride + rows];
-        for t in 0..whole_tiles {
-            let to = &mut out[(t * depth + k) * MR..][..MR];
-            for (to, from) in to.iter_mut().zip(&from[t * MR..][..MR]) {
-                *to = from.to_f32();
-            }
+pub(crate) unsafe fn a_columns<R: Real>(
+    source: &[R],
+    stride: usize,
+    rows: usize,
+    cols: usize,
+    out: *mut f32,
+    tile_elems: usize,
+) {
+    for k in 0..rows {
+        let from = &source[k * stride..][..cols];
+        let (whole, rest) = from.as_chunks::<MR>();
+        for (t, part) in whole.iter().enumerate() {
+            let row = part.map(R::to_f32);
+            // SAFETY: row k of tile t, by the caller's promise.
+            unsafe { out.add(t * tile_elems + k * MR).cast::<[f32; MR]>().write_unaligned(row) };
         }
-        for (i, from) in from[whole_tiles * MR..].iter().enumerate() {
-            out[(whole_tiles * depth + k) * MR + i] = from.to_f32();
+        for (i, from) in rest.iter().enumerate() {
+            // SAFETY: as above; the kernel reads no further than the columns there are.
+            unsafe { *out.add(whole.len() * tile_elems + k * MR + i) = from.to_f32() };
         }
     }
 }

@@ -27,8 +27,8 @@ fn leaves_of(leaves: &mut [f64], x: &[f32]) {
     for (leaf, block) in leaves.iter_mut().zip(x.as_chunks::<ALIGN_ELEMS>().0) {
         let mut lanes = [0f64; 8];
         for chunk in block.as_chunks::<8>().0 {
-            for (sum, value) in lanes.iter_mut().zip(chunk) {
-                let value = f64::from(*value);
+            let wide = chunk.map(f64::from);
+            for (sum, value) in lanes.iter_mut().zip(wide) {
                 *sum = value.mul_add(value, *sum);
             }
         }

@@ -5,7 +5,7 @@ use lockstep_device::{CpuQueue, Real, View};
 
 use super::{Backward, GRAD_ROWS};
 use crate::dispatch::with_real;
-use crate::math::sum_by;
+use crate::math::{LANES, sum2, sum3};
 use crate::{Mat, ROWS_PER_ITEM};
 
 pub(super) fn forward(cpu: &CpuQueue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
@@ -45,7 +45,7 @@ fn forward_rows<R: Real, W: Real>(
         let (row, start) = (i / groups, i % groups * dim);
         let x = &x[row * x_stride + start..][..dim];
         let y = &mut y[row * y_stride + start..][..dim];
-        let squares = sum_by(dim, |j| x[j].to_f32() * x[j].to_f32());
+        let squares = sum2(x, x, |a, b| a * b);
         *rstd = 1.0 / (squares / dim as f32 + eps).sqrt();
         for j in 0..dim {
             y[j] = R::from_f32(x[j].to_f32() * *rstd * w[j].to_f32());
@@ -113,19 +113,38 @@ fn backward_rows<R: Real, W: Real, const ADD: bool>(call: Rows<R, W>) {
         // SAFETY: the row lies inside the block of rows the pointers were taken from.
         let (dx, dy) =
             unsafe { (call.dx.add(row * call.dx_stride + start), call.dy.add(row * call.dy_stride + start)) };
-        let w = &call.w[..dim];
-        let dw = &mut call.dw[..dim];
-        // SAFETY: j < dim, inside the row.
-        let dy_at = |j: usize| unsafe { (*dy.add(j)).to_f32() };
-        let mean = sum_by(dim, |j| dy_at(j) * w[j].to_f32() * x[j].to_f32()) * rstd / dim as f32;
-        for j in 0..dim {
-            let (dy_j, normed) = (dy_at(j), x[j].to_f32() * rstd);
-            dw[j] = dy_j.mul_add(normed, dw[j]);
-            let grad = rstd * (-normed).mul_add(mean, dy_j * w[j].to_f32());
-            // SAFETY: as above; element j of dy was read before element j of dx is written.
+        // SAFETY: dy is only read until the sum is done; dx, which may be dy, is written afterwards.
+        let dy_row = unsafe { std::slice::from_raw_parts(dy, dim) };
+        let mean = sum3(dy_row, call.w, x, |dy, w, x| dy * w * x) * rstd / dim as f32;
+        let grad = |dy: f32, w: f32, normed: f32| rstd * (-normed).mul_add(mean, dy * w);
+        let whole = dim - dim % LANES;
+        for start in (0..whole).step_by(LANES) {
+            // By value, a vector at a time: dx may be dy, element for element.
+            // SAFETY: the vector lies inside the row.
+            let (dy, before) = unsafe {
+                (dy.add(start).cast::<[R; LANES]>().read(), dx.add(start).cast::<[R; LANES]>().read())
+            };
+            let x: &[R; LANES] = x[start..start + LANES].try_into().expect("a whole vector");
+            let w: &[W; LANES] = call.w[start..start + LANES].try_into().expect("a whole vector");
+            let dw: &mut [f32; LANES] =
+                (&mut call.dw[start..start + LANES]).try_into().expect("a whole vector");
+            let mut out = before;
+            for j in 0..LANES {
+                let (dy, normed) = (dy[j].to_f32(), x[j].to_f32() * rstd);
+                dw[j] = dy.mul_add(normed, dw[j]);
+                let base = if ADD { before[j].to_f32() } else { 0.0 };
+                out[j] = R::from_f32(base + grad(dy, w[j].to_f32(), normed));
+            }
+            // SAFETY: as above.
+            unsafe { dx.add(start).cast::<[R; LANES]>().write(out) };
+        }
+        for j in whole..dim {
+            // SAFETY: j < dim, inside the row; element j of dy is read before element j of dx is written.
             unsafe {
-                let before = if ADD { (*dx.add(j)).to_f32() } else { 0.0 };
-                *dx.add(j) = R::from_f32(before + grad);
+                let (dy, normed) = ((*dy.add(j)).to_f32(), x[j].to_f32() * rstd);
+                call.dw[j] = dy.mul_add(normed, call.dw[j]);
+                let base = if ADD { (*dx.add(j)).to_f32() } else { 0.0 };
+                *dx.add(j) = R::from_f32(base + grad(dy, call.w[j].to_f32(), normed));
             }
         }
     }
