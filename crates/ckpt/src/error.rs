@@ -204,7 +204,9 @@ impl Fault for CkptError {
             CkptError::NoTensor { similar: Some(similar), .. } => {
                 return Some(format!("there is a tensor `{similar}`."));
             }
-            CkptError::NoTensor { .. } | CkptError::Shape { .. } => "the config does not describe these weights.",
+            CkptError::NoTensor { .. } | CkptError::Shape { .. } => {
+                "the config does not describe these weights."
+            }
             CkptError::Safetensors { fault, .. } if matches!(**fault, SafetensorsFault::Truncated { .. }) => {
                 "the download or copy was cut short; fetch the file again."
             }

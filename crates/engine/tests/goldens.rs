@@ -9,7 +9,8 @@ use lockstep_testkit::{Golden, Setup, Window, engine};
 
 const CASES: [&str; 4] = ["llama-untied", "llama-tied", "qwen3", "qwen3-tied"];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
-const STILL: Updates = Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+const STILL: Updates =
+    Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
 
 fn load(engine: &mut Engine, golden: &Golden) {
     let units = engine.units().to_vec();
@@ -133,9 +134,17 @@ fn ten_adamw_steps_match() {
             };
             let report = engine.train_step(&mut window, &updates).unwrap();
             let loss = f64::from(losses[s]);
-            assert!((window.loss() - loss).abs() < 1e-4 * loss.abs(), "{case} step {s}: {} not {loss}", window.loss());
+            assert!(
+                (window.loss() - loss).abs() < 1e-4 * loss.abs(),
+                "{case} step {s}: {} not {loss}",
+                window.loss()
+            );
             let norm = f64::from(norms[s]);
-            assert!((report.grad_norm - norm).abs() < 1e-3 * norm, "{case} step {s}: norm {}", report.grad_norm);
+            assert!(
+                (report.grad_norm - norm).abs() < 1e-3 * norm,
+                "{case} step {s}: norm {}",
+                report.grad_norm
+            );
         }
         for (name, weights) in tensors(&engine, State::Working) {
             let error = relative_error(&weights, &golden.f32(&format!("steps.final.{name}")));
@@ -150,7 +159,8 @@ fn bf16_losses_stay_near() {
     for case in CASES {
         let golden = Golden::open(case);
         let losses = golden.f32("steps.losses");
-        let mut engine = engine(&golden.shape, &Setup { micros: 2, storage: DType::BF16, ..Setup::default() });
+        let mut engine =
+            engine(&golden.shape, &Setup { micros: 2, storage: DType::BF16, ..Setup::default() });
         load(&mut engine, &golden);
         let rates = golden.f32("steps.lr");
         for (s, micros) in golden.step_batches().into_iter().enumerate() {
@@ -159,7 +169,11 @@ fn bf16_losses_stay_near() {
             let updates = Updates { t: s as u64 + 1, lr, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
             engine.train_step(&mut window, &updates).unwrap();
             let loss = f64::from(losses[s]);
-            assert!((window.loss() - loss).abs() < 3e-2 * loss, "{case} step {s}: {} not {loss}", window.loss());
+            assert!(
+                (window.loss() - loss).abs() < 3e-2 * loss,
+                "{case} step {s}: {} not {loss}",
+                window.loss()
+            );
         }
     }
 }

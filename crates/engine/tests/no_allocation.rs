@@ -26,8 +26,14 @@ fn steps_allocate_nothing() {
             let mut engine = engine(&shape, &setup);
             let micros = vec![Micro::random(&[50, 3, 70], 101, 1), Micro::random(&[1, 65, 64], 101, 2)];
             let mut window = Window::new(micros);
-            let updates =
-                Updates { t: 1, lr: 1e-3, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
+            let updates = Updates {
+                t: 1,
+                lr: 1e-3,
+                betas: (0.9, 0.95),
+                eps: 1e-8,
+                weight_decay: 0.1,
+                max_norm: Some(1.0),
+            };
             let before = ALLOCATOR.calls();
             for t in 1..=3 {
                 engine.train_step(&mut window, &Updates { t, ..updates }).unwrap();

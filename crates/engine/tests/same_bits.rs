@@ -18,7 +18,9 @@ fn shapes() -> Vec<ModelShape> {
 
 fn windows(vocab: usize) -> Vec<Vec<Micro>> {
     (0..3)
-        .map(|s| vec![Micro::random(&[50, 3, 70], vocab, 2 * s), Micro::random(&[1, 65, 64, 20], vocab, 2 * s + 1)])
+        .map(|s| {
+            vec![Micro::random(&[50, 3, 70], vocab, 2 * s), Micro::random(&[1, 65, 64, 20], vocab, 2 * s + 1)]
+        })
         .collect()
 }
 
@@ -138,8 +140,11 @@ fn the_cut_into_micro_batches_changes_only_rounding() {
             (window.loss(), report.grad_norm, values)
         };
         let (loss, norm, whole) = grads(&[&[0, 1, 2, 3, 4, 5, 6, 7]], AccumulationOrder::Local);
-        let cuts: [&[&[usize]]; 3] =
-            [&[&[0, 1, 2, 3], &[4, 5, 6, 7]], &[&[0], &[1, 2], &[3], &[4, 5, 6, 7]], &[&[0, 1, 2, 3, 4, 5, 6, 7], &[]]];
+        let cuts: [&[&[usize]]; 3] = [
+            &[&[0, 1, 2, 3], &[4, 5, 6, 7]],
+            &[&[0], &[1, 2], &[3], &[4, 5, 6, 7]],
+            &[&[0, 1, 2, 3, 4, 5, 6, 7], &[]],
+        ];
         for cut in cuts {
             for order in [AccumulationOrder::Local, AccumulationOrder::Reduced] {
                 let (other_loss, other_norm, other) = grads(cut, order);

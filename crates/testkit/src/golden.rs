@@ -24,7 +24,8 @@ impl Golden {
         let dir = golden_dir().join(case);
         let folder = ModelFolder::open(&dir).expect("goldens are in the repository");
         let shape = ModelShape::from_hf_text(folder.config_json(), case).expect("a family we know");
-        let file = SafetensorsFile::open(&dir.join("golden.safetensors")).expect("goldens are in the repository");
+        let file =
+            SafetensorsFile::open(&dir.join("golden.safetensors")).expect("goldens are in the repository");
         Golden { folder, shape, file }
     }
 

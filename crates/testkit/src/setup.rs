@@ -4,8 +4,8 @@ use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_device::Queue;
 use lockstep_engine::Engine;
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanInput, Role, RunPlan, Tier, build,
-    strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanInput, Role, RunPlan, Tier,
+    build, strategy,
 };
 use lockstep_shape::{ModelShape, Recompute};
 

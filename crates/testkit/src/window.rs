@@ -72,7 +72,12 @@ impl Window {
 impl Driver for Window {
     fn batch(&self, micro: u32) -> MicroBatch<'_> {
         let m = &self.micros[micro as usize];
-        MicroBatch { tokens: &m.tokens, targets: &m.targets, positions: &m.positions, cu_seqlens: &m.cu_seqlens }
+        MicroBatch {
+            tokens: &m.tokens,
+            targets: &m.targets,
+            positions: &m.positions,
+            cu_seqlens: &m.cu_seqlens,
+        }
     }
 
     fn coefficients(&mut self, micro: u32, _: Option<&[f32]>, out: &mut [f32]) {

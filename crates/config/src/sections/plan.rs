@@ -203,7 +203,7 @@ fn read_recompute(r: &mut Reader<'_>) -> Recompute {
             r.derived("recompute", "gradient_checkpointing");
             if on { Recompute::Full } else { Recompute::None }
         }
-        (None, None) => Recompute::None,
+        (None, None) => Recompute::Selective,
     }
 }
 

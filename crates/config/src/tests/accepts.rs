@@ -50,7 +50,7 @@ fn defaults_are_those_of_the_page() {
     );
     assert_eq!(config.precision, Precision::F32);
     assert_eq!(config.plan.strategy, StrategyName::Ddp);
-    assert_eq!(config.plan.recompute, Recompute::None);
+    assert_eq!(config.plan.recompute, Recompute::Selective);
     assert_eq!((config.plan.prefetch, config.plan.ddp_bucket_cap_mb), (1, 25));
     assert_eq!(config.plan.world_size(), 1);
     assert_eq!((config.output.logging_steps, config.output.save_steps), (1, Some(500)));

@@ -74,6 +74,9 @@ mod x86 {
 
     use super::{NR, Tile};
 
+    /// Rows of the panel that are fetched ahead: the panel streams from the second-level cache.
+    const AHEAD: usize = 12;
+
     /// Dispatches on the number of rows, so that each count has its accumulators in registers.
     macro_rules! by_rows {
         ($kernel:ident, $t:expr, $vectors:literal; $($rows:literal)*) => {
@@ -97,6 +100,15 @@ mod x86 {
 
     #[target_feature(enable = "avx512f")]
     unsafe fn rows_avx512<const ROWS: usize, const VECTORS: usize>(t: &Tile) {
+        // The tile's lines of C, and of the initial value, arrive while the sums are made.
+        for i in 0..ROWS {
+            for v in 0..VECTORS {
+                _mm_prefetch(t.c.wrapping_add(i * t.c_row + 16 * v).cast::<i8>(), _MM_HINT_ET0);
+                if !t.init.is_null() && !std::ptr::eq(t.init, t.c) {
+                    _mm_prefetch(t.init.wrapping_add(i * t.init_row + 16 * v).cast::<i8>(), _MM_HINT_T0);
+                }
+            }
+        }
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let (mut a, mut b) = (t.a, t.b);
         let (a_row, a_col) = (t.a_row, t.a_col);
@@ -107,6 +119,7 @@ mod x86 {
                 let mut columns = [_mm512_setzero_ps(); VECTORS];
                 for (v, column) in columns.iter_mut().enumerate() {
                     *column = _mm512_loadu_ps(b.add(16 * v));
+                    _mm_prefetch(b.add(AHEAD * NR + 16 * v).cast::<i8>(), _MM_HINT_T0);
                 }
                 for (i, sums) in acc.iter_mut().enumerate() {
                     let row = _mm512_set1_ps(*a.add(i * a_row));
