@@ -22,9 +22,9 @@ fn plan_of_one_rank() {
     policy    LlamaForCausalLM, 37.1 k parameters
         parameters, f32                        160 KiB           -           -
         Adam moments, f32                      320 KiB           -           -
-    arena: residents + largest phase          6.11 MiB           -           -
+    arena: residents + largest phase          10.1 MiB           -           -
     foreign: process, libraries, data         18.0 MiB           -           -
-    total                                     24.1 MiB           -           -
+    total                                     28.1 MiB           -           -
     ");
 }
 
@@ -86,8 +86,8 @@ fn offloaded_optimizer() {
     bytes per rank                              device        host        nvme
         master parameters, f32                       -     160 KiB           -
         Adam moments, f32                            -     320 KiB           -
-    arena: residents + largest phase          5.80 MiB     648 KiB           -
-    total                                     23.8 MiB     648 KiB           -
+    arena: residents + largest phase          9.80 MiB     648 KiB           -
+    total                                     27.8 MiB     648 KiB           -
     ");
 }
 
@@ -99,14 +99,14 @@ fn ppo() {
     reference LlamaForCausalLM, 37.1 k parameters, frozen
     reward    LlamaForCausalLM, 37.1 k parameters, frozen
         parameters, f32                        640 KiB           -           -
-    phase rollout policy                      5.11 MiB           -           -
-    phase score policy                        5.04 MiB           -           -
-    phase score value                         5.04 MiB           -           -
-    phase score reference                     5.04 MiB           -           -
-    phase score reward                        5.04 MiB           -           -
-    phase train policy                        5.48 MiB           -           -
-    phase train value                         5.48 MiB           -           -
-    arena: residents + largest phase          7.05 MiB           -           -
+    phase rollout policy                      9.11 MiB           -           -
+    phase score policy                        9.04 MiB           -           -
+    phase score value                         9.04 MiB           -           -
+    phase score reference                     9.04 MiB           -           -
+    phase score reward                        9.04 MiB           -           -
+    phase train policy                        9.48 MiB           -           -
+    phase train value                         9.48 MiB           -           -
+    arena: residents + largest phase          11.0 MiB           -           -
     ");
 }
 
