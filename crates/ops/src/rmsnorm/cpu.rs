@@ -103,6 +103,8 @@ struct Rows<'a, R, W> {
     groups: usize,
 }
 
+// Five arrays walk together; an index says that plainly.
+#[allow(clippy::needless_range_loop)]
 #[inline(always)]
 fn backward_rows<R: Real, W: Real, const ADD: bool>(call: Rows<R, W>) {
     let dim = call.w.len();
