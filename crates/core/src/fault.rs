@@ -20,6 +20,12 @@ pub enum FaultClass {
     CannotWrite,
     /// NaN, infinity or divergence.
     Diverged,
+    /// Another rank failed, and this one with it.
+    PeerFailed,
+    /// Ranks wait for each other in different calls, or one never comes.
+    Desync,
+    /// A wrong, missing or replayed proof of the run's token.
+    NotAuthorised,
 }
 
 impl FaultClass {
@@ -32,6 +38,9 @@ impl FaultClass {
             FaultClass::Internal => 70,
             FaultClass::CannotWrite => 73,
             FaultClass::Diverged => 76,
+            FaultClass::PeerFailed => 71,
+            FaultClass::Desync => 72,
+            FaultClass::NotAuthorised => 77,
         }
     }
 }

@@ -8,6 +8,7 @@
 
 mod dtype;
 mod fault;
+pub mod fold;
 mod layout;
 mod mesh;
 mod quantity;

@@ -25,11 +25,18 @@ pub enum Axis {
 pub struct Mesh {
     pub replicate: u32,
     pub shard: u32,
+    /// Ranks of one node, which are neighbours too. Sums fold inside nodes first.
+    pub per_node: u32,
 }
 
 impl Mesh {
     /// One rank.
-    pub const SINGLE: Mesh = Mesh { replicate: 1, shard: 1 };
+    pub const SINGLE: Mesh = Mesh { replicate: 1, shard: 1, per_node: 1 };
+
+    /// A mesh on one node.
+    pub const fn on_one_node(replicate: u32, shard: u32) -> Mesh {
+        Mesh { replicate, shard, per_node: replicate * shard }
+    }
 
     pub const fn world(&self) -> u32 {
         self.replicate * self.shard
@@ -49,6 +56,27 @@ impl Mesh {
     pub const fn shard_idx(&self, rank: Rank) -> u32 {
         rank.0 % self.shard
     }
+
+    /// Where `rank` stands along the replicate axis.
+    pub const fn replica(&self, rank: Rank) -> u32 {
+        rank.0 / self.shard
+    }
+
+    /// The node that `rank` is on.
+    pub const fn node(&self, rank: Rank) -> u32 {
+        rank.0 / self.per_node
+    }
+
+    /// The ranks of the line along `axis` through `rank`, in order.
+    pub fn along(&self, axis: Axis, rank: Rank) -> Vec<Rank> {
+        let (first, stride) = match axis {
+            Axis::Replicate => (self.shard_idx(rank), self.shard),
+            Axis::Shard => (self.replica(rank) * self.shard, 1),
+            Axis::Tensor => (rank.0, 1),
+            Axis::World => (0, 1),
+        };
+        (0..self.size(axis)).map(|i| Rank(first + i * stride)).collect()
+    }
 }
 
 impl fmt::Display for Rank {
@@ -65,5 +93,21 @@ impl fmt::Display for Axis {
             Axis::Tensor => "tensor",
             Axis::World => "world",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_two_by_three_mesh() {
+        let mesh = Mesh { replicate: 2, shard: 3, per_node: 3 };
+        let along = |axis, rank| mesh.along(axis, Rank(rank)).iter().map(|r| r.0).collect::<Vec<_>>();
+        assert_eq!(along(Axis::Shard, 4), [3, 4, 5]);
+        assert_eq!(along(Axis::Replicate, 4), [1, 4]);
+        assert_eq!(along(Axis::World, 4), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(along(Axis::Tensor, 4), [4]);
+        assert_eq!((mesh.node(Rank(2)), mesh.node(Rank(3))), (0, 1));
     }
 }

@@ -99,6 +99,20 @@ unsafe impl Send for View<'_> {}
 unsafe impl Sync for View<'_> {}
 
 impl<'m> View<'m> {
+    /// No elements of no memory.
+    pub fn empty() -> View<'m> {
+        View { ptr: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32, memory: PhantomData }
+    }
+
+    /// Copies all of `from`, which has as many elements of the same type and shares no byte with this.
+    pub fn copy_from(&self, from: &View<'_>) {
+        assert_eq!((self.len, self.dtype), (from.len, from.dtype), "a copy between views that differ");
+        self.assert_apart(from);
+        let bytes = self.len * self.dtype.size();
+        // SAFETY: both lie in live memory, do not overlap, and are quiet by the plan's waits.
+        unsafe { std::ptr::copy_nonoverlapping(from.ptr.as_ptr(), self.ptr.as_ptr(), bytes) }
+    }
+
     /// Elements.
     pub fn len(&self) -> usize {
         self.len

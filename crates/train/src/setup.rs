@@ -296,14 +296,16 @@ fn foreign(tokenizer: &Tokenizer, dataset: Option<&Dataset>) -> Bytes {
 /// and replicates across nodes.
 fn mesh(config: &RunConfig) -> Result<Mesh, TrainError> {
     let p = &config.plan;
-    let world = p.world_size();
+    let (world, per_node) = (p.world_size(), p.nproc_per_node);
     Ok(match p.strategy {
-        StrategyName::Ddp | StrategyName::NoShard | StrategyName::Auto => Mesh { replicate: world, shard: 1 },
-        StrategyName::HybridShard if world == 1 => Mesh::SINGLE,
-        StrategyName::HybridShard if p.nodes < 2 || p.nproc_per_node < 2 => {
-            return Err(PlanError::HybridMesh { nodes: p.nodes, per_node: p.nproc_per_node }.into());
+        StrategyName::Ddp | StrategyName::NoShard | StrategyName::Auto => {
+            Mesh { replicate: world, shard: 1, per_node }
         }
-        StrategyName::HybridShard => Mesh { replicate: p.nodes, shard: p.nproc_per_node },
-        _ => Mesh { replicate: 1, shard: world },
+        StrategyName::HybridShard if world == 1 => Mesh::SINGLE,
+        StrategyName::HybridShard if p.nodes < 2 || per_node < 2 => {
+            return Err(PlanError::HybridMesh { nodes: p.nodes, per_node }.into());
+        }
+        StrategyName::HybridShard => Mesh { replicate: p.nodes, shard: per_node, per_node },
+        _ => Mesh { replicate: 1, shard: world, per_node },
     })
 }

@@ -46,7 +46,7 @@ impl Setup {
         Setup {
             shape: ModelShape::named(size, 512).unwrap(),
             strategy,
-            mesh: Mesh { replicate, shard },
+            mesh: Mesh::on_one_node(replicate, shard),
             order: None,
             micros: 1,
             prefetch: 1,

@@ -57,7 +57,7 @@ fn any_setup() -> impl Strategy<Value = Setup> {
         let (recompute, storage, coefficients_ahead) = compute;
         Setup {
             shape,
-            mesh: Mesh { replicate, shard },
+            mesh: Mesh::on_one_node(replicate, shard),
             order,
             micros,
             prefetch,

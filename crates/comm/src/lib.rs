@@ -1,0 +1,20 @@
+//! Bytes between ranks.
+//!
+//! A [`Carrier`] knows how two ranks agree on a call and how one reads what the other offers; threads,
+//! shared memory and TCP differ in nothing else. [`Comm`] writes every collective once, over any carrier,
+//! and folds contributions by the mesh's tree, so that a sum has the same bits whoever carried it.
+
+mod call;
+mod carrier;
+mod comm;
+mod error;
+mod fold;
+mod group;
+mod thread;
+
+pub use call::{Call, CallKind};
+pub use carrier::{Carrier, MAX_OFFERS};
+pub use comm::{Comm, Gathered};
+pub use error::{Abort, CommError};
+pub use group::Group;
+pub use thread::{ThreadCarrier, thread_world};

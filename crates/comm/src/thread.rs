@@ -1,0 +1,199 @@
+//! Ranks that are threads of one process.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use lockstep_core::{DType, Rank};
+use lockstep_device::View;
+
+use crate::call::Call;
+use crate::carrier::Carrier;
+use crate::error::{Abort, CommError};
+
+/// Carriers for `world` ranks that live in this process.
+pub fn thread_world(world: u32, deadline: Duration) -> Vec<ThreadCarrier> {
+    let n = world as usize;
+    let cells = (0..n * n).map(|_| Cell::default()).collect();
+    let shared = Arc::new(Shared { cells, world: n });
+    (0..world)
+        .map(|rank| ThreadCarrier {
+            shared: shared.clone(),
+            rank: Rank(rank),
+            deadline,
+            abort: Abort::default(),
+            calls: vec![None; n],
+            taken: vec![(0, 0); n],
+        })
+        .collect()
+}
+
+/// One rank's side.
+pub struct ThreadCarrier {
+    shared: Arc<Shared>,
+    rank: Rank,
+    deadline: Duration,
+    abort: Abort,
+    /// The call open with each peer, for messages.
+    calls: Vec<Option<Call>>,
+    /// Part and element that the next pull from each peer starts at.
+    taken: Vec<(usize, usize)>,
+}
+
+struct Shared {
+    /// `from * world + to`
+    cells: Vec<Cell>,
+    world: usize,
+}
+
+/// What one rank has announced to another.
+#[derive(Default)]
+struct Cell {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    posted: Option<Posted>,
+    /// The one it is announced to has all it wants.
+    done: bool,
+    gone: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Posted {
+    call: Call,
+    offers: [Offer; crate::MAX_OFFERS],
+}
+
+/// The address of a view that its owner keeps alive until `finish`.
+#[derive(Clone, Copy)]
+struct Offer {
+    base: usize,
+    len: usize,
+    dtype: DType,
+}
+
+impl ThreadCarrier {
+    /// Ends waits when `abort` is raised.
+    pub fn with_abort(mut self, abort: Abort) -> ThreadCarrier {
+        self.abort = abort;
+        self
+    }
+
+    fn cell(&self, from: Rank, to: Rank) -> &Cell {
+        &self.shared.cells[from.0 as usize * self.shared.world + to.0 as usize]
+    }
+
+    fn wait(
+        &self,
+        peer: Rank,
+        (from, to): (Rank, Rank),
+        ready: impl Fn(&State) -> bool,
+    ) -> Result<MutexGuard<'_, State>, CommError> {
+        let call = || self.calls[peer.0 as usize].map_or_else(String::new, |c| c.to_string());
+        let cell = self.cell(from, to);
+        let start = Instant::now();
+        let mut state = lock(cell);
+        loop {
+            if ready(&state) {
+                return Ok(state);
+            }
+            self.abort.check()?;
+            let (rank, waited) = (self.rank, start.elapsed());
+            // Whoever leaves marks the cells it writes; the other direction is looked at too.
+            if state.gone || (from == rank && self.is_gone(peer)) {
+                return Err(CommError::Lost { rank, peer, call: call(), why: "its thread ended".into() });
+            }
+            if waited >= self.deadline {
+                return Err(CommError::TimedOut { rank, peer, call: call(), waited });
+            }
+            let slice = (self.deadline - waited).min(Duration::from_millis(20));
+            state = cell.changed.wait_timeout(state, slice).unwrap_or_else(|e| e.into_inner()).0;
+        }
+    }
+
+    fn is_gone(&self, peer: Rank) -> bool {
+        lock(self.cell(peer, self.rank)).gone
+    }
+}
+
+impl Carrier for ThreadCarrier {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn world(&self) -> u32 {
+        self.shared.world as u32
+    }
+
+    fn post(&mut self, peer: Rank, call: &Call, offers: &[View<'_>]) -> Result<(), CommError> {
+        self.calls[peer.0 as usize] = Some(*call);
+        self.taken[peer.0 as usize] = (0, 0);
+        let mut posted = Posted { call: *call, offers: [Offer { base: 0, len: 0, dtype: DType::U32 }; 32] };
+        for (offer, view) in posted.offers.iter_mut().zip(offers) {
+            *offer = Offer { base: view.as_ptr::<u8>() as usize, len: view.len(), dtype: view.dtype() };
+        }
+        let cell = self.cell(self.rank, peer);
+        *lock(cell) = State { posted: Some(posted), done: false, gone: false };
+        cell.changed.notify_all();
+        Ok(())
+    }
+
+    fn meet(&mut self, peer: Rank, call: &Call) -> Result<(), CommError> {
+        let state = self.wait(peer, (peer, self.rank), |s| s.posted.is_some() && !s.done)?;
+        let theirs = state.posted.expect("just waited for").call;
+        if theirs != *call {
+            let (mine, theirs) = (call.to_string(), theirs.to_string());
+            return Err(CommError::Mismatch { rank: self.rank, peer, mine, theirs });
+        }
+        Ok(())
+    }
+
+    fn pull(&mut self, peer: Rank, into: View<'_>) -> Result<(), CommError> {
+        if into.is_empty() {
+            return Ok(());
+        }
+        let offers = lock(self.cell(peer, self.rank)).posted.expect("met before").offers;
+        let (part, start) = &mut self.taken[peer.0 as usize];
+        while *start == offers[*part].len {
+            (*part, *start) = (*part + 1, 0);
+        }
+        let offer = &offers[*part];
+        assert_eq!(offer.dtype, into.dtype(), "a pull of another type than was offered");
+        assert!(*start + into.len() <= offer.len, "a pull of more than was offered");
+        let from = (offer.base + *start * offer.dtype.size()) as *const u8;
+        let bytes = into.len() * into.dtype().size();
+        // SAFETY: the offer is a live view of the peer, in bounds as just checked, and stays unchanged until
+        // this rank is done; `into` is this rank's own.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_ptr::<u8>(), bytes) };
+        *start += into.len();
+        Ok(())
+    }
+
+    fn done(&mut self, peer: Rank) -> Result<(), CommError> {
+        let cell = self.cell(peer, self.rank);
+        lock(cell).done = true;
+        cell.changed.notify_all();
+        Ok(())
+    }
+
+    fn finish(&mut self, peer: Rank) -> Result<(), CommError> {
+        drop(self.wait(peer, (self.rank, peer), |s| s.done)?);
+        Ok(())
+    }
+}
+
+impl Drop for ThreadCarrier {
+    fn drop(&mut self) {
+        for peer in 0..self.shared.world as u32 {
+            let cell = self.cell(self.rank, Rank(peer));
+            lock(cell).gone = true;
+            cell.changed.notify_all();
+        }
+    }
+}
+
+fn lock(cell: &Cell) -> MutexGuard<'_, State> {
+    cell.state.lock().unwrap_or_else(|e| e.into_inner())
+}
