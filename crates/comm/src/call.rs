@@ -3,6 +3,7 @@
 use std::fmt;
 
 use lockstep_core::DType;
+use lockstep_device::View;
 
 /// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +16,10 @@ pub enum CallKind {
     Gather,
     /// A message from one rank to another.
     Message,
+    /// A sum that is small enough for every member to fold all of it.
+    AllReduce,
+    /// One round of a gather of byte strings.
+    Bytes,
 }
 
 /// One collective as a rank sees it. Every member's must be equal.
@@ -22,17 +27,77 @@ pub enum CallKind {
 pub struct Call {
     pub kind: CallKind,
     pub dtype: DType,
-    /// Elements of the whole, all members together.
+    /// Elements of the whole, all members together; of [`CallKind::Bytes`], the round.
     pub elems: u64,
     /// The caller's name for it: the operation's place in its schedule, or [`Call::HOST`] between steps.
     pub tag: u64,
     /// A hash of the members, so that two groups that share ranks are told apart.
     pub group: u32,
+    /// A hash of the parts' lengths and types: the same sum of elements may be cut in other ways.
+    pub shape: u32,
 }
+
+/// A call as four words, the form in which it crosses between processes.
+pub(crate) type CallWords = [u64; 4];
 
 impl Call {
     /// Tags from here on are calls of the host between steps.
     pub const HOST: u64 = 1 << 32;
+
+    pub(crate) fn to_words(self) -> CallWords {
+        let first = self.kind as u64 | (dtype_code(self.dtype) << 8) | (u64::from(self.shape) << 32);
+        [first, self.elems, self.tag, u64::from(self.group)]
+    }
+
+    /// `None` if no call has these words.
+    pub(crate) fn from_words(words: CallWords) -> Option<Call> {
+        let [first, elems, tag, group] = words;
+        let kind = KINDS.iter().copied().find(|k| *k as u64 == first & 0xff)?;
+        let dtype = dtype_from_code((first >> 8) & 0xff)?;
+        if first & 0xffff_0000 != 0 {
+            return None;
+        }
+        Some(Call { kind, dtype, elems, tag, group: u32::try_from(group).ok()?, shape: (first >> 32) as u32 })
+    }
+}
+
+/// A hash of parts' lengths and types, on every rank alike.
+pub(crate) fn shape_of<'v>(parts: impl Iterator<Item = View<'v>>) -> u32 {
+    parts.fold(FNV_START, |hash, part| fnv(fnv(hash, part.len() as u64), dtype_code(part.dtype())))
+}
+
+pub(crate) const FNV_START: u32 = 0x811c_9dc5;
+
+/// FNV-1a over the bytes of a word.
+pub(crate) fn fnv(hash: u32, word: u64) -> u32 {
+    word.to_le_bytes().iter().fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+const KINDS: [CallKind; 8] = [
+    CallKind::Barrier,
+    CallKind::AllGather,
+    CallKind::ReduceScatter,
+    CallKind::Broadcast,
+    CallKind::Gather,
+    CallKind::Message,
+    CallKind::AllReduce,
+    CallKind::Bytes,
+];
+
+pub(crate) fn dtype_code(dtype: DType) -> u64 {
+    match dtype {
+        DType::F32 => 1,
+        DType::BF16 => 2,
+        DType::F16 => 3,
+        DType::F64 => 4,
+        DType::U32 => 5,
+    }
+}
+
+pub(crate) fn dtype_from_code(code: u64) -> Option<DType> {
+    [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32]
+        .into_iter()
+        .find(|dtype| dtype_code(*dtype) == code)
 }
 
 impl fmt::Display for CallKind {
@@ -44,16 +109,54 @@ impl fmt::Display for CallKind {
             CallKind::Broadcast => "broadcast",
             CallKind::Gather => "gather",
             CallKind::Message => "message",
+            CallKind::AllReduce => "all-reduce",
+            CallKind::Bytes => "byte gather",
         })
     }
 }
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} {}", self.kind, self.elems, self.dtype)?;
+        match self.kind {
+            CallKind::Barrier => write!(f, "barrier")?,
+            CallKind::Bytes => write!(f, "byte gather, round {}", self.elems)?,
+            kind => write!(f, "{kind} of {} {}", self.elems, self.dtype)?,
+        }
         match self.tag.checked_sub(Call::HOST) {
             None => write!(f, ", operation {}", self.tag),
             Some(n) => write!(f, ", host call {n}"),
         }
+    }
+}
+
+/// Two calls that differ, each told so that the difference shows.
+pub(crate) fn tell_apart(mine: &Call, theirs: &Call) -> (String, String) {
+    let (mut a, mut b) = (mine.to_string(), theirs.to_string());
+    if a == b && mine.group != theirs.group {
+        a += &format!(" (group {:08x})", mine.group);
+        b += &format!(" (group {:08x})", theirs.group);
+    } else if a == b {
+        a += &format!(" (cut {:08x})", mine.shape);
+        b += &format!(" (cut {:08x})", theirs.shape);
+    }
+    (a, b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_back() {
+        for kind in KINDS {
+            for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32] {
+                let call =
+                    Call { kind, dtype, elems: u64::MAX, tag: Call::HOST + 3, group: 7, shape: 0xdead_beef };
+                assert_eq!(Call::from_words(call.to_words()), Some(call));
+            }
+        }
+        assert_eq!(Call::from_words([0; 4]), None);
+        assert_eq!(Call::from_words([1 | 1 << 8 | 1 << 16, 0, 0, 0]), None);
+        assert_eq!(Call::from_words([1 | 1 << 8, 0, 0, 1 << 32]), None);
     }
 }

@@ -1,8 +1,12 @@
+//! Why a collective fails, and the signal that ends all waits.
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockstep_core::{Fault, FaultClass, Rank};
+
+use crate::call::{Call, tell_apart};
 
 /// Why a collective could not be finished.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,18 +18,32 @@ pub enum CommError {
     Lost { rank: Rank, peer: Rank, call: String, why: String },
     #[error("{rank} has waited {:.1} s for {peer} in {call}", waited.as_secs_f64())]
     TimedOut { rank: Rank, peer: Rank, call: String, waited: Duration },
+    #[error("what {peer} told {rank} in {call} cannot be right: {why}")]
+    Garbled { rank: Rank, peer: Rank, call: String, why: String },
     #[error("the run was stopped: {why}")]
     Aborted { why: String },
     #[error("{what} could not be set up: {why}")]
     Setup { what: &'static str, why: String },
+    #[error("{rank} and {peer} could not prove to each other that they belong to the same run: {why}")]
+    NotAuthorised { rank: Rank, peer: Rank, why: String },
+}
+
+impl CommError {
+    pub(crate) fn mismatch(rank: Rank, peer: Rank, mine: &Call, theirs: &Call) -> CommError {
+        let (mine, theirs) = tell_apart(mine, theirs);
+        CommError::Mismatch { rank, peer, mine, theirs }
+    }
 }
 
 impl Fault for CommError {
     fn class(&self) -> FaultClass {
         match self {
             CommError::Mismatch { .. } | CommError::TimedOut { .. } => FaultClass::Desync,
-            CommError::Lost { .. } | CommError::Aborted { .. } => FaultClass::PeerFailed,
+            CommError::Lost { .. } | CommError::Aborted { .. } | CommError::Garbled { .. } => {
+                FaultClass::PeerFailed
+            }
             CommError::Setup { .. } => FaultClass::Unavailable,
+            CommError::NotAuthorised { .. } => FaultClass::NotAuthorised,
         }
     }
 
@@ -35,9 +53,18 @@ impl Fault for CommError {
                 "Ranks must run the same binary on the same configuration; if they do, this is a bug in lockstep."
                     .into(),
             ),
-            CommError::TimedOut { peer, .. } => {
+            CommError::TimedOut { peer, .. } | CommError::Lost { peer, .. } => {
                 Some(format!("Look at what {peer} does; its last lines are in the log."))
             }
+            CommError::Garbled { .. } => Some(
+                "Ranks must run the same binary, and nothing else may write to their memory or connections."
+                    .into(),
+            ),
+            CommError::NotAuthorised { .. } => Some(
+                "All ranks need the same token and run id, the same version of lockstep, and addresses that \
+                 lead to each other."
+                    .into(),
+            ),
             _ => None,
         }
     }

@@ -1,21 +1,39 @@
 //! Summing members' contributions, a chunk at a time.
 
 use lockstep_core::fold::{FOLD_CHUNK, FoldStep, fold_steps};
-use lockstep_device::View;
+use lockstep_device::{Isa, View};
 
 use crate::carrier::Carrier;
 use crate::error::CommError;
 use crate::group::Group;
 
-/// Replaces `chunk`, this rank's contribution, by the sum of all members'. The others' come next in what
-/// they offered. Their order of arrival does not matter, the order of summation is fixed.
-pub(crate) fn fold_into(
+/// Partial sums open at once: twice the levels of a tree over 2^32 members.
+const MAX_DEPTH: usize = 64;
+
+/// Where the sum goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// Over this rank's contribution, which no peer may be reading.
+    InPlace,
+    /// To element `at` of the scratch, which must stay below a chunk with the sum's elements.
+    Scratch { at: usize },
+}
+
+/// Sums `mine`, this rank's contribution, and the others', of which there is at least one; theirs come next in
+/// what they offered. The order of summation is fixed whatever the order of arrival.
+pub(crate) fn fold(
     carrier: &mut dyn Carrier,
+    isa: Isa,
     group: &Group,
-    chunk: View<'_>,
+    mine: View<'_>,
     scratch: View<'_>,
+    target: Target,
 ) -> Result<(), CommError> {
-    let level = |depth: usize| scratch.slice(depth * FOLD_CHUNK, chunk.len());
+    let at = if let Target::Scratch { at } = target { at } else { 0 };
+    assert!(at + mine.len() <= FOLD_CHUNK, "a fold of more than a chunk");
+    let level = |depth: usize| scratch.slice(depth * FOLD_CHUNK + at, mine.len());
+    // Contributions and partial sums, each in the scratch's chunk of its depth unless it is `mine`.
+    let mut stack = [View::empty(); MAX_DEPTH];
     let mut depth = 0;
     let mut outcome = Ok(());
     fold_steps(group.nodes(), &mut |step| {
@@ -24,29 +42,59 @@ pub(crate) fn fold_into(
         }
         match step {
             FoldStep::Push(member) if member == group.me() => {
-                level(depth).copy_from(&chunk);
+                stack[depth] = mine;
                 depth += 1;
             }
             FoldStep::Push(member) => {
-                outcome = carrier.pull(group.members()[member], level(depth));
+                stack[depth] = level(depth);
+                outcome = carrier.pull(group.members()[member], stack[depth]);
                 depth += 1;
             }
             FoldStep::Add => {
                 depth -= 1;
-                add(level(depth - 1), level(depth));
+                let (left, right) = (stack[depth - 1], stack[depth]);
+                let has_mine = same(&left, &mine) || same(&right, &mine);
+                // In place, a sum that has this rank's contribution in it replaces it, and so ends there.
+                stack[depth - 1] =
+                    if has_mine && target == Target::InPlace { mine } else { level(depth - 1) };
+                add(isa, stack[depth - 1], left, right);
             }
         }
     });
-    outcome?;
-    chunk.copy_from(&level(0));
-    Ok(())
+    outcome
 }
 
-fn add(to: View<'_>, from: View<'_>) {
-    to.assert_apart(&from);
-    // SAFETY: both are f32 chunks of this rank's scratch, apart, and nobody else's.
-    let (to, from) = unsafe { (to.as_mut::<f32>(), from.as_slice::<f32>()) };
-    for (to, from) in to.iter_mut().zip(from) {
-        *to += from;
+fn same(a: &View<'_>, b: &View<'_>) -> bool {
+    a.as_ptr::<u8>() == b.as_ptr::<u8>()
+}
+
+/// `to = left + right`, element by element. `to` may be one of the two.
+fn add(isa: Isa, to: View<'_>, left: View<'_>, right: View<'_>) {
+    // Addition of two numbers gives the same bits either way round.
+    let (left, right) = if same(&to, &right) { (right, left) } else { (left, right) };
+    assert_eq!((to.len(), to.len()), (left.len(), right.len()), "a sum of views that differ");
+    to.assert_apart(&right);
+    if same(&to, &left) {
+        // SAFETY: `to` and `right` are f32, apart (just checked), and this rank's own to use.
+        let (to, right) = unsafe { (to.as_mut::<f32>(), right.as_slice::<f32>()) };
+        return isa.run(
+            #[inline(always)]
+            || {
+                for (to, right) in to.iter_mut().zip(right) {
+                    *to += right;
+                }
+            },
+        );
     }
+    to.assert_apart(&left);
+    // SAFETY: as above; `to` shares no byte with either, and `left` and `right` are only read.
+    let (to, left, right) = unsafe { (to.as_mut::<f32>(), left.as_slice::<f32>(), right.as_slice::<f32>()) };
+    isa.run(
+        #[inline(always)]
+        || {
+            for ((to, left), right) in to.iter_mut().zip(left).zip(right) {
+                *to = left + right;
+            }
+        },
+    );
 }

@@ -1,6 +1,8 @@
-//! The ranks of one collective.
+//! The ranks of one collective, and how they share its elements.
 
-use lockstep_core::{Axis, Mesh, Rank};
+use lockstep_core::{ALIGN_ELEMS, Axis, Mesh, Rank, ShardRange, padded_elems, shard_range};
+
+use crate::call::{FNV_START, fnv};
 
 /// The ranks that take part in a collective, in order, and the node each is on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,14 +39,26 @@ impl Group {
         self.me
     }
 
+    /// The place of `rank` among the members.
+    pub fn place(&self, rank: Rank) -> Option<usize> {
+        self.members.iter().position(|m| *m == rank)
+    }
+
     /// Tells groups with the same members from others, on every rank alike.
     pub fn hash(&self) -> u32 {
-        // FNV-1a over the ranks.
-        self.members.iter().fold(0x811c_9dc5, |hash, m| (hash ^ m.0).wrapping_mul(0x0100_0193))
+        self.members.iter().fold(FNV_START, |hash, m| fnv(hash, u64::from(m.0)))
     }
 
     /// The node of each member.
     pub fn nodes(&self) -> &[u32] {
         &self.nodes
+    }
+
+    /// The elements of a part of `elems` that are member `m`'s: [`shard_range`], where the last block of
+    /// [`ALIGN_ELEMS`] may be short.
+    pub fn share(&self, elems: usize, m: usize) -> ShardRange {
+        let padded = shard_range(padded_elems(elems), self.members.len() as u32, m as u32);
+        debug_assert!(padded.start.is_multiple_of(ALIGN_ELEMS));
+        ShardRange { start: padded.start.min(elems), end: padded.end.min(elems) }
     }
 }

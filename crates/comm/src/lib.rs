@@ -4,17 +4,23 @@
 //! shared memory and TCP differ in nothing else. [`Comm`] writes every collective once, over any carrier,
 //! and folds contributions by the mesh's tree, so that a sum has the same bits whoever carried it.
 
+mod bytes;
 mod call;
 mod carrier;
 mod comm;
 mod error;
 mod fold;
 mod group;
+mod offers;
+mod reduce;
+mod shm;
 mod thread;
 
+pub use bytes::BYTES_PER_ROUND;
 pub use call::{Call, CallKind};
-pub use carrier::{Carrier, MAX_OFFERS};
+pub use carrier::{BOUNCE_BYTES, Carrier, MAX_OFFERS};
 pub use comm::{Comm, Gathered};
 pub use error::{Abort, CommError};
 pub use group::Group;
+pub use shm::ShmCarrier;
 pub use thread::{ThreadCarrier, thread_world};

@@ -7,7 +7,7 @@ use lockstep_core::{DType, Rank};
 use lockstep_device::View;
 
 use crate::call::Call;
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, MAX_OFFERS};
 use crate::error::{Abort, CommError};
 
 /// Carriers for `world` ranks that live in this process.
@@ -63,7 +63,8 @@ struct State {
 #[derive(Clone, Copy)]
 struct Posted {
     call: Call,
-    offers: [Offer; crate::MAX_OFFERS],
+    offers: [Offer; MAX_OFFERS],
+    num_offers: usize,
 }
 
 /// The address of a view that its owner keeps alive until `finish`.
@@ -113,6 +114,24 @@ impl ThreadCarrier {
         }
     }
 
+    /// Where the next element of what the peer offers is: the offer, and how much of it was taken.
+    fn next_offer(&self, peer: Rank, mut part: usize, mut start: usize) -> Option<(usize, usize, Offer)> {
+        let state = lock(self.cell(peer, self.rank));
+        let posted = state.posted.as_ref()?;
+        while part < posted.num_offers {
+            if start < posted.offers[part].len {
+                return Some((part, start, posted.offers[part]));
+            }
+            (part, start) = (part + 1, 0);
+        }
+        None
+    }
+
+    fn garbled(&self, peer: Rank, why: String) -> CommError {
+        let call = self.calls[peer.0 as usize].map_or_else(String::new, |c| c.to_string());
+        CommError::Garbled { rank: self.rank, peer, call, why }
+    }
+
     fn is_gone(&self, peer: Rank) -> bool {
         lock(self.cell(peer, self.rank)).gone
     }
@@ -127,10 +146,15 @@ impl Carrier for ThreadCarrier {
         self.shared.world as u32
     }
 
+    fn set_deadline(&mut self, deadline: Duration) {
+        self.deadline = deadline;
+    }
+
     fn post(&mut self, peer: Rank, call: &Call, offers: &[View<'_>]) -> Result<(), CommError> {
         self.calls[peer.0 as usize] = Some(*call);
         self.taken[peer.0 as usize] = (0, 0);
-        let mut posted = Posted { call: *call, offers: [Offer { base: 0, len: 0, dtype: DType::U32 }; 32] };
+        let none = Offer { base: 0, len: 0, dtype: DType::U32 };
+        let mut posted = Posted { call: *call, offers: [none; MAX_OFFERS], num_offers: offers.len() };
         for (offer, view) in posted.offers.iter_mut().zip(offers) {
             *offer = Offer { base: view.as_ptr::<u8>() as usize, len: view.len(), dtype: view.dtype() };
         }
@@ -144,8 +168,7 @@ impl Carrier for ThreadCarrier {
         let state = self.wait(peer, (peer, self.rank), |s| s.posted.is_some() && !s.done)?;
         let theirs = state.posted.expect("just waited for").call;
         if theirs != *call {
-            let (mine, theirs) = (call.to_string(), theirs.to_string());
-            return Err(CommError::Mismatch { rank: self.rank, peer, mine, theirs });
+            return Err(CommError::mismatch(self.rank, peer, call, &theirs));
         }
         Ok(())
     }
@@ -154,20 +177,26 @@ impl Carrier for ThreadCarrier {
         if into.is_empty() {
             return Ok(());
         }
-        let offers = lock(self.cell(peer, self.rank)).posted.expect("met before").offers;
-        let (part, start) = &mut self.taken[peer.0 as usize];
-        while *start == offers[*part].len {
-            (*part, *start) = (*part + 1, 0);
+        let (part, start) = self.taken[peer.0 as usize];
+        let Some((part, start, offer)) = self.next_offer(peer, part, start) else {
+            return Err(self.garbled(peer, "a pull of more than was offered".into()));
+        };
+        if offer.dtype != into.dtype() || start + into.len() > offer.len {
+            let why = format!(
+                "elements [{start}, +{}] of {} asked of an offer of {} {}",
+                into.len(),
+                into.dtype(),
+                offer.len,
+                offer.dtype
+            );
+            return Err(self.garbled(peer, why));
         }
-        let offer = &offers[*part];
-        assert_eq!(offer.dtype, into.dtype(), "a pull of another type than was offered");
-        assert!(*start + into.len() <= offer.len, "a pull of more than was offered");
-        let from = (offer.base + *start * offer.dtype.size()) as *const u8;
+        let from = (offer.base + start * offer.dtype.size()) as *const u8;
         let bytes = into.len() * into.dtype().size();
         // SAFETY: the offer is a live view of the peer, in bounds as just checked, and stays unchanged until
         // this rank is done; `into` is this rank's own.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_ptr::<u8>(), bytes) };
-        *start += into.len();
+        self.taken[peer.0 as usize] = (part, start + into.len());
         Ok(())
     }
 

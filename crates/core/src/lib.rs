@@ -11,6 +11,7 @@ mod fault;
 pub mod fold;
 mod layout;
 mod mesh;
+pub mod proof;
 mod quantity;
 pub mod rng;
 pub mod sum;

@@ -13,6 +13,7 @@ mod memory;
 mod pool;
 mod queue;
 mod real;
+mod spill;
 
 pub use counting::CountingAllocator;
 pub use cpu::{Isa, Set, fma_peak_gflops};
@@ -20,3 +21,4 @@ pub use memory::{Memory, MemoryError, View};
 pub use pool::Pool;
 pub use queue::{CpuQueue, Queue};
 pub use real::Real;
+pub use spill::{Spill, SpillError};

@@ -1,6 +1,8 @@
 //! One block of memory, taken once, and views into it.
 
 use std::marker::PhantomData;
+#[cfg(unix)]
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use lockstep_core::{Bytes, DType};
@@ -23,6 +25,9 @@ pub struct Memory {
     map: Option<MmapMut>,
     base: NonNull<u8>,
     bytes: Bytes,
+    /// The file behind the mapping, which other processes of this host may read.
+    #[cfg(unix)]
+    shared: Option<OwnedFd>,
 }
 
 // SAFETY: `Memory` only owns the mapping. All access goes through `View`, whose contract (see there)
@@ -35,17 +40,72 @@ impl Memory {
     /// Takes `bytes`, in huge pages where the system has them, and touches every page from `pool`.
     pub fn take(bytes: Bytes, pool: &Pool) -> Result<Memory, MemoryError> {
         if bytes == Bytes::ZERO {
-            return Ok(Memory { map: None, base: NonNull::dangling(), bytes });
+            return Ok(Memory::empty());
         }
         let refused = |cause| MemoryError::Refused { wanted: bytes, cause };
-        let len = usize::try_from(bytes.0).map_err(|_| refused(std::io::ErrorKind::OutOfMemory.into()))?;
-        let mut map = MmapMut::map_anon(len).map_err(refused)?;
+        let map = MmapMut::map_anon(length(bytes)?).map_err(refused)?;
+        let memory = Memory::over(map, bytes);
+        memory.touch(pool);
+        Ok(memory)
+    }
+
+    /// As [`Memory::take`], in a file without a name ([`Memory::shared_fd`]) that other processes of this host can
+    /// read where they may open it. It never shrinks, so that nobody who reads it can fault.
+    #[cfg(target_os = "linux")]
+    pub fn take_shared(bytes: Bytes, pool: &Pool) -> Result<Memory, MemoryError> {
+        use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+        if bytes == Bytes::ZERO {
+            return Ok(Memory::empty());
+        }
+        let refused = |cause: rustix::io::Errno| MemoryError::Refused { wanted: bytes, cause: cause.into() };
+        let len = length(bytes)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("lockstep-memory", flags).map_err(refused)?;
+        ftruncate(&file, bytes.0).map_err(refused)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(refused)?;
+        // SAFETY: the file is new, sealed at its size, and only read by others; they read what this process has
+        // agreed with them not to change meanwhile.
+        let map = unsafe { memmap2::MmapOptions::new().len(len).map_mut(&file) };
+        let map = map.map_err(|cause| MemoryError::Refused { wanted: bytes, cause })?;
+        let memory = Memory { shared: Some(file), ..Memory::over(map, bytes) };
+        memory.touch(pool);
+        Ok(memory)
+    }
+
+    /// The file behind memory that was taken with [`Memory::take_shared`].
+    #[cfg(unix)]
+    pub fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.as_ref().map(|file| file.as_fd())
+    }
+
+    /// The byte at which `view` starts, if it lies in this memory.
+    pub fn contains(&self, view: &View<'_>) -> Option<usize> {
+        let offset = (view.ptr.as_ptr() as usize).checked_sub(self.base.as_ptr() as usize)?;
+        let end = offset.checked_add(view.len * view.dtype.size())?;
+        (self.map.is_some() && end as u64 <= self.bytes.0).then_some(offset)
+    }
+
+    fn empty() -> Memory {
+        Memory {
+            map: None,
+            base: NonNull::dangling(),
+            bytes: Bytes::ZERO,
+            #[cfg(unix)]
+            shared: None,
+        }
+    }
+
+    fn over(mut map: MmapMut, bytes: Bytes) -> Memory {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage); // A wish; plain pages work too.
         let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address zero");
-        let memory = Memory { map: Some(map), base, bytes };
+        Memory { map: Some(map), base, bytes, ..Memory::empty() }
+    }
+
+    /// Touches every page, from all threads of the pool.
+    fn touch(&self, pool: &Pool) {
         const STRIPE: usize = 8 << 20;
-        let view = memory.view(0, len / 4, DType::U32);
+        let view = self.view(0, self.bytes.0 as usize / 4, DType::U32);
         pool.run(view.len().div_ceil(STRIPE / 4), &|stripe, _| {
             let start = stripe * (STRIPE / 4);
             let part = view.slice(start, (STRIPE / 4).min(view.len() - start));
@@ -56,7 +116,6 @@ impl Memory {
                 unsafe { std::ptr::write_volatile(&mut page[0], 0) };
             }
         });
-        Ok(memory)
     }
 
     pub fn bytes(&self) -> Bytes {
@@ -77,6 +136,11 @@ impl Memory {
         let ptr = unsafe { self.base.add(offset) };
         View { ptr, len, dtype, memory: PhantomData }
     }
+}
+
+fn length(bytes: Bytes) -> Result<usize, MemoryError> {
+    let too_large = |_| MemoryError::Refused { wanted: bytes, cause: std::io::ErrorKind::OutOfMemory.into() };
+    usize::try_from(bytes.0).map_err(too_large)
 }
 
 /// A typed range of a [`Memory`]: an address, not a borrow, as on a GPU.
@@ -153,6 +217,30 @@ impl<'m> View<'m> {
             || a + self.len * self.dtype.size() <= b
             || b + other.len * other.dtype.size() <= a;
         assert!(apart, "operands overlap: {self:?} and {other:?}");
+    }
+
+    /// Bytes that the view spans.
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    /// The view's bytes.
+    ///
+    /// # Safety
+    /// As [`View::as_slice`].
+    pub unsafe fn as_bytes(&self) -> &'m [u8] {
+        // SAFETY: in bounds by construction; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes()) }
+    }
+
+    /// The view's bytes, to be written. What is written must be a valid value of the dtype; any bits are.
+    ///
+    /// # Safety
+    /// As [`View::as_mut`].
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn as_bytes_mut(&self) -> &'m mut [u8] {
+        // SAFETY: in bounds by construction; the rest is the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes()) }
     }
 
     /// Reads the view as a slice.
@@ -243,6 +331,28 @@ mod tests {
         let mut out = [9.0f32; 4];
         whole.slice(63, 4).read(&mut out);
         assert_eq!(out, [0.0, 1.5, -2.0, 0.0]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn shared_memory_is_read_through_its_file() {
+        let memory = Memory::take_shared(Bytes(10_000), &Pool::new(1)).unwrap();
+        let view = memory.view(64, 100, DType::F32);
+        view.slice(3, 1).write(&[1.5f32]);
+        let fd = memory.shared_fd().unwrap();
+        let mut bytes = [0; 4];
+        assert_eq!(rustix::io::pread(fd, &mut bytes, 64 + 12).unwrap(), 4);
+        assert_eq!(f32::from_le_bytes(bytes), 1.5);
+        assert!(rustix::fs::ftruncate(fd, 1).is_err(), "it must not shrink");
+    }
+
+    #[test]
+    fn a_memory_knows_its_own_views() {
+        let (a, b) = (Memory::take(Bytes(8192), &Pool::new(1)), Memory::take(Bytes(8192), &Pool::new(1)));
+        let (a, b) = (a.unwrap(), b.unwrap());
+        assert_eq!(a.contains(&a.view(4096, 1024, DType::F32)), Some(4096));
+        assert_eq!(a.contains(&b.view(4096, 1024, DType::F32)), None);
+        assert_eq!(a.contains(&View::empty()), None);
     }
 
     #[test]

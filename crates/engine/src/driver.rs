@@ -35,6 +35,12 @@ pub struct Updates {
     pub max_norm: Option<f64>,
 }
 
+impl Updates {
+    /// Before the first step.
+    pub(crate) const NONE: Updates =
+        Updates { t: 0, lr: 0.0, betas: (0.0, 0.0), eps: 0.0, weight_decay: 0.0, max_norm: None };
+}
+
 /// What a step says of itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {

@@ -1,5 +1,6 @@
-use lockstep_core::{Fault, FaultClass};
-use lockstep_device::MemoryError;
+use lockstep_comm::CommError;
+use lockstep_core::{Bytes, Fault, FaultClass};
+use lockstep_device::{MemoryError, SpillError};
 
 /// Why an engine could not be made or a step not be run.
 #[derive(Debug, thiserror::Error)]
@@ -7,8 +8,14 @@ use lockstep_device::MemoryError;
 pub enum EngineError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    #[error("the plan has operations on the {lane} lane (first: {op}), which this build cannot run yet")]
-    Lane { lane: String, op: String },
+    #[error(transparent)]
+    Spill(#[from] SpillError),
+    #[error("{cause} (in {op})")]
+    Comm { op: String, cause: CommError },
+    #[error("the plan spills {bytes} to a disk, and no folder was given for it")]
+    NoSpillDir { bytes: Bytes },
+    #[error("the {lane} lane panicked; its message is above")]
+    LanePanicked { lane: String },
     #[error("a micro-batch has {found} {what}, the plan has room for {planned}")]
     TooLarge { what: &'static str, found: usize, planned: usize },
 }
@@ -16,8 +23,11 @@ pub enum EngineError {
 impl Fault for EngineError {
     fn class(&self) -> FaultClass {
         match self {
-            EngineError::Memory(_) | EngineError::Lane { .. } => FaultClass::Unavailable,
-            EngineError::TooLarge { .. } => FaultClass::Internal,
+            EngineError::Memory(_) => FaultClass::Unavailable,
+            EngineError::Spill(_) => FaultClass::CannotWrite,
+            EngineError::Comm { cause, .. } => cause.class(),
+            EngineError::NoSpillDir { .. } => FaultClass::BadConfig,
+            EngineError::LanePanicked { .. } | EngineError::TooLarge { .. } => FaultClass::Internal,
         }
     }
 
@@ -27,12 +37,12 @@ impl Fault for EngineError {
                 "`lockstep plan` shows where the bytes go; recompute: full or a smaller batch takes less."
                     .into(),
             ),
-            EngineError::Lane { .. } => Some(
-                "Training runs on one rank without offload for now: set nproc_per_node: 1, nodes: 1 and \
-                 offload_*: none. `lockstep plan` shows this configuration all the same."
-                    .into(),
-            ),
-            EngineError::TooLarge { .. } => None,
+            EngineError::Spill(_) => {
+                Some("Set nvme_path to a folder on a local disk with room for it; `lockstep plan` says how much.".into())
+            }
+            EngineError::NoSpillDir { .. } => Some("Set nvme_path to a folder on a local disk.".into()),
+            EngineError::Comm { cause, .. } => cause.hint(),
+            EngineError::LanePanicked { .. } | EngineError::TooLarge { .. } => None,
         }
     }
 }

@@ -1,9 +1,8 @@
-//! Executes a [`RunPlan`](lockstep_plan::RunPlan): takes its arena once, then runs its schedule step by
-//! step, operation by operation, in the order of the list.
+//! Executes a [`RunPlan`](lockstep_plan::RunPlan): takes its memory once, then runs its schedule step by
+//! step. Each lane runs its operations in the order of the list, on a thread of its own (the compute lane
+//! on the caller's); waits between lanes are the schedule's.
 //!
-//! Everything an operation needs is found before the first step; a step allocates nothing. In this
-//! build the executor has the compute lane: schedules that need other lanes (collectives, offload) are
-//! planned and printed but refused here, by name.
+//! Everything an operation needs is found before the first step; a step allocates nothing.
 
 #![forbid(unsafe_code)]
 
@@ -11,10 +10,13 @@ mod driver;
 mod engine;
 mod error;
 mod execute;
+mod lanes;
 mod norm;
 mod places;
+mod run_task;
 mod state;
+mod task;
 
 pub use driver::{Driver, MicroBatch, StepReport, Updates};
-pub use engine::Engine;
+pub use engine::{Engine, Resources};
 pub use error::EngineError;

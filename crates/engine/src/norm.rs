@@ -1,30 +1,77 @@
 //! The global gradient norm, in the fixed order of `lockstep_core::sum`.
 
-use lockstep_core::ALIGN_ELEMS;
-use lockstep_core::sum::{fold_range, merge};
-use lockstep_ops::reduce;
+use lockstep_comm::CommError;
+use lockstep_core::Axis;
+use lockstep_core::sum::{Node, fold_range, merge};
+use lockstep_plan::State;
 
-use crate::engine::Engine;
+use crate::engine::Core;
 
-impl Engine {
-    pub(crate) fn grad_norm(&mut self) -> f64 {
-        let leaves = self.places.norm_leaves.view(&self.memory);
-        self.nodes.clear();
-        let mut at = 0;
-        for (places, first_block) in self.places.units.iter().zip(&self.first_block) {
-            let Some(grad) = places.grad else { continue };
-            let blocks = grad.elems() / ALIGN_ELEMS;
-            let part = leaves.slice(at, blocks);
-            reduce::square_leaves(&self.queue, part, grad.view(&self.memory));
-            lockstep_ops::host::with(part, |leaves| fold_range(leaves, *first_block, &mut self.nodes));
-            at += blocks;
-        }
-        merge(&mut self.nodes).sqrt()
+/// Room for the subtrees of the norm, so that folding and exchanging them allocates nothing.
+pub(crate) struct NormWork {
+    nodes: Vec<Node>,
+    bytes: Vec<u8>,
+}
+
+/// A range folds to at most two subtrees a level.
+const NODES_PER_RANGE: usize = 128;
+
+impl NormWork {
+    pub(crate) fn new(ranges: usize, ranks: u32) -> NormWork {
+        let room = ranges * NODES_PER_RANGE;
+        let nodes = Vec::with_capacity(room * ranks as usize);
+        let bytes = Vec::with_capacity(if ranks > 1 { room * NODE_BYTES } else { 0 });
+        NormWork { nodes, bytes }
     }
 }
 
+impl Core {
+    /// From the blocks' sums of squares to the norm, the clip factor and whether the step is skipped:
+    /// the same on every rank.
+    pub(crate) fn clip_norm(&self, tag: u64) -> Result<(), CommError> {
+        let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
+        let NormWork { nodes, bytes } = &mut *work;
+        nodes.clear();
+        for one in &self.squares {
+            let leaves = one.leaves.view(&self.memories);
+            lockstep_ops::host::with(leaves, |leaves| fold_range(leaves, one.first_block, nodes));
+        }
+        if self.plan.input.is_sharded(State::Grad) {
+            bytes.clear();
+            nodes.iter().for_each(|node| bytes.extend(to_bytes(node)));
+            nodes.clear();
+            self.comm().all_gather_bytes(self.group(Axis::Shard), tag, bytes, &mut |_, theirs| {
+                nodes.extend(theirs.chunks_exact(NODE_BYTES).map(from_bytes));
+            })?;
+        }
+        let norm = merge(nodes).sqrt();
+        let mut step = self.step_state();
+        step.grad_norm = norm;
+        step.skip = !norm.is_finite();
+        step.clip = clip_factor(norm, step.updates.max_norm);
+        Ok(())
+    }
+}
+
+/// Level, index and sum, eight bytes each, and eight more: a power of two, so that no node is cut where
+/// an exchange goes in rounds.
+const NODE_BYTES: usize = 32;
+
+fn to_bytes(node: &Node) -> [u8; NODE_BYTES] {
+    let mut bytes = [0; NODE_BYTES];
+    bytes[..8].copy_from_slice(&u64::from(node.level).to_le_bytes());
+    bytes[8..16].copy_from_slice(&node.index.to_le_bytes());
+    bytes[16..24].copy_from_slice(&node.sum.to_bits().to_le_bytes());
+    bytes
+}
+
+fn from_bytes(bytes: &[u8]) -> Node {
+    let word = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
+    Node { level: word(0) as u32, index: word(1), sum: f64::from_bits(word(2)) }
+}
+
 /// What gradients are multiplied by so that their norm is at most `max_norm`, as torch computes it.
-pub(crate) fn clip_factor(norm: f64, max_norm: Option<f64>) -> f32 {
+fn clip_factor(norm: f64, max_norm: Option<f64>) -> f32 {
     match max_norm {
         Some(max) => (max / (norm + 1e-6)).min(1.0) as f32,
         None => 1.0,
@@ -40,5 +87,11 @@ mod tests {
         assert_eq!(clip_factor(0.5, Some(1.0)), 1.0);
         assert!((clip_factor(4.0, Some(1.0)) - 0.25).abs() < 1e-6);
         assert_eq!(clip_factor(4.0, None), 1.0);
+    }
+
+    #[test]
+    fn nodes_survive_the_journey() {
+        let node = Node { level: 7, index: u64::MAX / 3, sum: -1.25e-300 };
+        assert_eq!(from_bytes(&to_bytes(&node)), node);
     }
 }

@@ -1,42 +1,141 @@
 //! Addresses of everything a phase touches, looked up once.
 
-use lockstep_core::{Bytes, DType};
-use lockstep_device::{Memory, View};
-use lockstep_plan::{ModelId, Phase, RunPlan, SlotHome, State, UnitLayout, What};
+use std::sync::Arc;
+
+use lockstep_core::{Bytes, DType, Rank};
+use lockstep_device::{Memory, Spill, SpillError, View};
+use lockstep_plan::{BufferId, ModelId, OwnedPart, Phase, RunPlan, SlotHome, State, Tier, UnitLayout, What};
 use lockstep_shape::{Program, Programs, Slot};
 
-/// A buffer's place in the arena.
-#[derive(Clone, Copy, Debug)]
+/// The memory of a rank, by tier.
+#[derive(Debug)]
+pub(crate) struct Memories {
+    /// Shared with the carrier, which lends peers a look at it.
+    pub(crate) device: Arc<Memory>,
+    pub(crate) host: Memory,
+    pub(crate) spill: Option<Spill>,
+}
+
+/// A buffer's place, or a part of one, in the device's or the host's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
+    on_host: bool,
+    /// Of the buffer, in bytes, and of the part within it, in elements.
     offset: usize,
+    start: usize,
     elems: usize,
     dtype: DType,
 }
 
 impl Place {
-    pub(crate) fn view<'m>(&self, memory: &'m Memory) -> View<'m> {
-        memory.view(self.offset, self.elems, self.dtype)
+    pub(crate) fn view<'m>(&self, memories: &'m Memories) -> View<'m> {
+        let memory = if self.on_host { &memories.host } else { &*memories.device };
+        memory.view(self.offset, self.start + self.elems, self.dtype).slice(self.start, self.elems)
     }
 
     pub(crate) fn elems(&self) -> usize {
         self.elems
     }
 
-    /// A part that starts `bytes` into the buffer.
-    fn at(&self, bytes: Bytes, elems: usize, dtype: DType) -> Place {
-        Place { offset: self.offset + bytes.0 as usize, elems, dtype }
+    pub(crate) fn slice(&self, start: usize, elems: usize) -> Place {
+        assert!(start + elems <= self.elems, "[{start}, +{elems}] of a place of {} elements", self.elems);
+        Place { start: self.start + start, elems, ..*self }
+    }
+
+    /// A part that starts `bytes` into the buffer, of another type.
+    pub(crate) fn at(&self, bytes: Bytes, elems: usize, dtype: DType) -> Place {
+        assert_eq!(self.start, 0, "bytes are counted from the buffer's start");
+        Place { offset: self.offset + bytes.0 as usize, elems, dtype, ..*self }
+    }
+}
+
+/// Where a state lives: in memory, or in the spill file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spot {
+    Memory(Place),
+    File { offset: u64, elems: usize, dtype: DType },
+}
+
+impl Spot {
+    pub(crate) fn elems(&self) -> usize {
+        match self {
+            Spot::Memory(place) => place.elems,
+            Spot::File { elems, .. } => *elems,
+        }
+    }
+
+    pub(crate) fn slice(&self, start: usize, elems: usize) -> Spot {
+        match self {
+            Spot::Memory(place) => Spot::Memory(place.slice(start, elems)),
+            Spot::File { offset, elems: all, dtype } => {
+                assert!(start + elems <= *all, "[{start}, +{elems}] of a file part of {all} elements");
+                Spot::File { offset: offset + (start * dtype.size()) as u64, elems, dtype: *dtype }
+            }
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Spot::Memory(place) => place.dtype,
+            Spot::File { dtype, .. } => *dtype,
+        }
+    }
+
+    /// The place, of a state that is known to be in memory.
+    pub(crate) fn place(&self) -> Place {
+        match self {
+            Spot::Memory(place) => *place,
+            Spot::File { .. } => panic!("a state on a disk is used as if it were in memory"),
+        }
+    }
+
+    pub(crate) fn copy_to(&self, to: &Spot, memories: &Memories) -> Result<(), SpillError> {
+        let spill = || memories.spill.as_ref().expect("a plan with files has a spill file");
+        match (self, to) {
+            (Spot::Memory(from), Spot::Memory(to)) => to.view(memories).copy_from(&from.view(memories)),
+            (Spot::Memory(from), Spot::File { offset, .. }) => spill().write(*offset, from.view(memories))?,
+            (Spot::File { offset, .. }, Spot::Memory(to)) => spill().read(*offset, to.view(memories))?,
+            (Spot::File { .. }, Spot::File { .. }) => unreachable!("nothing moves from disk to disk"),
+        }
+        Ok(())
+    }
+}
+
+/// A state of a unit: where this rank keeps its parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Home {
+    pub(crate) spot: Spot,
+    pub(crate) owned: [OwnedPart; 2],
+}
+
+impl Home {
+    /// What this rank holds of the trained elements: their range in the unit, and where.
+    pub(crate) fn trained(&self) -> (OwnedPart, Spot) {
+        let part = self.owned[0];
+        (part, self.spot.slice(part.at, part.elems()))
+    }
+
+    /// Elements `[start, end)` of the unit, which this rank holds.
+    pub(crate) fn range(&self, start: usize, end: usize) -> Spot {
+        let holds = |p: &&OwnedPart| p.start <= start && end <= p.end;
+        let part = self.owned.iter().find(holds).unwrap_or_else(|| {
+            panic!("[{start}, {end}) is not on this rank, which holds {:?}", self.owned);
+        });
+        self.spot.slice(part.at + start - part.start, end - start)
     }
 }
 
 /// A unit's buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct UnitPlaces {
-    pub(crate) working: Place,
-    pub(crate) master: Option<Place>,
-    pub(crate) exp_avg: Option<Place>,
-    pub(crate) exp_avg_sq: Option<Place>,
+    /// What forward and backward read parameters from: the whole of them.
+    pub(crate) params: Place,
+    pub(crate) working: Home,
+    pub(crate) master: Option<Home>,
+    pub(crate) exp_avg: Option<Home>,
+    pub(crate) exp_avg_sq: Option<Home>,
     /// The accumulator that the optimizer reads.
-    pub(crate) grad: Option<Place>,
+    pub(crate) grad: Option<Home>,
     /// Where backward writes: the accumulator itself, or a buffer that is reduced into it.
     pub(crate) grad_target: Option<Place>,
     /// The slots of each program.
@@ -44,6 +143,18 @@ pub(crate) struct UnitPlaces {
     pub(crate) rebuild: SlotPlaces,
     pub(crate) backward: SlotPlaces,
     pub(crate) fused: SlotPlaces,
+}
+
+impl UnitPlaces {
+    pub(crate) fn home(&self, state: State) -> Option<&Home> {
+        match state {
+            State::Working => Some(&self.working),
+            State::Master => self.master.as_ref(),
+            State::ExpAvg => self.exp_avg.as_ref(),
+            State::ExpAvgSq => self.exp_avg_sq.as_ref(),
+            State::Grad => self.grad.as_ref(),
+        }
+    }
 }
 
 pub(crate) type SlotPlaces = [Option<Place>; Slot::COUNT];
@@ -61,8 +172,8 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    pub(crate) fn of(plan: &RunPlan, phase: &Phase) -> Places {
-        let finder = Finder { plan, phase };
+    pub(crate) fn of(plan: &RunPlan, phase: &Phase, rank: Rank) -> Places {
+        let finder = Finder { plan, phase, rank };
         let model = &plan.input.models[phase.model.0 as usize];
         let layouts = plan.layouts(phase.model);
         let last = model.units.len() - 1;
@@ -95,33 +206,52 @@ impl Places {
     }
 }
 
-struct Finder<'a> {
-    plan: &'a RunPlan,
-    phase: &'a Phase,
+/// Looks buffers up in a plan.
+pub(crate) struct Finder<'a> {
+    pub(crate) plan: &'a RunPlan,
+    pub(crate) phase: &'a Phase,
+    pub(crate) rank: Rank,
 }
 
 impl Finder<'_> {
-    fn find(&self, what: What) -> Option<Place> {
-        let id = self.plan.find(what)?;
+    pub(crate) fn spot(&self, id: BufferId) -> Option<Spot> {
         let buffer = &self.plan.buffers[id.0 as usize];
-        let offset = self.plan.offset(self.phase, id)?.0 as usize;
-        Some(Place { offset, elems: buffer.elems, dtype: buffer.dtype })
+        let offset = self.plan.offset(self.phase, id)?.0;
+        let (elems, dtype) = (buffer.elems, buffer.dtype);
+        let in_memory =
+            |on_host| Spot::Memory(Place { on_host, offset: offset as usize, start: 0, elems, dtype });
+        Some(match buffer.tier {
+            Tier::Device => in_memory(false),
+            Tier::Host => in_memory(true),
+            Tier::Nvme => Spot::File { offset, elems, dtype },
+        })
+    }
+
+    fn find(&self, what: What) -> Option<Spot> {
+        self.spot(self.plan.find(what)?)
     }
 
     fn must(&self, what: What) -> Place {
-        self.find(what).unwrap_or_else(|| panic!("the plan has no place for {what:?}"))
+        self.find(what).unwrap_or_else(|| panic!("the plan has no place for {what:?}")).place()
     }
 
     fn unit(&self, model: ModelId, unit: u32, programs: &Programs, layout: &UnitLayout) -> UnitPlaces {
-        let state = |state| self.find(What::State { model, unit, state });
-        let grad = state(State::Grad);
+        let home = |state| {
+            let spot = self.find(What::State { model, unit, state })?;
+            Some(Home { spot, owned: self.plan.input.owned(model, unit, state, self.rank) })
+        };
+        let working = home(State::Working).expect("every unit has working parameters");
+        let grad = home(State::Grad);
+        let gathered = self.find(What::Whole { model, unit });
+        let grad_target = self.find(What::GradWhole { model, unit }).or(grad.map(|g| g.spot));
         UnitPlaces {
-            working: state(State::Working).expect("every unit has working parameters"),
-            master: state(State::Master),
-            exp_avg: state(State::ExpAvg),
-            exp_avg_sq: state(State::ExpAvgSq),
+            params: gathered.unwrap_or(working.spot).place(),
+            working,
+            master: home(State::Master),
+            exp_avg: home(State::ExpAvg),
+            exp_avg_sq: home(State::ExpAvgSq),
             grad,
-            grad_target: self.find(What::GradWhole { model, unit }).or(grad),
+            grad_target: grad_target.map(|spot| spot.place()),
             forward: self.slots(model, unit, programs, &programs.forward, &layout.forward),
             rebuild: self.slots(model, unit, programs, &programs.rebuild, &layout.rebuild),
             backward: self.slots(model, unit, programs, &programs.backward, &layout.backward),

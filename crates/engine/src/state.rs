@@ -2,18 +2,19 @@
 
 use std::ops::Range;
 
-use lockstep_core::DType;
 use lockstep_core::rng::{Purpose, Stream};
-use lockstep_device::View;
+use lockstep_core::{Axis, DType};
 use lockstep_plan::State;
 use lockstep_shape::{Init, Segment, UnitShape};
 
 use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::places::{Home, Spot};
 
 impl Engine {
     /// The units of the trained model.
     pub fn units(&self) -> &[UnitShape] {
-        &self.model().units
+        &self.core.model().units
     }
 
     /// A tensor's unit and segment, by its name.
@@ -25,37 +26,54 @@ impl Engine {
 
     /// Fills every tensor from the seed: tensor i of the model draws from its own stream, so the values do
     /// not depend on ranks, layout or storage.
-    pub fn initialise(&mut self, seed: u64) {
-        let std = self.model().shape.init_std as f32;
-        let mut index = 0;
+    pub fn initialise(&mut self, seed: u64) -> Result<(), EngineError> {
+        let std = self.core.model().shape.init_std as f32;
+        let units = self.units().to_vec();
+        let tensors = units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
         let mut values = Vec::new();
-        for unit in 0..self.units().len() {
-            for segment in 0..self.units()[unit].segments.len() {
-                let segment = self.units()[unit].segments[segment].clone();
-                let stream = Stream::new(seed, Purpose::Init, index, 0);
-                index += 1;
-                // A bounded part at a time, even lengths so that pairs of normals stay whole.
-                const PART: usize = 1 << 16;
-                for start in (0..segment.elems()).step_by(PART) {
-                    let len = PART.min(segment.elems() - start);
-                    values.clear();
-                    match segment.init {
-                        Init::Zero => values.resize(len, 0.0),
-                        Init::One => values.resize(len, 1.0),
-                        Init::Normal => {
-                            let pairs = (start / 2) as u32..(start + len).div_ceil(2) as u32;
-                            values
-                                .extend(pairs.flat_map(|i| stream.normal_pair(i)).take(len).map(|x| x * std));
-                        }
-                    }
-                    self.write(unit, &segment, State::Working, start..start + len, &values);
+        for (index, (unit, segment)) in tensors.enumerate() {
+            let stream = Stream::new(seed, Purpose::Init, index as u32, 0);
+            let states = [State::Working, State::Master];
+            let here: Vec<_> = states.iter().filter_map(|s| self.owned(unit, segment, *s)).collect();
+            // A bounded part at a time, even lengths so that pairs of normals stay whole.
+            const PART: usize = 1 << 16;
+            for start in (0..segment.elems()).step_by(PART) {
+                let part = start..(start + PART).min(segment.elems());
+                if here.iter().all(|own| own.end <= part.start || part.end <= own.start) {
+                    continue;
                 }
+                values.clear();
+                match segment.init {
+                    Init::Zero => values.resize(part.len(), 0.0),
+                    Init::One => values.resize(part.len(), 1.0),
+                    Init::Normal => {
+                        let pairs = (start / 2) as u32..part.end.div_ceil(2) as u32;
+                        let normals = pairs.flat_map(|i| stream.normal_pair(i)).map(|x| x * std);
+                        values.extend(normals.take(part.len()));
+                    }
+                }
+                self.write(unit, segment, State::Working, part, &values)?;
             }
         }
+        Ok(())
     }
 
-    /// Sets part of a tensor's state. Writing `Working` also sets the master copy, and the other way
-    /// round, so that both always agree.
+    /// The elements of a tensor that this rank holds of a state, flat. `None`: the tensor has no such
+    /// state. Empty: other ranks hold it.
+    pub fn owned(&self, unit: usize, segment: &Segment, state: State) -> Option<Range<usize>> {
+        let home = self.home(unit, segment, state)?;
+        let (start, end) = (segment.start, segment.start + segment.elems());
+        let part = home.owned.iter().find(|p| p.start < end && start < p.end);
+        Some(part.map_or(0..0, |p| p.start.max(start) - start..p.end.min(end) - start))
+    }
+
+    fn home(&self, unit: usize, segment: &Segment, state: State) -> Option<&Home> {
+        let here = state == State::Working || segment.trainable;
+        self.core.places.units[unit].home(state).filter(|_| here)
+    }
+
+    /// Sets part of a tensor's state, as far as this rank holds it. Writing `Working` also sets the master
+    /// copy, and the other way round, so that both always agree.
     pub fn write(
         &mut self,
         unit: usize,
@@ -63,20 +81,25 @@ impl Engine {
         state: State,
         part: Range<usize>,
         values: &[f32],
-    ) {
+    ) -> Result<(), EngineError> {
         let states: &[State] = match state {
             State::Working | State::Master => &[State::Working, State::Master],
             _ => &[state],
         };
         for one in states {
-            if let Some(view) = self.tensor(unit, segment, *one) {
-                view.slice(part.start, part.len()).write_f32(values);
+            let Some(own) = self.owned(unit, segment, *one) else { continue };
+            let (start, end) = (own.start.max(part.start), own.end.min(part.end));
+            if start < end {
+                let home = self.home(unit, segment, *one).expect("what is owned has a home");
+                let spot = home.range(segment.start + start, segment.start + end);
+                self.write_spot(&spot, &values[start - part.start..end - part.start])?;
             }
         }
+        Ok(())
     }
 
-    /// Reads part of a tensor's state. `Working` reads the master copy where there is one: what the
-    /// optimizer keeps is the truth. Returns false if the tensor has no such state.
+    /// Reads part of a tensor's state, which this rank must hold. `Working` reads the master copy where
+    /// there is one: what the optimizer keeps is the truth. Returns false if the tensor has no such state.
     pub fn read(
         &self,
         unit: usize,
@@ -84,33 +107,75 @@ impl Engine {
         state: State,
         part: Range<usize>,
         out: &mut [f32],
-    ) -> bool {
-        let view = match state {
-            State::Working => self.tensor(unit, segment, State::Master).or(self.tensor(unit, segment, state)),
-            _ => self.tensor(unit, segment, state),
-        };
-        match view {
-            Some(view) => view.slice(part.start, part.len()).read_f32(out),
-            None => return false,
+    ) -> Result<bool, EngineError> {
+        let Some(home) = self.home(unit, segment, self.truth(unit, segment, state)) else { return Ok(false) };
+        let spot = home.range(segment.start + part.start, segment.start + part.end);
+        match spot {
+            Spot::Memory(place) => place.view(&self.core.memories).read_f32(&mut out[..part.len()]),
+            Spot::File { offset, dtype, .. } => {
+                let spill = self.core.memories.spill.as_ref().expect("a state on a disk has its file");
+                spill.read_f32(offset, dtype, &mut out[..part.len()])?;
+            }
         }
-        true
+        Ok(true)
     }
 
-    fn tensor(&self, unit: usize, segment: &Segment, state: State) -> Option<View<'_>> {
-        let places = &self.places.units[unit];
-        let place = match state {
-            State::Working => Some(places.working),
-            State::Master => places.master,
-            State::ExpAvg => places.exp_avg,
-            State::ExpAvgSq => places.exp_avg_sq,
-            State::Grad => places.grad,
-        }?;
-        let here = state == State::Working || segment.trainable;
-        here.then(|| place.view(&self.memory).slice(segment.start, segment.elems()))
+    /// The state that `state` is read from.
+    pub fn truth(&self, unit: usize, segment: &Segment, state: State) -> State {
+        let has_master = self.home(unit, segment, State::Master).is_some();
+        if state == State::Working && has_master { State::Master } else { state }
+    }
+
+    /// As [`Engine::read`], for any part of the tensor: ranks give each other what they hold. All ranks call
+    /// it alike.
+    pub fn read_whole(
+        &self,
+        unit: usize,
+        segment: &Segment,
+        state: State,
+        part: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<bool, EngineError> {
+        let truth = self.truth(unit, segment, state);
+        let Some(own) = self.owned(unit, segment, truth) else { return Ok(false) };
+        if !self.core.plan.input.is_sharded(truth) {
+            return self.read(unit, segment, state, part, out);
+        }
+        let (start, end) = (own.start.max(part.start), own.end.min(part.end));
+        let mut mine = vec![0f32; end.saturating_sub(start)];
+        if start < end {
+            self.read(unit, segment, state, start..end, &mut mine)?;
+        }
+        let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
+        // Members' parts follow each other, in the order of their ranks.
+        let group = self.core.group(Axis::Shard);
+        let mut theirs = vec![Vec::new(); group.len()];
+        let tag = lockstep_comm::Call::HOST;
+        self.core
+            .comm()
+            .all_gather_bytes(group, tag, &bytes, &mut |member, bytes| theirs[member].extend_from_slice(bytes))
+            .map_err(|cause| EngineError::Comm { op: format!("reading {}", segment.name), cause })?;
+        let values = theirs.iter().flatten().copied().collect::<Vec<u8>>();
+        assert_eq!(values.len(), 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
+        for (out, bytes) in out.iter_mut().zip(values.chunks_exact(4)) {
+            *out = f32::from_le_bytes(bytes.try_into().expect("four bytes"));
+        }
+        Ok(true)
+    }
+
+    fn write_spot(&self, spot: &Spot, values: &[f32]) -> Result<(), EngineError> {
+        match spot {
+            Spot::Memory(place) => place.view(&self.core.memories).write_f32(values),
+            Spot::File { offset, dtype, .. } => {
+                let spill = self.core.memories.spill.as_ref().expect("a state on a disk has its file");
+                spill.write_f32(*offset, *dtype, values)?;
+            }
+        }
+        Ok(())
     }
 
     /// The storage type of working parameters.
     pub fn working_dtype(&self) -> DType {
-        self.storage()
+        self.core.storage()
     }
 }

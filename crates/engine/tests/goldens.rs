@@ -18,7 +18,7 @@ fn load(engine: &mut Engine, golden: &Golden) {
         for segment in &unit.segments {
             let mut values = vec![0.0; segment.elems()];
             golden.folder.read_f32(&segment.name, &segment.shape, 0..segment.elems(), &mut values).unwrap();
-            engine.write(u, segment, State::Working, 0..segment.elems(), &values);
+            engine.write(u, segment, State::Working, 0..segment.elems(), &values).unwrap();
         }
     }
 }
@@ -28,7 +28,7 @@ fn tensors(engine: &Engine, state: State) -> Vec<(String, Vec<f32>)> {
     for (u, unit) in engine.units().iter().enumerate() {
         for segment in &unit.segments {
             let mut values = vec![0.0; segment.elems()];
-            assert!(engine.read(u, segment, state, 0..segment.elems(), &mut values));
+            assert!(engine.read(u, segment, state, 0..segment.elems(), &mut values).unwrap());
             all.push((segment.name.clone(), values));
         }
     }

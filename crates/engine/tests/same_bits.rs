@@ -44,7 +44,7 @@ fn state_bits(engine: &Engine) -> Vec<u64> {
         for segment in &unit.segments {
             for state in [State::Working, State::ExpAvg, State::ExpAvgSq] {
                 let mut values = vec![0f32; segment.elems()];
-                engine.read(u, segment, state, 0..segment.elems(), &mut values);
+                engine.read(u, segment, state, 0..segment.elems(), &mut values).unwrap();
                 bits.extend(values.iter().map(|v| u64::from(v.to_bits())));
             }
         }
@@ -133,7 +133,7 @@ fn the_cut_into_micro_batches_changes_only_rounding() {
             for (u, unit) in engine.units().iter().enumerate() {
                 for segment in &unit.segments {
                     let mut grad = vec![0f32; segment.elems()];
-                    engine.read(u, segment, State::Grad, 0..segment.elems(), &mut grad);
+                    engine.read(u, segment, State::Grad, 0..segment.elems(), &mut grad).unwrap();
                     values.extend(grad);
                 }
             }

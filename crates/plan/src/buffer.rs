@@ -18,6 +18,10 @@ pub enum Tier {
     Nvme,
 }
 
+impl Tier {
+    pub const COUNT: usize = 3;
+}
+
 /// Which state of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum State {
@@ -50,7 +54,7 @@ pub enum What {
         model: ModelId,
         unit: u32,
     },
-    /// Contributions received by the owner of a span: a share from each rank of the axis.
+    /// Partial sums of the ranks' contributions, a chunk each.
     Staging,
     /// A shard of parameters on its way between the host and the device. Two, in turn.
     ParamStaging {

@@ -1,6 +1,6 @@
 //! What a plan is made from.
 
-use lockstep_core::{Bytes, DType, Mesh, shard_range};
+use lockstep_core::{Bytes, DType, Mesh, Rank, shard_range};
 use lockstep_shape::{
     Adapter, ModelShape, Programs, Recompute, UnitShape, block_programs, embed_programs, head_programs, units,
 };
@@ -165,6 +165,39 @@ impl PlanInput {
         }
     }
 
+    /// Whether ranks hold different parts of a state.
+    pub fn is_sharded(&self, state: State) -> bool {
+        let p = &self.placements;
+        let placement = match state {
+            State::Working => p.params,
+            State::Grad => p.grads,
+            State::Master | State::ExpAvg | State::ExpAvgSq => p.optimizer,
+        };
+        placement == Placement::Shard && self.mesh.shard > 1
+    }
+
+    /// The parts of a unit that a rank holds of a state: the trained one and the frozen one.
+    pub fn owned(&self, model: ModelId, unit: u32, state: State, rank: Rank) -> [OwnedPart; 2] {
+        let shape = &self.models[model.0 as usize].units[unit as usize];
+        let (num, idx) =
+            if self.is_sharded(state) { (self.mesh.shard, self.mesh.shard_idx(rank)) } else { (1, 0) };
+        let trained = shard_range(shape.trainable_elems, num, idx);
+        let frozen = match state {
+            State::Working => shard_range(shape.elems - shape.trainable_elems, num, idx),
+            _ => shard_range(0, num, idx),
+        };
+        // The frozen part begins at the same place on every rank: behind the longest trained one.
+        let behind = shard_range(shape.trainable_elems, num, 0).elems();
+        [
+            OwnedPart { start: trained.start, end: trained.end, at: 0 },
+            OwnedPart {
+                start: shape.trainable_elems + frozen.start,
+                end: shape.trainable_elems + frozen.end,
+                at: behind,
+            },
+        ]
+    }
+
     /// Whether the optimizer keeps an f32 copy of its own: where the working copy is narrower, or lies
     /// on the other side of the bus.
     pub fn has_master(&self) -> bool {
@@ -176,6 +209,20 @@ impl PlanInput {
     pub fn optimizer_states(&self) -> &'static [State] {
         let all = &[State::ExpAvg, State::ExpAvgSq, State::Master];
         if self.has_master() { all } else { &all[..2] }
+    }
+}
+
+/// Elements `[start, end)` of a unit, kept from element `at` of a rank's buffer on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnedPart {
+    pub start: usize,
+    pub end: usize,
+    pub at: usize,
+}
+
+impl OwnedPart {
+    pub const fn elems(&self) -> usize {
+        self.end - self.start
     }
 }
 

@@ -28,10 +28,10 @@ pub use buffer::{Access, Buffer, BufferId, State, Tier, What};
 pub use builder::{StepBuilder, Use, Work};
 pub use check::{Violation, check, check_training};
 pub use input::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanInput, Role, Rollout,
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, OwnedPart, Placement, Placements, PlanInput, Role, Rollout,
 };
 pub use memory::{MemoryPlan, pack};
 pub use print::{memory_table, schedule_text};
-pub use run_plan::{Phase, PlanError, RunPlan, build};
+pub use run_plan::{Phase, PlanError, Residents, RunPlan, build};
 pub use schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
 pub use scratch::{ProgramLayout, SlotHome, UnitLayout};

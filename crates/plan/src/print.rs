@@ -123,7 +123,7 @@ fn phase_rows(plan: &RunPlan, phase: &Phase) -> Vec<(&'static str, [Bytes; 3])> 
             What::Scratch => "scratch and workspace",
             What::Whole { .. } => "parameters gathered whole",
             What::GradWhole { .. } => "gradients before reduction",
-            What::Staging => "receiving gradients",
+            What::Staging => "partial sums of gradients",
             What::ParamStaging { .. } => "parameters between host and device",
             What::HostStaging { .. } => "update on the host",
             What::KvCache { .. } => "key-value cache",
@@ -196,6 +196,10 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
         OpKind::Reduce { span, micro, axis, .. } => {
             let text = format!("{}{}", words.reduce_text(span, axis), micro_text(micro));
             return (text, words.reduced_bytes(span, axis).to_string());
+        }
+        OpKind::Squares => "squares of the gradients".into(),
+        OpKind::ClipNorm if op.lane == Lane::Comm => {
+            format!("gradient norm over {} ranks and clip factor", plan.input.mesh.shard)
         }
         OpKind::ClipNorm => "gradient norm and clip factor".into(),
         OpKind::Update { unit } => format!("update {}", words.unit(unit)),

@@ -24,15 +24,22 @@ pub struct Phase {
 pub struct RunPlan {
     pub input: PlanInput,
     pub buffers: Vec<Buffer>,
-    /// Offsets of device residents, which lie at the front of the arena.
-    pub residents: Vec<(BufferId, Bytes)>,
-    pub resident_bytes: Bytes,
-    /// Residents of the host and disk tiers.
-    pub host_bytes: Bytes,
-    pub nvme_bytes: Bytes,
+    /// Residents by tier: at the front of the device's arena, of the host's, and of the spill file.
+    pub residents: [Residents; Tier::COUNT],
     pub phases: Vec<Phase>,
     /// The device arena: residents and the largest phase.
     pub arena: Bytes,
+    /// The host arena, likewise.
+    pub host_bytes: Bytes,
+    /// The spill file.
+    pub nvme_bytes: Bytes,
+}
+
+/// Buffers that live from step to step in one tier, and where.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Residents {
+    pub offsets: Vec<(BufferId, Bytes)>,
+    pub bytes: Bytes,
 }
 
 /// Why no plan could be made.
@@ -128,31 +135,23 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
 }
 
 fn place(input: PlanInput, buffers: Vec<Buffer>, phases: Vec<Phase>) -> RunPlan {
-    let mut at = Bytes::ZERO;
-    let mut residents = Vec::new();
-    let mut others = [Bytes::ZERO; 2];
+    let mut residents: [Residents; Tier::COUNT] = Default::default();
     for (i, buffer) in buffers.iter().enumerate().filter(|(_, b)| b.what.is_resident()) {
-        let bytes = buffer.bytes().align_to(ALIGN);
-        match buffer.tier {
-            Tier::Device => {
-                residents.push((BufferId(i as u32), at));
-                at += bytes;
-            }
-            Tier::Host => others[0] += bytes,
-            Tier::Nvme => others[1] += bytes,
-        }
+        let tier = &mut residents[buffer.tier as usize];
+        tier.offsets.push((BufferId(i as u32), tier.bytes));
+        tier.bytes += buffer.bytes().align_to(ALIGN);
     }
     let largest = phases.iter().map(|p| p.memory.bytes).max().unwrap_or_default();
     let largest_host = phases.iter().map(|p| p.host.bytes).max().unwrap_or_default();
+    let [device, host, nvme] = [0, 1, 2].map(|tier: usize| residents[tier].bytes);
     RunPlan {
         input,
         buffers,
         residents,
-        resident_bytes: at,
-        host_bytes: others[0] + largest_host,
-        nvme_bytes: others[1],
         phases,
-        arena: at + largest,
+        arena: device + largest,
+        host_bytes: host + largest_host,
+        nvme_bytes: nvme,
     }
 }
 
@@ -161,12 +160,19 @@ impl RunPlan {
         self.buffers.iter().position(|b| b.what == what).map(|i| BufferId(i as u32))
     }
 
-    /// Where a device buffer lies in the arena during `phase`.
+    /// Where a buffer lies in its tier's arena during `phase`.
     pub fn offset(&self, phase: &Phase, id: BufferId) -> Option<Bytes> {
         let among = |list: &[(BufferId, Bytes)]| {
             list.binary_search_by_key(&id, |(id, _)| *id).ok().map(|i| list[i].1)
         };
-        among(&self.residents).or_else(|| Some(self.resident_bytes + among(&phase.memory.offsets)?))
+        let tier = self.buffers[id.0 as usize].tier;
+        let residents = &self.residents[tier as usize];
+        let passing = match tier {
+            Tier::Device => &phase.memory.offsets[..],
+            Tier::Host => &phase.host.offsets[..],
+            Tier::Nvme => &[],
+        };
+        among(&residents.offsets).or_else(|| Some(residents.bytes + among(passing)?))
     }
 
     /// Slot layouts of embed, block and head units of a model.

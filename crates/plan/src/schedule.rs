@@ -106,7 +106,10 @@ pub enum OpKind {
     /// Away from it: gradients before an update on the host, states back to their disk, parameters after
     /// an update on the device.
     Spill(SpanId),
-    /// The global gradient norm, the clip factor and whether the step is skipped.
+    /// Sums of squares of the gradients this rank holds, block by block.
+    Squares,
+    /// The global gradient norm, the clip factor and whether the step is skipped. Where gradients are
+    /// sharded, ranks exchange their subtrees first.
     ClipNorm,
     Update {
         unit: u32,

@@ -6,7 +6,9 @@
 mod golden;
 mod setup;
 mod window;
+mod world;
 
 pub use golden::{Golden, golden_dir};
 pub use setup::{Setup, engine, plan};
 pub use window::{Micro, Window};
+pub use world::{Batches, Trace, rank_engine, run_rank, train_world};

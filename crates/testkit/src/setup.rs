@@ -1,11 +1,12 @@
 //! Plans and engines for small models.
 
+use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_device::Queue;
-use lockstep_engine::Engine;
+use lockstep_engine::{Engine, Resources};
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanInput, Role, RunPlan, Tier,
-    build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placements, PlanInput, Role, RunPlan, Tier, build,
+    strategy,
 };
 use lockstep_shape::{ModelShape, Recompute};
 
@@ -21,6 +22,12 @@ pub struct Setup {
     pub tokens: usize,
     pub max_doc: usize,
     pub head_chunk: usize,
+    pub strategy: StrategyName,
+    pub mesh: Mesh,
+    pub prefetch: u32,
+    pub bucket: Bytes,
+    pub params_tier: Tier,
+    pub optimizer_tier: Tier,
 }
 
 impl Default for Setup {
@@ -35,28 +42,35 @@ impl Default for Setup {
             tokens: 256,
             max_doc: 128,
             head_chunk: 256,
+            strategy: StrategyName::Ddp,
+            mesh: Mesh::SINGLE,
+            prefetch: 1,
+            bucket: Bytes(25 << 20),
+            params_tier: Tier::Device,
+            optimizer_tier: Tier::Device,
         }
     }
 }
 
-/// A plan for one rank.
+/// The plan of every rank.
 pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
     let bounds = Bounds { tokens: setup.tokens, docs: 64, max_doc: setup.max_doc };
+    let (strategy, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
     build(PlanInput {
         models: vec![ModelPlan::new(Role::Policy, shape, setup.recompute, None, false)],
-        mesh: Mesh::SINGLE,
-        strategy: strategy::ddp,
+        mesh: setup.mesh,
+        strategy,
         placements: Placements {
-            params: Placement::Whole,
-            grads: Placement::Whole,
-            optimizer: Placement::Whole,
-            params_tier: Tier::Device,
-            optimizer_tier: Tier::Device,
+            params,
+            grads,
+            optimizer,
+            params_tier: setup.params_tier,
+            optimizer_tier: setup.optimizer_tier,
         },
         order: setup.order,
         micros: setup.micros,
-        prefetch: 1,
-        bucket: Bytes(25 << 20),
+        prefetch: setup.prefetch,
+        bucket: setup.bucket,
         recompute: setup.recompute,
         storage: setup.storage,
         bounds,
@@ -71,9 +85,11 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
     })
 }
 
-/// An engine with random parameters.
+/// An engine on one rank, with random parameters.
 pub fn engine(shape: &ModelShape, setup: &Setup) -> Engine {
-    let mut engine = Engine::new(plan(shape, setup), Queue::cpu(setup.threads)).expect("a plan for one rank");
-    engine.initialise(7);
+    let plan = plan(shape, setup);
+    let resources = Resources::alone(&plan, Queue::cpu(setup.threads)).expect("the memory of a small model");
+    let mut engine = Engine::new(plan, resources).expect("a plan for one rank");
+    engine.initialise(7).expect("nothing is on a disk");
     engine
 }

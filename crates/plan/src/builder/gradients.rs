@@ -1,6 +1,7 @@
 //! Gradients on their way to their owners.
 
-use lockstep_core::{Axis, DType, shard_range};
+use lockstep_core::fold::fold_scratch_elems;
+use lockstep_core::{Axis, DType};
 
 use crate::buffer::{Access, State, What};
 use crate::builder::{StepBuilder, Use, Work};
@@ -74,7 +75,6 @@ impl StepBuilder<'_> {
         let completes = parts.iter().any(|p| p.end == self.trained_elems(p.unit));
         let mut units: Vec<u32> = parts.iter().map(|p| p.unit).collect();
         units.dedup();
-        let lengths: Vec<usize> = parts.iter().map(|p| p.end - p.start).collect();
         let span = self.span(parts);
         let mut last = None;
         for (i, axis) in axes.iter().enumerate() {
@@ -89,12 +89,9 @@ impl StepBuilder<'_> {
                 }
             }
             if mesh.world() > 1 {
-                // The owner receives every member's contribution and folds them in the mesh's order.
-                // Every share is as long as the first member's.
-                let members = mesh.size(*axis);
-                let share: usize = lengths.iter().map(|n| shard_range(*n, members, 0).elems()).sum();
-                let staging = self.device(What::Staging, members as usize * share, DType::F32);
-                accesses.push((staging, Access::Define));
+                // The owner folds every member's contribution in the mesh's order, a chunk at a time.
+                let scratch = fold_scratch_elems(mesh.size(*axis));
+                accesses.push((self.device(What::Staging, scratch, DType::F32), Access::Define));
             }
             let kind = OpKind::Reduce { span, micro, axis: *axis, fresh: fresh || !into_accumulator };
             last = Some(self.emit(kind, lane, accesses, &[]));

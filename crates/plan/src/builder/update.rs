@@ -19,7 +19,9 @@ impl StepBuilder<'_> {
         }
         let norm = self.device(What::NormLeaves, blocks, DType::F64);
         accesses.push((norm, Access::Define));
-        self.emit(OpKind::ClipNorm, Lane::Compute, accesses, &[]);
+        self.emit(OpKind::Squares, Lane::Compute, accesses, &[]);
+        let lane = if self.input.is_sharded(State::Grad) { Lane::Comm } else { Lane::Compute };
+        self.emit(OpKind::ClipNorm, lane, vec![(norm, Access::Update)], &[]);
         if self.input.placements.optimizer_tier == Tier::Device {
             trained.iter().for_each(|unit| self.update_on_device(*unit, norm));
             return;

@@ -109,7 +109,7 @@ fn zero1_holds_a_quarter_of_the_optimizer() {
 fn hybrid_shards_inside_a_node_and_replicates_across() {
     let zero3 = of_15m(StrategyName::Zero3, 1, 4).plan();
     let hybrid = of_15m(StrategyName::HybridShard, 2, 4).plan();
-    assert_eq!(hybrid.resident_bytes, zero3.resident_bytes);
+    assert_eq!(hybrid.residents[0].bytes, zero3.residents[0].bytes);
     let count = |plan: &RunPlan, wanted: Axis| {
         let ops = &train_phase(plan).schedule.ops;
         ops.iter().filter(|op| matches!(op.kind, OpKind::Reduce { axis, .. } if axis == wanted)).count()

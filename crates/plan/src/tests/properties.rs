@@ -88,7 +88,7 @@ fn assert_plan_is_peak(plan: &RunPlan) {
         }
         largest = largest.max(phase.memory.bytes.0);
     }
-    assert_eq!(plan.arena.0, plan.resident_bytes.0 + largest);
+    assert_eq!(plan.arena.0, plan.residents[0].bytes.0 + largest);
 }
 
 proptest! {

@@ -1,0 +1,85 @@
+//! Byte strings of the host: norms, losses, hashes.
+
+use lockstep_core::DType;
+
+use crate::call::{Call, CallKind};
+use crate::carrier::{BOUNCE_BYTES, Carrier};
+use crate::comm::Comm;
+use crate::error::CommError;
+use crate::group::Group;
+use crate::offers::Offers;
+
+/// Bytes before each piece: the length of the member's whole string.
+const HEAD: usize = 8;
+
+/// Bytes of a string that one round carries: a multiple of 64, so that records of a power of two stay whole.
+pub const BYTES_PER_ROUND: usize = (BOUNCE_BYTES / 2 - HEAD) / 64 * 64;
+
+impl Comm {
+    /// Every member's byte string to every member. Strings may differ in length. `each(member, bytes)` is called
+    /// in the members' order, this rank's own included; strings of up to [`BYTES_PER_ROUND`] come in one piece,
+    /// longer ones in several, in order.
+    pub fn all_gather_bytes(
+        &mut self,
+        group: &Group,
+        tag: u64,
+        mine: &[u8],
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), CommError> {
+        for round in 0.. {
+            let sent = (round * BYTES_PER_ROUND).min(mine.len());
+            let piece = &mine[sent..(sent + BYTES_PER_ROUND).min(mine.len())];
+            let longest = self.bytes_round(group, tag, round, (piece, mine.len()), each)?;
+            if longest <= (round as u64 + 1) * BYTES_PER_ROUND as u64 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One piece of every member. Returns the length of the longest string.
+    fn bytes_round(
+        &mut self,
+        group: &Group,
+        tag: u64,
+        round: usize,
+        (piece, whole): (&[u8], usize),
+        each: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<u64, CommError> {
+        let bounce = self.bounce.clone();
+        let half = |i: usize| bounce.view(i * BOUNCE_BYTES / 2, BOUNCE_BYTES / 2 / 4, DType::U32);
+        let out = half(0).first((HEAD + piece.len()).div_ceil(4));
+        // SAFETY: the outgoing half is this rank's alone between calls.
+        let bytes = unsafe { out.as_bytes_mut() };
+        bytes[..HEAD].copy_from_slice(&(whole as u64).to_le_bytes());
+        bytes[HEAD..][..piece.len()].copy_from_slice(piece);
+        bytes[HEAD + piece.len()..].fill(0);
+        let call = Call { elems: round as u64, ..self.call(CallKind::Bytes, group, tag, [].into_iter()) };
+        self.open(group, &call, &mut |_| Offers::from_views([out].into_iter()))?;
+        let mut longest = whole as u64;
+        for (m, peer) in group.members().iter().enumerate() {
+            if m == group.me() {
+                if round == 0 || !piece.is_empty() {
+                    each(m, piece);
+                }
+                continue;
+            }
+            let carrier: &mut dyn Carrier = &mut *self.carrier;
+            let head = half(1).first(HEAD / 4);
+            carrier.pull(*peer, head)?;
+            // SAFETY: the incoming half is this rank's alone.
+            let theirs = u64::from_le_bytes(unsafe { head.as_bytes() }.try_into().expect("eight bytes"));
+            longest = longest.max(theirs);
+            let left = theirs.saturating_sub(round as u64 * BYTES_PER_ROUND as u64);
+            let len = left.min(BYTES_PER_ROUND as u64) as usize;
+            let body = half(1).slice(HEAD / 4, len.div_ceil(4));
+            carrier.pull(*peer, body)?;
+            if round == 0 || len > 0 {
+                // SAFETY: as above.
+                each(m, &unsafe { body.as_bytes() }[..len]);
+            }
+        }
+        self.close(group)?;
+        Ok(longest)
+    }
+}

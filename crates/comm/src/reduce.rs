@@ -1,0 +1,100 @@
+//! Sums over members, in the order of [`lockstep_core::fold`].
+
+use lockstep_core::fold::FOLD_CHUNK;
+use lockstep_device::View;
+
+use crate::call::CallKind;
+use crate::carrier::MAX_OFFERS;
+use crate::comm::{Comm, Gathered, share};
+use crate::error::CommError;
+use crate::fold::{Target, fold};
+use crate::group::Group;
+use crate::offers::Offers;
+
+/// Elements that an all-reduce may bring to one member from all others together, to be folded by everyone at
+/// once: one exchange instead of two, at the price of more traffic.
+const DIRECT_ELEMS: usize = 64 << 10;
+
+impl Comm {
+    /// Sums f32 parts over the members, in the order of [`lockstep_core::fold`]. Each member ends with the
+    /// sum in its own share (by [`Group::share`]) of each part; the other shares keep what they held.
+    /// `scratch` has [`lockstep_core::fold::fold_scratch_elems`] elements.
+    pub fn reduce_scatter(
+        &mut self,
+        group: &Group,
+        tag: u64,
+        parts: &[View<'_>],
+        scratch: View<'_>,
+    ) -> Result<(), CommError> {
+        if group.len() == 1 {
+            return Ok(());
+        }
+        for parts in parts.chunks(MAX_OFFERS) {
+            let call = self.call(CallKind::ReduceScatter, group, tag, parts.iter().copied());
+            self.open(group, &call, &mut |m| {
+                Offers::from_views(parts.iter().map(|part| share(group, *part, m)))
+            })?;
+            for part in parts {
+                let own = share(group, *part, group.me());
+                for start in (0..own.len()).step_by(FOLD_CHUNK) {
+                    let chunk = own.slice(start, FOLD_CHUNK.min(own.len() - start));
+                    fold(&mut *self.carrier, self.isa, group, chunk, scratch, Target::InPlace)?;
+                }
+            }
+            self.close(group)?;
+        }
+        Ok(())
+    }
+
+    /// Sums f32 parts over the members: every member ends with the whole sum in place.
+    /// `scratch` as in [`Comm::reduce_scatter`].
+    pub fn all_reduce(
+        &mut self,
+        group: &Group,
+        tag: u64,
+        parts: &[View<'_>],
+        scratch: View<'_>,
+    ) -> Result<(), CommError> {
+        if group.len() == 1 {
+            return Ok(());
+        }
+        for parts in parts.chunks(MAX_OFFERS) {
+            let elems: usize = parts.iter().map(|part| part.len()).sum();
+            if elems <= FOLD_CHUNK && elems * (group.len() - 1) <= DIRECT_ELEMS {
+                self.all_reduce_direct(group, tag, parts, scratch)?;
+                continue;
+            }
+            self.reduce_scatter(group, tag, parts, scratch)?;
+            let mut gathered = [Gathered { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
+            for (g, part) in gathered.iter_mut().zip(parts) {
+                *g = Gathered { own: share(group, *part, group.me()), whole: *part };
+            }
+            self.all_gather(group, tag, &gathered[..parts.len()])?;
+        }
+        Ok(())
+    }
+
+    /// Everyone folds everything. Peers still read this rank's parts meanwhile, so sums wait in the scratch.
+    fn all_reduce_direct(
+        &mut self,
+        group: &Group,
+        tag: u64,
+        parts: &[View<'_>],
+        scratch: View<'_>,
+    ) -> Result<(), CommError> {
+        let call = self.call(CallKind::AllReduce, group, tag, parts.iter().copied());
+        self.open(group, &call, &mut |_| Offers::from_views(parts.iter().copied()))?;
+        let mut at = 0;
+        for part in parts {
+            fold(&mut *self.carrier, self.isa, group, *part, scratch, Target::Scratch { at })?;
+            at += part.len();
+        }
+        self.close(group)?;
+        let mut at = 0;
+        for part in parts {
+            part.copy_from(&scratch.slice(at, part.len()));
+            at += part.len();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,399 @@
+//! What each operation of the schedule comes to on this rank: places instead of names.
+
+use lockstep_core::{Axis, Rank};
+use lockstep_plan::{Access, BufferId, Op, OpKind, Phase, RunPlan, SpanId, SpanPart, State, Tier, What};
+
+use crate::places::{Finder, Home, Place, Places, Spot, UnitPlaces};
+
+/// An operation with its addresses.
+#[derive(Clone, Debug)]
+pub(crate) enum Task {
+    /// Computation of a unit, or the objective: run by kind.
+    Compute,
+    /// Releases say when bytes may be used again; at run time there is nothing to do.
+    Nothing,
+    /// Shards to wholes, over the shard axis.
+    Gather(Vec<Gather>),
+    Reduce(Reduce),
+    Copy {
+        pairs: Vec<(Spot, Spot)>,
+        /// A state's home is where it goes.
+        writes_states: bool,
+    },
+    Squares(Vec<Squares>),
+    ClipNorm,
+    Update(Update),
+}
+
+/// A rank's piece and the whole it belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gather {
+    pub(crate) own: Place,
+    pub(crate) whole: Place,
+}
+
+/// A sum over ranks, in place; then what goes on from there.
+#[derive(Clone, Debug)]
+pub(crate) struct Reduce {
+    pub(crate) axis: Axis,
+    pub(crate) parts: Vec<Place>,
+    /// Partial sums; `None` in a world of one.
+    pub(crate) scratch: Option<Place>,
+    /// Every rank gets the whole sum, not its share alone.
+    pub(crate) to_all: bool,
+    /// From where the sum is to the accumulator.
+    pub(crate) onward: Vec<(Place, Place)>,
+    pub(crate) fresh: bool,
+}
+
+/// A range of gradients, and where its blocks' sums of squares go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Squares {
+    pub(crate) grad: Place,
+    pub(crate) leaves: Place,
+    /// Its first block among all blocks of the model.
+    pub(crate) first_block: u64,
+}
+
+/// An optimizer step on what this rank holds of a unit.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Update {
+    /// Read first: parameters whose only copy is on a disk.
+    pub(crate) before: Option<(Spot, Spot)>,
+    pub(crate) ranges: Vec<UpdateRange>,
+    /// Written last: updated parameters whose home is a disk.
+    pub(crate) after: Option<(Spot, Spot)>,
+}
+
+/// A range with one rate of decay.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UpdateRange {
+    pub(crate) master: Place,
+    pub(crate) working: Option<Place>,
+    pub(crate) grad: Place,
+    pub(crate) m: Place,
+    pub(crate) v: Place,
+    pub(crate) decays: bool,
+}
+
+/// The tasks of a phase, one for each operation.
+pub(crate) fn tasks(plan: &RunPlan, phase: &Phase, places: &Places, rank: Rank) -> Vec<Task> {
+    let finder = Finder { plan, phase, rank };
+    let maker = Maker { plan, phase, places, finder };
+    phase.schedule.ops.iter().map(|op| maker.task(op)).collect()
+}
+
+struct Maker<'a> {
+    plan: &'a RunPlan,
+    phase: &'a Phase,
+    places: &'a Places,
+    finder: Finder<'a>,
+}
+
+impl Maker<'_> {
+    fn task(&self, op: &Op) -> Task {
+        match op.kind {
+            OpKind::Forward { .. }
+            | OpKind::HeadForward { .. }
+            | OpKind::Objective { .. }
+            | OpKind::HeadBackward { .. }
+            | OpKind::HeadStep { .. }
+            | OpKind::Recompute { .. }
+            | OpKind::Backward { .. } => Task::Compute,
+            OpKind::Release(_) => Task::Nothing,
+            OpKind::Gather(span) => self.gather(op, span),
+            OpKind::Publish(span) => Task::Gather(vec![self.publish(span)]),
+            OpKind::Reduce { span, axis, fresh, .. } => Task::Reduce(self.reduce(op, span, axis, fresh)),
+            OpKind::Fetch(span) | OpKind::Spill(span) => {
+                let written = |(id, access): &(BufferId, Access)| {
+                    matches!(self.what(*id), What::State { .. }) && *access != Access::Read
+                };
+                let writes_states = op.accesses.iter().any(written);
+                Task::Copy { pairs: self.copies(op, span), writes_states }
+            }
+            OpKind::Squares => Task::Squares(self.squares()),
+            OpKind::ClipNorm => Task::ClipNorm,
+            OpKind::Update { unit } => Task::Update(self.update(op, unit)),
+            OpKind::Snapshot { .. } | OpKind::Decode | OpKind::Prefill => {
+                unreachable!("{:?} is not part of a training step", op.kind)
+            }
+        }
+    }
+
+    fn what(&self, id: BufferId) -> What {
+        self.plan.buffers[id.0 as usize].what
+    }
+
+    fn unit(&self, unit: u32) -> &UnitPlaces {
+        &self.places.units[unit as usize]
+    }
+
+    /// The buffer among an operation's accesses that `wanted` picks.
+    fn accessed(&self, op: &Op, wanted: impl Fn(&What) -> bool) -> Option<Spot> {
+        let found = op.accesses.iter().find(|(id, _)| wanted(&self.what(*id)));
+        found.and_then(|(id, _)| self.finder.spot(*id))
+    }
+
+    fn only_part(&self, span: SpanId) -> SpanPart {
+        let parts = &self.phase.schedule.span(span).parts;
+        assert_eq!(parts.len(), 1, "units move one by one");
+        parts[0]
+    }
+
+    // ---- parameters -------------------------------------------------------------------------------------
+
+    fn gather(&self, op: &Op, span: SpanId) -> Task {
+        let unit = self.unit(self.only_part(span).unit);
+        let staging = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
+        let across = self.plan.input.mesh.shard > 1;
+        if !across {
+            let pairs = vec![(unit.working.spot, Spot::Memory(unit.params))];
+            return Task::Copy { pairs, writes_states: false };
+        }
+        let from = staging.unwrap_or(unit.working.spot).place();
+        let shape = &self.plan.input.models[self.phase.model.0 as usize].units[self.only_part(span).unit as usize];
+        let bounds = [(0, shape.trainable_elems), (shape.trainable_elems, shape.elems)];
+        let gathers = unit.working.owned.iter().zip(bounds).filter(|(_, (start, end))| start < end);
+        Task::Gather(
+            gathers
+                .map(|(part, (start, end))| Gather {
+                    own: from.slice(part.at, part.elems()),
+                    whole: unit.params.slice(start, end - start),
+                })
+                .collect(),
+        )
+    }
+
+    /// The optimizer's share of whole parameters goes to everybody.
+    fn publish(&self, span: SpanId) -> Gather {
+        let part = self.only_part(span);
+        let unit = self.unit(part.unit);
+        let own = unit.exp_avg.expect("what is published was updated").owned[0];
+        let whole = unit.working.spot.place().slice(part.start, part.end - part.start);
+        Gather { own: whole.slice(own.start, own.elems()), whole }
+    }
+
+    // ---- gradients --------------------------------------------------------------------------------------
+
+    fn reduce(&self, op: &Op, span: SpanId, axis: Axis, fresh: bool) -> Reduce {
+        let input = &self.plan.input;
+        let sharded = input.is_sharded(State::Grad);
+        // On a mesh of two axes the first sum stays where backward wrote.
+        let last_axis = if input.mesh.replicate > 1 && input.mesh.shard > 1 { Axis::Replicate } else { axis };
+        let mut reduce = Reduce {
+            axis,
+            parts: Vec::new(),
+            scratch: self.accessed(op, |w| *w == What::Staging).map(|spot| spot.place()),
+            to_all: !(sharded && axis == Axis::Shard),
+            onward: Vec::new(),
+            fresh,
+        };
+        for part in &self.phase.schedule.span(span).parts {
+            let unit = self.unit(part.unit);
+            let (Some(target), Some(grad)) = (unit.grad_target, &unit.grad) else { continue };
+            let own = grad.owned[0];
+            let in_target = target != grad.spot.place();
+            if !sharded {
+                let from = target.slice(part.start, part.end - part.start);
+                reduce.parts.push(from);
+                let to = grad.range(part.start, part.end).place();
+                if axis == last_axis && in_target {
+                    reduce.onward.push((from, to));
+                }
+                continue;
+            }
+            let whole = (part.start, part.end) == (0, target.elems());
+            assert!(whole, "sharded gradients are reduced unit by unit");
+            let mine = target.slice(own.start, own.elems());
+            reduce.parts.push(if axis == Axis::Shard { target } else { mine });
+            if axis == last_axis {
+                reduce.onward.push((mine, grad.range(own.start, own.end).place()));
+            }
+        }
+        reduce
+    }
+
+    fn squares(&self) -> Vec<Squares> {
+        let block = lockstep_core::ALIGN_ELEMS;
+        let units = &self.plan.input.models[self.phase.model.0 as usize].units;
+        let (mut first, mut at) = (0, 0);
+        let mut all = Vec::new();
+        for (shape, unit) in units.iter().zip(&self.places.units) {
+            if let Some(grad) = &unit.grad {
+                let (own, spot) = grad.trained();
+                let blocks = own.elems() / block;
+                let leaves = self.places.norm_leaves.slice(at, blocks);
+                let first_block = (first + own.start / block) as u64;
+                all.push(Squares { grad: spot.place(), leaves, first_block });
+                at += blocks;
+            }
+            first += shape.trainable_elems / block;
+        }
+        all
+    }
+
+    // ---- update -----------------------------------------------------------------------------------------
+
+    fn update(&self, op: &Op, unit: u32) -> Update {
+        let places = self.unit(unit);
+        let states = [State::Grad, State::ExpAvg, State::ExpAvgSq].map(|state| places.home(state));
+        let [Some(grad), Some(m), Some(v)] = states else { return Update::default() };
+        let own = m.owned[0];
+        let staging = self.accessed(op, |w| matches!(w, What::HostStaging { .. }));
+        let update = match staging {
+            Some(staging) => self.update_on_host(places, &HostRoom::new(self.plan, staging.place(), own.elems(), unit, self.phase)),
+            None => self.update_on_device(op, places, [grad, m, v]),
+        };
+        let shape = &self.plan.input.models[self.phase.model.0 as usize].units[unit as usize];
+        // Parameters that decay come first.
+        let border = shape.decay_elems.clamp(own.start, own.end) - own.start;
+        let whole = update.ranges[0];
+        let part = |start: usize, end: usize, decays: bool| UpdateRange {
+            master: whole.master.slice(start, end - start),
+            working: whole.working.map(|w| w.slice(start, end - start)),
+            grad: whole.grad.slice(start, end - start),
+            m: whole.m.slice(start, end - start),
+            v: whole.v.slice(start, end - start),
+            decays,
+        };
+        let ranges = vec![part(0, border, true), part(border, own.elems(), false)];
+        Update { ranges, ..update }
+    }
+
+    fn update_on_device(&self, op: &Op, places: &UnitPlaces, [grad, m, v]: [&Home; 3]) -> Update {
+        let own = m.owned[0];
+        // Parameters that live on the host leave through a staging buffer.
+        let staging = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
+        let working = match staging {
+            Some(staging) => staging.place().slice(0, own.elems()),
+            None => places.working.range(own.start, own.end).place(),
+        };
+        let master = places.master.as_ref().map(|master| master.trained().1.place());
+        let range = UpdateRange {
+            master: master.unwrap_or(working),
+            working: master.map(|_| working),
+            grad: grad.range(own.start, own.end).place(),
+            m: m.trained().1.place(),
+            v: v.trained().1.place(),
+            decays: false,
+        };
+        Update { ranges: vec![range], ..Update::default() }
+    }
+
+    fn update_on_host(&self, places: &UnitPlaces, room: &HostRoom) -> Update {
+        let staged = |state: State| {
+            let home = places.home(state)?;
+            match home.spot {
+                Spot::Memory(_) => Some(home.trained().1.place()),
+                Spot::File { .. } => Some(room.state(self.plan, state)),
+            }
+        };
+        let mut update = Update::default();
+        // Where updated parameters go: their home on the host, or the staging's room, from where they are
+        // fetched to the device or written to a disk.
+        let (own, home) = (room.own, &places.working);
+        let working = match self.plan.input.placements.params_tier {
+            Tier::Host => {
+                let (part, spot) = home.trained();
+                assert_eq!(part.elems(), own, "parameters on the host are sharded as their optimizer");
+                spot.place()
+            }
+            Tier::Device => room.params,
+            Tier::Nvme => {
+                let file = home.trained().1;
+                let through = Spot::Memory(room.params);
+                update.after = Some((through, file));
+                if places.master.is_none() {
+                    update.before = Some((file, through));
+                }
+                room.params
+            }
+        };
+        let master = staged(State::Master);
+        update.ranges = vec![UpdateRange {
+            master: master.unwrap_or(working),
+            working: master.map(|_| working),
+            grad: room.grad,
+            m: staged(State::ExpAvg).expect("a trained unit has moments"),
+            v: staged(State::ExpAvgSq).expect("a trained unit has moments"),
+            decays: false,
+        }];
+        update
+    }
+
+    // ---- copies between tiers ---------------------------------------------------------------------------
+
+    fn copies(&self, op: &Op, span: SpanId) -> Vec<(Spot, Spot)> {
+        let unit = self.only_part(span).unit;
+        let places = self.unit(unit);
+        let host = self.accessed(op, |w| matches!(w, What::HostStaging { .. })).map(|spot| {
+            let own = places.exp_avg.expect("only trained units are staged").owned[0].elems();
+            HostRoom::new(self.plan, spot.place(), own, unit, self.phase)
+        });
+        let device = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
+        let residents = op.accesses.iter().filter_map(|(id, access)| match self.what(*id) {
+            What::State { state, .. } => Some((state, *access)),
+            _ => None,
+        });
+        residents
+            .map(|(state, access)| {
+                let home = places.home(state).expect("a copy of a state that is there");
+                let (state_side, other_side) = match (state, &host) {
+                    (State::Grad, Some(room)) => {
+                        let own = places.exp_avg.expect("only trained units are staged").owned[0];
+                        (home.range(own.start, own.end), Spot::Memory(room.grad))
+                    }
+                    (State::Working, Some(room)) => {
+                        let own = places.exp_avg.expect("only trained units are staged").owned[0];
+                        (home.range(own.start, own.end), Spot::Memory(room.params))
+                    }
+                    (state, Some(room)) => (home.trained().1, Spot::Memory(room.state(self.plan, state))),
+                    (_, None) => {
+                        let staging = device.expect("a copy goes through a staging buffer");
+                        // A fetch brings all parts; an update changes the trained one.
+                        let elems = if access == Access::Read {
+                            home.spot.elems().min(staging.elems())
+                        } else {
+                            home.trained().0.elems()
+                        };
+                        (home.spot.slice(0, elems), staging.slice(0, elems))
+                    }
+                };
+                if access == Access::Read { (state_side, other_side) } else { (other_side, state_side) }
+            })
+            .collect()
+    }
+}
+
+/// The parts of a [`What::HostStaging`], at this rank's own length.
+struct HostRoom {
+    own: usize,
+    /// Elements of each part: the longest share of any rank.
+    share: usize,
+    staging: Place,
+    grad: Place,
+    params: Place,
+}
+
+impl HostRoom {
+    fn new(plan: &RunPlan, staging: Place, own: usize, unit: u32, phase: &Phase) -> HostRoom {
+        let input = &plan.input;
+        let share = input.resident(phase.model, unit, State::Master).1;
+        let nvme = input.placements.optimizer_tier == Tier::Nvme;
+        let states = if nvme { input.optimizer_states().len() } else { 0 };
+        let params_at = lockstep_core::Elems((share * (1 + states)) as u64).bytes(lockstep_core::DType::F32);
+        HostRoom {
+            own,
+            share,
+            staging,
+            grad: staging.slice(0, own),
+            params: staging.at(params_at, own, input.storage),
+        }
+    }
+
+    fn state(&self, plan: &RunPlan, state: State) -> Place {
+        let states = plan.input.optimizer_states();
+        let i = states.iter().position(|s| *s == state).expect("one of the optimizer's states");
+        self.staging.slice((1 + i) * self.share, self.own)
+    }
+}
