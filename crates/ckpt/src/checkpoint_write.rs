@@ -12,6 +12,7 @@ use lockstep_core::{DType, Step};
 use crate::durable::{
     exchange, fresh_dir, is_plain_name, parent, remove_dir, rename, sync_dir, with_suffix, write_synced,
 };
+use crate::format::v1;
 use crate::manifest::{FileEntry, Logical, MANIFEST, Manifest, Piece};
 use crate::safetensors_write::write_file;
 use crate::{CkptError, Meta, PieceSource, Source, TensorBox};
@@ -51,7 +52,16 @@ pub struct CheckpointWriter {
     partial: PathBuf,
     files: Vec<FileEntry>,
     tensors: BTreeMap<String, Logical>,
+    /// Whoever began it cleans up after it; who joined does not.
+    began: bool,
     finished: bool,
+}
+
+/// What one rank has written of a checkpoint, to be told to the rank that finishes it.
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Share {
+    files: Vec<v1::File>,
+    tensors: BTreeMap<String, v1::Tensor>,
 }
 
 impl CheckpointWriter {
@@ -61,7 +71,46 @@ impl CheckpointWriter {
         let partial = with_suffix(&target, ".partial");
         fresh_dir(&partial)?;
         let (files, tensors) = (Vec::new(), BTreeMap::new());
-        Ok(CheckpointWriter { step, target, partial, files, tensors, finished: false })
+        Ok(CheckpointWriter { step, target, partial, files, tensors, began: true, finished: false })
+    }
+
+    /// Takes part in a checkpoint that another rank has begun.
+    pub fn join(root: &Path, step: Step) -> Self {
+        let target = root.join(format!("step-{step}"));
+        let partial = with_suffix(&target, ".partial");
+        let (files, tensors) = (Vec::new(), BTreeMap::new());
+        CheckpointWriter { step, target, partial, files, tensors, began: false, finished: false }
+    }
+
+    /// Ends this rank's part: a text for [`CheckpointWriter::add_share`] of the rank that began.
+    pub fn share(mut self) -> Result<String, CkptError> {
+        sync_dir(&self.partial)?;
+        let (files, tensors) = (std::mem::take(&mut self.files), std::mem::take(&mut self.tensors));
+        let share = Share {
+            files: files.iter().map(FileEntry::to_disk).collect(),
+            tensors: tensors.iter().map(|(name, t)| (name.clone(), t.to_disk())).collect(),
+        };
+        self.finished = true;
+        Ok(serde_json::to_string(&share).expect("plain data always serialises"))
+    }
+
+    /// Adds what another rank has written.
+    pub fn add_share(&mut self, share: &str) -> Result<(), CkptError> {
+        let bad = |why: String| CkptError::Share { step: self.step, why };
+        let share: Share = serde_json::from_str(share).map_err(|e| bad(e.to_string()))?;
+        for (name, tensor) in share.tensors {
+            let tensor = Logical::from_disk(tensor);
+            let whole = self
+                .tensors
+                .entry(name.clone())
+                .or_insert_with(|| Logical { shape: tensor.shape.clone(), pieces: Vec::new() });
+            if whole.shape != tensor.shape {
+                return Err(bad(format!("`{name}` is {:?} here and {:?} there", whole.shape, tensor.shape)));
+            }
+            whole.pieces.extend(tensor.pieces);
+        }
+        self.files.extend(share.files.into_iter().map(FileEntry::from_disk));
+        Ok(())
     }
 
     /// Writes whole tensors into one file of the checkpoint, in `dtype`.
@@ -153,7 +202,7 @@ impl CheckpointWriter {
 
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
-        if !self.finished {
+        if self.began && !self.finished {
             // What cannot be removed stays invisible: nobody reads a partial.
             let _ = remove_dir(&self.partial);
         }

@@ -23,6 +23,8 @@ pub enum CkptError {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error("a rank's share of the checkpoint of step {step} does not fit: {why}")]
+    Share { step: lockstep_core::Step, why: String },
     #[error("{} is {size}, more than the {cap} such a file may have", path.display())]
     TooLarge { path: PathBuf, size: Bytes, cap: Bytes },
     #[error("{} is not a usable safetensors file: {fault}", file.display())]
@@ -177,7 +179,9 @@ impl Fault for CkptError {
             }
             CkptError::Write { .. } | CkptError::WouldReplace { .. } => FaultClass::CannotWrite,
             CkptError::DtypeUnwritable { .. } => FaultClass::BadConfig,
-            CkptError::Source { .. } | CkptError::FileName { .. } => FaultClass::Internal,
+            CkptError::Source { .. } | CkptError::FileName { .. } | CkptError::Share { .. } => {
+                FaultClass::Internal
+            }
             _ => FaultClass::BadData,
         }
     }

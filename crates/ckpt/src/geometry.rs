@@ -26,6 +26,42 @@ impl TensorBox {
         TensorBox { start: vec![0; shape.len()], extent: shape.to_vec() }
     }
 
+    /// The boxes that make up the flat elements `range` of a tensor of `shape`: whole rows, and a part of the
+    /// row before and after them, in order.
+    pub fn of_range(shape: &[usize], range: Range<usize>) -> Vec<TensorBox> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        let Some((rows, inner_shape)) = shape.split_first() else { return vec![TensorBox::whole(shape)] };
+        debug_assert!(range.end <= rows * inner_shape.iter().product::<usize>(), "a range of the tensor");
+        let inner: usize = inner_shape.iter().product();
+        let inside = |row: usize, part: Range<usize>| {
+            TensorBox::of_range(inner_shape, part).into_iter().map(move |mut b| {
+                b.start.insert(0, row);
+                b.extent.insert(0, 1);
+                b
+            })
+        };
+        let (first, last) = (range.start.div_ceil(inner), range.end / inner);
+        if first > last {
+            // Inside one row.
+            return inside(last, range.start - last * inner..range.end - last * inner).collect();
+        }
+        let mut boxes: Vec<TensorBox> = Vec::new();
+        if range.start < first * inner {
+            boxes.extend(inside(first - 1, range.start - (first - 1) * inner..inner));
+        }
+        if first < last {
+            let mut whole = TensorBox::whole(shape);
+            (whole.start[0], whole.extent[0]) = (first, last - first);
+            boxes.push(whole);
+        }
+        if last * inner < range.end {
+            boxes.extend(inside(last, 0..range.end - last * inner));
+        }
+        boxes
+    }
+
     pub fn elems(&self) -> usize {
         self.extent.iter().product()
     }
@@ -128,6 +164,20 @@ mod tests {
             let expected: Vec<(usize, usize)> =
                 plainly(&part, &shape).into_iter().enumerate().filter(|(_, at)| wanted.contains(at)).collect();
             prop_assert_eq!(by_run, expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_range_is_its_boxes_in_order(
+            shape in prop::collection::vec(1usize..6, 0..4), from in 0usize..200, len in 0usize..200,
+        ) {
+            let total: usize = shape.iter().product();
+            let range = from.min(total)..(from + len).min(total);
+            let boxes = TensorBox::of_range(&shape, range.clone());
+            let elems: Vec<usize> = boxes.iter().flat_map(|b| plainly(b, &shape)).collect();
+            prop_assert_eq!(elems, range.collect::<Vec<_>>());
+            prop_assert!(boxes.len() < 2 * shape.len().max(1) + 1);
         }
     }
 

@@ -114,23 +114,13 @@ impl Manifest {
 
     fn to_disk(&self) -> v1::Manifest {
         let Meta { step, world, counters, reals, data, config_hash, tokenizer_hash, run_config } = &self.meta;
-        let file =
-            |f: &FileEntry| v1::File { name: f.name.clone(), bytes: f.bytes, blake3: f.blake3.clone() };
-        let piece = |p: &Piece| v1::Piece {
-            file: p.file.clone(),
-            tensor: p.tensor.clone(),
-            start: p.part.start.clone(),
-            extent: p.part.extent.clone(),
-        };
-        let tensor =
-            |t: &Logical| v1::Tensor { shape: t.shape.clone(), pieces: t.pieces.iter().map(piece).collect() };
         let real = |x: f64| v1::Real { bits: x.to_bits(), shown: x.to_string() };
         v1::Manifest {
             format: format::VERSION,
             step: step.0,
             world: *world,
-            files: self.files.iter().map(file).collect(),
-            tensors: self.tensors.iter().map(|(name, t)| (name.clone(), tensor(t))).collect(),
+            files: self.files.iter().map(FileEntry::to_disk).collect(),
+            tensors: self.tensors.iter().map(|(name, t)| (name.clone(), t.to_disk())).collect(),
             counters: counters.clone(),
             reals: reals.iter().map(|(name, x)| (name.clone(), real(*x))).collect(),
             data: v1::Cursor {
@@ -147,14 +137,6 @@ impl Manifest {
     }
 
     fn from_disk(disk: v1::Manifest) -> Self {
-        let file = |f: v1::File| FileEntry { name: f.name, bytes: f.bytes, blake3: f.blake3 };
-        let piece = |p: v1::Piece| Piece {
-            file: p.file,
-            tensor: p.tensor,
-            part: TensorBox { start: p.start, extent: p.extent },
-        };
-        let tensor =
-            |t: v1::Tensor| Logical { shape: t.shape, pieces: t.pieces.into_iter().map(piece).collect() };
         let v1::Cursor { seed, next_step, rows_per_step, num_rows, fingerprint } = disk.data;
         Manifest {
             meta: Meta {
@@ -167,8 +149,39 @@ impl Manifest {
                 tokenizer_hash: disk.tokenizer_hash,
                 run_config: disk.run_config,
             },
-            files: disk.files.into_iter().map(file).collect(),
-            tensors: disk.tensors.into_iter().map(|(name, t)| (name, tensor(t))).collect(),
+            files: disk.files.into_iter().map(FileEntry::from_disk).collect(),
+            tensors: disk.tensors.into_iter().map(|(name, t)| (name, Logical::from_disk(t))).collect(),
         }
+    }
+}
+
+impl FileEntry {
+    pub(crate) fn to_disk(&self) -> v1::File {
+        v1::File { name: self.name.clone(), bytes: self.bytes, blake3: self.blake3.clone() }
+    }
+
+    pub(crate) fn from_disk(f: v1::File) -> FileEntry {
+        FileEntry { name: f.name, bytes: f.bytes, blake3: f.blake3 }
+    }
+}
+
+impl Logical {
+    pub(crate) fn to_disk(&self) -> v1::Tensor {
+        let piece = |p: &Piece| v1::Piece {
+            file: p.file.clone(),
+            tensor: p.tensor.clone(),
+            start: p.part.start.clone(),
+            extent: p.part.extent.clone(),
+        };
+        v1::Tensor { shape: self.shape.clone(), pieces: self.pieces.iter().map(piece).collect() }
+    }
+
+    pub(crate) fn from_disk(t: v1::Tensor) -> Logical {
+        let piece = |p: v1::Piece| Piece {
+            file: p.file,
+            tensor: p.tensor,
+            part: TensorBox { start: p.start, extent: p.extent },
+        };
+        Logical { shape: t.shape, pieces: t.pieces.into_iter().map(piece).collect() }
     }
 }

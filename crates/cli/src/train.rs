@@ -11,7 +11,7 @@ use crate::report::{self, Failure, say};
 
 pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let (config, text) = report::load(&args.settings, &[])?;
-    let mut prepared = lockstep_train::prepare(&config).map_err(boxed)?;
+    let mut prepared = lockstep_train::prepare(&config, lockstep_core::Rank(0)).map_err(boxed)?;
     prepared.peak_memory = host::peak_memory;
     let mut progress: Box<dyn Progress> = if std::io::stderr().is_terminal() {
         Box::new(TerminalBar::new())
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
         let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
         say(&format!("{} {rows} skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset)));
     }
-    let outcome = lockstep_train::train(&config, &text, prepared, &mut *progress).map_err(boxed)?;
+    let outcome = lockstep_train::train(&config, &text, prepared, None, &mut *progress).map_err(boxed)?;
     drop(progress);
     say(&format!("model in {}", outcome.model_dir.display()));
     if let Some(checkpoint) = outcome.checkpoint {

@@ -32,6 +32,7 @@ pub struct Comm {
     /// For byte strings: half goes out, half comes in.
     pub(crate) bounce: Arc<Memory>,
     pub(crate) isa: Isa,
+    note: String,
 }
 
 impl Comm {
@@ -41,7 +42,16 @@ impl Comm {
             Arc::new(memory.expect("the system has 128 KiB for a rank's small messages"))
         });
         assert!(bounce.bytes().0 >= BOUNCE_BYTES as u64, "a carrier's bounce memory is large enough");
-        Comm { carrier, bounce, isa: Isa::detect() }
+        Comm { carrier, bounce, isa: Isa::detect(), note: String::new() }
+    }
+
+    pub(crate) fn with_note(self, note: String) -> Comm {
+        Comm { note, ..self }
+    }
+
+    /// Who carries, and why not something faster, for a line in the log.
+    pub fn note(&self) -> &str {
+        &self.note
     }
 
     pub fn rank(&self) -> Rank {

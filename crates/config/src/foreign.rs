@@ -47,7 +47,6 @@ inert! {
     ["find_unused_parameters", "ddp_find_unused_parameters"] OFF, "every parameter has a gradient";
     ["ddp_broadcast_buffers"] &[], "models here have no buffers to broadcast";
     ["gradient_as_bucket_view"] &[], "gradients always lie in their buckets";
-    ["ddp_timeout"] &[], "a stuck rank is found by its heartbeat";
     ["gradient_checkpointing_kwargs"] &[], "`recompute` says all there is to say";
     ["report_to"] OFF, "metrics go to metrics.jsonl in the output folder";
     ["logging_dir"] &[], "logs go to the output folder";

@@ -111,6 +111,9 @@ keys! {
     Plan Exact "ddp_bucket_cap_mb" = "25", "Size of a gradient bucket in MiB.";
     Plan Map "offload_optimizer" = "none", "Where optimizer state lies: `none` (the device), `cpu` or `nvme`; also `{device: cpu}`.";
     Plan Map "offload_param" = "none", "Where weights lie: `none` (the device), `cpu` or `nvme`; also `{device: cpu}`.";
+    Plan Exact "nvme_path" = "null", "Folder on a local disk for what `nvme` offload spills; `output_dir` by default.";
+    Plan Word "carrier" = "auto", "What moves bytes between ranks: `auto`, `shm` (shared memory, on one host) or `tcp`.";
+    Plan Exact "collective_timeout" ["ddp_timeout"] = "1800", "Seconds that a rank waits for another in one collective.";
     Plan Exact "nodes" ["nnodes", "num_nodes"] = "1", "Machines.";
     Plan Exact "nproc_per_node" ["nproc", "num_gpus"] = "1", "Ranks per machine.";
     Plan Exact "world_size" ["num_processes"] = "null", "Checked against `nodes` times `nproc_per_node`, which decide.";

@@ -110,6 +110,8 @@ mod tests {
             let mut batch = Batch::default();
             batch.fill(&ds, &rows);
             prop_assert_eq!(batch.supervised, ds.num_supervised());
+            let by_row: u64 = rows.iter().map(|r| ds.row_supervised(*r as usize)).sum();
+            prop_assert_eq!(batch.supervised, by_row);
             prop_assert_eq!(batch.num_docs(), ds.num_docs());
             prop_assert_eq!(batch.num_tokens() as u64, ds.num_tokens() - ds.num_docs() as u64);
             prop_assert_eq!(batch.weights.iter().sum::<f32>() as u64, batch.supervised);

@@ -92,6 +92,12 @@ impl Dataset {
         self.row_docs(row).iter().map(|doc| self.doc_range(*doc).len() - 1).sum()
     }
 
+    /// The targets of `row` that count in the loss.
+    pub fn row_supervised(&self, row: usize) -> u64 {
+        let counted = |doc: &u32| self.doc(*doc).1[1..].iter().filter(|s| **s).count() as u64;
+        self.row_docs(row).iter().map(counted).sum()
+    }
+
     /// The most positions that a row takes in a batch.
     pub fn max_row_tokens(&self) -> usize {
         (0..self.num_rows()).map(|row| self.row_tokens(row)).max().unwrap_or(0)

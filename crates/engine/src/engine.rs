@@ -1,13 +1,14 @@
 //! The engine: a plan, its memory, and the lanes that run it.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use lockstep_comm::{Comm, Group};
 use lockstep_core::{Axis, Bytes, DType, Rank};
 use lockstep_device::{Memory, Queue, Spill, View};
-use lockstep_plan::{Lane, ModelPlan, Phase, RunPlan};
+use lockstep_plan::{Lane, ModelPlan, Phase, RunPlan, State};
 
 use crate::driver::{MicroBatch, Updates};
 use crate::error::EngineError;
@@ -55,6 +56,7 @@ pub(crate) struct Core {
     pub(crate) memories: Memories,
     pub(crate) lanes: Lanes,
     pub(crate) rank: Rank,
+    pub(crate) host_calls: AtomicU64,
     comm: Option<Mutex<Comm>>,
     groups: [Group; 3],
     pub(crate) step: Mutex<StepState>,
@@ -107,6 +109,7 @@ impl Engine {
             memories,
             lanes: Lanes::new(),
             rank,
+            host_calls: AtomicU64::new(0),
             comm: comm.map(Mutex::new),
             groups: [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank)),
             step: Mutex::new(StepState { updates: Updates::NONE, grad_norm: 0.0, clip: 1.0, skip: false }),
@@ -130,6 +133,13 @@ impl Engine {
 
     pub fn rank(&self) -> Rank {
         self.core.rank
+    }
+
+    /// Whether this rank is the one to write down what it holds of a state: of several that hold the
+    /// same, the first.
+    pub fn keeps(&self, state: State) -> bool {
+        let (input, rank) = (&self.core.plan.input, self.core.rank);
+        input.mesh.replica(rank) == 0 && (input.is_sharded(state) || input.mesh.shard_idx(rank) == 0)
     }
 
     /// Bytes taken: what the plan said.

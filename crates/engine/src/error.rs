@@ -37,9 +37,10 @@ impl Fault for EngineError {
                 "`lockstep plan` shows where the bytes go; recompute: full or a smaller batch takes less."
                     .into(),
             ),
-            EngineError::Spill(_) => {
-                Some("Set nvme_path to a folder on a local disk with room for it; `lockstep plan` says how much.".into())
-            }
+            EngineError::Spill(_) => Some(
+                "Set nvme_path to a folder on a local disk with room for it; `lockstep plan` says how much."
+                    .into(),
+            ),
             EngineError::NoSpillDir { .. } => Some("Set nvme_path to a folder on a local disk.".into()),
             EngineError::Comm { cause, .. } => cause.hint(),
             EngineError::LanePanicked { .. } | EngineError::TooLarge { .. } => None,

@@ -2,7 +2,7 @@
 
 use lockstep_device::{Queue, View};
 use lockstep_model::{Inputs, Tied, Unit};
-use lockstep_plan::{OpKind, Lane};
+use lockstep_plan::{Lane, OpKind};
 use lockstep_shape::{Program, Slot, UnitShape};
 
 use crate::driver::{Driver, StepReport, Updates};

@@ -16,6 +16,7 @@ mod places;
 mod run_task;
 mod state;
 mod task;
+mod together;
 
 pub use driver::{Driver, MicroBatch, StepReport, Updates};
 pub use engine::{Engine, Resources};

@@ -10,6 +10,7 @@ use lockstep_shape::{Init, Segment, UnitShape};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::places::{Home, Spot};
+use crate::together::in_words;
 
 impl Engine {
     /// The units of the trained model.
@@ -29,7 +30,8 @@ impl Engine {
     pub fn initialise(&mut self, seed: u64) -> Result<(), EngineError> {
         let std = self.core.model().shape.init_std as f32;
         let units = self.units().to_vec();
-        let tensors = units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
+        let tensors =
+            units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
         let mut values = Vec::new();
         for (index, (unit, segment)) in tensors.enumerate() {
             let stream = Stream::new(seed, Purpose::Init, index as u32, 0);
@@ -150,11 +152,10 @@ impl Engine {
         // Members' parts follow each other, in the order of their ranks.
         let group = self.core.group(Axis::Shard);
         let mut theirs = vec![Vec::new(); group.len()];
-        let tag = lockstep_comm::Call::HOST;
-        self.core
-            .comm()
-            .all_gather_bytes(group, tag, &bytes, &mut |member, bytes| theirs[member].extend_from_slice(bytes))
-            .map_err(|cause| EngineError::Comm { op: format!("reading {}", segment.name), cause })?;
+        let tag = self.next_tag();
+        let each = &mut |member: usize, bytes: &[u8]| theirs[member].extend_from_slice(bytes);
+        let outcome = self.core.comm().all_gather_bytes(group, tag, &bytes, each);
+        outcome.map_err(in_words(&format!("reading {}", segment.name)))?;
         let values = theirs.iter().flatten().copied().collect::<Vec<u8>>();
         assert_eq!(values.len(), 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
         for (out, bytes) in out.iter_mut().zip(values.chunks_exact(4)) {

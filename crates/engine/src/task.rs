@@ -151,7 +151,8 @@ impl Maker<'_> {
             return Task::Copy { pairs, writes_states: false };
         }
         let from = staging.unwrap_or(unit.working.spot).place();
-        let shape = &self.plan.input.models[self.phase.model.0 as usize].units[self.only_part(span).unit as usize];
+        let shape =
+            &self.plan.input.models[self.phase.model.0 as usize].units[self.only_part(span).unit as usize];
         let bounds = [(0, shape.trainable_elems), (shape.trainable_elems, shape.elems)];
         let gathers = unit.working.owned.iter().zip(bounds).filter(|(_, (start, end))| start < end);
         Task::Gather(
@@ -241,7 +242,10 @@ impl Maker<'_> {
         let own = m.owned[0];
         let staging = self.accessed(op, |w| matches!(w, What::HostStaging { .. }));
         let update = match staging {
-            Some(staging) => self.update_on_host(places, &HostRoom::new(self.plan, staging.place(), own.elems(), unit, self.phase)),
+            Some(staging) => self.update_on_host(
+                places,
+                &HostRoom::new(self.plan, staging.place(), own.elems(), unit, self.phase),
+            ),
             None => self.update_on_device(op, places, [grad, m, v]),
         };
         let shape = &self.plan.input.models[self.phase.model.0 as usize].units[unit as usize];

@@ -27,8 +27,21 @@ pub struct Abort {
     pub kind: AbortKind,
     /// The rank at fault, where there is one.
     pub by: Option<Member>,
+    /// What that rank ends with, where it said so.
+    pub code: Option<u8>,
     /// What happened, in words; names the rank.
     pub text: String,
+}
+
+impl Abort {
+    pub(crate) fn new(kind: AbortKind, by: Option<Member>, text: String) -> Abort {
+        Abort { kind, by, code: None, text }
+    }
+
+    /// What the run as a whole ends with.
+    pub fn exit_code(&self) -> u8 {
+        self.code.unwrap_or(self.kind.class().exit_code())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -54,7 +54,7 @@ pub(crate) enum Action {
     Send(Vec<u8>),
     /// No event of this connection is expected any more.
     Close,
-    Joined(Vec<Member>),
+    Joined { members: Vec<Member>, run: Vec<u8> },
     All { name: String, values: Vec<Vec<u8>> },
     /// The last action of all. `Ok`: this rank has left.
     Ended(Result<(), LaunchError>),
@@ -217,9 +217,12 @@ impl Client {
             };
             match message {
                 ToRank::Beat => {}
-                ToRank::Start { members } => {
+                ToRank::Start { members, run } => {
                     channel.joined = true;
-                    self.out.push(Action::Joined(members));
+                    match from_hex(&run) {
+                        Some(run) => self.out.push(Action::Joined { members, run }),
+                        None => return self.lost("its first word was garbled".into()),
+                    }
                 }
                 ToRank::All { name, hex } => {
                     match hex.iter().map(|text| from_hex(text)).collect::<Option<Vec<_>>>() {
@@ -293,8 +296,7 @@ impl Client {
 
     fn say(&mut self, message: &ToServer) {
         if let State::Channel(channel) = &mut self.state
-            // A beat before the server knows who we are would be out of turn only in its log; after the
-            // farewell nothing more is to be said.
+            // After the farewell nothing more is to be said.
             && channel.leaving.is_none()
         {
             self.out.push(Action::Send(channel.sealer.seal(message)));

@@ -31,8 +31,6 @@ pub enum LaunchError {
     PortInUse { addr: SocketAddr, holder: Option<Holder> },
     #[error("cannot listen on {addr}: {cause}")]
     Bind { addr: SocketAddr, cause: std::io::Error },
-    #[error("cannot find the host `{}`: {cause}", printable(host))]
-    UnknownHost { host: String, cause: std::io::Error },
     #[error("rank {rank}: no rendezvous at {addr} within {:.0} s: {last}", waited.as_secs_f64())]
     NoServer { rank: u32, addr: String, waited: Duration, last: String },
     #[error("what answers at {addr} is not a lockstep rendezvous")]
@@ -61,6 +59,19 @@ pub enum LaunchError {
     System { what: &'static str, cause: std::io::Error },
 }
 
+impl LaunchError {
+    /// The same once more, for another who waits.
+    pub(crate) fn again(&self) -> LaunchError {
+        match self {
+            LaunchError::Aborted(abort) => LaunchError::Aborted(abort.clone()),
+            LaunchError::ServerLost { addr, why } => {
+                LaunchError::ServerLost { addr: addr.clone(), why: why.clone() }
+            }
+            _ => LaunchError::Ended,
+        }
+    }
+}
+
 impl Fault for LaunchError {
     fn class(&self) -> FaultClass {
         use LaunchError::*;
@@ -68,7 +79,7 @@ impl Fault for LaunchError {
             Variable { .. } | VariableMissing { .. } | VariablesDiffer { .. } | Disagree { .. } => {
                 FaultClass::BadConfig
             }
-            UnknownHost { .. } | NotLockstep { .. } | OtherProtocol { .. } => FaultClass::BadConfig,
+            NotLockstep { .. } | OtherProtocol { .. } => FaultClass::BadConfig,
             TokenUnreadable { .. } => FaultClass::InputMissing,
             TokenFileOpen { .. } | TokenShort { .. } | NoToken { .. } | WrongToken { .. } => {
                 FaultClass::NotAuthorised
@@ -110,7 +121,6 @@ impl Fault for LaunchError {
                  --join-timeout gives it more time."
                     .into()
             }
-            UnknownHost { .. } => "--master-addr names the host of node 0.".into(),
             Aborted(abort) => abort.kind.hint()?.into(),
             _ => return None,
         })

@@ -7,15 +7,15 @@
 //! - [`Supervisor`]: starts the ranks of one node, relays what they print, stops them together and starts
 //!   them anew.
 //!
-//! Decisions are pure: `server` and `client` turn `(now, event)` into actions and see no socket or clock,
-//! `restart` turns an ending into the next deed. `serve`, `control` and `supervise` are the thin loops
-//! that carry the actions out. Nothing here prints, exits or reads the environment: the caller hands in
+//! Decisions are pure: `server`, `client` and `watch` turn `(now, event)` into actions and see no socket,
+//! process or clock. `serve`, `control` and `supervise` are the thin loops that carry the actions out. Nothing here prints, exits or reads the environment: the caller hands in
 //! what it has read and prints what it is given.
 
 #![forbid(unsafe_code)]
 
 mod abort;
 mod agree;
+mod cause;
 mod client;
 mod control;
 pub mod cores;
@@ -25,14 +25,16 @@ mod join;
 mod lifeline;
 pub mod names;
 mod port;
-mod restart;
+mod relay;
 mod rounds;
 mod seal;
 mod serve;
 mod server;
 mod session;
+mod spawn;
 mod supervise;
 mod token;
+mod watch;
 mod wire;
 mod world;
 
@@ -40,13 +42,14 @@ mod world;
 mod tests;
 
 pub use abort::{Abort, AbortKind, Member};
+pub use cause::{ErrorNote, RankFailure};
 pub use error::LaunchError;
 pub use host::host_name;
 pub use join::{JoinOptions, join};
 pub use lifeline::die_with;
-pub use restart::{Ending, Exit, Restarts};
 pub use serve::{Outcome, RunningServer, ServerOptions, serve};
 pub use session::Session;
-pub use supervise::{Console, ErrorNote, Supervisor, Tee, supervise};
+pub use relay::Console;
+pub use supervise::{Ending, Supervisor, Tee, supervise};
 pub use token::Token;
 pub use world::{ServerPlace, World};

@@ -11,7 +11,7 @@ use crate::rounds::{Put, Rounds, Settled};
 use crate::seal::{FROM_RANK, FROM_SERVER, Opener, Sealer};
 use crate::wire::{
     HELLO_BYTES, Hello, MAX_FRAME_TO_SERVER, PROOF_BYTES, Reply, ToRank, ToServer, Transcript, VERSION, Verdict,
-    greets,
+    greets, to_hex,
 };
 
 /// How often both sides give a sign of life.
@@ -39,6 +39,8 @@ pub(crate) struct ServerConfig {
     pub(crate) attempt: u32,
     /// Of the program.
     pub(crate) version: String,
+    /// Never used before; tells this run from all others.
+    pub(crate) run: [u8; 32],
     /// From the first event on.
     pub(crate) join_timeout: Duration,
 }
@@ -84,7 +86,8 @@ struct Seat {
 enum Phase {
     Joining,
     Running,
-    Over,
+    /// With the reason, for those who come late.
+    Over(Option<Abort>),
 }
 
 pub(crate) struct Server {
@@ -118,6 +121,10 @@ impl Server {
             log: LogLimit::default(),
             out: Vec::new(),
         }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over(_))
     }
 
     /// No connection is left to serve.
@@ -192,7 +199,7 @@ impl Server {
         } else if hello.attempt != self.config.attempt {
             let (theirs, ours) = (hello.attempt, self.config.attempt);
             (Verdict::OtherAttempt, format!("it is of attempt {theirs}, this run of {ours}"))
-        } else if self.phase == Phase::Over {
+        } else if self.phase == Phase::Over(None) {
             (Verdict::Over, "the run is over".into())
         } else {
             let transcript = Transcript { hello, server_nonce: nonce };
@@ -248,6 +255,10 @@ impl Server {
 
     fn join(&mut self, conn: ConnId, hello: Hello, mut member: Member, world: [u32; 2], version: String) {
         member.host = clean(&member.host, 64);
+        if let Phase::Over(Some(abort)) = &self.phase {
+            let abort = abort.clone();
+            return self.refuse(conn, abort);
+        }
         let own = [self.config.world_size, self.config.local_world_size];
         let per_node = own[1].max(1);
         let placed = member.rank == hello.rank
@@ -273,7 +284,7 @@ impl Server {
         }
         let Some(seat) = self.seats.get_mut(member.rank as usize).filter(|_| placed) else {
             let text = format!("{member} says that it is number {} on node {}", member.local_rank, member.node);
-            return self.refuse(conn, Abort { kind: AbortKind::Protocol, by: Some(member), text });
+            return self.refuse(conn, Abort::new(AbortKind::Protocol, Some(member), text));
         };
         if let Some(there) = seat {
             let (first, second) = (&there.member, format!("pid {} on {}", member.pid, member.host));
@@ -282,7 +293,7 @@ impl Server {
                 member.rank, first.pid, first.host
             );
             self.out.push(Action::Log(text.clone()));
-            return self.refuse(conn, Abort { kind: AbortKind::Twice, by: Some(member), text });
+            return self.refuse(conn, Abort::new(AbortKind::Twice, Some(member), text));
         }
         let rank = member.rank;
         *seat = Some(Seat { member, left: false });
@@ -292,7 +303,7 @@ impl Server {
         if self.phase == Phase::Joining && self.seats.iter().all(Option::is_some) {
             self.phase = Phase::Running;
             let members = self.seats.iter().flatten().map(|seat| seat.member.clone()).collect();
-            self.tell_members(&ToRank::Start { members });
+            self.tell_members(&ToRank::Start { members, run: to_hex(&self.config.run) });
         }
     }
 
@@ -312,9 +323,9 @@ impl Server {
         self.mark_left(rank);
         let Some(by) = self.member(rank) else { return };
         let text = format!("{by} failed with exit code {code}: {}", clean(text, 16 << 10));
-        let abort = Abort { kind: AbortKind::Failed, by: Some(by), text };
+        let abort = Abort { kind: AbortKind::Failed, by: Some(by), code: Some(code), text };
         let consequence = [71, 72].contains(&code);
-        if consequence && self.phase != Phase::Over {
+        if consequence && !self.is_over() {
             self.suspect.get_or_insert((now + SECOND_THOUGHTS, abort));
         } else {
             self.end(abort);
@@ -324,7 +335,7 @@ impl Server {
     fn leave(&mut self, conn: ConnId, rank: u32) {
         self.send(conn, &ToRank::Bye);
         self.mark_left(rank);
-        if self.phase == Phase::Over {
+        if self.is_over() {
             return;
         }
         if let Some(text) = self.rounds.left(rank) {
@@ -332,7 +343,7 @@ impl Server {
         }
         let done = self.seats.iter().all(|seat| seat.as_ref().is_some_and(|seat| seat.left));
         if done {
-            self.phase = Phase::Over;
+            self.phase = Phase::Over(None);
             self.out.push(Action::Over(Ok(())));
         }
     }
@@ -378,7 +389,7 @@ impl Server {
         for conn in late {
             self.turn_away(now, conn, "it did not finish its greeting in 5 s");
         }
-        if self.phase == Phase::Over {
+        if self.is_over() {
             return;
         }
         if let Some((_, abort)) = self.suspect.take_if(|(at, _)| *at <= now) {
@@ -423,15 +434,15 @@ impl Server {
     }
 
     fn abort(&mut self, kind: AbortKind, by: Option<Member>, text: String) {
-        self.end(Abort { kind, by, text });
+        self.end(Abort::new(kind, by, text));
     }
 
     /// Ends the run for all; the first cause counts.
     fn end(&mut self, abort: Abort) {
-        if self.phase == Phase::Over {
+        if self.is_over() {
             return;
         }
-        self.phase = Phase::Over;
+        self.phase = Phase::Over(Some(abort.clone()));
         let all: Vec<ConnId> = self.conns.keys().copied().collect();
         for conn in all {
             self.send(conn, &ToRank::Abort(abort.clone()));

@@ -176,8 +176,8 @@ pub(crate) enum ToServer {
 /// To a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
-    /// All have joined.
-    Start { members: Vec<Member> },
+    /// All have joined. `run` is a number that no other run has, in hexadecimal.
+    Start { members: Vec<Member>, run: String },
     Beat,
     /// Everybody's part of an exchange.
     All { name: String, hex: Vec<String> },

@@ -28,7 +28,8 @@ pub use buffer::{Access, Buffer, BufferId, State, Tier, What};
 pub use builder::{StepBuilder, Use, Work};
 pub use check::{Violation, check, check_training};
 pub use input::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, OwnedPart, Placement, Placements, PlanInput, Role, Rollout,
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, OwnedPart, Placement, Placements, PlanInput, Role,
+    Rollout,
 };
 pub use memory::{MemoryPlan, pack};
 pub use print::{memory_table, schedule_text};

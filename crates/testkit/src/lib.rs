@@ -1,14 +1,16 @@
-//! Help for tests: goldens made with PyTorch and transformers, plans for small models, engines on them.
-//! A dev-dependency only.
+//! Help for tests: goldens made with PyTorch and transformers, plans for small models, engines on them,
+//! whole worlds of ranks in one process. A dev-dependency only.
 
 #![forbid(unsafe_code)]
 
+mod cases;
 mod golden;
 mod setup;
 mod window;
 mod world;
 
+pub use cases::{CarrierKind, Case, all_cases, pairwise_cases, run_case};
 pub use golden::{Golden, golden_dir};
 pub use setup::{Setup, engine, plan};
 pub use window::{Micro, Window};
-pub use world::{Batches, Trace, rank_engine, run_rank, train_world};
+pub use world::{Batches, Trace, train_world};

@@ -1,16 +1,19 @@
 //! A whole world of ranks in one process: a thread and an engine each.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use lockstep_comm::{Comm, thread_world};
+use lockstep_comm::{Abort, Comm, ConnectSpec, Prefer, connect, thread_world};
+use lockstep_core::proof::Secret;
 use lockstep_core::{Rank, Step};
-use lockstep_device::{Memory, Queue};
+use lockstep_device::{Memory, Pool, Queue};
 use lockstep_engine::{Engine, Resources, Updates};
 use lockstep_plan::State;
 use lockstep_shape::ModelShape;
 
+use crate::cases::CarrierKind;
 use crate::setup::{Setup, plan};
 use crate::window::{Micro, Window};
 
@@ -30,26 +33,32 @@ pub struct Trace {
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Trains `steps` steps on a world of threads.
+/// Trains `steps` steps on a world of threads, each a rank.
 pub fn train_world(
     shape: &ModelShape,
     setup: &Setup,
+    carrier: CarrierKind,
     steps: u64,
     updates: Updates,
     batches: &Batches,
     spill_dir: Option<&Path>,
 ) -> Trace {
     let world = setup.mesh.world();
-    let carriers = thread_world(world, DEADLINE);
+    let mut carriers: Vec<_> = thread_world(world, DEADLINE).into_iter().map(Some).collect();
+    let table = ExchangeTable::new(world as usize);
     let traces: Vec<Trace> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = carriers
-            .into_iter()
-            .enumerate()
-            .map(|(rank, carrier)| {
+        let ranks: Vec<_> = (0..world)
+            .map(|rank| {
+                let threads = carriers[rank as usize].take();
+                let (rank, table) = (Rank(rank), &table);
                 scope.spawn(move || {
-                    let rank = Rank(rank as u32);
-                    let comm = (world > 1).then(|| Comm::new(Box::new(carrier)));
-                    let mut engine = rank_engine(shape, setup, rank, comm, spill_dir);
+                    let memory = arena(shape, setup);
+                    let comm = (world > 1).then(|| match carrier {
+                        CarrierKind::Thread => Comm::new(Box::new(threads.expect("one for each rank"))),
+                        CarrierKind::Shm => connected(setup, rank, &memory, Prefer::Auto, table),
+                        CarrierKind::Tcp => connected(setup, rank, &memory, Prefer::Tcp, table),
+                    });
+                    let mut engine = rank_engine(shape, setup, rank, memory, comm, spill_dir);
                     run_rank(&mut engine, steps, updates, batches)
                 })
             })
@@ -64,18 +73,62 @@ pub fn train_world(
     Trace { log_probs, ..traces.into_iter().next().expect("a world has a rank") }
 }
 
+/// Connects a rank as a process would be: nodes are hosts of their own.
+fn connected(setup: &Setup, rank: Rank, memory: &Arc<Memory>, prefer: Prefer, table: &ExchangeTable) -> Comm {
+    let spec = ConnectSpec {
+        rank,
+        world: setup.mesh.world(),
+        host: Some(format!("host {}", setup.mesh.node(rank))),
+        regions: vec![memory.clone()],
+        bind: (Ipv4Addr::LOCALHOST, 0).into(),
+        advertise: None,
+        session: &Secret::from_text("a test"),
+        run_id: "test",
+        deadline: DEADLINE,
+        abort: Abort::default(),
+        prefer,
+        spin: None,
+    };
+    connect(&spec, &mut |mine| Ok(table.exchange(rank, mine))).expect("ranks of one process reach each other")
+}
+
+/// What a rendezvous does for processes: everybody's bytes to everybody.
+struct ExchangeTable {
+    slots: Mutex<Vec<Vec<u8>>>,
+    barrier: Barrier,
+}
+
+impl ExchangeTable {
+    fn new(world: usize) -> ExchangeTable {
+        ExchangeTable { slots: Mutex::new(vec![Vec::new(); world]), barrier: Barrier::new(world) }
+    }
+
+    fn exchange(&self, rank: Rank, mine: &[u8]) -> Vec<Vec<u8>> {
+        self.slots.lock().expect("no rank panicked")[rank.0 as usize] = mine.to_vec();
+        self.barrier.wait();
+        let all = self.slots.lock().expect("no rank panicked").clone();
+        self.barrier.wait();
+        all
+    }
+}
+
+/// The memory of one rank's plan, such that others can read it.
+fn arena(shape: &ModelShape, setup: &Setup) -> Arc<Memory> {
+    let bytes = plan(shape, setup).arena;
+    Arc::new(Memory::take_shared(bytes, &Pool::new(1)).expect("the memory of a small model"))
+}
+
 /// One rank's engine, with random parameters.
-pub fn rank_engine(
+fn rank_engine(
     shape: &ModelShape,
     setup: &Setup,
     rank: Rank,
+    memory: Arc<Memory>,
     comm: Option<Comm>,
     spill_dir: Option<&Path>,
 ) -> Engine {
     let plan = plan(shape, setup);
     let queue = Queue::cpu(setup.threads);
-    let Queue::Cpu(cpu) = &queue else { unreachable!("only CPU queues exist") };
-    let memory = Arc::new(Memory::take(plan.arena, &cpu.pool).expect("the memory of a small model"));
     let spill_dir = spill_dir.map(Path::to_path_buf);
     let mut engine = Engine::new(plan, Resources { rank, memory, comm, queue, spill_dir }).expect("a plan");
     engine.initialise(7).expect("room on the disk");
@@ -83,7 +136,7 @@ pub fn rank_engine(
 }
 
 /// Runs the steps of one rank.
-pub fn run_rank(engine: &mut Engine, steps: u64, updates: Updates, batches: &Batches) -> Trace {
+fn run_rank(engine: &mut Engine, steps: u64, updates: Updates, batches: &Batches) -> Trace {
     let mut trace = Trace { norms: Vec::new(), log_probs: Vec::new(), states: Vec::new() };
     for s in 0..steps {
         let (micros, denominator) = batches(Step(s), engine.rank());

@@ -2,6 +2,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use lockstep_ckpt::CkptError;
+use lockstep_comm::CommError;
 use lockstep_config::ConfigErrors;
 use lockstep_core::{Fault, FaultClass};
 use lockstep_data::DataError;
@@ -45,10 +46,8 @@ pub enum TrainError {
     Algorithm { name: String },
     #[error("adapters are planned but cannot be trained yet")]
     Adapter,
-    #[error("{world} ranks with `strategy: {strategy}` can be planned, but not trained yet")]
-    Ranks { world: u32, strategy: String },
-    #[error("`{key}: {tier}` can be planned, but not trained with yet")]
-    Offload { key: &'static str, tier: String },
+    #[error(transparent)]
+    Comm(#[from] CommError),
     #[error("{}: checkpoints of an earlier run are here (the last is {last})", dir.display())]
     OutputInUse { dir: PathBuf, last: String },
     #[error("{}: another run holds this output directory{}", dir.display(), Held(holder))]
@@ -93,11 +92,12 @@ impl Fault for TrainError {
             Engine(e) => e.class(),
             Checkpoint(e) => e.class(),
             Observe(e) => e.class(),
+            Comm(e) => e.class(),
             VocabularyTooSmall { .. } | TooLong { .. } | OutputInUse { .. } | ResumeMismatch { .. } => {
                 FaultClass::BadConfig
             }
             UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
-            Algorithm { .. } | Adapter | Ranks { .. } | Offload { .. } => FaultClass::Unavailable,
+            Algorithm { .. } | Adapter => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
             ModelMissing { .. } | NothingToResume { .. } => FaultClass::InputMissing,
             Diverged { .. } => FaultClass::Diverged,
@@ -114,6 +114,7 @@ impl Fault for TrainError {
             Engine(e) => e.hint(),
             Checkpoint(e) => e.hint(),
             Observe(e) => e.hint(),
+            Comm(e) => e.hint(),
             VocabularyTooSmall { tokenizer, .. } => {
                 Some(format!("Use the model's own tokenizer, or a model with vocab_size of at least {tokenizer}."))
             }
@@ -126,10 +127,6 @@ impl Fault for TrainError {
             UnusedTensors { .. } => Some("The model described is not the one these weights are of.".into()),
             Algorithm { .. } => Some("`lockstep plan` can describe it; `train` runs algorithm: sft.".into()),
             Adapter => Some("`lockstep plan` can describe them; remove `adapter` to train all weights.".into()),
-            Ranks { .. } => Some(
-                "Set nodes: 1 and nproc_per_node: 1 to train on one rank; `lockstep plan` shows this run.".into(),
-            ),
-            Offload { key, .. } => Some(format!("Set {key}: none to train; `lockstep plan` shows this run.")),
             OutputInUse { .. } => Some(
                 "Set resume_from_checkpoint: true to go on with it, overwrite_output_dir: true to delete its \
                  checkpoints, or choose another output_dir."

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod journal;
 mod output_dir;
 mod rate;
 mod run;
@@ -16,6 +17,8 @@ mod sft;
 pub use error::TrainError;
 pub use output_dir::Holder;
 pub use rate::RateSchedule;
-pub use run::{MemoryUse, Outcome, train};
-pub use setup::{Prepared, load_tokenizer, model_shape, num_threads, plan_for, prepare, strategy_name};
+pub use run::{Connect, MemoryUse, Outcome, train};
+pub use setup::{
+    Prepared, chosen_strategy, load_tokenizer, model_shape, num_threads, plan_for, prepare, strategy_name,
+};
 pub use sft::Sft;

@@ -50,6 +50,11 @@ impl OutputDir {
         Ok(dir)
     }
 
+    /// The directory as a rank sees it that leaves it to another.
+    pub(crate) fn follow(output: &OutputConfig) -> OutputDir {
+        OutputDir { path: output.output_dir.clone(), replaces: false, lock: None, made: Vec::new() }
+    }
+
     /// Removes what must not stay beside a new run: checkpoints that are to be replaced, and what killed
     /// runs left unfinished. Called when nothing but training is left to do.
     pub(crate) fn sweep(&self) -> Result<(), TrainError> {

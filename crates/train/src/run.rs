@@ -1,17 +1,21 @@
 //! The loop.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use lockstep_ckpt::DataCursor;
+use lockstep_comm::{Comm, CommError};
 use lockstep_config::RunConfig;
-use lockstep_core::{Bytes, Step};
+use lockstep_core::{Bytes, Rank, Step};
 use lockstep_data::{Batch, Dataset, Order};
-use lockstep_device::Queue;
-use lockstep_engine::{Engine, Updates};
-use lockstep_observe::{Progress, RunLog, StepRecord};
+use lockstep_device::{Memory, Queue};
+use lockstep_engine::{Engine, EngineError, Resources, Updates};
+use lockstep_observe::{Progress, StepRecord};
+use lockstep_plan::RunPlan;
 
 use crate::error::TrainError;
+use crate::journal::Journal;
 use crate::rate::RateSchedule;
 use crate::save::{self, Identity, Position};
 use crate::setup::Prepared;
@@ -55,14 +59,20 @@ impl MemoryUse {
     }
 }
 
-/// Trains to the end. `config_text` goes into checkpoints, for people.
+/// Connects a rank to the others, which may read the memory given.
+pub type Connect<'a> = Box<dyn FnOnce(&Arc<Memory>) -> Result<Comm, CommError> + 'a>;
+
+/// Trains to the end. `config_text` goes into checkpoints, for people. In a world of several ranks all call
+/// it alike; rank 0 keeps the log and writes the model folder.
 pub fn train(
     config: &RunConfig,
     config_text: &str,
     prepared: Prepared,
+    connect: Option<Connect<'_>>,
     progress: &mut dyn Progress,
 ) -> Result<Outcome, TrainError> {
-    let Prepared { tokenizer, dataset, shape, folder, plan, num_threads, output, checkpoint, .. } = prepared;
+    let Prepared { rank, tokenizer, dataset, shape, folder, plan, num_threads, output, checkpoint, .. } =
+        prepared;
     let mut run = Run::new(config, &dataset)?;
     let identity = Identity {
         data: run.cursor(&dataset),
@@ -74,16 +84,22 @@ pub fn train(
         tokenizer_hash: tokenizer.fingerprint().to_string(),
         run_config: config_text.to_string(),
     };
-    let mut engine = Engine::new(plan, Queue::cpu(num_threads))?;
+    let mut engine = make_engine(config, plan, rank, num_threads, connect)?;
     assert_eq!(engine.arena_bytes(), engine.plan().arena, "the engine holds what was planned");
     let mut position = Position { step: 0, updates: 0, tokens_total: 0 };
     match (&checkpoint, &folder) {
         (Some(checkpoint), _) => position = save::load_checkpoint(&mut engine, checkpoint, &identity)?,
         (None, Some(folder)) => save::load_weights(&mut engine, folder)?,
-        (None, None) => engine.initialise(config.batch.seed),
+        (None, None) => engine.initialise(config.batch.seed)?,
     }
-    output.sweep()?;
-    let mut log = RunLog::open(output.path(), checkpoint.as_ref().map(|_| position.step))?;
+    // Nobody trains, and nothing is swept away, before everybody is ready to.
+    engine.barrier("the start")?;
+    let mut log = if rank == Rank(0) {
+        output.sweep()?;
+        Journal::open(output.path(), checkpoint.as_ref().map(|_| position.step))?
+    } else {
+        Journal::closed()
+    };
     for note in &prepared.notes {
         progress.note(note);
         log.event(note)?;
@@ -127,7 +143,7 @@ pub fn train(
             log.sync()?;
             let path = save::save_checkpoint(&engine, &output.checkpoints(), &position, &identity)?;
             log.event(&format!("checkpoint {}", path.display()))?;
-            if let Some(keep) = config.output.save_total_limit {
+            if let Some(keep) = config.output.save_total_limit.filter(|_| rank == Rank(0)) {
                 lockstep_ckpt::retain(&output.checkpoints(), keep.max(1) as usize)?;
             }
             outcome.checkpoint = Some(path);
@@ -142,6 +158,23 @@ pub fn train(
     log.sync()?;
     progress.finish();
     Ok(outcome)
+}
+
+/// Takes the plan's memory, reaches the other ranks, and is ready to run.
+fn make_engine(
+    config: &RunConfig,
+    plan: RunPlan,
+    rank: Rank,
+    num_threads: usize,
+    connect: Option<Connect<'_>>,
+) -> Result<Engine, TrainError> {
+    let queue = Queue::cpu(num_threads);
+    let Queue::Cpu(cpu) = &queue else { unreachable!("only CPU queues exist") };
+    let take = if connect.is_some() { Memory::take_shared } else { Memory::take };
+    let memory = Arc::new(take(plan.arena, &cpu.pool).map_err(EngineError::from)?);
+    let comm = connect.map(|connect| connect(&memory)).transpose()?;
+    let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
+    Ok(Engine::new(plan, Resources { rank, memory, comm, queue, spill_dir })?)
 }
 
 /// What the loop keeps between steps.
@@ -193,13 +226,15 @@ impl<'a> Run<'a> {
         let step = position.step;
         self.order.rows(Step(step), &mut self.rows);
         let rows_per_micro = self.config.batch.per_device_train_batch_size as usize;
-        let mut parts = self.rows.chunks(rows_per_micro);
-        for batch in &mut self.window {
+        let (world, rank) = (self.config.plan.world_size() as usize, engine.rank().0 as usize);
+        for (micro, batch) in self.window.iter_mut().enumerate() {
             // The last step of an epoch may be short: its last micro-batches are empty.
-            batch.fill(dataset, parts.next().unwrap_or(&[]));
+            let mine = self.rows.chunks(rows_per_micro).nth(micro * world + rank);
+            batch.fill(dataset, mine.unwrap_or(&[]));
         }
-        let supervised: u64 = self.window.iter().map(|b| b.supervised).sum();
-        let tokens: u64 = self.window.iter().map(|b| b.tokens.len() as u64).sum();
+        // Denominators are those of the whole window on all ranks, which everybody can count.
+        let supervised: u64 = self.rows.iter().map(|row| dataset.row_supervised(*row as usize)).sum();
+        let tokens: u64 = self.rows.iter().map(|row| dataset.row_tokens(*row as usize) as u64).sum();
 
         let optim = &self.config.optim;
         let updates = Updates {
@@ -212,7 +247,8 @@ impl<'a> Run<'a> {
         };
         let mut objective = Sft::new(&self.window, supervised);
         let report = engine.train_step(&mut objective, &updates)?;
-        let loss = objective.loss();
+        let [sum] = engine.sum("the loss", [objective.weighted_log_probs()])?;
+        let loss = -sum / supervised as f64;
         if !loss.is_finite() || report.skipped {
             let rows = self.rows.iter().copied().take(16).collect();
             let (step, grad_norm) = (step + 1, report.grad_norm);

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use lockstep_ckpt::{
     Checkpoint, CheckpointWriter, CkptError, DEFAULT_SHARD_BYTES, DataCursor, Export, Meta, ModelFolder,
-    TensorSpec, export_folder,
+    PieceSpec, TensorBox, TensorSpec, export_folder,
 };
 use lockstep_config::Resume;
-use lockstep_core::{DType, Step};
+use lockstep_core::{DType, Rank, Step};
 use lockstep_data::Tokenizer;
-use lockstep_engine::Engine;
+use lockstep_engine::{Engine, EngineError};
 use lockstep_plan::State;
 use lockstep_shape::ModelShape;
 use serde_json::{Map, Value};
@@ -59,28 +59,41 @@ pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder) -> Result<
         for part in parts(segment.elems()) {
             let values = &mut values[..part.len()];
             folder.read_f32(&segment.name, &segment.shape, part.clone(), values)?;
-            engine.write(unit, &segment, State::Working, part, values);
+            engine.write(unit, &segment, State::Working, part, values)?;
         }
     }
     Ok(())
 }
 
-/// Writes a checkpoint of the run as it stands.
+/// Writes a checkpoint of the run as it stands: every rank what it holds, rank 0 the manifest.
 pub(crate) fn save_checkpoint(
     engine: &Engine,
     root: &Path,
     position: &Position,
     identity: &Identity,
 ) -> Result<PathBuf, TrainError> {
-    let mut writer = CheckpointWriter::begin(root, Step(position.step))?;
+    let (step, rank) = (Step(position.step), engine.rank());
+    let begun = if rank == Rank(0) { Some(CheckpointWriter::begin(root, step)?) } else { None };
+    engine.barrier("the begin of a checkpoint")?;
+    let mut writer = begun.unwrap_or_else(|| CheckpointWriter::join(root, step));
     for (prefix, state) in STATES {
-        let specs: Vec<TensorSpec> = all_tensors(engine)
-            .into_iter()
-            .filter(|(_, s)| state == State::Working || s.trainable)
-            .map(|(_, s)| TensorSpec::new(format!("{prefix}/{}", s.name), s.shape))
-            .collect();
-        let mut read = reader(engine, prefix, state);
-        writer.write_shard(&format!("{prefix}-rank-0.safetensors"), &specs, DType::F32, &mut read)?;
+        let pieces = kept_pieces(engine, prefix, state);
+        if !pieces.is_empty() {
+            let specs: Vec<PieceSpec> = pieces.iter().map(|p| p.spec.clone()).collect();
+            let file = format!("{prefix}-rank-{}.safetensors", rank.0);
+            writer.write_pieces(&file, &specs, DType::F32, &mut |i, range, out| {
+                let Kept { unit, segment, start, .. } = &pieces[i];
+                read_state(engine, *unit, segment, state, start + range.start..start + range.end, out)
+            })?;
+        }
+    }
+    if rank != Rank(0) {
+        engine.exchange("a checkpoint", writer.share()?.as_bytes())?;
+        engine.barrier("the end of a checkpoint")?;
+        return Ok(root.join(format!("step-{step}")));
+    }
+    for share in engine.exchange("a checkpoint", &[])?.into_iter().skip(1) {
+        writer.add_share(&String::from_utf8_lossy(&share))?;
     }
     let mut counters = BTreeMap::from([
         ("updates".to_string(), position.updates),
@@ -89,7 +102,7 @@ pub(crate) fn save_checkpoint(
     counters.extend(identity.switches.map(|(name, on)| (name.to_string(), on.into())));
     let meta = Meta {
         step: Step(position.step),
-        world: 1,
+        world: engine.plan().input.mesh.world(),
         counters,
         reals: BTreeMap::new(),
         data: DataCursor { next_step: position.step, ..identity.data.clone() },
@@ -97,7 +110,33 @@ pub(crate) fn save_checkpoint(
         tokenizer_hash: identity.tokenizer_hash.clone(),
         run_config: identity.run_config.clone(),
     };
-    Ok(writer.finish(meta)?)
+    let path = writer.finish(meta)?;
+    engine.barrier("the end of a checkpoint")?;
+    Ok(path)
+}
+
+/// A piece that this rank writes, and where it starts in its tensor, flat.
+struct Kept {
+    spec: PieceSpec,
+    unit: usize,
+    segment: lockstep_shape::Segment,
+    start: usize,
+}
+
+fn kept_pieces(engine: &Engine, prefix: &str, state: State) -> Vec<Kept> {
+    let mut pieces = Vec::new();
+    for (unit, segment) in all_tensors(engine) {
+        let truth = engine.truth(unit, &segment, state);
+        let Some(own) = engine.owned(unit, &segment, truth).filter(|_| engine.keeps(truth)) else { continue };
+        let mut start = own.start;
+        for part in TensorBox::of_range(&segment.shape, own) {
+            let (elems, shape) = (part.elems(), segment.shape.clone());
+            let spec = PieceSpec { name: format!("{prefix}/{}", segment.name), shape, part };
+            pieces.push(Kept { spec, unit, segment: segment.clone(), start });
+            start += elems;
+        }
+    }
+    pieces
 }
 
 /// What must be the same when a run goes on.
@@ -197,7 +236,7 @@ pub(crate) fn load_checkpoint(
             for part in parts(segment.elems()) {
                 let values = &mut values[..part.len()];
                 checkpoint.read_f32(&name, &segment.shape, part.clone(), values)?;
-                engine.write(*unit, segment, state, part, values);
+                engine.write(*unit, segment, state, part, values)?;
             }
         }
     }
@@ -229,7 +268,42 @@ pub(crate) fn export(
         dtype,
         shard_limit: DEFAULT_SHARD_BYTES,
     };
-    Ok(export_folder(dir, &export, &mut reader(engine, "", State::Working))?)
+    if engine.rank() != Rank(0) {
+        return serve_reads(engine);
+    }
+    export_folder(dir, &export, &mut |name, part, out| {
+        let (unit, segment) = engine.find_tensor(name).expect("the names come from the engine");
+        ask(engine, Some((name, &part))).map_err(|e| source_failed(name, e))?;
+        let read = engine.read_whole(unit, segment, State::Working, part, out);
+        read.map(drop).map_err(|e| source_failed(name, e))
+    })?;
+    Ok(ask(engine, None)?)
+}
+
+/// Rank 0 says which part of which tensor it reads next; the others give what they hold of it.
+fn ask(engine: &Engine, part: Option<(&str, &Range<usize>)>) -> Result<(), EngineError> {
+    let text = part.map_or(String::new(), |(name, range)| format!("{} {} {name}", range.start, range.end));
+    engine.exchange("the export", text.as_bytes()).map(drop)
+}
+
+/// The other side of [`ask`].
+fn serve_reads(engine: &Engine) -> Result<(), TrainError> {
+    let mut values = Vec::new();
+    loop {
+        let wanted = engine.exchange("the export", &[])?.swap_remove(0);
+        let wanted = String::from_utf8_lossy(&wanted).into_owned();
+        let mut words = wanted.splitn(3, ' ');
+        let mut number = || words.next().and_then(|w| w.parse::<usize>().ok());
+        let (Some(start), Some(end)) = (number(), number()) else { return Ok(()) };
+        let name = words.next().expect("rank 0 names the tensor");
+        let (unit, segment) = engine.find_tensor(name).expect("the names come from the engine");
+        values.resize(end - start, 0.0);
+        engine.read_whole(unit, segment, State::Working, start..end, &mut values)?;
+    }
+}
+
+fn source_failed(name: &str, error: EngineError) -> CkptError {
+    CkptError::Source { tensor: name.to_string(), source: Box::new(error) }
 }
 
 /// The folder's `config.json` with what has changed, or one made from the shape.
@@ -259,18 +333,17 @@ fn all_tensors(engine: &Engine) -> Vec<(usize, lockstep_shape::Segment)> {
     units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone()))).collect()
 }
 
-/// Reads tensors named `prefix/name` (or plain names for an empty prefix) out of the engine.
-fn reader<'e>(
-    engine: &'e Engine,
-    prefix: &'e str,
+fn read_state(
+    engine: &Engine,
+    unit: usize,
+    segment: &lockstep_shape::Segment,
     state: State,
-) -> impl FnMut(&str, Range<usize>, &mut [f32]) -> Result<(), CkptError> + 'e {
-    move |name, part, out| {
-        let name = name.strip_prefix(prefix).map_or(name, |n| n.trim_start_matches('/'));
-        let (unit, segment) = engine.find_tensor(name).expect("the names come from the engine");
-        assert!(engine.read(unit, segment, state, part, out), "{name} has no such state");
-        Ok(())
-    }
+    part: Range<usize>,
+    out: &mut [f32],
+) -> Result<(), CkptError> {
+    let read = engine.read(unit, segment, state, part, out).map_err(|e| source_failed(&segment.name, e))?;
+    assert!(read, "{} has no such state", segment.name);
+    Ok(())
 }
 
 fn parts(elems: usize) -> impl Iterator<Item = Range<usize>> {

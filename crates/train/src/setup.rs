@@ -2,13 +2,13 @@
 
 use lockstep_ckpt::{Checkpoint, ModelFolder};
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
-use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_core::{Bytes, DType, Mesh, Rank};
 use lockstep_data::{DataSpec, Dataset, OnBadRow, Packing, Tokenizer, TokenizerSource};
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanError, PlanInput, Role,
     Rollout, RunPlan, Tier, build, strategy,
 };
-use lockstep_shape::{Adapter, ModelShape, Recompute};
+use lockstep_shape::{Adapter, ModelShape, Recompute, units};
 
 use crate::error::TrainError;
 use crate::output_dir::OutputDir;
@@ -35,6 +35,7 @@ const HEAD_CHUNK_BYTES: usize = 16 << 20;
 
 /// What `train` starts from.
 pub struct Prepared {
+    pub rank: Rank,
     pub tokenizer: Tokenizer,
     pub dataset: Dataset,
     pub shape: ModelShape,
@@ -54,8 +55,8 @@ pub struct Prepared {
 }
 
 /// Takes the output directory, reads tokenizer, model description and data, and makes the plan. What is
-/// quick to check comes first: a data set may take minutes to read.
-pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
+/// quick to check comes first: a data set may take minutes to read. Rank 0 alone takes the directory.
+pub fn prepare(config: &RunConfig, rank: Rank) -> Result<Prepared, TrainError> {
     config.check_trainable()?;
     if !matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm) {
         return Err(TrainError::Algorithm { name: format!("{:?}", config.plan.algorithm).to_lowercase() });
@@ -63,8 +64,10 @@ pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
     if config.plan.adapter.is_some() {
         return Err(TrainError::Adapter);
     }
-    check_runnable(config)?;
-    let output = OutputDir::take(&config.output)?;
+    let output = match rank {
+        Rank(0) => OutputDir::take(&config.output)?,
+        _ => OutputDir::follow(&config.output),
+    };
     let mut notes = config.notes.clone();
     let checkpoint =
         save::find_checkpoint(&config.output.resume_from_checkpoint, &output.checkpoints(), &mut |text| {
@@ -87,6 +90,7 @@ pub fn prepare(config: &RunConfig) -> Result<Prepared, TrainError> {
     let num_threads = num_threads(config);
     let plan = plan_for(config, &shape, &tokenizer, Some(&dataset), num_threads)?;
     Ok(Prepared {
+        rank,
         tokenizer,
         dataset,
         shape,
@@ -108,19 +112,29 @@ fn folder_texts(config: &RunConfig) -> [Option<String>; 2] {
     })
 }
 
-/// What can be planned but not run, by the name of the key that asks for it.
-fn check_runnable(config: &RunConfig) -> Result<(), TrainError> {
-    let p = &config.plan;
-    if p.world_size() > 1 {
-        let strategy = strategy_name(p.strategy);
-        return Err(TrainError::Ranks { world: p.world_size(), strategy });
-    }
-    for (key, tier) in [("offload_param", p.offload_param), ("offload_optimizer", p.offload_optimizer)] {
-        if tier != Offload::None {
-            return Err(TrainError::Offload { key, tier: format!("{tier:?}").to_lowercase() });
+impl Prepared {
+    /// What every rank of a run must have alike, by name.
+    pub fn fingerprint(&self, config: &RunConfig) -> Vec<(String, String)> {
+        let mut plan = lockstep_plan::memory_table(&self.plan);
+        for phase in &self.plan.phases {
+            plan.push_str(&lockstep_plan::schedule_text(&self.plan, phase));
         }
+        let brief = |text: &str| blake3::hash(text.as_bytes()).to_hex()[..16].to_string();
+        // Everything that decides numbers and is not in the plan.
+        let numbers = format!("{:?} {:?}", config.optim, config.batch);
+        let from = self.checkpoint.as_ref().map_or("the beginning".into(), |c| format!("step {}", c.step()));
+        [
+            ("version", env!("CARGO_PKG_VERSION").to_string()),
+            ("strategy", strategy_name(config.plan.strategy)),
+            ("plan", brief(&plan)),
+            ("data set", self.dataset.fingerprint()[..16.min(self.dataset.fingerprint().len())].to_string()),
+            ("tokenizer", brief(&self.tokenizer.fingerprint().to_string())),
+            ("batch and optimizer", brief(&numbers)),
+            ("start", from),
+        ]
+        .map(|(name, value)| (name.to_string(), value))
+        .into()
     }
-    Ok(())
 }
 
 /// A strategy as it is written in a configuration.
@@ -131,6 +145,21 @@ pub fn strategy_name(name: StrategyName) -> String {
         StrategyName::HybridShard => "hybrid_shard".into(),
         StrategyName::NoShard => "no_shard".into(),
         other => format!("{other:?}").to_lowercase(),
+    }
+}
+
+/// What `auto` comes to: ddp below a billion parameters, zero2 up to seven, zero3 beyond.
+pub fn chosen_strategy(config: &RunConfig, shape: &ModelShape) -> StrategyName {
+    const BILLION: u64 = 1_000_000_000;
+    match config.plan.strategy {
+        StrategyName::Auto => {
+            match units(shape, false, None, false).iter().map(|u| u.params()).sum::<u64>() {
+                n if n < BILLION => StrategyName::Ddp,
+                n if n <= 7 * BILLION => StrategyName::Zero2,
+                _ => StrategyName::Zero3,
+            }
+        }
+        named => named,
     }
 }
 
@@ -198,7 +227,7 @@ pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelSha
     Ok(shape)
 }
 
-/// The plan of a configuration: also for worlds and algorithms that this build cannot run.
+/// The plan of a configuration: also for algorithms that this build cannot run.
 pub fn plan_for(
     config: &RunConfig,
     shape: &ModelShape,
@@ -207,7 +236,8 @@ pub fn plan_for(
     num_threads: usize,
 ) -> Result<RunPlan, TrainError> {
     let p = &config.plan;
-    let (strategy, [params, grads, optimizer]) = strategy::by_name(p.strategy);
+    let name = chosen_strategy(config, shape);
+    let (strategy, [params, grads, optimizer]) = strategy::by_name(name);
     let storage = match config.precision {
         config::Precision::F32 => DType::F32,
         config::Precision::Bf16 => DType::BF16,
@@ -223,7 +253,7 @@ pub fn plan_for(
         Offload::Nvme => Tier::Nvme,
     };
     if p.offload_param != Offload::None && params == Placement::Whole {
-        let strategy = strategy_name(p.strategy);
+        let strategy = strategy_name(name);
         return Err(PlanError::ParamOffload { strategy }.into());
     }
     let adapter =
@@ -247,7 +277,7 @@ pub fn plan_for(
     let head_chunk = p.head_chunk_tokens.map_or(default_chunk, |n| n as usize).min(bounds.tokens);
     let input = PlanInput {
         models,
-        mesh: mesh(config)?,
+        mesh: mesh(config, name)?,
         strategy,
         placements: Placements {
             params,
@@ -294,10 +324,10 @@ fn foreign(tokenizer: &Tokenizer, dataset: Option<&Dataset>) -> Bytes {
 
 /// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node
 /// and replicates across nodes.
-fn mesh(config: &RunConfig) -> Result<Mesh, TrainError> {
+fn mesh(config: &RunConfig, strategy: StrategyName) -> Result<Mesh, TrainError> {
     let p = &config.plan;
     let (world, per_node) = (p.world_size(), p.nproc_per_node);
-    Ok(match p.strategy {
+    Ok(match strategy {
         StrategyName::Ddp | StrategyName::NoShard | StrategyName::Auto => {
             Mesh { replicate: world, shard: 1, per_node }
         }

@@ -18,9 +18,9 @@ impl<'a> Sft<'a> {
         Sft { window, supervised: supervised as f64, weighted_log_probs: 0.0 }
     }
 
-    /// The window's loss, once every micro-batch has run.
-    pub fn loss(&self) -> f64 {
-        -self.weighted_log_probs / self.supervised
+    /// Σ w·log p over this rank's tokens, once every micro-batch has run.
+    pub fn weighted_log_probs(&self) -> f64 {
+        self.weighted_log_probs
     }
 }
 

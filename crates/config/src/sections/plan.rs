@@ -1,5 +1,7 @@
 //! How the work is laid out: strategy, ranks, memory, what is computed again.
 
+use std::path::PathBuf;
+
 use crate::error::Problem;
 use crate::reader::{Later, Reader};
 use crate::yaml::Value;
@@ -16,6 +18,11 @@ pub struct PlanConfig {
     pub ddp_bucket_cap_mb: u32,
     pub offload_optimizer: Offload,
     pub offload_param: Offload,
+    /// Where `nvme` offload spills to.
+    pub nvme_path: Option<PathBuf>,
+    pub carrier: Carrier,
+    /// Seconds.
+    pub collective_timeout: f64,
     pub nodes: u32,
     pub nproc_per_node: u32,
     /// GiB per rank.
@@ -74,6 +81,14 @@ pub enum Offload {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    /// Shared memory on one host, TCP between hosts.
+    Auto,
+    Shm,
+    Tcp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     Sft,
     Clm,
@@ -113,6 +128,9 @@ impl PlanConfig {
             ("reduced", AccumulationOrder::Reduced),
             ("auto", AccumulationOrder::Auto),
         ];
+        let carriers = [("auto", Carrier::Auto), ("shm", Carrier::Shm), ("tcp", Carrier::Tcp)];
+        let (offload_optimizer, optimizer_path) = read_offload(r, "offload_optimizer");
+        let (offload_param, param_path) = read_offload(r, "offload_param");
         let algorithms = [
             ("sft", Algorithm::Sft),
             ("clm", Algorithm::Clm),
@@ -132,8 +150,11 @@ impl PlanConfig {
                 .unwrap_or(AccumulationOrder::Auto),
             prefetch: r.count("prefetch", 0).unwrap_or(0),
             ddp_bucket_cap_mb: r.count("ddp_bucket_cap_mb", 1).unwrap_or(1),
-            offload_optimizer: read_offload(r, "offload_optimizer"),
-            offload_param: read_offload(r, "offload_param"),
+            offload_optimizer,
+            offload_param,
+            nvme_path: r.text("nvme_path", "a folder").map(PathBuf::from).or(optimizer_path).or(param_path),
+            carrier: r.word("carrier", &carriers, Later::NONE).unwrap_or(Carrier::Auto),
+            collective_timeout: r.float("collective_timeout", "above 0", |x| x > 0.0).unwrap_or(1800.0),
             nodes,
             nproc_per_node,
             memory_budget_gib: r.float("memory_budget_gib", "above 0", |x| x > 0.0),
@@ -207,16 +228,17 @@ fn read_recompute(r: &mut Reader<'_>) -> Recompute {
     }
 }
 
-/// A word, or DeepSpeed's `{device: cpu, pin_memory: true}`.
-fn read_offload(r: &mut Reader<'_>, key: &'static str) -> Offload {
-    let Some(node) = r.node(key) else { return Offload::None };
+/// A word, or DeepSpeed's `{device: nvme, nvme_path: /local, pin_memory: true}`.
+fn read_offload(r: &mut Reader<'_>, key: &'static str) -> (Offload, Option<PathBuf>) {
+    let Some(node) = r.node(key) else { return (Offload::None, None) };
     let Value::Map(entries) = &node.value else {
-        return r.word_of(key, &OFFLOADS, Later::NONE, &node).unwrap_or(Offload::None);
+        return (r.word_of(key, &OFFLOADS, Later::NONE, &node).unwrap_or(Offload::None), None);
     };
-    let mut offload = None;
+    let (mut offload, mut path) = (None, None);
     for entry in entries {
         match entry.key.as_str() {
             "device" => offload = Some(r.word_of(key, &OFFLOADS, Later::NONE, &entry.node)),
+            "nvme_path" => path = r.text_of(key, "a folder", &entry.node).map(PathBuf::from),
             "pin_memory" => r.note(format!("`{key}.pin_memory` has no effect here: the plan decides")),
             other => {
                 let other = format!("{key}.{other}");
@@ -227,7 +249,7 @@ fn read_offload(r: &mut Reader<'_>, key: &'static str) -> Offload {
     if offload.is_none() {
         r.wrong_type(key, "none, cpu, nvme or a map with `device`", &node);
     }
-    offload.flatten().unwrap_or(Offload::None)
+    (offload.flatten().unwrap_or(Offload::None), path)
 }
 
 fn read_adapter(r: &mut Reader<'_>) -> Option<Adapter> {

@@ -1,0 +1,226 @@
+//! Ranks in different calls, ranks that never come, runs that are stopped: refused on both sides, naming both, in time.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use lockstep_comm::{Comm, CommError, Gathered, Group};
+use lockstep_core::{Axis, DType, Fault, FaultClass, Mesh, Rank};
+use lockstep_device::View;
+use support::{By, Member, run_world};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+const MEMORY: usize = 4 << 20;
+const CARRIERS: [By; 4] = [By::Threads, By::Shm, By::Tcp, By::Mixed(1)];
+
+fn pair(rank: Rank) -> Group {
+    Group::along(&Mesh::on_one_node(1, 2), Axis::World, rank)
+}
+
+struct Views {
+    whole: View<'static>,
+    scratch: View<'static>,
+}
+
+type Action = fn(&mut Comm, &Group, &Views) -> Result<(), CommError>;
+
+/// Both ranks get an error that names both calls, and what was to be received is untouched.
+fn refused(first: Action, second: Action, words: [&str; 2]) {
+    for by in CARRIERS {
+        let errors = run_world(by, 2, DEADLINE, MEMORY, |member| {
+            let group = pair(member.rank);
+            let views = Views { whole: member.take(4096, DType::F32), scratch: member.scratch() };
+            let action = if member.rank.0 == 0 { first } else { second };
+            let error = action(&mut member.comm, &group, &views).expect_err("a mismatch");
+            let mut out = [1.0f32; 4096];
+            views.whole.read(&mut out);
+            assert!(out.iter().all(|v| *v == 0.0), "data moved");
+            error
+        });
+        for (r, error) in (0..2).zip(&errors) {
+            let CommError::Mismatch { rank, peer, mine, theirs } = error else {
+                panic!("{by:?}: rank {r} got {error}");
+            };
+            assert_eq!((*rank, *peer), (Rank(r), Rank(1 - r)));
+            assert!(
+                mine.contains(words[r as usize]),
+                "{by:?}: {mine:?} does not say {:?}",
+                words[r as usize]
+            );
+            assert!(theirs.contains(words[1 - r as usize]), "{by:?}: {theirs:?}");
+            assert_ne!(mine, theirs);
+            assert_eq!(error.class(), FaultClass::Desync);
+            let text = error.to_string();
+            assert!(text.contains("rank 0") && text.contains("rank 1"), "{text}");
+        }
+    }
+}
+
+fn gather(comm: &mut Comm, group: &Group, whole: View<'_>, tag: u64) -> Result<(), CommError> {
+    let share = group.share(whole.len(), group.me());
+    comm.all_gather(group, tag, &[Gathered { own: whole.slice(share.start, share.elems()), whole }])
+}
+
+#[test]
+fn another_kind() {
+    refused(
+        |comm, group, v| gather(comm, group, v.whole, 5),
+        |comm, group, v| comm.reduce_scatter(group, 5, &[v.whole], v.scratch),
+        ["all-gather", "reduce-scatter"],
+    );
+    refused(
+        |comm, group, _| comm.barrier(group, 5),
+        |comm, group, v| comm.broadcast(group, 5, Rank(0), &[v.whole]),
+        ["barrier", "broadcast"],
+    );
+}
+
+#[test]
+fn another_length() {
+    refused(
+        |comm, group, v| gather(comm, group, v.whole, 5),
+        |comm, group, v| gather(comm, group, v.whole.first(2048), 5),
+        ["4096 f32", "2048 f32"],
+    );
+}
+
+#[test]
+fn another_cut_of_the_same_length() {
+    refused(
+        |comm, group, v| comm.broadcast(group, 5, Rank(0), &[v.whole.first(10), v.whole.slice(10, 30)]),
+        |comm, group, v| comm.broadcast(group, 5, Rank(0), &[v.whole.first(20), v.whole.slice(20, 20)]),
+        ["cut", "cut"],
+    );
+}
+
+#[test]
+fn another_type() {
+    refused(
+        |comm, group, v| gather(comm, group, v.whole.first(1024), 5),
+        |comm, group, v| gather(comm, group, retyped(v.whole.first(1024)), 5),
+        ["1024 f32", "1024 u32"],
+    );
+}
+
+fn retyped(view: View<'static>) -> View<'static> {
+    thread_local! {
+        static OTHER: lockstep_device::Memory =
+            lockstep_device::Memory::take_shared(lockstep_core::Bytes(1 << 20), &lockstep_device::Pool::new(1)).unwrap();
+    }
+    // Nothing of it is read: the call is refused before.
+    OTHER.with(|memory| {
+        let other = memory.view(0, view.len(), DType::U32);
+        // SAFETY: used on this thread, which outlives the call.
+        unsafe { std::mem::transmute::<View<'_>, View<'static>>(other) }
+    })
+}
+
+#[test]
+fn another_tag() {
+    refused(
+        |comm, group, _| comm.barrier(group, 5),
+        |comm, group, _| comm.barrier(group, 6),
+        ["operation 5", "operation 6"],
+    );
+}
+
+#[test]
+fn another_root_and_two_who_both_send() {
+    refused(
+        |comm, group, v| comm.broadcast(group, 5, Rank(0), &[v.whole]),
+        |comm, group, v| comm.broadcast(group, 5, Rank(1), &[v.whole]),
+        ["group", "group"],
+    );
+    refused(
+        |comm, _, v| comm.send(Rank(1), 5, &[v.whole]),
+        |comm, _, v| comm.send(Rank(0), 5, &[v.whole]),
+        ["group", "group"],
+    );
+}
+
+#[test]
+fn another_group() {
+    for by in CARRIERS {
+        let errors = run_world(by, 3, DEADLINE, MEMORY, |member| {
+            // Ranks 0 and 1 believe in different worlds; rank 2 waits for one who never comes.
+            let axis_world = Group::along(&Mesh::on_one_node(1, 3), Axis::World, member.rank);
+            match member.rank.0 {
+                0 => member.comm.barrier(&pair(member.rank), 1),
+                _ => member.comm.barrier(&axis_world, 1),
+            }
+            .expect_err("a mismatch")
+        });
+        assert!(
+            matches!(&errors[0], CommError::Mismatch { peer: Rank(1), mine, .. } if mine.contains("group"))
+        );
+        assert!(
+            matches!(&errors[1], CommError::Mismatch { .. } | CommError::Lost { .. }),
+            "{by:?}: {}",
+            errors[1]
+        );
+        assert!(matches!(&errors[2], CommError::Lost { .. }), "{by:?}: {}", errors[2]);
+    }
+}
+
+/// Rank 1 stays away until rank 0 has given up.
+fn rank_1_stays_away(by: By, deadline: Duration, before: fn(&Member)) -> (CommError, Duration) {
+    let given_up = std::sync::Barrier::new(2);
+    let mut outcomes = run_world(by, 2, deadline, MEMORY, |member| {
+        if member.rank.0 == 1 {
+            given_up.wait();
+            return None;
+        }
+        before(member);
+        let start = Instant::now();
+        let error = member.comm.barrier(&pair(member.rank), 9).expect_err("nobody came");
+        let waited = start.elapsed();
+        given_up.wait();
+        Some((error, waited))
+    });
+    outcomes.remove(0).unwrap()
+}
+
+#[test]
+fn a_deadline_names_who_was_waited_for() {
+    for by in CARRIERS {
+        let (error, waited) = rank_1_stays_away(by, Duration::from_millis(300), |_| {});
+        assert!(matches!(error, CommError::TimedOut { rank: Rank(0), peer: Rank(1), .. }), "{by:?}: {error}");
+        assert!(error.to_string().contains("barrier, operation 9"), "{error}");
+        assert!((0.3..0.6).contains(&waited.as_secs_f64()), "{by:?}: {waited:?}");
+    }
+}
+
+#[test]
+fn an_abort_ends_a_wait() {
+    for by in CARRIERS {
+        let (error, waited) = rank_1_stays_away(by, DEADLINE, |member| {
+            let abort = member.abort.clone();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                abort.raise("rank 7 failed");
+            });
+        });
+        assert_eq!(error, CommError::Aborted { why: "rank 7 failed".into() }, "{by:?}");
+        assert!((0.1..0.3).contains(&waited.as_secs_f64()), "{by:?}: {waited:?}");
+    }
+}
+
+#[test]
+fn who_leaves_is_missed_at_once() {
+    for by in CARRIERS {
+        let outcomes = run_world(by, 2, DEADLINE, MEMORY, |member| {
+            let group = pair(member.rank);
+            member.comm.barrier(&group, 1).unwrap();
+            if member.rank.0 == 1 {
+                return None;
+            }
+            let start = Instant::now();
+            let error = member.comm.barrier(&group, 2).expect_err("it left");
+            assert!(start.elapsed() < Duration::from_millis(500), "{by:?}: {:?}", start.elapsed());
+            Some(error)
+        });
+        let error = outcomes[0].as_ref().unwrap();
+        assert!(matches!(error, CommError::Lost { peer: Rank(1), .. }), "{by:?}: {error}");
+        assert_eq!(error.class(), FaultClass::PeerFailed);
+    }
+}

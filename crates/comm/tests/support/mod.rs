@@ -1,0 +1,190 @@
+//! Worlds of ranks in one process, over every carrier, and plain folds to judge them by.
+#![allow(dead_code, unreachable_pub)]
+
+pub mod children;
+
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
+
+use lockstep_comm::{Abort, Comm, CommError, ConnectSpec, Exchange, Prefer, connect, thread_world};
+use lockstep_core::fold::{FoldStep, fold_scratch_elems, fold_steps};
+use lockstep_core::proof::Secret;
+use lockstep_core::{Bytes, DType, Rank};
+use lockstep_device::{Memory, Pool, View};
+
+/// Who carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Threads,
+    Shm,
+    Tcp,
+    /// Shared memory inside fake hosts of so many ranks, TCP between them.
+    Mixed(u32),
+}
+
+pub const EVERY_CARRIER: [By; 5] = [By::Threads, By::Shm, By::Tcp, By::Mixed(2), By::Mixed(3)];
+
+/// One rank of a test: its collectives and memory that peers can read.
+pub struct Member {
+    pub rank: Rank,
+    pub comm: Comm,
+    pub memory: Arc<Memory>,
+    pub abort: Abort,
+    taken: usize,
+}
+
+impl Member {
+    /// The next `len` elements of the memory.
+    pub fn take(&mut self, len: usize, dtype: DType) -> View<'static> {
+        let view = self.memory.view(self.taken, len, dtype);
+        self.taken += (len * dtype.size()).next_multiple_of(64);
+        // SAFETY: members of a test outlive what the test does with their views.
+        unsafe { std::mem::transmute::<View<'_>, View<'static>>(view) }
+    }
+
+    pub fn take_f32(&mut self, values: &[f32]) -> View<'static> {
+        let view = self.take(values.len(), DType::F32);
+        view.write(values);
+        view
+    }
+
+    /// Where the next view will be taken, to go back to.
+    pub fn taken_mark(&self) -> usize {
+        self.taken
+    }
+
+    pub fn reset_mark(&mut self, mark: usize) {
+        self.taken = mark;
+    }
+
+    pub fn scratch(&mut self) -> View<'static> {
+        let world = self.comm.world();
+        self.take(fold_scratch_elems(world), DType::F32)
+    }
+}
+
+/// Runs `body` on every rank of a world, each in a thread, and returns what they return.
+pub fn run_world<T: Send>(
+    by: By,
+    world: u32,
+    deadline: Duration,
+    bytes: usize,
+    body: impl Fn(&mut Member) -> T + Sync,
+) -> Vec<T> {
+    let threads: Vec<_> = thread_world(world, deadline).into_iter().map(|c| Mutex::new(Some(c))).collect();
+    let rendezvous = Rendezvous::new(world);
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world)
+            .map(|r| {
+                let (body, threads, rendezvous) = (&body, &threads, &rendezvous);
+                scope.spawn(move || {
+                    let memory = Memory::take_shared(Bytes(bytes as u64), &Pool::new(1)).unwrap();
+                    let (memory, abort) = (Arc::new(memory), Abort::default());
+                    let comm = match by {
+                        By::Threads => {
+                            let carrier = threads[r as usize].lock().unwrap().take().unwrap();
+                            Comm::new(Box::new(carrier.with_abort(abort.clone())))
+                        }
+                        _ => connect_by(by, r, world, deadline, &memory, &abort, &mut |mine| {
+                            Ok(rendezvous.gather(r, mine))
+                        })
+                        .unwrap(),
+                    };
+                    body(&mut Member { rank: Rank(r), comm, memory, abort, taken: 0 })
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+pub fn connect_by(
+    by: By,
+    rank: u32,
+    world: u32,
+    deadline: Duration,
+    memory: &Arc<Memory>,
+    abort: &Abort,
+    exchange: &mut Exchange<'_>,
+) -> Result<Comm, CommError> {
+    let session = Secret::from_text("a test");
+    let spec = ConnectSpec {
+        rank: Rank(rank),
+        world,
+        host: match by {
+            By::Mixed(per_host) => Some(format!("host {}", rank / per_host)),
+            _ => Some("host".into()),
+        },
+        regions: vec![memory.clone()],
+        bind: "127.0.0.1:0".parse().unwrap(),
+        advertise: None,
+        session: &session,
+        run_id: "run",
+        deadline,
+        abort: abort.clone(),
+        prefer: match by {
+            By::Tcp => Prefer::Tcp,
+            By::Shm => Prefer::Shm,
+            _ => Prefer::Auto,
+        },
+        spin: None,
+    };
+    connect(&spec, exchange)
+}
+
+/// An all-gather between threads, for setting up.
+pub struct Rendezvous {
+    told: Mutex<Vec<Vec<u8>>>,
+    come: Barrier,
+}
+
+impl Rendezvous {
+    pub fn new(world: u32) -> Rendezvous {
+        Rendezvous { told: Mutex::new(vec![Vec::new(); world as usize]), come: Barrier::new(world as usize) }
+    }
+
+    pub fn gather(&self, rank: u32, mine: &[u8]) -> Vec<Vec<u8>> {
+        self.told.lock().unwrap()[rank as usize] = mine.to_vec();
+        self.come.wait();
+        let all = self.told.lock().unwrap().clone();
+        self.come.wait();
+        all
+    }
+}
+
+/// Values that round when they are added, so that another order gives other bits.
+pub fn values(rank: u32, salt: u32, len: usize) -> Vec<f32> {
+    let mut state = 0x9e37_79b9u32 ^ rank.wrapping_mul(0x85eb_ca6b) ^ salt.wrapping_mul(0xc2b2_ae35);
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            (state as f32 / u32::MAX as f32 - 0.5) * 2f32.powi((state % 9) as i32)
+        })
+        .collect()
+}
+
+/// The sum of members' contributions by the tree over their nodes.
+pub fn plain_fold(nodes: &[u32], contributions: &[Vec<f32>]) -> Vec<f32> {
+    let mut stack: Vec<Vec<f32>> = Vec::new();
+    fold_steps(nodes, &mut |step| match step {
+        FoldStep::Push(m) => stack.push(contributions[m].clone()),
+        FoldStep::Add => {
+            let right = stack.pop().unwrap();
+            let left = stack.last_mut().unwrap();
+            left.iter_mut().zip(&right).for_each(|(l, r)| *l += r);
+        }
+    });
+    stack.pop().unwrap()
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+pub fn read(view: View<'_>) -> Vec<f32> {
+    let mut out = vec![0.0; view.len()];
+    view.read(&mut out);
+    out
+}

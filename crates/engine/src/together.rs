@@ -1,0 +1,62 @@
+//! Between steps: what ranks tell each other.
+
+use std::sync::atomic::Ordering;
+
+use lockstep_comm::{Call, CommError};
+use lockstep_core::Axis;
+use lockstep_core::fold::{FoldStep, fold_steps};
+
+use crate::engine::Engine;
+use crate::error::EngineError;
+
+impl Engine {
+    /// Everybody's bytes, in the order of ranks. All ranks call it alike.
+    pub fn exchange(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, EngineError> {
+        if self.core.is_alone() {
+            return Ok(vec![mine.to_vec()]);
+        }
+        let group = self.core.group(Axis::World);
+        let mut all = vec![Vec::new(); group.len()];
+        let tag = self.next_tag();
+        let each = &mut |member: usize, bytes: &[u8]| all[member].extend_from_slice(bytes);
+        self.core.comm().all_gather_bytes(group, tag, mine, each).map_err(in_words(what))?;
+        Ok(all)
+    }
+
+    /// Returns when every rank has come here.
+    pub fn barrier(&self, what: &str) -> Result<(), EngineError> {
+        if self.core.is_alone() {
+            return Ok(());
+        }
+        let tag = self.next_tag();
+        self.core.comm().barrier(self.core.group(Axis::World), tag).map_err(in_words(what))
+    }
+
+    /// Sums over all ranks, in the mesh's order: the same bits on every rank.
+    pub fn sum<const N: usize>(&self, what: &str, mine: [f64; N]) -> Result<[f64; N], EngineError> {
+        let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let all = self.exchange(what, &bytes)?;
+        let mut stack: Vec<[f64; N]> = Vec::new();
+        let nodes: Vec<u32> = self.core.group(Axis::World).nodes().to_vec();
+        fold_steps(&nodes, &mut |step| match step {
+            FoldStep::Push(rank) => stack.push(std::array::from_fn(|i| {
+                f64::from_le_bytes(all[rank][8 * i..8 * i + 8].try_into().expect("eight bytes"))
+            })),
+            FoldStep::Add => {
+                let (right, left) = (stack.pop().expect("two sums"), stack.pop().expect("two sums"));
+                stack.push(std::array::from_fn(|i| left[i] + right[i]));
+            }
+        });
+        Ok(stack.pop().expect("a world has a rank"))
+    }
+
+    /// Ranks count their calls alike, so that a tag names one of them.
+    pub(crate) fn next_tag(&self) -> u64 {
+        Call::HOST + self.core.host_calls.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+pub(crate) fn in_words(what: &str) -> impl FnOnce(CommError) -> EngineError {
+    let op = what.to_string();
+    move |cause| EngineError::Comm { op, cause }
+}

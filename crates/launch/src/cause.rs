@@ -1,0 +1,180 @@
+//! Which of many endings is the cause, and how it is told.
+
+use std::fmt;
+use std::io::Write as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::abort::{Abort, Member};
+use crate::watch::Exit;
+
+/// What a rank that fails writes into its error file, for the launcher to tell.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorNote {
+    pub error: String,
+    pub hint: Option<String>,
+    /// The exit code of the cause, where this rank ends because of another.
+    pub cause_code: Option<u8>,
+}
+
+const MAX_NOTE_BYTES: u64 = 1 << 20;
+
+impl ErrorNote {
+    /// Writes the note. The first one counts: what fails afterwards fails because of it.
+    pub fn write(&self, path: &Path) -> std::io::Result<()> {
+        let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(path)?;
+        file.write_all(&serde_json::to_vec(self).map_err(std::io::Error::other)?)
+    }
+
+    pub(crate) fn read(path: &Path) -> Option<ErrorNote> {
+        use std::io::Read as _;
+        let mut text = Vec::new();
+        std::fs::File::open(path).ok()?.take(MAX_NOTE_BYTES).read_to_end(&mut text).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+}
+
+/// A rank of this node that has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    pub(crate) member: Member,
+    pub(crate) exit: Exit,
+    /// The launcher had asked it to end, or ended it.
+    pub(crate) stopped: bool,
+    pub(crate) note: Option<ErrorNote>,
+}
+
+/// Why the ranks ended, told once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankFailure {
+    pub text: String,
+    pub hint: Option<String>,
+    /// What the launcher ends with.
+    pub code: u8,
+}
+
+impl fmt::Display for RankFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Codes that say what went wrong; others say only that something did.
+const TELLING: [i32; 11] = [2, 64, 65, 66, 69, 70, 72, 73, 75, 76, 77];
+const RANK_FAILED: u8 = 71;
+
+/// The cause among `ended`, in the order in which they ended, and what the rendezvous has to say.
+pub(crate) fn cause(ended: &[Ended], abort: Option<&Abort>) -> RankFailure {
+    let failed = || ended.iter().filter(|e| !e.exit.is_success());
+    let own = |e: &&Ended| !e.exit.is_consequence() && !(e.stopped && matches!(e.exit, Exit::Signal(_)));
+    if let Some(first) = failed().find(own) {
+        return of_rank(first);
+    }
+    if let Some(abort) = abort {
+        return RankFailure {
+            text: abort.text.clone(),
+            hint: abort.kind.hint().map(Into::into),
+            code: abort.exit_code(),
+        };
+    }
+    // The cause is on another node; the ranks here have been told.
+    if let Some(note) = failed().find_map(|e| e.note.as_ref()) {
+        let code = note.cause_code.unwrap_or(RANK_FAILED);
+        return RankFailure { text: note.error.clone(), hint: note.hint.clone(), code };
+    }
+    match failed().next() {
+        Some(first) => of_rank(first),
+        None => RankFailure { text: "the ranks could not be ended".into(), hint: None, code: RANK_FAILED },
+    }
+}
+
+fn of_rank(ended: &Ended) -> RankFailure {
+    let Ended { member, exit, note, .. } = ended;
+    let code = match exit {
+        Exit::Code(code) if TELLING.contains(code) => *code as u8,
+        _ => RANK_FAILED,
+    };
+    let hint = note.as_ref().and_then(|note| note.hint.clone());
+    let text = match (exit, note) {
+        (Exit::Code(code), Some(note)) => format!("{member} failed with exit code {code}: {}", note.error),
+        (Exit::Code(code), None) => format!("{member} ended with exit code {code}"),
+        (Exit::Signal(signal), _) => format!("{member} was killed by {}", signal_name(*signal)),
+    };
+    let hint = hint.or_else(|| match exit {
+        Exit::Signal(9) => Some(
+            "The system ends processes like this when memory runs out: see the kernel's log (dmesg).".into(),
+        ),
+        _ => None,
+    });
+    RankFailure { text, hint, code }
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        24 => "SIGXCPU",
+        25 => "SIGXFSZ",
+        _ => return format!("signal {signal}"),
+    };
+    format!("signal {signal} ({name})")
+}
+
+#[cfg(test)]
+mod tests {
+    use insta::assert_snapshot;
+
+    use super::*;
+    use crate::abort::AbortKind;
+
+    fn ended(rank: u32, exit: Exit, stopped: bool, error: Option<&str>) -> Ended {
+        let member = Member { rank, node: 0, local_rank: rank, host: "alpha".into(), pid: 100 + rank };
+        let note = error.map(|e| ErrorNote { error: e.into(), hint: Some("do it".into()), cause_code: Some(65) });
+        Ended { member, exit, stopped, note }
+    }
+
+    fn told(list: &[Ended], abort: Option<&Abort>) -> String {
+        let RankFailure { text, hint, code } = cause(list, abort);
+        format!("{code}: {text} [{}]", hint.unwrap_or_default())
+    }
+
+    #[test]
+    fn the_cause_comes_before_its_consequences() {
+        let code = |rank, code, error| ended(rank, Exit::Code(code), false, error);
+        let abort = Abort::new(AbortKind::Lost, None, "rank 5 is gone".into());
+        assert_snapshot!(told(&[code(0, 71, Some("a peer")), code(1, 65, Some("row 3"))], Some(&abort)),
+            @"65: rank 1 (pid 101 on alpha) failed with exit code 65: row 3 [do it]");
+        assert_snapshot!(told(&[code(0, 71, Some("a peer")), ended(1, Exit::Signal(9), false, None)], Some(&abort)),
+            @"71: rank 1 (pid 101 on alpha) was killed by signal 9 (SIGKILL) [The system ends processes like this when memory runs out: see the kernel's log (dmesg).]");
+        assert_snapshot!(told(&[code(0, 3, None), ended(1, Exit::Signal(15), true, None)], None),
+            @"71: rank 0 (pid 100 on alpha) ended with exit code 3 []");
+        assert_snapshot!(told(&[code(0, 71, Some("a peer")), ended(1, Exit::Signal(15), true, None)], Some(&abort)),
+            @"71: rank 5 is gone [The system may have ended the process for want of memory: see the kernel's log on that host (dmesg).]");
+        assert_snapshot!(told(&[code(0, 71, Some("rank 7 (pid 1 on beta) failed with exit code 65: row 3"))], None),
+            @"65: rank 7 (pid 1 on beta) failed with exit code 65: row 3 [do it]");
+        assert_snapshot!(told(&[ended(1, Exit::Signal(15), true, None)], None),
+            @"71: rank 1 (pid 101 on alpha) was killed by signal 15 (SIGTERM) []");
+    }
+
+    #[test]
+    fn the_first_note_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("error");
+        let note = |error: &str| ErrorNote { error: error.into(), hint: None, cause_code: None };
+        note("first").write(&path).unwrap();
+        assert!(note("second").write(&path).is_err());
+        assert_eq!(ErrorNote::read(&path), Some(note("first")));
+        std::fs::write(&path, "{\"error\": ").unwrap();
+        assert_eq!(ErrorNote::read(&path), None);
+    }
+}

@@ -1,0 +1,149 @@
+//! Starting a rank: its environment, its streams, its place for a last word.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::abort::Member;
+use crate::error::LaunchError;
+use crate::host::host_name;
+use crate::names::{ERROR_FILE, JOIN_TIMEOUT, LAUNCHER_PID, TORCHELASTIC_USE_AGENT_STORE};
+use crate::relay::{Pipe, Stream};
+use crate::supervise::{Supervisor, Tee};
+use crate::token::{Token, nonce};
+use crate::watch::Exit;
+use crate::world::World;
+
+/// A folder that only this user can look into, and that goes when the launcher does.
+#[derive(Debug)]
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn make(root: &Path) -> Result<Scratch, LaunchError> {
+        let random: String = nonce()?[..8].iter().map(|b| format!("{b:02x}")).collect();
+        let path = root.join(format!("lockstep-{}-{random}", std::process::id()));
+        let made = DirBuilder::new().mode(0o700).create(&path);
+        made.map_err(|cause| LaunchError::Scratch { path: path.clone(), cause })?;
+        Ok(Scratch(path))
+    }
+
+    fn error_file(&self, world: &World) -> PathBuf {
+        self.0.join(format!("rank-{}-{}", world.rank, world.restart))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A rank as a process of this launcher.
+pub(crate) struct RankProcess {
+    pub(crate) member: Member,
+    pub(crate) pipes: Vec<Pipe>,
+    pub(crate) error_file: PathBuf,
+    pub(crate) exit: Option<Exit>,
+    /// We asked it to end, or ended it.
+    pub(crate) stopped: bool,
+    child: Child,
+}
+
+impl RankProcess {
+    pub(crate) fn start(
+        job: &Supervisor,
+        world: &World,
+        token: Option<&Token>,
+        scratch: &Scratch,
+    ) -> Result<RankProcess, LaunchError> {
+        let error_file = scratch.error_file(world);
+        let shown = job.shown.as_ref().is_none_or(|list| list.contains(&world.local_rank));
+        // Rank 0 has the terminal itself, so that what it draws there works.
+        let direct = world.rank == 0 && shown && job.tee.is_none();
+        let stdio = || if direct { Stdio::inherit() } else { Stdio::piped() };
+        let mut command = Command::new(&job.program);
+        command
+            .args(&job.args)
+            .envs(world.variables())
+            .envs(token.map(Token::variable))
+            .env(LAUNCHER_PID, std::process::id().to_string())
+            .env(ERROR_FILE, &error_file)
+            .env(JOIN_TIMEOUT, job.join_timeout.as_secs_f64().to_string())
+            .env_remove(TORCHELASTIC_USE_AGENT_STORE)
+            .stdin(Stdio::null())
+            .stdout(stdio())
+            .stderr(stdio());
+        let spawned = command.spawn();
+        let mut child = spawned.map_err(|cause| LaunchError::Spawn { program: job.program.clone(), cause })?;
+        let member = Member {
+            rank: world.rank,
+            node: world.node,
+            local_rank: world.local_rank,
+            host: host_name(),
+            pid: child.id(),
+        };
+        let mut pipes = Vec::new();
+        let streams: [(Stream, Option<OwnedFd>); 2] =
+            [(Stream::Out, child.stdout.take().map(Into::into)), (Stream::Err, child.stderr.take().map(Into::into))];
+        let mut rank = RankProcess { member, pipes: Vec::new(), error_file, exit: None, stopped: false, child };
+        for (stream, source) in streams {
+            let Some(source) = source else { continue };
+            let pipe = copy(job.tee.as_ref(), world.rank, stream).and_then(|copy| {
+                Pipe::new(source, world.rank, stream, shown, copy)
+                    .map_err(|cause| LaunchError::System { what: "read what a rank prints", cause })
+            });
+            match pipe {
+                Ok(pipe) => pipes.push(pipe),
+                Err(error) => {
+                    rank.signal(Signal::KILL);
+                    let _ = rank.child.wait();
+                    return Err(error);
+                }
+            }
+        }
+        rank.pipes = pipes;
+        Ok(rank)
+    }
+
+    /// How it ended, if it has just ended.
+    pub(crate) fn reap(&mut self) -> Option<Exit> {
+        use std::os::unix::process::ExitStatusExt as _;
+        if self.exit.is_some() {
+            return None;
+        }
+        let status = self.child.try_wait().ok()??;
+        let exit = match (status.code(), status.signal()) {
+            (Some(code), _) => Exit::Code(code),
+            (None, signal) => Exit::Signal(signal.unwrap_or_default()),
+        };
+        self.exit = Some(exit);
+        Some(exit)
+    }
+
+    /// Sends a signal, unless the process has ended: its number may belong to another by now.
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        if self.exit.is_none() {
+            let _ = kill_process(Pid::from_child(&self.child), signal);
+        }
+    }
+}
+
+fn copy(tee: Option<&Tee>, rank: u32, stream: Stream) -> Result<Option<File>, LaunchError> {
+    let Some(tee) = tee else { return Ok(None) };
+    let (wanted, name) = match stream {
+        Stream::Out => (tee.stdout, "stdout"),
+        Stream::Err => (tee.stderr, "stderr"),
+    };
+    if !wanted {
+        return Ok(None);
+    }
+    let path = tee.dir.join(format!("rank-{rank}.{name}.log"));
+    let failed = |cause| LaunchError::Scratch { path: path.clone(), cause };
+    std::fs::create_dir_all(&tee.dir).map_err(failed)?;
+    // A restart goes on in the same file.
+    OpenOptions::new().create(true).append(true).mode(0o644).open(&path).map(Some).map_err(failed)
+}

@@ -1,0 +1,3 @@
+//! Tests that need more than one module.
+
+mod real_sockets;

@@ -1,0 +1,238 @@
+//! When the ranks of a node are stopped, and when they are started again. Pure.
+
+use std::time::Duration;
+
+/// From asking ranks to end to ending them, when one has failed: they have nothing to save.
+const FAILURE_GRACE: Duration = Duration::from_millis(500);
+/// A rank that ends because of another may end first; the other one still has to write why.
+const SECOND_THOUGHTS: Duration = Duration::from_millis(200);
+/// A process that does not go even when it is killed hangs in the system, and is left there.
+const UNKILLABLE: Duration = Duration::from_secs(5);
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+impl Exit {
+    pub(crate) fn is_success(self) -> bool {
+        self == Exit::Code(0)
+    }
+
+    /// Whether the rank ended because another one did.
+    pub(crate) fn is_consequence(self) -> bool {
+        matches!(self, Exit::Code(71 | 72))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// A rank, by its place on this node.
+    Exited { local: usize, exit: Exit },
+    /// Ctrl-C (2), SIGTERM (15) or SIGHUP (1) came.
+    Signalled(i32),
+    /// The rendezvous has told the ranks to end.
+    RunFailed,
+    Tick,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Asks every rank that runs to end.
+    Terminate,
+    /// Ends every rank that runs.
+    Kill,
+    /// Nothing is left to watch.
+    Finished,
+}
+
+#[derive(Debug)]
+pub(crate) struct Watch {
+    exits: Vec<Option<Exit>>,
+    grace: Duration,
+    stopping: Option<Stopping>,
+    finished: bool,
+}
+
+#[derive(Debug)]
+struct Stopping {
+    signal: Option<i32>,
+    terminate_at: Option<Duration>,
+    kill_at: Duration,
+    killed: Option<Duration>,
+}
+
+impl Watch {
+    pub(crate) fn new(ranks: usize, grace: Duration) -> Watch {
+        Watch { exits: vec![None; ranks], grace, stopping: None, finished: false }
+    }
+
+    /// The signal that made everything stop, if one did.
+    pub(crate) fn signal(&self) -> Option<i32> {
+        self.stopping.as_ref().and_then(|stopping| stopping.signal)
+    }
+
+    pub(crate) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        let mut out = Vec::new();
+        match event {
+            Event::Exited { local, exit } => {
+                self.exits[local] = Some(exit);
+                if !exit.is_success() {
+                    let wait = if exit.is_consequence() { SECOND_THOUGHTS } else { Duration::ZERO };
+                    self.stop(now + wait, FAILURE_GRACE, None);
+                }
+            }
+            // The ranks hear of it from the rendezvous, and mostly end by themselves.
+            Event::RunFailed => self.stop(now + FAILURE_GRACE, FAILURE_GRACE, None),
+            Event::Signalled(signal) => match &mut self.stopping {
+                None => self.stop(now, self.grace, Some(signal)),
+                Some(stopping) => {
+                    stopping.terminate_at = stopping.terminate_at.map(|_| now);
+                    stopping.kill_at = now;
+                }
+            },
+            Event::Tick => {}
+        }
+        if let Some(stopping) = &mut self.stopping {
+            if stopping.terminate_at.take_if(|at| *at <= now).is_some() {
+                out.push(Action::Terminate);
+            }
+            if stopping.kill_at <= now && stopping.killed.is_none() {
+                stopping.killed = Some(now);
+                out.push(Action::Kill);
+            }
+        }
+        let hopeless = self.stopping.as_ref().and_then(|s| s.killed).is_some_and(|at| now >= at + UNKILLABLE);
+        if !self.finished && (self.exits.iter().all(Option::is_some) || hopeless) {
+            self.finished = true;
+            out.push(Action::Finished);
+        }
+        out
+    }
+
+    fn stop(&mut self, at: Duration, grace: Duration, signal: Option<i32>) {
+        self.stopping.get_or_insert(Stopping {
+            signal,
+            terminate_at: Some(at),
+            kill_at: at + grace,
+            killed: None,
+        });
+    }
+}
+
+/// How often ranks have been and may be started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Restarts {
+    pub(crate) done: u32,
+    pub(crate) most: u32,
+}
+
+impl Restarts {
+    /// How long to wait before ranks that ended with `code` are started again; `None`: they are not. What
+    /// was wrong with the configuration, the data or the token is wrong the next time as well.
+    pub(crate) fn next(&mut self, code: u8) -> Option<Duration> {
+        if self.done >= self.most || [2, 64, 65, 66, 77].contains(&code) {
+            return None;
+        }
+        self.done += 1;
+        Some(Duration::from_secs(1 << (self.done - 1).min(5)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const fn ms(count: u64) -> Duration {
+        Duration::from_millis(count)
+    }
+
+    #[test]
+    fn one_failure_stops_all() {
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }), [Action::Terminate]);
+        assert_eq!(watch.handle(ms(499), Event::Tick), []);
+        assert_eq!(watch.handle(ms(500), Event::Tick), [Action::Kill]);
+        assert_eq!(watch.handle(ms(510), Event::Exited { local: 0, exit: Exit::Signal(9) }), [Action::Finished]);
+        assert_eq!(watch.signal(), None);
+    }
+
+    #[test]
+    fn a_consequence_waits_for_its_cause() {
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(71) }), []);
+        assert_eq!(watch.handle(ms(199), Event::Tick), []);
+        assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Terminate]);
+    }
+
+    #[test]
+    fn a_second_signal_kills() {
+        let mut watch = Watch::new(1, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Signalled(2)), [Action::Terminate]);
+        assert_eq!(watch.handle(ms(1000), Event::Tick), []);
+        assert_eq!(watch.handle(ms(1001), Event::Signalled(2)), [Action::Kill]);
+        assert_eq!(watch.signal(), Some(2));
+    }
+
+    #[test]
+    fn restarts() {
+        let mut restarts = Restarts { done: 0, most: 4 };
+        assert_eq!(restarts.next(64), None);
+        let waits: Vec<_> = (0..5).map(|_| restarts.next(71).map(|wait| wait.as_secs())).collect();
+        assert_eq!(waits, [Some(1), Some(2), Some(4), Some(8), None]);
+    }
+
+    fn any_event(ranks: usize) -> impl Strategy<Value = Event> {
+        let exits = prop_oneof![Just(Exit::Code(0)), Just(Exit::Code(71)), Just(Exit::Code(1)), Just(Exit::Signal(9))];
+        prop_oneof![
+            4 => (0..ranks, exits).prop_map(|(local, exit)| Event::Exited { local, exit }),
+            1 => prop_oneof![Just(2), Just(15)].prop_map(Event::Signalled),
+            1 => Just(Event::RunFailed),
+            8 => Just(Event::Tick),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens: asked to end before killed, each once, and finished exactly when all are gone
+        /// or cannot be killed; from the first sign of trouble on, that takes grace + 5.7 s at most.
+        #[test]
+        fn always_ends(events in prop::collection::vec((any_event(4), 0..300u64), 1..60)) {
+            let mut watch = Watch::new(4, ms(1000));
+            let (mut now, mut all, mut trouble) = (Duration::ZERO, Vec::new(), None);
+            let mut gone = [false; 4];
+            for (event, wait) in events {
+                now += ms(wait);
+                match event {
+                    Event::Exited { local, .. } if gone[local] => continue,
+                    Event::Exited { local, exit } => {
+                        gone[local] = true;
+                        if !exit.is_success() {
+                            trouble.get_or_insert(now);
+                        }
+                    }
+                    Event::Tick => {}
+                    _ => _ = trouble.get_or_insert(now),
+                }
+                all.extend(watch.handle(now, event));
+                if let Some(since) = trouble && now > since + ms(1000 + 500 + 500 + 200) {
+                    prop_assert!(all.contains(&Action::Kill) || all.contains(&Action::Finished));
+                }
+            }
+            let end = now + ms(10_000);
+            all.extend(watch.handle(end, Event::Tick));
+            all.extend(watch.handle(end + ms(10_000), Event::Tick));
+            for action in [Action::Terminate, Action::Kill, Action::Finished] {
+                prop_assert!(all.iter().filter(|a| **a == action).count() <= 1);
+            }
+            prop_assert_eq!(all.contains(&Action::Finished), trouble.is_some() || gone == [true; 4]);
+            let place = |action| all.iter().position(|a| *a == action);
+            if let Some(kill) = place(Action::Kill) {
+                prop_assert!(place(Action::Terminate).is_some_and(|terminate| terminate < kill));
+            }
+        }
+    }
+}

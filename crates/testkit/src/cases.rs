@@ -1,0 +1,251 @@
+//! Every way to run the same training: what may not change a bit.
+
+use std::fmt;
+
+use lockstep_config::StrategyName;
+use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
+use lockstep_engine::Updates;
+use lockstep_plan::{AccumulationOrder, Tier};
+use lockstep_shape::{ModelShape, Recompute};
+
+use crate::setup::Setup;
+use crate::window::Micro;
+use crate::world::{Trace, train_world};
+
+/// Who carries bytes between ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CarrierKind {
+    Thread,
+    Shm,
+    Tcp,
+}
+
+/// One way to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Nodes, and ranks on each.
+    pub mesh: (u32, u32),
+    pub accumulation: (u32, AccumulationOrder),
+    pub storage: DType,
+    pub strategy: StrategyName,
+    pub optimizer: Tier,
+    pub params: Tier,
+    pub recompute: Recompute,
+    pub prefetch: u32,
+    pub carrier: CarrierKind,
+}
+
+const MESHES: [(u32, u32); 5] = [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2)];
+const ACCUMULATIONS: [(u32, AccumulationOrder); 3] =
+    [(1, AccumulationOrder::Local), (3, AccumulationOrder::Local), (3, AccumulationOrder::Reduced)];
+const STORAGES: [DType; 2] = [DType::F32, DType::BF16];
+const STRATEGIES: [StrategyName; 6] = [
+    StrategyName::Ddp,
+    StrategyName::Zero1,
+    StrategyName::Zero2,
+    StrategyName::ShardGradOp,
+    StrategyName::Zero3,
+    StrategyName::HybridShard,
+];
+const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Nvme];
+const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
+const PREFETCHES: [u32; 4] = [0, 1, 2, 3];
+const CARRIERS: [CarrierKind; 3] = [CarrierKind::Thread, CarrierKind::Shm, CarrierKind::Tcp];
+
+/// How many values each part of a case has.
+const LEVELS: [usize; 9] = [
+    MESHES.len(),
+    ACCUMULATIONS.len(),
+    STORAGES.len(),
+    STRATEGIES.len(),
+    TIERS.len(),
+    TIERS.len(),
+    RECOMPUTES.len(),
+    PREFETCHES.len(),
+    CARRIERS.len(),
+];
+
+type Levels = [usize; LEVELS.len()];
+
+impl Case {
+    /// The plainest case of a mesh, a cut into micro-batches and a storage type: the others of the same
+    /// must equal it.
+    pub fn plain(&self) -> Case {
+        Case {
+            strategy: StrategyName::Ddp,
+            optimizer: Tier::Device,
+            params: Tier::Device,
+            recompute: Recompute::None,
+            prefetch: 0,
+            carrier: CarrierKind::Thread,
+            ..*self
+        }
+    }
+
+    fn of(levels: &Levels) -> Case {
+        Case {
+            mesh: MESHES[levels[0]],
+            accumulation: ACCUMULATIONS[levels[1]],
+            storage: STORAGES[levels[2]],
+            strategy: STRATEGIES[levels[3]],
+            optimizer: TIERS[levels[4]],
+            params: TIERS[levels[5]],
+            recompute: RECOMPUTES[levels[6]],
+            prefetch: PREFETCHES[levels[7]],
+            carrier: CARRIERS[levels[8]],
+        }
+    }
+
+    /// What the planner refuses, or what would run something else.
+    fn is_possible(&self) -> bool {
+        let whole_params =
+            matches!(self.strategy, StrategyName::Ddp | StrategyName::Zero1 | StrategyName::Zero2);
+        let hybrid = self.strategy == StrategyName::HybridShard;
+        !(whole_params && self.params != Tier::Device)
+            && (!hybrid || self.mesh.0 > 1)
+            && (self.mesh != (1, 1) || self.carrier == CarrierKind::Thread)
+    }
+
+    pub fn world(&self) -> u32 {
+        self.mesh.0 * self.mesh.1
+    }
+
+    pub fn setup(&self) -> Setup {
+        let (nodes, per_node) = self.mesh;
+        let world = nodes * per_node;
+        Setup {
+            recompute: self.recompute,
+            storage: self.storage,
+            micros: self.accumulation.0,
+            order: self.accumulation.1,
+            threads: 1,
+            strategy: self.strategy,
+            mesh: match self.strategy {
+                StrategyName::Ddp => Mesh { replicate: world, shard: 1, per_node },
+                StrategyName::HybridShard => Mesh { replicate: nodes, shard: per_node, per_node },
+                _ => Mesh { replicate: 1, shard: world, per_node },
+            },
+            prefetch: self.prefetch,
+            // Smaller than a unit, so that buckets are cut and joined.
+            bucket: Bytes(100 << 10),
+            params_tier: self.params,
+            optimizer_tier: self.optimizer,
+            ..Setup::default()
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { mesh, accumulation, storage, strategy, optimizer, params, recompute, prefetch, carrier } =
+            self;
+        write!(
+            f,
+            "{strategy:?} on {}x{}, {} micro-batches {:?}, {storage}, optimizer {optimizer}, parameters {params}, \
+             recompute {recompute:?}, prefetch {prefetch}, {carrier:?}",
+            mesh.0, mesh.1, accumulation.0, accumulation.1,
+        )
+    }
+}
+
+/// Runs a case: two steps of a small model on random batches that depend on the mesh and the cut alone.
+pub fn run_case(case: &Case) -> Trace {
+    let shape = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).expect("a named size") };
+    let (setup, world) = (case.setup(), case.world());
+    let micro = |s: Step, rank: Rank, m: u32| {
+        let seed = s.0 * 1000 + u64::from(m * world + rank.0);
+        // One rank has no work in the last micro-batch, which it runs all the same.
+        let idle = rank.0 + 1 == world && world > 1 && m + 1 == setup.micros && setup.micros > 1;
+        let lengths: &[usize] = if idle { &[] } else { &[20 + (seed % 7) as usize, 3, 30] };
+        Micro::random(lengths, shape.vocab, seed)
+    };
+    let batches = |s: Step, rank: Rank| {
+        let all = (0..world).flat_map(|r| (0..setup.micros).map(move |m| (Rank(r), m)));
+        let denominator = all.map(|(r, m)| micro(s, r, m).tokens.len() as f64).sum();
+        ((0..setup.micros).map(|m| micro(s, rank, m)).collect(), denominator)
+    };
+    let updates =
+        Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
+    let spill = tempfile::tempdir().expect("a temporary folder");
+    let trace = train_world(&shape, &setup, case.carrier, 2, updates, &batches, Some(spill.path()));
+    assert!(trace.norms.iter().all(|norm| f64::from_bits(*norm) > 0.0), "{case}: nothing was trained");
+    trace
+}
+
+/// All cases there are.
+pub fn all_cases() -> Vec<Case> {
+    let total: usize = LEVELS.iter().product();
+    let nth = |n: usize| {
+        let mut rest = n;
+        let levels: Levels = std::array::from_fn(|i| {
+            let level = rest % LEVELS[i];
+            rest /= LEVELS[i];
+            level
+        });
+        Case::of(&levels)
+    };
+    (0..total).map(nth).filter(Case::is_possible).collect()
+}
+
+/// Few cases in which every two values that can meet do meet, chosen greedily.
+pub fn pairwise_cases() -> Vec<Case> {
+    let all = all_cases();
+    let pairs_of = |case: &Case| {
+        let levels = levels_of(case);
+        let mut pairs = Vec::with_capacity(36);
+        for i in 0..levels.len() {
+            for j in i + 1..levels.len() {
+                pairs.push((i, levels[i], j, levels[j]));
+            }
+        }
+        pairs
+    };
+    let mut open: std::collections::HashSet<_> = all.iter().flat_map(pairs_of).collect();
+    let mut chosen = Vec::new();
+    while !open.is_empty() {
+        // Of cases that meet equally many new pairs, the first: the choice does not depend on hashing.
+        let gain = |case: &Case| pairs_of(case).iter().filter(|pair| open.contains(*pair)).count();
+        let mut best = (0, all[0]);
+        for case in &all {
+            let gained = gain(case);
+            if gained > best.0 {
+                best = (gained, *case);
+            }
+        }
+        for pair in pairs_of(&best.1) {
+            open.remove(&pair);
+        }
+        chosen.push(best.1);
+    }
+    chosen
+}
+
+fn levels_of(case: &Case) -> Levels {
+    fn at<T: PartialEq>(list: &[T], value: &T) -> usize {
+        list.iter().position(|v| v == value).expect("a value of the list")
+    }
+    [
+        at(&MESHES, &case.mesh),
+        at(&ACCUMULATIONS, &case.accumulation),
+        at(&STORAGES, &case.storage),
+        at(&STRATEGIES, &case.strategy),
+        at(&TIERS, &case.optimizer),
+        at(&TIERS, &case.params),
+        at(&RECOMPUTES, &case.recompute),
+        at(&PREFETCHES, &case.prefetch),
+        at(&CARRIERS, &case.carrier),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cover_is_small_and_complete() {
+        let cases = pairwise_cases();
+        assert!(cases.len() <= 60, "{} cases", cases.len());
+        assert!(cases.iter().all(Case::is_possible));
+        assert!(all_cases().len() > 10_000);
+    }
+}
