@@ -11,9 +11,9 @@ use crate::fold::{Target, fold};
 use crate::group::Group;
 use crate::offers::Offers;
 
-/// Elements that an all-reduce may bring to one member from all others together, to be folded by everyone at
-/// once: one exchange instead of two, at the price of more traffic.
-const DIRECT_ELEMS: usize = 64 << 10;
+/// Sums of up to this many elements are folded by everyone at once: one exchange instead of two, at the price of more
+/// traffic and more additions. That pays where a carrier's head and the data travel together.
+const DIRECT_ELEMS: usize = 1 << 10;
 
 impl Comm {
     /// Sums f32 parts over the members, in the order of [`lockstep_core::fold`]. Each member ends with the
@@ -60,7 +60,7 @@ impl Comm {
         }
         for parts in parts.chunks(MAX_OFFERS) {
             let elems: usize = parts.iter().map(|part| part.len()).sum();
-            if elems <= FOLD_CHUNK && elems * (group.len() - 1) <= DIRECT_ELEMS {
+            if elems <= DIRECT_ELEMS {
                 self.all_reduce_direct(group, tag, parts, scratch)?;
                 continue;
             }

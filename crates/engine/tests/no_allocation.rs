@@ -1,11 +1,17 @@
 //! A step allocates nothing: not on the calling thread, not on the pool's.
 
-use lockstep_core::DType;
+use std::sync::Barrier;
+
+use lockstep_config::StrategyName;
+use lockstep_core::{DType, Mesh};
 use lockstep_device::CountingAllocator;
 use lockstep_engine::Updates;
-use lockstep_plan::AccumulationOrder;
+use lockstep_plan::{AccumulationOrder, Tier};
 use lockstep_shape::{Architecture, ModelShape, Recompute};
-use lockstep_testkit::{Micro, Setup, Window, engine};
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+
+const UPDATES: Updates =
+    Updates { t: 1, lr: 1e-3, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -26,20 +32,53 @@ fn steps_allocate_nothing() {
             let mut engine = engine(&shape, &setup);
             let micros = vec![Micro::random(&[50, 3, 70], 101, 1), Micro::random(&[1, 65, 64], 101, 2)];
             let mut window = Window::new(micros);
-            let updates = Updates {
-                t: 1,
-                lr: 1e-3,
-                betas: (0.9, 0.95),
-                eps: 1e-8,
-                weight_decay: 0.1,
-                max_norm: Some(1.0),
-            };
             let before = ALLOCATOR.calls();
             for t in 1..=3 {
-                engine.train_step(&mut window, &Updates { t, ..updates }).unwrap();
+                engine.train_step(&mut window, &Updates { t, ..UPDATES }).unwrap();
             }
             assert_eq!(ALLOCATOR.calls() - before, 0, "{setup:?}");
         }
     }
     assert!(ALLOCATOR.calls() > 0, "the allocator is installed");
+    worlds_allocate_nothing();
+}
+
+/// Nor do other lanes, carriers and spill files, on any rank.
+fn worlds_allocate_nothing() {
+    let shape = ModelShape::named("tiny", 101).unwrap();
+    let (ddp, zero3) = (StrategyName::Ddp, StrategyName::Zero3);
+    for (strategy, mesh, tier, carrier) in [
+        (ddp, Mesh::on_one_node(3, 1), Tier::Device, CarrierKind::Shm),
+        (zero3, Mesh::on_one_node(1, 3), Tier::Nvme, CarrierKind::Shm),
+        (zero3, Mesh::on_one_node(1, 2), Tier::Host, CarrierKind::Tcp),
+        (StrategyName::HybridShard, Mesh { replicate: 2, shard: 2, per_node: 2 }, Tier::Device, CarrierKind::Shm),
+    ] {
+        let setup = Setup {
+            strategy,
+            mesh,
+            optimizer_tier: tier,
+            params_tier: if strategy == ddp { Tier::Device } else { tier },
+            micros: 2,
+            threads: 1,
+            ..Setup::default()
+        };
+        let quiet = Barrier::new(mesh.world() as usize);
+        let dir = tempfile::tempdir().unwrap();
+        in_world(&shape, &setup, carrier, Some(dir.path()), &|engine| {
+            let seed = u64::from(engine.rank().0);
+            let micros = vec![Micro::random(&[50, 3], 101, seed), Micro::random(&[1, 65], 101, seed + 9)];
+            let mut window = Window::new(micros);
+            let mut step = |t| engine.train_step(&mut window, &Updates { t, ..UPDATES }).unwrap();
+            // Threads set themselves up when they first run.
+            step(1);
+            quiet.wait();
+            let before = ALLOCATOR.calls();
+            quiet.wait();
+            step(2);
+            step(3);
+            quiet.wait();
+            assert_eq!(ALLOCATOR.calls() - before, 0, "{setup:?} over {carrier:?}");
+            quiet.wait();
+        });
+    }
 }

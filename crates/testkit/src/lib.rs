@@ -13,4 +13,4 @@ pub use cases::{CarrierKind, Case, all_cases, pairwise_cases, run_case};
 pub use golden::{Golden, golden_dir};
 pub use setup::{Setup, engine, plan};
 pub use window::{Micro, Window};
-pub use world::{Batches, Trace, train_world};
+pub use world::{Batches, Trace, in_world, train_world};

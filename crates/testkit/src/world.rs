@@ -33,20 +33,18 @@ pub struct Trace {
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Trains `steps` steps on a world of threads, each a rank.
-pub fn train_world(
+/// Runs `body` on every rank of a world of threads, and returns what it returns, by rank.
+pub fn in_world<R: Send>(
     shape: &ModelShape,
     setup: &Setup,
     carrier: CarrierKind,
-    steps: u64,
-    updates: Updates,
-    batches: &Batches,
     spill_dir: Option<&Path>,
-) -> Trace {
+    body: &(dyn Fn(&mut Engine) -> R + Sync),
+) -> Vec<R> {
     let world = setup.mesh.world();
     let mut carriers: Vec<_> = thread_world(world, DEADLINE).into_iter().map(Some).collect();
     let table = ExchangeTable::new(world as usize);
-    let traces: Vec<Trace> = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)
             .map(|rank| {
                 let threads = carriers[rank as usize].take();
@@ -58,13 +56,26 @@ pub fn train_world(
                         CarrierKind::Shm => connected(setup, rank, &memory, Prefer::Auto, table),
                         CarrierKind::Tcp => connected(setup, rank, &memory, Prefer::Tcp, table),
                     });
-                    let mut engine = rank_engine(shape, setup, rank, memory, comm, spill_dir);
-                    run_rank(&mut engine, steps, updates, batches)
+                    body(&mut rank_engine(shape, setup, rank, memory, comm, spill_dir))
                 })
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank's thread")).collect()
-    });
+    })
+}
+
+/// Trains `steps` steps on a world of threads, each a rank.
+pub fn train_world(
+    shape: &ModelShape,
+    setup: &Setup,
+    carrier: CarrierKind,
+    steps: u64,
+    updates: Updates,
+    batches: &Batches,
+    spill_dir: Option<&Path>,
+) -> Trace {
+    let run = |engine: &mut Engine| run_rank(engine, steps, updates, batches);
+    let traces = in_world(shape, setup, carrier, spill_dir, &run);
     for (rank, trace) in traces.iter().enumerate() {
         assert!(trace.norms == traces[0].norms, "rank {rank} has other norms than rank 0");
         assert!(trace.states == traces[0].states, "rank {rank} has other states than rank 0");
