@@ -1,5 +1,7 @@
 //! What can be typed.
 
+use std::path::PathBuf;
+
 use clap::{Args, Parser, Subcommand};
 
 /// Trains decoder language models (LLaMA, Qwen) from one binary.
@@ -10,10 +12,22 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+const OTHER_LAUNCHERS: &str = "\
+Where RANK and WORLD_SIZE are set, by torchrun or by hand, the process is that rank of the run.";
+
+const MANY_NODES: &str = "\
+On several nodes, run the same command on each with its own --node-rank. The nodes prove to each other
+that they belong together by a token: make one with `openssl rand -hex 32 > token; chmod 600 token`, copy
+it to every node and set LOCKSTEP_TOKEN_FILE=token there. One failure ends all ranks and is told last.";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a model
-    Train(Run),
+    /// Train a model, on one rank or with --nproc on several
+    #[command(after_help = OTHER_LAUNCHERS)]
+    Train(Train),
+    /// Train on several ranks and nodes, with torchrun's flags
+    #[command(after_help = MANY_NODES)]
+    Launch(Launch),
     /// Show what a run would hold and do, without running it
     Plan(Plan),
     /// List every configuration key with its default
@@ -25,6 +39,60 @@ pub(crate) struct Run {
     /// A YAML or JSON file, and any number of key=value settings that override it
     #[arg(value_name = "CONFIG | KEY=VALUE", required = true)]
     pub(crate) settings: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Train {
+    #[command(flatten)]
+    pub(crate) run: Run,
+    /// Start this many ranks on this host: a number, cpu (one for each core), gpu or auto
+    #[arg(long, value_name = "N", aliases = ["nproc-per-node", "nproc_per_node"])]
+    pub(crate) nproc: Option<Nproc>,
+    /// What `torch.distributed.launch` and the DeepSpeed launcher append. The environment decides.
+    #[arg(long, value_name = "N", alias = "local_rank", hide = true)]
+    pub(crate) local_rank: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Launch {
+    #[command(flatten)]
+    pub(crate) run: Run,
+    /// Ranks on each node: a number, cpu (one for each core), gpu or auto
+    #[arg(long, value_name = "N", aliases = ["nproc_per_node", "nproc"])]
+    pub(crate) nproc_per_node: Option<Nproc>,
+    /// Number of nodes
+    #[arg(long, value_name = "N", value_parser = nnodes)]
+    pub(crate) nnodes: Option<u16>,
+    /// Number of this node, from 0
+    #[arg(long, value_name = "N", alias = "node_rank")]
+    pub(crate) node_rank: Option<u16>,
+    /// Host of node 0
+    #[arg(long, value_name = "HOST", alias = "master_addr")]
+    pub(crate) master_addr: Option<String>,
+    /// Port on that host [default: 29500; a free one for a single node]
+    #[arg(long, value_name = "PORT", alias = "master_port", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) master_port: Option<u16>,
+    /// One node, any free port
+    #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "master_addr", "master_port"])]
+    pub(crate) standalone: bool,
+    /// Start all ranks again when one fails, so often; they go on from the newest checkpoint
+    #[arg(long, value_name = "N", alias = "max_restarts", default_value_t = 0)]
+    pub(crate) max_restarts: u32,
+    /// Seconds that ranks wait for each other at the start
+    #[arg(long, value_name = "S", alias = "join_timeout", default_value = "60", value_parser = seconds)]
+    pub(crate) join_timeout: f64,
+    /// Seconds between SIGTERM and SIGKILL when the launcher is told to end
+    #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
+    pub(crate) grace: f64,
+    /// Copy what ranks print into files: 1 stdout, 2 stderr, 3 both. Rank 0 then draws no progress bar
+    #[arg(long, value_name = "0..3", value_parser = tee)]
+    pub(crate) tee: Option<u8>,
+    /// Folder for --tee [default: <output_dir>/logs]
+    #[arg(long, value_name = "DIR", alias = "log_dir")]
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Show the output of these local ranks only
+    #[arg(long, value_name = "N,N", alias = "local_ranks_filter", value_delimiter = ',')]
+    pub(crate) local_ranks_filter: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Args)]
@@ -40,4 +108,55 @@ pub(crate) struct Plan {
     /// Plan for this many ranks on each node
     #[arg(long, value_name = "N", alias = "nproc_per_node")]
     pub(crate) nproc_per_node: Option<u32>,
+}
+
+/// How many ranks a host gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Nproc {
+    Count(u16),
+    /// One for each GPU; one in all where there is none.
+    Auto,
+    /// One for each core.
+    Cpu,
+    /// One for each GPU.
+    Gpu,
+}
+
+impl std::str::FromStr for Nproc {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Nproc, String> {
+        match text {
+            "auto" => Ok(Nproc::Auto),
+            "cpu" => Ok(Nproc::Cpu),
+            "gpu" => Ok(Nproc::Gpu),
+            _ => match text.parse() {
+                Ok(count @ 1..) => Ok(Nproc::Count(count)),
+                _ => Err("a number from 1 to 65535, auto, cpu or gpu is expected".into()),
+            },
+        }
+    }
+}
+
+fn nnodes(text: &str) -> Result<u16, String> {
+    if text.contains(':') {
+        return Err("a range (min:max) is not implemented yet; give one number".into());
+    }
+    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "a number from 1 to 65535 is expected".into())
+}
+
+fn tee(text: &str) -> Result<u8, String> {
+    match text.parse() {
+        Ok(bits @ 0..=3) => Ok(bits),
+        _ if text.contains(':') => Err("a map of ranks is not implemented yet; give 0, 1, 2 or 3".into()),
+        _ => Err("0, 1 (stdout), 2 (stderr) or 3 (both) is expected".into()),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    const MOST: f64 = 1e6;
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=MOST).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds is expected".into()),
+    }
 }

@@ -4,31 +4,39 @@
 
 mod args;
 mod host;
+mod launch;
 mod plan;
+mod ranks;
 mod report;
 mod train;
+mod voice;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::Parser;
+use lockstep_core::FaultClass;
 
 use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
+    if !ranks::launcher_is_there() {
+        return ExitCode::from(FaultClass::PeerFailed.exit_code());
+    }
     let command = Cli::parse().command;
     // The panic itself has been told by then, with its place.
     match catch_unwind(AssertUnwindSafe(|| run(&command))) {
-        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Ok(code)) => code,
         Ok(Err(fault)) => report::failure(&*fault),
         Err(_) => report::bug(),
     }
 }
 
-fn run(command: &Command) -> Result<(), report::Failure> {
+fn run(command: &Command) -> Result<ExitCode, report::Failure> {
     match command {
-        Command::Train(run) => train::run(run),
-        Command::Plan(plan) => plan::run(plan),
-        Command::Keys => report::print(&lockstep_config::reference()),
+        Command::Train(args) => train::run(args),
+        Command::Launch(args) => launch::run(args),
+        Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
+        Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -6,6 +6,9 @@ use std::process::ExitCode;
 
 use lockstep_config::{RunConfig, Source};
 use lockstep_core::{Fault, FaultClass};
+use lockstep_launch::ErrorNote;
+
+use crate::voice::Voice;
 
 pub(crate) type Failure = Box<dyn Fault>;
 
@@ -109,33 +112,18 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Prints an error with its remedy and gives its exit code.
+/// Tells an error with its remedy and gives its exit code.
 pub(crate) fn failure(fault: &dyn Fault) -> ExitCode {
-    let mut err = std::io::stderr().lock();
-    let _ = writeln!(err, "error: {fault}");
-    if let Some(hint) = fault.hint() {
-        let _ = writeln!(err, "hint: {}", uncapitalised(&hint));
-    }
+    let note = ErrorNote { error: fault.to_string(), hint: fault.hint(), cause_code: None };
+    Voice::of_this_process().error(&note);
     ExitCode::from(fault.class().exit_code())
-}
-
-/// Hints come from many crates; on the screen they look alike.
-fn uncapitalised(text: &str) -> String {
-    let mut chars = text.chars();
-    match (chars.next(), chars.clone().next()) {
-        (Some(first), Some(second)) if second.is_lowercase() => first.to_lowercase().chain(chars).collect(),
-        _ => text.into(),
-    }
 }
 
 /// After a panic, which has printed where it was.
 pub(crate) fn bug() -> ExitCode {
-    let _ = writeln!(
-        std::io::stderr(),
-        "error: this is a bug in lockstep {}\n\
-         hint: please report it with the lines above and the configuration. Checkpoints are intact: a run \
-         can go on with resume_from_checkpoint: true.",
-        env!("CARGO_PKG_VERSION")
-    );
+    let error = format!("this is a bug in lockstep {}", env!("CARGO_PKG_VERSION"));
+    let hint = "please report it with the lines above and the configuration. Checkpoints are intact: a run \
+                can go on with resume_from_checkpoint: true.";
+    Voice::of_this_process().error(&ErrorNote { error, hint: Some(hint.into()), cause_code: None });
     ExitCode::from(FaultClass::Internal.exit_code())
 }

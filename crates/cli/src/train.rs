@@ -1,19 +1,96 @@
 //! `lockstep train`
 
 use std::io::IsTerminal;
+use std::process::ExitCode;
 
-use lockstep_core::Elems;
-use lockstep_observe::{PlainLines, Progress, TerminalBar};
+use lockstep_config::RunConfig;
+use lockstep_core::{Elems, Rank};
+use lockstep_launch::{LaunchError, Session, World};
+use lockstep_observe::{PlainLines, Progress, Silent, TerminalBar};
 
-use crate::args::Run;
-use crate::host;
-use crate::report::{self, Failure, say};
+use crate::args::{Launch, Run, Train};
+use crate::report::{self, Failure};
+use crate::{host, launch, ranks};
 
-pub(crate) fn run(args: &Run) -> Result<(), Failure> {
-    let (config, text) = report::load(&args.settings, &[])?;
-    let mut prepared = lockstep_train::prepare(&config, lockstep_core::Rank(0)).map_err(boxed)?;
+pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
+    let world = ranks::world(args.local_rank).map_err(launch_failed)?;
+    match world.filter(|_| args.nproc.is_none()) {
+        Some(world) if world.world_size > 1 => as_rank(args, &world),
+        Some(world) => {
+            let (config, text) = ranks::load(&args.run.settings, &world)?;
+            alone(&config, &text)
+        }
+        None if args.nproc.is_some() => launch::run(&launch_flags(args)),
+        None => {
+            let (config, text) = report::load(&args.run.settings, &[])?;
+            // A configuration that says how many ranks there are needs no flag to start them.
+            if config.plan.world_size() > 1 {
+                launch::run(&launch_flags(args))
+            } else {
+                alone(&config, &text)
+            }
+        }
+    }
+}
+
+fn launch_flags(args: &Train) -> Launch {
+    Launch {
+        run: Run { settings: args.run.settings.clone() },
+        nproc_per_node: args.nproc,
+        nnodes: None,
+        node_rank: None,
+        master_addr: None,
+        master_port: None,
+        standalone: false,
+        max_restarts: 0,
+        join_timeout: 60.0,
+        grace: 5.0,
+        tee: None,
+        log_dir: None,
+        local_ranks_filter: None,
+    }
+}
+
+fn alone(config: &RunConfig, text: &str) -> Result<ExitCode, Failure> {
+    train(config, text, None)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One of several ranks. From joining on, the others hear how it ends.
+fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
+    let (config, text) = ranks::load(&args.run.settings, world)?;
+    let mut session = match ranks::world_of_ranks(world, &text) {
+        Ok(session) => session,
+        Err(error) => return Ok(ExitCode::from(ranks::tell_abort(&error, world))),
+    };
+    if let Err(fault) = train(&config, &text, Some(&mut session)) {
+        return Ok(ranks::fail(session, &*fault));
+    }
+    match session.leave() {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => Ok(ExitCode::from(ranks::tell_abort(&error, world))),
+    }
+}
+
+fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> Result<(), Failure> {
+    let rank = Rank(session.as_ref().map_or(0, |session| session.world().rank));
+    // Rank 0 speaks for all.
+    let say = |line: &str| {
+        if rank == Rank(0) {
+            report::say(line);
+        }
+    };
+    let mut prepared = lockstep_train::prepare(config, rank).map_err(boxed)?;
     prepared.peak_memory = host::peak_memory;
-    let mut progress: Box<dyn Progress> = if std::io::stderr().is_terminal() {
+    if let Some(session) = &mut session {
+        let all = prepared.fingerprint(config);
+        let pairs: Vec<(&str, String)> =
+            all.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+        session.agree("the plan", &pairs).map_err(launch_failed)?;
+    }
+    let mut progress: Box<dyn Progress> = if rank != Rank(0) {
+        Box::new(Silent)
+    } else if std::io::stderr().is_terminal() {
         Box::new(TerminalBar::new())
     } else {
         Box::new(PlainLines::new(std::io::stdout()))
@@ -21,12 +98,14 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
     let stats = prepared.dataset.stats();
     let plan = &prepared.plan;
     let model = &plan.input.models[0];
+    let each = if session.is_some() { " each" } else { "" };
+    let world = session.as_ref().map_or_else(String::new, |s| format!("{} ranks of ", s.world().world_size));
     say(&format!(
-        "{}, {} parameters | {} {} on {} threads | memory {}",
+        "{}, {} parameters | {} {} on {world}{} threads | memory {}{each}",
         model.shape.architecture.class_name(),
         Elems(model.params()),
         plan.input.storage,
-        lockstep_train::strategy_name(config.plan.strategy),
+        lockstep_train::strategy_name(lockstep_train::chosen_strategy(config, &prepared.shape)),
         prepared.num_threads,
         plan.process_bytes(),
     ));
@@ -35,7 +114,8 @@ pub(crate) fn run(args: &Run) -> Result<(), Failure> {
         let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
         say(&format!("{} {rows} skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset)));
     }
-    let outcome = lockstep_train::train(&config, &text, prepared, None, &mut *progress).map_err(boxed)?;
+    let connect = session.map(|session| ranks::connect(session, config)).transpose()?;
+    let outcome = lockstep_train::train(config, text, prepared, connect, &mut *progress).map_err(boxed)?;
     drop(progress);
     say(&format!("model in {}", outcome.model_dir.display()));
     if let Some(checkpoint) = outcome.checkpoint {
@@ -55,5 +135,9 @@ fn first_skipped(dataset: &lockstep_data::Dataset) -> String {
 }
 
 pub(crate) fn boxed(error: lockstep_train::TrainError) -> Failure {
+    Box::new(error)
+}
+
+fn launch_failed(error: LaunchError) -> Failure {
     Box::new(error)
 }

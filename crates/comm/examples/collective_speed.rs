@@ -2,8 +2,9 @@
 //!
 //!     cargo run --release -p lockstep-comm --example collective_speed -- --ranks 2 --by shm tcp
 //!
-//! Starts itself once for every rank. A line of JSON for every carrier, operation and size: the seconds that one call
-//! takes, as median and minimum of several batches of calls. Sizes are bytes of the whole that all ranks share.
+//! Starts itself once for every rank. A line of JSON for every carrier, operation and size: the seconds that
+//! one call takes, as median and minimum of several batches of calls. Sizes are bytes of the whole that all
+//! ranks share.
 
 #![allow(clippy::print_stdout)]
 
@@ -76,7 +77,8 @@ fn parse(words: &[String]) -> Result<Options, String> {
     Ok(options)
 }
 
-// ---- the parent: starts ranks, passes their addresses around, prints what rank 0 measured -------------------------
+// ---- the parent: starts ranks, passes their addresses around, prints what rank 0 measured
+// -------------------------
 
 fn run_world(by: &str, options: &Options, words: &[String]) {
     let mut ranks: Vec<Child> = (0..options.ranks)
@@ -111,7 +113,8 @@ fn run_world(by: &str, options: &Options, words: &[String]) {
     ranks.iter_mut().for_each(|rank| assert!(rank.wait().expect("a rank ends").success(), "a rank failed"));
 }
 
-// ---- a rank -------------------------------------------------------------------------------------------------------
+// ---- a rank
+// -------------------------------------------------------------------------------------------------------
 
 fn run_rank(by: &str, rank: u32, options: &Options) -> Result<(), CommError> {
     let largest = options.sizes.iter().copied().max().unwrap_or(4).next_multiple_of(4096);

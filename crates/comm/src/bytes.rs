@@ -16,9 +16,9 @@ const HEAD: usize = 8;
 pub const BYTES_PER_ROUND: usize = (BOUNCE_BYTES / 2 - HEAD) / 64 * 64;
 
 impl Comm {
-    /// Every member's byte string to every member. Strings may differ in length. `each(member, bytes)` is called
-    /// in the members' order, this rank's own included; strings of up to [`BYTES_PER_ROUND`] come in one piece,
-    /// longer ones in several, in order.
+    /// Every member's byte string to every member. Strings may differ in length. `each(member, bytes)` is
+    /// called in the members' order, this rank's own included; strings of up to [`BYTES_PER_ROUND`] come in
+    /// one piece, longer ones in several, in order.
     pub fn all_gather_bytes(
         &mut self,
         group: &Group,

@@ -17,10 +17,10 @@ pub const BOUNCE_BYTES: usize = 128 << 10;
 
 /// Moves bytes between ranks, pair by pair.
 ///
-/// A call with a peer is `post`, `meet`, any number of `pull`s, `done`, `finish`. Calls with several peers may be
-/// open at once, one with each. Calls of a pair are numbered; both sides count alike. Every wait has the carrier's
-/// deadline, and ends early if the run is aborted. After an error the carrier is of no further use. Nothing here
-/// allocates unless it fails.
+/// A call with a peer is `post`, `meet`, any number of `pull`s, `done`, `finish`. Calls with several peers
+/// may be open at once, one with each. Calls of a pair are numbered; both sides count alike. Every wait has
+/// the carrier's deadline, and ends early if the run is aborted. After an error the carrier is of no further
+/// use. Nothing here allocates unless it fails.
 pub trait Carrier: Send {
     fn rank(&self) -> Rank;
 

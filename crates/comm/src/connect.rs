@@ -1,8 +1,9 @@
 //! From a rank that knows nobody to one that reaches all: which carrier, and how.
 //!
-//! Ranks tell each other where they are through an all-gather of small byte strings that somebody else provides (the
-//! rendezvous). Ranks of one host try to open each other's memory, and tell whether they could. If one could not, all
-//! ranks of that host use TCP among themselves; everyone decides from the same answers, so all decide alike.
+//! Ranks tell each other where they are through an all-gather of small byte strings that somebody else
+//! provides (the rendezvous). Ranks of one host try to open each other's memory, and tell whether they
+//! could. If one could not, all ranks of that host use TCP among themselves; everyone decides from the same
+//! answers, so all decide alike.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -56,15 +57,16 @@ pub struct ConnectSpec<'a> {
     pub deadline: Duration,
     pub abort: Abort,
     pub prefer: Prefer,
-    /// How long a wait tries again and again before it sleeps. `None`: 20 microseconds if the host has a core for
-    /// every one of its ranks, else not at all.
+    /// How long a wait tries again and again before it sleeps. `None`: 20 microseconds if the host has a
+    /// core for every one of its ranks, else not at all.
     pub spin: Option<Duration>,
 }
 
 /// An all-gather of byte strings over the world, in the order of ranks.
 pub type Exchange<'a> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, CommError> + 'a;
 
-/// Connects a rank to all others. Every rank of the world calls it, and it calls `exchange` equally often on all.
+/// Connects a rank to all others. Every rank of the world calls it, and it calls `exchange` equally often on
+/// all.
 pub fn connect(spec: &ConnectSpec<'_>, exchange: &mut Exchange<'_>) -> Result<Comm, CommError> {
     assert!(spec.rank.0 < spec.world, "{} of a world of {}", spec.rank, spec.world);
     if spec.world == 1 {
@@ -88,11 +90,13 @@ pub fn connect(spec: &ConnectSpec<'_>, exchange: &mut Exchange<'_>) -> Result<Co
     let shm = shm.ok().filter(|_| why_not.is_none() && num_near > 0);
     let by_shm: Vec<bool> = near.iter().map(|near| *near && shm.is_some()).collect();
     let by_tcp: Vec<bool> = (0..).zip(&by_shm).map(|(r, shm)| r != spec.rank.0 && !shm).collect();
-    // From what everyone knows: whether any pair needs TCP. Opening it is one more exchange, for all or for none.
+    // From what everyone knows: whether any pair needs TCP. Opening it is one more exchange, for all or for
+    // none.
     let one_host = all.iter().all(|at| at.host == mine.host);
     let note = match (&why_not, one_host) {
         (None, true) => "shared memory".to_string(),
-        (None, false) => format!("shared memory with {num_near} ranks, TCP with the others"),
+        (None, false) if num_near == 0 => "TCP".to_string(),
+        (None, false) => format!("shared memory with {num_near} of the other ranks, TCP with the rest"),
         (Some(why), _) => format!("TCP ({why})"),
     };
     let carrier: Box<dyn Carrier> = match shm {
@@ -149,8 +153,8 @@ fn open_shm(
         .map_err(|e| e.to_string())
 }
 
-/// The second exchange: who could open the memory of all ranks of its host. Whereabouts come back without that of
-/// ranks who could not.
+/// The second exchange: who could open the memory of all ranks of its host. Whereabouts come back without
+/// that of ranks who could not.
 fn tell_verdicts(
     mut all: Vec<Whereabouts>,
     shm: &Result<ShmCarrier, String>,

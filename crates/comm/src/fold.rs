@@ -19,8 +19,8 @@ pub(crate) enum Target {
     Scratch { at: usize },
 }
 
-/// Sums `mine`, this rank's contribution, and the others', of which there is at least one; theirs come next in
-/// what they offered. The order of summation is fixed whatever the order of arrival.
+/// Sums `mine`, this rank's contribution, and the others', of which there is at least one; theirs come next
+/// in what they offered. The order of summation is fixed whatever the order of arrival.
 pub(crate) fn fold(
     carrier: &mut dyn Carrier,
     isa: Isa,

@@ -13,8 +13,8 @@ use crate::net::Net;
 use crate::shm::ShmCarrier;
 use crate::tcp::TcpCarrier;
 
-/// Both carriers of a rank. While it waits for a rank of its host it keeps sending to those of others, because
-/// somebody may wait for those bytes whom the awaited one waits for.
+/// Both carriers of a rank. While it waits for a rank of its host it keeps sending to those of others,
+/// because somebody may wait for those bytes whom the awaited one waits for.
 pub struct Mixed<N: Net> {
     shm: ShmCarrier,
     tcp: TcpCarrier<N>,

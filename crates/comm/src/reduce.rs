@@ -11,8 +11,8 @@ use crate::fold::{Target, fold};
 use crate::group::Group;
 use crate::offers::Offers;
 
-/// Sums of up to this many elements are folded by everyone at once: one exchange instead of two, at the price of more
-/// traffic and more additions. That pays where a carrier's head and the data travel together.
+/// Sums of up to this many elements are folded by everyone at once: one exchange instead of two, at the
+/// price of more traffic and more additions. That pays where a carrier's head and the data travel together.
 const DIRECT_ELEMS: usize = 1 << 10;
 
 impl Comm {

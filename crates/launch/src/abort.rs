@@ -90,10 +90,13 @@ impl AbortKind {
             AbortKind::Twice => {
                 Some("Give every node its own --node-rank; started by hand, every process its own RANK.")
             }
-            AbortKind::Lost | AbortKind::Silent => Some(
+            AbortKind::Lost => Some(
                 "The system may have ended the process for want of memory: see the kernel's log on that host \
                  (dmesg).",
             ),
+            AbortKind::Silent => {
+                Some("The process may be stopped, or its host overloaded, down or cut off from the network.")
+            }
             _ => None,
         }
     }

@@ -58,7 +58,8 @@ fn of_key(key: &str, lists: &[Vec<(String, String)>]) -> Option<String> {
             format!("{} {verb} {key}{}", ranks(who.iter().copied()), shown(**value))
         })
         .collect();
-    let others = if by_value[&most].len() == 1 { ranks(by_value[&most].iter().copied()) } else { "the others".into() };
+    let others =
+        if by_value[&most].len() == 1 { ranks(by_value[&most].iter().copied()) } else { "the others".into() };
     (!parts.is_empty()).then(|| format!("{}, {others} {}", parts.join(", "), shown(most)))
 }
 

@@ -67,7 +67,9 @@ const RANK_FAILED: u8 = 71;
 /// The cause among `ended`, in the order in which they ended, and what the rendezvous has to say.
 pub(crate) fn cause(ended: &[Ended], abort: Option<&Abort>) -> RankFailure {
     let failed = || ended.iter().filter(|e| !e.exit.is_success());
-    let own = |e: &&Ended| !e.exit.is_consequence() && !(e.stopped && matches!(e.exit, Exit::Signal(_)));
+    let told = |e: &&Ended| e.note.as_ref().is_some_and(|note| note.cause_code.is_some());
+    let ended_by_us = |e: &&Ended| e.stopped && matches!(e.exit, Exit::Signal(_));
+    let own = |e: &&Ended| !e.exit.is_consequence() && !told(e) && !ended_by_us(e);
     if let Some(first) = failed().find(own) {
         return of_rank(first);
     }
@@ -79,8 +81,8 @@ pub(crate) fn cause(ended: &[Ended], abort: Option<&Abort>) -> RankFailure {
         };
     }
     // The cause is on another node; the ranks here have been told.
-    if let Some(note) = failed().find_map(|e| e.note.as_ref()) {
-        let code = note.cause_code.unwrap_or(RANK_FAILED);
+    if let Some((note, exit)) = failed().find_map(|e| Some((e.note.as_ref()?, e.exit))) {
+        let code = note.cause_code.unwrap_or(exit_code(exit));
         return RankFailure { text: note.error.clone(), hint: note.hint.clone(), code };
     }
     match failed().next() {
@@ -91,10 +93,7 @@ pub(crate) fn cause(ended: &[Ended], abort: Option<&Abort>) -> RankFailure {
 
 fn of_rank(ended: &Ended) -> RankFailure {
     let Ended { member, exit, note, .. } = ended;
-    let code = match exit {
-        Exit::Code(code) if TELLING.contains(code) => *code as u8,
-        _ => RANK_FAILED,
-    };
+    let code = exit_code(*exit);
     let hint = note.as_ref().and_then(|note| note.hint.clone());
     let text = match (exit, note) {
         (Exit::Code(code), Some(note)) => format!("{member} failed with exit code {code}: {}", note.error),
@@ -108,6 +107,13 @@ fn of_rank(ended: &Ended) -> RankFailure {
         _ => None,
     });
     RankFailure { text, hint, code }
+}
+
+fn exit_code(exit: Exit) -> u8 {
+    match exit {
+        Exit::Code(code) if TELLING.contains(&code) => code as u8,
+        _ => RANK_FAILED,
+    }
 }
 
 fn signal_name(signal: i32) -> String {
@@ -139,7 +145,8 @@ mod tests {
 
     fn ended(rank: u32, exit: Exit, stopped: bool, error: Option<&str>) -> Ended {
         let member = Member { rank, node: 0, local_rank: rank, host: "alpha".into(), pid: 100 + rank };
-        let note = error.map(|e| ErrorNote { error: e.into(), hint: Some("do it".into()), cause_code: Some(65) });
+        let cause_code = exit.is_consequence().then_some(65);
+        let note = error.map(|e| ErrorNote { error: e.into(), hint: Some("do it".into()), cause_code });
         Ended { member, exit, stopped, note }
     }
 

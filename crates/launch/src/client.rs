@@ -9,7 +9,8 @@ use crate::error::LaunchError;
 use crate::seal::{FROM_RANK, FROM_SERVER, Opener, Sealer};
 use crate::server::{BEAT, OWN_STALL, SILENCE};
 use crate::wire::{
-    Hello, REPLY_BYTES, Reply, ToRank, ToServer, Transcript, VERSION, Verdict, from_hex, greets, max_frame_to_rank,
+    Hello, REPLY_BYTES, Reply, ToRank, ToServer, Transcript, VERSION, Verdict, from_hex, greets,
+    max_frame_to_rank,
 };
 
 /// The server gives up first, and says who is missing; a rank waits so much longer for its word.
@@ -38,12 +39,21 @@ pub(crate) struct ClientConfig {
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
     /// `nonce` was never used before.
-    Connected { nonce: [u8; 32] },
+    Connected {
+        nonce: [u8; 32],
+    },
     ConnectFailed(String),
     Bytes(&'a [u8]),
     Closed(String),
-    Put { name: String, hex: String, timeout: Duration },
-    Fail { text: String, code: u8 },
+    Put {
+        name: String,
+        hex: String,
+        timeout: Duration,
+    },
+    Fail {
+        text: String,
+        code: u8,
+    },
     Leave,
     Tick,
 }
@@ -54,20 +64,36 @@ pub(crate) enum Action {
     Send(Vec<u8>),
     /// No event of this connection is expected any more.
     Close,
-    Joined { members: Vec<Member>, run: Vec<u8> },
-    All { name: String, values: Vec<Vec<u8>> },
+    Joined {
+        members: Vec<Member>,
+        run: Vec<u8>,
+    },
+    All {
+        name: String,
+        values: Vec<Vec<u8>>,
+    },
     /// The last action of all. `Ok`: this rank has left.
     Ended(Result<(), LaunchError>),
 }
 
 enum State {
     /// Until the next attempt to connect.
-    Waiting { until: Duration },
+    Waiting {
+        until: Duration,
+    },
     Connecting,
     /// The hello is out.
-    Greeted { hello: Hello, since: Duration, got: Vec<u8> },
+    Greeted {
+        hello: Hello,
+        since: Duration,
+        got: Vec<u8>,
+    },
     /// The proof is out.
-    Proved { transcript: Transcript, since: Duration, got: Vec<u8> },
+    Proved {
+        transcript: Transcript,
+        since: Duration,
+        got: Vec<u8>,
+    },
     Channel(Channel),
     Over,
 }
@@ -202,7 +228,9 @@ impl Client {
                 self.out.push(Action::Close);
                 self.again(now, "the ranks before have not ended yet".into());
             }
-            Verdict::OtherAttempt | Verdict::Over => self.end(LaunchError::OtherAttempt { addr, theirs, ours }),
+            Verdict::OtherAttempt | Verdict::Over => {
+                self.end(LaunchError::OtherAttempt { addr, theirs, ours })
+            }
         }
         None
     }

@@ -35,7 +35,7 @@ pub(crate) struct Heard {
     pub(crate) start: Option<Start>,
     pub(crate) exchanged: VecDeque<(String, Vec<Vec<u8>>)>,
     pub(crate) ended: Option<Result<(), LaunchError>>,
-    hook: Option<Hook>,
+    hooks: Vec<Hook>,
     commands: VecDeque<Command>,
 }
 
@@ -56,6 +56,20 @@ pub(crate) struct Control {
 struct Shared {
     heard: Mutex<Heard>,
     changed: Condvar,
+}
+
+/// Says why a session was ended by another rank; outlives the session.
+#[derive(Clone)]
+pub struct AbortReason(Arc<Shared>);
+
+impl AbortReason {
+    /// `None`: it was not, so far.
+    pub fn get(&self) -> Option<LaunchError> {
+        match &self.0.heard.lock().unwrap_or_else(PoisonError::into_inner).ended {
+            Some(Err(error)) => Some(error.again()),
+            _ => None,
+        }
+    }
 }
 
 impl Control {
@@ -99,10 +113,14 @@ impl Control {
         }
     }
 
-    /// As `wait`, for at most so long.
+    /// Waits for the end of the session, for at most so long.
     pub(crate) fn wait_for_end(&self, most: Duration) {
         let heard = self.heard();
         let _ = self.shared.changed.wait_timeout_while(heard, most, |heard| heard.ended.is_none());
+    }
+
+    pub(crate) fn reason(&self) -> AbortReason {
+        AbortReason(Arc::clone(&self.shared))
     }
 
     /// Calls `hook` when the session is ended by another; at once where that has happened.
@@ -115,7 +133,7 @@ impl Control {
                 hook(text);
             }
             Some(Ok(())) => {}
-            None => heard.hook = Some(hook),
+            None => heard.hooks.push(hook),
         }
     }
 }
@@ -236,7 +254,8 @@ impl Io {
                 Ok(stream) => {
                     let _ = stream.set_nodelay(true);
                     // Reads come after `poll`; a time limit still guards them.
-                    let timeouts = stream.set_read_timeout(Some(WRITE)).and(stream.set_write_timeout(Some(WRITE)));
+                    let timeouts =
+                        stream.set_read_timeout(Some(WRITE)).and(stream.set_write_timeout(Some(WRITE)));
                     timeouts.map_err(|e| e.to_string())?;
                     self.stream = Some(stream);
                     return nonce().map_err(|e| e.to_string());
@@ -249,13 +268,13 @@ impl Io {
 
     fn ended(&mut self, result: Result<(), LaunchError>) {
         let why = result.as_ref().err().map(ToString::to_string);
-        let mut hook = None;
+        let mut hooks = Vec::new();
         self.tell(|heard| {
-            hook = heard.hook.take();
+            hooks = std::mem::take(&mut heard.hooks);
             heard.ended = Some(result);
         });
-        if let (Some(why), Some(hook)) = (why, hook) {
-            hook(why);
+        if let Some(why) = why {
+            hooks.into_iter().for_each(|hook| hook(why.clone()));
         }
     }
 

@@ -39,7 +39,9 @@ pub enum LaunchError {
     OtherProtocol { addr: String, theirs: u16, ours: u16 },
     #[error("the rendezvous at {addr} has another token")]
     WrongToken { addr: String },
-    #[error("the run at {addr} has been restarted or has ended (attempt {theirs}, this rank is of attempt {ours})")]
+    #[error(
+        "the run at {addr} has been restarted or has ended (attempt {theirs}, this rank is of attempt {ours})"
+    )]
     OtherAttempt { addr: String, theirs: u32, ours: u32 },
     #[error("{}", .0.text)]
     Aborted(Abort),

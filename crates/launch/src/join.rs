@@ -65,7 +65,9 @@ pub fn join(world: &World, options: JoinOptions) -> Result<Session, LaunchError>
     let control = Control::start(&world.master_addr, world.port, config)?;
     let started = control.wait(|heard| match (heard.start.take(), &mut heard.ended) {
         (Some(start), _) => Some(Ok(start)),
-        (None, Some(ended)) => Some(Err(std::mem::replace(ended, Ok(())).err().unwrap_or(LaunchError::Ended))),
+        (None, Some(ended)) => {
+            Some(Err(std::mem::replace(ended, Ok(())).err().unwrap_or(LaunchError::Ended)))
+        }
         (None, None) => None,
     });
     match started {

@@ -43,13 +43,14 @@ mod tests;
 
 pub use abort::{Abort, AbortKind, Member};
 pub use cause::{ErrorNote, RankFailure};
+pub use control::AbortReason;
 pub use error::LaunchError;
 pub use host::host_name;
 pub use join::{JoinOptions, join};
 pub use lifeline::die_with;
+pub use relay::Console;
 pub use serve::{Outcome, RunningServer, ServerOptions, serve};
 pub use session::Session;
-pub use relay::Console;
 pub use supervise::{Ending, Supervisor, Tee, supervise};
 pub use token::Token;
 pub use world::{ServerPlace, World};

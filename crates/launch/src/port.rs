@@ -36,7 +36,9 @@ fn holder(port: u16) -> Option<Holder> {
         .map(|inode| format!("socket:[{inode}]"))
         .collect();
     for entry in std::fs::read_dir("/proc").ok()?.filter_map(Result::ok) {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else {
+            continue;
+        };
         let Ok(files) = entry.path().join("fd").read_dir() else { continue };
         let mut links = files.filter_map(Result::ok).filter_map(|file| file.path().read_link().ok());
         if links.any(|link| inodes.iter().any(|inode| link.as_os_str() == inode.as_str())) {
@@ -84,7 +86,10 @@ mod tests {
         let took = start.elapsed();
         let port = first.local_addr().unwrap().port();
         let text = error.to_string();
-        assert!(text.starts_with(&format!("port {port} is in use (by pid {}, ", std::process::id())), "{text}");
+        assert!(
+            text.starts_with(&format!("port {port} is in use (by pid {}, ", std::process::id())),
+            "{text}"
+        );
         println!("told in {took:?}");
         assert!(took < Duration::from_millis(300), "{took:?}");
     }

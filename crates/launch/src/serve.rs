@@ -95,8 +95,10 @@ pub fn serve(listener: &TcpListener, options: ServerOptions) -> Result<RunningSe
         run: nonce()?,
         join_timeout: options.join_timeout,
     });
-    let thread =
-        std::thread::Builder::new().name("rendezvous".into()).spawn(move || io.run(server)).map_err(failed)?;
+    let thread = std::thread::Builder::new()
+        .name("rendezvous".into())
+        .spawn(move || io.run(server))
+        .map_err(failed)?;
     Ok(RunningServer { addr, wake, thread: Some(thread), outcome })
 }
 

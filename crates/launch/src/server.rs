@@ -10,8 +10,8 @@ use crate::abort::{Abort, AbortKind, Member, ranks};
 use crate::rounds::{Put, Rounds, Settled};
 use crate::seal::{FROM_RANK, FROM_SERVER, Opener, Sealer};
 use crate::wire::{
-    HELLO_BYTES, Hello, MAX_FRAME_TO_SERVER, PROOF_BYTES, Reply, ToRank, ToServer, Transcript, VERSION, Verdict,
-    greets, to_hex,
+    HELLO_BYTES, Hello, MAX_FRAME_TO_SERVER, PROOF_BYTES, Reply, ToRank, ToServer, Transcript, VERSION,
+    Verdict, greets, to_hex,
 };
 
 /// How often both sides give a sign of life.
@@ -48,17 +48,31 @@ pub(crate) struct ServerConfig {
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
     /// `nonce` was never used before.
-    Opened { conn: ConnId, from: String, nonce: [u8; 32] },
-    Bytes { conn: ConnId, bytes: &'a [u8] },
-    Closed { conn: ConnId },
+    Opened {
+        conn: ConnId,
+        from: String,
+        nonce: [u8; 32],
+    },
+    Bytes {
+        conn: ConnId,
+        bytes: &'a [u8],
+    },
+    Closed {
+        conn: ConnId,
+    },
     Tick,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    Send { conn: ConnId, bytes: Vec<u8> },
+    Send {
+        conn: ConnId,
+        bytes: Vec<u8>,
+    },
     /// After what is still to be sent. The connection is forgotten; no event of it is expected.
-    Close { conn: ConnId },
+    Close {
+        conn: ConnId,
+    },
     Log(String),
     /// Told once.
     Over(Result<(), Abort>),
@@ -71,10 +85,22 @@ struct Conn {
 }
 
 enum Stage {
-    Hello { nonce: [u8; 32], got: Vec<u8> },
-    Proof { transcript: Transcript, got: Vec<u8> },
+    Hello {
+        nonce: [u8; 32],
+        got: Vec<u8>,
+    },
+    Proof {
+        transcript: Transcript,
+        got: Vec<u8>,
+    },
     /// Proved; `member` once it has joined.
-    Channel { hello: Hello, sealer: Sealer, opener: Opener, heard: Duration, member: Option<u32> },
+    Channel {
+        hello: Hello,
+        sealer: Sealer,
+        opener: Opener,
+        heard: Duration,
+        member: Option<u32>,
+    },
 }
 
 struct Seat {
@@ -231,7 +257,8 @@ impl Server {
     /// Every whole message that has come.
     fn messages(&mut self, now: Duration, conn: ConnId) {
         loop {
-            let Some(Conn { stage: Stage::Channel { hello, opener, member, .. }, .. }) = self.conns.get_mut(&conn)
+            let Some(Conn { stage: Stage::Channel { hello, opener, member, .. }, .. }) =
+                self.conns.get_mut(&conn)
             else {
                 return;
             };
@@ -245,7 +272,9 @@ impl Server {
                 (Ok(Some(ToServer::Put { name, hex, timeout_ms })), Some(rank)) => {
                     self.put(now, rank, Put { name, hex, timeout: Duration::from_millis(timeout_ms) });
                 }
-                (Ok(Some(ToServer::Failed { text, code })), Some(rank)) => self.failed(now, conn, rank, &text, code),
+                (Ok(Some(ToServer::Failed { text, code })), Some(rank)) => {
+                    self.failed(now, conn, rank, &text, code)
+                }
                 (Ok(Some(ToServer::Leave)), Some(rank)) => self.leave(conn, rank),
                 (Ok(Some(_)), _) => return self.broken(now, conn, "a message came out of turn"),
                 (Err(fault), _) => return self.broken(now, conn, &fault.to_string()),
@@ -273,9 +302,8 @@ impl Server {
             return self.abort(AbortKind::Version, Some(member), text);
         }
         if world != own {
-            let [theirs, ours] = [world, own].map(|[all, local]| {
-                format!("--nnodes {} --nproc-per-node {local}", all / local.max(1))
-            });
+            let [theirs, ours] = [world, own]
+                .map(|[all, local]| format!("--nnodes {} --nproc-per-node {local}", all / local.max(1)));
             let text = format!(
                 "nodes were started for different worlds: node {} ({}) with {theirs}, node 0 with {ours}",
                 member.node, member.host
@@ -283,7 +311,8 @@ impl Server {
             return self.abort(AbortKind::World, Some(member), text);
         }
         let Some(seat) = self.seats.get_mut(member.rank as usize).filter(|_| placed) else {
-            let text = format!("{member} says that it is number {} on node {}", member.local_rank, member.node);
+            let text =
+                format!("{member} says that it is number {} on node {}", member.local_rank, member.node);
             return self.refuse(conn, Abort::new(AbortKind::Protocol, Some(member), text));
         };
         if let Some(there) = seat {
@@ -354,7 +383,9 @@ impl Server {
             Stage::Hello { got, .. } if got.is_empty() => {
                 self.note(now, &state.from, "it closed without a word");
             }
-            Stage::Hello { .. } | Stage::Proof { .. } => self.note(now, &state.from, "it closed while greeting"),
+            Stage::Hello { .. } | Stage::Proof { .. } => {
+                self.note(now, &state.from, "it closed while greeting")
+            }
             Stage::Channel { member: Some(rank), .. } if !self.has_left(rank) => {
                 let Some(by) = self.member(rank) else { return };
                 let text = format!("{by} is gone: its connection closed without a word");
@@ -404,7 +435,9 @@ impl Server {
             return self.abort(AbortKind::Overdue, None, text);
         }
         let silent = self.conns.values().find_map(|c| match &c.stage {
-            Stage::Channel { member: Some(rank), heard, .. } if now.saturating_sub(*heard) >= SILENCE => Some(*rank),
+            Stage::Channel { member: Some(rank), heard, .. } if now.saturating_sub(*heard) >= SILENCE => {
+                Some(*rank)
+            }
             _ => None,
         });
         if let Some(by) = silent.filter(|rank| !self.has_left(*rank)).and_then(|rank| self.member(rank)) {
@@ -420,7 +453,8 @@ impl Server {
     fn missing_text(&self) -> String {
         let here: Vec<u32> = self.seats.iter().flatten().map(|seat| seat.member.rank).collect();
         let absent: Vec<u32> = (0..self.config.world_size).filter(|rank| !here.contains(rank)).collect();
-        let mut nodes: Vec<u32> = absent.iter().map(|rank| rank / self.config.local_world_size.max(1)).collect();
+        let mut nodes: Vec<u32> =
+            absent.iter().map(|rank| rank / self.config.local_world_size.max(1)).collect();
         nodes.dedup();
         let nodes: Vec<String> = nodes.iter().map(u32::to_string).collect();
         let place = if nodes.len() == 1 { "node" } else { "nodes" };

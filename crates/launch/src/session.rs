@@ -7,7 +7,7 @@ use lockstep_core::proof::Secret;
 
 use crate::abort::Member;
 use crate::agree;
-use crate::control::{Command, Control, Start};
+use crate::control::{AbortReason, Command, Control, Start};
 use crate::error::LaunchError;
 use crate::serve::RunningServer;
 use crate::wire::{MAX_VALUE_BYTES, to_hex};
@@ -74,7 +74,11 @@ impl Session {
         timeout: Duration,
     ) -> Result<Vec<Vec<u8>>, LaunchError> {
         if mine.len() > MAX_VALUE_BYTES {
-            return Err(LaunchError::TooLarge { name: name.into(), bytes: mine.len(), most: MAX_VALUE_BYTES });
+            return Err(LaunchError::TooLarge {
+                name: name.into(),
+                bytes: mine.len(),
+                most: MAX_VALUE_BYTES,
+            });
         }
         self.control.ask(Command::Put { name: name.into(), hex: to_hex(mine), timeout });
         self.control.wait(|heard| match (heard.exchanged.pop_front(), &heard.ended) {
@@ -101,17 +105,26 @@ impl Session {
     }
 
     /// Calls `hook` from the control thread when another rank ends the run, with the reason. At once
-    /// where that has happened already.
+    /// where that has happened already. Several hooks are called one after the other.
     pub fn on_abort(&self, hook: Box<dyn FnOnce(String) + Send>) {
         self.control.on_abort(hook);
     }
 
     /// Why another rank ended the run, if one has.
     pub fn aborted(&self) -> Option<LaunchError> {
-        match &self.control.heard().ended {
-            Some(Err(error)) => Some(error.again()),
-            _ => None,
-        }
+        self.abort_reason().get()
+    }
+
+    /// As [`aborted`](Session::aborted), after waiting for it a while: what a rank runs into when another
+    /// one fails may come before the news.
+    pub fn aborted_within(&self, most: Duration) -> Option<LaunchError> {
+        self.control.wait_for_end(most);
+        self.aborted()
+    }
+
+    /// For a thread that wants to know later.
+    pub fn abort_reason(&self) -> AbortReason {
+        self.control.reason()
     }
 
     /// Tells all ranks that this one has failed, and why. Waits a moment for the word to get out.

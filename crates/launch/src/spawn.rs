@@ -18,14 +18,17 @@ use crate::token::{Token, nonce};
 use crate::watch::Exit;
 use crate::world::World;
 
+const PREFIX: &str = "lockstep-launch-";
+
 /// A folder that only this user can look into, and that goes when the launcher does.
 #[derive(Debug)]
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(crate) fn make(root: &Path) -> Result<Scratch, LaunchError> {
+        sweep(root);
         let random: String = nonce()?[..8].iter().map(|b| format!("{b:02x}")).collect();
-        let path = root.join(format!("lockstep-{}-{random}", std::process::id()));
+        let path = root.join(format!("{PREFIX}{}-{random}", std::process::id()));
         let made = DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|cause| LaunchError::Scratch { path: path.clone(), cause })?;
         Ok(Scratch(path))
@@ -39,6 +42,18 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes what launchers that were killed have left behind. Only what is ours can be removed, and only
+/// what nobody uses any more is.
+fn sweep(root: &Path) {
+    for entry in root.read_dir().into_iter().flatten().filter_map(Result::ok) {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
     }
 }
 
@@ -78,7 +93,8 @@ impl RankProcess {
             .stdout(stdio())
             .stderr(stdio());
         let spawned = command.spawn();
-        let mut child = spawned.map_err(|cause| LaunchError::Spawn { program: job.program.clone(), cause })?;
+        let mut child =
+            spawned.map_err(|cause| LaunchError::Spawn { program: job.program.clone(), cause })?;
         let member = Member {
             rank: world.rank,
             node: world.node,
@@ -87,9 +103,12 @@ impl RankProcess {
             pid: child.id(),
         };
         let mut pipes = Vec::new();
-        let streams: [(Stream, Option<OwnedFd>); 2] =
-            [(Stream::Out, child.stdout.take().map(Into::into)), (Stream::Err, child.stderr.take().map(Into::into))];
-        let mut rank = RankProcess { member, pipes: Vec::new(), error_file, exit: None, stopped: false, child };
+        let streams: [(Stream, Option<OwnedFd>); 2] = [
+            (Stream::Out, child.stdout.take().map(Into::into)),
+            (Stream::Err, child.stderr.take().map(Into::into)),
+        ];
+        let mut rank =
+            RankProcess { member, pipes: Vec::new(), error_file, exit: None, stopped: false, child };
         for (stream, source) in streams {
             let Some(source) = source else { continue };
             let pipe = copy(job.tee.as_ref(), world.rank, stream).and_then(|copy| {

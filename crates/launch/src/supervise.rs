@@ -80,9 +80,13 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
         None => return Err(LaunchError::NoToken { nodes: job.nodes }),
     };
     let port = job.master_port.unwrap_or(if job.nodes == 1 { 0 } else { DEFAULT_PORT });
-    let listener = if job.node == 0 { Some(open(job.nodes, port, Some(&token))?) } else { None };
+    // A rank that is alone has nobody to meet.
+    let meets = job.node == 0 && job.nodes * job.local_world_size > 1;
+    let listener = if meets { Some(open(job.nodes, port, Some(&token))?) } else { None };
     let port = match listener.as_ref().map(TcpListener::local_addr) {
         Some(Ok(addr)) => addr.port(),
+        // Nobody will ask there, but what is set must be a port.
+        _ if port == 0 => DEFAULT_PORT,
         _ => port,
     };
     let scratch = Scratch::make(&job.scratch)?;
@@ -139,7 +143,8 @@ impl Attempt<'_> {
         let mut events = Vec::new();
         let mut told = false;
         loop {
-            let pipes: Vec<_> = ranks.iter().flat_map(|rank| &rank.pipes).filter(|pipe| pipe.is_open()).collect();
+            let pipes: Vec<_> =
+                ranks.iter().flat_map(|rank| &rank.pipes).filter(|pipe| pipe.is_open()).collect();
             let signal = self.signals.wait(&pipes);
             ranks.iter_mut().flat_map(|rank| &mut rank.pipes).for_each(|pipe| pipe.relay(console));
             for line in lines.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {

@@ -30,7 +30,10 @@ impl Exit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A rank, by its place on this node.
-    Exited { local: usize, exit: Exit },
+    Exited {
+        local: usize,
+        exit: Exit,
+    },
     /// Ctrl-C (2), SIGTERM (15) or SIGHUP (1) came.
     Signalled(i32),
     /// The rendezvous has told the ranks to end.
@@ -154,10 +157,16 @@ mod tests {
     #[test]
     fn one_failure_stops_all() {
         let mut watch = Watch::new(2, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }), [Action::Terminate]);
+        assert_eq!(
+            watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }),
+            [Action::Terminate]
+        );
         assert_eq!(watch.handle(ms(499), Event::Tick), []);
         assert_eq!(watch.handle(ms(500), Event::Tick), [Action::Kill]);
-        assert_eq!(watch.handle(ms(510), Event::Exited { local: 0, exit: Exit::Signal(9) }), [Action::Finished]);
+        assert_eq!(
+            watch.handle(ms(510), Event::Exited { local: 0, exit: Exit::Signal(9) }),
+            [Action::Finished]
+        );
         assert_eq!(watch.signal(), None);
     }
 
@@ -187,7 +196,12 @@ mod tests {
     }
 
     fn any_event(ranks: usize) -> impl Strategy<Value = Event> {
-        let exits = prop_oneof![Just(Exit::Code(0)), Just(Exit::Code(71)), Just(Exit::Code(1)), Just(Exit::Signal(9))];
+        let exits = prop_oneof![
+            Just(Exit::Code(0)),
+            Just(Exit::Code(71)),
+            Just(Exit::Code(1)),
+            Just(Exit::Signal(9))
+        ];
         prop_oneof![
             4 => (0..ranks, exits).prop_map(|(local, exit)| Event::Exited { local, exit }),
             1 => prop_oneof![Just(2), Just(15)].prop_map(Event::Signalled),

@@ -177,10 +177,16 @@ pub(crate) enum ToServer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
     /// All have joined. `run` is a number that no other run has, in hexadecimal.
-    Start { members: Vec<Member>, run: String },
+    Start {
+        members: Vec<Member>,
+        run: String,
+    },
     Beat,
     /// Everybody's part of an exchange.
-    All { name: String, hex: Vec<String> },
+    All {
+        name: String,
+        hex: Vec<String>,
+    },
     Abort(Abort),
     /// A `Leave` or `Failed` has arrived.
     Bye,

@@ -58,7 +58,9 @@ impl World {
             return Err(LaunchError::Variable { name: WORLD_SIZE, value: world_size.to_string(), want });
         }
         if rank >= world_size {
-            return Err(differ(format!("{RANK} is {rank}, but ranks count from 0 and {WORLD_SIZE} is {world_size}")));
+            return Err(differ(format!(
+                "{RANK} is {rank}, but ranks count from 0 and {WORLD_SIZE} is {world_size}"
+            )));
         }
         let addr = get(MASTER_ADDR);
         let here = addr.as_deref().is_none_or(is_loopback);

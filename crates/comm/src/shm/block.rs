@@ -1,8 +1,8 @@
 //! A rank's control block: what it has told each other rank of its host.
 //!
-//! A block is a small file in memory that its owner alone writes; peers map it read-only. It has a cell for every
-//! rank. Whatever a peer finds there it copies and checks before use: a rank gone wrong gives others errors and
-//! nothing worse, so all access is atomic and nothing is trusted.
+//! A block is a small file in memory that its owner alone writes; peers map it read-only. It has a cell for
+//! every rank. Whatever a peer finds there it copies and checks before use: a rank gone wrong gives others
+//! errors and nothing worse, so all access is atomic and nothing is trusted.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -17,8 +17,8 @@ pub(crate) const INLINE_BYTES: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"lstpshm1");
 
-/// What one rank tells another. Two slots: a call's stays readable while the next is posted, and the one after
-/// that is posted only when the peer has begun the next, so it has left this one.
+/// What one rank tells another. Two slots: a call's stays readable while the next is posted, and the one
+/// after that is posted only when the peer has begun the next, so it has left this one.
 #[repr(C, align(64))]
 pub(crate) struct Cell {
     /// Changes after every change that the peer may wait for; the peer sleeps on it.
@@ -53,6 +53,8 @@ struct Head {
     world: AtomicU32,
     /// The owner has left the run.
     gone: AtomicU32,
+    /// The core that the owner was last seen on, plus one.
+    core: AtomicU32,
 }
 
 impl Cell {
@@ -118,9 +120,9 @@ impl Block {
     pub(crate) fn cell(&self, peer: u32) -> &Cell {
         assert!(peer < self.world, "rank {peer} of a world of {}", self.world);
         let start = size_of::<Head>() + peer as usize * size_of::<Cell>();
-        // SAFETY: in bounds of the mapping, which lives as long as this block and never shrinks; page-aligned base
-        // and multiples of 64 keep it aligned; all fields are atomics, valid for any bits. A peer's block is mapped
-        // read-only and only loaded from, relaxed.
+        // SAFETY: in bounds of the mapping, which lives as long as this block and never shrinks;
+        // page-aligned base and multiples of 64 keep it aligned; all fields are atomics, valid for any bits.
+        // A peer's block is mapped read-only and only loaded from, relaxed.
         unsafe { &*self.map.as_ptr().add(start).cast::<Cell>() }
     }
 
@@ -131,6 +133,17 @@ impl Block {
 
     pub(crate) fn is_gone(&self) -> bool {
         self.head().gone.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notes the core that the owner runs on.
+    pub(crate) fn note_core(&self) {
+        let core = rustix::thread::sched_getcpu() as u32 + 1;
+        self.head().core.store(core, Ordering::Relaxed);
+    }
+
+    /// The core that the owner was last seen on; 0 if it never was.
+    pub(crate) fn core(&self) -> u32 {
+        self.head().core.load(Ordering::Relaxed)
     }
 
     fn head(&self) -> &Head {

@@ -1,13 +1,15 @@
 //! Ranks that are processes of one host.
 //!
-//! Every rank's memory lies in files without names. Peers read from them straight into their own memory (`pread`),
-//! so nothing is mapped twice, nothing foreign is aliased, and bytes are copied once. Who offers what to whom is told in
-//! control blocks ([`block`]), which are mapped; small offers are in them. A wait spins for a moment and then sleeps on
-//! the peer's bell.
+//! Every rank's memory lies in files without names. Peers read from them straight into their own memory
+//! (`pread`), so nothing is mapped twice, nothing foreign is aliased, and bytes are copied once. Who offers
+//! what to whom is told in control blocks ([`block`]), which are mapped; small offers are in them. A wait
+//! spins for a moment and then sleeps on the peer's bell.
 
 mod block;
 mod open;
 mod place;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::os::fd::OwnedFd;
@@ -199,6 +201,7 @@ impl Carrier for ShmCarrier {
         store(&slot.call, call.to_words());
         let lent = self.fill(slot, offers)?;
         cell.posted.store(sequence, Ordering::Release);
+        self.block.note_core();
         self.ring(peer);
         let link = self.link_mut(peer);
         (link.sequence, link.call, link.lent) = (sequence, Some(*call), lent);

@@ -1,9 +1,9 @@
 //! Waiting for another process, and waking it.
 //!
-//! Who waits raises a flag in its own block before it looks a last time; who changes something looks at that flag
-//! after the change. With a full fence between the two on either side one of them sees the other, so no wake-up is
-//! lost, and no system call is made when nobody sleeps. The bell's value, which the kernel compares when it puts the
-//! waiter to sleep, covers the rest.
+//! Who waits raises a flag in its own block before it looks a last time; who changes something looks at that
+//! flag after the change. With a full fence between the two on either side one of them sees the other, so no
+//! wake-up is lost, and no system call is made when nobody sleeps. The bell's value, which the kernel
+//! compares when it puts the waiter to sleep, covers the rest.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -34,8 +34,8 @@ impl Meanwhile for NoWork {
 }
 
 impl ShmCarrier {
-    /// Waits until `ready`, which looks at what the peer has written with relaxed loads. What the peer wrote before
-    /// that is then visible.
+    /// Waits until `ready`, which looks at what the peer has written with relaxed loads. What the peer wrote
+    /// before that is then visible.
     pub(super) fn wait(
         &self,
         peer: Rank,
@@ -48,7 +48,10 @@ impl ShmCarrier {
             return Ok(());
         }
         let start = Instant::now();
-        while start.elapsed() < self.spin {
+        self.block.note_core();
+        // A peer that has to share this core comes on when this rank sleeps, not while it spins.
+        let shares_core = link.peer.block.core() == self.block.core();
+        while !shares_core && start.elapsed() < self.spin {
             for _ in 0..32 {
                 if ready(link) {
                     fence(Ordering::Acquire);

@@ -1,7 +1,7 @@
 //! Connecting every pair of ranks: higher ranks connect to lower ones.
 //!
-//! All handshakes go on at once, so a stranger that says nothing keeps nobody waiting, and the listener survives
-//! whatever is said to it.
+//! All handshakes go on at once, so a stranger that says nothing keeps nobody waiting, and the listener
+//! survives whatever is said to it.
 
 use std::io::{ErrorKind, IoSlice};
 use std::time::Duration;

@@ -7,7 +7,8 @@ pub(crate) const HEAD_BYTES: usize = 56;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"lsf1");
 
-/// A call, its number within the pair, and the bytes of data that will follow if both sides are in the same call.
+/// A call, its number within the pair, and the bytes of data that will follow if both sides are in the same
+/// call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) sequence: u64,

@@ -1,8 +1,8 @@
 //! How two ranks that met on a connection prove to each other that they belong to the same run.
 //!
-//! Both know the session's key. Each sends a fresh nonce, and each proves the key over both nonces and everything
-//! else that was said, so that nothing heard on another connection is of use. All messages have fixed lengths, and
-//! no byte beyond the current one is read before it has been found right:
+//! Both know the session's key. Each sends a fresh nonce, and each proves the key over both nonces and
+//! everything else that was said, so that nothing heard on another connection is of use. All messages have
+//! fixed lengths, and no byte beyond the current one is read before it has been found right:
 //!
 //! ```text
 //! connects                            accepts

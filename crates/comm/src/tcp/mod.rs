@@ -1,8 +1,9 @@
 //! Ranks that a network connects.
 //!
-//! A connection for every pair, proved in a handshake when it is made. A call is a head from each side; when a rank
-//! has found the peer's head equal to its own, the peer will as well, and the data of its offers follows. No wait leaves
-//! other peers' data lying: whoever waits keeps sending to all, so ranks that wait for each other in a circle get on.
+//! A connection for every pair, proved in a handshake when it is made. A call is a head from each side; when
+//! a rank has found the peer's head equal to its own, the peer will as well, and the data of its offers
+//! follows. No wait leaves other peers' data lying: whoever waits keeps sending to all, so ranks that wait
+//! for each other in a circle get on.
 
 mod establish;
 mod frame;
@@ -146,8 +147,8 @@ impl<N: Net> TcpCarrier<N> {
         }
     }
 
-    /// Waits until `attempt` is through, which is about `peer`, and keeps sending to everyone meanwhile. The limit is
-    /// for a time in which nothing moves between the two.
+    /// Waits until `attempt` is through, which is about `peer`, and keeps sending to everyone meanwhile. The
+    /// limit is for a time in which nothing moves between the two.
     fn wait(
         &mut self,
         (peer, way): (Rank, Way),

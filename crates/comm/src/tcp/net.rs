@@ -35,6 +35,7 @@ pub trait Net: Send {
 
     fn close(&mut self, link: LinkId);
 
-    /// Waits until an interest can be served, a link comes in (if `accept`) or it is `until`. May return early.
+    /// Waits until an interest can be served, a link comes in (if `accept`) or it is `until`. May return
+    /// early.
     fn wait(&mut self, interests: &[Interest], accept: bool, until: Duration);
 }

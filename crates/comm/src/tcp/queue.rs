@@ -146,7 +146,8 @@ impl Inbox {
         Inbox { bytes: vec![0; INBOX_BYTES].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Moves bytes from the link to the front of `into`: how many; [`ErrorKind::WouldBlock`] if none are there.
+    /// Moves bytes from the link to the front of `into`: how many; [`ErrorKind::WouldBlock`] if none are
+    /// there.
     pub(super) fn read<N: Net>(&mut self, net: &mut N, link: LinkId, into: &mut [u8]) -> io::Result<usize> {
         if self.start == self.end {
             if into.len() >= SMALL_READ {

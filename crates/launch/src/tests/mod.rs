@@ -1,3 +1,6 @@
 //! Tests that need more than one module.
 
+mod fake_net;
+mod processes;
 mod real_sockets;
+mod simulation;

@@ -1,0 +1,199 @@
+//! `lockstep launch`, and `lockstep train --nproc`: starts the ranks of this node.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use lockstep_core::{Fault, FaultClass};
+use lockstep_launch::{Console, Ending, ErrorNote, LaunchError, Supervisor, Tee, Token, cores, names};
+
+use crate::args::{Launch, Nproc};
+use crate::ranks::variable;
+use crate::report::{self, Failure};
+use crate::voice::Voice;
+
+/// Flags that do not fit this machine or each other.
+#[derive(Debug)]
+enum FlagError {
+    NoGpu,
+    /// The process is a rank already.
+    Nested {
+        rank: String,
+    },
+    NoNodeRank {
+        nodes: u32,
+    },
+    NodeRank {
+        node: u32,
+        nodes: u32,
+    },
+    NoAddress {
+        nodes: u32,
+    },
+    Program {
+        cause: std::io::Error,
+    },
+}
+
+impl fmt::Display for FlagError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FlagError::NoGpu => write!(f, "--nproc-per-node gpu: no NVIDIA GPU was found"),
+            FlagError::Nested { rank } => {
+                write!(
+                    f,
+                    "ranks were to be started, but this process is a rank already ({} is {rank})",
+                    names::RANK
+                )
+            }
+            FlagError::NoNodeRank { nodes } => write!(f, "there are {nodes} nodes: which one is this?"),
+            FlagError::NodeRank { node, nodes } => {
+                write!(f, "--node-rank {node}: nodes count from 0, and there are {nodes}")
+            }
+            FlagError::NoAddress { nodes } => write!(f, "there are {nodes} nodes: where is node 0?"),
+            FlagError::Program { cause } => write!(f, "cannot find this program to start it again: {cause}"),
+        }
+    }
+}
+
+impl std::error::Error for FlagError {}
+
+impl Fault for FlagError {
+    fn class(&self) -> FaultClass {
+        match self {
+            FlagError::NoGpu | FlagError::Program { .. } => FaultClass::Unavailable,
+            _ => FaultClass::BadConfig,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            FlagError::NoGpu => "Use --nproc-per-node with a number, or cpu.".into(),
+            FlagError::Nested { .. } => {
+                format!("Leave out --nproc under another launcher, or unset {}.", names::RANK)
+            }
+            FlagError::NoNodeRank { .. } | FlagError::NodeRank { .. } => {
+                "Run `lockstep launch` on every node, with --node-rank 0, 1 and so on.".into()
+            }
+            FlagError::NoAddress { .. } => {
+                "Give the host name or address of node 0 with --master-addr.".into()
+            }
+            FlagError::Program { .. } => return None,
+        })
+    }
+}
+
+/// Prints what ranks print.
+struct Terminal;
+
+impl Console for Terminal {
+    fn stdout(&mut self, bytes: &[u8]) {
+        let mut out = std::io::stdout().lock();
+        let _ = out.write_all(bytes).and_then(|()| out.flush());
+    }
+
+    fn stderr(&mut self, bytes: &[u8]) {
+        let _ = std::io::stderr().lock().write_all(bytes);
+    }
+}
+
+pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
+    let failed = |error: FlagError| -> Failure { Box::new(error) };
+    let launch_failed = |error: LaunchError| -> Failure { Box::new(error) };
+    if let Some(rank) = variable(names::RANK) {
+        return Err(failed(FlagError::Nested { rank }));
+    }
+    let mut world = Vec::new();
+    if args.standalone {
+        world.push("nodes=1".into());
+    }
+    world.extend(args.nnodes.map(|n| format!("nodes={n}")));
+    if let Some(nproc) = args.nproc_per_node {
+        world.push(format!("nproc_per_node={}", count(nproc).map_err(failed)?));
+    }
+    // What is wrong with the configuration is told here, once, and not by every rank.
+    let (config, _) = report::load(&args.run.settings, &world)?;
+    config.check_trainable().map_err(|e| -> Failure { Box::new(e) })?;
+    let nodes = config.plan.nodes;
+    let node = node_rank(args, nodes).map_err(failed)?;
+    let address = args.master_addr.clone().or_else(|| variable(names::MASTER_ADDR));
+    let master_addr = match address {
+        Some(host) => host,
+        None if nodes == 1 => String::new(),
+        None => return Err(failed(FlagError::NoAddress { nodes })),
+    };
+    let port = variable(names::MASTER_PORT).and_then(|port| port.parse().ok()).filter(|_| nodes > 1);
+    let program = std::env::current_exe().map_err(|cause| failed(FlagError::Program { cause }))?;
+    let logs = || args.log_dir.clone().unwrap_or_else(|| config.output.output_dir.join("logs"));
+    let job = Supervisor {
+        program,
+        args: [OsString::from("train")].into_iter().chain(args.run.settings.iter().map(Into::into)).collect(),
+        nodes,
+        node,
+        local_world_size: config.plan.nproc_per_node,
+        master_addr,
+        master_port: args.master_port.or(port),
+        token: Token::read(&variable).map_err(launch_failed)?,
+        version: env!("CARGO_PKG_VERSION").into(),
+        join_timeout: Duration::from_secs_f64(args.join_timeout),
+        max_restarts: args.max_restarts,
+        grace: Duration::from_secs_f64(args.grace),
+        scratch: std::env::temp_dir(),
+        tee: args.tee.filter(|bits| *bits > 0).map(|bits| Tee {
+            dir: logs(),
+            stdout: bits & 1 != 0,
+            stderr: bits & 2 != 0,
+        }),
+        shown: args.local_ranks_filter.clone(),
+    };
+    Ok(match lockstep_launch::supervise(&job, &mut Terminal).map_err(launch_failed)? {
+        Ending::Done => ExitCode::SUCCESS,
+        Ending::Failed(failure) => {
+            let note = ErrorNote { error: failure.text, hint: failure.hint, cause_code: None };
+            Voice::of_this_process().error(&note);
+            ExitCode::from(failure.code)
+        }
+        // As a shell tells that a process was ended by a signal.
+        Ending::Signalled(signal) => ExitCode::from(128 + u8::try_from(signal).unwrap_or_default()),
+    })
+}
+
+fn node_rank(args: &Launch, nodes: u32) -> Result<u32, FlagError> {
+    let given = args.node_rank.map(u32::from);
+    let set = || [names::GROUP_RANK, names::NODE_RANK].iter().find_map(|name| variable(name)?.parse().ok());
+    match given.or_else(set) {
+        Some(node) if node < nodes => Ok(node),
+        Some(node) => Err(FlagError::NodeRank { node, nodes }),
+        None if nodes == 1 => Ok(0),
+        None => Err(FlagError::NoNodeRank { nodes }),
+    }
+}
+
+fn count(nproc: Nproc) -> Result<usize, FlagError> {
+    match nproc {
+        Nproc::Count(count) => Ok(count.into()),
+        Nproc::Cpu => Ok(cores::available().len().max(1)),
+        Nproc::Auto => Ok(gpus().max(1)),
+        Nproc::Gpu => match gpus() {
+            0 => Err(FlagError::NoGpu),
+            count => Ok(count),
+        },
+    }
+}
+
+/// GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, where it is set.
+fn gpus() -> usize {
+    let there =
+        std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, |gpus| gpus.filter_map(Result::ok).count());
+    match variable("CUDA_VISIBLE_DEVICES") {
+        // From the first number that means nothing on, none is visible.
+        Some(list) => {
+            let visible =
+                list.split(',').map(str::trim).take_while(|gpu| !gpu.is_empty() && *gpu != "-1").count();
+            visible.min(there)
+        }
+        None => there,
+    }
+}

@@ -1,0 +1,257 @@
+//! This process as one rank of several: finding the others, hearing of their failures, telling of its own.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockstep_comm::{CommError, ConnectSpec, Prefer};
+use lockstep_config::{Carrier, Origin, RunConfig};
+use lockstep_core::{Fault, FaultClass, Rank};
+use lockstep_launch::{
+    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, Session, Token, World, cores, names,
+};
+
+use crate::report::{self, Failure};
+use crate::voice::Voice;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
+/// For a rank to end by itself when another has failed.
+const LAST_MOMENT: Duration = Duration::from_millis(300);
+/// What a rank runs into when another fails may come before the news of it.
+const NEWS: Duration = Duration::from_millis(150);
+
+/// The environment, as the libraries ask for it.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// Ties this process to the launcher that started it, if one of ours did. `false`: it is gone.
+pub(crate) fn launcher_is_there() -> bool {
+    let pid = variable(names::LAUNCHER_PID).and_then(|pid| pid.parse().ok());
+    pid.is_none_or(lockstep_launch::die_with)
+}
+
+/// A configuration that the launcher's world contradicts.
+#[derive(Debug)]
+pub(crate) struct WorldDiffers {
+    key: &'static str,
+    value: u32,
+    origin: Origin,
+    variable: &'static str,
+    launched: u32,
+}
+
+impl std::fmt::Display for WorldDiffers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let WorldDiffers { key, value, origin, variable, launched } = self;
+        write!(f, "`{key}: {value}` ({origin}), but the launcher started {launched} ({variable})")
+    }
+}
+
+impl std::error::Error for WorldDiffers {}
+
+impl Fault for WorldDiffers {
+    fn class(&self) -> FaultClass {
+        FaultClass::BadConfig
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(format!("Remove `{}` from the configuration, or start as many as it says.", self.key))
+    }
+}
+
+/// The world that the environment describes, if it describes one. `--local-rank` stands in for a variable
+/// that is not set.
+pub(crate) fn world(local_rank: Option<u32>) -> Result<Option<World>, LaunchError> {
+    World::read(&|name| match (variable(name), local_rank) {
+        (None, Some(rank)) if name == names::LOCAL_RANK => Some(rank.to_string()),
+        (value, _) => value,
+    })
+}
+
+/// The configuration as this rank has it: with the world it is in, and after a restart going on from what
+/// there is.
+pub(crate) fn load(settings: &[String], world: &World) -> Result<(RunConfig, String), Failure> {
+    let mut extra =
+        vec![format!("nodes={}", world.nodes()), format!("nproc_per_node={}", world.local_world_size)];
+    if variable(names::LAUNCHER_PID).is_none() {
+        check_world(settings, world)?;
+    }
+    let (config, _) = report::load(settings, &extra)?;
+    if world.restart > 0 {
+        let found = lockstep_ckpt::latest(&config.output.output_dir.join("checkpoints"));
+        match found.map(|latest| (latest.path.is_some(), latest.skipped.is_empty())) {
+            Ok((true, _)) => extra.push("resume_from_checkpoint=true".into()),
+            // What this run began to write is no reason to refuse it a second start.
+            Ok((false, false)) => extra.push("overwrite_output_dir=true".into()),
+            _ => {}
+        }
+    }
+    let (mut config, text) = report::load(settings, &extra)?;
+    use_cores(&mut config, world);
+    Ok((config, text))
+}
+
+/// What the file says of the world must fit a launcher that is not ours: ours was told by flags, which win.
+fn check_world(settings: &[String], world: &World) -> Result<(), Failure> {
+    // Where the file says nothing of the world but its product, it does not load without the launcher's word.
+    let Ok((config, _)) = report::load(settings, &[]) else { return Ok(()) };
+    let plan = &config.plan;
+    let facts = [
+        ("nodes", plan.nodes, "WORLD_SIZE / LOCAL_WORLD_SIZE", world.nodes()),
+        ("nproc_per_node", plan.nproc_per_node, names::LOCAL_WORLD_SIZE, world.local_world_size),
+    ];
+    for (key, value, variable, launched) in facts {
+        let origin = config.origin(key).clone();
+        if value != launched && origin != Origin::Default {
+            return Err(Box::new(WorldDiffers { key, value, origin, variable, launched }));
+        }
+    }
+    Ok(())
+}
+
+/// Gives this rank its share of the host's cores. Before any thread is started: threads inherit it.
+fn use_cores(config: &mut RunConfig, world: &World) {
+    if world.local_world_size == 1 {
+        return;
+    }
+    let all = cores::available();
+    config.plan.threads.get_or_insert(cores::threads(all.len(), world.local_world_size) as u32);
+    if variable(names::PIN).as_deref() != Some("0")
+        && let Some(share) = cores::share(&all, world.local_rank, world.local_world_size)
+    {
+        // Pinning makes a rank faster, and is no condition.
+        let _ = cores::pin(share);
+    }
+}
+
+/// Finds the other ranks and makes sure that all have the same configuration. From then on this process
+/// ends when another rank fails, if it does not by itself.
+pub(crate) fn world_of_ranks(world: &World, text: &str) -> Result<Session, LaunchError> {
+    let timeout = variable(names::JOIN_TIMEOUT).and_then(|text| text.parse().ok());
+    let options = JoinOptions {
+        token: Token::read(&variable)?,
+        version: VERSION.into(),
+        timeout: timeout.map_or(JOIN_TIMEOUT, Duration::from_secs_f64),
+        log: Box::new(|line| Voice::of_this_process().warn(line)),
+    };
+    let mut session = lockstep_launch::join(world, options)?;
+    let (reason, place) = (session.abort_reason(), world.clone());
+    session.on_abort(Box::new(move |_| {
+        let end = move || {
+            std::thread::sleep(LAST_MOMENT);
+            if let Some(error) = reason.get() {
+                let code = tell_abort(&error, &place);
+                std::process::exit(code.into());
+            }
+        };
+        let _ = std::thread::Builder::new().name("last moment".into()).spawn(end);
+    }));
+    let described = description(text);
+    let pairs: Vec<(&str, String)> =
+        described.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+    match session.agree("the configuration", &pairs) {
+        Ok(()) => Ok(session),
+        Err(error) => {
+            // All find out by themselves, at the same time.
+            let _ = session.leave();
+            Err(error)
+        }
+    }
+}
+
+/// The lines of a configuration as keys and values, so that a difference can be named; at the end all of
+/// it as a hash. What may be a secret is compared, but not told.
+fn description(text: &str) -> Vec<(String, String)> {
+    let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex()[..16].to_string();
+    let pair = |line: &str| {
+        let (key, value) = match line.strip_prefix("# ") {
+            Some(setting) => setting.split_once('='),
+            None => line.split_once(':').filter(|_| !line.starts_with([' ', '#', '-', '{', '"'])),
+        }?;
+        let key = key.trim().to_string();
+        let lower = key.to_lowercase();
+        let secret = ["token", "secret", "password", "api_key"].iter().any(|word| lower.contains(word));
+        let value = if secret { hash(value) } else { value.trim().chars().take(80).collect() };
+        Some((key, value))
+    };
+    let mut list: Vec<(String, String)> = text.lines().filter_map(pair).take(200).collect();
+    list.push(("the text (hash)".into(), hash(text)));
+    list
+}
+
+/// Opens the way for training's own bytes, over what the session says of the other ranks.
+pub(crate) fn connect<'a>(
+    session: &'a mut Session,
+    config: &'a RunConfig,
+) -> Result<lockstep_train::Connect<'a>, Failure> {
+    let abort = lockstep_comm::Abort::default();
+    let raise = abort.clone();
+    session.on_abort(Box::new(move |why| raise.raise(why)));
+    Ok(Box::new(move |memory| {
+        let (world, secret, ip) = (session.world().clone(), session.secret().clone(), session.local_ip());
+        // On the loopback others of this host reach us there, and nobody else does.
+        let bind: IpAddr = if ip.is_ipv4() { ip } else { IpAddr::from([0u16; 8]) };
+        let spec = ConnectSpec {
+            rank: Rank(world.rank),
+            world: world.world_size,
+            host: None,
+            regions: vec![Arc::clone(memory)],
+            bind: SocketAddr::new(bind, 0),
+            advertise: Some(ip),
+            session: &secret,
+            run_id: &format!("restart {}", world.restart),
+            deadline: Duration::from_secs_f64(config.plan.collective_timeout),
+            abort,
+            prefer: match config.plan.carrier {
+                Carrier::Auto => Prefer::Auto,
+                Carrier::Shm => Prefer::Shm,
+                Carrier::Tcp => Prefer::Tcp,
+            },
+            spin: None,
+        };
+        let mut exchange = |mine: &[u8]| {
+            session.exchange("where ranks are", mine).map_err(|e| CommError::Aborted { why: e.to_string() })
+        };
+        lockstep_comm::connect(&spec, &mut exchange)
+    }))
+}
+
+/// Ends this rank's part with an error: tells the others, and people unless they have been told.
+pub(crate) fn fail(session: Session, fault: &dyn Fault) -> ExitCode {
+    let class = fault.class();
+    let consequence = matches!(class, FaultClass::PeerFailed | FaultClass::Desync);
+    let reason = if consequence { session.aborted_within(NEWS) } else { session.aborted() };
+    if let Some(error) = reason {
+        return ExitCode::from(tell_abort(&error, session.world()));
+    }
+    session.fail(&fault.to_string(), class.exit_code());
+    report::failure(fault)
+}
+
+/// Tells why ranks could not go on together, where nobody else does; the code to end with.
+pub(crate) fn tell_abort(error: &LaunchError, world: &World) -> u8 {
+    let mut note = ErrorNote { error: error.to_string(), hint: error.hint(), cause_code: None };
+    let told = match error {
+        LaunchError::Aborted(abort) => {
+            note.cause_code = Some(abort.exit_code());
+            let here = |by: &Member| by.host == lockstep_launch::host_name();
+            match &abort.by {
+                // It is about this process.
+                Some(by) if here(by) && by.pid == std::process::id() => false,
+                // A rank that fails on this host has said so itself.
+                Some(by) if here(by) && abort.kind == AbortKind::Failed => true,
+                _ => world.local_rank > 0,
+            }
+        }
+        // All ranks have found this out.
+        LaunchError::Disagree { .. } => world.local_rank > 0,
+        _ => false,
+    };
+    if variable(names::ERROR_FILE).is_some() || !told {
+        Voice::of_this_process().error(&note);
+    }
+    error.class().exit_code()
+}

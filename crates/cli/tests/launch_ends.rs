@@ -1,0 +1,210 @@
+//! How several ranks end: together, soon, without leaving a process behind, and with the cause told last.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use insta::assert_snapshot;
+
+use crate::launch::{free_port, nameless, node};
+use crate::support::{Folder, RUN};
+
+const LONG: [&str; 3] = ["max_steps=100000000", "logging_steps=100", "save_strategy=no"];
+
+/// The processes that `pid` has started.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+fn is_alive(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !status.is_empty() && !status.contains(") Z ")
+}
+
+fn signal(name: &str, pid: u32) {
+    assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
+}
+
+/// A launcher whose ranks have taken their first steps.
+struct Running {
+    launcher: Child,
+    ranks: Vec<u32>,
+    out: std::thread::JoinHandle<String>,
+    err: std::thread::JoinHandle<String>,
+}
+
+struct Ended {
+    code: Option<i32>,
+    took: Duration,
+    stdout: String,
+    stderr: String,
+}
+
+fn start(folder: &Folder, args: &[&str]) -> Running {
+    let args = [&["launch", "--nproc-per-node", "3", "run.yaml"], args].concat();
+    let mut command = folder.command(&args);
+    let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let first = lines.find(|line| line.starts_with("step "));
+    let out = std::thread::spawn(move || lines.collect::<Vec<_>>().join("\n"));
+    let mut stderr = launcher.stderr.take().unwrap();
+    let err = std::thread::spawn(move || {
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut stderr, &mut text).unwrap();
+        text
+    });
+    let ranks = children(launcher.id());
+    let running = Running { launcher, ranks, out, err };
+    if first.is_none() {
+        panic!("no step was taken: {}", running.end().stderr);
+    }
+    assert_eq!(running.ranks.len(), 3);
+    running
+}
+
+impl Running {
+    /// Waits for the launcher; by then no rank may be there.
+    fn end(mut self) -> Ended {
+        let start = Instant::now();
+        let code = self.launcher.wait().unwrap().code();
+        let took = start.elapsed();
+        assert!(!self.ranks.iter().any(|pid| is_alive(*pid)), "a rank is left");
+        Ended { code, took, stdout: self.out.join().unwrap(), stderr: self.err.join().unwrap() }
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_all() {
+    for victim in 0..3 {
+        let folder = Folder::new(RUN);
+        let running = start(&folder, &LONG);
+        signal("-KILL", running.ranks[victim]);
+        let ended = running.end();
+        println!("all ended {:?} after rank {victim} was killed", ended.took);
+        assert_eq!(ended.code, Some(71), "{}", ended.stderr);
+        assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
+        let expected = format!(
+            "error: rank {victim} (pid [pid] on [host]) was killed by signal 9 (SIGKILL)\n\
+             hint: the system ends processes like this when memory runs out: see the kernel's log (dmesg).\n"
+        );
+        assert_eq!(nameless(&ended.stderr), expected);
+    }
+}
+
+#[test]
+fn a_rank_that_only_stops_is_missed() {
+    let folder = Folder::new(RUN);
+    let running = start(&folder, &LONG);
+    signal("-STOP", running.ranks[1]);
+    let ended = running.end();
+    println!("all ended {:?} after a rank had stopped", ended.took);
+    assert!(ended.took > Duration::from_secs(2) && ended.took < Duration::from_secs(6), "{:?}", ended.took);
+    assert_eq!(ended.code, Some(71));
+    assert_snapshot!(nameless(&ended.stderr), @r"
+    error: rank 1 (pid [pid] on [host]) has given no sign of life for 3 s
+    hint: the process may be stopped, or its host overloaded, down or cut off from the network.
+    ");
+}
+
+#[test]
+fn signals_to_the_launcher_end_every_rank() {
+    for (name, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+        let folder = Folder::new(RUN);
+        let running = start(&folder, &LONG);
+        signal(name, running.launcher.id());
+        let ended = running.end();
+        println!("all ended {:?} after SIG{}", ended.took, &name[1..]);
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(code), ""));
+        assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
+    }
+}
+
+/// A stopped process takes no SIGTERM; the second signal does not wait.
+#[test]
+fn a_second_signal_kills_at_once() {
+    let folder = Folder::new(RUN);
+    let running = start(&folder, &[&LONG[..], &["--grace", "60"]].concat());
+    running.ranks.iter().for_each(|pid| signal("-STOP", *pid));
+    signal("-TERM", running.launcher.id());
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(running.ranks.iter().all(|pid| is_alive(*pid)), "they have a minute");
+    signal("-TERM", running.launcher.id());
+    let ended = running.end();
+    assert_eq!(ended.code, Some(143));
+    assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
+}
+
+#[test]
+fn ranks_do_not_outlive_a_killed_launcher() {
+    let folder = Folder::new(RUN);
+    let mut running = start(&folder, &LONG);
+    signal("-KILL", running.launcher.id());
+    let start = Instant::now();
+    running.launcher.wait().unwrap();
+    while running.ranks.iter().any(|pid| is_alive(*pid)) {
+        assert!(start.elapsed() < Duration::from_secs(3), "ranks are left");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    println!("all ended {:?} after the launcher was killed", start.elapsed());
+}
+
+#[test]
+fn a_failure_is_told_once_and_last() {
+    let folder = Folder::new(RUN);
+    folder.write("data.jsonl", "{\"text\": \"good\"}\n{\"txt\": \"bad\"}\n");
+    let ran = folder.run(&["train", "run.yaml", "--nproc", "3"]);
+    assert_eq!(ran.code, Some(65), "{ran:#?}");
+    let text = nameless(&ran.stderr);
+    let (rank, rest) = text.strip_prefix("error: rank ").unwrap().split_at(1);
+    assert!("012".contains(rank));
+    assert_snapshot!(rest.trim_start(), @r"
+    (pid [pid] on [host]) failed with exit code 65: data.jsonl row 2: no column to train on; found `txt`
+    hint: `txt` looks like `text`; rename the column.
+    ");
+}
+
+/// Killed, started again, and gone on from the newest checkpoint.
+#[test]
+fn ranks_start_again_from_the_newest_checkpoint() {
+    let folder = Folder::new(RUN);
+    let args = ["max_steps=3000", "logging_steps=100", "save_steps=100", "--max-restarts", "2"];
+    let running = start(&folder, &args);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !folder.path("out/checkpoints/step-100").exists() {
+        assert!(Instant::now() < deadline, "no checkpoint was written");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    signal("-KILL", running.ranks[1]);
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains("resumed from out/checkpoints/step-"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("step 3000/3000"));
+    assert!(ended.stderr.contains("the ranks start again in 1 s (restart 1 of 2)"), "{}", ended.stderr);
+}
+
+/// A node that is lost ends the others, which say so.
+#[test]
+fn a_node_that_is_lost() {
+    let (folder, port) = (Folder::new(RUN), free_port());
+    let node = node(&folder, &port);
+    let long: Vec<&str> = LONG.to_vec();
+    let mut zero = node("0", &long);
+    let mut one = node("1", &long);
+    let mut zero = zero.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut one = one.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(zero.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("step ")));
+    one.kill().unwrap();
+    one.wait().unwrap();
+    let start = Instant::now();
+    drop(lines);
+    let output = zero.wait_with_output().unwrap();
+    println!("the other node ended {:?} after this one was killed", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert_eq!(output.status.code(), Some(71));
+    assert_snapshot!(nameless(&String::from_utf8(output.stderr).unwrap()), @r"
+    error: rank 1 (pid [pid] on [host]) is gone: its connection closed without a word
+    hint: the system may have ended the process for want of memory: see the kernel's log on that host (dmesg).
+    ");
+}
