@@ -1,6 +1,7 @@
 //! How several ranks end: together, soon, without leaving a process behind, and with the cause told last.
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,10 @@ struct Ended {
 
 fn start(folder: &Folder, args: &[&str]) -> Running {
     let args = [&["launch", "--nproc-per-node", "3", "run.yaml"], args].concat();
-    let mut command = folder.command(&args);
+    watch(&mut folder.command(&args))
+}
+
+fn watch(command: &mut Command) -> Running {
     let mut launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map(Result::unwrap);
     let first = lines.find(|line| line.starts_with("step "));
@@ -118,6 +122,19 @@ fn signals_to_the_launcher_end_every_rank() {
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(code), ""));
         assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
     }
+}
+
+/// As a terminal sends it: to the launcher and the ranks alike.
+#[test]
+fn ctrl_c() {
+    let folder = Folder::new(RUN);
+    let mut command = folder.command(&[&["launch", "--nproc-per-node", "3", "run.yaml"], &LONG[..]].concat());
+    let running = watch(command.process_group(0));
+    let group = format!("-{}", running.launcher.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    let ended = running.end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(130), ""));
+    assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
 }
 
 /// A stopped process takes no SIGTERM; the second signal does not wait.

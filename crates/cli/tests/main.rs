@@ -18,3 +18,4 @@ mod start_up;
 mod support;
 mod tensors;
 mod tidy;
+mod worlds;

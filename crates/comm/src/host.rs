@@ -1,9 +1,10 @@
 //! Which host a rank is on.
 
-/// Equal for two processes that can open each other's `/proc/<pid>`: the system's boot and the process's
-/// namespace of process ids. Containers on one machine differ unless they share that namespace.
+/// Equal for two processes that can open each other's `/proc/<pid>` and reach each other over the loopback: the
+/// system's boot and the process's namespaces of process ids and of the network. Containers on one machine differ
+/// unless they share both.
 pub fn host_identity() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    format!("{} {}", boot.trim(), namespace.display())
+    let namespace = |name| std::fs::read_link(format!("/proc/self/ns/{name}")).unwrap_or_default();
+    format!("{} {} {}", boot.trim(), namespace("pid").display(), namespace("net").display())
 }

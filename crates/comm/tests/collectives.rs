@@ -23,7 +23,7 @@ const MESHES: &[Mesh] = &[
 const AXES: [Axis; 3] = [Axis::World, Axis::Shard, Axis::Replicate];
 
 /// One element, less than a block, an odd number, a padded unit, more than a chunk of the fold.
-const LENGTHS: &[usize] = &[1, 3, 256, 1000, 2560, 100_001];
+const LENGTHS: &[usize] = &[1, 3, 256, 1000, 2560, 70_001];
 
 /// Runs `body` over every carrier and mesh.
 fn everywhere(body: impl Fn(&mut Member, &Mesh) + Sync) {
@@ -110,7 +110,7 @@ fn broadcast_from_every_root() {
     everywhere(|member, mesh| {
         let group = Group::along(mesh, Axis::World, member.rank);
         for root in group.members() {
-            for len in [1, 1000, 200_000] {
+            for len in [1, 1000, 40_000] {
                 let start = member.taken_mark();
                 let parts = [
                     member.take_f32(&values(member.rank.0, 1, len)),

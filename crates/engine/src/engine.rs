@@ -142,9 +142,9 @@ impl Engine {
         input.mesh.replica(rank) == 0 && (input.is_sharded(state) || input.mesh.shard_idx(rank) == 0)
     }
 
-    /// Bytes taken: what the plan said.
+    /// Bytes taken, on the device and on the host: what the plan said.
     pub fn arena_bytes(&self) -> Bytes {
-        self.core.memories.device.bytes()
+        self.core.memories.device.bytes() + self.core.memories.host.bytes()
     }
 
     pub(crate) fn num_lane_threads(&self) -> u32 {

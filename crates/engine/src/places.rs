@@ -74,13 +74,6 @@ impl Spot {
         }
     }
 
-    pub(crate) fn dtype(&self) -> DType {
-        match self {
-            Spot::Memory(place) => place.dtype,
-            Spot::File { dtype, .. } => *dtype,
-        }
-    }
-
     /// The place, of a state that is known to be in memory.
     pub(crate) fn place(&self) -> Place {
         match self {

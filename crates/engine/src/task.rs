@@ -113,7 +113,7 @@ impl Maker<'_> {
             }
             OpKind::Squares => Task::Squares(self.squares()),
             OpKind::ClipNorm => Task::ClipNorm,
-            OpKind::Update { unit } => Task::Update(self.update(op, unit)),
+            OpKind::Update { unit, start, end } => Task::Update(self.update(op, unit, (start, end))),
             OpKind::Snapshot { .. } | OpKind::Decode | OpKind::Prefill => {
                 unreachable!("{:?} is not part of a training step", op.kind)
             }
@@ -235,22 +235,17 @@ impl Maker<'_> {
 
     // ---- update -----------------------------------------------------------------------------------------
 
-    fn update(&self, op: &Op, unit: u32) -> Update {
+    fn update(&self, op: &Op, unit: u32, piece: (usize, usize)) -> Update {
         let places = self.unit(unit);
-        let states = [State::Grad, State::ExpAvg, State::ExpAvgSq].map(|state| places.home(state));
-        let [Some(grad), Some(m), Some(v)] = states else { return Update::default() };
-        let own = m.owned[0];
+        let Some(piece) = OwnPiece::of(places, piece) else { return Update::default() };
         let staging = self.accessed(op, |w| matches!(w, What::HostStaging { .. }));
         let update = match staging {
-            Some(staging) => self.update_on_host(
-                places,
-                &HostRoom::new(self.plan, staging.place(), own.elems(), unit, self.phase),
-            ),
-            None => self.update_on_device(op, places, [grad, m, v]),
+            Some(staging) => self.update_on_host(places, &piece, &HostRoom::new(self.plan, staging.place(), &piece)),
+            None => self.update_on_device(op, places, &piece),
         };
         let shape = &self.plan.input.models[self.phase.model.0 as usize].units[unit as usize];
         // Parameters that decay come first.
-        let border = shape.decay_elems.clamp(own.start, own.end) - own.start;
+        let border = shape.decay_elems.clamp(piece.start, piece.end) - piece.start;
         let whole = update.ranges[0];
         let part = |start: usize, end: usize, decays: bool| UpdateRange {
             master: whole.master.slice(start, end - start),
@@ -260,52 +255,46 @@ impl Maker<'_> {
             v: whole.v.slice(start, end - start),
             decays,
         };
-        let ranges = vec![part(0, border, true), part(border, own.elems(), false)];
+        let ranges = vec![part(0, border, true), part(border, piece.elems(), false)];
         Update { ranges, ..update }
     }
 
-    fn update_on_device(&self, op: &Op, places: &UnitPlaces, [grad, m, v]: [&Home; 3]) -> Update {
-        let own = m.owned[0];
+    fn update_on_device(&self, op: &Op, places: &UnitPlaces, piece: &OwnPiece) -> Update {
         // Parameters that live on the host leave through a staging buffer.
         let staging = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
         let working = match staging {
-            Some(staging) => staging.place().slice(0, own.elems()),
-            None => places.working.range(own.start, own.end).place(),
+            Some(staging) => staging.place().slice(0, piece.elems()),
+            None => piece.of_state(&places.working).place(),
         };
-        let master = places.master.as_ref().map(|master| master.trained().1.place());
+        let of = |home: Option<&Home>| home.map(|home| piece.of_state(home).place());
+        let master = of(places.master.as_ref());
         let range = UpdateRange {
             master: master.unwrap_or(working),
             working: master.map(|_| working),
-            grad: grad.range(own.start, own.end).place(),
-            m: m.trained().1.place(),
-            v: v.trained().1.place(),
+            grad: of(places.grad.as_ref()).expect("a trained unit has a gradient"),
+            m: of(places.exp_avg.as_ref()).expect("a trained unit has moments"),
+            v: of(places.exp_avg_sq.as_ref()).expect("a trained unit has moments"),
             decays: false,
         };
         Update { ranges: vec![range], ..Update::default() }
     }
 
-    fn update_on_host(&self, places: &UnitPlaces, room: &HostRoom) -> Update {
+    fn update_on_host(&self, places: &UnitPlaces, piece: &OwnPiece, room: &HostRoom) -> Update {
         let staged = |state: State| {
             let home = places.home(state)?;
             match home.spot {
-                Spot::Memory(_) => Some(home.trained().1.place()),
+                Spot::Memory(_) => Some(piece.of_state(home).place()),
                 Spot::File { .. } => Some(room.state(self.plan, state)),
             }
         };
         let mut update = Update::default();
         // Where updated parameters go: their home on the host, or the staging's room, from where they are
         // fetched to the device or written to a disk.
-        let (own, home) = (room.own, &places.working);
         let working = match self.plan.input.placements.params_tier {
-            Tier::Host => {
-                let (part, spot) = home.trained();
-                assert_eq!(part.elems(), own, "parameters on the host are sharded as their optimizer");
-                spot.place()
-            }
+            Tier::Host => piece.of_state(&places.working).place(),
             Tier::Device => room.params,
             Tier::Nvme => {
-                let file = home.trained().1;
-                let through = Spot::Memory(room.params);
+                let (file, through) = (piece.of_state(&places.working), Spot::Memory(room.params));
                 update.after = Some((through, file));
                 if places.master.is_none() {
                     update.before = Some((file, through));
@@ -328,76 +317,100 @@ impl Maker<'_> {
     // ---- copies between tiers ---------------------------------------------------------------------------
 
     fn copies(&self, op: &Op, span: SpanId) -> Vec<(Spot, Spot)> {
-        let unit = self.only_part(span).unit;
+        let SpanPart { unit, start, end } = self.only_part(span);
         let places = self.unit(unit);
-        let host = self.accessed(op, |w| matches!(w, What::HostStaging { .. })).map(|spot| {
-            let own = places.exp_avg.expect("only trained units are staged").owned[0].elems();
-            HostRoom::new(self.plan, spot.place(), own, unit, self.phase)
-        });
-        let device = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
         let residents = op.accesses.iter().filter_map(|(id, access)| match self.what(*id) {
             What::State { state, .. } => Some((state, *access)),
             _ => None,
         });
-        residents
-            .map(|(state, access)| {
-                let home = places.home(state).expect("a copy of a state that is there");
-                let (state_side, other_side) = match (state, &host) {
-                    (State::Grad, Some(room)) => {
-                        let own = places.exp_avg.expect("only trained units are staged").owned[0];
-                        (home.range(own.start, own.end), Spot::Memory(room.grad))
-                    }
-                    (State::Working, Some(room)) => {
-                        let own = places.exp_avg.expect("only trained units are staged").owned[0];
-                        (home.range(own.start, own.end), Spot::Memory(room.params))
-                    }
-                    (state, Some(room)) => (home.trained().1, Spot::Memory(room.state(self.plan, state))),
-                    (_, None) => {
-                        let staging = device.expect("a copy goes through a staging buffer");
-                        // A fetch brings all parts; an update changes the trained one.
-                        let elems = if access == Access::Read {
-                            home.spot.elems().min(staging.elems())
-                        } else {
-                            home.trained().0.elems()
-                        };
-                        (home.spot.slice(0, elems), staging.slice(0, elems))
-                    }
+        let homes = residents.map(|(state, access)| {
+            (state, access, places.home(state).expect("a copy of a state that is there"))
+        });
+        let Some(staging) = self.accessed(op, |w| matches!(w, What::HostStaging { .. })) else {
+            let staging = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
+            let staging = staging.expect("a copy goes through a staging buffer");
+            return homes
+                .map(|(_, access, home)| {
+                    // A fetch brings all parts; an update changes the trained one.
+                    let elems = match access {
+                        Access::Read => home.spot.elems().min(staging.elems()),
+                        _ => home.trained().0.elems(),
+                    };
+                    ordered(access, home.spot.slice(0, elems), staging.slice(0, elems))
+                })
+                .collect();
+        };
+        let Some(piece) = OwnPiece::of(places, (start, end)) else { return Vec::new() };
+        let room = HostRoom::new(self.plan, staging.place(), &piece);
+        homes
+            .map(|(state, access, home)| {
+                let staged = match state {
+                    State::Grad => room.grad,
+                    State::Working => room.params,
+                    state => room.state(self.plan, state),
                 };
-                if access == Access::Read { (state_side, other_side) } else { (other_side, state_side) }
+                ordered(access, piece.of_state(home), Spot::Memory(staged))
             })
             .collect()
+    }
+}
+
+/// From the state where it is read, to it where it is written.
+fn ordered(access: Access, state: Spot, other: Spot) -> (Spot, Spot) {
+    if access == Access::Read { (state, other) } else { (other, state) }
+}
+
+/// The part of a piece that this rank has, in elements of the unit.
+struct OwnPiece {
+    start: usize,
+    end: usize,
+    /// Elements of the piece on the rank with the longest share.
+    planned: usize,
+}
+
+impl OwnPiece {
+    /// `piece` counts from the start of the optimizer's share. `None`: the unit is not trained.
+    fn of(places: &UnitPlaces, piece: (usize, usize)) -> Option<OwnPiece> {
+        let own = places.exp_avg.as_ref()?.owned[0];
+        let [start, end] = [piece.0, piece.1].map(|at| own.start + at.min(own.elems()));
+        Some(OwnPiece { start, end, planned: piece.1 - piece.0 })
+    }
+
+    fn elems(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn of_state(&self, home: &Home) -> Spot {
+        if self.elems() == 0 {
+            return home.spot.slice(0, 0);
+        }
+        home.range(self.start, self.end)
     }
 }
 
 /// The parts of a [`What::HostStaging`], at this rank's own length.
 struct HostRoom {
     own: usize,
-    /// Elements of each part: the longest share of any rank.
-    share: usize,
+    planned: usize,
     staging: Place,
     grad: Place,
     params: Place,
 }
 
 impl HostRoom {
-    fn new(plan: &RunPlan, staging: Place, own: usize, unit: u32, phase: &Phase) -> HostRoom {
+    fn new(plan: &RunPlan, staging: Place, piece: &OwnPiece) -> HostRoom {
         let input = &plan.input;
-        let share = input.resident(phase.model, unit, State::Master).1;
+        let (own, planned) = (piece.elems(), piece.planned);
         let nvme = input.placements.optimizer_tier == Tier::Nvme;
         let states = if nvme { input.optimizer_states().len() } else { 0 };
-        let params_at = lockstep_core::Elems((share * (1 + states)) as u64).bytes(lockstep_core::DType::F32);
-        HostRoom {
-            own,
-            share,
-            staging,
-            grad: staging.slice(0, own),
-            params: staging.at(params_at, own, input.storage),
-        }
+        let params_at = lockstep_core::Elems((planned * (1 + states)) as u64).bytes(lockstep_core::DType::F32);
+        let params = staging.at(params_at, own, input.storage);
+        HostRoom { own, planned, staging, grad: staging.slice(0, own), params }
     }
 
     fn state(&self, plan: &RunPlan, state: State) -> Place {
         let states = plan.input.optimizer_states();
         let i = states.iter().position(|s| *s == state).expect("one of the optimizer's states");
-        self.staging.slice((1 + i) * self.share, self.own)
+        self.staging.slice((1 + i) * self.planned, self.own)
     }
 }

@@ -10,6 +10,11 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 
 impl Engine {
+    /// What carries bytes between ranks, in words. `None` in a world of one.
+    pub fn carrier(&self) -> Option<String> {
+        (!self.core.is_alone()).then(|| self.core.comm().note().to_string())
+    }
+
     /// Everybody's bytes, in the order of ranks. All ranks call it alike.
     pub fn exchange(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, EngineError> {
         if self.core.is_alone() {

@@ -83,7 +83,9 @@ impl Watch {
             Event::Exited { local, exit } => {
                 self.exits[local] = Some(exit);
                 if !exit.is_success() {
-                    let wait = if exit.is_consequence() { SECOND_THOUGHTS } else { Duration::ZERO };
+                    // Ctrl-C reaches the ranks as well, and perhaps before us.
+                    let early = exit.is_consequence() || matches!(exit, Exit::Signal(1 | 2 | 15));
+                    let wait = if early { SECOND_THOUGHTS } else { Duration::ZERO };
                     self.stop(now + wait, FAILURE_GRACE, None);
                 }
             }
@@ -91,6 +93,13 @@ impl Watch {
             Event::RunFailed => self.stop(now + FAILURE_GRACE, FAILURE_GRACE, None),
             Event::Signalled(signal) => match &mut self.stopping {
                 None => self.stop(now, self.grace, Some(signal)),
+                Some(stopping)
+                    if stopping.signal.is_none() && self.exits.contains(&Some(Exit::Signal(signal))) =>
+                {
+                    stopping.signal = Some(signal);
+                    stopping.terminate_at = stopping.terminate_at.map(|_| now);
+                    stopping.kill_at = now + self.grace;
+                }
                 Some(stopping) => {
                     stopping.terminate_at = stopping.terminate_at.map(|_| now);
                     stopping.kill_at = now;
@@ -187,6 +196,24 @@ mod tests {
         assert_eq!(watch.signal(), Some(2));
     }
 
+    /// As a terminal sends it, to all processes of a job.
+    #[test]
+    fn a_signal_that_ranks_got_first() {
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(2) }), []);
+        assert_eq!(watch.handle(ms(1), Event::Signalled(2)), [Action::Terminate]);
+        assert_eq!(watch.signal(), Some(2));
+        assert_eq!(
+            watch.handle(ms(2), Event::Exited { local: 0, exit: Exit::Signal(2) }),
+            [Action::Finished]
+        );
+        // One rank's own SIGTERM is a failure like any other.
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(15) }), []);
+        assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Terminate]);
+        assert_eq!(watch.signal(), None);
+    }
+
     #[test]
     fn restarts() {
         let mut restarts = Restarts { done: 0, most: 4 };
@@ -200,7 +227,8 @@ mod tests {
             Just(Exit::Code(0)),
             Just(Exit::Code(71)),
             Just(Exit::Code(1)),
-            Just(Exit::Signal(9))
+            Just(Exit::Signal(9)),
+            Just(Exit::Signal(2)),
         ];
         prop_oneof![
             4 => (0..ranks, exits).prop_map(|(local, exit)| Event::Exited { local, exit }),

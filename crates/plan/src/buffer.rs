@@ -60,7 +60,7 @@ pub enum What {
     ParamStaging {
         turn: u32,
     },
-    /// One unit's share on the host during an update: its gradient, its states if their home is a disk
+    /// A piece of a unit's share on the host during an update: its gradient, its states if their home is a disk
     /// (in the order of [`crate::PlanInput::optimizer_states`]), each f32, then room for the updated
     /// parameters in the storage type. Two, in turn.
     HostStaging {

@@ -181,10 +181,22 @@ pub fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Violation> 
     };
     let model = schedule.ops.first().map_or(0, |op| op.model.0 as usize);
     for (u, unit) in input.models[model].units.iter().enumerate() {
-        let updates =
-            schedule.ops.iter().filter(|op| op.kind == OpKind::Update { unit: u as u32 }).count() as u32;
-        if updates != u32::from(unit.trainable_elems > 0) {
-            found.push(Violation::NotUpdatedOnce { unit: u as u32, times: updates });
+        let model_id = crate::ModelId(model as u8);
+        let share = input.resident(model_id, u as u32, crate::State::Master).1;
+        let mut pieces: Vec<(usize, usize)> = schedule
+            .ops
+            .iter()
+            .filter_map(|op| match op.kind {
+                OpKind::Update { unit, start, end } if unit as usize == u => Some((start, end)),
+                _ => None,
+            })
+            .collect();
+        pieces.sort_unstable();
+        // One piece begins where the last one ends, from the first element to the last.
+        let end = pieces.iter().try_fold(0, |at, (start, end)| (*start == at).then_some(*end));
+        if end != Some(share) {
+            let times = pieces.len() as u32;
+            found.push(Violation::NotUpdatedOnce { unit: u as u32, times });
         }
         check_reductions(schedule, input, u as u32, unit.trainable_elems, reductions_per_window, &mut found);
     }

@@ -202,7 +202,13 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
             format!("gradient norm over {} ranks and clip factor", plan.input.mesh.shard)
         }
         OpKind::ClipNorm => "gradient norm and clip factor".into(),
-        OpKind::Update { unit } => format!("update {}", words.unit(unit)),
+        OpKind::Update { unit, start, end } => {
+            let share = plan.input.resident(phase.model, unit, State::Master).1;
+            match (start, end) {
+                (0, end) if end == share => format!("update {}", words.unit(unit)),
+                _ => format!("update {}[{start}..{end}]", words.unit(unit)),
+            }
+        }
         OpKind::Snapshot { unit } => format!("snapshot {}", words.unit(unit)),
         OpKind::Prefill => "prefill: prompts through all units into the cache".into(),
         OpKind::Decode => "decode: one token for each document, repeated".into(),

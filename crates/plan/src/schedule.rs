@@ -101,7 +101,7 @@ pub enum OpKind {
         fresh: bool,
     },
     /// Towards the one who computes: parameters before use, states from a disk before an update,
-    /// parameters after an update on the host.
+    /// parameters after an update on the host. Around an update, spans count from the start of the share.
     Fetch(SpanId),
     /// Away from it: gradients before an update on the host, states back to their disk, parameters after
     /// an update on the device.
@@ -111,8 +111,12 @@ pub enum OpKind {
     /// The global gradient norm, the clip factor and whether the step is skipped. Where gradients are
     /// sharded, ranks exchange their subtrees first.
     ClipNorm,
+    /// The optimizer's step on elements `[start, end)` of a rank's share of a unit, counted from the start of
+    /// the share; on a rank with a shorter share, on those that it has.
     Update {
         unit: u32,
+        start: usize,
+        end: usize,
     },
     /// Updated shards to every rank's resident whole copy (parameters whole, optimizer sharded).
     Publish(SpanId),

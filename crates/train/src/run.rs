@@ -32,19 +32,25 @@ pub struct Outcome {
     pub memory: Option<MemoryUse>,
 }
 
-/// What the plan said of this process's memory, and what the system says of it.
+/// What the plan said of a process's memory, and what the system says of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// The most that was resident at any time.
+    /// The most that was resident at any time, on the rank that held most.
     pub peak: Bytes,
+    /// On the device and on the host.
     pub arena: Bytes,
     /// The plan's constant for code, libraries and data.
     pub foreign: Bytes,
 }
 
 impl MemoryUse {
-    fn of(engine: &Engine, peak: Bytes) -> MemoryUse {
-        MemoryUse { peak, arena: engine.arena_bytes(), foreign: engine.plan().input.needs.foreign }
+    /// All ranks call it alike.
+    fn of(engine: &Engine, peak: Option<Bytes>) -> Result<Option<MemoryUse>, EngineError> {
+        let peaks = engine.exchange("peak memory", &peak.map_or(0, |p| p.0).to_le_bytes())?;
+        let number = |bytes: &Vec<u8>| bytes[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
+        let peak = Bytes(peaks.iter().map(number).max().unwrap_or(0));
+        let (arena, foreign) = (engine.arena_bytes(), engine.plan().input.needs.foreign);
+        Ok((peak > Bytes::ZERO).then_some(MemoryUse { peak, arena, foreign }))
     }
 
     /// To the byte, for the log.
@@ -85,7 +91,8 @@ pub fn train(
         run_config: config_text.to_string(),
     };
     let mut engine = make_engine(config, plan, rank, num_threads, connect)?;
-    assert_eq!(engine.arena_bytes(), engine.plan().arena, "the engine holds what was planned");
+    let planned = engine.plan().arena + engine.plan().host_bytes;
+    assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
     let mut position = Position { step: 0, updates: 0, tokens_total: 0 };
     match (&checkpoint, &folder) {
         (Some(checkpoint), _) => position = save::load_checkpoint(&mut engine, checkpoint, &identity)?,
@@ -100,6 +107,9 @@ pub fn train(
     } else {
         Journal::closed()
     };
+    if let Some(carrier) = engine.carrier() {
+        log.event(&format!("{} ranks over {carrier}", config.plan.world_size()))?;
+    }
     for note in &prepared.notes {
         progress.note(note);
         log.event(note)?;
@@ -151,7 +161,7 @@ pub fn train(
     }
     save::export(&engine, &shape, &prepared.folder_texts, &tokenizer, &output.model())?;
     log.event(&format!("model folder {}", output.model().display()))?;
-    outcome.memory = (prepared.peak_memory)().map(|peak| MemoryUse::of(&engine, peak));
+    outcome.memory = MemoryUse::of(&engine, (prepared.peak_memory)())?;
     if let Some(memory) = outcome.memory {
         log.event(&memory.exact())?;
     }

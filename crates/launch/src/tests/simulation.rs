@@ -62,6 +62,8 @@ struct World {
     owners: BTreeMap<LinkId, usize>,
     exchanges: usize,
     world_size: u32,
+    /// Nobody is where the rendezvous should be.
+    deserted: bool,
     trace: bool,
 }
 
@@ -136,6 +138,7 @@ impl World {
                 });
             }
         }
+        let deserted = net.rng.one_in(25);
         let exchanges = 4;
         let server_over = None;
         let mut world = World {
@@ -146,6 +149,7 @@ impl World {
             owners: BTreeMap::new(),
             exchanges,
             world_size,
+            deserted,
             trace,
         };
         // Timers: 0 the server, 1.. the parties, and strangers after them.
@@ -256,7 +260,7 @@ impl World {
             self.say(|| format!("rank {rank}: {action:?}"));
             match action {
                 client::Action::Connect => {
-                    if self.net.rng.one_in(10) {
+                    if self.deserted || self.net.rng.one_in(10) {
                         let failed = client::Event::ConnectFailed("refused".into());
                         actions.extend(self.parties[idx].client.handle(now, failed));
                         continue;
@@ -285,7 +289,8 @@ impl World {
                 client::Action::All { name, values } => {
                     let number = self.parties[idx].exchanged;
                     // All may have gone astray together.
-                    assert!(name.ends_with(&format!("exchange {number}")), "{name}");
+                    let stray = if self.parties[idx].fate == Fate::Strays(number) { "a stray " } else { "" };
+                    assert_eq!(name, format!("{stray}exchange {number}"));
                     let expected: Vec<Vec<u8>> =
                         (0..self.world_size).map(|rank| vec![number as u8, rank as u8]).collect();
                     assert_eq!(values, expected, "everybody's values, by rank");
@@ -370,6 +375,10 @@ impl World {
             assert!(!text.contains("token of this run"));
         }
         let all_well = self.parties.iter().all(|p| p.fate == Fate::Well && p.start <= Duration::from_secs(1));
+        if self.deserted {
+            assert!(!self.parties.iter().any(|p| matches!(p.result, Some((_, Ok(()))))), "nobody was there");
+            return;
+        }
         let finished = self.parties.iter().filter(|p| matches!(p.result, Some((_, Ok(())))));
         if all_well {
             assert_eq!(self.server_over, Some(Ok(())), "nothing was wrong");

@@ -6,7 +6,19 @@ use lockstep_core::{ALIGN_ELEMS, DType};
 use crate::buffer::{Access, BufferId, State, Tier, What};
 use crate::builder::StepBuilder;
 use crate::input::Placement;
-use crate::schedule::{Lane, OpKind};
+use crate::schedule::{Lane, OpKind, SpanId, SpanPart};
+
+/// Elements of the smallest piece, 2 MiB of f32, and pieces of a share at most.
+const SMALLEST_PIECE: usize = 1 << 19;
+const MOST_PIECES: usize = 32;
+
+/// Elements `[start, end)` of the longest share of a unit.
+#[derive(Clone, Copy)]
+struct Piece {
+    unit: u32,
+    start: usize,
+    end: usize,
+}
 
 impl StepBuilder<'_> {
     pub fn clip_and_update(&mut self) {
@@ -26,19 +38,32 @@ impl StepBuilder<'_> {
             trained.iter().for_each(|unit| self.update_on_device(*unit, norm));
             return;
         }
-        // A unit's copies are issued before its neighbour's update, so that they overlap it.
-        for (i, unit) in trained.iter().enumerate() {
+        // A piece's copies are issued before its neighbour's update, so that they overlap it.
+        let pieces: Vec<Piece> = trained.iter().flat_map(|unit| self.pieces(*unit)).collect();
+        for (i, piece) in pieces.iter().enumerate() {
             if i == 0 {
-                self.bring_to_host(*unit, 0);
+                self.bring_to_host(*piece, 0);
             }
-            if let Some(next) = trained.get(i + 1) {
+            if let Some(next) = pieces.get(i + 1) {
                 self.bring_to_host(*next, (i as u32 + 1) % 2);
             }
-            self.update_on_host(*unit, i as u32 % 2, norm);
+            self.update_on_host(*piece, i as u32 % 2, norm);
+            if pieces.get(i + 1).is_none_or(|next| next.unit != piece.unit) {
+                self.publish(piece.unit);
+            }
         }
     }
 
+    /// What passes through the host's staging at a time. Small, because staging holds two of them with all
+    /// their states; but not so small that a large model's step becomes a list of thousands.
+    fn pieces(&self, unit: u32) -> Vec<Piece> {
+        let share = self.input.resident(self.model, unit, State::Master).1;
+        let len = share.div_ceil(MOST_PIECES).next_multiple_of(ALIGN_ELEMS).max(SMALLEST_PIECE);
+        (0..share).step_by(len).map(|start| Piece { unit, start, end: (start + len).min(share) }).collect()
+    }
+
     fn update_on_device(&mut self, unit: u32, norm: BufferId) {
+        let share = self.input.resident(self.model, unit, State::Master).1;
         let mut accesses = vec![(norm, Access::Read), (self.state(unit, State::Grad), Access::Read)];
         for state in self.input.optimizer_states() {
             accesses.push((self.state(unit, *state), Access::Update));
@@ -46,12 +71,11 @@ impl StepBuilder<'_> {
         let working = self.state(unit, State::Working);
         if self.input.placements.params_tier == Tier::Device {
             accesses.push((working, Access::Update));
-            self.emit(OpKind::Update { unit }, Lane::Compute, accesses, &[]);
+            self.emit(OpKind::Update { unit, start: 0, end: share }, Lane::Compute, accesses, &[]);
         } else {
-            let elems = self.input.resident(self.model, unit, State::Master).1;
-            let staging = self.param_staging(elems);
+            let staging = self.param_staging(share);
             accesses.push((staging, Access::Define));
-            self.emit(OpKind::Update { unit }, Lane::Compute, accesses, &[]);
+            self.emit(OpKind::Update { unit, start: 0, end: share }, Lane::Compute, accesses, &[]);
             let span = self.trained_span(unit);
             let accesses = vec![(staging, Access::Read), (working, Access::Update)];
             self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
@@ -69,13 +93,17 @@ impl StepBuilder<'_> {
         }
     }
 
-    /// Room on the host for one unit's update, described at [`What::HostStaging`].
-    fn host_staging(&mut self, unit: u32, turn: u32) -> BufferId {
-        let elems = self.input.resident(self.model, unit, State::Master).1;
+    /// Room on the host for a piece's update, described at [`What::HostStaging`].
+    fn host_staging(&mut self, piece: Piece, turn: u32) -> BufferId {
+        let elems = piece.end - piece.start;
         let nvme = self.input.placements.optimizer_tier == Tier::Nvme;
         let states = if nvme { self.input.optimizer_states().len() } else { 0 };
         let staged = elems * (1 + states) + (elems * self.input.storage.size()).div_ceil(4);
         self.table.get(What::HostStaging { turn }, Tier::Host, staged, DType::F32)
+    }
+
+    fn piece_span(&mut self, piece: Piece) -> SpanId {
+        self.span(vec![SpanPart { unit: piece.unit, start: piece.start, end: piece.end }])
     }
 
     fn optimizer_homes(&mut self, unit: u32) -> Vec<BufferId> {
@@ -83,8 +111,9 @@ impl StepBuilder<'_> {
     }
 
     /// Gradient to the host, and states whose home is a disk. Neither waits for the norm.
-    fn bring_to_host(&mut self, unit: u32, turn: u32) {
-        let (span, staging) = (self.trained_span(unit), self.host_staging(unit, turn));
+    fn bring_to_host(&mut self, piece: Piece, turn: u32) {
+        let (span, staging) = (self.piece_span(piece), self.host_staging(piece, turn));
+        let unit = piece.unit;
         let grad = self.state(unit, State::Grad);
         let accesses = vec![(grad, Access::Read), (staging, Access::Define)];
         self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
@@ -97,8 +126,9 @@ impl StepBuilder<'_> {
     }
 
     /// Update on the host's cores; states and parameters back to their homes.
-    fn update_on_host(&mut self, unit: u32, turn: u32, norm: BufferId) {
-        let (span, staging) = (self.trained_span(unit), self.host_staging(unit, turn));
+    fn update_on_host(&mut self, piece: Piece, turn: u32, norm: BufferId) {
+        let (span, staging) = (self.piece_span(piece), self.host_staging(piece, turn));
+        let Piece { unit, start, end } = piece;
         let nvme = self.input.placements.optimizer_tier == Tier::Nvme;
         let params_on_device = self.input.placements.params_tier == Tier::Device;
         let working = self.state(unit, State::Working);
@@ -110,7 +140,7 @@ impl StepBuilder<'_> {
         if !nvme {
             accesses.extend(&homes);
         }
-        self.emit(OpKind::Update { unit }, Lane::Host, accesses, &[]);
+        self.emit(OpKind::Update { unit, start, end }, Lane::Host, accesses, &[]);
         if nvme {
             let accesses = homes.into_iter().chain([(staging, Access::Read)]).collect();
             self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
@@ -119,6 +149,5 @@ impl StepBuilder<'_> {
             let accesses = vec![(staging, Access::Read), (working, Access::Update)];
             self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
         }
-        self.publish(unit);
     }
 }

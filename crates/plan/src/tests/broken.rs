@@ -43,7 +43,7 @@ fn a_missing_reduction_and_a_second_update_are_named() {
     let all = found(|plan| {
         for op in &mut plan.phases[0].schedule.ops {
             op.kind = match op.kind {
-                OpKind::Reduce { .. } => OpKind::Update { unit: 0 },
+                OpKind::Reduce { .. } => OpKind::Update { unit: 0, start: 0, end: 256 },
                 kind => kind,
             };
         }

@@ -85,9 +85,9 @@ impl Gradients {
                 self.moving.insert(i, taken);
             }
             OpKind::ClipNorm => self.assert_complete(),
-            OpKind::Update { unit } => {
+            OpKind::Update { unit, start, .. } => {
                 assert!(self.clipped, "unit {unit} is updated before the norm is known");
-                self.updates[unit as usize] += 1;
+                self.updates[unit as usize] += u32::from(start == 0);
             }
             _ => {}
         }
