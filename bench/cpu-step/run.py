@@ -1,13 +1,13 @@
 """Lockstep beside PyTorch on this CPU, in one run: processes take turns, so that both see the same machine.
 
-    cargo build --release
+    cargo build --release && cargo build --release -p lockstep-device --example fma_peak
     python run.py --lockstep ../../target/release/lockstep --python python --repeats 3 --sizes 15m 90m
     python run.py --precision fp32 bf16 --set recompute=selective
     python run.py --tiny
 
 `--python` is an interpreter with torch. Every process trains `--steps` steps, of which the first two are not counted.
 The raw lines are added to raw-<date>.jsonl here; the table is printed: the median of the processes' own median tokens
-per second, their spread, and ratios to the first peer. `--tiny` measures start to first step instead: the wall clock
+per second, their spread, and ratios to the first peer; and the share of the multiply-add peak, the best of those measured. `--tiny` measures start to first step instead: the wall clock
 of a whole one-step process on the tiny model, ten times.
 """
 
@@ -65,7 +65,8 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to lockstep train")
-    parser.add_argument("--fma-peak", type=float, metavar="GFLOPS", help="of all threads; adds the share of it reached")
+    parser.add_argument("--fma-peak", default="../../target/release/examples/fma_peak", metavar="PROGRAM",
+                        help="prints the multiply-add peak of all threads; measured before every repeat")
     parser.add_argument("--tiny", action="store_true", help="measure start to first step")
     args = parser.parse_args()
     if args.steps <= DROPPED_STEPS:
@@ -83,22 +84,25 @@ def steps(args, raw):
     print("|---|---|---|---|---|---|---|---|")
     for size in args.sizes:
         results = {name: [] for name, _ in programs}
+        peaks = []
         for repeat in range(args.repeats):
+            peaks.append(float(subprocess.run([args.fma_peak, str(args.threads)], capture_output=True, check=True).stdout))
+            record(raw, {"program": "fma_peak", "threads": args.threads, "gflops": peaks[-1]})
             # Every other repeat runs backwards, so that no program is always first.
             for name, run in programs[::-1] if repeat % 2 else programs:
                 result = {"program": name, "size": size, "repeat": repeat, "load": os.getloadavg()[0]} | run(size)
                 record(raw, result)
                 results[name].append(result)
-        table(args, size, results)
+        table(size, results, max(peaks))
 
 
-def table(args, size, results):
+def table(size, results, peak):
     speed = {name: [r["tokens_per_second"] for r in runs] for name, runs in results.items()}
     median = {name: statistics.median(values) for name, values in speed.items()}
     memory = {name: statistics.median(r["peak_rss_mb"] for r in runs) for name, runs in results.items()}
     peer = next(iter(results))
     for name in results:
-        share = f"{flops_per_token(size) * median[name] / args.fma_peak / 1e9:.0%}" if args.fma_peak else "–"
+        share = f"{flops_per_token(size) * median[name] / peak / 1e9:.0%} of {peak:.0f}"
         spread = f"{min(speed[name]):,.0f}–{max(speed[name]):,.0f}"
         print(f"| {size} | {name} | {median[name]:,.0f} | {spread} | {median[name] / median[peer]:.2f} "
               f"| {memory[name]:,.0f} | {memory[name] / memory[peer]:.2f} | {share} |", flush=True)
@@ -180,7 +184,7 @@ def run(command, log, **env):
 
 def header(args):
     """What was run, where; without paths, which differ between machines."""
-    settings = {key: value for key, value in vars(args).items() if key not in ("lockstep", "python")}
+    settings = {key: value for key, value in vars(args).items() if key not in ("lockstep", "python", "fma_peak")}
     names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     version = subprocess.run([args.lockstep, "--version"], capture_output=True, text=True).stdout.strip()
     now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -68,6 +68,12 @@ def table(size, results):
         speed = [r["tokens_per_second"] for r in runs]
         memory = statistics.median(r["peak_rss_mb"] for r in runs)
         print(f"| {name} | {statistics.median(speed):,.0f} | {min(speed):,.0f}–{max(speed):,.0f} | {memory:,.0f} |")
+    if "lockstep alone x 2" in results and "lockstep ddp" in results:
+        # Ranks go at the pace of the slower core; neighbours of this machine decide which that is.
+        pace = [RANKS * min(r["each"]) for r in results["lockstep alone x 2"]]
+        ratios = [r["tokens_per_second"] / p for r, p in zip(results["lockstep ddp"], pace)]
+        print(f"lockstep ddp / twice the slower of the two alone: median {statistics.median(ratios):.2f}, "
+              f"{min(ratios):.2f}–{max(ratios):.2f}")
     for ours, theirs, what in [
         ("lockstep ddp", "torch ddp", "tokens_per_second"),
         ("lockstep zero3", "torch fsdp2", "tokens_per_second"),
@@ -105,7 +111,8 @@ def alone(args, size):
         both = [start(args, size, folder, [], 1, {core}) for folder, core in zip((a, b), cores)]
         [process.wait() for process in both]
         results = [read(args, size, folder, SIZES[size]["batch"] // RANKS) for folder in (a, b)]
-    return results[0] | {"tokens_per_second": sum(r["tokens_per_second"] for r in results)}
+    each = [r["tokens_per_second"] for r in results]
+    return results[0] | {"tokens_per_second": sum(each), "each": each}
 
 
 def start(args, size, folder, flags, rows_of, cores=None):

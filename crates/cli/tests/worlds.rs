@@ -67,12 +67,14 @@ fn a_checkpoint_loads_on_any_world() {
     let saved = folder.path("out/checkpoints/step-2");
     let resume = format!("resume_from_checkpoint={}", saved.display());
     let weights = tensors::read(&folder.path("out/model/model.safetensors"));
-    for (nproc, rows, strategy) in [("1", "12", "ddp"), ("2", "6", "ddp"), ("3", "4", "zero2"), ("4", "3", "zero3")]
+    for (nproc, rows, strategy) in
+        [("1", "12", "ddp"), ("2", "6", "ddp"), ("3", "4", "zero2"), ("4", "3", "zero3")]
     {
         let rows = format!("per_device_train_batch_size={rows}");
         let strategy = format!("strategy={strategy}");
         // No step is left, so that the model folder is what was loaded.
-        let settings = ["max_steps=2", &resume, &rows, &strategy, "output_dir=again", "overwrite_output_dir=true"];
+        let settings =
+            ["max_steps=2", &resume, &rows, &strategy, "output_dir=again", "overwrite_output_dir=true"];
         folder.succeeds(&[&["train", "run.yaml", "threads=1", "--nproc", nproc][..], &settings].concat());
         let again = tensors::read(&folder.path("again/model/model.safetensors"));
         assert!(again == weights, "{nproc} ranks, {strategy}");
@@ -105,8 +107,21 @@ fn two_hosts_with_addresses_of_their_own() {
         let node = |rank: usize| {
             let mut command = hosts.command(rank);
             let number = rank.to_string();
-            command.arg(env!("CARGO_BIN_EXE_lockstep")).args(["launch", "--nnodes", "2", "--nproc-per-node", "2"]);
-            command.args(["--node-rank", &number, "--master-addr", Hosts::ADDRESSES[0], "--master-port", "29500"]);
+            command.arg(env!("CARGO_BIN_EXE_lockstep")).args([
+                "launch",
+                "--nnodes",
+                "2",
+                "--nproc-per-node",
+                "2",
+            ]);
+            command.args([
+                "--node-rank",
+                &number,
+                "--master-addr",
+                Hosts::ADDRESSES[0],
+                "--master-port",
+                "29500",
+            ]);
             command.args(["run.yaml", "threads=1", "max_steps=4", strategy]);
             command.current_dir(folder.path("")).env("LOCKSTEP_TOKEN", TOKEN);
             command

@@ -35,8 +35,8 @@ fn main() {
                     let want = run_case(&plain);
                     for case in cases {
                         let same = run_case(&case) == want;
-                        let name =
-                            format!("{:?} | {} | {}", case.strategy, case.optimizer, case.params).to_lowercase();
+                        let name = format!("{:?} | {} | {}", case.strategy, case.optimizer, case.params)
+                            .to_lowercase();
                         let mut rows = rows.lock().expect("no panic");
                         let row = rows.entry(name).or_default();
                         row.0 += 1;

@@ -102,7 +102,10 @@ impl Maker<'_> {
             | OpKind::Backward { .. } => Task::Compute,
             OpKind::Release(_) => Task::Nothing,
             OpKind::Gather(span) => self.gather(op, span),
-            OpKind::Publish(span) => Task::Gather(vec![self.publish(span)]),
+            OpKind::Publish(span) => {
+                let parts = &self.phase.schedule.span(span).parts;
+                Task::Gather(parts.iter().map(|part| self.publish(part)).collect())
+            }
             OpKind::Reduce { span, axis, fresh, .. } => Task::Reduce(self.reduce(op, span, axis, fresh)),
             OpKind::Fetch(span) | OpKind::Spill(span) => {
                 let written = |(id, access): &(BufferId, Access)| {
@@ -166,8 +169,7 @@ impl Maker<'_> {
     }
 
     /// The optimizer's share of whole parameters goes to everybody.
-    fn publish(&self, span: SpanId) -> Gather {
-        let part = self.only_part(span);
+    fn publish(&self, part: &SpanPart) -> Gather {
         let unit = self.unit(part.unit);
         let own = unit.exp_avg.expect("what is published was updated").owned[0];
         let whole = unit.working.spot.place().slice(part.start, part.end - part.start);
@@ -240,7 +242,9 @@ impl Maker<'_> {
         let Some(piece) = OwnPiece::of(places, piece) else { return Update::default() };
         let staging = self.accessed(op, |w| matches!(w, What::HostStaging { .. }));
         let update = match staging {
-            Some(staging) => self.update_on_host(places, &piece, &HostRoom::new(self.plan, staging.place(), &piece)),
+            Some(staging) => {
+                self.update_on_host(places, &piece, &HostRoom::new(self.plan, staging.place(), &piece))
+            }
             None => self.update_on_device(op, places, &piece),
         };
         let shape = &self.plan.input.models[self.phase.model.0 as usize].units[unit as usize];
@@ -403,7 +407,8 @@ impl HostRoom {
         let (own, planned) = (piece.elems(), piece.planned);
         let nvme = input.placements.optimizer_tier == Tier::Nvme;
         let states = if nvme { input.optimizer_states().len() } else { 0 };
-        let params_at = lockstep_core::Elems((planned * (1 + states)) as u64).bytes(lockstep_core::DType::F32);
+        let params_at =
+            lockstep_core::Elems((planned * (1 + states)) as u64).bytes(lockstep_core::DType::F32);
         let params = staging.at(params_at, own, input.storage);
         HostRoom { own, planned, staging, grad: staging.slice(0, own), params }
     }

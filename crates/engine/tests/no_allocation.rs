@@ -51,7 +51,12 @@ fn worlds_allocate_nothing() {
         (ddp, Mesh::on_one_node(3, 1), Tier::Device, CarrierKind::Shm),
         (zero3, Mesh::on_one_node(1, 3), Tier::Nvme, CarrierKind::Shm),
         (zero3, Mesh::on_one_node(1, 2), Tier::Host, CarrierKind::Tcp),
-        (StrategyName::HybridShard, Mesh { replicate: 2, shard: 2, per_node: 2 }, Tier::Device, CarrierKind::Shm),
+        (
+            StrategyName::HybridShard,
+            Mesh { replicate: 2, shard: 2, per_node: 2 },
+            Tier::Device,
+            CarrierKind::Shm,
+        ),
     ] {
         let setup = Setup {
             strategy,

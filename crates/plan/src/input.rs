@@ -128,7 +128,12 @@ pub struct PlanInput {
     pub order: AccumulationOrder,
     pub micros: u32,
     pub prefetch: u32,
+    /// Whole gradients are reduced in buckets of this size.
     pub bucket: Bytes,
+    /// Sharded gradients are reduced in buckets of at least this many elements, of whole units.
+    pub reduce_bucket: usize,
+    /// Updated parameters are published in buckets of at least this many elements, of whole units.
+    pub publish_bucket: usize,
     pub recompute: Recompute,
     /// Storage type of activations and working parameters.
     pub storage: DType,

@@ -71,6 +71,9 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         micros: setup.micros,
         prefetch: setup.prefetch,
         bucket: setup.bucket,
+        // Some units of a small model are joined, some are not.
+        reduce_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
+        publish_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
         recompute: setup.recompute,
         storage: setup.storage,
         bounds,

@@ -294,6 +294,8 @@ pub fn plan_for(
         micros: config.batch.gradient_accumulation_steps,
         prefetch: p.prefetch,
         bucket: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
+        reduce_bucket: p.reduce_bucket_size as usize,
+        publish_bucket: p.allgather_bucket_size as usize,
         recompute,
         storage,
         bounds,

@@ -1,9 +1,9 @@
 //! Ranks that are processes of one host.
 //!
-//! Every rank's memory lies in files without names. Peers read from them straight into their own memory
-//! (`pread`), so nothing is mapped twice, nothing foreign is aliased, and bytes are copied once. Who offers
-//! what to whom is told in control blocks ([`block`]), which are mapped; small offers are in them. A wait
-//! spins for a moment and then sleeps on the peer's bell.
+//! Every rank's memory lies in files without names. Peers read from them straight into their own memory, by
+//! `pread` or, where there is much to read, through a small moving [`window`]; so a rank's memory stays its
+//! own, and bytes are copied once. Who offers what to whom is told in control blocks ([`block`]), which are
+//! mapped; small offers are in them. A wait spins for a moment and then sleeps on the peer's bell.
 
 mod block;
 mod open;
@@ -11,6 +11,7 @@ mod place;
 #[cfg(test)]
 mod tests;
 mod wait;
+mod window;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use open::Peer;
 pub(crate) use open::{FileAddress, Prepared, ShmAddress};
 use place::Place;
 pub(crate) use wait::{Meanwhile, NoWork};
+use window::{WORTH_A_WINDOW, Window};
 
 /// One rank's side.
 pub struct ShmCarrier {
@@ -51,6 +53,7 @@ struct Link {
     /// Whether the peer reads this rank's memory in the open call.
     lent: bool,
     met: Met,
+    window: Window,
 }
 
 /// The peer's post, copied and checked.
@@ -237,21 +240,29 @@ impl Carrier for ShmCarrier {
         let offset = place.offset + start * place.dtype.size() as u64;
         // SAFETY: the caller gives `into` to be written, and any bits are a valid value of every dtype.
         let into = unsafe { into.as_bytes_mut() };
-        let link = self.link(peer);
+        let me = self.rank.0;
+        let link = self.link_mut(peer);
         if inline {
-            let slot = link.peer.block.cell(self.rank.0).slot(link.sequence);
+            let slot = link.peer.block.cell(me).slot(link.sequence);
             slot.read_bytes(offset as usize, into);
             return Ok(());
         }
-        read_all(&link.peer.regions[place.region as usize].0, into, offset)
-            .map_err(|e| self.garbled(peer, format!("its memory cannot be read: {e}")))
+        let (file, size) = &link.peer.regions[place.region as usize];
+        let outcome = if place.len * place.dtype.size() as u64 >= WORTH_A_WINDOW {
+            link.window.read(file, (place.region, *size), offset, into)
+        } else {
+            read_all(file, into, offset)
+        };
+        outcome.map_err(|e| self.garbled(peer, format!("its memory cannot be read: {e}")))
     }
 
     fn done(&mut self, peer: Rank) -> Result<(), CommError> {
-        let link = self.link(peer);
+        let link = self.link_mut(peer);
+        link.window.close();
+        let (inline, sequence) = (link.met.inline, link.sequence);
         // Nobody waits for the end of a call whose bytes were in the cell.
-        if !link.met.inline {
-            self.block.cell(peer.0).done.store(link.sequence, Ordering::Release);
+        if !inline {
+            self.block.cell(peer.0).done.store(sequence, Ordering::Release);
             self.ring(peer);
         }
         Ok(())
@@ -276,7 +287,7 @@ impl Drop for ShmCarrier {
 impl Link {
     fn new(peer: Peer) -> Link {
         let met = Met { places: [Place::NONE; MAX_OFFERS], num_places: 0, inline: true, next: (0, 0) };
-        Link { peer, sequence: 0, call: None, lent: false, met }
+        Link { peer, sequence: 0, call: None, lent: false, met, window: Window::closed() }
     }
 }
 

@@ -13,5 +13,7 @@ pub use data::{DataConfig, OnBadRow, Packing, Tokenizer};
 pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
 pub use optim::{OptimConfig, Schedule, Warmup};
 pub use output::{OutputConfig, Resume};
-pub use plan::{AccumulationOrder, Adapter, Algorithm, Carrier, Offload, PlanConfig, Recompute, StrategyName};
+pub use plan::{
+    AccumulationOrder, Adapter, Algorithm, Carrier, Offload, PlanConfig, Recompute, StrategyName,
+};
 pub use precision::Precision;

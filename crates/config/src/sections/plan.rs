@@ -16,6 +16,9 @@ pub struct PlanConfig {
     pub prefetch: u32,
     /// MiB per gradient bucket.
     pub ddp_bucket_cap_mb: u32,
+    /// Elements.
+    pub reduce_bucket_size: u64,
+    pub allgather_bucket_size: u64,
     pub offload_optimizer: Offload,
     pub offload_param: Offload,
     /// Where `nvme` offload spills to.
@@ -150,6 +153,8 @@ impl PlanConfig {
                 .unwrap_or(AccumulationOrder::Auto),
             prefetch: r.count("prefetch", 0).unwrap_or(0),
             ddp_bucket_cap_mb: r.count("ddp_bucket_cap_mb", 1).unwrap_or(1),
+            reduce_bucket_size: r.count("reduce_bucket_size", 0).unwrap_or(0),
+            allgather_bucket_size: r.count("allgather_bucket_size", 0).unwrap_or(0),
             offload_optimizer,
             offload_param,
             nvme_path: r.text("nvme_path", "a folder").map(PathBuf::from).or(optimizer_path).or(param_path),

@@ -90,13 +90,6 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
         return initialise(c, init);
     }
     let (slab_depth, slab_cols) = slab_shape(n, k, c.view.dtype());
-    // A transposed A is packed once where all of it has room, else for each slab.
-    let a = match a {
-        A::Columns(mat) if m.next_multiple_of(MR) * k <= PACKED_A_ELEMS => {
-            A::Packed(pack_a(cpu, mat, 0..k, 0..m, packed_a))
-        }
-        other => other,
-    };
     for first_col in (0..n).step_by(slab_cols) {
         let cols = (n - first_col).min(slab_cols);
         for first_k in (0..k).step_by(slab_depth) {
@@ -110,7 +103,7 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
             let slab_rows = (PACKED_A_ELEMS / slab.depth / MR * MR).max(MR);
             for first_row in (0..m).step_by(slab_rows) {
                 let rows = first_row..(first_row + slab_rows).min(m);
-                let a = A::Packed(pack_a(cpu, mat, first_k..first_k + slab.depth, rows.clone(), packed_a));
+                let a = A::Packed(pack_a(cpu, mat, &slab, rows.clone(), packed_a));
                 compute_slab(cpu, c, a, rows, init, &slab, per_thread);
             }
         }
@@ -119,24 +112,18 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
 
 /// How much of B is packed at a time: what stays in the second-level cache while all rows pass over it.
 ///
-/// Whole inner blocks, and as many columns as then fit. Deeper slabs pass over C less often, wider ones over
-/// A: of the shapes that fit, the one that moves least. A narrow C is rounded at the end of each slab, so it
-/// takes the whole inner dimension and splits columns.
+/// All columns and as many whole inner blocks as fit, so that A is prepared once; where not even one
+/// block fits, columns are split. A narrow C is rounded at the end of each slab, so it takes the whole
+/// inner dimension and splits columns.
 fn slab_shape(n: usize, k: usize, c: DType) -> (usize, usize) {
     let all_cols = n.next_multiple_of(NR);
     if c != DType::F32 {
         let depth = k.min(PACKED_B_ELEMS / NR / KC * KC);
         return (depth, (SLAB_ELEMS.max(depth * NR) / depth / NR * NR).min(all_cols));
     }
-    let shape = |blocks: usize| {
-        let depth = k.min(blocks * KC);
-        (depth, (SLAB_ELEMS / depth / NR * NR).min(all_cols))
-    };
-    // For each row of C: A is read once for every slab of columns; C is written once and, for every further
-    // slab of the inner dimension, read and written again.
-    let moved = |(depth, cols): (usize, usize)| k * n.div_ceil(cols) + n * (2 * k.div_ceil(depth) - 1);
-    let most_blocks = (SLAB_ELEMS / NR / KC).min(k.div_ceil(KC));
-    (1..=most_blocks).map(shape).min_by_key(|slab| moved(*slab)).expect("at least one block")
+    let cols = (SLAB_ELEMS / k.min(KC) / NR * NR).min(all_cols);
+    let depth = if k <= KC { k } else { SLAB_ELEMS / cols / KC * KC };
+    (depth, cols)
 }
 
 /// A product over nothing.
@@ -212,31 +199,25 @@ fn inner_block(depth: usize, k: usize) -> (usize, usize) {
     (start, (depth - start).min(KC))
 }
 
-/// Packs columns `rows` of a matrix stored as \[K, M\], over an inner range that starts where an inner block does.
-fn pack_a<'m>(
-    cpu: &CpuQueue,
-    mat: Mat,
-    inner: Range<usize>,
-    rows: Range<usize>,
-    packed: View<'m>,
-) -> PackedA<'m> {
+/// Packs columns `rows` of a matrix stored as \[K, M\], over the slab's inner range.
+fn pack_a<'m>(cpu: &CpuQueue, mat: Mat, slab: &Slab, rows: Range<usize>, packed: View<'m>) -> PackedA<'m> {
     let tiles = rows.len().div_ceil(MR);
-    cpu.pool.run(inner.len().div_ceil(PACK_ROWS), &|item, _| {
-        let (k, depth) = inner_block(inner.len(), item * PACK_ROWS);
+    cpu.pool.run(slab.depth.div_ceil(PACK_ROWS), &|item, _| {
+        let (k, depth) = inner_block(slab.depth, item * PACK_ROWS);
         let row = item * PACK_ROWS;
-        let num_rows = PACK_ROWS.min(inner.len() - row);
+        let num_rows = PACK_ROWS.min(slab.depth - row);
         let out = packed.slice(k * tiles * MR, depth * tiles * MR);
         with_real!(mat.view.dtype(), R => {
             // SAFETY: A is an input of this call; nobody writes it meanwhile. Items write disjoint rows of
             // the tiles, which lie in scratch.
             cpu.isa.run(#[inline(always)] || unsafe {
-                let source = &mat.view.as_slice::<R>()[(inner.start + row) * mat.stride + rows.start..];
+                let source = &mat.view.as_slice::<R>()[(slab.first_k + row) * mat.stride + rows.start..];
                 let out = out.as_ptr::<f32>().add((row - k) * MR);
                 pack::a_columns(source, mat.stride, num_rows, rows.len(), out, depth * MR);
             });
         });
     });
-    PackedA { packed, first_k: inner.start, first_row: rows.start, tiles }
+    PackedA { packed, first_k: slab.first_k, first_row: rows.start, tiles }
 }
 
 /// Computes rows `rows` of C over a slab.

@@ -27,11 +27,17 @@ impl StepBuilder<'_> {
         self.reduces_after(done.micro).then_some(unit)
     }
 
-    /// Reduces a unit's gradient as one span.
+    /// Adds a unit's whole gradient to the bucket, and reduces the bucket if it is full or the micro-batch has no
+    /// more to add. Units are not cut: each belongs to the same owners as its states.
     pub fn reduce_unit(&mut self, unit: u32, micro: u32) {
         let end = self.trained_elems(unit);
         if end > 0 {
-            self.reduce(vec![SpanPart { unit, start: 0, end }], micro);
+            self.pending.push(SpanPart { unit, start: 0, end });
+        }
+        let filled: usize = self.pending.iter().map(|p| p.end - p.start).sum();
+        let last = (0..unit).all(|earlier| self.trained_elems(earlier) == 0);
+        if last || filled >= self.input.reduce_bucket {
+            self.flush_bucket(micro);
         }
     }
 

@@ -73,7 +73,7 @@ pub struct StepBuilder<'a> {
     front_spans: HashMap<(u32, usize), SpanId>,
     /// Shards fetched from the host so far; staging buffers take turns.
     fetches: u32,
-    /// Parts of a reduction bucket that is not full yet.
+    /// Parts of a bucket, to be reduced or published, that is not full yet.
     pending: Vec<SpanPart>,
     /// Reductions that were the last of some unit's whole gradient.
     reduced: Vec<OpId>,

@@ -36,6 +36,7 @@ impl StepBuilder<'_> {
         self.emit(OpKind::ClipNorm, lane, vec![(norm, Access::Update)], &[]);
         if self.input.placements.optimizer_tier == Tier::Device {
             trained.iter().for_each(|unit| self.update_on_device(*unit, norm));
+            self.publish_bucket();
             return;
         }
         // A piece's copies are issued before its neighbour's update, so that they overlap it.
@@ -52,6 +53,7 @@ impl StepBuilder<'_> {
                 self.publish(piece.unit);
             }
         }
+        self.publish_bucket();
     }
 
     /// What passes through the host's staging at a time. Small, because staging holds two of them with all
@@ -83,13 +85,27 @@ impl StepBuilder<'_> {
         self.publish(unit);
     }
 
-    /// Optimizer sharded, parameters whole: everyone gets everyone's updates.
+    /// Optimizer sharded, parameters whole: everyone gets everyone's updates, a bucket at a time.
     fn publish(&mut self, unit: u32) {
         let p = &self.input.placements;
         if p.optimizer == Placement::Shard && p.params == Placement::Whole && self.input.mesh.shard > 1 {
-            let span = self.trained_span(unit);
-            let working = self.state(unit, State::Working);
-            self.emit(OpKind::Publish(span), Lane::Comm, vec![(working, Access::Update)], &[]);
+            self.pending.push(SpanPart { unit, start: 0, end: self.trained_elems(unit) });
+            let filled: usize = self.pending.iter().map(|part| part.end - part.start).sum();
+            if filled >= self.input.publish_bucket {
+                self.publish_bucket();
+            }
+        }
+    }
+
+    fn publish_bucket(&mut self) {
+        let parts = std::mem::take(&mut self.pending);
+        if !parts.is_empty() {
+            let mut accesses = Vec::new();
+            for part in &parts {
+                accesses.push((self.state(part.unit, State::Working), Access::Update));
+            }
+            let span = self.span(parts);
+            self.emit(OpKind::Publish(span), Lane::Comm, accesses, &[]);
         }
     }
 

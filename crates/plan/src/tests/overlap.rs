@@ -159,7 +159,8 @@ fn updates_on_the_host_overlap_their_neighbours_copies() {
         let plan = setup.plan();
         let schedule = &train_phase(&plan).schedule;
         let times = equal_times(schedule);
-        let update = |unit| find(schedule, |k| matches!(k, OpKind::Update { unit: u, start: 0, .. } if *u == unit));
+        let update =
+            |unit| find(schedule, |k| matches!(k, OpKind::Update { unit: u, start: 0, .. } if *u == unit));
         let norm = find(schedule, |k| *k == OpKind::ClipNorm);
         for unit in 1..6 {
             assert!(times[update(unit)].0 >= times[norm].1);

@@ -66,6 +66,8 @@ fn any_setup() -> impl Strategy<Value = Setup> {
             params_tier: if sharded { params_tier } else { Tier::Device },
             optimizer_tier,
             bucket,
+            // Each unit by itself, some joined, all joined.
+            joined: [0, 40_000, usize::MAX][bucket.trailing_zeros() as usize % 3],
             coefficients_ahead,
             adapter: models.0,
             ppo: models.1,
