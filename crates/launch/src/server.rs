@@ -380,6 +380,8 @@ impl Server {
     fn closed(&mut self, now: Duration, conn: ConnId) {
         let Some(state) = self.conns.remove(&conn) else { return };
         match state.stage {
+            // A rank that was still greeting when the run ended has gone with it.
+            Stage::Hello { .. } | Stage::Proof { .. } if matches!(self.phase, Phase::Over(_)) => {}
             Stage::Hello { got, .. } if got.is_empty() => {
                 self.note(now, &state.from, "it closed without a word");
             }

@@ -122,6 +122,9 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
 }
 
 /// One start of all ranks of this node.
+/// For ranks of other nodes to end after those of this one have.
+const OTHER_NODES: Duration = Duration::from_secs(10);
+
 struct Attempt<'a> {
     job: &'a Supervisor,
     token: &'a Token,
@@ -178,7 +181,29 @@ impl Attempt<'_> {
             }
         }
         ranks.iter_mut().flat_map(|rank| &mut rank.pipes).for_each(|pipe| pipe.finish(console));
-        Ok(self.ending(&watch, &ranks, &order, server.as_ref()))
+        let ending = self.ending(&watch, &ranks, &order, server.as_ref());
+        match (ending, server) {
+            (Ending::Done, Some(server)) if self.job.nodes > 1 => Ok(self.outlive(server)),
+            (ending, _) => Ok(ending),
+        }
+    }
+
+    /// Ranks of other nodes may still be taking their leave of the rendezvous, which is here.
+    fn outlive(&self, server: RunningServer) -> Ending {
+        let start = Instant::now();
+        while server.outcome().is_none() && start.elapsed() < OTHER_NODES {
+            if let Some(signal) = self.signals.wait::<UnixStream>(&[]) {
+                return Ending::Signalled(signal);
+            }
+        }
+        match server.outcome() {
+            Some(Outcome::Failed(abort)) => Ending::Failed(cause(&[], Some(&abort))),
+            Some(Outcome::Done) => {
+                server.finish();
+                Ending::Done
+            }
+            None => Ending::Done,
+        }
     }
 
     fn ending(

@@ -127,7 +127,7 @@ impl Prepared {
             ("strategy", strategy_name(config.plan.strategy)),
             ("plan", brief(&plan)),
             ("data set", self.dataset.fingerprint()[..16.min(self.dataset.fingerprint().len())].to_string()),
-            ("tokenizer", brief(&self.tokenizer.fingerprint().to_string())),
+            ("tokenizer", brief(self.tokenizer.fingerprint())),
             ("batch and optimizer", brief(&numbers)),
             ("start", from),
         ]
