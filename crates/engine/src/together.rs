@@ -15,6 +15,11 @@ impl Engine {
         (!self.core.is_alone()).then(|| self.core.comm().note().to_string())
     }
 
+    /// How spilled states move, in words. `None` where nothing is spilled.
+    pub fn spill(&self) -> Option<&'static str> {
+        self.core.memories.spill.as_ref().map(|spill| spill.described())
+    }
+
     /// Everybody's bytes, in the order of ranks. All ranks call it alike.
     pub fn exchange(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, EngineError> {
         if self.core.is_alone() {

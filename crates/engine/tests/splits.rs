@@ -15,13 +15,18 @@ const LENGTHS: [usize; 8] = [70, 3, 41, 1, 120, 9, 17, 60];
 const DESCENT: Updates =
     Updates { t: 1, lr: 1e-2, betas: (0.0, 0.0), eps: 1.0, weight_decay: 0.0, max_norm: None };
 
-fn run(shape: &ModelShape, strategy: StrategyName, ranks: u32, rows: usize, micros: u32) -> Trace {
+fn run(
+    shape: &ModelShape,
+    (strategy, order): (StrategyName, AccumulationOrder),
+    ranks: u32,
+    rows: usize,
+    micros: u32,
+) -> Trace {
     let all = Micro::random(&LENGTHS, shape.vocab, 11);
     let mesh = match strategy {
         StrategyName::Ddp => Mesh::on_one_node(ranks, 1),
         _ => Mesh::on_one_node(1, ranks),
     };
-    let order = AccumulationOrder::Local;
     let setup =
         Setup { strategy, mesh, micros, order, tokens: 512, threads: 1, max_doc: 128, ..Setup::default() };
     let batches = |_: Step, rank: Rank| {
@@ -40,11 +45,13 @@ fn the_cut_over_ranks_rows_and_accumulation_changes_only_rounding() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let values = |trace: &Trace| trace.states.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
     let norm = |trace: &Trace| f64::from_bits(trace.norms[0]);
-    let whole = run(&shape, StrategyName::Ddp, 1, 8, 1);
-    for strategy in [StrategyName::Ddp, StrategyName::Zero3] {
+    use AccumulationOrder::{Local, Reduced};
+    let whole = run(&shape, (StrategyName::Ddp, Local), 1, 8, 1);
+    let (ddp, zero3) = (StrategyName::Ddp, StrategyName::Zero3);
+    for how in [(ddp, Local), (ddp, Reduced), (zero3, Local), (zero3, Reduced)] {
         for (ranks, rows, micros) in [(1, 8, 1), (2, 2, 2), (4, 1, 2), (2, 1, 4)] {
-            let cut = run(&shape, strategy, ranks, rows, micros);
-            let what = format!("{strategy:?}, {ranks} ranks x {rows} rows x {micros} micro-batches");
+            let cut = run(&shape, how, ranks, rows, micros);
+            let what = format!("{how:?}, {ranks} ranks x {rows} rows x {micros} micro-batches");
             let off = (norm(&cut) - norm(&whole)).abs() / norm(&whole);
             assert!(off < 1e-6, "{what}: the norm is off by {off:e}");
             for (a, b) in values(&cut).iter().zip(values(&whole)) {
@@ -67,7 +74,7 @@ fn averaging_ranks_would_be_seen() {
         (vec![mine], denominator)
     };
     let wrong = train_world(&shape, &setup, CarrierKind::Thread, 1, DESCENT, &averaged, None);
-    let right = run(&shape, StrategyName::Ddp, 2, 4, 1);
+    let right = run(&shape, (StrategyName::Ddp, AccumulationOrder::Local), 2, 4, 1);
     let norm = |trace: &Trace| f64::from_bits(trace.norms[0]);
     assert!((norm(&wrong) - norm(&right)).abs() > 1e-3 * norm(&right));
 }

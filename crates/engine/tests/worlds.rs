@@ -1,7 +1,15 @@
 //! The same numbers, whatever the strategy: cases in which every two choices meet, each compared with plain
 //! ddp on its mesh. `cargo run --release -p lockstep-engine --example all_worlds` runs every case there is.
 
-use lockstep_testkit::{pairwise_cases, run_case};
+use lockstep_config::StrategyName;
+use lockstep_core::Mesh;
+use lockstep_engine::{Engine, Updates};
+use lockstep_plan::{State, Tier};
+use lockstep_shape::ModelShape;
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, in_world, pairwise_cases, run_case};
+
+const UPDATES: Updates =
+    Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
 
 #[test]
 fn every_two_choices_agree_with_plain_ddp() {
@@ -17,4 +25,47 @@ fn every_two_choices_agree_with_plain_ddp() {
         assert!(got.log_probs == want.log_probs, "{case}: other log-probabilities than plain ddp");
         assert!(got.states == want.states, "{case}: other weights or moments than plain ddp");
     }
+}
+
+/// One rank's gradient is not finite: no rank updates anything, wherever its states are, and all say so.
+#[test]
+fn a_step_that_is_not_finite_is_skipped_by_all() {
+    let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
+    for strategy in [StrategyName::Ddp, StrategyName::Zero1, StrategyName::Zero3] {
+        for tier in [Tier::Device, Tier::Host, Tier::Nvme] {
+            let mesh = match strategy {
+                StrategyName::Ddp => Mesh::on_one_node(3, 1),
+                _ => Mesh::on_one_node(1, 3),
+            };
+            let params_tier = if strategy == StrategyName::Zero3 { tier } else { Tier::Device };
+            let setup =
+                Setup { strategy, mesh, optimizer_tier: tier, params_tier, threads: 1, ..Setup::default() };
+            let dir = tempfile::tempdir().unwrap();
+            let skipped = in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
+                let before = states(engine);
+                let mut window = Window::new(vec![Micro::random(&[20, 9], 101, 3)]);
+                if engine.rank().0 == 1 {
+                    window.denominator = 0.0;
+                }
+                let report = engine.train_step(&mut window, &UPDATES).unwrap();
+                assert!(states(engine) == before, "{strategy:?}, {tier}: a skipped step changed a state");
+                report.skipped
+            });
+            assert_eq!(skipped, [true; 3], "{strategy:?}, {tier}");
+        }
+    }
+}
+
+fn states(engine: &Engine) -> Vec<u32> {
+    let mut bits = Vec::new();
+    for (u, unit) in engine.units().iter().enumerate() {
+        for segment in &unit.segments {
+            for state in [State::Working, State::ExpAvg, State::ExpAvgSq] {
+                let mut values = vec![0f32; segment.elems()];
+                engine.read_whole(u, segment, state, 0..segment.elems(), &mut values).unwrap();
+                bits.extend(values.iter().map(|v| v.to_bits()));
+            }
+        }
+    }
+    bits
 }

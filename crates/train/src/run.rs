@@ -110,6 +110,9 @@ pub fn train(
     if let Some(carrier) = engine.carrier() {
         log.event(&format!("{} ranks over {carrier}", config.plan.world_size()))?;
     }
+    if let Some(spill) = engine.spill() {
+        log.event(&format!("states on a disk: {} of each rank, {spill}", engine.plan().nvme_bytes))?;
+    }
     for note in &prepared.notes {
         progress.note(note);
         log.event(note)?;

@@ -1,4 +1,10 @@
 //! A file that holds what memory does not: a rank's share of states on a disk.
+//!
+//! Bytes go past the page cache where the file system can, or what was spilled would be in memory all the
+//! same; and many requests are under way at once where the system has io_uring.
+
+#[cfg(target_os = "linux")]
+mod ring;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -23,6 +29,11 @@ pub enum SpillError {
 #[derive(Debug)]
 pub struct Spill {
     file: File,
+    /// The same file, opened to bypass the page cache.
+    #[cfg(target_os = "linux")]
+    direct: Option<File>,
+    #[cfg(target_os = "linux")]
+    ring: Option<ring::Ring>,
     dir: PathBuf,
 }
 
@@ -41,9 +52,39 @@ impl Spill {
                 Ok(file) => break (path, file),
             }
         };
+        #[cfg(target_os = "linux")]
+        let direct = open_direct(&path);
         std::fs::remove_file(&path).map_err(fail)?;
         reserve(&file, bytes).map_err(fail)?;
-        Ok(Spill { file, dir: dir.to_path_buf() })
+        Ok(Spill {
+            file,
+            #[cfg(target_os = "linux")]
+            direct: direct.filter(|direct| bytes.0 >= 1024 && reads_sectors(direct)),
+            #[cfg(target_os = "linux")]
+            ring: ring::Ring::open(),
+            dir: dir.to_path_buf(),
+        })
+    }
+
+    /// How bytes move, in words.
+    pub fn described(&self) -> &'static str {
+        #[cfg(target_os = "linux")]
+        return match (&self.direct, &self.ring) {
+            (Some(_), Some(_)) => "direct, io_uring",
+            (Some(_), None) => "direct",
+            (None, Some(_)) => "through the page cache, io_uring",
+            (None, None) => "through the page cache",
+        };
+        #[cfg(not(target_os = "linux"))]
+        "through the page cache"
+    }
+
+    /// The file to move these bytes with: direct where address and place allow it.
+    #[cfg(target_os = "linux")]
+    fn fitting(&self, offset: u64, bytes: &[u8]) -> &File {
+        let aligned = |n: usize| n.is_multiple_of(SECTOR);
+        let fits = aligned(offset as usize) && aligned(bytes.len()) && aligned(bytes.as_ptr() as usize);
+        self.direct.as_ref().filter(|_| fits).unwrap_or(&self.file)
     }
 
     /// Fills `view` from byte `offset` on.
@@ -51,14 +92,28 @@ impl Spill {
         // SAFETY: the caller's lane owns the view while this runs, by the plan's waits; any bytes are a
         // valid value of every dtype.
         let bytes = unsafe { view.as_bytes_mut() };
-        self.file.read_exact_at(bytes, offset).map_err(|cause| self.failed("read", view.bytes(), cause))
+        #[cfg(target_os = "linux")]
+        let outcome = match &self.ring {
+            Some(ring) => ring.read(self.fitting(offset, bytes), offset, bytes),
+            None => self.fitting(offset, bytes).read_exact_at(bytes, offset),
+        };
+        #[cfg(not(target_os = "linux"))]
+        let outcome = self.file.read_exact_at(bytes, offset);
+        outcome.map_err(|cause| self.failed("read", view.bytes(), cause))
     }
 
     /// Writes `view` from byte `offset` on.
     pub fn write(&self, offset: u64, view: View<'_>) -> Result<(), SpillError> {
         // SAFETY: nobody writes the view while this runs, by the plan's waits.
         let bytes = unsafe { view.as_bytes() };
-        self.file.write_all_at(bytes, offset).map_err(|cause| self.failed("write", view.bytes(), cause))
+        #[cfg(target_os = "linux")]
+        let outcome = match &self.ring {
+            Some(ring) => ring.write(self.fitting(offset, bytes), offset, bytes),
+            None => self.fitting(offset, bytes).write_all_at(bytes, offset),
+        };
+        #[cfg(not(target_os = "linux"))]
+        let outcome = self.file.write_all_at(bytes, offset);
+        outcome.map_err(|cause| self.failed("write", view.bytes(), cause))
     }
 
     /// Reads elements of `dtype` from byte `offset` on, as f32. Between steps: it allocates.
@@ -93,6 +148,26 @@ impl Spill {
     fn failed(&self, verb: &'static str, len: usize, cause: io::Error) -> SpillError {
         SpillError::Move { dir: self.dir.clone(), verb, len, cause }
     }
+}
+
+/// What direct transfers must be a multiple of, on most disks. Shards are multiples of 256 elements.
+#[cfg(target_os = "linux")]
+const SECTOR: usize = 512;
+
+#[cfg(target_os = "linux")]
+fn open_direct(path: &Path) -> Option<File> {
+    use rustix::fs::{Mode, OFlags, open};
+    open(path, OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty()).ok().map(File::from)
+}
+
+/// Whether a direct read of one sector works: some file systems refuse direct transfers only then, and some
+/// disks have larger sectors.
+#[cfg(target_os = "linux")]
+fn reads_sectors(file: &File) -> bool {
+    #[repr(align(512))]
+    struct Sector([u8; SECTOR]);
+    let mut room = Sector([0; SECTOR]);
+    file.read_exact_at(&mut room.0, SECTOR as u64).is_ok()
 }
 
 /// Reserves room, so that a full disk is found here and not in the middle of a step.
@@ -131,5 +206,34 @@ mod tests {
         spill.read(0, b).unwrap();
         b.read(&mut out);
         assert_eq!(out, [0.0; 100]);
+    }
+
+    /// Large and small, aligned and not, seen alike by both ways to the file.
+    #[test]
+    fn every_length_and_place_arrives() {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = 6 << 20;
+        let spill = Spill::make(dir.path(), Bytes(bytes)).unwrap();
+        println!("{}", spill.described());
+        let memory = Memory::take(Bytes(2 * bytes), &Pool::new(1)).unwrap();
+        let elems = bytes as usize / 4;
+        let (from, to) = (memory.view(0, elems, DType::F32), memory.view(bytes as usize, elems, DType::F32));
+        let values: Vec<f32> = (0..elems).map(|i| i as f32).collect();
+        for (start, len) in [(0, elems), (256, 256), (1024, elems - 2048), (3, 1000), (128, 129), (0, 0)] {
+            from.write(&values);
+            to.zero();
+            spill.write(4 * start as u64, from.slice(start, len)).unwrap();
+            spill.read(4 * start as u64, to.slice(start, len)).unwrap();
+            let mut out = vec![0f32; len];
+            to.slice(start, len).read(&mut out);
+            assert!(out == values[start..start + len], "[{start}, +{len}]");
+            spill.read_f32(4 * start as u64, DType::F32, &mut out).unwrap();
+            assert!(out == values[start..start + len], "[{start}, +{len}] through the cache");
+        }
+        spill.write_f32(4096, DType::F32, &[7.0; 300]).unwrap();
+        spill.read(4096, to.first(256)).unwrap();
+        let mut out = [0f32; 256];
+        to.first(256).read(&mut out);
+        assert_eq!(out, [7.0; 256]);
     }
 }

@@ -1,0 +1,109 @@
+//! Many requests at once, through io_uring.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+
+use io_uring::{IoUring, opcode, squeue, types};
+
+/// Requests under way at once, and bytes of each.
+const DEPTH: usize = 16;
+const REQUEST: usize = 256 << 10;
+
+/// A ring of its own for each spill file. Lanes take turns.
+pub(super) struct Ring(Mutex<IoUring>);
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Ring")
+    }
+}
+
+impl Ring {
+    /// `None` where the system has no io_uring, or does not allow it, as in many containers.
+    pub(super) fn open() -> Option<Ring> {
+        IoUring::new(DEPTH as u32).ok().map(|ring| Ring(Mutex::new(ring)))
+    }
+
+    pub(super) fn read(&self, file: &File, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let (base, fd) = (into.as_mut_ptr(), types::Fd(file.as_raw_fd()));
+        let entry = |start: usize, len: usize| {
+            opcode::Read::new(fd, base.wrapping_add(start), len as u32).offset(offset + start as u64).build()
+        };
+        // What was cut short comes the plain way, errors included.
+        self.transfer(into.len(), &entry, &mut |start, end| {
+            // SAFETY: inside `into`, which no request touches any more.
+            let rest = unsafe { std::slice::from_raw_parts_mut(base.add(start), end - start) };
+            file.read_exact_at(rest, offset + start as u64)
+        })
+    }
+
+    pub(super) fn write(&self, file: &File, offset: u64, from: &[u8]) -> io::Result<()> {
+        let (base, fd) = (from.as_ptr(), types::Fd(file.as_raw_fd()));
+        let entry = |start: usize, len: usize| {
+            opcode::Write::new(fd, base.wrapping_add(start), len as u32).offset(offset + start as u64).build()
+        };
+        self.transfer(from.len(), &entry, &mut |start, end| {
+            file.write_all_at(&from[start..end], offset + start as u64)
+        })
+    }
+
+    /// Makes requests that together cover `[0, len)`, and has `rest` do what they leave.
+    fn transfer(
+        &self,
+        len: usize,
+        entry: &dyn Fn(usize, usize) -> squeue::Entry,
+        rest: &mut dyn FnMut(usize, usize) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for first in (0..len).step_by(DEPTH * REQUEST) {
+            let requests = (len - first).div_ceil(REQUEST).min(DEPTH);
+            let bounds = |i: usize| (first + i * REQUEST, (first + (i + 1) * REQUEST).min(len));
+            for i in 0..requests {
+                let (start, end) = bounds(i);
+                // SAFETY: the entry's bytes are the caller's to read or write until `finish` has seen every
+                // request end; the file outlives the call.
+                unsafe { ring.submission().push(&entry(start, end - start).user_data(i as u64)) }
+                    .expect("the ring has room for a batch");
+            }
+            let results = finish(&mut ring, requests);
+            for (i, result) in results.iter().enumerate().take(requests) {
+                let (start, end) = bounds(i);
+                let moved = match *result {
+                    moved @ 0.. => moved as usize,
+                    // Interrupted, or not now: done below.
+                    code if matches!(-code, EINTR | EAGAIN) => 0,
+                    code => return Err(io::Error::from_raw_os_error(-code)),
+                };
+                if start + moved < end {
+                    rest(start + moved, end)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const EINTR: i32 = 4;
+const EAGAIN: i32 = 11;
+
+/// Submits what was pushed and waits until all of it has ended: until then its bytes are the kernel's.
+fn finish(ring: &mut IoUring, requests: usize) -> [i32; DEPTH] {
+    let mut results = [0; DEPTH];
+    let mut ended = 0;
+    while ended < requests {
+        match ring.submit_and_wait(1) {
+            Ok(_) => {}
+            Err(cause) if matches!(cause.raw_os_error(), Some(EINTR | EAGAIN)) => {}
+            // Returning would give back memory that the kernel may still write to.
+            Err(cause) => panic!("io_uring stopped working: {cause}"),
+        }
+        for done in ring.completion() {
+            results[done.user_data() as usize] = done.result();
+            ended += 1;
+        }
+    }
+    results
+}
