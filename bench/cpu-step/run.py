@@ -7,8 +7,8 @@
 
 `--python` is an interpreter with torch. Every process trains `--steps` steps, of which the first two are not counted.
 The raw lines are added to raw-<date>.jsonl here; the table is printed: the median of the processes' own median tokens
-per second, their spread, and ratios to the first peer; and the share of the multiply-add peak, the best of those measured. `--tiny` measures start to first step instead: the wall clock
-of a whole one-step process on the tiny model, ten times.
+per second, their spread, ratios to the first peer, and the share of the multiply-add peak, the best of those measured.
+`--tiny` measures start to first step instead: the wall clock of a whole one-step process on the tiny model, ten times.
 """
 
 import argparse

@@ -8,8 +8,8 @@
 //!   them anew.
 //!
 //! Decisions are pure: `server`, `client` and `watch` turn `(now, event)` into actions and see no socket,
-//! process or clock. `serve`, `control` and `supervise` are the thin loops that carry the actions out. Nothing here prints, exits or reads the environment: the caller hands in
-//! what it has read and prints what it is given.
+//! process or clock. `serve`, `control` and `supervise` are the thin loops that carry the actions out. Nothing
+//! here prints, exits or reads the environment: the caller hands in what it has read and prints what it is given.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The step as data: a list of operations on three lanes.
+//! The step as data: a list of operations on four lanes.
 
 use std::fmt;
 
