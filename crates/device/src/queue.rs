@@ -28,8 +28,13 @@ impl Queue {
         Queue::Cpu(CpuQueue { pool: Pool::new(num_threads), isa })
     }
 
-    pub fn num_threads(&self) -> usize {
+    /// The host's threads behind the lane.
+    pub fn pool(&self) -> &Pool {
         let Queue::Cpu(cpu) = self;
-        cpu.pool.num_threads()
+        &cpu.pool
+    }
+
+    pub fn num_threads(&self) -> usize {
+        self.pool().num_threads()
     }
 }

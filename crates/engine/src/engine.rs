@@ -33,21 +33,20 @@ pub struct Resources {
 impl Resources {
     /// One rank, with memory of its own.
     pub fn alone(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
-        let Queue::Cpu(cpu) = &queue else { unreachable!("only CPU queues exist") };
-        let memory = Arc::new(Memory::take(plan.arena, &cpu.pool)?);
+        let memory = Arc::new(Memory::take(plan.arena, queue.pool())?);
         Ok(Resources { rank: Rank(0), memory, comm: None, queue, spill_dir: None })
     }
 }
 
 /// Runs the training phase of a plan.
 pub struct Engine {
-    pub(crate) core: Arc<Core>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) queue: Queue,
     lanes: Vec<JoinHandle<()>>,
 }
 
 /// What all lanes share.
-pub(crate) struct Core {
+pub(crate) struct Shared {
     pub(crate) plan: RunPlan,
     pub(crate) phase: usize,
     pub(crate) places: Places,
@@ -81,13 +80,12 @@ impl Engine {
         assert_eq!(memory.bytes(), plan.arena, "the arena is the plan's");
         let (world, here) = (plan.input.mesh.world(), comm.as_ref().map_or(1, |c| c.world()));
         assert_eq!(world, here, "the plan is for {world} ranks, the carrier for {here}");
-        let Queue::Cpu(cpu) = &queue else { unreachable!("only CPU queues exist") };
         let spill = match (plan.nvme_bytes, spill_dir) {
             (Bytes::ZERO, _) => None,
             (bytes, Some(dir)) => Some(Spill::make(&dir, bytes)?),
             (bytes, None) => return Err(EngineError::NoSpillDir { bytes }),
         };
-        let memories = Memories { device: memory, host: Memory::take(plan.host_bytes, &cpu.pool)?, spill };
+        let memories = Memories { device: memory, host: Memory::take(plan.host_bytes, queue.pool())?, spill };
         let places = Places::of(&plan, &plan.phases[phase], rank);
         let model = &plan.input.models[plan.phases[phase].model.0 as usize];
         lockstep_model::fill_tables(&model.shape, places.tables.view(&memories));
@@ -100,7 +98,7 @@ impl Engine {
             })
             .unwrap_or_default();
         let mesh = plan.input.mesh;
-        let core = Arc::new(Core {
+        let shared = Arc::new(Shared {
             phase,
             places,
             tasks,
@@ -117,34 +115,34 @@ impl Engine {
         });
         let lanes = [Lane::Comm, Lane::Copy, Lane::Host]
             .into_iter()
-            .filter(|lane| core.schedule_phase().schedule.ops.iter().any(|op| op.lane == *lane))
+            .filter(|lane| shared.schedule_phase().schedule.ops.iter().any(|op| op.lane == *lane))
             .map(|lane| {
                 // Copies and sums of the comm lane are bound by memory; updates on the host are work.
                 let threads = if lane == Lane::Host { queue.num_threads() } else { 1 };
-                core.clone().spawn(lane, Queue::cpu(threads))
+                shared.clone().spawn(lane, Queue::cpu(threads))
             })
             .collect();
-        Ok(Engine { core, queue, lanes })
+        Ok(Engine { shared, queue, lanes })
     }
 
     pub fn plan(&self) -> &RunPlan {
-        &self.core.plan
+        &self.shared.plan
     }
 
     pub fn rank(&self) -> Rank {
-        self.core.rank
+        self.shared.rank
     }
 
     /// Whether this rank is the one to write down what it holds of a state: of several that hold the
     /// same, the first.
     pub fn keeps(&self, state: State) -> bool {
-        let (input, rank) = (&self.core.plan.input, self.core.rank);
+        let (input, rank) = (&self.shared.plan.input, self.shared.rank);
         input.mesh.replica(rank) == 0 && (input.is_sharded(state) || input.mesh.shard_idx(rank) == 0)
     }
 
     /// Bytes taken, on the device and on the host: what the plan said.
     pub fn arena_bytes(&self) -> Bytes {
-        self.core.memories.device.bytes() + self.core.memories.host.bytes()
+        self.shared.memories.device.bytes() + self.shared.memories.host.bytes()
     }
 
     pub(crate) fn num_lane_threads(&self) -> u32 {
@@ -155,8 +153,8 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // After a failure a lane may wait for a peer that never comes; it ends with its process.
-        if !self.core.lanes.is_stopped() {
-            self.core.lanes.quit();
+        if !self.shared.lanes.is_stopped() {
+            self.shared.lanes.quit();
             for lane in self.lanes.drain(..) {
                 let _ = lane.join();
             }
@@ -164,7 +162,7 @@ impl Drop for Engine {
     }
 }
 
-impl Core {
+impl Shared {
     pub(crate) fn schedule_phase(&self) -> &Phase {
         &self.plan.phases[self.phase]
     }

@@ -1,12 +1,16 @@
 //! One step: every lane its operations, in order; here the compute lane, which computes units.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
 use lockstep_device::{Queue, View};
 use lockstep_model::{Inputs, Tied, Unit};
 use lockstep_plan::{Lane, OpKind};
 use lockstep_shape::{Program, Slot, UnitShape};
 
 use crate::driver::{Driver, StepReport, Updates};
-use crate::engine::{Core, Engine, StepState};
+use crate::engine::{Engine, Shared, StepState};
 use crate::error::EngineError;
 use crate::places::{Place, SlotPlaces};
 use crate::task::Task;
@@ -25,33 +29,62 @@ impl Engine {
         driver: &mut dyn Driver,
         updates: &Updates,
     ) -> Result<StepReport, EngineError> {
-        let core = &*self.core;
-        *core.step_state() = StepState { updates: *updates, grad_norm: 0.0, clip: 1.0, skip: false };
-        core.lanes.begin(self.num_lane_threads());
-        if let Err(cause) = core.compute_lane(driver, &self.queue) {
-            core.lanes.stop(cause);
+        let shared = &*self.shared;
+        *shared.step_state() = StepState { updates: *updates, grad_norm: 0.0, clip: 1.0, skip: false };
+        shared.lanes.begin(self.num_lane_threads());
+        if let Err(cause) = shared.compute_lane(driver, &self.queue) {
+            shared.lanes.stop(cause);
         }
-        core.lanes.end()?;
-        let state = core.step_state();
+        shared.lanes.end()?;
+        let state = shared.step_state();
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
     }
 }
 
-impl Core {
-    fn compute_lane(&self, driver: &mut dyn Driver, queue: &Queue) -> Result<(), EngineError> {
+impl Shared {
+    /// A thread that runs one lane's part of every step.
+    pub(crate) fn spawn(self: Arc<Self>, lane: Lane, queue: Queue) -> JoinHandle<()> {
+        let name = format!("{lane}-lane");
+        let run = move || {
+            let mut seen = 0;
+            while let Some(step) = self.lanes.next_step(seen) {
+                seen = step;
+                let outcome =
+                    catch_unwind(AssertUnwindSafe(|| self.run_lane(lane, &mut |i, _| self.run(i, &queue))));
+                match outcome {
+                    Ok(Ok(())) => {}
+                    Ok(Err(cause)) => self.lanes.stop(cause),
+                    Err(_) => self.lanes.stop(EngineError::LanePanicked { lane: lane.to_string() }),
+                }
+                self.lanes.leave();
+            }
+        };
+        std::thread::Builder::new().name(name).spawn(run).expect("the system can start a thread")
+    }
+
+    /// Runs one lane's operations, each when what it waits for is over.
+    fn run_lane(
+        &self,
+        lane: Lane,
+        each: &mut dyn FnMut(usize, OpKind) -> Result<(), EngineError>,
+    ) -> Result<(), EngineError> {
         let schedule = &self.schedule_phase().schedule;
-        let mut batch = Batch::default();
-        for (i, op) in schedule.ops.iter().enumerate().filter(|(_, op)| op.lane == Lane::Compute) {
+        for (i, op) in schedule.ops.iter().enumerate().filter(|(_, op)| op.lane == lane) {
             if self.lanes.before(op, schedule).is_err() {
                 return Ok(());
             }
-            match self.tasks[i] {
-                Task::Compute => self.compute(op.kind, driver, queue, &mut batch)?,
-                _ => self.run(i, queue)?,
-            }
-            self.lanes.after(Lane::Compute, i);
+            each(i, op.kind)?;
+            self.lanes.after(lane, i);
         }
         Ok(())
+    }
+
+    fn compute_lane(&self, driver: &mut dyn Driver, queue: &Queue) -> Result<(), EngineError> {
+        let mut batch = Batch::default();
+        self.run_lane(Lane::Compute, &mut |i, kind| match self.tasks[i] {
+            Task::Compute => self.compute(kind, driver, queue, &mut batch),
+            _ => self.run(i, queue),
+        })
     }
 
     fn compute(

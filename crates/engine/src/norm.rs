@@ -5,7 +5,7 @@ use lockstep_core::Axis;
 use lockstep_core::sum::{Node, fold_range, merge};
 use lockstep_plan::State;
 
-use crate::engine::Core;
+use crate::engine::Shared;
 
 /// Room for the subtrees of the norm, so that folding and exchanging them allocates nothing.
 pub(crate) struct NormWork {
@@ -25,7 +25,7 @@ impl NormWork {
     }
 }
 
-impl Core {
+impl Shared {
     /// From the blocks' sums of squares to the norm, the clip factor and whether the step is skipped:
     /// the same on every rank.
     pub(crate) fn clip_norm(&self, tag: u64) -> Result<(), CommError> {

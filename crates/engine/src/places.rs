@@ -16,6 +16,12 @@ pub(crate) struct Memories {
     pub(crate) spill: Option<Spill>,
 }
 
+impl Memories {
+    fn spill(&self) -> &Spill {
+        self.spill.as_ref().expect("a plan with states on a disk has a spill file")
+    }
+}
+
 /// A buffer's place, or a part of one, in the device's or the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -82,12 +88,33 @@ impl Spot {
         }
     }
 
+    /// Reads all elements, as f32. Between steps.
+    pub(crate) fn read_f32(&self, memories: &Memories, out: &mut [f32]) -> Result<(), SpillError> {
+        match self {
+            Spot::Memory(place) => place.view(memories).read_f32(out),
+            Spot::File { offset, dtype, .. } => memories.spill().read_f32(*offset, *dtype, out)?,
+        }
+        Ok(())
+    }
+
+    /// Writes all elements, from f32. Between steps.
+    pub(crate) fn write_f32(&self, memories: &Memories, values: &[f32]) -> Result<(), SpillError> {
+        match self {
+            Spot::Memory(place) => place.view(memories).write_f32(values),
+            Spot::File { offset, dtype, .. } => memories.spill().write_f32(*offset, *dtype, values)?,
+        }
+        Ok(())
+    }
+
     pub(crate) fn copy_to(&self, to: &Spot, memories: &Memories) -> Result<(), SpillError> {
-        let spill = || memories.spill.as_ref().expect("a plan with files has a spill file");
         match (self, to) {
             (Spot::Memory(from), Spot::Memory(to)) => to.view(memories).copy_from(&from.view(memories)),
-            (Spot::Memory(from), Spot::File { offset, .. }) => spill().write(*offset, from.view(memories))?,
-            (Spot::File { offset, .. }, Spot::Memory(to)) => spill().read(*offset, to.view(memories))?,
+            (Spot::Memory(from), Spot::File { offset, .. }) => {
+                memories.spill().write(*offset, from.view(memories))?
+            }
+            (Spot::File { offset, .. }, Spot::Memory(to)) => {
+                memories.spill().read(*offset, to.view(memories))?
+            }
             (Spot::File { .. }, Spot::File { .. }) => unreachable!("nothing moves from disk to disk"),
         }
         Ok(())

@@ -1,53 +1,18 @@
 //! Running what is not a unit's computation: collectives, copies, the norm, updates. Any lane may.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::thread::JoinHandle;
-
 use lockstep_comm::{Gathered, MAX_OFFERS};
 use lockstep_core::Axis;
 use lockstep_device::{Queue, View};
 use lockstep_ops::adamw::{self, Rates};
 use lockstep_ops::reduce;
-use lockstep_plan::{Lane, schedule_text};
+use lockstep_plan::operation_text;
 
-use crate::engine::Core;
+use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::places::Place;
 use crate::task::{Gather, Reduce, Task, Update};
 
-impl Core {
-    /// A thread that runs one lane's part of every step.
-    pub(crate) fn spawn(self: Arc<Self>, lane: Lane, queue: Queue) -> JoinHandle<()> {
-        let name = format!("{lane}-lane");
-        let run = move || {
-            let mut seen = 0;
-            while let Some(step) = self.lanes.next_step(seen) {
-                seen = step;
-                let outcome = catch_unwind(AssertUnwindSafe(|| self.run_lane(lane, &queue)));
-                match outcome {
-                    Ok(Ok(())) => {}
-                    Ok(Err(cause)) => self.lanes.stop(cause),
-                    Err(_) => self.lanes.stop(EngineError::LanePanicked { lane: lane.to_string() }),
-                }
-                self.lanes.leave();
-            }
-        };
-        std::thread::Builder::new().name(name).spawn(run).expect("the system can start a thread")
-    }
-
-    fn run_lane(&self, lane: Lane, queue: &Queue) -> Result<(), EngineError> {
-        let schedule = &self.schedule_phase().schedule;
-        for (i, op) in schedule.ops.iter().enumerate().filter(|(_, op)| op.lane == lane) {
-            if self.lanes.before(op, schedule).is_err() {
-                return Ok(());
-            }
-            self.run(i, queue)?;
-            self.lanes.after(lane, i);
-        }
-        Ok(())
-    }
-
+impl Shared {
     /// Runs the task of operation `i`.
     pub(crate) fn run(&self, i: usize, queue: &Queue) -> Result<(), EngineError> {
         let outcome = match &self.tasks[i] {
@@ -72,16 +37,10 @@ impl Core {
             Task::ClipNorm => self.clip_norm(i as u64),
             Task::Update(update) => return self.update(update, queue),
         };
-        outcome.map_err(|cause| EngineError::Comm { op: self.op_text(i), cause })
-    }
-
-    /// An operation as the plan prints it.
-    fn op_text(&self, i: usize) -> String {
-        let text = schedule_text(&self.plan, self.schedule_phase());
-        let number = format!("#{i}");
-        let line = text.lines().find(|line| line.trim_start().starts_with(&format!("{number} ")));
-        let words = line.unwrap_or_default().split("  ").map(str::trim).filter(|w| !w.is_empty());
-        words.take(2).collect::<Vec<_>>().join(" ")
+        outcome.map_err(|cause| EngineError::Comm {
+            op: operation_text(&self.plan, self.schedule_phase(), i),
+            cause,
+        })
     }
 
     fn gather(&self, parts: &[Gather], tag: u64) -> Result<(), lockstep_comm::CommError> {

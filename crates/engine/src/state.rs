@@ -9,13 +9,13 @@ use lockstep_shape::{Init, Segment, UnitShape};
 
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::places::{Home, Spot};
+use crate::places::Home;
 use crate::together::in_words;
 
 impl Engine {
     /// The units of the trained model.
     pub fn units(&self) -> &[UnitShape] {
-        &self.core.model().units
+        &self.shared.model().units
     }
 
     /// A tensor's unit and segment, by its name.
@@ -28,7 +28,7 @@ impl Engine {
     /// Fills every tensor from the seed: tensor i of the model draws from its own stream, so the values do
     /// not depend on ranks, layout or storage.
     pub fn initialise(&mut self, seed: u64) -> Result<(), EngineError> {
-        let std = self.core.model().shape.init_std as f32;
+        let std = self.shared.model().shape.init_std as f32;
         let units = self.units().to_vec();
         let tensors =
             units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
@@ -71,7 +71,7 @@ impl Engine {
 
     fn home(&self, unit: usize, segment: &Segment, state: State) -> Option<&Home> {
         let here = state == State::Working || segment.trainable;
-        self.core.places.units[unit].home(state).filter(|_| here)
+        self.shared.places.units[unit].home(state).filter(|_| here)
     }
 
     /// Sets part of a tensor's state, as far as this rank holds it. Writing `Working` also sets the master
@@ -94,7 +94,7 @@ impl Engine {
             if start < end {
                 let home = self.home(unit, segment, *one).expect("what is owned has a home");
                 let spot = home.range(segment.start + start, segment.start + end);
-                self.write_spot(&spot, &values[start - part.start..end - part.start])?;
+                spot.write_f32(&self.shared.memories, &values[start - part.start..end - part.start])?;
             }
         }
         Ok(())
@@ -112,13 +112,7 @@ impl Engine {
     ) -> Result<bool, EngineError> {
         let Some(home) = self.home(unit, segment, self.truth(unit, segment, state)) else { return Ok(false) };
         let spot = home.range(segment.start + part.start, segment.start + part.end);
-        match spot {
-            Spot::Memory(place) => place.view(&self.core.memories).read_f32(&mut out[..part.len()]),
-            Spot::File { offset, dtype, .. } => {
-                let spill = self.core.memories.spill.as_ref().expect("a state on a disk has its file");
-                spill.read_f32(offset, dtype, &mut out[..part.len()])?;
-            }
-        }
+        spot.read_f32(&self.shared.memories, &mut out[..part.len()])?;
         Ok(true)
     }
 
@@ -140,7 +134,7 @@ impl Engine {
     ) -> Result<bool, EngineError> {
         let truth = self.truth(unit, segment, state);
         let Some(own) = self.owned(unit, segment, truth) else { return Ok(false) };
-        if !self.core.plan.input.is_sharded(truth) {
+        if !self.shared.plan.input.is_sharded(truth) {
             return self.read(unit, segment, state, part, out);
         }
         let (start, end) = (own.start.max(part.start), own.end.min(part.end));
@@ -150,11 +144,11 @@ impl Engine {
         }
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
         // Members' parts follow each other, in the order of their ranks.
-        let group = self.core.group(Axis::Shard);
+        let group = self.shared.group(Axis::Shard);
         let mut theirs = vec![Vec::new(); group.len()];
         let tag = self.next_tag();
         let each = &mut |member: usize, bytes: &[u8]| theirs[member].extend_from_slice(bytes);
-        let outcome = self.core.comm().all_gather_bytes(group, tag, &bytes, each);
+        let outcome = self.shared.comm().all_gather_bytes(group, tag, &bytes, each);
         outcome.map_err(in_words(&format!("reading {}", segment.name)))?;
         let values = theirs.iter().flatten().copied().collect::<Vec<u8>>();
         assert_eq!(values.len(), 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
@@ -164,19 +158,8 @@ impl Engine {
         Ok(true)
     }
 
-    fn write_spot(&self, spot: &Spot, values: &[f32]) -> Result<(), EngineError> {
-        match spot {
-            Spot::Memory(place) => place.view(&self.core.memories).write_f32(values),
-            Spot::File { offset, dtype, .. } => {
-                let spill = self.core.memories.spill.as_ref().expect("a state on a disk has its file");
-                spill.write_f32(*offset, *dtype, values)?;
-            }
-        }
-        Ok(())
-    }
-
     /// The storage type of working parameters.
     pub fn working_dtype(&self) -> DType {
-        self.core.storage()
+        self.shared.storage()
     }
 }

@@ -12,34 +12,34 @@ use crate::error::EngineError;
 impl Engine {
     /// What carries bytes between ranks, in words. `None` in a world of one.
     pub fn carrier(&self) -> Option<String> {
-        (!self.core.is_alone()).then(|| self.core.comm().note().to_string())
+        (!self.shared.is_alone()).then(|| self.shared.comm().note().to_string())
     }
 
     /// How spilled states move, in words. `None` where nothing is spilled.
     pub fn spill(&self) -> Option<&'static str> {
-        self.core.memories.spill.as_ref().map(|spill| spill.described())
+        self.shared.memories.spill.as_ref().map(|spill| spill.described())
     }
 
     /// Everybody's bytes, in the order of ranks. All ranks call it alike.
     pub fn exchange(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, EngineError> {
-        if self.core.is_alone() {
+        if self.shared.is_alone() {
             return Ok(vec![mine.to_vec()]);
         }
-        let group = self.core.group(Axis::World);
+        let group = self.shared.group(Axis::World);
         let mut all = vec![Vec::new(); group.len()];
         let tag = self.next_tag();
         let each = &mut |member: usize, bytes: &[u8]| all[member].extend_from_slice(bytes);
-        self.core.comm().all_gather_bytes(group, tag, mine, each).map_err(in_words(what))?;
+        self.shared.comm().all_gather_bytes(group, tag, mine, each).map_err(in_words(what))?;
         Ok(all)
     }
 
     /// Returns when every rank has come here.
     pub fn barrier(&self, what: &str) -> Result<(), EngineError> {
-        if self.core.is_alone() {
+        if self.shared.is_alone() {
             return Ok(());
         }
         let tag = self.next_tag();
-        self.core.comm().barrier(self.core.group(Axis::World), tag).map_err(in_words(what))
+        self.shared.comm().barrier(self.shared.group(Axis::World), tag).map_err(in_words(what))
     }
 
     /// Sums over all ranks, in the mesh's order: the same bits on every rank.
@@ -47,7 +47,7 @@ impl Engine {
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
         let all = self.exchange(what, &bytes)?;
         let mut stack: Vec<[f64; N]> = Vec::new();
-        let nodes: Vec<u32> = self.core.group(Axis::World).nodes().to_vec();
+        let nodes: Vec<u32> = self.shared.group(Axis::World).nodes().to_vec();
         fold_steps(&nodes, &mut |step| match step {
             FoldStep::Push(rank) => stack.push(std::array::from_fn(|i| {
                 f64::from_le_bytes(all[rank][8 * i..8 * i + 8].try_into().expect("eight bytes"))
@@ -62,7 +62,7 @@ impl Engine {
 
     /// Ranks count their calls alike, so that a tag names one of them.
     pub(crate) fn next_tag(&self) -> u64 {
-        Call::HOST + self.core.host_calls.fetch_add(1, Ordering::Relaxed)
+        Call::HOST + self.shared.host_calls.fetch_add(1, Ordering::Relaxed)
     }
 }
 

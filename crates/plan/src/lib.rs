@@ -32,7 +32,7 @@ pub use input::{
     Rollout,
 };
 pub use memory::{MemoryPlan, pack};
-pub use print::{memory_table, schedule_text};
+pub use print::{memory_table, operation_text, schedule_text};
 pub use run_plan::{Phase, PlanError, Residents, RunPlan, build};
 pub use schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
 pub use scratch::{ProgramLayout, SlotHome, UnitLayout};

@@ -167,6 +167,11 @@ fn wait_text(wait: &Wait) -> String {
     }
 }
 
+/// One operation of a schedule, as [`schedule_text`] has it: its number and what it does.
+pub fn operation_text(plan: &RunPlan, phase: &Phase, i: usize) -> String {
+    format!("#{i} {}", op_text(plan, phase, &phase.schedule.ops[i]).0)
+}
+
 /// An operation in words, and the bytes it moves.
 fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
     let words = Words { plan, phase, op };

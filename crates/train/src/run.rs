@@ -182,9 +182,8 @@ fn make_engine(
     connect: Option<Connect<'_>>,
 ) -> Result<Engine, TrainError> {
     let queue = Queue::cpu(num_threads);
-    let Queue::Cpu(cpu) = &queue else { unreachable!("only CPU queues exist") };
     let take = if connect.is_some() { Memory::take_shared } else { Memory::take };
-    let memory = Arc::new(take(plan.arena, &cpu.pool).map_err(EngineError::from)?);
+    let memory = Arc::new(take(plan.arena, queue.pool()).map_err(EngineError::from)?);
     let comm = connect.map(|connect| connect(&memory)).transpose()?;
     let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
     Ok(Engine::new(plan, Resources { rank, memory, comm, queue, spill_dir })?)

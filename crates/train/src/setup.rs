@@ -126,7 +126,7 @@ impl Prepared {
             ("version", env!("CARGO_PKG_VERSION").to_string()),
             ("strategy", strategy_name(config.plan.strategy)),
             ("plan", brief(&plan)),
-            ("data set", self.dataset.fingerprint()[..16.min(self.dataset.fingerprint().len())].to_string()),
+            ("data set", brief(&self.dataset.fingerprint())),
             ("tokenizer", brief(self.tokenizer.fingerprint())),
             ("batch and optimizer", brief(&numbers)),
             ("start", from),

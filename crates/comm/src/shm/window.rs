@@ -80,8 +80,9 @@ impl Window {
 
     fn open(&mut self, file: &OwnedFd, (region, size): (u8, u64), offset: u64) -> std::io::Result<()> {
         self.close();
-        const PAGE: u64 = 4096;
-        let start = offset / PAGE * PAGE;
+        // A multiple of every system's pages.
+        const LARGEST_PAGE: u64 = 64 << 10;
+        let start = offset / LARGEST_PAGE * LARGEST_PAGE;
         let len = WINDOW.min(size - start);
         // SAFETY: a new mapping at a place of the system's choice.
         let base = unsafe {
