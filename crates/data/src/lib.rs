@@ -12,6 +12,7 @@
 
 mod batch;
 mod byte_level;
+mod chat;
 mod dataset;
 mod error;
 mod lines;
@@ -24,6 +25,7 @@ mod tokenizer;
 use std::path::PathBuf;
 
 pub use batch::Batch;
+pub use chat::Chat;
 pub use dataset::{Dataset, SkippedRow, Stats};
 pub use error::{DataError, RowFault};
 pub use order::Order;
