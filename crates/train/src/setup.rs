@@ -263,7 +263,9 @@ pub fn plan_for(
         Algorithm::Sft | Algorithm::Clm => (vec![model(Role::Policy)], None),
         Algorithm::Ppo => {
             let rows = config.batch.per_device_train_batch_size * config.batch.gradient_accumulation_steps;
-            let rollout = Rollout { docs: rows as usize, tokens_per_doc: config.data.max_length as usize };
+            let (docs, tokens_per_doc) = (rows as usize, config.data.max_length as usize);
+            let cache_elems = lockstep_model::cache_elems(shape, docs, tokens_per_doc);
+            let rollout = Rollout { docs, tokens_per_doc, cache_elems };
             let roles = [Role::Policy, Role::Value, Role::Reference, Role::Reward];
             (roles.map(model).into(), Some(rollout))
         }
@@ -306,6 +308,7 @@ pub fn plan_for(
         },
         coefficients_ahead: matches!(p.algorithm, Algorithm::Sft | Algorithm::Clm),
         clip: config.optim.max_grad_norm.is_some(),
+        evaluates: false,
         rollout,
     };
     let plan = build(input);
