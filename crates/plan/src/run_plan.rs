@@ -115,8 +115,9 @@ pub fn build(mut input: PlanInput) -> RunPlan {
     if input.rollout.is_some() {
         phase(PhaseKind::Generate, 0, &|b| b.rollout(), &mut table);
     }
-    // After a rollout every model judges it; a frozen model is there only to judge.
-    let judges = |m: &ModelPlan| input.evaluates || input.rollout.is_some() || !m.trainable();
+    // Of several models, all judge a rollout, and a frozen one is there only to judge.
+    let many = input.models.len() > 1;
+    let judges = |m: &ModelPlan| input.evaluates || many && (input.rollout.is_some() || !m.trainable());
     for (i, _) in input.models.iter().enumerate().filter(|(_, m)| judges(m)) {
         phase(PhaseKind::Score, i, &|b| b.score(), &mut table);
     }
@@ -125,7 +126,6 @@ pub fn build(mut input: PlanInput) -> RunPlan {
         phase(PhaseKind::Train, i, &input.strategy, &mut table);
     }
     let buffers = table.buffers;
-    let many = input.models.len() > 1;
     let phases: Vec<Phase> = schedules
         .into_iter()
         .map(|(kind, model, schedule)| {

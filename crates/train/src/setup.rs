@@ -274,8 +274,7 @@ pub fn plan_for(
     let rows = config.batch.per_device_train_batch_size as usize;
     let packed = config.data.packing != config::Packing::None;
     let bounds = Bounds::of_rows(rows, config.data.max_length as usize, packed);
-    let default_chunk = (HEAD_CHUNK_BYTES / 4 / shape.vocab / 256 * 256).max(256);
-    let head_chunk = p.head_chunk_tokens.map_or(default_chunk, |n| n as usize).min(bounds.tokens);
+    let head_chunk = p.head_chunk_tokens.map_or(head_chunk(shape.vocab), |n| n as usize).min(bounds.tokens);
     let input = PlanInput {
         models,
         mesh: mesh(config, name)?,
@@ -316,6 +315,11 @@ pub fn plan_for(
         plan.check_budget(Bytes((gib * (1u64 << 30) as f64) as u64))?;
     }
     Ok(plan)
+}
+
+/// Tokens whose logits are there at once, where nobody says how many.
+pub(crate) fn head_chunk(vocab: usize) -> usize {
+    (HEAD_CHUNK_BYTES / 4 / vocab / 256 * 256).max(256)
 }
 
 /// What the process holds beside the arena.
