@@ -22,6 +22,8 @@ it to every node and set LOCKSTEP_TOKEN_FILE=token there. One failure ends all r
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Train a small model on data made here, in about a minute, and try it
+    Quickstart(Quickstart),
     /// Train a model, on one rank or with --nproc on several
     #[command(after_help = OTHER_LAUNCHERS)]
     Train(Train),
@@ -30,6 +32,8 @@ pub(crate) enum Command {
     Launch(Launch),
     /// Show what a run would hold and do, without running it
     Plan(Plan),
+    /// Let a model continue a text
+    Generate(Generate),
     /// List every configuration key with its default
     Keys,
 }
@@ -110,6 +114,106 @@ pub(crate) struct Plan {
     pub(crate) nproc_per_node: Option<u32>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Quickstart {
+    /// Settings that override the built-in configuration
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
+    /// Folder of the run
+    #[arg(long, value_name = "DIR", alias = "output_dir", default_value = "outputs/quickstart")]
+    pub(crate) output_dir: PathBuf,
+}
+
+/// A model to try.
+#[derive(Debug, Args)]
+pub(crate) struct Model {
+    /// A Hugging Face model folder, or the output folder of a run
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+    /// How weights and activations are stored [default: as the folder's weights are]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) dtype: Option<Storage>,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N")]
+    pub(crate) threads: Option<usize>,
+    /// Tokens of a text at most, its prompt included; the model's own limit if that is less
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_two)]
+    pub(crate) context: usize,
+}
+
+/// How tokens are drawn. What is not said is as the folder's `generation_config.json` says, else greedy.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingFlags {
+    /// Tokens to add at most
+    #[arg(long, value_name = "N", alias = "max_new_tokens", default_value_t = 256)]
+    pub(crate) max_new_tokens: usize,
+    /// 0 takes the likeliest token, 1 draws from the model's own probabilities
+    #[arg(long, value_name = "T", value_parser = not_negative)]
+    pub(crate) temperature: Option<f32>,
+    /// Draw from the K likeliest tokens
+    #[arg(long, value_name = "K", alias = "top_k")]
+    pub(crate) top_k: Option<usize>,
+    /// Draw from the likeliest tokens that together have probability P
+    #[arg(long, value_name = "P", alias = "top_p", value_parser = share)]
+    pub(crate) top_p: Option<f32>,
+    /// Draw from tokens at least P times as likely as the likeliest
+    #[arg(long, value_name = "P", alias = "min_p", value_parser = share)]
+    pub(crate) min_p: Option<f32>,
+    /// Above 1, what already occurred becomes less likely
+    #[arg(long, value_name = "X", alias = "repetition_penalty", value_parser = not_negative)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// End at this text, which is not shown; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// The same seed draws the same tokens
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Generate {
+    #[command(flatten)]
+    pub(crate) model: Model,
+    /// A text to continue; may be given several times
+    #[arg(long, short, value_name = "TEXT")]
+    pub(crate) prompt: Vec<String>,
+    /// A file with a JSON object and its `prompt` on each line
+    #[arg(long, value_name = "FILE")]
+    pub(crate) prompts: Option<PathBuf>,
+    /// Continue each prompt this many times
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) samples: usize,
+    /// Prompts that run at once
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = slots)]
+    pub(crate) slots: usize,
+    /// Print a JSON object for each text, with its tokens and their log-probabilities
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingFlags,
+}
+
+/// How numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Storage {
+    #[value(alias = "fp32", alias = "float32")]
+    F32,
+    #[value(alias = "bfloat16")]
+    Bf16,
+    #[value(alias = "fp16", alias = "float16")]
+    F16,
+}
+
+impl From<Storage> for lockstep_core::DType {
+    fn from(storage: Storage) -> lockstep_core::DType {
+        match storage {
+            Storage::F32 => lockstep_core::DType::F32,
+            Storage::Bf16 => lockstep_core::DType::BF16,
+            Storage::F16 => lockstep_core::DType::F16,
+        }
+    }
+}
+
 /// How many ranks a host gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Nproc {
@@ -151,6 +255,27 @@ fn tee(text: &str) -> Result<u8, String> {
         _ if text.contains(':') => Err("a map of ranks is not implemented yet; give 0, 1, 2 or 3".into()),
         _ => Err("0, 1 (stdout), 2 (stderr) or 3 (both) is expected".into()),
     }
+}
+
+fn slots(text: &str) -> Result<usize, String> {
+    text.parse()
+        .ok()
+        .filter(|n| (1..=4096).contains(n))
+        .ok_or_else(|| "a number from 1 to 4096 is expected".into())
+}
+
+fn at_least_two(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|n| *n >= 2).ok_or_else(|| "a number from 2 on is expected".into())
+}
+
+fn not_negative(text: &str) -> Result<f32, String> {
+    let number = text.parse::<f32>().ok().filter(|x| x.is_finite() && *x >= 0.0);
+    number.ok_or_else(|| "a number from 0 on is expected".into())
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    let number = text.parse::<f32>().ok().filter(|x| (0.0..=1.0).contains(x));
+    number.ok_or_else(|| "a number from 0 to 1 is expected".into())
 }
 
 fn seconds(text: &str) -> Result<f64, String> {

@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod generate;
 mod host;
 mod launch;
 mod plan;
+mod quickstart;
 mod ranks;
 mod report;
 mod train;
@@ -34,9 +36,11 @@ fn main() -> ExitCode {
 
 fn run(command: &Command) -> Result<ExitCode, report::Failure> {
     match command {
+        Command::Quickstart(args) => quickstart::run(args).map(|()| ExitCode::SUCCESS),
         Command::Train(args) => train::run(args),
         Command::Launch(args) => launch::run(args),
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
+        Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

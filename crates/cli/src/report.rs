@@ -112,6 +112,11 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
+/// Prints a line on the error stream, beside output that others read.
+pub(crate) fn aside(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Tells an error with its remedy and gives its exit code.
 pub(crate) fn failure(fault: &dyn Fault) -> ExitCode {
     let note = ErrorNote { error: fault.to_string(), hint: fault.hint(), cause_code: None };

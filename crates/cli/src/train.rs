@@ -51,7 +51,7 @@ fn launch_flags(args: &Train) -> Launch {
     }
 }
 
-fn alone(config: &RunConfig, text: &str) -> Result<ExitCode, Failure> {
+pub(crate) fn alone(config: &RunConfig, text: &str) -> Result<ExitCode, Failure> {
     train(config, text, None)?;
     Ok(ExitCode::SUCCESS)
 }

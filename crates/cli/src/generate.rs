@@ -1,0 +1,236 @@
+//! `lockstep generate`: text from prompts.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use lockstep_core::{DType, Fault, FaultClass};
+use lockstep_data::Tokenizer;
+use lockstep_train::generate::{
+    Completion, Drawn, End, Generator, GeneratorSpec, Sampling, StopStrings, TextStream,
+};
+use serde_json::{Value, json};
+
+use crate::args::{Generate, Model, SamplingFlags};
+use crate::report::{self, Failure};
+use crate::train::boxed;
+
+/// Why there is nothing to generate from.
+#[derive(Debug)]
+enum PromptError {
+    None,
+    File { path: PathBuf, cause: std::io::Error },
+    Row { path: PathBuf, row: usize, why: String },
+}
+
+impl std::fmt::Display for PromptError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PromptError::None => write!(f, "no prompt was given"),
+            PromptError::File { path, cause } => write!(f, "cannot read prompts {}: {cause}", path.display()),
+            PromptError::Row { path, row, why } => write!(f, "{} row {row}: {why}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for PromptError {}
+
+impl Fault for PromptError {
+    fn class(&self) -> FaultClass {
+        match self {
+            PromptError::None => FaultClass::BadConfig,
+            PromptError::File { .. } => FaultClass::InputMissing,
+            PromptError::Row { .. } => FaultClass::BadData,
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            PromptError::Row { .. } => "Each line is a JSON object with a text under `prompt`.".into(),
+            _ => "Write --prompt TEXT (it may be given several times), or --prompts FILE with a JSON object \
+                  and its `prompt` on each line."
+                .into(),
+        })
+    }
+}
+
+pub(crate) fn open(model: &Model, slots: usize) -> Result<Generator, Failure> {
+    let spec = GeneratorSpec {
+        storage: model.dtype.map(DType::from),
+        num_threads: model.threads.unwrap_or_else(available_threads),
+        slots,
+        capacity: model.context,
+        score_tokens: 0,
+    };
+    Generator::open(&model.model, &spec).map_err(boxed)
+}
+
+fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
+}
+
+/// The folder's defaults, with what was typed.
+pub(crate) fn sampling(defaults: Sampling, flags: &SamplingFlags) -> Sampling {
+    let sampled = flags.top_k.is_some() || flags.top_p.is_some() || flags.min_p.is_some();
+    let temperature = match flags.temperature {
+        Some(temperature) => temperature,
+        // Who asks for a cut asks for draws.
+        None if sampled && defaults.temperature == 0.0 => 1.0,
+        None => defaults.temperature,
+    };
+    Sampling {
+        temperature,
+        top_k: flags.top_k.unwrap_or(defaults.top_k),
+        top_p: flags.top_p.unwrap_or(defaults.top_p),
+        min_p: flags.min_p.unwrap_or(defaults.min_p),
+        repetition_penalty: flags.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+        seed: flags.seed,
+    }
+}
+
+pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
+    let prompts = prompts(args)?;
+    let texts: Vec<&String> =
+        prompts.iter().flat_map(|p| std::iter::repeat_n(p, args.samples.max(1))).collect();
+    let mut generator = open(&args.model, args.slots.min(texts.len()))?;
+    let how = sampling(generator.default_sampling(), &args.sampling);
+    let ids = texts
+        .iter()
+        .map(|text| generator.tokenizer().encode(text))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|e| -> Failure { Box::new(e) })?;
+    if texts.len() == 1 && !args.json {
+        return stream(&mut generator, texts[0], &ids[0], args, how);
+    }
+    let mut stops: Vec<Listening> = texts.iter().map(|_| Listening::new(&args.sampling.stop)).collect();
+    let begun = std::time::Instant::now();
+    let completions = {
+        // The listener decodes while the model rests; its own copy of the tokenizer keeps borrows apart.
+        let tokenizer = load_tokenizer(&args.model.model)?;
+        let mut listener = |drawn: Drawn| stops[drawn.prompt].hear(&tokenizer, drawn.token).1;
+        generator.generate(&ids, args.sampling.max_new_tokens, how, &mut listener).map_err(boxed)?
+    };
+    let seconds = begun.elapsed().as_secs_f64();
+    for ((text, completion), listening) in texts.iter().zip(&completions).zip(&mut stops) {
+        let reply = listening.whole(generator.tokenizer());
+        let line = if args.json {
+            row(text, &reply, completion).to_string()
+        } else {
+            format!("{text}{reply}\n{}", "-".repeat(20))
+        };
+        report::print(&(line + "\n"))?;
+    }
+    let tokens: usize = completions.iter().map(|c| c.log_probs.len()).sum();
+    report::aside(&format!("{tokens} tokens in {seconds:.2} s, {:.0} tokens/s", tokens as f64 / seconds));
+    Ok(())
+}
+
+/// One prompt: text as it comes.
+fn stream(
+    generator: &mut Generator,
+    prompt: &str,
+    ids: &[u32],
+    args: &Generate,
+    how: Sampling,
+) -> Result<(), Failure> {
+    let tokenizer = load_tokenizer(&args.model.model)?;
+    report::print(prompt)?;
+    let mut listening = Listening::new(&args.sampling.stop);
+    let begun = std::time::Instant::now();
+    let mut failed = None;
+    let prompts = [ids.to_vec()];
+    let completions = {
+        let mut listener = |drawn: Drawn| {
+            let (text, goes_on) = listening.hear(&tokenizer, drawn.token);
+            failed = failed.take().or(report::print(&text).err());
+            goes_on && failed.is_none()
+        };
+        generator.generate(&prompts, args.sampling.max_new_tokens, how, &mut listener).map_err(boxed)?
+    };
+    if let Some(failure) = failed {
+        return Err(failure);
+    }
+    report::print(&(listening.rest(&tokenizer) + "\n"))?;
+    let (tokens, seconds) = (completions[0].log_probs.len(), begun.elapsed().as_secs_f64());
+    if std::io::stderr().is_terminal() {
+        report::aside(&format!("{tokens} tokens, {:.0} tokens/s", tokens as f64 / seconds));
+    }
+    Ok(())
+}
+
+/// The tokenizer of a model folder, or of the run that has one.
+pub(crate) fn load_tokenizer(model: &Path) -> Result<Tokenizer, Failure> {
+    let inner = model.join("model");
+    let path = if model.join("config.json").exists() { model } else { &inner };
+    Tokenizer::load(&lockstep_data::TokenizerSource::File(path.into()))
+        .map_err(|e| -> Failure { Box::new(e) })
+}
+
+/// Turns a document's tokens into text, up to a stop string.
+pub(crate) struct Listening {
+    text: TextStream,
+    stops: StopStrings,
+    so_far: String,
+}
+
+impl Listening {
+    pub(crate) fn new(stops: &[String]) -> Listening {
+        Listening {
+            text: TextStream::default(),
+            stops: StopStrings::new(stops.to_vec()),
+            so_far: String::new(),
+        }
+    }
+
+    /// What a token adds that may be shown, and whether the document goes on.
+    pub(crate) fn hear(&mut self, tokenizer: &Tokenizer, token: u32) -> (String, bool) {
+        // An id beyond the tokenizer's has no text.
+        let text = self.text.push(tokenizer, token).unwrap_or_default();
+        let (shown, stopped) = self.stops.push(&text);
+        self.so_far.push_str(&shown);
+        (shown, !stopped)
+    }
+
+    /// What was held back, when no more tokens come.
+    pub(crate) fn rest(&mut self, tokenizer: &Tokenizer) -> String {
+        let (text, _) = self.stops.push(&self.text.finish(tokenizer).unwrap_or_default());
+        text + &self.stops.finish()
+    }
+
+    fn whole(&mut self, tokenizer: &Tokenizer) -> String {
+        let rest = self.rest(tokenizer);
+        std::mem::take(&mut self.so_far) + &rest
+    }
+}
+
+fn row(prompt: &str, reply: &str, completion: &Completion) -> Value {
+    json!({
+        "prompt": prompt,
+        "completion": reply,
+        "tokens": completion.tokens,
+        "log_probs": completion.log_probs,
+        "end": match completion.end {
+            End::EndToken => "end_token",
+            End::Length => "length",
+            End::Stopped => "stop_string",
+        },
+    })
+}
+
+fn prompts(args: &Generate) -> Result<Vec<String>, Failure> {
+    let mut all = args.prompt.clone();
+    if let Some(path) = &args.prompts {
+        let text = std::fs::read_to_string(path)
+            .map_err(|cause| -> Failure { Box::new(PromptError::File { path: path.clone(), cause }) })?;
+        for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let bad = |why: String| -> Failure {
+                Box::new(PromptError::Row { path: path.clone(), row: i + 1, why })
+            };
+            let value: Value = serde_json::from_str(line).map_err(|e| bad(format!("not valid JSON: {e}")))?;
+            match value.get("prompt").and_then(Value::as_str) {
+                Some(prompt) => all.push(prompt.into()),
+                None => return Err(bad("there is no text under `prompt`".into())),
+            }
+        }
+    }
+    if all.is_empty() { Err(Box::new(PromptError::None)) } else { Ok(all) }
+}

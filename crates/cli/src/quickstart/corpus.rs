@@ -1,0 +1,101 @@
+//! The corpus of the quickstart, made here: sums with their working, and a toy language with questions.
+//!
+//! A problem is held out by a hash of its prompt, so that what is scored was never trained on.
+
+use lockstep_core::rng::{Purpose, Stream};
+use serde_json::json;
+
+/// A prompt and what should follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) prompt: String,
+    pub(super) answer: String,
+}
+
+const NOUNS: [&str; 10] = ["cat", "dog", "fox", "owl", "hen", "pig", "bee", "ant", "cow", "bat"];
+const ADJECTIVES: [&str; 6] = ["red", "big", "old", "shy", "sad", "fat"];
+const VERBS: [&str; 5] = ["sees", "likes", "finds", "helps", "calls"];
+
+/// One problem in so many is held out.
+const HELD_OUT: u64 = 20;
+
+/// Draws `num` problems: those to train on, and the held-out ones, each once.
+pub(super) fn problems(num: u32, seed: u64) -> (Vec<Problem>, Vec<Problem>) {
+    let (mut train, mut held_out) = (Vec::new(), Vec::<Problem>::new());
+    for i in 0..num {
+        let stream = Stream::new(seed, Purpose::Sampling, i, 0);
+        let draw = |index: u32, bound: u64| stream.below(index, bound);
+        let problem = if draw(0, 4) < 3 { sum(&draw) } else { question(&draw) };
+        if is_held_out(&problem.prompt) {
+            if !held_out.contains(&problem) {
+                held_out.push(problem);
+            }
+        } else {
+            train.push(problem);
+        }
+    }
+    (train, held_out)
+}
+
+fn is_held_out(prompt: &str) -> bool {
+    let hash = blake3::hash(prompt.as_bytes());
+    let word = u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("eight bytes"));
+    word.is_multiple_of(HELD_OUT)
+}
+
+/// Two numbers of two digits, added from the right: units, tens with what is carried, the sum.
+fn sum(draw: &impl Fn(u32, u64) -> u64) -> Problem {
+    let (a, b) = (10 + draw(1, 90), 10 + draw(2, 90));
+    let units = a % 10 + b % 10;
+    let carried = if units >= 10 { "+1" } else { "" };
+    let tens = a / 10 + b / 10 + units / 10;
+    Problem {
+        prompt: format!("{a}+{b}="),
+        answer: format!("{}+{}={units}, {}+{}{carried}={tens}, {}", a % 10, b % 10, a / 10, b / 10, a + b),
+    }
+}
+
+/// A sentence, and a question about one of its two nouns.
+fn question(draw: &impl Fn(u32, u64) -> u64) -> Problem {
+    let word = |words: &[&'static str], index| words[draw(index, words.len() as u64) as usize];
+    let subject = format!("{} {}", word(&ADJECTIVES, 1), word(&NOUNS, 2));
+    let object = format!("{} {}", word(&ADJECTIVES, 3), word(&NOUNS, 4));
+    let verb = word(&VERBS, 5);
+    let sentence = format!("the {subject} {verb} the {object}.");
+    match draw(6, 2) {
+        0 => Problem { prompt: format!("{sentence} who {verb}?"), answer: format!(" the {subject}") },
+        _ => Problem { prompt: format!("{sentence} whom?"), answer: format!(" the {object}") },
+    }
+}
+
+/// Rows of a file to train on.
+pub(super) fn to_jsonl(problems: &[Problem]) -> String {
+    problems
+        .iter()
+        .map(|p| json!({ "prompt": p.prompt, "completion": p.answer }).to_string() + "\n")
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_right_and_what_is_held_out_is_never_trained_on() {
+        let (train, held_out) = problems(3000, 1);
+        assert!(train.len() > 2500 && held_out.len() > 50);
+        let held: std::collections::HashSet<&str> = held_out.iter().map(|p| p.prompt.as_str()).collect();
+        assert_eq!(held.len(), held_out.len());
+        for problem in &train {
+            assert!(!held.contains(problem.prompt.as_str()));
+            if let Some((a, b)) = problem.prompt.trim_end_matches('=').split_once('+') {
+                let sum: u32 = a.parse::<u32>().unwrap() + b.parse::<u32>().unwrap();
+                assert!(problem.answer.ends_with(&format!(", {sum}")), "{problem:?}");
+            } else {
+                assert!(problem.prompt.contains(problem.answer.as_str()), "{problem:?}");
+            }
+        }
+        let known = sum(&|index, _| if index == 1 { 37 } else { 48 });
+        assert_eq!(known, Problem { prompt: "47+58=".into(), answer: "7+8=15, 4+5+1=10, 105".into() });
+    }
+}
