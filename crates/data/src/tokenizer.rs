@@ -295,10 +295,7 @@ fn find_eos(library: &tokenizers::Tokenizer, folder: &Path) -> Result<Option<(u3
 }
 
 /// The special tokens that the files name, else the end token that was found without them.
-fn special_tokens(
-    folder: &Path,
-    eos: Option<&(u32, String)>,
-) -> Result<Vec<(String, String)>, DataError> {
+fn special_tokens(folder: &Path, eos: Option<&(u32, String)>) -> Result<Vec<(String, String)>, DataError> {
     let (config, map) = (read_json(&folder.join(CONFIG))?, read_json(&folder.join(SPECIALS))?);
     let named = |name: &str| token_text(&config[name]).or_else(|| token_text(&map[name]));
     let found = SPECIAL_NAMES.into_iter().filter_map(|name| {

@@ -21,7 +21,7 @@ pub enum ChatFault {
     Template(#[from] TemplateFault),
     #[error("there are no messages")]
     NoMessages,
-    #[error("message {number} is {found}, expected an object with a `role`")]
+    #[error("message {number} is {found}; a message is an object with `role` and `content`")]
     NotAMessage {
         /// From 1.
         number: usize,

@@ -1,6 +1,6 @@
 //! Rows as the engine sees them: checked, and turned into its values.
 
-use minijinja::value::Value as Engine;
+use minijinja::value::{Value as Engine, ValueKind};
 use serde_json::{Map, Value};
 
 use super::{Chat, ChatFault};
@@ -30,7 +30,9 @@ impl Ready {
         }
         let message = |(idx, value): (usize, &Value)| match value {
             Value::Object(fields) if fields.contains_key("role") => Ok(engine_map(&aliased(fields))),
-            Value::Object(_) => Err(ChatFault::NotAMessage { number: idx + 1, found: "an object without one" }),
+            Value::Object(_) => {
+                Err(ChatFault::NotAMessage { number: idx + 1, found: "an object without `role`" })
+            }
             other => Err(ChatFault::NotAMessage { number: idx + 1, found: kind(other) }),
         };
         Ok(Ready {
@@ -54,9 +56,14 @@ pub(crate) fn role(message: &Engine) -> Engine {
     message.get_attr("role").unwrap_or_default()
 }
 
-/// A message that says `text`.
-pub(crate) fn saying(role: &str, text: &str) -> Engine {
-    Engine::from_pairs([("role", role), ("content", text)])
+/// A message that says `text`, in parts if `model` says what it says in parts.
+pub(crate) fn saying(role: &str, text: &str, model: &Engine) -> Engine {
+    let in_parts = model.get_attr("content").is_ok_and(|content| content.kind() == ValueKind::Seq);
+    let content = match in_parts {
+        true => [Engine::from_pairs([("type", "text"), ("text", text)])].into_iter().collect(),
+        false => Engine::from(text),
+    };
+    Engine::from_pairs([("role", Engine::from(role)), ("content", content)])
 }
 
 fn tools(tools: Option<&Value>) -> Result<Engine, ChatFault> {

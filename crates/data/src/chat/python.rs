@@ -6,12 +6,13 @@
 //! the `%` operator on strings, and methods that change a list or a map, which the peers forbid too.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior};
 use minijinja_contrib::pycompat;
 
 use super::clock::Moment;
 use super::repr::{self, JsonStyle};
+use super::tags::{self, Marks};
 
 /// Instructions that one rendering may take. A turn of a large template takes about 200.
 pub(crate) const FUEL: u64 = 20_000_000;
@@ -34,6 +35,25 @@ pub(crate) fn environment(now: Moment) -> Environment<'static> {
     env.add_filter("tojson", to_json);
     env.add_filter("string", |value: &Value| repr::str(value));
     env.add_filter("trim", |value: &Value, chars: Option<&str>| strip(&repr::str(value), chars, true, true));
+    env.add_filter(tags::FILTER, |body: &str, marks: &str| Marks::put_around(body, marks));
+    for name in ["length", "count"] {
+        env.add_filter(name, length);
+    }
+    for name in ["default", "d"] {
+        env.add_filter(name, default);
+    }
+    env.add_filter("int", |value: &Value, other: Option<i64>| match to_number(value) {
+        // Texts of whole numbers are read as such: a float would round large ones.
+        _ if value.is_integer() => value.clone(),
+        Some(float) => match repr::str(value).trim().parse::<i64>() {
+            Ok(whole) => whole.into(),
+            Err(_) => (float as i64).into(),
+        },
+        None => other.unwrap_or(0).into(),
+    });
+    env.add_filter("float", |value: &Value, other: Option<f64>| to_number(value).or(other).unwrap_or(0.0));
+    env.add_filter("wordcount", |value: &Value| repr::str(value).split_whitespace().count());
+    env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
     // Python counts texts among the sequences, and does not iterate over None.
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", |value: &Value| {
@@ -50,21 +70,52 @@ pub(crate) fn environment(now: Moment) -> Environment<'static> {
     env
 }
 
+/// Undefined values have no elements, rather than no length.
+fn length(value: &Value) -> Result<usize, Error> {
+    let none = || Error::new(ErrorKind::InvalidOperation, format!("{} has no length", value.kind()));
+    if value.is_undefined() { Ok(0) } else { value.len().ok_or_else(none) }
+}
+
+fn default(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    let [other, boolean] = by_name(&args, &kwargs, ["default_value", "boolean"])?;
+    let asked = boolean.is_some_and(|flag| flag.is_true());
+    let missing = value.is_undefined() || (asked && !value.is_true());
+    Ok(if missing { other.unwrap_or_else(|| "".into()) } else { value.clone() })
+}
+
+/// Arguments by place or by name, as Python takes them.
+fn by_name<const N: usize>(
+    args: &[Value],
+    kwargs: &Kwargs,
+    names: [&'static str; N],
+) -> Result<[Option<Value>; N], Error> {
+    if args.len() > N {
+        return Err(Error::from(ErrorKind::TooManyArguments));
+    }
+    let mut given = [const { None }; N];
+    for (idx, name) in names.into_iter().enumerate() {
+        given[idx] = match args.get(idx) {
+            Some(value) => Some(value.clone()),
+            None if kwargs.has(name) => Some(kwargs.get(name)?),
+            None => None,
+        };
+    }
+    kwargs.assert_all_used()?;
+    Ok(given)
+}
+
+/// What `float` makes of numbers and texts.
+fn to_number(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(text) => text.trim().parse().ok(),
+        None => f64::try_from(value.clone()).ok(),
+    }
+}
+
 /// transformers' `tojson`: `json.dumps` with what it lets templates choose.
 fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
-    if args.len() > names.len() {
-        return Err(Error::from(ErrorKind::TooManyArguments));
-    }
-    let mut given = [const { None }; 4];
-    for (idx, name) in names.into_iter().enumerate() {
-        let value = match args.get(idx) {
-            Some(value) => Some(value.clone()),
-            None => kwargs.get::<Option<Value>>(name)?,
-        };
-        given[idx] = value.filter(|value| !value.is_none());
-    }
-    kwargs.assert_all_used()?;
+    let given = by_name(&args, &kwargs, names)?.map(|value| value.filter(|value| !value.is_none()));
     let [ascii, indent, separators, sort] = given;
     let indent = match indent {
         Some(text) if text.kind() == ValueKind::String => Some(repr::str(&text)),
@@ -111,7 +162,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
             let (at,): (&str,) = from_args(args)?;
             let (before, after) = text.split_once(at).unwrap_or((text, ""));
             let found = if text.contains(at) { at } else { "" };
-            Ok([before, found, after].into_iter().collect())
+            Ok(Tuple::from([before, found, after].map(Value::from)).into())
         }
         (Some(text), "join") => {
             let (items,): (&Value,) = from_args(args)?;

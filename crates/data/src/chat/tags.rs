@@ -1,17 +1,16 @@
 //! `{% generation %}`: the part of a template's output that the model is to write.
 //!
-//! The engine knows no custom tags, but a generation block is a call block in all but name: its body is
-//! rendered in an own scope and handed to someone. So the tags are renamed to a call of [`FUNCTION`],
-//! with their whitespace control and their lines as they are, and the function puts a [`Marks`] around
-//! the body. Marks are two characters that nothing in the conversation or the template contains.
+//! The engine knows no custom tags, but a generation block is a filter block in all but name: its body
+//! is rendered in an own scope and handed to someone. So the tags are renamed to those of a filter in a
+//! `with`, whitespace control and lines as they are, and the filter puts [`Marks`] around the body.
+//! Marks are two characters that nothing in the conversation's text contains.
 
 use std::ops::Range;
 
-use minijinja::value::{Kwargs, Value};
-use minijinja::{Error, State};
-
-/// The name that generation blocks call.
-pub(crate) const FUNCTION: &str = "__lockstep_generation";
+/// The filter that generation blocks become.
+pub(crate) const FILTER: &str = "__lockstep_generation";
+/// The variable that it is given, the marks.
+pub(crate) const VARIABLE: &str = "__lockstep_marks";
 
 /// A template's source with its generation tags renamed.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,11 +42,11 @@ pub(crate) fn rewrite(source: &str) -> Result<Rewritten, (usize, &'static str)> 
             "generation" => {
                 open.push(line());
                 tagged = true;
-                out.push_str(&piece.replacen("generation", &format!("call {FUNCTION}()"), 1));
+                out.push_str(&piece.replacen("generation", &opening(), 1));
             }
             "endgeneration" => {
                 open.pop().ok_or_else(|| (line(), "`endgeneration` without `generation`"))?;
-                out.push_str(&piece.replacen("endgeneration", "endcall", 1));
+                out.push_str(&piece.replacen("endgeneration", CLOSING, 1));
             }
             "raw" => {
                 let end = end_of_raw(rest);
@@ -64,6 +63,13 @@ pub(crate) fn rewrite(source: &str) -> Result<Rewritten, (usize, &'static str)> 
         None => Ok(Rewritten { source: out, tagged }),
     }
 }
+
+/// Two tags in place of one: the first keeps its left side, the second its right.
+fn opening() -> String {
+    format!("with %}}{{% filter {FILTER}({VARIABLE})")
+}
+
+const CLOSING: &str = "endfilter %}{% endwith";
 
 /// The whole content of a tag after `{%`, if it is one word.
 fn tag_name(inside: &str) -> &str {
@@ -115,15 +121,15 @@ impl Marks {
         Some(Marks { open: free.next()?, close: free.next()? })
     }
 
-    /// The function behind generation blocks; without marks it hands the text on as it is.
-    pub(crate) fn function(marks: Option<Marks>) -> Value {
-        Value::from_function(move |state: &mut State, kwargs: Kwargs| -> Result<Value, Error> {
-            let body = kwargs.get::<Value>("caller")?.call(state, &[])?;
-            Ok(match marks {
-                Some(Marks { open, close }) => Value::from(format!("{open}{body}{close}")),
-                None => body,
-            })
-        })
+    /// The value of [`VARIABLE`].
+    pub(crate) fn text(self) -> String {
+        String::from_iter([self.open, self.close])
+    }
+
+    /// [`FILTER`]: `body` between the marks, or as it is where there are none.
+    pub(crate) fn put_around(body: &str, marks: &str) -> String {
+        let (open, close) = marks.split_at(marks.chars().next().map_or(0, char::len_utf8));
+        format!("{open}{body}{close}")
     }
 
     /// Takes the marks out of `text`: what is left, and the byte ranges that were between marks.
@@ -164,13 +170,13 @@ mod tests {
 
     #[test]
     fn every_spelling_of_the_tags_is_found() {
-        let call = format!("call {FUNCTION}()");
+        let open = opening();
         for (left, right) in [("{%", "%}"), ("{%-", "-%}"), ("{%+ ", " +%}"), ("{%-\n", "\t%}")] {
             let text = format!("a{left} generation {right}b{left} endgeneration {right}c");
-            let expected = format!("a{left} {call} {right}b{left} endcall {right}c");
+            let expected = format!("a{left} {open} {right}b{left} {CLOSING} {right}c");
             assert_eq!(source(&text), expected);
         }
-        assert_eq!(source("{%generation%}{%endgeneration%}"), format!("{{%{call}%}}{{%endcall%}}"));
+        assert_eq!(source("{%generation%}{%endgeneration%}"), format!("{{%{open}%}}{{%{CLOSING}%}}"));
     }
 
     #[test]

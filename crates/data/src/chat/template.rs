@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::value::Value as Engine;
 use minijinja::{Environment, Error, ErrorKind};
@@ -15,6 +16,9 @@ use super::{Chat, ChatFault, Moment, TemplateFault, python, turns};
 
 /// The template that conversations with tools prefer, where there are several.
 const TOOL_USE: &str = "tool_use";
+
+/// Code that is longer is not shown in messages, in bytes.
+const SHOWN_CODE: usize = 80;
 
 /// Part of every fingerprint; raised when the same template and row come to other text.
 const RENDERER_VERSION: u64 = 1;
@@ -129,15 +133,22 @@ impl ChatTemplate {
             ("messages", chat.messages.iter().cloned().collect()),
             ("tools", chat.tools.clone()),
             ("add_generation_prompt", add_generation_prompt.into()),
-            (tags::FUNCTION, Marks::function(marks)),
+            (tags::VARIABLE, marks.map(Marks::text).unwrap_or_default().into()),
         ];
         // Later ones win: a row may replace a special token, as with the peers.
         let variables = std::iter::once(("documents", Engine::from(())))
             .chain(self.specials.iter().map(|(name, value)| (name.as_str(), value.clone())))
             .chain(chat.kwargs.iter().map(|(name, value)| (name.as_str(), value.clone())))
             .chain(own);
-        let compiled = self.env.get_template(&template.name).map_err(|e| template.blame(&e))?;
-        compiled.render(Engine::from_pairs(variables)).map_err(|e| template.blame(&e))
+        let variables = Engine::from_pairs(variables);
+        let compiled = self.env.get_template(&template.name).map_err(|e| template.blame(&e, ""))?;
+        // The engine panics on some slices (`''[::-1]`); a stranger's template must not end a run. What is
+        // rendered into is dropped with the panic, and the engine itself keeps nothing.
+        let rendered = catch_unwind(AssertUnwindSafe(|| compiled.render(variables)));
+        match rendered {
+            Ok(rendered) => rendered.map_err(|e| template.blame(&e, compiled.source())),
+            Err(_) => Err(template.fault(None, "the template engine failed on it".into())),
+        }
     }
 }
 
@@ -146,7 +157,7 @@ fn compile(env: &mut Environment<'static>, named: &Named) -> Result<Compiled, Te
     let Rewritten { source, tagged } =
         tags::rewrite(&named.text).map_err(|(line, why)| template.fault(Some(line), why.into()))?;
     template.tagged = tagged;
-    env.add_template_owned(named.name.clone(), source).map_err(|e| template.blame(&e))?;
+    env.add_template_owned(named.name.clone(), source).map_err(|e| template.blame(&e, ""))?;
     Ok(template)
 }
 
@@ -155,17 +166,25 @@ impl Compiled {
         TemplateFault { origin: self.origin.clone(), line, why, raised: false }
     }
 
-    fn blame(&self, error: &Error) -> TemplateFault {
+    /// The fault that `error` is, with the part of `source` that failed.
+    fn blame(&self, error: &Error, source: &str) -> TemplateFault {
         let detail = error.detail().unwrap_or_default();
         if let Some(said) = detail.strip_prefix(python::RAISED) {
             return TemplateFault { raised: true, ..self.fault(error.line(), said.into()) };
         }
+        let code = error.range().and_then(|range| source.get(range)).filter(|code| {
+            !code.is_empty()
+                && code.len() <= SHOWN_CODE
+                && !code.contains(['\n', '`'])
+                && !code.contains(tags::FILTER)
+        });
+        let at = code.map(|code| format!(" in `{code}`")).unwrap_or_default();
         let why = match error.kind() {
             ErrorKind::OutOfFuel => {
                 format!("stopped after {} instructions; does a loop never end?", python::FUEL)
             }
-            kind if detail.is_empty() => kind.to_string(),
-            kind => format!("{kind}: {detail}"),
+            kind if detail.is_empty() => format!("{kind}{at}"),
+            kind => format!("{kind}: {detail}{at}"),
         };
         self.fault(error.line(), why)
     }

@@ -56,7 +56,10 @@ impl Turn<'_> {
                 return Ok(Ok(prompt.len()..through.len()));
             }
         }
-        self.find_by_words(text, prompt.as_deref())
+        match self.find_by_words(text, prompt.as_deref()) {
+            Err(ChatFault::Template(_)) => Ok(Err("the template refuses other words in its place")),
+            found => found,
+        }
     }
 
     fn find_by_words(&self, text: &str, prompt: Option<&str>) -> Answer<Range<usize>> {
@@ -95,14 +98,18 @@ impl Turn<'_> {
             return Ok(Some(content - lead.len()));
         }
         let bare = self.render(&self.chat.messages[..self.idx], false)?;
-        let cue = prompt.strip_prefix(bare.as_str()).filter(|cue| !cue.is_empty());
-        Ok(cue.filter(|cue| head.ends_with(*cue)).map(|_| content))
+        let Some(cue) = prompt.strip_prefix(bare.as_str()) else { return Ok(None) };
+        // A cue may open what a written turn leaves out, thinking for one. They part within the cue.
+        if let Some(after) = head.strip_prefix(bare.as_str()) {
+            return Ok(Some(bare.len() + shared(cue, after)));
+        }
+        Ok((!cue.is_empty() && head.ends_with(cue)).then_some(content))
     }
 
     /// The conversation with `word` in this turn's place and `after` behind it.
     fn said(&self, word: &str, after: &[Engine]) -> Result<String, ChatFault> {
         let mut messages = self.chat.messages[..self.idx].to_vec();
-        messages.push(saying(ASSISTANT, word));
+        messages.push(saying(ASSISTANT, word, &self.chat.messages[self.idx]));
         messages.extend_from_slice(after);
         self.render(&messages, false)
     }
@@ -121,9 +128,14 @@ struct Said {
 impl Said {
     /// `None` unless the outputs differ in the words alone, and in one place.
     fn compare(first: String, second: String) -> Option<Self> {
-        let start = first.bytes().zip(second.bytes()).take_while(|(a, b)| a == b).count();
+        let start = shared(&first, &second);
         let end = start + WORDS[0].len();
         let same = first.get(start..end)? == WORDS[0] && second.get(start..end)? == WORDS[1];
         (same && first[end..] == second[end..]).then_some(Said { text: first, content: start..end })
     }
+}
+
+/// Bytes of the characters that both begin with.
+fn shared(a: &str, b: &str) -> usize {
+    a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum()
 }
