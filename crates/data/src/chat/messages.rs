@@ -66,6 +66,16 @@ pub(crate) fn saying(role: &str, text: &str, model: &Engine) -> Engine {
     Engine::from_pairs([("role", Engine::from(role)), ("content", content)])
 }
 
+/// `message` with `text` for its content.
+pub(crate) fn with_content(message: &Engine, text: &str) -> Engine {
+    let names = message.try_iter().into_iter().flatten();
+    let kept = names.map(|name| {
+        let value = message.get_item(&name).unwrap_or_default();
+        if name.as_str() == Some("content") { (name, text.into()) } else { (name, value) }
+    });
+    Engine::from_pairs(kept)
+}
+
 fn tools(tools: Option<&Value>) -> Result<Engine, ChatFault> {
     match tools {
         None | Some(Value::Null) => Ok(Engine::from(())),

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use minijinja::value::Value as Engine;
 
-use super::messages::{Ready, role, saying};
+use super::messages::{Ready, role, saying, with_content};
 use super::{ChatFault, ChatTemplate};
 
 const ASSISTANT: &str = "assistant";
@@ -81,7 +81,25 @@ impl Turn<'_> {
         if !bounded || start + rest.len() > text.len() {
             return Ok(Err("what it says changes the text around it"));
         }
-        Ok(Ok(start..text.len() - rest.len()))
+        let span = start..text.len() - rest.len();
+        if self.next_is_within(span.end)? {
+            return Ok(Err("what follows is written into it"));
+        }
+        Ok(Ok(span))
+    }
+
+    /// Whether the next message's content begins before `end`: some templates write the results of
+    /// tools into the turn that called them.
+    fn next_is_within(&self, end: usize) -> Result<bool, ChatFault> {
+        let next = self.idx + 1;
+        let Some(message) = self.chat.messages.get(next) else { return Ok(false) };
+        let [first, second] = WORDS.map(|word| {
+            let mut messages = self.chat.messages.clone();
+            messages[next] = with_content(message, word);
+            self.render(&messages, false)
+        });
+        let (first, second) = (first?, second?);
+        Ok(first != second && shared(&first, &second) < end)
     }
 
     /// Where the turn begins in `inside`: behind the prompt, or behind what a prompt ends with.
