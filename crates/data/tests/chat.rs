@@ -440,6 +440,17 @@ fn the_built_in_template_serves_the_byte_tokenizer() {
 }
 
 #[test]
+fn long_conversations_have_fuel_enough() {
+    fn shared_between_threads<T: Send + Sync>(_: &T) {}
+    let turns: Vec<(&str, &str)> = (0..10_000).flat_map(|_| [("user", "a"), ("assistant", "b")]).collect();
+    for name in ["headers", "dated", "markup", "thoughts", "brackets", "spaces"] {
+        let template = template(&own(name));
+        shared_between_threads(&template);
+        template.render(&talk(&turns), true).unwrap();
+    }
+}
+
+#[test]
 fn fingerprints_change_with_what_is_rendered() {
     let load = |text: &str, now: Moment| {
         let template = ChatTemplate::load(&TemplateSource::Inline(text.into()), &tokenizer(), now).unwrap();

@@ -14,7 +14,7 @@ use super::clock::Moment;
 use super::repr::{self, JsonStyle};
 use super::tags::{self, Marks};
 
-/// Instructions that one rendering may take. A turn of a large template takes about 200.
+/// Instructions that one rendering may take: enough for tens of thousands of turns.
 pub(crate) const FUEL: u64 = 20_000_000;
 
 /// What `raise_exception` puts before the template's own words, so that they can be told from ours.

@@ -21,7 +21,7 @@ pub enum TemplateSource {
     Path(PathBuf),
     /// The template itself.
     Inline(String),
-    /// The one for models that never had another, see [`BUILTIN`].
+    /// The one for models that never had another: `role: content` lines.
     Builtin,
 }
 

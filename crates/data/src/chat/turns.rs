@@ -4,7 +4,7 @@
 //! both are beginnings of the whole. That fails for templates that write a turn in another way once
 //! more follows (Qwen3 drops what was thought). Then the turn is found by saying two other things in
 //! its place: what the two outputs do not share is the turn's content, and what follows a last turn's
-//! content closes any turn. Every finding is checked against the real output; where it does not hold,
+//! content closes any turn. What the prompt for a turn gives is never part of it. Every finding is checked against the real output; where it does not hold,
 //! there is no answer rather than a guess.
 
 use std::ops::Range;
@@ -116,12 +116,39 @@ impl Turn<'_> {
             return Ok(Some(content - lead.len()));
         }
         let bare = self.render(&self.chat.messages[..self.idx], false)?;
-        let Some(cue) = prompt.strip_prefix(bare.as_str()) else { return Ok(None) };
+        let cue = prompt.strip_prefix(bare.as_str()).unwrap_or_default();
         // A cue may open what a written turn leaves out, thinking for one. They part within the cue.
-        if let Some(after) = head.strip_prefix(bare.as_str()) {
+        if let Some(after) = head.strip_prefix(bare.as_str()).filter(|_| !cue.is_empty()) {
             return Ok(Some(bare.len() + shared(cue, after)));
         }
-        Ok((!cue.is_empty() && head.ends_with(cue)).then_some(content))
+        if !cue.is_empty() && head.ends_with(cue) {
+            return Ok(Some(content));
+        }
+        self.start_behind_previous(inside)
+    }
+
+    /// The start by the message before: what follows its content in a prompt follows it here too, and
+    /// then comes the turn. For templates that write that message in another way once it is answered.
+    fn start_behind_previous(&self, inside: &Said) -> Result<Option<usize>, ChatFault> {
+        let previous = self.idx - 1;
+        let (before, after) = self.chat.messages.split_at(self.idx);
+        let outputs = |answered: bool| -> Result<Option<Said>, ChatFault> {
+            let [first, second] = WORDS.map(|word| {
+                let mut messages = before.to_vec();
+                messages[previous] = with_content(&before[previous], word);
+                if answered {
+                    messages.push(saying(ASSISTANT, WORDS[0], &after[0]));
+                    messages.extend_from_slice(&after[1..]);
+                }
+                self.render(&messages, !answered)
+            });
+            Ok(Said::compare(first?, second?))
+        };
+        let (Some(prompt), Some(answered)) = (outputs(false)?, outputs(true)?) else { return Ok(None) };
+        let tail = &prompt.text[prompt.content.end..];
+        let turn = answered.text[answered.content.end..].strip_prefix(tail);
+        let turn = turn.filter(|turn| inside.text.ends_with(*turn));
+        Ok(turn.map(|turn| inside.text.len() - turn.len()).filter(|start| *start <= inside.content.start))
     }
 
     /// The conversation with `word` in this turn's place and `after` behind it.
