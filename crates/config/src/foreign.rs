@@ -109,7 +109,6 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("dataset_train_split", "name the split's files in `train_files`."),
     ("dataset_test_split", "there is no evaluation during training yet."),
     ("dataset_text_field", "a row's own keys decide: `text`, `messages`, or `prompt` and `completion`."),
-    ("chat_template_path", "put the template into the tokenizer's folder."),
     ("eos_token", ""),
     ("pad_token", "rows are never padded."),
     ("truncation_mode", "rows are cut at their end."),

@@ -71,6 +71,8 @@ keys! {
 
     Data Exact "train_files" ["train_file", "dataset_path"] = "[]", "One file or a list of files to train on.";
     Data Exact "tokenizer" ["tokenizer_name_or_path", "tokenizer_name"] = "null", "`byte`, or a tokenizer file or folder. By default the model folder's own, and `byte` without a folder.";
+    Data Exact "chat_template" = "null", "How conversations are written: `builtin`, or a Jinja template itself. By default the tokenizer's own.";
+    Data Exact "chat_template_path" = "null", "A file with a Jinja template for conversations, or a folder with a tokenizer that has one.";
     Data Exact "max_length" ["max_seq_length", "block_size"] = "1024", "Tokens per row at most; longer rows are cut at their end.";
     Data Word "packing" = "none", "`none`, or `bfd` (best-fit decreasing) to put several rows into one; `true` means bfd.";
     Data Word "packing_strategy" = "null", "How `packing: true` packs: `bfd`.";

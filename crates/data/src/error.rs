@@ -3,10 +3,11 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lockstep_core::{Bytes, Fault, FaultClass, closest};
 
+use crate::chat::{ChatFault, TemplateFault};
 use crate::row::{COLUMNS, Format};
 
 /// Why data could not be prepared.
@@ -68,6 +69,13 @@ pub enum DataError {
         action: &'static str,
         why: String,
     },
+    #[error(transparent)]
+    ChatTemplate(TemplateFault),
+    #[error("no chat template {}", Place(path.as_deref()))]
+    NoChatTemplate {
+        /// The file or the folder; `None` for the byte tokenizer.
+        path: Option<PathBuf>,
+    },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -99,6 +107,8 @@ pub enum RowFault {
     Conversational { column: String },
     #[error("the tokenizer cannot encode it: {why}")]
     NotEncodable { why: String },
+    #[error(transparent)]
+    Chat(#[from] ChatFault),
 }
 
 impl Fault for DataError {
@@ -110,7 +120,8 @@ impl Fault for DataError {
             | DataError::TooFewRows { .. } => FaultClass::BadConfig,
             DataError::FileMissing { .. }
             | DataError::TokenizerMissing { .. }
-            | DataError::TokenizerNotInFolder { .. } => FaultClass::InputMissing,
+            | DataError::TokenizerNotInFolder { .. }
+            | DataError::NoChatTemplate { .. } => FaultClass::InputMissing,
             DataError::BadRow { fault: RowFault::Conversational { .. }, .. } => FaultClass::Unavailable,
             DataError::Write { .. } => FaultClass::CannotWrite,
             DataError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
@@ -151,6 +162,13 @@ impl Fault for DataError {
             }
             DataError::TokenizerMalformed { .. } => {
                 "write the tokenizer's files again, with save_pretrained in transformers.".into()
+            }
+            DataError::ChatTemplate(fault) => fault.hint(),
+            DataError::NoChatTemplate { path: None } => {
+                "set chat_template to `builtin`, or give one with chat_template_path.".into()
+            }
+            DataError::NoChatTemplate { .. } => {
+                "give a Jinja file, or a folder that has chat_template.jinja, with chat_template_path.".into()
             }
             DataError::Empty { .. } => {
                 "each line is one JSON object with `text`, or with `prompt` and `completion`.".into()
@@ -195,6 +213,7 @@ impl RowFault {
             RowFault::Conversational { .. } => {
                 Some("render the messages to `text`, or to `prompt` and `completion`, first.".into())
             }
+            RowFault::Chat(fault) => fault.hint(),
             _ => None,
         }
     }
@@ -230,6 +249,17 @@ impl fmt::Display for Paths<'_> {
             [] => f.write_str("no files"),
             [one] => one.display().fmt(f),
             [first, rest @ ..] => write!(f, "{} and {} more", first.display(), rest.len()),
+        }
+    }
+}
+
+struct Place<'a>(Option<&'a Path>);
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(path) => write!(f, "at {}", path.display()),
+            None => f.write_str("comes with the byte tokenizer"),
         }
     }
 }

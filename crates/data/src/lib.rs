@@ -5,7 +5,7 @@
 //! as flat arrays; [`Order`] says which rows step `s` takes, from the seed and `s` alone; [`Batch`] lays
 //! those rows out for the model. Nothing here knows ranks: a caller takes its share of the rows.
 //!
-//! Left out so far: formats other than jsonl, chat templates, preference pairs, data on disk larger
+//! Left out so far: formats other than jsonl, preference pairs, data on disk larger
 //! than memory.
 
 #![forbid(unsafe_code)]
@@ -25,7 +25,9 @@ mod tokenizer;
 use std::path::PathBuf;
 
 pub use batch::Batch;
-pub use chat::Chat;
+pub use chat::{
+    Chat, ChatFault, ChatTemplate, Encoded, Masks, Moment, TemplateFault, TemplateSource, encode, encode_pair,
+};
 pub use dataset::{Dataset, SkippedRow, Stats};
 pub use error::{DataError, RowFault};
 pub use order::Order;

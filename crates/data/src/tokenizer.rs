@@ -7,11 +7,13 @@
 
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use lockstep_core::Bytes;
 use serde_json::{Value, json};
 
+use crate::chat::additional;
 use crate::{DataError, byte_level};
 
 /// Where the tokenizer comes from.
@@ -24,9 +26,16 @@ pub enum TokenizerSource {
 }
 
 const MAIN: &str = "tokenizer.json";
-const CONFIG: &str = "tokenizer_config.json";
+pub(crate) const CONFIG: &str = "tokenizer_config.json";
+const SPECIALS: &str = "special_tokens_map.json";
+pub(crate) const TEMPLATE: &str = "chat_template.jinja";
+/// Folder of chat templates that have names.
+pub(crate) const TEMPLATE_DIR: &str = "additional_chat_templates";
 /// Files beside `tokenizer.json` that belong to it.
-const BESIDE: [&str; 3] = [CONFIG, "special_tokens_map.json", "chat_template.jinja"];
+const BESIDE: [&str; 3] = [CONFIG, SPECIALS, TEMPLATE];
+/// What special tokens are called, in files and in chat templates.
+const SPECIAL_NAMES: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 const FILE_CAP: Bytes = Bytes(256 << 20);
 /// What ends a document in tokenizers that do not say, most telling first.
 const KNOWN_EOS: [&str; 6] =
@@ -41,6 +50,10 @@ pub struct Tokenizer {
     fingerprint: String,
     /// Name and content of every file a model folder needs.
     files: Vec<(String, Vec<u8>)>,
+    /// Where the files were; the byte tokenizer's were nowhere.
+    folder: Option<PathBuf>,
+    /// Name and text of every special token that the files name.
+    special_tokens: Vec<(String, String)>,
 }
 
 #[derive(Debug)]
@@ -65,6 +78,8 @@ impl Tokenizer {
             vocab_size: byte_level::VOCAB_SIZE,
             fingerprint: fingerprint(&main, Some(&eos)),
             files: vec![(MAIN.into(), main), (CONFIG.into(), config_json(Some(&eos)))],
+            folder: None,
+            special_tokens: vec![("eos_token".into(), eos.1.clone())],
             eos: Some(eos),
         }
     }
@@ -85,26 +100,65 @@ impl Tokenizer {
         let eos = find_eos(&library, folder)?;
         let fingerprint = fingerprint(&main, eos.as_ref());
         let mut files = vec![(MAIN.to_string(), main)];
-        for name in BESIDE {
-            match read(&folder.join(name))? {
-                Some(content) => files.push((name.into(), content)),
-                None if name == CONFIG => files.push((CONFIG.into(), config_json(eos.as_ref()))),
-                None => {}
-            }
+        files.extend(beside(folder)?);
+        if !files.iter().any(|(name, _)| name == CONFIG) {
+            files.push((CONFIG.into(), config_json(eos.as_ref())));
         }
-        Ok(Tokenizer { kind: Kind::Library(Box::new(library)), eos, vocab_size, fingerprint, files })
+        Ok(Tokenizer {
+            kind: Kind::Library(Box::new(library)),
+            special_tokens: special_tokens(folder, eos.as_ref())?,
+            eos,
+            vocab_size,
+            fingerprint,
+            files,
+            folder: Some(folder.into()),
+        })
     }
 
     /// The ids of `text`, with what the tokenizer's own post-processor adds.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        self.ids(text, true)
+    }
+
+    /// The ids of `text` alone: special tokens are those that are written in it.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        self.ids(text, false)
+    }
+
+    fn ids(&self, text: &str, add_special: bool) -> Result<Vec<u32>, DataError> {
         match &self.kind {
             Kind::Byte => {
                 let mut ids = Vec::with_capacity(text.len());
                 byte_level::encode(text, &mut ids);
                 Ok(ids)
             }
-            Kind::Library(library) => match library.encode_fast(text, true) {
+            Kind::Library(library) => match library.encode_fast(text, add_special) {
                 Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                Err(e) => Err(DataError::Tokenizer { action: "encode", why: e.to_string() }),
+            },
+        }
+    }
+
+    /// [`Tokenizer::encode_plain`], and the bytes of `text` that each id stands for. A character of
+    /// several tokens may be given to each of them whole.
+    pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), DataError> {
+        match &self.kind {
+            Kind::Byte => {
+                let ids = self.ids(text, false)?;
+                let mut end = 0;
+                let offsets = ids.iter().map(|id| {
+                    let start = end;
+                    end += if *id == byte_level::EOS_ID { byte_level::EOS.len() } else { 1 };
+                    start..end
+                });
+                let offsets = offsets.collect();
+                Ok((ids, offsets))
+            }
+            Kind::Library(library) => match library.encode(text, false) {
+                Ok(encoding) => {
+                    let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
+                    Ok((encoding.get_ids().to_vec(), offsets))
+                }
                 Err(e) => Err(DataError::Tokenizer { action: "encode", why: e.to_string() }),
             },
         }
@@ -140,6 +194,22 @@ impl Tokenizer {
         &self.fingerprint
     }
 
+    /// Name (`bos_token` and its like) and text of the special tokens that the files name.
+    pub fn special_tokens(&self) -> &[(String, String)] {
+        &self.special_tokens
+    }
+
+    /// Where the files come from; `None` for the byte tokenizer.
+    pub fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// Makes `text` the chat template that a model folder gets.
+    pub fn set_chat_template(&mut self, text: &str) {
+        self.files.retain(|(name, _)| name != TEMPLATE);
+        self.files.push((TEMPLATE.into(), text.into()));
+    }
+
     /// Name and content of the files that a model folder needs.
     pub fn files(&self) -> &[(String, Vec<u8>)] {
         &self.files
@@ -149,7 +219,11 @@ impl Tokenizer {
     pub fn copy_files_to(&self, dir: &Path) -> Result<(), DataError> {
         for (name, content) in &self.files {
             let path = dir.join(name);
-            fs::write(&path, content).map_err(|source| DataError::Write { path, source })?;
+            let named = dir.join(TEMPLATE_DIR);
+            let room = if path.starts_with(&named) { fs::create_dir(&named) } else { Ok(()) };
+            let room = room.or_else(|e| if named.is_dir() { Ok(()) } else { Err(e) });
+            let written = room.and_then(|()| fs::write(&path, content));
+            written.map_err(|source| DataError::Write { path, source })?;
         }
         Ok(())
     }
@@ -169,8 +243,20 @@ fn locate(path: &Path) -> Result<PathBuf, DataError> {
     Err(DataError::TokenizerNotInFolder { folder: path.into(), found })
 }
 
+/// Name and content of the files in `folder` that belong to a tokenizer, `tokenizer.json` apart.
+pub(crate) fn beside(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, DataError> {
+    let names = BESIDE.map(str::to_string).into_iter().chain(additional(folder)?);
+    let mut files = Vec::new();
+    for name in names {
+        if let Some(content) = read(&folder.join(&name))? {
+            files.push((name, content));
+        }
+    }
+    Ok(files)
+}
+
 /// A whole file, or `None` where there is none.
-fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
+pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     let error = |source| DataError::Read { path: path.into(), source };
     let found = match path.metadata() {
         Ok(found) => found,
@@ -191,11 +277,9 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
 /// A name that is not in the vocabulary is passed over.
 fn find_eos(library: &tokenizers::Tokenizer, folder: &Path) -> Result<Option<(u32, String)>, DataError> {
     let by_name = |name: &str| library.token_to_id(name).map(|id| (id, name.to_string()));
-    for file in [CONFIG, "special_tokens_map.json"] {
+    for file in [CONFIG, SPECIALS] {
         let value = read_json(&folder.join(file))?;
-        let entry = &value["eos_token"];
-        let name = entry.as_str().or_else(|| entry["content"].as_str());
-        if let Some(eos) = name.and_then(by_name) {
+        if let Some(eos) = token_text(&value["eos_token"]).and_then(by_name) {
             return Ok(Some(eos));
         }
     }
@@ -208,6 +292,22 @@ fn find_eos(library: &tokenizers::Tokenizer, folder: &Path) -> Result<Option<(u3
         }
     }
     Ok(KNOWN_EOS.into_iter().find_map(by_name))
+}
+
+/// The special tokens that the files name, else the end token that was found without them.
+fn special_tokens(folder: &Path, eos: Option<&(u32, String)>) -> Result<Vec<(String, String)>, DataError> {
+    let (config, map) = (read_json(&folder.join(CONFIG))?, read_json(&folder.join(SPECIALS))?);
+    let named = |name: &str| token_text(&config[name]).or_else(|| token_text(&map[name]));
+    let found = SPECIAL_NAMES.into_iter().filter_map(|name| {
+        let fallback = eos.filter(|_| name == "eos_token").map(|(_, token)| token.as_str());
+        Some((name.to_string(), named(name).or(fallback)?.to_string()))
+    });
+    Ok(found.collect())
+}
+
+/// A token as files write it: its text, or an object that has it.
+fn token_text(entry: &Value) -> Option<&str> {
+    entry.as_str().or_else(|| entry["content"].as_str())
 }
 
 /// The JSON in `path`; null where there is no such file.

@@ -10,6 +10,7 @@ pub struct DataConfig {
     /// May be empty: a plan needs no data. `RunConfig::check_trainable` asks for it.
     pub train_files: Vec<PathBuf>,
     pub tokenizer: Tokenizer,
+    pub chat_template: ChatTemplate,
     /// Tokens per row at most.
     pub max_length: u32,
     pub packing: Packing,
@@ -27,6 +28,19 @@ pub enum Tokenizer {
     Byte,
     /// A tokenizer file, or a folder with one.
     File(PathBuf),
+}
+
+/// How conversations become text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatTemplate {
+    /// As the tokenizer's files say.
+    Auto,
+    /// The one that needs no file.
+    Builtin,
+    /// The template's own text.
+    Inline(String),
+    /// A file, or a folder with a tokenizer.
+    Path(PathBuf),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +63,7 @@ impl DataConfig {
         DataConfig {
             train_files: r.paths("train_files"),
             tokenizer: read_tokenizer(r, model),
+            chat_template: read_chat_template(r),
             max_length: r.count("max_length", 2).unwrap_or(2),
             packing: read_packing(r),
             completion_only_loss: r.bool("completion_only_loss"),
@@ -69,6 +84,21 @@ fn read_tokenizer(r: &mut Reader<'_>, model: &ModelSource) -> Tokenizer {
             Tokenizer::Auto
         }
         (None, _) => Tokenizer::Byte,
+    }
+}
+
+fn read_chat_template(r: &mut Reader<'_>) -> ChatTemplate {
+    let rivals = ["chat_template", "chat_template_path"];
+    r.prefer_flags(&rivals);
+    if let (Some(text), Some(path)) = (r.given(rivals[0]), r.given(rivals[1])) {
+        r.conflict(&text, &path, "both say how conversations are written; keep one.");
+    }
+    let text = r.text("chat_template", "`builtin` or a template");
+    match (text, r.text("chat_template_path", "a path")) {
+        (Some(text), _) if text.eq_ignore_ascii_case("builtin") => ChatTemplate::Builtin,
+        (Some(text), _) => ChatTemplate::Inline(text),
+        (None, Some(path)) => ChatTemplate::Path(path.into()),
+        (None, None) => ChatTemplate::Auto,
     }
 }
 

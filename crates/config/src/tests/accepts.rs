@@ -17,6 +17,7 @@ fn defaults_are_those_of_the_page() {
             tokenizer: Tokenizer::Byte,
             max_length: 1024,
             packing: Packing::None,
+            chat_template: ChatTemplate::Auto,
             completion_only_loss: None,
             on_bad_row: OnBadRow::Stop,
             shuffle: true,
@@ -224,4 +225,13 @@ fn errors_carry_their_class() {
     let errors = run("sed: 1\n", &[]).unwrap_err();
     assert_eq!(errors.class(), FaultClass::BadConfig);
     assert_eq!(errors.class().exit_code(), 64);
+}
+
+#[test]
+fn a_chat_template_is_builtin_a_text_or_a_path() {
+    let template = |line: &str| accepted(line, &[]).data.chat_template;
+    assert_eq!(template("chat_template: builtin"), ChatTemplate::Builtin);
+    assert_eq!(template("chat_template: \"{{ messages }}\""), ChatTemplate::Inline("{{ messages }}".into()));
+    assert_eq!(template("chat_template_path: chat.jinja"), ChatTemplate::Path("chat.jinja".into()));
+    assert_eq!(template("chat_template_path: null"), ChatTemplate::Auto);
 }
