@@ -34,6 +34,8 @@ pub(crate) enum Command {
     Plan(Plan),
     /// Let a model continue a text
     Generate(Generate),
+    /// Talk with a model
+    Chat(Chat),
     /// List every configuration key with its default
     Keys,
 }
@@ -189,6 +191,26 @@ pub(crate) struct Generate {
     /// Print a JSON object for each text, with its tokens and their log-probabilities
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingFlags,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TemplateFlags {
+    /// A template file or tokenizer folder, or `builtin` [default: the model's own]
+    #[arg(long, value_name = "PATH", alias = "chat_template")]
+    pub(crate) chat_template: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Chat {
+    #[command(flatten)]
+    pub(crate) model: Model,
+    #[command(flatten)]
+    pub(crate) template: TemplateFlags,
+    /// What the model is told first
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod chat;
 mod generate;
 mod host;
 mod launch;
@@ -40,6 +41,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Train(args) => train::run(args),
         Command::Launch(args) => launch::run(args),
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
+        Command::Chat(args) => chat::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
