@@ -33,7 +33,7 @@ pub(super) fn run(cpu: &CpuQueue, call: &Forward) {
 }
 
 fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: usize, scratch: &mut [f32]) {
-    let Heads { num_q, num_kv, width, scale } = call.heads;
+    let Heads { num_q, num_kv, width, .. } = call.heads;
     let kv_head = head / (num_q / num_kv);
     let q = Head::new(&call.q, first, len, head, width);
     let k = Head::new(&call.k, first, len, kv_head, width);
@@ -54,7 +54,7 @@ fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: u
         let q_rows = Head::new(&call.q, first + first_q, rows, head, width).rows::<R>(isa, q_room);
         let mut state = [RowState { largest: f32::NEG_INFINITY, sum: 0.0 }; BLOCK_Q];
         sums[..rows * width].fill(0.0);
-        for first_k in (0..first_q + rows).step_by(BLOCK_K) {
+        for first_k in call.heads.key_blocks(first_q, rows) {
             let keys = BLOCK_K.min(len - first_k).min(first_q + rows - first_k);
             // SAFETY: sizes as split above; scores and sums overlap no operand.
             unsafe {
@@ -72,7 +72,7 @@ fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: u
             }
             isa.run(
                 #[inline(always)]
-                || softmax_block(scores, sums, width, &mut state[..rows], first_q, first_k, scale),
+                || softmax_block(scores, sums, &call.heads, &mut state[..rows], first_q, first_k),
             );
             // SAFETY: as above.
             unsafe {
@@ -112,25 +112,25 @@ struct RowState {
     sum: f32,
 }
 
-/// Turns a block of scores into unnormalised probabilities, zero outside the triangle, and rescales the
-/// running sums to the new maximum.
+/// Turns a block of scores into unnormalised probabilities, zero for keys that are not seen, and rescales
+/// the running sums to the new maximum.
 #[inline(always)]
 fn softmax_block(
     scores: &mut [f32],
     sums: &mut [f32],
-    width: usize,
+    heads: &Heads,
     state: &mut [RowState],
     first_q: usize,
     first_k: usize,
-    scale: f32,
 ) {
+    let Heads { width, scale, .. } = *heads;
     for (i, state) in state.iter_mut().enumerate() {
         let row: &mut [f32; BLOCK_K] = (&mut scores[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
-        let visible = (first_q + i + 1).saturating_sub(first_k).min(BLOCK_K);
+        let seen = heads.seen(first_q + i, first_k);
         for (j, score) in row.iter_mut().enumerate() {
-            *score = if j < visible { *score * scale } else { f32::NEG_INFINITY };
+            *score = if j >= seen.start && j < seen.end { *score * scale } else { f32::NEG_INFINITY };
         }
-        if visible == 0 {
+        if seen.is_empty() {
             row.fill(0.0);
             continue;
         }
