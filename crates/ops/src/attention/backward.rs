@@ -91,7 +91,7 @@ fn one_group<R: Real>(
 
         for first_q in (0..len).step_by(BLOCK_Q) {
             let rows = BLOCK_Q.min(len - first_q);
-            for first_k in f.heads.key_blocks(first_q, rows) {
+            for first_k in f.heads.key_blocks(first_q, first_q + rows) {
                 let keys = BLOCK_K.min(first_q + rows - first_k);
                 let of_block = |x: Operand| Operand { ptr: x.ptr.wrapping_add(first_q * x.row), ..x };
                 // SAFETY: sizes as split above; p and ds overlap no operand.

@@ -7,6 +7,7 @@
 
 mod backward;
 mod block;
+mod extend;
 mod forward;
 pub mod reference;
 #[cfg(test)]
@@ -16,6 +17,8 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+
+pub use extend::{Cache, Extend, cache_elems, extend};
 
 /// Query rows that move together through the key blocks: four row tiles.
 const BLOCK_Q: usize = 48;
@@ -40,10 +43,10 @@ impl Heads {
         self.window.map_or(0, |window| (i + 1).saturating_sub(window))
     }
 
-    /// The key blocks that queries `[first_q, first_q + rows)` see, by their first keys.
-    fn key_blocks(&self, first_q: usize, rows: usize) -> impl Iterator<Item = usize> + use<> {
+    /// The key blocks that queries `[first_q, end_q)` see, by their first keys.
+    fn key_blocks(&self, first_q: usize, end_q: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.first_key(first_q) / BLOCK_K * BLOCK_K;
-        (first..first_q + rows).step_by(BLOCK_K)
+        (first..end_q).step_by(BLOCK_K)
     }
 
     /// Of the key block at `first_k`, the keys that query i sees.
