@@ -3,11 +3,12 @@
 Run by hand, from this folder, when a case changes:
 
     pip install torch==2.15.0 transformers==5.22.2 safetensors==0.8.0 numpy==2.4.6
-    OMP_NUM_THREADS=1 python make.py
+    OMP_NUM_THREADS=1 python make.py [CASE ...]
 
 The result is the same on every run with these versions on one kind of CPU. Letters: T tokens, V vocabulary.
 
-<case>/config.json, generation_config.json, model.safetensors   as `save_pretrained` writes them, f32
+<case>/config.json, generation_config.json, model.safetensors   as `save_pretrained` writes them, f32; cases in
+    SHARDED have several files and an index, cases in OLD_SPELLING a config.json with the keys of transformers 4
 <case>/golden.safetensors
     tokens, targets [T] u32; weights [T] f32, the 0/1 loss mask; cu_seqlens [documents+1] u32
     logits [T, V]; logp [T], of the targets; loss [] = sum(weights * -logp) / sum(weights)
@@ -23,8 +24,10 @@ logits, logp, loss and grad are computed in float64 and rounded once; the ten st
 run them. Every document goes through the model alone, so no document can see another and positions start at 0.
 """
 
+import json
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import torch
@@ -32,7 +35,8 @@ import torch.nn.functional as F
 from safetensors.numpy import save_file
 from torch import nn
 from transformers import (
-    LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup, logging)
+    AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config,
+    Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM, get_cosine_schedule_with_warmup, logging)
 
 HERE = pathlib.Path(__file__).resolve().parent
 COMMON = dict(max_position_embeddings=64, attn_implementation="sdpa", bos_token_id=1, eos_token_id=2)
@@ -54,6 +58,40 @@ CASES = {
         vocab_size=101, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=1, head_dim=12, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, **COMMON)),
 }
+SMALL = dict(hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=8)
+CASES |= {
+    # A window in every layer, shorter than the documents.
+    "mistral": (MistralForCausalLM, MistralConfig(
+        vocab_size=61, rms_norm_eps=1e-5, sliding_window=9, tie_word_embeddings=False, **SMALL, **COMMON)),
+    # No window; frequencies divided by a factor.
+    "mistral-full-linear": (MistralForCausalLM, MistralConfig(
+        vocab_size=59, sliding_window=None, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=500.0), **SMALL, **COMMON)),
+    # Biases on queries, keys and values.
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(
+        vocab_size=61, tie_word_embeddings=False, **SMALL, **COMMON)),
+    # The second layer slides; yarn with its own factor for cosines and sines.
+    "qwen2-window-yarn": (Qwen2ForCausalLM, Qwen2Config(
+        vocab_size=59, use_sliding_window=True, sliding_window=12, max_window_layers=1, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=300.0,
+                             mscale=1.5, mscale_all_dim=0.5), **SMALL, **COMMON)),
+    "llama-llama3": (LlamaForCausalLM, LlamaConfig(
+        vocab_size=61, tie_word_embeddings=True,
+        rope_parameters=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                             original_max_position_embeddings=48, rope_theta=100.0), **SMALL, **COMMON)),
+    # Biases on all seven projections.
+    "llama-biases": (LlamaForCausalLM, LlamaConfig(
+        vocab_size=59, attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **SMALL, **COMMON)),
+    # The first layer slides, by name; biases; yarn without rounding of its ramp.
+    "qwen3-window-yarn": (Qwen3ForCausalLM, Qwen3Config(
+        vocab_size=61, attention_bias=True, use_sliding_window=True, sliding_window=7, tie_word_embeddings=False,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters=dict(rope_type="yarn", factor=2.0, original_max_position_embeddings=32, rope_theta=300.0,
+                             beta_fast=8, beta_slow=2, truncate=False), **SMALL, **COMMON)),
+}
+SHARDED = {"mistral", "qwen2-window-yarn"}
+OLD_SPELLING = {"llama-llama3", "mistral-full-linear", "qwen2-window-yarn"}
 ROUNDED = {"llama-tied": ("f16", torch.float16), "qwen3-tied": ("bf16", torch.bfloat16)}
 LENGTHS = [13, 1, 40, 27, 2]
 STEPS, MICRO_BATCHES, WARMUP, PEAK_LR = 10, 2, 2, 1e-2
@@ -65,7 +103,9 @@ def build(model_class, config, rng):
     with torch.no_grad():
         for name, p in model.named_parameters():
             noise = torch.from_numpy(rng.standard_normal(p.shape).astype(np.float32))
-            if p.dim() == 1:
+            if name.endswith(".bias"):
+                p.copy_(0.3 * noise)
+            elif p.dim() == 1:
                 p.copy_(1 + 0.2 * noise)
             else:
                 p.copy_((0.15 if "q_proj" in name or "k_proj" in name else 0.08) * noise)
@@ -113,17 +153,22 @@ def supervised_tokens(docs):
 
 
 class Rotary64(nn.Module):
-    """transformers computes the angles in float32 whatever the model's type; this keeps float64."""
+    """transformers computes the angles in float32 whatever the model's type; this keeps float64. Frequencies
+    that are scaled are taken as transformers has them, in float32: they are part of the model's definition."""
 
-    def __init__(self, config):
+    def __init__(self, model):
         super().__init__()
-        exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        self.inv_freq = config.rope_parameters["rope_theta"] ** -exponent
+        config, theirs = model.config, model.model.rotary_emb
+        self.scale = theirs.attention_scaling
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        exponent = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+        plain = config.rope_parameters["rope_type"] == "default"
+        self.inv_freq = config.rope_parameters["rope_theta"] ** -exponent if plain else theirs.inv_freq.double()
 
     def forward(self, x, position_ids):
         angles = position_ids[..., None].double() * self.inv_freq
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos(), angles.sin()
+        return angles.cos() * self.scale, angles.sin() * self.scale
 
 
 def float64_copy(model):
@@ -135,7 +180,7 @@ def float64_copy(model):
     copy = type(model)(model.config)
     copy.load_state_dict(model.state_dict())
     copy.double()
-    copy.model.rotary_emb = Rotary64(model.config)
+    copy.model.rotary_emb = Rotary64(model)
     for module in copy.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = norm.__get__(module)
@@ -206,7 +251,29 @@ def ten_steps(model, vocab, rng):
 
 def save(model, folder):
     shutil.rmtree(folder, ignore_errors=True)
-    model.save_pretrained(folder)
+    if folder.name in SHARDED:
+        model.save_pretrained(folder, max_shard_size="24KB")
+        assert len(list(folder.glob("model-*.safetensors"))) > 2
+    else:
+        model.save_pretrained(folder)
+    if folder.name in OLD_SPELLING:
+        respell(model, folder)
+
+
+def respell(model, folder):
+    """config.json as transformers 4 wrote it, and proof that transformers still reads the same from it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    rope["type" if folder.name.startswith("mistral") else "rope_type"] = rope.pop("rope_type")
+    config["rope_scaling"] = rope
+    config["torch_dtype"] = config.pop("dtype")
+    config.pop("layer_types", None)
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    again = AutoModelForCausalLM.from_pretrained(folder).model.rotary_emb
+    assert torch.equal(again.inv_freq, model.model.rotary_emb.inv_freq)
+    assert again.attention_scaling == model.model.rotary_emb.attention_scaling
 
 
 def main():
@@ -214,6 +281,8 @@ def main():
     torch.use_deterministic_algorithms(True)
     logging.disable_progress_bar()
     for seed, (case, (model_class, config)) in enumerate(CASES.items()):
+        if sys.argv[1:] and case not in sys.argv[1:]:
+            continue
         print(case)
         rng = np.random.default_rng(seed)
         model = build(model_class, config, rng)

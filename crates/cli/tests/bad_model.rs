@@ -163,19 +163,28 @@ fn config_that_is_not_json() {
 
 #[test]
 fn unimplemented_architecture() {
-    assert_snapshot!(with_config(64, "LlamaForCausalLM", "MistralForCausalLM"), @r"
-    error: model/config.json: architecture MistralForCausalLM is not implemented
-    hint: implemented: LlamaForCausalLM, Qwen3ForCausalLM.
+    assert_snapshot!(with_config(64, "LlamaForCausalLM", "MixtralForCausalLM"), @r"
+    error: model/config.json: architecture MixtralForCausalLM is not implemented
+    hint: implemented: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM.
     ");
 }
 
 #[test]
 fn rope_scaling() {
-    let scaling = "\"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4.0}, \"hidden_size\"";
+    let scaling = "\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 4.0}, \"hidden_size\"";
     assert_snapshot!(with_config(64, "\"hidden_size\"", scaling), @r#"
-    error: model/config.json: `rope_scaling.rope_type` = "yarn" is not implemented
+    error: model/config.json: `rope_scaling.rope_type` = "dynamic" is not implemented
     hint: using the model without it would compute something else, so it is refused.
     "#);
+}
+
+#[test]
+fn window_of_another_family() {
+    let window = "\"sliding_window\": 4096, \"hidden_size\"";
+    assert_snapshot!(with_config(64, "\"hidden_size\"", window), @r"
+    error: model/config.json: `sliding_window` = 4096 means nothing to LlamaForCausalLM
+    hint: remove `sliding_window` if the model was trained without it, or name the architecture that has it.
+    ");
 }
 
 #[test]

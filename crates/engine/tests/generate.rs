@@ -4,7 +4,7 @@
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
 use lockstep_engine::{Engine, Extension, Grower, MicroBatch, Updates};
-use lockstep_shape::{Architecture, ModelShape, Recompute};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
 
 const UPDATES: Updates =
@@ -13,7 +13,12 @@ const UPDATES: Updates =
 fn shapes() -> Vec<ModelShape> {
     let llama = ModelShape { layers: 3, ..ModelShape::named("tiny", 101).unwrap() };
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, head_dim: 20, ..llama.clone() };
-    vec![llama, qwen]
+    let sliding = ModelShape {
+        biases: Biases { qkv: true, out: true, mlp: true },
+        window: Some(Sliding { keys: 20, layers: vec![true, false, true] }),
+        ..llama.clone()
+    };
+    vec![llama, qwen, sliding]
 }
 
 fn setup(storage: DType, recompute: Recompute) -> Setup {

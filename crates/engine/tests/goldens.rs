@@ -4,10 +4,22 @@
 use lockstep_core::DType;
 use lockstep_engine::{Engine, Updates};
 use lockstep_plan::State;
-use lockstep_shape::Recompute;
+use lockstep_shape::{Biases, ModelShape, Recompute, Rope};
 use lockstep_testkit::{Golden, Setup, Window, engine};
 
-const CASES: [&str; 4] = ["llama-untied", "llama-tied", "qwen3", "qwen3-tied"];
+const CASES: [&str; 11] = [
+    "llama-untied",
+    "llama-tied",
+    "llama-llama3",
+    "llama-biases",
+    "mistral",
+    "mistral-full-linear",
+    "qwen2",
+    "qwen2-window-yarn",
+    "qwen3",
+    "qwen3-tied",
+    "qwen3-window-yarn",
+];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 const STILL: Updates =
     Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
@@ -80,6 +92,38 @@ fn logits_match_to_1e_5() {
         load(&mut engine, &golden);
         let error = relative_error(&all_log_probs(&mut engine, &golden), &log_softmax(&golden));
         assert!(error < 1e-5, "{case}: {error:e}");
+    }
+}
+
+/// The goldens see what sets families apart: without it, logits are far off.
+#[test]
+fn what_a_family_adds_matters() {
+    let window = |shape: &mut ModelShape| shape.window = None;
+    let rope = |shape: &mut ModelShape| shape.rope = Rope::plain(shape.rope.theta);
+    let biases = |shape: &mut ModelShape| shape.biases = Biases::default();
+    let all: [(&str, fn(&mut ModelShape)); 10] = [
+        ("mistral", window),
+        ("qwen2-window-yarn", window),
+        ("qwen3-window-yarn", window),
+        ("mistral-full-linear", rope),
+        ("qwen2-window-yarn", rope),
+        ("qwen3-window-yarn", rope),
+        ("llama-llama3", rope),
+        ("llama-biases", biases),
+        ("qwen2", biases),
+        ("qwen3-window-yarn", biases),
+    ];
+    for (case, remove) in all {
+        let mut golden = Golden::open(case);
+        let whole = golden.shape.clone();
+        remove(&mut golden.shape);
+        assert_ne!(golden.shape, whole, "{case}");
+        let mut engine = engine(&golden.shape, &Setup::default());
+        load(&mut engine, &golden);
+        let mut window = Window::new(vec![golden.batch()]);
+        engine.train_step(&mut window, &STILL).unwrap();
+        let error = relative_error(&window.log_probs[0], &golden.f32("logp"));
+        assert!(error > 1e-3, "{case}: {error:e}");
     }
 }
 

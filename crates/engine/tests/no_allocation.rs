@@ -7,7 +7,7 @@ use lockstep_core::{DType, Mesh};
 use lockstep_device::CountingAllocator;
 use lockstep_engine::Updates;
 use lockstep_plan::{AccumulationOrder, Tier};
-use lockstep_shape::{Architecture, ModelShape, Recompute};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
 
 const UPDATES: Updates =
@@ -21,8 +21,13 @@ static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 fn steps_allocate_nothing() {
     let llama = ModelShape::named("tiny", 101).unwrap();
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, ..llama.clone() };
+    let sliding = ModelShape {
+        biases: Biases { qkv: true, out: true, mlp: true },
+        window: Some(Sliding { keys: 20, layers: vec![true, false] }),
+        ..llama.clone()
+    };
     let base = Setup { micros: 2, threads: 3, ..Setup::default() };
-    for shape in [llama, qwen] {
+    for shape in [llama, qwen, sliding] {
         for setup in [
             base,
             Setup { storage: DType::BF16, recompute: Recompute::Full, ..base },

@@ -4,7 +4,7 @@
 use lockstep_core::DType;
 use lockstep_engine::{Engine, Updates};
 use lockstep_plan::{AccumulationOrder, State};
-use lockstep_shape::{Architecture, ModelShape, Recompute};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
 use lockstep_testkit::{Micro, Setup, Window, engine};
 
 const UPDATES: Updates =
@@ -13,7 +13,12 @@ const UPDATES: Updates =
 fn shapes() -> Vec<ModelShape> {
     let llama = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).unwrap() };
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, head_dim: 20, ..llama.clone() };
-    vec![llama, qwen]
+    let sliding = ModelShape {
+        biases: Biases { qkv: true, out: true, mlp: true },
+        window: Some(Sliding { keys: 20, layers: vec![true, false, true] }),
+        ..llama.clone()
+    };
+    vec![llama, qwen, sliding]
 }
 
 fn windows(vocab: usize) -> Vec<Vec<Micro>> {

@@ -1,7 +1,7 @@
 //! A step of a program to calls of operations.
 
 use lockstep_ops::matmul::Init;
-use lockstep_ops::{attention, embedding, matmul, reduce, rmsnorm, rope, swiglu};
+use lockstep_ops::{attention, bias, embedding, matmul, reduce, rmsnorm, rope, swiglu};
 use lockstep_shape::{Cols, Program, Step, Turn};
 
 use crate::head;
@@ -45,6 +45,15 @@ fn run_step(step: &Step, unit: &Unit) {
             if let Some(grad) = unit.grad_mat(w) {
                 let init = if unit.fresh { Init::Zero } else { Init::Accumulate };
                 matmul::tn(queue, grad, unit.mat(dy), unit.mat(x), init, workspace);
+            }
+        }
+        Step::Bias { y, b } => bias::forward(queue, unit.mat(y), unit.weight(b)),
+        Step::BiasBack { dy, b } => {
+            if let Some(grad) = unit.grad(b) {
+                if unit.fresh {
+                    grad.zero();
+                }
+                bias::backward(queue, grad, unit.mat(dy), workspace);
             }
         }
         Step::Rope { x, turn } => {

@@ -3,8 +3,8 @@
 use lockstep_core::Bytes;
 use lockstep_device::{Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
-use lockstep_ops::{Mat, matmul, rmsnorm, rope};
-use lockstep_shape::{Cols, ModelShape, Param, Programs, Segment, Slot, UnitShape};
+use lockstep_ops::{Mat, bias, matmul, rmsnorm, rope};
+use lockstep_shape::{Cols, ModelShape, Param, Programs, Segment, Slot, UnitKind, UnitShape};
 
 /// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
 /// lengths, not the planned ones.
@@ -131,12 +131,15 @@ impl<'m> Unit<'m> {
         self.grad(param).map(|view| Mat::dense(view, shape[0], shape[1]))
     }
 
+    /// The heads of this unit's layer.
     pub(crate) fn heads(&self) -> Heads {
+        let UnitKind::Block(layer) = self.shape.kind else { panic!("{} has no heads", self.shape.kind) };
         Heads {
             num_q: self.model.heads,
             num_kv: self.model.kv_heads,
             width: self.model.head_dim,
             scale: 1.0 / (self.model.head_dim as f32).sqrt(),
+            window: self.model.window_of(layer as usize),
         }
     }
 
@@ -152,7 +155,8 @@ fn rope_table<'m>(model: &ModelShape, tables: View<'m>) -> rope::Table<'m> {
 
 /// Computes the rotary angles once, before the first step.
 pub fn fill_tables(model: &ModelShape, tables: View) {
-    rope::fill(rope_table(model, tables), &model.rope_inverse_frequencies());
+    let frequencies = model.rope_inverse_frequencies();
+    rope::fill(rope_table(model, tables), &frequencies, model.rope.attention_factor());
 }
 
 /// One layer's cache of keys and values for `docs` documents of at most `tokens` tokens, in f32 elements.
@@ -164,8 +168,15 @@ pub fn cache_elems(model: &ModelShape, docs: usize, tokens: usize) -> usize {
 pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, num_threads: usize) -> Bytes {
     let norm = |dim| rmsnorm::scratch_elems(tokens, dim) + dim;
     let norm = norm(model.dim).max(norm(model.head_dim));
+    let biased = [
+        (model.biases.qkv, model.q_width().max(model.kv_width())),
+        (model.biases.out, model.dim),
+        (model.biases.mlp, model.ffn.max(model.dim)),
+    ];
+    let biased = biased.into_iter().filter(|(has, _)| *has).map(|(_, dim)| dim).max().unwrap_or(0);
     matmul::scratch_bytes(num_threads)
         .max(attention::scratch_bytes(num_threads, max_doc, model.head_dim))
         .max(Bytes(4 * norm as u64))
+        .max(Bytes(4 * bias::scratch_elems(tokens, biased) as u64))
         .align_to(4096)
 }

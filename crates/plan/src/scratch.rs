@@ -141,15 +141,17 @@ fn lay_out(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_shape::{Architecture, ModelShape, Recompute, block_programs, head_programs};
+    use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, block_programs, head_programs};
 
     /// Slots alive at the same step never overlap, in any program, and every touched slot has a home.
     #[test]
     fn scratch_slots_alive_together_are_apart() {
         let llama = ModelShape::named("tiny", 300).unwrap();
         let qwen = ModelShape { architecture: Architecture::Qwen3, ..llama.clone() };
+        let biases = Biases { qkv: true, out: true, mlp: true };
+        let biased = ModelShape { biases, ..llama.clone() };
         let sizes = Sizes { tokens: 512, chunk: 256, storage: DType::F32 };
-        for shape in [llama, qwen] {
+        for shape in [llama, qwen, biased] {
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
                 for programs in [block_programs(&shape, recompute), head_programs(&shape)] {
                     let layout = UnitLayout::new(&programs, sizes);

@@ -1,58 +1,10 @@
-//! The programs of the LLaMA and Qwen3 families, and the named sizes.
+//! The programs of the families. One list of steps serves them all: norms on queries and keys, and biases,
+//! are steps that are there or not. Windows are none: a layer's own is looked up when it runs.
 
 use crate::program::with_recomputation;
 use crate::{
-    Architecture, Cols, ModelShape, Param, Program, Programs, Recompute, Rows, ShapeError, Slot, SlotSpec,
-    Step, Turn,
+    Cols, ModelShape, Param, Program, Programs, Projection, Recompute, Rows, Slot, SlotSpec, Step, Turn,
 };
-
-/// A size people name. The vocabulary comes from the tokenizer.
-#[derive(Clone, Copy, Debug)]
-pub struct NamedSize {
-    pub name: &'static str,
-    dim: usize,
-    layers: usize,
-    heads: usize,
-    kv_heads: usize,
-    ffn: usize,
-    max_positions: usize,
-}
-
-#[rustfmt::skip]
-pub const NAMED_SIZES: [NamedSize; 6] = [
-    NamedSize { name: "tiny", dim: 64, layers: 2, heads: 4, kv_heads: 2, ffn: 176, max_positions: 1024 },
-    NamedSize { name: "15m", dim: 288, layers: 6, heads: 6, kv_heads: 6, ffn: 768, max_positions: 2048 },
-    NamedSize { name: "90m", dim: 768, layers: 12, heads: 12, kv_heads: 12, ffn: 2048, max_positions: 2048 },
-    NamedSize { name: "300m", dim: 1024, layers: 24, heads: 16, kv_heads: 16, ffn: 2816, max_positions: 2048 },
-    NamedSize { name: "1b", dim: 2048, layers: 22, heads: 32, kv_heads: 4, ffn: 5632, max_positions: 2048 },
-    NamedSize { name: "7b", dim: 4096, layers: 32, heads: 32, kv_heads: 32, ffn: 11008, max_positions: 4096 },
-];
-
-impl ModelShape {
-    /// A LLaMA of a named size.
-    pub fn named(name: &str, vocab: usize) -> Result<ModelShape, ShapeError> {
-        let wanted = name.to_ascii_lowercase();
-        let size = NAMED_SIZES.iter().find(|s| s.name == wanted);
-        let size = size.ok_or_else(|| ShapeError::UnknownSize { name: name.into() })?;
-        Ok(ModelShape {
-            architecture: Architecture::Llama,
-            vocab,
-            dim: size.dim,
-            layers: size.layers,
-            heads: size.heads,
-            kv_heads: size.kv_heads,
-            head_dim: size.dim / size.heads,
-            ffn: size.ffn,
-            norm_eps: 1e-5,
-            rope_theta: 10_000.0,
-            tied: false,
-            max_positions: size.max_positions,
-            init_std: 0.02,
-            bos_id: None,
-            eos_id: None,
-        })
-    }
-}
 
 pub fn embed_programs(m: &ModelShape) -> Programs {
     Programs {
@@ -111,7 +63,7 @@ pub fn head_programs(m: &ModelShape) -> Programs {
 }
 
 pub fn block_programs(m: &ModelShape, recompute: Recompute) -> Programs {
-    let qk_norm = m.architecture == Architecture::Qwen3;
+    let qk_norm = m.architecture.qk_norm();
     let forward = block_forward(m, qk_norm);
     let mut all_kept = vec![Slot::N1, Slot::R1, Slot::Qkv];
     if qk_norm {
@@ -186,12 +138,16 @@ fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     let [q, k, v] = thirds(m, Slot::Qkv);
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
     let linear = |x: Slot, w: Param, y: Cols| Step::Linear { x: x.into(), w, y, residual: None };
+    let bias = |of: Projection, y: Cols| Step::Bias { y, b: Param::BiasOf(of) };
     let mut steps = vec![
         Step::Norm { x: Slot::X.into(), w: Param::InputNorm, y: Slot::N1.into(), rstd: Slot::R1 },
         linear(Slot::N1, Param::Q, q),
         linear(Slot::N1, Param::K, k),
         linear(Slot::N1, Param::V, v),
     ];
+    if m.biases.qkv {
+        steps.extend([bias(Projection::Q, q), bias(Projection::K, k), bias(Projection::V, v)]);
+    }
     if qk_norm {
         steps.push(Step::Norm { x: q, w: Param::QNorm, y: q_in, rstd: Slot::Rq });
         steps.push(Step::Norm { x: k, w: Param::KNorm, y: k_in, rstd: Slot::Rk });
@@ -201,12 +157,25 @@ fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
         Step::Rope { x: k_in, turn: Turn::Forward },
         Step::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse },
         Step::Linear { x: Slot::O.into(), w: Param::O, y: Slot::X2.into(), residual: Some(Slot::X) },
+    ]);
+    if m.biases.out {
+        steps.push(bias(Projection::O, Slot::X2.into()));
+    }
+    steps.extend([
         Step::Norm { x: Slot::X2.into(), w: Param::PostNorm, y: Slot::N2.into(), rstd: Slot::R2 },
         linear(Slot::N2, Param::Gate, Slot::G.into()),
         linear(Slot::N2, Param::Up, Slot::U.into()),
+    ]);
+    if m.biases.mlp {
+        steps.extend([bias(Projection::Gate, Slot::G.into()), bias(Projection::Up, Slot::U.into())]);
+    }
+    steps.extend([
         Step::SwiGlu { g: Slot::G, u: Slot::U, y: Slot::S },
         Step::Linear { x: Slot::S.into(), w: Param::Down, y: Slot::Y.into(), residual: Some(Slot::X2) },
     ]);
+    if m.biases.mlp {
+        steps.push(bias(Projection::Down, Slot::Y.into()));
+    }
     steps
 }
 
@@ -228,10 +197,20 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     let [q, k, _] = thirds(m, Slot::Qkv);
     let dqkv = thirds(m, Slot::DQkv);
     let [dq, dk, dv] = dqkv;
+    let bias = |of: Projection, dy: Cols| Step::BiasBack { dy, b: Param::BiasOf(of) };
     let mut steps = vec![
         weight(dx.into(), Slot::S, Param::Down),
         input(dx.into(), Param::Down, Slot::DS, false),
         Step::SwiGluBack { g: Slot::G, u: Slot::U, dy: Slot::DS },
+    ];
+    if m.biases.mlp {
+        steps.extend([
+            bias(Projection::Down, dx.into()),
+            bias(Projection::Gate, Slot::G.into()),
+            bias(Projection::Up, Slot::U.into()),
+        ]);
+    }
+    steps.extend([
         weight(Slot::G.into(), Slot::N2, Param::Gate),
         weight(Slot::U.into(), Slot::N2, Param::Up),
         input(Slot::G.into(), Param::Gate, dn, false),
@@ -242,12 +221,18 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
         Step::AttentionBack { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse, dout: Slot::DO, dqkv },
         Step::Rope { x: dq, turn: Turn::Backward },
         Step::Rope { x: dk, turn: Turn::Backward },
-    ];
+    ]);
+    if m.biases.out {
+        steps.push(bias(Projection::O, dx.into()));
+    }
     if qk_norm {
         let back =
             |dy: Cols, x: Cols, w: Param, rstd: Slot| Step::NormBack { dy, x, w, rstd, dx: dy, add: false };
         steps.push(back(dq, q, Param::QNorm, Slot::Rq));
         steps.push(back(dk, k, Param::KNorm, Slot::Rk));
+    }
+    if m.biases.qkv {
+        steps.extend([bias(Projection::Q, dq), bias(Projection::K, dk), bias(Projection::V, dv)]);
     }
     steps.extend([
         weight(dq, Slot::N1, Param::Q),
@@ -265,11 +250,17 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
 mod tests {
     use super::*;
     use crate::unit::units;
+    use crate::{Architecture, Biases};
 
     fn shapes() -> Vec<ModelShape> {
         let llama = ModelShape::named("tiny", 300).unwrap();
-        let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, ..llama.clone() };
-        vec![llama, qwen]
+        let biases = Biases { qkv: true, out: true, mlp: true };
+        vec![
+            ModelShape { architecture: Architecture::Qwen3, tied: true, ..llama.clone() },
+            ModelShape { architecture: Architecture::Qwen3, biases, ..llama.clone() },
+            ModelShape { biases, ..llama.clone() },
+            llama,
+        ]
     }
 
     /// Whatever is kept, no step of any program reads a slot that nothing wrote.
@@ -308,7 +299,9 @@ mod tests {
                 let p = block_programs(&shape, recompute);
                 for segment in &all[1].segments {
                     let times = p.backward.steps.iter().filter(|s| match s {
-                        Step::NormBack { w, .. } | Step::LinearBackWeight { w, .. } => *w == segment.param,
+                        Step::NormBack { w, .. }
+                        | Step::LinearBackWeight { w, .. }
+                        | Step::BiasBack { b: w, .. } => *w == segment.param,
                         _ => false,
                     });
                     assert_eq!(times.count(), 1, "{}", segment.name);
@@ -341,6 +334,9 @@ mod tests {
             let adapter = crate::Adapter { rank: 4, targets: vec!["q_proj".into(), "down_proj".into()] };
             let block = &units(&shape, false, Some(&adapter), false)[1];
             assert_eq!(block.segments.iter().filter(|s| s.trainable).count(), 4);
+            let decaying = &units(&shape, false, None, true)[1].segments;
+            let is_bias = |s: &&crate::Segment| s.name.ends_with(".bias");
+            assert!(decaying.iter().all(|s| s.decay != is_bias(&s)), "biases alone never decay");
             assert!(block.trainable_elems < block.elems / 4);
             assert!(units(&shape, true, None, false).iter().all(|u| u.trainable_elems == 0));
         }

@@ -10,14 +10,23 @@
 
 #![forbid(unsafe_code)]
 
+mod architecture;
+mod error;
 mod family;
 mod hf;
+mod model_shape;
 mod program;
+mod rope;
+mod sizes;
 mod slot;
 mod unit;
 
-pub use family::{NAMED_SIZES, block_programs, embed_programs, head_programs};
-pub use hf::{Architecture, ModelShape, ShapeError};
+pub use architecture::Architecture;
+pub use error::ShapeError;
+pub use family::{block_programs, embed_programs, head_programs};
+pub use model_shape::{Biases, ModelShape, Window};
 pub use program::{Cols, Operand, Program, Programs, Recompute, Step, Turn};
+pub use rope::{Rope, RopeScaling, Yarn};
+pub use sizes::NAMED_SIZES;
 pub use slot::{Rows, Slot, SlotSpec};
-pub use unit::{Adapter, Init, Param, Segment, UnitKind, UnitShape, units};
+pub use unit::{Adapter, Init, Param, Projection, Segment, UnitKind, UnitShape, units};

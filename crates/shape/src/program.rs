@@ -86,6 +86,16 @@ pub enum Step {
         x: Cols,
         w: Param,
     },
+    /// Adds b to every row of y, in place
+    Bias {
+        y: Cols,
+        b: Param,
+    },
+    /// db += the sum of dy's rows
+    BiasBack {
+        dy: Cols,
+        b: Param,
+    },
     /// Turns heads in place
     Rope {
         x: Cols,
@@ -169,6 +179,8 @@ impl Step {
                 all
             }
             LinearBackWeight { dy, x, .. } => vec![dy.slot, x.slot],
+            Bias { y, .. } => vec![y.slot],
+            BiasBack { dy, .. } => vec![dy.slot],
             Rope { x, .. } => vec![x.slot],
             Attention { q, k, v, .. } => vec![q.slot, k.slot, v.slot],
             AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
@@ -183,10 +195,10 @@ impl Step {
         use Step::*;
         match *self {
             Embed { y, .. } => vec![y],
-            EmbedBack { .. } | LinearBackWeight { .. } => vec![],
+            EmbedBack { .. } | LinearBackWeight { .. } | BiasBack { .. } => vec![],
             Norm { y, rstd, .. } => vec![y.slot, rstd],
             NormBack { dx, .. } | LinearBackInput { dx, .. } => vec![dx.slot],
-            Linear { y, .. } => vec![y.slot],
+            Linear { y, .. } | Bias { y, .. } => vec![y.slot],
             Rope { x, .. } => vec![x.slot],
             Attention { out, lse, .. } => vec![out, lse],
             AttentionBack { dqkv, .. } => dqkv.map(|c| c.slot).to_vec(),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use lockstep_core::padded_elems;
 
-use crate::{Architecture, ModelShape};
+use crate::{Biases, ModelShape};
 
 /// Which unit of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,16 +39,18 @@ pub enum Param {
     Gate,
     Up,
     Down,
+    /// What a projection adds after its product.
+    BiasOf(Projection),
     FinalNorm,
     LmHead,
-    /// The low-rank pair of an adapter on another weight.
-    AdapterA(AdapterOn),
-    AdapterB(AdapterOn),
+    /// The low-rank pair of an adapter on a projection's weight.
+    AdapterA(Projection),
+    AdapterB(Projection),
 }
 
-/// The weights an adapter can sit on.
+/// The projections of a block: what a bias belongs to and an adapter can sit on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AdapterOn {
+pub enum Projection {
     Q,
     K,
     V,
@@ -58,16 +60,37 @@ pub enum AdapterOn {
     Down,
 }
 
-impl AdapterOn {
-    const ALL: [(AdapterOn, Param, &'static str); 7] = [
-        (AdapterOn::Q, Param::Q, "q_proj"),
-        (AdapterOn::K, Param::K, "k_proj"),
-        (AdapterOn::V, Param::V, "v_proj"),
-        (AdapterOn::O, Param::O, "o_proj"),
-        (AdapterOn::Gate, Param::Gate, "gate_proj"),
-        (AdapterOn::Up, Param::Up, "up_proj"),
-        (AdapterOn::Down, Param::Down, "down_proj"),
+impl Projection {
+    const ALL: [Projection; 7] = [
+        Projection::Q,
+        Projection::K,
+        Projection::V,
+        Projection::O,
+        Projection::Gate,
+        Projection::Up,
+        Projection::Down,
     ];
+
+    /// Its weight, and its name as people write it.
+    const fn weight(self) -> (Param, &'static str) {
+        match self {
+            Projection::Q => (Param::Q, "q_proj"),
+            Projection::K => (Param::K, "k_proj"),
+            Projection::V => (Param::V, "v_proj"),
+            Projection::O => (Param::O, "o_proj"),
+            Projection::Gate => (Param::Gate, "gate_proj"),
+            Projection::Up => (Param::Up, "up_proj"),
+            Projection::Down => (Param::Down, "down_proj"),
+        }
+    }
+
+    fn has_bias(self, biases: Biases) -> bool {
+        match self {
+            Projection::Q | Projection::K | Projection::V => biases.qkv,
+            Projection::O => biases.out,
+            Projection::Gate | Projection::Up | Projection::Down => biases.mlp,
+        }
+    }
 }
 
 /// Low-rank adapters: the base weights freeze, each target gets A\[r, in\] and B\[out, r\].
@@ -201,23 +224,35 @@ impl Builder<'_> {
             self.segment(Param::Up, name("mlp.up_proj"), &[f, d]),
             self.segment(Param::Down, name("mlp.down_proj"), &[d, f]),
         ];
-        if m.architecture == Architecture::Qwen3 {
+        if m.architecture.qk_norm() {
             segments.push(self.segment(Param::QNorm, name("self_attn.q_norm"), &[m.head_dim]));
             segments.push(self.segment(Param::KNorm, name("self_attn.k_norm"), &[m.head_dim]));
         }
+        self.add_biases(m.biases, &mut segments);
         if let Some(adapter) = self.adapter {
             self.add_adapters(adapter, &mut segments);
         }
         UnitShape::lay_out(UnitKind::Block(layer as u32), segments)
     }
 
+    /// Biases start at zero and never decay.
+    fn add_biases(&self, biases: Biases, segments: &mut Vec<Segment>) {
+        for of in Projection::ALL.into_iter().filter(|of| of.has_bias(biases)) {
+            let weight = base(segments, of);
+            let (name, len) = (format!("{}.bias", stem(weight)), weight.shape[0]);
+            let bias = self.segment(Param::BiasOf(of), name, &[len]);
+            segments.push(Segment { decay: false, init: Init::Zero, ..bias });
+        }
+    }
+
     fn add_adapters(&self, adapter: &Adapter, segments: &mut Vec<Segment>) {
-        for (on, param, target) in AdapterOn::ALL {
+        for on in Projection::ALL {
+            let (_, target) = on.weight();
             if !adapter.targets.iter().any(|t| t == target) {
                 continue;
             }
-            let base = segments.iter().find(|s| s.param == param).expect("every block has its projections");
-            let (stem, shape) = (base.name.trim_end_matches(".weight").to_string(), base.shape.clone());
+            let base = base(segments, on);
+            let (stem, shape) = (stem(base).to_string(), base.shape.clone());
             for (param, suffix, shape, init) in [
                 (Param::AdapterA(on), "lora_A", [adapter.rank, shape[1]], Init::Normal),
                 (Param::AdapterB(on), "lora_B", [shape[0], adapter.rank], Init::Zero),
@@ -235,4 +270,13 @@ impl Builder<'_> {
         }
         UnitShape::lay_out(UnitKind::Head, segments)
     }
+}
+
+/// The weight of a projection.
+fn base(segments: &[Segment], of: Projection) -> &Segment {
+    segments.iter().find(|s| s.param == of.weight().0).expect("every block has its projections")
+}
+
+fn stem(weight: &Segment) -> &str {
+    weight.name.trim_end_matches(".weight")
 }

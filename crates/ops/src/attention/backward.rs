@@ -43,7 +43,7 @@ fn one_group<R: Real>(
     scratch: &mut [f32],
 ) {
     let f = &call.forward;
-    let Heads { num_q, num_kv, width, scale } = f.heads;
+    let Heads { num_q, num_kv, width, .. } = f.heads;
     let group = num_q / num_kv;
     let k = Head::new(&f.k, first, len, kv_head, width);
     let v = Head::new(&f.v, first, len, kv_head, width);
@@ -91,7 +91,7 @@ fn one_group<R: Real>(
 
         for first_q in (0..len).step_by(BLOCK_Q) {
             let rows = BLOCK_Q.min(len - first_q);
-            for first_k in (0..first_q + rows).step_by(BLOCK_K) {
+            for first_k in f.heads.key_blocks(first_q, first_q + rows) {
                 let keys = BLOCK_K.min(first_q + rows - first_k);
                 let of_block = |x: Operand| Operand { ptr: x.ptr.wrapping_add(first_q * x.row), ..x };
                 // SAFETY: sizes as split above; p and ds overlap no operand.
@@ -119,7 +119,7 @@ fn one_group<R: Real>(
                         false,
                     );
                 }
-                let block = Block { first_q, first_k, rows, scale };
+                let block = Block { first_q, first_k, rows, heads: &f.heads };
                 let lse_of = |i: usize| lse[(first_q + i) * num_q + head];
                 isa.run(
                     #[inline(always)]
@@ -148,14 +148,14 @@ fn one_group<R: Real>(
     store::<R>(isa, &Head::new(&call.dv, first, len, kv_head, width), dv, width);
 }
 
-struct Block {
+struct Block<'a> {
     first_q: usize,
     first_k: usize,
     rows: usize,
-    scale: f32,
+    heads: &'a Heads,
 }
 
-/// p: scores to probabilities, zero outside the triangle. ds: ∂L/∂p to ∂L/∂(q·k).
+/// p: scores to probabilities, zero for keys that are not seen. ds: ∂L/∂p to ∂L/∂(q·k).
 #[inline(always)]
 fn probabilities_and_gradient(
     p: &mut [f32],
@@ -164,14 +164,16 @@ fn probabilities_and_gradient(
     lse_of: impl Fn(usize) -> f32,
     dots: &[f32],
 ) {
+    let scale = block.heads.scale;
     for i in 0..block.rows {
         let p: &mut [f32; BLOCK_K] = (&mut p[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
         let ds: &mut [f32; BLOCK_K] = (&mut ds[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
-        let visible = (block.first_q + i + 1).saturating_sub(block.first_k).min(BLOCK_K);
+        let seen = block.heads.seen(block.first_q + i, block.first_k);
         let (lse, dot) = (lse_of(i), dots[block.first_q + i]);
         for j in 0..BLOCK_K {
-            let probability = if j < visible { exp(p[j].mul_add(block.scale, -lse)) } else { 0.0 };
-            let gradient = if j < visible { probability * (ds[j] - dot) * block.scale } else { 0.0 };
+            let is_seen = j >= seen.start && j < seen.end;
+            let probability = if is_seen { exp(p[j].mul_add(scale, -lse)) } else { 0.0 };
+            let gradient = if is_seen { probability * (ds[j] - dot) * scale } else { 0.0 };
             p[j] = probability;
             ds[j] = gradient;
         }

@@ -108,7 +108,7 @@ struct Item<'a, 'm> {
 
 impl Item<'_, '_> {
     fn run<R: Real>(&self, isa: Isa, scratch: &mut [f32]) {
-        let Heads { num_q, num_kv, width, scale } = self.call.heads;
+        let Heads { num_q, num_kv, width, .. } = self.call.heads;
         let rows_padded = self.call.cache.capacity.next_multiple_of(BLOCK_K);
         let elems = head_elems(width, self.call.cache.capacity);
         let place = self.call.cache.view.slice((self.slot * num_kv + self.kv_head) * elems, elems);
@@ -126,7 +126,8 @@ impl Item<'_, '_> {
             let row = Head::new(&self.call.q, self.first, 1, self.kv_head, group * width);
             let mut q = row.rows::<R>(isa, q_room);
             q.row = width;
-            let block = QueryBlock { q, rows: group, position: self.past, advance: 0, width, scale };
+            let block =
+                QueryBlock { q, rows: group, position: self.past, advance: 0, heads: self.call.heads };
             // SAFETY: every key up to this one is in the panels.
             unsafe { block.attend(isa, &keys, &mut room) };
             for (i, head) in heads.enumerate() {
@@ -140,7 +141,7 @@ impl Item<'_, '_> {
                 let q: Operand =
                     Head::new(&self.call.q, self.first + first_q, rows, head, width).rows::<R>(isa, q_room);
                 let position = self.past + first_q;
-                let block = QueryBlock { q, rows, position, advance: 1, width, scale };
+                let block = QueryBlock { q, rows, position, advance: 1, heads: self.call.heads };
                 // SAFETY: as above.
                 unsafe { block.attend(isa, &keys, &mut room) };
                 for i in 0..rows {
@@ -191,11 +192,12 @@ mod tests {
         #[test]
         fn growing_has_the_bits_of_forward(
             num_kv in 1usize..3, group in 1usize..4, width in 1usize..70, storage in dtype(),
+            window in prop_oneof![Just(None), (1usize..100).prop_map(Some)],
             lens in prop::collection::vec(1usize..150, 1..4), seed in any::<u64>(),
         ) {
             let bench = Bench::new(seed);
             let queue = Queue::cpu(2);
-            let heads = Heads { num_q: num_kv * group, num_kv, width, scale: 0.3 };
+            let heads = Heads { num_q: num_kv * group, num_kv, width, scale: 0.3, window };
             let (q_cols, kv_cols) = (heads.num_q * width, num_kv * width);
             let tokens: usize = lens.iter().sum();
             let [q, k, v] = [q_cols, kv_cols, kv_cols].map(|cols| bench.normals(tokens * cols, storage));

@@ -33,7 +33,7 @@ pub(super) fn run(cpu: &CpuQueue, call: &Forward) {
 }
 
 fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: usize, scratch: &mut [f32]) {
-    let Heads { num_q, num_kv, width, scale } = call.heads;
+    let Heads { num_q, num_kv, width, .. } = call.heads;
     let kv_head = head / (num_q / num_kv);
     let k = Head::new(&call.k, first, len, kv_head, width);
     let v = Head::new(&call.v, first, len, kv_head, width);
@@ -51,7 +51,7 @@ fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: u
     for first_q in (0..len).step_by(BLOCK_Q) {
         let rows = BLOCK_Q.min(len - first_q);
         let q = Head::new(&call.q, first + first_q, rows, head, width).rows::<R>(isa, q_room);
-        let block = QueryBlock { q, rows, position: first_q, advance: 1, width, scale };
+        let block = QueryBlock { q, rows, position: first_q, advance: 1, heads: call.heads };
         // SAFETY: the panels were packed above, for every key up to the last query's own.
         unsafe { block.attend(isa, &keys, &mut room) };
         for (i, state) in room.state.iter().enumerate().take(rows) {
@@ -110,8 +110,7 @@ pub(super) struct QueryBlock {
     /// Where the first row stands in its document, and how much further each next one.
     pub(super) position: usize,
     pub(super) advance: usize,
-    pub(super) width: usize,
-    pub(super) scale: f32,
+    pub(super) heads: Heads,
 }
 
 impl QueryBlock {
@@ -120,12 +119,13 @@ impl QueryBlock {
     /// # Safety
     /// The queries are there, and the panels hold every key up to the last row's position.
     pub(super) unsafe fn attend(&self, isa: Isa, keys: &Panels, room: &mut Room) {
-        let QueryBlock { q, rows, position, advance, width, scale } = *self;
+        let QueryBlock { q, rows, position, advance, heads } = *self;
+        let width = heads.width;
         let Room { sums, scores, state } = room;
         state.fill(RowState { largest: f32::NEG_INFINITY, sum: 0.0 });
         sums[..rows * width].fill(0.0);
         let visible = position + (rows - 1) * advance + 1;
-        for first_k in (0..visible).step_by(BLOCK_K) {
+        for first_k in heads.key_blocks(position, visible) {
             let num_keys = BLOCK_K.min(visible - first_k);
             // SAFETY: the caller's promise; scores and sums have room for the block and overlap nothing.
             unsafe {
@@ -135,17 +135,7 @@ impl QueryBlock {
             }
             isa.run(
                 #[inline(always)]
-                || {
-                    softmax_block(
-                        scores,
-                        sums,
-                        width,
-                        &mut state[..rows],
-                        (position, advance),
-                        first_k,
-                        scale,
-                    )
-                },
+                || softmax_block(scores, sums, &heads, &mut state[..rows], (position, advance), first_k),
             );
             // SAFETY: as above.
             unsafe {
@@ -165,25 +155,25 @@ struct RowState {
     sum: f32,
 }
 
-/// Turns a block of scores into unnormalised probabilities, zero outside the triangle, and rescales the
-/// running sums to the new maximum.
+/// Turns a block of scores into unnormalised probabilities, zero for keys that are not seen, and rescales
+/// the running sums to the new maximum.
 #[inline(always)]
 fn softmax_block(
     scores: &mut [f32],
     sums: &mut [f32],
-    width: usize,
+    heads: &Heads,
     state: &mut [RowState],
     (position, advance): (usize, usize),
     first_k: usize,
-    scale: f32,
 ) {
+    let Heads { width, scale, .. } = *heads;
     for (i, state) in state.iter_mut().enumerate() {
         let row: &mut [f32; BLOCK_K] = (&mut scores[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
-        let visible = (position + i * advance + 1).saturating_sub(first_k).min(BLOCK_K);
+        let seen = heads.seen(position + i * advance, first_k);
         for (j, score) in row.iter_mut().enumerate() {
-            *score = if j < visible { *score * scale } else { f32::NEG_INFINITY };
+            *score = if j >= seen.start && j < seen.end { *score * scale } else { f32::NEG_INFINITY };
         }
-        if visible == 0 {
+        if seen.is_empty() {
             row.fill(0.0);
             continue;
         }

@@ -1,8 +1,9 @@
 //! Causal attention over packed documents, forward and backward, without ever holding T×T.
 //!
-//! Query blocks and key blocks count from their document's start, scores outside the causal triangle
-//! contribute exact zeros, and a row's softmax runs over its key blocks in order. So a row's result
-//! depends on its document alone. Backward recomputes the probabilities from the kept log-sum-exp.
+//! Query blocks and key blocks count from their document's start, keys that a query does not see (later
+//! ones, and those before its window) contribute exact zeros, and a row's softmax runs over its key blocks
+//! in order. So a row's result depends on its document alone. Blocks that no query of a query block sees
+//! are skipped. Backward recomputes the probabilities from the kept log-sum-exp.
 
 mod backward;
 mod block;
@@ -32,6 +33,28 @@ pub struct Heads {
     pub width: usize,
     /// Multiplies the scores: usually 1 / √width.
     pub scale: f32,
+    /// Keys a query sees, its own among them: key j for query i iff i − j < window. All where `None`.
+    pub window: Option<usize>,
+}
+
+impl Heads {
+    /// The first key that query i of a document sees.
+    fn first_key(&self, i: usize) -> usize {
+        self.window.map_or(0, |window| (i + 1).saturating_sub(window))
+    }
+
+    /// The key blocks that queries `[first_q, end_q)` see, by their first keys.
+    fn key_blocks(&self, first_q: usize, end_q: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = self.first_key(first_q) / BLOCK_K * BLOCK_K;
+        (first..end_q).step_by(BLOCK_K)
+    }
+
+    /// Of the key block at `first_k`, the keys that query i sees.
+    #[inline(always)]
+    fn seen(&self, i: usize, first_k: usize) -> std::ops::Range<usize> {
+        let within = |key: usize| key.saturating_sub(first_k).min(BLOCK_K);
+        within(self.first_key(i))..within(i + 1)
+    }
 }
 
 /// `out`\[T, H·h\] and `lse`\[T, H\] from q\[T, H·h\], k\[T, G·h\], v\[T, G·h\].
@@ -90,6 +113,7 @@ pub fn backward(queue: &Queue, call: Backward) {
 fn check(call: &Forward) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     assert!(num_q.is_multiple_of(num_kv), "{num_q} query heads over {num_kv} key-value heads");
+    assert!(call.heads.window != Some(0), "a query sees itself");
     let tokens = call.q.rows;
     for (mat, heads) in [(&call.q, num_q), (&call.out, num_q), (&call.k, num_kv), (&call.v, num_kv)] {
         assert_eq!((mat.rows, mat.cols), (tokens, heads * width), "attention shapes");

@@ -1,5 +1,5 @@
 //! Causal attention as the textbook has it, in f64: per document and head,
-//! P = softmax(scale · Q·Kᵀ) over the keys up to the query, O = P·V.
+//! P = softmax(scale · Q·Kᵀ) over the keys that the query sees, O = P·V.
 
 use super::Heads;
 
@@ -29,7 +29,7 @@ pub fn forward(heads: Heads, bounds: &[u32], q: &[f64], k: &[f64], v: &[f64]) ->
 
 /// With dP = dO·Vᵀ and dS = scale · P ∘ (dP − rowsum(P ∘ dP)): dQ = dS·K, dK = dSᵀ·Q, dV = Pᵀ·dO.
 pub fn backward(heads: Heads, bounds: &[u32], q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> Gradients {
-    let Heads { num_q, num_kv, width, scale } = heads;
+    let Heads { num_q, num_kv, width, scale, .. } = heads;
     let mut all = Gradients { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()] };
     each_row(heads, bounds, |head, kv_head, first, i| {
         let (p, _) = probabilities(heads, q, k, head, kv_head, first, i);
@@ -48,12 +48,16 @@ pub fn backward(heads: Heads, bounds: &[u32], q: &[f64], k: &[f64], v: &[f64], d
     all
 }
 
-/// Calls f(query head, its key-value head, the document's first token, token) for all of them.
+/// Calls f(query head, its key-value head, the first token it sees, token) for all of them.
 fn each_row(heads: Heads, bounds: &[u32], mut f: impl FnMut(usize, usize, usize, usize)) {
     for doc in bounds.windows(2) {
         let (first, end) = (doc[0] as usize, doc[1] as usize);
         for head in 0..heads.num_q {
-            (first..end).for_each(|i| f(head, head / (heads.num_q / heads.num_kv), first, i));
+            for i in first..end {
+                let seen_from =
+                    heads.window.map_or(first, |window| first.max((i + 1).saturating_sub(window)));
+                f(head, head / (heads.num_q / heads.num_kv), seen_from, i);
+            }
         }
     }
 }
@@ -68,7 +72,7 @@ fn probabilities(
     first: usize,
     i: usize,
 ) -> (Vec<f64>, f64) {
-    let Heads { num_q, num_kv, width, scale } = heads;
+    let Heads { num_q, num_kv, width, scale, .. } = heads;
     let q = row(q, num_q, head, i, width);
     let scores = (first..=i).map(|j| f64::from(scale) * dot(q, row(k, num_kv, kv_head, j, width)));
     let scores: Vec<f64> = scores.collect();

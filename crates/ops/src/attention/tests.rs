@@ -188,7 +188,13 @@ impl Results {
 
 /// A scale in units of the usual one.
 fn scaled(num_q: usize, num_kv: usize, width: usize, sharpness: f32) -> Heads {
-    Heads { num_q, num_kv, width, scale: sharpness / (width as f32).sqrt() }
+    Heads { num_q, num_kv, width, scale: sharpness / (width as f32).sqrt(), window: None }
+}
+
+/// No window, a short one, or one at an edge of the blocks.
+fn window() -> impl Strategy<Value = Option<usize>> {
+    let edges = prop::sample::select(vec![1usize, 2, 16, 47, 63, 64, 65, 66, 100, 128, 500]);
+    prop_oneof![2 => Just(None), 3 => edges.prop_map(Some)]
 }
 
 /// Every queue against the reference, and against each other to the bit.
@@ -221,21 +227,22 @@ proptest! {
     #[test]
     fn both_directions_match_the_reference(
         (num_q, num_kv) in heads(2, 3), width in width(), lens in prop::collection::vec(length(), 1..4),
-        sharpness in prop_oneof![Just(0.1f32), Just(1.0), Just(4.0)], pad in 0usize..3, dtype in dtype(),
-        seed in any::<u64>(),
+        sharpness in prop_oneof![Just(0.1f32), Just(1.0), Just(4.0)], window in window(), pad in 0usize..3,
+        dtype in dtype(), seed in any::<u64>(),
     ) {
         let bench = Bench::with_mebibytes(24, seed);
-        let pack = Pack::new(&bench, scaled(num_q, num_kv, width, sharpness), dtype, &lens);
+        let heads = Heads { window, ..scaled(num_q, num_kv, width, sharpness) };
+        let pack = Pack::new(&bench, heads, dtype, &lens);
         check_against_reference(&bench, &pack, pad, tolerance(dtype));
     }
 
     #[test]
     fn backward_is_the_slope_of_the_forward_reference(
         (num_q, num_kv) in heads(2, 2), width in 1usize..5, lens in prop::collection::vec(1usize..6, 1..3),
-        seed in any::<u64>(),
+        window in prop_oneof![Just(None), (1usize..5).prop_map(Some)], seed in any::<u64>(),
     ) {
         let bench = Bench::small(seed);
-        let heads = scaled(num_q, num_kv, width, 1.0);
+        let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
         let pack = Pack::new(&bench, heads, DType::F32, &lens);
         let placed = Placed::new(&bench, &pack, 0);
         placed.run(&bench, &Queue::cpu(1), &pack);
@@ -258,10 +265,10 @@ proptest! {
     fn a_document_does_not_depend_on_its_pack(
         (num_q, num_kv) in heads(2, 2), width in width(), len in length(),
         before in prop::collection::vec(length(), 0..3), after in prop::collection::vec(length(), 0..3),
-        dtype in dtype(), picks in prop::array::uniform3(0usize..9), seed in any::<u64>(),
+        window in window(), dtype in dtype(), picks in prop::array::uniform3(0usize..9), seed in any::<u64>(),
     ) {
         let bench = Bench::with_mebibytes(16, seed);
-        let heads = scaled(num_q, num_kv, width, 1.0);
+        let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
         let new = |lens: &[usize]| Pack::new(&bench, heads, dtype, lens);
         let (doc, head, tail) = (new(&[len]), new(&before), new(&after));
         let alone = doc.run(&bench, &queue(picks[0]));
@@ -281,10 +288,11 @@ proptest! {
     #[test]
     fn a_row_does_not_depend_on_later_tokens(
         (num_q, num_kv) in heads(2, 2), width in width(), len in 1usize..140, cut in 0usize..140,
-        dtype in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+        window in window(), dtype in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
         let bench = Bench::with_mebibytes(16, seed);
-        let pack = Pack::new(&bench, scaled(num_q, num_kv, width, 2.0), dtype, &[len]);
+        let heads = Heads { window, ..scaled(num_q, num_kv, width, 2.0) };
+        let pack = Pack::new(&bench, heads, dtype, &[len]);
         let prefix = pack.prefix(0, cut % len + 1);
         let whole = pack.run(&bench, &queue(picks.0));
         let part = prefix.run(&bench, &queue(picks.1));
@@ -307,13 +315,42 @@ fn documents_at_the_edges_of_blocks() {
     }
 }
 
+/// A window that no document fills changes no bit; one key alone gives its value.
+#[test]
+fn windows_of_every_key_and_of_one() {
+    let bench = Bench::with_mebibytes(16, 3);
+    let pack = Pack::new(&bench, scaled(2, 2, 8, 1.0), DType::F32, &[65, 130, 3]);
+    let with = |window| Pack { heads: Heads { window, ..pack.heads }, ..pack.clone() };
+    let queue = Queue::cpu(2);
+    assert_eq!(with(Some(130)).run(&bench, &queue), pack.run(&bench, &queue));
+    let alone = with(Some(1)).run(&bench, &queue);
+    let near = |got: u32, want: f32| (f32::from_bits(got) - want).abs() <= 1e-6 * want.abs();
+    assert!(alone.out.iter().zip(&pack.v).all(|(got, want)| near(*got, *want)));
+}
+
+/// A key changes only the rows whose window it is in, however large it is.
+#[test]
+fn keys_before_the_window_are_not_seen() {
+    let bench = Bench::with_mebibytes(16, 4);
+    let heads = Heads { window: Some(40), ..scaled(1, 1, 4, 1.0) };
+    let mut pack = Pack::new(&bench, heads, DType::F32, &[200]);
+    let before = pack.run(&bench, &Queue::cpu(1));
+    pack.k[..4].fill(1e30);
+    pack.v[..4].fill(1e30);
+    let after = pack.run(&bench, &Queue::cpu(1));
+    assert!(after.out[..40 * 4] != before.out[..40 * 4]);
+    assert_eq!(after.out[40 * 4..], before.out[40 * 4..]);
+    assert_eq!(after.dq[40 * 4..], before.dq[40 * 4..]);
+    assert_eq!(after.dv[79 * 4..], before.dv[79 * 4..]);
+}
+
 /// Scores that rise by hundreds from block to block: the running maximum must carry the sums along. They
 /// reach 1000, where the kept log-sum-exp has steps of 6e-5: that much backward may be off.
 #[test]
 fn rising_and_falling_scores_stay_finite() {
     let bench = Bench::with_mebibytes(8, 1);
     for slope in [5.0f32, -5.0] {
-        let heads = Heads { num_q: 1, num_kv: 1, width: 1, scale: 1.0 };
+        let heads = Heads { num_q: 1, num_kv: 1, width: 1, scale: 1.0, window: None };
         let mut pack = Pack::new(&bench, heads, DType::F32, &[200]);
         pack.q.fill(1.0);
         pack.k = (0..200).map(|i| i as f32 * slope).collect();

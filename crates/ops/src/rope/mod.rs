@@ -10,7 +10,7 @@ use lockstep_device::{Queue, View};
 
 use crate::Mat;
 
-/// Which way to turn. Backward is the inverse rotation: the transpose of the forward one.
+/// Which way to turn. Backward is the transpose of the forward one: the inverse rotation, scaled alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     Forward,
@@ -32,14 +32,16 @@ pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
     cpu::apply(crate::cpu(queue), x, positions, table, turn);
 }
 
-/// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64.
-pub fn fill(table: Table, inverse_frequencies: &[f64]) {
+/// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64. `scale` multiplies
+/// cosines and sines.
+pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) {
     assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
     let positions = table.cos.len() / table.half;
     for position in 0..positions {
         let angles = inverse_frequencies.iter().map(|f| position as f64 * f);
         // A row at a time on the stack of the caller's vector; run once, before training.
-        let (cos, sin): (Vec<f32>, Vec<f32>) = angles.map(|a| (a.cos() as f32, a.sin() as f32)).unzip();
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
         table.cos.slice(position * table.half, table.half).write(&cos);
         table.sin.slice(position * table.half, table.half).write(&sin);
     }

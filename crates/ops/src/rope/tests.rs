@@ -15,9 +15,13 @@ fn frequencies(half: usize) -> Vec<f64> {
 }
 
 fn table(bench: &Bench, half: usize) -> Table<'_> {
+    scaled_table(bench, half, 1.0)
+}
+
+fn scaled_table(bench: &Bench, half: usize, scale: f64) -> Table<'_> {
     let angles = || bench.output(POSITIONS * half, DType::F32);
     let table = Table { cos: angles(), sin: angles(), half };
-    fill(table, &frequencies(half));
+    fill(table, &frequencies(half), scale);
     table
 }
 
@@ -56,7 +60,7 @@ proptest! {
 
     #[test]
     fn backward_is_the_slope_of_the_forward_reference(
-        rows in 1usize..4, heads in 1usize..3, half in 1usize..5, seed in any::<u64>(),
+        rows in 1usize..4, heads in 1usize..3, half in 1usize..5, scale in 0.5f64..2.0, seed in any::<u64>(),
     ) {
         let bench = Bench::small(seed);
         let (cols, frequencies) = (heads * 2 * half, frequencies(half));
@@ -64,8 +68,10 @@ proptest! {
         let x: Vec<f64> = bench.normal_values(rows * cols).into_iter().map(f64::from).collect();
         let gradient = bench.framed_normals(rows, cols, 0, DType::F32);
         let r = gradient.values();
-        apply(&Queue::cpu(1), gradient.mat, bench.input_u32(&positions), table(&bench, half), Turn::Backward);
-        let slope = differences(&x, |x| dot(&r, &reference::forward(x, cols, &positions, &frequencies)));
+        let table = scaled_table(&bench, half, scale);
+        apply(&Queue::cpu(1), gradient.mat, bench.input_u32(&positions), table, Turn::Backward);
+        let turned = |x: &[f64]| reference::forward(x, cols, &positions, &frequencies);
+        let slope = differences(&x, |x| scale * dot(&r, &turned(x)));
         assert_near(&gradient.values(), &slope, 0.0, tolerance(DType::F32));
     }
 

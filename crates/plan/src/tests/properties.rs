@@ -3,7 +3,7 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
-use lockstep_shape::{Architecture, ModelShape, Recompute};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute};
 use proptest::prelude::*;
 
 use crate::{AccumulationOrder, RunPlan, Tier, check, check_training};
@@ -24,10 +24,13 @@ const ORDERS: [Option<AccumulationOrder>; 3] =
     [None, Some(AccumulationOrder::Local), Some(AccumulationOrder::Reduced)];
 
 fn any_shape() -> impl Strategy<Value = ModelShape> {
-    (1usize..=6, any::<bool>(), any::<bool>(), prop::sample::select(vec![40usize, 300, 2000])).prop_map(
-        |(layers, tied, qwen, vocab)| ModelShape {
+    let biases = any::<[bool; 3]>().prop_map(|[qkv, out, mlp]| Biases { qkv, out, mlp });
+    let vocab = prop::sample::select(vec![40usize, 300, 2000]);
+    (1usize..=6, any::<bool>(), any::<bool>(), biases, vocab).prop_map(
+        |(layers, tied, qwen, biases, vocab)| ModelShape {
             layers,
             tied,
+            biases,
             architecture: if qwen { Architecture::Qwen3 } else { Architecture::Llama },
             ..ModelShape::named("tiny", vocab).unwrap()
         },

@@ -1,0 +1,34 @@
+//! The bias of a projection: b is added to every row of y, in place; its gradient is the sum of rows.
+
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_core::DType;
+use lockstep_device::{Queue, View};
+
+use crate::Mat;
+
+/// Rows that are summed together before they join the total, in row order.
+const GRAD_ROWS: usize = 64;
+
+/// f32 elements of scratch that [`backward`] needs for up to `rows` rows.
+pub fn scratch_elems(rows: usize, dim: usize) -> usize {
+    rows.div_ceil(GRAD_ROWS) * dim
+}
+
+/// y\[T, dim\] += b\[dim\].
+pub fn forward(queue: &Queue, y: Mat, b: View) {
+    assert_eq!(b.len(), y.cols, "a bias per column");
+    y.view.assert_apart(&b);
+    cpu::forward(crate::cpu(queue), y, b);
+}
+
+/// db\[dim\] += the sum of dy\[T, dim\]'s rows.
+pub fn backward(queue: &Queue, db: View, dy: Mat, scratch: View) {
+    assert_eq!((db.len(), db.dtype()), (dy.cols, DType::F32), "bias gradient");
+    db.assert_apart(&dy.view);
+    scratch.assert_apart(&dy.view);
+    cpu::backward(crate::cpu(queue), db, dy, scratch);
+}

@@ -1,0 +1,110 @@
+//! Typed access to the keys of a JSON object, with errors that say which key and where.
+
+use serde_json::{Map, Value};
+
+use crate::{Architecture, ShapeError};
+
+/// An object of a `config.json`: the whole, or one inside it.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a> {
+    pub(super) map: &'a Map<String, Value>,
+    pub(super) origin: &'a str,
+    /// The name of the object with a dot, or nothing for the whole.
+    pub(super) within: &'a str,
+}
+
+impl<'a> Keys<'a> {
+    /// A key that is there and not null.
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.map.get(key).filter(|v| !v.is_null())
+    }
+
+    fn full_name(&self, key: &str) -> String {
+        format!("{}{key}", self.within)
+    }
+
+    pub(super) fn wrong(&self, key: &str, expected: &'static str, found: &Value) -> ShapeError {
+        let (origin, key) = (self.origin.into(), self.full_name(key));
+        ShapeError::WrongType { origin, key, expected, found: found.to_string() }
+    }
+
+    pub(super) fn missing(&self, key: &str) -> ShapeError {
+        ShapeError::Missing { origin: self.origin.into(), key: self.full_name(key) }
+    }
+
+    pub(super) fn unsupported(&self, key: &str, value: &Value) -> ShapeError {
+        let (origin, key) = (self.origin.into(), self.full_name(key));
+        ShapeError::Unsupported { origin, key, value: value.to_string() }
+    }
+
+    pub(super) fn not_of_family(&self, key: &str, value: &Value, family: Architecture) -> ShapeError {
+        let (origin, key) = (self.origin.into(), self.full_name(key));
+        ShapeError::NotOfFamily { origin, key, value: value.to_string(), family: family.class_name() }
+    }
+
+    pub(super) fn inconsistent(&self, what: String) -> ShapeError {
+        ShapeError::Inconsistent { origin: self.origin.into(), what }
+    }
+
+    /// The object under a key, if there is one with anything in it.
+    pub(super) fn object(&self, key: &'a str, within: &'a str) -> Result<Option<Keys<'a>>, ShapeError> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => Ok(Some(Keys { map, origin: self.origin, within })),
+            Some(other) => Err(self.wrong(key, "an object", other)),
+        }
+    }
+
+    pub(super) fn architecture(&self) -> Result<Architecture, ShapeError> {
+        let name = match (self.get("architectures"), self.get("architecture"), self.get("model_type")) {
+            (Some(Value::Array(names)), _, _) if names.len() == 1 => names[0].as_str().unwrap_or_default(),
+            (None, Some(name), _) | (None, None, Some(name)) => name.as_str().unwrap_or_default(),
+            (Some(other), _, _) => return Err(self.wrong("architectures", "a list of one name", other)),
+            (None, None, None) => return Err(self.missing("architectures")),
+        };
+        let known = Architecture::ALL.into_iter().find(|a| a.class_name() == name || a.model_type() == name);
+        known.ok_or_else(|| ShapeError::UnknownArchitecture { origin: self.origin.into(), name: name.into() })
+    }
+
+    pub(super) fn positive(&self, key: &str) -> Result<usize, ShapeError> {
+        let value = self.get(key).ok_or_else(|| self.missing(key))?;
+        match value.as_u64() {
+            Some(n) if (1..=u64::from(u32::MAX)).contains(&n) => Ok(n as usize),
+            _ => Err(self.wrong(key, "a positive integer", value)),
+        }
+    }
+
+    pub(super) fn positive_or(&self, key: &str, default: usize) -> Result<usize, ShapeError> {
+        if self.get(key).is_some() { self.positive(key) } else { Ok(default) }
+    }
+
+    pub(super) fn number(&self, key: &str) -> Result<f64, ShapeError> {
+        let value = self.get(key).ok_or_else(|| self.missing(key))?;
+        match value.as_f64() {
+            Some(n) if n.is_finite() && n > 0.0 => Ok(n),
+            _ => Err(self.wrong(key, "a positive number", value)),
+        }
+    }
+
+    pub(super) fn number_or(&self, key: &str, default: f64) -> Result<f64, ShapeError> {
+        if self.get(key).is_some() { self.number(key) } else { Ok(default) }
+    }
+
+    pub(super) fn bool_or(&self, key: &str, default: bool) -> Result<bool, ShapeError> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(value) => value.as_bool().ok_or_else(|| self.wrong(key, "true or false", value)),
+        }
+    }
+
+    /// One id; of a list, the first.
+    pub(super) fn token_id(&self, key: &str) -> Result<Option<u32>, ShapeError> {
+        let value = match self.get(key) {
+            None => return Ok(None),
+            Some(Value::Array(ids)) if !ids.is_empty() => &ids[0],
+            Some(value) => value,
+        };
+        let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+        id.map(Some).ok_or_else(|| self.wrong(key, "a token id", value))
+    }
+}

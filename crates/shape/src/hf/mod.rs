@@ -1,0 +1,172 @@
+//! `config.json` of a Hugging Face folder, in and out.
+//!
+//! Keys mean what transformers 5 takes them to mean, and an absent key is the family's default. What would
+//! change the arithmetic and is not implemented is refused by name, never ignored.
+
+mod keys;
+mod rope;
+mod window;
+
+use lockstep_core::DType;
+use serde_json::{Map, Value, json};
+
+use crate::{Architecture, Biases, ModelShape, ShapeError};
+use keys::Keys;
+
+impl ModelShape {
+    /// Reads the text of a `config.json`; `origin` is its path, for messages.
+    pub fn from_hf_text(text: &str, origin: &str) -> Result<ModelShape, ShapeError> {
+        let value: Value = serde_json::from_str(text)
+            .map_err(|e| ShapeError::NotJson { origin: origin.into(), cause: e.to_string() })?;
+        ModelShape::from_hf(&value, origin)
+    }
+
+    /// Reads `config.json` keys, old and new spellings.
+    pub fn from_hf(value: &Value, origin: &str) -> Result<ModelShape, ShapeError> {
+        let Value::Object(map) = value else {
+            return Err(ShapeError::NotJson { origin: origin.into(), cause: "not an object".into() });
+        };
+        let keys = Keys { map, origin, within: "" };
+        let architecture = keys.architecture()?;
+        refuse_unsupported(&keys)?;
+        let dim = keys.positive("hidden_size")?;
+        let heads = keys.positive("num_attention_heads")?;
+        let layers = keys.positive("num_hidden_layers")?;
+        let max_positions =
+            keys.positive_or("max_position_embeddings", architecture.default_max_positions())?;
+        let shape = ModelShape {
+            architecture,
+            vocab: keys.positive("vocab_size")?,
+            dim,
+            layers,
+            heads,
+            kv_heads: match map.get("num_key_value_heads") {
+                None => architecture.default_kv_heads(heads),
+                Some(_) => keys.positive_or("num_key_value_heads", heads)?,
+            },
+            head_dim: match keys.get("head_dim") {
+                Some(_) => keys.positive("head_dim")?,
+                None if architecture == Architecture::Qwen3 => 128,
+                None => dim / heads,
+            },
+            ffn: keys.positive("intermediate_size")?,
+            norm_eps: keys.number_or("rms_norm_eps", 1e-6)?,
+            rope: rope::read(keys, max_positions)?,
+            biases: biases(&keys, architecture)?,
+            window: window::read(keys, architecture, layers)?,
+            tied: keys.bool_or("tie_word_embeddings", false)?,
+            max_positions,
+            init_std: keys.number_or("initializer_range", 0.02)?,
+            bos_id: keys.token_id("bos_token_id")?,
+            eos_id: keys.token_id("eos_token_id")?,
+        };
+        shape.check(origin)?;
+        Ok(shape)
+    }
+
+    fn check(&self, origin: &str) -> Result<(), ShapeError> {
+        let wrong = |what: String| Err(ShapeError::Inconsistent { origin: origin.into(), what });
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            let (heads, kv_heads) = (self.heads, self.kv_heads);
+            return wrong(format!(
+                "`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}"
+            ));
+        }
+        // transformers refuses such a LLaMA, even where `head_dim` is given.
+        if self.architecture == Architecture::Llama && !self.dim.is_multiple_of(self.heads) {
+            let (dim, heads) = (self.dim, self.heads);
+            return wrong(format!("`hidden_size` {dim} is not a multiple of `num_attention_heads` {heads}"));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return wrong(format!("head width {} is odd; rotary embedding needs pairs", self.head_dim));
+        }
+        if self.rope_inverse_frequencies().iter().any(|f| !f.is_finite()) {
+            return wrong(format!("rotary embedding has no finite frequencies with {:?}", self.rope));
+        }
+        Ok(())
+    }
+
+    /// The `config.json` that transformers loads unchanged.
+    pub fn to_hf_text(&self, dtype: DType) -> String {
+        let mut config = json!({
+            "architectures": [self.architecture.class_name()],
+            "attention_dropout": 0.0,
+            "bos_token_id": self.bos_id,
+            "eos_token_id": self.eos_id,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": self.dim,
+            "initializer_range": self.init_std,
+            "intermediate_size": self.ffn,
+            "max_position_embeddings": self.max_positions,
+            "model_type": self.architecture.model_type(),
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "rms_norm_eps": self.norm_eps,
+            "tie_word_embeddings": self.tied,
+            "dtype": dtype.hf_name(),
+            "torch_dtype": dtype.hf_name(),
+            "use_cache": true,
+            "vocab_size": self.vocab,
+        });
+        let map = config.as_object_mut().expect("an object was just made");
+        rope::write(self, map);
+        window::write(self, map);
+        if self.architecture.has_attention_bias() {
+            map.insert("attention_bias".into(), self.biases.qkv.into());
+        }
+        if self.architecture.has_mlp_bias() {
+            map.insert("mlp_bias".into(), self.biases.mlp.into());
+        }
+        serde_json::to_string_pretty(&config).expect("plain values serialise") + "\n"
+    }
+
+    /// `generation_config.json` beside it.
+    pub fn generation_config_text(&self) -> String {
+        let mut map = Map::new();
+        for (key, id) in [("bos_token_id", self.bos_id), ("eos_token_id", self.eos_id)] {
+            if let Some(id) = id {
+                map.insert(key.into(), id.into());
+            }
+        }
+        serde_json::to_string_pretty(&Value::Object(map)).expect("plain values serialise") + "\n"
+    }
+}
+
+/// Options that would change the arithmetic and are not implemented.
+fn refuse_unsupported(keys: &Keys) -> Result<(), ShapeError> {
+    for key in ["attention_dropout", "resid_pdrop", "hidden_dropout"] {
+        match keys.get(key) {
+            Some(value) if value.as_f64() != Some(0.0) => return Err(keys.unsupported(key, value)),
+            _ => {}
+        }
+    }
+    match keys.get("hidden_act") {
+        None => {}
+        Some(Value::String(name)) if name == "silu" || name == "swish" => {}
+        Some(other) => return Err(keys.unsupported("hidden_act", other)),
+    }
+    match keys.get("pretraining_tp") {
+        Some(value) if value.as_u64() != Some(1) => return Err(keys.unsupported("pretraining_tp", value)),
+        _ => {}
+    }
+    match keys.get("quantization_config") {
+        Some(value) => Err(keys.unsupported("quantization_config", value)),
+        None => Ok(()),
+    }
+}
+
+/// LLaMA and Qwen3 are told; Qwen2 always has biases on queries, keys and values; Mistral has none.
+fn biases(keys: &Keys, architecture: Architecture) -> Result<Biases, ShapeError> {
+    let has = |key: &str, known: bool| match keys.bool_or(key, false)? {
+        true if !known => Err(keys.not_of_family(key, &Value::Bool(true), architecture)),
+        given => Ok(given),
+    };
+    let attention = has("attention_bias", architecture.has_attention_bias())?;
+    let mlp = has("mlp_bias", architecture.has_mlp_bias())?;
+    Ok(Biases { qkv: attention || architecture == Architecture::Qwen2, out: attention, mlp })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! What a model is.
+
+use crate::{Architecture, Rope};
+
+/// Everything that decides a model's tensors and arithmetic.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelShape {
+    pub architecture: Architecture,
+    pub vocab: usize,
+    pub dim: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    pub norm_eps: f64,
+    pub rope: Rope,
+    pub biases: Biases,
+    pub window: Option<Window>,
+    pub tied: bool,
+    pub max_positions: usize,
+    /// Standard deviation of random weights.
+    pub init_std: f64,
+    pub bos_id: Option<u32>,
+    pub eos_id: Option<u32>,
+}
+
+/// Which projections of a block add a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// Queries, keys and values.
+    pub qkv: bool,
+    /// Attention's output.
+    pub out: bool,
+    /// Gate, up and down.
+    pub mlp: bool,
+}
+
+/// Attention that does not look back for ever.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Keys a query sees, its own among them.
+    pub keys: usize,
+    /// Which layers have the window; the others see all keys.
+    pub layers: Vec<bool>,
+}
+
+impl ModelShape {
+    pub fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    pub fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Keys that a query of this layer sees, its own among them; all where `None`.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        let window = self.window.as_ref()?;
+        window.layers.get(layer).copied().unwrap_or(false).then_some(window.keys)
+    }
+
+    /// Inverse frequencies of the rotary embedding, one per pair of a head.
+    pub fn rope_inverse_frequencies(&self) -> Vec<f64> {
+        self.rope.inverse_frequencies(self.head_dim)
+    }
+}
