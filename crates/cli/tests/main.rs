@@ -7,6 +7,7 @@ mod bad_data;
 mod bad_model;
 mod commands;
 mod export;
+mod generate;
 mod kill_and_resume;
 mod launch;
 mod launch_ends;

@@ -168,7 +168,9 @@ impl Fault for DataError {
                 "set chat_template to `builtin`, or give one with chat_template_path.".into()
             }
             DataError::NoChatTemplate { .. } => {
-                "give a Jinja file, or a folder that has chat_template.jinja, with chat_template_path.".into()
+                "give a Jinja file, or a folder that has chat_template.jinja, with chat_template_path \
+                 (--chat-template for commands), or take the plain one that is called `builtin`."
+                    .into()
             }
             DataError::Empty { .. } => {
                 "each line is one JSON object with `text`, or with `prompt` and `completion`.".into()
