@@ -63,7 +63,6 @@ inert! {
     ["label_smoothing_factor"] &["0", "0.0"], "it is off";
     ["group_by_length"] OFF, "it is off";
     ["auto_find_batch_size"] OFF, "memory is planned before the first step";
-    ["lr_scaling"] OFF, "the learning rate is used as given";
     ["push_to_hub"] OFF, "nothing is uploaded";
     ["trust_remote_code"] OFF, "no code from files is ever run";
     ["save_safetensors"] ON, "checkpoints are always safetensors";
@@ -88,8 +87,6 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("zero_optimization", "write `strategy: zero1`, `zero2` or `zero3`, and `offload_optimizer: cpu`."),
     ("zero_stage", "write `strategy: zero1`, `zero2` or `zero3`."),
     ("optimizer", "write `optim: adamw`, `learning_rate`, `adam_beta1` and so on."),
-    ("scheduler", "write `lr_scheduler_type` and `warmup_steps`."),
-    ("lr_scheduler_kwargs", "write `lr_scheduler_type` and `warmup_steps`."),
     ("optim_args", ""),
     ("train_batch_size", "write `per_device_train_batch_size` and `gradient_accumulation_steps`."),
     ("train_batch", "write `per_device_train_batch_size` and `gradient_accumulation_steps`."),

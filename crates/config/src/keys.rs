@@ -88,13 +88,16 @@ keys! {
 
     Optim Word "optim" = "adamw", "The optimizer: `adamw` (any full-precision spelling of it, such as adamw_torch_fused).";
     Optim Exact "learning_rate" = "5e-5", "The highest learning rate of the schedule.";
+    Optim Word "lr_scaling" = "none", "What the number of ranks does to the learning rate: `none`, `linear` (times the ranks) or `sqrt` (times their root).";
     Optim Exact "adam_beta1" = "0.9", "Decay of the first moment.";
     Optim Exact "adam_beta2" = "0.999", "Decay of the second moment.";
     Optim Exact "adam_epsilon" = "1e-8", "Added to the root of the second moment.";
     Optim Exact "weight_decay" = "0.0", "Decoupled weight decay.";
     Optim Exact "decay_norms_and_biases" = "false", "Decay norm weights and biases too.";
     Optim Exact "max_grad_norm" ["gradient_clipping"] = "1.0", "Clip gradients to this global norm; 0 turns clipping off.";
-    Optim Word "lr_scheduler_type" = "linear", "`linear`, `cosine` or `constant`, after the warm-up.";
+    Optim Word "lr_scheduler_type" = "linear", "Hugging Face's `linear`, `cosine`, `constant`, `constant_with_warmup`, `cosine_with_min_lr`, or DeepSpeed's `WarmupLR`, `WarmupDecayLR`, `WarmupCosineLR`.";
+    Optim Map "lr_scheduler_kwargs" = "null", "The schedule's own numbers: `num_cycles`, `min_lr` or `min_lr_rate`, and those of DeepSpeed's schedules.";
+    Optim Map "scheduler" = "null", "DeepSpeed's form of both: `{type: WarmupLR, params: {warmup_num_steps: 500}}`. `total_num_steps` and `warmup_max_lr` are filled in.";
     Optim Exact "warmup_steps" = "0", "Steps of warm-up; a number below 1 is a share of all steps.";
     Optim Exact "warmup_ratio" = "null", "Share of all steps to warm up, below 1.";
 

@@ -213,7 +213,7 @@ impl<'a> Run<'a> {
         let epochs = (batch.num_train_epochs * order.steps_per_epoch() as f64).ceil() as u64;
         let total_steps = batch.max_steps.unwrap_or(epochs);
         let window = (0..batch.gradient_accumulation_steps).map(|_| Batch::default()).collect();
-        let rates = RateSchedule::new(&config.optim, total_steps);
+        let rates = RateSchedule::new(config, total_steps);
         Ok(Run { config, order, rates, total_steps, rows: Vec::new(), window })
     }
 

@@ -7,13 +7,15 @@ mod optim;
 mod output;
 mod plan;
 mod precision;
+mod schedule;
 
 pub use batch::BatchConfig;
 pub use data::{DataConfig, OnBadRow, Packing, Tokenizer};
 pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
-pub use optim::{OptimConfig, Schedule, Warmup};
+pub use optim::{LrScaling, OptimConfig, Warmup};
 pub use output::{OutputConfig, Resume};
 pub use plan::{
     AccumulationOrder, Adapter, Algorithm, Carrier, Offload, PlanConfig, Recompute, StrategyName,
 };
 pub use precision::Precision;
+pub use schedule::{Growth, MinRate, Schedule, WarmupRates};

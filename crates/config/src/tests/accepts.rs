@@ -38,6 +38,7 @@ fn defaults_are_those_of_the_page() {
         config.optim,
         OptimConfig {
             learning_rate: 5e-5,
+            lr_scaling: LrScaling::None,
             adam_beta1: 0.9,
             adam_beta2: 0.999,
             adam_epsilon: 1e-8,
@@ -183,7 +184,7 @@ fn the_rest_of_the_sections() {
     assert_eq!((config.batch.max_steps, config.optim.max_grad_norm), (Some(1000), None));
     assert_eq!(
         (config.optim.lr_scheduler_type, config.optim.warmup),
-        (Schedule::Cosine, Warmup::Ratio(0.05))
+        (Schedule::Cosine { cycles: 0.5 }, Warmup::Ratio(0.05))
     );
     let plan = &config.plan;
     assert_eq!((plan.recompute, plan.accumulation_order), (Recompute::Full, AccumulationOrder::Reduced));
@@ -195,6 +196,55 @@ fn the_rest_of_the_sections() {
     assert_eq!((config.output.save_steps, config.output.save_total_limit), (None, Some(3)));
     assert_eq!(config.output.resume_from_checkpoint, Resume::Latest);
     assert_eq!(config.notes.len(), 1, "{:?}", config.notes);
+}
+
+#[test]
+fn schedules_of_both_dialects() {
+    let config = accepted("lr_scheduler_type: WarmupDecayLR\nwarmup_steps: 7\n", &[]);
+    let rates = |growth, total_num_steps| WarmupRates {
+        warmup_min_lr: 0.0,
+        warmup_max_lr: None,
+        growth,
+        total_num_steps,
+    };
+    assert_eq!(config.optim.lr_scheduler_type, Schedule::WarmupDecayLr(rates(Growth::Log, None)));
+    assert_eq!(config.optim.warmup, Warmup::Steps(7));
+
+    let config = accepted(
+        "scheduler:\n  type: WarmupLR\n  params: {warmup_num_steps: 5, warmup_type: linear, warmup_max_lr: auto}\n",
+        &["scheduler.params.total_num_steps=50"],
+    );
+    assert_eq!(config.optim.lr_scheduler_type, Schedule::WarmupLr(rates(Growth::Linear, Some(50))));
+    assert_eq!(config.optim.warmup, Warmup::Steps(5));
+    assert_eq!(config.origin("lr_scheduler_type").to_string(), "derived from scheduler");
+
+    let config = accepted("scheduler: {type: WarmupLR}\n", &[]);
+    assert_eq!(config.optim.warmup, Warmup::Steps(1000));
+
+    let config =
+        accepted("lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-6}\n", &[]);
+    let min = MinRate::Rate(1e-6);
+    assert_eq!(config.optim.lr_scheduler_type, Schedule::CosineWithMinLr { cycles: 0.5, min });
+}
+
+#[test]
+fn the_rate_follows_the_ranks_if_asked() {
+    let text = "learning_rate: 1e-4\nlr_scaling: sqrt\nnproc: 4\n";
+    let config = accepted(text, &[]);
+    assert_eq!(config.peak_learning_rate(), 2e-4);
+    assert_eq!(config.notes, ["`lr_scaling: sqrt`: 1e-4 times 2 for 4 ranks is 2e-4"]);
+    assert_eq!(accepted(text, &["lr_scaling=linear"]).peak_learning_rate(), 4e-4);
+    assert_eq!(accepted(text, &["lr_scaling=none"]).peak_learning_rate(), 1e-4);
+    assert_eq!(accepted(text, &["lr_scaling=off"]).notes.len(), 0);
+}
+
+#[test]
+fn constant_does_not_warm_up_and_says_so() {
+    let config = accepted("lr_scheduler_type: constant\nwarmup_steps: 10\n", &[]);
+    assert_eq!(
+        config.notes,
+        ["`warmup_steps` has no effect here: `constant` has no warm-up, `constant_with_warmup` has"]
+    );
 }
 
 #[test]

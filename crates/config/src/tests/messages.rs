@@ -229,7 +229,7 @@ fn unknown_word() {
       |
     3 | lr_scheduler_type: cosin
       |                    ^^^^^
-      hint: did you mean `cosine`? It can be linear, cosine, constant.
+      hint: did you mean `cosine`? It can be linear, cosine, constant, constant_with_warmup, cosine_with_min_lr, WarmupLR, WarmupDecayLR, WarmupCosineLR.
     "#);
 }
 
@@ -246,11 +246,11 @@ fn unknown_strategy() {
 
 #[test]
 fn schedule_not_implemented() {
-    insta::assert_snapshot!(refused("lr_scheduler_type: WarmupDecayLR\n", &[]), @r#"
-    run.yaml:3:20: `lr_scheduler_type: WarmupDecayLR` is known, but not implemented yet
+    insta::assert_snapshot!(refused("lr_scheduler_type: OneCycle\n", &[]), @r#"
+    run.yaml:3:20: `lr_scheduler_type: OneCycle` is known, but not implemented yet
       |
-    3 | lr_scheduler_type: WarmupDecayLR
-      |                    ^^^^^^^^^^^^^
+    3 | lr_scheduler_type: OneCycle
+      |                    ^^^^^^^^
       hint: write linear, cosine or constant.
     "#);
 }
@@ -426,6 +426,36 @@ fn dataset_name() {
     3 | dataset_name: wikitext
       | ^^^^^^^^^^^^
       hint: download the data set and name its files in `train_files`.
+    "#);
+}
+
+#[test]
+fn schedules_that_contradict_themselves() {
+    insta::assert_snapshot!(refused(
+        "lr_scheduler_type: cosine\nscheduler: {type: WarmupLR, params: {warmup_steps: 5}}\n", &[]), @r#"
+    run.yaml:3:1: `lr_scheduler_type: cosine` here contradicts `scheduler: {...}` (run.yaml:4:1)
+      |
+    3 | lr_scheduler_type: cosine
+      | ^^^^^^^^^^^^^^^^^
+    4 | scheduler: {type: WarmupLR, params: {warmup_steps: 5}}
+      | ^^^^^^^^^
+      hint: both say how the learning rate goes; keep one.
+
+    run.yaml:4:38: unknown key `scheduler.params.warmup_steps`
+      |
+    4 | scheduler: {type: WarmupLR, params: {warmup_steps: 5}}
+      |                                      ^^^^^^^^^^^^
+      hint: did you mean `warmup_type`?
+    "#);
+    insta::assert_snapshot!(refused("lr_scheduler_type: cosine_with_min_lr\n", &[]), @r#"
+    `lr_scheduler_kwargs` is missing: cosine_with_min_lr needs `lr_scheduler_kwargs: {min_lr_rate: 0.1}`, or `min_lr`
+    "#);
+    insta::assert_snapshot!(refused(
+        "warmup_steps: 3\nscheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}\n", &[]), @r#"
+    run.yaml:3:15: `warmup_steps` must be what the schedule's `warmup_num_steps` says, found 3
+      |
+    3 | warmup_steps: 3
+      |               ^
     "#);
 }
 
