@@ -283,6 +283,7 @@ impl<'a> Run<'a> {
             tokens_per_second: tokens as f64 / seconds,
             step_seconds: seconds,
             skipped: false,
+            loss_scale: None,
         })
     }
 }
