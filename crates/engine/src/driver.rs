@@ -22,6 +22,36 @@ pub trait Driver {
     fn outputs(&mut self, micro: u32, log_probs: &[f32]);
 }
 
+/// New tokens of growing documents: packed, \[T\] each, every document with at least one.
+#[derive(Clone, Copy, Debug)]
+pub struct Extension<'a> {
+    pub tokens: &'a [u32],
+    /// Where each stands in its document; the cache has all before it.
+    pub positions: &'a [u32],
+    /// \[documents + 1\]
+    pub cu_seqlens: &'a [u32],
+    /// Each document's slot in the cache. A slot whose document starts again at position 0 is new.
+    pub slots: &'a [u32],
+}
+
+/// Decides what grows, and how. Called from the compute lane.
+pub trait Grower {
+    /// The next tokens to run; `None` ends the phase.
+    fn next(&mut self) -> Option<Extension<'_>>;
+
+    /// Draws a token for document `doc` of the extension from its logits, which must stay as they are.
+    fn draw(&mut self, doc: usize, logits: &[f32]) -> u32;
+
+    /// The log-probability, at temperature 1, of what was drawn for each document.
+    fn drawn(&mut self, log_probs: &[f32]);
+}
+
+/// Whom a phase works for.
+pub(crate) enum Caller<'a> {
+    Driver(&'a mut dyn Driver),
+    Grower(&'a mut dyn Grower),
+}
+
 /// The optimizer's numbers for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Updates {

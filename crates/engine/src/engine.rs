@@ -1,16 +1,16 @@
 //! The engine: a plan, its memory, and the lanes that run it.
 
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use lockstep_comm::{Comm, Group};
 use lockstep_core::{Axis, Bytes, DType, Rank};
-use lockstep_device::{Memory, Queue, Spill, View};
-use lockstep_plan::{Lane, ModelPlan, Phase, RunPlan, State};
+use lockstep_device::{Memory, Queue, Spill};
+use lockstep_plan::{Lane, ModelPlan, Phase, PhaseKind, RunPlan, State};
 
-use crate::driver::{MicroBatch, Updates};
+use crate::driver::{Caller, Updates};
 use crate::error::EngineError;
 use crate::lanes::Lanes;
 use crate::norm::NormWork;
@@ -38,7 +38,7 @@ impl Resources {
     }
 }
 
-/// Runs the training phase of a plan.
+/// Runs the phases of a plan.
 pub struct Engine {
     pub(crate) shared: Arc<Shared>,
     pub(crate) queue: Queue,
@@ -48,10 +48,10 @@ pub struct Engine {
 /// What all lanes share.
 pub(crate) struct Shared {
     pub(crate) plan: RunPlan,
-    pub(crate) phase: usize,
-    pub(crate) places: Places,
-    pub(crate) tasks: Vec<Task>,
-    pub(crate) squares: Vec<Squares>,
+    /// The plan's phases, with addresses.
+    phases: Vec<PhasePlaces>,
+    /// The one that runs. Changes only while all lanes are at rest.
+    current: AtomicUsize,
     pub(crate) memories: Memories,
     pub(crate) lanes: Lanes,
     pub(crate) rank: Rank,
@@ -60,6 +60,25 @@ pub(crate) struct Shared {
     groups: [Group; 3],
     pub(crate) step: Mutex<StepState>,
     pub(crate) norm: Mutex<NormWork>,
+}
+
+/// Where a phase's buffers are, and what its operations come to on this rank.
+pub(crate) struct PhasePlaces {
+    pub(crate) places: Places,
+    pub(crate) tasks: Vec<Task>,
+    pub(crate) squares: Vec<Squares>,
+}
+
+impl PhasePlaces {
+    fn of(plan: &RunPlan, phase: &Phase, rank: Rank) -> PhasePlaces {
+        let places = Places::of(plan, phase, rank);
+        let tasks = tasks(plan, phase, &places, rank);
+        let squares = tasks.iter().find_map(|task| match task {
+            Task::Squares(list) => Some(list.clone()),
+            _ => None,
+        });
+        PhasePlaces { places, tasks, squares: squares.unwrap_or_default() }
+    }
 }
 
 /// What one operation leaves for later ones of the same step.
@@ -75,8 +94,6 @@ impl Engine {
     /// Prepares a plan to run. Parameters are zero until they are initialised or loaded.
     pub fn new(plan: RunPlan, resources: Resources) -> Result<Engine, EngineError> {
         let Resources { rank, memory, comm, queue, spill_dir } = resources;
-        let phase =
-            plan.phases.iter().position(|p| p.name.starts_with("train")).expect("a plan has a train phase");
         assert_eq!(memory.bytes(), plan.arena, "the arena is the plan's");
         let (world, here) = (plan.input.mesh.world(), comm.as_ref().map_or(1, |c| c.world()));
         assert_eq!(world, here, "the plan is for {world} ranks, the carrier for {here}");
@@ -86,24 +103,15 @@ impl Engine {
             (bytes, None) => return Err(EngineError::NoSpillDir { bytes }),
         };
         let memories = Memories { device: memory, host: Memory::take(plan.host_bytes, queue.pool())?, spill };
-        let places = Places::of(&plan, &plan.phases[phase], rank);
-        let model = &plan.input.models[plan.phases[phase].model.0 as usize];
-        lockstep_model::fill_tables(&model.shape, places.tables.view(&memories));
-        let tasks = tasks(&plan, &plan.phases[phase], &places, rank);
-        let squares = tasks
-            .iter()
-            .find_map(|task| match task {
-                Task::Squares(list) => Some(list.clone()),
-                _ => None,
-            })
-            .unwrap_or_default();
+        let phases: Vec<PhasePlaces> =
+            plan.phases.iter().map(|phase| PhasePlaces::of(&plan, phase, rank)).collect();
+        lockstep_model::fill_tables(&plan.input.models[0].shape, phases[0].places.tables.view(&memories));
         let mesh = plan.input.mesh;
+        let most_squares = phases.iter().map(|p| p.squares.len()).max().unwrap_or(0);
         let shared = Arc::new(Shared {
-            phase,
-            places,
-            tasks,
-            norm: Mutex::new(NormWork::new(squares.len(), mesh.shard)),
-            squares,
+            phases,
+            current: AtomicUsize::new(0),
+            norm: Mutex::new(NormWork::new(most_squares, mesh.shard)),
             memories,
             lanes: Lanes::new(),
             rank,
@@ -115,7 +123,9 @@ impl Engine {
         });
         let lanes = [Lane::Comm, Lane::Copy, Lane::Host]
             .into_iter()
-            .filter(|lane| shared.schedule_phase().schedule.ops.iter().any(|op| op.lane == *lane))
+            .filter(|lane| {
+                shared.plan.phases.iter().any(|p| p.schedule.ops.iter().any(|op| op.lane == *lane))
+            })
             .map(|lane| {
                 // Copies and sums of the comm lane are bound by memory; updates on the host are work.
                 let threads = if lane == Lane::Host { queue.num_threads() } else { 1 };
@@ -145,8 +155,15 @@ impl Engine {
         self.shared.memories.device.bytes() + self.shared.memories.host.bytes()
     }
 
-    pub(crate) fn num_lane_threads(&self) -> u32 {
-        self.lanes.len() as u32
+    /// Runs a phase once, on all lanes.
+    pub(crate) fn run_phase(&mut self, kind: PhaseKind, caller: &mut Caller) -> Result<(), EngineError> {
+        let phase = self.shared.plan.phase(kind).unwrap_or_else(|| panic!("the plan has no {kind} phase"));
+        self.shared.current.store(phase, Ordering::SeqCst);
+        self.shared.lanes.begin(self.lanes.len() as u32);
+        if let Err(cause) = self.shared.compute_lane(caller, &self.queue) {
+            self.shared.lanes.stop(cause);
+        }
+        self.shared.lanes.end()
     }
 }
 
@@ -163,8 +180,14 @@ impl Drop for Engine {
 }
 
 impl Shared {
+    /// The phase that runs, as planned.
     pub(crate) fn schedule_phase(&self) -> &Phase {
-        &self.plan.phases[self.phase]
+        &self.plan.phases[self.current.load(Ordering::SeqCst)]
+    }
+
+    /// The phase that runs, with addresses. Between phases, the last one: states are where they always are.
+    pub(crate) fn at(&self) -> &PhasePlaces {
+        &self.phases[self.current.load(Ordering::SeqCst)]
     }
 
     pub(crate) fn model(&self) -> &ModelPlan {
@@ -192,40 +215,6 @@ impl Shared {
 
     pub(crate) fn step_state(&self) -> MutexGuard<'_, StepState> {
         self.step.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
-    /// The parts of the inputs buffer, at a batch's own lengths: tokens, targets, positions, bounds.
-    pub(crate) fn input_views(&self, tokens: usize, docs: usize) -> [View<'_>; 4] {
-        let all = self.places.inputs.view(&self.memories);
-        let room = self.plan.input.bounds.tokens;
-        [
-            all.slice(0, tokens),
-            all.slice(room, tokens),
-            all.slice(2 * room, tokens),
-            all.slice(3 * room, docs + 1),
-        ]
-    }
-
-    /// Copies a micro-batch to the device.
-    pub(crate) fn feed(&self, batch: &MicroBatch) -> Result<(), EngineError> {
-        let bounds = self.plan.input.bounds;
-        let docs = batch.cu_seqlens.len().saturating_sub(1);
-        let longest = batch.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
-        for (what, found, planned) in [
-            ("tokens", batch.tokens.len(), bounds.tokens),
-            ("documents", docs, bounds.docs),
-            ("tokens in one document", longest, bounds.max_doc),
-        ] {
-            if found > planned {
-                return Err(EngineError::TooLarge { what, found, planned });
-            }
-        }
-        let [tokens, targets, positions, cu_seqlens] = self.input_views(batch.tokens.len(), docs);
-        tokens.write(batch.tokens);
-        targets.write(batch.targets);
-        positions.write(batch.positions);
-        cu_seqlens.write(if batch.cu_seqlens.is_empty() { &[0] } else { batch.cu_seqlens });
-        Ok(())
     }
 
     pub(crate) fn storage(&self) -> DType {

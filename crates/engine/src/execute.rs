@@ -5,22 +5,18 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use lockstep_device::{Queue, View};
-use lockstep_model::{Inputs, Tied, Unit};
-use lockstep_plan::{Lane, OpKind};
+use lockstep_model::{Growing, Inputs, Tied, Unit};
+use lockstep_ops::Mat;
+use lockstep_ops::attention::Cache;
+use lockstep_plan::{Lane, OpKind, PhaseKind};
 use lockstep_shape::{Program, Slot, UnitShape};
 
-use crate::driver::{Driver, StepReport, Updates};
+use crate::driver::{Caller, Driver, Grower, MicroBatch, StepReport, Updates};
 use crate::engine::{Engine, Shared, StepState};
 use crate::error::EngineError;
+use crate::inputs::Batch;
 use crate::places::{Place, SlotPlaces};
 use crate::task::Task;
-
-/// The micro-batch that is being computed.
-#[derive(Clone, Copy, Default)]
-struct Batch {
-    tokens: usize,
-    docs: usize,
-}
 
 impl Engine {
     /// Runs the training phase once: every micro-batch, the norm, the update.
@@ -29,15 +25,39 @@ impl Engine {
         driver: &mut dyn Driver,
         updates: &Updates,
     ) -> Result<StepReport, EngineError> {
-        let shared = &*self.shared;
-        *shared.step_state() = StepState { updates: *updates, grad_norm: 0.0, clip: 1.0, skip: false };
-        shared.lanes.begin(self.num_lane_threads());
-        if let Err(cause) = shared.compute_lane(driver, &self.queue) {
-            shared.lanes.stop(cause);
-        }
-        shared.lanes.end()?;
-        let state = shared.step_state();
+        *self.shared.step_state() = StepState { updates: *updates, grad_norm: 0.0, clip: 1.0, skip: false };
+        self.run_phase(PhaseKind::Train, &mut Caller::Driver(driver))?;
+        let state = self.shared.step_state();
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
+    }
+
+    /// The log-probability of every target of a batch, with the parameters as they are. All ranks call it
+    /// alike, each with a batch of its own, which may be empty.
+    pub fn score(&mut self, batch: MicroBatch, out: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
+        struct Scored<'a> {
+            batch: MicroBatch<'a>,
+            out: &'a mut dyn FnMut(&[f32]),
+        }
+        impl Driver for Scored<'_> {
+            fn batch(&self, _: u32) -> MicroBatch<'_> {
+                self.batch
+            }
+
+            fn coefficients(&mut self, _: u32, _: Option<&[f32]>, _: &mut [f32]) {
+                unreachable!("scoring has no objective")
+            }
+
+            fn outputs(&mut self, _: u32, log_probs: &[f32]) {
+                (self.out)(log_probs);
+            }
+        }
+        self.run_phase(PhaseKind::Score, &mut Caller::Driver(&mut Scored { batch, out }))
+    }
+
+    /// Lets documents grow until `grower` has no more. Ranks grow documents of their own; where parameters
+    /// are sharded, all call it alike.
+    pub fn generate(&mut self, grower: &mut dyn Grower) -> Result<(), EngineError> {
+        self.run_phase(PhaseKind::Generate, &mut Caller::Grower(grower))
     }
 }
 
@@ -79,10 +99,11 @@ impl Shared {
         Ok(())
     }
 
-    fn compute_lane(&self, driver: &mut dyn Driver, queue: &Queue) -> Result<(), EngineError> {
+    pub(crate) fn compute_lane(&self, caller: &mut Caller, queue: &Queue) -> Result<(), EngineError> {
         let mut batch = Batch::default();
-        self.run_lane(Lane::Compute, &mut |i, kind| match self.tasks[i] {
-            Task::Compute => self.compute(kind, driver, queue, &mut batch),
+        self.run_lane(Lane::Compute, &mut |i, kind| match (&self.at().tasks[i], &mut *caller) {
+            (Task::Compute, Caller::Driver(driver)) => self.compute(kind, *driver, queue, &mut batch),
+            (Task::Compute, Caller::Grower(grower)) => self.grow(*grower, queue),
             _ => self.run(i, queue),
         })
     }
@@ -95,16 +116,19 @@ impl Shared {
         batch: &mut Batch,
     ) -> Result<(), EngineError> {
         if let OpKind::Forward { unit: 0, micro } = kind {
-            let input = driver.batch(micro);
-            self.feed(&input)?;
-            *batch = Batch { tokens: input.tokens.len(), docs: input.cu_seqlens.len().saturating_sub(1) };
+            *batch = self.feed(&driver.batch(micro))?;
         }
         let run = |unit, which, fresh| self.run_unit(queue, unit, which, fresh, *batch);
         match kind {
             OpKind::Forward { unit, .. } => run(unit, Which::Forward, false),
             OpKind::Recompute { unit, .. } => run(unit, Which::Rebuild, false),
             OpKind::Backward { unit, fresh, .. } => run(unit, Which::Backward, fresh),
-            OpKind::HeadForward { .. } => run(self.head_unit(), Which::Forward, false),
+            OpKind::HeadForward { micro } => {
+                run(self.head_unit(), Which::Forward, false);
+                if self.schedule_phase().kind == PhaseKind::Score {
+                    self.show_outputs(driver, micro, *batch);
+                }
+            }
             OpKind::Objective { micro } => self.objective(driver, micro, *batch),
             OpKind::HeadStep { micro, fresh } => {
                 run(self.head_unit(), Which::Fused, fresh);
@@ -119,6 +143,33 @@ impl Shared {
         Ok(())
     }
 
+    /// Extension after extension, through all units; from the head's logits the caller draws what comes next.
+    fn grow(&self, grower: &mut dyn Grower, queue: &Queue) -> Result<(), EngineError> {
+        let head = self.head_unit();
+        while let Some(new) = grower.next() {
+            let batch = self.feed_extension(&new)?;
+            for unit in 0..head {
+                self.run_unit(queue, unit, Which::Forward, false, batch);
+            }
+            self.run_unit(queue, head, Which::Next, false, batch);
+            let places = &self.at().places;
+            let logits = places.units[head as usize].next[Slot::Logits.index()].expect("the head has logits");
+            let (logits, vocab) = (logits.view(&self.memories), self.model().shape.vocab);
+            let drawn = self.input_views(batch).targets;
+            for doc in 0..batch.docs {
+                let draw = |row: &[f32]| grower.draw(doc, row);
+                let token = lockstep_ops::host::with(logits.slice(doc * vocab, vocab), draw);
+                assert!((token as usize) < vocab, "token {token} of a vocabulary of {vocab}");
+                drawn.slice(doc, 1).write(&[token]);
+            }
+            let log_probs = places.log_probs.view(&self.memories).first(batch.docs);
+            let rows = Mat::dense(logits, batch.docs, vocab);
+            lockstep_ops::cross_entropy::forward(queue, log_probs, rows, drawn);
+            lockstep_ops::host::with(log_probs, |log_probs| grower.drawn(log_probs));
+        }
+        Ok(())
+    }
+
     fn head_unit(&self) -> u32 {
         self.model().units.len() as u32 - 1
     }
@@ -126,17 +177,19 @@ impl Shared {
     fn run_unit(&self, queue: &Queue, index: u32, which: Which, fresh: bool, batch: Batch) {
         let model = self.model();
         let (shape, programs) = (&model.units[index as usize], model.programs(index as usize));
-        let places = &self.places.units[index as usize];
+        let all = &self.at().places;
+        let places = &all.units[index as usize];
         let (program, slots): (&Program, &SlotPlaces) = match which {
             Which::Forward => (&programs.forward, &places.forward),
             Which::Rebuild => (&programs.rebuild, &places.rebuild),
             Which::Backward => (&programs.backward, &places.backward),
             Which::Fused => (&programs.fused, &places.fused),
+            Which::Next => (&programs.next, &places.next),
         };
-        let [tokens, targets, positions, cu_seqlens] = self.input_views(batch.tokens, batch.docs);
+        let inputs = self.input_views(batch);
         let view = |place: &Place| place.view(&self.memories);
         let writes_grads = matches!(which, Which::Backward | Which::Fused);
-        let grads_of = |u: usize| self.places.units[u].grad_target.filter(|_| writes_grads);
+        let grads_of = |u: usize| all.units[u].grad_target.filter(|_| writes_grads);
         let tied = model.shape.tied && index == self.head_unit();
         if fresh {
             self.zero_padding(shape, grads_of(index as usize));
@@ -154,23 +207,36 @@ impl Shared {
             fresh,
             tied: tied.then(|| Tied {
                 unit: &model.units[0],
-                params: view(&self.places.units[0].params),
+                params: view(&all.units[0].params),
                 grads: grads_of(0).map(|p| view(&p)),
             }),
             slots: std::array::from_fn::<_, { Slot::COUNT }, _>(|i| slots[i].as_ref().map(view)),
             inputs: Inputs {
-                tokens,
-                targets,
-                positions,
-                cu_seqlens,
-                log_probs: view(&self.places.log_probs).first(batch.tokens),
-                coefficients: view(&self.places.coefficients).first(batch.tokens),
+                tokens: inputs.tokens,
+                targets: inputs.targets,
+                positions: inputs.positions,
+                cu_seqlens: inputs.cu_seqlens,
+                log_probs: view(&all.log_probs).first(batch.tokens),
+                coefficients: all.coefficients.as_ref().map(|c| view(c).first(batch.tokens)),
+                growing: inputs.growing.map(|[slots, picks]| Growing {
+                    cache: self.cache(index),
+                    slots,
+                    picks,
+                }),
             },
-            tables: view(&self.places.tables),
-            workspace: view(&self.places.workspace),
+            tables: view(&all.tables),
+            workspace: view(&all.workspace),
             head_chunk: self.plan.input.head_chunk,
         };
         lockstep_model::run(program, &unit);
+    }
+
+    /// A block's keys and values of growing documents.
+    fn cache(&self, unit: u32) -> Option<Cache<'_>> {
+        let (rollout, all) = (self.plan.input.rollout?, self.at().places.cache?);
+        let layer = unit.checked_sub(1).filter(|_| unit < self.head_unit())? as usize;
+        let view = all.view(&self.memories).slice(layer * rollout.cache_elems, rollout.cache_elems);
+        Some(Cache { view, slots: rollout.docs, capacity: rollout.tokens_per_doc })
     }
 
     /// A buffer that other buffers shared has their bytes between its segments; norms and updates read
@@ -185,7 +251,9 @@ impl Shared {
 
     fn objective(&self, driver: &mut dyn Driver, micro: u32, batch: Batch) {
         let host = |place: &Place| -> View<'_> { place.view(&self.memories).first(batch.tokens) };
-        let (log_probs, coefficients) = (host(&self.places.log_probs), host(&self.places.coefficients));
+        let places = &self.at().places;
+        let coefficients = places.coefficients.as_ref().expect("a phase with an objective has coefficients");
+        let (log_probs, coefficients) = (host(&places.log_probs), host(coefficients));
         if self.plan.input.coefficients_ahead {
             lockstep_ops::host::with_mut(coefficients, |out| driver.coefficients(micro, None, out));
         } else {
@@ -198,7 +266,7 @@ impl Shared {
     }
 
     fn show_outputs(&self, driver: &mut dyn Driver, micro: u32, batch: Batch) {
-        let log_probs = self.places.log_probs.view(&self.memories).first(batch.tokens);
+        let log_probs = self.at().places.log_probs.view(&self.memories).first(batch.tokens);
         lockstep_ops::host::with(log_probs, |log_probs| driver.outputs(micro, log_probs));
     }
 }
@@ -210,4 +278,5 @@ enum Which {
     Rebuild,
     Backward,
     Fused,
+    Next,
 }

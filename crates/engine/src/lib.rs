@@ -10,6 +10,7 @@ mod driver;
 mod engine;
 mod error;
 mod execute;
+mod inputs;
 mod lanes;
 mod norm;
 mod places;
@@ -18,6 +19,6 @@ mod state;
 mod task;
 mod together;
 
-pub use driver::{Driver, MicroBatch, StepReport, Updates};
+pub use driver::{Driver, Extension, Grower, MicroBatch, StepReport, Updates};
 pub use engine::{Engine, Resources};
 pub use error::EngineError;

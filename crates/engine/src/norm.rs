@@ -32,7 +32,7 @@ impl Shared {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
         let NormWork { nodes, bytes } = &mut *work;
         nodes.clear();
-        for one in &self.squares {
+        for one in &self.at().squares {
             let leaves = one.leaves.view(&self.memories);
             lockstep_ops::host::with(leaves, |leaves| fold_range(leaves, one.first_block, nodes));
         }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_device::{Memory, Spill, SpillError, View};
-use lockstep_plan::{BufferId, ModelId, OwnedPart, Phase, RunPlan, SlotHome, State, Tier, UnitLayout, What};
+use lockstep_plan::{
+    BufferId, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier, UnitLayout, What,
+};
 use lockstep_shape::{Program, Programs, Slot};
 
 /// The memory of a rank, by tier.
@@ -163,6 +165,7 @@ pub(crate) struct UnitPlaces {
     pub(crate) rebuild: SlotPlaces,
     pub(crate) backward: SlotPlaces,
     pub(crate) fused: SlotPlaces,
+    pub(crate) next: SlotPlaces,
 }
 
 impl UnitPlaces {
@@ -186,8 +189,11 @@ pub(crate) struct Places {
     pub(crate) inputs: Place,
     pub(crate) tables: Place,
     pub(crate) log_probs: Place,
-    pub(crate) coefficients: Place,
-    pub(crate) norm_leaves: Place,
+    /// In training alone.
+    pub(crate) coefficients: Option<Place>,
+    pub(crate) norm_leaves: Option<Place>,
+    /// In generation alone.
+    pub(crate) cache: Option<Place>,
     pub(crate) workspace: Place,
 }
 
@@ -219,8 +225,9 @@ impl Places {
             inputs: finder.must(What::Inputs),
             tables: finder.must(What::Tables),
             log_probs: finder.must(What::LogProbs),
-            coefficients: finder.must(What::Coefficients),
-            norm_leaves: finder.must(What::NormLeaves),
+            coefficients: finder.find(What::Coefficients).map(|spot| spot.place()),
+            norm_leaves: finder.find(What::NormLeaves).map(|spot| spot.place()),
+            cache: finder.find(What::KvCache { model: phase.model }).map(|spot| spot.place()),
             workspace,
         }
     }
@@ -276,6 +283,7 @@ impl Finder<'_> {
             rebuild: self.slots(model, unit, programs, &programs.rebuild, &layout.rebuild),
             backward: self.slots(model, unit, programs, &programs.backward, &layout.backward),
             fused: self.slots(model, unit, programs, &programs.fused, &layout.fused),
+            next: self.slots(model, unit, programs, &programs.next, &layout.next),
         }
     }
 
@@ -289,20 +297,27 @@ impl Finder<'_> {
     ) -> SlotPlaces {
         let input = &self.plan.input;
         let mut places = [None; Slot::COUNT];
+        // While documents grow nothing is kept for a backward: two streams take turns, and all blocks
+        // share what the first would keep.
+        let grows = self.phase.kind == PhaseKind::Generate;
+        let stream = |index: u32| if grows { 2 - index % 2 } else { index };
+        let keeper = if grows { 1 } else { unit };
         for slot in program.slots() {
             let spec = programs.spec(slot);
             let dtype = spec.dtype.unwrap_or(input.storage);
             let bytes = spec.bytes(input.bounds.tokens, input.head_chunk, input.storage);
             let elems = bytes.0 as usize / dtype.size();
             let (buffer, offset) = match layout.home(slot).expect("every slot has a home") {
-                SlotHome::Input => (What::Stream { model, index: unit }, Bytes::ZERO),
-                SlotHome::Output => (What::Stream { model, index: unit + 1 }, Bytes::ZERO),
+                SlotHome::Input => (What::Stream { model, index: stream(unit) }, Bytes::ZERO),
+                SlotHome::Output => (What::Stream { model, index: stream(unit + 1) }, Bytes::ZERO),
                 SlotHome::GradStream => (What::GradStream { model }, Bytes::ZERO),
-                SlotHome::Saved(at) => (What::Saved { model, unit }, at),
+                SlotHome::Saved(at) => (What::Saved { model, unit: keeper }, at),
                 SlotHome::Rebuilt(at) => (What::Rebuilt { model, unit }, at),
                 SlotHome::Scratch(at) => (What::Scratch, at),
             };
-            places[slot.index()] = Some(self.must(buffer).at(offset, elems, dtype));
+            // A buffer that the phase never touches has no place: its programs do not run there.
+            let place = self.find(buffer).map(|spot| spot.place());
+            places[slot.index()] = place.map(|place| place.at(offset, elems, dtype));
         }
         places
     }

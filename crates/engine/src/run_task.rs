@@ -15,7 +15,7 @@ use crate::task::{Gather, Reduce, Task, Update};
 impl Shared {
     /// Runs the task of operation `i`.
     pub(crate) fn run(&self, i: usize, queue: &Queue) -> Result<(), EngineError> {
-        let outcome = match &self.tasks[i] {
+        let outcome = match &self.at().tasks[i] {
             Task::Compute => unreachable!("units are computed on the compute lane"),
             Task::Nothing => Ok(()),
             Task::Gather(parts) => self.gather(parts, i as u64),

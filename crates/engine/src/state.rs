@@ -71,7 +71,7 @@ impl Engine {
 
     fn home(&self, unit: usize, segment: &Segment, state: State) -> Option<&Home> {
         let here = state == State::Working || segment.trainable;
-        self.shared.places.units[unit].home(state).filter(|_| here)
+        self.shared.at().places.units[unit].home(state).filter(|_| here)
     }
 
     /// Sets part of a tensor's state, as far as this rank holds it. Writing `Working` also sets the master

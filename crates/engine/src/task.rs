@@ -99,7 +99,8 @@ impl Maker<'_> {
             | OpKind::HeadBackward { .. }
             | OpKind::HeadStep { .. }
             | OpKind::Recompute { .. }
-            | OpKind::Backward { .. } => Task::Compute,
+            | OpKind::Backward { .. }
+            | OpKind::Generate => Task::Compute,
             OpKind::Release(_) => Task::Nothing,
             OpKind::Gather(span) => self.gather(op, span),
             OpKind::Publish(span) => {
@@ -117,9 +118,7 @@ impl Maker<'_> {
             OpKind::Squares => Task::Squares(self.squares()),
             OpKind::ClipNorm => Task::ClipNorm,
             OpKind::Update { unit, start, end } => Task::Update(self.update(op, unit, (start, end))),
-            OpKind::Snapshot { .. } | OpKind::Decode | OpKind::Prefill => {
-                unreachable!("{:?} is not part of a training step", op.kind)
-            }
+            OpKind::Snapshot { .. } => unreachable!("{:?} is not emitted yet", op.kind),
         }
     }
 
@@ -221,11 +220,12 @@ impl Maker<'_> {
         let units = &self.plan.input.models[self.phase.model.0 as usize].units;
         let (mut first, mut at) = (0, 0);
         let mut all = Vec::new();
+        let room = self.places.norm_leaves.expect("a phase with a norm has room for its leaves");
         for (shape, unit) in units.iter().zip(&self.places.units) {
             if let Some(grad) = &unit.grad {
                 let (own, spot) = grad.trained();
                 let blocks = own.elems() / block;
-                let leaves = self.places.norm_leaves.slice(at, blocks);
+                let leaves = room.slice(at, blocks);
                 let first_block = (first + own.start / block) as u64;
                 all.push(Squares { grad: spot.place(), leaves, first_block });
                 at += blocks;

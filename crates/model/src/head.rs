@@ -13,6 +13,13 @@ fn chunks(unit: &Unit) -> impl Iterator<Item = (usize, usize)> + use<> {
     (0..tokens.max(1)).step_by(chunk).map(move |first| (first, chunk.min(tokens - first)))
 }
 
+/// Logits of the rows that next tokens are drawn from.
+pub(crate) fn next_logits(unit: &Unit, x: Slot, w: Param, logits: Slot) {
+    let rows = unit.growing().picks.len();
+    let (x, w) = (unit.chunk_mat(x, rows), unit.weight_mat(w));
+    matmul::nt(unit.queue, unit.chunk_mat(logits, rows), x, w, Init::Zero, unit.workspace);
+}
+
 /// Log-probability of every target.
 pub(crate) fn log_probs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     let (x, w) = (unit.mat(x.into()), unit.weight_mat(w));
@@ -28,6 +35,7 @@ pub(crate) fn log_probs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
 /// The same, and for the coefficients given: dx, and dw added to (or begun).
 pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) {
     let (x, dx, w) = (unit.mat(x.into()), unit.mat(dx.into()), unit.weight_mat(param));
+    let coefficients = unit.inputs.coefficients.expect("backward is given coefficients");
     for (first, rows) in chunks(unit) {
         let logits = Mat::dense(unit.view(logits), rows, w.rows);
         let x = x.row_range(first, rows);
@@ -37,7 +45,7 @@ pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) 
             unit.inputs.log_probs.slice(first, rows),
             logits,
             unit.inputs.targets.slice(first, rows),
-            unit.inputs.coefficients.slice(first, rows),
+            coefficients.slice(first, rows),
         );
         matmul::nn(unit.queue, dx.row_range(first, rows), logits, w, Init::Zero, unit.workspace);
         if let Some(dw) = unit.grad_mat(param) {

@@ -62,6 +62,11 @@ fn run_step(step: &Step, unit: &Unit) {
             let [g, u, dy] = [g, u, dy].map(|slot| unit.mat(slot.into()).view);
             swiglu::backward_in_place(queue, g, u, dy)
         }
+        Step::Pick { x, y } => {
+            let picks = unit.growing().picks;
+            embedding::forward(queue, unit.chunk_mat(y, picks.len()), unit.mat(x.into()), picks)
+        }
+        Step::HeadLogits { x, w, logits } => head::next_logits(unit, x, w, logits),
         Step::HeadLogProbs { x, w, logits } => head::log_probs(unit, x, w, logits),
         Step::HeadFused { x, w, logits, dx } => head::fused(unit, x, w, logits, dx),
     }
@@ -106,7 +111,24 @@ fn attention_step(step: &Step, unit: &Unit) {
         scratch: unit.workspace,
     };
     match *step {
-        Step::Attention { q, k, v, out, lse } => attention::forward(unit.queue, forward(q, k, v, out, lse)),
+        Step::Attention { q, k, v, out, lse } => match &unit.inputs.growing {
+            None => attention::forward(unit.queue, forward(q, k, v, out, lse)),
+            Some(growing) => attention::extend(
+                unit.queue,
+                attention::Extend {
+                    heads: unit.heads(),
+                    out: unit.mat(Cols::from(out)),
+                    q: unit.mat(q),
+                    k: unit.mat(k),
+                    v: unit.mat(v),
+                    cu_seqlens: unit.inputs.cu_seqlens,
+                    positions: unit.inputs.positions,
+                    slots: growing.slots,
+                    cache: growing.cache.expect("a block has a cache"),
+                    scratch: unit.workspace,
+                },
+            ),
+        },
         Step::AttentionBack { q, k, v, out, lse, dout, dqkv: [dq, dk, dv] } => attention::backward(
             unit.queue,
             attention::Backward {

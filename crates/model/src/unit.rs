@@ -2,7 +2,7 @@
 
 use lockstep_core::Bytes;
 use lockstep_device::{Queue, View};
-use lockstep_ops::attention::{self, Heads};
+use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::{Mat, matmul, rmsnorm, rope};
 use lockstep_shape::{Cols, ModelShape, Param, Programs, Segment, Slot, UnitShape};
 
@@ -16,7 +16,20 @@ pub struct Inputs<'m> {
     pub cu_seqlens: View<'m>,
     /// Out: log-probability of each target. In: what each is multiplied by in the loss's gradient.
     pub log_probs: View<'m>,
-    pub coefficients: View<'m>,
+    pub coefficients: Option<View<'m>>,
+    /// While documents grow.
+    pub growing: Option<Growing<'m>>,
+}
+
+/// What a pass over new tokens of growing documents needs besides. `tokens` are the new ones, `positions`
+/// where they stand in their documents.
+#[derive(Clone, Copy, Debug)]
+pub struct Growing<'m> {
+    /// One layer's keys and values; of units without attention, none.
+    pub cache: Option<Cache<'m>>,
+    /// Each document's slot in the cache, and its last row among the new tokens: \[documents\] each.
+    pub slots: View<'m>,
+    pub picks: View<'m>,
 }
 
 /// The embedding's table, where the head shares it.
@@ -60,6 +73,16 @@ impl<'m> Unit<'m> {
         let rows = self.tokens();
         let whole = Mat::dense(self.view(cols.slot).first(rows * width), rows, width);
         if cols.len == 0 { whole } else { whole.columns(cols.start, cols.len) }
+    }
+
+    /// The first rows of a slot that has a row for each of a chunk, or for each document.
+    pub(crate) fn chunk_mat(&self, slot: Slot, rows: usize) -> Mat<'m> {
+        let width = self.programs.spec(slot).width;
+        Mat::dense(self.view(slot).first(rows * width), rows, width)
+    }
+
+    pub(crate) fn growing(&self) -> &Growing<'m> {
+        self.inputs.growing.as_ref().expect("this step runs while documents grow")
     }
 
     /// A per-token statistic: T rows of the slot's width.
@@ -130,6 +153,11 @@ fn rope_table<'m>(model: &ModelShape, tables: View<'m>) -> rope::Table<'m> {
 /// Computes the rotary angles once, before the first step.
 pub fn fill_tables(model: &ModelShape, tables: View) {
     rope::fill(rope_table(model, tables), &model.rope_inverse_frequencies());
+}
+
+/// One layer's cache of keys and values for `docs` documents of at most `tokens` tokens, in f32 elements.
+pub fn cache_elems(model: &ModelShape, docs: usize, tokens: usize) -> usize {
+    attention::cache_elems(model.kv_heads, model.head_dim, docs, tokens)
 }
 
 /// The largest workspace an operation of this model asks for.

@@ -143,7 +143,9 @@ pub struct PlanInput {
     /// Whether the objective's coefficients are known before the head runs.
     pub coefficients_ahead: bool,
     pub clip: bool,
-    /// Rollout phases of PPO and GRPO: documents decoded at once and tokens of cache each.
+    /// Whether what is trained is also scored: evaluation during training.
+    pub evaluates: bool,
+    /// Generation: documents that grow at once, and the room each has.
     pub rollout: Option<Rollout>,
 }
 
@@ -236,4 +238,6 @@ impl OwnedPart {
 pub struct Rollout {
     pub docs: usize,
     pub tokens_per_doc: usize,
+    /// What the kernels keep of one layer's keys and values for all of these documents, in f32.
+    pub cache_elems: usize,
 }

@@ -215,8 +215,7 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
             }
         }
         OpKind::Snapshot { unit } => format!("snapshot {}", words.unit(unit)),
-        OpKind::Prefill => "prefill: prompts through all units into the cache".into(),
-        OpKind::Decode => "decode: one token for each document, repeated".into(),
+        OpKind::Generate => "generate: new tokens through all units and into the cache, repeated".into(),
     };
     (text, String::new())
 }

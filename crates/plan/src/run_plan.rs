@@ -4,14 +4,26 @@ use lockstep_core::{Bytes, Fault, FaultClass};
 
 use crate::buffer::{Buffer, BufferId, State, Tier, What};
 use crate::builder::{BufferTable, StepBuilder};
-use crate::input::{AccumulationOrder, Placement, PlanInput, Role};
+use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput, Role};
 use crate::memory::{MemoryPlan, pack};
 use crate::schedule::{ModelId, Schedule};
 use crate::scratch::{Sizes, UnitLayout};
 
+/// What a phase is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PhaseKind {
+    /// Documents grow token by token, with a cache of keys and values.
+    Generate,
+    /// Log-probabilities alone.
+    Score,
+    /// An optimizer step.
+    Train,
+}
+
 /// One phase: its operations and where its buffers lie behind the residents.
 #[derive(Clone, Debug)]
 pub struct Phase {
+    pub kind: PhaseKind,
     pub name: String,
     pub model: ModelId,
     pub schedule: Schedule,
@@ -73,6 +85,16 @@ impl Fault for PlanError {
     }
 }
 
+impl std::fmt::Display for PhaseKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            PhaseKind::Generate => "generate",
+            PhaseKind::Score => "score",
+            PhaseKind::Train => "train",
+        })
+    }
+}
+
 const ALIGN: u64 = 4096;
 
 /// Emits every phase and packs memory.
@@ -83,34 +105,35 @@ pub fn build(mut input: PlanInput) -> RunPlan {
     }
     let mut table = BufferTable::default();
     register_residents(&input, &mut table);
-    let mut schedules: Vec<(String, ModelId, Schedule)> = Vec::new();
-    let many = input.models.len() > 1;
-    let mut phase = |name: &str, model: usize, emit: &dyn Fn(&mut StepBuilder), table: &mut BufferTable| {
+    let mut schedules: Vec<(PhaseKind, ModelId, Schedule)> = Vec::new();
+    let mut phase = |kind, model: usize, emit: &dyn Fn(&mut StepBuilder), table: &mut BufferTable| {
         let id = ModelId(model as u8);
         let mut builder = StepBuilder::new(&input, id, table);
         emit(&mut builder);
-        let role = format!("{:?}", input.models[model].role).to_lowercase();
-        let name = if many { format!("{name} {role}") } else { name.to_string() };
-        schedules.push((name, id, builder.finish()));
+        schedules.push((kind, id, builder.finish()));
     };
     if input.rollout.is_some() {
-        phase("rollout", 0, &|b| b.rollout(), &mut table);
+        phase(PhaseKind::Generate, 0, &|b| b.rollout(), &mut table);
     }
-    // After a rollout every model judges it; a frozen model is there only to judge.
-    for (i, _) in input.models.iter().enumerate().filter(|(_, m)| input.rollout.is_some() || !m.trainable()) {
-        phase("score", i, &|b| b.score(), &mut table);
+    // Of several models, all judge a rollout, and a frozen one is there only to judge.
+    let many = input.models.len() > 1;
+    let judges = |m: &ModelPlan| input.evaluates || many && (input.rollout.is_some() || !m.trainable());
+    for (i, _) in input.models.iter().enumerate().filter(|(_, m)| judges(m)) {
+        phase(PhaseKind::Score, i, &|b| b.score(), &mut table);
     }
     for (i, model) in input.models.iter().enumerate().filter(|(_, m)| m.trainable()) {
         debug_assert!(matches!(model.role, Role::Policy | Role::Value));
-        phase("train", i, &input.strategy, &mut table);
+        phase(PhaseKind::Train, i, &input.strategy, &mut table);
     }
     let buffers = table.buffers;
     let phases: Vec<Phase> = schedules
         .into_iter()
-        .map(|(name, model, schedule)| {
+        .map(|(kind, model, schedule)| {
             let memory = pack(&schedule, &buffers, Tier::Device);
             let host = pack(&schedule, &buffers, Tier::Host);
-            Phase { name, model, schedule, memory, host }
+            let role = format!("{:?}", input.models[model.0 as usize].role).to_lowercase();
+            let name = if many { format!("{kind} {role}") } else { kind.to_string() };
+            Phase { kind, name, model, schedule, memory, host }
         })
         .collect();
     place(input, buffers, phases)
@@ -156,6 +179,11 @@ fn place(input: PlanInput, buffers: Vec<Buffer>, phases: Vec<Phase>) -> RunPlan 
 }
 
 impl RunPlan {
+    /// The first phase of a kind, if the plan has one.
+    pub fn phase(&self, kind: PhaseKind) -> Option<usize> {
+        self.phases.iter().position(|p| p.kind == kind)
+    }
+
     pub fn find(&self, what: What) -> Option<BufferId> {
         self.buffers.iter().position(|b| b.what == what).map(|i| BufferId(i as u32))
     }

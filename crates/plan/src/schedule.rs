@@ -124,10 +124,8 @@ pub enum OpKind {
     Snapshot {
         unit: u32,
     },
-    /// One token for every running document, through all units, with the cache; repeated until all end.
-    Decode,
-    /// Prompts through all units, filling the cache.
-    Prefill,
+    /// New tokens of running documents through all units, with the cache; repeated until all documents end.
+    Generate,
 }
 
 /// Something that must be finished first.

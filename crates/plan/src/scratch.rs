@@ -39,6 +39,7 @@ pub struct UnitLayout {
     pub rebuild: ProgramLayout,
     pub backward: ProgramLayout,
     pub fused: ProgramLayout,
+    pub next: ProgramLayout,
     pub saved: Bytes,
     pub rebuilt: Bytes,
 }
@@ -78,7 +79,8 @@ impl UnitLayout {
             forward: lay_out(&programs.forward, in_forward, &bytes),
             rebuild: lay_out(&programs.rebuild, fixed.clone(), &bytes),
             backward: lay_out(&programs.backward, fixed.clone(), &bytes),
-            fused: lay_out(&programs.fused, fixed, &bytes),
+            fused: lay_out(&programs.fused, fixed.clone(), &bytes),
+            next: lay_out(&programs.next, fixed, &bytes),
             saved,
             rebuilt,
         }
@@ -86,7 +88,7 @@ impl UnitLayout {
 
     /// The most scratch any of the unit's programs needs.
     pub fn scratch(&self) -> Bytes {
-        [&self.forward, &self.rebuild, &self.backward, &self.fused]
+        [&self.forward, &self.rebuild, &self.backward, &self.fused, &self.next]
             .map(|p| p.scratch)
             .into_iter()
             .max()
@@ -156,6 +158,7 @@ mod tests {
                         (&programs.rebuild, &layout.rebuild),
                         (&programs.backward, &layout.backward),
                         (&programs.fused, &layout.fused),
+                        (&programs.next, &layout.next),
                     ] {
                         assert_apart(program, homes, &programs, sizes);
                     }

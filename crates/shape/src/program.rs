@@ -119,6 +119,17 @@ pub enum Step {
         u: Slot,
         dy: Slot,
     },
+    /// y = x\[picks\]: the last row of every document
+    Pick {
+        x: Slot,
+        y: Slot,
+    },
+    /// Logits of at most a chunk of rows, all at once
+    HeadLogits {
+        x: Slot,
+        w: Param,
+        logits: Slot,
+    },
     /// Log-probabilities of the targets, chunk by chunk
     HeadLogProbs {
         x: Slot,
@@ -163,7 +174,7 @@ impl Step {
             AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
             SwiGlu { g, u, .. } => vec![g, u],
             SwiGluBack { g, u, dy } => vec![g, u, dy],
-            HeadLogProbs { x, .. } | HeadFused { x, .. } => vec![x],
+            Pick { x, .. } | HeadLogits { x, .. } | HeadLogProbs { x, .. } | HeadFused { x, .. } => vec![x],
         }
     }
 
@@ -181,7 +192,8 @@ impl Step {
             AttentionBack { dqkv, .. } => dqkv.map(|c| c.slot).to_vec(),
             SwiGlu { y, .. } => vec![y],
             SwiGluBack { g, u, .. } => vec![g, u],
-            HeadLogProbs { logits, .. } => vec![logits],
+            Pick { y, .. } => vec![y],
+            HeadLogits { logits, .. } | HeadLogProbs { logits, .. } => vec![logits],
             HeadFused { logits, dx, .. } => vec![logits, dx],
         }
     }
@@ -221,6 +233,8 @@ pub struct Programs {
     pub backward: Program,
     /// The head's forward and backward in one pass; empty for other units.
     pub fused: Program,
+    /// The head's logits for the last token of every document; empty for other units.
+    pub next: Program,
     /// Slots that live from forward to backward.
     pub kept: Vec<Slot>,
     /// Slots that live from rebuild to backward.

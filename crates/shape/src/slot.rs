@@ -50,6 +50,8 @@ pub enum Slot {
     NF,
     RF,
     DNF,
+    /// The rows of `NF` that a next token is drawn from. \[documents, D\]
+    Last,
     Logits,
 }
 

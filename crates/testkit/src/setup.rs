@@ -5,8 +5,8 @@ use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placements, PlanInput, Role, RunPlan, Tier, build,
-    strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placements, PlanInput, Role, Rollout, RunPlan, Tier,
+    build, strategy,
 };
 use lockstep_shape::{ModelShape, Recompute};
 
@@ -28,6 +28,9 @@ pub struct Setup {
     pub bucket: Bytes,
     pub params_tier: Tier,
     pub optimizer_tier: Tier,
+    pub evaluates: bool,
+    /// Documents that grow at once, and the tokens each has room for.
+    pub generates: Option<(usize, usize)>,
 }
 
 impl Default for Setup {
@@ -48,6 +51,8 @@ impl Default for Setup {
             bucket: Bytes(25 << 20),
             params_tier: Tier::Device,
             optimizer_tier: Tier::Device,
+            evaluates: false,
+            generates: None,
         }
     }
 }
@@ -84,7 +89,12 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         },
         coefficients_ahead: setup.coefficients_ahead,
         clip: true,
-        rollout: None,
+        evaluates: setup.evaluates,
+        rollout: setup.generates.map(|(docs, tokens_per_doc)| Rollout {
+            docs,
+            tokens_per_doc,
+            cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc),
+        }),
     })
 }
 

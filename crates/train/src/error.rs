@@ -46,6 +46,10 @@ pub enum TrainError {
     Algorithm { name: String },
     #[error("adapters are planned but cannot be trained yet")]
     Adapter,
+    #[error(
+        "prompt {index} has {tokens} tokens; a document has room for {capacity}, and needs one for a reply"
+    )]
+    Prompt { index: usize, tokens: usize, capacity: usize },
     #[error(transparent)]
     Comm(#[from] CommError),
     #[error("{}: checkpoints of an earlier run are here (the last is {last})", dir.display())]
@@ -93,9 +97,11 @@ impl Fault for TrainError {
             Checkpoint(e) => e.class(),
             Observe(e) => e.class(),
             Comm(e) => e.class(),
-            VocabularyTooSmall { .. } | TooLong { .. } | OutputInUse { .. } | ResumeMismatch { .. } => {
-                FaultClass::BadConfig
-            }
+            VocabularyTooSmall { .. }
+            | TooLong { .. }
+            | Prompt { .. }
+            | OutputInUse { .. }
+            | ResumeMismatch { .. } => FaultClass::BadConfig,
             UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
             Algorithm { .. } | Adapter => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
@@ -115,6 +121,7 @@ impl Fault for TrainError {
             Checkpoint(e) => e.hint(),
             Observe(e) => e.hint(),
             Comm(e) => e.hint(),
+            Prompt { .. } => Some("Give a shorter prompt, or more room with --context.".into()),
             VocabularyTooSmall { tokenizer, .. } => {
                 Some(format!("Use the model's own tokenizer, or a model with vocab_size of at least {tokenizer}."))
             }

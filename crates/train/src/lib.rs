@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod generate;
 mod journal;
 mod output_dir;
 mod rate;

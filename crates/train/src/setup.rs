@@ -263,7 +263,9 @@ pub fn plan_for(
         Algorithm::Sft | Algorithm::Clm => (vec![model(Role::Policy)], None),
         Algorithm::Ppo => {
             let rows = config.batch.per_device_train_batch_size * config.batch.gradient_accumulation_steps;
-            let rollout = Rollout { docs: rows as usize, tokens_per_doc: config.data.max_length as usize };
+            let (docs, tokens_per_doc) = (rows as usize, config.data.max_length as usize);
+            let cache_elems = lockstep_model::cache_elems(shape, docs, tokens_per_doc);
+            let rollout = Rollout { docs, tokens_per_doc, cache_elems };
             let roles = [Role::Policy, Role::Value, Role::Reference, Role::Reward];
             (roles.map(model).into(), Some(rollout))
         }
@@ -272,8 +274,7 @@ pub fn plan_for(
     let rows = config.batch.per_device_train_batch_size as usize;
     let packed = config.data.packing != config::Packing::None;
     let bounds = Bounds::of_rows(rows, config.data.max_length as usize, packed);
-    let default_chunk = (HEAD_CHUNK_BYTES / 4 / shape.vocab / 256 * 256).max(256);
-    let head_chunk = p.head_chunk_tokens.map_or(default_chunk, |n| n as usize).min(bounds.tokens);
+    let head_chunk = p.head_chunk_tokens.map_or(head_chunk(shape.vocab), |n| n as usize).min(bounds.tokens);
     let input = PlanInput {
         models,
         mesh: mesh(config, name)?,
@@ -306,6 +307,7 @@ pub fn plan_for(
         },
         coefficients_ahead: matches!(p.algorithm, Algorithm::Sft | Algorithm::Clm),
         clip: config.optim.max_grad_norm.is_some(),
+        evaluates: false,
         rollout,
     };
     let plan = build(input);
@@ -313,6 +315,11 @@ pub fn plan_for(
         plan.check_budget(Bytes((gib * (1u64 << 30) as f64) as u64))?;
     }
     Ok(plan)
+}
+
+/// Tokens whose logits are there at once, where nobody says how many.
+pub(crate) fn head_chunk(vocab: usize) -> usize {
+    (HEAD_CHUNK_BYTES / 4 / vocab / 256 * 256).max(256)
 }
 
 /// What the process holds beside the arena.

@@ -10,7 +10,7 @@ use crate::matmul::NR;
 
 pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
     let rows = max_doc.next_multiple_of(BLOCK_K);
-    rows * width + rows * padded(width) + 2 * BLOCK_Q * width + BLOCK_Q * BLOCK_K
+    rows * width + rows * padded(width) + BLOCK_Q * width + Room::elems(width)
 }
 
 pub(super) fn run(cpu: &CpuQueue, call: &Forward) {
@@ -35,7 +35,6 @@ pub(super) fn run(cpu: &CpuQueue, call: &Forward) {
 fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: usize, scratch: &mut [f32]) {
     let Heads { num_q, num_kv, width, scale } = call.heads;
     let kv_head = head / (num_q / num_kv);
-    let q = Head::new(&call.q, first, len, head, width);
     let k = Head::new(&call.k, first, len, kv_head, width);
     let v = Head::new(&call.v, first, len, kv_head, width);
     let out = Head::new(&call.out, first, len, head, width);
@@ -43,66 +42,120 @@ fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: u
     let rows_padded = len.next_multiple_of(BLOCK_K);
     let (k_panels, rest) = scratch.split_at_mut(rows_padded * width);
     let (v_panels, rest) = rest.split_at_mut(rows_padded * padded(width));
-    let (q_room, rest) = rest.split_at_mut(BLOCK_Q * width);
-    let (sums, rest) = rest.split_at_mut(BLOCK_Q * width);
-    let scores = &mut rest[..BLOCK_Q * BLOCK_K];
     k.pack_transposed::<R>(isa, k_panels);
     v.pack_natural::<R>(isa, rows_padded, v_panels);
+    let keys = Panels { k: k_panels.as_ptr(), v: v_panels.as_ptr(), rows_padded };
+    let (q_room, rest) = rest.split_at_mut(BLOCK_Q * width);
+    let mut room = Room::new(rest, width);
 
     for first_q in (0..len).step_by(BLOCK_Q) {
         let rows = BLOCK_Q.min(len - first_q);
-        let q_rows = Head::new(&call.q, first + first_q, rows, head, width).rows::<R>(isa, q_room);
-        let mut state = [RowState { largest: f32::NEG_INFINITY, sum: 0.0 }; BLOCK_Q];
+        let q = Head::new(&call.q, first + first_q, rows, head, width).rows::<R>(isa, q_room);
+        let block = QueryBlock { q, rows, position: first_q, advance: 1, width, scale };
+        // SAFETY: the panels were packed above, for every key up to the last query's own.
+        unsafe { block.attend(isa, &keys, &mut room) };
+        for (i, state) in room.state.iter().enumerate().take(rows) {
+            let lse = call.lse.slice((first + first_q + i) * num_q + head, 1);
+            // SAFETY: the item alone writes this head's log-sum-exps and output rows.
+            let (lse, out) = unsafe { (lse.as_mut::<f32>(), out.row_mut::<R>(first_q + i)) };
+            lse[0] = state.largest + state.sum.ln();
+            room.write_row(i, width, out);
+        }
+    }
+}
+
+/// Keys and values of one head of one document, in panels: keys transposed, values as they are.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    /// Panel p is \[h, NR\] and holds keys p·NR.. as columns.
+    pub(super) k: *const f32,
+    /// Panel p is \[rows_padded, NR\] and holds columns p·NR.. of the values.
+    pub(super) v: *const f32,
+    pub(super) rows_padded: usize,
+}
+
+/// A thread's room for a block of queries: what is summed, the scores of a block of keys, the softmax.
+pub(super) struct Room<'a> {
+    sums: &'a mut [f32],
+    scores: &'a mut [f32],
+    state: [RowState; BLOCK_Q],
+}
+
+impl<'a> Room<'a> {
+    pub(super) const fn elems(width: usize) -> usize {
+        BLOCK_Q * width + BLOCK_Q * BLOCK_K
+    }
+
+    pub(super) fn new(scratch: &'a mut [f32], width: usize) -> Room<'a> {
+        let (sums, rest) = scratch.split_at_mut(BLOCK_Q * width);
+        let start = RowState { largest: f32::NEG_INFINITY, sum: 0.0 };
+        Room { sums, scores: &mut rest[..BLOCK_Q * BLOCK_K], state: [start; BLOCK_Q] }
+    }
+
+    /// The output of row `i`, after [`QueryBlock::attend`].
+    pub(super) fn write_row<R: Real>(&self, i: usize, width: usize, out: &mut [R]) {
+        let scale = 1.0 / self.state[i].sum;
+        for (out, sum) in out.iter_mut().zip(&self.sums[i * width..][..width]) {
+            *out = R::from_f32(sum * scale);
+        }
+    }
+}
+
+/// Rows of queries that pass over the same keys together.
+#[derive(Clone, Copy)]
+pub(super) struct QueryBlock {
+    pub(super) q: Operand,
+    /// At most `BLOCK_Q`.
+    pub(super) rows: usize,
+    /// Where the first row stands in its document, and how much further each next one.
+    pub(super) position: usize,
+    pub(super) advance: usize,
+    pub(super) width: usize,
+    pub(super) scale: f32,
+}
+
+impl QueryBlock {
+    /// Leaves unnormalised outputs and the softmax's state in `room`.
+    ///
+    /// # Safety
+    /// The queries are there, and the panels hold every key up to the last row's position.
+    pub(super) unsafe fn attend(&self, isa: Isa, keys: &Panels, room: &mut Room) {
+        let QueryBlock { q, rows, position, advance, width, scale } = *self;
+        let Room { sums, scores, state } = room;
+        state.fill(RowState { largest: f32::NEG_INFINITY, sum: 0.0 });
         sums[..rows * width].fill(0.0);
-        for first_k in (0..first_q + rows).step_by(BLOCK_K) {
-            let keys = BLOCK_K.min(len - first_k).min(first_q + rows - first_k);
-            // SAFETY: sizes as split above; scores and sums overlap no operand.
+        let visible = position + (rows - 1) * advance + 1;
+        for first_k in (0..visible).step_by(BLOCK_K) {
+            let num_keys = BLOCK_K.min(visible - first_k);
+            // SAFETY: the caller's promise; scores and sums have room for the block and overlap nothing.
             unsafe {
-                let panels = k_panels.as_ptr().add(first_k / NR * width * NR);
-                product(
-                    isa,
-                    (rows, keys, width),
-                    q_rows,
-                    panels,
-                    width * NR,
-                    scores.as_mut_ptr(),
-                    BLOCK_K,
-                    false,
-                );
+                let panels = keys.k.add(first_k / NR * width * NR);
+                let scores = scores.as_mut_ptr();
+                product(isa, (rows, num_keys, width), q, panels, width * NR, scores, BLOCK_K, false);
             }
             isa.run(
                 #[inline(always)]
-                || softmax_block(scores, sums, width, &mut state[..rows], first_q, first_k, scale),
+                || {
+                    softmax_block(
+                        scores,
+                        sums,
+                        width,
+                        &mut state[..rows],
+                        (position, advance),
+                        first_k,
+                        scale,
+                    )
+                },
             );
             // SAFETY: as above.
             unsafe {
                 let probabilities = Operand { ptr: scores.as_ptr(), row: BLOCK_K, col: 1 };
-                let panels = v_panels.as_ptr().add(first_k * NR);
-                let apart = rows_padded * NR;
-                product(
-                    isa,
-                    (rows, width, keys),
-                    probabilities,
-                    panels,
-                    apart,
-                    sums.as_mut_ptr(),
-                    width,
-                    true,
-                );
-            }
-        }
-        for (i, state) in state.iter().enumerate().take(rows) {
-            let lse = call.lse.slice((first + first_q + i) * num_q + head, 1);
-            let scale = 1.0 / state.sum;
-            // SAFETY: the item alone writes this head's log-sum-exps and output rows.
-            let (lse, out) = unsafe { (lse.as_mut::<f32>(), out.row_mut::<R>(first_q + i)) };
-            lse[0] = state.largest + state.sum.ln();
-            for (out, sum) in out.iter_mut().zip(&sums[i * width..]) {
-                *out = R::from_f32(sum * scale);
+                let panels = keys.v.add(first_k * NR);
+                let (apart, sums) = (keys.rows_padded * NR, sums.as_mut_ptr());
+                product(isa, (rows, width, num_keys), probabilities, panels, apart, sums, width, true);
             }
         }
     }
-    debug_assert_eq!(q.len(), len);
 }
 
 /// The running softmax of a row.
@@ -120,13 +173,13 @@ fn softmax_block(
     sums: &mut [f32],
     width: usize,
     state: &mut [RowState],
-    first_q: usize,
+    (position, advance): (usize, usize),
     first_k: usize,
     scale: f32,
 ) {
     for (i, state) in state.iter_mut().enumerate() {
         let row: &mut [f32; BLOCK_K] = (&mut scores[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
-        let visible = (first_q + i + 1).saturating_sub(first_k).min(BLOCK_K);
+        let visible = (position + i * advance + 1).saturating_sub(first_k).min(BLOCK_K);
         for (j, score) in row.iter_mut().enumerate() {
             *score = if j < visible { *score * scale } else { f32::NEG_INFINITY };
         }

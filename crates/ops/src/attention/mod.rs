@@ -6,6 +6,7 @@
 
 mod backward;
 mod block;
+mod extend;
 mod forward;
 pub mod reference;
 #[cfg(test)]
@@ -15,6 +16,8 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+
+pub use extend::{Cache, Extend, cache_elems, extend};
 
 /// Query rows that move together through the key blocks: four row tiles.
 const BLOCK_Q: usize = 48;

@@ -9,14 +9,14 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{CpuQueue, Real, View};
 
 use super::kernel::{Tile, tile};
-use super::{Init, KC, MR, NR, pack};
+use super::{Init, KC, MR, NR, few, pack};
 use crate::Mat;
 use crate::dispatch::with_real;
 
 /// Packed B of one slab, as a rule: 1.25 MiB.
 const SLAB_ELEMS: usize = 320 << 10;
 /// The most a slab takes, for an inner dimension that is not cut: 4 MiB.
-const PACKED_B_ELEMS: usize = 1 << 20;
+pub(super) const PACKED_B_ELEMS: usize = 1 << 20;
 /// The most rows of C in one item of work.
 const ROW_BLOCK: usize = 8 * MR;
 const ITEMS_PER_THREAD: usize = 16;
@@ -25,8 +25,8 @@ const PANELS_AT_A_TIME: usize = 16;
 /// Packed A of one slab, where A is used transposed: 4 MiB.
 const PACKED_A_ELEMS: usize = 1 << 20;
 /// Per thread: widened A of one row block and inner block, and a block of C in f32.
-const A_ELEMS: usize = ROW_BLOCK * KC;
-const C_ELEMS: usize = ROW_BLOCK * PANELS_AT_A_TIME * NR;
+pub(super) const A_ELEMS: usize = ROW_BLOCK * KC;
+pub(super) const C_ELEMS: usize = ROW_BLOCK * PANELS_AT_A_TIME * NR;
 
 #[derive(Clone, Copy)]
 pub(super) enum A<'m> {
@@ -88,6 +88,11 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
 
     if k == 0 {
         return initialise(c, init);
+    }
+    if let (A::Rows(a), B::Transposed(b)) = (a, b)
+        && few::applies(m, k)
+    {
+        return few::product(cpu, c, a, b, init, scratch);
     }
     let (slab_depth, slab_cols) = slab_shape(n, k, c.view.dtype());
     for first_col in (0..n).step_by(slab_cols) {

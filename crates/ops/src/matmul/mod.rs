@@ -7,9 +7,11 @@
 //! is the row contract for products. Threads split outputs, never the inner dimension.
 //!
 //! B is packed into panels of [`NR`] columns; bf16 and fp16 are widened while packing. A is read where
-//! it lies, except where it must be widened or is used transposed. All scratch is the caller's.
+//! it lies, except where it must be widened or is used transposed. For few rows of A it is the other way
+//! round (`few`). All scratch is the caller's.
 
 mod cpu;
+mod few;
 mod kernel;
 pub(crate) mod pack;
 pub mod reference;

@@ -1,5 +1,7 @@
 //! Phases that do not train: scoring and generation.
 
+use lockstep_core::DType;
+
 use crate::buffer::{Access, What};
 use crate::builder::{StepBuilder, Work};
 use crate::schedule::{Lane, OpKind};
@@ -11,34 +13,31 @@ impl StepBuilder<'_> {
         self.run_windowed(&uses, &mut |_, _| {});
     }
 
-    /// Prefill and decode with a key-value cache. Parameters stay whole for the whole phase. Each unit
-    /// reads one stream and writes the other; one block's kept slots and the cache are all it leaves.
+    /// Documents grow with a key-value cache until the caller has no more: one operation, for how long it
+    /// takes depends on what is drawn. Parameters stay whole meanwhile. Each unit reads one stream and
+    /// writes the other; the cache is all that a pass leaves to the next.
     pub fn rollout(&mut self) {
         let rollout = self.input.rollout.expect("a rollout phase has bounds");
-        let shape = &self.plan().shape;
-        let cache = 2 * shape.layers * shape.kv_width() * rollout.docs * rollout.tokens_per_doc;
-        let cache = self.device(What::KvCache { model: self.model }, cache, self.input.storage);
+        assert!(rollout.docs <= self.input.head_chunk, "logits of all documents are there at once");
+        let cache = self.plan().shape.layers * rollout.cache_elems;
+        let cache = self.device(What::KvCache { model: self.model }, cache, DType::F32);
         let units: Vec<u32> = (0..=self.head_unit()).collect();
         if self.gathers() {
             units.iter().for_each(|u| self.gather(*u, None));
         }
-        let mut last = None;
-        for (kind, access) in [(OpKind::Prefill, Access::Define), (OpKind::Decode, Access::Update)] {
-            let [inputs, tables] = self.inputs();
-            let mut accesses = vec![(cache, access), (tables, Access::Read)];
-            let mut made = vec![inputs, self.scratch(), self.stream(1), self.stream(2)];
-            made.push(self.per_token(What::LogProbs));
-            let saved = self.layout(1).saved;
-            if saved.0 > 0 {
-                made.push(self.bytes(What::Saved { model: self.model, unit: 1 }, saved));
-            }
-            accesses.extend(made.into_iter().map(|id| (id, Access::Define)));
-            for unit in &units {
-                accesses.push((self.params(*unit), Access::Read));
-            }
-            last = Some(self.emit(kind, Lane::Compute, accesses, &[]));
+        let [inputs, tables] = self.inputs();
+        let mut made = vec![cache, inputs, self.scratch(), self.stream(1), self.stream(2)];
+        made.push(self.per_token(What::LogProbs));
+        let saved = self.layout(1).saved;
+        if saved.0 > 0 {
+            made.push(self.bytes(What::Saved { model: self.model, unit: 1 }, saved));
         }
-        let last = last.expect("two operations were emitted");
+        let mut accesses = vec![(tables, Access::Read)];
+        accesses.extend(made.into_iter().map(|id| (id, Access::Define)));
+        for unit in &units {
+            accesses.push((self.params(*unit), Access::Read));
+        }
+        let last = self.emit(OpKind::Generate, Lane::Compute, accesses, &[]);
         if self.gathers() {
             units.iter().for_each(|u| {
                 self.release(*u, last);

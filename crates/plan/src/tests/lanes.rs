@@ -210,7 +210,7 @@ impl Params {
                 units.extend(self.tied.then_some(0));
                 units
             }
-            OpKind::Prefill | OpKind::Decode => (0..=self.head).collect(),
+            OpKind::Generate => (0..=self.head).collect(),
             _ => vec![],
         };
         if self.gathers {

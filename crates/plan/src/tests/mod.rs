@@ -106,7 +106,8 @@ impl Setup {
             needs: DeviceNeeds { workspace: Bytes(1 << 16), foreign: Bytes(32 << 20) },
             coefficients_ahead: self.coefficients_ahead,
             clip: true,
-            rollout: self.ppo.then_some(Rollout { docs: 4, tokens_per_doc: 192 }),
+            evaluates: false,
+            rollout: self.ppo.then_some(Rollout { docs: 4, tokens_per_doc: 192, cache_elems: 4 * 192 * 64 }),
         }
     }
 

@@ -1,0 +1,86 @@
+//! A micro-batch on its way to the device.
+
+use lockstep_device::View;
+use lockstep_plan::PhaseKind;
+
+use crate::driver::{Extension, MicroBatch};
+use crate::engine::Shared;
+use crate::error::EngineError;
+
+/// The size of the micro-batch that is being computed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) tokens: usize,
+    pub(crate) docs: usize,
+}
+
+/// The parts of the inputs buffer, at a batch's own lengths.
+pub(crate) struct InputViews<'m> {
+    pub(crate) tokens: View<'m>,
+    pub(crate) targets: View<'m>,
+    pub(crate) positions: View<'m>,
+    pub(crate) cu_seqlens: View<'m>,
+    /// Slots in the cache and rows to draw from, while documents grow.
+    pub(crate) growing: Option<[View<'m>; 2]>,
+}
+
+impl Shared {
+    pub(crate) fn input_views(&self, batch: Batch) -> InputViews<'_> {
+        let Batch { tokens, docs } = batch;
+        let all = self.at().places.inputs.view(&self.memories);
+        let input = &self.plan.input;
+        let (room, grown) = (input.bounds.tokens, input.rollout.map_or(0, |r| r.docs));
+        let grows = self.schedule_phase().kind == PhaseKind::Generate;
+        let behind = 3 * room + input.bounds.docs.max(grown) + 1;
+        InputViews {
+            tokens: all.slice(0, tokens),
+            // While documents grow there is one for each of them.
+            targets: all.slice(room, if grows { docs } else { tokens }),
+            positions: all.slice(2 * room, tokens),
+            cu_seqlens: all.slice(3 * room, docs + 1),
+            growing: grows.then(|| [all.slice(behind, docs), all.slice(behind + grown, docs)]),
+        }
+    }
+
+    /// Copies a micro-batch to the device.
+    pub(crate) fn feed(&self, batch: &MicroBatch) -> Result<Batch, EngineError> {
+        let bounds = self.plan.input.bounds;
+        let size = Batch { tokens: batch.tokens.len(), docs: batch.cu_seqlens.len().saturating_sub(1) };
+        let longest = batch.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
+        within("tokens", size.tokens, bounds.tokens)?;
+        within("documents", size.docs, bounds.docs)?;
+        within("tokens in one document", longest, bounds.max_doc)?;
+        let views = self.input_views(size);
+        views.tokens.write(batch.tokens);
+        views.targets.write(batch.targets);
+        views.positions.write(batch.positions);
+        views.cu_seqlens.write(if batch.cu_seqlens.is_empty() { &[0] } else { batch.cu_seqlens });
+        Ok(size)
+    }
+
+    /// Copies new tokens of growing documents to the device.
+    pub(crate) fn feed_extension(&self, new: &Extension) -> Result<Batch, EngineError> {
+        let rollout = self.plan.input.rollout.expect("a phase that generates has bounds");
+        let size = Batch { tokens: new.tokens.len(), docs: new.slots.len() };
+        assert_eq!((new.positions.len(), new.cu_seqlens.len()), (size.tokens, size.docs + 1));
+        let longest = new.positions.iter().map(|p| *p as usize + 1).max().unwrap_or(0);
+        within("new tokens", size.tokens, self.plan.input.bounds.tokens)?;
+        within("documents", size.docs, rollout.docs)?;
+        within("tokens in one document", longest, rollout.tokens_per_doc)?;
+        let views = self.input_views(size);
+        views.tokens.write(new.tokens);
+        views.positions.write(new.positions);
+        views.cu_seqlens.write(new.cu_seqlens);
+        let [slots, picks] = views.growing.expect("this phase generates");
+        slots.write(new.slots);
+        for (i, end) in new.cu_seqlens[1..].iter().enumerate() {
+            assert!(*end > new.cu_seqlens[i], "every document of an extension has a new token");
+            picks.slice(i, 1).write(&[end - 1]);
+        }
+        Ok(size)
+    }
+}
+
+fn within(what: &'static str, found: usize, planned: usize) -> Result<(), EngineError> {
+    if found > planned { Err(EngineError::TooLarge { what, found, planned }) } else { Ok(()) }
+}

@@ -1,0 +1,178 @@
+//! Phases beside training: scoring has the bits of training's forward, and documents that grow with a cache
+//! have the bits of documents scored whole. A rollout's log-probabilities are therefore training's own.
+
+use lockstep_config::StrategyName;
+use lockstep_core::{DType, Mesh};
+use lockstep_engine::{Engine, Extension, Grower, MicroBatch, Updates};
+use lockstep_shape::{Architecture, ModelShape, Recompute};
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+
+const UPDATES: Updates =
+    Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+
+fn shapes() -> Vec<ModelShape> {
+    let llama = ModelShape { layers: 3, ..ModelShape::named("tiny", 101).unwrap() };
+    let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, head_dim: 20, ..llama.clone() };
+    vec![llama, qwen]
+}
+
+fn setup(storage: DType, recompute: Recompute) -> Setup {
+    Setup { storage, recompute, evaluates: true, generates: Some((5, 96)), ..Setup::default() }
+}
+
+fn score(engine: &mut Engine, micro: &Micro) -> Vec<f32> {
+    let mut all = Vec::new();
+    let batch = MicroBatch {
+        tokens: &micro.tokens,
+        targets: &micro.targets,
+        positions: &micro.positions,
+        cu_seqlens: &micro.cu_seqlens,
+    };
+    engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs)).unwrap();
+    all
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Grows the documents of a batch by their own tokens, `stride(doc, pass)` at a time, and "draws" their
+/// targets.
+struct Replay<'a> {
+    micro: &'a Micro,
+    stride: fn(usize, usize) -> usize,
+    pass: usize,
+    grown: Vec<usize>,
+    running: Vec<usize>,
+    new: (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>),
+    /// Of every position that was drawn from: where, and the log-probability.
+    seen: Vec<(usize, f32)>,
+}
+
+impl<'a> Replay<'a> {
+    fn new(micro: &'a Micro, stride: fn(usize, usize) -> usize) -> Replay<'a> {
+        let grown = vec![0; micro.cu_seqlens.len() - 1];
+        Replay { micro, stride, pass: 0, grown, running: vec![], new: Default::default(), seen: vec![] }
+    }
+
+    fn at(&self, doc: usize) -> usize {
+        self.micro.cu_seqlens[doc] as usize + self.grown[doc]
+    }
+}
+
+impl Grower for Replay<'_> {
+    fn next(&mut self) -> Option<Extension<'_>> {
+        self.new = (vec![], vec![], vec![0], vec![]);
+        self.running.clear();
+        self.pass += 1;
+        for doc in 0..self.grown.len() {
+            let left = self.micro.cu_seqlens[doc + 1] as usize - self.at(doc);
+            let len = left.min((self.stride)(doc, self.pass));
+            if len > 0 {
+                let at = self.at(doc)..self.at(doc) + len;
+                self.new.0.extend(&self.micro.tokens[at.clone()]);
+                self.new.1.extend(&self.micro.positions[at]);
+                self.new.2.push(self.new.0.len() as u32);
+                self.new.3.push(4 - doc as u32);
+                self.grown[doc] += len;
+                self.running.push(doc);
+            }
+        }
+        let (tokens, positions, cu_seqlens, slots) = &self.new;
+        (!self.running.is_empty()).then_some(Extension { tokens, positions, cu_seqlens, slots })
+    }
+
+    fn draw(&mut self, doc: usize, logits: &[f32]) -> u32 {
+        assert!(logits.iter().all(|l| l.is_finite()));
+        self.micro.targets[self.at(self.running[doc]) - 1]
+    }
+
+    fn drawn(&mut self, log_probs: &[f32]) {
+        for (doc, log_prob) in self.running.clone().into_iter().zip(log_probs) {
+            self.seen.push((self.at(doc) - 1, *log_prob));
+        }
+    }
+}
+
+fn batch(vocab: usize) -> Micro {
+    Micro::random(&[70, 3, 1, 65], vocab, 11)
+}
+
+#[test]
+fn scoring_has_the_bits_of_training() {
+    for shape in shapes() {
+        for storage in [DType::F32, DType::BF16, DType::F16] {
+            for recompute in [Recompute::None, Recompute::Full] {
+                let mut engine = engine(&shape, &setup(storage, recompute));
+                let micro = batch(shape.vocab);
+                let scored = score(&mut engine, &micro);
+                let mut window = Window::new(vec![micro]);
+                engine.train_step(&mut window, &UPDATES).unwrap();
+                assert_eq!(bits(&scored), bits(&window.log_probs[0]));
+            }
+        }
+    }
+}
+
+#[test]
+fn growing_documents_have_the_bits_of_whole_ones() {
+    let strides: [fn(usize, usize) -> usize; 3] =
+        [|_, _| 1, |_, pass| if pass == 1 { 40 } else { 1 }, |doc, pass| (doc + pass * 7) % 20];
+    for shape in shapes() {
+        for storage in [DType::F32, DType::BF16] {
+            for recompute in [Recompute::Selective, Recompute::Full] {
+                let mut engine = engine(&shape, &setup(storage, recompute));
+                let micro = batch(shape.vocab);
+                let whole = score(&mut engine, &micro);
+                for stride in strides {
+                    let mut replay = Replay::new(&micro, stride);
+                    engine.generate(&mut replay).unwrap();
+                    assert!(replay.seen.len() >= 8);
+                    for (at, log_prob) in &replay.seen {
+                        assert_eq!(log_prob.to_bits(), whole[*at].to_bits(), "position {at}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sharded parameters are gathered for a phase; what ranks grow is their own.
+#[test]
+fn ranks_that_share_parameters_grow_what_one_rank_grows() {
+    let shape = &shapes()[0];
+    let alone = Setup { recompute: Recompute::Full, ..setup(DType::F32, Recompute::Full) };
+    let micro = batch(shape.vocab);
+    let whole = score(&mut engine(shape, &alone), &micro);
+    for strategy in [StrategyName::Zero3, StrategyName::Zero1] {
+        let shared = Setup { strategy, mesh: Mesh { replicate: 1, shard: 2, per_node: 2 }, ..alone };
+        let grow = |engine: &mut Engine| {
+            let scored = score(engine, &micro);
+            let mut replay = Replay::new(&micro, |_, pass| if pass == 1 { 9 } else { 3 });
+            engine.generate(&mut replay).unwrap();
+            // A step in between leaves both phases as they were.
+            engine.train_step(&mut Window::new(vec![micro.clone()]), &UPDATES).unwrap();
+            assert_eq!(bits(&score(engine, &micro)), bits(&scored));
+            (scored, replay.seen)
+        };
+        for (scored, seen) in in_world(shape, &shared, CarrierKind::Thread, None, &grow) {
+            assert_eq!(bits(&scored), bits(&whole));
+            assert!(seen.iter().all(|(at, l)| l.to_bits() == whole[*at].to_bits()));
+        }
+    }
+}
+
+/// Documents of one pack do not see each other.
+#[test]
+fn changing_a_document_leaves_its_neighbours_alone() {
+    for shape in shapes() {
+        let mut engine = engine(&shape, &setup(DType::F32, Recompute::None));
+        let micro = batch(shape.vocab);
+        let before = score(&mut engine, &micro);
+        let mut other = micro.clone();
+        other.tokens[..70].iter_mut().for_each(|t| *t = (*t + 1) % shape.vocab as u32);
+        let after = score(&mut engine, &other);
+        assert_eq!(bits(&before[70..]), bits(&after[70..]));
+        assert!(before[..70].iter().zip(&after[..70]).all(|(a, b)| a != b));
+    }
+}

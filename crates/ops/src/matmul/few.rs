@@ -1,0 +1,139 @@
+//! A·Bᵀ for few rows of A: what generation runs, a token per document.
+//!
+//! Packing B for a product that uses each of its elements a few times would cost more than the product.
+//! So the roles change: rows of B are read where they lie, as the kernel reads A, and the few rows of A
+//! are packed as its panel; tiles come out transposed. An element is summed by the same chain in the same
+//! order (a product of two numbers does not mind which comes first), so the bits are those of any other
+//! number of rows.
+
+use lockstep_core::DType;
+use lockstep_device::{CpuQueue, Real, View};
+
+use super::cpu::{A_ELEMS, C_ELEMS, PACKED_B_ELEMS};
+use super::kernel::{Tile, tile};
+use super::{Init, KC, MR, NR, pack};
+use crate::Mat;
+use crate::dispatch::with_real;
+
+/// From so many rows on, packing B pays.
+const FEW: usize = 2 * NR;
+/// Rows of B in one item of work: four tiles.
+const ITEM_ROWS: usize = 4 * MR;
+
+/// Whether [`product`] is the way for `m` rows over an inner dimension of `k`.
+pub(super) fn applies(m: usize, k: usize) -> bool {
+    m <= FEW && k > 0 && m.div_ceil(NR) * NR * k <= PACKED_B_ELEMS
+}
+
+/// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ.
+pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+    let (m, n, k) = (c.rows, c.cols, a.cols);
+    let panels = m.div_ceil(NR);
+    let packed = scratch.first(panels * NR * k);
+    let per_thread = A_ELEMS + C_ELEMS;
+    let rooms = scratch.slice(PACKED_B_ELEMS, cpu.pool.num_threads() * per_thread);
+    // Inner block by inner block, panel by panel.
+    let panel = |first_k: usize, depth: usize, p: usize| (first_k * panels + p * depth) * NR;
+    for first_k in (0..k).step_by(KC) {
+        let depth = (k - first_k).min(KC);
+        for p in 0..panels {
+            let rows = (m - p * NR).min(NR);
+            let out = packed.slice(panel(first_k, depth, p), depth * NR);
+            with_real!(a.view.dtype(), R => {
+                // SAFETY: A is an input of this call; the panels are scratch.
+                let (source, out) = unsafe { (a.view.as_slice::<R>(), out.as_mut::<f32>()) };
+                let source = &source[p * NR * a.stride + first_k..];
+                cpu.isa.run(#[inline(always)] || pack::transposed(source, a.stride, depth, rows, out))
+            });
+        }
+    }
+    cpu.pool.run(n.div_ceil(ITEM_ROWS), &|item, worker| {
+        let room = rooms.slice(worker * per_thread, per_thread);
+        let (first, rows) = (item * ITEM_ROWS, ITEM_ROWS.min(n - item * ITEM_ROWS));
+        // SAFETY: a worker's part of the scratch is its own.
+        let (widened, sums) = unsafe { room.as_mut::<f32>() }.split_at_mut(A_ELEMS);
+        let sums = &mut sums[..rows * panels * NR];
+        let starts = !matches!(init, Init::Zero);
+        with_real!(c.view.dtype(), R => load::<R>(c, init, first, sums, panels * NR));
+        for first_k in (0..k).step_by(KC) {
+            let depth = (k - first_k).min(KC);
+            let (base, row) = rows_of(cpu, b, first, rows, first_k, depth, widened);
+            for p in 0..panels {
+                for at in (0..rows).step_by(MR) {
+                    // SAFETY: inside the rows of B, the panel and this item's sums; nothing overlaps.
+                    unsafe {
+                        let sums = sums.as_mut_ptr().add(at * panels * NR + p * NR);
+                        let init = if starts || first_k > 0 { sums.cast_const() } else { std::ptr::null() };
+                        let b = packed.as_ptr::<f32>().add(panel(first_k, depth, p));
+                        tile(
+                            cpu.isa,
+                            &Tile {
+                                depth,
+                                a: base.add(at * row),
+                                a_row: row,
+                                a_col: 1,
+                                b,
+                                init,
+                                init_row: panels * NR,
+                                c: sums,
+                                c_row: panels * NR,
+                                rows: (rows - at).min(MR),
+                                cols: (m - p * NR).min(NR),
+                            },
+                        );
+                    }
+                }
+            }
+        }
+        with_real!(c.view.dtype(), R => store::<R>(c, first, sums, panels * NR));
+    });
+}
+
+/// Some rows of B over an inner block, in f32: where they lie, or widened. The first element and the
+/// distance of rows.
+fn rows_of(
+    cpu: &CpuQueue,
+    b: Mat,
+    first: usize,
+    rows: usize,
+    first_k: usize,
+    depth: usize,
+    room: &mut [f32],
+) -> (*const f32, usize) {
+    let start = first * b.stride + first_k;
+    if b.view.dtype() == DType::F32 {
+        return (b.view.slice(start, 0).as_ptr(), b.stride);
+    }
+    with_real!(b.view.dtype(), R => {
+        // SAFETY: B is an input of this call; nobody writes it meanwhile.
+        let source = &unsafe { b.view.as_slice::<R>() }[start..];
+        cpu.isa.run(#[inline(always)] || pack::widen_rows(source, b.stride, rows, depth, room));
+    });
+    (room.as_ptr(), depth)
+}
+
+/// The initial values of columns `first..` of C, transposed.
+fn load<R: Real>(c: Mat, init: Init, first: usize, sums: &mut [f32], width: usize) {
+    let from = match init {
+        Init::Zero => return,
+        Init::Accumulate => c,
+        Init::Residual(residual) => residual,
+    };
+    for i in 0..c.rows {
+        let row = from.view.slice(i * from.stride + first, sums.len() / width);
+        // SAFETY: nobody writes these columns but this item, later.
+        for (value, sums) in unsafe { row.as_slice::<R>() }.iter().zip(sums.chunks_mut(width)) {
+            sums[i] = value.to_f32();
+        }
+    }
+}
+
+fn store<R: Real>(c: Mat, first: usize, sums: &[f32], width: usize) {
+    for i in 0..c.rows {
+        let row = c.view.slice(i * c.stride + first, sums.len() / width);
+        // SAFETY: the item alone writes these columns.
+        for (to, sums) in unsafe { row.as_mut::<R>() }.iter_mut().zip(sums.chunks(width)) {
+            *to = R::from_f32(sums[i]);
+        }
+    }
+}
