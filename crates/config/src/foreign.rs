@@ -48,16 +48,12 @@ inert! {
     ["ddp_broadcast_buffers"] &[], "models here have no buffers to broadcast";
     ["gradient_as_bucket_view"] &[], "gradients always lie in their buckets";
     ["gradient_checkpointing_kwargs"] &[], "`recompute` says all there is to say";
-    ["report_to"] OFF, "metrics go to metrics.jsonl in the output folder";
-    ["logging_dir"] &[], "logs go to the output folder";
     ["logging_strategy"] &["steps"], "it is always by steps";
     ["logging_first_step"] &[], "`logging_steps` decides";
     ["disable_tqdm"] &[], "the command line decides how progress is shown";
     ["do_train"] ON, "this command trains";
-    ["do_eval", "do_predict"] OFF, "this command trains";
-    ["eval_strategy", "evaluation_strategy"] OFF, "there is no evaluation during training";
-    ["fp16_full_eval", "bf16_full_eval"] OFF, "there is no evaluation during training";
-    ["load_best_model_at_end"] OFF, "there is no evaluation during training";
+    ["do_eval"] &[], "`eval_strategy` decides";
+    ["do_predict"] OFF, "this command trains";
     ["average_tokens_across_devices"] ON, "sums are always over the tokens of all ranks";
     ["assistant_only_loss"] OFF, "it is off";
     ["label_smoothing_factor"] &["0", "0.0"], "it is off";
@@ -76,12 +72,8 @@ inert! {
 
 /// Name and what to do instead, as a sentence, or empty.
 pub(crate) const REFUSED: &[(&str, &str)] = &[
-    ("eval_steps", "there is no evaluation during training yet."),
     ("eval_files", "there is no evaluation during training yet."),
     ("validation_file", "there is no evaluation during training yet."),
-    ("per_device_eval_batch_size", "there is no evaluation during training yet."),
-    ("metric_for_best_model", "there is no evaluation during training yet."),
-    ("greater_is_better", "there is no evaluation during training yet."),
     ("deepspeed", "write its settings here: `strategy: zero3`, `offload_optimizer: cpu` and so on."),
     ("deepspeed_config", "write its settings here: `strategy: zero3`, `offload_optimizer: cpu` and so on."),
     ("zero_optimization", "write `strategy: zero1`, `zero2` or `zero3`, and `offload_optimizer: cpu`."),
@@ -94,8 +86,8 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("steps_per_print", "write `logging_steps`."),
     ("flops_profiler", ""),
     ("activation_checkpointing", "write `recompute: full`."),
-    ("fp16_opt_level", "write `mixed_precision: bf16`."),
-    ("fp16_backend", "write `mixed_precision: bf16`."),
+    ("fp16_opt_level", "write `mixed_precision: fp16` or `bf16`."),
+    ("fp16_backend", "write `mixed_precision: fp16` or `bf16`."),
     ("torch_dtype", "weights are kept in fp32; write `mixed_precision: bf16` for bf16 compute."),
     ("dtype", "weights are kept in fp32; write `mixed_precision: bf16` for bf16 compute."),
     ("fsdp_config", "write `strategy: full_shard`; units are the model's blocks."),
@@ -104,7 +96,7 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("dataset_config", "download the data set and name its files in `train_files`."),
     ("dataset_config_name", "download the data set and name its files in `train_files`."),
     ("dataset_train_split", "name the split's files in `train_files`."),
-    ("dataset_test_split", "there is no evaluation during training yet."),
+    ("dataset_test_split", "name the split's files in `eval_files`."),
     ("dataset_text_field", "a row's own keys decide: `text`, `messages`, or `prompt` and `completion`."),
     ("chat_template_path", "put the template into the tokenizer's folder."),
     ("eos_token", ""),

@@ -289,24 +289,23 @@ fn packing_by_name() {
 }
 
 #[test]
-fn fp16_not_implemented() {
-    insta::assert_snapshot!(refused("fp16: true\n", &[]), @r#"
-    run.yaml:3:7: `fp16: true` is known, but not implemented yet
+fn an_unknown_part_of_fp16() {
+    insta::assert_snapshot!(refused("fp16: {enabled: true, inital_scale_power: 200}\n", &[]), @r#"
+    run.yaml:3:23: unknown key `fp16.inital_scale_power`
       |
-    3 | fp16: true
-      |       ^^^^
-      hint: write `mixed_precision: bf16`, which needs no loss scale.
+    3 | fp16: {enabled: true, inital_scale_power: 200}
+      |                       ^^^^^^^^^^^^^^^^^^
+      hint: did you mean `initial_scale_power`?
     "#);
 }
 
 #[test]
-fn fp16_as_mixed_precision() {
-    insta::assert_snapshot!(refused("mixed_precision: fp16\n", &[]), @r#"
-    run.yaml:3:18: `mixed_precision: fp16` is known, but not implemented yet
+fn a_scale_that_no_gradient_survives() {
+    insta::assert_snapshot!(refused("fp16: {enabled: true, initial_scale_power: 200}\n", &[]), @r#"
+    run.yaml:3:44: `fp16.initial_scale_power` must be at most 64, found 200
       |
-    3 | mixed_precision: fp16
-      |                  ^^^^
-      hint: write `mixed_precision: bf16`, which needs no loss scale.
+    3 | fp16: {enabled: true, initial_scale_power: 200}
+      |                                            ^^^
     "#);
 }
 
@@ -398,12 +397,11 @@ fn warmup_contradiction() {
 
 #[test]
 fn key_not_implemented() {
-    insta::assert_snapshot!(refused("eval_steps: 100\n", &[]), @r#"
-    run.yaml:3:1: `eval_steps` is known, but not implemented yet
+    insta::assert_snapshot!(refused("neftune_noise_alpha: 5\n", &[]), @r#"
+    run.yaml:3:1: `neftune_noise_alpha` is known, but not implemented yet
       |
-    3 | eval_steps: 100
-      | ^^^^^^^^^^
-      hint: there is no evaluation during training yet.
+    3 | neftune_noise_alpha: 5
+      | ^^^^^^^^^^^^^^^^^^^
     "#);
 }
 
@@ -460,12 +458,30 @@ fn schedules_that_contradict_themselves() {
 }
 
 #[test]
+fn the_best_model_without_evaluation() {
+    insta::assert_snapshot!(refused("load_best_model_at_end: true\n", &[]), @r#"
+    run.yaml:3:25: `load_best_model_at_end` must be false without evaluation (`eval_strategy: steps` or `epoch`), found true
+      |
+    3 | load_best_model_at_end: true
+      |                         ^^^^
+    "#);
+    insta::assert_snapshot!(refused("eval_steps: 5\nfp16_full_eval: true\n", &[]), @r#"
+    run.yaml:4:17: `fp16_full_eval: true` is known, but not implemented yet
+      |
+    4 | fp16_full_eval: true
+      |                 ^^^^
+      hint: evaluation reads the weights as they are stored; write `mixed_precision: fp16` to store them so.
+    "#);
+}
+
+#[test]
 fn report_to() {
     insta::assert_snapshot!(refused("report_to: [tensorboard, wandb]\n", &[]), @r#"
-    run.yaml:3:12: `report_to: [tensorboard, wandb]` is known, but not implemented yet
+    run.yaml:3:26: `report_to: wandb` is known, but not implemented yet
       |
     3 | report_to: [tensorboard, wandb]
-      |            ^
+      |                          ^^^^^
+      hint: write `report_to: tensorboard`; metrics.jsonl in the output folder has everything that a tracker is sent.
     "#);
 }
 
