@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use lockstep_core::DType;
 
 /// Trains decoder language models (LLaMA, Qwen) from one binary.
 #[derive(Debug, Parser)]
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Launch(Launch),
     /// Show what a run would hold and do, without running it
     Plan(Plan),
+    /// Make a Hugging Face model folder from a checkpoint
+    Export(Export),
     /// List every configuration key with its default
     Keys,
 }
@@ -108,6 +111,35 @@ pub(crate) struct Plan {
     /// Plan for this many ranks on each node
     #[arg(long, value_name = "N", alias = "nproc_per_node")]
     pub(crate) nproc_per_node: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// A checkpoint, or the output folder of a run, whose newest one is taken
+    #[arg(value_name = "CHECKPOINT | RUN_DIR")]
+    pub(crate) from: PathBuf,
+    /// The model folder to write; a model folder that is there is replaced
+    pub(crate) out: PathBuf,
+    /// Type of the weights: f32, bf16 or f16 [default: what the run computed in]
+    #[arg(long)]
+    pub(crate) dtype: Option<WeightType>,
+}
+
+/// A type that weights can be written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WeightType(pub(crate) DType);
+
+impl std::str::FromStr for WeightType {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<WeightType, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "f32" | "fp32" | "float32" => Ok(WeightType(DType::F32)),
+            "bf16" | "bfloat16" => Ok(WeightType(DType::BF16)),
+            "f16" | "fp16" | "float16" => Ok(WeightType(DType::F16)),
+            _ => Err("f32, bf16 or f16 is expected".into()),
+        }
+    }
 }
 
 /// How many ranks a host gets.

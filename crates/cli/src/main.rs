@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod export;
 mod host;
 mod launch;
 mod plan;
@@ -37,6 +38,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Train(args) => train::run(args),
         Command::Launch(args) => launch::run(args),
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
+        Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

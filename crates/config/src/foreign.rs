@@ -72,8 +72,6 @@ inert! {
 
 /// Name and what to do instead, as a sentence, or empty.
 pub(crate) const REFUSED: &[(&str, &str)] = &[
-    ("eval_files", "there is no evaluation during training yet."),
-    ("validation_file", "there is no evaluation during training yet."),
     ("deepspeed", "write its settings here: `strategy: zero3`, `offload_optimizer: cpu` and so on."),
     ("deepspeed_config", "write its settings here: `strategy: zero3`, `offload_optimizer: cpu` and so on."),
     ("zero_optimization", "write `strategy: zero1`, `zero2` or `zero3`, and `offload_optimizer: cpu`."),

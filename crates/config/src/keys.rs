@@ -71,6 +71,7 @@ keys! {
     Model Word "init" = "null", "`pretrained` or `random`: start from the folder's weights (the default with a folder) or from its `config.json` alone.";
 
     Data Exact "train_files" ["train_file", "dataset_path"] = "[]", "One file or a list of files to train on.";
+    Data Exact "eval_files" ["eval_file", "validation_file", "validation_files", "test_file", "test_files"] = "[]", "What to evaluate on, written in the same way.";
     Data Exact "tokenizer" ["tokenizer_name_or_path", "tokenizer_name"] = "null", "`byte`, or a tokenizer file or folder. By default the model folder's own, and `byte` without a folder.";
     Data Exact "max_length" ["max_seq_length", "block_size"] = "1024", "Tokens per row at most; longer rows are cut at their end.";
     Data Word "packing" = "none", "`none`, or `bfd` (best-fit decreasing) to put several rows into one; `true` means bfd.";

@@ -27,6 +27,11 @@ impl StepRecord {
     /// One JSON object without a line break, keys always in the same order. A number that JSON cannot
     /// hold is null, and `<key>_text` beside it says what it was.
     pub fn json(&self) -> String {
+        self.json_with(&[])
+    }
+
+    /// With further numbers by name, after the step's own.
+    pub fn json_with(&self, others: &[(&str, f64)]) -> String {
         let mut out = format!("{{\"step\":{}", self.step);
         push_float(&mut out, "epoch", self.epoch);
         push_float(&mut out, "loss", self.loss);
@@ -38,6 +43,9 @@ impl StepRecord {
         let _ = write!(out, ",\"skipped\":{}", self.skipped);
         if let Some(scale) = self.loss_scale {
             push_float(&mut out, "loss_scale", scale);
+        }
+        for (name, value) in others {
+            push_float(&mut out, name, *value);
         }
         out.push('}');
         out

@@ -48,7 +48,12 @@ impl RunLog {
 
     /// Tells a step: a line in each file.
     pub fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
-        self.metrics.push(&record.json())?;
+        self.step_with(record, &[])
+    }
+
+    /// Tells a step, and in the metrics further numbers by name.
+    pub fn step_with(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
+        self.metrics.push(&record.json_with(others))?;
         self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line(None)))
     }
 

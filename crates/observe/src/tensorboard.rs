@@ -35,8 +35,8 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// Tells a step, under the tags that Hugging Face uses.
-    pub fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
+    /// Tells a step and further numbers by name, under the tags that Hugging Face uses.
+    pub fn step(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
         let mut scalars = vec![
             ("train/loss", record.loss),
             ("train/learning_rate", record.learning_rate),
@@ -45,6 +45,8 @@ impl TensorBoard {
             ("train/epoch", record.epoch),
         ];
         scalars.extend(record.loss_scale.map(|scale| ("train/loss_scale", scale)));
+        let tags: Vec<String> = others.iter().map(|(name, _)| format!("train/{name}")).collect();
+        scalars.extend(tags.iter().zip(others).map(|(tag, (_, value))| (tag.as_str(), *value)));
         self.scalars(record.step, &scalars)
     }
 
@@ -305,7 +307,9 @@ mod tests {
     fn what_is_written_reads_back() {
         let dir = tempfile::tempdir().unwrap();
         let mut board = TensorBoard::open(dir.path(), None).unwrap();
-        board.step(&StepRecord { step: 300, loss_scale: Some(65536.0), ..RECORD }).unwrap();
+        board
+            .step(&StepRecord { step: 300, loss_scale: Some(65536.0), ..RECORD }, &[("entropy", 0.5)])
+            .unwrap();
         board.evaluation(&EvalRecord { step: 300, epoch: 0.5, loss: 0.0, tokens: 9, seconds: 2.0 }).unwrap();
         board.sync().unwrap();
         let found = messages(&only_file(dir.path()));
@@ -319,6 +323,7 @@ mod tests {
             ("train/tokens_per_second", 2345.4),
             ("train/epoch", 0.25),
             ("train/loss_scale", 65536.0),
+            ("train/entropy", 0.5),
         ];
         assert_eq!(told, expected.map(|(tag, value)| (300, tag.to_string(), value)));
         assert_eq!(

@@ -9,6 +9,8 @@ use crate::sections::ModelSource;
 pub struct DataConfig {
     /// May be empty: a plan needs no data. `RunConfig::check_trainable` asks for it.
     pub train_files: Vec<PathBuf>,
+    /// Evaluated on; may be empty.
+    pub eval_files: Vec<PathBuf>,
     pub tokenizer: Tokenizer,
     /// Tokens per row at most.
     pub max_length: u32,
@@ -48,6 +50,7 @@ impl DataConfig {
     pub(crate) fn read(r: &mut Reader<'_>, model: &ModelSource) -> Self {
         DataConfig {
             train_files: r.paths("train_files"),
+            eval_files: r.paths("eval_files"),
             tokenizer: read_tokenizer(r, model),
             max_length: r.count("max_length", 2).unwrap_or(2),
             packing: read_packing(r),

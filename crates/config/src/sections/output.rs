@@ -20,7 +20,7 @@ pub struct OutputConfig {
     pub tensorboard: Option<PathBuf>,
 }
 
-/// When checkpoints are made. One that is made at all is made after the last step too.
+/// When checkpoints are made. By steps and by epochs, one is made after the last step too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SaveWhen {
     No,

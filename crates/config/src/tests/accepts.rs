@@ -14,6 +14,7 @@ fn defaults_are_those_of_the_page() {
         config.data,
         DataConfig {
             train_files: vec![],
+            eval_files: vec![],
             tokenizer: Tokenizer::Byte,
             max_length: 1024,
             packing: Packing::None,
