@@ -125,8 +125,8 @@ fn nothing_to_train_on() {
 #[test]
 fn evaluation_without_data() {
     assert_snapshot!(refused(&["eval_steps=100"], 64), @r"
-    error: flag eval_steps=100: `eval_steps` is known, but not implemented yet
-      hint: there is no evaluation during training yet.
+    error: evaluation is asked for, and there is nothing to evaluate on
+    hint: name files in `eval_files`, or write `eval_strategy: no`.
     ");
 }
 

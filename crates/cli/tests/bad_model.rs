@@ -217,9 +217,9 @@ fn weights_that_are_not_numbers() {
         assert!(folder.read("out/logs/training.log").contains("step 1 was skipped: objective "));
         if bad.is_nan() {
             assert_snapshot!(ran.stderr, @r"
-            error: step 1: the loss is NaN, the gradient norm NaN (rows [5, 0] of the data set)
-            hint: nothing was applied. A first step like this comes from the model: check its weights for NaN and infinity.
-            ");
+    error: step 2: the loss is NaN, the gradient norm NaN, and so for 2 steps in a row, first in the gradient of model.norm.weight (rows [1, 6] of the data set)
+    hint: nothing was applied. First steps like this come from the model: check its weights for NaN and infinity.
+    ");
         }
     }
 }

@@ -59,10 +59,13 @@ fn evaluation_leaves_training_alone() {
 
 #[test]
 fn ranks_evaluate_together() {
-    let folder = folder("eval_steps: 1\nthreads: 1\n");
+    let folder = folder("eval_steps: 1\n");
     let of = |out: &str, more: &[&str]| {
         let out_dir = format!("output_dir={out}");
-        let args = [&["train", "run.yaml", "max_steps=2", "per_device_train_batch_size=1", &out_dir], more];
+        let args = [
+            &["train", "run.yaml", "max_steps=2", "threads=1", "per_device_train_batch_size=1", &out_dir],
+            more,
+        ];
         folder.succeeds(&args.concat());
         evaluations(&folder, out)
     };
@@ -116,5 +119,7 @@ fn epochs_and_what_is_missing() {
     assert_eq!(evaluations(&folder, "out").iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 8]);
     assert_eq!(steps(&folder, "out"), ["step-4", "step-8"]);
     assert_snapshot!(folder.train_refused(&["eval_files=[]", "output_dir=other"], 64), @r"
+    error: evaluation is asked for, and there is nothing to evaluate on
+    hint: name files in `eval_files`, or write `eval_strategy: no`.
     ");
 }

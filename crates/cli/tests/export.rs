@@ -138,12 +138,18 @@ fn a_checkpoint_is_exported() {
 fn what_cannot_be_exported() {
     let folder = Folder::new(RUN);
     insta::assert_snapshot!(folder.refused(&["export", "nowhere", "exported"], 66), @r"
+    error: nowhere has no complete checkpoint
+    hint: give a checkpoint (a folder `step-N`), or the output folder of a run that made one.
     ");
     folder.succeeds(&["train", "run.yaml", "save_steps=1"]);
     insta::assert_snapshot!(folder.refused(&["export", "out/model", "exported"], 66), @r"
+    error: out/model has no complete checkpoint
+    hint: give a checkpoint (a folder `step-N`), or the output folder of a run that made one.
     ");
     folder.write("taken", "");
     insta::assert_snapshot!(folder.refused(&["export", "out", "taken"], 73), @r"
+    error: taken exists and is not a model folder
+    hint: choose another folder, or remove this one if it is not needed.
     ");
     tensors::flip_bit(&folder.path("out/checkpoints/step-2/model-rank-0.safetensors"));
     let ran = folder.run(&["export", "out/checkpoints/step-2", "exported"]);
