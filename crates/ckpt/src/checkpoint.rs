@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use lockstep_core::Step;
+use lockstep_core::{Bytes, Step};
 
 use crate::durable::{open_file, read_bytes, read_error};
 use crate::manifest::{FileEntry, Logical, MANIFEST, MANIFEST_CAP, Manifest};
@@ -33,7 +33,9 @@ impl Checkpoint {
         let mut files = BTreeMap::new();
         for entry in &manifest.files {
             check_length(path, entry)?;
-            files.insert(entry.name.clone(), SafetensorsFile::open(&path.join(&entry.name))?);
+            if entry.name.ends_with(".safetensors") {
+                files.insert(entry.name.clone(), SafetensorsFile::open(&path.join(&entry.name))?);
+            }
         }
         let checkpoint = Checkpoint { path: path.into(), manifest, files };
         checkpoint.check_pieces()?;
@@ -70,6 +72,21 @@ impl Checkpoint {
     /// The names of all tensors, and their shapes.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.manifest.tensors.iter().map(|(name, t)| (name.as_str(), t.shape.as_slice()))
+    }
+
+    /// The names of files that are no tensors.
+    pub fn other_files(&self) -> impl Iterator<Item = &str> {
+        let names = self.manifest.files.iter().map(|entry| entry.name.as_str());
+        names.filter(|name| !self.files.contains_key(*name))
+    }
+
+    /// Such a file's content, if it is as it was written. `None`: there is no such file.
+    pub fn read_file(&self, name: &str) -> Result<Option<Vec<u8>>, CkptError> {
+        let Some(entry) = self.manifest.files.iter().find(|entry| entry.name == name) else {
+            return Ok(None);
+        };
+        verify_file(&self.path, entry)?;
+        read_bytes(&self.path.join(name), Bytes(entry.bytes)).map(Some)
     }
 
     /// Hashes every file, several at a time.
@@ -125,7 +142,11 @@ impl Checkpoint {
     fn check_pieces(&self) -> Result<(), CkptError> {
         for (tensor, logical) in &self.manifest.tensors {
             for piece in &logical.pieces {
-                let file = &self.files[&piece.file];
+                let Some(file) = self.files.get(&piece.file) else {
+                    let fault =
+                        ManifestFault::UnlistedFile { tensor: tensor.clone(), file: piece.file.clone() };
+                    return Err(CkptError::Manifest { file: self.manifest_path(), fault: Box::new(fault) });
+                };
                 let Some(info) = file.tensor(&piece.tensor) else {
                     let names = file.tensors().map(|t| t.name.as_str());
                     return Err(CkptError::no_tensor(file.path().into(), &piece.tensor, names));

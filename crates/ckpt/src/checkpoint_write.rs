@@ -132,6 +132,18 @@ impl CheckpointWriter {
         })
     }
 
+    /// Adds a file that is no tensors, such as the model's `config.json`.
+    pub fn write_file(&mut self, name: &str, content: &[u8]) -> Result<(), CkptError> {
+        let taken = name == MANIFEST || self.files.iter().any(|file| file.name == name);
+        if taken || !is_plain_name(name) || name.ends_with(".safetensors") {
+            return Err(CkptError::FileName { name: name.into() });
+        }
+        write_synced(&self.partial.join(name), content)?;
+        let (bytes, blake3) = (content.len() as u64, blake3::hash(content).to_hex().to_string());
+        self.files.push(FileEntry { name: name.into(), bytes, blake3 });
+        Ok(())
+    }
+
     /// Writes parts of tensors into one file. `source` is asked by index into `pieces`, with ranges that
     /// are flat within the piece.
     pub fn write_pieces(

@@ -19,11 +19,9 @@ pub const DEFAULT_SHARD_BYTES: Bytes = Bytes(5_000_000_000);
 /// What a model folder is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Export<'a> {
-    pub config_json: &'a str,
-    /// Empty: no `generation_config.json`.
-    pub generation_config: &'a str,
-    /// Name and content of further files, such as the tokenizer's.
-    pub extra_files: &'a [(String, Vec<u8>)],
+    /// Name and content of the files beside the weights: `config.json`, `generation_config.json`, the
+    /// tokenizer's.
+    pub files: &'a [(String, Vec<u8>)],
     /// Written in this order.
     pub tensors: &'a [TensorSpec],
     /// F32, BF16 or F16; narrowing rounds to nearest even.
@@ -50,11 +48,7 @@ pub fn export_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -
 }
 
 fn write_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Result<(), CkptError> {
-    write_synced(&dir.join("config.json"), export.config_json.as_bytes())?;
-    if !export.generation_config.is_empty() {
-        write_synced(&dir.join("generation_config.json"), export.generation_config.as_bytes())?;
-    }
-    for (name, content) in export.extra_files {
+    for (name, content) in export.files {
         if !is_plain_name(name) {
             return Err(CkptError::FileName { name: name.clone() });
         }

@@ -54,10 +54,11 @@ pub fn open_latest(root: &Path) -> Result<(Option<Checkpoint>, Vec<SkippedCheckp
 }
 
 /// Deletes the oldest complete checkpoints beyond `keep`, and what an earlier call left half deleted.
-/// At least one complete checkpoint stays, whatever `keep` says. Returns what was deleted.
+/// At least one complete checkpoint stays, whatever `keep` says, and so does the one of step `best`, beside
+/// the newest. Returns what was deleted.
 ///
 /// Partial and damaged folders are left alone: they are not counted and not ours to judge here.
-pub fn retain(root: &Path, keep: usize) -> Result<Vec<PathBuf>, CkptError> {
+pub fn retain(root: &Path, keep: usize, best: Option<Step>) -> Result<Vec<PathBuf>, CkptError> {
     for path in entries(root)? {
         let of_step = path.file_stem().is_some_and(|stem| step_of(Path::new(stem)).is_some());
         if of_step && path.extension().is_some_and(|ext| ext == "trash") {
@@ -66,7 +67,12 @@ pub fn retain(root: &Path, keep: usize) -> Result<Vec<PathBuf>, CkptError> {
     }
     let mut complete: Vec<PathBuf> = steps(root)?;
     complete.retain(|path| check_cheaply(path).is_ok());
-    complete.truncate(complete.len().saturating_sub(keep.max(1)));
+    let is_best = |path: &PathBuf| best.is_some() && step_of(path) == best;
+    let best_is_old = complete.iter().rev().skip(1).any(is_best);
+    let keep = keep.max(if best_is_old { 2 } else { 1 });
+    let too_many = complete.len().saturating_sub(keep);
+    complete.retain(|path| !is_best(path));
+    complete.truncate(too_many);
     for path in &complete {
         let trash = with_suffix(path, ".trash");
         rename(path, &trash)?;

@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Generate(Generate),
     /// Talk with a model
     Chat(Chat),
+    /// Make a Hugging Face model folder from a checkpoint
+    Export(Export),
     /// List every configuration key with its default
     Keys,
 }
@@ -117,6 +119,18 @@ pub(crate) struct Plan {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Export {
+    /// A checkpoint, or the output folder of a run, whose newest one is taken
+    #[arg(value_name = "CHECKPOINT | RUN_DIR")]
+    pub(crate) from: PathBuf,
+    /// The model folder to write; a model folder that is there is replaced
+    pub(crate) out: PathBuf,
+    /// Type of the weights [default: what the run computed in]
+    #[arg(long, value_name = "TYPE", ignore_case = true)]
+    pub(crate) dtype: Option<Storage>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Quickstart {
     /// Settings that override the built-in configuration
     #[arg(value_name = "KEY=VALUE")]
@@ -133,7 +147,7 @@ pub(crate) struct Model {
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
     /// How weights and activations are stored [default: as the folder's weights are]
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, value_name = "TYPE", ignore_case = true)]
     pub(crate) dtype: Option<Storage>,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]

@@ -4,6 +4,7 @@
 
 mod args;
 mod chat;
+mod export;
 mod generate;
 mod host;
 mod launch;
@@ -43,6 +44,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
         Command::Chat(args) => chat::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

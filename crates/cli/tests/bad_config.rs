@@ -123,18 +123,10 @@ fn nothing_to_train_on() {
 }
 
 #[test]
-fn unimplemented_precision() {
-    assert_snapshot!(refused(&["fp16=true"], 64), @r"
-    error: flag fp16=true: `fp16: true` is known, but not implemented yet
-      hint: write `mixed_precision: bf16`, which needs no loss scale.
-    ");
-}
-
-#[test]
-fn unimplemented_evaluation() {
+fn evaluation_without_data() {
     assert_snapshot!(refused(&["eval_steps=100"], 64), @r"
-    error: flag eval_steps=100: `eval_steps` is known, but not implemented yet
-      hint: there is no evaluation during training yet.
+    error: evaluation is asked for, and there is nothing to evaluate on
+    hint: name files in `eval_files`, or write `eval_strategy: no`.
     ");
 }
 

@@ -209,7 +209,7 @@ fn vocabulary_smaller_than_the_tokenizer() {
     ");
 }
 
-/// A weight that is not a number shows at the first step, which is not applied.
+/// A weight that is not a number shows at the first step; none is applied, and nothing is kept.
 #[test]
 fn weights_that_are_not_numbers() {
     for (bad, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "NaN")] {
@@ -220,15 +220,15 @@ fn weights_that_are_not_numbers() {
         });
         let ran = folder.run(&["train", "run.yaml", "save_steps=1"]);
         assert_eq!(ran.code, Some(76), "{ran:#?}");
-        assert!(ran.stderr.starts_with(&format!("error: step 1: the loss is {shown}, ")), "{}", ran.stderr);
+        assert!(ran.stderr.starts_with(&format!("error: step 2: the loss is {shown}, ")), "{}", ran.stderr);
         folder.assert_no_partial();
         assert!(!folder.path("out/model").exists() && !folder.path("out/checkpoints").exists());
-        assert!(folder.read("out/logs/training.log").contains("stopped: step 1: the objective is "));
+        assert!(folder.read("out/logs/training.log").contains("step 1 was skipped: objective "));
         if bad.is_nan() {
             assert_snapshot!(ran.stderr, @r"
-            error: step 1: the loss is NaN, the gradient norm NaN (rows [5, 0] of the data set)
-            hint: nothing was applied. A first step like this comes from the model: check its weights for NaN and infinity.
-            ");
+    error: step 2: the loss is NaN, the gradient norm NaN, and so for 2 steps in a row, first in the gradient of model.norm.weight (rows [1, 6] of the data set)
+    hint: nothing was applied. First steps like this come from the model: check its weights for NaN and infinity.
+    ");
         }
     }
 }

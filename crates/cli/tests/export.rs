@@ -101,3 +101,59 @@ fn bf16_is_written_as_bf16() {
     let kept = tensors::read(&folder.path("out/checkpoints/step-2/model-rank-0.safetensors"));
     assert!(kept.iter().all(|t| t.dtype == "F32"));
 }
+
+/// A checkpoint becomes the folder that the run itself made, in any type, without the run's data or model.
+#[test]
+fn a_checkpoint_is_exported() {
+    let folder = Folder::with_model();
+    folder.write("model/generation_config.json", "{\"max_new_tokens\": 7}\n");
+    folder.succeeds(&["train", "run.yaml", "save_steps=1", "bf16=true"]);
+    for gone in ["data.jsonl", "run.yaml", "model/config.json"] {
+        std::fs::remove_file(folder.path(gone)).unwrap();
+    }
+    let printed = folder.succeeds(&["export", "out", "exported"]);
+    assert_eq!(printed, "out/checkpoints/step-2 as bf16\nmodel in exported\n");
+    let names = |dir: &str| {
+        let entries = folder.path(dir).read_dir().unwrap();
+        let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names("exported"), names("out/model"));
+    for name in names("exported") {
+        let read = |dir: &str| std::fs::read(folder.path(dir).join(&name)).unwrap();
+        if name != "model.safetensors" {
+            assert!(read("exported") == read("out/model"), "{name}");
+        }
+    }
+    let tensors = |dir: &str| tensors::read(&folder.path(dir).join("model.safetensors"));
+    assert!(tensors("exported") == tensors("out/model"));
+    folder.succeeds(&["export", "out/checkpoints/step-1", "wide", "--dtype", "f32"]);
+    assert!(folder.read("wide/config.json").contains("\"dtype\": \"float32\""));
+    assert!(tensors("wide").iter().all(|t| t.dtype == "F32"));
+    assert!(tensors("wide") != tensors("exported"));
+}
+
+#[test]
+fn what_cannot_be_exported() {
+    let folder = Folder::new(RUN);
+    insta::assert_snapshot!(folder.refused(&["export", "nowhere", "exported"], 66), @r"
+    error: nowhere has no complete checkpoint
+    hint: give a checkpoint (a folder `step-N`), or the output folder of a run that made one.
+    ");
+    folder.succeeds(&["train", "run.yaml", "save_steps=1"]);
+    insta::assert_snapshot!(folder.refused(&["export", "out/model", "exported"], 66), @r"
+    error: out/model has no complete checkpoint
+    hint: give a checkpoint (a folder `step-N`), or the output folder of a run that made one.
+    ");
+    folder.write("taken", "");
+    insta::assert_snapshot!(folder.refused(&["export", "out", "taken"], 73), @r"
+    error: taken exists and is not a model folder
+    hint: choose another folder, or remove this one if it is not needed.
+    ");
+    tensors::flip_bit(&folder.path("out/checkpoints/step-2/model-rank-0.safetensors"));
+    let ran = folder.run(&["export", "out/checkpoints/step-2", "exported"]);
+    assert_eq!(ran.code, Some(65), "{ran:#?}");
+    let printed = folder.succeeds(&["export", "out", "exported"]);
+    assert!(printed.contains("passed over") && printed.contains("step-1 as f32"), "{printed}");
+}

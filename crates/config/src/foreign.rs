@@ -48,22 +48,17 @@ inert! {
     ["ddp_broadcast_buffers"] &[], "models here have no buffers to broadcast";
     ["gradient_as_bucket_view"] &[], "gradients always lie in their buckets";
     ["gradient_checkpointing_kwargs"] &[], "`recompute` says all there is to say";
-    ["report_to"] OFF, "metrics go to metrics.jsonl in the output folder";
-    ["logging_dir"] &[], "logs go to the output folder";
     ["logging_strategy"] &["steps"], "it is always by steps";
     ["logging_first_step"] &[], "`logging_steps` decides";
     ["disable_tqdm"] &[], "the command line decides how progress is shown";
     ["do_train"] ON, "this command trains";
-    ["do_eval", "do_predict"] OFF, "this command trains";
-    ["eval_strategy", "evaluation_strategy"] OFF, "there is no evaluation during training";
-    ["fp16_full_eval", "bf16_full_eval"] OFF, "there is no evaluation during training";
-    ["load_best_model_at_end"] OFF, "there is no evaluation during training";
+    ["do_eval"] &[], "`eval_strategy` decides";
+    ["do_predict"] OFF, "this command trains";
     ["average_tokens_across_devices"] ON, "sums are always over the tokens of all ranks";
     ["assistant_only_loss"] OFF, "it is off";
     ["label_smoothing_factor"] &["0", "0.0"], "it is off";
     ["group_by_length"] OFF, "it is off";
     ["auto_find_batch_size"] OFF, "memory is planned before the first step";
-    ["lr_scaling"] OFF, "the learning rate is used as given";
     ["push_to_hub"] OFF, "nothing is uploaded";
     ["trust_remote_code"] OFF, "no code from files is ever run";
     ["save_safetensors"] ON, "checkpoints are always safetensors";
@@ -77,19 +72,11 @@ inert! {
 
 /// Name and what to do instead, as a sentence, or empty.
 pub(crate) const REFUSED: &[(&str, &str)] = &[
-    ("eval_steps", "there is no evaluation during training yet."),
-    ("eval_files", "there is no evaluation during training yet."),
-    ("validation_file", "there is no evaluation during training yet."),
-    ("per_device_eval_batch_size", "there is no evaluation during training yet."),
-    ("metric_for_best_model", "there is no evaluation during training yet."),
-    ("greater_is_better", "there is no evaluation during training yet."),
     ("deepspeed", "write its settings here: `strategy: zero3`, `offload_optimizer: cpu` and so on."),
     ("deepspeed_config", "write its settings here: `strategy: zero3`, `offload_optimizer: cpu` and so on."),
     ("zero_optimization", "write `strategy: zero1`, `zero2` or `zero3`, and `offload_optimizer: cpu`."),
     ("zero_stage", "write `strategy: zero1`, `zero2` or `zero3`."),
     ("optimizer", "write `optim: adamw`, `learning_rate`, `adam_beta1` and so on."),
-    ("scheduler", "write `lr_scheduler_type` and `warmup_steps`."),
-    ("lr_scheduler_kwargs", "write `lr_scheduler_type` and `warmup_steps`."),
     ("optim_args", ""),
     ("train_batch_size", "write `per_device_train_batch_size` and `gradient_accumulation_steps`."),
     ("train_batch", "write `per_device_train_batch_size` and `gradient_accumulation_steps`."),
@@ -97,8 +84,8 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("steps_per_print", "write `logging_steps`."),
     ("flops_profiler", ""),
     ("activation_checkpointing", "write `recompute: full`."),
-    ("fp16_opt_level", "write `mixed_precision: bf16`."),
-    ("fp16_backend", "write `mixed_precision: bf16`."),
+    ("fp16_opt_level", "write `mixed_precision: fp16` or `bf16`."),
+    ("fp16_backend", "write `mixed_precision: fp16` or `bf16`."),
     ("torch_dtype", "weights are kept in fp32; write `mixed_precision: bf16` for bf16 compute."),
     ("dtype", "weights are kept in fp32; write `mixed_precision: bf16` for bf16 compute."),
     ("fsdp_config", "write `strategy: full_shard`; units are the model's blocks."),
@@ -107,7 +94,7 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("dataset_config", "download the data set and name its files in `train_files`."),
     ("dataset_config_name", "download the data set and name its files in `train_files`."),
     ("dataset_train_split", "name the split's files in `train_files`."),
-    ("dataset_test_split", "there is no evaluation during training yet."),
+    ("dataset_test_split", "name the split's files in `eval_files`."),
     ("dataset_text_field", "a row's own keys decide: `text`, `messages`, or `prompt` and `completion`."),
     ("eos_token", ""),
     ("pad_token", "rows are never padded."),

@@ -12,6 +12,7 @@ pub(crate) enum Section {
     Batch,
     Optim,
     Precision,
+    Eval,
     Plan,
     Output,
 }
@@ -39,7 +40,7 @@ pub(crate) struct Key {
 }
 
 use Kind::{Exact, Map, Word};
-use Section::{Batch, Data, Model, Optim, Output, Plan, Precision};
+use Section::{Batch, Data, Eval, Model, Optim, Output, Plan, Precision};
 
 /// Key by name. Only for names written in this crate.
 pub(crate) fn key(name: &str) -> &'static Key {
@@ -70,6 +71,7 @@ keys! {
     Model Word "init" = "null", "`pretrained` or `random`: start from the folder's weights (the default with a folder) or from its `config.json` alone.";
 
     Data Exact "train_files" ["train_file", "dataset_path"] = "[]", "One file or a list of files to train on.";
+    Data Exact "eval_files" ["eval_file", "validation_file", "validation_files", "test_file", "test_files"] = "[]", "What to evaluate on, written in the same way.";
     Data Exact "tokenizer" ["tokenizer_name_or_path", "tokenizer_name"] = "null", "`byte`, or a tokenizer file or folder. By default the model folder's own, and `byte` without a folder.";
     Data Exact "chat_template" = "null", "How conversations are written: `builtin`, or a Jinja template itself. By default the tokenizer's own.";
     Data Exact "chat_template_path" = "null", "A file with a Jinja template for conversations, or a folder with a tokenizer that has one.";
@@ -90,19 +92,32 @@ keys! {
 
     Optim Word "optim" = "adamw", "The optimizer: `adamw` (any full-precision spelling of it, such as adamw_torch_fused).";
     Optim Exact "learning_rate" = "5e-5", "The highest learning rate of the schedule.";
+    Optim Word "lr_scaling" = "none", "What the number of ranks does to the learning rate: `none`, `linear` (times the ranks) or `sqrt` (times their root).";
     Optim Exact "adam_beta1" = "0.9", "Decay of the first moment.";
     Optim Exact "adam_beta2" = "0.999", "Decay of the second moment.";
     Optim Exact "adam_epsilon" = "1e-8", "Added to the root of the second moment.";
     Optim Exact "weight_decay" = "0.0", "Decoupled weight decay.";
     Optim Exact "decay_norms_and_biases" = "false", "Decay norm weights and biases too.";
     Optim Exact "max_grad_norm" ["gradient_clipping"] = "1.0", "Clip gradients to this global norm; 0 turns clipping off.";
-    Optim Word "lr_scheduler_type" = "linear", "`linear`, `cosine` or `constant`, after the warm-up.";
+    Optim Word "lr_scheduler_type" = "linear", "Hugging Face's `linear`, `cosine`, `constant`, `constant_with_warmup`, `cosine_with_min_lr`, or DeepSpeed's `WarmupLR`, `WarmupDecayLR`, `WarmupCosineLR`.";
+    Optim Map "lr_scheduler_kwargs" = "null", "The schedule's own numbers: `num_cycles`, `min_lr` or `min_lr_rate`, and those of DeepSpeed's schedules.";
+    Optim Map "scheduler" = "null", "DeepSpeed's form of both: `{type: WarmupLR, params: {warmup_num_steps: 500}}`. `total_num_steps` and `warmup_max_lr` are filled in.";
     Optim Exact "warmup_steps" = "0", "Steps of warm-up; a number below 1 is a share of all steps.";
     Optim Exact "warmup_ratio" = "null", "Share of all steps to warm up, below 1.";
 
-    Precision Word "mixed_precision" = "null", "`fp32` (or `no`) or `bf16`. fp32 by default.";
-    Precision Exact "bf16" = "null", "`true` is `mixed_precision: bf16`.";
-    Precision Exact "fp16" = "null", "`true` is `mixed_precision: fp16`, which is not implemented yet.";
+    Precision Word "mixed_precision" = "null", "`fp32` (or `no`), `bf16` or `fp16`. fp32 by default.";
+    Precision Map "bf16" = "null", "`true` is `mixed_precision: bf16`; also `{enabled: true}`.";
+    Precision Map "fp16" = "null", "`true` is `mixed_precision: fp16`; also DeepSpeed's map with `enabled`, `loss_scale` (0 finds it), `initial_scale_power` (16), `loss_scale_window` (1000), `hysteresis` (2) and `min_loss_scale` (1).";
+
+    Eval Word "eval_strategy" ["evaluation_strategy"] = "null", "When to evaluate: `no`, `steps` or `epoch`. `no` by default, `steps` where `eval_steps` is given.";
+    Eval Exact "eval_steps" = "null", "Evaluate every this many steps; by default as often as `logging_steps`, if that is given, or every 500.";
+    Eval Exact "eval_on_start" = "false", "Evaluate before the first step too.";
+    Eval Exact "per_device_eval_batch_size" = "null", "Rows per rank at once in evaluation; more than are trained on at once are taken in several parts, with the same results.";
+    Eval Word "metric_for_best_model" = "eval_loss", "`eval_loss` or `eval_perplexity`.";
+    Eval Exact "greater_is_better" = "false", "Whether a greater metric is better.";
+    Eval Exact "load_best_model_at_end" = "false", "Keep the best checkpoint whatever `save_total_limit` says, and make the model folder from it.";
+    Eval Exact "bf16_full_eval" = "false", "Evaluate in bf16, which `mixed_precision: bf16` does anyway.";
+    Eval Exact "fp16_full_eval" = "false", "Evaluate in fp16, which `mixed_precision: fp16` does anyway.";
 
     Plan Word "strategy" ["sharding_strategy", "fsdp_sharding_strategy", "distributed_strategy"] = "null", "ddp, zero1, zero2, zero3, shard_grad_op, full_shard, hybrid_shard, no_shard or auto. ddp by default.";
     Plan Exact "fsdp" ["use_fsdp"] = "null", "`true` asks for a sharded strategy: `full_shard` unless `strategy` says another.";
@@ -131,9 +146,11 @@ keys! {
     Output Exact "experiment_name" = "null", "Names the run; without `output_dir` its folder is `outputs/NAME`.";
     Output Exact "overwrite_output_dir" = "false", "Allow an output folder that has a run in it.";
     Output Exact "logging_steps" = "1", "Log every this many steps (1, where Hugging Face has 500 and TRL 10).";
-    Output Word "save_strategy" = "steps", "`steps` or `no`.";
+    Output Word "save_strategy" = "steps", "When to make checkpoints: `steps`, `epoch`, `best` (after an evaluation better than all before) or `no`.";
     Output Exact "save_steps" = "500", "Checkpoint every this many steps.";
     Output Exact "save_total_limit" = "null", "Keep this many checkpoints; all by default.";
+    Output Word "report_to" = "none", "`tensorboard` (or `all`) to write its event files, or `none`; also a list.";
+    Output Exact "logging_dir" = "null", "Folder of TensorBoard's event files; `runs` in `output_dir` by default.";
     Output Exact "resume_from_checkpoint" ["resume_from"] = "false", "`true` or `latest` for the newest complete checkpoint, or the path of one.";
 }
 

@@ -151,14 +151,24 @@ impl<'a> Reader<'a> {
         within: impl Fn(f64) -> bool,
     ) -> Option<f64> {
         let node = self.node(key)?;
+        self.float_of(key, rule, within, &node)
+    }
+
+    pub(crate) fn float_of(
+        &mut self,
+        key: &str,
+        rule: &'static str,
+        within: impl Fn(f64) -> bool,
+        node: &Node,
+    ) -> Option<f64> {
         let Some(value) = node.float() else {
-            self.wrong_type(key, "a number", &node);
+            self.wrong_type(key, "a number", node);
             return None;
         };
         if value.is_finite() && within(value) {
             return Some(value);
         }
-        self.out_of_range(key, rule, &node);
+        self.out_of_range(key, rule, node);
         None
     }
 

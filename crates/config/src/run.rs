@@ -7,7 +7,8 @@ use crate::origin::Origin;
 use crate::raw::RawConfig;
 use crate::reader::Reader;
 use crate::sections::{
-    BatchConfig, DataConfig, ModelConfig, OptimConfig, OutputConfig, PlanConfig, Precision,
+    BatchConfig, DataConfig, EvalConfig, LrScaling, ModelConfig, OptimConfig, OutputConfig, PlanConfig,
+    Precision,
 };
 
 /// Everything a run is told, with nothing left to decide from text.
@@ -18,6 +19,7 @@ pub struct RunConfig {
     pub batch: BatchConfig,
     pub optim: OptimConfig,
     pub precision: Precision,
+    pub eval: EvalConfig,
     pub plan: PlanConfig,
     pub output: OutputConfig,
     /// Keys that were accepted but have no effect here, as full sentences without the period.
@@ -39,6 +41,11 @@ impl RunConfig {
         per_rank.saturating_mul(self.plan.world_size().into())
     }
 
+    /// The highest learning rate of the schedule, after `lr_scaling`.
+    pub fn peak_learning_rate(&self) -> f64 {
+        self.optim.learning_rate * self.optim.lr_scaling.factor(self.plan.world_size())
+    }
+
     /// Whether training has what a plan does without: data.
     pub fn check_trainable(&self) -> Result<(), ConfigErrors> {
         if !self.data.train_files.is_empty() {
@@ -58,13 +65,26 @@ impl RunConfig {
         let batch = BatchConfig::read(&mut r);
         let optim = OptimConfig::read(&mut r);
         let precision = Precision::read(&mut r);
+        let eval = EvalConfig::read(&mut r, &precision);
         let plan = PlanConfig::read(&mut r);
         let output = OutputConfig::read(&mut r);
+        note_scaling(&mut r, &optim, plan.world_size());
         let (errors, notes, origins) = r.finish();
         if errors.is_empty() {
-            Ok(RunConfig { model, data, batch, optim, precision, plan, output, notes, origins })
+            Ok(RunConfig { model, data, batch, optim, precision, eval, plan, output, notes, origins })
         } else {
             Err(ConfigErrors(errors))
         }
+    }
+}
+
+fn note_scaling(r: &mut Reader<'_>, optim: &OptimConfig, world: u32) {
+    if optim.lr_scaling != LrScaling::None {
+        let (rate, factor) = (optim.learning_rate, optim.lr_scaling.factor(world));
+        let how = format!("{:?}", optim.lr_scaling).to_lowercase();
+        r.note(format!(
+            "`lr_scaling: {how}`: {rate:e} times {factor} for {world} ranks is {:e}",
+            rate * factor
+        ));
     }
 }

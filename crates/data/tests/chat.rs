@@ -410,7 +410,7 @@ fn templates_are_found_as_transformers_finds_them() {
     let error = ChatTemplate::load(&missing, &byte(), Moment::default()).unwrap_err();
     insta::assert_snapshot!(report(error), @r"
     no chat template at /nowhere/chat.jinja
-    hint: give a Jinja file, or a folder that has chat_template.jinja, with chat_template_path.
+    hint: give a Jinja file, or a folder that has chat_template.jinja, with chat_template_path (--chat-template for commands), or take the plain one that is called `builtin`.
     ");
 }
 

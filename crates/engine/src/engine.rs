@@ -43,6 +43,7 @@ pub struct Engine {
     pub(crate) shared: Arc<Shared>,
     pub(crate) queue: Queue,
     lanes: Vec<JoinHandle<()>>,
+    pub(crate) loss_scale: f64,
 }
 
 /// What all lanes share.
@@ -86,8 +87,17 @@ impl PhasePlaces {
 pub(crate) struct StepState {
     pub(crate) updates: Updates,
     pub(crate) grad_norm: f64,
+    /// What gradients are multiplied by before the update: clips them and takes the scale away.
     pub(crate) clip: f32,
     pub(crate) skip: bool,
+    /// What coefficients were multiplied by, and so all gradients.
+    pub(crate) loss_scale: f64,
+}
+
+impl StepState {
+    pub(crate) fn new(updates: Updates, loss_scale: f64) -> StepState {
+        StepState { updates, grad_norm: 0.0, clip: 1.0, skip: false, loss_scale }
+    }
 }
 
 impl Engine {
@@ -118,7 +128,7 @@ impl Engine {
             host_calls: AtomicU64::new(0),
             comm: comm.map(Mutex::new),
             groups: [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank)),
-            step: Mutex::new(StepState { updates: Updates::NONE, grad_norm: 0.0, clip: 1.0, skip: false }),
+            step: Mutex::new(StepState::new(Updates::NONE, 1.0)),
             plan,
         });
         let lanes = [Lane::Comm, Lane::Copy, Lane::Host]
@@ -132,7 +142,7 @@ impl Engine {
                 shared.clone().spawn(lane, Queue::cpu(threads))
             })
             .collect();
-        Ok(Engine { shared, queue, lanes })
+        Ok(Engine { shared, queue, lanes, loss_scale: 1.0 })
     }
 
     pub fn plan(&self) -> &RunPlan {
@@ -153,6 +163,14 @@ impl Engine {
     /// Bytes taken, on the device and on the host: what the plan said.
     pub fn arena_bytes(&self) -> Bytes {
         self.shared.memories.device.bytes() + self.shared.memories.host.bytes()
+    }
+
+    /// From the next step on, losses are multiplied by `scale`, so that small gradients survive a storage type
+    /// of few exponents; norms and updates are of the gradients without it. A power of two changes no bit of
+    /// them, as long as nothing overflows or falls below the smallest number.
+    pub fn set_loss_scale(&mut self, scale: f64) {
+        assert!(scale > 0.0 && scale.is_finite(), "a loss scale of {scale}");
+        self.loss_scale = scale;
     }
 
     /// Runs a phase once, on all lanes.

@@ -25,7 +25,7 @@ impl Engine {
         driver: &mut dyn Driver,
         updates: &Updates,
     ) -> Result<StepReport, EngineError> {
-        *self.shared.step_state() = StepState { updates: *updates, grad_norm: 0.0, clip: 1.0, skip: false };
+        *self.shared.step_state() = StepState::new(*updates, self.loss_scale);
         self.run_phase(PhaseKind::Train, &mut Caller::Driver(driver))?;
         let state = self.shared.step_state();
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
@@ -250,19 +250,23 @@ impl Shared {
     }
 
     fn objective(&self, driver: &mut dyn Driver, micro: u32, batch: Batch) {
-        let host = |place: &Place| -> View<'_> { place.view(&self.memories).first(batch.tokens) };
         let places = &self.at().places;
+        let host = |place: &Place| -> View<'_> { place.view(&self.memories).first(batch.tokens) };
         let coefficients = places.coefficients.as_ref().expect("a phase with an objective has coefficients");
         let (log_probs, coefficients) = (host(&places.log_probs), host(coefficients));
-        if self.plan.input.coefficients_ahead {
-            lockstep_ops::host::with_mut(coefficients, |out| driver.coefficients(micro, None, out));
-        } else {
-            lockstep_ops::host::with(log_probs, |log_probs| {
-                lockstep_ops::host::with_mut(coefficients, |out| {
+        let scale = self.step_state().loss_scale as f32;
+        lockstep_ops::host::with_mut(coefficients, |out| {
+            if self.plan.input.coefficients_ahead {
+                driver.coefficients(micro, None, out);
+            } else {
+                lockstep_ops::host::with(log_probs, |log_probs| {
                     driver.coefficients(micro, Some(log_probs), out)
                 });
-            });
-        }
+            }
+            if scale != 1.0 {
+                out.iter_mut().for_each(|coefficient| *coefficient *= scale);
+            }
+        });
     }
 
     fn show_outputs(&self, driver: &mut dyn Driver, micro: u32, batch: Batch) {

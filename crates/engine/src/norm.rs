@@ -44,11 +44,13 @@ impl Shared {
                 nodes.extend(theirs.chunks_exact(NODE_BYTES).map(from_bytes));
             })?;
         }
-        let norm = merge(nodes).sqrt();
         let mut step = self.step_state();
+        let norm = merge(nodes).sqrt() / step.loss_scale;
         step.grad_norm = norm;
         step.skip = !norm.is_finite();
-        step.clip = clip_factor(norm, step.updates.max_norm);
+        // In one product with the clip factor; in f64, so that a power of two costs nothing.
+        let clip = clip_factor(norm, step.updates.max_norm);
+        step.clip = (f64::from(clip) / step.loss_scale) as f32;
         Ok(())
     }
 }

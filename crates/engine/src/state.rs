@@ -158,6 +158,42 @@ impl Engine {
         Ok(true)
     }
 
+    /// The first tensor whose gradient, as the last step left it, has a number that is not finite: counted
+    /// from the head, where backward begins, for what goes wrong there goes wrong in all below. All ranks call
+    /// it alike, and hear the same.
+    pub fn first_bad_gradient(&self) -> Result<Option<String>, EngineError> {
+        let units = self.units().iter().enumerate().rev();
+        let tensors: Vec<(usize, &Segment)> =
+            units.flat_map(|(u, unit)| unit.segments.iter().rev().map(move |s| (u, s))).collect();
+        let mut first = u64::MAX;
+        for (index, (unit, segment)) in tensors.iter().enumerate() {
+            if self.has_bad_gradient(*unit, segment)? {
+                first = index as u64;
+                break;
+            }
+        }
+        let all = self.exchange("the first bad gradient", &first.to_le_bytes())?;
+        let index = |bytes: &Vec<u8>| u64::from_le_bytes(bytes[..].try_into().expect("eight bytes"));
+        let first = all.iter().map(index).min().unwrap_or(u64::MAX);
+        Ok(tensors.get(first as usize).map(|(_, segment)| segment.name.clone()))
+    }
+
+    /// Of what this rank holds of the gradient.
+    fn has_bad_gradient(&self, unit: usize, segment: &Segment) -> Result<bool, EngineError> {
+        const PART: usize = 1 << 16;
+        let Some(own) = self.owned(unit, segment, State::Grad) else { return Ok(false) };
+        let mut values = vec![0f32; PART.min(own.len())];
+        for start in own.clone().step_by(PART) {
+            let part = start..(start + PART).min(own.end);
+            let values = &mut values[..part.len()];
+            self.read(unit, segment, State::Grad, part, values)?;
+            if !values.iter().all(|v| v.is_finite()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The storage type of working parameters.
     pub fn working_dtype(&self) -> DType {
         self.shared.storage()

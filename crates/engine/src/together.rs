@@ -44,17 +44,24 @@ impl Engine {
 
     /// Sums over all ranks, in the mesh's order: the same bits on every rank.
     pub fn sum<const N: usize>(&self, what: &str, mine: [f64; N]) -> Result<[f64; N], EngineError> {
+        let sums = self.sum_all(what, &mine)?;
+        Ok(std::array::from_fn(|i| sums[i]))
+    }
+
+    /// As [`Engine::sum`], of as many numbers as there are.
+    pub fn sum_all(&self, what: &str, mine: &[f64]) -> Result<Vec<f64>, EngineError> {
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
         let all = self.exchange(what, &bytes)?;
-        let mut stack: Vec<[f64; N]> = Vec::new();
+        let mut stack: Vec<Vec<f64>> = Vec::new();
         let nodes: Vec<u32> = self.shared.group(Axis::World).nodes().to_vec();
         fold_steps(&nodes, &mut |step| match step {
-            FoldStep::Push(rank) => stack.push(std::array::from_fn(|i| {
-                f64::from_le_bytes(all[rank][8 * i..8 * i + 8].try_into().expect("eight bytes"))
-            })),
+            FoldStep::Push(rank) => {
+                let numbers = all[rank].chunks_exact(8);
+                stack.push(numbers.map(|b| f64::from_le_bytes(b.try_into().expect("eight bytes"))).collect());
+            }
             FoldStep::Add => {
                 let (right, left) = (stack.pop().expect("two sums"), stack.pop().expect("two sums"));
-                stack.push(std::array::from_fn(|i| left[i] + right[i]));
+                stack.push(left.iter().zip(&right).map(|(l, r)| l + r).collect());
             }
         });
         Ok(stack.pop().expect("a world has a rank"))

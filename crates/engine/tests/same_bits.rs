@@ -60,7 +60,7 @@ fn state_bits(engine: &Engine) -> Vec<u64> {
 #[test]
 fn recomputation_threads_chunks_and_head_form_change_nothing() {
     for shape in shapes() {
-        for storage in [DType::F32, DType::BF16] {
+        for storage in [DType::F32, DType::BF16, DType::F16] {
             let base = Setup { micros: 2, storage, ..Setup::default() };
             let want = run(&shape, &base);
             let others = [
@@ -76,6 +76,56 @@ fn recomputation_threads_chunks_and_head_form_change_nothing() {
             }
         }
     }
+}
+
+/// Scaled by a power of two, gradients are the same numbers with another exponent, and norms, moments and
+/// weights are the same bits.
+#[test]
+fn a_loss_scale_changes_nothing() {
+    for shape in shapes() {
+        let run = |scale: f64, max_norm| {
+            let mut engine = engine(&shape, &Setup { micros: 2, ..Setup::default() });
+            engine.set_loss_scale(scale);
+            let mut bits = Vec::new();
+            for (s, micros) in windows(shape.vocab).into_iter().enumerate() {
+                let mut window = Window::new(micros);
+                let updates = Updates { t: s as u64 + 1, max_norm, ..UPDATES };
+                bits.push(engine.train_step(&mut window, &updates).unwrap().grad_norm.to_bits());
+                bits.push(window.loss().to_bits());
+            }
+            bits.extend(state_bits(&engine));
+            bits
+        };
+        for max_norm in [Some(0.1), Some(100.0), None] {
+            let plain = run(1.0, max_norm);
+            assert!(run(65536.0, max_norm) == plain, "{max_norm:?}");
+            assert!(run(0.5, max_norm) == plain, "{max_norm:?}");
+            // Another factor rounds.
+            assert!(run(1000.0, max_norm) != plain, "{max_norm:?}");
+        }
+    }
+}
+
+/// What overflows fp16 skips the step, leaves everything as it was, and is named.
+#[test]
+fn an_overflow_is_skipped_and_named() {
+    let shape = &shapes()[0];
+    let mut engine = engine(shape, &Setup { storage: DType::F16, ..Setup::default() });
+    let micro = || Window::new(vec![Micro::random(&[50, 3, 70], shape.vocab, 1)]);
+    let report = engine.train_step(&mut micro(), &UPDATES).unwrap();
+    assert!(!report.skipped);
+    assert_eq!(engine.first_bad_gradient().unwrap(), None);
+    let before = state_bits(&engine);
+    engine.set_loss_scale(2f64.powi(60));
+    let report = engine.train_step(&mut micro(), &Updates { t: 2, ..UPDATES }).unwrap();
+    assert!(report.skipped && !report.grad_norm.is_finite());
+    assert!(state_bits(&engine) == before);
+    assert_eq!(engine.first_bad_gradient().unwrap().as_deref(), Some("model.norm.weight"));
+    // The next step that fits is none the worse.
+    engine.set_loss_scale(1024.0);
+    let report = engine.train_step(&mut micro(), &Updates { t: 2, ..UPDATES }).unwrap();
+    assert!(!report.skipped);
+    assert_eq!(engine.first_bad_gradient().unwrap(), None);
 }
 
 /// A chunk that is a whole number of inner blocks does not even change the head's weight gradient.
@@ -102,7 +152,7 @@ fn head_chunks_of_whole_blocks_change_nothing() {
 #[test]
 fn a_document_does_not_depend_on_its_pack() {
     for shape in shapes() {
-        for storage in [DType::F32, DType::BF16] {
+        for storage in [DType::F32, DType::BF16, DType::F16] {
             let pack = Micro::random(&[50, 3, 70, 1, 65], shape.vocab, 9);
             let mut engine = engine(&shape, &Setup { storage, ..Setup::default() });
             let still = Updates { lr: 0.0, weight_decay: 0.0, ..UPDATES };

@@ -2,13 +2,16 @@
 
 use std::io::Write;
 
-use crate::record::{StepRecord, reworded};
+use crate::record::{EvalRecord, StepRecord, reworded};
 
 /// Someone who watches a run. A view never fails a run: what it cannot show is lost.
 pub trait Progress: Send {
     /// The run goes from `first_step` (the first it will take, counted from 1) to `total_steps`.
     fn start(&mut self, first_step: u64, total_steps: u64);
     fn step(&mut self, record: &StepRecord);
+    fn evaluation(&mut self, record: &EvalRecord) {
+        self.note(&record.line());
+    }
     /// Something worth a line.
     fn note(&mut self, text: &str);
     fn finish(&mut self);

@@ -19,12 +19,19 @@ pub struct StepRecord {
     pub step_seconds: f64,
     /// The update was not applied, because a number was not finite.
     pub skipped: bool,
+    /// What losses are multiplied by, in fp16.
+    pub loss_scale: Option<f64>,
 }
 
 impl StepRecord {
     /// One JSON object without a line break, keys always in the same order. A number that JSON cannot
     /// hold is null, and `<key>_text` beside it says what it was.
     pub fn json(&self) -> String {
+        self.json_with(&[])
+    }
+
+    /// With further numbers by name, after the step's own.
+    pub fn json_with(&self, others: &[(&str, f64)]) -> String {
         let mut out = format!("{{\"step\":{}", self.step);
         push_float(&mut out, "epoch", self.epoch);
         push_float(&mut out, "loss", self.loss);
@@ -33,7 +40,14 @@ impl StepRecord {
         let _ = write!(out, ",\"tokens\":{},\"tokens_total\":{}", self.tokens, self.tokens_total);
         push_float(&mut out, "tokens_per_second", self.tokens_per_second);
         push_float(&mut out, "step_seconds", self.step_seconds);
-        let _ = write!(out, ",\"skipped\":{}}}", self.skipped);
+        let _ = write!(out, ",\"skipped\":{}", self.skipped);
+        if let Some(scale) = self.loss_scale {
+            push_float(&mut out, "loss_scale", scale);
+        }
+        for (name, value) in others {
+            push_float(&mut out, name, *value);
+        }
+        out.push('}');
         out
     }
 
@@ -55,6 +69,9 @@ impl StepRecord {
         let _ = write!(out, " | {} s", decimals(self.step_seconds, 2));
         if self.skipped {
             out.push_str(" | skipped");
+            // Not by its name, which has the word that belongs to the step's number.
+            let scale = self.loss_scale.map(|scale| format!(", scale {}", decimals(scale, 0)));
+            out.push_str(&scale.unwrap_or_default());
         }
         out
     }
@@ -67,6 +84,49 @@ impl StepRecord {
         } else {
             format!("objective {number}")
         }
+    }
+}
+
+/// One evaluation of a run, after so many steps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvalRecord {
+    /// 0 before the first step.
+    pub step: u64,
+    pub epoch: f64,
+    /// The mean over all supervised tokens of all ranks.
+    pub loss: f64,
+    /// Supervised tokens, over all ranks.
+    pub tokens: u64,
+    pub seconds: f64,
+}
+
+impl EvalRecord {
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
+
+    /// As [`StepRecord::json`].
+    pub fn json(&self) -> String {
+        let mut out = format!("{{\"step\":{}", self.step);
+        push_float(&mut out, "epoch", self.epoch);
+        push_float(&mut out, "eval_loss", self.loss);
+        push_float(&mut out, "eval_perplexity", self.perplexity());
+        let _ = write!(out, ",\"eval_tokens\":{}", self.tokens);
+        push_float(&mut out, "eval_seconds", self.seconds);
+        out.push('}');
+        out
+    }
+
+    /// A line of text. It says `nll`, so that nobody who collects the losses of steps takes it for one.
+    pub fn line(&self) -> String {
+        format!(
+            "step {} | evaluation | nll {} | perplexity {} | {} tokens | {} s",
+            self.step,
+            decimals(self.loss, 6),
+            decimals(self.perplexity(), 3),
+            self.tokens,
+            decimals(self.seconds, 2),
+        )
     }
 }
 
@@ -127,6 +187,7 @@ pub(crate) mod tests {
         tokens_per_second: 2345.4,
         step_seconds: 0.873,
         skipped: false,
+        loss_scale: None,
     };
 
     /// What a parser of the log does: `step (\d+)` and `loss: (\d+\.\d+)`, searched anywhere.
@@ -155,6 +216,8 @@ pub(crate) mod tests {
             skipped.line(Some(100)),
             "step 12/100 | objective nan | grad_norm 1.23 | lr 3.00e-4 | 2345 tok/s | 0.87 s | skipped"
         );
+        let scaled = StepRecord { loss_scale: Some(32768.0), ..skipped };
+        assert!(scaled.line(None).ends_with(" | skipped, scale 32768"));
         let negative = StepRecord { loss: -0.5, ..RECORD };
         assert!(negative.line(None).starts_with("step 12 | objective -0.500000 | "));
     }
@@ -167,11 +230,26 @@ pub(crate) mod tests {
              \"tokens\":2000,\"tokens_total\":24576,\"tokens_per_second\":2345.4,\"step_seconds\":0.873,\
              \"skipped\":false}"
         );
+        let scaled = StepRecord { loss_scale: Some(65536.0), ..RECORD };
+        assert!(scaled.json().ends_with(",\"skipped\":false,\"loss_scale\":65536.0}"));
         let nan = StepRecord { loss: f64::NAN, grad_norm: f64::INFINITY, ..RECORD };
         assert!(
             nan.json().contains(
                 "\"loss\":null,\"loss_text\":\"nan\",\"grad_norm\":null,\"grad_norm_text\":\"inf\""
             )
+        );
+    }
+
+    #[test]
+    fn an_evaluation_is_not_taken_for_a_step() {
+        let record = EvalRecord { step: 20, epoch: 0.5, loss: 0.0, tokens: 77, seconds: 1.25 };
+        let line = "step 20 | evaluation | nll 0.000000 | perplexity 1.000 | 77 tokens | 1.25 s";
+        assert_eq!(record.line(), line);
+        assert!(!line.contains("loss"));
+        assert_eq!(
+            record.json(),
+            "{\"step\":20,\"epoch\":0.5,\"eval_loss\":0.0,\"eval_perplexity\":1.0,\"eval_tokens\":77,\
+             \"eval_seconds\":1.25}"
         );
     }
 
@@ -198,12 +276,13 @@ pub(crate) mod tests {
             floats in prop::array::uniform6(any_float()),
             tokens in any::<[u64; 2]>(),
             skipped in any::<bool>(),
+            loss_scale in any::<Option<f64>>(),
         ) -> StepRecord {
             let [epoch, loss, grad_norm, learning_rate, tokens_per_second, step_seconds] = floats;
             let [tokens, tokens_total] = tokens;
             StepRecord {
                 step, epoch, loss, grad_norm, learning_rate, tokens, tokens_total, tokens_per_second,
-                step_seconds, skipped,
+                step_seconds, skipped, loss_scale,
             }
         }
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::error::ObserveError;
-use crate::record::{StepRecord, reworded};
+use crate::record::{EvalRecord, StepRecord, reworded};
 use crate::time::utc;
 
 /// Keeps a run's metrics and log.
@@ -48,8 +48,19 @@ impl RunLog {
 
     /// Tells a step: a line in each file.
     pub fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
-        self.metrics.push(&record.json())?;
+        self.step_with(record, &[])
+    }
+
+    /// Tells a step, and in the metrics further numbers by name.
+    pub fn step_with(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
+        self.metrics.push(&record.json_with(others))?;
         self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line(None)))
+    }
+
+    /// Tells an evaluation: a line in each file.
+    pub fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
+        self.metrics.push(&record.json())?;
+        self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line()))
     }
 
     /// Tells something else, in the log alone: a line for each line of `text`.
@@ -134,12 +145,16 @@ fn drop_after(path: &Path, step: u64) -> Result<(), ObserveError> {
         let mut out = BufWriter::new(File::create(&partial)?);
         let mut old = BufReader::new(old);
         let mut line = Vec::new();
-        let mut last_step = 0;
+        // Evaluations are lines of their own, of the steps after which they were made.
+        let (mut next_step, mut next_evaluation) = (1, 0);
         while old.read_until(b'\n', &mut line)? > 0 {
             let whole = line.last() == Some(&b'\n');
-            if let Some(found) = step_of(&line).filter(|s| whole && *s <= step && *s > last_step) {
-                out.write_all(&line)?;
-                last_step = found;
+            if let Some((found, evaluation)) = parsed(&line).filter(|_| whole) {
+                let next = if evaluation { &mut next_evaluation } else { &mut next_step };
+                if (*next..=step).contains(&found) {
+                    out.write_all(&line)?;
+                    *next = found + 1;
+                }
             }
             line.clear();
         }
@@ -157,14 +172,16 @@ fn drop_after(path: &Path, step: u64) -> Result<(), ObserveError> {
     })
 }
 
-fn step_of(line: &[u8]) -> Option<u64> {
-    serde_json::from_slice::<serde_json::Value>(line).ok()?.get("step")?.as_u64()
+/// The step of a line, and whether it is of an evaluation.
+fn parsed(line: &[u8]) -> Option<(u64, bool)> {
+    let line: serde_json::Value = serde_json::from_slice(line).ok()?;
+    Some((line.get("step")?.as_u64()?, line.get("eval_tokens").is_some()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::{RECORD, any_record, parsed};
+    use crate::record::tests::{RECORD, any_record, parsed as parsed_text};
     use proptest::prelude::*;
 
     fn record(step: u64) -> StepRecord {
@@ -173,7 +190,7 @@ mod tests {
 
     fn steps(dir: &Path) -> Vec<u64> {
         let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
-        text.lines().map(|line| step_of(line.as_bytes()).expect("a whole line")).collect()
+        text.lines().map(|line| super::parsed(line.as_bytes()).expect("a whole line").0).collect()
     }
 
     #[test]
@@ -194,6 +211,21 @@ mod tests {
     }
 
     #[test]
+    fn evaluations_stay_beside_their_steps() {
+        let dir = tempfile::tempdir().unwrap();
+        let evaluation = |step| EvalRecord { step, epoch: 0.0, loss: 1.5, tokens: 3, seconds: 0.1 };
+        let mut log = RunLog::open(dir.path(), None).unwrap();
+        log.evaluation(&evaluation(0)).unwrap();
+        for step in 1..=4 {
+            log.step(&record(step)).unwrap();
+            log.evaluation(&evaluation(step)).unwrap();
+        }
+        drop(log);
+        drop(RunLog::open(dir.path(), Some(2)).unwrap());
+        assert_eq!(steps(dir.path()), [0, 1, 1, 2, 2]);
+    }
+
+    #[test]
     fn a_torn_line_is_cut_off() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RunLog::open(dir.path(), None).unwrap();
@@ -210,7 +242,7 @@ mod tests {
         log.step(&record(2)).unwrap();
         assert_eq!(steps(dir.path()), [1, 2]);
         let text = fs::read_to_string(dir.path().join("logs/training.log")).unwrap();
-        assert!(text.lines().all(|line| parsed(line).is_some()), "{text}");
+        assert!(text.lines().all(|line| parsed_text(line).is_some()), "{text}");
     }
 
     #[test]
@@ -246,7 +278,7 @@ mod tests {
             events.iter().for_each(|e| log.event(e).unwrap());
             let text = fs::read_to_string(dir.path().join("logs/training.log")).unwrap();
             for line in text.lines() {
-                prop_assert!(!line.contains("loss") || parsed(line).is_some(), "{}", line);
+                prop_assert!(!line.contains("loss") || parsed_text(line).is_some(), "{}", line);
                 prop_assert_eq!(&line[23..25], "Z ");
             }
         }

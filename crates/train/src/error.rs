@@ -64,21 +64,40 @@ pub enum TrainError {
     AllDamaged { dir: PathBuf, why: String },
     #[error("{}: the checkpoint was made with {what}: {then}, this run has {now}", path.display())]
     ResumeMismatch { path: PathBuf, what: &'static str, then: String, now: String },
-    #[error("step {step}: the loss is {loss}, the gradient norm {grad_norm} (rows {rows:?} of the data set)")]
+    #[error("{} has no complete checkpoint", path.display())]
+    NothingToExport { path: PathBuf },
+    #[error("evaluation is asked for, and there is nothing to evaluate on")]
+    NothingToEvaluate,
+    #[error(
+        "step {step}: the loss is {loss}, the gradient norm {grad_norm}{}{} (rows {rows:?} of the data set)",
+        InARow(*in_a_row), FirstBad(tensor)
+    )]
     Diverged {
         step: u64,
         loss: f64,
         grad_norm: f64,
+        /// Steps like this one, it included, with none between that was applied.
+        in_a_row: u64,
+        /// The first whose gradient was not finite.
+        tensor: Option<String>,
         rows: Vec<u32>,
+        /// Whether any step was applied before.
+        trained: bool,
+        /// In fp16, the scale that would come next.
+        scale: Option<f64>,
         /// The newest checkpoint of this run.
         checkpoint: Option<PathBuf>,
     },
+    #[error("step {step}: fp16 overflows even at the lowest loss scale, {scale}{}", FirstBad(tensor))]
+    ScaleAtFloor { step: u64, scale: f64, tensor: Option<String>, checkpoint: Option<PathBuf> },
 }
 
 impl TrainError {
     /// Names the checkpoint that a run which diverged has.
     pub(crate) fn with_checkpoint(mut self, newest: Option<PathBuf>) -> TrainError {
-        if let TrainError::Diverged { checkpoint, .. } = &mut self {
+        if let TrainError::Diverged { checkpoint, .. } | TrainError::ScaleAtFloor { checkpoint, .. } =
+            &mut self
+        {
             *checkpoint = newest;
         }
         self
@@ -101,12 +120,13 @@ impl Fault for TrainError {
             | TooLong { .. }
             | Prompt { .. }
             | OutputInUse { .. }
-            | ResumeMismatch { .. } => FaultClass::BadConfig,
+            | ResumeMismatch { .. }
+            | NothingToEvaluate => FaultClass::BadConfig,
             UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
             Algorithm { .. } | Adapter => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
-            ModelMissing { .. } | NothingToResume { .. } => FaultClass::InputMissing,
-            Diverged { .. } => FaultClass::Diverged,
+            ModelMissing { .. } | NothingToResume { .. } | NothingToExport { .. } => FaultClass::InputMissing,
+            Diverged { .. } | ScaleAtFloor { .. } => FaultClass::Diverged,
         }
     }
 
@@ -146,7 +166,7 @@ impl Fault for TrainError {
                 let decided_by = match *what {
                     "rows per step" => "per_device_train_batch_size times gradient_accumulation_steps",
                     "tokenizer hash" => "the tokenizer's files",
-                    "data_seed" | "shuffle" | "dataloader_drop_last" => what,
+                    "data_seed" | "shuffle" | "dataloader_drop_last" | "mixed_precision" => what,
                     _ => "the data files, the tokenizer, max_length and packing",
                 };
                 Some(format!(
@@ -154,20 +174,28 @@ impl Fault for TrainError {
                      in another output_dir."
                 ))
             }
-            Diverged { step: 1, .. } => Some(
-                "Nothing was applied. A first step like this comes from the model: check its weights for NaN \
+            NothingToExport { .. } => {
+                Some("Give a checkpoint (a folder `step-N`), or the output folder of a run that made one.".into())
+            }
+            NothingToEvaluate => {
+                Some("Name files in `eval_files`, or write `eval_strategy: no`.".into())
+            }
+            Diverged { trained: false, scale: Some(scale), .. } => Some(format!(
+                "Every step overflowed while the loss scale was on its way down to {scale}: train longer, start \
+                 lower with fp16: {{enabled: true, initial_scale_power: 8}}, or write mixed_precision: bf16."
+            )),
+            Diverged { trained: false, .. } => Some(
+                "Nothing was applied. First steps like this come from the model: check its weights for NaN \
                  and infinity."
                     .into(),
             ),
-            Diverged { checkpoint, .. } => {
-                let kept = match checkpoint {
-                    Some(path) => format!(" {} is intact.", path.display()),
-                    None => String::new(),
-                };
-                Some(format!(
-                    "Nothing of this step was applied. Try a lower learning_rate, a longer warmup, or \
-                     max_grad_norm: 1.0.{kept}"
-                ))
+            Diverged { checkpoint, .. } => Some(format!(
+                "Nothing of these steps was applied. Try a lower learning_rate, a longer warmup, or \
+                 max_grad_norm: 1.0.{}",
+                kept(checkpoint)
+            )),
+            ScaleAtFloor { checkpoint, .. } => {
+                Some(format!("Write mixed_precision: bf16, which needs no loss scale.{}", kept(checkpoint)))
             }
             Output { cause, .. } => match cause.kind() {
                 std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
@@ -179,6 +207,26 @@ impl Fault for TrainError {
                 _ => Some("Choose an output_dir that this user may write to.".into()),
             },
         }
+    }
+}
+
+fn kept(checkpoint: &Option<PathBuf>) -> String {
+    checkpoint.as_ref().map_or_else(String::new, |path| format!(" {} is intact.", path.display()))
+}
+
+struct InARow(u64);
+
+impl fmt::Display for InARow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 > 1 { write!(f, ", and so for {} steps in a row", self.0) } else { Ok(()) }
+    }
+}
+
+struct FirstBad<'a>(&'a Option<String>);
+
+impl fmt::Display for FirstBad<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |name| write!(f, ", first in the gradient of {name}"))
     }
 }
 

@@ -2,28 +2,56 @@
 
 use std::path::Path;
 
-use lockstep_observe::{ObserveError, RunLog, StepRecord};
+use lockstep_observe::{EvalRecord, ObserveError, RunLog, StepRecord, TensorBoard};
 
-pub(crate) struct Journal(Option<RunLog>);
+pub(crate) struct Journal {
+    log: Option<RunLog>,
+    board: Option<TensorBoard>,
+}
 
 impl Journal {
-    pub(crate) fn open(dir: &Path, resume_step: Option<u64>) -> Result<Journal, ObserveError> {
-        Ok(Journal(Some(RunLog::open(dir, resume_step)?)))
+    /// `board` is the folder of TensorBoard's files, if they are wanted.
+    pub(crate) fn open(
+        dir: &Path,
+        board: Option<&Path>,
+        resume_step: Option<u64>,
+    ) -> Result<Journal, ObserveError> {
+        let board = board.map(|dir| TensorBoard::open(dir, resume_step)).transpose()?;
+        Ok(Journal { log: Some(RunLog::open(dir, resume_step)?), board })
     }
 
     pub(crate) fn closed() -> Journal {
-        Journal(None)
+        Journal { log: None, board: None }
     }
 
-    pub(crate) fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
-        self.0.as_mut().map_or(Ok(()), |log| log.step(record))
+    /// TensorBoard is told of the steps that are `shown`.
+    pub(crate) fn step(
+        &mut self,
+        record: &StepRecord,
+        others: &[(&str, f64)],
+        shown: bool,
+    ) -> Result<(), ObserveError> {
+        if let Some(board) = self.board.as_mut().filter(|_| shown) {
+            board.step(record, others)?;
+        }
+        self.log.as_mut().map_or(Ok(()), |log| log.step_with(record, others))
+    }
+
+    pub(crate) fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
+        if let Some(board) = &mut self.board {
+            board.evaluation(record)?;
+        }
+        self.log.as_mut().map_or(Ok(()), |log| log.evaluation(record))
     }
 
     pub(crate) fn event(&mut self, text: &str) -> Result<(), ObserveError> {
-        self.0.as_mut().map_or(Ok(()), |log| log.event(text))
+        self.log.as_mut().map_or(Ok(()), |log| log.event(text))
     }
 
     pub(crate) fn sync(&mut self) -> Result<(), ObserveError> {
-        self.0.as_mut().map_or(Ok(()), |log| log.sync())
+        if let Some(board) = &mut self.board {
+            board.sync()?;
+        }
+        self.log.as_mut().map_or(Ok(()), |log| log.sync())
     }
 }

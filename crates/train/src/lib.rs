@@ -5,21 +5,30 @@
 
 #![forbid(unsafe_code)]
 
+mod bad_step;
 mod error;
+mod evaluate;
+mod export;
 pub mod generate;
 mod journal;
+mod objective;
 mod output_dir;
+mod position;
 mod rate;
 mod run;
 mod save;
+mod scaler;
 mod setup;
 mod sft;
 
 pub use error::TrainError;
+pub use export::{Exported, export_checkpoint};
+pub use objective::{Metrics, Objective, WindowCounts, train_step};
 pub use output_dir::Holder;
 pub use rate::RateSchedule;
-pub use run::{Connect, MemoryUse, Outcome, train};
+pub use run::{Connect, MemoryUse, Outcome, train, train_with};
 pub use setup::{
-    Prepared, chosen_strategy, load_tokenizer, model_shape, num_threads, plan_for, prepare, strategy_name,
+    Prepared, chosen_strategy, load_tokenizer, model_shape, num_threads, plan_for, prepare, prepare_for,
+    strategy_name,
 };
 pub use sft::Sft;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use lockstep_ckpt::DataCursor;
+use lockstep_ckpt::{Checkpoint, DataCursor};
 use lockstep_comm::{Comm, CommError};
-use lockstep_config::RunConfig;
+use lockstep_config::{EvalWhen, Precision, RunConfig, SaveWhen};
 use lockstep_core::{Bytes, Rank, Step};
 use lockstep_data::{Batch, Dataset, Order};
 use lockstep_device::{Memory, Queue};
@@ -14,10 +14,15 @@ use lockstep_engine::{Engine, EngineError, Resources, Updates};
 use lockstep_observe::{Progress, StepRecord};
 use lockstep_plan::RunPlan;
 
+use crate::bad_step::Bad;
 use crate::error::TrainError;
+use crate::evaluate::{Best, Evaluator};
 use crate::journal::Journal;
+use crate::objective::{Objective, WindowCounts, train_step};
+use crate::position::Position;
 use crate::rate::RateSchedule;
-use crate::save::{self, Identity, Position};
+use crate::save::{self, Identity};
+use crate::scaler::LossScaler;
 use crate::setup::Prepared;
 use crate::sft::Sft;
 
@@ -68,8 +73,7 @@ impl MemoryUse {
 /// Connects a rank to the others, which may read the memory given.
 pub type Connect<'a> = Box<dyn FnOnce(&Arc<Memory>) -> Result<Comm, CommError> + 'a>;
 
-/// Trains to the end. `config_text` goes into checkpoints, for people. In a world of several ranks all call
-/// it alike; rank 0 keeps the log and writes the model folder.
+/// Trains to the end with the objective that the configuration names. See [`train_with`].
 pub fn train(
     config: &RunConfig,
     config_text: &str,
@@ -77,8 +81,22 @@ pub fn train(
     connect: Option<Connect<'_>>,
     progress: &mut dyn Progress,
 ) -> Result<Outcome, TrainError> {
-    let Prepared { rank, tokenizer, dataset, shape, folder, plan, num_threads, output, checkpoint, .. } =
-        prepared;
+    train_with(config, config_text, prepared, connect, &mut Sft::default(), progress)
+}
+
+/// Trains to the end. `config_text` goes into checkpoints, for people. In a world of several ranks all call
+/// it alike; rank 0 keeps the log and writes the model folder.
+pub fn train_with(
+    config: &RunConfig,
+    config_text: &str,
+    prepared: Prepared,
+    connect: Option<Connect<'_>>,
+    objective: &mut dyn Objective,
+    progress: &mut dyn Progress,
+) -> Result<Outcome, TrainError> {
+    let Prepared {
+        rank, tokenizer, dataset, eval, shape, folder, plan, num_threads, output, checkpoint, ..
+    } = prepared;
     let mut run = Run::new(config, &dataset)?;
     let identity = Identity {
         data: run.cursor(&dataset),
@@ -89,13 +107,16 @@ pub fn train(
         config_hash: blake3::hash(config_text.as_bytes()).to_hex().to_string(),
         tokenizer_hash: tokenizer.fingerprint().to_string(),
         run_config: config_text.to_string(),
+        model_files: save::model_files(&shape, &prepared.folder_texts, &tokenizer, plan.input.storage),
     };
+    let mut evaluator = eval.as_ref().filter(|_| config.eval.evaluates()).map(|d| Evaluator::new(config, d));
     let mut engine = make_engine(config, plan, rank, num_threads, connect)?;
     let planned = engine.plan().arena + engine.plan().host_bytes;
     assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
-    let mut position = Position { step: 0, updates: 0, tokens_total: 0 };
+    let scale = run.scaler.map(|scaler| scaler.state);
+    let mut position = Position::start(scale);
     match (&checkpoint, &folder) {
-        (Some(checkpoint), _) => position = save::load_checkpoint(&mut engine, checkpoint, &identity)?,
+        (Some(checkpoint), _) => position = save::load_checkpoint(&mut engine, checkpoint, &identity, scale)?,
         (None, Some(folder)) => save::load_weights(&mut engine, folder)?,
         (None, None) => engine.initialise(config.batch.seed)?,
     }
@@ -103,20 +124,12 @@ pub fn train(
     engine.barrier("the start")?;
     let mut log = if rank == Rank(0) {
         output.sweep()?;
-        Journal::open(output.path(), checkpoint.as_ref().map(|_| position.step))?
+        let resume_step = checkpoint.as_ref().map(|_| position.step);
+        Journal::open(output.path(), config.output.tensorboard.as_deref(), resume_step)?
     } else {
         Journal::closed()
     };
-    if let Some(carrier) = engine.carrier() {
-        log.event(&format!("{} ranks over {carrier}", config.plan.world_size()))?;
-    }
-    if let Some(spill) = engine.spill() {
-        log.event(&format!("states on a disk: {} of each rank, {spill}", engine.plan().nvme_bytes))?;
-    }
-    for note in &prepared.notes {
-        progress.note(note);
-        log.event(note)?;
-    }
+    announce(&engine, config, &prepared.notes, &mut log, progress)?;
     if let Some(checkpoint) = &checkpoint {
         let text = format!("resumed from {} at step {}", checkpoint.path().display(), position.step);
         progress.note(&text);
@@ -126,17 +139,24 @@ pub fn train(
         }
     }
 
+    let checkpoint_path = checkpoint.as_ref().map(|c| c.path().to_path_buf());
     let mut outcome = Outcome {
         steps: position.step,
         last_loss: None,
         model_dir: output.model(),
-        checkpoint: checkpoint.map(|c| c.path().to_path_buf()),
+        checkpoint: checkpoint_path.clone(),
         memory: None,
     };
     progress.start(position.step + 1, run.total_steps);
+    let starts = checkpoint_path.is_none() && config.eval.on_start;
+    if let Some(evaluator) = evaluator.as_mut().filter(|_| starts) {
+        let record = evaluator.evaluate(&mut engine, 0, 0.0)?;
+        log.evaluation(&record)?;
+        progress.evaluation(&record);
+    }
     while position.step < run.total_steps {
-        let record = match run.step(&mut engine, &dataset, &mut position) {
-            Ok(record) => record,
+        let told = match run.step(&mut engine, &dataset, objective, &mut position) {
+            Ok(told) => told,
             Err(error) => {
                 let error = error.with_checkpoint(outcome.checkpoint);
                 log.event(&format!("stopped: {error}"))?;
@@ -145,24 +165,48 @@ pub fn train(
             }
         };
         outcome.steps = position.step;
-        outcome.last_loss = Some(record.loss);
-        log.step(&record)?;
-        if position.step.is_multiple_of(config.output.logging_steps) || position.step == run.total_steps {
-            progress.step(&record);
+        outcome.last_loss = Some(told.record.loss);
+        let last = position.step == run.total_steps;
+        let shown = position.step.is_multiple_of(config.output.logging_steps) || last;
+        log.step(&told.record, &told.others, shown)?;
+        if shown {
+            progress.step(&told.record);
         }
-        let due = config.output.save_steps.is_some_and(|every| position.step.is_multiple_of(every));
-        let last = config.output.save_steps.is_some() && position.step == run.total_steps;
-        if due || last {
+        if let Some(warning) = &told.warning {
+            progress.note(warning);
+            log.event(warning)?;
+        }
+        // What no step was applied to is not worth keeping.
+        let trained = position.updates > 0 || position.skipped == 0;
+        let mut improved = false;
+        if let Some(evaluator) = evaluator.as_mut().filter(|_| run.evaluates_after(position.step)) {
+            let record = evaluator.evaluate(&mut engine, position.step, told.record.epoch)?;
+            log.evaluation(&record)?;
+            progress.evaluation(&record);
+            improved = trained && Best::update(&mut position.best, &record, config);
+        }
+        if trained && run.saves_after(position.step, improved) {
             log.sync()?;
             let path = save::save_checkpoint(&engine, &output.checkpoints(), &position, &identity)?;
             log.event(&format!("checkpoint {}", path.display()))?;
             if let Some(keep) = config.output.save_total_limit.filter(|_| rank == Rank(0)) {
-                lockstep_ckpt::retain(&output.checkpoints(), keep.max(1) as usize)?;
+                let best = position.best.filter(|_| run.keeps_best()).map(|best| Step(best.step));
+                lockstep_ckpt::retain(&output.checkpoints(), keep.max(1) as usize, best)?;
             }
             outcome.checkpoint = Some(path);
         }
     }
-    save::export(&engine, &shape, &prepared.folder_texts, &tokenizer, &output.model())?;
+    run.check_trained(&position).map_err(|error| error.with_checkpoint(outcome.checkpoint.clone()))?;
+    if let Some(best) = position.best.filter(|_| config.eval.load_best_model_at_end) {
+        if best.step != position.step {
+            let path = output.checkpoints().join(format!("step-{}", best.step));
+            save::load_checkpoint(&mut engine, &Checkpoint::open_verified(&path)?, &identity, scale)?;
+        }
+        let text = format!("the model is that of step {}, the best one", best.step);
+        progress.note(&text);
+        log.event(&text)?;
+    }
+    save::export(&engine, &identity.model_files, &output.model())?;
     log.event(&format!("model folder {}", output.model().display()))?;
     outcome.memory = MemoryUse::of(&engine, (prepared.peak_memory)())?;
     if let Some(memory) = outcome.memory {
@@ -171,6 +215,27 @@ pub fn train(
     log.sync()?;
     progress.finish();
     Ok(outcome)
+}
+
+/// Says what is worth saying before the first step.
+fn announce(
+    engine: &Engine,
+    config: &RunConfig,
+    notes: &[String],
+    log: &mut Journal,
+    progress: &mut dyn Progress,
+) -> Result<(), TrainError> {
+    if let Some(carrier) = engine.carrier() {
+        log.event(&format!("{} ranks over {carrier}", config.plan.world_size()))?;
+    }
+    if let Some(spill) = engine.spill() {
+        log.event(&format!("states on a disk: {} of each rank, {spill}", engine.plan().nvme_bytes))?;
+    }
+    for note in notes {
+        progress.note(note);
+        log.event(note)?;
+    }
+    Ok(())
 }
 
 /// Takes the plan's memory, reaches the other ranks, and is ready to run.
@@ -190,13 +255,23 @@ fn make_engine(
 }
 
 /// What the loop keeps between steps.
-struct Run<'a> {
+pub(crate) struct Run<'a> {
     config: &'a RunConfig,
     order: Order,
     rates: RateSchedule,
     total_steps: u64,
-    rows: Vec<u32>,
+    pub(crate) scaler: Option<LossScaler>,
+    pub(crate) last_bad: Option<Bad>,
+    /// Of the step.
+    pub(crate) rows: Vec<u32>,
     window: Vec<Batch>,
+}
+
+/// A step, as it is told.
+struct Told {
+    record: StepRecord,
+    others: Vec<(&'static str, f64)>,
+    warning: Option<String>,
 }
 
 impl<'a> Run<'a> {
@@ -213,8 +288,39 @@ impl<'a> Run<'a> {
         let epochs = (batch.num_train_epochs * order.steps_per_epoch() as f64).ceil() as u64;
         let total_steps = batch.max_steps.unwrap_or(epochs);
         let window = (0..batch.gradient_accumulation_steps).map(|_| Batch::default()).collect();
-        let rates = RateSchedule::new(&config.optim, total_steps);
-        Ok(Run { config, order, rates, total_steps, rows: Vec::new(), window })
+        let rates = RateSchedule::new(config, total_steps);
+        let scaler = match config.precision {
+            Precision::F16(scaling) => Some(LossScaler::new(scaling)),
+            Precision::F32 | Precision::Bf16 => None,
+        };
+        Ok(Run { config, order, rates, total_steps, scaler, last_bad: None, rows: Vec::new(), window })
+    }
+
+    fn ends_epoch(&self, step: u64) -> bool {
+        step.is_multiple_of(self.order.steps_per_epoch()) || step == self.total_steps
+    }
+
+    fn evaluates_after(&self, step: u64) -> bool {
+        match self.config.eval.when {
+            EvalWhen::No => false,
+            EvalWhen::Steps(every) => step.is_multiple_of(every),
+            EvalWhen::Epoch => self.ends_epoch(step),
+        }
+    }
+
+    /// Whether the best checkpoint stays, whatever `save_total_limit` says.
+    fn keeps_best(&self) -> bool {
+        self.config.eval.load_best_model_at_end || self.config.output.save == SaveWhen::Best
+    }
+
+    /// `improved`: the evaluation after this step was better than all before.
+    fn saves_after(&self, step: u64, improved: bool) -> bool {
+        let due = match self.config.output.save {
+            SaveWhen::No | SaveWhen::Best => false,
+            SaveWhen::Steps(every) => step.is_multiple_of(every) || step == self.total_steps,
+            SaveWhen::Epoch => self.ends_epoch(step),
+        };
+        due || improved && self.keeps_best()
     }
 
     fn cursor(&self, dataset: &Dataset) -> DataCursor {
@@ -232,8 +338,9 @@ impl<'a> Run<'a> {
         &mut self,
         engine: &mut Engine,
         dataset: &Dataset,
+        objective: &mut dyn Objective,
         position: &mut Position,
-    ) -> Result<StepRecord, TrainError> {
+    ) -> Result<Told, TrainError> {
         let start = Instant::now();
         let step = position.step;
         self.order.rows(Step(step), &mut self.rows);
@@ -247,42 +354,46 @@ impl<'a> Run<'a> {
         // Denominators are those of the whole window on all ranks, which everybody can count.
         let supervised: u64 = self.rows.iter().map(|row| dataset.row_supervised(*row as usize)).sum();
         let tokens: u64 = self.rows.iter().map(|row| dataset.row_tokens(*row as usize) as u64).sum();
+        let counts = WindowCounts { supervised, tokens };
 
         let optim = &self.config.optim;
         let updates = Updates {
             t: position.updates + 1,
-            lr: self.rates.at(step),
+            // A step that is skipped does not move the schedule, as with the others.
+            lr: self.rates.at(position.updates),
             betas: (optim.adam_beta1, optim.adam_beta2),
             eps: optim.adam_epsilon,
             weight_decay: optim.weight_decay,
             max_norm: optim.max_grad_norm,
         };
-        let mut objective = Sft::new(&self.window, supervised);
-        let report = engine.train_step(&mut objective, &updates)?;
-        let [sum] = engine.sum("the loss", [objective.weighted_log_probs()])?;
-        let loss = -sum / supervised as f64;
-        if !loss.is_finite() || report.skipped {
-            let rows = self.rows.iter().copied().take(16).collect();
-            let (step, grad_norm) = (step + 1, report.grad_norm);
-            return Err(TrainError::Diverged { step, loss, grad_norm, rows, checkpoint: None });
+        let loss_scale = position.scale.map(|scale| scale.scale);
+        if let Some(scale) = loss_scale {
+            engine.set_loss_scale(scale);
         }
-        *position = Position {
-            step: step + 1,
-            updates: position.updates + 1,
-            tokens_total: position.tokens_total + tokens,
+        let (report, metrics) = train_step(engine, objective, &self.window, &counts, &updates)?;
+        position.step += 1;
+        position.tokens_total += tokens;
+        let finite = !report.skipped && metrics.loss.is_finite();
+        let warning = if finite {
+            self.applied(position);
+            None
+        } else {
+            Some(self.not_finite(engine, position, &report, metrics.loss)?)
         };
         let seconds = start.elapsed().as_secs_f64();
-        Ok(StepRecord {
+        let record = StepRecord {
             step: position.step,
             epoch: self.order.epoch(Step(position.step)),
-            loss,
+            loss: metrics.loss,
             grad_norm: report.grad_norm,
             learning_rate: updates.lr,
             tokens: supervised,
             tokens_total: position.tokens_total,
             tokens_per_second: tokens as f64 / seconds,
             step_seconds: seconds,
-            skipped: false,
-        })
+            skipped: report.skipped,
+            loss_scale,
+        };
+        Ok(Told { record, others: metrics.others, warning })
     }
 }

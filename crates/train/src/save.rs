@@ -1,6 +1,5 @@
 //! Weights in, checkpoints in and out, the model folder out.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +16,8 @@ use lockstep_shape::ModelShape;
 use serde_json::{Map, Value};
 
 use crate::error::TrainError;
+use crate::position::Position;
+use crate::scaler::ScaleState;
 
 /// The states a checkpoint holds, by the names it holds them under.
 const STATES: [(&str, State); 3] =
@@ -24,14 +25,6 @@ const STATES: [(&str, State); 3] =
 
 /// Elements moved at a time between files and the engine.
 const PART: usize = 1 << 20;
-
-/// Where a run stands: what a checkpoint says beside its tensors.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Position {
-    pub(crate) step: u64,
-    pub(crate) updates: u64,
-    pub(crate) tokens_total: u64,
-}
 
 /// Checks a model folder's weights by their headers: every tensor is there in its shape, and nothing else.
 pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<(), TrainError> {
@@ -95,16 +88,16 @@ pub(crate) fn save_checkpoint(
     for share in engine.exchange("a checkpoint", &[])?.into_iter().skip(1) {
         writer.add_share(&String::from_utf8_lossy(&share))?;
     }
-    let mut counters = BTreeMap::from([
-        ("updates".to_string(), position.updates),
-        ("tokens_total".to_string(), position.tokens_total),
-    ]);
+    for (name, content) in &identity.model_files {
+        writer.write_file(name, content)?;
+    }
+    let mut counters = position.counters();
     counters.extend(identity.switches.map(|(name, on)| (name.to_string(), on.into())));
     let meta = Meta {
         step: Step(position.step),
         world: engine.plan().input.mesh.world(),
         counters,
-        reals: BTreeMap::new(),
+        reals: position.reals(),
         data: DataCursor { next_step: position.step, ..identity.data.clone() },
         config_hash: identity.config_hash.clone(),
         tokenizer_hash: identity.tokenizer_hash.clone(),
@@ -148,6 +141,8 @@ pub(crate) struct Identity {
     pub(crate) config_hash: String,
     pub(crate) tokenizer_hash: String,
     pub(crate) run_config: String,
+    /// What a model folder has beside its weights, so that a checkpoint can become one.
+    pub(crate) model_files: Vec<(String, Vec<u8>)>,
 }
 
 /// Finds the checkpoint to go on from. Damaged ones are passed over and told through `note`.
@@ -183,6 +178,7 @@ pub(crate) fn load_checkpoint(
     engine: &mut Engine,
     checkpoint: &Checkpoint,
     identity: &Identity,
+    scale: Option<ScaleState>,
 ) -> Result<Position, TrainError> {
     let meta = checkpoint.meta();
     let (then, now) = (&meta.data, &identity.data);
@@ -216,6 +212,7 @@ pub(crate) fn load_checkpoint(
             return Err(differs(what, then.to_string(), now.to_string()));
         }
     }
+    let position = Position::of(checkpoint, scale)?;
     let tensors = all_tensors(engine);
     let known = |name: &str| {
         let name = name.split_once('/').map_or(name, |(_, name)| name);
@@ -240,34 +237,34 @@ pub(crate) fn load_checkpoint(
             }
         }
     }
-    Ok(Position {
-        step: checkpoint.step().0,
-        updates: checkpoint.counter("updates")?,
-        tokens_total: checkpoint.counter("tokens_total")?,
-    })
+    Ok(position)
 }
 
-/// Writes a folder that transformers loads. A model that came from a folder keeps that folder's
-/// `config.json` and `generation_config.json`, `folder_texts`: they say more than this program reads.
-pub(crate) fn export(
-    engine: &Engine,
+/// What a model folder has beside its weights: `config.json`, `generation_config.json` and the tokenizer's
+/// files. A model that came from a folder keeps that folder's first two, `folder_texts`: they say more than this
+/// program reads.
+pub(crate) fn model_files(
     shape: &ModelShape,
     folder_texts: &[Option<String>; 2],
     tokenizer: &Tokenizer,
-    dir: &Path,
-) -> Result<(), TrainError> {
-    let dtype = engine.working_dtype();
+    dtype: DType,
+) -> Vec<(String, Vec<u8>)> {
+    let config = config_text(shape, folder_texts[0].as_deref(), dtype);
+    let generation_config = folder_texts[1].clone().unwrap_or_else(|| shape.generation_config_text());
+    let mut files = vec![("config.json".to_string(), config.into_bytes())];
+    if !generation_config.is_empty() {
+        files.push(("generation_config.json".into(), generation_config.into_bytes()));
+    }
+    files.extend(tokenizer.files().iter().cloned());
+    files
+}
+
+/// Writes a folder that transformers loads, with `files` beside the weights.
+pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -> Result<(), TrainError> {
     let tensors: Vec<TensorSpec> =
         all_tensors(engine).into_iter().map(|(_, s)| TensorSpec::new(s.name, s.shape)).collect();
-    let generation_config = folder_texts[1].clone().unwrap_or_else(|| shape.generation_config_text());
-    let export = Export {
-        config_json: &config_text(shape, folder_texts[0].as_deref(), dtype),
-        generation_config: &generation_config,
-        extra_files: tokenizer.files(),
-        tensors: &tensors,
-        dtype,
-        shard_limit: DEFAULT_SHARD_BYTES,
-    };
+    let export =
+        Export { files, tensors: &tensors, dtype: engine.working_dtype(), shard_limit: DEFAULT_SHARD_BYTES };
     if engine.rank() != Rank(0) {
         return serve_reads(engine);
     }

@@ -1,5 +1,7 @@
 //! From a configuration to everything a run needs, before its first step.
 
+use std::path::PathBuf;
+
 use lockstep_ckpt::{Checkpoint, ModelFolder};
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh, Rank};
@@ -11,8 +13,10 @@ use lockstep_plan::{
 use lockstep_shape::{Adapter, ModelShape, Recompute, units};
 
 use crate::error::TrainError;
+use crate::objective::Objective;
 use crate::output_dir::OutputDir;
 use crate::save;
+use crate::sft::Sft;
 
 /// Resident bytes of a process beside its arena, tokenizer and data: code, stacks, the allocator, buffers
 /// between files and the arena. Measured on Linux x86-64 as the peak that the kernel reports less the
@@ -38,6 +42,8 @@ pub struct Prepared {
     pub rank: Rank,
     pub tokenizer: Tokenizer,
     pub dataset: Dataset,
+    /// What to evaluate on, where the configuration names something.
+    pub eval: Option<Dataset>,
     pub shape: ModelShape,
     /// The folder weights are loaded from.
     pub folder: Option<ModelFolder>,
@@ -57,6 +63,15 @@ pub struct Prepared {
 /// Takes the output directory, reads tokenizer, model description and data, and makes the plan. What is
 /// quick to check comes first: a data set may take minutes to read. Rank 0 alone takes the directory.
 pub fn prepare(config: &RunConfig, rank: Rank) -> Result<Prepared, TrainError> {
+    prepare_for(config, rank, &Sft::default())
+}
+
+/// As [`prepare`], for an objective of one's own.
+pub fn prepare_for(
+    config: &RunConfig,
+    rank: Rank,
+    objective: &dyn Objective,
+) -> Result<Prepared, TrainError> {
     config.check_trainable()?;
     if !matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm) {
         return Err(TrainError::Algorithm { name: format!("{:?}", config.plan.algorithm).to_lowercase() });
@@ -86,13 +101,20 @@ pub fn prepare(config: &RunConfig, rank: Rank) -> Result<Prepared, TrainError> {
     if max_length - 1 > shape.max_positions {
         return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
     }
-    let dataset = lockstep_data::prepare(&data_spec(config)?, &tokenizer)?;
+    let dataset = lockstep_data::prepare(&data_spec(config, &config.data.train_files), &tokenizer)?;
+    let eval = prepare_eval(config, &tokenizer)?;
+    if config.eval.evaluates() && eval.is_none() {
+        return Err(TrainError::NothingToEvaluate);
+    }
+    notes.extend(evaluation_notes(config, eval.is_some()));
     let num_threads = num_threads(config);
-    let plan = plan_for(config, &shape, &tokenizer, Some(&dataset), num_threads)?;
+    let ahead = objective.coefficients_ahead();
+    let plan = plan_with(config, &shape, &tokenizer, Some(&dataset), num_threads, ahead)?;
     Ok(Prepared {
         rank,
         tokenizer,
         dataset,
+        eval,
         shape,
         folder,
         plan,
@@ -103,6 +125,31 @@ pub fn prepare(config: &RunConfig, rank: Rank) -> Result<Prepared, TrainError> {
         notes,
         folder_texts: folder_texts(config),
     })
+}
+
+fn prepare_eval(config: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<Dataset>, TrainError> {
+    let files = &config.data.eval_files;
+    if files.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(lockstep_data::prepare(&data_spec(config, files), tokenizer)?))
+}
+
+/// What is not done as it was asked for, though with the same results.
+fn evaluation_notes(config: &RunConfig, has_data: bool) -> Vec<String> {
+    let mut notes = Vec::new();
+    let trained = config.batch.per_device_train_batch_size;
+    match config.eval.per_device_batch_size {
+        Some(rows) if rows > trained => notes.push(format!(
+            "`per_device_eval_batch_size: {rows}` is taken as {trained}, which the plan has room for: results \
+             do not depend on it"
+        )),
+        _ => {}
+    }
+    if has_data && !config.eval.evaluates() {
+        notes.push("what there is to evaluate on has no effect here: `eval_strategy` is no".into());
+    }
+    notes
 }
 
 fn folder_texts(config: &RunConfig) -> [Option<String>; 2] {
@@ -120,13 +167,15 @@ impl Prepared {
         let plan: String = phases.map(|phase| lockstep_plan::schedule_text(&self.plan, phase)).collect();
         let brief = |text: &str| blake3::hash(text.as_bytes()).to_hex()[..16].to_string();
         // Everything that decides numbers and is not in the plan.
-        let numbers = format!("{:?} {:?}", config.optim, config.batch);
+        let numbers =
+            format!("{:?} {:?} {:?} {:?}", config.optim, config.batch, config.precision, config.eval);
         let from = self.checkpoint.as_ref().map_or("the beginning".into(), |c| format!("step {}", c.step()));
         [
             ("version", env!("CARGO_PKG_VERSION").to_string()),
             ("strategy", strategy_name(config.plan.strategy)),
             ("plan", brief(&plan)),
             ("data set", brief(&self.dataset.fingerprint())),
+            ("evaluation data", self.eval.as_ref().map_or("none".into(), |d| brief(&d.fingerprint()))),
             ("tokenizer", brief(self.tokenizer.fingerprint())),
             ("batch and optimizer", brief(&numbers)),
             ("start", from),
@@ -186,9 +235,9 @@ fn tokenizer_source(config: &RunConfig) -> TokenizerSource {
     }
 }
 
-fn data_spec(config: &RunConfig) -> Result<DataSpec, TrainError> {
-    Ok(DataSpec {
-        files: config.data.train_files.clone(),
+fn data_spec(config: &RunConfig, files: &[PathBuf]) -> DataSpec {
+    DataSpec {
+        files: files.to_vec(),
         tokenizer: tokenizer_source(config),
         max_length: config.data.max_length as usize,
         packing: match config.data.packing {
@@ -200,7 +249,7 @@ fn data_spec(config: &RunConfig) -> Result<DataSpec, TrainError> {
             config::OnBadRow::Stop => OnBadRow::Stop,
             config::OnBadRow::Skip => OnBadRow::Skip,
         },
-    })
+    }
 }
 
 /// The model's shape: from a folder's `config.json`, a named size, or the keys given.
@@ -234,12 +283,26 @@ pub fn plan_for(
     dataset: Option<&Dataset>,
     num_threads: usize,
 ) -> Result<RunPlan, TrainError> {
+    let ahead = matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm);
+    plan_with(config, shape, tokenizer, dataset, num_threads, ahead)
+}
+
+/// `coefficients_ahead`: the objective knows them before the head has run.
+fn plan_with(
+    config: &RunConfig,
+    shape: &ModelShape,
+    tokenizer: &Tokenizer,
+    dataset: Option<&Dataset>,
+    num_threads: usize,
+    coefficients_ahead: bool,
+) -> Result<RunPlan, TrainError> {
     let p = &config.plan;
     let name = chosen_strategy(config, shape);
     let (strategy, [params, grads, optimizer]) = strategy::by_name(name);
     let storage = match config.precision {
         config::Precision::F32 => DType::F32,
         config::Precision::Bf16 => DType::BF16,
+        config::Precision::F16(_) => DType::F16,
     };
     let recompute = match p.recompute {
         config::Recompute::None => Recompute::None,
@@ -305,9 +368,9 @@ pub fn plan_for(
             workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
             foreign: foreign(tokenizer, dataset),
         },
-        coefficients_ahead: matches!(p.algorithm, Algorithm::Sft | Algorithm::Clm),
+        coefficients_ahead,
         clip: config.optim.max_grad_norm.is_some(),
-        evaluates: false,
+        evaluates: config.eval.evaluates(),
         rollout,
     };
     let plan = build(input);

@@ -2,52 +2,51 @@
 //! L = Σ w·(−log p(target)) / N, with N the supervised tokens of the whole accumulation window.
 
 use lockstep_data::Batch;
-use lockstep_engine::{Driver, MicroBatch};
 
-/// The objective of one step over its window of micro-batches.
-#[derive(Debug)]
-pub struct Sft<'a> {
-    window: &'a [Batch],
+use crate::objective::{Metrics, Objective, WindowCounts};
+
+/// See the module's text.
+#[derive(Clone, Debug, Default)]
+pub struct Sft {
     supervised: f64,
+    /// Σ w·log p over this rank's tokens.
     weighted_log_probs: f64,
 }
 
-impl<'a> Sft<'a> {
-    /// `supervised` is the window's count over all ranks.
-    pub fn new(window: &'a [Batch], supervised: u64) -> Sft<'a> {
-        Sft { window, supervised: supervised as f64, weighted_log_probs: 0.0 }
+impl Objective for Sft {
+    fn coefficients_ahead(&self) -> bool {
+        true
     }
 
-    /// Σ w·log p over this rank's tokens, once every micro-batch has run.
-    pub fn weighted_log_probs(&self) -> f64 {
-        self.weighted_log_probs
-    }
-}
-
-impl Driver for Sft<'_> {
-    fn batch(&self, micro: u32) -> MicroBatch<'_> {
-        let batch = &self.window[micro as usize];
-        MicroBatch {
-            tokens: &batch.tokens,
-            targets: &batch.targets,
-            positions: &batch.positions,
-            cu_seqlens: &batch.cu_seqlens,
-        }
+    fn begin(&mut self, counts: &WindowCounts) {
+        *self = Sft { supervised: counts.supervised as f64, weighted_log_probs: 0.0 };
     }
 
-    fn coefficients(&mut self, micro: u32, _log_probs: Option<&[f32]>, out: &mut [f32]) {
-        for (out, weight) in out.iter_mut().zip(&self.window[micro as usize].weights) {
+    fn coefficients(&mut self, batch: &Batch, _: Option<&[f32]>, out: &mut [f32]) {
+        for (out, weight) in out.iter_mut().zip(&batch.weights) {
             *out = (-f64::from(*weight) / self.supervised) as f32;
         }
     }
 
-    fn outputs(&mut self, micro: u32, log_probs: &[f32]) {
-        let weights = &self.window[micro as usize].weights;
-        // In token order and f64: the reported loss does not depend on how the batch was cut.
-        for (log_prob, weight) in log_probs.iter().zip(weights) {
-            if *weight != 0.0 {
-                self.weighted_log_probs += f64::from(*weight) * f64::from(*log_prob);
-            }
+    fn outputs(&mut self, batch: &Batch, log_probs: &[f32]) {
+        add_weighted(&mut self.weighted_log_probs, batch, log_probs);
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        vec![self.weighted_log_probs]
+    }
+
+    fn metrics(&self, sums: &[f64]) -> Metrics {
+        Metrics { loss: -sums[0] / self.supervised, others: Vec::new() }
+    }
+}
+
+/// Adds Σ w·log p of a batch: in token order and f64, so that the loss does not depend on how rows were cut
+/// into batches.
+pub(crate) fn add_weighted(sum: &mut f64, batch: &Batch, log_probs: &[f32]) {
+    for (log_prob, weight) in log_probs.iter().zip(&batch.weights) {
+        if *weight != 0.0 {
+            *sum += f64::from(*weight) * f64::from(*log_prob);
         }
     }
 }

@@ -150,12 +150,45 @@ fn retention_never_deletes_the_last_complete_one() {
     // Damaged ones do not count as kept.
     fs::remove_file(root.join("step-5/manifest.json")).unwrap();
     fs::create_dir(root.join("step-0.trash")).unwrap();
-    assert_eq!(retain(root, 2).unwrap(), [root.join("step-1"), root.join("step-2")]);
+    assert_eq!(retain(root, 2, None).unwrap(), [root.join("step-1"), root.join("step-2")]);
     assert!(!root.join("step-0.trash").exists() && root.join("step-5").exists());
-    assert_eq!(retain(root, 0).unwrap(), [root.join("step-3")]);
-    assert_eq!(retain(root, 0).unwrap(), Vec::<std::path::PathBuf>::new());
+    assert_eq!(retain(root, 0, None).unwrap(), [root.join("step-3")]);
+    assert_eq!(retain(root, 0, None).unwrap(), Vec::<std::path::PathBuf>::new());
     assert_eq!(latest(root).unwrap().path, Some(root.join("step-4")));
-    assert!(retain(&root.join("nowhere"), 3).unwrap().is_empty());
+    assert!(retain(&root.join("nowhere"), 3, None).unwrap().is_empty());
+}
+
+#[test]
+fn retention_keeps_the_best_beside_the_newest() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let paths = |steps: &[u64]| steps.iter().map(|s| root.join(format!("step-{s}"))).collect::<Vec<_>>();
+    (1..=5).for_each(|step| drop(save(root, step)));
+    assert_eq!(retain(root, 3, Some(Step(2))).unwrap(), paths(&[1, 3]));
+    assert_eq!(retain(root, 1, Some(Step(2))).unwrap(), paths(&[4]));
+    save(root, 6);
+    // The best moves on, and the old one may go.
+    assert_eq!(retain(root, 1, Some(Step(6))).unwrap(), paths(&[2, 5]));
+    assert_eq!(retain(root, 1, Some(Step(99))).unwrap(), paths(&[]));
+}
+
+#[test]
+fn other_files_are_as_safe_as_tensors() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = CheckpointWriter::begin(dir.path(), Step(3)).unwrap();
+    writer.write_file("config.json", b"{}").unwrap();
+    for bad in ["config.json", "manifest.json", "../a.json", "a.safetensors"] {
+        assert!(matches!(writer.write_file(bad, b""), Err(CkptError::FileName { .. })), "{bad}");
+    }
+    let meta = Checkpoint::open(&save(&dir.path().join("other"), 3)).unwrap().meta().clone();
+    let path = writer.finish(meta).unwrap();
+    let checkpoint = Checkpoint::open_verified(&path).unwrap();
+    assert_eq!(checkpoint.other_files().collect::<Vec<_>>(), ["config.json"]);
+    assert_eq!(checkpoint.read_file("config.json").unwrap(), Some(b"{}".to_vec()));
+    assert_eq!(checkpoint.read_file("absent.json").unwrap(), None);
+    fs::write(path.join("config.json"), "[]").unwrap();
+    assert!(matches!(checkpoint.read_file("config.json"), Err(CkptError::Hash { .. })));
+    assert!(matches!(Checkpoint::open_verified(&path), Err(CkptError::Hash { .. })));
 }
 
 /// Cuts a tensor into boxes by splitting the largest of them at random.

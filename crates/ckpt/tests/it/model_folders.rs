@@ -17,9 +17,11 @@ pub(crate) fn tensors() -> Vec<TensorSpec> {
 
 pub(crate) fn export(dir: &Path, dtype: DType, shard_limit: Bytes) -> Result<(), CkptError> {
     let export = Export {
-        config_json: "{\"model_type\": \"llama\"}\n",
-        generation_config: "{}\n",
-        extra_files: &[("tokenizer.json".to_string(), b"{}".to_vec())],
+        files: &[
+            ("config.json".to_string(), b"{\"model_type\": \"llama\"}\n".to_vec()),
+            ("generation_config.json".to_string(), b"{}\n".to_vec()),
+            ("tokenizer.json".to_string(), b"{}".to_vec()),
+        ],
         tensors: &tensors(),
         dtype,
         shard_limit,
@@ -103,9 +105,7 @@ fn a_failed_export_leaves_the_old_folder() {
     export(&dir, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
     let tensors = tensors();
     let spec = Export {
-        config_json: "{}",
-        generation_config: "",
-        extra_files: &[],
+        files: &[("config.json".to_string(), b"{}".to_vec())],
         tensors: &tensors,
         dtype: DType::F32,
         shard_limit: DEFAULT_SHARD_BYTES,

@@ -9,6 +9,8 @@ use crate::sections::ModelSource;
 pub struct DataConfig {
     /// May be empty: a plan needs no data. `RunConfig::check_trainable` asks for it.
     pub train_files: Vec<PathBuf>,
+    /// Evaluated on; may be empty.
+    pub eval_files: Vec<PathBuf>,
     pub tokenizer: Tokenizer,
     pub chat_template: ChatTemplate,
     /// Tokens per row at most.
@@ -62,6 +64,7 @@ impl DataConfig {
     pub(crate) fn read(r: &mut Reader<'_>, model: &ModelSource) -> Self {
         DataConfig {
             train_files: r.paths("train_files"),
+            eval_files: r.paths("eval_files"),
             tokenizer: read_tokenizer(r, model),
             chat_template: read_chat_template(r),
             max_length: r.count("max_length", 2).unwrap_or(2),

@@ -2,18 +2,22 @@
 
 mod batch;
 mod data;
+mod eval;
 mod model;
 mod optim;
 mod output;
 mod plan;
 mod precision;
+mod schedule;
 
 pub use batch::BatchConfig;
 pub use data::{ChatTemplate, DataConfig, OnBadRow, Packing, Tokenizer};
+pub use eval::{EvalConfig, EvalMetric, EvalWhen};
 pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
-pub use optim::{OptimConfig, Schedule, Warmup};
-pub use output::{OutputConfig, Resume};
+pub use optim::{LrScaling, OptimConfig, Warmup};
+pub use output::{OutputConfig, Resume, SaveWhen};
 pub use plan::{
     AccumulationOrder, Adapter, Algorithm, Carrier, Offload, PlanConfig, Recompute, StrategyName,
 };
-pub use precision::Precision;
+pub use precision::{LossScaling, Precision};
+pub use schedule::{Growth, MinRate, Schedule, WarmupRates};

@@ -1,10 +1,12 @@
 //! The optimizer and its schedule.
 
 use crate::reader::{Later, Reader};
+use crate::sections::schedule::Schedule;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimConfig {
     pub learning_rate: f64,
+    pub lr_scaling: LrScaling,
     pub adam_beta1: f64,
     pub adam_beta2: f64,
     pub adam_epsilon: f64,
@@ -17,12 +19,23 @@ pub struct OptimConfig {
     pub warmup: Warmup,
 }
 
-/// How the learning rate goes after the warm-up.
+/// What the number of ranks does to the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
+pub enum LrScaling {
+    None,
     Linear,
-    Cosine,
-    Constant,
+    Sqrt,
+}
+
+impl LrScaling {
+    /// What the learning rate is multiplied by in a world of so many ranks.
+    pub fn factor(self, world: u32) -> f64 {
+        match self {
+            LrScaling::None => 1.0,
+            LrScaling::Linear => world.into(),
+            LrScaling::Sqrt => f64::from(world).sqrt(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,24 +45,8 @@ pub enum Warmup {
     Ratio(f64),
 }
 
-const OTHER_SCHEDULES: Later = Later(
-    &[
-        "constant_with_warmup",
-        "cosine_with_restarts",
-        "cosine_with_min_lr",
-        "cosine_warmup_with_min_lr",
-        "polynomial",
-        "inverse_sqrt",
-        "reduce_lr_on_plateau",
-        "warmup_stable_decay",
-        "WarmupLR",
-        "WarmupDecayLR",
-        "WarmupCosineLR",
-        "OneCycle",
-        "LRRangeTest",
-    ],
-    "write linear, cosine or constant.",
-);
+/// DeepSpeed's, where nothing says otherwise.
+const DEEPSPEED_WARMUP: Warmup = Warmup::Steps(1000);
 
 const OTHER_OPTIMIZERS: Later = Later(
     &[
@@ -90,12 +87,21 @@ impl OptimConfig {
         r.word("optim", &adamw.map(|name| (name, ())), OTHER_OPTIMIZERS);
         let share = "at least 0 and below 1";
         let is_share = |x: f64| (0.0..1.0).contains(&x);
-        let schedules =
-            [("linear", Schedule::Linear), ("cosine", Schedule::Cosine), ("constant", Schedule::Constant)];
+        let scalings = [("none", LrScaling::None), ("linear", LrScaling::Linear), ("sqrt", LrScaling::Sqrt)];
+        let scaling_off = ["no", "off", "false"].map(|word| (word, LrScaling::None));
+        let (lr_scheduler_type, warmup) = read_schedule(r);
         OptimConfig {
             learning_rate: r
                 .float("learning_rate", "a finite number, at least 0", |x| x >= 0.0)
                 .unwrap_or(0.0),
+            lr_scaling: r
+                .node("lr_scaling")
+                .and_then(|node| {
+                    let off = node.bool() == Some(false);
+                    let shown = if off { &scaling_off[..] } else { &scalings[..] };
+                    r.word_of("lr_scaling", shown, Later::NONE, &node)
+                })
+                .unwrap_or(LrScaling::None),
             adam_beta1: r.float("adam_beta1", share, is_share).unwrap_or(0.0),
             adam_beta2: r.float("adam_beta2", share, is_share).unwrap_or(0.0),
             adam_epsilon: r.float("adam_epsilon", "above 0", |x| x > 0.0).unwrap_or(1.0),
@@ -104,12 +110,36 @@ impl OptimConfig {
             max_grad_norm: r
                 .float("max_grad_norm", "above 0, or 0 to turn clipping off", |x| x >= 0.0)
                 .filter(|norm| *norm > 0.0),
-            lr_scheduler_type: r
-                .word("lr_scheduler_type", &schedules, OTHER_SCHEDULES)
-                .unwrap_or(Schedule::Linear),
-            warmup: read_warmup(r),
+            lr_scheduler_type,
+            warmup,
         }
     }
+}
+
+fn read_schedule(r: &mut Reader<'_>) -> (Schedule, Warmup) {
+    let read = Schedule::read(r);
+    let given = r.given("warmup_steps").or(r.given("warmup_ratio"));
+    let warmup = match (read_warmup(r), read.warmup) {
+        (warmup, Some(own)) => {
+            // The schedule's own count is the more exact one; two that differ are a contradiction.
+            if let (Some(given), true) = (&given, warmup != Warmup::Steps(own)) {
+                let rule = "what the schedule's `warmup_num_steps` says";
+                r.out_of_range(&given.spelled, rule, &given.node);
+            }
+            Warmup::Steps(own)
+        }
+        (_, None) if read.schedule.is_deepspeed() && given.is_none() => DEEPSPEED_WARMUP,
+        (warmup, None) => warmup,
+    };
+    if let (Schedule::Constant, Some(given)) = (read.schedule, given)
+        && warmup != Warmup::Steps(0)
+    {
+        r.note(format!(
+            "`{}` has no effect here: `constant` has no warm-up, `constant_with_warmup` has",
+            given.spelled
+        ));
+    }
+    (read.schedule, warmup)
 }
 
 fn read_warmup(r: &mut Reader<'_>) -> Warmup {

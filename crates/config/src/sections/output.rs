@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::reader::{Later, Reader};
+use crate::yaml::{Node, Value};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputConfig {
@@ -11,11 +12,23 @@ pub struct OutputConfig {
     pub experiment_name: Option<String>,
     pub overwrite_output_dir: bool,
     pub logging_steps: u64,
-    /// `None`: no checkpoints (`save_strategy: no`).
-    pub save_steps: Option<u64>,
+    pub save: SaveWhen,
     /// `None`: keep all.
     pub save_total_limit: Option<u32>,
     pub resume_from_checkpoint: Resume,
+    /// Where TensorBoard's event files go, if they are wanted.
+    pub tensorboard: Option<PathBuf>,
+}
+
+/// When checkpoints are made. By steps and by epochs, one is made after the last step too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SaveWhen {
+    No,
+    Steps(u64),
+    /// After every pass over the data.
+    Epoch,
+    /// After an evaluation that was better than all before.
+    Best,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,20 +42,72 @@ pub enum Resume {
 impl OutputConfig {
     pub(crate) fn read(r: &mut Reader<'_>) -> Self {
         let experiment_name = read_experiment_name(r);
-        let strategies = [("steps", true), ("no", false)];
-        let later = Later(&["epoch", "best"], "write `save_strategy: steps` and `save_steps`.");
-        let save = r.word("save_strategy", &strategies, later).unwrap_or(true);
-        let save_steps = r.count("save_steps", 1);
+        let output_dir = read_output_dir(r, experiment_name.as_deref());
         OutputConfig {
-            output_dir: read_output_dir(r, experiment_name.as_deref()),
+            tensorboard: read_tensorboard(r, &output_dir),
+            output_dir,
             experiment_name,
             overwrite_output_dir: r.bool("overwrite_output_dir").unwrap_or(false),
             logging_steps: r.count("logging_steps", 1).unwrap_or(1),
-            save_steps: save_steps.filter(|_| save),
+            save: read_save(r),
             save_total_limit: r.count("save_total_limit", 1),
             resume_from_checkpoint: read_resume(r),
         }
     }
+}
+
+fn read_save(r: &mut Reader<'_>) -> SaveWhen {
+    let steps = SaveWhen::Steps(r.count("save_steps", 1).unwrap_or(1));
+    let strategies =
+        [("steps", steps), ("no", SaveWhen::No), ("epoch", SaveWhen::Epoch), ("best", SaveWhen::Best)];
+    r.word("save_strategy", &strategies, Later::NONE).unwrap_or(SaveWhen::No)
+}
+
+const OTHER_TRACKERS: Later = Later(
+    &[
+        "wandb",
+        "mlflow",
+        "comet",
+        "comet_ml",
+        "neptune",
+        "clearml",
+        "trackio",
+        "swanlab",
+        "dagshub",
+        "dvclive",
+        "codecarbon",
+        "azure_ml",
+        "flyte",
+    ],
+    "write `report_to: tensorboard`; metrics.jsonl in the output folder has everything that a tracker is sent.",
+);
+
+/// A tracker, several, `all` there are, or `none`.
+fn read_tensorboard(r: &mut Reader<'_>, output_dir: &std::path::Path) -> Option<PathBuf> {
+    let choices = [("tensorboard", true), ("all", true), ("none", false)];
+    let node = r.node("report_to");
+    let named: Vec<Node> = match node.as_ref().map(|node| &node.value) {
+        Some(Value::Seq(items)) => items.clone(),
+        _ => node.into_iter().collect(),
+    };
+    let is_off = |node: &Node| node.bool() == Some(false);
+    let wanted: Vec<bool> = named
+        .iter()
+        .filter(|node| !is_off(node))
+        .filter_map(|node| r.word_of("report_to", &choices, OTHER_TRACKERS, node))
+        .collect();
+    let given = r.given("logging_dir");
+    let dir = r.text("logging_dir", "a folder").map(PathBuf::from);
+    if wanted.contains(&true) {
+        return Some(dir.unwrap_or_else(|| output_dir.join("runs")));
+    }
+    if let Some(given) = given {
+        let spelled = given.spelled;
+        r.note(format!(
+            "`{spelled}` has no effect here: it is TensorBoard's folder, and `report_to` is none"
+        ));
+    }
+    None
 }
 
 fn read_experiment_name(r: &mut Reader<'_>) -> Option<String> {

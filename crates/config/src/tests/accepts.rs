@@ -14,6 +14,7 @@ fn defaults_are_those_of_the_page() {
         config.data,
         DataConfig {
             train_files: vec![],
+            eval_files: vec![],
             tokenizer: Tokenizer::Byte,
             max_length: 1024,
             packing: Packing::None,
@@ -39,6 +40,7 @@ fn defaults_are_those_of_the_page() {
         config.optim,
         OptimConfig {
             learning_rate: 5e-5,
+            lr_scaling: LrScaling::None,
             adam_beta1: 0.9,
             adam_beta2: 0.999,
             adam_epsilon: 1e-8,
@@ -54,7 +56,7 @@ fn defaults_are_those_of_the_page() {
     assert_eq!(config.plan.recompute, Recompute::Selective);
     assert_eq!((config.plan.prefetch, config.plan.ddp_bucket_cap_mb), (1, 25));
     assert_eq!(config.plan.world_size(), 1);
-    assert_eq!((config.output.logging_steps, config.output.save_steps), (1, Some(500)));
+    assert_eq!((config.output.logging_steps, config.output.save), (1, SaveWhen::Steps(500)));
     assert_eq!(config.output.resume_from_checkpoint, Resume::No);
     assert!(config.check_trainable().is_err());
 }
@@ -138,6 +140,57 @@ fn spellings_of_precision() {
         assert_eq!(accepted(text, &[]).precision, Precision::F32, "{text}");
     }
     assert_eq!(accepted("bf16: true", &[]).origin("mixed_precision").to_string(), "derived from bf16");
+    let dynamic = LossScaling::default();
+    for text in [
+        "fp16: true",
+        "mixed_precision: fp16",
+        "fp16: {enabled: true}\nbf16: {enabled: false}",
+        "mixed_precision: fp16\nfp16: {enabled: auto, loss_scale: 0, hysteresis: 2, auto_cast: false}",
+    ] {
+        assert_eq!(accepted(text, &[]).precision, Precision::F16(dynamic), "{text}");
+    }
+    let text = "fp16:\n  enabled: true\n  initial_scale_power: 8\n  loss_scale_window: 20\n";
+    let config = accepted(text, &["fp16.hysteresis=1", "fp16.min_loss_scale=0.5"]);
+    let other = LossScaling {
+        initial_scale_power: 8,
+        loss_scale_window: 20,
+        hysteresis: 1,
+        min_loss_scale: 0.5,
+        loss_scale: None,
+    };
+    assert_eq!(config.precision, Precision::F16(other));
+    let fixed = LossScaling { loss_scale: Some(128.0), ..dynamic };
+    let config = accepted("fp16: {enabled: true, loss_scale: 128}", &[]);
+    assert_eq!(config.precision, Precision::F16(fixed));
+}
+
+#[test]
+fn evaluation_during_training() {
+    let config = accepted("eval_strategy: no\n", &[]);
+    assert!(!config.eval.evaluates());
+    let config = accepted("eval_steps: 20\nmetric_for_best_model: perplexity\n", &[]);
+    assert_eq!((config.eval.when, config.eval.metric), (EvalWhen::Steps(20), EvalMetric::Perplexity));
+    let config = accepted("eval_strategy: steps\nlogging_steps: 7\n", &[]);
+    assert_eq!(config.eval.when, EvalWhen::Steps(7));
+    assert_eq!(accepted("eval_strategy: steps\n", &[]).eval.when, EvalWhen::Steps(500));
+    let text = "evaluation_strategy: epoch\nsave_strategy: best\nload_best_model_at_end: true\nbf16: true\n\
+                bf16_full_eval: true\n";
+    let config = accepted(text, &[]);
+    assert_eq!((config.eval.when, config.output.save), (EvalWhen::Epoch, SaveWhen::Best));
+    assert!(config.eval.load_best_model_at_end && config.notes.len() == 1);
+}
+
+#[test]
+fn tensorboard_is_asked_for() {
+    let dir = |text: &str| accepted(text, &[]).output.tensorboard;
+    for text in ["report_to: none\n", "report_to: []\n", "report_to: no\n", ""] {
+        assert_eq!(dir(text), None, "{text}");
+    }
+    for text in ["report_to: tensorboard\n", "report_to: [tensorboard]\n", "report_to: all\n"] {
+        assert!(dir(text).unwrap().ends_with("runs"), "{text}");
+    }
+    assert_eq!(dir("report_to: tensorboard\nlogging_dir: tb\n"), Some("tb".into()));
+    assert_eq!(accepted("logging_dir: tb\n", &[]).notes.len(), 1);
 }
 
 #[test]
@@ -184,7 +237,7 @@ fn the_rest_of_the_sections() {
     assert_eq!((config.batch.max_steps, config.optim.max_grad_norm), (Some(1000), None));
     assert_eq!(
         (config.optim.lr_scheduler_type, config.optim.warmup),
-        (Schedule::Cosine, Warmup::Ratio(0.05))
+        (Schedule::Cosine { cycles: 0.5 }, Warmup::Ratio(0.05))
     );
     let plan = &config.plan;
     assert_eq!((plan.recompute, plan.accumulation_order), (Recompute::Full, AccumulationOrder::Reduced));
@@ -193,9 +246,58 @@ fn the_rest_of_the_sections() {
     assert_eq!((plan.memory_budget_gib, plan.threads, plan.algorithm), (Some(40.0), Some(2), Algorithm::Ppo));
     let adapter = plan.adapter.as_ref().unwrap();
     assert_eq!((adapter.r, adapter.target_modules.len()), (8, 2));
-    assert_eq!((config.output.save_steps, config.output.save_total_limit), (None, Some(3)));
+    assert_eq!((config.output.save, config.output.save_total_limit), (SaveWhen::No, Some(3)));
     assert_eq!(config.output.resume_from_checkpoint, Resume::Latest);
     assert_eq!(config.notes.len(), 1, "{:?}", config.notes);
+}
+
+#[test]
+fn schedules_of_both_dialects() {
+    let config = accepted("lr_scheduler_type: WarmupDecayLR\nwarmup_steps: 7\n", &[]);
+    let rates = |growth, total_num_steps| WarmupRates {
+        warmup_min_lr: 0.0,
+        warmup_max_lr: None,
+        growth,
+        total_num_steps,
+    };
+    assert_eq!(config.optim.lr_scheduler_type, Schedule::WarmupDecayLr(rates(Growth::Log, None)));
+    assert_eq!(config.optim.warmup, Warmup::Steps(7));
+
+    let config = accepted(
+        "scheduler:\n  type: WarmupLR\n  params: {warmup_num_steps: 5, warmup_type: linear, warmup_max_lr: auto}\n",
+        &["scheduler.params.total_num_steps=50"],
+    );
+    assert_eq!(config.optim.lr_scheduler_type, Schedule::WarmupLr(rates(Growth::Linear, Some(50))));
+    assert_eq!(config.optim.warmup, Warmup::Steps(5));
+    assert_eq!(config.origin("lr_scheduler_type").to_string(), "derived from scheduler");
+
+    let config = accepted("scheduler: {type: WarmupLR}\n", &[]);
+    assert_eq!(config.optim.warmup, Warmup::Steps(1000));
+
+    let config =
+        accepted("lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-6}\n", &[]);
+    let min = MinRate::Rate(1e-6);
+    assert_eq!(config.optim.lr_scheduler_type, Schedule::CosineWithMinLr { cycles: 0.5, min });
+}
+
+#[test]
+fn the_rate_follows_the_ranks_if_asked() {
+    let text = "learning_rate: 1e-4\nlr_scaling: sqrt\nnproc: 4\n";
+    let config = accepted(text, &[]);
+    assert_eq!(config.peak_learning_rate(), 2e-4);
+    assert_eq!(config.notes, ["`lr_scaling: sqrt`: 1e-4 times 2 for 4 ranks is 2e-4"]);
+    assert_eq!(accepted(text, &["lr_scaling=linear"]).peak_learning_rate(), 4e-4);
+    assert_eq!(accepted(text, &["lr_scaling=none"]).peak_learning_rate(), 1e-4);
+    assert_eq!(accepted(text, &["lr_scaling=off"]).notes.len(), 0);
+}
+
+#[test]
+fn constant_does_not_warm_up_and_says_so() {
+    let config = accepted("lr_scheduler_type: constant\nwarmup_steps: 10\n", &[]);
+    assert_eq!(
+        config.notes,
+        ["`warmup_steps` has no effect here: `constant` has no warm-up, `constant_with_warmup` has"]
+    );
 }
 
 #[test]
@@ -207,14 +309,13 @@ fn an_experiment_names_its_folder() {
 
 #[test]
 fn what_has_no_effect_is_noted() {
-    let config = accepted("dataloader:\n  num_workers: 4\nreport_to: none\ncompile: False\n", &[]);
+    let config = accepted("dataloader:\n  num_workers: 4\ncompile: False\n", &[]);
     assert_eq!(
         config.notes,
         [
             "`dataloader.num_workers` (run.yaml:4:3) has no effect here: \
              one thread reads ahead, with the same rows for any number",
-            "`report_to` (run.yaml:5:1) has no effect here: metrics go to metrics.jsonl in the output folder",
-            "`compile` (run.yaml:6:1) has no effect here: nothing is compiled at run time",
+            "`compile` (run.yaml:5:1) has no effect here: nothing is compiled at run time",
         ]
     );
 }

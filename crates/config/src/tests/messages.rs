@@ -229,7 +229,7 @@ fn unknown_word() {
       |
     3 | lr_scheduler_type: cosin
       |                    ^^^^^
-      hint: did you mean `cosine`? It can be linear, cosine, constant.
+      hint: did you mean `cosine`? It can be linear, cosine, constant, constant_with_warmup, cosine_with_min_lr, WarmupLR, WarmupDecayLR, WarmupCosineLR.
     "#);
 }
 
@@ -246,11 +246,11 @@ fn unknown_strategy() {
 
 #[test]
 fn schedule_not_implemented() {
-    insta::assert_snapshot!(refused("lr_scheduler_type: WarmupDecayLR\n", &[]), @r#"
-    run.yaml:3:20: `lr_scheduler_type: WarmupDecayLR` is known, but not implemented yet
+    insta::assert_snapshot!(refused("lr_scheduler_type: OneCycle\n", &[]), @r#"
+    run.yaml:3:20: `lr_scheduler_type: OneCycle` is known, but not implemented yet
       |
-    3 | lr_scheduler_type: WarmupDecayLR
-      |                    ^^^^^^^^^^^^^
+    3 | lr_scheduler_type: OneCycle
+      |                    ^^^^^^^^
       hint: write linear, cosine or constant.
     "#);
 }
@@ -289,24 +289,23 @@ fn packing_by_name() {
 }
 
 #[test]
-fn fp16_not_implemented() {
-    insta::assert_snapshot!(refused("fp16: true\n", &[]), @r#"
-    run.yaml:3:7: `fp16: true` is known, but not implemented yet
+fn an_unknown_part_of_fp16() {
+    insta::assert_snapshot!(refused("fp16: {enabled: true, inital_scale_power: 200}\n", &[]), @r#"
+    run.yaml:3:23: unknown key `fp16.inital_scale_power`
       |
-    3 | fp16: true
-      |       ^^^^
-      hint: write `mixed_precision: bf16`, which needs no loss scale.
+    3 | fp16: {enabled: true, inital_scale_power: 200}
+      |                       ^^^^^^^^^^^^^^^^^^
+      hint: did you mean `initial_scale_power`?
     "#);
 }
 
 #[test]
-fn fp16_as_mixed_precision() {
-    insta::assert_snapshot!(refused("mixed_precision: fp16\n", &[]), @r#"
-    run.yaml:3:18: `mixed_precision: fp16` is known, but not implemented yet
+fn a_scale_that_no_gradient_survives() {
+    insta::assert_snapshot!(refused("fp16: {enabled: true, initial_scale_power: 200}\n", &[]), @r#"
+    run.yaml:3:44: `fp16.initial_scale_power` must be at most 64, found 200
       |
-    3 | mixed_precision: fp16
-      |                  ^^^^
-      hint: write `mixed_precision: bf16`, which needs no loss scale.
+    3 | fp16: {enabled: true, initial_scale_power: 200}
+      |                                            ^^^
     "#);
 }
 
@@ -398,12 +397,11 @@ fn warmup_contradiction() {
 
 #[test]
 fn key_not_implemented() {
-    insta::assert_snapshot!(refused("eval_steps: 100\n", &[]), @r#"
-    run.yaml:3:1: `eval_steps` is known, but not implemented yet
+    insta::assert_snapshot!(refused("neftune_noise_alpha: 5\n", &[]), @r#"
+    run.yaml:3:1: `neftune_noise_alpha` is known, but not implemented yet
       |
-    3 | eval_steps: 100
-      | ^^^^^^^^^^
-      hint: there is no evaluation during training yet.
+    3 | neftune_noise_alpha: 5
+      | ^^^^^^^^^^^^^^^^^^^
     "#);
 }
 
@@ -430,12 +428,60 @@ fn dataset_name() {
 }
 
 #[test]
+fn schedules_that_contradict_themselves() {
+    insta::assert_snapshot!(refused(
+        "lr_scheduler_type: cosine\nscheduler: {type: WarmupLR, params: {warmup_steps: 5}}\n", &[]), @r#"
+    run.yaml:3:1: `lr_scheduler_type: cosine` here contradicts `scheduler: {...}` (run.yaml:4:1)
+      |
+    3 | lr_scheduler_type: cosine
+      | ^^^^^^^^^^^^^^^^^
+    4 | scheduler: {type: WarmupLR, params: {warmup_steps: 5}}
+      | ^^^^^^^^^
+      hint: both say how the learning rate goes; keep one.
+
+    run.yaml:4:38: unknown key `scheduler.params.warmup_steps`
+      |
+    4 | scheduler: {type: WarmupLR, params: {warmup_steps: 5}}
+      |                                      ^^^^^^^^^^^^
+      hint: did you mean `warmup_type`?
+    "#);
+    insta::assert_snapshot!(refused("lr_scheduler_type: cosine_with_min_lr\n", &[]), @r#"
+    `lr_scheduler_kwargs` is missing: cosine_with_min_lr needs `lr_scheduler_kwargs: {min_lr_rate: 0.1}`, or `min_lr`
+    "#);
+    insta::assert_snapshot!(refused(
+        "warmup_steps: 3\nscheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}\n", &[]), @r#"
+    run.yaml:3:15: `warmup_steps` must be what the schedule's `warmup_num_steps` says, found 3
+      |
+    3 | warmup_steps: 3
+      |               ^
+    "#);
+}
+
+#[test]
+fn the_best_model_without_evaluation() {
+    insta::assert_snapshot!(refused("load_best_model_at_end: true\n", &[]), @r#"
+    run.yaml:3:25: `load_best_model_at_end` must be false without evaluation (`eval_strategy: steps` or `epoch`), found true
+      |
+    3 | load_best_model_at_end: true
+      |                         ^^^^
+    "#);
+    insta::assert_snapshot!(refused("eval_steps: 5\nfp16_full_eval: true\n", &[]), @r#"
+    run.yaml:4:17: `fp16_full_eval: true` is known, but not implemented yet
+      |
+    4 | fp16_full_eval: true
+      |                 ^^^^
+      hint: evaluation reads the weights as they are stored; write `mixed_precision: fp16` to store them so.
+    "#);
+}
+
+#[test]
 fn report_to() {
     insta::assert_snapshot!(refused("report_to: [tensorboard, wandb]\n", &[]), @r#"
-    run.yaml:3:12: `report_to: [tensorboard, wandb]` is known, but not implemented yet
+    run.yaml:3:26: `report_to: wandb` is known, but not implemented yet
       |
     3 | report_to: [tensorboard, wandb]
-      |            ^
+      |                          ^^^^^
+      hint: write `report_to: tensorboard`; metrics.jsonl in the output folder has everything that a tracker is sent.
     "#);
 }
 

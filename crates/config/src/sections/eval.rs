@@ -1,0 +1,125 @@
+//! Evaluation during training, and which checkpoint is the best.
+
+use crate::error::Problem;
+use crate::reader::{Later, Reader};
+use crate::sections::Precision;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct EvalConfig {
+    pub when: EvalWhen,
+    /// Also before the first step.
+    pub on_start: bool,
+    /// Rows per rank; `None`: as many as are trained on at once.
+    pub per_device_batch_size: Option<u32>,
+    pub metric: EvalMetric,
+    pub greater_is_better: bool,
+    /// The best checkpoint is kept, and the model folder is made from it.
+    pub load_best_model_at_end: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvalWhen {
+    No,
+    Steps(u64),
+    /// After every pass over the data.
+    Epoch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvalMetric {
+    Loss,
+    Perplexity,
+}
+
+/// Steps between evaluations where nobody says: Hugging Face's `logging_steps`.
+const DEFAULT_STEPS: u64 = 500;
+
+impl EvalConfig {
+    pub(crate) fn read(r: &mut Reader<'_>, precision: &Precision) -> Self {
+        let when = read_when(r);
+        let metrics = [
+            ("loss", EvalMetric::Loss),
+            ("eval_loss", EvalMetric::Loss),
+            ("perplexity", EvalMetric::Perplexity),
+            ("eval_perplexity", EvalMetric::Perplexity),
+        ];
+        check_precision(r, precision);
+        let config = EvalConfig {
+            when,
+            on_start: r.bool("eval_on_start").unwrap_or(false),
+            per_device_batch_size: r.count("per_device_eval_batch_size", 1),
+            metric: r.word("metric_for_best_model", &metrics, Later::NONE).unwrap_or(EvalMetric::Loss),
+            greater_is_better: r.bool("greater_is_better").unwrap_or(false),
+            load_best_model_at_end: r.bool("load_best_model_at_end").unwrap_or(false),
+        };
+        if let (EvalWhen::No, true, Some(given)) =
+            (when, config.load_best_model_at_end, r.given("load_best_model_at_end"))
+        {
+            r.out_of_range(
+                "load_best_model_at_end",
+                "false without evaluation (`eval_strategy: steps` or `epoch`)",
+                &given.node,
+            );
+        }
+        config
+    }
+
+    /// Whether a plan needs room for it.
+    pub fn evaluates(&self) -> bool {
+        self.when != EvalWhen::No || self.on_start
+    }
+}
+
+fn read_when(r: &mut Reader<'_>) -> EvalWhen {
+    #[derive(Clone, Copy)]
+    enum Word {
+        No,
+        Steps,
+        Epoch,
+    }
+    let words = [("no", Word::No), ("steps", Word::Steps), ("epoch", Word::Epoch)];
+    let given = r.given("eval_strategy");
+    let steps_given = r.given("eval_steps");
+    let steps: Option<u64> = r.count("eval_steps", 1);
+    let word = match given {
+        // `none` and `false` are what other trainers' files have.
+        Some(given) if given.node.bool() == Some(false) => Word::No,
+        Some(_) => r.word("eval_strategy", &words, Later::NONE).unwrap_or(Word::No),
+        None if steps_given.is_some() => {
+            r.derived("eval_strategy", "eval_steps");
+            Word::Steps
+        }
+        None => Word::No,
+    };
+    match word {
+        Word::No => EvalWhen::No,
+        Word::Epoch => EvalWhen::Epoch,
+        Word::Steps => EvalWhen::Steps(steps.unwrap_or_else(|| {
+            let logging = r.given("logging_steps").is_some();
+            r.count("logging_steps", 1).filter(|_| logging).unwrap_or(DEFAULT_STEPS)
+        })),
+    }
+}
+
+/// Evaluation reads the weights as they are stored; in another type it would need a second copy of them.
+fn check_precision(r: &mut Reader<'_>, precision: &Precision) {
+    for (key, stored) in [
+        ("bf16_full_eval", *precision == Precision::Bf16),
+        ("fp16_full_eval", matches!(precision, Precision::F16(_))),
+    ] {
+        let given = r.given(key);
+        let (Some(given), Some(true)) = (given, r.bool(key)) else { continue };
+        if stored {
+            r.note(format!("`{key}` has no effect here: evaluation computes in what training does"));
+        } else {
+            let word = &key[..4];
+            let instead = if word == "bf16" {
+                "evaluation reads the weights as they are stored; write `mixed_precision: bf16` to store them so."
+            } else {
+                "evaluation reads the weights as they are stored; write `mixed_precision: fp16` to store them so."
+            };
+            let value = "true".to_owned();
+            r.fail(Problem::ValueNotImplemented { key, value, instead }, given.node.at);
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! TensorBoard's event files, written by hand: scalars only.
+//!
+//! A file is a row of records: length, checksum of the length, an `Event` message, checksum of the message.
+//! Messages hold so little that their protobuf form is written out here. Each record is one write, so that a
+//! kill leaves at most a torn last record, which readers pass over; every run opens a file of its own.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::error::ObserveError;
+use crate::record::{EvalRecord, StepRecord};
+
+/// Writes an event file.
+#[derive(Debug)]
+pub struct TensorBoard {
+    path: PathBuf,
+    file: File,
+}
+
+impl TensorBoard {
+    /// Makes a new event file in `dir`. With `resume_step`, the number of steps that the run is resumed after,
+    /// readers forget what older files say of later steps.
+    pub fn open(dir: &Path, resume_step: Option<u64>) -> Result<Self, ObserveError> {
+        let open = |path: &Path, source| ObserveError::Open { path: path.to_owned(), source };
+        fs::create_dir_all(dir).map_err(|source| open(dir, source))?;
+        let (path, file) = new_file(dir).map_err(|(path, source)| open(&path, source))?;
+        let mut board = TensorBoard { path, file };
+        board.push(&Message::event(0).text(FILE_VERSION, "brain.Event:2"))?;
+        if let Some(step) = resume_step {
+            let start = Message::default().varint(SESSION_STATUS, SESSION_START);
+            board.push(&Message::event(step + 1).message(SESSION_LOG, &start))?;
+        }
+        Ok(board)
+    }
+
+    /// Tells a step and further numbers by name, under the tags that Hugging Face uses.
+    pub fn step(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
+        let mut scalars = vec![
+            ("train/loss", record.loss),
+            ("train/learning_rate", record.learning_rate),
+            ("train/grad_norm", record.grad_norm),
+            ("train/tokens_per_second", record.tokens_per_second),
+            ("train/epoch", record.epoch),
+        ];
+        scalars.extend(record.loss_scale.map(|scale| ("train/loss_scale", scale)));
+        let tags: Vec<String> = others.iter().map(|(name, _)| format!("train/{name}")).collect();
+        scalars.extend(tags.iter().zip(others).map(|(tag, (_, value))| (tag.as_str(), *value)));
+        self.scalars(record.step, &scalars)
+    }
+
+    /// Tells an evaluation.
+    pub fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
+        let scalars = [
+            ("eval/loss", record.loss),
+            ("eval/perplexity", record.perplexity()),
+            ("eval/runtime", record.seconds),
+        ];
+        self.scalars(record.step, &scalars)
+    }
+
+    /// Tells any scalars of a step.
+    pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<(), ObserveError> {
+        let mut summary = Message::default();
+        for (tag, value) in scalars {
+            let value = Message::default().text(TAG, tag).float(SIMPLE_VALUE, *value as f32);
+            summary = summary.message(VALUE, &value);
+        }
+        self.push(&Message::event(step).message(SUMMARY, &summary))
+    }
+
+    /// Returns once everything told so far is on the disk.
+    pub fn sync(&mut self) -> Result<(), ObserveError> {
+        self.file.sync_data().map_err(|source| self.cannot_write(source))
+    }
+
+    fn push(&mut self, message: &Message) -> Result<(), ObserveError> {
+        let length = (message.0.len() as u64).to_le_bytes();
+        let mut record = length.to_vec();
+        record.extend(masked_crc(&length).to_le_bytes());
+        record.extend(&message.0);
+        record.extend(masked_crc(&message.0).to_le_bytes());
+        self.file.write_all(&record).map_err(|source| self.cannot_write(source))
+    }
+
+    fn cannot_write(&self, source: io::Error) -> ObserveError {
+        ObserveError::Write { path: self.path.clone(), source }
+    }
+}
+
+/// A file of the name that TensorBoard looks for, which no other run has.
+fn new_file(dir: &Path) -> Result<(PathBuf, File), (PathBuf, io::Error)> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let host = if host.is_empty() || host.contains('/') { "localhost" } else { host };
+    let seconds = now().as_secs();
+    let mut number = 0;
+    loop {
+        let name = format!("events.out.tfevents.{seconds}.{host}.{}.{number}", std::process::id());
+        let path = dir.join(name);
+        match OpenOptions::new().append(true).create_new(true).open(&path) {
+            Ok(file) => return Ok((path, file)),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => number += 1,
+            Err(e) => return Err((path, e)),
+        }
+    }
+}
+
+fn now() -> std::time::Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+// Fields of `Event`.
+const WALL_TIME: u8 = 1;
+const STEP: u8 = 2;
+const FILE_VERSION: u8 = 3;
+const SUMMARY: u8 = 5;
+const SESSION_LOG: u8 = 7;
+// Of `SessionLog`.
+const SESSION_STATUS: u8 = 1;
+const SESSION_START: u64 = 1;
+// Of `Summary` and `Summary.Value`.
+const VALUE: u8 = 1;
+const TAG: u8 = 1;
+const SIMPLE_VALUE: u8 = 2;
+
+// Wire types of protobuf.
+const VARINT: u8 = 0;
+const FIXED_64: u8 = 1;
+const DELIMITED: u8 = 2;
+const FIXED_32: u8 = 5;
+
+/// A protobuf message in its binary form.
+#[derive(Debug, Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    /// An `Event` of now.
+    fn event(step: u64) -> Message {
+        let mut event = Message::default();
+        event.key(WALL_TIME, FIXED_64);
+        event.0.extend(now().as_secs_f64().to_le_bytes());
+        event.varint(STEP, step)
+    }
+
+    fn key(&mut self, field: u8, wire_type: u8) {
+        self.0.push(field << 3 | wire_type);
+    }
+
+    fn length(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn varint(mut self, field: u8, value: u64) -> Message {
+        self.key(field, VARINT);
+        self.length(value);
+        self
+    }
+
+    fn float(mut self, field: u8, value: f32) -> Message {
+        self.key(field, FIXED_32);
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    fn text(self, field: u8, text: &str) -> Message {
+        self.message(field, &Message(text.as_bytes().to_vec()))
+    }
+
+    fn message(mut self, field: u8, inner: &Message) -> Message {
+        self.key(field, DELIMITED);
+        self.length(inner.0.len() as u64);
+        self.0.extend(&inner.0);
+        self
+    }
+}
+
+/// The checksum of a record: CRC-32C, turned and shifted so that a checksum of checksums is none.
+fn masked_crc(bytes: &[u8]) -> u32 {
+    crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+fn crc32c(bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 256] = {
+        let mut table = [0; 256];
+        let mut i = 0;
+        while i < 256 {
+            let mut crc = i as u32;
+            let mut bit = 0;
+            while bit < 8 {
+                crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
+                bit += 1;
+            }
+            table[i] = crc;
+            i += 1;
+        }
+        table
+    };
+    !bytes.iter().fold(!0, |crc, byte| crc >> 8 ^ TABLE[(crc as u8 ^ byte) as usize])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::RECORD;
+
+    /// CRC-32C bit by bit, as its polynomial says: independent of the table above.
+    fn slow_masked_crc(bytes: &[u8]) -> u32 {
+        let mut crc = u32::MAX;
+        for byte in bytes {
+            for bit in 0..8 {
+                let out = (crc ^ u32::from(byte >> bit)) & 1;
+                crc >>= 1;
+                if out == 1 {
+                    crc ^= 0x82f6_3b78;
+                }
+            }
+        }
+        let crc = !crc;
+        ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+    }
+
+    /// The messages of a file, each record's checksums held against its bytes.
+    fn messages(bytes: &[u8]) -> Vec<Vec<u8>> {
+        let (mut at, mut found) = (0, Vec::new());
+        while at < bytes.len() {
+            let length = u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
+            let crc = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+            assert_eq!(crc(at + 8), slow_masked_crc(&bytes[at..at + 8]));
+            let message = &bytes[at + 12..at + 12 + length];
+            assert_eq!(crc(at + 12 + length), slow_masked_crc(message));
+            found.push(message.to_vec());
+            at += 16 + length;
+        }
+        found
+    }
+
+    /// A field's number and its bytes; numbers are widened to eight.
+    fn fields(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
+        fn varint(bytes: &mut &[u8]) -> u64 {
+            let (mut value, mut shift) = (0u64, 0);
+            loop {
+                let byte = bytes[0];
+                *bytes = &bytes[1..];
+                value |= u64::from(byte & 0x7f) << shift;
+                shift += 7;
+                if byte < 0x80 {
+                    return value;
+                }
+            }
+        }
+        let mut found = Vec::new();
+        while !bytes.is_empty() {
+            let key = varint(&mut bytes);
+            let value = match key & 7 {
+                0 => varint(&mut bytes).to_le_bytes().to_vec(),
+                1 => bytes[..8].to_vec(),
+                2 => {
+                    let length = varint(&mut bytes) as usize;
+                    bytes[..length].to_vec()
+                }
+                5 => bytes[..4].to_vec(),
+                other => panic!("wire type {other}"),
+            };
+            if key & 7 != 0 {
+                bytes = &bytes[value.len()..];
+            }
+            found.push(((key >> 3) as u8, value));
+        }
+        found
+    }
+
+    fn scalars(message: &[u8]) -> Vec<(u64, String, f32)> {
+        let event = fields(message);
+        let step = event.iter().find(|(field, _)| *field == 2).map(|(_, v)| v.clone()).unwrap();
+        let step = u64::from_le_bytes(step.try_into().unwrap());
+        let summary = event.iter().filter(|(field, _)| *field == 5).flat_map(|(_, v)| fields(v));
+        summary
+            .map(|(_, value)| {
+                let value = fields(&value);
+                let tag = String::from_utf8(value[0].1.clone()).unwrap();
+                (step, tag, f32::from_le_bytes(value[1].1.clone().try_into().unwrap()))
+            })
+            .collect()
+    }
+
+    fn only_file(dir: &Path) -> Vec<u8> {
+        let mut entries = fs::read_dir(dir).unwrap();
+        let path = entries.next().unwrap().unwrap().path();
+        assert!(entries.next().is_none());
+        assert!(path.file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
+        fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn a_known_checksum() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut board = TensorBoard::open(dir.path(), None).unwrap();
+        board
+            .step(&StepRecord { step: 300, loss_scale: Some(65536.0), ..RECORD }, &[("entropy", 0.5)])
+            .unwrap();
+        board.evaluation(&EvalRecord { step: 300, epoch: 0.5, loss: 0.0, tokens: 9, seconds: 2.0 }).unwrap();
+        board.sync().unwrap();
+        let found = messages(&only_file(dir.path()));
+        assert_eq!(found.len(), 3);
+        assert_eq!(fields(&found[0])[2], (3, b"brain.Event:2".to_vec()));
+        let told: Vec<_> = scalars(&found[1]);
+        let expected = [
+            ("train/loss", 3.456789f32),
+            ("train/learning_rate", 3e-4),
+            ("train/grad_norm", 1.234),
+            ("train/tokens_per_second", 2345.4),
+            ("train/epoch", 0.25),
+            ("train/loss_scale", 65536.0),
+            ("train/entropy", 0.5),
+        ];
+        assert_eq!(told, expected.map(|(tag, value)| (300, tag.to_string(), value)));
+        assert_eq!(
+            scalars(&found[2])[..2],
+            [(300, "eval/loss".to_string(), 0.0), (300, "eval/perplexity".to_string(), 1.0)]
+        );
+    }
+
+    #[test]
+    fn a_resumed_run_has_a_file_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(TensorBoard::open(dir.path(), None).unwrap());
+        drop(TensorBoard::open(dir.path(), Some(7)).unwrap());
+        let mut files: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
+        files.sort();
+        assert_eq!(files.len(), 2);
+        let found = messages(&fs::read(&files[1]).unwrap());
+        let start = fields(&found[1]);
+        assert_eq!(start[1], (2, 8u64.to_le_bytes().to_vec()));
+        assert_eq!(start[2], (7, vec![8, 1]));
+    }
+
+    #[test]
+    fn a_file_in_the_way_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("runs"), "").unwrap();
+        let error = TensorBoard::open(&dir.path().join("runs"), None).unwrap_err();
+        assert!(error.to_string().starts_with("cannot open "), "{error}");
+    }
+}

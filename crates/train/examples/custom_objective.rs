@@ -1,0 +1,71 @@
+//! An objective of one's own: dynamic fine-tuning, L = Σ −sg(p)·log p / N, where sg stops the gradient.
+//! Tokens that the model finds unlikely pull less than they do in plain fine-tuning.
+//!
+//!     cargo run --release -p lockstep-train --example custom_objective
+//!
+//! An objective gives each token one number, ∂L/∂log p. Here that is −p/N, which needs the head's outputs, so
+//! its coefficients are not known ahead. Everything else (ranks, memory, checkpoints, logs) is as with any other.
+
+use std::error::Error;
+
+use lockstep_core::Rank;
+use lockstep_data::Batch;
+use lockstep_observe::PlainLines;
+use lockstep_train::{Metrics, Objective, WindowCounts, prepare_for, train_with};
+
+#[derive(Default)]
+struct Dft {
+    supervised: f64,
+    /// Σ p·log p and Σ log p over this rank's supervised tokens.
+    sums: [f64; 2],
+}
+
+impl Objective for Dft {
+    fn begin(&mut self, counts: &WindowCounts) {
+        *self = Dft { supervised: counts.supervised as f64, sums: [0.0; 2] };
+    }
+
+    fn coefficients(&mut self, batch: &Batch, log_probs: Option<&[f32]>, out: &mut [f32]) {
+        let log_probs = log_probs.expect("coefficients are not known ahead");
+        for ((out, log_prob), weight) in out.iter_mut().zip(log_probs).zip(&batch.weights) {
+            *out = -weight * log_prob.exp() / self.supervised as f32;
+        }
+    }
+
+    fn outputs(&mut self, batch: &Batch, log_probs: &[f32]) {
+        for (log_prob, weight) in log_probs.iter().zip(&batch.weights) {
+            let (log_prob, weight) = (f64::from(*log_prob), f64::from(*weight));
+            self.sums[0] += weight * log_prob.exp() * log_prob;
+            self.sums[1] += weight * log_prob;
+        }
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        self.sums.to_vec()
+    }
+
+    fn metrics(&self, sums: &[f64]) -> Metrics {
+        // The plain loss beside it, in metrics.jsonl and TensorBoard.
+        Metrics { loss: -sums[0] / self.supervised, others: vec![("nll", -sums[1] / self.supervised)] }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let rows: String = (0..64).map(|i| format!("{{\"text\": \"{} and {} follow\"}}\n", i, i + 1)).collect();
+    std::fs::write(folder.path().join("data.jsonl"), rows)?;
+    let text = "model: tiny\nmax_length: 32\nmax_steps: 10\nlearning_rate: 1e-3\n";
+    let settings = [
+        format!("train_files={}", folder.path().join("data.jsonl").display()),
+        format!("output_dir={}", folder.path().join("out").display()),
+    ];
+    let source = lockstep_config::Source { name: "custom_objective", text };
+    let config = lockstep_config::load(Some(source), &settings)?;
+
+    let mut objective = Dft::default();
+    let prepared = prepare_for(&config, Rank(0), &objective)?;
+    let mut progress = PlainLines::new(std::io::stdout());
+    let outcome = train_with(&config, text, prepared, None, &mut objective, &mut progress)?;
+    assert_eq!(outcome.steps, 10);
+    Ok(())
+}

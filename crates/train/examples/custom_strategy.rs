@@ -1,0 +1,129 @@
+//! A strategy of one's own: gradients are summed over ranks after the whole backward, in one go, instead of
+//! while it runs. It is slower than ddp, and gives the same bits: two ranks, as threads, show it.
+//!
+//!     cargo run --release -p lockstep-train --example custom_strategy
+//!
+//! A strategy is a function that emits operations through a `StepBuilder`. Waits between lanes, the memory plan
+//! and the checks follow from what the operations say they touch.
+
+#![allow(clippy::print_stdout)]
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockstep_comm::{Comm, thread_world};
+use lockstep_core::Rank;
+use lockstep_data::Batch;
+use lockstep_device::{Memory, Queue};
+use lockstep_engine::{Engine, Resources, Updates};
+use lockstep_plan::strategy::{Strategy, ddp};
+use lockstep_plan::{RunPlan, State, StepBuilder, build, check_training};
+use lockstep_train::{Sft, WindowCounts, train_step};
+
+const RANKS: u32 = 2;
+const TOKENS: u32 = 31;
+
+/// Backward of all units first, then one reduction of everything.
+fn reduce_last(b: &mut StepBuilder) {
+    for micro in 0..b.num_micros() {
+        let uses = b.uses_of_micro(micro);
+        b.run_windowed(&uses, &mut |_, _| {});
+        if b.reduces_after(micro) {
+            (0..=b.head_unit()).rev().for_each(|unit| b.bucket_unit(unit, micro));
+            b.flush_bucket(micro);
+        }
+    }
+    b.clip_and_update();
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mine = train(reduce_last)?;
+    let theirs = train(ddp)?;
+    assert!(mine == theirs, "the strategies differ");
+    println!("{} numbers, the same to the bit", mine.len());
+    Ok(())
+}
+
+/// The plan of a small model on two ranks, with the given strategy in the place of ddp.
+fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
+    let text = "model: tiny\noutput_dir: out\nmax_length: 32\nthreads: 1\nnproc: 2\nper_device_train_batch_size: 1\n\
+                gradient_accumulation_steps: 2\n";
+    let source = lockstep_config::Source { name: "custom_strategy", text };
+    let config = lockstep_config::load(Some(source), &[])?;
+    let tokenizer = lockstep_train::load_tokenizer(&config)?;
+    let shape = lockstep_train::model_shape(&config, &tokenizer)?;
+    let mut input = lockstep_train::plan_for(&config, &shape, &tokenizer, None, 1)?.input;
+    input.strategy = strategy;
+    let plan = build(input);
+    // What every strategy must keep: nothing read before it is written, each gradient reduced once, and so on.
+    let violations = check_training(&plan.phases[0].schedule, &plan.input);
+    assert!(violations.is_empty(), "{violations:?}");
+    Ok(plan)
+}
+
+/// Trains three steps on two ranks. The weights after them, as bits.
+fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
+    let plan = plan(strategy)?;
+    let carriers = thread_world(RANKS, Duration::from_secs(30));
+    let outcomes = std::thread::scope(|scope| {
+        let ranks: Vec<_> = (0..RANKS)
+            .map(Rank)
+            .zip(carriers)
+            .map(|(rank, carrier)| {
+                let plan = plan.clone();
+                scope.spawn(move || run_rank(plan, rank, Comm::new(Box::new(carrier))))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank's thread")).collect::<Vec<_>>()
+    });
+    let mut weights = outcomes.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(weights.swap_remove(0))
+}
+
+fn run_rank(plan: RunPlan, rank: Rank, comm: Comm) -> Result<Vec<u32>, lockstep_engine::EngineError> {
+    let queue = Queue::cpu(1);
+    let memory = Arc::new(Memory::take(plan.arena, queue.pool())?);
+    let resources = Resources { rank, memory, comm: Some(comm), queue, spill_dir: None };
+    let mut engine = Engine::new(plan, resources)?;
+    engine.initialise(42)?;
+    for step in 0..3 {
+        let window = [batch(rank, 2 * step), batch(rank, 2 * step + 1)];
+        let tokens = u64::from(RANKS * 2 * TOKENS);
+        let counts = WindowCounts { supervised: tokens, tokens };
+        let updates = Updates {
+            t: u64::from(step) + 1,
+            lr: 1e-3,
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.0,
+            max_norm: Some(1.0),
+        };
+        let (_, metrics) = train_step(&mut engine, &mut Sft::default(), &window, &counts, &updates)?;
+        if rank == Rank(0) {
+            println!("step {} | loss: {:.6}", step + 1, metrics.loss);
+        }
+    }
+    let mut bits = Vec::new();
+    for (u, unit) in engine.units().iter().enumerate() {
+        for segment in &unit.segments {
+            let mut values = vec![0.0; segment.elems()];
+            engine.read_whole(u, segment, State::Working, 0..segment.elems(), &mut values)?;
+            bits.extend(values.iter().map(|v| v.to_bits()));
+        }
+    }
+    Ok(bits)
+}
+
+/// A document that counts on from some number.
+fn batch(rank: Rank, number: u32) -> Batch {
+    let token = |at: u32| (at + 17 * number + 5 * rank.0) % 256;
+    let mut batch = Batch::default();
+    batch.clear();
+    batch.tokens.extend((0..TOKENS).map(token));
+    batch.targets.extend((1..=TOKENS).map(token));
+    batch.weights.resize(TOKENS as usize, 1.0);
+    batch.positions.extend(0..TOKENS);
+    batch.cu_seqlens.push(TOKENS);
+    batch
+}

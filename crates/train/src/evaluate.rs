@@ -1,0 +1,109 @@
+//! Evaluation during training: the mean over all supervised tokens of a data set, on all ranks, and which
+//! step had the best one.
+
+use std::time::Instant;
+
+use lockstep_config::{EvalMetric, RunConfig};
+use lockstep_data::{Batch, Dataset};
+use lockstep_engine::Engine;
+use lockstep_observe::EvalRecord;
+
+use crate::error::TrainError;
+use crate::objective::micro_batch;
+use crate::sft::add_weighted;
+
+/// Evaluates a data set. Rows are taken in their order, so that every evaluation sums alike.
+pub(crate) struct Evaluator<'a> {
+    dataset: &'a Dataset,
+    /// Per rank at once.
+    rows: usize,
+    world: usize,
+    batch: Batch,
+}
+
+impl<'a> Evaluator<'a> {
+    pub(crate) fn new(config: &RunConfig, dataset: &'a Dataset) -> Evaluator<'a> {
+        // No more than the plan has room for. A token's log-probability does not depend on its batch.
+        let trained = config.batch.per_device_train_batch_size;
+        let rows = config.eval.per_device_batch_size.map_or(trained, |rows| rows.min(trained));
+        let world = config.plan.world_size() as usize;
+        Evaluator { dataset, rows: rows as usize, world, batch: Batch::default() }
+    }
+
+    /// Evaluates the model as it is after `step` steps. All ranks call it alike.
+    pub(crate) fn evaluate(
+        &mut self,
+        engine: &mut Engine,
+        step: u64,
+        epoch: f64,
+    ) -> Result<EvalRecord, TrainError> {
+        let start = Instant::now();
+        let all: Vec<u32> = (0..self.dataset.num_rows() as u32).collect();
+        let rounds = all.len().div_ceil(self.rows * self.world);
+        let mut sum = 0.0;
+        for round in 0..rounds {
+            // A rank without rows comes along with an empty batch: others may need its parameters.
+            let mine = all.chunks(self.rows).nth(round * self.world + engine.rank().0 as usize);
+            self.batch.fill(self.dataset, mine.unwrap_or(&[]));
+            let batch = &self.batch;
+            engine.score(micro_batch(batch), &mut |log_probs| add_weighted(&mut sum, batch, log_probs))?;
+        }
+        let [sum] = engine.sum("an evaluation", [sum])?;
+        let tokens: u64 = all.iter().map(|row| self.dataset.row_supervised(*row as usize)).sum();
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(EvalRecord { step, epoch, loss: -sum / tokens as f64, tokens, seconds })
+    }
+}
+
+/// The best evaluation so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Best {
+    pub(crate) metric: f64,
+    /// The steps done then.
+    pub(crate) step: u64,
+}
+
+impl Best {
+    /// `found` takes the place of `best` if it is better. A metric that is not a number never is.
+    pub(crate) fn update(best: &mut Option<Best>, found: &EvalRecord, config: &RunConfig) -> bool {
+        let metric = match config.eval.metric {
+            EvalMetric::Loss => found.loss,
+            EvalMetric::Perplexity => found.perplexity(),
+        };
+        let better = match best {
+            None => !metric.is_nan(),
+            Some(best) if config.eval.greater_is_better => metric > best.metric,
+            Some(best) => metric < best.metric,
+        };
+        if better {
+            *best = Some(Best { metric, step: found.step });
+        }
+        better
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_is_what_was_asked_for() {
+        let config = |more: &str| {
+            let text = format!("model: tiny\noutput_dir: out\n{more}");
+            lockstep_config::load(Some(lockstep_config::Source { name: "a", text: &text }), &[]).unwrap()
+        };
+        let record = |step, loss| EvalRecord { step, epoch: 0.0, loss, tokens: 1, seconds: 0.0 };
+        let best_of = |more: &str| {
+            let mut best = None;
+            let losses = [(1, f64::NAN), (2, 2.0), (3, 1.0), (4, 1.0), (5, 3.0), (6, f64::NAN)];
+            let better =
+                losses.map(|(step, loss)| Best::update(&mut best, &record(step, loss), &config(more)));
+            (best.unwrap(), better)
+        };
+        let (best, better) = best_of("");
+        assert_eq!((best.metric, best.step), (1.0, 3));
+        assert_eq!(better, [false, true, true, false, false, false]);
+        assert_eq!(best_of("greater_is_better: true\n").0.step, 5);
+        assert_eq!(best_of("metric_for_best_model: perplexity\n").0.metric, 1f64.exp());
+    }
+}

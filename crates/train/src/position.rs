@@ -1,0 +1,85 @@
+//! Where a run stands, beside its tensors and its data, and how a checkpoint says it.
+
+use std::collections::BTreeMap;
+
+use lockstep_ckpt::Checkpoint;
+
+use crate::error::TrainError;
+use crate::evaluate::Best;
+use crate::scaler::ScaleState;
+
+/// Where a run stands: what a checkpoint says beside its tensors.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Position {
+    pub(crate) step: u64,
+    pub(crate) updates: u64,
+    pub(crate) tokens_total: u64,
+    /// Steps that were not applied, in all and without one between that was.
+    pub(crate) skipped: u64,
+    pub(crate) skipped_in_a_row: u64,
+    /// The best evaluation so far.
+    pub(crate) best: Option<Best>,
+    /// In fp16.
+    pub(crate) scale: Option<ScaleState>,
+}
+
+impl Position {
+    /// Before the first step.
+    pub(crate) fn start(scale: Option<ScaleState>) -> Position {
+        Position { step: 0, updates: 0, tokens_total: 0, skipped: 0, skipped_in_a_row: 0, best: None, scale }
+    }
+
+    pub(crate) fn counters(&self) -> BTreeMap<String, u64> {
+        let mut counters = vec![
+            ("updates", self.updates),
+            ("tokens_total", self.tokens_total),
+            ("skipped", self.skipped),
+            ("skipped_in_a_row", self.skipped_in_a_row),
+        ];
+        counters.extend(self.best.map(|best| ("best_step", best.step)));
+        if let Some(scale) = &self.scale {
+            counters.extend([("scale_patience", scale.patience), ("scale_stable", scale.stable)]);
+        }
+        counters.into_iter().map(|(name, count)| (name.to_string(), count)).collect()
+    }
+
+    pub(crate) fn reals(&self) -> BTreeMap<String, f64> {
+        let best = self.best.map(|best| ("best_metric".to_string(), best.metric));
+        let scale = self.scale.map(|scale| ("loss_scale".to_string(), scale.scale));
+        best.into_iter().chain(scale).collect()
+    }
+
+    /// The position of a checkpoint. `scale` is where a run begins that needs one.
+    pub(crate) fn of(checkpoint: &Checkpoint, scale: Option<ScaleState>) -> Result<Position, TrainError> {
+        let reals = &checkpoint.meta().reals;
+        let best = match reals.get("best_metric") {
+            Some(metric) => Some(Best { metric: *metric, step: checkpoint.counter("best_step")? }),
+            None => None,
+        };
+        let scale = match (scale, reals.get("loss_scale")) {
+            (None, _) => None,
+            (Some(_), Some(scale)) => Some(ScaleState {
+                scale: *scale,
+                patience: checkpoint.counter("scale_patience")?,
+                stable: checkpoint.counter("scale_stable")?,
+            }),
+            (Some(_), None) => {
+                return Err(TrainError::ResumeMismatch {
+                    path: checkpoint.path().to_path_buf(),
+                    what: "mixed_precision",
+                    then: "another, without a loss scale".into(),
+                    now: "fp16".into(),
+                });
+            }
+        };
+        Ok(Position {
+            step: checkpoint.step().0,
+            updates: checkpoint.counter("updates")?,
+            tokens_total: checkpoint.counter("tokens_total")?,
+            skipped: checkpoint.counter("skipped")?,
+            skipped_in_a_row: checkpoint.counter("skipped_in_a_row")?,
+            best,
+            scale,
+        })
+    }
+}
