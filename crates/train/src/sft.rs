@@ -32,6 +32,7 @@ impl Driver for Sft<'_> {
             targets: &batch.targets,
             positions: &batch.positions,
             cu_seqlens: &batch.cu_seqlens,
+            samples: &batch.samples,
         }
     }
 
