@@ -117,7 +117,6 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("load_in_4bit", ""),
     ("load_in_8bit", ""),
     ("quantization", ""),
-    ("dropout", ""),
     ("ignore_data_skip", "a resumed run always continues at the exact row."),
     ("save_only_model", "a checkpoint is always complete."),
     ("hub_model_id", "nothing is uploaded."),

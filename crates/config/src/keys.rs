@@ -69,6 +69,8 @@ keys! {
     Model Exact "model_name_or_path" = "null", "A Hugging Face model folder on this machine. Either this or `model` is required.";
     Model Map "model" = "null", "A named size (15m, 90m, 300m, 1b, 7b, tiny), or a map with the names of `config.json`.";
     Model Word "init" = "null", "`pretrained` or `random`: start from the folder's weights (the default with a folder) or from its `config.json` alone.";
+    Model Exact "attention_dropout" = "null", "The share of attention's probabilities that training sets to zero. By default what the model's `config.json` says.";
+    Model Exact "resid_dropout" ["dropout", "resid_pdrop", "hidden_dropout"] = "null", "The same for what attention and the feed-forward layer add to the residual stream.";
 
     Data Exact "train_files" ["train_file", "dataset_path"] = "[]", "One file or a list of files to train on.";
     Data Exact "eval_files" ["eval_file", "validation_file", "validation_files", "test_file", "test_files"] = "[]", "What to evaluate on, written in the same way.";

@@ -11,7 +11,8 @@ pub enum Purpose {
     Init = 1,
     /// `a` = epoch.
     DataOrder = 2,
-    /// `a` = step, `b` = sample.
+    /// `a` = step, `b` = sample. Its blocks are the seeds of one mask each, in which `a` = position,
+    /// `b` = head.
     Dropout = 3,
     /// `a` = step, `b` = sample.
     Sampling = 4,
@@ -32,6 +33,7 @@ impl Stream {
     }
 
     /// The block of four words at `index` (below 2^32; purposes are mixed into the key).
+    #[inline]
     pub fn block(&self, index: u32) -> [u32; 4] {
         let key = [self.key[0] ^ (self.purpose as u32).wrapping_mul(0x85EB_CA6B), self.key[1]];
         philox([index, self.a, self.b, self.purpose as u32], key)
@@ -66,6 +68,7 @@ impl Stream {
     }
 }
 
+#[inline]
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     const MULTIPLY: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
     const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

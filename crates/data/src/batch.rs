@@ -16,6 +16,8 @@ pub struct Batch {
     pub positions: Vec<u32>,
     /// 0, then the end of every document: documents + 1 entries, the last one T.
     pub cu_seqlens: Vec<u32>,
+    /// Which document of the data set each is.
+    pub samples: Vec<u32>,
     /// The number of ones in `weights`.
     pub supervised: u64,
 }
@@ -29,6 +31,7 @@ impl Batch {
         self.positions.clear();
         self.cu_seqlens.clear();
         self.cu_seqlens.push(0);
+        self.samples.clear();
         self.supervised = 0;
     }
 
@@ -47,6 +50,7 @@ impl Batch {
                 self.positions.extend(0..len as u32);
                 let end = u32::try_from(self.tokens.len()).expect("a batch has fewer than 2^32 tokens");
                 self.cu_seqlens.push(end);
+                self.samples.push(*doc);
             }
         }
     }
@@ -87,6 +91,7 @@ mod tests {
         assert_eq!(batch.weights, [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
         assert_eq!(batch.positions, [0, 1, 0, 0, 1, 2, 3]);
         assert_eq!(batch.cu_seqlens, [0, 2, 3, 7]);
+        assert_eq!(batch.samples, [2, 1, 0]);
         assert_eq!(batch.supervised, 6);
         assert_eq!(ds.stats().dropped_short, 1);
         assert_eq!((ds.row_tokens(0), ds.row_tokens(1), ds.max_row_tokens()), (4, 3, 4));

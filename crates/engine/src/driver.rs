@@ -7,6 +7,9 @@ pub struct MicroBatch<'a> {
     pub targets: &'a [u32],
     pub positions: &'a [u32],
     pub cu_seqlens: &'a [u32],
+    /// Which sample of the data set each document is, \[documents\]: masks of dropout depend on it. May be
+    /// empty where nothing is dropped.
+    pub samples: &'a [u32],
 }
 
 /// The algorithm's side of a training step. Methods are called from the compute lane and must not

@@ -57,6 +57,7 @@ pub(crate) struct Shared {
     pub(crate) lanes: Lanes,
     pub(crate) rank: Rank,
     pub(crate) host_calls: AtomicU64,
+    pub(crate) dropout_seed: AtomicU64,
     comm: Option<Mutex<Comm>>,
     groups: [Group; 3],
     pub(crate) step: Mutex<StepState>,
@@ -126,6 +127,7 @@ impl Engine {
             lanes: Lanes::new(),
             rank,
             host_calls: AtomicU64::new(0),
+            dropout_seed: AtomicU64::new(0),
             comm: comm.map(Mutex::new),
             groups: [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank)),
             step: Mutex::new(StepState::new(Updates::NONE, 1.0)),
@@ -147,6 +149,11 @@ impl Engine {
 
     pub fn plan(&self) -> &RunPlan {
         &self.shared.plan
+    }
+
+    /// What masks of dropout are drawn from, with the step and the samples: alike on all ranks.
+    pub fn seed_dropout(&mut self, seed: u64) {
+        self.shared.dropout_seed.store(seed, std::sync::atomic::Ordering::Relaxed);
     }
 
     pub fn rank(&self) -> Rank {

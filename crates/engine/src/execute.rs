@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use lockstep_device::{Queue, View};
-use lockstep_model::{Growing, Inputs, Tied, Unit};
+use lockstep_model::{DropoutKey, Growing, Inputs, Tied, Unit};
 use lockstep_ops::Mat;
 use lockstep_ops::attention::Cache;
 use lockstep_plan::{Lane, OpKind, PhaseKind};
@@ -227,6 +227,11 @@ impl Shared {
             tables: view(&all.tables),
             workspace: view(&all.workspace),
             head_chunk: self.plan.input.head_chunk,
+            dropout: inputs.samples.map(|samples| DropoutKey {
+                seed: self.dropout_seed.load(std::sync::atomic::Ordering::Relaxed),
+                step: self.step_state().updates.t as u32,
+                samples,
+            }),
         };
         lockstep_model::run(program, &unit);
     }

@@ -22,6 +22,8 @@ pub(crate) struct InputViews<'m> {
     pub(crate) cu_seqlens: View<'m>,
     /// Slots in the cache and rows to draw from, while documents grow.
     pub(crate) growing: Option<[View<'m>; 2]>,
+    /// Which sample each document is, where a step drops.
+    pub(crate) samples: Option<View<'m>>,
 }
 
 impl Shared {
@@ -39,7 +41,13 @@ impl Shared {
             positions: all.slice(2 * room, tokens),
             cu_seqlens: all.slice(3 * room, docs + 1),
             growing: grows.then(|| [all.slice(behind, docs), all.slice(behind + grown, docs)]),
+            samples: self.drops().then(|| all.slice(behind + 2 * grown, docs)),
         }
+    }
+
+    /// Whether the phase that runs drops: training of a model that has it, nothing else.
+    fn drops(&self) -> bool {
+        self.schedule_phase().kind == PhaseKind::Train && self.model().shape.dropout.is_on()
     }
 
     /// Copies a micro-batch to the device.
@@ -55,6 +63,10 @@ impl Shared {
         views.targets.write(batch.targets);
         views.positions.write(batch.positions);
         views.cu_seqlens.write(if batch.cu_seqlens.is_empty() { &[0] } else { batch.cu_seqlens });
+        if let Some(samples) = views.samples {
+            assert_eq!(batch.samples.len(), size.docs, "a sample per document, where a step drops");
+            samples.write(batch.samples);
+        }
         Ok(size)
     }
 

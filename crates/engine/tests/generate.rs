@@ -32,6 +32,7 @@ fn score(engine: &mut Engine, micro: &Micro) -> Vec<f32> {
         targets: &micro.targets,
         positions: &micro.positions,
         cu_seqlens: &micro.cu_seqlens,
+        samples: &[],
     };
     engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs)).unwrap();
     all

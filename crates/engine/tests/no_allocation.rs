@@ -7,7 +7,7 @@ use lockstep_core::{DType, Mesh};
 use lockstep_device::CountingAllocator;
 use lockstep_engine::Updates;
 use lockstep_plan::{AccumulationOrder, Tier};
-use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
+use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute, Window as Sliding};
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
 
 const UPDATES: Updates =
@@ -24,6 +24,7 @@ fn steps_allocate_nothing() {
     let sliding = ModelShape {
         biases: Biases { qkv: true, out: true, mlp: true },
         window: Some(Sliding { keys: 20, layers: vec![true, false] }),
+        dropout: Dropout { attention: 0.1, residual: 0.1 },
         ..llama.clone()
     };
     let base = Setup { micros: 2, threads: 3, ..Setup::default() };

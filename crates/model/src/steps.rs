@@ -1,8 +1,8 @@
 //! A step of a program to calls of operations.
 
 use lockstep_ops::matmul::Init;
-use lockstep_ops::{attention, bias, embedding, matmul, reduce, rmsnorm, rope, swiglu};
-use lockstep_shape::{Cols, Program, Step, Turn};
+use lockstep_ops::{attention, bias, dropout, embedding, matmul, reduce, rmsnorm, rope, swiglu};
+use lockstep_shape::{Cols, Program, Site, Step, Turn};
 
 use crate::head;
 use crate::unit::Unit;
@@ -56,6 +56,14 @@ fn run_step(step: &Step, unit: &Unit) {
                 bias::backward(queue, grad, unit.mat(dy), workspace);
             }
         }
+        Step::Dropout { y, residual, site } => {
+            let [y, residual] = [y, residual].map(|slot| unit.mat(slot.into()));
+            dropout::forward(queue, y, residual, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
+        }
+        Step::DropoutBack { dy, dx, site } => {
+            let [dy, dx] = [dy, dx].map(|slot| unit.mat(slot.into()));
+            dropout::backward(queue, dx, dy, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
+        }
         Step::Rope { x, turn } => {
             let turn = match turn {
                 Turn::Forward => rope::Turn::Forward,
@@ -78,6 +86,13 @@ fn run_step(step: &Step, unit: &Unit) {
         Step::HeadLogits { x, w, logits } => head::next_logits(unit, x, w, logits),
         Step::HeadLogProbs { x, w, logits } => head::log_probs(unit, x, w, logits),
         Step::HeadFused { x, w, logits, dx } => head::fused(unit, x, w, logits, dx),
+    }
+}
+
+const fn mask_site(site: Site) -> dropout::Site {
+    match site {
+        Site::AttentionOut => dropout::Site::AttentionOut,
+        Site::MlpOut => dropout::Site::MlpOut,
     }
 }
 
@@ -117,6 +132,7 @@ fn attention_step(step: &Step, unit: &Unit) {
         k: unit.mat(k),
         v: unit.mat(v),
         cu_seqlens: unit.inputs.cu_seqlens,
+        dropout: unit.mask(dropout::Site::Probabilities),
         scratch: unit.workspace,
     };
     match *step {

@@ -3,6 +3,7 @@
 use lockstep_core::Bytes;
 use lockstep_device::{Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
+use lockstep_ops::dropout::{self, Mask};
 use lockstep_ops::{Mat, bias, matmul, rmsnorm, rope};
 use lockstep_shape::{Cols, ModelShape, Param, Programs, Segment, Slot, UnitKind, UnitShape};
 
@@ -60,6 +61,17 @@ pub struct Unit<'m> {
     pub tables: View<'m>,
     pub workspace: View<'m>,
     pub head_chunk: usize,
+    /// Whether the model's dropout is on, and what its masks depend on: off in scoring and generation.
+    pub dropout: Option<DropoutKey<'m>>,
+}
+
+/// What tells the masks of a step apart, besides layer and site.
+#[derive(Clone, Copy, Debug)]
+pub struct DropoutKey<'m> {
+    pub seed: u64,
+    pub step: u32,
+    /// Which sample each document is: \[documents\].
+    pub samples: View<'m>,
 }
 
 impl<'m> Unit<'m> {
@@ -141,6 +153,15 @@ impl<'m> Unit<'m> {
             scale: 1.0 / (self.model.head_dim as f32).sqrt(),
             window: self.model.window_of(layer as usize),
         }
+    }
+
+    /// The mask of a site, unless dropout is off.
+    pub(crate) fn mask(&self, site: dropout::Site) -> Option<Mask<'m>> {
+        let DropoutKey { seed, step, samples } = self.dropout?;
+        let UnitKind::Block(layer) = self.shape.kind else { panic!("{} has no dropout", self.shape.kind) };
+        let rates = self.model.dropout;
+        let rate = if site == dropout::Site::Probabilities { rates.attention } else { rates.residual };
+        (rate > 0.0).then_some(Mask { rate, seed, step, layer, site, samples })
     }
 
     pub(crate) fn rope(&self) -> rope::Table<'m> {

@@ -10,6 +10,7 @@ pub mod adamw;
 pub mod attention;
 pub mod bias;
 pub mod cross_entropy;
+pub mod dropout;
 pub mod embedding;
 pub mod host;
 pub mod matmul;

@@ -172,6 +172,11 @@ impl PlanInput {
         }
     }
 
+    /// Whether any model drops: then batches say which sample each document is.
+    pub fn has_dropout(&self) -> bool {
+        self.models.iter().any(|m| m.shape.dropout.is_on())
+    }
+
     /// Whether ranks hold different parts of a state.
     pub fn is_sharded(&self, state: State) -> bool {
         let p = &self.placements;

@@ -3,7 +3,7 @@
 
 use crate::program::with_recomputation;
 use crate::{
-    Cols, ModelShape, Param, Program, Programs, Projection, Recompute, Rows, Slot, SlotSpec, Step, Turn,
+    Cols, ModelShape, Param, Program, Programs, Projection, Recompute, Rows, Site, Slot, SlotSpec, Step, Turn,
 };
 
 pub fn embed_programs(m: &ModelShape) -> Programs {
@@ -156,11 +156,8 @@ fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
         Step::Rope { x: q_in, turn: Turn::Forward },
         Step::Rope { x: k_in, turn: Turn::Forward },
         Step::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse },
-        Step::Linear { x: Slot::O.into(), w: Param::O, y: Slot::X2.into(), residual: Some(Slot::X) },
     ]);
-    if m.biases.out {
-        steps.push(bias(Projection::O, Slot::X2.into()));
-    }
+    add_branch(m, &mut steps, (Slot::O, Projection::O), Slot::X2, Slot::X, Site::AttentionOut);
     steps.extend([
         Step::Norm { x: Slot::X2.into(), w: Param::PostNorm, y: Slot::N2.into(), rstd: Slot::R2 },
         linear(Slot::N2, Param::Gate, Slot::G.into()),
@@ -169,14 +166,30 @@ fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     if m.biases.mlp {
         steps.extend([bias(Projection::Gate, Slot::G.into()), bias(Projection::Up, Slot::U.into())]);
     }
-    steps.extend([
-        Step::SwiGlu { g: Slot::G, u: Slot::U, y: Slot::S },
-        Step::Linear { x: Slot::S.into(), w: Param::Down, y: Slot::Y.into(), residual: Some(Slot::X2) },
-    ]);
-    if m.biases.mlp {
-        steps.push(bias(Projection::Down, Slot::Y.into()));
-    }
+    steps.extend([Step::SwiGlu { g: Slot::G, u: Slot::U, y: Slot::S }]);
+    add_branch(m, &mut steps, (Slot::S, Projection::Down), Slot::Y, Slot::X2, Site::MlpOut);
     steps
+}
+
+/// What a branch adds to the residual stream: its projection of x, with bias and dropout. Without dropout
+/// the product itself starts from the stream.
+fn add_branch(
+    m: &ModelShape,
+    steps: &mut Vec<Step>,
+    (x, of): (Slot, Projection),
+    y: Slot,
+    residual: Slot,
+    site: Site,
+) {
+    let drops = m.dropout.residual > 0.0;
+    let start = (!drops).then_some(residual);
+    steps.push(Step::Linear { x: x.into(), w: of.weight().0, y: y.into(), residual: start });
+    if of.has_bias(m.biases) {
+        steps.push(Step::Bias { y: y.into(), b: Param::BiasOf(of) });
+    }
+    if drops {
+        steps.push(Step::Dropout { y, residual, site });
+    }
 }
 
 /// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made
@@ -198,14 +211,20 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     let dqkv = thirds(m, Slot::DQkv);
     let [dq, dk, dv] = dqkv;
     let bias = |of: Projection, dy: Cols| Step::BiasBack { dy, b: Param::BiasOf(of) };
-    let mut steps = vec![
-        weight(dx.into(), Slot::S, Param::Down),
-        input(dx.into(), Param::Down, Slot::DS, false),
+    // The gradient of what a branch adds: the stream's own, or, dropped from, in a slot that is free then.
+    let drops = m.dropout.residual > 0.0;
+    let branch = if drops { dn } else { dx };
+    let drop = |site: Site| drops.then_some(Step::DropoutBack { dy: dx, dx: dn, site });
+    let mut steps = Vec::new();
+    steps.extend(drop(Site::MlpOut));
+    steps.extend([
+        weight(branch.into(), Slot::S, Param::Down),
+        input(branch.into(), Param::Down, Slot::DS, false),
         Step::SwiGluBack { g: Slot::G, u: Slot::U, dy: Slot::DS },
-    ];
+    ]);
     if m.biases.mlp {
         steps.extend([
-            bias(Projection::Down, dx.into()),
+            bias(Projection::Down, branch.into()),
             bias(Projection::Gate, Slot::G.into()),
             bias(Projection::Up, Slot::U.into()),
         ]);
@@ -216,14 +235,17 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
         input(Slot::G.into(), Param::Gate, dn, false),
         input(Slot::U.into(), Param::Up, dn, true),
         norm(Slot::X2, Param::PostNorm, Slot::R2),
-        weight(dx.into(), Slot::O, Param::O),
-        input(dx.into(), Param::O, Slot::DO, false),
+    ]);
+    steps.extend(drop(Site::AttentionOut));
+    steps.extend([
+        weight(branch.into(), Slot::O, Param::O),
+        input(branch.into(), Param::O, Slot::DO, false),
         Step::AttentionBack { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse, dout: Slot::DO, dqkv },
         Step::Rope { x: dq, turn: Turn::Backward },
         Step::Rope { x: dk, turn: Turn::Backward },
     ]);
     if m.biases.out {
-        steps.push(bias(Projection::O, dx.into()));
+        steps.push(bias(Projection::O, branch.into()));
     }
     if qk_norm {
         let back =
@@ -250,7 +272,7 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
 mod tests {
     use super::*;
     use crate::unit::units;
-    use crate::{Architecture, Biases};
+    use crate::{Architecture, Biases, Dropout};
 
     fn shapes() -> Vec<ModelShape> {
         let llama = ModelShape::named("tiny", 300).unwrap();
@@ -259,6 +281,7 @@ mod tests {
             ModelShape { architecture: Architecture::Qwen3, tied: true, ..llama.clone() },
             ModelShape { architecture: Architecture::Qwen3, biases, ..llama.clone() },
             ModelShape { biases, ..llama.clone() },
+            ModelShape { biases, dropout: Dropout { attention: 0.1, residual: 0.1 }, ..llama.clone() },
             llama,
         ]
     }
@@ -335,8 +358,9 @@ mod tests {
             let block = &units(&shape, false, Some(&adapter), false)[1];
             assert_eq!(block.segments.iter().filter(|s| s.trainable).count(), 4);
             let decaying = &units(&shape, false, None, true)[1].segments;
-            let is_bias = |s: &&crate::Segment| s.name.ends_with(".bias");
-            assert!(decaying.iter().all(|s| s.decay != is_bias(&s)), "biases alone never decay");
+            assert!(decaying.iter().all(|s| s.decay), "norms and biases decay if told so");
+            let plain = &units(&shape, false, None, false)[1];
+            assert!(plain.segments.iter().all(|s| s.decay == (s.shape.len() == 2)));
             assert!(block.trainable_elems < block.elems / 4);
             assert!(units(&shape, true, None, false).iter().all(|u| u.trainable_elems == 0));
         }

@@ -17,6 +17,7 @@ pub struct ModelShape {
     pub rope: Rope,
     pub biases: Biases,
     pub window: Option<Window>,
+    pub dropout: Dropout,
     pub tied: bool,
     pub max_positions: usize,
     /// Standard deviation of random weights.
@@ -34,6 +35,21 @@ pub struct Biases {
     pub out: bool,
     /// Gate, up and down.
     pub mlp: bool,
+}
+
+/// The shares of elements that training sets to zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Dropout {
+    /// Of attention's probabilities.
+    pub attention: f64,
+    /// Of what attention and the feed-forward layer add to the residual stream.
+    pub residual: f64,
+}
+
+impl Dropout {
+    pub fn is_on(&self) -> bool {
+        *self != Dropout::default()
+    }
 }
 
 /// Attention that does not look back for ever.

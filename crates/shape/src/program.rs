@@ -20,6 +20,13 @@ pub enum Turn {
     Backward,
 }
 
+/// Where the residual stream takes something in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Site {
+    AttentionOut,
+    MlpOut,
+}
+
 /// Columns `[start, start + len)` of a slot; `len` 0 stands for all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cols {
@@ -95,6 +102,18 @@ pub enum Step {
     BiasBack {
         dy: Cols,
         b: Param,
+    },
+    /// y = residual + dropout(y), in place
+    Dropout {
+        y: Slot,
+        residual: Slot,
+        site: Site,
+    },
+    /// dx = the gradient of what was dropped from
+    DropoutBack {
+        dy: Slot,
+        dx: Slot,
+        site: Site,
     },
     /// Turns heads in place
     Rope {
@@ -181,6 +200,8 @@ impl Step {
             LinearBackWeight { dy, x, .. } => vec![dy.slot, x.slot],
             Bias { y, .. } => vec![y.slot],
             BiasBack { dy, .. } => vec![dy.slot],
+            Dropout { y, residual, .. } => vec![y, residual],
+            DropoutBack { dy, .. } => vec![dy],
             Rope { x, .. } => vec![x.slot],
             Attention { q, k, v, .. } => vec![q.slot, k.slot, v.slot],
             AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
@@ -199,6 +220,8 @@ impl Step {
             Norm { y, rstd, .. } => vec![y.slot, rstd],
             NormBack { dx, .. } | LinearBackInput { dx, .. } => vec![dx.slot],
             Linear { y, .. } | Bias { y, .. } => vec![y.slot],
+            Dropout { y, .. } => vec![y],
+            DropoutBack { dx, .. } => vec![dx],
             Rope { x, .. } => vec![x.slot],
             Attention { out, lse, .. } => vec![out, lse],
             AttentionBack { dqkv, .. } => dqkv.map(|c| c.slot).to_vec(),

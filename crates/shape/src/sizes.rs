@@ -1,6 +1,6 @@
 //! The sizes people name.
 
-use crate::{Architecture, Biases, ModelShape, Rope, ShapeError};
+use crate::{Architecture, Biases, Dropout, ModelShape, Rope, ShapeError};
 
 /// A size people name. The vocabulary comes from the tokenizer.
 #[derive(Clone, Copy, Debug)]
@@ -43,6 +43,7 @@ impl ModelShape {
             rope: Rope::plain(10_000.0),
             biases: Biases::default(),
             window: None,
+            dropout: Dropout::default(),
             tied: false,
             max_positions: size.max_positions,
             init_std: 0.02,

@@ -72,7 +72,7 @@ impl Projection {
     ];
 
     /// Its weight, and its name as people write it.
-    const fn weight(self) -> (Param, &'static str) {
+    pub(crate) const fn weight(self) -> (Param, &'static str) {
         match self {
             Projection::Q => (Param::Q, "q_proj"),
             Projection::K => (Param::K, "k_proj"),
@@ -84,7 +84,7 @@ impl Projection {
         }
     }
 
-    fn has_bias(self, biases: Biases) -> bool {
+    pub(crate) fn has_bias(self, biases: Biases) -> bool {
         match self {
             Projection::Q | Projection::K | Projection::V => biases.qkv,
             Projection::O => biases.out,
@@ -235,13 +235,13 @@ impl Builder<'_> {
         UnitShape::lay_out(UnitKind::Block(layer as u32), segments)
     }
 
-    /// Biases start at zero and never decay.
+    /// Biases start at zero, and decay where norms do.
     fn add_biases(&self, biases: Biases, segments: &mut Vec<Segment>) {
         for of in Projection::ALL.into_iter().filter(|of| of.has_bias(biases)) {
             let weight = base(segments, of);
             let (name, len) = (format!("{}.bias", stem(weight)), weight.shape[0]);
             let bias = self.segment(Param::BiasOf(of), name, &[len]);
-            segments.push(Segment { decay: false, init: Init::Zero, ..bias });
+            segments.push(Segment { init: Init::Zero, ..bias });
         }
     }
 

@@ -10,12 +10,15 @@ pub struct Micro {
     pub weights: Vec<f32>,
     pub positions: Vec<u32>,
     pub cu_seqlens: Vec<u32>,
+    /// Which sample each document is: its place, unless a test says otherwise.
+    pub samples: Vec<u32>,
 }
 
 impl Micro {
     pub fn new(tokens: Vec<u32>, targets: Vec<u32>, weights: Vec<f32>, cu_seqlens: Vec<u32>) -> Micro {
         let positions = cu_seqlens.windows(2).flat_map(|w| 0..w[1] - w[0]).collect();
-        Micro { tokens, targets, weights, positions, cu_seqlens }
+        let samples = (1..cu_seqlens.len() as u32).collect();
+        Micro { tokens, targets, weights, positions, cu_seqlens, samples }
     }
 
     /// Documents of random tokens, all supervised.
@@ -43,6 +46,7 @@ impl Micro {
             out.weights.extend(&self.weights[at.clone()]);
             out.positions.extend(&self.positions[at]);
             out.cu_seqlens.push(out.tokens.len() as u32);
+            out.samples.push(self.samples[*doc]);
         }
         out
     }
@@ -77,6 +81,7 @@ impl Driver for Window {
             targets: &m.targets,
             positions: &m.positions,
             cu_seqlens: &m.cu_seqlens,
+            samples: &m.samples,
         }
     }
 

@@ -93,5 +93,6 @@ pub(crate) fn micro_batch(batch: &Batch) -> MicroBatch<'_> {
         targets: &batch.targets,
         positions: &batch.positions,
         cu_seqlens: &batch.cu_seqlens,
+        samples: &batch.samples,
     }
 }

@@ -120,6 +120,7 @@ pub fn train_with(
         (None, Some(folder)) => save::load_weights(&mut engine, folder)?,
         (None, None) => engine.initialise(config.batch.seed)?,
     }
+    engine.seed_dropout(config.batch.seed);
     // Nobody trains, and nothing is swept away, before everybody is ready to.
     engine.barrier("the start")?;
     let mut log = if rank == Rank(0) {

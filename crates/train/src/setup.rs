@@ -167,8 +167,10 @@ impl Prepared {
         let plan: String = phases.map(|phase| lockstep_plan::schedule_text(&self.plan, phase)).collect();
         let brief = |text: &str| blake3::hash(text.as_bytes()).to_hex()[..16].to_string();
         // Everything that decides numbers and is not in the plan.
-        let numbers =
-            format!("{:?} {:?} {:?} {:?}", config.optim, config.batch, config.precision, config.eval);
+        let numbers = format!(
+            "{:?} {:?} {:?} {:?} {:?}",
+            config.optim, config.batch, config.precision, config.eval, self.shape.dropout
+        );
         let from = self.checkpoint.as_ref().map_or("the beginning".into(), |c| format!("step {}", c.step()));
         [
             ("version", env!("CARGO_PKG_VERSION").to_string()),
@@ -272,6 +274,9 @@ pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelSha
         return Err(TrainError::VocabularyTooSmall { tokenizer: tokenizer.vocab_size(), vocab: shape.vocab });
     }
     shape.eos_id = shape.eos_id.or(tokenizer.eos_id());
+    let dropout = &mut shape.dropout;
+    dropout.attention = config.model.attention_dropout.unwrap_or(dropout.attention);
+    dropout.residual = config.model.resid_dropout.unwrap_or(dropout.residual);
     Ok(shape)
 }
 

@@ -12,6 +12,9 @@ pub const NAMED_MODELS: &[&str] = &["tiny", "15m", "90m", "300m", "1b", "7b"];
 pub struct ModelConfig {
     pub source: ModelSource,
     pub init: Init,
+    /// Shares that training sets to zero, where not what `config.json` says.
+    pub attention_dropout: Option<f64>,
+    pub resid_dropout: Option<f64>,
 }
 
 /// Where the model's shape comes from.
@@ -56,7 +59,9 @@ impl ModelConfig {
         };
         let source = source.unwrap_or(ModelSource::Named(String::new()));
         let init = read_init(r, &source);
-        ModelConfig { source, init }
+        let mut share = |key| r.float(key, "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
+        let (attention_dropout, resid_dropout) = (share("attention_dropout"), share("resid_dropout"));
+        ModelConfig { source, init, attention_dropout, resid_dropout }
     }
 }
 

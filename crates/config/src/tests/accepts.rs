@@ -9,7 +9,15 @@ use crate::*;
 #[test]
 fn defaults_are_those_of_the_page() {
     let config = run("model: 15m\noutput_dir: out\n", &[]).unwrap();
-    assert_eq!(config.model, ModelConfig { source: ModelSource::Named("15m".into()), init: Init::Random });
+    assert_eq!(
+        config.model,
+        ModelConfig {
+            source: ModelSource::Named("15m".into()),
+            init: Init::Random,
+            attention_dropout: None,
+            resid_dropout: None
+        }
+    );
     assert_eq!(
         config.data,
         DataConfig {

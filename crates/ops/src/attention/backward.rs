@@ -4,7 +4,7 @@
 use lockstep_device::{CpuQueue, Isa, Real};
 
 use super::block::{Head, Operand, padded, product};
-use super::{BLOCK_K, BLOCK_Q, Backward, Heads};
+use super::{BLOCK_K, BLOCK_Q, Backward, HeadMask, Heads};
 use crate::dispatch::with_real;
 use crate::math::{exp, sum2};
 use crate::matmul::NR;
@@ -29,7 +29,7 @@ pub(super) fn run(cpu: &CpuQueue, call: &Backward) {
             }
             // SAFETY: a worker's part of the scratch is its own.
             let scratch = unsafe { forward.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
-            one_group::<R>(cpu.isa, call, first, end - first, head, scratch);
+            one_group::<R>(cpu.isa, call, (doc, first, end - first), head, scratch);
         });
     });
 }
@@ -37,8 +37,7 @@ pub(super) fn run(cpu: &CpuQueue, call: &Backward) {
 fn one_group<R: Real>(
     isa: Isa,
     call: &Backward,
-    first: usize,
-    len: usize,
+    (doc, first, len): (usize, usize, usize),
     kv_head: usize,
     scratch: &mut [f32],
 ) {
@@ -88,6 +87,7 @@ fn one_group<R: Real>(
             );
         }
         dq[..len * width].fill(0.0);
+        let dropout = HeadMask::of(f, doc, head);
 
         for first_q in (0..len).step_by(BLOCK_Q) {
             let rows = BLOCK_Q.min(len - first_q);
@@ -119,7 +119,7 @@ fn one_group<R: Real>(
                         false,
                     );
                 }
-                let block = Block { first_q, first_k, rows, heads: &f.heads };
+                let block = Block { first_q, first_k, rows, heads: &f.heads, dropout };
                 let lse_of = |i: usize| lse[(first_q + i) * num_q + head];
                 isa.run(
                     #[inline(always)]
@@ -153,9 +153,11 @@ struct Block<'a> {
     first_k: usize,
     rows: usize,
     heads: &'a Heads,
+    dropout: Option<HeadMask>,
 }
 
-/// p: scores to probabilities, zero for keys that are not seen. ds: ∂L/∂p to ∂L/∂(q·k).
+/// p: scores to probabilities, zero for keys that are not seen or dropped. ds: ∂L/∂p to ∂L/∂(q·k). What is
+/// dropped still counts in the softmax: it has a gradient through the sum.
 #[inline(always)]
 fn probabilities_and_gradient(
     p: &mut [f32],
@@ -165,16 +167,20 @@ fn probabilities_and_gradient(
     dots: &[f32],
 ) {
     let scale = block.heads.scale;
+    let mut kept = [1f32; BLOCK_K];
     for i in 0..block.rows {
         let p: &mut [f32; BLOCK_K] = (&mut p[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
         let ds: &mut [f32; BLOCK_K] = (&mut ds[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
         let seen = block.heads.seen(block.first_q + i, block.first_k);
         let (lse, dot) = (lse_of(i), dots[block.first_q + i]);
+        if let Some(mask) = &block.dropout {
+            mask.fill(block.first_q + i, block.first_k, seen.clone(), &mut kept);
+        }
         for j in 0..BLOCK_K {
             let is_seen = j >= seen.start && j < seen.end;
             let probability = if is_seen { exp(p[j].mul_add(scale, -lse)) } else { 0.0 };
-            let gradient = if is_seen { probability * (ds[j] - dot) * scale } else { 0.0 };
-            p[j] = probability;
+            let gradient = if is_seen { probability * (ds[j] * kept[j] - dot) * scale } else { 0.0 };
+            p[j] = probability * kept[j];
             ds[j] = gradient;
         }
     }

@@ -126,8 +126,14 @@ impl Item<'_, '_> {
             let row = Head::new(&self.call.q, self.first, 1, self.kv_head, group * width);
             let mut q = row.rows::<R>(isa, q_room);
             q.row = width;
-            let block =
-                QueryBlock { q, rows: group, position: self.past, advance: 0, heads: self.call.heads };
+            let block = QueryBlock {
+                q,
+                rows: group,
+                position: self.past,
+                advance: 0,
+                heads: self.call.heads,
+                dropout: None,
+            };
             // SAFETY: every key up to this one is in the panels.
             unsafe { block.attend(isa, &keys, &mut room) };
             for (i, head) in heads.enumerate() {
@@ -141,7 +147,8 @@ impl Item<'_, '_> {
                 let q: Operand =
                     Head::new(&self.call.q, self.first + first_q, rows, head, width).rows::<R>(isa, q_room);
                 let position = self.past + first_q;
-                let block = QueryBlock { q, rows, position, advance: 1, heads: self.call.heads };
+                let block =
+                    QueryBlock { q, rows, position, advance: 1, heads: self.call.heads, dropout: None };
                 // SAFETY: as above.
                 unsafe { block.attend(isa, &keys, &mut room) };
                 for i in 0..rows {
@@ -213,6 +220,7 @@ mod tests {
                 k: Mat::dense(k, tokens, kv_cols),
                 v: Mat::dense(v, tokens, kv_cols),
                 cu_seqlens: bench.input_u32(&bounds),
+                dropout: None,
                 scratch,
             });
 

@@ -3,7 +3,7 @@
 use lockstep_device::{CpuQueue, Isa, Real};
 
 use super::block::{Head, Operand, padded, product};
-use super::{BLOCK_K, BLOCK_Q, Forward, Heads};
+use super::{BLOCK_K, BLOCK_Q, Forward, HeadMask, Heads};
 use crate::dispatch::with_real;
 use crate::math::{LANES, exp, fold, max};
 use crate::matmul::NR;
@@ -27,12 +27,19 @@ pub(super) fn run(cpu: &CpuQueue, call: &Forward) {
             }
             // SAFETY: a worker's part of the scratch is its own.
             let scratch = unsafe { call.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
-            one_head::<R>(cpu.isa, call, first, end - first, head, scratch);
+            one_head::<R>(cpu.isa, call, (doc, first, end - first), head, scratch);
         });
     });
 }
 
-fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: usize, scratch: &mut [f32]) {
+/// One head of document `doc`, whose `len` rows start at `first`.
+fn one_head<R: Real>(
+    isa: Isa,
+    call: &Forward,
+    (doc, first, len): (usize, usize, usize),
+    head: usize,
+    scratch: &mut [f32],
+) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     let kv_head = head / (num_q / num_kv);
     let k = Head::new(&call.k, first, len, kv_head, width);
@@ -47,11 +54,12 @@ fn one_head<R: Real>(isa: Isa, call: &Forward, first: usize, len: usize, head: u
     let keys = Panels { k: k_panels.as_ptr(), v: v_panels.as_ptr(), rows_padded };
     let (q_room, rest) = rest.split_at_mut(BLOCK_Q * width);
     let mut room = Room::new(rest, width);
+    let dropout = HeadMask::of(call, doc, head);
 
     for first_q in (0..len).step_by(BLOCK_Q) {
         let rows = BLOCK_Q.min(len - first_q);
         let q = Head::new(&call.q, first + first_q, rows, head, width).rows::<R>(isa, q_room);
-        let block = QueryBlock { q, rows, position: first_q, advance: 1, heads: call.heads };
+        let block = QueryBlock { q, rows, position: first_q, advance: 1, heads: call.heads, dropout };
         // SAFETY: the panels were packed above, for every key up to the last query's own.
         unsafe { block.attend(isa, &keys, &mut room) };
         for (i, state) in room.state.iter().enumerate().take(rows) {
@@ -111,6 +119,7 @@ pub(super) struct QueryBlock {
     pub(super) position: usize,
     pub(super) advance: usize,
     pub(super) heads: Heads,
+    pub(super) dropout: Option<HeadMask>,
 }
 
 impl QueryBlock {
@@ -119,7 +128,7 @@ impl QueryBlock {
     /// # Safety
     /// The queries are there, and the panels hold every key up to the last row's position.
     pub(super) unsafe fn attend(&self, isa: Isa, keys: &Panels, room: &mut Room) {
-        let QueryBlock { q, rows, position, advance, heads } = *self;
+        let QueryBlock { q, rows, position, advance, heads, dropout } = *self;
         let width = heads.width;
         let Room { sums, scores, state } = room;
         state.fill(RowState { largest: f32::NEG_INFINITY, sum: 0.0 });
@@ -137,6 +146,12 @@ impl QueryBlock {
                 #[inline(always)]
                 || softmax_block(scores, sums, &heads, &mut state[..rows], (position, advance), first_k),
             );
+            if let Some(mask) = dropout {
+                isa.run(
+                    #[inline(always)]
+                    || drop_block(scores, rows, &heads, &mask, position, first_k),
+                );
+            }
             // SAFETY: as above.
             unsafe {
                 let probabilities = Operand { ptr: scores.as_ptr(), row: BLOCK_K, col: 1 };
@@ -144,6 +159,26 @@ impl QueryBlock {
                 let (apart, sums) = (keys.rows_padded * NR, sums.as_mut_ptr());
                 product(isa, (rows, width, num_keys), probabilities, panels, apart, sums, width, true);
             }
+        }
+    }
+}
+
+/// Drops probabilities of a block after they were summed. Queries stand one after the other.
+#[inline(always)]
+fn drop_block(
+    scores: &mut [f32],
+    rows: usize,
+    heads: &Heads,
+    mask: &HeadMask,
+    position: usize,
+    first_k: usize,
+) {
+    let mut kept = [0f32; BLOCK_K];
+    for i in 0..rows {
+        let seen = heads.seen(position + i, first_k);
+        mask.fill(position + i, first_k, seen.clone(), &mut kept);
+        for (score, kept) in scores[i * BLOCK_K..][seen.clone()].iter_mut().zip(&kept[seen]) {
+            *score *= kept;
         }
     }
 }

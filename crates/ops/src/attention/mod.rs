@@ -17,6 +17,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+use crate::dropout::{DocMask, Mask};
 
 pub use extend::{Cache, Extend, cache_elems, extend};
 
@@ -68,7 +69,29 @@ pub struct Forward<'m> {
     pub v: Mat<'m>,
     /// Document starts and the end: \[documents + 1\] in u32.
     pub cu_seqlens: View<'m>,
+    /// Drops probabilities on their way to the output; `lse` knows nothing of it.
+    pub dropout: Option<Mask<'m>>,
     pub scratch: View<'m>,
+}
+
+/// The mask of one head of one document.
+#[derive(Clone, Copy)]
+struct HeadMask {
+    mask: DocMask,
+    head: usize,
+}
+
+impl HeadMask {
+    fn of(call: &Forward, doc: usize, head: usize) -> Option<HeadMask> {
+        call.dropout.map(|mask| HeadMask { mask: mask.of_doc(doc), head })
+    }
+
+    /// What the seen keys of a block are multiplied by, in query i's row. The rest of `out` is left.
+    #[inline(always)]
+    fn fill(&self, i: usize, first_k: usize, seen: std::ops::Range<usize>, out: &mut [f32; BLOCK_K]) {
+        let first = seen.start / 4 * 4;
+        self.mask.fill(self.head as u32, i, first_k + first, &mut out[first..seen.end.max(first)]);
+    }
 }
 
 /// Writes dq, dk, dv from the output's gradient and what forward kept.
@@ -114,6 +137,10 @@ fn check(call: &Forward) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     assert!(num_q.is_multiple_of(num_kv), "{num_q} query heads over {num_kv} key-value heads");
     assert!(call.heads.window != Some(0), "a query sees itself");
+    if let Some(mask) = &call.dropout {
+        assert!((0.0..1.0).contains(&mask.rate), "dropout at rate {}", mask.rate);
+        assert_eq!(mask.samples.len() + 1, call.cu_seqlens.len(), "a sample per document");
+    }
     let tokens = call.q.rows;
     for (mat, heads) in [(&call.q, num_q), (&call.out, num_q), (&call.k, num_kv), (&call.v, num_kv)] {
         assert_eq!((mat.rows, mat.cols), (tokens, heads * width), "attention shapes");

@@ -11,17 +11,35 @@ pub struct Gradients {
     pub dv: Vec<f64>,
 }
 
+/// What the probability of a key is multiplied by: f(document, query head, query, key), the last two counted
+/// from the document's start.
+pub type Dropped<'a> = &'a dyn Fn(usize, usize, usize, usize) -> f64;
+
 /// out\[T, H·h\] and lse\[T, H\], for documents between neighbouring `bounds`.
 pub fn forward(heads: Heads, bounds: &[u32], q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    forward_dropped(heads, bounds, q, k, v, &|_, _, _, _| 1.0)
+}
+
+/// The same with dropout: O = (M ∘ P)·V.
+pub fn forward_dropped(
+    heads: Heads,
+    bounds: &[u32],
+    q: &[f64],
+    k: &[f64],
+    v: &[f64],
+    mask: Dropped,
+) -> (Vec<f64>, Vec<f64>) {
     let (num_q, width) = (heads.num_q, heads.width);
     let mut out = vec![0.0; q.len()];
     let mut lse = vec![0.0; q.len() / width];
-    each_row(heads, bounds, |head, kv_head, first, i| {
+    each_row(heads, bounds, |row| {
+        let Row { doc, start, head, kv_head, first, i } = row;
         let (p, log_sum) = probabilities(heads, q, k, head, kv_head, first, i);
         lse[i * num_q + head] = log_sum;
         let out = &mut out[(i * num_q + head) * width..][..width];
         for (p, j) in p.iter().zip(first..) {
-            axpy(out, *p, row(v, heads.num_kv, kv_head, j, width));
+            let kept = mask(doc, head, i - start, j - start);
+            axpy(out, kept * p, row_of(v, heads.num_kv, kv_head, j, width));
         }
     });
     (out, lse)
@@ -29,34 +47,57 @@ pub fn forward(heads: Heads, bounds: &[u32], q: &[f64], k: &[f64], v: &[f64]) ->
 
 /// With dP = dO·Vᵀ and dS = scale · P ∘ (dP − rowsum(P ∘ dP)): dQ = dS·K, dK = dSᵀ·Q, dV = Pᵀ·dO.
 pub fn backward(heads: Heads, bounds: &[u32], q: &[f64], k: &[f64], v: &[f64], dout: &[f64]) -> Gradients {
+    backward_dropped(heads, bounds, [q, k, v], dout, &|_, _, _, _| 1.0)
+}
+
+/// The same with dropout: dP = M ∘ (dO·Vᵀ), dV = (M ∘ P)ᵀ·dO.
+pub fn backward_dropped(
+    heads: Heads,
+    bounds: &[u32],
+    [q, k, v]: [&[f64]; 3],
+    dout: &[f64],
+    mask: Dropped,
+) -> Gradients {
     let Heads { num_q, num_kv, width, scale, .. } = heads;
     let mut all = Gradients { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()] };
-    each_row(heads, bounds, |head, kv_head, first, i| {
+    each_row(heads, bounds, |row| {
+        let Row { doc, start, head, kv_head, first, i } = row;
         let (p, _) = probabilities(heads, q, k, head, kv_head, first, i);
-        let dout = row(dout, num_q, head, i, width);
-        let dp: Vec<f64> = (first..=i).map(|j| dot(dout, row(v, num_kv, kv_head, j, width))).collect();
+        let dout = row_of(dout, num_q, head, i, width);
+        let kept: Vec<f64> = (first..=i).map(|j| mask(doc, head, i - start, j - start)).collect();
+        let dp =
+            (first..=i).zip(&kept).map(|(j, kept)| kept * dot(dout, row_of(v, num_kv, kv_head, j, width)));
+        let dp: Vec<f64> = dp.collect();
         let mean = dot(&p, &dp);
         for j in first..=i {
-            let (p, dp) = (p[j - first], dp[j - first]);
+            let (p, dp, kept) = (p[j - first], dp[j - first], kept[j - first]);
             let ds = f64::from(scale) * p * (dp - mean);
             let kv = (j * num_kv + kv_head) * width;
             axpy(&mut all.dq[(i * num_q + head) * width..][..width], ds, &k[kv..][..width]);
-            axpy(&mut all.dk[kv..][..width], ds, row(q, num_q, head, i, width));
-            axpy(&mut all.dv[kv..][..width], p, dout);
+            axpy(&mut all.dk[kv..][..width], ds, row_of(q, num_q, head, i, width));
+            axpy(&mut all.dv[kv..][..width], kept * p, dout);
         }
     });
     all
 }
 
-/// Calls f(query head, its key-value head, the first token it sees, token) for all of them.
-fn each_row(heads: Heads, bounds: &[u32], mut f: impl FnMut(usize, usize, usize, usize)) {
-    for doc in bounds.windows(2) {
-        let (first, end) = (doc[0] as usize, doc[1] as usize);
+/// One query of one head: its document and that one's first token, the first token it sees, and itself.
+struct Row {
+    doc: usize,
+    start: usize,
+    head: usize,
+    kv_head: usize,
+    first: usize,
+    i: usize,
+}
+
+fn each_row(heads: Heads, bounds: &[u32], mut f: impl FnMut(Row)) {
+    for (doc, pair) in bounds.windows(2).enumerate() {
+        let (start, end) = (pair[0] as usize, pair[1] as usize);
         for head in 0..heads.num_q {
-            for i in first..end {
-                let seen_from =
-                    heads.window.map_or(first, |window| first.max((i + 1).saturating_sub(window)));
-                f(head, head / (heads.num_q / heads.num_kv), seen_from, i);
+            for i in start..end {
+                let first = heads.window.map_or(start, |window| start.max((i + 1).saturating_sub(window)));
+                f(Row { doc, start, head, kv_head: head / (heads.num_q / heads.num_kv), first, i });
             }
         }
     }
@@ -73,15 +114,15 @@ fn probabilities(
     i: usize,
 ) -> (Vec<f64>, f64) {
     let Heads { num_q, num_kv, width, scale, .. } = heads;
-    let q = row(q, num_q, head, i, width);
-    let scores = (first..=i).map(|j| f64::from(scale) * dot(q, row(k, num_kv, kv_head, j, width)));
+    let q = row_of(q, num_q, head, i, width);
+    let scores = (first..=i).map(|j| f64::from(scale) * dot(q, row_of(k, num_kv, kv_head, j, width)));
     let scores: Vec<f64> = scores.collect();
     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let lse = largest + scores.iter().map(|s| (s - largest).exp()).sum::<f64>().ln();
     (scores.iter().map(|s| (s - lse).exp()).collect(), lse)
 }
 
-fn row(x: &[f64], num_heads: usize, head: usize, token: usize, width: usize) -> &[f64] {
+fn row_of(x: &[f64], num_heads: usize, head: usize, token: usize, width: usize) -> &[f64] {
     &x[(token * num_heads + head) * width..][..width]
 }
 

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::dropout::{self, Site};
 use crate::testing::{
     Bench, Framed, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance, values,
 };
@@ -25,6 +26,9 @@ struct Pack {
     heads: Heads,
     dtype: DType,
     lens: Vec<usize>,
+    /// Dropout's rate, and which sample each document is.
+    rate: f64,
+    samples: Vec<u32>,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -47,7 +51,8 @@ impl Pack {
         let normals = |num_heads: usize| bench.normal_values(tokens * num_heads * heads.width);
         let (q, k, v, dout) =
             (normals(heads.num_q), normals(heads.num_kv), normals(heads.num_kv), normals(heads.num_q));
-        Pack { heads, dtype, lens: lens.to_vec(), q, k, v, dout }
+        let samples = bench.indices(lens.len(), 1 << 20);
+        Pack { heads, dtype, lens: lens.to_vec(), rate: 0.0, samples, q, k, v, dout }
     }
 
     fn tokens(&self) -> usize {
@@ -77,6 +82,7 @@ impl Pack {
         let Heads { num_q, num_kv, .. } = self.heads;
         Pack {
             lens: vec![len],
+            samples: vec![self.samples[doc]],
             q: rows(&self.q, num_q),
             k: rows(&self.k, num_kv),
             v: rows(&self.v, num_kv),
@@ -88,11 +94,21 @@ impl Pack {
     /// This pack, then the other.
     fn then(mut self, other: Pack) -> Pack {
         self.lens.extend(other.lens);
+        self.samples.extend(other.samples);
         self.q.extend(other.q);
         self.k.extend(other.k);
         self.v.extend(other.v);
         self.dout.extend(other.dout);
         self
+    }
+
+    fn dropped(self, rate: f64) -> Pack {
+        Pack { rate, ..self }
+    }
+
+    fn mask<'b>(&self, bench: &'b Bench) -> Mask<'b> {
+        let samples = bench.input_u32(&self.samples);
+        Mask { rate: self.rate, seed: 11, step: 5, layer: 2, site: Site::Probabilities, samples }
     }
 
     fn run(&self, bench: &Bench, queue: &Queue) -> Results {
@@ -147,6 +163,7 @@ impl<'b> Placed<'b> {
             k: part(&self.qkv, 1),
             v: part(&self.qkv, 2),
             cu_seqlens: bench.input_u32(&pack.bounds()),
+            dropout: (pack.rate > 0.0).then(|| pack.mask(bench)),
             scratch: bench.output(bytes.0 as usize / 4, DType::F32),
         };
         forward(queue, call);
@@ -191,6 +208,10 @@ fn scaled(num_q: usize, num_kv: usize, width: usize, sharpness: f32) -> Heads {
     Heads { num_q, num_kv, width, scale: sharpness / (width as f32).sqrt(), window: None }
 }
 
+fn rate() -> impl Strategy<Value = f64> {
+    prop_oneof![2 => Just(0.0), 1 => Just(0.1), 1 => Just(0.6)]
+}
+
 /// No window, a short one, or one at an edge of the blocks.
 fn window() -> impl Strategy<Value = Option<usize>> {
     let edges = prop::sample::select(vec![1usize, 2, 16, 47, 63, 64, 65, 66, 100, 128, 500]);
@@ -206,8 +227,12 @@ fn check_against_reference(bench: &Bench, pack: &Pack, pad: usize, tolerance: f6
         let [q, k, v] = placed.split(pack, &placed.qkv.values());
         let [dq, dk, dv] = placed.split(pack, &placed.dqkv.values());
         let (bounds, dout) = (pack.bounds(), placed.dout.values());
-        let (out, lse) = reference::forward(pack.heads, &bounds, &q, &k, &v);
-        let want = reference::backward(pack.heads, &bounds, &q, &k, &v, &dout);
+        let mask = pack.mask(bench);
+        let factor = |doc: usize, head: usize, i: usize, j: usize| {
+            dropout::reference::factor(&mask, pack.samples[doc], head as u32, i, j)
+        };
+        let (out, lse) = reference::forward_dropped(pack.heads, &bounds, &q, &k, &v, &factor);
+        let want = reference::backward_dropped(pack.heads, &bounds, [&q, &k, &v], &dout, &factor);
         // A first token's dq and dk are differences of equal numbers, so errors are judged against the
         // size of random rows, scaled as the scores are.
         let size = (q.len() as f64).sqrt();
@@ -227,28 +252,34 @@ proptest! {
     #[test]
     fn both_directions_match_the_reference(
         (num_q, num_kv) in heads(2, 3), width in width(), lens in prop::collection::vec(length(), 1..4),
-        sharpness in prop_oneof![Just(0.1f32), Just(1.0), Just(4.0)], window in window(), pad in 0usize..3,
-        dtype in dtype(), seed in any::<u64>(),
+        sharpness in prop_oneof![Just(0.1f32), Just(1.0), Just(4.0)], window in window(), rate in rate(),
+        pad in 0usize..3, dtype in dtype(), seed in any::<u64>(),
     ) {
         let bench = Bench::with_mebibytes(24, seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, sharpness) };
-        let pack = Pack::new(&bench, heads, dtype, &lens);
+        let pack = Pack::new(&bench, heads, dtype, &lens).dropped(rate);
         check_against_reference(&bench, &pack, pad, tolerance(dtype));
     }
 
     #[test]
     fn backward_is_the_slope_of_the_forward_reference(
         (num_q, num_kv) in heads(2, 2), width in 1usize..5, lens in prop::collection::vec(1usize..6, 1..3),
-        window in prop_oneof![Just(None), (1usize..5).prop_map(Some)], seed in any::<u64>(),
+        window in prop_oneof![Just(None), (1usize..5).prop_map(Some)], rate in rate(), seed in any::<u64>(),
     ) {
         let bench = Bench::small(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
-        let pack = Pack::new(&bench, heads, DType::F32, &lens);
+        let pack = Pack::new(&bench, heads, DType::F32, &lens).dropped(rate);
         let placed = Placed::new(&bench, &pack, 0);
         placed.run(&bench, &Queue::cpu(1), &pack);
         let [q, k, v] = placed.split(&pack, &placed.qkv.values());
         let (bounds, r) = (pack.bounds(), placed.dout.values());
-        let loss = |q: &[f64], k: &[f64], v: &[f64]| dot(&r, &reference::forward(heads, &bounds, q, k, v).0);
+        let mask = pack.mask(&bench);
+        let factor = |doc: usize, head: usize, i: usize, j: usize| {
+            dropout::reference::factor(&mask, pack.samples[doc], head as u32, i, j)
+        };
+        let loss = |q: &[f64], k: &[f64], v: &[f64]| {
+            dot(&r, &reference::forward_dropped(heads, &bounds, q, k, v, &factor).0)
+        };
         let slopes = [
             differences(&q, |q| loss(q, &k, &v)),
             differences(&k, |k| loss(&q, k, &v)),
@@ -265,11 +296,12 @@ proptest! {
     fn a_document_does_not_depend_on_its_pack(
         (num_q, num_kv) in heads(2, 2), width in width(), len in length(),
         before in prop::collection::vec(length(), 0..3), after in prop::collection::vec(length(), 0..3),
-        window in window(), dtype in dtype(), picks in prop::array::uniform3(0usize..9), seed in any::<u64>(),
+        window in window(), rate in rate(), dtype in dtype(), picks in prop::array::uniform3(0usize..9),
+        seed in any::<u64>(),
     ) {
         let bench = Bench::with_mebibytes(16, seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
-        let new = |lens: &[usize]| Pack::new(&bench, heads, dtype, lens);
+        let new = |lens: &[usize]| Pack::new(&bench, heads, dtype, lens).dropped(rate);
         let (doc, head, tail) = (new(&[len]), new(&before), new(&after));
         let alone = doc.run(&bench, &queue(picks[0]));
         let pack = head.clone().then(doc.clone()).then(tail);
@@ -288,11 +320,12 @@ proptest! {
     #[test]
     fn a_row_does_not_depend_on_later_tokens(
         (num_q, num_kv) in heads(2, 2), width in width(), len in 1usize..140, cut in 0usize..140,
-        window in window(), dtype in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+        window in window(), rate in rate(), dtype in dtype(), picks in (0usize..9, 0usize..9),
+        seed in any::<u64>(),
     ) {
         let bench = Bench::with_mebibytes(16, seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 2.0) };
-        let pack = Pack::new(&bench, heads, dtype, &[len]);
+        let pack = Pack::new(&bench, heads, dtype, &[len]).dropped(rate);
         let prefix = pack.prefix(0, cut % len + 1);
         let whole = pack.run(&bench, &queue(picks.0));
         let part = prefix.run(&bench, &queue(picks.1));

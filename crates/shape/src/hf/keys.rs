@@ -90,6 +90,17 @@ impl<'a> Keys<'a> {
         if self.get(key).is_some() { self.number(key) } else { Ok(default) }
     }
 
+    /// At least 0 and below 1; 0 where absent.
+    pub(super) fn share(&self, key: &str) -> Result<f64, ShapeError> {
+        match self.get(key) {
+            None => Ok(0.0),
+            Some(value) => match value.as_f64() {
+                Some(n) if (0.0..1.0).contains(&n) => Ok(n),
+                _ => Err(self.wrong(key, "at least 0 and below 1", value)),
+            },
+        }
+    }
+
     pub(super) fn bool_or(&self, key: &str, default: bool) -> Result<bool, ShapeError> {
         match self.get(key) {
             None => Ok(default),

@@ -10,7 +10,7 @@ mod window;
 use lockstep_core::DType;
 use serde_json::{Map, Value, json};
 
-use crate::{Architecture, Biases, ModelShape, ShapeError};
+use crate::{Architecture, Biases, Dropout, ModelShape, ShapeError};
 use keys::Keys;
 
 impl ModelShape {
@@ -54,6 +54,7 @@ impl ModelShape {
             rope: rope::read(keys, max_positions)?,
             biases: biases(&keys, architecture)?,
             window: window::read(keys, architecture, layers)?,
+            dropout: dropout(&keys)?,
             tied: keys.bool_or("tie_word_embeddings", false)?,
             max_positions,
             init_std: keys.number_or("initializer_range", 0.02)?,
@@ -90,7 +91,7 @@ impl ModelShape {
     pub fn to_hf_text(&self, dtype: DType) -> String {
         let mut config = json!({
             "architectures": [self.architecture.class_name()],
-            "attention_dropout": 0.0,
+            "attention_dropout": self.dropout.attention,
             "bos_token_id": self.bos_id,
             "eos_token_id": self.eos_id,
             "head_dim": self.head_dim,
@@ -113,6 +114,9 @@ impl ModelShape {
         let map = config.as_object_mut().expect("an object was just made");
         rope::write(self, map);
         window::write(self, map);
+        if self.dropout.residual > 0.0 {
+            map.insert("resid_pdrop".into(), self.dropout.residual.into());
+        }
         if self.architecture.has_attention_bias() {
             map.insert("attention_bias".into(), self.biases.qkv.into());
         }
@@ -136,12 +140,6 @@ impl ModelShape {
 
 /// Options that would change the arithmetic and are not implemented.
 fn refuse_unsupported(keys: &Keys) -> Result<(), ShapeError> {
-    for key in ["attention_dropout", "resid_pdrop", "hidden_dropout"] {
-        match keys.get(key) {
-            Some(value) if value.as_f64() != Some(0.0) => return Err(keys.unsupported(key, value)),
-            _ => {}
-        }
-    }
     match keys.get("hidden_act") {
         None => {}
         Some(Value::String(name)) if name == "silu" || name == "swish" => {}
@@ -155,6 +153,20 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ShapeError> {
         Some(value) => Err(keys.unsupported("quantization_config", value)),
         None => Ok(()),
     }
+}
+
+/// No family has dropout on the residual stream in transformers; the names are those of others.
+fn dropout(keys: &Keys) -> Result<Dropout, ShapeError> {
+    const RESIDUAL: [&str; 4] = ["resid_pdrop", "resid_dropout", "residual_dropout", "hidden_dropout"];
+    let mut residual = keys.share(RESIDUAL[0])?;
+    for key in &RESIDUAL[1..] {
+        let other = keys.share(key)?;
+        if other > 0.0 && residual > 0.0 && other != residual {
+            return Err(keys.inconsistent(format!("`{key}` {other} is at odds with {residual} elsewhere")));
+        }
+        residual = residual.max(other);
+    }
+    Ok(Dropout { attention: keys.share("attention_dropout")?, residual })
 }
 
 /// LLaMA and Qwen3 are told; Qwen2 always has biases on queries, keys and values; Mistral has none.

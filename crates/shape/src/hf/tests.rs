@@ -135,3 +135,13 @@ fn both_spellings_of_scaled_rotary_embedding_read_alike_and_are_written_again() 
         assert_eq!(ModelShape::from_hf_text(&shape.to_hf_text(DType::F32), "out").unwrap(), shape);
     }
 }
+
+#[test]
+fn dropout_is_read_and_written() {
+    let shape = family("Qwen2ForCausalLM", r#"{"attention_dropout":0.25,"hidden_dropout":0.5}"#).unwrap();
+    assert_eq!(shape.dropout, Dropout { attention: 0.25, residual: 0.5 });
+    assert_eq!(ModelShape::from_hf_text(&shape.to_hf_text(DType::F32), "out").unwrap(), shape);
+    let text = |r: Result<ModelShape, ShapeError>| r.unwrap_err().to_string();
+    insta::assert_snapshot!(text(with("attention_dropout", "1.0")), @"config.json: `attention_dropout` should be at least 0 and below 1, found 1.0");
+    insta::assert_snapshot!(text(family("LlamaForCausalLM", r#"{"resid_pdrop":0.1,"hidden_dropout":0.2}"#)), @"config.json: `hidden_dropout` 0.2 is at odds with 0.1 elsewhere");
+}

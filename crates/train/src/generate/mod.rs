@@ -167,6 +167,7 @@ impl Generator {
             targets: tokens.get(1..).unwrap_or_default(),
             positions: &positions,
             cu_seqlens: &[0, len as u32],
+            samples: &[],
         };
         self.engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs))?;
         Ok(all)

@@ -1,0 +1,185 @@
+//! Dropout: masks depend on the seed, the step and the sample, and on nothing else. So recomputation, packs,
+//! the cut into micro-batches, threads and ranks leave gradients as they were, and scoring knows none of it.
+
+use lockstep_core::{DType, Mesh, Rank};
+use lockstep_engine::{Engine, MicroBatch, Updates};
+use lockstep_plan::State;
+use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute};
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+
+const STILL: Updates =
+    Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+
+fn shapes() -> Vec<ModelShape> {
+    let biases = Biases { qkv: true, out: true, mlp: true };
+    let dropout = Dropout { attention: 0.2, residual: 0.1 };
+    let llama = ModelShape { vocab: 101, dropout, ..ModelShape::named("tiny", 101).unwrap() };
+    vec![
+        ModelShape { dropout: Dropout { residual: 0.0, ..dropout }, ..llama.clone() },
+        ModelShape { dropout: Dropout { attention: 0.0, ..dropout }, ..llama.clone() },
+        ModelShape { biases, architecture: Architecture::Qwen3, tied: true, ..llama },
+    ]
+}
+
+/// Documents whose samples are told apart from their places.
+fn batch(seed: u64) -> Micro {
+    let mut micro = Micro::random(&[50, 3, 70, 20], 101, seed);
+    micro.samples = vec![900, 17, 4, 33];
+    micro
+}
+
+fn grads(engine: &Engine) -> Vec<(String, Vec<f32>)> {
+    let mut all = Vec::new();
+    for (u, unit) in engine.units().iter().enumerate() {
+        for segment in &unit.segments {
+            let mut values = vec![0.0; segment.elems()];
+            assert!(engine.read(u, segment, State::Grad, 0..segment.elems(), &mut values).unwrap());
+            all.push((segment.name.clone(), values));
+        }
+    }
+    all
+}
+
+/// One step: log-probabilities and gradients.
+fn step(engine: &mut Engine, micros: Vec<Micro>, t: u64) -> (Vec<Vec<f32>>, Vec<(String, Vec<f32>)>) {
+    let mut window = Window::new(micros);
+    engine.train_step(&mut window, &Updates { t, ..STILL }).unwrap();
+    (window.log_probs.clone(), grads(engine))
+}
+
+fn assert_near(got: &[(String, Vec<f32>)], want: &[(String, Vec<f32>)], tolerance: f64) {
+    for ((name, got), (_, want)) in got.iter().zip(want) {
+        let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
+        let difference = norm(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - f64::from(*w)));
+        let size = norm(&mut want.iter().map(|w| f64::from(*w)));
+        assert!(difference <= tolerance * size, "{name}: {difference:e} of {size:e}");
+    }
+}
+
+#[test]
+fn recomputation_and_threads_find_the_same_masks() {
+    for shape in shapes() {
+        for storage in [DType::F32, DType::BF16] {
+            let run = |recompute, threads| {
+                let mut engine = engine(&shape, &Setup { recompute, threads, storage, ..Setup::default() });
+                engine.seed_dropout(5);
+                step(&mut engine, vec![batch(1)], 3)
+            };
+            let kept = run(Recompute::None, 2);
+            assert!(kept == run(Recompute::Selective, 1), "selective, {storage:?}");
+            assert!(kept == run(Recompute::Full, 3), "full, {storage:?}");
+        }
+    }
+}
+
+#[test]
+fn masks_change_with_seed_step_and_sample_and_not_with_packs() {
+    for shape in shapes() {
+        let mut engine = engine(&shape, &Setup::default());
+        let mut run = |seed, t, micro: Micro| {
+            engine.seed_dropout(seed);
+            step(&mut engine, vec![micro], t).0.remove(0)
+        };
+        let whole = run(5, 3, batch(1));
+        assert_eq!(whole, run(5, 3, batch(1)));
+        assert_ne!(whole, run(6, 3, batch(1)));
+        assert_ne!(whole, run(5, 4, batch(1)));
+        let other = Micro { samples: vec![901, 17, 4, 33], ..batch(1) };
+        let changed = run(5, 3, other);
+        assert_ne!(whole[..50], changed[..50]);
+        assert_eq!(whole[50..], changed[50..]);
+        // Alone, or in another order: the same bits.
+        assert_eq!(whole[53..123], run(5, 3, batch(1).select(&[2])));
+        let turned = run(5, 3, batch(1).select(&[2, 0]));
+        assert_eq!((&whole[53..123], &whole[..50]), (&turned[..70], &turned[70..]));
+    }
+}
+
+/// That masks keep the mean is the operation's test: behind norms and softmax the mean of many passes is not
+/// the pass without masks.
+#[test]
+fn scoring_drops_nothing() {
+    for shape in shapes() {
+        let mut engine = engine(&shape, &Setup { evaluates: true, ..Setup::default() });
+        let micro = batch(1);
+        let scored = |engine: &mut Engine| {
+            let mut all = Vec::new();
+            let batch = MicroBatch {
+                tokens: &micro.tokens,
+                targets: &micro.targets,
+                positions: &micro.positions,
+                cu_seqlens: &micro.cu_seqlens,
+                samples: &[],
+            };
+            engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs)).unwrap();
+            all
+        };
+        let before = scored(&mut engine);
+        assert_ne!(before, step(&mut engine, vec![micro.clone()], 1).0[0], "training drops");
+        assert_eq!(before, scored(&mut engine), "training left no mask behind");
+    }
+}
+
+/// Central differences of the loss along a random direction, the mask being fixed by seed, step and samples.
+#[test]
+fn gradients_are_the_slope_of_the_loss_under_the_mask() {
+    for shape in shapes() {
+        let mut engine = engine(&shape, &Setup::default());
+        engine.seed_dropout(9);
+        let loss = |engine: &mut Engine| {
+            let mut window = Window::new(vec![batch(2)]);
+            engine.train_step(&mut window, &Updates { t: 2, ..STILL }).unwrap();
+            window.loss()
+        };
+        loss(&mut engine);
+        let grads = grads(&engine);
+        let units = engine.units().to_vec();
+        let squares: f64 = grads.iter().flat_map(|(_, g)| g).map(|g| f64::from(*g).powi(2)).sum();
+        // Along the gradient itself the slope is its norm.
+        let mut at = |by: f64| {
+            let mut all = grads.iter();
+            for (u, unit) in units.iter().enumerate() {
+                for segment in &unit.segments {
+                    let (range, grad) = (0..segment.elems(), &all.next().unwrap().1);
+                    let mut values = vec![0.0; segment.elems()];
+                    assert!(engine.read(u, segment, State::Working, range.clone(), &mut values).unwrap());
+                    values.iter_mut().zip(grad).for_each(|(v, g)| *v += (by * f64::from(*g)) as f32);
+                    engine.write(u, segment, State::Working, range, &values).unwrap();
+                }
+            }
+            loss(&mut engine)
+        };
+        let step = 2e-3 / squares.sqrt();
+        let (above, below) = (at(step), at(-2.0 * step));
+        let slope = (above - below) / (2.0 * step);
+        assert!((slope / squares - 1.0).abs() < 1e-2, "slope {slope}, norm {squares}");
+    }
+}
+
+#[test]
+fn micro_batches_and_ranks_have_the_masks_of_one() {
+    let shape = shapes().remove(2);
+    let whole = batch(1);
+    let denominator = whole.tokens.len() as f64;
+    let one = {
+        let mut engine = engine(&shape, &Setup::default());
+        engine.seed_dropout(5);
+        step(&mut engine, vec![whole.clone()], 3).1
+    };
+    let split = {
+        let mut engine = engine(&shape, &Setup { micros: 2, ..Setup::default() });
+        engine.seed_dropout(5);
+        step(&mut engine, vec![whole.select(&[2, 1]), whole.select(&[3, 0])], 3).1
+    };
+    assert_near(&split, &one, 2e-5);
+    let setup = Setup { mesh: Mesh::on_one_node(2, 1), ..Setup::default() };
+    let ranks = in_world(&shape, &setup, CarrierKind::Thread, None, &|engine: &mut Engine| {
+        engine.seed_dropout(5);
+        let mine = if engine.rank() == Rank(0) { [2, 1] } else { [3, 0] };
+        let mut window = Window { denominator, ..Window::new(vec![whole.select(&mine)]) };
+        engine.train_step(&mut window, &Updates { t: 3, ..STILL }).unwrap();
+        grads(engine)
+    });
+    assert!(ranks[0] == ranks[1]);
+    assert_near(&ranks[0], &one, 2e-5);
+}

@@ -1,0 +1,115 @@
+//! Dropout: an element is set to zero with probability p, else divided by 1 − p.
+//!
+//! Whether an element stays is a pure function of the seed, the step, the sample its document is, the
+//! layer, the site, the head, and its position and column in the document. So it does not depend on the
+//! pack a document came in, on ranks or threads, and backward and recomputation find the same mask again
+//! without keeping it.
+
+mod cpu;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_core::DType;
+use lockstep_core::rng::{Purpose, Stream};
+use lockstep_device::{Queue, View};
+
+use crate::Mat;
+
+/// Where in a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Site {
+    /// Attention's probabilities: rows are queries, columns keys.
+    Probabilities = 0,
+    /// What attention adds to the residual stream.
+    AttentionOut = 1,
+    /// What the feed-forward layer adds to it.
+    MlpOut = 2,
+}
+
+impl Site {
+    const COUNT: u32 = 3;
+}
+
+/// The masks of one site of one layer in one step, for every document of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Mask<'m> {
+    /// At least 0 and below 1.
+    pub rate: f64,
+    pub seed: u64,
+    pub step: u32,
+    pub layer: u32,
+    pub site: Site,
+    /// Which sample each document is: \[documents\] in u32.
+    pub samples: View<'m>,
+}
+
+impl Mask<'_> {
+    pub(crate) fn of_doc(&self, doc: usize) -> DocMask {
+        // SAFETY: samples are only read.
+        let sample = unsafe { self.samples.as_slice::<u32>() }[doc];
+        DocMask::new(self, sample)
+    }
+}
+
+/// The mask of one document.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DocMask {
+    seed: u64,
+    /// Words below this drop their element.
+    threshold: u32,
+    scale: f32,
+}
+
+/// Elements whose fate one block of the generator decides.
+const PER_BLOCK: usize = 4;
+
+impl DocMask {
+    fn new(mask: &Mask, sample: u32) -> DocMask {
+        let stream = Stream::new(mask.seed, Purpose::Dropout, mask.step, sample);
+        let [low, high, ..] = stream.block(mask.layer * Site::COUNT + mask.site as u32);
+        DocMask {
+            seed: u64::from(high) << 32 | u64::from(low),
+            threshold: (mask.rate * 4_294_967_296.0) as u32,
+            scale: (1.0 / (1.0 - mask.rate)) as f32,
+        }
+    }
+
+    /// What elements from column `first` on, a multiple of four, are multiplied by.
+    #[inline(always)]
+    pub(crate) fn fill(&self, head: u32, position: usize, first: usize, out: &mut [f32]) {
+        debug_assert!(first.is_multiple_of(PER_BLOCK));
+        let stream = Stream::new(self.seed, Purpose::Dropout, position as u32, head);
+        for (block, out) in out.chunks_mut(PER_BLOCK).enumerate() {
+            let words = stream.block((first / PER_BLOCK + block) as u32);
+            for (out, word) in out.iter_mut().zip(words) {
+                *out = if word < self.threshold { 0.0 } else { self.scale };
+            }
+        }
+    }
+}
+
+/// y\[T, D\] = residual + mask · y, in place; without a mask, residual + y.
+pub fn forward(queue: &Queue, y: Mat, residual: Mat, cu_seqlens: View, mask: Option<&Mask>) {
+    check(&y, &residual, &cu_seqlens, mask);
+    y.view.assert_apart(&residual.view);
+    cpu::forward(crate::cpu(queue), y, residual, cu_seqlens, mask);
+}
+
+/// dx\[T, D\] = mask · dy; without a mask, dy.
+pub fn backward(queue: &Queue, dx: Mat, dy: Mat, cu_seqlens: View, mask: Option<&Mask>) {
+    check(&dx, &dy, &cu_seqlens, mask);
+    dx.view.assert_apart(&dy.view);
+    cpu::backward(crate::cpu(queue), dx, dy, cu_seqlens, mask);
+}
+
+fn check(y: &Mat, x: &Mat, cu_seqlens: &View, mask: Option<&Mask>) {
+    assert_eq!((y.rows, y.cols), (x.rows, x.cols), "dropout shapes");
+    assert_eq!(y.view.dtype(), x.view.dtype(), "one storage type");
+    assert_eq!(cu_seqlens.dtype(), DType::U32, "bounds of documents");
+    if let Some(mask) = mask {
+        assert!((0.0..1.0).contains(&mask.rate), "dropout at rate {}", mask.rate);
+        assert_eq!(mask.samples.len() + 1, cu_seqlens.len(), "a sample per document");
+    }
+}
