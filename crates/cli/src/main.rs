@@ -6,6 +6,7 @@ mod args;
 mod host;
 mod launch;
 mod plan;
+mod prepare;
 mod ranks;
 mod report;
 mod train;
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
     if !ranks::launcher_is_there() {
         return ExitCode::from(FaultClass::PeerFailed.exit_code());
     }
-    let command = Cli::parse().command;
+    let command = Cli::parse().command.with_flags_as_settings();
     // The panic itself has been told by then, with its place.
     match catch_unwind(AssertUnwindSafe(|| run(&command))) {
         Ok(Ok(code)) => code,
@@ -37,6 +38,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Train(args) => train::run(args),
         Command::Launch(args) => launch::run(args),
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
+        Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -19,11 +19,30 @@ fn missing_file() {
 }
 
 #[test]
-fn a_folder() {
-    assert_snapshot!(Folder::new(RUN).train_refused(&["train_files=."], 65), @r"
-    error: data file . is not a regular file
-    hint: name the jsonl files themselves, not their folder.
-    ");
+fn a_folder_without_data() {
+    let folder = Folder::new(RUN);
+    std::fs::create_dir(folder.path("empty")).unwrap();
+    assert_snapshot!(folder.train_refused(&["train_files=empty"], 66), @"");
+}
+
+#[test]
+fn a_data_set_that_is_not_here() {
+    let folder = Folder::new(&RUN.replace("train_files: data.jsonl", "dataset_name: owner/name"));
+    let mut command = folder.command(&["train", "run.yaml"]);
+    let ran = command
+        .env("HF_HOME", "hf")
+        .env_remove("HF_HUB_CACHE")
+        .env_remove("HF_DATASETS_CACHE")
+        .output()
+        .unwrap();
+    assert_eq!(ran.status.code(), Some(66));
+    assert_snapshot!(String::from_utf8(ran.stderr).unwrap(), @"");
+}
+
+#[test]
+fn a_row_that_is_too_long() {
+    let long = format!("{{\"text\": \"{}\"}}\n", "long ".repeat(20));
+    assert_snapshot!(refused(rows(2) + &long, &["on_long_row=stop"], 65), @"");
 }
 
 #[test]
@@ -75,7 +94,7 @@ fn not_utf8() {
 
 #[test]
 fn conversations() {
-    assert_snapshot!(refused("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &[], 69), @r"
+    assert_snapshot!(refused("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &[], 65), @r"
     error: data.jsonl row 1: conversational rows are not implemented yet; column `messages` holds messages
     hint: render the messages to `text`, or to `prompt` and `completion`, first.
     ");

@@ -5,7 +5,9 @@
 
 #![forbid(unsafe_code)]
 
+mod data_spec;
 mod error;
+mod feed;
 mod journal;
 mod output_dir;
 mod rate;
@@ -14,6 +16,7 @@ mod save;
 mod setup;
 mod sft;
 
+pub use data_spec::{prepare_eval, prepare_train};
 pub use error::TrainError;
 pub use output_dir::Holder;
 pub use rate::RateSchedule;

@@ -8,13 +8,14 @@ use lockstep_ckpt::DataCursor;
 use lockstep_comm::{Comm, CommError};
 use lockstep_config::RunConfig;
 use lockstep_core::{Bytes, Rank, Step};
-use lockstep_data::{Batch, Dataset, Order};
+use lockstep_data::{Dataset, Order, Window};
 use lockstep_device::{Memory, Queue};
 use lockstep_engine::{Engine, EngineError, Resources, Updates};
 use lockstep_observe::{Progress, StepRecord};
 use lockstep_plan::RunPlan;
 
 use crate::error::TrainError;
+use crate::feed::Feed;
 use crate::journal::Journal;
 use crate::rate::RateSchedule;
 use crate::save::{self, Identity, Position};
@@ -79,7 +80,7 @@ pub fn train(
 ) -> Result<Outcome, TrainError> {
     let Prepared { rank, tokenizer, dataset, shape, folder, plan, num_threads, output, checkpoint, .. } =
         prepared;
-    let mut run = Run::new(config, &dataset)?;
+    let run = Run::new(config, &dataset)?;
     let identity = Identity {
         data: run.cursor(&dataset),
         switches: [
@@ -133,10 +134,15 @@ pub fn train(
         checkpoint: checkpoint.map(|c| c.path().to_path_buf()),
         memory: None,
     };
+    let mut feed = Feed::new(config, &dataset, &run.order, rank, position.step, run.total_steps);
     progress.start(position.step + 1, run.total_steps);
     while position.step < run.total_steps {
-        let record = match run.step(&mut engine, &dataset, &mut position) {
-            Ok(record) => record,
+        let start = Instant::now();
+        let stepped = feed.next().map_err(TrainError::from).and_then(|window| {
+            run.step(&mut engine, &window, start, &mut position).map(|record| (window, record))
+        });
+        let (window, record) = match stepped {
+            Ok(stepped) => stepped,
             Err(error) => {
                 let error = error.with_checkpoint(outcome.checkpoint);
                 log.event(&format!("stopped: {error}"))?;
@@ -149,6 +155,10 @@ pub fn train(
         log.step(&record)?;
         if position.step.is_multiple_of(config.output.logging_steps) || position.step == run.total_steps {
             progress.step(&record);
+        }
+        if let Some(note) = feed.done(window, record.step_seconds) {
+            progress.note(&note);
+            log.event(&note)?;
         }
         let due = config.output.save_steps.is_some_and(|every| position.step.is_multiple_of(every));
         let last = config.output.save_steps.is_some() && position.step == run.total_steps;
@@ -192,11 +202,9 @@ fn make_engine(
 /// What the loop keeps between steps.
 struct Run<'a> {
     config: &'a RunConfig,
-    order: Order,
+    order: Arc<Order>,
     rates: RateSchedule,
     total_steps: u64,
-    rows: Vec<u32>,
-    window: Vec<Batch>,
 }
 
 impl<'a> Run<'a> {
@@ -212,9 +220,8 @@ impl<'a> Run<'a> {
         )?;
         let epochs = (batch.num_train_epochs * order.steps_per_epoch() as f64).ceil() as u64;
         let total_steps = batch.max_steps.unwrap_or(epochs);
-        let window = (0..batch.gradient_accumulation_steps).map(|_| Batch::default()).collect();
         let rates = RateSchedule::new(&config.optim, total_steps);
-        Ok(Run { config, order, rates, total_steps, rows: Vec::new(), window })
+        Ok(Run { config, order: Arc::new(order), rates, total_steps })
     }
 
     fn cursor(&self, dataset: &Dataset) -> DataCursor {
@@ -227,27 +234,17 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// One optimizer step: batch, forward, objective, backward, update.
+    /// One optimizer step: forward, objective, backward, update. It began at `start`, with its window.
     fn step(
-        &mut self,
+        &self,
         engine: &mut Engine,
-        dataset: &Dataset,
+        window: &Window,
+        start: Instant,
         position: &mut Position,
     ) -> Result<StepRecord, TrainError> {
-        let start = Instant::now();
         let step = position.step;
-        self.order.rows(Step(step), &mut self.rows);
-        let rows_per_micro = self.config.batch.per_device_train_batch_size as usize;
-        let (world, rank) = (self.config.plan.world_size() as usize, engine.rank().0 as usize);
-        for (micro, batch) in self.window.iter_mut().enumerate() {
-            // The last step of an epoch may be short: its last micro-batches are empty.
-            let mine = self.rows.chunks(rows_per_micro).nth(micro * world + rank);
-            batch.fill(dataset, mine.unwrap_or(&[]));
-        }
-        // Denominators are those of the whole window on all ranks, which everybody can count.
-        let supervised: u64 = self.rows.iter().map(|row| dataset.row_supervised(*row as usize)).sum();
-        let tokens: u64 = self.rows.iter().map(|row| dataset.row_tokens(*row as usize) as u64).sum();
-
+        assert_eq!(step, window.step, "the window is this step's");
+        let (supervised, tokens) = (window.supervised, window.tokens);
         let optim = &self.config.optim;
         let updates = Updates {
             t: position.updates + 1,
@@ -257,12 +254,12 @@ impl<'a> Run<'a> {
             weight_decay: optim.weight_decay,
             max_norm: optim.max_grad_norm,
         };
-        let mut objective = Sft::new(&self.window, supervised);
+        let mut objective = Sft::new(&window.batches, supervised);
         let report = engine.train_step(&mut objective, &updates)?;
         let [sum] = engine.sum("the loss", [objective.weighted_log_probs()])?;
         let loss = -sum / supervised as f64;
         if !loss.is_finite() || report.skipped {
-            let rows = self.rows.iter().copied().take(16).collect();
+            let rows = window.rows.iter().copied().take(16).collect();
             let (step, grad_norm) = (step + 1, report.grad_norm);
             return Err(TrainError::Diverged { step, loss, grad_norm, rows, checkpoint: None });
         }

@@ -9,7 +9,7 @@ mod plan;
 mod precision;
 
 pub use batch::BatchConfig;
-pub use data::{DataConfig, OnBadRow, Packing, Tokenizer};
+pub use data::{DataConfig, HubFolders, NamedDataset, OnBadRow, OnLongRow, Packing, Tokenizer, Truncation};
 pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
 pub use optim::{OptimConfig, Schedule, Warmup};
 pub use output::{OutputConfig, Resume};
