@@ -74,14 +74,14 @@ fn summary(text: &mut String, made: &Made, max_length: u32) {
     }
     let path = made.dataset.path().display();
     let _ = if made.dataset.was_cached() {
-        writeln!(text, "found {path}, prepared before")
+        writeln!(text, "found {path} | prepared before")
     } else {
         let speed = Elems(made.tokens_per_second() as u64);
         writeln!(text, "prepared {path} | {:.2} s | {speed} tokens/s", made.seconds)
     };
     let _ = writeln!(
         text,
-        "rows        {} read, {} bad ones skipped, {} dropped: {} shorter than two tokens, {} with nothing to \
+        "rows        {} read, {} bad and skipped, {} dropped: {} shorter than two tokens, {} with nothing to \
          learn, {} too long",
         stats.read,
         stats.skipped,

@@ -36,8 +36,31 @@ fn statistics_and_samples() {
     let folder = Folder::new(RUN);
     folder.write("data.jsonl", PAIRS);
     let settings = ["prepare", "run.yaml", "packing=bfd", "--on-bad-row", "skip"];
-    assert_snapshot!(steady(&folder.succeeds(&settings)), @"");
-    assert_snapshot!(steady(&folder.succeeds(&[&settings[..], &["--samples", "0"]].concat())), @"");
+    assert_snapshot!(steady(&folder.succeeds(&settings)), @r"
+    prepared out/cache/[key].tokens | [time] | [speed]
+    rows        5 read, 1 bad and skipped, 1 dropped: 0 shorter than two tokens, 1 with nothing to learn, 0 too long
+      skipped   data.jsonl row 3: not valid JSON at column 2: expected ident
+    documents   3, 0 of them cut | tokens: median 6, 90 % up to 83, 99 % up to 83, most 83
+    packed      1 rows of up to 64 tokens, 40.6 % full
+    tokens      26, 53.8 % to learn
+
+    row 0: 3 documents, 26 tokens
+    -- document 1 of 3, 17 tokens
+    ⟦naïve ⟧水�[31m
+    <|endoftext|>
+    -- document 2 of 3, 6 tokens
+    ⟦2+2=⟧4<|endoftext|>
+    -- document 3 of 3, 3 tokens
+    ⟦a⟧b<|endoftext|>
+    ");
+    assert_snapshot!(steady(&folder.succeeds(&[&settings[..], &["--samples", "0"]].concat())), @r"
+    found out/cache/[key].tokens | prepared before
+    rows        5 read, 1 bad and skipped, 1 dropped: 0 shorter than two tokens, 1 with nothing to learn, 0 too long
+      skipped   data.jsonl row 3: not valid JSON at column 2: expected ident
+    documents   3, 0 of them cut | tokens: median 6, 90 % up to 83, 99 % up to 83, most 83
+    packed      1 rows of up to 64 tokens, 40.6 % full
+    tokens      26, 53.8 % to learn
+    ");
     // Nothing but the data, and a run finds it.
     let left: Vec<_> = folder.tree().into_keys().filter(|path| path.starts_with("out")).collect();
     assert_eq!(left.len(), 3, "{left:?}");

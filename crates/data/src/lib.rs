@@ -21,6 +21,7 @@ mod dataset;
 mod doc;
 mod encode;
 mod error;
+mod fast_bpe;
 mod files;
 mod hub;
 mod loader;

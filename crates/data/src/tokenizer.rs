@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use lockstep_core::Bytes;
 use serde_json::{Value, json};
 
+use crate::fast_bpe::FastBpe;
 use crate::{DataError, byte_level};
 
 /// Where the tokenizer comes from.
@@ -46,7 +47,7 @@ pub struct Tokenizer {
 #[derive(Debug)]
 enum Kind {
     Byte,
-    Library(Box<tokenizers::Tokenizer>),
+    Library { library: Box<tokenizers::Tokenizer>, fast: Option<Box<FastBpe>> },
 }
 
 impl Tokenizer {
@@ -84,6 +85,7 @@ impl Tokenizer {
         };
         let eos = find_eos(&library, folder)?;
         let fingerprint = fingerprint(&main, eos.as_ref());
+        let fast = FastBpe::of(&main, &library).map(Box::new);
         let mut files = vec![(MAIN.to_string(), main)];
         for name in BESIDE {
             match read(&folder.join(name))? {
@@ -92,7 +94,8 @@ impl Tokenizer {
                 None => {}
             }
         }
-        Ok(Tokenizer { kind: Kind::Library(Box::new(library)), eos, vocab_size, fingerprint, files })
+        let kind = Kind::Library { library: Box::new(library), fast };
+        Ok(Tokenizer { kind, eos, vocab_size, fingerprint, files })
     }
 
     /// The ids of `text`, with what the tokenizer's own post-processor adds.
@@ -103,10 +106,15 @@ impl Tokenizer {
                 byte_level::encode(text, &mut ids);
                 Ok(ids)
             }
-            Kind::Library(library) => match library.encode_fast(text, true) {
-                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(e) => Err(DataError::Tokenizer { action: "encode", why: e.to_string() }),
-            },
+            Kind::Library { library, fast } => {
+                if let Some(ids) = fast.as_ref().and_then(|fast| fast.encode(text, library)) {
+                    return Ok(ids);
+                }
+                match library.encode_fast(text, true) {
+                    Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                    Err(e) => Err(DataError::Tokenizer { action: "encode", why: e.to_string() }),
+                }
+            }
         }
     }
 
@@ -116,7 +124,9 @@ impl Tokenizer {
         match &self.kind {
             Kind::Byte => byte_level::decode(ids, skip_special)
                 .map_err(|id| error(format!("id {id} is outside the vocabulary of {}", self.vocab_size))),
-            Kind::Library(library) => library.decode(ids, skip_special).map_err(|e| error(e.to_string())),
+            Kind::Library { library, .. } => {
+                library.decode(ids, skip_special).map_err(|e| error(e.to_string()))
+            }
         }
     }
 
