@@ -20,6 +20,10 @@ On several nodes, run the same command on each with its own --node-rank. The nod
 that they belong together by a token: make one with `openssl rand -hex 32 > token; chmod 600 token`, copy
 it to every node and set LOCKSTEP_TOKEN_FILE=token there. One failure ends all ranks and is told last.";
 
+const SAMPLES: &str = "\
+Samples are decoded rows as the model will see them. What is not learned (prompts, for example) is dimmed on
+a terminal and stands in \u{27e6}\u{27e7} elsewhere. A later run with the same settings finds the data prepared.";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Train a small model on data made here, in about a minute, and try it
@@ -38,6 +42,9 @@ pub(crate) enum Command {
     Chat(Chat),
     /// Make a Hugging Face model folder from a checkpoint
     Export(Export),
+    /// Prepare a run's data ahead of it, and show what came of it
+    #[command(after_help = SAMPLES)]
+    Prepare(Prepare),
     /// List every configuration key with its default
     Keys,
 }
@@ -53,12 +60,48 @@ pub(crate) struct Run {
 pub(crate) struct Train {
     #[command(flatten)]
     pub(crate) run: Run,
+    #[command(flatten)]
+    pub(crate) rows: BadRows,
     /// Start this many ranks on this host: a number, cpu (one for each core), gpu or auto
     #[arg(long, value_name = "N", aliases = ["nproc-per-node", "nproc_per_node"])]
     pub(crate) nproc: Option<Nproc>,
     /// What `torch.distributed.launch` and the DeepSpeed launcher append. The environment decides.
     #[arg(long, value_name = "N", alias = "local_rank", hide = true)]
     pub(crate) local_rank: Option<u32>,
+}
+
+/// The flag for `on_bad_row`, which is wanted most when a run has just stopped at such a row.
+#[derive(Debug, Default, Args)]
+pub(crate) struct BadRows {
+    /// At a row that cannot be used: stop, or skip it (on_bad_row)
+    #[arg(long, value_name = "stop|skip", alias = "on_bad_row", value_parser = ["stop", "skip"])]
+    pub(crate) on_bad_row: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Prepare {
+    #[command(flatten)]
+    pub(crate) run: Run,
+    #[command(flatten)]
+    pub(crate) rows: BadRows,
+    /// Show this many rows
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub(crate) samples: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Command {
+    /// Flags that stand for a key become a setting, which ranks that are started get too.
+    pub(crate) fn with_flags_as_settings(mut self) -> Command {
+        if let Command::Train(Train { run, rows, .. }) | Command::Prepare(Prepare { run, rows, .. }) =
+            &mut self
+        {
+            run.settings.extend(rows.on_bad_row.take().map(|word| format!("on_bad_row={word}")));
+        }
+        self
+    }
 }
 
 #[derive(Debug, Args)]

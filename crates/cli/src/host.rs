@@ -1,5 +1,8 @@
 //! What the system says of this process.
 
+use std::path::PathBuf;
+
+use lockstep_config::HubFolders;
 use lockstep_core::Bytes;
 
 /// The most memory that was resident at any time. `None` where `/proc` does not say.
@@ -7,4 +10,17 @@ pub(crate) fn peak_memory() -> Option<Bytes> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
     Some(Bytes(kib.trim().parse::<u64>().ok()? << 10))
+}
+
+/// Where Hugging Face libraries keep data sets on this machine, by the environment variables they read.
+pub(crate) fn hub_folders() -> HubFolders {
+    let folder = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+    let cache = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    let home = folder("HF_HOME").or_else(|| Some(cache()?.join("huggingface"))).unwrap_or_default();
+    HubFolders {
+        hub: folder("HF_HUB_CACHE")
+            .or_else(|| folder("HUGGINGFACE_HUB_CACHE"))
+            .unwrap_or_else(|| home.join("hub")),
+        datasets: folder("HF_DATASETS_CACHE").unwrap_or_else(|| home.join("datasets")),
+    }
 }

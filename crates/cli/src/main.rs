@@ -9,6 +9,7 @@ mod generate;
 mod host;
 mod launch;
 mod plan;
+mod prepare;
 mod quickstart;
 mod ranks;
 mod report;
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
     if !ranks::launcher_is_there() {
         return ExitCode::from(FaultClass::PeerFailed.exit_code());
     }
-    let command = Cli::parse().command;
+    let command = Cli::parse().command.with_flags_as_settings();
     // The panic itself has been told by then, with its place.
     match catch_unwind(AssertUnwindSafe(|| run(&command))) {
         Ok(Ok(code)) => code,
@@ -45,6 +46,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Chat(args) => chat::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

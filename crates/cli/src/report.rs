@@ -8,6 +8,7 @@ use lockstep_config::{RunConfig, Source};
 use lockstep_core::{Fault, FaultClass};
 use lockstep_launch::ErrorNote;
 
+use crate::host;
 use crate::voice::Voice;
 
 pub(crate) type Failure = Box<dyn Fault>;
@@ -77,7 +78,8 @@ pub(crate) fn load(settings: &[String], extra: &[String]) -> Result<(RunConfig, 
         Some(path) => Some(read(Path::new(path)).map_err(|e| -> Failure { Box::new(e) })?),
     };
     let source = files.first().zip(text.as_ref()).map(|(name, text)| Source { name, text });
-    let config = lockstep_config::load(source, &overrides).map_err(|e| -> Failure { Box::new(e) })?;
+    let mut config = lockstep_config::load(source, &overrides).map_err(|e| -> Failure { Box::new(e) })?;
+    config.data.hub = host::hub_folders();
     let mut whole = text.unwrap_or_default();
     for line in &overrides {
         whole.push_str(&format!("# {line}\n"));

@@ -110,6 +110,13 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
         plan.process_bytes(),
     ));
     say(&format!("{} documents in {} rows, {} tokens", stats.docs, stats.rows, stats.tokens));
+    if let Some(eval) = &prepared.eval {
+        let stats = eval.stats();
+        say(&format!(
+            "{} documents in {} rows held for evaluation, {} tokens; nothing evaluates during training yet",
+            stats.docs, stats.rows, stats.tokens
+        ));
+    }
     if stats.skipped > 0 {
         let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
         say(&format!("{} {rows} skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset)));
@@ -131,7 +138,7 @@ fn first_skipped(dataset: &lockstep_data::Dataset) -> String {
     dataset
         .skipped()
         .first()
-        .map_or_else(String::new, |s| format!("{} row {}: {}", s.file.display(), s.row, s.fault))
+        .map_or_else(String::new, |s| format!("{} row {}: {}", s.file.display(), s.row, s.why))
 }
 
 pub(crate) fn boxed(error: lockstep_train::TrainError) -> Failure {

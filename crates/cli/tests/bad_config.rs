@@ -42,7 +42,7 @@ fn several_at_once() {
       |
     8 | packing: bfdd
       |          ^^^^
-      hint: did you mean `bfd`? It can be none, bfd.
+      hint: did you mean `bfd`? It can be none, bfd, bfd_split, wrapped.
 
     run.yaml:9:13: `save_steps` must be at least 1, found 0
       |
@@ -118,7 +118,7 @@ fn a_config_file_may_have_an_equals_sign_in_its_path() {
 fn nothing_to_train_on() {
     let text = RUN.replace("train_files: data.jsonl\n", "");
     assert_snapshot!(Folder::new(&text).train_refused(&[], 64), @r"
-    error: `train_files` is missing: write `train_files:` with a file, or a list of files, to train on
+    error: `train_files` is missing: write `train_files:` with a file, a folder or a list of them to train on, or `dataset_name:`
     ");
 }
 
@@ -163,7 +163,7 @@ fn hybrid_shard_on_one_node() {
 #[test]
 fn over_the_memory_budget() {
     assert_snapshot!(refused(&["memory_budget_gib=0.001"], 64), @r"
-    error: the plan needs 28.3 MiB on the device, 27.3 MiB over the budget of 1.02 MiB
+    error: the plan needs 28.4 MiB on the device, 27.3 MiB over the budget of 1.02 MiB
     hint: smaller, in order of cost: recompute: selective, then full; fewer rows per device with more gradient_accumulation_steps; a smaller max_length; a strategy that shards more.
     ");
 }

@@ -19,10 +19,38 @@ fn missing_file() {
 }
 
 #[test]
-fn a_folder() {
-    assert_snapshot!(Folder::new(RUN).train_refused(&["train_files=."], 65), @r"
-    error: data file . is not a regular file
-    hint: name the jsonl files themselves, not their folder.
+fn a_folder_without_data() {
+    let folder = Folder::new(RUN);
+    std::fs::create_dir(folder.path("empty")).unwrap();
+    assert_snapshot!(folder.train_refused(&["train_files=empty"], 66), @r"
+    error: empty has no data files in it
+    hint: files whose names end in .jsonl, .json, .txt, .csv, .tsv, .parquet, .arrow, .ndjson are read; text also compressed, as .gz or .zst.
+    ");
+}
+
+#[test]
+fn a_data_set_that_is_not_here() {
+    let folder = Folder::new(&RUN.replace("train_files: data.jsonl", "dataset_name: owner/name"));
+    let mut command = folder.command(&["train", "run.yaml"]);
+    let ran = command
+        .env("HF_HOME", "hf")
+        .env_remove("HF_HUB_CACHE")
+        .env_remove("HF_DATASETS_CACHE")
+        .output()
+        .unwrap();
+    assert_eq!(ran.status.code(), Some(66));
+    assert_snapshot!(String::from_utf8(ran.stderr).unwrap(), @r"
+    error: data set owner/name is not on this machine; looked for hf/hub/datasets--owner--name and hf/datasets/owner___name
+    hint: nothing is downloaded: fetch it first with `hf download --repo-type dataset owner/name`, or name its files in train_files.
+    ");
+}
+
+#[test]
+fn a_row_that_is_too_long() {
+    let long = format!("{{\"text\": \"{}\"}}\n", "long ".repeat(20));
+    assert_snapshot!(refused(rows(2) + &long, &["on_long_row=stop"], 65), @r"
+    error: data.jsonl row 3: 101 tokens, more than max_length 64
+    hint: raise max_length, set on_long_row to truncate or drop, or pack with bfd_split, which loses nothing.
     ");
 }
 
@@ -31,7 +59,7 @@ fn not_json() {
     assert_snapshot!(refused(rows(3) + "{\"text\": \"no end\n", &[], 65), @r#"
     error: data.jsonl row 4: not valid JSON at column 16: EOF while parsing a string
       {"text": "no end
-    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
     "#);
 }
 
@@ -40,7 +68,7 @@ fn not_an_object() {
     assert_snapshot!(refused("[1, 2]\n", &[], 65), @r"
     error: data.jsonl row 1: expected an object, found a list
       [1, 2]
-    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
     ");
 }
 
@@ -48,11 +76,11 @@ fn not_an_object() {
 fn missing_field() {
     assert_snapshot!(refused("{\"txt\": \"a\"}\n", &[], 65), @r"
     error: data.jsonl row 1: no column to train on; found `txt`
-    hint: `txt` looks like `text`; rename the column.
+    hint: `txt` looks like `text`; rename it, or write `columns: {text: txt}`.
     ");
     assert_snapshot!(refused("{\"prompt\": \"a\", \"answer\": \"b\"}\n", &[], 65), @r"
     error: data.jsonl row 1: `prompt` without `completion`; found `answer`, `prompt`
-    hint: rows need `text`, or `prompt` and `completion`.
+    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they are called otherwise.
     ");
 }
 
@@ -75,9 +103,9 @@ fn not_utf8() {
 
 #[test]
 fn conversations() {
-    assert_snapshot!(refused("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &[], 69), @r"
-    error: data.jsonl row 1: conversational rows are not implemented yet; column `messages` holds messages
-    hint: render the messages to `text`, or to `prompt` and `completion`, first.
+    assert_snapshot!(refused("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &[], 65), @r"
+    error: data.jsonl row 1: this row (`messages`) is a conversation, and there is no chat template
+    hint: give the tokenizer a chat template (chat_template.jinja in its folder), or render the messages to `text`, or to `prompt` and `completion`, first.
     ");
 }
 
@@ -85,23 +113,23 @@ fn conversations() {
 fn empty() {
     assert_snapshot!(refused("", &[], 65), @r"
     error: no rows in data.jsonl
-    hint: each line is one JSON object with `text`, or with `prompt` and `completion`.
+    hint: a row has `text`, `messages`, or `prompt` and `completion`.
     ");
     assert_snapshot!(refused("\n\n", &[], 65), @r"
     error: no rows in data.jsonl
-    hint: each line is one JSON object with `text`, or with `prompt` and `completion`.
+    hint: a row has `text`, `messages`, or `prompt` and `completion`.
     ");
 }
 
 #[test]
 fn all_rows_dropped() {
     assert_snapshot!(refused("nonsense\n17\n", &["on_bad_row=skip"], 65), @r"
-    error: no row of data.jsonl can be trained on: of 2 read, 2 bad, 0 shorter than two tokens, 0 without a supervised token in the first 64
+    error: no row of data.jsonl can be trained on: of 2 read, 2 bad, 0 shorter than two tokens, 0 longer than 64, 0 without a supervised token in the first 64
     hint: set on_bad_row to stop to see what is wrong with the first one.
     ");
     let prompt = format!("{{\"prompt\": \"{}\", \"completion\": \"b\"}}\n", "long ".repeat(20));
     assert_snapshot!(refused(prompt, &[], 65), @r"
-    error: no row of data.jsonl can be trained on: of 1 read, 0 bad, 0 shorter than two tokens, 1 without a supervised token in the first 64
+    error: no row of data.jsonl can be trained on: of 1 read, 0 bad, 0 shorter than two tokens, 0 longer than 64, 1 without a supervised token in the first 64
     hint: prompts that fill max_length leave no completion to learn; raise max_length.
     ");
 }

@@ -23,8 +23,8 @@ fn plan_of_one_rank() {
         parameters, f32                        160 KiB           -           -
         Adam moments, f32                      320 KiB           -           -
     arena: residents + largest phase          10.1 MiB           -           -
-    foreign: process, libraries, data         18.0 MiB           -           -
-    total                                     28.1 MiB           -           -
+    foreign: process, libraries, data         18.1 MiB           -           -
+    total                                     28.2 MiB           -           -
     ");
 }
 
@@ -89,7 +89,7 @@ fn offloaded_optimizer() {
         master parameters, f32                       -     160 KiB           -
         Adam moments, f32                            -     320 KiB           -
     arena: residents + largest phase          9.80 MiB     648 KiB           -
-    total                                     27.8 MiB     648 KiB           -
+    total                                     27.9 MiB     648 KiB           -
     ");
 }
 

@@ -177,7 +177,7 @@ fn a_failure_is_told_once_and_last() {
     assert!("012".contains(rank));
     assert_snapshot!(rest.trim_start(), @r"
     (pid [pid] on [host]) failed with exit code 65: data.jsonl row 2: no column to train on; found `txt`
-    hint: `txt` looks like `text`; rename the column.
+    hint: `txt` looks like `text`; rename it, or write `columns: {text: txt}`.
     ");
 }
 

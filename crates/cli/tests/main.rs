@@ -16,6 +16,7 @@ mod launch_ends;
 mod launch_refused;
 mod memory;
 mod output_folder;
+mod prepare;
 mod resume;
 mod start_up;
 mod support;

@@ -28,6 +28,24 @@ fn logged(folder: &Folder) -> [u64; 4] {
     numbers.try_into().unwrap_or_else(|_| panic!("{line}"))
 }
 
+/// Twenty times the data, and the process holds what it held: tokens stay in their file.
+#[test]
+fn data_does_not_fill_the_memory() {
+    let peak = |count: usize| {
+        let folder = Folder::new(LARGER);
+        folder.write("data.jsonl", rows(count));
+        folder.succeeds(&["train", "run.yaml", "max_length=64", "threads=1"]);
+        if cfg!(target_os = "linux") { logged(&folder) } else { [0; 4] }
+    };
+    let [small, large] = [2_000, 40_000].map(peak);
+    let tokens = 40_000 * 30 * 4;
+    let grown = large[0] as i64 - small[0] as i64;
+    println!("grown by {grown} bytes, {} planned; the tokens are {tokens}", large[3] - small[3]);
+    assert!(grown < 38_000 * 32 + (1 << 20), "{grown}");
+    assert!(grown < tokens, "{grown} of {tokens}");
+    assert!(large[3] - small[3] <= 38_000 * 32, "{large:?} {small:?}");
+}
+
 /// Returns the peak.
 fn holds_what_was_planned(config: &str, settings: &[&str]) -> u64 {
     let folder = Folder::new(config);
@@ -90,7 +108,8 @@ fn ranks_hold_what_was_planned() {
         states(&[&ranks[..], &["per_device_train_batch_size=1", "strategy=zero3", "prefetch=0"]].concat());
     // 5.3 million parameters. their gradients and two moments in f32 are 80 MiB; three units in flight and what backward recomputes are 26.
     let all_states = 16.0 * 5_253_376.0;
-    assert!(ddp >= alone, "ddp holds all that one rank does: {ddp} of {alone}");
+    // Of four ranks one prepares the data, not always the largest.
+    assert!(ddp as f64 >= alone as f64 * 0.99, "ddp holds all that one rank does: {ddp} of {alone}");
     let saved = ddp as f64 - zero3 as f64;
     assert!(saved > 0.5 * all_states, "zero3 on four ranks saves {saved} of {all_states}");
 }

@@ -37,10 +37,8 @@ macro_rules! inert {
 
 inert! {
     ["dataloader_pin_memory", "dataloader.pin_memory"] &[], "batches are not copied through pinned memory";
-    ["dataloader_num_workers", "dataloader.num_workers"] &[], "one thread reads ahead, with the same rows for any number";
-    ["dataloader_prefetch_factor", "dataloader.prefetch_factor"] &[], "the reader's queue is bounded by itself";
-    ["dataloader_persistent_workers"] &[], "there are no worker processes";
-    ["dataset_num_proc", "preprocessing_num_workers"] &[], "rows are tokenised as they are read";
+    ["dataloader_persistent_workers"] &[], "workers are threads, and stay";
+    ["dataset_num_proc", "preprocessing_num_workers"] &[], "all cores tokenise rows as they are read";
     ["compile", "torch_compile"] OFF, "nothing is compiled at run time";
     ["distributed"] &[], "the number of ranks decides";
     ["distributed_backend", "ddp_backend"] &["gloo", "auto"], "the carrier follows from the device";
@@ -55,7 +53,6 @@ inert! {
     ["do_eval"] &[], "`eval_strategy` decides";
     ["do_predict"] OFF, "this command trains";
     ["average_tokens_across_devices"] ON, "sums are always over the tokens of all ranks";
-    ["assistant_only_loss"] OFF, "it is off";
     ["label_smoothing_factor"] &["0", "0.0"], "it is off";
     ["group_by_length"] OFF, "it is off";
     ["auto_find_batch_size"] OFF, "memory is planned before the first step";
@@ -90,15 +87,8 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("dtype", "weights are kept in fp32; write `mixed_precision: bf16` for bf16 compute."),
     ("fsdp_config", "write `strategy: full_shard`; units are the model's blocks."),
     ("cpu_offload", "write `offload_param: cpu`."),
-    ("dataset_name", "download the data set and name its files in `train_files`."),
-    ("dataset_config", "download the data set and name its files in `train_files`."),
-    ("dataset_config_name", "download the data set and name its files in `train_files`."),
-    ("dataset_train_split", "name the split's files in `train_files`."),
-    ("dataset_test_split", "name the split's files in `eval_files`."),
-    ("dataset_text_field", "a row's own keys decide: `text`, `messages`, or `prompt` and `completion`."),
     ("eos_token", ""),
     ("pad_token", "rows are never padded."),
-    ("truncation_mode", "rows are cut at their end."),
     ("padding_free", "rows are never padded; write `packing: bfd` to pack them."),
     ("loss_type", ""),
     ("neftune_noise_alpha", ""),

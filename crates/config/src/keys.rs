@@ -72,16 +72,29 @@ keys! {
     Model Exact "attention_dropout" = "null", "The share of attention's probabilities that training sets to zero. By default what the model's `config.json` says.";
     Model Exact "resid_dropout" ["dropout", "resid_pdrop", "hidden_dropout"] = "null", "The same for what attention and the feed-forward layer add to the residual stream.";
 
-    Data Exact "train_files" ["train_file", "dataset_path"] = "[]", "One file or a list of files to train on.";
+    Data Exact "train_files" ["train_file", "dataset_path"] = "[]", "What to train on: a file, a folder, a pattern such as `data/*.jsonl`, or a list of them. jsonl, json, txt, csv, tsv (these also as .gz and .zst), parquet and arrow files are read.";
     Data Exact "eval_files" ["eval_file", "validation_file", "validation_files", "test_file", "test_files"] = "[]", "What to evaluate on, written in the same way.";
+    Data Exact "eval_fraction" ["eval_split_ratio", "val_size", "test_size"] = "null", "Hold back this share of the training rows for evaluation, drawn by `data_seed`.";
+    Data Exact "dataset_name" = "null", "Instead of `train_files`: a data set that Hugging Face libraries have downloaded to this machine, or the path of a folder with one.";
+    Data Exact "dataset_config" ["dataset_config_name"] = "null", "Which configuration of the data set, where it has several.";
+    Data Exact "dataset_train_split" = "train", "The split to train on.";
+    Data Exact "dataset_test_split" = "test", "The split to evaluate on.";
+    Data Exact "text_column" ["dataset_text_field"] = "null", "What the files call the column `text`.";
+    Data Map "columns" = "null", "What the files call other columns: `{prompt: question, completion: answer}`.";
     Data Exact "tokenizer" ["tokenizer_name_or_path", "tokenizer_name"] = "null", "`byte`, or a tokenizer file or folder. By default the model folder's own, and `byte` without a folder.";
     Data Exact "chat_template" = "null", "How conversations are written: `builtin`, or a Jinja template itself. By default the tokenizer's own.";
     Data Exact "chat_template_path" = "null", "A file with a Jinja template for conversations, or a folder with a tokenizer that has one.";
-    Data Exact "max_length" ["max_seq_length", "block_size"] = "1024", "Tokens per row at most; longer rows are cut at their end.";
-    Data Word "packing" = "none", "`none`, or `bfd` (best-fit decreasing) to put several rows into one; `true` means bfd.";
-    Data Word "packing_strategy" = "null", "How `packing: true` packs: `bfd`.";
+    Data Exact "assistant_only_loss" = "false", "Of conversations, train only on what the assistant says.";
+    Data Exact "max_length" ["max_seq_length", "block_size"] = "1024", "Tokens per row at most.";
+    Data Word "packing" = "none", "`none`; `bfd` (best-fit decreasing) puts several rows into one; `bfd_split` does so with the pieces of rows that are too long; `wrapped` cuts all rows, end to end, into full ones. `true` means bfd.";
+    Data Word "packing_strategy" = "null", "How `packing: true` packs: `bfd`, `bfd_split` or `wrapped`.";
     Data Exact "completion_only_loss" = "null", "Train on completions only. By default yes for rows with a prompt and a completion.";
+    Data Word "truncation" ["truncation_mode"] = "keep_start", "Which end of a row longer than `max_length` stays: `keep_start` or `keep_end`.";
+    Data Word "on_long_row" = "truncate", "What becomes of a row longer than `max_length`: `truncate`, `drop` or `stop`. bfd_split and wrapped keep all of it.";
     Data Word "on_bad_row" = "stop", "`stop` at a row that cannot be used, or `skip` it.";
+    Data Exact "data_cache_dir" = "null", "Folder for prepared data, which later runs find; `cache` in the output folder by default.";
+    Data Exact "dataloader_num_workers" ["dataloader.num_workers"] = "1", "Threads that fill batches ahead of the step, with the same rows for any number; with 0 the step waits for them.";
+    Data Exact "dataloader_prefetch_factor" ["dataloader.prefetch_factor"] = "1", "Steps that each of these threads is ahead.";
     Data Exact "shuffle" ["shuffle_dataset"] = "true", "Draw the rows in a new order every epoch.";
 
     Batch Exact "per_device_train_batch_size" ["dataloader.batch_size"] = "8", "Rows per rank and micro-batch.";

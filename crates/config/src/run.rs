@@ -48,10 +48,11 @@ impl RunConfig {
 
     /// Whether training has what a plan does without: data.
     pub fn check_trainable(&self) -> Result<(), ConfigErrors> {
-        if !self.data.train_files.is_empty() {
+        if !self.data.train_files.is_empty() || self.data.dataset.is_some() {
             return Ok(());
         }
-        let what = "write `train_files:` with a file, or a list of files, to train on";
+        let what =
+            "write `train_files:` with a file, a folder or a list of them to train on, or `dataset_name:`";
         Err(ConfigErrors(vec![ConfigError::new(Problem::Missing { key: "train_files", what }, Vec::new())]))
     }
 

@@ -16,6 +16,8 @@ pub enum Purpose {
     Dropout = 3,
     /// `a` = step, `b` = sample.
     Sampling = 4,
+    /// Which rows are held back for evaluation. `a` = file.
+    DataSplit = 5,
 }
 
 /// One stream: four words of 32 bits for every index.

@@ -4,6 +4,8 @@
 //! describes exactly this encoding to the `tokenizers` library, so that an exported model loads
 //! elsewhere. A test holds the two against each other.
 
+use std::sync::LazyLock;
+
 use serde_json::Value;
 
 /// Ends a document. The text itself is read as this token wherever it occurs, as the file format does.
@@ -73,13 +75,19 @@ pub(crate) fn tokenizer_json() -> String {
 
 /// The character that stands for a byte in a byte-level vocabulary: itself where it prints, otherwise
 /// the next one from U+0100 on.
-fn stand_in(byte: u8) -> char {
-    let prints = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    if prints(byte) {
-        return char::from(byte);
-    }
-    let nth = (0..byte).filter(|b| !prints(*b)).count() as u32;
-    char::from_u32(0x100 + nth).expect("below U+0200 every number is a character")
+pub(crate) fn stand_in(byte: u8) -> char {
+    static TABLE: LazyLock<[char; 256]> = LazyLock::new(|| {
+        let prints = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        let mut next = 0x100;
+        std::array::from_fn(|byte| match byte as u8 {
+            byte if prints(byte) => char::from(byte),
+            _ => {
+                next += 1;
+                char::from_u32(next - 1).expect("below U+0200 every number is a character")
+            }
+        })
+    });
+    TABLE[usize::from(byte)]
 }
 
 #[cfg(test)]

@@ -1,237 +1,162 @@
-//! Tokenised documents and the rows they form, in a few flat arrays.
+//! Tokenised documents and the rows they form: tokens in a file, everything about them in memory.
 //!
 //! A document is a run of tokens that attend to each other; a row is what the order deals out: one
 //! document, or several packed together. Documents keep the order of the files, rows refer to them.
+//!
+//! Tokens are read by position, which the page cache serves: what the process itself holds does not grow
+//! with them. The file may be removed meanwhile; it stays until it is closed.
 
-use std::ops::Range;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use crate::{Packing, RowFault, pack};
+use crate::doc::SUPERVISED;
+use crate::store::Index;
+use crate::{DataError, SkippedRow, Stats};
+
+/// Bytes of a stored token.
+const WORD: usize = 4;
 
 /// Everything there is to train on.
 #[derive(Debug)]
 pub struct Dataset {
-    tokens: Vec<u32>,
-    /// Per token: whether predicting it counts.
-    supervised: Vec<bool>,
-    /// Document `d` is `tokens[doc_bounds[d]..doc_bounds[d + 1]]`.
-    doc_bounds: Vec<usize>,
-    /// Row `r` holds documents `row_docs[row_bounds[r]..row_bounds[r + 1]]`.
-    row_docs: Vec<u32>,
-    row_bounds: Vec<usize>,
-    skipped: Vec<SkippedRow>,
-    stats: Stats,
-}
-
-/// A row left out because it is bad.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SkippedRow {
-    pub file: PathBuf,
-    /// The line's number, from 1.
-    pub row: u64,
-    pub fault: RowFault,
-}
-
-/// What became of the rows that were read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Rows in the files, blank lines not counted.
-    pub read: u64,
-    /// Bad rows left out.
-    pub skipped: u64,
-    /// Documents of fewer than two tokens left out.
-    pub dropped_short: u64,
-    /// Documents without a supervised target left out.
-    pub dropped_unsupervised: u64,
-    /// Documents cut to `max_length`.
-    pub truncated: u64,
-    /// Documents whose prompt, tokenised alone, is not how the whole begins: the mask's edge may be off
-    /// by a token.
-    pub prefix_mismatches: u64,
-    pub docs: u64,
-    pub rows: u64,
-    /// Tokens in documents.
-    pub tokens: u64,
-    /// Tokens that are predicted and counted in the loss.
-    pub supervised: u64,
-    /// Tokens in the longest document.
-    pub longest: u64,
-    /// Tokens that rows of `max_length` could have held.
-    pub capacity: u64,
+    file: File,
+    path: PathBuf,
+    index: Index,
+    max_row_tokens: usize,
+    found: bool,
+    pub(crate) notes: Vec<String>,
 }
 
 impl Dataset {
+    /// Opens a prepared file. `InvalidData` and `UnexpectedEof` mean that it is not whole.
+    pub(crate) fn open(path: &Path) -> io::Result<Dataset> {
+        let file = File::open(path)?;
+        let index = Index::read(&file)?;
+        let mut dataset =
+            Dataset { file, path: path.into(), index, max_row_tokens: 0, found: false, notes: Vec::new() };
+        dataset.max_row_tokens =
+            (0..dataset.num_rows()).map(|row| dataset.row_tokens(row)).max().unwrap_or(0);
+        Ok(dataset)
+    }
+
+    /// The same, marked as one that was there already.
+    pub(crate) fn as_found(mut self) -> Dataset {
+        self.found = true;
+        self
+    }
+
     pub fn num_rows(&self) -> usize {
-        self.row_bounds.len() - 1
+        self.index.rows.num_rows()
     }
 
     pub fn num_docs(&self) -> usize {
-        self.doc_bounds.len() - 1
+        self.index.supervised.len()
     }
 
-    /// Tokens in documents; batches have one position fewer per document.
+    /// Tokens in rows; batches have one position fewer per document.
     pub fn num_tokens(&self) -> u64 {
-        self.stats.tokens
+        self.index.stats.tokens
     }
 
     pub fn num_supervised(&self) -> u64 {
-        self.stats.supervised
+        self.index.stats.supervised
     }
 
     /// The bad rows left out, the first hundred of them; [`Stats::skipped`] counts all.
     pub fn skipped(&self) -> &[SkippedRow] {
-        &self.skipped
+        &self.index.skipped
     }
 
     pub fn stats(&self) -> Stats {
-        self.stats
+        self.index.stats
+    }
+
+    /// The file that holds it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it was there already and nothing had to be read.
+    pub fn was_cached(&self) -> bool {
+        self.found
+    }
+
+    /// What is worth telling about how it came about.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// The positions that `row` takes in a batch: one fewer than its tokens for every document.
     pub fn row_tokens(&self, row: usize) -> usize {
-        self.row_docs(row).iter().map(|doc| self.doc_range(*doc).len() - 1).sum()
+        self.row_docs(row).iter().map(|doc| self.doc_len(*doc) - 1).sum()
     }
 
     /// The targets of `row` that count in the loss.
     pub fn row_supervised(&self, row: usize) -> u64 {
-        let counted = |doc: &u32| self.doc(*doc).1[1..].iter().filter(|s| **s).count() as u64;
-        self.row_docs(row).iter().map(counted).sum()
+        self.row_docs(row).iter().map(|doc| u64::from(self.index.supervised[*doc as usize])).sum()
     }
 
     /// The most positions that a row takes in a batch.
     pub fn max_row_tokens(&self) -> usize {
-        (0..self.num_rows()).map(|row| self.row_tokens(row)).max().unwrap_or(0)
+        self.max_row_tokens
     }
 
     /// The documents in `row`.
     pub fn row_docs(&self, row: usize) -> &[u32] {
-        &self.row_docs[self.row_bounds[row]..self.row_bounds[row + 1]]
+        self.index.rows.row(row)
+    }
+
+    /// Tokens in a document.
+    pub fn doc_len(&self, doc: u32) -> usize {
+        (self.index.bounds[doc as usize + 1] - self.index.bounds[doc as usize]) as usize
     }
 
     /// Tokens of a document, and for each whether predicting it counts (of the first, never).
-    pub fn doc(&self, doc: u32) -> (&[u32], &[bool]) {
-        let range = self.doc_range(doc);
-        (&self.tokens[range.clone()], &self.supervised[range])
+    pub fn doc(&self, doc: u32) -> Result<(Vec<u32>, Vec<bool>), DataError> {
+        let (tokens, mut supervised): (Vec<u32>, Vec<bool>) = self.masked(doc)?.into_iter().unzip();
+        supervised[0] = false;
+        Ok((tokens, supervised))
+    }
+
+    /// Tokens of a document, and for each whether its mask says that it is learned: also of the first, which
+    /// nothing predicts.
+    pub fn masked(&self, doc: u32) -> Result<Vec<(u32, bool)>, DataError> {
+        let mut bytes = Vec::new();
+        Ok(self.read(doc, &mut bytes)?.map(|word| (word & !SUPERVISED, word & SUPERVISED != 0)).collect())
+    }
+
+    /// The stored words of a document, read into `bytes`.
+    pub(crate) fn read<'a>(
+        &self,
+        doc: u32,
+        bytes: &'a mut Vec<u8>,
+    ) -> Result<impl Iterator<Item = u32> + use<'a>, DataError> {
+        bytes.resize(self.doc_len(doc) * WORD, 0);
+        read_at(&self.file, bytes, self.index.bounds[doc as usize] * WORD as u64)
+            .map_err(|source| DataError::Read { path: self.path.clone(), source })?;
+        let word = |word: &[u8]| u32::from_le_bytes(word.try_into().expect("four bytes"));
+        Ok(bytes.chunks_exact(WORD).map(word))
     }
 
     /// BLAKE3, in hex, of the tokens, masks and rows: a resumed run must find the same.
     pub fn fingerprint(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        let mut number = |n: usize| {
-            hasher.update(&(n as u64).to_le_bytes());
-        };
-        number(self.num_docs());
-        self.doc_bounds.iter().chain(&self.row_bounds).for_each(|n| number(*n));
-        let mut words = Vec::new();
-        for chunk in self.tokens.chunks(1 << 14).chain(self.row_docs.chunks(1 << 14)) {
-            words.clear();
-            words.extend(chunk.iter().flat_map(|t| t.to_le_bytes()));
-            hasher.update(&words);
-        }
-        for chunk in self.supervised.chunks(1 << 14) {
-            words.clear();
-            words.extend(chunk.iter().map(|s| u8::from(*s)));
-            hasher.update(&words);
-        }
-        hasher.finalize().to_hex().to_string()
-    }
-
-    fn doc_range(&self, doc: u32) -> Range<usize> {
-        self.doc_bounds[doc as usize]..self.doc_bounds[doc as usize + 1]
+        self.index.fingerprint.clone()
     }
 }
 
-/// One document on its way into a [`Dataset`].
-#[derive(Debug)]
-pub(crate) struct Doc {
-    pub(crate) tokens: Vec<u32>,
-    /// Index of the first supervised token; all after it are supervised too.
-    pub(crate) supervised_from: usize,
-    pub(crate) prefix_mismatch: bool,
+#[cfg(unix)]
+fn read_at(file: &File, out: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, out, at)
 }
 
-/// Collects documents in order.
-#[derive(Debug)]
-pub(crate) struct Builder {
-    max_length: usize,
-    tokens: Vec<u32>,
-    supervised: Vec<bool>,
-    doc_bounds: Vec<usize>,
-    skipped: Vec<SkippedRow>,
-    stats: Stats,
-}
-
-impl Builder {
-    /// Bad rows listed one by one; the rest are only counted.
-    const LISTED: usize = 100;
-
-    pub(crate) fn new(max_length: usize) -> Self {
-        Builder {
-            max_length,
-            tokens: Vec::new(),
-            supervised: Vec::new(),
-            doc_bounds: vec![0],
-            skipped: Vec::new(),
-            stats: Stats::default(),
+#[cfg(windows)]
+fn read_at(file: &File, mut out: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !out.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, out, at)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => (out, at) = (&mut out[count..], at + count as u64),
         }
     }
-
-    /// Takes a document, or leaves it out and counts why.
-    pub(crate) fn push(&mut self, doc: Doc) {
-        let stats = &mut self.stats;
-        stats.read += 1;
-        stats.prefix_mismatches += u64::from(doc.prefix_mismatch);
-        let len = doc.tokens.len().min(self.max_length);
-        // The first token has nothing before it to be predicted from.
-        let targets = len.saturating_sub(doc.supervised_from.max(1));
-        if len < 2 {
-            stats.dropped_short += 1;
-            return;
-        }
-        if targets == 0 {
-            stats.dropped_unsupervised += 1;
-            return;
-        }
-        stats.truncated += u64::from(len < doc.tokens.len());
-        stats.docs += 1;
-        stats.tokens += len as u64;
-        stats.supervised += targets as u64;
-        stats.longest = stats.longest.max(len as u64);
-        self.tokens.extend_from_slice(&doc.tokens[..len]);
-        self.supervised.extend((0..len).map(|t| t > 0 && t >= doc.supervised_from));
-        self.doc_bounds.push(self.tokens.len());
-    }
-
-    pub(crate) fn skip(&mut self, row: SkippedRow) {
-        self.stats.read += 1;
-        self.stats.skipped += 1;
-        if self.skipped.len() < Self::LISTED {
-            self.skipped.push(row);
-        }
-    }
-
-    pub(crate) fn stats(&self) -> Stats {
-        self.stats
-    }
-
-    pub(crate) fn finish(self, packing: Packing) -> Dataset {
-        let lengths: Vec<usize> = self.doc_bounds.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let mut row_docs = Vec::with_capacity(lengths.len());
-        let mut row_bounds = vec![0];
-        for row in pack(packing, &lengths, self.max_length) {
-            row_docs.extend(row);
-            row_bounds.push(row_docs.len());
-        }
-        let rows = row_bounds.len() as u64 - 1;
-        let stats = Stats { rows, capacity: rows.saturating_mul(self.max_length as u64), ..self.stats };
-        Dataset {
-            tokens: self.tokens,
-            supervised: self.supervised,
-            doc_bounds: self.doc_bounds,
-            row_docs,
-            row_bounds,
-            skipped: self.skipped,
-            stats,
-        }
-    }
+    Ok(())
 }

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use lockstep_core::{Bytes, Fault, FaultClass, closest};
 
 use crate::chat::{ChatFault, TemplateFault};
-use crate::row::{COLUMNS, Format};
+use crate::columns::{DECIDING, KNOWN};
+use crate::read::ENDINGS;
+use crate::row::Format;
 
 /// Why data could not be prepared.
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +20,25 @@ pub enum DataError {
     NoFiles,
     #[error("data file {} does not exist", path.display())]
     FileMissing { path: PathBuf },
-    /// A folder, a pipe, a socket.
+    #[error("{} has no data files in it", path.display())]
+    EmptyFolder { path: PathBuf },
+    #[error("no file matches {}", pattern.display())]
+    NoMatch { pattern: PathBuf },
+    #[error("{} is of no kind that is read", path.display())]
+    UnknownKind { path: PathBuf },
+    #[error("{} is compressed with {codec} inside, which this build does not read", path.display())]
+    Codec { path: PathBuf, codec: &'static str },
+    #[error("{} cannot be read: {why}", path.display())]
+    Damaged { path: PathBuf, why: String },
+    #[error("data set {name} is not on this machine; looked for {}", Places(looked))]
+    DatasetMissing { name: String, looked: Vec<PathBuf> },
+    #[error("data set {name} has no split `{split}` here; found {}", Splits(splits))]
+    NoSplit { name: String, split: String, splits: Vec<String>, looked: Vec<PathBuf> },
+    #[error("data set {name} has the configurations {}", configs.join(", "))]
+    WhichConfig { name: String, configs: Vec<String> },
+    #[error("there is no column `{name}` to give another name to")]
+    UnknownColumn { name: String },
+    /// A pipe, a socket.
     #[error("data file {} is not a regular file", path.display())]
     NotAFile { path: PathBuf },
     #[error("cannot read {}: {source}", path.display())]
@@ -26,7 +46,7 @@ pub enum DataError {
     #[error("{} row {row}: {fault}", file.display())]
     BadRow {
         file: PathBuf,
-        /// The line's number, from 1, blank lines counted.
+        /// Its number, from 1: of the line in files of lines, blank ones counted, of the record elsewhere.
         row: u64,
         fault: RowFault,
     },
@@ -38,7 +58,7 @@ pub enum DataError {
     Empty { files: Vec<PathBuf> },
     #[error(
         "no row of {} can be trained on: of {read} read, {skipped} bad, {too_short} shorter than two \
-         tokens, {unsupervised} without a supervised token in the first {max_length}",
+         tokens, {too_long} longer than {max_length}, {unsupervised} without a supervised token in the first {max_length}",
         Paths(files)
     )]
     AllDropped {
@@ -46,6 +66,7 @@ pub enum DataError {
         read: u64,
         skipped: u64,
         too_short: u64,
+        too_long: u64,
         unsupervised: u64,
         max_length: usize,
     },
@@ -99,12 +120,35 @@ pub enum RowFault {
     UnknownColumns { columns: Vec<String> },
     #[error("`{present}` without `{missing}`; found {}", Columns(columns))]
     MissingColumn { present: &'static str, missing: &'static str, columns: Vec<String> },
-    #[error("`{field}` is {found}, expected a string\n  {excerpt}")]
-    WrongType { field: &'static str, found: &'static str, excerpt: String },
+    #[error("`{field}` is {found}, expected {expected}\n  {excerpt}")]
+    WrongType { field: &'static str, expected: &'static str, found: &'static str, excerpt: String },
+    #[error("{found} of the header's {expected} fields")]
+    Fields { expected: u64, found: u64 },
+    #[error("column `{column}` has the Arrow type {found}, which means nothing here")]
+    ArrowType { column: &'static str, found: String },
+    #[error("`{column}`{}: {why}", Number(*number))]
+    Message {
+        column: &'static str,
+        /// From 1; 0 for the list as a whole.
+        number: usize,
+        why: &'static str,
+    },
+    #[error("`conversations`, message {number}: `from` is `{tag}`")]
+    UnknownTag { number: usize, tag: String },
+    #[error("token id {id} is outside the tokenizer's {vocab}")]
+    IdOutside { id: u32, vocab: usize },
+    #[error("`{field}` has {found} entries, `input_ids` {ids}")]
+    LengthsDiffer { field: &'static str, found: usize, ids: usize },
+    #[error("`labels` has {label} at {at}, where `input_ids` has {id}")]
+    LabelDiffers { at: usize, id: u32, label: i64 },
+    #[error("{tokens} tokens, more than max_length {max_length}")]
+    LongerThanContext { tokens: usize, max_length: usize },
     #[error("{format} row in a file whose first row, {first_row}, is {first}")]
     MixedFormats { format: Format, first: Format, first_row: u64 },
-    #[error("conversational rows are not implemented yet; column `{column}` holds messages")]
-    Conversational { column: String },
+    #[error("this row ({format}) is a conversation, and there is no chat template")]
+    NoTemplate { format: Format },
+    #[error("the chat template cannot render it: {why}")]
+    Template { why: String },
     #[error("the tokenizer cannot encode it: {why}")]
     NotEncodable { why: String },
     #[error(transparent)]
@@ -117,12 +161,18 @@ impl Fault for DataError {
             DataError::NoFiles
             | DataError::MaxLengthTooSmall { .. }
             | DataError::NoCompletion { .. }
+            | DataError::UnknownColumn { .. }
+            | DataError::WhichConfig { .. }
             | DataError::TooFewRows { .. } => FaultClass::BadConfig,
             DataError::FileMissing { .. }
+            | DataError::DatasetMissing { .. }
+            | DataError::NoSplit { .. }
+            | DataError::EmptyFolder { .. }
+            | DataError::NoMatch { .. }
             | DataError::TokenizerMissing { .. }
             | DataError::TokenizerNotInFolder { .. }
             | DataError::NoChatTemplate { .. } => FaultClass::InputMissing,
-            DataError::BadRow { fault: RowFault::Conversational { .. }, .. } => FaultClass::Unavailable,
+            DataError::Codec { .. } => FaultClass::Unavailable,
             DataError::Write { .. } => FaultClass::CannotWrite,
             DataError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 FaultClass::InputMissing
@@ -133,11 +183,43 @@ impl Fault for DataError {
 
     fn hint(&self) -> Option<String> {
         let text = match self {
-            DataError::NoFiles => "name one or more jsonl files.".into(),
-            DataError::FileMissing { .. } => {
+            DataError::NoFiles => "name one or more files or folders.".into(),
+            DataError::FileMissing { .. } | DataError::NoMatch { .. } => {
                 "check the spelling; relative paths start at the folder the command runs in.".into()
             }
-            DataError::NotAFile { .. } => "name the jsonl files themselves, not their folder.".into(),
+            DataError::EmptyFolder { .. } | DataError::UnknownKind { .. } => format!(
+                "files whose names end in {} are read; text also compressed, as .gz or .zst.",
+                ENDINGS.map(|ending| format!(".{ending}")).join(", ")
+            ),
+            DataError::NotAFile { .. } => "name a file or a folder.".into(),
+            DataError::Codec { path, .. } => format!(
+                "write it again with another compression, in Python: import pyarrow.parquet as pq; \
+                 pq.write_table(pq.read_table({0:?}), {0:?}, compression=\"snappy\")",
+                path.display().to_string()
+            ),
+            DataError::Damaged { .. } => "the file is cut short or damaged: fetch or write it again.".into(),
+            DataError::Read { source, .. }
+                if matches!(source.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData) =>
+            {
+                "the file is cut short or damaged: fetch or write it again.".into()
+            }
+            DataError::DatasetMissing { name, .. } if crate::hub::looks_like_a_path(name) => {
+                "check the spelling; relative paths start at the folder the command runs in.".into()
+            }
+            DataError::DatasetMissing { name, .. } => format!(
+                "nothing is downloaded: fetch it first with `hf download --repo-type dataset {name}`, or name \
+                 its files in train_files."
+            ),
+            DataError::NoSplit { looked, .. } => format!(
+                "set dataset_train_split or dataset_test_split, or name the files in train_files or \
+                 eval_files; looked in {}.",
+                Places(looked)
+            ),
+            DataError::WhichConfig { .. } => "set dataset_config to one of them.".into(),
+            DataError::UnknownColumn { name } => match closest(name, KNOWN) {
+                Some(known) => format!("did you mean `{known}`?"),
+                None => format!("these columns mean something: {}.", KNOWN.join(", ")),
+            },
             DataError::BadRow { fault, .. } => return fault.hint(),
             DataError::MaxLengthTooSmall { .. } => "set max_length to 2 or more.".into(),
             DataError::NoCompletion { .. } => {
@@ -148,6 +230,9 @@ impl Fault for DataError {
             }
             DataError::AllDropped { unsupervised, .. } if *unsupervised > 0 => {
                 "prompts that fill max_length leave no completion to learn; raise max_length.".into()
+            }
+            DataError::AllDropped { too_long, .. } if *too_long > 0 => {
+                "raise max_length, or set on_long_row to truncate.".into()
             }
             DataError::TooFewRows { .. } => {
                 "make the global batch smaller, turn packing or drop_last off, or add data.".into()
@@ -172,11 +257,9 @@ impl Fault for DataError {
                  (--chat-template for commands), or take the plain one that is called `builtin`."
                     .into()
             }
-            DataError::Empty { .. } => {
-                "each line is one JSON object with `text`, or with `prompt` and `completion`.".into()
-            }
+            DataError::Empty { .. } => "a row has `text`, `messages`, or `prompt` and `completion`.".into(),
             DataError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                "the disk is full: free space or choose another output folder.".into()
+                "the disk is full: free space, or choose another output_dir or data_cache_dir.".into()
             }
             _ => return None,
         };
@@ -184,38 +267,84 @@ impl Fault for DataError {
     }
 }
 
+const NEEDED: &str = "rows need `text`, `messages`, `prompt` and `completion`, `conversations`, \
+                      `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they \
+                      are called otherwise.";
+
 impl RowFault {
+    /// The same with the names of all columns of the row.
+    pub(crate) fn with_columns(mut self, mut names: Vec<String>) -> RowFault {
+        if let RowFault::UnknownColumns { columns } | RowFault::MissingColumn { columns, .. } = &mut self {
+            names.sort_unstable();
+            *columns = names;
+        }
+        self
+    }
+
     fn hint(&self) -> Option<String> {
         match self {
-            RowFault::WrongType { .. } => {
+            RowFault::WrongType { expected: "a string", .. } => {
                 Some("write it as a string, or set on_bad_row to skip to leave such rows out.".into())
             }
+            RowFault::WrongType { .. }
+            | RowFault::Message { .. }
+            | RowFault::Fields { .. }
+            | RowFault::LengthsDiffer { .. }
+            | RowFault::Template { .. } => {
+                Some("mend the row, or set on_bad_row to skip to leave such rows out.".into())
+            }
+            RowFault::UnknownTag { .. } => {
+                Some("known are human, gpt, system, observation, function_call, and their like.".into())
+            }
+            RowFault::ArrowType { .. } => {
+                Some("drop the column, or set `columns` so that another one is read.".into())
+            }
+            RowFault::IdOutside { .. } => {
+                Some("the rows were tokenised with another tokenizer: name that one.".into())
+            }
+            RowFault::LabelDiffers { .. } => {
+                Some("a label is the token itself, or -100 where it is not to be learned.".into())
+            }
+            RowFault::LongerThanContext { .. } => Some(
+                "raise max_length, set on_long_row to truncate or drop, or pack with bfd_split, which loses \
+                 nothing."
+                    .into(),
+            ),
             RowFault::Json { .. } | RowFault::NotAnObject { .. } => Some(
-                "each line must be one JSON object; set on_bad_row to skip to leave such rows out.".into(),
+                "each row must be one JSON object; set on_bad_row to skip to leave such rows out.".into(),
             ),
             RowFault::NotUtf8 { .. } => {
                 Some("convert the file to UTF-8, or set on_bad_row to skip to leave such rows out.".into())
             }
             RowFault::UnknownColumns { columns } => {
-                let meant = columns.iter().find_map(|c| Some((c, closest(c, COLUMNS)?)));
+                let meant = columns
+                    .iter()
+                    .find_map(|c| Some((c, closest(c, DECIDING)?)))
+                    .filter(|(c, known)| c != known);
                 Some(match meant {
-                    Some((column, known)) => format!("`{column}` looks like `{known}`; rename the column."),
-                    None => "rows need `text`, or `prompt` and `completion`.".into(),
+                    Some((column, known)) => format!(
+                        "`{column}` looks like `{known}`; rename it, or write `columns: {{{known}: {column}}}`."
+                    ),
+                    None => NEEDED.into(),
                 })
             }
             RowFault::MissingColumn { missing, columns, .. } => {
                 Some(match closest(missing, names(columns)) {
-                    Some(column) => format!("`{column}` looks like `{missing}`; rename the column."),
-                    None => "rows need `text`, or `prompt` and `completion`.".into(),
+                    Some(column) => format!(
+                        "`{column}` looks like `{missing}`; rename it, or write `columns: {{{missing}: {column}}}`."
+                    ),
+                    None => NEEDED.into(),
                 })
             }
             RowFault::MixedFormats { .. } => {
                 Some("put rows of different formats into different files.".into())
             }
-            RowFault::Conversational { .. } => {
-                Some("render the messages to `text`, or to `prompt` and `completion`, first.".into())
-            }
             RowFault::Chat(fault) => fault.hint(),
+            RowFault::NoTemplate { .. } => Some(
+                "give the tokenizer a chat template (chat_template.jinja in its folder), or render the \
+                 messages to `text`, or to `prompt` and `completion`, first."
+                    .into(),
+            ),
             _ => None,
         }
     }
@@ -234,12 +363,38 @@ impl fmt::Display for Columns<'_> {
             return f.write_str("no columns at all");
         }
         for (idx, column) in self.0.iter().take(SHOWN).enumerate() {
-            write!(f, "{}`{}`", if idx == 0 { "" } else { ", " }, crate::row::excerpt(column))?;
+            write!(f, "{}`{}`", if idx == 0 { "" } else { ", " }, crate::value::excerpt(column))?;
         }
         match self.0.len().checked_sub(SHOWN) {
             Some(more @ 1..) => write!(f, " and {more} more"),
             _ => Ok(()),
         }
+    }
+}
+
+struct Places<'a>(&'a [PathBuf]);
+
+impl fmt::Display for Places<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<String> = self.0.iter().map(|path| path.display().to_string()).collect();
+        f.write_str(&all.join(" and "))
+    }
+}
+
+struct Splits<'a>(&'a [String]);
+
+impl fmt::Display for Splits<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { f.write_str("no data files") } else { f.write_str(&self.0.join(", ")) }
+    }
+}
+
+/// Which message of a list.
+struct Number(usize);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { Ok(()) } else { write!(f, ", message {}", self.0) }
     }
 }
 

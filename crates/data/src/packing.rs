@@ -2,7 +2,9 @@
 //!
 //! `bfd` is best-fit decreasing: documents by length, longest first, each into the fullest row that
 //! still holds it. Rows of equal room are filled in the order in which they came to have it, which is
-//! what TRL does. Left out so far: `bfd_split` and `wrapped`.
+//! what TRL does. `bfd_split` packs the pieces of documents that are too long instead of cutting them,
+//! `wrapped` cuts the stream of all documents into rows; both are settled when documents come in, and
+//! what is left to do here is `bfd` and nothing.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,29 +16,79 @@ pub enum Packing {
     None,
     /// Best-fit decreasing.
     Bfd,
+    /// The same, after documents longer than a row were split.
+    BfdSplit,
+    /// All documents end to end, cut into rows; a row is one document to the model.
+    Wrapped,
 }
 
-/// The rows, each a list of indices into `lengths`. Empty documents are in no row under `bfd`.
-///
-/// # Panics
-/// If a document is longer than `capacity`.
-pub fn pack(packing: Packing, lengths: &[usize], capacity: usize) -> Vec<Vec<u32>> {
-    let num_docs = u32::try_from(lengths.len()).expect("fewer than 2^32 documents");
-    match packing {
-        Packing::None => (0..num_docs).map(|doc| vec![doc]).collect(),
-        Packing::Bfd => best_fit_decreasing(lengths, num_docs, capacity),
+impl Packing {
+    /// Whether every token finds a place, however long its document is.
+    pub fn keeps_all(self) -> bool {
+        matches!(self, Packing::BfdSplit | Packing::Wrapped)
     }
 }
 
-fn best_fit_decreasing(lengths: &[usize], num_docs: u32, capacity: usize) -> Vec<Vec<u32>> {
-    let len = |doc: u32| lengths[doc as usize];
-    let mut by_length: Vec<u32> = (0..num_docs).filter(|doc| len(*doc) > 0).collect();
+/// Rows as lists of documents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rows {
+    pub(crate) docs: Vec<u32>,
+    /// Row `r` is `docs[bounds[r]..bounds[r + 1]]`.
+    pub(crate) bounds: Vec<u32>,
+}
+
+impl Rows {
+    pub fn num_rows(&self) -> usize {
+        self.bounds.len() - 1
+    }
+
+    pub fn row(&self, row: usize) -> &[u32] {
+        &self.docs[self.bounds[row] as usize..self.bounds[row + 1] as usize]
+    }
+
+    /// From the row of every document; documents of a row keep the order of `docs`.
+    fn grouped(docs: Vec<u32>, row_of: &[u32], num_rows: usize) -> Rows {
+        let mut bounds = vec![0u32; num_rows + 1];
+        for row in row_of {
+            bounds[*row as usize + 1] += 1;
+        }
+        for row in 0..num_rows {
+            bounds[row + 1] += bounds[row];
+        }
+        let mut next = bounds.clone();
+        let mut grouped = vec![0; docs.len()];
+        for (doc, row) in docs.iter().zip(row_of) {
+            let place = &mut next[*row as usize];
+            grouped[*place as usize] = *doc;
+            *place += 1;
+        }
+        Rows { docs: grouped, bounds }
+    }
+}
+
+/// The rows that `docs` make, each with its length.
+///
+/// # Panics
+/// If a document is longer than `capacity`.
+pub fn pack(packing: Packing, docs: &[u32], len: impl Fn(u32) -> usize, capacity: usize) -> Rows {
+    assert!(u32::try_from(docs.len()).is_ok(), "fewer than 2^32 documents");
+    match packing {
+        Packing::None | Packing::Wrapped => {
+            Rows { docs: docs.to_vec(), bounds: (0..=docs.len() as u32).collect() }
+        }
+        Packing::Bfd | Packing::BfdSplit => best_fit_decreasing(docs, len, capacity),
+    }
+}
+
+fn best_fit_decreasing(docs: &[u32], len: impl Fn(u32) -> usize, capacity: usize) -> Rows {
+    let mut by_length: Vec<u32> = docs.to_vec();
     by_length.sort_by_key(|doc| std::cmp::Reverse(len(*doc)));
-    let mut rows: Vec<Vec<u32>> = Vec::new();
+    let mut row_of: Vec<u32> = Vec::with_capacity(by_length.len());
+    let mut num_rows = 0u32;
     // Room left -> rows that have exactly that much, oldest first.
-    let mut open: BTreeMap<usize, VecDeque<usize>> = BTreeMap::new();
-    for doc in by_length {
-        let need = len(doc);
+    let mut open: BTreeMap<usize, VecDeque<u32>> = BTreeMap::new();
+    for doc in &by_length {
+        let need = len(*doc);
         assert!(need <= capacity, "document {doc} of {need} tokens in rows of {capacity}");
         let fit =
             open.range_mut(need..).next().map(|(room, queue)| (*room, queue.pop_front(), queue.is_empty()));
@@ -48,16 +100,16 @@ fn best_fit_decreasing(lengths: &[usize], num_docs: u32, capacity: usize) -> Vec
                 (room, row.expect("queues in the map are never empty"))
             }
             None => {
-                rows.push(Vec::new());
-                (capacity, rows.len() - 1)
+                num_rows += 1;
+                (capacity, num_rows - 1)
             }
         };
-        rows[row].push(doc);
+        row_of.push(row);
         if room > need {
             open.entry(room - need).or_default().push_back(row);
         }
     }
-    rows
+    Rows::grouped(by_length, &row_of, num_rows as usize)
 }
 
 #[cfg(test)]
@@ -65,30 +117,41 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn packed(packing: Packing, lengths: &[usize], capacity: usize) -> Vec<Vec<u32>> {
+        let docs: Vec<u32> = (0..lengths.len() as u32).collect();
+        let rows = pack(packing, &docs, |doc| lengths[doc as usize], capacity);
+        (0..rows.num_rows()).map(|row| rows.row(row).to_vec()).collect()
+    }
+
     #[test]
     fn bfd_matches_the_documented_vector() {
         // [[1,2,3,4],[6,7],[8,9,10],[11]] after truncation to 4.
-        let rows = pack(Packing::Bfd, &[4, 2, 3, 1], 4);
-        assert_eq!(rows, [vec![0], vec![2, 3], vec![1]]);
+        assert_eq!(packed(Packing::Bfd, &[4, 2, 3, 1], 4), [vec![0], vec![2, 3], vec![1]]);
+        // [[1,2,3,4],[5],[6,7],[8,9,10],[11]] after splitting at 4.
+        assert_eq!(packed(Packing::BfdSplit, &[4, 1, 2, 3, 1], 4), [vec![0], vec![3, 1], vec![2, 4]]);
     }
 
     #[test]
     fn rows_of_equal_room_fill_oldest_first() {
-        let rows = pack(Packing::Bfd, &[3, 3, 3, 1, 1], 4);
-        assert_eq!(rows, [vec![0, 3], vec![1, 4], vec![2]]);
+        assert_eq!(packed(Packing::Bfd, &[3, 3, 3, 1, 1], 4), [vec![0, 3], vec![1, 4], vec![2]]);
+    }
+
+    #[test]
+    fn without_packing_every_document_is_a_row() {
+        assert_eq!(packed(Packing::None, &[3, 1], 4), [vec![0], vec![1]]);
     }
 
     #[test]
     fn many_documents_pack_quickly() {
         let lengths: Vec<usize> = (0..200_000).map(|i| 1 + (i * 7919) % 1024).collect();
-        let rows = pack(Packing::Bfd, &lengths, 1024);
+        let rows = packed(Packing::Bfd, &lengths, 1024);
         let used: usize = lengths.iter().sum();
         assert!(used as f64 / (rows.len() * 1024) as f64 > 0.99);
     }
 
     /// The definition, without any index.
     fn plainly(lengths: &[usize], capacity: usize) -> usize {
-        let mut sorted: Vec<usize> = lengths.iter().copied().filter(|n| *n > 0).collect();
+        let mut sorted: Vec<usize> = lengths.to_vec();
         sorted.sort_by_key(|n| std::cmp::Reverse(*n));
         let mut rooms: Vec<usize> = Vec::new();
         for need in sorted {
@@ -103,12 +166,12 @@ mod tests {
     proptest! {
         #[test]
         fn every_document_once_and_no_row_overfull(
-            lengths in prop::collection::vec(0usize..=64, 0..300),
+            lengths in prop::collection::vec(1usize..=64, 0..300),
         ) {
-            let rows = pack(Packing::Bfd, &lengths, 64);
+            let rows = packed(Packing::Bfd, &lengths, 64);
             let mut seen: Vec<u32> = rows.iter().flatten().copied().collect();
             seen.sort_unstable();
-            let expected: Vec<u32> = (0..lengths.len() as u32).filter(|d| lengths[*d as usize] > 0).collect();
+            let expected: Vec<u32> = (0..lengths.len() as u32).collect();
             prop_assert_eq!(seen, expected);
             for row in &rows {
                 prop_assert!(row.iter().map(|d| lengths[*d as usize]).sum::<usize>() <= 64);

@@ -1,211 +1,222 @@
-//! Files to a [`Dataset`]: read a chunk of lines, tokenise its rows on all cores, take the results in
-//! the order of the file, repeat, pack.
+//! Files to a [`Dataset`]: read rows, tokenise them on all cores, take the results in the order of the
+//! files, write them down, pack.
 //!
 //! The order of work per row is the peers': append the end token, tokenise, mask, truncate, leave out
 //! what has nothing to learn, pack. Results are taken in the order of the rows, so neither the data nor
-//! the first error depends on the number of threads.
+//! the first error depends on the number of threads. Rows travel in chunks, and only so many chunks are
+//! under way at a time: what preparing holds does not depend on the size of the files.
 
 use std::num::NonZero;
-use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::{Path, PathBuf};
 use std::thread;
 
-use crate::dataset::{Builder, Doc};
-use crate::lines::{Line, Lines};
-use crate::row::{Format, Row};
-use crate::{DataError, DataSpec, Dataset, OnBadRow, RowFault, SkippedRow, Tokenizer};
+use crate::builder::{Builder, Taken};
+use crate::cache::{self, Looked, Place};
+use crate::doc::Doc;
+use crate::encode::Encoder;
+use crate::pipeline::{self, Source};
+use crate::read::{self, RawRow, Rows};
+use crate::row::Format;
+use crate::{
+    Columns, DataError, DataSpec, Dataset, EncodeChat, OnBadRow, Part, RowFault, SkippedRow, Tokenizer, files,
+};
 
-/// Lines are handed to threads in chunks of about this many bytes for each, and not more than so many. A
-/// chunk and its tokens, four bytes for each of text at worst, are the memory that preparing takes beyond
-/// its result.
-const CHUNK_BYTES: usize = 128 << 10;
-const MAX_CHUNK_BYTES: usize = 2 << 20;
-const CHUNK_LINES: usize = 1 << 16;
-/// A thread takes this many rows at a time.
-const TAKE_ROWS: usize = 32;
+/// About this much text is under way in all; it and its tokens, four bytes for each of text at worst, are
+/// the memory that preparing takes beyond its result.
+const UNDER_WAY_BYTES: usize = 2 << 20;
+/// Chunks of at most so many bytes of text, and of so many rows, are handed to threads.
+const CHUNK_BYTES: usize = 64 << 10;
+const CHUNK_ROWS: usize = 1 << 12;
 
-/// Reads, tokenises and packs what `spec` names.
-pub fn prepare(spec: &DataSpec, tokenizer: &Tokenizer) -> Result<Dataset, DataError> {
+/// Finds what `spec` names in its cache, or reads, tokenises and packs it. Without `chat`, rows that are
+/// conversations cannot be used.
+pub fn prepare(
+    spec: &DataSpec,
+    tokenizer: &Tokenizer,
+    chat: Option<&dyn EncodeChat>,
+) -> Result<Dataset, DataError> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    prepare_on(threads, spec, tokenizer)
+    prepare_on(threads, Encoder { spec, tokenizer, chat })
 }
 
-fn prepare_on(threads: usize, spec: &DataSpec, tokenizer: &Tokenizer) -> Result<Dataset, DataError> {
+fn prepare_on(threads: usize, encoder: Encoder<'_>) -> Result<Dataset, DataError> {
+    let Encoder { spec, tokenizer, chat } = encoder;
     if spec.files.is_empty() {
         return Err(DataError::NoFiles);
     }
     if spec.max_length < 2 {
         return Err(DataError::MaxLengthTooSmall { max_length: spec.max_length });
     }
-    let mut builder = Builder::new(spec.max_length);
-    for file in &spec.files {
-        add_file(threads, spec, tokenizer, file, &mut builder)?;
+    let files = files::expand(&spec.files)?;
+    // Told before anything is read: a list's last file may be the one that is misspelled.
+    files.iter().try_for_each(|file| read::check(file))?;
+    let key = cache::key(spec, &files, tokenizer, chat)?;
+    let path = Place::path_of(&spec.cache_dir, &key);
+    if let Looked::Found(dataset) = cache::look(&path)? {
+        return Ok(dataset.as_found());
     }
+    let place = Place::take(&spec.cache_dir, &key)?;
+    let mut notes = Vec::new();
+    match cache::look(&path)? {
+        Looked::Found(dataset) => return Ok(dataset.as_found()),
+        Looked::Damaged(why) => {
+            notes.push(format!("{} is damaged ({why}); the data is prepared again", path.display()));
+        }
+        Looked::Absent => {}
+    }
+    let (file, partial) = place.create()?;
+    let builder = Builder::new(spec, partial, file);
+    fill(threads, encoder, &files, builder)?;
+    let path = place.keep()?;
+    let mut dataset = Dataset::open(&path).map_err(|source| DataError::Read { path, source })?;
+    dataset.notes = notes;
+    Ok(dataset)
+}
+
+fn fill(
+    threads: usize,
+    encoder: Encoder<'_>,
+    files: &[PathBuf],
+    mut builder: Builder<'_>,
+) -> Result<(), DataError> {
+    let spec = encoder.spec;
+    let chunk_bytes = (UNDER_WAY_BYTES / (threads * pipeline::AHEAD)).min(CHUNK_BYTES);
+    let source = FileRows { files, at: 0, open: None, part: spec.part, columns: &spec.columns, chunk_bytes };
+    let mut judge = Judge { spec, files, file: 0, first: None };
+    let encode = |chunk: Chunk| -> Encoded {
+        let rows = chunk.rows.into_iter();
+        let rows = rows.map(|raw| (raw.row, encoder.encode(raw))).collect();
+        Encoded { file: chunk.file, rows }
+    };
+    pipeline::run(threads, source, encode, |encoded| judge.take(encoded, &mut builder))?;
     let stats = builder.stats();
     if stats.read == 0 {
-        return Err(DataError::Empty { files: spec.files.clone() });
+        return Err(DataError::Empty { files: files.to_vec() });
     }
-    if stats.docs == 0 {
+    if builder.usable() == 0 {
         return Err(DataError::AllDropped {
-            files: spec.files.clone(),
+            files: files.to_vec(),
             read: stats.read,
             skipped: stats.skipped,
             too_short: stats.dropped_short,
-            unsupervised: stats.dropped_unsupervised,
+            too_long: stats.dropped_long,
+            unsupervised: stats.read - stats.skipped - stats.dropped_short - stats.dropped_long,
             max_length: spec.max_length,
         });
     }
-    Ok(builder.finish(spec.packing))
+    builder.finish()
 }
 
-fn add_file(
-    threads: usize,
-    spec: &DataSpec,
-    tokenizer: &Tokenizer,
-    file: &Path,
-    builder: &mut Builder,
-) -> Result<(), DataError> {
-    let mut lines = Lines::open(file)?;
-    // The format of the file's first good row, and that row's number.
-    let mut first: Option<(Format, u64)> = None;
-    loop {
-        let chunk = read_chunk(&mut lines, file, (threads * CHUNK_BYTES).min(MAX_CHUNK_BYTES))?;
-        if chunk.is_empty() {
-            return Ok(());
-        }
-        let encode = |line: &Line| encode_line(spec, tokenizer, line);
-        for (line, result) in chunk.iter().zip(map_ordered(threads, &chunk, encode)) {
-            let result = result.and_then(|(format, doc)| {
-                let (first, first_row) = *first.get_or_insert((format, line.row));
-                if format == first {
-                    Ok(doc)
-                } else {
-                    Err(RowFault::MixedFormats { format, first, first_row })
-                }
-            });
-            if spec.completion_only_loss == Some(true) && matches!(first, Some((Format::Text, _))) {
-                return Err(DataError::NoCompletion { file: file.into() });
-            }
-            match result {
-                Ok(doc) => builder.push(doc),
-                Err(fault) => match spec.on_bad_row {
-                    // What this program cannot do yet is no fault of the row.
-                    OnBadRow::Skip if !matches!(fault, RowFault::Conversational { .. }) => {
-                        builder.skip(SkippedRow { file: file.into(), row: line.row, fault });
-                    }
-                    _ => return Err(DataError::BadRow { file: file.into(), row: line.row, fault }),
-                },
-            }
-        }
-    }
+/// Rows of one file.
+struct Chunk {
+    /// Its index in the list.
+    file: usize,
+    rows: Vec<RawRow>,
 }
 
-fn read_chunk<R: std::io::BufRead>(
-    lines: &mut Lines<R>,
-    file: &Path,
+/// The same rows, tokenised.
+struct Encoded {
+    file: usize,
+    rows: Vec<(u64, Result<(Format, Doc), RowFault>)>,
+}
+
+/// The rows of all files, a chunk at a time.
+struct FileRows<'a> {
+    files: &'a [PathBuf],
+    at: usize,
+    open: Option<Box<dyn Rows>>,
+    part: Part,
+    columns: &'a Columns,
     chunk_bytes: usize,
-) -> Result<Vec<Line>, DataError> {
-    let mut chunk = Vec::new();
-    let mut bytes = 0;
-    while bytes < chunk_bytes && chunk.len() < CHUNK_LINES {
-        let next = lines.next().map_err(|source| DataError::Read { path: file.into(), source })?;
-        let Some(line) = next else { break };
-        bytes += line.bytes.as_ref().map_or(0, Vec::len);
-        chunk.push(line);
-    }
-    Ok(chunk)
 }
 
-fn encode_line(spec: &DataSpec, tokenizer: &Tokenizer, line: &Line) -> Result<(Format, Doc), RowFault> {
-    let row = Row::parse(line.bytes.as_ref().map_err(Clone::clone)?)?;
-    let encode = |text: &str| {
-        tokenizer.encode(text).map_err(|e| match e {
-            DataError::Tokenizer { why, .. } => RowFault::NotEncodable { why },
-            other => RowFault::NotEncodable { why: other.to_string() },
-        })
-    };
-    let format = row.format();
-    let doc = match row {
-        Row::Text(text) => {
-            let tokens = encode(&with_eos(text, tokenizer))?;
-            Doc { tokens, supervised_from: 0, prefix_mismatch: false }
-        }
-        Row::PromptCompletion { prompt, completion } => {
-            let prompt_ids = encode(&prompt)?;
-            let tokens = encode(&with_eos(prompt + &completion, tokenizer))?;
-            let prefix_mismatch = !tokens.starts_with(&prompt_ids);
-            let completion_only = spec.completion_only_loss.unwrap_or(true);
-            let supervised_from = if completion_only { prompt_ids.len() } else { 0 };
-            Doc { tokens, supervised_from, prefix_mismatch }
-        }
-    };
-    Ok((format, doc))
-}
+impl Source for FileRows<'_> {
+    type Item = Chunk;
 
-fn with_eos(mut text: String, tokenizer: &Tokenizer) -> String {
-    if let Some(eos) = tokenizer.eos_token().filter(|eos| !text.ends_with(eos)) {
-        text.push_str(eos);
-    }
-    text
-}
-
-/// `f` of every item, in the items' order, computed on `threads` threads.
-fn map_ordered<T: Sync, R: Send>(threads: usize, items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = threads.min(items.len().div_ceil(TAKE_ROWS)).max(1);
-    if threads == 1 {
-        return items.iter().map(f).collect();
-    }
-    let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<(usize, Vec<R>)>> = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let start = next.fetch_add(TAKE_ROWS, Ordering::Relaxed);
-                    let Some(rest) = items.get(start..).filter(|rest| !rest.is_empty()) else { break };
-                    let part: Vec<R> = rest.iter().take(TAKE_ROWS).map(&f).collect();
-                    done.lock().expect("threads do not panic while holding the lock").push((start, part));
+    fn next(&mut self) -> Result<Option<Chunk>, DataError> {
+        while let Some(path) = self.files.get(self.at) {
+            let reader = match &mut self.open {
+                Some(reader) => reader,
+                none => none.insert(read::open(path, self.columns)?),
+            };
+            let mut rows = Vec::new();
+            let (mut bytes, mut ended) = (0, false);
+            while bytes < self.chunk_bytes && rows.len() < CHUNK_ROWS {
+                let Some(row) = reader.next()? else {
+                    ended = true;
+                    break;
+                };
+                if self.part.has(self.at, row.row) {
+                    bytes += row.bytes();
+                    rows.push(row);
                 }
-            });
+            }
+            let file = self.at;
+            if ended {
+                (self.at, self.open) = (self.at + 1, None);
+            }
+            if !rows.is_empty() {
+                return Ok(Some(Chunk { file, rows }));
+            }
         }
-    });
-    let mut parts = done.into_inner().expect("the scope would have propagated the panic");
-    parts.sort_unstable_by_key(|(start, _)| *start);
-    parts.into_iter().flat_map(|(_, part)| part).collect()
+        Ok(None)
+    }
+}
+
+/// Takes rows in order and decides what becomes of bad ones.
+struct Judge<'a> {
+    spec: &'a DataSpec,
+    files: &'a [PathBuf],
+    file: usize,
+    /// The format of the file's first good row, and that row's number.
+    first: Option<(Format, u64)>,
+}
+
+impl Judge<'_> {
+    fn take(&mut self, encoded: Encoded, builder: &mut Builder<'_>) -> Result<(), DataError> {
+        if encoded.file != self.file {
+            (self.file, self.first) = (encoded.file, None);
+        }
+        let file = &self.files[self.file];
+        for (row, result) in encoded.rows {
+            match result.and_then(|(format, doc)| self.same_format(format, row).map(|()| (format, doc))) {
+                Ok((format, doc)) => {
+                    if self.spec.completion_only_loss == Some(true) && !format.has_completion() {
+                        return Err(DataError::NoCompletion { file: file.into() });
+                    }
+                    if let Taken::TooLong(fault) = builder.push(&doc)? {
+                        return Err(DataError::BadRow { file: file.into(), row, fault });
+                    }
+                }
+                Err(fault) => self.bad(file, row, fault, builder)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn same_format(&mut self, format: Format, row: u64) -> Result<(), RowFault> {
+        let (first, first_row) = *self.first.get_or_insert((format, row));
+        if format == first { Ok(()) } else { Err(RowFault::MixedFormats { format, first, first_row }) }
+    }
+
+    fn bad(
+        &self,
+        file: &Path,
+        row: u64,
+        fault: RowFault,
+        builder: &mut Builder<'_>,
+    ) -> Result<(), DataError> {
+        match self.spec.on_bad_row {
+            // That there is no template is no fault of the row.
+            OnBadRow::Skip if !matches!(fault, RowFault::NoTemplate { .. }) => {
+                builder.skip(SkippedRow { file: file.into(), row, why: fault.to_string() });
+                Ok(())
+            }
+            _ => Err(DataError::BadRow { file: file.into(), row, fault }),
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Packing, TokenizerSource};
-
-    #[test]
-    fn the_result_does_not_depend_on_the_threads() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("a.jsonl");
-        let rows: String = (0..500).map(|i| format!("{{\"text\": \"{}\"}}\n", "x".repeat(i % 90))).collect();
-        std::fs::write(&file, rows + "not json\n{\"text\": 1}\n").unwrap();
-        let spec = DataSpec {
-            files: vec![file],
-            tokenizer: TokenizerSource::Byte,
-            max_length: 64,
-            packing: Packing::Bfd,
-            completion_only_loss: None,
-            on_bad_row: OnBadRow::Skip,
-        };
-        let tokenizer = Tokenizer::load(&spec.tokenizer).unwrap();
-        let one = prepare_on(1, &spec, &tokenizer).unwrap();
-        for threads in [2, 3, 8] {
-            let many = prepare_on(threads, &spec, &tokenizer).unwrap();
-            assert_eq!(many.fingerprint(), one.fingerprint());
-            assert_eq!(many.stats(), one.stats());
-            assert_eq!(many.skipped(), one.skipped());
-        }
-        let stop = DataSpec { on_bad_row: OnBadRow::Stop, ..spec };
-        for threads in [1, 2, 8] {
-            let error = prepare_on(threads, &stop, &tokenizer).unwrap_err();
-            assert!(matches!(error, DataError::BadRow { row: 501, .. }), "{error}");
-        }
-    }
-}
+#[path = "prepare_tests.rs"]
+mod tests;

@@ -1,127 +1,201 @@
-//! One line of jsonl to one row: what its columns say it is.
+//! A record to a row: what its columns say it is.
 //!
-//! Columns that are not needed are ignored, as people keep ids and sources beside the text. A row with
-//! `prompt` and `completion` is read as such even if it also has `text`.
+//! Columns that are not needed are ignored, as people keep ids and sources beside the text. Where a row
+//! could be read in two ways, the first of these counts: `input_ids`, `prompt` with `completion`,
+//! `messages`, `conversations`, `text`, `instruction`.
 
 use std::fmt;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use crate::RowFault;
-
-/// The columns that mean something here.
-pub(crate) const COLUMNS: [&str; 3] = ["text", "prompt", "completion"];
-
-/// How much of a bad row a message shows, in characters.
-const EXCERPT_CHARS: usize = 80;
+use crate::read::{Body, Named, Record};
+use crate::value::{list, optional, string, wrong_type};
+use crate::{Chat, Columns, RowFault, alpaca, record, sharegpt};
 
 /// What kind of row a file has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Text,
     PromptCompletion,
+    /// `messages`.
+    Messages,
+    /// `prompt` and `completion`, both lists of messages.
+    MessagePair,
+    /// `conversations` with `from` and `value`.
+    ShareGpt,
+    /// `instruction`, `input`, `output`.
+    Alpaca,
+    /// `input_ids`.
+    Tokens,
+}
+
+impl Format {
+    /// Whether rows say which part of them is to be learned.
+    pub(crate) fn has_completion(self) -> bool {
+        !matches!(self, Format::Text | Format::Messages | Format::ShareGpt)
+    }
 }
 
 /// A row before it is tokenised.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) enum Row {
     Text(String),
-    PromptCompletion { prompt: String, completion: String },
+    Pair {
+        prompt: String,
+        completion: String,
+    },
+    Chat(Chat),
+    /// The prompt, and the messages that follow it.
+    ChatPair {
+        prompt: Chat,
+        completion: Vec<Value>,
+    },
+    Tokens {
+        ids: Vec<u32>,
+        /// For each, whether predicting it counts; all where not said.
+        supervised: Option<Vec<bool>>,
+    },
 }
 
-impl Row {
-    pub(crate) fn format(&self) -> Format {
-        match self {
-            Row::Text(_) => Format::Text,
-            Row::PromptCompletion { .. } => Format::PromptCompletion,
+/// What a raw row is. `template`: whether conversations can be rendered.
+pub(crate) fn parse(body: Body, columns: &Columns, template: bool) -> Result<(Format, Row), RowFault> {
+    // Only messages about columns need all names; a row that is fine needs none.
+    match body {
+        Body::Record(Named { columns, names }) => interpret(columns, template, || names.to_vec()),
+        Body::Json(bytes) => interpret(record::parse(&bytes, columns)?, template, || record::names(&bytes)),
+    }
+}
+
+fn interpret(
+    mut columns: Record,
+    template: bool,
+    names: impl FnOnce() -> Vec<String>,
+) -> Result<(Format, Row), RowFault> {
+    let has = |name: &str| columns.contains_key(name);
+    if has("input_ids") {
+        return Ok((Format::Tokens, tokens(&mut columns)?));
+    }
+    if has("prompt") && has("completion") {
+        return pair(&mut columns);
+    }
+    if has("messages") {
+        let messages = messages(&mut columns, "messages")?;
+        return Ok((Format::Messages, Row::Chat(chat(messages, &mut columns)?)));
+    }
+    if has("conversations") {
+        let messages = sharegpt::messages(&mut columns)?;
+        return Ok((Format::ShareGpt, Row::Chat(chat(messages, &mut columns)?)));
+    }
+    if has("text") {
+        return Ok((Format::Text, Row::Text(string(&mut columns, "text")?)));
+    }
+    let missing = |present, missing| RowFault::MissingColumn { present, missing, columns: Vec::new() };
+    let fault = match (has("instruction"), has("output")) {
+        (true, true) => return Ok((Format::Alpaca, alpaca::row(&mut columns, template)?)),
+        _ if has("prompt") => missing("prompt", "completion"),
+        _ if has("completion") => missing("completion", "prompt"),
+        (true, false) => missing("instruction", "output"),
+        _ => RowFault::UnknownColumns { columns: Vec::new() },
+    };
+    Err(fault.with_columns(names()))
+}
+
+fn pair(columns: &mut Record) -> Result<(Format, Row), RowFault> {
+    let lists = ["prompt", "completion"].map(|name| columns[name].is_array());
+    match lists {
+        [true, true] => {
+            let prompt = messages(columns, "prompt")?;
+            let completion = messages(columns, "completion")?;
+            let row = Row::ChatPair { prompt: chat(prompt, columns)?, completion };
+            Ok((Format::MessagePair, row))
+        }
+        [true, false] if columns["completion"].is_string() => {
+            Err(wrong_type("completion", "a list of messages, as the prompt is", &columns["completion"]))
+        }
+        _ => {
+            let prompt = string(columns, "prompt")?;
+            let completion = string(columns, "completion")?;
+            Ok((Format::PromptCompletion, Row::Pair { prompt, completion }))
         }
     }
+}
 
-    pub(crate) fn parse(line: &[u8]) -> Result<Row, RowFault> {
-        let text = std::str::from_utf8(line).map_err(|e| RowFault::NotUtf8 { byte: e.valid_up_to() })?;
-        let value: Value = serde_json::from_str(text).map_err(|e| RowFault::Json {
-            column: e.column(),
-            why: cause(&e),
-            excerpt: excerpt(text),
-        })?;
-        let mut columns = match value {
-            Value::Object(columns) => columns,
-            other => return Err(RowFault::NotAnObject { found: kind(&other), excerpt: excerpt(text) }),
+/// A list of messages, each of which has a role.
+pub(crate) fn messages(columns: &mut Record, column: &'static str) -> Result<Vec<Value>, RowFault> {
+    let messages = list(columns, column)?;
+    check_messages(&messages, column)?;
+    Ok(messages)
+}
+
+pub(crate) fn check_messages(messages: &[Value], column: &'static str) -> Result<(), RowFault> {
+    if messages.is_empty() {
+        return Err(RowFault::Message { column, number: 0, why: "there is none" });
+    }
+    for (idx, message) in messages.iter().enumerate() {
+        let why = match message.get("role") {
+            Some(Value::String(_)) => continue,
+            Some(_) => "its `role` is not a string",
+            None if message.is_object() => "it has no `role`",
+            None => "it is not an object",
         };
-        if let Some(column) = conversational(&columns) {
-            return Err(RowFault::Conversational { column });
+        return Err(RowFault::Message { column, number: idx + 1, why });
+    }
+    Ok(())
+}
+
+/// Messages with what else the row says to a template.
+pub(crate) fn chat(messages: Vec<Value>, columns: &mut Record) -> Result<Chat, RowFault> {
+    let tools = match columns.contains_key("tools") && !columns["tools"].is_null() {
+        true => Some(Value::Array(list(columns, "tools")?)).filter(|tools| tools[0] != Value::Null),
+        false => None,
+    };
+    let kwargs = match optional(columns, "chat_template_kwargs") {
+        None => serde_json::Map::new(),
+        Some(Value::Object(kwargs)) => kwargs,
+        Some(other) => return Err(wrong_type("chat_template_kwargs", "an object", &other)),
+    };
+    Ok(Chat { messages, tools, kwargs })
+}
+
+/// The label of a token that is not to be learned.
+const IGNORED: i64 = -100;
+
+fn tokens(columns: &mut Record) -> Result<Row, RowFault> {
+    let ids: Vec<u32> = list(columns, "input_ids")?
+        .iter()
+        .map(|id| {
+            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
+            number.ok_or_else(|| wrong_type("input_ids", "a list of token ids", id))
+        })
+        .collect::<Result<_, _>>()?;
+    let mut supervised: Option<Vec<bool>> = None;
+    for (field, expected) in [
+        ("labels", "a list of token ids and -100"),
+        ("completion_mask", "a list of 0 and 1"),
+        ("assistant_masks", "a list of 0 and 1"),
+    ] {
+        if columns.get(field).is_none_or(Value::is_null) {
+            continue;
         }
-        let has = |name: &str| columns.contains_key(name);
-        let names = || {
-            let mut names: Vec<String> = columns.keys().cloned().collect();
-            names.sort_unstable();
-            names
-        };
-        if has("prompt") && has("completion") {
-            let prompt = string(&mut columns, "prompt")?;
-            let completion = string(&mut columns, "completion")?;
-            Ok(Row::PromptCompletion { prompt, completion })
-        } else if has("text") {
-            Ok(Row::Text(string(&mut columns, "text")?))
-        } else if has("prompt") {
-            Err(RowFault::MissingColumn { present: "prompt", missing: "completion", columns: names() })
-        } else if has("completion") {
-            Err(RowFault::MissingColumn { present: "completion", missing: "prompt", columns: names() })
-        } else {
-            Err(RowFault::UnknownColumns { columns: names() })
+        let items = list(columns, field)?;
+        if items.len() != ids.len() {
+            return Err(RowFault::LengthsDiffer { field, found: items.len(), ids: ids.len() });
+        }
+        let all = supervised.get_or_insert_with(|| vec![true; ids.len()]);
+        for (at, item) in items.iter().enumerate() {
+            let number = item.as_i64().or_else(|| item.as_bool().map(i64::from));
+            all[at] &= match number {
+                Some(IGNORED) if field == "labels" => false,
+                Some(id) if field == "labels" && id == i64::from(ids[at]) => true,
+                Some(_) if field == "labels" => {
+                    return Err(RowFault::LabelDiffers { at, id: ids[at], label: number.unwrap_or(0) });
+                }
+                Some(bit @ (0 | 1)) => bit == 1,
+                _ => return Err(wrong_type(field, expected, item)),
+            };
         }
     }
-}
-
-/// The column that makes a row a conversation: a list whose first element has a role.
-fn conversational(columns: &Map<String, Value>) -> Option<String> {
-    ["messages", "conversations", "prompt", "completion"].into_iter().find_map(|name| {
-        let first = columns.get(name)?.as_array()?.first()?;
-        (first.get("role").is_some() || first.get("from").is_some()).then(|| name.to_string())
-    })
-}
-
-fn string(columns: &mut Map<String, Value>, field: &'static str) -> Result<String, RowFault> {
-    match columns.remove(field) {
-        Some(Value::String(text)) => Ok(text),
-        other => {
-            let value = other.unwrap_or(Value::Null);
-            Err(RowFault::WrongType { field, found: kind(&value), excerpt: excerpt(&value.to_string()) })
-        }
-    }
-}
-
-fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
-
-/// The first characters of `text`, on one line, control characters made visible.
-pub(crate) fn excerpt(text: &str) -> String {
-    let mut out: String = text
-        .chars()
-        .take(EXCERPT_CHARS)
-        .map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c })
-        .collect();
-    if text.chars().nth(EXCERPT_CHARS).is_some() {
-        out.push('…');
-    }
-    out
-}
-
-/// serde_json's message without the place, which is given separately.
-fn cause(e: &serde_json::Error) -> String {
-    let text = e.to_string();
-    match text.rfind(" at line ") {
-        Some(at) => text[..at].to_string(),
-        None => text,
-    }
+    Ok(Row::Tokens { ids, supervised })
 }
 
 impl fmt::Display for Format {
@@ -129,42 +203,15 @@ impl fmt::Display for Format {
         f.write_str(match self {
             Format::Text => "`text`",
             Format::PromptCompletion => "`prompt` and `completion`",
+            Format::Messages => "`messages`",
+            Format::MessagePair => "`prompt` and `completion` of messages",
+            Format::ShareGpt => "`conversations`",
+            Format::Alpaca => "`instruction` and `output`",
+            Format::Tokens => "`input_ids`",
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    #[test]
-    fn columns_decide_the_format() {
-        let parse = |text: &str| Row::parse(text.as_bytes());
-        assert_eq!(parse(r#"{"id": 3, "text": "a"}"#), Ok(Row::Text("a".into())));
-        let pair = Row::PromptCompletion { prompt: "p".into(), completion: "c".into() };
-        assert_eq!(parse(r#"{"prompt": "p", "completion": "c", "text": "t"}"#), Ok(pair));
-        assert_eq!(parse(r#"{"prompt": "p", "text": "t"}"#), Ok(Row::Text("t".into())));
-        let chat = parse(r#"{"prompt": [{"role": "user", "content": "x"}], "completion": "y"}"#);
-        assert_eq!(chat, Err(RowFault::Conversational { column: "prompt".into() }));
-    }
-
-    #[test]
-    fn deep_nesting_is_refused_not_followed() {
-        let text = format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000));
-        assert!(matches!(Row::parse(text.as_bytes()), Err(RowFault::Json { .. })));
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Row::parse(&bytes);
-        }
-
-        #[test]
-        fn any_text_survives(text in any::<String>()) {
-            let line = serde_json::json!({ "text": text }).to_string();
-            prop_assert_eq!(Row::parse(line.as_bytes()), Ok(Row::Text(text)));
-        }
-    }
-}
+#[path = "row_tests.rs"]
+mod tests;

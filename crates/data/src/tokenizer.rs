@@ -14,6 +14,7 @@ use lockstep_core::Bytes;
 use serde_json::{Value, json};
 
 use crate::chat::additional;
+use crate::fast_bpe::FastBpe;
 use crate::{DataError, byte_level};
 
 /// Where the tokenizer comes from.
@@ -59,7 +60,7 @@ pub struct Tokenizer {
 #[derive(Debug)]
 enum Kind {
     Byte,
-    Library(Box<tokenizers::Tokenizer>),
+    Library { library: Box<tokenizers::Tokenizer>, fast: Option<Box<FastBpe>> },
 }
 
 impl Tokenizer {
@@ -99,13 +100,14 @@ impl Tokenizer {
         };
         let eos = find_eos(&library, folder)?;
         let fingerprint = fingerprint(&main, eos.as_ref());
+        let fast = FastBpe::of(&main, &library).map(Box::new);
         let mut files = vec![(MAIN.to_string(), main)];
         files.extend(beside(folder)?);
         if !files.iter().any(|(name, _)| name == CONFIG) {
             files.push((CONFIG.into(), config_json(eos.as_ref())));
         }
         Ok(Tokenizer {
-            kind: Kind::Library(Box::new(library)),
+            kind: Kind::Library { library: Box::new(library), fast },
             special_tokens: special_tokens(folder, eos.as_ref())?,
             eos,
             vocab_size,
@@ -132,10 +134,16 @@ impl Tokenizer {
                 byte_level::encode(text, &mut ids);
                 Ok(ids)
             }
-            Kind::Library(library) => match library.encode_fast(text, add_special) {
-                Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-                Err(e) => Err(DataError::Tokenizer { action: "encode", why: e.to_string() }),
-            },
+            Kind::Library { library, fast } => {
+                let fast = fast.as_ref().filter(|_| add_special);
+                if let Some(ids) = fast.and_then(|fast| fast.encode(text, library)) {
+                    return Ok(ids);
+                }
+                match library.encode_fast(text, add_special) {
+                    Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+                    Err(e) => Err(DataError::Tokenizer { action: "encode", why: e.to_string() }),
+                }
+            }
         }
     }
 
@@ -154,7 +162,7 @@ impl Tokenizer {
                 let offsets = offsets.collect();
                 Ok((ids, offsets))
             }
-            Kind::Library(library) => match library.encode(text, false) {
+            Kind::Library { library, .. } => match library.encode(text, false) {
                 Ok(encoding) => {
                     let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
                     Ok((encoding.get_ids().to_vec(), offsets))
@@ -170,7 +178,9 @@ impl Tokenizer {
         match &self.kind {
             Kind::Byte => byte_level::decode(ids, skip_special)
                 .map_err(|id| error(format!("id {id} is outside the vocabulary of {}", self.vocab_size))),
-            Kind::Library(library) => library.decode(ids, skip_special).map_err(|e| error(e.to_string())),
+            Kind::Library { library, .. } => {
+                library.decode(ids, skip_special).map_err(|e| error(e.to_string()))
+            }
         }
     }
 

@@ -29,14 +29,8 @@ impl Folder {
     }
 
     fn spec(&self, content: impl AsRef<[u8]>) -> DataSpec {
-        DataSpec {
-            files: vec![self.write("train.jsonl", content)],
-            tokenizer: TokenizerSource::Byte,
-            max_length: 32,
-            packing: Packing::None,
-            completion_only_loss: None,
-            on_bad_row: OnBadRow::Stop,
-        }
+        let files = vec![self.write("train.jsonl", content)];
+        DataSpec { max_length: 32, ..DataSpec::new(files, &self.path("cache")) }
     }
 
     /// Class, message and hint, without the temporary path.
@@ -58,7 +52,11 @@ impl Folder {
 }
 
 fn load(spec: &DataSpec) -> Result<Dataset, DataError> {
-    prepare(spec, &Tokenizer::load(&spec.tokenizer)?)
+    load_with(spec, &TokenizerSource::Byte)
+}
+
+fn load_with(spec: &DataSpec, tokenizer: &TokenizerSource) -> Result<Dataset, DataError> {
+    prepare(spec, &Tokenizer::load(tokenizer)?, None)
 }
 
 fn ids(text: &str) -> Vec<u32> {
@@ -71,8 +69,8 @@ fn text_is_supervised_and_ends_once() {
     let ds =
         load(&dir.spec("{\"text\": \"ab\"}\n\n{\"text\": \"c<|endoftext|>\", \"id\": 1}\n{\"text\": \"\"}"))
             .unwrap();
-    assert_eq!(ds.doc(0), (&[97, 98, EOS][..], &[false, true, true][..]));
-    assert_eq!(ds.doc(1), (&[99, EOS][..], &[false, true][..]));
+    assert_eq!(ds.doc(0).unwrap(), (vec![97, 98, EOS], vec![false, true, true]));
+    assert_eq!(ds.doc(1).unwrap(), (vec![99, EOS], vec![false, true]));
     let stats = ds.stats();
     assert_eq!((ds.num_docs(), ds.num_rows(), stats.read, stats.dropped_short), (2, 2, 3, 1));
     assert_eq!((ds.num_tokens(), ds.num_supervised()), (5, 3));
@@ -82,10 +80,10 @@ fn text_is_supervised_and_ends_once() {
 fn completions_are_supervised_prompts_are_not() {
     let dir = Folder::new();
     let mut spec = dir.spec("{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n");
-    let masks = |spec: &DataSpec| load(spec).unwrap().doc(0).1.to_vec();
+    let masks = |spec: &DataSpec| load(spec).unwrap().doc(0).unwrap().1;
     assert_eq!(masks(&spec), [false, false, false, false, true, true]);
     let ds = load(&spec).unwrap();
-    assert_eq!(ds.doc(0).0, [ids("2+2=4"), vec![EOS]].concat());
+    assert_eq!(ds.doc(0).unwrap().0, [ids("2+2=4"), vec![EOS]].concat());
     spec.completion_only_loss = Some(false);
     assert_eq!(masks(&spec), [false, true, true, true, true, true]);
 }
@@ -98,7 +96,7 @@ fn truncation_keeps_the_start_and_drops_what_has_no_target() {
     let spec = DataSpec { max_length: 4, ..dir.spec(rows) };
     let ds = load(&spec).unwrap();
     assert_eq!(ds.num_docs(), 1);
-    assert_eq!(ds.doc(0), (&ids("abcd")[..], &[false, false, true, true][..]));
+    assert_eq!(ds.doc(0).unwrap(), (ids("abcd"), vec![false, false, true, true]));
     let stats = ds.stats();
     assert_eq!((stats.dropped_unsupervised, stats.truncated, stats.longest), (1, 1, 4));
 }
@@ -113,10 +111,10 @@ fn a_prompt_that_merges_with_its_completion_is_counted() {
     json["model"]["vocab"]["ab"] = 257.into();
     json["model"]["merges"] = serde_json::json!(["a b"]);
     let tokenizer = TokenizerSource::File(dir.write("tokenizer.json", json.to_string()));
-    let spec = DataSpec { tokenizer, ..dir.spec("{\"prompt\": \"xa\", \"completion\": \"bc\"}\n") };
-    let ds = load(&spec).unwrap();
+    let spec = dir.spec("{\"prompt\": \"xa\", \"completion\": \"bc\"}\n");
+    let ds = load_with(&spec, &tokenizer).unwrap();
     assert_eq!(ds.stats().prefix_mismatches, 1);
-    assert_eq!(ds.doc(0), (&[120, 257, 99, EOS][..], &[false, false, true, true][..]));
+    assert_eq!(ds.doc(0).unwrap(), (vec![120, 257, 99, EOS], vec![false, false, true, true]));
 }
 
 #[test]
@@ -131,7 +129,7 @@ fn packed_rows_reach_the_batch_in_the_order_of_the_step() {
     let (mut rows, mut batch, mut supervised) = (Vec::new(), Batch::default(), 0);
     for step in 0..order.steps_per_epoch() {
         order.rows(lockstep_core::Step(step), &mut rows);
-        batch.fill(&ds, &rows);
+        batch.fill(&ds, &rows).unwrap();
         supervised += batch.supervised;
     }
     assert_eq!(supervised, ds.num_supervised());
@@ -161,23 +159,23 @@ fn messages_about_files() {
     let with = |files: Vec<PathBuf>| dir.fails(&DataSpec { files, ..spec.clone() });
     assert_snapshot!(with(vec![]), @r"
     [64] no data files are given
-    hint: name one or more jsonl files.
+    hint: name one or more files or folders.
     ");
     assert_snapshot!(with(vec![dir.path("tarin.jsonl")]), @r"
     [66] data file tarin.jsonl does not exist
     hint: check the spelling; relative paths start at the folder the command runs in.
     ");
     assert_snapshot!(with(vec![dir.0.path().into()]), @r"
-    [65] data file DIR is not a regular file
-    hint: name the jsonl files themselves, not their folder.
+    [65] no rows in train.jsonl
+    hint: a row has `text`, `messages`, or `prompt` and `completion`.
     ");
     assert_snapshot!(dir.row("\n \n"), @r"
     [65] no rows in train.jsonl
-    hint: each line is one JSON object with `text`, or with `prompt` and `completion`.
+    hint: a row has `text`, `messages`, or `prompt` and `completion`.
     ");
     assert_snapshot!(with(vec![spec.files[0].clone(), spec.files[0].clone()]), @r"
     [65] no rows in train.jsonl and 1 more
-    hint: each line is one JSON object with `text`, or with `prompt` and `completion`.
+    hint: a row has `text`, `messages`, or `prompt` and `completion`.
     ");
     assert_snapshot!(dir.fails(&DataSpec { max_length: 1, ..spec.clone() }), @r"
     [64] max_length is 1, but a document needs two tokens for one target
@@ -191,17 +189,17 @@ fn messages_about_rows() {
     assert_snapshot!(dir.row("{\"text\": \"a\"}\n{\"text\": \"b\"\n"), @r#"
     [65] train.jsonl row 2: not valid JSON at column 12: EOF while parsing an object
       {"text": "b"
-    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
     "#);
     assert_snapshot!(dir.row(format!("{{\"text\": {}\n", "z".repeat(200))), @r#"
     [65] train.jsonl row 1: not valid JSON at column 10: expected value
       {"text": zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz…
-    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
     "#);
     assert_snapshot!(dir.row("[\"a\", 1]\n"), @r#"
     [65] train.jsonl row 1: expected an object, found a list
       ["a", 1]
-    hint: each line must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
     "#);
     assert_snapshot!(dir.row(b"{\"text\": \"caf\xE9\"}\n"), @r"
     [65] train.jsonl row 1: not UTF-8 at byte 13 of the row
@@ -209,23 +207,23 @@ fn messages_about_rows() {
     ");
     assert_snapshot!(dir.row("{\"txet\": \"a\", \"id\": 7}\n"), @r"
     [65] train.jsonl row 1: no column to train on; found `id`, `txet`
-    hint: `txet` looks like `text`; rename the column.
+    hint: `txet` looks like `text`; rename it, or write `columns: {text: txet}`.
     ");
-    assert_snapshot!(dir.row("{\"instruction\": \"a\", \"output\": \"b\"}\n"), @r"
-    [65] train.jsonl row 1: no column to train on; found `instruction`, `output`
-    hint: rows need `text`, or `prompt` and `completion`.
+    assert_snapshot!(dir.row("{\"question\": \"a\", \"answer\": \"b\"}\n"), @r"
+    [65] train.jsonl row 1: no column to train on; found `answer`, `question`
+    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they are called otherwise.
     ");
     assert_snapshot!(dir.row("{}\n"), @r"
     [65] train.jsonl row 1: no column to train on; found no columns at all
-    hint: rows need `text`, or `prompt` and `completion`.
+    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they are called otherwise.
     ");
     assert_snapshot!(dir.row("{\"prompt\": \"a\", \"competion\": \"b\"}\n"), @r"
     [65] train.jsonl row 1: `prompt` without `completion`; found `competion`, `prompt`
-    hint: `competion` looks like `completion`; rename the column.
+    hint: `competion` looks like `completion`; rename it, or write `columns: {completion: competion}`.
     ");
     assert_snapshot!(dir.row("{\"completion\": \"b\"}\n"), @r"
     [65] train.jsonl row 1: `completion` without `prompt`; found `completion`
-    hint: rows need `text`, or `prompt` and `completion`.
+    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they are called otherwise.
     ");
     assert_snapshot!(dir.row("{\"text\": [1, 2]}\n"), @r"
     [65] train.jsonl row 1: `text` is a list, expected a string
@@ -237,8 +235,8 @@ fn messages_about_rows() {
     hint: put rows of different formats into different files.
     ");
     assert_snapshot!(dir.row("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n"), @r"
-    [69] train.jsonl row 1: conversational rows are not implemented yet; column `messages` holds messages
-    hint: render the messages to `text`, or to `prompt` and `completion`, first.
+    [65] train.jsonl row 1: this row (`messages`) is a conversation, and there is no chat template
+    hint: give the tokenizer a chat template (chat_template.jinja in its folder), or render the messages to `text`, or to `prompt` and `completion`, first.
     ");
     let long = format!("{{\"text\": \"{}\"}}\n", "a".repeat(65 << 20));
     assert_snapshot!(dir.row(long), @"[65] train.jsonl row 1: longer than 64.0 MiB");
@@ -254,11 +252,11 @@ fn messages_about_what_is_left() {
     ");
     let row = "{\"prompt\": \"a long prompt\", \"completion\": \"b\"}\n";
     assert_snapshot!(dir.fails(&DataSpec { max_length: 8, ..dir.spec(row) }), @r"
-    [65] no row of train.jsonl can be trained on: of 1 read, 0 bad, 0 shorter than two tokens, 1 without a supervised token in the first 8
+    [65] no row of train.jsonl can be trained on: of 1 read, 0 bad, 0 shorter than two tokens, 0 longer than 8, 1 without a supervised token in the first 8
     hint: prompts that fill max_length leave no completion to learn; raise max_length.
     ");
     assert_snapshot!(dir.fails(&DataSpec { on_bad_row: OnBadRow::Skip, ..dir.spec("x\ny\n") }), @r"
-    [65] no row of train.jsonl can be trained on: of 2 read, 2 bad, 0 shorter than two tokens, 0 without a supervised token in the first 32
+    [65] no row of train.jsonl can be trained on: of 2 read, 2 bad, 0 shorter than two tokens, 0 longer than 32, 0 without a supervised token in the first 32
     hint: set on_bad_row to stop to see what is wrong with the first one.
     ");
     assert_snapshot!(dir.show(&Order::new(1, 3, 8, true, true).unwrap_err()), @r"
@@ -297,9 +295,9 @@ fn messages_about_tokenizers() {
     assert_snapshot!(dir.show(&unwritable), @"[73] cannot write not/there/tokenizer.json: No such file or directory (os error 2)");
     let words = r#"{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}}"#;
     let tokenizer = TokenizerSource::File(dir.write("words.json", words));
-    let spec = DataSpec { tokenizer, ..dir.spec("{\"text\": \"b\"}\n") };
+    let spec = dir.spec("{\"text\": \"b\"}\n");
     fs::remove_file(dir.path("tokenizer_config.json")).unwrap();
-    assert_snapshot!(dir.fails(&spec), @"[65] train.jsonl row 1: the tokenizer cannot encode it: WordLevel error: Missing [UNK] token from the vocabulary");
+    assert_snapshot!(dir.show(&load_with(&spec, &tokenizer).unwrap_err()), @"[65] train.jsonl row 1: the tokenizer cannot encode it: WordLevel error: Missing [UNK] token from the vocabulary");
     let large = dir.path("large.json");
     fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
     assert_snapshot!(load(large), @"[65] large.json is 1.00 GiB, more than the 256 MiB a tokenizer file may have");

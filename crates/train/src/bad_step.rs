@@ -38,6 +38,7 @@ impl Run<'_> {
         position: &mut Position,
         report: &StepReport,
         loss: f64,
+        rows: &[u32],
     ) -> Result<String, TrainError> {
         let tensor = engine.first_bad_gradient()?;
         position.skipped += 1;
@@ -46,7 +47,9 @@ impl Run<'_> {
             // Gradients were finite, and were applied.
             position.updates += 1;
         }
-        self.last_bad = Some(Bad { loss, grad_norm: report.grad_norm, tensor: tensor.clone() });
+        let rows = rows.iter().copied().take(16).collect();
+        let bad = Bad { loss, grad_norm: report.grad_norm, tensor: tensor.clone(), rows };
+        self.last_bad = Some(bad.clone());
         let step = position.step;
         let scale = position.scale.map(|scale| scale.scale);
         let first =
@@ -72,7 +75,7 @@ impl Run<'_> {
             _ => {}
         }
         if position.skipped_in_a_row >= TOO_MANY {
-            return Err(self.diverged(position, loss, report.grad_norm, tensor));
+            return Err(bad.ends(position));
         }
         let what = if report.skipped { "was skipped" } else { "went wrong" };
         Ok(format!(
@@ -82,32 +85,39 @@ impl Run<'_> {
         ))
     }
 
-    fn diverged(&self, position: &Position, loss: f64, grad_norm: f64, tensor: Option<String>) -> TrainError {
-        TrainError::Diverged {
-            step: position.step,
-            loss,
-            grad_norm,
-            in_a_row: position.skipped_in_a_row,
-            tensor,
-            rows: self.rows.iter().copied().take(16).collect(),
-            trained: position.updates > 0,
-            scale: position.scale.map(|scale| scale.scale),
-            checkpoint: None,
-        }
-    }
-
     /// A run in which no step was applied has not trained anything.
     pub(crate) fn check_trained(&mut self, position: &Position) -> Result<(), TrainError> {
         match self.last_bad.take().filter(|_| position.updates == 0) {
-            Some(Bad { loss, grad_norm, tensor }) => Err(self.diverged(position, loss, grad_norm, tensor)),
+            Some(bad) => Err(bad.ends(position)),
             None => Ok(()),
         }
     }
 }
 
 /// What the last bad step was told as.
+#[derive(Clone, Debug)]
 pub(crate) struct Bad {
     loss: f64,
     grad_norm: f64,
     tensor: Option<String>,
+    /// The first of its rows.
+    rows: Vec<u32>,
+}
+
+impl Bad {
+    /// The run ends with it.
+    fn ends(self, position: &Position) -> TrainError {
+        let Bad { loss, grad_norm, tensor, rows } = self;
+        TrainError::Diverged {
+            step: position.step,
+            loss,
+            grad_norm,
+            in_a_row: position.skipped_in_a_row,
+            tensor,
+            rows,
+            trained: position.updates > 0,
+            scale: position.scale.map(|scale| scale.scale),
+            checkpoint: None,
+        }
+    }
 }

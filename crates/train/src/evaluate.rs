@@ -44,7 +44,7 @@ impl<'a> Evaluator<'a> {
         for round in 0..rounds {
             // A rank without rows comes along with an empty batch: others may need its parameters.
             let mine = all.chunks(self.rows).nth(round * self.world + engine.rank().0 as usize);
-            self.batch.fill(self.dataset, mine.unwrap_or(&[]));
+            self.batch.fill(self.dataset, mine.unwrap_or(&[]))?;
             let batch = &self.batch;
             engine.score(micro_batch(batch), &mut |log_probs| add_weighted(&mut sum, batch, log_probs))?;
         }

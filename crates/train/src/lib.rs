@@ -6,9 +6,12 @@
 #![forbid(unsafe_code)]
 
 mod bad_step;
+mod chat;
+mod data_spec;
 mod error;
 mod evaluate;
 mod export;
+mod feed;
 pub mod generate;
 mod journal;
 mod objective;
@@ -21,6 +24,8 @@ mod scaler;
 mod setup;
 mod sft;
 
+pub use chat::chat_rows;
+pub use data_spec::{prepare_eval, prepare_train};
 pub use error::TrainError;
 pub use export::{Exported, export_checkpoint};
 pub use objective::{Metrics, Objective, WindowCounts, train_step};

@@ -8,7 +8,7 @@ use lockstep_ckpt::{Checkpoint, DataCursor};
 use lockstep_comm::{Comm, CommError};
 use lockstep_config::{EvalWhen, Precision, RunConfig, SaveWhen};
 use lockstep_core::{Bytes, Rank, Step};
-use lockstep_data::{Batch, Dataset, Order};
+use lockstep_data::{Dataset, Order, Window};
 use lockstep_device::{Memory, Queue};
 use lockstep_engine::{Engine, EngineError, Resources, Updates};
 use lockstep_observe::{Progress, StepRecord};
@@ -17,6 +17,7 @@ use lockstep_plan::RunPlan;
 use crate::bad_step::Bad;
 use crate::error::TrainError;
 use crate::evaluate::{Best, Evaluator};
+use crate::feed::Feed;
 use crate::journal::Journal;
 use crate::objective::{Objective, WindowCounts, train_step};
 use crate::position::Position;
@@ -148,6 +149,7 @@ pub fn train_with(
         checkpoint: checkpoint_path.clone(),
         memory: None,
     };
+    let mut feed = Feed::new(config, &dataset, &run.order, rank, position.step, run.total_steps);
     progress.start(position.step + 1, run.total_steps);
     let starts = checkpoint_path.is_none() && config.eval.on_start;
     if let Some(evaluator) = evaluator.as_mut().filter(|_| starts) {
@@ -156,8 +158,12 @@ pub fn train_with(
         progress.evaluation(&record);
     }
     while position.step < run.total_steps {
-        let told = match run.step(&mut engine, &dataset, objective, &mut position) {
-            Ok(told) => told,
+        let start = Instant::now();
+        let stepped = feed.next().map_err(TrainError::from).and_then(|window| {
+            run.step(&mut engine, &window, start, objective, &mut position).map(|told| (window, told))
+        });
+        let (window, told) = match stepped {
+            Ok(stepped) => stepped,
             Err(error) => {
                 let error = error.with_checkpoint(outcome.checkpoint);
                 log.event(&format!("stopped: {error}"))?;
@@ -176,6 +182,10 @@ pub fn train_with(
         if let Some(warning) = &told.warning {
             progress.note(warning);
             log.event(warning)?;
+        }
+        if let Some(note) = feed.done(window, told.record.step_seconds) {
+            progress.note(&note);
+            log.event(&note)?;
         }
         // What no step was applied to is not worth keeping.
         let trained = position.updates > 0 || position.skipped == 0;
@@ -258,14 +268,11 @@ fn make_engine(
 /// What the loop keeps between steps.
 pub(crate) struct Run<'a> {
     config: &'a RunConfig,
-    order: Order,
+    order: Arc<Order>,
     rates: RateSchedule,
     total_steps: u64,
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) last_bad: Option<Bad>,
-    /// Of the step.
-    pub(crate) rows: Vec<u32>,
-    window: Vec<Batch>,
 }
 
 /// A step, as it is told.
@@ -288,13 +295,12 @@ impl<'a> Run<'a> {
         )?;
         let epochs = (batch.num_train_epochs * order.steps_per_epoch() as f64).ceil() as u64;
         let total_steps = batch.max_steps.unwrap_or(epochs);
-        let window = (0..batch.gradient_accumulation_steps).map(|_| Batch::default()).collect();
         let rates = RateSchedule::new(config, total_steps);
         let scaler = match config.precision {
             Precision::F16(scaling) => Some(LossScaler::new(scaling)),
             Precision::F32 | Precision::Bf16 => None,
         };
-        Ok(Run { config, order, rates, total_steps, scaler, last_bad: None, rows: Vec::new(), window })
+        Ok(Run { config, order: Arc::new(order), rates, total_steps, scaler, last_bad: None })
     }
 
     fn ends_epoch(&self, step: u64) -> bool {
@@ -334,29 +340,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// One optimizer step: batch, forward, objective, backward, update.
+    /// One optimizer step: forward, objective, backward, update. It began at `start`, with its window.
     fn step(
         &mut self,
         engine: &mut Engine,
-        dataset: &Dataset,
+        window: &Window,
+        start: Instant,
         objective: &mut dyn Objective,
         position: &mut Position,
     ) -> Result<Told, TrainError> {
-        let start = Instant::now();
         let step = position.step;
-        self.order.rows(Step(step), &mut self.rows);
-        let rows_per_micro = self.config.batch.per_device_train_batch_size as usize;
-        let (world, rank) = (self.config.plan.world_size() as usize, engine.rank().0 as usize);
-        for (micro, batch) in self.window.iter_mut().enumerate() {
-            // The last step of an epoch may be short: its last micro-batches are empty.
-            let mine = self.rows.chunks(rows_per_micro).nth(micro * world + rank);
-            batch.fill(dataset, mine.unwrap_or(&[]));
-        }
-        // Denominators are those of the whole window on all ranks, which everybody can count.
-        let supervised: u64 = self.rows.iter().map(|row| dataset.row_supervised(*row as usize)).sum();
-        let tokens: u64 = self.rows.iter().map(|row| dataset.row_tokens(*row as usize) as u64).sum();
+        assert_eq!(step, window.step, "the window is this step's");
+        let (supervised, tokens) = (window.supervised, window.tokens);
         let counts = WindowCounts { supervised, tokens };
-
         let optim = &self.config.optim;
         let updates = Updates {
             t: position.updates + 1,
@@ -371,7 +367,7 @@ impl<'a> Run<'a> {
         if let Some(scale) = loss_scale {
             engine.set_loss_scale(scale);
         }
-        let (report, metrics) = train_step(engine, objective, &self.window, &counts, &updates)?;
+        let (report, metrics) = train_step(engine, objective, &window.batches, &counts, &updates)?;
         position.step += 1;
         position.tokens_total += tokens;
         let finite = !report.skipped && metrics.loss.is_finite();
@@ -379,7 +375,7 @@ impl<'a> Run<'a> {
             self.applied(position);
             None
         } else {
-            Some(self.not_finite(engine, position, &report, metrics.loss)?)
+            Some(self.not_finite(engine, position, &report, metrics.loss, &window.rows)?)
         };
         let seconds = start.elapsed().as_secs_f64();
         let record = StepRecord {

@@ -1,17 +1,19 @@
 //! From a configuration to everything a run needs, before its first step.
 
-use std::path::PathBuf;
+use std::sync::Arc;
 
 use lockstep_ckpt::{Checkpoint, ModelFolder};
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh, Rank};
-use lockstep_data::{DataSpec, Dataset, OnBadRow, Packing, Tokenizer, TokenizerSource};
+use lockstep_data::{Dataset, Tokenizer, TokenizerSource};
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanError, PlanInput, Role,
     Rollout, RunPlan, Tier, build, strategy,
 };
 use lockstep_shape::{Adapter, ModelShape, Recompute, units};
 
+use crate::chat::chat_rows;
+use crate::data_spec::{prepare_eval, prepare_train};
 use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
@@ -28,11 +30,11 @@ const FOREIGN: Bytes = Bytes(18 << 20);
 /// of 32 thousand tokens, 5.7 for one of 150 thousand.
 const TOKENIZER_FACTOR: u64 = 8;
 
-/// A token and its mask.
-const BYTES_PER_TOKEN: u64 = 5;
-
-/// Bounds, its row, and what packing remembers of it.
+/// Bounds, its row, and what packing remembers of a document. Tokens stay in their file.
 const BYTES_PER_DOC: u64 = 32;
+
+/// A position of a batch: token, target, weight and place, and the room that vectors grow by.
+const BYTES_PER_POSITION: u64 = 32;
 
 /// The logits of a head chunk take about this much, and at least one block of 256 tokens.
 const HEAD_CHUNK_BYTES: usize = 16 << 20;
@@ -41,7 +43,7 @@ const HEAD_CHUNK_BYTES: usize = 16 << 20;
 pub struct Prepared {
     pub rank: Rank,
     pub tokenizer: Tokenizer,
-    pub dataset: Dataset,
+    pub dataset: Arc<Dataset>,
     /// What to evaluate on, where the configuration names something.
     pub eval: Option<Dataset>,
     pub shape: ModelShape,
@@ -88,7 +90,7 @@ pub fn prepare_for(
         save::find_checkpoint(&config.output.resume_from_checkpoint, &output.checkpoints(), &mut |text| {
             notes.push(text.to_string())
         })?;
-    let tokenizer = load_tokenizer(config)?;
+    let mut tokenizer = load_tokenizer(config)?;
     let shape = model_shape(config, &tokenizer)?;
     let folder = match (&config.model.source, config.model.init) {
         (ModelSource::Folder(path), config::Init::Pretrained) => Some(ModelFolder::open(path)?),
@@ -101,14 +103,17 @@ pub fn prepare_for(
     if max_length - 1 > shape.max_positions {
         return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
     }
-    let dataset = lockstep_data::prepare(&data_spec(config, &config.data.train_files), &tokenizer)?;
-    let eval = prepare_eval(config, &tokenizer)?;
+    let (num_threads, ahead) = (num_threads(config), objective.coefficients_ahead());
+    // Whether the memory suffices is known without the data, but for what little a document takes.
+    plan_with(config, &shape, &tokenizer, None, num_threads, ahead)?;
+    let chat = chat_rows(config, &mut tokenizer)?;
+    let dataset = Arc::new(prepare_train(config, &tokenizer, chat.as_ref())?);
+    let eval = prepare_eval(config, &tokenizer, chat.as_ref())?;
     if config.eval.evaluates() && eval.is_none() {
         return Err(TrainError::NothingToEvaluate);
     }
     notes.extend(evaluation_notes(config, eval.is_some()));
-    let num_threads = num_threads(config);
-    let ahead = objective.coefficients_ahead();
+    notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(Dataset::notes)).cloned());
     let plan = plan_with(config, &shape, &tokenizer, Some(&dataset), num_threads, ahead)?;
     Ok(Prepared {
         rank,
@@ -125,14 +130,6 @@ pub fn prepare_for(
         notes,
         folder_texts: folder_texts(config),
     })
-}
-
-fn prepare_eval(config: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<Dataset>, TrainError> {
-    let files = &config.data.eval_files;
-    if files.is_empty() {
-        return Ok(None);
-    }
-    Ok(Some(lockstep_data::prepare(&data_spec(config, files), tokenizer)?))
 }
 
 /// What is not done as it was asked for, though with the same results.
@@ -234,23 +231,6 @@ fn tokenizer_source(config: &RunConfig) -> TokenizerSource {
         (config::Tokenizer::File(path), _) => TokenizerSource::File(path.clone()),
         (config::Tokenizer::Auto, ModelSource::Folder(path)) => TokenizerSource::File(path.clone()),
         _ => TokenizerSource::Byte,
-    }
-}
-
-fn data_spec(config: &RunConfig, files: &[PathBuf]) -> DataSpec {
-    DataSpec {
-        files: files.to_vec(),
-        tokenizer: tokenizer_source(config),
-        max_length: config.data.max_length as usize,
-        packing: match config.data.packing {
-            config::Packing::None => Packing::None,
-            config::Packing::Bfd => Packing::Bfd,
-        },
-        completion_only_loss: config.data.completion_only_loss,
-        on_bad_row: match config.data.on_bad_row {
-            config::OnBadRow::Stop => OnBadRow::Stop,
-            config::OnBadRow::Skip => OnBadRow::Skip,
-        },
     }
 }
 
@@ -371,7 +351,7 @@ fn plan_with(
         head_chunk,
         needs: DeviceNeeds {
             workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
-            foreign: foreign(tokenizer, dataset),
+            foreign: foreign(config, tokenizer, dataset, bounds.tokens),
         },
         coefficients_ahead,
         clip: config.optim.max_grad_norm.is_some(),
@@ -391,11 +371,15 @@ pub(crate) fn head_chunk(vocab: usize) -> usize {
 }
 
 /// What the process holds beside the arena.
-fn foreign(tokenizer: &Tokenizer, dataset: Option<&Dataset>) -> Bytes {
+fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>, positions: usize) -> Bytes {
     let tokenizer_bytes: usize = tokenizer.files().iter().map(|(_, content)| content.len()).sum();
-    let data_bytes =
-        dataset.map_or(0, |d| d.num_tokens() * BYTES_PER_TOKEN + d.num_docs() as u64 * BYTES_PER_DOC);
-    FOREIGN + Bytes(tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes)
+    let data_bytes = dataset.map_or(0, |d| d.num_docs() as u64 * BYTES_PER_DOC);
+    let data = &config.data;
+    // Those that workers have filled or are filling, and the step's own.
+    let windows = u64::from(data.dataloader_num_workers) * u64::from(data.dataloader_prefetch_factor) + 1;
+    let micros = u64::from(config.batch.gradient_accumulation_steps);
+    let batch_bytes = windows * micros * positions as u64 * BYTES_PER_POSITION;
+    FOREIGN + Bytes(tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes)
 }
 
 /// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node

@@ -11,7 +11,9 @@ mod precision;
 mod schedule;
 
 pub use batch::BatchConfig;
-pub use data::{ChatTemplate, DataConfig, OnBadRow, Packing, Tokenizer};
+pub use data::{
+    ChatTemplate, DataConfig, HubFolders, NamedDataset, OnBadRow, OnLongRow, Packing, Tokenizer, Truncation,
+};
 pub use eval::{EvalConfig, EvalMetric, EvalWhen};
 pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
 pub use optim::{LrScaling, OptimConfig, Warmup};

@@ -23,13 +23,23 @@ fn defaults_are_those_of_the_page() {
         DataConfig {
             train_files: vec![],
             eval_files: vec![],
+            dataset: None,
+            eval_fraction: None,
+            columns: vec![],
             tokenizer: Tokenizer::Byte,
             max_length: 1024,
             packing: Packing::None,
             chat_template: ChatTemplate::Auto,
+            assistant_only_loss: false,
             completion_only_loss: None,
+            truncation: Truncation::KeepStart,
+            on_long_row: OnLongRow::Truncate,
             on_bad_row: OnBadRow::Stop,
+            data_cache_dir: None,
             shuffle: true,
+            dataloader_num_workers: 1,
+            dataloader_prefetch_factor: 1,
+            hub: HubFolders::default(),
         }
     );
     assert_eq!(
@@ -67,6 +77,26 @@ fn defaults_are_those_of_the_page() {
     assert_eq!((config.output.logging_steps, config.output.save), (1, SaveWhen::Steps(500)));
     assert_eq!(config.output.resume_from_checkpoint, Resume::No);
     assert!(config.check_trainable().is_err());
+}
+
+#[test]
+fn data_by_name_columns_and_packing() {
+    let text = "dataset_name: HuggingFaceH4/ultrachat_200k\ndataset_train_split: train_sft\n\
+                dataset_text_field: body\ncolumns: {prompt: question}\npacking: true\n\
+                packing_strategy: wrapped\ntruncation_mode: keep_end\nval_size: 0.1\n\
+                dataloader: {num_workers: 4, prefetch_factor: 2}\nvalidation_file: v.csv\n";
+    let data = accepted(text, &["columns.completion=answer"]).data;
+    let named = data.dataset.unwrap();
+    assert_eq!((named.name.as_str(), named.config), ("HuggingFaceH4/ultrachat_200k", None));
+    assert_eq!((named.train_split.as_str(), named.test_split.as_str()), ("train_sft", "test"));
+    assert!(!named.test_split_given);
+    let columns = [("text", "body"), ("prompt", "question"), ("completion", "answer")];
+    assert_eq!(data.columns, columns.map(|(a, b)| (a.to_string(), b.to_string())));
+    assert_eq!((data.packing, data.truncation), (Packing::Wrapped, Truncation::KeepEnd));
+    assert_eq!((data.eval_fraction, data.eval_files), (Some(0.1), vec![PathBuf::from("v.csv")]));
+    assert_eq!((data.dataloader_num_workers, data.dataloader_prefetch_factor), (4, 2));
+    let data = accepted("packing: bfd_split\ntext_column: text\n", &[]).data;
+    assert_eq!((data.packing, data.columns), (Packing::BfdSplit, vec![]));
 }
 
 #[test]
@@ -317,12 +347,12 @@ fn an_experiment_names_its_folder() {
 
 #[test]
 fn what_has_no_effect_is_noted() {
-    let config = accepted("dataloader:\n  num_workers: 4\ncompile: False\n", &[]);
+    let config = accepted("dataloader:\n  pin_memory: true\ncompile: False\n", &[]);
     assert_eq!(
         config.notes,
         [
-            "`dataloader.num_workers` (run.yaml:4:3) has no effect here: \
-             one thread reads ahead, with the same rows for any number",
+            "`dataloader.pin_memory` (run.yaml:4:3) has no effect here: \
+             batches are not copied through pinned memory",
             "`compile` (run.yaml:5:1) has no effect here: nothing is compiled at run time",
         ]
     );

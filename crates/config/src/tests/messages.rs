@@ -267,25 +267,20 @@ fn optimizer_not_implemented() {
 }
 
 #[test]
-fn packing_not_implemented() {
-    insta::assert_snapshot!(refused("packing: true\npacking_strategy: wrapped\n", &[]), @r#"
-    run.yaml:4:19: `packing_strategy: wrapped` is known, but not implemented yet
-      |
-    4 | packing_strategy: wrapped
-      |                   ^^^^^^^
-      hint: write `packing: bfd` or `packing: none`.
-    "#);
-}
-
-#[test]
 fn packing_by_name() {
-    insta::assert_snapshot!(refused("packing: bfd_split\n", &[]), @r#"
-    run.yaml:3:10: `packing: bfd_split` is known, but not implemented yet
+    insta::assert_snapshot!(refused("packing: bdf\npacking_strategy: none\n", &[]), @r"
+    run.yaml:3:10: `packing` cannot be `bdf`
       |
-    3 | packing: bfd_split
-      |          ^^^^^^^^^
-      hint: write `packing: bfd` or `packing: none`.
-    "#);
+    3 | packing: bdf
+      |          ^^^
+      hint: did you mean `bfd`? It can be none, bfd, bfd_split, wrapped.
+
+    run.yaml:4:19: `packing_strategy` cannot be `none`
+      |
+    4 | packing_strategy: none
+      |                   ^^^^
+      hint: it can be bfd, bfd_split, wrapped.
+    ");
 }
 
 #[test]
@@ -417,14 +412,37 @@ fn key_not_implemented_group() {
 }
 
 #[test]
-fn dataset_name() {
-    insta::assert_snapshot!(refused("dataset_name: wikitext\n", &[]), @r#"
-    run.yaml:3:1: `dataset_name` is known, but not implemented yet
+fn two_sources_of_data() {
+    insta::assert_snapshot!(refused("dataset_name: wikitext\ntrain_files: a.jsonl\n", &[]), @r"
+    run.yaml:3:1: `dataset_name: wikitext` here contradicts `train_files: a.jsonl` (run.yaml:4:1)
       |
     3 | dataset_name: wikitext
       | ^^^^^^^^^^^^
-      hint: download the data set and name its files in `train_files`.
-    "#);
+    4 | train_files: a.jsonl
+      | ^^^^^^^^^^^
+      hint: one of them says what is trained on.
+    ");
+}
+
+#[test]
+fn columns_are_names() {
+    insta::assert_snapshot!(refused("columns: text\n", &[]), @r"
+    run.yaml:3:10: `columns` expects a map such as `{text: body}`, found `text`
+      |
+    3 | columns: text
+      |          ^^^^
+    ");
+    insta::assert_snapshot!(refused("columns: {text: [a]}\neval_fraction: 1\n", &[]), @r"
+    run.yaml:3:17: `columns.text` expects the name of a column, found a list
+      |
+    3 | columns: {text: [a]}
+      |                 ^
+
+    run.yaml:4:16: `eval_fraction` must be above 0 and below 1, found 1
+      |
+    4 | eval_fraction: 1
+      |                ^
+    ");
 }
 
 #[test]

@@ -1,49 +1,81 @@
 //! Lines of a file, streamed, with a cap on the length of one: a file without newlines must not be
 //! able to fill the memory.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::path::Path;
+use std::io::{self, BufRead};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use lockstep_core::Bytes;
+use serde_json::Value;
 
+use super::text_file::{self, TextFile};
+use super::{Body, Named, RawRow, Record, Rows};
 use crate::{DataError, RowFault};
 
 /// The longest row that is read.
 pub(crate) const LINE_CAP: Bytes = Bytes(64 << 20);
 
-/// One line that is not blank.
-pub(crate) struct Line {
-    /// The line's number, from 1.
-    pub(crate) row: u64,
-    /// Its bytes without the newline, or that there are too many.
-    pub(crate) bytes: Result<Vec<u8>, RowFault>,
+/// One JSON object on every line.
+pub(super) struct JsonLines {
+    lines: Lines<TextFile>,
+    path: PathBuf,
 }
 
-/// Reads a file line by line.
-pub(crate) struct Lines<R> {
+impl JsonLines {
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        Ok(JsonLines { lines: Lines::new(text_file::open(path)?, LINE_CAP), path: path.into() })
+    }
+}
+
+impl Rows for JsonLines {
+    fn next(&mut self) -> Result<Option<RawRow>, DataError> {
+        let read = |source| DataError::Read { path: self.path.clone(), source };
+        let line = self.lines.next().map_err(read)?;
+        Ok(line.map(|line| RawRow { row: line.row, body: line.bytes.map(Body::Json) }))
+    }
+}
+
+/// A document on every line, as the `text` loader of `datasets` reads.
+pub(super) struct TextLines(JsonLines);
+
+impl TextLines {
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        Ok(TextLines(JsonLines::open(path)?))
+    }
+}
+
+impl Rows for TextLines {
+    fn next(&mut self) -> Result<Option<RawRow>, DataError> {
+        let Some(RawRow { row, body }) = self.0.next()? else { return Ok(None) };
+        let text = |body| match body {
+            Body::Json(mut bytes) => {
+                if bytes.last() == Some(&b'\r') {
+                    bytes.pop();
+                }
+                let text = String::from_utf8(bytes)
+                    .map_err(|e| RowFault::NotUtf8 { byte: e.utf8_error().valid_up_to() })?;
+                let columns = Record::from_iter([("text".to_string(), Value::String(text))]);
+                Ok(Body::Record(Named { columns, names: Arc::new([]) }))
+            }
+            record => Ok(record),
+        };
+        Ok(Some(RawRow { row, body: body.and_then(text) }))
+    }
+}
+
+/// One line that is not blank.
+struct Line {
+    /// The line's number, from 1.
+    row: u64,
+    /// Its bytes without the newline, or that there are too many.
+    bytes: Result<Vec<u8>, RowFault>,
+}
+
+/// Reads line by line.
+struct Lines<R> {
     reader: R,
     row: u64,
     cap: usize,
-}
-
-impl Lines<BufReader<File>> {
-    pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
-        let read = |source| DataError::Read { path: path.into(), source };
-        // Looked at before opening: opening a pipe would wait for a writer.
-        let found = match path.metadata() {
-            Ok(found) => found,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(DataError::FileMissing { path: path.into() });
-            }
-            Err(e) => return Err(read(e)),
-        };
-        if !found.is_file() {
-            return Err(DataError::NotAFile { path: path.into() });
-        }
-        let file = File::open(path).map_err(read)?;
-        Ok(Lines::new(BufReader::with_capacity(1 << 20, file), LINE_CAP))
-    }
 }
 
 impl<R: BufRead> Lines<R> {
@@ -52,7 +84,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// The next line that has something on it.
-    pub(crate) fn next(&mut self) -> io::Result<Option<Line>> {
+    fn next(&mut self) -> io::Result<Option<Line>> {
         loop {
             let Some(mut bytes) = self.read_line()? else { return Ok(None) };
             self.row += 1;
@@ -110,7 +142,7 @@ mod tests {
     use super::*;
 
     fn read(bytes: &[u8], buffer: usize, cap: u64) -> Vec<(u64, Option<String>)> {
-        let mut lines = Lines::new(BufReader::with_capacity(buffer, bytes), Bytes(cap));
+        let mut lines = Lines::new(io::BufReader::with_capacity(buffer, bytes), Bytes(cap));
         let mut out = Vec::new();
         while let Some(line) = lines.next().unwrap() {
             out.push((line.row, line.bytes.ok().map(|b| String::from_utf8(b).unwrap())));

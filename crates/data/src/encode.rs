@@ -1,0 +1,97 @@
+//! A row to tokens and a mask: the end token is appended to text, prompts are left out of the loss.
+
+use serde_json::Value;
+
+use crate::doc::{Doc, Mask, SUPERVISED};
+use crate::read::RawRow;
+use crate::row::{self, Format, Row};
+use crate::{Chat, DataError, DataSpec, Encoded, RowFault, Tokenizer};
+
+/// What turns conversations into tokens: a template and a tokenizer, and which turns are learned.
+pub trait EncodeChat: Sync {
+    /// What tokens and masks depend on beside the tokenizer, hashed.
+    fn fingerprint(&self) -> String;
+
+    fn conversation(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Encoded, RowFault>;
+
+    /// A prompt and the messages that answer it. With `completion_only` the prompt is not learned.
+    fn pair(
+        &self,
+        tokenizer: &Tokenizer,
+        prompt: &Chat,
+        completion: &[Value],
+        completion_only: bool,
+    ) -> Result<Encoded, RowFault>;
+}
+
+/// All that rows are encoded with.
+#[derive(Clone, Copy)]
+pub(crate) struct Encoder<'a> {
+    pub(crate) spec: &'a DataSpec,
+    pub(crate) tokenizer: &'a Tokenizer,
+    pub(crate) chat: Option<&'a dyn EncodeChat>,
+}
+
+impl Encoder<'_> {
+    pub(crate) fn encode(&self, raw: RawRow) -> Result<(Format, Doc), RowFault> {
+        let (format, row) = row::parse(raw.body?, &self.spec.columns, self.chat.is_some())?;
+        let completion_only = self.spec.completion_only_loss.unwrap_or(true);
+        let doc = match row {
+            Row::Text(text) => {
+                let tokens = self.tokens(&self.with_eos(text))?;
+                Doc { tokens, mask: Mask::From(0), prefix_mismatch: false }
+            }
+            Row::Pair { prompt, completion } => {
+                let prompt_ids = self.tokens(&prompt)?;
+                let tokens = self.tokens(&self.with_eos(prompt + &completion))?;
+                let prefix_mismatch = !tokens.starts_with(&prompt_ids);
+                // Where the two part: a prompt's last token may go on into the completion.
+                let shared = tokens.iter().zip(&prompt_ids).take_while(|(a, b)| a == b).count();
+                let mask = Mask::From(if completion_only { shared } else { 0 });
+                Doc { tokens, mask, prefix_mismatch }
+            }
+            Row::Chat(chat) => rendered(self.template(format)?.conversation(self.tokenizer, &chat)?),
+            Row::ChatPair { prompt, completion } => {
+                let template = self.template(format)?;
+                rendered(template.pair(self.tokenizer, &prompt, &completion, completion_only)?)
+            }
+            Row::Tokens { ids, supervised } => {
+                let vocab = self.tokenizer.vocab_size();
+                if let Some(id) = ids.iter().find(|id| **id as usize >= vocab) {
+                    return Err(RowFault::IdOutside { id: *id, vocab });
+                }
+                Doc {
+                    tokens: ids,
+                    mask: supervised.map_or(Mask::From(0), Mask::Each),
+                    prefix_mismatch: false,
+                }
+            }
+        };
+        assert!(doc.tokens.iter().all(|id| *id < SUPERVISED), "vocabularies stay below 2^31");
+        Ok((format, doc))
+    }
+
+    fn template(&self, format: Format) -> Result<&dyn EncodeChat, RowFault> {
+        self.chat.ok_or(RowFault::NoTemplate { format })
+    }
+
+    fn tokens(&self, text: &str) -> Result<Vec<u32>, RowFault> {
+        self.tokenizer.encode(text).map_err(|e| match e {
+            DataError::Tokenizer { why, .. } => RowFault::NotEncodable { why },
+            other => RowFault::NotEncodable { why: other.to_string() },
+        })
+    }
+
+    fn with_eos(&self, mut text: String) -> String {
+        if let Some(eos) = self.tokenizer.eos_token().filter(|eos| !text.ends_with(eos)) {
+            text.push_str(eos);
+        }
+        text
+    }
+}
+
+fn rendered(encoded: Encoded) -> Doc {
+    let Encoded { tokens, supervised, prefix_mismatch } = encoded;
+    assert_eq!(tokens.len(), supervised.len(), "a mask covers its tokens");
+    Doc { tokens, mask: Mask::Each(supervised), prefix_mismatch }
+}

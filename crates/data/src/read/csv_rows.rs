@@ -1,0 +1,104 @@
+//! Comma- or tab-separated files with a header.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use csv::{ByteRecord, Reader, ReaderBuilder};
+use serde_json::Value;
+
+use super::text_file::{self, TextFile};
+use super::{Body, LINE_CAP, Named, RawRow, Record, Rows};
+use crate::columns::Columns;
+use crate::{DataError, RowFault};
+
+pub(super) struct CsvRows {
+    reader: Reader<Metered>,
+    path: PathBuf,
+    /// For every field what its column is here.
+    known: Vec<Option<&'static str>>,
+    names: Arc<[String]>,
+    /// Bytes that the record at hand may still take.
+    left: Arc<AtomicU64>,
+    record: ByteRecord,
+}
+
+impl CsvRows {
+    pub(super) fn open(path: &Path, delimiter: u8, columns: &Columns) -> Result<Self, DataError> {
+        let left = Arc::new(AtomicU64::new(LINE_CAP.0));
+        let metered = Metered { inner: text_file::open(path)?, left: Arc::clone(&left) };
+        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(metered);
+        let header = reader.byte_headers().map_err(|e| read_error(path, e))?;
+        let names: Arc<[String]> = header
+            .iter()
+            .map(|name| String::from_utf8_lossy(name).trim_start_matches('\u{FEFF}').into())
+            .collect();
+        let known = names.iter().map(|name| columns.known(name)).collect();
+        Ok(CsvRows { reader, path: path.into(), known, names, left, record: ByteRecord::new() })
+    }
+}
+
+impl Rows for CsvRows {
+    fn next(&mut self) -> Result<Option<RawRow>, DataError> {
+        // What is buffered beyond the last record counts for the next one; the cap is not meant to the byte.
+        self.left.store(LINE_CAP.0, Ordering::Relaxed);
+        let body = match self.reader.read_byte_record(&mut self.record) {
+            Ok(false) => return Ok(None),
+            Ok(true) => fields(&self.known, &self.names, &self.record),
+            Err(e) => match e.kind() {
+                csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                    Err(RowFault::Fields { expected: *expected_len, found: *len })
+                }
+                _ => return Err(read_error(&self.path, e)),
+            },
+        };
+        let row = self.record.position().map_or(0, csv::Position::line);
+        Ok(Some(RawRow { row, body }))
+    }
+}
+
+fn fields(
+    known: &[Option<&'static str>],
+    names: &Arc<[String]>,
+    fields: &ByteRecord,
+) -> Result<Body, RowFault> {
+    let mut columns = Record::new();
+    let mut before = 0;
+    for (known, field) in known.iter().zip(fields) {
+        if let Some(known) = known {
+            let text =
+                str::from_utf8(field).map_err(|e| RowFault::NotUtf8 { byte: before + e.valid_up_to() })?;
+            columns.insert((*known).into(), Value::String(text.into()));
+        }
+        before += field.len() + 1;
+    }
+    Ok(Body::Record(Named { columns, names: Arc::clone(names) }))
+}
+
+fn read_error(path: &Path, e: csv::Error) -> DataError {
+    let source = match e.into_kind() {
+        csv::ErrorKind::Io(source) => source,
+        other => io::Error::new(io::ErrorKind::InvalidData, format!("{other:?}")),
+    };
+    DataError::Read { path: path.into(), source }
+}
+
+/// A quote that is never closed must not be able to fill the memory.
+struct Metered {
+    inner: TextFile,
+    left: Arc<AtomicU64>,
+}
+
+impl Read for Metered {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.load(Ordering::Relaxed);
+        if left == 0 {
+            let text = format!("a record is longer than {LINE_CAP}; is a quote not closed?");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+        }
+        let count = self.inner.read(out)?;
+        self.left.store(left.saturating_sub(count as u64), Ordering::Relaxed);
+        Ok(count)
+    }
+}

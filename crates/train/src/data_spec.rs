@@ -1,0 +1,104 @@
+//! What a configuration says about data, prepared.
+
+use std::path::PathBuf;
+
+use lockstep_config::{self as config, RunConfig};
+use lockstep_data::{
+    ChatRows, Columns, DataError, DataSpec, Dataset, EncodeChat, HubFolders, Named, OnBadRow, OnLongRow,
+    Packing, Part, Tokenizer, Truncation, locate,
+};
+
+use crate::error::TrainError;
+
+/// Prepares what to train on, or finds it prepared.
+pub fn prepare_train(
+    config: &RunConfig,
+    tokenizer: &Tokenizer,
+    chat: Option<&ChatRows>,
+) -> Result<Dataset, TrainError> {
+    run(&train_spec(config)?, tokenizer, chat)
+}
+
+/// The same for what to evaluate on, if the configuration names something.
+pub fn prepare_eval(
+    config: &RunConfig,
+    tokenizer: &Tokenizer,
+    chat: Option<&ChatRows>,
+) -> Result<Option<Dataset>, TrainError> {
+    eval_spec(config)?.map(|spec| run(&spec, tokenizer, chat)).transpose()
+}
+
+fn run(spec: &DataSpec, tokenizer: &Tokenizer, chat: Option<&ChatRows>) -> Result<Dataset, TrainError> {
+    Ok(lockstep_data::prepare(spec, tokenizer, chat.map(|chat| chat as &dyn EncodeChat))?)
+}
+
+fn train_spec(config: &RunConfig) -> Result<DataSpec, TrainError> {
+    let data = &config.data;
+    let files = match &data.dataset {
+        Some(named) => split_files(config, named, &named.train_split)?,
+        None => data.train_files.clone(),
+    };
+    let part = match data.eval_fraction {
+        Some(fraction) => Part::Train { fraction, seed: config.batch.data_seed },
+        None => Part::All,
+    };
+    Ok(spec(config, files, part)?)
+}
+
+/// Files, a split, or a share held back.
+fn eval_spec(config: &RunConfig) -> Result<Option<DataSpec>, TrainError> {
+    let data = &config.data;
+    let (files, part) = match (&data.dataset, data.eval_fraction) {
+        _ if !data.eval_files.is_empty() => (data.eval_files.clone(), Part::All),
+        (_, Some(fraction)) => {
+            (train_spec(config)?.files, Part::Eval { fraction, seed: config.batch.data_seed })
+        }
+        (Some(named), None) if named.test_split_given => {
+            (split_files(config, named, &named.test_split)?, Part::All)
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(spec(config, files, part)?))
+}
+
+fn split_files(
+    config: &RunConfig,
+    named: &config::NamedDataset,
+    split: &str,
+) -> Result<Vec<PathBuf>, DataError> {
+    let folders = HubFolders { hub: config.data.hub.hub.clone(), datasets: config.data.hub.datasets.clone() };
+    locate(Named { name: &named.name, config: named.config.as_deref(), split }, &folders)
+}
+
+fn spec(config: &RunConfig, files: Vec<PathBuf>, part: Part) -> Result<DataSpec, DataError> {
+    let data = &config.data;
+    let columns = data.columns.iter().map(|(known, theirs)| (known.as_str(), theirs.as_str()));
+    let cache_dir = data.data_cache_dir.clone().unwrap_or_else(|| config.output.output_dir.join("cache"));
+    Ok(DataSpec {
+        files,
+        columns: Columns::new(columns)?,
+        part,
+        max_length: data.max_length as usize,
+        packing: match data.packing {
+            config::Packing::None => Packing::None,
+            config::Packing::Bfd => Packing::Bfd,
+            config::Packing::BfdSplit => Packing::BfdSplit,
+            config::Packing::Wrapped => Packing::Wrapped,
+        },
+        truncation: match data.truncation {
+            config::Truncation::KeepStart => Truncation::KeepStart,
+            config::Truncation::KeepEnd => Truncation::KeepEnd,
+        },
+        on_long_row: match data.on_long_row {
+            config::OnLongRow::Truncate => OnLongRow::Truncate,
+            config::OnLongRow::Drop => OnLongRow::Drop,
+            config::OnLongRow::Stop => OnLongRow::Stop,
+        },
+        completion_only_loss: data.completion_only_loss,
+        on_bad_row: match data.on_bad_row {
+            config::OnBadRow::Stop => OnBadRow::Stop,
+            config::OnBadRow::Skip => OnBadRow::Skip,
+        },
+        cache_dir,
+    })
+}
