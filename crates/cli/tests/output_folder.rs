@@ -30,10 +30,14 @@ fn a_run() {
     out/cache/[key].tokens
     out/checkpoints
     out/checkpoints/step-2
+    out/checkpoints/step-2/config.json
     out/checkpoints/step-2/exp_avg-rank-0.safetensors
     out/checkpoints/step-2/exp_avg_sq-rank-0.safetensors
+    out/checkpoints/step-2/generation_config.json
     out/checkpoints/step-2/manifest.json
     out/checkpoints/step-2/model-rank-0.safetensors
+    out/checkpoints/step-2/tokenizer.json
+    out/checkpoints/step-2/tokenizer_config.json
     out/logs
     out/logs/training.log
     out/metrics.jsonl

@@ -222,7 +222,7 @@ mod tests {
             }
         }
         let crc = !crc;
-        ((crc >> 15) | (crc << 17)).wrapping_add(0xa282_ead8)
+        crc.rotate_left(17).wrapping_add(0xa282_ead8)
     }
 
     /// The messages of a file, each record's checksums held against its bytes.

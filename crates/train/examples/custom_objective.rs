@@ -45,7 +45,7 @@ impl Objective for Dft {
     }
 
     fn metrics(&self, sums: &[f64]) -> Metrics {
-        // The plain loss beside it, in metrics.jsonl and TensorBoard.
+        // Its value rises at first, as p does; the plain loss beside it, in metrics.jsonl and TensorBoard, falls.
         Metrics { loss: -sums[0] / self.supervised, others: vec![("nll", -sums[1] / self.supervised)] }
     }
 }

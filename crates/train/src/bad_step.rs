@@ -85,6 +85,13 @@ impl Run<'_> {
         ))
     }
 
+    /// Whether a checkpoint is worth making now. While steps go wrong, the earlier ones are the better ones, and
+    /// new ones would push them out; a scale on its way down is nothing wrong, once a step was applied.
+    pub(crate) fn is_sound(&self, position: &Position) -> bool {
+        let finds_scale = self.scaler.is_some_and(|scaler| !scaler.is_fixed());
+        position.skipped_in_a_row == 0 || finds_scale && position.updates > 0
+    }
+
     /// A run in which no step was applied has not trained anything.
     pub(crate) fn check_trained(&mut self, position: &Position) -> Result<(), TrainError> {
         match self.last_bad.take().filter(|_| position.updates == 0) {

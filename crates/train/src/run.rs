@@ -187,16 +187,15 @@ pub fn train_with(
             progress.note(&note);
             log.event(&note)?;
         }
-        // What no step was applied to is not worth keeping.
-        let trained = position.updates > 0 || position.skipped == 0;
+        let sound = run.is_sound(&position);
         let mut improved = false;
         if let Some(evaluator) = evaluator.as_mut().filter(|_| run.evaluates_after(position.step)) {
             let record = evaluator.evaluate(&mut engine, position.step, told.record.epoch)?;
             log.evaluation(&record)?;
             progress.evaluation(&record);
-            improved = trained && Best::update(&mut position.best, &record, config);
+            improved = sound && Best::update(&mut position.best, &record, config);
         }
-        if trained && run.saves_after(position.step, improved) {
+        if sound && run.saves_after(position.step, improved) {
             log.sync()?;
             let path = save::save_checkpoint(&engine, &output.checkpoints(), &position, &identity)?;
             log.event(&format!("checkpoint {}", path.display()))?;
