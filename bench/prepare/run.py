@@ -145,7 +145,10 @@ def run_lockstep(args, corpus, tokenizer, scratch):
     pathlib.Path(scratch, "run.yaml").write_text(CONFIG.format(
         corpus=corpus, tokenizer=tokenizer, folder=scratch, max_length=args.max_length, packing=args.packing))
     out, usage = run([args.lockstep, "prepare", f"{scratch}/run.yaml", "--json", "--samples", "0"], f"{scratch}/log")
-    made = json.loads(out)["train"]
+    printed = json.loads(out)
+    made = printed["train"]
+    # What the system reports of a child begins with this interpreter's own memory; the program counts its own.
+    usage["peak_rss_mb"] = round(printed["peak_memory_bytes"] / 2**20, 1)
     if made["cached"]:
         raise SystemExit("error: the data was found prepared")
     return {"tokens": made["tokens"], "seconds": round(made["seconds"], 4),

@@ -10,6 +10,7 @@ use lockstep_data::{DataError, Dataset, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::args::Prepare;
+use crate::host;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
@@ -198,6 +199,9 @@ fn as_json(all: &[Made], tokenizer: &Tokenizer, samples: usize) -> Result<String
             .collect::<Result<Vec<_>, _>>()?
             .into();
         object.insert(made.name.into(), value);
+    }
+    if let Some(peak) = host::peak_memory() {
+        object.insert("peak_memory_bytes".into(), peak.0.into());
     }
     Ok(format!("{}\n", Value::Object(object)))
 }

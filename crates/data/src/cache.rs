@@ -57,7 +57,7 @@ fn identity(file: &Path, part: &mut dyn FnMut(&[u8])) -> io::Result<()> {
 
 /// What a cache has under a key.
 pub(crate) enum Looked {
-    Found(Dataset),
+    Found(Box<Dataset>),
     Absent,
     /// There is a file, and it cannot be used.
     Damaged(String),
@@ -65,7 +65,7 @@ pub(crate) enum Looked {
 
 pub(crate) fn look(path: &Path) -> Result<Looked, DataError> {
     match Dataset::open(path) {
-        Ok(dataset) => Ok(Looked::Found(dataset)),
+        Ok(dataset) => Ok(Looked::Found(Box::new(dataset))),
         Err(e) => match e.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(Looked::Absent),
             io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Ok(Looked::Damaged(e.to_string())),

@@ -41,7 +41,7 @@ impl Dataset {
     }
 
     /// The same, marked as one that was there already.
-    pub(crate) fn as_found(mut self) -> Dataset {
+    pub(crate) fn found_ready(mut self) -> Dataset {
         self.found = true;
         self
     }

@@ -28,8 +28,8 @@ const LLAMA3: &str =
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+";
 
-/// Words remembered by a thread, and the longest that is.
-const REMEMBERED: usize = 1 << 14;
+/// Words remembered by a thread in each of two generations, and the longest that is.
+const REMEMBERED: usize = 1 << 13;
 const REMEMBERED_BYTES: usize = 64;
 
 /// Texts that show the difference between patterns.
@@ -74,11 +74,38 @@ struct ModelHead {
     dropout: Value,
 }
 
-/// The number of a tokenizer, and the ids of words.
-type Memory = (u64, HashMap<Box<str>, Box<[u32]>>);
+/// What a thread keeps for the tokenizer it used last.
+struct Memory {
+    number: u64,
+    /// A copy: threads that share one wait for each other.
+    words: Option<Regex>,
+    /// Words met lately, and those met before them. When the young are many, the old are forgotten: frequent
+    /// words are met again in time.
+    young: HashMap<Box<str>, Box<[u32]>>,
+    old: HashMap<Box<str>, Box<[u32]>>,
+}
+
+impl Memory {
+    fn get(&mut self, word: &str) -> Option<&[u32]> {
+        if !self.young.contains_key(word) {
+            let (word, ids) = self.old.remove_entry(word)?;
+            self.keep(word, ids);
+        }
+        self.young.get(word).map(AsRef::as_ref)
+    }
+
+    fn keep(&mut self, word: Box<str>, ids: Box<[u32]>) {
+        if self.young.len() >= REMEMBERED {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(word, ids);
+    }
+}
 
 thread_local! {
-    static MEMORY: RefCell<Memory> = RefCell::new((0, HashMap::new()));
+    static MEMORY: RefCell<Memory> = RefCell::new(Memory {
+        number: 0, words: None, young: HashMap::new(), old: HashMap::new(),
+    });
 }
 
 impl FastBpe {
@@ -113,32 +140,49 @@ impl FastBpe {
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         ids.extend_from_slice(&self.before);
         MEMORY.with_borrow_mut(|memory| {
-            if memory.0 != self.number {
-                *memory = (self.number, HashMap::new());
+            if memory.number != self.number {
+                (memory.young, memory.old) = (HashMap::new(), HashMap::new());
+                (memory.number, memory.words) = (self.number, None);
             }
-            let mut at = 0;
-            for found in self.added.iter().flat_map(|added| added.find_iter(text)) {
-                self.plain(&text[at..found.start()], library, &mut memory.1, &mut ids)?;
-                ids.push(self.added_ids[found.pattern().as_usize()]?);
-                at = found.end();
-            }
-            self.plain(&text[at..], library, &mut memory.1, &mut ids)
+            let words = memory.words.take().unwrap_or_else(|| self.words.clone());
+            let done = self.parts(text, &words, library, memory, &mut ids);
+            memory.words = Some(words);
+            done
         })?;
         ids.extend_from_slice(&self.after);
         Some(ids)
+    }
+
+    /// Added tokens, and the text between them.
+    fn parts(
+        &self,
+        text: &str,
+        words: &Regex,
+        library: &tokenizers::Tokenizer,
+        memory: &mut Memory,
+        ids: &mut Vec<u32>,
+    ) -> Option<()> {
+        let mut at = 0;
+        for found in self.added.iter().flat_map(|added| added.find_iter(text)) {
+            self.plain(&text[at..found.start()], words, library, memory, ids)?;
+            ids.push(self.added_ids[found.pattern().as_usize()]?);
+            at = found.end();
+        }
+        self.plain(&text[at..], words, library, memory, ids)
     }
 
     /// Text without added tokens.
     fn plain(
         &self,
         text: &str,
+        words: &Regex,
         library: &tokenizers::Tokenizer,
-        memory: &mut HashMap<Box<str>, Box<[u32]>>,
+        memory: &mut Memory,
         ids: &mut Vec<u32>,
     ) -> Option<()> {
         let mut at = 0;
         while at < text.len() {
-            let found = self.words.find_at(text, at)?;
+            let found = words.find_at(text, at)?;
             if found.start() != at {
                 // A character that no alternative takes: the known patterns have none.
                 return None;
@@ -156,10 +200,7 @@ impl FastBpe {
                     let new: Box<[u32]> = tokens.into_iter().map(|token| token.id).collect();
                     ids.extend_from_slice(&new);
                     if word.len() <= REMEMBERED_BYTES {
-                        if memory.len() >= REMEMBERED {
-                            memory.clear();
-                        }
-                        memory.insert(word.into(), new);
+                        memory.keep(word.into(), new);
                     }
                 }
             }

@@ -55,7 +55,7 @@ pub use loader::{Loader, Share, Window};
 pub use order::Order;
 pub use packing::{Packing, Rows, pack};
 pub use part::Part;
-pub use prepare::prepare;
+pub use prepare::{prepare, preparing_bytes};
 pub use row::Format;
 pub use stats::{SkippedRow, Stats};
 pub use tokenizer::{Tokenizer, TokenizerSource};

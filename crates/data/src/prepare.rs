@@ -10,6 +10,8 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use lockstep_core::Bytes;
+
 use crate::builder::{Builder, Taken};
 use crate::cache::{self, Looked, Place};
 use crate::doc::Doc;
@@ -21,6 +23,8 @@ use crate::{
     Columns, DataError, DataSpec, Dataset, EncodeChat, OnBadRow, Part, RowFault, SkippedRow, Tokenizer, files,
 };
 
+/// More would wait for the one that reads.
+const MAX_THREADS: usize = 16;
 /// About this much text is under way in all; it and its tokens, four bytes for each of text at worst, are
 /// the memory that preparing takes beyond its result.
 const UNDER_WAY_BYTES: usize = 2 << 20;
@@ -35,8 +39,16 @@ pub fn prepare(
     tokenizer: &Tokenizer,
     chat: Option<&dyn EncodeChat>,
 ) -> Result<Dataset, DataError> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    prepare_on(threads, Encoder { spec, tokenizer, chat })
+    prepare_on(threads(), Encoder { spec, tokenizer, chat })
+}
+
+/// What preparing takes while it runs, beyond what the tokenizer itself and the result take.
+pub fn preparing_bytes(tokenizer: &Tokenizer) -> Bytes {
+    Bytes(threads() as u64 * tokenizer.thread_bytes().0)
+}
+
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get).min(MAX_THREADS)
 }
 
 fn prepare_on(threads: usize, encoder: Encoder<'_>) -> Result<Dataset, DataError> {
@@ -53,12 +65,12 @@ fn prepare_on(threads: usize, encoder: Encoder<'_>) -> Result<Dataset, DataError
     let key = cache::key(spec, &files, tokenizer, chat)?;
     let path = Place::path_of(&spec.cache_dir, &key);
     if let Looked::Found(dataset) = cache::look(&path)? {
-        return Ok(dataset.as_found());
+        return Ok(dataset.found_ready());
     }
     let place = Place::take(&spec.cache_dir, &key)?;
     let mut notes = Vec::new();
     match cache::look(&path)? {
-        Looked::Found(dataset) => return Ok(dataset.as_found()),
+        Looked::Found(dataset) => return Ok(dataset.found_ready()),
         Looked::Damaged(why) => {
             notes.push(format!("{} is damaged ({why}); the data is prepared again", path.display()));
         }
@@ -114,10 +126,13 @@ struct Chunk {
     rows: Vec<RawRow>,
 }
 
+/// A row's number, and what came of it.
+type EncodedRow = (u64, Result<(Format, Doc), RowFault>);
+
 /// The same rows, tokenised.
 struct Encoded {
     file: usize,
-    rows: Vec<(u64, Result<(Format, Doc), RowFault>)>,
+    rows: Vec<EncodedRow>,
 }
 
 /// The rows of all files, a chunk at a time.

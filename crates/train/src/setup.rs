@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockstep_ckpt::{Checkpoint, ModelFolder};
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh, Rank};
-use lockstep_data::{Dataset, Tokenizer, TokenizerSource};
+use lockstep_data::{Dataset, Tokenizer, TokenizerSource, preparing_bytes};
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanError, PlanInput, Role,
     Rollout, RunPlan, Tier, build, strategy,
@@ -379,7 +379,8 @@ fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>,
     let windows = u64::from(data.dataloader_num_workers) * u64::from(data.dataloader_prefetch_factor) + 1;
     let micros = u64::from(config.batch.gradient_accumulation_steps);
     let batch_bytes = windows * micros * positions as u64 * BYTES_PER_POSITION;
-    FOREIGN + Bytes(tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes)
+    let held = tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes;
+    FOREIGN + preparing_bytes(tokenizer) + Bytes(held)
 }
 
 /// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node
