@@ -28,7 +28,10 @@ fn batch(seed: u64) -> Micro {
     micro
 }
 
-fn grads(engine: &Engine) -> Vec<(String, Vec<f32>)> {
+/// Values by name.
+type Tensors = Vec<(String, Vec<f32>)>;
+
+fn grads(engine: &Engine) -> Tensors {
     let mut all = Vec::new();
     for (u, unit) in engine.units().iter().enumerate() {
         for segment in &unit.segments {
@@ -41,13 +44,13 @@ fn grads(engine: &Engine) -> Vec<(String, Vec<f32>)> {
 }
 
 /// One step: log-probabilities and gradients.
-fn step(engine: &mut Engine, micros: Vec<Micro>, t: u64) -> (Vec<Vec<f32>>, Vec<(String, Vec<f32>)>) {
+fn step(engine: &mut Engine, micros: Vec<Micro>, t: u64) -> (Vec<Vec<f32>>, Tensors) {
     let mut window = Window::new(micros);
     engine.train_step(&mut window, &Updates { t, ..STILL }).unwrap();
     (window.log_probs.clone(), grads(engine))
 }
 
-fn assert_near(got: &[(String, Vec<f32>)], want: &[(String, Vec<f32>)], tolerance: f64) {
+fn assert_near(got: &Tensors, want: &Tensors, tolerance: f64) {
     for ((name, got), (_, want)) in got.iter().zip(want) {
         let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
         let difference = norm(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - f64::from(*w)));

@@ -101,7 +101,8 @@ fn what_a_family_adds_matters() {
     let window = |shape: &mut ModelShape| shape.window = None;
     let rope = |shape: &mut ModelShape| shape.rope = Rope::plain(shape.rope.theta);
     let biases = |shape: &mut ModelShape| shape.biases = Biases::default();
-    let all: [(&str, fn(&mut ModelShape)); 10] = [
+    type Remove = fn(&mut ModelShape);
+    let all: [(&str, Remove); 10] = [
         ("mistral", window),
         ("qwen2-window-yarn", window),
         ("qwen3-window-yarn", window),

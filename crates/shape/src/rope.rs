@@ -137,9 +137,9 @@ mod tests {
     fn frequencies_are_those_of_transformers() {
         for (scaling, want, factor) in expected() {
             let rope = Rope { theta: 10_000.0, scaling };
-            assert_eq!(rope.attention_factor() as f32, factor, "{scaling:?}");
+            assert_eq!(rope.attention_factor() as f32, factor as f32, "{scaling:?}");
             for (got, want) in rope.inverse_frequencies(16).into_iter().zip(want) {
-                let error = (got / f64::from(want) - 1.0).abs();
+                let error = (got / want - 1.0).abs();
                 assert!(error < 2e-7, "{scaling:?}: {got:e} not {want:e}");
             }
         }
@@ -156,7 +156,7 @@ mod tests {
     };
 
     #[rustfmt::skip]
-    fn expected() -> Vec<(RopeScaling, [f32; 8], f32)> {
+    fn expected() -> Vec<(RopeScaling, [f64; 8], f64)> {
         vec![
             (
                 RopeScaling::None,
