@@ -101,7 +101,7 @@ fn ppo() {
     reference LlamaForCausalLM, 37.1 k parameters, frozen
     reward    LlamaForCausalLM, 37.1 k parameters, frozen
         parameters, f32                        640 KiB           -           -
-    phase generate policy                     9.11 MiB           -           -
+    phase generate policy                     9.14 MiB           -           -
     phase score policy                        9.04 MiB           -           -
     phase score value                         9.04 MiB           -           -
     phase score reference                     9.04 MiB           -           -
