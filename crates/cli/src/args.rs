@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Generate(Generate),
     /// Talk with a model
     Chat(Chat),
+    /// Say how well a model predicts data
+    Eval(Eval),
     /// Make a Hugging Face model folder from a checkpoint
     Export(Export),
     /// Prepare a run's data ahead of it, and show what came of it
@@ -270,6 +272,19 @@ pub(crate) struct Chat {
     pub(crate) system: Option<String>,
     #[command(flatten)]
     pub(crate) sampling: SamplingFlags,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Eval {
+    /// A Hugging Face model folder, or the output folder of a run
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+    /// The configuration of a run, or settings such as eval_files=test.jsonl max_length=512
+    #[arg(value_name = "CONFIG | KEY=VALUE", required = true)]
+    pub(crate) settings: Vec<String>,
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// How numbers are stored.

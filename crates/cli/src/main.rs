@@ -4,6 +4,7 @@
 
 mod args;
 mod chat;
+mod evaluate;
 mod export;
 mod generate;
 mod host;
@@ -44,6 +45,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Launch(args) => launch::run(args),
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
         Command::Chat(args) => chat::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Eval(args) => evaluate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),

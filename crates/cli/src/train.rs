@@ -113,7 +113,7 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
     if let Some(eval) = &prepared.eval {
         let stats = eval.stats();
         say(&format!(
-            "{} documents in {} rows held for evaluation, {} tokens; nothing evaluates during training yet",
+            "{} documents in {} rows to evaluate on, {} tokens",
             stats.docs, stats.rows, stats.tokens
         ));
     }

@@ -123,3 +123,21 @@ fn epochs_and_what_is_missing() {
     hint: name files in `eval_files`, or write `eval_strategy: no`.
     ");
 }
+
+/// `eval` says of a model folder what training said of it.
+#[test]
+fn a_model_is_evaluated_by_itself() {
+    let folder = folder("eval_strategy: steps\neval_steps: 2\n");
+    folder.succeeds(&["train", "run.yaml", "max_steps=2"]);
+    let during = evaluations(&folder, "out");
+    let cache = format!("data_cache_dir={}", folder.path("cache").display());
+    let alone = folder.succeeds(&["eval", "out", "run.yaml", &cache, "--json"]);
+    let alone: Value = serde_json::from_str(&alone).unwrap();
+    assert_eq!(alone["loss"].as_f64().unwrap().to_bits(), during[0].1.to_bits());
+    let told = folder.succeeds(&["eval", "out", "eval_files=eval.jsonl", "max_length=64", &cache]);
+    assert!(told.starts_with("loss ") && told.contains("perplexity "), "{told}");
+    assert_snapshot!(folder.refused(&["eval", "out", "max_length=64", &cache], 64), @r"
+    error: evaluation is asked for, and there is nothing to evaluate on
+    hint: name files in `eval_files`, or write `eval_strategy: no`.
+    ");
+}

@@ -143,6 +143,7 @@ impl Engine {
             self.read(unit, segment, state, start..end, &mut mine)?;
         }
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
+        drop(mine);
         // Members' parts follow each other, in the order of their ranks.
         let group = self.shared.group(Axis::Shard);
         let mut theirs = vec![Vec::new(); group.len()];
@@ -150,9 +151,9 @@ impl Engine {
         let each = &mut |member: usize, bytes: &[u8]| theirs[member].extend_from_slice(bytes);
         let outcome = self.shared.comm().all_gather_bytes(group, tag, &bytes, each);
         outcome.map_err(in_words(&format!("reading {}", segment.name)))?;
-        let values = theirs.iter().flatten().copied().collect::<Vec<u8>>();
-        assert_eq!(values.len(), 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
-        for (out, bytes) in out.iter_mut().zip(values.chunks_exact(4)) {
+        let found: usize = theirs.iter().map(Vec::len).sum();
+        assert_eq!(found, 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
+        for (out, bytes) in out.iter_mut().zip(theirs.iter().flat_map(|bytes| bytes.chunks_exact(4))) {
             *out = f32::from_le_bytes(bytes.try_into().expect("four bytes"));
         }
         Ok(true)

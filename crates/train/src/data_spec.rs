@@ -46,7 +46,7 @@ fn train_spec(config: &RunConfig) -> Result<DataSpec, TrainError> {
 }
 
 /// Files, a split, or a share held back.
-fn eval_spec(config: &RunConfig) -> Result<Option<DataSpec>, TrainError> {
+pub(crate) fn eval_spec(config: &RunConfig) -> Result<Option<DataSpec>, TrainError> {
     let data = &config.data;
     let (files, part) = match (&data.dataset, data.eval_fraction) {
         _ if !data.eval_files.is_empty() => (data.eval_files.clone(), Part::All),

@@ -68,6 +68,8 @@ pub enum TrainError {
     NothingToExport { path: PathBuf },
     #[error("evaluation is asked for, and there is nothing to evaluate on")]
     NothingToEvaluate,
+    #[error("there is no model folder to evaluate")]
+    NoFolder,
     #[error(
         "step {step}: the loss is {loss}, the gradient norm {grad_norm}{}{} (rows {rows:?} of the data set)",
         InARow(*in_a_row), FirstBad(tensor)
@@ -121,7 +123,8 @@ impl Fault for TrainError {
             | Prompt { .. }
             | OutputInUse { .. }
             | ResumeMismatch { .. }
-            | NothingToEvaluate => FaultClass::BadConfig,
+            | NothingToEvaluate
+            | NoFolder => FaultClass::BadConfig,
             UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
             Algorithm { .. } | Adapter => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
@@ -177,6 +180,7 @@ impl Fault for TrainError {
             NothingToExport { .. } => {
                 Some("Give a checkpoint (a folder `step-N`), or the output folder of a run that made one.".into())
             }
+            NoFolder => Some("Give a folder with config.json and safetensors.".into()),
             NothingToEvaluate => {
                 Some("Name files in `eval_files`, or write `eval_strategy: no`.".into())
             }

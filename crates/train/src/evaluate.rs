@@ -3,13 +3,20 @@
 
 use std::time::Instant;
 
-use lockstep_config::{EvalMetric, RunConfig};
+use lockstep_ckpt::ModelFolder;
+use lockstep_config::{EvalMetric, ModelSource, RunConfig};
 use lockstep_data::{Batch, Dataset};
 use lockstep_engine::Engine;
 use lockstep_observe::EvalRecord;
+use lockstep_plan::Bounds;
 
+use crate::chat::chat_rows;
+use crate::data_spec::prepare_eval;
 use crate::error::TrainError;
+use crate::inference::Inference;
 use crate::objective::micro_batch;
+use crate::save;
+use crate::setup::{load_tokenizer, model_shape, num_threads, storage};
 use crate::sft::add_weighted;
 
 /// Evaluates a data set. Rows are taken in their order, so that every evaluation sums alike.
@@ -53,6 +60,32 @@ impl<'a> Evaluator<'a> {
         let seconds = start.elapsed().as_secs_f64();
         Ok(EvalRecord { step, epoch, loss: -sum / tokens as f64, tokens, seconds })
     }
+}
+
+/// Evaluates the model folder that a configuration names on what it names to evaluate on.
+pub fn evaluate(config: &RunConfig) -> Result<EvalRecord, TrainError> {
+    let ModelSource::Folder(path) = &config.model.source else {
+        return Err(TrainError::NoFolder);
+    };
+    let mut tokenizer = load_tokenizer(config)?;
+    let shape = model_shape(config, &tokenizer)?;
+    let folder = ModelFolder::open(path)?;
+    save::check_weights(&folder, &shape)?;
+    let chat = chat_rows(config, &mut tokenizer)?;
+    let dataset = prepare_eval(config, &tokenizer, chat.as_ref())?.ok_or(TrainError::NothingToEvaluate)?;
+    let (rows, max_length) =
+        (config.batch.per_device_train_batch_size as usize, config.data.max_length as usize);
+    let inference = Inference {
+        shape: &shape,
+        storage: storage(config.precision),
+        bounds: Bounds::of_rows(rows, max_length, true),
+        num_threads: num_threads(config),
+        scores: true,
+        slots: None,
+    };
+    let mut engine = inference.engine()?;
+    save::load_weights(&mut engine, &folder)?;
+    Evaluator::new(config, &dataset).evaluate(&mut engine, 0, 0.0)
 }
 
 /// The best evaluation so far.

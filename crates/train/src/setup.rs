@@ -13,7 +13,7 @@ use lockstep_plan::{
 use lockstep_shape::{Adapter, ModelShape, Recompute, units};
 
 use crate::chat::chat_rows;
-use crate::data_spec::{prepare_eval, prepare_train};
+use crate::data_spec::{eval_spec, prepare_eval, prepare_train};
 use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
@@ -106,12 +106,12 @@ pub fn prepare_for(
     let (num_threads, ahead) = (num_threads(config), objective.coefficients_ahead());
     // Whether the memory suffices is known without the data, but for what little a document takes.
     plan_with(config, &shape, &tokenizer, None, num_threads, ahead)?;
+    if config.eval.evaluates() && eval_spec(config)?.is_none() {
+        return Err(TrainError::NothingToEvaluate);
+    }
     let chat = chat_rows(config, &mut tokenizer)?;
     let dataset = Arc::new(prepare_train(config, &tokenizer, chat.as_ref())?);
     let eval = prepare_eval(config, &tokenizer, chat.as_ref())?;
-    if config.eval.evaluates() && eval.is_none() {
-        return Err(TrainError::NothingToEvaluate);
-    }
     notes.extend(evaluation_notes(config, eval.is_some()));
     notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(Dataset::notes)).cloned());
     let plan = plan_with(config, &shape, &tokenizer, Some(&dataset), num_threads, ahead)?;
@@ -284,11 +284,7 @@ fn plan_with(
     let p = &config.plan;
     let name = chosen_strategy(config, shape);
     let (strategy, [params, grads, optimizer]) = strategy::by_name(name);
-    let storage = match config.precision {
-        config::Precision::F32 => DType::F32,
-        config::Precision::Bf16 => DType::BF16,
-        config::Precision::F16(_) => DType::F16,
-    };
+    let storage = storage(config.precision);
     let recompute = match p.recompute {
         config::Recompute::None => Recompute::None,
         config::Recompute::Selective => Recompute::Selective,
@@ -363,6 +359,15 @@ fn plan_with(
         plan.check_budget(Bytes((gib * (1u64 << 30) as f64) as u64))?;
     }
     Ok(plan)
+}
+
+/// What activations and working parameters are stored in.
+pub(crate) fn storage(precision: config::Precision) -> DType {
+    match precision {
+        config::Precision::F32 => DType::F32,
+        config::Precision::Bf16 => DType::BF16,
+        config::Precision::F16(_) => DType::F16,
+    }
 }
 
 /// Tokens whose logits are there at once, where nobody says how many.

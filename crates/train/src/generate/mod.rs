@@ -11,19 +11,16 @@ mod text;
 use std::path::Path;
 
 use lockstep_ckpt::ModelFolder;
-use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_core::{Bytes, DType};
 use lockstep_data::{Tokenizer, TokenizerSource};
-use lockstep_device::Queue;
-use lockstep_engine::{Engine, MicroBatch, Resources};
-use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanInput, Role, Rollout,
-    RunPlan, Tier, build, strategy,
-};
-use lockstep_shape::{ModelShape, Recompute};
+use lockstep_engine::{Engine, MicroBatch};
+use lockstep_plan::Bounds;
+use lockstep_shape::ModelShape;
 use serde_json::Value;
 
 use crate::error::TrainError;
-use crate::{save, setup};
+use crate::inference::Inference;
+use crate::save;
 
 pub use batch::{Completion, Drawn, End, Listener};
 pub use dialogue::NextTurn;
@@ -81,10 +78,16 @@ impl Generator {
         }
         let stored = folder.tensors().find_map(|t| t.dtype).unwrap_or(DType::F32);
         let capacity = spec.capacity.min(shape.max_positions);
-        let plan = inference_plan(&shape, spec, spec.storage.unwrap_or(stored), capacity);
-        let queue = Queue::cpu(spec.num_threads);
-        let resources = Resources::alone(&plan, queue)?;
-        let mut engine = Engine::new(plan, resources)?;
+        let tokens = PASS_TOKENS.max(spec.slots).max(spec.score_tokens).next_multiple_of(256);
+        let inference = Inference {
+            shape: &shape,
+            storage: spec.storage.unwrap_or(stored),
+            bounds: Bounds { tokens, docs: tokens, max_doc: tokens },
+            num_threads: spec.num_threads,
+            scores: spec.score_tokens > 0,
+            slots: Some((spec.slots, capacity)),
+        };
+        let mut engine = inference.engine()?;
         save::load_weights(&mut engine, &folder)?;
         let config = GenerationConfig::read(path);
         let end_ids = config.end_ids(&shape, &tokenizer);
@@ -172,44 +175,6 @@ impl Generator {
         self.engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs))?;
         Ok(all)
     }
-}
-
-/// A plan without training: weights, whole, and what passes over them need.
-fn inference_plan(shape: &ModelShape, spec: &GeneratorSpec, storage: DType, capacity: usize) -> RunPlan {
-    let tokens = PASS_TOKENS.max(spec.slots).max(spec.score_tokens).next_multiple_of(256);
-    let bounds = Bounds { tokens, docs: tokens, max_doc: tokens };
-    let workspace = lockstep_model::workspace_bytes(shape, tokens, tokens, spec.num_threads);
-    build(PlanInput {
-        models: vec![ModelPlan::new(Role::Reference, shape, Recompute::Full, None, false)],
-        mesh: Mesh::SINGLE,
-        strategy: strategy::ddp,
-        placements: Placements {
-            params: Placement::Whole,
-            grads: Placement::Whole,
-            optimizer: Placement::Whole,
-            params_tier: Tier::Device,
-            optimizer_tier: Tier::Device,
-        },
-        order: AccumulationOrder::Local,
-        micros: 1,
-        prefetch: 0,
-        bucket: Bytes::ZERO,
-        reduce_bucket: 0,
-        publish_bucket: 0,
-        recompute: Recompute::Full,
-        storage,
-        bounds,
-        head_chunk: setup::head_chunk(shape.vocab).max(spec.slots.next_multiple_of(256)).min(tokens),
-        needs: DeviceNeeds { workspace, foreign: Bytes::ZERO },
-        coefficients_ahead: true,
-        clip: false,
-        evaluates: spec.score_tokens > 0,
-        rollout: Some(Rollout {
-            docs: spec.slots,
-            tokens_per_doc: capacity,
-            cache_elems: lockstep_model::cache_elems(shape, spec.slots, capacity),
-        }),
-    })
 }
 
 /// `generation_config.json`, as far as it is read. What cannot be read asks for nothing.

@@ -1,0 +1,36 @@
+//! `lockstep eval`: how well a model predicts.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::args::Eval;
+use crate::report::{self, Failure};
+use crate::train::boxed;
+
+pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
+    let inner = args.model.join("model");
+    let is_run = !args.model.join("config.json").exists() && inner.join("config.json").exists();
+    let model: &Path = if is_run { &inner } else { &args.model };
+    // Nothing of a run is written but its prepared data, which later evaluations find.
+    let cache = std::env::temp_dir().join("lockstep-eval");
+    let mut settings =
+        vec![format!("data_cache_dir={}", cache.display()), format!("output_dir={}", cache.display())];
+    settings.extend(args.settings.iter().cloned());
+    let (config, _) = report::load(&settings, &[format!("model_name_or_path={}", model.display())])?;
+    let found = lockstep_train::evaluate(&config).map_err(boxed)?;
+    let text = if args.json {
+        let (loss, tokens, seconds) = (found.loss, found.tokens, found.seconds);
+        json!({ "loss": loss, "perplexity": found.perplexity(), "tokens": tokens, "seconds": seconds })
+            .to_string()
+    } else {
+        format!(
+            "loss {:.6}, perplexity {:.4}, over {} tokens ({:.0} tokens/s)",
+            found.loss,
+            found.perplexity(),
+            found.tokens,
+            found.tokens as f64 / found.seconds
+        )
+    };
+    report::print(&(text + "\n"))
+}

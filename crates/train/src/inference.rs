@@ -1,0 +1,72 @@
+//! A model that is not trained: weights, whole, on one rank, and what passes over them need.
+
+use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_device::Queue;
+use lockstep_engine::{Engine, EngineError, Resources};
+use lockstep_plan::{
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanInput, Role, Rollout,
+    RunPlan, Tier, build, strategy,
+};
+use lockstep_shape::{ModelShape, Recompute};
+
+use crate::setup::head_chunk;
+
+/// What an engine is asked to do with a model.
+pub(crate) struct Inference<'a> {
+    pub(crate) shape: &'a ModelShape,
+    pub(crate) storage: DType,
+    pub(crate) bounds: Bounds,
+    pub(crate) num_threads: usize,
+    pub(crate) scores: bool,
+    /// To generate: documents that grow at once, and the room each has.
+    pub(crate) slots: Option<(usize, usize)>,
+}
+
+impl Inference<'_> {
+    /// Takes the memory; the weights are yet to be loaded.
+    pub(crate) fn engine(&self) -> Result<Engine, EngineError> {
+        let plan = self.plan();
+        let resources = Resources::alone(&plan, Queue::cpu(self.num_threads))?;
+        Engine::new(plan, resources)
+    }
+
+    fn plan(&self) -> RunPlan {
+        let Inference { shape, storage, bounds, num_threads, .. } = *self;
+        let slots = self.slots.map_or(0, |(slots, _)| slots);
+        let whole = Placement::Whole;
+        build(PlanInput {
+            models: vec![ModelPlan::new(Role::Reference, shape, Recompute::Full, None, false)],
+            mesh: Mesh::SINGLE,
+            strategy: strategy::ddp,
+            placements: Placements {
+                params: whole,
+                grads: whole,
+                optimizer: whole,
+                params_tier: Tier::Device,
+                optimizer_tier: Tier::Device,
+            },
+            order: AccumulationOrder::Local,
+            micros: 1,
+            prefetch: 0,
+            bucket: Bytes::ZERO,
+            reduce_bucket: 0,
+            publish_bucket: 0,
+            recompute: Recompute::Full,
+            storage,
+            bounds,
+            head_chunk: head_chunk(shape.vocab).max(slots.next_multiple_of(256)).min(bounds.tokens),
+            needs: DeviceNeeds {
+                workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
+                foreign: Bytes::ZERO,
+            },
+            coefficients_ahead: true,
+            clip: false,
+            evaluates: self.scores,
+            rollout: self.slots.map(|(docs, tokens_per_doc)| Rollout {
+                docs,
+                tokens_per_doc,
+                cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc),
+            }),
+        })
+    }
+}
