@@ -53,7 +53,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// A YAML or JSON file, and any number of key=value settings that override it
+    /// A YAML or JSON file, and any number of settings that override it: key=value, or --key value
     #[arg(value_name = "CONFIG | KEY=VALUE", required = true)]
     pub(crate) settings: Vec<String>,
 }
@@ -62,8 +62,6 @@ pub(crate) struct Run {
 pub(crate) struct Train {
     #[command(flatten)]
     pub(crate) run: Run,
-    #[command(flatten)]
-    pub(crate) rows: BadRows,
     /// Start this many ranks on this host: a number, cpu (one for each core), gpu or auto
     #[arg(long, value_name = "N", aliases = ["nproc-per-node", "nproc_per_node"])]
     pub(crate) nproc: Option<Nproc>,
@@ -72,38 +70,16 @@ pub(crate) struct Train {
     pub(crate) local_rank: Option<u32>,
 }
 
-/// The flag for `on_bad_row`, which is wanted most when a run has just stopped at such a row.
-#[derive(Debug, Default, Args)]
-pub(crate) struct BadRows {
-    /// At a row that cannot be used: stop, or skip it (on_bad_row)
-    #[arg(long, value_name = "stop|skip", alias = "on_bad_row", value_parser = ["stop", "skip"])]
-    pub(crate) on_bad_row: Option<String>,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct Prepare {
     #[command(flatten)]
     pub(crate) run: Run,
-    #[command(flatten)]
-    pub(crate) rows: BadRows,
     /// Show this many rows
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(crate) samples: usize,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-impl Command {
-    /// Flags that stand for a key become a setting, which ranks that are started get too.
-    pub(crate) fn with_flags_as_settings(mut self) -> Command {
-        if let Command::Train(Train { run, rows, .. }) | Command::Prepare(Prepare { run, rows, .. }) =
-            &mut self
-        {
-            run.settings.extend(rows.on_bad_row.take().map(|word| format!("on_bad_row={word}")));
-        }
-        self
-    }
 }
 
 #[derive(Debug, Args)]

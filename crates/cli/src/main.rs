@@ -6,6 +6,7 @@ mod args;
 mod chat;
 mod evaluate;
 mod export;
+mod flags;
 mod generate;
 mod host;
 mod launch;
@@ -29,13 +30,18 @@ fn main() -> ExitCode {
     if !ranks::launcher_is_there() {
         return ExitCode::from(FaultClass::PeerFailed.exit_code());
     }
-    let command = Cli::parse().command.with_flags_as_settings();
+    let command = Cli::parse_from(flags::to_settings(typed())).command;
     // The panic itself has been told by then, with its place.
     match catch_unwind(AssertUnwindSafe(|| run(&command))) {
         Ok(Ok(code)) => code,
         Ok(Err(fault)) => report::failure(&*fault),
         Err(_) => report::bug(),
     }
+}
+
+/// What was typed. A path that is not text is shown as well as it can be.
+fn typed() -> Vec<String> {
+    std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect()
 }
 
 fn run(command: &Command) -> Result<ExitCode, report::Failure> {

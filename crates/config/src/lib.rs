@@ -33,6 +33,11 @@ pub use reference::reference;
 pub use run::RunConfig;
 pub use sections::*;
 
+/// Whether `name` is a key of this program, or one of the peers' that is answered by name.
+pub fn knows(name: &str) -> bool {
+    keys::find(name).is_some() || foreign::inert(name).is_some() || foreign::refused(name).is_some()
+}
+
 /// Reads a configuration from a file's text and `key=value` overrides, which take the place of the
 /// file's values.
 pub fn load(file: Option<Source<'_>>, overrides: &[String]) -> Result<RunConfig, ConfigErrors> {

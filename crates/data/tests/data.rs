@@ -104,7 +104,7 @@ fn truncation_keeps_the_start_and_drops_what_has_no_target() {
 #[test]
 fn a_prompt_that_merges_with_its_completion_is_counted() {
     let dir = Folder::new();
-    // Byte-level BPE with one merge, `a` + `b`.
+    // Byte-level BPE with one merge, `a` + `b`: the token of both is where the whole parts from the prompt.
     let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
     let json = String::from_utf8(byte.files()[0].1.clone()).unwrap();
     let mut json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -114,7 +114,7 @@ fn a_prompt_that_merges_with_its_completion_is_counted() {
     let spec = dir.spec("{\"prompt\": \"xa\", \"completion\": \"bc\"}\n");
     let ds = load_with(&spec, &tokenizer).unwrap();
     assert_eq!(ds.stats().prefix_mismatches, 1);
-    assert_eq!(ds.doc(0).unwrap(), (vec![120, 257, 99, EOS], vec![false, false, true, true]));
+    assert_eq!(ds.doc(0).unwrap(), (vec![120, 257, 99, EOS], vec![false, true, true, true]));
 }
 
 #[test]
