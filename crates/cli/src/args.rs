@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-/// Trains decoder language models (LLaMA, Qwen) from one binary.
+/// Trains decoder language models (LLaMA, Mistral, Qwen) from one binary.
 #[derive(Debug, Parser)]
 #[command(name = "lockstep", version, max_term_width = 100, arg_required_else_help = true)]
 pub(crate) struct Cli {

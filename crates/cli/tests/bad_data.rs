@@ -105,7 +105,7 @@ fn not_utf8() {
 fn conversations() {
     assert_snapshot!(refused("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &[], 65), @r"
     error: data.jsonl row 1: this row (`messages`) is a conversation, and there is no chat template
-    hint: give the tokenizer a chat template (chat_template.jinja in its folder), or render the messages to `text`, or to `prompt` and `completion`, first.
+    hint: give one with chat_template_path, take the plain one with `chat_template: builtin`, or render the messages to `text`, or to `prompt` and `completion`, first.
     ");
 }
 

@@ -341,8 +341,8 @@ impl RowFault {
             }
             RowFault::Chat(fault) => fault.hint(),
             RowFault::NoTemplate { .. } => Some(
-                "give the tokenizer a chat template (chat_template.jinja in its folder), or render the \
-                 messages to `text`, or to `prompt` and `completion`, first."
+                "give one with chat_template_path, take the plain one with `chat_template: builtin`, or render \
+                 the messages to `text`, or to `prompt` and `completion`, first."
                     .into(),
             ),
             _ => None,

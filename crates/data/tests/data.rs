@@ -236,7 +236,7 @@ fn messages_about_rows() {
     ");
     assert_snapshot!(dir.row("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n"), @r"
     [65] train.jsonl row 1: this row (`messages`) is a conversation, and there is no chat template
-    hint: give the tokenizer a chat template (chat_template.jinja in its folder), or render the messages to `text`, or to `prompt` and `completion`, first.
+    hint: give one with chat_template_path, take the plain one with `chat_template: builtin`, or render the messages to `text`, or to `prompt` and `completion`, first.
     ");
     let long = format!("{{\"text\": \"{}\"}}\n", "a".repeat(65 << 20));
     assert_snapshot!(dir.row(long), @"[65] train.jsonl row 1: longer than 64.0 MiB");

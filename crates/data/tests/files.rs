@@ -355,7 +355,7 @@ fn messages_about_rows() {
     let chats = cache.spec(&golden("chats.parquet"));
     assert_snapshot!(cache.fails(&chats), @r"
     [65] chats.parquet row 1: this row (`messages`) is a conversation, and there is no chat template
-    hint: give the tokenizer a chat template (chat_template.jinja in its folder), or render the messages to `text`, or to `prompt` and `completion`, first.
+    hint: give one with chat_template_path, take the plain one with `chat_template: builtin`, or render the messages to `text`, or to `prompt` and `completion`, first.
     ");
     // No row is at fault for it.
     assert!(load(&DataSpec { on_bad_row: OnBadRow::Skip, ..chats }).is_err());

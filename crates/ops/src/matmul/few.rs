@@ -10,15 +10,16 @@ use lockstep_core::DType;
 use lockstep_device::{CpuQueue, Real, View};
 
 use super::cpu::{A_ELEMS, C_ELEMS, PACKED_B_ELEMS};
-use super::kernel::{Tile, tile};
+use super::kernel::{Tile, prefetch, tile};
 use super::{Init, KC, MR, NR, pack};
 use crate::Mat;
 use crate::dispatch::with_real;
 
 /// From so many rows on, packing B pays.
 const FEW: usize = 2 * NR;
-/// Rows of B in one item of work: four tiles.
-const ITEM_ROWS: usize = 4 * MR;
+/// The most rows of B in one item of work.
+const ITEM_ROWS: usize = 8 * MR;
+const ITEMS_PER_THREAD: usize = 2;
 
 /// Whether [`product`] is the way for `m` rows over an inner dimension of `k`.
 pub(super) fn applies(m: usize, k: usize) -> bool {
@@ -47,9 +48,11 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratc
             });
         }
     }
-    cpu.pool.run(n.div_ceil(ITEM_ROWS), &|item, worker| {
+    let wanted = n.div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(MR);
+    let item_rows = wanted.min(ITEM_ROWS);
+    cpu.pool.run(n.div_ceil(item_rows), &|item, worker| {
         let room = rooms.slice(worker * per_thread, per_thread);
-        let (first, rows) = (item * ITEM_ROWS, ITEM_ROWS.min(n - item * ITEM_ROWS));
+        let (first, rows) = (item * item_rows, item_rows.min(n - item * item_rows));
         // SAFETY: a worker's part of the scratch is its own.
         let (widened, sums) = unsafe { room.as_mut::<f32>() }.split_at_mut(A_ELEMS);
         let sums = &mut sums[..rows * panels * NR];
@@ -58,8 +61,12 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratc
         for first_k in (0..k).step_by(KC) {
             let depth = (k - first_k).min(KC);
             let (base, row) = rows_of(cpu, b, first, rows, first_k, depth, widened);
-            for p in 0..panels {
-                for at in (0..rows).step_by(MR) {
+            for at in (0..rows).step_by(MR) {
+                // The weights come from far away, each once: the next tile's arrive while this one is computed.
+                for row_ahead in at + MR..(at + 2 * MR).min(rows) {
+                    prefetch(base.wrapping_add(row_ahead * row), depth);
+                }
+                for p in 0..panels {
                     // SAFETY: inside the rows of B, the panel and this item's sums; nothing overlaps.
                     unsafe {
                         let sums = sums.as_mut_ptr().add(at * panels * NR + p * NR);

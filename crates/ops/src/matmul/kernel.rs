@@ -46,6 +46,20 @@ pub(crate) unsafe fn tile(isa: Isa, t: &Tile) {
     }
 }
 
+/// Asks for `elems` elements from `at` on to be brought near. Only a hint: any address will do.
+#[inline(always)]
+pub(super) fn prefetch(at: *const f32, elems: usize) {
+    const LINE_ELEMS: usize = 16;
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..elems.div_ceil(LINE_ELEMS) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: prefetching is in every x86-64, and touches no memory as far as the program can tell.
+        unsafe { _mm_prefetch(at.wrapping_add(line * LINE_ELEMS).cast::<i8>(), _MM_HINT_T0) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, elems, LINE_ELEMS);
+}
+
 /// Row by row, four vectors of eight: what the compiler makes of it is NEON or SSE.
 unsafe fn tile_portable(t: &Tile) {
     for i in 0..t.rows {
@@ -76,6 +90,19 @@ mod x86 {
 
     /// Rows of the panel that are fetched ahead: the panel streams from the second-level cache.
     const AHEAD: usize = 12;
+
+    /// Rows of A that are reached from one pointer.
+    const GROUP: usize = 3;
+
+    /// A pointer for every three rows. From a single one the compiler makes a chain of additions, one for
+    /// each row, that takes longer than the multiplications; it must not see that these belong together.
+    #[inline(always)]
+    fn row_groups<const GROUPS: usize>(t: &Tile, rows: usize) -> [*const f32; GROUPS] {
+        std::array::from_fn(|group| {
+            let first = (group * GROUP).min(rows - 1);
+            std::hint::black_box(t.a.wrapping_add(first * t.a_row))
+        })
+    }
 
     /// Dispatches on the number of rows, so that each count has its accumulators in registers.
     macro_rules! by_rows {
@@ -110,7 +137,7 @@ mod x86 {
             }
         }
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
-        let (mut a, mut b) = (t.a, t.b);
+        let (mut a, mut b) = (row_groups::<4>(t, ROWS), t.b);
         let (a_row, a_col) = (t.a_row, t.a_col);
         // SAFETY: `depth` steps of `a_col` along A's rows and of NR along the panel stay inside both,
         // and lanes beyond `cols` are masked off for C and the initial value.
@@ -122,12 +149,12 @@ mod x86 {
                     _mm_prefetch(b.add(AHEAD * NR + 16 * v).cast::<i8>(), _MM_HINT_T0);
                 }
                 for (i, sums) in acc.iter_mut().enumerate() {
-                    let row = _mm512_set1_ps(*a.add(i * a_row));
+                    let row = _mm512_set1_ps(*a[i / GROUP].add(i % GROUP * a_row));
                     for (sum, column) in sums.iter_mut().zip(columns) {
                         *sum = _mm512_fmadd_ps(row, column, *sum);
                     }
                 }
-                a = a.add(a_col);
+                a = a.map(|rows| rows.wrapping_add(a_col));
                 b = b.add(NR);
             }
             for (i, sums) in acc.iter().enumerate() {
@@ -182,7 +209,7 @@ mod x86 {
     #[target_feature(enable = "avx2,fma")]
     unsafe fn rows_avx2<const ROWS: usize, const VECTORS: usize>(t: &Tile) {
         let mut acc = [[_mm256_setzero_ps(); VECTORS]; ROWS];
-        let (mut a, mut b) = (t.a, t.b);
+        let (mut a, mut b) = (row_groups::<2>(t, ROWS), t.b);
         let (a_row, a_col) = (t.a_row, t.a_col);
         // SAFETY: as in `rows_avx512`.
         unsafe {
@@ -192,12 +219,12 @@ mod x86 {
                     *column = _mm256_loadu_ps(b.add(8 * v));
                 }
                 for (i, sums) in acc.iter_mut().enumerate() {
-                    let row = _mm256_set1_ps(*a.add(i * a_row));
+                    let row = _mm256_set1_ps(*a[i / GROUP].add(i % GROUP * a_row));
                     for (sum, column) in sums.iter_mut().zip(columns) {
                         *sum = _mm256_fmadd_ps(row, column, *sum);
                     }
                 }
-                a = a.add(a_col);
+                a = a.map(|rows| rows.wrapping_add(a_col));
                 b = b.add(NR);
             }
             for (i, sums) in acc.iter().enumerate() {
