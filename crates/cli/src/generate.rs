@@ -106,11 +106,18 @@ pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
     let completions = {
         // The listener decodes while the model rests; its own copy of the tokenizer keeps borrows apart.
         let tokenizer = load_tokenizer(&args.model.model)?;
-        let mut listener = |drawn: Drawn| stops[drawn.prompt].hear(&tokenizer, drawn.token).1;
+        // Without stop strings nobody asks for the text before its end.
+        let listens = !args.sampling.stop.is_empty();
+        let mut listener = |drawn: Drawn| !listens || stops[drawn.prompt].hear(&tokenizer, drawn.token).1;
         generator.generate(&ids, args.sampling.max_new_tokens, how, &mut listener).map_err(boxed)?
     };
     let seconds = begun.elapsed().as_secs_f64();
     for ((text, completion), listening) in texts.iter().zip(&completions).zip(&mut stops) {
+        if args.sampling.stop.is_empty() {
+            completion.tokens.iter().for_each(|token| {
+                listening.hear(generator.tokenizer(), *token);
+            });
+        }
         let reply = listening.whole(generator.tokenizer());
         let line = if args.json {
             row(text, &reply, completion).to_string()

@@ -48,7 +48,8 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratc
             });
         }
     }
-    let wanted = n.div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(MR);
+    let num_threads = cpu.pool.num_threads();
+    let wanted = n.div_ceil(ITEMS_PER_THREAD * num_threads).next_multiple_of(MR);
     let item_rows = wanted.min(ITEM_ROWS);
     cpu.pool.run(n.div_ceil(item_rows), &|item, worker| {
         let room = rooms.slice(worker * per_thread, per_thread);
@@ -63,7 +64,9 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratc
             let (base, row) = rows_of(cpu, b, first, rows, first_k, depth, widened);
             for at in (0..rows).step_by(MR) {
                 // The weights come from far away, each once: the next tile's arrive while this one is computed.
-                for row_ahead in at + MR..(at + 2 * MR).min(rows) {
+                // Behind the last one, the first of an item that this thread may take next.
+                let ahead = if at + MR < rows { at + MR } else { num_threads * item_rows };
+                for row_ahead in ahead..ahead + MR {
                     prefetch(base.wrapping_add(row_ahead * row), depth);
                 }
                 for p in 0..panels {
