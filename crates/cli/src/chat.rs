@@ -31,7 +31,7 @@ struct Talk<'a> {
 
 pub(crate) fn run(args: &Chat) -> Result<(), Failure> {
     let mut generator = generate::open(&args.model, 1)?;
-    let tokenizer = generate::load_tokenizer(&args.model.model)?;
+    let tokenizer = generator.tokenizer();
     let template = load_template(&args.template, &tokenizer)?;
     let how = generate::sampling(generator.default_sampling(), &args.sampling);
     let terminal = std::io::stdin().is_terminal();

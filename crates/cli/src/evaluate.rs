@@ -1,19 +1,16 @@
 //! `lockstep eval`: how well a model predicts.
 
-use std::path::Path;
-
 use serde_json::json;
 
 use crate::args::Eval;
+use crate::host;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
 pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
-    let inner = args.model.join("model");
-    let is_run = !args.model.join("config.json").exists() && inner.join("config.json").exists();
-    let model: &Path = if is_run { &inner } else { &args.model };
+    let model = lockstep_train::model_folder(&args.model);
     // Nothing of a run is written but its prepared data, which later evaluations find.
-    let cache = std::env::temp_dir().join("lockstep-eval");
+    let cache = host::cache_folder();
     let mut settings =
         vec![format!("data_cache_dir={}", cache.display()), format!("output_dir={}", cache.display())];
     settings.extend(args.settings.iter().cloned());

@@ -1,7 +1,7 @@
 //! `lockstep generate`: text from prompts.
 
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use lockstep_core::{DType, Fault, FaultClass};
 use lockstep_data::Tokenizer;
@@ -93,9 +93,10 @@ pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
         prompts.iter().flat_map(|p| std::iter::repeat_n(p, args.samples.max(1))).collect();
     let mut generator = open(&args.model, args.slots.min(texts.len()))?;
     let how = sampling(generator.default_sampling(), &args.sampling);
+    let tokenizer = generator.tokenizer();
     let ids = texts
         .iter()
-        .map(|text| generator.tokenizer().encode(text))
+        .map(|text| tokenizer.encode(text))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| -> Failure { Box::new(e) })?;
     if texts.len() == 1 && !args.json {
@@ -104,8 +105,6 @@ pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
     let mut stops: Vec<Listening> = texts.iter().map(|_| Listening::new(&args.sampling.stop)).collect();
     let begun = std::time::Instant::now();
     let completions = {
-        // The listener decodes while the model rests; its own copy of the tokenizer keeps borrows apart.
-        let tokenizer = load_tokenizer(&args.model.model)?;
         // Without stop strings nobody asks for the text before its end.
         let listens = !args.sampling.stop.is_empty();
         let mut listener = |drawn: Drawn| !listens || stops[drawn.prompt].hear(&tokenizer, drawn.token).1;
@@ -115,10 +114,10 @@ pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
     for ((text, completion), listening) in texts.iter().zip(&completions).zip(&mut stops) {
         if args.sampling.stop.is_empty() {
             completion.tokens.iter().for_each(|token| {
-                listening.hear(generator.tokenizer(), *token);
+                listening.hear(&tokenizer, *token);
             });
         }
-        let reply = listening.whole(generator.tokenizer());
+        let reply = listening.whole(&tokenizer);
         let line = if args.json {
             row(text, &reply, completion).to_string()
         } else {
@@ -139,7 +138,7 @@ fn stream(
     args: &Generate,
     how: Sampling,
 ) -> Result<(), Failure> {
-    let tokenizer = load_tokenizer(&args.model.model)?;
+    let tokenizer = generator.tokenizer();
     report::print(prompt)?;
     let mut listening = Listening::new(&args.sampling.stop);
     let begun = std::time::Instant::now();
@@ -162,14 +161,6 @@ fn stream(
         report::aside(&format!("{tokens} tokens, {:.0} tokens/s", tokens as f64 / seconds));
     }
     Ok(())
-}
-
-/// The tokenizer of a model folder, or of the run that has one.
-pub(crate) fn load_tokenizer(model: &Path) -> Result<Tokenizer, Failure> {
-    let inner = model.join("model");
-    let path = if model.join("config.json").exists() { model } else { &inner };
-    Tokenizer::load(&lockstep_data::TokenizerSource::File(path.into()))
-        .map_err(|e| -> Failure { Box::new(e) })
 }
 
 /// Turns a document's tokens into text, up to a stop string.

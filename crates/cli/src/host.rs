@@ -14,8 +14,6 @@ pub(crate) fn peak_memory() -> Option<Bytes> {
 
 /// Where Hugging Face libraries keep data sets on this machine, by the environment variables they read.
 pub(crate) fn hub_folders() -> HubFolders {
-    let folder = |name| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
-    let cache = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
     let home = folder("HF_HOME").or_else(|| Some(cache()?.join("huggingface"))).unwrap_or_default();
     HubFolders {
         hub: folder("HF_HUB_CACHE")
@@ -23,4 +21,18 @@ pub(crate) fn hub_folders() -> HubFolders {
             .unwrap_or_else(|| home.join("hub")),
         datasets: folder("HF_DATASETS_CACHE").unwrap_or_else(|| home.join("datasets")),
     }
+}
+
+/// Where this program keeps what it can make again, for whoever runs it.
+pub(crate) fn cache_folder() -> PathBuf {
+    cache().unwrap_or_else(std::env::temp_dir).join("lockstep")
+}
+
+fn cache() -> Option<PathBuf> {
+    folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
+}
+
+/// A folder that an environment variable names.
+fn folder(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)
 }

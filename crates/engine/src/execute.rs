@@ -238,10 +238,10 @@ impl Shared {
 
     /// A block's keys and values of growing documents.
     fn cache(&self, unit: u32) -> Option<Cache<'_>> {
-        let (rollout, all) = (self.plan.input.rollout?, self.at().places.cache?);
+        let (generation, all) = (self.plan.input.generation?, self.at().places.cache?);
         let layer = unit.checked_sub(1).filter(|_| unit < self.head_unit())? as usize;
-        let view = all.view(&self.memories).slice(layer * rollout.cache_elems, rollout.cache_elems);
-        Some(Cache { view, slots: rollout.docs, capacity: rollout.tokens_per_doc })
+        let view = all.view(&self.memories).slice(layer * generation.cache_elems, generation.cache_elems);
+        Some(Cache { view, slots: generation.docs, capacity: generation.tokens_per_doc })
     }
 
     /// A buffer that other buffers shared has their bytes between its segments; norms and updates read

@@ -31,7 +31,7 @@ impl Shared {
         let Batch { tokens, docs } = batch;
         let all = self.at().places.inputs.view(&self.memories);
         let input = &self.plan.input;
-        let (room, grown) = (input.bounds.tokens, input.rollout.map_or(0, |r| r.docs));
+        let (room, grown) = (input.bounds.tokens, input.generation.map_or(0, |r| r.docs));
         let grows = self.schedule_phase().kind == PhaseKind::Generate;
         let behind = 3 * room + input.bounds.docs.max(grown) + 1;
         InputViews {
@@ -72,13 +72,13 @@ impl Shared {
 
     /// Copies new tokens of growing documents to the device.
     pub(crate) fn feed_extension(&self, new: &Extension) -> Result<Batch, EngineError> {
-        let rollout = self.plan.input.rollout.expect("a phase that generates has bounds");
+        let generation = self.plan.input.generation.expect("a phase that generates has bounds");
         let size = Batch { tokens: new.tokens.len(), docs: new.slots.len() };
         assert_eq!((new.positions.len(), new.cu_seqlens.len()), (size.tokens, size.docs + 1));
         let longest = new.positions.iter().map(|p| *p as usize + 1).max().unwrap_or(0);
         within("new tokens", size.tokens, self.plan.input.bounds.tokens)?;
-        within("documents", size.docs, rollout.docs)?;
-        within("tokens in one document", longest, rollout.tokens_per_doc)?;
+        within("documents", size.docs, generation.docs)?;
+        within("tokens in one document", longest, generation.tokens_per_doc)?;
         let views = self.input_views(size);
         views.tokens.write(new.tokens);
         views.positions.write(new.positions);

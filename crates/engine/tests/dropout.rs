@@ -2,10 +2,10 @@
 //! the cut into micro-batches, threads and ranks leave gradients as they were, and scoring knows none of it.
 
 use lockstep_core::{DType, Mesh, Rank};
-use lockstep_engine::{Engine, MicroBatch, Updates};
+use lockstep_engine::{Engine, Updates};
 use lockstep_plan::State;
 use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute};
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world, score};
 
 const STILL: Updates =
     Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
@@ -105,21 +105,9 @@ fn scoring_drops_nothing() {
     for shape in shapes() {
         let mut engine = engine(&shape, &Setup { evaluates: true, ..Setup::default() });
         let micro = batch(1);
-        let scored = |engine: &mut Engine| {
-            let mut all = Vec::new();
-            let batch = MicroBatch {
-                tokens: &micro.tokens,
-                targets: &micro.targets,
-                positions: &micro.positions,
-                cu_seqlens: &micro.cu_seqlens,
-                samples: &[],
-            };
-            engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs)).unwrap();
-            all
-        };
-        let before = scored(&mut engine);
+        let before = score(&mut engine, &micro);
         assert_ne!(before, step(&mut engine, vec![micro.clone()], 1).0[0], "training drops");
-        assert_eq!(before, scored(&mut engine), "training left no mask behind");
+        assert_eq!(before, score(&mut engine, &micro), "training left no mask behind");
     }
 }
 

@@ -3,9 +3,9 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
-use lockstep_engine::{Engine, Extension, Grower, MicroBatch, Updates};
+use lockstep_engine::{Engine, Extension, Grower, Updates};
 use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world, score};
 
 const UPDATES: Updates =
     Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
@@ -23,19 +23,6 @@ fn shapes() -> Vec<ModelShape> {
 
 fn setup(storage: DType, recompute: Recompute) -> Setup {
     Setup { storage, recompute, evaluates: true, generates: Some((5, 96)), ..Setup::default() }
-}
-
-fn score(engine: &mut Engine, micro: &Micro) -> Vec<f32> {
-    let mut all = Vec::new();
-    let batch = MicroBatch {
-        tokens: &micro.tokens,
-        targets: &micro.targets,
-        positions: &micro.positions,
-        cu_seqlens: &micro.cu_seqlens,
-        samples: &[],
-    };
-    engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs)).unwrap();
-    all
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

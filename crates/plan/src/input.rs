@@ -146,7 +146,7 @@ pub struct PlanInput {
     /// Whether what is trained is also scored: evaluation during training.
     pub evaluates: bool,
     /// Generation: documents that grow at once, and the room each has.
-    pub rollout: Option<Rollout>,
+    pub generation: Option<Generation>,
 }
 
 impl PlanInput {
@@ -240,7 +240,7 @@ impl OwnedPart {
 
 /// Bounds of generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rollout {
+pub struct Generation {
     pub docs: usize,
     pub tokens_per_doc: usize,
     /// What the kernels keep of one layer's keys and values for all of these documents, in f32.

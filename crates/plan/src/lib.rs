@@ -28,8 +28,8 @@ pub use buffer::{Access, Buffer, BufferId, State, Tier, What};
 pub use builder::{StepBuilder, Use, Work};
 pub use check::{Violation, check, check_training};
 pub use input::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, OwnedPart, Placement, Placements, PlanInput, Role,
-    Rollout,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, OwnedPart, Placement, Placements,
+    PlanInput, Role,
 };
 pub use memory::{MemoryPlan, pack};
 pub use print::{memory_table, operation_text, schedule_text};

@@ -112,12 +112,12 @@ pub fn build(mut input: PlanInput) -> RunPlan {
         emit(&mut builder);
         schedules.push((kind, id, builder.finish()));
     };
-    if input.rollout.is_some() {
-        phase(PhaseKind::Generate, 0, &|b| b.rollout(), &mut table);
+    if input.generation.is_some() {
+        phase(PhaseKind::Generate, 0, &|b| b.generate(), &mut table);
     }
     // Of several models, all judge a rollout, and a frozen one is there only to judge.
     let many = input.models.len() > 1;
-    let judges = |m: &ModelPlan| input.evaluates || many && (input.rollout.is_some() || !m.trainable());
+    let judges = |m: &ModelPlan| input.evaluates || many && (input.generation.is_some() || !m.trainable());
     for (i, _) in input.models.iter().enumerate().filter(|(_, m)| judges(m)) {
         phase(PhaseKind::Score, i, &|b| b.score(), &mut table);
     }

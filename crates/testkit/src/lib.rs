@@ -12,5 +12,5 @@ mod world;
 pub use cases::{CarrierKind, Case, all_cases, pairwise_cases, run_case};
 pub use golden::{Golden, golden_dir};
 pub use setup::{Setup, engine, plan};
-pub use window::{Micro, Window};
+pub use window::{Micro, Window, score};
 pub use world::{Batches, Trace, in_world, train_world};

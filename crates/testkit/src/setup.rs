@@ -5,8 +5,8 @@ use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placements, PlanInput, Role, Rollout, RunPlan, Tier,
-    build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placements, PlanInput, Role, RunPlan,
+    Tier, build, strategy,
 };
 use lockstep_shape::{ModelShape, Recompute};
 
@@ -90,7 +90,7 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         coefficients_ahead: setup.coefficients_ahead,
         clip: true,
         evaluates: setup.evaluates,
-        rollout: setup.generates.map(|(docs, tokens_per_doc)| Rollout {
+        generation: setup.generates.map(|(docs, tokens_per_doc)| Generation {
             docs,
             tokens_per_doc,
             cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc),

@@ -1,6 +1,6 @@
 //! A window of micro-batches with the plain causal-LM objective.
 
-use lockstep_engine::{Driver, MicroBatch};
+use lockstep_engine::{Driver, Engine, MicroBatch};
 
 /// One micro-batch.
 #[derive(Clone, Debug, Default)]
@@ -94,4 +94,18 @@ impl Driver for Window {
     fn outputs(&mut self, micro: u32, log_probs: &[f32]) {
         self.log_probs[micro as usize].copy_from_slice(log_probs);
     }
+}
+
+/// The log-probability of every target of a batch, with the parameters as they are.
+pub fn score(engine: &mut Engine, micro: &Micro) -> Vec<f32> {
+    let mut all = Vec::new();
+    let batch = MicroBatch {
+        tokens: &micro.tokens,
+        targets: &micro.targets,
+        positions: &micro.positions,
+        cu_seqlens: &micro.cu_seqlens,
+        samples: &[],
+    };
+    engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs)).expect("a batch within bounds");
+    all
 }

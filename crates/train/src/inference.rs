@@ -4,7 +4,7 @@ use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanInput, Role, Rollout,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanInput, Role,
     RunPlan, Tier, build, strategy,
 };
 use lockstep_shape::{ModelShape, Recompute};
@@ -62,7 +62,7 @@ impl Inference<'_> {
             coefficients_ahead: true,
             clip: false,
             evaluates: self.scores,
-            rollout: self.slots.map(|(docs, tokens_per_doc)| Rollout {
+            generation: self.slots.map(|(docs, tokens_per_doc)| Generation {
                 docs,
                 tokens_per_doc,
                 cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc),

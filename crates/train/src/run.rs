@@ -1,6 +1,6 @@
 //! The loop.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -132,16 +132,14 @@ pub fn train_with(
         Journal::closed()
     };
     announce(&engine, config, &prepared.notes, &mut log, progress)?;
-    if let Some(checkpoint) = &checkpoint {
-        let text = format!("resumed from {} at step {}", checkpoint.path().display(), position.step);
-        progress.note(&text);
-        log.event(&text)?;
+    let checkpoint_path = checkpoint.as_ref().map(|c| c.path().to_path_buf());
+    if let Some(path) = &checkpoint_path {
+        tell(&format!("resumed from {} at step {}", path.display(), position.step), &mut log, progress)?;
         if position.step >= run.total_steps {
             progress.note(&format!("no step is left: the run ends at step {}", run.total_steps));
         }
     }
 
-    let checkpoint_path = checkpoint.as_ref().map(|c| c.path().to_path_buf());
     let mut outcome = Outcome {
         steps: position.step,
         last_loss: None,
@@ -179,13 +177,9 @@ pub fn train_with(
         if shown {
             progress.step(&told.record);
         }
-        if let Some(warning) = &told.warning {
-            progress.note(warning);
-            log.event(warning)?;
-        }
-        if let Some(note) = feed.done(window, told.record.step_seconds) {
-            progress.note(&note);
-            log.event(&note)?;
+        let note = feed.done(window, told.record.step_seconds);
+        for text in told.warning.iter().chain(&note) {
+            tell(text, &mut log, progress)?;
         }
         let sound = run.is_sound(&position);
         let mut improved = false;
@@ -199,9 +193,8 @@ pub fn train_with(
             log.sync()?;
             let path = save::save_checkpoint(&engine, &output.checkpoints(), &position, &identity)?;
             log.event(&format!("checkpoint {}", path.display()))?;
-            if let Some(keep) = config.output.save_total_limit.filter(|_| rank == Rank(0)) {
-                let best = position.best.filter(|_| run.keeps_best()).map(|best| Step(best.step));
-                lockstep_ckpt::retain(&output.checkpoints(), keep.max(1) as usize, best)?;
+            if rank == Rank(0) {
+                run.retain(&output.checkpoints(), &position)?;
             }
             outcome.checkpoint = Some(path);
         }
@@ -212,9 +205,7 @@ pub fn train_with(
             let path = output.checkpoints().join(format!("step-{}", best.step));
             save::load_checkpoint(&mut engine, &Checkpoint::open_verified(&path)?, &identity, scale)?;
         }
-        let text = format!("the model is that of step {}, the best one", best.step);
-        progress.note(&text);
-        log.event(&text)?;
+        tell(&format!("the model is that of step {}, the best one", best.step), &mut log, progress)?;
     }
     save::export(&engine, &identity.model_files, &output.model())?;
     log.event(&format!("model folder {}", output.model().display()))?;
@@ -241,11 +232,13 @@ fn announce(
     if let Some(spill) = engine.spill() {
         log.event(&format!("states on a disk: {} of each rank, {spill}", engine.plan().nvme_bytes))?;
     }
-    for note in notes {
-        progress.note(note);
-        log.event(note)?;
-    }
-    Ok(())
+    notes.iter().try_for_each(|note| tell(note, log, progress))
+}
+
+/// To whoever watches, and to the log.
+fn tell(text: &str, log: &mut Journal, progress: &mut dyn Progress) -> Result<(), TrainError> {
+    progress.note(text);
+    Ok(log.event(text)?)
 }
 
 /// Takes the plan's memory, reaches the other ranks, and is ready to run.
@@ -317,6 +310,15 @@ impl<'a> Run<'a> {
     /// Whether the best checkpoint stays, whatever `save_total_limit` says.
     fn keeps_best(&self) -> bool {
         self.config.eval.load_best_model_at_end || self.config.output.save == SaveWhen::Best
+    }
+
+    /// Removes checkpoints beyond the limit.
+    fn retain(&self, checkpoints: &Path, position: &Position) -> Result<(), TrainError> {
+        if let Some(keep) = self.config.output.save_total_limit {
+            let best = position.best.filter(|_| self.keeps_best()).map(|best| Step(best.step));
+            lockstep_ckpt::retain(checkpoints, keep.max(1) as usize, best)?;
+        }
+        Ok(())
     }
 
     /// `improved`: the evaluation after this step was better than all before.

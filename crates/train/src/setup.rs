@@ -1,5 +1,6 @@
 //! From a configuration to everything a run needs, before its first step.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lockstep_ckpt::{Checkpoint, ModelFolder};
@@ -7,8 +8,8 @@ use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig
 use lockstep_core::{Bytes, DType, Mesh, Rank};
 use lockstep_data::{Dataset, Tokenizer, TokenizerSource, preparing_bytes};
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Placement, Placements, PlanError, PlanInput, Role,
-    Rollout, RunPlan, Tier, build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError,
+    PlanInput, Role, RunPlan, Tier, build, strategy,
 };
 use lockstep_shape::{Adapter, ModelShape, Recompute, units};
 
@@ -147,6 +148,13 @@ fn evaluation_notes(config: &RunConfig, has_data: bool) -> Vec<String> {
         notes.push("what there is to evaluate on has no effect here: `eval_strategy` is no".into());
     }
     notes
+}
+
+/// The model folder that a path stands for: itself, or that of the run whose output folder it is.
+pub fn model_folder(path: &Path) -> PathBuf {
+    let inner = path.join("model");
+    let is_run = !path.join("config.json").exists() && inner.join("config.json").exists();
+    if is_run { inner } else { path.into() }
 }
 
 fn folder_texts(config: &RunConfig) -> [Option<String>; 2] {
@@ -303,15 +311,15 @@ fn plan_with(
         p.adapter.as_ref().map(|a| Adapter { rank: a.r as usize, targets: a.target_modules.clone() });
     let model =
         |role| ModelPlan::new(role, shape, recompute, adapter.as_ref(), config.optim.decay_norms_and_biases);
-    let (models, rollout) = match p.algorithm {
+    let (models, generation) = match p.algorithm {
         Algorithm::Sft | Algorithm::Clm => (vec![model(Role::Policy)], None),
         Algorithm::Ppo => {
             let rows = config.batch.per_device_train_batch_size * config.batch.gradient_accumulation_steps;
             let (docs, tokens_per_doc) = (rows as usize, config.data.max_length as usize);
             let cache_elems = lockstep_model::cache_elems(shape, docs, tokens_per_doc);
-            let rollout = Rollout { docs, tokens_per_doc, cache_elems };
+            let generation = Generation { docs, tokens_per_doc, cache_elems };
             let roles = [Role::Policy, Role::Value, Role::Reference, Role::Reward];
-            (roles.map(model).into(), Some(rollout))
+            (roles.map(model).into(), Some(generation))
         }
         other => return Err(TrainError::Algorithm { name: format!("{other:?}").to_lowercase() }),
     };
@@ -352,7 +360,7 @@ fn plan_with(
         coefficients_ahead,
         clip: config.optim.max_grad_norm.is_some(),
         evaluates: config.eval.evaluates(),
-        rollout,
+        generation,
     };
     let plan = build(input);
     if let Some(gib) = p.memory_budget_gib {

@@ -4,8 +4,8 @@
 //! both are beginnings of the whole. That fails for templates that write a turn in another way once
 //! more follows (Qwen3 drops what was thought). Then the turn is found by saying two other things in
 //! its place: what the two outputs do not share is the turn's content, and what follows a last turn's
-//! content closes any turn. What the prompt for a turn gives is never part of it. Every finding is checked against the real output; where it does not hold,
-//! there is no answer rather than a guess.
+//! content closes any turn. What the prompt for a turn gives is never part of it. Every finding is checked
+//! against the real output; where it does not hold, there is no answer rather than a guess.
 
 use std::ops::Range;
 

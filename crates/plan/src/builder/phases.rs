@@ -16,10 +16,10 @@ impl StepBuilder<'_> {
     /// Documents grow with a key-value cache until the caller has no more: one operation, for how long it
     /// takes depends on what is drawn. Parameters stay whole meanwhile. Each unit reads one stream and
     /// writes the other; the cache is all that a pass leaves to the next.
-    pub fn rollout(&mut self) {
-        let rollout = self.input.rollout.expect("a rollout phase has bounds");
-        assert!(rollout.docs <= self.input.head_chunk, "logits of all documents are there at once");
-        let cache = self.plan().shape.layers * rollout.cache_elems;
+    pub fn generate(&mut self) {
+        let generation = self.input.generation.expect("a phase that generates has bounds");
+        assert!(generation.docs <= self.input.head_chunk, "logits of all documents are there at once");
+        let cache = self.plan().shape.layers * generation.cache_elems;
         let cache = self.device(What::KvCache { model: self.model }, cache, DType::F32);
         let units: Vec<u32> = (0..=self.head_unit()).collect();
         if self.gathers() {

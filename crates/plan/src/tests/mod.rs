@@ -15,8 +15,8 @@ use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::{Adapter, ModelShape, Recompute};
 
 use crate::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, Phase, Placement, Placements, PlanInput, Role,
-    Rollout, RunPlan, State, Tier, What, build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Phase, Placement, Placements, PlanInput,
+    Role, RunPlan, State, Tier, What, build, strategy,
 };
 
 /// A run in the few words that tests vary.
@@ -107,7 +107,11 @@ impl Setup {
             coefficients_ahead: self.coefficients_ahead,
             clip: true,
             evaluates: false,
-            rollout: self.ppo.then_some(Rollout { docs: 4, tokens_per_doc: 192, cache_elems: 4 * 192 * 64 }),
+            generation: self.ppo.then_some(Generation {
+                docs: 4,
+                tokens_per_doc: 192,
+                cache_elems: 4 * 192 * 64,
+            }),
         }
     }
 

@@ -179,7 +179,7 @@ fn frozen_segments_have_no_gradients_or_moments() {
 fn a_frozen_model_has_a_score_phase() {
     let mut input = of_15m(StrategyName::Zero3, 1, 2).with(|s| s.ppo = true).input();
     input.models.retain(|m| matches!(m.role, Role::Policy | Role::Reference));
-    input.rollout = None;
+    input.generation = None;
     let names: Vec<String> = build(input).phases.into_iter().map(|p| p.name).collect();
     assert_eq!(names, ["score reference", "train policy"]);
 }

@@ -184,7 +184,7 @@ impl Grower for Batcher<'_> {
     fn draw(&mut self, doc: usize, logits: &[f32]) -> u32 {
         let doc = &mut self.running[self.in_pass[doc]];
         if !doc.draws {
-            // More of its prompt is to come; what this logits say is not asked.
+            // More of its prompt is to come: nobody asks what these logits say.
             return 0;
         }
         let token = self.sampler.draw(logits, &doc.tokens, doc.prompt as u32);

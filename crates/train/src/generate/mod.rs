@@ -9,6 +9,7 @@ mod sample;
 mod text;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use lockstep_ckpt::ModelFolder;
 use lockstep_core::{Bytes, DType};
@@ -21,6 +22,7 @@ use serde_json::Value;
 use crate::error::TrainError;
 use crate::inference::Inference;
 use crate::save;
+use crate::setup::model_folder;
 
 pub use batch::{Completion, Drawn, End, Listener};
 pub use dialogue::NextTurn;
@@ -50,7 +52,7 @@ pub struct GeneratorSpec {
 /// A model folder, ready to generate and to score.
 pub struct Generator {
     engine: Engine,
-    tokenizer: Tokenizer,
+    tokenizer: Arc<Tokenizer>,
     shape: ModelShape,
     capacity: usize,
     slots: usize,
@@ -64,14 +66,12 @@ impl Generator {
         if !path.exists() {
             return Err(TrainError::ModelMissing { path: path.into() });
         }
-        let inner = path.join("model");
-        let is_run = !path.join("config.json").exists() && inner.join("config.json").exists();
-        let path = if is_run { &inner } else { path };
+        let path = &model_folder(path);
         let folder = ModelFolder::open(path)?;
         let origin = path.join("config.json").display().to_string();
         let shape = ModelShape::from_hf_text(folder.config_json(), &origin)?;
         save::check_weights(&folder, &shape)?;
-        let tokenizer = Tokenizer::load(&TokenizerSource::File(path.into()))?;
+        let tokenizer = Arc::new(Tokenizer::load(&TokenizerSource::File(path.into()))?);
         if tokenizer.vocab_size() > shape.vocab {
             let (tokenizer, vocab) = (tokenizer.vocab_size(), shape.vocab);
             return Err(TrainError::VocabularyTooSmall { tokenizer, vocab });
@@ -95,8 +95,9 @@ impl Generator {
         Ok(Generator { engine, tokenizer, shape, capacity, slots: spec.slots, end_ids, defaults })
     }
 
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+    /// To keep: a listener decodes while the generator is at work.
+    pub fn tokenizer(&self) -> Arc<Tokenizer> {
+        Arc::clone(&self.tokenizer)
     }
 
     pub fn shape(&self) -> &ModelShape {
@@ -121,7 +122,7 @@ impl Generator {
     fn limits(&self, max_new_tokens: usize) -> Limits {
         Limits {
             slots: self.slots,
-            pass_tokens: PASS_TOKENS,
+            pass_tokens: self.engine.plan().input.bounds.tokens,
             capacity: self.capacity,
             max_new_tokens,
             end_ids: self.end_ids.clone(),
