@@ -2,10 +2,12 @@
 //!
 //! A [`Memory`] is taken once, before step one, and cut into [`View`]s by the plan's offsets. A
 //! [`Queue`] is an in-order lane of work: on the CPU it is a thread pool and an instruction set, and an
-//! operation is finished when its call returns. A GPU stream is another variant of the same type, so
-//! operations and models are written once.
+//! operation is finished when its call returns. A GPU's stream is another variant of the same type ([`cuda`]),
+//! so operations and models are written once.
 //!
 //! `unsafe` lives here, in `ops` and in `comm`, and nowhere else.
+
+pub mod cuda;
 
 mod counting;
 mod cpu;

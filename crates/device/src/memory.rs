@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use lockstep_core::{Bytes, DType};
 use memmap2::MmapMut;
 
+use crate::cuda::{Gpu, GpuError};
 use crate::{Pool, Real};
 
 /// Why memory could not be had.
@@ -16,13 +17,19 @@ use crate::{Pool, Real};
 pub enum MemoryError {
     #[error("the system did not grant {wanted} of memory: {cause}")]
     Refused { wanted: Bytes, cause: std::io::Error },
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
 }
 
-/// A block of host memory, zeroed and resident: every page is touched when it is taken, so that running
+/// A block of memory, zeroed. On the host it is resident: every page is touched when it is taken, so that running
 /// out happens here and not in the middle of a step.
 #[derive(Debug)]
 pub struct Memory {
     map: Option<MmapMut>,
+    /// Whose memory it is; the host's where `None`.
+    gpu: Option<&'static Gpu>,
+    /// The GPU that a part of this host memory is pinned for, and where that part starts.
+    pinned: Option<(&'static Gpu, usize)>,
     base: NonNull<u8>,
     bytes: Bytes,
     /// The file behind the mapping, which other processes of this host may read.
@@ -67,9 +74,35 @@ impl Memory {
         // agreed with them not to change meanwhile.
         let map = unsafe { memmap2::MmapOptions::new().len(len).map_mut(&file) };
         let map = map.map_err(|cause| MemoryError::Refused { wanted: bytes, cause })?;
-        let memory = Memory { shared: Some(file), ..Memory::over(map, bytes) };
+        let mut memory = Memory::over(map, bytes);
+        memory.shared = Some(file);
         memory.touch(pool);
         Ok(memory)
+    }
+
+    /// Takes `bytes` of a GPU's memory.
+    pub fn take_on(gpu: &'static Gpu, bytes: Bytes) -> Result<Memory, MemoryError> {
+        if bytes == Bytes::ZERO {
+            return Ok(Memory::empty());
+        }
+        let at = gpu.take_memory(bytes)?;
+        let base = NonNull::new(at as *mut u8).expect("the driver grants no memory at address zero");
+        let mut memory = Memory::empty();
+        (memory.gpu, memory.base, memory.bytes) = (Some(gpu), base, bytes);
+        memory.view(0, bytes.0 as usize / 4, DType::U32).zero();
+        Ok(memory)
+    }
+
+    /// Pins this host memory from byte `start` on, so that a GPU copies from and to it beside other work.
+    pub fn pin(mut self, gpu: &'static Gpu, start: usize) -> Result<Memory, MemoryError> {
+        let start = start / PAGE * PAGE;
+        let bytes = (self.bytes.0 as usize).saturating_sub(start);
+        if self.map.is_some() && bytes > 0 {
+            // SAFETY: the start lies inside the mapping.
+            gpu.pin(unsafe { self.base.add(start) }.as_ptr(), bytes)?;
+            self.pinned = Some((gpu, start));
+        }
+        Ok(self)
     }
 
     /// The file behind memory that was taken with [`Memory::take_shared`].
@@ -82,12 +115,15 @@ impl Memory {
     pub fn contains(&self, view: &View<'_>) -> Option<usize> {
         let offset = (view.ptr.as_ptr() as usize).checked_sub(self.base.as_ptr() as usize)?;
         let end = offset.checked_add(view.len * view.dtype.size())?;
-        (self.map.is_some() && end as u64 <= self.bytes.0).then_some(offset)
+        let is_ours = self.map.is_some() || self.gpu.is_some();
+        (is_ours && end as u64 <= self.bytes.0).then_some(offset)
     }
 
     fn empty() -> Memory {
         Memory {
             map: None,
+            gpu: None,
+            pinned: None,
             base: NonNull::dangling(),
             bytes: Bytes::ZERO,
             #[cfg(unix)]
@@ -99,7 +135,9 @@ impl Memory {
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage); // A wish; plain pages work too.
         let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address zero");
-        Memory { map: Some(map), base, bytes, ..Memory::empty() }
+        let mut memory = Memory::empty();
+        (memory.map, memory.base, memory.bytes) = (Some(map), base, bytes);
+        memory
     }
 
     /// Touches every page, from all threads of the pool.
@@ -131,10 +169,25 @@ impl Memory {
             "view [{offset}, +{len} {dtype}] outside {}",
             self.bytes
         );
-        debug_assert!(self.map.is_some() || len == 0);
+        debug_assert!(self.map.is_some() || self.gpu.is_some() || len == 0);
         // SAFETY: the offset was just checked to lie inside the mapping (or is 0 on an empty one).
         let ptr = unsafe { self.base.add(offset) };
-        View { ptr, len, dtype, memory: PhantomData }
+        View { ptr, len, dtype, gpu: self.gpu, memory: PhantomData }
+    }
+}
+
+/// What is pinned starts on a page.
+const PAGE: usize = 4096;
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(gpu) = self.gpu {
+            gpu.give_memory(self.base.as_ptr() as u64);
+        }
+        if let Some((gpu, start)) = self.pinned {
+            // SAFETY: as where it was pinned.
+            gpu.unpin(unsafe { self.base.add(start) }.as_ptr());
+        }
     }
 }
 
@@ -154,6 +207,8 @@ pub struct View<'m> {
     ptr: NonNull<u8>,
     len: usize,
     dtype: DType,
+    /// The GPU that the address is of; the host's where `None`.
+    gpu: Option<&'static Gpu>,
     memory: PhantomData<&'m Memory>,
 }
 
@@ -165,16 +220,38 @@ unsafe impl Sync for View<'_> {}
 impl<'m> View<'m> {
     /// No elements of no memory.
     pub fn empty() -> View<'m> {
-        View { ptr: NonNull::<u64>::dangling().cast(), len: 0, dtype: DType::F32, memory: PhantomData }
+        View {
+            ptr: NonNull::<u64>::dangling().cast(),
+            len: 0,
+            dtype: DType::F32,
+            gpu: None,
+            memory: PhantomData,
+        }
     }
 
     /// Copies all of `from`, which has as many elements of the same type and shares no byte with this.
     pub fn copy_from(&self, from: &View<'_>) {
         assert_eq!((self.len, self.dtype), (from.len, from.dtype), "a copy between views that differ");
         self.assert_apart(from);
-        let bytes = self.len * self.dtype.size();
         // SAFETY: both lie in live memory, do not overlap, and are quiet by the plan's waits.
-        unsafe { std::ptr::copy_nonoverlapping(from.ptr.as_ptr(), self.ptr.as_ptr(), bytes) }
+        unsafe { copy(self, from) }
+    }
+
+    /// Whether the address is a GPU's.
+    pub fn on_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// The address, of a view on a GPU.
+    pub fn device_ptr(&self) -> u64 {
+        debug_assert!(self.on_gpu() || self.len == 0, "an address of the host's memory");
+        self.ptr.as_ptr() as u64
+    }
+
+    /// The same bytes as elements of another type.
+    pub fn cast(&self, dtype: DType) -> View<'m> {
+        assert!((self.ptr.as_ptr() as usize).is_multiple_of(dtype.size()), "{dtype} at an odd address");
+        View { len: self.bytes() / dtype.size(), dtype, ..*self }
     }
 
     /// Elements.
@@ -219,6 +296,11 @@ impl<'m> View<'m> {
         assert!(apart, "operands overlap: {self:?} and {other:?}");
     }
 
+    /// Slices are of the host's memory.
+    fn assert_on_host(&self) {
+        assert!(self.gpu.is_none(), "the host reads a GPU's memory by copies");
+    }
+
     /// Bytes that the view spans.
     pub fn bytes(&self) -> usize {
         self.len * self.dtype.size()
@@ -229,6 +311,7 @@ impl<'m> View<'m> {
     /// # Safety
     /// As [`View::as_slice`].
     pub unsafe fn as_bytes(&self) -> &'m [u8] {
+        self.assert_on_host();
         // SAFETY: in bounds by construction; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes()) }
     }
@@ -239,6 +322,7 @@ impl<'m> View<'m> {
     /// As [`View::as_mut`].
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn as_bytes_mut(&self) -> &'m mut [u8] {
+        self.assert_on_host();
         // SAFETY: in bounds by construction; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes()) }
     }
@@ -248,6 +332,7 @@ impl<'m> View<'m> {
     /// # Safety
     /// `T` has the view's dtype's representation, and nobody writes these bytes while the slice lives.
     pub unsafe fn as_slice<T>(&self) -> &'m [T] {
+        self.assert_on_host();
         assert_eq!(size_of::<T>(), self.dtype.size(), "wrong element type for {}", self.dtype);
         // SAFETY: in bounds and aligned by construction; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().cast(), self.len) }
@@ -259,6 +344,7 @@ impl<'m> View<'m> {
     /// As [`View::as_slice`], and nobody else reads or writes these bytes while the slice lives.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn as_mut<T>(&self) -> &'m mut [T] {
+        self.assert_on_host();
         assert_eq!(size_of::<T>(), self.dtype.size(), "wrong element type for {}", self.dtype);
         // SAFETY: in bounds and aligned by construction; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().cast(), self.len) }
@@ -267,19 +353,37 @@ impl<'m> View<'m> {
     /// Copies host values in. For inputs, between steps or at their start.
     pub fn write<T: Copy>(&self, values: &[T]) {
         assert!(values.len() <= self.len, "{} values into a view of {}", values.len(), self.len);
-        // SAFETY: lanes are quiet on this buffer while the host writes it, by the plan's waits.
-        unsafe { self.first(values.len()).as_mut::<T>() }.copy_from_slice(values);
+        assert_eq!(size_of::<T>(), self.dtype.size(), "wrong element type for {}", self.dtype);
+        // SAFETY: in bounds; lanes are quiet on this buffer while the host writes it, by the plan's waits.
+        unsafe {
+            match self.gpu {
+                None => std::ptr::copy_nonoverlapping(values.as_ptr(), self.as_ptr(), values.len()),
+                Some(gpu) => gpu.write_bytes(self.device_ptr(), values.as_ptr().cast(), size_of_val(values)),
+            }
+        }
     }
 
     /// Copies values out to the host.
     pub fn read<T: Copy>(&self, out: &mut [T]) {
-        // SAFETY: lanes are quiet on this buffer while the host reads it, by the plan's waits.
-        out.copy_from_slice(unsafe { self.first(out.len()).as_slice::<T>() });
+        assert!(out.len() <= self.len, "{} values from a view of {}", out.len(), self.len);
+        assert_eq!(size_of::<T>(), self.dtype.size(), "wrong element type for {}", self.dtype);
+        // SAFETY: in bounds; lanes are quiet on this buffer while the host reads it, by the plan's waits.
+        unsafe {
+            match self.gpu {
+                None => std::ptr::copy_nonoverlapping(self.as_ptr(), out.as_mut_ptr(), out.len()),
+                Some(gpu) => gpu.read_bytes(out.as_mut_ptr().cast(), self.device_ptr(), size_of_val(out)),
+            }
+        }
     }
 
     /// Copies values out as f32, whatever they are stored as.
     pub fn read_f32(&self, out: &mut [f32]) {
         fn convert<R: Real>(view: &View<'_>, out: &mut [f32]) {
+            if view.on_gpu() {
+                let mut values = vec![R::from_f32(0.0); out.len()];
+                view.read(&mut values);
+                return out.iter_mut().zip(&values).for_each(|(o, v)| *o = v.to_f32());
+            }
             // SAFETY: as in `read`.
             let values = unsafe { view.first(out.len()).as_slice::<R>() };
             for (o, v) in out.iter_mut().zip(values) {
@@ -297,6 +401,10 @@ impl<'m> View<'m> {
     /// Copies f32 values in, rounding to the storage type.
     pub fn write_f32(&self, values: &[f32]) {
         fn convert<R: Real>(view: &View<'_>, values: &[f32]) {
+            if view.on_gpu() {
+                let values: Vec<R> = values.iter().map(|v| R::from_f32(*v)).collect();
+                return view.write(&values);
+            }
             // SAFETY: as in `write`.
             let out = unsafe { view.first(values.len()).as_mut::<R>() };
             for (o, v) in out.iter_mut().zip(values) {
@@ -314,7 +422,27 @@ impl<'m> View<'m> {
     /// Sets every byte to zero.
     pub fn zero(&self) {
         // SAFETY: in bounds; quiet by the plan's waits. Zero bytes are a valid value of every dtype.
-        unsafe { std::ptr::write_bytes(self.ptr.as_ptr(), 0, self.len * self.dtype.size()) }
+        unsafe {
+            match self.gpu {
+                None => std::ptr::write_bytes(self.ptr.as_ptr(), 0, self.bytes()),
+                Some(gpu) => gpu.zero_bytes(self.device_ptr(), self.bytes()),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Views of one length that do not overlap, at rest.
+unsafe fn copy(to: &View<'_>, from: &View<'_>) {
+    let bytes = to.bytes();
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (to.gpu, from.gpu) {
+            (None, None) => std::ptr::copy_nonoverlapping(from.ptr.as_ptr(), to.ptr.as_ptr(), bytes),
+            (Some(gpu), None) => gpu.write_bytes(to.device_ptr(), from.as_ptr(), bytes),
+            (None, Some(gpu)) => gpu.read_bytes(to.as_ptr(), from.device_ptr(), bytes),
+            (Some(gpu), Some(_)) => gpu.copy_bytes(to.device_ptr(), from.device_ptr(), bytes),
+        }
     }
 }
 

@@ -1,13 +1,14 @@
 //! In-order lanes of work.
 
+use crate::cuda::{CudaQueue, GpuError};
 use crate::{Isa, Pool};
 
 /// A lane that operations are issued to, in order. On the CPU an operation is done when its call
-/// returns; on a GPU it will be a stream.
+/// returns; on a GPU when its stream has come to it.
 #[derive(Debug)]
-#[non_exhaustive]
 pub enum Queue {
     Cpu(CpuQueue),
+    Cuda(CudaQueue),
 }
 
 /// A thread pool and the instruction set its kernels use.
@@ -30,8 +31,28 @@ impl Queue {
 
     /// The host's threads behind the lane.
     pub fn pool(&self) -> &Pool {
-        let Queue::Cpu(cpu) = self;
-        &cpu.pool
+        match self {
+            Queue::Cpu(cpu) => &cpu.pool,
+            Queue::Cuda(cuda) => &cuda.pool,
+        }
+    }
+
+    /// The stream, where the lane is one.
+    pub fn cuda(&self) -> Option<&CudaQueue> {
+        match self {
+            Queue::Cpu(_) => None,
+            Queue::Cuda(cuda) => Some(cuda),
+        }
+    }
+
+    /// Waits until everything issued is done.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.cuda().map_or(Ok(()), CudaQueue::synchronize)
+    }
+
+    /// Whether anything issued so far is known to have failed.
+    pub fn check(&self) -> Result<(), GpuError> {
+        self.cuda().map_or(Ok(()), CudaQueue::check)
     }
 
     pub fn num_threads(&self) -> usize {

@@ -33,7 +33,7 @@ use lockstep_device::{CpuQueue, Queue};
 pub(crate) fn cpu(queue: &Queue) -> &CpuQueue {
     match queue {
         Queue::Cpu(cpu) => cpu,
-        _ => unreachable!("a queue of a device this build does not have"),
+        Queue::Cuda(_) => unreachable!("this operation has no CUDA version yet"),
     }
 }
 

@@ -11,6 +11,7 @@
 //! round (`few`). All scratch is the caller's.
 
 mod cpu;
+mod cuda;
 mod few;
 mod kernel;
 pub(crate) mod pack;
@@ -51,18 +52,27 @@ pub fn scratch_bytes(num_threads: usize) -> Bytes {
 /// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ: a linear layer forward.
 pub fn nt(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
     assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.rows, b.cols), "shapes of A·Bᵀ");
-    cpu::product(crate::cpu(queue), c, cpu::A::Rows(a), cpu::B::Transposed(b), init, scratch);
+    match queue {
+        Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Rows(a), cpu::B::Transposed(b), init, scratch),
+        Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [false, true], init, scratch),
+    }
 }
 
 /// C\[M, N\] = init + A\[M, K\] · B\[K, N\]: the gradient of a linear layer's input.
 pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
     assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.cols, b.rows), "shapes of A·B");
-    cpu::product(crate::cpu(queue), c, cpu::A::Rows(a), cpu::B::Natural(b), init, scratch);
+    match queue {
+        Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Rows(a), cpu::B::Natural(b), init, scratch),
+        Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [false, false], init, scratch),
+    }
 }
 
 /// C\[M, N\] = init + A\[K, M\]ᵀ · B\[K, N\]: the gradient of a weight. C is f32.
 pub fn tn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
     assert_eq!((c.rows, c.cols, a.rows), (a.cols, b.cols, b.rows), "shapes of Aᵀ·B");
     assert_eq!(c.view.dtype(), DType::F32, "weight gradients are f32");
-    cpu::product(crate::cpu(queue), c, cpu::A::Columns(a), cpu::B::Natural(b), init, scratch);
+    match queue {
+        Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Columns(a), cpu::B::Natural(b), init, scratch),
+        Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [true, false], init, scratch),
+    }
 }

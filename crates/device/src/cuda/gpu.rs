@@ -1,0 +1,319 @@
+//! One GPU of this process: its driver, its context, and what was compiled for it.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_int};
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock};
+
+use lockstep_core::Bytes;
+
+use super::driver::{self, Context, DevicePtr, DriverTable, Status};
+use super::error::GpuError;
+use super::library::{Search, open};
+use super::lt::Lt;
+use super::module::Modules;
+use super::nvrtc::Nvrtc;
+
+/// A GPU that this process works with. It is opened once and stays until the process ends.
+pub struct Gpu {
+    pub(crate) driver: DriverTable,
+    context: Context,
+    pub ordinal: u32,
+    pub name: String,
+    /// Compute capability: 90 is 9.0.
+    pub sm: u32,
+    pub multiprocessors: u32,
+    /// The most shared memory that a block can ask for.
+    pub shared_per_block: u32,
+    pub l2: Bytes,
+    pub total: Bytes,
+    /// Of the driver: 13000 is 13.0.
+    pub driver_version: u32,
+    pub(crate) nvrtc: Nvrtc,
+    pub(crate) lt: Lt,
+    pub(crate) modules: Modules,
+    /// For copies of the host between steps.
+    host_stream: Mutex<usize>,
+}
+
+// SAFETY: the context and the stream are handles that the driver lets any thread use; everything that changes
+// on this side is behind locks.
+unsafe impl Send for Gpu {}
+// SAFETY: as above.
+unsafe impl Sync for Gpu {}
+
+/// The oldest driver: CUDA 12.0's.
+const OLDEST_DRIVER: u32 = 12000;
+
+thread_local! {
+    /// The GPU whose context this thread has entered.
+    static ENTERED: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// What a driver says of itself, without taking a GPU.
+#[derive(Debug)]
+pub struct Installed {
+    pub driver_version: u32,
+    pub driver_path: PathBuf,
+    /// Name, compute capability and memory of each GPU it shows.
+    pub gpus: Vec<(String, u32, Bytes)>,
+}
+
+/// Looks for a driver and its GPUs.
+pub fn installed(search: &Search) -> Result<Installed, GpuError> {
+    let driver = open_driver(search)?;
+    let mut gpus = Vec::new();
+    for ordinal in 0..count(&driver)? {
+        gpus.push(describe(&driver, ordinal)?);
+    }
+    let driver_version = version(&driver)?;
+    Ok(Installed { driver_version, driver_path: driver.opened.path.clone(), gpus })
+}
+
+fn open_driver(search: &Search) -> Result<DriverTable, GpuError> {
+    let driver = DriverTable::load(open("the NVIDIA driver", &["libcuda.so.1", "libcuda.so"], search)?)?;
+    // SAFETY: takes a number alone.
+    check(&driver, "cuInit", unsafe { (driver.init)(0) })?;
+    let found = version(&driver)?;
+    if found < OLDEST_DRIVER {
+        let found = format!("of CUDA {}.{}", found / 1000, found % 1000 / 10);
+        return Err(GpuError::TooOld { what: "the NVIDIA driver", found, needed: "one of CUDA 12.0" });
+    }
+    Ok(driver)
+}
+
+fn version(driver: &DriverTable) -> Result<u32, GpuError> {
+    let mut version = 0;
+    // SAFETY: a place for the number.
+    check(driver, "cuDriverGetVersion", unsafe { (driver.version)(&mut version) })?;
+    Ok(version as u32)
+}
+
+fn count(driver: &DriverTable) -> Result<u32, GpuError> {
+    let mut count = 0;
+    // SAFETY: a place for the number.
+    check(driver, "cuDeviceGetCount", unsafe { (driver.device_count)(&mut count) })?;
+    Ok(count as u32)
+}
+
+fn attribute(driver: &DriverTable, device: c_int, which: c_int) -> Result<u32, GpuError> {
+    let mut value = 0;
+    // SAFETY: a place for the number; the device was given by the driver.
+    check(driver, "cuDeviceGetAttribute", unsafe { (driver.device_attribute)(&mut value, which, device) })?;
+    Ok(value as u32)
+}
+
+fn describe(driver: &DriverTable, ordinal: u32) -> Result<(String, u32, Bytes), GpuError> {
+    let device = device(driver, ordinal)?;
+    let (mut name, mut total) = ([0 as c_char; 128], 0usize);
+    // SAFETY: the buffer's length is given, and the name ends within it.
+    let name = unsafe {
+        check(driver, "cuDeviceGetName", (driver.device_name)(name.as_mut_ptr(), 128, device))?;
+        check(driver, "cuDeviceTotalMem", (driver.device_memory)(&mut total, device))?;
+        CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+    };
+    let major = attribute(driver, device, driver::CAPABILITY_MAJOR)?;
+    let minor = attribute(driver, device, driver::CAPABILITY_MINOR)?;
+    Ok((name, major * 10 + minor, Bytes(total as u64)))
+}
+
+fn device(driver: &DriverTable, ordinal: u32) -> Result<c_int, GpuError> {
+    let count = count(driver)?;
+    if ordinal >= count {
+        return Err(GpuError::NoDevice { ordinal, count });
+    }
+    let mut device = 0;
+    // SAFETY: a place for the handle, an ordinal below the count.
+    check(driver, "cuDeviceGet", unsafe { (driver.device_get)(&mut device, ordinal as c_int) })?;
+    Ok(device)
+}
+
+pub(crate) fn check(driver: &DriverTable, call: &'static str, status: Status) -> Result<(), GpuError> {
+    if status == driver::SUCCESS {
+        return Ok(());
+    }
+    let text = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+        let mut at: *const c_char = std::ptr::null();
+        // SAFETY: on success the pointer is to a static C string.
+        unsafe {
+            if function(status, &mut at) != driver::SUCCESS || at.is_null() {
+                return format!("error {status}");
+            }
+            CStr::from_ptr(at).to_string_lossy().into_owned()
+        }
+    };
+    Err(GpuError::Call { call, text: format!("{} ({})", text(driver.error_string), text(driver.error_name)) })
+}
+
+impl Gpu {
+    /// Opens GPU `ordinal` among those the driver shows. Machine code is kept in `cache`, where one is given.
+    /// The same GPU is given to all who ask; another one in the same process is refused.
+    pub fn open(ordinal: u32, search: &Search, cache: Option<PathBuf>) -> Result<&'static Gpu, GpuError> {
+        static OPENED: OnceLock<&'static Gpu> = OnceLock::new();
+        static OPENING: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = OPENING.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(gpu) = OPENED.get() {
+            assert_eq!(gpu.ordinal, ordinal, "a process works with one GPU");
+            return Ok(gpu);
+        }
+        let gpu: &'static Gpu = Box::leak(Box::new(Gpu::new(ordinal, search, cache)?));
+        Ok(OPENED.get_or_init(|| gpu))
+    }
+
+    fn new(ordinal: u32, search: &Search, cache: Option<PathBuf>) -> Result<Gpu, GpuError> {
+        let driver = open_driver(search)?;
+        let (name, sm, total) = describe(&driver, ordinal)?;
+        if sm < 80 {
+            return Err(GpuError::TooSmall { name, sm });
+        }
+        let nvrtc = Nvrtc::open(search)?;
+        let device = device(&driver, ordinal)?;
+        let mut context: Context = std::ptr::null_mut();
+        // SAFETY: the device is the driver's; the context is current before anything else is called.
+        unsafe {
+            check(&driver, "cuDevicePrimaryCtxRetain", (driver.context_retain)(&mut context, device))?;
+            check(&driver, "cuCtxSetCurrent", (driver.context_set)(context))?;
+        }
+        let lt = Lt::open(search)?;
+        let attribute = |which| attribute(&driver, device, which);
+        let gpu = Gpu {
+            multiprocessors: attribute(driver::MULTIPROCESSORS)?,
+            shared_per_block: attribute(driver::SHARED_PER_BLOCK_OPTIN)?,
+            l2: Bytes(u64::from(attribute(driver::L2_BYTES)?)),
+            driver_version: version(&driver)?,
+            modules: Modules::new(cache),
+            host_stream: Mutex::new(0),
+            driver,
+            context,
+            ordinal,
+            name,
+            sm,
+            total,
+            nvrtc,
+            lt,
+        };
+        *gpu.host_stream.lock().unwrap_or_else(|e| e.into_inner()) = gpu.make_stream()? as usize;
+        Ok(gpu)
+    }
+
+    /// Makes this GPU the current one of the calling thread, which every call of the driver needs.
+    #[inline]
+    pub fn enter(&self) {
+        if ENTERED.get() != Some(self.ordinal) {
+            // SAFETY: the context was retained when the GPU was opened and is never released.
+            let status = unsafe { (self.driver.context_set)(self.context) };
+            debug_assert_eq!(status, driver::SUCCESS, "a retained context can be entered");
+            ENTERED.set(Some(self.ordinal));
+        }
+    }
+
+    pub fn nvrtc(&self) -> &Nvrtc {
+        &self.nvrtc
+    }
+
+    pub fn lt(&self) -> &Lt {
+        &self.lt
+    }
+
+    pub fn driver_path(&self) -> &std::path::Path {
+        &self.driver.opened.path
+    }
+
+    /// Free bytes on the GPU as the driver tells them, all processes together.
+    pub fn free_bytes(&self) -> Result<Bytes, GpuError> {
+        self.enter();
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: two places for numbers.
+        self.check("cuMemGetInfo", unsafe { (self.driver.memory_info)(&mut free, &mut total) })?;
+        Ok(Bytes(free as u64))
+    }
+
+    pub(crate) fn check(&self, call: &'static str, status: Status) -> Result<(), GpuError> {
+        check(&self.driver, call, status)
+    }
+
+    pub(crate) fn take_memory(&self, bytes: Bytes) -> Result<DevicePtr, GpuError> {
+        self.enter();
+        let mut at = 0;
+        // SAFETY: a place for the address.
+        let status = unsafe { (self.driver.memory_alloc)(&mut at, bytes.0 as usize) };
+        if status == driver::OUT_OF_MEMORY {
+            return Err(GpuError::OutOfMemory { wanted: bytes, free: self.free_bytes()?, total: self.total });
+        }
+        self.check("cuMemAlloc", status)?;
+        Ok(at)
+    }
+
+    pub(crate) fn give_memory(&self, at: DevicePtr) {
+        self.enter();
+        // SAFETY: the address came from `take_memory`, and its owner is being dropped.
+        unsafe { (self.driver.memory_free)(at) };
+    }
+
+    /// Pins host memory, so that copies to and from it run beside other work.
+    pub(crate) fn pin(&self, at: *mut u8, bytes: usize) -> Result<(), GpuError> {
+        self.enter();
+        // SAFETY: the caller owns the mapping and unpins it before it goes.
+        self.check("cuMemHostRegister", unsafe { (self.driver.host_register)(at.cast(), bytes, 0) })
+    }
+
+    pub(crate) fn unpin(&self, at: *mut u8) {
+        self.enter();
+        // SAFETY: pinned by `pin`.
+        unsafe { (self.driver.host_unregister)(at.cast()) };
+    }
+
+    pub(crate) fn make_stream(&self) -> Result<driver::StreamHandle, GpuError> {
+        self.enter();
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: a place for the handle.
+        let status = unsafe { (self.driver.stream_create)(&mut stream, driver::STREAM_NON_BLOCKING) };
+        self.check("cuStreamCreate", status)?;
+        Ok(stream)
+    }
+
+    /// Runs a copy on the host's stream and waits for it. For the host, between steps. Failures surface at the
+    /// next call that can return one: a context that has failed once fails always.
+    fn host_copy(&self, copy: impl FnOnce(driver::StreamHandle) -> Status) {
+        self.enter();
+        let stream = self.host_stream.lock().unwrap_or_else(|e| e.into_inner());
+        let stream = *stream as driver::StreamHandle;
+        copy(stream);
+        // SAFETY: the stream lives as long as the process.
+        unsafe { (self.driver.stream_synchronize)(stream) };
+    }
+
+    /// # Safety
+    /// `bytes` are readable at `from`, and writable at `to` on this device; nobody else uses them now.
+    pub(crate) unsafe fn write_bytes(&self, to: DevicePtr, from: *const u8, bytes: usize) {
+        // SAFETY: the caller's promise.
+        self.host_copy(|stream| unsafe { (self.driver.copy_to_device)(to, from.cast(), bytes, stream) });
+    }
+
+    /// # Safety
+    /// As `write_bytes`, the other way round.
+    pub(crate) unsafe fn read_bytes(&self, to: *mut u8, from: DevicePtr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        self.host_copy(|stream| unsafe { (self.driver.copy_to_host)(to.cast(), from, bytes, stream) });
+    }
+
+    /// # Safety
+    /// Both ranges lie in this device's memory and are at rest.
+    pub(crate) unsafe fn copy_bytes(&self, to: DevicePtr, from: DevicePtr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        self.host_copy(|stream| unsafe { (self.driver.copy_on_device)(to, from, bytes, stream) });
+    }
+
+    /// # Safety
+    /// The range lies in this device's memory and is at rest.
+    pub(crate) unsafe fn zero_bytes(&self, at: DevicePtr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        self.host_copy(|stream| unsafe { (self.driver.set_bytes)(at, 0, bytes, stream) });
+    }
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gpu({} {}, sm_{})", self.ordinal, self.name, self.sm)
+    }
+}

@@ -1,0 +1,133 @@
+//! Shared libraries found at run time, and tables of their functions.
+//!
+//! A library is looked for in the folders of a [`Search`], then by its bare name, which leaves the looking to
+//! the system (its cache and `LD_LIBRARY_PATH`). A table holds plain function pointers that are all there, or
+//! it does not exist: nothing fails at the first call.
+
+use std::path::{Path, PathBuf};
+
+use libloading::Library;
+
+use super::error::GpuError;
+
+/// Folders to look for libraries in, before the system's own. The one who may read the environment fills it.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    pub folders: Vec<PathBuf>,
+}
+
+impl Search {
+    /// The folders in which CUDA toolkits and Python packages keep libraries. `toolkits` and `pythons` are the
+    /// roots that the environment names, of either kind.
+    pub fn around(toolkits: &[PathBuf], pythons: &[PathBuf]) -> Search {
+        let mut folders = Vec::new();
+        let standard = Path::new("/usr/local/cuda").to_path_buf();
+        for root in toolkits.iter().chain([&standard]) {
+            folders.extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|sub| root.join(sub)));
+        }
+        for root in pythons {
+            // <root>/lib/pythonX.Y/site-packages/nvidia/<package>/lib
+            for python in subfolders(&root.join("lib")) {
+                for package in subfolders(&python.join("site-packages").join("nvidia")) {
+                    folders.push(package.join("lib"));
+                }
+            }
+        }
+        folders.retain(|folder| folder.is_dir());
+        Search { folders }
+    }
+}
+
+fn subfolders(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let mut all: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
+    all.sort();
+    all
+}
+
+/// An open library, and where it was found.
+#[derive(Debug)]
+pub struct Opened {
+    library: Library,
+    pub path: PathBuf,
+}
+
+/// Opens the first of `names` that can be opened.
+pub fn open(what: &'static str, names: &[&str], search: &Search) -> Result<Opened, GpuError> {
+    let in_folders = search.folders.iter().flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    let candidates: Vec<PathBuf> =
+        in_folders.filter(|path| path.exists()).chain(names.iter().map(PathBuf::from)).collect();
+    let mut why = String::new();
+    for path in &candidates {
+        // SAFETY: loading runs the library's initialisers. These are NVIDIA's own libraries, named by file
+        // name; whoever can put another file in their place could as well replace this program.
+        match unsafe { Library::new(path) } {
+            Ok(library) => return Ok(Opened { library, path: mapped_path(path) }),
+            Err(cause) => why = cause.to_string(),
+        }
+    }
+    Err(GpuError::LibraryMissing { what, names: names.join(", "), why })
+}
+
+/// Where the system found a library that was opened by name.
+fn mapped_path(opened: &Path) -> PathBuf {
+    if opened.is_absolute() {
+        return opened.into();
+    }
+    let name = opened.to_string_lossy();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let stem = name.split(".so").next().unwrap_or(&name);
+    let is_it = |path: &&str| {
+        let file = path.rsplit('/').next().unwrap_or(path);
+        path.starts_with('/') && file.split(".so").next() == Some(stem)
+    };
+    maps.lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .find(is_it)
+        .map_or(opened.into(), PathBuf::from)
+}
+
+impl Opened {
+    /// The function of this name.
+    ///
+    /// # Safety
+    /// `F` is a function pointer of the signature that the library gives the name.
+    pub unsafe fn symbol<F: Copy>(&self, symbol: &'static str) -> Result<F, GpuError> {
+        // SAFETY: the caller's promise.
+        let found = unsafe { self.library.get::<F>(symbol.as_bytes()) };
+        let missing = |_| GpuError::SymbolMissing { library: self.path.display().to_string(), symbol };
+        found.map(|f| *f).map_err(missing)
+    }
+}
+
+/// A table of C functions: a struct with a pointer for each, filled from an open library.
+#[macro_export]
+macro_rules! function_table {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $(fn $field:ident = $symbol:literal ($($arg:ty),* $(,)?) -> $ret:ty;)* }) => {
+        $(#[$meta])*
+        $vis struct $name {
+            $($vis $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            /// Keeps the functions mapped.
+            $vis opened: $crate::cuda::library::Opened,
+        }
+
+        impl $name {
+            $vis fn load(opened: $crate::cuda::library::Opened) -> Result<$name, $crate::cuda::GpuError> {
+                Ok($name {
+                    $($field: {
+                        // SAFETY: the signature is the one that the library's header gives this symbol.
+                        unsafe { opened.symbol::<unsafe extern "C" fn($($arg),*) -> $ret>($symbol)? }
+                    },)*
+                    opened,
+                })
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, concat!(stringify!($name), "({})"), self.opened.path.display())
+            }
+        }
+    };
+}
+pub use crate::function_table;

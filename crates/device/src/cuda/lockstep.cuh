@@ -1,0 +1,100 @@
+// What every kernel file includes: element types, conversions, reductions. No header of the CUDA toolkit is
+// needed: the compiler is given this text and nothing else.
+//
+// REAL is the storage type of activations and working parameters of this compilation: f32, bf16 or f16.
+// Arithmetic is in float. Letters in shapes as in lib.rs: T tokens, D model width, H query heads, G key-value
+// heads, h head width, F feed-forward width, V vocabulary.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+
+// ---- element types --------------------------------------------------------------------------------------------
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+__device__ __forceinline__ f32 to_f32(f32 x) { return x; }
+__device__ __forceinline__ f32 to_f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ __forceinline__ f32 to_f32(f16 x) {
+    f32 y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+template <typename R> __device__ __forceinline__ R from_f32(f32 x);
+template <> __device__ __forceinline__ f32 from_f32<f32>(f32 x) { return x; }
+template <> __device__ __forceinline__ bf16 from_f32<bf16>(f32 x) {
+    bf16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+template <> __device__ __forceinline__ f16 from_f32<f16>(f32 x) {
+    f16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+// ---- vectors of 16 bytes --------------------------------------------------------------------------------------
+
+// N elements that are read and written as one, where the address is a multiple of 16 bytes.
+template <typename R> struct alignas(16) Pack {
+    static constexpr int N = 16 / sizeof(R);
+    R at[N];
+};
+
+template <typename R> __device__ __forceinline__ Pack<R> load_pack(const R* from) {
+    return *reinterpret_cast<const Pack<R>*>(from);
+}
+template <typename R> __device__ __forceinline__ void store_pack(R* to, const Pack<R>& pack) {
+    *reinterpret_cast<Pack<R>*>(to) = pack;
+}
+
+// ---- sums over threads, in an order that depends on the number of threads alone -------------------------------
+
+__device__ __forceinline__ f32 warp_sum(f32 x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+
+__device__ __forceinline__ f32 warp_max(f32 x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+
+// Every thread of the block gets the sum; `room` has a float for each warp. Blocks are whole warps, at most 32.
+__device__ __forceinline__ f32 block_sum(f32 x, f32* room) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    x = warp_sum(x);
+    __syncthreads();
+    if (lane == 0) room[warp] = x;
+    __syncthreads();
+    return warp_sum(lane < warps ? room[lane] : 0.0f);
+}
+
+__device__ __forceinline__ f32 block_max(f32 x, f32* room) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    x = warp_max(x);
+    __syncthreads();
+    if (lane == 0) room[warp] = x;
+    __syncthreads();
+    return warp_max(lane < warps ? room[lane] : __int_as_float(0xff800000));
+}
+
+// ---- packed documents -----------------------------------------------------------------------------------------
+
+// The document of a row: the last one that starts at or before it. `bounds` has docs + 1 entries.
+__device__ __forceinline__ u32 doc_of_row(const u32* bounds, u32 docs, u32 row) {
+    u32 low = 0, high = docs;
+    while (low + 1 < high) {
+        const u32 middle = (low + high) / 2;
+        if (bounds[middle] <= row) low = middle; else high = middle;
+    }
+    return low;
+}

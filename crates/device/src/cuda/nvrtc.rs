@@ -1,0 +1,132 @@
+//! CUDA C++ to machine code, at run time.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+use super::error::GpuError;
+use super::library::{Search, function_table, open};
+
+type Program = *mut c_void;
+
+function_table! {
+    /// Of `libnvrtc`.
+    pub(crate) struct NvrtcTable {
+        fn version = "nvrtcVersion"(*mut c_int, *mut c_int) -> c_int;
+        fn error_string = "nvrtcGetErrorString"(c_int) -> *const c_char;
+        fn create = "nvrtcCreateProgram"(
+            *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
+        ) -> c_int;
+        fn destroy = "nvrtcDestroyProgram"(*mut Program) -> c_int;
+        fn compile = "nvrtcCompileProgram"(Program, c_int, *const *const c_char) -> c_int;
+        fn log_size = "nvrtcGetProgramLogSize"(Program, *mut usize) -> c_int;
+        fn log = "nvrtcGetProgramLog"(Program, *mut c_char) -> c_int;
+        fn cubin_size = "nvrtcGetCUBINSize"(Program, *mut usize) -> c_int;
+        fn cubin = "nvrtcGetCUBIN"(Program, *mut c_char) -> c_int;
+    }
+}
+
+/// The compiler. It needs no GPU.
+#[derive(Debug)]
+pub struct Nvrtc {
+    table: NvrtcTable,
+    /// Major and minor.
+    pub version: (u32, u32),
+}
+
+/// A header that sources may include.
+pub(crate) struct Header {
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+}
+
+impl Nvrtc {
+    pub fn open(search: &Search) -> Result<Nvrtc, GpuError> {
+        let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
+        let table = NvrtcTable::load(open("NVRTC, CUDA's run-time compiler,", &names, search)?)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: two places to write an int to.
+        unsafe { (table.version)(&mut major, &mut minor) };
+        if major < 12 {
+            return Err(GpuError::TooOld {
+                what: "NVRTC",
+                found: format!("{major}.{minor}"),
+                needed: "12.0",
+            });
+        }
+        Ok(Nvrtc { table, version: (major as u32, minor as u32) })
+    }
+
+    pub fn path(&self) -> &std::path::Path {
+        &self.table.opened.path
+    }
+
+    /// Compiles `text` to machine code. `options` as nvcc takes them.
+    pub(crate) fn compile(
+        &self,
+        name: &str,
+        text: &str,
+        headers: &[Header],
+        options: &[String],
+    ) -> Result<Vec<u8>, GpuError> {
+        let c = |text: &str| CString::new(text).expect("sources and options have no zero byte");
+        let (text, file) = (c(text), c(&format!("{name}.cu")));
+        let texts: Vec<CString> = headers.iter().map(|h| c(h.text)).collect();
+        let names: Vec<CString> = headers.iter().map(|h| c(h.name)).collect();
+        let options: Vec<CString> = options.iter().map(|o| c(o)).collect();
+        let pointers = |all: &[CString]| -> Vec<*const c_char> { all.iter().map(|s| s.as_ptr()).collect() };
+        let (texts_at, names_at, options_at) = (pointers(&texts), pointers(&names), pointers(&options));
+        let mut program: Program = std::ptr::null_mut();
+        // SAFETY: every pointer is to a C string or an array of them that lives past the call, with its length.
+        let status = unsafe {
+            (self.table.create)(
+                &mut program,
+                text.as_ptr(),
+                file.as_ptr(),
+                headers.len() as c_int,
+                texts_at.as_ptr(),
+                names_at.as_ptr(),
+            )
+        };
+        self.check("nvrtcCreateProgram", status)?;
+        // SAFETY: the program was just made; options as above.
+        let status = unsafe { (self.table.compile)(program, options.len() as c_int, options_at.as_ptr()) };
+        let outcome = if status == 0 {
+            self.cubin(program)
+        } else {
+            Err(GpuError::Compile { source_name: name.to_string(), log: self.log(program) })
+        };
+        // SAFETY: made above and not used afterwards.
+        unsafe { (self.table.destroy)(&mut program) };
+        outcome
+    }
+
+    fn cubin(&self, program: Program) -> Result<Vec<u8>, GpuError> {
+        let mut size = 0;
+        // SAFETY: the program is alive, and the buffer has the size it asks for.
+        unsafe {
+            self.check("nvrtcGetCUBINSize", (self.table.cubin_size)(program, &mut size))?;
+            let mut code = vec![0u8; size];
+            self.check("nvrtcGetCUBIN", (self.table.cubin)(program, code.as_mut_ptr().cast()))?;
+            Ok(code)
+        }
+    }
+
+    fn log(&self, program: Program) -> String {
+        let mut size = 0;
+        // SAFETY: as in `cubin`; the log ends with a zero byte that is part of its size.
+        unsafe {
+            (self.table.log_size)(program, &mut size);
+            let mut log = vec![0u8; size.max(1)];
+            (self.table.log)(program, log.as_mut_ptr().cast());
+            String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string()
+        }
+    }
+
+    fn check(&self, call: &'static str, status: c_int) -> Result<(), GpuError> {
+        if status == 0 {
+            return Ok(());
+        }
+        // SAFETY: the function returns a static C string for any number.
+        let text = unsafe { CStr::from_ptr((self.table.error_string)(status)) };
+        Err(GpuError::Call { call, text: text.to_string_lossy().into_owned() })
+    }
+}

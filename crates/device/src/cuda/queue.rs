@@ -1,0 +1,357 @@
+//! A stream: work on the GPU in the order it was issued.
+
+use std::ffi::c_void;
+use std::sync::Mutex;
+
+use lockstep_core::DType;
+
+use super::driver::{self, EventHandle, StreamHandle};
+use super::error::GpuError;
+use super::gpu::Gpu;
+use super::module::{Kernel, Source, Variant};
+use crate::{Pool, View};
+
+/// A stream of one GPU. Calls return when work is issued, not when it is done.
+///
+/// Nothing here returns an error where work is issued: the first failure is kept, everything issued after it is
+/// skipped, and [`CudaQueue::check`] tells it. So operations read the same on every device.
+pub struct CudaQueue {
+    pub gpu: &'static Gpu,
+    stream: StreamHandle,
+    failure: Mutex<Option<GpuError>>,
+    /// The host's side, for the little it does.
+    pub(crate) pool: Pool,
+    /// Products in f32 may round their operands to tf32.
+    pub tf32: bool,
+}
+
+// SAFETY: a stream handle may be used from any thread; the rest is locked or fixed.
+unsafe impl Send for CudaQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CudaQueue {}
+
+/// How many blocks of how many threads, with how much dynamic shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    pub grid: [usize; 3],
+    pub threads: usize,
+    pub shared: usize,
+}
+
+impl Launch {
+    pub const fn new(blocks: usize, threads: usize) -> Launch {
+        Launch { grid: [blocks, 1, 1], threads, shared: 0 }
+    }
+
+    /// One thread for each of `items`, in blocks of 256.
+    pub const fn each(items: usize) -> Launch {
+        Launch::new(items.div_ceil(256), 256)
+    }
+}
+
+/// One argument of a kernel: its bytes as the kernel's parameter has them.
+#[derive(Clone, Copy, Debug)]
+pub struct Arg(u64);
+
+impl From<View<'_>> for Arg {
+    fn from(view: View<'_>) -> Arg {
+        assert!(view.on_gpu() || view.is_empty(), "a kernel reads the GPU's memory");
+        Arg(view.as_ptr::<u8>() as u64)
+    }
+}
+
+impl From<Option<View<'_>>> for Arg {
+    /// A null pointer for `None`.
+    fn from(view: Option<View<'_>>) -> Arg {
+        view.map_or(Arg(0), Arg::from)
+    }
+}
+
+impl From<u32> for Arg {
+    fn from(value: u32) -> Arg {
+        Arg(u64::from(value))
+    }
+}
+
+impl From<u64> for Arg {
+    fn from(value: u64) -> Arg {
+        Arg(value)
+    }
+}
+
+/// Sizes go to kernels as 32-bit integers; a size that does not fit is a bug of the plan.
+impl From<usize> for Arg {
+    fn from(value: usize) -> Arg {
+        Arg(u64::from(u32::try_from(value).expect("a size that fits in 32 bits")))
+    }
+}
+
+impl From<i32> for Arg {
+    fn from(value: i32) -> Arg {
+        Arg(u64::from(value as u32))
+    }
+}
+
+impl From<f32> for Arg {
+    fn from(value: f32) -> Arg {
+        Arg(u64::from(value.to_bits()))
+    }
+}
+
+impl From<f64> for Arg {
+    fn from(value: f64) -> Arg {
+        Arg(value.to_bits())
+    }
+}
+
+/// The arguments of a launch, in the order of the kernel's parameters: views as pointers; u32, i32, f32 and
+/// usize (as a 32-bit integer); u64 and f64.
+#[macro_export]
+macro_rules! args {
+    ($($arg:expr),* $(,)?) => { [$($crate::cuda::Arg::from($arg)),*] };
+}
+
+impl CudaQueue {
+    pub fn new(gpu: &'static Gpu) -> Result<CudaQueue, GpuError> {
+        let stream = gpu.make_stream()?;
+        Ok(CudaQueue { gpu, stream, failure: Mutex::new(None), pool: Pool::new(1), tf32: false })
+    }
+
+    /// The stream's handle, for libraries that issue work themselves.
+    pub fn raw_stream(&self) -> *mut c_void {
+        self.gpu.enter();
+        self.stream
+    }
+
+    /// The kernel of an operation, compiled when first asked for. `None` after a failure.
+    pub fn kernel(
+        &self,
+        source: &'static Source,
+        real: DType,
+        name: &'static str,
+    ) -> Option<&'static Kernel> {
+        self.kernel_variant(source, Variant::of(real), name)
+    }
+
+    pub fn kernel_variant(
+        &self,
+        source: &'static Source,
+        variant: Variant,
+        name: &'static str,
+    ) -> Option<&'static Kernel> {
+        self.gpu.kernel(source, variant, name).map_err(|cause| self.fail(cause)).ok()
+    }
+
+    /// Issues a kernel. Empty grids are no work.
+    ///
+    /// # Safety
+    /// The arguments are those of the kernel, in number, order and size, and every address it computes from
+    /// them lies in memory that the plan lets this lane use now.
+    pub unsafe fn launch<const N: usize>(&self, kernel: Option<&Kernel>, launch: Launch, mut args: [Arg; N]) {
+        let (Some(kernel), false) = (kernel, launch.grid.contains(&0)) else { return };
+        self.gpu.enter();
+        let allowed = kernel.allow_shared(self.gpu, launch.shared as u32);
+        let mut pointers: [*mut c_void; N] = [std::ptr::null_mut(); N];
+        for (pointer, arg) in pointers.iter_mut().zip(&mut args) {
+            *pointer = (&raw mut arg.0).cast();
+        }
+        let [x, y, z] = launch.grid.map(|n| n as u32);
+        let issued = allowed.and_then(|()| {
+            // SAFETY: the pointers are to as many arguments as the kernel has (the caller's promise), little-endian
+            // so that a 32-bit parameter reads the low half.
+            let status = unsafe {
+                (self.gpu.driver.launch)(
+                    kernel.function,
+                    x,
+                    y,
+                    z,
+                    launch.threads as u32,
+                    1,
+                    1,
+                    launch.shared as u32,
+                    self.stream,
+                    pointers.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
+            };
+            self.gpu.check("cuLaunchKernel", status)
+        });
+        self.keep(issued);
+    }
+
+    /// Sets a range to zero, in the stream's order.
+    pub fn zero(&self, view: View<'_>) {
+        if view.is_empty() {
+            return;
+        }
+        self.gpu.enter();
+        assert!(view.on_gpu(), "a stream sets the GPU's memory");
+        // SAFETY: the view lies in live device memory, and the plan lets this lane write it now.
+        let status = unsafe { (self.gpu.driver.set_bytes)(view.device_ptr(), 0, view.bytes(), self.stream) };
+        self.keep(self.gpu.check("cuMemsetD8Async", status));
+    }
+
+    /// Copies, in the stream's order, between any two memories. Host memory that is not pinned makes the call
+    /// wait for the copy.
+    pub fn copy(&self, to: View<'_>, from: View<'_>) {
+        assert_eq!((to.len(), to.dtype()), (from.len(), from.dtype()), "a copy between views that differ");
+        let bytes = to.bytes();
+        if bytes == 0 {
+            return;
+        }
+        self.gpu.enter();
+        let driver = &self.gpu.driver;
+        // SAFETY: both views lie in live memory of their kind, and the plan's waits keep others off them until
+        // the copy is done.
+        let status = unsafe {
+            match (to.on_gpu(), from.on_gpu()) {
+                (true, true) => {
+                    (driver.copy_on_device)(to.device_ptr(), from.device_ptr(), bytes, self.stream)
+                }
+                (true, false) => (driver.copy_to_device)(to.device_ptr(), from.as_ptr(), bytes, self.stream),
+                (false, true) => (driver.copy_to_host)(to.as_ptr(), from.device_ptr(), bytes, self.stream),
+                (false, false) => panic!("a stream copies from or to the GPU"),
+            }
+        };
+        self.keep(self.gpu.check("cuMemcpyAsync", status));
+    }
+
+    /// Marks this point of the stream.
+    pub fn record(&self, event: &Event) {
+        self.gpu.enter();
+        // SAFETY: event and stream are alive and of one context.
+        let status = unsafe { (self.gpu.driver.event_record)(event.handle, self.stream) };
+        self.keep(self.gpu.check("cuEventRecord", status));
+    }
+
+    /// Work issued from now on waits for the event, on the GPU; the call does not.
+    pub fn wait_for(&self, event: &Event) {
+        self.gpu.enter();
+        // SAFETY: as in `record`.
+        let status = unsafe { (self.gpu.driver.stream_wait)(self.stream, event.handle, 0) };
+        self.keep(self.gpu.check("cuStreamWaitEvent", status));
+    }
+
+    /// Waits until all issued work is done.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.check()?;
+        self.gpu.enter();
+        // SAFETY: the stream is alive.
+        let status = unsafe { (self.gpu.driver.stream_synchronize)(self.stream) };
+        self.keep(self.gpu.check("cuStreamSynchronize", status));
+        self.check()
+    }
+
+    /// Whether all issued work is done.
+    pub fn is_idle(&self) -> Result<bool, GpuError> {
+        self.check()?;
+        self.gpu.enter();
+        // SAFETY: the stream is alive.
+        match unsafe { (self.gpu.driver.stream_query)(self.stream) } {
+            driver::NOT_READY => Ok(false),
+            status => {
+                self.keep(self.gpu.check("cuStreamQuery", status));
+                self.check().map(|()| true)
+            }
+        }
+    }
+
+    /// The first failure, if there was one.
+    pub fn check(&self) -> Result<(), GpuError> {
+        match &*self.failure.lock().unwrap_or_else(|e| e.into_inner()) {
+            Some(cause) => Err(cause.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Keeps a failure for [`CudaQueue::check`].
+    pub fn fail(&self, cause: GpuError) {
+        self.failure.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(cause);
+    }
+
+    pub(crate) fn keep(&self, outcome: Result<(), GpuError>) {
+        if let Err(cause) = outcome {
+            self.fail(cause);
+        }
+    }
+}
+
+impl Drop for CudaQueue {
+    fn drop(&mut self) {
+        self.gpu.enter();
+        // SAFETY: made by `new`; the driver keeps it until its work is done.
+        unsafe { (self.gpu.driver.stream_destroy)(self.stream) };
+    }
+}
+
+impl std::fmt::Debug for CudaQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CudaQueue({:?})", self.gpu)
+    }
+}
+
+/// A point in a stream's work.
+#[derive(Debug)]
+pub struct Event {
+    gpu: &'static Gpu,
+    handle: EventHandle,
+}
+
+// SAFETY: an event handle may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub fn new(gpu: &'static Gpu) -> Result<Event, GpuError> {
+        Event::with_flags(gpu, driver::EVENT_DISABLE_TIMING)
+    }
+
+    /// One that [`Event::milliseconds_since`] works with.
+    pub fn timed(gpu: &'static Gpu) -> Result<Event, GpuError> {
+        Event::with_flags(gpu, 0)
+    }
+
+    fn with_flags(gpu: &'static Gpu, flags: u32) -> Result<Event, GpuError> {
+        gpu.enter();
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a place for the handle.
+        gpu.check("cuEventCreate", unsafe { (gpu.driver.event_create)(&mut handle, flags) })?;
+        Ok(Event { gpu, handle })
+    }
+
+    /// Waits on the host until the work before it is done.
+    pub fn synchronize(&self) -> Result<(), GpuError> {
+        self.gpu.enter();
+        // SAFETY: the event is alive.
+        self.gpu.check("cuEventSynchronize", unsafe { (self.gpu.driver.event_synchronize)(self.handle) })
+    }
+
+    pub fn is_done(&self) -> Result<bool, GpuError> {
+        self.gpu.enter();
+        // SAFETY: the event is alive.
+        match unsafe { (self.gpu.driver.event_query)(self.handle) } {
+            driver::NOT_READY => Ok(false),
+            status => self.gpu.check("cuEventQuery", status).map(|()| true),
+        }
+    }
+
+    /// Between two timed events that are both done.
+    pub fn milliseconds_since(&self, earlier: &Event) -> Result<f32, GpuError> {
+        self.gpu.enter();
+        let mut milliseconds = 0.0;
+        // SAFETY: a place for the number, two live events.
+        let status =
+            unsafe { (self.gpu.driver.event_elapsed)(&mut milliseconds, earlier.handle, self.handle) };
+        self.gpu.check("cuEventElapsedTime", status)?;
+        Ok(milliseconds)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.gpu.enter();
+        // SAFETY: made by `new`.
+        unsafe { (self.gpu.driver.event_destroy)(self.handle) };
+    }
+}
