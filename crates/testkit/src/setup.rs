@@ -86,6 +86,7 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         needs: DeviceNeeds {
             workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, setup.threads),
             foreign: Bytes::ZERO,
+            host_foreign: None,
         },
         coefficients_ahead: setup.coefficients_ahead,
         clip: true,

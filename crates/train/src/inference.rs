@@ -58,6 +58,7 @@ impl Inference<'_> {
             needs: DeviceNeeds {
                 workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
                 foreign: Bytes::ZERO,
+                host_foreign: None,
             },
             coefficients_ahead: true,
             clip: false,

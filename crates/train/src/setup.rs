@@ -356,6 +356,7 @@ fn plan_with(
         needs: DeviceNeeds {
             workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
             foreign: foreign(config, tokenizer, dataset, bounds.tokens),
+            host_foreign: None,
         },
         coefficients_ahead,
         clip: config.optim.max_grad_norm.is_some(),
