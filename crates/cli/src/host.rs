@@ -28,7 +28,8 @@ pub(crate) fn cache_folder() -> PathBuf {
     cache().unwrap_or_else(std::env::temp_dir).join("lockstep")
 }
 
-fn cache() -> Option<PathBuf> {
+/// Where programs keep what they can make again.
+pub(crate) fn cache() -> Option<PathBuf> {
     folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
 }
 

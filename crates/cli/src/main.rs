@@ -8,6 +8,7 @@ mod evaluate;
 mod export;
 mod flags;
 mod generate;
+mod gpu;
 mod host;
 mod launch;
 mod plan;
