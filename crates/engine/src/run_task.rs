@@ -1,6 +1,6 @@
 //! Running what is not a unit's computation: collectives, copies, the norm, updates. Any lane may.
 
-use lockstep_comm::{Gathered, MAX_OFFERS};
+use lockstep_comm::{CommError, Gathered, MAX_OFFERS};
 use lockstep_core::Axis;
 use lockstep_device::{Queue, View};
 use lockstep_ops::adamw::{self, Rates};
@@ -22,10 +22,10 @@ impl Shared {
             Task::Reduce(reduce) => self.reduce(reduce, i as u64, queue),
             Task::Copy { pairs, writes_states } => {
                 // A skipped step leaves every state as it was.
-                if *writes_states && self.step_state().skip {
+                if *writes_states && self.skips(queue)? {
                     return Ok(());
                 }
-                return Ok(pairs.iter().try_for_each(|(from, to)| from.copy_to(to, &self.memories))?);
+                return pairs.iter().try_for_each(|(from, to)| from.copy_to(to, &self.memories, queue));
             }
             Task::Squares(list) => {
                 for one in list {
@@ -34,13 +34,20 @@ impl Shared {
                 }
                 Ok(())
             }
-            Task::ClipNorm => self.clip_norm(i as u64),
+            Task::ClipNorm => return self.clip_norm(i, queue),
             Task::Update(update) => return self.update(update, queue),
         };
-        outcome.map_err(|cause| EngineError::Comm {
-            op: operation_text(&self.plan, self.schedule_phase(), i),
-            cause,
-        })
+        outcome.map_err(|cause| self.comm_failed(i, cause))
+    }
+
+    pub(crate) fn comm_failed(&self, i: usize, cause: CommError) -> EngineError {
+        EngineError::Comm { op: operation_text(&self.plan, self.schedule_phase(), i), cause }
+    }
+
+    /// Whether the step changes nothing. Where the device decides that, the host has to ask.
+    fn skips(&self, queue: &Queue) -> Result<bool, EngineError> {
+        self.read_verdict(queue)?;
+        Ok(self.step_state().skip)
     }
 
     fn gather(&self, parts: &[Gather], tag: u64) -> Result<(), lockstep_comm::CommError> {
@@ -86,9 +93,11 @@ impl Shared {
             return Ok(());
         }
         if let Some((from, to)) = &task.before {
-            from.copy_to(to, &self.memories)?;
+            from.copy_to(to, &self.memories, queue)?;
         }
         let updates = &state.updates;
+        // A stream's updates read the verdict where it is, without the host.
+        let verdict = self.verdict().filter(|_| queue.cuda().is_some());
         let rates = Rates::at(updates.t, updates.lr, updates.betas, updates.eps, state.clip);
         for range in &task.ranges {
             let view = |place: &Place| place.view(&self.memories);
@@ -101,10 +110,10 @@ impl Shared {
                 v: view(&range.v),
                 weight_decay,
             };
-            adamw::update(queue, range, &rates);
+            adamw::update(queue, range, &rates, verdict);
         }
         if let Some((from, to)) = &task.after {
-            from.copy_to(to, &self.memories)?;
+            from.copy_to(to, &self.memories, queue)?;
         }
         Ok(())
     }

@@ -194,10 +194,10 @@ impl PlanInput {
         self.inputs_elems().next_multiple_of(256) + 2 * self.bounds.tokens.next_multiple_of(256)
     }
 
-    /// The port: a part for each micro-batch, then the step's verdict, then, in generation, a chunk of logits.
+    /// The port: a part for each micro-batch, then, in generation, a chunk of logits.
     pub fn port_elems(&self) -> usize {
         let logits = self.generation.map_or(0, |r| r.docs * self.models[0].shape.vocab);
-        self.micros as usize * self.port_stride() + 256 + logits
+        self.micros as usize * self.port_stride() + logits
     }
 
     /// Whether any model drops: then batches say which sample each document is.

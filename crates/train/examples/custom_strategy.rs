@@ -53,7 +53,8 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let config = lockstep_config::load(Some(source), &[])?;
     let tokenizer = lockstep_train::load_tokenizer(&config)?;
     let shape = lockstep_train::model_shape(&config, &tokenizer)?;
-    let mut input = lockstep_train::plan_for(&config, &shape, &tokenizer, None, 1)?.input;
+    let mut input =
+        lockstep_train::plan_for(&config, &shape, &tokenizer, None, Kernels::Cpu { num_threads: 1 })?.input;
     input.strategy = strategy;
     let plan = build(input);
     // What every strategy must keep: nothing read before it is written, each gradient reduced once, and so on.

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bad_step;
+mod bench;
 mod chat;
 mod data_spec;
 mod error;
@@ -25,6 +26,7 @@ mod scaler;
 mod setup;
 mod sft;
 
+pub use bench::{StepSpeed, bench_step};
 pub use chat::chat_rows;
 pub use data_spec::{prepare_eval, prepare_train};
 pub use error::TrainError;
