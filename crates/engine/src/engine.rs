@@ -75,11 +75,12 @@ impl PhasePlaces {
     fn of(plan: &RunPlan, phase: &Phase, rank: Rank) -> PhasePlaces {
         let places = Places::of(plan, phase, rank);
         let tasks = tasks(plan, phase, &places, rank);
-        let squares = tasks.iter().find_map(|task| match task {
-            Task::Squares(list) => Some(list.clone()),
+        let squares = tasks.iter().filter_map(|task| match task {
+            Task::Squares(list) => Some(&list[..]),
             _ => None,
         });
-        PhasePlaces { places, tasks, squares: squares.unwrap_or_default() }
+        let squares = squares.flatten().copied().collect();
+        PhasePlaces { places, tasks, squares }
     }
 }
 
