@@ -80,15 +80,16 @@ impl PhasePlaces {
     fn of(plan: &RunPlan, phase: &Phase, rank: Rank, device: Device) -> Result<PhasePlaces, EngineError> {
         let places = Places::of(plan, phase, rank);
         let tasks = tasks(plan, phase, &places, rank);
-        let squares = tasks.iter().find_map(|task| match task {
-            Task::Squares(list) => Some(list.clone()),
+        let squares = tasks.iter().filter_map(|task| match task {
+            Task::Squares(list) => Some(&list[..]),
             _ => None,
         });
+        let squares = squares.flatten().copied().collect();
         let marks = match device {
             Device::Cpu => phase.schedule.ops.iter().map(|_| None).collect(),
             Device::Cuda(gpu) => marks(&phase.schedule, gpu)?,
         };
-        Ok(PhasePlaces { places, tasks, squares: squares.unwrap_or_default(), marks })
+        Ok(PhasePlaces { places, tasks, squares, marks })
     }
 }
 

@@ -27,6 +27,12 @@ impl Shared {
                 }
                 return pairs.iter().try_for_each(|(from, to)| from.copy_to(to, &self.memories, queue));
             }
+            Task::Add(pairs) => {
+                for (from, to) in pairs {
+                    reduce::add(queue, to.view(&self.memories), from.view(&self.memories));
+                }
+                Ok(())
+            }
             Task::Squares(list) => {
                 for one in list {
                     let (leaves, grad) = (one.leaves.view(&self.memories), one.grad.view(&self.memories));

@@ -49,7 +49,8 @@ pub enum What {
         model: ModelId,
         unit: u32,
     },
-    /// A unit's whole gradient for one micro-batch, on its way to the owners.
+    /// A unit's whole gradient, on its way to the owners or to the host: of one micro-batch, or of those
+    /// summed so far.
     GradWhole {
         model: ModelId,
         unit: u32,
@@ -60,9 +61,14 @@ pub enum What {
     ParamStaging {
         turn: u32,
     },
-    /// A piece of a unit's share on the host during an update: its gradient, its states if their home is a disk
-    /// (in the order of [`crate::PlanInput::optimizer_states`]), each f32, then room for the updated
-    /// parameters in the storage type. Two, in turn.
+    /// A piece of a later micro-batch's gradient on the host, until it is added to those before it. Two, in
+    /// turn.
+    GradStaging {
+        turn: u32,
+    },
+    /// A piece of a unit's share on the host during an update: its states if their home is a disk (in the order
+    /// of [`crate::PlanInput::optimizer_states`]), each f32, then room for the updated parameters in the
+    /// storage type if their home is not the host. Two, in turn.
     HostStaging {
         turn: u32,
     },

@@ -25,6 +25,17 @@ pub struct Placements {
     pub optimizer_tier: Tier,
 }
 
+impl Placements {
+    /// Gradients live where the optimizer reads them: updates on the host find theirs there, also when the
+    /// states come from a disk.
+    pub fn grads_tier(&self) -> Tier {
+        match self.optimizer_tier {
+            Tier::Device => Tier::Device,
+            Tier::Host | Tier::Nvme => Tier::Host,
+        }
+    }
+}
+
 /// The order in which a window's gradients are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccumulationOrder {
@@ -167,7 +178,7 @@ impl PlanInput {
             State::Working => {
                 (p.params_tier, share(trained, p.params) + share(frozen, p.params), self.storage)
             }
-            State::Grad => (Tier::Device, share(trained, p.grads), DType::F32),
+            State::Grad => (p.grads_tier(), share(trained, p.grads), DType::F32),
             State::Master | State::ExpAvg | State::ExpAvgSq => {
                 (p.optimizer_tier, share(trained, p.optimizer), DType::F32)
             }
@@ -236,6 +247,16 @@ impl PlanInput {
                 at: behind,
             },
         ]
+    }
+
+    /// Whether gradients are only made on the device, and live on the host.
+    pub fn grads_leave(&self) -> bool {
+        self.placements.grads_tier() != Tier::Device
+    }
+
+    /// Whether a rank's accumulator holds whole gradients.
+    pub fn grads_are_whole(&self) -> bool {
+        !self.is_sharded(State::Grad)
     }
 
     /// Whether the optimizer keeps an f32 copy of its own: where the working copy is narrower, or lies

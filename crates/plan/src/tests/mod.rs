@@ -4,6 +4,7 @@
 mod broken;
 mod gradients;
 mod lanes;
+mod leaving;
 mod overlap;
 mod packing;
 mod promises;
