@@ -123,7 +123,7 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
         let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
         say(&format!("{} {rows} skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset)));
     }
-    let connect = session.map(|session| ranks::connect(session, config)).transpose()?;
+    let connect = session.map(|session| ranks::connect(session, config, device)).transpose()?;
     let outcome = lockstep_train::train(config, text, prepared, connect, &mut *progress).map_err(boxed)?;
     drop(progress);
     say(&format!("model in {}", outcome.model_dir.display()));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-use lockstep_comm::{Comm, Group};
+use lockstep_comm::{Call, Comm, Group, NcclSpec, NcclWorld};
 use lockstep_core::{Axis, Bytes, DType, Rank};
 use lockstep_device::cuda::{Event, Gpu};
 use lockstep_device::{Device, Memory, Queue, Spill};
@@ -26,6 +26,8 @@ pub struct Resources {
     pub memory: Arc<Memory>,
     /// `None` in a world of one.
     pub comm: Option<Comm>,
+    /// Of ranks that compute on GPUs: what carries between those.
+    pub nccl: Option<NcclSpec>,
     pub queue: Queue,
     /// Where states may be spilled to, for plans that do.
     pub spill_dir: Option<PathBuf>,
@@ -35,7 +37,7 @@ impl Resources {
     /// One rank, with memory of its own.
     pub fn alone(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
         let memory = Arc::new(queue.device().take(plan.arena, queue.pool())?);
-        Ok(Resources { rank: Rank(0), memory, comm: None, queue, spill_dir: None })
+        Ok(Resources { rank: Rank(0), memory, comm: None, nccl: None, queue, spill_dir: None })
     }
 }
 
@@ -60,6 +62,7 @@ pub(crate) struct Shared {
     pub(crate) host_calls: AtomicU64,
     pub(crate) dropout_seed: AtomicU64,
     comm: Option<Mutex<Comm>>,
+    nccl: Option<NcclWorld>,
     groups: [Group; 3],
     pub(crate) step: Mutex<StepState>,
     pub(crate) norm: Mutex<NormWork>,
@@ -156,7 +159,7 @@ impl StepState {
 impl Engine {
     /// Prepares a plan to run. Parameters are zero until they are initialised or loaded.
     pub fn new(plan: RunPlan, resources: Resources) -> Result<Engine, EngineError> {
-        let Resources { rank, memory, comm, queue, spill_dir } = resources;
+        let Resources { rank, memory, mut comm, nccl, queue, spill_dir } = resources;
         assert_eq!(memory.bytes(), plan.arena, "the arena is the plan's");
         let (world, here) = (plan.input.mesh.world(), comm.as_ref().map_or(1, |c| c.world()));
         assert_eq!(world, here, "the plan is for {world} ranks, the carrier for {here}");
@@ -174,6 +177,15 @@ impl Engine {
             .collect::<Result<_, _>>()?;
         lockstep_model::fill_tables(&plan.input.models[0].shape, phases[0].places.tables.view(&memories));
         let mesh = plan.input.mesh;
+        let groups = [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank));
+        let nccl = match (queue.device(), &mut comm) {
+            (Device::Cuda(_), Some(comm)) => {
+                let spec = nccl.expect("ranks on GPUs have NCCL");
+                let failed = |cause| EngineError::Comm { op: "setting up NCCL".into(), cause };
+                Some(NcclWorld::connect(&spec, &groups, comm, Call::HOST).map_err(failed)?)
+            }
+            _ => None,
+        };
         let most_squares = phases.iter().map(|p| p.squares.len()).max().unwrap_or(0);
         let shared = Arc::new(Shared {
             phases,
@@ -182,10 +194,11 @@ impl Engine {
             memories,
             lanes: Lanes::new(),
             rank,
-            host_calls: AtomicU64::new(0),
+            host_calls: AtomicU64::new(1),
             dropout_seed: AtomicU64::new(0),
             comm: comm.map(Mutex::new),
-            groups: [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank)),
+            nccl,
+            groups,
             step: Mutex::new(StepState::new(Updates::NONE, 1.0)),
             on_their_way: Mutex::new(Vec::with_capacity(plan.input.micros as usize)),
             plan,
@@ -292,6 +305,11 @@ impl Shared {
     pub(crate) fn comm(&self) -> MutexGuard<'_, Comm> {
         let comm = self.comm.as_ref().expect("a world of several ranks has a carrier");
         comm.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// What carries between GPUs.
+    pub(crate) fn nccl(&self) -> Option<&NcclWorld> {
+        self.nccl.as_ref()
     }
 
     pub(crate) fn is_alone(&self) -> bool {

@@ -125,8 +125,15 @@ impl Shared {
     }
 
     /// Everything of the lane is done when its thread comes to rest.
-    fn finish_lane(&self, _lane: Lane, queue: &Queue) -> Result<(), EngineError> {
-        Ok(queue.synchronize()?)
+    fn finish_lane(&self, lane: Lane, queue: &Queue) -> Result<(), EngineError> {
+        match (lane, self.nccl(), queue.cuda()) {
+            // Others have a part in these: they may fail, or never come.
+            (Lane::Comm, Some(nccl), Some(cuda)) => {
+                let failed = |cause| EngineError::Comm { op: "the collectives of a phase".into(), cause };
+                nccl.wait(cuda, "the collectives of a phase").map_err(failed)
+            }
+            _ => Ok(queue.synchronize()?),
+        }
     }
 
     pub(crate) fn compute_lane(&self, caller: &mut Caller, queue: &Queue) -> Result<(), EngineError> {

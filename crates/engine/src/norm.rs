@@ -46,7 +46,9 @@ impl Shared {
         let own: usize = self.at().squares.iter().map(|one| one.leaves.elems()).sum();
         reduce::sum_leaves(queue, verdict.first(1), leaves.first(own));
         if self.plan.input.is_sharded(State::Grad) {
-            self.sum_on_device(Axis::Shard, verdict.first(1), queue).map_err(|e| self.comm_failed(i, e))?;
+            let (nccl, cuda) = self.nccl().zip(queue.cuda()).expect("ranks on GPUs have NCCL");
+            let summed = nccl.of(self.group(Axis::Shard)).all_reduce(cuda, &[verdict.first(1)]);
+            summed.map_err(|cause| self.comm_failed(i, cause))?;
         }
         let (max_norm, loss_scale) = {
             let step = self.step_state();

@@ -18,7 +18,7 @@ impl Shared {
         let outcome = match &self.at().tasks[i] {
             Task::Compute => unreachable!("units are computed on the compute lane"),
             Task::Nothing => Ok(()),
-            Task::Gather(parts) => self.gather(parts, i as u64),
+            Task::Gather(parts) => self.gather(parts, i as u64, queue),
             Task::Reduce(reduce) => self.reduce(reduce, i as u64, queue),
             Task::Copy { pairs, writes_states } => {
                 // A skipped step leaves every state as it was.
@@ -56,33 +56,41 @@ impl Shared {
         Ok(self.step_state().skip)
     }
 
-    fn gather(&self, parts: &[Gather], tag: u64) -> Result<(), lockstep_comm::CommError> {
-        let mut comm = self.comm();
+    fn gather(&self, parts: &[Gather], tag: u64, queue: &Queue) -> Result<(), CommError> {
+        let group = self.group(Axis::Shard);
         for parts in parts.chunks(MAX_OFFERS) {
             let mut views = [Gathered { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
             for (view, part) in views.iter_mut().zip(parts) {
                 *view =
                     Gathered { own: part.own.view(&self.memories), whole: part.whole.view(&self.memories) };
             }
-            comm.all_gather(self.group(Axis::Shard), tag, &views[..parts.len()])?;
+            let views = &views[..parts.len()];
+            match self.nccl().zip(queue.cuda()) {
+                Some((nccl, cuda)) => nccl.of(group).all_gather(cuda, views)?,
+                None => self.comm().all_gather(group, tag, views)?,
+            }
         }
         Ok(())
     }
 
-    fn reduce(&self, task: &Reduce, tag: u64, queue: &Queue) -> Result<(), lockstep_comm::CommError> {
+    fn reduce(&self, task: &Reduce, tag: u64, queue: &Queue) -> Result<(), CommError> {
         if let Some(scratch) = task.scratch {
-            let (mut comm, group) = (self.comm(), self.group(task.axis));
-            let scratch = scratch.view(&self.memories);
+            let group = self.group(task.axis);
             for parts in task.parts.chunks(MAX_OFFERS) {
                 let mut views = [View::empty(); MAX_OFFERS];
                 for (view, part) in views.iter_mut().zip(parts) {
                     *view = part.view(&self.memories);
                 }
                 let views = &views[..parts.len()];
-                if task.to_all {
-                    comm.all_reduce(group, tag, views, scratch)?;
-                } else {
-                    comm.reduce_scatter(group, tag, views, scratch)?;
+                match (self.nccl().zip(queue.cuda()), task.to_all) {
+                    (Some((nccl, cuda)), true) => nccl.of(group).all_reduce(cuda, views)?,
+                    (Some((nccl, cuda)), false) => nccl.of(group).reduce_scatter(cuda, views)?,
+                    (None, true) => {
+                        self.comm().all_reduce(group, tag, views, scratch.view(&self.memories))?
+                    }
+                    (None, false) => {
+                        self.comm().reduce_scatter(group, tag, views, scratch.view(&self.memories))?
+                    }
                 }
             }
         }

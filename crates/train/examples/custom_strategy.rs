@@ -85,7 +85,7 @@ fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
 fn run_rank(plan: RunPlan, rank: Rank, comm: Comm) -> Result<Vec<u32>, lockstep_engine::EngineError> {
     let queue = Queue::cpu(1);
     let memory = Arc::new(Memory::take(plan.arena, queue.pool())?);
-    let resources = Resources { rank, memory, comm: Some(comm), queue, spill_dir: None };
+    let resources = Resources { rank, memory, comm: Some(comm), nccl: None, queue, spill_dir: None };
     let mut engine = Engine::new(plan, resources)?;
     engine.initialise(42)?;
     for step in 0..3 {

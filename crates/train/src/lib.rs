@@ -35,7 +35,7 @@ pub use export::{Exported, export_checkpoint};
 pub use objective::{Metrics, Objective, WindowCounts, train_step};
 pub use output_dir::Holder;
 pub use rate::RateSchedule;
-pub use run::{Connect, MemoryUse, Outcome, train, train_with};
+pub use run::{Connect, Connection, MemoryUse, Outcome, train, train_with};
 pub use setup::{
     Prepared, chosen_strategy, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
     prepare_for, strategy_name,

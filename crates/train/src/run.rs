@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lockstep_ckpt::{Checkpoint, DataCursor};
-use lockstep_comm::{Comm, CommError};
+use lockstep_comm::{Comm, CommError, NcclSpec};
 use lockstep_config::{EvalWhen, Precision, RunConfig, SaveWhen};
 use lockstep_core::{Bytes, Rank, Step};
 use lockstep_data::{Dataset, Order, Window};
@@ -72,7 +72,14 @@ impl MemoryUse {
 }
 
 /// Connects a rank to the others, which may read the memory given.
-pub type Connect<'a> = Box<dyn FnOnce(&Arc<Memory>) -> Result<Comm, CommError> + 'a>;
+pub type Connect<'a> = Box<dyn FnOnce(&Arc<Memory>) -> Result<Connection, CommError> + 'a>;
+
+/// What a rank reaches others by.
+pub struct Connection {
+    pub comm: Comm,
+    /// Of ranks that compute on GPUs.
+    pub nccl: Option<NcclSpec>,
+}
 
 /// Trains to the end with the objective that the configuration names. See [`train_with`].
 pub fn train(
@@ -258,9 +265,15 @@ pub(crate) fn make_engine(
         _ => Memory::take(plan.arena, queue.pool()),
     };
     let memory = Arc::new(taken.map_err(EngineError::from)?);
-    let comm = connect.map(|connect| connect(&memory)).transpose()?;
+    // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
+    let told = match machine.device {
+        Device::Cpu => Arc::clone(&memory),
+        Device::Cuda(_) => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
+    };
+    let connection = connect.map(|connect| connect(&told)).transpose()?;
+    let (comm, nccl) = connection.map_or((None, None), |c| (Some(c.comm), c.nccl));
     let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
-    Ok(Engine::new(plan, Resources { rank, memory, comm, queue, spill_dir })?)
+    Ok(Engine::new(plan, Resources { rank, memory, comm, nccl, queue, spill_dir })?)
 }
 
 /// What the loop keeps between steps.
