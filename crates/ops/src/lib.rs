@@ -22,6 +22,7 @@ pub mod swiglu;
 mod dispatch;
 mod mat;
 mod math;
+mod packs;
 #[cfg(test)]
 mod testing;
 
