@@ -3,9 +3,12 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use lockstep_device::cuda::Search;
+use lockstep_config::DeviceKind;
+use lockstep_device::cuda::{self, Gpu, Search};
+use lockstep_device::{Device, Machine};
 
 use crate::host;
+use crate::report::Failure;
 
 /// The folders to look for CUDA's libraries in.
 pub(crate) fn search() -> Search {
@@ -17,6 +20,29 @@ pub(crate) fn search() -> Search {
 /// taken from a place that others can write to.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
     Some(host::cache()?.join("lockstep").join("kernels"))
+}
+
+/// What a rank computes on: what was asked for, or a GPU where one works. A GPU that is there and does not work is
+/// told of, whoever asked.
+pub(crate) fn chosen(kind: DeviceKind, local_rank: u32) -> Result<Device, Failure> {
+    if kind == DeviceKind::Cpu || kind == DeviceKind::Auto && !is_there() {
+        return Ok(Device::Cpu);
+    }
+    let gpu = Gpu::open(local_rank, &search(), cache_folder());
+    gpu.map(Device::Cuda).map_err(|cause| -> Failure { Box::new(cause) })
+}
+
+/// Whether the driver shows a GPU.
+pub(crate) fn is_there() -> bool {
+    cuda::installed(&search()).is_ok_and(|found| !found.gpus.is_empty())
+}
+
+/// In words, for the line a run begins with.
+pub(crate) fn described(machine: &Machine) -> String {
+    match machine.device {
+        Device::Cpu => format!("{} threads", machine.num_threads),
+        Device::Cuda(gpu) => gpu.name.clone(),
+    }
 }
 
 /// What the environment names.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod chat;
 mod evaluate;
 mod export;
@@ -56,6 +57,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -121,7 +121,7 @@ keys! {
     Optim Exact "warmup_steps" = "0", "Steps of warm-up; a number below 1 is a share of all steps.";
     Optim Exact "warmup_ratio" = "null", "Share of all steps to warm up, below 1.";
 
-    Precision Word "mixed_precision" = "null", "`fp32` (or `no`), `bf16` or `fp16`. fp32 by default.";
+    Precision Word "mixed_precision" = "null", "`fp32` (or `no`), `bf16`, `fp16`, or `auto`: bf16 on a GPU, fp32 on the CPU. fp32 by default.";
     Precision Map "bf16" = "null", "`true` is `mixed_precision: bf16`; also `{enabled: true}`.";
     Precision Map "fp16" = "null", "`true` is `mixed_precision: fp16`; also DeepSpeed's map with `enabled`, `loss_scale` (0 finds it), `initial_scale_power` (16), `loss_scale_window` (1000), `hysteresis` (2) and `min_loss_scale` (1).";
 

@@ -17,9 +17,11 @@ pub(crate) enum Task {
     Reduce(Reduce),
     Copy {
         pairs: Vec<(Spot, Spot)>,
-        /// A state's home is where it goes.
+        /// A state's home is where it goes, and a skipped step leaves it alone.
         writes_states: bool,
     },
+    /// From the host's staging to what earlier micro-batches left.
+    Add(Vec<(Place, Place)>),
     Squares(Vec<Squares>),
     ClipNorm,
     Update(Update),
@@ -109,13 +111,17 @@ impl Maker<'_> {
             }
             OpKind::Reduce { span, axis, fresh, .. } => Task::Reduce(self.reduce(op, span, axis, fresh)),
             OpKind::Fetch(span) | OpKind::Spill(span) => {
+                if self.accessed(op, |w| matches!(w, What::GradWhole { .. })).is_some() {
+                    return Task::Copy { pairs: self.gradient_copies(op, span), writes_states: false };
+                }
                 let written = |(id, access): &(BufferId, Access)| {
                     matches!(self.what(*id), What::State { .. }) && *access != Access::Read
                 };
                 let writes_states = op.accesses.iter().any(written);
                 Task::Copy { pairs: self.copies(op, span), writes_states }
             }
-            OpKind::Squares => Task::Squares(self.squares()),
+            OpKind::Add { span, .. } => Task::Add(self.additions(op, span)),
+            OpKind::Squares => Task::Squares(self.squares(op)),
             OpKind::ClipNorm => Task::ClipNorm,
             OpKind::Update { unit, start, end } => Task::Update(self.update(op, unit, (start, end))),
             OpKind::Snapshot { .. } => unreachable!("{:?} is not emitted yet", op.kind),
@@ -182,6 +188,8 @@ impl Maker<'_> {
         let sharded = input.is_sharded(State::Grad);
         // On a mesh of two axes the first sum stays where backward wrote.
         let last_axis = if input.mesh.replicate > 1 && input.mesh.shard > 1 { Axis::Replicate } else { axis };
+        // Where gradients leave the device the last one does too, until it is spilled.
+        let goes_on = axis == last_axis && !input.grads_leave();
         let mut reduce = Reduce {
             axis,
             parts: Vec::new(),
@@ -199,7 +207,7 @@ impl Maker<'_> {
                 let from = target.slice(part.start, part.end - part.start);
                 reduce.parts.push(from);
                 let to = grad.range(part.start, part.end).place();
-                if axis == last_axis && in_target {
+                if goes_on && in_target {
                     reduce.onward.push((from, to));
                 }
                 continue;
@@ -208,26 +216,61 @@ impl Maker<'_> {
             assert!(whole, "sharded gradients are reduced unit by unit");
             let mine = target.slice(own.start, own.elems());
             reduce.parts.push(if axis == Axis::Shard { target } else { mine });
-            if axis == last_axis {
+            if goes_on {
                 reduce.onward.push((mine, grad.range(own.start, own.end).place()));
             }
         }
         reduce
     }
 
-    fn squares(&self) -> Vec<Squares> {
+    /// A gradient between the device, where backward writes it, and the host, where it lives.
+    fn gradient_copies(&self, op: &Op, span: SpanId) -> Vec<(Spot, Spot)> {
+        let SpanPart { unit, start, end } = self.only_part(span);
+        let unit = self.unit(unit);
+        let (Some(home), Some(whole)) = (&unit.grad, unit.grad_target) else { return Vec::new() };
+        let piece = OwnPiece::of(home, (start, end));
+        let on_device = Spot::Memory(whole.slice(piece.start, piece.elems()));
+        if let Some(staging) = self.accessed(op, |w| matches!(w, What::GradStaging { .. })) {
+            return vec![(on_device, staging.slice(0, piece.elems()))];
+        }
+        let reads = |(id, access): &(BufferId, Access)| {
+            matches!(self.what(*id), What::State { .. }) && *access == Access::Read
+        };
+        let on_host = piece.of_state(home);
+        let comes_back = op.accesses.iter().any(reads);
+        vec![if comes_back { (on_host, on_device) } else { (on_device, on_host) }]
+    }
+
+    /// Staged gradients and the sums they are added to.
+    fn additions(&self, op: &Op, span: SpanId) -> Vec<(Place, Place)> {
+        let SpanPart { unit, start, end } = self.only_part(span);
+        let Some(home) = &self.unit(unit).grad else { return Vec::new() };
+        let staging = self.accessed(op, |w| matches!(w, What::GradStaging { .. }));
+        let staging = staging.expect("what is added was staged").place();
+        let piece = OwnPiece::of(home, (start, end));
+        vec![(staging.slice(0, piece.elems()), piece.of_state(home).place())]
+    }
+
+    /// Of the units whose gradients `op` reads.
+    fn squares(&self, op: &Op) -> Vec<Squares> {
         let block = lockstep_core::ALIGN_ELEMS;
         let units = &self.plan.input.models[self.phase.model.0 as usize].units;
         let (mut first, mut at) = (0, 0);
         let mut all = Vec::new();
         let room = self.places.norm_leaves.expect("a phase with a norm has room for its leaves");
-        for (shape, unit) in units.iter().zip(&self.places.units) {
+        let read = |index: usize| {
+            let grad = |w: &What| matches!(w, What::State { unit, state: State::Grad, .. } if *unit as usize == index);
+            op.accesses.iter().any(|(id, _)| grad(&self.what(*id)))
+        };
+        for (index, (shape, unit)) in units.iter().zip(&self.places.units).enumerate() {
             if let Some(grad) = &unit.grad {
                 let (own, spot) = grad.trained();
                 let blocks = own.elems() / block;
                 let leaves = room.slice(at, blocks);
                 let first_block = (first + own.start / block) as u64;
-                all.push(Squares { grad: spot.place(), leaves, first_block });
+                if read(index) {
+                    all.push(Squares { grad: spot.place(), leaves, first_block });
+                }
                 at += blocks;
             }
             first += shape.trainable_elems / block;
@@ -239,13 +282,15 @@ impl Maker<'_> {
 
     fn update(&self, op: &Op, unit: u32, piece: (usize, usize)) -> Update {
         let places = self.unit(unit);
-        let Some(piece) = OwnPiece::of(places, piece) else { return Update::default() };
-        let staging = self.accessed(op, |w| matches!(w, What::HostStaging { .. }));
-        let update = match staging {
-            Some(staging) => {
-                self.update_on_host(places, &piece, &HostRoom::new(self.plan, staging.place(), &piece))
+        let Some(moments) = &places.exp_avg else { return Update::default() };
+        let piece = OwnPiece::of(moments, piece);
+        let update = match self.plan.input.placements.optimizer_tier {
+            Tier::Device => self.update_on_device(op, places, &piece),
+            Tier::Host | Tier::Nvme => {
+                let staging = self.accessed(op, |w| matches!(w, What::HostStaging { .. }));
+                let room = staging.map(|staging| HostRoom::new(self.plan, staging.place(), &piece));
+                self.update_on_host(places, &piece, room.as_ref())
             }
-            None => self.update_on_device(op, places, &piece),
         };
         let shape = &self.plan.input.models[self.phase.model.0 as usize].units[unit as usize];
         // Parameters that decay come first.
@@ -283,12 +328,14 @@ impl Maker<'_> {
         Update { ranges: vec![range], ..Update::default() }
     }
 
-    fn update_on_host(&self, places: &UnitPlaces, piece: &OwnPiece, room: &HostRoom) -> Update {
+    /// Without `room` everything it needs has its home on the host.
+    fn update_on_host(&self, places: &UnitPlaces, piece: &OwnPiece, room: Option<&HostRoom>) -> Update {
+        let room = || room.expect("what has its home elsewhere is staged");
         let staged = |state: State| {
             let home = places.home(state)?;
             match home.spot {
                 Spot::Memory(_) => Some(piece.of_state(home).place()),
-                Spot::File { .. } => Some(room.state(self.plan, state)),
+                Spot::File { .. } => Some(room().state(self.plan, state)),
             }
         };
         let mut update = Update::default();
@@ -296,21 +343,21 @@ impl Maker<'_> {
         // fetched to the device or written to a disk.
         let working = match self.plan.input.placements.params_tier {
             Tier::Host => piece.of_state(&places.working).place(),
-            Tier::Device => room.params,
+            Tier::Device => room().params,
             Tier::Nvme => {
-                let (file, through) = (piece.of_state(&places.working), Spot::Memory(room.params));
+                let (file, through) = (piece.of_state(&places.working), Spot::Memory(room().params));
                 update.after = Some((through, file));
                 if places.master.is_none() {
                     update.before = Some((file, through));
                 }
-                room.params
+                room().params
             }
         };
         let master = staged(State::Master);
         update.ranges = vec![UpdateRange {
             master: master.unwrap_or(working),
             working: master.map(|_| working),
-            grad: room.grad,
+            grad: staged(State::Grad).expect("a trained unit has a gradient"),
             m: staged(State::ExpAvg).expect("a trained unit has moments"),
             v: staged(State::ExpAvgSq).expect("a trained unit has moments"),
             decays: false,
@@ -344,12 +391,12 @@ impl Maker<'_> {
                 })
                 .collect();
         };
-        let Some(piece) = OwnPiece::of(places, (start, end)) else { return Vec::new() };
+        let Some(moments) = &places.exp_avg else { return Vec::new() };
+        let piece = OwnPiece::of(moments, (start, end));
         let room = HostRoom::new(self.plan, staging.place(), &piece);
         homes
             .map(|(state, access, home)| {
                 let staged = match state {
-                    State::Grad => room.grad,
                     State::Working => room.params,
                     state => room.state(self.plan, state),
                 };
@@ -373,11 +420,11 @@ struct OwnPiece {
 }
 
 impl OwnPiece {
-    /// `piece` counts from the start of the optimizer's share. `None`: the unit is not trained.
-    fn of(places: &UnitPlaces, piece: (usize, usize)) -> Option<OwnPiece> {
-        let own = places.exp_avg.as_ref()?.owned[0];
+    /// `piece` counts from the start of the share that a state's home holds.
+    fn of(home: &Home, piece: (usize, usize)) -> OwnPiece {
+        let own = home.owned[0];
         let [start, end] = [piece.0, piece.1].map(|at| own.start + at.min(own.elems()));
-        Some(OwnPiece { start, end, planned: piece.1 - piece.0 })
+        OwnPiece { start, end, planned: piece.1 - piece.0 }
     }
 
     fn elems(&self) -> usize {
@@ -397,7 +444,7 @@ struct HostRoom {
     own: usize,
     planned: usize,
     staging: Place,
-    grad: Place,
+    /// Empty where their home is the host.
     params: Place,
 }
 
@@ -407,15 +454,15 @@ impl HostRoom {
         let (own, planned) = (piece.elems(), piece.planned);
         let nvme = input.placements.optimizer_tier == Tier::Nvme;
         let states = if nvme { input.optimizer_states().len() } else { 0 };
-        let params_at =
-            lockstep_core::Elems((planned * (1 + states)) as u64).bytes(lockstep_core::DType::F32);
-        let params = staging.at(params_at, own, input.storage);
-        HostRoom { own, planned, staging, grad: staging.slice(0, own), params }
+        let params_at = lockstep_core::Elems((planned * states) as u64).bytes(lockstep_core::DType::F32);
+        let staged = if input.placements.params_tier == Tier::Host { 0 } else { own };
+        let params = staging.at(params_at, staged, input.storage);
+        HostRoom { own, planned, staging, params }
     }
 
     fn state(&self, plan: &RunPlan, state: State) -> Place {
         let states = plan.input.optimizer_states();
         let i = states.iter().position(|s| *s == state).expect("one of the optimizer's states");
-        self.staging.slice((1 + i) * self.planned, self.own)
+        self.staging.slice(i * self.planned, self.own)
     }
 }

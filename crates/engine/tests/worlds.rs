@@ -2,11 +2,11 @@
 //! ddp on its mesh. `cargo run --release -p lockstep-engine --example all_worlds` runs every case there is.
 
 use lockstep_config::StrategyName;
-use lockstep_core::Mesh;
+use lockstep_core::{Bytes, Mesh, Rank, Step};
 use lockstep_engine::{Engine, Updates};
-use lockstep_plan::{State, Tier};
+use lockstep_plan::{AccumulationOrder, State, Tier};
 use lockstep_shape::ModelShape;
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, in_world, pairwise_cases, run_case};
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, in_world, pairwise_cases, run_case, train_world};
 
 const UPDATES: Updates =
     Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
@@ -54,6 +54,51 @@ fn a_step_that_is_not_finite_is_skipped_by_all() {
             // Whoever holds the gradient that went wrong first, all hear of it.
             let first = Some("model.norm.weight".to_string());
             assert_eq!(skipped, vec![(true, first); 3], "{strategy:?}, {tier}");
+        }
+    }
+}
+
+/// Where gradients live does not change them, however they are summed: with a tied table, whose gradient has
+/// two makers, and one so large that it is added in pieces.
+#[test]
+fn gradients_on_the_host_are_the_same() {
+    let shape = ModelShape { vocab: 9000, layers: 2, tied: true, ..ModelShape::named("tiny", 9000).unwrap() };
+    let meshes = [
+        (StrategyName::Ddp, Mesh::on_one_node(1, 1)),
+        (StrategyName::Ddp, Mesh::on_one_node(2, 1)),
+        (StrategyName::Zero1, Mesh::on_one_node(1, 2)),
+        (StrategyName::Zero2, Mesh::on_one_node(1, 1)),
+        (StrategyName::Zero3, Mesh::on_one_node(1, 2)),
+        (StrategyName::HybridShard, Mesh { replicate: 2, shard: 2, per_node: 2 }),
+    ];
+    for (strategy, mesh) in meshes {
+        for (micros, order) in
+            [(1, AccumulationOrder::Local), (3, AccumulationOrder::Local), (3, AccumulationOrder::Reduced)]
+        {
+            let run = |tier: Tier| {
+                let setup = Setup {
+                    strategy,
+                    mesh,
+                    micros,
+                    order,
+                    optimizer_tier: tier,
+                    threads: 2,
+                    bucket: Bytes(1 << 20),
+                    ..Setup::default()
+                };
+                let batches = |s: Step, rank: Rank| {
+                    let seed = |m| 100 * s.0 + u64::from(10 * m + rank.0);
+                    let all = (0..micros).map(|m| Micro::random(&[20, 9], shape.vocab, seed(m))).collect();
+                    (all, f64::from(29 * micros * mesh.world()))
+                };
+                let dir = tempfile::tempdir().unwrap();
+                train_world(&shape, &setup, CarrierKind::Thread, 2, UPDATES, &batches, Some(dir.path()))
+            };
+            let stay = run(Tier::Device);
+            for tier in [Tier::Host, Tier::Nvme] {
+                let left = run(tier);
+                assert!(left == stay, "{strategy:?} on {mesh:?}, {micros} micro-batches {order:?}, {tier}");
+            }
         }
     }
 }

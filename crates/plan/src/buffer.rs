@@ -49,7 +49,8 @@ pub enum What {
         model: ModelId,
         unit: u32,
     },
-    /// A unit's whole gradient for one micro-batch, on its way to the owners.
+    /// A unit's whole gradient, on its way to the owners or to the host: of one micro-batch, or of those
+    /// summed so far.
     GradWhole {
         model: ModelId,
         unit: u32,
@@ -60,9 +61,14 @@ pub enum What {
     ParamStaging {
         turn: u32,
     },
-    /// A piece of a unit's share on the host during an update: its gradient, its states if their home is a disk
-    /// (in the order of [`crate::PlanInput::optimizer_states`]), each f32, then room for the updated
-    /// parameters in the storage type. Two, in turn.
+    /// A piece of a later micro-batch's gradient on the host, until it is added to those before it. Two, in
+    /// turn.
+    GradStaging {
+        turn: u32,
+    },
+    /// A piece of a unit's share on the host during an update: its states if their home is a disk (in the order
+    /// of [`crate::PlanInput::optimizer_states`]), each f32, then room for the updated parameters in the
+    /// storage type if their home is not the host. Two, in turn.
     HostStaging {
         turn: u32,
     },
@@ -93,6 +99,10 @@ pub enum What {
     /// Angles of the rotary embedding, learning-rate scalars, leaves of the norm tree.
     Tables,
     NormLeaves,
+    /// Of a device with memory of its own: the sum of squares, the norm, the factor of gradients and whether the
+    /// step is skipped, in f64; and on the host, what crosses over ([`crate::PlanInput::port_elems`]).
+    Verdict,
+    Port,
     /// Keys and values of running documents.
     KvCache {
         model: ModelId,
@@ -102,7 +112,7 @@ pub enum What {
 impl What {
     /// Residents live from one step to the next; everything else is packed by lifetime.
     pub fn is_resident(&self) -> bool {
-        matches!(self, What::State { .. } | What::Tables)
+        matches!(self, What::State { .. } | What::Tables | What::Verdict | What::Port)
     }
 }
 

@@ -242,7 +242,10 @@ fn expected_axes(input: &PlanInput) -> Vec<lockstep_core::Axis> {
     use lockstep_core::Axis;
     let mesh = input.mesh;
     match (mesh.shard > 1, mesh.replicate > 1) {
-        (false, false) if input.order == AccumulationOrder::Reduced => vec![Axis::World],
+        // Alone, gradients that stay are summed over micro-batches by a reduction over one rank.
+        (false, false) if input.order == AccumulationOrder::Reduced && !input.grads_leave() => {
+            vec![Axis::World]
+        }
         (false, false) => vec![],
         (true, true) => vec![Axis::Shard, Axis::Replicate],
         (true, false) => vec![Axis::Shard],

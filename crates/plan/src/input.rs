@@ -25,6 +25,17 @@ pub struct Placements {
     pub optimizer_tier: Tier,
 }
 
+impl Placements {
+    /// Gradients live where the optimizer reads them: updates on the host find theirs there, also when the
+    /// states come from a disk.
+    pub fn grads_tier(&self) -> Tier {
+        match self.optimizer_tier {
+            Tier::Device => Tier::Device,
+            Tier::Host | Tier::Nvme => Tier::Host,
+        }
+    }
+}
+
 /// The order in which a window's gradients are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccumulationOrder {
@@ -58,8 +69,10 @@ impl Bounds {
 pub struct DeviceNeeds {
     /// The largest workspace of any operation.
     pub workspace: Bytes,
-    /// Bytes of the process that the plan does not hand out: code, stacks, libraries, the data set.
+    /// Bytes on the device that the plan does not hand out. On the CPU: code, stacks, libraries, the data set.
     pub foreign: Bytes,
+    /// The same of the process, where the device has memory of its own; `None`: the device is the host.
+    pub host_foreign: Option<Bytes>,
 }
 
 /// What a model is in the run for.
@@ -165,11 +178,37 @@ impl PlanInput {
             State::Working => {
                 (p.params_tier, share(trained, p.params) + share(frozen, p.params), self.storage)
             }
-            State::Grad => (Tier::Device, share(trained, p.grads), DType::F32),
+            State::Grad => (p.grads_tier(), share(trained, p.grads), DType::F32),
             State::Master | State::ExpAvg | State::ExpAvgSq => {
                 (p.optimizer_tier, share(trained, p.optimizer), DType::F32)
             }
         }
+    }
+
+    /// Whether the device has memory of its own: then batches and results cross over through a port on the
+    /// host, and what decides an update stays on the device.
+    pub fn is_separate(&self) -> bool {
+        self.needs.host_foreign.is_some()
+    }
+
+    /// Tokens, targets, positions and document bounds of a micro-batch; in generation also places in the
+    /// cache and the rows to draw from; with dropout also samples. In u32.
+    pub fn inputs_elems(&self) -> usize {
+        let grown = self.generation.map_or(0, |r| r.docs);
+        let samples = if self.has_dropout() { self.bounds.docs } else { 0 };
+        3 * self.bounds.tokens + self.bounds.docs.max(grown) + 1 + 2 * grown + samples
+    }
+
+    /// What of the port belongs to one micro-batch: its inputs, coefficients and log-probabilities, each on a
+    /// boundary of 256 elements of four bytes.
+    pub fn port_stride(&self) -> usize {
+        self.inputs_elems().next_multiple_of(256) + 2 * self.bounds.tokens.next_multiple_of(256)
+    }
+
+    /// The port: a part for each micro-batch, then, in generation, a chunk of logits.
+    pub fn port_elems(&self) -> usize {
+        let logits = self.generation.map_or(0, |r| r.docs * self.models[0].shape.vocab);
+        self.micros as usize * self.port_stride() + logits
     }
 
     /// Whether any model drops: then batches say which sample each document is.
@@ -208,6 +247,16 @@ impl PlanInput {
                 at: behind,
             },
         ]
+    }
+
+    /// Whether gradients are only made on the device, and live on the host.
+    pub fn grads_leave(&self) -> bool {
+        self.placements.grads_tier() != Tier::Device
+    }
+
+    /// Whether a rank's accumulator holds whole gradients.
+    pub fn grads_are_whole(&self) -> bool {
+        !self.is_sharded(State::Grad)
     }
 
     /// Whether the optimizer keeps an f32 copy of its own: where the working copy is narrower, or lies

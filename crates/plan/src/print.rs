@@ -8,7 +8,7 @@ use lockstep_core::{Axis, Bytes, DType, Elems};
 use crate::buffer::{Access, Buffer, BufferId, State, What};
 use crate::input::Placement;
 use crate::run_plan::{Phase, RunPlan};
-use crate::schedule::{Lane, Op, OpKind, SpanId, Wait};
+use crate::schedule::{Lane, Op, OpKind, SpanId, SpanPart, Wait};
 
 /// What buffers are aligned to, and therefore counted in.
 const ALIGN: u64 = 4096;
@@ -61,8 +61,9 @@ pub fn memory_table(plan: &RunPlan) -> String {
         before = rows;
     }
     row(&mut out, "arena: residents + largest phase", [plan.arena, plan.host_bytes, plan.nvme_bytes]);
-    row(&mut out, "foreign: process, libraries, data", [input.needs.foreign, Bytes::ZERO, Bytes::ZERO]);
-    row(&mut out, "total", [plan.arena + input.needs.foreign, plan.host_bytes, plan.nvme_bytes]);
+    let on_host = input.needs.host_foreign.unwrap_or_default();
+    row(&mut out, "foreign: process, libraries, data", [input.needs.foreign, on_host, Bytes::ZERO]);
+    row(&mut out, "total", [plan.device_bytes(), plan.host_bytes + on_host, plan.nvme_bytes]);
     out
 }
 
@@ -104,6 +105,7 @@ fn resident_name(plan: &RunPlan, buffer: &Buffer) -> (u8, String) {
         What::State { state: State::Master, .. } => (1, named("master parameters", p.optimizer)),
         What::State { state: State::Grad, .. } => (2, named("gradients", p.grads)),
         What::State { .. } => (3, named("Adam moments", p.optimizer)),
+        What::Port => (5, "batches on their way".into()),
         _ => (4, "tables".into()),
     }
 }
@@ -122,7 +124,9 @@ fn phase_rows(plan: &RunPlan, phase: &Phase) -> Vec<(&'static str, [Bytes; 3])> 
             What::Rebuilt { .. } => "recomputed for backward",
             What::Scratch => "scratch and workspace",
             What::Whole { .. } => "parameters gathered whole",
+            What::GradWhole { .. } if plan.input.grads_leave() => "gradients on their way to the host",
             What::GradWhole { .. } => "gradients before reduction",
+            What::GradStaging { .. } => "gradients to be added on the host",
             What::Staging => "partial sums of gradients",
             What::ParamStaging { .. } => "parameters between host and device",
             What::HostStaging { .. } => "update on the host",
@@ -202,7 +206,11 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
             let text = format!("{}{}", words.reduce_text(span, axis), micro_text(micro));
             return (text, words.reduced_bytes(span, axis).to_string());
         }
-        OpKind::Squares => "squares of the gradients".into(),
+        OpKind::Add { span, micro } => {
+            let text = format!("add gradient of {}{}", words.span(span), micro_text(micro));
+            return (text, words.bytes(span, DType::F32).to_string());
+        }
+        OpKind::Squares => words.squares_text(),
         OpKind::ClipNorm if op.lane == Lane::Comm => {
             format!("gradient norm over {} ranks and clip factor", plan.input.mesh.shard)
         }
@@ -290,24 +298,38 @@ impl Words<'_> {
             let mut touched = self.op.accesses.iter().filter(|(_, access)| *access == wanted);
             touched.find_map(|(id, _)| Some(self.buffer(*id)).filter(|b| b.what.is_resident()))
         };
+        if self.op.accesses.iter().any(|(id, _)| matches!(self.buffer(*id).what, What::GradWhole { .. })) {
+            let way = if resident(Access::Read).is_some() { "from" } else { "to" };
+            let text = format!("{verb} gradient of {} {way} host", self.span(span));
+            return (text, self.bytes(span, DType::F32).to_string());
+        }
         let (home, read) = match resident(Access::Read) {
             Some(home) => (home, true),
             None => (resident(Access::Update).expect("a copy has a home to come from or go to"), false),
         };
-        let share =
-            |state| input.resident(self.phase.model, self.phase.schedule.span(span).parts[0].unit, state).1;
+        let SpanPart { unit, start, end } = self.phase.schedule.span(span).parts[0];
+        // On the rank that has most of it.
+        let share = (end - start).min(input.resident(self.phase.model, unit, State::Master).1);
         let (what, elems, dtype) = match home.what {
-            What::State { state: State::Grad, .. } => ("gradient", share(State::Master), DType::F32),
             What::State { state: State::Working, .. } if read => ("parameters", home.elems, input.storage),
-            What::State { state: State::Working, .. } => ("parameters", share(State::Master), input.storage),
-            _ => ("states", input.optimizer_states().len() * share(State::Master), DType::F32),
+            What::State { state: State::Working, .. } => ("parameters", share, input.storage),
+            _ => ("states", input.optimizer_states().len() * share, DType::F32),
         };
-        let way = match (what, read) {
-            ("gradient", _) => "to host".to_string(),
-            (_, true) => format!("from {}", home.tier),
-            (_, false) => format!("to {}", home.tier),
-        };
-        (format!("{verb} {what} of {} {way}", self.span(span)), Elems(elems as u64).bytes(dtype).to_string())
+        let way = if read { "from" } else { "to" };
+        let text = format!("{verb} {what} of {} {way} {}", self.span(span), home.tier);
+        (text, Elems(elems as u64).bytes(dtype).to_string())
+    }
+
+    /// Where squares are summed unit by unit, of which.
+    fn squares_text(&self) -> String {
+        let mut units = self.op.accesses.iter().filter_map(|(id, _)| match self.buffer(*id).what {
+            What::State { state: State::Grad, unit, .. } => Some(unit),
+            _ => None,
+        });
+        match (units.next(), units.next()) {
+            (Some(unit), None) => format!("squares of {}'s gradient", self.unit(unit)),
+            _ => "squares of the gradients".into(),
+        }
     }
 
     fn buffer(&self, id: BufferId) -> &Buffer {

@@ -45,7 +45,7 @@ pub enum Lane {
     Compute,
     Comm,
     Copy,
-    /// Work done by the host's cores for another device: updates of offloaded states.
+    /// Work done by the host's cores for another device: sums of spilled gradients, updates of offloaded states.
     Host,
 }
 
@@ -93,20 +93,27 @@ pub enum OpKind {
     /// gradients reach their owner's slice alone, whole ones every rank. On a mesh with two axes the
     /// first sums in place, where backward wrote, and only the second reaches the accumulator; which of
     /// them an operation is shows in its accesses: the first does not touch `State::Grad`, unless that
-    /// is where backward wrote.
+    /// is where backward wrote. Where gradients live on the host every sum stays in place.
     Reduce {
         span: SpanId,
         micro: u32,
         axis: Axis,
         fresh: bool,
     },
-    /// Towards the one who computes: parameters before use, states from a disk before an update,
-    /// parameters after an update on the host. Around an update, spans count from the start of the share.
+    /// Towards the one who computes: parameters before use, gradients that backward adds to, states from a
+    /// disk before an update, parameters after an update on the host. Of gradients and around an update,
+    /// spans count from the start of the share.
     Fetch(SpanId),
-    /// Away from it: gradients before an update on the host, states back to their disk, parameters after
-    /// an update on the device.
+    /// Away from it: gradients to the host, states back to their disk, parameters after an update on the
+    /// device.
     Spill(SpanId),
-    /// Sums of squares of the gradients this rank holds, block by block.
+    /// Adds a micro-batch's gradient, spilled to the host, to those before it.
+    Add {
+        span: SpanId,
+        micro: u32,
+    },
+    /// Sums of squares of the gradients this rank holds, block by block: of all units, or of the one whose
+    /// gradient it reads.
     Squares,
     /// The global gradient norm, the clip factor and whether the step is skipped. Where gradients are
     /// sharded, ranks exchange their subtrees first.

@@ -84,8 +84,14 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         bounds,
         head_chunk: setup.head_chunk,
         needs: DeviceNeeds {
-            workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, setup.threads),
+            workspace: lockstep_model::workspace_bytes(
+                shape,
+                bounds.tokens,
+                bounds.max_doc,
+                Kernels::Cpu { num_threads: setup.threads },
+            ),
             foreign: Bytes::ZERO,
+            host_foreign: None,
         },
         coefficients_ahead: setup.coefficients_ahead,
         clip: true,

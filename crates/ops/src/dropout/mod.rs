@@ -29,7 +29,7 @@ pub enum Site {
 }
 
 impl Site {
-    const COUNT: u32 = 3;
+    pub(crate) const COUNT: u32 = 3;
 }
 
 /// The masks of one site of one layer in one step, for every document of a batch.

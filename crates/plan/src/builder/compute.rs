@@ -22,7 +22,12 @@ impl StepBuilder<'_> {
         if saved.0 > 0 {
             accesses.push((self.bytes(What::Saved { model: self.model, unit }, saved), Access::Define));
         }
-        self.emit(OpKind::Forward { unit, micro }, Lane::Compute, accesses, &[])
+        let id = self.emit(OpKind::Forward { unit, micro }, Lane::Compute, accesses, &[]);
+        if unit + 1 == self.head_unit() {
+            let trained = self.trained_by_head();
+            self.bring_back(&trained, micro);
+        }
+        id
     }
 
     fn head_accesses(&mut self) -> Vec<(BufferId, Access)> {
@@ -53,18 +58,22 @@ impl StepBuilder<'_> {
         accesses.push((coefficients, Access::Read));
         accesses.push((log_probs, if ahead { Access::Define } else { Access::Update }));
         accesses.push((self.grad_stream(), Access::Define));
-        let mut trained = vec![self.head_unit()];
-        trained.extend(self.tied().then_some(0));
-        for unit in trained {
-            if self.trained_elems(unit) > 0 {
-                let access = if fresh { Access::Define } else { Access::Update };
-                accesses.push((self.grad_target(unit), access));
-            }
+        for unit in self.trained_by_head() {
+            let access = if fresh { Access::Define } else { Access::Update };
+            accesses.push((self.grad_target(unit), access));
         }
         let kind =
             if ahead { OpKind::HeadStep { micro, fresh } } else { OpKind::HeadBackward { micro, fresh } };
         let after = self.room_for_gradients();
-        self.emit(kind, Lane::Compute, accesses, &after)
+        let id = self.emit(kind, Lane::Compute, accesses, &after);
+        self.bring_back_next(self.head_unit(), micro);
+        id
+    }
+
+    /// The units whose gradients the head's backward writes.
+    fn trained_by_head(&self) -> Vec<u32> {
+        let units = [Some(self.head_unit()), self.tied().then_some(0)];
+        units.into_iter().flatten().filter(|u| self.trained_elems(*u) > 0).collect()
     }
 
     /// The head's log-probabilities, with no backward to follow.
@@ -111,7 +120,9 @@ impl StepBuilder<'_> {
             accesses.push((self.grad_target(unit), if fresh { Access::Define } else { Access::Update }));
         }
         let after = self.room_for_gradients();
-        self.emit(OpKind::Backward { unit, micro, fresh }, Lane::Compute, accesses, &after)
+        let id = self.emit(OpKind::Backward { unit, micro, fresh }, Lane::Compute, accesses, &after);
+        self.bring_back_next(unit, micro);
+        id
     }
 
     /// What every computation of a unit touches besides parameters and activations.

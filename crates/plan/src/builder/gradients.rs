@@ -13,24 +13,28 @@ impl StepBuilder<'_> {
     pub fn reduces_after(&self, micro: u32) -> bool {
         match self.input.order {
             AccumulationOrder::Local => self.input.mesh.world() > 1 && micro + 1 == self.input.micros,
-            AccumulationOrder::Reduced => true,
+            // Alone, this sums micro-batches alone; where gradients leave, the host does that.
+            AccumulationOrder::Reduced => self.input.mesh.world() > 1 || !self.input.grads_leave(),
         }
     }
 
-    /// The unit whose gradient is complete after a use and is now to be reduced.
+    /// The unit whose gradient is complete after a use and is now to be reduced, or to leave the device.
     pub fn unit_to_reduce(&self, done: &Use) -> Option<u32> {
         let unit = match done.work {
             Work::Head => self.head_unit(),
             Work::Backward(unit) => unit,
             Work::Forward(_) | Work::Score => return None,
         };
-        self.reduces_after(done.micro).then_some(unit)
+        (self.reduces_after(done.micro) || self.leaves_after(done.micro)).then_some(unit)
     }
 
     /// Adds a unit's whole gradient to the bucket, and reduces the bucket if it is full or the micro-batch has no
     /// more to add. Units are not cut: each belongs to the same owners as its states.
     pub fn reduce_unit(&mut self, unit: u32, micro: u32) {
         let end = self.trained_elems(unit);
+        if !self.reduces_after(micro) {
+            return self.leave_alone(unit, micro);
+        }
         if end > 0 {
             self.pending.push(SpanPart { unit, start: 0, end });
         }
@@ -44,6 +48,9 @@ impl StepBuilder<'_> {
     /// Adds a unit's gradient to the bucket, and reduces buckets as they fill.
     pub fn bucket_unit(&mut self, unit: u32, micro: u32) {
         let end = self.trained_elems(unit);
+        if !self.reduces_after(micro) {
+            return self.leave_alone(unit, micro);
+        }
         let cap = (self.input.bucket.0 as usize / 4 / 256).max(1) * 256;
         let mut start = 0;
         while start < end {
@@ -51,9 +58,19 @@ impl StepBuilder<'_> {
             let take = (cap - filled).min(end - start);
             self.pending.push(SpanPart { unit, start, end: start + take });
             start += take;
-            if filled + take == cap {
+            // The rest of a large gradient does not wait for others, or the whole of it would, on the device.
+            let leaves = start == end && end >= cap && self.input.grads_leave();
+            if filled + take == cap || leaves {
                 self.flush_bucket(micro);
             }
+        }
+    }
+
+    /// A gradient that no rank adds to leaves by itself.
+    fn leave_alone(&mut self, unit: u32, micro: u32) {
+        if self.trained_elems(unit) > 0 {
+            let left = self.leave(unit, micro);
+            self.reduced.push(left);
         }
     }
 
@@ -67,7 +84,8 @@ impl StepBuilder<'_> {
 
     /// Sums a span over the axes of the mesh, nearest first. All but the last axis sum in place, in the
     /// owner's slice of the whole gradient, so that what earlier micro-batches left in the accumulator is
-    /// not summed again; the last axis adds to the accumulator.
+    /// not summed again; the last axis adds to the accumulator. Where gradients leave the device, the last
+    /// one sums in place too.
     fn reduce(&mut self, parts: Vec<SpanPart>, micro: u32) {
         let mesh = self.input.mesh;
         let axes: Vec<Axis> = match (mesh.shard > 1, mesh.replicate > 1) {
@@ -76,15 +94,17 @@ impl StepBuilder<'_> {
             (true, false) => vec![Axis::Shard],
             (false, true) => vec![Axis::Replicate],
         };
+        let leaves = self.input.grads_leave();
         let fresh = micro == 0 || self.input.order == AccumulationOrder::Local;
         let lane = if mesh.world() > 1 { Lane::Comm } else { Lane::Compute };
-        let completes = parts.iter().any(|p| p.end == self.trained_elems(p.unit));
+        let complete: Vec<u32> =
+            parts.iter().filter(|p| p.end == self.trained_elems(p.unit)).map(|p| p.unit).collect();
         let mut units: Vec<u32> = parts.iter().map(|p| p.unit).collect();
         units.dedup();
         let span = self.span(parts);
         let mut last = None;
         for (i, axis) in axes.iter().enumerate() {
-            let into_accumulator = i + 1 == axes.len();
+            let into_accumulator = i + 1 == axes.len() && !leaves;
             let mut accesses = Vec::new();
             for unit in &units {
                 let (from, to) = (self.grad_target(*unit), self.state(*unit, State::Grad));
@@ -102,11 +122,14 @@ impl StepBuilder<'_> {
             let kind = OpKind::Reduce { span, micro, axis: *axis, fresh: fresh || !into_accumulator };
             last = Some(self.emit(kind, lane, accesses, &[]));
         }
-        self.reduced.extend(last.filter(|_| completes));
+        if leaves && self.leaves_after(micro) {
+            last = complete.iter().map(|unit| self.leave(*unit, micro)).last();
+        }
+        self.reduced.extend(last.filter(|_| !complete.is_empty()));
     }
 
     /// What must be over before another whole gradient is made: at most two are in flight, one being
-    /// made and one being reduced, or sharding them would save nothing.
+    /// made and one on its way, or sharding or offloading them would save nothing.
     pub(super) fn room_for_gradients(&self) -> Vec<OpId> {
         let oldest = self.reduced.iter().rev().nth(1).copied();
         oldest.filter(|_| !self.grads_go_to_state()).into_iter().collect()

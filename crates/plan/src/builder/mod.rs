@@ -2,10 +2,11 @@
 //! lanes follow from the accesses.
 //!
 //! Here: emission and buffers. Beside it: what units compute, parameters on the move, gradients on their
-//! way to their owners, the update, and the phases that do not train.
+//! way to their owners and to the host, the update, and the phases that do not train.
 
 mod compute;
 mod gradients;
+mod leave;
 mod params;
 mod phases;
 mod update;
@@ -75,8 +76,13 @@ pub struct StepBuilder<'a> {
     fetches: u32,
     /// Parts of a bucket, to be reduced or published, that is not full yet.
     pending: Vec<SpanPart>,
-    /// Reductions that were the last of some unit's whole gradient.
+    /// Reductions, or spills where gradients leave the device, that were the last of some unit's whole
+    /// gradient.
     reduced: Vec<OpId>,
+    /// Pieces of gradients spilled to be added; staging buffers take turns.
+    spills: u32,
+    /// Leaves of the norm are there, of some units.
+    has_squares: bool,
     layouts: [UnitLayout; 3],
 }
 
@@ -97,6 +103,8 @@ impl<'a> StepBuilder<'a> {
             fetches: 0,
             pending: Vec::new(),
             reduced: Vec::new(),
+            spills: 0,
+            has_squares: false,
             layouts,
         }
     }
@@ -268,10 +276,10 @@ impl<'a> StepBuilder<'a> {
         self.device(What::GradWhole { model: self.model, unit }, elems, DType::F32)
     }
 
-    /// Whole gradients summed locally need no buffer of their own.
+    /// Whole gradients summed locally need no buffer of their own, as long as they stay.
     fn grads_go_to_state(&self) -> bool {
-        let whole = self.input.placements.grads == Placement::Whole || self.input.mesh.shard == 1;
-        whole && self.input.order == AccumulationOrder::Local
+        let stay = self.input.grads_are_whole() && !self.input.grads_leave();
+        stay && self.input.order == AccumulationOrder::Local
     }
 
     fn stream(&mut self, index: u32) -> BufferId {
@@ -296,11 +304,7 @@ impl<'a> StepBuilder<'a> {
 
     fn inputs(&mut self) -> [BufferId; 2] {
         let bounds = self.input.bounds;
-        // Tokens, targets, positions and document bounds; in generation also places in the cache and the
-        // rows to draw from; with dropout also samples.
-        let grown = self.input.generation.map_or(0, |r| r.docs);
-        let elems = 3 * bounds.tokens + bounds.docs.max(grown) + 1 + 2 * grown;
-        let elems = elems + if self.input.has_dropout() { bounds.docs } else { 0 };
+        let elems = self.input.inputs_elems();
         let positions = bounds.max_doc.max(self.input.generation.map_or(0, |r| r.tokens_per_doc));
         let tables = self.plan().shape.head_dim * positions;
         [self.device(What::Inputs, elems, DType::U32), self.device(What::Tables, tables, DType::F32)]

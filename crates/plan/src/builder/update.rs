@@ -23,16 +23,15 @@ struct Piece {
 impl StepBuilder<'_> {
     pub fn clip_and_update(&mut self) {
         let trained: Vec<u32> = (0..=self.head_unit()).filter(|u| self.trained_elems(*u) > 0).collect();
-        let mut accesses = Vec::new();
-        let mut blocks = 0;
-        for unit in &trained {
-            accesses.push((self.state(*unit, State::Grad), Access::Read));
-            blocks += self.input.resident(self.model, *unit, State::Grad).1 / ALIGN_ELEMS;
+        if !self.input.grads_leave() {
+            self.squares_of(&trained);
         }
-        let norm = self.device(What::NormLeaves, blocks, DType::F64);
-        accesses.push((norm, Access::Define));
-        self.emit(OpKind::Squares, Lane::Compute, accesses, &[]);
-        let lane = if self.input.is_sharded(State::Grad) { Lane::Comm } else { Lane::Compute };
+        let norm = self.norm_leaves();
+        let lane = match self.input.grads_leave() {
+            _ if self.input.is_sharded(State::Grad) => Lane::Comm,
+            true => Lane::Host,
+            false => Lane::Compute,
+        };
         self.emit(OpKind::ClipNorm, lane, vec![(norm, Access::Update)], &[]);
         if self.input.placements.optimizer_tier == Tier::Device {
             trained.iter().for_each(|unit| self.update_on_device(*unit, norm));
@@ -54,6 +53,24 @@ impl StepBuilder<'_> {
             }
         }
         self.publish_bucket();
+    }
+
+    /// Sums of squares of some units' gradients, where those live.
+    pub(super) fn squares_of(&mut self, units: &[u32]) {
+        let norm = self.norm_leaves();
+        let mut accesses: Vec<_> =
+            units.iter().map(|unit| (self.state(*unit, State::Grad), Access::Read)).collect();
+        accesses.push((norm, if self.has_squares { Access::Update } else { Access::Define }));
+        self.has_squares = true;
+        let lane = if self.input.grads_leave() { Lane::Host } else { Lane::Compute };
+        self.emit(OpKind::Squares, lane, accesses, &[]);
+    }
+
+    /// One leaf for each block of this rank's gradients, beside them.
+    fn norm_leaves(&mut self) -> BufferId {
+        let share = |unit: u32| self.input.resident(self.model, unit, State::Grad).1;
+        let elems: usize = (0..=self.head_unit()).map(share).sum();
+        self.table.get(What::NormLeaves, self.input.placements.grads_tier(), elems / ALIGN_ELEMS, DType::F64)
     }
 
     /// What passes through the host's staging at a time. Small, because staging holds two of them with all
@@ -109,13 +126,15 @@ impl StepBuilder<'_> {
         }
     }
 
-    /// Room on the host for a piece's update, described at [`What::HostStaging`].
-    fn host_staging(&mut self, piece: Piece, turn: u32) -> BufferId {
-        let elems = piece.end - piece.start;
-        let nvme = self.input.placements.optimizer_tier == Tier::Nvme;
-        let states = if nvme { self.input.optimizer_states().len() } else { 0 };
-        let staged = elems * (1 + states) + (elems * self.input.storage.size()).div_ceil(4);
-        self.table.get(What::HostStaging { turn }, Tier::Host, staged, DType::F32)
+    /// Room on the host for a piece's update, described at [`What::HostStaging`]. `None`: all it needs has its
+    /// home there.
+    fn host_staging(&mut self, piece: Piece, turn: u32) -> Option<BufferId> {
+        let (elems, p) = (piece.end - piece.start, &self.input.placements);
+        let states = if p.optimizer_tier == Tier::Nvme { self.input.optimizer_states().len() } else { 0 };
+        let params = if p.params_tier == Tier::Host { 0 } else { elems * self.input.storage.size() };
+        let staged = elems * states + params.div_ceil(4);
+        let what = What::HostStaging { turn };
+        (staged > 0).then(|| self.table.get(what, Tier::Host, staged, DType::F32))
     }
 
     fn piece_span(&mut self, piece: Piece) -> SpanId {
@@ -126,17 +145,12 @@ impl StepBuilder<'_> {
         self.input.optimizer_states().iter().map(|state| self.state(unit, *state)).collect()
     }
 
-    /// Gradient to the host, and states whose home is a disk. Neither waits for the norm.
+    /// States whose home is a disk, to the host. Does not wait for the norm.
     fn bring_to_host(&mut self, piece: Piece, turn: u32) {
-        let (span, staging) = (self.piece_span(piece), self.host_staging(piece, turn));
-        let unit = piece.unit;
-        let grad = self.state(unit, State::Grad);
-        let accesses = vec![(grad, Access::Read), (staging, Access::Define)];
-        self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
         if self.input.placements.optimizer_tier == Tier::Nvme {
-            let mut accesses: Vec<_> =
-                self.optimizer_homes(unit).into_iter().map(|home| (home, Access::Read)).collect();
-            accesses.push((staging, Access::Update));
+            let (span, staging) = (self.piece_span(piece), self.host_staging(piece, turn));
+            let homes = self.optimizer_homes(piece.unit).into_iter().map(|home| (home, Access::Read));
+            let accesses = homes.chain(staging.map(|staging| (staging, Access::Define))).collect();
             self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
         }
     }
@@ -151,17 +165,21 @@ impl StepBuilder<'_> {
         let homes: Vec<_> =
             self.optimizer_homes(unit).into_iter().map(|home| (home, Access::Update)).collect();
 
-        let mut accesses = vec![(norm, Access::Read), (staging, Access::Update)];
+        let mut accesses = vec![(norm, Access::Read), (self.state(unit, State::Grad), Access::Read)];
+        let access = if nvme { Access::Update } else { Access::Define };
+        accesses.extend(staging.map(|staging| (staging, access)));
         accesses.extend((!params_on_device).then_some((working, Access::Update)));
         if !nvme {
             accesses.extend(&homes);
         }
         self.emit(OpKind::Update { unit, start, end }, Lane::Host, accesses, &[]);
         if nvme {
-            let accesses = homes.into_iter().chain([(staging, Access::Read)]).collect();
+            let staging = staging.map(|staging| (staging, Access::Read));
+            let accesses = homes.into_iter().chain(staging).collect();
             self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
         }
         if params_on_device {
+            let staging = staging.expect("parameters that are fetched are staged");
             let accesses = vec![(staging, Access::Read), (working, Access::Update)];
             self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
         }

@@ -1,11 +1,15 @@
 //! Follows every block of 256 gradient elements through a step: which micro-batches have added to it,
-//! and over which axes each addition has been summed. Knows what operations mean, not how they are made.
+//! over which axes each addition has been summed, and whether it reached the host where gradients live
+//! there. Knows what operations mean, not how they are made. Shares are those of the first rank.
 
 use std::collections::HashMap;
 
 use lockstep_core::{ALIGN_ELEMS, Axis};
 
-use crate::{AccumulationOrder, Op, OpKind, Phase, Placement, PlanInput, RunPlan, Schedule, SpanPart};
+use crate::{
+    Access, AccumulationOrder, Buffer, Op, OpKind, Phase, Placement, PlanInput, RunPlan, Schedule, SpanId,
+    SpanPart, State, What,
+};
 
 /// One addition: its micro-batch, whether a tied head made it, the axes it has been summed over.
 type Term = (u32, bool, Vec<Axis>);
@@ -19,8 +23,15 @@ pub(super) struct Gradients {
     whole: Vec<Vec<Block>>,
     accumulated: Vec<Vec<Block>>,
     separate: bool,
-    /// Blocks read by reductions under way.
+    /// Pieces on the host that wait to be added.
+    staged: HashMap<What, Vec<Block>>,
+    /// Blocks read by reductions and copies under way.
     moving: HashMap<usize, Vec<Block>>,
+    buffers: Vec<Buffer>,
+    /// Elements of each unit that this rank holds, counted from the first.
+    shares: Vec<usize>,
+    /// Units whose squares are summed.
+    squared: Vec<usize>,
     clipped: bool,
     updates: Vec<u32>,
 }
@@ -35,11 +46,17 @@ impl Gradients {
         Gradients {
             tied: model.shape.tied,
             trains: phase.name.starts_with("train"),
-            separate: cut || input.order == AccumulationOrder::Reduced,
+            separate: cut || input.order == AccumulationOrder::Reduced || input.grads_leave(),
+            staged: HashMap::new(),
+            buffers: plan.buffers.clone(),
+            shares: (0..empty.len())
+                .map(|unit| input.resident(phase.model, unit as u32, State::Grad).1)
+                .collect(),
             whole: empty.clone(),
             updates: vec![0; empty.len()],
             accumulated: empty,
             moving: HashMap::new(),
+            squared: Vec::new(),
             clipped: false,
             input,
         }
@@ -50,7 +67,8 @@ impl Gradients {
         let mut axes = Vec::new();
         axes.extend((mesh.shard > 1).then_some(Axis::Shard));
         axes.extend((mesh.replicate > 1).then_some(Axis::Replicate));
-        if axes.is_empty() && self.input.order == AccumulationOrder::Reduced {
+        let summed_here = self.input.order == AccumulationOrder::Reduced && !self.input.grads_leave();
+        if axes.is_empty() && summed_here {
             axes.push(Axis::World);
         }
         axes
@@ -84,7 +102,15 @@ impl Gradients {
                 }
                 self.moving.insert(i, taken);
             }
-            OpKind::ClipNorm => self.assert_complete(),
+            OpKind::Spill(span) | OpKind::Fetch(span) => {
+                if let Some((from, _)) = self.gradient_way(op) {
+                    let taken = self.take(&from, schedule, span);
+                    assert!(taken.iter().all(|terms| !terms.is_empty()), "#{i} moves what is not there");
+                    self.moving.insert(i, taken);
+                }
+            }
+            OpKind::Squares => self.assert_complete(op),
+            OpKind::ClipNorm => assert_eq!(self.squared.len(), self.trained()),
             OpKind::Update { unit, start, .. } => {
                 assert!(self.clipped, "unit {unit} is updated before the norm is known");
                 self.updates[unit as usize] += u32::from(start == 0);
@@ -111,14 +137,74 @@ impl Gradients {
                     }
                 }
             }
+            OpKind::Spill(span) | OpKind::Fetch(span) => {
+                if let (Some((from, to)), Some(taken)) = (self.gradient_way(op), self.moving.remove(&i)) {
+                    self.give(&to, schedule, span, taken);
+                    if matches!(from, What::GradWhole { .. }) {
+                        // Gone once moved, as after a reduction.
+                        self.part(&from, schedule, span).iter_mut().for_each(Vec::clear);
+                    }
+                }
+            }
+            OpKind::Add { span, .. } => {
+                let staging = self.what(op, |what| matches!(what, What::GradStaging { .. })).unwrap();
+                let home = self.what(op, |what| matches!(what, What::State { .. })).unwrap();
+                let terms = self.staged.remove(&staging).expect("what is added was spilled");
+                let to = self.part(&home, schedule, span);
+                assert_eq!(to.len(), terms.len());
+                for (block, terms) in to.iter_mut().zip(terms) {
+                    assert!(!block.is_empty(), "#{i} adds to nothing");
+                    block.extend(terms);
+                }
+            }
             OpKind::ClipNorm => self.clipped = true,
             _ => {}
         }
     }
 
+    fn what(&self, op: &Op, wanted: impl Fn(&What) -> bool) -> Option<What> {
+        let mut all = op.accesses.iter().map(|(id, _)| self.buffers[id.0 as usize].what);
+        all.find(|what| wanted(what))
+    }
+
+    /// From where to where a copy moves gradients, if it does.
+    fn gradient_way(&self, op: &Op) -> Option<(What, What)> {
+        self.what(op, |what| matches!(what, What::GradWhole { .. }))?;
+        assert_eq!(op.accesses.len(), 2);
+        let of = |wanted: fn(&Access) -> bool| {
+            let (id, _) = op.accesses.iter().find(|(_, access)| wanted(access)).unwrap();
+            self.buffers[id.0 as usize].what
+        };
+        Some((of(|access| *access == Access::Read), of(|access| *access != Access::Read)))
+    }
+
+    /// The blocks of a span in a unit's buffer.
+    fn part(&mut self, what: &What, schedule: &Schedule, span: SpanId) -> &mut [Block] {
+        let [part] = &schedule.span(span).parts[..] else { panic!("gradients move unit by unit") };
+        let blocks = match what {
+            What::GradWhole { unit, .. } if *unit == part.unit => &mut self.whole,
+            What::State { unit, state: State::Grad, .. } if *unit == part.unit => &mut self.accumulated,
+            other => panic!("{other:?} in a copy of unit {}", part.unit),
+        };
+        &mut blocks[part.unit as usize][Self::blocks(part)]
+    }
+
+    fn take(&mut self, from: &What, schedule: &Schedule, span: SpanId) -> Vec<Block> {
+        self.part(from, schedule, span).to_vec()
+    }
+
+    fn give(&mut self, to: &What, schedule: &Schedule, span: SpanId, taken: Vec<Block>) {
+        match to {
+            What::GradStaging { .. } => {
+                assert!(self.staged.insert(*to, taken).is_none(), "two pieces in {to:?}");
+            }
+            _ => self.part(to, schedule, span).clone_from_slice(&taken),
+        }
+    }
+
     /// The last axis moves the sum into the accumulator, others leave it in place.
     fn put(&mut self, unit: usize, block: usize, terms: Block, last: bool, fresh: bool) {
-        if !last || !self.separate {
+        if !last || !self.separate || self.input.grads_leave() {
             assert!(fresh, "a sum in place overwrites");
             self.made_by_backward()[unit][block] = terms;
             return;
@@ -141,8 +227,17 @@ impl Gradients {
     }
 
     /// Every micro-batch once, summed once over every axis; a tied table also by the head.
-    fn assert_complete(&self) {
-        for (unit, blocks) in self.accumulated.iter().enumerate() {
+    fn assert_complete(&mut self, op: &Op) {
+        let read = op.accesses.iter().filter_map(|(id, _)| match self.buffers[id.0 as usize].what {
+            What::State { unit, state: State::Grad, .. } => Some(unit as usize),
+            _ => None,
+        });
+        for unit in read {
+            assert!(!self.squared.contains(&unit), "squares of unit {unit} twice");
+            self.squared.push(unit);
+            let blocks = &self.accumulated[unit];
+            // What stays is followed as if whole; what leaves, as far as it is this rank's.
+            let held = if self.input.grads_leave() { self.shares[unit] / ALIGN_ELEMS } else { blocks.len() };
             let mut expected: Block = Vec::new();
             for micro in 0..self.input.micros {
                 expected.push((micro, false, self.axes()));
@@ -150,12 +245,16 @@ impl Gradients {
                     expected.push((micro, true, self.axes()));
                 }
             }
-            for (b, block) in blocks.iter().enumerate() {
+            for (b, block) in blocks[..held].iter().enumerate() {
                 let mut found = block.clone();
                 found.sort();
                 assert_eq!(found, expected, "unit {unit}, block {b}");
             }
         }
+    }
+
+    fn trained(&self) -> usize {
+        self.whole.iter().filter(|blocks| !blocks.is_empty()).count()
     }
 
     pub(super) fn finish(&self) {

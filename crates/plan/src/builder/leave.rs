@@ -1,0 +1,104 @@
+//! Gradients that live on the host: they leave the device as soon as backward and the ranks' sum are over,
+//! so that it holds two units' gradients and not all of them.
+//!
+//! The order of summation is the plan's, wherever gradients are. `reduced`: a micro-batch's sum over ranks is
+//! added to those before it, by the host's cores. `local`: backward itself adds to what earlier micro-batches
+//! left, which is fetched back for it. That is possible where the host keeps whole gradients; where it keeps
+//! a rank's share alone, the local sums of all units stay on the device until the window is over.
+
+use lockstep_core::{ALIGN_ELEMS, DType};
+
+use crate::buffer::{Access, BufferId, State, Tier, What};
+use crate::builder::StepBuilder;
+use crate::input::AccumulationOrder;
+use crate::schedule::{Lane, OpId, OpKind, SpanPart};
+
+/// Elements of the smallest piece that is added at a time, 2 MiB of f32, and pieces of a share at most.
+const SMALLEST_PIECE: usize = 1 << 19;
+const MOST_PIECES: usize = 8;
+
+impl StepBuilder<'_> {
+    /// Whether gradients leave the device after `micro`.
+    pub fn leaves_after(&self, micro: u32) -> bool {
+        let window_over = micro + 1 == self.input.micros;
+        let sums_leave = self.input.order == AccumulationOrder::Reduced || self.input.grads_are_whole();
+        self.input.grads_leave() && (window_over || sums_leave)
+    }
+
+    /// Moves this rank's share of a unit's gradient to the host; the last copy that reads it on the device.
+    pub(super) fn leave(&mut self, unit: u32, micro: u32) -> OpId {
+        let share = self.input.resident(self.model, unit, State::Grad).1;
+        let (whole, home) = (self.grad_target(unit), self.state(unit, State::Grad));
+        let adds = micro > 0 && self.input.order == AccumulationOrder::Reduced;
+        let last = if adds {
+            let len = share.div_ceil(MOST_PIECES).next_multiple_of(ALIGN_ELEMS).max(SMALLEST_PIECE);
+            let pieces = (0..share).step_by(len).map(|start| (start, (start + len).min(share)));
+            let copies = pieces.map(|(start, end)| self.leave_to_add(whole, home, unit, micro, (start, end)));
+            copies.last().expect("a trained unit has a gradient")
+        } else {
+            let span = self.front_span(unit, share);
+            self.emit(
+                OpKind::Spill(span),
+                Lane::Copy,
+                vec![(whole, Access::Read), (home, Access::Define)],
+                &[],
+            )
+        };
+        if micro + 1 == self.input.micros {
+            self.squares_of(&[unit]);
+        }
+        last
+    }
+
+    /// One piece, through a staging buffer of the host, to what is there.
+    fn leave_to_add(
+        &mut self,
+        whole: BufferId,
+        home: BufferId,
+        unit: u32,
+        micro: u32,
+        (start, end): (usize, usize),
+    ) -> OpId {
+        let what = What::GradStaging { turn: self.spills % 2 };
+        self.spills += 1;
+        let staging = self.table.get(what, Tier::Host, end - start, DType::F32);
+        let span = self.span(vec![SpanPart { unit, start, end }]);
+        let accesses = vec![(whole, Access::Read), (staging, Access::Define)];
+        let copy = self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
+        let accesses = vec![(staging, Access::Read), (home, Access::Update)];
+        self.emit(OpKind::Add { span, micro }, Lane::Host, accesses, &[]);
+        copy
+    }
+
+    /// Whether backward of `micro` adds to gradients that have left.
+    fn comes_back(&self, micro: u32) -> bool {
+        micro > 0 && self.input.order == AccumulationOrder::Local && self.leaves_after(micro - 1)
+    }
+
+    /// Brings what earlier micro-batches left of some units' gradients back to the device, before backward
+    /// adds to it.
+    pub(super) fn bring_back(&mut self, units: &[u32], micro: u32) {
+        if !self.comes_back(micro) {
+            return;
+        }
+        for unit in units {
+            let share = self.input.resident(self.model, *unit, State::Grad).1;
+            let (whole, home, span) =
+                (self.grad_target(*unit), self.state(*unit, State::Grad), self.front_span(*unit, share));
+            // With the one that backward is writing there are two on the device.
+            let after: Vec<OpId> = self.reduced.last().copied().into_iter().collect();
+            let accesses = vec![(home, Access::Read), (whole, Access::Define)];
+            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &after);
+        }
+    }
+
+    /// As [`StepBuilder::bring_back`], for the unit whose backward follows that of `unit`: issued before the
+    /// spill of `unit`, which waits for its backward, so that the fetch does not.
+    pub(super) fn bring_back_next(&mut self, unit: u32, micro: u32) {
+        let next = (0..unit).rev().find(|u| self.trained_elems(*u) > 0);
+        // A tied table's gradient came back for the head.
+        if let Some(next) = next.filter(|next| *next > 0 || !self.tied()) {
+            self.bring_back(&[next], micro);
+        }
+    }
+}

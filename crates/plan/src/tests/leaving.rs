@@ -1,0 +1,175 @@
+//! Gradients that live on the host: what stays of them on the device, and what their copies overlap.
+
+use std::collections::HashMap;
+
+use lockstep_config::StrategyName;
+use lockstep_core::{Bytes, DType};
+use lockstep_shape::Recompute;
+
+use crate::AccumulationOrder::{Local, Reduced};
+use crate::{Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, Tier, What, memory_table};
+
+use super::{Setup, lanes, resident_bytes, train_phase};
+
+fn deep(strategy: StrategyName, shard: u32) -> Setup {
+    Setup::new("tiny", strategy, 1, shard).with(|s| {
+        s.shape.layers = 6;
+        s.optimizer_tier = Tier::Host;
+        s.storage = DType::BF16;
+    })
+}
+
+fn phase_bytes(plan: &RunPlan, wanted: impl Fn(&What) -> bool) -> Vec<u64> {
+    let ids = train_phase(plan).memory.offsets.iter().map(|(id, _)| &plan.buffers[id.0 as usize]);
+    ids.filter(|b| wanted(&b.what)).map(|b| b.bytes().0).collect()
+}
+
+/// The most whole gradients on the device at once in a run: from the operation that begins one to the last
+/// that reads it.
+fn most_in_flight(plan: &RunPlan, seed: u64) -> usize {
+    let schedule = &train_phase(plan).schedule;
+    let times = lanes::random_times(schedule, seed);
+    let mut lives: HashMap<BufferId, Vec<(u64, u64)>> = HashMap::new();
+    for (op, (start, end)) in schedule.ops.iter().zip(&times) {
+        for (id, access) in &op.accesses {
+            if !matches!(plan.buffers[id.0 as usize].what, What::GradWhole { .. }) {
+                continue;
+            }
+            let lives = lives.entry(*id).or_default();
+            if *access == Access::Define {
+                lives.push((*start, *end));
+            }
+            let life = lives.last_mut().expect("a gradient begins with its definition");
+            life.1 = life.1.max(*end);
+        }
+    }
+    let mut events: Vec<(u64, i32)> =
+        lives.into_values().flatten().flat_map(|(start, end)| [(start, 1), (end, -1)]).collect();
+    events.sort_unstable();
+    let mut alive = 0;
+    let counts = events.into_iter().map(|(_, change)| {
+        alive += change;
+        alive
+    });
+    counts.max().unwrap_or(0) as usize
+}
+
+/// One being made and one on its way; a tied table's waits from the head's backward to its own.
+#[test]
+fn the_device_holds_two_gradients() {
+    for (strategy, shard) in
+        [(StrategyName::Ddp, 1), (StrategyName::Ddp, 2), (StrategyName::Zero1, 2), (StrategyName::Zero3, 2)]
+    {
+        for (micros, order) in [(1, Local), (3, Local), (3, Reduced)] {
+            for tied in [false, true] {
+                let setup = deep(strategy, shard).with(|s| {
+                    (s.micros, s.order, s.shape.tied) = (micros, Some(order), tied);
+                    // Smaller than any unit: those are joined and leave together.
+                    s.bucket = 1 << 10;
+                });
+                let plan = setup.plan();
+                let most = (0..20).map(|seed| most_in_flight(&plan, seed)).max().unwrap();
+                // Local sums of sharded gradients stay until the window is over.
+                let all_stay = strategy == StrategyName::Zero3 && micros > 1 && order == Local;
+                let expected = if all_stay { 8 } else { 2 + usize::from(tied) };
+                let words = format!("{strategy:?} on {shard}, {micros} micro-batches {order:?}, tied {tied}");
+                assert!(most <= expected && (most == 8) == all_stay, "{words}: {most}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_device_holds_less_by_the_gradients() {
+    for (micros, order) in [(1, Local), (3, Local), (3, Reduced)] {
+        let of = |tier| {
+            let setup = Setup::new("15m", StrategyName::Ddp, 1, 1).with(|s| {
+                (s.micros, s.order, s.optimizer_tier) = (micros, Some(order), tier);
+                s.storage = DType::BF16;
+                s.recompute = Recompute::Full;
+            });
+            setup.plan()
+        };
+        let (stay, leave) = (of(Tier::Device), of(Tier::Host));
+        let states = [State::Grad, State::Master, State::ExpAvg, State::ExpAvgSq];
+        let moved = resident_bytes(&stay, Tier::Device, &states);
+        assert_eq!(resident_bytes(&leave, Tier::Device, &states), 0);
+        assert_eq!(resident_bytes(&leave, Tier::Host, &states), moved);
+        let mut in_flight = phase_bytes(&leave, |what| matches!(what, What::GradWhole { .. }));
+        in_flight.sort_unstable_by(|a, b| b.cmp(a));
+        let two: u64 = in_flight.iter().take(2).sum();
+        assert!(leave.arena.0 + moved <= stay.arena.0 + two + (64 << 10), "{order:?}: {}", leave.arena);
+    }
+}
+
+/// A spill runs while the next unit's gradient is made; a gradient that is added to comes back while the
+/// one before it is.
+#[test]
+fn copies_of_gradients_overlap_backward() {
+    for (micros, order) in [(1, Local), (2, Local), (2, Reduced)] {
+        let setup = deep(StrategyName::Ddp, 1).with(|s| (s.micros, s.order) = (micros, Some(order)));
+        let plan = setup.plan();
+        let schedule = &train_phase(&plan).schedule;
+        let times = lanes::times(schedule, |i| match schedule.ops[i].lane {
+            Lane::Compute => 200,
+            _ => 100,
+        });
+        let backward = |unit: u32| {
+            let is = |kind: &OpKind| matches!(kind, OpKind::Backward { unit: u, micro, .. } if (*u, *micro) == (unit, micros - 1));
+            schedule.ops.iter().position(|op| is(&op.kind)).unwrap()
+        };
+        let overlaps = |i: usize, other: usize| times[i].0 < times[other].1 && times[other].0 < times[i].1;
+        for unit in 2..5 {
+            let spill = last_copy(&plan, schedule, unit + 1, |kind| matches!(kind, OpKind::Spill(_)));
+            assert!(overlaps(spill, backward(unit)), "{order:?}: the spill of {} is late", unit + 1);
+            if micros > 1 && order == Local {
+                let fetch = last_copy(&plan, schedule, unit - 1, |kind| matches!(kind, OpKind::Fetch(_)));
+                assert!(overlaps(fetch, backward(unit)), "the fetch of {} is late", unit - 1);
+            }
+        }
+        // The norm is known soon after the last gradient has left.
+        let norm = schedule.ops.iter().position(|op| op.kind == OpKind::ClipNorm).unwrap();
+        assert!(times[norm].0 <= times[backward(0)].1 + 300, "{order:?}");
+    }
+}
+
+/// The last copy of a unit's gradient of some kind.
+fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, wanted: impl Fn(&OpKind) -> bool) -> usize {
+    let of_unit = |id: &BufferId| matches!(plan.buffers[id.0 as usize].what, What::GradWhole { unit: u, .. } if u == unit);
+    let is = |op: &crate::Op| wanted(&op.kind) && op.accesses.iter().any(|(id, _)| of_unit(id));
+    schedule.ops.iter().rposition(is).expect("the gradient is copied")
+}
+
+/// LLaMA 7b on one GPU, 4 rows of 2048 tokens, full recomputation, optimizer on the host: what a device of
+/// 44 GiB has to hold, by kind.
+#[test]
+fn seven_billion_parameters_fit_one_gpu() {
+    const MIB: u64 = 1 << 20;
+    for (micros, order) in [(1, Local), (8, Local), (8, Reduced)] {
+        let setup = Setup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
+            s.shape.vocab = 32_000;
+            (s.micros, s.order, s.tokens) = (micros, Some(order), 4 * 2048);
+            (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full, Tier::Host);
+        });
+        let plan = setup.plan();
+        let params: u64 = plan.input.models[0].units.iter().map(|u| u.elems as u64).sum();
+        let table = memory_table(&plan);
+        assert!(params > 6_700_000_000, "{params}");
+        assert_eq!(resident_bytes(&plan, Tier::Device, &[State::Working]), 2 * params);
+        assert_eq!(resident_bytes(&plan, Tier::Device, &[State::Grad, State::Master, State::ExpAvg]), 0);
+        assert_eq!(resident_bytes(&plan, Tier::Host, &[State::Grad]), 4 * params);
+        let block = 4 * plan.input.models[0].units[1].elems as u64;
+        assert_eq!(block.div_ceil(MIB), 773, "a block's gradient in f32");
+        // Of 33 streams of 64 MiB, two gradients, what one block keeps and scratch.
+        let phase = train_phase(&plan).memory.bytes;
+        let streams: u64 =
+            phase_bytes(&plan, |what| matches!(what, What::Stream { .. })).into_iter().sum::<u64>();
+        let rebuilt = phase_bytes(&plan, |what| matches!(what, What::Rebuilt { .. })).into_iter().max();
+        let scratch: u64 = phase_bytes(&plan, |what| *what == What::Scratch).into_iter().sum();
+        let alive = streams + 2 * block + rebuilt.unwrap() + scratch;
+        assert!(phase.0 <= alive + 200 * MIB, "{phase} is more than {}:\n{table}", Bytes(alive));
+        assert!(plan.arena < Bytes(20 << 30), "{order:?}, {micros}:\n{table}");
+        // All states on the host, and little besides.
+        assert!(plan.host_bytes.0 < 16 * params + 512 * MIB, "{order:?}, {micros}:\n{table}");
+    }
+}
