@@ -115,8 +115,10 @@ macro_rules! function_table {
             $vis fn load(opened: $crate::cuda::library::Opened) -> Result<$name, $crate::cuda::GpuError> {
                 Ok($name {
                     $($field: {
+                        type Function = unsafe extern "C" fn($($arg),*) -> $ret;
+                        const SYMBOL: &str = $symbol;
                         // SAFETY: the signature is the one that the library's header gives this symbol.
-                        unsafe { opened.symbol::<unsafe extern "C" fn($($arg),*) -> $ret>($symbol)? }
+                        unsafe { opened.symbol::<Function>(SYMBOL)? }
                     },)*
                     opened,
                 })
