@@ -46,7 +46,7 @@ const HEAD_CHUNK_BYTES: usize = 16 << 20;
 const GPU_HEAD_CHUNK_BYTES: usize = 512 << 20;
 
 /// What a context, the libraries' code and our kernels take of a GPU's memory: measured on an H200 with CUDA 13.
-const GPU_FOREIGN: Bytes = Bytes(640 << 20);
+const GPU_FOREIGN: Bytes = Bytes(536 << 20);
 
 /// What NCCL takes besides.
 const NCCL_FOREIGN: Bytes = Bytes(400 << 20);

@@ -41,12 +41,10 @@ pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
 pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) {
     assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
     let positions = table.cos.len() / table.half;
-    for position in 0..positions {
-        let angles = inverse_frequencies.iter().map(|f| position as f64 * f);
-        // A row at a time on the stack of the caller's vector; run once, before training.
-        let (cos, sin): (Vec<f32>, Vec<f32>) =
-            angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
-        table.cos.slice(position * table.half, table.half).write(&cos);
-        table.sin.slice(position * table.half, table.half).write(&sin);
-    }
+    let angles =
+        (0..positions).flat_map(|position| inverse_frequencies.iter().map(move |f| position as f64 * f));
+    let (cos, sin): (Vec<f32>, Vec<f32>) =
+        angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
+    table.cos.write(&cos);
+    table.sin.write(&sin);
 }
