@@ -101,7 +101,7 @@ impl Shared {
                 v: view(&range.v),
                 weight_decay,
             };
-            adamw::update(queue, range, &rates);
+            adamw::update(queue, range, &rates, None);
         }
         if let Some((from, to)) = &task.after {
             from.copy_to(to, &self.memories)?;

@@ -4,7 +4,7 @@ use lockstep_core::Bytes;
 use lockstep_device::{Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::dropout::{self, Mask};
-use lockstep_ops::{Mat, bias, matmul, rmsnorm, rope};
+use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope};
 use lockstep_shape::{Cols, ModelShape, Param, Programs, Segment, Slot, UnitKind, UnitShape};
 
 /// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
@@ -199,5 +199,6 @@ pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, num_th
         .max(attention::scratch_bytes(num_threads, max_doc, model.head_dim))
         .max(Bytes(4 * norm as u64))
         .max(Bytes(4 * bias::scratch_elems(tokens, biased) as u64))
+        .max(embedding::scratch_bytes(tokens))
         .align_to(4096)
 }

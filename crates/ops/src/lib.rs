@@ -17,11 +17,13 @@ pub mod matmul;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
+pub mod selftest;
 pub mod swiglu;
 
 mod dispatch;
 mod mat;
 mod math;
+mod packs;
 #[cfg(test)]
 mod testing;
 
