@@ -17,6 +17,7 @@ pub mod matmul;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
+pub mod selftest;
 pub mod swiglu;
 
 mod dispatch;

@@ -9,7 +9,7 @@ use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
 
 use super::super::Extend;
-use super::{num_docs, plain, window};
+use super::{flash, num_docs, plain, window};
 
 static EXTEND: Source = Source { name: "attention_extend", text: include_str!("extend.cu") };
 
@@ -38,9 +38,15 @@ pub(super) fn sources(real: DType) -> impl Iterator<Item = (&'static Source, Var
 }
 
 pub(in super::super) fn extend(cuda: &CudaQueue, call: &Extend) {
+    assert!(
+        call.cache.view.is_empty() || call.cache.view.device_ptr().is_multiple_of(16),
+        "a cache at a multiple of 16 bytes"
+    );
     store(cuda, call);
     if call.q.rows <= FEW * num_docs(call.cu_seqlens) {
         decode(cuda, call);
+    } else if flash::can(&call.heads, &[&call.out, &call.q]) {
+        flash::extend(cuda, call);
     } else {
         plain::extend(cuda, call);
     }

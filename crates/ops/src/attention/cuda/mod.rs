@@ -7,6 +7,7 @@
 //! its own from the bounds.
 
 mod extend;
+mod flash;
 mod plain;
 
 use lockstep_core::{Bytes, DType};
@@ -34,16 +35,28 @@ pub fn cuda_sources() -> Vec<(&'static Source, Variant)> {
         all.extend([20, 64, 128, 256, 512].map(|width| plain::variant(real, width)));
         all.extend(extend::sources(real));
     }
+    all.extend(flash::sources(DType::BF16).chain(flash::sources(DType::F16)));
     all
 }
 
 pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
-    plain::forward(cuda, call);
+    let Forward { heads, out, q, k, v, dropout, .. } = call;
+    if dropout.is_none() && flash::can(heads, &[out, q, k, v]) {
+        flash::forward(cuda, call);
+    } else {
+        plain::forward(cuda, call);
+    }
 }
 
 pub(super) fn backward(cuda: &CudaQueue, call: &Backward) {
-    let rows = prepare(cuda, call, 1.0);
-    plain::backward(cuda, call, rows);
+    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, dropout, .. } } = call;
+    if dropout.is_none() && flash::can(heads, &[dq, dk, dv, dout, q, k, v]) {
+        let rows = prepare(cuda, call, flash::LOG_SCALE);
+        flash::backward(cuda, call, rows);
+    } else {
+        let rows = prepare(cuda, call, 1.0);
+        plain::backward(cuda, call, rows);
+    }
 }
 
 /// What backward knows of every row and head, by heads: \[H, T\] in f32.
