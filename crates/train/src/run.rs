@@ -268,7 +268,9 @@ pub(crate) fn make_engine(
     // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
     let told = match machine.device {
         Device::Cpu => Arc::clone(&memory),
-        Device::Cuda(_) => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
+        Device::Cuda(_) => {
+            Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?)
+        }
     };
     let connection = connect.map(|connect| connect(&told)).transpose()?;
     let (comm, nccl) = connection.map_or((None, None), |c| (Some(c.comm), c.nccl));
