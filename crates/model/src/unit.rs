@@ -233,5 +233,6 @@ pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernel
         .max(embedding::scratch_bytes(tokens))
         .max(Bytes(4 * norm as u64))
         .max(Bytes(4 * bias::scratch_elems(tokens, biased) as u64))
+        .max(embedding::scratch_bytes(tokens))
         .align_to(4096)
 }

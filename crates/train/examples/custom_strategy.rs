@@ -17,6 +17,7 @@ use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Memory, Queue};
 use lockstep_engine::{Engine, Resources, Updates};
+use lockstep_model::Kernels;
 use lockstep_plan::strategy::{Strategy, ddp};
 use lockstep_plan::{RunPlan, State, StepBuilder, build, check_training};
 use lockstep_train::{Sft, WindowCounts, train_step};

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use lockstep_device::Machine;
 use lockstep_train::generate::{Completion, End, Generator, GeneratorSpec, Sampling};
 use serde_json::Value;
 

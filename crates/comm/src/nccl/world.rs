@@ -12,6 +12,7 @@ use crate::error::{Abort, CommError};
 use crate::group::Group;
 
 /// What communicators are made with.
+#[derive(Debug)]
 pub struct NcclSpec {
     pub nccl: &'static Nccl,
     pub gpu: &'static Gpu,

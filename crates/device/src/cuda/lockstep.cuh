@@ -54,6 +54,18 @@ template <typename R> __device__ __forceinline__ void store_pack(R* to, const Pa
     *reinterpret_cast<Pack<R>*>(to) = pack;
 }
 
+// N elements that are read and written together: a pack, or one element where addresses do not allow more.
+template <typename R, int N> struct alignas(sizeof(R) * N < 16 ? sizeof(R) * N : 16) Chunk {
+    R at[N];
+};
+
+template <int N, typename R> __device__ __forceinline__ Chunk<R, N> load_chunk(const R* from) {
+    return *reinterpret_cast<const Chunk<R, N>*>(from);
+}
+template <int N, typename R> __device__ __forceinline__ void store_chunk(R* to, const Chunk<R, N>& chunk) {
+    *reinterpret_cast<Chunk<R, N>*>(to) = chunk;
+}
+
 // ---- sums over threads, in an order that depends on the number of threads alone -------------------------------
 
 __device__ __forceinline__ f32 warp_sum(f32 x) {

@@ -2,6 +2,7 @@
 //! (x₁, x₂) = (x\[..h/2\], x\[h/2..\]) becomes (x₁·cos − x₂·sin, x₂·cos + x₁·sin), in place.
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -29,7 +30,10 @@ pub struct Table<'m> {
 pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
     assert!(x.cols.is_multiple_of(2 * table.half), "{} columns in heads of {}", x.cols, 2 * table.half);
     assert_eq!(positions.len(), x.rows, "a position per token");
-    cpu::apply(crate::cpu(queue), x, positions, table, turn);
+    match queue {
+        Queue::Cpu(cpu) => cpu::apply(cpu, x, positions, table, turn),
+        Queue::Cuda(cuda) => cuda::apply(cuda, x, positions, table, turn),
+    }
 }
 
 /// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64. `scale` multiplies
