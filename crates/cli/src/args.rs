@@ -49,8 +49,17 @@ pub(crate) enum Command {
     Prepare(Prepare),
     /// Time what training is made of on this machine
     Bench(Bench),
+    /// Say what of this machine training can use, what is missing, and what to do about it
+    Doctor(Doctor),
     /// List every configuration key with its default
     Keys,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

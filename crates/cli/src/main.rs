@@ -5,6 +5,7 @@
 mod args;
 mod bench;
 mod chat;
+mod doctor;
 mod evaluate;
 mod export;
 mod flags;
@@ -58,6 +59,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(args),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }
