@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Trains decoder language models (LLaMA, Mistral, Qwen) from one binary.
 #[derive(Debug, Parser)]
@@ -47,8 +47,52 @@ pub(crate) enum Command {
     /// Prepare a run's data ahead of it, and show what came of it
     #[command(after_help = SAMPLES)]
     Prepare(Prepare),
+    /// Time what training is made of on this machine
+    Bench(Bench),
+    /// Say what of this machine training can use, what is missing, and what to do about it
+    Doctor(Doctor),
     /// List every configuration key with its default
     Keys,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    pub(crate) what: BenchWhat,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchWhat {
+    /// A training step on made-up tokens: tokens per second, share of the peak, memory
+    Step(BenchStep),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchStep {
+    /// Settings as of a run: model=1b, recompute=full, offload_optimizer=cpu [default: model=300m mixed_precision=auto]
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
+    /// Documents of a micro-batch
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(crate) rows: usize,
+    /// Tokens of each
+    #[arg(long, value_name = "N", default_value_t = 2048)]
+    pub(crate) length: usize,
+    /// Vocabulary of a named size
+    #[arg(long, value_name = "N", default_value_t = 32000)]
+    pub(crate) vocab: usize,
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    pub(crate) steps: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -170,12 +214,34 @@ pub(crate) struct Model {
     /// How weights and activations are stored [default: as the folder's weights are]
     #[arg(long, value_name = "TYPE", ignore_case = true)]
     pub(crate) dtype: Option<Storage>,
+    /// What computes [default: a GPU where one works]
+    #[arg(long, value_enum, value_name = "DEVICE", default_value_t = On::Auto, hide_default_value = true, hide_possible_values = true)]
+    pub(crate) device: On,
     /// CPU threads [default: all cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<usize>,
     /// Tokens of a text at most, its prompt included; the model's own limit if that is less
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_two)]
     pub(crate) context: usize,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum On {
+    Auto,
+    Cpu,
+    #[value(alias = "gpu")]
+    Cuda,
+}
+
+impl From<On> for lockstep_config::DeviceKind {
+    fn from(on: On) -> Self {
+        match on {
+            On::Auto => Self::Auto,
+            On::Cpu => Self::Cpu,
+            On::Cuda => Self::Cuda,
+        }
+    }
 }
 
 /// How tokens are drawn. What is not said is as the folder's `generation_config.json` says, else greedy.

@@ -3,9 +3,9 @@
 use serde_json::json;
 
 use crate::args::Eval;
-use crate::host;
 use crate::report::{self, Failure};
 use crate::train::boxed;
+use crate::{gpu, host};
 
 pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
     let model = lockstep_train::model_folder(&args.model);
@@ -15,7 +15,8 @@ pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
         vec![format!("data_cache_dir={}", cache.display()), format!("output_dir={}", cache.display())];
     settings.extend(args.settings.iter().cloned());
     let (config, _) = report::load(&settings, &[format!("model_name_or_path={}", model.display())])?;
-    let found = lockstep_train::evaluate(&config).map_err(boxed)?;
+    let device = gpu::chosen(config.device.kind, 0)?;
+    let found = lockstep_train::evaluate(&config, device).map_err(boxed)?;
     let text = if args.json {
         let (loss, tokens, seconds) = (found.loss, found.tokens, found.seconds);
         json!({ "loss": loss, "perplexity": found.perplexity(), "tokens": tokens, "seconds": seconds })

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 
 use lockstep_core::{DType, Fault, FaultClass};
 use lockstep_data::Tokenizer;
+use lockstep_device::Machine;
 use lockstep_train::generate::{
     Completion, Drawn, End, Generator, GeneratorSpec, Sampling, StopStrings, TextStream,
 };
 use serde_json::{Value, json};
 
 use crate::args::{Generate, Model, SamplingFlags};
+use crate::gpu;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
@@ -56,7 +58,10 @@ impl Fault for PromptError {
 pub(crate) fn open(model: &Model, slots: usize) -> Result<Generator, Failure> {
     let spec = GeneratorSpec {
         storage: model.dtype.map(DType::from),
-        num_threads: model.threads.unwrap_or_else(available_threads),
+        machine: Machine {
+            device: gpu::chosen(model.device.into(), 0)?,
+            num_threads: model.threads.unwrap_or_else(available_threads),
+        },
         slots,
         capacity: model.context,
         score_tokens: 0,

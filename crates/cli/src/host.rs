@@ -23,12 +23,26 @@ pub(crate) fn hub_folders() -> HubFolders {
     }
 }
 
+/// Whether Hugging Face libraries would find a token; where they look.
+pub(crate) fn has_hub_token() -> bool {
+    let in_environment = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].iter().any(|name| folder(name).is_some());
+    let home = folder("HF_HOME").or_else(|| Some(cache()?.join("huggingface")));
+    let file = folder("HF_TOKEN_PATH").or_else(|| Some(home?.join("token")));
+    in_environment || file.is_some_and(|file| file.metadata().is_ok_and(|file| file.len() > 0))
+}
+
+/// The GPUs that a process is shown, where somebody has said.
+pub(crate) fn visible_gpus() -> Option<String> {
+    std::env::var_os("CUDA_VISIBLE_DEVICES").map(|list| list.to_string_lossy().into_owned())
+}
+
 /// Where this program keeps what it can make again, for whoever runs it.
 pub(crate) fn cache_folder() -> PathBuf {
     cache().unwrap_or_else(std::env::temp_dir).join("lockstep")
 }
 
-fn cache() -> Option<PathBuf> {
+/// Where programs keep what they can make again.
+pub(crate) fn cache() -> Option<PathBuf> {
     folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
 }
 

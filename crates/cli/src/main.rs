@@ -3,11 +3,14 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod chat;
+mod doctor;
 mod evaluate;
 mod export;
 mod flags;
 mod generate;
+mod gpu;
 mod host;
 mod launch;
 mod plan;
@@ -55,6 +58,8 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Doctor(args) => doctor::run(args),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

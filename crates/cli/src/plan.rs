@@ -1,8 +1,10 @@
 //! `lockstep plan`
 
-use lockstep_config::RunConfig;
+use lockstep_config::{DeviceKind, RunConfig};
+use lockstep_model::Kernels;
 
 use crate::args::Plan;
+use crate::gpu;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
@@ -26,6 +28,11 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
 fn plan_of(config: &RunConfig) -> Result<lockstep_plan::RunPlan, Failure> {
     let tokenizer = lockstep_train::load_tokenizer(config).map_err(boxed)?;
     let shape = lockstep_train::model_shape(config, &tokenizer).map_err(boxed)?;
-    let threads = lockstep_train::num_threads(config);
-    lockstep_train::plan_for(config, &shape, &tokenizer, None, threads).map_err(boxed)
+    // Planning for a GPU needs none.
+    let kernels = match config.device.kind {
+        DeviceKind::Cuda => Kernels::Cuda,
+        DeviceKind::Auto if gpu::is_there() => Kernels::Cuda,
+        _ => Kernels::Cpu { num_threads: lockstep_train::num_threads(config) },
+    };
+    lockstep_train::plan_for(config, &shape, &tokenizer, None, kernels).map_err(boxed)
 }

@@ -5,15 +5,18 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockstep_comm::{CommError, ConnectSpec, Prefer};
+use lockstep_comm::{CommError, ConnectSpec, Nccl, NcclSpec, Prefer};
 use lockstep_config::{Carrier, Origin, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank};
+use lockstep_device::Device;
 use lockstep_launch::{
     AbortKind, ErrorNote, JoinOptions, LaunchError, Member, Session, Token, World, cores, names,
 };
 
+use crate::gpu;
 use crate::report::{self, Failure};
 use crate::voice::Voice;
+use lockstep_train::Connection;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -186,8 +189,17 @@ fn description(text: &str) -> Vec<(String, String)> {
 pub(crate) fn connect<'a>(
     session: &'a mut Session,
     config: &'a RunConfig,
+    device: Device,
 ) -> Result<lockstep_train::Connect<'a>, Failure> {
     let abort = lockstep_comm::Abort::default();
+    let deadline = Duration::from_secs_f64(config.plan.collective_timeout);
+    let nccl = match device {
+        Device::Cpu => None,
+        Device::Cuda(gpu) => {
+            let nccl = Nccl::open(&gpu::search()).map_err(|e| -> Failure { Box::new(e) })?;
+            Some(NcclSpec { nccl, gpu, deadline, abort: abort.clone() })
+        }
+    };
     let raise = abort.clone();
     session.on_abort(Box::new(move |why| raise.raise(why)));
     Ok(Box::new(move |memory| {
@@ -203,7 +215,7 @@ pub(crate) fn connect<'a>(
             advertise: Some(ip),
             session: &secret,
             run_id: &format!("restart {}", world.restart),
-            deadline: Duration::from_secs_f64(config.plan.collective_timeout),
+            deadline,
             abort,
             prefer: match config.plan.carrier {
                 Carrier::Auto => Prefer::Auto,
@@ -215,7 +227,8 @@ pub(crate) fn connect<'a>(
         let mut exchange = |mine: &[u8]| {
             session.exchange("where ranks are", mine).map_err(|e| CommError::Aborted { why: e.to_string() })
         };
-        lockstep_comm::connect(&spec, &mut exchange)
+        let comm = lockstep_comm::connect(&spec, &mut exchange)?;
+        Ok(Connection { comm, nccl })
     }))
 }
 

@@ -10,7 +10,7 @@ use lockstep_observe::{PlainLines, Progress, Silent, TerminalBar};
 
 use crate::args::{Launch, Run, Train};
 use crate::report::{self, Failure};
-use crate::{host, launch, ranks};
+use crate::{gpu, host, launch, ranks};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     let world = ranks::world(args.local_rank).map_err(launch_failed)?;
@@ -80,7 +80,9 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
             report::say(line);
         }
     };
-    let mut prepared = lockstep_train::prepare(config, rank).map_err(boxed)?;
+    let local_rank = session.as_ref().map_or(0, |session| session.world().local_rank);
+    let device = gpu::chosen(config.device.kind, local_rank)?;
+    let mut prepared = lockstep_train::prepare(config, rank, device).map_err(boxed)?;
     prepared.peak_memory = host::peak_memory;
     if let Some(session) = &mut session {
         let all = prepared.fingerprint(config);
@@ -101,13 +103,13 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
     let each = if session.is_some() { " each" } else { "" };
     let world = session.as_ref().map_or_else(String::new, |s| format!("{} ranks of ", s.world().world_size));
     say(&format!(
-        "{}, {} parameters | {} {} on {world}{} threads | memory {}{each}",
+        "{}, {} parameters | {} {} on {world}{} | memory {}{each}",
         model.shape.architecture.class_name(),
         Elems(model.params()),
         plan.input.storage,
         lockstep_train::strategy_name(lockstep_train::chosen_strategy(config, &prepared.shape)),
-        prepared.num_threads,
-        plan.process_bytes(),
+        gpu::described(&prepared.machine),
+        if plan.input.is_separate() { plan.device_bytes() } else { plan.process_bytes() },
     ));
     say(&format!("{} documents in {} rows, {} tokens", stats.docs, stats.rows, stats.tokens));
     if let Some(eval) = &prepared.eval {
@@ -121,7 +123,7 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
         let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
         say(&format!("{} {rows} skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset)));
     }
-    let connect = session.map(|session| ranks::connect(session, config)).transpose()?;
+    let connect = session.map(|session| ranks::connect(session, config, device)).transpose()?;
     let outcome = lockstep_train::train(config, text, prepared, connect, &mut *progress).map_err(boxed)?;
     drop(progress);
     say(&format!("model in {}", outcome.model_dir.display()));

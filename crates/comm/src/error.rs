@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockstep_core::{Fault, FaultClass, Rank};
+use lockstep_device::cuda::GpuError;
 
 use crate::call::{Call, tell_apart};
 
@@ -26,6 +27,18 @@ pub enum CommError {
     Setup { what: &'static str, why: String },
     #[error("{rank} and {peer} could not prove to each other that they belong to the same run: {why}")]
     NotAuthorised { rank: Rank, peer: Rank, why: String },
+    #[error("NCCL failed on {rank} in {call}: {text}")]
+    Nccl {
+        rank: Rank,
+        call: String,
+        text: String,
+        /// It is what a rank sees when another one ends.
+        by_peer: bool,
+    },
+    #[error("{rank} has waited {:.1} s in {call}, which is not done on its GPU", waited.as_secs_f64())]
+    Stalled { rank: Rank, call: String, waited: Duration },
+    #[error("the GPU of {rank} failed in {call}: {cause}")]
+    Gpu { rank: Rank, call: String, cause: GpuError },
 }
 
 impl CommError {
@@ -38,11 +51,15 @@ impl CommError {
 impl Fault for CommError {
     fn class(&self) -> FaultClass {
         match self {
-            CommError::Mismatch { .. } | CommError::TimedOut { .. } => FaultClass::Desync,
-            CommError::Lost { .. } | CommError::Aborted { .. } | CommError::Garbled { .. } => {
-                FaultClass::PeerFailed
+            CommError::Mismatch { .. } | CommError::TimedOut { .. } | CommError::Stalled { .. } => {
+                FaultClass::Desync
             }
-            CommError::Setup { .. } => FaultClass::Unavailable,
+            CommError::Lost { .. }
+            | CommError::Aborted { .. }
+            | CommError::Garbled { .. }
+            | CommError::Nccl { by_peer: true, .. } => FaultClass::PeerFailed,
+            CommError::Setup { .. } | CommError::Nccl { .. } => FaultClass::Unavailable,
+            CommError::Gpu { cause, .. } => cause.class(),
             CommError::NotAuthorised { .. } => FaultClass::NotAuthorised,
         }
     }
@@ -60,6 +77,17 @@ impl Fault for CommError {
                 "Ranks must run the same binary, and nothing else may write to their memory or connections."
                     .into(),
             ),
+            CommError::Nccl { by_peer: true, .. } | CommError::Stalled { .. } => Some(
+                "Look at what the other ranks do; their last lines are in the log. NCCL_DEBUG=INFO lets NCCL tell \
+                 what it waits for."
+                    .into(),
+            ),
+            CommError::Nccl { .. } | CommError::Setup { what: "NCCL", .. } => Some(
+                "NCCL_DEBUG=INFO lets NCCL tell what it tried. `lockstep doctor` shows which libraries were found \
+                 where; NCCL_SOCKET_IFNAME names the network interface that ranks reach each other by."
+                    .into(),
+            ),
+            CommError::Gpu { cause, .. } => cause.hint(),
             CommError::NotAuthorised { .. } => Some(
                 "All ranks need the same token and run id, the same version of lockstep, and addresses that \
                  lead to each other."

@@ -2,7 +2,8 @@
 //!
 //! A [`Carrier`] knows how two ranks agree on a call and how one reads what the other offers; threads,
 //! shared memory and TCP differ in nothing else. [`Comm`] writes every collective once, over any carrier,
-//! and folds contributions by the mesh's tree, so that a sum has the same bits whoever carried it.
+//! and folds contributions by the mesh's tree, so that a sum has the same bits whoever carried it. Between GPUs
+//! [`NcclComm`] has the same collectives, issued to streams.
 
 mod bytes;
 mod call;
@@ -14,6 +15,7 @@ mod fold;
 mod group;
 mod host;
 mod mixed;
+mod nccl;
 mod offers;
 mod reduce;
 mod shm;
@@ -30,6 +32,7 @@ pub use error::{Abort, CommError};
 pub use group::Group;
 pub use host::host_identity;
 pub use mixed::Mixed;
+pub use nccl::{Nccl, NcclComm, NcclSpec, NcclWorld};
 pub use shm::ShmCarrier;
 pub use tcp::net;
 pub use tcp::{Sockets, TcpCarrier, TcpSpec};

@@ -39,9 +39,9 @@ inert! {
     ["dataloader_pin_memory", "dataloader.pin_memory"] &[], "batches are not copied through pinned memory";
     ["dataloader_persistent_workers"] &[], "workers are threads, and stay";
     ["dataset_num_proc", "preprocessing_num_workers"] &[], "all cores tokenise rows as they are read";
-    ["compile", "torch_compile"] OFF, "nothing is compiled at run time";
+    ["compile", "torch_compile"] OFF, "models are not compiled";
     ["distributed"] &[], "the number of ranks decides";
-    ["distributed_backend", "ddp_backend"] &["gloo", "auto"], "the carrier follows from the device";
+    ["distributed_backend", "ddp_backend"] &["gloo", "nccl", "auto"], "the carrier follows from the device";
     ["find_unused_parameters", "ddp_find_unused_parameters"] OFF, "every parameter has a gradient";
     ["ddp_broadcast_buffers"] &[], "models here have no buffers to broadcast";
     ["gradient_as_bucket_view"] &[], "gradients always lie in their buckets";
@@ -62,8 +62,6 @@ inert! {
     ["remove_unused_columns"] &[], "unused columns are never read";
     ["use_cache"] &[], "training keeps no key-value cache";
     ["attn_implementation"] &[], "attention never holds the whole score matrix";
-    ["tf32"] OFF, "it is off";
-    ["use_cpu", "no_cuda"] ON, "this is a CPU run";
     ["wall_clock_breakdown"] OFF, "it is off";
 }
 

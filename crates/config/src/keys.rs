@@ -12,6 +12,7 @@ pub(crate) enum Section {
     Batch,
     Optim,
     Precision,
+    Device,
     Eval,
     Plan,
     Output,
@@ -40,7 +41,7 @@ pub(crate) struct Key {
 }
 
 use Kind::{Exact, Map, Word};
-use Section::{Batch, Data, Eval, Model, Optim, Output, Plan, Precision};
+use Section::{Batch, Data, Device, Eval, Model, Optim, Output, Plan, Precision};
 
 /// Key by name. Only for names written in this crate.
 pub(crate) fn key(name: &str) -> &'static Key {
@@ -120,9 +121,14 @@ keys! {
     Optim Exact "warmup_steps" = "0", "Steps of warm-up; a number below 1 is a share of all steps.";
     Optim Exact "warmup_ratio" = "null", "Share of all steps to warm up, below 1.";
 
-    Precision Word "mixed_precision" = "null", "`fp32` (or `no`), `bf16` or `fp16`. fp32 by default.";
+    Precision Word "mixed_precision" = "null", "`fp32` (or `no`), `bf16`, `fp16`, or `auto`: bf16 on a GPU, fp32 on the CPU. fp32 by default.";
     Precision Map "bf16" = "null", "`true` is `mixed_precision: bf16`; also `{enabled: true}`.";
     Precision Map "fp16" = "null", "`true` is `mixed_precision: fp16`; also DeepSpeed's map with `enabled`, `loss_scale` (0 finds it), `initial_scale_power` (16), `loss_scale_window` (1000), `hysteresis` (2) and `min_loss_scale` (1).";
+
+    Device Word "device" = "auto", "What computes: `cpu`, `cuda` (an NVIDIA GPU; rank n of a host takes the nth that CUDA_VISIBLE_DEVICES shows) or `auto`, which is a GPU where one works.";
+    Device Exact "share_gpus" = "false", "Let more ranks than GPUs on a host share them, which is otherwise refused. For trying things out: it is not fast.";
+    Device Exact "tf32" = "false", "On a GPU, round the operands of fp32 products to tf32, which is several times faster and less exact.";
+    Device Exact "use_cpu" ["no_cuda"] = "null", "`true` is `device: cpu`.";
 
     Eval Word "eval_strategy" ["evaluation_strategy"] = "null", "When to evaluate: `no`, `steps` or `epoch`. `no` by default, `steps` where `eval_steps` is given.";
     Eval Exact "eval_steps" = "null", "Evaluate every this many steps; by default as often as `logging_steps`, if that is given, or every 500.";

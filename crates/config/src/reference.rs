@@ -13,6 +13,7 @@ pub fn reference() -> String {
         (Section::Batch, "Batch"),
         (Section::Optim, "Optimizer"),
         (Section::Precision, "Precision"),
+        (Section::Device, "Device"),
         (Section::Eval, "Evaluation"),
         (Section::Plan, "Plan"),
         (Section::Output, "Output"),

@@ -7,8 +7,8 @@ use crate::origin::Origin;
 use crate::raw::RawConfig;
 use crate::reader::Reader;
 use crate::sections::{
-    BatchConfig, DataConfig, EvalConfig, LrScaling, ModelConfig, OptimConfig, OutputConfig, PlanConfig,
-    Precision,
+    BatchConfig, DataConfig, DeviceConfig, EvalConfig, LrScaling, ModelConfig, OptimConfig, OutputConfig,
+    PlanConfig, Precision,
 };
 
 /// Everything a run is told, with nothing left to decide from text.
@@ -19,6 +19,7 @@ pub struct RunConfig {
     pub batch: BatchConfig,
     pub optim: OptimConfig,
     pub precision: Precision,
+    pub device: DeviceConfig,
     pub eval: EvalConfig,
     pub plan: PlanConfig,
     pub output: OutputConfig,
@@ -66,13 +67,14 @@ impl RunConfig {
         let batch = BatchConfig::read(&mut r);
         let optim = OptimConfig::read(&mut r);
         let precision = Precision::read(&mut r);
+        let device = DeviceConfig::read(&mut r);
         let eval = EvalConfig::read(&mut r, &precision);
         let plan = PlanConfig::read(&mut r);
         let output = OutputConfig::read(&mut r);
         note_scaling(&mut r, &optim, plan.world_size());
         let (errors, notes, origins) = r.finish();
         if errors.is_empty() {
-            Ok(RunConfig { model, data, batch, optim, precision, eval, plan, output, notes, origins })
+            Ok(RunConfig { model, data, batch, optim, precision, device, eval, plan, output, notes, origins })
         } else {
             Err(ConfigErrors(errors))
         }

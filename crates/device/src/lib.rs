@@ -21,6 +21,6 @@ pub use counting::CountingAllocator;
 pub use cpu::{Isa, Set, fma_peak_gflops};
 pub use memory::{Memory, MemoryError, View};
 pub use pool::Pool;
-pub use queue::{CpuQueue, Queue};
+pub use queue::{CpuQueue, Device, Machine, Queue};
 pub use real::Real;
 pub use spill::{Spill, SpillError};

@@ -28,8 +28,8 @@ pub struct Memory {
     map: Option<MmapMut>,
     /// Whose memory it is; the host's where `None`.
     gpu: Option<&'static Gpu>,
-    /// The GPU that a part of this host memory is pinned for, and where that part starts.
-    pinned: Option<(&'static Gpu, usize)>,
+    /// Where parts of this host memory start that are pinned for a GPU.
+    pinned: Vec<(&'static Gpu, usize)>,
     base: NonNull<u8>,
     bytes: Bytes,
     /// The file behind the mapping, which other processes of this host may read.
@@ -93,16 +93,18 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Pins this host memory from byte `start` on, so that a GPU copies from and to it beside other work.
-    pub fn pin(mut self, gpu: &'static Gpu, start: usize) -> Result<Memory, MemoryError> {
-        let start = start / PAGE * PAGE;
-        let bytes = (self.bytes.0 as usize).saturating_sub(start);
-        if self.map.is_some() && bytes > 0 {
+    /// Pins the bytes from `start` to `end` of this host memory, so that a GPU copies from and to them beside
+    /// other work. Both are on pages, or the end is the memory's own; parts do not overlap.
+    pub fn pin(&mut self, gpu: &'static Gpu, start: usize, end: usize) -> Result<(), MemoryError> {
+        let at_end = end as u64 == self.bytes.0;
+        assert!(start.is_multiple_of(PAGE) && (end.is_multiple_of(PAGE) || at_end), "pages are pinned");
+        assert!(self.map.is_some() && end as u64 <= self.bytes.0, "the host's own memory is pinned");
+        if start < end {
             // SAFETY: the start lies inside the mapping.
-            gpu.pin(unsafe { self.base.add(start) }.as_ptr(), bytes)?;
-            self.pinned = Some((gpu, start));
+            gpu.pin(unsafe { self.base.add(start) }.as_ptr(), end - start)?;
+            self.pinned.push((gpu, start));
         }
-        Ok(self)
+        Ok(())
     }
 
     /// The file behind memory that was taken with [`Memory::take_shared`].
@@ -123,7 +125,7 @@ impl Memory {
         Memory {
             map: None,
             gpu: None,
-            pinned: None,
+            pinned: Vec::new(),
             base: NonNull::dangling(),
             bytes: Bytes::ZERO,
             #[cfg(unix)]
@@ -184,7 +186,7 @@ impl Drop for Memory {
         if let Some(gpu) = self.gpu {
             gpu.give_memory(self.base.as_ptr() as u64);
         }
-        if let Some((gpu, start)) = self.pinned {
+        for (gpu, start) in self.pinned.drain(..) {
             // SAFETY: as where it was pinned.
             gpu.unpin(unsafe { self.base.add(start) }.as_ptr());
         }

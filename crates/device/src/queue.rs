@@ -1,7 +1,52 @@
 //! In-order lanes of work.
 
-use crate::cuda::{CudaQueue, GpuError};
-use crate::{Isa, Pool};
+use lockstep_core::Bytes;
+
+use crate::cuda::{CudaQueue, Gpu, GpuError};
+use crate::{Isa, Memory, MemoryError, Pool};
+
+/// What a rank computes on.
+#[derive(Clone, Copy, Debug)]
+pub enum Device {
+    Cpu,
+    Cuda(&'static Gpu),
+}
+
+/// A device, and the threads that the host has for a rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    pub device: Device,
+    pub num_threads: usize,
+}
+
+impl Machine {
+    pub const fn cpu(num_threads: usize) -> Machine {
+        Machine { device: Device::Cpu, num_threads }
+    }
+
+    /// The lane that computes.
+    pub fn queue(&self) -> Result<Queue, GpuError> {
+        self.device.queue(self.num_threads)
+    }
+}
+
+impl Device {
+    /// A lane on this device, with `num_threads` of the host.
+    pub fn queue(&self, num_threads: usize) -> Result<Queue, GpuError> {
+        match self {
+            Device::Cpu => Ok(Queue::cpu(num_threads)),
+            Device::Cuda(gpu) => CudaQueue::new(gpu, num_threads).map(Queue::Cuda),
+        }
+    }
+
+    /// Takes memory of this device.
+    pub fn take(&self, bytes: Bytes, pool: &Pool) -> Result<Memory, MemoryError> {
+        match self {
+            Device::Cpu => Memory::take(bytes, pool),
+            Device::Cuda(gpu) => Memory::take_on(gpu, bytes),
+        }
+    }
+}
 
 /// A lane that operations are issued to, in order. On the CPU an operation is done when its call
 /// returns; on a GPU when its stream has come to it.
@@ -35,6 +80,10 @@ impl Queue {
             Queue::Cpu(cpu) => &cpu.pool,
             Queue::Cuda(cuda) => &cuda.pool,
         }
+    }
+
+    pub fn device(&self) -> Device {
+        self.cuda().map_or(Device::Cpu, |cuda| Device::Cuda(cuda.gpu))
     }
 
     /// The stream, where the lane is one.

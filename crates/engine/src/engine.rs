@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-use lockstep_comm::{Comm, Group};
+use lockstep_comm::{Call, Comm, Group, NcclSpec, NcclWorld};
 use lockstep_core::{Axis, Bytes, DType, Rank};
-use lockstep_device::{Memory, Queue, Spill};
-use lockstep_plan::{Lane, ModelPlan, Phase, PhaseKind, RunPlan, State};
+use lockstep_device::cuda::{Event, Gpu};
+use lockstep_device::{Device, Memory, Queue, Spill};
+use lockstep_plan::{Lane, ModelPlan, Phase, PhaseKind, RunPlan, Schedule, State, Tier, Wait, What};
 
 use crate::driver::{Caller, Updates};
 use crate::error::EngineError;
@@ -25,6 +26,8 @@ pub struct Resources {
     pub memory: Arc<Memory>,
     /// `None` in a world of one.
     pub comm: Option<Comm>,
+    /// Of ranks that compute on GPUs: what carries between those.
+    pub nccl: Option<NcclSpec>,
     pub queue: Queue,
     /// Where states may be spilled to, for plans that do.
     pub spill_dir: Option<PathBuf>,
@@ -33,8 +36,8 @@ pub struct Resources {
 impl Resources {
     /// One rank, with memory of its own.
     pub fn alone(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
-        let memory = Arc::new(Memory::take(plan.arena, queue.pool())?);
-        Ok(Resources { rank: Rank(0), memory, comm: None, queue, spill_dir: None })
+        let memory = Arc::new(queue.device().take(plan.arena, queue.pool())?);
+        Ok(Resources { rank: Rank(0), memory, comm: None, nccl: None, queue, spill_dir: None })
     }
 }
 
@@ -59,9 +62,12 @@ pub(crate) struct Shared {
     pub(crate) host_calls: AtomicU64,
     pub(crate) dropout_seed: AtomicU64,
     comm: Option<Mutex<Comm>>,
+    nccl: Option<NcclWorld>,
     groups: [Group; 3],
     pub(crate) step: Mutex<StepState>,
     pub(crate) norm: Mutex<NormWork>,
+    /// Micro-batches whose log-probabilities are on their way to the host, and their tokens.
+    pub(crate) on_their_way: Mutex<Vec<(u32, usize)>>,
 }
 
 /// Where a phase's buffers are, and what its operations come to on this rank.
@@ -69,10 +75,12 @@ pub(crate) struct PhasePlaces {
     pub(crate) places: Places,
     pub(crate) tasks: Vec<Task>,
     pub(crate) squares: Vec<Squares>,
+    /// For each operation, a mark in its lane's stream, if one of another lane waits for it.
+    pub(crate) marks: Vec<Option<Event>>,
 }
 
 impl PhasePlaces {
-    fn of(plan: &RunPlan, phase: &Phase, rank: Rank) -> PhasePlaces {
+    fn of(plan: &RunPlan, phase: &Phase, rank: Rank, device: Device) -> Result<PhasePlaces, EngineError> {
         let places = Places::of(plan, phase, rank);
         let tasks = tasks(plan, phase, &places, rank);
         let squares = tasks.iter().filter_map(|task| match task {
@@ -80,8 +88,54 @@ impl PhasePlaces {
             _ => None,
         });
         let squares = squares.flatten().copied().collect();
-        PhasePlaces { places, tasks, squares }
+        let marks = match device {
+            Device::Cpu => phase.schedule.ops.iter().map(|_| None).collect(),
+            Device::Cuda(gpu) => marks(&phase.schedule, gpu)?,
+        };
+        Ok(PhasePlaces { places, tasks, squares, marks })
     }
+}
+
+/// Marks for the operations of streams that another lane waits for. What the host's cores do needs none: it is
+/// done when it is said to be.
+fn marks(schedule: &Schedule, gpu: &'static Gpu) -> Result<Vec<Option<Event>>, EngineError> {
+    let mut marks: Vec<Option<Event>> = schedule.ops.iter().map(|_| None).collect();
+    for wait in schedule.ops.iter().flat_map(|op| &op.waits) {
+        if let Wait::This(id) = wait
+            && schedule.ops[id.0 as usize].lane != Lane::Host
+            && marks[id.0 as usize].is_none()
+        {
+            marks[id.0 as usize] = Some(Event::new(gpu)?);
+        }
+    }
+    Ok(marks)
+}
+
+/// Takes the host's part of a plan. What a GPU copies from or to is pinned: all but the states that only the host's
+/// cores touch.
+fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
+    let mut memory = Memory::take(plan.host_bytes, queue.pool())?;
+    let Device::Cuda(gpu) = queue.device() else { return Ok(memory) };
+    let residents = &plan.residents[Tier::Host as usize];
+    let only_host = |what: What| {
+        matches!(what, What::State { state: State::Master | State::ExpAvg | State::ExpAvgSq, .. })
+    };
+    let starts = residents.offsets.iter().map(|(_, start)| start.0 as usize);
+    let ends = starts.clone().skip(1).chain([residents.bytes.0 as usize]);
+    let mut pinned: Vec<(usize, usize)> = Vec::new();
+    let all = residents.offsets.iter().zip(starts.zip(ends));
+    let crossed =
+        all.filter(|((id, _), _)| !only_host(plan.buffers[id.0 as usize].what)).map(|(_, range)| range);
+    for (start, end) in crossed.chain([(residents.bytes.0 as usize, plan.host_bytes.0 as usize)]) {
+        match pinned.last_mut() {
+            Some(last) if last.1 == start => last.1 = end,
+            _ => pinned.push((start, end)),
+        }
+    }
+    for (start, end) in pinned {
+        memory.pin(gpu, start, end)?;
+    }
+    Ok(memory)
 }
 
 /// What one operation leaves for later ones of the same step.
@@ -105,7 +159,7 @@ impl StepState {
 impl Engine {
     /// Prepares a plan to run. Parameters are zero until they are initialised or loaded.
     pub fn new(plan: RunPlan, resources: Resources) -> Result<Engine, EngineError> {
-        let Resources { rank, memory, comm, queue, spill_dir } = resources;
+        let Resources { rank, memory, mut comm, nccl, queue, spill_dir } = resources;
         assert_eq!(memory.bytes(), plan.arena, "the arena is the plan's");
         let (world, here) = (plan.input.mesh.world(), comm.as_ref().map_or(1, |c| c.world()));
         assert_eq!(world, here, "the plan is for {world} ranks, the carrier for {here}");
@@ -114,11 +168,24 @@ impl Engine {
             (bytes, Some(dir)) => Some(Spill::make(&dir, bytes)?),
             (bytes, None) => return Err(EngineError::NoSpillDir { bytes }),
         };
-        let memories = Memories { device: memory, host: Memory::take(plan.host_bytes, queue.pool())?, spill };
-        let phases: Vec<PhasePlaces> =
-            plan.phases.iter().map(|phase| PhasePlaces::of(&plan, phase, rank)).collect();
+        let memories = Memories { device: memory, host: host_memory(&plan, &queue)?, spill };
+        let device = queue.device();
+        let phases: Vec<PhasePlaces> = plan
+            .phases
+            .iter()
+            .map(|phase| PhasePlaces::of(&plan, phase, rank, device))
+            .collect::<Result<_, _>>()?;
         lockstep_model::fill_tables(&plan.input.models[0].shape, phases[0].places.tables.view(&memories));
         let mesh = plan.input.mesh;
+        let groups = [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank));
+        let nccl = match (queue.device(), &mut comm) {
+            (Device::Cuda(_), Some(comm)) => {
+                let spec = nccl.expect("ranks on GPUs have NCCL");
+                let failed = |cause| EngineError::Comm { op: "setting up NCCL".into(), cause };
+                Some(NcclWorld::connect(&spec, &groups, comm, Call::HOST).map_err(failed)?)
+            }
+            _ => None,
+        };
         let most_squares = phases.iter().map(|p| p.squares.len()).max().unwrap_or(0);
         let shared = Arc::new(Shared {
             phases,
@@ -127,11 +194,13 @@ impl Engine {
             memories,
             lanes: Lanes::new(),
             rank,
-            host_calls: AtomicU64::new(0),
+            host_calls: AtomicU64::new(1),
             dropout_seed: AtomicU64::new(0),
             comm: comm.map(Mutex::new),
-            groups: [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank)),
+            nccl,
+            groups,
             step: Mutex::new(StepState::new(Updates::NONE, 1.0)),
+            on_their_way: Mutex::new(Vec::with_capacity(plan.input.micros as usize)),
             plan,
         });
         let lanes = [Lane::Comm, Lane::Copy, Lane::Host]
@@ -141,10 +210,13 @@ impl Engine {
             })
             .map(|lane| {
                 // Copies and sums of the comm lane are bound by memory; updates on the host are work.
-                let threads = if lane == Lane::Host { queue.num_threads() } else { 1 };
-                shared.clone().spawn(lane, Queue::cpu(threads))
+                let lane_queue = match lane {
+                    Lane::Host => Queue::cpu(queue.num_threads()),
+                    _ => device.queue(1)?,
+                };
+                Ok(shared.clone().spawn(lane, lane_queue))
             })
-            .collect();
+            .collect::<Result<_, EngineError>>()?;
         Ok(Engine { shared, queue, lanes, loss_scale: 1.0 })
     }
 
@@ -233,6 +305,11 @@ impl Shared {
     pub(crate) fn comm(&self) -> MutexGuard<'_, Comm> {
         let comm = self.comm.as_ref().expect("a world of several ranks has a carrier");
         comm.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// What carries between GPUs.
+    pub(crate) fn nccl(&self) -> Option<&NcclWorld> {
+        self.nccl.as_ref()
     }
 
     pub(crate) fn is_alone(&self) -> bool {

@@ -1,5 +1,6 @@
 use lockstep_comm::CommError;
 use lockstep_core::{Bytes, Fault, FaultClass};
+use lockstep_device::cuda::GpuError;
 use lockstep_device::{MemoryError, SpillError};
 
 /// Why an engine could not be made or a step not be run.
@@ -10,6 +11,8 @@ pub enum EngineError {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Spill(#[from] SpillError),
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     #[error("{cause} (in {op})")]
     Comm { op: String, cause: CommError },
     #[error("the plan spills {bytes} to a disk, and no folder was given for it")]
@@ -24,6 +27,7 @@ impl Fault for EngineError {
     fn class(&self) -> FaultClass {
         match self {
             EngineError::Memory(_) => FaultClass::Unavailable,
+            EngineError::Gpu(cause) => cause.class(),
             EngineError::Spill(_) => FaultClass::CannotWrite,
             EngineError::Comm { cause, .. } => cause.class(),
             EngineError::NoSpillDir { .. } => FaultClass::BadConfig,
@@ -33,6 +37,7 @@ impl Fault for EngineError {
 
     fn hint(&self) -> Option<String> {
         match self {
+            EngineError::Gpu(cause) | EngineError::Memory(MemoryError::Gpu(cause)) => cause.hint(),
             EngineError::Memory(_) => Some(
                 "`lockstep plan` shows where the bytes go; recompute: full or a smaller batch takes less."
                     .into(),

@@ -4,11 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use lockstep_device::{Queue, View};
+use lockstep_device::Queue;
 use lockstep_model::{DropoutKey, Growing, Inputs, Tied, Unit};
 use lockstep_ops::Mat;
 use lockstep_ops::attention::Cache;
-use lockstep_plan::{Lane, OpKind, PhaseKind};
+use lockstep_plan::{Lane, Op, OpKind, PhaseKind, Wait};
 use lockstep_shape::{Program, Slot, UnitShape};
 
 use crate::driver::{Caller, Driver, Grower, MicroBatch, StepReport, Updates};
@@ -27,6 +27,7 @@ impl Engine {
     ) -> Result<StepReport, EngineError> {
         *self.shared.step_state() = StepState::new(*updates, self.loss_scale);
         self.run_phase(PhaseKind::Train, &mut Caller::Driver(driver))?;
+        self.shared.read_verdict(&self.queue)?;
         let state = self.shared.step_state();
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
     }
@@ -69,8 +70,10 @@ impl Shared {
             let mut seen = 0;
             while let Some(step) = self.lanes.next_step(seen) {
                 seen = step;
-                let outcome =
-                    catch_unwind(AssertUnwindSafe(|| self.run_lane(lane, &mut |i, _| self.run(i, &queue))));
+                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                    self.run_lane(lane, &queue, &mut |i, _| self.run(i, &queue))?;
+                    self.finish_lane(lane, &queue)
+                }));
                 match outcome {
                     Ok(Ok(())) => {}
                     Ok(Err(cause)) => self.lanes.stop(cause),
@@ -82,10 +85,11 @@ impl Shared {
         std::thread::Builder::new().name(name).spawn(run).expect("the system can start a thread")
     }
 
-    /// Runs one lane's operations, each when what it waits for is over.
+    /// Runs one lane's operations, each when what it waits for is over; on streams, issues them to run then.
     fn run_lane(
         &self,
         lane: Lane,
+        queue: &Queue,
         each: &mut dyn FnMut(usize, OpKind) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let schedule = &self.schedule_phase().schedule;
@@ -93,16 +97,62 @@ impl Shared {
             if self.lanes.before(op, schedule).is_err() {
                 return Ok(());
             }
+            self.wait_for_marks(op, queue)?;
             each(i, op.kind)?;
+            if let (Some(mark), Some(cuda)) = (&self.at().marks[i], queue.cuda()) {
+                cuda.record(mark);
+            }
+            queue.check()?;
             self.lanes.after(lane, i);
         }
         Ok(())
     }
 
+    /// What an operation waits for has been issued; its own work waits until that is done.
+    fn wait_for_marks(&self, op: &Op, queue: &Queue) -> Result<(), EngineError> {
+        let marks = &self.at().marks;
+        for wait in &op.waits {
+            if let Wait::This(id) = wait
+                && let Some(mark) = &marks[id.0 as usize]
+            {
+                match queue.cuda() {
+                    Some(cuda) => cuda.wait_for(mark),
+                    None => mark.synchronize()?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything of the lane is done when its thread comes to rest.
+    fn finish_lane(&self, lane: Lane, queue: &Queue) -> Result<(), EngineError> {
+        match (lane, self.nccl(), queue.cuda()) {
+            // Others have a part in these: they may fail, or never come.
+            (Lane::Comm, Some(nccl), Some(cuda)) => {
+                let failed = |cause| EngineError::Comm { op: "the collectives of a phase".into(), cause };
+                nccl.wait(cuda, "the collectives of a phase").map_err(failed)
+            }
+            _ => Ok(queue.synchronize()?),
+        }
+    }
+
     pub(crate) fn compute_lane(&self, caller: &mut Caller, queue: &Queue) -> Result<(), EngineError> {
         let mut batch = Batch::default();
-        self.run_lane(Lane::Compute, &mut |i, kind| match (&self.at().tasks[i], &mut *caller) {
-            (Task::Compute, Caller::Driver(driver)) => self.compute(kind, *driver, queue, &mut batch),
+        self.issue_compute(caller, queue, &mut batch)?;
+        match caller {
+            Caller::Driver(driver) => self.deliver(*driver, queue),
+            Caller::Grower(_) => Ok(queue.synchronize()?),
+        }
+    }
+
+    fn issue_compute(
+        &self,
+        caller: &mut Caller,
+        queue: &Queue,
+        batch: &mut Batch,
+    ) -> Result<(), EngineError> {
+        self.run_lane(Lane::Compute, queue, &mut |i, kind| match (&self.at().tasks[i], &mut *caller) {
+            (Task::Compute, Caller::Driver(driver)) => self.compute(kind, *driver, queue, batch),
             (Task::Compute, Caller::Grower(grower)) => self.grow(*grower, queue),
             _ => self.run(i, queue),
         })
@@ -116,7 +166,7 @@ impl Shared {
         batch: &mut Batch,
     ) -> Result<(), EngineError> {
         if let OpKind::Forward { unit: 0, micro } = kind {
-            *batch = self.feed(&driver.batch(micro))?;
+            *batch = self.feed(&driver.batch(micro), micro, queue)?;
         }
         let run = |unit, which, fresh| self.run_unit(queue, unit, which, fresh, *batch);
         match kind {
@@ -126,17 +176,17 @@ impl Shared {
             OpKind::HeadForward { micro } => {
                 run(self.head_unit(), Which::Forward, false);
                 if self.schedule_phase().kind == PhaseKind::Score {
-                    self.show_outputs(driver, micro, *batch);
+                    self.show_outputs(driver, queue, micro, *batch);
                 }
             }
-            OpKind::Objective { micro } => self.objective(driver, micro, *batch),
+            OpKind::Objective { micro } => self.objective(driver, queue, micro, *batch)?,
             OpKind::HeadStep { micro, fresh } => {
                 run(self.head_unit(), Which::Fused, fresh);
-                self.show_outputs(driver, micro, *batch);
+                self.show_outputs(driver, queue, micro, *batch);
             }
             OpKind::HeadBackward { micro, fresh } => {
                 run(self.head_unit(), Which::Backward, fresh);
-                self.show_outputs(driver, micro, *batch);
+                self.show_outputs(driver, queue, micro, *batch);
             }
             other => unreachable!("{other:?} is not computed unit by unit"),
         }
@@ -147,25 +197,34 @@ impl Shared {
     fn grow(&self, grower: &mut dyn Grower, queue: &Queue) -> Result<(), EngineError> {
         let head = self.head_unit();
         while let Some(new) = grower.next() {
-            let batch = self.feed_extension(&new)?;
+            let batch = self.feed_extension(&new, queue)?;
             for unit in 0..head {
                 self.run_unit(queue, unit, Which::Forward, false, batch);
             }
             self.run_unit(queue, head, Which::Next, false, batch);
             let places = &self.at().places;
             let logits = places.units[head as usize].next[Slot::Logits.index()].expect("the head has logits");
-            let (logits, vocab) = (logits.view(&self.memories), self.model().shape.vocab);
-            let drawn = self.input_views(batch).targets;
+            let vocab = self.model().shape.vocab;
+            let logits = logits.view(&self.memories).first(batch.docs * vocab);
+            let seen = self.logits_on_host(logits).unwrap_or(logits);
+            self.cross(queue, seen, logits);
+            queue.synchronize()?;
+            let (drawn, here) =
+                (self.input_views(batch).targets, self.parts_of(self.inputs_on_host(0), batch).targets);
             for doc in 0..batch.docs {
                 let draw = |row: &[f32]| grower.draw(doc, row);
-                let token = lockstep_ops::host::with(logits.slice(doc * vocab, vocab), draw);
+                let token = lockstep_ops::host::with(seen.slice(doc * vocab, vocab), draw);
                 assert!((token as usize) < vocab, "token {token} of a vocabulary of {vocab}");
-                drawn.slice(doc, 1).write(&[token]);
+                here.slice(doc, 1).write(&[token]);
             }
-            let log_probs = places.log_probs.view(&self.memories).first(batch.docs);
+            self.cross(queue, drawn, here);
+            let log_probs = self.log_probs().first(batch.docs);
             let rows = Mat::dense(logits, batch.docs, vocab);
             lockstep_ops::cross_entropy::forward(queue, log_probs, rows, drawn);
-            lockstep_ops::host::with(log_probs, |log_probs| grower.drawn(log_probs));
+            let told = self.log_probs_on_host(0).first(batch.docs);
+            self.cross(queue, told, log_probs);
+            queue.synchronize()?;
+            lockstep_ops::host::with(told, |log_probs| grower.drawn(log_probs));
         }
         Ok(())
     }
@@ -192,9 +251,9 @@ impl Shared {
         let grads_of = |u: usize| all.units[u].grad_target.filter(|_| writes_grads);
         let tied = model.shape.tied && index == self.head_unit();
         if fresh {
-            self.zero_padding(shape, grads_of(index as usize));
+            self.zero_padding(queue, shape, grads_of(index as usize));
             if tied {
-                self.zero_padding(&model.units[0], grads_of(0));
+                self.zero_padding(queue, &model.units[0], grads_of(0));
             }
         }
         let unit = Unit {
@@ -246,37 +305,47 @@ impl Shared {
 
     /// A buffer that other buffers shared has their bytes between its segments; norms and updates read
     /// those as gradients.
-    fn zero_padding(&self, shape: &UnitShape, grads: Option<Place>) {
+    fn zero_padding(&self, queue: &Queue, shape: &UnitShape, grads: Option<Place>) {
         let Some(grads) = grads.map(|p| p.view(&self.memories)) else { return };
         for segment in shape.segments.iter().filter(|s| s.trainable) {
             let end = segment.start + segment.elems();
-            grads.slice(end, end.next_multiple_of(lockstep_core::ALIGN_ELEMS) - end).zero();
+            let padding = end.next_multiple_of(lockstep_core::ALIGN_ELEMS) - end;
+            lockstep_ops::reduce::zero(queue, grads.slice(end, padding));
         }
     }
 
-    fn objective(&self, driver: &mut dyn Driver, micro: u32, batch: Batch) {
-        let places = &self.at().places;
-        let host = |place: &Place| -> View<'_> { place.view(&self.memories).first(batch.tokens) };
-        let coefficients = places.coefficients.as_ref().expect("a phase with an objective has coefficients");
-        let (log_probs, coefficients) = (host(&places.log_probs), host(coefficients));
+    fn objective(
+        &self,
+        driver: &mut dyn Driver,
+        queue: &Queue,
+        micro: u32,
+        batch: Batch,
+    ) -> Result<(), EngineError> {
+        let here = self.coefficients_on_host(micro).first(batch.tokens);
         let scale = self.step_state().loss_scale as f32;
-        lockstep_ops::host::with_mut(coefficients, |out| {
-            if self.plan.input.coefficients_ahead {
-                driver.coefficients(micro, None, out);
-            } else {
-                lockstep_ops::host::with(log_probs, |log_probs| {
-                    driver.coefficients(micro, Some(log_probs), out)
-                });
+        let log_probs = match self.plan.input.coefficients_ahead {
+            true => None,
+            false => {
+                let told = self.log_probs_on_host(micro).first(batch.tokens);
+                self.cross(queue, told, self.log_probs().first(batch.tokens));
+                // What the host computes next depends on them.
+                queue.synchronize()?;
+                Some(told)
+            }
+        };
+        lockstep_ops::host::with_mut(here, |out| {
+            match log_probs {
+                None => driver.coefficients(micro, None, out),
+                Some(told) => {
+                    lockstep_ops::host::with(told, |told| driver.coefficients(micro, Some(told), out))
+                }
             }
             if scale != 1.0 {
                 out.iter_mut().for_each(|coefficient| *coefficient *= scale);
             }
         });
-    }
-
-    fn show_outputs(&self, driver: &mut dyn Driver, micro: u32, batch: Batch) {
-        let log_probs = self.at().places.log_probs.view(&self.memories).first(batch.tokens);
-        lockstep_ops::host::with(log_probs, |log_probs| driver.outputs(micro, log_probs));
+        self.cross(queue, self.coefficients().first(batch.tokens), here);
+        Ok(())
     }
 }
 

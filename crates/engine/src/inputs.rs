@@ -1,6 +1,6 @@
 //! A micro-batch on its way to the device.
 
-use lockstep_device::View;
+use lockstep_device::{Queue, View};
 use lockstep_plan::PhaseKind;
 
 use crate::driver::{Extension, MicroBatch};
@@ -27,9 +27,14 @@ pub(crate) struct InputViews<'m> {
 }
 
 impl Shared {
+    /// The inputs on the device.
     pub(crate) fn input_views(&self, batch: Batch) -> InputViews<'_> {
+        self.parts_of(self.at().places.inputs.view(&self.memories), batch)
+    }
+
+    /// The parts of an inputs buffer, wherever it is.
+    pub(crate) fn parts_of<'m>(&self, all: View<'m>, batch: Batch) -> InputViews<'m> {
         let Batch { tokens, docs } = batch;
-        let all = self.at().places.inputs.view(&self.memories);
         let input = &self.plan.input;
         let (room, grown) = (input.bounds.tokens, input.generation.map_or(0, |r| r.docs));
         let grows = self.schedule_phase().kind == PhaseKind::Generate;
@@ -51,14 +56,15 @@ impl Shared {
     }
 
     /// Copies a micro-batch to the device.
-    pub(crate) fn feed(&self, batch: &MicroBatch) -> Result<Batch, EngineError> {
+    pub(crate) fn feed(&self, batch: &MicroBatch, micro: u32, queue: &Queue) -> Result<Batch, EngineError> {
         let bounds = self.plan.input.bounds;
         let size = Batch { tokens: batch.tokens.len(), docs: batch.cu_seqlens.len().saturating_sub(1) };
         let longest = batch.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
         within("tokens", size.tokens, bounds.tokens)?;
         within("documents", size.docs, bounds.docs)?;
         within("tokens in one document", longest, bounds.max_doc)?;
-        let views = self.input_views(size);
+        let here = self.inputs_on_host(micro);
+        let views = self.parts_of(here, size);
         views.tokens.write(batch.tokens);
         views.targets.write(batch.targets);
         views.positions.write(batch.positions);
@@ -67,11 +73,12 @@ impl Shared {
             assert_eq!(batch.samples.len(), size.docs, "a sample per document, where a step drops");
             samples.write(batch.samples);
         }
+        self.cross(queue, self.at().places.inputs.view(&self.memories), here);
         Ok(size)
     }
 
     /// Copies new tokens of growing documents to the device.
-    pub(crate) fn feed_extension(&self, new: &Extension) -> Result<Batch, EngineError> {
+    pub(crate) fn feed_extension(&self, new: &Extension, queue: &Queue) -> Result<Batch, EngineError> {
         let generation = self.plan.input.generation.expect("a phase that generates has bounds");
         let size = Batch { tokens: new.tokens.len(), docs: new.slots.len() };
         assert_eq!((new.positions.len(), new.cu_seqlens.len()), (size.tokens, size.docs + 1));
@@ -79,7 +86,8 @@ impl Shared {
         within("new tokens", size.tokens, self.plan.input.bounds.tokens)?;
         within("documents", size.docs, generation.docs)?;
         within("tokens in one document", longest, generation.tokens_per_doc)?;
-        let views = self.input_views(size);
+        let here = self.inputs_on_host(0);
+        let views = self.parts_of(here, size);
         views.tokens.write(new.tokens);
         views.positions.write(new.positions);
         views.cu_seqlens.write(new.cu_seqlens);
@@ -89,6 +97,7 @@ impl Shared {
             assert!(*end > new.cu_seqlens[i], "every document of an extension has a new token");
             picks.slice(i, 1).write(&[end - 1]);
         }
+        self.cross(queue, self.at().places.inputs.view(&self.memories), here);
         Ok(size)
     }
 }

@@ -3,9 +3,12 @@
 use lockstep_comm::CommError;
 use lockstep_core::Axis;
 use lockstep_core::sum::{Node, fold_range, merge};
-use lockstep_plan::State;
+use lockstep_device::{Queue, View};
+use lockstep_ops::reduce;
+use lockstep_plan::{State, Tier};
 
 use crate::engine::Shared;
+use crate::error::EngineError;
 
 /// Room for the subtrees of the norm, so that folding and exchanging them allocates nothing.
 pub(crate) struct NormWork {
@@ -28,7 +31,37 @@ impl NormWork {
 impl Shared {
     /// From the blocks' sums of squares to the norm, the clip factor and whether the step is skipped:
     /// the same on every rank.
-    pub(crate) fn clip_norm(&self, tag: u64) -> Result<(), CommError> {
+    pub(crate) fn clip_norm(&self, i: usize, queue: &Queue) -> Result<(), EngineError> {
+        match self.verdict() {
+            Some(verdict) => self.judge_on_device(i, verdict, queue),
+            None => self.judge(i as u64).map_err(|cause| self.comm_failed(i, cause)),
+        }
+    }
+
+    /// All of it stays on the device; the host hears of it when the step is over, or at once if it is the host
+    /// that updates.
+    fn judge_on_device(&self, i: usize, verdict: View<'_>, queue: &Queue) -> Result<(), EngineError> {
+        let leaves =
+            self.at().places.norm_leaves.expect("a phase with a norm has leaves").view(&self.memories);
+        let own: usize = self.at().squares.iter().map(|one| one.leaves.elems()).sum();
+        reduce::sum_leaves(queue, verdict.first(1), leaves.first(own));
+        if self.plan.input.is_sharded(State::Grad) {
+            let (nccl, cuda) = self.nccl().zip(queue.cuda()).expect("ranks on GPUs have NCCL");
+            let summed = nccl.of(self.group(Axis::Shard)).all_reduce(cuda, &[verdict.first(1)]);
+            summed.map_err(|cause| self.comm_failed(i, cause))?;
+        }
+        let (max_norm, loss_scale) = {
+            let step = self.step_state();
+            (step.updates.max_norm, step.loss_scale)
+        };
+        reduce::judge(queue, verdict, max_norm, loss_scale);
+        if self.plan.input.placements.optimizer_tier != Tier::Device {
+            self.read_verdict(queue)?;
+        }
+        Ok(())
+    }
+
+    fn judge(&self, tag: u64) -> Result<(), CommError> {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
         let NormWork { nodes, bytes } = &mut *work;
         nodes.clear();

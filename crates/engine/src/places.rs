@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use lockstep_core::{Bytes, DType, Rank};
-use lockstep_device::{Memory, Spill, SpillError, View};
+use lockstep_device::{Memory, Queue, Spill, SpillError, View};
 use lockstep_plan::{
     BufferId, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier, UnitLayout, What,
 };
 use lockstep_shape::{Program, Programs, Slot};
+
+use crate::error::EngineError;
 
 /// The memory of a rank, by tier.
 #[derive(Debug)]
@@ -108,19 +110,56 @@ impl Spot {
         Ok(())
     }
 
-    pub(crate) fn copy_to(&self, to: &Spot, memories: &Memories) -> Result<(), SpillError> {
+    /// Copies all elements, in the order of `queue`. A disk and the host's memory are done with when this returns.
+    pub(crate) fn copy_to(&self, to: &Spot, memories: &Memories, queue: &Queue) -> Result<(), EngineError> {
         match (self, to) {
-            (Spot::Memory(from), Spot::Memory(to)) => to.view(memories).copy_from(&from.view(memories)),
+            (Spot::Memory(from), Spot::Memory(to)) => {
+                let (to, from) = (to.view(memories), from.view(memories));
+                match queue.cuda() {
+                    Some(cuda) if to.on_gpu() || from.on_gpu() => cuda.copy(to, from),
+                    _ => to.copy_from(&from),
+                }
+            }
             (Spot::Memory(from), Spot::File { offset, .. }) => {
-                memories.spill().write(*offset, from.view(memories))?
+                let from = from.view(memories);
+                through_host(from, queue, |there| {
+                    queue.synchronize()?;
+                    if from.on_gpu() {
+                        there.copy_from(&from);
+                    }
+                    Ok(memories.spill().write(*offset, there)?)
+                })?
             }
             (Spot::File { offset, .. }, Spot::Memory(to)) => {
-                memories.spill().read(*offset, to.view(memories))?
+                let to = to.view(memories);
+                through_host(to, queue, |there| {
+                    // What was issued before may still read the place.
+                    queue.synchronize()?;
+                    memories.spill().read(*offset, there)?;
+                    if to.on_gpu() {
+                        to.copy_from(&there);
+                    }
+                    Ok(())
+                })?
             }
             (Spot::File { .. }, Spot::File { .. }) => unreachable!("nothing moves from disk to disk"),
         }
         Ok(())
     }
+}
+
+/// Lends memory of the host that is like `view`: itself, or, for one on a GPU, some that is taken for the call.
+/// Disks and GPUs do not talk to each other.
+fn through_host(
+    view: View<'_>,
+    queue: &Queue,
+    f: impl FnOnce(View<'_>) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    if !view.on_gpu() {
+        return f(view);
+    }
+    let between = Memory::take(Bytes(view.bytes() as u64).align_to(64), queue.pool())?;
+    f(between.view(0, view.len(), view.dtype()))
 }
 
 /// A state of a unit: where this rank keeps its parts.
@@ -192,6 +231,9 @@ pub(crate) struct Places {
     /// In training alone.
     pub(crate) coefficients: Option<Place>,
     pub(crate) norm_leaves: Option<Place>,
+    /// On a device with memory of its own.
+    pub(crate) verdict: Option<Place>,
+    pub(crate) port: Option<Place>,
     /// In generation alone.
     pub(crate) cache: Option<Place>,
     pub(crate) workspace: Place,
@@ -227,6 +269,8 @@ impl Places {
             log_probs: finder.must(What::LogProbs),
             coefficients: finder.find(What::Coefficients).map(|spot| spot.place()),
             norm_leaves: finder.find(What::NormLeaves).map(|spot| spot.place()),
+            verdict: finder.find(What::Verdict).map(|spot| spot.place()),
+            port: finder.find(What::Port).map(|spot| spot.place()),
             cache: finder.find(What::KvCache { model: phase.model }).map(|spot| spot.place()),
             workspace,
         }

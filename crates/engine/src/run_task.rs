@@ -1,6 +1,6 @@
 //! Running what is not a unit's computation: collectives, copies, the norm, updates. Any lane may.
 
-use lockstep_comm::{Gathered, MAX_OFFERS};
+use lockstep_comm::{CommError, Gathered, MAX_OFFERS};
 use lockstep_core::Axis;
 use lockstep_device::{Queue, View};
 use lockstep_ops::adamw::{self, Rates};
@@ -18,14 +18,14 @@ impl Shared {
         let outcome = match &self.at().tasks[i] {
             Task::Compute => unreachable!("units are computed on the compute lane"),
             Task::Nothing => Ok(()),
-            Task::Gather(parts) => self.gather(parts, i as u64),
+            Task::Gather(parts) => self.gather(parts, i as u64, queue),
             Task::Reduce(reduce) => self.reduce(reduce, i as u64, queue),
             Task::Copy { pairs, writes_states } => {
                 // A skipped step leaves every state as it was.
-                if *writes_states && self.step_state().skip {
+                if *writes_states && self.skips(queue)? {
                     return Ok(());
                 }
-                return Ok(pairs.iter().try_for_each(|(from, to)| from.copy_to(to, &self.memories))?);
+                return pairs.iter().try_for_each(|(from, to)| from.copy_to(to, &self.memories, queue));
             }
             Task::Add(pairs) => {
                 for (from, to) in pairs {
@@ -40,42 +40,57 @@ impl Shared {
                 }
                 Ok(())
             }
-            Task::ClipNorm => self.clip_norm(i as u64),
+            Task::ClipNorm => return self.clip_norm(i, queue),
             Task::Update(update) => return self.update(update, queue),
         };
-        outcome.map_err(|cause| EngineError::Comm {
-            op: operation_text(&self.plan, self.schedule_phase(), i),
-            cause,
-        })
+        outcome.map_err(|cause| self.comm_failed(i, cause))
     }
 
-    fn gather(&self, parts: &[Gather], tag: u64) -> Result<(), lockstep_comm::CommError> {
-        let mut comm = self.comm();
+    pub(crate) fn comm_failed(&self, i: usize, cause: CommError) -> EngineError {
+        EngineError::Comm { op: operation_text(&self.plan, self.schedule_phase(), i), cause }
+    }
+
+    /// Whether the step changes nothing. Where the device decides that, the host has to ask.
+    fn skips(&self, queue: &Queue) -> Result<bool, EngineError> {
+        self.read_verdict(queue)?;
+        Ok(self.step_state().skip)
+    }
+
+    fn gather(&self, parts: &[Gather], tag: u64, queue: &Queue) -> Result<(), CommError> {
+        let group = self.group(Axis::Shard);
         for parts in parts.chunks(MAX_OFFERS) {
             let mut views = [Gathered { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
             for (view, part) in views.iter_mut().zip(parts) {
                 *view =
                     Gathered { own: part.own.view(&self.memories), whole: part.whole.view(&self.memories) };
             }
-            comm.all_gather(self.group(Axis::Shard), tag, &views[..parts.len()])?;
+            let views = &views[..parts.len()];
+            match self.nccl().zip(queue.cuda()) {
+                Some((nccl, cuda)) => nccl.of(group).all_gather(cuda, views)?,
+                None => self.comm().all_gather(group, tag, views)?,
+            }
         }
         Ok(())
     }
 
-    fn reduce(&self, task: &Reduce, tag: u64, queue: &Queue) -> Result<(), lockstep_comm::CommError> {
+    fn reduce(&self, task: &Reduce, tag: u64, queue: &Queue) -> Result<(), CommError> {
         if let Some(scratch) = task.scratch {
-            let (mut comm, group) = (self.comm(), self.group(task.axis));
-            let scratch = scratch.view(&self.memories);
+            let group = self.group(task.axis);
             for parts in task.parts.chunks(MAX_OFFERS) {
                 let mut views = [View::empty(); MAX_OFFERS];
                 for (view, part) in views.iter_mut().zip(parts) {
                     *view = part.view(&self.memories);
                 }
                 let views = &views[..parts.len()];
-                if task.to_all {
-                    comm.all_reduce(group, tag, views, scratch)?;
-                } else {
-                    comm.reduce_scatter(group, tag, views, scratch)?;
+                match (self.nccl().zip(queue.cuda()), task.to_all) {
+                    (Some((nccl, cuda)), true) => nccl.of(group).all_reduce(cuda, views)?,
+                    (Some((nccl, cuda)), false) => nccl.of(group).reduce_scatter(cuda, views)?,
+                    (None, true) => {
+                        self.comm().all_reduce(group, tag, views, scratch.view(&self.memories))?
+                    }
+                    (None, false) => {
+                        self.comm().reduce_scatter(group, tag, views, scratch.view(&self.memories))?
+                    }
                 }
             }
         }
@@ -92,9 +107,11 @@ impl Shared {
             return Ok(());
         }
         if let Some((from, to)) = &task.before {
-            from.copy_to(to, &self.memories)?;
+            from.copy_to(to, &self.memories, queue)?;
         }
         let updates = &state.updates;
+        // A stream's updates read the verdict where it is, without the host.
+        let verdict = self.verdict().filter(|_| queue.cuda().is_some());
         let rates = Rates::at(updates.t, updates.lr, updates.betas, updates.eps, state.clip);
         for range in &task.ranges {
             let view = |place: &Place| place.view(&self.memories);
@@ -107,10 +124,10 @@ impl Shared {
                 v: view(&range.v),
                 weight_decay,
             };
-            adamw::update(queue, range, &rates);
+            adamw::update(queue, range, &rates, verdict);
         }
         if let Some((from, to)) = &task.after {
-            from.copy_to(to, &self.memories)?;
+            from.copy_to(to, &self.memories, queue)?;
         }
         Ok(())
     }

@@ -12,6 +12,28 @@ use crate::error::EngineError;
 use crate::places::Home;
 use crate::together::in_words;
 
+/// Elements that one thread initialises at a time: even, so that pairs of normals stay whole.
+const PIECE: usize = 1 << 16;
+
+/// Elements `first..` of a tensor, from its stream; a thread for each piece.
+fn fill_normal(values: &mut [f32], first: usize, stream: Stream, std: f32) {
+    let fill = |piece: usize, values: &mut [f32]| {
+        let start = first + piece * PIECE;
+        let pairs = (start / 2) as u32..(start + values.len()).div_ceil(2) as u32;
+        let normals = pairs.flat_map(|i| stream.normal_pair(i)).map(|x| x * std);
+        values.iter_mut().zip(normals).for_each(|(value, normal)| *value = normal);
+    };
+    if values.len() <= PIECE {
+        return fill(0, values);
+    }
+    std::thread::scope(|scope| {
+        for (piece, values) in values.chunks_mut(PIECE).enumerate() {
+            let fill = &fill;
+            scope.spawn(move || fill(piece, values));
+        }
+    });
+}
+
 impl Engine {
     /// The units of the trained model.
     pub fn units(&self) -> &[UnitShape] {
@@ -37,10 +59,10 @@ impl Engine {
             let stream = Stream::new(seed, Purpose::Init, index as u32, 0);
             let states = [State::Working, State::Master];
             let here: Vec<_> = states.iter().filter_map(|s| self.owned(unit, segment, *s)).collect();
-            // A bounded part at a time, even lengths so that pairs of normals stay whole.
-            const PART: usize = 1 << 16;
-            for start in (0..segment.elems()).step_by(PART) {
-                let part = start..(start + PART).min(segment.elems());
+            // A bounded part at a time, a piece for each thread.
+            let step = PIECE * self.queue.num_threads();
+            for start in (0..segment.elems()).step_by(step) {
+                let part = start..(start + step).min(segment.elems());
                 if here.iter().all(|own| own.end <= part.start || part.end <= own.start) {
                     continue;
                 }
@@ -49,9 +71,8 @@ impl Engine {
                     Init::Zero => values.resize(part.len(), 0.0),
                     Init::One => values.resize(part.len(), 1.0),
                     Init::Normal => {
-                        let pairs = (start / 2) as u32..part.end.div_ceil(2) as u32;
-                        let normals = pairs.flat_map(|i| stream.normal_pair(i)).map(|x| x * std);
-                        values.extend(normals.take(part.len()));
+                        values.resize(part.len(), 0.0);
+                        fill_normal(&mut values, start, stream, std);
                     }
                 }
                 self.write(unit, segment, State::Working, part, &values)?;

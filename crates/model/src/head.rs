@@ -40,17 +40,18 @@ pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) 
         let logits = Mat::dense(unit.view(logits), rows, w.rows);
         let x = x.row_range(first, rows);
         matmul::nt(unit.queue, logits, x, w, Init::Zero, unit.workspace);
-        cross_entropy::forward_backward(
+        let gradient = cross_entropy::forward_backward(
             unit.queue,
             unit.inputs.log_probs.slice(first, rows),
             logits,
             unit.inputs.targets.slice(first, rows),
             coefficients.slice(first, rows),
+            x.view.dtype(),
         );
-        matmul::nn(unit.queue, dx.row_range(first, rows), logits, w, Init::Zero, unit.workspace);
+        matmul::nn(unit.queue, dx.row_range(first, rows), gradient, w, Init::Zero, unit.workspace);
         if let Some(dw) = unit.grad_mat(param) {
             let init = if unit.fresh && first == 0 { Init::Zero } else { Init::Accumulate };
-            matmul::tn(unit.queue, dw, logits, x, init, unit.workspace);
+            matmul::tn(unit.queue, dw, gradient, x, init, unit.workspace);
         }
     }
 }

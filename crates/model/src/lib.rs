@@ -13,4 +13,4 @@ mod steps;
 mod unit;
 
 pub use steps::run;
-pub use unit::{DropoutKey, Growing, Inputs, Tied, Unit, cache_elems, fill_tables, workspace_bytes};
+pub use unit::{DropoutKey, Growing, Inputs, Kernels, Tied, Unit, cache_elems, fill_tables, workspace_bytes};

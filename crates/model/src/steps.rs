@@ -25,7 +25,7 @@ fn run_step(step: &Step, unit: &Unit) {
                 if unit.fresh {
                     reduce::zero(queue, grad.view);
                 }
-                embedding::backward(queue, grad, unit.mat(dy.into()), unit.inputs.tokens);
+                embedding::backward(queue, grad, unit.mat(dy.into()), unit.inputs.tokens, workspace);
             }
         }
         Step::Norm { x, w, y, rstd } => {
@@ -51,7 +51,7 @@ fn run_step(step: &Step, unit: &Unit) {
         Step::BiasBack { dy, b } => {
             if let Some(grad) = unit.grad(b) {
                 if unit.fresh {
-                    grad.zero();
+                    reduce::zero(queue, grad);
                 }
                 bias::backward(queue, grad, unit.mat(dy), workspace);
             }
@@ -102,7 +102,7 @@ fn norm_back(step: &Step, unit: &Unit) {
     if unit.fresh
         && let Some(grad) = grad
     {
-        grad.zero();
+        reduce::zero(unit.queue, grad);
     }
     let dim = unit.weight(w).len();
     let scratch = unit.workspace.first(rmsnorm::scratch_elems(unit.tokens(), dim) + dim);

@@ -1,10 +1,11 @@
 //! What a program runs on.
 
-use lockstep_core::Bytes;
-use lockstep_device::{Queue, View};
+use lockstep_core::{Bytes, DType};
+use lockstep_device::cuda::Lt;
+use lockstep_device::{Device, Machine, Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::dropout::{self, Mask};
-use lockstep_ops::{Mat, bias, matmul, rmsnorm, rope};
+use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope};
 use lockstep_shape::{Cols, ModelShape, Param, Programs, Segment, Slot, UnitKind, UnitShape};
 
 /// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
@@ -180,13 +181,38 @@ pub fn fill_tables(model: &ModelShape, tables: View) {
     rope::fill(rope_table(model, tables), &frequencies, model.rope.attention_factor());
 }
 
+/// Whose kernels run a model: what they ask for depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    Cpu { num_threads: usize },
+    Cuda,
+}
+
+impl From<Machine> for Kernels {
+    fn from(machine: Machine) -> Kernels {
+        match machine.device {
+            Device::Cpu => Kernels::Cpu { num_threads: machine.num_threads },
+            Device::Cuda(_) => Kernels::Cuda,
+        }
+    }
+}
+
 /// One layer's cache of keys and values for `docs` documents of at most `tokens` tokens, in f32 elements.
-pub fn cache_elems(model: &ModelShape, docs: usize, tokens: usize) -> usize {
-    attention::cache_elems(model.kv_heads, model.head_dim, docs, tokens)
+pub fn cache_elems(
+    model: &ModelShape,
+    docs: usize,
+    tokens: usize,
+    storage: DType,
+    kernels: Kernels,
+) -> usize {
+    match kernels {
+        Kernels::Cpu { .. } => attention::cache_elems(model.kv_heads, model.head_dim, docs, tokens),
+        Kernels::Cuda => attention::cuda_cache_elems(model.kv_heads, model.head_dim, docs, tokens, storage),
+    }
 }
 
 /// The largest workspace an operation of this model asks for.
-pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, num_threads: usize) -> Bytes {
+pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernels: Kernels) -> Bytes {
     let norm = |dim| rmsnorm::scratch_elems(tokens, dim) + dim;
     let norm = norm(model.dim).max(norm(model.head_dim));
     let biased = [
@@ -195,9 +221,18 @@ pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, num_th
         (model.biases.mlp, model.ffn.max(model.dim)),
     ];
     let biased = biased.into_iter().filter(|(has, _)| *has).map(|(_, dim)| dim).max().unwrap_or(0);
-    matmul::scratch_bytes(num_threads)
-        .max(attention::scratch_bytes(num_threads, max_doc, model.head_dim))
+    let (products, attends) = match kernels {
+        Kernels::Cpu { num_threads } => (
+            matmul::scratch_bytes(num_threads),
+            attention::scratch_bytes(num_threads, max_doc, model.head_dim),
+        ),
+        Kernels::Cuda => (Lt::WORKSPACE, attention::cuda_scratch_bytes(tokens, model.heads)),
+    };
+    products
+        .max(attends)
+        .max(embedding::scratch_bytes(tokens))
         .max(Bytes(4 * norm as u64))
         .max(Bytes(4 * bias::scratch_elems(tokens, biased) as u64))
+        .max(embedding::scratch_bytes(tokens))
         .align_to(4096)
 }

@@ -17,25 +17,17 @@ pub mod matmul;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
+pub mod selftest;
 pub mod swiglu;
 
 mod dispatch;
 mod mat;
 mod math;
+mod packs;
 #[cfg(test)]
 mod testing;
 
 pub use mat::Mat;
-
-use lockstep_device::{CpuQueue, Queue};
-
-/// The CPU lane behind a queue. Other devices get their own arm where an operation dispatches.
-pub(crate) fn cpu(queue: &Queue) -> &CpuQueue {
-    match queue {
-        Queue::Cpu(cpu) => cpu,
-        Queue::Cuda(_) => unreachable!("this operation has no CUDA version yet"),
-    }
-}
 
 /// Rows of work that a pool item takes: small enough to balance, large enough to be worth a hand-out.
 pub(crate) const ROWS_PER_ITEM: usize = 32;

@@ -99,6 +99,10 @@ pub enum What {
     /// Angles of the rotary embedding, learning-rate scalars, leaves of the norm tree.
     Tables,
     NormLeaves,
+    /// Of a device with memory of its own: the sum of squares, the norm, the factor of gradients and whether the
+    /// step is skipped, in f64; and on the host, what crosses over ([`crate::PlanInput::port_elems`]).
+    Verdict,
+    Port,
     /// Keys and values of running documents.
     KvCache {
         model: ModelId,
@@ -108,7 +112,7 @@ pub enum What {
 impl What {
     /// Residents live from one step to the next; everything else is packed by lifetime.
     pub fn is_resident(&self) -> bool {
-        matches!(self, What::State { .. } | What::Tables)
+        matches!(self, What::State { .. } | What::Tables | What::Verdict | What::Port)
     }
 }
 

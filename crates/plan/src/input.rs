@@ -69,8 +69,10 @@ impl Bounds {
 pub struct DeviceNeeds {
     /// The largest workspace of any operation.
     pub workspace: Bytes,
-    /// Bytes of the process that the plan does not hand out: code, stacks, libraries, the data set.
+    /// Bytes on the device that the plan does not hand out. On the CPU: code, stacks, libraries, the data set.
     pub foreign: Bytes,
+    /// The same of the process, where the device has memory of its own; `None`: the device is the host.
+    pub host_foreign: Option<Bytes>,
 }
 
 /// What a model is in the run for.
@@ -181,6 +183,32 @@ impl PlanInput {
                 (p.optimizer_tier, share(trained, p.optimizer), DType::F32)
             }
         }
+    }
+
+    /// Whether the device has memory of its own: then batches and results cross over through a port on the
+    /// host, and what decides an update stays on the device.
+    pub fn is_separate(&self) -> bool {
+        self.needs.host_foreign.is_some()
+    }
+
+    /// Tokens, targets, positions and document bounds of a micro-batch; in generation also places in the
+    /// cache and the rows to draw from; with dropout also samples. In u32.
+    pub fn inputs_elems(&self) -> usize {
+        let grown = self.generation.map_or(0, |r| r.docs);
+        let samples = if self.has_dropout() { self.bounds.docs } else { 0 };
+        3 * self.bounds.tokens + self.bounds.docs.max(grown) + 1 + 2 * grown + samples
+    }
+
+    /// What of the port belongs to one micro-batch: its inputs, coefficients and log-probabilities, each on a
+    /// boundary of 256 elements of four bytes.
+    pub fn port_stride(&self) -> usize {
+        self.inputs_elems().next_multiple_of(256) + 2 * self.bounds.tokens.next_multiple_of(256)
+    }
+
+    /// The port: a part for each micro-batch, then, in generation, a chunk of logits.
+    pub fn port_elems(&self) -> usize {
+        let logits = self.generation.map_or(0, |r| r.docs * self.models[0].shape.vocab);
+        self.micros as usize * self.port_stride() + logits
     }
 
     /// Whether any model drops: then batches say which sample each document is.

@@ -61,8 +61,9 @@ pub fn memory_table(plan: &RunPlan) -> String {
         before = rows;
     }
     row(&mut out, "arena: residents + largest phase", [plan.arena, plan.host_bytes, plan.nvme_bytes]);
-    row(&mut out, "foreign: process, libraries, data", [input.needs.foreign, Bytes::ZERO, Bytes::ZERO]);
-    row(&mut out, "total", [plan.arena + input.needs.foreign, plan.host_bytes, plan.nvme_bytes]);
+    let on_host = input.needs.host_foreign.unwrap_or_default();
+    row(&mut out, "foreign: process, libraries, data", [input.needs.foreign, on_host, Bytes::ZERO]);
+    row(&mut out, "total", [plan.device_bytes(), plan.host_bytes + on_host, plan.nvme_bytes]);
     out
 }
 
@@ -104,6 +105,7 @@ fn resident_name(plan: &RunPlan, buffer: &Buffer) -> (u8, String) {
         What::State { state: State::Master, .. } => (1, named("master parameters", p.optimizer)),
         What::State { state: State::Grad, .. } => (2, named("gradients", p.grads)),
         What::State { .. } => (3, named("Adam moments", p.optimizer)),
+        What::Port => (5, "batches on their way".into()),
         _ => (4, "tables".into()),
     }
 }

@@ -1,6 +1,6 @@
 //! The whole plan: models, buffers with offsets, and a schedule per phase.
 
-use lockstep_core::{Bytes, Fault, FaultClass};
+use lockstep_core::{Bytes, DType, Fault, FaultClass};
 
 use crate::buffer::{Buffer, BufferId, State, Tier, What};
 use crate::builder::{BufferTable, StepBuilder};
@@ -155,6 +155,10 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
             }
         }
     }
+    if input.is_separate() {
+        table.get(What::Verdict, Tier::Device, 4, DType::F64);
+        table.get(What::Port, Tier::Host, input.port_elems(), DType::U32);
+    }
 }
 
 fn place(input: PlanInput, buffers: Vec<Buffer>, phases: Vec<Phase>) -> RunPlan {
@@ -219,13 +223,21 @@ impl RunPlan {
         self.layouts(model).iter().map(UnitLayout::scratch).max().unwrap_or_default().align_to(4096)
     }
 
-    /// What the process will hold: the arena and what is not ours.
+    /// What the process will hold of the host's memory: arenas and what is not ours.
     pub fn process_bytes(&self) -> Bytes {
-        self.arena + self.host_bytes + self.input.needs.foreign
+        match self.input.needs.host_foreign {
+            Some(foreign) => self.host_bytes + foreign,
+            None => self.device_bytes() + self.host_bytes,
+        }
+    }
+
+    /// What the device will hold: the arena and what is not ours.
+    pub fn device_bytes(&self) -> Bytes {
+        self.arena + self.input.needs.foreign
     }
 
     pub fn check_budget(&self, budget: Bytes) -> Result<(), PlanError> {
-        let needed = self.arena + self.input.needs.foreign;
+        let needed = self.device_bytes();
         if needed > budget {
             return Err(PlanError::OverBudget { needed, over: needed - budget, budget });
         }

@@ -4,6 +4,7 @@ use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
+use lockstep_model::Kernels;
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placements, PlanInput, Role, RunPlan,
     Tier, build, strategy,
@@ -61,6 +62,7 @@ impl Default for Setup {
 pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
     let bounds = Bounds { tokens: setup.tokens, docs: 64, max_doc: setup.max_doc };
     let (strategy, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
+    let kernels = Kernels::Cpu { num_threads: setup.threads };
     build(PlanInput {
         models: vec![ModelPlan::new(Role::Policy, shape, setup.recompute, None, false)],
         mesh: setup.mesh,
@@ -84,8 +86,9 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         bounds,
         head_chunk: setup.head_chunk,
         needs: DeviceNeeds {
-            workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, setup.threads),
+            workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
             foreign: Bytes::ZERO,
+            host_foreign: None,
         },
         coefficients_ahead: setup.coefficients_ahead,
         clip: true,
@@ -93,7 +96,7 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         generation: setup.generates.map(|(docs, tokens_per_doc)| Generation {
             docs,
             tokens_per_doc,
-            cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc),
+            cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
         }),
     })
 }

@@ -141,7 +141,8 @@ fn rank_engine(
     let plan = plan(shape, setup);
     let queue = Queue::cpu(setup.threads);
     let spill_dir = spill_dir.map(Path::to_path_buf);
-    let mut engine = Engine::new(plan, Resources { rank, memory, comm, queue, spill_dir }).expect("a plan");
+    let mut engine =
+        Engine::new(plan, Resources { rank, memory, comm, nccl: None, queue, spill_dir }).expect("a plan");
     engine.initialise(7).expect("room on the disk");
     engine
 }

@@ -10,6 +10,7 @@ use std::error::Error;
 
 use lockstep_core::Rank;
 use lockstep_data::Batch;
+use lockstep_device::Device;
 use lockstep_observe::PlainLines;
 use lockstep_train::{Metrics, Objective, WindowCounts, prepare_for, train_with};
 
@@ -63,7 +64,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = lockstep_config::load(Some(source), &settings)?;
 
     let mut objective = Dft::default();
-    let prepared = prepare_for(&config, Rank(0), &objective)?;
+    let prepared = prepare_for(&config, Rank(0), Device::Cpu, &objective)?;
     let mut progress = PlainLines::new(std::io::stdout());
     let outcome = train_with(&config, text, prepared, None, &mut objective, &mut progress)?;
     assert_eq!(outcome.steps, 10);

@@ -17,6 +17,7 @@ use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Memory, Queue};
 use lockstep_engine::{Engine, Resources, Updates};
+use lockstep_model::Kernels;
 use lockstep_plan::strategy::{Strategy, ddp};
 use lockstep_plan::{RunPlan, State, StepBuilder, build, check_training};
 use lockstep_train::{Sft, WindowCounts, train_step};
@@ -53,7 +54,8 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let config = lockstep_config::load(Some(source), &[])?;
     let tokenizer = lockstep_train::load_tokenizer(&config)?;
     let shape = lockstep_train::model_shape(&config, &tokenizer)?;
-    let mut input = lockstep_train::plan_for(&config, &shape, &tokenizer, None, 1)?.input;
+    let mut input =
+        lockstep_train::plan_for(&config, &shape, &tokenizer, None, Kernels::Cpu { num_threads: 1 })?.input;
     input.strategy = strategy;
     let plan = build(input);
     // What every strategy must keep: nothing read before it is written, each gradient reduced once, and so on.
@@ -84,7 +86,7 @@ fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
 fn run_rank(plan: RunPlan, rank: Rank, comm: Comm) -> Result<Vec<u32>, lockstep_engine::EngineError> {
     let queue = Queue::cpu(1);
     let memory = Arc::new(Memory::take(plan.arena, queue.pool())?);
-    let resources = Resources { rank, memory, comm: Some(comm), queue, spill_dir: None };
+    let resources = Resources { rank, memory, comm: Some(comm), nccl: None, queue, spill_dir: None };
     let mut engine = Engine::new(plan, resources)?;
     engine.initialise(42)?;
     for step in 0..3 {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use lockstep_ckpt::ModelFolder;
 use lockstep_config::{EvalMetric, ModelSource, RunConfig};
 use lockstep_data::{Batch, Dataset};
+use lockstep_device::{Device, Machine};
 use lockstep_engine::Engine;
 use lockstep_observe::EvalRecord;
 use lockstep_plan::Bounds;
@@ -63,7 +64,7 @@ impl<'a> Evaluator<'a> {
 }
 
 /// Evaluates the model folder that a configuration names on what it names to evaluate on.
-pub fn evaluate(config: &RunConfig) -> Result<EvalRecord, TrainError> {
+pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainError> {
     let ModelSource::Folder(path) = &config.model.source else {
         return Err(TrainError::NoFolder);
     };
@@ -75,11 +76,12 @@ pub fn evaluate(config: &RunConfig) -> Result<EvalRecord, TrainError> {
     let dataset = prepare_eval(config, &tokenizer, chat.as_ref())?.ok_or(TrainError::NothingToEvaluate)?;
     let (rows, max_length) =
         (config.batch.per_device_train_batch_size as usize, config.data.max_length as usize);
+    let machine = Machine { device, num_threads: num_threads(config) };
     let inference = Inference {
         shape: &shape,
-        storage: storage(config.precision),
+        storage: storage(config.precision, machine.into()),
         bounds: Bounds::of_rows(rows, max_length, true),
-        num_threads: num_threads(config),
+        machine,
         scores: true,
         slots: None,
     };

@@ -1,8 +1,9 @@
 //! A model that is not trained: weights, whole, on one rank, and what passes over them need.
 
 use lockstep_core::{Bytes, DType, Mesh};
-use lockstep_device::Queue;
+use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
+use lockstep_model::Kernels;
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanInput, Role,
     RunPlan, Tier, build, strategy,
@@ -16,7 +17,7 @@ pub(crate) struct Inference<'a> {
     pub(crate) shape: &'a ModelShape,
     pub(crate) storage: DType,
     pub(crate) bounds: Bounds,
-    pub(crate) num_threads: usize,
+    pub(crate) machine: Machine,
     pub(crate) scores: bool,
     /// To generate: documents that grow at once, and the room each has.
     pub(crate) slots: Option<(usize, usize)>,
@@ -26,12 +27,13 @@ impl Inference<'_> {
     /// Takes the memory; the weights are yet to be loaded.
     pub(crate) fn engine(&self) -> Result<Engine, EngineError> {
         let plan = self.plan();
-        let resources = Resources::alone(&plan, Queue::cpu(self.num_threads))?;
+        let resources = Resources::alone(&plan, self.machine.queue()?)?;
         Engine::new(plan, resources)
     }
 
     fn plan(&self) -> RunPlan {
-        let Inference { shape, storage, bounds, num_threads, .. } = *self;
+        let Inference { shape, storage, bounds, machine, .. } = *self;
+        let kernels = Kernels::from(machine);
         let slots = self.slots.map_or(0, |(slots, _)| slots);
         let whole = Placement::Whole;
         build(PlanInput {
@@ -54,10 +56,11 @@ impl Inference<'_> {
             recompute: Recompute::Full,
             storage,
             bounds,
-            head_chunk: head_chunk(shape.vocab).max(slots.next_multiple_of(256)).min(bounds.tokens),
+            head_chunk: head_chunk(shape.vocab, kernels).max(slots.next_multiple_of(256)).min(bounds.tokens),
             needs: DeviceNeeds {
-                workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
+                workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
                 foreign: Bytes::ZERO,
+                host_foreign: (kernels == Kernels::Cuda).then_some(Bytes::ZERO),
             },
             coefficients_ahead: true,
             clip: false,
@@ -65,7 +68,7 @@ impl Inference<'_> {
             generation: self.slots.map(|(docs, tokens_per_doc)| Generation {
                 docs,
                 tokens_per_doc,
-                cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc),
+                cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, storage, kernels),
             }),
         })
     }

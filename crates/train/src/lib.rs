@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bad_step;
+mod bench;
 mod chat;
 mod data_spec;
 mod error;
@@ -25,6 +26,7 @@ mod scaler;
 mod setup;
 mod sft;
 
+pub use bench::{StepSpeed, bench_step};
 pub use chat::chat_rows;
 pub use data_spec::{prepare_eval, prepare_train};
 pub use error::TrainError;
@@ -33,7 +35,7 @@ pub use export::{Exported, export_checkpoint};
 pub use objective::{Metrics, Objective, WindowCounts, train_step};
 pub use output_dir::Holder;
 pub use rate::RateSchedule;
-pub use run::{Connect, MemoryUse, Outcome, train, train_with};
+pub use run::{Connect, Connection, MemoryUse, Outcome, train, train_with};
 pub use setup::{
     Prepared, chosen_strategy, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
     prepare_for, strategy_name,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lockstep_ckpt::{Checkpoint, DataCursor};
-use lockstep_comm::{Comm, CommError};
+use lockstep_comm::{Comm, CommError, NcclSpec};
 use lockstep_config::{EvalWhen, Precision, RunConfig, SaveWhen};
 use lockstep_core::{Bytes, Rank, Step};
 use lockstep_data::{Dataset, Order, Window};
-use lockstep_device::{Memory, Queue};
+use lockstep_device::{Device, Machine, Memory, Queue};
 use lockstep_engine::{Engine, EngineError, Resources, Updates};
 use lockstep_observe::{Progress, StepRecord};
 use lockstep_plan::RunPlan;
@@ -72,7 +72,14 @@ impl MemoryUse {
 }
 
 /// Connects a rank to the others, which may read the memory given.
-pub type Connect<'a> = Box<dyn FnOnce(&Arc<Memory>) -> Result<Comm, CommError> + 'a>;
+pub type Connect<'a> = Box<dyn FnOnce(&Arc<Memory>) -> Result<Connection, CommError> + 'a>;
+
+/// What a rank reaches others by.
+pub struct Connection {
+    pub comm: Comm,
+    /// Of ranks that compute on GPUs.
+    pub nccl: Option<NcclSpec>,
+}
 
 /// Trains to the end with the objective that the configuration names. See [`train_with`].
 pub fn train(
@@ -95,9 +102,8 @@ pub fn train_with(
     objective: &mut dyn Objective,
     progress: &mut dyn Progress,
 ) -> Result<Outcome, TrainError> {
-    let Prepared {
-        rank, tokenizer, dataset, eval, shape, folder, plan, num_threads, output, checkpoint, ..
-    } = prepared;
+    let Prepared { rank, tokenizer, dataset, eval, shape, folder, plan, machine, output, checkpoint, .. } =
+        prepared;
     let mut run = Run::new(config, &dataset)?;
     let identity = Identity {
         data: run.cursor(&dataset),
@@ -111,7 +117,7 @@ pub fn train_with(
         model_files: save::model_files(&shape, &prepared.folder_texts, &tokenizer, plan.input.storage),
     };
     let mut evaluator = eval.as_ref().filter(|_| config.eval.evaluates()).map(|d| Evaluator::new(config, d));
-    let mut engine = make_engine(config, plan, rank, num_threads, connect)?;
+    let mut engine = make_engine(config, plan, rank, machine, connect)?;
     let planned = engine.plan().arena + engine.plan().host_bytes;
     assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
     let scale = run.scaler.map(|scaler| scaler.state);
@@ -242,19 +248,34 @@ fn tell(text: &str, log: &mut Journal, progress: &mut dyn Progress) -> Result<()
 }
 
 /// Takes the plan's memory, reaches the other ranks, and is ready to run.
-fn make_engine(
+pub(crate) fn make_engine(
     config: &RunConfig,
     plan: RunPlan,
     rank: Rank,
-    num_threads: usize,
+    machine: Machine,
     connect: Option<Connect<'_>>,
 ) -> Result<Engine, TrainError> {
-    let queue = Queue::cpu(num_threads);
-    let take = if connect.is_some() { Memory::take_shared } else { Memory::take };
-    let memory = Arc::new(take(plan.arena, queue.pool()).map_err(EngineError::from)?);
-    let comm = connect.map(|connect| connect(&memory)).transpose()?;
+    let mut queue = machine.queue().map_err(EngineError::from)?;
+    let taken = match (machine.device, &mut queue) {
+        (Device::Cuda(gpu), Queue::Cuda(cuda)) => {
+            cuda.tf32 = config.device.tf32;
+            Memory::take_on(gpu, plan.arena)
+        }
+        _ if connect.is_some() => Memory::take_shared(plan.arena, queue.pool()),
+        _ => Memory::take(plan.arena, queue.pool()),
+    };
+    let memory = Arc::new(taken.map_err(EngineError::from)?);
+    // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
+    let told = match machine.device {
+        Device::Cpu => Arc::clone(&memory),
+        Device::Cuda(_) => {
+            Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?)
+        }
+    };
+    let connection = connect.map(|connect| connect(&told)).transpose()?;
+    let (comm, nccl) = connection.map_or((None, None), |c| (Some(c.comm), c.nccl));
     let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
-    Ok(Engine::new(plan, Resources { rank, memory, comm, queue, spill_dir })?)
+    Ok(Engine::new(plan, Resources { rank, memory, comm, nccl, queue, spill_dir })?)
 }
 
 /// What the loop keeps between steps.
@@ -290,7 +311,7 @@ impl<'a> Run<'a> {
         let rates = RateSchedule::new(config, total_steps);
         let scaler = match config.precision {
             Precision::F16(scaling) => Some(LossScaler::new(scaling)),
-            Precision::F32 | Precision::Bf16 => None,
+            Precision::Auto | Precision::F32 | Precision::Bf16 => None,
         };
         Ok(Run { config, order: Arc::new(order), rates, total_steps, scaler, last_bad: None })
     }

@@ -7,6 +7,8 @@ use lockstep_ckpt::{Checkpoint, ModelFolder};
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh, Rank};
 use lockstep_data::{Dataset, Tokenizer, TokenizerSource, preparing_bytes};
+use lockstep_device::{Device, Machine};
+use lockstep_model::Kernels;
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError,
     PlanInput, Role, RunPlan, Tier, build, strategy,
@@ -40,6 +42,18 @@ const BYTES_PER_POSITION: u64 = 32;
 /// The logits of a head chunk take about this much, and at least one block of 256 tokens.
 const HEAD_CHUNK_BYTES: usize = 16 << 20;
 
+/// The same on a GPU, whose products want more rows.
+const GPU_HEAD_CHUNK_BYTES: usize = 512 << 20;
+
+/// What a context, the libraries' code and our kernels take of a GPU's memory: measured on an H200 with CUDA 13.
+const GPU_FOREIGN: Bytes = Bytes(536 << 20);
+
+/// What NCCL takes besides.
+const NCCL_FOREIGN: Bytes = Bytes(400 << 20);
+
+/// What CUDA's libraries take of the host's memory.
+const GPU_HOST_FOREIGN: Bytes = Bytes(1 << 30);
+
 /// What `train` starts from.
 pub struct Prepared {
     pub rank: Rank,
@@ -51,7 +65,7 @@ pub struct Prepared {
     /// The folder weights are loaded from.
     pub folder: Option<ModelFolder>,
     pub plan: RunPlan,
-    pub num_threads: usize,
+    pub machine: Machine,
     /// Asks the system for the most memory this process has held, where it can say.
     pub peak_memory: fn() -> Option<Bytes>,
     pub(crate) output: OutputDir,
@@ -65,14 +79,15 @@ pub struct Prepared {
 
 /// Takes the output directory, reads tokenizer, model description and data, and makes the plan. What is
 /// quick to check comes first: a data set may take minutes to read. Rank 0 alone takes the directory.
-pub fn prepare(config: &RunConfig, rank: Rank) -> Result<Prepared, TrainError> {
-    prepare_for(config, rank, &Sft::default())
+pub fn prepare(config: &RunConfig, rank: Rank, device: Device) -> Result<Prepared, TrainError> {
+    prepare_for(config, rank, device, &Sft::default())
 }
 
 /// As [`prepare`], for an objective of one's own.
 pub fn prepare_for(
     config: &RunConfig,
     rank: Rank,
+    device: Device,
     objective: &dyn Objective,
 ) -> Result<Prepared, TrainError> {
     config.check_trainable()?;
@@ -104,9 +119,10 @@ pub fn prepare_for(
     if max_length - 1 > shape.max_positions {
         return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
     }
-    let (num_threads, ahead) = (num_threads(config), objective.coefficients_ahead());
+    let machine = Machine { device, num_threads: num_threads(config) };
+    let (kernels, ahead) = (machine.into(), objective.coefficients_ahead());
     // Whether the memory suffices is known without the data, but for what little a document takes.
-    plan_with(config, &shape, &tokenizer, None, num_threads, ahead)?;
+    plan_with(config, &shape, foreign(config, &tokenizer, None), kernels, ahead)?;
     if config.eval.evaluates() && eval_spec(config)?.is_none() {
         return Err(TrainError::NothingToEvaluate);
     }
@@ -115,7 +131,7 @@ pub fn prepare_for(
     let eval = prepare_eval(config, &tokenizer, chat.as_ref())?;
     notes.extend(evaluation_notes(config, eval.is_some()));
     notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(Dataset::notes)).cloned());
-    let plan = plan_with(config, &shape, &tokenizer, Some(&dataset), num_threads, ahead)?;
+    let plan = plan_with(config, &shape, foreign(config, &tokenizer, Some(&dataset)), kernels, ahead)?;
     Ok(Prepared {
         rank,
         tokenizer,
@@ -124,7 +140,7 @@ pub fn prepare_for(
         shape,
         folder,
         plan,
-        num_threads,
+        machine,
         peak_memory: || None,
         output,
         checkpoint,
@@ -274,25 +290,25 @@ pub fn plan_for(
     shape: &ModelShape,
     tokenizer: &Tokenizer,
     dataset: Option<&Dataset>,
-    num_threads: usize,
+    kernels: Kernels,
 ) -> Result<RunPlan, TrainError> {
     let ahead = matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm);
-    plan_with(config, shape, tokenizer, dataset, num_threads, ahead)
+    plan_with(config, shape, foreign(config, tokenizer, dataset), kernels, ahead)
 }
 
-/// `coefficients_ahead`: the objective knows them before the head has run.
-fn plan_with(
+/// `process`: what the process holds beside the plan's memory. `coefficients_ahead`: the objective knows them before
+/// the head has run.
+pub(crate) fn plan_with(
     config: &RunConfig,
     shape: &ModelShape,
-    tokenizer: &Tokenizer,
-    dataset: Option<&Dataset>,
-    num_threads: usize,
+    process: Bytes,
+    kernels: Kernels,
     coefficients_ahead: bool,
 ) -> Result<RunPlan, TrainError> {
     let p = &config.plan;
     let name = chosen_strategy(config, shape);
     let (strategy, [params, grads, optimizer]) = strategy::by_name(name);
-    let storage = storage(config.precision);
+    let storage = storage(config.precision, kernels);
     let recompute = match p.recompute {
         config::Recompute::None => Recompute::None,
         config::Recompute::Selective => Recompute::Selective,
@@ -316,17 +332,16 @@ fn plan_with(
         Algorithm::Ppo => {
             let rows = config.batch.per_device_train_batch_size * config.batch.gradient_accumulation_steps;
             let (docs, tokens_per_doc) = (rows as usize, config.data.max_length as usize);
-            let cache_elems = lockstep_model::cache_elems(shape, docs, tokens_per_doc);
+            let cache_elems = lockstep_model::cache_elems(shape, docs, tokens_per_doc, storage, kernels);
             let generation = Generation { docs, tokens_per_doc, cache_elems };
             let roles = [Role::Policy, Role::Value, Role::Reference, Role::Reward];
             (roles.map(model).into(), Some(generation))
         }
         other => return Err(TrainError::Algorithm { name: format!("{other:?}").to_lowercase() }),
     };
-    let rows = config.batch.per_device_train_batch_size as usize;
-    let packed = config.data.packing != config::Packing::None;
-    let bounds = Bounds::of_rows(rows, config.data.max_length as usize, packed);
-    let head_chunk = p.head_chunk_tokens.map_or(head_chunk(shape.vocab), |n| n as usize).min(bounds.tokens);
+    let bounds = bounds(config);
+    let head_chunk =
+        p.head_chunk_tokens.map_or(head_chunk(shape.vocab, kernels), |n| n as usize).min(bounds.tokens);
     let input = PlanInput {
         models,
         mesh: mesh(config, name)?,
@@ -353,10 +368,7 @@ fn plan_with(
         storage,
         bounds,
         head_chunk,
-        needs: DeviceNeeds {
-            workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, num_threads),
-            foreign: foreign(config, tokenizer, dataset, bounds.tokens),
-        },
+        needs: needs(config, shape, bounds, kernels, process),
         coefficients_ahead,
         clip: config.optim.max_grad_norm.is_some(),
         evaluates: config.eval.evaluates(),
@@ -370,8 +382,11 @@ fn plan_with(
 }
 
 /// What activations and working parameters are stored in.
-pub(crate) fn storage(precision: config::Precision) -> DType {
+pub(crate) fn storage(precision: config::Precision, kernels: Kernels) -> DType {
     match precision {
+        // Every GPU that works here has bf16.
+        config::Precision::Auto if kernels == Kernels::Cuda => DType::BF16,
+        config::Precision::Auto => DType::F32,
         config::Precision::F32 => DType::F32,
         config::Precision::Bf16 => DType::BF16,
         config::Precision::F16(_) => DType::F16,
@@ -379,12 +394,43 @@ pub(crate) fn storage(precision: config::Precision) -> DType {
 }
 
 /// Tokens whose logits are there at once, where nobody says how many.
-pub(crate) fn head_chunk(vocab: usize) -> usize {
-    (HEAD_CHUNK_BYTES / 4 / vocab / 256 * 256).max(256)
+pub(crate) fn head_chunk(vocab: usize, kernels: Kernels) -> usize {
+    let bytes = match kernels {
+        Kernels::Cpu { .. } => HEAD_CHUNK_BYTES,
+        Kernels::Cuda => GPU_HEAD_CHUNK_BYTES,
+    };
+    (bytes / 4 / vocab / 256 * 256).max(256)
+}
+
+fn needs(
+    config: &RunConfig,
+    shape: &ModelShape,
+    bounds: Bounds,
+    kernels: Kernels,
+    process: Bytes,
+) -> DeviceNeeds {
+    let workspace = lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels);
+    let alone = config.plan.world_size() == 1;
+    match kernels {
+        Kernels::Cpu { .. } => DeviceNeeds { workspace, foreign: process, host_foreign: None },
+        Kernels::Cuda => DeviceNeeds {
+            workspace,
+            foreign: if alone { GPU_FOREIGN } else { GPU_FOREIGN + NCCL_FOREIGN },
+            host_foreign: Some(process + GPU_HOST_FOREIGN),
+        },
+    }
+}
+
+/// The largest micro-batch.
+fn bounds(config: &RunConfig) -> Bounds {
+    let rows = config.batch.per_device_train_batch_size as usize;
+    let packed = config.data.packing != config::Packing::None;
+    Bounds::of_rows(rows, config.data.max_length as usize, packed)
 }
 
 /// What the process holds beside the arena.
-fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>, positions: usize) -> Bytes {
+fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>) -> Bytes {
+    let positions = bounds(config).tokens;
     let tokenizer_bytes: usize = tokenizer.files().iter().map(|(_, content)| content.len()).sum();
     let data_bytes = dataset.map_or(0, |d| d.num_docs() as u64 * BYTES_PER_DOC);
     let data = &config.data;

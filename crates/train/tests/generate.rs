@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use lockstep_device::Machine;
 use lockstep_train::generate::{Completion, End, Generator, GeneratorSpec, Sampling};
 use serde_json::Value;
 
 const SPEC: GeneratorSpec =
-    GeneratorSpec { storage: None, num_threads: 2, slots: 2, capacity: 128, score_tokens: 128 };
+    GeneratorSpec { storage: None, machine: Machine::cpu(2), slots: 2, capacity: 128, score_tokens: 128 };
 
 fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens")
@@ -70,7 +71,7 @@ fn log_probs_are_those_of_scoring_and_batches_do_not_matter() {
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&scored[prompt.len() - 1..]), bits(&completion.log_probs));
     }
-    let spec = GeneratorSpec { slots: 5, num_threads: 1, ..SPEC };
+    let spec = GeneratorSpec { slots: 5, machine: Machine::cpu(1), ..SPEC };
     assert_eq!(generate(&mut Generator::open(dir.path(), &spec).unwrap(), &prompts, 30, how), together);
     let other = generate(&mut generator, &prompts, 30, Sampling { seed: 43, ..how });
     assert_ne!(other, together);

@@ -5,6 +5,7 @@ mod corpus;
 use std::path::Path;
 
 use lockstep_core::{Fault, FaultClass};
+use lockstep_device::Machine;
 use lockstep_train::generate::{Generator, GeneratorSpec, Sampling};
 
 use crate::args::Quickstart;
@@ -78,8 +79,13 @@ fn make_data(path: &Path) -> Result<Vec<corpus::Problem>, Failure> {
 /// Lets the model answer problems that it never saw.
 fn score(dir: &Path, problems: &[corpus::Problem]) -> Result<String, Failure> {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let spec =
-        GeneratorSpec { storage: None, num_threads: threads, slots: 64, capacity: 128, score_tokens: 0 };
+    let spec = GeneratorSpec {
+        storage: None,
+        machine: Machine::cpu(threads),
+        slots: 64,
+        capacity: 128,
+        score_tokens: 0,
+    };
     let mut generator = Generator::open(dir, &spec).map_err(boxed)?;
     let failed = |e| -> Failure { Box::new(e) };
     let prompts = problems

@@ -30,9 +30,22 @@ pub fn role() -> Option<Role> {
 
 /// Starts this executable as a rank; it runs the test `entry`, which looks at [`role`].
 pub fn start(entry: &str, name: &str, rank: u32, world: u32, folder: &Path) -> Child {
+    start_with(entry, name, rank, world, folder, &[])
+}
+
+/// The same with variables of the environment.
+pub fn start_with(
+    entry: &str,
+    name: &str,
+    rank: u32,
+    world: u32,
+    folder: &Path,
+    variables: &[(&str, String)],
+) -> Child {
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", entry, "--nocapture", "--test-threads=1"])
         .env(VARIABLE, format!("{name} {rank} {world} {}", folder.display()))
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .stdout(Stdio::null())
         .spawn()
         .unwrap()

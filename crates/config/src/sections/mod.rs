@@ -2,6 +2,7 @@
 
 mod batch;
 mod data;
+mod device;
 mod eval;
 mod model;
 mod optim;
@@ -14,6 +15,7 @@ pub use batch::BatchConfig;
 pub use data::{
     ChatTemplate, DataConfig, HubFolders, NamedDataset, OnBadRow, OnLongRow, Packing, Tokenizer, Truncation,
 };
+pub use device::{DeviceConfig, DeviceKind};
 pub use eval::{EvalConfig, EvalMetric, EvalWhen};
 pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
 pub use optim::{LrScaling, OptimConfig, Warmup};

@@ -8,6 +8,8 @@ use crate::yaml::{Node, Value};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Precision {
+    /// What suits the device: bf16 on a GPU, fp32 on the CPU.
+    Auto,
     F32,
     /// bf16 compute with fp32 masters and sums.
     Bf16,
@@ -43,6 +45,7 @@ impl Default for LossScaling {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asked {
+    Auto,
     Fp32,
     Bf16,
     Fp16,
@@ -51,8 +54,13 @@ enum Asked {
 impl Precision {
     pub(crate) fn read(r: &mut Reader<'_>) -> Self {
         r.prefer_flags(&["mixed_precision", "bf16", "fp16"]);
-        let words =
-            [("fp32", Asked::Fp32), ("no", Asked::Fp32), ("bf16", Asked::Bf16), ("fp16", Asked::Fp16)];
+        let words = [
+            ("auto", Asked::Auto),
+            ("fp32", Asked::Fp32),
+            ("no", Asked::Fp32),
+            ("bf16", Asked::Bf16),
+            ("fp16", Asked::Fp16),
+        ];
         let later = Later(&["fp8"], "write `mixed_precision: bf16`.");
         let word = r.given("mixed_precision").zip(r.word("mixed_precision", &words, later));
         let mut scaling = LossScaling::default();
@@ -82,6 +90,7 @@ impl Precision {
             r.derived("mixed_precision", if precision == Asked::Bf16 { "bf16" } else { "fp16" });
         }
         match precision {
+            Asked::Auto => Precision::Auto,
             Asked::Fp32 => Precision::F32,
             Asked::Bf16 => Precision::Bf16,
             Asked::Fp16 => Precision::F16(scaling),

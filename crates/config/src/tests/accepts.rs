@@ -170,6 +170,21 @@ fn models_may_be_maps_and_flags_reach_into_them() {
 }
 
 #[test]
+fn spellings_of_the_device() {
+    let device = |text: &str, flags: &[&str]| accepted(text, flags).device;
+    assert_eq!(device("", &[]), DeviceConfig { kind: DeviceKind::Auto, share_gpus: false, tf32: false });
+    for text in ["device: cpu", "use_cpu: true", "no_cuda: true\ndevice: auto", "device: CPU\nuse_cpu: false"]
+    {
+        assert_eq!(device(text, &[]).kind, DeviceKind::Cpu, "{text}");
+    }
+    assert_eq!(device("device: cuda\nuse_cpu: false", &["tf32=true"]).kind, DeviceKind::Cuda);
+    assert_eq!(device("use_cpu: true", &["device=gpu"]).kind, DeviceKind::Cuda);
+    assert!(device("tf32: true\nshare_gpus: true", &[]).share_gpus);
+    assert_eq!(accepted("use_cpu: true", &[]).origin("device").to_string(), "derived from use_cpu");
+    assert!(run("model: tiny\noutput_dir: o\ndevice: cuda\nuse_cpu: true\n", &[]).is_err());
+}
+
+#[test]
 fn spellings_of_precision() {
     for text in ["mixed_precision: bf16", "bf16: True", "mixed_precision: BF16\nbf16: yes\nfp16: false"] {
         assert_eq!(accepted(text, &[]).precision, Precision::Bf16, "{text}");
@@ -353,7 +368,7 @@ fn what_has_no_effect_is_noted() {
         [
             "`dataloader.pin_memory` (run.yaml:4:3) has no effect here: \
              batches are not copied through pinned memory",
-            "`compile` (run.yaml:5:1) has no effect here: nothing is compiled at run time",
+            "`compile` (run.yaml:5:1) has no effect here: models are not compiled",
         ]
     );
 }

@@ -505,11 +505,11 @@ fn report_to() {
 
 #[test]
 fn backend() {
-    insta::assert_snapshot!(refused("distributed_backend: nccl\n", &[]), @r#"
-    run.yaml:3:22: `distributed_backend: nccl` is known, but not implemented yet
+    insta::assert_snapshot!(refused("distributed_backend: mpi\n", &[]), @r#"
+    run.yaml:3:22: `distributed_backend: mpi` is known, but not implemented yet
       |
-    3 | distributed_backend: nccl
-      |                      ^^^^
+    3 | distributed_backend: mpi
+      |                      ^^^
     "#);
 }
 

@@ -4,6 +4,7 @@
 //! the system (its cache and `LD_LIBRARY_PATH`). A table holds plain function pointers that are all there, or
 //! it does not exist: nothing fails at the first call.
 
+use std::error::Error as _;
 use std::path::{Path, PathBuf};
 
 use libloading::Library;
@@ -63,7 +64,8 @@ pub fn open(what: &'static str, names: &[&str], search: &Search) -> Result<Opene
         // name; whoever can put another file in their place could as well replace this program.
         match unsafe { Library::new(path) } {
             Ok(library) => return Ok(Opened { library, path: mapped_path(path) }),
-            Err(cause) => why = cause.to_string(),
+            // What the system says is the cause of what this says.
+            Err(cause) => why = cause.source().map_or_else(|| cause.to_string(), ToString::to_string),
         }
     }
     Err(GpuError::LibraryMissing { what, names: names.join(", "), why })
@@ -115,8 +117,10 @@ macro_rules! function_table {
             $vis fn load(opened: $crate::cuda::library::Opened) -> Result<$name, $crate::cuda::GpuError> {
                 Ok($name {
                     $($field: {
+                        type Function = unsafe extern "C" fn($($arg),*) -> $ret;
+                        const SYMBOL: &str = $symbol;
                         // SAFETY: the signature is the one that the library's header gives this symbol.
-                        unsafe { opened.symbol::<unsafe extern "C" fn($($arg),*) -> $ret>($symbol)? }
+                        unsafe { opened.symbol::<Function>(SYMBOL)? }
                     },)*
                     opened,
                 })

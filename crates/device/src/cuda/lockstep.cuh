@@ -54,6 +54,18 @@ template <typename R> __device__ __forceinline__ void store_pack(R* to, const Pa
     *reinterpret_cast<Pack<R>*>(to) = pack;
 }
 
+// N elements that are read and written together: a pack, or one element where addresses do not allow more.
+template <typename R, int N> struct alignas(sizeof(R) * N < 16 ? sizeof(R) * N : 16) Chunk {
+    R at[N];
+};
+
+template <int N, typename R> __device__ __forceinline__ Chunk<R, N> load_chunk(const R* from) {
+    return *reinterpret_cast<const Chunk<R, N>*>(from);
+}
+template <int N, typename R> __device__ __forceinline__ void store_chunk(R* to, const Chunk<R, N>& chunk) {
+    *reinterpret_cast<Chunk<R, N>*>(to) = chunk;
+}
+
 // ---- sums over threads, in an order that depends on the number of threads alone -------------------------------
 
 __device__ __forceinline__ f32 warp_sum(f32 x) {
@@ -97,4 +109,60 @@ __device__ __forceinline__ u32 doc_of_row(const u32* bounds, u32 docs, u32 row) 
         if (bounds[middle] <= row) low = middle; else high = middle;
     }
     return low;
+}
+
+// ---- random numbers: `lockstep_core::rng`, word for word ------------------------------------------------------
+
+struct Words { u32 at[4]; };
+
+// Philox 4x32 with ten rounds.
+__device__ __forceinline__ Words philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 key0, u32 key1) {
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const u32 low0 = 0xD2511F53u * c0, high0 = __umulhi(0xD2511F53u, c0);
+        const u32 low1 = 0xCD9E8D57u * c2, high1 = __umulhi(0xCD9E8D57u, c2);
+        c0 = high1 ^ c1 ^ key0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ key1;
+        c3 = low0;
+        key0 += 0x9E3779B9u;
+        key1 += 0xBB67AE85u;
+    }
+    return Words{{c0, c1, c2, c3}};
+}
+
+// Block `index` of the stream (seed, Purpose::Dropout, a, b).
+__device__ __forceinline__ Words dropout_words(u64 seed, u32 a, u32 b, u32 index) {
+    const u32 purpose = 3;
+    return philox(index, a, b, purpose, (u32)seed ^ (purpose * 0x85EBCA6Bu), (u32)(seed >> 32));
+}
+
+// ---- dropout: the masks of `dropout::DocMask`, element for element --------------------------------------------
+
+// The mask of one document at one site of one layer.
+struct DocMask {
+    u64 seed;
+    // Words below this drop their element.
+    u32 threshold;
+    // 1 / (1 - rate)
+    f32 scale;
+};
+
+// `seed` and `step` are the run's, `sample` is the one the document is, `place` = layer * 3 + site. `threshold`
+// and `scale` come from the rate, on the host.
+__device__ __forceinline__ DocMask doc_mask(u64 seed, u32 step, u32 sample, u32 place, u32 threshold, f32 scale) {
+    const Words words = dropout_words(seed, step, sample, place);
+    return DocMask{(u64)words.at[1] << 32 | words.at[0], threshold, scale};
+}
+
+struct Factors { f32 at[4]; };
+
+// What the elements in columns 4 * block .. 4 * block + 3 of a row are multiplied by. `position` is the row's in
+// its document; `head` is 0 outside attention, where columns are keys counted from the document's start.
+__device__ __forceinline__ Factors mask_factors(const DocMask& mask, u32 head, u32 position, u32 block) {
+    const Words words = dropout_words(mask.seed, position, head, block);
+    Factors factors;
+#pragma unroll
+    for (int i = 0; i < 4; i++) factors.at[i] = words.at[i] < mask.threshold ? 0.0f : mask.scale;
+    return factors;
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use lockstep_core::{Bytes, DType};
@@ -109,6 +110,10 @@ struct Chosen {
 // SAFETY: descriptors are read-only once made, and the library may read them from any thread.
 unsafe impl Send for Chosen {}
 
+fn load(search: &Search) -> Result<LtTable, GpuError> {
+    LtTable::load(open("cuBLASLt", &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"], search)?)
+}
+
 /// The library, and the algorithms chosen so far.
 pub struct Lt {
     table: LtTable,
@@ -125,10 +130,17 @@ impl Lt {
     /// What the library may use for itself during a product.
     pub const WORKSPACE: Bytes = Bytes(32 << 20);
 
+    /// Version and place of the library, which takes no GPU.
+    pub fn installed(search: &Search) -> Result<(usize, PathBuf), GpuError> {
+        let table = load(search)?;
+        // SAFETY: takes nothing.
+        let version = unsafe { (table.version)() };
+        Ok((version, table.opened.path.clone()))
+    }
+
     /// A context must be current.
     pub(crate) fn open(search: &Search) -> Result<Lt, GpuError> {
-        let names = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
-        let table = LtTable::load(open("cuBLASLt", &names, search)?)?;
+        let table = load(search)?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a place for the handle.
         check(&table, "cublasLtCreate", unsafe { (table.create)(&mut handle) })?;

@@ -19,7 +19,7 @@ pub struct CudaQueue {
     pub gpu: &'static Gpu,
     stream: StreamHandle,
     failure: Mutex<Option<GpuError>>,
-    /// The host's side, for the little it does.
+    /// The host's threads beside the stream.
     pub(crate) pool: Pool,
     /// Products in f32 may round their operands to tf32.
     pub tf32: bool,
@@ -112,9 +112,10 @@ macro_rules! args {
 }
 
 impl CudaQueue {
-    pub fn new(gpu: &'static Gpu) -> Result<CudaQueue, GpuError> {
+    /// A new stream, beside which the host has `num_threads`.
+    pub fn new(gpu: &'static Gpu, num_threads: usize) -> Result<CudaQueue, GpuError> {
         let stream = gpu.make_stream()?;
-        Ok(CudaQueue { gpu, stream, failure: Mutex::new(None), pool: Pool::new(1), tf32: false })
+        Ok(CudaQueue { gpu, stream, failure: Mutex::new(None), pool: Pool::new(num_threads), tf32: false })
     }
 
     /// The stream's handle, for libraries that issue work themselves.

@@ -4,6 +4,7 @@
 //! p ← p − lr/(1−β₁ᵗ) · m / (√v/√(1−β₂ᵗ) + ε), with g scaled by the clip factor first.
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -61,7 +62,9 @@ pub struct Range<'m> {
     pub weight_decay: f32,
 }
 
-pub fn update(queue: &Queue, range: Range, rates: &Rates) {
+/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `verdict`
+/// ([`crate::reduce::judge`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>) {
     for state in [&range.grad, &range.m, &range.v] {
         assert_eq!((state.len(), state.dtype()), (range.master.len(), DType::F32), "state of a range");
         range.master.assert_apart(state);
@@ -69,5 +72,14 @@ pub fn update(queue: &Queue, range: Range, rates: &Rates) {
     if let Some(working) = range.working {
         assert_eq!(working.len(), range.master.len(), "working copy of a range");
     }
-    cpu::update(crate::cpu(queue), range, rates);
+    if let Some(verdict) = verdict {
+        assert_eq!((verdict.len(), verdict.dtype()), (4, DType::F64), "a verdict");
+    }
+    match queue {
+        Queue::Cpu(cpu) => {
+            assert!(verdict.is_none(), "on the CPU the clip factor is known before the update");
+            cpu::update(cpu, range, rates)
+        }
+        Queue::Cuda(cuda) => cuda::update(cuda, range, rates, verdict),
+    }
 }

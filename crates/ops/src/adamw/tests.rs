@@ -50,7 +50,7 @@ proptest! {
             };
             for (t, g) in (1..).zip(&gradients) {
                 grad.write_f32(g);
-                update(&queue, range, &rates(t, &with, clip));
+                update(&queue, range, &rates(t, &with, clip), None);
                 let read = values(grad).into_iter().zip(g).all(|(kept, g)| kept == f64::from(*g));
                 prop_assert!(read, "gradients are only read");
             }
@@ -80,7 +80,7 @@ proptest! {
             let working = bench.output(len, DType::BF16);
             let range =
                 Range { master, working: Some(working), grad, m, v, weight_decay: with.weight_decay as f32 };
-            update(&queue(pick), range, &rates(3, &with, 0.5));
+            update(&queue(pick), range, &rates(3, &with, 0.5), None);
             [master, working, m, v].map(bits)
         };
         let from = from % len;
@@ -98,7 +98,7 @@ fn without_gradients_only_the_decay_is_left() {
     let zeros = || bench.input(&[0.0; 3], DType::F32);
     let master = bench.input(&[1.0, -2.0, 0.0], DType::F32);
     let range = Range { master, working: None, grad: zeros(), m: zeros(), v: zeros(), weight_decay: 0.5 };
-    update(&Queue::cpu(1), range, &Rates::at(1, 0.25, (0.9, 0.999), 1e-8, 1.0));
+    update(&Queue::cpu(1), range, &Rates::at(1, 0.25, (0.9, 0.999), 1e-8, 1.0), None);
     assert_eq!(values(master), [0.875, -1.75, 0.0]);
     assert_eq!((values(range.m), values(range.v)), (vec![0.0; 3], vec![0.0; 3]));
 }

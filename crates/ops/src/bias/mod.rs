@@ -1,6 +1,7 @@
 //! The bias of a projection: b is added to every row of y, in place; its gradient is the sum of rows.
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,10 @@ pub fn scratch_elems(rows: usize, dim: usize) -> usize {
 pub fn forward(queue: &Queue, y: Mat, b: View) {
     assert_eq!(b.len(), y.cols, "a bias per column");
     y.view.assert_apart(&b);
-    cpu::forward(crate::cpu(queue), y, b);
+    match queue {
+        Queue::Cpu(cpu) => cpu::forward(cpu, y, b),
+        Queue::Cuda(cuda) => cuda::forward(cuda, y, b),
+    }
 }
 
 /// db\[dim\] += the sum of dy\[T, dim\]'s rows.
@@ -30,5 +34,8 @@ pub fn backward(queue: &Queue, db: View, dy: Mat, scratch: View) {
     assert_eq!((db.len(), db.dtype()), (dy.cols, DType::F32), "bias gradient");
     db.assert_apart(&dy.view);
     scratch.assert_apart(&dy.view);
-    cpu::backward(crate::cpu(queue), db, dy, scratch);
+    match queue {
+        Queue::Cpu(cpu) => cpu::backward(cpu, db, dy, scratch),
+        Queue::Cuda(cuda) => cuda::backward(cuda, db, dy, scratch),
+    }
 }

@@ -5,6 +5,7 @@
 //! ∂L/∂logits = c · (onehot(target) − softmax(logits)).
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -17,14 +18,31 @@ use crate::Mat;
 /// `logp`\[T\] = log softmax(logits)\[target\]. Leaves the logits as they are.
 pub fn forward(queue: &Queue, logp: View, logits: Mat, targets: View) {
     check(&logp, &logits, &targets);
-    cpu::run(crate::cpu(queue), logp, logits, targets, None);
+    match queue {
+        Queue::Cpu(cpu) => cpu::run(cpu, logp, logits, targets, None),
+        Queue::Cuda(cuda) => cuda::forward(cuda, logp, logits, targets),
+    }
 }
 
-/// As [`forward`], and turns the logits into their gradient for coefficients `c`\[T\].
-pub fn forward_backward(queue: &Queue, logp: View, logits: Mat, targets: View, c: View) {
+/// As [`forward`], and turns the logits into their gradient for coefficients `c`\[T\], which is returned and lies in
+/// the logits' own bytes. On a GPU it is of the type `grad`, in which products want it; on the CPU, in f32.
+pub fn forward_backward<'m>(
+    queue: &Queue,
+    logp: View,
+    logits: Mat<'m>,
+    targets: View,
+    c: View,
+    grad: DType,
+) -> Mat<'m> {
     check(&logp, &logits, &targets);
     assert_eq!((c.len(), c.dtype()), (logits.rows, DType::F32), "a coefficient per token");
-    cpu::run(crate::cpu(queue), logp, logits, targets, Some(c));
+    match queue {
+        Queue::Cpu(cpu) => {
+            cpu::run(cpu, logp, logits, targets, Some(c));
+            logits
+        }
+        Queue::Cuda(cuda) => cuda::forward_backward(cuda, logp, logits, targets, c, grad),
+    }
 }
 
 fn check(logp: &View, logits: &Mat, targets: &View) {

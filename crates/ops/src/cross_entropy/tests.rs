@@ -39,7 +39,7 @@ proptest! {
             let want = reference::forward(&before, vocab, &targets);
             assert_near(&values(logp), &want, (rows as f64).sqrt(), tolerance(DType::F32));
 
-            forward_backward(&queue, again, logits.mat, targets_view, c);
+            forward_backward(&queue, again, logits.mat, targets_view, c, DType::F32);
             prop_assert_eq!(bits(logp), bits(again));
             let cv = values(c);
             let want = reference::backward(&before, vocab, &targets, &cv);
@@ -59,7 +59,7 @@ proptest! {
         let logits = bench.framed_normals(rows, vocab, 0, DType::F32);
         let (start, targets) = (logits.values(), bench.indices(rows, vocab));
         let (r, logp) = (bench.normals(rows, DType::F32), bench.output(rows, DType::F32));
-        forward_backward(&Queue::cpu(1), logp, logits.mat, bench.input_u32(&targets), r);
+        forward_backward(&Queue::cpu(1), logp, logits.mat, bench.input_u32(&targets), r, DType::F32);
         let rv = values(r);
         let slope = differences(&start, |logits| dot(&rv, &reference::forward(logits, vocab, &targets)));
         assert_near(&logits.values(), &slope, norm(&rv), tolerance(DType::F32));
@@ -78,7 +78,7 @@ proptest! {
         let run = |pick: usize, from: usize, len: usize| {
             let logits = bench.framed(&start[from * vocab..][..len * vocab], vocab, pick, DType::F32);
             let logp = bench.output(len, DType::F32);
-            forward_backward(&queue(pick), logp, logits.mat, targets.slice(from, len), c.slice(from, len));
+            forward_backward(&queue(pick), logp, logits.mat, targets.slice(from, len), c.slice(from, len), DType::F32);
             (bits(logp), logits.bits())
         };
         let from = from % rows;
@@ -114,7 +114,7 @@ fn extreme_logits_stay_finite() {
         let c = bench.input(&[-0.5; 8], DType::F32);
         let targets_view = bench.input_u32(&targets);
         forward(&queue, logp, logits.mat, targets_view);
-        forward_backward(&queue, again, logits.mat, targets_view, c);
+        forward_backward(&queue, again, logits.mat, targets_view, c, DType::F32);
         assert_eq!(bits(logp), bits(again));
         let want = reference::forward(&before, 5, &targets);
         for (got, want) in values(logp).iter().zip(&want) {
@@ -145,5 +145,5 @@ fn no_rows_are_no_work() {
     let empty = bench.output(0, DType::F32);
     let targets = bench.input_u32(&[]);
     forward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets);
-    forward_backward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets, empty);
+    forward_backward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets, empty, DType::F32);
 }

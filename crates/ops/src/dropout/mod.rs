@@ -6,6 +6,7 @@
 //! without keeping it.
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -29,7 +30,7 @@ pub enum Site {
 }
 
 impl Site {
-    const COUNT: u32 = 3;
+    pub(crate) const COUNT: u32 = 3;
 }
 
 /// The masks of one site of one layer in one step, for every document of a batch.
@@ -51,6 +52,21 @@ impl Mask<'_> {
         let sample = unsafe { self.samples.as_slice::<u32>() }[doc];
         DocMask::new(self, sample)
     }
+
+    /// Words of the generator below this drop their element.
+    pub(crate) fn threshold(&self) -> u32 {
+        (self.rate * 4_294_967_296.0) as u32
+    }
+
+    /// What elements that stay are multiplied by.
+    pub(crate) fn scale(&self) -> f32 {
+        (1.0 / (1.0 - self.rate)) as f32
+    }
+
+    /// The index of the seed among those of a sample in a step: `place` of the kernels.
+    pub(crate) fn place(&self) -> u32 {
+        self.layer * Site::COUNT + self.site as u32
+    }
 }
 
 /// The mask of one document.
@@ -68,11 +84,11 @@ const PER_BLOCK: usize = 4;
 impl DocMask {
     fn new(mask: &Mask, sample: u32) -> DocMask {
         let stream = Stream::new(mask.seed, Purpose::Dropout, mask.step, sample);
-        let [low, high, ..] = stream.block(mask.layer * Site::COUNT + mask.site as u32);
+        let [low, high, ..] = stream.block(mask.place());
         DocMask {
             seed: u64::from(high) << 32 | u64::from(low),
-            threshold: (mask.rate * 4_294_967_296.0) as u32,
-            scale: (1.0 / (1.0 - mask.rate)) as f32,
+            threshold: mask.threshold(),
+            scale: mask.scale(),
         }
     }
 
@@ -94,14 +110,20 @@ impl DocMask {
 pub fn forward(queue: &Queue, y: Mat, residual: Mat, cu_seqlens: View, mask: Option<&Mask>) {
     check(&y, &residual, &cu_seqlens, mask);
     y.view.assert_apart(&residual.view);
-    cpu::forward(crate::cpu(queue), y, residual, cu_seqlens, mask);
+    match queue {
+        Queue::Cpu(cpu) => cpu::forward(cpu, y, residual, cu_seqlens, mask),
+        Queue::Cuda(cuda) => cuda::drop(cuda, y, y, Some(residual), cu_seqlens, mask),
+    }
 }
 
 /// dx\[T, D\] = mask · dy; without a mask, dy.
 pub fn backward(queue: &Queue, dx: Mat, dy: Mat, cu_seqlens: View, mask: Option<&Mask>) {
     check(&dx, &dy, &cu_seqlens, mask);
     dx.view.assert_apart(&dy.view);
-    cpu::backward(crate::cpu(queue), dx, dy, cu_seqlens, mask);
+    match queue {
+        Queue::Cpu(cpu) => cpu::backward(cpu, dx, dy, cu_seqlens, mask),
+        Queue::Cuda(cuda) => cuda::drop(cuda, dx, dy, None, cu_seqlens, mask),
+    }
 }
 
 fn check(y: &Mat, x: &Mat, cu_seqlens: &View, mask: Option<&Mask>) {

@@ -1,11 +1,12 @@
 //! Token embedding: a row of the table per token.
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use lockstep_core::DType;
+use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
@@ -13,13 +14,26 @@ use crate::Mat;
 /// x\[T, D\] = table\[tokens\]. `tokens`\[T\] in u32, each below the table's rows.
 pub fn forward(queue: &Queue, x: Mat, table: Mat, tokens: View) {
     assert_eq!((x.rows, x.cols), (tokens.len(), table.cols), "embedding shapes");
-    cpu::forward(crate::cpu(queue), x, table, tokens);
+    match queue {
+        Queue::Cpu(cpu) => cpu::forward(cpu, x, table, tokens),
+        Queue::Cuda(cuda) => cuda::forward(cuda, x, table, tokens),
+    }
 }
 
-/// dtable\[tokens\] += dx: rows of the same token are added in order of position.
-pub fn backward(queue: &Queue, dtable: Mat, dx: Mat, tokens: View) {
+/// Bytes of scratch that [`backward`] needs on a GPU for up to `tokens` tokens; none on the CPU.
+pub fn scratch_bytes(tokens: usize) -> Bytes {
+    // The order of the tokens, and the tokens in that order.
+    Bytes(2 * tokens as u64 * DType::U32.size() as u64)
+}
+
+/// dtable\[tokens\] += dx: rows of the same token are added in an order that their positions give.
+pub fn backward(queue: &Queue, dtable: Mat, dx: Mat, tokens: View, scratch: View) {
     assert_eq!((dx.rows, dx.cols), (tokens.len(), dtable.cols), "embedding shapes");
     assert_eq!(dtable.view.dtype(), DType::F32, "weight gradients are f32");
     dtable.view.assert_apart(&dx.view);
-    cpu::backward(crate::cpu(queue), dtable, dx, tokens);
+    scratch.assert_apart(&dx.view);
+    match queue {
+        Queue::Cpu(cpu) => cpu::backward(cpu, dtable, dx, tokens),
+        Queue::Cuda(cuda) => cuda::backward(cuda, dtable, dx, tokens, scratch),
+    }
 }

@@ -29,7 +29,7 @@ proptest! {
             let rounding = if act == weight { 0.0 } else { tolerance(act) };
             assert_near(&x.values(), &reference::forward(&table.values(), cols, &indices), 0.0, rounding);
             let dtable = bench.framed(&before, cols, pad, DType::F32);
-            backward(&queue, dtable.mat, dx.mat, tokens_view);
+            backward(&queue, dtable.mat, dx.mat, tokens_view, View::empty());
             assert_near(&dtable.values(), &want, 0.0, tolerance(DType::F32));
             same.check(&queue, vec![x.bits(), dtable.bits()]);
         }
@@ -44,7 +44,7 @@ proptest! {
         let r = bench.framed_normals(tokens, cols, 0, DType::F32);
         let indices = bench.indices(tokens, rows);
         let dtable = bench.framed(&vec![0.0; rows * cols], cols, 0, DType::F32);
-        backward(&Queue::cpu(1), dtable.mat, r.mat, bench.input_u32(&indices));
+        backward(&Queue::cpu(1), dtable.mat, r.mat, bench.input_u32(&indices), View::empty());
         let slope = differences(&table, |table| dot(&r.values(), &reference::forward(table, cols, &indices)));
         assert_near(&dtable.values(), &slope, 1.0, tolerance(DType::F32));
     }
@@ -67,7 +67,7 @@ proptest! {
             for (from, len) in parts.iter().copied() {
                 let tokens = indices.slice(from, len);
                 forward(&queue(pick), x.mat.row_range(from, len), table.mat, tokens);
-                backward(&queue(pick), dtable.mat, dx.mat.row_range(from, len), tokens);
+                backward(&queue(pick), dtable.mat, dx.mat.row_range(from, len), tokens, View::empty());
             }
             (x.bits(), dtable.bits())
         };
@@ -91,5 +91,5 @@ fn a_token_outside_the_table_is_refused_backward() {
     let bench = Bench::small(1);
     let dtable = bench.framed_normals(3, 4, 0, DType::F32);
     let dx = bench.framed_normals(1, 4, 0, DType::F32);
-    backward(&Queue::cpu(1), dtable.mat, dx.mat, bench.input_u32(&[3]));
+    backward(&Queue::cpu(1), dtable.mat, dx.mat, bench.input_u32(&[3]), View::empty());
 }

@@ -1,8 +1,6 @@
 use lockstep_core::ALIGN_ELEMS;
 use lockstep_device::{CpuQueue, View};
 
-use crate::dispatch::with_real;
-
 const ELEMS_PER_ITEM: usize = 128 * ALIGN_ELEMS;
 
 pub(super) fn square_leaves(cpu: &CpuQueue, leaves: View, x: View) {
@@ -37,6 +35,21 @@ fn leaves_of(leaves: &mut [f64], x: &[f32]) {
     }
 }
 
+pub(super) fn sum_leaves(out: View, leaves: View) {
+    // SAFETY: leaves are only read, and nothing else runs.
+    let sum: f64 = unsafe { leaves.as_slice::<f64>() }.iter().sum();
+    out.first(1).write(&[sum]);
+}
+
+pub(super) fn judge(verdict: View, max_norm: Option<f64>, loss_scale: f64) {
+    let mut sum = [0f64];
+    verdict.read(&mut sum);
+    let norm = sum[0].sqrt() / loss_scale;
+    let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0) as f32);
+    let factor = (f64::from(clip) / loss_scale) as f32;
+    verdict.write(&[sum[0], norm, f64::from(factor), f64::from(u8::from(!norm.is_finite()))]);
+}
+
 pub(super) fn add(cpu: &CpuQueue, sum: View, x: View) {
     each_part(cpu, x.len(), &|start, len| {
         // SAFETY: items write disjoint parts of the sum; x is only read and lies apart.
@@ -57,11 +70,7 @@ fn add_part(sum: &mut [f32], x: &[f32]) {
 }
 
 pub(super) fn copy(cpu: &CpuQueue, to: View, x: View) {
-    with_real!(x.dtype(), R => each_part(cpu, x.len(), &|start, len| {
-        // SAFETY: items write disjoint parts; x is only read and lies apart.
-        let (to, x) = unsafe { (to.slice(start, len).as_mut::<R>(), x.slice(start, len).as_slice::<R>()) };
-        to.copy_from_slice(x);
-    }));
+    each_part(cpu, x.len(), &|start, len| to.slice(start, len).copy_from(&x.slice(start, len)));
 }
 
 pub(super) fn zero(cpu: &CpuQueue, x: View) {

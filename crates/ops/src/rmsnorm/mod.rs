@@ -3,6 +3,7 @@
 //! A plain norm has one group as wide as the row; the norms of queries and keys have a group per head.
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -24,7 +25,10 @@ pub fn scratch_elems(rows: usize, dim: usize) -> usize {
 pub fn forward(queue: &Queue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     check(&y, &rstd, &x, &w);
     y.view.assert_apart(&x.view);
-    cpu::forward(crate::cpu(queue), y, rstd, x, w, eps);
+    match queue {
+        Queue::Cpu(cpu) => cpu::forward(cpu, y, rstd, x, w, eps),
+        Queue::Cuda(cuda) => cuda::forward(cuda, y, rstd, x, w, eps),
+    }
 }
 
 /// dx = (add: dx +) ∂L/∂x and dw += ∂L/∂w. `dx` may be `dy` itself when not adding.
@@ -48,7 +52,10 @@ pub fn backward(queue: &Queue, call: Backward) {
     if call.add {
         call.dx.view.assert_apart(&call.dy.view);
     }
-    cpu::backward(crate::cpu(queue), call);
+    match queue {
+        Queue::Cpu(cpu) => cpu::backward(cpu, call),
+        Queue::Cuda(cuda) => cuda::backward(cuda, call),
+    }
 }
 
 fn check(y: &Mat, rstd: &View, x: &Mat, w: &View) {

@@ -2,6 +2,7 @@
 //! (x₁, x₂) = (x\[..h/2\], x\[h/2..\]) becomes (x₁·cos − x₂·sin, x₂·cos + x₁·sin), in place.
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -29,7 +30,10 @@ pub struct Table<'m> {
 pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
     assert!(x.cols.is_multiple_of(2 * table.half), "{} columns in heads of {}", x.cols, 2 * table.half);
     assert_eq!(positions.len(), x.rows, "a position per token");
-    cpu::apply(crate::cpu(queue), x, positions, table, turn);
+    match queue {
+        Queue::Cpu(cpu) => cpu::apply(cpu, x, positions, table, turn),
+        Queue::Cuda(cuda) => cuda::apply(cuda, x, positions, table, turn),
+    }
 }
 
 /// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64. `scale` multiplies
@@ -37,12 +41,10 @@ pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
 pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) {
     assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
     let positions = table.cos.len() / table.half;
-    for position in 0..positions {
-        let angles = inverse_frequencies.iter().map(|f| position as f64 * f);
-        // A row at a time on the stack of the caller's vector; run once, before training.
-        let (cos, sin): (Vec<f32>, Vec<f32>) =
-            angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
-        table.cos.slice(position * table.half, table.half).write(&cos);
-        table.sin.slice(position * table.half, table.half).write(&sin);
-    }
+    let angles =
+        (0..positions).flat_map(|position| inverse_frequencies.iter().map(move |f| position as f64 * f));
+    let (cos, sin): (Vec<f32>, Vec<f32>) =
+        angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
+    table.cos.write(&cos);
+    table.sin.write(&sin);
 }

@@ -1,6 +1,7 @@
 //! The gated unit of the feed-forward layer: y = silu(g) · u with silu(g) = g · sigmoid(g).
 
 mod cpu;
+pub(crate) mod cuda;
 pub mod reference;
 #[cfg(test)]
 mod tests;
@@ -12,7 +13,10 @@ pub fn forward(queue: &Queue, y: View, g: View, u: View) {
     check(&y, &g, &u);
     y.assert_apart(&g);
     y.assert_apart(&u);
-    cpu::forward(crate::cpu(queue), y, g, u);
+    match queue {
+        Queue::Cpu(cpu) => cpu::forward(cpu, y, g, u),
+        Queue::Cuda(cuda) => cuda::forward(cuda, y, g, u),
+    }
 }
 
 /// Replaces g by ∂L/∂g and u by ∂L/∂u: nothing reads the values afterwards, and the gradients need no
@@ -22,7 +26,10 @@ pub fn backward_in_place(queue: &Queue, g: View, u: View, dy: View) {
     g.assert_apart(&u);
     dy.assert_apart(&g);
     dy.assert_apart(&u);
-    cpu::backward_in_place(crate::cpu(queue), g, u, dy);
+    match queue {
+        Queue::Cpu(cpu) => cpu::backward_in_place(cpu, g, u, dy),
+        Queue::Cuda(cuda) => cuda::backward_in_place(cuda, g, u, dy),
+    }
 }
 
 fn check(y: &View, g: &View, u: &View) {

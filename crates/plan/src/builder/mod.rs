@@ -304,11 +304,7 @@ impl<'a> StepBuilder<'a> {
 
     fn inputs(&mut self) -> [BufferId; 2] {
         let bounds = self.input.bounds;
-        // Tokens, targets, positions and document bounds; in generation also places in the cache and the
-        // rows to draw from; with dropout also samples.
-        let grown = self.input.generation.map_or(0, |r| r.docs);
-        let elems = 3 * bounds.tokens + bounds.docs.max(grown) + 1 + 2 * grown;
-        let elems = elems + if self.input.has_dropout() { bounds.docs } else { 0 };
+        let elems = self.input.inputs_elems();
         let positions = bounds.max_doc.max(self.input.generation.map_or(0, |r| r.tokens_per_doc));
         let tables = self.plan().shape.head_dim * positions;
         [self.device(What::Inputs, elems, DType::U32), self.device(What::Tables, tables, DType::F32)]

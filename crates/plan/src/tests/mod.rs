@@ -104,7 +104,7 @@ impl Setup {
             storage: self.storage,
             bounds: Bounds { tokens: self.tokens, docs: 8, max_doc: 128 },
             head_chunk: 256,
-            needs: DeviceNeeds { workspace: Bytes(1 << 16), foreign: Bytes(32 << 20) },
+            needs: DeviceNeeds { workspace: Bytes(1 << 16), foreign: Bytes(32 << 20), host_foreign: None },
             coefficients_ahead: self.coefficients_ahead,
             clip: true,
             evaluates: false,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use lockstep_ckpt::ModelFolder;
 use lockstep_core::{Bytes, DType};
 use lockstep_data::{Tokenizer, TokenizerSource};
+use lockstep_device::Machine;
 use lockstep_engine::{Engine, MicroBatch};
 use lockstep_plan::Bounds;
 use lockstep_shape::ModelShape;
@@ -40,7 +41,7 @@ const PASS_TOKENS: usize = 512;
 pub struct GeneratorSpec {
     /// How weights and activations are stored; `None`: as the folder's weights are.
     pub storage: Option<DType>,
-    pub num_threads: usize,
+    pub machine: Machine,
     /// Documents that grow at once.
     pub slots: usize,
     /// Tokens of a document, its prompt included; the model's positions if those are fewer.
@@ -83,7 +84,7 @@ impl Generator {
             shape: &shape,
             storage: spec.storage.unwrap_or(stored),
             bounds: Bounds { tokens, docs: tokens, max_doc: tokens },
-            num_threads: spec.num_threads,
+            machine: spec.machine,
             scores: spec.score_tokens > 0,
             slots: Some((spec.slots, capacity)),
         };

@@ -1,0 +1,41 @@
+"""Makes what the four runs of `run.sh` share: a 90m LLaMA with random weights, and rows of tokens.
+
+    python make.py FOLDER
+
+The tokens are those of a small made-up language (a Markov chain over 4096 words), so that there is something to learn.
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+VOCAB, ROWS, LENGTH = 4096, 400, 513
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, num_key_value_heads=12,
+        intermediate_size=2048, max_position_embeddings=1024, tie_word_embeddings=False, rms_norm_eps=1e-5,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+
+    random = np.random.default_rng(0)
+    followers = random.integers(0, VOCAB, (VOCAB, 8))
+    odds = random.dirichlet(np.full(8, 0.5), VOCAB)
+    with open(folder / "rows.jsonl", "w") as out:
+        for _ in range(ROWS):
+            words = [int(random.integers(0, VOCAB))]
+            while len(words) < LENGTH:
+                words.append(int(random.choice(followers[words[-1]], p=odds[words[-1]])))
+            out.write(json.dumps({"input_ids": words}) + "\n")
+
+
+main()

@@ -1,0 +1,87 @@
+//! `lockstep bench step`: a training step on made-up tokens.
+
+use lockstep_config::ModelSource;
+use lockstep_device::{Device, Machine};
+use lockstep_shape::ModelShape;
+use lockstep_train::StepSpeed;
+use serde_json::json;
+
+use crate::args::BenchStep;
+use crate::gpu;
+use crate::report::{self, Failure};
+use crate::train::boxed;
+
+/// What a dense bf16 product of an H100 or H200 does at most, by its data sheet: what MFU is counted against.
+const HOPPER_PEAK: f64 = 989e12;
+
+pub(crate) fn run(args: &BenchStep) -> Result<(), Failure> {
+    let mut settings: Vec<String> = ["model=300m", "mixed_precision=auto", "packing=none", "output_dir=."]
+        .into_iter()
+        .map(String::from)
+        .collect();
+    settings.push(format!("per_device_train_batch_size={}", args.rows));
+    // A row of n + 1 tokens has n to learn from.
+    settings.push(format!("max_length={}", args.length + 1));
+    settings.extend(args.settings.iter().cloned());
+    let (config, _) = report::load(&settings, &[])?;
+    let shape = match &config.model.source {
+        ModelSource::Named(name) => {
+            ModelShape::named(name, args.vocab).map_err(|e| -> Failure { Box::new(e) })?
+        }
+        _ => {
+            let tokenizer = lockstep_train::load_tokenizer(&config).map_err(boxed)?;
+            lockstep_train::model_shape(&config, &tokenizer).map_err(boxed)?
+        }
+    };
+    let shape = ModelShape { max_positions: shape.max_positions.max(args.length), ..shape };
+    let machine = Machine {
+        device: gpu::chosen(config.device.kind, 0)?,
+        num_threads: lockstep_train::num_threads(&config),
+    };
+    let speed = lockstep_train::bench_step(&config, &shape, machine, args.steps).map_err(boxed)?;
+    report::print(&(if args.json { as_json(args, machine, &speed) } else { as_text(machine, &speed) } + "\n"))
+}
+
+/// Steps that are not counted: kernels are compiled and algorithms chosen in the first.
+const DROPPED: usize = 2;
+
+fn as_text(machine: Machine, speed: &StepSpeed) -> String {
+    let seconds = speed.median_seconds(DROPPED);
+    let mfu = match machine.device {
+        Device::Cpu => String::new(),
+        Device::Cuda(_) => {
+            format!(" ({:.1} % of 989)", 100.0 * speed.flops_per_step / seconds / HOPPER_PEAK)
+        }
+    };
+    let memory = match speed.driver {
+        Some(driver) => format!("{driver} of the GPU's memory by the driver, planned {}", speed.planned),
+        None => format!("planned {}", speed.planned),
+    };
+    format!(
+        "{} parameters, {} tokens a step on {}\n{:.1} ms a step, {:.0} tokens/s, {:.1} TFLOP/s{mfu}\n{memory}; \
+         {} of the host's\nloss {:.4} after the first step, {:.4} after the last",
+        lockstep_core::Elems(speed.parameters),
+        speed.tokens_per_step,
+        gpu::described(&machine),
+        1e3 * seconds,
+        speed.tokens_per_step as f64 / seconds,
+        speed.flops_per_step / seconds / 1e12,
+        speed.host,
+        speed.losses[0],
+        speed.losses[speed.losses.len() - 1],
+    )
+}
+
+fn as_json(args: &BenchStep, machine: Machine, speed: &StepSpeed) -> String {
+    let seconds = speed.median_seconds(DROPPED);
+    json!({
+        "program": "lockstep", "version": env!("CARGO_PKG_VERSION"), "settings": args.settings,
+        "rows": args.rows, "length": args.length, "vocab": args.vocab, "device": gpu::described(&machine),
+        "parameters": speed.parameters, "tokens_per_step": speed.tokens_per_step,
+        "step_seconds": speed.seconds, "tokens_per_second": speed.tokens_per_step as f64 / seconds,
+        "tflops": speed.flops_per_step / seconds / 1e12, "mfu989": speed.flops_per_step / seconds / HOPPER_PEAK,
+        "planned_bytes": speed.planned.0, "driver_bytes": speed.driver.map(|b| b.0), "host_bytes": speed.host.0,
+        "losses": speed.losses,
+    })
+    .to_string()
+}

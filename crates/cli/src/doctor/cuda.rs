@@ -1,0 +1,196 @@
+//! The driver, its GPUs, and the libraries that training on them needs.
+
+use std::path::Path;
+
+use lockstep_comm::Nccl;
+use lockstep_core::{Bytes, Fault};
+use lockstep_device::cuda::{GpuError, Installed, Lt, Nvrtc, Search, installed, library};
+
+use super::{Finding, Verdict};
+use crate::{gpu, host};
+
+/// What there is.
+pub(super) struct Gpus {
+    pub(super) findings: Vec<Finding>,
+    /// GPUs that are new enough.
+    pub(super) num_usable: usize,
+    /// Whether one rank on one GPU can train.
+    pub(super) works: bool,
+}
+
+/// The oldest generation that works: 80 is 8.0.
+const OLDEST: u32 = 80;
+
+pub(super) fn look() -> Gpus {
+    let search = gpu::search();
+    let driver = installed(&search);
+    let gpus = driver.as_ref().map_or(&[][..], |installed| &installed.gpus);
+    let num_usable = gpus.iter().filter(|(_, sm, _)| *sm >= OLDEST).count();
+    let mut findings = vec![driver_finding(&driver)];
+    findings.extend(gpus.iter().enumerate().map(gpu_finding));
+    let libraries = [
+        library_finding("NVRTC", nvrtc(&search), num_usable > 0),
+        library_finding("cuBLASLt", cublas(&search), num_usable > 0),
+    ];
+    let works = num_usable > 0 && libraries.iter().all(|finding| finding.verdict == Verdict::Ok);
+    findings.extend(libraries);
+    findings.push(library_finding("NCCL", nccl(&search), num_usable > 1));
+    findings.push(library_finding("cuDNN", cudnn(&search), false));
+    if num_usable > 0 {
+        findings.push(kernels());
+    }
+    Gpus { findings, num_usable, works }
+}
+
+fn driver_finding(driver: &Result<Installed, GpuError>) -> Finding {
+    const PART: &str = "NVIDIA driver";
+    let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
+    match driver {
+        Ok(Installed { driver_version: version, driver_path: path, gpus }) => {
+            let release = module.as_deref().and_then(release).map_or_else(String::new, |r| format!("{r}, "));
+            let found =
+                format!("{release}CUDA {}.{}, {}", version / 1000, version % 1000 / 10, path.display());
+            match gpus.is_empty() {
+                true => Finding::warn(PART, format!("{found}; it shows no GPU"), visible()),
+                false => Finding::ok(PART, found),
+            }
+        }
+        // A machine without GPUs lacks nothing.
+        Err(GpuError::LibraryMissing { .. }) if module.is_none() && !Path::new("/dev/nvidiactl").exists() => {
+            Finding::none(PART, "not found: there is no NVIDIA GPU, or its driver is not installed")
+        }
+        Err(cause @ GpuError::LibraryMissing { .. }) => {
+            let remedy = "The kernel has the driver, but its library libcuda.so.1 is not here. Start the container \
+                          with --gpus all (and NVIDIA's container toolkit), or put its folder on LD_LIBRARY_PATH.";
+            Finding::warn(PART, cause.to_string(), remedy)
+        }
+        Err(cause @ GpuError::Call { .. }) => {
+            Finding::warn(PART, cause.to_string(), format!("{} `nvidia-smi` tells more.", visible()))
+        }
+        Err(cause) => Finding::warn(PART, cause.to_string(), cause.hint().unwrap_or_default()),
+    }
+}
+
+/// Why a driver may show nothing.
+fn visible() -> String {
+    match host::visible_gpus() {
+        Some(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\": it decides which GPUs a process sees."),
+        None => "The driver works, and finds no GPU it can use.".into(),
+    }
+}
+
+/// The release of the kernel's module: the first word of digits and dots in its line.
+fn release(text: &str) -> Option<String> {
+    let is_release = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
+    Some(text.lines().next()?.split_whitespace().find(is_release)?.to_string())
+}
+
+fn gpu_finding((ordinal, (name, sm, memory)): (usize, &(String, u32, Bytes))) -> Finding {
+    let part = format!("GPU {ordinal}");
+    let found = format!("{name}, compute capability {}.{}, {memory}", sm / 10, sm % 10);
+    if *sm < OLDEST {
+        return Finding::warn(
+            part,
+            found,
+            "8.0 is the least that works; CUDA_VISIBLE_DEVICES can leave it out.",
+        );
+    }
+    Finding::ok(part, found)
+}
+
+fn library_finding(part: &str, found: Result<String, GpuError>, needed: bool) -> Finding {
+    match found {
+        Ok(found) => Finding::ok(part, found),
+        Err(GpuError::LibraryMissing { .. }) if !needed => {
+            Finding::none(part, "not found, and not needed here")
+        }
+        Err(cause) if !needed => Finding::none(part, cause.to_string()),
+        Err(cause) => Finding::warn(part, cause.to_string(), remedy(part)),
+    }
+}
+
+fn remedy(part: &str) -> String {
+    let package = match part {
+        "NVRTC" => "nvidia-cuda-nvrtc",
+        "cuBLASLt" => "nvidia-cublas",
+        _ => "nvidia-nccl-cu13 (or -cu12)",
+    };
+    format!(
+        "Install the CUDA toolkit and set CUDA_HOME, or `pip install {package}` in a Python environment and activate \
+         it. Until then a GPU cannot be used{}.",
+        if part == "NCCL" { " together with others" } else { "" }
+    )
+}
+
+fn nvrtc(search: &Search) -> Result<String, GpuError> {
+    let nvrtc = Nvrtc::open(search)?;
+    let (major, minor) = nvrtc.version;
+    Ok(format!("{major}.{minor}, {}", nvrtc.path().display()))
+}
+
+fn cublas(search: &Search) -> Result<String, GpuError> {
+    let (version, path) = Lt::installed(search)?;
+    Ok(format!("{}.{}.{}, {}", version / 10_000, version / 100 % 100, version % 100, path.display()))
+}
+
+fn nccl(search: &Search) -> Result<String, GpuError> {
+    let nccl = Nccl::open(search)?;
+    Ok(format!("{}, {}", nccl.version_text(), nccl.path().display()))
+}
+
+/// Nothing here needs it. Whether it is there helps to compare with other programs.
+fn cudnn(search: &Search) -> Result<String, GpuError> {
+    Ok(library::open("cuDNN", &["libcudnn.so.9"], search)?.path.display().to_string())
+}
+
+/// Where compiled kernels are kept.
+fn kernels() -> Finding {
+    match gpu::cache_folder() {
+        Some(folder) => Finding::ok("kernel cache", folder.display().to_string()),
+        None => {
+            let remedy = "Set HOME or XDG_CACHE_HOME: without them every run compiles its kernels again.";
+            Finding::warn("kernel cache", "there is no folder for it", remedy)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_are_found_in_the_line_of_the_module() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (root@a)\nGCC 13.2";
+        assert_eq!(release(open).as_deref(), Some("580.65.06"));
+        assert_eq!(
+            release("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat").as_deref(),
+            Some("535.104.05")
+        );
+        assert_eq!(release(""), None);
+    }
+
+    #[test]
+    fn what_is_needed_decides() {
+        let missing =
+            || GpuError::LibraryMissing { what: "NCCL", names: "libnccl.so.2".into(), why: "no".into() };
+        assert_eq!(library_finding("NCCL", Err(missing()), false).verdict, Verdict::None);
+        let warned = library_finding("NCCL", Err(missing()), true);
+        assert_eq!(warned.verdict, Verdict::Warn);
+        insta::assert_snapshot!(warned.remedy.unwrap(), @"Install the CUDA toolkit and set CUDA_HOME, or `pip install nvidia-nccl-cu13 (or -cu12)` in a Python environment and activate it. Until then a GPU cannot be used together with others.");
+        assert_eq!(library_finding("NVRTC", Ok("13.0".into()), true).verdict, Verdict::Ok);
+        let old = gpu_finding((1, &("Tesla T4".into(), 75, Bytes(16 << 30))));
+        assert_eq!(
+            (old.verdict, old.found.as_str()),
+            (Verdict::Warn, "Tesla T4, compute capability 7.5, 16.0 GiB")
+        );
+    }
+
+    #[test]
+    fn a_driver_that_is_there_but_shows_nothing_is_told_of() {
+        let driver =
+            Installed { driver_version: 13000, driver_path: "/lib/libcuda.so.1".into(), gpus: vec![] };
+        let finding = driver_finding(&Ok(driver));
+        assert_eq!(finding.verdict, Verdict::Warn);
+        assert!(finding.found.contains("CUDA 13.0, /lib/libcuda.so.1; it shows no GPU"), "{}", finding.found);
+    }
+}

@@ -1,0 +1,135 @@
+//! Where this machine keeps what GPUs need: the environment's part of it, which only this crate reads.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use lockstep_config::DeviceKind;
+use lockstep_device::cuda::{self, Gpu, Search};
+use lockstep_device::{Device, Machine};
+
+use crate::host;
+use crate::report::Failure;
+
+/// The folders to look for CUDA's libraries in.
+pub(crate) fn search() -> Search {
+    let roots = Roots::read(&|name| std::env::var_os(name).filter(|value| !value.is_empty()));
+    Search::around(&roots.toolkits, &roots.pythons)
+}
+
+/// Where compiled kernels are kept. `None` where this user has no folder of their own: machine code is never
+/// taken from a place that others can write to.
+pub(crate) fn cache_folder() -> Option<PathBuf> {
+    Some(host::cache()?.join("lockstep").join("kernels"))
+}
+
+/// What a rank computes on: what was asked for, or a GPU where one works. A GPU that is there and does not work is
+/// told of, whoever asked.
+pub(crate) fn chosen(kind: DeviceKind, local_rank: u32) -> Result<Device, Failure> {
+    if kind == DeviceKind::Cpu || kind == DeviceKind::Auto && !is_there() {
+        return Ok(Device::Cpu);
+    }
+    let gpu = Gpu::open(local_rank, &search(), cache_folder());
+    gpu.map(Device::Cuda).map_err(|cause| -> Failure { Box::new(cause) })
+}
+
+/// Whether the driver shows a GPU.
+pub(crate) fn is_there() -> bool {
+    cuda::installed(&search()).is_ok_and(|found| !found.gpus.is_empty())
+}
+
+/// In words, for the line a run begins with.
+pub(crate) fn described(machine: &Machine) -> String {
+    match machine.device {
+        Device::Cpu => format!("{} threads", machine.num_threads),
+        Device::Cuda(gpu) => gpu.name.clone(),
+    }
+}
+
+/// What the environment names.
+#[derive(Debug, PartialEq, Eq)]
+struct Roots {
+    /// Of CUDA toolkits.
+    toolkits: Vec<PathBuf>,
+    /// Of Python environments, whose packages carry libraries.
+    pythons: Vec<PathBuf>,
+}
+
+impl Roots {
+    fn read(variable: &dyn Fn(&str) -> Option<OsString>) -> Roots {
+        let folder = |name| variable(name).map(PathBuf::from);
+        let mut toolkits: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(folder).collect();
+        let mut pythons: Vec<PathBuf> =
+            ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder).collect();
+        // Conda's own packages of CUDA lie in its environment as in a toolkit.
+        toolkits.extend(folder("CONDA_PREFIX"));
+        pythons.extend(variable("PATH").map_or_else(Vec::new, |path| python_prefixes(&path)));
+        // What `pip install --user` installs.
+        pythons.extend(folder("HOME").map(|home| home.join(".local")));
+        Roots { toolkits: unique(toolkits), pythons: unique(pythons) }
+    }
+}
+
+/// The prefix of the `python3` that would be run: `/opt/env` of `/opt/env/bin/python3`. Where that is a link, also
+/// the prefix of what it leads to, for packages that an environment shares with its base.
+fn python_prefixes(path: &OsString) -> Vec<PathBuf> {
+    let Some(python) = std::env::split_paths(path)
+        .filter(|folder| folder.is_absolute())
+        .map(|folder| folder.join("python3"))
+        .find(|python| python.is_file())
+    else {
+        return Vec::new();
+    };
+    let prefix = |python: &Path| python.parent()?.parent().map(Path::to_path_buf);
+    let resolved = python.canonicalize().ok();
+    [prefix(&python), resolved.as_deref().and_then(prefix)].into_iter().flatten().collect()
+}
+
+/// Without repeats, the first of each staying where it is.
+fn unique(paths: Vec<PathBuf>) -> Vec<PathBuf> {
+    let mut seen: Vec<PathBuf> = Vec::with_capacity(paths.len());
+    for path in paths {
+        if !seen.contains(&path) {
+            seen.push(path);
+        }
+    }
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_names_roots() {
+        let read = |pairs: &[(&str, &str)]| {
+            let pairs: Vec<(String, OsString)> =
+                pairs.iter().map(|(name, value)| (name.to_string(), value.into())).collect();
+            Roots::read(&|name| pairs.iter().find(|(n, _)| n == name).map(|(_, value)| value.clone()))
+        };
+        assert_eq!(read(&[]), Roots { toolkits: vec![], pythons: vec![] });
+        let all = read(&[
+            ("CUDA_HOME", "/opt/cuda"),
+            ("CUDA_PATH", "/opt/cuda"),
+            ("VIRTUAL_ENV", "/opt/env"),
+            ("CONDA_PREFIX", "/opt/conda"),
+            ("PATH", "relative:/nowhere/bin"),
+            ("HOME", "/home/me"),
+        ]);
+        assert_eq!(all.toolkits, [PathBuf::from("/opt/cuda"), PathBuf::from("/opt/conda")]);
+        assert_eq!(all.pythons, ["/opt/env", "/opt/conda", "/home/me/.local"].map(PathBuf::from));
+    }
+
+    #[test]
+    fn a_python_on_the_path_has_a_prefix() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().canonicalize().unwrap();
+        let (base, env) = (root.join("base"), root.join("env"));
+        for folder in [&base, &env] {
+            std::fs::create_dir_all(folder.join("bin")).unwrap();
+        }
+        std::fs::write(base.join("bin/python3"), "").unwrap();
+        std::os::unix::fs::symlink(base.join("bin/python3"), env.join("bin/python3")).unwrap();
+        let path = std::env::join_paths([root.join("nothing"), env.join("bin"), base.join("bin")]).unwrap();
+        assert_eq!(python_prefixes(&path), [env, base]);
+    }
+}

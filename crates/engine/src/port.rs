@@ -1,0 +1,114 @@
+//! Between the host and a device with memory of its own: batches go out, log-probabilities come back.
+//!
+//! Every micro-batch has a part of the port, so nothing is written twice in a step and no copy is waited for
+//! inside one. On the CPU the port is the device's memory itself, and crossing over is nothing.
+
+use lockstep_core::DType;
+use lockstep_device::{Queue, View};
+
+use crate::driver::Driver;
+use crate::engine::Shared;
+use crate::error::EngineError;
+use crate::inputs::Batch;
+use crate::places::Place;
+
+/// Which part of a micro-batch's share of the port.
+#[derive(Clone, Copy)]
+enum Part {
+    Inputs,
+    Coefficients,
+    LogProbs,
+}
+
+impl Shared {
+    /// Where the host writes a micro-batch's inputs.
+    pub(crate) fn inputs_on_host(&self, micro: u32) -> View<'_> {
+        self.port(micro, Part::Inputs).unwrap_or_else(|| self.at().places.inputs.view(&self.memories))
+    }
+
+    /// Where the host writes coefficients.
+    pub(crate) fn coefficients_on_host(&self, micro: u32) -> View<'_> {
+        self.port(micro, Part::Coefficients).unwrap_or_else(|| self.coefficients())
+    }
+
+    /// Where the host reads log-probabilities, once they were brought.
+    pub(crate) fn log_probs_on_host(&self, micro: u32) -> View<'_> {
+        self.port(micro, Part::LogProbs).unwrap_or_else(|| self.log_probs())
+    }
+
+    pub(crate) fn coefficients(&self) -> View<'_> {
+        let place = self.at().places.coefficients.as_ref();
+        place.expect("a phase with an objective has coefficients").view(&self.memories)
+    }
+
+    pub(crate) fn log_probs(&self) -> View<'_> {
+        self.at().places.log_probs.view(&self.memories)
+    }
+
+    fn port(&self, micro: u32, part: Part) -> Option<View<'_>> {
+        let (port, input) = (self.at().places.port?, &self.plan.input);
+        let (inputs, tokens) = (input.inputs_elems(), input.bounds.tokens);
+        let behind = inputs.next_multiple_of(256);
+        let (start, elems, dtype) = match part {
+            Part::Inputs => (0, inputs, DType::U32),
+            Part::Coefficients => (behind, tokens, DType::F32),
+            Part::LogProbs => (behind + tokens.next_multiple_of(256), tokens, DType::F32),
+        };
+        let start = micro as usize * input.port_stride() + start;
+        Some(port.slice(start, elems).view(&self.memories).cast(dtype))
+    }
+
+    /// Where the host reads the logits that tokens are drawn from.
+    pub(crate) fn logits_on_host(&self, logits: View<'_>) -> Option<View<'_>> {
+        let (port, input) = (self.at().places.port?, &self.plan.input);
+        let start = input.micros as usize * input.port_stride();
+        Some(port.slice(start, logits.len()).view(&self.memories).cast(DType::F32))
+    }
+
+    /// Crosses over, in the queue's order. Where both are one memory there is nothing to do.
+    pub(crate) fn cross(&self, queue: &Queue, to: View<'_>, from: View<'_>) {
+        if let Some(cuda) = queue.cuda() {
+            cuda.copy(to, from);
+        }
+    }
+
+    /// Shows the driver what came out of the head: now, or on a device with memory of its own when the phase
+    /// ends ([`Shared::deliver`]).
+    pub(crate) fn show_outputs(&self, driver: &mut dyn Driver, queue: &Queue, micro: u32, batch: Batch) {
+        let here = self.log_probs_on_host(micro).first(batch.tokens);
+        if queue.cuda().is_none() {
+            return lockstep_ops::host::with(here, |log_probs| driver.outputs(micro, log_probs));
+        }
+        self.cross(queue, here, self.log_probs().first(batch.tokens));
+        self.on_their_way.lock().unwrap_or_else(|e| e.into_inner()).push((micro, batch.tokens));
+    }
+
+    /// Waits for the lane, and shows what is still to be shown.
+    pub(crate) fn deliver(&self, driver: &mut dyn Driver, queue: &Queue) -> Result<(), EngineError> {
+        queue.synchronize()?;
+        for (micro, tokens) in self.on_their_way.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
+            let here = self.log_probs_on_host(micro).first(tokens);
+            lockstep_ops::host::with(here, |log_probs| driver.outputs(micro, log_probs));
+        }
+        Ok(())
+    }
+
+    /// Whether this step's updates are decided on the device.
+    pub(crate) fn verdict(&self) -> Option<View<'_>> {
+        let places = &self.at().places;
+        let leaves: Place = places.norm_leaves?;
+        let judged = leaves.view(&self.memories).on_gpu();
+        places.verdict.filter(|_| judged).map(|place| place.view(&self.memories))
+    }
+
+    /// Waits for the verdict, and keeps it where the host looks.
+    pub(crate) fn read_verdict(&self, queue: &Queue) -> Result<(), EngineError> {
+        let Some(verdict) = self.verdict() else { return Ok(()) };
+        queue.synchronize()?;
+        let mut numbers = [0f64; 4];
+        verdict.read(&mut numbers);
+        let mut step = self.step_state();
+        (step.grad_norm, step.clip, step.skip) = (numbers[1], numbers[2] as f32, numbers[3] != 0.0);
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+use lockstep_core::DType;
+use lockstep_device::View;
+use lockstep_device::args;
+use lockstep_device::cuda::{CudaQueue, Launch, Source};
+
+use super::GRAD_ROWS;
+use crate::Mat;
+use crate::packs::{pack_elems, rows_fit, views_fit};
+
+pub(crate) static SOURCE: Source = Source { name: "bias", text: include_str!("kernels.cu") };
+
+pub(super) fn forward(cuda: &CudaQueue, y: Mat, b: View) {
+    let dtype = y.view.dtype();
+    assert_eq!(b.dtype(), dtype, "one storage type");
+    let pack = pack_elems(dtype);
+    let packs = rows_fit(&[y], pack) && views_fit(&[b]);
+    let items = y.rows * if packs { y.cols / pack } else { y.cols };
+    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "forward_packs" } else { "forward" });
+    // SAFETY: the kernel's parameters; a thread reads and writes its own elements of y, and reads b.
+    unsafe { cuda.launch(kernel, Launch::each(items), args![y.view, y.stride, b, items, y.cols]) };
+}
+
+pub(super) fn backward(cuda: &CudaQueue, db: View, dy: Mat, scratch: View) {
+    let dtype = dy.view.dtype();
+    let pack = pack_elems(dtype);
+    let packs = rows_fit(&[dy], pack);
+    let blocks = dy.rows.div_ceil(GRAD_ROWS);
+    let parts = scratch.cast(DType::F32).first(blocks * dy.cols);
+    let columns_per_block = 32 * if packs { pack } else { 1 };
+    let launch = Launch { grid: [dy.cols.div_ceil(columns_per_block), blocks, 1], threads: 256, shared: 0 };
+    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "backward_packs" } else { "backward" });
+    // SAFETY: the kernel's parameters; it writes the parts and reads the rows of dy.
+    unsafe { cuda.launch(kernel, launch, args![parts, dy.view, dy.stride, dy.rows, dy.cols]) };
+    crate::reduce::add_rows(cuda, db, parts);
+}

@@ -1,0 +1,55 @@
+use lockstep_device::View;
+use lockstep_device::args;
+use lockstep_device::cuda::{CudaQueue, Launch, Source};
+
+use super::{Mask, PER_BLOCK};
+use crate::Mat;
+use crate::packs::{pack_elems, rows_fit};
+
+pub(crate) static SOURCE: Source = Source { name: "dropout", text: include_str!("kernels.cu") };
+
+/// to = (residual: residual +) mask · from. `from` may be `to`.
+pub(super) fn drop(
+    cuda: &CudaQueue,
+    to: Mat,
+    from: Mat,
+    residual: Option<Mat>,
+    cu_seqlens: View,
+    mask: Option<&Mask>,
+) {
+    let dtype = to.view.dtype();
+    let pack = pack_elems(dtype);
+    let packs = rows_fit(&[to, from, residual.unwrap_or(to)], pack);
+    let columns = if packs { pack } else { PER_BLOCK };
+    // A block takes a row.
+    let threads = to.cols.div_ceil(columns).next_multiple_of(32).min(256);
+    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "drop_packs" } else { "drop" });
+    let (samples, seed, step, place, threshold, scale) = match mask {
+        None => (None, 0, 0, 0, 0, 1.0),
+        Some(mask) => {
+            (Some(mask.samples), mask.seed, mask.step, mask.place(), mask.threshold(), mask.scale())
+        }
+    };
+    let docs = cu_seqlens.len().saturating_sub(1);
+    let residual_stride = residual.map_or(0, |residual| residual.stride);
+    let args = args![
+        to.view,
+        to.stride,
+        from.view,
+        from.stride,
+        residual.map(|residual| residual.view),
+        residual_stride,
+        to.cols,
+        samples,
+        cu_seqlens,
+        docs,
+        seed,
+        step,
+        place,
+        threshold,
+        scale,
+    ];
+    // SAFETY: the kernel's parameters; a thread reads and writes its own elements of the rows, and the bounds hold
+    // every row in a document that has a sample.
+    unsafe { cuda.launch(kernel, Launch::new(to.rows, threads), args) };
+}

@@ -1,0 +1,87 @@
+// Dropout with the CPU's masks. A block takes a row, whose document and mask it finds once.
+#include "lockstep.cuh"
+
+// Without a mask: no samples.
+struct Mask {
+    const u32* samples; // [documents]
+    const u32* bounds;  // [documents + 1]
+    u32 docs;
+    u64 seed;
+    u32 step, place, threshold;
+    f32 scale;
+};
+
+// Columns that a thread takes: a pack's or, where elements are read one by one, those of a block of the generator.
+template <int N> constexpr int COLUMNS = N < 4 ? 4 : N;
+
+// What the thread's columns from `first` on are multiplied by.
+template <int N> struct Kept { f32 at[COLUMNS<N>]; };
+
+template <int N>
+__device__ __forceinline__ Kept<N> kept_from(bool masked, const DocMask& mask, u32 position, u32 first) {
+    Kept<N> kept;
+#pragma unroll
+    for (int b = 0; b < COLUMNS<N> / 4; b++) {
+        Factors factors = {{1.0f, 1.0f, 1.0f, 1.0f}};
+        if (masked) factors = mask_factors(mask, 0, position, first / 4 + b);
+#pragma unroll
+        for (int i = 0; i < 4; i++) kept.at[4 * b + i] = factors.at[i];
+    }
+    return kept;
+}
+
+// to = (residual: residual +) mask * from. `from` may be `to`.
+template <int N>
+__device__ __forceinline__ void drop_row(
+    REAL* to, u32 to_stride, const REAL* from, u32 from_stride, const REAL* residual, u32 residual_stride,
+    u32 cols, const Mask& mask
+) {
+    __shared__ DocMask of_doc;
+    __shared__ u32 position;
+    const u32 row = blockIdx.x;
+    const bool masked = mask.samples != nullptr;
+    if (masked && threadIdx.x == 0) {
+        const u32 doc = doc_of_row(mask.bounds, mask.docs, row);
+        of_doc = doc_mask(mask.seed, mask.step, mask.samples[doc], mask.place, mask.threshold, mask.scale);
+        position = row - mask.bounds[doc];
+    }
+    __syncthreads();
+    const DocMask mine = masked ? of_doc : DocMask{0, 0, 1.0f};
+    const u32 at = masked ? position : 0;
+    to += (u64)row * to_stride;
+    from += (u64)row * from_stride;
+    if (residual) residual += (u64)row * residual_stride;
+    for (u32 first = threadIdx.x * COLUMNS<N>; first < cols; first += blockDim.x * COLUMNS<N>) {
+        const Kept<N> kept = kept_from<N>(masked, mine, at, first);
+#pragma unroll
+        for (int part = 0; part < COLUMNS<N>; part += N) {
+            const u32 column = first + part;
+            if (column >= cols) break;
+            Chunk<REAL, N> x = load_chunk<N>(from + column), r = x;
+            if (residual) r = load_chunk<N>(residual + column);
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                const f32 value = to_f32(x.at[i]) * kept.at[part + i];
+                x.at[i] = from_f32<REAL>(residual ? to_f32(r.at[i]) + value : value);
+            }
+            store_chunk<N>(to + column, x);
+        }
+    }
+}
+
+// [T, cols] each; a null residual is none.
+extern "C" __global__ void drop(
+    REAL* to, u32 to_stride, const REAL* from, u32 from_stride, const REAL* residual, u32 residual_stride, u32 cols,
+    const u32* samples, const u32* bounds, u32 docs, u64 seed, u32 step, u32 place, u32 threshold, f32 scale
+) {
+    const Mask mask = {samples, bounds, docs, seed, step, place, threshold, scale};
+    drop_row<1>(to, to_stride, from, from_stride, residual, residual_stride, cols, mask);
+}
+
+extern "C" __global__ void drop_packs(
+    REAL* to, u32 to_stride, const REAL* from, u32 from_stride, const REAL* residual, u32 residual_stride, u32 cols,
+    const u32* samples, const u32* bounds, u32 docs, u64 seed, u32 step, u32 place, u32 threshold, f32 scale
+) {
+    const Mask mask = {samples, bounds, docs, seed, step, place, threshold, scale};
+    drop_row<Pack<REAL>::N>(to, to_stride, from, from_stride, residual, residual_stride, cols, mask);
+}

@@ -1,0 +1,55 @@
+//! Backward sorts the tokens first, so that every row of the table has one owner and sums have one order.
+
+use lockstep_core::DType;
+use lockstep_device::View;
+use lockstep_device::args;
+use lockstep_device::cuda::{CudaQueue, Launch, Source};
+
+use crate::Mat;
+use crate::packs::{pack_elems, rows_fit};
+
+pub(crate) static SOURCE: Source = Source { name: "embedding", text: include_str!("kernels.cu") };
+
+const THREADS: usize = 256;
+const WARP: usize = 32;
+/// As in the kernels.
+const LONG_RUN: usize = 32;
+
+pub(super) fn forward(cuda: &CudaQueue, x: Mat, table: Mat, tokens: View) {
+    let dtype = x.view.dtype();
+    assert_eq!((table.view.dtype(), tokens.dtype()), (dtype, DType::U32), "one storage type");
+    let pack = pack_elems(dtype);
+    let packs = rows_fit(&[x, table], pack);
+    let items = x.rows * if packs { x.cols / pack } else { x.cols };
+    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "forward_packs" } else { "forward" });
+    let args = args![x.view, x.stride, table.view, table.stride, tokens, items, x.cols, table.rows];
+    // SAFETY: the kernel's parameters; it writes the rows of x and stops at a token that the table does not have.
+    unsafe { cuda.launch(kernel, Launch::each(items), args) };
+}
+
+pub(super) fn backward(cuda: &CudaQueue, dtable: Mat, dx: Mat, tokens: View, scratch: View) {
+    let (dtype, len, cols) = (dx.view.dtype(), tokens.len(), dx.cols);
+    assert_eq!(tokens.dtype(), DType::U32, "tokens");
+    let scratch = scratch.cast(DType::U32);
+    let (order, sorted) = (scratch.first(len), scratch.slice(len, len));
+    let kernel = cuda.kernel(&SOURCE, dtype, "rank");
+    // SAFETY: the kernel's parameters; order and sorted get one element for each token.
+    unsafe { cuda.launch(kernel, Launch::each(len), args![order, sorted, tokens, len, dtable.rows]) };
+
+    let pack = pack_elems(dtype);
+    let packs = rows_fit(&[dtable, dx], pack);
+    let kernels = if packs { ["short_runs_packs", "long_runs_packs"] } else { ["short_runs", "long_runs"] };
+    let columns_per_block = WARP * if packs { pack } else { 1 };
+    let by_warps = Launch::new(len.div_ceil(THREADS / WARP), THREADS);
+    let by_blocks = Launch {
+        grid: [len.div_ceil(LONG_RUN), cols.div_ceil(columns_per_block), 1],
+        threads: THREADS,
+        shared: 0,
+    };
+    for (name, launch) in kernels.into_iter().zip([by_warps, by_blocks]) {
+        let kernel = cuda.kernel(&SOURCE, dtype, name);
+        let args = args![dtable.view, dtable.stride, dx.view, dx.stride, order, sorted, len, cols];
+        // SAFETY: the kernel's parameters; each row of the table is written by the owner of its token's run.
+        unsafe { cuda.launch(kernel, launch, args) };
+    }
+}

@@ -1,0 +1,56 @@
+use lockstep_core::DType;
+use lockstep_device::View;
+use lockstep_device::args;
+use lockstep_device::cuda::{CudaQueue, Kernel, Launch, Source};
+
+use crate::packs::{pack_elems, views_fit};
+
+pub(crate) static SOURCE: Source = Source { name: "reduce", text: include_str!("kernels.cu") };
+
+/// Leaves that a block adds up, as in the kernels.
+const FOLD: usize = 4096;
+
+fn kernel(cuda: &CudaQueue, name: &'static str) -> Option<&'static Kernel> {
+    cuda.kernel(&SOURCE, DType::F32, name)
+}
+
+pub(super) fn square_leaves(cuda: &CudaQueue, leaves: View, x: View) {
+    let launch = Launch::each(8 * leaves.len());
+    // SAFETY: the kernel's parameters; it writes a leaf for each block of x.
+    unsafe { cuda.launch(kernel(cuda, "square_leaves"), launch, args![leaves, x, leaves.len()]) };
+}
+
+pub(super) fn sum_leaves(cuda: &CudaQueue, out: View, leaves: View) {
+    let (mut count, mut step) = (leaves.len(), 1);
+    if count > FOLD {
+        let blocks = count.div_ceil(FOLD);
+        // SAFETY: the kernel's parameters; a block adds up its own leaves into the first of them.
+        unsafe { cuda.launch(kernel(cuda, "fold_leaves"), Launch::new(blocks, 1024), args![leaves, count]) };
+        (count, step) = (blocks, FOLD);
+    }
+    // SAFETY: the kernel's parameters; every `step`th leaf is read, the last one within the view.
+    unsafe { cuda.launch(kernel(cuda, "sum_leaves"), Launch::new(1, 1024), args![out, leaves, count, step]) };
+}
+
+pub(super) fn judge(cuda: &CudaQueue, verdict: View, max_norm: Option<f64>, loss_scale: f64) {
+    let args = args![verdict, max_norm.unwrap_or(f64::INFINITY), loss_scale];
+    // SAFETY: the kernel's parameters; the verdict has four numbers.
+    unsafe { cuda.launch(kernel(cuda, "judge"), Launch::new(1, 1), args) };
+}
+
+pub(super) fn add(cuda: &CudaQueue, sum: View, x: View) {
+    let packs = views_fit(&[sum, x]);
+    let threads = if packs { sum.len().div_ceil(pack_elems(DType::F32)) } else { sum.len() };
+    let kernel = kernel(cuda, if packs { "add_packs" } else { "add" });
+    // SAFETY: the kernel's parameters; both ranges have the length.
+    unsafe { cuda.launch(kernel, Launch::each(threads), args![sum, x, sum.len() as u64]) };
+}
+
+/// sum\[cols\] += the rows of parts\[rows, cols\], in a fixed order.
+pub(crate) fn add_rows(cuda: &CudaQueue, sum: View, parts: View) {
+    let cols = sum.len();
+    let rows = parts.len().checked_div(cols).unwrap_or(0);
+    let launch = Launch::new(if rows == 0 { 0 } else { cols.div_ceil(32) }, 1024);
+    // SAFETY: the kernel's parameters; the parts are whole rows.
+    unsafe { cuda.launch(kernel(cuda, "add_rows"), launch, args![sum, parts, rows, cols]) };
+}

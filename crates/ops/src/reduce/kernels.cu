@@ -1,0 +1,102 @@
+// Sums over flat ranges, in fixed orders. Nothing here depends on REAL.
+#include "lockstep.cuh"
+
+// Elements of a leaf: ALIGN_ELEMS.
+constexpr u32 LEAF = 256;
+// Leaves that a block of `fold_leaves` adds up.
+constexpr u32 FOLD = 4096;
+constexpr u32 SUM_THREADS = 1024;
+
+// leaves[i] = sum of x^2 over block i of 256 elements, in f64. Eight threads a leaf, each every eighth element in
+// order, then pairwise: the CPU's order, so that the bits are the same.
+extern "C" __global__ void square_leaves(f64* leaves, const f32* x, u32 num_leaves) {
+    const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, leaf = thread / 8, lane = thread % 8;
+    f64 sum = 0.0;
+    if (leaf < num_leaves) {
+        const f32* from = x + (u64)leaf * LEAF + lane;
+#pragma unroll 16
+        for (u32 i = 0; i < LEAF; i += 8) {
+            const f64 value = from[i];
+            sum = fma(value, value, sum);
+        }
+    }
+#pragma unroll
+    for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (leaf < num_leaves && lane == 0) leaves[leaf] = sum;
+}
+
+// The sum over the block's threads, for its first thread; `room` has a number for each.
+__device__ __forceinline__ f64 tree_sum(f64 x, f64* room) {
+    room[threadIdx.x] = x;
+    for (u32 step = blockDim.x / 2; step > 0; step /= 2) {
+        __syncthreads();
+        if (threadIdx.x < step) room[threadIdx.x] += room[threadIdx.x + step];
+    }
+    __syncthreads();
+    return room[0];
+}
+
+// leaves[b * FOLD] = the sum of the FOLD leaves from there on.
+extern "C" __global__ void fold_leaves(f64* leaves, u32 num_leaves) {
+    __shared__ f64 room[SUM_THREADS];
+    const u32 first = blockIdx.x * FOLD, count = min(FOLD, num_leaves - first);
+    f64 sum = 0.0;
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) sum += leaves[(u64)first + i];
+    sum = tree_sum(sum, room);
+    if (threadIdx.x == 0) leaves[first] = sum;
+}
+
+// out[0] = leaves[0] + leaves[step] + ..., one block.
+extern "C" __global__ void sum_leaves(f64* out, const f64* leaves, u32 count, u32 step) {
+    __shared__ f64 room[SUM_THREADS];
+    f64 sum = 0.0;
+    for (u32 i = threadIdx.x; i < count; i += blockDim.x) sum += leaves[(u64)i * step];
+    sum = tree_sum(sum, room);
+    if (threadIdx.x == 0) out[0] = sum;
+}
+
+// verdict[4] = {sum of squares, norm, factor for gradients, skip}, from its first number. One thread.
+extern "C" __global__ void judge(f64* verdict, f64 max_norm, f64 loss_scale) {
+    const f64 norm = sqrt(verdict[0]) / loss_scale;
+    const f32 clip = (f32)fmin(max_norm / (norm + 1e-6), 1.0);
+    verdict[1] = norm;
+    verdict[2] = (f64)(f32)((f64)clip / loss_scale);
+    verdict[3] = isfinite(norm) ? 0.0 : 1.0;
+}
+
+// A thread takes N elements; the last one what is left.
+template <int N> __device__ __forceinline__ void add_part(f32* sum, const f32* x, u64 len) {
+    const u64 start = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (start + N <= len) {
+        Chunk<f32, N> sums = load_chunk<N>(sum + start);
+        const Chunk<f32, N> xs = load_chunk<N>(x + start);
+#pragma unroll
+        for (int i = 0; i < N; i++) sums.at[i] += xs.at[i];
+        store_chunk<N>(sum + start, sums);
+    } else {
+        for (u64 i = start; i < len; i++) sum[i] += x[i];
+    }
+}
+
+// sum[len] += x[len].
+extern "C" __global__ void add(f32* sum, const f32* x, u64 len) { add_part<1>(sum, x, len); }
+extern "C" __global__ void add_packs(f32* sum, const f32* x, u64 len) { add_part<4>(sum, x, len); }
+
+// sum[cols] += the rows of parts[rows, cols]. A block has 32 columns; each of its 32 warps adds every 32nd row, and
+// the warps are added pairwise.
+extern "C" __global__ void __launch_bounds__(1024) add_rows(f32* sum, const f32* parts, u32 rows, u32 cols) {
+    __shared__ f32 room[32][32];
+    const u32 lane = threadIdx.x % 32, slice = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
+    f32 mine = 0.0f;
+    if (column < cols) {
+#pragma unroll 4
+        for (u32 row = slice; row < rows; row += 32) mine += parts[(u64)row * cols + column];
+    }
+    room[slice][lane] = mine;
+    for (u32 step = 16; step > 0; step /= 2) {
+        __syncthreads();
+        if (slice < step) room[slice][lane] += room[slice + step][lane];
+    }
+    __syncthreads();
+    if (slice == 0 && column < cols) sum[column] += room[0][lane];
+}

@@ -1,0 +1,77 @@
+//! Does this device compute right? Every operation against its plain reference in f64, on fresh random inputs.
+//!
+//! Shapes are odd and typical: strided rows, widths that are no multiple of a vector, no rows, one row, thousands.
+//! Outputs and scratch start as NaN, so that what was not written shows; margins between rows must stay as they
+//! were; every call runs twice and must give the same bits. It runs on a CPU queue too, which tests the tests.
+
+mod bench;
+mod products;
+mod rows;
+mod states;
+mod tables;
+
+use lockstep_core::{Bytes, DType};
+use lockstep_device::cuda::GpuError;
+use lockstep_device::{Memory, MemoryError, Queue};
+
+use bench::Bench;
+
+/// The outcome of one call.
+#[derive(Clone, Debug)]
+pub struct Check {
+    /// Operation, storage type and shape.
+    pub name: String,
+    /// ‖out − reference‖ / ‖reference‖, of the output that is worst.
+    pub error: f64,
+    pub tolerance: f64,
+    /// What else was wrong: elements not written or written outside, bits that differ between two runs.
+    pub note: Option<String>,
+}
+
+impl Check {
+    pub fn passed(&self) -> bool {
+        // A NaN does not pass.
+        self.error <= self.tolerance && self.note.is_none()
+    }
+}
+
+/// What operands lie in.
+const MEMORY: Bytes = Bytes(256 << 20);
+
+/// Runs all checks on a queue and its device's memory. An error is that of a device that stopped working; results
+/// that are wrong are told to `each`.
+pub fn run(queue: &Queue, seed: u64, each: &mut dyn FnMut(Check)) -> Result<(), MemoryError> {
+    let memory = match queue {
+        Queue::Cpu(cpu) => Memory::take(MEMORY, &cpu.pool)?,
+        Queue::Cuda(cuda) => Memory::take_on(cuda.gpu, MEMORY)?,
+    };
+    all(&Bench::new(queue, &memory, seed, each)).map_err(MemoryError::from)
+}
+
+fn all(bench: &Bench) -> Result<(), GpuError> {
+    states::run(bench)?;
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        rows::run(bench, dtype)?;
+        tables::run(bench, dtype)?;
+        products::run(bench, dtype)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_passes() {
+        let (mut count, mut failed) = (0, Vec::new());
+        run(&Queue::cpu(2), 3, &mut |check| {
+            count += 1;
+            if !check.passed() {
+                failed.push(check)
+            }
+        })
+        .unwrap();
+        assert!(count > 100 && failed.is_empty(), "of {count} checks: {failed:#?}");
+    }
+}

@@ -1,0 +1,127 @@
+//! Matrix products: every layout, what they are added to, strided operands, outputs of both types.
+
+use lockstep_core::DType;
+use lockstep_device::View;
+use lockstep_device::cuda::{GpuError, Lt};
+
+use super::bench::{Bench, Case, Framed, tolerance};
+use crate::Mat;
+use crate::matmul::{self, Init};
+
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    Nt,
+    Nn,
+    Tn,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Start {
+    Zero,
+    Accumulate,
+    Residual,
+}
+
+/// A product of \[m, k\] and \[k, n\].
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    layout: Layout,
+    start: Start,
+    sizes: [usize; 3],
+    pad: usize,
+    out: DType,
+}
+
+pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
+    // Sizes, and elements between rows.
+    let shapes = [
+        ([0, 8, 8], 0),
+        ([1, 1, 1], 0),
+        ([1, 64, 128], 0),
+        ([5, 3, 7], 1),
+        ([67, 33, 129], 3),
+        ([64, 96, 80], 8),
+        ([256, 384, 320], 0),
+    ];
+    for (sizes, pad) in shapes {
+        for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
+            // No tokens: no rows, or nothing to sum over.
+            let sizes = match layout {
+                Layout::Tn if sizes[0] == 0 => [sizes[1], sizes[2], 0],
+                _ => sizes,
+            };
+            for start in [Start::Zero, Start::Accumulate, Start::Residual] {
+                for out in [dtype, DType::F32] {
+                    // Weight gradients are f32; the other outputs are checked in f32 once.
+                    let wanted = match layout {
+                        Layout::Tn => out == DType::F32,
+                        _ => out == dtype || matches!(start, Start::Zero),
+                    };
+                    if wanted {
+                        product(bench, dtype, Shape { layout, start, sizes, pad, out })?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuError> {
+    let Shape { layout, start, sizes: [m, n, k], pad, out } = shape;
+    let rounds_more = dtype == DType::F32 && bench.queue.cuda().is_some_and(|cuda| cuda.tf32);
+    let tolerance = if rounds_more { 2e-3 } else { tolerance(out) };
+    let name = format!("product {layout:?}, {start:?}, {dtype} to {out}, {m}×{n}×{k}, margin {pad}");
+    bench.case(name, tolerance, |case| {
+        let (a_rows, a_cols) = if matches!(layout, Layout::Tn) { (k, m) } else { (m, k) };
+        let (b_rows, b_cols) = if matches!(layout, Layout::Nt) { (n, k) } else { (k, n) };
+        let a = case.framed_normals(a_rows, a_cols, pad, dtype);
+        let b = case.framed_normals(b_rows, b_cols, pad, dtype);
+        let residual = case.framed_normals(m, n, pad, out);
+        let c = match start {
+            Start::Accumulate => residual,
+            _ => case.framed_output(m, n, pad, out),
+        };
+        let before = case.framed_values(&residual);
+        let init = match start {
+            Start::Zero => Init::Zero,
+            Start::Accumulate => Init::Accumulate,
+            Start::Residual => Init::Residual(residual.mat),
+        };
+        let run = match layout {
+            Layout::Nt => matmul::nt,
+            Layout::Nn => matmul::nn,
+            Layout::Tn => matmul::tn,
+        };
+        run(case.queue, c.mat, a.mat, b.mat, init, workspace(case));
+        case.compare("c", case.framed_values(&c), || {
+            let mut want = reference(case, layout, (&a, &b), [m, n, k]);
+            if !matches!(start, Start::Zero) {
+                want.iter_mut().zip(&before).for_each(|(want, before)| *want += before);
+            }
+            want
+        });
+    })
+}
+
+fn reference(case: &Case, layout: Layout, (a, b): (&Framed, &Framed), [m, n, k]: [usize; 3]) -> Vec<f64> {
+    let (av, bv) = (case.framed_values(a), case.framed_values(b));
+    let (Mat { cols: a_cols, .. }, Mat { cols: b_cols, .. }) = (a.mat, b.mat);
+    let a = |row: usize, inner: usize| match layout {
+        Layout::Tn => av[inner * a_cols + row],
+        _ => av[row * a_cols + inner],
+    };
+    let b = |inner: usize, column: usize| match layout {
+        Layout::Nt => bv[column * b_cols + inner],
+        _ => bv[inner * b_cols + column],
+    };
+    matmul::reference::product(m, n, k, a, b)
+}
+
+fn workspace<'a>(case: &Case<'a>) -> View<'a> {
+    let bytes = match case.queue.cuda() {
+        None => matmul::scratch_bytes(case.queue.num_threads()),
+        Some(_) => Lt::WORKSPACE,
+    };
+    case.output(bytes.0 as usize / 4, DType::F32)
+}

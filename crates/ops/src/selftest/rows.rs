@@ -1,0 +1,200 @@
+//! Operations on rows of activations: norms, rotations, gates, biases, dropout.
+
+use lockstep_core::DType;
+use lockstep_device::cuda::GpuError;
+
+use super::bench::{Bench, tolerance};
+use crate::dropout::{self, Mask, Site};
+use crate::rope::{self, Table, Turn};
+use crate::{bias, rmsnorm, swiglu};
+
+const EPS: f32 = 1e-5;
+
+pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
+    // Rows, groups, width of a group, elements between rows.
+    let norms = [
+        (0, 1, 64, 0),
+        (1, 1, 1, 0),
+        (1, 1, 8192, 0),
+        (3, 1, 20_003, 1),
+        (5, 1, 40_000, 0),
+        (65, 1, 288, 0),
+        (130, 3, 37, 2),
+        (77, 5, 128, 8),
+        (300, 4, 64, 0),
+        (2051, 1, 1024, 0),
+        (4096, 1, 768, 8),
+    ];
+    for (rows, groups, dim, pad) in norms {
+        norm(bench, dtype, [rows, groups, dim, pad])?;
+    }
+    for (rows, heads, half, pad) in
+        [(0, 2, 4, 0), (1, 1, 1, 0), (67, 3, 20, 3), (130, 5, 64, 8), (2048, 4, 32, 0)]
+    {
+        turn(bench, dtype, [rows, heads, half, pad])?;
+    }
+    for len in [0, 1, 7, 1000, 4099, 1 << 20] {
+        gate(bench, dtype, len)?;
+    }
+    for (rows, dim, pad) in [(0, 8, 0), (1, 5, 0), (63, 37, 3), (200, 256, 8), (65, 2816, 0), (4100, 1024, 0)]
+    {
+        biased(bench, dtype, [rows, dim, pad])?;
+    }
+    for (rows, dim, pad) in [(1, 3, 0), (70, 37, 1), (300, 128, 8), (2048, 1024, 0)] {
+        for masked in [false, true] {
+            dropped(bench, dtype, [rows, dim, pad], masked)?;
+        }
+    }
+    Ok(())
+}
+
+fn norm(bench: &Bench, dtype: DType, [rows, groups, dim, pad]: [usize; 4]) -> Result<(), GpuError> {
+    let (cols, shape) = (groups * dim, format!("{dtype}, {rows}×{groups}×{dim}, margin {pad}"));
+    bench.case(format!("rmsnorm forward, {shape}"), tolerance(dtype), |case| {
+        let (x, w) = (case.framed_normals(rows, cols, pad, dtype), case.normals(dim, dtype));
+        let (y, rstd) = (case.framed_output(rows, cols, pad, dtype), case.output(rows * groups, DType::F32));
+        rmsnorm::forward(case.queue, y.mat, rstd, x.mat, w, EPS);
+        let (xv, wv) = (case.framed_values(&x), case.values(w));
+        let eps = f64::from(EPS);
+        case.compare("y", case.framed_values(&y), || rmsnorm::reference::forward(&xv, &wv, eps));
+        case.compare("rstd", case.values(rstd), || {
+            xv.chunks_exact(dim).map(|x| rmsnorm::reference::rstd(x, eps)).collect()
+        });
+    })?;
+    for (how, add, in_place) in [("", false, false), (", added", true, false), (", in place", false, true)] {
+        bench.case(format!("rmsnorm backward{how}, {shape}"), tolerance(dtype), |case| {
+            let x = case.framed_normals(rows, cols, pad, dtype);
+            let dy = case.framed_normals(rows, cols, pad, dtype);
+            let w = case.normals(dim, dtype);
+            let dx = match (in_place, add) {
+                (true, _) => dy,
+                (false, true) => case.framed_normals(rows, cols, pad, dtype),
+                (false, false) => case.framed_output(rows, cols, pad, dtype),
+            };
+            let (xv, wv) = (case.framed_values(&x), case.values(w));
+            let (dyv, before) = (case.framed_values(&dy), case.framed_values(&dx));
+            // As forward leaves them, to rounding.
+            let rstds: Vec<f32> =
+                xv.chunks_exact(dim).map(|x| rmsnorm::reference::rstd(x, f64::from(EPS)) as f32).collect();
+            let (rstd, dw) = (case.input(&rstds, DType::F32), case.normals(dim, DType::F32));
+            let dw_before = case.values(dw);
+            let scratch = case.output(rmsnorm::scratch_elems(rows, dim), DType::F32);
+            let call = rmsnorm::Backward { dx: dx.mat, add, dw, dy: dy.mat, x: x.mat, rstd, w, scratch };
+            rmsnorm::backward(case.queue, call);
+            let want = || rmsnorm::reference::backward(&dyv, &xv, &wv, f64::from(EPS));
+            // In a group of one column the gradient's terms cancel.
+            case.compare_at("dx", ((rows * cols) as f64).sqrt(), case.framed_values(&dx), || {
+                want().0.iter().zip(before).map(|(dx, before)| if add { dx + before } else { *dx }).collect()
+            });
+            case.compare("dw", case.values(dw), || {
+                want().1.iter().zip(dw_before).map(|(dw, before)| dw + before).collect()
+            });
+        })?;
+    }
+    Ok(())
+}
+
+fn turn(bench: &Bench, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -> Result<(), GpuError> {
+    const POSITIONS: usize = 500;
+    let cols = heads * 2 * half;
+    let frequencies: Vec<f64> = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
+    for (name, way) in [("forward", Turn::Forward), ("backward", Turn::Backward)] {
+        let name = format!("rope {name}, {dtype}, {rows}×{heads}×{}, margin {pad}", 2 * half);
+        bench.case(name, tolerance(dtype), |case| {
+            let x = case.framed_normals(rows, cols, pad, dtype);
+            let positions = case.indices(rows, POSITIONS);
+            let angles = || case.output(POSITIONS * half, DType::F32);
+            let table = Table { cos: angles(), sin: angles(), half };
+            rope::fill(table, &frequencies, 1.0);
+            let before = case.framed_values(&x);
+            rope::apply(case.queue, x.mat, case.input_u32(&positions), table, way);
+            case.compare("x", case.framed_values(&x), || match way {
+                Turn::Forward => rope::reference::forward(&before, cols, &positions, &frequencies),
+                Turn::Backward => rope::reference::backward(&before, cols, &positions, &frequencies),
+            });
+        })?;
+    }
+    Ok(())
+}
+
+fn gate(bench: &Bench, dtype: DType, len: usize) -> Result<(), GpuError> {
+    bench.case(format!("swiglu, {dtype}, {len}"), tolerance(dtype), |case| {
+        // Wide enough to saturate some.
+        let gates: Vec<f32> = case.normal_values(len).iter().map(|g| 6.0 * g).collect();
+        let (g, u, dy) = (case.input(&gates, dtype), case.normals(len, dtype), case.normals(len, dtype));
+        let y = case.output(len, dtype);
+        let [gv, uv, dyv] = [g, u, dy].map(|view| case.values(view));
+        swiglu::forward(case.queue, y, g, u);
+        case.compare("y", case.values(y), || swiglu::reference::forward(&gv, &uv));
+        swiglu::backward_in_place(case.queue, g, u, dy);
+        let want = || swiglu::reference::backward(&dyv, &gv, &uv);
+        case.compare("dg", case.values(g), || want().0);
+        case.compare("du", case.values(u), || want().1);
+    })?;
+    // Ranges that start at odd addresses.
+    bench.case(format!("swiglu at odd addresses, {dtype}, {len}"), tolerance(dtype), |case| {
+        let [g, u, y] =
+            [case.normals(len + 1, dtype), case.normals(len + 1, dtype), case.output(len + 1, dtype)];
+        let [g, u, y] = [g, u, y].map(|view| view.slice(1, len));
+        swiglu::forward(case.queue, y, g, u);
+        case.compare("y", case.values(y), || swiglu::reference::forward(&case.values(g), &case.values(u)));
+    })
+}
+
+fn biased(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
+    bench.case(format!("bias, {dtype}, {rows}×{dim}, margin {pad}"), tolerance(dtype), |case| {
+        let (y, b) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
+        let (before, bv) = (case.framed_values(&y), case.values(b));
+        bias::forward(case.queue, y.mat, b);
+        case.compare("y", case.framed_values(&y), || {
+            before.iter().enumerate().map(|(i, y)| y + bv[i % dim]).collect()
+        });
+        let (dy, db) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, DType::F32));
+        let db_before = case.values(db);
+        let scratch = case.output(bias::scratch_elems(rows, dim), DType::F32);
+        bias::backward(case.queue, db, dy.mat, scratch);
+        case.compare("db", case.values(db), || {
+            let mut sums = db_before;
+            let dyv = case.framed_values(&dy);
+            dyv.chunks_exact(dim).for_each(|row| sums.iter_mut().zip(row).for_each(|(s, x)| *s += x));
+            sums
+        });
+    })
+}
+
+fn dropped(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3], masked: bool) -> Result<(), GpuError> {
+    let name = format!("dropout{}, {dtype}, {rows}×{dim}, margin {pad}", if masked { "" } else { " off" });
+    bench.case(name, tolerance(dtype), |case| {
+        // Documents of different lengths, an empty one among them.
+        let bounds = [0, rows / 3, rows / 3, rows / 2, rows].map(|bound| bound as u32);
+        let samples = [7u32, 3, 2_000_000_000, 0];
+        let (rate, site) = (0.3, Site::MlpOut);
+        let samples_view = case.input_u32(&samples);
+        let mask =
+            Mask { rate, seed: 0x1234_5678_9abc_def0, step: 9, layer: 11, site, samples: samples_view };
+        let factors: Vec<f64> = (0..rows * dim)
+            .map(|i| {
+                let (row, column) = (i / dim, i % dim);
+                let doc = bounds.partition_point(|start| *start as usize <= row) - 1;
+                let position = row - bounds[doc] as usize;
+                if masked {
+                    dropout::reference::factor(&mask, samples[doc], 0, position, column)
+                } else {
+                    1.0
+                }
+            })
+            .collect();
+        let (bounds, mask) = (case.input_u32(&bounds), masked.then_some(&mask));
+        let [y, residual, dy] = [(); 3].map(|()| case.framed_normals(rows, dim, pad, dtype));
+        let dx = case.framed_output(rows, dim, pad, dtype);
+        let yv = case.framed_values(&y);
+        dropout::forward(case.queue, y.mat, residual.mat, bounds, mask);
+        case.compare("y", case.framed_values(&y), || {
+            dropout::reference::forward(&case.framed_values(&residual), &yv, &factors)
+        });
+        dropout::backward(case.queue, dx.mat, dy.mat, bounds, mask);
+        case.compare("dx", case.framed_values(&dx), || {
+            dropout::reference::backward(&case.framed_values(&dy), &factors)
+        });
+    })
+}
