@@ -41,7 +41,7 @@ fn measure(isa: Isa, threads: usize, elems: usize) {
     let rates = Rates::at(10, 1e-3, (0.9, 0.95), 1e-8, 0.5);
     let update = |working: Option<View>| {
         let range = Range { master, working, grad, m, v, weight_decay: 0.1 };
-        adamw::update(&queue, range, &rates);
+        adamw::update(&queue, range, &rates, None);
     };
     say("update, f32 alone", 28 * elems, || update(None));
     for dtype in [DType::BF16, DType::F16] {
