@@ -84,12 +84,14 @@ fn hybrid_shard() {
 
 #[test]
 fn offloaded_optimizer() {
-    assert_snapshot!(planned(&["offload_optimizer=cpu"], &["per rank", "Adam", "master", "arena", "total"]), @r"
+    let rows = ["per rank", "Adam", "master", "gradients, f32", "arena", "total"];
+    assert_snapshot!(planned(&["offload_optimizer=cpu"], &rows), @r"
     bytes per rank                              device        host        nvme
         master parameters, f32                       -     160 KiB           -
+        gradients, f32                               -     160 KiB           -
         Adam moments, f32                            -     320 KiB           -
-    arena: residents + largest phase          9.80 MiB     648 KiB           -
-    total                                     27.9 MiB     648 KiB           -
+    arena: residents + largest phase          9.72 MiB     732 KiB           -
+    total                                     27.8 MiB     732 KiB           -
     ");
 }
 

@@ -5,6 +5,9 @@ use crate::dispatch::with_real;
 
 const ELEMS_PER_ITEM: usize = 32 * 1024;
 
+/// What is rounded while it is still in the nearest cache: all states go through memory once.
+const ELEMS_PER_BLOCK: usize = 1024;
+
 pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
     let len = range.master.len();
     cpu.pool.run(len.div_ceil(ELEMS_PER_ITEM), &|item, _| {
@@ -19,16 +22,27 @@ pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
                 range.grad.slice(start, part).as_slice::<f32>(),
             )
         };
-        cpu.isa.run(
-            #[inline(always)]
-            || update_part(p, m, v, g, range.weight_decay, rates),
-        );
-        if let Some(working) = range.working {
-            with_real!(working.dtype(), R => {
+        match range.working {
+            None => cpu.isa.run(
+                #[inline(always)]
+                || update_part(p, m, v, g, range.weight_decay, rates),
+            ),
+            Some(working) => with_real!(working.dtype(), R => {
                 // SAFETY: items write disjoint parts of the working copy.
                 let working = unsafe { working.slice(start, part).as_mut::<R>() };
-                cpu.isa.run(#[inline(always)] || round(working, p));
-            });
+                cpu.isa.run(
+                    #[inline(always)]
+                    || {
+                        for (i, working) in working.chunks_mut(ELEMS_PER_BLOCK).enumerate() {
+                            let block = i * ELEMS_PER_BLOCK..i * ELEMS_PER_BLOCK + working.len();
+                            let p = &mut p[block.clone()];
+                            let (m, v, g) = (&mut m[block.clone()], &mut v[block.clone()], &g[block]);
+                            update_part(p, m, v, g, range.weight_decay, rates);
+                            round(working, p);
+                        }
+                    },
+                );
+            }),
         }
     });
 }

@@ -1,0 +1,64 @@
+//! Bytes per second of AdamW on this machine's cores, beside those of a copy: an update on the host is bound
+//! by memory, or it is badly written.
+//!
+//!     cargo run --release -p lockstep-ops --example adamw_speed -- [threads] [millions of parameters]
+#![allow(clippy::print_stdout)]
+
+use std::time::Instant;
+
+use lockstep_core::{Bytes, DType};
+use lockstep_device::{Isa, Memory, Queue, Set, View};
+use lockstep_ops::adamw::{self, Range, Rates};
+use lockstep_ops::reduce;
+
+fn main() {
+    let mut args = std::env::args().skip(1).map(|arg| arg.parse::<usize>().expect("a number"));
+    let (threads, millions) = (args.next().unwrap_or(2), args.next().unwrap_or(64));
+    for isa in Isa::all().filter(|isa| isa.set() != Set::Baseline) {
+        measure(isa, threads, millions << 20);
+    }
+}
+
+fn measure(isa: Isa, threads: usize, elems: usize) {
+    let queue = Queue::cpu_with(threads, isa);
+    let Queue::Cpu(cpu) = &queue else { unreachable!() };
+    let memory = Memory::take(Bytes(20 * elems as u64), &cpu.pool).expect("room for the states");
+    let view = |i: usize, dtype| memory.view(4 * i * elems, elems, dtype);
+    let [master, grad, m, v] = [0, 1, 2, 3].map(|i| view(i, DType::F32));
+    let values: Vec<f32> = (0..elems).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
+    for state in [master, grad, m] {
+        state.write(&values);
+    }
+    v.zero();
+    println!("{isa}, {threads} threads, {elems} parameters");
+    // Read, written, and read because they are written.
+    say("copy", 12 * elems, || reduce::copy(&queue, view(4, DType::F32), grad));
+    say("sum of squares", 4 * elems, || {
+        let leaves = memory.view(16 * elems, elems / 256, DType::F64);
+        reduce::square_leaves(&queue, leaves, grad);
+    });
+    say("addition", 12 * elems, || reduce::add(&queue, view(4, DType::F32), grad));
+    let rates = Rates::at(10, 1e-3, (0.9, 0.95), 1e-8, 0.5);
+    let update = |working: Option<View>| {
+        let range = Range { master, working, grad, m, v, weight_decay: 0.1 };
+        adamw::update(&queue, range, &rates, None);
+    };
+    say("update, f32 alone", 28 * elems, || update(None));
+    for dtype in [DType::BF16, DType::F16] {
+        say(&format!("update, {dtype} copy"), 32 * elems, || update(Some(view(4, dtype))));
+    }
+}
+
+fn say(name: &str, bytes: usize, run: impl Fn()) {
+    run();
+    let mut times: Vec<f64> = (0..9)
+        .map(|_| {
+            let start = Instant::now();
+            run();
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
+    println!("    {name:<20} median {:6.1} best {:6.1} GB/s", rate(times[4]), rate(times[0]));
+}
