@@ -26,6 +26,12 @@ def main():
         bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )
     LlamaForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": {f"w{i}": i for i in range(VOCAB)}, "unk_token": "w0"},
+    }
+    (folder / "model" / "tokenizer.json").write_text(json.dumps(tokenizer))
 
     random = np.random.default_rng(0)
     followers = random.integers(0, VOCAB, (VOCAB, 8))
