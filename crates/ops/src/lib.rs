@@ -24,10 +24,12 @@ mod dispatch;
 mod mat;
 mod math;
 mod packs;
+mod sources;
 #[cfg(test)]
 mod testing;
 
 pub use mat::Mat;
+pub use sources::sources;
 
 use lockstep_device::{CpuQueue, Queue};
 

@@ -36,17 +36,22 @@ pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
     }
 }
 
+/// Positions that are written to the table at once.
+const FILL_ROWS: usize = 1024;
+
 /// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64. `scale` multiplies
 /// cosines and sines.
 pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) {
     assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
     let positions = table.cos.len() / table.half;
-    for position in 0..positions {
-        let angles = inverse_frequencies.iter().map(|f| position as f64 * f);
-        // A row at a time on the stack of the caller's vector; run once, before training.
+    // Many rows at a time, since each write to a GPU is a copy; run once, before training.
+    for first in (0..positions).step_by(FILL_ROWS) {
+        let rows = FILL_ROWS.min(positions - first);
+        let angles =
+            (first..first + rows).flat_map(|row| inverse_frequencies.iter().map(move |f| row as f64 * f));
         let (cos, sin): (Vec<f32>, Vec<f32>) =
             angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
-        table.cos.slice(position * table.half, table.half).write(&cos);
-        table.sin.slice(position * table.half, table.half).write(&sin);
+        table.cos.slice(first * table.half, rows * table.half).write(&cos);
+        table.sin.slice(first * table.half, rows * table.half).write(&sin);
     }
 }
