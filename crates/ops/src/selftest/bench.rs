@@ -107,7 +107,8 @@ pub(crate) struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    fn take(&self, len: usize, dtype: DType) -> View<'a> {
+    /// Room that holds anything.
+    pub(crate) fn take(&self, len: usize, dtype: DType) -> View<'a> {
         let at = self.used.get();
         self.used.set((at + len * dtype.size()).next_multiple_of(256));
         self.memory.view(at, len, dtype)

@@ -123,5 +123,5 @@ fn workspace<'a>(case: &Case<'a>) -> View<'a> {
         None => matmul::scratch_bytes(case.queue.num_threads()),
         Some(_) => Lt::WORKSPACE,
     };
-    case.output(bytes.0 as usize / 4, DType::F32)
+    case.take(bytes.0 as usize / 4, DType::F32)
 }
