@@ -34,15 +34,5 @@ mod testing;
 pub use mat::Mat;
 pub use sources::sources;
 
-use lockstep_device::{CpuQueue, Queue};
-
-/// The CPU lane behind a queue. Other devices get their own arm where an operation dispatches.
-pub(crate) fn cpu(queue: &Queue) -> &CpuQueue {
-    match queue {
-        Queue::Cpu(cpu) => cpu,
-        Queue::Cuda(_) => unreachable!("this operation has no CUDA version yet"),
-    }
-}
-
 /// Rows of work that a pool item takes: small enough to balance, large enough to be worth a hand-out.
 pub(crate) const ROWS_PER_ITEM: usize = 32;

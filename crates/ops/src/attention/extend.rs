@@ -9,7 +9,7 @@ use lockstep_device::{CpuQueue, Isa, Queue, Real, View};
 
 use super::block::{Head, Operand, padded};
 use super::forward::{Panels, QueryBlock, Room};
-use super::{BLOCK_K, BLOCK_Q, Heads};
+use super::{BLOCK_K, BLOCK_Q, Heads, cuda, cuda_cache_elems};
 use crate::Mat;
 use crate::dispatch::with_real;
 use crate::matmul::NR;
@@ -41,7 +41,7 @@ pub struct Extend<'m> {
     pub scratch: View<'m>,
 }
 
-/// The size of one layer's cache, in f32 elements.
+/// The size of one layer's cache on the CPU, in f32 elements.
 pub fn cache_elems(num_kv: usize, width: usize, slots: usize, capacity: usize) -> usize {
     slots * num_kv * head_elems(width, capacity)
 }
@@ -58,17 +58,20 @@ pub fn extend(queue: &Queue, call: Extend) {
         assert_eq!(mat.view.dtype(), call.q.view.dtype(), "one storage type");
     }
     let Cache { view, slots, capacity } = call.cache;
-    assert_eq!(
-        (view.len(), view.dtype()),
-        (cache_elems(num_kv, width, slots, capacity), DType::F32),
-        "size of the cache"
-    );
+    let elems = match queue {
+        Queue::Cpu(_) => cache_elems(num_kv, width, slots, capacity),
+        Queue::Cuda(_) => cuda_cache_elems(num_kv, width, slots, capacity, call.q.view.dtype()),
+    };
+    assert_eq!((view.len(), view.dtype()), (elems, DType::F32), "size of the cache");
     assert_eq!(call.cu_seqlens.len(), call.slots.len() + 1, "a slot per document");
     for input in [&call.q, &call.k, &call.v] {
         call.out.view.assert_apart(&input.view);
         view.assert_apart(&input.view);
     }
-    run(crate::cpu(queue), &call);
+    match queue {
+        Queue::Cpu(cpu) => run(cpu, &call),
+        Queue::Cuda(queue) => cuda::extend(queue, &call),
+    }
 }
 
 /// An item is one key-value head of one document: it stores the new keys and values, then attends.

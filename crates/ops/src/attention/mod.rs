@@ -7,6 +7,7 @@
 
 mod backward;
 mod block;
+mod cuda;
 mod extend;
 mod forward;
 pub mod reference;
@@ -19,6 +20,7 @@ use lockstep_device::{Queue, View};
 use crate::Mat;
 use crate::dropout::{DocMask, Mask};
 
+pub use cuda::{cuda_cache_elems, cuda_scratch_bytes, cuda_sources};
 pub use extend::{Cache, Extend, cache_elems, extend};
 
 /// Query rows that move together through the key blocks: four row tiles.
@@ -104,7 +106,7 @@ pub struct Backward<'m> {
     pub forward: Forward<'m>,
 }
 
-/// The scratch both directions need, for documents of at most `max_doc` tokens.
+/// The scratch both directions need on the CPU, for documents of at most `max_doc` tokens.
 pub fn scratch_bytes(num_threads: usize, max_doc: usize, width: usize) -> Bytes {
     let per_thread = forward::scratch_elems(max_doc, width).max(backward::scratch_elems(max_doc, width));
     Bytes(4 * (num_threads * per_thread) as u64)
@@ -115,7 +117,10 @@ pub fn forward(queue: &Queue, call: Forward) {
     for input in [&call.q, &call.k, &call.v] {
         call.out.view.assert_apart(&input.view);
     }
-    forward::run(crate::cpu(queue), &call);
+    match queue {
+        Queue::Cpu(cpu) => forward::run(cpu, &call),
+        Queue::Cuda(cuda) => cuda::forward(cuda, &call),
+    }
 }
 
 pub fn backward(queue: &Queue, call: Backward) {
@@ -130,7 +135,10 @@ pub fn backward(queue: &Queue, call: Backward) {
             gradient.view.assert_apart(&input.view);
         }
     }
-    backward::run(crate::cpu(queue), &call);
+    match queue {
+        Queue::Cpu(cpu) => backward::run(cpu, &call),
+        Queue::Cuda(cuda) => cuda::backward(cuda, &call),
+    }
 }
 
 fn check(call: &Forward) {

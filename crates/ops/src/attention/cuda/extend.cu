@@ -1,0 +1,191 @@
+// Generation: the cache of keys and values, and attention of single tokens over it.
+//
+// One layer's cache is [slots, G, 2, capacity, h]. WIDTH is the head width h; HEADS is how many query heads of a
+// group a block takes together.
+#include "lockstep.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+// Columns that a thread has side by side, threads that share a row, and how often they go over it.
+constexpr int STEP = 8;
+__device__ constexpr int power_of_two(int least) {
+    int power = 1;
+    while (power < least) power *= 2;
+    return power;
+}
+constexpr int LANES = power_of_two((WIDTH + STEP - 1) / STEP) < 32 ? power_of_two((WIDTH + STEP - 1) / STEP) : 32;
+constexpr int PASSES = (WIDTH + STEP * LANES - 1) / (STEP * LANES);
+constexpr int OWN = PASSES * STEP;
+// Rows of keys that a warp reads at once, and that a thread takes in one go.
+constexpr int ROWS = 32 / LANES, AT_ONCE = HEADS * OWN <= 32 ? 4 : 2;
+
+__device__ __forceinline__ f32 infinity() { return __int_as_float(0x7f800000); }
+
+// Where a document's keys of one head begin in the cache; its values are capacity * WIDTH further.
+__device__ __forceinline__ size_t cache_at(u32 slot, u32 num_kv, u32 kv_head, u32 capacity) {
+    return ((size_t)slot * num_kv + kv_head) * 2 * capacity * WIDTH;
+}
+
+// This thread's columns of a row of h: STEP * lane.. of every pass. Columns past the end are zero.
+__device__ __forceinline__ void load_columns(f32 (&to)[OWN], const REAL* row, int lane) {
+#pragma unroll
+    for (int pass = 0; pass < PASSES; pass++) {
+        const int first = (pass * LANES + lane) * STEP;
+        if constexpr (WIDTH % STEP == 0) {
+            // A row of the cache is a multiple of 16 bytes.
+            constexpr int N = Pack<REAL>::N;
+#pragma unroll
+            for (int part = 0; part < STEP; part += N) {
+                Pack<REAL> pack;
+                if (first < WIDTH) pack = load_pack(row + first + part);
+#pragma unroll
+                for (int i = 0; i < N; i++) to[pass * STEP + part + i] = first < WIDTH ? to_f32(pack.at[i]) : 0.0f;
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < STEP; i++)
+                to[pass * STEP + i] = first + i < WIDTH ? to_f32(row[first + i]) : 0.0f;
+        }
+    }
+}
+
+// A row of k and of v [T, G h] to its document's place in the cache. A block per row.
+extern "C" __global__ void __launch_bounds__(THREADS) extend_store(
+    REAL* cache, u32 num_slots, u32 capacity, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
+    const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_kv
+) {
+    const u32 row = blockIdx.x, position = positions[row], slot = slots[doc_of_row(bounds, docs, row)];
+    if (slot >= num_slots || position >= capacity) return;
+    for (u32 at = threadIdx.x; at < num_kv * WIDTH; at += THREADS) {
+        const u32 kv_head = at / WIDTH, col = at % WIDTH;
+        REAL* to = cache + cache_at(slot, num_kv, kv_head, capacity) + (size_t)position * WIDTH + col;
+        to[0] = k[(size_t)row * k_stride + at];
+        to[(size_t)capacity * WIDTH] = v[(size_t)row * v_stride + at];
+    }
+}
+
+extern __shared__ __align__(16) f32 room[];
+
+// out [T, H h]: a block per row, key-value head and HEADS query heads of its group. Its warps take keys in turn,
+// each with a softmax of its own, and these are joined at the end, in order.
+extern "C" __global__ void __launch_bounds__(THREADS) extend_decode(
+    REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
+    const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_kv, u32 group, f32 scale, int window
+) {
+    const u32 parts = (group + HEADS - 1) / HEADS;
+    const u32 part = blockIdx.x % parts, kv_head = blockIdx.x / parts % num_kv, row = blockIdx.x / parts / num_kv;
+    const u32 slot = slots[doc_of_row(bounds, docs, row)], position = positions[row];
+    if (slot >= num_slots || position >= capacity) return;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES, sub = threadIdx.x % 32 / LANES;
+    const u32 first_head = part * HEADS;
+    const int heads = (int)min((u32)HEADS, group - first_head);
+    const size_t head_at = (size_t)(kv_head * group + first_head) * WIDTH;
+    const REAL* keys = cache + cache_at(slot, num_kv, kv_head, capacity);
+    const REAL* values = keys + (size_t)capacity * WIDTH;
+
+    f32 query[HEADS][OWN], sums[HEADS][OWN], largest[HEADS], sum[HEADS];
+#pragma unroll
+    for (int head = 0; head < HEADS; head++) {
+        largest[head] = -infinity();
+        sum[head] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const int col = (i / STEP * LANES + lane) * STEP + i % STEP;
+            const bool there = head < heads && col < WIDTH;
+            query[head][i] =
+                there ? to_f32(q[(size_t)row * q_stride + head_at + head * WIDTH + col]) * scale : 0.0f;
+            sums[head][i] = 0.0f;
+        }
+    }
+    const int end = (int)position + 1, first = max(0, end - window);
+    // All lanes of a warp stay in the loop together.
+    for (int start = first + warp * ROWS * AT_ONCE; start < end; start += WARPS * ROWS * AT_ONCE) {
+        // All loads before the first use.
+        f32 s[AT_ONCE][HEADS], columns[AT_ONCE][OWN], value[AT_ONCE][OWN];
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+            const size_t at = (size_t)min(start + n * ROWS + sub, end - 1) * WIDTH;
+            load_columns(columns[n], keys + at, lane);
+            load_columns(value[n], values + at, lane);
+        }
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
+#pragma unroll
+            for (int head = 0; head < HEADS; head++) {
+                f32 dot = 0.0f;
+#pragma unroll
+                for (int i = 0; i < OWN; i++) dot = fmaf(query[head][i], columns[n][i], dot);
+#pragma unroll
+                for (int offset = LANES / 2; offset > 0; offset /= 2)
+                    dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+                s[n][head] = start + n * ROWS + sub < end ? dot : -infinity();
+            }
+        }
+#pragma unroll
+        for (int head = 0; head < HEADS; head++) {
+            f32 most = largest[head];
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) most = fmaxf(most, s[n][head]);
+            const f32 base = most == -infinity() ? 0.0f : most, rescale = expf(largest[head] - base);
+            largest[head] = most;
+            sum[head] *= rescale;
+#pragma unroll
+            for (int i = 0; i < OWN; i++) sums[head][i] *= rescale;
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                const f32 one = expf(s[n][head] - base);
+                sum[head] += one;
+#pragma unroll
+                for (int i = 0; i < OWN; i++) sums[head][i] = fmaf(one, value[n][i], sums[head][i]);
+            }
+        }
+    }
+
+    // The rows that a warp had side by side become one, then the warps do.
+#pragma unroll
+    for (int head = 0; head < HEADS; head++) {
+#pragma unroll
+        for (int offset = LANES; offset < 32; offset *= 2) {
+            const f32 other = __shfl_xor_sync(0xffffffffu, largest[head], offset);
+            const f32 most = fmaxf(largest[head], other), base = most == -infinity() ? 0.0f : most;
+            const f32 own = expf(largest[head] - base), others = expf(other - base);
+            sum[head] = sum[head] * own + __shfl_xor_sync(0xffffffffu, sum[head], offset) * others;
+#pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                const f32 beside = __shfl_xor_sync(0xffffffffu, sums[head][i], offset);
+                sums[head][i] = sums[head][i] * own + beside * others;
+            }
+            largest[head] = most;
+        }
+    }
+    // [WARPS, HEADS, h] sums, then [WARPS, HEADS] of each number.
+    f32 *all_sums = room, *all_largest = room + WARPS * HEADS * WIDTH, *all_sum = all_largest + WARPS * HEADS;
+#pragma unroll
+    for (int head = 0; head < HEADS; head++) {
+        if (sub == 0) {
+#pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                const int col = (i / STEP * LANES + lane) * STEP + i % STEP;
+                if (col < WIDTH) all_sums[(warp * HEADS + head) * WIDTH + col] = sums[head][i];
+            }
+        }
+        if (threadIdx.x % 32 == 0) {
+            all_largest[warp * HEADS + head] = largest[head];
+            all_sum[warp * HEADS + head] = sum[head];
+        }
+    }
+    __syncthreads();
+    for (int at = threadIdx.x; at < heads * WIDTH; at += THREADS) {
+        const int head = at / WIDTH, col = at % WIDTH;
+        f32 most = -infinity();
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) most = fmaxf(most, all_largest[w * HEADS + head]);
+        f32 total = 0.0f, value = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const f32 weight = expf(all_largest[w * HEADS + head] - most);
+            total = fmaf(all_sum[w * HEADS + head], weight, total);
+            value = fmaf(all_sums[(w * HEADS + head) * WIDTH + col], weight, value);
+        }
+        out[(size_t)row * out_stride + head_at + at] = from_f32<REAL>(value / total);
+    }
+}

@@ -1,0 +1,106 @@
+//! Generation on a GPU: new keys and values join the cache, then the new queries attend over it.
+//!
+//! One layer's cache is \[slots, G, 2, capacity, h\] in the storage type: a head's keys lie one after the other,
+//! then its values. Few new tokens per document go through `decode`, where the query heads of a group share the
+//! keys they load and the block's warps share out the keys; many go by tiles, as in training.
+
+use lockstep_core::DType;
+use lockstep_device::args;
+use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
+
+use super::super::Extend;
+use super::{flash, num_docs, plain, window};
+
+static EXTEND: Source = Source { name: "attention_extend", text: include_str!("extend.cu") };
+
+/// Threads of a block, in both kernels.
+const THREADS: usize = 256;
+/// With at most this many new tokens per document, on average, tiles would be mostly empty.
+const FEW: usize = 4;
+
+/// The size of one layer's cache on a GPU, in f32 elements.
+pub fn cuda_cache_elems(num_kv: usize, width: usize, slots: usize, capacity: usize, storage: DType) -> usize {
+    (slots * num_kv * 2 * capacity * width * storage.size()).div_ceil(4)
+}
+
+/// Query heads that a block of `decode` takes together: a thread holds as many columns of each.
+fn heads_at_once(group: usize, width: usize) -> usize {
+    group.min(if width <= 256 { 8 } else { 4 })
+}
+
+fn variant(real: DType, width: usize, group: usize) -> Variant {
+    Variant::of(real).with("WIDTH", width as u32).with("HEADS", heads_at_once(group, width) as u32)
+}
+
+pub(super) fn sources(real: DType) -> impl Iterator<Item = (&'static Source, Variant)> {
+    let sizes = [(20, 3), (64, 1), (128, 4), (256, 8), (512, 4)];
+    sizes.into_iter().map(move |(width, group)| (&EXTEND, variant(real, width, group)))
+}
+
+pub(in super::super) fn extend(cuda: &CudaQueue, call: &Extend) {
+    assert!(
+        call.cache.view.is_empty() || call.cache.view.device_ptr().is_multiple_of(16),
+        "a cache at a multiple of 16 bytes"
+    );
+    store(cuda, call);
+    if call.q.rows <= FEW * num_docs(call.cu_seqlens) {
+        decode(cuda, call);
+    } else if flash::can(&call.heads, &[&call.out, &call.q]) {
+        flash::extend(cuda, call);
+    } else {
+        plain::extend(cuda, call);
+    }
+}
+
+/// The new tokens' k and v to the cache.
+fn store(cuda: &CudaQueue, call: &Extend) {
+    let Extend { heads, k, v, cu_seqlens, positions, slots, cache, .. } = *call;
+    let variant = variant(k.view.dtype(), heads.width, heads.num_q / heads.num_kv);
+    let kernel = cuda.kernel_variant(&EXTEND, variant, "extend_store");
+    let args = args![
+        cache.view,
+        cache.slots,
+        cache.capacity,
+        k.view,
+        k.stride,
+        v.view,
+        v.stride,
+        slots,
+        positions,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        heads.num_kv,
+    ];
+    // SAFETY: the kernel's parameters in order; it has a block per row of k and v, finds the row's document
+    // within the bounds, and writes to slots and positions that the cache has alone.
+    unsafe { cuda.launch(kernel, Launch::new(k.rows, THREADS), args) };
+}
+
+fn decode(cuda: &CudaQueue, call: &Extend) {
+    let Extend { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
+    let group = heads.num_q / heads.num_kv;
+    let kernel = cuda.kernel_variant(&EXTEND, variant(q.view.dtype(), heads.width, group), "extend_decode");
+    let at_once = heads_at_once(group, heads.width);
+    let blocks = q.rows * heads.num_kv * group.div_ceil(at_once);
+    // A row of sums, a largest score and a sum for each warp and head.
+    let shared = 4 * (THREADS / 32) * at_once * (heads.width + 2);
+    let args = args![
+        out.view,
+        out.stride,
+        q.view,
+        q.stride,
+        cache.view,
+        cache.slots,
+        cache.capacity,
+        slots,
+        positions,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        heads.num_kv,
+        group,
+        heads.scale,
+        window(&heads),
+    ];
+    // SAFETY: as in `store`: rows of q and out, and what the cache holds of their documents.
+    unsafe { cuda.launch(kernel, Launch { shared, ..Launch::new(blocks, THREADS) }, args) };
+}

@@ -1,0 +1,197 @@
+//! Attention on tensor cores.
+
+use lockstep_core::DType;
+use lockstep_device::args;
+use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
+
+use super::super::{Backward, Extend, Forward, Heads};
+use super::{Rows, aligned, most_tiles, num_docs, window};
+use crate::Mat;
+
+static FORWARD: Source = Source {
+    name: "flash_forward",
+    text: concat!(
+        include_str!("tiles.cu"),
+        include_str!("mma.cu"),
+        include_str!("fragments.cu"),
+        include_str!("flash_forward.cu")
+    ),
+};
+
+static BACKWARD: Source = Source {
+    name: "flash_backward",
+    text: concat!(
+        include_str!("tiles.cu"),
+        include_str!("mma.cu"),
+        include_str!("fragments.cu"),
+        include_str!("flash_backward.cu")
+    ),
+};
+
+const THREADS: usize = 128;
+/// Rows of backward's own tiles: 16 to a warp.
+const BACKWARD_ROWS: usize = 64;
+const MAX_WIDTH: usize = 256;
+/// Up to here a warp's registers hold 32 rows forward, and the sums of both dk and dv backward.
+const NARROW: usize = 128;
+
+/// What backward's kernels expect the log-sum-exps to be multiplied by.
+pub(super) const LOG_SCALE: f32 = std::f32::consts::LOG2_E;
+
+/// Queries of a block and keys of a step, forward. Tiles fit in the shared memory of the smallest GPUs, 99 KiB.
+const fn forward_tile(width: usize) -> (usize, usize) {
+    if width <= NARROW { (128, 64) } else { (64, 64) }
+}
+
+/// Rows of a step, backward.
+const fn backward_step(width: usize) -> usize {
+    if width <= NARROW { 32 } else { 16 }
+}
+
+/// Whether these operands are such as these kernels work on.
+pub(super) fn can(heads: &Heads, mats: &[&Mat]) -> bool {
+    let of_type = mats.iter().all(|mat| matches!(mat.view.dtype(), DType::BF16 | DType::F16));
+    let of_width = heads.width.is_multiple_of(16) && heads.width <= MAX_WIDTH;
+    // The largest score stays the largest when it is scaled.
+    of_type && of_width && heads.scale > 0.0 && mats.iter().all(|mat| aligned(mat))
+}
+
+fn forward_variant(real: DType, width: usize) -> Variant {
+    let (rows, keys) = forward_tile(width);
+    Variant::of(real).with("WIDTH", width as u32).with("ROWS", rows as u32).with("KEYS", keys as u32)
+}
+
+fn backward_variant(real: DType, width: usize) -> Variant {
+    Variant::of(real).with("WIDTH", width as u32).with("COLS", backward_step(width) as u32)
+}
+
+pub(super) fn sources(real: DType) -> impl Iterator<Item = (&'static Source, Variant)> {
+    [16, 48, 64, 80, 96, 128, 256].into_iter().flat_map(move |width| {
+        [(&FORWARD, forward_variant(real, width)), (&BACKWARD, backward_variant(real, width))]
+    })
+}
+
+/// A block for each tile there can be, with `rows` rows of shared memory.
+fn launch(blocks: usize, width: usize, rows: usize) -> Launch {
+    Launch { shared: 2 * rows * (width + 8), ..Launch::new(blocks, THREADS) }
+}
+
+fn forward_launch(tokens: usize, cu_seqlens: lockstep_device::View, heads: &Heads) -> Launch {
+    let (rows, keys) = forward_tile(heads.width);
+    launch(most_tiles(tokens, cu_seqlens, rows) * heads.num_q, heads.width, rows + 2 * keys)
+}
+
+pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
+    let Forward { heads, out, lse, q, k, v, cu_seqlens, .. } = *call;
+    let kernel = cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "flash_forward");
+    let args = args![
+        out.view,
+        out.stride,
+        lse,
+        q.view,
+        q.stride,
+        k.view,
+        k.stride,
+        v.view,
+        v.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        heads.num_q,
+        heads.num_q / heads.num_kv,
+        heads.scale,
+        window(&heads),
+    ];
+    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
+    // end is the number of rows, and columns of heads, which `check` found in the matrices.
+    unsafe { cuda.launch(kernel, forward_launch(q.rows, cu_seqlens, &heads), args) };
+}
+
+pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
+    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
+    let variant = backward_variant(q.view.dtype(), heads.width);
+    let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);
+    // Two tiles of the block's own, and two stages of two.
+    let shared_rows = 2 * BACKWARD_ROWS + 4 * backward_step(heads.width);
+    let group = heads.num_q / heads.num_kv;
+
+    let args = args![
+        dq.view,
+        dq.stride,
+        dout.view,
+        dout.stride,
+        rows.lse,
+        rows.delta,
+        q.view,
+        q.stride,
+        k.view,
+        k.stride,
+        v.view,
+        v.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        q.rows,
+        heads.num_q,
+        group,
+        heads.scale,
+        window(&heads),
+    ];
+    let kernel = cuda.kernel_variant(&BACKWARD, variant, "flash_dq");
+    // SAFETY: as in forward; the gradients have the shapes of what they are of.
+    unsafe { cuda.launch(kernel, launch(tiles * heads.num_q, heads.width, shared_rows), args) };
+
+    let args = args![
+        dk.view,
+        dk.stride,
+        dv.view,
+        dv.stride,
+        dout.view,
+        dout.stride,
+        rows.lse,
+        rows.delta,
+        q.view,
+        q.stride,
+        k.view,
+        k.stride,
+        v.view,
+        v.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        q.rows,
+        heads.num_q,
+        group,
+        heads.scale,
+        window(&heads),
+    ];
+    let names: &[&'static str] =
+        if heads.width <= NARROW { &["flash_dkv"] } else { &["flash_dk", "flash_dv"] };
+    for name in names {
+        let kernel = cuda.kernel_variant(&BACKWARD, variant, name);
+        // SAFETY: as above.
+        unsafe { cuda.launch(kernel, launch(tiles * heads.num_kv, heads.width, shared_rows), args) };
+    }
+}
+
+/// Attends over the cache, in which the new keys and values already are.
+pub(super) fn extend(cuda: &CudaQueue, call: &Extend) {
+    let Extend { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
+    let kernel = cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "flash_extend");
+    let args = args![
+        out.view,
+        out.stride,
+        q.view,
+        q.stride,
+        cache.view,
+        cache.slots,
+        cache.capacity,
+        slots,
+        positions,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        heads.num_q,
+        heads.num_q / heads.num_kv,
+        heads.scale,
+        window(&heads),
+    ];
+    // SAFETY: as in forward; documents whose slot or length the cache does not have are left out by the kernel.
+    unsafe { cuda.launch(kernel, forward_launch(q.rows, cu_seqlens, &heads), args) };
+}

@@ -1,0 +1,176 @@
+// Attention on tensor cores, forward. A block has ROWS queries of one head; a warp has ROWS / 4 of them and goes
+// over KEYS keys at a time. Values are copied while scores are computed, the next keys while values are summed.
+// The softmax is in powers of two: `scale` becomes scale * log2(e).
+
+// 16-row parts of a warp.
+constexpr int PARTS = ROWS / 16 / WARPS;
+// Blocks that a multiprocessor should have registers for.
+constexpr int BLOCKS = WIDTH <= 48 ? 3 : WIDTH <= 128 ? 2 : 1;
+
+// Queries of one head over the keys they see. Query and key numbers count from the document's start; the first of
+// the `rows` query rows at q, and of the output rows, is query `past`.
+__device__ __forceinline__ void attend(
+    REAL* out, u32 out_stride, f32* lse, u32 lse_stride, const REAL* q, u32 q_stride, const REAL* k,
+    u32 k_stride, const REAL* v, u32 v_stride, int tile, int rows, int past, f32 scale, int window
+) {
+    REAL *q_tile = room, *k_tile = q_tile + ROWS * STRIDE, *v_tile = k_tile + KEYS * STRIDE;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp_row = threadIdx.x / 32 * 16 * PARTS;
+    const int first_row = tile * ROWS, first_q = past + first_row, keys = past + rows;
+    const int end = min(first_q + ROWS, keys);
+    // The warp's first and last query.
+    const int low_q = first_q + warp_row, high_q = low_q + 16 * PARTS - 1;
+    const f32 scale_log2 = scale * LOG2_E;
+
+    f32 sums[PARTS][WIDTH / 8][4], largest[PARTS][2], sum[PARTS][2];
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) {
+        clear(sums[m]);
+        largest[m][0] = largest[m][1] = -infinity();
+        sum[m][0] = sum[m][1] = 0.0f;
+    }
+    int first_k = first_key(first_q, window) / KEYS * KEYS;
+    copy_rows<ROWS>(q_tile, q, q_stride, first_row, rows);
+    copy_rows<KEYS>(k_tile, k, k_stride, first_k, keys);
+    commit_copies();
+    for (; first_k < end; first_k += KEYS) {
+        const int last_k = first_k + KEYS - 1;
+        // Rows that see nothing of these keys leave their sums as they are.
+        const bool seen = first_k <= high_q && last_k >= first_key(low_q, window);
+        wait_copies<0>();
+        __syncthreads();
+        copy_rows<KEYS>(v_tile, v, v_stride, first_k, keys);
+        commit_copies();
+
+        f32 s[PARTS][KEYS / 8][4];
+        if (seen) {
+#pragma unroll
+            for (int m = 0; m < PARTS; m++) clear(s[m]);
+#pragma unroll
+            for (int c = 0; c < WIDTH; c += 16) {
+                u32 a[PARTS][4];
+#pragma unroll
+                for (int m = 0; m < PARTS; m++) load_a(a[m], q_tile, warp_row + 16 * m, c);
+#pragma unroll
+                for (int n = 0; n < KEYS / 16; n++) {
+                    u32 b[4];
+                    load_b_of_rows(b, k_tile, 16 * n, c);
+#pragma unroll
+                    for (int m = 0; m < PARTS; m++) {
+                        multiply(s[m][2 * n], a[m], b[0], b[1], REAL{});
+                        multiply(s[m][2 * n + 1], a[m], b[2], b[3], REAL{});
+                    }
+                }
+            }
+        }
+        wait_copies<0>();
+        __syncthreads();
+        if (first_k + KEYS < end) copy_rows<KEYS>(k_tile, k, k_stride, first_k + KEYS, keys);
+        commit_copies();
+        if (!seen) continue;
+
+        if (last_k > low_q || first_k < first_key(high_q, window)) {
+#pragma unroll
+            for (int m = 0; m < PARTS; m++)
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) {
+                        const int query = low_q + 16 * m + g + i / 2 * 8, key = first_k + 8 * n + 2 * t + i % 2;
+                        if (!sees(query, key, window)) s[m][n][i] = -infinity();
+                    }
+        }
+#pragma unroll
+        for (int m = 0; m < PARTS; m++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                f32 most = largest[m][r];
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+                    most = fmaxf(most, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+                most = quad_max(most);
+                const f32 base = most == -infinity() ? 0.0f : most * scale_log2;
+                const f32 rescale = power_of_two(largest[m][r] * scale_log2 - base);
+                f32 total = 0.0f;
+#pragma unroll
+                for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                    for (int i = 2 * r; i < 2 * r + 2; i++) {
+                        s[m][n][i] = power_of_two(fmaf(s[m][n][i], scale_log2, -base));
+                        total += s[m][n][i];
+                    }
+                sum[m][r] = fmaf(sum[m][r], rescale, total);
+                largest[m][r] = most;
+#pragma unroll
+                for (int n = 0; n < WIDTH / 8; n++) {
+                    sums[m][n][2 * r] *= rescale;
+                    sums[m][n][2 * r + 1] *= rescale;
+                }
+            }
+#pragma unroll
+        for (int j = 0; j < KEYS / 16; j++) {
+            u32 a[PARTS][4];
+#pragma unroll
+            for (int m = 0; m < PARTS; m++) round_to_a(a[m], s[m], j);
+#pragma unroll
+            for (int n = 0; n < WIDTH / 16; n++) {
+                u32 b[4];
+                load_b(b, v_tile, 16 * j, 16 * n);
+#pragma unroll
+                for (int m = 0; m < PARTS; m++) {
+                    multiply(sums[m][2 * n], a[m], b[0], b[1], REAL{});
+                    multiply(sums[m][2 * n + 1], a[m], b[2], b[3], REAL{});
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < PARTS; m++) {
+        f32 by[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const f32 total = quad_sum(sum[m][r]);
+            const int row = first_row + warp_row + 16 * m + g + 8 * r;
+            if (lse != nullptr && t == 0 && row < rows)
+                lse[(size_t)row * lse_stride] = largest[m][r] * scale + logf(total);
+            by[r] = 1.0f / total;
+        }
+        const int part = warp_row + 16 * m;
+        store_rows(out, out_stride, first_row + part, rows, q_tile + part * STRIDE, sums[m], by[0], by[1]);
+    }
+}
+
+// out [T, H h] and lse [T, H] from q [T, H h], k, v [T, G h]. A document's last rows, which see the most keys,
+// come first in the grid.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_forward(
+    REAL* out, u32 out_stride, f32* lse, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v,
+    u32 v_stride, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window
+) {
+    Tile tile;
+    if (!find_tile(bounds, docs, ROWS, blockIdx.x / num_q, tile)) return;
+    const u32 head = blockIdx.x % num_q, kv_head = head / group;
+    const size_t base = tile.base;
+    attend(
+        out + base * out_stride + head * WIDTH, out_stride, lse + base * num_q + head, num_q,
+        q + base * q_stride + head * WIDTH, q_stride, k + base * k_stride + kv_head * WIDTH, k_stride,
+        v + base * v_stride + kv_head * WIDTH, v_stride, tile.count - 1 - tile.index, tile.len, 0, scale, window);
+}
+
+// The same for new tokens of documents whose keys and values, the new ones among them, are in a cache
+// [slots, G, 2, capacity, h]. `positions` [T], `slots` [documents].
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_extend(
+    REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
+    const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window
+) {
+    Tile tile;
+    if (!find_tile(bounds, docs, ROWS, blockIdx.x / num_q, tile)) return;
+    const u32 head = blockIdx.x % num_q, kv_head = head / group, slot = slots[tile.doc];
+    const u32 past = positions[tile.base];
+    if (slot >= num_slots || past + tile.len > capacity) return;
+    const size_t base = tile.base;
+    const REAL* keys = cache + ((size_t)slot * (num_q / group) + kv_head) * 2 * capacity * WIDTH;
+    attend(
+        out + base * out_stride + head * WIDTH, out_stride, nullptr, 0, q + base * q_stride + head * WIDTH, q_stride,
+        keys, WIDTH, keys + (size_t)capacity * WIDTH, WIDTH, tile.count - 1 - tile.index, tile.len, (int)past, scale,
+        window);
+}

@@ -1,0 +1,92 @@
+// Tiles of rows in shared memory, and parts of them in the registers of a warp.
+
+// 16 bytes of a row, and the threads that copy a row side by side: a power of two.
+constexpr int PACKS = WIDTH / 8;
+constexpr int BESIDE = PACKS & -PACKS;
+
+// Rows [first, first + NUM) of one head, of which there are `len`; the rest is zero.
+template <int NUM> __device__ __forceinline__ void copy_rows(
+    REAL* to, const REAL* from, u32 stride, int first, int len
+) {
+    constexpr int STEP = THREADS / BESIDE;
+    const int col = threadIdx.x % BESIDE * 8;
+    int row = threadIdx.x / BESIDE;
+    to += row * STRIDE + col;
+    from += (size_t)(first + row) * stride + col;
+#pragma unroll
+    for (int i = 0; i < (NUM + STEP - 1) / STEP; i++) {
+        if (NUM % STEP != 0 && row >= NUM) break;
+        const bool there = first + row < len;
+#pragma unroll
+        for (int pass = 0; pass < PACKS / BESIDE; pass++)
+            copy_async(to + i * STEP * STRIDE + pass * BESIDE * 8, from + pass * BESIDE * 8, there);
+        from += (size_t)STEP * stride;
+        row += STEP;
+    }
+}
+
+// A [16, 16] at a row and column of a tile.
+__device__ __forceinline__ void load_a(u32 (&a)[4], const REAL* tile, int row, int col) {
+    const int lane = threadIdx.x % 32;
+    load_matrices(a, tile + (row + lane % 16) * STRIDE + col + lane / 16 * 8);
+}
+
+// Two B of [16, 8] side by side: 16 columns, which are rows of the tile, as for products with its transpose.
+__device__ __forceinline__ void load_b_of_rows(u32 (&b)[4], const REAL* tile, int row, int col) {
+    const int lane = threadIdx.x % 32;
+    load_matrices(b, tile + (row + lane % 8 + lane / 16 * 8) * STRIDE + col + lane / 8 % 2 * 8);
+}
+
+// Two B of [16, 8] side by side, as they lie in the tile.
+__device__ __forceinline__ void load_b(u32 (&b)[4], const REAL* tile, int row, int col) {
+    const int lane = threadIdx.x % 32;
+    load_matrices_transposed(b, tile + (row + lane % 16) * STRIDE + col + lane / 16 * 8);
+}
+
+template <int N> __device__ __forceinline__ void clear(f32 (&c)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) c[n][i] = 0.0f;
+}
+
+// Columns [16 k, 16 k + 16) of a C of many columns, rounded, as an A.
+template <int N> __device__ __forceinline__ void round_to_a(u32 (&a)[4], const f32 (&c)[N][4], int k) {
+    a[0] = round_pair(c[2 * k][0], c[2 * k][1], REAL{});
+    a[1] = round_pair(c[2 * k][2], c[2 * k][3], REAL{});
+    a[2] = round_pair(c[2 * k + 1][0], c[2 * k + 1][1], REAL{});
+    a[3] = round_pair(c[2 * k + 1][2], c[2 * k + 1][3], REAL{});
+}
+
+// 16 rows of results [16, h], with a factor for rows g and one for rows g + 8, through 16 rows of a tile that this
+// warp alone uses, to memory. Rows [first, first + 16) of `len` are stored.
+__device__ __forceinline__ void store_rows(
+    REAL* to, size_t stride, int first, int len, REAL* tile, const f32 (&c)[WIDTH / 8][4], f32 by_low, f32 by_high
+) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; n++) {
+        u32* low = reinterpret_cast<u32*>(tile + g * STRIDE + 8 * n + 2 * t);
+        u32* high = reinterpret_cast<u32*>(tile + (g + 8) * STRIDE + 8 * n + 2 * t);
+        *low = round_pair(c[n][0] * by_low, c[n][1] * by_low, REAL{});
+        *high = round_pair(c[n][2] * by_high, c[n][3] * by_high, REAL{});
+    }
+    __syncwarp();
+#pragma unroll
+    for (int at = lane; at < 16 * PACKS; at += 32) {
+        const int row = at / PACKS, col = at % PACKS * 8;
+        if (first + row < len)
+            store_pack(to + (size_t)(first + row) * stride + col, load_pack(tile + row * STRIDE + col));
+    }
+}
+
+// Over the four threads that share a row.
+__device__ __forceinline__ f32 quad_max(f32 x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ f32 quad_sum(f32 x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}

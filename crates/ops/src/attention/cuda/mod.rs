@@ -1,0 +1,121 @@
+//! Attention on a GPU.
+//!
+//! `flash` works on tensor cores: bf16 and f16, head widths that are multiples of 16, rows at multiples of 16
+//! bytes. `plain` does everything else: f32, odd widths, dropout. Both go by tiles of a document, as the CPU does,
+//! and no sum is shared between blocks, so a run repeats bit for bit and a row depends on its document alone.
+//! The host does not know where documents begin: it starts a block for every tile there can be, and a block finds
+//! its own from the bounds.
+
+mod extend;
+mod flash;
+mod plain;
+
+use lockstep_core::{Bytes, DType};
+use lockstep_device::View;
+use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
+
+use super::{Backward, Forward, Heads};
+use crate::Mat;
+
+pub use extend::cuda_cache_elems;
+pub(super) use extend::extend;
+
+static DELTA: Source = Source { name: "attention_delta", text: include_str!("delta.cu") };
+
+/// The scratch that backward needs on a GPU.
+pub fn cuda_scratch_bytes(tokens: usize, num_q_heads: usize) -> Bytes {
+    Bytes(2 * 4 * (tokens * num_q_heads) as u64)
+}
+
+/// Every source of attention with variants worth compiling ahead.
+pub fn cuda_sources() -> Vec<(&'static Source, Variant)> {
+    let mut all = Vec::new();
+    for real in [DType::F32, DType::BF16, DType::F16] {
+        all.push((&DELTA, Variant::of(real)));
+        all.extend([20, 128, 512].map(|width| plain::variant(real, width)));
+        all.extend(extend::sources(real));
+    }
+    all.extend(flash::sources(DType::BF16).chain(flash::sources(DType::F16)));
+    all
+}
+
+pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
+    let Forward { heads, out, q, k, v, dropout, .. } = call;
+    if dropout.is_none() && flash::can(heads, &[out, q, k, v]) {
+        flash::forward(cuda, call);
+    } else {
+        plain::forward(cuda, call);
+    }
+}
+
+pub(super) fn backward(cuda: &CudaQueue, call: &Backward) {
+    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, dropout, .. } } = call;
+    if dropout.is_none() && flash::can(heads, &[dq, dk, dv, dout, q, k, v]) {
+        let rows = prepare(cuda, call, flash::LOG_SCALE);
+        flash::backward(cuda, call, rows);
+    } else {
+        let rows = prepare(cuda, call, 1.0);
+        plain::backward(cuda, call, rows);
+    }
+}
+
+/// What backward knows of every row and head, by heads: \[H, T\] in f32.
+#[derive(Clone, Copy)]
+struct Rows<'m> {
+    delta: View<'m>,
+    lse: View<'m>,
+}
+
+/// Fills the scratch. The log-sum-exps are multiplied by `log_scale`.
+fn prepare<'m>(cuda: &CudaQueue, call: &Backward<'m>, log_scale: f32) -> Rows<'m> {
+    let Backward { dout, forward: Forward { heads, out, lse, scratch, .. }, .. } = *call;
+    let Heads { num_q, width, .. } = heads;
+    let (tokens, scratch) = (out.rows, scratch.cast(DType::F32));
+    assert!(scratch.bytes() as u64 >= cuda_scratch_bytes(tokens, num_q).0, "scratch of attention's backward");
+    let rows =
+        Rows { delta: scratch.slice(0, tokens * num_q), lse: scratch.slice(tokens * num_q, tokens * num_q) };
+    let real = out.view.dtype();
+    let vectors = [&out, &dout].iter().all(|mat| aligned(mat)) && (width * real.size()).is_multiple_of(16);
+    let step = if vectors { 16 / real.size() } else { 1 };
+    let lanes = width.div_ceil(step).next_power_of_two().min(32);
+    let kernel = cuda.kernel(&DELTA, real, "attention_delta");
+    let launch = Launch::new((tokens * num_q).div_ceil(256 / lanes), 256);
+    let args = lockstep_device::args![
+        rows.delta,
+        rows.lse,
+        out.view,
+        out.stride,
+        dout.view,
+        dout.stride,
+        lse,
+        tokens,
+        num_q,
+        width,
+        lanes,
+        u32::from(vectors),
+        log_scale,
+    ];
+    // SAFETY: the kernel's parameters in order; a row of a head is read within its matrices' [T, H h], and the
+    // two results have a number for each.
+    unsafe { cuda.launch(kernel, launch, args) };
+    rows
+}
+
+/// Whether rows, and heads of a width that is whole in 16 bytes, begin at multiples of 16 bytes.
+fn aligned(mat: &Mat) -> bool {
+    mat.view.device_ptr().is_multiple_of(16) && (mat.stride * mat.view.dtype().size()).is_multiple_of(16)
+}
+
+/// The most tiles of `rows` rows that documents with these bounds can have.
+fn most_tiles(tokens: usize, cu_seqlens: View, rows: usize) -> usize {
+    tokens / rows + num_docs(cu_seqlens)
+}
+
+fn num_docs(cu_seqlens: View) -> usize {
+    cu_seqlens.len().saturating_sub(1)
+}
+
+/// The window as kernels take it: one that is never full where there is none.
+fn window(heads: &Heads) -> i32 {
+    heads.window.map_or(i32::MAX, |window| i32::try_from(window).unwrap_or(i32::MAX))
+}

@@ -1,0 +1,168 @@
+//! Attention without tensor cores.
+
+use lockstep_core::DType;
+use lockstep_device::args;
+use lockstep_device::cuda::{Arg, CudaQueue, Launch, Source, Variant};
+
+use super::super::{Backward, Extend, Forward};
+use super::{Rows, most_tiles, num_docs, window};
+use crate::dropout::Mask;
+
+static PLAIN: Source =
+    Source { name: "attention_plain", text: concat!(include_str!("tiles.cu"), include_str!("plain.cu")) };
+
+const THREADS: usize = 64;
+const MAX_WIDTH: usize = 512;
+
+/// Rows of a tile, chosen so that four tiles in f32 lie in shared memory.
+const fn tile(width: usize) -> usize {
+    match width {
+        0..=128 => 32,
+        129..=256 => 16,
+        _ => 8,
+    }
+}
+
+pub(super) fn variant(real: DType, width: usize) -> (&'static Source, Variant) {
+    assert!((1..=MAX_WIDTH).contains(&width), "a head of {width}: at most {MAX_WIDTH} on a GPU");
+    (&PLAIN, Variant::of(real).with("WIDTH", width as u32).with("TILE", tile(width) as u32))
+}
+
+/// `tiles` of rows and `scores` tiles of scores, as the kernels lay them out.
+fn launch(blocks: usize, width: usize, tiles: usize, scores: usize) -> Launch {
+    let (rows, stride) = (tile(width), 4 * (width.div_ceil(4) | 1));
+    let elems = tiles * rows * stride + scores * rows * (rows + 1);
+    Launch { shared: 4 * elems, ..Launch::new(blocks, THREADS) }
+}
+
+/// The arguments that dropout adds to a kernel's.
+fn dropout_args(dropout: Option<Mask>) -> [Arg; 6] {
+    match dropout {
+        None => args![None, 0u64, 0u32, 0u32, 0u32, 1f32],
+        Some(mask) => {
+            args![mask.samples, mask.seed, mask.step, mask.place(), mask.threshold(), mask.scale()]
+        }
+    }
+}
+
+/// All arguments in one array.
+fn joined<const A: usize, const N: usize>(first: [Arg; A], dropout: Option<Mask>) -> [Arg; N] {
+    assert_eq!(A + 6, N, "arguments with dropout's");
+    let last = dropout_args(dropout);
+    std::array::from_fn(|i| if i < A { first[i] } else { last[i - A] })
+}
+
+pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
+    let Forward { heads, out, lse, q, k, v, cu_seqlens, dropout, .. } = *call;
+    let (source, variant) = variant(q.view.dtype(), heads.width);
+    let kernel = cuda.kernel_variant(source, variant, "plain_forward");
+    let blocks = most_tiles(q.rows, cu_seqlens, tile(heads.width)) * heads.num_q;
+    let first = args![
+        out.view,
+        out.stride,
+        lse,
+        q.view,
+        q.stride,
+        k.view,
+        k.stride,
+        v.view,
+        v.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        heads.num_q,
+        heads.num_q / heads.num_kv,
+        heads.scale,
+        window(&heads),
+    ];
+    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
+    // end is the number of rows, and columns of heads, which `check` found in the matrices.
+    unsafe { cuda.launch(kernel, launch(blocks, heads.width, 2, 1), joined::<15, 21>(first, dropout)) };
+}
+
+pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
+    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, dropout, .. } } = *call;
+    let (source, variant) = variant(q.view.dtype(), heads.width);
+    let tiles = most_tiles(q.rows, cu_seqlens, tile(heads.width));
+    let group = heads.num_q / heads.num_kv;
+
+    let kernel = cuda.kernel_variant(source, variant, "plain_dq");
+    let first = args![
+        dq.view,
+        dq.stride,
+        dout.view,
+        dout.stride,
+        rows.lse,
+        rows.delta,
+        q.view,
+        q.stride,
+        k.view,
+        k.stride,
+        v.view,
+        v.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        q.rows,
+        heads.num_q,
+        group,
+        heads.scale,
+        window(&heads),
+    ];
+    let grid = launch(tiles * heads.num_q, heads.width, 4, 1);
+    // SAFETY: as in forward; the gradients have the shapes of what they are of.
+    unsafe { cuda.launch(kernel, grid, joined::<19, 25>(first, dropout)) };
+
+    let kernel = cuda.kernel_variant(source, variant, "plain_dkv");
+    let first = args![
+        dk.view,
+        dk.stride,
+        dv.view,
+        dv.stride,
+        dout.view,
+        dout.stride,
+        rows.lse,
+        rows.delta,
+        q.view,
+        q.stride,
+        k.view,
+        k.stride,
+        v.view,
+        v.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        q.rows,
+        heads.num_q,
+        group,
+        heads.scale,
+        window(&heads),
+    ];
+    let grid = launch(tiles * heads.num_kv, heads.width, 4, 2);
+    // SAFETY: as above.
+    unsafe { cuda.launch(kernel, grid, joined::<21, 27>(first, dropout)) };
+}
+
+/// Attends over the cache, in which the new keys and values already are.
+pub(super) fn extend(cuda: &CudaQueue, call: &Extend) {
+    let Extend { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
+    let (source, variant) = variant(q.view.dtype(), heads.width);
+    let kernel = cuda.kernel_variant(source, variant, "plain_extend");
+    let blocks = most_tiles(q.rows, cu_seqlens, tile(heads.width)) * heads.num_q;
+    let args = args![
+        out.view,
+        out.stride,
+        q.view,
+        q.stride,
+        cache.view,
+        cache.slots,
+        cache.capacity,
+        slots,
+        positions,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        heads.num_q,
+        heads.num_q / heads.num_kv,
+        heads.scale,
+        window(&heads),
+    ];
+    // SAFETY: as in forward; documents whose slot or length the cache does not have are left out by the kernel.
+    unsafe { cuda.launch(kernel, launch(blocks, heads.width, 2, 1), args) };
+}
