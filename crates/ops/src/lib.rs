@@ -1,10 +1,13 @@
 //! The operations of a decoder, forward and backward, a folder each.
 //!
-//! A folder holds what the operation means (`mod.rs`), the CPU version, and one test that judges every
-//! version by a plain reference in f64, by finite differences and by the row contract: an output row
-//! depends on its row and its document alone. Operations allocate nothing; scratch comes from the
-//! caller. Letters in shapes: T tokens, D model width, H query heads, G key-value heads, h head width,
-//! F feed-forward width, V vocabulary.
+//! A folder holds what the operation means (`mod.rs`), the CPU and the CUDA version (`kernels.cu`, compiled at run
+//! time), and tests that judge them by a plain reference in f64, by finite differences and by the row contract: an
+//! output row depends on its row and its document alone. `selftest` runs the comparison with the reference on the
+//! user's device. Operations allocate nothing; scratch comes from the caller. On a GPU activations and weights have
+//! one storage type; statistics, logits and weight gradients are f32.
+//!
+//! Letters in shapes: T tokens, D model width, H query heads, G key-value heads, h head width, F feed-forward width,
+//! V vocabulary.
 
 pub mod adamw;
 pub mod attention;
@@ -24,10 +27,12 @@ mod dispatch;
 mod mat;
 mod math;
 mod packs;
+mod sources;
 #[cfg(test)]
 mod testing;
 
 pub use mat::Mat;
+pub use sources::sources;
 
 /// Rows of work that a pool item takes: small enough to balance, large enough to be worth a hand-out.
 pub(crate) const ROWS_PER_ITEM: usize = 32;

@@ -88,3 +88,41 @@ fn zero_clears_every_dtype() {
         assert!(bits(x).iter().all(|bits| *bits == 0));
     }
 }
+
+#[test]
+fn leaves_have_a_sum() {
+    let bench = Bench::small(1);
+    let (leaves, out) = (bench.output(5, DType::F64), bench.output(2, DType::F64));
+    leaves.write(&[1.0, 2.0, 4.0, 8.0, 0.5f64]);
+    sum_leaves(&Queue::cpu(1), out, leaves);
+    let sums = leaves_of(out);
+    assert!(sums[0] == 15.5 && sums[1].is_nan(), "{sums:?}");
+}
+
+#[test]
+fn a_verdict_clips_unscales_and_skips() {
+    let bench = Bench::small(1);
+    let judged = |sum: f64, max_norm| {
+        let verdict = bench.output(4, DType::F64);
+        verdict.write(&[sum]);
+        judge(&Queue::cpu(1), verdict, max_norm, 4.0);
+        leaves_of(verdict)
+    };
+    // A norm of 8 over a loss scale of 4.
+    assert_eq!(judged(64.0, None), [64.0, 2.0, 0.25, 0.0]);
+    assert_eq!(judged(64.0, Some(3.0)), [64.0, 2.0, 0.25, 0.0]);
+    let clipped = judged(64.0, Some(0.5));
+    assert!((clipped[2] - 0.0625).abs() < 1e-6 && clipped[3] == 0.0, "{clipped:?}");
+    assert_eq!(judged(f64::INFINITY, Some(1.0))[3], 1.0);
+    assert_eq!(judged(f64::NAN, None)[3], 1.0);
+}
+
+#[test]
+fn indices_are_copied_too() {
+    let bench = Bench::small(1);
+    let to = bench.output(3, DType::U32);
+    copy(&Queue::cpu(2), to, bench.input_u32(&[7, 0, u32::MAX]));
+    let mut out = [0u32; 3];
+    to.read(&mut out);
+    assert_eq!(out, [7, 0, u32::MAX]);
+}

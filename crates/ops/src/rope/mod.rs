@@ -36,6 +36,9 @@ pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
     }
 }
 
+/// Positions that are written to the table at once.
+const FILL_ROWS: usize = 1024;
+
 /// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64. `scale` multiplies
 /// cosines and sines.
 pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) {

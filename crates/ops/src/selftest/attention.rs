@@ -60,6 +60,14 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     }
     both(bench, dtype, (2, 1, 64), &[0, 0], None, 0, 0.0)?;
 
+    for (shape, window, rate) in [
+        ((2, 1, 64), None, 0.0),
+        ((2, 1, 128), Some(50), 0.0),
+        ((1, 1, 256), None, 0.0),
+        ((2, 1, 20), None, 0.2),
+    ] {
+        contract(bench, dtype, shape, window, rate)?;
+    }
     for shape in [(8, 1, 64), (4, 1, 128), (6, 2, 20), (2, 2, 96), (12, 1, 256), (1, 1, 512)] {
         for window in [None, Some(50)] {
             grown(bench, dtype, shape, window)?;
@@ -105,6 +113,67 @@ fn scratch_elems(case: &Case, heads: &Heads, lens: &[usize]) -> usize {
     bytes.0 as usize / 4
 }
 
+/// One pack of documents: fused rows of q, k, v and rows of the output's gradient, with dropout's rate and which
+/// sample each document is.
+struct Pack<'a> {
+    heads: Heads,
+    lens: &'a [usize],
+    fused: &'a [f32],
+    dout: &'a [f32],
+    pad: usize,
+    rate: f64,
+    samples: &'a [u32],
+}
+
+/// A pack's inputs as they are stored, and everything attention writes, by rows.
+struct Results {
+    qkv: Vec<f64>,
+    dout: Vec<f64>,
+    out: Vec<f64>,
+    lse: Vec<f64>,
+    dqkv: Vec<f64>,
+}
+
+impl Pack<'_> {
+    fn mask<'m>(&self, case: &Case<'m>) -> Mask<'m> {
+        let samples = case.input_u32(self.samples);
+        Mask { rate: self.rate, seed: 11, step: 5, layer: 2, site: Site::Probabilities, samples }
+    }
+
+    /// Forward, then backward.
+    fn run(&self, case: &Case, dtype: DType) -> Results {
+        let Pack { heads, lens, pad, .. } = *self;
+        let [q_cols, k_cols, v_cols] = columns(&heads);
+        let (tokens, cols) = (lens.iter().sum::<usize>(), v_cols.end);
+        let qkv = case.framed(self.fused, cols, pad, dtype);
+        let dqkv = case.framed_output(tokens, cols, pad, dtype);
+        let dout = case.framed(self.dout, q_cols.len(), pad, dtype);
+        let out = case.framed_output(tokens, q_cols.len(), pad, dtype);
+        let lse = case.output(tokens * heads.num_q, DType::F32);
+        let call = Forward {
+            heads,
+            out: out.mat,
+            lse,
+            q: qkv.mat.columns(q_cols.start, q_cols.len()),
+            k: qkv.mat.columns(k_cols.start, k_cols.len()),
+            v: qkv.mat.columns(v_cols.start, v_cols.len()),
+            cu_seqlens: case.input_u32(&bounds_of(lens.iter().copied())),
+            dropout: (self.rate > 0.0).then(|| self.mask(case)),
+            scratch: case.output(scratch_elems(case, &heads, lens), DType::F32),
+        };
+        attention::forward(case.queue, call);
+        let [dq, dk, dv] = [q_cols, k_cols, v_cols].map(|part| dqkv.mat.columns(part.start, part.len()));
+        attention::backward(case.queue, Backward { dq, dk, dv, dout: dout.mat, forward: call });
+        Results {
+            qkv: case.framed_values(&qkv),
+            dout: case.framed_values(&dout),
+            out: case.framed_values(&out),
+            lse: case.values(lse),
+            dqkv: case.framed_values(&dqkv),
+        }
+    }
+}
+
 /// Forward and backward of one pack.
 fn both(
     bench: &Bench,
@@ -117,63 +186,78 @@ fn both(
 ) -> Result<(), GpuError> {
     let heads = heads_of(shape, window);
     let (tokens, bounds) = (lens.iter().sum::<usize>(), bounds_of(lens.iter().copied()));
-    let Heads { num_q, num_kv, width, .. } = heads;
+    let (num_q, num_kv, width) = shape;
     let (docs, longest) = (lens.len(), lens.iter().max().unwrap_or(&0));
     let name = format!(
         "attention, {dtype}, heads {num_q}/{num_kv}×{width}, {docs} documents of up to {longest}, window {window:?}, \
          margin {pad}, dropout {rate}"
     );
     bench.case(name, tolerance(dtype), |case| {
-        let [q_cols, k_cols, v_cols] = columns(&heads);
-        let cols = v_cols.end;
-        let qkv = case.framed_normals(tokens, cols, pad, dtype);
-        let dqkv = case.framed_output(tokens, cols, pad, dtype);
-        let dout = case.framed_normals(tokens, q_cols.len(), pad, dtype);
-        let out = case.framed_output(tokens, q_cols.len(), pad, dtype);
-        let lse = case.output(tokens * heads.num_q, DType::F32);
-        let samples = case.indices(lens.len(), 1 << 20);
-        let mask = Mask {
-            rate,
-            seed: 11,
-            step: 5,
-            layer: 2,
-            site: Site::Probabilities,
-            samples: case.input_u32(&samples),
-        };
-        let scratch = case.output(scratch_elems(case, &heads, lens), DType::F32);
-        let call = Forward {
-            heads,
-            out: out.mat,
-            lse,
-            q: qkv.mat.columns(q_cols.start, q_cols.len()),
-            k: qkv.mat.columns(k_cols.start, k_cols.len()),
-            v: qkv.mat.columns(v_cols.start, v_cols.len()),
-            cu_seqlens: case.input_u32(&bounds),
-            dropout: (rate > 0.0).then_some(mask),
-            scratch,
-        };
-        attention::forward(case.queue, call);
-        let [dq, dk, dv] = [&q_cols, &k_cols, &v_cols].map(|part| dqkv.mat.columns(part.start, part.len()));
-        attention::backward(case.queue, Backward { dq, dk, dv, dout: dout.mat, forward: call });
+        let [q_cols, _, v_cols] = columns(&heads);
+        let fused = case.normal_values(tokens * v_cols.end);
+        let dout = case.normal_values(tokens * q_cols.len());
+        let samples = case.indices(docs, 1 << 20);
+        let pack = Pack { heads, lens, fused: &fused, dout: &dout, pad, rate, samples: &samples };
+        let Results { qkv, dout, out, lse, dqkv } = pack.run(case, dtype);
 
+        let mask = pack.mask(case);
         let factor = |doc: usize, head: usize, i: usize, j: usize| match rate > 0.0 {
             true => dropout::reference::factor(&mask, samples[doc], head as u32, i, j),
             false => 1.0,
         };
-        let [q, k, v] = split(&heads, &case.framed_values(&qkv));
-        let dout = case.framed_values(&dout);
+        let [q, k, v] = split(&heads, &qkv);
         let want = LazyCell::new(|| reference::forward_dropped(heads, &bounds, &q, &k, &v, &factor));
         let slopes =
             LazyCell::new(|| reference::backward_dropped(heads, &bounds, [&q, &k, &v], &dout, &factor));
-        case.compare("out", case.framed_values(&out), || want.0.clone());
-        case.compare_at("lse", (lse.len() as f64).sqrt(), case.values(lse), || want.1.clone());
+        case.compare("out", out, || want.0.clone());
+        case.compare_at("lse", (lse.len() as f64).sqrt(), lse, || want.1.clone());
         // The slopes of a query that sees one key are differences of equal numbers: errors are judged against
         // what rows have otherwise.
         let size = |values: &[f64]| f64::from(heads.scale) * (values.len() as f64).sqrt();
-        let [dq, dk, dv] = split(&heads, &case.framed_values(&dqkv));
+        let [dq, dk, dv] = split(&heads, &dqkv);
         case.compare_at("dq", size(&q), dq, || slopes.dq.clone());
         case.compare_at("dk", size(&k), dk, || slopes.dk.clone());
         case.compare("dv", dv, || slopes.dv.clone());
+    })
+}
+
+/// The row contract, to the bit: a document alone has the numbers it has in a pack, and the rows of its first
+/// tokens those that they have in the whole, but for dk and dv, which gather from later tokens.
+fn contract(
+    bench: &Bench,
+    dtype: DType,
+    shape: Shape,
+    window: Option<usize>,
+    rate: f64,
+) -> Result<(), GpuError> {
+    const LENS: [usize; 3] = [40, 200, 9];
+    const CUT: usize = 130;
+    let heads = heads_of(shape, window);
+    let (num_q, num_kv, width) = shape;
+    let name = format!(
+        "attention of a document alone, {dtype}, heads {num_q}/{num_kv}×{width}, window {window:?}, dropout {rate}"
+    );
+    bench.case(name, 0.0, |case| {
+        let [q_cols, _, v_cols] = columns(&heads);
+        let (row, out_row, tokens) = (v_cols.end, q_cols.len(), LENS.iter().sum::<usize>());
+        let (fused, dout) = (case.normal_values(tokens * row), case.normal_values(tokens * out_row));
+        let samples = case.indices(LENS.len(), 1 << 20);
+        let whole = Pack { heads, lens: &LENS, fused: &fused, dout: &dout, pad: 8, rate, samples: &samples };
+        let packed = whole.run(case, dtype);
+        let part = |len: usize| {
+            let of = |x: &[f32], row: usize| x[LENS[0] * row..][..len * row].to_vec();
+            let (fused, dout) = (of(&fused, row), of(&dout, out_row));
+            let pack = Pack { lens: &[len], fused: &fused, dout: &dout, samples: &samples[1..2], ..whole };
+            pack.run(case, dtype)
+        };
+        let rows = |x: &[f64], row: usize, len: usize| x[LENS[0] * row..][..len * row].to_vec();
+        let (alone, cut) = (part(LENS[1]), part(CUT));
+        case.compare("out", alone.out, || rows(&packed.out, out_row, LENS[1]));
+        case.compare("lse", alone.lse, || rows(&packed.lse, num_q, LENS[1]));
+        case.compare("dq, dk, dv", alone.dqkv, || rows(&packed.dqkv, row, LENS[1]));
+        case.compare("out of a part", cut.out, || rows(&packed.out, out_row, CUT));
+        let [dq, ..] = split(&heads, &cut.dqkv);
+        case.compare("dq of a part", dq, || split(&heads, &rows(&packed.dqkv, row, CUT))[0].clone());
     })
 }
 

@@ -31,6 +31,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) queue: &'a Queue,
     memory: &'a Memory,
     seed: u64,
+    /// The most elements that an operand has: others are left out.
+    largest: usize,
     cases: Cell<u32>,
     each: RefCell<&'a mut dyn FnMut(Check)>,
 }
@@ -40,9 +42,15 @@ impl<'a> Bench<'a> {
         queue: &'a Queue,
         memory: &'a Memory,
         seed: u64,
+        largest: usize,
         each: &'a mut dyn FnMut(Check),
     ) -> Bench<'a> {
-        Bench { queue, memory, seed, cases: 0.into(), each: RefCell::new(each) }
+        Bench { queue, memory, seed, largest, cases: 0.into(), each: RefCell::new(each) }
+    }
+
+    /// Whether operands of so many elements are checked.
+    pub(crate) fn takes(&self, elems: usize) -> bool {
+        elems <= self.largest
     }
 
     /// Runs `call` twice on the same inputs and reports one check. The call makes its operands by the case's
@@ -99,7 +107,8 @@ pub(crate) struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    fn take(&self, len: usize, dtype: DType) -> View<'a> {
+    /// Room that holds anything.
+    pub(crate) fn take(&self, len: usize, dtype: DType) -> View<'a> {
         let at = self.used.get();
         self.used.set((at + len * dtype.size()).next_multiple_of(256));
         self.memory.view(at, len, dtype)

@@ -12,20 +12,24 @@ pub(super) fn run(bench: &Bench) -> Result<(), GpuError> {
         for (len, offset) in [(0, 0), (1, 0), (1003, 0), (1003, 1), (1 << 20, 0)] {
             for verdict in [None, Some(0.0), Some(1.0)] {
                 // The CPU is told before the update.
-                if verdict.is_none() || bench.queue.cuda().is_some() {
+                if bench.takes(len) && (verdict.is_none() || bench.queue.cuda().is_some()) {
                     update(bench, working, [len, offset], verdict)?;
                 }
             }
         }
     }
     for leaves in [0, 1, 5, 4096, 4097, 20_000] {
-        sums(bench, leaves)?;
+        if bench.takes(leaves) {
+            sums(bench, leaves)?;
+        }
     }
     for (sum, max_norm) in [(16.0, Some(1.0)), (16.0, None), (0.01, Some(1.0)), (f64::INFINITY, Some(1.0))] {
         judged(bench, sum, max_norm)?;
     }
     for (len, offset) in [(0, 0), (1, 0), (1003, 1), (1 << 20, 0)] {
-        ranges(bench, len, offset)?;
+        if bench.takes(len) {
+            ranges(bench, len, offset)?;
+        }
     }
     Ok(())
 }

@@ -99,22 +99,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) extend_decode(
     const int end = (int)position + 1, first = max(0, end - window);
     // All lanes of a warp stay in the loop together.
     for (int start = first + warp * ROWS * AT_ONCE; start < end; start += WARPS * ROWS * AT_ONCE) {
-        f32 s[AT_ONCE][HEADS], value[AT_ONCE][OWN];
+        // All loads before the first use.
+        f32 s[AT_ONCE][HEADS], columns[AT_ONCE][OWN], value[AT_ONCE][OWN];
 #pragma unroll
         for (int n = 0; n < AT_ONCE; n++) {
-            const int key = start + n * ROWS + sub;
-            f32 columns[OWN];
-            load_columns(columns, keys + (size_t)min(key, end - 1) * WIDTH, lane);
-            load_columns(value[n], values + (size_t)min(key, end - 1) * WIDTH, lane);
+            const size_t at = (size_t)min(start + n * ROWS + sub, end - 1) * WIDTH;
+            load_columns(columns[n], keys + at, lane);
+            load_columns(value[n], values + at, lane);
+        }
+#pragma unroll
+        for (int n = 0; n < AT_ONCE; n++) {
 #pragma unroll
             for (int head = 0; head < HEADS; head++) {
                 f32 dot = 0.0f;
 #pragma unroll
-                for (int i = 0; i < OWN; i++) dot = fmaf(query[head][i], columns[i], dot);
+                for (int i = 0; i < OWN; i++) dot = fmaf(query[head][i], columns[n][i], dot);
 #pragma unroll
                 for (int offset = LANES / 2; offset > 0; offset /= 2)
                     dot += __shfl_xor_sync(0xffffffffu, dot, offset);
-                s[n][head] = key < end ? dot : -infinity();
+                s[n][head] = start + n * ROWS + sub < end ? dot : -infinity();
             }
         }
 #pragma unroll

@@ -33,7 +33,7 @@ fn variant(real: DType, width: usize, group: usize) -> Variant {
 }
 
 pub(super) fn sources(real: DType) -> impl Iterator<Item = (&'static Source, Variant)> {
-    let sizes = [(20, 3), (64, 1), (80, 4), (128, 4), (128, 8), (256, 8), (512, 4)];
+    let sizes = [(20, 3), (64, 1), (128, 4), (256, 8), (512, 4)];
     sizes.into_iter().map(move |(width, group)| (&EXTEND, variant(real, width, group)))
 }
 

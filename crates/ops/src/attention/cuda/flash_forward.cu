@@ -89,8 +89,9 @@ __device__ __forceinline__ void attend(
                 for (int n = 0; n < KEYS / 8; n++)
                     most = fmaxf(most, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
                 most = quad_max(most);
-                const f32 base = most == -infinity() ? 0.0f : most * scale_log2;
-                const f32 rescale = power_of_two(largest[m][r] * scale_log2 - base);
+                const f32 from = most == -infinity() ? 0.0f : most, base = from * scale_log2;
+                // Exactly one where the largest score stays.
+                const f32 rescale = power_of_two((largest[m][r] - from) * scale_log2);
                 f32 total = 0.0f;
 #pragma unroll
                 for (int n = 0; n < KEYS / 8; n++)

@@ -32,7 +32,7 @@ pub fn cuda_sources() -> Vec<(&'static Source, Variant)> {
     let mut all = Vec::new();
     for real in [DType::F32, DType::BF16, DType::F16] {
         all.push((&DELTA, Variant::of(real)));
-        all.extend([20, 64, 128, 256, 512].map(|width| plain::variant(real, width)));
+        all.extend([20, 128, 512].map(|width| plain::variant(real, width)));
         all.extend(extend::sources(real));
     }
     all.extend(flash::sources(DType::BF16).chain(flash::sources(DType::F16)));

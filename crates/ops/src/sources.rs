@@ -1,0 +1,51 @@
+//! All kernels of this crate, for those who compile ahead: a test without a GPU, or a cache to fill.
+
+use lockstep_core::DType;
+use lockstep_device::cuda::{Source, Variant};
+
+use crate::{adamw, bias, cross_entropy, dropout, embedding, reduce, rmsnorm, rope, swiglu};
+
+/// Every source with every variant that a run may ask for.
+pub fn sources() -> Vec<(&'static Source, Variant)> {
+    let by_type = [
+        &adamw::cuda::SOURCE,
+        &bias::cuda::SOURCE,
+        &cross_entropy::cuda::SOURCE,
+        &dropout::cuda::SOURCE,
+        &embedding::cuda::SOURCE,
+        &rmsnorm::cuda::SOURCE,
+        &rope::cuda::SOURCE,
+        &swiglu::cuda::SOURCE,
+    ];
+    let types = [DType::F32, DType::BF16, DType::F16];
+    let mut all = vec![(&reduce::cuda::SOURCE, Variant::of(DType::F32))];
+    all.extend(by_type.into_iter().flat_map(|source| types.map(|real| (source, Variant::of(real)))));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use lockstep_device::cuda::{Nvrtc, Search, compile};
+
+    use super::*;
+
+    /// Where the environment says that the compiler is, for the oldest and a newer GPU.
+    #[test]
+    fn kernels_compile() {
+        let folder = |name| std::env::var_os(name).map(PathBuf::from).into_iter().collect::<Vec<_>>();
+        let mut search = Search::around(&folder("CUDA_HOME"), &folder("VIRTUAL_ENV"));
+        search.folders.extend(folder("LOCKSTEP_NVRTC_DIR"));
+        let nvrtc = match Nvrtc::open(&search) {
+            Ok(nvrtc) => nvrtc,
+            Err(cause) => return println!("skipped: {cause}"),
+        };
+        for (source, variant) in sources() {
+            for sm in [80, 90] {
+                let code = compile(&nvrtc, source, &variant, sm).unwrap_or_else(|cause| panic!("{cause}"));
+                assert!(!code.is_empty(), "{} for sm_{sm}", source.name);
+            }
+        }
+    }
+}
