@@ -15,7 +15,7 @@ pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
         vec![format!("data_cache_dir={}", cache.display()), format!("output_dir={}", cache.display())];
     settings.extend(args.settings.iter().cloned());
     let (config, _) = report::load(&settings, &[format!("model_name_or_path={}", model.display())])?;
-    let device = gpu::chosen(config.device.kind, 0)?;
+    let device = gpu::chosen(config.device.kind)?;
     let found = lockstep_train::evaluate(&config, device).map_err(boxed)?;
     let text = if args.json {
         let (loss, tokens, seconds) = (found.loss, found.tokens, found.seconds);

@@ -59,7 +59,7 @@ pub(crate) fn open(model: &Model, slots: usize) -> Result<Generator, Failure> {
     let spec = GeneratorSpec {
         storage: model.dtype.map(DType::from),
         machine: Machine {
-            device: gpu::chosen(model.device.into(), 0)?,
+            device: gpu::chosen(model.device.into())?,
             num_threads: model.threads.unwrap_or_else(available_threads),
         },
         slots,

@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use lockstep_config::DeviceKind;
+use lockstep_config::{DeviceConfig, DeviceKind};
 use lockstep_device::cuda::{self, Gpu, Search};
 use lockstep_device::{Device, Machine};
 
+use crate::gpu_of_rank::ordinal;
 use crate::host;
 use crate::report::Failure;
 
@@ -24,17 +25,33 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
 
 /// What a rank computes on: what was asked for, or a GPU where one works. A GPU that is there and does not work is
 /// told of, whoever asked.
-pub(crate) fn chosen(kind: DeviceKind, local_rank: u32) -> Result<Device, Failure> {
-    if kind == DeviceKind::Cpu || kind == DeviceKind::Auto && !is_there() {
-        return Ok(Device::Cpu);
-    }
-    let gpu = Gpu::open(local_rank, &search(), cache_folder());
+pub(crate) fn chosen(kind: DeviceKind) -> Result<Device, Failure> {
+    chosen_by_rank(DeviceConfig { kind, share_gpus: false, tf32: false }, 0, 1)
+}
+
+/// The same for one of a host's ranks.
+pub(crate) fn chosen_by_rank(device: DeviceConfig, local_rank: u32, ranks: u32) -> Result<Device, Failure> {
+    let shown = if device.kind == DeviceKind::Cpu { 0 } else { count() };
+    let ordinal = match (device.kind, shown) {
+        (DeviceKind::Cpu, _) | (DeviceKind::Auto, 0) => return Ok(Device::Cpu),
+        // Opening it tells why there is none.
+        (_, 0) => 0,
+        (_, gpus) => {
+            ordinal(local_rank, ranks, gpus, device.share_gpus).map_err(|e| -> Failure { Box::new(e) })?
+        }
+    };
+    let gpu = Gpu::open(ordinal, &search(), cache_folder());
     gpu.map(Device::Cuda).map_err(|cause| -> Failure { Box::new(cause) })
+}
+
+/// How many GPUs the driver shows: those of CUDA_VISIBLE_DEVICES, where it is set.
+pub(crate) fn count() -> u32 {
+    cuda::installed(&search()).map_or(0, |found| found.gpus.len() as u32)
 }
 
 /// Whether the driver shows a GPU.
 pub(crate) fn is_there() -> bool {
-    cuda::installed(&search()).is_ok_and(|found| !found.gpus.is_empty())
+    count() > 0
 }
 
 /// In words, for the line a run begins with.

@@ -33,7 +33,8 @@ pub(crate) fn has_hub_token() -> bool {
 
 /// The GPUs that a process is shown, where somebody has said.
 pub(crate) fn visible_gpus() -> Option<String> {
-    std::env::var_os("CUDA_VISIBLE_DEVICES").map(|list| list.to_string_lossy().into_owned())
+    std::env::var_os(lockstep_launch::names::CUDA_VISIBLE_DEVICES)
+        .map(|list| list.to_string_lossy().into_owned())
 }
 
 /// Where this program keeps what it can make again, for whoever runs it.

@@ -6,10 +6,13 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use lockstep_config::{DeviceKind, RunConfig};
 use lockstep_core::{Fault, FaultClass};
 use lockstep_launch::{Console, Ending, ErrorNote, LaunchError, Supervisor, Tee, Token, cores, names};
 
 use crate::args::{Launch, Nproc};
+use crate::gpu;
+use crate::gpu_of_rank::{self, Host};
 use crate::ranks::variable;
 use crate::report::{self, Failure};
 use crate::voice::Voice;
@@ -70,7 +73,10 @@ impl Fault for FlagError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            FlagError::NoGpu => "Use --nproc-per-node with a number, or cpu.".into(),
+            FlagError::NoGpu => {
+                "Use --nproc-per-node with a number, or cpu. `lockstep doctor` tells what was looked for."
+                    .into()
+            }
             FlagError::Nested { .. } => {
                 format!("Leave out --nproc under another launcher, or unset {}.", names::RANK)
             }
@@ -147,6 +153,7 @@ pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
             stderr: bits & 2 != 0,
         }),
         shown: args.local_ranks_filter.clone(),
+        variables: variables(&config)?,
     };
     Ok(match lockstep_launch::supervise(&job, &mut Terminal).map_err(launch_failed)? {
         Ending::Done => ExitCode::SUCCESS,
@@ -175,25 +182,19 @@ fn count(nproc: Nproc) -> Result<usize, FlagError> {
     match nproc {
         Nproc::Count(count) => Ok(count.into()),
         Nproc::Cpu => Ok(cores::available().len().max(1)),
-        Nproc::Auto => Ok(gpus().max(1)),
-        Nproc::Gpu => match gpus() {
+        Nproc::Auto => Ok(gpu::count().max(1) as usize),
+        Nproc::Gpu => match gpu::count() {
             0 => Err(FlagError::NoGpu),
-            count => Ok(count),
+            count => Ok(count as usize),
         },
     }
 }
 
-/// GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, where it is set.
-fn gpus() -> usize {
-    let there =
-        std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, |gpus| gpus.filter_map(Result::ok).count());
-    match variable("CUDA_VISIBLE_DEVICES") {
-        // From the first number that means nothing on, none is visible.
-        Some(list) => {
-            let visible =
-                list.split(',').map(str::trim).take_while(|gpu| !gpu.is_empty() && *gpu != "-1").count();
-            visible.min(there)
-        }
-        None => there,
-    }
+/// What ranks on GPUs are given in their environments. More ranks than GPUs are refused here, once.
+fn variables(config: &RunConfig) -> Result<Vec<Vec<(String, String)>>, Failure> {
+    let gpus = if config.device.kind == DeviceKind::Cpu { 0 } else { gpu::count() };
+    let name = lockstep_launch::host_name();
+    let host = Host { name: &name, nodes: config.plan.nodes, ranks: config.plan.nproc_per_node, gpus };
+    gpu_of_rank::variables(config.device, host, &|name| variable(name).is_some())
+        .map_err(|e| -> Failure { Box::new(e) })
 }

@@ -11,6 +11,7 @@ mod export;
 mod flags;
 mod generate;
 mod gpu;
+mod gpu_of_rank;
 mod host;
 mod launch;
 mod plan;

@@ -39,7 +39,7 @@ impl Fault for Wrong {
 
 pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
     let seed = args.seed.unwrap_or_else(fresh_seed);
-    let device = gpu::chosen(args.device.into(), 0)?;
+    let device = gpu::chosen(args.device.into())?;
     let queue = device.queue(2).map_err(|e| -> Failure { Box::new(e) })?;
     report::say(&format!("{}, seed {seed}", named(&queue)));
     let (mut all, mut failed) = (0, 0);

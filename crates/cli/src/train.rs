@@ -80,8 +80,9 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
             report::say(line);
         }
     };
-    let local_rank = session.as_ref().map_or(0, |session| session.world().local_rank);
-    let device = gpu::chosen(config.device.kind, local_rank)?;
+    let (local_rank, ranks) =
+        session.as_ref().map_or((0, 1), |s| (s.world().local_rank, s.world().local_world_size));
+    let device = gpu::chosen_by_rank(config.device, local_rank, ranks)?;
     let mut prepared = lockstep_train::prepare(config, rank, device).map_err(boxed)?;
     prepared.peak_memory = host::peak_memory;
     if let Some(session) = &mut session {

@@ -6,6 +6,7 @@ mod bad_config;
 mod bad_data;
 mod bad_model;
 mod commands;
+mod doctor;
 mod evaluation;
 mod export;
 mod generate;

@@ -38,3 +38,16 @@ pub const RESTART: &str = "LOCKSTEP_RESTART";
 pub const JOIN_TIMEOUT: &str = "LOCKSTEP_JOIN_TIMEOUT";
 /// `0`: ranks are not pinned to cores. Read.
 pub const PIN: &str = "LOCKSTEP_PIN";
+/// The GPUs that a process is shown. Read by the driver, and left as it is.
+pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+/// Which algorithms NCCL may use. Read, by NCCL too.
+pub const NCCL_ALGO: &str = "NCCL_ALGO";
+/// `0`: NCCL does not sum in switches, so that a run repeats bit for bit. Set, unless this or [`NCCL_ALGO`] is.
+pub const NCCL_NVLS_ENABLE: &str = "NCCL_NVLS_ENABLE";
+/// Which host a rank passes for. Set, unless it is, where ranks share a GPU, which NCCL lets only those of several
+/// hosts do.
+pub const NCCL_HOSTID: &str = "NCCL_HOSTID";
+/// The network interface by which ranks reach each other. Set with [`NCCL_HOSTID`] where there is one node.
+pub const NCCL_SOCKET_IFNAME: &str = "NCCL_SOCKET_IFNAME";
+/// `1`: NCCL does not look for InfiniBand. Set with [`NCCL_HOSTID`] where there is one node.
+pub const NCCL_IB_DISABLE: &str = "NCCL_IB_DISABLE";

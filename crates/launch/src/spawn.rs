@@ -83,6 +83,7 @@ impl RankProcess {
         let mut command = Command::new(&job.program);
         command
             .args(&job.args)
+            .envs(job.variables.get(world.local_rank as usize).into_iter().flatten().cloned())
             .envs(world.variables())
             .envs(token.map(Token::variable))
             .env(LAUNCHER_PID, std::process::id().to_string())

@@ -50,6 +50,8 @@ pub struct Supervisor {
     pub tee: Option<Tee>,
     /// The local ranks whose output is shown; all where there is no list.
     pub shown: Option<Vec<u32>>,
+    /// By local rank: variables of its environment besides those of the run. No more than there are ranks.
+    pub variables: Vec<Vec<(String, String)>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

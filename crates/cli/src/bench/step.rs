@@ -35,7 +35,7 @@ pub(crate) fn run(args: &BenchStep) -> Result<(), Failure> {
     };
     let shape = ModelShape { max_positions: shape.max_positions.max(args.length), ..shape };
     let machine = Machine {
-        device: gpu::chosen(config.device.kind, 0)?,
+        device: gpu::chosen(config.device.kind)?,
         num_threads: lockstep_train::num_threads(&config),
     };
     let speed = lockstep_train::bench_step(&config, &shape, machine, args.steps).map_err(boxed)?;

@@ -31,8 +31,13 @@ impl Fault for GpuError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
+            GpuError::LibraryMissing { what, .. } if what.contains("driver") => {
+                "Install NVIDIA's driver; a container is given it by --gpus all. `lockstep doctor` shows what was \
+                 found; `device: cpu` runs without a GPU."
+                    .into()
+            }
             GpuError::LibraryMissing { what, .. } => format!(
-                "{what} comes with the NVIDIA driver or the CUDA toolkit; a Python environment with the nvidia-* \
+                "{what} comes with the CUDA toolkit; a Python environment with the nvidia-* \
                  packages has most of it too (set VIRTUAL_ENV or CUDA_HOME). `lockstep doctor` shows what was \
                  found; `device: cpu` runs without a GPU."
             ),

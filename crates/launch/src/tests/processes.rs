@@ -70,6 +70,7 @@ fn run_with(ranks: u32, script: &str, change: impl FnOnce(&mut Supervisor)) -> R
         // Rank 0 would write to this test's own streams.
         tee: Some(Tee { dir: dir.path().join("logs"), stdout: true, stderr: true }),
         shown: None,
+        variables: Vec::new(),
     };
     change(&mut job);
     let mut console = Captured::default();
@@ -236,6 +237,7 @@ fn nothing_of_the_token_is_printed() {
         scratch: std::env::temp_dir(),
         tee: None,
         shown: None,
+        variables: Vec::new(),
     };
     assert!(!format!("{job:?}").contains(&secret));
 }

@@ -1,0 +1,96 @@
+//! `doctor`: every part has its line on any machine, and nothing is left behind or given away.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use insta::assert_snapshot;
+
+use crate::support::{Folder, RUN};
+
+/// A command on a machine without a toolkit or a Python environment, as far as the environment can say so.
+fn doctor(folder: &Folder, args: &[&str]) -> Command {
+    let mut command = folder.command(&[&["doctor"], args].concat());
+    for name in
+        ["CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]
+    {
+        command.env_remove(name);
+    }
+    command
+        .env("PATH", "")
+        .env("HOME", folder.path("home"))
+        .env_remove("XDG_CACHE_HOME")
+        .env_remove("HF_HOME");
+    command
+}
+
+fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!((output.status.code(), &output.stderr[..]), (Some(0), &b""[..]), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_line_for_every_part() {
+    let folder = Folder::new(RUN);
+    let before = folder.tree();
+    let start = Instant::now();
+    let text = output(&mut doctor(&folder, &[]));
+    // Without a GPU; a driver takes its own time to start.
+    if !std::path::Path::new("/dev/nvidiactl").exists() {
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    }
+    assert_eq!(folder.tree(), before);
+    // What is found differs from machine to machine, and so does how many GPUs there are.
+    let parts: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.starts_with("      "))
+        .filter_map(|line| line.get(6..)?.split("  ").next())
+        .filter(|part| !part.starts_with("GPU") && *part != "kernel cache" && *part != "/dev/shm")
+        .collect();
+    let lines = &parts[1..parts.len() - 1];
+    assert_snapshot!(lines.join("\n"), @r"
+    CPU
+    memory
+    open files
+    disk
+    nvme offload
+    NVIDIA driver
+    NVRTC
+    cuBLASLt
+    NCCL
+    cuDNN
+    Hugging Face
+    its token
+    ");
+    assert!(text.lines().last().unwrap().starts_with("training works here"), "{text}");
+}
+
+#[test]
+fn json_and_no_secrets() {
+    let folder = Folder::new(RUN);
+    let text = output(doctor(&folder, &["--json"]).env("HF_TOKEN", "hf_secret"));
+    assert!(!text.contains("hf_secret"));
+    let all: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let findings = all["findings"].as_array().unwrap();
+    let of = |part: &str| findings.iter().find(|finding| finding["part"] == part).unwrap();
+    assert_eq!(of("its token")["found"], "there (not shown)");
+    assert!(["ok", "warn"].contains(&of("CPU")["verdict"].as_str().unwrap()));
+    assert!(["cpu", "cuda"].contains(&all["device"].as_str().unwrap()));
+    for finding in findings {
+        // Whatever needs something done says what.
+        let warned = finding["verdict"] == "warn";
+        assert_eq!(finding["remedy"].is_string(), warned, "{finding}");
+    }
+}
+
+#[test]
+fn a_folder_that_is_gone_is_no_reason_to_fail() {
+    let folder = Folder::new(RUN);
+    std::fs::create_dir(folder.path("gone")).unwrap();
+    let program = env!("CARGO_BIN_EXE_lockstep");
+    let script = format!("cd gone && rmdir ../gone && exec {program} doctor");
+    let output = Command::new("/bin/sh").args(["-c", &script]).current_dir(folder.path("")).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("the current folder is not there"), "{text}");
+}
