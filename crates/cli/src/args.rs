@@ -47,6 +47,8 @@ pub(crate) enum Command {
     /// Prepare a run's data ahead of it, and show what came of it
     #[command(after_help = SAMPLES)]
     Prepare(Prepare),
+    /// Compare what this machine computes with references: every operation, and whole training steps
+    Selftest(Selftest),
     /// Time what training is made of on this machine
     Bench(Bench),
     /// Say what of this machine training can use, what is missing, and what to do about it
@@ -60,6 +62,22 @@ pub(crate) struct Doctor {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Selftest {
+    /// What computes [default: a GPU where one works]
+    #[arg(long, value_enum, value_name = "DEVICE", default_value_t = On::Auto, hide_default_value = true, hide_possible_values = true)]
+    pub(crate) device: On,
+    /// Inputs are drawn from it [default: another each time]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Only operations, no whole steps
+    #[arg(long)]
+    pub(crate) operations: bool,
+    /// Show every check, not only those that fail
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Args)]

@@ -18,6 +18,7 @@ mod prepare;
 mod quickstart;
 mod ranks;
 mod report;
+mod selftest;
 mod train;
 mod voice;
 
@@ -58,6 +59,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Selftest(args) => selftest::run(args),
         Command::Bench(args) => bench::run(args).map(|()| ExitCode::SUCCESS),
         Command::Doctor(args) => doctor::run(args),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),

@@ -93,7 +93,7 @@ pub fn bench_step(
 }
 
 /// Rows of random tokens, each a document.
-struct MadeUp {
+pub(crate) struct MadeUp {
     tokens: Vec<u32>,
     targets: Vec<u32>,
     positions: Vec<u32>,
@@ -101,11 +101,11 @@ struct MadeUp {
     samples: Vec<u32>,
     length: usize,
     coefficient: f32,
-    loss: f64,
+    pub(crate) loss: f64,
 }
 
 impl MadeUp {
-    fn new(vocab: usize, rows: usize, length: usize) -> MadeUp {
+    pub(crate) fn new(vocab: usize, rows: usize, length: usize) -> MadeUp {
         let stream = Stream::new(1, Purpose::Sampling, 0, 0);
         let drawn = |i: u32| stream.block(i / 4)[i as usize % 4] % vocab as u32;
         let all = (rows * length) as u32;
@@ -121,7 +121,7 @@ impl MadeUp {
         }
     }
 
-    fn start(&mut self, micros: f64) {
+    pub(crate) fn start(&mut self, micros: f64) {
         self.coefficient = (-1.0 / (micros * self.tokens.len() as f64)) as f32;
         self.loss = 0.0;
     }

@@ -23,6 +23,7 @@ mod rate;
 mod run;
 mod save;
 mod scaler;
+mod selftest;
 mod setup;
 mod sft;
 
@@ -36,6 +37,7 @@ pub use objective::{Metrics, Objective, WindowCounts, train_step};
 pub use output_dir::Holder;
 pub use rate::RateSchedule;
 pub use run::{Connect, Connection, MemoryUse, Outcome, train, train_with};
+pub use selftest::selftest_steps;
 pub use setup::{
     Prepared, chosen_strategy, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
     prepare_for, strategy_name,

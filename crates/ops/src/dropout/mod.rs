@@ -30,7 +30,7 @@ pub enum Site {
 }
 
 impl Site {
-    pub(crate) const COUNT: u32 = 3;
+    const COUNT: u32 = 3;
 }
 
 /// The masks of one site of one layer in one step, for every document of a batch.

@@ -4,6 +4,7 @@
 //! Outputs and scratch start as NaN, so that what was not written shows; margins between rows must stay as they
 //! were; every call runs twice and must give the same bits. It runs on a CPU queue too, which tests the tests.
 
+mod attention;
 mod bench;
 mod products;
 mod rows;
@@ -54,6 +55,7 @@ fn all(bench: &Bench) -> Result<(), GpuError> {
         rows::run(bench, dtype)?;
         tables::run(bench, dtype)?;
         products::run(bench, dtype)?;
+        attention::run(bench, dtype)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use lockstep_device::cuda::{Arg, CudaQueue, Launch, Source, Variant};
 
 use super::super::{Backward, Extend, Forward};
 use super::{Rows, most_tiles, num_docs, window};
-use crate::dropout::{Mask, Site};
+use crate::dropout::Mask;
 
 static PLAIN: Source =
     Source { name: "attention_plain", text: concat!(include_str!("tiles.cu"), include_str!("plain.cu")) };
@@ -39,10 +39,8 @@ fn launch(blocks: usize, width: usize, tiles: usize, scores: usize) -> Launch {
 fn dropout_args(dropout: Option<Mask>) -> [Arg; 6] {
     match dropout {
         None => args![None, 0u64, 0u32, 0u32, 0u32, 1f32],
-        Some(Mask { rate, seed, step, layer, site, samples }) => {
-            let place = layer * Site::COUNT + site as u32;
-            let (threshold, scale) = ((rate * 4_294_967_296.0) as u32, (1.0 / (1.0 - rate)) as f32);
-            args![samples, seed, step, place, threshold, scale]
+        Some(mask) => {
+            args![mask.samples, mask.seed, mask.step, mask.place(), mask.threshold(), mask.scale()]
         }
     }
 }

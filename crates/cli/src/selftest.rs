@@ -1,0 +1,82 @@
+//! `lockstep selftest`: does this machine compute what training needs?
+
+use std::fmt;
+use std::process::ExitCode;
+
+use lockstep_core::{Fault, FaultClass};
+use lockstep_device::{Device, Queue};
+use lockstep_ops::selftest::Check;
+
+use crate::args::Selftest;
+use crate::gpu;
+use crate::report::{self, Failure};
+use crate::train::boxed;
+
+/// Some checks did not pass.
+#[derive(Debug)]
+struct Wrong {
+    failed: usize,
+    all: usize,
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} checks failed", self.failed, self.all)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+impl Fault for Wrong {
+    fn class(&self) -> FaultClass {
+        FaultClass::Unavailable
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("Do not train on this device: its results are not what they should be. The failed checks are above.".into())
+    }
+}
+
+pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
+    let seed = args.seed.unwrap_or_else(fresh_seed);
+    let device = gpu::chosen(args.device.into(), 0)?;
+    let queue = device.queue(2).map_err(|e| -> Failure { Box::new(e) })?;
+    report::say(&format!("{}, seed {seed}", named(&queue)));
+    let (mut all, mut failed) = (0, 0);
+    let mut each = |check: Check| {
+        all += 1;
+        failed += usize::from(!check.passed());
+        if args.verbose || !check.passed() {
+            report::say(&line(&check));
+        }
+    };
+    lockstep_ops::selftest::run(&queue, seed, &mut each)
+        .map_err(|e| boxed(lockstep_engine::EngineError::from(e).into()))?;
+    if !args.operations {
+        lockstep_train::selftest_steps(device, seed, &mut each).map_err(boxed)?;
+    }
+    if failed > 0 {
+        return Err(Box::new(Wrong { failed, all }));
+    }
+    report::say(&format!("all {all} checks passed"));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn named(queue: &Queue) -> String {
+    match queue.device() {
+        Device::Cpu => "the CPU".into(),
+        Device::Cuda(gpu) => format!("{} (sm_{})", gpu.name, gpu.sm),
+    }
+}
+
+fn line(check: &Check) -> String {
+    let verdict = if check.passed() { "ok  " } else { "FAIL" };
+    let note = check.note.as_ref().map_or_else(String::new, |note| format!("; {note}"));
+    format!("{verdict} {:.1e} (at most {:.0e})  {}{note}", check.error, check.tolerance, check.name)
+}
+
+/// Fresh inputs each time; the seed is printed, so that a failure can be repeated.
+fn fresh_seed() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    now.as_nanos() as u64 % 1_000_000
+}

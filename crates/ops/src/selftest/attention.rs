@@ -1,0 +1,236 @@
+//! Attention over packed documents, forward and backward, and growing documents over a cache.
+
+use std::cell::LazyCell;
+use std::ops::Range;
+
+use lockstep_core::DType;
+use lockstep_device::Queue;
+use lockstep_device::cuda::GpuError;
+
+use super::bench::{Bench, Case, tolerance};
+use crate::attention::{self, Backward, Cache, Extend, Forward, Heads, reference};
+use crate::dropout::{self, Mask, Site};
+
+/// Lengths at the edges of tiles of 32, 64 and 128 rows.
+const EDGES: [usize; 9] = [1, 2, 0, 31, 65, 63, 64, 127, 129];
+const LONG: [usize; 10] = [1, 2, 63, 64, 65, 0, 127, 129, 300, 1000];
+
+/// Heads of queries, of keys, their width.
+type Shape = (usize, usize, usize);
+
+pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
+    // The reference takes its time over long documents: devices that are quick enough get them.
+    let quick = matches!(bench.queue, Queue::Cuda(_));
+    let edges = if quick { &EDGES[..] } else { &EDGES[..5] };
+    // Rows at multiples of 16 bytes, and at odd places.
+    let shapes = [
+        ((2, 2, 64), 8),
+        ((8, 1, 64), 0),
+        ((4, 1, 128), 8),
+        ((8, 1, 128), 0),
+        ((2, 1, 80), 0),
+        ((4, 2, 96), 8),
+        ((2, 1, 256), 0),
+        ((3, 3, 48), 8),
+        ((4, 1, 16), 0),
+        ((1, 1, 144), 0),
+        ((6, 2, 20), 1),
+        ((2, 1, 7), 0),
+        ((2, 2, 64), 3),
+        ((1, 1, 320), 1),
+    ];
+    for (shape, pad) in shapes {
+        for window in [None, Some(50)] {
+            both(bench, dtype, shape, edges, window, pad, 0.0)?;
+        }
+    }
+    for window in [Some(1), Some(2), Some(64), Some(128), Some(1000)] {
+        both(bench, dtype, (2, 1, 64), edges, window, 8, 0.0)?;
+    }
+    for (shape, rate) in [((2, 1, 64), 0.1), ((4, 2, 20), 0.6), ((1, 1, 160), 0.3)] {
+        both(bench, dtype, shape, edges, None, 0, rate)?;
+        both(bench, dtype, shape, edges, Some(50), 1, rate)?;
+    }
+    if quick {
+        for (shape, window) in [((2, 1, 64), None), ((1, 1, 128), Some(200)), ((1, 1, 20), None)] {
+            both(bench, dtype, shape, &LONG, window, 0, 0.0)?;
+        }
+        let many: Vec<usize> = (0..400).map(|i| i % 13).collect();
+        both(bench, dtype, (2, 2, 64), &many, None, 0, 0.0)?;
+    }
+    both(bench, dtype, (2, 1, 64), &[0, 0], None, 0, 0.0)?;
+
+    for shape in [(8, 1, 64), (4, 1, 128), (6, 2, 20), (2, 2, 96), (12, 1, 256), (1, 1, 512)] {
+        for window in [None, Some(50)] {
+            grown(bench, dtype, shape, window)?;
+        }
+    }
+    Ok(())
+}
+
+fn heads_of((num_q, num_kv, width): Shape, window: Option<usize>) -> Heads {
+    Heads { num_q, num_kv, width, scale: 1.0 / (width as f32).sqrt(), window }
+}
+
+fn bounds_of(lens: impl IntoIterator<Item = usize>) -> Vec<u32> {
+    let ends = lens.into_iter().scan(0, |end, len| {
+        *end += len as u32;
+        Some(*end)
+    });
+    [0].into_iter().chain(ends).collect()
+}
+
+/// Columns of the fused q, k, v, or of their gradients.
+fn columns(heads: &Heads) -> [Range<usize>; 3] {
+    let (q, kv) = (heads.num_q * heads.width, heads.num_kv * heads.width);
+    [0..q, q..q + kv, q + kv..q + 2 * kv]
+}
+
+/// The parts of a fused matrix, each by rows.
+fn split(heads: &Heads, fused: &[f64]) -> [Vec<f64>; 3] {
+    let all = columns(heads);
+    let row = all[2].end;
+    all.map(|part| fused.chunks_exact(row).flat_map(|row| &row[part.clone()]).copied().collect())
+}
+
+/// Scratch for both directions on the case's queue, in f32 elements.
+fn scratch_elems(case: &Case, heads: &Heads, lens: &[usize]) -> usize {
+    let bytes = match case.queue {
+        Queue::Cpu(_) => {
+            let longest = lens.iter().copied().max().unwrap_or(0);
+            attention::scratch_bytes(case.queue.num_threads(), longest, heads.width)
+        }
+        Queue::Cuda(_) => attention::cuda_scratch_bytes(lens.iter().sum(), heads.num_q),
+    };
+    bytes.0 as usize / 4
+}
+
+/// Forward and backward of one pack.
+fn both(
+    bench: &Bench,
+    dtype: DType,
+    shape: Shape,
+    lens: &[usize],
+    window: Option<usize>,
+    pad: usize,
+    rate: f64,
+) -> Result<(), GpuError> {
+    let heads = heads_of(shape, window);
+    let (tokens, bounds) = (lens.iter().sum::<usize>(), bounds_of(lens.iter().copied()));
+    let Heads { num_q, num_kv, width, .. } = heads;
+    let (docs, longest) = (lens.len(), lens.iter().max().unwrap_or(&0));
+    let name = format!(
+        "attention, {dtype}, heads {num_q}/{num_kv}×{width}, {docs} documents of up to {longest}, window {window:?}, \
+         margin {pad}, dropout {rate}"
+    );
+    bench.case(name, tolerance(dtype), |case| {
+        let [q_cols, k_cols, v_cols] = columns(&heads);
+        let cols = v_cols.end;
+        let qkv = case.framed_normals(tokens, cols, pad, dtype);
+        let dqkv = case.framed_output(tokens, cols, pad, dtype);
+        let dout = case.framed_normals(tokens, q_cols.len(), pad, dtype);
+        let out = case.framed_output(tokens, q_cols.len(), pad, dtype);
+        let lse = case.output(tokens * heads.num_q, DType::F32);
+        let samples = case.indices(lens.len(), 1 << 20);
+        let mask = Mask {
+            rate,
+            seed: 11,
+            step: 5,
+            layer: 2,
+            site: Site::Probabilities,
+            samples: case.input_u32(&samples),
+        };
+        let scratch = case.output(scratch_elems(case, &heads, lens), DType::F32);
+        let call = Forward {
+            heads,
+            out: out.mat,
+            lse,
+            q: qkv.mat.columns(q_cols.start, q_cols.len()),
+            k: qkv.mat.columns(k_cols.start, k_cols.len()),
+            v: qkv.mat.columns(v_cols.start, v_cols.len()),
+            cu_seqlens: case.input_u32(&bounds),
+            dropout: (rate > 0.0).then_some(mask),
+            scratch,
+        };
+        attention::forward(case.queue, call);
+        let [dq, dk, dv] = [&q_cols, &k_cols, &v_cols].map(|part| dqkv.mat.columns(part.start, part.len()));
+        attention::backward(case.queue, Backward { dq, dk, dv, dout: dout.mat, forward: call });
+
+        let factor = |doc: usize, head: usize, i: usize, j: usize| match rate > 0.0 {
+            true => dropout::reference::factor(&mask, samples[doc], head as u32, i, j),
+            false => 1.0,
+        };
+        let [q, k, v] = split(&heads, &case.framed_values(&qkv));
+        let dout = case.framed_values(&dout);
+        let want = LazyCell::new(|| reference::forward_dropped(heads, &bounds, &q, &k, &v, &factor));
+        let slopes =
+            LazyCell::new(|| reference::backward_dropped(heads, &bounds, [&q, &k, &v], &dout, &factor));
+        case.compare("out", case.framed_values(&out), || want.0.clone());
+        case.compare_at("lse", (lse.len() as f64).sqrt(), case.values(lse), || want.1.clone());
+        // The slopes of a query that sees one key are differences of equal numbers: errors are judged against
+        // what rows have otherwise.
+        let size = |values: &[f64]| f64::from(heads.scale) * (values.len() as f64).sqrt();
+        let [dq, dk, dv] = split(&heads, &case.framed_values(&dqkv));
+        case.compare_at("dq", size(&q), dq, || slopes.dq.clone());
+        case.compare_at("dk", size(&k), dk, || slopes.dk.clone());
+        case.compare("dv", dv, || slopes.dv.clone());
+    })
+}
+
+/// Documents that grow: first by many tokens, then by a few, then one by one. The outputs are those of forward.
+fn grown(bench: &Bench, dtype: DType, shape: Shape, window: Option<usize>) -> Result<(), GpuError> {
+    const LENS: [usize; 4] = [1, 9, 75, 150];
+    /// Documents are this long after each round, or as long as they get. The last token comes alone.
+    const ROUNDS: [usize; 6] = [60, 61, 130, 148, 149, 150];
+    let heads = heads_of(shape, window);
+    let bounds = bounds_of(LENS);
+    let (slots, capacity) = ([2u32, 0, 4, 1], 151);
+    let name = format!(
+        "attention over a cache, {dtype}, heads {}/{}×{}, window {window:?}",
+        heads.num_q, heads.num_kv, heads.width
+    );
+    bench.case(name, tolerance(dtype), |case| {
+        let [q_cols, k_cols, v_cols] = columns(&heads);
+        let (tokens, cols) = (LENS.iter().sum::<usize>(), v_cols.end);
+        let storage = case.values(case.normals(tokens * cols, dtype));
+        let elems = match case.queue {
+            Queue::Cpu(_) => attention::cache_elems(heads.num_kv, heads.width, 5, capacity),
+            Queue::Cuda(_) => attention::cuda_cache_elems(heads.num_kv, heads.width, 5, capacity, dtype),
+        };
+        let cache = Cache { view: case.output(elems, DType::F32), slots: 5, capacity };
+        let scratch = case.output(scratch_elems(case, &heads, &LENS), DType::F32);
+        let mut all = vec![f64::NAN; tokens * q_cols.len()];
+        let mut before = 0;
+        for round in ROUNDS {
+            let new = LENS.map(|len| before.min(len)..round.min(len));
+            let rows = || {
+                new.iter().zip(&bounds).flat_map(|(new, start)| new.clone().map(|i| (i, *start as usize + i)))
+            };
+            let fused: Vec<f32> =
+                rows().flat_map(|(_, row)| &storage[row * cols..][..cols]).map(|x| *x as f32).collect();
+            let positions: Vec<u32> = rows().map(|(i, _)| i as u32).collect();
+            let qkv = case.framed(&fused, cols, 8, dtype);
+            let out = case.framed_output(positions.len(), q_cols.len(), 8, dtype);
+            let call = Extend {
+                heads,
+                out: out.mat,
+                q: qkv.mat.columns(q_cols.start, q_cols.len()),
+                k: qkv.mat.columns(k_cols.start, k_cols.len()),
+                v: qkv.mat.columns(v_cols.start, v_cols.len()),
+                cu_seqlens: case.input_u32(&bounds_of(new.clone().map(|new| new.len()))),
+                positions: case.input_u32(&positions),
+                slots: case.input_u32(&slots),
+                cache,
+                scratch,
+            };
+            attention::extend(case.queue, call);
+            let values = case.framed_values(&out);
+            for (values, (_, row)) in values.chunks_exact(q_cols.len()).zip(rows()) {
+                all[row * q_cols.len()..][..q_cols.len()].copy_from_slice(values);
+            }
+            before = round;
+        }
+        let [q, k, v] = split(&heads, &storage);
+        case.compare("out", all, || reference::forward(heads, &bounds, &q, &k, &v).0);
+    })
+}
