@@ -19,7 +19,7 @@ const MOST_PIECES: usize = 8;
 
 impl StepBuilder<'_> {
     /// Whether gradients leave the device after `micro`.
-    pub fn leaves_after(&self, micro: u32) -> bool {
+    pub(super) fn leaves_after(&self, micro: u32) -> bool {
         let window_over = micro + 1 == self.input.micros;
         let sums_leave = self.input.order == AccumulationOrder::Reduced || self.input.grads_are_whole();
         self.input.grads_leave() && (window_over || sums_leave)
