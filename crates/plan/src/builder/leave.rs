@@ -85,10 +85,10 @@ impl StepBuilder<'_> {
             let share = self.input.resident(self.model, *unit, State::Grad).1;
             let (whole, home, span) =
                 (self.grad_target(*unit), self.state(*unit, State::Grad), self.front_span(*unit, share));
-            // With the one that backward is writing there are two on the device.
-            let after: Vec<OpId> = self.reduced.last().copied().into_iter().collect();
+            // Behind the spill of the unit before, on the same lane: with the one that backward is writing there
+            // are two on the device.
             let accesses = vec![(home, Access::Read), (whole, Access::Define)];
-            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &after);
+            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
         }
     }
 
