@@ -9,9 +9,11 @@ use lockstep_plan::{State, Tier};
 
 use crate::engine::Shared;
 use crate::error::EngineError;
+use crate::task::Squares;
 
 /// Room for the subtrees of the norm, so that folding and exchanging them allocates nothing.
 pub(crate) struct NormWork {
+    /// Of what has been squared in this step.
     nodes: Vec<Node>,
     bytes: Vec<u8>,
 }
@@ -61,14 +63,19 @@ impl Shared {
         Ok(())
     }
 
+    /// Leaves that the host can read are folded as soon as they are there: of gradients that arrive unit by
+    /// unit, most while backward goes on.
+    pub(crate) fn fold_squares(&self, one: &Squares) {
+        let leaves = one.leaves.view(&self.memories);
+        if !leaves.on_gpu() {
+            let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
+            lockstep_ops::host::with(leaves, |leaves| fold_range(leaves, one.first_block, &mut work.nodes));
+        }
+    }
+
     fn judge(&self, tag: u64) -> Result<(), CommError> {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
         let NormWork { nodes, bytes } = &mut *work;
-        nodes.clear();
-        for one in &self.at().squares {
-            let leaves = one.leaves.view(&self.memories);
-            lockstep_ops::host::with(leaves, |leaves| fold_range(leaves, one.first_block, nodes));
-        }
         if self.plan.input.is_sharded(State::Grad) {
             bytes.clear();
             nodes.iter().for_each(|node| bytes.extend(to_bytes(node)));
@@ -79,6 +86,7 @@ impl Shared {
         }
         let mut step = self.step_state();
         let norm = merge(nodes).sqrt() / step.loss_scale;
+        nodes.clear();
         step.grad_norm = norm;
         step.skip = !norm.is_finite();
         // In one product with the clip factor; in f64, so that a power of two costs nothing.

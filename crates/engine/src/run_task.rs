@@ -37,6 +37,7 @@ impl Shared {
                 for one in list {
                     let (leaves, grad) = (one.leaves.view(&self.memories), one.grad.view(&self.memories));
                     reduce::square_leaves(queue, leaves, grad);
+                    self.fold_squares(one);
                 }
                 Ok(())
             }

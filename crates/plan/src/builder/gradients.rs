@@ -9,8 +9,13 @@ use crate::input::AccumulationOrder;
 use crate::schedule::{Lane, OpId, OpKind, SpanPart};
 
 impl StepBuilder<'_> {
-    /// Whether gradients of `micro` are summed over ranks.
+    /// Whether gradients of `micro` go on when they are complete: are summed over ranks, or leave the device.
     pub fn reduces_after(&self, micro: u32) -> bool {
+        self.sums_after(micro) || self.leaves_after(micro)
+    }
+
+    /// Whether gradients of `micro` are summed over ranks.
+    fn sums_after(&self, micro: u32) -> bool {
         match self.input.order {
             AccumulationOrder::Local => self.input.mesh.world() > 1 && micro + 1 == self.input.micros,
             // Alone, this sums micro-batches alone; where gradients leave, the host does that.
@@ -25,14 +30,14 @@ impl StepBuilder<'_> {
             Work::Backward(unit) => unit,
             Work::Forward(_) | Work::Score => return None,
         };
-        (self.reduces_after(done.micro) || self.leaves_after(done.micro)).then_some(unit)
+        self.reduces_after(done.micro).then_some(unit)
     }
 
     /// Adds a unit's whole gradient to the bucket, and reduces the bucket if it is full or the micro-batch has no
     /// more to add. Units are not cut: each belongs to the same owners as its states.
     pub fn reduce_unit(&mut self, unit: u32, micro: u32) {
         let end = self.trained_elems(unit);
-        if !self.reduces_after(micro) {
+        if !self.sums_after(micro) {
             return self.leave_alone(unit, micro);
         }
         if end > 0 {
@@ -48,7 +53,7 @@ impl StepBuilder<'_> {
     /// Adds a unit's gradient to the bucket, and reduces buckets as they fill.
     pub fn bucket_unit(&mut self, unit: u32, micro: u32) {
         let end = self.trained_elems(unit);
-        if !self.reduces_after(micro) {
+        if !self.sums_after(micro) {
             return self.leave_alone(unit, micro);
         }
         let cap = (self.input.bucket.0 as usize / 4 / 256).max(1) * 256;

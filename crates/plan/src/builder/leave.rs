@@ -19,7 +19,7 @@ const MOST_PIECES: usize = 8;
 
 impl StepBuilder<'_> {
     /// Whether gradients leave the device after `micro`.
-    pub fn leaves_after(&self, micro: u32) -> bool {
+    pub(super) fn leaves_after(&self, micro: u32) -> bool {
         let window_over = micro + 1 == self.input.micros;
         let sums_leave = self.input.order == AccumulationOrder::Reduced || self.input.grads_are_whole();
         self.input.grads_leave() && (window_over || sums_leave)
@@ -85,10 +85,10 @@ impl StepBuilder<'_> {
             let share = self.input.resident(self.model, *unit, State::Grad).1;
             let (whole, home, span) =
                 (self.grad_target(*unit), self.state(*unit, State::Grad), self.front_span(*unit, share));
-            // With the one that backward is writing there are two on the device.
-            let after: Vec<OpId> = self.reduced.last().copied().into_iter().collect();
+            // Behind the spill of the unit before, on the same lane: with the one that backward is writing there
+            // are two on the device.
             let accesses = vec![(home, Access::Read), (whole, Access::Define)];
-            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &after);
+            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
         }
     }
 

@@ -81,8 +81,8 @@ pub struct StepBuilder<'a> {
     reduced: Vec<OpId>,
     /// Pieces of gradients spilled to be added; staging buffers take turns.
     spills: u32,
-    /// Leaves of the norm are there, of some units.
-    has_squares: bool,
+    /// Units of whose gradients the squares are summed.
+    squared: usize,
     layouts: [UnitLayout; 3],
 }
 
@@ -104,7 +104,7 @@ impl<'a> StepBuilder<'a> {
             pending: Vec::new(),
             reduced: Vec::new(),
             spills: 0,
-            has_squares: false,
+            squared: 0,
             layouts,
         }
     }

@@ -26,6 +26,7 @@ impl StepBuilder<'_> {
         if !self.input.grads_leave() {
             self.squares_of(&trained);
         }
+        assert_eq!(self.squared, trained.len(), "a gradient never left the device");
         let norm = self.norm_leaves();
         let lane = match self.input.grads_leave() {
             _ if self.input.is_sharded(State::Grad) => Lane::Comm,
@@ -60,8 +61,8 @@ impl StepBuilder<'_> {
         let norm = self.norm_leaves();
         let mut accesses: Vec<_> =
             units.iter().map(|unit| (self.state(*unit, State::Grad), Access::Read)).collect();
-        accesses.push((norm, if self.has_squares { Access::Update } else { Access::Define }));
-        self.has_squares = true;
+        accesses.push((norm, if self.squared > 0 { Access::Update } else { Access::Define }));
+        self.squared += units.len();
         let lane = if self.input.grads_leave() { Lane::Host } else { Lane::Compute };
         self.emit(OpKind::Squares, lane, accesses, &[]);
     }

@@ -7,7 +7,10 @@ use lockstep_core::{Bytes, DType};
 use lockstep_shape::Recompute;
 
 use crate::AccumulationOrder::{Local, Reduced};
-use crate::{Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, Tier, What, memory_table};
+use crate::{
+    Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build, check,
+    check_training, memory_table,
+};
 
 use super::{Setup, lanes, resident_bytes, train_phase};
 
@@ -138,6 +141,34 @@ fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, wanted: impl Fn(&Op
     let of_unit = |id: &BufferId| matches!(plan.buffers[id.0 as usize].what, What::GradWhole { unit: u, .. } if u == unit);
     let is = |op: &crate::Op| wanted(&op.kind) && op.accesses.iter().any(|(id, _)| of_unit(id));
     schedule.ops.iter().rposition(is).expect("the gradient is copied")
+}
+
+/// A strategy of one's own, that passes gradients on when the whole backward is over.
+#[test]
+fn gradients_may_leave_late() {
+    fn reduce_last(b: &mut StepBuilder) {
+        for micro in 0..b.num_micros() {
+            let uses = b.uses_of_micro(micro);
+            b.run_windowed(&uses, &mut |_, _| {});
+            if b.reduces_after(micro) {
+                (0..=b.head_unit()).rev().for_each(|unit| b.bucket_unit(unit, micro));
+                b.flush_bucket(micro);
+            }
+        }
+        b.clip_and_update();
+    }
+    for shard in [1, 2] {
+        for (micros, order) in [(1, Local), (3, Local), (3, Reduced)] {
+            let setup = deep(StrategyName::Ddp, shard).with(|s| (s.micros, s.order) = (micros, Some(order)));
+            let plan = build(crate::PlanInput { strategy: reduce_last, ..setup.input() });
+            let phase = train_phase(&plan);
+            assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), []);
+            assert_eq!(check_training(&phase.schedule, &plan.input), []);
+            for seed in 0..10 {
+                lanes::run(&plan, phase, &lanes::random_times(&phase.schedule, seed));
+            }
+        }
+    }
 }
 
 /// LLaMA 7b on one GPU, 4 rows of 2048 tokens, full recomputation, optimizer on the host: what a device of
