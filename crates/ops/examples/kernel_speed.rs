@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let gpu = Gpu::open(0, &search, None)?;
     let bench = Bench {
         gpu,
-        queue: Queue::Cuda(CudaQueue::new(gpu)?),
+        queue: Queue::Cuda(CudaQueue::new(gpu, 1)?),
         memory: Memory::take_on(gpu, Bytes(6 << 30))?,
         used: Cell::new(0),
     };

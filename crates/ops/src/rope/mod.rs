@@ -44,10 +44,14 @@ const FILL_ROWS: usize = 1024;
 pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) {
     assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
     let positions = table.cos.len() / table.half;
-    let angles =
-        (0..positions).flat_map(|position| inverse_frequencies.iter().map(move |f| position as f64 * f));
-    let (cos, sin): (Vec<f32>, Vec<f32>) =
-        angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
-    table.cos.write(&cos);
-    table.sin.write(&sin);
+    // Many rows at a time, since each write to a GPU is a copy; run once, before training.
+    for first in (0..positions).step_by(FILL_ROWS) {
+        let rows = FILL_ROWS.min(positions - first);
+        let angles =
+            (first..first + rows).flat_map(|row| inverse_frequencies.iter().map(move |f| row as f64 * f));
+        let (cos, sin): (Vec<f32>, Vec<f32>) =
+            angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
+        table.cos.slice(first * table.half, rows * table.half).write(&cos);
+        table.sin.slice(first * table.half, rows * table.half).write(&sin);
+    }
 }
