@@ -37,17 +37,8 @@ pub fn selftest_steps(device: Device, seed: u64, each: &mut dyn FnMut(Check)) ->
                 let config = lockstep_config::load(None, &settings).expect("these settings are right");
                 let on_cpu = Trained::on(&config, &shape, Machine::cpu(2), seed)?;
                 let there = Trained::on(&config, &shape, Machine { device, num_threads: 2 }, seed)?;
-                // In half precision every product rounds its result, each machine in its own order.
-                let (numbers, tensors) = if precision == "fp32" { (1e-5, 1e-4) } else { (5e-3, 4e-2) };
                 let what = format!("training step, {name}, {precision}, recompute {recompute}");
-                each(check(format!("{what}: losses"), numbers, &there.losses, &on_cpu.losses));
-                each(check(
-                    format!("{what}: gradient norms"),
-                    numbers.max(1e-4),
-                    &there.norms,
-                    &on_cpu.norms,
-                ));
-                each(there.worst(&on_cpu, &what, tensors));
+                there.compare(&on_cpu, &what, precision == "fp32", each);
             }
         }
     }
