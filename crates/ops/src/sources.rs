@@ -19,6 +19,7 @@ pub fn sources() -> Vec<(&'static Source, Variant)> {
     ];
     let types = [DType::F32, DType::BF16, DType::F16];
     let mut all = vec![(&reduce::cuda::SOURCE, Variant::of(DType::F32))];
+    all.extend(crate::attention::cuda_sources());
     all.extend(by_type.into_iter().flat_map(|source| types.map(|real| (source, Variant::of(real)))));
     all
 }
