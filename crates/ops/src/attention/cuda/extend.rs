@@ -32,9 +32,8 @@ fn variant(real: DType, width: usize, group: usize) -> Variant {
     Variant::of(real).with("WIDTH", width as u32).with("HEADS", heads_at_once(group, width) as u32)
 }
 
-pub(super) fn sources(real: DType) -> impl Iterator<Item = (&'static Source, Variant)> {
-    let sizes = [(20, 3), (64, 1), (128, 4), (256, 8), (512, 4)];
-    sizes.into_iter().map(move |(width, group)| (&EXTEND, variant(real, width, group)))
+pub(super) fn source(real: DType, width: usize, group: usize) -> (&'static Source, Variant) {
+    (&EXTEND, variant(real, width, group))
 }
 
 pub(in super::super) fn extend(cuda: &CudaQueue, call: &Extend) {

@@ -27,15 +27,22 @@ pub fn cuda_scratch_bytes(tokens: usize, num_q_heads: usize) -> Bytes {
     Bytes(2 * 4 * (tokens * num_q_heads) as u64)
 }
 
-/// Every source of attention with variants worth compiling ahead.
+/// Every source of attention in variants that between them have every path of the kernels: all tile shapes, even
+/// and odd widths, and each element type.
 pub fn cuda_sources() -> Vec<(&'static Source, Variant)> {
     let mut all = Vec::new();
     for real in [DType::F32, DType::BF16, DType::F16] {
         all.push((&DELTA, Variant::of(real)));
-        all.extend([20, 128, 512].map(|width| plain::variant(real, width)));
-        all.extend(extend::sources(real));
+        all.extend([plain::variant(real, 20), extend::source(real, 128, 4)]);
     }
-    all.extend(flash::sources(DType::BF16).chain(flash::sources(DType::F16)));
+    all.extend([128, 256, 512].map(|width| plain::variant(DType::F32, width)));
+    all.extend(
+        [(20, 3), (64, 1), (256, 8), (512, 4)].map(|(width, group)| extend::source(DType::F32, width, group)),
+    );
+    all.extend(
+        [16, 48, 64, 80, 96, 128, 256].into_iter().flat_map(|width| flash::sources(DType::BF16, width)),
+    );
+    all.extend([64, 128, 256].into_iter().flat_map(|width| flash::sources(DType::F16, width)));
     all
 }
 
