@@ -118,7 +118,10 @@ fn copies_of_gradients_overlap_backward() {
             _ => 100,
         });
         let backward = |unit: u32| {
-            let is = |kind: &OpKind| matches!(kind, OpKind::Backward { unit: u, micro, .. } if (*u, *micro) == (unit, micros - 1));
+            let is = |kind: &OpKind| match kind {
+                OpKind::Backward { unit: u, micro, .. } => (*u, *micro) == (unit, micros - 1),
+                _ => false,
+            };
             schedule.ops.iter().position(|op| is(&op.kind)).unwrap()
         };
         let overlaps = |i: usize, other: usize| times[i].0 < times[other].1 && times[other].0 < times[i].1;
@@ -138,7 +141,10 @@ fn copies_of_gradients_overlap_backward() {
 
 /// The last copy of a unit's gradient of some kind.
 fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, wanted: impl Fn(&OpKind) -> bool) -> usize {
-    let of_unit = |id: &BufferId| matches!(plan.buffers[id.0 as usize].what, What::GradWhole { unit: u, .. } if u == unit);
+    let of_unit = |id: &BufferId| match plan.buffers[id.0 as usize].what {
+        What::GradWhole { unit: u, .. } => u == unit,
+        _ => false,
+    };
     let is = |op: &crate::Op| wanted(&op.kind) && op.accesses.iter().any(|(id, _)| of_unit(id));
     schedule.ops.iter().rposition(is).expect("the gradient is copied")
 }
