@@ -42,6 +42,9 @@ pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
     let device = gpu::chosen(args.device.into())?;
     let queue = device.queue(2).map_err(|e| -> Failure { Box::new(e) })?;
     report::say(&format!("{}, seed {seed}", named(&queue)));
+    if let Device::Cuda(gpu) = device {
+        gpu.compile_ahead(&lockstep_ops::sources()).map_err(|e| -> Failure { Box::new(e) })?;
+    }
     let (mut all, mut failed) = (0, 0);
     let mut each = |check: Check| {
         all += 1;

@@ -20,7 +20,7 @@ use lockstep_device::{Queue, View};
 use crate::Mat;
 use crate::dropout::{DocMask, Mask};
 
-pub use cuda::{cuda_cache_elems, cuda_scratch_bytes, cuda_sources};
+pub use cuda::{cuda_cache_elems, cuda_scratch_bytes, cuda_sources, cuda_sources_of};
 pub use extend::{Cache, Extend, cache_elems, extend};
 
 /// Query rows that move together through the key blocks: four row tiles.

@@ -46,6 +46,18 @@ pub fn cuda_sources() -> Vec<(&'static Source, Variant)> {
     all
 }
 
+/// What training with such heads asks for.
+pub fn cuda_sources_of(real: DType, heads: &Heads, drops: bool) -> Vec<(&'static Source, Variant)> {
+    let flash = !drops && real != DType::F32 && heads.width.is_multiple_of(16) && heads.width <= 256;
+    let mut all = vec![(&DELTA, Variant::of(real))];
+    if flash {
+        all.extend(flash::sources(real, heads.width));
+    } else {
+        all.push(plain::variant(real, heads.width));
+    }
+    all
+}
+
 pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
     let Forward { heads, out, q, k, v, dropout, .. } = call;
     if dropout.is_none() && flash::can(heads, &[out, q, k, v]) {
