@@ -75,6 +75,9 @@ pub(crate) struct Selftest {
     /// Only operations, no whole steps
     #[arg(long)]
     pub(crate) operations: bool,
+    /// Only small operands: for runs under a checker of memory accesses
+    #[arg(long)]
+    pub(crate) small: bool,
     /// Show every check, not only those that fail
     #[arg(long, short)]
     pub(crate) verbose: bool,
