@@ -3,6 +3,8 @@
 //! Products that no query sees count for nothing, and backward counts as two and a half times forward, so that rates
 //! compare with what others publish.
 
+use std::ops::Range;
+
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{MemoryError, Queue, View};
 
@@ -50,16 +52,26 @@ fn thirds<'m>(heads: &Heads, qkv: View<'m>, tokens: usize) -> [Mat<'m>; 3] {
 }
 
 /// How many keys queries at these positions of a document see, together.
-fn seen(positions: std::ops::Range<usize>, window: Option<usize>) -> usize {
-    positions.map(|i| (i + 1).min(window.unwrap_or(usize::MAX))).sum()
+fn seen(positions: Range<usize>, window: Option<usize>) -> f64 {
+    positions.map(|i| (i + 1).min(window.unwrap_or(usize::MAX))).sum::<usize>() as f64
 }
 
 impl Train {
     fn described(&self) -> String {
         let Train { docs, length, heads, kv_heads, head_dim, window, .. } = self;
-        let window = window.map_or_else(String::new, |window| format!(", window {window}"));
-        format!("{docs}×{length}, heads {heads}/{kv_heads}×{head_dim}{window}")
+        format!("{docs}×{length}, heads {heads}/{kv_heads}×{head_dim}{}", seeing(*window))
     }
+}
+
+impl Decode {
+    fn described(&self) -> String {
+        let Decode { docs, past, new, heads, kv_heads, head_dim, window, .. } = self;
+        format!("attention, {docs}×({past} + {new}), heads {heads}/{kv_heads}×{head_dim}{}", seeing(*window))
+    }
+}
+
+fn seeing(window: Option<usize>) -> String {
+    window.map_or_else(String::new, |window| format!(", window {window}"))
 }
 
 pub(super) fn workspace_bytes(queue: &Queue, shape: &Train) -> Bytes {
@@ -88,7 +100,7 @@ pub(super) fn train(bench: &Bench, shape: &Train, times: [usize; 2]) -> Result<(
     let heads = heads(shape.heads, shape.kv_heads, shape.head_dim, window);
     let (tokens, q, kv) = (docs * length, heads.num_q * heads.width, heads.num_kv * heads.width);
     let scratch = bench.workspace();
-    let flops = 4 * docs * q * seen(0..length, window);
+    let flops = 4.0 * (docs * q) as f64 * seen(0..length, window);
     let (in_bytes, out_bytes) = (tokens * (q + 2 * kv) * dtype.size(), tokens * q * dtype.size());
     let operands = || {
         [
@@ -114,7 +126,7 @@ pub(super) fn train(bench: &Bench, shape: &Train, times: [usize; 2]) -> Result<(
         name: format!("attention, backward, {}", shape.described()),
         times: times[1],
         bytes: 2 * in_bytes + 2 * out_bytes,
-        flops: flops * 5 / 2,
+        flops: 2.5 * flops,
     };
     let [qkv, out, lse, cu_seqlens] = operands();
     let operands =
@@ -141,10 +153,10 @@ pub(super) fn decode(bench: &Bench, shape: &Decode) -> Result<(), MemoryError> {
     };
     let read = docs * window.map_or(capacity, |window| capacity.min(window + new));
     let row = Row {
-        name: format!("attention, {docs} documents of {past} and {new} new, heads {num_q}/{num_kv}×{width}"),
+        name: shape.described(),
         times: 0,
         bytes: 2 * read * kv * stored.size() + tokens * (2 * q + 2 * kv) * dtype.size(),
-        flops: 4 * docs * q * seen(past..capacity, window),
+        flops: 4.0 * (docs * q) as f64 * seen(past..capacity, window),
     };
     let operands = [
         normals(tokens * (q + 2 * kv), dtype),

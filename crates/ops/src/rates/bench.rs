@@ -24,13 +24,13 @@ pub(super) struct Row {
     pub(super) name: String,
     pub(super) times: usize,
     pub(super) bytes: usize,
-    pub(super) flops: usize,
+    pub(super) flops: f64,
 }
 
 impl Row {
     /// An operation that moves bytes.
     pub(super) fn moves(name: impl Into<String>, times: usize, bytes: usize) -> Row {
-        Row { name: name.into(), times, bytes, flops: 0 }
+        Row { name: name.into(), times, bytes, flops: 0.0 }
     }
 }
 
@@ -108,7 +108,7 @@ impl<'a> Bench<'a> {
             seconds: seconds[seconds.len() / 2],
             spread: [seconds[0], seconds[seconds.len() - 1]],
             bytes: row.bytes as f64,
-            flops: row.flops as f64,
+            flops: row.flops,
         });
         Ok(())
     }

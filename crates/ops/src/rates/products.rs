@@ -82,7 +82,7 @@ impl Product {
             name: name.into(),
             times,
             bytes: (a_rows * a_cols + b_rows * b_cols) * dtype.size() + (1 + read) * m * n * out.size(),
-            flops: 2 * m * n * k,
+            flops: 2.0 * (m * n) as f64 * k as f64,
         };
         let workspace = bench.workspace();
         let operands = [
