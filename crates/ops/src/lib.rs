@@ -17,6 +17,7 @@ pub mod dropout;
 pub mod embedding;
 pub mod host;
 pub mod matmul;
+pub mod rates;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;

@@ -1,6 +1,11 @@
 //! `lockstep bench`: how fast this machine computes what training is made of.
 
+mod attention;
+mod kernels;
+mod place;
+mod products;
 mod step;
+mod table;
 
 use crate::args::{Bench, BenchWhat};
 use crate::report::Failure;
@@ -8,5 +13,8 @@ use crate::report::Failure;
 pub(crate) fn run(args: &Bench) -> Result<(), Failure> {
     match &args.what {
         BenchWhat::Step(args) => step::run(args),
+        BenchWhat::Kernels(args) => kernels::run(args),
+        BenchWhat::Products(args) => products::run(args),
+        BenchWhat::Attention(args) => attention::run(args),
     }
 }
