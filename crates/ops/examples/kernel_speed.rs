@@ -113,10 +113,10 @@ impl Bench {
             rope::apply(queue, y, positions, rope::Table { cos, sin, half }, rope::Turn::Forward);
         })?;
         self.time(&format!("swiglu forward, {dtype}"), 3 * bytes, |queue| {
-            swiglu::forward(queue, y.view, x.view, dy.view);
+            swiglu::forward(queue, y, x, dy);
         })?;
         self.time(&format!("swiglu backward, {dtype}"), 5 * bytes, |queue| {
-            swiglu::backward_in_place(queue, y.view, x.view, dy.view);
+            swiglu::backward_in_place(queue, y, x, dy);
         })?;
         self.time(&format!("bias forward, {dtype}"), 2 * bytes, |queue| bias::forward(queue, y, w))?;
         self.time(&format!("bias backward, {dtype}"), bytes, |queue| bias::backward(queue, dw, dy, scratch))?;
