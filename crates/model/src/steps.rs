@@ -72,12 +72,9 @@ fn run_step(step: &Step, unit: &Unit) {
             rope::apply(queue, unit.mat(x), unit.inputs.positions, unit.rope(), turn)
         }
         Step::Attention { .. } | Step::AttentionBack { .. } => attention_step(step, unit),
-        Step::SwiGlu { g, u, y } => {
-            swiglu::forward(queue, unit.mat(y.into()).view, unit.mat(g.into()).view, unit.mat(u.into()).view)
-        }
+        Step::SwiGlu { g, u, y } => swiglu::forward(queue, unit.mat(y.into()), unit.mat(g), unit.mat(u)),
         Step::SwiGluBack { g, u, dy } => {
-            let [g, u, dy] = [g, u, dy].map(|slot| unit.mat(slot.into()).view);
-            swiglu::backward_in_place(queue, g, u, dy)
+            swiglu::backward_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
         }
         Step::Pick { x, y } => {
             let picks = unit.growing().picks;

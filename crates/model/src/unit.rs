@@ -6,7 +6,7 @@ use lockstep_device::{Device, Machine, Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::dropout::{self, Mask};
 use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope};
-use lockstep_shape::{Cols, ModelShape, Param, Programs, Segment, Slot, UnitKind, UnitShape};
+use lockstep_shape::{Cols, Extent, ModelShape, Param, Programs, Slot, UnitKind, UnitShape};
 
 /// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
 /// lengths, not the planned ones.
@@ -114,34 +114,31 @@ impl<'m> Unit<'m> {
         }
     }
 
-    fn segment(unit: &'m UnitShape, param: Param) -> &'m Segment {
-        unit.find(param).unwrap_or_else(|| panic!("{} has no {param:?}", unit.kind))
+    fn extent(unit: &UnitShape, param: Param) -> Extent {
+        unit.extent(param).unwrap_or_else(|| panic!("{} has no {param:?}", unit.kind))
     }
 
     /// A weight as stored: a vector, or \[out, in\].
     pub(crate) fn weight(&self, param: Param) -> View<'m> {
-        let (unit, params, _) = self.owner(param);
-        let segment = Self::segment(unit, param);
-        params.slice(segment.start, segment.elems())
+        self.weight_mat(param).view
     }
 
+    /// The same as a matrix; a joined weight has the rows of all its parts.
     pub(crate) fn weight_mat(&self, param: Param) -> Mat<'m> {
-        let (unit, _, _) = self.owner(param);
-        let shape = &Self::segment(unit, param).shape;
-        Mat::dense(self.weight(param), shape[0], shape[1])
+        let (unit, params, _) = self.owner(param);
+        let Extent { start, rows, cols, .. } = Self::extent(unit, param);
+        Mat::dense(params.slice(start, rows * cols), rows, cols)
     }
 
     /// Where a weight's gradient goes; `None` if it is frozen.
     pub(crate) fn grad(&self, param: Param) -> Option<View<'m>> {
-        let (unit, _, grads) = self.owner(param);
-        let segment = Self::segment(unit, param);
-        grads.filter(|_| segment.trainable).map(|g| g.slice(segment.start, segment.elems()))
+        self.grad_mat(param).map(|grad| grad.view)
     }
 
     pub(crate) fn grad_mat(&self, param: Param) -> Option<Mat<'m>> {
-        let (unit, _, _) = self.owner(param);
-        let shape = &Self::segment(unit, param).shape;
-        self.grad(param).map(|view| Mat::dense(view, shape[0], shape[1]))
+        let (unit, _, grads) = self.owner(param);
+        let Extent { start, rows, cols, trainable } = Self::extent(unit, param);
+        grads.filter(|_| trainable).map(|g| Mat::dense(g.slice(start, rows * cols), rows, cols))
     }
 
     /// The heads of this unit's layer.

@@ -33,6 +33,28 @@ impl<'m> Mat<'m> {
         Mat::strided(self.view.slice(start, self.view.len() - start), self.rows, cols, self.stride)
     }
 
+    /// One row.
+    pub fn row(&self, row: usize) -> View<'m> {
+        self.view.slice(row * self.stride, self.cols)
+    }
+
+    /// Panics if the two share an element. Column ranges of one matrix are apart, though their views are not.
+    #[track_caller]
+    pub fn assert_apart(&self, other: &Mat<'_>) {
+        let bytes = |elems: usize| elems * self.view.dtype().size();
+        let alike = self.view.dtype() == other.view.dtype() && self.stride == other.stride;
+        if alike && self.view.len() > 0 && other.view.len() > 0 {
+            // How far the other's rows begin behind the start of a row of this one.
+            let [from, to] = [self.view, other.view].map(|view| view.as_ptr::<u8>() as usize);
+            let behind = to.wrapping_sub(from) as isize;
+            let behind = behind.rem_euclid(bytes(self.stride) as isize) as usize;
+            if bytes(self.cols) <= behind && behind + bytes(other.cols) <= bytes(self.stride) {
+                return;
+            }
+        }
+        self.view.assert_apart(&other.view);
+    }
+
     /// Rows `[start, start + rows)`.
     pub fn row_range(&self, start: usize, rows: usize) -> Mat<'m> {
         assert!(start + rows <= self.rows, "rows [{start}, +{rows}] of {}", self.rows);

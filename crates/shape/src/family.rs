@@ -2,6 +2,7 @@
 //! are steps that are there or not. Windows are none: a layer's own is looked up when it runs.
 
 use crate::program::with_recomputation;
+use crate::unit::any_block;
 use crate::{
     Cols, ModelShape, Param, Program, Programs, Projection, Recompute, Rows, Site, Slot, SlotSpec, Step, Turn,
 };
@@ -69,7 +70,7 @@ pub fn block_programs(m: &ModelShape, recompute: Recompute) -> Programs {
     if qk_norm {
         all_kept.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
     }
-    all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::G, Slot::U, Slot::S]);
+    all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp, Slot::S]);
 
     let cheap = [Slot::N1, Slot::N2, Slot::S, Slot::Qn, Slot::Kn];
     let (kept, rebuilt) = match recompute {
@@ -108,8 +109,7 @@ fn block_specs(m: &ModelShape) -> Vec<SlotSpec> {
         (Slot::O, q),
         (Slot::X2, d),
         (Slot::N2, d),
-        (Slot::G, f),
-        (Slot::U, f),
+        (Slot::GateUp, 2 * f),
         (Slot::S, f),
         (Slot::DS, f),
         (Slot::DN, d),
@@ -128,6 +128,26 @@ fn thirds(m: &ModelShape, slot: Slot) -> [Cols; 3] {
     [Cols { slot, start: 0, len: q }, Cols { slot, start: q, len: kv }, Cols { slot, start: q + kv, len: kv }]
 }
 
+/// Gate and up as column ranges of one slot.
+fn halves(m: &ModelShape) -> [Cols; 2] {
+    let (slot, len) = (Slot::GateUp, m.ffn);
+    [Cols { slot, start: 0, len }, Cols { slot, start: len, len }]
+}
+
+/// The products that fill these columns of a slot from one input: a single one where their weights lie side by
+/// side in the unit, else one for each.
+fn products(m: &ModelShape, joined: Param, columns: &[Cols]) -> Vec<(Param, Cols)> {
+    if any_block(m).extent(joined).is_some() {
+        return vec![(joined, columns[0].slot.into())];
+    }
+    joined.parts().iter().copied().zip(columns.iter().copied()).collect()
+}
+
+/// The columns of queries and keys that turn: both at once where they lie in one slot.
+fn turned(m: &ModelShape, [q, k]: [Cols; 2]) -> Vec<Cols> {
+    if q.slot == k.slot { vec![Cols { len: m.q_width() + m.kv_width(), ..q }] } else { vec![q, k] }
+}
+
 /// What attention reads: the projections, or their normed copies for queries and keys.
 fn attention_inputs(m: &ModelShape, qk_norm: bool) -> [Cols; 3] {
     let [q, k, v] = thirds(m, Slot::Qkv);
@@ -139,12 +159,9 @@ fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
     let linear = |x: Slot, w: Param, y: Cols| Step::Linear { x: x.into(), w, y, residual: None };
     let bias = |of: Projection, y: Cols| Step::Bias { y, b: Param::BiasOf(of) };
-    let mut steps = vec![
-        Step::Norm { x: Slot::X.into(), w: Param::InputNorm, y: Slot::N1.into(), rstd: Slot::R1 },
-        linear(Slot::N1, Param::Q, q),
-        linear(Slot::N1, Param::K, k),
-        linear(Slot::N1, Param::V, v),
-    ];
+    let mut steps =
+        vec![Step::Norm { x: Slot::X.into(), w: Param::InputNorm, y: Slot::N1.into(), rstd: Slot::R1 }];
+    steps.extend(products(m, Param::Qkv, &[q, k, v]).into_iter().map(|(w, y)| linear(Slot::N1, w, y)));
     if m.biases.qkv {
         steps.extend([bias(Projection::Q, q), bias(Projection::K, k), bias(Projection::V, v)]);
     }
@@ -152,21 +169,16 @@ fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
         steps.push(Step::Norm { x: q, w: Param::QNorm, y: q_in, rstd: Slot::Rq });
         steps.push(Step::Norm { x: k, w: Param::KNorm, y: k_in, rstd: Slot::Rk });
     }
-    steps.extend([
-        Step::Rope { x: q_in, turn: Turn::Forward },
-        Step::Rope { x: k_in, turn: Turn::Forward },
-        Step::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse },
-    ]);
+    steps.extend(turned(m, [q_in, k_in]).into_iter().map(|x| Step::Rope { x, turn: Turn::Forward }));
+    steps.push(Step::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse });
     add_branch(m, &mut steps, (Slot::O, Projection::O), Slot::X2, Slot::X, Site::AttentionOut);
-    steps.extend([
-        Step::Norm { x: Slot::X2.into(), w: Param::PostNorm, y: Slot::N2.into(), rstd: Slot::R2 },
-        linear(Slot::N2, Param::Gate, Slot::G.into()),
-        linear(Slot::N2, Param::Up, Slot::U.into()),
-    ]);
+    let [g, u] = halves(m);
+    steps.push(Step::Norm { x: Slot::X2.into(), w: Param::PostNorm, y: Slot::N2.into(), rstd: Slot::R2 });
+    steps.extend(products(m, Param::GateUp, &[g, u]).into_iter().map(|(w, y)| linear(Slot::N2, w, y)));
     if m.biases.mlp {
-        steps.extend([bias(Projection::Gate, Slot::G.into()), bias(Projection::Up, Slot::U.into())]);
+        steps.extend([bias(Projection::Gate, g), bias(Projection::Up, u)]);
     }
-    steps.extend([Step::SwiGlu { g: Slot::G, u: Slot::U, y: Slot::S }]);
+    steps.push(Step::SwiGlu { g, u, y: Slot::S });
     add_branch(m, &mut steps, (Slot::S, Projection::Down), Slot::Y, Slot::X2, Site::MlpOut);
     steps
 }
@@ -198,6 +210,12 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     let (dx, dn) = (Slot::DX, Slot::DN);
     let weight = |dy: Cols, x: Slot, w: Param| Step::LinearBackWeight { dy, x: x.into(), w };
     let input = |dy: Cols, w: Param, dx: Slot, add: bool| Step::LinearBackInput { dy, w, dx: dx.into(), add };
+    // The gradients of the weights, then that of the normed input they share.
+    let products_back = |products: Vec<(Param, Cols)>, x: Slot| -> Vec<Step> {
+        let weights = products.iter().map(|(w, dy)| weight(*dy, x, *w));
+        let inputs = products.iter().enumerate().map(|(i, (w, dy))| input(*dy, *w, dn, i > 0));
+        weights.chain(inputs).collect()
+    };
     let norm = |x: Slot, w: Param, rstd: Slot| Step::NormBack {
         dy: dn.into(),
         x: x.into(),
@@ -210,6 +228,7 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     let [q, k, _] = thirds(m, Slot::Qkv);
     let dqkv = thirds(m, Slot::DQkv);
     let [dq, dk, dv] = dqkv;
+    let [g, u] = halves(m);
     let bias = |of: Projection, dy: Cols| Step::BiasBack { dy, b: Param::BiasOf(of) };
     // The gradient of what a branch adds: the stream's own, or, dropped from, in a slot that is free then.
     let drops = m.dropout.residual > 0.0;
@@ -220,30 +239,24 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     steps.extend([
         weight(branch.into(), Slot::S, Param::Down),
         input(branch.into(), Param::Down, Slot::DS, false),
-        Step::SwiGluBack { g: Slot::G, u: Slot::U, dy: Slot::DS },
+        Step::SwiGluBack { g, u, dy: Slot::DS },
     ]);
     if m.biases.mlp {
         steps.extend([
             bias(Projection::Down, branch.into()),
-            bias(Projection::Gate, Slot::G.into()),
-            bias(Projection::Up, Slot::U.into()),
+            bias(Projection::Gate, g),
+            bias(Projection::Up, u),
         ]);
     }
-    steps.extend([
-        weight(Slot::G.into(), Slot::N2, Param::Gate),
-        weight(Slot::U.into(), Slot::N2, Param::Up),
-        input(Slot::G.into(), Param::Gate, dn, false),
-        input(Slot::U.into(), Param::Up, dn, true),
-        norm(Slot::X2, Param::PostNorm, Slot::R2),
-    ]);
+    steps.extend(products_back(products(m, Param::GateUp, &[g, u]), Slot::N2));
+    steps.push(norm(Slot::X2, Param::PostNorm, Slot::R2));
     steps.extend(drop(Site::AttentionOut));
     steps.extend([
         weight(branch.into(), Slot::O, Param::O),
         input(branch.into(), Param::O, Slot::DO, false),
         Step::AttentionBack { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse, dout: Slot::DO, dqkv },
-        Step::Rope { x: dq, turn: Turn::Backward },
-        Step::Rope { x: dk, turn: Turn::Backward },
     ]);
+    steps.extend(turned(m, [dq, dk]).into_iter().map(|x| Step::Rope { x, turn: Turn::Backward }));
     if m.biases.out {
         steps.push(bias(Projection::O, branch.into()));
     }
@@ -256,15 +269,8 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     if m.biases.qkv {
         steps.extend([bias(Projection::Q, dq), bias(Projection::K, dk), bias(Projection::V, dv)]);
     }
-    steps.extend([
-        weight(dq, Slot::N1, Param::Q),
-        weight(dk, Slot::N1, Param::K),
-        weight(dv, Slot::N1, Param::V),
-        input(dq, Param::Q, dn, false),
-        input(dk, Param::K, dn, true),
-        input(dv, Param::V, dn, true),
-        norm(Slot::X, Param::InputNorm, Slot::R1),
-    ]);
+    steps.extend(products_back(products(m, Param::Qkv, &dqkv), Slot::N1));
+    steps.push(norm(Slot::X, Param::InputNorm, Slot::R1));
     steps
 }
 
@@ -282,8 +288,16 @@ mod tests {
             ModelShape { architecture: Architecture::Qwen3, biases, ..llama.clone() },
             ModelShape { biases, ..llama.clone() },
             ModelShape { biases, dropout: Dropout { attention: 0.1, residual: 0.1 }, ..llama.clone() },
+            apart(),
+            ModelShape { ffn: 172, biases, ..llama.clone() },
             llama,
         ]
+    }
+
+    /// Padding stands between all of its projections.
+    fn apart() -> ModelShape {
+        let tiny = ModelShape::named("tiny", 300).unwrap();
+        ModelShape { dim: 60, heads: 3, kv_heads: 1, head_dim: 20, ffn: 50, ..tiny }
     }
 
     /// Whatever is kept, no step of any program reads a slot that nothing wrote.
@@ -324,12 +338,44 @@ mod tests {
                     let times = p.backward.steps.iter().filter(|s| match s {
                         Step::NormBack { w, .. }
                         | Step::LinearBackWeight { w, .. }
-                        | Step::BiasBack { b: w, .. } => *w == segment.param,
+                        | Step::BiasBack { b: w, .. } => w.parts().contains(&segment.param),
                         _ => false,
                     });
                     assert_eq!(times.count(), 1, "{}", segment.name);
                 }
             }
+        }
+    }
+
+    /// One product for weights that lie side by side, and none across padding.
+    #[test]
+    fn projections_of_one_input_are_one_product_where_they_can() {
+        let products = |shape: &ModelShape| -> Vec<Param> {
+            let linear = |s: &Step| if let Step::Linear { w, .. } = s { Some(*w) } else { None };
+            block_programs(shape, Recompute::None).forward.steps.iter().filter_map(linear).collect()
+        };
+        let llama = ModelShape::named("tiny", 300).unwrap();
+        assert_eq!(products(&llama), [Param::Qkv, Param::O, Param::GateUp, Param::Down]);
+        use Param::*;
+        assert_eq!(products(&apart()), [Q, K, V, O, Gate, Up, Down]);
+        assert_eq!(products(&ModelShape { ffn: 170, ..llama }), [Qkv, O, Gate, Up, Down]);
+        for name in ["15m", "90m", "300m", "1b", "7b"] {
+            assert_eq!(products(&ModelShape::named(name, 300).unwrap()), [Qkv, O, GateUp, Down], "{name}");
+        }
+    }
+
+    #[test]
+    fn an_input_shared_by_products_gets_its_gradient_once() {
+        for shape in shapes() {
+            let steps = block_programs(&shape, Recompute::None).backward.steps;
+            let into_dn: Vec<bool> = steps
+                .iter()
+                .filter_map(|s| match s {
+                    Step::LinearBackInput { dx, add, .. } if dx.slot == Slot::DN => Some(*add),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(into_dn.iter().filter(|add| !**add).count(), 2, "gate and up, queries to values");
         }
     }
 

@@ -138,14 +138,14 @@ pub enum Step {
     },
     /// y = silu(g) · u
     SwiGlu {
-        g: Slot,
-        u: Slot,
+        g: Cols,
+        u: Cols,
         y: Slot,
     },
     /// g, u become their gradients
     SwiGluBack {
-        g: Slot,
-        u: Slot,
+        g: Cols,
+        u: Cols,
         dy: Slot,
     },
     /// y = x\[picks\]: the last row of every document
@@ -205,8 +205,8 @@ impl Step {
             Rope { x, .. } => vec![x.slot],
             Attention { q, k, v, .. } => vec![q.slot, k.slot, v.slot],
             AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
-            SwiGlu { g, u, .. } => vec![g, u],
-            SwiGluBack { g, u, dy } => vec![g, u, dy],
+            SwiGlu { g, u, .. } => vec![g.slot, u.slot],
+            SwiGluBack { g, u, dy } => vec![g.slot, u.slot, dy],
             Pick { x, .. } | HeadLogits { x, .. } | HeadLogProbs { x, .. } | HeadFused { x, .. } => vec![x],
         }
     }
@@ -226,7 +226,7 @@ impl Step {
             Attention { out, lse, .. } => vec![out, lse],
             AttentionBack { dqkv, .. } => dqkv.map(|c| c.slot).to_vec(),
             SwiGlu { y, .. } => vec![y],
-            SwiGluBack { g, u, .. } => vec![g, u],
+            SwiGluBack { g, u, .. } => vec![g.slot, u.slot],
             Pick { y, .. } => vec![y],
             HeadLogits { logits, .. } | HeadLogProbs { logits, .. } => vec![logits],
             HeadFused { logits, dx, .. } => vec![logits, dx],

@@ -37,9 +37,9 @@ pub enum Slot {
     X2,
     N2,
     R2,
-    /// Gate and up projections, replaced by their gradients in backward; their product. \[T, F\]
-    G,
-    U,
+    /// Gate and up projections side by side, replaced by their gradients in backward. \[T, 2F\]
+    GateUp,
+    /// Their product. \[T, F\]
     S,
     /// Gradients that live within one backward.
     DS,

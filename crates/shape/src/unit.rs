@@ -46,6 +46,21 @@ pub enum Param {
     /// The low-rank pair of an adapter on a projection's weight.
     AdapterA(Projection),
     AdapterB(Projection),
+    /// Weights of one input as a single matrix, their rows one after the other. No tensors of their own:
+    /// [`Param::parts`] are.
+    Qkv,
+    GateUp,
+}
+
+impl Param {
+    /// The tensors that a joined weight stands for; of any other, itself alone.
+    pub fn parts(&self) -> &[Param] {
+        match self {
+            Param::Qkv => &[Param::Q, Param::K, Param::V],
+            Param::GateUp => &[Param::Gate, Param::Up],
+            alone => std::slice::from_ref(alone),
+        }
+    }
 }
 
 /// The projections of a block: what a bias belongs to and an adapter can sit on.
@@ -130,6 +145,27 @@ impl Segment {
     }
 }
 
+/// Where a weight lies in its unit: a tensor's segment, or those of a joined weight as one matrix. A vector
+/// has one column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub start: usize,
+    pub rows: usize,
+    pub cols: usize,
+    pub trainable: bool,
+}
+
+impl Extent {
+    pub const fn elems(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    fn of(segment: &Segment) -> Extent {
+        let Segment { start, trainable, .. } = *segment;
+        Extent { start, rows: segment.shape[0], cols: segment.shape[1..].iter().product(), trainable }
+    }
+}
+
 /// A unit: its tensors, grouped by (trainable, decay), and its length with padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitShape {
@@ -145,6 +181,22 @@ pub struct UnitShape {
 impl UnitShape {
     pub fn find(&self, param: Param) -> Option<&Segment> {
         self.segments.iter().find(|s| s.param == param)
+    }
+
+    /// Where a weight lies. A joined one has a place only if its tensors lie side by side with nothing between
+    /// them, all trained or all frozen.
+    pub fn extent(&self, param: Param) -> Option<Extent> {
+        let mut parts = param.parts().iter().map(|part| self.find(*part).map(Extent::of));
+        let mut all = parts.next()??;
+        for part in parts {
+            let part = part?;
+            let next = Extent { start: all.start + all.elems(), rows: part.rows, ..all };
+            if part != next {
+                return None;
+            }
+            all.rows += part.rows;
+        }
+        Some(all)
     }
 
     /// Elements of the tensors themselves, padding not counted.
@@ -182,6 +234,12 @@ pub fn units(
     all.extend((0..shape.layers).map(|layer| builder.block(shape, layer)));
     all.push(builder.head(shape));
     all
+}
+
+/// A block as every layer of a trained model has it. Freezing it or adding adapters moves the projections
+/// together, so their places relative to each other are those of any model.
+pub(crate) fn any_block(shape: &ModelShape) -> UnitShape {
+    Builder { frozen: false, frozen_model: false, adapter: None, decay_norms: false }.block(shape, 0)
 }
 
 struct Builder<'a> {
@@ -279,4 +337,63 @@ fn base(segments: &[Segment], of: Projection) -> &Segment {
 
 fn stem(weight: &Segment) -> &str {
     weight.name.trim_end_matches(".weight")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A joined weight covers its tensors' elements, all of them and no others, or it is not there. Freezing,
+    /// adapters and decay do not change which.
+    #[test]
+    fn joined_weights_are_their_tensors_without_padding() {
+        let tiny = ModelShape::named("tiny", 300).unwrap();
+        let adapter = Adapter { rank: 4, targets: vec!["q_proj".into(), "v_proj".into(), "up_proj".into()] };
+        for (dim, head_dim, kv_heads, ffn) in
+            [(64, 16, 2, 176), (60, 20, 1, 64), (64, 2, 2, 50), (48, 16, 1, 3)]
+        {
+            let shape = ModelShape { dim, head_dim, heads: 4, kv_heads, ffn, ..tiny.clone() };
+            let (q, kv) = (shape.q_width(), shape.kv_width());
+            let fits = |elems: usize| elems.is_multiple_of(256);
+            for (frozen, adapter, decay_norms) in [
+                (false, None, false),
+                (false, None, true),
+                (true, None, false),
+                (false, Some(&adapter), false),
+            ] {
+                for block in &units(&shape, frozen, adapter, decay_norms)[1..=shape.layers] {
+                    let qkv = block.extent(Param::Qkv);
+                    assert_eq!(qkv.is_some(), fits(q * dim) && fits(kv * dim), "{shape:?}");
+                    let gate_up = block.extent(Param::GateUp);
+                    assert_eq!(gate_up.is_some(), fits(ffn * dim), "{shape:?}");
+                    for (joined, param, rows) in
+                        [(qkv, Param::Qkv, q + 2 * kv), (gate_up, Param::GateUp, 2 * ffn)]
+                    {
+                        let Some(joined) = joined else { continue };
+                        let trainable = !frozen && adapter.is_none();
+                        assert_eq!((joined.rows, joined.cols, joined.trainable), (rows, dim, trainable));
+                        let mut at = joined.start;
+                        for part in param.parts() {
+                            let part = block.find(*part).unwrap();
+                            assert_eq!(part.start, at);
+                            at += part.elems();
+                        }
+                        assert_eq!(at, joined.start + joined.elems());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_tensor_is_where_its_segment_is() {
+        let shape = ModelShape::named("tiny", 300).unwrap();
+        for unit in units(&shape, false, None, false) {
+            for segment in &unit.segments {
+                let extent = unit.extent(segment.param).unwrap();
+                assert_eq!((extent.start, extent.elems()), (segment.start, segment.elems()));
+                assert_eq!(extent.rows, segment.shape[0]);
+            }
+        }
+    }
 }

@@ -3,10 +3,10 @@
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
 
-use super::bench::{Bench, tolerance};
+use super::bench::{Bench, Case, tolerance};
 use crate::dropout::{self, Mask, Site};
 use crate::rope::{self, Table, Turn};
-use crate::{bias, rmsnorm, swiglu};
+use crate::{Mat, bias, rmsnorm, swiglu};
 
 const EPS: f32 = 1e-5;
 
@@ -37,9 +37,20 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
             turn(bench, dtype, [rows, heads, half, pad])?;
         }
     }
-    for len in [0, 1, 7, 1000, 4099, 1 << 20] {
-        if bench.takes(len) {
-            gate(bench, dtype, len)?;
+    // Rows, columns, elements between rows.
+    let gates = [
+        (0, 8, 0),
+        (1, 1, 0),
+        (1, 7, 0),
+        (3, 20, 1),
+        (5, 1000, 8),
+        (1, 4099, 0),
+        (67, 768, 0),
+        (1024, 1024, 8),
+    ];
+    for (rows, cols, pad) in gates {
+        if bench.takes(2 * rows * cols) {
+            gate(bench, dtype, [rows, cols, pad])?;
         }
     }
     for (rows, dim, pad) in [(0, 8, 0), (1, 5, 0), (63, 37, 3), (200, 256, 8), (65, 2816, 0), (4100, 1024, 0)]
@@ -125,29 +136,39 @@ fn turn(bench: &Bench, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -> Re
     Ok(())
 }
 
-fn gate(bench: &Bench, dtype: DType, len: usize) -> Result<(), GpuError> {
-    bench.case(format!("swiglu, {dtype}, {len}"), tolerance(dtype), |case| {
-        // Wide enough to saturate some. What is left of one that is may be too small for f16's full precision.
-        const SMALL: f64 = 1e-3;
-        let gates: Vec<f32> = case.normal_values(len).iter().map(|g| 6.0 * g).collect();
-        let (g, u, dy) = (case.input(&gates, dtype), case.normals(len, dtype), case.normals(len, dtype));
-        let y = case.output(len, dtype);
-        let [gv, uv, dyv] = [g, u, dy].map(|view| case.values(view));
-        swiglu::forward(case.queue, y, g, u);
-        case.compare_at("y", SMALL, case.values(y), || swiglu::reference::forward(&gv, &uv));
-        swiglu::backward_in_place(case.queue, g, u, dy);
-        let want = || swiglu::reference::backward(&dyv, &gv, &uv);
-        case.compare_at("dg", SMALL, case.values(g), || want().0);
-        case.compare_at("du", SMALL, case.values(u), || want().1);
+fn gate(bench: &Bench, dtype: DType, [rows, cols, pad]: [usize; 3]) -> Result<(), GpuError> {
+    let shape = format!("{dtype}, {rows}×{cols}, margin {pad}");
+    // Gates and ups as columns of one matrix, then as matrices of their own.
+    bench.case(format!("swiglu, side by side, {shape}"), tolerance(dtype), |case| {
+        // Wide enough to saturate some.
+        let both: Vec<f32> = case.normal_values(2 * rows * cols).iter().map(|x| 6.0 * x).collect();
+        let both = case.framed(&both, 2 * cols, pad, dtype);
+        let [g, u] = [0, cols].map(|start| both.mat.columns(start, cols));
+        gate_both_ways(case, g, u, pad);
+        // Margins are whole.
+        case.framed_values(&both);
     })?;
-    // Ranges that start at odd addresses.
-    bench.case(format!("swiglu at odd addresses, {dtype}, {len}"), tolerance(dtype), |case| {
-        let [g, u, y] =
-            [case.normals(len + 1, dtype), case.normals(len + 1, dtype), case.output(len + 1, dtype)];
-        let [g, u, y] = [g, u, y].map(|view| view.slice(1, len));
-        swiglu::forward(case.queue, y, g, u);
-        case.compare("y", case.values(y), || swiglu::reference::forward(&case.values(g), &case.values(u)));
+    bench.case(format!("swiglu, {shape}"), tolerance(dtype), |case| {
+        let [g, u] = [(); 2].map(|()| case.framed_normals(rows, cols, pad, dtype));
+        gate_both_ways(case, g.mat, u.mat, pad);
+        case.framed_values(&g);
+        case.framed_values(&u);
     })
+}
+
+fn gate_both_ways(case: &Case, g: Mat, u: Mat, pad: usize) {
+    // What is left of a gate that is saturated may be too small for f16's full precision.
+    const SMALL: f64 = 1e-3;
+    let (rows, cols, dtype) = (g.rows, g.cols, g.view.dtype());
+    let dy = case.framed_normals(rows, cols, pad, dtype);
+    let y = case.framed_output(rows, cols, pad, dtype);
+    let [gv, uv, dyv] = [g, u, dy.mat].map(|mat| case.mat_values(&mat));
+    swiglu::forward(case.queue, y.mat, g, u);
+    case.compare_at("y", SMALL, case.framed_values(&y), || swiglu::reference::forward(&gv, &uv));
+    swiglu::backward_in_place(case.queue, g, u, dy.mat);
+    let want = || swiglu::reference::backward(&dyv, &gv, &uv);
+    case.compare_at("dg", SMALL, case.mat_values(&g), || want().0);
+    case.compare_at("du", SMALL, case.mat_values(&u), || want().1);
 }
 
 fn biased(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {

@@ -1,47 +1,46 @@
-use lockstep_device::{CpuQueue, Real, View};
+use lockstep_device::{CpuQueue, Real};
 
+use crate::Mat;
 use crate::dispatch::with_real;
 use crate::math::sigmoid;
 
 const ELEMS_PER_ITEM: usize = 16 * 1024;
 
-pub(super) fn forward(cpu: &CpuQueue, y: View, g: View, u: View) {
-    with_real!(y.dtype(), R => each_part(cpu, y.len(), &|start, len| {
-        // SAFETY: items write disjoint parts of y; g and u are only read and lie apart.
-        let (y, g, u) = unsafe {
-            (
-                y.slice(start, len).as_mut::<R>(),
-                g.slice(start, len).as_slice::<R>(),
-                u.slice(start, len).as_slice::<R>(),
-            )
-        };
-        cpu.isa.run(#[inline(always)] || forward_part(y, g, u));
+pub(super) fn forward(cpu: &CpuQueue, y: Mat, g: Mat, u: Mat) {
+    with_real!(y.view.dtype(), R => each_part(cpu, y, &|first, rows| {
+        let [y, g, u] = [y, g, u].map(|mat| mat.row_range(first, rows));
+        cpu.isa.run(#[inline(always)] || for row in 0..rows {
+            // SAFETY: items write disjoint rows of y; g and u are only read and lie apart.
+            let (y, g, u) =
+                unsafe { (y.row(row).as_mut::<R>(), g.row(row).as_slice::<R>(), u.row(row).as_slice::<R>()) };
+            forward_row(y, g, u);
+        });
     }));
 }
 
-pub(super) fn backward_in_place(cpu: &CpuQueue, g: View, u: View, dy: View) {
-    with_real!(dy.dtype(), R => each_part(cpu, dy.len(), &|start, len| {
-        // SAFETY: items write disjoint parts of g and u, which lie apart; dy is only read.
-        let (g, u, dy) = unsafe {
-            (
-                g.slice(start, len).as_mut::<R>(),
-                u.slice(start, len).as_mut::<R>(),
-                dy.slice(start, len).as_slice::<R>(),
-            )
-        };
-        cpu.isa.run(#[inline(always)] || backward_part(g, u, dy));
+pub(super) fn backward_in_place(cpu: &CpuQueue, g: Mat, u: Mat, dy: Mat) {
+    with_real!(dy.view.dtype(), R => each_part(cpu, dy, &|first, rows| {
+        let [g, u, dy] = [g, u, dy].map(|mat| mat.row_range(first, rows));
+        cpu.isa.run(#[inline(always)] || for row in 0..rows {
+            // SAFETY: items write disjoint rows of g and u, which lie apart; dy is only read.
+            let (g, u, dy) =
+                unsafe { (g.row(row).as_mut::<R>(), u.row(row).as_mut::<R>(), dy.row(row).as_slice::<R>()) };
+            backward_row(g, u, dy);
+        });
     }));
 }
 
-fn each_part(cpu: &CpuQueue, len: usize, f: &(dyn Fn(usize, usize) + Sync)) {
-    cpu.pool.run(len.div_ceil(ELEMS_PER_ITEM), &|item, _| {
-        let start = item * ELEMS_PER_ITEM;
-        f(start, ELEMS_PER_ITEM.min(len - start));
+/// Calls `f` with ranges of rows: first one and how many.
+fn each_part(cpu: &CpuQueue, like: Mat, f: &(dyn Fn(usize, usize) + Sync)) {
+    let rows_per_item = (ELEMS_PER_ITEM / like.cols.max(1)).max(1);
+    cpu.pool.run(like.rows.div_ceil(rows_per_item), &|item, _| {
+        let first = item * rows_per_item;
+        f(first, rows_per_item.min(like.rows - first));
     });
 }
 
 #[inline(always)]
-fn forward_part<R: Real>(y: &mut [R], g: &[R], u: &[R]) {
+fn forward_row<R: Real>(y: &mut [R], g: &[R], u: &[R]) {
     for ((y, g), u) in y.iter_mut().zip(g).zip(u) {
         let g = g.to_f32();
         *y = R::from_f32(g * sigmoid(g) * u.to_f32());
@@ -49,7 +48,7 @@ fn forward_part<R: Real>(y: &mut [R], g: &[R], u: &[R]) {
 }
 
 #[inline(always)]
-fn backward_part<R: Real>(g: &mut [R], u: &mut [R], dy: &[R]) {
+fn backward_row<R: Real>(g: &mut [R], u: &mut [R], dy: &[R]) {
     for ((g, u), dy) in g.iter_mut().zip(u).zip(dy) {
         let (gate, up, dy) = (g.to_f32(), u.to_f32(), dy.to_f32());
         let s = sigmoid(gate);

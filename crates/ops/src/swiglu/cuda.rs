@@ -1,25 +1,30 @@
-use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Launch, Source};
 
-use crate::packs::{pack_elems, views_fit};
+use crate::Mat;
+use crate::packs::{pack_elems, rows_fit};
 
 pub(crate) static SOURCE: Source = Source { name: "swiglu", text: include_str!("kernels.cu") };
 
-pub(super) fn forward(cuda: &CudaQueue, y: View, g: View, u: View) {
-    let packs = views_fit(&[y, g, u]);
-    let kernel = cuda.kernel(&SOURCE, y.dtype(), if packs { "forward_packs" } else { "forward" });
-    // SAFETY: the kernel's parameters; it writes y and reads g and u, of one length.
-    unsafe { cuda.launch(kernel, launch(y, packs), args![y, g, u, y.len() as u64]) };
+pub(super) fn forward(cuda: &CudaQueue, y: Mat, g: Mat, u: Mat) {
+    let (packs, items) = items(&[y, g, u]);
+    let kernel = cuda.kernel(&SOURCE, y.view.dtype(), if packs { "forward_packs" } else { "forward" });
+    let args = args![y.view, y.stride, g.view, g.stride, u.view, u.stride, items, y.cols];
+    // SAFETY: the kernel's parameters; it writes y and reads g and u, of one shape.
+    unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }
 
-pub(super) fn backward_in_place(cuda: &CudaQueue, g: View, u: View, dy: View) {
-    let packs = views_fit(&[g, u, dy]);
-    let kernel = cuda.kernel(&SOURCE, dy.dtype(), if packs { "backward_packs" } else { "backward" });
+pub(super) fn backward_in_place(cuda: &CudaQueue, g: Mat, u: Mat, dy: Mat) {
+    let (packs, items) = items(&[g, u, dy]);
+    let kernel = cuda.kernel(&SOURCE, dy.view.dtype(), if packs { "backward_packs" } else { "backward" });
+    let args = args![g.view, g.stride, u.view, u.stride, dy.view, dy.stride, items, dy.cols];
     // SAFETY: the kernel's parameters; a thread reads and writes its own elements of g and u, and reads dy.
-    unsafe { cuda.launch(kernel, launch(dy, packs), args![g, u, dy, dy.len() as u64]) };
+    unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }
 
-fn launch(of: View, packs: bool) -> Launch {
-    Launch::each(if packs { of.len().div_ceil(pack_elems(of.dtype())) } else { of.len() })
+/// Whether threads take packs, and how many take something. Matrices of one shape and storage type.
+fn items(mats: &[Mat]) -> (bool, usize) {
+    let pack = pack_elems(mats[0].view.dtype());
+    let packs = rows_fit(mats, pack);
+    (packs, mats[0].rows * mats[0].cols / if packs { pack } else { 1 })
 }

@@ -1,4 +1,4 @@
-// The gated unit over flat ranges. A thread takes N elements; the last one what is left.
+// The gated unit over matrices [rows, cols]. A thread takes N elements of a row, where N divides a row.
 #include "lockstep.cuh"
 
 __device__ __forceinline__ f32 sigmoid(f32 x) { return 1.0f / (1.0f + expf(-x)); }
@@ -16,45 +16,62 @@ __device__ __forceinline__ void to_gradients(REAL& g, REAL& u, REAL dy) {
     g = from_f32<REAL>(grad * up * (s + silu * (1.0f - s)));
 }
 
-template <int N> __device__ __forceinline__ void forward_part(REAL* y, const REAL* g, const REAL* u, u64 len) {
-    const u64 start = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * N;
-    if (start + N <= len) {
-        const Chunk<REAL, N> gates = load_chunk<N>(g + start), ups = load_chunk<N>(u + start);
-        Chunk<REAL, N> out;
+template <int N>
+__device__ __forceinline__ void forward_part(
+    REAL* y, u32 y_stride, const REAL* g, u32 g_stride, const REAL* u, u32 u_stride, u32 items, u32 cols
+) {
+    const u32 item = blockIdx.x * blockDim.x + threadIdx.x, chunks = cols / N;
+    if (item >= items) return;
+    const u64 row = item / chunks;
+    const u32 column = item % chunks * N;
+    const Chunk<REAL, N> gates = load_chunk<N>(g + row * g_stride + column);
+    const Chunk<REAL, N> ups = load_chunk<N>(u + row * u_stride + column);
+    Chunk<REAL, N> out;
 #pragma unroll
-        for (int i = 0; i < N; i++) out.at[i] = gated(gates.at[i], ups.at[i]);
-        store_chunk<N>(y + start, out);
-    } else {
-        for (u64 i = start; i < len; i++) y[i] = gated(g[i], u[i]);
-    }
+    for (int i = 0; i < N; i++) out.at[i] = gated(gates.at[i], ups.at[i]);
+    store_chunk<N>(y + row * y_stride + column, out);
 }
 
-template <int N> __device__ __forceinline__ void backward_part(REAL* g, REAL* u, const REAL* dy, u64 len) {
-    const u64 start = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * N;
-    if (start + N <= len) {
-        Chunk<REAL, N> gates = load_chunk<N>(g + start), ups = load_chunk<N>(u + start);
-        const Chunk<REAL, N> grads = load_chunk<N>(dy + start);
+template <int N>
+__device__ __forceinline__ void backward_part(
+    REAL* g, u32 g_stride, REAL* u, u32 u_stride, const REAL* dy, u32 dy_stride, u32 items, u32 cols
+) {
+    const u32 item = blockIdx.x * blockDim.x + threadIdx.x, chunks = cols / N;
+    if (item >= items) return;
+    const u64 row = item / chunks;
+    const u32 column = item % chunks * N;
+    g += row * g_stride + column;
+    u += row * u_stride + column;
+    Chunk<REAL, N> gates = load_chunk<N>(g), ups = load_chunk<N>(u);
+    const Chunk<REAL, N> grads = load_chunk<N>(dy + row * dy_stride + column);
 #pragma unroll
-        for (int i = 0; i < N; i++) to_gradients(gates.at[i], ups.at[i], grads.at[i]);
-        store_chunk<N>(g + start, gates);
-        store_chunk<N>(u + start, ups);
-    } else {
-        for (u64 i = start; i < len; i++) to_gradients(g[i], u[i], dy[i]);
-    }
+    for (int i = 0; i < N; i++) to_gradients(gates.at[i], ups.at[i], grads.at[i]);
+    store_chunk<N>(g, gates);
+    store_chunk<N>(u, ups);
 }
 
-// y[len] = silu(g) * u.
-extern "C" __global__ void forward(REAL* y, const REAL* g, const REAL* u, u64 len) {
-    forward_part<1>(y, g, u, len);
+// y = silu(g) * u; `items` threads take something.
+extern "C" __global__ void forward(
+    REAL* y, u32 y_stride, const REAL* g, u32 g_stride, const REAL* u, u32 u_stride, u32 items, u32 cols
+) {
+    forward_part<1>(y, y_stride, g, g_stride, u, u_stride, items, cols);
 }
 
-extern "C" __global__ void forward_packs(REAL* y, const REAL* g, const REAL* u, u64 len) {
-    forward_part<Pack<REAL>::N>(y, g, u, len);
+extern "C" __global__ void forward_packs(
+    REAL* y, u32 y_stride, const REAL* g, u32 g_stride, const REAL* u, u32 u_stride, u32 items, u32 cols
+) {
+    forward_part<Pack<REAL>::N>(y, y_stride, g, g_stride, u, u_stride, items, cols);
 }
 
-// g[len] and u[len] become their gradients, from dy[len].
-extern "C" __global__ void backward(REAL* g, REAL* u, const REAL* dy, u64 len) { backward_part<1>(g, u, dy, len); }
+// g and u become their gradients, from dy.
+extern "C" __global__ void backward(
+    REAL* g, u32 g_stride, REAL* u, u32 u_stride, const REAL* dy, u32 dy_stride, u32 items, u32 cols
+) {
+    backward_part<1>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
+}
 
-extern "C" __global__ void backward_packs(REAL* g, REAL* u, const REAL* dy, u64 len) {
-    backward_part<Pack<REAL>::N>(g, u, dy, len);
+extern "C" __global__ void backward_packs(
+    REAL* g, u32 g_stride, REAL* u, u32 u_stride, const REAL* dy, u32 dy_stride, u32 items, u32 cols
+) {
+    backward_part<Pack<REAL>::N>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
 }

@@ -6,10 +6,12 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use lockstep_device::{Queue, View};
+use lockstep_device::Queue;
 
-/// y from g and u, all of one length and storage type.
-pub fn forward(queue: &Queue, y: View, g: View, u: View) {
+use crate::Mat;
+
+/// y from g and u, all of one shape and storage type. g and u may be columns of one matrix.
+pub fn forward(queue: &Queue, y: Mat, g: Mat, u: Mat) {
     check(&y, &g, &u);
     y.assert_apart(&g);
     y.assert_apart(&u);
@@ -21,7 +23,7 @@ pub fn forward(queue: &Queue, y: View, g: View, u: View) {
 
 /// Replaces g by ∂L/∂g and u by ∂L/∂u: nothing reads the values afterwards, and the gradients need no
 /// memory of their own.
-pub fn backward_in_place(queue: &Queue, g: View, u: View, dy: View) {
+pub fn backward_in_place(queue: &Queue, g: Mat, u: Mat, dy: Mat) {
     check(&dy, &g, &u);
     g.assert_apart(&u);
     dy.assert_apart(&g);
@@ -32,7 +34,9 @@ pub fn backward_in_place(queue: &Queue, g: View, u: View, dy: View) {
     }
 }
 
-fn check(y: &View, g: &View, u: &View) {
-    assert!(y.len() == g.len() && g.len() == u.len(), "lengths {} {} {}", y.len(), g.len(), u.len());
-    assert!(y.dtype() == g.dtype() && g.dtype() == u.dtype(), "one storage type");
+fn check(y: &Mat, g: &Mat, u: &Mat) {
+    for mat in [g, u] {
+        assert_eq!((mat.rows, mat.cols), (y.rows, y.cols), "one shape");
+        assert_eq!(mat.view.dtype(), y.view.dtype(), "one storage type");
+    }
 }

@@ -4,34 +4,69 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, SameBits, assert_close, assert_near, bits, differences, dot, dtype, queue, queues, tolerance,
-    values,
+    Bench, Framed, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, relative_error,
+    tolerance, values,
 };
+
+/// Gates and ups side by side, as a block has them: a matrix of twice the columns, with margins.
+fn side_by_side<'b>(
+    bench: &'b Bench,
+    g: &[f32],
+    u: &[f32],
+    cols: usize,
+    pad: usize,
+    act: DType,
+) -> Framed<'b> {
+    let rows = g.chunks_exact(cols).zip(u.chunks_exact(cols));
+    let values: Vec<f32> = rows.flat_map(|(g, u)| [g, u].concat()).collect();
+    bench.framed(&values, 2 * cols, pad, act)
+}
+
+fn halves<'b>(both: &Framed<'b>) -> [Mat<'b>; 2] {
+    let cols = both.mat.cols / 2;
+    [both.mat.columns(0, cols), both.mat.columns(cols, cols)]
+}
+
+fn mat_values(mat: &Mat) -> Vec<f64> {
+    (0..mat.rows).flat_map(|row| values(mat.row(row))).collect()
+}
+
+#[track_caller]
+fn assert_close(got: &[f64], want: &[f64], act: DType) {
+    let error = relative_error(got, want);
+    assert!(error <= tolerance(act), "relative error {error:e}");
+}
+
+/// The first row of a matrix of one.
+fn one_row(view: lockstep_device::View<'_>) -> Mat<'_> {
+    Mat::dense(view, 1, view.len())
+}
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Short lengths, and lengths of several pool items.
+    /// Few short rows, and matrices of several pool items.
     #[test]
     fn both_directions_match_the_reference(
-        len in prop_oneof![4 => 1usize..500, 1 => 16_000usize..40_000], spread in 1f32..8.0, act in dtype(),
-        seed in any::<u64>(),
+        (rows, cols) in prop_oneof![4 => (1usize..9, 1usize..60), 1 => (1usize..5, 7_000usize..20_000)],
+        pad in 0usize..4, spread in 1f32..8.0, act in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::with_mebibytes(8, seed);
-        let gates: Vec<f32> = bench.normal_values(len).iter().map(|g| g * spread).collect();
-        let ups = bench.normal_values(len);
-        let dy = bench.normals(len, act);
+        let bench = Bench::with_mebibytes(32, seed);
+        let gates: Vec<f32> = bench.normal_values(rows * cols).iter().map(|g| g * spread).collect();
+        let ups = bench.normal_values(rows * cols);
+        let dy = bench.framed_normals(rows, cols, pad, act);
         let mut same = SameBits::new();
         for queue in queues() {
-            let (g, u, y) = (bench.input(&gates, act), bench.input(&ups, act), bench.output(len, act));
-            let (gv, uv) = (values(g), values(u));
-            forward(&queue, y, g, u);
-            assert_close(y, &reference::forward(&gv, &uv), tolerance(act));
-            let (want_g, want_u) = reference::backward(&values(dy), &gv, &uv);
-            backward_in_place(&queue, g, u, dy);
-            assert_close(g, &want_g, tolerance(act));
-            assert_close(u, &want_u, tolerance(act));
-            same.check(&queue, vec![bits(y), bits(g), bits(u)]);
+            let both = side_by_side(&bench, &gates, &ups, cols, pad, act);
+            let ([g, u], y) = (halves(&both), bench.framed_output(rows, cols, pad, act));
+            let (gv, uv) = (mat_values(&g), mat_values(&u));
+            forward(&queue, y.mat, g, u);
+            assert_close(&y.values(), &reference::forward(&gv, &uv), act);
+            let (want_g, want_u) = reference::backward(&dy.values(), &gv, &uv);
+            backward_in_place(&queue, g, u, dy.mat);
+            assert_close(&mat_values(&g), &want_g, act);
+            assert_close(&mat_values(&u), &want_u, act);
+            same.check(&queue, vec![y.bits(), both.bits()]);
         }
     }
 
@@ -40,7 +75,7 @@ proptest! {
         let bench = Bench::small(seed);
         let [g, u, r] = [(); 3].map(|()| bench.normals(len, DType::F32));
         let (gv, uv, rv) = (values(g), values(u), values(r));
-        backward_in_place(&Queue::cpu(1), g, u, r);
+        backward_in_place(&Queue::cpu(1), one_row(g), one_row(u), one_row(r));
         let slope_g = differences(&gv, |g| dot(&rv, &reference::forward(g, &uv)));
         let slope_u = differences(&uv, |u| dot(&rv, &reference::forward(&gv, u)));
         assert_near(&values(g), &slope_g, (len as f64).sqrt(), tolerance(DType::F32));
@@ -58,8 +93,8 @@ proptest! {
         let run = |pick: usize, from: usize, len: usize| {
             let [g, u, dy] = [&g, &u, &dy].map(|x| bench.input(&x[from..from + len], act));
             let y = bench.output(len, act);
-            forward(&queue(pick), y, g, u);
-            backward_in_place(&queue(pick), g, u, dy);
+            forward(&queue(pick), one_row(y), one_row(g), one_row(u));
+            backward_in_place(&queue(pick), one_row(g), one_row(u), one_row(dy));
             [bits(y), bits(g), bits(u)]
         };
         let from = from % len;
@@ -68,6 +103,22 @@ proptest! {
         for (whole, part) in whole.iter().zip(&part) {
             prop_assert_eq!(&part[..], &whole[from..][..part_len]);
         }
+    }
+}
+
+/// Columns of one matrix are apart; columns that share one are not.
+#[test]
+fn column_ranges_are_told_apart() {
+    let bench = Bench::small(1);
+    let whole = bench.framed_normals(5, 12, 3, DType::BF16).mat;
+    whole.columns(0, 6).assert_apart(&whole.columns(6, 6));
+    whole.columns(6, 6).assert_apart(&whole.columns(0, 6));
+    // A row further down, too.
+    whole.row_range(1, 4).columns(6, 6).assert_apart(&whole.columns(2, 4));
+    whole.row_range(0, 2).assert_apart(&whole.row_range(2, 3));
+    for (start, cols) in [(5, 7), (0, 12), (0, 1), (3, 2)] {
+        let overlap = || whole.columns(0, 6).assert_apart(&whole.row_range(2, 2).columns(start, cols));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(overlap)).is_err(), "{start}, {cols}");
     }
 }
 
@@ -82,9 +133,9 @@ fn extreme_gates_saturate() {
             let (g, y) = (bench.input(&gates, dtype), bench.output(gates.len(), dtype));
             let (u, dy) = (bench.input(&[0.5; 13], dtype), bench.input(&[0.25; 13], dtype));
             let (gv, uv, dyv) = (values(g), values(u), values(dy));
-            forward(&queue, y, g, u);
+            forward(&queue, one_row(y), one_row(g), one_row(u));
             let (want_g, want_u) = reference::backward(&dyv, &gv, &uv);
-            backward_in_place(&queue, g, u, dy);
+            backward_in_place(&queue, one_row(g), one_row(u), one_row(dy));
             let pairs = [(y, reference::forward(&gv, &uv)), (g, want_g), (u, want_u)];
             for (got, want) in pairs.iter().flat_map(|(got, want)| values(*got).into_iter().zip(want)) {
                 assert!((got - want).abs() <= tolerance(dtype) * want.abs().max(1e-4), "{got} for {want}");
