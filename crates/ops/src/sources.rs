@@ -5,8 +5,8 @@ use lockstep_device::cuda::{Source, Variant};
 
 use crate::{adamw, bias, cross_entropy, dropout, embedding, reduce, rmsnorm, rope, swiglu};
 
-/// Every source with every variant that a run may ask for.
-pub fn sources() -> Vec<(&'static Source, Variant)> {
+/// Every source with every variant that a run on such a GPU may ask for.
+pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
     let by_type = [
         &adamw::cuda::SOURCE,
         &bias::cuda::SOURCE,
@@ -19,7 +19,7 @@ pub fn sources() -> Vec<(&'static Source, Variant)> {
     ];
     let types = [DType::F32, DType::BF16, DType::F16];
     let mut all = vec![(&reduce::cuda::SOURCE, Variant::of(DType::F32))];
-    all.extend(crate::attention::cuda_sources());
+    all.extend(crate::attention::cuda_sources(sm));
     all.extend(by_type.into_iter().flat_map(|source| types.map(|real| (source, Variant::of(real)))));
     all
 }
@@ -42,8 +42,8 @@ mod tests {
             Ok(nvrtc) => nvrtc,
             Err(cause) => return println!("skipped: {cause}"),
         };
-        for (source, variant) in sources() {
-            for sm in [80, 90] {
+        for sm in [80, 90] {
+            for (source, variant) in sources(sm) {
                 let code = compile(&nvrtc, source, &variant, sm).unwrap_or_else(|cause| panic!("{cause}"));
                 assert!(!code.is_empty(), "{} for sm_{sm}", source.name);
             }
