@@ -172,7 +172,7 @@ impl Engine {
         let device = queue.device();
         if let Device::Cuda(gpu) = device {
             let model = &plan.input.models[0].shape;
-            gpu.compile_ahead(&lockstep_model::kernel_sources(model, plan.input.storage))?;
+            gpu.compile_ahead(&lockstep_model::kernel_sources(model, plan.input.storage, gpu.sm))?;
         }
         let phases: Vec<PhasePlaces> = plan
             .phases

@@ -209,10 +209,10 @@ pub fn cache_elems(
 }
 
 /// The kernels that a model's steps run on a GPU.
-pub fn kernel_sources(model: &ModelShape, storage: DType) -> Vec<(&'static Source, Variant)> {
+pub fn kernel_sources(model: &ModelShape, storage: DType, sm: u32) -> Vec<(&'static Source, Variant)> {
     let heads =
         Heads { num_q: model.heads, num_kv: model.kv_heads, width: model.head_dim, scale: 1.0, window: None };
-    lockstep_ops::sources_of(storage, &heads, model.dropout.is_on())
+    lockstep_ops::sources_of(sm, storage, &heads, model.dropout.is_on())
 }
 
 /// The largest workspace an operation of this model asks for.

@@ -6,8 +6,8 @@ use lockstep_device::cuda::{Source, Variant};
 use crate::attention::Heads;
 use crate::{adamw, bias, cross_entropy, dropout, embedding, reduce, rmsnorm, rope, swiglu};
 
-/// Every source with every variant that a run may ask for.
-pub fn sources() -> Vec<(&'static Source, Variant)> {
+/// Every source with every variant that a run on such a GPU may ask for.
+pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
     let by_type = [
         &adamw::cuda::SOURCE,
         &bias::cuda::SOURCE,
@@ -20,13 +20,13 @@ pub fn sources() -> Vec<(&'static Source, Variant)> {
     ];
     let types = [DType::F32, DType::BF16, DType::F16];
     let mut all = vec![(&reduce::cuda::SOURCE, Variant::of(DType::F32))];
-    all.extend(crate::attention::cuda_sources());
+    all.extend(crate::attention::cuda_sources(sm));
     all.extend(by_type.into_iter().flat_map(|source| types.map(|real| (source, Variant::of(real)))));
     all
 }
 
 /// What the steps of a model ask for: weights and activations of one type, heads of one width.
-pub fn sources_of(storage: DType, heads: &Heads, drops: bool) -> Vec<(&'static Source, Variant)> {
+pub fn sources_of(sm: u32, storage: DType, heads: &Heads, drops: bool) -> Vec<(&'static Source, Variant)> {
     let of = |source| (source, Variant::of(storage));
     let mut all = vec![
         of(&adamw::cuda::SOURCE),
@@ -38,7 +38,7 @@ pub fn sources_of(storage: DType, heads: &Heads, drops: bool) -> Vec<(&'static S
         of(&swiglu::cuda::SOURCE),
         (&reduce::cuda::SOURCE, Variant::of(DType::F32)),
     ];
-    all.extend(crate::attention::cuda_sources_of(storage, heads, drops));
+    all.extend(crate::attention::cuda_sources_of(sm, storage, heads, drops));
     all.extend(drops.then(|| of(&dropout::cuda::SOURCE)));
     all
 }
@@ -62,14 +62,14 @@ mod tests {
             Ok(nvrtc) => nvrtc,
             Err(cause) => return println!("skipped: {cause}"),
         };
-        let all = sources();
+        let both =
+            [80, 90].map(|sm| sources(sm).into_iter().map(move |(source, variant)| (source, variant, sm)));
+        let all: Vec<_> = both.into_iter().flatten().collect();
         let next = AtomicUsize::new(0);
         let work = || {
-            while let Some((source, variant)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                for sm in [80, 90] {
-                    let code = compile(&nvrtc, source, variant, sm).unwrap_or_else(|cause| panic!("{cause}"));
-                    assert!(!code.is_empty(), "{} for sm_{sm}", source.name);
-                }
+            while let Some((source, variant, sm)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let code = compile(&nvrtc, source, variant, *sm).unwrap_or_else(|cause| panic!("{cause}"));
+                assert!(!code.is_empty(), "{} for sm_{sm}", source.name);
             }
         };
         let num_threads = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -1,7 +1,7 @@
 //! Operations on activations, a row after the other: norms, rotary embedding, the gated unit, biases, dropout.
 
 use lockstep_core::DType;
-use lockstep_device::MemoryError;
+use lockstep_device::{MemoryError, View};
 
 use super::Step;
 use super::bench::{Bench, Row};
@@ -73,11 +73,23 @@ fn turn(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
 fn gate(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
     let (elems, dtype) = (step.tokens * step.ffn, step.dtype);
     let bytes = elems * dtype.size();
-    let operands = || [(); 3].map(|()| normals(elems, dtype));
+    // Gates and ups lie side by side.
+    let operands = || [normals(2 * elems, dtype), normals(elems, dtype)];
     let row = Row::moves("swiglu, forward", step.forward_times(true), 3 * bytes);
-    bench.rate(row, operands(), |queue, [y, g, u]| swiglu::forward(queue, y, g, u))?;
+    bench.rate(row, operands(), |queue, [both, y]| {
+        let [g, u] = gate_and_up(both, step);
+        swiglu::forward(queue, Mat::dense(y, step.tokens, step.ffn), g, u);
+    })?;
     let row = Row::moves("swiglu, backward", step.layers, 5 * bytes);
-    bench.rate(row, operands(), |queue, [g, u, dy]| swiglu::backward_in_place(queue, g, u, dy))
+    bench.rate(row, operands(), |queue, [both, dy]| {
+        let [g, u] = gate_and_up(both, step);
+        swiglu::backward_in_place(queue, g, u, Mat::dense(dy, step.tokens, step.ffn));
+    })
+}
+
+fn gate_and_up<'m>(both: View<'m>, step: &Step) -> [Mat<'m>; 2] {
+    let both = Mat::dense(both, step.tokens, 2 * step.ffn);
+    [both.columns(0, step.ffn), both.columns(step.ffn, step.ffn)]
 }
 
 /// Of queries, as in Qwen2.

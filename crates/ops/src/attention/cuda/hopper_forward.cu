@@ -1,0 +1,110 @@
+// Attention on sm_90's tensor cores, forward. A block has ROWS queries of one head, 64 to a group of four warps, and
+// goes over KEYS keys at a time; the next keys and values are copied meanwhile. Two blocks share a multiprocessor:
+// while some groups are at their softmax the products of others run. The softmax is in powers of two: `scale`
+// becomes scale * log2(e).
+
+constexpr int BLOCKS = 2;
+constexpr int KEY_ELEMS = KEYS * WIDTH;
+
+// out [T, H h] and lse [T, H] from q [T, H h], k, v [T, G h]. A document's last rows, which see the most keys,
+// come first in the grid.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
+    REAL* out, u32 out_stride, f32* lse, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v,
+    u32 v_stride, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window
+) {
+    Tile tile;
+    if (!find_tile(bounds, docs, ROWS, blockIdx.x / num_q, tile)) return;
+    const u32 head = blockIdx.x % num_q, kv_head = head / group;
+    const size_t base = tile.base;
+    q += base * q_stride + head * WIDTH;
+    k += base * k_stride + kv_head * WIDTH;
+    v += base * v_stride + kv_head * WIDTH;
+    REAL *q_tile = room, *k_tiles = q_tile + ROWS * WIDTH, *v_tiles = k_tiles + 2 * KEY_ELEMS;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, len = tile.len;
+    const int group_row = threadIdx.x / 128 * 64, warp_row = threadIdx.x / 32 * 16;
+    const int first_q = (tile.count - 1 - tile.index) * ROWS, end = min(first_q + ROWS, len);
+    // The group's first and last query, and this thread's first.
+    const int low_q = first_q + group_row, high_q = low_q + 63, own_q = first_q + warp_row + g;
+    const f32 scale_log2 = scale * LOG2_E;
+
+    f32 sums[WIDTH / 8][4], largest[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
+    clear(sums);
+    int first_k = first_key(first_q, window) / KEYS * KEYS;
+    copy_rows<ROWS>(q_tile, q, q_stride, first_q, len);
+    copy_rows<KEYS>(k_tiles, k, k_stride, first_k, len);
+    copy_rows<KEYS>(v_tiles, v, v_stride, first_k, len);
+    commit_copies();
+    const u64 own = descriptor(q_tile + group_row * PANEL_COLS, 0);
+    for (int stage = 0; first_k < end; first_k += KEYS, stage ^= 1) {
+        const int last_k = first_k + KEYS - 1;
+        wait_copies<0>();
+        show_to_products();
+        __syncthreads();
+        if (first_k + KEYS < end) {
+            const int next = (stage ^ 1) * KEY_ELEMS;
+            copy_rows<KEYS>(k_tiles + next, k, k_stride, first_k + KEYS, len);
+            copy_rows<KEYS>(v_tiles + next, v, v_stride, first_k + KEYS, len);
+        }
+        commit_copies();
+        // Rows that see nothing of these keys leave their sums as they are.
+        if (first_k > high_q || last_k < first_key(low_q, window)) continue;
+
+        f32 s[KEYS / 8][4];
+        begin_products();
+        scores<ROWS, KEYS>(s, own, descriptor(k_tiles + stage * KEY_ELEMS, 0));
+        commit_products();
+        wait_products<0>();
+        hold(s);
+        if (last_k > low_q || first_k < first_key(high_q, window)) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    if (!sees(own_q + i / 2 * 8, first_k + 8 * n + 2 * t + i % 2, window)) s[n][i] = -infinity();
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            f32 most = largest[r];
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+            most = quad_max(most);
+            const f32 from = most == -infinity() ? 0.0f : most, base = from * scale_log2;
+            // Exactly one where the largest score stays.
+            const f32 rescale = power_of_two((largest[r] - from) * scale_log2);
+            f32 total = 0.0f;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; i++) {
+                    s[n][i] = power_of_two(fmaf(s[n][i], scale_log2, -base));
+                    total += s[n][i];
+                }
+            sum[r] = fmaf(sum[r], rescale, total);
+            largest[r] = most;
+#pragma unroll
+            for (int n = 0; n < WIDTH / 8; n++) {
+                sums[n][2 * r] *= rescale;
+                sums[n][2 * r + 1] *= rescale;
+            }
+        }
+        u32 p[KEYS / 16][4];
+        round_to_a<KEYS>(p, s);
+        hold(sums);
+        begin_products();
+        add_product<KEYS>(sums, p, descriptor(v_tiles + stage * KEY_ELEMS, KEYS * ROW_BYTES));
+        commit_products();
+        wait_products<0>();
+        hold(sums);
+    }
+    f32 by[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const f32 total = quad_sum(sum[r]);
+        const int query = own_q + 8 * r;
+        if (t == 0 && query < len) lse[(base + query) * num_q + head] = largest[r] * scale + logf(total);
+        by[r] = 1.0f / total;
+    }
+    __syncthreads();
+    out += base * out_stride + head * WIDTH;
+    store_rows(out, out_stride, first_q + warp_row, len, q_tile, warp_row, sums, by[0], by[1]);
+}

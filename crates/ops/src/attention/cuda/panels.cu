@@ -1,0 +1,75 @@
+// Tiles of rows in shared memory for products of groups of four warps: as wgmma.cu says, panels of 64 columns.
+
+constexpr int GROUPS = ROWS / 64, THREADS = 128 * GROUPS;
+// 16 bytes of a row.
+constexpr int PACKS = WIDTH / 8;
+constexpr int PANEL_PACKS = 8, PANEL_COLS = 64, ROW_BYTES = 128;
+
+extern __shared__ __align__(1024) REAL room[];
+
+// Where the 16-byte part `pack` of a row of a tile of NUM rows is.
+template <int NUM> __device__ __forceinline__ int place(int row, int pack) {
+    return (pack / PANEL_PACKS * NUM + row) * PANEL_COLS + (pack % PANEL_PACKS ^ row % 8) * 8;
+}
+
+// Rows [first, first + NUM) of one head, of which there are `len`; the rest is zero.
+template <int NUM> __device__ __forceinline__ void copy_rows(
+    REAL* to, const REAL* from, u32 stride, int first, int len
+) {
+    constexpr int STEP = THREADS / PACKS;
+    static_assert(NUM % STEP == 0 && STEP % 8 == 0, "every thread copies the same part of rows");
+    const int pack = threadIdx.x % PACKS, row = threadIdx.x / PACKS;
+    to += place<NUM>(row, pack);
+    from += (size_t)(first + row) * stride + pack * 8;
+#pragma unroll
+    for (int i = 0; i < NUM; i += STEP) {
+        copy_async(to + i * PANEL_COLS, from, first + row + i < len);
+        from += (size_t)STEP * stride;
+    }
+}
+
+// s [64, N] = own · tileᵀ over the head, of 64 rows of a tile of OWN rows, and a tile of N rows. Descriptors.
+template <int OWN, int N> __device__ __forceinline__ void scores(f32 (&s)[N / 8][4], u64 own, u64 tile) {
+#pragma unroll
+    for (int c = 0; c < WIDTH / 16; c++) {
+        const int panel = c / 4, within = c % 4 * 32;
+        multiply(s, own + (panel * OWN * ROW_BYTES + within) / 16, tile + (panel * N * ROW_BYTES + within) / 16, c > 0);
+    }
+}
+
+// sums [64, h] += p [64, K], rounded to a, · tile [K, h].
+template <int K> __device__ __forceinline__ void add_product(
+    f32 (&sums)[WIDTH / 8][4], const u32 (&a)[K / 16][4], u64 tile
+) {
+#pragma unroll
+    for (int j = 0; j < K / 16; j++) multiply(sums, a[j], tile + j * 16 * ROW_BYTES / 16);
+}
+
+template <int K> __device__ __forceinline__ void round_to_a(u32 (&a)[K / 16][4], const f32 (&c)[K / 8][4]) {
+#pragma unroll
+    for (int j = 0; j < K / 16; j++) round_to_a(a[j], c, j);
+}
+
+// 16 rows of results [16, h], with a factor for rows g and one for rows g + 8, through rows [row, row + 16) of a tile
+// of ROWS rows that this warp alone uses, to memory. Of rows [first, first + 16), those before `len` are stored.
+__device__ __forceinline__ void store_rows(
+    REAL* to, size_t stride, int first, int len, REAL* tile, int row, const f32 (&c)[WIDTH / 8][4], f32 by_low,
+    f32 by_high
+) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < PACKS; n++) {
+        u32* low = reinterpret_cast<u32*>(tile + place<ROWS>(row + g, n) + 2 * t);
+        u32* high = reinterpret_cast<u32*>(tile + place<ROWS>(row + g + 8, n) + 2 * t);
+        *low = round_pair(c[n][0] * by_low, c[n][1] * by_low, REAL{});
+        *high = round_pair(c[n][2] * by_high, c[n][3] * by_high, REAL{});
+    }
+    __syncwarp();
+#pragma unroll
+    for (int at = lane; at < 16 * PACKS; at += 32) {
+        const int r = at / PACKS, pack = at % PACKS;
+        if (first + r < len)
+            store_pack(to + (size_t)(first + r) * stride + pack * 8, load_pack(tile + place<ROWS>(row + r, pack)));
+    }
+}
