@@ -97,7 +97,8 @@ fn product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuError> {
             Layout::Tn => matmul::tn,
         };
         run(case.queue, c.mat, a.mat, b.mat, init, workspace(case));
-        case.compare("c", case.framed_values(&c), || {
+        // What a product is added to may cancel it.
+        case.compare_at("c", ((m * n * k) as f64).sqrt(), case.framed_values(&c), || {
             let mut want = reference(case, layout, (&a, &b), [m, n, k]);
             if !matches!(start, Start::Zero) {
                 want.iter_mut().zip(&before).for_each(|(want, before)| *want += before);
