@@ -74,12 +74,12 @@ fn attention_of_one_shape() {
 #[test]
 fn shapes_that_cannot_be() {
     let folder = Folder::new(RUN);
-    assert_snapshot!(folder.refused(&["bench", "kernels", "--device", "cpu", "--size", "2b"], 65), @r"
+    assert_snapshot!(folder.refused(&["bench", "kernels", "--device", "cpu", "--size", "2b"], 64), @r"
     error: `2b` is not a model size
     hint: known sizes: tiny, 15m, 90m, 300m, 1b, 7b. Or give a map of config.json keys.
     ");
     let uneven = ["bench", "attention", "--device", "cpu", "--heads", "6", "--kv-heads", "4"];
-    assert_snapshot!(folder.refused(&uneven, 65), @r"
+    assert_snapshot!(folder.refused(&uneven, 64), @r"
     error: 6 query heads cannot share 4 key-value heads evenly
     hint: give --kv-heads a divisor of --heads.
     ");
