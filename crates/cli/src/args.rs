@@ -102,7 +102,14 @@ pub(crate) enum BenchWhat {
     /// Attention: forward, backward, and over the cache of a text that grows
     #[command(after_help = SHARES)]
     Attention(BenchAttention),
+    /// Collectives between ranks of this host
+    #[command(after_help = COLLECTIVES)]
+    Collectives(BenchCollectives),
 }
+
+const COLLECTIVES: &str = "\
+Sizes are bytes of the whole that all ranks share, and rates are those bytes in the time of one call. Ranks on
+GPUs use NCCL; others shared memory, or with carrier=tcp sockets.";
 
 const SHARES: &str = "\
 Rates are shares of what the device does at most in the same run: a large copy, or a large product. Bytes and
@@ -204,6 +211,22 @@ pub(crate) struct BenchAttention {
     pub(crate) window: Option<usize>,
     #[command(flatten)]
     pub(crate) on: BenchOn,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchCollectives {
+    /// Settings as of a run: device=cpu, carrier=tcp, share_gpus=true
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
+    /// Ranks: a number, cpu (one for each core), gpu or auto
+    #[arg(long, value_name = "N", default_value = "2", aliases = ["nproc-per-node", "nproc_per_node"])]
+    pub(crate) nproc: Nproc,
+    /// The largest size, in MiB
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) largest: u16,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// What backward makes again.
