@@ -27,11 +27,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
     v += base * v_stride + kv_head * WIDTH;
     REAL *q_tile = room, *dout_tile = q_tile + TILE_ELEMS, *stages = dout_tile + TILE_ELEMS;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, len = tile.len;
-    const int group_row = threadIdx.x / 128 * 64, warp_row = threadIdx.x / 32 * 16;
+    const int group_row = warp_group() * 64, warp_row = threadIdx.x / 32 * 16;
     const int first_q = (tile.count - 1 - tile.index) * ROWS, end = min(first_q + ROWS, len);
     // The group's first and last query, and this thread's first.
     const int low_q = first_q + group_row, high_q = low_q + 63, own_q = first_q + warp_row + g;
     const f32 scale_log2 = scale * LOG2_E;
+    window = min(window, len);
 
     // Rows past the end have no probabilities.
     f32 row_lse[2], row_delta[2];
@@ -48,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
     copy_rows<COLS>(stages, k, k_stride, first_k, len);
     copy_rows<COLS>(stages + STEP_ELEMS, v, v_stride, first_k, len);
     commit_copies();
-    const u64 group_q = descriptor(q_tile + group_row * PANEL_COLS, 0);
-    const u64 group_dout = descriptor(dout_tile + group_row * PANEL_COLS, 0);
+    const u32 group_q = tile_at(q_tile + group_row * PANEL_COLS, 0);
+    const u32 group_dout = tile_at(dout_tile + group_row * PANEL_COLS, 0);
 
     f32 sums[WIDTH / 8][4];
     clear(sums);
@@ -69,23 +70,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
 
         f32 s[COLS / 8][4], dp[COLS / 8][4];
         begin_products();
-        scores<ROWS, COLS>(s, group_q, descriptor(k_tile, 0));
+        scores<ROWS, COLS>(s, group_q, tile_at(k_tile, 0));
         commit_products();
-        scores<ROWS, COLS>(dp, group_dout, descriptor(v_tile, 0));
+        scores<ROWS, COLS>(dp, group_dout, tile_at(v_tile, 0));
         commit_products();
         wait_products<1>();
         hold(s);
-        const bool border = last_k > low_q || first_k < first_key(high_q, window);
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) s[n][i] = power_of_two(fmaf(s[n][i], scale_log2, -row_lse[i / 2]));
-        if (border) {
-#pragma unroll
-            for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (!sees(own_q + i / 2 * 8, first_k + 8 * n + 2 * t + i % 2, window)) s[n][i] = 0.0f;
+        if (last_k > low_q || first_k < first_key(high_q, window)) {
+            const int past_last = own_q + 1 - first_k - 2 * t;
+            leave_between<COLS>(s, past_last - window, past_last, 0.0f);
         }
         wait_products<0>();
         hold(dp);
@@ -97,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
         round_to_a<COLS>(ds, s);
         hold(sums);
         begin_products();
-        add_product<COLS>(sums, ds, descriptor(k_tile, COLS * ROW_BYTES));
+        add_product<COLS>(sums, ds, tile_at(k_tile, COLS * ROW_BYTES));
         commit_products();
         wait_products<0>();
         hold(sums);
@@ -141,11 +138,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
     const f32* numbers = (number < COLS ? lse : delta) + (size_t)kv_head * group * tokens + base + number % COLS;
     REAL *k_tile = room, *v_tile = k_tile + TILE_ELEMS;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, len = tile.len;
-    const int group_row = threadIdx.x / 128 * 64, warp_row = threadIdx.x / 32 * 16;
+    const int group_row = warp_group() * 64, warp_row = threadIdx.x / 32 * 16;
     const int first_k = tile.index * ROWS, low_k = first_k + group_row, high_k = low_k + 63;
     const int own_k = first_k + warp_row + g;
     const int end = last_query(min(first_k + ROWS, len) - 1, window, len);
     const f32 scale_log2 = scale * LOG2_E;
+    window = min(window, len);
     const auto copy_step = [&](int stage, int first_q) {
         const Step step(stage);
         copy_rows<COLS>(step.q, q, q_stride, first_q, len);
@@ -159,8 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
     copy_rows<ROWS>(v_tile, v + base * v_stride + kv_head * WIDTH, v_stride, first_k, len);
     copy_step(0, first_q);
     commit_copies();
-    const u64 group_k = descriptor(k_tile + group_row * PANEL_COLS, 0);
-    const u64 group_v = descriptor(v_tile + group_row * PANEL_COLS, 0);
+    const u32 group_k = tile_at(k_tile + group_row * PANEL_COLS, 0);
+    const u32 group_v = tile_at(v_tile + group_row * PANEL_COLS, 0);
 
     f32 dk_sums[WIDTH / 8][4], dv_sums[WIDTH / 8][4];
     clear(dk_sums);
@@ -186,9 +184,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
         // Transposed: keys by queries.
         f32 p[COLS / 8][4], ds[COLS / 8][4];
         begin_products();
-        scores<ROWS, COLS>(p, group_k, descriptor(step.q, 0));
+        scores<ROWS, COLS>(p, group_k, tile_at(step.q, 0));
         commit_products();
-        scores<ROWS, COLS>(ds, group_v, descriptor(step.dout, 0));
+        scores<ROWS, COLS>(ds, group_v, tile_at(step.dout, 0));
         commit_products();
         wait_products<1>();
         hold(p);
@@ -200,17 +198,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
             for (int i = 0; i < 4; i++) p[n][i] = power_of_two(fmaf(p[n][i], scale_log2, -lses.at[i % 2]));
         }
         if (here < high_k || last_q - low_k >= window) {
-#pragma unroll
-            for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (!sees(here + 8 * n + 2 * t + i % 2, own_k + i / 2 * 8, window)) p[n][i] = 0.0f;
+            const int first = own_k - here - 2 * t;
+            leave_between<COLS>(p, first, first + window, 0.0f);
         }
         u32 rounded[COLS / 16][4];
         round_to_a<COLS>(rounded, p);
         hold(dv_sums);
         begin_products();
-        add_product<COLS>(dv_sums, rounded, descriptor(step.dout, COLS * ROW_BYTES));
+        add_product<COLS>(dv_sums, rounded, tile_at(step.dout, COLS * ROW_BYTES));
         commit_products();
         wait_products<1>();
         hold(ds);
@@ -224,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
         round_to_a<COLS>(rounded_ds, ds);
         hold(dk_sums);
         begin_products();
-        add_product<COLS>(dk_sums, rounded_ds, descriptor(step.q, COLS * ROW_BYTES));
+        add_product<COLS>(dk_sums, rounded_ds, tile_at(step.q, COLS * ROW_BYTES));
         commit_products();
         wait_products<0>();
         hold(dv_sums);

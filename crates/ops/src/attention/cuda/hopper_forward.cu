@@ -17,24 +17,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
     const u32 head = blockIdx.x % num_q, kv_head = head / group;
     const size_t base = tile.base;
     q += base * q_stride + head * WIDTH;
+    const long long apart = v - k;
     k += base * k_stride + kv_head * WIDTH;
-    v += base * v_stride + kv_head * WIDTH;
     REAL *q_tile = room, *k_tiles = q_tile + ROWS * WIDTH, *v_tiles = k_tiles + 2 * KEY_ELEMS;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, len = tile.len;
-    const int group_row = threadIdx.x / 128 * 64, warp_row = threadIdx.x / 32 * 16;
+    const int group_row = warp_group() * 64, warp_row = threadIdx.x / 32 * 16;
     const int first_q = (tile.count - 1 - tile.index) * ROWS, end = min(first_q + ROWS, len);
     // The group's first and last query, and this thread's first.
     const int low_q = first_q + group_row, high_q = low_q + 63, own_q = first_q + warp_row + g;
     const f32 scale_log2 = scale * LOG2_E;
+    window = min(window, len);
 
     f32 sums[WIDTH / 8][4], largest[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
     clear(sums);
     int first_k = first_key(first_q, window) / KEYS * KEYS;
     copy_rows<ROWS>(q_tile, q, q_stride, first_q, len);
-    copy_rows<KEYS>(k_tiles, k, k_stride, first_k, len);
-    copy_rows<KEYS>(v_tiles, v, v_stride, first_k, len);
+    copy_both<KEYS>(k_tiles, v_tiles, k, apart, k_stride, first_k, len);
     commit_copies();
-    const u64 own = descriptor(q_tile + group_row * PANEL_COLS, 0);
+    const u32 own = tile_at(q_tile + group_row * PANEL_COLS, 0);
     for (int stage = 0; first_k < end; first_k += KEYS, stage ^= 1) {
         const int last_k = first_k + KEYS - 1;
         wait_copies<0>();
@@ -42,8 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
         __syncthreads();
         if (first_k + KEYS < end) {
             const int next = (stage ^ 1) * KEY_ELEMS;
-            copy_rows<KEYS>(k_tiles + next, k, k_stride, first_k + KEYS, len);
-            copy_rows<KEYS>(v_tiles + next, v, v_stride, first_k + KEYS, len);
+            copy_both<KEYS>(k_tiles + next, v_tiles + next, k, apart, k_stride, first_k + KEYS, len);
         }
         commit_copies();
         // Rows that see nothing of these keys leave their sums as they are.
@@ -51,16 +50,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
 
         f32 s[KEYS / 8][4];
         begin_products();
-        scores<ROWS, KEYS>(s, own, descriptor(k_tiles + stage * KEY_ELEMS, 0));
+        scores<ROWS, KEYS>(s, own, tile_at(k_tiles + stage * KEY_ELEMS, 0));
         commit_products();
         wait_products<0>();
         hold(s);
         if (last_k > low_q || first_k < first_key(high_q, window)) {
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (!sees(own_q + i / 2 * 8, first_k + 8 * n + 2 * t + i % 2, window)) s[n][i] = -infinity();
+            const int past_last = own_q + 1 - first_k - 2 * t;
+            leave_between<KEYS>(s, past_last - window, past_last, -infinity());
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -91,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
         round_to_a<KEYS>(p, s);
         hold(sums);
         begin_products();
-        add_product<KEYS>(sums, p, descriptor(v_tiles + stage * KEY_ELEMS, KEYS * ROW_BYTES));
+        add_product<KEYS>(sums, p, tile_at(v_tiles + stage * KEY_ELEMS, KEYS * ROW_BYTES));
         commit_products();
         wait_products<0>();
         hold(sums);

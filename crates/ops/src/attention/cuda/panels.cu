@@ -1,6 +1,9 @@
 // Tiles of rows in shared memory for products of groups of four warps: as wgmma.cu says, panels of 64 columns.
 
 constexpr int GROUPS = ROWS / 64, THREADS = 128 * GROUPS;
+// The group of warps that this thread is in, known to be the same for all of a warp.
+__device__ __forceinline__ int warp_group() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
+
 // 16 bytes of a row.
 constexpr int PACKS = WIDTH / 8;
 constexpr int PANEL_PACKS = 8, PANEL_COLS = 64, ROW_BYTES = 128;
@@ -28,8 +31,26 @@ template <int NUM> __device__ __forceinline__ void copy_rows(
     }
 }
 
-// s [64, N] = own · tileᵀ over the head, of 64 rows of a tile of OWN rows, and a tile of N rows. Descriptors.
-template <int OWN, int N> __device__ __forceinline__ void scores(f32 (&s)[N / 8][4], u64 own, u64 tile) {
+// The same rows of two matrices of one stride: the other is `apart` elements from the first.
+template <int NUM> __device__ __forceinline__ void copy_both(
+    REAL* to, REAL* other, const REAL* from, long long apart, u32 stride, int first, int len
+) {
+    constexpr int STEP = THREADS / PACKS;
+    static_assert(NUM % STEP == 0 && STEP % 8 == 0, "every thread copies the same part of rows");
+    const int pack = threadIdx.x % PACKS, row = threadIdx.x / PACKS;
+    const int at = place<NUM>(row, pack);
+    from += (size_t)(first + row) * stride + pack * 8;
+#pragma unroll
+    for (int i = 0; i < NUM; i += STEP) {
+        const bool there = first + row + i < len;
+        copy_async(to + at + i * PANEL_COLS, from, there);
+        copy_async(other + at + i * PANEL_COLS, from + apart, there);
+        from += (size_t)STEP * stride;
+    }
+}
+
+// s [64, N] = own · tileᵀ over the head, of 64 rows of a tile of OWN rows, and a tile of N rows.
+template <int OWN, int N> __device__ __forceinline__ void scores(f32 (&s)[N / 8][4], u32 own, u32 tile) {
 #pragma unroll
     for (int c = 0; c < WIDTH / 16; c++) {
         const int panel = c / 4, within = c % 4 * 32;
@@ -37,9 +58,21 @@ template <int OWN, int N> __device__ __forceinline__ void scores(f32 (&s)[N / 8]
     }
 }
 
+// Leaves, of columns [0, N) of a thread's row g (r = 0) and row g + 8 (r = 1), those in [from + 8 r, to + 8 r), counted
+// from column 2t on, and sets the others to `hidden`.
+template <int N> __device__ __forceinline__ void leave_between(f32 (&s)[N / 8][4], int from, int to, f32 hidden) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int col = 8 * n + i % 2 - i / 2 * 8;
+            if (col < from || col >= to) s[n][i] = hidden;
+        }
+}
+
 // sums [64, h] += p [64, K], rounded to a, · tile [K, h].
 template <int K> __device__ __forceinline__ void add_product(
-    f32 (&sums)[WIDTH / 8][4], const u32 (&a)[K / 16][4], u64 tile
+    f32 (&sums)[WIDTH / 8][4], const u32 (&a)[K / 16][4], u32 tile
 ) {
 #pragma unroll
     for (int j = 0; j < K / 16; j++) multiply(sums, a[j], tile + j * 16 * ROW_BYTES / 16);

@@ -12,11 +12,16 @@
 #define NAME(type) NAME_OF(type)
 #define TYPE NAME(REAL)
 
-// The descriptor of a tile at an address. Groups of eight rows are 1024 bytes apart. Where columns are not what is
-// summed over, more than 64 of them go on in the next panel, `panel_bytes` away.
-__device__ __forceinline__ u64 descriptor(const REAL* tile, u32 panel_bytes) {
+// A tile at an address, as products are told of it: the lower word of a descriptor, in which a place 16 bytes on is
+// one more. Where columns are not what is summed over, more than 64 of them go on in the next panel, `panel_bytes`
+// away.
+__device__ __forceinline__ u32 tile_at(const REAL* tile, u32 panel_bytes) {
+    return panel_bytes / 16 << 16 | shared_address(tile) / 16;
+}
+// The whole: swizzled over 128 bytes, and groups of eight rows are 1024 bytes apart.
+__device__ __forceinline__ u64 descriptor(u32 tile) {
     const u64 swizzle_128 = 1, group_bytes = 1024;
-    return swizzle_128 << 62 | group_bytes / 16 << 32 | (u64)(panel_bytes / 16) << 16 | shared_address(tile) / 16;
+    return swizzle_128 << 62 | group_bytes / 16 << 32 | tile;
 }
 
 // Before products that read registers, sums among them, which other instructions wrote.
@@ -42,7 +47,7 @@ template <int N> __device__ __forceinline__ void hold(f32 (&c)[N][4]) {
 #define SUMS_64(c, n) SUMS_16(c, n), SUMS_16(c, n + 2), SUMS_16(c, n + 4), SUMS_16(c, n + 6)
 
 // c [64, N] = a · bᵀ, and what c was where `add`, over 16 columns of tiles a [64, h] and b [N, h].
-__device__ __forceinline__ void multiply(f32 (&c)[8][4], u64 a, u64 b, int add) {
+__device__ __forceinline__ void multiply(f32 (&c)[8][4], u32 a, u32 b, int add) {
     asm volatile(
         "{ .reg .pred add; setp.ne.b32 add, %34, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " "
@@ -50,10 +55,10 @@ __device__ __forceinline__ void multiply(f32 (&c)[8][4], u64 a, u64 b, int add) 
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "%32, %33, add, 1, 1, 0, 0; }"
         : SUMS_64(c, 0)
-        : "l"(a), "l"(b), "r"(add)
+        : "l"(descriptor(a)), "l"(descriptor(b)), "r"(add)
         : "memory");
 }
-__device__ __forceinline__ void multiply(f32 (&c)[16][4], u64 a, u64 b, int add) {
+__device__ __forceinline__ void multiply(f32 (&c)[16][4], u32 a, u32 b, int add) {
     asm volatile(
         "{ .reg .pred add; setp.ne.b32 add, %66, 0; "
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "
@@ -63,22 +68,22 @@ __device__ __forceinline__ void multiply(f32 (&c)[16][4], u64 a, u64 b, int add)
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
         "%64, %65, add, 1, 1, 0, 0; }"
         : SUMS_64(c, 0), SUMS_64(c, 8)
-        : "l"(a), "l"(b), "r"(add)
+        : "l"(descriptor(a)), "l"(descriptor(b)), "r"(add)
         : "memory");
 }
 
 // c [64, N] += a · b, over 16 rows of a tile b [16, N].
-__device__ __forceinline__ void multiply(f32 (&c)[8][4], const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void multiply(f32 (&c)[8][4], const u32 (&a)[4], u32 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
         "{%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
         : SUMS_64(c, 0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b))
         : "memory");
 }
-__device__ __forceinline__ void multiply(f32 (&c)[16][4], const u32 (&a)[4], u64 b) {
+__device__ __forceinline__ void multiply(f32 (&c)[16][4], const u32 (&a)[4], u32 b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
@@ -87,6 +92,6 @@ __device__ __forceinline__ void multiply(f32 (&c)[16][4], const u32 (&a)[4], u64
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
         "{%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
         : SUMS_64(c, 0), SUMS_64(c, 8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor(b))
         : "memory");
 }
