@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lockstep_comm::{Call, Comm, CommError, Gathered, Group, NcclWorld};
+use lockstep_config::RunConfig;
 use lockstep_core::fold::fold_scratch_elems;
 use lockstep_core::{Axis, Bytes, DType, Mesh, Rank};
 use lockstep_device::{Device, Memory, Pool, Queue, View};
@@ -53,8 +54,7 @@ struct Measured {
 }
 
 pub(crate) fn run(args: &BenchCollectives) -> Result<ExitCode, Failure> {
-    let world = ranks::world(None).map_err(launch_failed)?;
-    match world.filter(|world| world.world_size > 1) {
+    match ranks::world(None).map_err(launch_failed)? {
         Some(world) => as_rank(args, &world),
         None => start(args),
     }
@@ -89,11 +89,7 @@ fn as_rank(args: &BenchCollectives, world: &World) -> Result<ExitCode, Failure> 
     }
 }
 
-fn measure(
-    args: &BenchCollectives,
-    config: &lockstep_config::RunConfig,
-    session: &mut Session,
-) -> Result<(), Failure> {
+fn measure(args: &BenchCollectives, config: &RunConfig, session: &mut Session) -> Result<(), Failure> {
     let world = session.world().clone();
     let device = gpu::chosen_by_rank(config.device, world.local_rank, world.local_world_size)?;
     let mut bench = Bench::new(args, config, session, device)?;
@@ -166,7 +162,7 @@ struct Bench {
 impl Bench {
     fn new(
         args: &BenchCollectives,
-        config: &lockstep_config::RunConfig,
+        config: &RunConfig,
         session: &mut Session,
         device: Device,
     ) -> Result<Bench, Failure> {
