@@ -98,6 +98,10 @@ fn shapes_that_cannot_be() {
     error: 6 query heads cannot share 4 key-value heads evenly
     hint: give --kv-heads a divisor of --heads.
     ");
+    assert_snapshot!(folder.refused(&["bench", "collectives", "device=cpu", "--nproc", "1"], 64), @r"
+    error: one rank has nobody to share anything with
+    hint: give --nproc 2 or more.
+    ");
     let zero = folder.refused(&["bench", "kernels", "--rows", "0"], 2);
     assert!(zero.contains("a number from 1 to 1048576 is expected"), "{zero}");
 }
