@@ -108,12 +108,12 @@ pub(crate) enum BenchWhat {
 }
 
 const COLLECTIVES: &str = "\
-Sizes are bytes of the whole that all ranks share, and rates are those bytes in the time of one call. Ranks on
-GPUs use NCCL; others shared memory, or with carrier=tcp sockets.";
+Sizes are bytes of the whole that all ranks share, and rates are those bytes in the time of one
+call. Ranks on GPUs use NCCL; others shared memory, or with carrier=tcp sockets.";
 
 const SHARES: &str = "\
-Rates are shares of what the device does at most in the same run: a large copy, or a large product. Bytes and
-operations are those that the result needs, so nothing is gained by doing more.";
+Rates are shares of what the device does at most in the same run: a large copy, or a large product.
+Bytes and operations are those that the result needs, so nothing is gained by doing more.";
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchStep {

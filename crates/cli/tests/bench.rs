@@ -72,6 +72,21 @@ fn attention_of_one_shape() {
 }
 
 #[test]
+fn collectives_over_every_carrier() {
+    let folder = Folder::new(RUN);
+    for (setting, words) in [("carrier=shm", "shared memory"), ("carrier=tcp", "TCP")] {
+        let bench = ["bench", "collectives", "device=cpu", setting, "--largest", "1", "--json"];
+        let found: Value = serde_json::from_str(&folder.succeeds(&bench)).unwrap();
+        assert_eq!(found["ranks"], 2);
+        assert!(found["carrier"].as_str().unwrap().contains(words), "{found}");
+        let rates = found["rates"].as_array().unwrap();
+        let named: Vec<&str> = rates.iter().map(|rate| rate["operation"].as_str().unwrap()).collect();
+        assert_eq!(named, ["all-reduce", "all-gather", "reduce-scatter"]);
+        assert!(rates.iter().all(|rate| rate["bytes_per_second"].as_f64().unwrap() > 0.0), "{found}");
+    }
+}
+
+#[test]
 fn shapes_that_cannot_be() {
     let folder = Folder::new(RUN);
     assert_snapshot!(folder.refused(&["bench", "kernels", "--device", "cpu", "--size", "2b"], 64), @r"
@@ -83,12 +98,35 @@ fn shapes_that_cannot_be() {
     error: 6 query heads cannot share 4 key-value heads evenly
     hint: give --kv-heads a divisor of --heads.
     ");
+    assert_snapshot!(folder.refused(&["bench", "collectives", "device=cpu", "--nproc", "1"], 64), @r"
+    error: one rank has nobody to share anything with
+    hint: give --nproc 2 or more.
+    ");
     let zero = folder.refused(&["bench", "kernels", "--rows", "0"], 2);
     assert!(zero.contains("a number from 1 to 1048576 is expected"), "{zero}");
 }
 
 #[test]
 fn help() {
-    assert_snapshot!(Folder::new(RUN).succeeds(&["bench", "--help"]), @"");
-    assert_snapshot!(Folder::new(RUN).succeeds(&["bench", "kernels", "--help"]), @"");
+    let folder = Folder::new(RUN);
+    assert_snapshot!(folder.succeeds(&["bench", "--help"]), @r"
+    Time what training is made of on this machine
+
+    Usage: lockstep bench <COMMAND>
+
+    Commands:
+      step         A training step on made-up tokens: tokens per second, share of the peak, memory
+      kernels      Every operation of a training step by itself, and its share of the step
+      products     Matrix products, in the three layouts of training
+      attention    Attention: forward, backward, and over the cache of a text that grows
+      collectives  Collectives between ranks of this host
+      help         Print this message or the help of the given subcommand(s)
+
+    Options:
+      -h, --help  Print help
+    ");
+    for what in ["kernels", "products", "attention", "collectives"] {
+        let text = folder.succeeds(&["bench", what, "--help"]);
+        assert!(text.lines().count() <= 50 && text.lines().all(|line| line.len() <= 100), "{text}");
+    }
 }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lockstep_comm::{Call, Comm, CommError, Gathered, Group, NcclWorld};
+use lockstep_config::RunConfig;
 use lockstep_core::fold::fold_scratch_elems;
-use lockstep_core::{Axis, Bytes, DType, Mesh, Rank};
+use lockstep_core::{Axis, Bytes, DType, Fault, FaultClass, Mesh, Rank};
 use lockstep_device::{Device, Memory, Pool, Queue, View};
 use lockstep_launch::{Session, World};
 use serde_json::json;
@@ -27,6 +28,28 @@ const SMALLEST: usize = 1 << 20;
 const BATCHES: usize = 8;
 /// A batch moves about so much, so that small sizes are called often enough.
 const BATCH_BYTES: usize = 64 << 20;
+
+/// One rank shares nothing.
+#[derive(Debug)]
+struct Alone;
+
+impl fmt::Display for Alone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "one rank has nobody to share anything with")
+    }
+}
+
+impl std::error::Error for Alone {}
+
+impl Fault for Alone {
+    fn class(&self) -> FaultClass {
+        FaultClass::BadConfig
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("Give --nproc 2 or more.".into())
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 enum Operation {
@@ -53,9 +76,9 @@ struct Measured {
 }
 
 pub(crate) fn run(args: &BenchCollectives) -> Result<ExitCode, Failure> {
-    let world = ranks::world(None).map_err(launch_failed)?;
-    match world.filter(|world| world.world_size > 1) {
-        Some(world) => as_rank(args, &world),
+    match ranks::world(None).map_err(launch_failed)? {
+        Some(world) if world.world_size > 1 => as_rank(args, &world),
+        Some(_) => Err(Box::new(Alone)),
         None => start(args),
     }
 }
@@ -68,6 +91,9 @@ fn settings(args: &BenchCollectives) -> Vec<String> {
 
 fn start(args: &BenchCollectives) -> Result<ExitCode, Failure> {
     let config = launch::load(&Launch::on_this_host(&settings(args), Some(args.nproc)))?;
+    if config.plan.world_size() == 1 {
+        return Err(Box::new(Alone));
+    }
     let largest = format!("--largest={}", args.largest);
     let mut words = vec!["bench", "collectives", &largest];
     words.extend(args.json.then_some("--json"));
@@ -89,11 +115,7 @@ fn as_rank(args: &BenchCollectives, world: &World) -> Result<ExitCode, Failure> 
     }
 }
 
-fn measure(
-    args: &BenchCollectives,
-    config: &lockstep_config::RunConfig,
-    session: &mut Session,
-) -> Result<(), Failure> {
+fn measure(args: &BenchCollectives, config: &RunConfig, session: &mut Session) -> Result<(), Failure> {
     let world = session.world().clone();
     let device = gpu::chosen_by_rank(config.device, world.local_rank, world.local_world_size)?;
     let mut bench = Bench::new(args, config, session, device)?;
@@ -166,7 +188,7 @@ struct Bench {
 impl Bench {
     fn new(
         args: &BenchCollectives,
-        config: &lockstep_config::RunConfig,
+        config: &RunConfig,
         session: &mut Session,
         device: Device,
     ) -> Result<Bench, Failure> {

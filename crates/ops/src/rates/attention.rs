@@ -151,7 +151,7 @@ pub(super) fn decode(bench: &Bench, shape: &Decode) -> Result<(), MemoryError> {
     } else {
         (attention::cache_elems(num_kv, width, docs, capacity), DType::F32)
     };
-    let read = docs * window.map_or(capacity, |window| capacity.min(window + new));
+    let read = docs * window.map_or(capacity, |window| capacity.min(window + new - 1));
     let row = Row {
         name: shape.described(),
         times: 0,
