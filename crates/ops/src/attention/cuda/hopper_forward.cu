@@ -4,6 +4,9 @@
 // becomes scale * log2(e).
 
 constexpr int BLOCKS = 2;
+// Powers are taken from a score of the row that is at most so many doublings below the largest so far. Most steps then
+// find it as it was and leave the sums alone.
+constexpr f32 GROWTH = 8.0f;
 constexpr int KEY_ELEMS = KEYS * WIDTH;
 
 // out [T, H h] and lse [T, H] from q [T, H h], k, v [T, G h]. A document's last rows, which see the most keys,
@@ -13,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
     u32 v_stride, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window
 ) {
     Tile tile;
-    if (!find_tile(bounds, docs, ROWS, blockIdx.x / num_q, tile)) return;
+    if (!find_tile_by_rank(bounds, docs, ROWS, blockIdx.x / num_q, docs_together(num_q), tile)) return;
     const u32 head = blockIdx.x % num_q, kv_head = head / group;
     const size_t base = tile.base;
     q += base * q_stride + head * WIDTH;
@@ -28,11 +31,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
     const f32 scale_log2 = scale * LOG2_E;
     window = min(window, len);
 
-    f32 sums[WIDTH / 8][4], largest[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
+    f32 sums[WIDTH / 8][4], from[2] = {-infinity(), -infinity()}, sum[2] = {0.0f, 0.0f};
     clear(sums);
     int first_k = first_key(first_q, window) / KEYS * KEYS;
     copy_rows<ROWS>(q_tile, q, q_stride, first_q, len);
-    copy_both<KEYS>(k_tiles, v_tiles, k, apart, k_stride, first_k, len);
+    copy_rows<KEYS, 2 * KEY_ELEMS>(k_tiles, k, k_stride, first_k, len, apart);
     commit_copies();
     const u32 own = tile_at(q_tile + group_row * PANEL_COLS, 0);
     for (int stage = 0; first_k < end; first_k += KEYS, stage ^= 1) {
@@ -42,11 +45,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
         __syncthreads();
         if (first_k + KEYS < end) {
             const int next = (stage ^ 1) * KEY_ELEMS;
-            copy_both<KEYS>(k_tiles + next, v_tiles + next, k, apart, k_stride, first_k + KEYS, len);
+            copy_rows<KEYS, 2 * KEY_ELEMS>(k_tiles + next, k, k_stride, first_k + KEYS, len, apart);
         }
         commit_copies();
         // Rows that see nothing of these keys leave their sums as they are.
-        if (first_k > high_q || last_k < first_key(low_q, window)) continue;
+        if (first_k > high_q) continue;
 
         f32 s[KEYS / 8][4];
         begin_products();
@@ -58,15 +61,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
             const int past_last = own_q + 1 - first_k - 2 * t;
             leave_between<KEYS>(s, past_last - window, past_last, -infinity());
         }
+        bool grows[2];
+        f32 rescale[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            f32 most = largest[r];
+            f32 most = s[0][2 * r];
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
             most = quad_max(most);
-            const f32 from = most == -infinity() ? 0.0f : most, base = from * scale_log2;
-            // Exactly one where the largest score stays.
-            const f32 rescale = power_of_two((largest[r] - from) * scale_log2);
+            // Also where `from` is minus infinity, unless nothing is seen yet.
+            grows[r] = (most - from[r]) * scale_log2 > GROWTH;
+            rescale[r] = grows[r] ? power_of_two((from[r] - most) * scale_log2) : 1.0f;
+            if (grows[r]) from[r] = most;
+            const f32 base = from[r] == -infinity() ? 0.0f : from[r] * scale_log2;
             f32 total = 0.0f;
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
@@ -75,13 +82,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
                     s[n][i] = power_of_two(fmaf(s[n][i], scale_log2, -base));
                     total += s[n][i];
                 }
-            sum[r] = fmaf(sum[r], rescale, total);
-            largest[r] = most;
+            sum[r] = fmaf(sum[r], rescale[r], total);
+        }
+        if (__any_sync(0xffffffffu, grows[0] || grows[1])) {
 #pragma unroll
-            for (int n = 0; n < WIDTH / 8; n++) {
-                sums[n][2 * r] *= rescale;
-                sums[n][2 * r + 1] *= rescale;
-            }
+            for (int n = 0; n < WIDTH / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[n][i] *= rescale[i / 2];
         }
         u32 p[KEYS / 16][4];
         round_to_a<KEYS>(p, s);
@@ -97,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
     for (int r = 0; r < 2; r++) {
         const f32 total = quad_sum(sum[r]);
         const int query = own_q + 8 * r;
-        if (t == 0 && query < len) lse[(base + query) * num_q + head] = largest[r] * scale + logf(total);
+        if (t == 0 && query < len) lse[(base + query) * num_q + head] = from[r] * scale + logf(total);
         by[r] = 1.0f / total;
     }
     __syncthreads();
