@@ -61,7 +61,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
             const int past_last = own_q + 1 - first_k - 2 * t;
             leave_between<KEYS>(s, past_last - window, past_last, -infinity());
         }
-        bool grows[2];
         f32 rescale[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -69,29 +68,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++) most = fmaxf(most, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
             most = quad_max(most);
-            // Also where `from` is minus infinity, unless nothing is seen yet.
-            grows[r] = (most - from[r]) * scale_log2 > GROWTH;
-            rescale[r] = grows[r] ? power_of_two((from[r] - most) * scale_log2) : 1.0f;
-            if (grows[r]) from[r] = most;
-            const f32 base = from[r] == -infinity() ? 0.0f : from[r] * scale_log2;
-            f32 total = 0.0f;
-#pragma unroll
-            for (int n = 0; n < KEYS / 8; n++)
-#pragma unroll
-                for (int i = 2 * r; i < 2 * r + 2; i++) {
-                    s[n][i] = power_of_two(fmaf(s[n][i], scale_log2, -base));
-                    total += s[n][i];
-                }
-            sum[r] = fmaf(sum[r], rescale[r], total);
+            // True where `from` is minus infinity, but for rows that see nothing yet.
+            const bool grows = (most - from[r]) * scale_log2 > GROWTH;
+            rescale[r] = grows ? power_of_two((from[r] - most) * scale_log2) : 1.0f;
+            if (grows) from[r] = most;
+            sum[r] *= rescale[r];
         }
-        if (__any_sync(0xffffffffu, grows[0] || grows[1])) {
+        if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
             for (int n = 0; n < WIDTH / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) sums[n][i] *= rescale[i / 2];
         }
+        f32 shift[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) shift[r] = from[r] == -infinity() ? 0.0f : from[r] * scale_log2;
         u32 p[KEYS / 16][4];
-        round_to_a<KEYS>(p, s);
+#pragma unroll
+        for (int j = 0; j < KEYS / 16; j++) {
+#pragma unroll
+            for (int n = 2 * j; n < 2 * j + 2; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    s[n][i] = power_of_two(fmaf(s[n][i], scale_log2, -shift[i / 2]));
+                    sum[i / 2] += s[n][i];
+                }
+            round_to_a(p[j], s, j);
+        }
         hold(sums);
         begin_products();
         add_product<KEYS>(sums, p, tile_at(v_tiles + stage * KEY_ELEMS, KEYS * ROW_BYTES));
