@@ -17,7 +17,7 @@ constexpr bool DV_EARLY = WIDTH == 128;
 // dq [T, H h].
 extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
     REAL* dq, u32 dq_stride, const REAL* dout, u32 dout_stride, const f32* lse, const f32* delta, const REAL* q,
-    u32 q_stride, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride, const u32* bounds, u32 docs, u32 tokens,
+    u32 q_stride, const REAL* k, const REAL* v, u32 kv_stride, const u32* bounds, u32 docs, u32 tokens,
     u32 num_q, u32 group, f32 scale, int window
 ) {
     Tile tile;
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
     q += base * q_stride + head * WIDTH;
     dout += base * dout_stride + head * WIDTH;
     const long long apart = v - k;
-    k += base * k_stride + kv_head * WIDTH;
+    k += base * kv_stride + kv_head * WIDTH;
     REAL *q_tile = room, *dout_tile = q_tile + TILE_ELEMS, *stages = dout_tile + TILE_ELEMS;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, len = tile.len;
     const int group_row = warp_group() * 64, warp_row = threadIdx.x / 32 * 16;
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
     int first_k = first_key(first_q, window) / COLS * COLS;
     copy_rows<ROWS>(q_tile, q, q_stride, first_q, len);
     copy_rows<ROWS>(dout_tile, dout, dout_stride, first_q, len);
-    copy_rows<COLS, STEP_ELEMS>(stages, k, k_stride, first_k, len, apart);
+    copy_rows<COLS, STEP_ELEMS>(stages, k, kv_stride, first_k, len, apart);
     commit_copies();
     const u32 group_q = tile_at(q_tile + group_row * PANEL_COLS, 0);
     const u32 group_dout = tile_at(dout_tile + group_row * PANEL_COLS, 0);
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
         __syncthreads();
         if (first_k + COLS < end) {
             REAL* next = stages + (stage ^ 1) * 2 * STEP_ELEMS;
-            copy_rows<COLS, STEP_ELEMS>(next, k, k_stride, first_k + COLS, len, apart);
+            copy_rows<COLS, STEP_ELEMS>(next, k, kv_stride, first_k + COLS, len, apart);
         }
         commit_copies();
         const int last_k = first_k + COLS - 1;
@@ -122,7 +122,7 @@ struct Step {
 // dk, dv [T, G h]: sums over the group's query heads and the queries that see the block's keys.
 extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
     REAL* dk, u32 dk_stride, REAL* dv, u32 dv_stride, const REAL* dout, u32 dout_stride, const f32* lse,
-    const f32* delta, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
+    const f32* delta, const REAL* q, u32 q_stride, const REAL* k, const REAL* v, u32 kv_stride,
     const u32* bounds, u32 docs, u32 tokens, u32 num_q, u32 group, f32 scale, int window
 ) {
     static_assert(THREADS >= 2 * COLS, "a thread copies at most one number of a query");
@@ -154,8 +154,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
     };
 
     int first_q = first_k;
-    copy_rows<ROWS>(k_tile, k + base * k_stride + kv_head * WIDTH, k_stride, first_k, len);
-    copy_rows<ROWS>(v_tile, v + base * v_stride + kv_head * WIDTH, v_stride, first_k, len);
+    copy_rows<ROWS>(k_tile, k + base * kv_stride + kv_head * WIDTH, kv_stride, first_k, len);
+    copy_rows<ROWS>(v_tile, v + base * kv_stride + kv_head * WIDTH, kv_stride, first_k, len);
     copy_step(0, first_q);
     commit_copies();
     const u32 group_k = tile_at(k_tile + group_row * PANEL_COLS, 0);
