@@ -51,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
     copy_rows<ROWS>(dout_tile, dout, dout_stride, first_q, len);
     copy_rows<COLS, STEP_ELEMS>(stages, k, kv_stride, first_k, len, apart);
     commit_copies();
-    const u32 group_q = tile_at(q_tile + group_row * PANEL_COLS, 0);
-    const u32 group_dout = tile_at(dout_tile + group_row * PANEL_COLS, 0);
+    const u32 group_q = tile_at(q_tile + group_row * PANEL_COLS);
+    const u32 group_dout = tile_at(dout_tile + group_row * PANEL_COLS);
 
     f32 sums[WIDTH / 8][4];
     clear(sums);
@@ -71,9 +71,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
 
         f32 s[COLS / 8][4], dp[COLS / 8][4];
         begin_products();
-        scores<ROWS, COLS>(s, group_q, tile_at(k_tile, 0));
+        scores<ROWS, COLS>(s, group_q, tile_at(k_tile));
         commit_products();
-        scores<ROWS, COLS>(dp, group_dout, tile_at(v_tile, 0));
+        scores<ROWS, COLS>(dp, group_dout, tile_at(v_tile));
         commit_products();
         wait_products<1>();
         hold(s);
@@ -158,8 +158,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
     copy_rows<ROWS>(v_tile, v + base * kv_stride + kv_head * WIDTH, kv_stride, first_k, len);
     copy_step(0, first_q);
     commit_copies();
-    const u32 group_k = tile_at(k_tile + group_row * PANEL_COLS, 0);
-    const u32 group_v = tile_at(v_tile + group_row * PANEL_COLS, 0);
+    const u32 group_k = tile_at(k_tile + group_row * PANEL_COLS);
+    const u32 group_v = tile_at(v_tile + group_row * PANEL_COLS);
 
     f32 dk_sums[WIDTH / 8][4], dv_sums[WIDTH / 8][4];
     clear(dk_sums);
@@ -185,9 +185,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
         // Transposed: keys by queries.
         f32 p[COLS / 8][4], ds[COLS / 8][4];
         begin_products();
-        scores<ROWS, COLS>(p, group_k, tile_at(step.q, 0));
+        scores<ROWS, COLS>(p, group_k, tile_at(step.q));
         commit_products();
-        scores<ROWS, COLS>(ds, group_v, tile_at(step.dout, 0));
+        scores<ROWS, COLS>(ds, group_v, tile_at(step.dout));
         commit_products();
         wait_products<1>();
         hold(p);

@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
     copy_rows<ROWS>(q_tile, q, q_stride, first_q, len);
     copy_rows<KEYS, 2 * KEY_ELEMS>(k_tiles, k, kv_stride, first_k, len, apart);
     commit_copies();
-    const u32 own = tile_at(q_tile + group_row * PANEL_COLS, 0);
+    const u32 own = tile_at(q_tile + group_row * PANEL_COLS);
     for (int stage = 0; first_k < end; first_k += KEYS, stage ^= 1) {
         const int last_k = first_k + KEYS - 1;
         wait_copies<0>();
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_forward(
 
         f32 s[KEYS / 8][4];
         begin_products();
-        scores<ROWS, KEYS>(s, own, tile_at(k_tiles + stage * KEY_ELEMS, 0));
+        scores<ROWS, KEYS>(s, own, tile_at(k_tiles + stage * KEY_ELEMS));
         commit_products();
         wait_products<0>();
         hold(s);
