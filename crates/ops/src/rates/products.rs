@@ -39,7 +39,8 @@ pub(super) struct Product {
     pub(super) dtype: DType,
     pub(super) out: DType,
     pub(super) adds: Adds,
-    pub(super) strides: Strides,
+    /// Elements between rows of A, where those are wider: the logits' gradient lies in the bytes of the logits.
+    pub(super) a_stride: Option<usize>,
 }
 
 /// What a product is added to.
@@ -52,18 +53,10 @@ pub(super) enum Adds {
     Another,
 }
 
-/// Elements between rows of A and C, where they are columns of wider matrices: queries, keys and values lie side by
-/// side, and the logits' gradient in the bytes of the logits.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Strides {
-    pub(super) a: Option<usize>,
-    pub(super) c: Option<usize>,
-}
-
 impl Product {
     pub(super) fn plain(layout: Layout, sizes: [usize; 3], dtype: DType) -> Product {
         let out = if layout == Layout::Tn { DType::F32 } else { dtype };
-        Product { layout, sizes, dtype, out, adds: Adds::Nothing, strides: Strides::default() }
+        Product { layout, sizes, dtype, out, adds: Adds::Nothing, a_stride: None }
     }
 
     pub(super) fn rate(
@@ -72,10 +65,10 @@ impl Product {
         name: impl Into<String>,
         times: usize,
     ) -> Result<(), MemoryError> {
-        let Product { layout, sizes: [m, n, k], dtype, out, adds, strides } = *self;
+        let Product { layout, sizes: [m, n, k], dtype, out, adds, a_stride } = *self;
         let (a_rows, a_cols) = if layout == Layout::Tn { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if layout == Layout::Nt { (n, k) } else { (k, n) };
-        let (a_stride, c_stride) = (strides.a.unwrap_or(a_cols), strides.c.unwrap_or(n));
+        let a_stride = a_stride.unwrap_or(a_cols);
         let residual = if adds == Adds::Another { m * n } else { 0 };
         let read = usize::from(adds != Adds::Nothing);
         let row = Row {
@@ -86,13 +79,13 @@ impl Product {
         };
         let workspace = bench.workspace();
         let operands = [
-            zeros(m * c_stride, out),
+            zeros(m * n, out),
             normals(a_rows * a_stride, dtype),
             normals(b_rows * b_cols, dtype),
             normals(residual, out),
         ];
         bench.rate(row, operands, |queue: &Queue, [c, a, b, residual]: [View<'_>; 4]| {
-            let c = Mat::strided(c, m, n, c_stride);
+            let c = Mat::dense(c, m, n);
             let (a, b) = (Mat::strided(a, a_rows, a_cols, a_stride), Mat::dense(b, b_rows, b_cols));
             let init = match adds {
                 Adds::Nothing => Init::Zero,
@@ -117,32 +110,23 @@ pub(super) fn layouts(bench: &Bench, dtype: DType, [m, n, k]: [usize; 3]) -> Res
     Ok(())
 }
 
-/// A linear layer of every block.
+/// A linear layer of every block. Queries, keys and values are one, and so are gate and up.
 struct Linear {
     name: &'static str,
-    /// How many of a block have this shape.
-    count: usize,
     /// Columns of its input and its output.
     from: usize,
     to: usize,
-    /// Its output, and the gradient of it, are columns of a matrix so wide.
-    within: Option<usize>,
     /// Its output is added to the residual stream.
     joins: bool,
-    /// Of those, how many add the gradient of their input to that of another.
-    adds_input: usize,
 }
 
 pub(super) fn of_step(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
     let (dim, ffn, q, kv) = (step.dim, step.ffn, step.q_width(), step.kv_width());
-    let within = Some(q + 2 * kv);
-    let plain = Linear { name: "", count: 1, from: dim, to: dim, within: None, joins: false, adds_input: 0 };
     let linears = [
-        Linear { name: "q", to: q, within, ..plain },
-        Linear { name: "k, v", count: 2, to: kv, within, adds_input: 2, ..plain },
-        Linear { name: "o", from: q, joins: true, ..plain },
-        Linear { name: "gate, up", count: 2, to: ffn, adds_input: 1, ..plain },
-        Linear { name: "down", from: ffn, joins: true, ..plain },
+        Linear { name: "q, k, v", from: dim, to: q + 2 * kv, joins: false },
+        Linear { name: "o", from: q, to: dim, joins: true },
+        Linear { name: "gate, up", from: dim, to: 2 * ffn, joins: false },
+        Linear { name: "down", from: ffn, to: dim, joins: true },
     ];
     for linear in linears {
         linear.rate(bench, step)?;
@@ -152,32 +136,20 @@ pub(super) fn of_step(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
 
 impl Linear {
     fn rate(&self, bench: &Bench, step: &Step) -> Result<(), MemoryError> {
-        let Linear { name, count, from, to, within, joins, adds_input } = *self;
+        let Linear { name, from, to, joins } = *self;
         let (tokens, layers) = (step.tokens, step.layers);
         // The last product of a block is not made again: nothing in its backward reads it.
-        let forward = if name == "down" { layers } else { count * step.forward_times(false) };
-        let product = |layout, sizes| Product::plain(layout, sizes, step.dtype);
-        let out = Strides { a: None, c: within };
+        let forward = if name == "down" { layers } else { step.forward_times(false) };
         let adds = if joins { Adds::Another } else { Adds::Nothing };
-        Product { strides: out, adds, ..product(Layout::Nt, [tokens, to, from]) }.rate(
-            bench,
-            format!("product {name}, {}", Layout::Nt),
-            forward,
-        )?;
-        let input = Strides { a: within, c: None };
-        let kinds = [(count - adds_input, Adds::Nothing, ""), (adds_input, Adds::Itself, " added")];
-        for (count, adds, how) in kinds.into_iter().filter(|(count, ..)| *count > 0) {
-            Product { strides: input, adds, ..product(Layout::Nn, [tokens, from, to]) }.rate(
-                bench,
-                format!("product {name}, {}{how}", Layout::Nn),
-                count * layers,
-            )?;
+        let products = [
+            (Product { adds, ..Product::plain(Layout::Nt, [tokens, to, from], step.dtype) }, forward),
+            (Product::plain(Layout::Nn, [tokens, from, to], step.dtype), layers),
+            (Product::plain(Layout::Tn, [to, from, tokens], step.dtype), layers),
+        ];
+        for (product, times) in products {
+            product.rate(bench, format!("product {name}, {}", product.layout), times)?;
         }
-        Product { strides: input, ..product(Layout::Tn, [to, from, tokens]) }.rate(
-            bench,
-            format!("product {name}, {}", Layout::Tn),
-            count * layers,
-        )
+        Ok(())
     }
 }
 
@@ -188,13 +160,13 @@ fn head(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
     let product = |layout, sizes| Product::plain(layout, sizes, dtype);
     let logits = Product { out: DType::F32, ..product(Layout::Nt, [rows, vocab, dim]) };
     logits.rate(bench, format!("product head, {}", Layout::Nt), chunks)?;
-    let strides = Strides { a: Some(vocab * (DType::F32.size() / dtype.size())), c: None };
-    Product { strides, ..product(Layout::Nn, [rows, dim, vocab]) }.rate(
+    let a_stride = Some(vocab * (DType::F32.size() / dtype.size()));
+    Product { a_stride, ..product(Layout::Nn, [rows, dim, vocab]) }.rate(
         bench,
         format!("product head, {}", Layout::Nn),
         chunks,
     )?;
-    let weight = Product { strides, ..product(Layout::Tn, [vocab, dim, rows]) };
+    let weight = Product { a_stride, ..product(Layout::Tn, [vocab, dim, rows]) };
     weight.rate(bench, format!("product head, {}", Layout::Tn), 1)?;
     if chunks > 1 {
         Product { adds: Adds::Itself, ..weight }.rate(

@@ -53,21 +53,18 @@ fn turn(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
     let Step { tokens, docs, dtype, head_dim, .. } = *step;
     let (q, kv, half) = (step.q_width(), step.kv_width(), head_dim / 2);
     let (width, length) = (q + 2 * kv, tokens / docs);
-    for (name, first, cols) in [("rope of q", 0, q), ("rope of k", q, kv)] {
-        let times = step.forward_times(false) + step.layers;
-        let row = Row::moves(name, times, 2 * tokens * cols * dtype.size());
-        let operands = [
-            normals(tokens * width, dtype),
-            numbers((0..tokens).map(|i| (i % length) as u32)),
-            normals(length * half, DType::F32),
-            normals(length * half, DType::F32),
-        ];
-        bench.rate(row, operands, |queue, [qkv, positions, cos, sin]| {
-            let x = Mat::dense(qkv, tokens, width).columns(first, cols);
-            rope::apply(queue, x, positions, rope::Table { cos, sin, half }, rope::Turn::Forward);
-        })?;
-    }
-    Ok(())
+    let (cols, times) = (q + kv, step.forward_times(false) + step.layers);
+    let row = Row::moves("rope of q and k", times, 2 * tokens * cols * dtype.size());
+    let operands = [
+        normals(tokens * width, dtype),
+        numbers((0..tokens).map(|i| (i % length) as u32)),
+        normals(length * half, DType::F32),
+        normals(length * half, DType::F32),
+    ];
+    bench.rate(row, operands, |queue, [qkv, positions, cos, sin]| {
+        let x = Mat::dense(qkv, tokens, width).columns(0, cols);
+        rope::apply(queue, x, positions, rope::Table { cos, sin, half }, rope::Turn::Forward);
+    })
 }
 
 fn gate(bench: &Bench, step: &Step) -> Result<(), MemoryError> {

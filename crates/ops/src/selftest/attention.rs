@@ -194,7 +194,6 @@ fn both(
     Ok(())
 }
 
-#[expect(clippy::too_many_arguments, reason = "a case is all of these")]
 fn both_on(
     bench: &Bench,
     dtype: DType,

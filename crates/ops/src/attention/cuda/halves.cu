@@ -4,11 +4,13 @@ constexpr f32 LOG2_E = 1.4426950408889634f;
 
 __device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
-// Copies 16 bytes to shared memory without waiting, or sets them to zero.
-__device__ __forceinline__ void copy_async(REAL* to, const REAL* from, bool there) {
+// Copies 16 bytes to an address in shared memory without waiting, or sets them to zero.
+__device__ __forceinline__ void copy_async(u32 to, const REAL* from, bool there) {
     const int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_async(REAL* to, const REAL* from, bool there) {
+    copy_async(shared_address(to), from, there);
 }
 // The same for one number.
 __device__ __forceinline__ void copy_async(f32* to, const f32* from, bool there) {

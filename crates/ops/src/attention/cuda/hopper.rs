@@ -5,7 +5,7 @@ use lockstep_core::DType;
 use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Gpu, Launch, Source, Variant};
 
-use super::super::{Backward, Forward, Heads};
+use super::super::{Backward, Forward};
 use super::{Rows, most_tiles, num_docs, window};
 
 static FORWARD: Source = Source {
@@ -48,9 +48,9 @@ const fn forward_keys(width: usize) -> usize {
     if width == 64 { 128 } else { 64 }
 }
 
-/// Whether these kernels can do what those of `flash` can.
-pub(super) fn can(gpu: &Gpu, heads: &Heads) -> bool {
-    fits(gpu.sm, heads.width)
+/// Whether these kernels can do this, as those of `flash` can.
+pub(super) fn can(gpu: &Gpu, call: &Forward) -> bool {
+    fits(gpu.sm, call.heads.width) && call.k.stride == call.v.stride
 }
 
 pub(super) fn fits(sm: u32, width: usize) -> bool {
@@ -97,9 +97,8 @@ pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
         q.view,
         q.stride,
         k.view,
-        k.stride,
         v.view,
-        v.stride,
+        k.stride,
         cu_seqlens,
         num_docs(cu_seqlens),
         heads.num_q,
@@ -133,9 +132,8 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
         q.view,
         q.stride,
         k.view,
-        k.stride,
         v.view,
-        v.stride,
+        k.stride,
         cu_seqlens,
         num_docs(cu_seqlens),
         q.rows,
@@ -161,9 +159,8 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
         q.view,
         q.stride,
         k.view,
-        k.stride,
         v.view,
-        v.stride,
+        k.stride,
         cu_seqlens,
         num_docs(cu_seqlens),
         q.rows,

@@ -11,20 +11,23 @@ constexpr int TILE_ELEMS = ROWS * WIDTH, STEP_ELEMS = COLS * WIDTH;
 // Blocks that a multiprocessor should have registers for: the groups of one fill the waits of another.
 constexpr int DQ_BLOCKS = (WIDTH == 64 ? 4 : 2) / GROUPS, DKV_BLOCKS = (WIDTH == 64 ? 3 : 2) / GROUPS;
 
+// Where there are registers for it, dv's product runs while dS is computed.
+constexpr bool DV_EARLY = WIDTH == 128;
+
 // dq [T, H h].
 extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
     REAL* dq, u32 dq_stride, const REAL* dout, u32 dout_stride, const f32* lse, const f32* delta, const REAL* q,
-    u32 q_stride, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride, const u32* bounds, u32 docs, u32 tokens,
+    u32 q_stride, const REAL* k, const REAL* v, u32 kv_stride, const u32* bounds, u32 docs, u32 tokens,
     u32 num_q, u32 group, f32 scale, int window
 ) {
     Tile tile;
-    if (!find_tile(bounds, docs, ROWS, blockIdx.x / num_q, tile)) return;
+    if (!find_tile_by_rank(bounds, docs, ROWS, blockIdx.x / num_q, docs_together(num_q), tile)) return;
     const u32 head = blockIdx.x % num_q, kv_head = head / group;
     const size_t base = tile.base;
     q += base * q_stride + head * WIDTH;
     dout += base * dout_stride + head * WIDTH;
-    k += base * k_stride + kv_head * WIDTH;
-    v += base * v_stride + kv_head * WIDTH;
+    const long long apart = v - k;
+    k += base * kv_stride + kv_head * WIDTH;
     REAL *q_tile = room, *dout_tile = q_tile + TILE_ELEMS, *stages = dout_tile + TILE_ELEMS;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, len = tile.len;
     const int group_row = warp_group() * 64, warp_row = threadIdx.x / 32 * 16;
@@ -46,11 +49,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
     int first_k = first_key(first_q, window) / COLS * COLS;
     copy_rows<ROWS>(q_tile, q, q_stride, first_q, len);
     copy_rows<ROWS>(dout_tile, dout, dout_stride, first_q, len);
-    copy_rows<COLS>(stages, k, k_stride, first_k, len);
-    copy_rows<COLS>(stages + STEP_ELEMS, v, v_stride, first_k, len);
+    copy_rows<COLS, STEP_ELEMS>(stages, k, kv_stride, first_k, len, apart);
     commit_copies();
-    const u32 group_q = tile_at(q_tile + group_row * PANEL_COLS, 0);
-    const u32 group_dout = tile_at(dout_tile + group_row * PANEL_COLS, 0);
+    const u32 group_q = tile_at(q_tile + group_row * PANEL_COLS);
+    const u32 group_dout = tile_at(dout_tile + group_row * PANEL_COLS);
 
     f32 sums[WIDTH / 8][4];
     clear(sums);
@@ -61,8 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
         __syncthreads();
         if (first_k + COLS < end) {
             REAL* next = stages + (stage ^ 1) * 2 * STEP_ELEMS;
-            copy_rows<COLS>(next, k, k_stride, first_k + COLS, len);
-            copy_rows<COLS>(next + STEP_ELEMS, v, v_stride, first_k + COLS, len);
+            copy_rows<COLS, STEP_ELEMS>(next, k, kv_stride, first_k + COLS, len, apart);
         }
         commit_copies();
         const int last_k = first_k + COLS - 1;
@@ -70,9 +71,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
 
         f32 s[COLS / 8][4], dp[COLS / 8][4];
         begin_products();
-        scores<ROWS, COLS>(s, group_q, tile_at(k_tile, 0));
+        scores<ROWS, COLS>(s, group_q, tile_at(k_tile));
         commit_products();
-        scores<ROWS, COLS>(dp, group_dout, tile_at(v_tile, 0));
+        scores<ROWS, COLS>(dp, group_dout, tile_at(v_tile));
         commit_products();
         wait_products<1>();
         hold(s);
@@ -121,13 +122,13 @@ struct Step {
 // dk, dv [T, G h]: sums over the group's query heads and the queries that see the block's keys.
 extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
     REAL* dk, u32 dk_stride, REAL* dv, u32 dv_stride, const REAL* dout, u32 dout_stride, const f32* lse,
-    const f32* delta, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
+    const f32* delta, const REAL* q, u32 q_stride, const REAL* k, const REAL* v, u32 kv_stride,
     const u32* bounds, u32 docs, u32 tokens, u32 num_q, u32 group, f32 scale, int window
 ) {
     static_assert(THREADS >= 2 * COLS, "a thread copies at most one number of a query");
     Tile tile;
     const u32 num_kv = num_q / group;
-    if (!find_tile(bounds, docs, ROWS, blockIdx.x / num_kv, tile)) return;
+    if (!find_tile_by_rank(bounds, docs, ROWS, blockIdx.x / num_kv, docs_together(num_kv), tile)) return;
     const u32 kv_head = blockIdx.x % num_kv;
     const size_t base = tile.base;
     // Of the group's first head.
@@ -153,12 +154,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
     };
 
     int first_q = first_k;
-    copy_rows<ROWS>(k_tile, k + base * k_stride + kv_head * WIDTH, k_stride, first_k, len);
-    copy_rows<ROWS>(v_tile, v + base * v_stride + kv_head * WIDTH, v_stride, first_k, len);
+    copy_rows<ROWS>(k_tile, k + base * kv_stride + kv_head * WIDTH, kv_stride, first_k, len);
+    copy_rows<ROWS>(v_tile, v + base * kv_stride + kv_head * WIDTH, kv_stride, first_k, len);
     copy_step(0, first_q);
     commit_copies();
-    const u32 group_k = tile_at(k_tile + group_row * PANEL_COLS, 0);
-    const u32 group_v = tile_at(v_tile + group_row * PANEL_COLS, 0);
+    const u32 group_k = tile_at(k_tile + group_row * PANEL_COLS);
+    const u32 group_v = tile_at(v_tile + group_row * PANEL_COLS);
 
     f32 dk_sums[WIDTH / 8][4], dv_sums[WIDTH / 8][4];
     clear(dk_sums);
@@ -184,9 +185,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
         // Transposed: keys by queries.
         f32 p[COLS / 8][4], ds[COLS / 8][4];
         begin_products();
-        scores<ROWS, COLS>(p, group_k, tile_at(step.q, 0));
+        scores<ROWS, COLS>(p, group_k, tile_at(step.q));
         commit_products();
-        scores<ROWS, COLS>(ds, group_v, tile_at(step.dout, 0));
+        scores<ROWS, COLS>(ds, group_v, tile_at(step.dout));
         commit_products();
         wait_products<1>();
         hold(p);
@@ -201,13 +202,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
             const int first = own_k - here - 2 * t;
             leave_between<COLS>(p, first, first + window, 0.0f);
         }
-        u32 rounded[COLS / 16][4];
-        round_to_a<COLS>(rounded, p);
-        hold(dv_sums);
-        begin_products();
-        add_product<COLS>(dv_sums, rounded, tile_at(step.dout, COLS * ROW_BYTES));
-        commit_products();
-        wait_products<1>();
+        u32 rounded_p[COLS / 16][4], rounded_ds[COLS / 16][4];
+        if (DV_EARLY) {
+            round_to_a<COLS>(rounded_p, p);
+            hold(dv_sums);
+            begin_products();
+            add_product<COLS>(dv_sums, rounded_p, tile_at(step.dout, COLS * ROW_BYTES));
+            commit_products();
+        }
+        wait_products<DV_EARLY ? 1 : 0>();
         hold(ds);
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
@@ -215,10 +218,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
 #pragma unroll
             for (int i = 0; i < 4; i++) ds[n][i] = p[n][i] * (ds[n][i] - deltas.at[i % 2]);
         }
-        u32 rounded_ds[COLS / 16][4];
+        if (!DV_EARLY) {
+            round_to_a<COLS>(rounded_p, p);
+            hold(dv_sums);
+        }
         round_to_a<COLS>(rounded_ds, ds);
         hold(dk_sums);
         begin_products();
+        if (!DV_EARLY) add_product<COLS>(dv_sums, rounded_p, tile_at(step.dout, COLS * ROW_BYTES));
         add_product<COLS>(dk_sums, rounded_ds, tile_at(step.q, COLS * ROW_BYTES));
         commit_products();
         wait_products<0>();

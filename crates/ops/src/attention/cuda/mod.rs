@@ -78,7 +78,7 @@ pub(super) fn forward(cuda: &CudaQueue, call: &Forward, cores: Cores) {
     let Forward { heads, out, q, k, v, dropout, .. } = call;
     if dropout.is_some() || !flash::can(heads, &[out, q, k, v]) {
         plain::forward(cuda, call);
-    } else if cores == Cores::Best && hopper::can(cuda.gpu, heads) {
+    } else if cores == Cores::Best && hopper::can(cuda.gpu, call) {
         hopper::forward(cuda, call);
     } else {
         flash::forward(cuda, call);
@@ -93,7 +93,7 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, cores: Cores) {
         return;
     }
     let rows = prepare(cuda, call, flash::LOG_SCALE);
-    if cores == Cores::Best && hopper::can(cuda.gpu, heads) {
+    if cores == Cores::Best && hopper::can(cuda.gpu, &call.forward) {
         hopper::backward(cuda, call, rows);
     } else {
         flash::backward(cuda, call, rows);

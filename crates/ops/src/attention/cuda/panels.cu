@@ -8,6 +8,9 @@ __device__ __forceinline__ int warp_group() { return __shfl_sync(0xffffffffu, (i
 constexpr int PACKS = WIDTH / 8;
 constexpr int PANEL_PACKS = 8, PANEL_COLS = 64, ROW_BYTES = 128;
 
+// How many documents are gone over together, where blocks are of one of so many heads.
+__device__ __forceinline__ u32 docs_together(u32 heads) { return max(1u, min(32u, 64 / heads)); }
+
 extern __shared__ __align__(1024) REAL room[];
 
 // Where the 16-byte part `pack` of a row of a tile of NUM rows is.
@@ -15,36 +18,21 @@ template <int NUM> __device__ __forceinline__ int place(int row, int pack) {
     return (pack / PANEL_PACKS * NUM + row) * PANEL_COLS + (pack % PANEL_PACKS ^ row % 8) * 8;
 }
 
-// Rows [first, first + NUM) of one head, of which there are `len`; the rest is zero.
-template <int NUM> __device__ __forceinline__ void copy_rows(
-    REAL* to, const REAL* from, u32 stride, int first, int len
+// Rows [first, first + NUM) of one head, of which there are `len`; the rest is zero. With BESIDE, the same rows of
+// another matrix of the same stride, `apart` elements from the first, to a tile BESIDE elements from the first.
+template <int NUM, int BESIDE = 0> __device__ __forceinline__ void copy_rows(
+    REAL* to, const REAL* from, u32 stride, u32 first, u32 len, long long apart = 0
 ) {
     constexpr int STEP = THREADS / PACKS;
     static_assert(NUM % STEP == 0 && STEP % 8 == 0, "every thread copies the same part of rows");
-    const int pack = threadIdx.x % PACKS, row = threadIdx.x / PACKS;
-    to += place<NUM>(row, pack);
-    from += (size_t)(first + row) * stride + pack * 8;
+    const u32 pack = threadIdx.x % PACKS, row = first + threadIdx.x / PACKS;
+    const u32 at = shared_address(to) + 2 * place<NUM>(threadIdx.x / PACKS, pack);
+    from += (size_t)row * stride + pack * 8;
 #pragma unroll
-    for (int i = 0; i < NUM; i += STEP) {
-        copy_async(to + i * PANEL_COLS, from, first + row + i < len);
-        from += (size_t)STEP * stride;
-    }
-}
-
-// The same rows of two matrices of one stride: the other is `apart` elements from the first.
-template <int NUM> __device__ __forceinline__ void copy_both(
-    REAL* to, REAL* other, const REAL* from, long long apart, u32 stride, int first, int len
-) {
-    constexpr int STEP = THREADS / PACKS;
-    static_assert(NUM % STEP == 0 && STEP % 8 == 0, "every thread copies the same part of rows");
-    const int pack = threadIdx.x % PACKS, row = threadIdx.x / PACKS;
-    const int at = place<NUM>(row, pack);
-    from += (size_t)(first + row) * stride + pack * 8;
-#pragma unroll
-    for (int i = 0; i < NUM; i += STEP) {
-        const bool there = first + row + i < len;
-        copy_async(to + at + i * PANEL_COLS, from, there);
-        copy_async(other + at + i * PANEL_COLS, from + apart, there);
+    for (u32 i = 0; i < NUM; i += STEP) {
+        const bool there = row + i < len;
+        copy_async(at + i * ROW_BYTES, from, there);
+        if (BESIDE != 0) copy_async(at + i * ROW_BYTES + 2 * BESIDE, from + apart, there);
         from += (size_t)STEP * stride;
     }
 }

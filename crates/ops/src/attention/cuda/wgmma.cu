@@ -14,8 +14,8 @@
 
 // A tile at an address, as products are told of it: the lower word of a descriptor, in which a place 16 bytes on is
 // one more. Where columns are not what is summed over, more than 64 of them go on in the next panel, `panel_bytes`
-// away.
-__device__ __forceinline__ u32 tile_at(const REAL* tile, u32 panel_bytes) {
+// away; elsewhere that is not looked at.
+__device__ __forceinline__ u32 tile_at(const REAL* tile, u32 panel_bytes = 16) {
     return panel_bytes / 16 << 16 | shared_address(tile) / 16;
 }
 // The whole: swizzled over 128 bytes, and groups of eight rows are 1024 bytes apart.
