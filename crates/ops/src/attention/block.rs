@@ -2,7 +2,7 @@
 
 use lockstep_device::{Isa, Real, View};
 
-use crate::matmul::{MR, NR, Tile, tile};
+use crate::matmul::{MR, NR, Tile, row, tile};
 use crate::{Mat, matmul};
 
 /// A dense or strided f32 operand: element (i, j) at `ptr + i * row + j * col`.
@@ -29,6 +29,13 @@ pub(super) unsafe fn product(
     c_row: usize,
     accumulate: bool,
 ) {
+    if rows == 1 {
+        let (init, init_row) = (if accumulate { c } else { std::ptr::null() }, c_row);
+        let (a, a_row, a_col) = (a.ptr, a.row, a.col);
+        let all = Tile { depth, a, a_row, a_col, b, init, init_row, c, c_row, rows, cols };
+        // SAFETY: the caller's promise, passed on.
+        return unsafe { row(isa, &all, panel_elems) };
+    }
     for first_row in (0..rows).step_by(MR) {
         for first_col in (0..cols).step_by(NR) {
             // SAFETY: inside the sizes the caller vouched for.

@@ -56,9 +56,17 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratc
         let (first, rows) = (item * item_rows, item_rows.min(n - item * item_rows));
         // SAFETY: a worker's part of the scratch is its own.
         let (widened, sums) = unsafe { room.as_mut::<f32>() }.split_at_mut(A_ELEMS);
-        let sums = &mut sums[..rows * panels * NR];
-        let starts = !matches!(init, Init::Zero);
-        with_real!(c.view.dtype(), R => load::<R>(c, init, first, sums, panels * NR));
+        let sums = &mut sums[..panels * rows * NR];
+        let start = match init {
+            Init::Zero => None,
+            Init::Accumulate => Some(c),
+            Init::Residual(residual) => Some(residual),
+        };
+        if let Some(start) = start {
+            with_real!(start.view.dtype(), R => {
+                cpu.isa.run(#[inline(always)] || load::<R>(start, first, rows, sums));
+            });
+        }
         for first_k in (0..k).step_by(KC) {
             let depth = (k - first_k).min(KC);
             let (base, row) = rows_of(cpu, b, first, rows, first_k, depth, widened);
@@ -72,8 +80,9 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratc
                 for p in 0..panels {
                     // SAFETY: inside the rows of B, the panel and this item's sums; nothing overlaps.
                     unsafe {
-                        let sums = sums.as_mut_ptr().add(at * panels * NR + p * NR);
-                        let init = if starts || first_k > 0 { sums.cast_const() } else { std::ptr::null() };
+                        let sums = sums.as_mut_ptr().add((p * rows + at) * NR);
+                        let added = start.is_some() || first_k > 0;
+                        let init = if added { sums.cast_const() } else { std::ptr::null() };
                         let b = packed.as_ptr::<f32>().add(panel(first_k, depth, p));
                         tile(
                             cpu.isa,
@@ -84,9 +93,9 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratc
                                 a_col: 1,
                                 b,
                                 init,
-                                init_row: panels * NR,
+                                init_row: NR,
                                 c: sums,
-                                c_row: panels * NR,
+                                c_row: NR,
                                 rows: (rows - at).min(MR),
                                 cols: (m - p * NR).min(NR),
                             },
@@ -95,7 +104,7 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratc
                 }
             }
         }
-        with_real!(c.view.dtype(), R => store::<R>(c, first, sums, panels * NR));
+        with_real!(c.view.dtype(), R => cpu.isa.run(#[inline(always)] || store::<R>(c, first, rows, sums)));
     });
 }
 
@@ -122,28 +131,33 @@ fn rows_of(
     (room.as_ptr(), depth)
 }
 
-/// The initial values of columns `first..` of C, transposed.
-fn load<R: Real>(c: Mat, init: Init, first: usize, sums: &mut [f32], width: usize) {
-    let from = match init {
-        Init::Zero => return,
-        Init::Accumulate => c,
-        Init::Residual(residual) => residual,
-    };
-    for i in 0..c.rows {
-        let row = from.view.slice(i * from.stride + first, sums.len() / width);
+/// Columns `first..first + cols` of the initial values, transposed: \[cols, NR\] for every NR rows.
+#[inline(always)]
+fn load<R: Real>(start: Mat, first: usize, cols: usize, sums: &mut [f32]) {
+    for (p, sums) in sums.chunks_exact_mut(cols * NR).enumerate() {
+        let rows = start.row_range(p * NR, NR.min(start.rows - p * NR)).columns(first, cols);
         // SAFETY: nobody writes these columns but this item, later.
-        for (value, sums) in unsafe { row.as_slice::<R>() }.iter().zip(sums.chunks_mut(width)) {
-            sums[i] = value.to_f32();
-        }
+        let source = unsafe { rows.view.as_slice::<R>() };
+        pack::transposed(source, rows.stride, cols, rows.rows, sums);
     }
 }
 
-fn store<R: Real>(c: Mat, first: usize, sums: &[f32], width: usize) {
-    for i in 0..c.rows {
-        let row = c.view.slice(i * c.stride + first, sums.len() / width);
-        // SAFETY: the item alone writes these columns.
-        for (to, sums) in unsafe { row.as_mut::<R>() }.iter_mut().zip(sums.chunks(width)) {
-            *to = R::from_f32(sums[i]);
+/// The sums as columns `first..first + cols` of C: turned back NR columns at a time.
+#[inline(always)]
+fn store<R: Real>(c: Mat, first: usize, cols: usize, sums: &[f32]) {
+    let mut turned = [0f32; NR * NR];
+    for (p, sums) in sums.chunks_exact(cols * NR).enumerate() {
+        let rows = NR.min(c.rows - p * NR);
+        for (part, sums) in sums.chunks(NR * NR).enumerate() {
+            let width = sums.len() / NR;
+            pack::transposed(sums, NR, rows, width, &mut turned);
+            for (i, turned) in turned.chunks_exact(NR).take(rows).enumerate() {
+                let to = c.view.slice((p * NR + i) * c.stride + first + part * NR, width);
+                // SAFETY: the item alone writes these columns.
+                for (to, sum) in unsafe { to.as_mut::<R>() }.iter_mut().zip(turned) {
+                    *to = R::from_f32(*sum);
+                }
+            }
         }
     }
 }

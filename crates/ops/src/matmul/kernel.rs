@@ -46,6 +46,38 @@ pub(crate) unsafe fn tile(isa: Isa, t: &Tile) {
     }
 }
 
+/// One row of A against as many panels as its columns take, which lie `apart` elements apart: `t.cols` may be any
+/// number. A single row of a single panel would wait for its own sums at every step; these go on together.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+pub(crate) unsafe fn row(isa: Isa, t: &Tile, apart: usize) {
+    debug_assert!(t.rows == 1 && t.cols >= 1);
+    const AT_A_TIME: usize = 2 * NR;
+    for first_col in (0..t.cols).step_by(AT_A_TIME) {
+        let cols = (t.cols - first_col).min(AT_A_TIME);
+        // SAFETY: the caller's promise; offsets stay inside the row and its panels.
+        unsafe {
+            let init = if t.init.is_null() { t.init } else { t.init.add(first_col) };
+            let part =
+                Tile { b: t.b.add(first_col / NR * apart), init, c: t.c.add(first_col), cols, ..*t };
+            match isa.set() {
+                #[cfg(target_arch = "x86_64")]
+                Set::Avx512 => x86::row_avx512(&part, apart),
+                _ => {
+                    tile(isa, &Tile { cols: cols.min(NR), ..part });
+                    if cols > NR {
+                        let init = if part.init.is_null() { part.init } else { part.init.add(NR) };
+                        let (b, c) = (part.b.add(apart), part.c.add(NR));
+                        tile(isa, &Tile { b, init, c, cols: cols - NR, ..part });
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Asks for `elems` elements from `at` on to be brought near. Only a hint: any address will do.
 #[inline(always)]
 pub(super) fn prefetch(at: *const f32, elems: usize) {
@@ -168,6 +200,50 @@ mod x86 {
                     }
                     _mm512_mask_storeu_ps(t.c.add(i * t.c_row + 16 * v), mask, value);
                 }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`super::row`], for at most two panels, on a machine with AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn row_avx512(t: &Tile, apart: usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe {
+            match t.cols.div_ceil(16) {
+                1 => vectors_avx512::<1>(t, apart),
+                2 => vectors_avx512::<2>(t, apart),
+                3 => vectors_avx512::<3>(t, apart),
+                _ => vectors_avx512::<4>(t, apart),
+            }
+        }
+    }
+
+    /// Two vectors to a panel.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn vectors_avx512<const VECTORS: usize>(t: &Tile, apart: usize) {
+        let mut acc = [_mm512_setzero_ps(); VECTORS];
+        let (mut a, mut b) = (t.a, t.b);
+        // SAFETY: as in `rows_avx512`; vector v is half of panel v / 2.
+        unsafe {
+            for _ in 0..t.depth {
+                let row = _mm512_set1_ps(*a);
+                for (v, sum) in acc.iter_mut().enumerate() {
+                    let column = b.add(v / 2 * apart + v % 2 * 16);
+                    _mm_prefetch(column.wrapping_add(AHEAD * NR).cast::<i8>(), _MM_HINT_T0);
+                    *sum = _mm512_fmadd_ps(row, _mm512_loadu_ps(column), *sum);
+                }
+                a = a.wrapping_add(t.a_col);
+                b = b.wrapping_add(NR);
+            }
+            for (v, sum) in acc.iter().enumerate() {
+                let lanes = t.cols.saturating_sub(16 * v).min(16);
+                let mask = ((1u32 << lanes) - 1) as __mmask16;
+                let mut value = *sum;
+                if !t.init.is_null() {
+                    value = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, t.init.add(16 * v)), value);
+                }
+                _mm512_mask_storeu_ps(t.c.add(16 * v), mask, value);
             }
         }
     }

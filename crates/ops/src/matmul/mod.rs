@@ -24,7 +24,7 @@ use lockstep_device::{Queue, View};
 
 use crate::Mat;
 
-pub(crate) use kernel::{Tile, tile};
+pub(crate) use kernel::{Tile, row, tile};
 
 /// Inner-dimension block: part of the definition of a result, so it never changes with the machine.
 pub const KC: usize = 384;
