@@ -98,7 +98,9 @@ def sharded(model):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", RANK="0", WORLD_SIZE="1")
     dist.init_process_group("cpu:gloo,cuda:nccl")
     how = dict(
-        mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+        mp_policy=MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+        ),
         offload_policy=CPUOffloadPolicy(),
     )
     for block in model.blocks:
