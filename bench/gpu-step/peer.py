@@ -120,14 +120,16 @@ def main():
     args = args.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    with torch.device("cpu" if args.offload else "cuda"):
+    with torch.device("cuda"):
         model = Llama(**SIZES[args.size], length=args.length, recompute=args.recompute or args.offload)
     if args.states == "bf16":
         model = model.to(torch.bfloat16)
         model.cos, model.sin = model.cos.float(), model.sin.float()
     if args.offload:
-        model = sharded(model)
+        model = sharded(model.cpu())
         model.cos, model.sin = model.cos.cuda(), model.sin.cuda()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step = torch.compile(model) if args.mode == "compile" else model
     tokens, targets = (torch.randint(0, VOCAB, (args.rows, args.length), device="cuda") for _ in range(2))

@@ -2,7 +2,7 @@
 
     python make.py FOLDER
 
-The tokens are those of a small made-up language (a Markov chain over 4096 words), so that there is something to learn.
+The tokens are those of a small made-up language (a Markov chain over 256 words), so that there is something to learn.
 """
 
 import json
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-VOCAB, ROWS, LENGTH = 4096, 400, 513
+VOCAB, WORDS, ROWS, LENGTH = 4096, 256, 400, 513
 
 
 def main():
@@ -34,11 +34,11 @@ def main():
     (folder / "model" / "tokenizer.json").write_text(json.dumps(tokenizer))
 
     random = np.random.default_rng(0)
-    followers = random.integers(0, VOCAB, (VOCAB, 8))
-    odds = random.dirichlet(np.full(8, 0.5), VOCAB)
+    followers = random.integers(0, WORDS, (WORDS, 8))
+    odds = random.dirichlet(np.full(8, 0.5), WORDS)
     with open(folder / "rows.jsonl", "w") as out:
         for _ in range(ROWS):
-            words = [int(random.integers(0, VOCAB))]
+            words = [int(random.integers(0, WORDS))]
             while len(words) < LENGTH:
                 words.append(int(random.choice(followers[words[-1]], p=odds[words[-1]])))
             out.write(json.dumps({"input_ids": words}) + "\n")

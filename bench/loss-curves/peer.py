@@ -24,8 +24,9 @@ def main():
     decays = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
     optimizer = torch.optim.AdamW(
-        [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=3e-4, betas=(0.9, 0.95)
+        [{"params": decays, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-4, betas=(0.9, 0.95)
     )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 20))
     losses = []
     for step in range(args.steps):
         batch = torch.tensor(rows[step * args.rows:(step + 1) * args.rows], device="cuda")
@@ -34,6 +35,7 @@ def main():
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
     print(json.dumps({"program": f"torch {args.dtype}", "version": torch.__version__, "losses": losses}))

@@ -14,4 +14,4 @@ ours gpu-f32 device=cuda mixed_precision=fp32
 ours gpu-bf16 device=cuda mixed_precision=bf16
 "$python" peer.py "$folder" --dtype fp32 > "$folder/torch-f32.jsonl"
 "$python" peer.py "$folder" --dtype bf16 > "$folder/torch-bf16.jsonl"
-ours cpu-f32 device=cpu mixed_precision=fp32
+[ -n "${SKIP_CPU:-}" ] || ours cpu-f32 device=cpu mixed_precision=fp32

@@ -75,6 +75,9 @@ pub(crate) struct Selftest {
     /// Only operations, no whole steps
     #[arg(long)]
     pub(crate) operations: bool,
+    /// Only small operands: for runs under a checker of memory accesses
+    #[arg(long)]
+    pub(crate) small: bool,
     /// Show every check, not only those that fail
     #[arg(long, short)]
     pub(crate) verbose: bool,
@@ -90,7 +93,27 @@ pub(crate) struct Bench {
 pub(crate) enum BenchWhat {
     /// A training step on made-up tokens: tokens per second, share of the peak, memory
     Step(BenchStep),
+    /// Every operation of a training step by itself, and its share of the step
+    #[command(after_help = SHARES)]
+    Kernels(BenchKernels),
+    /// Matrix products, in the three layouts of training
+    #[command(after_help = SHARES)]
+    Products(BenchProducts),
+    /// Attention: forward, backward, and over the cache of a text that grows
+    #[command(after_help = SHARES)]
+    Attention(BenchAttention),
+    /// Collectives between ranks of this host
+    #[command(after_help = COLLECTIVES)]
+    Collectives(BenchCollectives),
 }
+
+const COLLECTIVES: &str = "\
+Sizes are bytes of the whole that all ranks share, and rates are those bytes in the time of one
+call. Ranks on GPUs use NCCL; others shared memory, or with carrier=tcp sockets.";
+
+const SHARES: &str = "\
+Rates are shares of what the device does at most in the same run: a large copy, or a large product.
+Bytes and operations are those that the result needs, so nothing is gained by doing more.";
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchStep {
@@ -111,6 +134,107 @@ pub(crate) struct BenchStep {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// What the other benchmarks run on.
+#[derive(Debug, Args)]
+pub(crate) struct BenchOn {
+    /// What computes [default: a GPU where one works]
+    #[arg(long, value_enum, value_name = "DEVICE", default_value_t = On::Auto, hide_default_value = true, hide_possible_values = true)]
+    pub(crate) device: On,
+    /// How weights and activations are stored [default: bf16 on a GPU, f32 on a CPU]
+    #[arg(long, value_name = "TYPE", ignore_case = true, hide_possible_values = true)]
+    pub(crate) dtype: Option<Storage>,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = few)]
+    pub(crate) threads: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchKernels {
+    /// A named size [default: 300m on a GPU, 15m on a CPU]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<String>,
+    /// Documents of a micro-batch [default: 16; 8 on a CPU]
+    #[arg(long, value_name = "N", value_parser = length)]
+    pub(crate) rows: Option<usize>,
+    /// Tokens of each [default: 2048; 256 on a CPU]
+    #[arg(long, value_name = "N", value_parser = length)]
+    pub(crate) length: Option<usize>,
+    /// Vocabulary [default: 32000; 4096 on a CPU]
+    #[arg(long, value_name = "N", value_parser = length)]
+    pub(crate) vocab: Option<usize>,
+    /// What backward makes again: none, selective or full
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Again::None, hide_possible_values = true)]
+    pub(crate) recompute: Again,
+    #[command(flatten)]
+    pub(crate) on: BenchOn,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchProducts {
+    /// Rows of the result [default: cubes of several sizes]
+    #[arg(long, value_name = "N", requires_all = ["n", "k"], value_parser = length)]
+    pub(crate) m: Option<usize>,
+    /// Its columns
+    #[arg(long, value_name = "N", requires = "m", value_parser = length)]
+    pub(crate) n: Option<usize>,
+    /// What is summed over
+    #[arg(long, value_name = "N", requires = "m", value_parser = length)]
+    pub(crate) k: Option<usize>,
+    #[command(flatten)]
+    pub(crate) on: BenchOn,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchAttention {
+    /// Documents [default, where no shape is given: several shapes]
+    #[arg(long, value_name = "N", value_parser = length)]
+    pub(crate) rows: Option<usize>,
+    /// Tokens of each
+    #[arg(long, value_name = "N", value_parser = length)]
+    pub(crate) length: Option<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N", value_parser = few)]
+    pub(crate) heads: Option<usize>,
+    /// Key-value heads, which divide the query heads [default: as many]
+    #[arg(long, value_name = "N", alias = "kv_heads", value_parser = few)]
+    pub(crate) kv_heads: Option<usize>,
+    /// Width of a head
+    #[arg(long, value_name = "N", alias = "head_dim", value_parser = few)]
+    pub(crate) head_dim: Option<usize>,
+    /// Keys that a query sees, its own among them [default: all]
+    #[arg(long, value_name = "N", value_parser = length)]
+    pub(crate) window: Option<usize>,
+    #[command(flatten)]
+    pub(crate) on: BenchOn,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchCollectives {
+    /// Settings as of a run: device=cpu, carrier=tcp, share_gpus=true
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
+    /// Ranks: a number, cpu (one for each core), gpu or auto
+    #[arg(long, value_name = "N", default_value = "2", aliases = ["nproc-per-node", "nproc_per_node"])]
+    pub(crate) nproc: Nproc,
+    /// The largest size, in MiB
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(crate) largest: u16,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What backward makes again.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Again {
+    None,
+    Selective,
+    Full,
 }
 
 #[derive(Debug, Args)]
@@ -416,6 +540,21 @@ fn slots(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|n| (1..=4096).contains(n))
         .ok_or_else(|| "a number from 1 to 4096 is expected".into())
+}
+
+/// A length of a shape: so few that no product of lengths overflows.
+fn length(text: &str) -> Result<usize, String> {
+    within(text, 1 << 20)
+}
+
+/// Heads of a layer, or elements of a head.
+fn few(text: &str) -> Result<usize, String> {
+    within(text, 512)
+}
+
+fn within(text: &str, most: usize) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|n| (1..=most).contains(n));
+    number.ok_or_else(|| format!("a number from 1 to {most} is expected"))
 }
 
 fn at_least_two(text: &str) -> Result<usize, String> {

@@ -1,6 +1,5 @@
 //! `lockstep launch`, and `lockstep train --nproc`: starts the ranks of this node.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -10,7 +9,7 @@ use lockstep_config::{DeviceKind, RunConfig};
 use lockstep_core::{Fault, FaultClass};
 use lockstep_launch::{Console, Ending, ErrorNote, LaunchError, Supervisor, Tee, Token, cores, names};
 
-use crate::args::{Launch, Nproc};
+use crate::args::{Launch, Nproc, Run};
 use crate::gpu;
 use crate::gpu_of_rank::{self, Host};
 use crate::ranks::variable;
@@ -106,8 +105,14 @@ impl Console for Terminal {
 }
 
 pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
+    let config = load(args)?;
+    config.check_trainable().map_err(|e| -> Failure { Box::new(e) })?;
+    start(args, &config, &["train"])
+}
+
+/// The configuration of the ranks. What is wrong with it is told here, once, and not by every rank.
+pub(crate) fn load(args: &Launch) -> Result<RunConfig, Failure> {
     let failed = |error: FlagError| -> Failure { Box::new(error) };
-    let launch_failed = |error: LaunchError| -> Failure { Box::new(error) };
     if let Some(rank) = variable(names::RANK) {
         return Err(failed(FlagError::Nested { rank }));
     }
@@ -119,9 +124,13 @@ pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
     if let Some(nproc) = args.nproc_per_node {
         world.push(format!("nproc_per_node={}", count(nproc).map_err(failed)?));
     }
-    // What is wrong with the configuration is told here, once, and not by every rank.
-    let (config, _) = report::load(&args.run.settings, &world)?;
-    config.check_trainable().map_err(|e| -> Failure { Box::new(e) })?;
+    Ok(report::load(&args.run.settings, &world)?.0)
+}
+
+/// Starts this program again as every rank of this node, with these words and the settings.
+pub(crate) fn start(args: &Launch, config: &RunConfig, words: &[&str]) -> Result<ExitCode, Failure> {
+    let failed = |error: FlagError| -> Failure { Box::new(error) };
+    let launch_failed = |error: LaunchError| -> Failure { Box::new(error) };
     let nodes = config.plan.nodes;
     let node = node_rank(args, nodes).map_err(failed)?;
     let address = args.master_addr.clone().or_else(|| variable(names::MASTER_ADDR));
@@ -135,7 +144,7 @@ pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
     let logs = || args.log_dir.clone().unwrap_or_else(|| config.output.output_dir.join("logs"));
     let job = Supervisor {
         program,
-        args: [OsString::from("train")].into_iter().chain(args.run.settings.iter().map(Into::into)).collect(),
+        args: words.iter().map(Into::into).chain(args.run.settings.iter().map(Into::into)).collect(),
         nodes,
         node,
         local_world_size: config.plan.nproc_per_node,
@@ -153,7 +162,7 @@ pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
             stderr: bits & 2 != 0,
         }),
         shown: args.local_ranks_filter.clone(),
-        variables: variables(&config)?,
+        variables: variables(config)?,
     };
     Ok(match lockstep_launch::supervise(&job, &mut Terminal).map_err(launch_failed)? {
         Ending::Done => ExitCode::SUCCESS,
@@ -165,6 +174,27 @@ pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
         // As a shell tells that a process was ended by a signal.
         Ending::Signalled(signal) => ExitCode::from(128 + u8::try_from(signal).unwrap_or_default()),
     })
+}
+
+impl Launch {
+    /// As many ranks of this host alone.
+    pub(crate) fn on_this_host(settings: &[String], nproc: Option<Nproc>) -> Launch {
+        Launch {
+            run: Run { settings: settings.to_vec() },
+            nproc_per_node: nproc,
+            nnodes: None,
+            node_rank: None,
+            master_addr: None,
+            master_port: None,
+            standalone: false,
+            max_restarts: 0,
+            join_timeout: 60.0,
+            grace: 5.0,
+            tee: None,
+            log_dir: None,
+            local_ranks_filter: None,
+        }
+    }
 }
 
 fn node_rank(args: &Launch, nodes: u32) -> Result<u32, FlagError> {

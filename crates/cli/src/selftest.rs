@@ -12,6 +12,9 @@ use crate::gpu;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
+/// Elements of an operand that `--small` allows.
+const SMALL: usize = 20_000;
+
 /// Some checks did not pass.
 #[derive(Debug)]
 struct Wrong {
@@ -42,6 +45,9 @@ pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
     let device = gpu::chosen(args.device.into())?;
     let queue = device.queue(2).map_err(|e| -> Failure { Box::new(e) })?;
     report::say(&format!("{}, seed {seed}", named(&queue)));
+    if let Device::Cuda(gpu) = device {
+        gpu.compile_ahead(&lockstep_ops::sources(gpu.sm)).map_err(|e| -> Failure { Box::new(e) })?;
+    }
     let (mut all, mut failed) = (0, 0);
     let mut each = |check: Check| {
         all += 1;
@@ -50,7 +56,8 @@ pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
             report::say(&line(&check));
         }
     };
-    lockstep_ops::selftest::run(&queue, seed, &mut each)
+    let largest = if args.small { SMALL } else { usize::MAX };
+    lockstep_ops::selftest::run(largest, &queue, seed, &mut each)
         .map_err(|e| boxed(lockstep_engine::EngineError::from(e).into()))?;
     if !args.operations {
         lockstep_train::selftest_steps(device, seed, &mut each).map_err(boxed)?;

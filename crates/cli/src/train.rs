@@ -8,7 +8,7 @@ use lockstep_core::{Elems, Rank};
 use lockstep_launch::{LaunchError, Session, World};
 use lockstep_observe::{PlainLines, Progress, Silent, TerminalBar};
 
-use crate::args::{Launch, Run, Train};
+use crate::args::{Launch, Train};
 use crate::report::{self, Failure};
 use crate::{gpu, host, launch, ranks};
 
@@ -20,34 +20,16 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
             let (config, text) = ranks::load(&args.run.settings, &world)?;
             alone(&config, &text)
         }
-        None if args.nproc.is_some() => launch::run(&launch_flags(args)),
+        None if args.nproc.is_some() => launch::run(&Launch::on_this_host(&args.run.settings, args.nproc)),
         None => {
             let (config, text) = report::load(&args.run.settings, &[])?;
             // A configuration that says how many ranks there are needs no flag to start them.
             if config.plan.world_size() > 1 {
-                launch::run(&launch_flags(args))
+                launch::run(&Launch::on_this_host(&args.run.settings, args.nproc))
             } else {
                 alone(&config, &text)
             }
         }
-    }
-}
-
-fn launch_flags(args: &Train) -> Launch {
-    Launch {
-        run: Run { settings: args.run.settings.clone() },
-        nproc_per_node: args.nproc,
-        nnodes: None,
-        node_rank: None,
-        master_addr: None,
-        master_port: None,
-        standalone: false,
-        max_restarts: 0,
-        join_timeout: 60.0,
-        grace: 5.0,
-        tee: None,
-        log_dir: None,
-        local_ranks_filter: None,
     }
 }
 
@@ -148,6 +130,6 @@ pub(crate) fn boxed(error: lockstep_train::TrainError) -> Failure {
     Box::new(error)
 }
 
-fn launch_failed(error: LaunchError) -> Failure {
+pub(crate) fn launch_failed(error: LaunchError) -> Failure {
     Box::new(error)
 }

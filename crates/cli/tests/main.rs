@@ -5,6 +5,7 @@
 mod bad_config;
 mod bad_data;
 mod bad_model;
+mod bench;
 mod commands;
 mod doctor;
 mod evaluation;

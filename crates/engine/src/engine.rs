@@ -170,6 +170,10 @@ impl Engine {
         };
         let memories = Memories { device: memory, host: host_memory(&plan, &queue)?, spill };
         let device = queue.device();
+        if let Device::Cuda(gpu) = device {
+            let model = &plan.input.models[0].shape;
+            gpu.compile_ahead(&lockstep_model::kernel_sources(model, plan.input.storage, gpu.sm))?;
+        }
         let phases: Vec<PhasePlaces> = plan
             .phases
             .iter()

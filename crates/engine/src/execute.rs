@@ -322,18 +322,20 @@ impl Shared {
         batch: Batch,
     ) -> Result<(), EngineError> {
         let here = self.coefficients_on_host(micro).first(batch.tokens);
+        let (own, rest) = (here.first(batch.given), here.slice(batch.given, batch.tokens - batch.given));
+        rest.zero();
         let scale = self.step_state().loss_scale as f32;
         let log_probs = match self.plan.input.coefficients_ahead {
             true => None,
             false => {
-                let told = self.log_probs_on_host(micro).first(batch.tokens);
-                self.cross(queue, told, self.log_probs().first(batch.tokens));
+                let told = self.log_probs_on_host(micro).first(batch.given);
+                self.cross(queue, told, self.log_probs().first(batch.given));
                 // What the host computes next depends on them.
                 queue.synchronize()?;
                 Some(told)
             }
         };
-        lockstep_ops::host::with_mut(here, |out| {
+        lockstep_ops::host::with_mut(own, |out| {
             match log_probs {
                 None => driver.coefficients(micro, None, out),
                 Some(told) => {

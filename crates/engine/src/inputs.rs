@@ -12,6 +12,19 @@ use crate::error::EngineError;
 pub(crate) struct Batch {
     pub(crate) tokens: usize,
     pub(crate) docs: usize,
+    /// Tokens that the caller gave; the rest fills the last block and counts for nothing.
+    pub(crate) given: usize,
+}
+
+/// Tokens of a block.
+const BLOCK: usize = 256;
+
+impl Batch {
+    /// With its last block filled by one more document. Its coefficients are zero, so its gradients are.
+    fn filled(&self) -> Batch {
+        let tokens = self.tokens.next_multiple_of(BLOCK);
+        Batch { tokens, docs: self.docs + usize::from(tokens > self.tokens), given: self.given }
+    }
 }
 
 /// The parts of the inputs buffer, at a batch's own lengths.
@@ -34,11 +47,11 @@ impl Shared {
 
     /// The parts of an inputs buffer, wherever it is.
     pub(crate) fn parts_of<'m>(&self, all: View<'m>, batch: Batch) -> InputViews<'m> {
-        let Batch { tokens, docs } = batch;
+        let Batch { tokens, docs, .. } = batch;
         let input = &self.plan.input;
         let (room, grown) = (input.bounds.tokens, input.generation.map_or(0, |r| r.docs));
         let grows = self.schedule_phase().kind == PhaseKind::Generate;
-        let behind = 3 * room + input.bounds.docs.max(grown) + 1;
+        let behind = 3 * room + input.docs_room().max(grown) + 1;
         InputViews {
             tokens: all.slice(0, tokens),
             // While documents grow there is one for each of them.
@@ -58,13 +71,15 @@ impl Shared {
     /// Copies a micro-batch to the device.
     pub(crate) fn feed(&self, batch: &MicroBatch, micro: u32, queue: &Queue) -> Result<Batch, EngineError> {
         let bounds = self.plan.input.bounds;
-        let size = Batch { tokens: batch.tokens.len(), docs: batch.cu_seqlens.len().saturating_sub(1) };
+        let given = batch.tokens.len();
+        let size = Batch { tokens: given, docs: batch.cu_seqlens.len().saturating_sub(1), given };
         let longest = batch.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
         within("tokens", size.tokens, bounds.tokens)?;
         within("documents", size.docs, bounds.docs)?;
         within("tokens in one document", longest, bounds.max_doc)?;
         let here = self.inputs_on_host(micro);
-        let views = self.parts_of(here, size);
+        let filled = if self.plan.input.is_separate() { size.filled() } else { size };
+        let views = self.parts_of(here, filled);
         views.tokens.write(batch.tokens);
         views.targets.write(batch.targets);
         views.positions.write(batch.positions);
@@ -73,6 +88,14 @@ impl Shared {
             assert_eq!(batch.samples.len(), size.docs, "a sample per document, where a step drops");
             samples.write(batch.samples);
         }
+        if filled.docs > size.docs {
+            for view in [views.tokens, views.targets, views.positions] {
+                view.slice(given, filled.tokens - given).zero();
+            }
+            views.cu_seqlens.slice(filled.docs, 1).write(&[filled.tokens as u32]);
+            views.samples.iter().for_each(|samples| samples.slice(size.docs, 1).zero());
+        }
+        let size = filled;
         self.cross(queue, self.at().places.inputs.view(&self.memories), here);
         Ok(size)
     }
@@ -80,7 +103,7 @@ impl Shared {
     /// Copies new tokens of growing documents to the device.
     pub(crate) fn feed_extension(&self, new: &Extension, queue: &Queue) -> Result<Batch, EngineError> {
         let generation = self.plan.input.generation.expect("a phase that generates has bounds");
-        let size = Batch { tokens: new.tokens.len(), docs: new.slots.len() };
+        let size = Batch { tokens: new.tokens.len(), docs: new.slots.len(), given: new.tokens.len() };
         assert_eq!((new.positions.len(), new.cu_seqlens.len()), (size.tokens, size.docs + 1));
         let longest = new.positions.iter().map(|p| *p as usize + 1).max().unwrap_or(0);
         within("new tokens", size.tokens, self.plan.input.bounds.tokens)?;

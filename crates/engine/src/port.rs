@@ -67,20 +67,22 @@ impl Shared {
 
     /// Crosses over, in the queue's order. Where both are one memory there is nothing to do.
     pub(crate) fn cross(&self, queue: &Queue, to: View<'_>, from: View<'_>) {
-        if let Some(cuda) = queue.cuda() {
-            cuda.copy(to, from);
+        match queue.cuda() {
+            Some(cuda) => cuda.copy(to, from),
+            None if self.at().places.port.is_some() => to.copy_from(&from),
+            None => {}
         }
     }
 
     /// Shows the driver what came out of the head: now, or on a device with memory of its own when the phase
     /// ends ([`Shared::deliver`]).
     pub(crate) fn show_outputs(&self, driver: &mut dyn Driver, queue: &Queue, micro: u32, batch: Batch) {
-        let here = self.log_probs_on_host(micro).first(batch.tokens);
-        if queue.cuda().is_none() {
+        let here = self.log_probs_on_host(micro).first(batch.given);
+        if self.at().places.port.is_none() {
             return lockstep_ops::host::with(here, |log_probs| driver.outputs(micro, log_probs));
         }
-        self.cross(queue, here, self.log_probs().first(batch.tokens));
-        self.on_their_way.lock().unwrap_or_else(|e| e.into_inner()).push((micro, batch.tokens));
+        self.cross(queue, here, self.log_probs().first(batch.given));
+        self.on_their_way.lock().unwrap_or_else(|e| e.into_inner()).push((micro, batch.given));
     }
 
     /// Waits for the lane, and shows what is still to be shown.

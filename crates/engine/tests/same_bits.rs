@@ -57,6 +57,18 @@ fn state_bits(engine: &Engine) -> Vec<u64> {
     bits
 }
 
+/// Batches that cross over to a device with memory of its own come in whole blocks of tokens; what fills them adds
+/// nothing.
+#[test]
+fn a_port_changes_no_bit() {
+    for shape in shapes() {
+        for coefficients_ahead in [true, false] {
+            let here = Setup { micros: 2, coefficients_ahead, tokens: 512, ..Setup::default() };
+            assert_eq!(run(&shape, &here), run(&shape, &Setup { separate: true, ..here }), "{shape:?}");
+        }
+    }
+}
+
 #[test]
 fn recomputation_threads_chunks_and_head_form_change_nothing() {
     for shape in shapes() {

@@ -13,4 +13,7 @@ mod steps;
 mod unit;
 
 pub use steps::run;
-pub use unit::{DropoutKey, Growing, Inputs, Kernels, Tied, Unit, cache_elems, fill_tables, workspace_bytes};
+pub use unit::{
+    DropoutKey, Growing, Inputs, Kernels, Tied, Unit, cache_elems, fill_tables, kernel_sources,
+    workspace_bytes,
+};

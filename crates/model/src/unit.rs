@@ -1,7 +1,7 @@
 //! What a program runs on.
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::cuda::Lt;
+use lockstep_device::cuda::{Lt, Source, Variant};
 use lockstep_device::{Device, Machine, Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::dropout::{self, Mask};
@@ -206,6 +206,13 @@ pub fn cache_elems(
         Kernels::Cpu { .. } => attention::cache_elems(model.kv_heads, model.head_dim, docs, tokens),
         Kernels::Cuda => attention::cuda_cache_elems(model.kv_heads, model.head_dim, docs, tokens, storage),
     }
+}
+
+/// The kernels that a model's steps run on a GPU.
+pub fn kernel_sources(model: &ModelShape, storage: DType, sm: u32) -> Vec<(&'static Source, Variant)> {
+    let heads =
+        Heads { num_q: model.heads, num_kv: model.kv_heads, width: model.head_dim, scale: 1.0, window: None };
+    lockstep_ops::sources_of(sm, storage, &heads, model.dropout.is_on())
 }
 
 /// The largest workspace an operation of this model asks for.

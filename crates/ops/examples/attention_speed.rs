@@ -25,6 +25,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     println!("{}", gpu.name);
     for (dtype, width, num_q, num_kv, docs, len, window) in [
+        (DType::BF16, 64, 16, 16, 16, 2048, None),
+        (DType::BF16, 64, 32, 4, 8, 2048, None),
+        (DType::BF16, 128, 32, 32, 4, 2048, None),
         (DType::BF16, 128, 32, 8, 1, 8192, None),
         (DType::BF16, 128, 16, 16, 1, 8192, None),
         (DType::BF16, 128, 16, 16, 4, 2048, None),

@@ -17,6 +17,7 @@ pub mod dropout;
 pub mod embedding;
 pub mod host;
 pub mod matmul;
+pub mod rates;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
@@ -32,7 +33,7 @@ mod sources;
 mod testing;
 
 pub use mat::Mat;
-pub use sources::sources;
+pub use sources::{sources, sources_of};
 
 /// Rows of work that a pool item takes: small enough to balance, large enough to be worth a hand-out.
 pub(crate) const ROWS_PER_ITEM: usize = 32;

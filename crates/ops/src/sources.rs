@@ -3,10 +3,11 @@
 use lockstep_core::DType;
 use lockstep_device::cuda::{Source, Variant};
 
+use crate::attention::Heads;
 use crate::{adamw, bias, cross_entropy, dropout, embedding, reduce, rmsnorm, rope, swiglu};
 
-/// Every source with every variant that a run may ask for.
-pub fn sources() -> Vec<(&'static Source, Variant)> {
+/// Every source with every variant that a run on such a GPU may ask for.
+pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
     let by_type = [
         &adamw::cuda::SOURCE,
         &bias::cuda::SOURCE,
@@ -19,14 +20,33 @@ pub fn sources() -> Vec<(&'static Source, Variant)> {
     ];
     let types = [DType::F32, DType::BF16, DType::F16];
     let mut all = vec![(&reduce::cuda::SOURCE, Variant::of(DType::F32))];
-    all.extend(crate::attention::cuda_sources());
+    all.extend(crate::attention::cuda_sources(sm));
     all.extend(by_type.into_iter().flat_map(|source| types.map(|real| (source, Variant::of(real)))));
+    all
+}
+
+/// What the steps of a model ask for: weights and activations of one type, heads of one width.
+pub fn sources_of(sm: u32, storage: DType, heads: &Heads, drops: bool) -> Vec<(&'static Source, Variant)> {
+    let of = |source| (source, Variant::of(storage));
+    let mut all = vec![
+        of(&adamw::cuda::SOURCE),
+        of(&cross_entropy::cuda::SOURCE),
+        (&cross_entropy::cuda::SOURCE, Variant::of(DType::F32)),
+        of(&embedding::cuda::SOURCE),
+        of(&rmsnorm::cuda::SOURCE),
+        of(&rope::cuda::SOURCE),
+        of(&swiglu::cuda::SOURCE),
+        (&reduce::cuda::SOURCE, Variant::of(DType::F32)),
+    ];
+    all.extend(crate::attention::cuda_sources_of(sm, storage, heads, drops));
+    all.extend(drops.then(|| of(&dropout::cuda::SOURCE)));
     all
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use lockstep_device::cuda::{Nvrtc, Search, compile};
 
@@ -42,11 +62,17 @@ mod tests {
             Ok(nvrtc) => nvrtc,
             Err(cause) => return println!("skipped: {cause}"),
         };
-        for (source, variant) in sources() {
-            for sm in [80, 90] {
-                let code = compile(&nvrtc, source, &variant, sm).unwrap_or_else(|cause| panic!("{cause}"));
+        let both =
+            [80, 90].map(|sm| sources(sm).into_iter().map(move |(source, variant)| (source, variant, sm)));
+        let all: Vec<_> = both.into_iter().flatten().collect();
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some((source, variant, sm)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let code = compile(&nvrtc, source, variant, *sm).unwrap_or_else(|cause| panic!("{cause}"));
                 assert!(!code.is_empty(), "{} for sm_{sm}", source.name);
             }
-        }
+        };
+        let num_threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        std::thread::scope(|scope| (0..num_threads).for_each(|_| drop(scope.spawn(work))));
     }
 }

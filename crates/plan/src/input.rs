@@ -195,8 +195,14 @@ impl PlanInput {
     /// cache and the rows to draw from; with dropout also samples. In u32.
     pub fn inputs_elems(&self) -> usize {
         let grown = self.generation.map_or(0, |r| r.docs);
-        let samples = if self.has_dropout() { self.bounds.docs } else { 0 };
-        3 * self.bounds.tokens + self.bounds.docs.max(grown) + 1 + 2 * grown + samples
+        let samples = if self.has_dropout() { self.docs_room() } else { 0 };
+        3 * self.bounds.tokens + self.docs_room().max(grown) + 1 + 2 * grown + samples
+    }
+
+    /// Documents of a micro-batch as the device sees it. One with memory of its own is given whole blocks of 256 tokens,
+    /// so that shapes are few; what fills the last block is a document besides.
+    pub fn docs_room(&self) -> usize {
+        self.bounds.docs + usize::from(self.is_separate())
     }
 
     /// What of the port belongs to one micro-batch: its inputs, coefficients and log-probabilities, each on a

@@ -32,6 +32,8 @@ pub struct Setup {
     pub evaluates: bool,
     /// Documents that grow at once, and the tokens each has room for.
     pub generates: Option<(usize, usize)>,
+    /// As if the device had memory of its own: batches cross over through a port, in whole blocks of tokens.
+    pub separate: bool,
 }
 
 impl Default for Setup {
@@ -54,6 +56,7 @@ impl Default for Setup {
             optimizer_tier: Tier::Device,
             evaluates: false,
             generates: None,
+            separate: false,
         }
     }
 }
@@ -88,7 +91,7 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         needs: DeviceNeeds {
             workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
             foreign: Bytes::ZERO,
-            host_foreign: None,
+            host_foreign: setup.separate.then_some(Bytes::ZERO),
         },
         coefficients_ahead: setup.coefficients_ahead,
         clip: true,

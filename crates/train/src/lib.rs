@@ -39,7 +39,7 @@ pub use rate::RateSchedule;
 pub use run::{Connect, Connection, MemoryUse, Outcome, train, train_with};
 pub use selftest::selftest_steps;
 pub use setup::{
-    Prepared, chosen_strategy, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
-    prepare_for, strategy_name,
+    Prepared, chosen_strategy, head_chunk, load_tokenizer, model_folder, model_shape, num_threads, plan_for,
+    prepare, prepare_for, strategy_name,
 };
 pub use sft::Sft;

@@ -38,12 +38,12 @@ pub struct Outcome {
     pub memory: Option<MemoryUse>,
 }
 
-/// What the plan said of a process's memory, and what the system says of it.
+/// What the plan said of memory, and what the system says of it: of the process, or of the GPU that a rank computes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// The most that was resident at any time, on the rank that held most.
+    /// The most that was resident at any time, on the rank that held most. Of a GPU, what the driver says is taken.
     pub peak: Bytes,
-    /// On the device and on the host.
+    /// On the device and on the host; of a GPU, on it alone.
     pub arena: Bytes,
     /// The plan's constant for code, libraries and data.
     pub foreign: Bytes,
@@ -55,7 +55,9 @@ impl MemoryUse {
         let peaks = engine.exchange("peak memory", &peak.map_or(0, |p| p.0).to_le_bytes())?;
         let number = |bytes: &Vec<u8>| bytes[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
         let peak = Bytes(peaks.iter().map(number).max().unwrap_or(0));
-        let (arena, foreign) = (engine.arena_bytes(), engine.plan().input.needs.foreign);
+        let plan = engine.plan();
+        let arena = if plan.input.is_separate() { plan.arena } else { engine.arena_bytes() };
+        let foreign = plan.input.needs.foreign;
         Ok((peak > Bytes::ZERO).then_some(MemoryUse { peak, arena, foreign }))
     }
 
@@ -215,7 +217,13 @@ pub fn train_with(
     }
     save::export(&engine, &identity.model_files, &output.model())?;
     log.event(&format!("model folder {}", output.model().display()))?;
-    outcome.memory = MemoryUse::of(&engine, (prepared.peak_memory)())?;
+    let peak = match machine.device {
+        Device::Cpu => (prepared.peak_memory)(),
+        // What others hold of a shared GPU is told with it.
+        Device::Cuda(_) if config.device.share_gpus => None,
+        Device::Cuda(gpu) => Some(gpu.total - gpu.free_bytes().map_err(EngineError::from)?),
+    };
+    outcome.memory = MemoryUse::of(&engine, peak)?;
     if let Some(memory) = outcome.memory {
         log.event(&memory.exact())?;
     }

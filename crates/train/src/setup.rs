@@ -394,7 +394,7 @@ pub(crate) fn storage(precision: config::Precision, kernels: Kernels) -> DType {
 }
 
 /// Tokens whose logits are there at once, where nobody says how many.
-pub(crate) fn head_chunk(vocab: usize, kernels: Kernels) -> usize {
+pub fn head_chunk(vocab: usize, kernels: Kernels) -> usize {
     let bytes = match kernels {
         Kernels::Cpu { .. } => HEAD_CHUNK_BYTES,
         Kernels::Cuda => GPU_HEAD_CHUNK_BYTES,

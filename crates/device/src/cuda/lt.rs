@@ -238,12 +238,7 @@ impl CudaQueue {
             return;
         }
         if k == 0 {
-            match c {
-                Some((c, _)) if c.device_ptr() == d.0.device_ptr() => {}
-                Some((c, _)) => self.copy(d.0, c),
-                None => self.zero(d.0),
-            }
-            return;
+            return self.product_over_nothing(m, n, c, d);
         }
         assert_eq!(a.view.dtype(), b.view.dtype(), "factors of one type");
         let (c_view, c_stride) = c.unwrap_or(d);
@@ -261,6 +256,20 @@ impl CudaQueue {
         };
         let issued = self.gpu.lt.issue(self, &key, pointers, c.is_some(), workspace);
         self.keep(issued);
+    }
+
+    /// D = C, or zero, in \[m, n\]. What lies between rows stays as it is, so only rows without gaps go at once.
+    fn product_over_nothing(&self, m: usize, n: usize, c: Option<(View, usize)>, d: (View, usize)) {
+        let dense = d.1 == n && c.is_none_or(|(_, stride)| stride == n);
+        let (count, elems) = if dense { (1, m * n) } else { (m, n) };
+        for i in 0..count {
+            let to = d.0.slice(i * d.1, elems);
+            match c {
+                Some((from, _)) if from.device_ptr() == d.0.device_ptr() => {}
+                Some((from, stride)) => self.copy(to, from.slice(i * stride, elems)),
+                None => self.zero(to),
+            }
+        }
     }
 }
 

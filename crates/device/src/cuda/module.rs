@@ -9,7 +9,7 @@ use std::ffi::CString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lockstep_core::DType;
 
@@ -132,9 +132,26 @@ impl Gpu {
         Ok(kernel)
     }
 
+    /// Compiles and loads what will be needed, on as many threads as the host has, so that no step waits for it.
+    pub fn compile_ahead(&self, needed: &[(&'static Source, Variant)]) -> Result<(), GpuError> {
+        let num_threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(needed.len());
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some((source, variant)) = needed.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.module(source, *variant)?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..num_threads).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("compiling does not panic"))
+        })
+    }
+
+    /// Two threads that ask for the same at once both compile it, and one of them in vain.
     fn module(&self, source: &'static Source, variant: Variant) -> Result<ModuleHandle, GpuError> {
-        let mut loaded = self.modules.loaded.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(module) = loaded.get(&(source.name, variant)) {
+        let loaded = || self.modules.loaded.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(module) = loaded().get(&(source.name, variant)) {
             return Ok(*module as ModuleHandle);
         }
         self.enter();
@@ -152,8 +169,7 @@ impl Gpu {
                 module
             }
         };
-        loaded.insert((source.name, variant), module as usize);
-        Ok(module)
+        Ok(*loaded().entry((source.name, variant)).or_insert(module as usize) as ModuleHandle)
     }
 
     fn load_module(&self, code: &[u8]) -> Result<ModuleHandle, GpuError> {
@@ -174,7 +190,9 @@ impl Gpu {
 /// Best effort: without the file the next run compiles again.
 fn keep(path: &Path, code: &[u8]) {
     let Some(folder) = path.parent() else { return };
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
+    // Another thread or process may be writing the same.
+    let writer = (std::process::id(), std::thread::current().id());
+    let partial = path.with_extension(format!("{writer:?}.partial"));
     let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&partial, code));
     if written.and_then(|()| std::fs::rename(&partial, path)).is_err() {
         let _ = std::fs::remove_file(&partial);

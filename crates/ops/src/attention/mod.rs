@@ -20,7 +20,8 @@ use lockstep_device::{Queue, View};
 use crate::Mat;
 use crate::dropout::{DocMask, Mask};
 
-pub use cuda::{cuda_cache_elems, cuda_scratch_bytes, cuda_sources};
+pub(crate) use cuda::Cores;
+pub use cuda::{cuda_cache_elems, cuda_scratch_bytes, cuda_sources, cuda_sources_of};
 pub use extend::{Cache, Extend, cache_elems, extend};
 
 /// Query rows that move together through the key blocks: four row tiles.
@@ -113,17 +114,26 @@ pub fn scratch_bytes(num_threads: usize, max_doc: usize, width: usize) -> Bytes 
 }
 
 pub fn forward(queue: &Queue, call: Forward) {
+    forward_on(queue, call, Cores::Best);
+}
+
+/// With a choice that tests compare.
+pub(crate) fn forward_on(queue: &Queue, call: Forward, cores: Cores) {
     check(&call);
     for input in [&call.q, &call.k, &call.v] {
         call.out.view.assert_apart(&input.view);
     }
     match queue {
         Queue::Cpu(cpu) => forward::run(cpu, &call),
-        Queue::Cuda(cuda) => cuda::forward(cuda, &call),
+        Queue::Cuda(cuda) => cuda::forward(cuda, &call, cores),
     }
 }
 
 pub fn backward(queue: &Queue, call: Backward) {
+    backward_on(queue, call, Cores::Best);
+}
+
+pub(crate) fn backward_on(queue: &Queue, call: Backward, cores: Cores) {
     check(&call.forward);
     let f = &call.forward;
     for (gradient, of) in [(&call.dq, &f.q), (&call.dk, &f.k), (&call.dv, &f.v), (&call.dout, &f.out)] {
@@ -137,7 +147,7 @@ pub fn backward(queue: &Queue, call: Backward) {
     }
     match queue {
         Queue::Cpu(cpu) => backward::run(cpu, &call),
-        Queue::Cuda(cuda) => cuda::backward(cuda, &call),
+        Queue::Cuda(cuda) => cuda::backward(cuda, &call, cores),
     }
 }
 

@@ -14,13 +14,16 @@ pub(crate) static SOURCE: Source = Source { name: "rmsnorm", text: include_str!(
 
 const THREADS: usize = 256;
 const WARP: usize = 32;
+/// Chunks that a thread keeps in registers, as in the kernels.
+const KEPT: usize = 4;
 
 pub(super) fn forward(cuda: &CudaQueue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     let dtype = x.view.dtype();
     assert_eq!((w.dtype(), rstd.dtype()), (dtype, DType::F32), "one storage type, statistics in f32");
     let (dim, groups) = (w.len(), x.cols / w.len());
     let packs = fits(&[y, x], w);
-    let team = team(dim, packs, dtype).min(1024);
+    let chunks = if packs { dim / pack_elems(dtype) } else { dim };
+    let team = chunks.div_ceil(KEPT).next_power_of_two().min(1024);
     // A team is part of a warp, or a block of its own.
     let threads = if team > WARP { team } else { THREADS };
     let items = x.rows * groups;
@@ -38,8 +41,14 @@ pub(super) fn backward(cuda: &CudaQueue, call: Backward) {
     let (dim, groups, blocks) = (w.len(), x.cols / w.len(), x.rows.div_ceil(GRAD_ROWS));
     let parts = scratch.cast(DType::F32).first(blocks * dim);
     let packs = fits(&[dx, dy, x], w);
-    let team = team(dim, packs, dtype).min(WARP);
-    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "backward_packs" } else { "backward" });
+    let chunks = if packs { dim / pack_elems(dtype) } else { dim };
+    let held = packs && (WARP..=KEPT * THREADS).contains(&chunks);
+    let (name, team) = match (packs, held) {
+        (_, true) => ("backward_held_packs", chunks.div_ceil(KEPT).next_power_of_two().max(WARP)),
+        (true, false) => ("backward_packs", chunks.div_ceil(2).next_power_of_two().min(WARP)),
+        (false, false) => ("backward", chunks.div_ceil(2).next_power_of_two().min(WARP)),
+    };
+    let kernel = cuda.kernel(&SOURCE, dtype, name);
     let (add, launch) = (u32::from(add), Launch::new(blocks, THREADS));
     let rows = [(dx.view, dx.stride), (dy.view, dy.stride), (x.view, x.stride)];
     let [(dx, dx_stride), (dy, dy_stride), (x_view, x_stride)] = rows;
@@ -55,10 +64,4 @@ pub(super) fn backward(cuda: &CudaQueue, call: Backward) {
 fn fits(mats: &[Mat], w: View) -> bool {
     let elems = pack_elems(w.dtype());
     rows_fit(mats, elems) && views_fit(&[w]) && w.len().is_multiple_of(elems)
-}
-
-/// Threads that work on one group: a power of two, about two chunks for each.
-fn team(dim: usize, packs: bool, dtype: DType) -> usize {
-    let chunks = if packs { dim / pack_elems(dtype) } else { dim };
-    chunks.div_ceil(2).next_power_of_two()
 }

@@ -202,6 +202,114 @@ template <int N> __device__ __forceinline__ void backward_rows(const Operands& o
     }
 }
 
+// A pack in as few registers as it has words: elements are taken out where they are used.
+template <typename R> struct Held {
+    u32 at[4];
+
+    __device__ __forceinline__ f32 operator[](int i) const {
+        if constexpr (sizeof(R) == 4) return __uint_as_float(at[i]);
+        const u32 word = at[i / 2];
+        return to_f32(R{(u16)(i % 2 ? word >> 16 : word)});
+    }
+};
+
+template <typename R> __device__ __forceinline__ Held<R> load_held(const R* from) {
+    const uint4 words = *reinterpret_cast<const uint4*>(from);
+    return {{words.x, words.y, words.z, words.w}};
+}
+
+// As above for groups that fill warps: a team of whole warps keeps an item of x and dy in registers from the sum to the
+// gradients, while the next item's are on their way. Each team takes every so-manieth item; no thread waits for another
+// team until the weight gradients are added up, team after team.
+__device__ __forceinline__ void backward_held(const Operands& of, f32* parts, u32 rows, u32 team) {
+    constexpr int N = Pack<REAL>::N;
+    __shared__ f32 warp_sums[2][BACKWARD_THREADS / 32], room[BACKWARD_THREADS * N];
+    const u32 first = blockIdx.x * GRAD_ROWS, chunks = of.dim / N;
+    const u32 first_item = first * of.groups, items = min(GRAD_ROWS, rows - first) * of.groups;
+    const u32 teams = BACKWARD_THREADS / team, mine = threadIdx.x / team, column = threadIdx.x % team;
+    const u32 warp = threadIdx.x / 32, team_warps = team / 32;
+
+    f32 sums[KEPT][N] = {};
+    Held<REAL> dy[KEPT], x[KEPT], next_dy[KEPT], next_x[KEPT];
+    const auto load = [&](u32 i) {
+        const u32 item = first_item + i, at = item % of.groups * of.dim;
+        const u64 row = item / of.groups;
+        const REAL *dy_row = of.dy + row * of.dy_stride + at, *x_row = of.x + row * of.x_stride + at;
+#pragma unroll
+        for (int k = 0; k < KEPT; k++) {
+            const u32 c = column + k * team;
+            if (c < chunks) {
+                next_dy[k] = load_held(dy_row + c * N);
+                next_x[k] = load_held(x_row + c * N);
+            }
+        }
+    };
+    if (mine < items) load(mine);
+    u32 turn = 0;
+    for (u32 i = mine; i < items; i += teams, turn ^= 1) {
+#pragma unroll
+        for (int k = 0; k < KEPT; k++) dy[k] = next_dy[k], x[k] = next_x[k];
+        if (i + teams < items) load(i + teams);
+        const u32 item = first_item + i;
+        const f32 scale = of.rstd[item];
+        REAL* to = of.dx + (u64)(item / of.groups) * of.dx_stride + item % of.groups * of.dim;
+        Held<REAL> before[KEPT];
+        f32 sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < KEPT; k++) {
+            const u32 c = column + k * team;
+            if (c >= chunks) continue;
+            const Held<REAL> w = load_held(of.w + c * N);
+            if (of.add) before[k] = load_held(to + c * N);
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const f32 grad = dy[k][j], normed = x[k][j] * scale;
+                sum = fmaf(grad * w[j], normed, sum);
+                sums[k][j] = fmaf(grad, normed, sums[k][j]);
+            }
+        }
+        sum = warp_sum(sum);
+        if (team_warps > 1) {
+            // In turns, so that a warp may go on while another still reads.
+            if (threadIdx.x % 32 == 0) warp_sums[turn][warp] = sum;
+            asm volatile("bar.sync %0, %1;" ::"r"(1 + mine), "r"(team) : "memory");
+            sum = 0.0f;
+            for (u32 other = 0; other < team_warps; other++) sum += warp_sums[turn][mine * team_warps + other];
+        }
+        const f32 mean = sum / (f32)of.dim;
+#pragma unroll
+        for (int k = 0; k < KEPT; k++) {
+            const u32 c = column + k * team;
+            if (c >= chunks) continue;
+            const Held<REAL> w = load_held(of.w + c * N);
+            Chunk<REAL, N> out;
+#pragma unroll
+            for (int j = 0; j < N; j++) {
+                const f32 start = of.add ? before[k][j] : 0.0f;
+                const f32 weighted = dy[k][j] * w[j], normed = x[k][j] * scale;
+                out.at[j] = from_f32<REAL>(start + scale * fmaf(-normed, mean, weighted));
+            }
+            store_chunk<N>(to + c * N, out);
+        }
+    }
+
+    f32* part = parts + (u64)blockIdx.x * of.dim;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        const u32 c = column + k * team;
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < N; j++) room[threadIdx.x * N + j] = sums[k][j];
+        __syncthreads();
+        if (mine != 0 || c >= chunks) continue;
+        for (int j = 0; j < N; j++) {
+            f32 sum = 0.0f;
+            for (u32 other = 0; other < teams; other++) sum += room[(other * team + column) * N + j];
+            part[c * N + j] = sum;
+        }
+    }
+}
+
 // dx = (add: dx +) the gradient of x; parts[blocks of GRAD_ROWS rows, dim] = those of w, row block by row block.
 extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS) backward(
     REAL* dx, u32 dx_stride, const REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
@@ -217,4 +325,13 @@ extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS) backward_packs(
 ) {
     const Operands of = {dx, dx_stride, dy, dy_stride, x, x_stride, rstd, w, groups, dim, add != 0};
     backward_rows<Pack<REAL>::N>(of, parts, rows, team);
+}
+
+// For dim of at least 32 and at most KEPT * 256 packs; the team is as many warps as that takes, a power of two.
+extern "C" __global__ void __launch_bounds__(BACKWARD_THREADS, 2) backward_held_packs(
+    REAL* dx, u32 dx_stride, const REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
+    const f32* rstd, const REAL* w, f32* parts, u32 rows, u32 groups, u32 dim, u32 team, u32 add
+) {
+    const Operands of = {dx, dx_stride, dy, dy_stride, x, x_stride, rstd, w, groups, dim, add != 0};
+    backward_held(of, parts, rows, team);
 }

@@ -8,7 +8,7 @@ use lockstep_device::Queue;
 use lockstep_device::cuda::GpuError;
 
 use super::bench::{Bench, Case, tolerance};
-use crate::attention::{self, Backward, Cache, Extend, Forward, Heads, reference};
+use crate::attention::{self, Backward, Cache, Cores, Extend, Forward, Heads, reference};
 use crate::dropout::{self, Mask, Site};
 
 /// Lengths at the edges of tiles of 32, 64 and 128 rows.
@@ -123,6 +123,7 @@ struct Pack<'a> {
     pad: usize,
     rate: f64,
     samples: &'a [u32],
+    cores: Cores,
 }
 
 /// A pack's inputs as they are stored, and everything attention writes, by rows.
@@ -161,9 +162,10 @@ impl Pack<'_> {
             dropout: (self.rate > 0.0).then(|| self.mask(case)),
             scratch: case.output(scratch_elems(case, &heads, lens), DType::F32),
         };
-        attention::forward(case.queue, call);
+        attention::forward_on(case.queue, call, self.cores);
         let [dq, dk, dv] = [q_cols, k_cols, v_cols].map(|part| dqkv.mat.columns(part.start, part.len()));
-        attention::backward(case.queue, Backward { dq, dk, dv, dout: dout.mat, forward: call });
+        let call = Backward { dq, dk, dv, dout: dout.mat, forward: call };
+        attention::backward_on(case.queue, call, self.cores);
         Results {
             qkv: case.framed_values(&qkv),
             dout: case.framed_values(&dout),
@@ -174,7 +176,7 @@ impl Pack<'_> {
     }
 }
 
-/// Forward and backward of one pack.
+/// Forward and backward of one pack, on the tensor cores that are used and on those that are left to others.
 fn both(
     bench: &Bench,
     dtype: DType,
@@ -184,20 +186,38 @@ fn both(
     pad: usize,
     rate: f64,
 ) -> Result<(), GpuError> {
+    both_on(bench, dtype, shape, lens, window, pad, rate, Cores::Best)?;
+    let cores = matches!(bench.queue, Queue::Cuda(_)) && dtype != DType::F32 && shape.2.is_multiple_of(16);
+    if cores && rate == 0.0 {
+        both_on(bench, dtype, shape, lens, window, pad, rate, Cores::Common)?;
+    }
+    Ok(())
+}
+
+fn both_on(
+    bench: &Bench,
+    dtype: DType,
+    shape: Shape,
+    lens: &[usize],
+    window: Option<usize>,
+    pad: usize,
+    rate: f64,
+    cores: Cores,
+) -> Result<(), GpuError> {
     let heads = heads_of(shape, window);
     let (tokens, bounds) = (lens.iter().sum::<usize>(), bounds_of(lens.iter().copied()));
     let (num_q, num_kv, width) = shape;
     let (docs, longest) = (lens.len(), lens.iter().max().unwrap_or(&0));
     let name = format!(
         "attention, {dtype}, heads {num_q}/{num_kv}×{width}, {docs} documents of up to {longest}, window {window:?}, \
-         margin {pad}, dropout {rate}"
+         margin {pad}, dropout {rate}, cores {cores:?}"
     );
     bench.case(name, tolerance(dtype), |case| {
         let [q_cols, _, v_cols] = columns(&heads);
         let fused = case.normal_values(tokens * v_cols.end);
         let dout = case.normal_values(tokens * q_cols.len());
         let samples = case.indices(docs, 1 << 20);
-        let pack = Pack { heads, lens, fused: &fused, dout: &dout, pad, rate, samples: &samples };
+        let pack = Pack { heads, lens, fused: &fused, dout: &dout, pad, rate, samples: &samples, cores };
         let Results { qkv, dout, out, lse, dqkv } = pack.run(case, dtype);
 
         let mask = pack.mask(case);
@@ -233,7 +253,7 @@ fn contract(
     const LENS: [usize; 3] = [40, 200, 9];
     const CUT: usize = 130;
     let heads = heads_of(shape, window);
-    let (num_q, num_kv, width) = shape;
+    let (cores, (num_q, num_kv, width)) = (Cores::Best, shape);
     let name = format!(
         "attention of a document alone, {dtype}, heads {num_q}/{num_kv}×{width}, window {window:?}, dropout {rate}"
     );
@@ -242,7 +262,8 @@ fn contract(
         let (row, out_row, tokens) = (v_cols.end, q_cols.len(), LENS.iter().sum::<usize>());
         let (fused, dout) = (case.normal_values(tokens * row), case.normal_values(tokens * out_row));
         let samples = case.indices(LENS.len(), 1 << 20);
-        let whole = Pack { heads, lens: &LENS, fused: &fused, dout: &dout, pad: 8, rate, samples: &samples };
+        let whole =
+            Pack { heads, lens: &LENS, fused: &fused, dout: &dout, pad: 8, rate, samples: &samples, cores };
         let packed = whole.run(case, dtype);
         let part = |len: usize| {
             let of = |x: &[f32], row: usize| x[LENS[0] * row..][..len * row].to_vec();

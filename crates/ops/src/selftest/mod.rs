@@ -39,19 +39,9 @@ impl Check {
 /// What operands lie in.
 const MEMORY: Bytes = Bytes(256 << 20);
 
-/// Runs all checks on a queue and its device's memory. An error is that of a device that stopped working; results
-/// that are wrong are told to `each`.
-pub fn run(queue: &Queue, seed: u64, each: &mut dyn FnMut(Check)) -> Result<(), MemoryError> {
-    run_up_to(usize::MAX, queue, seed, each)
-}
-
-/// Those whose operands have at most `largest` elements.
-fn run_up_to(
-    largest: usize,
-    queue: &Queue,
-    seed: u64,
-    each: &mut dyn FnMut(Check),
-) -> Result<(), MemoryError> {
+/// Runs the checks whose operands have at most `largest` elements, on a queue and its device's memory. An error is that
+/// of a device that stopped working; results that are wrong are told to `each`.
+pub fn run(largest: usize, queue: &Queue, seed: u64, each: &mut dyn FnMut(Check)) -> Result<(), MemoryError> {
     let memory = match queue {
         Queue::Cpu(cpu) => Memory::take(MEMORY, &cpu.pool)?,
         Queue::Cuda(cuda) => Memory::take_on(cuda.gpu, MEMORY)?,
@@ -77,7 +67,7 @@ mod tests {
     #[test]
     fn the_cpu_passes() {
         let (mut count, mut failed) = (0, Vec::new());
-        run_up_to(40_000, &Queue::cpu(2), 3, &mut |check| {
+        run(40_000, &Queue::cpu(2), 3, &mut |check| {
             count += 1;
             if !check.passed() {
                 failed.push(check)

@@ -36,6 +36,7 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     // Sizes, and elements between rows.
     let shapes = [
         ([0, 8, 8], 0),
+        ([0, 8, 24], 3),
         ([1, 1, 1], 0),
         ([1, 64, 128], 0),
         ([5, 3, 7], 1),
@@ -77,7 +78,9 @@ fn product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuError> {
         let (b_rows, b_cols) = if matches!(layout, Layout::Nt) { (n, k) } else { (k, n) };
         let a = case.framed_normals(a_rows, a_cols, pad, dtype);
         let b = case.framed_normals(b_rows, b_cols, pad, dtype);
-        let residual = case.framed_normals(m, n, pad, out);
+        // Of another stride, where that changes no alignment that a product would be chosen by.
+        let apart = if k == 0 && matches!(start, Start::Residual) { pad + 2 } else { pad };
+        let residual = case.framed_normals(m, n, apart, out);
         let c = match start {
             Start::Accumulate => residual,
             _ => case.framed_output(m, n, pad, out),
@@ -94,7 +97,8 @@ fn product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuError> {
             Layout::Tn => matmul::tn,
         };
         run(case.queue, c.mat, a.mat, b.mat, init, workspace(case));
-        case.compare("c", case.framed_values(&c), || {
+        // What a product is added to may cancel it.
+        case.compare_at("c", ((m * n * k) as f64).sqrt(), case.framed_values(&c), || {
             let mut want = reference(case, layout, (&a, &b), [m, n, k]);
             if !matches!(start, Start::Zero) {
                 want.iter_mut().zip(&before).for_each(|(want, before)| *want += before);

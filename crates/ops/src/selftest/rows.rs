@@ -157,16 +157,18 @@ fn gate(bench: &Bench, dtype: DType, [rows, cols, pad]: [usize; 3]) -> Result<()
 }
 
 fn gate_both_ways(case: &Case, g: Mat, u: Mat, pad: usize) {
+    // What is left of a gate that is saturated may be too small for f16's full precision.
+    const SMALL: f64 = 1e-3;
     let (rows, cols, dtype) = (g.rows, g.cols, g.view.dtype());
     let dy = case.framed_normals(rows, cols, pad, dtype);
     let y = case.framed_output(rows, cols, pad, dtype);
     let [gv, uv, dyv] = [g, u, dy.mat].map(|mat| case.mat_values(&mat));
     swiglu::forward(case.queue, y.mat, g, u);
-    case.compare("y", case.framed_values(&y), || swiglu::reference::forward(&gv, &uv));
+    case.compare_at("y", SMALL, case.framed_values(&y), || swiglu::reference::forward(&gv, &uv));
     swiglu::backward_in_place(case.queue, g, u, dy.mat);
     let want = || swiglu::reference::backward(&dyv, &gv, &uv);
-    case.compare("dg", case.mat_values(&g), || want().0);
-    case.compare("du", case.mat_values(&u), || want().1);
+    case.compare_at("dg", SMALL, case.mat_values(&g), || want().0);
+    case.compare_at("du", SMALL, case.mat_values(&u), || want().1);
 }
 
 fn biased(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {

@@ -12,6 +12,8 @@ static FORWARD: Source = Source {
     name: "flash_forward",
     text: concat!(
         include_str!("tiles.cu"),
+        include_str!("halves.cu"),
+        include_str!("registers.cu"),
         include_str!("mma.cu"),
         include_str!("fragments.cu"),
         include_str!("flash_forward.cu")
@@ -22,6 +24,8 @@ static BACKWARD: Source = Source {
     name: "flash_backward",
     text: concat!(
         include_str!("tiles.cu"),
+        include_str!("halves.cu"),
+        include_str!("registers.cu"),
         include_str!("mma.cu"),
         include_str!("fragments.cu"),
         include_str!("flash_backward.cu")

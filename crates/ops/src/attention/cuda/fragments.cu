@@ -1,4 +1,4 @@
-// Tiles of rows in shared memory, and parts of them in the registers of a warp.
+// Tiles of rows in shared memory, and how parts of them come to the registers of a warp and back.
 
 // 16 bytes of a row, and the threads that copy a row side by side: a power of two.
 constexpr int PACKS = WIDTH / 8;
@@ -43,21 +43,6 @@ __device__ __forceinline__ void load_b(u32 (&b)[4], const REAL* tile, int row, i
     load_matrices_transposed(b, tile + (row + lane % 16) * STRIDE + col + lane / 16 * 8);
 }
 
-template <int N> __device__ __forceinline__ void clear(f32 (&c)[N][4]) {
-#pragma unroll
-    for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) c[n][i] = 0.0f;
-}
-
-// Columns [16 k, 16 k + 16) of a C of many columns, rounded, as an A.
-template <int N> __device__ __forceinline__ void round_to_a(u32 (&a)[4], const f32 (&c)[N][4], int k) {
-    a[0] = round_pair(c[2 * k][0], c[2 * k][1], REAL{});
-    a[1] = round_pair(c[2 * k][2], c[2 * k][3], REAL{});
-    a[2] = round_pair(c[2 * k + 1][0], c[2 * k + 1][1], REAL{});
-    a[3] = round_pair(c[2 * k + 1][2], c[2 * k + 1][3], REAL{});
-}
-
 // 16 rows of results [16, h], with a factor for rows g and one for rows g + 8, through 16 rows of a tile that this
 // warp alone uses, to memory. Rows [first, first + 16) of `len` are stored.
 __device__ __forceinline__ void store_rows(
@@ -79,14 +64,4 @@ __device__ __forceinline__ void store_rows(
         if (first + row < len)
             store_pack(to + (size_t)(first + row) * stride + col, load_pack(tile + row * STRIDE + col));
     }
-}
-
-// Over the four threads that share a row.
-__device__ __forceinline__ f32 quad_max(f32 x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ __forceinline__ f32 quad_sum(f32 x) {
-    x += __shfl_xor_sync(0xffffffffu, x, 1);
-    return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }

@@ -1,4 +1,4 @@
-// Tensor cores and asynchronous copies, for tiles of half-precision rows in shared memory.
+// Tensor cores, for tiles of half-precision rows in shared memory.
 //
 // A product of 16 x 8 over 16 is shared by a warp's threads. With g = lane / 4 and t = lane % 4, a thread holds
 //   A [16, 16]: rows g and g + 8, columns 2t, 2t + 1, 2t + 8, 2t + 9, two in a word;
@@ -12,23 +12,8 @@ constexpr int WARPS = 4, THREADS = 32 * WARPS;
 // Elements between rows of a tile. One more 16 bytes than the row has is an odd number of them, so the eight rows
 // that are read together lie in different banks.
 constexpr int STRIDE = WIDTH + 8;
-constexpr f32 LOG2_E = 1.4426950408889634f;
 
 extern __shared__ __align__(16) REAL room[];
-
-__device__ __forceinline__ u32 shared_address(const REAL* at) { return (u32)__cvta_generic_to_shared(at); }
-
-// Copies 16 bytes to shared memory without waiting, or sets them to zero.
-__device__ __forceinline__ void copy_async(REAL* to, const REAL* from, bool there) {
-    const int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-                 : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until all but the last N groups of this thread's copies are done.
-template <int N> __device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
 
 // Four 8 x 8 matrices; a thread gives the address of row lane % 8 of matrix lane / 8.
 __device__ __forceinline__ void load_matrices(u32 (&to)[4], const REAL* row) {
@@ -56,23 +41,4 @@ __device__ __forceinline__ void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0,
         "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Two numbers rounded into one word, the first in its low half.
-__device__ __forceinline__ u32 round_pair(f32 low, f32 high, bf16) {
-    u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-__device__ __forceinline__ u32 round_pair(f32 low, f32 high, f16) {
-    u32 pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
-
-// 2^x, with a relative error of 2^-22; 0 for minus infinity.
-__device__ __forceinline__ f32 power_of_two(f32 x) {
-    f32 y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }

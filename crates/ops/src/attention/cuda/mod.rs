@@ -1,13 +1,15 @@
 //! Attention on a GPU.
 //!
 //! `flash` works on tensor cores: bf16 and f16, head widths that are multiples of 16, rows at multiples of 16
-//! bytes. `plain` does everything else: f32, odd widths, dropout. Both go by tiles of a document, as the CPU does,
-//! and no sum is shared between blocks, so a run repeats bit for bit and a row depends on its document alone.
+//! bytes. `hopper` does some of that faster where the GPU has the instructions. `plain` does everything else: f32,
+//! odd widths, dropout. All go by tiles of a document, as the CPU does, and no sum is shared between blocks, so a
+//! run repeats bit for bit and a row depends on its document alone.
 //! The host does not know where documents begin: it starts a block for every tile there can be, and a block finds
 //! its own from the bounds.
 
 mod extend;
 mod flash;
+mod hopper;
 mod plain;
 
 use lockstep_core::{Bytes, DType};
@@ -27,9 +29,9 @@ pub fn cuda_scratch_bytes(tokens: usize, num_q_heads: usize) -> Bytes {
     Bytes(2 * 4 * (tokens * num_q_heads) as u64)
 }
 
-/// Every source of attention in variants that between them have every path of the kernels: all tile shapes, even
-/// and odd widths, and each element type.
-pub fn cuda_sources() -> Vec<(&'static Source, Variant)> {
+/// Every source of attention for a GPU, in variants that between them have every path of the kernels: all tile
+/// shapes, even and odd widths, and each element type.
+pub fn cuda_sources(sm: u32) -> Vec<(&'static Source, Variant)> {
     let mut all = Vec::new();
     for real in [DType::F32, DType::BF16, DType::F16] {
         all.push((&DELTA, Variant::of(real)));
@@ -43,26 +45,58 @@ pub fn cuda_sources() -> Vec<(&'static Source, Variant)> {
         [16, 48, 64, 80, 96, 128, 256].into_iter().flat_map(|width| flash::sources(DType::BF16, width)),
     );
     all.extend([64, 128, 256].into_iter().flat_map(|width| flash::sources(DType::F16, width)));
+    if sm == hopper::SM {
+        all.extend(hopper::all_sources());
+    }
     all
 }
 
-pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
-    let Forward { heads, out, q, k, v, dropout, .. } = call;
-    if dropout.is_none() && flash::can(heads, &[out, q, k, v]) {
-        flash::forward(cuda, call);
+/// What training with such heads asks for.
+pub fn cuda_sources_of(sm: u32, real: DType, heads: &Heads, drops: bool) -> Vec<(&'static Source, Variant)> {
+    let flash = !drops && real != DType::F32 && heads.width.is_multiple_of(16) && heads.width <= 256;
+    let mut all = vec![(&DELTA, Variant::of(real))];
+    if flash && hopper::fits(sm, heads.width) {
+        all.extend(hopper::sources(real, heads.width));
+    } else if flash {
+        all.extend(flash::sources(real, heads.width));
     } else {
+        all.push(plain::variant(real, heads.width));
+    }
+    all
+}
+
+/// Which tensor cores to use, where any can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cores {
+    /// The best of this GPU.
+    Best,
+    /// Those that every GPU from sm_80 on has.
+    Common,
+}
+
+pub(super) fn forward(cuda: &CudaQueue, call: &Forward, cores: Cores) {
+    let Forward { heads, out, q, k, v, dropout, .. } = call;
+    if dropout.is_some() || !flash::can(heads, &[out, q, k, v]) {
         plain::forward(cuda, call);
+    } else if cores == Cores::Best && hopper::can(cuda.gpu, call) {
+        hopper::forward(cuda, call);
+    } else {
+        flash::forward(cuda, call);
     }
 }
 
-pub(super) fn backward(cuda: &CudaQueue, call: &Backward) {
+pub(super) fn backward(cuda: &CudaQueue, call: &Backward, cores: Cores) {
     let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, dropout, .. } } = call;
-    if dropout.is_none() && flash::can(heads, &[dq, dk, dv, dout, q, k, v]) {
-        let rows = prepare(cuda, call, flash::LOG_SCALE);
-        flash::backward(cuda, call, rows);
-    } else {
+    if dropout.is_some() || !flash::can(heads, &[dq, dk, dv, dout, q, k, v]) {
         let rows = prepare(cuda, call, 1.0);
         plain::backward(cuda, call, rows);
+        return;
+    }
+    let rows = prepare(cuda, call, flash::LOG_SCALE);
+    if cores == Cores::Best && hopper::can(cuda.gpu, &call.forward) {
+        hopper::backward(cuda, call, rows);
+    } else {
+        flash::backward(cuda, call, rows);
     }
 }
 

@@ -1,0 +1,126 @@
+//! Rates as people and programs read them.
+
+use lockstep_ops::rates::{self, Ceilings, Rate};
+use serde_json::{Value, json};
+
+use super::place::{Place, failed};
+use crate::gpu;
+use crate::report::{self, Failure};
+
+/// A line for each rate, as soon as it is known; or, at the end, one JSON object.
+pub(super) struct Table {
+    ceilings: Ceilings,
+    rates: Vec<Rate>,
+    json: bool,
+    /// Whether rows say how often a step runs them.
+    of_step: bool,
+}
+
+impl Table {
+    /// Measures what rates are shares of, and begins.
+    pub(super) fn begin(place: &Place, of_step: bool) -> Result<Table, Failure> {
+        let ceilings = rates::ceilings(&place.queue, place.dtype).map_err(failed)?;
+        let table = Table { ceilings, rates: Vec::new(), json: place.json, of_step };
+        if !table.json {
+            let (copy, product) =
+                (per_second(ceilings.bytes_per_second, "B"), operations(ceilings.flops_per_second));
+            report::say(&format!(
+                "{}, {}: at most {copy} (a copy, read and written) and {product} (a product)",
+                gpu::described(&place.machine),
+                place.dtype
+            ));
+            let step = if of_step { "   times   ms a step" } else { "" };
+            report::say(&format!("{:<58}{:>10}{:>15}{:>9}{step}", "", "µs", "rate", "share"));
+        }
+        Ok(table)
+    }
+
+    pub(super) fn add(&mut self, rate: Rate) {
+        if !self.json {
+            report::say(&self.line(&rate));
+        }
+        self.rates.push(rate);
+    }
+
+    fn line(&self, rate: &Rate) -> String {
+        let speed = if self.ceilings.is_by_memory(rate) {
+            per_second(rate.bytes_per_second(), "B")
+        } else {
+            operations(rate.flops_per_second())
+        };
+        let share = 100.0 * self.ceilings.share(rate);
+        let step = match rate.times {
+            _ if !self.of_step => String::new(),
+            0 => format!("{:>8}", "-"),
+            times => format!("{times:>8}{:>12.3}", 1e3 * rate.seconds_a_step()),
+        };
+        format!("{:<58}{:>10.1}{speed:>15}{share:>7.0} %{step}", rate.name, 1e6 * rate.seconds)
+    }
+
+    /// Seconds of a step, by its operations.
+    fn seconds_a_step(&self) -> f64 {
+        self.rates.iter().map(Rate::seconds_a_step).sum()
+    }
+
+    /// Ends with what the rates sum up to, for a step of so many tokens.
+    pub(super) fn end(self, place: &Place, mut about: Value, tokens: usize) -> Result<(), Failure> {
+        let seconds = self.seconds_a_step();
+        if self.json {
+            let object = about.as_object_mut().expect("a description is an object");
+            object.extend([
+                ("program".into(), json!("lockstep")),
+                ("version".into(), json!(env!("CARGO_PKG_VERSION"))),
+                ("device".into(), json!(gpu::described(&place.machine))),
+                ("dtype".into(), json!(place.dtype.to_string())),
+                ("copy_bytes_per_second".into(), json!(self.ceilings.bytes_per_second)),
+                ("product_flops_per_second".into(), json!(self.ceilings.flops_per_second)),
+                ("rates".into(), self.rates.iter().map(|rate| self.as_json(rate)).collect()),
+            ]);
+            if self.of_step {
+                object.insert("step_seconds".into(), json!(seconds));
+            }
+            return report::print(&format!("{about}\n"));
+        }
+        if self.of_step {
+            report::say(&format!(
+                "{:.1} ms a step in all, {:.0} tokens/s",
+                1e3 * seconds,
+                tokens as f64 / seconds
+            ));
+        }
+        Ok(())
+    }
+
+    fn as_json(&self, rate: &Rate) -> Value {
+        json!({
+            "name": rate.name, "times": rate.times, "seconds": rate.seconds, "fastest": rate.spread[0],
+            "slowest": rate.spread[1], "bytes": rate.bytes, "flops": rate.flops, "share": self.ceilings.share(rate),
+        })
+    }
+}
+
+fn operations(flops: f64) -> String {
+    per_second(flops, "FLOP")
+}
+
+/// Three digits and a unit: `812 GB/s`, `1.20 TFLOP/s`.
+pub(super) fn per_second(amount: f64, of: &str) -> String {
+    let (value, unit) = match amount {
+        a if a >= 1e12 => (a / 1e12, "T"),
+        a if a >= 1e9 => (a / 1e9, "G"),
+        a => (a / 1e6, "M"),
+    };
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$} {unit}{of}/s")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_have_three_digits() {
+        let shown = [1.234e12, 812.4e9, 45.67e9, 3.2e6].map(|amount| per_second(amount, "B"));
+        assert_eq!(shown, ["1.23 TB/s", "812 GB/s", "45.7 GB/s", "3.20 MB/s"]);
+    }
+}

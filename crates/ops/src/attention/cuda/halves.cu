@@ -1,0 +1,44 @@
+// Half-precision numbers and asynchronous copies: what all kernels on tensor cores share.
+
+constexpr f32 LOG2_E = 1.4426950408889634f;
+
+__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Copies 16 bytes to an address in shared memory without waiting, or sets them to zero.
+__device__ __forceinline__ void copy_async(u32 to, const REAL* from, bool there) {
+    const int bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void copy_async(REAL* to, const REAL* from, bool there) {
+    copy_async(shared_address(to), from, there);
+}
+// The same for one number.
+__device__ __forceinline__ void copy_async(f32* to, const f32* from, bool there) {
+    const int bytes = there ? 4 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until all but the last N groups of this thread's copies are done.
+template <int N> __device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// Two numbers rounded into one word, the first in its low half.
+__device__ __forceinline__ u32 round_pair(f32 low, f32 high, bf16) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+__device__ __forceinline__ u32 round_pair(f32 low, f32 high, f16) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+// 2^x, with a relative error of 2^-22; 0 for minus infinity.
+__device__ __forceinline__ f32 power_of_two(f32 x) {
+    f32 y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}

@@ -1,0 +1,177 @@
+//! Attention on the tensor cores of sm_90, which take their operands from shared memory. For the usual widths alone;
+//! `flash` does the others, and every other GPU.
+
+use lockstep_core::DType;
+use lockstep_device::args;
+use lockstep_device::cuda::{CudaQueue, Gpu, Launch, Source, Variant};
+
+use super::super::{Backward, Forward};
+use super::{Rows, most_tiles, num_docs, window};
+
+static FORWARD: Source = Source {
+    name: "hopper_forward",
+    text: concat!(
+        include_str!("tiles.cu"),
+        include_str!("halves.cu"),
+        include_str!("registers.cu"),
+        include_str!("wgmma.cu"),
+        include_str!("panels.cu"),
+        include_str!("hopper_forward.cu")
+    ),
+};
+
+static BACKWARD: Source = Source {
+    name: "hopper_backward",
+    text: concat!(
+        include_str!("tiles.cu"),
+        include_str!("halves.cu"),
+        include_str!("registers.cu"),
+        include_str!("wgmma.cu"),
+        include_str!("panels.cu"),
+        include_str!("hopper_backward.cu")
+    ),
+};
+
+pub(super) const SM: u32 = 90;
+const WIDTHS: [usize; 2] = [64, 128];
+/// Rows that four warps share.
+const GROUP_ROWS: usize = 64;
+const GROUP_THREADS: usize = 128;
+/// Queries of a block, forward.
+const FORWARD_ROWS: usize = 2 * GROUP_ROWS;
+/// Rows of a block and of a step, backward.
+const BACKWARD_ROWS: usize = GROUP_ROWS;
+const BACKWARD_COLS: usize = 64;
+
+/// Keys of a step, forward: as many as there are registers for when two blocks share a multiprocessor.
+const fn forward_keys(width: usize) -> usize {
+    if width == 64 { 128 } else { 64 }
+}
+
+/// Whether these kernels can do this, as those of `flash` can.
+pub(super) fn can(gpu: &Gpu, call: &Forward) -> bool {
+    fits(gpu.sm, call.heads.width) && call.k.stride == call.v.stride
+}
+
+pub(super) fn fits(sm: u32, width: usize) -> bool {
+    sm == SM && WIDTHS.contains(&width)
+}
+
+fn forward_variant(real: DType, width: usize) -> Variant {
+    Variant::of(real)
+        .with("WIDTH", width as u32)
+        .with("ROWS", FORWARD_ROWS as u32)
+        .with("KEYS", forward_keys(width) as u32)
+}
+
+fn backward_variant(real: DType, width: usize) -> Variant {
+    Variant::of(real)
+        .with("WIDTH", width as u32)
+        .with("ROWS", BACKWARD_ROWS as u32)
+        .with("COLS", BACKWARD_COLS as u32)
+}
+
+pub(super) fn all_sources() -> Vec<(&'static Source, Variant)> {
+    let each = [DType::BF16, DType::F16].into_iter().flat_map(|real| WIDTHS.map(|width| (real, width)));
+    each.flat_map(|(real, width)| sources(real, width)).collect()
+}
+
+pub(super) fn sources(real: DType, width: usize) -> [(&'static Source, Variant); 2] {
+    [(&FORWARD, forward_variant(real, width)), (&BACKWARD, backward_variant(real, width))]
+}
+
+/// Blocks of `rows` rows, with `shared_rows` rows of shared memory and `shared_numbers` in f32.
+fn launch(blocks: usize, rows: usize, width: usize, shared_rows: usize, shared_numbers: usize) -> Launch {
+    let threads = rows / GROUP_ROWS * GROUP_THREADS;
+    Launch { shared: 2 * shared_rows * width + 4 * shared_numbers, ..Launch::new(blocks, threads) }
+}
+
+pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
+    let Forward { heads, out, lse, q, k, v, cu_seqlens, .. } = *call;
+    let kernel =
+        cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "hopper_forward");
+    let args = args![
+        out.view,
+        out.stride,
+        lse,
+        q.view,
+        q.stride,
+        k.view,
+        v.view,
+        k.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        heads.num_q,
+        heads.num_q / heads.num_kv,
+        heads.scale,
+        window(&heads),
+    ];
+    let blocks = most_tiles(q.rows, cu_seqlens, FORWARD_ROWS) * heads.num_q;
+    // Two stages of keys and values.
+    let shared_rows = FORWARD_ROWS + 4 * forward_keys(heads.width);
+    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
+    // end is the number of rows, and columns of heads, which `check` found in the matrices.
+    unsafe { cuda.launch(kernel, launch(blocks, FORWARD_ROWS, heads.width, shared_rows, 0), args) };
+}
+
+pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
+    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
+    let variant = backward_variant(q.view.dtype(), heads.width);
+    let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);
+    // Two tiles of the block's own, and two stages of two.
+    let shared_rows = 2 * BACKWARD_ROWS + 4 * BACKWARD_COLS;
+    let group = heads.num_q / heads.num_kv;
+
+    let args = args![
+        dq.view,
+        dq.stride,
+        dout.view,
+        dout.stride,
+        rows.lse,
+        rows.delta,
+        q.view,
+        q.stride,
+        k.view,
+        v.view,
+        k.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        q.rows,
+        heads.num_q,
+        group,
+        heads.scale,
+        window(&heads),
+    ];
+    let kernel = cuda.kernel_variant(&BACKWARD, variant, "hopper_dq");
+    let dq_launch = launch(tiles * heads.num_q, BACKWARD_ROWS, heads.width, shared_rows, 0);
+    // SAFETY: as in forward; the gradients have the shapes of what they are of.
+    unsafe { cuda.launch(kernel, dq_launch, args) };
+
+    let args = args![
+        dk.view,
+        dk.stride,
+        dv.view,
+        dv.stride,
+        dout.view,
+        dout.stride,
+        rows.lse,
+        rows.delta,
+        q.view,
+        q.stride,
+        k.view,
+        v.view,
+        k.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        q.rows,
+        heads.num_q,
+        group,
+        heads.scale,
+        window(&heads),
+    ];
+    let kernel = cuda.kernel_variant(&BACKWARD, variant, "hopper_dkv");
+    // And two numbers of each query of a stage.
+    let dkv_launch = launch(tiles * heads.num_kv, BACKWARD_ROWS, heads.width, shared_rows, 4 * BACKWARD_COLS);
+    // SAFETY: as above.
+    unsafe { cuda.launch(kernel, dkv_launch, args) };
+}

@@ -1,0 +1,186 @@
+//! Attention: over packed documents in training, over a cache in generation.
+//!
+//! Products that no query sees count for nothing, and backward counts as two and a half times forward, so that rates
+//! compare with what others publish.
+
+use std::ops::Range;
+
+use lockstep_core::{Bytes, DType};
+use lockstep_device::{MemoryError, Queue, View};
+
+use super::Step;
+use super::bench::{Bench, Row};
+use super::operand::{bounds, normals, numbers, zeros};
+use crate::Mat;
+use crate::attention::{self, Backward, Cache, Extend, Forward, Heads};
+
+/// Packed documents of one length.
+#[derive(Clone, Copy, Debug)]
+pub struct Train {
+    pub dtype: DType,
+    pub docs: usize,
+    pub length: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    /// Keys that a query sees, its own among them; all where `None`.
+    pub window: Option<usize>,
+}
+
+/// Documents that have `past` tokens in the cache and get `new` ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Decode {
+    pub dtype: DType,
+    pub docs: usize,
+    pub past: usize,
+    pub new: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub window: Option<usize>,
+}
+
+fn heads(num_q: usize, num_kv: usize, width: usize, window: Option<usize>) -> Heads {
+    Heads { num_q, num_kv, width, scale: 1.0 / (width as f32).sqrt(), window }
+}
+
+/// Queries, keys and values, side by side.
+fn thirds<'m>(heads: &Heads, qkv: View<'m>, tokens: usize) -> [Mat<'m>; 3] {
+    let (q, kv) = (heads.num_q * heads.width, heads.num_kv * heads.width);
+    let qkv = Mat::dense(qkv, tokens, q + 2 * kv);
+    [qkv.columns(0, q), qkv.columns(q, kv), qkv.columns(q + kv, kv)]
+}
+
+/// How many keys queries at these positions of a document see, together.
+fn seen(positions: Range<usize>, window: Option<usize>) -> f64 {
+    positions.map(|i| (i + 1).min(window.unwrap_or(usize::MAX))).sum::<usize>() as f64
+}
+
+impl Train {
+    fn described(&self) -> String {
+        let Train { docs, length, heads, kv_heads, head_dim, window, .. } = self;
+        format!("{docs}×{length}, heads {heads}/{kv_heads}×{head_dim}{}", seeing(*window))
+    }
+}
+
+impl Decode {
+    fn described(&self) -> String {
+        let Decode { docs, past, new, heads, kv_heads, head_dim, window, .. } = self;
+        format!("attention, {docs}×({past} + {new}), heads {heads}/{kv_heads}×{head_dim}{}", seeing(*window))
+    }
+}
+
+fn seeing(window: Option<usize>) -> String {
+    window.map_or_else(String::new, |window| format!(", window {window}"))
+}
+
+pub(super) fn workspace_bytes(queue: &Queue, shape: &Train) -> Bytes {
+    match queue {
+        Queue::Cpu(_) => attention::scratch_bytes(queue.num_threads(), shape.length, shape.head_dim),
+        Queue::Cuda(_) => attention::cuda_scratch_bytes(shape.docs * shape.length, shape.heads),
+    }
+}
+
+pub(super) fn decode_workspace_bytes(queue: &Queue, shape: &Decode) -> Bytes {
+    match queue {
+        Queue::Cpu(_) => {
+            attention::scratch_bytes(queue.num_threads(), shape.past + shape.new, shape.head_dim)
+        }
+        Queue::Cuda(_) => Bytes::ZERO,
+    }
+}
+
+pub(super) fn of_step(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+    train(bench, &step.attention(), [step.forward_times(false), step.layers])
+}
+
+/// Forward and backward; a step runs them so many times.
+pub(super) fn train(bench: &Bench, shape: &Train, times: [usize; 2]) -> Result<(), MemoryError> {
+    let Train { dtype, docs, length, window, .. } = *shape;
+    let heads = heads(shape.heads, shape.kv_heads, shape.head_dim, window);
+    let (tokens, q, kv) = (docs * length, heads.num_q * heads.width, heads.num_kv * heads.width);
+    let scratch = bench.workspace();
+    let flops = 4.0 * (docs * q) as f64 * seen(0..length, window);
+    let (in_bytes, out_bytes) = (tokens * (q + 2 * kv) * dtype.size(), tokens * q * dtype.size());
+    let operands = || {
+        [
+            normals(tokens * (q + 2 * kv), dtype),
+            normals(tokens * q, dtype),
+            zeros(tokens * heads.num_q, DType::F32),
+            bounds(docs, length),
+        ]
+    };
+    let row = Row {
+        name: format!("attention, forward, {}", shape.described()),
+        times: times[0],
+        bytes: in_bytes + out_bytes,
+        flops,
+    };
+    bench.rate(row, operands(), |queue, [qkv, out, lse, cu_seqlens]| {
+        let [q_mat, k, v] = thirds(&heads, qkv, tokens);
+        let out = Mat::dense(out, tokens, q);
+        let call = Forward { heads, out, lse, q: q_mat, k, v, cu_seqlens, dropout: None, scratch };
+        attention::forward(queue, call);
+    })?;
+    let row = Row {
+        name: format!("attention, backward, {}", shape.described()),
+        times: times[1],
+        bytes: 2 * in_bytes + 2 * out_bytes,
+        flops: 2.5 * flops,
+    };
+    let [qkv, out, lse, cu_seqlens] = operands();
+    let operands =
+        [qkv, out, lse, cu_seqlens, zeros(tokens * (q + 2 * kv), dtype), normals(tokens * q, dtype)];
+    bench.rate(row, operands, |queue, [qkv, out, lse, cu_seqlens, dqkv, dout]| {
+        let [q_mat, k, v] = thirds(&heads, qkv, tokens);
+        let [dq, dk, dv] = thirds(&heads, dqkv, tokens);
+        let [out, dout] = [out, dout].map(|view| Mat::dense(view, tokens, q));
+        let forward = Forward { heads, out, lse, q: q_mat, k, v, cu_seqlens, dropout: None, scratch };
+        attention::backward(queue, Backward { dq, dk, dv, dout, forward });
+    })
+}
+
+pub(super) fn decode(bench: &Bench, shape: &Decode) -> Result<(), MemoryError> {
+    let Decode { dtype, docs, past, new, window, .. } = *shape;
+    let heads = heads(shape.heads, shape.kv_heads, shape.head_dim, window);
+    let Heads { num_q, num_kv, width, .. } = heads;
+    let (tokens, capacity, q, kv) = (docs * new, past + new, num_q * width, num_kv * width);
+    // The CPU's cache is f32.
+    let (elems, stored) = if bench.on_gpu() {
+        (attention::cuda_cache_elems(num_kv, width, docs, capacity, dtype), dtype)
+    } else {
+        (attention::cache_elems(num_kv, width, docs, capacity), DType::F32)
+    };
+    let read = docs * window.map_or(capacity, |window| capacity.min(window + new - 1));
+    let row = Row {
+        name: shape.described(),
+        times: 0,
+        bytes: 2 * read * kv * stored.size() + tokens * (2 * q + 2 * kv) * dtype.size(),
+        flops: 4.0 * (docs * q) as f64 * seen(past..capacity, window),
+    };
+    let operands = [
+        normals(tokens * (q + 2 * kv), dtype),
+        zeros(tokens * q, dtype),
+        bounds(docs, new),
+        numbers((0..tokens).map(|t| (past + t % new) as u32)),
+        numbers(0..docs as u32),
+        zeros(elems, DType::F32),
+    ];
+    let scratch = bench.workspace();
+    bench.rate(row, operands, |queue, [qkv, out, cu_seqlens, positions, slots, cache]| {
+        let [q_mat, k, v] = thirds(&heads, qkv, tokens);
+        let call = Extend {
+            heads,
+            out: Mat::dense(out, tokens, q),
+            q: q_mat,
+            k,
+            v,
+            cu_seqlens,
+            positions,
+            slots,
+            cache: Cache { view: cache, slots: docs, capacity },
+            scratch,
+        };
+        attention::extend(queue, call);
+    })
+}

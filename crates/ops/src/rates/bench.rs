@@ -1,0 +1,145 @@
+//! What rows are written with: operands in the device's memory, one set of them after the other, and the timer.
+
+use std::cell::RefCell;
+
+use lockstep_core::{Bytes, DType};
+use lockstep_device::cuda::Lt;
+use lockstep_device::{Device, Memory, MemoryError, Queue, View};
+
+use super::operand::{self, Operand};
+use super::timer::Timer;
+use super::{Rate, Step, attention};
+use crate::{bias, embedding, matmul, rmsnorm};
+
+/// A GPU's cache holds nothing of a set when so many times its bytes have been used since.
+const ROTATED_CACHES: u64 = 4;
+/// The same for a CPU, whose last cache many share.
+const ROTATED_ON_CPU: Bytes = Bytes(64 << 20);
+/// Small operands do not take more sets than that: a GPU's cache then holds them in training as well.
+const MOST_SETS: usize = 16;
+const BALLAST: Bytes = Bytes(128 << 20);
+
+/// What a row says besides its time.
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) times: usize,
+    pub(super) bytes: usize,
+    pub(super) flops: f64,
+}
+
+impl Row {
+    /// An operation that moves bytes.
+    pub(super) fn moves(name: impl Into<String>, times: usize, bytes: usize) -> Row {
+        Row { name: name.into(), times, bytes, flops: 0.0 }
+    }
+}
+
+pub(super) struct Bench<'a> {
+    queue: &'a Queue,
+    timer: Timer,
+    period: Vec<f32>,
+    /// Where operands lie: replaced by a larger one when a row needs it.
+    memory: RefCell<Memory>,
+    workspace: Memory,
+    ballast: Memory,
+    each: RefCell<&'a mut dyn FnMut(Rate)>,
+}
+
+impl<'a> Bench<'a> {
+    /// With a workspace that is the same for all calls.
+    pub(super) fn new(
+        queue: &'a Queue,
+        workspace: Bytes,
+        each: &'a mut dyn FnMut(Rate),
+    ) -> Result<Bench<'a>, MemoryError> {
+        let take = |bytes| queue.device().take(bytes, queue.pool());
+        let ballast = match queue.device() {
+            Device::Cpu => Bytes::ZERO,
+            Device::Cuda(_) => BALLAST,
+        };
+        Ok(Bench {
+            queue,
+            timer: Timer::new(queue)?,
+            period: operand::period(),
+            memory: RefCell::new(take(Bytes::ZERO)?),
+            workspace: take(workspace.align_to(256))?,
+            ballast: take(ballast)?,
+            each: RefCell::new(each),
+        })
+    }
+
+    pub(super) fn on_gpu(&self) -> bool {
+        self.queue.cuda().is_some()
+    }
+
+    pub(super) fn workspace(&self) -> View<'_> {
+        self.workspace.view(0, self.workspace.bytes().0 as usize / 4, DType::F32)
+    }
+
+    /// Measures one call. It is given its operands, in the order of `operands`.
+    pub(super) fn rate<const N: usize>(
+        &self,
+        row: Row,
+        operands: [Operand; N],
+        call: impl Fn(&Queue, [View<'_>; N]),
+    ) -> Result<(), MemoryError> {
+        let set: usize = operands.iter().map(Operand::room).sum();
+        let rotated = match self.queue.device() {
+            Device::Cpu => ROTATED_ON_CPU.0,
+            Device::Cuda(gpu) => ROTATED_CACHES * gpu.l2.0,
+        };
+        let sets = (rotated as usize).div_ceil(set.max(1)).clamp(1, MOST_SETS);
+        self.grow(sets * set)?;
+        let memory = self.memory.borrow();
+        let mut at = 0;
+        let mut place = |set: usize, i: usize| {
+            let operand = &operands[i];
+            let view = memory.view(at, operand.len, operand.dtype);
+            at += operand.room();
+            operand.fill(self.queue, view, &self.period, set * N + i);
+            view
+        };
+        let sets: Vec<[View; N]> = (0..sets).map(|set| std::array::from_fn(|i| place(set, i))).collect();
+        let call = |i: usize| call(self.queue, sets[i % sets.len()]);
+        let seconds = self.timer.measure(self.queue, &self.ballast, &call)?;
+        (self.each.borrow_mut())(Rate {
+            name: row.name,
+            times: row.times,
+            seconds: seconds[seconds.len() / 2],
+            spread: [seconds[0], seconds[seconds.len() - 1]],
+            bytes: row.bytes as f64,
+            flops: row.flops,
+        });
+        Ok(())
+    }
+
+    /// Nothing is running when a row begins, so that memory may go.
+    fn grow(&self, bytes: usize) -> Result<(), MemoryError> {
+        let bytes = Bytes(bytes as u64);
+        let mut memory = self.memory.borrow_mut();
+        if memory.bytes() < bytes {
+            let take = |bytes| self.queue.device().take(bytes, self.queue.pool());
+            *memory = take(Bytes::ZERO)?;
+            *memory = take(bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// What products work in.
+pub(super) fn product_bytes(queue: &Queue) -> Bytes {
+    match queue {
+        Queue::Cpu(_) => matmul::scratch_bytes(queue.num_threads()),
+        Queue::Cuda(_) => Lt::WORKSPACE,
+    }
+}
+
+/// The largest workspace that an operation of the step asks for.
+pub(super) fn workspace_bytes(queue: &Queue, step: &Step) -> Bytes {
+    let rows =
+        rmsnorm::scratch_elems(step.tokens, step.dim).max(bias::scratch_elems(step.tokens, step.q_width()));
+    product_bytes(queue)
+        .max(attention::workspace_bytes(queue, &step.attention()))
+        .max(embedding::scratch_bytes(step.tokens))
+        .max(Bytes(4 * rows as u64))
+}

@@ -1,0 +1,245 @@
+//! How fast this device computes what training is made of.
+//!
+//! Every operation of a training step at a model's shapes, products and attention of any shape, and beside them what
+//! the device does at most: a large copy and a large product of the same run, so that a rate is a share of something
+//! measured. Operands are random and change from call to call, so that no cache holds them. Bytes are those that must
+//! be read and written once, operations those that the result needs: a kernel that does more than it must is slower
+//! for it, not faster.
+
+mod attention;
+mod bench;
+mod ceilings;
+mod ends;
+mod operand;
+mod products;
+mod rows;
+mod states;
+mod timer;
+
+use lockstep_core::DType;
+use lockstep_device::{MemoryError, Queue};
+
+use bench::Bench;
+
+pub use attention::{Decode, Train};
+pub use ceilings::Ceilings;
+
+/// One call, measured.
+#[derive(Clone, Debug)]
+pub struct Rate {
+    pub name: String,
+    /// How often a step of the model runs it; 0 where it never does.
+    pub times: usize,
+    /// The median.
+    pub seconds: f64,
+    /// The fastest and the slowest.
+    pub spread: [f64; 2],
+    /// What must be read and written.
+    pub bytes: f64,
+    /// Multiplications and additions.
+    pub flops: f64,
+}
+
+impl Rate {
+    pub fn bytes_per_second(&self) -> f64 {
+        self.bytes / self.seconds
+    }
+
+    pub fn flops_per_second(&self) -> f64 {
+        self.flops / self.seconds
+    }
+
+    pub fn seconds_a_step(&self) -> f64 {
+        self.times as f64 * self.seconds
+    }
+}
+
+/// What backward makes again instead of reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Again {
+    Nothing,
+    /// The outputs of norms and of the gated unit.
+    Cheap,
+    /// Whole blocks.
+    Blocks,
+}
+
+/// The step whose operations are measured: one micro-batch of a LLaMA, on one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    pub dtype: DType,
+    pub tokens: usize,
+    /// Documents, all of one length.
+    pub docs: usize,
+    pub dim: usize,
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub ffn: usize,
+    pub vocab: usize,
+    pub layers: usize,
+    /// Tokens whose logits are there at once.
+    pub head_chunk: usize,
+    pub again: Again,
+}
+
+impl Step {
+    fn q_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn kv_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Elements of a block's matrices.
+    fn block_elems(&self) -> usize {
+        self.dim * (2 * self.q_width() + 2 * self.kv_width() + 3 * self.ffn)
+    }
+
+    /// The head's chunks, and the tokens of the largest.
+    fn chunks(&self) -> (usize, usize) {
+        let chunk = self.head_chunk.clamp(1, self.tokens);
+        (self.tokens.div_ceil(chunk), chunk)
+    }
+
+    /// How often a step runs what every block does once on its way forward.
+    fn forward_times(&self, cheap: bool) -> usize {
+        let again = match self.again {
+            Again::Nothing => false,
+            Again::Cheap => cheap,
+            Again::Blocks => true,
+        };
+        self.layers * (1 + usize::from(again))
+    }
+
+    fn attention(&self) -> Train {
+        Train {
+            dtype: self.dtype,
+            docs: self.docs,
+            length: self.tokens / self.docs,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            window: None,
+        }
+    }
+}
+
+/// Measures every operation of a step, and some that other models' steps have. `each` hears of each as soon as it
+/// is known; times its `times` they sum up to the step.
+pub fn step(queue: &Queue, step: &Step, each: &mut dyn FnMut(Rate)) -> Result<(), MemoryError> {
+    assert!(step.docs > 0 && step.tokens.is_multiple_of(step.docs), "documents of one length");
+    let bench = Bench::new(queue, bench::workspace_bytes(queue, step), each)?;
+    rows::run(&bench, step)?;
+    products::of_step(&bench, step)?;
+    attention::of_step(&bench, step)?;
+    ends::run(&bench, step)?;
+    states::run(&bench, step)
+}
+
+/// Measures a product of \[m, k\] and \[k, n\] in the three layouts of training.
+pub fn products(
+    queue: &Queue,
+    dtype: DType,
+    [m, n, k]: [usize; 3],
+    each: &mut dyn FnMut(Rate),
+) -> Result<(), MemoryError> {
+    let bench = Bench::new(queue, bench::product_bytes(queue), each)?;
+    products::layouts(&bench, dtype, [m, n, k])
+}
+
+/// Measures attention forward and backward.
+pub fn attention(queue: &Queue, shape: &Train, each: &mut dyn FnMut(Rate)) -> Result<(), MemoryError> {
+    let workspace = attention::workspace_bytes(queue, shape);
+    attention::train(&Bench::new(queue, workspace, each)?, shape, [0, 0])
+}
+
+/// Measures attention of new tokens over a cache.
+pub fn decode(queue: &Queue, shape: &Decode, each: &mut dyn FnMut(Rate)) -> Result<(), MemoryError> {
+    let workspace = attention::decode_workspace_bytes(queue, shape);
+    attention::decode(&Bench::new(queue, workspace, each)?, shape)
+}
+
+/// Measures what the device does at most.
+pub fn ceilings(queue: &Queue, dtype: DType) -> Result<Ceilings, MemoryError> {
+    ceilings::measure(queue, dtype)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All of it runs, and every rate is a number.
+    #[test]
+    fn everything_is_measured_on_the_cpu() {
+        let queue = Queue::cpu(2);
+        let shape = Step {
+            dtype: DType::BF16,
+            tokens: 96,
+            docs: 2,
+            dim: 64,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            ffn: 176,
+            vocab: 300,
+            layers: 2,
+            head_chunk: 64,
+            again: Again::Cheap,
+        };
+        let mut rates = Vec::new();
+        let mut each = |rate: Rate| rates.push(rate);
+        step(&queue, &shape, &mut each).unwrap();
+        products(&queue, DType::F32, [33, 65, 17], &mut each).unwrap();
+        let cached = Decode {
+            dtype: DType::F32,
+            docs: 3,
+            past: 70,
+            new: 1,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            window: None,
+        };
+        decode(&queue, &cached, &mut each).unwrap();
+        assert!(rates.len() > 40, "{}", rates.len());
+        for rate in &rates {
+            let [fastest, slowest] = rate.spread;
+            assert!(0.0 < fastest && fastest <= rate.seconds && rate.seconds <= slowest, "{rate:?}");
+            assert!(rate.bytes + rate.flops > 0.0, "{rate:?}");
+        }
+        let mut names: Vec<&str> = rates.iter().map(|rate| rate.name.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), rates.len(), "every row has a name of its own: {names:#?}");
+    }
+
+    /// Products that the rows say a step runs are those that its operations are counted by.
+    #[test]
+    fn times_sum_up_to_a_step() {
+        let shape = Step {
+            dtype: DType::F32,
+            tokens: 32,
+            docs: 1,
+            dim: 32,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 16,
+            ffn: 48,
+            vocab: 80,
+            layers: 3,
+            head_chunk: 16,
+            again: Again::Nothing,
+        };
+        let mut flops = 0.0;
+        step(&Queue::cpu(1), &shape, &mut |rate| {
+            if rate.name.starts_with("product") {
+                flops += rate.times as f64 * rate.flops;
+            }
+        })
+        .unwrap();
+        let weights = shape.layers * shape.block_elems() + shape.vocab * shape.dim;
+        assert_eq!(flops, (6 * shape.tokens * weights) as f64);
+    }
+}

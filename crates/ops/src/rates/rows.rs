@@ -1,0 +1,126 @@
+//! Operations on activations, a row after the other: norms, rotary embedding, the gated unit, biases, dropout.
+
+use lockstep_core::DType;
+use lockstep_device::{MemoryError, View};
+
+use super::Step;
+use super::bench::{Bench, Row};
+use super::operand::{bounds, normals, numbers, zeros};
+use crate::dropout::{Mask, Site};
+use crate::{Mat, bias, dropout, reduce, rmsnorm, rope, swiglu};
+
+pub(super) fn run(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+    norm(bench, step)?;
+    turn(bench, step)?;
+    gate(bench, step)?;
+    biased(bench, step)?;
+    dropped(bench, step)
+}
+
+fn norm(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+    let Step { tokens, dim, dtype, .. } = *step;
+    let (elems, bytes) = (tokens * dim, tokens * dim * dtype.size());
+    let activation = || normals(elems, dtype);
+    let row = Row::moves("norm, forward", 2 * step.forward_times(true) + 1, 2 * bytes);
+    let operands = [zeros(elems, dtype), zeros(tokens, DType::F32), activation(), normals(dim, dtype)];
+    bench.rate(row, operands, |queue, [y, rstd, x, w]| {
+        let [y, x] = [y, x].map(|view| Mat::dense(view, tokens, dim));
+        rmsnorm::forward(queue, y, rstd, x, w, 1e-5);
+    })?;
+    let scratch = bench.workspace().first(rmsnorm::scratch_elems(tokens, dim));
+    let kinds = [("norm, backward added", true, 2 * step.layers), ("norm, backward", false, 1)];
+    for (name, add, times) in kinds {
+        let row = Row::moves(name, times, (3 + usize::from(add)) * bytes);
+        let operands = [
+            activation(),
+            activation(),
+            activation(),
+            normals(dim, dtype),
+            normals(tokens, DType::F32),
+            zeros(dim, DType::F32),
+        ];
+        bench.rate(row, operands, |queue, [dx, dy, x, w, rstd, dw]| {
+            let [dx, dy, x] = [dx, dy, x].map(|view| Mat::dense(view, tokens, dim));
+            rmsnorm::backward(queue, rmsnorm::Backward { dx, add, dw, dy, x, rstd, w, scratch });
+        })?;
+    }
+    let row = Row::moves("norm, zero of its gradient", 2 * step.layers + 1, 4 * dim);
+    bench.rate(row, [zeros(dim, DType::F32)], |queue, [dw]| reduce::zero(queue, dw))
+}
+
+/// Queries and keys are turned where they lie, beside each other.
+fn turn(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+    let Step { tokens, docs, dtype, head_dim, .. } = *step;
+    let (q, kv, half) = (step.q_width(), step.kv_width(), head_dim / 2);
+    let (width, length) = (q + 2 * kv, tokens / docs);
+    let (cols, times) = (q + kv, step.forward_times(false) + step.layers);
+    let row = Row::moves("rope of q and k", times, 2 * tokens * cols * dtype.size());
+    let operands = [
+        normals(tokens * width, dtype),
+        numbers((0..tokens).map(|i| (i % length) as u32)),
+        normals(length * half, DType::F32),
+        normals(length * half, DType::F32),
+    ];
+    bench.rate(row, operands, |queue, [qkv, positions, cos, sin]| {
+        let x = Mat::dense(qkv, tokens, width).columns(0, cols);
+        rope::apply(queue, x, positions, rope::Table { cos, sin, half }, rope::Turn::Forward);
+    })
+}
+
+fn gate(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+    let (elems, dtype) = (step.tokens * step.ffn, step.dtype);
+    let bytes = elems * dtype.size();
+    // Gates and ups lie side by side.
+    let operands = || [normals(2 * elems, dtype), normals(elems, dtype)];
+    let row = Row::moves("swiglu, forward", step.forward_times(true), 3 * bytes);
+    bench.rate(row, operands(), |queue, [both, y]| {
+        let [g, u] = gate_and_up(both, step);
+        swiglu::forward(queue, Mat::dense(y, step.tokens, step.ffn), g, u);
+    })?;
+    let row = Row::moves("swiglu, backward", step.layers, 5 * bytes);
+    bench.rate(row, operands(), |queue, [both, dy]| {
+        let [g, u] = gate_and_up(both, step);
+        swiglu::backward_in_place(queue, g, u, Mat::dense(dy, step.tokens, step.ffn));
+    })
+}
+
+fn gate_and_up<'m>(both: View<'m>, step: &Step) -> [Mat<'m>; 2] {
+    let both = Mat::dense(both, step.tokens, 2 * step.ffn);
+    [both.columns(0, step.ffn), both.columns(step.ffn, step.ffn)]
+}
+
+/// Of queries, as in Qwen2.
+fn biased(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+    let (tokens, dtype, cols) = (step.tokens, step.dtype, step.q_width());
+    let bytes = tokens * cols * dtype.size();
+    let operands = [normals(tokens * cols, dtype), normals(cols, dtype)];
+    bench.rate(Row::moves("bias of q, forward", 0, 2 * bytes), operands, |queue, [y, b]| {
+        bias::forward(queue, Mat::dense(y, tokens, cols), b);
+    })?;
+    let scratch = bench.workspace();
+    let operands = [zeros(cols, DType::F32), normals(tokens * cols, dtype)];
+    bench.rate(Row::moves("bias of q, backward", 0, bytes), operands, |queue, [db, dy]| {
+        bias::backward(queue, db, Mat::dense(dy, tokens, cols), scratch);
+    })
+}
+
+fn dropped(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+    let Step { tokens, docs, dim, dtype, .. } = *step;
+    let bytes = tokens * dim * dtype.size();
+    for (name, is_forward) in [("dropout, forward", true), ("dropout, backward", false)] {
+        let operands = [
+            normals(tokens * dim, dtype),
+            normals(tokens * dim, dtype),
+            bounds(docs, tokens / docs),
+            numbers(0..docs as u32),
+        ];
+        let row = Row::moves(name, 0, (2 + usize::from(is_forward)) * bytes);
+        bench.rate(row, operands, |queue, [y, x, cu_seqlens, samples]| {
+            let [y, x] = [y, x].map(|view| Mat::dense(view, tokens, dim));
+            let mask = Mask { rate: 0.1, seed: 1, step: 2, layer: 3, site: Site::MlpOut, samples };
+            let run = if is_forward { dropout::forward } else { dropout::backward };
+            run(queue, y, x, cu_seqlens, Some(&mask));
+        })?;
+    }
+    Ok(())
+}
