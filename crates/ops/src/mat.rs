@@ -43,7 +43,7 @@ impl<'m> Mat<'m> {
     pub fn assert_apart(&self, other: &Mat<'_>) {
         let bytes = |elems: usize| elems * self.view.dtype().size();
         let alike = self.view.dtype() == other.view.dtype() && self.stride == other.stride;
-        if alike && self.view.len() > 0 && other.view.len() > 0 {
+        if alike && !self.view.is_empty() && !other.view.is_empty() {
             // How far the other's rows begin behind the start of a row of this one.
             let [from, to] = [self.view, other.view].map(|view| view.as_ptr::<u8>() as usize);
             let behind = to.wrapping_sub(from) as isize;

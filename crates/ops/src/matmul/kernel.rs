@@ -60,8 +60,7 @@ pub(crate) unsafe fn row(isa: Isa, t: &Tile, apart: usize) {
         // SAFETY: the caller's promise; offsets stay inside the row and its panels.
         unsafe {
             let init = if t.init.is_null() { t.init } else { t.init.add(first_col) };
-            let part =
-                Tile { b: t.b.add(first_col / NR * apart), init, c: t.c.add(first_col), cols, ..*t };
+            let part = Tile { b: t.b.add(first_col / NR * apart), init, c: t.c.add(first_col), cols, ..*t };
             match isa.set() {
                 #[cfg(target_arch = "x86_64")]
                 Set::Avx512 => x86::row_avx512(&part, apart),

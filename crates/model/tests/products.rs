@@ -1,0 +1,152 @@
+//! A joined product is its parts: a block gives the same with one product for queries, keys and values, and one for
+//! gate and up, as with a product for each.
+
+use std::cell::Cell;
+
+use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::{Bytes, DType};
+use lockstep_device::{Memory, Pool, Queue, View};
+use lockstep_model::{Inputs, Kernels, Unit, fill_tables, run, workspace_bytes};
+use lockstep_shape::{
+    Architecture, Biases, Cols, ModelShape, Program, Programs, Recompute, Slot, Step, UnitShape,
+    block_programs, units,
+};
+
+const TOKENS: usize = 70;
+
+/// The same steps with a product for each part of a joined weight.
+fn split(program: &Program, block: &UnitShape) -> Program {
+    let parts = |step: &Step| -> Vec<Step> {
+        let (Step::Linear { w, .. } | Step::LinearBackInput { w, .. } | Step::LinearBackWeight { w, .. }) =
+            step
+        else {
+            return vec![*step];
+        };
+        if w.parts().len() == 1 {
+            return vec![*step];
+        }
+        let mut start = 0;
+        let each = w.parts().iter().enumerate().map(|(i, part)| {
+            let len = block.extent(*part).expect("a part is a tensor").rows;
+            let columns = |of: Cols| Cols { slot: of.slot, start, len };
+            let step = match *step {
+                Step::Linear { x, y, residual, .. } => Step::Linear { x, w: *part, y: columns(y), residual },
+                Step::LinearBackInput { dy, dx, .. } => {
+                    Step::LinearBackInput { dy: columns(dy), w: *part, dx, add: i > 0 }
+                }
+                Step::LinearBackWeight { dy, x, .. } => {
+                    Step::LinearBackWeight { dy: columns(dy), x, w: *part }
+                }
+                other => other,
+            };
+            start += len;
+            step
+        });
+        each.collect()
+    };
+    Program::new(program.steps.iter().flat_map(parts).collect())
+}
+
+/// What a block's forward and backward leave: its output and what it keeps, then ∂x and all gradients.
+struct Results {
+    forward: Vec<Vec<f32>>,
+    backward: Vec<Vec<f32>>,
+}
+
+fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage: DType) -> Results {
+    let queue = Queue::cpu(2);
+    let memory = Memory::take(Bytes(64 << 20), &Pool::new(1)).unwrap();
+    let (used, draws) = (Cell::new(0), Cell::new(0));
+    let take = |len: usize, dtype: DType| -> View<'_> {
+        let at = used.get();
+        used.set((at + len * dtype.size()).next_multiple_of(256));
+        memory.view(at, len, dtype)
+    };
+    let normals = |len: usize, dtype: DType, size: f32| -> View<'_> {
+        let stream = Stream::new(7, Purpose::Init, draws.replace(draws.get() + 1), 0);
+        let values = (0..len.div_ceil(2) as u32).flat_map(|i| stream.normal_pair(i)).take(len);
+        let view = take(len, dtype);
+        view.write_f32(&values.map(|value| size * value).collect::<Vec<f32>>());
+        view
+    };
+    let indices = |values: Vec<u32>| -> View<'_> {
+        let view = take(values.len(), DType::U32);
+        view.write(&values);
+        view
+    };
+    let mut slots = [None; Slot::COUNT];
+    for spec in &programs.specs {
+        slots[spec.slot.index()] = Some(normals(TOKENS * spec.width, spec.dtype.unwrap_or(storage), 1.0));
+    }
+    let tables = take(2 * shape.max_positions * shape.head_dim / 2, DType::F32);
+    fill_tables(shape, tables);
+    let workspace = workspace_bytes(shape, TOKENS, TOKENS, Kernels::Cpu { num_threads: 2 });
+    let grads = normals(block.trainable_elems, DType::F32, 1.0);
+    let unit = Unit {
+        queue: &queue,
+        model: shape,
+        shape: block,
+        programs,
+        params: normals(block.elems, storage, 0.2),
+        grads: Some(grads),
+        fresh: false,
+        tied: None,
+        slots,
+        inputs: Inputs {
+            tokens: indices(vec![0; TOKENS]),
+            targets: indices(vec![0; TOKENS]),
+            positions: indices((0..50).chain(0..20).collect()),
+            cu_seqlens: indices(vec![0, 50, 70]),
+            log_probs: take(TOKENS, DType::F32),
+            coefficients: None,
+            growing: None,
+        },
+        tables,
+        workspace: take(workspace.0 as usize / 4, DType::F32),
+        head_chunk: 256,
+        dropout: None,
+    };
+    let values = |view: View| {
+        let mut values = vec![0f32; view.len()];
+        view.read_f32(&mut values);
+        values
+    };
+    let read = |slot: Slot| values(slots[slot.index()].expect("a slot of the block"));
+    run(&programs.forward, &unit);
+    let forward = programs.kept.iter().chain(&[Slot::Y]).map(|slot| read(*slot)).collect();
+    run(&programs.backward, &unit);
+    Results { forward, backward: vec![read(Slot::DX), values(grads)] }
+}
+
+#[test]
+fn a_joined_product_is_its_parts() {
+    let tiny = ModelShape::named("tiny", 300).unwrap();
+    let biases = Biases { qkv: true, out: true, mlp: true };
+    let shapes = [
+        ModelShape { biases, ..tiny.clone() },
+        ModelShape { architecture: Architecture::Qwen3, ..tiny.clone() },
+        tiny,
+    ];
+    for (shape, storage) in shapes.iter().flat_map(|shape| [(shape, DType::F32), (shape, DType::BF16)]) {
+        let programs = block_programs(shape, Recompute::None);
+        let block = &units(shape, false, None, false)[1];
+        let [forward, backward] =
+            [&programs.forward, &programs.backward].map(|program| split(program, block));
+        assert_eq!(forward.steps.len(), programs.forward.steps.len() + 3);
+        assert_eq!(backward.steps.len(), programs.backward.steps.len() + 6);
+        let apart = Programs { forward, backward, ..programs.clone() };
+        let (joined, apart) =
+            (run_block(shape, &programs, block, storage), run_block(shape, &apart, block, storage));
+        // A row of a product does not know its neighbours; a sum over more of them rounds elsewhere.
+        assert!(joined.forward == apart.forward, "{storage}: forward has other bits");
+        let tolerance = if storage == DType::F32 { 1e-5 } else { 2e-2 };
+        for (joined, apart) in joined.backward.iter().zip(&apart.backward) {
+            let norm = |values: &mut dyn Iterator<Item = f32>| {
+                values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+            };
+            let difference = norm(&mut joined.iter().zip(apart).map(|(a, b)| a - b));
+            let error = difference / norm(&mut apart.iter().copied());
+            assert!(error < tolerance, "{storage}: {error:e}");
+        }
+    }
+}
