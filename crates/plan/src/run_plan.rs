@@ -77,7 +77,7 @@ impl Fault for PlanError {
         match self {
             PlanError::OverBudget { .. } => Some(
                 "Smaller, in order of cost: recompute: selective, then full; fewer rows per device with more \
-                 gradient_accumulation_steps; a smaller max_length; a strategy that shards more."
+                 gradient_accumulation_steps; a smaller max_length; a strategy that shards more; offload_optimizer: cpu."
                     .into(),
             ),
             _ => None,

@@ -122,7 +122,10 @@ pub fn prepare_for(
     let machine = Machine { device, num_threads: num_threads(config) };
     let (kernels, ahead) = (machine.into(), objective.coefficients_ahead());
     // Whether the memory suffices is known without the data, but for what little a document takes.
-    plan_with(config, &shape, foreign(config, &tokenizer, None), kernels, ahead)?;
+    let plan = plan_with(config, &shape, foreign(config, &tokenizer, None), kernels, ahead)?;
+    if let Device::Cuda(gpu) = device {
+        plan.check_budget(gpu.total)?;
+    }
     if config.eval.evaluates() && eval_spec(config)?.is_none() {
         return Err(TrainError::NothingToEvaluate);
     }

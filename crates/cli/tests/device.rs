@@ -1,0 +1,60 @@
+//! What computes: plans for a GPU that need none, and machines without one.
+
+use insta::assert_snapshot;
+
+use crate::support::{Folder, RUN};
+
+const SEVEN_B: [&str; 9] = [
+    "plan",
+    "model=7b",
+    "device=cuda",
+    "mixed_precision=auto",
+    "packing=none",
+    "per_device_train_batch_size=4",
+    "max_length=2049",
+    "recompute=full",
+    "output_dir=out",
+];
+
+/// The founding case: 7b is out of memory with everything on the GPU, and fits with the optimizer on the host.
+#[test]
+fn a_7b_model_within_44_gib() {
+    let folder = Folder::new(RUN);
+    let told = folder.refused(&[&SEVEN_B[..], &["memory_budget_gib=44"]].concat(), 64);
+    assert!(told.contains("over the budget of 44.0 GiB"), "{told}");
+    let settings = ["memory_budget_gib=44", "offload_optimizer=cpu"];
+    let text = folder.succeeds(&[&SEVEN_B[..], &settings].concat());
+    let kept = |line: &&str| ["parameters, bf16", "gradients", "moments", "total"].iter().any(|w| line.contains(w));
+    assert_snapshot!(text.lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
+        parameters, bf16                      12.1 GiB           -           -
+        gradients, f32                               -    24.1 GiB           -
+        Adam moments, f32                            -    48.3 GiB           -
+        gradients on their way to the host    24.1 GiB           -           -
+    total                                     17.6 GiB    97.8 GiB           -
+    ");
+}
+
+/// A plan for a GPU is not one for the CPU, and says what each holds.
+#[test]
+fn a_gpu_s_plan_has_a_port() {
+    let folder = Folder::new(RUN);
+    let text = folder.succeeds(&["plan", "run.yaml", "device=cuda"]);
+    assert!(text.contains("batches on their way"), "{text}");
+    let text = folder.succeeds(&["plan", "run.yaml", "device=cpu"]);
+    assert!(!text.contains("batches on their way"), "{text}");
+}
+
+/// Whoever asks for a GPU that is not there hears so, and what still works; nothing is left behind.
+#[test]
+fn no_gpu() {
+    let folder = Folder::new(RUN);
+    let mut command = folder.command(&["train", "run.yaml", "device=cuda"]);
+    // Where there is one, it is hidden.
+    let ran = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let told = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert_eq!(ran.status.code(), Some(69), "{told}");
+    assert!(told.contains("`device: cpu` runs without"), "{told}");
+    assert!(!folder.path("out").exists(), "a run that cannot start leaves nothing");
+    let ran = folder.command(&["train", "run.yaml"]).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    assert!(ran.status.success(), "`device: auto` trains on the CPU");
+}
