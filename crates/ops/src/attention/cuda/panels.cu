@@ -8,8 +8,9 @@ __device__ __forceinline__ int warp_group() { return __shfl_sync(0xffffffffu, (i
 constexpr int PACKS = WIDTH / 8;
 constexpr int PANEL_PACKS = 8, PANEL_COLS = 64, ROW_BYTES = 128;
 
-// How many documents are gone over together, where blocks are of one of so many heads.
-__device__ __forceinline__ u32 docs_together(u32 heads) { return max(1u, min(32u, 64 / heads)); }
+// How many documents are gone over together, where blocks are of one of so many heads: as many as have their keys and
+// values in the second-level cache.
+__device__ __forceinline__ u32 docs_together(u32 heads) { return max(1u, min(32u, 4096 / (heads * WIDTH))); }
 
 extern __shared__ __align__(1024) REAL room[];
 
