@@ -38,7 +38,8 @@ fn kernels_sum_up_to_a_step() {
     let whole = found["step_seconds"].as_f64().unwrap();
     assert!((sum - whole).abs() < 1e-9, "{sum} and {whole}");
     let names = names(&rates);
-    for part in ["norm, forward", "rope of k", "swiglu, backward", "embedding, backward", "adamw of a block"]
+    for part in
+        ["norm, forward", "rope of q and k", "swiglu, backward", "embedding, backward", "adamw of a block"]
     {
         assert!(names.contains(&part), "{part} in {names:#?}");
     }

@@ -24,7 +24,8 @@ fn a_7b_model_within_44_gib() {
     assert!(told.contains("over the budget of 44.0 GiB"), "{told}");
     let settings = ["memory_budget_gib=44", "offload_optimizer=cpu"];
     let text = folder.succeeds(&[&SEVEN_B[..], &settings].concat());
-    let kept = |line: &&str| ["parameters, bf16", "gradients", "moments", "total"].iter().any(|w| line.contains(w));
+    let kept =
+        |line: &&str| ["parameters, bf16", "gradients", "moments", "total"].iter().any(|w| line.contains(w));
     assert_snapshot!(text.lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
         parameters, bf16                      12.1 GiB           -           -
         gradients, f32                               -    24.1 GiB           -
