@@ -121,15 +121,16 @@ pub(crate) struct BenchStep {
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) settings: Vec<String>,
     /// Documents of a micro-batch
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = length)]
     pub(crate) rows: usize,
     /// Tokens of each
-    #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = length)]
     pub(crate) length: usize,
     /// Vocabulary of a named size
-    #[arg(long, value_name = "N", default_value_t = 32000)]
+    #[arg(long, value_name = "N", default_value_t = 32000, value_parser = length)]
     pub(crate) vocab: usize,
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    /// Steps to time; the first two are not counted
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = length)]
     pub(crate) steps: usize,
     /// Print one JSON object
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! Where this machine keeps what GPUs need: the environment's part of it, which only this crate reads.
+//! What a rank computes on, and where this machine keeps what GPUs need: only this crate reads the environment.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -88,6 +88,29 @@ fn collectives_over_every_carrier() {
 }
 
 #[test]
+fn a_step_is_timed_on_one_rank() {
+    let folder = Folder::new(RUN);
+    let step = ["bench", "step", "model=tiny", "device=cpu", "threads=2", "--vocab", "300", "--length", "32"];
+    let text = folder.succeeds(&[&step[..], &["--rows", "2", "--steps", "3", "--json"]].concat());
+    let found: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        (found["tokens_per_step"].as_u64(), found["losses"].as_array().map(Vec::len)),
+        (Some(64), Some(3))
+    );
+    for (more, told) in [
+        (&["--steps", "0"][..], "--steps"),
+        (&["--rows", "0"], "--rows"),
+        (&["--vocab", "0"], "--vocab"),
+        (&["nproc_per_node=2"], "the settings are for 2 ranks, and a step is timed on one"),
+        (&["algorithm=ppo"], "ppo"),
+    ] {
+        let ran = folder.run(&[&step[..], more].concat());
+        assert!(ran.code.is_some_and(|code| code != 0) && ran.stderr.contains(told), "{more:?}: {ran:#?}");
+        assert!(!ran.stderr.contains("panicked"), "{more:?}: {ran:#?}");
+    }
+}
+
+#[test]
 fn shapes_that_cannot_be() {
     let folder = Folder::new(RUN);
     assert_snapshot!(folder.refused(&["bench", "kernels", "--device", "cpu", "--size", "2b"], 64), @r"

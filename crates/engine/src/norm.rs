@@ -9,6 +9,7 @@ use lockstep_plan::{State, Tier};
 
 use crate::engine::Shared;
 use crate::error::EngineError;
+use crate::places::Place;
 use crate::task::Squares;
 
 /// Room for the subtrees of the norm, so that folding and exchanging them allocates nothing.
@@ -31,6 +32,25 @@ impl NormWork {
 }
 
 impl Shared {
+    /// Where the device keeps what it decided of this step's updates, if it is the device that does.
+    pub(crate) fn verdict(&self) -> Option<View<'_>> {
+        let places = &self.at().places;
+        let leaves: Place = places.norm_leaves?;
+        let judged = leaves.view(&self.memories).on_gpu();
+        places.verdict.filter(|_| judged).map(|place| place.view(&self.memories))
+    }
+
+    /// Waits for the verdict, and keeps it where the host looks.
+    pub(crate) fn read_verdict(&self, queue: &Queue) -> Result<(), EngineError> {
+        let Some(verdict) = self.verdict() else { return Ok(()) };
+        queue.synchronize()?;
+        let mut numbers = [0f64; 4];
+        verdict.read(&mut numbers);
+        let mut step = self.step_state();
+        (step.grad_norm, step.clip, step.skip) = (numbers[1], numbers[2] as f32, numbers[3] != 0.0);
+        Ok(())
+    }
+
     /// From the blocks' sums of squares to the norm, the clip factor and whether the step is skipped:
     /// the same on every rank.
     pub(crate) fn clip_norm(&self, i: usize, queue: &Queue) -> Result<(), EngineError> {

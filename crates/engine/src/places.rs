@@ -110,7 +110,8 @@ impl Spot {
         Ok(())
     }
 
-    /// Copies all elements, in the order of `queue`. A disk and the host's memory are done with when this returns.
+    /// Copies all elements, in the order of `queue`: to or from a GPU the copy is only issued. Where a disk takes
+    /// part, it is over when this returns.
     pub(crate) fn copy_to(&self, to: &Spot, memories: &Memories, queue: &Queue) -> Result<(), EngineError> {
         match (self, to) {
             (Spot::Memory(from), Spot::Memory(to)) => {

@@ -10,7 +10,6 @@ use crate::driver::Driver;
 use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::inputs::Batch;
-use crate::places::Place;
 
 /// Which part of a micro-batch's share of the port.
 #[derive(Clone, Copy)]
@@ -92,25 +91,6 @@ impl Shared {
             let here = self.log_probs_on_host(micro).first(tokens);
             lockstep_ops::host::with(here, |log_probs| driver.outputs(micro, log_probs));
         }
-        Ok(())
-    }
-
-    /// Whether this step's updates are decided on the device.
-    pub(crate) fn verdict(&self) -> Option<View<'_>> {
-        let places = &self.at().places;
-        let leaves: Place = places.norm_leaves?;
-        let judged = leaves.view(&self.memories).on_gpu();
-        places.verdict.filter(|_| judged).map(|place| place.view(&self.memories))
-    }
-
-    /// Waits for the verdict, and keeps it where the host looks.
-    pub(crate) fn read_verdict(&self, queue: &Queue) -> Result<(), EngineError> {
-        let Some(verdict) = self.verdict() else { return Ok(()) };
-        queue.synchronize()?;
-        let mut numbers = [0f64; 4];
-        verdict.read(&mut numbers);
-        let mut step = self.step_state();
-        (step.grad_norm, step.clip, step.skip) = (numbers[1], numbers[2] as f32, numbers[3] != 0.0);
         Ok(())
     }
 }

@@ -30,6 +30,7 @@ pub fn sources_of(sm: u32, storage: DType, heads: &Heads, drops: bool) -> Vec<(&
     let of = |source| (source, Variant::of(storage));
     let mut all = vec![
         of(&adamw::cuda::SOURCE),
+        of(&bias::cuda::SOURCE),
         of(&cross_entropy::cuda::SOURCE),
         (&cross_entropy::cuda::SOURCE, Variant::of(DType::F32)),
         of(&embedding::cuda::SOURCE),

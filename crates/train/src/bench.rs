@@ -11,7 +11,7 @@ use lockstep_shape::ModelShape;
 
 use crate::error::TrainError;
 use crate::run::make_engine;
-use crate::setup::plan_with;
+use crate::setup::{check_built, plan_with};
 
 /// What was measured.
 #[derive(Clone, Debug)]
@@ -46,6 +46,7 @@ pub fn bench_step(
     machine: Machine,
     steps: usize,
 ) -> Result<StepSpeed, TrainError> {
+    check_built(config)?;
     let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), true)?;
     let (planned, parameters) = (plan.device_bytes(), plan.input.models[0].params());
     let host = plan.host_bytes;

@@ -91,12 +91,7 @@ pub fn prepare_for(
     objective: &dyn Objective,
 ) -> Result<Prepared, TrainError> {
     config.check_trainable()?;
-    if !matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm) {
-        return Err(TrainError::Algorithm { name: format!("{:?}", config.plan.algorithm).to_lowercase() });
-    }
-    if config.plan.adapter.is_some() {
-        return Err(TrainError::Adapter);
-    }
+    check_built(config)?;
     let output = match rank {
         Rank(0) => OutputDir::take(&config.output)?,
         _ => OutputDir::follow(&config.output),
@@ -150,6 +145,17 @@ pub fn prepare_for(
         notes,
         folder_texts: folder_texts(config),
     })
+}
+
+/// Whether this build can run what the configuration asks for, and not only plan it.
+pub(crate) fn check_built(config: &RunConfig) -> Result<(), TrainError> {
+    if !matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm) {
+        return Err(TrainError::Algorithm { name: format!("{:?}", config.plan.algorithm).to_lowercase() });
+    }
+    if config.plan.adapter.is_some() {
+        return Err(TrainError::Adapter);
+    }
+    Ok(())
 }
 
 /// What is not done as it was asked for, though with the same results.

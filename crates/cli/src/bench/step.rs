@@ -1,6 +1,9 @@
 //! `lockstep bench step`: a training step on made-up tokens.
 
+use std::fmt;
+
 use lockstep_config::ModelSource;
+use lockstep_core::{Fault, FaultClass};
 use lockstep_device::{Device, Machine};
 use lockstep_shape::ModelShape;
 use lockstep_train::StepSpeed;
@@ -24,6 +27,10 @@ pub(crate) fn run(args: &BenchStep) -> Result<(), Failure> {
     settings.push(format!("max_length={}", args.length + 1));
     settings.extend(args.settings.iter().cloned());
     let (config, _) = report::load(&settings, &[])?;
+    match config.plan.world_size() {
+        1 => {}
+        ranks => return Err(Box::new(SeveralRanks(ranks))),
+    }
     let shape = match &config.model.source {
         ModelSource::Named(name) => {
             ModelShape::named(name, args.vocab).map_err(|e| -> Failure { Box::new(e) })?
@@ -40,6 +47,28 @@ pub(crate) fn run(args: &BenchStep) -> Result<(), Failure> {
     };
     let speed = lockstep_train::bench_step(&config, &shape, machine, args.steps).map_err(boxed)?;
     report::print(&(if args.json { as_json(args, machine, &speed) } else { as_text(machine, &speed) } + "\n"))
+}
+
+/// A step is timed without anybody to wait for.
+#[derive(Debug)]
+struct SeveralRanks(u32);
+
+impl fmt::Display for SeveralRanks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the settings are for {} ranks, and a step is timed on one", self.0)
+    }
+}
+
+impl std::error::Error for SeveralRanks {}
+
+impl Fault for SeveralRanks {
+    fn class(&self) -> FaultClass {
+        FaultClass::BadConfig
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("Leave out nproc_per_node and nodes; `lockstep train` tells the speed of several ranks at every step.".into())
+    }
 }
 
 /// Steps that are not counted: kernels are compiled and algorithms chosen in the first.
