@@ -99,14 +99,25 @@ impl Place {
             lock: None,
             made: made.map(Path::to_path_buf).collect(),
         };
+        let mut vanished = 0;
         loop {
-            fs::create_dir_all(dir).map_err(cannot_write(dir))?;
             let mut options = OpenOptions::new();
-            let file = match options.create(true).truncate(false).write(true).open(&place.lock_path) {
+            options.create(true).truncate(false).write(true);
+            let made = fs::create_dir_all(dir).map_err(|e| (dir, e));
+            let opened =
+                made.and_then(|()| options.open(&place.lock_path).map_err(|e| (&*place.lock_path, e)));
+            let file = match opened {
                 Ok(file) => file,
-                // Another process has just removed the folder it had made.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                Err(e) => return Err(cannot_write(&place.lock_path)(e)),
+                // Another process has just removed the folder it had made. Not for ever: a link that leads
+                // nowhere and a file in the folder's place look the same.
+                Err((_, e))
+                    if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
+                        && vanished < 1000 =>
+                {
+                    vanished += 1;
+                    continue;
+                }
+                Err((path, e)) => return Err(cannot_write(path)(e)),
             };
             // No deadline: the system gives the lock back when its holder ends, however it ends.
             file.lock().map_err(cannot_write(&place.lock_path))?;

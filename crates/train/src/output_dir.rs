@@ -33,7 +33,6 @@ impl OutputDir {
         let made: Vec<PathBuf> =
             path.ancestors().take_while(|dir| !dir.exists()).map(Path::to_path_buf).collect();
         let mut dir = OutputDir { path, replaces: false, lock: None, made };
-        fs::create_dir_all(&dir.path).map_err(failed(&dir.path))?;
         dir.lock = Some(lock(&dir.path)?);
         if output.resume_from_checkpoint == Resume::No {
             let latest = lockstep_ckpt::latest(&dir.checkpoints())?;
@@ -115,12 +114,28 @@ impl Drop for OutputDir {
 
 const LOCK: &str = ".lock";
 
-/// Takes the lock and writes into it who has it.
+/// Makes the directory, takes its lock and writes into that who has it.
 fn lock(dir: &Path) -> Result<File, TrainError> {
     let path = dir.join(LOCK);
+    let mut vanished = 0;
     loop {
         let mut options = OpenOptions::new();
-        let mut file = options.create(true).read(true).write(true).open(&path).map_err(failed(&path))?;
+        options.create(true).truncate(false).read(true).write(true);
+        let made = fs::create_dir_all(dir).map_err(|e| (dir, e));
+        let opened = made.and_then(|()| options.open(&path).map_err(|e| (path.as_path(), e)));
+        let mut file = match opened {
+            Ok(file) => file,
+            // Another rank made the directory for its data, failed, and has just removed it again. Not for
+            // ever: a link that leads nowhere and a file in the directory's place look the same.
+            Err((_, e))
+                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
+                    && vanished < 1000 =>
+            {
+                vanished += 1;
+                continue;
+            }
+            Err((path, e)) => return Err(failed(path)(e)),
+        };
         match file.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {
@@ -209,6 +224,40 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> TrainError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Another rank makes the directory for its data, fails, and removes it, while this one takes it.
+    #[test]
+    fn a_directory_that_comes_and_goes() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("runs/out");
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = fs::create_dir_all(&dir);
+                    let _ = fs::remove_dir(&dir);
+                    let _ = fs::remove_dir(dir.parent().unwrap());
+                }
+            });
+            let taken = (0..200).try_for_each(|_| {
+                let held = lock(&dir)?;
+                fs::remove_file(dir.join(LOCK)).map_err(failed(&dir))?;
+                drop(held);
+                Ok::<(), TrainError>(())
+            });
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            taken.unwrap();
+        });
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_lock_that_leads_nowhere() {
+        let root = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("nowhere/at/all", root.path().join(LOCK)).unwrap();
+        let e = lock(root.path()).unwrap_err();
+        assert!(matches!(&e, TrainError::Output { path, .. } if path.ends_with(LOCK)), "{e}");
+    }
 
     #[test]
     fn a_holder_reads_back() {
