@@ -32,7 +32,7 @@ pub(super) unsafe fn product(
     if rows == 1 {
         let (init, init_row) = (if accumulate { c } else { std::ptr::null() }, c_row);
         let (a, a_row, a_col) = (a.ptr, a.row, a.col);
-        let all = Tile { depth, a, a_row, a_col, b, init, init_row, c, c_row, rows, cols };
+        let all = Tile { depth, a, a_row, a_col, b, b_row: NR, init, init_row, c, c_row, rows, cols };
         // SAFETY: the caller's promise, passed on.
         return unsafe { row(isa, &all, panel_elems) };
     }
@@ -49,6 +49,7 @@ pub(super) unsafe fn product(
                         a_row: a.row,
                         a_col: a.col,
                         b: b.add(first_col / NR * panel_elems),
+                        b_row: NR,
                         init: if accumulate { c } else { std::ptr::null() },
                         init_row: c_row,
                         c,
@@ -98,7 +99,7 @@ impl<'m> Head<'m> {
             let source = &self.source::<R>()[p * NR * self.mat.stride..];
             isa.run(
                 #[inline(always)]
-                || matmul::pack::transposed(source, self.mat.stride, width, cols, panel),
+                || matmul::pack::transposed::<_, NR>(source, self.mat.stride, width, cols, panel),
             );
         }
     }

@@ -16,7 +16,7 @@ use crate::dispatch::with_real;
 /// Packed B of one slab, as a rule: 1.25 MiB.
 const SLAB_ELEMS: usize = 320 << 10;
 /// The most a slab takes, for an inner dimension that is not cut: 4 MiB.
-pub(super) const PACKED_B_ELEMS: usize = 1 << 20;
+const PACKED_B_ELEMS: usize = 1 << 20;
 /// The most rows of C in one item of work.
 const ROW_BLOCK: usize = 8 * MR;
 const ITEMS_PER_THREAD: usize = 16;
@@ -24,6 +24,8 @@ const ITEMS_PER_THREAD: usize = 16;
 const PANELS_AT_A_TIME: usize = 16;
 /// Packed A of one slab, where A is used transposed: 4 MiB.
 const PACKED_A_ELEMS: usize = 1 << 20;
+/// All that is packed.
+pub(super) const PACKED_ELEMS: usize = PACKED_B_ELEMS + PACKED_A_ELEMS;
 /// Per thread: widened A of one row block and inner block, and a block of C in f32.
 pub(super) const A_ELEMS: usize = ROW_BLOCK * KC;
 pub(super) const C_ELEMS: usize = ROW_BLOCK * PANELS_AT_A_TIME * NR;
@@ -57,7 +59,7 @@ pub(super) enum B<'m> {
 }
 
 pub(super) fn scratch_bytes(num_threads: usize) -> Bytes {
-    Bytes(4 * (PACKED_B_ELEMS + PACKED_A_ELEMS + num_threads * (A_ELEMS + C_ELEMS)) as u64)
+    Bytes(4 * (PACKED_ELEMS + num_threads * (A_ELEMS + C_ELEMS)) as u64)
 }
 
 pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: View) {
@@ -84,13 +86,13 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
     let num_threads = cpu.pool.num_threads();
     let packed_b = scratch.first(PACKED_B_ELEMS);
     let packed_a = scratch.slice(PACKED_B_ELEMS, PACKED_A_ELEMS);
-    let per_thread = scratch.slice(PACKED_B_ELEMS + PACKED_A_ELEMS, num_threads * (A_ELEMS + C_ELEMS));
+    let per_thread = scratch.slice(PACKED_ELEMS, num_threads * (A_ELEMS + C_ELEMS));
 
     if k == 0 {
         return initialise(c, init);
     }
     if let (A::Rows(a), B::Transposed(b)) = (a, b)
-        && few::applies(m, k)
+        && few::applies(m, k, num_threads)
     {
         return few::product(cpu, c, a, b, init, scratch);
     }
@@ -192,7 +194,7 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
                 // SAFETY: as above; items write disjoint panels.
                 let (source, out) = unsafe { (mat.view.as_slice::<R>(), out.as_mut::<f32>()) };
                 let source = &source[(first_col + panel * NR) * mat.stride + first_k + k..];
-                cpu.isa.run(#[inline(always)] || pack::transposed(source, mat.stride, block, width, out))
+                cpu.isa.run(#[inline(always)] || pack::transposed::<R, NR>(source, mat.stride, block, width, out))
             });
         }),
     }
@@ -328,6 +330,7 @@ fn tiles(
                         a_row: ready.row,
                         a_col: ready.col,
                         b: slab.packed_b.as_ptr::<f32>().add(b),
+                        b_row: NR,
                         init,
                         init_row: to.init_row,
                         c: to.c.add(first_row * to.row + column),

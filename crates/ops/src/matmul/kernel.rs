@@ -16,6 +16,8 @@ pub(crate) struct Tile {
     pub(crate) a_row: usize,
     pub(crate) a_col: usize,
     pub(crate) b: *const f32,
+    /// Elements between rows of the panel: NR, or fewer that hold all columns and are a multiple of 16.
+    pub(crate) b_row: usize,
     /// The initial value, or null for zero; may be `c`.
     pub(crate) init: *const f32,
     pub(crate) init_row: usize,
@@ -42,6 +44,25 @@ pub(crate) unsafe fn tile(isa: Isa, t: &Tile) {
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => x86::tile_avx2(t),
             _ => tile_portable(t),
+        }
+    }
+}
+
+/// As [`tile`], for rows of weights that are read where they lie: `a_col` is 1 and the panel has WIDTH columns.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+pub(crate) unsafe fn weights<const WIDTH: usize>(isa: Isa, t: &Tile) {
+    debug_assert!(t.a_col == 1 && t.b_row == WIDTH);
+    // SAFETY: the caller's promise; the set was detected.
+    unsafe {
+        match isa.set() {
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 if t.rows == MR && WIDTH == 16 => x86::weights_avx512::<1>(t),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 if t.rows == MR && WIDTH == 32 => x86::weights_avx512::<2>(t),
+            _ => tile(isa, t),
         }
     }
 }
@@ -77,37 +98,28 @@ pub(crate) unsafe fn row(isa: Isa, t: &Tile, apart: usize) {
     }
 }
 
-/// Asks for `elems` elements from `at` on to be brought near. Only a hint: any address will do.
-#[inline(always)]
-pub(super) fn prefetch(at: *const f32, elems: usize) {
-    const LINE_ELEMS: usize = 16;
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..elems.div_ceil(LINE_ELEMS) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: prefetching is in every x86-64, and touches no memory as far as the program can tell.
-        unsafe { _mm_prefetch(at.wrapping_add(line * LINE_ELEMS).cast::<i8>(), _MM_HINT_T0) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (at, elems, LINE_ELEMS);
-}
-
-/// Row by row, four vectors of eight: what the compiler makes of it is NEON or SSE.
+/// Row by row, sixteen columns at a time: what the compiler makes of it is NEON or SSE.
 unsafe fn tile_portable(t: &Tile) {
+    const LANES: usize = 16;
     for i in 0..t.rows {
-        let mut acc = [0f32; NR];
-        for k in 0..t.depth {
-            // SAFETY: i < rows and k < depth; the panel has `depth` rows of NR.
-            let (a, b) =
-                unsafe { (*t.a.add(i * t.a_row + k * t.a_col), &*t.b.add(k * NR).cast::<[f32; NR]>()) };
-            for (sum, b) in acc.iter_mut().zip(b) {
-                *sum = a.mul_add(*b, *sum);
+        for first_col in (0..t.cols).step_by(LANES) {
+            let mut acc = [0f32; LANES];
+            for k in 0..t.depth {
+                // SAFETY: i < rows and k < depth; the panel's rows are padded to a multiple of 16.
+                let (a, b) = unsafe {
+                    let b = t.b.add(k * t.b_row + first_col).cast::<[f32; LANES]>();
+                    (*t.a.add(i * t.a_row + k * t.a_col), &*b)
+                };
+                for (sum, b) in acc.iter_mut().zip(b) {
+                    *sum = a.mul_add(*b, *sum);
+                }
             }
-        }
-        for (j, sum) in acc.iter().enumerate().take(t.cols) {
-            // SAFETY: i < rows and j < cols.
-            unsafe {
-                let init = if t.init.is_null() { 0.0 } else { *t.init.add(i * t.init_row + j) };
-                *t.c.add(i * t.c_row + j) = init + sum;
+            for (j, sum) in (first_col..t.cols).zip(acc) {
+                // SAFETY: i < rows and j < cols.
+                unsafe {
+                    let init = if t.init.is_null() { 0.0 } else { *t.init.add(i * t.init_row + j) };
+                    *t.c.add(i * t.c_row + j) = init + sum;
+                }
             }
         }
     }
@@ -117,7 +129,7 @@ unsafe fn tile_portable(t: &Tile) {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{NR, Tile};
+    use super::{MR, NR, Tile};
 
     /// Rows of the panel that are fetched ahead: the panel streams from the second-level cache.
     const AHEAD: usize = 12;
@@ -170,14 +182,16 @@ mod x86 {
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let (mut a, mut b) = (row_groups::<4>(t, ROWS), t.b);
         let (a_row, a_col) = (t.a_row, t.a_col);
-        // SAFETY: `depth` steps of `a_col` along A's rows and of NR along the panel stay inside both,
+        // Two vectors fill a whole panel: a distance the compiler knows.
+        let b_row = if VECTORS == 2 { NR } else { t.b_row };
+        // SAFETY: `depth` steps of `a_col` along A's rows and of `b_row` along the panel stay inside both,
         // and lanes beyond `cols` are masked off for C and the initial value.
         unsafe {
             for _ in 0..t.depth {
                 let mut columns = [_mm512_setzero_ps(); VECTORS];
                 for (v, column) in columns.iter_mut().enumerate() {
                     *column = _mm512_loadu_ps(b.add(16 * v));
-                    _mm_prefetch(b.add(AHEAD * NR + 16 * v).cast::<i8>(), _MM_HINT_T0);
+                    _mm_prefetch(b.wrapping_add(AHEAD * b_row + 16 * v).cast::<i8>(), _MM_HINT_T0);
                 }
                 for (i, sums) in acc.iter_mut().enumerate() {
                     let row = _mm512_set1_ps(*a[i / GROUP].add(i % GROUP * a_row));
@@ -186,8 +200,70 @@ mod x86 {
                     }
                 }
                 a = a.map(|rows| rows.wrapping_add(a_col));
-                b = b.add(NR);
+                b = b.add(b_row);
             }
+            store_avx512(t, &acc);
+        }
+    }
+
+    /// MR rows at a time against a panel of as many vectors as it has columns for.
+    ///
+    /// # Safety
+    /// As [`super::weights`], on a machine with AVX-512.
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn weights_avx512<const VECTORS: usize>(t: &Tile) {
+        /// Steps that share an addition to the pointers: what is loaded for each lies at a fixed distance.
+        const STEPS: usize = 4;
+        const LINES: usize = MR * STEPS / 16;
+        const HINT: i32 = _MM_HINT_T1;
+        let mut acc = [[_mm512_setzero_ps(); VECTORS]; MR];
+        let (mut a, mut b) = (row_groups::<4>(t, MR), t.b);
+        let a_row = t.a_row;
+        // SAFETY: as in `rows_avx512`; columns of A are side by side, and rows of the panel are full of vectors.
+        unsafe {
+            let mut steps = |acc: &mut [[__m512; VECTORS]; MR], count: usize| {
+                for step in 0..count {
+                    let columns: [__m512; VECTORS] =
+                        std::array::from_fn(|v| _mm512_loadu_ps(b.add((step * VECTORS + v) * 16)));
+                    for (i, sums) in acc.iter_mut().enumerate() {
+                        let row = _mm512_set1_ps(*a[i / GROUP].add(i % GROUP * a_row + step));
+                        for (sum, column) in sums.iter_mut().zip(columns) {
+                            *sum = _mm512_fmadd_ps(row, column, *sum);
+                        }
+                    }
+                }
+                a = a.map(|rows| rows.wrapping_add(count));
+                b = b.add(count * VECTORS * 16);
+            };
+            // While this tile is computed the next one's rows arrive from far away, LINES at a time.
+            let mut ahead = t.a.wrapping_add(MR * a_row);
+            let rounds = t.depth / (MR * STEPS);
+            for _ in 0..MR {
+                for round in 0..rounds {
+                    for line in 0..LINES {
+                        let at = ahead.wrapping_add((round * LINES + line) * 16);
+                        _mm_prefetch(at.cast::<i8>(), HINT);
+                    }
+                    steps(&mut acc, STEPS);
+                }
+                ahead = ahead.wrapping_add(a_row);
+            }
+            for _ in 0..t.depth % (MR * STEPS) {
+                steps(&mut acc, 1);
+            }
+            store_avx512(t, &acc);
+        }
+    }
+
+    /// Adds the initial value and writes the tile; lanes beyond the columns are masked off.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store_avx512<const ROWS: usize, const VECTORS: usize>(
+        t: &Tile,
+        acc: &[[__m512; VECTORS]; ROWS],
+    ) {
+        // SAFETY: the caller's promise.
+        unsafe {
             for (i, sums) in acc.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {
                     let lanes = t.cols.saturating_sub(16 * v).min(16);
@@ -285,7 +361,7 @@ mod x86 {
     unsafe fn rows_avx2<const ROWS: usize, const VECTORS: usize>(t: &Tile) {
         let mut acc = [[_mm256_setzero_ps(); VECTORS]; ROWS];
         let (mut a, mut b) = (row_groups::<2>(t, ROWS), t.b);
-        let (a_row, a_col) = (t.a_row, t.a_col);
+        let (a_row, a_col, b_row) = (t.a_row, t.a_col, t.b_row);
         // SAFETY: as in `rows_avx512`.
         unsafe {
             for _ in 0..t.depth {
@@ -300,7 +376,7 @@ mod x86 {
                     }
                 }
                 a = a.map(|rows| rows.wrapping_add(a_col));
-                b = b.add(NR);
+                b = b.add(b_row);
             }
             for (i, sums) in acc.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {

@@ -41,14 +41,20 @@ pub(crate) unsafe fn natural<R: Real>(
 }
 
 /// Packs a block stored as \[cols, depth\] (rows of a weight are columns of B) into a panel
-/// \[depth, NR\]. Column j of the panel is the source's row j, which starts at `j * stride`.
+/// \[depth, WIDTH\]. Column j of the panel is the source's row j, which starts at `j * stride`.
 ///
 /// Works on squares of 16 by 16 held in registers: read along rows, written along columns.
 #[inline(always)]
-pub(crate) fn transposed<R: Real>(source: &[R], stride: usize, depth: usize, cols: usize, panel: &mut [f32]) {
+pub(crate) fn transposed<R: Real, const WIDTH: usize>(
+    source: &[R],
+    stride: usize,
+    depth: usize,
+    cols: usize,
+    panel: &mut [f32],
+) {
     const SQUARE: usize = 16;
-    let panel = &mut panel[..depth * NR];
-    if cols < NR {
+    let panel = &mut panel[..depth * WIDTH];
+    if cols < WIDTH {
         panel.fill(0.0);
     }
     let whole_depth = depth - depth % SQUARE;
@@ -63,7 +69,7 @@ pub(crate) fn transposed<R: Real>(source: &[R], stride: usize, depth: usize, col
                         *to = from.to_f32();
                     }
                 }
-                for (k, to) in panel[first_k * NR..].chunks_mut(NR).take(SQUARE).enumerate() {
+                for (k, to) in panel[first_k * WIDTH..].chunks_mut(WIDTH).take(SQUARE).enumerate() {
                     for (to, row) in to[first_col..first_col + SQUARE].iter_mut().zip(&square) {
                         *to = row[k];
                     }
@@ -73,7 +79,7 @@ pub(crate) fn transposed<R: Real>(source: &[R], stride: usize, depth: usize, col
         let first_k = if width == SQUARE { whole_depth } else { 0 };
         for j in first_col..first_col + width {
             for k in first_k..depth {
-                panel[k * NR + j] = source[j * stride + k].to_f32();
+                panel[k * WIDTH + j] = source[j * stride + k].to_f32();
             }
         }
     }
