@@ -1,6 +1,7 @@
 //! One block of memory, taken once, and views into it.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 #[cfg(unix)]
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -32,9 +33,9 @@ pub struct Memory {
     pinned: Vec<(&'static Gpu, usize)>,
     base: NonNull<u8>,
     bytes: Bytes,
-    /// The file behind the mapping, which other processes of this host may read.
+    /// The file behind a part of the mapping, which other processes of this host may read, and that part.
     #[cfg(unix)]
-    shared: Option<OwnedFd>,
+    shared: Option<(OwnedFd, Range<usize>)>,
 }
 
 // SAFETY: `Memory` only owns the mapping. All access goes through `View`, whose contract (see there)
@@ -56,26 +57,40 @@ impl Memory {
         Ok(memory)
     }
 
-    /// As [`Memory::take`], in a file without a name ([`Memory::shared_fd`]) that other processes of this host can
-    /// read where they may open it. It never shrinks, so that nobody who reads it can fault.
+    /// As [`Memory::take`], all of it readable by others: [`Memory::take_lending`].
     #[cfg(target_os = "linux")]
     pub fn take_shared(bytes: Bytes, pool: &Pool) -> Result<Memory, MemoryError> {
+        Memory::take_lending(bytes, Bytes::ZERO..bytes, pool)
+    }
+
+    /// As [`Memory::take`], with a part in a file without a name ([`Memory::shared_fd`]) that other processes of this
+    /// host can read where they may open it. It never shrinks, so that nobody who reads it can fault. The rest is
+    /// this process's own, and alone in huge pages: few systems have them for files.
+    #[cfg(target_os = "linux")]
+    pub fn take_lending(bytes: Bytes, lent: Range<Bytes>, pool: &Pool) -> Result<Memory, MemoryError> {
         use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-        if bytes == Bytes::ZERO {
-            return Ok(Memory::empty());
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        assert!(lent.start.0.is_multiple_of(PAGE as u64), "a mapping starts on a page");
+        assert!(lent.start <= lent.end && lent.end <= bytes, "a part of the memory is lent");
+        if lent.is_empty() {
+            return Memory::take(bytes, pool);
         }
         let refused = |cause: rustix::io::Errno| MemoryError::Refused { wanted: bytes, cause: cause.into() };
-        let len = length(bytes)?;
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = memfd_create("lockstep-memory", flags).map_err(refused)?;
-        ftruncate(&file, bytes.0).map_err(refused)?;
+        let (whole, start, end) = (length(bytes)?, length(lent.start)?, length(lent.end)?);
+        let file = memfd_create("lockstep-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(refused)?;
+        ftruncate(&file, (end - start) as u64).map_err(refused)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(refused)?;
-        // SAFETY: the file is new, sealed at its size, and only read by others; they read what this process has
-        // agreed with them not to change meanwhile.
-        let map = unsafe { memmap2::MmapOptions::new().len(len).map_mut(&file) };
-        let map = map.map_err(|cause| MemoryError::Refused { wanted: bytes, cause })?;
+        let map = MmapMut::map_anon(whole).map_err(|cause| MemoryError::Refused { wanted: bytes, cause })?;
         let mut memory = Memory::over(map, bytes);
-        memory.shared = Some(file);
+        // SAFETY: replaces pages of a mapping that is this function's alone, and stays inside it. The file is new,
+        // sealed at its size, and only read by others; they read what this process has agreed with them not to
+        // change meanwhile.
+        unsafe {
+            let (at, flags) = (memory.base.add(start).as_ptr().cast(), MapFlags::SHARED | MapFlags::FIXED);
+            mmap(at, end - start, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0).map_err(refused)?;
+        }
+        memory.shared = Some((file, start..end));
         memory.touch(pool);
         Ok(memory)
     }
@@ -107,10 +122,17 @@ impl Memory {
         Ok(())
     }
 
-    /// The file behind memory that was taken with [`Memory::take_shared`].
+    /// The file behind what others may read.
     #[cfg(unix)]
     pub fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.shared.as_ref().map(|file| file.as_fd())
+        self.shared.as_ref().map(|(file, _)| file.as_fd())
+    }
+
+    /// The byte of that file at which `view` starts, if all of it lies there.
+    #[cfg(unix)]
+    pub fn shared_offset(&self, view: &View<'_>) -> Option<usize> {
+        let (start, (_, part)) = (self.contains(view)?, self.shared.as_ref()?);
+        (start >= part.start && start + view.bytes() <= part.end).then(|| start - part.start)
     }
 
     /// The byte at which `view` starts, if it lies in this memory.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use lockstep_core::Bytes;
 
-use crate::buffer::{Access, Buffer, BufferId, Tier};
+use crate::buffer::{Access, Buffer, BufferId};
 use crate::order::Order;
 use crate::schedule::{Lane, OpId, Schedule};
 
@@ -25,6 +25,16 @@ pub struct MemoryPlan {
     pub live_peak: Bytes,
 }
 
+impl MemoryPlan {
+    /// This and, from byte `start` of the same arena on, another.
+    pub(crate) fn then(self, start: Bytes, other: MemoryPlan) -> MemoryPlan {
+        let moved = other.offsets.iter().map(|(id, at)| (*id, start + *at));
+        let mut offsets: Vec<_> = self.offsets.into_iter().chain(moved).collect();
+        offsets.sort_unstable_by_key(|(id, _)| *id);
+        MemoryPlan { offsets, bytes: start + other.bytes, live_peak: self.live_peak + other.live_peak }
+    }
+}
+
 /// One lifetime of a buffer: from a defining operation to the last that touches it.
 struct Life {
     first: OpId,
@@ -38,17 +48,18 @@ struct Item {
     bytes: u64,
 }
 
-/// Packs the non-resident buffers of `tier` that `schedule` touches.
+/// Packs those of the non-resident buffers that `schedule` touches for which `is_wanted` holds.
 ///
 /// Two buffers may share bytes if of any two of their lifetimes one is over, by lane order and waits,
 /// before the other begins. Each is placed at the lowest free offset; of several orders of placing them,
 /// the one that ends lowest.
-pub fn pack(schedule: &Schedule, buffers: &[Buffer], tier: Tier) -> MemoryPlan {
+pub fn pack(schedule: &Schedule, buffers: &[Buffer], is_wanted: impl Fn(BufferId) -> bool) -> MemoryPlan {
     let order = Order::of(schedule);
     let mut items: Vec<Item> = Vec::new();
     for (i, (buffer, lives)) in buffers.iter().zip(lives_of(schedule, buffers.len())).enumerate() {
-        if buffer.tier == tier && !buffer.what.is_resident() && !lives.is_empty() {
-            items.push(Item { id: BufferId(i as u32), lives, bytes: buffer.bytes().align_to(ALIGN).0 });
+        let id = BufferId(i as u32);
+        if is_wanted(id) && !buffer.what.is_resident() && !lives.is_empty() {
+            items.push(Item { id, lives, bytes: buffer.bytes().align_to(ALIGN).0 });
         }
     }
     let together: Vec<Vec<bool>> = items

@@ -55,7 +55,9 @@ pub fn memory_table(plan: &RunPlan) -> String {
             for (name, cells) in &rows {
                 row(&mut out, &format!("    {name}"), *cells);
             }
-            let shared = |tier: usize| rows.iter().map(|(_, cells)| cells[tier]).sum::<Bytes>() - whole[tier];
+            // Nothing, where the room that another phase lends leaves a gap.
+            let parts = |tier: usize| rows.iter().map(|(_, cells)| cells[tier]).sum::<Bytes>();
+            let shared = |tier: usize| Bytes(parts(tier).0.saturating_sub(whole[tier].0));
             shared_row(&mut out, [shared(0), shared(1)]);
         }
         before = rows;

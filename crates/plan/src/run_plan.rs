@@ -1,12 +1,14 @@
 //! The whole plan: models, buffers with offsets, and a schedule per phase.
 
+use std::ops::Range;
+
 use lockstep_core::{Bytes, DType, Fault, FaultClass};
 
-use crate::buffer::{Buffer, BufferId, State, Tier, What};
+use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
 use crate::builder::{BufferTable, StepBuilder};
 use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput, Role};
 use crate::memory::{MemoryPlan, pack};
-use crate::schedule::{ModelId, Schedule};
+use crate::schedule::{ModelId, OpKind, Schedule};
 use crate::scratch::{Sizes, UnitLayout};
 
 /// What a phase is for.
@@ -41,6 +43,9 @@ pub struct RunPlan {
     pub phases: Vec<Phase>,
     /// The device arena: residents and the largest phase.
     pub arena: Bytes,
+    /// The part of it that other ranks read, where ranks read each other's memory: at the end of the residents, and
+    /// at the front of what is behind them. The rest is a rank's own.
+    pub lent: Range<Bytes>,
     /// The host arena, likewise.
     pub host_bytes: Bytes,
     /// The spill file.
@@ -96,6 +101,8 @@ impl std::fmt::Display for PhaseKind {
 }
 
 const ALIGN: u64 = 4096;
+/// What is lent starts and ends on a page, of whatever size this system has.
+const LENT_ALIGN: u64 = 64 << 10;
 
 /// Emits every phase and packs memory.
 pub fn build(mut input: PlanInput) -> RunPlan {
@@ -126,17 +133,44 @@ pub fn build(mut input: PlanInput) -> RunPlan {
         phase(PhaseKind::Train, i, &input.strategy, &mut table);
     }
     let buffers = table.buffers;
+    let is_lent = lent(&input, &buffers, schedules.iter().map(|(_, _, schedule)| schedule));
+    let on = |tier: Tier, id: BufferId| buffers[id.0 as usize].tier == tier;
+    let pack_lent = |schedule| pack(schedule, &buffers, |id| on(Tier::Device, id) && is_lent[id.0 as usize]);
+    let all_lent: Vec<MemoryPlan> = schedules.iter().map(|(_, _, schedule)| pack_lent(schedule)).collect();
+    let largest_lent = all_lent.iter().map(|lent| lent.bytes).max().unwrap_or_default().align_to(LENT_ALIGN);
     let phases: Vec<Phase> = schedules
         .into_iter()
-        .map(|(kind, model, schedule)| {
-            let memory = pack(&schedule, &buffers, Tier::Device);
-            let host = pack(&schedule, &buffers, Tier::Host);
+        .zip(all_lent)
+        .map(|((kind, model, schedule), lent)| {
+            let own = pack(&schedule, &buffers, |id| on(Tier::Device, id) && !is_lent[id.0 as usize]);
+            let host = pack(&schedule, &buffers, |id| on(Tier::Host, id));
             let role = format!("{:?}", input.models[model.0 as usize].role).to_lowercase();
             let name = if many { format!("{kind} {role}") } else { kind.to_string() };
-            Phase { kind, name, model, schedule, memory, host }
+            Phase { kind, name, model, schedule, memory: lent.then(largest_lent, own), host }
         })
         .collect();
-    place(input, buffers, phases)
+    place(input, buffers, phases, &is_lent, largest_lent)
+}
+
+/// Which buffers other ranks read: those of the device that collectives send from. GPUs have their own ways.
+fn lent<'s>(
+    input: &PlanInput,
+    buffers: &[Buffer],
+    schedules: impl Iterator<Item = &'s Schedule>,
+) -> Vec<bool> {
+    let mut is_lent = vec![false; buffers.len()];
+    if input.is_separate() || input.mesh.world() == 1 {
+        return is_lent;
+    }
+    for op in schedules.flat_map(|schedule| &schedule.ops) {
+        if matches!(op.kind, OpKind::Gather(_) | OpKind::Reduce { .. } | OpKind::Publish(_)) {
+            // What is only written receives.
+            for (id, _) in op.accesses.iter().filter(|(_, access)| *access != Access::Define) {
+                is_lent[id.0 as usize] |= buffers[id.0 as usize].tier == Tier::Device;
+            }
+        }
+    }
+    is_lent
 }
 
 /// Residents exist whether or not a phase touches them.
@@ -161,13 +195,31 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
     }
 }
 
-fn place(input: PlanInput, buffers: Vec<Buffer>, phases: Vec<Phase>) -> RunPlan {
+fn place(
+    input: PlanInput,
+    buffers: Vec<Buffer>,
+    phases: Vec<Phase>,
+    is_lent: &[bool],
+    largest_lent: Bytes,
+) -> RunPlan {
     let mut residents: [Residents; Tier::COUNT] = Default::default();
-    for (i, buffer) in buffers.iter().enumerate().filter(|(_, b)| b.what.is_resident()) {
-        let tier = &mut residents[buffer.tier as usize];
-        tier.offsets.push((BufferId(i as u32), tier.bytes));
-        tier.bytes += buffer.bytes().align_to(ALIGN);
+    let mut lent_from = Bytes::ZERO;
+    let lends = is_lent.contains(&true);
+    for lent in [false, true] {
+        lent_from = residents[Tier::Device as usize].bytes;
+        let all = buffers.iter().zip(is_lent).enumerate();
+        for (i, (buffer, _)) in all.filter(|(_, (b, is_lent))| b.what.is_resident() && **is_lent == lent) {
+            let tier = &mut residents[buffer.tier as usize];
+            tier.offsets.push((BufferId(i as u32), tier.bytes));
+            tier.bytes += buffer.bytes().align_to(ALIGN);
+        }
+        if lends {
+            let device = &mut residents[Tier::Device as usize];
+            device.bytes = device.bytes.align_to(LENT_ALIGN);
+        }
     }
+    residents.iter_mut().for_each(|tier| tier.offsets.sort_unstable_by_key(|(id, _)| *id));
+    let lent = lent_from..residents[Tier::Device as usize].bytes + largest_lent;
     let largest = phases.iter().map(|p| p.memory.bytes).max().unwrap_or_default();
     let largest_host = phases.iter().map(|p| p.host.bytes).max().unwrap_or_default();
     let [device, host, nvme] = [0, 1, 2].map(|tier: usize| residents[tier].bytes);
@@ -177,6 +229,7 @@ fn place(input: PlanInput, buffers: Vec<Buffer>, phases: Vec<Phase>) -> RunPlan 
         residents,
         phases,
         arena: device + largest,
+        lent,
         host_bytes: host + largest_host,
         nvme_bytes: nvme,
     }

@@ -123,10 +123,11 @@ impl ExchangeTable {
     }
 }
 
-/// The memory of one rank's plan, such that others can read it.
+/// The memory of one rank's plan, such that others can read what it lends them.
 fn arena(shape: &ModelShape, setup: &Setup) -> Arc<Memory> {
-    let bytes = plan(shape, setup).arena;
-    Arc::new(Memory::take_shared(bytes, &Pool::new(1)).expect("the memory of a small model"))
+    let plan = plan(shape, setup);
+    let memory = Memory::take_lending(plan.arena, plan.lent, &Pool::new(1));
+    Arc::new(memory.expect("the memory of a small model"))
 }
 
 /// One rank's engine, with random parameters.

@@ -269,16 +269,14 @@ pub(crate) fn make_engine(
             cuda.tf32 = config.device.tf32;
             Memory::take_on(gpu, plan.arena)
         }
-        _ if connect.is_some() => Memory::take_shared(plan.arena, queue.pool()),
+        _ if connect.is_some() => Memory::take_lending(plan.arena, plan.lent.clone(), queue.pool()),
         _ => Memory::take(plan.arena, queue.pool()),
     };
     let memory = Arc::new(taken.map_err(EngineError::from)?);
     // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
     let told = match machine.device {
-        Device::Cpu => Arc::clone(&memory),
-        Device::Cuda(_) => {
-            Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?)
-        }
+        Device::Cpu if !plan.lent.is_empty() => Arc::clone(&memory),
+        _ => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
     };
     let connection = connect.map(|connect| connect(&told)).transpose()?;
     let (comm, nccl) = connection.map_or((None, None), |c| (Some(c.comm), c.nccl));

@@ -106,7 +106,7 @@ impl ShmCarrier {
 
     /// Where `view` lies in this rank's regions.
     fn place(&self, view: &View<'_>) -> Result<Place, CommError> {
-        let found = (0u8..).zip(&self.regions).find_map(|(i, memory)| Some((i, memory.contains(view)?)));
+        let found = (0u8..).zip(&self.regions).find_map(|(i, memory)| Some((i, memory.shared_offset(view)?)));
         let Some((region, offset)) = found else {
             let why =
                 format!("{} {} are offered from memory that peers cannot read", view.len(), view.dtype());
