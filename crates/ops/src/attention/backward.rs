@@ -3,10 +3,10 @@
 
 use lockstep_device::{CpuQueue, Isa, Real};
 
-use super::block::{Head, Operand, padded, product};
+use super::block::{Head, Operand, Product, padded};
 use super::{BLOCK_K, BLOCK_Q, Backward, HeadMask, Heads};
 use crate::dispatch::with_real;
-use crate::math::{exp, sum2};
+use crate::math::{LANES, exp, sum2};
 use crate::matmul::NR;
 
 pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
@@ -94,30 +94,24 @@ fn one_group<R: Real>(
             for first_k in f.heads.key_blocks(first_q, first_q + rows) {
                 let keys = BLOCK_K.min(first_q + rows - first_k);
                 let of_block = |x: Operand| Operand { ptr: x.ptr.wrapping_add(first_q * x.row), ..x };
+                let seen = |i: usize| f.heads.seen(first_q + i, first_k).end;
                 // SAFETY: sizes as split above; p and ds overlap no operand.
                 unsafe {
                     let panel = first_k / NR * width * NR;
-                    let (kt, vt) = (k_transposed.as_ptr().add(panel), v_transposed.as_ptr().add(panel));
-                    product(
-                        isa,
-                        (rows, keys, width),
-                        of_block(q_rows),
-                        kt,
-                        width * NR,
-                        p.as_mut_ptr(),
-                        BLOCK_K,
-                        false,
-                    );
-                    product(
-                        isa,
-                        (rows, keys, width),
-                        of_block(dout_rows),
-                        vt,
-                        width * NR,
-                        ds.as_mut_ptr(),
-                        BLOCK_K,
-                        false,
-                    );
+                    let scores = Product {
+                        rows,
+                        cols: keys,
+                        depth: width,
+                        a: of_block(q_rows),
+                        b: k_transposed.as_ptr().add(panel),
+                        panel_elems: width * NR,
+                        c: p.as_mut_ptr(),
+                        c_row: BLOCK_K,
+                        accumulate: false,
+                    };
+                    scores.of_seen_columns(isa, seen);
+                    let (a, b, c) = (of_block(dout_rows), v_transposed.as_ptr().add(panel), ds.as_mut_ptr());
+                    Product { a, b, c, ..scores }.of_seen_columns(isa, seen);
                 }
                 let block = Block { first_q, first_k, rows, heads: &f.heads, dropout };
                 let lse_of = |i: usize| lse[(first_q + i) * num_q + head];
@@ -125,20 +119,34 @@ fn one_group<R: Real>(
                     #[inline(always)]
                     || probabilities_and_gradient(p, ds, &block, lse_of, dots),
                 );
+                // The first query of the block that sees key j of it.
+                let seeing = |j: usize| (first_k + j).saturating_sub(first_q);
                 // SAFETY: as above; the three sums overlap no operand.
                 unsafe {
                     let by_key = |x: &[f32]| Operand { ptr: x.as_ptr(), row: 1, col: BLOCK_K };
-                    let by_query = Operand { ptr: ds.as_ptr(), row: BLOCK_K, col: 1 };
-                    let apart = rows_padded * NR;
-                    let dv_at = dv.as_mut_ptr().add(first_k * width);
-                    let douts = dout_natural.as_ptr().add(first_q * NR);
-                    product(isa, (keys, width, rows), by_key(p), douts, apart, dv_at, width, true);
-                    let dk_at = dk.as_mut_ptr().add(first_k * width);
-                    let qs = q_natural.as_ptr().add(first_q * NR);
-                    product(isa, (keys, width, rows), by_key(ds), qs, apart, dk_at, width, true);
-                    let dq_at = dq.as_mut_ptr().add(first_q * width);
-                    let ks = k_natural.as_ptr().add(first_k * NR);
-                    product(isa, (rows, width, keys), by_query, ks, apart, dq_at, width, true);
+                    let of_keys = Product {
+                        rows: keys,
+                        cols: width,
+                        depth: rows,
+                        a: by_key(p),
+                        b: dout_natural.as_ptr().add(first_q * NR),
+                        panel_elems: rows_padded * NR,
+                        c: dv.as_mut_ptr().add(first_k * width),
+                        c_row: width,
+                        accumulate: true,
+                    };
+                    of_keys.over_seeing(isa, seeing);
+                    let (b, c) = (q_natural.as_ptr().add(first_q * NR), dk.as_mut_ptr().add(first_k * width));
+                    Product { a: by_key(ds), b, c, ..of_keys }.over_seeing(isa, seeing);
+                    let of_queries = Product {
+                        rows,
+                        depth: keys,
+                        a: Operand { ptr: ds.as_ptr(), row: BLOCK_K, col: 1 },
+                        b: k_natural.as_ptr().add(first_k * NR),
+                        c: dq.as_mut_ptr().add(first_q * width),
+                        ..of_keys
+                    };
+                    of_queries.over_seen(isa, seen);
                 }
             }
         }
@@ -173,15 +181,19 @@ fn probabilities_and_gradient(
         let ds: &mut [f32; BLOCK_K] = (&mut ds[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
         let seen = block.heads.seen(block.first_q + i, block.first_k);
         let (lse, dot) = (lse_of(i), dots[block.first_q + i]);
+        let (p, unseen_p) = p.split_at_mut(seen.end.next_multiple_of(LANES));
+        let (ds, unseen_ds) = ds.split_at_mut(p.len());
+        unseen_p.fill(0.0);
+        unseen_ds.fill(0.0);
         if let Some(mask) = &block.dropout {
             mask.fill(block.first_q + i, block.first_k, seen.clone(), &mut kept);
         }
-        for j in 0..BLOCK_K {
+        for (j, (p, (ds, kept))) in p.iter_mut().zip(ds.iter_mut().zip(&kept)).enumerate() {
             let is_seen = j >= seen.start && j < seen.end;
-            let probability = if is_seen { exp(p[j].mul_add(scale, -lse)) } else { 0.0 };
-            let gradient = if is_seen { probability * (ds[j] * kept[j] - dot) * scale } else { 0.0 };
-            p[j] = probability * kept[j];
-            ds[j] = gradient;
+            let probability = if is_seen { exp(p.mul_add(scale, -lse)) } else { 0.0 };
+            let gradient = if is_seen { probability * (*ds * kept - dot) * scale } else { 0.0 };
+            *p = probability * kept;
+            *ds = gradient;
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Small products on one document's head: blocks of rows against packed panels.
 
+use std::ops::Range;
+
 use lockstep_device::{Isa, Real, View};
 
 use crate::matmul::{MR, NR, Tile, row, tile};
@@ -14,50 +16,89 @@ pub(super) struct Operand {
 }
 
 /// C\[rows, cols\] (+)= A\[rows, depth\] · B, with B in panels of NR columns, `panel_elems` apart.
-///
-/// # Safety
-/// The operands cover the given sizes; C overlaps neither A nor B.
-#[allow(clippy::too_many_arguments)]
-#[inline(always)]
-pub(super) unsafe fn product(
-    isa: Isa,
-    (rows, cols, depth): (usize, usize, usize),
-    a: Operand,
-    b: *const f32,
-    panel_elems: usize,
-    c: *mut f32,
-    c_row: usize,
-    accumulate: bool,
-) {
-    if rows == 1 {
-        let (init, init_row) = (if accumulate { c } else { std::ptr::null() }, c_row);
-        let (a, a_row, a_col) = (a.ptr, a.row, a.col);
-        let all = Tile { depth, a, a_row, a_col, b, b_row: NR, init, init_row, c, c_row, rows, cols };
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) depth: usize,
+    pub(super) a: Operand,
+    pub(super) b: *const f32,
+    pub(super) panel_elems: usize,
+    pub(super) c: *mut f32,
+    pub(super) c_row: usize,
+    pub(super) accumulate: bool,
+}
+
+impl Product {
+    /// Computes the columns that somebody looks at: those below `seen(i)` for row i, which does not fall. Others keep
+    /// what they hold, or get what comes.
+    ///
+    /// # Safety
+    /// The operands cover the sizes; C overlaps neither A nor B.
+    #[inline(always)]
+    pub(super) unsafe fn of_seen_columns(&self, isa: Isa, seen: impl Fn(usize) -> usize) {
         // SAFETY: the caller's promise, passed on.
-        return unsafe { row(isa, &all, panel_elems) };
+        unsafe { self.run(isa, |rows| (seen(rows.end - 1), 0..self.depth)) }
     }
-    for first_row in (0..rows).step_by(MR) {
-        for first_col in (0..cols).step_by(NR) {
+
+    /// A is zero from column `seen(i)` on in row i, which does not fall: the sum ends there.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline(always)]
+    pub(super) unsafe fn over_seen(&self, isa: Isa, seen: impl Fn(usize) -> usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.run(isa, |rows| (self.cols, 0..seen(rows.end - 1))) }
+    }
+
+    /// A is zero before column `first(i)` in row i, which does not fall: the sum starts there.
+    ///
+    /// # Safety
+    /// As above.
+    #[inline(always)]
+    pub(super) unsafe fn over_seeing(&self, isa: Isa, first: impl Fn(usize) -> usize) {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.run(isa, |rows| (self.cols, first(rows.start)..self.depth)) }
+    }
+
+    /// Row by row of tiles, each with its columns and its part of the inner dimension. What is left out are products
+    /// with zero, which change no sum.
+    #[inline(always)]
+    unsafe fn run(&self, isa: Isa, part: impl Fn(Range<usize>) -> (usize, Range<usize>)) {
+        for first_row in (0..self.rows).step_by(MR) {
+            let rows = (self.rows - first_row).min(MR);
+            let (cols, inner) = part(first_row..first_row + rows);
+            let (cols, inner) = (cols.min(self.cols), inner.start..inner.end.min(self.depth));
+            if inner.is_empty() {
+                continue;
+            }
             // SAFETY: inside the sizes the caller vouched for.
             unsafe {
-                let c = c.add(first_row * c_row + first_col);
-                tile(
-                    isa,
-                    &Tile {
-                        depth,
-                        a: a.ptr.add(first_row * a.row),
-                        a_row: a.row,
-                        a_col: a.col,
-                        b: b.add(first_col / NR * panel_elems),
-                        b_row: NR,
-                        init: if accumulate { c } else { std::ptr::null() },
-                        init_row: c_row,
-                        c,
-                        c_row,
-                        rows: (rows - first_row).min(MR),
-                        cols: (cols - first_col).min(NR),
-                    },
-                );
+                let c = self.c.add(first_row * self.c_row);
+                let all = Tile {
+                    depth: inner.len(),
+                    a: self.a.ptr.add(first_row * self.a.row + inner.start * self.a.col),
+                    a_row: self.a.row,
+                    a_col: self.a.col,
+                    b: self.b.add(inner.start * NR),
+                    b_row: NR,
+                    init: if self.accumulate { c } else { std::ptr::null() },
+                    init_row: self.c_row,
+                    c,
+                    c_row: self.c_row,
+                    rows,
+                    cols,
+                };
+                if rows == 1 && cols > 0 {
+                    row(isa, &all, self.panel_elems);
+                    continue;
+                }
+                for first_col in (0..cols).step_by(NR) {
+                    let c = c.add(first_col);
+                    let b = all.b.add(first_col / NR * self.panel_elems);
+                    let init = if self.accumulate { c } else { std::ptr::null() };
+                    tile(isa, &Tile { b, init, c, cols: (cols - first_col).min(NR), ..all });
+                }
             }
         }
     }

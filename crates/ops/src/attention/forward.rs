@@ -2,7 +2,7 @@
 
 use lockstep_device::{CpuQueue, Isa, Real};
 
-use super::block::{Head, Operand, padded, product};
+use super::block::{Head, Operand, Product, padded};
 use super::{BLOCK_K, BLOCK_Q, Forward, HeadMask, Heads};
 use crate::dispatch::with_real;
 use crate::math::{LANES, exp, fold, max};
@@ -136,11 +136,21 @@ impl QueryBlock {
         let visible = position + (rows - 1) * advance + 1;
         for first_k in heads.key_blocks(position, visible) {
             let num_keys = BLOCK_K.min(visible - first_k);
+            let seen = |i: usize| heads.seen(position + i * advance, first_k).end;
             // SAFETY: the caller's promise; scores and sums have room for the block and overlap nothing.
             unsafe {
-                let panels = keys.k.add(first_k / NR * width * NR);
-                let scores = scores.as_mut_ptr();
-                product(isa, (rows, num_keys, width), q, panels, width * NR, scores, BLOCK_K, false);
+                let of_scores = Product {
+                    rows,
+                    cols: num_keys,
+                    depth: width,
+                    a: q,
+                    b: keys.k.add(first_k / NR * width * NR),
+                    panel_elems: width * NR,
+                    c: scores.as_mut_ptr(),
+                    c_row: BLOCK_K,
+                    accumulate: false,
+                };
+                of_scores.of_seen_columns(isa, seen);
             }
             isa.run(
                 #[inline(always)]
@@ -154,10 +164,18 @@ impl QueryBlock {
             }
             // SAFETY: as above.
             unsafe {
-                let probabilities = Operand { ptr: scores.as_ptr(), row: BLOCK_K, col: 1 };
-                let panels = keys.v.add(first_k * NR);
-                let (apart, sums) = (keys.rows_padded * NR, sums.as_mut_ptr());
-                product(isa, (rows, width, num_keys), probabilities, panels, apart, sums, width, true);
+                let of_values = Product {
+                    rows,
+                    cols: width,
+                    depth: num_keys,
+                    a: Operand { ptr: scores.as_ptr(), row: BLOCK_K, col: 1 },
+                    b: keys.v.add(first_k * NR),
+                    panel_elems: keys.rows_padded * NR,
+                    c: sums.as_mut_ptr(),
+                    c_row: width,
+                    accumulate: true,
+                };
+                of_values.over_seen(isa, seen);
             }
         }
     }
@@ -205,12 +223,15 @@ fn softmax_block(
     for (i, state) in state.iter_mut().enumerate() {
         let row: &mut [f32; BLOCK_K] = (&mut scores[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
         let seen = heads.seen(position + i * advance, first_k);
-        for (j, score) in row.iter_mut().enumerate() {
-            *score = if j >= seen.start && j < seen.end { *score * scale } else { f32::NEG_INFINITY };
-        }
         if seen.is_empty() {
             row.fill(0.0);
             continue;
+        }
+        // Whole lanes that nobody sees would add zeros.
+        let (row, unseen) = row.split_at_mut(seen.end.next_multiple_of(LANES));
+        unseen.fill(0.0);
+        for (j, score) in row.iter_mut().enumerate() {
+            *score = if j >= seen.start && j < seen.end { *score * scale } else { f32::NEG_INFINITY };
         }
         let largest = state.largest.max(max(row));
         let rescale = exp(state.largest - largest);

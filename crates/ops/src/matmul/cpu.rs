@@ -107,7 +107,8 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
                 compute_slab(cpu, c, a, 0..m, init, &slab, per_thread);
                 continue;
             };
-            let slab_rows = (PACKED_A_ELEMS / slab.depth / MR * MR).max(MR);
+            let tile_elems = block_start(slab.depth, 1, MR) + GAP;
+            let slab_rows = (PACKED_A_ELEMS / tile_elems).max(1) * MR;
             for first_row in (0..m).step_by(slab_rows) {
                 let rows = first_row..(first_row + slab_rows).min(m);
                 let a = A::Packed(pack_a(cpu, mat, &slab, rows.clone(), packed_a));
@@ -158,9 +159,18 @@ struct Slab<'m> {
     packed_b: View<'m>,
 }
 
-/// Where panel `panel` of the inner block that starts at `k` lies in the packed slab.
-fn panel_start(k: usize, block: usize, panels: usize, panel: usize) -> usize {
-    k * panels * NR + panel * block * NR
+/// Elements between packed panels, or tiles. Their lengths are multiples of 4 KiB as a rule: without a gap the same
+/// row of all of them would compete for one set of the first-level cache while it is packed.
+const GAP: usize = 16;
+
+/// From one packed panel (or tile) `width` wide of an inner block to the next.
+fn apart(block: usize, width: usize) -> usize {
+    block * width + GAP
+}
+
+/// Where the panels (or tiles) of the inner block that starts at `k` lie in what is packed.
+fn block_start(k: usize, count: usize, width: usize) -> usize {
+    count * (k * width + k / KC * GAP)
 }
 
 /// Rows of the inner dimension that a packing item takes.
@@ -174,14 +184,14 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             let (k, block) = inner_block(depth, item * PACK_ROWS);
             let row = item * PACK_ROWS;
             let rows = PACK_ROWS.min(depth - row);
-            let out = packed_b.slice(panel_start(k, block, panels, 0), block * panels * NR);
+            let out = packed_b.slice(block_start(k, panels, NR), panels * apart(block, NR));
             with_real!(mat.view.dtype(), R => {
                 // SAFETY: B is an input of this call; nobody writes it meanwhile. Items write disjoint rows
                 // of the panels, which lie in scratch.
                 cpu.isa.run(#[inline(always)] || unsafe {
                     let source = &mat.view.as_slice::<R>()[(first_k + row) * mat.stride + first_col..];
                     let out = out.as_ptr::<f32>().add((row - k) * NR);
-                    pack::natural(source, mat.stride, rows, cols, out, block * NR);
+                    pack::natural(source, mat.stride, rows, cols, out, apart(block, NR));
                 })
             });
         }),
@@ -189,7 +199,7 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             let (k, block) = inner_block(depth, item / panels * KC);
             let panel = item % panels;
             let width = (cols - panel * NR).min(NR);
-            let out = packed_b.slice(panel_start(k, block, panels, panel), block * NR);
+            let out = packed_b.slice(block_start(k, panels, NR) + panel * apart(block, NR), block * NR);
             with_real!(mat.view.dtype(), R => {
                 // SAFETY: as above; items write disjoint panels.
                 let (source, out) = unsafe { (mat.view.as_slice::<R>(), out.as_mut::<f32>()) };
@@ -213,14 +223,14 @@ fn pack_a<'m>(cpu: &CpuQueue, mat: Mat, slab: &Slab, rows: Range<usize>, packed:
         let (k, depth) = inner_block(slab.depth, item * PACK_ROWS);
         let row = item * PACK_ROWS;
         let num_rows = PACK_ROWS.min(slab.depth - row);
-        let out = packed.slice(k * tiles * MR, depth * tiles * MR);
+        let out = packed.slice(block_start(k, tiles, MR), tiles * apart(depth, MR));
         with_real!(mat.view.dtype(), R => {
             // SAFETY: A is an input of this call; nobody writes it meanwhile. Items write disjoint rows of
             // the tiles, which lie in scratch.
             cpu.isa.run(#[inline(always)] || unsafe {
                 let source = &mat.view.as_slice::<R>()[(slab.first_k + row) * mat.stride + rows.start..];
                 let out = out.as_ptr::<f32>().add((row - k) * MR);
-                pack::a_columns(source, mat.stride, num_rows, rows.len(), out, depth * MR);
+                pack::a_columns(source, mat.stride, num_rows, rows.len(), out, apart(depth, MR));
             });
         });
     });
@@ -284,8 +294,8 @@ fn ready_a(cpu: &CpuQueue, a: A, block: &RowBlock, k: usize, depth: usize) -> Re
         }),
         A::Packed(p) => {
             let tile = (block.first_row - p.first_row) / MR;
-            let view = p.packed.slice(((k - p.first_k) * p.tiles + tile * depth) * MR, 0);
-            ReadyA { base: view.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
+            let start = block_start(k - p.first_k, p.tiles, MR) + tile * apart(depth, MR);
+            ReadyA { base: p.packed.slice(start, 0).as_ptr(), tile_step: apart(depth, MR), row: 1, col: MR }
         }
         A::Columns(_) => unreachable!("columns are packed before they are used"),
     }
@@ -315,7 +325,7 @@ fn tiles(
     for first_row in (0..rows).step_by(MR) {
         for panel in panels.clone() {
             let column = (panel - panels.start) * NR;
-            let b = panel_start(k, depth, all_panels, panel);
+            let b = block_start(k, all_panels, NR) + panel * apart(depth, NR);
             debug_assert!(b + depth * NR <= slab.packed_b.len());
             // SAFETY: rows and columns stay inside this item's block of C, which no other item writes;
             // A and B were checked to be apart from C; the panel was packed before this item started.
