@@ -8,8 +8,8 @@ Run by hand, from this folder, when a case changes:
 
 data/rows.jsonl, .jsonl.gz (two members), .jsonl.zst (two frames), .json, under-key.json, .csv, .txt: the same texts
 data/rows-train.arrow      as `datasets` keeps prepared data: a stream
-data/rows-file.arrow       an Arrow file, its batches compressed with lz4
-data/rows.parquet          several row groups, snappy; rows-lz4, rows-gzip, rows-zstd.parquet: the other codecs
+data/rows-file.arrow       an Arrow file, its batches compressed with lz4; rows-zstd.arrow: with zstd
+data/rows.parquet          several row groups, snappy; rows-lz4, rows-gzip, rows-zstd, rows-brotli: the other codecs
 data/chats.parquet, chats.jsonl   the same conversations; tool calls in some messages only
 data/ids.parquet           `input_ids` and `labels`
 data/packing.json          lengths, and for every strategy the rows that `trl.pack_dataset` makes of them
@@ -67,11 +67,13 @@ def write_tables():
     for file in sorted((HERE / "saved").iterdir()):
         file.unlink()
     (HERE / "saved").rmdir()
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_file(HERE / "rows-file.arrow", table.schema, options=options) as out:
-        for batch in table.to_batches(max_chunksize=6):
-            out.write_batch(batch)
-    for name, codec in [("rows", "snappy"), ("rows-lz4", "lz4"), ("rows-gzip", "gzip"), ("rows-zstd", "zstd")]:
+    for name, codec in [("rows-file", "lz4"), ("rows-zstd", "zstd")]:
+        options = pa.ipc.IpcWriteOptions(compression=codec)
+        with pa.ipc.new_file(HERE / f"{name}.arrow", table.schema, options=options) as out:
+            for batch in table.to_batches(max_chunksize=6):
+                out.write_batch(batch)
+    for name, codec in [("rows", "snappy"), ("rows-lz4", "lz4"), ("rows-gzip", "gzip"), ("rows-zstd", "zstd"),
+                        ("rows-brotli", "brotli")]:
         pq.write_table(table, HERE / f"{name}.parquet", compression=codec, row_group_size=6)
     (HERE / "chats.jsonl").write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in CHATS))
     Dataset.from_dict({"messages": CHATS}).to_parquet(HERE / "chats.parquet")

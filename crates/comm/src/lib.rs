@@ -33,7 +33,7 @@ pub use group::Group;
 pub use host::host_identity;
 pub use mixed::Mixed;
 pub use nccl::{Nccl, NcclComm, NcclSpec, NcclWorld};
-pub use shm::ShmCarrier;
+pub use shm::{ShmCarrier, WINDOW};
 pub use tcp::net;
 pub use tcp::{Sockets, TcpCarrier, TcpSpec};
 pub use thread::{ThreadCarrier, thread_world};

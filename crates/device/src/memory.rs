@@ -498,6 +498,33 @@ mod tests {
         assert!(rustix::fs::ftruncate(fd, 1).is_err(), "it must not shrink");
     }
 
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_part_is_lent_and_the_rest_is_not() {
+        const LENT: usize = 64 << 10;
+        let lent = Bytes(LENT as u64)..Bytes(2 * LENT as u64);
+        let memory = Memory::take_lending(Bytes(3 * LENT as u64), lent, &Pool::new(1)).unwrap();
+        let all = memory.view(0, 3 * LENT / 4, DType::F32);
+        let values: Vec<f32> = (0..all.len()).map(|i| i as f32).collect();
+        all.write(&values);
+        let (mut bytes, mut back) = ([0; 8], vec![0f32; all.len()]);
+        let fd = memory.shared_fd().unwrap();
+        assert_eq!(
+            rustix::io::pread(fd, &mut bytes, LENT as u64 - 4).unwrap(),
+            4,
+            "the file is the part alone"
+        );
+        assert_eq!(f32::from_le_bytes(bytes[..4].try_into().unwrap()), (2 * LENT / 4 - 1) as f32);
+        all.read_f32(&mut back);
+        assert_eq!(back, values);
+        let offset = |start: usize, len: usize| memory.shared_offset(&all.slice(start / 4, len / 4));
+        assert_eq!((offset(LENT, LENT), offset(LENT + 64, 8)), (Some(0), Some(64)));
+        assert_eq!(
+            [offset(0, 8), offset(LENT - 4, 8), offset(2 * LENT - 4, 8), offset(2 * LENT, 8)],
+            [None; 4]
+        );
+    }
+
     #[test]
     fn a_memory_knows_its_own_views() {
         let (a, b) = (Memory::take(Bytes(8192), &Pool::new(1)), Memory::take(Bytes(8192), &Pool::new(1)));

@@ -29,6 +29,7 @@ use open::Peer;
 pub(crate) use open::{FileAddress, Prepared, ShmAddress};
 use place::Place;
 pub(crate) use wait::{Meanwhile, NoWork};
+pub use window::WINDOW;
 use window::{WORTH_A_WINDOW, Window};
 
 /// One rank's side.

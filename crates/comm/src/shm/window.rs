@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes mapped at a time.
-const WINDOW: u64 = 2 << 20;
+/// Bytes of a peer that are mapped at a time.
+pub const WINDOW: u64 = 2 << 20;
 
 /// Parts shorter than this are copied by the system: moving a window costs more.
 pub(super) const WORTH_A_WINDOW: u64 = 256 << 10;

@@ -56,8 +56,6 @@ pub(super) fn parquet(path: &Path, columns: &Columns) -> Result<ArrowRows, DataE
     for group in builder.metadata().row_groups() {
         for (leaf, column) in group.columns().iter().enumerate() {
             let codec = match column.compression() {
-                Compression::ZSTD(_) => "zstd",
-                Compression::BROTLI(_) => "brotli",
                 Compression::LZO => "lzo",
                 _ => continue,
             };

@@ -5,8 +5,7 @@ use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
-use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
-use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+use zstd::stream::read::Decoder;
 
 use crate::DataError;
 
@@ -34,67 +33,21 @@ pub(super) fn open(path: &Path) -> Result<TextFile, DataError> {
     Ok(if name.ends_with(".gz") {
         Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(file)))
     } else if COMPRESSED.iter().any(|ending| name.ends_with(ending)) {
-        Box::new(BufReader::with_capacity(BUFFER_BYTES, Zstd::new(file)))
+        let decoder =
+            Decoder::with_buffer(file).map_err(|source| DataError::Read { path: path.into(), source })?;
+        Box::new(BufReader::with_capacity(BUFFER_BYTES, Zstd(decoder)))
     } else {
         Box::new(file)
     })
 }
 
 /// All frames of a zstd file, one after the other.
-struct Zstd<R> {
-    source: R,
-    decoder: FrameDecoder,
-    inside: bool,
-}
-
-impl<R: BufRead> Zstd<R> {
-    fn new(source: R) -> Self {
-        let mut decoder = FrameDecoder::new();
-        // What the `zstd` program accepts without being asked for more.
-        decoder.set_max_window_size(128 << 20);
-        Zstd { source, decoder, inside: false }
-    }
-
-    /// Begins the next frame; false at the end of the file.
-    fn enter(&mut self) -> io::Result<bool> {
-        while !self.source.fill_buf()?.is_empty() {
-            match self.decoder.reset(&mut self.source) {
-                Ok(()) => return Ok(true),
-                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
-                    length,
-                    ..
-                })) => {
-                    let skipped = io::copy(&mut (&mut self.source).take(u64::from(length)), &mut io::sink())?;
-                    if skipped < u64::from(length) {
-                        return Err(io::ErrorKind::UnexpectedEof.into());
-                    }
-                }
-                Err(_) => return Err(damaged()),
-            }
-        }
-        Ok(false)
-    }
-}
+struct Zstd<R: BufRead>(Decoder<'static, R>);
 
 impl<R: BufRead> Read for Zstd<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        loop {
-            if !self.inside {
-                if !self.enter()? {
-                    return Ok(0);
-                }
-                self.inside = true;
-            }
-            while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
-                self.decoder
-                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(|_| damaged())?;
-            }
-            match self.decoder.read(out)? {
-                0 if !out.is_empty() => self.inside = false,
-                count => return Ok(count),
-            }
-        }
+        // What the system refused keeps its own words.
+        self.0.read(out).map_err(|e| if e.raw_os_error().is_some() { e } else { damaged() })
     }
 }
 

@@ -6,7 +6,7 @@ use lockstep_core::{DType, Mesh};
 use lockstep_shape::{Architecture, Biases, ModelShape, Recompute};
 use proptest::prelude::*;
 
-use crate::{AccumulationOrder, RunPlan, Tier, check, check_training};
+use crate::{Access, AccumulationOrder, OpKind, RunPlan, Tier, What, check, check_training};
 
 use super::{Setup, lanes};
 
@@ -96,6 +96,31 @@ fn assert_plan_is_peak(plan: &RunPlan) {
     assert_eq!(plan.arena.0, plan.residents[0].bytes.0 + largest);
 }
 
+/// Collectives send from what is lent, and nothing but states, and gradients and parameters on their way, is.
+fn assert_ranks_lend_enough_and_no_more(plan: &RunPlan) {
+    for phase in &plan.phases {
+        for op in &phase.schedule.ops {
+            let sends = matches!(op.kind, OpKind::Gather(_) | OpKind::Reduce { .. } | OpKind::Publish(_));
+            for (id, access) in &op.accesses {
+                let buffer = &plan.buffers[id.0 as usize];
+                if buffer.tier != Tier::Device {
+                    continue;
+                }
+                let start = plan.offset(phase, *id).expect("what is used has a place");
+                let is_lent = plan.lent.start <= start && start + buffer.bytes() <= plan.lent.end;
+                let must = sends && *access != Access::Define && plan.input.mesh.world() > 1;
+                assert!(is_lent || !must, "{:?} is sent from by {:?}", buffer.what, op.kind);
+                let may = matches!(
+                    buffer.what,
+                    What::State { .. } | What::GradWhole { .. } | What::ParamStaging { .. }
+                );
+                assert!(may || !is_lent || buffer.elems == 0, "{:?} is lent", buffer.what);
+            }
+        }
+    }
+    assert!(plan.input.mesh.world() > 1 || plan.lent.is_empty(), "nobody is there to lend to");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -114,5 +139,6 @@ proptest! {
             }
         }
         assert_plan_is_peak(&plan);
+        assert_ranks_lend_enough_and_no_more(&plan);
     }
 }
