@@ -92,7 +92,7 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
         return initialise(c, init);
     }
     if let (A::Rows(a), B::Transposed(b)) = (a, b)
-        && few::applies(m, k, num_threads)
+        && few::applies(m, k)
     {
         return few::product(cpu, c, a, b, init, scratch);
     }

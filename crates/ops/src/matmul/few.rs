@@ -25,9 +25,9 @@ const NARROW: usize = NR / 2;
 /// The most tiles of MR rows of B that a thread takes at a time.
 const TILES_AT_A_TIME: usize = 8;
 
-/// Whether [`product`] is the way for `m` rows over an inner dimension of `k`: every thread has room for all of A.
-pub(super) fn applies(m: usize, k: usize, num_threads: usize) -> bool {
-    m <= FEW && k > 0 && m.next_multiple_of(NR) * k <= PACKED_ELEMS / num_threads
+/// Whether [`product`] is the way for `m` rows over an inner dimension of `k`.
+pub(super) fn applies(m: usize, k: usize) -> bool {
+    m <= FEW && k > 0 && m.next_multiple_of(NR) * k <= PACKED_ELEMS
 }
 
 /// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ.
@@ -47,10 +47,13 @@ fn in_panels<const WIDTH: usize>(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: I
     let tiles = c.cols.div_ceil(MR);
     let items = (num_threads * tiles.div_ceil(num_threads * TILES_AT_A_TIME)).min(tiles);
     let next = AtomicUsize::new(0);
-    // Every thread packs A for itself: lines that another core has written, or still holds when they are to be
-    // written again, cost more than the packing.
+    // Every thread packs A for itself, where there is room: lines that another core has written, or still holds when
+    // they are to be written again, cost more than the packing.
+    let fits_each = c.rows.next_multiple_of(WIDTH) * a.cols <= packed_each;
+    let for_all = (!fits_each).then(|| Packed::<WIDTH>::new(cpu, a, scratch.first(PACKED_ELEMS)));
     cpu.pool.run(num_threads, &|_, worker| {
-        let packed = Packed::<WIDTH>::new(cpu, a, scratch.slice(worker * packed_each, packed_each));
+        let packed =
+            for_all.unwrap_or_else(|| Packed::new(cpu, a, scratch.slice(worker * packed_each, packed_each)));
         // SAFETY: a worker's part of the scratch is its own.
         let room = unsafe { rooms.slice(worker * room_each, room_each).as_mut::<f32>() };
         loop {
@@ -65,6 +68,7 @@ fn in_panels<const WIDTH: usize>(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: I
 }
 
 /// A in panels of WIDTH columns, each a row of A: inner block by inner block, panel by panel.
+#[derive(Clone, Copy)]
 struct Packed<'m, const WIDTH: usize> {
     view: View<'m>,
     m: usize,

@@ -214,8 +214,8 @@ mod x86 {
     pub(super) unsafe fn weights_avx512<const VECTORS: usize>(t: &Tile) {
         /// Steps that share an addition to the pointers: what is loaded for each lies at a fixed distance.
         const STEPS: usize = 4;
+        /// Cache lines of weights that so many steps use.
         const LINES: usize = MR * STEPS / 16;
-        const HINT: i32 = _MM_HINT_T1;
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; MR];
         let (mut a, mut b) = (row_groups::<4>(t, MR), t.b);
         let a_row = t.a_row;
@@ -242,7 +242,7 @@ mod x86 {
                 for round in 0..rounds {
                     for line in 0..LINES {
                         let at = ahead.wrapping_add((round * LINES + line) * 16);
-                        _mm_prefetch(at.cast::<i8>(), HINT);
+                        _mm_prefetch(at.cast::<i8>(), _MM_HINT_T1);
                     }
                     steps(&mut acc, STEPS);
                 }

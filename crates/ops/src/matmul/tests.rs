@@ -128,6 +128,26 @@ fn slabs_of_every_kind() {
     }
 }
 
+/// Few rows over so long an inner dimension that threads have no room for a copy each.
+#[test]
+fn few_rows_are_packed_for_all_or_for_each() {
+    for k in [300, 30_000] {
+        let bench = Bench::new(11);
+        let (m, n) = (17, 50);
+        let (a, b) = (bench.normals(m * k, DType::F32), bench.normals(n * k, DType::F32));
+        let [one, many] = [1, 9].map(|threads| {
+            let queue = Queue::cpu(threads);
+            let c = bench.output(m * n, DType::F32);
+            let scratch = scratch(&bench, &queue);
+            nt(&queue, Mat::dense(c, m, n), Mat::dense(a, m, k), Mat::dense(b, n, k), Init::Zero, scratch);
+            c
+        });
+        assert_eq!(bits(one), bits(many), "{k}");
+        let (av, bv) = (values(a), values(b));
+        assert_close(many, &reference::product(m, n, k, |i, l| av[i * k + l], |l, j| bv[j * k + l]), 3e-6);
+    }
+}
+
 #[test]
 fn an_empty_batch_is_nothing_and_an_empty_sum_is_zero() {
     let bench = Bench::new(3);
