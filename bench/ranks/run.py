@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "cpu-step"))
@@ -36,6 +37,8 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to lockstep train")
+    parser.add_argument("--settle", type=float, default=8, metavar="SECONDS",
+                        help="pause before each program: what the one before it left behind slows the first seconds")
     parser.add_argument("--only", nargs="+", default=[], help="programs to run, by name")
     args = parser.parse_args()
     args.threads = 1
@@ -56,6 +59,7 @@ def main():
                 order = list(programs)[::-1] if repeat % 2 else list(programs)
                 for name in order:
                     result = {"program": name, "size": size, "repeat": repeat, "load": os.getloadavg()[0]}
+                    time.sleep(args.settle)
                     result |= programs[name](size)
                     record(raw, result)
                     results[name].append(result)

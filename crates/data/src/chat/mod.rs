@@ -7,7 +7,8 @@
 //! the template, the tokenizer and the row: the date, if a template prints one, is given.
 //!
 //! Left out: content that is not text (images are what a template makes of them), continuing a final
-//! message, and the training variants of known templates that TRL swaps in.
+//! message, and the training variants of known templates that TRL swaps in; where those begin a turn earlier,
+//! so is it begun here (`LEARN_BREAK`).
 
 mod clock;
 mod encode;

@@ -21,7 +21,7 @@ const TOOL_USE: &str = "tool_use";
 const SHOWN_CODE: usize = 80;
 
 /// Part of every fingerprint; raised when the same template and row come to other text.
-const RENDERER_VERSION: u64 = 1;
+const RENDERER_VERSION: u64 = 2;
 
 /// What turns conversations into text, compiled once; shared between threads as it is.
 pub struct ChatTemplate {
@@ -39,7 +39,14 @@ struct Compiled {
     origin: String,
     /// Whether it has generation blocks.
     tagged: bool,
+    /// Whether the line break before a turn is learnt.
+    learns_break: bool,
 }
+
+/// Templates without generation blocks for which TRL has a variant that puts them around the line break before a
+/// turn's content too, by the hash of their text: Qwen2.5's. Elsewhere what the prompt for a turn gives is never
+/// part of it.
+const LEARN_BREAK: [&str; 1] = ["72e8302eb275e75b189b6a9ebfaa7aaba1b868c610b169b3b16c5cae2172148e"];
 
 impl ChatTemplate {
     /// The template of `source`, with the special tokens of `tokenizer` as variables. `now` is what
@@ -90,7 +97,10 @@ impl ChatTemplate {
         let text = self.text(chat, false)?;
         let template = self.choose(chat)?;
         if !template.tagged {
-            let spans = turns::spans(self, chat, &text)?;
+            let mut spans = turns::spans(self, chat, &text)?;
+            for span in spans.iter_mut().filter(|_| template.learns_break) {
+                span.start -= usize::from(text[..span.start].ends_with('\n'));
+            }
             return Ok((text, spans));
         }
         // Text that has no marks with marks in it can be told from marks.
@@ -153,7 +163,9 @@ impl ChatTemplate {
 }
 
 fn compile(env: &mut Environment<'static>, named: &Named) -> Result<Compiled, TemplateFault> {
-    let mut template = Compiled { name: named.name.clone(), origin: named.origin.clone(), tagged: false };
+    let learns_break = LEARN_BREAK.contains(&blake3::hash(named.text.as_bytes()).to_hex().as_str());
+    let (name, origin) = (named.name.clone(), named.origin.clone());
+    let mut template = Compiled { name, origin, tagged: false, learns_break };
     let Rewritten { source, tagged } =
         tags::rewrite(&named.text).map_err(|(line, why)| template.fault(Some(line), why.into()))?;
     template.tagged = tagged;
