@@ -6,12 +6,12 @@
 //! lock and then find the file. A process that is killed gives the lock back, and what it left unfinished
 //! is written over.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use crate::{DataError, DataSpec, Dataset, EncodeChat, Tokenizer, store};
+use crate::{DataError, DataSpec, Dataset, EncodeChat, LockFile, Tokenizer, store};
 
 /// Files up to this size are known by their content, larger ones by size and time of change.
 const HASHED_BYTES: u64 = 1 << 20;
@@ -78,10 +78,7 @@ pub(crate) fn look(path: &Path) -> Result<Looked, DataError> {
 pub(crate) struct Place {
     path: PathBuf,
     partial: PathBuf,
-    lock_path: PathBuf,
-    lock: Option<File>,
-    /// Folders made for it, the innermost first.
-    made: Vec<PathBuf>,
+    lock: LockFile,
 }
 
 impl Place {
@@ -91,42 +88,9 @@ impl Place {
 
     /// Waits until nobody else makes this file.
     pub(crate) fn take(dir: &Path, key: &str) -> Result<Place, DataError> {
-        let made = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists());
-        let mut place = Place {
-            path: Place::path_of(dir, key),
-            partial: dir.join(format!("{key}.partial")),
-            lock_path: dir.join(format!("{key}.lock")),
-            lock: None,
-            made: made.map(Path::to_path_buf).collect(),
-        };
-        let mut vanished = 0;
-        loop {
-            let mut options = OpenOptions::new();
-            options.create(true).truncate(false).write(true);
-            let made = fs::create_dir_all(dir).map_err(|e| (dir, e));
-            let opened =
-                made.and_then(|()| options.open(&place.lock_path).map_err(|e| (&*place.lock_path, e)));
-            let file = match opened {
-                Ok(file) => file,
-                // Another process has just removed the folder it had made. Not for ever: a link that leads
-                // nowhere and a file in the folder's place look the same.
-                Err((_, e))
-                    if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
-                        && vanished < 1000 =>
-                {
-                    vanished += 1;
-                    continue;
-                }
-                Err((path, e)) => return Err(cannot_write(path)(e)),
-            };
-            // No deadline: the system gives the lock back when its holder ends, however it ends.
-            file.lock().map_err(cannot_write(&place.lock_path))?;
-            // Its last holder may have removed it between opening and locking.
-            if same_file(&file, &place.lock_path).map_err(cannot_write(&place.lock_path))? {
-                place.lock = Some(file);
-                return Ok(place);
-            }
-        }
+        let lock = LockFile::take(&dir.join(format!("{key}.lock")));
+        let lock = lock.map_err(|(path, source)| DataError::Write { path, source })?;
+        Ok(Place { path: Place::path_of(dir, key), partial: dir.join(format!("{key}.partial")), lock })
     }
 
     /// The file to write, and what it is called meanwhile.
@@ -138,7 +102,7 @@ impl Place {
     /// Gives the file that was written its name.
     pub(crate) fn keep(mut self) -> Result<PathBuf, DataError> {
         fs::rename(&self.partial, &self.path).map_err(cannot_write(&self.path))?;
-        self.made.clear();
+        self.lock.keep_folders();
         if let Some(dir) = self.path.parent().filter(|_| cfg!(unix)) {
             File::open(dir).and_then(|dir| dir.sync_all()).map_err(cannot_write(dir))?;
         }
@@ -148,34 +112,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.lock.is_some() {
-            let _ = fs::remove_file(&self.partial);
-            // While the lock is held: whoever waits for it sees that the file is gone, and makes a new one.
-            let _ = fs::remove_file(&self.lock_path);
-        }
-        for dir in &self.made {
-            // Fails where something is inside, which is then there to stay.
-            if fs::remove_dir(dir).is_err() {
-                break;
-            }
-        }
+        // Before the lock goes, and the folders with it.
+        let _ = fs::remove_file(&self.partial);
     }
-}
-
-#[cfg(unix)]
-fn same_file(file: &File, path: &Path) -> io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    let held = file.metadata()?;
-    match fs::metadata(path) {
-        Ok(there) => Ok((held.dev(), held.ino()) == (there.dev(), there.ino())),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
-#[cfg(not(unix))]
-fn same_file(_: &File, path: &Path) -> io::Result<bool> {
-    path.try_exists()
 }
 
 fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> DataError {

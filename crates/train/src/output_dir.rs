@@ -4,13 +4,14 @@
 //! fill goes when the run lets go.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockstep_ckpt::CkptError;
 use lockstep_config::{OutputConfig, Resume};
+use lockstep_data::LockFile;
 
 use crate::error::TrainError;
 
@@ -20,9 +21,8 @@ pub(crate) struct OutputDir {
     path: PathBuf,
     /// Checkpoints of an earlier run are here, and may go.
     replaces: bool,
-    lock: Option<File>,
-    /// Folders this run made, the innermost first.
-    made: Vec<PathBuf>,
+    /// Held for what it does when it is dropped.
+    _lock: Option<LockFile>,
 }
 
 impl OutputDir {
@@ -30,10 +30,8 @@ impl OutputDir {
     /// that they may go.
     pub(crate) fn take(output: &OutputConfig) -> Result<OutputDir, TrainError> {
         let path = output.output_dir.clone();
-        let made: Vec<PathBuf> =
-            path.ancestors().take_while(|dir| !dir.exists()).map(Path::to_path_buf).collect();
-        let mut dir = OutputDir { path, replaces: false, lock: None, made };
-        dir.lock = Some(lock(&dir.path)?);
+        let lock = lock(&path)?;
+        let mut dir = OutputDir { path, replaces: false, _lock: Some(lock) };
         if output.resume_from_checkpoint == Resume::No {
             let latest = lockstep_ckpt::latest(&dir.checkpoints())?;
             let damaged = latest.skipped.first().map(|skipped| &skipped.path);
@@ -51,7 +49,7 @@ impl OutputDir {
 
     /// The directory as a rank sees it that leaves it to another.
     pub(crate) fn follow(output: &OutputConfig) -> OutputDir {
-        OutputDir { path: output.output_dir.clone(), replaces: false, lock: None, made: Vec::new() }
+        OutputDir { path: output.output_dir.clone(), replaces: false, _lock: None }
     }
 
     /// Removes what must not stay beside a new run: checkpoints that are to be replaced, and what killed
@@ -97,78 +95,23 @@ impl OutputDir {
     }
 }
 
-impl Drop for OutputDir {
-    fn drop(&mut self) {
-        if self.lock.is_some() {
-            // While the lock is held: whoever comes next makes a new file.
-            let _ = fs::remove_file(self.path.join(LOCK));
-        }
-        for dir in &self.made {
-            // Fails where something is inside, which is then there to stay.
-            if fs::remove_dir(dir).is_err() {
-                break;
-            }
-        }
-    }
-}
-
 const LOCK: &str = ".lock";
 
 /// Makes the directory, takes its lock and writes into that who has it.
-fn lock(dir: &Path) -> Result<File, TrainError> {
+fn lock(dir: &Path) -> Result<LockFile, TrainError> {
     let path = dir.join(LOCK);
-    let mut vanished = 0;
-    loop {
-        let mut options = OpenOptions::new();
-        options.create(true).truncate(false).read(true).write(true);
-        let made = fs::create_dir_all(dir).map_err(|e| (dir, e));
-        let opened = made.and_then(|()| options.open(&path).map_err(|e| (path.as_path(), e)));
-        let mut file = match opened {
-            Ok(file) => file,
-            // Another rank made the directory for its data, failed, and has just removed it again. Not for
-            // ever: a link that leads nowhere and a file in the directory's place look the same.
-            Err((_, e))
-                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
-                    && vanished < 1000 =>
-            {
-                vanished += 1;
-                continue;
-            }
-            Err((path, e)) => return Err(failed(path)(e)),
-        };
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
-                let mut text = String::new();
-                let _ = file.take(1024).read_to_string(&mut text);
-                return Err(TrainError::OutputLocked { dir: dir.into(), holder: Holder::parse(&text) });
-            }
-            Err(fs::TryLockError::Error(cause)) => return Err(TrainError::Output { path, cause }),
+    match LockFile::try_take(&path).map_err(|(path, cause)| TrainError::Output { path, cause })? {
+        Ok(lock) => {
+            let (mut file, text) = (lock.file(), Holder::this().to_string());
+            file.set_len(0).and_then(|()| file.write_all(text.as_bytes())).map_err(failed(&path))?;
+            Ok(lock)
         }
-        // The file may have been removed by the run that held it, between opening and locking.
-        if !is_at(&file, &path).map_err(failed(&path))? {
-            continue;
+        Err(held) => {
+            let mut text = String::new();
+            let _ = held.take(1024).read_to_string(&mut text);
+            Err(TrainError::OutputLocked { dir: dir.into(), holder: Holder::parse(&text) })
         }
-        let text = Holder::this().to_string();
-        file.set_len(0).and_then(|()| file.write_all(text.as_bytes())).map_err(failed(&path))?;
-        return Ok(file);
     }
-}
-
-#[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    let held = file.metadata()?;
-    match fs::metadata(path) {
-        Ok(there) => Ok((held.dev(), held.ino()) == (there.dev(), there.ino())),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
-#[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> io::Result<bool> {
-    path.try_exists()
 }
 
 /// Who holds a lock, as its file says.
@@ -224,40 +167,6 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> TrainError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Another rank makes the directory for its data, fails, and removes it, while this one takes it.
-    #[test]
-    fn a_directory_that_comes_and_goes() {
-        let root = tempfile::tempdir().unwrap();
-        let dir = root.path().join("runs/out");
-        let done = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                    let _ = fs::create_dir_all(&dir);
-                    let _ = fs::remove_dir(&dir);
-                    let _ = fs::remove_dir(dir.parent().unwrap());
-                }
-            });
-            let taken = (0..200).try_for_each(|_| {
-                let held = lock(&dir)?;
-                fs::remove_file(dir.join(LOCK)).map_err(failed(&dir))?;
-                drop(held);
-                Ok::<(), TrainError>(())
-            });
-            done.store(true, std::sync::atomic::Ordering::Relaxed);
-            taken.unwrap();
-        });
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_lock_that_leads_nowhere() {
-        let root = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink("nowhere/at/all", root.path().join(LOCK)).unwrap();
-        let e = lock(root.path()).unwrap_err();
-        assert!(matches!(&e, TrainError::Output { path, .. } if path.ends_with(LOCK)), "{e}");
-    }
 
     #[test]
     fn a_holder_reads_back() {
