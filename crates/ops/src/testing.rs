@@ -1,6 +1,8 @@
 //! Help for the operations' tests: memory to run on, poisoned outputs, matrices with margins, finite
 //! differences, tolerances.
 
+use std::cell::{Cell, OnceCell};
+
 use lockstep_core::rng::{Purpose, Stream};
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Isa, Memory, Pool, Queue, View};
@@ -11,33 +13,47 @@ use crate::Mat;
 /// What lies between the rows of a [`Framed`] matrix. Exact in every storage type.
 const MARGIN: f32 = 77.0;
 
-/// Memory that is handed out piece by piece.
+/// A block of a bench's memory. Small, for taking memory touches every page of it; larger where a single
+/// operand needs it.
+const BLOCK: usize = 4 << 20;
+
+/// Memory that is handed out piece by piece, as much as a test asks for.
 pub(crate) struct Bench {
-    memory: Memory,
-    used: std::cell::Cell<usize>,
-    draws: std::cell::Cell<u32>,
+    block: Block,
+    draws: Cell<u32>,
     seed: u64,
+}
+
+/// A block of memory, and the one taken when it was full.
+struct Block {
+    memory: Memory,
+    used: Cell<usize>,
+    next: OnceCell<Box<Block>>,
+}
+
+impl Block {
+    fn of(bytes: usize) -> Block {
+        let memory = Memory::take(Bytes(bytes as u64), &Pool::new(1)).unwrap();
+        Block { memory, used: 0.into(), next: OnceCell::new() }
+    }
+
+    fn take(&self, len: usize, dtype: DType) -> View<'_> {
+        let (at, bytes) = (self.used.get(), len * dtype.size());
+        if at + bytes > self.memory.bytes().0 as usize {
+            return self.next.get_or_init(|| Box::new(Block::of(bytes.max(BLOCK)))).take(len, dtype);
+        }
+        self.used.set((at + bytes).next_multiple_of(64));
+        self.memory.view(at, len, dtype)
+    }
 }
 
 impl Bench {
     pub(crate) fn new(seed: u64) -> Bench {
-        Bench::with_mebibytes(48, seed)
-    }
-
-    /// For operations on small operands: taking memory touches every page, so less of it is faster.
-    pub(crate) fn small(seed: u64) -> Bench {
-        Bench::with_mebibytes(4, seed)
-    }
-
-    pub(crate) fn with_mebibytes(mebibytes: u64, seed: u64) -> Bench {
-        let memory = Memory::take(Bytes(mebibytes << 20), &Pool::new(1)).unwrap();
-        Bench { memory, used: 0.into(), draws: 0.into(), seed }
+        Bench { block: Block::of(BLOCK), draws: 0.into(), seed }
     }
 
     fn take(&self, len: usize, dtype: DType) -> View<'_> {
-        let at = self.used.get();
-        self.used.set((at + len * dtype.size()).next_multiple_of(64));
-        self.memory.view(at, len, dtype)
+        self.block.take(len, dtype)
     }
 
     /// An output: every float is NaN until the operation writes it.

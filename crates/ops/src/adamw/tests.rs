@@ -26,7 +26,7 @@ proptest! {
         clip in prop_oneof![Just(1f32), Just(0.37)], size in prop_oneof![Just(1f32), Just(1e-4), Just(1e3)],
         working in prop::option::of(dtype()), seed in any::<u64>(),
     ) {
-        let bench = Bench::with_mebibytes(8, seed);
+        let bench = Bench::new(seed);
         let start: Vec<f32> = bench.normal_values(len).iter().map(|p| p * 0.02).collect();
         let gradients: Vec<Vec<f32>> =
             (0..10).map(|_| bench.normal_values(len).iter().map(|g| g * size).collect()).collect();
@@ -71,7 +71,7 @@ proptest! {
         len in 1usize..600, from in 0usize..600, part in 1usize..600, with in settings(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let [p, m, g] = [(); 3].map(|()| bench.normal_values(len));
         let v: Vec<f32> = bench.normal_values(len).iter().map(|v| v * v).collect();
         let run = |pick: usize, from: usize, len: usize| {
@@ -94,7 +94,7 @@ proptest! {
 
 #[test]
 fn without_gradients_only_the_decay_is_left() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let zeros = || bench.input(&[0.0; 3], DType::F32);
     let master = bench.input(&[1.0, -2.0, 0.0], DType::F32);
     let range = Range { master, working: None, grad: zeros(), m: zeros(), v: zeros(), weight_decay: 0.5 };

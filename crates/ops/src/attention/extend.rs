@@ -252,7 +252,7 @@ mod tests {
                     picked.extend((grown[*doc]..grown[*doc] + new).map(|t| start + t));
                     grown[*doc] += new;
                 }
-                let bench = Bench::small(seed ^ pass);
+                let bench = Bench::new(seed ^ pass);
                 let rows_of = |view: View, cols: usize| {
                     let mut all = vec![0f32; view.len()];
                     view.read_f32(&mut all);

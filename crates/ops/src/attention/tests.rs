@@ -255,7 +255,7 @@ proptest! {
         sharpness in prop_oneof![Just(0.1f32), Just(1.0), Just(4.0)], window in window(), rate in rate(),
         pad in 0usize..3, dtype in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::with_mebibytes(24, seed);
+        let bench = Bench::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, sharpness) };
         let pack = Pack::new(&bench, heads, dtype, &lens).dropped(rate);
         check_against_reference(&bench, &pack, pad, tolerance(dtype));
@@ -266,7 +266,7 @@ proptest! {
         (num_q, num_kv) in heads(2, 2), width in 1usize..5, lens in prop::collection::vec(1usize..6, 1..3),
         window in prop_oneof![Just(None), (1usize..5).prop_map(Some)], rate in rate(), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
         let pack = Pack::new(&bench, heads, DType::F32, &lens).dropped(rate);
         let placed = Placed::new(&bench, &pack, 0);
@@ -299,7 +299,7 @@ proptest! {
         window in window(), rate in rate(), dtype in dtype(), picks in prop::array::uniform3(0usize..9),
         seed in any::<u64>(),
     ) {
-        let bench = Bench::with_mebibytes(16, seed);
+        let bench = Bench::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
         let new = |lens: &[usize]| Pack::new(&bench, heads, dtype, lens).dropped(rate);
         let (doc, head, tail) = (new(&[len]), new(&before), new(&after));
@@ -323,7 +323,7 @@ proptest! {
         window in window(), rate in rate(), dtype in dtype(), picks in (0usize..9, 0usize..9),
         seed in any::<u64>(),
     ) {
-        let bench = Bench::with_mebibytes(16, seed);
+        let bench = Bench::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 2.0) };
         let pack = Pack::new(&bench, heads, dtype, &[len]).dropped(rate);
         let prefix = pack.prefix(0, cut % len + 1);
@@ -341,7 +341,7 @@ fn documents_at_the_edges_of_blocks() {
     for (num_q, num_kv, width, dtype) in
         [(3, 1, 1, DType::F32), (2, 2, 33, DType::BF16), (4, 2, 48, DType::F32), (2, 1, 128, DType::F16)]
     {
-        let bench = Bench::with_mebibytes(40, width as u64);
+        let bench = Bench::new(width as u64);
         let lens = [1, 47, 48, 0, 49, 63, 64, 65, 130];
         let pack = Pack::new(&bench, scaled(num_q, num_kv, width, 1.0), dtype, &lens);
         check_against_reference(&bench, &pack, 1, tolerance(dtype));
@@ -351,7 +351,7 @@ fn documents_at_the_edges_of_blocks() {
 /// A window that no document fills changes no bit; one key alone gives its value.
 #[test]
 fn windows_of_every_key_and_of_one() {
-    let bench = Bench::with_mebibytes(16, 3);
+    let bench = Bench::new(3);
     let pack = Pack::new(&bench, scaled(2, 2, 8, 1.0), DType::F32, &[65, 130, 3]);
     let with = |window| Pack { heads: Heads { window, ..pack.heads }, ..pack.clone() };
     let queue = Queue::cpu(2);
@@ -364,7 +364,7 @@ fn windows_of_every_key_and_of_one() {
 /// A key changes only the rows whose window it is in, however large it is.
 #[test]
 fn keys_before_the_window_are_not_seen() {
-    let bench = Bench::with_mebibytes(16, 4);
+    let bench = Bench::new(4);
     let heads = Heads { window: Some(40), ..scaled(1, 1, 4, 1.0) };
     let mut pack = Pack::new(&bench, heads, DType::F32, &[200]);
     let before = pack.run(&bench, &Queue::cpu(1));
@@ -381,7 +381,7 @@ fn keys_before_the_window_are_not_seen() {
 /// reach 1000, where the kept log-sum-exp has steps of 6e-5: that much backward may be off.
 #[test]
 fn rising_and_falling_scores_stay_finite() {
-    let bench = Bench::with_mebibytes(8, 1);
+    let bench = Bench::new(1);
     for slope in [5.0f32, -5.0] {
         let heads = Heads { num_q: 1, num_kv: 1, width: 1, scale: 1.0, window: None };
         let mut pack = Pack::new(&bench, heads, DType::F32, &[200]);
@@ -393,7 +393,7 @@ fn rising_and_falling_scores_stay_finite() {
 
 #[test]
 fn no_documents_are_no_work() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let heads = scaled(2, 1, 4, 1.0);
     for queue in queues() {
         for lens in [&[][..], &[0], &[0, 0]] {

@@ -15,7 +15,7 @@ proptest! {
         rows in 1usize..200, dim in 1usize..90, pad in 0usize..4, act in dtype(), param in dtype(),
         seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let start = bench.normal_values(rows * dim);
         let (b, dy) = (bench.normals(dim, param), bench.framed_normals(rows, dim, pad, act));
         let before = bench.normal_values(dim);
@@ -39,7 +39,7 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         rows in 1usize..4, dim in 1usize..7, seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let [y, r] = [(); 2].map(|()| bench.framed_normals(rows, dim, 0, DType::F32));
         let b = values(bench.normals(dim, DType::F32));
         let db = bench.input(&vec![0.0; dim], DType::F32);
@@ -54,7 +54,7 @@ proptest! {
         rows in 1usize..150, dim in 1usize..60, from in 0usize..150, len in 1usize..150, act in dtype(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let (start, b) = (bench.normal_values(rows * dim), bench.normals(dim, DType::F32));
         let (whole, part) = (bench.framed(&start, dim, 0, act), bench.framed(&start, dim, 0, act));
         let from = from % rows;
@@ -68,7 +68,7 @@ proptest! {
 
 #[test]
 fn no_rows_leave_the_gradient_as_it_was() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let (empty, db) = (Mat::dense(bench.output(0, DType::F32), 0, 5), bench.input(&[1.0; 5], DType::F32));
     for queue in queues() {
         forward(&queue, empty, bench.input(&[1.0; 5], DType::F32));

@@ -21,7 +21,7 @@ proptest! {
         rows in 1usize..40, vocab in vocab(), pad in 0usize..4,
         spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e4)], seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let start: Vec<f32> = bench.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
         let targets = bench.indices(rows, vocab);
         let targets_view = bench.input_u32(&targets);
@@ -55,7 +55,7 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let logits = bench.framed_normals(rows, vocab, 0, DType::F32);
         let (start, targets) = (logits.values(), bench.indices(rows, vocab));
         let (r, logp) = (bench.normals(rows, DType::F32), bench.output(rows, DType::F32));
@@ -71,7 +71,7 @@ proptest! {
         rows in 1usize..40, vocab in vocab(), from in 0usize..40, len in 1usize..40,
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let start = bench.normal_values(rows * vocab);
         let targets = bench.input_u32(&bench.indices(rows, vocab));
         let c = bench.normals(rows, DType::F32);
@@ -93,7 +93,7 @@ proptest! {
 /// Logits near the ends of f32, equal ones, and tokens that are ruled out by negative infinity.
 #[test]
 fn extreme_logits_stay_finite() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let infinity = f32::INFINITY;
     let rows: [([f32; 5], u32); 8] = [
         ([1e37, -1e37, 0.0, 1.0, -1.0], 0),
@@ -129,7 +129,7 @@ fn extreme_logits_stay_finite() {
 
 #[test]
 fn a_broken_logit_is_not_hidden() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     for queue in queues() {
         let logits = bench.framed(&[0.0, f32::NAN, 1.0], 3, 0, DType::F32);
         let logp = bench.output(1, DType::F32);
@@ -141,7 +141,7 @@ fn a_broken_logit_is_not_hidden() {
 
 #[test]
 fn no_rows_are_no_work() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let empty = bench.output(0, DType::F32);
     let targets = bench.input_u32(&[]);
     forward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets);

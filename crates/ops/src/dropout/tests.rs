@@ -36,7 +36,7 @@ proptest! {
         lens in prop::collection::vec(0usize..70, 1..5), cols in 1usize..150, pad in 0usize..3,
         rate in prop_oneof![Just(0.0), Just(0.1), Just(0.5), Just(0.9)], act in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let rows: usize = lens.iter().sum();
         let samples = bench.indices(lens.len(), 1000);
         let (mask, cu) = (mask(&bench, rate, &samples), bench.input_u32(&bounds(&lens)));
@@ -60,7 +60,7 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         lens in prop::collection::vec(1usize..4, 1..3), cols in 1usize..9, seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let rows: usize = lens.iter().sum();
         let samples = bench.indices(lens.len(), 1000);
         let (mask, cu) = (mask(&bench, 0.4, &samples), bench.input_u32(&bounds(&lens)));
@@ -79,7 +79,7 @@ proptest! {
         before in prop::collection::vec(0usize..50, 0..3), len in 1usize..80, cols in 1usize..90,
         act in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let (y, residual) = (bench.normal_values(len * cols), bench.normal_values(len * cols));
         let alone = bench.framed(&y, cols, 0, act);
         let cu = bench.input_u32(&[0, len as u32]);
@@ -99,7 +99,7 @@ proptest! {
 /// Off, it is a plain addition; on, the mean stays and the share of zeros is the rate.
 #[test]
 fn masks_keep_the_mean() {
-    let bench = Bench::with_mebibytes(16, 1);
+    let bench = Bench::new(1);
     let (rows, cols) = (400, 500);
     let (zero, cu) =
         (bench.framed(&vec![0.0; rows * cols], cols, 0, DType::F32), bench.input_u32(&[0, rows as u32]));
@@ -121,7 +121,7 @@ fn masks_keep_the_mean() {
 /// Every part of the key tells masks apart.
 #[test]
 fn masks_differ_by_everything_they_depend_on() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let base = mask(&bench, 0.5, &[0]);
     let row = |mask: &Mask, sample, head, position| {
         let mut out = [0.0; 64];

@@ -14,7 +14,7 @@ proptest! {
         tokens in 1usize..120, rows in 1usize..40, cols in 1usize..150, pad in 0usize..4,
         act in dtype(), weight in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let table = bench.framed_normals(rows, cols, pad, weight);
         let dx = bench.framed_normals(tokens, cols, pad, act);
         let before = bench.normal_values(rows * cols);
@@ -39,7 +39,7 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         tokens in 1usize..6, rows in 1usize..5, cols in 1usize..6, seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let table: Vec<f64> = bench.normal_values(rows * cols).into_iter().map(f64::from).collect();
         let r = bench.framed_normals(tokens, cols, 0, DType::F32);
         let indices = bench.indices(tokens, rows);
@@ -56,7 +56,7 @@ proptest! {
         tokens in 2usize..150, rows in 1usize..20, cols in 1usize..150, cut in 0usize..150, act in dtype(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let table = bench.framed_normals(rows, cols, 0, DType::F32);
         let dx = bench.framed_normals(tokens, cols, 0, act);
         let before = bench.normal_values(rows * cols);
@@ -79,7 +79,7 @@ proptest! {
 #[test]
 #[should_panic]
 fn a_token_outside_the_table_is_refused_forward() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let table = bench.framed_normals(3, 4, 0, DType::F32);
     let x = bench.framed_output(1, 4, 0, DType::F32);
     forward(&Queue::cpu(1), x.mat, table.mat, bench.input_u32(&[3]));
@@ -88,7 +88,7 @@ fn a_token_outside_the_table_is_refused_forward() {
 #[test]
 #[should_panic(expected = "token 3 of 3")]
 fn a_token_outside_the_table_is_refused_backward() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let dtable = bench.framed_normals(3, 4, 0, DType::F32);
     let dx = bench.framed_normals(1, 4, 0, DType::F32);
     backward(&Queue::cpu(1), dtable.mat, dx.mat, bench.input_u32(&[3]), View::empty());

@@ -19,7 +19,7 @@ proptest! {
     fn leaves_fold_to_the_squared_norm(
         blocks in 1usize..300, cut in 0usize..300, picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let x = bench.normals(blocks * ALIGN_ELEMS, DType::F32);
         let want = reference::square_sums(&values(x), ALIGN_ELEMS);
         let mut whole = Vec::new();
@@ -52,7 +52,7 @@ proptest! {
     fn add_adds_and_zero_clears(
         len in prop_oneof![4 => 1usize..500, 1 => 32_000usize..70_000], seed in any::<u64>(),
     ) {
-        let bench = Bench::with_mebibytes(8, seed);
+        let bench = Bench::new(seed);
         let (start, x) = (bench.normal_values(len), bench.normal_values(len));
         let want: Vec<u32> = start.iter().zip(&x).map(|(a, b)| (a + b).to_bits()).collect();
         let mut same = SameBits::new();
@@ -70,7 +70,7 @@ proptest! {
 /// The plain sum of squares would overflow or vanish in f32.
 #[test]
 fn leaves_hold_the_whole_range_of_f32() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     for size in [1e30f32, 1e-30] {
         let x = bench.input(&[size; ALIGN_ELEMS], DType::F32);
         let leaves = bench.output(1, DType::F64);
@@ -81,7 +81,7 @@ fn leaves_hold_the_whole_range_of_f32() {
 
 #[test]
 fn zero_clears_every_dtype() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let x = bench.output(1000, dtype);
         zero(&queue(1), x);
@@ -91,7 +91,7 @@ fn zero_clears_every_dtype() {
 
 #[test]
 fn leaves_have_a_sum() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let (leaves, out) = (bench.output(5, DType::F64), bench.output(2, DType::F64));
     leaves.write(&[1.0, 2.0, 4.0, 8.0, 0.5f64]);
     sum_leaves(&Queue::cpu(1), out, leaves);
@@ -101,7 +101,7 @@ fn leaves_have_a_sum() {
 
 #[test]
 fn a_verdict_clips_unscales_and_skips() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let judged = |sum: f64, max_norm| {
         let verdict = bench.output(4, DType::F64);
         verdict.write(&[sum]);
@@ -119,7 +119,7 @@ fn a_verdict_clips_unscales_and_skips() {
 
 #[test]
 fn indices_are_copied_too() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let to = bench.output(3, DType::U32);
     copy(&Queue::cpu(2), to, bench.input_u32(&[7, 0, u32::MAX]));
     let mut out = [0u32; 3];

@@ -33,7 +33,7 @@ proptest! {
         target in prop_oneof![Just(Target::Fresh), Just(Target::Added), Just(Target::InPlace)],
         seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let cols = groups * dim;
         let x = bench.framed_normals(rows, cols, pad, act);
         let dy_values = bench.normal_values(rows * cols);
@@ -76,7 +76,7 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         rows in 1usize..4, dim in 1usize..7, groups in 1usize..3, seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let (len, eps) = (rows * groups * dim, 0.05);
         let x = bench.framed_normals(rows, groups * dim, 0, DType::F32);
         let w = bench.normals(dim, DType::F32);
@@ -101,7 +101,7 @@ proptest! {
         rows in 1usize..200, dim in 1usize..80, from in 0usize..200, len in 1usize..200,
         act in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let w = bench.normals(dim, DType::F32);
         let x = bench.framed_normals(rows, dim, 0, act);
         let dy = bench.framed_normals(rows, dim, 0, act);
@@ -130,7 +130,7 @@ proptest! {
 /// call by call gives the bits of one call.
 #[test]
 fn weight_gradients_accumulate_over_calls() {
-    let bench = Bench::small(11);
+    let bench = Bench::new(11);
     let (rows, dim) = (3 * GRAD_ROWS + 7, 33);
     let w = bench.normals(dim, DType::F32);
     let x = bench.framed_normals(rows, dim, 0, DType::F32).mat;
@@ -153,7 +153,7 @@ fn weight_gradients_accumulate_over_calls() {
 
 #[test]
 fn no_rows_are_no_work() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let (w, dw) = (bench.normals(5, DType::F32), bench.input(&[1.0; 5], DType::F32));
     let empty = bench.output(0, DType::F32);
     let mat = Mat::dense(empty, 0, 5);
@@ -166,7 +166,7 @@ fn no_rows_are_no_work() {
 #[test]
 #[should_panic(expected = "operands overlap")]
 fn adding_in_place_of_dy_is_refused() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let (dy, x) =
         (bench.framed_normals(2, 4, 0, DType::F32).mat, bench.framed_normals(2, 4, 0, DType::F32).mat);
     let (w, dw) = (bench.normals(4, DType::F32), bench.normals(4, DType::F32));

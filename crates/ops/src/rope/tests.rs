@@ -33,7 +33,7 @@ proptest! {
         rows in 1usize..110, heads in 1usize..5, half in 1usize..40, pad in 0usize..4, act in dtype(),
         seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let cols = heads * 2 * half;
         let table = table(&bench, half);
         let positions = bench.indices(rows, POSITIONS);
@@ -62,7 +62,7 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         rows in 1usize..4, heads in 1usize..3, half in 1usize..5, scale in 0.5f64..2.0, seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let (cols, frequencies) = (heads * 2 * half, frequencies(half));
         let positions = bench.indices(rows, POSITIONS);
         let x: Vec<f64> = bench.normal_values(rows * cols).into_iter().map(f64::from).collect();
@@ -82,7 +82,7 @@ proptest! {
         rows in 1usize..150, half in 1usize..40, from in 0usize..150, len in 1usize..150,
         act in dtype(), picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let (width, table) = (2 * half, table(&bench, half));
         let positions = bench.input_u32(&bench.indices(rows, POSITIONS));
         let start = bench.normal_values(rows * 3 * width);
@@ -104,7 +104,7 @@ proptest! {
 
 #[test]
 fn the_table_holds_the_angles_of_every_position() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let (half, frequencies) = (7, frequencies(7));
     let table = table(&bench, half);
     let (cos, sin) = (values(table.cos), values(table.sin));
@@ -116,7 +116,7 @@ fn the_table_holds_the_angles_of_every_position() {
 
 #[test]
 fn no_rows_are_no_work() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let empty = bench.output(0, DType::F32);
     apply(&Queue::cpu(2), Mat::dense(empty, 0, 8), bench.input_u32(&[]), table(&bench, 2), Turn::Forward);
 }

@@ -51,7 +51,7 @@ proptest! {
         (rows, cols) in prop_oneof![4 => (1usize..9, 1usize..60), 1 => (1usize..5, 7_000usize..20_000)],
         pad in 0usize..4, spread in 1f32..8.0, act in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::with_mebibytes(32, seed);
+        let bench = Bench::new(seed);
         let gates: Vec<f32> = bench.normal_values(rows * cols).iter().map(|g| g * spread).collect();
         let ups = bench.normal_values(rows * cols);
         let dy = bench.framed_normals(rows, cols, pad, act);
@@ -72,7 +72,7 @@ proptest! {
 
     #[test]
     fn backward_is_the_slope_of_the_forward_reference(len in 1usize..20, seed in any::<u64>()) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let [g, u, r] = [(); 3].map(|()| bench.normals(len, DType::F32));
         let (gv, uv, rv) = (values(g), values(u), values(r));
         backward_in_place(&Queue::cpu(1), one_row(g), one_row(u), one_row(r));
@@ -88,7 +88,7 @@ proptest! {
         len in 1usize..600, from in 0usize..600, part in 1usize..600, act in dtype(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::small(seed);
+        let bench = Bench::new(seed);
         let [g, u, dy] = [(); 3].map(|()| bench.normal_values(len));
         let run = |pick: usize, from: usize, len: usize| {
             let [g, u, dy] = [&g, &u, &dy].map(|x| bench.input(&x[from..from + len], act));
@@ -109,7 +109,7 @@ proptest! {
 /// Columns of one matrix are apart; columns that share one are not.
 #[test]
 fn column_ranges_are_told_apart() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let whole = bench.framed_normals(5, 12, 3, DType::BF16).mat;
     whole.columns(0, 6).assert_apart(&whole.columns(6, 6));
     whole.columns(6, 6).assert_apart(&whole.columns(0, 6));
@@ -125,7 +125,7 @@ fn column_ranges_are_told_apart() {
 /// Saturated gates: the unit becomes u · g or nothing, and never infinite or NaN.
 #[test]
 fn extreme_gates_saturate() {
-    let bench = Bench::small(1);
+    let bench = Bench::new(1);
     let gates =
         [0.0, -0.0, 20.0, -20.0, 88.5, -88.5, 100.0, -100.0, 1000.0, -1000.0, 60_000.0, -60_000.0, 1e-30];
     for dtype in [DType::F32, DType::BF16, DType::F16] {
