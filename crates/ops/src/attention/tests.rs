@@ -233,10 +233,11 @@ fn check_against_reference(bench: &Bench, pack: &Pack, pad: usize, tolerance: f6
         };
         let (out, lse) = reference::forward_dropped(pack.heads, &bounds, &q, &k, &v, &factor);
         let want = reference::backward_dropped(pack.heads, &bounds, [&q, &k, &v], &dout, &factor);
-        // A first token's dq and dk are differences of equal numbers, so errors are judged against the
-        // size of random rows, scaled as the scores are.
+        // dq and dk are made of differences with what forward has stored, rounded: of a first token, of equal
+        // numbers. So errors are judged against the size of random rows, scaled as scores and outputs are; of a
+        // document of two tokens a single rounding makes all the error, so with room for an unlucky one.
         let size = (q.len() as f64).sqrt();
-        let slope = size * f64::from(pack.heads.scale).max(1.0);
+        let slope = 2.0 * size * f64::from(pack.heads.scale).max(1.0) / (1.0 - pack.rate);
         assert_near(&placed.out.values(), &out, 0.0, tolerance);
         assert_near(&values(placed.lse), &lse, (lse.len() as f64).sqrt(), 3e-6);
         assert_near(&dq, &want.dq, slope, tolerance);
