@@ -13,7 +13,7 @@ use lockstep_plan::{Lane, ModelPlan, Phase, PhaseKind, RunPlan, Schedule, State,
 
 use crate::driver::{Caller, Updates};
 use crate::error::EngineError;
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, Run};
 use crate::norm::NormWork;
 use crate::places::{Memories, Places};
 use crate::task::{Squares, Task, tasks};
@@ -64,7 +64,8 @@ pub(crate) struct Shared {
     comm: Option<Mutex<Comm>>,
     nccl: Option<NcclWorld>,
     groups: [Group; 3],
-    pub(crate) step: Mutex<StepState>,
+    /// Of the run that computes, and of the one before, which may still update.
+    steps: [Mutex<StepState>; 2],
     pub(crate) norm: Mutex<NormWork>,
     /// Micro-batches whose log-probabilities are on their way to the host, and their tokens.
     pub(crate) on_their_way: Mutex<Vec<(u32, usize)>>,
@@ -75,8 +76,9 @@ pub(crate) struct PhasePlaces {
     pub(crate) places: Places,
     pub(crate) tasks: Vec<Task>,
     pub(crate) squares: Vec<Squares>,
-    /// For each operation, a mark in its lane's stream, if one of another lane waits for it.
-    pub(crate) marks: Vec<Option<Event>>,
+    /// For each operation, a mark in its lane's stream, if one of another lane waits for it. Runs take turns with
+    /// two of them.
+    pub(crate) marks: [Vec<Option<Event>>; 2],
 }
 
 impl PhasePlaces {
@@ -89,8 +91,8 @@ impl PhasePlaces {
         });
         let squares = squares.flatten().copied().collect();
         let marks = match device {
-            Device::Cpu => phase.schedule.ops.iter().map(|_| None).collect(),
-            Device::Cuda(gpu) => marks(&phase.schedule, gpu)?,
+            Device::Cpu => [0, 1].map(|_| phase.schedule.ops.iter().map(|_| None).collect()),
+            Device::Cuda(gpu) => [marks(&phase.schedule, gpu)?, marks(&phase.schedule, gpu)?],
         };
         Ok(PhasePlaces { places, tasks, squares, marks })
     }
@@ -101,11 +103,10 @@ impl PhasePlaces {
 fn marks(schedule: &Schedule, gpu: &'static Gpu) -> Result<Vec<Option<Event>>, EngineError> {
     let mut marks: Vec<Option<Event>> = schedule.ops.iter().map(|_| None).collect();
     for wait in schedule.ops.iter().flat_map(|op| &op.waits) {
-        if let Wait::This(id) = wait
-            && schedule.ops[id.0 as usize].lane != Lane::Host
-            && marks[id.0 as usize].is_none()
-        {
-            marks[id.0 as usize] = Some(Event::new(gpu)?);
+        let (Wait::This(id) | Wait::Previous(id)) = wait;
+        let (op, mark) = (&schedule.ops[id.0 as usize], &mut marks[id.0 as usize]);
+        if op.lane != Lane::Host && mark.is_none() {
+            *mark = Some(Event::new(gpu)?);
         }
     }
     Ok(marks)
@@ -190,28 +191,28 @@ impl Engine {
             }
             _ => None,
         };
+        let runs_on =
+            |lane: &Lane| plan.phases.iter().any(|p| p.schedule.ops.iter().any(|op| op.lane == *lane));
+        let threads: Vec<Lane> = [Lane::Comm, Lane::Copy, Lane::Host].into_iter().filter(runs_on).collect();
         let most_squares = phases.iter().map(|p| p.squares.len()).max().unwrap_or(0);
         let shared = Arc::new(Shared {
             phases,
             current: AtomicUsize::new(0),
             norm: Mutex::new(NormWork::new(most_squares, mesh.shard)),
             memories,
-            lanes: Lanes::new(),
+            lanes: Lanes::new(&threads),
             rank,
             host_calls: AtomicU64::new(1),
             dropout_seed: AtomicU64::new(0),
             comm: comm.map(Mutex::new),
             nccl,
             groups,
-            step: Mutex::new(StepState::new(Updates::NONE, 1.0)),
+            steps: [0, 1].map(|_| Mutex::new(StepState::new(Updates::NONE, 1.0))),
             on_their_way: Mutex::new(Vec::with_capacity(plan.input.micros as usize)),
             plan,
         });
-        let lanes = [Lane::Comm, Lane::Copy, Lane::Host]
+        let lanes = threads
             .into_iter()
-            .filter(|lane| {
-                shared.plan.phases.iter().any(|p| p.schedule.ops.iter().any(|op| op.lane == *lane))
-            })
             .map(|lane| {
                 // Copies and sums of the comm lane are bound by memory; updates on the host are work.
                 let lane_queue = match lane {
@@ -257,15 +258,38 @@ impl Engine {
         self.loss_scale = scale;
     }
 
-    /// Runs a phase once, on all lanes.
-    pub(crate) fn run_phase(&mut self, kind: PhaseKind, caller: &mut Caller) -> Result<(), EngineError> {
-        let phase = self.shared.plan.phase(kind).unwrap_or_else(|| panic!("the plan has no {kind} phase"));
-        self.shared.current.store(phase, Ordering::SeqCst);
-        self.shared.lanes.begin(self.lanes.len() as u32);
-        if let Err(cause) = self.shared.compute_lane(caller, &self.queue) {
-            self.shared.lanes.stop(cause);
+    /// Runs a phase once, on all lanes, with the step's numbers where it is a step. Returns when the schedule
+    /// says so; lanes may still be at work then ([`Engine::settle`]).
+    pub(crate) fn run_phase(
+        &mut self,
+        kind: PhaseKind,
+        step: Option<StepState>,
+        caller: &mut Caller,
+    ) -> Result<Run, EngineError> {
+        let shared = &self.shared;
+        let phase = shared.plan.phase(kind).unwrap_or_else(|| panic!("the plan has no {kind} phase"));
+        let schedule = &shared.plan.phases[phase].schedule;
+        let again = schedule.returns_after.is_some() && shared.current.load(Ordering::SeqCst) == phase;
+        if !again {
+            self.settle()?;
+            shared.current.store(phase, Ordering::SeqCst);
         }
-        self.shared.lanes.end()
+        let run = shared.lanes.begin(schedule.ops.len(), again, |run| {
+            if let Some(step) = step {
+                *shared.step_state(run) = step;
+            }
+        })?;
+        if let Err(cause) = shared.compute_lane(run, caller, &self.queue) {
+            shared.lanes.stop(cause);
+        }
+        shared.lanes.returned(run, schedule)?;
+        Ok(run)
+    }
+
+    /// Waits until nothing of what was run goes on any more: after a step, updates on the host may, until the
+    /// next one needs what they write. Whatever reads or writes states waits by itself.
+    pub fn settle(&self) -> Result<(), EngineError> {
+        self.shared.lanes.settle(&Lane::ALL)
     }
 }
 
@@ -320,8 +344,8 @@ impl Shared {
         self.comm.is_none()
     }
 
-    pub(crate) fn step_state(&self) -> MutexGuard<'_, StepState> {
-        self.step.lock().unwrap_or_else(|e| e.into_inner())
+    pub(crate) fn step_state(&self, run: Run) -> MutexGuard<'_, StepState> {
+        self.steps[run.parity()].lock().unwrap_or_else(|e| e.into_inner())
     }
 
     pub(crate) fn storage(&self) -> DType {

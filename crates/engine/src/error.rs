@@ -19,6 +19,8 @@ pub enum EngineError {
     NoSpillDir { bytes: Bytes },
     #[error("the {lane} lane panicked; its message is above")]
     LanePanicked { lane: String },
+    #[error("a step failed before; the engine does not go on after that")]
+    Stopped,
     #[error("a micro-batch has {found} {what}, the plan has room for {planned}")]
     TooLarge { what: &'static str, found: usize, planned: usize },
 }
@@ -31,7 +33,9 @@ impl Fault for EngineError {
             EngineError::Spill(_) => FaultClass::CannotWrite,
             EngineError::Comm { cause, .. } => cause.class(),
             EngineError::NoSpillDir { .. } => FaultClass::BadConfig,
-            EngineError::LanePanicked { .. } | EngineError::TooLarge { .. } => FaultClass::Internal,
+            EngineError::LanePanicked { .. } | EngineError::Stopped | EngineError::TooLarge { .. } => {
+                FaultClass::Internal
+            }
         }
     }
 
@@ -48,7 +52,7 @@ impl Fault for EngineError {
             ),
             EngineError::NoSpillDir { .. } => Some("Set nvme_path to a folder on a local disk.".into()),
             EngineError::Comm { cause, .. } => cause.hint(),
-            EngineError::LanePanicked { .. } | EngineError::TooLarge { .. } => None,
+            EngineError::LanePanicked { .. } | EngineError::Stopped | EngineError::TooLarge { .. } => None,
         }
     }
 }

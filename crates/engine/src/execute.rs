@@ -8,27 +8,29 @@ use lockstep_device::Queue;
 use lockstep_model::{DropoutKey, Growing, Inputs, Tied, Unit};
 use lockstep_ops::Mat;
 use lockstep_ops::attention::Cache;
-use lockstep_plan::{Lane, Op, OpKind, PhaseKind, Wait};
+use lockstep_plan::{Lane, Op, OpKind, PhaseKind};
 use lockstep_shape::{Program, Slot, UnitShape};
 
 use crate::driver::{Caller, Driver, Grower, MicroBatch, StepReport, Updates};
 use crate::engine::{Engine, Shared, StepState};
 use crate::error::EngineError;
 use crate::inputs::Batch;
+use crate::lanes::Run;
 use crate::places::{Place, SlotPlaces};
 use crate::task::Task;
 
 impl Engine {
-    /// Runs the training phase once: every micro-batch, the norm, the update.
+    /// Runs the training phase once: every micro-batch, the norm, the update. What the host updates it may still
+    /// be updating when this returns.
     pub fn train_step(
         &mut self,
         driver: &mut dyn Driver,
         updates: &Updates,
     ) -> Result<StepReport, EngineError> {
-        *self.shared.step_state() = StepState::new(*updates, self.loss_scale);
-        self.run_phase(PhaseKind::Train, &mut Caller::Driver(driver))?;
-        self.shared.read_verdict(&self.queue)?;
-        let state = self.shared.step_state();
+        let step = StepState::new(*updates, self.loss_scale);
+        let run = self.run_phase(PhaseKind::Train, Some(step), &mut Caller::Driver(driver))?;
+        self.shared.read_verdict(run, &self.queue)?;
+        let state = self.shared.step_state(run);
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
     }
 
@@ -52,13 +54,14 @@ impl Engine {
                 (self.out)(log_probs);
             }
         }
-        self.run_phase(PhaseKind::Score, &mut Caller::Driver(&mut Scored { batch, out }))
+        let mut scored = Scored { batch, out };
+        self.run_phase(PhaseKind::Score, None, &mut Caller::Driver(&mut scored)).map(drop)
     }
 
     /// Lets documents grow until `grower` has no more. Ranks grow documents of their own; where parameters
     /// are sharded, all call it alike.
     pub fn generate(&mut self, grower: &mut dyn Grower) -> Result<(), EngineError> {
-        self.run_phase(PhaseKind::Generate, &mut Caller::Grower(grower))
+        self.run_phase(PhaseKind::Generate, None, &mut Caller::Grower(grower)).map(drop)
     }
 }
 
@@ -68,10 +71,10 @@ impl Shared {
         let name = format!("{lane}-lane");
         let run = move || {
             let mut seen = 0;
-            while let Some(step) = self.lanes.next_step(seen) {
-                seen = step;
+            while let Some(run) = self.lanes.next_run(seen) {
+                seen += 1;
                 let outcome = catch_unwind(AssertUnwindSafe(|| {
-                    self.run_lane(lane, &queue, &mut |i, _| self.run(i, &queue))?;
+                    self.run_lane(lane, run, &queue, &mut |i, _| self.run(run, i, &queue))?;
                     self.finish_lane(lane, &queue)
                 }));
                 match outcome {
@@ -79,7 +82,7 @@ impl Shared {
                     Ok(Err(cause)) => self.lanes.stop(cause),
                     Err(_) => self.lanes.stop(EngineError::LanePanicked { lane: lane.to_string() }),
                 }
-                self.lanes.leave();
+                self.lanes.leave(lane, run);
             }
         };
         std::thread::Builder::new().name(name).spawn(run).expect("the system can start a thread")
@@ -89,32 +92,30 @@ impl Shared {
     fn run_lane(
         &self,
         lane: Lane,
+        run: Run,
         queue: &Queue,
         each: &mut dyn FnMut(usize, OpKind) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
         let schedule = &self.schedule_phase().schedule;
         for (i, op) in schedule.ops.iter().enumerate().filter(|(_, op)| op.lane == lane) {
-            if self.lanes.before(op, schedule).is_err() {
+            if self.lanes.before(op, run, schedule).is_err() {
                 return Ok(());
             }
-            self.wait_for_marks(op, queue)?;
+            self.wait_for_marks(op, run, queue)?;
             each(i, op.kind)?;
-            if let (Some(mark), Some(cuda)) = (&self.at().marks[i], queue.cuda()) {
+            if let (Some(mark), Some(cuda)) = (&self.at().marks[run.parity()][i], queue.cuda()) {
                 cuda.record(mark);
             }
             queue.check()?;
-            self.lanes.after(lane, i);
+            self.lanes.after(lane, run, i);
         }
         Ok(())
     }
 
     /// What an operation waits for has been issued; its own work waits until that is done.
-    fn wait_for_marks(&self, op: &Op, queue: &Queue) -> Result<(), EngineError> {
-        let marks = &self.at().marks;
-        for wait in &op.waits {
-            if let Wait::This(id) = wait
-                && let Some(mark) = &marks[id.0 as usize]
-            {
+    fn wait_for_marks(&self, op: &Op, run: Run, queue: &Queue) -> Result<(), EngineError> {
+        for awaited in op.waits.iter().filter_map(|wait| run.awaited(wait)) {
+            if let Some(mark) = &self.at().marks[awaited.parity][awaited.op] {
                 match queue.cuda() {
                     Some(cuda) => cuda.wait_for(mark),
                     None => mark.synchronize()?,
@@ -136,9 +137,14 @@ impl Shared {
         }
     }
 
-    pub(crate) fn compute_lane(&self, caller: &mut Caller, queue: &Queue) -> Result<(), EngineError> {
+    pub(crate) fn compute_lane(
+        &self,
+        run: Run,
+        caller: &mut Caller,
+        queue: &Queue,
+    ) -> Result<(), EngineError> {
         let mut batch = Batch::default();
-        self.issue_compute(caller, queue, &mut batch)?;
+        self.issue_compute(run, caller, queue, &mut batch)?;
         match caller {
             Caller::Driver(driver) => self.deliver(*driver, queue),
             Caller::Grower(_) => Ok(queue.synchronize()?),
@@ -147,19 +153,21 @@ impl Shared {
 
     fn issue_compute(
         &self,
+        run: Run,
         caller: &mut Caller,
         queue: &Queue,
         batch: &mut Batch,
     ) -> Result<(), EngineError> {
-        self.run_lane(Lane::Compute, queue, &mut |i, kind| match (&self.at().tasks[i], &mut *caller) {
-            (Task::Compute, Caller::Driver(driver)) => self.compute(kind, *driver, queue, batch),
-            (Task::Compute, Caller::Grower(grower)) => self.grow(*grower, queue),
-            _ => self.run(i, queue),
+        self.run_lane(Lane::Compute, run, queue, &mut |i, kind| match (&self.at().tasks[i], &mut *caller) {
+            (Task::Compute, Caller::Driver(driver)) => self.compute(run, kind, *driver, queue, batch),
+            (Task::Compute, Caller::Grower(grower)) => self.grow(run, *grower, queue),
+            _ => self.run(run, i, queue),
         })
     }
 
     fn compute(
         &self,
+        run: Run,
         kind: OpKind,
         driver: &mut dyn Driver,
         queue: &Queue,
@@ -168,24 +176,24 @@ impl Shared {
         if let OpKind::Forward { unit: 0, micro } = kind {
             *batch = self.feed(&driver.batch(micro), micro, queue)?;
         }
-        let run = |unit, which, fresh| self.run_unit(queue, unit, which, fresh, *batch);
+        let program = |unit, which, fresh| self.run_unit(run, queue, unit, which, fresh, *batch);
         match kind {
-            OpKind::Forward { unit, .. } => run(unit, Which::Forward, false),
-            OpKind::Recompute { unit, .. } => run(unit, Which::Rebuild, false),
-            OpKind::Backward { unit, fresh, .. } => run(unit, Which::Backward, fresh),
+            OpKind::Forward { unit, .. } => program(unit, Which::Forward, false),
+            OpKind::Recompute { unit, .. } => program(unit, Which::Rebuild, false),
+            OpKind::Backward { unit, fresh, .. } => program(unit, Which::Backward, fresh),
             OpKind::HeadForward { micro } => {
-                run(self.head_unit(), Which::Forward, false);
+                program(self.head_unit(), Which::Forward, false);
                 if self.schedule_phase().kind == PhaseKind::Score {
                     self.show_outputs(driver, queue, micro, *batch);
                 }
             }
-            OpKind::Objective { micro } => self.objective(driver, queue, micro, *batch)?,
+            OpKind::Objective { micro } => self.objective(run, driver, queue, micro, *batch)?,
             OpKind::HeadStep { micro, fresh } => {
-                run(self.head_unit(), Which::Fused, fresh);
+                program(self.head_unit(), Which::Fused, fresh);
                 self.show_outputs(driver, queue, micro, *batch);
             }
             OpKind::HeadBackward { micro, fresh } => {
-                run(self.head_unit(), Which::Backward, fresh);
+                program(self.head_unit(), Which::Backward, fresh);
                 self.show_outputs(driver, queue, micro, *batch);
             }
             other => unreachable!("{other:?} is not computed unit by unit"),
@@ -194,14 +202,14 @@ impl Shared {
     }
 
     /// Extension after extension, through all units; from the head's logits the caller draws what comes next.
-    fn grow(&self, grower: &mut dyn Grower, queue: &Queue) -> Result<(), EngineError> {
+    fn grow(&self, run: Run, grower: &mut dyn Grower, queue: &Queue) -> Result<(), EngineError> {
         let head = self.head_unit();
         while let Some(new) = grower.next() {
             let batch = self.feed_extension(&new, queue)?;
             for unit in 0..head {
-                self.run_unit(queue, unit, Which::Forward, false, batch);
+                self.run_unit(run, queue, unit, Which::Forward, false, batch);
             }
-            self.run_unit(queue, head, Which::Next, false, batch);
+            self.run_unit(run, queue, head, Which::Next, false, batch);
             let places = &self.at().places;
             let logits = places.units[head as usize].next[Slot::Logits.index()].expect("the head has logits");
             let vocab = self.model().shape.vocab;
@@ -233,7 +241,7 @@ impl Shared {
         self.model().units.len() as u32 - 1
     }
 
-    fn run_unit(&self, queue: &Queue, index: u32, which: Which, fresh: bool, batch: Batch) {
+    fn run_unit(&self, run: Run, queue: &Queue, index: u32, which: Which, fresh: bool, batch: Batch) {
         let model = self.model();
         let (shape, programs) = (&model.units[index as usize], model.programs(index as usize));
         let all = &self.at().places;
@@ -288,7 +296,7 @@ impl Shared {
             head_chunk: self.plan.input.head_chunk,
             dropout: inputs.samples.map(|samples| DropoutKey {
                 seed: self.dropout_seed.load(std::sync::atomic::Ordering::Relaxed),
-                step: self.step_state().updates.t as u32,
+                step: self.step_state(run).updates.t as u32,
                 samples,
             }),
         };
@@ -316,6 +324,7 @@ impl Shared {
 
     fn objective(
         &self,
+        run: Run,
         driver: &mut dyn Driver,
         queue: &Queue,
         micro: u32,
@@ -324,7 +333,7 @@ impl Shared {
         let here = self.coefficients_on_host(micro).first(batch.tokens);
         let (own, rest) = (here.first(batch.given), here.slice(batch.given, batch.tokens - batch.given));
         rest.zero();
-        let scale = self.step_state().loss_scale as f32;
+        let scale = self.step_state(run).loss_scale as f32;
         let log_probs = match self.plan.input.coefficients_ahead {
             true => None,
             false => {

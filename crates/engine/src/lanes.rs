@@ -1,6 +1,9 @@
 //! Lanes that run side by side: how far each is, who waits for whom, and what stops them all.
+//!
+//! A run of a schedule may begin while lanes still work at the end of the one before it, if that was a run of the
+//! same schedule; never while they work at the one before that.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 use lockstep_plan::{Lane, Op, Schedule, Wait};
@@ -10,11 +13,47 @@ use crate::error::EngineError;
 /// Looks before a waiting lane sleeps. Few: on a rank of one core the other lane needs that core.
 const SPINS: u32 = 100;
 
-/// The progress of one step on all lanes.
+/// One run of a schedule.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Run {
+    /// Counted from 1.
+    number: u64,
+    /// Operations of all runs before it.
+    first: u64,
+    /// The same of the run before, if that was a run of the same schedule and may still be going on.
+    previous: Option<u64>,
+}
+
+impl Run {
+    /// Which of two: what a run leaves for its own operations lies apart from that of the run before.
+    pub(crate) fn parity(&self) -> usize {
+        (self.number % 2) as usize
+    }
+
+    /// What an operation of this run waits for. `None`: it is long over.
+    pub(crate) fn awaited(&self, wait: &Wait) -> Option<Awaited> {
+        let (op, first, parity) = match *wait {
+            Wait::This(id) => (id, self.first, self.parity()),
+            Wait::Previous(id) => (id, self.previous?, 1 - self.parity()),
+        };
+        Some(Awaited { op: op.0 as usize, count: first + u64::from(op.0), parity })
+    }
+}
+
+/// An operation of this run or of the one before.
+pub(crate) struct Awaited {
+    pub(crate) op: usize,
+    /// Operations before it, through all runs.
+    count: u64,
+    /// Of its run.
+    pub(crate) parity: usize,
+}
+
+/// The progress of all lanes.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    /// One more than the last operation that each lane has finished.
-    done: [AtomicU32; Lane::COUNT],
+    /// One more than the last operation that each lane has finished, counted through all runs.
+    done: [AtomicU64; Lane::COUNT],
     waiting: AtomicU32,
     stopped: AtomicBool,
     turn: Mutex<Turn>,
@@ -22,67 +61,100 @@ pub(crate) struct Lanes {
 }
 
 /// What changes seldom, under the lock that waits sleep on.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Turn {
-    /// Steps begun.
-    step: u64,
-    /// Lane threads still inside the step.
-    busy: u32,
+    /// The run begun last, and the one before it.
+    runs: [Run; 2],
+    /// Operations of all runs begun.
+    ops: u64,
+    /// The last run that each lane's thread has finished. Lanes without a thread count as finished always.
+    finished: [u64; Lane::COUNT],
     quit: bool,
-    /// Why the step was stopped.
+    /// Why the lanes were stopped.
     cause: Option<EngineError>,
 }
 
-/// The step was stopped by another lane, which says why.
+/// The lanes were stopped by one of them, which says why.
 pub(crate) struct Stopped;
 
 impl Lanes {
-    pub(crate) fn new() -> Lanes {
+    /// With a thread for each of `threads`.
+    pub(crate) fn new(threads: &[Lane]) -> Lanes {
+        let mut finished = [u64::MAX; Lane::COUNT];
+        threads.iter().for_each(|lane| finished[*lane as usize] = 0);
         Lanes {
             done: Default::default(),
             waiting: AtomicU32::new(0),
             stopped: AtomicBool::new(false),
-            turn: Mutex::new(Turn::default()),
+            turn: Mutex::new(Turn { runs: Default::default(), ops: 0, finished, quit: false, cause: None }),
             changed: Condvar::new(),
         }
     }
 
-    /// Starts a step on `threads` lane threads. They are all at rest.
-    pub(crate) fn begin(&self, threads: u32) {
-        self.done.iter().for_each(|d| d.store(0, Ordering::Relaxed));
+    /// Begins a run of a schedule of `ops` operations, once `prepare` has seen it. `again`: it is the same as in
+    /// the run before, which may still be going on.
+    pub(crate) fn begin(
+        &self,
+        ops: usize,
+        again: bool,
+        prepare: impl FnOnce(Run),
+    ) -> Result<Run, EngineError> {
+        let last = self.lock().runs[0];
+        self.finish(if again { last.number.saturating_sub(1) } else { last.number }, &Lane::ALL)?;
         let mut turn = self.lock();
-        turn.step += 1;
-        turn.busy = threads;
+        let previous = (again && last.number > 0).then_some(last.first);
+        let run = Run { number: last.number + 1, first: turn.ops, previous };
+        prepare(run);
+        turn.runs = [run, last];
+        turn.ops += ops as u64;
         drop(turn);
         self.changed.notify_all();
+        Ok(run)
     }
 
-    /// Waits for the lane threads to finish the step, or for one of them to fail.
-    pub(crate) fn end(&self) -> Result<(), EngineError> {
+    /// Waits until some lanes have finished all that was begun, or one has failed.
+    pub(crate) fn settle(&self, lanes: &[Lane]) -> Result<(), EngineError> {
+        let last = self.lock().runs[0].number;
+        self.finish(last, lanes)
+    }
+
+    fn finish(&self, run: u64, lanes: &[Lane]) -> Result<(), EngineError> {
         let mut turn = self.lock();
-        while turn.busy > 0 && turn.cause.is_none() {
+        while lanes.iter().any(|lane| turn.finished[*lane as usize] < run) && !self.is_stopped() {
             turn = self.sleep(turn);
         }
-        turn.cause.take().map_or(Ok(()), Err)
+        match turn.cause.take() {
+            Some(cause) => Err(cause),
+            None if self.is_stopped() => Err(EngineError::Stopped),
+            None => Ok(()),
+        }
     }
 
-    /// A lane thread waits for a step after `seen`. `None`: no step will come.
-    pub(crate) fn next_step(&self, seen: u64) -> Option<u64> {
+    /// Waits until all that a schedule returns after is over.
+    pub(crate) fn returned(&self, run: Run, schedule: &Schedule) -> Result<(), EngineError> {
+        let Some(over) = &schedule.returns_after else { return self.settle(&Lane::ALL) };
+        let over = || over.iter().try_for_each(|id| self.wait(&Wait::This(*id), run, schedule));
+        // One that has failed says why.
+        if over().is_err() { self.settle(&Lane::ALL) } else { Ok(()) }
+    }
+
+    /// A lane's thread waits for the run after the one it has `seen`. `None`: none will come.
+    pub(crate) fn next_run(&self, seen: u64) -> Option<Run> {
         let mut turn = self.lock();
         loop {
+            if let Some(run) = turn.runs.iter().find(|run| run.number == seen + 1) {
+                return Some(*run);
+            }
             if turn.quit {
                 return None;
             }
-            if turn.step > seen {
-                return Some(turn.step);
-            }
-            turn = self.changed.wait(turn).unwrap_or_else(|e| e.into_inner());
+            turn = self.sleep(turn);
         }
     }
 
-    /// A lane thread has run all its operations.
-    pub(crate) fn leave(&self) {
-        self.lock().busy -= 1;
+    /// A lane's thread has come to the end of a run.
+    pub(crate) fn leave(&self, lane: Lane, run: Run) {
+        self.lock().finished[lane as usize] = run.number;
         self.changed.notify_all();
     }
 
@@ -105,20 +177,16 @@ impl Lanes {
     }
 
     /// Waits for everything that `op` waits for.
-    pub(crate) fn before(&self, op: &Op, schedule: &Schedule) -> Result<(), Stopped> {
-        for wait in &op.waits {
-            // Steps do not overlap: all of the one before is over.
-            if let Wait::This(id) = wait {
-                self.wait(schedule.ops[id.0 as usize].lane, id.0)?;
-            }
-        }
+    pub(crate) fn before(&self, op: &Op, run: Run, schedule: &Schedule) -> Result<(), Stopped> {
+        op.waits.iter().try_for_each(|wait| self.wait(wait, run, schedule))?;
         if self.is_stopped() { Err(Stopped) } else { Ok(()) }
     }
 
-    fn wait(&self, lane: Lane, op: u32) -> Result<(), Stopped> {
-        let done = &self.done[lane as usize];
+    fn wait(&self, wait: &Wait, run: Run, schedule: &Schedule) -> Result<(), Stopped> {
+        let Some(Awaited { op, count, .. }) = run.awaited(wait) else { return Ok(()) };
+        let done = &self.done[schedule.ops[op].lane as usize];
         for _ in 0..SPINS {
-            if done.load(Ordering::Acquire) > op {
+            if done.load(Ordering::Acquire) > count {
                 return Ok(());
             }
             std::hint::spin_loop();
@@ -126,7 +194,7 @@ impl Lanes {
         let mut turn = self.lock();
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // Looked at after `waiting` was raised: whoever finishes either sees the one who waits, or is seen.
-        while done.load(Ordering::SeqCst) <= op && !self.is_stopped() {
+        while done.load(Ordering::SeqCst) <= count && !self.is_stopped() {
             turn = self.sleep(turn);
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -134,8 +202,8 @@ impl Lanes {
     }
 
     /// An operation is over.
-    pub(crate) fn after(&self, lane: Lane, op: usize) {
-        self.done[lane as usize].store(op as u32 + 1, Ordering::SeqCst);
+    pub(crate) fn after(&self, lane: Lane, run: Run, op: usize) {
+        self.done[lane as usize].store(run.first + op as u64 + 1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             // With the lock taken once, a waiter is either asleep by now or has not looked yet.
             drop(self.lock());
@@ -149,5 +217,107 @@ impl Lanes {
 
     fn sleep<'a>(&self, turn: MutexGuard<'a, Turn>) -> MutexGuard<'a, Turn> {
         self.changed.wait(turn).unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use lockstep_plan::{ModelId, OpId, OpKind};
+
+    use super::*;
+
+    /// Two operations on the compute lane, then two updates on the host's. The second of the next run's waits
+    /// for the second update.
+    fn schedule() -> Schedule {
+        let op = |lane, waits: Vec<Wait>| Op {
+            kind: OpKind::ClipNorm,
+            model: ModelId(0),
+            lane,
+            waits,
+            accesses: vec![],
+        };
+        let ops = vec![
+            op(Lane::Compute, vec![Wait::Previous(OpId(2))]),
+            op(Lane::Compute, vec![Wait::Previous(OpId(3))]),
+            op(Lane::Host, vec![Wait::This(OpId(1))]),
+            op(Lane::Host, vec![]),
+        ];
+        Schedule { ops, spans: vec![], returns_after: Some(vec![OpId(1)]) }
+    }
+
+    /// The compute lane of a run, which tells of every operation.
+    fn compute(lanes: &Lanes, schedule: &Schedule, run: Run, told: &mpsc::Sender<usize>) {
+        for i in 0..2 {
+            assert!(lanes.before(&schedule.ops[i], run, schedule).is_ok());
+            lanes.after(Lane::Compute, run, i);
+            told.send(i).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_run_overlaps_the_end_of_the_one_before_and_waits_for_what_it_needs() {
+        let (lanes, schedule) = (Lanes::new(&[Lane::Host]), schedule());
+        let (go, gate) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let (lanes, schedule) = (&lanes, &schedule);
+            scope.spawn(move || {
+                let mut seen = 0;
+                while let Some(run) = lanes.next_run(seen) {
+                    seen += 1;
+                    for i in 2..4 {
+                        assert!(lanes.before(&schedule.ops[i], run, schedule).is_ok());
+                        gate.recv().unwrap();
+                        lanes.after(Lane::Host, run, i);
+                    }
+                    lanes.leave(Lane::Host, run);
+                }
+            });
+            let begin = || lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
+            let first = begin();
+            compute(lanes, schedule, first, &tell);
+            lanes.returned(first, schedule).unwrap();
+            assert_eq!((told.recv(), told.recv()), (Ok(0), Ok(1)));
+
+            // The host has updated nothing yet.
+            let second = begin();
+            scope.spawn(move || {
+                compute(lanes, schedule, second, &tell);
+                lanes.returned(second, schedule).unwrap();
+                // Not before the host has finished the first.
+                let third = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
+                tell.send(third.number as usize).unwrap();
+            });
+            let pause = Duration::from_millis(30);
+            assert!(told.recv_timeout(pause).is_err(), "its parameters are not updated");
+            go.send(()).unwrap();
+            assert_eq!(told.recv(), Ok(0));
+            assert!(told.recv_timeout(pause).is_err(), "only the first is");
+            go.send(()).unwrap();
+            assert_eq!((told.recv(), told.recv()), (Ok(1), Ok(3)));
+
+            // All that was begun is finished, also when the end comes before it was.
+            lanes.quit();
+            (0..4).for_each(|_| go.send(()).unwrap());
+            // The third computes nothing here: its host lane waits for that.
+            let third = lanes.lock().runs[0];
+            lanes.after(Lane::Compute, third, 1);
+            lanes.settle(&Lane::ALL).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_failure_after_the_step_has_returned_is_told_by_the_next() {
+        let (lanes, schedule) = (Lanes::new(&[Lane::Host]), schedule());
+        let first = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
+        lanes.after(Lane::Compute, first, 1);
+        lanes.returned(first, &schedule).unwrap();
+        lanes.stop(EngineError::LanePanicked { lane: "host".into() });
+        let failed = lanes.begin(schedule.ops.len(), true, |_| {});
+        assert!(matches!(failed, Err(EngineError::LanePanicked { .. })));
+        assert!(matches!(lanes.settle(&[]), Err(EngineError::Stopped)), "and what follows says so");
     }
 }

@@ -9,6 +9,7 @@ use lockstep_plan::{State, Tier};
 
 use crate::engine::Shared;
 use crate::error::EngineError;
+use crate::lanes::Run;
 use crate::places::Place;
 use crate::task::Squares;
 
@@ -41,28 +42,34 @@ impl Shared {
     }
 
     /// Waits for the verdict, and keeps it where the host looks.
-    pub(crate) fn read_verdict(&self, queue: &Queue) -> Result<(), EngineError> {
+    pub(crate) fn read_verdict(&self, run: Run, queue: &Queue) -> Result<(), EngineError> {
         let Some(verdict) = self.verdict() else { return Ok(()) };
         queue.synchronize()?;
         let mut numbers = [0f64; 4];
         verdict.read(&mut numbers);
-        let mut step = self.step_state();
+        let mut step = self.step_state(run);
         (step.grad_norm, step.clip, step.skip) = (numbers[1], numbers[2] as f32, numbers[3] != 0.0);
         Ok(())
     }
 
     /// From the blocks' sums of squares to the norm, the clip factor and whether the step is skipped:
     /// the same on every rank.
-    pub(crate) fn clip_norm(&self, i: usize, queue: &Queue) -> Result<(), EngineError> {
+    pub(crate) fn clip_norm(&self, run: Run, i: usize, queue: &Queue) -> Result<(), EngineError> {
         match self.verdict() {
-            Some(verdict) => self.judge_on_device(i, verdict, queue),
-            None => self.judge(i as u64).map_err(|cause| self.comm_failed(i, cause)),
+            Some(verdict) => self.judge_on_device(run, i, verdict, queue),
+            None => self.judge(run, i as u64).map_err(|cause| self.comm_failed(i, cause)),
         }
     }
 
     /// All of it stays on the device; the host hears of it when the step is over, or at once if it is the host
     /// that updates.
-    fn judge_on_device(&self, i: usize, verdict: View<'_>, queue: &Queue) -> Result<(), EngineError> {
+    fn judge_on_device(
+        &self,
+        run: Run,
+        i: usize,
+        verdict: View<'_>,
+        queue: &Queue,
+    ) -> Result<(), EngineError> {
         let leaves =
             self.at().places.norm_leaves.expect("a phase with a norm has leaves").view(&self.memories);
         let own: usize = self.at().squares.iter().map(|one| one.leaves.elems()).sum();
@@ -73,12 +80,12 @@ impl Shared {
             summed.map_err(|cause| self.comm_failed(i, cause))?;
         }
         let (max_norm, loss_scale) = {
-            let step = self.step_state();
+            let step = self.step_state(run);
             (step.updates.max_norm, step.loss_scale)
         };
         reduce::judge(queue, verdict, max_norm, loss_scale);
         if self.plan.input.placements.optimizer_tier != Tier::Device {
-            self.read_verdict(queue)?;
+            self.read_verdict(run, queue)?;
         }
         Ok(())
     }
@@ -93,7 +100,7 @@ impl Shared {
         }
     }
 
-    fn judge(&self, tag: u64) -> Result<(), CommError> {
+    fn judge(&self, run: Run, tag: u64) -> Result<(), CommError> {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
         let NormWork { nodes, bytes } = &mut *work;
         if self.plan.input.is_sharded(State::Grad) {
@@ -104,7 +111,7 @@ impl Shared {
                 nodes.extend(theirs.chunks_exact(NODE_BYTES).map(from_bytes));
             })?;
         }
-        let mut step = self.step_state();
+        let mut step = self.step_state(run);
         let norm = merge(nodes).sqrt() / step.loss_scale;
         nodes.clear();
         step.grad_norm = norm;

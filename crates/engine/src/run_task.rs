@@ -9,12 +9,13 @@ use lockstep_plan::operation_text;
 
 use crate::engine::Shared;
 use crate::error::EngineError;
+use crate::lanes::Run;
 use crate::places::Place;
 use crate::task::{Gather, Reduce, Task, Update};
 
 impl Shared {
     /// Runs the task of operation `i`.
-    pub(crate) fn run(&self, i: usize, queue: &Queue) -> Result<(), EngineError> {
+    pub(crate) fn run(&self, run: Run, i: usize, queue: &Queue) -> Result<(), EngineError> {
         let outcome = match &self.at().tasks[i] {
             Task::Compute => unreachable!("units are computed on the compute lane"),
             Task::Nothing => Ok(()),
@@ -22,7 +23,7 @@ impl Shared {
             Task::Reduce(reduce) => self.reduce(reduce, i as u64, queue),
             Task::Copy { pairs, writes_states } => {
                 // A skipped step leaves every state as it was.
-                if *writes_states && self.skips(queue)? {
+                if *writes_states && self.skips(run, queue)? {
                     return Ok(());
                 }
                 return pairs.iter().try_for_each(|(from, to)| from.copy_to(to, &self.memories, queue));
@@ -41,8 +42,8 @@ impl Shared {
                 }
                 Ok(())
             }
-            Task::ClipNorm => return self.clip_norm(i, queue),
-            Task::Update(update) => return self.update(update, queue),
+            Task::ClipNorm => return self.clip_norm(run, i, queue),
+            Task::Update(update) => return self.update(run, update, queue),
         };
         outcome.map_err(|cause| self.comm_failed(i, cause))
     }
@@ -52,9 +53,9 @@ impl Shared {
     }
 
     /// Whether the step changes nothing. Where the device decides that, the host has to ask.
-    fn skips(&self, queue: &Queue) -> Result<bool, EngineError> {
-        self.read_verdict(queue)?;
-        Ok(self.step_state().skip)
+    fn skips(&self, run: Run, queue: &Queue) -> Result<bool, EngineError> {
+        self.read_verdict(run, queue)?;
+        Ok(self.step_state(run).skip)
     }
 
     fn gather(&self, parts: &[Gather], tag: u64, queue: &Queue) -> Result<(), CommError> {
@@ -102,8 +103,8 @@ impl Shared {
         Ok(())
     }
 
-    fn update(&self, task: &Update, queue: &Queue) -> Result<(), EngineError> {
-        let state = *self.step_state();
+    fn update(&self, run: Run, task: &Update, queue: &Queue) -> Result<(), EngineError> {
+        let state = *self.step_state(run);
         if state.skip {
             return Ok(());
         }

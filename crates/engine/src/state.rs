@@ -105,6 +105,7 @@ impl Engine {
         part: Range<usize>,
         values: &[f32],
     ) -> Result<(), EngineError> {
+        self.settle()?;
         let states: &[State] = match state {
             State::Working | State::Master => &[State::Working, State::Master],
             _ => &[state],
@@ -131,6 +132,7 @@ impl Engine {
         part: Range<usize>,
         out: &mut [f32],
     ) -> Result<bool, EngineError> {
+        self.settle()?;
         let Some(home) = self.home(unit, segment, self.truth(unit, segment, state)) else { return Ok(false) };
         let spot = home.range(segment.start + part.start, segment.start + part.end);
         spot.read_f32(&self.shared.memories, &mut out[..part.len()])?;
@@ -158,6 +160,7 @@ impl Engine {
         if !self.shared.plan.input.is_sharded(truth) {
             return self.read(unit, segment, state, part, out);
         }
+        self.settle()?;
         let (start, end) = (own.start.max(part.start), own.end.min(part.end));
         let mut mine = vec![0f32; end.saturating_sub(start)];
         if start < end {

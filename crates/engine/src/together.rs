@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use lockstep_comm::{Call, CommError};
 use lockstep_core::Axis;
 use lockstep_core::fold::{FoldStep, fold_steps};
+use lockstep_plan::Lane;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -25,6 +26,7 @@ impl Engine {
         if self.shared.is_alone() {
             return Ok(vec![mine.to_vec()]);
         }
+        self.shared.lanes.settle(&[Lane::Comm])?;
         let group = self.shared.group(Axis::World);
         let mut all = vec![Vec::new(); group.len()];
         let tag = self.next_tag();
@@ -38,6 +40,7 @@ impl Engine {
         if self.shared.is_alone() {
             return Ok(());
         }
+        self.shared.lanes.settle(&[Lane::Comm])?;
         let tag = self.next_tag();
         self.shared.comm().barrier(self.shared.group(Axis::World), tag).map_err(in_words(what))
     }

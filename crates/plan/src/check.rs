@@ -8,7 +8,7 @@ use crate::memory::MemoryPlan;
 use crate::order::Order;
 use crate::schedule::{OpId, OpKind, Schedule, SpanId, Wait};
 
-/// A broken invariant.
+/// A broken invariant. Operations of a second run, which may overlap the first, are numbered on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// A wait for an operation that comes later in the list, or for itself.
@@ -82,8 +82,7 @@ fn check_waits(schedule: &Schedule, found: &mut Vec<Violation>) {
 fn check_accesses(schedule: &Schedule, buffers: &[Buffer], order: &Order, found: &mut Vec<Violation>) {
     // Since the last write: whoever is after that write is after everything before it.
     let mut history: HashMap<BufferId, Vec<(OpId, Access)>> = HashMap::new();
-    for (i, op) in schedule.ops.iter().enumerate() {
-        let at = OpId(i as u32);
+    for (at, op) in schedule.in_flight() {
         for (buffer, access) in &op.accesses {
             let what = buffers[buffer.0 as usize].what;
             let past = history.entry(*buffer).or_default();
@@ -135,9 +134,9 @@ fn check_overlap(
     found: &mut Vec<Violation>,
 ) {
     let mut touched: HashMap<BufferId, Vec<(OpId, Access)>> = HashMap::new();
-    for (i, op) in schedule.ops.iter().enumerate() {
+    for (at, op) in schedule.in_flight() {
         for (buffer, access) in &op.accesses {
-            touched.entry(*buffer).or_default().push((OpId(i as u32), *access));
+            touched.entry(*buffer).or_default().push((at, *access));
         }
     }
     let range = |(id, start): &(BufferId, lockstep_core::Bytes)| {

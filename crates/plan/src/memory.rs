@@ -125,8 +125,7 @@ fn place_in_order(order: &[usize], items: &[Item], together: &[Vec<bool>]) -> (u
 /// Every buffer's lifetimes, in order.
 fn lives_of(schedule: &Schedule, num_buffers: usize) -> Vec<Vec<Life>> {
     let mut all: Vec<Vec<Life>> = (0..num_buffers).map(|_| Vec::new()).collect();
-    for (i, op) in schedule.ops.iter().enumerate() {
-        let at = OpId(i as u32);
+    for (at, op) in schedule.in_flight() {
         for (buffer, access) in &op.accesses {
             let lives = &mut all[buffer.0 as usize];
             if *access == Access::Define || lives.is_empty() {

@@ -2,28 +2,50 @@
 
 use crate::schedule::{Lane, OpId, Schedule, Wait};
 
-/// For every operation, the last operation of each lane that is finished before it starts.
+/// For every operation, the last operation of each lane that is finished before it starts. Operations of a
+/// second run of the schedule are numbered on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Order {
     clocks: Vec<Clock>,
     lanes: Vec<Lane>,
     last_on_lane: Clock,
+    /// What was over before the run began.
+    before_run: Clock,
 }
 
 type Clock = [Option<OpId>; Lane::COUNT];
 
+fn join(clock: &mut Clock, other: &Clock) {
+    for (mine, theirs) in clock.iter_mut().zip(other) {
+        *mine = (*mine).max(*theirs);
+    }
+}
+
 impl Order {
-    /// Follows lane order and waits. Operations of the previous run all count as finished.
+    /// Follows lane order and waits, through all runs that can overlap.
     pub(crate) fn of(schedule: &Schedule) -> Order {
         let mut order = Order::default();
-        for op in &schedule.ops {
-            order.push(op.lane, &op.waits);
+        let len = schedule.ops.len() as u32;
+        for (id, op) in schedule.in_flight() {
+            if id.0 > 0 && id.0 % len == 0 {
+                order.begin_run(schedule.returns_after.as_deref().unwrap_or_default());
+            }
+            order.push(op.lane, &waits_in_run(&op.waits, id.0 / len, len));
         }
         order
     }
 
+    /// The next run begins, when `over` are.
+    pub(crate) fn begin_run(&mut self, over: &[OpId]) {
+        for id in over {
+            let mut clock = self.clocks[id.0 as usize];
+            clock[self.lanes[id.0 as usize] as usize] = Some(*id);
+            join(&mut self.before_run, &clock);
+        }
+    }
+
     /// Adds the next operation.
-    pub(crate) fn push(&mut self, lane: Lane, waits: &[Wait]) -> OpId {
+    pub(crate) fn push(&mut self, lane: Lane, waits: &[OpId]) -> OpId {
         let id = OpId(self.clocks.len() as u32);
         let clock = self.clock_of(lane, waits);
         self.clocks.push(clock);
@@ -32,17 +54,12 @@ impl Order {
         id
     }
 
-    fn clock_of(&self, lane: Lane, waits: &[Wait]) -> Clock {
-        let mut clock = Clock::default();
-        let waits = waits.iter().filter_map(|w| match w {
-            // A wait for the future is reported by `check`; here it orders nothing.
-            Wait::This(id) => Some(*id).filter(|id| (id.0 as usize) < self.clocks.len()),
-            Wait::Previous(_) => None,
-        });
+    fn clock_of(&self, lane: Lane, waits: &[OpId]) -> Clock {
+        let mut clock = self.before_run;
+        // A wait for the future is reported by `check`; here it orders nothing.
+        let waits = waits.iter().copied().filter(|id| (id.0 as usize) < self.clocks.len());
         for before in waits.chain(self.last_on_lane[lane as usize]) {
-            for (mine, theirs) in clock.iter_mut().zip(self.clocks[before.0 as usize]) {
-                *mine = (*mine).max(theirs);
-            }
+            join(&mut clock, &self.clocks[before.0 as usize]);
             let lane = self.lanes[before.0 as usize] as usize;
             clock[lane] = clock[lane].max(Some(before));
         }
@@ -50,7 +67,7 @@ impl Order {
     }
 
     /// Whether `a` would be finished if an operation with these waits came next on `lane`.
-    pub(crate) fn before_next(&self, a: OpId, lane: Lane, waits: &[Wait]) -> bool {
+    pub(crate) fn before_next(&self, a: OpId, lane: Lane, waits: &[OpId]) -> bool {
         self.clock_of(lane, waits)[self.lanes[a.0 as usize] as usize] >= Some(a)
     }
 
@@ -58,4 +75,13 @@ impl Order {
     pub(crate) fn before(&self, a: OpId, b: OpId) -> bool {
         self.clocks[b.0 as usize][self.lanes[a.0 as usize] as usize] >= Some(a)
     }
+}
+
+/// What waits come to in the given run of a schedule of `len` operations, numbered through all runs.
+pub(crate) fn waits_in_run(waits: &[Wait], run: u32, len: u32) -> Vec<OpId> {
+    let in_run = |wait: &Wait| match *wait {
+        Wait::This(id) => Some(OpId(id.0 + run * len)),
+        Wait::Previous(id) => run.checked_sub(1).map(|before| OpId(id.0 + before * len)),
+    };
+    waits.iter().filter_map(in_run).collect()
 }

@@ -51,6 +51,7 @@ pub enum Lane {
 
 impl Lane {
     pub const COUNT: usize = 4;
+    pub const ALL: [Lane; Lane::COUNT] = [Lane::Compute, Lane::Comm, Lane::Copy, Lane::Host];
 }
 
 /// What an operation does.
@@ -159,9 +160,19 @@ pub struct Op {
 pub struct Schedule {
     pub ops: Vec<Op>,
     pub spans: Vec<Span>,
+    /// `Some`: when these are over the caller goes on, and may run the schedule again while the others finish:
+    /// updates on the host, parameters on their way to all ranks. `None`: the caller waits for all.
+    pub returns_after: Option<Vec<OpId>>,
 }
 
 impl Schedule {
+    /// The operations of as many runs as can overlap, one run after the other, numbered through.
+    pub(crate) fn in_flight(&self) -> impl Iterator<Item = (OpId, &Op)> {
+        let runs = if self.returns_after.is_some() { 2 } else { 1 };
+        let ops = std::iter::repeat_n(&self.ops, runs).flatten();
+        ops.enumerate().map(|(i, op)| (OpId(i as u32), op))
+    }
+
     pub fn span(&self, id: SpanId) -> &Span {
         &self.spans[id.0 as usize]
     }

@@ -17,7 +17,7 @@ use lockstep_core::DType;
 
 use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
 use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput};
-use crate::order::Order;
+use crate::order::{Order, waits_in_run};
 use crate::schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
 use crate::scratch::{Sizes, UnitLayout};
 
@@ -109,8 +109,16 @@ impl<'a> StepBuilder<'a> {
         }
     }
 
-    pub(crate) fn finish(self) -> Schedule {
+    pub(crate) fn finish(mut self) -> Schedule {
         assert!(self.pending.is_empty(), "a reduction bucket was never flushed");
+        let ops = &self.schedule.ops;
+        if let Some(norm) = ops.iter().position(|op| op.kind == OpKind::ClipNorm) {
+            // What a step says of itself: its losses and its norm. With the norm every gradient has been summed.
+            let computed = ops.iter().rposition(|op| op.lane == Lane::Compute).expect("a step computes");
+            let over = [norm, computed].map(|i| OpId(i as u32));
+            self.wait_for_the_run_before(&over);
+            self.schedule.returns_after = Some(over.into());
+        }
         self.schedule
     }
 
@@ -190,7 +198,22 @@ impl<'a> StepBuilder<'a> {
 
     /// Appends an operation. For every earlier access that conflicts and is not certain to be over, a wait.
     fn emit(&mut self, kind: OpKind, lane: Lane, accesses: Vec<(BufferId, Access)>, after: &[OpId]) -> OpId {
-        let mut waits: Vec<Wait> = Vec::new();
+        let waits = self.waits_for(lane, &accesses, after, &[]);
+        let id = self.order.push(lane, &waits);
+        self.remember(id, &accesses);
+        let waits = waits.into_iter().map(Wait::This).collect();
+        self.schedule.ops.push(Op { kind, model: self.model, lane, waits, accesses });
+        id
+    }
+
+    /// What the next operation of a lane has to wait for, besides what it waits for already.
+    fn waits_for(
+        &self,
+        lane: Lane,
+        accesses: &[(BufferId, Access)],
+        after: &[OpId],
+        already: &[OpId],
+    ) -> Vec<OpId> {
         let conflicts = accesses.iter().flat_map(|(buffer, access)| {
             let past = self.history.get(buffer).map_or(&[][..], |p| &p[..]);
             past.iter()
@@ -200,13 +223,17 @@ impl<'a> StepBuilder<'a> {
         let mut needed: Vec<OpId> = after.iter().copied().chain(conflicts).collect();
         // Latest first: a later operation's wait usually covers the earlier ones.
         needed.sort_unstable_by(|a, b| b.cmp(a));
+        let mut waits = already.to_vec();
         for op in needed {
             if !self.order.before_next(op, lane, &waits) {
-                waits.push(Wait::This(op));
+                waits.push(op);
             }
         }
-        let id = self.order.push(lane, &waits);
-        for (buffer, access) in &accesses {
+        waits.split_off(already.len())
+    }
+
+    fn remember(&mut self, id: OpId, accesses: &[(BufferId, Access)]) {
+        for (buffer, access) in accesses {
             let past = self.history.entry(*buffer).or_default();
             if *access != Access::Read {
                 // Whoever waits for this write waits for all before it.
@@ -214,8 +241,24 @@ impl<'a> StepBuilder<'a> {
             }
             past.push((id, *access));
         }
-        self.schedule.ops.push(Op { kind, model: self.model, lane, waits, accesses });
-        id
+    }
+
+    /// A second run that begins when `over` are: what its operations have to wait for in the first.
+    fn wait_for_the_run_before(&mut self, over: &[OpId]) {
+        let mut ops = std::mem::take(&mut self.schedule.ops);
+        let len = ops.len() as u32;
+        self.order.begin_run(over);
+        for op in &mut ops {
+            let mut waits = waits_in_run(&op.waits, 1, len);
+            let before = self.waits_for(op.lane, &op.accesses, &[], &waits);
+            // Those of its own run it has.
+            debug_assert!(before.iter().all(|id| id.0 < len), "{:?} waits for too little", op.kind);
+            op.waits.extend(before.iter().map(|id| Wait::Previous(*id)));
+            waits.extend(before);
+            let id = self.order.push(op.lane, &waits);
+            self.remember(id, &op.accesses);
+        }
+        self.schedule.ops = ops;
     }
 
     fn span(&mut self, parts: Vec<SpanPart>) -> SpanId {

@@ -3,7 +3,7 @@
 use lockstep_config::StrategyName;
 use lockstep_core::Bytes;
 
-use crate::{Access, OpKind, RunPlan, Violation, What, check, check_training};
+use crate::{Access, OpKind, RunPlan, State, Tier, Violation, Wait, What, check, check_training};
 
 use super::Setup;
 
@@ -26,6 +26,21 @@ fn a_whole_plan_has_no_violations() {
 fn missing_waits_are_races() {
     let all = found(|plan| plan.phases[0].schedule.ops.iter_mut().for_each(|op| op.waits.clear()));
     assert!(all.iter().any(|v| matches!(v, Violation::Race { .. })));
+}
+
+/// A step must not begin to use parameters that the one before it still updates.
+#[test]
+fn missing_waits_for_the_step_before_are_races() {
+    let setup = Setup::new("tiny", StrategyName::Ddp, 1, 1).with(|s| s.optimizer_tier = Tier::Host);
+    let mut plan = setup.plan();
+    let phase = &mut plan.phases[0];
+    assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), []);
+    for op in &mut phase.schedule.ops {
+        op.waits.retain(|wait| matches!(wait, Wait::This(_)));
+    }
+    let all = check(&phase.schedule, &plan.buffers, &phase.memory);
+    let working = |what: &What| matches!(what, What::State { state: State::Working, .. });
+    assert!(all.iter().any(|v| matches!(v, Violation::Race { what, .. } if working(what))), "{all:?}");
 }
 
 #[test]

@@ -7,20 +7,45 @@ use crate::{Access, BufferId, Lane, Op, OpKind, Phase, RunPlan, Schedule, Tier, 
 
 use super::gradients::Gradients;
 
-/// Start and end of every operation.
-pub(super) fn times(schedule: &Schedule, mut duration: impl FnMut(usize) -> u64) -> Vec<(u64, u64)> {
+/// Start and end of every operation of one run.
+pub(super) fn times(schedule: &Schedule, duration: impl FnMut(usize) -> u64) -> Vec<(u64, u64)> {
+    times_of_runs(1, schedule, duration)
+}
+
+/// Start and end of every operation of several runs, one run after the other. A run begins when the one before
+/// it has returned and the one before that is over.
+pub(super) fn times_of_runs(
+    runs: usize,
+    schedule: &Schedule,
+    mut duration: impl FnMut(usize) -> u64,
+) -> Vec<(u64, u64)> {
     let mut free: HashMap<Lane, u64> = HashMap::new();
     let mut times: Vec<(u64, u64)> = Vec::new();
-    for (i, op) in schedule.ops.iter().enumerate() {
-        let mut start = free.get(&op.lane).copied().unwrap_or(0);
-        for wait in &op.waits {
-            if let Wait::This(id) = wait {
-                start = start.max(times[id.0 as usize].1);
-            }
+    let len = schedule.ops.len();
+    for run in 0..runs {
+        let mut begin = 0;
+        if run > 0 {
+            let before = &times[(run - 1) * len..];
+            begin = match &schedule.returns_after {
+                Some(ops) => ops.iter().map(|id| before[id.0 as usize].1).max().unwrap_or(0),
+                None => before.iter().map(|t| t.1).max().unwrap_or(0),
+            };
+            let older = times[..(run - 1) * len].iter().map(|t| t.1).max().unwrap_or(0);
+            begin = begin.max(older);
         }
-        let end = start + duration(i);
-        free.insert(op.lane, end);
-        times.push((start, end));
+        for (i, op) in schedule.ops.iter().enumerate() {
+            let mut start = free.get(&op.lane).copied().unwrap_or(0).max(begin);
+            for wait in &op.waits {
+                let (of, id) = match wait {
+                    Wait::This(id) => (Some(run), id),
+                    Wait::Previous(id) => (run.checked_sub(1), id),
+                };
+                start = start.max(of.map_or(0, |of| times[of * len + id.0 as usize].1));
+            }
+            let end = start + duration(i);
+            free.insert(op.lane, end);
+            times.push((start, end));
+        }
     }
     times
 }
@@ -40,32 +65,38 @@ impl Random {
 
 /// Durations in which now one lane, now another is far ahead.
 pub(super) fn random_times(schedule: &Schedule, seed: u64) -> Vec<(u64, u64)> {
+    random_times_of_runs(1, schedule, seed)
+}
+
+pub(super) fn random_times_of_runs(runs: usize, schedule: &Schedule, seed: u64) -> Vec<(u64, u64)> {
     let mut random = Random(seed);
     let pace: [u64; Lane::COUNT] = std::array::from_fn(|_| 10u64.pow(random.below(4) as u32));
-    times(schedule, |i| {
+    times_of_runs(runs, schedule, |i| {
         let stall = if random.below(8) == 0 { 1000 } else { 1 };
         1 + random.below(pace[schedule.ops[i].lane as usize] * stall)
     })
 }
 
-/// Runs a phase at `times` and panics where an operation finds other bytes than the list promises it.
+/// Runs a phase, as often as there are `times`, and panics where an operation finds other bytes than the list
+/// promises it.
 pub(super) fn run(plan: &RunPlan, phase: &Phase, times: &[(u64, u64)]) {
     let ops = &phase.schedule.ops;
+    let runs = times.len() / ops.len();
     let mut events: Vec<(u64, bool, usize)> = Vec::new();
     for (i, (start, end)) in times.iter().enumerate() {
         events.extend([(*start, true, i), (*end, false, i)]);
     }
     // At the same time ends come first: a wait is over when the other has ended.
     events.sort_unstable();
-    let mut bytes = Bytes::new(plan, phase);
+    let mut bytes = Bytes::new(plan, phase, runs);
     let mut params = Params::new(plan, phase);
-    let mut gradients = Gradients::new(plan, phase);
+    let mut gradients: Vec<Gradients> = (0..runs).map(|_| Gradients::new(plan, phase)).collect();
     let mut running: Vec<usize> = Vec::new();
     for (_, starts, i) in events {
-        let op = &ops[i];
+        let (op, gradients) = (&ops[i % ops.len()], &mut gradients[i / ops.len()]);
         if starts {
             for other in &running {
-                assert_no_conflict(op, &ops[*other]);
+                assert_no_conflict(op, &ops[*other % ops.len()]);
             }
             bytes.start(i, op);
             params.start(&phase.schedule, op);
@@ -79,7 +110,7 @@ pub(super) fn run(plan: &RunPlan, phase: &Phase, times: &[(u64, u64)]) {
         }
     }
     params.finish();
-    gradients.finish();
+    gradients.iter().for_each(Gradients::finish);
 }
 
 fn assert_no_conflict(a: &Op, b: &Op) {
@@ -101,7 +132,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn new(plan: &RunPlan, phase: &Phase) -> Bytes {
+    fn new(plan: &RunPlan, phase: &Phase, runs: usize) -> Bytes {
         let addresses = addresses(plan, phase);
         let mut cuts: Vec<u64> = addresses.values().flat_map(|(start, end)| [*start, *end]).collect();
         cuts.sort_unstable();
@@ -118,7 +149,7 @@ impl Bytes {
         }
         let mut now: HashMap<BufferId, u32> = HashMap::new();
         let mut versions = Vec::new();
-        for op in &phase.schedule.ops {
+        for op in std::iter::repeat_n(&phase.schedule.ops, runs).flatten() {
             let touch = |(id, access): &(BufferId, Access)| {
                 let version = now.entry(*id).or_default();
                 let before = *version;

@@ -171,6 +171,43 @@ fn updates_on_the_host_overlap_their_neighbours_copies() {
     }
 }
 
+/// The host updates the later units while the next step's forward runs through the earlier ones; no unit's
+/// forward begins before its own parameters are there.
+#[test]
+fn updates_on_the_host_overlap_the_next_forward() {
+    let plan = deep(StrategyName::Zero1).with(|s| s.optimizer_tier = Tier::Host).plan();
+    let schedule = &train_phase(&plan).schedule;
+    let times = lanes::times_of_runs(2, schedule, |_| EQUAL);
+    let (first, second) = times.split_at(schedule.ops.len());
+    let forward = |unit| find(schedule, |k| matches!(k, OpKind::Forward { unit: u, .. } if *u == unit));
+    for unit in 0..6 {
+        let publish = find_last(schedule, |k| {
+            matches!(k, OpKind::Publish(s)
+            if schedule.span(*s).parts.iter().any(|p| p.unit == unit))
+        });
+        assert!(second[forward(unit)].0 >= first[publish].1, "unit {unit} is used before it is there");
+    }
+    let last = find_last(schedule, |k| matches!(k, OpKind::Update { .. }));
+    assert!(second[forward(3)].1 <= first[last].0, "the forward waits for all updates");
+}
+
+/// Updates on the device leave nothing to the next step but what goes to other ranks.
+#[test]
+fn a_step_that_updates_on_the_device_is_over_when_it_returns() {
+    for strategy in [StrategyName::Ddp, StrategyName::Zero2, StrategyName::Zero3] {
+        let plan = deep(strategy).plan();
+        let schedule = &train_phase(&plan).schedule;
+        let late = |op: &crate::Op| op.waits.iter().any(|wait| matches!(wait, crate::Wait::Previous(_)));
+        for op in schedule.ops.iter().filter(|op| late(op)) {
+            assert!(
+                strategy == StrategyName::Zero2 && op.lane == Lane::Compute,
+                "{strategy:?}: {:?}",
+                op.kind
+            );
+        }
+    }
+}
+
 /// Whole gradients in flight: one being made and one being reduced.
 #[test]
 fn two_whole_gradients_are_in_flight() {

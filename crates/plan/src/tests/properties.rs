@@ -134,7 +134,8 @@ proptest! {
                 prop_assert_eq!(check_training(&phase.schedule, &plan.input), vec![]);
             }
             for n in 0..6 {
-                let times = lanes::random_times(&phase.schedule, seed.wrapping_add(n));
+                // Two that overlap, and one that meets what they left.
+                let times = lanes::random_times_of_runs(3, &phase.schedule, seed.wrapping_add(n));
                 lanes::run(&plan, phase, &times);
             }
         }
