@@ -149,7 +149,7 @@ keys! {
     Plan Exact "ddp_bucket_cap_mb" = "25", "Size of a gradient bucket in MiB.";
     Plan Exact "reduce_bucket_size" = "0", "Elements of sharded gradients that are reduced together at least; 0 reduces each unit by itself.";
     Plan Exact "allgather_bucket_size" = "0", "Elements of updated weights that ranks give each other together at least (zero1, zero2); 0: each unit by itself.";
-    Plan Map "offload_optimizer" = "none", "Where optimizer state lies: `none` (the device), `cpu` or `nvme`; also `{device: cpu}`.";
+    Plan Map "offload_optimizer" = "none", "Where optimizer state lies: `none` (the device), `cpu` or `nvme`; also `{device: cpu, ratio: 0.7}`, of which share of the parameters at least. Without `ratio`, as few as `memory_budget_gib` allows, or all.";
     Plan Map "offload_param" = "none", "Where weights lie: `none` (the device), `cpu` or `nvme`; also `{device: cpu}`.";
     Plan Exact "nvme_path" = "null", "Folder on a local disk for what `nvme` offload spills; `output_dir` by default.";
     Plan Word "carrier" = "auto", "What moves bytes between ranks: `auto`, `shm` (shared memory, on one host) or `tcp`.";

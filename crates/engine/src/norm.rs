@@ -5,7 +5,7 @@ use lockstep_core::Axis;
 use lockstep_core::sum::{Node, fold_range, merge};
 use lockstep_device::{Queue, View};
 use lockstep_ops::reduce;
-use lockstep_plan::{State, Tier};
+use lockstep_plan::State;
 
 use crate::engine::Shared;
 use crate::error::EngineError;
@@ -61,8 +61,7 @@ impl Shared {
         }
     }
 
-    /// All of it stays on the device; the host hears of it when the step is over, or at once if it is the host
-    /// that updates.
+    /// All of it stays on the device; the host hears of it when the step is over.
     fn judge_on_device(
         &self,
         run: Run,
@@ -84,9 +83,6 @@ impl Shared {
             (step.updates.max_norm, step.loss_scale)
         };
         reduce::judge(queue, verdict, max_norm, loss_scale);
-        if self.plan.input.placements.optimizer_tier != Tier::Device {
-            self.read_verdict(run, queue)?;
-        }
         Ok(())
     }
 
@@ -94,15 +90,18 @@ impl Shared {
     /// unit, most while backward goes on.
     pub(crate) fn fold_squares(&self, one: &Squares) {
         let leaves = one.leaves.view(&self.memories);
-        if !leaves.on_gpu() {
+        if !leaves.on_gpu() && one.joined.is_none() {
             let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
-            lockstep_ops::host::with(leaves, |leaves| fold_range(leaves, one.first_block, &mut work.nodes));
+            fold(leaves, one, &mut work.nodes);
         }
     }
 
     fn judge(&self, run: Run, tag: u64) -> Result<(), CommError> {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
         let NormWork { nodes, bytes } = &mut *work;
+        for one in &self.at().squares {
+            one.joined.iter().for_each(|leaves| fold(leaves.view(&self.memories), one, nodes));
+        }
         if self.plan.input.is_sharded(State::Grad) {
             bytes.clear();
             nodes.iter().for_each(|node| bytes.extend(to_bytes(node)));
@@ -121,6 +120,10 @@ impl Shared {
         step.clip = (f64::from(clip) / step.loss_scale) as f32;
         Ok(())
     }
+}
+
+fn fold(leaves: View<'_>, one: &Squares, nodes: &mut Vec<Node>) {
+    lockstep_ops::host::with(leaves, |leaves| fold_range(leaves, one.first_block, nodes));
 }
 
 /// Level, index and sum, eight bytes each, and eight more: a power of two, so that no node is cut where

@@ -232,6 +232,7 @@ pub(crate) struct Places {
     /// In training alone.
     pub(crate) coefficients: Option<Place>,
     pub(crate) norm_leaves: Option<Place>,
+    pub(crate) staying_leaves: Option<Place>,
     /// On a device with memory of its own.
     pub(crate) verdict: Option<Place>,
     pub(crate) port: Option<Place>,
@@ -270,6 +271,7 @@ impl Places {
             log_probs: finder.must(What::LogProbs),
             coefficients: finder.find(What::Coefficients).map(|spot| spot.place()),
             norm_leaves: finder.find(What::NormLeaves).map(|spot| spot.place()),
+            staying_leaves: finder.find(What::StayingLeaves).map(|spot| spot.place()),
             verdict: finder.find(What::Verdict).map(|spot| spot.place()),
             port: finder.find(What::Port).map(|spot| spot.place()),
             cache: finder.find(What::KvCache { model: phase.model }).map(|spot| spot.place()),

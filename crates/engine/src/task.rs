@@ -53,6 +53,8 @@ pub(crate) struct Reduce {
 pub(crate) struct Squares {
     pub(crate) grad: Place,
     pub(crate) leaves: Place,
+    /// Where they are once they are with those of other units, if these are not.
+    pub(crate) joined: Option<Place>,
     /// Its first block among all blocks of the model.
     pub(crate) first_block: u64,
 }
@@ -122,6 +124,7 @@ impl Maker<'_> {
             }
             OpKind::Add { span, .. } => Task::Add(self.additions(op, span)),
             OpKind::Squares => Task::Squares(self.squares(op)),
+            OpKind::JoinSquares => Task::Copy { pairs: self.join_squares(), writes_states: false },
             OpKind::ClipNorm => Task::ClipNorm,
             OpKind::Update { unit, start, end } => Task::Update(self.update(op, unit, (start, end))),
             OpKind::Snapshot { .. } => unreachable!("{:?} is not emitted yet", op.kind),
@@ -189,7 +192,8 @@ impl Maker<'_> {
         // On a mesh of two axes the first sum stays where backward wrote.
         let last_axis = if input.mesh.replicate > 1 && input.mesh.shard > 1 { Axis::Replicate } else { axis };
         // Where gradients leave the device the last one does too, until it is spilled.
-        let goes_on = axis == last_axis && !input.grads_leave();
+        let parts = &self.phase.schedule.span(span).parts;
+        let goes_on = axis == last_axis && !input.grads_leave(parts[0].unit);
         let mut reduce = Reduce {
             axis,
             parts: Vec::new(),
@@ -198,7 +202,7 @@ impl Maker<'_> {
             onward: Vec::new(),
             fresh,
         };
-        for part in &self.phase.schedule.span(span).parts {
+        for part in parts {
             let unit = self.unit(part.unit);
             let (Some(target), Some(grad)) = (unit.grad_target, &unit.grad) else { continue };
             let own = grad.owned[0];
@@ -257,7 +261,8 @@ impl Maker<'_> {
         let units = &self.plan.input.models[self.phase.model.0 as usize].units;
         let (mut first, mut at) = (0, 0);
         let mut all = Vec::new();
-        let room = self.places.norm_leaves.expect("a phase with a norm has room for its leaves");
+        let room = self.norm_leaves();
+        let staying = self.accessed(op, |w| *w == What::StayingLeaves).map(|spot| spot.place());
         let read = |index: usize| {
             let grad = |w: &What| matches!(w, What::State { unit, state: State::Grad, .. } if *unit as usize == index);
             op.accesses.iter().any(|(id, _)| grad(&self.what(*id)))
@@ -266,10 +271,13 @@ impl Maker<'_> {
             if let Some(grad) = &unit.grad {
                 let (own, spot) = grad.trained();
                 let blocks = own.elems() / block;
-                let leaves = room.slice(at, blocks);
+                let (leaves, joined) = match staying {
+                    Some(staying) if read(index) => (staying.slice(at, blocks), Some(room.slice(at, blocks))),
+                    _ => (room.slice(at, blocks), None),
+                };
                 let first_block = (first + own.start / block) as u64;
                 if read(index) {
-                    all.push(Squares { grad: spot.place(), leaves, first_block });
+                    all.push(Squares { grad: spot.place(), leaves, joined, first_block });
                 }
                 at += blocks;
             }
@@ -278,17 +286,30 @@ impl Maker<'_> {
         all
     }
 
+    fn norm_leaves(&self) -> Place {
+        self.places.norm_leaves.expect("a phase with a norm has room for its leaves")
+    }
+
+    /// Units that stay are the first, so their leaves are, in both places.
+    fn join_squares(&self) -> Vec<(Spot, Spot)> {
+        let staying = self.places.staying_leaves.expect("what is joined has a place");
+        let units = (0..).zip(&self.places.units).filter(|(unit, _)| !self.plan.input.grads_leave(*unit));
+        let grads = units.filter_map(|(_, unit)| unit.grad.as_ref());
+        let elems = grads.map(|grad| grad.trained().0.elems()).sum::<usize>() / lockstep_core::ALIGN_ELEMS;
+        vec![(Spot::Memory(staying.slice(0, elems)), Spot::Memory(self.norm_leaves().slice(0, elems)))]
+    }
+
     // ---- update -----------------------------------------------------------------------------------------
 
     fn update(&self, op: &Op, unit: u32, piece: (usize, usize)) -> Update {
         let places = self.unit(unit);
         let Some(moments) = &places.exp_avg else { return Update::default() };
         let piece = OwnPiece::of(moments, piece);
-        let update = match self.plan.input.placements.optimizer_tier {
+        let update = match self.plan.input.optimizer_tier(unit) {
             Tier::Device => self.update_on_device(op, places, &piece),
             Tier::Host | Tier::Nvme => {
                 let staging = self.accessed(op, |w| matches!(w, What::HostStaging { .. }));
-                let room = staging.map(|staging| HostRoom::new(self.plan, staging.place(), &piece));
+                let room = staging.map(|staging| HostRoom::new(self.plan, unit, staging.place(), &piece));
                 self.update_on_host(places, &piece, room.as_ref())
             }
         };
@@ -335,7 +356,7 @@ impl Maker<'_> {
             let home = places.home(state)?;
             match home.spot {
                 Spot::Memory(_) => Some(piece.of_state(home).place()),
-                Spot::File { .. } => Some(room().state(self.plan, state)),
+                Spot::File { .. } => Some(room().state(state)),
             }
         };
         let mut update = Update::default();
@@ -393,12 +414,12 @@ impl Maker<'_> {
         };
         let Some(moments) = &places.exp_avg else { return Vec::new() };
         let piece = OwnPiece::of(moments, (start, end));
-        let room = HostRoom::new(self.plan, staging.place(), &piece);
+        let room = HostRoom::new(self.plan, unit, staging.place(), &piece);
         homes
             .map(|(state, access, home)| {
                 let staged = match state {
                     State::Working => room.params,
-                    state => room.state(self.plan, state),
+                    state => room.state(state),
                 };
                 ordered(access, piece.of_state(home), Spot::Memory(staged))
             })
@@ -441,6 +462,7 @@ impl OwnPiece {
 
 /// The parts of a [`What::HostStaging`], at this rank's own length.
 struct HostRoom {
+    states: &'static [State],
     own: usize,
     planned: usize,
     staging: Place,
@@ -449,20 +471,20 @@ struct HostRoom {
 }
 
 impl HostRoom {
-    fn new(plan: &RunPlan, staging: Place, piece: &OwnPiece) -> HostRoom {
+    fn new(plan: &RunPlan, unit: u32, staging: Place, piece: &OwnPiece) -> HostRoom {
         let input = &plan.input;
         let (own, planned) = (piece.elems(), piece.planned);
         let nvme = input.placements.optimizer_tier == Tier::Nvme;
-        let states = if nvme { input.optimizer_states().len() } else { 0 };
-        let params_at = lockstep_core::Elems((planned * states) as u64).bytes(lockstep_core::DType::F32);
+        let states = if nvme { input.optimizer_states(unit) } else { &[] };
+        let params_at =
+            lockstep_core::Elems((planned * states.len()) as u64).bytes(lockstep_core::DType::F32);
         let staged = if input.placements.params_tier == Tier::Host { 0 } else { own };
         let params = staging.at(params_at, staged, input.storage);
-        HostRoom { own, planned, staging, params }
+        HostRoom { states, own, planned, staging, params }
     }
 
-    fn state(&self, plan: &RunPlan, state: State) -> Place {
-        let states = plan.input.optimizer_states();
-        let i = states.iter().position(|s| *s == state).expect("one of the optimizer's states");
+    fn state(&self, state: State) -> Place {
+        let i = self.states.iter().position(|s| *s == state).expect("one of the optimizer's states");
         self.staging.slice(i * self.planned, self.own)
     }
 }

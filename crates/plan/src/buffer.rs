@@ -96,9 +96,12 @@ pub enum What {
     /// One log-probability and one coefficient per token.
     LogProbs,
     Coefficients,
-    /// Angles of the rotary embedding, learning-rate scalars, leaves of the norm tree.
+    /// Angles of the rotary embedding.
     Tables,
+    /// Sums of squares of blocks of gradients: the leaves of the norm's tree, where the norm is found.
     NormLeaves,
+    /// The same of units whose gradients stay on the device, where others leave it.
+    StayingLeaves,
     /// Of a device with memory of its own: the sum of squares, the norm, the factor of gradients and whether the
     /// step is skipped, in f64; and on the host, what crosses over ([`crate::PlanInput::port_elems`]).
     Verdict,

@@ -210,8 +210,7 @@ fn check_reductions(
     windows: u32,
     found: &mut Vec<Violation>,
 ) {
-    let expected_axes = expected_axes(input);
-    for axis in expected_axes {
+    for axis in expected_axes(input, unit) {
         for window in 0..windows {
             let micro = if windows == 1 { input.micros - 1 } else { window };
             // Count coverage at every cut point: between cuts it cannot change.
@@ -237,12 +236,12 @@ fn check_reductions(
 
 /// The axes gradients are summed over: one collective over the world where gradients are whole or the
 /// mesh has one axis; shard then replicate where it has two.
-fn expected_axes(input: &PlanInput) -> Vec<lockstep_core::Axis> {
+fn expected_axes(input: &PlanInput, unit: u32) -> Vec<lockstep_core::Axis> {
     use lockstep_core::Axis;
     let mesh = input.mesh;
     match (mesh.shard > 1, mesh.replicate > 1) {
         // Alone, gradients that stay are summed over micro-batches by a reduction over one rank.
-        (false, false) if input.order == AccumulationOrder::Reduced && !input.grads_leave() => {
+        (false, false) if input.order == AccumulationOrder::Reduced && !input.grads_leave(unit) => {
             vec![Axis::World]
         }
         (false, false) => vec![],

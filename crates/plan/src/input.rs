@@ -23,17 +23,10 @@ pub struct Placements {
     pub optimizer: Placement,
     pub params_tier: Tier,
     pub optimizer_tier: Tier,
-}
-
-impl Placements {
-    /// Gradients live where the optimizer reads them: updates on the host find theirs there, also when the
-    /// states come from a disk.
-    pub fn grads_tier(&self) -> Tier {
-        match self.optimizer_tier {
-            Tier::Device => Tier::Device,
-            Tier::Host | Tier::Nvme => Tier::Host,
-        }
-    }
+    /// Units, counted from the first, whose optimizer states are on the device wherever those of the others are:
+    /// a device with room to spare updates them while the host updates the rest. The first, for the next
+    /// forward begins with them.
+    pub stay: u32,
 }
 
 /// The order in which a window's gradients are summed.
@@ -178,9 +171,14 @@ impl PlanInput {
             State::Working => {
                 (p.params_tier, share(trained, p.params) + share(frozen, p.params), self.storage)
             }
-            State::Grad => (p.grads_tier(), share(trained, p.grads), DType::F32),
+            // Gradients live where the optimizer reads them: updates on the host find theirs there, also when the
+            // states come from a disk.
+            State::Grad => {
+                let tier = if self.grads_leave(unit) { Tier::Host } else { Tier::Device };
+                (tier, share(trained, p.grads), DType::F32)
+            }
             State::Master | State::ExpAvg | State::ExpAvgSq => {
-                (p.optimizer_tier, share(trained, p.optimizer), DType::F32)
+                (self.optimizer_tier(unit), share(trained, p.optimizer), DType::F32)
             }
         }
     }
@@ -255,9 +253,28 @@ impl PlanInput {
         ]
     }
 
-    /// Whether gradients are only made on the device, and live on the host.
-    pub fn grads_leave(&self) -> bool {
-        self.placements.grads_tier() != Tier::Device
+    /// How many units can stay ([`Placements::stay`]) so that at least `ratio` of the trained parameters do not.
+    pub fn most_staying(&self, ratio: f64) -> u32 {
+        let trained = |model: &ModelPlan| model.units.iter().map(|u| u.trainable_elems as f64).collect();
+        let most = |elems: Vec<f64>| {
+            let room = (1.0 - ratio) * elems.iter().sum::<f64>();
+            let sums = elems.iter().scan(0.0, |sum, elems| {
+                *sum += elems;
+                Some(*sum)
+            });
+            sums.take_while(|sum| *sum <= room).count() as u32
+        };
+        self.models.iter().filter(|m| m.trainable()).map(|m| most(trained(m))).min().unwrap_or(0)
+    }
+
+    /// Where a unit's optimizer states live.
+    pub fn optimizer_tier(&self, unit: u32) -> Tier {
+        if unit < self.placements.stay { Tier::Device } else { self.placements.optimizer_tier }
+    }
+
+    /// Whether a unit's gradients are only made on the device, and live on the host.
+    pub fn grads_leave(&self, unit: u32) -> bool {
+        self.optimizer_tier(unit) != Tier::Device
     }
 
     /// Whether a rank's accumulator holds whole gradients.
@@ -265,17 +282,18 @@ impl PlanInput {
         !self.is_sharded(State::Grad)
     }
 
-    /// Whether the optimizer keeps an f32 copy of its own: where the working copy is narrower, or lies
+    /// Whether the optimizer keeps an f32 copy of a unit of its own: where the working copy is narrower, or lies
     /// on the other side of the bus.
-    pub fn has_master(&self) -> bool {
-        let p = &self.placements;
-        self.storage != DType::F32 || (p.params_tier == Tier::Device) != (p.optimizer_tier == Tier::Device)
+    fn has_master(&self, unit: u32) -> bool {
+        let params_tier = self.placements.params_tier;
+        self.storage != DType::F32
+            || (params_tier == Tier::Device) != (self.optimizer_tier(unit) == Tier::Device)
     }
 
-    /// The states an update reads and writes, besides the working copy.
-    pub fn optimizer_states(&self) -> &'static [State] {
+    /// The states a unit's update reads and writes, besides the working copy.
+    pub fn optimizer_states(&self, unit: u32) -> &'static [State] {
         let all = &[State::ExpAvg, State::ExpAvgSq, State::Master];
-        if self.has_master() { all } else { &all[..2] }
+        if self.has_master(unit) { all } else { &all[..2] }
     }
 }
 

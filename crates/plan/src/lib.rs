@@ -33,6 +33,6 @@ pub use input::{
 };
 pub use memory::{MemoryPlan, pack};
 pub use print::{memory_table, operation_text, schedule_text};
-pub use run_plan::{Phase, PhaseKind, PlanError, Residents, RunPlan, build};
+pub use run_plan::{Phase, PhaseKind, PlanError, Residents, RunPlan, build, build_within};
 pub use schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
 pub use scratch::{ProgramLayout, SlotHome, UnitLayout};

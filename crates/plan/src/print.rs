@@ -126,7 +126,9 @@ fn phase_rows(plan: &RunPlan, phase: &Phase) -> Vec<(&'static str, [Bytes; 3])> 
             What::Rebuilt { .. } => "recomputed for backward",
             What::Scratch => "scratch and workspace",
             What::Whole { .. } => "parameters gathered whole",
-            What::GradWhole { .. } if plan.input.grads_leave() => "gradients on their way to the host",
+            What::GradWhole { unit, .. } if plan.input.grads_leave(unit) => {
+                "gradients on their way to the host"
+            }
             What::GradWhole { .. } => "gradients before reduction",
             What::GradStaging { .. } => "gradients to be added on the host",
             What::Staging => "partial sums of gradients",
@@ -213,6 +215,7 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
             return (text, words.bytes(span, DType::F32).to_string());
         }
         OpKind::Squares => words.squares_text(),
+        OpKind::JoinSquares => "squares of what stays on the device to the others".into(),
         OpKind::ClipNorm if op.lane == Lane::Comm => {
             format!("gradient norm over {} ranks and clip factor", plan.input.mesh.shard)
         }
@@ -315,7 +318,7 @@ impl Words<'_> {
         let (what, elems, dtype) = match home.what {
             What::State { state: State::Working, .. } if read => ("parameters", home.elems, input.storage),
             What::State { state: State::Working, .. } => ("parameters", share, input.storage),
-            _ => ("states", input.optimizer_states().len() * share, DType::F32),
+            _ => ("states", input.optimizer_states(unit).len() * share, DType::F32),
         };
         let way = if read { "from" } else { "to" };
         let text = format!("{verb} {what} of {} {way} {}", self.span(span), home.tier);

@@ -6,7 +6,7 @@ use lockstep_core::{Bytes, DType, Fault, FaultClass};
 
 use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
 use crate::builder::{BufferTable, StepBuilder};
-use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput, Role};
+use crate::input::{AccumulationOrder, ModelPlan, Placement, Placements, PlanInput, Role};
 use crate::memory::{MemoryPlan, pack};
 use crate::schedule::{ModelId, OpKind, Schedule};
 use crate::scratch::{Sizes, UnitLayout};
@@ -152,6 +152,29 @@ pub fn build(mut input: PlanInput) -> RunPlan {
     place(input, buffers, phases, &is_lent, largest_lent)
 }
 
+/// As [`build`]; but where optimizer states are offloaded, those of as many units stay on the device as `budget` has
+/// room for.
+pub fn build_within(input: PlanInput, budget: Bytes) -> RunPlan {
+    let staying =
+        |stay: u32| build(PlanInput { placements: Placements { stay, ..input.placements }, ..input.clone() });
+    let mut plan = staying(0);
+    if input.placements.optimizer_tier == Tier::Device || plan.device_bytes() > budget {
+        return plan;
+    }
+    // Something is offloaded, for that was asked for.
+    let mut over = input.models.iter().map(|model| model.units.len() as u32).min().unwrap_or(0);
+    let mut fits = 0;
+    while over - fits > 1 {
+        let tried = staying(fits.midpoint(over));
+        if tried.device_bytes() <= budget {
+            (fits, plan) = (fits.midpoint(over), tried);
+        } else {
+            over = fits.midpoint(over);
+        }
+    }
+    plan
+}
+
 /// Which buffers other ranks read: those of the device that collectives send from. GPUs have their own ways.
 fn lent<'s>(
     input: &PlanInput,
@@ -180,7 +203,7 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
             let mut states = vec![State::Working];
             if unit.trainable_elems > 0 {
                 states.push(State::Grad);
-                states.extend(input.optimizer_states());
+                states.extend(input.optimizer_states(u as u32));
             }
             for state in states {
                 let (model, unit) = (ModelId(m as u8), u as u32);

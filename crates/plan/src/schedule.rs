@@ -116,6 +116,8 @@ pub enum OpKind {
     /// Sums of squares of the gradients this rank holds, block by block: of all units, or of the one whose
     /// gradient it reads.
     Squares,
+    /// Brings the sums of squares of gradients that stay on the device to those of the others, on the host.
+    JoinSquares,
     /// The global gradient norm, the clip factor and whether the step is skipped. Where gradients are
     /// sharded, ranks exchange their subtrees first.
     ClipNorm,

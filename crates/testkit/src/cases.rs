@@ -20,6 +20,22 @@ pub enum CarrierKind {
     Tcp,
 }
 
+/// Where optimizer states are, and how many units' are on the device all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptimizerPlace {
+    pub tier: Tier,
+    pub stay: u32,
+}
+
+impl fmt::Display for OptimizerPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.stay {
+            0 => write!(f, "{}", self.tier),
+            stay => write!(f, "{}, of {stay} units device", self.tier),
+        }
+    }
+}
+
 /// One way to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
@@ -28,7 +44,7 @@ pub struct Case {
     pub accumulation: (u32, AccumulationOrder),
     pub storage: DType,
     pub strategy: StrategyName,
-    pub optimizer: Tier,
+    pub optimizer: OptimizerPlace,
     pub params: Tier,
     pub recompute: Recompute,
     pub prefetch: u32,
@@ -48,6 +64,14 @@ const STRATEGIES: [StrategyName; 6] = [
     StrategyName::HybridShard,
 ];
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Nvme];
+/// The embedding and one block of three stay.
+const OPTIMIZERS: [OptimizerPlace; 5] = [
+    OptimizerPlace { tier: Tier::Device, stay: 0 },
+    OptimizerPlace { tier: Tier::Host, stay: 0 },
+    OptimizerPlace { tier: Tier::Nvme, stay: 0 },
+    OptimizerPlace { tier: Tier::Host, stay: 2 },
+    OptimizerPlace { tier: Tier::Nvme, stay: 2 },
+];
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 const PREFETCHES: [u32; 4] = [0, 1, 2, 3];
 const CARRIERS: [CarrierKind; 3] = [CarrierKind::Thread, CarrierKind::Shm, CarrierKind::Tcp];
@@ -58,7 +82,7 @@ const LEVELS: [usize; 9] = [
     ACCUMULATIONS.len(),
     STORAGES.len(),
     STRATEGIES.len(),
-    TIERS.len(),
+    OPTIMIZERS.len(),
     TIERS.len(),
     RECOMPUTES.len(),
     PREFETCHES.len(),
@@ -73,7 +97,7 @@ impl Case {
     pub fn plain(&self) -> Case {
         Case {
             strategy: StrategyName::Ddp,
-            optimizer: Tier::Device,
+            optimizer: OPTIMIZERS[0],
             params: Tier::Device,
             recompute: Recompute::None,
             prefetch: 0,
@@ -88,7 +112,7 @@ impl Case {
             accumulation: ACCUMULATIONS[levels[1]],
             storage: STORAGES[levels[2]],
             strategy: STRATEGIES[levels[3]],
-            optimizer: TIERS[levels[4]],
+            optimizer: OPTIMIZERS[levels[4]],
             params: TIERS[levels[5]],
             recompute: RECOMPUTES[levels[6]],
             prefetch: PREFETCHES[levels[7]],
@@ -129,7 +153,8 @@ impl Case {
             // Smaller than a unit, so that buckets are cut and joined.
             bucket: Bytes(100 << 10),
             params_tier: self.params,
-            optimizer_tier: self.optimizer,
+            optimizer_tier: self.optimizer.tier,
+            stay: self.optimizer.stay,
             ..Setup::default()
         }
     }
@@ -148,7 +173,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// Runs a case: two steps of a small model on random batches that depend on the mesh and the cut alone.
+/// Runs a case: three steps of a small model, of which two overlap, on random batches that depend on the mesh and the cut alone.
 pub fn run_case(case: &Case) -> Trace {
     let shape = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).expect("a named size") };
     let (setup, world) = (case.setup(), case.world());
@@ -167,7 +192,7 @@ pub fn run_case(case: &Case) -> Trace {
     let updates =
         Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
     let spill = tempfile::tempdir().expect("a temporary folder");
-    let trace = train_world(&shape, &setup, case.carrier, 2, updates, &batches, Some(spill.path()));
+    let trace = train_world(&shape, &setup, case.carrier, 3, updates, &batches, Some(spill.path()));
     assert!(trace.norms.iter().all(|norm| f64::from_bits(*norm) > 0.0), "{case}: nothing was trained");
     trace
 }
@@ -229,7 +254,7 @@ fn levels_of(case: &Case) -> Levels {
         at(&ACCUMULATIONS, &case.accumulation),
         at(&STORAGES, &case.storage),
         at(&STRATEGIES, &case.strategy),
-        at(&TIERS, &case.optimizer),
+        at(&OPTIMIZERS, &case.optimizer),
         at(&TIERS, &case.params),
         at(&RECOMPUTES, &case.recompute),
         at(&PREFETCHES, &case.prefetch),

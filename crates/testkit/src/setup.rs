@@ -29,6 +29,8 @@ pub struct Setup {
     pub bucket: Bytes,
     pub params_tier: Tier,
     pub optimizer_tier: Tier,
+    /// Units whose optimizer states stay on the device.
+    pub stay: u32,
     pub evaluates: bool,
     /// Documents that grow at once, and the tokens each has room for.
     pub generates: Option<(usize, usize)>,
@@ -54,6 +56,7 @@ impl Default for Setup {
             bucket: Bytes(25 << 20),
             params_tier: Tier::Device,
             optimizer_tier: Tier::Device,
+            stay: 0,
             evaluates: false,
             generates: None,
             separate: false,
@@ -76,6 +79,7 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
             optimizer,
             params_tier: setup.params_tier,
             optimizer_tier: setup.optimizer_tier,
+            stay: setup.stay,
         },
         order: setup.order,
         micros: setup.micros,

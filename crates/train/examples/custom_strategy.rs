@@ -30,10 +30,12 @@ fn reduce_last(b: &mut StepBuilder) {
     for micro in 0..b.num_micros() {
         let uses = b.uses_of_micro(micro);
         b.run_windowed(&uses, &mut |_, _| {});
-        if b.reduces_after(micro) {
-            (0..=b.head_unit()).rev().for_each(|unit| b.bucket_unit(unit, micro));
-            b.flush_bucket(micro);
+        for unit in (0..=b.head_unit()).rev() {
+            if b.reduces_after(unit, micro) {
+                b.bucket_unit(unit, micro);
+            }
         }
+        b.flush_bucket(micro);
     }
     b.clip_and_update();
 }

@@ -46,6 +46,7 @@ impl Inference<'_> {
                 optimizer: whole,
                 params_tier: Tier::Device,
                 optimizer_tier: Tier::Device,
+                stay: 0,
             },
             order: AccumulationOrder::Local,
             micros: 1,

@@ -11,7 +11,7 @@ use lockstep_device::{Device, Machine};
 use lockstep_model::Kernels;
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError,
-    PlanInput, Role, RunPlan, Tier, build, strategy,
+    PlanInput, Role, RunPlan, Tier, build, build_within, strategy,
 };
 use lockstep_shape::{Adapter, ModelShape, Recompute, units};
 
@@ -351,7 +351,7 @@ pub(crate) fn plan_with(
     let bounds = bounds(config);
     let head_chunk =
         p.head_chunk_tokens.map_or(head_chunk(shape.vocab, kernels), |n| n as usize).min(bounds.tokens);
-    let input = PlanInput {
+    let mut input = PlanInput {
         models,
         mesh: mesh(config, name)?,
         strategy,
@@ -361,6 +361,7 @@ pub(crate) fn plan_with(
             optimizer,
             params_tier: tier(p.offload_param),
             optimizer_tier: tier(p.offload_optimizer),
+            stay: 0,
         },
         order: match p.accumulation_order {
             config::AccumulationOrder::Local => AccumulationOrder::Local,
@@ -383,10 +384,13 @@ pub(crate) fn plan_with(
         evaluates: config.eval.evaluates(),
         generation,
     };
-    let plan = build(input);
-    if let Some(gib) = p.memory_budget_gib {
-        plan.check_budget(Bytes((gib * (1u64 << 30) as f64) as u64))?;
+    if let Some(ratio) = p.offload_ratio {
+        input.placements.stay = input.most_staying(ratio);
     }
+    let Some(gib) = p.memory_budget_gib else { return Ok(build(input)) };
+    let budget = Bytes((gib * (1u64 << 30) as f64) as u64);
+    let plan = if p.offload_ratio.is_some() { build(input) } else { build_within(input, budget) };
+    plan.check_budget(budget)?;
     Ok(plan)
 }
 

@@ -20,6 +20,9 @@ pub struct PlanConfig {
     pub reduce_bucket_size: u64,
     pub allgather_bucket_size: u64,
     pub offload_optimizer: Offload,
+    /// The share of the parameters whose optimizer state is offloaded, at least. `None`: as few as the memory budget
+    /// allows, all without one.
+    pub offload_ratio: Option<f64>,
     pub offload_param: Offload,
     /// Where `nvme` offload spills to.
     pub nvme_path: Option<PathBuf>,
@@ -132,8 +135,8 @@ impl PlanConfig {
             ("auto", AccumulationOrder::Auto),
         ];
         let carriers = [("auto", Carrier::Auto), ("shm", Carrier::Shm), ("tcp", Carrier::Tcp)];
-        let (offload_optimizer, optimizer_path) = read_offload(r, "offload_optimizer");
-        let (offload_param, param_path) = read_offload(r, "offload_param");
+        let optimizer = read_offload(r, "offload_optimizer", true);
+        let param = read_offload(r, "offload_param", false);
         let algorithms = [
             ("sft", Algorithm::Sft),
             ("clm", Algorithm::Clm),
@@ -155,9 +158,10 @@ impl PlanConfig {
             ddp_bucket_cap_mb: r.count("ddp_bucket_cap_mb", 1).unwrap_or(1),
             reduce_bucket_size: r.count("reduce_bucket_size", 0).unwrap_or(0),
             allgather_bucket_size: r.count("allgather_bucket_size", 0).unwrap_or(0),
-            offload_optimizer,
-            offload_param,
-            nvme_path: r.text("nvme_path", "a folder").map(PathBuf::from).or(optimizer_path).or(param_path),
+            offload_optimizer: optimizer.to,
+            offload_ratio: optimizer.ratio,
+            offload_param: param.to,
+            nvme_path: r.text("nvme_path", "a folder").map(PathBuf::from).or(optimizer.path).or(param.path),
             carrier: r.word("carrier", &carriers, Later::NONE).unwrap_or(Carrier::Auto),
             collective_timeout: r.float("collective_timeout", "above 0", |x| x > 0.0).unwrap_or(1800.0),
             nodes,
@@ -234,27 +238,63 @@ fn read_recompute(r: &mut Reader<'_>) -> Recompute {
 }
 
 /// A word, or DeepSpeed's `{device: nvme, nvme_path: /local, pin_memory: true}`.
-fn read_offload(r: &mut Reader<'_>, key: &'static str) -> (Offload, Option<PathBuf>) {
-    let Some(node) = r.node(key) else { return (Offload::None, None) };
+/// What DeepSpeed asks besides: how copies are made, which the plan decides.
+const OFFLOAD_DETAILS: [&str; 7] = [
+    "pin_memory",
+    "buffer_count",
+    "buffer_size",
+    "max_in_cpu",
+    "pipeline_read",
+    "pipeline_write",
+    "fast_init",
+];
+
+/// What one of the two keys says.
+struct ReadOffload {
+    to: Offload,
+    path: Option<PathBuf>,
+    ratio: Option<f64>,
+}
+
+/// `in_part`: whether a share of it can be offloaded.
+fn read_offload(r: &mut Reader<'_>, key: &'static str, in_part: bool) -> ReadOffload {
+    let mut read = ReadOffload { to: Offload::None, path: None, ratio: None };
+    let Some(node) = r.node(key) else { return read };
     let Value::Map(entries) = &node.value else {
-        return (r.word_of(key, &OFFLOADS, Later::NONE, &node).unwrap_or(Offload::None), None);
+        read.to = r.word_of(key, &OFFLOADS, Later::NONE, &node).unwrap_or(Offload::None);
+        return read;
     };
-    let (mut offload, mut path) = (None, None);
+    let mut device = None;
     for entry in entries {
         match entry.key.as_str() {
-            "device" => offload = Some(r.word_of(key, &OFFLOADS, Later::NONE, &entry.node)),
-            "nvme_path" => path = r.text_of(key, "a folder", &entry.node).map(PathBuf::from),
-            "pin_memory" => r.note(format!("`{key}.pin_memory` has no effect here: the plan decides")),
+            "device" => device = Some(r.word_of(key, &OFFLOADS, Later::NONE, &entry.node)),
+            "nvme_path" => read.path = r.text_of(key, "a folder", &entry.node).map(PathBuf::from),
+            "ratio" if in_part => {
+                read.ratio = r.float_of(
+                    "offload_optimizer.ratio",
+                    "above 0 and at most 1",
+                    |x| x > 0.0 && x <= 1.0,
+                    &entry.node,
+                );
+            }
+            "ratio" => {
+                r.fail(Problem::KeyNotImplemented { key: format!("{key}.ratio"), instead: "" }, entry.key_at);
+            }
+            other if OFFLOAD_DETAILS.contains(&other) => {
+                r.note(format!("`{key}.{other}` has no effect here: the plan decides"));
+            }
             other => {
-                let other = format!("{key}.{other}");
-                r.fail(Problem::KeyNotImplemented { key: other, instead: "" }, entry.key_at);
+                let known = ["device", "nvme_path", "ratio"].into_iter().chain(OFFLOAD_DETAILS);
+                let closest = lockstep_core::closest(other, known);
+                r.fail(Problem::UnknownKey { key: format!("{key}.{other}"), closest }, entry.key_at);
             }
         }
     }
-    if offload.is_none() {
+    if device.is_none() {
         r.wrong_type(key, "none, cpu, nvme or a map with `device`", &node);
     }
-    (offload.flatten().unwrap_or(Offload::None), path)
+    read.to = device.flatten().unwrap_or(Offload::None);
+    read
 }
 
 fn read_adapter(r: &mut Reader<'_>) -> Option<Adapter> {

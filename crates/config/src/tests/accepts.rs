@@ -304,6 +304,20 @@ fn the_rest_of_the_sections() {
     assert_eq!(config.notes.len(), 1, "{:?}", config.notes);
 }
 
+/// DeepSpeed's map: a share of the optimizer's states, and settings that the plan makes unneeded.
+#[test]
+fn offload_in_part() {
+    let config = accepted(
+        "offload_optimizer: {device: nvme, ratio: 0.3, buffer_count: 4, pipeline_read: true}\n",
+        &[],
+    );
+    assert_eq!((config.plan.offload_optimizer, config.plan.offload_ratio), (Offload::Nvme, Some(0.3)));
+    assert_eq!(config.notes.len(), 2, "{:?}", config.notes);
+    let config = accepted("offload_optimizer: cpu\n", &["offload_optimizer={device: cpu, ratio: 1}"]);
+    assert_eq!((config.plan.offload_optimizer, config.plan.offload_ratio), (Offload::Cpu, Some(1.0)));
+    assert_eq!(accepted("offload_optimizer: cpu\n", &[]).plan.offload_ratio, None);
+}
+
 #[test]
 fn schedules_of_both_dialects() {
     let config = accepted("lr_scheduler_type: WarmupDecayLR\nwarmup_steps: 7\n", &[]);

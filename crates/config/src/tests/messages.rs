@@ -515,11 +515,20 @@ fn backend() {
 
 #[test]
 fn offload_part() {
-    insta::assert_snapshot!(refused("offload_param: {device: cpu, buffer_count: 5}\n", &[]), @r#"
-    run.yaml:3:30: `offload_param.buffer_count` is known, but not implemented yet
+    insta::assert_snapshot!(refused("offload_param: {device: cpu, ratio: 0.5}\n", &["offload_optimizer={device: cpu, ratio: 0}"]), @r#"
+    run.yaml:3:30: `offload_param.ratio` is known, but not implemented yet
       |
-    3 | offload_param: {device: cpu, buffer_count: 5}
-      |                              ^^^^^^^^^^^^
+    3 | offload_param: {device: cpu, ratio: 0.5}
+      |                              ^^^^^
+
+    flag offload_optimizer={device: cpu, ratio: 0}: `offload_optimizer.ratio` must be above 0 and at most 1, found 0
+    "#);
+    insta::assert_snapshot!(refused("offload_optimizer: {device: cpu, rato: 0.5}\n", &[]), @r#"
+    run.yaml:3:34: unknown key `offload_optimizer.rato`
+      |
+    3 | offload_optimizer: {device: cpu, rato: 0.5}
+      |                                  ^^^^
+      hint: did you mean `ratio`?
     "#);
 }
 

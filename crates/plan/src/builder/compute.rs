@@ -58,13 +58,14 @@ impl StepBuilder<'_> {
         accesses.push((coefficients, Access::Read));
         accesses.push((log_probs, if ahead { Access::Define } else { Access::Update }));
         accesses.push((self.grad_stream(), Access::Define));
-        for unit in self.trained_by_head() {
+        let trained = self.trained_by_head();
+        for unit in trained.iter().copied() {
             let access = if fresh { Access::Define } else { Access::Update };
             accesses.push((self.grad_target(unit), access));
         }
         let kind =
             if ahead { OpKind::HeadStep { micro, fresh } } else { OpKind::HeadBackward { micro, fresh } };
-        let after = self.room_for_gradients();
+        let after = self.room_for_gradients(&trained);
         let id = self.emit(kind, Lane::Compute, accesses, &after);
         self.bring_back_next(self.head_unit(), micro);
         id
@@ -119,7 +120,7 @@ impl StepBuilder<'_> {
         if self.trained_elems(unit) > 0 {
             accesses.push((self.grad_target(unit), if fresh { Access::Define } else { Access::Update }));
         }
-        let after = self.room_for_gradients();
+        let after = self.room_for_gradients(&[unit]);
         let id = self.emit(OpKind::Backward { unit, micro, fresh }, Lane::Compute, accesses, &after);
         self.bring_back_next(unit, micro);
         id

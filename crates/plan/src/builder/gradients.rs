@@ -9,17 +9,17 @@ use crate::input::AccumulationOrder;
 use crate::schedule::{Lane, OpId, OpKind, SpanPart};
 
 impl StepBuilder<'_> {
-    /// Whether gradients of `micro` go on when they are complete: are summed over ranks, or leave the device.
-    pub fn reduces_after(&self, micro: u32) -> bool {
-        self.sums_after(micro) || self.leaves_after(micro)
+    /// Whether a unit's gradient of `micro` goes on when it is complete: is summed over ranks, or leaves the device.
+    pub fn reduces_after(&self, unit: u32, micro: u32) -> bool {
+        self.sums_after(unit, micro) || self.leaves_after(unit, micro)
     }
 
-    /// Whether gradients of `micro` are summed over ranks.
-    fn sums_after(&self, micro: u32) -> bool {
+    /// Whether a unit's gradient of `micro` is summed over ranks.
+    fn sums_after(&self, unit: u32, micro: u32) -> bool {
         match self.input.order {
             AccumulationOrder::Local => self.input.mesh.world() > 1 && micro + 1 == self.input.micros,
             // Alone, this sums micro-batches alone; where gradients leave, the host does that.
-            AccumulationOrder::Reduced => self.input.mesh.world() > 1 || !self.input.grads_leave(),
+            AccumulationOrder::Reduced => self.input.mesh.world() > 1 || !self.input.grads_leave(unit),
         }
     }
 
@@ -30,16 +30,17 @@ impl StepBuilder<'_> {
             Work::Backward(unit) => unit,
             Work::Forward(_) | Work::Score => return None,
         };
-        self.reduces_after(done.micro).then_some(unit)
+        self.reduces_after(unit, done.micro).then_some(unit)
     }
 
     /// Adds a unit's whole gradient to the bucket, and reduces the bucket if it is full or the micro-batch has no
     /// more to add. Units are not cut: each belongs to the same owners as its states.
     pub fn reduce_unit(&mut self, unit: u32, micro: u32) {
         let end = self.trained_elems(unit);
-        if !self.sums_after(micro) {
+        if !self.sums_after(unit, micro) {
             return self.leave_alone(unit, micro);
         }
+        self.flush_others(unit, micro);
         if end > 0 {
             self.pending.push(SpanPart { unit, start: 0, end });
         }
@@ -53,9 +54,10 @@ impl StepBuilder<'_> {
     /// Adds a unit's gradient to the bucket, and reduces buckets as they fill.
     pub fn bucket_unit(&mut self, unit: u32, micro: u32) {
         let end = self.trained_elems(unit);
-        if !self.sums_after(micro) {
+        if !self.sums_after(unit, micro) {
             return self.leave_alone(unit, micro);
         }
+        self.flush_others(unit, micro);
         let cap = (self.input.bucket.0 as usize / 4 / 256).max(1) * 256;
         let mut start = 0;
         while start < end {
@@ -64,16 +66,24 @@ impl StepBuilder<'_> {
             self.pending.push(SpanPart { unit, start, end: start + take });
             start += take;
             // The rest of a large gradient does not wait for others, or the whole of it would, on the device.
-            let leaves = start == end && end >= cap && self.input.grads_leave();
+            let leaves = start == end && end >= cap && self.input.grads_leave(unit);
             if filled + take == cap || leaves {
                 self.flush_bucket(micro);
             }
         }
     }
 
+    /// A bucket's gradients all stay or all leave: those that do not go where `unit`'s goes do not wait for it.
+    fn flush_others(&mut self, unit: u32, micro: u32) {
+        let leaves = self.input.grads_leave(unit);
+        if self.pending.last().is_some_and(|part| self.input.grads_leave(part.unit) != leaves) {
+            self.flush_bucket(micro);
+        }
+    }
+
     /// A gradient that no rank adds to leaves by itself.
     fn leave_alone(&mut self, unit: u32, micro: u32) {
-        if self.trained_elems(unit) > 0 {
+        if self.trained_elems(unit) > 0 && self.leaves_after(unit, micro) {
             let left = self.leave(unit, micro);
             self.reduced.push(left);
         }
@@ -99,7 +109,7 @@ impl StepBuilder<'_> {
             (true, false) => vec![Axis::Shard],
             (false, true) => vec![Axis::Replicate],
         };
-        let leaves = self.input.grads_leave();
+        let leaves = self.input.grads_leave(parts[0].unit);
         let fresh = micro == 0 || self.input.order == AccumulationOrder::Local;
         let lane = if mesh.world() > 1 { Lane::Comm } else { Lane::Compute };
         let complete: Vec<u32> =
@@ -127,16 +137,19 @@ impl StepBuilder<'_> {
             let kind = OpKind::Reduce { span, micro, axis: *axis, fresh: fresh || !into_accumulator };
             last = Some(self.emit(kind, lane, accesses, &[]));
         }
-        if leaves && self.leaves_after(micro) {
-            last = complete.iter().map(|unit| self.leave(*unit, micro)).last();
+        let leaving: Vec<u32> =
+            complete.iter().copied().filter(|unit| self.leaves_after(*unit, micro)).collect();
+        if let Some(copied) = leaving.iter().map(|unit| self.leave(*unit, micro)).last() {
+            last = Some(copied);
         }
         self.reduced.extend(last.filter(|_| !complete.is_empty()));
     }
 
-    /// What must be over before another whole gradient is made: at most two are in flight, one being
+    /// What must be over before whole gradients of some units are made: at most two are in flight, one being
     /// made and one on its way, or sharding or offloading them would save nothing.
-    pub(super) fn room_for_gradients(&self) -> Vec<OpId> {
+    pub(super) fn room_for_gradients(&self, units: &[u32]) -> Vec<OpId> {
         let oldest = self.reduced.iter().rev().nth(1).copied();
-        oldest.filter(|_| !self.grads_go_to_state()).into_iter().collect()
+        let need_room = units.iter().any(|unit| !self.grad_goes_to_state(*unit));
+        oldest.filter(|_| need_room).into_iter().collect()
     }
 }

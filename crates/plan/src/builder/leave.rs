@@ -18,11 +18,11 @@ const SMALLEST_PIECE: usize = 1 << 19;
 const MOST_PIECES: usize = 8;
 
 impl StepBuilder<'_> {
-    /// Whether gradients leave the device after `micro`.
-    pub(super) fn leaves_after(&self, micro: u32) -> bool {
+    /// Whether a unit's gradient leaves the device after `micro`.
+    pub(super) fn leaves_after(&self, unit: u32, micro: u32) -> bool {
         let window_over = micro + 1 == self.input.micros;
         let sums_leave = self.input.order == AccumulationOrder::Reduced || self.input.grads_are_whole();
-        self.input.grads_leave() && (window_over || sums_leave)
+        self.input.grads_leave(unit) && (window_over || sums_leave)
     }
 
     /// Moves this rank's share of a unit's gradient to the host; the last copy that reads it on the device.
@@ -45,7 +45,7 @@ impl StepBuilder<'_> {
             )
         };
         if micro + 1 == self.input.micros {
-            self.squares_of(&[unit]);
+            self.squares_of_left(unit);
         }
         last
     }
@@ -70,18 +70,15 @@ impl StepBuilder<'_> {
         copy
     }
 
-    /// Whether backward of `micro` adds to gradients that have left.
-    fn comes_back(&self, micro: u32) -> bool {
-        micro > 0 && self.input.order == AccumulationOrder::Local && self.leaves_after(micro - 1)
+    /// Whether backward of `micro` adds to a gradient that has left.
+    fn comes_back(&self, unit: u32, micro: u32) -> bool {
+        micro > 0 && self.input.order == AccumulationOrder::Local && self.leaves_after(unit, micro - 1)
     }
 
     /// Brings what earlier micro-batches left of some units' gradients back to the device, before backward
     /// adds to it.
     pub(super) fn bring_back(&mut self, units: &[u32], micro: u32) {
-        if !self.comes_back(micro) {
-            return;
-        }
-        for unit in units {
+        for unit in units.iter().filter(|unit| self.comes_back(**unit, micro)).collect::<Vec<_>>() {
             let share = self.input.resident(self.model, *unit, State::Grad).1;
             let (whole, home, span) =
                 (self.grad_target(*unit), self.state(*unit, State::Grad), self.front_span(*unit, share));

@@ -312,16 +312,16 @@ impl<'a> StepBuilder<'a> {
 
     /// Where backward puts a unit's gradient.
     fn grad_target(&mut self, unit: u32) -> BufferId {
-        if self.grads_go_to_state() {
+        if self.grad_goes_to_state(unit) {
             return self.state(unit, State::Grad);
         }
         let elems = self.trained_elems(unit);
         self.device(What::GradWhole { model: self.model, unit }, elems, DType::F32)
     }
 
-    /// Whole gradients summed locally need no buffer of their own, as long as they stay.
-    fn grads_go_to_state(&self) -> bool {
-        let stay = self.input.grads_are_whole() && !self.input.grads_leave();
+    /// A whole gradient summed locally needs no buffer of its own, as long as it stays.
+    fn grad_goes_to_state(&self, unit: u32) -> bool {
+        let stay = self.input.grads_are_whole() && !self.input.grads_leave(unit);
         stay && self.input.order == AccumulationOrder::Local
     }
 

@@ -22,25 +22,22 @@ struct Piece {
 
 impl StepBuilder<'_> {
     pub fn clip_and_update(&mut self) {
-        let trained: Vec<u32> = (0..=self.head_unit()).filter(|u| self.trained_elems(*u) > 0).collect();
-        if !self.input.grads_leave() {
-            self.squares_of(&trained);
-        }
-        assert_eq!(self.squared, trained.len(), "a gradient never left the device");
+        let trained = (0..=self.head_unit()).filter(|u| self.trained_elems(*u) > 0);
+        let (leave, stay): (Vec<u32>, Vec<u32>) = trained.partition(|unit| self.input.grads_leave(*unit));
+        assert_eq!(self.squared, leave.len(), "a gradient never left the device");
         let norm = self.norm_leaves();
-        let lane = match self.input.grads_leave() {
+        if !stay.is_empty() {
+            self.squares_of_staying(&stay);
+        }
+        let lane = match leave.is_empty() {
             _ if self.input.is_sharded(State::Grad) => Lane::Comm,
-            true => Lane::Host,
-            false => Lane::Compute,
+            false => Lane::Host,
+            true => Lane::Compute,
         };
         self.emit(OpKind::ClipNorm, lane, vec![(norm, Access::Update)], &[]);
-        if self.input.placements.optimizer_tier == Tier::Device {
-            trained.iter().for_each(|unit| self.update_on_device(*unit, norm));
-            self.publish_bucket();
-            return;
-        }
+        stay.iter().for_each(|unit| self.update_on_device(*unit, norm));
         // A piece's copies are issued before its neighbour's update, so that they overlap it.
-        let pieces: Vec<Piece> = trained.iter().flat_map(|unit| self.pieces(*unit)).collect();
+        let pieces: Vec<Piece> = leave.iter().flat_map(|unit| self.pieces(*unit)).collect();
         for (i, piece) in pieces.iter().enumerate() {
             if i == 0 {
                 self.bring_to_host(*piece, 0);
@@ -56,22 +53,44 @@ impl StepBuilder<'_> {
         self.publish_bucket();
     }
 
-    /// Sums of squares of some units' gradients, where those live.
-    pub(super) fn squares_of(&mut self, units: &[u32]) {
+    /// Sums of squares of the gradient of a unit that has left the device.
+    pub(super) fn squares_of_left(&mut self, unit: u32) {
         let norm = self.norm_leaves();
-        let mut accesses: Vec<_> =
-            units.iter().map(|unit| (self.state(*unit, State::Grad), Access::Read)).collect();
-        accesses.push((norm, if self.squared > 0 { Access::Update } else { Access::Define }));
-        self.squared += units.len();
-        let lane = if self.input.grads_leave() { Lane::Host } else { Lane::Compute };
-        self.emit(OpKind::Squares, lane, accesses, &[]);
+        let access = if self.squared > 0 { Access::Update } else { Access::Define };
+        let accesses = vec![(self.state(unit, State::Grad), Access::Read), (norm, access)];
+        self.squared += 1;
+        self.emit(OpKind::Squares, Lane::Host, accesses, &[]);
     }
 
-    /// One leaf for each block of this rank's gradients, beside them.
+    /// Sums of squares of gradients that stay; where others leave, brought to theirs.
+    fn squares_of_staying(&mut self, units: &[u32]) {
+        let norm = self.norm_leaves();
+        let joins = self.squared > 0;
+        let here = match joins {
+            true => self.device(What::StayingLeaves, self.leaves_of(units), DType::F64),
+            false => norm,
+        };
+        let mut accesses: Vec<_> =
+            units.iter().map(|unit| (self.state(*unit, State::Grad), Access::Read)).collect();
+        accesses.push((here, Access::Define));
+        self.emit(OpKind::Squares, Lane::Compute, accesses, &[]);
+        if joins {
+            let accesses = vec![(here, Access::Read), (norm, Access::Update)];
+            self.emit(OpKind::JoinSquares, Lane::Copy, accesses, &[]);
+        }
+    }
+
+    /// One leaf for each block of this rank's gradients, where the norm is found.
     fn norm_leaves(&mut self) -> BufferId {
-        let share = |unit: u32| self.input.resident(self.model, unit, State::Grad).1;
-        let elems: usize = (0..=self.head_unit()).map(share).sum();
-        self.table.get(What::NormLeaves, self.input.placements.grads_tier(), elems / ALIGN_ELEMS, DType::F64)
+        let units: Vec<u32> = (0..=self.head_unit()).collect();
+        let leave = units.iter().any(|unit| self.trained_elems(*unit) > 0 && self.input.grads_leave(*unit));
+        let tier = if leave { Tier::Host } else { Tier::Device };
+        self.table.get(What::NormLeaves, tier, self.leaves_of(&units), DType::F64)
+    }
+
+    fn leaves_of(&self, units: &[u32]) -> usize {
+        let share = |unit: &u32| self.input.resident(self.model, *unit, State::Grad).1;
+        units.iter().map(share).sum::<usize>() / ALIGN_ELEMS
     }
 
     /// What passes through the host's staging at a time. Small, because staging holds two of them with all
@@ -85,7 +104,7 @@ impl StepBuilder<'_> {
     fn update_on_device(&mut self, unit: u32, norm: BufferId) {
         let share = self.input.resident(self.model, unit, State::Master).1;
         let mut accesses = vec![(norm, Access::Read), (self.state(unit, State::Grad), Access::Read)];
-        for state in self.input.optimizer_states() {
+        for state in self.input.optimizer_states(unit) {
             accesses.push((self.state(unit, *state), Access::Update));
         }
         let working = self.state(unit, State::Working);
@@ -131,7 +150,8 @@ impl StepBuilder<'_> {
     /// home there.
     fn host_staging(&mut self, piece: Piece, turn: u32) -> Option<BufferId> {
         let (elems, p) = (piece.end - piece.start, &self.input.placements);
-        let states = if p.optimizer_tier == Tier::Nvme { self.input.optimizer_states().len() } else { 0 };
+        let states =
+            if p.optimizer_tier == Tier::Nvme { self.input.optimizer_states(piece.unit).len() } else { 0 };
         let params = if p.params_tier == Tier::Host { 0 } else { elems * self.input.storage.size() };
         let staged = elems * states + params.div_ceil(4);
         let what = What::HostStaging { turn };
@@ -143,7 +163,7 @@ impl StepBuilder<'_> {
     }
 
     fn optimizer_homes(&mut self, unit: u32) -> Vec<BufferId> {
-        self.input.optimizer_states().iter().map(|state| self.state(unit, *state)).collect()
+        self.input.optimizer_states(unit).iter().map(|state| self.state(unit, *state)).collect()
     }
 
     /// States whose home is a disk, to the host. Does not wait for the norm.

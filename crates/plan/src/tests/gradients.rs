@@ -19,10 +19,10 @@ pub(super) struct Gradients {
     input: PlanInput,
     tied: bool,
     trains: bool,
-    /// What backward writes, and the accumulator the update reads; one buffer where `separate` is false.
+    /// What backward writes, and the accumulator the update reads; one buffer for units not `separate`.
     whole: Vec<Vec<Block>>,
     accumulated: Vec<Vec<Block>>,
-    separate: bool,
+    separate: Vec<bool>,
     /// Pieces on the host that wait to be added.
     staged: HashMap<What, Vec<Block>>,
     /// Blocks read by reductions and copies under way.
@@ -46,7 +46,9 @@ impl Gradients {
         Gradients {
             tied: model.shape.tied,
             trains: phase.name.starts_with("train"),
-            separate: cut || input.order == AccumulationOrder::Reduced || input.grads_leave(),
+            separate: (0..empty.len())
+                .map(|u| cut || input.order == AccumulationOrder::Reduced || input.grads_leave(u as u32))
+                .collect(),
             staged: HashMap::new(),
             buffers: plan.buffers.clone(),
             shares: (0..empty.len())
@@ -62,20 +64,21 @@ impl Gradients {
         }
     }
 
-    fn axes(&self) -> Vec<Axis> {
+    fn axes(&self, unit: u32) -> Vec<Axis> {
         let mesh = self.input.mesh;
         let mut axes = Vec::new();
         axes.extend((mesh.shard > 1).then_some(Axis::Shard));
         axes.extend((mesh.replicate > 1).then_some(Axis::Replicate));
-        let summed_here = self.input.order == AccumulationOrder::Reduced && !self.input.grads_leave();
+        let summed_here = self.input.order == AccumulationOrder::Reduced && !self.input.grads_leave(unit);
         if axes.is_empty() && summed_here {
             axes.push(Axis::World);
         }
         axes
     }
 
-    fn made_by_backward(&mut self) -> &mut Vec<Vec<Block>> {
-        if self.separate { &mut self.whole } else { &mut self.accumulated }
+    fn made_by_backward(&mut self, unit: u32) -> &mut Vec<Block> {
+        let unit = unit as usize;
+        if self.separate[unit] { &mut self.whole[unit] } else { &mut self.accumulated[unit] }
     }
 
     fn blocks(part: &SpanPart) -> std::ops::Range<usize> {
@@ -91,7 +94,7 @@ impl Gradients {
                 let mut taken = Vec::new();
                 for part in &schedule.span(span).parts {
                     for block in Self::blocks(part) {
-                        let mut terms = self.made_by_backward()[part.unit as usize][block].clone();
+                        let mut terms = self.made_by_backward(part.unit)[block].clone();
                         assert!(!terms.is_empty(), "#{i} reduces a gradient that is not there");
                         for (_, _, axes) in &mut terms {
                             assert!(!axes.contains(&axis), "#{i} sums twice over {axis}");
@@ -129,11 +132,11 @@ impl Gradients {
                 }
             }
             OpKind::Reduce { span, axis, fresh, .. } => {
-                let last = self.axes().last() == Some(&axis);
                 let mut taken = self.moving.remove(&i).unwrap().into_iter();
                 for part in &schedule.span(span).parts {
+                    let last = self.axes(part.unit).last() == Some(&axis);
                     for block in Self::blocks(part) {
-                        self.put(part.unit as usize, block, taken.next().unwrap(), last, fresh);
+                        self.put(part.unit, block, taken.next().unwrap(), last, fresh);
                     }
                 }
             }
@@ -203,12 +206,13 @@ impl Gradients {
     }
 
     /// The last axis moves the sum into the accumulator, others leave it in place.
-    fn put(&mut self, unit: usize, block: usize, terms: Block, last: bool, fresh: bool) {
-        if !last || !self.separate || self.input.grads_leave() {
+    fn put(&mut self, unit: u32, block: usize, terms: Block, last: bool, fresh: bool) {
+        if !last || !self.separate[unit as usize] || self.input.grads_leave(unit) {
             assert!(fresh, "a sum in place overwrites");
-            self.made_by_backward()[unit][block] = terms;
+            self.made_by_backward(unit)[block] = terms;
             return;
         }
+        let unit = unit as usize;
         // Gone once moved: a second reduction would find nothing.
         self.whole[unit][block].clear();
         if fresh {
@@ -218,7 +222,7 @@ impl Gradients {
     }
 
     fn add(&mut self, unit: u32, micro: u32, by_tied_head: bool, fresh: bool) {
-        for block in &mut self.made_by_backward()[unit as usize] {
+        for block in self.made_by_backward(unit) {
             if fresh {
                 block.clear();
             }
@@ -237,12 +241,16 @@ impl Gradients {
             self.squared.push(unit);
             let blocks = &self.accumulated[unit];
             // What stays is followed as if whole; what leaves, as far as it is this rank's.
-            let held = if self.input.grads_leave() { self.shares[unit] / ALIGN_ELEMS } else { blocks.len() };
+            let held = if self.input.grads_leave(unit as u32) {
+                self.shares[unit] / ALIGN_ELEMS
+            } else {
+                blocks.len()
+            };
             let mut expected: Block = Vec::new();
             for micro in 0..self.input.micros {
-                expected.push((micro, false, self.axes()));
+                expected.push((micro, false, self.axes(unit as u32)));
                 if self.tied && unit == 0 {
-                    expected.push((micro, true, self.axes()));
+                    expected.push((micro, true, self.axes(unit as u32)));
                 }
             }
             for (b, block) in blocks[..held].iter().enumerate() {

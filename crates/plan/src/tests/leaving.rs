@@ -8,8 +8,8 @@ use lockstep_shape::Recompute;
 
 use crate::AccumulationOrder::{Local, Reduced};
 use crate::{
-    Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build, check,
-    check_training, memory_table,
+    Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build, build_within,
+    check, check_training, memory_table,
 };
 
 use super::{Setup, lanes, resident_bytes, train_phase};
@@ -156,10 +156,12 @@ fn gradients_may_leave_late() {
         for micro in 0..b.num_micros() {
             let uses = b.uses_of_micro(micro);
             b.run_windowed(&uses, &mut |_, _| {});
-            if b.reduces_after(micro) {
-                (0..=b.head_unit()).rev().for_each(|unit| b.bucket_unit(unit, micro));
-                b.flush_bucket(micro);
+            for unit in (0..=b.head_unit()).rev() {
+                if b.reduces_after(unit, micro) {
+                    b.bucket_unit(unit, micro);
+                }
             }
+            b.flush_bucket(micro);
         }
         b.clip_and_update();
     }
@@ -209,4 +211,40 @@ fn seven_billion_parameters_fit_one_gpu() {
         // All states on the host, and little besides.
         assert!(plan.host_bytes.0 < 16 * params + 512 * MIB, "{order:?}, {micros}:\n{table}");
     }
+}
+
+/// The same on a device of 44 GiB: the budget is used, for what is updated on the device does not wait for the host.
+#[test]
+fn a_budget_is_filled_with_states_that_stay() {
+    let budget = Bytes(44 << 30);
+    let setup = Setup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
+        s.shape.vocab = 32_000;
+        s.tokens = 4 * 2048;
+        (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full, Tier::Host);
+    });
+    let plan = build_within(setup.input(), budget);
+    let stay = plan.input.placements.stay;
+    let words = format!("{stay} units, {}:\n{}", plan.device_bytes(), memory_table(&plan));
+    assert!(stay > 6 && plan.device_bytes() <= budget, "{words}");
+    let one_more = setup.clone().with(|s| s.stay = stay + 1).plan();
+    assert!(one_more.device_bytes() > budget, "{words}");
+    // Neither what is too small to begin with nor what is not offloaded changes.
+    let small = build_within(setup.input(), Bytes(10 << 30));
+    assert_eq!(small.input.placements.stay, 0);
+    let on_device = setup.with(|s| s.optimizer_tier = Tier::Device);
+    assert_eq!(build_within(on_device.input(), Bytes(1 << 40)).input.placements.stay, 0);
+}
+
+#[test]
+fn a_ratio_says_how_many_units_stay_at_most() {
+    let setup = Setup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| s.shape.layers = 6);
+    let input = setup.input();
+    let elems: Vec<f64> = input.models[0].units.iter().map(|u| u.trainable_elems as f64).collect();
+    let total: f64 = elems.iter().sum();
+    for ratio in [0.01, 0.3, 0.5, 0.9, 1.0] {
+        let stay = input.most_staying(ratio) as usize;
+        let left = |stay: usize| elems[stay..].iter().sum::<f64>() / total;
+        assert!(left(stay) >= ratio && (stay == elems.len() || left(stay + 1) < ratio), "{ratio}: {stay}");
+    }
+    assert_eq!(input.most_staying(1.0), 0);
 }

@@ -191,6 +191,30 @@ fn updates_on_the_host_overlap_the_next_forward() {
     assert!(second[forward(3)].1 <= first[last].0, "the forward waits for all updates");
 }
 
+/// Units whose states stay are updated by the device while the host begins with the others, and the next forward goes
+/// through them meanwhile.
+#[test]
+fn the_next_forward_begins_with_units_that_stay() {
+    let setup = deep(StrategyName::Ddp)
+        .with(|s| (s.optimizer_tier, s.stay, s.storage) = (Tier::Host, 3, DType::BF16));
+    let plan = setup.with(|s| s.mesh = lockstep_core::Mesh::SINGLE).plan();
+    let schedule = &train_phase(&plan).schedule;
+    let times = lanes::times_of_runs(2, schedule, |i| match schedule.ops[i].lane {
+        // A host much slower than the device.
+        Lane::Host => 10 * EQUAL,
+        _ => EQUAL,
+    });
+    let (first, second) = times.split_at(schedule.ops.len());
+    let update = |unit| find(schedule, |k| matches!(k, OpKind::Update { unit: u, .. } if *u == unit));
+    let forward = |unit| find(schedule, |k| matches!(k, OpKind::Forward { unit: u, .. } if *u == unit));
+    for unit in 0..3 {
+        assert_eq!(schedule.ops[update(unit)].lane, Lane::Compute);
+        assert!(second[forward(unit)].1 <= first[update(3)].1, "unit {unit} waits for the host");
+    }
+    assert_eq!(schedule.ops[update(3)].lane, Lane::Host);
+    assert!(second[forward(3)].0 >= first[update(3)].1);
+}
+
 /// Updates on the device leave nothing to the next step but what goes to other ranks.
 #[test]
 fn a_step_that_updates_on_the_device_is_over_when_it_returns() {

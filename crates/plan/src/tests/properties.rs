@@ -43,6 +43,8 @@ fn any_setup() -> impl Strategy<Value = Setup> {
         prop::sample::select(MESHES.to_vec()),
         prop::sample::select(vec![Tier::Device, Tier::Host]),
         prop::sample::select(vec![Tier::Device, Tier::Host, Tier::Nvme]),
+        // None, some, all but the head, all.
+        prop_oneof![2 => Just(0u32), 1 => 1u32..=8],
     );
     let time =
         (1u32..=4, 0u32..=3, prop::sample::select(ORDERS.to_vec()), prop::sample::select(BUCKETS.to_vec()));
@@ -53,7 +55,7 @@ fn any_setup() -> impl Strategy<Value = Setup> {
     );
     let models = (prop::bool::weighted(0.25), prop::bool::weighted(0.15));
     (any_shape(), place, time, compute, models).prop_map(|(shape, place, time, compute, models)| {
-        let (strategy, (replicate, shard), params_tier, optimizer_tier) = place;
+        let (strategy, (replicate, shard), params_tier, optimizer_tier, stay) = place;
         let sharded =
             matches!(strategy, StrategyName::Zero3 | StrategyName::ShardGradOp | StrategyName::HybridShard);
         let (micros, prefetch, order, bucket) = time;
@@ -68,6 +70,7 @@ fn any_setup() -> impl Strategy<Value = Setup> {
             storage,
             params_tier: if sharded { params_tier } else { Tier::Device },
             optimizer_tier,
+            stay,
             bucket,
             // Each unit by itself, some joined, all joined.
             joined: [0, 40_000, usize::MAX][bucket.trailing_zeros() as usize % 3],
