@@ -16,17 +16,13 @@ use crate::dispatch::with_real;
 /// Packed B of one slab, as a rule: 1.25 MiB.
 const SLAB_ELEMS: usize = 320 << 10;
 /// The most a slab takes, for an inner dimension that is not cut: 4 MiB.
-const PACKED_B_ELEMS: usize = 1 << 20;
+pub(super) const PACKED_ELEMS: usize = 1 << 20;
 /// The most rows of C in one item of work.
 const ROW_BLOCK: usize = 8 * MR;
 const ITEMS_PER_THREAD: usize = 16;
 /// Panels that a row block takes at a time: a block of C in f32 has room for these.
 const PANELS_AT_A_TIME: usize = 16;
-/// Packed A of one slab, where A is used transposed: 4 MiB.
-const PACKED_A_ELEMS: usize = 1 << 20;
-/// All that is packed.
-pub(super) const PACKED_ELEMS: usize = PACKED_B_ELEMS + PACKED_A_ELEMS;
-/// Per thread: widened A of one row block and inner block, and a block of C in f32.
+/// Per thread: A of one row block and inner block, widened or packed, and a block of C in f32.
 pub(super) const A_ELEMS: usize = ROW_BLOCK * KC;
 pub(super) const C_ELEMS: usize = ROW_BLOCK * PANELS_AT_A_TIME * NR;
 
@@ -36,18 +32,6 @@ pub(super) enum A<'m> {
     Rows(Mat<'m>),
     /// Stored as \[K, M\].
     Columns(Mat<'m>),
-    /// Some columns of the above, packed.
-    Packed(PackedA<'m>),
-}
-
-/// Rows `first_row..` of A over the inner range that starts at `first_k`, in tiles \[depth, MR\]: inner
-/// block by inner block, tile by tile.
-#[derive(Clone, Copy)]
-pub(super) struct PackedA<'m> {
-    packed: View<'m>,
-    first_k: usize,
-    first_row: usize,
-    tiles: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -67,7 +51,6 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
     let (a_mat, k) = match a {
         A::Rows(mat) => (mat, mat.cols),
         A::Columns(mat) => (mat, mat.rows),
-        A::Packed(_) => unreachable!("products pack A themselves"),
     };
     let b_mat = match b {
         B::Natural(mat) | B::Transposed(mat) => mat,
@@ -84,8 +67,7 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
         return;
     }
     let num_threads = cpu.pool.num_threads();
-    let packed_b = scratch.first(PACKED_B_ELEMS);
-    let packed_a = scratch.slice(PACKED_B_ELEMS, PACKED_A_ELEMS);
+    let packed_b = scratch.first(PACKED_ELEMS);
     let per_thread = scratch.slice(PACKED_ELEMS, num_threads * (A_ELEMS + C_ELEMS));
 
     if k == 0 {
@@ -103,17 +85,7 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
             let slab = Slab { first_k, depth: (k - first_k).min(slab_depth), first_col, cols, packed_b };
             pack_slab(cpu, b, &slab);
             let init = if first_k == 0 { init } else { Init::Accumulate };
-            let A::Columns(mat) = a else {
-                compute_slab(cpu, c, a, 0..m, init, &slab, per_thread);
-                continue;
-            };
-            let tile_elems = block_start(slab.depth, 1, MR) + GAP;
-            let slab_rows = (PACKED_A_ELEMS / tile_elems).max(1) * MR;
-            for first_row in (0..m).step_by(slab_rows) {
-                let rows = first_row..(first_row + slab_rows).min(m);
-                let a = A::Packed(pack_a(cpu, mat, &slab, rows.clone(), packed_a));
-                compute_slab(cpu, c, a, rows, init, &slab, per_thread);
-            }
+            compute_slab(cpu, c, a, init, &slab, per_thread);
         }
     }
 }
@@ -126,7 +98,7 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
 fn slab_shape(n: usize, k: usize, c: DType) -> (usize, usize) {
     let all_cols = n.next_multiple_of(NR);
     if c != DType::F32 {
-        let depth = k.min(PACKED_B_ELEMS / NR / KC * KC);
+        let depth = k.min(PACKED_ELEMS / NR / KC * KC);
         return (depth, (SLAB_ELEMS.max(depth * NR) / depth / NR * NR).min(all_cols));
     }
     let cols = (SLAB_ELEMS / k.min(KC) / NR * NR).min(all_cols);
@@ -159,18 +131,18 @@ struct Slab<'m> {
     packed_b: View<'m>,
 }
 
-/// Elements between packed panels, or tiles. Their lengths are multiples of 4 KiB as a rule: without a gap the same
-/// row of all of them would compete for one set of the first-level cache while it is packed.
+/// Elements between packed panels. Their lengths are multiples of 4 KiB as a rule: without a gap the same row of all of
+/// them would compete for one set of the first-level cache while it is packed.
 const GAP: usize = 16;
 
-/// From one packed panel (or tile) `width` wide of an inner block to the next.
-fn apart(block: usize, width: usize) -> usize {
-    block * width + GAP
+/// From one packed panel of an inner block to the next.
+fn apart(block: usize) -> usize {
+    block * NR + GAP
 }
 
-/// Where the panels (or tiles) of the inner block that starts at `k` lie in what is packed.
-fn block_start(k: usize, count: usize, width: usize) -> usize {
-    count * (k * width + k / KC * GAP)
+/// Where the panels of the inner block that starts at `k` lie in what is packed.
+fn block_start(k: usize, count: usize) -> usize {
+    count * (k * NR + k / KC * GAP)
 }
 
 /// Rows of the inner dimension that a packing item takes.
@@ -184,14 +156,14 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             let (k, block) = inner_block(depth, item * PACK_ROWS);
             let row = item * PACK_ROWS;
             let rows = PACK_ROWS.min(depth - row);
-            let out = packed_b.slice(block_start(k, panels, NR), panels * apart(block, NR));
+            let out = packed_b.slice(block_start(k, panels), panels * apart(block));
             with_real!(mat.view.dtype(), R => {
                 // SAFETY: B is an input of this call; nobody writes it meanwhile. Items write disjoint rows
                 // of the panels, which lie in scratch.
                 cpu.isa.run(#[inline(always)] || unsafe {
                     let source = &mat.view.as_slice::<R>()[(first_k + row) * mat.stride + first_col..];
                     let out = out.as_ptr::<f32>().add((row - k) * NR);
-                    pack::natural(source, mat.stride, rows, cols, out, apart(block, NR));
+                    pack::natural(source, mat.stride, rows, cols, out, apart(block));
                 })
             });
         }),
@@ -199,7 +171,7 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             let (k, block) = inner_block(depth, item / panels * KC);
             let panel = item % panels;
             let width = (cols - panel * NR).min(NR);
-            let out = packed_b.slice(block_start(k, panels, NR) + panel * apart(block, NR), block * NR);
+            let out = packed_b.slice(block_start(k, panels) + panel * apart(block), block * NR);
             with_real!(mat.view.dtype(), R => {
                 // SAFETY: as above; items write disjoint panels.
                 let (source, out) = unsafe { (mat.view.as_slice::<R>(), out.as_mut::<f32>()) };
@@ -216,36 +188,15 @@ fn inner_block(depth: usize, k: usize) -> (usize, usize) {
     (start, (depth - start).min(KC))
 }
 
-/// Packs columns `rows` of a matrix stored as \[K, M\], over the slab's inner range.
-fn pack_a<'m>(cpu: &CpuQueue, mat: Mat, slab: &Slab, rows: Range<usize>, packed: View<'m>) -> PackedA<'m> {
-    let tiles = rows.len().div_ceil(MR);
-    cpu.pool.run(slab.depth.div_ceil(PACK_ROWS), &|item, _| {
-        let (k, depth) = inner_block(slab.depth, item * PACK_ROWS);
-        let row = item * PACK_ROWS;
-        let num_rows = PACK_ROWS.min(slab.depth - row);
-        let out = packed.slice(block_start(k, tiles, MR), tiles * apart(depth, MR));
-        with_real!(mat.view.dtype(), R => {
-            // SAFETY: A is an input of this call; nobody writes it meanwhile. Items write disjoint rows of
-            // the tiles, which lie in scratch.
-            cpu.isa.run(#[inline(always)] || unsafe {
-                let source = &mat.view.as_slice::<R>()[(slab.first_k + row) * mat.stride + rows.start..];
-                let out = out.as_ptr::<f32>().add((row - k) * MR);
-                pack::a_columns(source, mat.stride, num_rows, rows.len(), out, apart(depth, MR));
-            });
-        });
-    });
-    PackedA { packed, first_k: slab.first_k, first_row: rows.start, tiles }
-}
-
-/// Computes rows `rows` of C over a slab.
-fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, rows: Range<usize>, init: Init, slab: &Slab, per_thread: View) {
+/// Computes C over a slab.
+fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, per_thread: View) {
     // Several items a thread, so that one that falls behind leaves work to the others.
-    let wanted = rows.len().div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(MR);
+    let wanted = c.rows.div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(MR);
     let row_block = wanted.clamp(2 * MR, ROW_BLOCK);
-    cpu.pool.run(rows.len().div_ceil(row_block), &|item, worker| {
+    cpu.pool.run(c.rows.div_ceil(row_block), &|item, worker| {
         let scratch = per_thread.slice(worker * (A_ELEMS + C_ELEMS), A_ELEMS + C_ELEMS);
-        let first_row = rows.start + item * row_block;
-        let rows = (rows.end - first_row).min(row_block);
+        let first_row = item * row_block;
+        let rows = (c.rows - first_row).min(row_block);
         let block = RowBlock {
             first_row,
             rows,
@@ -292,12 +243,16 @@ fn ready_a(cpu: &CpuQueue, a: A, block: &RowBlock, k: usize, depth: usize) -> Re
             cpu.isa.run(#[inline(always)] || pack::widen_rows(source, mat.stride, block.rows, depth, scratch));
             ReadyA { base: scratch.as_ptr(), tile_step: MR * depth, row: depth, col: 1 }
         }),
-        A::Packed(p) => {
-            let tile = (block.first_row - p.first_row) / MR;
-            let start = block_start(k - p.first_k, p.tiles, MR) + tile * apart(depth, MR);
-            ReadyA { base: p.packed.slice(start, 0).as_ptr(), tile_step: apart(depth, MR), row: 1, col: MR }
-        }
-        A::Columns(_) => unreachable!("columns are packed before they are used"),
+        // A block at a time, where it stays in the second-level cache: as one large piece it would go to memory and
+        // come back.
+        A::Columns(mat) => with_real!(mat.view.dtype(), R => {
+            // SAFETY: A is an input of this call; nobody writes it meanwhile. The scratch has room for a row block.
+            cpu.isa.run(#[inline(always)] || unsafe {
+                let source = &mat.view.as_slice::<R>()[k * mat.stride + block.first_row..];
+                pack::a_columns(source, mat.stride, depth, block.rows, scratch.as_mut_ptr(), MR * depth);
+            });
+            ReadyA { base: scratch.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
+        }),
     }
 }
 
@@ -317,7 +272,7 @@ fn tiles(
     rows: usize,
     slab: &Slab,
     k: usize,
-    panels: std::ops::Range<usize>,
+    panels: Range<usize>,
     to: &Destination,
 ) {
     let all_panels = slab.cols.div_ceil(NR);
@@ -325,7 +280,7 @@ fn tiles(
     for first_row in (0..rows).step_by(MR) {
         for panel in panels.clone() {
             let column = (panel - panels.start) * NR;
-            let b = block_start(k, all_panels, NR) + panel * apart(depth, NR);
+            let b = block_start(k, all_panels) + panel * apart(depth);
             debug_assert!(b + depth * NR <= slab.packed_b.len());
             // SAFETY: rows and columns stay inside this item's block of C, which no other item writes;
             // A and B were checked to be apart from C; the panel was packed before this item started.
