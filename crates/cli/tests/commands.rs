@@ -22,9 +22,9 @@ fn plan_of_one_rank() {
     policy    LlamaForCausalLM, 37.1 k parameters
         parameters, f32                        160 KiB           -           -
         Adam moments, f32                      320 KiB           -           -
-    arena: residents + largest phase          10.1 MiB           -           -
+    arena: residents + largest phase          6.11 MiB           -           -
     foreign: process, libraries, data         18.1 MiB           -           -
-    total                                     28.2 MiB           -           -
+    total                                     24.2 MiB           -           -
     ");
 }
 
@@ -90,8 +90,8 @@ fn offloaded_optimizer() {
         master parameters, f32                       -     160 KiB           -
         gradients, f32                               -     160 KiB           -
         Adam moments, f32                            -     320 KiB           -
-    arena: residents + largest phase          9.72 MiB     732 KiB           -
-    total                                     27.8 MiB     732 KiB           -
+    arena: residents + largest phase          5.72 MiB     732 KiB           -
+    total                                     23.8 MiB     732 KiB           -
     ");
 }
 
@@ -103,14 +103,14 @@ fn ppo() {
     reference LlamaForCausalLM, 37.1 k parameters, frozen
     reward    LlamaForCausalLM, 37.1 k parameters, frozen
         parameters, f32                        640 KiB           -           -
-    phase generate policy                     9.14 MiB           -           -
-    phase score policy                        9.04 MiB           -           -
-    phase score value                         9.04 MiB           -           -
-    phase score reference                     9.04 MiB           -           -
-    phase score reward                        9.04 MiB           -           -
-    phase train policy                        9.48 MiB           -           -
-    phase train value                         9.48 MiB           -           -
-    arena: residents + largest phase          11.0 MiB           -           -
+    phase generate policy                     5.14 MiB           -           -
+    phase score policy                        5.04 MiB           -           -
+    phase score value                         5.04 MiB           -           -
+    phase score reference                     5.04 MiB           -           -
+    phase score reward                        5.04 MiB           -           -
+    phase train policy                        5.48 MiB           -           -
+    phase train value                         5.48 MiB           -           -
+    arena: residents + largest phase          7.05 MiB           -           -
     ");
 }
 

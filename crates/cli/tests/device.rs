@@ -28,10 +28,10 @@ fn a_7b_model_within_44_gib() {
         |line: &&str| ["parameters, bf16", "gradients", "moments", "total"].iter().any(|w| line.contains(w));
     assert_snapshot!(text.lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
         parameters, bf16                      12.1 GiB           -           -
-        gradients, f32                               -    24.1 GiB           -
-        Adam moments, f32                            -    48.3 GiB           -
-        gradients on their way to the host    24.1 GiB           -           -
-    total                                     17.6 GiB    97.8 GiB           -
+        gradients, f32                        6.04 GiB    18.1 GiB           -
+        Adam moments, f32                     12.1 GiB    36.2 GiB           -
+        gradients on their way to the host    18.1 GiB           -           -
+    total                                     41.8 GiB    73.6 GiB           -
     ");
 }
 

@@ -3,7 +3,7 @@
 
 use lockstep_core::DType;
 use lockstep_engine::{Engine, Updates};
-use lockstep_plan::{AccumulationOrder, State};
+use lockstep_plan::{AccumulationOrder, State, Tier};
 use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
 use lockstep_testkit::{Micro, Setup, Window, engine};
 
@@ -64,7 +64,11 @@ fn a_port_changes_no_bit() {
     for shape in shapes() {
         for coefficients_ahead in [true, false] {
             let here = Setup { micros: 2, coefficients_ahead, tokens: 512, ..Setup::default() };
-            assert_eq!(run(&shape, &here), run(&shape, &Setup { separate: true, ..here }), "{shape:?}");
+            let want = run(&shape, &here);
+            for (optimizer_tier, stay) in [(Tier::Device, 0), (Tier::Host, 0), (Tier::Host, 1)] {
+                let setup = Setup { separate: true, optimizer_tier, stay, ..here };
+                assert_eq!(run(&shape, &setup), want, "{shape:?}, {optimizer_tier} but {stay}");
+            }
         }
     }
 }

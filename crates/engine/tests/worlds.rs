@@ -2,7 +2,7 @@
 //! ddp on its mesh. `cargo run --release -p lockstep-engine --example all_worlds` runs every case there is.
 
 use lockstep_config::StrategyName;
-use lockstep_core::{Bytes, Mesh, Rank, Step};
+use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
 use lockstep_engine::{Engine, Updates};
 use lockstep_plan::{AccumulationOrder, State, Tier};
 use lockstep_shape::ModelShape;
@@ -27,19 +27,29 @@ fn every_two_choices_agree_with_plain_ddp() {
     }
 }
 
+/// Where optimizer states are, and how many units' are on the device all the same.
+const PLACES: [(Tier, u32); 4] = [(Tier::Device, 0), (Tier::Host, 0), (Tier::Nvme, 0), (Tier::Host, 1)];
+
 /// One rank's gradient is not finite: no rank updates anything, wherever its states are, and all say so.
 #[test]
 fn a_step_that_is_not_finite_is_skipped_by_all() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     for strategy in [StrategyName::Ddp, StrategyName::Zero1, StrategyName::Zero3] {
-        for tier in [Tier::Device, Tier::Host, Tier::Nvme] {
+        for (tier, stay) in PLACES {
             let mesh = match strategy {
                 StrategyName::Ddp => Mesh::on_one_node(3, 1),
                 _ => Mesh::on_one_node(1, 3),
             };
             let params_tier = if strategy == StrategyName::Zero3 { tier } else { Tier::Device };
-            let setup =
-                Setup { strategy, mesh, optimizer_tier: tier, params_tier, threads: 1, ..Setup::default() };
+            let setup = Setup {
+                strategy,
+                mesh,
+                optimizer_tier: tier,
+                stay,
+                params_tier,
+                threads: 1,
+                ..Setup::default()
+            };
             let dir = tempfile::tempdir().unwrap();
             let skipped = in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
                 let before = states(engine);
@@ -55,6 +65,34 @@ fn a_step_that_is_not_finite_is_skipped_by_all() {
             let first = Some("model.norm.weight".to_string());
             assert_eq!(skipped, vec![(true, first); 3], "{strategy:?}, {tier}");
         }
+    }
+}
+
+/// Steps that are skipped and steps that are not, one right after the other, so that updates of one overlap the next.
+#[test]
+fn skipped_steps_leave_those_around_them_alone() {
+    let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
+    let run = |(tier, stay): (Tier, u32)| {
+        let setup = Setup { optimizer_tier: tier, stay, storage: DType::BF16, ..Setup::default() };
+        let dir = tempfile::tempdir().unwrap();
+        in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
+            let mut norms = Vec::new();
+            for (t, bad) in [false, true, false, false, true, true, false].into_iter().enumerate() {
+                let mut window = Window::new(vec![Micro::random(&[20, 9], 101, t as u64)]);
+                if bad {
+                    window.denominator = 0.0;
+                }
+                let updates = Updates { t: t as u64 + 1, ..UPDATES };
+                let report = engine.train_step(&mut window, &updates).unwrap();
+                assert_eq!(report.skipped, bad);
+                norms.extend((!bad).then_some(report.grad_norm.to_bits()));
+            }
+            (norms, states(engine))
+        })
+    };
+    let want = run(PLACES[0]);
+    for place in PLACES {
+        assert!(run(place) == want, "{place:?}");
     }
 }
 
@@ -75,13 +113,14 @@ fn gradients_on_the_host_are_the_same() {
         for (micros, order) in
             [(1, AccumulationOrder::Local), (3, AccumulationOrder::Local), (3, AccumulationOrder::Reduced)]
         {
-            let run = |tier: Tier| {
+            let run = |(tier, stay): (Tier, u32)| {
                 let setup = Setup {
                     strategy,
                     mesh,
                     micros,
                     order,
                     optimizer_tier: tier,
+                    stay,
                     threads: 2,
                     bucket: Bytes(1 << 20),
                     ..Setup::default()
@@ -94,10 +133,13 @@ fn gradients_on_the_host_are_the_same() {
                 let dir = tempfile::tempdir().unwrap();
                 train_world(&shape, &setup, CarrierKind::Thread, 2, UPDATES, &batches, Some(dir.path()))
             };
-            let stay = run(Tier::Device);
-            for tier in [Tier::Host, Tier::Nvme] {
-                let left = run(tier);
-                assert!(left == stay, "{strategy:?} on {mesh:?}, {micros} micro-batches {order:?}, {tier}");
+            let here = run(PLACES[0]);
+            for place in &PLACES[1..] {
+                let left = run(*place);
+                assert!(
+                    left == here,
+                    "{strategy:?} on {mesh:?}, {micros} micro-batches {order:?}, {place:?}"
+                );
             }
         }
     }
