@@ -164,7 +164,7 @@ fn hybrid_shard_on_one_node() {
 fn over_the_memory_budget() {
     assert_snapshot!(refused(&["memory_budget_gib=0.001"], 64), @r"
     error: the plan needs 24.4 MiB on the device, 23.3 MiB over the budget of 1.02 MiB
-    hint: smaller, in order of cost: recompute: selective, then full; fewer rows per device with more gradient_accumulation_steps; a smaller max_length; a strategy that shards more; offload_optimizer: cpu.
+    hint: smaller, in order of cost: recompute: auto, or selective, then full; fewer rows per device with more gradient_accumulation_steps; a smaller max_length; a strategy that shards more; offload_optimizer: cpu.
     ");
 }
 

@@ -24,14 +24,30 @@ fn a_7b_model_within_44_gib() {
     assert!(told.contains("over the budget of 44.0 GiB"), "{told}");
     let settings = ["memory_budget_gib=44", "offload_optimizer=cpu"];
     let text = folder.succeeds(&[&SEVEN_B[..], &settings].concat());
-    let kept =
-        |line: &&str| ["parameters, bf16", "gradients", "moments", "total"].iter().any(|w| line.contains(w));
+    let words = ["states", "parameters, bf16", "gradients", "moments", "total"];
+    let kept = |line: &&str| words.iter().any(|w| line.contains(w));
     assert_snapshot!(text.lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
+    states    of the first 9 of 34 units stay on the device
         parameters, bf16                      12.1 GiB           -           -
         gradients, f32                        6.04 GiB    18.1 GiB           -
         Adam moments, f32                     12.1 GiB    36.2 GiB           -
         gradients on their way to the host    18.1 GiB           -           -
     total                                     41.8 GiB    73.6 GiB           -
+    ");
+}
+
+/// The same model on a card that has room for its states, and for what most of its blocks keep.
+#[test]
+fn a_7b_model_computes_little_again() {
+    let folder = Folder::new(RUN);
+    let settings = ["memory_budget_gib=130", "recompute=auto"];
+    let text = folder.succeeds(&[&SEVEN_B[..], &settings].concat());
+    let kept = |line: &&str| ["recompute", "kept", "total"].iter().any(|w| line.contains(w));
+    assert_snapshot!(text.lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
+    recompute full in the first 5 blocks, selective in the last 27
+        kept for backward                     17.5 GiB           -           -
+        recomputed for backward               4.71 GiB           -           -
+    total                                      129 GiB    1.02 GiB           -
     ");
 }
 

@@ -248,14 +248,7 @@ impl Places {
         let layouts = plan.layouts(phase.model);
         let last = model.units.len() - 1;
         let units = (0..=last)
-            .map(|u| {
-                let layout = match u {
-                    0 => &layouts[0],
-                    _ if u == last => &layouts[2],
-                    _ => &layouts[1],
-                };
-                finder.unit(phase.model, u as u32, model.programs(u), layout)
-            })
+            .map(|u| finder.unit(phase.model, u as u32, model.programs(u), &layouts[model.kind(u)]))
             .collect();
         let scratch = finder.must(What::Scratch);
         let workspace_offset = plan.workspace_offset(phase.model);

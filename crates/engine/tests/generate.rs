@@ -113,8 +113,12 @@ fn growing_documents_have_the_bits_of_whole_ones() {
         [|_, _| 1, |_, pass| if pass == 1 { 40 } else { 1 }, |doc, pass| (doc + pass * 7) % 20];
     for shape in shapes() {
         for storage in [DType::F32, DType::BF16] {
-            for recompute in [Recompute::Selective, Recompute::Full] {
-                let mut engine = engine(&shape, &setup(storage, recompute));
+            for (recompute, late) in [
+                (Recompute::Selective, None),
+                (Recompute::Full, None),
+                (Recompute::Full, Some((Recompute::None, 1))),
+            ] {
+                let mut engine = engine(&shape, &Setup { late, ..setup(storage, recompute) });
                 let micro = batch(shape.vocab);
                 let whole = score(&mut engine, &micro);
                 for stride in strides {

@@ -82,6 +82,14 @@ fn recomputation_threads_chunks_and_head_form_change_nothing() {
             let others = [
                 ("selective", Setup { recompute: Recompute::Selective, ..base }),
                 ("full", Setup { recompute: Recompute::Full, ..base }),
+                (
+                    "full, then selective",
+                    Setup { recompute: Recompute::Full, late: Some((Recompute::Selective, 1)), ..base },
+                ),
+                (
+                    "selective, then none",
+                    Setup { recompute: Recompute::Selective, late: Some((Recompute::None, 2)), ..base },
+                ),
                 ("one thread", Setup { threads: 1, ..base }),
                 ("five threads", Setup { threads: 5, ..base }),
                 ("head in two passes", Setup { coefficients_ahead: false, ..base }),

@@ -7,6 +7,7 @@ use lockstep_shape::{
 
 use crate::buffer::{State, Tier};
 use crate::schedule::ModelId;
+use crate::scratch::{Sizes, UnitLayout};
 
 /// Whole on every rank, or cut over the shard axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +69,36 @@ pub struct DeviceNeeds {
     pub host_foreign: Option<Bytes>,
 }
 
+/// What backward computes again: one thing in the first blocks, less in the last, for what those keep is given back
+/// first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recomputation {
+    pub early: Recompute,
+    pub late: Recompute,
+    /// How many blocks are late.
+    pub late_blocks: u32,
+}
+
+impl From<Recompute> for Recomputation {
+    /// The same in all blocks.
+    fn from(all: Recompute) -> Recomputation {
+        Recomputation { early: all, late: all, late_blocks: 0 }
+    }
+}
+
+impl Recomputation {
+    /// The choices for a model of so many blocks, from nothing (0) to everything (twice their number), each a little
+    /// more than the one before.
+    pub fn nth(n: u32, blocks: u32) -> Recomputation {
+        if n <= blocks {
+            let late_blocks = blocks - n;
+            return Recomputation { early: Recompute::Selective, late: Recompute::None, late_blocks };
+        }
+        let late_blocks = (2 * blocks).saturating_sub(n);
+        Recomputation { early: Recompute::Full, late: Recompute::Selective, late_blocks }
+    }
+}
+
 /// What a model is in the run for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -83,27 +114,32 @@ pub struct ModelPlan {
     pub role: Role,
     pub shape: ModelShape,
     pub units: Vec<UnitShape>,
-    pub embed: Programs,
-    pub block: Programs,
-    pub head: Programs,
+    /// Of the embedding, of the first blocks, of the last ones and of the head.
+    programs: [Programs; 4],
+    late_blocks: usize,
 }
 
 impl ModelPlan {
     pub fn new(
         role: Role,
         shape: &ModelShape,
-        recompute: Recompute,
+        recompute: impl Into<Recomputation>,
         adapter: Option<&Adapter>,
         decay_norms: bool,
     ) -> ModelPlan {
         let frozen = matches!(role, Role::Reference | Role::Reward);
+        let Recomputation { early, late, late_blocks } = recompute.into();
         ModelPlan {
             role,
             shape: shape.clone(),
             units: units(shape, frozen, adapter, decay_norms),
-            embed: embed_programs(shape),
-            block: block_programs(shape, recompute),
-            head: head_programs(shape),
+            programs: [
+                embed_programs(shape),
+                block_programs(shape, early),
+                block_programs(shape, late),
+                head_programs(shape),
+            ],
+            late_blocks: late_blocks as usize,
         }
     }
 
@@ -111,12 +147,33 @@ impl ModelPlan {
         self.units.iter().any(|u| u.trainable_elems > 0)
     }
 
-    pub fn programs(&self, unit: usize) -> &Programs {
+    /// The same model, with other recomputation.
+    pub(crate) fn recomputing(self, recompute: Recomputation) -> ModelPlan {
+        let [embed, _, _, head] = self.programs;
+        let blocks = [recompute.early, recompute.late].map(|again| block_programs(&self.shape, again));
+        let [early, late] = blocks;
+        let late_blocks = recompute.late_blocks as usize;
+        ModelPlan { programs: [embed, early, late, head], late_blocks, ..self }
+    }
+
+    /// Which of the four kinds of programs a unit runs.
+    pub fn kind(&self, unit: usize) -> usize {
+        let head = self.units.len() - 1;
         match unit {
-            0 => &self.embed,
-            u if u + 1 == self.units.len() => &self.head,
-            _ => &self.block,
+            0 => 0,
+            _ if unit == head => 3,
+            _ if unit + self.late_blocks >= head => 2,
+            _ => 1,
         }
+    }
+
+    pub fn programs(&self, unit: usize) -> &Programs {
+        &self.programs[self.kind(unit)]
+    }
+
+    /// Slot layouts of each kind.
+    pub(crate) fn layouts(&self, sizes: Sizes) -> [UnitLayout; 4] {
+        self.programs.each_ref().map(|programs| UnitLayout::new(programs, sizes))
     }
 
     pub fn params(&self) -> u64 {
@@ -140,7 +197,7 @@ pub struct PlanInput {
     pub reduce_bucket: usize,
     /// Updated parameters are published in buckets of at least this many elements, of whole units.
     pub publish_bucket: usize,
-    pub recompute: Recompute,
+    pub recompute: Recomputation,
     /// Storage type of activations and working parameters.
     pub storage: DType,
     pub bounds: Bounds,
@@ -251,20 +308,6 @@ impl PlanInput {
                 at: behind,
             },
         ]
-    }
-
-    /// How many units can stay ([`Placements::stay`]) so that at least `ratio` of the trained parameters do not.
-    pub fn most_staying(&self, ratio: f64) -> u32 {
-        let trained = |model: &ModelPlan| model.units.iter().map(|u| u.trainable_elems as f64).collect();
-        let most = |elems: Vec<f64>| {
-            let room = (1.0 - ratio) * elems.iter().sum::<f64>();
-            let sums = elems.iter().scan(0.0, |sum, elems| {
-                *sum += elems;
-                Some(*sum)
-            });
-            sums.take_while(|sum| *sum <= room).count() as u32
-        };
-        self.models.iter().filter(|m| m.trainable()).map(|m| most(trained(m))).min().unwrap_or(0)
     }
 
     /// Where a unit's optimizer states live.

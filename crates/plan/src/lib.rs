@@ -10,6 +10,7 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod buffer;
 mod builder;
 mod check;
@@ -29,10 +30,10 @@ pub use builder::{StepBuilder, Use, Work};
 pub use check::{Violation, check, check_training};
 pub use input::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, OwnedPart, Placement, Placements,
-    PlanInput, Role,
+    PlanInput, Recomputation, Role,
 };
 pub use memory::{MemoryPlan, pack};
 pub use print::{memory_table, operation_text, schedule_text};
-pub use run_plan::{Phase, PhaseKind, PlanError, Residents, RunPlan, build, build_within};
+pub use run_plan::{Phase, PhaseKind, PlanError, Residents, RunPlan, build};
 pub use schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
 pub use scratch::{ProgramLayout, SlotHome, UnitLayout};

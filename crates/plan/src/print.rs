@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use lockstep_core::{Axis, Bytes, DType, Elems};
+use lockstep_shape::Recompute;
 
-use crate::buffer::{Access, Buffer, BufferId, State, What};
-use crate::input::Placement;
+use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
+use crate::input::{Placement, PlanInput, Recomputation};
 use crate::run_plan::{Phase, RunPlan};
 use crate::schedule::{Lane, Op, OpKind, SpanId, SpanPart, Wait};
 
@@ -37,6 +38,7 @@ pub fn memory_table(plan: &RunPlan) -> String {
     let _ = writeln!(out, "{:<10}{}{arranged}", "ranks", mesh.world());
     let batches = if input.micros == 1 { "micro-batch" } else { "micro-batches" };
     let _ = writeln!(out, "{:<10}{} {batches} of {tokens} tokens on each rank", "step", input.micros);
+    choices(&mut out, input);
 
     let _ = writeln!(out, "\n{:<38}{:>12}{:>12}{:>12}", "bytes per rank", "device", "host", "nvme");
     let residents = resident_rows(plan);
@@ -67,6 +69,26 @@ pub fn memory_table(plan: &RunPlan) -> String {
     row(&mut out, "foreign: process, libraries, data", [input.needs.foreign, on_host, Bytes::ZERO]);
     row(&mut out, "total", [plan.device_bytes(), plan.host_bytes + on_host, plan.nvme_bytes]);
     out
+}
+
+/// What is not the same in all units.
+fn choices(out: &mut String, input: &PlanInput) {
+    let Recomputation { early, late, late_blocks } = input.recompute;
+    let blocks = input.models[0].shape.layers as u32;
+    if (1..blocks).contains(&late_blocks) {
+        let words = |again: Recompute| format!("{again:?}").to_lowercase();
+        let first = blocks - late_blocks;
+        let (early, late) = (words(early), words(late));
+        let _ = writeln!(
+            out,
+            "{:<10}{early} in the first {first} blocks, {late} in the last {late_blocks}",
+            "recompute"
+        );
+    }
+    let (units, stay) = (input.models[0].units.len(), input.placements.stay);
+    if stay > 0 && input.placements.optimizer_tier != Tier::Device {
+        let _ = writeln!(out, "{:<10}of the first {stay} of {units} units stay on the device", "states");
+    }
 }
 
 fn row(out: &mut String, name: &str, cells: [Bytes; 3]) {

@@ -6,7 +6,7 @@ use lockstep_core::{Bytes, DType, Fault, FaultClass};
 
 use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
 use crate::builder::{BufferTable, StepBuilder};
-use crate::input::{AccumulationOrder, ModelPlan, Placement, Placements, PlanInput, Role};
+use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput, Role};
 use crate::memory::{MemoryPlan, pack};
 use crate::schedule::{ModelId, OpKind, Schedule};
 use crate::scratch::{Sizes, UnitLayout};
@@ -81,7 +81,7 @@ impl Fault for PlanError {
     fn hint(&self) -> Option<String> {
         match self {
             PlanError::OverBudget { .. } => Some(
-                "Smaller, in order of cost: recompute: selective, then full; fewer rows per device with more \
+                "Smaller, in order of cost: recompute: auto, or selective, then full; fewer rows per device with more \
                  gradient_accumulation_steps; a smaller max_length; a strategy that shards more; offload_optimizer: cpu."
                     .into(),
             ),
@@ -150,29 +150,6 @@ pub fn build(mut input: PlanInput) -> RunPlan {
         })
         .collect();
     place(input, buffers, phases, &is_lent, largest_lent)
-}
-
-/// As [`build`]; but where optimizer states are offloaded, those of as many units stay on the device as `budget` has
-/// room for.
-pub fn build_within(input: PlanInput, budget: Bytes) -> RunPlan {
-    let staying =
-        |stay: u32| build(PlanInput { placements: Placements { stay, ..input.placements }, ..input.clone() });
-    let mut plan = staying(0);
-    if input.placements.optimizer_tier == Tier::Device || plan.device_bytes() > budget {
-        return plan;
-    }
-    // Something is offloaded, for that was asked for.
-    let mut over = input.models.iter().map(|model| model.units.len() as u32).min().unwrap_or(0);
-    let mut fits = 0;
-    while over - fits > 1 {
-        let tried = staying(fits.midpoint(over));
-        if tried.device_bytes() <= budget {
-            (fits, plan) = (fits.midpoint(over), tried);
-        } else {
-            over = fits.midpoint(over);
-        }
-    }
-    plan
 }
 
 /// Which buffers other ranks read: those of the device that collectives send from. GPUs have their own ways.
@@ -283,15 +260,14 @@ impl RunPlan {
         among(&residents.offsets).or_else(|| Some(residents.bytes + among(passing)?))
     }
 
-    /// Slot layouts of embed, block and head units of a model.
-    pub fn layouts(&self, model: ModelId) -> [UnitLayout; 3] {
-        let plan = &self.input.models[model.0 as usize];
+    /// Slot layouts of a model's kinds of units ([`ModelPlan::kind`]).
+    pub fn layouts(&self, model: ModelId) -> [UnitLayout; 4] {
         let sizes = Sizes {
             tokens: self.input.bounds.tokens,
             chunk: self.input.head_chunk,
             storage: self.input.storage,
         };
-        [&plan.embed, &plan.block, &plan.head].map(|p| UnitLayout::new(p, sizes))
+        self.input.models[model.0 as usize].layouts(sizes)
     }
 
     /// The first byte of the scratch buffer that belongs to the kernels' workspace.

@@ -6,8 +6,8 @@ use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
 use lockstep_model::Kernels;
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placements, PlanInput, Role, RunPlan,
-    Tier, build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placements, PlanInput, Recomputation,
+    Role, RunPlan, Tier, build, strategy,
 };
 use lockstep_shape::{ModelShape, Recompute};
 
@@ -15,6 +15,8 @@ use lockstep_shape::{ModelShape, Recompute};
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub recompute: Recompute,
+    /// What the last blocks compute again instead, and how many of them.
+    pub late: Option<(Recompute, u32)>,
     pub storage: DType,
     pub micros: u32,
     pub order: AccumulationOrder,
@@ -42,6 +44,7 @@ impl Default for Setup {
     fn default() -> Setup {
         Setup {
             recompute: Recompute::None,
+            late: None,
             storage: DType::F32,
             micros: 1,
             order: AccumulationOrder::Local,
@@ -69,8 +72,12 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
     let bounds = Bounds { tokens: setup.tokens, docs: 64, max_doc: setup.max_doc };
     let (strategy, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
     let kernels = Kernels::Cpu { num_threads: setup.threads };
+    let recompute = match setup.late {
+        None => setup.recompute.into(),
+        Some((late, late_blocks)) => Recomputation { early: setup.recompute, late, late_blocks },
+    };
     build(PlanInput {
-        models: vec![ModelPlan::new(Role::Policy, shape, setup.recompute, None, false)],
+        models: vec![ModelPlan::new(Role::Policy, shape, recompute, None, false)],
         mesh: setup.mesh,
         strategy,
         placements: Placements {
@@ -88,7 +95,7 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         // Some units of a small model are joined, some are not.
         reduce_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
         publish_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
-        recompute: setup.recompute,
+        recompute,
         storage: setup.storage,
         bounds,
         head_chunk: setup.head_chunk,

@@ -11,7 +11,7 @@ use lockstep_device::{Device, Machine};
 use lockstep_model::Kernels;
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError,
-    PlanInput, Role, RunPlan, Tier, build, build_within, strategy,
+    PlanInput, Role, RunPlan, Tier, build, strategy,
 };
 use lockstep_shape::{Adapter, ModelShape, Recompute, units};
 
@@ -318,11 +318,6 @@ pub(crate) fn plan_with(
     let name = chosen_strategy(config, shape);
     let (strategy, [params, grads, optimizer]) = strategy::by_name(name);
     let storage = storage(config.precision, kernels);
-    let recompute = match p.recompute {
-        config::Recompute::None => Recompute::None,
-        config::Recompute::Selective => Recompute::Selective,
-        config::Recompute::Full => Recompute::Full,
-    };
     let tier = |offload: Offload| match offload {
         Offload::None => Tier::Device,
         Offload::Cpu => Tier::Host,
@@ -334,6 +329,12 @@ pub(crate) fn plan_with(
     }
     let adapter =
         p.adapter.as_ref().map(|a| Adapter { rank: a.r as usize, targets: a.target_modules.clone() });
+    let recompute = match p.recompute {
+        config::Recompute::None => Recompute::None,
+        config::Recompute::Selective => Recompute::Selective,
+        // Less, as soon as it is known what there is room for.
+        config::Recompute::Full | config::Recompute::Auto => Recompute::Full,
+    };
     let model =
         |role| ModelPlan::new(role, shape, recompute, adapter.as_ref(), config.optim.decay_norms_and_biases);
     let (models, generation) = match p.algorithm {
@@ -374,7 +375,7 @@ pub(crate) fn plan_with(
         bucket: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
         reduce_bucket: p.reduce_bucket_size as usize,
         publish_bucket: p.allgather_bucket_size as usize,
-        recompute,
+        recompute: recompute.into(),
         storage,
         bounds,
         head_chunk,
@@ -385,11 +386,17 @@ pub(crate) fn plan_with(
         generation,
     };
     if let Some(ratio) = p.offload_ratio {
-        input.placements.stay = input.most_staying(ratio);
+        input = input.leaving_at_least(ratio);
     }
     let Some(gib) = p.memory_budget_gib else { return Ok(build(input)) };
     let budget = Bytes((gib * (1u64 << 30) as f64) as u64);
-    let plan = if p.offload_ratio.is_some() { build(input) } else { build_within(input, budget) };
+    if p.recompute == config::Recompute::Auto {
+        input = input.recomputing_least(budget);
+    }
+    if p.offload_ratio.is_none() {
+        input = input.staying_most(budget);
+    }
+    let plan = build(input);
     plan.check_budget(budget)?;
     Ok(plan)
 }

@@ -66,6 +66,8 @@ pub enum Recompute {
     None,
     Selective,
     Full,
+    /// As little as the memory budget allows.
+    Auto,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,12 +147,17 @@ impl PlanConfig {
             ("ppo", Algorithm::Ppo),
             ("grpo", Algorithm::Grpo),
         ];
+        let recompute = read_recompute(r);
+        let memory_budget_gib = r.float("memory_budget_gib", "above 0", |x| x > 0.0);
+        if recompute == Recompute::Auto && memory_budget_gib.is_none() {
+            r.missing("memory_budget_gib", "`recompute: auto` computes as little again as it has room for.");
+        }
         PlanConfig {
             strategy: match read_strategy(r) {
                 StrategyName::Auto if nodes * nproc_per_node == 1 => StrategyName::Ddp,
                 strategy => strategy,
             },
-            recompute: read_recompute(r),
+            recompute,
             accumulation_order: r
                 .word("accumulation_order", &orders, Later::NONE)
                 .unwrap_or(AccumulationOrder::Auto),
@@ -166,7 +173,7 @@ impl PlanConfig {
             collective_timeout: r.float("collective_timeout", "above 0", |x| x > 0.0).unwrap_or(1800.0),
             nodes,
             nproc_per_node,
-            memory_budget_gib: r.float("memory_budget_gib", "above 0", |x| x > 0.0),
+            memory_budget_gib,
             threads: r.count("threads", 1),
             head_chunk_tokens: r.count("head_chunk_tokens", 1),
             algorithm: r.word("algorithm", &algorithms, Later::NONE).unwrap_or(Algorithm::Sft),
@@ -217,7 +224,12 @@ fn read_strategy(r: &mut Reader<'_>) -> StrategyName {
 
 fn read_recompute(r: &mut Reader<'_>) -> Recompute {
     r.prefer_flags(&["recompute", "gradient_checkpointing"]);
-    let words = [("none", Recompute::None), ("selective", Recompute::Selective), ("full", Recompute::Full)];
+    let words = [
+        ("none", Recompute::None),
+        ("selective", Recompute::Selective),
+        ("full", Recompute::Full),
+        ("auto", Recompute::Auto),
+    ];
     let by_word = r.given("recompute").zip(r.word("recompute", &words, Later::NONE));
     let switch = r.given("gradient_checkpointing").zip(r.bool("gradient_checkpointing"));
     match (by_word, switch) {

@@ -304,6 +304,12 @@ fn the_rest_of_the_sections() {
     assert_eq!(config.notes.len(), 1, "{:?}", config.notes);
 }
 
+#[test]
+fn recomputation_by_budget() {
+    let config = accepted("recompute: auto\ngradient_checkpointing: true\nmemory_budget_gib: 40\n", &[]);
+    assert_eq!(config.plan.recompute, Recompute::Auto);
+}
+
 /// DeepSpeed's map: a share of the optimizer's states, and settings that the plan makes unneeded.
 #[test]
 fn offload_in_part() {

@@ -83,14 +83,14 @@ pub struct StepBuilder<'a> {
     spills: u32,
     /// Units of whose gradients the squares are summed.
     squared: usize,
-    layouts: [UnitLayout; 3],
+    layouts: [UnitLayout; 4],
 }
 
 impl<'a> StepBuilder<'a> {
     pub(crate) fn new(input: &'a PlanInput, model: ModelId, table: &'a mut BufferTable) -> StepBuilder<'a> {
         let plan = &input.models[model.0 as usize];
         let sizes = Sizes { tokens: input.bounds.tokens, chunk: input.head_chunk, storage: input.storage };
-        let layouts = [&plan.embed, &plan.block, &plan.head].map(|p| UnitLayout::new(p, sizes));
+        let layouts = plan.layouts(sizes);
         StepBuilder {
             input,
             model,
@@ -341,7 +341,7 @@ impl<'a> StepBuilder<'a> {
     }
 
     fn scratch(&mut self) -> BufferId {
-        let slots = self.layouts.iter().map(UnitLayout::scratch).max().expect("three kinds of unit");
+        let slots = self.layouts.iter().map(UnitLayout::scratch).max().expect("four kinds of unit");
         self.bytes(What::Scratch, slots.align_to(4096) + self.input.needs.workspace)
     }
 
@@ -358,10 +358,6 @@ impl<'a> StepBuilder<'a> {
     }
 
     fn layout(&self, unit: u32) -> &UnitLayout {
-        match unit {
-            0 => &self.layouts[0],
-            u if u == self.head_unit() => &self.layouts[2],
-            _ => &self.layouts[1],
-        }
+        &self.layouts[self.plan().kind(unit as usize)]
     }
 }

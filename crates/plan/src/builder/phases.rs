@@ -28,7 +28,8 @@ impl StepBuilder<'_> {
         let [inputs, tables] = self.inputs();
         let mut made = vec![cache, inputs, self.scratch(), self.stream(1), self.stream(2)];
         made.push(self.per_token(What::LogProbs));
-        let saved = self.layout(1).saved;
+        // All blocks share what the one that keeps most would keep.
+        let saved = (1..self.head_unit()).map(|unit| self.layout(unit).saved).max().unwrap_or_default();
         if saved.0 > 0 {
             made.push(self.bytes(What::Saved { model: self.model, unit: 1 }, saved));
         }

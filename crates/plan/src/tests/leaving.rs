@@ -8,8 +8,8 @@ use lockstep_shape::Recompute;
 
 use crate::AccumulationOrder::{Local, Reduced};
 use crate::{
-    Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build, build_within,
-    check, check_training, memory_table,
+    Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build, check,
+    check_training, memory_table,
 };
 
 use super::{Setup, lanes, resident_bytes, train_phase};
@@ -89,7 +89,7 @@ fn the_device_holds_less_by_the_gradients() {
             let setup = Setup::new("15m", StrategyName::Ddp, 1, 1).with(|s| {
                 (s.micros, s.order, s.optimizer_tier) = (micros, Some(order), tier);
                 s.storage = DType::BF16;
-                s.recompute = Recompute::Full;
+                s.recompute = Recompute::Full.into();
             });
             setup.plan()
         };
@@ -188,7 +188,7 @@ fn seven_billion_parameters_fit_one_gpu() {
         let setup = Setup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
             s.shape.vocab = 32_000;
             (s.micros, s.order, s.tokens) = (micros, Some(order), 4 * 2048);
-            (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full, Tier::Host);
+            (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full.into(), Tier::Host);
         });
         let plan = setup.plan();
         let params: u64 = plan.input.models[0].units.iter().map(|u| u.elems as u64).sum();
@@ -220,19 +220,18 @@ fn a_budget_is_filled_with_states_that_stay() {
     let setup = Setup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
         s.shape.vocab = 32_000;
         s.tokens = 4 * 2048;
-        (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full, Tier::Host);
+        (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full.into(), Tier::Host);
     });
-    let plan = build_within(setup.input(), budget);
+    let plan = build(setup.input().staying_most(budget));
     let stay = plan.input.placements.stay;
     let words = format!("{stay} units, {}:\n{}", plan.device_bytes(), memory_table(&plan));
     assert!(stay > 6 && plan.device_bytes() <= budget, "{words}");
     let one_more = setup.clone().with(|s| s.stay = stay + 1).plan();
     assert!(one_more.device_bytes() > budget, "{words}");
     // Neither what is too small to begin with nor what is not offloaded changes.
-    let small = build_within(setup.input(), Bytes(10 << 30));
-    assert_eq!(small.input.placements.stay, 0);
+    assert_eq!(setup.input().staying_most(Bytes(10 << 30)).placements.stay, 0);
     let on_device = setup.with(|s| s.optimizer_tier = Tier::Device);
-    assert_eq!(build_within(on_device.input(), Bytes(1 << 40)).input.placements.stay, 0);
+    assert_eq!(on_device.input().staying_most(Bytes(1 << 40)).placements.stay, 0);
 }
 
 #[test]
@@ -242,9 +241,9 @@ fn a_ratio_says_how_many_units_stay_at_most() {
     let elems: Vec<f64> = input.models[0].units.iter().map(|u| u.trainable_elems as f64).collect();
     let total: f64 = elems.iter().sum();
     for ratio in [0.01, 0.3, 0.5, 0.9, 1.0] {
-        let stay = input.most_staying(ratio) as usize;
+        let stay = input.clone().leaving_at_least(ratio).placements.stay as usize;
         let left = |stay: usize| elems[stay..].iter().sum::<f64>() / total;
         assert!(left(stay) >= ratio && (stay == elems.len() || left(stay + 1) < ratio), "{ratio}: {stay}");
     }
-    assert_eq!(input.most_staying(1.0), 0);
+    assert_eq!(input.leaving_at_least(1.0).placements.stay, 0);
 }

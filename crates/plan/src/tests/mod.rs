@@ -17,7 +17,7 @@ use lockstep_shape::{Adapter, ModelShape, Recompute};
 
 use crate::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Phase, Placement, Placements, PlanInput,
-    Role, RunPlan, State, Tier, What, build, strategy,
+    Recomputation, Role, RunPlan, State, Tier, What, build, strategy,
 };
 
 /// A run in the few words that tests vary.
@@ -30,7 +30,7 @@ struct Setup {
     order: Option<AccumulationOrder>,
     micros: u32,
     prefetch: u32,
-    recompute: Recompute,
+    recompute: Recomputation,
     storage: DType,
     params_tier: Tier,
     optimizer_tier: Tier,
@@ -53,7 +53,7 @@ impl Setup {
             order: None,
             micros: 1,
             prefetch: 1,
-            recompute: Recompute::None,
+            recompute: Recompute::None.into(),
             storage: DType::F32,
             params_tier: Tier::Device,
             optimizer_tier: Tier::Device,

@@ -24,7 +24,7 @@ fn setups() -> Vec<Setup> {
                 for micros in [1, 2] {
                     all.push(Setup::new(size, strategy, 1, 4).with(|s| {
                         s.shape.vocab = 32_000;
-                        s.recompute = recompute;
+                        s.recompute = recompute.into();
                         s.micros = micros;
                         s.tokens = 4096;
                         s.storage = DType::BF16;

@@ -1,10 +1,10 @@
 //! What each strategy promises about memory.
 
 use lockstep_config::StrategyName;
-use lockstep_core::{Axis, DType};
+use lockstep_core::{Axis, Bytes, DType};
 use lockstep_shape::Recompute;
 
-use crate::{OpKind, Phase, Role, RunPlan, State, Tier, What, build};
+use crate::{OpKind, Phase, Recomputation, Role, RunPlan, State, Tier, What, build};
 
 use super::{Setup, lanes, resident_bytes, train_phase};
 
@@ -186,14 +186,40 @@ fn a_frozen_model_has_a_score_phase() {
 
 #[test]
 fn recomputation_keeps_less() {
-    let of = |recompute| {
-        let plan = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.recompute = recompute).plan();
+    let of = |recompute: Recompute| {
+        let plan = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.recompute = recompute.into()).plan();
         let kept: u64 = sizes(&plan, |w| matches!(w, What::Saved { .. })).iter().sum();
         (kept, train_phase(&plan).memory.bytes.0)
     };
     let [full, selective, none] = [Recompute::Full, Recompute::Selective, Recompute::None].map(of);
     assert!(full.0 < selective.0 && selective.0 < none.0, "{full:?} {selective:?} {none:?}");
     assert!(full.1 < selective.1 && selective.1 < none.1, "{full:?} {selective:?} {none:?}");
+}
+
+/// From computing nothing again to everything the plan becomes smaller block by block, and a budget is met by the first
+/// that fits.
+#[test]
+fn a_budget_decides_how_much_is_computed_again() {
+    let setup = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.tokens = 4096);
+    let bytes_of = |n: u32| {
+        let plan = setup.clone().with(|s| s.recompute = Recomputation::nth(n, 6)).plan();
+        plan.device_bytes()
+    };
+    let sizes: Vec<Bytes> = (0..=12).map(bytes_of).collect();
+    // The last block's own forward is no more than its backward needs anyway.
+    assert!(sizes[..12].windows(2).all(|pair| pair[1] < pair[0]), "{sizes:?}");
+    let like = |all: Recompute| setup.clone().with(|s| s.recompute = all.into()).plan().device_bytes();
+    assert_eq!(
+        (sizes[0], sizes[6], sizes[12]),
+        (like(Recompute::None), like(Recompute::Selective), like(Recompute::Full))
+    );
+    for (n, size) in sizes[..12].iter().enumerate() {
+        let chosen = setup.input().recomputing_least(*size);
+        assert_eq!(chosen.recompute, Recomputation::nth(n as u32, 6));
+        assert_eq!(build(chosen).device_bytes(), *size);
+        let less = setup.input().recomputing_least(*size - Bytes(1));
+        assert_eq!(less.recompute, Recomputation::nth(n as u32 + 1, 6));
+    }
 }
 
 /// Accumulating over ranks first needs no whole gradient beyond those in flight; locally first needs all.

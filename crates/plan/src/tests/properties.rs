@@ -6,7 +6,7 @@ use lockstep_core::{DType, Mesh};
 use lockstep_shape::{Architecture, Biases, ModelShape, Recompute};
 use proptest::prelude::*;
 
-use crate::{Access, AccumulationOrder, OpKind, RunPlan, Tier, What, check, check_training};
+use crate::{Access, AccumulationOrder, OpKind, Recomputation, RunPlan, Tier, What, check, check_training};
 
 use super::{Setup, lanes};
 
@@ -48,8 +48,13 @@ fn any_setup() -> impl Strategy<Value = Setup> {
     );
     let time =
         (1u32..=4, 0u32..=3, prop::sample::select(ORDERS.to_vec()), prop::sample::select(BUCKETS.to_vec()));
+    let recompute = || prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
     let compute = (
-        prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]),
+        (recompute(), recompute(), 0u32..=6).prop_map(|(early, late, late_blocks)| Recomputation {
+            early,
+            late,
+            late_blocks,
+        }),
         prop::sample::select(vec![DType::F32, DType::BF16]),
         any::<bool>(),
     );
