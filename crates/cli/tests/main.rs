@@ -21,6 +21,7 @@ mod memory;
 mod output_folder;
 mod prepare;
 mod resume;
+mod selftest;
 mod start_up;
 mod support;
 mod tensors;

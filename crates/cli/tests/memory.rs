@@ -38,12 +38,12 @@ fn data_does_not_fill_the_memory() {
         if cfg!(target_os = "linux") { logged(&folder) } else { [0; 4] }
     };
     let [small, large] = [2_000, 40_000].map(peak);
-    let tokens = 40_000 * 30 * 4;
-    let grown = large[0] as i64 - small[0] as i64;
-    println!("grown by {grown} bytes, {} planned; the tokens are {tokens}", large[3] - small[3]);
-    assert!(grown < 38_000 * 32 + (1 << 20), "{grown}");
-    assert!(grown < tokens, "{grown} of {tokens}");
-    assert!(large[3] - small[3] <= 38_000 * 32, "{large:?} {small:?}");
+    let tokens = 38_000 * 30 * 4;
+    let (grown, planned) = (large[0] as i64 - small[0] as i64, large[3] as i64 - small[3] as i64);
+    println!("grown by {grown} bytes, {planned} planned; the tokens are {tokens}");
+    assert!(planned <= 38_000 * 32, "{large:?} {small:?}");
+    // Peaks differ by a MiB or two from run to run: pages of the file that were just read count as held.
+    assert!(grown < planned + tokens / 2, "{grown} of {tokens}");
 }
 
 /// Returns the peak.

@@ -27,6 +27,7 @@ pub mod swiglu;
 mod dispatch;
 mod mat;
 mod math;
+mod operands;
 mod packs;
 mod sources;
 #[cfg(test)]

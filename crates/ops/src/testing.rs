@@ -1,5 +1,4 @@
-//! Help for the operations' tests: memory to run on, poisoned outputs, matrices with margins, finite
-//! differences, tolerances.
+//! Help for the operations' tests: memory to run on, finite differences, tolerances.
 
 use std::cell::{Cell, OnceCell};
 
@@ -8,10 +7,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Isa, Memory, Pool, Queue, View};
 use proptest::prelude::*;
 
-use crate::Mat;
-
-/// What lies between the rows of a [`Framed`] matrix. Exact in every storage type.
-const MARGIN: f32 = 77.0;
+pub(crate) use crate::operands::{Framed, Operands};
 
 /// A block of a bench's memory. Small, for taking memory touches every page of it; larger where a single
 /// operand needs it.
@@ -51,94 +47,25 @@ impl Bench {
     pub(crate) fn new(seed: u64) -> Bench {
         Bench { block: Block::of(BLOCK), draws: 0.into(), seed }
     }
+}
 
+impl Operands for Bench {
     fn take(&self, len: usize, dtype: DType) -> View<'_> {
         self.block.take(len, dtype)
     }
 
-    /// An output: every float is NaN until the operation writes it.
-    pub(crate) fn output(&self, len: usize, dtype: DType) -> View<'_> {
-        let view = self.take(len, dtype);
-        match dtype {
-            DType::U32 => view.write(&vec![u32::MAX; len]),
-            DType::F64 => view.write(&vec![f64::NAN; len]),
-            _ => view.write_f32(&vec![f32::NAN; len]),
-        }
-        view
-    }
-
-    pub(crate) fn input(&self, values: &[f32], dtype: DType) -> View<'_> {
-        let view = self.take(values.len(), dtype);
-        view.write_f32(values);
-        view
-    }
-
-    pub(crate) fn input_u32(&self, values: &[u32]) -> View<'_> {
-        let view = self.take(values.len(), DType::U32);
-        view.write(values);
-        view
-    }
-
-    /// Fresh standard normals.
-    pub(crate) fn normals(&self, len: usize, dtype: DType) -> View<'_> {
-        self.input(&self.normal_values(len), dtype)
-    }
-
-    pub(crate) fn normal_values(&self, len: usize) -> Vec<f32> {
-        let stream = Stream::new(self.seed, Purpose::Init, self.draws.get(), 0);
+    fn stream(&self, purpose: Purpose) -> Stream {
         self.draws.set(self.draws.get() + 1);
-        (0..len.div_ceil(2) as u32).flat_map(|i| stream.normal_pair(i)).take(len).collect()
+        Stream::new(self.seed, purpose, self.draws.get(), 0)
     }
-
-    /// Fresh integers below `bound`.
-    pub(crate) fn indices(&self, len: usize, bound: usize) -> Vec<u32> {
-        let stream = Stream::new(self.seed, Purpose::Sampling, self.draws.get(), 0);
-        self.draws.set(self.draws.get() + 1);
-        (0..len as u32).map(|i| stream.below(i, bound as u64) as u32).collect()
-    }
-
-    /// A matrix of the given rows, `pad` foreign elements before and after each.
-    pub(crate) fn framed(&self, values: &[f32], cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
-        let (rows, stride) = (values.len() / cols, cols + 2 * pad);
-        let whole = self.input(&vec![MARGIN; pad + rows * stride], dtype);
-        for (row, values) in values.chunks_exact(cols).enumerate() {
-            whole.slice(pad + row * stride, cols).write_f32(values);
-        }
-        Framed { mat: Mat::strided(whole.slice(pad, rows * stride), rows, cols, stride), whole, pad }
-    }
-
-    /// The same, to be written: NaN between the margins.
-    pub(crate) fn framed_output(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
-        self.framed(&vec![f32::NAN; rows * cols], cols, pad, dtype)
-    }
-
-    pub(crate) fn framed_normals(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
-        self.framed(&self.normal_values(rows * cols), cols, pad, dtype)
-    }
-}
-
-/// A strided matrix with margins that an operation must leave alone.
-#[derive(Clone, Copy)]
-pub(crate) struct Framed<'b> {
-    pub(crate) mat: Mat<'b>,
-    whole: View<'b>,
-    pad: usize,
 }
 
 impl Framed<'_> {
     /// The rows, one after the other, once the margins are found untouched.
     #[track_caller]
     pub(crate) fn values(&self) -> Vec<f64> {
-        let whole = values(self.whole);
-        let Mat { rows, cols, stride, .. } = self.mat;
-        let mut inside = Vec::with_capacity(rows * cols);
-        for (i, value) in whole.into_iter().enumerate() {
-            if i >= self.pad && (i - self.pad) % stride < cols {
-                inside.push(value);
-            } else {
-                assert!(value == f64::from(MARGIN), "{value} written outside the matrix, at {i}");
-            }
-        }
+        let (inside, outside) = self.inside(values(self.whole));
+        assert_eq!(outside, 0, "elements written outside the matrix");
         inside
     }
 

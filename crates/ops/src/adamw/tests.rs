@@ -2,7 +2,9 @@ use lockstep_device::Queue;
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{Bench, SameBits, assert_close, bits, dtype, queue, queues, tolerance, values};
+use crate::testing::{
+    Bench, Operands, SameBits, assert_close, bits, dtype, queue, queues, tolerance, values,
+};
 
 fn settings() -> impl Strategy<Value = reference::Settings> {
     let betas =

@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
     use crate::attention::{Forward, forward, scratch_bytes};
-    use crate::testing::{Bench, bits, dtype};
+    use crate::testing::{Bench, Operands, bits, dtype};
 
     proptest! {
         /// Documents that grow by any steps, in any slots, beside any others: the bits of training.

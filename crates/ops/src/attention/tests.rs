@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::dropout::{self, Site};
 use crate::testing::{
-    Bench, Framed, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance, values,
+    Bench, Framed, Operands, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance,
+    values,
 };
 
 fn heads(max_kv: usize, max_group: usize) -> impl Strategy<Value = (usize, usize)> {

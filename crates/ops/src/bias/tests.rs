@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance, values,
+    Bench, Operands, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance, values,
 };
 
 proptest! {

@@ -2,7 +2,9 @@ use lockstep_core::DType;
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{Bench, SameBits, assert_near, differences, dot, dtype, queue, queues, tolerance};
+use crate::testing::{
+    Bench, Operands, SameBits, assert_near, differences, dot, dtype, queue, queues, tolerance,
+};
 
 fn mask<'b>(bench: &'b Bench, rate: f64, samples: &[u32]) -> Mask<'b> {
     let samples = bench.input_u32(samples);

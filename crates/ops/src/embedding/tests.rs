@@ -3,7 +3,9 @@ use lockstep_device::Queue;
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{Bench, SameBits, assert_near, differences, dot, dtype, queue, queues, tolerance};
+use crate::testing::{
+    Bench, Operands, SameBits, assert_near, differences, dot, dtype, queue, queues, tolerance,
+};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]

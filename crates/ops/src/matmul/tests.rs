@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Mat;
-use crate::testing::{Bench, assert_close, bits, queues, tolerance, values};
+use crate::testing::{Bench, Operands, assert_close, bits, queues, tolerance, values};
 
 fn scratch<'b>(bench: &'b Bench, queue: &Queue) -> View<'b> {
     bench.output(scratch_bytes(queue.num_threads()).0 as usize / 4, DType::F32)

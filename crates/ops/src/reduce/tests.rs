@@ -2,7 +2,7 @@ use lockstep_core::sum::{fold_range, merge};
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{Bench, SameBits, assert_near, bits, queue, queues, values};
+use crate::testing::{Bench, Operands, SameBits, assert_near, bits, queue, queues, values};
 
 fn leaves_of(view: View) -> Vec<f64> {
     let mut leaves = vec![0.0; view.len()];

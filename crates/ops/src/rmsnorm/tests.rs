@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Framed, SameBits, assert_close, assert_near, bits, differences, dot, dtype, norm, queue, queues,
-    tolerance, values,
+    Bench, Framed, Operands, SameBits, assert_close, assert_near, bits, differences, dot, dtype, norm, queue,
+    queues, tolerance, values,
 };
 
 /// How big dx's terms are before they cancel: ‖rstd · dy · w‖.

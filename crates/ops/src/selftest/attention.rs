@@ -7,7 +7,7 @@ use lockstep_core::DType;
 use lockstep_device::Queue;
 use lockstep_device::cuda::GpuError;
 
-use super::bench::{Bench, Case, tolerance};
+use super::bench::{Bench, Case, Operands, tolerance};
 use crate::attention::{self, Backward, Cache, Cores, Extend, Forward, Heads, reference};
 use crate::dropout::{self, Mask, Site};
 
@@ -136,7 +136,7 @@ struct Results {
 }
 
 impl Pack<'_> {
-    fn mask<'m>(&self, case: &Case<'m>) -> Mask<'m> {
+    fn mask<'m>(&self, case: &'m Case<'_>) -> Mask<'m> {
         let samples = case.input_u32(self.samples);
         Mask { rate: self.rate, seed: 11, step: 5, layer: 2, site: Site::Probabilities, samples }
     }

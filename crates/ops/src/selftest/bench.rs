@@ -9,12 +9,7 @@ use lockstep_device::{Memory, Queue, View};
 
 use super::Check;
 use crate::Mat;
-
-/// What lies between the rows of a [`Framed`] matrix. Exact in every storage type.
-const MARGIN: f32 = 77.0;
-
-/// After so many normals they come again: a prime, so that rows differ all the same.
-const PERIOD: usize = 65_537;
+pub(crate) use crate::operands::{Framed, Operands};
 
 /// Rounding to the storage type, with room for a few of them.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
@@ -107,76 +102,6 @@ pub(crate) struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    /// Room that holds anything.
-    pub(crate) fn take(&self, len: usize, dtype: DType) -> View<'a> {
-        let at = self.used.get();
-        self.used.set((at + len * dtype.size()).next_multiple_of(256));
-        self.memory.view(at, len, dtype)
-    }
-
-    /// An output, or scratch: every float is NaN until it is written.
-    pub(crate) fn output(&self, len: usize, dtype: DType) -> View<'a> {
-        let view = self.take(len, dtype);
-        match dtype {
-            DType::U32 => view.write(&vec![u32::MAX; len]),
-            DType::F64 => view.write(&vec![f64::NAN; len]),
-            _ => view.write_f32(&vec![f32::NAN; len]),
-        }
-        view
-    }
-
-    pub(crate) fn input(&self, values: &[f32], dtype: DType) -> View<'a> {
-        let view = self.take(values.len(), dtype);
-        view.write_f32(values);
-        view
-    }
-
-    pub(crate) fn input_u32(&self, values: &[u32]) -> View<'a> {
-        let view = self.take(values.len(), DType::U32);
-        view.write(values);
-        view
-    }
-
-    /// Fresh standard normals, in the storage type.
-    pub(crate) fn normals(&self, len: usize, dtype: DType) -> View<'a> {
-        self.input(&self.normal_values(len), dtype)
-    }
-
-    pub(crate) fn normal_values(&self, len: usize) -> Vec<f32> {
-        let stream = Stream::new(self.seed, Purpose::Init, self.draws.get(), 0);
-        self.draws.set(self.draws.get() + 1);
-        let fresh: Vec<f32> =
-            (0..len.min(PERIOD).div_ceil(2) as u32).flat_map(|i| stream.normal_pair(i)).take(len).collect();
-        (0..len).map(|i| fresh[i % PERIOD]).collect()
-    }
-
-    /// Fresh integers below `bound`.
-    pub(crate) fn indices(&self, len: usize, bound: usize) -> Vec<u32> {
-        let stream = Stream::new(self.seed, Purpose::Sampling, self.draws.get(), 0);
-        self.draws.set(self.draws.get() + 1);
-        (0..len as u32).map(|i| stream.below(i, bound as u64) as u32).collect()
-    }
-
-    /// A matrix of the given rows, `pad` foreign elements before and after each.
-    pub(crate) fn framed(&self, values: &[f32], cols: usize, pad: usize, dtype: DType) -> Framed<'a> {
-        let (rows, stride) = (values.len() / cols, cols + 2 * pad);
-        let mut all = vec![MARGIN; pad + rows * stride];
-        for (row, values) in values.chunks_exact(cols).enumerate() {
-            all[pad + row * stride..][..cols].copy_from_slice(values);
-        }
-        let whole = self.input(&all, dtype);
-        Framed { mat: Mat::strided(whole.slice(pad, rows * stride), rows, cols, stride), whole, pad }
-    }
-
-    /// The same, to be written: NaN between the margins.
-    pub(crate) fn framed_output(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'a> {
-        self.framed(&vec![f32::NAN; rows * cols], cols, pad, dtype)
-    }
-
-    pub(crate) fn framed_normals(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'a> {
-        self.framed(&self.normal_values(rows * cols), cols, pad, dtype)
-    }
-
     /// A view's values, once all that was issued is done.
     pub(crate) fn values(&self, view: View) -> Vec<f64> {
         if let Err(cause) = self.queue.synchronize() {
@@ -203,16 +128,7 @@ impl<'a> Case<'a> {
 
     /// The rows of a matrix, one after the other; notes margins that were written to.
     pub(crate) fn framed_values(&self, framed: &Framed) -> Vec<f64> {
-        let Mat { rows, cols, stride, .. } = framed.mat;
-        let mut inside = Vec::with_capacity(rows * cols);
-        let mut outside = 0;
-        for (i, value) in self.values(framed.whole).into_iter().enumerate() {
-            if i >= framed.pad && (i - framed.pad) % stride < cols {
-                inside.push(value);
-            } else {
-                outside += usize::from(value != f64::from(MARGIN));
-            }
-        }
+        let (inside, outside) = framed.inside(self.values(framed.whole));
         if outside > 0 {
             self.add_note(format!("{outside} elements written outside a matrix"));
         }
@@ -265,10 +181,15 @@ impl<'a> Case<'a> {
     }
 }
 
-/// A strided matrix with margins that an operation must leave alone.
-#[derive(Clone, Copy)]
-pub(crate) struct Framed<'a> {
-    pub(crate) mat: Mat<'a>,
-    whole: View<'a>,
-    pad: usize,
+impl Operands for Case<'_> {
+    fn take(&self, len: usize, dtype: DType) -> View<'_> {
+        let at = self.used.get();
+        self.used.set((at + len * dtype.size()).next_multiple_of(256));
+        self.memory.view(at, len, dtype)
+    }
+
+    fn stream(&self, purpose: Purpose) -> Stream {
+        self.draws.set(self.draws.get() + 1);
+        Stream::new(self.seed, purpose, self.draws.get(), 0)
+    }
 }

@@ -4,7 +4,7 @@ use lockstep_core::DType;
 use lockstep_device::View;
 use lockstep_device::cuda::{GpuError, Lt};
 
-use super::bench::{Bench, Case, Framed, tolerance};
+use super::bench::{Bench, Case, Framed, Operands, tolerance};
 use crate::Mat;
 use crate::matmul::{self, Init};
 
@@ -122,7 +122,7 @@ fn reference(case: &Case, layout: Layout, (a, b): (&Framed, &Framed), [m, n, k]:
     matmul::reference::product(m, n, k, a, b)
 }
 
-fn workspace<'a>(case: &Case<'a>) -> View<'a> {
+fn workspace<'a>(case: &'a Case<'_>) -> View<'a> {
     let bytes = match case.queue.cuda() {
         None => matmul::scratch_bytes(case.queue.num_threads()),
         Some(_) => Lt::WORKSPACE,

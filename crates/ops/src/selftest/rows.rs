@@ -3,7 +3,7 @@
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
 
-use super::bench::{Bench, Case, tolerance};
+use super::bench::{Bench, Case, Operands, tolerance};
 use crate::dropout::{self, Mask, Site};
 use crate::rope::{self, Table, Turn};
 use crate::{Mat, bias, rmsnorm, swiglu};

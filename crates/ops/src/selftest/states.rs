@@ -3,7 +3,7 @@
 use lockstep_core::{ALIGN_ELEMS, DType};
 use lockstep_device::cuda::GpuError;
 
-use super::bench::{Bench, tolerance};
+use super::bench::{Bench, Operands, tolerance};
 use crate::adamw::{self, Range, Rates};
 use crate::reduce;
 

@@ -3,7 +3,7 @@
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
 
-use super::bench::{Bench, tolerance};
+use super::bench::{Bench, Operands, tolerance};
 use crate::{cross_entropy, embedding};
 
 pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {

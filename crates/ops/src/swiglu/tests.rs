@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Framed, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, relative_error,
-    tolerance, values,
+    Bench, Framed, Operands, SameBits, assert_near, bits, differences, dot, dtype, queue, queues,
+    relative_error, tolerance, values,
 };
 
 /// Gates and ups side by side, as a block has them: a matrix of twice the columns, with margins.

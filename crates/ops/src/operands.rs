@@ -1,0 +1,108 @@
+//! Operands for tests and checks: fresh numbers, outputs that hold nothing yet, matrices with margins.
+
+use lockstep_core::DType;
+use lockstep_core::rng::{Purpose, Stream};
+use lockstep_device::View;
+
+use crate::Mat;
+
+/// What lies between the rows of a [`Framed`] matrix. Exact in every storage type.
+const MARGIN: f32 = 77.0;
+
+/// After so many normals they come again: a prime, so that rows differ all the same.
+const PERIOD: usize = 65_537;
+
+/// Whoever has memory to hand out, and seeds to draw from.
+pub(crate) trait Operands {
+    /// Room that holds anything.
+    fn take(&self, len: usize, dtype: DType) -> View<'_>;
+
+    /// A stream that nobody has drawn from.
+    fn stream(&self, purpose: Purpose) -> Stream;
+
+    /// An output, or scratch: every float is NaN until it is written.
+    fn output(&self, len: usize, dtype: DType) -> View<'_> {
+        let view = self.take(len, dtype);
+        match dtype {
+            DType::U32 => view.write(&vec![u32::MAX; len]),
+            DType::F64 => view.write(&vec![f64::NAN; len]),
+            _ => view.write_f32(&vec![f32::NAN; len]),
+        }
+        view
+    }
+
+    fn input(&self, values: &[f32], dtype: DType) -> View<'_> {
+        let view = self.take(values.len(), dtype);
+        view.write_f32(values);
+        view
+    }
+
+    fn input_u32(&self, values: &[u32]) -> View<'_> {
+        let view = self.take(values.len(), DType::U32);
+        view.write(values);
+        view
+    }
+
+    /// Fresh standard normals, in the storage type.
+    fn normals(&self, len: usize, dtype: DType) -> View<'_> {
+        self.input(&self.normal_values(len), dtype)
+    }
+
+    fn normal_values(&self, len: usize) -> Vec<f32> {
+        let stream = self.stream(Purpose::Init);
+        let pairs = len.min(PERIOD).div_ceil(2) as u32;
+        let fresh: Vec<f32> = (0..pairs).flat_map(|i| stream.normal_pair(i)).take(len).collect();
+        (0..len).map(|i| fresh[i % PERIOD]).collect()
+    }
+
+    /// Fresh integers below `bound`.
+    fn indices(&self, len: usize, bound: usize) -> Vec<u32> {
+        let stream = self.stream(Purpose::Sampling);
+        (0..len as u32).map(|i| stream.below(i, bound as u64) as u32).collect()
+    }
+
+    /// A matrix of the given rows, `pad` foreign elements before and after each.
+    fn framed(&self, values: &[f32], cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
+        let (rows, stride) = (values.len() / cols, cols + 2 * pad);
+        let mut all = vec![MARGIN; pad + rows * stride];
+        for (row, values) in values.chunks_exact(cols).enumerate() {
+            all[pad + row * stride..][..cols].copy_from_slice(values);
+        }
+        let whole = self.input(&all, dtype);
+        Framed { mat: Mat::strided(whole.slice(pad, rows * stride), rows, cols, stride), whole, pad }
+    }
+
+    /// The same, to be written: NaN between the margins.
+    fn framed_output(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
+        self.framed(&vec![f32::NAN; rows * cols], cols, pad, dtype)
+    }
+
+    fn framed_normals(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
+        self.framed(&self.normal_values(rows * cols), cols, pad, dtype)
+    }
+}
+
+/// A strided matrix with margins that an operation must leave alone.
+#[derive(Clone, Copy)]
+pub(crate) struct Framed<'m> {
+    pub(crate) mat: Mat<'m>,
+    pub(crate) whole: View<'m>,
+    pad: usize,
+}
+
+impl Framed<'_> {
+    /// Of the values of the whole, the matrix's rows, one after the other, and how many of the margins were written to.
+    pub(crate) fn inside(&self, whole: Vec<f64>) -> (Vec<f64>, usize) {
+        let Mat { rows, cols, stride, .. } = self.mat;
+        let mut inside = Vec::with_capacity(rows * cols);
+        let mut outside = 0;
+        for (i, value) in whole.into_iter().enumerate() {
+            if i >= self.pad && (i - self.pad) % stride < cols {
+                inside.push(value);
+            } else {
+                outside += usize::from(value != f64::from(MARGIN));
+            }
+        }
+        (inside, outside)
+    }
+}
