@@ -110,7 +110,7 @@ fn a_conversation_goes_on_until_it_is_over() {
 #[test]
 fn the_quickstart_trains_answers_and_scores() {
     let folder = Folder::new(RUN);
-    let text = folder.succeeds(&["quickstart", "--output-dir", "quick", "max_steps=3", "threads=2"]);
+    let text = folder.succeeds(&["quickstart", "output_dir=quick", "max_steps=3", "threads=2"]);
     assert!(text.contains("problems in quick/problems.jsonl"), "{text}");
     assert!(text.contains("of 200 held-out problems answered exactly right"), "{text}");
     assert!(text.contains("step 3/3"), "{text}");

@@ -41,7 +41,9 @@ impl Fault for CannotWrite {
 }
 
 pub(crate) fn run(args: &Quickstart) -> Result<(), Failure> {
-    let dir = &args.output_dir;
+    // As a setting it is the same wish, and the data and the configuration belong there too.
+    let set = args.settings.iter().rev().find_map(|setting| setting.strip_prefix("output_dir="));
+    let dir = set.map_or(args.output_dir.as_path(), Path::new);
     let (data, config) = (dir.join("problems.jsonl"), dir.join("quickstart.yaml"));
     // The file is a configuration like any other: `lockstep train` runs it again.
     let text = format!("{CONFIG}train_files: {}\noutput_dir: {}\n", quoted(&data), quoted(dir));
