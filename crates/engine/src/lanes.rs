@@ -133,9 +133,9 @@ impl Lanes {
     /// Waits until all that a schedule returns after is over.
     pub(crate) fn returned(&self, run: Run, schedule: &Schedule) -> Result<(), EngineError> {
         let Some(over) = &schedule.returns_after else { return self.settle(&Lane::ALL) };
-        let over = || over.iter().try_for_each(|id| self.wait(&Wait::This(*id), run, schedule));
-        // One that has failed says why.
-        if over().is_err() { self.settle(&Lane::ALL) } else { Ok(()) }
+        let waited = over.iter().try_for_each(|id| self.wait(&Wait::This(*id), run, schedule));
+        // Also where all of them are over: a stream may fail when everything has been issued. Whoever failed says why.
+        if waited.is_err() || self.is_stopped() { self.settle(&Lane::ALL) } else { Ok(()) }
     }
 
     /// A lane's thread waits for the run after the one it has `seen`. `None`: none will come.
@@ -307,6 +307,16 @@ mod tests {
             lanes.after(Lane::Compute, third, 1);
             lanes.settle(&Lane::ALL).unwrap();
         });
+    }
+
+    #[test]
+    fn a_failure_when_all_operations_are_over_is_told_by_the_step_itself() {
+        let (lanes, schedule) = (Lanes::new(&[Lane::Host]), schedule());
+        let run = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
+        lanes.after(Lane::Compute, run, 1);
+        lanes.stop(EngineError::LanePanicked { lane: "compute".into() });
+        let failed = lanes.returned(run, &schedule);
+        assert!(matches!(failed, Err(EngineError::LanePanicked { .. })), "{failed:?}");
     }
 
     #[test]
