@@ -248,7 +248,7 @@ impl Places {
         let layouts = plan.layouts(phase.model);
         let last = model.units.len() - 1;
         let units = (0..=last)
-            .map(|u| finder.unit(phase.model, u as u32, model.programs(u), &layouts[model.kind(u)]))
+            .map(|u| finder.unit(phase.model, u as u32, model.programs(u), &layouts[model.kind(u) as usize]))
             .collect();
         let scratch = finder.must(What::Scratch);
         let workspace_offset = plan.workspace_offset(phase.model);

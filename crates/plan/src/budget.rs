@@ -16,7 +16,7 @@ impl PlanInput {
 
     fn recomputing(&self, recompute: Recomputation) -> PlanInput {
         let models = self.models.iter().cloned().map(|model| model.recomputing(recompute)).collect();
-        PlanInput { models, recompute, ..self.clone() }
+        PlanInput { models, ..self.clone() }
     }
 
     /// Where optimizer states are offloaded: with those of as many units on the device as `budget` has room for.

@@ -114,9 +114,18 @@ pub struct ModelPlan {
     pub role: Role,
     pub shape: ModelShape,
     pub units: Vec<UnitShape>,
-    /// Of the embedding, of the first blocks, of the last ones and of the head.
+    pub recompute: Recomputation,
+    /// By [`UnitKind`].
     programs: [Programs; 4],
-    late_blocks: usize,
+}
+
+/// Units of one kind run the same programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitKind {
+    Embed,
+    EarlyBlock,
+    LateBlock,
+    Head,
 }
 
 impl ModelPlan {
@@ -128,18 +137,13 @@ impl ModelPlan {
         decay_norms: bool,
     ) -> ModelPlan {
         let frozen = matches!(role, Role::Reference | Role::Reward);
-        let Recomputation { early, late, late_blocks } = recompute.into();
+        let recompute = recompute.into();
         ModelPlan {
             role,
             shape: shape.clone(),
             units: units(shape, frozen, adapter, decay_norms),
-            programs: [
-                embed_programs(shape),
-                block_programs(shape, early),
-                block_programs(shape, late),
-                head_programs(shape),
-            ],
-            late_blocks: late_blocks as usize,
+            recompute,
+            programs: programs(shape, recompute),
         }
     }
 
@@ -149,29 +153,24 @@ impl ModelPlan {
 
     /// The same model, with other recomputation.
     pub(crate) fn recomputing(self, recompute: Recomputation) -> ModelPlan {
-        let [embed, _, _, head] = self.programs;
-        let blocks = [recompute.early, recompute.late].map(|again| block_programs(&self.shape, again));
-        let [early, late] = blocks;
-        let late_blocks = recompute.late_blocks as usize;
-        ModelPlan { programs: [embed, early, late, head], late_blocks, ..self }
+        ModelPlan { recompute, programs: programs(&self.shape, recompute), ..self }
     }
 
-    /// Which of the four kinds of programs a unit runs.
-    pub fn kind(&self, unit: usize) -> usize {
+    pub fn kind(&self, unit: usize) -> UnitKind {
         let head = self.units.len() - 1;
         match unit {
-            0 => 0,
-            _ if unit == head => 3,
-            _ if unit + self.late_blocks >= head => 2,
-            _ => 1,
+            0 => UnitKind::Embed,
+            _ if unit == head => UnitKind::Head,
+            _ if unit + self.recompute.late_blocks as usize >= head => UnitKind::LateBlock,
+            _ => UnitKind::EarlyBlock,
         }
     }
 
     pub fn programs(&self, unit: usize) -> &Programs {
-        &self.programs[self.kind(unit)]
+        &self.programs[self.kind(unit) as usize]
     }
 
-    /// Slot layouts of each kind.
+    /// Slot layouts by [`UnitKind`].
     pub(crate) fn layouts(&self, sizes: Sizes) -> [UnitLayout; 4] {
         self.programs.each_ref().map(|programs| UnitLayout::new(programs, sizes))
     }
@@ -179,6 +178,15 @@ impl ModelPlan {
     pub fn params(&self) -> u64 {
         self.units.iter().map(|u| u.params()).sum()
     }
+}
+
+fn programs(shape: &ModelShape, recompute: Recomputation) -> [Programs; 4] {
+    [
+        embed_programs(shape),
+        block_programs(shape, recompute.early),
+        block_programs(shape, recompute.late),
+        head_programs(shape),
+    ]
 }
 
 /// Everything a schedule and its memory depend on.
@@ -197,7 +205,6 @@ pub struct PlanInput {
     pub reduce_bucket: usize,
     /// Updated parameters are published in buckets of at least this many elements, of whole units.
     pub publish_bucket: usize,
-    pub recompute: Recomputation,
     /// Storage type of activations and working parameters.
     pub storage: DType,
     pub bounds: Bounds,

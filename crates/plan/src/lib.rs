@@ -30,7 +30,7 @@ pub use builder::{StepBuilder, Use, Work};
 pub use check::{Violation, check, check_training};
 pub use input::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, OwnedPart, Placement, Placements,
-    PlanInput, Recomputation, Role,
+    PlanInput, Recomputation, Role, UnitKind,
 };
 pub use memory::{MemoryPlan, pack};
 pub use print::{memory_table, operation_text, schedule_text};

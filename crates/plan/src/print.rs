@@ -73,7 +73,7 @@ pub fn memory_table(plan: &RunPlan) -> String {
 
 /// What is not the same in all units.
 fn choices(out: &mut String, input: &PlanInput) {
-    let Recomputation { early, late, late_blocks } = input.recompute;
+    let Recomputation { early, late, late_blocks } = input.models[0].recompute;
     let blocks = input.models[0].shape.layers as u32;
     if (1..blocks).contains(&late_blocks) {
         let words = |again: Recompute| format!("{again:?}").to_lowercase();

@@ -260,7 +260,7 @@ impl RunPlan {
         among(&residents.offsets).or_else(|| Some(residents.bytes + among(passing)?))
     }
 
-    /// Slot layouts of a model's kinds of units ([`ModelPlan::kind`]).
+    /// Slot layouts of a model's units, by [`crate::UnitKind`].
     pub fn layouts(&self, model: ModelId) -> [UnitLayout; 4] {
         let sizes = Sizes {
             tokens: self.input.bounds.tokens,

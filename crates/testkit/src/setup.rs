@@ -95,7 +95,6 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
         // Some units of a small model are joined, some are not.
         reduce_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
         publish_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
-        recompute,
         storage: setup.storage,
         bounds,
         head_chunk: setup.head_chunk,

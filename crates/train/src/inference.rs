@@ -54,7 +54,6 @@ impl Inference<'_> {
             bucket: Bytes::ZERO,
             reduce_bucket: 0,
             publish_bucket: 0,
-            recompute: Recompute::Full.into(),
             storage,
             bounds,
             head_chunk: head_chunk(shape.vocab, kernels).max(slots.next_multiple_of(256)).min(bounds.tokens),

@@ -375,7 +375,6 @@ pub(crate) fn plan_with(
         bucket: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
         reduce_bucket: p.reduce_bucket_size as usize,
         publish_bucket: p.allgather_bucket_size as usize,
-        recompute: recompute.into(),
         storage,
         bounds,
         head_chunk,

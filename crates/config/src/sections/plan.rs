@@ -249,7 +249,6 @@ fn read_recompute(r: &mut Reader<'_>) -> Recompute {
     }
 }
 
-/// A word, or DeepSpeed's `{device: nvme, nvme_path: /local, pin_memory: true}`.
 /// What DeepSpeed asks besides: how copies are made, which the plan decides.
 const OFFLOAD_DETAILS: [&str; 7] = [
     "pin_memory",
@@ -268,7 +267,8 @@ struct ReadOffload {
     ratio: Option<f64>,
 }
 
-/// `in_part`: whether a share of it can be offloaded.
+/// A word, or DeepSpeed's `{device: nvme, nvme_path: /local, pin_memory: true}`. `in_part`: whether a share of it can be
+/// offloaded.
 fn read_offload(r: &mut Reader<'_>, key: &'static str, in_part: bool) -> ReadOffload {
     let mut read = ReadOffload { to: Offload::None, path: None, ratio: None };
     let Some(node) = r.node(key) else { return read };

@@ -358,6 +358,6 @@ impl<'a> StepBuilder<'a> {
     }
 
     fn layout(&self, unit: u32) -> &UnitLayout {
-        &self.layouts[self.plan().kind(unit as usize)]
+        &self.layouts[self.plan().kind(unit as usize) as usize]
     }
 }

@@ -103,7 +103,6 @@ impl Setup {
             bucket: Bytes(self.bucket),
             reduce_bucket: self.joined,
             publish_bucket: self.joined,
-            recompute: self.recompute,
             storage: self.storage,
             bounds: Bounds { tokens: self.tokens, docs: 8, max_doc: 128 },
             head_chunk: 256,

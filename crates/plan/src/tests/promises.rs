@@ -215,10 +215,10 @@ fn a_budget_decides_how_much_is_computed_again() {
     );
     for (n, size) in sizes[..12].iter().enumerate() {
         let chosen = setup.input().recomputing_least(*size);
-        assert_eq!(chosen.recompute, Recomputation::nth(n as u32, 6));
+        assert_eq!(chosen.models[0].recompute, Recomputation::nth(n as u32, 6));
         assert_eq!(build(chosen).device_bytes(), *size);
         let less = setup.input().recomputing_least(*size - Bytes(1));
-        assert_eq!(less.recompute, Recomputation::nth(n as u32 + 1, 6));
+        assert_eq!(less.models[0].recompute, Recomputation::nth(n as u32 + 1, 6));
     }
 }
 
