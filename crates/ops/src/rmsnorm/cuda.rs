@@ -12,27 +12,28 @@ use crate::packs::{pack_elems, rows_fit, views_fit};
 
 pub(crate) static SOURCE: Source = Source { name: "rmsnorm", text: include_str!("kernels.cu") };
 
-const THREADS: usize = 256;
-/// Of a block whose items are too wide for [`THREADS`], as in the kernels.
+/// Threads of a block where items are not too wide for them, and of all blocks that a multiprocessor runs at a time.
+const FORWARD_THREADS: usize = 256;
+const FORWARD_AT_ONCE: usize = 1024;
+const BACKWARD_THREADS: usize = 512;
+const BACKWARD_AT_ONCE: usize = 512;
+/// The most threads of a block, as in the kernels.
 const MOST_THREADS: usize = 512;
 const WARP: usize = 32;
 /// Packs of an item that a thread keeps, as in the kernels.
 const KEPT: usize = 4;
 /// Items of a team that are on their way, as in the kernels.
-const FORWARD_AHEAD: usize = 2;
+const FORWARD_AHEAD: usize = 1;
 const BACKWARD_AHEAD: usize = 1;
-/// Blocks of [`THREADS`] that a multiprocessor runs at a time.
-const FORWARD_BLOCKS: usize = 4;
-const BACKWARD_BLOCKS: usize = 2;
 
 pub(super) fn forward(cuda: &CudaQueue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     let dtype = x.view.dtype();
     assert_eq!((w.dtype(), rstd.dtype()), (dtype, DType::F32), "one storage type, statistics in f32");
     let (dim, groups) = (w.len(), x.cols / w.len());
     let items = x.rows * groups;
-    let Teams { packs, team, threads } = Teams::of(&[y, x], w);
+    let Teams { packs, team, threads } = Teams::of(&[y, x], w, FORWARD_THREADS);
     let kernel = cuda.kernel(&SOURCE, dtype, if packs { "forward_packs" } else { "forward" });
-    let blocks = blocks(cuda, items, threads / team, FORWARD_BLOCKS * THREADS / threads);
+    let blocks = blocks(cuda, items, threads / team, FORWARD_AT_ONCE / threads);
     let launch =
         Launch { shared: ahead_bytes(packs, FORWARD_AHEAD, threads), ..Launch::new(blocks, threads) };
     let args = args![y.view, y.stride, rstd, x.view, x.stride, w, items, groups, dim, team, eps];
@@ -46,9 +47,9 @@ pub(super) fn backward(cuda: &CudaQueue, call: Backward) {
     assert_eq!((w.dtype(), rstd.dtype()), (dtype, DType::F32), "one storage type, statistics in f32");
     let (dim, groups) = (w.len(), x.cols / w.len());
     let items = x.rows * groups;
-    let Teams { packs, team, threads } = Teams::of(&[dx, dy, x], w);
+    let Teams { packs, team, threads } = Teams::of(&[dx, dy, x], w, BACKWARD_THREADS);
     let kernel = cuda.kernel(&SOURCE, dtype, if packs { "backward_packs" } else { "backward" });
-    let blocks = blocks(cuda, items, threads / team, BACKWARD_BLOCKS * THREADS / threads).min(parts(x.rows));
+    let blocks = blocks(cuda, items, threads / team, BACKWARD_AT_ONCE / threads).min(parts(x.rows));
     let sums = scratch.cast(DType::F32).first(blocks * dim);
     let operands = 2 + usize::from(add);
     let shared = ahead_bytes(packs, operands * BACKWARD_AHEAD, threads);
@@ -71,14 +72,14 @@ struct Teams {
 }
 
 impl Teams {
-    fn of(mats: &[Mat], w: View) -> Teams {
+    fn of(mats: &[Mat], w: View, threads: usize) -> Teams {
         let (dim, elems) = (w.len(), pack_elems(w.dtype()));
         let whole_packs = rows_fit(mats, elems) && views_fit(&[w]) && dim.is_multiple_of(elems);
         if whole_packs && dim / elems <= KEPT * MOST_THREADS {
             let team = (dim / elems).div_ceil(KEPT).next_power_of_two();
-            Teams { packs: true, team, threads: team.max(THREADS) }
+            Teams { packs: true, team, threads: team.max(threads) }
         } else {
-            let team = dim.next_multiple_of(WARP).min(THREADS);
+            let team = dim.next_multiple_of(WARP).min(threads);
             Teams { packs: false, team, threads: team }
         }
     }

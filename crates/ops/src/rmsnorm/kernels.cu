@@ -10,7 +10,7 @@ constexpr int N = Pack<REAL>::N;
 // Packs of an item that a thread keeps in registers between reading and writing: KEPT of cuda.rs.
 constexpr int KEPT = 4;
 // Items of a team that are on their way: as in cuda.rs.
-constexpr int FORWARD_AHEAD = 2;
+constexpr int FORWARD_AHEAD = 1;
 constexpr int BACKWARD_AHEAD = 1;
 constexpr u32 MOST_THREADS = 512;
 
