@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use lockstep_config::{DeviceConfig, DeviceKind};
+use lockstep_core::Bytes;
 use lockstep_device::cuda::{self, Gpu, Search};
 use lockstep_device::{Device, Machine};
 
@@ -47,6 +48,11 @@ pub(crate) fn chosen_by_rank(device: DeviceConfig, local_rank: u32, ranks: u32) 
 /// How many GPUs the driver shows: those of CUDA_VISIBLE_DEVICES, where it is set.
 pub(crate) fn count() -> u32 {
     cuda::installed(&search()).map_or(0, |found| found.gpus.len() as u32)
+}
+
+/// The memory of the first GPU that the driver shows.
+pub(crate) fn memory() -> Option<Bytes> {
+    cuda::installed(&search()).ok()?.gpus.first().map(|(_, _, memory)| *memory)
 }
 
 /// Whether the driver shows a GPU.

@@ -30,8 +30,8 @@ fn plan_of(config: &RunConfig) -> Result<lockstep_plan::RunPlan, Failure> {
     let shape = lockstep_train::model_shape(config, &tokenizer).map_err(boxed)?;
     // Planning for a GPU needs none.
     let kernels = match config.device.kind {
-        DeviceKind::Cuda => Kernels::Cuda,
-        DeviceKind::Auto if gpu::is_there() => Kernels::Cuda,
+        DeviceKind::Cuda => Kernels::Cuda { memory: gpu::memory() },
+        DeviceKind::Auto if gpu::is_there() => Kernels::Cuda { memory: gpu::memory() },
         _ => Kernels::Cpu { num_threads: lockstep_train::num_threads(config) },
     };
     lockstep_train::plan_for(config, &shape, &tokenizer, None, kernels).map_err(boxed)

@@ -169,6 +169,14 @@ fn over_the_memory_budget() {
 }
 
 #[test]
+fn recomputation_without_a_budget() {
+    assert_snapshot!(refused(&["recompute=auto", "device=cpu"], 64), @r"
+    error: `recompute: auto` computes as little again as there is room for, and nothing says how much there is
+    hint: set memory_budget_gib. Without it a GPU's own memory counts, where there is one to be asked.
+    ");
+}
+
+#[test]
 fn rows_longer_than_the_model() {
     assert_snapshot!(refused(&["max_length=100"], 64), @r"
     error: max_length 100 is more than the model's 64 positions

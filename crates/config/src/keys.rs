@@ -142,7 +142,7 @@ keys! {
 
     Plan Word "strategy" ["sharding_strategy", "fsdp_sharding_strategy", "distributed_strategy"] = "null", "ddp, zero1, zero2, zero3, shard_grad_op, full_shard, hybrid_shard, no_shard or auto. ddp by default.";
     Plan Exact "fsdp" ["use_fsdp"] = "null", "`true` asks for a sharded strategy: `full_shard` unless `strategy` says another.";
-    Plan Word "recompute" = "null", "What backward computes again instead of keeping: `none`, `selective` (norms and the gated unit; the default), `full`, or `auto`: as little as `memory_budget_gib` allows, block by block. The results are the same bits.";
+    Plan Word "recompute" = "null", "What backward computes again instead of keeping: `none`, `selective` (norms and the gated unit; the default), `full`, or `auto`: as little as `memory_budget_gib` allows, or without it the GPU's memory, block by block. The results are the same bits.";
     Plan Exact "gradient_checkpointing" = "null", "`true` is `recompute: full`, `false` is `recompute: none`.";
     Plan Word "accumulation_order" = "auto", "`local`, `reduced` or `auto`: whether gradients are summed over micro-batches or over ranks first.";
     Plan Exact "prefetch" = "1", "How many units ahead weights are gathered.";

@@ -181,15 +181,20 @@ pub fn fill_tables(model: &ModelShape, tables: View) {
 /// Whose kernels run a model: what they ask for depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernels {
-    Cpu { num_threads: usize },
-    Cuda,
+    Cpu {
+        num_threads: usize,
+    },
+    /// `memory`: the GPU's, where there is one to be asked.
+    Cuda {
+        memory: Option<Bytes>,
+    },
 }
 
 impl From<Machine> for Kernels {
     fn from(machine: Machine) -> Kernels {
         match machine.device {
             Device::Cpu => Kernels::Cpu { num_threads: machine.num_threads },
-            Device::Cuda(_) => Kernels::Cuda,
+            Device::Cuda(gpu) => Kernels::Cuda { memory: Some(gpu.total) },
         }
     }
 }
@@ -204,7 +209,9 @@ pub fn cache_elems(
 ) -> usize {
     match kernels {
         Kernels::Cpu { .. } => attention::cache_elems(model.kv_heads, model.head_dim, docs, tokens),
-        Kernels::Cuda => attention::cuda_cache_elems(model.kv_heads, model.head_dim, docs, tokens, storage),
+        Kernels::Cuda { .. } => {
+            attention::cuda_cache_elems(model.kv_heads, model.head_dim, docs, tokens, storage)
+        }
     }
 }
 
@@ -230,7 +237,7 @@ pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernel
             matmul::scratch_bytes(num_threads),
             attention::scratch_bytes(num_threads, max_doc, model.head_dim),
         ),
-        Kernels::Cuda => (Lt::WORKSPACE, attention::cuda_scratch_bytes(tokens, model.heads)),
+        Kernels::Cuda { .. } => (Lt::WORKSPACE, attention::cuda_scratch_bytes(tokens, model.heads)),
     };
     products
         .max(attends)

@@ -65,6 +65,10 @@ pub struct Residents {
 pub enum PlanError {
     #[error("the plan needs {needed} on the device, {over} over the budget of {budget}")]
     OverBudget { needed: Bytes, over: Bytes, budget: Bytes },
+    #[error(
+        "`recompute: auto` computes as little again as there is room for, and nothing says how much there is"
+    )]
+    NoBudget,
     #[error("offloading parameters needs sharded parameters (zero3 or full_shard), not {strategy}")]
     ParamOffload { strategy: String },
     #[error(
@@ -85,7 +89,10 @@ impl Fault for PlanError {
                  gradient_accumulation_steps; a smaller max_length; a strategy that shards more; offload_optimizer: cpu."
                     .into(),
             ),
-            _ => None,
+            PlanError::NoBudget => Some(
+                "Set memory_budget_gib. Without it a GPU's own memory counts, where there is one to be asked.".into(),
+            ),
+            PlanError::ParamOffload { .. } | PlanError::HybridMesh { .. } => None,
         }
     }
 }

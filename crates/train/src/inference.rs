@@ -60,7 +60,7 @@ impl Inference<'_> {
             needs: DeviceNeeds {
                 workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
                 foreign: Bytes::ZERO,
-                host_foreign: (kernels == Kernels::Cuda).then_some(Bytes::ZERO),
+                host_foreign: matches!(kernels, Kernels::Cuda { .. }).then_some(Bytes::ZERO),
             },
             coefficients_ahead: true,
             clip: false,

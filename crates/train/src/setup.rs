@@ -387,11 +387,12 @@ pub(crate) fn plan_with(
     if let Some(ratio) = p.offload_ratio {
         input = input.leaving_at_least(ratio);
     }
-    let Some(gib) = p.memory_budget_gib else { return Ok(build(input)) };
-    let budget = Bytes((gib * (1u64 << 30) as f64) as u64);
+    let budget = p.memory_budget_gib.map(|gib| Bytes((gib * (1u64 << 30) as f64) as u64));
     if p.recompute == config::Recompute::Auto {
-        input = input.recomputing_least(budget);
+        let room = budget.or_else(|| room_on_gpu(config, kernels)).ok_or(PlanError::NoBudget)?;
+        input = input.recomputing_least(room);
     }
+    let Some(budget) = budget else { return Ok(build(input)) };
     if p.offload_ratio.is_none() {
         input = input.staying_most(budget);
     }
@@ -400,11 +401,19 @@ pub(crate) fn plan_with(
     Ok(plan)
 }
 
+/// What a rank may take of its GPU, where nobody says: all but a little, for the driver's own needs are not the same
+/// everywhere. Not what is free, which differs between the ranks of a run, whose plans must not.
+fn room_on_gpu(config: &RunConfig, kernels: Kernels) -> Option<Bytes> {
+    let Kernels::Cuda { memory: Some(memory) } = kernels else { return None };
+    let ranks = if config.device.share_gpus { u64::from(config.plan.nproc_per_node) } else { 1 };
+    Some(Bytes(memory.0 / 100 * 97 / ranks))
+}
+
 /// What activations and working parameters are stored in.
 pub(crate) fn storage(precision: config::Precision, kernels: Kernels) -> DType {
     match precision {
         // Every GPU that works here has bf16.
-        config::Precision::Auto if kernels == Kernels::Cuda => DType::BF16,
+        config::Precision::Auto if matches!(kernels, Kernels::Cuda { .. }) => DType::BF16,
         config::Precision::Auto => DType::F32,
         config::Precision::F32 => DType::F32,
         config::Precision::Bf16 => DType::BF16,
@@ -416,7 +425,7 @@ pub(crate) fn storage(precision: config::Precision, kernels: Kernels) -> DType {
 pub fn head_chunk(vocab: usize, kernels: Kernels) -> usize {
     let bytes = match kernels {
         Kernels::Cpu { .. } => HEAD_CHUNK_BYTES,
-        Kernels::Cuda => GPU_HEAD_CHUNK_BYTES,
+        Kernels::Cuda { .. } => GPU_HEAD_CHUNK_BYTES,
     };
     (bytes / 4 / vocab / 256 * 256).max(256)
 }
@@ -432,7 +441,7 @@ fn needs(
     let alone = config.plan.world_size() == 1;
     match kernels {
         Kernels::Cpu { .. } => DeviceNeeds { workspace, foreign: process, host_foreign: None },
-        Kernels::Cuda => DeviceNeeds {
+        Kernels::Cuda { .. } => DeviceNeeds {
             workspace,
             foreign: if alone { GPU_FOREIGN } else { GPU_FOREIGN + NCCL_FOREIGN },
             host_foreign: Some(process + GPU_HOST_FOREIGN),

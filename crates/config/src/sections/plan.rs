@@ -149,9 +149,6 @@ impl PlanConfig {
         ];
         let recompute = read_recompute(r);
         let memory_budget_gib = r.float("memory_budget_gib", "above 0", |x| x > 0.0);
-        if recompute == Recompute::Auto && memory_budget_gib.is_none() {
-            r.missing("memory_budget_gib", "`recompute: auto` computes as little again as it has room for.");
-        }
         PlanConfig {
             strategy: match read_strategy(r) {
                 StrategyName::Auto if nodes * nproc_per_node == 1 => StrategyName::Ddp,

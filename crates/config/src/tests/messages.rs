@@ -514,11 +514,6 @@ fn backend() {
 }
 
 #[test]
-fn recomputation_without_a_budget() {
-    insta::assert_snapshot!(refused("recompute: auto\n", &[]), @"`memory_budget_gib` is missing: `recompute: auto` computes as little again as it has room for.");
-}
-
-#[test]
 fn offload_part() {
     insta::assert_snapshot!(refused("offload_param: {device: cpu, ratio: 0.5}\n", &["offload_optimizer={device: cpu, ratio: 0}"]), @r#"
     run.yaml:3:30: `offload_param.ratio` is known, but not implemented yet

@@ -1,0 +1,43 @@
+//! How much is computed again where a GPU's own memory decides.
+
+use lockstep_core::Bytes;
+use lockstep_model::Kernels;
+use lockstep_plan::Recomputation;
+use lockstep_shape::Recompute;
+use lockstep_train::{load_tokenizer, model_shape, plan_for};
+
+const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"b"}}"#;
+
+/// What a 7b model's plan computes again on a GPU of so many GiB.
+fn recomputed(gib: u64, settings: &[&str]) -> Recomputation {
+    let dir = tempfile::tempdir().unwrap();
+    let tokenizer = dir.path().join("tokenizer.json");
+    std::fs::write(&tokenizer, TOKENIZER).unwrap();
+    let mut all = vec![
+        format!("tokenizer={}", tokenizer.display()),
+        format!("output_dir={}", dir.path().display()),
+        "train_file=rows.jsonl".into(),
+    ];
+    let given =
+        ["model=7b", "recompute=auto", "packing=none", "per_device_train_batch_size=4", "max_length=2049"];
+    all.extend(given.iter().chain(settings).map(|s| s.to_string()));
+    let config = lockstep_config::load(None, &all).unwrap();
+    let tokenizer = load_tokenizer(&config).unwrap();
+    let shape = model_shape(&config, &tokenizer).unwrap();
+    let kernels = Kernels::Cuda { memory: Some(Bytes(gib << 30)) };
+    plan_for(&config, &shape, &tokenizer, None, kernels).unwrap().input.models[0].recompute
+}
+
+#[test]
+fn a_larger_gpu_computes_less_again() {
+    const BLOCKS: u32 = 32;
+    let (nothing, everything) = (Recomputation::nth(0, BLOCKS), Recomputation::nth(2 * BLOCKS, BLOCKS));
+    assert_eq!(recomputed(100, &[]), everything);
+    let some = recomputed(130, &[]);
+    assert_eq!((some.early, some.late), (Recompute::Full, Recompute::Selective));
+    assert!((1..BLOCKS).contains(&some.late_blocks), "{some:?}");
+    assert_eq!(recomputed(190, &[]), nothing);
+    // A budget goes before what the GPU has, and ranks that share one have a part of it each.
+    assert_eq!(recomputed(190, &["memory_budget_gib=126"]), some);
+    assert_eq!(recomputed(190, &["share_gpus=true", "nproc_per_node=2", "strategy=ddp"]), everything);
+}
