@@ -16,6 +16,7 @@ mod pool;
 mod queue;
 mod real;
 mod spill;
+mod stream;
 
 pub use counting::CountingAllocator;
 pub use cpu::{Isa, Set, fma_peak_gflops};
@@ -24,3 +25,4 @@ pub use pool::Pool;
 pub use queue::{CpuQueue, Device, Machine, Queue};
 pub use real::Real;
 pub use spill::{Spill, SpillError};
+pub use stream::copy_past_caches;

@@ -1,4 +1,4 @@
-use lockstep_device::{CpuQueue, Real};
+use lockstep_device::{CpuQueue, Real, copy_past_caches};
 
 use super::{Range, Rates};
 use crate::dispatch::with_real;
@@ -8,7 +8,14 @@ const ELEMS_PER_ITEM: usize = 32 * 1024;
 /// What is rounded while it is still in the nearest cache: all states go through memory once.
 const ELEMS_PER_BLOCK: usize = 1024;
 
+/// A rounded copy of so many bytes is not found in a cache when it is read again, by a GPU's copies or the next forward.
+const PAST_THE_CACHES: usize = 64 << 20;
+
 pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
+    update_with(cpu, range, rates, PAST_THE_CACHES);
+}
+
+pub(super) fn update_with(cpu: &CpuQueue, range: Range, rates: &Rates, past_the_caches: usize) {
     let len = range.master.len();
     cpu.pool.run(len.div_ceil(ELEMS_PER_ITEM), &|item, _| {
         let start = item * ELEMS_PER_ITEM;
@@ -28,6 +35,7 @@ pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
                 || update_part(p, m, v, g, range.weight_decay, rates),
             ),
             Some(working) => with_real!(working.dtype(), R => {
+                let streams = working.bytes() >= past_the_caches;
                 // SAFETY: items write disjoint parts of the working copy.
                 let working = unsafe { working.slice(start, part).as_mut::<R>() };
                 cpu.isa.run(
@@ -38,7 +46,16 @@ pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
                             let p = &mut p[block.clone()];
                             let (m, v, g) = (&mut m[block.clone()], &mut v[block.clone()], &g[block]);
                             update_part(p, m, v, g, range.weight_decay, rates);
-                            round(working, p);
+                            if streams {
+                                let mut rounded = [R::from_f32(0.0); ELEMS_PER_BLOCK];
+                                let rounded = &mut rounded[..p.len()];
+                                round(rounded, p);
+                                let bytes = size_of_val(rounded);
+                                // SAFETY: both have so many bytes, and one is on this stack.
+                                unsafe { copy_past_caches(rounded.as_ptr().cast(), working.as_mut_ptr().cast(), bytes) };
+                            } else {
+                                round(working, p);
+                            }
                         }
                     },
                 );
