@@ -9,6 +9,7 @@
 
 pub mod cuda;
 
+mod amx;
 mod counting;
 mod cpu;
 mod memory;
@@ -17,6 +18,7 @@ mod queue;
 mod real;
 mod spill;
 
+pub use amx::{Amx, Tiles};
 pub use counting::CountingAllocator;
 pub use cpu::{Isa, Set, fma_peak_gflops};
 pub use memory::{Memory, MemoryError, View};

@@ -10,6 +10,7 @@
 //! it lies, except where it must be widened or is used transposed. For few rows of A it is the other way
 //! round (`few`). All scratch is the caller's.
 
+mod amx;
 mod cpu;
 mod cuda;
 mod few;
