@@ -7,7 +7,7 @@
 use std::time::Instant;
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::{Isa, Memory, Queue, fma_peak_gflops};
+use lockstep_device::{Amx, Isa, Memory, Queue, fma_peak_gflops};
 use lockstep_ops::Mat;
 use lockstep_ops::matmul::{self, Init};
 
@@ -16,8 +16,17 @@ fn main() {
     let (threads, rows): (usize, usize) = (args.next().unwrap_or(2), args.next().unwrap_or(16));
     let dtype = if std::env::args().nth(3).is_some_and(|d| d == "bf16") { DType::BF16 } else { DType::F32 };
     let isa = Isa::detect();
-    let queue = Queue::cpu(threads);
-    let Queue::Cpu(cpu) = &queue else { unreachable!() };
+    println!("vectors");
+    measure(&Queue::cpu_with(threads, isa), rows, dtype);
+    if dtype == DType::BF16 && Amx::detect().is_some() {
+        println!("tiles");
+        measure(&Queue::cpu(threads), rows, dtype);
+    }
+}
+
+fn measure(queue: &Queue, rows: usize, dtype: DType) {
+    let Queue::Cpu(cpu) = queue else { unreachable!() };
+    let (isa, threads) = (cpu.isa, cpu.pool.num_threads());
     let memory = Memory::take(Bytes(128 << 20), &cpu.pool).expect("128 MiB");
     let mut at = 0;
     let mut matrix = |rows: usize, cols: usize, dtype: DType| {
@@ -44,7 +53,7 @@ fn main() {
         let start = Instant::now();
         let mut last = 0.0;
         for ((_, x, w, y), times) in products.iter().zip(&mut each) {
-            matmul::nt(&queue, *y, *x, *w, Init::Zero, scratch);
+            matmul::nt(queue, *y, *x, *w, Init::Zero, scratch);
             let now = start.elapsed().as_secs_f64();
             times.push(now - last);
             last = now;

@@ -1,5 +1,5 @@
 //! Rates of the product shapes of a training step, as a share of the multiply-add peak, on every
-//! instruction set of this machine, in f32; or in bf16, on tiles where it has them.
+//! instruction set of this machine, in f32; or in bf16, on vectors and on tiles where it has them.
 //!
 //!     cargo run --release -p lockstep-ops --example matmul_speed -- [threads] [bf16]
 #![allow(clippy::print_stdout)]
@@ -14,6 +14,7 @@ use lockstep_ops::matmul::{self, Init};
 fn main() {
     let threads: usize = std::env::args().nth(1).map_or(2, |t| t.parse().expect("a number of threads"));
     if std::env::args().nth(2).is_some_and(|dtype| dtype == "bf16") {
+        measure(&Queue::cpu_with(threads, Isa::detect()), DType::BF16);
         return measure(&Queue::cpu(threads), DType::BF16);
     }
     for isa in Isa::all().filter(|isa| isa.set() != Set::Baseline) {

@@ -381,8 +381,7 @@ fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, block: &
     };
     let all_panels = slab.panels();
     for k in (0..slab.depth).step_by(KC) {
-        let depth = (slab.depth - k).min(KC);
-        let ready = ready_a(cpu, a, block, slab.first_k + k, depth);
+        let ready = ready_a(cpu, a, block, slab.first_k + k, slab.block(k));
         for first_panel in (0..all_panels).step_by(PANELS_AT_A_TIME) {
             let last_panel = (first_panel + PANELS_AT_A_TIME).min(all_panels);
             let column = first_panel * NR;
@@ -413,25 +412,22 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
             Init::Accumulate => Some(c),
             Init::Residual(r) => Some(r),
         };
-        for (i, row) in sums.chunks_mut(cols).take(block.rows).enumerate() {
-            match from {
-                None => row.fill(0.0),
-                Some(mat) => {
-                    let at = (block.first_row + i) * mat.stride + column;
-                    // SAFETY: see above.
-                    let source = unsafe { mat.view.slice(at, cols).as_slice::<R>() };
-                    cpu.isa.run(
-                        #[inline(always)]
-                        || pack::widen_rows(source, cols, 1, cols, row),
-                    );
-                }
+        if let Some(mat) = from {
+            for (i, row) in sums.chunks_mut(cols).take(block.rows).enumerate() {
+                let at = (block.first_row + i) * mat.stride + column;
+                // SAFETY: see above.
+                let source = unsafe { mat.view.slice(at, cols).as_slice::<R>() };
+                cpu.isa.run(
+                    #[inline(always)]
+                    || pack::widen_rows(source, cols, 1, cols, row),
+                );
             }
         }
         for k in (0..slab.depth).step_by(KC) {
-            let depth = (slab.depth - k).min(KC);
-            let ready = ready_a(cpu, a, block, slab.first_k + k, depth);
+            let ready = ready_a(cpu, a, block, slab.first_k + k, slab.block(k));
             let (sums_at, cols_row) = (sums.as_mut_ptr(), cols);
-            let to = Destination { c: sums_at, row: cols_row, init: sums_at, init_row: cols_row };
+            let init = if from.is_some() || k > 0 { sums_at.cast_const() } else { std::ptr::null() };
+            let to = Destination { c: sums_at, row: cols_row, init, init_row: cols_row };
             tiles(cpu, &ready, block, slab, k, first_panel..last_panel, &to);
         }
         for (i, row) in sums.chunks(cols).take(block.rows).enumerate() {
