@@ -99,13 +99,14 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
 /// block fits, columns are split. A narrow C is rounded at the end of each slab, so it takes the whole
 /// inner dimension and splits columns. Where B stays bf16, twice as much of it fits.
 fn slab_shape(n: usize, k: usize, c: DType, amx: Option<Amx>) -> (usize, usize) {
-    let slab_elems = if amx.is_some() { 2 * SLAB_ELEMS } else { SLAB_ELEMS };
+    let (slab_elems, step) = if amx.is_some() { (2 * SLAB_ELEMS, amx::STEP) } else { (SLAB_ELEMS, 1) };
     let all_cols = n.next_multiple_of(NR);
     if c != DType::F32 {
         let depth = k.min(PACKED_ELEMS / NR / KC * KC);
-        return (depth, (slab_elems.max(depth * NR) / depth / NR * NR).min(all_cols));
+        let packed = depth.next_multiple_of(step);
+        return (depth, (slab_elems.max(packed * NR) / packed / NR * NR).min(all_cols));
     }
-    let cols = (slab_elems / k.min(KC) / NR * NR).min(all_cols);
+    let cols = (slab_elems / k.next_multiple_of(step).min(KC) / NR * NR).min(all_cols);
     let depth = if k <= KC { k } else { slab_elems / cols / KC * KC };
     (depth, cols)
 }
@@ -179,9 +180,8 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             let row = item * PACK_ROWS;
             let k = row / KC * KC;
             let rows = PACK_ROWS.min(depth - row);
-            // All panels have room for these rows; the last was sliced to be sure.
-            slab.panel(k, panels - 1);
             let out = slab.panel(k, 0);
+            assert!(slab.panel(k, panels - 1).len() == slab.apart(k), "room for all panels");
             if slab.amx.is_some() {
                 let source = mat.row_range(first_k + row, rows).columns(first_col, cols);
                 // SAFETY: as below.
@@ -255,19 +255,19 @@ struct RowBlock<'m> {
 
 /// Rows of A over one inner block, ready for the kernel.
 #[derive(Clone, Copy)]
-enum ReadyA {
+enum ReadyA<'t> {
     /// In f32: element (i, k) of tile t is at `base + t * tile_step + i * row + k * col`.
     Wide { base: *const f32, tile_step: usize, row: usize, col: usize },
     /// In bf16, for tiles.
-    Rows(amx::Rows),
+    Tiled(&'t Tiles, amx::Rows),
 }
 
-fn ready_a(cpu: &CpuQueue, a: A, block: &RowBlock, k: usize, depth: usize) -> ReadyA {
-    let (first, rows) = (block.first_row, block.rows);
-    if block.tiles.is_some() {
+fn ready_a<'b>(cpu: &CpuQueue, a: A, block: &'b RowBlock, k: usize, depth: usize) -> ReadyA<'b> {
+    if let Some(tiles) = &block.tiles {
+        let (first, rows) = (block.first_row, block.rows);
         // SAFETY: the scratch belongs to the working thread for the length of its item; A is an input of this call,
         // and nobody writes it meanwhile; the machine has tiles.
-        return ReadyA::Rows(cpu.isa.run(
+        let rows = cpu.isa.run(
             #[inline(always)]
             || unsafe {
                 let scratch = block.a_scratch.cast(DType::BF16).as_mut::<bf16>();
@@ -276,7 +276,8 @@ fn ready_a(cpu: &CpuQueue, a: A, block: &RowBlock, k: usize, depth: usize) -> Re
                     A::Columns(mat) => amx::Rows::turned(mat, first, rows, k, depth, scratch),
                 }
             },
-        ));
+        );
+        return ReadyA::Tiled(tiles, rows);
     }
     // SAFETY: the scratch belongs to the working thread for the length of its item.
     let scratch = unsafe { block.a_scratch.as_mut::<f32>() };
@@ -318,19 +319,19 @@ struct Destination {
 fn tiles(
     cpu: &CpuQueue,
     ready: &ReadyA,
-    block: &RowBlock,
+    all_rows: usize,
     slab: &Slab,
     k: usize,
     panels: Range<usize>,
     to: &Destination,
 ) {
     let depth = slab.block(k);
-    let side = if block.tiles.is_some() { amx::SIDE } else { MR };
-    for first_row in (0..block.rows).step_by(side) {
+    let side = if matches!(ready, ReadyA::Tiled(..)) { amx::SIDE } else { MR };
+    for first_row in (0..all_rows).step_by(side) {
         for panel in panels.clone() {
             let column = (panel - panels.start) * NR;
             let b = slab.panel(k, panel);
-            let rows = (block.rows - first_row).min(side);
+            let rows = (all_rows - first_row).min(side);
             let cols = (slab.cols - panel * NR).min(NR);
             // SAFETY: rows and columns stay inside this item's block of C, which no other item writes;
             // A and B were checked to be apart from C; the panel was packed before this item started.
@@ -339,8 +340,8 @@ fn tiles(
                     if to.init.is_null() { to.init } else { to.init.add(first_row * to.init_row + column) };
                 let c = to.c.add(first_row * to.row + column);
                 let (init_row, c_row) = (to.init_row, to.row);
-                match (*ready, &block.tiles) {
-                    (ReadyA::Wide { base, tile_step, row, col }, _) => {
+                match *ready {
+                    ReadyA::Wide { base, tile_step, row, col } => {
                         let a = base.add(first_row / MR * tile_step);
                         let (b, b_row) = (b.as_ptr(), NR);
                         let (a_row, a_col) = (row, col);
@@ -349,7 +350,7 @@ fn tiles(
                             &Tile { depth, a, a_row, a_col, b, b_row, init, init_row, c, c_row, rows, cols },
                         );
                     }
-                    (ReadyA::Rows(a), Some(tiles)) => {
+                    ReadyA::Tiled(tiles, a) => {
                         let (b, b_width) = (b.as_ptr(), NR);
                         amx::block(
                             tiles,
@@ -368,7 +369,6 @@ fn tiles(
                             },
                         );
                     }
-                    (ReadyA::Rows(_), None) => unreachable!("rows for tiles, and no tiles"),
                 }
             }
         }
@@ -392,7 +392,7 @@ fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, block: &
                 Init::Residual(r) => (at(&r, column).cast_const(), r.stride),
             };
             let to = Destination { c: at(&c, column), row: c.stride, init, init_row };
-            tiles(cpu, &ready, block, slab, k, first_panel..last_panel, &to);
+            tiles(cpu, &ready, block.rows, slab, k, first_panel..last_panel, &to);
         }
     }
 }
@@ -428,7 +428,7 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
             let (sums_at, cols_row) = (sums.as_mut_ptr(), cols);
             let init = if from.is_some() || k > 0 { sums_at.cast_const() } else { std::ptr::null() };
             let to = Destination { c: sums_at, row: cols_row, init, init_row: cols_row };
-            tiles(cpu, &ready, block, slab, k, first_panel..last_panel, &to);
+            tiles(cpu, &ready, block.rows, slab, k, first_panel..last_panel, &to);
         }
         for (i, row) in sums.chunks(cols).take(block.rows).enumerate() {
             let at = (block.first_row + i) * c.stride + column;

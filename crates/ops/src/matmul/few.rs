@@ -54,7 +54,7 @@ fn in_panels<const WIDTH: usize>(
     let packed_each = PACKED_ELEMS / num_threads / 16 * 16;
     let room_each = A_ELEMS + C_ELEMS;
     let rooms = scratch.slice(PACKED_ELEMS, num_threads * room_each);
-    let side = if amx.is_some() { amx::SIDE } else { MR };
+    let side = if amx.is_some() { amx::TILE } else { MR };
     let tiles = c.cols.div_ceil(side);
     let items = (num_threads * tiles.div_ceil(num_threads * (ROWS_AT_A_TIME / side))).min(tiles);
     let next = AtomicUsize::new(0);

@@ -29,7 +29,7 @@ use crate::Mat;
 pub(super) use pack::{natural, transposed};
 
 /// Rows of a tile; columns of a tile of C.
-const TILE: usize = Tiles::ROWS;
+pub(super) const TILE: usize = Tiles::ROWS;
 /// Steps of the inner dimension that a tile holds.
 pub(super) const STEP: usize = Tiles::ROW_BYTES / size_of::<bf16>();
 /// The most rows and columns of one call.
@@ -103,7 +103,7 @@ impl Rows {
 pub(super) struct Block {
     pub(super) depth: usize,
     pub(super) a: Rows,
-    /// The row of A that the block begins with, a multiple of [`SIDE`].
+    /// The row of A that the block begins with, a multiple of [`TILE`].
     pub(super) first_row: usize,
     pub(super) b: *const bf16,
     /// Columns of the panel: 16 or 32.

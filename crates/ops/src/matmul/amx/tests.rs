@@ -133,6 +133,8 @@ fn slabs_of_every_kind() {
         (70, 2900, 500, 2, DType::BF16),
         (66, 900, 2000, 2, DType::F32),
         (17, 50, 30_000, 9, DType::F32),
+        (65, 80_000, 7, 2, DType::F32),
+        (65, 80_000, 7, 2, DType::BF16),
     ] {
         let bench = Bench::new(5);
         let queue = Queue::cpu(threads);
