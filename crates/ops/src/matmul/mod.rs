@@ -15,6 +15,8 @@
 //! it lies, except where it must be widened or is used transposed. For few rows of A it is the other way
 //! round (`few`). All scratch is the caller's.
 
+// Without tiles nothing is made of what is packed for them.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod amx;
 mod cpu;
 mod cuda;

@@ -7,8 +7,8 @@
 //! and an element does not mind which operand is A (`few`). An inner block that is no multiple of 32 is filled up with
 //! zeros, which add nothing. Numbers below the normal ones count as zero.
 //!
-//! B is packed in panels of words, each two steps of the inner dimension: \[depth / 2, width, 2\]. A is read where it lies
-//! if all its tiles are whole; else it is copied, tile by tile.
+//! B is packed in panels of words, each two steps of the inner dimension: \[depth / 2, width, 2\]. A is read where it
+//! lies if all its tiles are whole; else it is copied, tile by tile.
 
 mod pack;
 #[cfg(test)]
@@ -92,7 +92,7 @@ impl Rows {
     }
 
     /// From row `row` on, a multiple of [`TILE`].
-    fn from_row(&self, row: usize) -> Rows {
+    fn at_row(&self, row: usize) -> Rows {
         debug_assert!(row.is_multiple_of(TILE));
         Rows { base: self.base.wrapping_add(row / TILE * self.tile), ..*self }
     }

@@ -9,7 +9,10 @@ use super::{Block, SIDE, STEP, TILE};
 
 /// Tiles of C in 0 to 3, of A in 4 and 5, of B in 6 and 7. All in one piece: nothing is left in tiles between two.
 macro_rules! multiply {
-    ($call:ident, $to:ident, $to_row:ident, zero $($zero:literal)*, step $($step:literal)*, store $($store:literal)*) => {
+    (
+        $call:ident, $to:ident, $to_row:ident,
+        zero $($zero:literal)*, step $($step:literal)*, store $($store:literal)*
+    ) => {
         asm!(
             $($zero,)*
             "2:",
@@ -43,7 +46,7 @@ macro_rules! multiply {
 /// # Safety
 /// As [`super::block`]; this thread's tiles are set up, and `to` is valid for the whole tiles.
 pub(super) unsafe fn multiply(block: &Block, to: *mut f32, to_row: usize) {
-    let call = &Block { a: block.a.from_row(block.first_row), ..*block };
+    let call = &Block { a: block.a.at_row(block.first_row), ..*block };
     // SAFETY: as many tiles are read along A and B as the depth has, and of C those that hold its rows and columns.
     unsafe {
         match (call.rows > TILE, call.cols > TILE) {
@@ -140,8 +143,8 @@ pub(super) unsafe fn add(block: &Block, sums: *const f32) {
     }
 }
 
-/// Turns a square of 16 by 16 words: word j of the row at `from + i * from_row` becomes word i of the row at `to + j * to_row`;
-/// words are two bf16 and distances count those.
+/// Turns a square of 16 by 16 words: word j of the row at `from + i * from_row` becomes word i of the row at
+/// `to + j * to_row`. A word is two bf16, and distances count those.
 ///
 /// # Safety
 /// Both are valid for the square, on a machine with AVX-512.
