@@ -2,7 +2,9 @@
 //!
 //! A kernel is ordinary Rust marked `#[inline(always)]`; [`Isa::run`] calls it from inside a function
 //! compiled for the instruction set, so that its loops become that set's vectors. All sets execute the
-//! same sequence of multiply-adds per element, so results do not depend on the set.
+//! same sequence of multiply-adds per element, so results do not depend on the set. Products of bf16
+//! matrices are the one exception, on machines that have tiles for them ([`Amx`](crate::Amx)): tiles add
+//! in another order, fixed as well.
 
 use std::fmt;
 

@@ -9,6 +9,7 @@
 
 pub mod cuda;
 
+mod amx;
 mod counting;
 mod cpu;
 mod memory;
@@ -18,6 +19,7 @@ mod real;
 mod spill;
 mod stream;
 
+pub use amx::{Amx, Tiles};
 pub use counting::CountingAllocator;
 pub use cpu::{Isa, Set, fma_peak_gflops};
 pub use memory::{Memory, MemoryError, View};

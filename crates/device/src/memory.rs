@@ -292,6 +292,7 @@ impl<'m> View<'m> {
     }
 
     /// Elements `[start, start + len)` of this view.
+    #[inline]
     pub fn slice(&self, start: usize, len: usize) -> View<'m> {
         assert!(start + len <= self.len, "slice [{start}, +{len}] of a view of {} elements", self.len);
         // SAFETY: the start lies inside this view, which lies inside its memory.

@@ -3,7 +3,7 @@
 use lockstep_core::Bytes;
 
 use crate::cuda::{CudaQueue, Gpu, GpuError};
-use crate::{Isa, Memory, MemoryError, Pool};
+use crate::{Amx, Isa, Memory, MemoryError, Pool};
 
 /// What a rank computes on.
 #[derive(Clone, Copy, Debug)]
@@ -56,22 +56,24 @@ pub enum Queue {
     Cuda(CudaQueue),
 }
 
-/// A thread pool and the instruction set its kernels use.
+/// A thread pool and the instructions its kernels use.
 #[derive(Debug)]
 pub struct CpuQueue {
     pub pool: Pool,
     pub isa: Isa,
+    /// Where there are tiles, products of bf16 are computed on them.
+    pub amx: Option<Amx>,
 }
 
 impl Queue {
-    /// A CPU lane of `num_threads`, with the best instruction set this machine has.
+    /// A CPU lane of `num_threads`, with the best instructions this machine has.
     pub fn cpu(num_threads: usize) -> Queue {
-        Queue::Cpu(CpuQueue { pool: Pool::new(num_threads), isa: Isa::detect() })
+        Queue::Cpu(CpuQueue { pool: Pool::new(num_threads), isa: Isa::detect(), amx: Amx::detect() })
     }
 
-    /// A CPU lane with a chosen instruction set.
+    /// A CPU lane with a chosen instruction set, and no tiles.
     pub fn cpu_with(num_threads: usize, isa: Isa) -> Queue {
-        Queue::Cpu(CpuQueue { pool: Pool::new(num_threads), isa })
+        Queue::Cpu(CpuQueue { pool: Pool::new(num_threads), isa, amx: None })
     }
 
     /// The host's threads behind the lane.

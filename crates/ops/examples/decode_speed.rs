@@ -1,38 +1,50 @@
 //! What the products of one generated token cost for a 15m model, over all its layers' weights in turn, as a share
 //! of reading those weights and of the multiply-add peak.
 //!
-//!     cargo run --release -p lockstep-ops --example decode_speed -- [threads] [documents]
+//!     cargo run --release -p lockstep-ops --example decode_speed -- [threads] [documents] [bf16]
 #![allow(clippy::print_stdout)]
 
 use std::time::Instant;
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::{Isa, Memory, Queue, fma_peak_gflops};
+use lockstep_device::{Amx, Isa, Memory, Queue, fma_peak_gflops};
 use lockstep_ops::Mat;
 use lockstep_ops::matmul::{self, Init};
 
 fn main() {
-    let mut args = std::env::args().skip(1).map(|arg| arg.parse().expect("a number"));
+    let mut args = std::env::args().skip(1).take(2).map(|arg| arg.parse().expect("a number"));
     let (threads, rows): (usize, usize) = (args.next().unwrap_or(2), args.next().unwrap_or(16));
+    let dtype = if std::env::args().nth(3).is_some_and(|d| d == "bf16") { DType::BF16 } else { DType::F32 };
     let isa = Isa::detect();
-    let queue = Queue::cpu_with(threads, isa);
-    let Queue::Cpu(cpu) = &queue else { unreachable!() };
+    println!("vectors");
+    measure(&Queue::cpu_with(threads, isa), rows, dtype);
+    if dtype == DType::BF16 && Amx::detect().is_some() {
+        println!("tiles");
+        measure(&Queue::cpu(threads), rows, dtype);
+    }
+}
+
+fn measure(queue: &Queue, rows: usize, dtype: DType) {
+    let Queue::Cpu(cpu) = queue else { unreachable!() };
+    let (isa, threads) = (cpu.isa, cpu.pool.num_threads());
     let memory = Memory::take(Bytes(128 << 20), &cpu.pool).expect("128 MiB");
     let mut at = 0;
-    let mut matrix = |rows: usize, cols: usize| {
-        let view = memory.view(at, rows * cols, DType::F32);
-        at = (at + rows * cols * 4).next_multiple_of(4096);
+    let mut matrix = |rows: usize, cols: usize, dtype: DType| {
+        let view = memory.view(at, rows * cols, dtype);
+        at = (at + view.bytes()).next_multiple_of(4096);
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
-        view.write(&values);
+        view.write_f32(&values);
         Mat::dense(view, rows, cols)
     };
-    let scratch = matrix(1, matmul::scratch_bytes(threads).0 as usize / 4).view;
+    let scratch = matrix(1, matmul::scratch_bytes(threads).0 as usize / 4, DType::F32).view;
     let shapes = [("qkv", 288, 864), ("o", 288, 288), ("gate up", 288, 1536), ("down", 768, 288)];
-    let mut products: Vec<_> = (0..6)
+    let products: Vec<_> = (0..6)
         .flat_map(|_| shapes)
-        .map(|(name, input, output)| (name, matrix(rows, input), matrix(output, input), matrix(rows, output)))
+        .chain([("head", 288, 4096)])
+        .map(|(name, input, output)| {
+            (name, matrix(rows, input, dtype), matrix(output, input, dtype), matrix(rows, output, dtype))
+        })
         .collect();
-    products.push(("head", matrix(rows, 288), matrix(4096, 288), matrix(rows, 4096)));
     let num_weights: usize = products.iter().map(|(_, _, w, _)| w.rows * w.cols).sum();
     let peak = fma_peak_gflops(isa, 300) * threads as f64;
     let mut steps = Vec::new();
@@ -41,7 +53,7 @@ fn main() {
         let start = Instant::now();
         let mut last = 0.0;
         for ((_, x, w, y), times) in products.iter().zip(&mut each) {
-            matmul::nt(&queue, *y, *x, *w, Init::Zero, scratch);
+            matmul::nt(queue, *y, *x, *w, Init::Zero, scratch);
             let now = start.elapsed().as_secs_f64();
             times.push(now - last);
             last = now;
@@ -57,7 +69,7 @@ fn main() {
         "{rows} rows: {:.2} ms (best {:.2}); {:.1} GB/s of weights, {:.0} GFLOP/s of {peak:.0}",
         step * 1e3,
         steps[0] * 1e3,
-        num_weights as f64 * 4.0 / step / 1e9,
+        (num_weights * dtype.size()) as f64 / step / 1e9,
         (2 * rows * num_weights) as f64 / step / 1e9
     );
     for (idx, (name, _, w, _)) in

@@ -1,7 +1,7 @@
 //! Rates of the product shapes of a training step, as a share of the multiply-add peak, on every
-//! instruction set of this machine.
+//! instruction set of this machine, in f32; or in bf16, on vectors and on tiles where it has them.
 //!
-//!     cargo run --release -p lockstep-ops --example matmul_speed -- [threads]
+//!     cargo run --release -p lockstep-ops --example matmul_speed -- [threads] [bf16]
 #![allow(clippy::print_stdout)]
 
 use std::time::Instant;
@@ -13,14 +13,18 @@ use lockstep_ops::matmul::{self, Init};
 
 fn main() {
     let threads: usize = std::env::args().nth(1).map_or(2, |t| t.parse().expect("a number of threads"));
+    if std::env::args().nth(2).is_some_and(|dtype| dtype == "bf16") {
+        measure(&Queue::cpu_with(threads, Isa::detect()), DType::BF16);
+        return measure(&Queue::cpu(threads), DType::BF16);
+    }
     for isa in Isa::all().filter(|isa| isa.set() != Set::Baseline) {
-        measure(isa, threads);
+        measure(&Queue::cpu_with(threads, isa), DType::F32);
     }
 }
 
-fn measure(isa: Isa, threads: usize) {
-    let queue = Queue::cpu_with(threads, isa);
-    let Queue::Cpu(cpu) = &queue else { unreachable!() };
+fn measure(queue: &Queue, dtype: DType) {
+    let Queue::Cpu(cpu) = queue else { unreachable!() };
+    let (isa, threads) = (cpu.isa, cpu.pool.num_threads());
     let memory = Memory::take(Bytes(512 << 20), &cpu.pool).expect("512 MiB");
     // All threads at once: cores that share units or power do not each reach the peak of one.
     let peaks: Vec<f64> = std::thread::scope(|scope| {
@@ -28,16 +32,17 @@ fn measure(isa: Isa, threads: usize) {
         running.into_iter().map(|r| r.join().expect("a thread that only computes")).collect()
     });
     let peak: f64 = peaks.iter().sum();
-    println!("{isa}, {threads} threads, peak {peak:.0} GFLOP/s");
+    let tiles = if cpu.amx.is_some() { " and AMX" } else { "" };
+    println!("{isa}{tiles}, {dtype}, {threads} threads, peak of vectors in f32 {peak:.0} GFLOP/s");
     let mut at = 0;
-    let mut matrix = |rows: usize, cols: usize| {
-        let view = memory.view(at, rows * cols, DType::F32);
-        at = (at + rows * cols * 4).next_multiple_of(4096);
+    let mut matrix = |rows: usize, cols: usize, dtype: DType| {
+        let view = memory.view(at, rows * cols, dtype);
+        at = (at + view.bytes()).next_multiple_of(4096);
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
-        view.write(&values);
+        view.write_f32(&values);
         Mat::dense(view, rows, cols)
     };
-    let scratch = matrix(1, matmul::scratch_bytes(threads).0 as usize / 4).view;
+    let scratch = matrix(1, matmul::scratch_bytes(threads).0 as usize / 4, DType::F32).view;
     for (tokens, input, output) in [
         (2048, 288, 288),
         (2048, 288, 768),
@@ -48,12 +53,14 @@ fn measure(isa: Isa, threads: usize) {
         (1024, 2048, 768),
         (1024, 768, 4096),
     ] {
-        let (x, w, y) = (matrix(tokens, input), matrix(output, input), matrix(tokens, output));
+        let (x, w, y) =
+            (matrix(tokens, input, dtype), matrix(output, input, dtype), matrix(tokens, output, dtype));
+        let dw = matrix(output, input, DType::F32);
         for form in ["nt", "nn", "tn"] {
             let run = || match form {
-                "nt" => matmul::nt(&queue, y, x, w, Init::Zero, scratch),
-                "nn" => matmul::nn(&queue, x, y, w, Init::Zero, scratch),
-                _ => matmul::tn(&queue, w, y, x, Init::Zero, scratch),
+                "nt" => matmul::nt(queue, y, x, w, Init::Zero, scratch),
+                "nn" => matmul::nn(queue, x, y, w, Init::Zero, scratch),
+                _ => matmul::tn(queue, dw, y, x, Init::Accumulate, scratch),
             };
             run();
             let mut times: Vec<f64> = (0..60)

@@ -7,7 +7,7 @@ use lockstep_ckpt::{Checkpoint, ModelFolder};
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh, Rank};
 use lockstep_data::{Dataset, Tokenizer, TokenizerSource, preparing_bytes};
-use lockstep_device::{Device, Machine};
+use lockstep_device::{Amx, Device, Machine};
 use lockstep_model::Kernels;
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError,
@@ -210,10 +210,21 @@ impl Prepared {
             ("evaluation data", self.eval.as_ref().map_or("none".into(), |d| brief(&d.fingerprint()))),
             ("tokenizer", brief(self.tokenizer.fingerprint())),
             ("batch and optimizer", brief(&numbers)),
+            ("products of bf16", self.products_of_bf16().to_string()),
             ("start", from),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into()
+    }
+
+    /// In which of two orders this machine sums them, if the run has any on the CPU. All other results are the same on
+    /// every CPU.
+    fn products_of_bf16(&self) -> &'static str {
+        match (self.machine.device, self.plan.input.storage) {
+            (Device::Cpu, DType::BF16) if Amx::detect().is_some() => "on AMX tiles",
+            (Device::Cpu, DType::BF16) => "on vectors",
+            _ => "not on the CPU",
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lockstep_core::Bytes;
-use lockstep_device::{Isa, Set};
+use lockstep_device::{Amx, Isa, Set};
 use lockstep_launch::cores;
 use rustix::process::{Resource, getrlimit};
 
@@ -28,7 +28,8 @@ fn processor(num_gpus: usize) -> Finding {
     let allowed = cores::available().len().max(1);
     // Less than the cores that may be used where a container has a share of their time.
     let at_once = std::thread::available_parallelism().map_or(allowed, |n| n.get()).min(allowed);
-    let mut found = format!("{isa}, {at_once} {}", if at_once == 1 { "core" } else { "cores" });
+    let tiles = if Amx::detect().is_some() { " and AMX" } else { "" };
+    let mut found = format!("{isa}{tiles}, {at_once} {}", if at_once == 1 { "core" } else { "cores" });
     if let Some(name) = processor_name() {
         found = format!("{name}: {found}");
     }

@@ -5,11 +5,12 @@
 
 use std::ops::Range;
 
+use half::bf16;
 use lockstep_core::{Bytes, DType};
-use lockstep_device::{CpuQueue, Real, View};
+use lockstep_device::{Amx, CpuQueue, Real, Tiles, View};
 
 use super::kernel::{Tile, tile};
-use super::{Init, KC, MR, NR, few, pack};
+use super::{Init, KC, MR, NR, amx, few, pack};
 use crate::Mat;
 use crate::dispatch::with_real;
 
@@ -18,7 +19,7 @@ const SLAB_ELEMS: usize = 320 << 10;
 /// The most a slab takes, for an inner dimension that is not cut: 4 MiB.
 pub(super) const PACKED_ELEMS: usize = 1 << 20;
 /// The most rows of C in one item of work.
-const ROW_BLOCK: usize = 8 * MR;
+pub(super) const ROW_BLOCK: usize = 8 * MR;
 const ITEMS_PER_THREAD: usize = 16;
 /// Panels that a row block takes at a time: a block of C in f32 has room for these.
 const PANELS_AT_A_TIME: usize = 16;
@@ -73,16 +74,18 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
     if k == 0 {
         return initialise(c, init);
     }
+    // A rule by types alone, so that every product of a pair of types is of one class.
+    let amx = cpu.amx.filter(|_| [a_mat, b_mat].iter().all(|mat| mat.view.dtype() == DType::BF16));
     if let (A::Rows(a), B::Transposed(b)) = (a, b)
         && few::applies(m, k)
     {
-        return few::product(cpu, c, a, b, init, scratch);
+        return few::product(cpu, amx, c, a, b, init, scratch);
     }
-    let (slab_depth, slab_cols) = slab_shape(n, k, c.view.dtype());
+    let (slab_depth, slab_cols) = slab_shape(n, k, c.view.dtype(), amx);
     for first_col in (0..n).step_by(slab_cols) {
         let cols = (n - first_col).min(slab_cols);
         for first_k in (0..k).step_by(slab_depth) {
-            let slab = Slab { first_k, depth: (k - first_k).min(slab_depth), first_col, cols, packed_b };
+            let slab = Slab { first_k, depth: (k - first_k).min(slab_depth), first_col, cols, amx, packed_b };
             pack_slab(cpu, b, &slab);
             let init = if first_k == 0 { init } else { Init::Accumulate };
             compute_slab(cpu, c, a, init, &slab, per_thread);
@@ -94,15 +97,17 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
 ///
 /// All columns and as many whole inner blocks as fit, so that A is prepared once; where not even one
 /// block fits, columns are split. A narrow C is rounded at the end of each slab, so it takes the whole
-/// inner dimension and splits columns.
-fn slab_shape(n: usize, k: usize, c: DType) -> (usize, usize) {
+/// inner dimension and splits columns. Where B stays bf16, twice as much of it fits.
+fn slab_shape(n: usize, k: usize, c: DType, amx: Option<Amx>) -> (usize, usize) {
+    let (slab_elems, step) = if amx.is_some() { (2 * SLAB_ELEMS, amx::STEP) } else { (SLAB_ELEMS, 1) };
     let all_cols = n.next_multiple_of(NR);
     if c != DType::F32 {
         let depth = k.min(PACKED_ELEMS / NR / KC * KC);
-        return (depth, (SLAB_ELEMS.max(depth * NR) / depth / NR * NR).min(all_cols));
+        let packed = depth.next_multiple_of(step);
+        return (depth, (slab_elems.max(packed * NR) / packed / NR * NR).min(all_cols));
     }
-    let cols = (SLAB_ELEMS / k.min(KC) / NR * NR).min(all_cols);
-    let depth = if k <= KC { k } else { SLAB_ELEMS / cols / KC * KC };
+    let cols = (slab_elems / k.next_multiple_of(step).min(KC) / NR * NR).min(all_cols);
+    let depth = if k <= KC { k } else { slab_elems / cols / KC * KC };
     (depth, cols)
 }
 
@@ -128,50 +133,82 @@ struct Slab<'m> {
     depth: usize,
     first_col: usize,
     cols: usize,
+    /// Packed for tiles: in pairs of bf16, not in f32.
+    amx: Option<Amx>,
     packed_b: View<'m>,
 }
 
-/// Elements between packed panels. Their lengths are multiples of 4 KiB as a rule: without a gap the same row of all of
+/// Bytes between packed panels. Their lengths are multiples of 4 KiB as a rule: without a gap the same row of all of
 /// them would compete for one set of the first-level cache while it is packed.
-const GAP: usize = 16;
+const GAP_BYTES: usize = 64;
 
-/// From one packed panel of an inner block to the next.
-fn apart(block: usize) -> usize {
-    block * NR + GAP
-}
+impl<'m> Slab<'m> {
+    fn panels(&self) -> usize {
+        self.cols.div_ceil(NR)
+    }
 
-/// Where the panels of the inner block that starts at `k` lie in what is packed.
-fn block_start(k: usize, count: usize) -> usize {
-    count * (k * NR + k / KC * GAP)
+    /// The length of the inner block that starts at `k`.
+    fn block(&self, k: usize) -> usize {
+        (self.depth - k).min(KC)
+    }
+
+    /// From one packed panel of the inner block at `k` to the next, in packed elements.
+    fn apart(&self, k: usize) -> usize {
+        match self.amx {
+            None => self.block(k) * NR + GAP_BYTES / size_of::<f32>(),
+            Some(_) => self.block(k).next_multiple_of(amx::STEP) * NR + GAP_BYTES / size_of::<bf16>(),
+        }
+    }
+
+    /// A panel of the inner block that starts at `k`.
+    fn panel(&self, k: usize, panel: usize) -> View<'m> {
+        let packed = if self.amx.is_some() { self.packed_b.cast(DType::BF16) } else { self.packed_b };
+        let apart = self.apart(k);
+        packed.slice(k / KC * self.panels() * self.apart(0) + panel * apart, apart)
+    }
 }
 
 /// Rows of the inner dimension that a packing item takes.
 const PACK_ROWS: usize = 32;
+const _: () = assert!(PACK_ROWS == amx::STEP && KC.is_multiple_of(amx::STEP));
 
 fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
-    let Slab { first_k, depth, first_col, cols, packed_b } = *slab;
-    let panels = cols.div_ceil(NR);
+    let Slab { first_k, depth, first_col, cols, .. } = *slab;
+    let panels = slab.panels();
     match b {
         B::Natural(mat) => cpu.pool.run(depth.div_ceil(PACK_ROWS), &|item, _| {
-            let (k, block) = inner_block(depth, item * PACK_ROWS);
             let row = item * PACK_ROWS;
+            let k = row / KC * KC;
             let rows = PACK_ROWS.min(depth - row);
-            let out = packed_b.slice(block_start(k, panels), panels * apart(block));
+            let out = slab.panel(k, 0);
+            assert!(slab.panel(k, panels - 1).len() == slab.apart(k), "room for all panels");
+            if slab.amx.is_some() {
+                let source = mat.row_range(first_k + row, rows).columns(first_col, cols);
+                // SAFETY: as below.
+                return cpu.isa.run(#[inline(always)] || unsafe {
+                    amx::natural(source, out.as_ptr::<bf16>().add((row - k) * NR), slab.apart(k));
+                });
+            }
             with_real!(mat.view.dtype(), R => {
                 // SAFETY: B is an input of this call; nobody writes it meanwhile. Items write disjoint rows
                 // of the panels, which lie in scratch.
                 cpu.isa.run(#[inline(always)] || unsafe {
                     let source = &mat.view.as_slice::<R>()[(first_k + row) * mat.stride + first_col..];
                     let out = out.as_ptr::<f32>().add((row - k) * NR);
-                    pack::natural(source, mat.stride, rows, cols, out, apart(block));
+                    pack::natural(source, mat.stride, rows, cols, out, slab.apart(k));
                 })
             });
         }),
         B::Transposed(mat) => cpu.pool.run(panels * depth.div_ceil(KC), &|item, _| {
-            let (k, block) = inner_block(depth, item / panels * KC);
-            let panel = item % panels;
+            let k = item / panels * KC;
+            let (block, panel) = (slab.block(k), item % panels);
             let width = (cols - panel * NR).min(NR);
-            let out = packed_b.slice(block_start(k, panels) + panel * apart(block), block * NR);
+            let out = slab.panel(k, panel);
+            if slab.amx.is_some() {
+                let source = mat.row_range(first_col + panel * NR, width).columns(first_k + k, block);
+                // SAFETY: as below; the machine has tiles.
+                return cpu.isa.run(#[inline(always)] || unsafe { amx::transposed(source, NR, out.as_mut()) });
+            }
             with_real!(mat.view.dtype(), R => {
                 // SAFETY: as above; items write disjoint panels.
                 let (source, out) = unsafe { (mat.view.as_slice::<R>(), out.as_mut::<f32>()) };
@@ -182,17 +219,12 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
     }
 }
 
-/// The start and length of the inner block that `k` falls into, of an inner range of `depth`.
-fn inner_block(depth: usize, k: usize) -> (usize, usize) {
-    let start = k / KC * KC;
-    (start, (depth - start).min(KC))
-}
-
 /// Computes C over a slab.
 fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, per_thread: View) {
     // Several items a thread, so that one that falls behind leaves work to the others.
-    let wanted = c.rows.div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(MR);
-    let row_block = wanted.clamp(2 * MR, ROW_BLOCK);
+    let unit = if slab.amx.is_some() { amx::SIDE } else { MR };
+    let wanted = c.rows.div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(unit);
+    let row_block = wanted.clamp(2 * MR, ROW_BLOCK).next_multiple_of(unit);
     cpu.pool.run(c.rows.div_ceil(row_block), &|item, worker| {
         let scratch = per_thread.slice(worker * (A_ELEMS + C_ELEMS), A_ELEMS + C_ELEMS);
         let first_row = item * row_block;
@@ -200,6 +232,7 @@ fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, per_threa
         let block = RowBlock {
             first_row,
             rows,
+            tiles: slab.amx.map(Amx::tiles),
             a_scratch: scratch.first(A_ELEMS),
             c_scratch: scratch.slice(A_ELEMS, C_ELEMS),
         };
@@ -211,37 +244,54 @@ fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, per_threa
     });
 }
 
-/// Some rows of C, with the working thread's scratch.
+/// Some rows of C, with the working thread's scratch, and its tiles if B was packed for them.
 struct RowBlock<'m> {
     first_row: usize,
     rows: usize,
+    tiles: Option<Tiles>,
     a_scratch: View<'m>,
     c_scratch: View<'m>,
 }
 
-/// Rows of A over one inner block, ready for the kernel: element (i, k) of tile t is at
-/// `base + t * tile_step + i * row + k * col`.
-struct ReadyA {
-    base: *const f32,
-    tile_step: usize,
-    row: usize,
-    col: usize,
+/// Rows of A over one inner block, ready for the kernel.
+#[derive(Clone, Copy)]
+enum ReadyA<'t> {
+    /// In f32: element (i, k) of tile t is at `base + t * tile_step + i * row + k * col`.
+    Wide { base: *const f32, tile_step: usize, row: usize, col: usize },
+    /// In bf16, for tiles.
+    Tiled(&'t Tiles, amx::Rows),
 }
 
-fn ready_a(cpu: &CpuQueue, a: A, block: &RowBlock, k: usize, depth: usize) -> ReadyA {
+fn ready_a<'b>(cpu: &CpuQueue, a: A, block: &'b RowBlock, k: usize, depth: usize) -> ReadyA<'b> {
+    if let Some(tiles) = &block.tiles {
+        let (first, rows) = (block.first_row, block.rows);
+        // SAFETY: the scratch belongs to the working thread for the length of its item; A is an input of this call,
+        // and nobody writes it meanwhile; the machine has tiles.
+        let rows = cpu.isa.run(
+            #[inline(always)]
+            || unsafe {
+                let scratch = block.a_scratch.cast(DType::BF16).as_mut::<bf16>();
+                match a {
+                    A::Rows(mat) => amx::Rows::of(mat, first, rows, k, depth, scratch),
+                    A::Columns(mat) => amx::Rows::turned(mat, first, rows, k, depth, scratch),
+                }
+            },
+        );
+        return ReadyA::Tiled(tiles, rows);
+    }
     // SAFETY: the scratch belongs to the working thread for the length of its item.
     let scratch = unsafe { block.a_scratch.as_mut::<f32>() };
     match a {
         A::Rows(mat) if mat.view.dtype() == DType::F32 => {
             let view = mat.view.slice(block.first_row * mat.stride + k, 0);
-            ReadyA { base: view.as_ptr(), tile_step: MR * mat.stride, row: mat.stride, col: 1 }
+            ReadyA::Wide { base: view.as_ptr(), tile_step: MR * mat.stride, row: mat.stride, col: 1 }
         }
         A::Rows(mat) => with_real!(mat.view.dtype(), R => {
             // SAFETY: A is an input of this call; nobody writes it meanwhile.
             let source = unsafe { mat.view.as_slice::<R>() };
             let source = &source[block.first_row * mat.stride + k..];
             cpu.isa.run(#[inline(always)] || pack::widen_rows(source, mat.stride, block.rows, depth, scratch));
-            ReadyA { base: scratch.as_ptr(), tile_step: MR * depth, row: depth, col: 1 }
+            ReadyA::Wide { base: scratch.as_ptr(), tile_step: MR * depth, row: depth, col: 1 }
         }),
         // A block at a time, where it stays in the second-level cache: as one large piece it would go to memory and
         // come back.
@@ -251,7 +301,7 @@ fn ready_a(cpu: &CpuQueue, a: A, block: &RowBlock, k: usize, depth: usize) -> Re
                 let source = &mat.view.as_slice::<R>()[k * mat.stride + block.first_row..];
                 pack::a_columns(source, mat.stride, depth, block.rows, scratch.as_mut_ptr(), MR * depth);
             });
-            ReadyA { base: scratch.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
+            ReadyA::Wide { base: scratch.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
         }),
     }
 }
@@ -269,41 +319,57 @@ struct Destination {
 fn tiles(
     cpu: &CpuQueue,
     ready: &ReadyA,
-    rows: usize,
+    all_rows: usize,
     slab: &Slab,
     k: usize,
     panels: Range<usize>,
     to: &Destination,
 ) {
-    let all_panels = slab.cols.div_ceil(NR);
-    let depth = (slab.depth - k).min(KC);
-    for first_row in (0..rows).step_by(MR) {
+    let depth = slab.block(k);
+    let side = if matches!(ready, ReadyA::Tiled(..)) { amx::SIDE } else { MR };
+    for first_row in (0..all_rows).step_by(side) {
         for panel in panels.clone() {
             let column = (panel - panels.start) * NR;
-            let b = block_start(k, all_panels) + panel * apart(depth);
-            debug_assert!(b + depth * NR <= slab.packed_b.len());
+            let b = slab.panel(k, panel);
+            let rows = (all_rows - first_row).min(side);
+            let cols = (slab.cols - panel * NR).min(NR);
             // SAFETY: rows and columns stay inside this item's block of C, which no other item writes;
             // A and B were checked to be apart from C; the panel was packed before this item started.
             unsafe {
                 let init =
                     if to.init.is_null() { to.init } else { to.init.add(first_row * to.init_row + column) };
-                tile(
-                    cpu.isa,
-                    &Tile {
-                        depth,
-                        a: ready.base.add(first_row / MR * ready.tile_step),
-                        a_row: ready.row,
-                        a_col: ready.col,
-                        b: slab.packed_b.as_ptr::<f32>().add(b),
-                        b_row: NR,
-                        init,
-                        init_row: to.init_row,
-                        c: to.c.add(first_row * to.row + column),
-                        c_row: to.row,
-                        rows: (rows - first_row).min(MR),
-                        cols: (slab.cols - panel * NR).min(NR),
-                    },
-                );
+                let c = to.c.add(first_row * to.row + column);
+                let (init_row, c_row) = (to.init_row, to.row);
+                match *ready {
+                    ReadyA::Wide { base, tile_step, row, col } => {
+                        let a = base.add(first_row / MR * tile_step);
+                        let (b, b_row) = (b.as_ptr(), NR);
+                        let (a_row, a_col) = (row, col);
+                        tile(
+                            cpu.isa,
+                            &Tile { depth, a, a_row, a_col, b, b_row, init, init_row, c, c_row, rows, cols },
+                        );
+                    }
+                    ReadyA::Tiled(tiles, a) => {
+                        let (b, b_width) = (b.as_ptr(), NR);
+                        amx::block(
+                            tiles,
+                            &amx::Block {
+                                depth,
+                                a,
+                                first_row,
+                                b,
+                                b_width,
+                                init,
+                                init_row,
+                                c,
+                                c_row,
+                                rows,
+                                cols,
+                            },
+                        );
+                    }
+                }
             }
         }
     }
@@ -313,10 +379,9 @@ fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, block: &
     let at = |mat: &Mat, column: usize| -> *mut f32 {
         mat.view.slice(block.first_row * mat.stride + slab.first_col + column, 0).as_ptr()
     };
-    let all_panels = slab.cols.div_ceil(NR);
+    let all_panels = slab.panels();
     for k in (0..slab.depth).step_by(KC) {
-        let depth = (slab.depth - k).min(KC);
-        let ready = ready_a(cpu, a, block, slab.first_k + k, depth);
+        let ready = ready_a(cpu, a, block, slab.first_k + k, slab.block(k));
         for first_panel in (0..all_panels).step_by(PANELS_AT_A_TIME) {
             let last_panel = (first_panel + PANELS_AT_A_TIME).min(all_panels);
             let column = first_panel * NR;
@@ -337,7 +402,7 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
     // SAFETY: the scratch belongs to the working thread; items write disjoint rows of C; a residual is
     // either C itself, read before it is written, or another matrix that nobody writes.
     let sums = unsafe { block.c_scratch.as_mut::<f32>() };
-    let all_panels = slab.cols.div_ceil(NR);
+    let all_panels = slab.panels();
     for first_panel in (0..all_panels).step_by(PANELS_AT_A_TIME) {
         let last_panel = (first_panel + PANELS_AT_A_TIME).min(all_panels);
         let column = slab.first_col + first_panel * NR;
@@ -347,25 +412,22 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
             Init::Accumulate => Some(c),
             Init::Residual(r) => Some(r),
         };
-        for (i, row) in sums.chunks_mut(cols).take(block.rows).enumerate() {
-            match from {
-                None => row.fill(0.0),
-                Some(mat) => {
-                    let at = (block.first_row + i) * mat.stride + column;
-                    // SAFETY: see above.
-                    let source = unsafe { mat.view.slice(at, cols).as_slice::<R>() };
-                    cpu.isa.run(
-                        #[inline(always)]
-                        || pack::widen_rows(source, cols, 1, cols, row),
-                    );
-                }
+        if let Some(mat) = from {
+            for (i, row) in sums.chunks_mut(cols).take(block.rows).enumerate() {
+                let at = (block.first_row + i) * mat.stride + column;
+                // SAFETY: see above.
+                let source = unsafe { mat.view.slice(at, cols).as_slice::<R>() };
+                cpu.isa.run(
+                    #[inline(always)]
+                    || pack::widen_rows(source, cols, 1, cols, row),
+                );
             }
         }
         for k in (0..slab.depth).step_by(KC) {
-            let depth = (slab.depth - k).min(KC);
-            let ready = ready_a(cpu, a, block, slab.first_k + k, depth);
+            let ready = ready_a(cpu, a, block, slab.first_k + k, slab.block(k));
             let (sums_at, cols_row) = (sums.as_mut_ptr(), cols);
-            let to = Destination { c: sums_at, row: cols_row, init: sums_at, init_row: cols_row };
+            let init = if from.is_some() || k > 0 { sums_at.cast_const() } else { std::ptr::null() };
+            let to = Destination { c: sums_at, row: cols_row, init, init_row: cols_row };
             tiles(cpu, &ready, block.rows, slab, k, first_panel..last_panel, &to);
         }
         for (i, row) in sums.chunks(cols).take(block.rows).enumerate() {

@@ -9,12 +9,13 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use half::bf16;
 use lockstep_core::DType;
-use lockstep_device::{CpuQueue, Real, View};
+use lockstep_device::{Amx, CpuQueue, Real, Tiles, View};
 
-use super::cpu::{A_ELEMS, C_ELEMS, PACKED_ELEMS};
+use super::cpu::{A_ELEMS, C_ELEMS, PACKED_ELEMS, ROW_BLOCK};
 use super::kernel::{Tile, weights};
-use super::{Init, KC, MR, NR, pack};
+use super::{Init, KC, MR, NR, amx, pack};
 use crate::Mat;
 use crate::dispatch::with_real;
 
@@ -22,8 +23,8 @@ use crate::dispatch::with_real;
 const FEW: usize = 2 * NR;
 /// Columns of the panel for the fewest rows: one vector of the widest instruction set.
 const NARROW: usize = NR / 2;
-/// The most tiles of MR rows of B that a thread takes at a time.
-const TILES_AT_A_TIME: usize = 8;
+/// The most rows of B that a thread takes at a time.
+const ROWS_AT_A_TIME: usize = ROW_BLOCK;
 
 /// Whether [`product`] is the way for `m` rows over an inner dimension of `k`.
 pub(super) fn applies(m: usize, k: usize) -> bool {
@@ -31,43 +32,62 @@ pub(super) fn applies(m: usize, k: usize) -> bool {
 }
 
 /// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ.
-pub(super) fn product(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+pub(super) fn product(cpu: &CpuQueue, amx: Option<Amx>, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
     if c.rows <= NARROW {
-        in_panels::<NARROW>(cpu, c, a, b, init, scratch);
+        in_panels::<NARROW>(cpu, amx, c, a, b, init, scratch);
     } else {
-        in_panels::<NR>(cpu, c, a, b, init, scratch);
+        in_panels::<NR>(cpu, amx, c, a, b, init, scratch);
     }
 }
 
-fn in_panels<const WIDTH: usize>(cpu: &CpuQueue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+fn in_panels<const WIDTH: usize>(
+    cpu: &CpuQueue,
+    amx: Option<Amx>,
+    c: Mat,
+    a: Mat,
+    b_mat: Mat,
+    init: Init,
+    scratch: View,
+) {
     let num_threads = cpu.pool.num_threads();
-    let packed_each = PACKED_ELEMS / num_threads;
+    // Whole cache lines.
+    let packed_each = PACKED_ELEMS / num_threads / 16 * 16;
     let room_each = A_ELEMS + C_ELEMS;
     let rooms = scratch.slice(PACKED_ELEMS, num_threads * room_each);
-    let tiles = c.cols.div_ceil(MR);
-    let items = (num_threads * tiles.div_ceil(num_threads * TILES_AT_A_TIME)).min(tiles);
+    let side = if amx.is_some() { amx::TILE } else { MR };
+    let tiles = c.cols.div_ceil(side);
+    let items = (num_threads * tiles.div_ceil(num_threads * (ROWS_AT_A_TIME / side))).min(tiles);
     let next = AtomicUsize::new(0);
     // Every thread packs A for itself, where there is room: lines that another core has written, or still holds when
     // they are to be written again, cost more than the packing.
-    let fits_each = c.rows.next_multiple_of(WIDTH) * a.cols <= packed_each;
-    let for_all = (!fits_each).then(|| Packed::<WIDTH>::new(cpu, a, scratch.first(PACKED_ELEMS)));
+    let fits_each = c.rows.next_multiple_of(WIDTH) * a.cols.next_multiple_of(amx::STEP) <= packed_each;
+    let for_all = (!fits_each).then(|| Packed::<WIDTH>::new(cpu, amx, a, scratch.first(PACKED_ELEMS)));
     cpu.pool.run(num_threads, &|_, worker| {
-        let packed =
-            for_all.unwrap_or_else(|| Packed::new(cpu, a, scratch.slice(worker * packed_each, packed_each)));
-        // SAFETY: a worker's part of the scratch is its own.
-        let room = unsafe { rooms.slice(worker * room_each, room_each).as_mut::<f32>() };
+        let packed = for_all
+            .unwrap_or_else(|| Packed::new(cpu, amx, a, scratch.slice(worker * packed_each, packed_each)));
+        let part = rooms.slice(worker * room_each, room_each);
+        let room =
+            Room { b: part.first(A_ELEMS), sums: part.slice(A_ELEMS, C_ELEMS), tiles: amx.map(Amx::tiles) };
         loop {
             let item = next.fetch_add(1, Ordering::Relaxed);
             if item >= items {
                 break;
             }
-            let columns = item * tiles / items * MR..((item + 1) * tiles / items * MR).min(c.cols);
-            packed.times_rows(cpu, c, b, init, columns, room);
+            let columns = item * tiles / items * side..((item + 1) * tiles / items * side).min(c.cols);
+            packed.times_rows(cpu, c, b_mat, init, columns, &room);
         }
     });
 }
 
-/// A in panels of WIDTH columns, each a row of A: inner block by inner block, panel by panel.
+/// What a thread works with: room for rows of B and for sums, and its tiles where they are used.
+struct Room<'m> {
+    b: View<'m>,
+    sums: View<'m>,
+    tiles: Option<Tiles>,
+}
+
+/// A in panels of WIDTH columns, each a row of A: inner block by inner block, panel by panel. In f32, or in bf16 for
+/// tiles.
 #[derive(Clone, Copy)]
 struct Packed<'m, const WIDTH: usize> {
     view: View<'m>,
@@ -76,13 +96,23 @@ struct Packed<'m, const WIDTH: usize> {
 }
 
 impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
-    fn new(cpu: &CpuQueue, a: Mat, room: View<'m>) -> Packed<'m, WIDTH> {
+    fn new(cpu: &CpuQueue, amx: Option<Amx>, a: Mat, room: View<'m>) -> Packed<'m, WIDTH> {
         let (m, k) = (a.rows, a.cols);
-        let packed = Packed { view: room.first(m.next_multiple_of(WIDTH) * k), m, k };
+        let view = if amx.is_some() { room.cast(DType::BF16) } else { room };
+        let packed = Packed { view, m, k };
         for first_k in (0..k).step_by(KC) {
             for p in 0..packed.panels() {
                 let (depth, rows) = ((k - first_k).min(KC), (m - p * WIDTH).min(WIDTH));
-                let out = packed.view.slice(packed.panel(first_k, depth, p), depth * WIDTH);
+                let out = packed.panel(first_k, p);
+                if amx.is_some() {
+                    let source = a.row_range(p * WIDTH, rows).columns(first_k, depth);
+                    // SAFETY: as below, on a machine with tiles.
+                    cpu.isa.run(
+                        #[inline(always)]
+                        || unsafe { amx::transposed(source, WIDTH, out.as_mut()) },
+                    );
+                    continue;
+                }
                 with_real!(a.view.dtype(), R => {
                     // SAFETY: A is an input of this call; the room is the working thread's own.
                     let (source, out) = unsafe { (a.view.as_slice::<R>(), out.as_mut::<f32>()) };
@@ -101,24 +131,20 @@ impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
         self.m.div_ceil(WIDTH)
     }
 
-    fn panel(&self, first_k: usize, depth: usize, p: usize) -> usize {
-        (first_k * self.panels() + p * depth) * WIDTH
+    fn panel(&self, first_k: usize, p: usize) -> View<'m> {
+        let mut depth = (self.k - first_k).min(KC);
+        if self.view.dtype() == DType::BF16 {
+            depth = depth.next_multiple_of(amx::STEP);
+        }
+        self.view.slice((first_k * self.panels() + p * depth) * WIDTH, depth * WIDTH)
     }
 
     /// Some columns of C: A times these rows of B.
-    fn times_rows(
-        &self,
-        cpu: &CpuQueue,
-        c: Mat,
-        b: Mat,
-        init: Init,
-        columns: Range<usize>,
-        room: &mut [f32],
-    ) {
+    fn times_rows(&self, cpu: &CpuQueue, c: Mat, b: Mat, init: Init, columns: Range<usize>, room: &Room) {
         let (first, rows) = (columns.start, columns.len());
-        let (widened, sums) = room.split_at_mut(A_ELEMS);
         // Transposed: \[rows, WIDTH\] for every panel.
-        let sums = &mut sums[..self.panels() * rows * WIDTH];
+        // SAFETY: the room is the working thread's own.
+        let sums = unsafe { room.sums.first(self.panels() * rows * WIDTH).as_mut::<f32>() };
         let start = match init {
             Init::Zero => None,
             Init::Accumulate => Some(c),
@@ -130,62 +156,112 @@ impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
             });
         }
         for first_k in (0..self.k).step_by(KC) {
-            let depth = (self.k - first_k).min(KC);
-            let (base, row) = rows_of(cpu, b, first, rows, first_k, depth, widened);
-            for at in (0..rows).step_by(MR) {
-                for p in 0..self.panels() {
-                    // SAFETY: inside the rows of B, the panel and these sums; nothing overlaps.
-                    unsafe {
-                        let sums = sums.as_mut_ptr().add((p * rows + at) * WIDTH);
-                        let added = start.is_some() || first_k > 0;
-                        weights::<WIDTH>(
-                            cpu.isa,
-                            &Tile {
-                                depth,
-                                a: base.add(at * row),
-                                a_row: row,
-                                a_col: 1,
-                                b: self.view.as_ptr::<f32>().add(self.panel(first_k, depth, p)),
-                                b_row: WIDTH,
-                                init: if added { sums.cast_const() } else { std::ptr::null() },
-                                init_row: WIDTH,
-                                c: sums,
-                                c_row: WIDTH,
-                                rows: (rows - at).min(MR),
-                                cols: (self.m - p * WIDTH).min(WIDTH),
-                            },
-                        );
-                    }
-                }
+            let rows_of_b = b.row_range(first, rows).columns(first_k, (self.k - first_k).min(KC));
+            let added = start.is_some() || first_k > 0;
+            match &room.tiles {
+                None => self.inner_block(cpu, rows_of_b, first_k, added, room, sums),
+                Some(tiles) => self.inner_block_in_tiles(cpu, tiles, rows_of_b, first_k, added, room, sums),
             }
         }
         with_real!(c.view.dtype(), R => {
             cpu.isa.run(#[inline(always)] || store::<R, WIDTH>(c, first, rows, sums))
         });
     }
+
+    /// Sets sums to the product over an inner block with these rows of B, or adds it.
+    fn inner_block(
+        &self,
+        cpu: &CpuQueue,
+        b: Mat,
+        first_k: usize,
+        added: bool,
+        room: &Room,
+        sums: &mut [f32],
+    ) {
+        // SAFETY: the room is the working thread's own.
+        let (base, row) = in_f32(cpu, b, unsafe { room.b.as_mut() });
+        for at in (0..b.rows).step_by(MR) {
+            for p in 0..self.panels() {
+                // SAFETY: inside the rows of B, the panel and these sums; nothing overlaps.
+                unsafe {
+                    let sums = sums.as_mut_ptr().add((p * b.rows + at) * WIDTH);
+                    weights::<WIDTH>(
+                        cpu.isa,
+                        &Tile {
+                            depth: b.cols,
+                            a: base.add(at * row),
+                            a_row: row,
+                            a_col: 1,
+                            b: self.panel(first_k, p).as_ptr(),
+                            b_row: WIDTH,
+                            init: if added { sums.cast_const() } else { std::ptr::null() },
+                            init_row: WIDTH,
+                            c: sums,
+                            c_row: WIDTH,
+                            rows: (b.rows - at).min(MR),
+                            cols: (self.m - p * WIDTH).min(WIDTH),
+                        },
+                    );
+                }
+            }
+        }
+    }
+
+    /// The same on tiles.
+    fn inner_block_in_tiles(
+        &self,
+        cpu: &CpuQueue,
+        tiles: &Tiles,
+        b: Mat,
+        first_k: usize,
+        added: bool,
+        room: &Room,
+        sums: &mut [f32],
+    ) {
+        // SAFETY: the room is the working thread's own; B is an input of this call, and nobody writes it meanwhile.
+        let a = cpu.isa.run(
+            #[inline(always)]
+            || unsafe { amx::Rows::of(b, 0, b.rows, 0, b.cols, room.b.cast(DType::BF16).as_mut::<bf16>()) },
+        );
+        for first_row in (0..b.rows).step_by(amx::SIDE) {
+            for p in 0..self.panels() {
+                // SAFETY: inside the rows of B, the panel and these sums; nothing overlaps.
+                unsafe {
+                    let sums = sums.as_mut_ptr().add((p * b.rows + first_row) * WIDTH);
+                    amx::block(
+                        tiles,
+                        &amx::Block {
+                            depth: b.cols,
+                            a,
+                            first_row,
+                            b: self.panel(first_k, p).as_ptr(),
+                            b_width: WIDTH,
+                            init: if added { sums.cast_const() } else { std::ptr::null() },
+                            init_row: WIDTH,
+                            c: sums,
+                            c_row: WIDTH,
+                            rows: (b.rows - first_row).min(amx::SIDE),
+                            // Columns that are no rows of A are zero: whole tiles are written without a detour.
+                            cols: WIDTH,
+                        },
+                    );
+                }
+            }
+        }
+    }
 }
 
-/// Some rows of B over an inner block, in f32: where they lie, or widened. The first element and the
-/// distance of rows.
-fn rows_of(
-    cpu: &CpuQueue,
-    b: Mat,
-    first: usize,
-    rows: usize,
-    first_k: usize,
-    depth: usize,
-    room: &mut [f32],
-) -> (*const f32, usize) {
-    let start = first * b.stride + first_k;
+/// Rows of B in f32: where they lie, or widened. The first element and the distance of rows.
+fn in_f32(cpu: &CpuQueue, b: Mat, room: &mut [f32]) -> (*const f32, usize) {
     if b.view.dtype() == DType::F32 {
-        return (b.view.slice(start, 0).as_ptr(), b.stride);
+        return (b.view.as_ptr(), b.stride);
     }
     with_real!(b.view.dtype(), R => {
         // SAFETY: B is an input of this call; nobody writes it meanwhile.
-        let source = &unsafe { b.view.as_slice::<R>() }[start..];
-        cpu.isa.run(#[inline(always)] || pack::widen_rows(source, b.stride, rows, depth, room));
+        let source = unsafe { b.view.as_slice::<R>() };
+        cpu.isa.run(#[inline(always)] || pack::widen_rows(source, b.stride, b.rows, b.cols, room));
     });
-    (room.as_ptr(), depth)
+    (room.as_ptr(), b.cols)
 }
 
 /// Columns `first..first + cols` of the initial values, transposed: \[cols, WIDTH\] for every WIDTH rows.

@@ -6,10 +6,18 @@
 //! B) alone, not on the number of rows, the tile it fell into, the threads or the instruction set. That
 //! is the row contract for products. Threads split outputs, never the inner dimension.
 //!
-//! B is packed into panels of [`NR`] columns; bf16 and fp16 are widened while packing. A is read where
+//! Where both A and B are bf16 and the machine has tiles for that (`amx`), a block is summed in another order, which is
+//! that of the tiles; all else in the definition is the same. So such products are a class of their own: whether a
+//! product is of it depends on the types and the machine, and within it the row contract holds as it does elsewhere,
+//! for any number of rows and threads.
+//!
+//! B is packed into panels of [`NR`] columns; for vectors bf16 and fp16 are widened while packing. A is read where
 //! it lies, except where it must be widened or is used transposed. For few rows of A it is the other way
 //! round (`few`). All scratch is the caller's.
 
+// Without tiles nothing is made of what is packed for them.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+mod amx;
 mod cpu;
 mod cuda;
 mod few;
