@@ -66,6 +66,21 @@ template <int N, typename R> __device__ __forceinline__ void store_chunk(R* to, 
     *reinterpret_cast<Chunk<R, N>*>(to) = chunk;
 }
 
+// ---- copies to shared memory that nobody waits for -------------------------------------------------------------
+
+__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+// 16 bytes, both addresses multiples of 16.
+__device__ __forceinline__ void begin_copy(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+// Ends a group of this thread's copies, which may be empty.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until all but the last N groups of this thread's copies are done. Other threads see them after a barrier.
+template <int N> __device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // ---- sums over threads, in an order that depends on the number of threads alone -------------------------------
 
 __device__ __forceinline__ f32 warp_sum(f32 x) {

@@ -77,12 +77,10 @@ pub struct Kernel {
     shared: AtomicU32,
 }
 
-/// Without being asked, a kernel gets this much shared memory.
-const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
-
 impl Kernel {
+    /// A kernel that asks for nothing gets 48 KiB, what it declares itself included: so all ask, once.
     pub(crate) fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), GpuError> {
-        if bytes <= SHARED_WITHOUT_ASKING || bytes <= self.shared.load(Ordering::Relaxed) {
+        if bytes <= self.shared.load(Ordering::Relaxed) {
             return Ok(());
         }
         // SAFETY: the function is loaded; the attribute takes a number.

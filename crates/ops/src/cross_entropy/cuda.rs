@@ -1,4 +1,5 @@
-//! A block a row. A gradient in 16 bits lies in the first half of its row's bytes.
+//! Rows that a block can hold are shared out among as many blocks as the GPU runs at a time; of wider rows each has a
+//! block of its own. A gradient in 16 bits lies in the first half of its row's bytes.
 
 use lockstep_core::DType;
 use lockstep_device::View;
@@ -10,12 +11,18 @@ use crate::packs::{pack_elems, rows_fit};
 
 pub(crate) static SOURCE: Source = Source { name: "cross_entropy", text: include_str!("kernels.cu") };
 
+/// Packs of a row that a thread holds, and the threads that a multiprocessor has registers for, as in the kernels.
+const HELD: usize = 8;
+const HELD_THREADS: usize = 1024;
+/// Bytes of shared memory that the kernels use besides.
+const HELD_STATIC: usize = 512;
+
 pub(super) fn forward(cuda: &CudaQueue, logp: View, logits: Mat, targets: View) {
-    let packs = fits(&logits);
-    let kernel = cuda.kernel(&SOURCE, DType::F32, if packs { "forward_packs" } else { "forward" });
-    let args = args![logp, logits.view, logits.stride, targets, logits.cols];
+    let (way, launch) = way(cuda, &logits);
+    let kernel = cuda.kernel(&SOURCE, DType::F32, ["forward", "forward_packs", "forward_held"][way as usize]);
+    let args = args![logp, logits.view, logits.stride, targets, logits.rows, logits.cols];
     // SAFETY: the kernel's parameters; it reads rows of logits and writes logp, and stops at a target that is none.
-    unsafe { cuda.launch(kernel, launch(&logits, packs), args) };
+    unsafe { cuda.launch(kernel, launch, args) };
 }
 
 pub(super) fn forward_backward<'m>(
@@ -26,22 +33,38 @@ pub(super) fn forward_backward<'m>(
     c: View,
     grad: DType,
 ) -> Mat<'m> {
-    let packs = fits(&logits);
-    let name = if packs { "forward_backward_packs" } else { "forward_backward" };
-    let kernel = cuda.kernel(&SOURCE, grad, name);
-    let args = args![logp, logits.view, logits.stride, targets, c, logits.cols];
-    // SAFETY: the kernel's parameters; a block reads and writes its own row of logits, in an order in which nothing
+    let (way, launch) = way(cuda, &logits);
+    let names = ["forward_backward", "forward_backward_packs", "forward_backward_held"];
+    let kernel = cuda.kernel(&SOURCE, grad, names[way as usize]);
+    let args = args![logp, logits.view, logits.stride, targets, c, logits.rows, logits.cols];
+    // SAFETY: the kernel's parameters; a block reads and writes its own rows of logits, in an order in which nothing
     // is read after it was overwritten.
-    unsafe { cuda.launch(kernel, launch(&logits, packs), args) };
+    unsafe { cuda.launch(kernel, launch, args) };
     let stride = logits.stride * (DType::F32.size() / grad.size());
     Mat::strided(logits.view.cast(grad), logits.rows, logits.cols, stride)
 }
 
-fn fits(logits: &Mat) -> bool {
-    rows_fit(&[*logits], pack_elems(DType::F32))
+/// How a row is read: an element or a pack at a time, or by packs into registers that hold it all.
+#[derive(Clone, Copy)]
+enum Way {
+    Elements,
+    Packs,
+    Held,
 }
 
-fn launch(logits: &Mat, packs: bool) -> Launch {
-    let chunks = if packs { logits.cols / pack_elems(DType::F32) } else { logits.cols };
-    Launch::new(logits.rows, chunks.next_multiple_of(32).clamp(32, 1024))
+/// Both directions go one way, so that their log-probabilities are the same.
+fn way(cuda: &CudaQueue, logits: &Mat) -> (Way, Launch) {
+    let Mat { rows, cols, .. } = *logits;
+    let threads_of = |chunks: usize| chunks.next_multiple_of(32).clamp(32, 1024);
+    if !rows_fit(&[*logits], pack_elems(DType::F32)) {
+        return (Way::Elements, Launch::new(rows, threads_of(cols)));
+    }
+    let packs = cols / pack_elems(DType::F32);
+    let row_bytes = DType::F32.size() * cols;
+    if packs > HELD * HELD_THREADS || row_bytes + HELD_STATIC > cuda.gpu.shared_per_block as usize {
+        return (Way::Packs, Launch::new(rows, threads_of(packs)));
+    }
+    let threads = threads_of(packs.div_ceil(HELD));
+    let at_a_time = cuda.gpu.multiprocessors as usize * (HELD_THREADS / threads);
+    (Way::Held, Launch { shared: row_bytes, ..Launch::new(rows.min(at_a_time), threads) })
 }

@@ -1,6 +1,9 @@
-// Log-probabilities of targets, and the logits' gradient in their own bytes. A block takes a row: one pass finds
-// the largest logit and the sum of exponentials together, a second one writes the gradient. REAL is the gradient's
-// type; logits are f32.
+// Log-probabilities of targets, and the logits' gradient in their own bytes. A block takes a row. REAL is the
+// gradient's type; logits are f32.
+//
+// A row that a block's registers hold is read once: while the block works on it, its next row is being copied to shared
+// memory, every thread's chunks to places that no other thread reads. Of a wider row, one pass finds the largest logit
+// and the sum of exponentials together, a second one writes the gradient.
 #include "lockstep.cuh"
 
 // Below every logit but negative infinity, from which it may be subtracted.
@@ -26,7 +29,15 @@ __device__ __forceinline__ Seen warp_both(Seen seen) {
     return seen;
 }
 
-// Every thread gets what the whole block has seen of the row.
+// Every thread gets what the whole block has seen of the row. `room` is not written again before all threads have met.
+__device__ __forceinline__ Seen block_both(Seen seen, Seen* room) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    seen = warp_both(seen);
+    if (lane == 0) room[warp] = seen;
+    __syncthreads();
+    return warp_both(lane < warps ? room[lane] : Seen{LOWEST, 0.0f});
+}
+
 template <int N> __device__ __forceinline__ Seen see_row(const f32* logits, u32 vocab) {
     __shared__ Seen room[32];
     Seen seen = {LOWEST, 0.0f};
@@ -41,11 +52,7 @@ template <int N> __device__ __forceinline__ Seen see_row(const f32* logits, u32 
 #pragma unroll
         for (int i = 0; i < N; i++) seen.sum += expf(x.at[i] - seen.largest);
     }
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    seen = warp_both(seen);
-    if (lane == 0) room[warp] = seen;
-    __syncthreads();
-    return warp_both(lane < warps ? room[lane] : Seen{LOWEST, 0.0f});
+    return block_both(seen, room);
 }
 
 template <int N>
@@ -91,28 +98,117 @@ __device__ __forceinline__ void gradient_of_row(
     }
 }
 
+// Chunks of four logits that a thread holds, and the threads that there are registers for: as in cuda.rs.
+constexpr int HELD = 8;
+constexpr u32 HELD_THREADS = 1024;
+
+template <bool GRADIENT>
+__device__ __forceinline__ void held_rows(
+    f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 rows, u32 vocab
+) {
+    constexpr int N = 4;
+    extern __shared__ uint4 ahead[]; // [vocab / N]
+    __shared__ Seen room[2][32];
+    const u32 chunks = vocab / N;
+    const auto fetch = [&](u32 row) {
+        const f32* from = logits + (u64)row * stride;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const u32 chunk = threadIdx.x + k * blockDim.x;
+            if (row < rows && chunk < chunks) begin_copy(ahead + chunk, from + chunk * N);
+        }
+        commit_copies();
+    };
+
+    fetch(blockIdx.x);
+    u32 next_target = targets[blockIdx.x];
+    f32 next_c = GRADIENT ? coefficients[blockIdx.x] : 0.0f;
+    for (u32 row = blockIdx.x, turn = 0; row < rows; row += gridDim.x, turn ^= 1) {
+        const u32 target = next_target;
+        const f32 c = next_c;
+        if (target >= vocab) __trap();
+        wait_copies<0>();
+        Chunk<f32, N> x[HELD];
+        f32 largest = LOWEST;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const u32 chunk = threadIdx.x + k * blockDim.x;
+            if (chunk >= chunks) continue;
+            x[k] = load_chunk<N>(reinterpret_cast<const f32*>(ahead + chunk));
+#pragma unroll
+            for (int i = 0; i < N; i++) largest = fmaxf(largest, x[k].at[i]);
+        }
+        const bool has_target = target / N % blockDim.x == threadIdx.x;
+        const f32 logit = has_target ? reinterpret_cast<const f32*>(ahead)[target] : 0.0f;
+        fetch(row + gridDim.x);
+        if (row + gridDim.x < rows) {
+            next_target = targets[row + gridDim.x];
+            if (GRADIENT) next_c = coefficients[row + gridDim.x];
+        }
+        // Exponentials of the distance from this thread's largest logit. A NaN is no largest one, but stays in the sum.
+        f32 sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            if (threadIdx.x + k * blockDim.x >= chunks) continue;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                x[k].at[i] = expf(x[k].at[i] - largest);
+                sum += x[k].at[i];
+            }
+        }
+        // All threads have read the row when they have met.
+        const Seen seen = block_both({largest, sum}, room[turn]);
+        if (has_target) logp[row] = logit - seen.largest - logf(seen.sum);
+        if (!GRADIENT) continue;
+        const f32 scale = -c / seen.sum, mine = scale * expf(largest - seen.largest);
+        REAL* gradient = reinterpret_cast<REAL*>(logits + (u64)row * stride);
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            const u32 chunk = threadIdx.x + k * blockDim.x;
+            if (chunk >= chunks) continue;
+            Chunk<REAL, N> out;
+#pragma unroll
+            for (int i = 0; i < N; i++) out.at[i] = from_f32<REAL>(mine * x[k].at[i]);
+            store_chunk<N>(gradient + chunk * N, out);
+        }
+        if (has_target) gradient[target] = from_f32<REAL>(c + scale * expf(logit - seen.largest));
+    }
+}
+
 // logp[T] = log softmax(logits[T, V])[targets[T]].
 extern "C" __global__ void __launch_bounds__(1024) forward(
-    f32* logp, const f32* logits, u32 stride, const u32* targets, u32 vocab
+    f32* logp, const f32* logits, u32 stride, const u32* targets, u32 rows, u32 vocab
 ) {
     log_prob_of_row<1>(logp, logits, stride, targets, vocab);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) forward_packs(
-    f32* logp, const f32* logits, u32 stride, const u32* targets, u32 vocab
+    f32* logp, const f32* logits, u32 stride, const u32* targets, u32 rows, u32 vocab
 ) {
     log_prob_of_row<4>(logp, logits, stride, targets, vocab);
 }
 
+extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_held(
+    f32* logp, f32* logits, u32 stride, const u32* targets, u32 rows, u32 vocab
+) {
+    held_rows<false>(logp, logits, stride, targets, nullptr, rows, vocab);
+}
+
 // The same, and each row's logits become c * (onehot(target) - softmax).
 extern "C" __global__ void __launch_bounds__(1024) forward_backward(
-    f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 vocab
+    f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 rows, u32 vocab
 ) {
     gradient_of_row<1>(logp, logits, stride, targets, coefficients, vocab);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) forward_backward_packs(
-    f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 vocab
+    f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 rows, u32 vocab
 ) {
     gradient_of_row<4>(logp, logits, stride, targets, coefficients, vocab);
+}
+
+extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_backward_held(
+    f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 rows, u32 vocab
+) {
+    held_rows<true>(logp, logits, stride, targets, coefficients, rows, vocab);
 }

@@ -1,34 +1,41 @@
-//! Forward keeps a group in registers between its two passes. Backward sums weight gradients by blocks of
-//! GRAD_ROWS rows into scratch, as on the CPU, and then over the blocks.
+//! As many blocks as the GPU runs at a time share the items out among them, an item being one group of one row.
+//! Backward sums weight gradients over each block's items into scratch, and then over the blocks.
 
 use lockstep_core::DType;
 use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Launch, Source};
 
-use super::{Backward, GRAD_ROWS};
+use super::{Backward, parts};
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit, views_fit};
 
 pub(crate) static SOURCE: Source = Source { name: "rmsnorm", text: include_str!("kernels.cu") };
 
-const THREADS: usize = 256;
+/// Threads of a block where items are not too wide for them, and of all blocks that a multiprocessor runs at a time.
+const FORWARD_THREADS: usize = 256;
+const FORWARD_AT_ONCE: usize = 1024;
+const BACKWARD_THREADS: usize = 512;
+const BACKWARD_AT_ONCE: usize = 512;
+/// The most threads of a block, as in the kernels.
+const MOST_THREADS: usize = 512;
 const WARP: usize = 32;
-/// Chunks that a thread keeps in registers, as in the kernels.
+/// Packs of an item that a thread keeps, as in the kernels.
 const KEPT: usize = 4;
+/// Items of a team that are on their way, as in the kernels.
+const FORWARD_AHEAD: usize = 1;
+const BACKWARD_AHEAD: usize = 1;
 
 pub(super) fn forward(cuda: &CudaQueue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     let dtype = x.view.dtype();
     assert_eq!((w.dtype(), rstd.dtype()), (dtype, DType::F32), "one storage type, statistics in f32");
     let (dim, groups) = (w.len(), x.cols / w.len());
-    let packs = fits(&[y, x], w);
-    let chunks = if packs { dim / pack_elems(dtype) } else { dim };
-    let team = chunks.div_ceil(KEPT).next_power_of_two().min(1024);
-    // A team is part of a warp, or a block of its own.
-    let threads = if team > WARP { team } else { THREADS };
     let items = x.rows * groups;
+    let Teams { packs, team, threads } = Teams::of(&[y, x], w, FORWARD_THREADS);
     let kernel = cuda.kernel(&SOURCE, dtype, if packs { "forward_packs" } else { "forward" });
-    let launch = Launch::new(items.div_ceil(threads / team), threads);
+    let blocks = blocks(cuda, items, threads / team, FORWARD_AT_ONCE / threads);
+    let launch =
+        Launch { shared: ahead_bytes(packs, FORWARD_AHEAD, threads), ..Launch::new(blocks, threads) };
     let args = args![y.view, y.stride, rstd, x.view, x.stride, w, items, groups, dim, team, eps];
     // SAFETY: the kernel's parameters; it writes the rows of y and rstd and reads x and w, all within the views.
     unsafe { cuda.launch(kernel, launch, args) };
@@ -38,30 +45,52 @@ pub(super) fn backward(cuda: &CudaQueue, call: Backward) {
     let Backward { dx, add, dw, dy, x, rstd, w, scratch } = call;
     let dtype = x.view.dtype();
     assert_eq!((w.dtype(), rstd.dtype()), (dtype, DType::F32), "one storage type, statistics in f32");
-    let (dim, groups, blocks) = (w.len(), x.cols / w.len(), x.rows.div_ceil(GRAD_ROWS));
-    let parts = scratch.cast(DType::F32).first(blocks * dim);
-    let packs = fits(&[dx, dy, x], w);
-    let chunks = if packs { dim / pack_elems(dtype) } else { dim };
-    let held = packs && (WARP..=KEPT * THREADS).contains(&chunks);
-    let (name, team) = match (packs, held) {
-        (_, true) => ("backward_held_packs", chunks.div_ceil(KEPT).next_power_of_two().max(WARP)),
-        (true, false) => ("backward_packs", chunks.div_ceil(2).next_power_of_two().min(WARP)),
-        (false, false) => ("backward", chunks.div_ceil(2).next_power_of_two().min(WARP)),
-    };
-    let kernel = cuda.kernel(&SOURCE, dtype, name);
-    let (add, launch) = (u32::from(add), Launch::new(blocks, THREADS));
-    let rows = [(dx.view, dx.stride), (dy.view, dy.stride), (x.view, x.stride)];
-    let [(dx, dx_stride), (dy, dy_stride), (x_view, x_stride)] = rows;
-    let args = args![
-        dx, dx_stride, dy, dy_stride, x_view, x_stride, rstd, w, parts, x.rows, groups, dim, team, add,
-    ];
-    // SAFETY: the kernel's parameters; it writes the rows of dx and the parts, and reads the rest, all within the
+    let (dim, groups) = (w.len(), x.cols / w.len());
+    let items = x.rows * groups;
+    let Teams { packs, team, threads } = Teams::of(&[dx, dy, x], w, BACKWARD_THREADS);
+    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "backward_packs" } else { "backward" });
+    let blocks = blocks(cuda, items, threads / team, BACKWARD_AT_ONCE / threads).min(parts(x.rows));
+    let sums = scratch.cast(DType::F32).first(blocks * dim);
+    let operands = 2 + usize::from(add);
+    let shared = ahead_bytes(packs, operands * BACKWARD_AHEAD, threads);
+    let launch = Launch { shared, ..Launch::new(blocks, threads) };
+    let rows = [dx, dy, x].map(|mat| (mat.view, mat.stride));
+    let [(dx, dx_stride), (dy, dy_stride), (x, x_stride)] = rows;
+    let add = u32::from(add);
+    let args = args![dx, dx_stride, dy, dy_stride, x, x_stride, rstd, w, sums, items, groups, dim, team, add];
+    // SAFETY: the kernel's parameters; it writes the rows of dx and the sums, and reads the rest, all within the
     // views. Where dx is dy, an element is read and written by one thread, in that order.
     unsafe { cuda.launch(kernel, launch, args) };
-    crate::reduce::add_rows(cuda, dw, parts);
+    crate::reduce::add_rows(cuda, dw, sums);
 }
 
-fn fits(mats: &[Mat], w: View) -> bool {
-    let elems = pack_elems(w.dtype());
-    rows_fit(mats, elems) && views_fit(&[w]) && w.len().is_multiple_of(elems)
+/// Threads that work on an item together, and those of a block.
+struct Teams {
+    packs: bool,
+    team: usize,
+    threads: usize,
+}
+
+impl Teams {
+    fn of(mats: &[Mat], w: View, threads: usize) -> Teams {
+        let (dim, elems) = (w.len(), pack_elems(w.dtype()));
+        let whole_packs = rows_fit(mats, elems) && views_fit(&[w]) && dim.is_multiple_of(elems);
+        if whole_packs && dim / elems <= KEPT * MOST_THREADS {
+            let team = (dim / elems).div_ceil(KEPT).next_power_of_two();
+            Teams { packs: true, team, threads: team.max(threads) }
+        } else {
+            let team = dim.next_multiple_of(WARP).min(threads);
+            Teams { packs: false, team, threads: team }
+        }
+    }
+}
+
+/// No more than have items to work on, and no more than run at a time.
+fn blocks(cuda: &CudaQueue, items: usize, at_once: usize, per_multiprocessor: usize) -> usize {
+    items.div_ceil(at_once).min(per_multiprocessor * cuda.gpu.multiprocessors as usize)
+}
+
+/// Shared memory for the packs that are on their way to every thread.
+fn ahead_bytes(packs: bool, items: usize, threads: usize) -> usize {
+    if packs { 16 * KEPT * items * threads } else { 0 }
 }

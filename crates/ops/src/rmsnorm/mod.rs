@@ -13,12 +13,19 @@ use lockstep_device::{Queue, View};
 
 use crate::Mat;
 
-/// Rows whose weight gradients are summed together before they join the total, in row order.
+/// Rows whose weight gradients are summed together before they join the total, in row order, on the CPU.
 const GRAD_ROWS: usize = 64;
+/// On a GPU a block's are, whichever rows it takes: enough blocks for any GPU.
+const GRAD_BLOCKS: usize = 512;
+
+/// Sums of weight gradients that there is scratch for: more rows never have fewer.
+fn parts(rows: usize) -> usize {
+    rows.div_ceil(GRAD_ROWS).max(rows.min(GRAD_BLOCKS))
+}
 
 /// f32 elements of scratch that [`backward`] needs for up to `rows` rows.
 pub fn scratch_elems(rows: usize, dim: usize) -> usize {
-    rows.div_ceil(GRAD_ROWS) * dim
+    parts(rows) * dim
 }
 
 /// y\[T, groups·dim\] from x; `rstd`\[T, groups\] is kept for backward. `w`\[dim\].

@@ -2,8 +2,6 @@
 
 constexpr f32 LOG2_E = 1.4426950408889634f;
 
-__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
 // Copies 16 bytes to an address in shared memory without waiting, or sets them to zero.
 __device__ __forceinline__ void copy_async(u32 to, const REAL* from, bool there) {
     const int bytes = there ? 16 : 0;
@@ -17,11 +15,6 @@ __device__ __forceinline__ void copy_async(f32* to, const f32* from, bool there)
     const int bytes = there ? 4 : 0;
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
                  : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until all but the last N groups of this thread's copies are done.
-template <int N> __device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
 // Two numbers rounded into one word, the first in its low half.
