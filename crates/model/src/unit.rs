@@ -237,7 +237,9 @@ pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernel
             matmul::scratch_bytes(num_threads),
             attention::scratch_bytes(num_threads, max_doc, model.head_dim),
         ),
-        Kernels::Cuda { .. } => (Lt::WORKSPACE, attention::cuda_scratch_bytes(tokens, model.heads)),
+        Kernels::Cuda { .. } => {
+            (Lt::WORKSPACE, attention::cuda_scratch_bytes(tokens, model.heads, model.head_dim))
+        }
     };
     products
         .max(attends)

@@ -111,7 +111,7 @@ impl Bench {
         let mut places = self.places();
         let [qkv, dqkv] = [(); 2].map(|()| places.fill(tokens, q_cols + 2 * kv_cols, dtype));
         let [out, dout] = [(); 2].map(|()| places.fill(tokens, q_cols, dtype));
-        let scratch = attention::cuda_scratch_bytes(tokens, num_q).0 as usize / 4;
+        let scratch = attention::cuda_scratch_bytes(tokens, num_q, width).0 as usize / 4;
         let call = Forward {
             heads,
             out,
@@ -126,8 +126,8 @@ impl Bench {
         let [dq, dk, dv] = [(0, q_cols), (q_cols, kv_cols), (q_cols + kv_cols, kv_cols)]
             .map(|(first, cols)| dqkv.columns(first, cols));
         let forward = self.time(|| attention::forward(&self.queue, call))?;
-        let backward =
-            self.time(|| attention::backward(&self.queue, Backward { dq, dk, dv, dout, forward: call }))?;
+        let call = Backward { dq, dk, dv, dout, forward: call };
+        let backward = self.time(|| attention::backward(&self.queue, call))?;
         let seen: usize = (0..len).map(|i| window.map_or(i + 1, |window| window.min(i + 1))).sum();
         let flops = (4 * docs * num_q * width * seen) as f64;
         println!(

@@ -77,7 +77,9 @@ fn seeing(window: Option<usize>) -> String {
 pub(super) fn workspace_bytes(queue: &Queue, shape: &Train) -> Bytes {
     match queue {
         Queue::Cpu(_) => attention::scratch_bytes(queue.num_threads(), shape.length, shape.head_dim),
-        Queue::Cuda(_) => attention::cuda_scratch_bytes(shape.docs * shape.length, shape.heads),
+        Queue::Cuda(_) => {
+            attention::cuda_scratch_bytes(shape.docs * shape.length, shape.heads, shape.head_dim)
+        }
     }
 }
 

@@ -108,7 +108,7 @@ fn scratch_elems(case: &Case, heads: &Heads, lens: &[usize]) -> usize {
             let longest = lens.iter().copied().max().unwrap_or(0);
             attention::scratch_bytes(case.queue.num_threads(), longest, heads.width)
         }
-        Queue::Cuda(_) => attention::cuda_scratch_bytes(lens.iter().sum(), heads.num_q),
+        Queue::Cuda(_) => attention::cuda_scratch_bytes(lens.iter().sum(), heads.num_q, heads.width),
     };
     bytes.0 as usize / 4
 }

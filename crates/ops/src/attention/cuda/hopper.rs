@@ -6,7 +6,7 @@ use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Gpu, Launch, Source, Variant};
 
 use super::super::{Backward, Forward};
-use super::{Rows, most_tiles, num_docs, window};
+use super::{Rows, most_tiles, num_docs, turns, window};
 
 static FORWARD: Source = Source {
     name: "hopper_forward",
@@ -35,11 +35,11 @@ static BACKWARD: Source = Source {
 pub(super) const SM: u32 = 90;
 const WIDTHS: [usize; 2] = [64, 128];
 /// Rows that four warps share.
-const GROUP_ROWS: usize = 64;
-const GROUP_THREADS: usize = 128;
+pub(super) const GROUP_ROWS: usize = 64;
+pub(super) const GROUP_THREADS: usize = 128;
 /// Queries of a block, forward.
 const FORWARD_ROWS: usize = 2 * GROUP_ROWS;
-/// Rows of a block and of a step, backward.
+/// Rows of a block and of a step, backward of wide heads.
 const BACKWARD_ROWS: usize = GROUP_ROWS;
 const BACKWARD_COLS: usize = 64;
 
@@ -77,7 +77,9 @@ pub(super) fn all_sources() -> Vec<(&'static Source, Variant)> {
 }
 
 pub(super) fn sources(real: DType, width: usize) -> [(&'static Source, Variant); 2] {
-    [(&FORWARD, forward_variant(real, width)), (&BACKWARD, backward_variant(real, width))]
+    let backward =
+        if turns::fits(width) { turns::source(real) } else { (&BACKWARD, backward_variant(real, width)) };
+    [(&FORWARD, forward_variant(real, width)), backward]
 }
 
 /// Blocks of `rows` rows, with `shared_rows` rows of shared memory and `shared_numbers` in f32.
@@ -115,6 +117,9 @@ pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
 }
 
 pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
+    if turns::fits(call.forward.heads.width) {
+        return turns::backward(cuda, call, rows);
+    }
     let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
     let variant = backward_variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);

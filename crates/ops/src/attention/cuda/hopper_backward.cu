@@ -1,4 +1,4 @@
-// Attention on sm_90's tensor cores, backward, without sums that blocks share: one kernel has blocks of queries and
+// Attention on sm_90's tensor cores, backward of wide heads, without sums that blocks share: one kernel has blocks of queries and
 // sums dq over keys, another has blocks of keys and sums dk and dv over queries. Both compute the probabilities
 // again from the scores and the log-sum-exps; the latter are given in powers of two, and by heads like delta: [H, T].
 //
@@ -9,13 +9,10 @@
 
 constexpr int TILE_ELEMS = ROWS * WIDTH, STEP_ELEMS = COLS * WIDTH;
 // Blocks that a multiprocessor should have registers for: the groups of one fill the waits of another.
-constexpr int DQ_BLOCKS = (WIDTH == 64 ? 4 : 2) / GROUPS, DKV_BLOCKS = (WIDTH == 64 ? 3 : 2) / GROUPS;
-
-// Where there are registers for it, dv's product runs while dS is computed.
-constexpr bool DV_EARLY = WIDTH == 128;
+constexpr int BLOCKS = 2 / GROUPS;
 
 // dq [T, H h].
-extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) hopper_dq(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_dq(
     REAL* dq, u32 dq_stride, const REAL* dout, u32 dout_stride, const f32* lse, const f32* delta, const REAL* q,
     u32 q_stride, const REAL* k, const REAL* v, u32 kv_stride, const u32* bounds, u32 docs, u32 tokens,
     u32 num_q, u32 group, f32 scale, int window
@@ -120,7 +117,7 @@ struct Step {
 };
 
 // dk, dv [T, G h]: sums over the group's query heads and the queries that see the block's keys.
-extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) hopper_dkv(
     REAL* dk, u32 dk_stride, REAL* dv, u32 dv_stride, const REAL* dout, u32 dout_stride, const f32* lse,
     const f32* delta, const REAL* q, u32 q_stride, const REAL* k, const REAL* v, u32 kv_stride,
     const u32* bounds, u32 docs, u32 tokens, u32 num_q, u32 group, f32 scale, int window
@@ -203,14 +200,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
             leave_between<COLS>(p, first, first + window, 0.0f);
         }
         u32 rounded_p[COLS / 16][4], rounded_ds[COLS / 16][4];
-        if (DV_EARLY) {
-            round_to_a<COLS>(rounded_p, p);
-            hold(dv_sums);
-            begin_products();
-            add_product<COLS>(dv_sums, rounded_p, tile_at(step.dout, COLS * ROW_BYTES));
-            commit_products();
-        }
-        wait_products<DV_EARLY ? 1 : 0>();
+        // dv's product runs while dS is computed.
+        round_to_a<COLS>(rounded_p, p);
+        hold(dv_sums);
+        begin_products();
+        add_product<COLS>(dv_sums, rounded_p, tile_at(step.dout, COLS * ROW_BYTES));
+        commit_products();
+        wait_products<1>();
         hold(ds);
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
@@ -218,14 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DKV_BLOCKS) hopper_dkv(
 #pragma unroll
             for (int i = 0; i < 4; i++) ds[n][i] = p[n][i] * (ds[n][i] - deltas.at[i % 2]);
         }
-        if (!DV_EARLY) {
-            round_to_a<COLS>(rounded_p, p);
-            hold(dv_sums);
-        }
         round_to_a<COLS>(rounded_ds, ds);
         hold(dk_sums);
         begin_products();
-        if (!DV_EARLY) add_product<COLS>(dv_sums, rounded_p, tile_at(step.dout, COLS * ROW_BYTES));
         add_product<COLS>(dk_sums, rounded_ds, tile_at(step.q, COLS * ROW_BYTES));
         commit_products();
         wait_products<0>();

@@ -2,8 +2,8 @@
 //!
 //! `flash` works on tensor cores: bf16 and f16, head widths that are multiples of 16, rows at multiples of 16
 //! bytes. `hopper` does some of that faster where the GPU has the instructions. `plain` does everything else: f32,
-//! odd widths, dropout. All go by tiles of a document, as the CPU does, and no sum is shared between blocks, so a
-//! run repeats bit for bit and a row depends on its document alone.
+//! odd widths, dropout. All go by tiles of a document, as the CPU does, and no sum is shared between blocks, or only in
+//! an order (`turns`), so a run repeats bit for bit and a row depends on its document alone.
 //! The host does not know where documents begin: it starts a block for every tile there can be, and a block finds
 //! its own from the bounds.
 
@@ -11,6 +11,7 @@ mod extend;
 mod flash;
 mod hopper;
 mod plain;
+mod turns;
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::View;
@@ -25,8 +26,8 @@ pub(super) use extend::extend;
 static DELTA: Source = Source { name: "attention_delta", text: include_str!("delta.cu") };
 
 /// The scratch that backward needs on a GPU.
-pub fn cuda_scratch_bytes(tokens: usize, num_q_heads: usize) -> Bytes {
-    Bytes(2 * 4 * (tokens * num_q_heads) as u64)
+pub fn cuda_scratch_bytes(tokens: usize, num_q_heads: usize, width: usize) -> Bytes {
+    Bytes(4 * (2 * tokens * num_q_heads + turns::shared_elems(tokens, num_q_heads, width)) as u64)
 }
 
 /// Every source of attention for a GPU, in variants that between them have every path of the kernels: all tile
@@ -103,6 +104,8 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, cores: Cores) {
 /// What backward knows of every row and head, by heads: \[H, T\] in f32.
 #[derive(Clone, Copy)]
 struct Rows<'m> {
+    /// Sums that blocks share, and their turns.
+    shared: View<'m>,
     delta: View<'m>,
     lse: View<'m>,
 }
@@ -112,9 +115,16 @@ fn prepare<'m>(cuda: &CudaQueue, call: &Backward<'m>, log_scale: f32) -> Rows<'m
     let Backward { dout, forward: Forward { heads, out, lse, scratch, .. }, .. } = *call;
     let Heads { num_q, width, .. } = heads;
     let (tokens, scratch) = (out.rows, scratch.cast(DType::F32));
-    assert!(scratch.bytes() as u64 >= cuda_scratch_bytes(tokens, num_q).0, "scratch of attention's backward");
-    let rows =
-        Rows { delta: scratch.slice(0, tokens * num_q), lse: scratch.slice(tokens * num_q, tokens * num_q) };
+    assert!(
+        scratch.bytes() as u64 >= cuda_scratch_bytes(tokens, num_q, width).0,
+        "scratch of attention's backward"
+    );
+    let (shared, each) = (turns::shared_elems(tokens, num_q, width), tokens * num_q);
+    let rows = Rows {
+        shared: scratch.slice(0, shared),
+        delta: scratch.slice(shared, each),
+        lse: scratch.slice(shared + each, each),
+    };
     let real = out.view.dtype();
     let vectors = [&out, &dout].iter().all(|mat| aligned(mat)) && (width * real.size()).is_multiple_of(16);
     let step = if vectors { 16 / real.size() } else { 1 };

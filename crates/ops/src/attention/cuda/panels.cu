@@ -21,13 +21,13 @@ template <int NUM> __device__ __forceinline__ int place(int row, int pack) {
 
 // Rows [first, first + NUM) of one head, of which there are `len`; the rest is zero. With BESIDE, the same rows of
 // another matrix of the same stride, `apart` elements from the first, to a tile BESIDE elements from the first.
-template <int NUM, int BESIDE = 0> __device__ __forceinline__ void copy_rows(
-    REAL* to, const REAL* from, u32 stride, u32 first, u32 len, long long apart = 0
+template <int NUM, int BESIDE = 0, int BY = THREADS> __device__ __forceinline__ void copy_rows(
+    REAL* to, const REAL* from, u32 stride, u32 first, u32 len, long long apart = 0, u32 thread = threadIdx.x
 ) {
-    constexpr int STEP = THREADS / PACKS;
+    constexpr int STEP = BY / PACKS;
     static_assert(NUM % STEP == 0 && STEP % 8 == 0, "every thread copies the same part of rows");
-    const u32 pack = threadIdx.x % PACKS, row = first + threadIdx.x / PACKS;
-    const u32 at = shared_address(to) + 2 * place<NUM>(threadIdx.x / PACKS, pack);
+    const u32 pack = thread % PACKS, row = first + thread / PACKS;
+    const u32 at = shared_address(to) + 2 * place<NUM>(thread / PACKS, pack);
     from += (size_t)row * stride + pack * 8;
 #pragma unroll
     for (u32 i = 0; i < NUM; i += STEP) {

@@ -1,0 +1,98 @@
+//! Backward on sm_90 in one kernel, whose blocks take turns at sums of dq: five products where two kernels take seven.
+//! That is less power, of which training takes all there is. For heads of 64 alone: wider ones leave no registers.
+
+use lockstep_core::DType;
+use lockstep_device::args;
+use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
+
+use super::super::{Backward, Forward};
+use super::hopper::{GROUP_ROWS, GROUP_THREADS};
+use super::{Rows, most_tiles, num_docs, window};
+
+static SOURCE: Source = Source {
+    name: "hopper_turns",
+    text: concat!(
+        include_str!("tiles.cu"),
+        include_str!("halves.cu"),
+        include_str!("registers.cu"),
+        include_str!("wgmma.cu"),
+        include_str!("panels.cu"),
+        include_str!("hopper_turns.cu")
+    ),
+};
+
+const WIDTH: usize = 64;
+/// Keys of a block, two groups of them, and queries of a step.
+const ROWS: usize = 2 * GROUP_ROWS;
+const COLS: usize = 64;
+/// Steps that shared memory has room for: of queries, of dS, of dq.
+const STAGES: usize = 3;
+const DS_STAGES: usize = 4;
+const DQ_STAGES: usize = 4;
+
+pub(super) fn fits(width: usize) -> bool {
+    width == WIDTH
+}
+
+pub(super) fn source(real: DType) -> (&'static Source, Variant) {
+    let variant =
+        Variant::of(real).with("WIDTH", WIDTH as u32).with("ROWS", ROWS as u32).with("COLS", COLS as u32);
+    (&SOURCE, variant)
+}
+
+/// f32 elements that blocks share: sums of dq \[H, T, h\], and whose turn it is at each tile of queries.
+pub(super) fn shared_elems(tokens: usize, num_q: usize, width: usize) -> usize {
+    if fits(width) { (tokens * num_q * width + turns(tokens, num_q)).next_multiple_of(4) } else { 0 }
+}
+
+/// A turn for each head of each tile, of which documents of more than one block have at most three to 128 rows, and the
+/// number of blocks that have begun.
+fn turns(tokens: usize, num_q: usize) -> usize {
+    (3 * tokens / 128 + 2) * num_q + 1
+}
+
+pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
+    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
+    let tokens = q.rows;
+    let (sums, turns) = (tokens * heads.num_q * WIDTH, turns(tokens, heads.num_q));
+    let (sums, turns) = (rows.shared.slice(0, sums), rows.shared.slice(sums, turns));
+    cuda.zero(turns);
+    let args = args![
+        dq.view,
+        dq.stride,
+        dk.view,
+        dk.stride,
+        dv.view,
+        dv.stride,
+        dout.view,
+        dout.stride,
+        rows.lse,
+        rows.delta,
+        sums,
+        turns,
+        q.view,
+        q.stride,
+        k.view,
+        v.view,
+        k.stride,
+        cu_seqlens,
+        num_docs(cu_seqlens),
+        tokens,
+        heads.num_q,
+        heads.num_q / heads.num_kv,
+        heads.scale,
+        window(&heads),
+    ];
+    let (source, variant) = source(q.view.dtype());
+    let kernel = cuda.kernel_variant(source, variant, "hopper_turns");
+    let blocks = most_tiles(tokens, cu_seqlens, ROWS) * heads.num_kv;
+    // Keys and values, dS, queries and their dO; then numbers: two of each query, and dq.
+    let halves = 2 * ROWS * WIDTH + DS_STAGES * ROWS * COLS + STAGES * 2 * COLS * WIDTH;
+    let numbers = STAGES * 2 * COLS + DQ_STAGES * COLS * WIDTH;
+    let events = 2 * STAGES + DS_STAGES + 2 * DQ_STAGES;
+    let launch =
+        Launch { shared: 2 * halves + 4 * numbers + 8 * events, ..Launch::new(blocks, 3 * GROUP_THREADS) };
+    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose end is the
+    // number of rows, columns of heads, which `check` found in the matrices, and sums and turns of the sizes it counts with.
+    unsafe { cuda.launch(kernel, launch, args) };
+}
