@@ -73,8 +73,11 @@ fn run_step(step: &Step, unit: &Unit) {
         }
         Step::Attention { .. } | Step::AttentionBack { .. } => attention_step(step, unit),
         Step::SwiGlu { g, u, y } => swiglu::forward(queue, unit.mat(y.into()), unit.mat(g), unit.mat(u)),
-        Step::SwiGluBack { g, u, dy } => {
+        Step::SwiGluBack { g, u, dy, again: false } => {
             swiglu::backward_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
+        }
+        Step::SwiGluBack { g, u, dy, again: true } => {
+            swiglu::backward_and_again_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
         }
         Step::Pick { x, y } => {
             let picks = unit.growing().picks;

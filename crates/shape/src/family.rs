@@ -70,20 +70,30 @@ pub fn block_programs(m: &ModelShape, recompute: Recompute) -> Programs {
     if qk_norm {
         all_kept.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
     }
-    all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp, Slot::S]);
+    all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp]);
+    // What backward of the gated unit has at hand again for nothing is kept only if all is.
+    let keeps_gated = recompute == Recompute::None;
+    all_kept.extend(keeps_gated.then_some(Slot::S));
 
-    let cheap = [Slot::N1, Slot::N2, Slot::S, Slot::Qn, Slot::Kn];
+    let cheap = [Slot::N1, Slot::N2, Slot::Qn, Slot::Kn];
     let (kept, rebuilt) = match recompute {
         Recompute::None => (all_kept, vec![]),
         Recompute::Selective => (all_kept.into_iter().filter(|s| !cheap.contains(s)).collect(), vec![]),
         Recompute::Full => (vec![], all_kept),
     };
     let rebuild = match recompute {
-        Recompute::Full => forward.iter().copied().filter(|s| !s.writes().contains(&Slot::Y)).collect(),
+        Recompute::Full => {
+            let unwanted = [Slot::Y, Slot::S];
+            forward
+                .iter()
+                .copied()
+                .filter(|s| !s.writes().iter().any(|slot| unwanted.contains(slot)))
+                .collect()
+        }
         _ => vec![],
     };
     let there: Vec<Slot> = kept.iter().chain(&rebuilt).copied().chain([Slot::X]).collect();
-    let backward = with_recomputation(block_backward(m, qk_norm), &forward, &there);
+    let backward = with_recomputation(block_backward(m, qk_norm, keeps_gated), &forward, &there);
     Programs {
         forward: Program::new(forward),
         rebuild: Program::new(rebuild),
@@ -205,8 +215,9 @@ fn add_branch(
 }
 
 /// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made
-/// again for it is gone before the next large slot is needed.
-fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
+/// again for it is gone before the next large slot is needed. Without the gated unit's output, the gradient takes its
+/// place once it was used, and the weight waits for that.
+fn block_backward(m: &ModelShape, qk_norm: bool, keeps_gated: bool) -> Vec<Step> {
     let (dx, dn) = (Slot::DX, Slot::DN);
     let weight = |dy: Cols, x: Slot, w: Param| Step::LinearBackWeight { dy, x: x.into(), w };
     let input = |dy: Cols, w: Param, dx: Slot, add: bool| Step::LinearBackInput { dy, w, dx: dx.into(), add };
@@ -236,11 +247,12 @@ fn block_backward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     let drop = |site: Site| drops.then_some(Step::DropoutBack { dy: dx, dx: dn, site });
     let mut steps = Vec::new();
     steps.extend(drop(Site::MlpOut));
+    steps.extend(keeps_gated.then(|| weight(branch.into(), Slot::S, Param::Down)));
     steps.extend([
-        weight(branch.into(), Slot::S, Param::Down),
         input(branch.into(), Param::Down, Slot::DS, false),
-        Step::SwiGluBack { g, u, dy: Slot::DS },
+        Step::SwiGluBack { g, u, dy: Slot::DS, again: !keeps_gated },
     ]);
+    steps.extend((!keeps_gated).then(|| weight(branch.into(), Slot::DS, Param::Down)));
     if m.biases.mlp {
         steps.extend([
             bias(Projection::Down, branch.into()),

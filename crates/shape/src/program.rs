@@ -142,11 +142,12 @@ pub enum Step {
         u: Cols,
         y: Slot,
     },
-    /// g, u become their gradients
+    /// g, u become their gradients; `again`: and dy becomes what y was
     SwiGluBack {
         g: Cols,
         u: Cols,
         dy: Slot,
+        again: bool,
     },
     /// y = x\[picks\]: the last row of every document
     Pick {
@@ -206,7 +207,7 @@ impl Step {
             Attention { q, k, v, .. } => vec![q.slot, k.slot, v.slot],
             AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
             SwiGlu { g, u, .. } => vec![g.slot, u.slot],
-            SwiGluBack { g, u, dy } => vec![g.slot, u.slot, dy],
+            SwiGluBack { g, u, dy, .. } => vec![g.slot, u.slot, dy],
             Pick { x, .. } | HeadLogits { x, .. } | HeadLogProbs { x, .. } | HeadFused { x, .. } => vec![x],
         }
     }
@@ -226,7 +227,11 @@ impl Step {
             Attention { out, lse, .. } => vec![out, lse],
             AttentionBack { dqkv, .. } => dqkv.map(|c| c.slot).to_vec(),
             SwiGlu { y, .. } => vec![y],
-            SwiGluBack { g, u, .. } => vec![g.slot, u.slot],
+            SwiGluBack { g, u, dy, again } => {
+                let mut all = vec![g.slot, u.slot];
+                all.extend(again.then_some(dy));
+                all
+            }
             Pick { y, .. } => vec![y],
             HeadLogits { logits, .. } | HeadLogProbs { logits, .. } => vec![logits],
             HeadFused { logits, dx, .. } => vec![logits, dx],

@@ -41,7 +41,7 @@ pub enum Slot {
     GateUp,
     /// Their product. \[T, F\]
     S,
-    /// Gradients that live within one backward.
+    /// Gradients that live within one backward. The first may become `S` again.
     DS,
     DN,
     DO,

@@ -3,9 +3,9 @@
 use lockstep_core::DType;
 use lockstep_device::{MemoryError, View};
 
-use super::Step;
 use super::bench::{Bench, Row};
 use super::operand::{bounds, normals, numbers, zeros};
+use super::{Again, Step};
 use crate::dropout::{Mask, Site};
 use crate::{Mat, bias, dropout, reduce, rmsnorm, rope, swiglu};
 
@@ -72,15 +72,24 @@ fn gate(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
     let bytes = elems * dtype.size();
     // Gates and ups lie side by side.
     let operands = || [normals(2 * elems, dtype), normals(elems, dtype)];
-    let row = Row::moves("swiglu, forward", step.forward_times(true), 3 * bytes);
+    let row = Row::moves("swiglu, forward", step.layers, 3 * bytes);
     bench.rate(row, operands(), |queue, [both, y]| {
         let [g, u] = gate_and_up(both, step);
         swiglu::forward(queue, Mat::dense(y, step.tokens, step.ffn), g, u);
     })?;
-    let row = Row::moves("swiglu, backward", step.layers, 5 * bytes);
+    let (kept, again) = match step.again {
+        Again::Nothing => (step.layers, 0),
+        Again::Cheap | Again::Blocks => (0, step.layers),
+    };
+    let row = Row::moves("swiglu, backward", kept, 5 * bytes);
     bench.rate(row, operands(), |queue, [both, dy]| {
         let [g, u] = gate_and_up(both, step);
         swiglu::backward_in_place(queue, g, u, Mat::dense(dy, step.tokens, step.ffn));
+    })?;
+    let row = Row::moves("swiglu, backward and again", again, 6 * bytes);
+    bench.rate(row, operands(), |queue, [both, dy]| {
+        let [g, u] = gate_and_up(both, step);
+        swiglu::backward_and_again_in_place(queue, g, u, Mat::dense(dy, step.tokens, step.ffn));
     })
 }
 

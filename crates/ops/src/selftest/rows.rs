@@ -169,6 +169,13 @@ fn gate_both_ways(case: &Case, g: Mat, u: Mat, pad: usize) {
     let want = || swiglu::reference::backward(&dyv, &gv, &uv);
     case.compare_at("dg", SMALL, case.mat_values(&g), || want().0);
     case.compare_at("du", SMALL, case.mat_values(&u), || want().1);
+    // Once more from the gradients, as if they were gates, with the output made again.
+    let [gv, uv] = [g, u].map(|mat| case.mat_values(&mat));
+    swiglu::backward_and_again_in_place(case.queue, g, u, dy.mat);
+    let want = || swiglu::reference::backward(&dyv, &gv, &uv);
+    case.compare_at("dg with y", SMALL, case.mat_values(&g), || want().0);
+    case.compare_at("du with y", SMALL, case.mat_values(&u), || want().1);
+    case.compare_at("y again", SMALL, case.framed_values(&dy), || swiglu::reference::forward(&gv, &uv));
 }
 
 fn biased(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {

@@ -14,11 +14,18 @@ pub(super) fn forward(cuda: &CudaQueue, y: Mat, g: Mat, u: Mat) {
     unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }
 
-pub(super) fn backward_in_place(cuda: &CudaQueue, g: Mat, u: Mat, dy: Mat) {
+/// `AGAIN`: dy becomes y.
+pub(super) fn backward_in_place<const AGAIN: bool>(cuda: &CudaQueue, g: Mat, u: Mat, dy: Mat) {
     let (packs, items) = items(&[g, u, dy]);
-    let kernel = cuda.kernel(&SOURCE, dy.view.dtype(), if packs { "backward_packs" } else { "backward" });
+    let name = match (AGAIN, packs) {
+        (false, false) => "backward",
+        (false, true) => "backward_packs",
+        (true, false) => "backward_again",
+        (true, true) => "backward_again_packs",
+    };
+    let kernel = cuda.kernel(&SOURCE, dy.view.dtype(), name);
     let args = args![g.view, g.stride, u.view, u.stride, dy.view, dy.stride, items, dy.cols];
-    // SAFETY: the kernel's parameters; a thread reads and writes its own elements of g and u, and reads dy.
+    // SAFETY: the kernel's parameters; a thread reads and writes its own elements of g, u and dy.
     unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }
 

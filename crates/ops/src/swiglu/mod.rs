@@ -24,14 +24,27 @@ pub fn forward(queue: &Queue, y: Mat, g: Mat, u: Mat) {
 /// Replaces g by ∂L/∂g and u by ∂L/∂u: nothing reads the values afterwards, and the gradients need no
 /// memory of their own.
 pub fn backward_in_place(queue: &Queue, g: Mat, u: Mat, dy: Mat) {
-    check(&dy, &g, &u);
-    g.assert_apart(&u);
-    dy.assert_apart(&g);
-    dy.assert_apart(&u);
+    check_apart(&g, &u, &dy);
     match queue {
-        Queue::Cpu(cpu) => cpu::backward_in_place(cpu, g, u, dy),
-        Queue::Cuda(cuda) => cuda::backward_in_place(cuda, g, u, dy),
+        Queue::Cpu(cpu) => cpu::backward_in_place::<false>(cpu, g, u, dy),
+        Queue::Cuda(cuda) => cuda::backward_in_place::<false>(cuda, g, u, dy),
     }
+}
+
+/// The same, and replaces dy by y as forward made it: a pass less for who did not keep it.
+pub fn backward_and_again_in_place(queue: &Queue, g: Mat, u: Mat, dy: Mat) {
+    check_apart(&g, &u, &dy);
+    match queue {
+        Queue::Cpu(cpu) => cpu::backward_in_place::<true>(cpu, g, u, dy),
+        Queue::Cuda(cuda) => cuda::backward_in_place::<true>(cuda, g, u, dy),
+    }
+}
+
+fn check_apart(g: &Mat, u: &Mat, dy: &Mat) {
+    check(dy, g, u);
+    g.assert_apart(u);
+    dy.assert_apart(g);
+    dy.assert_apart(u);
 }
 
 fn check(y: &Mat, g: &Mat, u: &Mat) {

@@ -54,7 +54,8 @@ proptest! {
         let bench = Bench::new(seed);
         let gates: Vec<f32> = bench.normal_values(rows * cols).iter().map(|g| g * spread).collect();
         let ups = bench.normal_values(rows * cols);
-        let dy = bench.framed_normals(rows, cols, pad, act);
+        let grads = bench.normal_values(rows * cols);
+        let dy = bench.framed(&grads, cols, pad, act);
         let mut same = SameBits::new();
         for queue in queues() {
             let both = side_by_side(&bench, &gates, &ups, cols, pad, act);
@@ -66,6 +67,12 @@ proptest! {
             backward_in_place(&queue, g, u, dy.mat);
             assert_close(&mat_values(&g), &want_g, act);
             assert_close(&mat_values(&u), &want_u, act);
+            // With the output made again: the same gradients, and the output as forward made it.
+            let all = side_by_side(&bench, &gates, &ups, cols, pad, act);
+            let ([g, u], grad) = (halves(&all), bench.framed(&grads, cols, pad, act));
+            backward_and_again_in_place(&queue, g, u, grad.mat);
+            prop_assert!(all.bits() == both.bits(), "other gradients");
+            prop_assert!(grad.bits() == y.bits(), "another output");
             same.check(&queue, vec![y.bits(), both.bits()]);
         }
     }
