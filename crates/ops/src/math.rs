@@ -39,17 +39,43 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Adds the lanes of a partial sum in a fixed tree.
+/// Lanes as one piece of memory. The compiler sees sixteen numbers, and how they come together afterwards; it would take
+/// the vector apart in the loop before, to suit that.
 #[inline(always)]
-pub(crate) fn fold(mut lanes: [f32; LANES]) -> f32 {
+fn settled(lanes: [f32; LANES]) -> [f32; LANES] {
+    std::hint::black_box(lanes)
+}
+
+/// The lanes of a partial result brought together in a fixed tree.
+#[inline(always)]
+fn tree(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = settled(lanes);
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
-            lanes[i] += lanes[i + width];
+            lanes[i] = f(lanes[i], lanes[i + width]);
         }
         width /= 2;
     }
     lanes[0]
+}
+
+/// Adds the lanes of a partial sum in a fixed tree.
+#[inline(always)]
+pub(crate) fn fold(lanes: [f32; LANES]) -> f32 {
+    tree(lanes, |a, b| a + b)
+}
+
+/// The largest of the lanes, or negative infinity where all are NaN.
+#[inline(always)]
+pub(crate) fn largest(lanes: [f32; LANES]) -> f32 {
+    tree(lanes, larger)
+}
+
+/// The larger of two, `a` where `b` is NaN.
+#[inline(always)]
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 /// Σ f(a, b) over two rows: lane i % 16 sums its elements in order, then the lanes fold. The tail goes
@@ -77,8 +103,11 @@ pub(crate) fn sum3<A: Real, B: Real, C: Real>(
             *sum += f(a[i], b[i], c[i]);
         }
     }
-    for (i, sum) in lanes.iter_mut().enumerate().take(a_tail.len()) {
-        *sum += f(a_tail[i].to_f32(), b_tail[i].to_f32(), c_tail[i].to_f32());
+    if !a_tail.is_empty() {
+        lanes = settled(lanes);
+        for (i, sum) in lanes.iter_mut().enumerate().take(a_tail.len()) {
+            *sum += f(a_tail[i].to_f32(), b_tail[i].to_f32(), c_tail[i].to_f32());
+        }
     }
     fold(lanes)
 }
@@ -90,10 +119,10 @@ pub(crate) fn max(values: &[f32]) -> f32 {
     let (whole, tail) = values.as_chunks::<LANES>();
     for chunk in whole {
         for (largest, value) in lanes.iter_mut().zip(chunk) {
-            *largest = if *value > *largest { *value } else { *largest };
+            *largest = larger(*largest, *value);
         }
     }
-    tail.iter().chain(&lanes).fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
+    tail.iter().fold(largest(lanes), |a, b| larger(a, *b))
 }
 
 #[cfg(test)]

@@ -130,12 +130,16 @@ fn backward_rows<R: Real, W: Real, const ADD: bool>(call: Rows<R, W>) {
             let w: &[W; LANES] = call.w[start..start + LANES].try_into().expect("a whole vector");
             let dw: &mut [f32; LANES] =
                 (&mut call.dw[start..start + LANES]).try_into().expect("a whole vector");
+            let normed = x.map(|x| x.to_f32() * rstd);
+            let mut dw_now = *dw;
+            for j in 0..LANES {
+                dw_now[j] = dy[j].to_f32().mul_add(normed[j], dw_now[j]);
+            }
+            *dw = dw_now;
             let mut out = before;
             for j in 0..LANES {
-                let (dy, normed) = (dy[j].to_f32(), x[j].to_f32() * rstd);
-                dw[j] = dy.mul_add(normed, dw[j]);
                 let base = if ADD { before[j].to_f32() } else { 0.0 };
-                out[j] = R::from_f32(base + grad(dy, w[j].to_f32(), normed));
+                out[j] = R::from_f32(base + grad(dy[j].to_f32(), w[j].to_f32(), normed[j]));
             }
             // SAFETY: as above.
             unsafe { dx.add(start).cast::<[R; LANES]>().write(out) };
