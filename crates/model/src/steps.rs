@@ -97,7 +97,7 @@ const fn mask_site(site: Site) -> dropout::Site {
 }
 
 fn norm_back(step: &Step, unit: &Unit) {
-    let &Step::NormBack { dy, x, w, rstd, dx, add } = step else { unreachable!("a norm's backward") };
+    let &Step::NormBack { dy, x, w, rstd, dx, add, again } = step else { unreachable!("a norm's backward") };
     let grad = unit.grad(w);
     if unit.fresh
         && let Some(grad) = grad
@@ -112,6 +112,7 @@ fn norm_back(step: &Step, unit: &Unit) {
         rmsnorm::Backward {
             dx: unit.mat(dx),
             add,
+            again,
             // A frozen weight's gradient is computed along the way and thrown away.
             dw: grad.unwrap_or(unwanted),
             dy: unit.mat(dy),

@@ -93,7 +93,7 @@ impl Bench {
         for (how, add) in [("", false), (" added", true)] {
             let moved = (3 + usize::from(add)) * bytes;
             self.time(&format!("rmsnorm backward{how}, {dtype}"), moved, |queue| {
-                let call = rmsnorm::Backward { dx: y, add, dw, dy, x, rstd, w, scratch };
+                let call = rmsnorm::Backward { dx: y, add, again: false, dw, dy, x, rstd, w, scratch };
                 rmsnorm::backward(queue, call);
             })?;
         }
@@ -105,7 +105,10 @@ impl Bench {
         })?;
         self.time(&format!("rmsnorm of heads backward, {dtype}"), 3 * bytes, |queue| {
             let (dw, rstd, w) = (head_dw, head_rstd, head);
-            rmsnorm::backward(queue, rmsnorm::Backward { dx: y, add: false, dw, dy, x, rstd, w, scratch });
+            rmsnorm::backward(
+                queue,
+                rmsnorm::Backward { dx: y, add: false, again: false, dw, dy, x, rstd, w, scratch },
+            );
         })?;
         let positions = self.indices(tokens, 2048);
         let [cos, sin] = [(); 2].map(|()| self.fill(2048, half, DType::F32).view);

@@ -32,6 +32,7 @@ pub fn head_programs(m: &ModelShape) -> Programs {
         rstd: Slot::RF,
         dx: Slot::DX.into(),
         add: false,
+        again: false,
     };
     let fused = Step::HeadFused { x: nf, w, logits: Slot::Logits, dx: Slot::DNF };
     Programs {
@@ -71,9 +72,8 @@ pub fn block_programs(m: &ModelShape, recompute: Recompute) -> Programs {
         all_kept.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
     }
     all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp]);
-    // What backward of the gated unit has at hand again for nothing is kept only if all is.
-    let keeps_gated = recompute == Recompute::None;
-    all_kept.extend(keeps_gated.then_some(Slot::S));
+    // What the gated unit's backward has at hand again is kept only if all is.
+    all_kept.extend((recompute == Recompute::None).then_some(Slot::S));
 
     let cheap = [Slot::N1, Slot::N2, Slot::Qn, Slot::Kn];
     let (kept, rebuilt) = match recompute {
@@ -93,7 +93,7 @@ pub fn block_programs(m: &ModelShape, recompute: Recompute) -> Programs {
         _ => vec![],
     };
     let there: Vec<Slot> = kept.iter().chain(&rebuilt).copied().chain([Slot::X]).collect();
-    let backward = with_recomputation(block_backward(m, qk_norm, keeps_gated), &forward, &there);
+    let backward = with_recomputation(block_backward(m, qk_norm, recompute), &forward, &there);
     Programs {
         forward: Program::new(forward),
         rebuild: Program::new(rebuild),
@@ -215,26 +215,27 @@ fn add_branch(
 }
 
 /// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made
-/// again for it is gone before the next large slot is needed. Without the gated unit's output, the gradient takes its
-/// place once it was used, and the weight waits for that.
-fn block_backward(m: &ModelShape, qk_norm: bool, keeps_gated: bool) -> Vec<Step> {
+/// again for it is gone before the next large slot is needed. Where the gated unit's or a norm's output is not kept, its
+/// own backward puts it in the place of the gradient that it was given, and the weight waits for that.
+fn block_backward(m: &ModelShape, qk_norm: bool, recompute: Recompute) -> Vec<Step> {
+    let (gated_again, normed_again) = (recompute != Recompute::None, recompute == Recompute::Selective);
     let (dx, dn) = (Slot::DX, Slot::DN);
     let weight = |dy: Cols, x: Slot, w: Param| Step::LinearBackWeight { dy, x: x.into(), w };
     let input = |dy: Cols, w: Param, dx: Slot, add: bool| Step::LinearBackInput { dy, w, dx: dx.into(), add };
-    // The gradients of the weights, then that of the normed input they share.
-    let products_back = |products: Vec<(Param, Cols)>, x: Slot| -> Vec<Step> {
-        let weights = products.iter().map(|(w, dy)| weight(*dy, x, *w));
-        let inputs = products.iter().enumerate().map(|(i, (w, dy))| input(*dy, *w, dn, i > 0));
-        weights.chain(inputs).collect()
-    };
-    let norm = |x: Slot, w: Param, rstd: Slot| Step::NormBack {
-        dy: dn.into(),
-        x: x.into(),
-        w,
-        rstd,
-        dx: dx.into(),
-        add: true,
-    };
+    // The gradients of the weights, that of the normed input they share, and the norm's.
+    let normed_back =
+        |products: Vec<(Param, Cols)>, (n, x, w, rstd): (Slot, Slot, Param, Slot)| -> Vec<Step> {
+            let normed = if normed_again { dn } else { n };
+            let weights = products.iter().map(|(w, dy)| weight(*dy, normed, *w));
+            let inputs = products.iter().enumerate().map(|(i, (w, dy))| input(*dy, *w, dn, i > 0));
+            let (dy, x, again) = (dn.into(), x.into(), normed_again);
+            let norm = [Step::NormBack { dy, x, w, rstd, dx: dx.into(), add: true, again }];
+            if normed_again {
+                inputs.chain(norm).chain(weights).collect()
+            } else {
+                weights.chain(inputs).chain(norm).collect()
+            }
+        };
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
     let [q, k, _] = thirds(m, Slot::Qkv);
     let dqkv = thirds(m, Slot::DQkv);
@@ -247,12 +248,12 @@ fn block_backward(m: &ModelShape, qk_norm: bool, keeps_gated: bool) -> Vec<Step>
     let drop = |site: Site| drops.then_some(Step::DropoutBack { dy: dx, dx: dn, site });
     let mut steps = Vec::new();
     steps.extend(drop(Site::MlpOut));
-    steps.extend(keeps_gated.then(|| weight(branch.into(), Slot::S, Param::Down)));
+    steps.extend((!gated_again).then(|| weight(branch.into(), Slot::S, Param::Down)));
     steps.extend([
         input(branch.into(), Param::Down, Slot::DS, false),
-        Step::SwiGluBack { g, u, dy: Slot::DS, again: !keeps_gated },
+        Step::SwiGluBack { g, u, dy: Slot::DS, again: gated_again },
     ]);
-    steps.extend((!keeps_gated).then(|| weight(branch.into(), Slot::DS, Param::Down)));
+    steps.extend(gated_again.then(|| weight(branch.into(), Slot::DS, Param::Down)));
     if m.biases.mlp {
         steps.extend([
             bias(Projection::Down, branch.into()),
@@ -260,8 +261,8 @@ fn block_backward(m: &ModelShape, qk_norm: bool, keeps_gated: bool) -> Vec<Step>
             bias(Projection::Up, u),
         ]);
     }
-    steps.extend(products_back(products(m, Param::GateUp, &[g, u]), Slot::N2));
-    steps.push(norm(Slot::X2, Param::PostNorm, Slot::R2));
+    let post = (Slot::N2, Slot::X2, Param::PostNorm, Slot::R2);
+    steps.extend(normed_back(products(m, Param::GateUp, &[g, u]), post));
     steps.extend(drop(Site::AttentionOut));
     steps.extend([
         weight(branch.into(), Slot::O, Param::O),
@@ -273,16 +274,18 @@ fn block_backward(m: &ModelShape, qk_norm: bool, keeps_gated: bool) -> Vec<Step>
         steps.push(bias(Projection::O, branch.into()));
     }
     if qk_norm {
-        let back =
-            |dy: Cols, x: Cols, w: Param, rstd: Slot| Step::NormBack { dy, x, w, rstd, dx: dy, add: false };
+        let back = |dy: Cols, x: Cols, w: Param, rstd: Slot| {
+            let (add, again) = (false, false);
+            Step::NormBack { dy, x, w, rstd, dx: dy, add, again }
+        };
         steps.push(back(dq, q, Param::QNorm, Slot::Rq));
         steps.push(back(dk, k, Param::KNorm, Slot::Rk));
     }
     if m.biases.qkv {
         steps.extend([bias(Projection::Q, dq), bias(Projection::K, dk), bias(Projection::V, dv)]);
     }
-    steps.extend(products_back(products(m, Param::Qkv, &dqkv), Slot::N1));
-    steps.push(norm(Slot::X, Param::InputNorm, Slot::R1));
+    let first = (Slot::N1, Slot::X, Param::InputNorm, Slot::R1);
+    steps.extend(normed_back(products(m, Param::Qkv, &dqkv), first));
     steps
 }
 

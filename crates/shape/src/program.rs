@@ -64,7 +64,7 @@ pub enum Step {
         y: Cols,
         rstd: Slot,
     },
-    /// dx (+)= ∂/∂x, dw += ∂/∂w
+    /// dx (+)= ∂/∂x, dw += ∂/∂w; `again`: and dy becomes what y was
     NormBack {
         dy: Cols,
         x: Cols,
@@ -72,6 +72,7 @@ pub enum Step {
         rstd: Slot,
         dx: Cols,
         add: bool,
+        again: bool,
     },
     /// y = (residual +) x · wᵀ
     Linear {
@@ -219,7 +220,12 @@ impl Step {
             Embed { y, .. } => vec![y],
             EmbedBack { .. } | LinearBackWeight { .. } | BiasBack { .. } => vec![],
             Norm { y, rstd, .. } => vec![y.slot, rstd],
-            NormBack { dx, .. } | LinearBackInput { dx, .. } => vec![dx.slot],
+            NormBack { dy, dx, again, .. } => {
+                let mut all = vec![dx.slot];
+                all.extend(again.then_some(dy.slot));
+                all
+            }
+            LinearBackInput { dx, .. } => vec![dx.slot],
             Linear { y, .. } | Bias { y, .. } => vec![y.slot],
             Dropout { y, .. } => vec![y],
             DropoutBack { dx, .. } => vec![dx],

@@ -41,7 +41,7 @@ pub enum Slot {
     GateUp,
     /// Their product. \[T, F\]
     S,
-    /// Gradients that live within one backward. The first may become `S` again.
+    /// Gradients that live within one backward. The first may become `S` again, the second `N1` and `N2`.
     DS,
     DN,
     DO,

@@ -93,7 +93,7 @@ pub(super) fn decode_workspace_bytes(queue: &Queue, shape: &Decode) -> Bytes {
 }
 
 pub(super) fn of_step(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
-    train(bench, &step.attention(), [step.forward_times(false), step.layers])
+    train(bench, &step.attention(), [step.forward_times(), step.layers])
 }
 
 /// Forward and backward; a step runs them so many times.

@@ -104,13 +104,8 @@ impl Step {
     }
 
     /// How often a step runs what every block does once on its way forward.
-    fn forward_times(&self, cheap: bool) -> usize {
-        let again = match self.again {
-            Again::Nothing => false,
-            Again::Cheap => cheap,
-            Again::Blocks => true,
-        };
-        self.layers * (1 + usize::from(again))
+    fn forward_times(&self) -> usize {
+        self.layers * (1 + usize::from(self.again == Again::Blocks))
     }
 
     fn attention(&self) -> Train {

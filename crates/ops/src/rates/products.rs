@@ -139,7 +139,7 @@ impl Linear {
         let Linear { name, from, to, joins } = *self;
         let (tokens, layers) = (step.tokens, step.layers);
         // The last product of a block is not made again: nothing in its backward reads it.
-        let forward = if name == "down" { layers } else { step.forward_times(false) };
+        let forward = if name == "down" { layers } else { step.forward_times() };
         let adds = if joins { Adds::Another } else { Adds::Nothing };
         let products = [
             (Product { adds, ..Product::plain(Layout::Nt, [tokens, to, from], step.dtype) }, forward),

@@ -21,16 +21,21 @@ fn norm(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
     let Step { tokens, dim, dtype, .. } = *step;
     let (elems, bytes) = (tokens * dim, tokens * dim * dtype.size());
     let activation = || normals(elems, dtype);
-    let row = Row::moves("norm, forward", 2 * step.forward_times(true) + 1, 2 * bytes);
+    let row = Row::moves("norm, forward", 2 * step.forward_times() + 1, 2 * bytes);
     let operands = [zeros(elems, dtype), zeros(tokens, DType::F32), activation(), normals(dim, dtype)];
     bench.rate(row, operands, |queue, [y, rstd, x, w]| {
         let [y, x] = [y, x].map(|view| Mat::dense(view, tokens, dim));
         rmsnorm::forward(queue, y, rstd, x, w, 1e-5);
     })?;
     let scratch = bench.workspace().first(rmsnorm::scratch_elems(tokens, dim));
-    let kinds = [("norm, backward added", true, 2 * step.layers), ("norm, backward", false, 1)];
-    for (name, add, times) in kinds {
-        let row = Row::moves(name, times, (3 + usize::from(add)) * bytes);
+    let (kept, made) = if step.again == Again::Cheap { (0, 2 * step.layers) } else { (2 * step.layers, 0) };
+    let kinds = [
+        ("norm, backward added", [true, false], kept),
+        ("norm, backward added, and again", [true, true], made),
+        ("norm, backward", [false, false], 1),
+    ];
+    for (name, [add, again], times) in kinds {
+        let row = Row::moves(name, times, (3 + usize::from(add) + usize::from(again)) * bytes);
         let operands = [
             activation(),
             activation(),
@@ -41,7 +46,7 @@ fn norm(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
         ];
         bench.rate(row, operands, |queue, [dx, dy, x, w, rstd, dw]| {
             let [dx, dy, x] = [dx, dy, x].map(|view| Mat::dense(view, tokens, dim));
-            rmsnorm::backward(queue, rmsnorm::Backward { dx, add, dw, dy, x, rstd, w, scratch });
+            rmsnorm::backward(queue, rmsnorm::Backward { dx, add, again, dw, dy, x, rstd, w, scratch });
         })?;
     }
     let row = Row::moves("norm, zero of its gradient", 2 * step.layers + 1, 4 * dim);
@@ -53,7 +58,7 @@ fn turn(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
     let Step { tokens, docs, dtype, head_dim, .. } = *step;
     let (q, kv, half) = (step.q_width(), step.kv_width(), head_dim / 2);
     let (width, length) = (q + 2 * kv, tokens / docs);
-    let (cols, times) = (q + kv, step.forward_times(false) + step.layers);
+    let (cols, times) = (q + kv, step.forward_times() + step.layers);
     let row = Row::moves("rope of q and k", times, 2 * tokens * cols * dtype.size());
     let operands = [
         normals(tokens * width, dtype),

@@ -54,7 +54,7 @@ fn forward_rows<R: Real, W: Real>(
 }
 
 pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
-    let Backward { dx, add, dw, dy, x, rstd, w, scratch } = call;
+    let Backward { dx, add, again, dw, dy, x, rstd, w, scratch } = call;
     let dim = w.len();
     let groups = x.cols / dim;
     let blocks = x.rows.div_ceil(GRAD_ROWS);
@@ -63,8 +63,8 @@ pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
             let first = block * GRAD_ROWS;
             let rows = GRAD_ROWS.min(x.rows - first);
             let part = scratch.slice(block * dim, dim);
-            // SAFETY: items write disjoint rows of dx and disjoint parts of scratch. dx may be dy: both
-            // are then reached through `dx` alone.
+            // SAFETY: items write disjoint rows of dx and dy and disjoint parts of scratch. dx may be dy: each
+            // element of it is then read before it is written.
             let call = unsafe {
                 Rows::<R, W> {
                     dx: dx.row_range(first, rows).view.as_ptr(),
@@ -79,7 +79,12 @@ pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
                     groups,
                 }
             };
-            if add { cpu.isa.run(#[inline(always)] || backward_rows::<R, W, true>(call)) } else { cpu.isa.run(#[inline(always)] || backward_rows::<R, W, false>(call)) }
+            match (add, again) {
+                (false, false) => cpu.isa.run(#[inline(always)] || backward_rows::<R, W, false, false>(call)),
+                (false, true) => cpu.isa.run(#[inline(always)] || backward_rows::<R, W, false, true>(call)),
+                (true, false) => cpu.isa.run(#[inline(always)] || backward_rows::<R, W, true, false>(call)),
+                (true, true) => cpu.isa.run(#[inline(always)] || backward_rows::<R, W, true, true>(call)),
+            }
         });
     }));
     // SAFETY: dw and scratch are this call's own; the parallel part is over.
@@ -93,7 +98,7 @@ pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
 struct Rows<'a, R, W> {
     dx: *mut R,
     dx_stride: usize,
-    dy: *const R,
+    dy: *mut R,
     dy_stride: usize,
     x: &'a [R],
     x_stride: usize,
@@ -106,7 +111,7 @@ struct Rows<'a, R, W> {
 // Five arrays walk together; an index says that plainly.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-fn backward_rows<R: Real, W: Real, const ADD: bool>(call: Rows<R, W>) {
+fn backward_rows<R: Real, W: Real, const ADD: bool, const AGAIN: bool>(call: Rows<R, W>) {
     let dim = call.w.len();
     call.dw.fill(0.0);
     for (i, rstd) in call.rstd.iter().copied().enumerate() {
@@ -122,10 +127,9 @@ fn backward_rows<R: Real, W: Real, const ADD: bool>(call: Rows<R, W>) {
         let whole = dim - dim % LANES;
         for start in (0..whole).step_by(LANES) {
             // By value, a vector at a time: dx may be dy, element for element.
+            let [dx, dy_at] = [dx, dy].map(|row| row.wrapping_add(start).cast::<[R; LANES]>());
             // SAFETY: the vector lies inside the row.
-            let (dy, before) = unsafe {
-                (dy.add(start).cast::<[R; LANES]>().read(), dx.add(start).cast::<[R; LANES]>().read())
-            };
+            let (dy, before) = unsafe { (dy_at.read(), dx.read()) };
             let x: &[R; LANES] = x[start..start + LANES].try_into().expect("a whole vector");
             let w: &[W; LANES] = call.w[start..start + LANES].try_into().expect("a whole vector");
             let dw: &mut [f32; LANES] =
@@ -142,15 +146,23 @@ fn backward_rows<R: Real, W: Real, const ADD: bool>(call: Rows<R, W>) {
                 out[j] = R::from_f32(base + grad(dy[j].to_f32(), w[j].to_f32(), normed[j]));
             }
             // SAFETY: as above.
-            unsafe { dx.add(start).cast::<[R; LANES]>().write(out) };
+            unsafe { dx.write(out) };
+            if AGAIN {
+                let y = std::array::from_fn(|j| R::from_f32(normed[j] * w[j].to_f32()));
+                // SAFETY: as above.
+                unsafe { dy_at.write(y) };
+            }
         }
         for j in whole..dim {
             // SAFETY: j < dim, inside the row; element j of dy is read before element j of dx is written.
             unsafe {
-                let (dy, normed) = ((*dy.add(j)).to_f32(), x[j].to_f32() * rstd);
-                call.dw[j] = dy.mul_add(normed, call.dw[j]);
+                let (grad_y, normed, w) = ((*dy.add(j)).to_f32(), x[j].to_f32() * rstd, call.w[j].to_f32());
+                call.dw[j] = grad_y.mul_add(normed, call.dw[j]);
                 let base = if ADD { (*dx.add(j)).to_f32() } else { 0.0 };
-                *dx.add(j) = R::from_f32(base + grad(dy, call.w[j].to_f32(), normed));
+                *dx.add(j) = R::from_f32(base + grad(grad_y, w, normed));
+                if AGAIN {
+                    *dy.add(j) = R::from_f32(normed * w);
+                }
             }
         }
     }

@@ -42,7 +42,7 @@ pub(super) fn forward(cuda: &CudaQueue, y: Mat, rstd: View, x: Mat, w: View, eps
 }
 
 pub(super) fn backward(cuda: &CudaQueue, call: Backward) {
-    let Backward { dx, add, dw, dy, x, rstd, w, scratch } = call;
+    let Backward { dx, add, again, dw, dy, x, rstd, w, scratch } = call;
     let dtype = x.view.dtype();
     assert_eq!((w.dtype(), rstd.dtype()), (dtype, DType::F32), "one storage type, statistics in f32");
     let (dim, groups) = (w.len(), x.cols / w.len());
@@ -56,10 +56,11 @@ pub(super) fn backward(cuda: &CudaQueue, call: Backward) {
     let launch = Launch { shared, ..Launch::new(blocks, threads) };
     let rows = [dx, dy, x].map(|mat| (mat.view, mat.stride));
     let [(dx, dx_stride), (dy, dy_stride), (x, x_stride)] = rows;
-    let add = u32::from(add);
-    let args = args![dx, dx_stride, dy, dy_stride, x, x_stride, rstd, w, sums, items, groups, dim, team, add];
-    // SAFETY: the kernel's parameters; it writes the rows of dx and the sums, and reads the rest, all within the
-    // views. Where dx is dy, an element is read and written by one thread, in that order.
+    let (add, again) = (u32::from(add), u32::from(again));
+    let args =
+        args![dx, dx_stride, dy, dy_stride, x, x_stride, rstd, w, sums, items, groups, dim, team, add, again];
+    // SAFETY: the kernel's parameters; it writes the rows of dx, perhaps of dy, and the sums, and reads the rest, all
+    // within the views. What is both read and written, or dy itself as dx, is so by one thread, in that order.
     unsafe { cuda.launch(kernel, launch, args) };
     crate::reduce::add_rows(cuda, dw, sums);
 }

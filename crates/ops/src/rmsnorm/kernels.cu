@@ -136,18 +136,18 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) forward_packs(
 }
 
 // dx[T, groups * dim] = (add: dx +) the gradient of x, and parts[block, dim] = that of w over the block's items; dx may
-// be dy. A block of `team` threads takes an item at a time; a thread reads and writes the same columns of all.
+// be dy, or dy becomes y `again`. A block of `team` threads takes an item at a time; a thread reads and writes the same columns of all.
 extern "C" __global__ void backward(
-    REAL* dx, u32 dx_stride, const REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
-    const f32* rstd, const REAL* w, f32* parts, u32 items, u32 groups, u32 dim, u32 team, u32 add
+    REAL* dx, u32 dx_stride, REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
+    const f32* rstd, const REAL* w, f32* parts, u32 items, u32 groups, u32 dim, u32 team, u32 add, u32 again
 ) {
     __shared__ f32 room[32];
     const Items of = {groups, dim};
     f32* part = parts + (u64)blockIdx.x * dim;
     for (u32 c = threadIdx.x; c < dim; c += team) part[c] = 0.0f;
     for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
-        const REAL *dy_row = dy + of.offset(item, dy_stride), *x_row = x + of.offset(item, x_stride);
-        REAL* to = dx + of.offset(item, dx_stride);
+        const REAL* x_row = x + of.offset(item, x_stride);
+        REAL *dy_row = dy + of.offset(item, dy_stride), *to = dx + of.offset(item, dx_stride);
         const f32 scale = rstd[item];
         f32 sum = 0.0f;
         for (u32 c = threadIdx.x; c < dim; c += team) {
@@ -159,14 +159,15 @@ extern "C" __global__ void backward(
         for (u32 c = threadIdx.x; c < dim; c += team) {
             const f32 start = add ? to_f32(to[c]) : 0.0f;
             to[c] = from_f32<REAL>(fmaf(to_f32(dy_row[c]) * to_f32(w[c]), scale, fmaf(-to_f32(x_row[c]), pull, start)));
+            if (again) dy_row[c] = from_f32<REAL>(to_f32(x_row[c]) * scale * to_f32(w[c]));
         }
     }
 }
 
 // The same for rows of whole packs, at most KEPT * team of them.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) backward_packs(
-    REAL* dx, u32 dx_stride, const REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
-    const f32* rstd, const REAL* w, f32* parts, u32 items, u32 groups, u32 dim, u32 team, u32 add
+    REAL* dx, u32 dx_stride, REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
+    const f32* rstd, const REAL* w, f32* parts, u32 items, u32 groups, u32 dim, u32 team, u32 add, u32 again
 ) {
     extern __shared__ uint4 ahead[]; // [dy, x, add: dx][BACKWARD_AHEAD, KEPT, threads]
     __shared__ f32 room[2][MOST_THREADS / 32];
@@ -226,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) backward_packs(
             }
         }
         const f32 pull = scale * scale * scale * (team_sum(sum, team, turn, room) / (f32)dim);
-        REAL* to = dx + of.offset(item, dx_stride);
+        REAL *to = dx + of.offset(item, dx_stride), *again_to = dy + of.offset(item, dy_stride);
 #pragma unroll
         for (int k = 0; k < KEPT; k++) {
             const u32 c = lane + k * team;
@@ -239,6 +240,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) backward_packs(
                 out.at[i] = from_f32<REAL>(fmaf(grads[k][i] * weights[i], scale, rest));
             }
             store_pack(to + c * N, out);
+            if (!again) continue;
+#pragma unroll
+            for (int i = 0; i < N; i++) out.at[i] = from_f32<REAL>(held[k][i] * scale * weights[i]);
+            store_pack(again_to + c * N, out);
         }
     }
 

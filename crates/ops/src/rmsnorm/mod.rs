@@ -38,11 +38,13 @@ pub fn forward(queue: &Queue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     }
 }
 
-/// dx = (add: dx +) ∂L/∂x and dw += ∂L/∂w. `dx` may be `dy` itself when not adding.
+/// dx = (add: dx +) ∂L/∂x and dw += ∂L/∂w. `dx` may be `dy` itself when neither adding nor again.
 #[derive(Clone, Copy, Debug)]
 pub struct Backward<'m> {
     pub dx: Mat<'m>,
     pub add: bool,
+    /// Replaces dy by y as forward made it: a pass less for who did not keep it.
+    pub again: bool,
     pub dw: View<'m>,
     pub dy: Mat<'m>,
     pub x: Mat<'m>,
@@ -56,8 +58,11 @@ pub fn backward(queue: &Queue, call: Backward) {
     check(&call.dx, &call.rstd, &call.x, &call.w);
     assert_eq!((call.dw.len(), call.dw.dtype()), (call.w.len(), DType::F32), "weight gradient");
     call.dx.view.assert_apart(&call.x.view);
-    if call.add {
+    if call.add || call.again {
         call.dx.view.assert_apart(&call.dy.view);
+    }
+    if call.again {
+        call.dy.view.assert_apart(&call.x.view);
     }
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, call),

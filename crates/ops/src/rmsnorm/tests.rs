@@ -65,9 +65,18 @@ proptest! {
             want_dw.iter_mut().zip(&dw_before).for_each(|(want, before)| *want += f64::from(*before));
             let dw = bench.input(&dw_before, DType::F32);
             let add = target == Target::Added;
-            backward(&queue, Backward { dx: dx.mat, add, dw, dy: dy.mat, x: x.mat, rstd, w, scratch });
+            let call = Backward { dx: dx.mat, add, again: false, dw, dy: dy.mat, x: x.mat, rstd, w, scratch };
+            backward(&queue, call);
             assert_near(&dx.values(), &want_dx, scale_of_dx(&dyv, &xv, &wv, wide_eps), tolerance(act));
             assert_near(&values(dw), &want_dw, ((rows * cols) as f64).sqrt(), tolerance(DType::F32));
+            // With the output made again: the same gradients, and the output as forward made it.
+            if target != Target::InPlace {
+                let [grad, dx_again] = [&dy_values, &dx_before].map(|x| bench.framed(x, cols, pad, act));
+                let dw_again = bench.input(&dw_before, DType::F32);
+                backward(&queue, Backward { dx: dx_again.mat, again: true, dw: dw_again, dy: grad.mat, ..call });
+                prop_assert!((dx_again.bits(), bits(dw_again)) == (dx.bits(), bits(dw)), "other gradients");
+                prop_assert!(grad.bits() == y.bits(), "another output");
+            }
             same.check(&queue, vec![y.bits(), bits(rstd), dx.bits(), bits(dw)]);
         }
     }
@@ -87,7 +96,7 @@ proptest! {
         let dx = bench.framed_output(rows, groups * dim, 0, DType::F32);
         let dw = bench.input(&vec![0.0; dim], DType::F32);
         let scratch = bench.output(scratch_elems(rows, dim), DType::F32);
-        let call = Backward { dx: dx.mat, add: false, dw, dy: r.mat, x: x.mat, rstd, w, scratch };
+        let call = Backward { dx: dx.mat, add: false, again: false, dw, dy: r.mat, x: x.mat, rstd, w, scratch };
         backward(&Queue::cpu(1), call);
         let slope_x = differences(&xv, |x| dot(&rv, &reference::forward(x, &wv, eps)));
         let slope_w = differences(&wv, |w| dot(&rv, &reference::forward(&xv, w, eps)));
@@ -113,7 +122,7 @@ proptest! {
             let dw = bench.output(dim, DType::F32);
             let scratch = bench.output(scratch_elems(rows, dim), DType::F32);
             forward(&queue(pick), y.mat, rstd, x, w, 1e-6);
-            backward(&queue(pick), Backward { dx: dx.mat, add: false, dw, dy, x, rstd, w, scratch });
+            backward(&queue(pick), Backward { dx: dx.mat, add: false, again: false, dw, dy, x, rstd, w, scratch });
             (y.bits(), bits(rstd), dx.bits())
         };
         let from = from % rows;
@@ -142,7 +151,10 @@ fn weight_gradients_accumulate_over_calls() {
         let (x, dy) = (x.row_range(first, rows), dy.row_range(first, rows));
         let dx = bench.framed_output(rows, dim, 0, DType::F32).mat;
         let rstd = rstd.slice(first, rows);
-        backward(&queue(first), Backward { dx, add: false, dw: dw.first(dim), dy, x, rstd, w, scratch });
+        backward(
+            &queue(first),
+            Backward { dx, add: false, again: false, dw: dw.first(dim), dy, x, rstd, w, scratch },
+        );
     };
     let (whole, parts) = (bench.input(&before, DType::F32), bench.input(&before, DType::F32));
     run(whole, 0, rows);
@@ -158,7 +170,8 @@ fn no_rows_are_no_work() {
     let empty = bench.output(0, DType::F32);
     let mat = Mat::dense(empty, 0, 5);
     forward(&Queue::cpu(2), mat, empty, mat, w, 1e-6);
-    let call = Backward { dx: mat, add: false, dw, dy: mat, x: mat, rstd: empty, w, scratch: empty };
+    let call =
+        Backward { dx: mat, add: false, again: false, dw, dy: mat, x: mat, rstd: empty, w, scratch: empty };
     backward(&Queue::cpu(2), call);
     assert_eq!(values(dw), [1.0; 5]);
 }
@@ -171,5 +184,5 @@ fn adding_in_place_of_dy_is_refused() {
         (bench.framed_normals(2, 4, 0, DType::F32).mat, bench.framed_normals(2, 4, 0, DType::F32).mat);
     let (w, dw) = (bench.normals(4, DType::F32), bench.normals(4, DType::F32));
     let (rstd, scratch) = (bench.normals(2, DType::F32), bench.normals(4, DType::F32));
-    backward(&Queue::cpu(1), Backward { dx: dy, add: true, dw, dy, x, rstd, w, scratch });
+    backward(&Queue::cpu(1), Backward { dx: dy, add: true, again: false, dw, dy, x, rstd, w, scratch });
 }

@@ -80,7 +80,14 @@ fn norm(bench: &Bench, dtype: DType, [rows, groups, dim, pad]: [usize; 4]) -> Re
             xv.chunks_exact(dim).map(|x| rmsnorm::reference::rstd(x, eps)).collect()
         });
     })?;
-    for (how, add, in_place) in [("", false, false), (", added", true, false), (", in place", false, true)] {
+    let ways = [
+        ("", false, false),
+        (", added", true, false),
+        (", in place", false, true),
+        (", added, again", true, false),
+    ];
+    for (how, add, in_place) in ways {
+        let again = how.ends_with("again");
         bench.case(format!("rmsnorm backward{how}, {shape}"), tolerance(dtype), |case| {
             let x = case.framed_normals(rows, cols, pad, dtype);
             let dy = case.framed_normals(rows, cols, pad, dtype);
@@ -98,7 +105,8 @@ fn norm(bench: &Bench, dtype: DType, [rows, groups, dim, pad]: [usize; 4]) -> Re
             let (rstd, dw) = (case.input(&rstds, DType::F32), case.normals(dim, DType::F32));
             let dw_before = case.values(dw);
             let scratch = case.output(rmsnorm::scratch_elems(rows, dim), DType::F32);
-            let call = rmsnorm::Backward { dx: dx.mat, add, dw, dy: dy.mat, x: x.mat, rstd, w, scratch };
+            let (dx_mat, dy_mat, x) = (dx.mat, dy.mat, x.mat);
+            let call = rmsnorm::Backward { dx: dx_mat, add, again, dw, dy: dy_mat, x, rstd, w, scratch };
             rmsnorm::backward(case.queue, call);
             let want = || rmsnorm::reference::backward(&dyv, &xv, &wv, f64::from(EPS));
             // In a group of one column the gradient's terms cancel.
@@ -108,6 +116,10 @@ fn norm(bench: &Bench, dtype: DType, [rows, groups, dim, pad]: [usize; 4]) -> Re
             case.compare("dw", case.values(dw), || {
                 want().1.iter().zip(dw_before).map(|(dw, before)| dw + before).collect()
             });
+            if again {
+                let want = || rmsnorm::reference::forward(&xv, &wv, f64::from(EPS));
+                case.compare("y again", case.framed_values(&dy), want);
+            }
         })?;
     }
     Ok(())
