@@ -140,7 +140,7 @@ impl<'m> Head<'m> {
             let source = &self.source::<R>()[p * NR * self.mat.stride..];
             isa.run(
                 #[inline(always)]
-                || matmul::pack::transposed::<_, NR>(source, self.mat.stride, width, cols, panel),
+                || matmul::pack::transposed::<_, NR>(isa, source, self.mat.stride, width, cols, panel),
             );
         }
     }

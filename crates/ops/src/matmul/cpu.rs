@@ -213,7 +213,10 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
                 // SAFETY: as above; items write disjoint panels.
                 let (source, out) = unsafe { (mat.view.as_slice::<R>(), out.as_mut::<f32>()) };
                 let source = &source[(first_col + panel * NR) * mat.stride + first_k + k..];
-                cpu.isa.run(#[inline(always)] || pack::transposed::<R, NR>(source, mat.stride, block, width, out))
+                cpu.isa.run(
+                    #[inline(always)]
+                    || pack::transposed::<R, NR>(cpu.isa, source, mat.stride, block, width, out),
+                )
             });
         }),
     }

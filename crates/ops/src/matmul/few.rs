@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
 use lockstep_core::DType;
-use lockstep_device::{Amx, CpuQueue, Real, Tiles, View};
+use lockstep_device::{Amx, CpuQueue, Isa, Real, Tiles, View};
 
 use super::cpu::{A_ELEMS, C_ELEMS, PACKED_ELEMS, ROW_BLOCK};
 use super::kernel::{Tile, weights};
@@ -119,7 +119,7 @@ impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
                     let source = &source[p * WIDTH * a.stride + first_k..];
                     cpu.isa.run(
                         #[inline(always)]
-                        || pack::transposed::<R, WIDTH>(source, a.stride, depth, rows, out),
+                        || pack::transposed::<R, WIDTH>(cpu.isa, source, a.stride, depth, rows, out),
                     )
                 });
             }
@@ -152,7 +152,7 @@ impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
         };
         if let Some(start) = start {
             with_real!(start.view.dtype(), R => {
-                cpu.isa.run(#[inline(always)] || load::<R, WIDTH>(start, first, rows, sums));
+                cpu.isa.run(#[inline(always)] || load::<R, WIDTH>(cpu.isa, start, first, rows, sums));
             });
         }
         for first_k in (0..self.k).step_by(KC) {
@@ -164,7 +164,7 @@ impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
             }
         }
         with_real!(c.view.dtype(), R => {
-            cpu.isa.run(#[inline(always)] || store::<R, WIDTH>(c, first, rows, sums))
+            cpu.isa.run(#[inline(always)] || store::<R, WIDTH>(cpu.isa, c, first, rows, sums))
         });
     }
 
@@ -266,24 +266,24 @@ fn in_f32(cpu: &CpuQueue, b: Mat, room: &mut [f32]) -> (*const f32, usize) {
 
 /// Columns `first..first + cols` of the initial values, transposed: \[cols, WIDTH\] for every WIDTH rows.
 #[inline(always)]
-fn load<R: Real, const WIDTH: usize>(start: Mat, first: usize, cols: usize, sums: &mut [f32]) {
+fn load<R: Real, const WIDTH: usize>(isa: Isa, start: Mat, first: usize, cols: usize, sums: &mut [f32]) {
     for (p, sums) in sums.chunks_exact_mut(cols * WIDTH).enumerate() {
         let rows = start.row_range(p * WIDTH, WIDTH.min(start.rows - p * WIDTH)).columns(first, cols);
         // SAFETY: nobody writes these columns but this item, later.
         let source = unsafe { rows.view.as_slice::<R>() };
-        pack::transposed::<R, WIDTH>(source, rows.stride, cols, rows.rows, sums);
+        pack::transposed::<R, WIDTH>(isa, source, rows.stride, cols, rows.rows, sums);
     }
 }
 
 /// The sums as columns `first..first + cols` of C: turned back NR columns at a time.
 #[inline(always)]
-fn store<R: Real, const WIDTH: usize>(c: Mat, first: usize, cols: usize, sums: &[f32]) {
+fn store<R: Real, const WIDTH: usize>(isa: Isa, c: Mat, first: usize, cols: usize, sums: &[f32]) {
     let mut turned = [0f32; NR * NR];
     for (p, sums) in sums.chunks_exact(cols * WIDTH).enumerate() {
         let rows = WIDTH.min(c.rows - p * WIDTH);
         for (part, sums) in sums.chunks(NR * WIDTH).enumerate() {
             let width = sums.len() / WIDTH;
-            pack::transposed::<f32, NR>(sums, WIDTH, rows, width, &mut turned);
+            pack::transposed::<f32, NR>(isa, sums, WIDTH, rows, width, &mut turned);
             for (i, turned) in turned.chunks_exact(NR).take(rows).enumerate() {
                 let to = c.view.slice((p * WIDTH + i) * c.stride + first + part * NR, width);
                 // SAFETY: the item alone writes these columns.

@@ -26,6 +26,8 @@ pub(crate) mod pack;
 pub mod reference;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod turn;
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};

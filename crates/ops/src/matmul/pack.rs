@@ -1,6 +1,7 @@
 //! Packing: operands rearranged into the order the tile kernels read them, widened to f32.
 
-use lockstep_device::Real;
+use lockstep_core::DType;
+use lockstep_device::{Isa, Real, Set};
 
 use super::{MR, NR};
 
@@ -40,19 +41,22 @@ pub(crate) unsafe fn natural<R: Real>(
     }
 }
 
+/// The side of the squares that [`transposed`] works on.
+const SQUARE: usize = 16;
+
 /// Packs a block stored as \[cols, depth\] (rows of a weight are columns of B) into a panel
 /// \[depth, WIDTH\]. Column j of the panel is the source's row j, which starts at `j * stride`.
 ///
 /// Works on squares of 16 by 16 held in registers: read along rows, written along columns.
 #[inline(always)]
 pub(crate) fn transposed<R: Real, const WIDTH: usize>(
+    isa: Isa,
     source: &[R],
     stride: usize,
     depth: usize,
     cols: usize,
     panel: &mut [f32],
 ) {
-    const SQUARE: usize = 16;
     let panel = &mut panel[..depth * WIDTH];
     if cols < WIDTH {
         panel.fill(0.0);
@@ -62,18 +66,9 @@ pub(crate) fn transposed<R: Real, const WIDTH: usize>(
         let width = (cols - first_col).min(SQUARE);
         if width == SQUARE {
             for first_k in (0..whole_depth).step_by(SQUARE) {
-                let mut square = [[0f32; SQUARE]; SQUARE];
-                for (j, row) in square.iter_mut().enumerate() {
-                    let from = (first_col + j) * stride + first_k;
-                    for (to, from) in row.iter_mut().zip(&source[from..from + SQUARE]) {
-                        *to = from.to_f32();
-                    }
-                }
-                for (k, to) in panel[first_k * WIDTH..].chunks_mut(WIDTH).take(SQUARE).enumerate() {
-                    for (to, row) in to[first_col..first_col + SQUARE].iter_mut().zip(&square) {
-                        *to = row[k];
-                    }
-                }
+                let from = &source[first_col * stride + first_k..][..(SQUARE - 1) * stride + SQUARE];
+                let to = &mut panel[first_k * WIDTH + first_col..][..(SQUARE - 1) * WIDTH + SQUARE];
+                square(isa, from, stride, to, WIDTH);
             }
         }
         let first_k = if width == SQUARE { whole_depth } else { 0 };
@@ -82,6 +77,55 @@ pub(crate) fn transposed<R: Real, const WIDTH: usize>(
                 panel[k * WIDTH + j] = source[j * stride + k].to_f32();
             }
         }
+    }
+}
+
+/// Turns one square, between rows that lie `from_row` and `to_row` apart.
+#[inline(always)]
+fn square<R: Real>(isa: Isa, from: &[R], from_row: usize, to: &mut [f32], to_row: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if isa.set() == Set::Avx512 {
+        assert!(from.len() > (SQUARE - 1) * from_row + 15 && to.len() > (SQUARE - 1) * to_row + 15);
+        // SAFETY: both were just checked to hold the square; the set was detected.
+        return unsafe { square_avx512(from.as_ptr(), from_row, to.as_mut_ptr(), to_row) };
+    }
+    let _ = isa;
+    let mut square = [[0f32; SQUARE]; SQUARE];
+    for (row, from) in square.iter_mut().zip(from.chunks(from_row)) {
+        for (to, from) in row.iter_mut().zip(&from[..SQUARE]) {
+            *to = from.to_f32();
+        }
+    }
+    for (k, to) in to.chunks_mut(to_row).enumerate() {
+        for (to, row) in to[..SQUARE].iter_mut().zip(&square) {
+            *to = row[k];
+        }
+    }
+}
+
+/// # Safety
+/// Both are valid for the square, on a machine with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn square_avx512<R: Real>(from: *const R, from_row: usize, to: *mut f32, to_row: usize) {
+    use std::arch::x86_64::{__m512i, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_storeu_si512};
+    let mut rows = [_mm512_setzero_si512(); SQUARE];
+    for (i, row) in rows.iter_mut().enumerate() {
+        // SAFETY: the caller's promise; sixteen f32 have the bits of a vector.
+        *row = unsafe {
+            let from = from.add(i * from_row);
+            if R::DTYPE == DType::F32 {
+                _mm512_loadu_si512(from.cast())
+            } else {
+                let wide = from.cast::<[R; SQUARE]>().read_unaligned().map(R::to_f32);
+                std::mem::transmute::<[f32; SQUARE], __m512i>(wide)
+            }
+        };
+    }
+    for (j, column) in super::turn::turned(rows).into_iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_si512(to.add(j * to_row).cast(), column) };
     }
 }
 

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
+use super::super::turn::turned;
 use super::{Block, SIDE, STEP, TILE};
 
 /// Tiles of C in 0 to 3, of A in 4 and 5, of B in 6 and 7. All in one piece: nothing is left in tiles between two. Every
@@ -154,39 +155,8 @@ pub(super) unsafe fn transpose(from: *const bf16, from_row: usize, to: *mut bf16
     // SAFETY: the caller's promise.
     let rows: [__m512i; 16] =
         std::array::from_fn(|i| unsafe { _mm512_loadu_si512(from.add(i * from_row).cast()) });
-    let mut pairs = rows;
-    for i in 0..8 {
-        pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);
-        pairs[2 * i + 1] = _mm512_unpackhi_epi32(rows[2 * i], rows[2 * i + 1]);
-    }
-    // Quarter q of fours[4 g + j] holds column 4 q + j of rows 4 g to 4 g + 3.
-    let mut fours = rows;
-    for g in 0..4 {
-        fours[4 * g] = _mm512_unpacklo_epi64(pairs[4 * g], pairs[4 * g + 2]);
-        fours[4 * g + 1] = _mm512_unpackhi_epi64(pairs[4 * g], pairs[4 * g + 2]);
-        fours[4 * g + 2] = _mm512_unpacklo_epi64(pairs[4 * g + 1], pairs[4 * g + 3]);
-        fours[4 * g + 3] = _mm512_unpackhi_epi64(pairs[4 * g + 1], pairs[4 * g + 3]);
-    }
-    for j in 0..4 {
-        let (low, high) = (
-            [
-                _mm512_shuffle_i32x4::<0x88>(fours[j], fours[4 + j]),
-                _mm512_shuffle_i32x4::<0xDD>(fours[j], fours[4 + j]),
-            ],
-            [
-                _mm512_shuffle_i32x4::<0x88>(fours[8 + j], fours[12 + j]),
-                _mm512_shuffle_i32x4::<0xDD>(fours[8 + j], fours[12 + j]),
-            ],
-        );
-        for odd in 0..2 {
-            // Columns j + 4 odd and 8 further.
-            let first = _mm512_shuffle_i32x4::<0x88>(low[odd], high[odd]);
-            let second = _mm512_shuffle_i32x4::<0xDD>(low[odd], high[odd]);
-            // SAFETY: the caller's promise.
-            unsafe {
-                _mm512_storeu_si512(to.add((j + 4 * odd) * to_row).cast(), first);
-                _mm512_storeu_si512(to.add((j + 4 * odd + 8) * to_row).cast(), second);
-            }
-        }
+    for (j, column) in turned(rows).into_iter().enumerate() {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_storeu_si512(to.add(j * to_row).cast(), column) };
     }
 }
