@@ -78,6 +78,32 @@ pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
+/// out = f(x), element for element, a vector at a time. Loops over rows as short as a head are otherwise unrolled by
+/// more than such a row has, and never get to it.
+#[inline(always)]
+pub(crate) fn each_lane<A: Copy, B>(out: &mut [B], x: &[A], f: impl Fn(A) -> B) {
+    assert_eq!(out.len(), x.len(), "rows of one length");
+    let ((out, out_tail), (x, x_tail)) = (out.as_chunks_mut::<LANES>(), x.as_chunks::<LANES>());
+    for (out, x) in out.iter_mut().zip(x) {
+        *out = x.map(&f);
+    }
+    for (out, x) in out_tail.iter_mut().zip(x_tail) {
+        *out = f(*x);
+    }
+}
+
+/// x = x · factor, a vector at a time as well.
+#[inline(always)]
+pub(crate) fn multiply(x: &mut [f32], factor: f32) {
+    let (whole, tail) = x.as_chunks_mut::<LANES>();
+    for x in whole {
+        *x = x.map(|x| x * factor);
+    }
+    for x in tail {
+        *x *= factor;
+    }
+}
+
 /// Σ f(a, b) over two rows: lane i % 16 sums its elements in order, then the lanes fold. The tail goes
 /// into the same lanes.
 #[inline(always)]

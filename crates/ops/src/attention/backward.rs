@@ -4,10 +4,9 @@
 use lockstep_device::{CpuQueue, Isa, Real};
 
 use super::block::{Head, Operand, Product, padded};
-use super::{BLOCK_K, BLOCK_Q, Backward, HeadMask, Heads};
+use super::{BLOCK_K, BLOCK_Q, Backward, HeadMask, Heads, is_seen};
 use crate::dispatch::with_real;
 use crate::math::{LANES, exp, sum2};
-use crate::matmul::NR;
 
 pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
     let rows = max_doc.next_multiple_of(BLOCK_K);
@@ -54,39 +53,44 @@ fn one_group<R: Real>(
     let (k_transposed, rest) = scratch.split_at_mut(thin);
     let (v_transposed, rest) = rest.split_at_mut(thin);
     let (k_natural, rest) = rest.split_at_mut(wide);
-    let (q_natural, rest) = rest.split_at_mut(wide);
-    let (dout_natural, rest) = rest.split_at_mut(wide);
+    let (q_panels, rest) = rest.split_at_mut(wide);
+    let (dout_panels, rest) = rest.split_at_mut(wide);
     let (q_room, rest) = rest.split_at_mut(thin);
     let (dout_room, rest) = rest.split_at_mut(thin);
-    let (dq, rest) = rest.split_at_mut(thin);
-    let (dk, rest) = rest.split_at_mut(thin);
-    let (dv, rest) = rest.split_at_mut(thin);
+    let (dq_room, rest) = rest.split_at_mut(thin);
+    let (dk_room, rest) = rest.split_at_mut(thin);
+    let (dv_room, rest) = rest.split_at_mut(thin);
     let (dots, rest) = rest.split_at_mut(rows_padded);
     let (p, rest) = rest.split_at_mut(BLOCK_Q * BLOCK_K);
     let ds = &mut rest[..BLOCK_Q * BLOCK_K];
 
-    k.pack_transposed::<R>(isa, k_transposed);
-    v.pack_transposed::<R>(isa, v_transposed);
-    k.pack_natural::<R>(isa, rows_padded, k_natural);
-    dk[..len * width].fill(0.0);
-    dv[..len * width].fill(0.0);
+    let k_transposed = k.transposed::<R>(isa, k_transposed);
+    let v_transposed = v.transposed::<R>(isa, v_transposed);
+    let k_natural = k.natural::<R>(isa, k_natural);
+    let dk_head = Head::new(&call.dk, first, len, kv_head, width);
+    let dv_head = Head::new(&call.dv, first, len, kv_head, width);
+    // SAFETY: one item alone writes these heads of this document, here and below.
+    let (dk, dv) = unsafe { (dk_head.sums::<R>(isa, dk_room), dv_head.sums::<R>(isa, dv_room)) };
 
     for head in kv_head * group..(kv_head + 1) * group {
         let q = Head::new(&f.q, first, len, head, width);
         let dout = Head::new(&call.dout, first, len, head, width);
         let out = Head::new(&f.out, first, len, head, width);
-        q.pack_natural::<R>(isa, rows_padded, q_natural);
-        dout.pack_natural::<R>(isa, rows_padded, dout_natural);
+        let q_natural = q.natural::<R>(isa, q_panels);
+        let dout_natural = dout.natural::<R>(isa, dout_panels);
         let q_rows = q.rows::<R>(isa, q_room);
         let dout_rows = dout.rows::<R>(isa, dout_room);
-        for (i, dot) in dots.iter_mut().enumerate().take(len) {
-            let (a, b) = (dout.row::<R>(i), out.row::<R>(i));
-            *dot = isa.run(
-                #[inline(always)]
-                || dot_rows(a, b),
-            );
-        }
-        dq[..len * width].fill(0.0);
+        isa.run(
+            #[inline(always)]
+            || {
+                for (i, dot) in dots.iter_mut().enumerate().take(len) {
+                    *dot = sum2(dout.row::<R>(i), out.row::<R>(i), |a, b| a * b);
+                }
+            },
+        );
+        let dq_head = Head::new(&call.dq, first, len, head, width);
+        // SAFETY: as above.
+        let dq = unsafe { dq_head.sums::<R>(isa, dq_room) };
         let dropout = HeadMask::of(f, doc, head);
 
         for first_q in (0..len).step_by(BLOCK_Q) {
@@ -97,20 +101,19 @@ fn one_group<R: Real>(
                 let seen = |i: usize| f.heads.seen(first_q + i, first_k).end;
                 // SAFETY: sizes as split above; p and ds overlap no operand.
                 unsafe {
-                    let panel = first_k / NR * width * NR;
                     let scores = Product {
                         rows,
                         cols: keys,
                         depth: width,
                         a: of_block(q_rows),
-                        b: k_transposed.as_ptr().add(panel),
-                        panel_elems: width * NR,
+                        b: k_transposed.columns_from(first_k),
                         c: p.as_mut_ptr(),
                         c_row: BLOCK_K,
                         accumulate: false,
                     };
                     scores.of_seen_columns(isa, seen);
-                    let (a, b, c) = (of_block(dout_rows), v_transposed.as_ptr().add(panel), ds.as_mut_ptr());
+                    let (a, b, c) =
+                        (of_block(dout_rows), v_transposed.columns_from(first_k), ds.as_mut_ptr());
                     Product { a, b, c, ..scores }.of_seen_columns(isa, seen);
                 }
                 let block = Block { first_q, first_k, rows, heads: &f.heads, dropout };
@@ -129,31 +132,35 @@ fn one_group<R: Real>(
                         cols: width,
                         depth: rows,
                         a: by_key(p),
-                        b: dout_natural.as_ptr().add(first_q * NR),
-                        panel_elems: rows_padded * NR,
-                        c: dv.as_mut_ptr().add(first_k * width),
-                        c_row: width,
+                        b: dout_natural.rows_from(first_q),
+                        c: dv.ptr.add(first_k * dv.row),
+                        c_row: dv.row,
                         accumulate: true,
                     };
                     of_keys.over_seeing(isa, seeing);
-                    let (b, c) = (q_natural.as_ptr().add(first_q * NR), dk.as_mut_ptr().add(first_k * width));
-                    Product { a: by_key(ds), b, c, ..of_keys }.over_seeing(isa, seeing);
+                    let (b, c) = (q_natural.rows_from(first_q), dk.ptr.add(first_k * dk.row));
+                    Product { a: by_key(ds), b, c, c_row: dk.row, ..of_keys }.over_seeing(isa, seeing);
                     let of_queries = Product {
                         rows,
                         depth: keys,
                         a: Operand { ptr: ds.as_ptr(), row: BLOCK_K, col: 1 },
-                        b: k_natural.as_ptr().add(first_k * NR),
-                        c: dq.as_mut_ptr().add(first_q * width),
+                        b: k_natural.rows_from(first_k),
+                        c: dq.ptr.add(first_q * dq.row),
+                        c_row: dq.row,
                         ..of_keys
                     };
                     of_queries.over_seen(isa, seen);
                 }
             }
         }
-        store::<R>(isa, &Head::new(&call.dq, first, len, head, width), dq, width);
+        // SAFETY: the sums of this head, in the room they were given.
+        unsafe { dq_head.round::<R>(isa, dq) };
     }
-    store::<R>(isa, &Head::new(&call.dk, first, len, kv_head, width), dk, width);
-    store::<R>(isa, &Head::new(&call.dv, first, len, kv_head, width), dv, width);
+    // SAFETY: as above.
+    unsafe {
+        dk_head.round::<R>(isa, dk);
+        dv_head.round::<R>(isa, dv);
+    }
 }
 
 struct Block<'a> {
@@ -188,33 +195,13 @@ fn probabilities_and_gradient(
         if let Some(mask) = &block.dropout {
             mask.fill(block.first_q + i, block.first_k, seen.clone(), &mut kept);
         }
-        for (j, (p, (ds, kept))) in p.iter_mut().zip(ds.iter_mut().zip(&kept)).enumerate() {
-            let is_seen = j >= seen.start && j < seen.end;
+        let is_seen = is_seen(&seen);
+        for ((p, (ds, kept)), key) in p.iter_mut().zip(ds.iter_mut().zip(&kept)).zip(0..) {
+            let is_seen = is_seen(key);
             let probability = if is_seen { exp(p.mul_add(scale, -lse)) } else { 0.0 };
             let gradient = if is_seen { probability * (*ds * kept - dot) * scale } else { 0.0 };
             *p = probability * kept;
             *ds = gradient;
         }
-    }
-}
-
-#[inline(always)]
-fn dot_rows<R: Real>(a: &[R], b: &[R]) -> f32 {
-    sum2(a, b, |a, b| a * b)
-}
-
-fn store<R: Real>(isa: Isa, to: &Head, from: &[f32], width: usize) {
-    for i in 0..to.len() {
-        // SAFETY: one item alone writes these heads of this document.
-        let to = unsafe { to.row_mut::<R>(i) };
-        let from = &from[i * width..][..width];
-        isa.run(
-            #[inline(always)]
-            || {
-                for (to, from) in to.iter_mut().zip(from) {
-                    *to = R::from_f32(*from);
-                }
-            },
-        );
     }
 }

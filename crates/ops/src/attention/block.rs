@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use lockstep_core::DType;
 use lockstep_device::{Isa, Real, View};
 
+use crate::math::{LANES, each_lane};
 use crate::matmul::{MR, NR, Tile, row, tile};
 use crate::{Mat, matmul};
 
@@ -15,15 +17,34 @@ pub(super) struct Operand {
     pub(super) col: usize,
 }
 
-/// C\[rows, cols\] (+)= A\[rows, depth\] · B, with B in panels of NR columns, `panel_elems` apart.
+/// B of a product: panels of NR columns, `panel` elements apart, whose rows lie `row` apart.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    pub(super) ptr: *const f32,
+    pub(super) row: usize,
+    pub(super) panel: usize,
+}
+
+impl Panels {
+    /// Without the rows before `first`.
+    pub(super) fn rows_from(self, first: usize) -> Panels {
+        Panels { ptr: self.ptr.wrapping_add(first * self.row), ..self }
+    }
+
+    /// Without the panels before the one that begins with column `first`.
+    pub(super) fn columns_from(self, first: usize) -> Panels {
+        Panels { ptr: self.ptr.wrapping_add(first / NR * self.panel), ..self }
+    }
+}
+
+/// C\[rows, cols\] (+)= A\[rows, depth\] · B.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) depth: usize,
     pub(super) a: Operand,
-    pub(super) b: *const f32,
-    pub(super) panel_elems: usize,
+    pub(super) b: Panels,
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
     pub(super) accumulate: bool,
@@ -80,8 +101,8 @@ impl Product {
                     a: self.a.ptr.add(first_row * self.a.row + inner.start * self.a.col),
                     a_row: self.a.row,
                     a_col: self.a.col,
-                    b: self.b.add(inner.start * NR),
-                    b_row: NR,
+                    b: self.b.ptr.add(inner.start * self.b.row),
+                    b_row: self.b.row,
                     init: if self.accumulate { c } else { std::ptr::null() },
                     init_row: self.c_row,
                     c,
@@ -90,18 +111,25 @@ impl Product {
                     cols,
                 };
                 if rows == 1 && cols > 0 {
-                    row(isa, &all, self.panel_elems);
+                    row(isa, &all, self.b.panel);
                     continue;
                 }
                 for first_col in (0..cols).step_by(NR) {
                     let c = c.add(first_col);
-                    let b = all.b.add(first_col / NR * self.panel_elems);
+                    let b = all.b.add(first_col / NR * self.b.panel);
                     let init = if self.accumulate { c } else { std::ptr::null() };
                     tile(isa, &Tile { b, init, c, cols: (cols - first_col).min(NR), ..all });
                 }
             }
         }
     }
+}
+
+/// Rows that are summed up in f32, `row` elements apart.
+#[derive(Clone, Copy)]
+pub(super) struct Sums {
+    pub(super) ptr: *mut f32,
+    pub(super) row: usize,
 }
 
 /// One head's columns of a document's rows.
@@ -121,7 +149,7 @@ impl<'m> Head<'m> {
 
     /// The rows in f32: where they lie, or widened into `room`.
     pub(super) fn rows<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Operand {
-        if self.mat.view.dtype() == lockstep_core::DType::F32 {
+        if R::DTYPE == DType::F32 {
             return Operand { ptr: self.mat.view.as_ptr(), row: self.mat.stride, col: 1 };
         }
         let (rows, cols) = (self.mat.rows, self.mat.cols);
@@ -132,10 +160,10 @@ impl<'m> Head<'m> {
         Operand { ptr: room.as_ptr(), row: cols, col: 1 }
     }
 
-    /// Panels over the rows: panel p is \[h, NR\] and holds rows p·NR.. as columns (xᵀ as B).
-    pub(super) fn pack_transposed<R: Real>(&self, isa: Isa, panels: &mut [f32]) {
+    /// xᵀ as B, packed into `room`: panel p is \[h, NR\] and holds rows p·NR.. as columns.
+    pub(super) fn transposed<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Panels {
         let width = self.mat.cols;
-        for (p, panel) in panels.chunks_mut(width * NR).take(self.len().div_ceil(NR)).enumerate() {
+        for (p, panel) in room.chunks_mut(width * NR).take(self.len().div_ceil(NR)).enumerate() {
             let cols = (self.len() - p * NR).min(NR);
             let source = &self.source::<R>()[p * NR * self.mat.stride..];
             isa.run(
@@ -143,24 +171,76 @@ impl<'m> Head<'m> {
                 || matmul::pack::transposed::<_, NR>(isa, source, self.mat.stride, width, cols, panel),
             );
         }
+        Panels { ptr: room.as_ptr(), row: NR, panel: width * NR }
     }
 
-    /// Panels over the head's columns: panel p is \[rows, NR\] and holds columns p·NR.. (x as B).
-    /// Panels lie `rows_padded * NR` apart.
-    pub(super) fn pack_natural<R: Real>(&self, isa: Isa, rows_padded: usize, panels: &mut [f32]) {
+    /// x as B: panel p is \[rows, NR\] and holds columns p·NR... Where they lie if that is in f32 and in whole vectors,
+    /// or packed into `room`.
+    pub(super) fn natural<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Panels {
         let (rows, width) = (self.len(), self.mat.cols);
-        assert!(rows <= rows_padded && rows_padded * padded(width) <= panels.len(), "room for all panels");
-        let out = panels.as_mut_ptr();
+        if R::DTYPE == DType::F32 && width.is_multiple_of(LANES) {
+            return Panels { ptr: self.mat.view.as_ptr(), row: self.mat.stride, panel: NR };
+        }
+        let panel = rows * NR;
+        assert!(rows * padded(width) <= room.len(), "room for all panels");
+        let out = room.as_mut_ptr();
         // SAFETY: the panels were just checked to lie inside the slice, which is ours alone.
         isa.run(
             #[inline(always)]
-            || unsafe {
-                matmul::pack::natural(self.source::<R>(), self.mat.stride, rows, width, out, rows_padded * NR)
+            || unsafe { matmul::pack::natural(self.source::<R>(), self.mat.stride, rows, width, out, panel) },
+        );
+        Panels { ptr: out, row: NR, panel }
+    }
+
+    /// Where sums of these rows are made, beginning with zeros: in their place if they are stored in f32, or in `room`,
+    /// from where [`Head::round`] takes them.
+    ///
+    /// # Safety
+    /// As [`Head::row_mut`], as long as the sums are used.
+    pub(super) unsafe fn sums<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Sums {
+        if R::DTYPE == DType::F32 {
+            isa.run(
+                #[inline(always)]
+                || {
+                    for i in 0..self.len() {
+                        // SAFETY: the caller's promise.
+                        let (whole, tail) = unsafe { self.row_mut::<f32>(i) }.as_chunks_mut::<LANES>();
+                        whole.iter_mut().for_each(|lanes| *lanes = [0.0; LANES]);
+                        tail.fill(0.0);
+                    }
+                },
+            );
+            return Sums { ptr: self.mat.view.as_ptr(), row: self.mat.stride };
+        }
+        let room = &mut room[..self.len() * self.mat.cols];
+        room.fill(0.0);
+        Sums { ptr: room.as_mut_ptr(), row: self.mat.cols }
+    }
+
+    /// Rounds sums that were not made in place.
+    ///
+    /// # Safety
+    /// They are this head's, and their room is still there.
+    pub(super) unsafe fn round<R: Real>(&self, isa: Isa, sums: Sums) {
+        if R::DTYPE == DType::F32 {
+            return;
+        }
+        isa.run(
+            #[inline(always)]
+            || {
+                for i in 0..self.len() {
+                    // SAFETY: the caller's promise; `sums` has a row for each of these.
+                    unsafe {
+                        let from = std::slice::from_raw_parts(sums.ptr.add(i * sums.row), self.mat.cols);
+                        each_lane(self.row_mut::<R>(i), from, R::from_f32);
+                    }
+                }
             },
         );
     }
 
     /// Row i as stored.
+    #[inline(always)]
     pub(super) fn row<R: Real>(&self, i: usize) -> &'m [R] {
         let view: View<'m> = self.mat.view.slice(i * self.mat.stride, self.mat.cols);
         // SAFETY: inputs are not written while an operation reads them.
@@ -171,6 +251,7 @@ impl<'m> Head<'m> {
     ///
     /// # Safety
     /// No other item writes this head of this document.
+    #[inline(always)]
     pub(super) unsafe fn row_mut<R: Real>(&self, i: usize) -> &'m mut [R] {
         // SAFETY: the caller's promise.
         unsafe { self.mat.view.slice(i * self.mat.stride, self.mat.cols).as_mut::<R>() }

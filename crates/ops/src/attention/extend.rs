@@ -7,8 +7,8 @@
 use lockstep_core::DType;
 use lockstep_device::{CpuQueue, Isa, Queue, Real, View};
 
-use super::block::{Head, Operand, padded};
-use super::forward::{Panels, QueryBlock, Room};
+use super::block::{Head, Operand, Panels, padded};
+use super::forward::{Keys, QueryBlock, Room};
 use super::{BLOCK_K, BLOCK_Q, Heads, cuda, cuda_cache_elems};
 use crate::Mat;
 use crate::dispatch::with_real;
@@ -118,7 +118,10 @@ impl Item<'_, '_> {
         // SAFETY: documents have slots of their own and the item is alone with this head of its slot.
         let (k, v) = unsafe { place.as_mut::<f32>() }.split_at_mut(rows_padded * width);
         self.store::<R>(k, v, rows_padded);
-        let keys = Panels { k: k.as_ptr(), v: v.as_ptr(), rows_padded };
+        let keys = Keys {
+            k: Panels { ptr: k.as_ptr(), row: NR, panel: width * NR },
+            v: Panels { ptr: v.as_ptr(), row: NR, panel: rows_padded * NR },
+        };
 
         let group = num_q / num_kv;
         let (q_room, rest) = scratch.split_at_mut(BLOCK_Q * width);

@@ -2,11 +2,10 @@
 
 use lockstep_device::{CpuQueue, Isa, Real};
 
-use super::block::{Head, Operand, Product, padded};
-use super::{BLOCK_K, BLOCK_Q, Forward, HeadMask, Heads};
+use super::block::{Head, Operand, Panels, Product, padded};
+use super::{BLOCK_K, BLOCK_Q, Forward, HeadMask, Heads, is_seen};
 use crate::dispatch::with_real;
-use crate::math::{LANES, exp, fold, max};
-use crate::matmul::NR;
+use crate::math::{LANES, each_lane, exp, fold, max, multiply};
 
 pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
     let rows = max_doc.next_multiple_of(BLOCK_K);
@@ -49,9 +48,7 @@ fn one_head<R: Real>(
     let rows_padded = len.next_multiple_of(BLOCK_K);
     let (k_panels, rest) = scratch.split_at_mut(rows_padded * width);
     let (v_panels, rest) = rest.split_at_mut(rows_padded * padded(width));
-    k.pack_transposed::<R>(isa, k_panels);
-    v.pack_natural::<R>(isa, rows_padded, v_panels);
-    let keys = Panels { k: k_panels.as_ptr(), v: v_panels.as_ptr(), rows_padded };
+    let keys = Keys { k: k.transposed::<R>(isa, k_panels), v: v.natural::<R>(isa, v_panels) };
     let (q_room, rest) = rest.split_at_mut(BLOCK_Q * width);
     let mut room = Room::new(rest, width);
     let dropout = HeadMask::of(call, doc, head);
@@ -62,31 +59,35 @@ fn one_head<R: Real>(
         let block = QueryBlock { q, rows, position: first_q, advance: 1, heads: call.heads, dropout };
         // SAFETY: the panels were packed above, for every key up to the last query's own.
         unsafe { block.attend(isa, &keys, &mut room) };
-        for (i, state) in room.state.iter().enumerate().take(rows) {
-            let lse = call.lse.slice((first + first_q + i) * num_q + head, 1);
-            // SAFETY: the item alone writes this head's log-sum-exps and output rows.
-            let (lse, out) = unsafe { (lse.as_mut::<f32>(), out.row_mut::<R>(first_q + i)) };
-            lse[0] = state.largest + state.sum.ln();
-            room.write_row(i, width, out);
-        }
+        isa.run(
+            #[inline(always)]
+            || {
+                for i in 0..rows {
+                    let lse = call.lse.slice((first + first_q + i) * num_q + head, 1);
+                    // SAFETY: the item alone writes this head's log-sum-exps and output rows.
+                    let (lse, out) = unsafe { (lse.as_mut::<f32>(), out.row_mut::<R>(first_q + i)) };
+                    lse[0] = room.state.largest[i] + room.state.sum[i].ln();
+                    room.write_row(i, width, out);
+                }
+            },
+        );
     }
 }
 
 /// Keys and values of one head of one document, in panels: keys transposed, values as they are.
 #[derive(Clone, Copy)]
-pub(super) struct Panels {
+pub(super) struct Keys {
     /// Panel p is \[h, NR\] and holds keys p·NR.. as columns.
-    pub(super) k: *const f32,
-    /// Panel p is \[rows_padded, NR\] and holds columns p·NR.. of the values.
-    pub(super) v: *const f32,
-    pub(super) rows_padded: usize,
+    pub(super) k: Panels,
+    /// Panel p holds columns p·NR.. of the values.
+    pub(super) v: Panels,
 }
 
 /// A thread's room for a block of queries: what is summed, the scores of a block of keys, the softmax.
 pub(super) struct Room<'a> {
     sums: &'a mut [f32],
     scores: &'a mut [f32],
-    state: [RowState; BLOCK_Q],
+    state: State,
 }
 
 impl<'a> Room<'a> {
@@ -96,16 +97,14 @@ impl<'a> Room<'a> {
 
     pub(super) fn new(scratch: &'a mut [f32], width: usize) -> Room<'a> {
         let (sums, rest) = scratch.split_at_mut(BLOCK_Q * width);
-        let start = RowState { largest: f32::NEG_INFINITY, sum: 0.0 };
-        Room { sums, scores: &mut rest[..BLOCK_Q * BLOCK_K], state: [start; BLOCK_Q] }
+        Room { sums, scores: &mut rest[..BLOCK_Q * BLOCK_K], state: State::START }
     }
 
     /// The output of row `i`, after [`QueryBlock::attend`].
+    #[inline(always)]
     pub(super) fn write_row<R: Real>(&self, i: usize, width: usize, out: &mut [R]) {
-        let scale = 1.0 / self.state[i].sum;
-        for (out, sum) in out.iter_mut().zip(&self.sums[i * width..][..width]) {
-            *out = R::from_f32(sum * scale);
-        }
+        let scale = 1.0 / self.state.sum[i];
+        each_lane(out, &self.sums[i * width..][..width], |sum| R::from_f32(sum * scale));
     }
 }
 
@@ -127,11 +126,11 @@ impl QueryBlock {
     ///
     /// # Safety
     /// The queries are there, and the panels hold every key up to the last row's position.
-    pub(super) unsafe fn attend(&self, isa: Isa, keys: &Panels, room: &mut Room) {
+    pub(super) unsafe fn attend(&self, isa: Isa, keys: &Keys, room: &mut Room) {
         let QueryBlock { q, rows, position, advance, heads, dropout } = *self;
         let width = heads.width;
         let Room { sums, scores, state } = room;
-        state.fill(RowState { largest: f32::NEG_INFINITY, sum: 0.0 });
+        *state = State::START;
         sums[..rows * width].fill(0.0);
         let visible = position + (rows - 1) * advance + 1;
         for first_k in heads.key_blocks(position, visible) {
@@ -144,8 +143,7 @@ impl QueryBlock {
                     cols: num_keys,
                     depth: width,
                     a: q,
-                    b: keys.k.add(first_k / NR * width * NR),
-                    panel_elems: width * NR,
+                    b: keys.k.columns_from(first_k),
                     c: scores.as_mut_ptr(),
                     c_row: BLOCK_K,
                     accumulate: false,
@@ -154,7 +152,7 @@ impl QueryBlock {
             }
             isa.run(
                 #[inline(always)]
-                || softmax_block(scores, sums, &heads, &mut state[..rows], (position, advance), first_k),
+                || softmax_block(scores, sums, &heads, state, (rows, position, advance), first_k),
             );
             if let Some(mask) = dropout {
                 isa.run(
@@ -169,8 +167,7 @@ impl QueryBlock {
                     cols: width,
                     depth: num_keys,
                     a: Operand { ptr: scores.as_ptr(), row: BLOCK_K, col: 1 },
-                    b: keys.v.add(first_k * NR),
-                    panel_elems: keys.rows_padded * NR,
+                    b: keys.v.rows_from(first_k),
                     c: sums.as_mut_ptr(),
                     c_row: width,
                     accumulate: true,
@@ -201,27 +198,48 @@ fn drop_block(
     }
 }
 
-/// The running softmax of a row.
-#[derive(Clone, Copy)]
-struct RowState {
-    largest: f32,
-    sum: f32,
+/// The running softmax of a block's rows: the largest score so far, and the sum of exponentials relative to it.
+struct State {
+    largest: [f32; BLOCK_Q],
+    sum: [f32; BLOCK_Q],
+}
+
+impl State {
+    const START: State = State { largest: [f32::NEG_INFINITY; BLOCK_Q], sum: [0.0; BLOCK_Q] };
 }
 
 /// Turns a block of scores into unnormalised probabilities, zero for keys that are not seen, and rescales
 /// the running sums to the new maximum.
+///
+/// First the maxima of all rows, then the exponentials: what the one waits for, the next row does not.
 #[inline(always)]
 fn softmax_block(
     scores: &mut [f32],
     sums: &mut [f32],
     heads: &Heads,
-    state: &mut [RowState],
-    (position, advance): (usize, usize),
+    state: &mut State,
+    (rows, position, advance): (usize, usize, usize),
     first_k: usize,
 ) {
     let Heads { width, scale, .. } = *heads;
-    for (i, state) in state.iter_mut().enumerate() {
-        let row: &mut [f32; BLOCK_K] = (&mut scores[i * BLOCK_K..][..BLOCK_K]).try_into().unwrap();
+    let scores = &mut scores.as_chunks_mut::<BLOCK_K>().0[..rows];
+    let mut rescale = state.largest;
+    for (i, row) in scores.iter_mut().enumerate() {
+        let seen = heads.seen(position + i * advance, first_k);
+        if seen == (0..BLOCK_K) {
+            row.iter_mut().for_each(|score| *score *= scale);
+        } else {
+            let is_seen = is_seen(&seen);
+            for (score, key) in row.iter_mut().zip(0..) {
+                *score = if is_seen(key) { *score * scale } else { f32::NEG_INFINITY };
+            }
+        }
+        state.largest[i] = state.largest[i].max(max(row));
+    }
+    for (rescale, largest) in rescale[..rows].iter_mut().zip(&state.largest) {
+        *rescale = exp(*rescale - largest);
+    }
+    for (i, row) in scores.iter_mut().enumerate() {
         let seen = heads.seen(position + i * advance, first_k);
         if seen.is_empty() {
             row.fill(0.0);
@@ -230,11 +248,7 @@ fn softmax_block(
         // Whole lanes that nobody sees would add zeros.
         let (row, unseen) = row.split_at_mut(seen.end.next_multiple_of(LANES));
         unseen.fill(0.0);
-        for (j, score) in row.iter_mut().enumerate() {
-            *score = if j >= seen.start && j < seen.end { *score * scale } else { f32::NEG_INFINITY };
-        }
-        let largest = state.largest.max(max(row));
-        let rescale = exp(state.largest - largest);
+        let largest = state.largest[i];
         let mut lanes = [0f32; LANES];
         for chunk in row.as_chunks_mut::<LANES>().0 {
             for (sum, score) in lanes.iter_mut().zip(chunk) {
@@ -242,10 +256,7 @@ fn softmax_block(
                 *sum += *score;
             }
         }
-        state.sum = state.sum * rescale + fold(lanes);
-        state.largest = largest;
-        for sum in &mut sums[i * width..][..width] {
-            *sum *= rescale;
-        }
+        state.sum[i] = state.sum[i] * rescale[i] + fold(lanes);
+        multiply(&mut sums[i * width..][..width], rescale[i]);
     }
 }

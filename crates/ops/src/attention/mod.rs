@@ -14,6 +14,8 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
@@ -55,10 +57,18 @@ impl Heads {
 
     /// Of the key block at `first_k`, the keys that query i sees.
     #[inline(always)]
-    fn seen(&self, i: usize, first_k: usize) -> std::ops::Range<usize> {
+    fn seen(&self, i: usize, first_k: usize) -> Range<usize> {
         let within = |key: usize| key.saturating_sub(first_k).min(BLOCK_K);
         within(self.first_key(i))..within(i + 1)
     }
+}
+
+/// Whether keys of a block are seen, by their place in it. In words as narrow as the scores: a comparison of wider ones
+/// takes two vectors for each of theirs.
+#[inline(always)]
+fn is_seen(seen: &Range<usize>) -> impl Fn(u32) -> bool + use<> {
+    let (start, count) = (seen.start as u32, (seen.end - seen.start) as u32);
+    move |key| key.wrapping_sub(start) < count
 }
 
 /// `out`\[T, H·h\] and `lse`\[T, H\] from q\[T, H·h\], k\[T, G·h\], v\[T, G·h\].
@@ -91,7 +101,7 @@ impl HeadMask {
 
     /// What the seen keys of a block are multiplied by, in query i's row. The rest of `out` is left.
     #[inline(always)]
-    fn fill(&self, i: usize, first_k: usize, seen: std::ops::Range<usize>, out: &mut [f32; BLOCK_K]) {
+    fn fill(&self, i: usize, first_k: usize, seen: Range<usize>, out: &mut [f32; BLOCK_K]) {
         let first = seen.start / 4 * 4;
         self.mask.fill(self.head as u32, i, first_k + first, &mut out[first..seen.end.max(first)]);
     }

@@ -16,7 +16,8 @@ pub(crate) struct Tile {
     pub(crate) a_row: usize,
     pub(crate) a_col: usize,
     pub(crate) b: *const f32,
-    /// Elements between rows of the panel: NR, or fewer that hold all columns and are a multiple of 16.
+    /// Elements from a row of the panel to the next: NR where it is packed. A row has as many as hold all columns and
+    /// are a multiple of 16.
     pub(crate) b_row: usize,
     /// The initial value, or null for zero; may be `c`.
     pub(crate) init: *const f32,
@@ -25,7 +26,7 @@ pub(crate) struct Tile {
     pub(crate) c_row: usize,
     /// 1 to MR.
     pub(crate) rows: usize,
-    /// 1 to NR. The panel is padded with zeros beyond it.
+    /// 1 to NR. What the panel has beyond it is read and goes nowhere.
     pub(crate) cols: usize,
 }
 
@@ -129,7 +130,7 @@ unsafe fn tile_portable(t: &Tile) {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{MR, NR, Tile};
+    use super::{MR, Tile};
 
     /// Rows of the panel that are fetched ahead: the panel streams from the second-level cache.
     const AHEAD: usize = 12;
@@ -181,9 +182,7 @@ mod x86 {
         }
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let (mut a, mut b) = (row_groups::<4>(t, ROWS), t.b);
-        let (a_row, a_col) = (t.a_row, t.a_col);
-        // Two vectors fill a whole panel: a distance the compiler knows.
-        let b_row = if VECTORS == 2 { NR } else { t.b_row };
+        let (a_row, a_col, b_row) = (t.a_row, t.a_col, t.b_row);
         // SAFETY: `depth` steps of `a_col` along A's rows and of `b_row` along the panel stay inside both,
         // and lanes beyond `cols` are masked off for C and the initial value.
         unsafe {
@@ -305,11 +304,11 @@ mod x86 {
                 let row = _mm512_set1_ps(*a);
                 for (v, sum) in acc.iter_mut().enumerate() {
                     let column = b.add(v / 2 * apart + v % 2 * 16);
-                    _mm_prefetch(column.wrapping_add(AHEAD * NR).cast::<i8>(), _MM_HINT_T0);
+                    _mm_prefetch(column.wrapping_add(AHEAD * t.b_row).cast::<i8>(), _MM_HINT_T0);
                     *sum = _mm512_fmadd_ps(row, _mm512_loadu_ps(column), *sum);
                 }
                 a = a.wrapping_add(t.a_col);
-                b = b.wrapping_add(NR);
+                b = b.wrapping_add(t.b_row);
             }
             for (v, sum) in acc.iter().enumerate() {
                 let lanes = t.cols.saturating_sub(16 * v).min(16);
