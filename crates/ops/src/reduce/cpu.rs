@@ -30,6 +30,8 @@ fn leaves_of(leaves: &mut [f64], x: &[f32]) {
                 *sum = value.mul_add(value, *sum);
             }
         }
+        // In memory, as one piece: the compiler would otherwise sum in pairs, to suit the order of what follows.
+        let lanes = std::hint::black_box(lanes);
         *leaf =
             ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
     }
