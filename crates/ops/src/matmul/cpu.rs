@@ -329,11 +329,13 @@ fn tiles(
     to: &Destination,
 ) {
     let depth = slab.block(k);
+    // Panels lie one after the other; where each one is need not be worked out for every tile.
+    let (first_b, apart) = (slab.panel(k, panels.start), slab.apart(k));
+    assert!(panels.end <= slab.panels(), "panels {panels:?} of {}", slab.panels());
     let side = if matches!(ready, ReadyA::Tiled(..)) { amx::SIDE } else { MR };
     for first_row in (0..all_rows).step_by(side) {
         for panel in panels.clone() {
             let column = (panel - panels.start) * NR;
-            let b = slab.panel(k, panel);
             let rows = (all_rows - first_row).min(side);
             let cols = (slab.cols - panel * NR).min(NR);
             // SAFETY: rows and columns stay inside this item's block of C, which no other item writes;
@@ -346,7 +348,7 @@ fn tiles(
                 match *ready {
                     ReadyA::Wide { base, tile_step, row, col } => {
                         let a = base.add(first_row / MR * tile_step);
-                        let (b, b_row) = (b.as_ptr(), NR);
+                        let (b, b_row) = (first_b.as_ptr::<f32>().add((panel - panels.start) * apart), NR);
                         let (a_row, a_col) = (row, col);
                         tile(
                             cpu.isa,
@@ -354,7 +356,7 @@ fn tiles(
                         );
                     }
                     ReadyA::Tiled(tiles, a) => {
-                        let (b, b_width) = (b.as_ptr(), NR);
+                        let (b, b_width) = (first_b.as_ptr::<bf16>().add((panel - panels.start) * apart), NR);
                         amx::block(
                             tiles,
                             &amx::Block {
