@@ -39,8 +39,8 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Lanes as one piece of memory. The compiler sees sixteen numbers, and how they come together afterwards; it would take
-/// the vector apart in the loop before, to suit that.
+/// Lanes as one piece of memory. The compiler sees sixteen numbers, and how they come together afterwards; it would
+/// take the vector apart in the loop before, to suit that.
 #[inline(always)]
 fn settled(lanes: [f32; LANES]) -> [f32; LANES] {
     std::hint::black_box(lanes)
@@ -66,15 +66,9 @@ pub(crate) fn fold(lanes: [f32; LANES]) -> f32 {
     tree(lanes, |a, b| a + b)
 }
 
-/// The largest of the lanes, or negative infinity where all are NaN.
-#[inline(always)]
-pub(crate) fn largest(lanes: [f32; LANES]) -> f32 {
-    tree(lanes, larger)
-}
-
 /// The larger of two, `a` where `b` is NaN.
 #[inline(always)]
-pub(crate) fn larger(a: f32, b: f32) -> f32 {
+fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
@@ -138,7 +132,7 @@ pub(crate) fn sum3<A: Real, B: Real, C: Real>(
     fold(lanes)
 }
 
-/// The largest of `values`, or negative infinity. NaN is ignored here; sums carry it on.
+/// The largest of `values`, or negative infinity. NaN is ignored here, as no lane takes it; sums carry it on.
 #[inline(always)]
 pub(crate) fn max(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -148,7 +142,7 @@ pub(crate) fn max(values: &[f32]) -> f32 {
             *largest = larger(*largest, *value);
         }
     }
-    tail.iter().fold(largest(lanes), |a, b| larger(a, *b))
+    tail.iter().fold(tree(lanes, larger), |a, b| larger(a, *b))
 }
 
 #[cfg(test)]
