@@ -185,9 +185,12 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             if slab.amx.is_some() {
                 let source = mat.row_range(first_k + row, rows).columns(first_col, cols);
                 // SAFETY: as below.
-                return cpu.isa.run(#[inline(always)] || unsafe {
-                    amx::natural(source, out.as_ptr::<bf16>().add((row - k) * NR), slab.apart(k));
-                });
+                return cpu.isa.run(
+                    #[inline(always)]
+                    || unsafe {
+                        amx::natural(source, out.as_ptr::<bf16>().add((row - k) * NR), slab.apart(k));
+                    },
+                );
             }
             with_real!(mat.view.dtype(), R => {
                 // SAFETY: B is an input of this call; nobody writes it meanwhile. Items write disjoint rows
@@ -207,7 +210,10 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             if slab.amx.is_some() {
                 let source = mat.row_range(first_col + panel * NR, width).columns(first_k + k, block);
                 // SAFETY: as below; the machine has tiles.
-                return cpu.isa.run(#[inline(always)] || unsafe { amx::transposed(source, NR, out.as_mut()) });
+                return cpu.isa.run(
+                    #[inline(always)]
+                    || unsafe { amx::transposed(source, NR, out.as_mut()) },
+                );
             }
             with_real!(mat.view.dtype(), R => {
                 // SAFETY: as above; items write disjoint panels.

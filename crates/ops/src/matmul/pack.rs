@@ -1,7 +1,6 @@
 //! Packing: operands rearranged into the order the tile kernels read them, widened to f32.
 
-use lockstep_core::DType;
-use lockstep_device::{Isa, Real, Set};
+use lockstep_device::{Isa, Real};
 
 use super::{MR, NR};
 
@@ -84,7 +83,7 @@ pub(crate) fn transposed<R: Real, const WIDTH: usize>(
 #[inline(always)]
 fn square<R: Real>(isa: Isa, from: &[R], from_row: usize, to: &mut [f32], to_row: usize) {
     #[cfg(target_arch = "x86_64")]
-    if isa.set() == Set::Avx512 {
+    if isa.set() == lockstep_device::Set::Avx512 {
         assert!(from.len() > (SQUARE - 1) * from_row + 15 && to.len() > (SQUARE - 1) * to_row + 15);
         // SAFETY: both were just checked to hold the square; the set was detected.
         return unsafe { square_avx512(from.as_ptr(), from_row, to.as_mut_ptr(), to_row) };
@@ -115,7 +114,7 @@ unsafe fn square_avx512<R: Real>(from: *const R, from_row: usize, to: *mut f32, 
         // SAFETY: the caller's promise; sixteen f32 have the bits of a vector.
         *row = unsafe {
             let from = from.add(i * from_row);
-            if R::DTYPE == DType::F32 {
+            if R::DTYPE == lockstep_core::DType::F32 {
                 _mm512_loadu_si512(from.cast())
             } else {
                 let wide = from.cast::<[R; SQUARE]>().read_unaligned().map(R::to_f32);
