@@ -22,9 +22,9 @@ fn plan_of_one_rank() {
     policy    LlamaForCausalLM, 37.1 k parameters
         parameters, f32                        160 KiB           -           -
         Adam moments, f32                      320 KiB           -           -
-    arena: residents + largest phase          6.11 MiB           -           -
+    arena: residents + largest phase          6.05 MiB           -           -
     foreign: process, libraries, data         18.1 MiB           -           -
-    total                                     24.2 MiB           -           -
+    total                                     24.1 MiB           -           -
     ");
 }
 
@@ -90,8 +90,8 @@ fn offloaded_optimizer() {
         master parameters, f32                       -     160 KiB           -
         gradients, f32                               -     160 KiB           -
         Adam moments, f32                            -     320 KiB           -
-    arena: residents + largest phase          5.72 MiB     732 KiB           -
-    total                                     23.8 MiB     732 KiB           -
+    arena: residents + largest phase          5.66 MiB     732 KiB           -
+    total                                     23.7 MiB     732 KiB           -
     ");
 }
 
@@ -108,9 +108,9 @@ fn ppo() {
     phase score value                         5.04 MiB           -           -
     phase score reference                     5.04 MiB           -           -
     phase score reward                        5.04 MiB           -           -
-    phase train policy                        5.48 MiB           -           -
-    phase train value                         5.48 MiB           -           -
-    arena: residents + largest phase          7.05 MiB           -           -
+    phase train policy                        5.42 MiB           -           -
+    phase train value                         5.42 MiB           -           -
+    arena: residents + largest phase          6.98 MiB           -           -
     ");
 }
 
