@@ -214,9 +214,9 @@ fn add_branch(
     }
 }
 
-/// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made
-/// again for it is gone before the next large slot is needed. Where the gated unit's or a norm's output is not kept, its
-/// own backward puts it in the place of the gradient that it was given, and the weight waits for that.
+/// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made again for it
+/// is gone before the next large slot is needed. Where the gated unit's or a norm's output is not kept, its own
+/// backward puts it in the place of the gradient that it was given, and the weight waits for that.
 fn block_backward(m: &ModelShape, qk_norm: bool, recompute: Recompute) -> Vec<Step> {
     let (gated_again, normed_again) = (recompute != Recompute::None, recompute == Recompute::Selective);
     let (dx, dn) = (Slot::DX, Slot::DN);

@@ -8,7 +8,8 @@ const ELEMS_PER_ITEM: usize = 32 * 1024;
 /// What is rounded while it is still in the nearest cache: all states go through memory once.
 const ELEMS_PER_BLOCK: usize = 1024;
 
-/// A rounded copy of so many bytes is not found in a cache when it is read again, by a GPU's copies or the next forward.
+/// A rounded copy of so many bytes is not found in a cache when it is read again, by a GPU's copies or the next
+/// forward.
 const PAST_THE_CACHES: usize = 64 << 20;
 
 pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
@@ -50,9 +51,9 @@ pub(super) fn update_with(cpu: &CpuQueue, range: Range, rates: &Rates, past_the_
                                 let mut rounded = [R::from_f32(0.0); ELEMS_PER_BLOCK];
                                 let rounded = &mut rounded[..p.len()];
                                 round(rounded, p);
-                                let bytes = size_of_val(rounded);
+                                let (from, to) = (rounded.as_ptr().cast(), working.as_mut_ptr().cast());
                                 // SAFETY: both have so many bytes, and one is on this stack.
-                                unsafe { copy_past_caches(rounded.as_ptr().cast(), working.as_mut_ptr().cast(), bytes) };
+                                unsafe { copy_past_caches(from, to, size_of_val(rounded)) };
                             } else {
                                 round(working, p);
                             }

@@ -136,7 +136,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) forward_packs(
 }
 
 // dx[T, groups * dim] = (add: dx +) the gradient of x, and parts[block, dim] = that of w over the block's items; dx may
-// be dy, or dy becomes y `again`. A block of `team` threads takes an item at a time; a thread reads and writes the same columns of all.
+// be dy, or dy becomes y `again`. A block of `team` threads takes an item at a time; a thread reads and writes the same
+// columns of all.
 extern "C" __global__ void backward(
     REAL* dx, u32 dx_stride, REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
     const f32* rstd, const REAL* w, f32* parts, u32 items, u32 groups, u32 dim, u32 team, u32 add, u32 again

@@ -1,6 +1,7 @@
-// Attention on sm_90's tensor cores, backward of wide heads, without sums that blocks share: one kernel has blocks of queries and
-// sums dq over keys, another has blocks of keys and sums dk and dv over queries. Both compute the probabilities
-// again from the scores and the log-sum-exps; the latter are given in powers of two, and by heads like delta: [H, T].
+// Attention on sm_90's tensor cores, backward of wide heads, without sums that blocks share: one kernel has blocks of
+// queries and sums dq over keys, another has blocks of keys and sums dk and dv over queries. Both compute the
+// probabilities again from the scores and the log-sum-exps; the latter are given in powers of two, and by heads like
+// delta: [H, T].
 //
 // A block has ROWS rows of its own, 64 to a group of four warps, and goes over COLS rows of the other kind at a
 // time, the next of which are copied meanwhile. With P and dP = dO·Vᵀ: dS = P ∘ (dP − delta), dq = scale · dS·K,

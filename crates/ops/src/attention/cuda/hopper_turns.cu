@@ -1,19 +1,23 @@
-// Attention on sm_90's tensor cores, backward of heads of 64 in one kernel: a block has ROWS keys and sums their dk and dv
-// over the queries that see them, in registers, and adds what these keys give to dq to sums in memory that blocks share.
+// Attention on sm_90's tensor cores, backward of heads of 64 in one kernel: a block has ROWS keys and sums their dk and
+// dv over the queries that see them, in registers, and adds what these keys give to dq to sums in memory that blocks
+// share.
 //
 // Blocks take turns at these: those of a document's earlier keys come first, so the order of additions depends on the
 // document alone and a run repeats bit for bit. The first block writes, the last one adds to what it reads and rounds.
-// A block only waits for blocks that began before it: it takes its number when it begins. All go from the last queries to
-// the first, each a little behind the one before.
+// A block only waits for blocks that began before it: it takes its number when it begins. All go from the last queries
+// to the first, each a little behind the one before.
 //
-// Two groups of four warps have 64 keys each. One takes powers while the products of the other run: they are half a step
-// apart. dS of both goes through shared memory to be a factor of dq, of which each group computes half the columns, one step
-// late. Of the warps of a third group two copy queries ahead; the others wait for turns, give dq to the sums, and tell of it.
+// Two groups of four warps have 64 keys each. One takes powers while the products of the other run: they are half a
+// step apart. dS of both goes through shared memory to be a factor of dq, of which each group computes half the
+// columns, one step late. Of the warps of a third group two copy queries ahead; the others wait for turns, give dq to
+// the sums, and tell of it.
 //
-// With P and dP = dO·Vᵀ: dS = P ∘ (dP − delta), dq = scale · dS·K, dk = scale · dSᵀ·Q, dv = Pᵀ·dO. Log-sum-exps are given in
-// powers of two, and by heads like delta: [H, T].
+// With P and dP = dO·Vᵀ: dS = P ∘ (dP − delta), dq = scale · dS·K, dk = scale · dSᵀ·Q, dv = Pᵀ·dO. Log-sum-exps are
+// given in powers of two, and by heads like delta: [H, T].
 
-static_assert(GROUPS == 2 && COLS == 64 && WIDTH == 64, "dq's columns are shared by two groups, and its rows are one product's");
+static_assert(
+    GROUPS == 2 && COLS == 64 && WIDTH == 64, "dq's columns are shared by two groups, and its rows are one product's"
+);
 constexpr int TILE_ELEMS = ROWS * WIDTH, STEP_ELEMS = COLS * WIDTH, DS_ELEMS = ROWS * COLS, HALF = WIDTH / 2;
 // Steps whose queries are in shared memory.
 constexpr int STAGES = 3;
@@ -22,7 +26,8 @@ constexpr int DS_STAGES = 4;
 // Steps whose part of dq is there for its turn.
 constexpr int DQ_STAGES = 4;
 constexpr int COPIERS = 64, GIVERS = 2, ALL_THREADS = THREADS + 128;
-// Registers of a thread, of which a block begins with as many for each: those that compute take over what the others leave.
+// Registers of a thread, of which a block begins with as many for each: those that compute take over what the others
+// leave.
 constexpr int FEW_REGISTERS = 88, MANY_REGISTERS = 208;
 
 // Named barriers. Number 0 is __syncthreads.
@@ -50,7 +55,8 @@ struct Event {
         u32 there = 0;
         while (there == 0)
             asm volatile(
-                "{ .reg .pred there; mbarrier.try_wait.parity.shared::cta.b64 there, [%1], %2; selp.u32 %0, 1, 0, there; }"
+                "{ .reg .pred there; mbarrier.try_wait.parity.shared::cta.b64 there, [%1], %2; "
+                "selp.u32 %0, 1, 0, there; }"
                 : "=r"(there)
                 : "r"(at), "r"(times & 1)
                 : "memory");
@@ -65,14 +71,15 @@ __device__ __forceinline__ u32 load_acquire(const u32* at) {
 __device__ __forceinline__ void store_release(u32* at, u32 x) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
-// Numbers of shared memory to global memory, or added to what is there, without waiting. Both places and the number of bytes
-// are multiples of 16.
+// Numbers of shared memory to global memory, or added to what is there, without waiting. Both places and the number of
+// bytes are multiples of 16.
 __device__ __forceinline__ void begin_store(f32* to, u32 from, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
 }
 __device__ __forceinline__ void begin_add(f32* to, u32 from, u32 bytes) {
-    asm volatile("fence.proxy.async; cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
-                 "r"(from), "r"(bytes)
+    asm volatile("fence.proxy.async; cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                 ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
 // Until they are done, and seen by whoever is told of it.
@@ -88,7 +95,8 @@ __device__ __forceinline__ float4 load_four(const f32* from) {
     return x;
 }
 
-// Four 8 × 8 parts, laid out in registers as a in round_to_a, to rows in shared memory: each lane has one row's address.
+// Four 8 × 8 parts, laid out in registers as a in round_to_a, to rows in shared memory: each lane has one row's
+// address.
 __device__ __forceinline__ void store_parts(u32 to, const u32 (&a)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a[0]), "r"(a[1]),
                  "r"(a[2]), "r"(a[3])
@@ -125,26 +133,34 @@ struct Room {
     // dS of a step, transposed: [ROWS, COLS].
     __device__ __forceinline__ static REAL* ds(u32 step) { return v() + TILE_ELEMS + step % DS_STAGES * DS_ELEMS; }
     // COLS queries of one head, their dO, and what is known of each.
-    __device__ __forceinline__ static REAL* q(u32 stage) { return ds(0) + DS_STAGES * DS_ELEMS + stage * 2 * STEP_ELEMS; }
+    __device__ __forceinline__ static REAL* q(u32 stage) {
+        return ds(0) + DS_STAGES * DS_ELEMS + stage * 2 * STEP_ELEMS;
+    }
     __device__ __forceinline__ static REAL* dout(u32 stage) { return q(stage) + STEP_ELEMS; }
-    __device__ __forceinline__ static f32* lse(u32 stage) { return reinterpret_cast<f32*>(q(STAGES)) + stage * 2 * COLS; }
+    __device__ __forceinline__ static f32* lse(u32 stage) {
+        return reinterpret_cast<f32*>(q(STAGES)) + stage * 2 * COLS;
+    }
     __device__ __forceinline__ static f32* delta(u32 stage) { return lse(stage) + COLS; }
     // A step's part of dq: [COLS, WIDTH], where `chunk_place` says.
     __device__ __forceinline__ static f32* dq(u32 step) { return lse(STAGES) + step % DQ_STAGES * STEP_ELEMS; }
     // A stage is full, or free again; dS of both groups is there; so is their part of dq, and its place is free again.
-    __device__ __forceinline__ static Event event(u32 i) { return {shared_address(dq(0) + DQ_STAGES * STEP_ELEMS) + 8 * i}; }
+    __device__ __forceinline__ static Event event(u32 i) {
+        return {shared_address(dq(0) + DQ_STAGES * STEP_ELEMS) + 8 * i};
+    }
     __device__ __forceinline__ static Event full(u32 stage) { return event(stage); }
     __device__ __forceinline__ static Event free(u32 stage) { return event(STAGES + stage); }
     __device__ __forceinline__ static Event ds_there(u32 step) { return event(2 * STAGES + step % DS_STAGES); }
-    __device__ __forceinline__ static Event dq_there(u32 step) { return event(2 * STAGES + DS_STAGES + step % DQ_STAGES); }
+    __device__ __forceinline__ static Event dq_there(u32 step) {
+        return event(2 * STAGES + DS_STAGES + step % DQ_STAGES);
+    }
     __device__ __forceinline__ static Event dq_free(u32 step) {
         return event(2 * STAGES + DS_STAGES + DQ_STAGES + step % DQ_STAGES);
     }
 };
 
-// Parts of dq and its sums have rows of chunks of four numbers. Chunk 4 m + t of a row has columns 16 m + 2 t, the next one,
-// and those 8 further on, as thread t of a row has them, and is swapped with one 4 on or back in odd rows: so threads of
-// two rows write to all banks.
+// Parts of dq and its sums have rows of chunks of four numbers. Chunk 4 m + t of a row has columns 16 m + 2 t, the next
+// one, and those 8 further on, as thread t of a row has them, and is swapped with one 4 on or back in odd rows: so
+// threads of two rows write to all banks.
 constexpr int CHUNKS = WIDTH / 4;
 __device__ __forceinline__ int chunk_place(int row, int chunk) { return row * WIDTH + (chunk ^ (row & 1) << 2) * 4; }
 
@@ -155,7 +171,8 @@ struct Walk {
     u32 head = 0;
     int tile;
 
-    __device__ __forceinline__ Walk(int first, int last, u32 heads) : first(first), last(last), heads(heads), tile(last) {}
+    __device__ __forceinline__ Walk(int first, int last, u32 heads)
+        : first(first), last(last), heads(heads), tile(last) {}
     __device__ __forceinline__ bool there() const { return head < heads; }
     __device__ __forceinline__ void go_on() {
         if (tile-- == first) {
@@ -177,7 +194,8 @@ struct Round {
     }
 };
 
-// Whose turn it is at the sums of a tile of queries: the blocks before this one that add to it, and whether any do after.
+// Whose turn it is at the sums of a tile of queries: the blocks before this one that add to it, and whether any do
+// after.
 struct Turn {
     int before;
     bool last;
@@ -216,8 +234,8 @@ __device__ __forceinline__ void round_dq(
 
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) hopper_turns(
     REAL* dq, u32 dq_stride, REAL* dk, u32 dk_stride, REAL* dv, u32 dv_stride, const REAL* dout, u32 dout_stride,
-    const f32* lse, const f32* delta, f32* dq_sums, u32* turns, const REAL* q, u32 q_stride, const REAL* k, const REAL* v,
-    u32 kv_stride, const u32* bounds, u32 docs, u32 tokens, u32 num_q, u32 group, f32 scale, int window
+    const f32* lse, const f32* delta, f32* dq_sums, u32* turns, const REAL* q, u32 q_stride, const REAL* k,
+    const REAL* v, u32 kv_stride, const u32* bounds, u32 docs, u32 tokens, u32 num_q, u32 group, f32 scale, int window
 ) {
     __shared__ u32 number_of_block;
     if (threadIdx.x == 0) {
@@ -248,8 +266,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) hopper_turns(
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEW_REGISTERS));
         const u32 helper = threadIdx.x - THREADS;
-        // Of the document's first tile of queries: [tiles, H]. Only documents of more than one block have turns, and these
-        // have at most three tiles to 128 rows.
+        // Of the document's first tile of queries: [tiles, H]. Only documents of more than one block have turns, and
+        // these have at most three tiles to 128 rows.
         turns += (size_t)(tile.base * 3ull / 128) * num_q + first_head;
         if (helper < COPIERS) {
             q += base * q_stride + first_head * WIDTH;
@@ -260,8 +278,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) hopper_turns(
             for (bool any = false; walk.there(); walk.go_on(), any = true) {
                 const int first = walk.tile * COLS;
                 if (to.times > 0) Room::free(to.at).wait(to.times - 1);
-                copy_rows<COLS, 0, COPIERS>(Room::q(to.at), q + walk.head * WIDTH, q_stride, first, len, 0, helper);
-                copy_rows<COLS, 0, COPIERS>(Room::dout(to.at), dout + walk.head * WIDTH, dout_stride, first, len, 0, helper);
+                const REAL *head_q = q + walk.head * WIDTH, *head_dout = dout + walk.head * WIDTH;
+                copy_rows<COLS, 0, COPIERS>(Room::q(to.at), head_q, q_stride, first, len, 0, helper);
+                copy_rows<COLS, 0, COPIERS>(Room::dout(to.at), head_dout, dout_stride, first, len, 0, helper);
                 const u32 number = first + helper;
                 copy_async(Room::lse(to.at) + helper, lse + (size_t)walk.head * tokens + number, number < len);
                 copy_async(Room::delta(to.at) + helper, delta + (size_t)walk.head * tokens + number, number < len);
@@ -278,7 +297,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) hopper_turns(
             show_to_products();
             Room::full(before.at).say();
         } else {
-            // Every step has one of the two givers: while one waits for its turn, or until all is added, the other goes on.
+            // Every step has one of the two givers: while one waits for its turn, or until all is added, the other goes
+            // on.
             const u32 giver = (helper - COPIERS) / 32, lane = helper % 32;
             dq += base * dq_stride + first_head * WIDTH;
             dq_sums += ((size_t)first_head * tokens + base) * WIDTH;
@@ -319,13 +339,14 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) hopper_turns(
     copy_rows<ROWS>(Room::k(), k + base * kv_stride + kv_head * WIDTH, kv_stride, first_k, len);
     copy_rows<ROWS>(Room::v(), v + base * kv_stride + kv_head * WIDTH, kv_stride, first_k, len);
     commit_copies();
-    const u32 group_k = tile_at(Room::k() + group_row * PANEL_COLS), group_v = tile_at(Room::v() + group_row * PANEL_COLS);
+    const u32 group_k = tile_at(Room::k() + group_row * PANEL_COLS);
+    const u32 group_v = tile_at(Room::v() + group_row * PANEL_COLS);
     // This group's columns of all keys, and where this lane's row of a part of dS is.
     const u32 k_columns = tile_at(Room::k() + own_group * HALF);
     const int ds_row = warp_row + lane % 16, ds_part = lane / 16;
 
-    // P and dS, transposed: keys by queries. The same registers in every step: products of two steps are under way at once,
-    // and nothing else may touch their sums then.
+    // P and dS, transposed: keys by queries. The same registers in every step: products of two steps are under way at
+    // once, and nothing else may touch their sums then.
     f32 dk_sums[WIDTH / 8][4], dv_sums[WIDTH / 8][4], dq_part[HALF / 8][4], p[COLS / 8][4], ds[COLS / 8][4];
     clear(dk_sums);
     clear(dv_sums);

@@ -92,7 +92,8 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
     let events = 2 * STAGES + DS_STAGES + 2 * DQ_STAGES;
     let launch =
         Launch { shared: 2 * halves + 4 * numbers + 8 * events, ..Launch::new(blocks, 3 * GROUP_THREADS) };
-    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose end is the
-    // number of rows, columns of heads, which `check` found in the matrices, and sums and turns of the sizes it counts with.
+    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose end is
+    // the number of rows, columns of heads, which `check` found in the matrices, and sums and turns of the sizes it
+    // counts with.
     unsafe { cuda.launch(kernel, launch, args) };
 }

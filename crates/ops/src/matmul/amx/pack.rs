@@ -9,8 +9,8 @@ use crate::Mat;
 use crate::matmul::NR;
 use crate::matmul::cpu::ROW_BLOCK;
 
-/// Packs up to [`STEP`] rows of B\[K, N\] as a tile's depth of panels of NR columns: two rows become one of words. `out`
-/// is where the first word of panel 0 goes; panels lie `apart` elements apart.
+/// Packs up to [`STEP`] rows of B\[K, N\] as a tile's depth of panels of NR columns: two rows become one of words.
+/// `out` is where the first word of panel 0 goes; panels lie `apart` elements apart.
 ///
 /// # Safety
 /// `out` is valid for so many rows in each of the panels, and nobody else touches those; nobody writes B.

@@ -8,8 +8,8 @@ use half::bf16;
 use super::super::turn::turned;
 use super::{Block, SIDE, STEP, TILE};
 
-/// Tiles of C in 0 to 3, of A in 4 and 5, of B in 6 and 7. All in one piece: nothing is left in tiles between two. Every
-/// operand must be named, so where there is no lower tile of C a comment names it.
+/// Tiles of C in 0 to 3, of A in 4 and 5, of B in 6 and 7. All in one piece: nothing is left in tiles between two.
+/// Every operand must be named, so where there is no lower tile of C a comment names it.
 macro_rules! multiply {
     (
         $call:ident, $to:ident, $to_row:ident,
