@@ -16,6 +16,7 @@ use lockstep_launch::{
 use crate::gpu;
 use crate::report::{self, Failure};
 use crate::voice::Voice;
+use lockstep_engine::Comms;
 use lockstep_train::Connection;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -206,29 +207,34 @@ pub(crate) fn connect<'a>(
         let (world, secret, ip) = (session.world().clone(), session.secret().clone(), session.local_ip());
         // On the loopback others of this host reach us there, and nobody else does.
         let bind: IpAddr = if ip.is_ipv4() { ip } else { IpAddr::from([0u16; 8]) };
-        let spec = ConnectSpec {
-            rank: Rank(world.rank),
-            world: world.world_size,
-            host: None,
-            regions: vec![Arc::clone(memory)],
-            bind: SocketAddr::new(bind, 0),
-            advertise: Some(ip),
-            session: &secret,
-            run_id: &format!("restart {}", world.restart),
-            deadline,
-            abort,
-            prefer: match config.plan.carrier {
-                Carrier::Auto => Prefer::Auto,
-                Carrier::Shm => Prefer::Shm,
-                Carrier::Tcp => Prefer::Tcp,
-            },
-            spin: None,
+        let prefer = match config.plan.carrier {
+            Carrier::Auto => Prefer::Auto,
+            Carrier::Shm => Prefer::Shm,
+            Carrier::Tcp => Prefer::Tcp,
         };
         let mut exchange = |mine: &[u8]| {
             session.exchange("where ranks are", mine).map_err(|e| CommError::Aborted { why: e.to_string() })
         };
-        let comm = lockstep_comm::connect(&spec, &mut exchange)?;
-        Ok(Connection { comm, nccl })
+        let mut connected = |regions, purpose: &str| {
+            let spec = ConnectSpec {
+                rank: Rank(world.rank),
+                world: world.world_size,
+                host: None,
+                regions,
+                bind: SocketAddr::new(bind, 0),
+                advertise: Some(ip),
+                session: &secret,
+                run_id: &format!("restart {}, {purpose}", world.restart),
+                deadline,
+                abort: abort.clone(),
+                prefer,
+                spin: None,
+            };
+            lockstep_comm::connect(&spec, &mut exchange)
+        };
+        let lane = connected(vec![Arc::clone(memory)], "steps")?;
+        let host = connected(Vec::new(), "between steps")?;
+        Ok(Connection { comms: Comms { lane, host }, nccl })
     }))
 }
 

@@ -7,7 +7,7 @@ use lockstep_core::Rank;
 use lockstep_device::{Memory, View};
 
 use crate::call::Call;
-use crate::error::CommError;
+use crate::error::{Abort, CommError};
 
 /// Parts that one call can offer to one peer; collectives with more are cut into several calls.
 pub const MAX_OFFERS: usize = 32;
@@ -28,6 +28,9 @@ pub trait Carrier: Send {
 
     /// How long one wait may last, from the next call on.
     fn set_deadline(&mut self, deadline: Duration);
+
+    /// Ends every wait of this carrier when it is raised.
+    fn abort(&self) -> Abort;
 
     /// Memory of [`BOUNCE_BYTES`] that peers can read, where not every memory will do.
     fn bounce(&self) -> Option<Arc<Memory>> {

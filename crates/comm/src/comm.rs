@@ -8,7 +8,7 @@ use lockstep_device::{Isa, Memory, Pool, View};
 
 use crate::call::{Call, CallKind, FNV_START, fnv, shape_of};
 use crate::carrier::{BOUNCE_BYTES, Carrier, MAX_OFFERS};
-use crate::error::CommError;
+use crate::error::{Abort, CommError};
 use crate::group::Group;
 use crate::offers::Offers;
 
@@ -60,6 +60,11 @@ impl Comm {
 
     pub fn world(&self) -> u32 {
         self.carrier.world()
+    }
+
+    /// Ends every wait when it is raised, from any thread.
+    pub fn abort(&self) -> Abort {
+        self.carrier.abort()
     }
 
     /// How long one wait may last, from the next call on.

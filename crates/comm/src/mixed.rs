@@ -8,7 +8,7 @@ use lockstep_device::{Memory, View};
 
 use crate::call::Call;
 use crate::carrier::Carrier;
-use crate::error::CommError;
+use crate::error::{Abort, CommError};
 use crate::net::Net;
 use crate::shm::ShmCarrier;
 use crate::tcp::TcpCarrier;
@@ -43,6 +43,11 @@ impl<N: Net> Carrier for Mixed<N> {
 
     fn world(&self) -> u32 {
         self.shm.world()
+    }
+
+    /// Both carriers were made with the same one.
+    fn abort(&self) -> Abort {
+        self.shm.abort()
     }
 
     fn set_deadline(&mut self, deadline: Duration) {

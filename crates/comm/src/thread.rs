@@ -67,7 +67,20 @@ struct Posted {
     num_offers: usize,
 }
 
-/// The address of a view that its owner keeps alive until `finish`.
+impl Posted {
+    /// Where the next element is: the offer, and how much of it was taken.
+    fn next(&self, mut part: usize, mut start: usize) -> Option<(usize, usize, Offer)> {
+        while part < self.num_offers {
+            if start < self.offers[part].len {
+                return Some((part, start, self.offers[part]));
+            }
+            (part, start) = (part + 1, 0);
+        }
+        None
+    }
+}
+
+/// The address of a view that its owner keeps alive until `finish`, or until its carrier is dropped.
 #[derive(Clone, Copy)]
 struct Offer {
     base: usize,
@@ -104,7 +117,7 @@ impl ThreadCarrier {
             let (rank, waited) = (self.rank, start.elapsed());
             // Whoever leaves marks the cells it writes; the other direction is looked at too.
             if state.gone || (from == rank && self.is_gone(peer)) {
-                return Err(CommError::Lost { rank, peer, call: call(), why: "its thread ended".into() });
+                return Err(self.lost(peer));
             }
             if waited >= self.deadline {
                 return Err(CommError::TimedOut { rank, peer, call: call(), waited });
@@ -114,22 +127,14 @@ impl ThreadCarrier {
         }
     }
 
-    /// Where the next element of what the peer offers is: the offer, and how much of it was taken.
-    fn next_offer(&self, peer: Rank, mut part: usize, mut start: usize) -> Option<(usize, usize, Offer)> {
-        let state = lock(self.cell(peer, self.rank));
-        let posted = state.posted.as_ref()?;
-        while part < posted.num_offers {
-            if start < posted.offers[part].len {
-                return Some((part, start, posted.offers[part]));
-            }
-            (part, start) = (part + 1, 0);
-        }
-        None
-    }
-
     fn garbled(&self, peer: Rank, why: String) -> CommError {
         let call = self.calls[peer.0 as usize].map_or_else(String::new, |c| c.to_string());
         CommError::Garbled { rank: self.rank, peer, call, why }
+    }
+
+    fn lost(&self, peer: Rank) -> CommError {
+        let call = self.calls[peer.0 as usize].map_or_else(String::new, |c| c.to_string());
+        CommError::Lost { rank: self.rank, peer, call, why: "its thread ended".into() }
     }
 
     fn is_gone(&self, peer: Rank) -> bool {
@@ -144,6 +149,10 @@ impl Carrier for ThreadCarrier {
 
     fn world(&self) -> u32 {
         self.shared.world as u32
+    }
+
+    fn abort(&self) -> Abort {
+        self.abort.clone()
     }
 
     fn set_deadline(&mut self, deadline: Duration) {
@@ -178,7 +187,12 @@ impl Carrier for ThreadCarrier {
             return Ok(());
         }
         let (part, start) = self.taken[peer.0 as usize];
-        let Some((part, start, offer)) = self.next_offer(peer, part, start) else {
+        // Held while bytes are copied: a peer that leaves waits for it, and only then gives its memory back.
+        let state = lock(self.cell(peer, self.rank));
+        if state.gone {
+            return Err(self.lost(peer));
+        }
+        let Some((part, start, offer)) = state.posted.as_ref().and_then(|posted| posted.next(part, start)) else {
             return Err(self.garbled(peer, "a pull of more than was offered".into()));
         };
         if offer.dtype != into.dtype() || start + into.len() > offer.len {
@@ -193,9 +207,10 @@ impl Carrier for ThreadCarrier {
         }
         let from = (offer.base + start * offer.dtype.size()) as *const u8;
         let bytes = into.len() * into.dtype().size();
-        // SAFETY: the offer is a live view of the peer, in bounds as just checked, and stays unchanged until
-        // this rank is done; `into` is this rank's own.
+        // SAFETY: the offer is a live view of the peer, in bounds as just checked: the peer is not gone, and cannot go
+        // while the lock is held. It stays unchanged until this rank is done; `into` is this rank's own.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_ptr::<u8>(), bytes) };
+        drop(state);
         self.taken[peer.0 as usize] = (part, start + into.len());
         Ok(())
     }

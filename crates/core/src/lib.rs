@@ -7,10 +7,12 @@
 #![forbid(unsafe_code)]
 
 mod dtype;
+pub mod failpoint;
 mod fault;
 pub mod fold;
 mod layout;
 mod mesh;
+pub mod panics;
 pub mod proof;
 mod quantity;
 pub mod rng;

@@ -3,11 +3,13 @@
 //! Operations are cut into items that write disjoint outputs; threads take items from a shared counter,
 //! so a core that is disturbed does fewer. No result depends on who took which item. A call allocates
 //! nothing. Between calls workers spin briefly, because the next operation of a step follows within
-//! microseconds, and then sleep.
+//! microseconds, and then sleep. A panic in an item reaches the caller, and the pool goes on working.
 
+use std::any::Any;
 use std::cell::UnsafeCell;
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{JoinHandle, Thread};
 
 /// Items of one call: `f(item, worker)`.
@@ -33,7 +35,8 @@ struct Shared {
     epoch: AtomicU32,
     asleep: AtomicUsize,
     stop: AtomicBool,
-    failed: AtomicBool,
+    /// The first panic of a worker in the current call.
+    panicked: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
 // SAFETY: `job` is written only while no worker is busy and read only after the epoch that published
@@ -54,7 +57,7 @@ impl Pool {
             epoch: AtomicU32::new(0),
             asleep: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
+            panicked: Mutex::new(None),
         });
         let workers: Vec<_> = (1..num_threads)
             .map(|worker| {
@@ -97,32 +100,52 @@ impl Pool {
         if shared.asleep.load(Ordering::SeqCst) > 0 {
             self.sleepers.iter().for_each(Thread::unpark);
         }
-        let waiting = WaitForWorkers(shared);
+        let mut waiting = WaitForWorkers { shared, panicked: true };
         shared.take_items(f, 0);
+        waiting.panicked = false;
         drop(waiting);
-        assert!(!shared.failed.load(Ordering::Relaxed), "a worker thread panicked; its message is above");
+        let panicked = shared.panicked().take();
+        if let Some(payload) = panicked {
+            resume_unwind(payload);
+        }
     }
 }
 
 /// Waits until every worker has left the call, on the way out of it by return or by panic.
-struct WaitForWorkers<'a>(&'a Shared);
+struct WaitForWorkers<'a> {
+    shared: &'a Shared,
+    /// The caller's own item panicked.
+    panicked: bool,
+}
 
 impl Drop for WaitForWorkers<'_> {
     fn drop(&mut self) {
-        // After a panic the rest of the items is not wanted.
-        if std::thread::panicking() {
-            self.0.next.store(usize::MAX / 2, Ordering::Relaxed);
+        if self.panicked {
+            self.shared.skip_items();
         }
         let mut spins = 0u32;
-        while self.0.busy.load(Ordering::Acquire) != 0 {
+        while self.shared.busy.load(Ordering::Acquire) != 0 {
             spins += 1;
             // More threads than cores: let the others run.
             if spins.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        if self.panicked {
+            // The caller's own panic is the one that is reported.
+            self.shared.panicked().take();
         }
     }
 }
 
 impl Shared {
+    /// After a panic nobody needs the rest of the items.
+    fn skip_items(&self) {
+        self.next.store(usize::MAX / 2, Ordering::Relaxed);
+    }
+
+    fn panicked(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
+        self.panicked.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     fn take_items(&self, f: &(dyn Fn(usize, usize) + Sync), worker: usize) {
         let items = self.items.load(Ordering::Relaxed);
         loop {
@@ -141,21 +164,14 @@ impl Shared {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            struct Leave<'a>(&'a Shared);
-            impl Drop for Leave<'_> {
-                fn drop(&mut self) {
-                    if std::thread::panicking() {
-                        self.0.failed.store(true, Ordering::Relaxed);
-                    }
-                    self.0.busy.fetch_sub(1, Ordering::Release);
-                }
-            }
-            let leave = Leave(self);
             // SAFETY: the epoch was published after the job was written, and the caller keeps the job
-            // alive until `leave` is dropped.
+            // alive until `busy` returns to zero, which needs this worker.
             let job = unsafe { &*(*self.job.get()).expect("an epoch has a job") };
-            self.take_items(job, worker);
-            drop(leave);
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.take_items(job, worker))) {
+                self.skip_items();
+                self.panicked().get_or_insert(payload);
+            }
+            self.busy.fetch_sub(1, Ordering::Release);
         }
     }
 
@@ -233,11 +249,32 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_in_an_item_reaches_the_caller() {
-        let pool = Pool::new(2);
-        let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            pool.run(100, &|item, _| assert!(item != 50, "on purpose"));
-        }));
-        assert!(caught.is_err());
+    fn a_pool_survives_panics_of_its_items() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            for round in 0..50 {
+                let bad = (round * 7) % 100;
+                let payload = catch_unwind(AssertUnwindSafe(|| {
+                    pool.run(100, &|item, _| assert!(item != bad, "item {bad}"));
+                }))
+                .expect_err("an item panics");
+                assert_eq!(payload.downcast_ref::<String>(), Some(&format!("item {bad}")));
+                let sum = AtomicUsize::new(0);
+                pool.run(64, &|item, _| {
+                    sum.fetch_add(item, Ordering::Relaxed);
+                });
+                assert_eq!(sum.into_inner(), 64 * 63 / 2, "the pool works after a panic");
+            }
+        }
+    }
+
+    #[test]
+    fn every_item_may_panic() {
+        let pool = Pool::new(4);
+        for _ in 0..20 {
+            let all = catch_unwind(AssertUnwindSafe(|| pool.run(100, &|_, _| panic!("on purpose"))));
+            assert!(all.is_err());
+            pool.run(8, &|_, _| {});
+        }
     }
 }

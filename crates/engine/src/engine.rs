@@ -1,12 +1,14 @@
 //! The engine: a plan, its memory, and the lanes that run it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use lockstep_comm::{Call, Comm, Group, NcclSpec, NcclWorld};
-use lockstep_core::{Axis, Bytes, DType, Rank};
+use lockstep_comm::{Abort, Call, Comm, Group, NcclSpec, NcclWorld};
+use lockstep_core::{Axis, Bytes, DType, Rank, panics};
 use lockstep_device::cuda::{Event, Gpu};
 use lockstep_device::{Device, Memory, Queue, Spill};
 use lockstep_plan::{Lane, ModelPlan, Phase, PhaseKind, RunPlan, Schedule, State, Tier, Wait, What};
@@ -18,6 +20,19 @@ use crate::norm::NormWork;
 use crate::places::{Memories, Places};
 use crate::task::{Squares, Task, tasks};
 
+/// How long lanes may take to end after a failure. Every wait of theirs ends at once; what is left is the operation
+/// they are in.
+const LANES_END: Duration = Duration::from_millis(500);
+
+/// How a rank reaches the others. Both connect the same ranks.
+#[derive(Debug)]
+pub struct Comms {
+    /// For the collectives of a schedule, on the comm lane.
+    pub lane: Comm,
+    /// For calls between steps, on the caller's thread: they need not wait for what the comm lane still sends.
+    pub host: Comm,
+}
+
 /// What a rank runs a plan with.
 #[derive(Debug)]
 pub struct Resources {
@@ -25,7 +40,7 @@ pub struct Resources {
     /// The plan's arena.
     pub memory: Arc<Memory>,
     /// `None` in a world of one.
-    pub comm: Option<Comm>,
+    pub comms: Option<Comms>,
     /// Of ranks that compute on GPUs: what carries between those.
     pub nccl: Option<NcclSpec>,
     pub queue: Queue,
@@ -37,7 +52,7 @@ impl Resources {
     /// One rank, with memory of its own.
     pub fn alone(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
         let memory = Arc::new(queue.device().take(plan.arena, queue.pool())?);
-        Ok(Resources { rank: Rank(0), memory, comm: None, nccl: None, queue, spill_dir: None })
+        Ok(Resources { rank: Rank(0), memory, comms: None, nccl: None, queue, spill_dir: None })
     }
 }
 
@@ -51,6 +66,10 @@ pub struct Engine {
 
 /// What all lanes share.
 pub(crate) struct Shared {
+    // Dropped first: peers may read the memory until a carrier is gone.
+    lane_comm: Option<Mutex<Comm>>,
+    host_comm: Option<Mutex<Comm>>,
+    nccl: Option<NcclWorld>,
     pub(crate) plan: RunPlan,
     /// The plan's phases, with addresses.
     phases: Vec<PhasePlaces>,
@@ -61,8 +80,8 @@ pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) host_calls: AtomicU64,
     pub(crate) dropout_seed: AtomicU64,
-    comm: Option<Mutex<Comm>>,
-    nccl: Option<NcclWorld>,
+    /// End the waits for other ranks when this one fails.
+    aborts: Vec<Abort>,
     groups: [Group; 3],
     /// Of the run that computes, and of the one before, which may still update.
     steps: [Mutex<StepState>; 2],
@@ -160,9 +179,10 @@ impl StepState {
 impl Engine {
     /// Prepares a plan to run. Parameters are zero until they are initialised or loaded.
     pub fn new(plan: RunPlan, resources: Resources) -> Result<Engine, EngineError> {
-        let Resources { rank, memory, mut comm, nccl, queue, spill_dir } = resources;
+        panics::record();
+        let Resources { rank, memory, mut comms, nccl, queue, spill_dir } = resources;
         assert_eq!(memory.bytes(), plan.arena, "the arena is the plan's");
-        let (world, here) = (plan.input.mesh.world(), comm.as_ref().map_or(1, |c| c.world()));
+        let (world, here) = (plan.input.mesh.world(), comms.as_ref().map_or(1, |c| c.lane.world()));
         assert_eq!(world, here, "the plan is for {world} ranks, the carrier for {here}");
         let spill = match (plan.nvme_bytes, spill_dir) {
             (Bytes::ZERO, _) => None,
@@ -183,11 +203,14 @@ impl Engine {
         lockstep_model::fill_tables(&plan.input.models[0].shape, phases[0].places.tables.view(&memories));
         let mesh = plan.input.mesh;
         let groups = [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank));
-        let nccl = match (queue.device(), &mut comm) {
-            (Device::Cuda(_), Some(comm)) => {
+        let mut aborts: Vec<Abort> =
+            comms.iter().flat_map(|comms| [comms.lane.abort(), comms.host.abort()]).collect();
+        let nccl = match (queue.device(), &mut comms) {
+            (Device::Cuda(_), Some(comms)) => {
                 let spec = nccl.expect("ranks on GPUs have NCCL");
+                aborts.push(spec.abort.clone());
                 let failed = |cause| EngineError::Comm { op: "setting up NCCL".into(), cause };
-                Some(NcclWorld::connect(&spec, &groups, comm, Call::HOST).map_err(failed)?)
+                Some(NcclWorld::connect(&spec, &groups, &mut comms.host, Call::HOST).map_err(failed)?)
             }
             _ => None,
         };
@@ -195,6 +218,10 @@ impl Engine {
             |lane: &Lane| plan.phases.iter().any(|p| p.schedule.ops.iter().any(|op| op.lane == *lane));
         let threads: Vec<Lane> = [Lane::Comm, Lane::Copy, Lane::Host].into_iter().filter(runs_on).collect();
         let most_squares = phases.iter().map(|p| p.squares.len()).max().unwrap_or(0);
+        let (lane_comm, host_comm) = match comms {
+            Some(Comms { lane, host }) => (Some(Mutex::new(lane)), Some(Mutex::new(host))),
+            None => (None, None),
+        };
         let shared = Arc::new(Shared {
             phases,
             current: AtomicUsize::new(0),
@@ -204,8 +231,10 @@ impl Engine {
             rank,
             host_calls: AtomicU64::new(1),
             dropout_seed: AtomicU64::new(0),
-            comm: comm.map(Mutex::new),
+            lane_comm,
+            host_comm,
             nccl,
+            aborts,
             groups,
             steps: [0, 1].map(|_| Mutex::new(StepState::new(Updates::NONE, 1.0))),
             on_their_way: Mutex::new(Vec::with_capacity(plan.input.micros as usize)),
@@ -279,9 +308,7 @@ impl Engine {
                 *shared.step_state(run) = step;
             }
         })?;
-        if let Err(cause) = shared.compute_lane(run, caller, &self.queue) {
-            shared.lanes.stop(cause);
-        }
+        shared.run_guarded(Lane::Compute, || shared.compute_lane(run, caller, &self.queue));
         shared.lanes.returned(run, schedule)?;
         Ok(run)
     }
@@ -295,12 +322,22 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // After a failure a lane may wait for a peer that never comes; it ends with its process.
-        if !self.shared.lanes.is_stopped() {
-            self.shared.lanes.quit();
-            for lane in self.lanes.drain(..) {
-                let _ = lane.join();
+        let shared = &self.shared;
+        if std::thread::panicking() {
+            // The lanes may wait for operations that this thread will not run any more.
+            shared.fail(EngineError::Stopped);
+        }
+        shared.lanes.quit();
+        if shared.lanes.is_stopped() {
+            // Takes the communicators down, and with them kernels that wait for other ranks.
+            let _ = shared.nccl.as_ref().map(NcclWorld::check);
+            if !shared.lanes.end_within(LANES_END) {
+                // One hangs in a driver or a disk; it ends with the process.
+                return;
             }
+        }
+        for lane in self.lanes.drain(..) {
+            let _ = lane.join();
         }
     }
 }
@@ -329,10 +366,33 @@ impl Shared {
         }
     }
 
-    /// The carrier: the comm lane's during a step, the host's between steps.
-    pub(crate) fn comm(&self) -> MutexGuard<'_, Comm> {
-        let comm = self.comm.as_ref().expect("a world of several ranks has a carrier");
-        comm.lock().unwrap_or_else(|e| e.into_inner())
+    /// Runs a lane's part of a phase. An error or a panic ends all lanes.
+    pub(crate) fn run_guarded(&self, lane: Lane, part: impl FnOnce() -> Result<(), EngineError>) {
+        match catch_unwind(AssertUnwindSafe(part)) {
+            Ok(Ok(())) => {}
+            Ok(Err(cause)) => self.fail(cause),
+            Err(payload) => {
+                let panic = panics::describe(&*payload);
+                self.fail(EngineError::LanePanicked { lane: lane.to_string(), panic });
+            }
+        }
+    }
+
+    /// Ends all lanes, and every wait for another rank. The first cause stays.
+    pub(crate) fn fail(&self, cause: EngineError) {
+        let why = cause.to_string();
+        self.lanes.stop(cause);
+        self.aborts.iter().for_each(|abort| abort.raise(why.as_str()));
+    }
+
+    /// For the collectives of a schedule.
+    pub(crate) fn lane_comm(&self) -> MutexGuard<'_, Comm> {
+        lock_comm(&self.lane_comm)
+    }
+
+    /// For the calls between steps.
+    pub(crate) fn host_comm(&self) -> MutexGuard<'_, Comm> {
+        lock_comm(&self.host_comm)
     }
 
     /// What carries between GPUs.
@@ -341,7 +401,7 @@ impl Shared {
     }
 
     pub(crate) fn is_alone(&self) -> bool {
-        self.comm.is_none()
+        self.lane_comm.is_none()
     }
 
     pub(crate) fn step_state(&self, run: Run) -> MutexGuard<'_, StepState> {
@@ -351,4 +411,9 @@ impl Shared {
     pub(crate) fn storage(&self) -> DType {
         self.plan.input.storage
     }
+}
+
+fn lock_comm(comm: &Option<Mutex<Comm>>) -> MutexGuard<'_, Comm> {
+    let comm = comm.as_ref().expect("a world of several ranks has a carrier");
+    comm.lock().unwrap_or_else(|e| e.into_inner())
 }

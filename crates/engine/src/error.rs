@@ -1,4 +1,5 @@
 use lockstep_comm::CommError;
+use lockstep_core::panics::Panic;
 use lockstep_core::{Bytes, Fault, FaultClass};
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{MemoryError, SpillError};
@@ -17,8 +18,8 @@ pub enum EngineError {
     Comm { op: String, cause: CommError },
     #[error("the plan spills {bytes} to a disk, and no folder was given for it")]
     NoSpillDir { bytes: Bytes },
-    #[error("the {lane} lane panicked; its message is above")]
-    LanePanicked { lane: String },
+    #[error("the {lane} lane {panic}")]
+    LanePanicked { lane: String, panic: Panic },
     #[error("a step failed before; the engine does not go on after that")]
     Stopped,
     #[error("a micro-batch has {found} {what}, the plan has room for {planned}")]

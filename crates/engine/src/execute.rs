@@ -1,9 +1,9 @@
 //! One step: every lane its operations, in order; here the compute lane, which computes units.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use lockstep_core::failpoint;
 use lockstep_device::Queue;
 use lockstep_model::{DropoutKey, Growing, Inputs, Tied, Unit};
 use lockstep_ops::Mat;
@@ -73,17 +73,13 @@ impl Shared {
             let mut seen = 0;
             while let Some(run) = self.lanes.next_run(seen) {
                 seen += 1;
-                let outcome = catch_unwind(AssertUnwindSafe(|| {
+                self.run_guarded(lane, || {
                     self.run_lane(lane, run, &queue, &mut |i, _| self.run(run, i, &queue))?;
                     self.finish_lane(lane, &queue)
-                }));
-                match outcome {
-                    Ok(Ok(())) => {}
-                    Ok(Err(cause)) => self.lanes.stop(cause),
-                    Err(_) => self.lanes.stop(EngineError::LanePanicked { lane: lane.to_string() }),
-                }
+                });
                 self.lanes.leave(lane, run);
             }
+            self.lanes.end();
         };
         std::thread::Builder::new().name(name).spawn(run).expect("the system can start a thread")
     }
@@ -101,6 +97,7 @@ impl Shared {
             if self.lanes.before(op, run, schedule).is_err() {
                 return Ok(());
             }
+            failpoint::pass(failpoint_of(lane));
             self.wait_for_marks(op, run, queue)?;
             each(i, op.kind)?;
             if let (Some(mark), Some(cuda)) = (&self.at().marks[run.parity()][i], queue.cuda()) {
@@ -357,6 +354,16 @@ impl Shared {
         });
         self.cross(queue, self.coefficients().first(batch.tokens), here);
         Ok(())
+    }
+}
+
+/// Passed before each operation of a lane.
+fn failpoint_of(lane: Lane) -> &'static str {
+    match lane {
+        Lane::Compute => "lane.compute",
+        Lane::Comm => "lane.comm",
+        Lane::Copy => "lane.copy",
+        Lane::Host => "lane.host",
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Duration;
 
 use lockstep_plan::{Lane, Op, Schedule, Wait};
 
@@ -69,6 +70,8 @@ struct Turn {
     ops: u64,
     /// The last run that each lane's thread has finished. Lanes without a thread count as finished always.
     finished: [u64; Lane::COUNT],
+    /// Lanes whose threads have not ended.
+    running: usize,
     quit: bool,
     /// Why the lanes were stopped.
     cause: Option<EngineError>,
@@ -86,7 +89,14 @@ impl Lanes {
             done: Default::default(),
             waiting: AtomicU32::new(0),
             stopped: AtomicBool::new(false),
-            turn: Mutex::new(Turn { runs: Default::default(), ops: 0, finished, quit: false, cause: None }),
+            turn: Mutex::new(Turn {
+                runs: Default::default(),
+                ops: 0,
+                finished,
+                running: threads.len(),
+                quit: false,
+                cause: None,
+            }),
             changed: Condvar::new(),
         }
     }
@@ -158,6 +168,18 @@ impl Lanes {
         self.changed.notify_all();
     }
 
+    /// A lane's thread ends.
+    pub(crate) fn end(&self) {
+        self.lock().running -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Waits until all lanes' threads have ended, but not longer than this. Returns whether they have.
+    pub(crate) fn end_within(&self, most: Duration) -> bool {
+        let waited = self.changed.wait_timeout_while(self.lock(), most, |turn| turn.running > 0);
+        waited.unwrap_or_else(|e| e.into_inner()).0.running == 0
+    }
+
     /// Stops every lane. The first cause stays.
     pub(crate) fn stop(&self, cause: EngineError) {
         let mut turn = self.lock();
@@ -223,7 +245,6 @@ impl Lanes {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::Duration;
 
     use lockstep_plan::{ModelId, OpId, OpKind};
 
@@ -255,6 +276,11 @@ mod tests {
             lanes.after(Lane::Compute, run, i);
             told.send(i).unwrap();
         }
+    }
+
+    fn panicked(lane: &str) -> EngineError {
+        let panic = lockstep_core::panics::Panic { message: "on purpose".into(), place: None };
+        EngineError::LanePanicked { lane: lane.into(), panic }
     }
 
     #[test]
@@ -314,7 +340,7 @@ mod tests {
         let (lanes, schedule) = (Lanes::new(&[Lane::Host]), schedule());
         let run = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
         lanes.after(Lane::Compute, run, 1);
-        lanes.stop(EngineError::LanePanicked { lane: "compute".into() });
+        lanes.stop(panicked("compute"));
         let failed = lanes.returned(run, &schedule);
         assert!(matches!(failed, Err(EngineError::LanePanicked { .. })), "{failed:?}");
     }
@@ -325,7 +351,7 @@ mod tests {
         let first = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
         lanes.after(Lane::Compute, first, 1);
         lanes.returned(first, &schedule).unwrap();
-        lanes.stop(EngineError::LanePanicked { lane: "host".into() });
+        lanes.stop(panicked("host"));
         let failed = lanes.begin(schedule.ops.len(), true, |_| {});
         assert!(matches!(failed, Err(EngineError::LanePanicked { .. })));
         assert!(matches!(lanes.settle(&[]), Err(EngineError::Stopped)), "and what follows says so");

@@ -21,5 +21,5 @@ mod task;
 mod together;
 
 pub use driver::{Driver, Extension, Grower, MicroBatch, StepReport, Updates};
-pub use engine::{Engine, Resources};
+pub use engine::{Comms, Engine, Resources};
 pub use error::EngineError;

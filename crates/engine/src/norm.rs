@@ -106,7 +106,7 @@ impl Shared {
             bytes.clear();
             nodes.iter().for_each(|node| bytes.extend(to_bytes(node)));
             nodes.clear();
-            self.comm().all_gather_bytes(self.group(Axis::Shard), tag, bytes, &mut |_, theirs| {
+            self.lane_comm().all_gather_bytes(self.group(Axis::Shard), tag, bytes, &mut |_, theirs| {
                 nodes.extend(theirs.chunks_exact(NODE_BYTES).map(from_bytes));
             })?;
         }

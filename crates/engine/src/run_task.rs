@@ -69,7 +69,7 @@ impl Shared {
             let views = &views[..parts.len()];
             match self.nccl().zip(queue.cuda()) {
                 Some((nccl, cuda)) => nccl.of(group).all_gather(cuda, views)?,
-                None => self.comm().all_gather(group, tag, views)?,
+                None => self.lane_comm().all_gather(group, tag, views)?,
             }
         }
         Ok(())
@@ -88,10 +88,10 @@ impl Shared {
                     (Some((nccl, cuda)), true) => nccl.of(group).all_reduce(cuda, views)?,
                     (Some((nccl, cuda)), false) => nccl.of(group).reduce_scatter(cuda, views)?,
                     (None, true) => {
-                        self.comm().all_reduce(group, tag, views, scratch.view(&self.memories))?
+                        self.lane_comm().all_reduce(group, tag, views, scratch.view(&self.memories))?
                     }
                     (None, false) => {
-                        self.comm().reduce_scatter(group, tag, views, scratch.view(&self.memories))?
+                        self.lane_comm().reduce_scatter(group, tag, views, scratch.view(&self.memories))?
                     }
                 }
             }

@@ -10,7 +10,6 @@ use lockstep_shape::{Init, Segment, UnitShape};
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::places::Home;
-use crate::together::in_words;
 
 /// Elements that one thread initialises at a time: even, so that pairs of normals stay whole.
 const PIECE: usize = 1 << 16;
@@ -169,12 +168,7 @@ impl Engine {
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
         drop(mine);
         // Members' parts follow each other, in the order of their ranks.
-        let group = self.shared.group(Axis::Shard);
-        let mut theirs = vec![Vec::new(); group.len()];
-        let tag = self.next_tag();
-        let each = &mut |member: usize, bytes: &[u8]| theirs[member].extend_from_slice(bytes);
-        let outcome = self.shared.comm().all_gather_bytes(group, tag, &bytes, each);
-        outcome.map_err(in_words(&format!("reading {}", segment.name)))?;
+        let theirs = self.gather_bytes(&format!("reading {}", segment.name), Axis::Shard, &bytes)?;
         let found: usize = theirs.iter().map(Vec::len).sum();
         assert_eq!(found, 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
         for (out, bytes) in out.iter_mut().zip(theirs.iter().flat_map(|bytes| bytes.chunks_exact(4))) {

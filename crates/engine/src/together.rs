@@ -2,10 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use lockstep_comm::{Call, CommError};
+use lockstep_comm::{Call, Comm, CommError};
 use lockstep_core::Axis;
 use lockstep_core::fold::{FoldStep, fold_steps};
-use lockstep_plan::Lane;
 
 use crate::engine::Engine;
 use crate::error::EngineError;
@@ -13,7 +12,7 @@ use crate::error::EngineError;
 impl Engine {
     /// What carries bytes between ranks, in words. `None` in a world of one.
     pub fn carrier(&self) -> Option<String> {
-        (!self.shared.is_alone()).then(|| self.shared.comm().note().to_string())
+        (!self.shared.is_alone()).then(|| self.shared.host_comm().note().to_string())
     }
 
     /// How spilled states move, in words. `None` where nothing is spilled.
@@ -26,12 +25,20 @@ impl Engine {
         if self.shared.is_alone() {
             return Ok(vec![mine.to_vec()]);
         }
-        self.shared.lanes.settle(&[Lane::Comm])?;
-        let group = self.shared.group(Axis::World);
+        self.gather_bytes(what, Axis::World, mine)
+    }
+
+    /// As [`Engine::exchange`], among the ranks of an axis, of which there are several.
+    pub(crate) fn gather_bytes(
+        &self,
+        what: &str,
+        axis: Axis,
+        mine: &[u8],
+    ) -> Result<Vec<Vec<u8>>, EngineError> {
+        let group = self.shared.group(axis);
         let mut all = vec![Vec::new(); group.len()];
-        let tag = self.next_tag();
         let each = &mut |member: usize, bytes: &[u8]| all[member].extend_from_slice(bytes);
-        self.shared.comm().all_gather_bytes(group, tag, mine, each).map_err(in_words(what))?;
+        self.host_call(what, |comm, tag| comm.all_gather_bytes(group, tag, mine, each))?;
         Ok(all)
     }
 
@@ -40,9 +47,23 @@ impl Engine {
         if self.shared.is_alone() {
             return Ok(());
         }
-        self.shared.lanes.settle(&[Lane::Comm])?;
-        let tag = self.next_tag();
-        self.shared.comm().barrier(self.shared.group(Axis::World), tag).map_err(in_words(what))
+        self.host_call(what, |comm, tag| comm.barrier(self.shared.group(Axis::World), tag))
+    }
+
+    /// A call between steps. The comm lane may still be sending: this does not wait for it.
+    fn host_call(
+        &self,
+        what: &str,
+        call: impl FnOnce(&mut Comm, u64) -> Result<(), CommError>,
+    ) -> Result<(), EngineError> {
+        // Whatever a lane has failed by is the reason to report, also if it fails meanwhile.
+        self.shared.lanes.settle(&[])?;
+        call(&mut self.shared.host_comm(), self.next_tag()).map_err(|cause| {
+            let lane_failed = self.shared.lanes.settle(&[]).err();
+            // The lanes must not go on waiting for a peer that this call has found lost.
+            self.shared.fail(EngineError::Stopped);
+            lane_failed.unwrap_or_else(|| EngineError::Comm { op: what.to_string(), cause })
+        })
     }
 
     /// Sums over all ranks, in the mesh's order: the same bits on every rank.
@@ -71,12 +92,7 @@ impl Engine {
     }
 
     /// Ranks count their calls alike, so that a tag names one of them.
-    pub(crate) fn next_tag(&self) -> u64 {
+    fn next_tag(&self) -> u64 {
         Call::HOST + self.shared.host_calls.fetch_add(1, Ordering::Relaxed)
     }
-}
-
-pub(crate) fn in_words(what: &str) -> impl FnOnce(CommError) -> EngineError {
-    let op = what.to_string();
-    move |cause| EngineError::Comm { op, cause }
 }

@@ -9,7 +9,7 @@ use lockstep_comm::{Abort, Comm, ConnectSpec, Prefer, connect, thread_world};
 use lockstep_core::proof::Secret;
 use lockstep_core::{Rank, Step};
 use lockstep_device::{Memory, Pool, Queue};
-use lockstep_engine::{Engine, Resources, Updates};
+use lockstep_engine::{Comms, Engine, Resources, Updates};
 use lockstep_plan::State;
 use lockstep_shape::ModelShape;
 
@@ -42,21 +42,25 @@ pub fn in_world<R: Send>(
     body: &(dyn Fn(&mut Engine) -> R + Sync),
 ) -> Vec<R> {
     let world = setup.mesh.world();
-    let mut carriers: Vec<_> = thread_world(world, DEADLINE).into_iter().map(Some).collect();
+    let mut threads = [0, 1].map(|_| thread_world(world, DEADLINE).into_iter().map(|carrier| Comm::new(Box::new(carrier))));
     let table = ExchangeTable::new(world as usize);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)
             .map(|rank| {
-                let threads = carriers[rank as usize].take();
+                let [lane, host] = threads.each_mut().map(|comms| comms.next().expect("one for each rank"));
                 let (rank, table) = (Rank(rank), &table);
                 scope.spawn(move || {
                     let memory = arena(shape, setup);
-                    let comm = (world > 1).then(|| match carrier {
-                        CarrierKind::Thread => Comm::new(Box::new(threads.expect("one for each rank"))),
-                        CarrierKind::Shm => connected(setup, rank, &memory, Prefer::Auto, table),
-                        CarrierKind::Tcp => connected(setup, rank, &memory, Prefer::Tcp, table),
+                    let connected = |prefer| Comms {
+                        lane: connected(setup, rank, vec![memory.clone()], prefer, table),
+                        host: connected(setup, rank, vec![], prefer, table),
+                    };
+                    let comms = (world > 1).then(|| match carrier {
+                        CarrierKind::Thread => Comms { lane, host },
+                        CarrierKind::Shm => connected(Prefer::Auto),
+                        CarrierKind::Tcp => connected(Prefer::Tcp),
                     });
-                    body(&mut rank_engine(shape, setup, rank, memory, comm, spill_dir))
+                    body(&mut rank_engine(shape, setup, rank, memory, comms, spill_dir))
                 })
             })
             .collect();
@@ -85,12 +89,18 @@ pub fn train_world(
 }
 
 /// Connects a rank as a process would be: nodes are hosts of their own.
-fn connected(setup: &Setup, rank: Rank, memory: &Arc<Memory>, prefer: Prefer, table: &ExchangeTable) -> Comm {
+fn connected(
+    setup: &Setup,
+    rank: Rank,
+    regions: Vec<Arc<Memory>>,
+    prefer: Prefer,
+    table: &ExchangeTable,
+) -> Comm {
     let spec = ConnectSpec {
         rank,
         world: setup.mesh.world(),
         host: Some(format!("host {}", setup.mesh.node(rank))),
-        regions: vec![memory.clone()],
+        regions,
         bind: (Ipv4Addr::LOCALHOST, 0).into(),
         advertise: None,
         session: &Secret::from_text("a test"),
@@ -136,14 +146,14 @@ fn rank_engine(
     setup: &Setup,
     rank: Rank,
     memory: Arc<Memory>,
-    comm: Option<Comm>,
+    comms: Option<Comms>,
     spill_dir: Option<&Path>,
 ) -> Engine {
     let plan = plan(shape, setup);
     let queue = Queue::cpu(setup.threads);
     let spill_dir = spill_dir.map(Path::to_path_buf);
     let mut engine =
-        Engine::new(plan, Resources { rank, memory, comm, nccl: None, queue, spill_dir }).expect("a plan");
+        Engine::new(plan, Resources { rank, memory, comms, nccl: None, queue, spill_dir }).expect("a plan");
     engine.initialise(7).expect("room on the disk");
     engine
 }

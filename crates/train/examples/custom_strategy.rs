@@ -12,11 +12,11 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockstep_comm::{Comm, thread_world};
+use lockstep_comm::{Comm, ThreadCarrier, thread_world};
 use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Memory, Queue};
-use lockstep_engine::{Engine, Resources, Updates};
+use lockstep_engine::{Comms, Engine, Resources, Updates};
 use lockstep_model::Kernels;
 use lockstep_plan::strategy::{Strategy, ddp};
 use lockstep_plan::{RunPlan, State, StepBuilder, build, check_training};
@@ -69,14 +69,16 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
 /// Trains three steps on two ranks. The weights after them, as bits.
 fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
     let plan = plan(strategy)?;
-    let carriers = thread_world(RANKS, Duration::from_secs(30));
+    let world = || thread_world(RANKS, Duration::from_secs(30)).into_iter();
+    let comm = |carrier: ThreadCarrier| Comm::new(Box::new(carrier));
+    let comms = world().zip(world()).map(|(lane, host)| Comms { lane: comm(lane), host: comm(host) });
     let outcomes = std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..RANKS)
             .map(Rank)
-            .zip(carriers)
-            .map(|(rank, carrier)| {
+            .zip(comms)
+            .map(|(rank, comms)| {
                 let plan = plan.clone();
-                scope.spawn(move || run_rank(plan, rank, Comm::new(Box::new(carrier))))
+                scope.spawn(move || run_rank(plan, rank, comms))
             })
             .collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank's thread")).collect::<Vec<_>>()
@@ -85,10 +87,10 @@ fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
     Ok(weights.swap_remove(0))
 }
 
-fn run_rank(plan: RunPlan, rank: Rank, comm: Comm) -> Result<Vec<u32>, lockstep_engine::EngineError> {
+fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockstep_engine::EngineError> {
     let queue = Queue::cpu(1);
     let memory = Arc::new(Memory::take(plan.arena, queue.pool())?);
-    let resources = Resources { rank, memory, comm: Some(comm), nccl: None, queue, spill_dir: None };
+    let resources = Resources { rank, memory, comms: Some(comms), nccl: None, queue, spill_dir: None };
     let mut engine = Engine::new(plan, resources)?;
     engine.initialise(42)?;
     for step in 0..3 {

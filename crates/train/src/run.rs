@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lockstep_ckpt::{Checkpoint, DataCursor};
-use lockstep_comm::{Comm, CommError, NcclSpec};
+use lockstep_comm::{CommError, NcclSpec};
 use lockstep_config::{EvalWhen, Precision, RunConfig, SaveWhen};
 use lockstep_core::{Bytes, Rank, Step};
 use lockstep_data::{Dataset, Order, Window};
 use lockstep_device::{Device, Machine, Memory, Queue};
-use lockstep_engine::{Engine, EngineError, Resources, Updates};
+use lockstep_engine::{Comms, Engine, EngineError, Resources, Updates};
 use lockstep_observe::{Progress, StepRecord};
 use lockstep_plan::RunPlan;
 
@@ -78,7 +78,7 @@ pub type Connect<'a> = Box<dyn FnOnce(&Arc<Memory>) -> Result<Connection, CommEr
 
 /// What a rank reaches others by.
 pub struct Connection {
-    pub comm: Comm,
+    pub comms: Comms,
     /// Of ranks that compute on GPUs.
     pub nccl: Option<NcclSpec>,
 }
@@ -279,9 +279,9 @@ pub(crate) fn make_engine(
         _ => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
     };
     let connection = connect.map(|connect| connect(&told)).transpose()?;
-    let (comm, nccl) = connection.map_or((None, None), |c| (Some(c.comm), c.nccl));
+    let (comms, nccl) = connection.map_or((None, None), |c| (Some(c.comms), c.nccl));
     let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
-    Ok(Engine::new(plan, Resources { rank, memory, comm, nccl, queue, spill_dir })?)
+    Ok(Engine::new(plan, Resources { rank, memory, comms, nccl, queue, spill_dir })?)
 }
 
 /// What the loop keeps between steps.

@@ -202,7 +202,7 @@ impl Bench {
         let shared = Arc::new(Memory::take_shared(Bytes(host as u64), &Pool::new(1)).map_err(failed)?);
         let connect = ranks::connect(session, config, device)?;
         let connection = connect(&shared).map_err(|e| -> Failure { Box::new(e) })?;
-        let mut comm = connection.comm;
+        let mut comm = connection.comms.lane;
         let group = Group::along(&Mesh::on_one_node(1, ranks), Axis::World, rank);
         let nccl = match connection.nccl {
             None => None,

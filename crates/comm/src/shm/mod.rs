@@ -189,6 +189,10 @@ impl Carrier for ShmCarrier {
         self.links.len() as u32
     }
 
+    fn abort(&self) -> Abort {
+        self.abort.clone()
+    }
+
     fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }

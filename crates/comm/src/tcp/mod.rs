@@ -239,6 +239,10 @@ impl<N: Net> Carrier for TcpCarrier<N> {
         self.pairs.len() as u32
     }
 
+    fn abort(&self) -> Abort {
+        self.abort.clone()
+    }
+
     fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }

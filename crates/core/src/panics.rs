@@ -1,0 +1,94 @@
+//! What panicked, and where: a caught panic carries its message but not its place.
+//!
+//! [`record`] adds a panic hook that remembers the last panics of the process and then calls the hook that was there
+//! before. [`describe`] finds the place of a caught one.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::PanicHookInfo;
+use std::sync::{Mutex, MutexGuard, Once};
+
+/// Panics remembered. One failure rarely causes more than one per thread.
+const MAX_RECORDS: usize = 64;
+
+static RECORDS: Mutex<VecDeque<Panic>> = Mutex::new(VecDeque::new());
+
+/// One panic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Panic {
+    pub message: String,
+    /// `file:line:column`. `None` if it panicked before [`record`] was called.
+    pub place: Option<String>,
+}
+
+impl fmt::Display for Panic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            Some(place) => write!(f, "panicked at {place}: {}", self.message),
+            None => write!(f, "panicked: {}", self.message),
+        }
+    }
+}
+
+/// Remembers panics from now on. Further calls do nothing.
+pub fn record() {
+    static INSTALLED: Once = Once::new();
+    // A hook cannot be replaced by a thread that is panicking.
+    if std::thread::panicking() {
+        return;
+    }
+    INSTALLED.call_once(|| {
+        let previous = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            remember(info);
+            previous(info);
+        }));
+    });
+}
+
+/// What `catch_unwind` or a thread's `join` returned, with its place where that is known.
+pub fn describe(payload: &(dyn Any + Send)) -> Panic {
+    let message = message_of(payload);
+    let place = records().iter().rev().find(|panic| panic.message == message).and_then(|p| p.place.clone());
+    Panic { message, place }
+}
+
+fn remember(info: &PanicHookInfo<'_>) {
+    let panic =
+        Panic { message: message_of(info.payload()), place: info.location().map(ToString::to_string) };
+    let mut records = records();
+    if records.len() == MAX_RECORDS {
+        records.pop_front();
+    }
+    records.push_back(panic);
+}
+
+fn message_of(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a value that is not text")
+        .to_string()
+}
+
+fn records() -> MutexGuard<'static, VecDeque<Panic>> {
+    RECORDS.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_caught_panic_has_its_message_and_place() {
+        record();
+        record();
+        let thread = std::thread::spawn(|| panic!("number {}", 17));
+        let payload = thread.join().expect_err("it panics");
+        let panic = describe(&*payload);
+        assert_eq!(panic.message, "number 17");
+        let place = panic.place.clone().expect("it was recorded");
+        assert!(place.contains("panics.rs:"), "{place}");
+        assert_eq!(panic.to_string(), format!("panicked at {place}: number 17"));
+    }
+}
