@@ -27,20 +27,21 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::Parser;
-use lockstep_core::FaultClass;
+use lockstep_core::{FaultClass, panics};
 
 use crate::args::{Cli, Command};
+use crate::report::Bug;
 
 fn main() -> ExitCode {
     if !ranks::launcher_is_there() {
         return ExitCode::from(FaultClass::PeerFailed.exit_code());
     }
+    panics::record();
     let command = Cli::parse_from(flags::to_settings(typed())).command;
-    // The panic itself has been told by then, with its place.
     match catch_unwind(AssertUnwindSafe(|| run(&command))) {
         Ok(Ok(code)) => code,
         Ok(Err(fault)) => report::failure(&*fault),
-        Err(_) => report::bug(),
+        Err(payload) => report::failure(&Bug(panics::describe(&*payload))),
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lockstep_comm::{CommError, ConnectSpec, Nccl, NcclSpec, Prefer};
 use lockstep_config::{Carrier, Origin, RunConfig};
-use lockstep_core::{Fault, FaultClass, Rank};
+use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
 use lockstep_launch::{
     AbortKind, ErrorNote, JoinOptions, LaunchError, Member, Session, Token, World, cores, names,
@@ -35,6 +35,38 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 pub(crate) fn launcher_is_there() -> bool {
     let pid = variable(names::LAUNCHER_PID).and_then(|pid| pid.parse().ok());
     pid.is_none_or(lockstep_launch::die_with)
+}
+
+/// Arms the failpoint that the environment has for this rank, the first time it starts.
+pub(crate) fn arm_failpoint(rank: Rank) -> Result<(), Failure> {
+    let restarts = variable(names::RESTART).unwrap_or_default();
+    let Some(text) = variable(names::FAILPOINT).filter(|_| matches!(&*restarts, "" | "0")) else { return Ok(()) };
+    let (of_rank, failpoint) = text.split_once('/').unwrap_or(("0", &text));
+    if of_rank == rank.0.to_string() {
+        failpoint::arm(failpoint.parse().map_err(|e| -> Failure { Box::new(FailpointError(e)) })?);
+    }
+    Ok(())
+}
+
+#[derive(Debug)]
+struct FailpointError(failpoint::BadFailpoint);
+
+impl std::fmt::Display for FailpointError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "environment variable {}: {}", names::FAILPOINT, self.0)
+    }
+}
+
+impl std::error::Error for FailpointError {}
+
+impl Fault for FailpointError {
+    fn class(&self) -> FaultClass {
+        FaultClass::BadConfig
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("It is for tests: unset it.".into())
+    }
 }
 
 /// A configuration that the launcher's world contradicts.

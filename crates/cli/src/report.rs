@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use lockstep_config::{RunConfig, Source};
+use lockstep_core::panics::Panic;
 use lockstep_core::{Fault, FaultClass};
 use lockstep_launch::ErrorNote;
 
@@ -126,11 +127,26 @@ pub(crate) fn failure(fault: &dyn Fault) -> ExitCode {
     ExitCode::from(fault.class().exit_code())
 }
 
-/// After a panic, which has printed where it was.
-pub(crate) fn bug() -> ExitCode {
-    let error = format!("this is a bug in lockstep {}", env!("CARGO_PKG_VERSION"));
-    let hint = "please report it with the lines above and the configuration. Checkpoints are intact: a run \
-                can go on with resume_from_checkpoint: true.";
-    Voice::of_this_process().error(&ErrorNote { error, hint: Some(hint.into()), cause_code: None });
-    ExitCode::from(FaultClass::Internal.exit_code())
+/// A panic that nothing has caught.
+#[derive(Debug)]
+pub(crate) struct Bug(pub(crate) Panic);
+
+impl std::fmt::Display for Bug {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "lockstep {} {}", env!("CARGO_PKG_VERSION"), self.0)
+    }
+}
+
+impl std::error::Error for Bug {}
+
+impl Fault for Bug {
+    fn class(&self) -> FaultClass {
+        FaultClass::Internal
+    }
+
+    fn hint(&self) -> Option<String> {
+        let hint = "This is a bug: please report it with the configuration. Checkpoints are intact: a run can go on \
+                    with resume_from_checkpoint: true.";
+        Some(hint.into())
+    }
 }

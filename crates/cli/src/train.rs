@@ -1,15 +1,16 @@
 //! `lockstep train`
 
 use std::io::IsTerminal;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use lockstep_config::RunConfig;
-use lockstep_core::{Elems, Rank};
+use lockstep_core::{Elems, Rank, panics};
 use lockstep_launch::{LaunchError, Session, World};
 use lockstep_observe::{PlainLines, Progress, Silent, TerminalBar};
 
 use crate::args::{Launch, Train};
-use crate::report::{self, Failure};
+use crate::report::{self, Bug, Failure};
 use crate::{gpu, host, launch, ranks};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
@@ -45,7 +46,10 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
         Ok(session) => session,
         Err(error) => return Ok(ExitCode::from(ranks::tell_abort(&error, world))),
     };
-    if let Err(fault) = train(&config, &text, Some(&mut session)) {
+    // A panic is a failure like any other: the other ranks hear of it at once, and why.
+    let trained = catch_unwind(AssertUnwindSafe(|| train(&config, &text, Some(&mut session))));
+    let trained = trained.unwrap_or_else(|payload| Err(Box::new(Bug(panics::describe(&*payload)))));
+    if let Err(fault) = trained {
         return Ok(ranks::fail(session, &*fault));
     }
     match session.leave() {
@@ -56,6 +60,7 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
 
 fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> Result<(), Failure> {
     let rank = Rank(session.as_ref().map_or(0, |session| session.world().rank));
+    ranks::arm_failpoint(rank)?;
     // Rank 0 speaks for all.
     let say = |line: &str| {
         if rank == Rank(0) {

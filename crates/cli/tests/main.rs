@@ -19,6 +19,7 @@ mod launch_ends;
 mod launch_refused;
 mod memory;
 mod output_folder;
+mod panics;
 mod prepare;
 mod resume;
 mod selftest;

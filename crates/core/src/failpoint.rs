@@ -52,6 +52,7 @@ pub fn arm(failpoint: Failpoint) {
 
 /// Panics if this failpoint is armed and has been passed as often as it should be. It then is armed no more.
 #[inline]
+#[track_caller]
 pub fn pass(name: &str) {
     if IS_ARMED.load(Ordering::Relaxed) {
         pass_armed(name);
@@ -59,6 +60,7 @@ pub fn pass(name: &str) {
 }
 
 #[cold]
+#[track_caller]
 fn pass_armed(name: &str) {
     let mut armed = lock();
     let Some(failpoint) = armed.as_mut().filter(|failpoint| failpoint.name == name) else { return };

@@ -53,7 +53,12 @@ impl Fault for EngineError {
             ),
             EngineError::NoSpillDir { .. } => Some("Set nvme_path to a folder on a local disk.".into()),
             EngineError::Comm { cause, .. } => cause.hint(),
-            EngineError::LanePanicked { .. } | EngineError::Stopped | EngineError::TooLarge { .. } => None,
+            EngineError::LanePanicked { .. } => Some(
+                "This is a bug, in lockstep or in an objective of your own. Checkpoints are intact: a run can go on \
+                 with resume_from_checkpoint: true."
+                    .into(),
+            ),
+            EngineError::Stopped | EngineError::TooLarge { .. } => None,
         }
     }
 }

@@ -154,7 +154,7 @@ fn a_panic_on_any_lane_ends_all_lanes() {
             let what = format!("{lane} after {passes}: {reports:?}");
             assert!(start.elapsed() < 2 * SOON, "{:?}: {what}", start.elapsed());
             assert_eq!(lane_threads(), [""; 0], "{what}");
-            let panicked = format!("the {lane} lane panicked at crates/core/src/failpoint.rs");
+            let panicked = format!("the {lane} lane panicked at crates/engine/src/execute.rs");
             let guilty: Vec<usize> = (0..2).filter(|rank| reports[*rank].starts_with(&panicked)).collect();
             let [guilty] = guilty[..] else { panic!("one rank panicked: {what}") };
             assert!(reports[1 - guilty].contains(&Rank(guilty as u32).to_string()), "{what}");

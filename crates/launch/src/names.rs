@@ -38,6 +38,8 @@ pub const RESTART: &str = "LOCKSTEP_RESTART";
 pub const JOIN_TIMEOUT: &str = "LOCKSTEP_JOIN_TIMEOUT";
 /// `0`: ranks are not pinned to cores. Read.
 pub const PIN: &str = "LOCKSTEP_PIN";
+/// For tests: `RANK/NAME:PASSES` makes a rank panic at a named place of the code. Read.
+pub const FAILPOINT: &str = "LOCKSTEP_FAILPOINT";
 /// The GPUs that a process is shown. Read by the driver, and left as it is.
 pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 /// Which algorithms NCCL may use. Read, by NCCL too.
