@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::error::EngineError;
 use crate::lanes::{Lanes, Run};
 use crate::norm::NormWork;
 use crate::places::{Memories, Places};
+use crate::poison::Poison;
 use crate::task::{Squares, Task, tasks};
 
 /// How long lanes may take to end after a failure. Every wait of theirs ends at once; what is left is the operation
@@ -88,6 +89,8 @@ pub(crate) struct Shared {
     pub(crate) norm: Mutex<NormWork>,
     /// Micro-batches whose log-probabilities are on their way to the host, and their tokens.
     pub(crate) on_their_way: Mutex<Vec<(u32, usize)>>,
+    /// By phase, in tests.
+    pub(crate) poison: OnceLock<Vec<Poison>>,
 }
 
 /// Where a phase's buffers are, and what its operations come to on this rank.
@@ -238,6 +241,7 @@ impl Engine {
             groups,
             steps: [0, 1].map(|_| Mutex::new(StepState::new(Updates::NONE, 1.0))),
             on_their_way: Mutex::new(Vec::with_capacity(plan.input.micros as usize)),
+            poison: OnceLock::new(),
             plan,
         });
         let lanes = threads
@@ -343,14 +347,19 @@ impl Drop for Engine {
 }
 
 impl Shared {
+    /// The index of the phase that runs.
+    pub(crate) fn current_phase(&self) -> usize {
+        self.current.load(Ordering::SeqCst)
+    }
+
     /// The phase that runs, as planned.
     pub(crate) fn schedule_phase(&self) -> &Phase {
-        &self.plan.phases[self.current.load(Ordering::SeqCst)]
+        &self.plan.phases[self.current_phase()]
     }
 
     /// The phase that runs, with addresses. Between phases, the last one: states are where they always are.
     pub(crate) fn at(&self) -> &PhasePlaces {
-        &self.phases[self.current.load(Ordering::SeqCst)]
+        &self.phases[self.current_phase()]
     }
 
     pub(crate) fn model(&self) -> &ModelPlan {

@@ -99,7 +99,9 @@ impl Shared {
             }
             failpoint::pass(failpoint_of(lane));
             self.wait_for_marks(op, run, queue)?;
+            self.poison_before(i);
             each(i, op.kind)?;
+            self.poison_after(i);
             if let (Some(mark), Some(cuda)) = (&self.at().marks[run.parity()][i], queue.cuda()) {
                 cuda.record(mark);
             }

@@ -14,6 +14,7 @@ mod inputs;
 mod lanes;
 mod norm;
 mod places;
+mod poison;
 mod port;
 mod run_task;
 mod state;

@@ -57,6 +57,21 @@ fn state_bits(engine: &Engine) -> Vec<u64> {
     bits
 }
 
+/// What a step leaves behind in memory is poison, and no number depends on it.
+#[test]
+fn poison_changes_no_bit() {
+    let shape = &shapes()[0];
+    let clean = Setup { micros: 2, poison: false, ..Setup::default() };
+    assert!(run(shape, &clean) == run(shape, &Setup { poison: true, ..clean }));
+    for (poison, at_least) in [(false, 0), (true, clean.tokens * shape.dim)] {
+        let mut engine = engine(shape, &Setup { poison, ..clean });
+        let mut window = Window::new(windows(shape.vocab).remove(0));
+        engine.train_step(&mut window, &UPDATES).unwrap();
+        let found = engine.poisoned_words();
+        assert!(found >= at_least && (found > 0) == poison, "{found} words");
+    }
+}
+
 /// Batches that cross over to a device with memory of its own come in whole blocks of tokens; what fills them adds
 /// nothing.
 #[test]

@@ -4,7 +4,7 @@ use lockstep_core::Bytes;
 
 use crate::buffer::Tier;
 use crate::input::{ModelPlan, Placements, PlanInput, Recomputation};
-use crate::run_plan::build;
+use crate::run_plan::lay_out;
 
 impl PlanInput {
     /// With as little computed again as `budget` has room for; with everything, where it has room for nothing.
@@ -50,7 +50,7 @@ impl PlanInput {
     }
 
     fn fits(self, budget: Bytes) -> bool {
-        build(self).device_bytes() <= budget
+        lay_out(self).device_bytes() <= budget
     }
 }
 

@@ -1,11 +1,13 @@
 //! The invariants of a schedule, checked without a device.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 
 use crate::buffer::{Access, Buffer, BufferId, What};
 use crate::input::{AccumulationOrder, PlanInput};
 use crate::memory::MemoryPlan;
 use crate::order::Order;
+use crate::run_plan::{Phase, PhaseKind, PlanData};
 use crate::schedule::{OpId, OpKind, Schedule, SpanId, Wait};
 
 /// A broken invariant. Operations of a second run, which may overlap the first, are numbered on.
@@ -54,10 +56,81 @@ pub enum Violation {
         unit: u32,
         times: u32,
     },
+    /// A buffer that operations use has no bytes in its tier's arena.
+    NoAddress {
+        what: What,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::WaitsForTheFuture { op, on } => write!(f, "operation {op} waits for {on}, which comes later"),
+            Violation::ReadBeforeWritten { op, what } => {
+                write!(f, "operation {op} reads {what:?} before anything has written it")
+            }
+            Violation::Race { a, b, what } => {
+                write!(f, "operations {a} and {b} use {what:?} on two lanes, and neither waits for the other")
+            }
+            Violation::GatheredTwice { op, span } => write!(f, "operation {op} gathers span {} again", span.0),
+            Violation::NeverReleased { span } => write!(f, "span {} is gathered and never released", span.0),
+            Violation::ReleasedUngathered { op, span } => {
+                write!(f, "operation {op} releases span {}, which is not gathered", span.0)
+            }
+            Violation::ReducedTimes { unit, micro, at, times, expected } => write!(
+                f,
+                "element {at} of unit {unit}'s gradient is reduced {times} times for micro-batch {micro}, not {expected}"
+            ),
+            Violation::Overlap { a, b } => write!(f, "{a:?} and {b:?} share bytes while both are in use"),
+            Violation::NotUpdatedOnce { unit, times } => {
+                write!(f, "unit {unit} is updated in {times} pieces that do not cover its share exactly once")
+            }
+            Violation::NoAddress { what } => write!(f, "{what:?} is used and has no address in its memory"),
+        }
+    }
+}
+
+/// All violations of a phase.
+pub(crate) fn check_phase(plan: &PlanData, phase: &Phase) -> Vec<Violation> {
+    let mut found = check(&phase.schedule, &plan.buffers, &phase.memory);
+    let order = Order::of(&phase.schedule);
+    check_overlap(&phase.schedule, &plan.buffers, &order, &phase.host, &mut found);
+    check_addresses(plan, phase, &mut found);
+    if phase.kind == PhaseKind::Train {
+        found.extend(check_training(&phase.schedule, &plan.input));
+    }
+    found
+}
+
+/// Every buffer that an operation uses lies inside its arena, and residents apart from each other.
+fn check_addresses(plan: &PlanData, phase: &Phase, found: &mut Vec<Violation>) {
+    let arenas = [plan.arena, plan.host_bytes, plan.nvme_bytes];
+    let used: BTreeSet<BufferId> =
+        phase.schedule.ops.iter().flat_map(|op| op.accesses.iter().map(|(id, _)| *id)).collect();
+    for id in used {
+        let buffer = &plan.buffers[id.0 as usize];
+        let end = plan.offset(phase, id).map(|start| start + buffer.bytes());
+        if end.is_none_or(|end| end > arenas[buffer.tier as usize]) {
+            found.push(Violation::NoAddress { what: buffer.what });
+        }
+    }
+    for residents in &plan.residents {
+        let mut ranges: Vec<_> = residents
+            .offsets
+            .iter()
+            .map(|(id, start)| (*start, *start + plan.buffers[id.0 as usize].bytes(), *id))
+            .collect();
+        ranges.sort_unstable();
+        let what = |id: BufferId| plan.buffers[id.0 as usize].what;
+        let overlapping = ranges.windows(2).filter(|pair| pair[0].1 > pair[1].0);
+        found.extend(overlapping.map(|pair| Violation::Overlap { a: what(pair[0].2), b: what(pair[1].2) }));
+        let behind = ranges.last().filter(|(_, end, _)| *end > residents.bytes);
+        found.extend(behind.map(|(_, _, id)| Violation::NoAddress { what: what(*id) }));
+    }
 }
 
 /// All violations of a schedule over `buffers`, packed as `memory`.
-pub fn check(schedule: &Schedule, buffers: &[Buffer], memory: &MemoryPlan) -> Vec<Violation> {
+pub(crate) fn check(schedule: &Schedule, buffers: &[Buffer], memory: &MemoryPlan) -> Vec<Violation> {
     let order = Order::of(schedule);
     let mut found = Vec::new();
     check_waits(schedule, &mut found);
@@ -172,7 +245,7 @@ fn check_overlap(
 
 /// Gradients: every trainable element reduced once per micro-batch (or once per window), along the shard
 /// axis and, where there are replicas, along theirs; every unit with trainable elements updated once.
-pub fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Violation> {
+pub(crate) fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Violation> {
     let mut found = Vec::new();
     let reductions_per_window = match input.order {
         AccumulationOrder::Local => 1,

@@ -27,13 +27,13 @@ mod tests;
 
 pub use buffer::{Access, Buffer, BufferId, State, Tier, What};
 pub use builder::{StepBuilder, Use, Work};
-pub use check::{Violation, check, check_training};
+pub use check::Violation;
 pub use input::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, OwnedPart, Placement, Placements,
     PlanInput, Recomputation, Role, UnitKind,
 };
-pub use memory::{MemoryPlan, pack};
+pub use memory::{MemoryPlan, last_uses, pack};
 pub use print::{memory_table, operation_text, schedule_text};
-pub use run_plan::{Phase, PhaseKind, PlanError, Residents, RunPlan, build};
+pub use run_plan::{Phase, PhaseKind, PlanData, PlanError, Residents, RunPlan, build};
 pub use schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
 pub use scratch::{ProgramLayout, SlotHome, UnitLayout};

@@ -137,6 +137,24 @@ fn lives_of(schedule: &Schedule, num_buffers: usize) -> Vec<Vec<Life>> {
     all
 }
 
+/// For every operation, the buffers that nothing needs when it is over: those that are not residents, and all of whose
+/// other uses are finished when it starts. Where two lanes use a buffer last, neither operation is listed.
+pub fn last_uses(schedule: &Schedule, buffers: &[Buffer]) -> Vec<Vec<BufferId>> {
+    let order = Order::of(schedule);
+    let mut ended = vec![Vec::new(); schedule.ops.len()];
+    for (i, (buffer, lives)) in buffers.iter().zip(lives_of(schedule, buffers.len())).enumerate() {
+        for life in lives.iter().filter(|_| !buffer.what.is_resident()) {
+            let lasts = || life.last_on_lane.iter().flatten().copied();
+            let end = lasts().find(|end| lasts().all(|other| other == *end || order.before(other, *end)));
+            // Runs that overlap are numbered through; each has the same ends.
+            if let Some(end) = end.filter(|end| (end.0 as usize) < schedule.ops.len()) {
+                ended[end.0 as usize].push(BufferId(i as u32));
+            }
+        }
+    }
+    ended
+}
+
 /// A buffer's lifetimes follow each other, so each need only be compared with the other buffer's next one
 /// and the one before that.
 fn never_together(order: &Order, a: &[Life], b: &[Life]) -> bool {

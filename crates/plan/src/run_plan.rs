@@ -1,11 +1,12 @@
 //! The whole plan: models, buffers with offsets, and a schedule per phase.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use lockstep_core::{Bytes, DType, Fault, FaultClass};
 
 use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
 use crate::builder::{BufferTable, StepBuilder};
+use crate::check::{Violation, check_phase};
 use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput, Role};
 use crate::memory::{MemoryPlan, pack};
 use crate::schedule::{ModelId, OpKind, Schedule};
@@ -33,9 +34,24 @@ pub struct Phase {
     pub host: MemoryPlan,
 }
 
+/// A plan that has been checked: nothing is read before it is written, no two buffers that are alive together share
+/// bytes, every gradient is reduced and every parameter updated exactly once. Only [`build`] makes one, and nothing can
+/// change it afterwards, so an engine need not ask again.
+#[derive(Clone, Debug)]
+pub struct RunPlan(PlanData);
+
+impl Deref for RunPlan {
+    type Target = PlanData;
+
+    fn deref(&self) -> &PlanData {
+        &self.0
+    }
+}
+
 /// Everything a run does and holds, known before it starts.
 #[derive(Clone, Debug)]
-pub struct RunPlan {
+#[non_exhaustive]
+pub struct PlanData {
     pub input: PlanInput,
     pub buffers: Vec<Buffer>,
     /// Residents by tier: at the front of the device's arena, of the host's, and of the spill file.
@@ -75,11 +91,27 @@ pub enum PlanError {
         "hybrid_shard shards inside a node and replicates across nodes: it needs more than one of each, not {nodes} node(s) of {per_node}"
     )]
     HybridMesh { nodes: u32, per_node: u32 },
+    #[error("the strategy's {phase} phase is unsound: {}", list(violations))]
+    Unsound { phase: String, violations: Vec<Violation> },
+}
+
+/// The first few, and how many there are beside them.
+fn list(violations: &[Violation]) -> String {
+    const SHOWN: usize = 3;
+    let mut text =
+        violations.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    if violations.len() > SHOWN {
+        text += &format!("; and {} more", violations.len() - SHOWN);
+    }
+    text
 }
 
 impl Fault for PlanError {
     fn class(&self) -> FaultClass {
-        FaultClass::BadConfig
+        match self {
+            PlanError::Unsound { .. } => FaultClass::Internal,
+            _ => FaultClass::BadConfig,
+        }
     }
 
     fn hint(&self) -> Option<String> {
@@ -91,6 +123,10 @@ impl Fault for PlanError {
             ),
             PlanError::NoBudget => Some(
                 "Set memory_budget_gib. Without it a GPU's own memory counts, where there is one to be asked.".into(),
+            ),
+            PlanError::Unsound { .. } => Some(
+                "A strategy emits its operations through StepBuilder; `lockstep plan --schedule` shows a sound one."
+                    .into(),
             ),
             PlanError::ParamOffload { .. } | PlanError::HybridMesh { .. } => None,
         }
@@ -111,8 +147,20 @@ const ALIGN: u64 = 4096;
 /// What is lent starts and ends on a page, of whatever size this system has.
 const LENT_ALIGN: u64 = 64 << 10;
 
-/// Emits every phase and packs memory.
-pub fn build(mut input: PlanInput) -> RunPlan {
+/// Emits every phase, packs memory, and checks the result.
+pub fn build(input: PlanInput) -> Result<RunPlan, PlanError> {
+    let plan = lay_out(input);
+    for phase in &plan.phases {
+        let violations = check_phase(&plan, phase);
+        if !violations.is_empty() {
+            return Err(PlanError::Unsound { phase: phase.name.clone(), violations });
+        }
+    }
+    Ok(RunPlan(plan))
+}
+
+/// Emits every phase and packs memory: what [`build`] checks. For comparing sizes, before one is chosen.
+pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
     if input.micros == 1 && (input.placements.grads == Placement::Whole || input.mesh.shard == 1) {
         // With one micro-batch both orders are the same sum, and this one needs no second buffer.
         input.order = AccumulationOrder::Local;
@@ -208,7 +256,7 @@ fn place(
     phases: Vec<Phase>,
     is_lent: &[bool],
     largest_lent: Bytes,
-) -> RunPlan {
+) -> PlanData {
     let mut residents: [Residents; Tier::COUNT] = Default::default();
     let mut lent_from = Bytes::ZERO;
     let lends = is_lent.contains(&true);
@@ -230,7 +278,7 @@ fn place(
     let largest = phases.iter().map(|p| p.memory.bytes).max().unwrap_or_default();
     let largest_host = phases.iter().map(|p| p.host.bytes).max().unwrap_or_default();
     let [device, host, nvme] = [0, 1, 2].map(|tier: usize| residents[tier].bytes);
-    RunPlan {
+    PlanData {
         input,
         buffers,
         residents,
@@ -242,7 +290,7 @@ fn place(
     }
 }
 
-impl RunPlan {
+impl PlanData {
     /// The first phase of a kind, if the plan has one.
     pub fn phase(&self, kind: PhaseKind) -> Option<usize> {
         self.phases.iter().position(|p| p.kind == kind)

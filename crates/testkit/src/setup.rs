@@ -38,6 +38,8 @@ pub struct Setup {
     pub generates: Option<(usize, usize)>,
     /// As if the device had memory of its own: batches cross over through a port, in whole blocks of tokens.
     pub separate: bool,
+    /// Bytes that no operation may count on are NaN.
+    pub poison: bool,
 }
 
 impl Default for Setup {
@@ -63,6 +65,7 @@ impl Default for Setup {
             evaluates: false,
             generates: None,
             separate: false,
+            poison: true,
         }
     }
 }
@@ -112,6 +115,7 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
             cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
         }),
     })
+    .expect("a sound plan")
 }
 
 /// An engine on one rank, with random parameters.
@@ -120,5 +124,8 @@ pub fn engine(shape: &ModelShape, setup: &Setup) -> Engine {
     let resources = Resources::alone(&plan, Queue::cpu(setup.threads)).expect("the memory of a small model");
     let mut engine = Engine::new(plan, resources).expect("a plan for one rank");
     engine.initialise(7).expect("nothing is on a disk");
+    if setup.poison {
+        engine.poison_buffers();
+    }
     engine
 }

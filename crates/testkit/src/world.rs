@@ -136,7 +136,7 @@ impl ExchangeTable {
 /// The memory of one rank's plan, such that others can read what it lends them.
 fn arena(shape: &ModelShape, setup: &Setup) -> Arc<Memory> {
     let plan = plan(shape, setup);
-    let memory = Memory::take_lending(plan.arena, plan.lent, &Pool::new(1));
+    let memory = Memory::take_lending(plan.arena, plan.lent.clone(), &Pool::new(1));
     Arc::new(memory.expect("the memory of a small model"))
 }
 
@@ -155,6 +155,9 @@ fn rank_engine(
     let mut engine =
         Engine::new(plan, Resources { rank, memory, comms, nccl: None, queue, spill_dir }).expect("a plan");
     engine.initialise(7).expect("room on the disk");
+    if setup.poison {
+        engine.poison_buffers();
+    }
     engine
 }
 

@@ -5,11 +5,12 @@ use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_model::Kernels;
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanInput, Role,
-    RunPlan, Tier, build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError, PlanInput,
+    Role, RunPlan, Tier, build, strategy,
 };
 use lockstep_shape::{ModelShape, Recompute};
 
+use crate::error::TrainError;
 use crate::setup::head_chunk;
 
 /// What an engine is asked to do with a model.
@@ -25,13 +26,14 @@ pub(crate) struct Inference<'a> {
 
 impl Inference<'_> {
     /// Takes the memory; the weights are yet to be loaded.
-    pub(crate) fn engine(&self) -> Result<Engine, EngineError> {
-        let plan = self.plan();
-        let resources = Resources::alone(&plan, self.machine.queue()?)?;
-        Engine::new(plan, resources)
+    pub(crate) fn engine(&self) -> Result<Engine, TrainError> {
+        let plan = self.plan()?;
+        let queue = self.machine.queue().map_err(EngineError::from)?;
+        let resources = Resources::alone(&plan, queue)?;
+        Ok(Engine::new(plan, resources)?)
     }
 
-    fn plan(&self) -> RunPlan {
+    fn plan(&self) -> Result<RunPlan, PlanError> {
         let Inference { shape, storage, bounds, machine, .. } = *self;
         let kernels = Kernels::from(machine);
         let slots = self.slots.map_or(0, |(slots, _)| slots);

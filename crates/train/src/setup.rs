@@ -403,11 +403,11 @@ pub(crate) fn plan_with(
         let room = budget.or_else(|| room_on_gpu(config, kernels)).ok_or(PlanError::NoBudget)?;
         input = input.recomputing_least(room);
     }
-    let Some(budget) = budget else { return Ok(build(input)) };
+    let Some(budget) = budget else { return Ok(build(input)?) };
     if p.offload_ratio.is_none() {
         input = input.staying_most(budget);
     }
-    let plan = build(input);
+    let plan = build(input)?;
     plan.check_budget(budget)?;
     Ok(plan)
 }

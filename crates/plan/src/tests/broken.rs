@@ -3,18 +3,19 @@
 use lockstep_config::StrategyName;
 use lockstep_core::Bytes;
 
-use crate::{Access, OpKind, RunPlan, State, Tier, Violation, Wait, What, check, check_training};
+use crate::check::{check, check_phase};
+use crate::run_plan::lay_out;
+use crate::{
+    Access, OpKind, PlanData, PlanError, PlanInput, State, StepBuilder, Tier, Violation, Wait, What, build,
+};
 
 use super::Setup;
 
 /// Violations of a zero3 plan after a change to it.
-fn found(change: impl FnOnce(&mut RunPlan)) -> Vec<Violation> {
-    let mut plan = Setup::new("tiny", StrategyName::Zero3, 1, 2).plan();
+fn found(change: impl FnOnce(&mut PlanData)) -> Vec<Violation> {
+    let mut plan = lay_out(Setup::new("tiny", StrategyName::Zero3, 1, 2).input());
     change(&mut plan);
-    let phase = &plan.phases[0];
-    let mut all = check(&phase.schedule, &plan.buffers, &phase.memory);
-    all.extend(check_training(&phase.schedule, &plan.input));
-    all
+    check_phase(&plan, &plan.phases[0])
 }
 
 #[test]
@@ -32,7 +33,7 @@ fn missing_waits_are_races() {
 #[test]
 fn missing_waits_for_the_step_before_are_races() {
     let setup = Setup::new("tiny", StrategyName::Ddp, 1, 1).with(|s| s.optimizer_tier = Tier::Host);
-    let mut plan = setup.plan();
+    let mut plan = lay_out(setup.input());
     let phase = &mut plan.phases[0];
     assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), []);
     for op in &mut phase.schedule.ops {
@@ -89,6 +90,34 @@ fn buffers_written_at_the_same_time_are_kept_apart() {
                 *at = Bytes(1 << 40);
             }
         }
+        plan.arena = Bytes(1 << 41);
     });
     assert!(matches!(all[..], [Violation::Overlap { .. }]), "{all:?}");
+}
+
+/// A strategy that forgets the reductions of the last micro-batch makes no plan that an engine could take.
+#[test]
+fn a_strategy_that_forgets_a_reduction_makes_no_plan() {
+    fn forgetful(b: &mut StepBuilder) {
+        for micro in 0..b.num_micros() {
+            let uses = b.uses_of_micro(micro);
+            b.run_windowed(&uses, &mut |_, _| {});
+        }
+        b.clip_and_update();
+    }
+    let input = Setup::new("tiny", StrategyName::Ddp, 1, 2).input();
+    let error = build(PlanInput { strategy: forgetful, ..input }).expect_err("nothing is reduced");
+    let PlanError::Unsound { phase, violations } = &error else { panic!("{error}") };
+    assert_eq!(phase, "train");
+    assert!(violations.iter().all(|v| matches!(v, Violation::ReducedTimes { times: 0, .. })), "{violations:?}");
+    let text = error.to_string();
+    assert!(text.starts_with("the strategy's train phase is unsound: element 0 of unit 0's gradient"), "{text}");
+}
+
+#[test]
+fn buffers_outside_their_memory_are_found() {
+    let outside = found(|plan| plan.arena = Bytes(plan.arena.0 / 2));
+    assert!(outside.iter().any(|v| matches!(v, Violation::NoAddress { .. })), "{outside:?}");
+    let over_each_other = found(|plan| plan.residents[0].offsets.iter_mut().for_each(|(_, at)| *at = Bytes::ZERO));
+    assert!(over_each_other.iter().any(|v| matches!(v, Violation::Overlap { .. })), "{over_each_other:?}");
 }

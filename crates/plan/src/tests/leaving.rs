@@ -7,9 +7,9 @@ use lockstep_core::{Bytes, DType};
 use lockstep_shape::Recompute;
 
 use crate::AccumulationOrder::{Local, Reduced};
+use crate::check::{check, check_training};
 use crate::{
-    Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build, check,
-    check_training, memory_table,
+    Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build, memory_table,
 };
 
 use super::{Setup, lanes, resident_bytes, train_phase};
@@ -168,7 +168,7 @@ fn gradients_may_leave_late() {
     for shard in [1, 2] {
         for (micros, order) in [(1, Local), (3, Local), (3, Reduced)] {
             let setup = deep(StrategyName::Ddp, shard).with(|s| (s.micros, s.order) = (micros, Some(order)));
-            let plan = build(crate::PlanInput { strategy: reduce_last, ..setup.input() });
+            let plan = build(crate::PlanInput { strategy: reduce_last, ..setup.input() }).unwrap();
             let phase = train_phase(&plan);
             assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), []);
             assert_eq!(check_training(&phase.schedule, &plan.input), []);
@@ -222,7 +222,7 @@ fn a_budget_is_filled_with_states_that_stay() {
         s.tokens = 4 * 2048;
         (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full.into(), Tier::Host);
     });
-    let plan = build(setup.input().staying_most(budget));
+    let plan = build(setup.input().staying_most(budget)).unwrap();
     let stay = plan.input.placements.stay;
     let words = format!("{stay} units, {}:\n{}", plan.device_bytes(), memory_table(&plan));
     assert!(stay > 6 && plan.device_bytes() <= budget, "{words}");

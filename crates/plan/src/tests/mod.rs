@@ -119,7 +119,7 @@ impl Setup {
     }
 
     fn plan(&self) -> RunPlan {
-        build(self.input())
+        build(self.input()).expect("a sound plan")
     }
 }
 

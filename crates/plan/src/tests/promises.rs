@@ -180,7 +180,7 @@ fn a_frozen_model_has_a_score_phase() {
     let mut input = of_15m(StrategyName::Zero3, 1, 2).with(|s| s.ppo = true).input();
     input.models.retain(|m| matches!(m.role, Role::Policy | Role::Reference));
     input.generation = None;
-    let names: Vec<String> = build(input).phases.into_iter().map(|p| p.name).collect();
+    let names: Vec<String> = build(input).unwrap().phases.iter().map(|p| p.name.clone()).collect();
     assert_eq!(names, ["score reference", "train policy"]);
 }
 
@@ -216,7 +216,7 @@ fn a_budget_decides_how_much_is_computed_again() {
     for (n, size) in sizes[..12].iter().enumerate() {
         let chosen = setup.input().recomputing_least(*size);
         assert_eq!(chosen.models[0].recompute, Recomputation::nth(n as u32, 6));
-        assert_eq!(build(chosen).device_bytes(), *size);
+        assert_eq!(build(chosen).unwrap().device_bytes(), *size);
         let less = setup.input().recomputing_least(*size - Bytes(1));
         assert_eq!(less.models[0].recompute, Recomputation::nth(n as u32 + 1, 6));
     }

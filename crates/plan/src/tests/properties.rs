@@ -6,7 +6,8 @@ use lockstep_core::{DType, Mesh};
 use lockstep_shape::{Architecture, Biases, ModelShape, Recompute};
 use proptest::prelude::*;
 
-use crate::{Access, AccumulationOrder, OpKind, Recomputation, RunPlan, Tier, What, check, check_training};
+use crate::check::{check, check_training};
+use crate::{Access, AccumulationOrder, OpKind, Recomputation, RunPlan, Tier, What};
 
 use super::{Setup, lanes};
 

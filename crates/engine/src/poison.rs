@@ -1,0 +1,81 @@
+//! Poison: bytes that no operation may count on are filled with NaN.
+//!
+//! A plan says which buffers an operation defines, reads and updates, and memory is shared by what it says. An operation
+//! that uses a buffer without saying so finds the right bytes there by luck, until a plan with another layout takes them
+//! away. With poison it finds NaN in every plan: a buffer is filled before the operation that defines it and after the
+//! last one that uses it. For tests, on the CPU.
+
+use lockstep_core::DType;
+use lockstep_plan::{Access, BufferId, Phase, RunPlan, last_uses};
+
+use crate::engine::{Engine, Shared};
+use crate::places::{Finder, Memories, Place, Spot};
+
+/// A NaN, whatever type these bytes are read as.
+const POISON: u32 = u32::MAX;
+
+/// For every operation of a phase, what is filled before and after it.
+pub(crate) struct Poison {
+    before: Vec<Vec<Place>>,
+    after: Vec<Vec<Place>>,
+}
+
+impl Poison {
+    fn of(plan: &RunPlan, phase: &Phase, finder: &Finder) -> Poison {
+        let place = |id: BufferId| match finder.spot(id) {
+            Some(Spot::Memory(place)) => Some(place),
+            Some(Spot::File { .. }) | None => None,
+        };
+        let defined = phase.schedule.ops.iter().map(|op| {
+            let defines = op.accesses.iter().filter(|(_, access)| *access == Access::Define);
+            defines.filter_map(|(id, _)| place(*id)).collect()
+        });
+        let ended = last_uses(&phase.schedule, &plan.buffers).into_iter();
+        Poison {
+            before: defined.collect(),
+            after: ended.map(|ids| ids.into_iter().filter_map(place).collect()).collect(),
+        }
+    }
+}
+
+impl Engine {
+    /// From now on bytes that no operation may count on are NaN. Every number stays as it is, unless an operation uses a
+    /// buffer that it does not declare.
+    pub fn poison_buffers(&mut self) {
+        let shared = &self.shared;
+        let phases = shared.plan.phases.iter().map(|phase| {
+            Poison::of(&shared.plan, phase, &Finder { plan: &shared.plan, phase, rank: shared.rank })
+        });
+        // A second call changes nothing.
+        let _ = shared.poison.set(phases.collect());
+    }
+
+    /// Words of the device's memory that hold poison now: between steps.
+    pub fn poisoned_words(&self) -> usize {
+        let memory = &self.shared.memories.device;
+        let words = memory.view(0, memory.bytes().0 as usize / size_of::<f32>(), DType::F32);
+        lockstep_ops::host::with(words, |words: &[f32]| words.iter().filter(|w| w.to_bits() == POISON).count())
+    }
+}
+
+impl Shared {
+    pub(crate) fn poison_before(&self, op: usize) {
+        if let Some(phases) = self.poison.get() {
+            fill(&phases[self.current_phase()].before[op], &self.memories);
+        }
+    }
+
+    pub(crate) fn poison_after(&self, op: usize) {
+        if let Some(phases) = self.poison.get() {
+            fill(&phases[self.current_phase()].after[op], &self.memories);
+        }
+    }
+}
+
+fn fill(places: &[Place], memories: &Memories) {
+    for place in places {
+        let view = place.view(memories);
+        let words = view.cast(DType::F32);
+        lockstep_ops::host::with_mut(words, |words| words.fill(f32::from_bits(POISON)));
+    }
+}
