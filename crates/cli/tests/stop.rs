@@ -195,20 +195,17 @@ fn several_ranks_stop_after_the_same_step() {
     let all = |output| ["train", "run.yaml", "--nproc", "2", "strategy=zero2", output];
     folder.succeeds(&all("output_dir=straight"));
     let args = all("output_dir=out");
-    let to_launcher = |running: &Running| running.signal("-TERM");
-    let to_launcher_usr1 = |running: &Running| running.signal("-USR1");
-    let to_rank_0 = |running: &Running| signal("-TERM", children(running.child.id())[0]);
-    let to_rank_1 = |running: &Running| signal("-USR1", children(running.child.id())[1]);
-    let ways: [(&dyn Fn(&Running), &str); 4] = [
-        (&to_launcher, "SIGTERM"),
+    let rank = |running: &Running, rank: usize| children(running.child.id())[rank];
+    let ways: [(&str, Option<usize>, &str); 4] = [
+        ("-TERM", None, "SIGTERM"),
         // The launcher asks its ranks by SIGTERM.
-        (&to_launcher_usr1, "SIGTERM"),
-        (&to_rank_0, "SIGTERM"),
-        (&to_rank_1, "a signal to another rank"),
+        ("-USR1", None, "SIGTERM"),
+        ("-TERM", Some(0), "SIGTERM"),
+        ("-USR1", Some(1), "a signal to another rank"),
     ];
-    for (send, by) in ways {
+    for (name, to, by) in ways {
         let running = start(&folder, 5, &args);
-        send(&running);
+        signal(name, to.map_or(running.child.id(), |to| rank(&running, to)));
         let ended = running.end();
         assert_eq!(ended.stderr, "");
         let step = stopped_after(&folder, &ended, by);
@@ -286,6 +283,9 @@ fn the_grace_bounds_the_wait_for_a_rank_that_hangs() {
         let ended = running.end();
         assert_eq!(ended.code, Some(143), "{}", ended.stderr);
         assert!(ended.took < Duration::from_secs(2), "{:?}", ended.took);
+        let last = ended.stderr.lines().last().unwrap_or_default();
+        let without = "the run ended without a checkpoint of its last steps: rank ";
+        assert!(last.starts_with(without), "{}", ended.stderr);
     }
 }
 

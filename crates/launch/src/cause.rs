@@ -101,6 +101,11 @@ pub(crate) fn own_failure(ended: &[Ended]) -> Option<RankFailure> {
     ended.iter().find(|e| !expected(e) && !told(e) && !ended_by_us(e)).map(of_rank)
 }
 
+/// The first rank that ended otherwise than by itself after it was told to: it has saved nothing.
+pub(crate) fn not_saved(ended: &[Ended]) -> Option<RankFailure> {
+    ended.iter().find(|e| !e.exit.is_success() && !e.exit.is_stop()).map(of_rank)
+}
+
 fn of_rank(ended: &Ended) -> RankFailure {
     let Ended { member, exit, note, .. } = ended;
     let code = exit_code(*exit);
@@ -136,7 +141,9 @@ fn signal_name(signal: i32) -> String {
         7 => "SIGBUS",
         8 => "SIGFPE",
         9 => "SIGKILL",
+        10 => "SIGUSR1",
         11 => "SIGSEGV",
+        12 => "SIGUSR2",
         13 => "SIGPIPE",
         15 => "SIGTERM",
         24 => "SIGXCPU",

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::cause::{Ended, ErrorNote, RankFailure, STOPPED, cause, own_failure};
+use crate::cause::{Ended, ErrorNote, RankFailure, STOPPED, cause, not_saved, own_failure};
 use crate::error::LaunchError;
 use crate::relay::Console;
 use crate::serve::{Outcome, RunningServer, ServerOptions, open, serve};
@@ -179,14 +179,9 @@ impl Attempt<'_> {
                 for action in watch.handle(start.elapsed(), event) {
                     match action {
                         Action::Stop => stop(&mut ranks, Signal::TERM),
-                        // Ranks listen to SIGTERM, and save. To this they do not.
-                        Action::Interrupt => stop(&mut ranks, Signal::INT),
-                        Action::Kill => {
-                            if watch.signal().is_some() {
-                                console.stderr(b"the ranks that had not ended yet were killed\n");
-                            }
-                            stop(&mut ranks, Signal::KILL);
-                        }
+                        // SIGTERM would make ranks save, and a shell may start them with SIGINT ignored.
+                        Action::Interrupt => stop(&mut ranks, Signal::USR2),
+                        Action::Kill => stop(&mut ranks, Signal::KILL),
                         Action::Finished => finished = true,
                     }
                 }
@@ -196,7 +191,12 @@ impl Attempt<'_> {
             }
         }
         ranks.iter_mut().flat_map(|rank| &mut rank.pipes).for_each(|pipe| pipe.finish(console));
-        let ending = self.ending(&watch, &ranks, &order, server.as_ref());
+        let ended = in_order(&ranks, &order);
+        let ending = self.ending(&watch, &ended, server.as_ref());
+        if let (Ending::Signalled(EndSignal::Stop { .. }), Some(failure)) = (&ending, not_saved(&ended)) {
+            let text = format!("the run ended without a checkpoint of its last steps: {failure}\n");
+            console.stderr(text.as_bytes());
+        }
         let ending = match (ending, server) {
             (Ending::Failed(failure), _) => Ending::Failed(failure),
             (ending, Some(server)) if self.job.nodes > 1 => self.outlive(server, ending),
@@ -225,31 +225,14 @@ impl Attempt<'_> {
         }
     }
 
-    fn ending(
-        &self,
-        watch: &Watch,
-        ranks: &[RankProcess],
-        order: &[usize],
-        server: Option<&RunningServer>,
-    ) -> Ending {
-        let ended: Vec<Ended> = order
-            .iter()
-            .map(|&local| &ranks[local])
-            .filter_map(|rank| {
-                Some(Ended {
-                    member: rank.member.clone(),
-                    exit: rank.exit?,
-                    stopped: rank.stopped,
-                    note: ErrorNote::read(&rank.error_file),
-                })
-            })
-            .collect();
-        let done = ended.len() == ranks.len() && ended.iter().all(|e| e.exit.is_success());
+    fn ending(&self, watch: &Watch, ended: &[Ended], server: Option<&RunningServer>) -> Ending {
+        let all = self.job.local_world_size as usize;
+        let done = ended.len() == all && ended.iter().all(|e| e.exit.is_success());
         match watch.signal() {
             // The last step came first: the run is done. Or a rank could not save, and says why.
             Some(EndSignal::Stop { .. }) if done => return Ending::Done,
             Some(signal @ EndSignal::Stop { .. }) => {
-                return own_failure(&ended).map_or(Ending::Signalled(signal), Ending::Failed);
+                return own_failure(ended).map_or(Ending::Signalled(signal), Ending::Failed);
             }
             Some(signal) => return Ending::Signalled(signal),
             None if done => return Ending::Done,
@@ -259,7 +242,7 @@ impl Attempt<'_> {
             Some(Outcome::Failed(abort)) => Some(abort),
             _ => None,
         };
-        match cause(&ended, abort.as_ref()) {
+        match cause(ended, abort.as_ref()) {
             // A rank of another node was told to end.
             failure if failure.code == STOPPED => Ending::Signalled(STOP),
             failure => Ending::Failed(failure),
@@ -309,6 +292,19 @@ impl Attempt<'_> {
         }
         Ok(ranks)
     }
+}
+
+/// The ranks that have ended, in the order in which they did.
+fn in_order(ranks: &[RankProcess], order: &[usize]) -> Vec<Ended> {
+    let ended = |rank: &RankProcess| {
+        Some(Ended {
+            member: rank.member.clone(),
+            exit: rank.exit?,
+            stopped: rank.stopped,
+            note: ErrorNote::read(&rank.error_file),
+        })
+    };
+    order.iter().filter_map(|&local| ended(&ranks[local])).collect()
 }
 
 fn stop(ranks: &mut [RankProcess], signal: Signal) {

@@ -52,8 +52,6 @@ impl StopRequest {
 
 #[cfg(test)]
 mod tests {
-    use insta::assert_snapshot;
-
     use super::*;
 
     #[test]
@@ -69,9 +67,20 @@ mod tests {
     #[test]
     fn reports() {
         let (request, path) = (StopRequest::default(), Path::new("out/checkpoints/step-4"));
-        assert_snapshot!(request.report(4, Some(path), true), @"stopped by a signal to another rank after step 4; checkpoint in out/checkpoints/step-4; resume with resume_from_checkpoint: auto");
+        assert_eq!(
+            request.report(4, Some(path), true),
+            "stopped by a signal to another rank after step 4; checkpoint in out/checkpoints/step-4; resume with \
+             resume_from_checkpoint: auto"
+        );
         request.raise("SIGTERM");
-        assert_snapshot!(request.report(6, Some(path), false), @"stopped by SIGTERM after step 6; its last steps were not sound, the newest checkpoint is out/checkpoints/step-4; resume with resume_from_checkpoint: auto");
-        assert_snapshot!(request.report(2, None, false), @"stopped by SIGTERM after step 2; there is no sound step to save");
+        assert_eq!(
+            request.report(6, Some(path), false),
+            "stopped by SIGTERM after step 6; its last steps were not sound, the newest checkpoint is \
+             out/checkpoints/step-4; resume with resume_from_checkpoint: auto"
+        );
+        assert_eq!(
+            request.report(2, None, false),
+            "stopped by SIGTERM after step 2; there is no sound step to save"
+        );
     }
 }
