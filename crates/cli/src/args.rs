@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::stop;
+
 /// Trains decoder language models (LLaMA, Mistral, Qwen) from one binary.
 #[derive(Debug, Parser)]
 #[command(name = "lockstep", version, max_term_width = 100, arg_required_else_help = true)]
@@ -252,6 +254,9 @@ pub(crate) struct Train {
     /// Start this many ranks on this host: a number, cpu (one for each core), gpu or auto
     #[arg(long, value_name = "N", aliases = ["nproc-per-node", "nproc_per_node"])]
     pub(crate) nproc: Option<Nproc>,
+    /// Seconds to save a checkpoint and leave after SIGTERM or SIGUSR1
+    #[arg(long, value_name = "S", default_value_t = stop::GRACE, value_parser = seconds)]
+    pub(crate) grace: f64,
     /// What `torch.distributed.launch` and the DeepSpeed launcher append. The environment decides.
     #[arg(long, value_name = "N", alias = "local_rank", hide = true)]
     pub(crate) local_rank: Option<u32>,
@@ -297,8 +302,8 @@ pub(crate) struct Launch {
     /// Seconds that ranks wait for each other at the start
     #[arg(long, value_name = "S", alias = "join_timeout", default_value = "60", value_parser = seconds)]
     pub(crate) join_timeout: f64,
-    /// Seconds between SIGTERM and SIGKILL when the launcher is told to end
-    #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
+    /// Seconds for the ranks to save a checkpoint and leave after SIGTERM or SIGUSR1; then they are killed
+    #[arg(long, value_name = "S", default_value_t = stop::GRACE, value_parser = seconds)]
     pub(crate) grace: f64,
     /// Copy what ranks print into files: 1 stdout, 2 stderr, 3 both. Rank 0 then draws no progress bar
     #[arg(long, value_name = "0..3", value_parser = tee)]

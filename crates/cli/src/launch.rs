@@ -107,7 +107,7 @@ impl Console for Terminal {
 pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
     let config = load(args)?;
     config.check_trainable().map_err(|e| -> Failure { Box::new(e) })?;
-    start(args, &config, &["train"])
+    start(args, &config, &["train", &format!("--grace={}", args.grace)])
 }
 
 /// The configuration of the ranks. What is wrong with it is told here, once, and not by every rank.
@@ -171,14 +171,13 @@ pub(crate) fn start(args: &Launch, config: &RunConfig, words: &[&str]) -> Result
             Voice::of_this_process().error(&note);
             ExitCode::from(failure.code)
         }
-        // As a shell tells that a process was ended by a signal.
-        Ending::Signalled(signal) => ExitCode::from(128 + u8::try_from(signal).unwrap_or_default()),
+        Ending::Signalled(signal) => ExitCode::from(signal.exit_code()),
     })
 }
 
 impl Launch {
     /// As many ranks of this host alone.
-    pub(crate) fn on_this_host(settings: &[String], nproc: Option<Nproc>) -> Launch {
+    pub(crate) fn on_this_host(settings: &[String], nproc: Option<Nproc>, grace: f64) -> Launch {
         Launch {
             run: Run { settings: settings.to_vec() },
             nproc_per_node: nproc,
@@ -189,7 +188,7 @@ impl Launch {
             standalone: false,
             max_restarts: 0,
             join_timeout: 60.0,
-            grace: 5.0,
+            grace,
             tee: None,
             log_dir: None,
             local_ranks_filter: None,

@@ -20,6 +20,7 @@ mod quickstart;
 mod ranks;
 mod report;
 mod selftest;
+mod stop;
 mod train;
 mod voice;
 
@@ -52,7 +53,7 @@ fn typed() -> Vec<String> {
 
 fn run(command: &Command) -> Result<ExitCode, report::Failure> {
     match command {
-        Command::Quickstart(args) => quickstart::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Quickstart(args) => quickstart::run(args),
         Command::Train(args) => train::run(args),
         Command::Launch(args) => launch::run(args),
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),

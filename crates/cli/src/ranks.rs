@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockstep_comm::{CommError, ConnectSpec, Nccl, NcclSpec, Prefer};
-use lockstep_config::{Carrier, Origin, RunConfig};
+use lockstep_config::{Carrier, Origin, Resume, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
 use lockstep_launch::{
-    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, Session, Token, World, cores, names,
+    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, STOPPED, Session, Token, World, cores, names,
 };
 
 use crate::gpu;
@@ -107,27 +107,80 @@ pub(crate) fn world(local_rank: Option<u32>) -> Result<Option<World>, LaunchErro
     })
 }
 
-/// The configuration as this rank has it: with the world it is in, and after a restart going on from what
-/// there is.
+/// The configuration as this rank has it: with the world it is in.
 pub(crate) fn load(settings: &[String], world: &World) -> Result<(RunConfig, String), Failure> {
-    let mut extra =
-        vec![format!("nodes={}", world.nodes()), format!("nproc_per_node={}", world.local_world_size)];
+    let extra = [format!("nodes={}", world.nodes()), format!("nproc_per_node={}", world.local_world_size)];
     if variable(names::LAUNCHER_PID).is_none() {
         check_world(settings, world)?;
-    }
-    let (config, _) = report::load(settings, &extra)?;
-    if world.restart > 0 {
-        let found = lockstep_ckpt::latest(&config.output.output_dir.join("checkpoints"));
-        match found.map(|latest| (latest.path.is_some(), latest.skipped.is_empty())) {
-            Ok((true, _)) => extra.push("resume_from_checkpoint=true".into()),
-            // What this run began to write is no reason to refuse it a second start.
-            Ok((false, false)) => extra.push("overwrite_output_dir=true".into()),
-            _ => {}
-        }
     }
     let (mut config, text) = report::load(settings, &extra)?;
     use_cores(&mut config, world);
     Ok((config, text))
+}
+
+/// Tells this launch from all others, its restarts included, where the launcher does.
+pub(crate) fn launch_id() -> Option<String> {
+    let torchrun = || variable(names::TORCHELASTIC_RUN_ID).filter(|id| id != "none");
+    variable(names::LAUNCH_ID).or_else(torchrun).filter(|id| !id.is_empty())
+}
+
+/// What ranks that were started again go on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GoOn {
+    /// As the configuration says: this launch has not come to its first step.
+    AsConfigured,
+    /// From the newest checkpoint.
+    Resume,
+    /// What this run began to write is no reason to refuse it a second start.
+    Overwrite,
+}
+
+/// After a restart: what the output folder has of this launch. What an earlier run left there is not gone on with,
+/// unless the configuration says so.
+pub(crate) fn what_to_go_on_from(config: &RunConfig) -> GoOn {
+    let dir = &config.output.output_dir;
+    // A launcher that gives its launches no names leaves us to take what there is for this one's.
+    if launch_id().is_some_and(|id| !lockstep_train::belongs_to(dir, &id)) {
+        return GoOn::AsConfigured;
+    }
+    match lockstep_ckpt::latest(&dir.join("checkpoints")) {
+        Ok(latest) if latest.path.is_some() => GoOn::Resume,
+        Ok(latest) if !latest.skipped.is_empty() => GoOn::Overwrite,
+        _ => GoOn::AsConfigured,
+    }
+}
+
+/// Changes the configuration and its text, which goes into checkpoints.
+pub(crate) fn go_on(from: GoOn, config: &mut RunConfig, text: &mut String) {
+    match from {
+        GoOn::AsConfigured => {}
+        GoOn::Resume => {
+            config.output.resume_from_checkpoint = Resume::Latest;
+            text.push_str("# resume_from_checkpoint=true\n");
+        }
+        GoOn::Overwrite => {
+            config.output.overwrite_output_dir = true;
+            text.push_str("# overwrite_output_dir=true\n");
+        }
+    }
+}
+
+/// After a restart, all ranks go on from where rank 0 says: its launcher knows which launch this is, and it is the
+/// one that writes the output folder.
+pub(crate) fn go_on_after_restart(
+    session: &mut Session,
+    config: &mut RunConfig,
+    text: &mut String,
+) -> Result<(), LaunchError> {
+    if session.world().restart == 0 {
+        return Ok(());
+    }
+    let mine = if session.world().rank == 0 { what_to_go_on_from(config) } else { GoOn::AsConfigured };
+    let all = session.exchange("what to go on from", &[mine as u8])?;
+    let every = [GoOn::AsConfigured, GoOn::Resume, GoOn::Overwrite];
+    let from = every.into_iter().find(|from| all.first().is_some_and(|first| *first == [*from as u8]));
+    go_on(from.unwrap_or(GoOn::AsConfigured), config, text);
+    Ok(())
 }
 
 /// What the file says of the world must fit a launcher that is not ours: ours was told by flags, which win.
@@ -304,5 +357,6 @@ pub(crate) fn tell_abort(error: &LaunchError, world: &World) -> u8 {
     if variable(names::ERROR_FILE).is_some() || !told {
         Voice::of_this_process().error(&note);
     }
-    error.class().exit_code()
+    // Who was told to end tells the others, which end alike.
+    if note.cause_code == Some(STOPPED) { STOPPED } else { error.class().exit_code() }
 }

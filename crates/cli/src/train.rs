@@ -6,11 +6,12 @@ use std::process::ExitCode;
 
 use lockstep_config::RunConfig;
 use lockstep_core::{Elems, Rank, panics};
-use lockstep_launch::{LaunchError, Session, World};
+use lockstep_launch::{LaunchError, STOPPED, Session, World};
 use lockstep_observe::{PlainLines, Progress, Silent, TerminalBar};
 
 use crate::args::{Launch, Train};
 use crate::report::{self, Bug, Failure};
+use crate::stop::Stopper;
 use crate::{gpu, host, launch, ranks};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
@@ -18,47 +19,69 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     match world.filter(|_| args.nproc.is_none()) {
         Some(world) if world.world_size > 1 => as_rank(args, &world),
         Some(world) => {
-            let (config, text) = ranks::load(&args.run.settings, &world)?;
-            alone(&config, &text)
+            let stopper = Stopper::listen(args.grace, Some(&world))?;
+            let (mut config, mut text) = ranks::load(&args.run.settings, &world)?;
+            if world.restart > 0 {
+                ranks::go_on(ranks::what_to_go_on_from(&config), &mut config, &mut text);
+            }
+            alone(&config, &text, &stopper)
         }
-        None if args.nproc.is_some() => launch::run(&Launch::on_this_host(&args.run.settings, args.nproc)),
+        None if args.nproc.is_some() => {
+            launch::run(&Launch::on_this_host(&args.run.settings, args.nproc, args.grace))
+        }
         None => {
             let (config, text) = report::load(&args.run.settings, &[])?;
             // A configuration that says how many ranks there are needs no flag to start them.
             if config.plan.world_size() > 1 {
-                launch::run(&Launch::on_this_host(&args.run.settings, args.nproc))
+                launch::run(&Launch::on_this_host(&args.run.settings, args.nproc, args.grace))
             } else {
-                alone(&config, &text)
+                alone(&config, &text, &Stopper::listen(args.grace, None)?)
             }
         }
     }
 }
 
-pub(crate) fn alone(config: &RunConfig, text: &str) -> Result<ExitCode, Failure> {
-    train(config, text, None)?;
-    Ok(ExitCode::SUCCESS)
+pub(crate) fn alone(config: &RunConfig, text: &str, stopper: &Stopper) -> Result<ExitCode, Failure> {
+    train(config, text, None, stopper)
 }
 
 /// One of several ranks. From joining on, the others hear how it ends.
 fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
-    let (config, text) = ranks::load(&args.run.settings, world)?;
+    let stopper = Stopper::listen(args.grace, Some(world))?;
+    let (mut config, mut text) = ranks::load(&args.run.settings, world)?;
     let mut session = match ranks::world_of_ranks(world, &text) {
         Ok(session) => session,
         Err(error) => return Ok(ExitCode::from(ranks::tell_abort(&error, world))),
     };
-    // A panic is a failure like any other: the other ranks hear of it at once, and why.
-    let trained = catch_unwind(AssertUnwindSafe(|| train(&config, &text, Some(&mut session))));
-    let trained = trained.unwrap_or_else(|payload| Err(Box::new(Bug(panics::describe(&*payload)))));
-    if let Err(fault) = trained {
-        return Ok(ranks::fail(session, &*fault));
-    }
+    let prepared = stopper
+        .tell_others(&session)
+        .and_then(|()| ranks::go_on_after_restart(&mut session, &mut config, &mut text))
+        .map_err(launch_failed);
+    let trained =
+        prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
+    let code = match trained {
+        Ok(code) => code,
+        Err(fault) => return Ok(ranks::fail(session, &*fault)),
+    };
     match session.leave() {
-        Ok(()) => Ok(ExitCode::SUCCESS),
+        Ok(()) => Ok(code),
         Err(error) => Ok(ExitCode::from(ranks::tell_abort(&error, world))),
     }
 }
 
-fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> Result<(), Failure> {
+/// A panic is a failure like any other: the other ranks hear of it at once, and why.
+fn guarded(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
+    let caught = catch_unwind(AssertUnwindSafe(work));
+    caught.unwrap_or_else(|payload| Err(Box::new(Bug(panics::describe(&*payload)))))
+}
+
+/// Trains to the end, or until it is told to stop. What the process ends with.
+fn train(
+    config: &RunConfig,
+    text: &str,
+    mut session: Option<&mut Session>,
+    stopper: &Stopper,
+) -> Result<ExitCode, Failure> {
     let rank = Rank(session.as_ref().map_or(0, |session| session.world().rank));
     ranks::arm_failpoint(rank)?;
     // Rank 0 speaks for all.
@@ -72,6 +95,8 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
     let device = gpu::chosen_by_rank(config.device, local_rank, ranks)?;
     let mut prepared = lockstep_train::prepare(config, rank, device).map_err(boxed)?;
     prepared.peak_memory = host::peak_memory;
+    prepared.stop = stopper.request.clone();
+    prepared.launch_id = ranks::launch_id();
     if let Some(session) = &mut session {
         let all = prepared.fingerprint(config);
         let pairs: Vec<(&str, String)> =
@@ -114,6 +139,9 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
     let connect = session.map(|session| ranks::connect(session, config, device)).transpose()?;
     let outcome = lockstep_train::train(config, text, prepared, connect, &mut *progress).map_err(boxed)?;
     drop(progress);
+    if outcome.stopped {
+        return Ok(ExitCode::from(STOPPED));
+    }
     say(&format!("model in {}", outcome.model_dir.display()));
     if let Some(checkpoint) = outcome.checkpoint {
         say(&format!("checkpoint in {}", checkpoint.display()));
@@ -121,7 +149,7 @@ fn train(config: &RunConfig, text: &str, mut session: Option<&mut Session>) -> R
     if let Some(memory) = outcome.memory {
         say(&format!("peak memory {} (planned {})", memory.peak, memory.planned()));
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn first_skipped(dataset: &lockstep_data::Dataset) -> String {

@@ -18,12 +18,12 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
     list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }
 
-fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !status.is_empty() && !status.contains(") Z ")
 }
 
-fn signal(name: &str, pid: u32) {
+pub(crate) fn signal(name: &str, pid: u32) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
 
@@ -112,7 +112,7 @@ fn a_rank_that_only_stops_is_missed() {
 }
 
 #[test]
-fn signals_to_the_launcher_end_every_rank() {
+pub(crate) fn signals_to_the_launcher_end_every_rank() {
     for (name, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
         let folder = Folder::new(RUN);
         let running = start(&folder, &LONG);
@@ -224,4 +224,54 @@ fn a_node_that_is_lost() {
     error: rank 1 (pid [pid] on [host]) is gone: its connection closed without a word
     hint: the system may have ended the process for want of memory: see the kernel's log on that host (dmesg).
     ");
+}
+
+/// A folder with the checkpoint of an older run.
+fn with_an_older_run() -> Folder {
+    let folder = Folder::new(RUN);
+    folder.succeeds(&["train", "run.yaml", "max_steps=4"]);
+    assert!(folder.path("out/checkpoints/step-4").exists());
+    folder
+}
+
+/// Starts two ranks that are restarted once, and kills one as soon as it is there.
+fn killed_at_its_start(folder: &Folder, args: &[&str]) -> std::process::Output {
+    let all = [&["launch", "--nproc-per-node", "2", "--max-restarts", "1", "run.yaml", "max_steps=6"], args]
+        .concat();
+    let launcher = folder.command(&all).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let victim = loop {
+        if let [_, second] = children(launcher.id())[..] {
+            break second;
+        }
+        assert!(Instant::now() < deadline, "no rank was started");
+        std::thread::sleep(Duration::from_micros(200));
+    };
+    signal("-KILL", victim);
+    launcher.wait_with_output().unwrap()
+}
+
+/// Ranks that are started again go on from checkpoints of this launch, and never from those of an older run that
+/// this one was to replace.
+#[test]
+fn a_restart_before_the_first_step_starts_over() {
+    let folder = with_an_older_run();
+    let output = killed_at_its_start(&folder, &["overwrite_output_dir=true"]);
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(stderr.contains("(restart 1 of 1)"), "{stderr}");
+    assert!(!stdout.contains("resumed from"), "{stdout}");
+    assert_eq!(folder.read("out/metrics.jsonl").lines().count(), 6);
+    assert!(!folder.path("out/checkpoints/step-4").exists(), "the older run was to be replaced");
+}
+
+/// A run that may not replace an older one may not go on with it after a restart either.
+#[test]
+fn a_restart_does_not_take_over_an_older_run() {
+    let folder = with_an_older_run();
+    let output = killed_at_its_start(&folder, &[]);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(64), "{stderr}");
+    assert!(stderr.contains("checkpoints of an earlier run are here"), "{stderr}");
+    assert_eq!(folder.read("out/metrics.jsonl").lines().count(), 4);
 }

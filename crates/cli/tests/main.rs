@@ -24,6 +24,7 @@ mod prepare;
 mod resume;
 mod selftest;
 mod start_up;
+mod stop;
 mod support;
 mod tensors;
 mod tidy;

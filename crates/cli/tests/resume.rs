@@ -40,11 +40,11 @@ fn without_hashes(text: &str) -> String {
 fn nothing_there() {
     assert_snapshot!(Folder::new(RUN).train_refused(&[RESUME], 66), @r"
     error: nothing to resume from in out/checkpoints
-    hint: remove resume_from_checkpoint to start from the beginning.
+    hint: remove resume_from_checkpoint to start from the beginning, or write resume_from_checkpoint: auto, which starts there where nothing is to be resumed.
     ");
     assert_snapshot!(Folder::new(RUN).train_refused(&["resume_from_checkpoint=out/checkpoints/step-7"], 66), @r"
     error: nothing to resume from in out/checkpoints/step-7
-    hint: remove resume_from_checkpoint to start from the beginning.
+    hint: remove resume_from_checkpoint to start from the beginning, or write resume_from_checkpoint: auto, which starts there where nothing is to be resumed.
     ");
 }
 
@@ -202,4 +202,31 @@ fn divergence_leaves_earlier_checkpoints_intact() {
     for (path, content) in before.iter().filter(|(path, _)| path.starts_with("out/checkpoints")) {
         assert_eq!(after.get(path), Some(content), "{}", path.display());
     }
+}
+
+/// `auto` goes on from what there is, or starts where there is nothing, and says which.
+#[test]
+fn auto() {
+    const AUTO: &str = "resume_from_checkpoint=auto";
+    let folder = Folder::new(RUN);
+    let told = |text: &str| text.lines().filter(|l| l.contains("resume")).collect::<Vec<_>>().join("\n");
+    let first = folder.succeeds(&["train", "run.yaml", "max_steps=4", "save_strategy=no", AUTO]);
+    assert_snapshot!(told(&first), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints, the run starts from the beginning");
+    // What a run without checkpoints has left is in nobody's way.
+    fs::create_dir_all(folder.path("out/checkpoints/step-3.partial")).unwrap();
+    let second = folder.succeeds(&["train", "run.yaml", "max_steps=4", "save_steps=2", AUTO]);
+    assert_snapshot!(told(&second), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints, the run starts from the beginning");
+    let third = folder.succeeds(&["train", "run.yaml", "max_steps=5", AUTO]);
+    assert_snapshot!(told(&third), @"resumed from out/checkpoints/step-4 at step 4");
+    // `overwrite_output_dir` does not throw away what can be gone on with.
+    let fourth = folder.succeeds(&["train", "run.yaml", "max_steps=6", AUTO, "overwrite_output_dir=true"]);
+    assert_snapshot!(told(&fourth), @"resumed from out/checkpoints/step-5 at step 5");
+    for step in [2, 4, 5, 6] {
+        flip_bit(&folder.path(&format!("out/checkpoints/step-{step}/model-rank-0.safetensors")));
+    }
+    let refused = folder.train_refused(&["max_steps=7", AUTO], 65);
+    assert!(
+        refused.starts_with("error: no checkpoint in out/checkpoints can be used; the newest one: "),
+        "{refused}"
+    );
 }

@@ -172,7 +172,7 @@ keys! {
     Output Exact "save_total_limit" = "null", "Keep this many checkpoints; all by default.";
     Output Word "report_to" = "none", "`tensorboard` (or `all`) to write its event files, or `none`; also a list.";
     Output Exact "logging_dir" = "null", "Folder of TensorBoard's event files; `runs` in `output_dir` by default.";
-    Output Exact "resume_from_checkpoint" ["resume_from"] = "false", "`true` or `latest` for the newest complete checkpoint, or the path of one.";
+    Output Exact "resume_from_checkpoint" ["resume_from"] = "false", "`true` or `latest` for the newest complete checkpoint, `auto` for that or, where there is none, the beginning, or the path of one.";
 }
 
 #[cfg(test)]

@@ -63,15 +63,17 @@ impl fmt::Display for RankFailure {
 /// Codes that say what went wrong; others say only that something did.
 const TELLING: [i32; 11] = [2, 64, 65, 66, 69, 70, 72, 73, 75, 76, 77];
 const RANK_FAILED: u8 = 71;
+/// What a rank, and the run, ends with that was told to end by SIGTERM or SIGUSR1.
+pub const STOPPED: u8 = 143;
 
 /// The cause among `ended`, in the order in which they ended, and what the rendezvous has to say.
 pub(crate) fn cause(ended: &[Ended], abort: Option<&Abort>) -> RankFailure {
     let failed = || ended.iter().filter(|e| !e.exit.is_success());
-    let told = |e: &&Ended| e.note.as_ref().is_some_and(|note| note.cause_code.is_some());
-    let ended_by_us = |e: &&Ended| e.stopped && matches!(e.exit, Exit::Signal(_));
-    let own = |e: &&Ended| !e.exit.is_consequence() && !told(e) && !ended_by_us(e);
-    if let Some(first) = failed().find(own) {
-        return of_rank(first);
+    if let Some(failure) = own_failure(ended) {
+        return failure;
+    }
+    if let Some(stopped) = failed().find(|e| e.exit.is_stop()) {
+        return RankFailure { code: STOPPED, ..of_rank(stopped) };
     }
     if let Some(abort) = abort {
         return RankFailure {
@@ -89,6 +91,19 @@ pub(crate) fn cause(ended: &[Ended], abort: Option<&Abort>) -> RankFailure {
         Some(first) => of_rank(first),
         None => RankFailure { text: "the ranks could not be ended".into(), hint: None, code: RANK_FAILED },
     }
+}
+
+/// The first failure of a rank that is not the consequence of another one, or of a signal.
+pub(crate) fn own_failure(ended: &[Ended]) -> Option<RankFailure> {
+    let told = |e: &Ended| e.note.as_ref().is_some_and(|note| note.cause_code.is_some());
+    let ended_by_us = |e: &Ended| e.stopped && matches!(e.exit, Exit::Signal(_));
+    let expected = |e: &Ended| e.exit.is_success() || e.exit.is_consequence() || e.exit.is_stop();
+    ended.iter().find(|e| !expected(e) && !told(e) && !ended_by_us(e)).map(of_rank)
+}
+
+/// The first rank that ended otherwise than by itself after it was told to: it has saved nothing.
+pub(crate) fn not_saved(ended: &[Ended]) -> Option<RankFailure> {
+    ended.iter().find(|e| !e.exit.is_success() && !e.exit.is_stop()).map(of_rank)
 }
 
 fn of_rank(ended: &Ended) -> RankFailure {
@@ -126,7 +141,9 @@ fn signal_name(signal: i32) -> String {
         7 => "SIGBUS",
         8 => "SIGFPE",
         9 => "SIGKILL",
+        10 => "SIGUSR1",
         11 => "SIGSEGV",
+        12 => "SIGUSR2",
         13 => "SIGPIPE",
         15 => "SIGTERM",
         24 => "SIGXCPU",

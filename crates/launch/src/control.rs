@@ -58,6 +58,37 @@ struct Shared {
     changed: Condvar,
 }
 
+impl Shared {
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, mut wake: &UnixStream, command: Command) {
+        self.heard().commands.push_back(command);
+        let _ = wake.write(&[0]);
+    }
+
+    fn wait_for_end(&self, most: Duration) {
+        let _ = self.changed.wait_timeout_while(self.heard(), most, |heard| heard.ended.is_none());
+    }
+}
+
+/// Asks things of the control thread; may outlive the session.
+pub(crate) struct Asker {
+    shared: Arc<Shared>,
+    wake: UnixStream,
+}
+
+impl Asker {
+    pub(crate) fn ask(&self, command: Command) {
+        self.shared.ask(&self.wake, command);
+    }
+
+    pub(crate) fn wait_for_end(&self, most: Duration) {
+        self.shared.wait_for_end(most);
+    }
+}
+
 /// Says why a session was ended by another rank; outlives the session.
 #[derive(Clone)]
 pub struct AbortReason(Arc<Shared>);
@@ -65,7 +96,7 @@ pub struct AbortReason(Arc<Shared>);
 impl AbortReason {
     /// `None`: it was not, so far.
     pub fn get(&self) -> Option<LaunchError> {
-        match &self.0.heard.lock().unwrap_or_else(PoisonError::into_inner).ended {
+        match &self.0.heard().ended {
             Some(Err(error)) => Some(error.again()),
             _ => None,
         }
@@ -93,12 +124,19 @@ impl Control {
     }
 
     pub(crate) fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.shared.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.heard()
     }
 
     pub(crate) fn ask(&self, command: Command) {
-        self.heard().commands.push_back(command);
-        let _ = (&self.wake).write(&[0]);
+        self.shared.ask(&self.wake, command);
+    }
+
+    /// The same for another thread.
+    pub(crate) fn asker(&self) -> Result<Asker, LaunchError> {
+        let wake = self.wake.try_clone();
+        let wake =
+            wake.map_err(|cause| LaunchError::System { what: "share the control connection", cause })?;
+        Ok(Asker { shared: Arc::clone(&self.shared), wake })
     }
 
     /// Waits until `ready` finds what it looks for. The control thread itself keeps the deadlines: it
@@ -115,8 +153,7 @@ impl Control {
 
     /// Waits for the end of the session, for at most so long.
     pub(crate) fn wait_for_end(&self, most: Duration) {
-        let heard = self.heard();
-        let _ = self.shared.changed.wait_timeout_while(heard, most, |heard| heard.ended.is_none());
+        self.shared.wait_for_end(most);
     }
 
     pub(crate) fn reason(&self) -> AbortReason {
@@ -284,6 +321,6 @@ impl Io {
     }
 
     fn lock(&self) -> MutexGuard<'_, Heard> {
-        self.shared.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.heard()
     }
 }

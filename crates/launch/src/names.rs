@@ -30,6 +30,10 @@ pub const TOKEN_FILE: &str = "LOCKSTEP_TOKEN_FILE";
 pub const SERVER: &str = "LOCKSTEP_SERVER";
 /// The process a rank must not outlive. Set.
 pub const LAUNCHER_PID: &str = "LOCKSTEP_LAUNCHER_PID";
+/// Tells a launch from all others; the same after a restart. Set.
+pub const LAUNCH_ID: &str = "LOCKSTEP_LAUNCH_ID";
+/// The same of torchrun, where its user gave it one: `none` otherwise. Read where [`LAUNCH_ID`] is not set.
+pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 /// Where a rank that fails writes why, for the launcher to tell. Set.
 pub const ERROR_FILE: &str = "LOCKSTEP_ERROR_FILE";
 /// How often the ranks have been restarted. Set.

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::abort::Member;
 use crate::error::LaunchError;
 use crate::host::host_name;
-use crate::names::{ERROR_FILE, JOIN_TIMEOUT, LAUNCHER_PID, TORCHELASTIC_USE_AGENT_STORE};
+use crate::names::{ERROR_FILE, JOIN_TIMEOUT, LAUNCH_ID, LAUNCHER_PID, TORCHELASTIC_USE_AGENT_STORE};
 use crate::relay::{Pipe, Stream};
 use crate::supervise::{Supervisor, Tee};
 use crate::token::{Token, nonce};
@@ -32,6 +32,11 @@ impl Scratch {
         let made = DirBuilder::new().mode(0o700).create(&path);
         made.map_err(|cause| LaunchError::Scratch { path: path.clone(), cause })?;
         Ok(Scratch(path))
+    }
+
+    /// Tells this launch from all others; restarts have the same.
+    fn launch_id(&self) -> String {
+        self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     fn error_file(&self, world: &World) -> PathBuf {
@@ -87,6 +92,7 @@ impl RankProcess {
             .envs(world.variables())
             .envs(token.map(Token::variable))
             .env(LAUNCHER_PID, std::process::id().to_string())
+            .env(LAUNCH_ID, scratch.launch_id())
             .env(ERROR_FILE, &error_file)
             .env(JOIN_TIMEOUT, job.join_timeout.as_secs_f64().to_string())
             .env_remove(TORCHELASTIC_USE_AGENT_STORE)

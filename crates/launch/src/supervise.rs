@@ -8,14 +8,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
-use crate::cause::{Ended, ErrorNote, RankFailure, cause};
+use crate::cause::{Ended, ErrorNote, RankFailure, STOPPED, cause, not_saved, own_failure};
 use crate::error::LaunchError;
 use crate::relay::Console;
-use crate::serve::{IDLE, Outcome, RunningServer, ServerOptions, open, serve};
+use crate::serve::{Outcome, RunningServer, ServerOptions, open, serve};
+use crate::signals::{EndSignal, Signals};
 use crate::spawn::{RankProcess, Scratch};
 use crate::token::Token;
 use crate::watch::{Action, Event, Restarts, Watch};
@@ -42,7 +41,7 @@ pub struct Supervisor {
     pub version: String,
     pub join_timeout: Duration,
     pub max_restarts: u32,
-    /// From SIGTERM to SIGKILL, when the launcher itself is told to end.
+    /// From asking ranks to end to killing them, when the launcher or a rank is told to end.
     pub grace: Duration,
     /// For files that live as long as the launcher.
     pub scratch: PathBuf,
@@ -66,9 +65,12 @@ pub struct Tee {
 pub enum Ending {
     Done,
     Failed(RankFailure),
-    /// The launcher was told to end: the signal's number.
-    Signalled(i32),
+    /// The launcher or a rank was told to end.
+    Signalled(EndSignal),
 }
+
+/// A rank ended with 143.
+const STOP: EndSignal = EndSignal::Stop { name: "SIGTERM" };
 
 /// The port of several nodes where none is given, as torchrun has it.
 const DEFAULT_PORT: u16 = 29500;
@@ -92,7 +94,7 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
         _ => port,
     };
     let scratch = Scratch::make(&job.scratch)?;
-    let signals = Signals::catch()?;
+    let signals = Signals::of_launcher()?;
     let mut restarts = Restarts { done: 0, most: job.max_restarts };
     loop {
         let attempt = Attempt {
@@ -104,8 +106,11 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
             signals: &signals,
             number: restarts.done,
         };
-        let ending = attempt.run(console)?;
+        let (ending, told_to_end) = attempt.run(console)?;
         let Ending::Failed(failure) = &ending else { return Ok(ending) };
+        if told_to_end {
+            return Ok(ending);
+        }
         let Some(wait) = restarts.next(failure.code) else { return Ok(ending) };
         let text = format!(
             "{failure}\nthe ranks start again in {} s (restart {} of {})\n",
@@ -123,10 +128,10 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
     }
 }
 
-/// One start of all ranks of this node.
 /// For ranks of other nodes to end after those of this one have.
 const OTHER_NODES: Duration = Duration::from_secs(10);
 
+/// One start of all ranks of this node.
 struct Attempt<'a> {
     job: &'a Supervisor,
     token: &'a Token,
@@ -138,7 +143,8 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    fn run(&self, console: &mut dyn Console) -> Result<Ending, LaunchError> {
+    /// How it ended, and whether the launcher was told to end meanwhile.
+    fn run(&self, console: &mut dyn Console) -> Result<(Ending, bool), LaunchError> {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let server = self.serve(&lines)?;
         let mut ranks = self.start()?;
@@ -172,7 +178,9 @@ impl Attempt<'_> {
             for event in events.drain(..) {
                 for action in watch.handle(start.elapsed(), event) {
                     match action {
-                        Action::Terminate => stop(&mut ranks, Signal::TERM),
+                        Action::Stop => stop(&mut ranks, Signal::TERM),
+                        // SIGTERM would make ranks save, and a shell may start them with SIGINT ignored.
+                        Action::Interrupt => stop(&mut ranks, Signal::USR2),
                         Action::Kill => stop(&mut ranks, Signal::KILL),
                         Action::Finished => finished = true,
                     }
@@ -183,15 +191,22 @@ impl Attempt<'_> {
             }
         }
         ranks.iter_mut().flat_map(|rank| &mut rank.pipes).for_each(|pipe| pipe.finish(console));
-        let ending = self.ending(&watch, &ranks, &order, server.as_ref());
-        match (ending, server) {
-            (Ending::Done, Some(server)) if self.job.nodes > 1 => Ok(self.outlive(server)),
-            (ending, _) => Ok(ending),
+        let ended = in_order(&ranks, &order);
+        let ending = self.ending(&watch, &ended, server.as_ref());
+        if let (Ending::Signalled(EndSignal::Stop { .. }), Some(failure)) = (&ending, not_saved(&ended)) {
+            let text = format!("the run ended without a checkpoint of its last steps: {failure}\n");
+            console.stderr(text.as_bytes());
         }
+        let ending = match (ending, server) {
+            (Ending::Failed(failure), _) => Ending::Failed(failure),
+            (ending, Some(server)) if self.job.nodes > 1 => self.outlive(server, ending),
+            (ending, _) => ending,
+        };
+        Ok((ending, watch.told_to_end()))
     }
 
     /// Ranks of other nodes may still be taking their leave of the rendezvous, which is here.
-    fn outlive(&self, server: RunningServer) -> Ending {
+    fn outlive(&self, server: RunningServer, ending: Ending) -> Ending {
         let start = Instant::now();
         while server.outcome().is_none() && start.elapsed() < OTHER_NODES {
             if let Some(signal) = self.signals.wait::<UnixStream>(&[]) {
@@ -199,45 +214,39 @@ impl Attempt<'_> {
             }
         }
         match server.outcome() {
-            Some(Outcome::Failed(abort)) => Ending::Failed(cause(&[], Some(&abort))),
-            Some(Outcome::Done) => {
-                server.finish();
-                Ending::Done
+            Some(Outcome::Failed(abort)) if ending == Ending::Done => {
+                Ending::Failed(cause(&[], Some(&abort)))
             }
-            None => Ending::Done,
+            Some(_) => {
+                server.finish();
+                ending
+            }
+            None => ending,
         }
     }
 
-    fn ending(
-        &self,
-        watch: &Watch,
-        ranks: &[RankProcess],
-        order: &[usize],
-        server: Option<&RunningServer>,
-    ) -> Ending {
-        if let Some(signal) = watch.signal() {
-            return Ending::Signalled(signal);
-        }
-        let ended: Vec<Ended> = order
-            .iter()
-            .map(|&local| &ranks[local])
-            .filter_map(|rank| {
-                Some(Ended {
-                    member: rank.member.clone(),
-                    exit: rank.exit?,
-                    stopped: rank.stopped,
-                    note: ErrorNote::read(&rank.error_file),
-                })
-            })
-            .collect();
-        if ended.len() == ranks.len() && ended.iter().all(|e| e.exit.is_success()) {
-            return Ending::Done;
+    fn ending(&self, watch: &Watch, ended: &[Ended], server: Option<&RunningServer>) -> Ending {
+        let all = self.job.local_world_size as usize;
+        let done = ended.len() == all && ended.iter().all(|e| e.exit.is_success());
+        match watch.signal() {
+            // The last step came first: the run is done. Or a rank could not save, and says why.
+            Some(EndSignal::Stop { .. }) if done => return Ending::Done,
+            Some(signal @ EndSignal::Stop { .. }) => {
+                return own_failure(ended).map_or(Ending::Signalled(signal), Ending::Failed);
+            }
+            Some(signal) => return Ending::Signalled(signal),
+            None if done => return Ending::Done,
+            None => {}
         }
         let abort = match server.and_then(RunningServer::outcome) {
             Some(Outcome::Failed(abort)) => Some(abort),
             _ => None,
         };
-        Ending::Failed(cause(&ended, abort.as_ref()))
+        match cause(ended, abort.as_ref()) {
+            // A rank of another node was told to end.
+            failure if failure.code == STOPPED => Ending::Signalled(STOP),
+            failure => Ending::Failed(failure),
+        }
     }
 
     fn serve(&self, lines: &Arc<Mutex<Vec<String>>>) -> Result<Option<RunningServer>, LaunchError> {
@@ -285,57 +294,22 @@ impl Attempt<'_> {
     }
 }
 
+/// The ranks that have ended, in the order in which they did.
+fn in_order(ranks: &[RankProcess], order: &[usize]) -> Vec<Ended> {
+    let ended = |rank: &RankProcess| {
+        Some(Ended {
+            member: rank.member.clone(),
+            exit: rank.exit?,
+            stopped: rank.stopped,
+            note: ErrorNote::read(&rank.error_file),
+        })
+    };
+    order.iter().filter_map(|&local| ended(&ranks[local])).collect()
+}
+
 fn stop(ranks: &mut [RankProcess], signal: Signal) {
     for rank in ranks.iter_mut().filter(|rank| rank.exit.is_none()) {
         rank.stopped = true;
         rank.signal(signal);
-    }
-}
-
-/// Signals as bytes in pipes: the loop reads them when it looks.
-struct Signals {
-    ends: Vec<(i32, UnixStream)>,
-    ids: Vec<signal_hook::SigId>,
-}
-
-impl Signals {
-    fn catch() -> Result<Signals, LaunchError> {
-        let mut signals = Signals { ends: Vec::new(), ids: Vec::new() };
-        let mut add = |signal| -> std::io::Result<()> {
-            let (read, write) = UnixStream::pair()?;
-            read.set_nonblocking(true)?;
-            signals.ids.push(signal_hook::low_level::pipe::register(signal, write)?);
-            signals.ends.push((signal, read));
-            Ok(())
-        };
-        for signal in [SIGINT, SIGTERM, SIGHUP, SIGCHLD] {
-            add(signal).map_err(|cause| LaunchError::System { what: "listen to signals", cause })?;
-        }
-        Ok(signals)
-    }
-
-    /// Waits a moment for a signal, a child's end or something to read. The signal that asks us to end.
-    fn wait<T: std::os::fd::AsFd>(&self, others: &[&T]) -> Option<i32> {
-        use std::io::Read as _;
-        let mut fds: Vec<PollFd<'_>> =
-            self.ends.iter().map(|(_, end)| PollFd::new(end, PollFlags::IN)).collect();
-        fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)));
-        let _ = poll(&mut fds, Some(&IDLE));
-        let mut came = None;
-        for (signal, end) in &self.ends {
-            // Every repetition counts as one: what matters is that it came again later.
-            if matches!((&*end).read(&mut [0; 64]), Ok(1..)) && *signal != SIGCHLD {
-                came = Some(*signal);
-            }
-        }
-        came
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        for id in self.ids.drain(..) {
-            signal_hook::low_level::unregister(id);
-        }
     }
 }

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
+use crate::cause::STOPPED;
+use crate::signals::EndSignal;
+
 /// From asking ranks to end to ending them, when one has failed: they have nothing to save.
 const FAILURE_GRACE: Duration = Duration::from_millis(500);
 /// A rank that ends because of another may end first; the other one still has to write why.
 const SECOND_THOUGHTS: Duration = Duration::from_millis(200);
+/// A rank that was told to end tells the others before it does. Those that have not ended so long after it are asked.
+const OTHERS_STOP: Duration = Duration::from_secs(1);
+/// `timeout` sends its signal twice, to the process and to its group: that is one request.
+const REPEATED: Duration = Duration::from_millis(100);
 /// A process that does not go even when it is killed hangs in the system, and is left there.
 const UNKILLABLE: Duration = Duration::from_secs(5);
 
@@ -25,6 +32,11 @@ impl Exit {
     pub(crate) fn is_consequence(self) -> bool {
         matches!(self, Exit::Code(71 | 72))
     }
+
+    /// Whether the rank ended because it was told to, by SIGTERM or SIGUSR1.
+    pub(crate) fn is_stop(self) -> bool {
+        self == Exit::Code(STOPPED.into())
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +46,8 @@ pub(crate) enum Event {
         local: usize,
         exit: Exit,
     },
-    /// Ctrl-C (2), SIGTERM (15) or SIGHUP (1) came.
-    Signalled(i32),
+    /// The launcher was told to end.
+    Signalled(EndSignal),
     /// The rendezvous has told the ranks to end.
     RunFailed,
     Tick,
@@ -43,8 +55,10 @@ pub(crate) enum Event {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Asks every rank that runs to end.
-    Terminate,
+    /// Asks every rank that runs to save a checkpoint and end.
+    Stop,
+    /// Asks every rank that runs to end at once.
+    Interrupt,
     /// Ends every rank that runs.
     Kill,
     /// Nothing is left to watch.
@@ -56,25 +70,33 @@ pub(crate) struct Watch {
     exits: Vec<Option<Exit>>,
     grace: Duration,
     stopping: Option<Stopping>,
+    /// When the launcher was first told to end.
+    told_to_end: Option<Duration>,
     finished: bool,
 }
 
 #[derive(Debug)]
 struct Stopping {
-    signal: Option<i32>,
-    terminate_at: Option<Duration>,
+    /// What told the launcher or a rank to end. `None`: a rank has failed.
+    signal: Option<EndSignal>,
+    ask_at: Option<Duration>,
     kill_at: Duration,
     killed: Option<Duration>,
 }
 
 impl Watch {
     pub(crate) fn new(ranks: usize, grace: Duration) -> Watch {
-        Watch { exits: vec![None; ranks], grace, stopping: None, finished: false }
+        Watch { exits: vec![None; ranks], grace, stopping: None, told_to_end: None, finished: false }
     }
 
     /// The signal that made everything stop, if one did.
-    pub(crate) fn signal(&self) -> Option<i32> {
+    pub(crate) fn signal(&self) -> Option<EndSignal> {
         self.stopping.as_ref().and_then(|stopping| stopping.signal)
+    }
+
+    /// Whether the launcher itself was told to end, for whatever reason everything stopped.
+    pub(crate) fn told_to_end(&self) -> bool {
+        self.told_to_end.is_some()
     }
 
     pub(crate) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
@@ -82,7 +104,12 @@ impl Watch {
         match event {
             Event::Exited { local, exit } => {
                 self.exits[local] = Some(exit);
-                if !exit.is_success() {
+                if exit.is_stop() {
+                    let signal = EndSignal::Stop { name: "SIGTERM" };
+                    if self.stopping.is_none() {
+                        self.stop(now + OTHERS_STOP, self.grace, Some(signal));
+                    }
+                } else if !exit.is_success() {
                     // Ctrl-C reaches the ranks as well, and perhaps before us.
                     let early = exit.is_consequence() || matches!(exit, Exit::Signal(1 | 2 | 15));
                     let wait = if early { SECOND_THOUGHTS } else { Duration::ZERO };
@@ -91,25 +118,13 @@ impl Watch {
             }
             // The ranks hear of it from the rendezvous, and mostly end by themselves.
             Event::RunFailed => self.stop(now + FAILURE_GRACE, FAILURE_GRACE, None),
-            Event::Signalled(signal) => match &mut self.stopping {
-                None => self.stop(now, self.grace, Some(signal)),
-                Some(stopping)
-                    if stopping.signal.is_none() && self.exits.contains(&Some(Exit::Signal(signal))) =>
-                {
-                    stopping.signal = Some(signal);
-                    stopping.terminate_at = stopping.terminate_at.map(|_| now);
-                    stopping.kill_at = now + self.grace;
-                }
-                Some(stopping) => {
-                    stopping.terminate_at = stopping.terminate_at.map(|_| now);
-                    stopping.kill_at = now;
-                }
-            },
+            Event::Signalled(signal) => self.signalled(now, signal),
             Event::Tick => {}
         }
         if let Some(stopping) = &mut self.stopping {
-            if stopping.terminate_at.take_if(|at| *at <= now).is_some() {
-                out.push(Action::Terminate);
+            if stopping.ask_at.take_if(|at| *at <= now).is_some() {
+                let saves = matches!(stopping.signal, Some(EndSignal::Stop { .. }));
+                out.push(if saves { Action::Stop } else { Action::Interrupt });
             }
             if stopping.kill_at <= now && stopping.killed.is_none() {
                 stopping.killed = Some(now);
@@ -124,13 +139,36 @@ impl Watch {
         out
     }
 
-    fn stop(&mut self, at: Duration, grace: Duration, signal: Option<i32>) {
-        self.stopping.get_or_insert(Stopping {
-            signal,
-            terminate_at: Some(at),
-            kill_at: at + grace,
-            killed: None,
-        });
+    fn signalled(&mut self, now: Duration, signal: EndSignal) {
+        let first = self.told_to_end.replace(self.told_to_end.unwrap_or(now));
+        let by_same = Exit::Signal(signal.number().into());
+        match (&mut self.stopping, first) {
+            (None, _) => self.stop(now, self.grace, Some(signal)),
+            // The ranks got it as well, and were faster.
+            (Some(stopping), None) if stopping.signal.is_none() && self.exits.contains(&Some(by_same)) => {
+                stopping.signal = Some(signal);
+                stopping.ask_at = stopping.ask_at.map(|_| now);
+                stopping.kill_at = now + self.grace;
+            }
+            (Some(stopping), None) if stopping.signal.is_some() => {
+                stopping.ask_at = stopping.ask_at.map(|_| now);
+            }
+            (Some(_), Some(first)) if now < first + REPEATED && signal != EndSignal::Interrupt => {}
+            (Some(stopping), _) => {
+                stopping.ask_at = stopping.ask_at.map(|_| now);
+                stopping.kill_at = now;
+            }
+        }
+    }
+
+    /// Asks ranks to end at `at`, and ends them after `grace`. What has been decided before may only come sooner: a
+    /// rank that fails while all are stopping leaves nothing to wait for.
+    fn stop(&mut self, at: Duration, grace: Duration, signal: Option<EndSignal>) {
+        let kill_at = at + grace;
+        let stopping = Stopping { signal, ask_at: Some(at), kill_at, killed: None };
+        let stopping = self.stopping.get_or_insert(stopping);
+        stopping.kill_at = stopping.kill_at.min(kill_at);
+        stopping.ask_at = stopping.ask_at.map(|before| before.min(at));
     }
 }
 
@@ -159,6 +197,9 @@ mod tests {
 
     use super::*;
 
+    const CTRL_C: EndSignal = EndSignal::Interrupt;
+    const TERM: EndSignal = EndSignal::Stop { name: "SIGTERM" };
+
     const fn ms(count: u64) -> Duration {
         Duration::from_millis(count)
     }
@@ -168,7 +209,7 @@ mod tests {
         let mut watch = Watch::new(2, ms(5000));
         assert_eq!(
             watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }),
-            [Action::Terminate]
+            [Action::Interrupt]
         );
         assert_eq!(watch.handle(ms(499), Event::Tick), []);
         assert_eq!(watch.handle(ms(500), Event::Tick), [Action::Kill]);
@@ -184,16 +225,71 @@ mod tests {
         let mut watch = Watch::new(2, ms(5000));
         assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(71) }), []);
         assert_eq!(watch.handle(ms(199), Event::Tick), []);
-        assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Terminate]);
+        assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Interrupt]);
     }
 
     #[test]
     fn a_second_signal_kills() {
         let mut watch = Watch::new(1, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Signalled(2)), [Action::Terminate]);
+        assert_eq!(watch.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
+        assert_eq!(watch.handle(ms(50), Event::Signalled(TERM)), [], "sent twice at once");
         assert_eq!(watch.handle(ms(1000), Event::Tick), []);
-        assert_eq!(watch.handle(ms(1001), Event::Signalled(2)), [Action::Kill]);
-        assert_eq!(watch.signal(), Some(2));
+        assert_eq!(watch.handle(ms(1001), Event::Signalled(TERM)), [Action::Kill]);
+        assert_eq!(watch.signal(), Some(TERM));
+        let mut watch = Watch::new(1, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
+        assert_eq!(watch.handle(ms(50), Event::Signalled(CTRL_C)), [Action::Kill]);
+        let mut watch = Watch::new(1, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Signalled(CTRL_C)), [Action::Interrupt]);
+        assert_eq!(watch.handle(ms(200), Event::Signalled(CTRL_C)), [Action::Kill]);
+        assert_eq!(watch.signal(), Some(CTRL_C));
+    }
+
+    #[test]
+    fn ranks_that_stop_have_the_grace() {
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
+        assert_eq!(watch.handle(ms(100), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
+        assert_eq!(watch.handle(ms(4999), Event::Tick), []);
+        assert_eq!(watch.handle(ms(5000), Event::Tick), [Action::Kill]);
+        // One that fails leaves the others nothing to save.
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
+        assert_eq!(watch.handle(ms(100), Event::Exited { local: 1, exit: Exit::Code(73) }), []);
+        assert_eq!(watch.handle(ms(600), Event::Tick), [Action::Kill]);
+        assert_eq!(watch.signal(), Some(TERM));
+    }
+
+    /// It was told to end, and all end with it: that is no failure.
+    #[test]
+    fn a_rank_that_was_told_to_end() {
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
+        assert_eq!(watch.signal(), Some(TERM));
+        assert!(!watch.told_to_end());
+        // The launcher's first signal is not the second request.
+        assert_eq!(watch.handle(ms(1), Event::Signalled(TERM)), [Action::Stop]);
+        assert!(watch.told_to_end());
+        assert_eq!(
+            watch.handle(ms(300), Event::Exited { local: 0, exit: Exit::Code(143) }),
+            [Action::Finished]
+        );
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
+        assert_eq!(watch.handle(ms(1000), Event::Tick), [Action::Stop]);
+        assert_eq!(watch.handle(ms(6000), Event::Tick), [Action::Kill]);
+    }
+
+    /// A signal that comes while ranks are ended for a failure is not forgotten.
+    #[test]
+    fn a_signal_after_a_failure() {
+        let mut watch = Watch::new(2, ms(5000));
+        assert_eq!(
+            watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }),
+            [Action::Interrupt]
+        );
+        assert_eq!(watch.handle(ms(10), Event::Signalled(TERM)), [Action::Kill]);
+        assert_eq!((watch.signal(), watch.told_to_end()), (None, true));
     }
 
     /// As a terminal sends it, to all processes of a job.
@@ -201,16 +297,16 @@ mod tests {
     fn a_signal_that_ranks_got_first() {
         let mut watch = Watch::new(2, ms(5000));
         assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(2) }), []);
-        assert_eq!(watch.handle(ms(1), Event::Signalled(2)), [Action::Terminate]);
-        assert_eq!(watch.signal(), Some(2));
+        assert_eq!(watch.handle(ms(1), Event::Signalled(CTRL_C)), [Action::Interrupt]);
+        assert_eq!(watch.signal(), Some(CTRL_C));
         assert_eq!(
             watch.handle(ms(2), Event::Exited { local: 0, exit: Exit::Signal(2) }),
             [Action::Finished]
         );
-        // One rank's own SIGTERM is a failure like any other.
+        // A rank that SIGTERM ended before it could listen has failed, if nobody else was told to end.
         let mut watch = Watch::new(2, ms(5000));
         assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(15) }), []);
-        assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Terminate]);
+        assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Interrupt]);
         assert_eq!(watch.signal(), None);
     }
 
@@ -227,12 +323,13 @@ mod tests {
             Just(Exit::Code(0)),
             Just(Exit::Code(71)),
             Just(Exit::Code(1)),
+            Just(Exit::Code(143)),
             Just(Exit::Signal(9)),
             Just(Exit::Signal(2)),
         ];
         prop_oneof![
             4 => (0..ranks, exits).prop_map(|(local, exit)| Event::Exited { local, exit }),
-            1 => prop_oneof![Just(2), Just(15)].prop_map(Event::Signalled),
+            1 => prop_oneof![Just(CTRL_C), Just(TERM)].prop_map(Event::Signalled),
             1 => Just(Event::RunFailed),
             8 => Just(Event::Tick),
         ]
@@ -267,13 +364,14 @@ mod tests {
             let end = now + ms(10_000);
             all.extend(watch.handle(end, Event::Tick));
             all.extend(watch.handle(end + ms(10_000), Event::Tick));
-            for action in [Action::Terminate, Action::Kill, Action::Finished] {
+            let asks = |action: &Action| matches!(action, Action::Stop | Action::Interrupt);
+            prop_assert!(all.iter().filter(|a| asks(a)).count() <= 1);
+            for action in [Action::Kill, Action::Finished] {
                 prop_assert!(all.iter().filter(|a| **a == action).count() <= 1);
             }
             prop_assert_eq!(all.contains(&Action::Finished), trouble.is_some() || gone == [true; 4]);
-            let place = |action| all.iter().position(|a| *a == action);
-            if let Some(kill) = place(Action::Kill) {
-                prop_assert!(place(Action::Terminate).is_some_and(|terminate| terminate < kill));
+            if let Some(kill) = all.iter().position(|a| *a == Action::Kill) {
+                prop_assert!(all[..kill].iter().any(asks));
             }
         }
     }

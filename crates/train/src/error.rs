@@ -163,7 +163,11 @@ impl Fault for TrainError {
                     .into(),
             ),
             OutputLocked { .. } => Some("Wait for it to end, or choose another output_dir.".into()),
-            NothingToResume { .. } => Some("Remove resume_from_checkpoint to start from the beginning.".into()),
+            NothingToResume { .. } => Some(
+                "Remove resume_from_checkpoint to start from the beginning, or write resume_from_checkpoint: auto, \
+                 which starts there where nothing is to be resumed."
+                    .into(),
+            ),
             AllDamaged { .. } => Some("Remove the damaged folders, or start over with overwrite_output_dir: true.".into()),
             ResumeMismatch { what, .. } => {
                 let decided_by = match *what {

@@ -26,6 +26,7 @@ mod scaler;
 mod selftest;
 mod setup;
 mod sft;
+mod stop;
 
 pub use bench::{StepSpeed, bench_step};
 pub use chat::chat_rows;
@@ -34,7 +35,7 @@ pub use error::TrainError;
 pub use evaluate::evaluate;
 pub use export::{Exported, export_checkpoint};
 pub use objective::{Metrics, Objective, WindowCounts, train_step};
-pub use output_dir::Holder;
+pub use output_dir::{Holder, belongs_to};
 pub use rate::RateSchedule;
 pub use run::{Connect, Connection, MemoryUse, Outcome, train, train_with};
 pub use selftest::selftest_steps;
@@ -43,3 +44,4 @@ pub use setup::{
     prepare, prepare_for, strategy_name,
 };
 pub use sft::Sft;
+pub use stop::StopRequest;

@@ -59,12 +59,29 @@ pub fn train_step(
     counts: &WindowCounts,
     updates: &Updates,
 ) -> Result<(StepReport, Metrics), EngineError> {
+    let (report, metrics, _) = train_step_asking(engine, objective, window, counts, updates, &|| false)?;
+    Ok((report, metrics))
+}
+
+/// As [`train_step`]. `stop` tells at the end of the step whether this rank was asked to stop. The last value says whether any rank was, which all ranks
+/// learn alike: the request is summed with the losses, so it costs no exchange of its own.
+pub(crate) fn train_step_asking(
+    engine: &mut Engine,
+    objective: &mut dyn Objective,
+    window: &[Batch],
+    counts: &WindowCounts,
+    updates: &Updates,
+    stop: &dyn Fn() -> bool,
+) -> Result<(StepReport, Metrics, bool), EngineError> {
     let ahead = engine.plan().input.coefficients_ahead;
     assert_eq!(ahead, objective.coefficients_ahead(), "the plan was made for an objective of the other kind");
     objective.begin(counts);
     let report = engine.train_step(&mut Driven { objective, window }, updates)?;
-    let sums = engine.sum_all("the loss", &objective.sums())?;
-    Ok((report, objective.metrics(&sums)))
+    let mut sums = objective.sums();
+    sums.push(f64::from(u8::from(stop())));
+    let mut sums = engine.sum_all("the loss", &sums)?;
+    let stops = sums.pop().is_some_and(|asked| asked > 0.0);
+    Ok((report, objective.metrics(&sums), stops))
 }
 
 /// The engine's side of an objective.

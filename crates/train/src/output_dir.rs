@@ -32,6 +32,7 @@ impl OutputDir {
         let path = output.output_dir.clone();
         let lock = lock(&path)?;
         let mut dir = OutputDir { path, replaces: false, _lock: Some(lock) };
+        // `auto` goes on from what is there: nothing is replaced.
         if output.resume_from_checkpoint == Resume::No {
             let latest = lockstep_ckpt::latest(&dir.checkpoints())?;
             let damaged = latest.skipped.first().map(|skipped| &skipped.path);
@@ -53,8 +54,9 @@ impl OutputDir {
     }
 
     /// Removes what must not stay beside a new run: checkpoints that are to be replaced, and what killed
-    /// runs left unfinished. Called when nothing but training is left to do.
-    pub(crate) fn sweep(&self) -> Result<(), TrainError> {
+    /// runs left unfinished. Called when nothing but training is left to do. From here on the checkpoints are those of
+    /// this launch, and a restart of it may go on from them: see [`belongs_to`].
+    pub(crate) fn sweep(&self, launch_id: Option<&str>) -> Result<(), TrainError> {
         let checkpoints = self.checkpoints();
         if self.replaces {
             fs::remove_dir_all(&checkpoints).map_err(failed(&checkpoints))?;
@@ -69,7 +71,13 @@ impl OutputDir {
                 fs::remove_dir_all(entry.path()).map_err(failed(&entry.path()))?;
             }
         }
-        Ok(())
+        match launch_id {
+            Some(id) => {
+                let path = self.path.join(LAUNCH);
+                fs::write(&path, format!("{id}\n")).map_err(failed(&path))
+            }
+            None => Ok(()),
+        }
     }
 
     /// What is in the way of the model folder is told now, not when the training is done.
@@ -96,6 +104,17 @@ impl OutputDir {
 }
 
 const LOCK: &str = ".lock";
+/// Names the launch whose run has the directory, restarts included.
+const LAUNCH: &str = ".launch";
+
+/// Whether the ranks of this launch have come to their first step in this output directory. Until then, what is there
+/// is an earlier run's.
+pub fn belongs_to(output_dir: &Path, launch_id: &str) -> bool {
+    let mut text = String::new();
+    let read =
+        fs::File::open(output_dir.join(LAUNCH)).and_then(|file| file.take(1024).read_to_string(&mut text));
+    read.is_ok() && text.trim_end() == launch_id
+}
 
 /// Makes the directory, takes its lock and writes into that who has it.
 fn lock(dir: &Path) -> Result<LockFile, TrainError> {

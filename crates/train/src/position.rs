@@ -21,12 +21,23 @@ pub(crate) struct Position {
     pub(crate) best: Option<Best>,
     /// In fp16.
     pub(crate) scale: Option<ScaleState>,
+    /// The run was stopped before the evaluation that is due after this step.
+    pub(crate) owes_evaluation: bool,
 }
 
 impl Position {
     /// Before the first step.
     pub(crate) fn start(scale: Option<ScaleState>) -> Position {
-        Position { step: 0, updates: 0, tokens_total: 0, skipped: 0, skipped_in_a_row: 0, best: None, scale }
+        Position {
+            step: 0,
+            updates: 0,
+            tokens_total: 0,
+            skipped: 0,
+            skipped_in_a_row: 0,
+            best: None,
+            scale,
+            owes_evaluation: false,
+        }
     }
 
     pub(crate) fn counters(&self) -> BTreeMap<String, u64> {
@@ -37,6 +48,7 @@ impl Position {
             ("skipped_in_a_row", self.skipped_in_a_row),
         ];
         counters.extend(self.best.map(|best| ("best_step", best.step)));
+        counters.extend(self.owes_evaluation.then_some(("owes_evaluation", 1)));
         if let Some(scale) = &self.scale {
             counters.extend([("scale_patience", scale.patience), ("scale_stable", scale.stable)]);
         }
@@ -80,6 +92,7 @@ impl Position {
             skipped_in_a_row: checkpoint.counter("skipped_in_a_row")?,
             best,
             scale,
+            owes_evaluation: checkpoint.meta().counters.contains_key("owes_evaluation"),
         })
     }
 }

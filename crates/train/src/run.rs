@@ -11,7 +11,7 @@ use lockstep_core::{Bytes, Rank, Step};
 use lockstep_data::{Dataset, Order, Window};
 use lockstep_device::{Device, Machine, Memory, Queue};
 use lockstep_engine::{Comms, Engine, EngineError, Resources, Updates};
-use lockstep_observe::{Progress, StepRecord};
+use lockstep_observe::{EvalRecord, Progress, StepRecord};
 use lockstep_plan::RunPlan;
 
 use crate::bad_step::Bad;
@@ -19,13 +19,14 @@ use crate::error::TrainError;
 use crate::evaluate::{Best, Evaluator};
 use crate::feed::Feed;
 use crate::journal::Journal;
-use crate::objective::{Objective, WindowCounts, train_step};
+use crate::objective::{Objective, WindowCounts, train_step_asking};
 use crate::position::Position;
 use crate::rate::RateSchedule;
 use crate::save::{self, Identity};
 use crate::scaler::LossScaler;
 use crate::setup::Prepared;
 use crate::sft::Sft;
+use crate::stop::StopRequest;
 
 /// How a run ended.
 #[derive(Clone, Debug)]
@@ -34,6 +35,8 @@ pub struct Outcome {
     pub last_loss: Option<f64>,
     pub model_dir: PathBuf,
     pub checkpoint: Option<PathBuf>,
+    /// The run was asked to stop and did, before its end. There is no model folder of it.
+    pub stopped: bool,
     /// Where the system can say.
     pub memory: Option<MemoryUse>,
 }
@@ -94,8 +97,9 @@ pub fn train(
     train_with(config, config_text, prepared, connect, &mut Sft::default(), progress)
 }
 
-/// Trains to the end. `config_text` goes into checkpoints, for people. In a world of several ranks all call
-/// it alike; rank 0 keeps the log and writes the model folder.
+/// Trains to the end, or until [`Prepared::stop`] is raised: then a checkpoint is saved after the step in progress.
+/// `config_text` goes into checkpoints, for people. In a world of several ranks all call it alike; rank 0 keeps the
+/// log and writes the model folder.
 pub fn train_with(
     config: &RunConfig,
     config_text: &str,
@@ -133,7 +137,7 @@ pub fn train_with(
     // Nobody trains, and nothing is swept away, before everybody is ready to.
     engine.barrier("the start")?;
     let mut log = if rank == Rank(0) {
-        output.sweep()?;
+        output.sweep(prepared.launch_id.as_deref())?;
         let resume_step = checkpoint.as_ref().map(|_| position.step);
         Journal::open(output.path(), config.output.tensorboard.as_deref(), resume_step)?
     } else {
@@ -153,20 +157,27 @@ pub fn train_with(
         last_loss: None,
         model_dir: output.model(),
         checkpoint: checkpoint_path.clone(),
+        stopped: false,
         memory: None,
     };
     let mut feed = Feed::new(config, &dataset, &run.order, rank, position.step, run.total_steps);
     progress.start(position.step + 1, run.total_steps);
     let starts = checkpoint_path.is_none() && config.eval.on_start;
     if let Some(evaluator) = evaluator.as_mut().filter(|_| starts) {
-        let record = evaluator.evaluate(&mut engine, 0, 0.0)?;
-        log.evaluation(&record)?;
-        progress.evaluation(&record);
+        evaluate(evaluator, &mut engine, (0, 0.0), &mut log, progress)?;
     }
+    if let Some(evaluator) = evaluator.as_mut().filter(|_| position.owes_evaluation) {
+        let at = (position.step, run.order.epoch(Step(position.step)));
+        let record = evaluate(evaluator, &mut engine, at, &mut log, progress)?;
+        Best::update(&mut position.best, &record, config);
+    }
+    position.owes_evaluation = false;
+    prepared.stop.steps_begin();
     while position.step < run.total_steps {
         let start = Instant::now();
         let stepped = feed.next().map_err(TrainError::from).and_then(|window| {
-            run.step(&mut engine, &window, start, objective, &mut position).map(|told| (window, told))
+            let told = run.step(&mut engine, &window, start, objective, &prepared.stop, &mut position)?;
+            Ok((window, told))
         });
         let (window, told) = match stepped {
             Ok(stepped) => stepped,
@@ -191,13 +202,15 @@ pub fn train_with(
         }
         let sound = run.is_sound(&position);
         let mut improved = false;
-        if let Some(evaluator) = evaluator.as_mut().filter(|_| run.evaluates_after(position.step)) {
-            let record = evaluator.evaluate(&mut engine, position.step, told.record.epoch)?;
-            log.evaluation(&record)?;
-            progress.evaluation(&record);
+        // An evaluation may take longer than the time there is to stop: it is made when the run goes on.
+        position.owes_evaluation = told.stops && run.evaluates_after(position.step);
+        let evaluates = !told.stops && run.evaluates_after(position.step);
+        if let Some(evaluator) = evaluator.as_mut().filter(|_| evaluates) {
+            let at = (position.step, told.record.epoch);
+            let record = evaluate(evaluator, &mut engine, at, &mut log, progress)?;
             improved = sound && Best::update(&mut position.best, &record, config);
         }
-        if sound && run.saves_after(position.step, improved) {
+        if sound && (told.stops || run.saves_after(position.step, improved)) {
             log.sync()?;
             let path = save::save_checkpoint(&engine, &output.checkpoints(), &position, &identity)?;
             log.event(&format!("checkpoint {}", path.display()))?;
@@ -205,6 +218,14 @@ pub fn train_with(
                 run.retain(&output.checkpoints(), &position)?;
             }
             outcome.checkpoint = Some(path);
+        }
+        if told.stops {
+            let text = prepared.stop.report(position.step, outcome.checkpoint.as_deref(), sound);
+            tell(&text, &mut log, progress)?;
+            log.sync()?;
+            progress.finish();
+            outcome.stopped = true;
+            return Ok(outcome);
         }
     }
     run.check_trained(&position).map_err(|error| error.with_checkpoint(outcome.checkpoint.clone()))?;
@@ -255,6 +276,20 @@ fn tell(text: &str, log: &mut Journal, progress: &mut dyn Progress) -> Result<()
     Ok(log.event(text)?)
 }
 
+/// Evaluates after the step `at`, given with its epoch, and reports it.
+fn evaluate(
+    evaluator: &mut Evaluator<'_>,
+    engine: &mut Engine,
+    at: (u64, f64),
+    log: &mut Journal,
+    progress: &mut dyn Progress,
+) -> Result<EvalRecord, TrainError> {
+    let record = evaluator.evaluate(engine, at.0, at.1)?;
+    log.evaluation(&record)?;
+    progress.evaluation(&record);
+    Ok(record)
+}
+
 /// Takes the plan's memory, reaches the other ranks, and is ready to run.
 pub(crate) fn make_engine(
     config: &RunConfig,
@@ -299,6 +334,8 @@ struct Told {
     record: StepRecord,
     others: Vec<(&'static str, f64)>,
     warning: Option<String>,
+    /// A rank was asked to stop; all ranks learn it in the same step.
+    stops: bool,
 }
 
 impl<'a> Run<'a> {
@@ -375,6 +412,7 @@ impl<'a> Run<'a> {
         window: &Window,
         start: Instant,
         objective: &mut dyn Objective,
+        stop: &StopRequest,
         position: &mut Position,
     ) -> Result<Told, TrainError> {
         let step = position.step;
@@ -395,7 +433,9 @@ impl<'a> Run<'a> {
         if let Some(scale) = loss_scale {
             engine.set_loss_scale(scale);
         }
-        let (report, metrics) = train_step(engine, objective, &window.batches, &counts, &updates)?;
+        let asked = || stop.is_raised();
+        let (report, metrics, stops) =
+            train_step_asking(engine, objective, &window.batches, &counts, &updates, &asked)?;
         position.step += 1;
         position.tokens_total += tokens;
         let finite = !report.skipped && metrics.loss.is_finite();
@@ -419,6 +459,6 @@ impl<'a> Run<'a> {
             skipped: report.skipped,
             loss_scale,
         };
-        Ok(Told { record, others: metrics.others, warning })
+        Ok(Told { record, others: metrics.others, warning, stops })
     }
 }

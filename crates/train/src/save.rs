@@ -153,7 +153,7 @@ pub(crate) fn find_checkpoint(
 ) -> Result<Option<Checkpoint>, TrainError> {
     let root = match resume {
         Resume::No => return Ok(None),
-        Resume::Latest => root.to_path_buf(),
+        Resume::Latest | Resume::Auto => root.to_path_buf(),
         Resume::Path(path) if path.file_name().is_some_and(|n| n == "latest") => {
             path.parent().unwrap_or(path).to_path_buf()
         }
@@ -169,6 +169,13 @@ pub(crate) fn find_checkpoint(
     match (found, skipped.first()) {
         (Some(checkpoint), _) => Ok(Some(checkpoint)),
         (None, Some(damaged)) => Err(TrainError::AllDamaged { dir: root, why: damaged.why.to_string() }),
+        (None, None) if *resume == Resume::Auto => {
+            let dir = root.display();
+            note(&format!(
+                "resume_from_checkpoint: auto: no checkpoint in {dir}, the run starts from the beginning"
+            ));
+            Ok(None)
+        }
         (None, None) => Err(TrainError::NothingToResume { dir: root }),
     }
 }

@@ -22,6 +22,7 @@ use crate::objective::Objective;
 use crate::output_dir::OutputDir;
 use crate::save;
 use crate::sft::Sft;
+use crate::stop::StopRequest;
 
 /// Resident bytes of a process beside its arena, tokenizer and data: code, stacks, the allocator, buffers
 /// between files and the arena. Measured on Linux x86-64 as the peak that the kernel reports less the
@@ -68,6 +69,10 @@ pub struct Prepared {
     pub machine: Machine,
     /// Asks the system for the most memory this process has held, where it can say.
     pub peak_memory: fn() -> Option<Bytes>,
+    /// Asks the run to stop after the step it is in.
+    pub stop: StopRequest,
+    /// Tells this launch from all others, its restarts included: a restart goes on from checkpoints of its own launch.
+    pub launch_id: Option<String>,
     pub(crate) output: OutputDir,
     /// What the run goes on from.
     pub(crate) checkpoint: Option<Checkpoint>,
@@ -140,6 +145,8 @@ pub fn prepare_for(
         plan,
         machine,
         peak_memory: || None,
+        stop: StopRequest::default(),
+        launch_id: None,
         output,
         checkpoint,
         notes,

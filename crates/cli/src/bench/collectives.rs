@@ -20,6 +20,7 @@ use super::place::failed;
 use super::table::per_second;
 use crate::args::{BenchCollectives, Launch};
 use crate::report::{self, Failure};
+use crate::stop::GRACE;
 use crate::train::launch_failed;
 use crate::{gpu, launch, ranks};
 
@@ -90,14 +91,14 @@ fn settings(args: &BenchCollectives) -> Vec<String> {
 }
 
 fn start(args: &BenchCollectives) -> Result<ExitCode, Failure> {
-    let config = launch::load(&Launch::on_this_host(&settings(args), Some(args.nproc)))?;
+    let config = launch::load(&Launch::on_this_host(&settings(args), Some(args.nproc), GRACE))?;
     if config.plan.world_size() == 1 {
         return Err(Box::new(Alone));
     }
     let largest = format!("--largest={}", args.largest);
     let mut words = vec!["bench", "collectives", &largest];
     words.extend(args.json.then_some("--json"));
-    launch::start(&Launch::on_this_host(&args.settings, Some(args.nproc)), &config, &words)
+    launch::start(&Launch::on_this_host(&args.settings, Some(args.nproc), GRACE), &config, &words)
 }
 
 fn as_rank(args: &BenchCollectives, world: &World) -> Result<ExitCode, Failure> {

@@ -3,6 +3,7 @@
 mod corpus;
 
 use std::path::Path;
+use std::process::ExitCode;
 
 use lockstep_core::{Fault, FaultClass};
 use lockstep_device::Machine;
@@ -10,6 +11,7 @@ use lockstep_train::generate::{Generator, GeneratorSpec, Sampling};
 
 use crate::args::Quickstart;
 use crate::report::{self, Failure};
+use crate::stop::{GRACE, Stopper};
 use crate::train::boxed;
 
 /// The run's configuration, also written beside its data.
@@ -40,7 +42,7 @@ impl Fault for CannotWrite {
     }
 }
 
-pub(crate) fn run(args: &Quickstart) -> Result<(), Failure> {
+pub(crate) fn run(args: &Quickstart) -> Result<ExitCode, Failure> {
     // As a setting it is the same wish, and the data and the configuration belong there too.
     let set = args.settings.iter().rev().find_map(|setting| setting.strip_prefix("output_dir="));
     let dir = set.map_or(args.output_dir.as_path(), Path::new);
@@ -52,7 +54,10 @@ pub(crate) fn run(args: &Quickstart) -> Result<(), Failure> {
     let settings: Vec<String> =
         [config.display().to_string()].into_iter().chain(args.settings.iter().cloned()).collect();
     let (run_config, run_text) = report::load(&settings, &[])?;
-    crate::train::alone(&run_config, &run_text)?;
+    let code = crate::train::alone(&run_config, &run_text, &Stopper::listen(GRACE, None)?)?;
+    if code != ExitCode::SUCCESS {
+        return Ok(code);
+    }
     let score = score(dir, &held_out)?;
     report::say("");
     report::say(&score);
@@ -63,7 +68,7 @@ pub(crate) fn run(args: &Quickstart) -> Result<(), Failure> {
          The run's configuration, to change and run with `lockstep train`: {}",
         config.display()
     ));
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Writes the problems to train on, shows some, and returns the ones to score.

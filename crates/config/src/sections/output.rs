@@ -36,6 +36,8 @@ pub enum Resume {
     No,
     /// From the newest complete checkpoint of the output folder.
     Latest,
+    /// As `Latest`; where there is no checkpoint, the run starts from the beginning.
+    Auto,
     Path(PathBuf),
 }
 
@@ -147,7 +149,8 @@ fn read_resume(r: &mut Reader<'_>) -> Resume {
         Some(false) => return Resume::No,
         None => {}
     }
-    match r.text_of("resume_from_checkpoint", "true, false, latest or a path", &node) {
+    match r.text_of("resume_from_checkpoint", "true, false, auto, latest or a path", &node) {
+        Some(text) if text == "auto" => Resume::Auto,
         Some(text) if text == "latest" => Resume::Latest,
         Some(path) => Resume::Path(path.into()),
         None => Resume::No,

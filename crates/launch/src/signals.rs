@@ -1,0 +1,118 @@
+//! Signals as bytes in pipes: a loop or thread reads them when it looks.
+
+use std::io::Read as _;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+
+use crate::error::LaunchError;
+use crate::serve::IDLE;
+
+/// A signal that asks a process to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndSignal {
+    /// Ctrl-C.
+    Interrupt,
+    Hangup,
+    /// SIGTERM and SIGUSR1, as schedulers send them some time before they end the process: save, then end.
+    Stop {
+        name: &'static str,
+    },
+}
+
+impl EndSignal {
+    fn of(signal: i32) -> Option<EndSignal> {
+        match signal {
+            SIGINT => Some(EndSignal::Interrupt),
+            SIGHUP => Some(EndSignal::Hangup),
+            SIGTERM => Some(EndSignal::Stop { name: "SIGTERM" }),
+            SIGUSR1 => Some(EndSignal::Stop { name: "SIGUSR1" }),
+            _ => None,
+        }
+    }
+
+    /// What a process ends with that was ended by it.
+    pub fn exit_code(self) -> u8 {
+        128 + self.number()
+    }
+
+    /// SIGUSR1 counts as SIGTERM.
+    pub(crate) fn number(self) -> u8 {
+        let number = match self {
+            EndSignal::Interrupt => SIGINT,
+            EndSignal::Hangup => SIGHUP,
+            EndSignal::Stop { .. } => SIGTERM,
+        };
+        number as u8
+    }
+}
+
+/// Catches signals while it lives.
+pub struct Signals {
+    ends: Vec<(i32, UnixStream)>,
+    ids: Vec<signal_hook::SigId>,
+}
+
+impl Signals {
+    /// SIGTERM and SIGUSR1.
+    pub fn that_stop() -> Result<Signals, LaunchError> {
+        Signals::catch(&[SIGTERM, SIGUSR1])
+    }
+
+    /// All that ask to end, and those that tell of the end of a child.
+    pub(crate) fn of_launcher() -> Result<Signals, LaunchError> {
+        Signals::catch(&[SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD])
+    }
+
+    fn catch(list: &[i32]) -> Result<Signals, LaunchError> {
+        let mut signals = Signals { ends: Vec::new(), ids: Vec::new() };
+        let mut add = |signal| -> std::io::Result<()> {
+            let (read, write) = UnixStream::pair()?;
+            read.set_nonblocking(true)?;
+            signals.ids.push(signal_hook::low_level::pipe::register(signal, write)?);
+            signals.ends.push((signal, read));
+            Ok(())
+        };
+        for signal in list {
+            add(*signal).map_err(|cause| LaunchError::System { what: "listen to signals", cause })?;
+        }
+        Ok(signals)
+    }
+
+    /// Waits for a signal that asks us to end: for at most so long, or until one comes.
+    pub fn next(&self, timeout: Option<Duration>) -> Option<EndSignal> {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        self.poll::<UnixStream>(&[], timeout.as_ref())
+    }
+
+    /// Waits a moment for a signal, a child's end or something to read. The signal that asks us to end.
+    pub(crate) fn wait<T: AsFd>(&self, others: &[&T]) -> Option<EndSignal> {
+        self.poll(others, Some(&IDLE))
+    }
+
+    fn poll<T: AsFd>(&self, others: &[&T], timeout: Option<&Timespec>) -> Option<EndSignal> {
+        let mut fds: Vec<PollFd<'_>> =
+            self.ends.iter().map(|(_, end)| PollFd::new(end, PollFlags::IN)).collect();
+        fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)));
+        let _ = poll(&mut fds, timeout);
+        let mut came = None;
+        for (signal, end) in &self.ends {
+            // Every repetition counts as one: what matters is that it came again later.
+            if matches!((&*end).read(&mut [0; 64]), Ok(1..)) {
+                came = EndSignal::of(*signal).or(came);
+            }
+        }
+        came
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for id in self.ids.drain(..) {
+            signal_hook::low_level::unregister(id);
+        }
+    }
+}
