@@ -22,6 +22,8 @@ pub enum DataError {
     FileMissing { path: PathBuf },
     #[error("{} has no data files in it", path.display())]
     EmptyFolder { path: PathBuf },
+    #[error("{} lies more than {max_depth} folders deep", path.display())]
+    TooDeep { path: PathBuf, max_depth: usize },
     #[error("no file matches {}", pattern.display())]
     NoMatch { pattern: PathBuf },
     #[error("{} is of no kind that is read", path.display())]
@@ -191,6 +193,7 @@ impl Fault for DataError {
                 "files whose names end in {} are read; text also compressed, as .gz or .zst.",
                 ENDINGS.map(|ending| format!(".{ending}")).join(", ")
             ),
+            DataError::TooDeep { .. } => "name the folders that have the data.".into(),
             DataError::NotAFile { .. } => "name a file or a folder.".into(),
             DataError::Codec { path, .. } => format!(
                 "write it again with another compression, in Python: import pyarrow.parquet as pq; \
