@@ -22,6 +22,7 @@ mod output_folder;
 mod prepare;
 mod resume;
 mod selftest;
+mod secrets;
 mod start_up;
 mod support;
 mod tensors;
