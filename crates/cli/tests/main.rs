@@ -11,6 +11,7 @@ mod device;
 mod doctor;
 mod evaluation;
 mod export;
+mod first_save;
 mod generate;
 mod half_precision;
 mod kill_and_resume;

@@ -41,7 +41,7 @@ pub enum DataError {
     #[error("there is no column `{name}` to give another name to")]
     UnknownColumn { name: String },
     /// A pipe, a socket.
-    #[error("data file {} is not a regular file", path.display())]
+    #[error("{} is not a regular file", path.display())]
     NotAFile { path: PathBuf },
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
@@ -194,7 +194,10 @@ impl Fault for DataError {
                 ENDINGS.map(|ending| format!(".{ending}")).join(", ")
             ),
             DataError::TooDeep { .. } => "name the folders that have the data.".into(),
-            DataError::NotAFile { .. } => "name a file or a folder.".into(),
+            DataError::NotAFile { .. } => "name a file, not a pipe or a device.".into(),
+            DataError::TokenizerTooLarge { .. } => {
+                "it is not what its name says: fetch or write the tokenizer's files again.".into()
+            }
             DataError::Codec { path, .. } => format!(
                 "write it again with another compression, in Python: import pyarrow.parquet as pq; \
                  pq.write_table(pq.read_table({0:?}), {0:?}, compression=\"snappy\")",

@@ -6,7 +6,7 @@
 //! `tokenizer.json`, and slow Python tokenizers.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +38,8 @@ const BESIDE: [&str; 3] = [CONFIG, SPECIALS, TEMPLATE];
 const SPECIAL_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 const FILE_CAP: Bytes = Bytes(256 << 20);
+/// Chat templates are written by people, and rendered for every row.
+const TEMPLATE_CAP: Bytes = Bytes(1 << 20);
 /// What ends a document in tokenizers that do not say, most telling first.
 const KNOWN_EOS: [&str; 6] =
     ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>"];
@@ -274,22 +276,31 @@ pub(crate) fn beside(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, DataError>
     Ok(files)
 }
 
-/// A whole file, or `None` where there is none.
+/// A whole file, or `None` where there is none. A link to nothing is an error: whoever made it meant a file.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     let error = |source| DataError::Read { path: path.into(), source };
     let found = match path.metadata() {
         Ok(found) => found,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound && !path.is_symlink() => return Ok(None),
         Err(e) => return Err(error(e)),
     };
     if !found.is_file() {
         return Err(DataError::NotAFile { path: path.into() });
     }
-    if found.len() > FILE_CAP.0 {
-        let size = Bytes(found.len());
-        return Err(DataError::TokenizerTooLarge { path: path.into(), size, cap: FILE_CAP });
+    let is_template = path.extension().is_some_and(|ending| ending == "jinja");
+    let cap = if is_template { TEMPLATE_CAP } else { FILE_CAP };
+    let too_large = |size| DataError::TokenizerTooLarge { path: path.into(), size: Bytes(size), cap };
+    if found.len() > cap.0 {
+        return Err(too_large(found.len()));
     }
-    fs::read(path).map(Some).map_err(error)
+    // The file may grow meanwhile.
+    let mut bytes = Vec::with_capacity(found.len() as usize);
+    let file = fs::File::open(path).map_err(error)?;
+    file.take(cap.0 + 1).read_to_end(&mut bytes).map_err(error)?;
+    if bytes.len() as u64 > cap.0 {
+        return Err(too_large(bytes.len() as u64));
+    }
+    Ok(Some(bytes))
 }
 
 /// The token that ends a document: as the files beside the tokenizer name it, else a well-known one.

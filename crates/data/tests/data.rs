@@ -300,5 +300,8 @@ fn messages_about_tokenizers() {
     assert_snapshot!(dir.show(&load_with(&spec, &tokenizer).unwrap_err()), @"[65] train.jsonl row 1: the tokenizer cannot encode it: WordLevel error: Missing [UNK] token from the vocabulary");
     let large = dir.path("large.json");
     fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
-    assert_snapshot!(load(large), @"[65] large.json is 1.00 GiB, more than the 256 MiB a tokenizer file may have");
+    assert_snapshot!(load(large), @r"
+    [65] large.json is 1.00 GiB, more than the 256 MiB a tokenizer file may have
+    hint: it is not what its name says: fetch or write the tokenizer's files again.
+    ");
 }

@@ -44,6 +44,7 @@ impl OutputDir {
             }
         }
         dir.check_model_folder()?;
+        dir.check_checkpoints()?;
         Ok(dir)
     }
 
@@ -82,6 +83,21 @@ impl OutputDir {
         Ok(())
     }
 
+    /// Writes a file where checkpoints go, and takes it away again. The lock has shown the same for the folder above.
+    fn check_checkpoints(&self) -> Result<(), TrainError> {
+        let folder = self.checkpoints();
+        let probe = LockFile::try_take(&folder.join(PROBE));
+        match probe.map_err(|(path, cause)| TrainError::Output { path, cause })? {
+            Ok(probe) => {
+                let mut file = probe.file();
+                let written = file.write_all(b"probe").and_then(|()| file.sync_all());
+                written.map_err(failed(&folder))
+            }
+            // Somebody else writes there.
+            Err(_) => Ok(()),
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -96,6 +112,8 @@ impl OutputDir {
 }
 
 const LOCK: &str = ".lock";
+/// Written and removed at once, to see whether it can be.
+const PROBE: &str = ".probe";
 
 /// Makes the directory, takes its lock and writes into that who has it.
 fn lock(dir: &Path) -> Result<LockFile, TrainError> {

@@ -110,6 +110,7 @@ pub fn prepare_for(
     if let Some(folder) = &folder {
         save::check_weights(folder, &shape)?;
     }
+    let folder_texts = folder_texts(config)?;
     let max_length = config.data.max_length as usize;
     if max_length - 1 > shape.max_positions {
         return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
@@ -125,6 +126,7 @@ pub fn prepare_for(
         return Err(TrainError::NothingToEvaluate);
     }
     let chat = chat_rows(config, &mut tokenizer)?;
+    save::check_writable(&tokenizer)?;
     let dataset = Arc::new(prepare_train(config, &tokenizer, chat.as_ref())?);
     let eval = prepare_eval(config, &tokenizer, chat.as_ref())?;
     notes.extend(evaluation_notes(config, eval.is_some()));
@@ -143,7 +145,7 @@ pub fn prepare_for(
         output,
         checkpoint,
         notes,
-        folder_texts: folder_texts(config),
+        folder_texts,
     })
 }
 
@@ -182,10 +184,12 @@ pub fn model_folder(path: &Path) -> PathBuf {
     if is_run { inner } else { path.into() }
 }
 
-fn folder_texts(config: &RunConfig) -> [Option<String>; 2] {
-    ["config.json", "generation_config.json"].map(|name| match &config.model.source {
-        ModelSource::Folder(path) => std::fs::read_to_string(path.join(name)).ok(),
-        _ => None,
+fn folder_texts(config: &RunConfig) -> Result<[Option<String>; 2], TrainError> {
+    Ok(match &config.model.source {
+        ModelSource::Folder(path) => {
+            [Some(ModelFolder::read_config(path)?), ModelFolder::read_generation_config(path)?]
+        }
+        _ => [None, None],
     })
 }
 
