@@ -137,7 +137,7 @@ pub enum RowFault {
     },
     #[error("`conversations`, message {number}: `from` is `{tag}`")]
     UnknownTag { number: usize, tag: String },
-    #[error("token id {id} is outside the tokenizer's {vocab}")]
+    #[error("token id {id} is outside the vocabulary of {vocab}")]
     IdOutside { id: u32, vocab: usize },
     #[error("`{field}` has {found} entries, `input_ids` {ids}")]
     LengthsDiffer { field: &'static str, found: usize, ids: usize },
@@ -149,6 +149,8 @@ pub enum RowFault {
     MixedFormats { format: Format, first: Format, first_row: u64 },
     #[error("this row ({format}) is a conversation, and there is no chat template")]
     NoTemplate { format: Format },
+    #[error("this row ({format}) is text, and there is no tokenizer")]
+    NoTokenizer { format: Format },
     #[error("the chat template cannot render it: {why}")]
     Template { why: String },
     #[error("the tokenizer cannot encode it: {why}")]
@@ -247,8 +249,9 @@ impl Fault for DataError {
                 "name a tokenizer.json, a folder that has one, or use the built-in `byte` tokenizer.".into()
             }
             DataError::TokenizerNotInFolder { .. } => {
-                "load the folder with AutoTokenizer.from_pretrained in transformers and save it with \
-                 save_pretrained: that writes tokenizer.json."
+                "text needs the tokenizer that the model was trained with: copy its tokenizer.json into the \
+                 folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with \
+                 save_pretrained."
                     .into()
             }
             DataError::TokenizerMalformed { .. } => {
@@ -306,7 +309,14 @@ impl RowFault {
                 Some("drop the column, or set `columns` so that another one is read.".into())
             }
             RowFault::IdOutside { .. } => {
-                Some("the rows were tokenised with another tokenizer: name that one.".into())
+                Some(
+                    "the rows were tokenised with another tokenizer: name that one. With `tokenizer: none` the \
+                     model's vocab_size decides."
+                        .into(),
+                )
+            }
+            RowFault::NoTokenizer { .. } => {
+                Some("name a tokenizer with `tokenizer`, or give rows of `input_ids` alone.".into())
             }
             RowFault::LabelDiffers { .. } => {
                 Some("a label is the token itself, or -100 where it is not to be learned.".into())

@@ -61,8 +61,13 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Kind {
+    /// Rows are token ids, and there is no text.
+    None,
     Byte,
-    Library { library: Box<tokenizers::Tokenizer>, fast: Option<Box<FastBpe>> },
+    Library {
+        library: Box<tokenizers::Tokenizer>,
+        fast: Option<Box<FastBpe>>,
+    },
 }
 
 impl Tokenizer {
@@ -71,6 +76,25 @@ impl Tokenizer {
             TokenizerSource::Byte => Ok(Self::byte()),
             TokenizerSource::File(path) => Self::from_path(path),
         }
+    }
+
+    /// What stands for a tokenizer where all rows are token ids below `vocab_size`: it has no files and knows no text.
+    pub fn none(vocab_size: usize) -> Self {
+        let hash = blake3::hash(format!("token ids below {vocab_size}").as_bytes());
+        Tokenizer {
+            kind: Kind::None,
+            eos: None,
+            vocab_size,
+            fingerprint: hash.to_hex().to_string(),
+            files: Vec::new(),
+            folder: None,
+            special_tokens: Vec::new(),
+        }
+    }
+
+    /// Whether this is [`Tokenizer::none`].
+    pub fn is_none(&self) -> bool {
+        matches!(self.kind, Kind::None)
     }
 
     fn byte() -> Self {
@@ -131,6 +155,7 @@ impl Tokenizer {
 
     fn ids(&self, text: &str, add_special: bool) -> Result<Vec<u32>, DataError> {
         match &self.kind {
+            Kind::None => Err(no_tokenizer()),
             Kind::Byte => {
                 let mut ids = Vec::with_capacity(text.len());
                 byte_level::encode(text, &mut ids);
@@ -153,6 +178,7 @@ impl Tokenizer {
     /// several tokens may be given to each of them whole.
     pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), DataError> {
         match &self.kind {
+            Kind::None => Err(no_tokenizer()),
             Kind::Byte => {
                 let ids = self.ids(text, false)?;
                 let mut end = 0;
@@ -174,10 +200,11 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`, with or without special tokens.
+    /// The text of `ids`, with or without special tokens. Without a tokenizer, the ids themselves.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
         let error = |why| DataError::Tokenizer { action: "decode", why };
         match &self.kind {
+            Kind::None => Ok(ids.iter().map(|id| format!("{id} ")).collect()),
             Kind::Byte => byte_level::decode(ids, skip_special)
                 .map_err(|id| error(format!("id {id} is outside the vocabulary of {}", self.vocab_size))),
             Kind::Library { library, .. } => {
@@ -190,7 +217,7 @@ impl Tokenizer {
     /// as what the first preparing takes beyond a run that finds its data, for each of two threads.
     pub(crate) fn thread_bytes(&self) -> Bytes {
         match &self.kind {
-            Kind::Byte => Bytes::ZERO,
+            Kind::None | Kind::Byte => Bytes::ZERO,
             Kind::Library { .. } => Bytes(6 << 20),
         }
     }
@@ -248,6 +275,10 @@ impl Tokenizer {
         }
         Ok(())
     }
+}
+
+fn no_tokenizer() -> DataError {
+    DataError::Tokenizer { action: "encode", why: "there is none, for the data was token ids".into() }
 }
 
 /// The `tokenizer.json` that `path` names.

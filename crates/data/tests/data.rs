@@ -276,7 +276,7 @@ fn messages_about_tokenizers() {
     dir.write("tokenizer.model", "");
     assert_snapshot!(load(dir.0.path().into()), @r"
     [66] DIR has no tokenizer.json; it has tokenizer.model
-    hint: load the folder with AutoTokenizer.from_pretrained in transformers and save it with save_pretrained: that writes tokenizer.json.
+    hint: text needs the tokenizer that the model was trained with: copy its tokenizer.json into the folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with save_pretrained.
     ");
     assert_snapshot!(load(dir.write("tokenizer.json", "{\"version\": ")), @r"
     [65] tokenizer.json is not a tokenizer: EOF while parsing a value at line 1 column 12
