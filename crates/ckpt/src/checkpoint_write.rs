@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use lockstep_core::{DType, Step};
 
 use crate::durable::{
-    exchange, fresh_dir, is_plain_name, parent, remove_dir, rename, sync_dir, with_suffix, write_synced,
+    exchange, fresh_dir, is_model_file_name, is_plain_name, parent, remove_dir, rename, sync_dir,
+    with_suffix, write_model_file, write_synced,
 };
 use crate::format::v1;
 use crate::manifest::{FileEntry, Logical, MANIFEST, Manifest, Piece};
@@ -132,13 +133,14 @@ impl CheckpointWriter {
         })
     }
 
-    /// Adds a file that is no tensors, such as the model's `config.json`.
+    /// Adds a file that is no tensors, such as the model's `config.json`. What it may be called is what
+    /// [`check_model_files`](crate::check_model_files) accepts.
     pub fn write_file(&mut self, name: &str, content: &[u8]) -> Result<(), CkptError> {
         let taken = name == MANIFEST || self.files.iter().any(|file| file.name == name);
-        if taken || !is_plain_name(name) || name.ends_with(".safetensors") {
+        if taken || !is_model_file_name(name) || name.ends_with(".safetensors") {
             return Err(CkptError::FileName { name: name.into() });
         }
-        write_synced(&self.partial.join(name), content)?;
+        write_model_file(&self.partial, name, content)?;
         let (bytes, blake3) = (content.len() as u64, blake3::hash(content).to_hex().to_string());
         self.files.push(FileEntry { name: name.into(), bytes, blake3 });
         Ok(())

@@ -1,7 +1,7 @@
 //! Files and folders that are on the disk when a call returns, and names that stay inside a folder.
 
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Component, Path, PathBuf};
 
 use lockstep_core::Bytes;
@@ -33,11 +33,15 @@ pub(crate) fn open_file(path: &Path) -> Result<(File, u64), CkptError> {
 
 /// A whole text file of at most `cap` bytes.
 pub(crate) fn read_bytes(path: &Path, cap: Bytes) -> Result<Vec<u8>, CkptError> {
-    let (_, len) = open_file(path)?;
+    let (file, len) = open_file(path)?;
+    let too_large = |size| CkptError::TooLarge { path: path.into(), size: Bytes(size), cap };
     if len > cap.0 {
-        return Err(CkptError::TooLarge { path: path.into(), size: Bytes(len), cap });
+        return Err(too_large(len));
     }
-    fs::read(path).map_err(read_error(path))
+    // The file may grow meanwhile.
+    let mut bytes = Vec::with_capacity(len as usize);
+    file.take(cap.0.saturating_add(1)).read_to_end(&mut bytes).map_err(read_error(path))?;
+    if bytes.len() as u64 > cap.0 { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
 /// Writes a small file and syncs it.
@@ -59,9 +63,13 @@ pub(crate) fn fresh_dir(path: &Path) -> Result<(), CkptError> {
     above.into_iter().filter(|dir| !dir.as_os_str().is_empty()).try_for_each(|dir| sync_dir(parent(dir)))
 }
 
-/// Removes a folder if it is there.
+/// Removes a folder if it is there, or the file that has its name.
 pub(crate) fn remove_dir(path: &Path) -> Result<(), CkptError> {
-    match fs::remove_dir_all(path) {
+    let removed = match fs::remove_dir_all(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
+        removed => removed,
+    };
+    match removed {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(write_error(path)(e)),
         _ => Ok(()),
     }
@@ -93,6 +101,28 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
+/// The one folder inside a model folder: transformers keeps chat templates in it beyond the first.
+pub(crate) const TEMPLATE_FOLDER: &str = "additional_chat_templates";
+
+/// Whether `name` may be a file beside a model's weights: a plain name, or one in [`TEMPLATE_FOLDER`].
+pub(crate) fn is_model_file_name(name: &str) -> bool {
+    match name.split_once('/') {
+        Some((folder, file)) => folder == TEMPLATE_FOLDER && is_plain_name(file),
+        None => is_plain_name(name) && name != TEMPLATE_FOLDER,
+    }
+}
+
+/// Writes a file of a model folder and syncs it, and the folder that it is in if that is not `dir`.
+pub(crate) fn write_model_file(dir: &Path, name: &str, content: &[u8]) -> Result<(), CkptError> {
+    let path = dir.join(name);
+    let folder = parent(&path);
+    if folder != dir {
+        fs::create_dir_all(folder).map_err(write_error(folder))?;
+    }
+    write_synced(&path, content)?;
+    if folder != dir { sync_dir(folder) } else { Ok(()) }
+}
+
 /// Whether `name` is one plain component: no separator, no `..`, not absolute, no control characters.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
@@ -111,6 +141,26 @@ mod tests {
         }
         for name in ["", ".", "..", "/a", "a/b", "a/", "./a", "../a", "a\\b", "C:a", "a\0", "a\n"] {
             assert!(!is_plain_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn one_folder_may_be_inside() {
+        for name in ["config.json", "additional_chat_templates/rag.jinja"] {
+            assert!(is_model_file_name(name), "{name}");
+        }
+        for name in [
+            "additional_chat_templates",
+            "additional_chat_templates/",
+            "additional_chat_templates/..",
+            "additional_chat_templates/a/b",
+            "additional_chat_templates//a",
+            "additional_chat_templates/a:b.jinja",
+            "templates/a.jinja",
+            "../config.json",
+            "/config.json",
+        ] {
+            assert!(!is_model_file_name(name), "{name}");
         }
     }
 

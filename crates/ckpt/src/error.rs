@@ -57,7 +57,7 @@ pub enum CkptError {
     LinkLeaves { file: PathBuf, target: PathBuf },
     #[error("{} exists and is not a model folder", folder.display())]
     WouldReplace { folder: PathBuf },
-    #[error("`{name}` is not a plain file name")]
+    #[error("`{}` cannot be the name of a file in a model folder", name.escape_debug())]
     FileName { name: String },
     #[error("{} is not a complete checkpoint: it has no manifest.json", path.display())]
     NoManifest { path: PathBuf },
@@ -179,9 +179,7 @@ impl Fault for CkptError {
             }
             CkptError::Write { .. } | CkptError::WouldReplace { .. } => FaultClass::CannotWrite,
             CkptError::DtypeUnwritable { .. } => FaultClass::BadConfig,
-            CkptError::Source { .. } | CkptError::FileName { .. } | CkptError::Share { .. } => {
-                FaultClass::Internal
-            }
+            CkptError::Source { .. } | CkptError::Share { .. } => FaultClass::Internal,
             _ => FaultClass::BadData,
         }
     }
@@ -228,6 +226,10 @@ impl Fault for CkptError {
             }
             CkptError::Manifest { fault, .. } if matches!(**fault, ManifestFault::Version { .. }) => {
                 "use the version of this program that wrote it, or a newer one."
+            }
+            CkptError::FileName { .. } => {
+                "rename the file; a name has no separators, colons or control characters, and is not one that \
+                 weights or manifests have."
             }
             CkptError::LinkLeaves { .. } => "replace the link by the file.",
             _ => return None,

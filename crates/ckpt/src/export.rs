@@ -1,5 +1,6 @@
 //! Writing a Hugging Face model folder, streamed: one chunk of one tensor is in memory at a time.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
@@ -7,14 +8,17 @@ use lockstep_core::{Bytes, DType};
 use serde_json::{Map, Value, json};
 
 use crate::durable::{
-    exchange, fresh_dir, is_plain_name, parent, remove_dir, rename, sync_dir, with_suffix, write_error,
-    write_synced,
+    exchange, fresh_dir, is_model_file_name, parent, remove_dir, rename, sync_dir, with_suffix, write_error,
+    write_model_file, write_synced,
 };
+use crate::manifest::MANIFEST;
 use crate::safetensors_write::write_file;
 use crate::{CkptError, Source, TensorSpec};
 
 /// Where the peers cut shards.
 pub const DEFAULT_SHARD_BYTES: Bytes = Bytes(5_000_000_000);
+
+const INDEX: &str = "model.safetensors.index.json";
 
 /// What a model folder is made of.
 #[derive(Clone, Copy, Debug)]
@@ -47,12 +51,23 @@ pub fn export_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -
     result
 }
 
-fn write_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Result<(), CkptError> {
-    for (name, content) in export.files {
-        if !is_plain_name(name) {
-            return Err(CkptError::FileName { name: name.clone() });
+/// Checks that files of these names can stand beside the weights, in a model folder and in a checkpoint: each is a
+/// plain name, or one in `additional_chat_templates`, comes once, and is not what the weights or the manifest need.
+pub fn check_model_files<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), CkptError> {
+    let mut known = BTreeSet::new();
+    for name in names {
+        let reserved = [MANIFEST, INDEX].contains(&name) || name.ends_with(".safetensors");
+        if reserved || !is_model_file_name(name) || !known.insert(name) {
+            return Err(CkptError::FileName { name: name.into() });
         }
-        write_synced(&dir.join(name), content)?;
+    }
+    Ok(())
+}
+
+fn write_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Result<(), CkptError> {
+    check_model_files(export.files.iter().map(|(name, _)| name.as_str()))?;
+    for (name, content) in export.files {
+        write_model_file(dir, name, content)?;
     }
     let shards = cut(export.tensors, export.dtype, export.shard_limit);
     let mut weight_map = Map::new();
@@ -67,7 +82,7 @@ fn write_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Res
     if shards.len() > 1 {
         let total_size: u64 = export.tensors.iter().map(|t| bytes(t, export.dtype)).sum();
         let index = json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
-        write_synced(&dir.join("model.safetensors.index.json"), format!("{index:#}\n").as_bytes())?;
+        write_synced(&dir.join(INDEX), format!("{index:#}\n").as_bytes())?;
     }
     sync_dir(dir)
 }

@@ -28,7 +28,7 @@ mod safetensors_write;
 pub use checkpoint::Checkpoint;
 pub use checkpoint_write::{CheckpointWriter, PieceSpec, TensorSpec};
 pub use error::{CkptError, IndexFault, ManifestFault, SafetensorsFault};
-pub use export::{DEFAULT_SHARD_BYTES, Export, export_folder};
+pub use export::{DEFAULT_SHARD_BYTES, Export, check_model_files, export_folder};
 pub use geometry::TensorBox;
 pub use manifest::{DataCursor, Meta};
 pub use model_folder::ModelFolder;

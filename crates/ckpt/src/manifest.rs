@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lockstep_core::{Bytes, Step};
 
-use crate::durable::is_plain_name;
+use crate::durable::{is_model_file_name, is_plain_name};
 use crate::format::{self, v1};
 use crate::{ManifestFault, TensorBox, geometry};
 
@@ -95,7 +95,9 @@ impl Manifest {
         let mut names = BTreeSet::new();
         for file in &self.files {
             let fresh = names.insert(file.name.as_str());
-            if !fresh || !is_plain_name(&file.name) || file.name == MANIFEST {
+            let weights = file.name.ends_with(".safetensors");
+            let named = if weights { is_plain_name(&file.name) } else { is_model_file_name(&file.name) };
+            if !fresh || !named || file.name == MANIFEST {
                 return Err(ManifestFault::File { name: file.name.clone() });
             }
         }

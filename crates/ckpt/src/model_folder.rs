@@ -61,6 +61,15 @@ impl ModelFolder {
         })
     }
 
+    /// The text of a folder's `generation_config.json`, if it has one.
+    pub fn read_generation_config(path: &Path) -> Result<Option<String>, CkptError> {
+        match read_text(&path.join("generation_config.json"), CONFIG_CAP) {
+            Ok(text) => Ok(Some(text)),
+            Err(CkptError::Missing { .. }) => Ok(None),
+            Err(other) => Err(other),
+        }
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -8,9 +8,11 @@ use crate::args::Cli;
 /// Rewrites what was typed: flags that no command has and the configuration knows become settings.
 pub(crate) fn to_settings(typed: Vec<String>) -> Vec<String> {
     let cli = Cli::command();
-    let Some(command) = typed.get(1).and_then(|name| cli.find_subcommand(name)) else { return typed };
+    let Some(command) = typed.get(1).and_then(|name| cli.find_subcommand(name)) else {
+        return without_secrets(typed);
+    };
     if !command.get_positionals().any(|arg| arg.get_id() == "settings") {
-        return typed;
+        return without_secrets(typed);
     }
     let is_own = |name: &str| {
         command.get_arguments().any(|arg| {
@@ -34,7 +36,8 @@ pub(crate) fn to_settings(typed: Vec<String>) -> Vec<String> {
         } else if key == "config" {
             // TRL's way to name the file, which here stands by itself.
             out.extend(given.or_else(|| rest.next()));
-        } else if lockstep_config::knows(&key) {
+        } else if lockstep_config::knows(&key) || lockstep_config::is_secret(&key) {
+            // A secret is refused as a setting, which hides its value; clap would print it.
             let value = given.or_else(|| rest.next_if(|next| !next.starts_with("--")));
             out.push(format!("{key}={}", value.as_deref().unwrap_or("true")));
         } else {
@@ -42,6 +45,16 @@ pub(crate) fn to_settings(typed: Vec<String>) -> Vec<String> {
         }
     }
     out
+}
+
+/// The same for commands that take no settings: clap, which refuses flags that it does not know, prints them as they
+/// are.
+fn without_secrets(typed: Vec<String>) -> Vec<String> {
+    let bare = |arg: String| match arg.strip_prefix("--").and_then(|flag| flag.split_once('=')) {
+        Some((name, _)) if lockstep_config::is_secret(name) => format!("--{name}"),
+        _ => arg,
+    };
+    typed.into_iter().map(bare).collect()
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! `lockstep generate`: text from prompts.
 
-use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::io::{IsTerminal, Read as _};
+use std::path::{Path, PathBuf};
 
-use lockstep_core::{DType, Fault, FaultClass};
+use lockstep_core::{Bytes, DType, Fault, FaultClass};
 use lockstep_data::Tokenizer;
 use lockstep_device::Machine;
 use lockstep_train::generate::{
@@ -222,7 +222,7 @@ fn row(prompt: &str, reply: &str, completion: &Completion) -> Value {
 fn prompts(args: &Generate) -> Result<Vec<String>, Failure> {
     let mut all = args.prompt.clone();
     if let Some(path) = &args.prompts {
-        let text = std::fs::read_to_string(path)
+        let text = read_prompts(path)
             .map_err(|cause| -> Failure { Box::new(PromptError::File { path: path.clone(), cause }) })?;
         for (i, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let bad = |why: String| -> Failure {
@@ -236,4 +236,15 @@ fn prompts(args: &Generate) -> Result<Vec<String>, Failure> {
         }
     }
     if all.is_empty() { Err(Box::new(PromptError::None)) } else { Ok(all) }
+}
+
+/// All prompts are kept in memory, so what there may be of them is bounded: the file may have no end.
+fn read_prompts(path: &Path) -> std::io::Result<String> {
+    const MAX_BYTES: u64 = 1 << 30;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(std::io::Error::other(format!("it has more than {}", Bytes(MAX_BYTES))));
+    }
+    Ok(text)
 }

@@ -1,12 +1,12 @@
 //! Loading configurations, printing, and telling people what went wrong.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use lockstep_config::{RunConfig, Source};
+use lockstep_config::{MAX_TEXT_BYTES, RunConfig, Source};
 use lockstep_core::panics::Panic;
-use lockstep_core::{Fault, FaultClass};
+use lockstep_core::{Bytes, Fault, FaultClass};
 use lockstep_launch::ErrorNote;
 
 use crate::host;
@@ -19,6 +19,8 @@ pub(crate) type Failure = Box<dyn Fault>;
 enum FileError {
     Missing { path: PathBuf },
     Unreadable { path: PathBuf, cause: std::io::Error },
+    NotAFile { path: PathBuf, what: &'static str },
+    TooLarge { path: PathBuf, cap: Bytes },
     NotText { path: PathBuf },
     TwoFiles { first: String, second: String },
     Stdout { cause: std::io::Error },
@@ -28,10 +30,18 @@ impl std::fmt::Display for FileError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             FileError::Missing { path } => {
-                write!(f, "configuration file {} does not exist", path.display())
+                // It may have been meant as a setting.
+                let name = lockstep_config::redact(&path.display().to_string());
+                write!(f, "configuration file {name} does not exist")
             }
             FileError::Unreadable { path, cause } => {
                 write!(f, "cannot read configuration file {}: {cause}", path.display())
+            }
+            FileError::NotAFile { path, what } => {
+                write!(f, "configuration file {} is {what}, not a regular file", path.display())
+            }
+            FileError::TooLarge { path, cap } => {
+                write!(f, "configuration file {} has more than {cap}", path.display())
             }
             FileError::NotText { path } => {
                 write!(f, "configuration file {} is not UTF-8 text", path.display())
@@ -49,8 +59,12 @@ impl std::error::Error for FileError {}
 impl Fault for FileError {
     fn class(&self) -> FaultClass {
         match self {
-            FileError::Missing { .. } | FileError::Unreadable { .. } => FaultClass::InputMissing,
-            FileError::NotText { .. } | FileError::TwoFiles { .. } => FaultClass::BadConfig,
+            FileError::Missing { .. } | FileError::Unreadable { .. } | FileError::NotAFile { .. } => {
+                FaultClass::InputMissing
+            }
+            FileError::TooLarge { .. } | FileError::NotText { .. } | FileError::TwoFiles { .. } => {
+                FaultClass::BadConfig
+            }
             FileError::Stdout { .. } => FaultClass::CannotWrite,
         }
     }
@@ -66,13 +80,14 @@ impl Fault for FileError {
     }
 }
 
-/// Reads the configuration from what was typed; also returns its text.
+/// Reads the configuration from what was typed; also returns its text, without secrets: it is kept and compared.
 pub(crate) fn load(settings: &[String], extra: &[String]) -> Result<(RunConfig, String), Failure> {
     let (mut overrides, files): (Vec<String>, Vec<String>) =
         settings.iter().cloned().partition(|s| is_setting(s));
     overrides.extend_from_slice(extra);
     if let [first, second, ..] = &files[..] {
-        return Err(Box::new(FileError::TwoFiles { first: first.clone(), second: second.clone() }));
+        let [first, second] = [first, second].map(|name| lockstep_config::redact(name));
+        return Err(Box::new(FileError::TwoFiles { first, second }));
     }
     let text = match files.first() {
         None => None,
@@ -81,9 +96,9 @@ pub(crate) fn load(settings: &[String], extra: &[String]) -> Result<(RunConfig, 
     let source = files.first().zip(text.as_ref()).map(|(name, text)| Source { name, text });
     let mut config = lockstep_config::load(source, &overrides).map_err(|e| -> Failure { Box::new(e) })?;
     config.data.hub = host::hub_folders();
-    let mut whole = text.unwrap_or_default();
+    let mut whole = lockstep_config::redact(&text.unwrap_or_default());
     for line in &overrides {
-        whole.push_str(&format!("# {line}\n"));
+        whole.push_str(&format!("# {}\n", lockstep_config::redact_setting(line)));
     }
     Ok((config, whole))
 }
@@ -93,12 +108,34 @@ fn is_setting(text: &str) -> bool {
     text.split_once('=').is_some_and(|(key, _)| !key.contains(['/', '\\'])) && !Path::new(text).is_file()
 }
 
+/// A configuration's text. No more of a file is read than a configuration may have, and no file is opened that may
+/// keep the reader waiting.
 fn read(path: &Path) -> Result<String, FileError> {
-    std::fs::read_to_string(path).map_err(|cause| match cause.kind() {
+    let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound => FileError::Missing { path: path.into() },
-        ErrorKind::InvalidData => FileError::NotText { path: path.into() },
         _ => FileError::Unreadable { path: path.into(), cause },
-    })
+    };
+    let kind = path.metadata().map_err(failed)?.file_type();
+    if !kind.is_file() && !is_inherited_pipe(path) {
+        let what = if kind.is_dir() { "a folder" } else { "a device, a pipe or a socket" };
+        return Err(FileError::NotAFile { path: path.into(), what });
+    }
+    let file = std::fs::File::open(path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_TEXT_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() > MAX_TEXT_BYTES {
+        return Err(FileError::TooLarge { path: path.into(), cap: Bytes(MAX_TEXT_BYTES as u64) });
+    }
+    String::from_utf8(bytes).map_err(|_| FileError::NotText { path: path.into() })
+}
+
+/// Whether `path` is a pipe that this process was started with, as the shell's `<(command)` is. Opening it does not
+/// wait for a writer.
+fn is_inherited_pipe(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt as _;
+    let inherited = path == Path::new("/dev/stdin")
+        || ["/dev/fd", "/proc/self/fd"].iter().any(|folder| path.starts_with(folder));
+    inherited && path.metadata().is_ok_and(|found| found.file_type().is_fifo())
 }
 
 /// Prints what was asked for. A reader that has seen enough (`| head`) is no error.

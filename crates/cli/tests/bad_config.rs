@@ -80,9 +80,46 @@ fn missing_config_file() {
 #[test]
 fn config_that_is_a_folder() {
     assert_snapshot!(Folder::new(RUN).refused(&["train", "."], 66), @r"
-    error: cannot read configuration file .: Is a directory (os error 21)
+    error: configuration file . is a folder, not a regular file
     hint: give the path of a YAML or JSON file, or settings as key=value.
     ");
+}
+
+/// The file is read up to the bound, not whole: these have no end, or are larger than a test machine's memory.
+#[test]
+fn config_that_is_too_large_or_has_no_end() {
+    let folder = Folder::new(RUN);
+    assert_snapshot!(folder.refused(&["train", "/dev/zero"], 66), @r"
+    error: configuration file /dev/zero is a device, a pipe or a socket, not a regular file
+    hint: give the path of a YAML or JSON file, or settings as key=value.
+    ");
+    std::fs::File::create(folder.path("huge.yaml")).unwrap().set_len(1 << 40).unwrap();
+    let ran = folder.run(&["train", "huge.yaml"]);
+    assert_eq!(ran.code, Some(64));
+    assert_snapshot!(ran.stderr, @r"
+    error: configuration file huge.yaml has more than 1.00 MiB
+    hint: give the path of a YAML or JSON file, or settings as key=value.
+    ");
+    // A pipe that nobody writes to would keep the reader waiting.
+    let made = std::process::Command::new("mkfifo").arg(folder.path("pipe.yaml")).status().unwrap();
+    assert!(made.success());
+    let ran = folder.run(&["train", "pipe.yaml"]);
+    assert_eq!(ran.code, Some(66));
+    assert_snapshot!(ran.stderr, @r"
+    error: configuration file pipe.yaml is a device, a pipe or a socket, not a regular file
+    hint: give the path of a YAML or JSON file, or settings as key=value.
+    ");
+}
+
+/// What the shell makes of `lockstep train <(command)`.
+#[test]
+fn config_through_a_pipe_of_the_shell() {
+    use std::io::Write as _;
+    let folder = Folder::new(RUN);
+    let mut command = folder.command(&["train", "/dev/stdin", "max_steps=0"]);
+    let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(RUN.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

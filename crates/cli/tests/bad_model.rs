@@ -69,7 +69,7 @@ fn no_tokenizer() {
     let remove = |folder: &Folder| fs::remove_file(folder.path("model/tokenizer.json")).unwrap();
     assert_snapshot!(refused(66, remove), @r"
     error: model has no tokenizer.json
-    hint: load the folder with AutoTokenizer.from_pretrained in transformers and save it with save_pretrained: that writes tokenizer.json.
+    hint: text needs the tokenizer that the model was trained with: copy its tokenizer.json into the folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with save_pretrained.
     ");
 }
 

@@ -69,6 +69,7 @@ macro_rules! keys {
 keys! {
     Model Exact "model_name_or_path" = "null", "A Hugging Face model folder on this machine. Either this or `model` is required.";
     Model Map "model" = "null", "A named size (15m, 90m, 300m, 1b, 7b, tiny), or a map with the names of `config.json`.";
+    Model Exact "vocab_size" = "null", "How many tokens a model knows that is given by its size. By default as many as the tokenizer has.";
     Model Word "init" = "null", "`pretrained` or `random`: start from the folder's weights (the default with a folder) or from its `config.json` alone.";
     Model Exact "attention_dropout" = "null", "The share of attention's probabilities that training sets to zero. By default what the model's `config.json` says.";
     Model Exact "resid_dropout" ["dropout", "resid_pdrop", "hidden_dropout"] = "null", "The same for what attention and the feed-forward layer add to the residual stream.";
@@ -82,7 +83,7 @@ keys! {
     Data Exact "dataset_test_split" = "test", "The split to evaluate on.";
     Data Exact "text_column" ["dataset_text_field"] = "null", "What the files call the column `text`.";
     Data Map "columns" = "null", "What the files call other columns: `{prompt: question, completion: answer}`.";
-    Data Exact "tokenizer" ["tokenizer_name_or_path", "tokenizer_name"] = "null", "`byte`, or a tokenizer file or folder. By default the model folder's own, and `byte` without a folder.";
+    Data Exact "tokenizer" ["tokenizer_name_or_path", "tokenizer_name"] = "null", "`byte`, `none`, or a tokenizer file or folder. By default the model folder's own, and `byte` without a folder; rows of `input_ids` need none.";
     Data Exact "chat_template" = "null", "How conversations are written: `builtin`, or a Jinja template itself. By default the tokenizer's own.";
     Data Exact "chat_template_path" = "null", "A file with a Jinja template for conversations, or a folder with a tokenizer that has one.";
     Data Exact "assistant_only_loss" = "false", "Of conversations, train only on what the assistant says.";

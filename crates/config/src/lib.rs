@@ -19,6 +19,7 @@ mod raw;
 mod reader;
 mod reference;
 mod run;
+mod secret;
 mod sections;
 mod value;
 mod yaml;
@@ -31,7 +32,9 @@ pub use origin::Origin;
 pub use raw::Source;
 pub use reference::reference;
 pub use run::RunConfig;
+pub use secret::{is_secret, redact, redact_setting};
 pub use sections::*;
+pub use yaml::MAX_TEXT_BYTES;
 
 /// Whether `name` is a key of this program, or one of the peers' that is answered by name.
 pub fn knows(name: &str) -> bool {

@@ -12,6 +12,7 @@ use crate::error::{ConfigError, Excerpt, Place, Problem};
 use crate::foreign;
 use crate::keys::{self, KEYS, Key, Kind};
 use crate::origin::{Origin, printable};
+use crate::secret;
 use crate::value;
 use crate::yaml::{self, At, Entry, Flaw, Input, Node, Value};
 
@@ -24,10 +25,11 @@ pub struct Source<'a> {
 }
 
 /// The texts, for telling places in them.
-#[derive(Clone, Copy)]
 pub(crate) struct Texts<'a> {
     pub(crate) file: Option<Source<'a>>,
     pub(crate) overrides: &'a [String],
+    /// The file's text without secrets, line by line as the file has it.
+    shown: String,
 }
 
 impl Texts<'_> {
@@ -36,18 +38,32 @@ impl Texts<'_> {
             (Input::File, Some(file)) => {
                 Origin::File { name: file.name.to_owned(), line: at.line, column: at.column }
             }
-            (Input::Flag(idx), _) => Origin::Flag { text: self.overrides[idx].clone() },
+            (Input::Flag(idx), _) => Origin::Flag { text: secret::redact_setting(&self.overrides[idx]) },
             _ => Origin::Default,
         }
     }
 
     pub(crate) fn place(&self, at: At) -> Place {
-        let line_text = match (at.from, self.file) {
-            (Input::File, Some(file)) => file.text.lines().nth(at.line as usize - 1),
+        let excerpt = match (at.from, self.file) {
+            (Input::File, Some(file)) => self.excerpt(at, file.text),
             _ => None,
         };
-        let excerpt = line_text.map(|text| Excerpt::new(at.line, text, at.column, at.width));
         Place { origin: self.origin(at), excerpt }
+    }
+
+    fn excerpt(&self, at: At, text: &str) -> Option<Excerpt> {
+        let line = |text: &'_ str| text.lines().nth(at.line as usize - 1).map(str::to_owned);
+        let (written, shown) = (line(text)?, line(&self.shown)?);
+        let same = written.chars().zip(shown.chars()).take_while(|(a, b)| a == b).count();
+        let column = at.column as usize;
+        // Behind something hidden the line is shifted; from the end it is not.
+        let column = if column <= same + 1 {
+            column
+        } else {
+            let from_end = (written.chars().count() + 1).saturating_sub(column);
+            (shown.chars().count() + 1).saturating_sub(from_end).max(same + 1)
+        };
+        Some(Excerpt::new(at.line, &shown, column as u32, at.width))
     }
 }
 
@@ -78,7 +94,8 @@ impl<'a> RawConfig<'a> {
     pub(crate) fn read(file: Option<Source<'a>>, overrides: &'a [String]) -> Self {
         // A byte order mark is not part of the first line.
         let file = file.map(|f| Source { text: f.text.strip_prefix('\u{feff}').unwrap_or(f.text), ..f });
-        let texts = Texts { file, overrides };
+        let shown = file.map(|f| secret::redact(f.text)).unwrap_or_default();
+        let texts = Texts { file, overrides, shown };
         let mut raw = RawConfig {
             texts,
             given: BTreeMap::new(),
@@ -123,7 +140,7 @@ impl<'a> RawConfig<'a> {
     fn read_override(&mut self, text: &str, idx: usize) {
         let at = At { from: Input::Flag(idx), line: 1, column: 1, width: 1 };
         let Some((key, value)) = text.split_once('=').filter(|(key, _)| !key.trim().is_empty()) else {
-            return self.fail(Problem::NotAnOverride { text: text.to_owned() }, at);
+            return self.fail(Problem::NotAnOverride { text: secret::redact_setting(text) }, at);
         };
         let (node, flaws) = yaml::parse(value, Input::Flag(idx));
         if !flaws.is_empty() {
@@ -181,7 +198,8 @@ impl<'a> RawConfig<'a> {
             }
         } else {
             // Guessing costs; a text with this many errors is not a typo away from a configuration.
-            let closest = if self.errors.len() < 50 { closest_name(name) } else { None };
+            let guess = self.errors.len() < 50 && !secret::is_secret(name);
+            let closest = if guess { closest_name(name) } else { None };
             self.fail(Problem::UnknownKey { key: spelled.clone(), closest }, key_at);
         }
     }

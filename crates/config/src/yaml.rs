@@ -11,7 +11,7 @@
 use granit_parser::{self, Event, Parser, ScalarStyle, Span, StrInput};
 
 /// Larger texts are refused before they are parsed.
-pub(crate) const MAX_TEXT_BYTES: usize = 1 << 20;
+pub const MAX_TEXT_BYTES: usize = 1 << 20;
 const MAX_DEPTH: usize = 32;
 const MAX_NODES: usize = 10_000;
 

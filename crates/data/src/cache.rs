@@ -7,7 +7,7 @@
 //! is written over.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -46,7 +46,9 @@ fn identity(file: &Path, part: &mut dyn FnMut(&[u8])) -> io::Result<()> {
     let found = file.metadata()?;
     part(&found.len().to_le_bytes());
     if found.len() <= HASHED_BYTES {
-        part(&fs::read(file)?);
+        let mut content = Vec::new();
+        fs::File::open(file)?.take(HASHED_BYTES).read_to_end(&mut content)?;
+        part(&content);
         return Ok(());
     }
     part(file.canonicalize()?.as_os_str().as_encoded_bytes());

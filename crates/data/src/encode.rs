@@ -35,6 +35,9 @@ pub(crate) struct Encoder<'a> {
 impl Encoder<'_> {
     pub(crate) fn encode(&self, raw: RawRow) -> Result<(Format, Doc), RowFault> {
         let (format, row) = row::parse(raw.body?, &self.spec.columns, self.chat.is_some())?;
+        if self.tokenizer.is_none() && format != Format::Tokens {
+            return Err(RowFault::NoTokenizer { format });
+        }
         let completion_only = self.spec.completion_only_loss.unwrap_or(true);
         let doc = match row {
             Row::Text(text) => {

@@ -22,6 +22,8 @@ pub enum DataError {
     FileMissing { path: PathBuf },
     #[error("{} has no data files in it", path.display())]
     EmptyFolder { path: PathBuf },
+    #[error("{} lies more than {max_depth} folders deep", path.display())]
+    TooDeep { path: PathBuf, max_depth: usize },
     #[error("no file matches {}", pattern.display())]
     NoMatch { pattern: PathBuf },
     #[error("{} is of no kind that is read", path.display())]
@@ -39,7 +41,7 @@ pub enum DataError {
     #[error("there is no column `{name}` to give another name to")]
     UnknownColumn { name: String },
     /// A pipe, a socket.
-    #[error("data file {} is not a regular file", path.display())]
+    #[error("{} is not a regular file", path.display())]
     NotAFile { path: PathBuf },
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
@@ -135,7 +137,7 @@ pub enum RowFault {
     },
     #[error("`conversations`, message {number}: `from` is `{tag}`")]
     UnknownTag { number: usize, tag: String },
-    #[error("token id {id} is outside the tokenizer's {vocab}")]
+    #[error("token id {id} is outside the vocabulary of {vocab}")]
     IdOutside { id: u32, vocab: usize },
     #[error("`{field}` has {found} entries, `input_ids` {ids}")]
     LengthsDiffer { field: &'static str, found: usize, ids: usize },
@@ -147,6 +149,8 @@ pub enum RowFault {
     MixedFormats { format: Format, first: Format, first_row: u64 },
     #[error("this row ({format}) is a conversation, and there is no chat template")]
     NoTemplate { format: Format },
+    #[error("this row ({format}) is text, and there is no tokenizer")]
+    NoTokenizer { format: Format },
     #[error("the chat template cannot render it: {why}")]
     Template { why: String },
     #[error("the tokenizer cannot encode it: {why}")]
@@ -191,7 +195,11 @@ impl Fault for DataError {
                 "files whose names end in {} are read; text also compressed, as .gz or .zst.",
                 ENDINGS.map(|ending| format!(".{ending}")).join(", ")
             ),
-            DataError::NotAFile { .. } => "name a file or a folder.".into(),
+            DataError::TooDeep { .. } => "name the folders that have the data.".into(),
+            DataError::NotAFile { .. } => "name a file, not a pipe or a device.".into(),
+            DataError::TokenizerTooLarge { .. } => {
+                "it is not what its name says: fetch or write the tokenizer's files again.".into()
+            }
             DataError::Codec { path, .. } => format!(
                 "write it again with another compression, in Python: import pyarrow.parquet as pq; \
                  pq.write_table(pq.read_table({0:?}), {0:?}, compression=\"snappy\")",
@@ -241,8 +249,9 @@ impl Fault for DataError {
                 "name a tokenizer.json, a folder that has one, or use the built-in `byte` tokenizer.".into()
             }
             DataError::TokenizerNotInFolder { .. } => {
-                "load the folder with AutoTokenizer.from_pretrained in transformers and save it with \
-                 save_pretrained: that writes tokenizer.json."
+                "text needs the tokenizer that the model was trained with: copy its tokenizer.json into the \
+                 folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with \
+                 save_pretrained."
                     .into()
             }
             DataError::TokenizerMalformed { .. } => {
@@ -300,7 +309,14 @@ impl RowFault {
                 Some("drop the column, or set `columns` so that another one is read.".into())
             }
             RowFault::IdOutside { .. } => {
-                Some("the rows were tokenised with another tokenizer: name that one.".into())
+                Some(
+                    "the rows were tokenised with another tokenizer: name that one. With `tokenizer: none` the \
+                     model's vocab_size decides."
+                        .into(),
+                )
+            }
+            RowFault::NoTokenizer { .. } => {
+                Some("name a tokenizer with `tokenizer`, or give rows of `input_ids` alone.".into())
             }
             RowFault::LabelDiffers { .. } => {
                 Some("a label is the token itself, or -100 where it is not to be learned.".into())

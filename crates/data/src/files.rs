@@ -1,22 +1,31 @@
 //! Names as people write them to the files they mean: a file, a folder, a pattern.
+//!
+//! Links are followed, for Hugging Face's caches are made of them. A folder that can be reached in several ways, or
+//! from inside itself, is entered once, and a file that one name reaches through several links is read once.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use crate::DataError;
 use crate::read::Kind;
 
+/// Folders within folders that are entered: more than anyone makes on purpose, and few enough for the stack.
+const MAX_DEPTH: usize = 64;
+
 /// The files that `names` mean, in their order; those of a folder or a pattern sorted by name. A folder
-/// stands for all files of a known kind in it and below, hidden ones left out.
+/// stands for all files of a known kind in it and below, hidden ones left out. A file that is named twice is read
+/// twice; one that a single name reaches in two ways is read once.
 pub(crate) fn expand(names: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for name in names {
         if name.is_dir() {
-            let found = files.len();
-            walk(name, &mut |path| files.push(path))?;
-            if files.len() == found {
+            let mut found = Vec::new();
+            walk(name, &mut |path| found.push(path))?;
+            if found.is_empty() {
                 return Err(DataError::EmptyFolder { path: name.clone() });
             }
+            files.extend(each_once(found));
         } else if is_pattern(name) && !name.exists() {
             let found = matches(name)?;
             if found.is_empty() {
@@ -32,14 +41,53 @@ pub(crate) fn expand(names: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
 
 /// The files of a known kind in a folder and below, sorted.
 pub(crate) fn walk(dir: &Path, found: &mut dyn FnMut(PathBuf)) -> Result<(), DataError> {
+    walk_new(dir, &mut Visited::default(), 0, found)
+}
+
+fn walk_new(
+    dir: &Path,
+    visited: &mut Visited,
+    depth: usize,
+    found: &mut dyn FnMut(PathBuf),
+) -> Result<(), DataError> {
+    if !visited.enter(dir, depth)? {
+        return Ok(());
+    }
     for path in entries(dir)? {
         if path.is_dir() {
-            walk(&path, found)?;
-        } else if Kind::of(&path).is_some() && path.is_file() {
+            walk_new(&path, visited, depth + 1, found)?;
+        } else if Kind::of(&path).is_some() && (path.is_file() || leads_nowhere(&path)) {
             found(path);
         }
     }
     Ok(())
+}
+
+/// Whether a path is a link to nothing. Such a file is kept among the data, so that reading it fails: rows that are
+/// silently missing would be worse.
+fn leads_nowhere(path: &Path) -> bool {
+    path.is_symlink() && path.metadata().is_err()
+}
+
+/// The folders that have been entered, by their true paths.
+#[derive(Default)]
+struct Visited(HashSet<PathBuf>);
+
+impl Visited {
+    /// Whether `dir` is new.
+    fn enter(&mut self, dir: &Path, depth: usize) -> Result<bool, DataError> {
+        if depth > MAX_DEPTH {
+            return Err(DataError::TooDeep { path: dir.into(), max_depth: MAX_DEPTH });
+        }
+        let true_path = dir.canonicalize().map_err(|source| DataError::Read { path: dir.into(), source })?;
+        Ok(self.0.insert(true_path))
+    }
+}
+
+/// `files` without those that are links to an earlier one, or to the same file as an earlier one.
+fn each_once(files: Vec<PathBuf>) -> impl Iterator<Item = PathBuf> {
+    let mut known = HashSet::new();
+    files.into_iter().filter(move |path| known.insert(path.canonicalize().unwrap_or_else(|_| path.clone())))
 }
 
 /// What is in a folder, sorted by name, hidden entries left out.
@@ -73,7 +121,7 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
             let name = name.to_string_lossy();
             if name == "**" {
                 next.push(base.clone());
-                folders_below(base, &mut next)?;
+                folders_below(base, &mut Visited::default(), 0, &mut next)?;
             } else if is_pattern(Path::new(&*name)) {
                 let dir = if base.as_os_str().is_empty() { Path::new(".") } else { base };
                 if !dir.is_dir() {
@@ -89,23 +137,29 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
                 next.push(base.join(&*name));
             }
         }
+        // Several `**` find the same folder in several ways.
+        next.sort();
+        next.dedup();
         found = next;
     }
-    found.retain(|path| path.is_file());
-    found.sort();
-    found.dedup();
-    Ok(found)
+    found.retain(|path| path.is_file() || leads_nowhere(path));
+    Ok(each_once(found).collect())
 }
 
-fn folders_below(dir: &Path, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+fn folders_below(
+    dir: &Path,
+    visited: &mut Visited,
+    depth: usize,
+    found: &mut Vec<PathBuf>,
+) -> Result<(), DataError> {
     let start = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    if !start.is_dir() {
+    if !start.is_dir() || !visited.enter(start, depth)? {
         return Ok(());
     }
     for path in entries(start)?.into_iter().filter(|path| path.is_dir()) {
         let path = dir.join(path.file_name().unwrap_or_default());
         found.push(path.clone());
-        folders_below(&path, found)?;
+        folders_below(&path, visited, depth + 1, found)?;
     }
     Ok(())
 }
@@ -212,5 +266,88 @@ mod tests {
         assert!(matches!(found("sub/.git"), Ok(files) if files.len() == 1));
         fs::create_dir(dir.path().join("empty")).unwrap();
         assert!(matches!(found("empty"), Err(DataError::EmptyFolder { .. })));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_are_followed_and_no_file_is_read_twice() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("data");
+        fs::create_dir_all(data.join("sub/deep")).unwrap();
+        fs::create_dir_all(dir.path().join("elsewhere")).unwrap();
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, "").unwrap();
+            path
+        };
+        let (a, c, far, blob) =
+            (file("data/a.jsonl"), file("data/sub/deep/c.jsonl"), file("elsewhere/far.jsonl"), file("blob"));
+        // To itself, to a folder above, to each other, to one folder twice.
+        symlink(&data, data.join("self")).unwrap();
+        symlink("..", data.join("sub/up")).unwrap();
+        symlink(data.join("sub"), data.join("sub/deep/around")).unwrap();
+        symlink(dir.path().join("elsewhere"), data.join("link1")).unwrap();
+        symlink(dir.path().join("elsewhere"), data.join("link2")).unwrap();
+        // A cache's file, and a second name for a file that is here already.
+        symlink(&blob, data.join("cached.jsonl")).unwrap();
+        symlink(&a, data.join("b.jsonl")).unwrap();
+        let names = ["a.jsonl", "cached.jsonl", "link1/far.jsonl", "sub/deep/c.jsonl"];
+        let expected = names.map(|name| data.join(name));
+        assert_eq!(expand(std::slice::from_ref(&data)).unwrap(), expected);
+        let true_paths = |files: Vec<PathBuf>| {
+            let mut paths: Vec<PathBuf> = files.iter().map(|path| path.canonicalize().unwrap()).collect();
+            paths.sort();
+            paths
+        };
+        let mut all: Vec<PathBuf> = [&a, &c, &far, &blob].map(|path| path.canonicalize().unwrap()).into();
+        all.sort();
+        for pattern in ["**/*.jsonl", "**/**/**/*.jsonl"] {
+            assert_eq!(true_paths(expand(&[data.join(pattern)]).unwrap()), all, "{pattern}");
+        }
+        // What is named twice is meant twice.
+        assert_eq!(expand(&[a.clone(), a.clone()]).unwrap().len(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn many_ways_to_one_folder_cost_no_more_than_one() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        // Two links from each folder to the next: 2^30 ways to the last.
+        for level in 0..30 {
+            let folder = dir.path().join(format!("{level}"));
+            fs::create_dir(&folder).unwrap();
+            for name in ["x", "y"] {
+                symlink(dir.path().join(format!("{}", level + 1)), folder.join(name)).unwrap();
+            }
+        }
+        fs::create_dir(dir.path().join("30")).unwrap();
+        fs::write(dir.path().join("30/a.jsonl"), "").unwrap();
+        assert_eq!(expand(&[dir.path().join("0")]).unwrap().len(), 1);
+        assert_eq!(expand(&[dir.path().join("0/**/*.jsonl")]).unwrap().len(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_to_nothing_is_not_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a.jsonl"), "").unwrap();
+        std::os::unix::fs::symlink("gone", dir.path().join("b.jsonl")).unwrap();
+        std::os::unix::fs::symlink("c.jsonl", dir.path().join("c.jsonl")).unwrap();
+        assert_eq!(expand(&[dir.path().into()]).unwrap().len(), 3);
+        assert_eq!(expand(&[dir.path().join("*.jsonl")]).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn folders_have_a_bounded_depth() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join(["d"; MAX_DEPTH + 1].join("/"));
+        fs::create_dir_all(&deep).unwrap();
+        fs::write(deep.join("a.jsonl"), "").unwrap();
+        for name in ["", "**/*.jsonl"] {
+            let failed = expand(&[dir.path().join(name)]);
+            assert!(matches!(failed, Err(DataError::TooDeep { .. })), "{failed:?}");
+        }
     }
 }

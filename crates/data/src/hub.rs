@@ -5,6 +5,8 @@
 //! Which files a split has follows from their names, by the Hub's conventions. The folders come from the
 //! caller: this crate does not read the environment. Left out: splits that only a data set's README knows.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
@@ -85,13 +87,22 @@ fn newest_snapshot(repo: &Path) -> Result<Option<PathBuf>, DataError> {
     if !snapshots.is_dir() {
         return Ok(None);
     }
-    if let Ok(revision) = std::fs::read_to_string(repo.join("refs/main")) {
+    if let Some(revision) = revision(&repo.join("refs/main")) {
         let snapshot = snapshots.join(revision.trim());
         if !revision.trim().is_empty() && snapshot.is_dir() {
             return Ok(Some(snapshot));
         }
     }
     Ok(entries(&snapshots)?.into_iter().filter(|path| path.is_dir()).max_by_key(|path| changed(path)))
+}
+
+/// The revision that a reference names: a hash or a name, never long.
+fn revision(reference: &Path) -> Option<String> {
+    const MAX_BYTES: u64 = 1024;
+    let file = if reference.is_file() { File::open(reference).ok()? } else { return None };
+    let mut text = String::new();
+    file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 fn changed(path: &Path) -> Option<std::time::SystemTime> {

@@ -57,7 +57,7 @@ pub use lock_file::{LockError, LockFile};
 pub use order::Order;
 pub use packing::{Packing, Rows, pack};
 pub use part::Part;
-pub use prepare::{prepare, preparing_bytes};
+pub use prepare::{first_format, prepare, preparing_bytes};
 pub use row::Format;
 pub use stats::{SkippedRow, Stats};
 pub use tokenizer::{Tokenizer, TokenizerSource};

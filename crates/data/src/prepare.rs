@@ -18,7 +18,7 @@ use crate::doc::Doc;
 use crate::encode::Encoder;
 use crate::pipeline::{self, Source};
 use crate::read::{self, RawRow, Rows};
-use crate::row::Format;
+use crate::row::{self, Format};
 use crate::{
     Columns, DataError, DataSpec, Dataset, EncodeChat, OnBadRow, Part, RowFault, SkippedRow, Tokenizer, files,
 };
@@ -40,6 +40,16 @@ pub fn prepare(
     chat: Option<&dyn EncodeChat>,
 ) -> Result<Dataset, DataError> {
     prepare_on(threads(), Encoder { spec, tokenizer, chat })
+}
+
+/// What the first row of the first file is; `None` where it cannot be told.
+pub fn first_format(spec: &DataSpec) -> Result<Option<Format>, DataError> {
+    let files = files::expand(&spec.files)?;
+    let Some(file) = files.first() else { return Ok(None) };
+    read::check(file)?;
+    let row = read::open(file, &spec.columns)?.next()?;
+    let parsed = row.and_then(|raw| row::parse(raw.body.ok()?, &spec.columns, false).ok());
+    Ok(parsed.map(|(format, _)| format))
 }
 
 /// What preparing takes while it runs, beyond what the tokenizer itself and the result take.
@@ -222,8 +232,10 @@ impl Judge<'_> {
         builder: &mut Builder<'_>,
     ) -> Result<(), DataError> {
         match self.spec.on_bad_row {
-            // That there is no template is no fault of the row.
-            OnBadRow::Skip if !matches!(fault, RowFault::NoTemplate { .. }) => {
+            // That there is no template or tokenizer is no fault of the row.
+            OnBadRow::Skip
+                if !matches!(fault, RowFault::NoTemplate { .. } | RowFault::NoTokenizer { .. }) =>
+            {
                 builder.skip(SkippedRow { file: file.into(), row, why: fault.to_string() });
                 Ok(())
             }

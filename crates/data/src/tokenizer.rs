@@ -6,7 +6,7 @@
 //! `tokenizer.json`, and slow Python tokenizers.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -38,6 +38,8 @@ const BESIDE: [&str; 3] = [CONFIG, SPECIALS, TEMPLATE];
 const SPECIAL_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 const FILE_CAP: Bytes = Bytes(256 << 20);
+/// Chat templates are written by people, and rendered for every row.
+const TEMPLATE_CAP: Bytes = Bytes(1 << 20);
 /// What ends a document in tokenizers that do not say, most telling first.
 const KNOWN_EOS: [&str; 6] =
     ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>"];
@@ -59,8 +61,13 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Kind {
+    /// Rows are token ids, and there is no text.
+    None,
     Byte,
-    Library { library: Box<tokenizers::Tokenizer>, fast: Option<Box<FastBpe>> },
+    Library {
+        library: Box<tokenizers::Tokenizer>,
+        fast: Option<Box<FastBpe>>,
+    },
 }
 
 impl Tokenizer {
@@ -69,6 +76,25 @@ impl Tokenizer {
             TokenizerSource::Byte => Ok(Self::byte()),
             TokenizerSource::File(path) => Self::from_path(path),
         }
+    }
+
+    /// What stands for a tokenizer where all rows are token ids below `vocab_size`: it has no files and knows no text.
+    pub fn none(vocab_size: usize) -> Self {
+        let hash = blake3::hash(format!("token ids below {vocab_size}").as_bytes());
+        Tokenizer {
+            kind: Kind::None,
+            eos: None,
+            vocab_size,
+            fingerprint: hash.to_hex().to_string(),
+            files: Vec::new(),
+            folder: None,
+            special_tokens: Vec::new(),
+        }
+    }
+
+    /// Whether this is [`Tokenizer::none`].
+    pub fn is_none(&self) -> bool {
+        matches!(self.kind, Kind::None)
     }
 
     fn byte() -> Self {
@@ -129,6 +155,7 @@ impl Tokenizer {
 
     fn ids(&self, text: &str, add_special: bool) -> Result<Vec<u32>, DataError> {
         match &self.kind {
+            Kind::None => Err(no_tokenizer()),
             Kind::Byte => {
                 let mut ids = Vec::with_capacity(text.len());
                 byte_level::encode(text, &mut ids);
@@ -151,6 +178,7 @@ impl Tokenizer {
     /// several tokens may be given to each of them whole.
     pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), DataError> {
         match &self.kind {
+            Kind::None => Err(no_tokenizer()),
             Kind::Byte => {
                 let ids = self.ids(text, false)?;
                 let mut end = 0;
@@ -172,10 +200,11 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`, with or without special tokens.
+    /// The text of `ids`, with or without special tokens. Without a tokenizer, the ids themselves.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
         let error = |why| DataError::Tokenizer { action: "decode", why };
         match &self.kind {
+            Kind::None => Ok(ids.iter().map(|id| format!("{id} ")).collect()),
             Kind::Byte => byte_level::decode(ids, skip_special)
                 .map_err(|id| error(format!("id {id} is outside the vocabulary of {}", self.vocab_size))),
             Kind::Library { library, .. } => {
@@ -188,7 +217,7 @@ impl Tokenizer {
     /// as what the first preparing takes beyond a run that finds its data, for each of two threads.
     pub(crate) fn thread_bytes(&self) -> Bytes {
         match &self.kind {
-            Kind::Byte => Bytes::ZERO,
+            Kind::None | Kind::Byte => Bytes::ZERO,
             Kind::Library { .. } => Bytes(6 << 20),
         }
     }
@@ -248,6 +277,10 @@ impl Tokenizer {
     }
 }
 
+fn no_tokenizer() -> DataError {
+    DataError::Tokenizer { action: "encode", why: "there is none, for the data was token ids".into() }
+}
+
 /// The `tokenizer.json` that `path` names.
 fn locate(path: &Path) -> Result<PathBuf, DataError> {
     if !path.is_dir() {
@@ -274,22 +307,31 @@ pub(crate) fn beside(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, DataError>
     Ok(files)
 }
 
-/// A whole file, or `None` where there is none.
+/// A whole file, or `None` where there is none. A link to nothing is an error: whoever made it meant a file.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     let error = |source| DataError::Read { path: path.into(), source };
     let found = match path.metadata() {
         Ok(found) => found,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == io::ErrorKind::NotFound && !path.is_symlink() => return Ok(None),
         Err(e) => return Err(error(e)),
     };
     if !found.is_file() {
         return Err(DataError::NotAFile { path: path.into() });
     }
-    if found.len() > FILE_CAP.0 {
-        let size = Bytes(found.len());
-        return Err(DataError::TokenizerTooLarge { path: path.into(), size, cap: FILE_CAP });
+    let is_template = path.extension().is_some_and(|ending| ending == "jinja");
+    let cap = if is_template { TEMPLATE_CAP } else { FILE_CAP };
+    let too_large = |size| DataError::TokenizerTooLarge { path: path.into(), size: Bytes(size), cap };
+    if found.len() > cap.0 {
+        return Err(too_large(found.len()));
     }
-    fs::read(path).map(Some).map_err(error)
+    // The file may grow meanwhile.
+    let mut bytes = Vec::with_capacity(found.len() as usize);
+    let file = fs::File::open(path).map_err(error)?;
+    file.take(cap.0 + 1).read_to_end(&mut bytes).map_err(error)?;
+    if bytes.len() as u64 > cap.0 {
+        return Err(too_large(bytes.len() as u64));
+    }
+    Ok(Some(bytes))
 }
 
 /// The token that ends a document: as the files beside the tokenizer name it, else a well-known one.

@@ -276,7 +276,7 @@ fn messages_about_tokenizers() {
     dir.write("tokenizer.model", "");
     assert_snapshot!(load(dir.0.path().into()), @r"
     [66] DIR has no tokenizer.json; it has tokenizer.model
-    hint: load the folder with AutoTokenizer.from_pretrained in transformers and save it with save_pretrained: that writes tokenizer.json.
+    hint: text needs the tokenizer that the model was trained with: copy its tokenizer.json into the folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with save_pretrained.
     ");
     assert_snapshot!(load(dir.write("tokenizer.json", "{\"version\": ")), @r"
     [65] tokenizer.json is not a tokenizer: EOF while parsing a value at line 1 column 12
@@ -300,5 +300,8 @@ fn messages_about_tokenizers() {
     assert_snapshot!(dir.show(&load_with(&spec, &tokenizer).unwrap_err()), @"[65] train.jsonl row 1: the tokenizer cannot encode it: WordLevel error: Missing [UNK] token from the vocabulary");
     let large = dir.path("large.json");
     fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
-    assert_snapshot!(load(large), @"[65] large.json is 1.00 GiB, more than the 256 MiB a tokenizer file may have");
+    assert_snapshot!(load(large), @r"
+    [65] large.json is 1.00 GiB, more than the 256 MiB a tokenizer file may have
+    hint: it is not what its name says: fetch or write the tokenizer's files again.
+    ");
 }

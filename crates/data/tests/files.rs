@@ -335,8 +335,8 @@ fn messages_about_rows() {
     hint: mend the row, or set on_bad_row to skip to leave such rows out.
     ");
     assert_snapshot!(fails("g.jsonl", b"{\"input_ids\": [1, 999]}"), @r"
-    [65] g.jsonl row 1: token id 999 is outside the tokenizer's 257
-    hint: the rows were tokenised with another tokenizer: name that one.
+    [65] g.jsonl row 1: token id 999 is outside the vocabulary of 257
+    hint: the rows were tokenised with another tokenizer: name that one. With `tokenizer: none` the model's vocab_size decides.
     ");
     assert_snapshot!(fails("h.jsonl", b"{\"input_ids\": [1, 2], \"labels\": [1, 3]}"), @r"
     [65] h.jsonl row 1: `labels` has 3 at 1, where `input_ids` has 2

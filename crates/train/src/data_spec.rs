@@ -32,7 +32,7 @@ fn run(spec: &DataSpec, tokenizer: &Tokenizer, chat: Option<&ChatRows>) -> Resul
     Ok(lockstep_data::prepare(spec, tokenizer, chat.map(|chat| chat as &dyn EncodeChat))?)
 }
 
-fn train_spec(config: &RunConfig) -> Result<DataSpec, TrainError> {
+pub(crate) fn train_spec(config: &RunConfig) -> Result<DataSpec, TrainError> {
     let data = &config.data;
     let files = match &data.dataset {
         Some(named) => split_files(config, named, &named.train_split)?,

@@ -36,6 +36,8 @@ pub enum TrainError {
         "the tokenizer has {tokenizer} tokens, the model's vocabulary {vocab}: ids from {vocab} on have no embedding"
     )]
     VocabularyTooSmall { tokenizer: usize, vocab: usize },
+    #[error("there is no tokenizer, and the model does not say how many tokens it knows")]
+    NoVocabulary,
     #[error("model folder {} does not exist", path.display())]
     ModelMissing { path: PathBuf },
     #[error("max_length {max_length} is more than the model's {positions} positions")]
@@ -119,6 +121,7 @@ impl Fault for TrainError {
             Observe(e) => e.class(),
             Comm(e) => e.class(),
             VocabularyTooSmall { .. }
+            | NoVocabulary
             | TooLong { .. }
             | Prompt { .. }
             | OutputInUse { .. }
@@ -148,6 +151,7 @@ impl Fault for TrainError {
             VocabularyTooSmall { tokenizer, .. } => {
                 Some(format!("Use the model's own tokenizer, or a model with vocab_size of at least {tokenizer}."))
             }
+            NoVocabulary => Some("Write `vocab_size: N`, one more than the largest id.".into()),
             ModelMissing { .. } => Some(
                 "model_name_or_path is a folder on this machine. Nothing is downloaded: fetch the model first, for \
                  example with `hf download NAME --local-dir FOLDER`."

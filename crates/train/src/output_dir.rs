@@ -45,6 +45,7 @@ impl OutputDir {
             }
         }
         dir.check_model_folder()?;
+        dir.check_checkpoints()?;
         Ok(dir)
     }
 
@@ -90,6 +91,21 @@ impl OutputDir {
         Ok(())
     }
 
+    /// Writes a file where checkpoints go, and takes it away again. The lock has shown the same for the folder above.
+    fn check_checkpoints(&self) -> Result<(), TrainError> {
+        let folder = self.checkpoints();
+        let probe = LockFile::try_take(&folder.join(PROBE));
+        match probe.map_err(|(path, cause)| TrainError::Output { path, cause })? {
+            Ok(probe) => {
+                let mut file = probe.file();
+                let written = file.write_all(b"probe").and_then(|()| file.sync_all());
+                written.map_err(failed(&folder))
+            }
+            // Somebody else writes there.
+            Err(_) => Ok(()),
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -104,6 +120,8 @@ impl OutputDir {
 }
 
 const LOCK: &str = ".lock";
+/// Written and removed at once, to see whether it can be.
+const PROBE: &str = ".probe";
 /// Names the launch whose run has the directory, restarts included.
 const LAUNCH: &str = ".launch";
 

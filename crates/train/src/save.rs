@@ -266,6 +266,13 @@ pub(crate) fn model_files(
     files
 }
 
+/// Checks that what [`model_files`] gives can be written, so that no run trains a model that it cannot save. The
+/// contents are in memory already.
+pub(crate) fn check_writable(tokenizer: &Tokenizer) -> Result<(), TrainError> {
+    let others = tokenizer.files().iter().map(|(name, _)| name.as_str());
+    Ok(lockstep_ckpt::check_model_files(["config.json", "generation_config.json"].into_iter().chain(others))?)
+}
+
 /// Writes a folder that transformers loads, with `files` beside the weights.
 pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -> Result<(), TrainError> {
     let tensors: Vec<TensorSpec> =

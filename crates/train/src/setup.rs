@@ -6,7 +6,7 @@ use std::sync::Arc;
 use lockstep_ckpt::{Checkpoint, ModelFolder};
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh, Rank};
-use lockstep_data::{Dataset, Tokenizer, TokenizerSource, preparing_bytes};
+use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
 use lockstep_device::{Amx, Device, Machine};
 use lockstep_model::Kernels;
 use lockstep_plan::{
@@ -16,7 +16,7 @@ use lockstep_plan::{
 use lockstep_shape::{Adapter, ModelShape, Recompute, units};
 
 use crate::chat::chat_rows;
-use crate::data_spec::{eval_spec, prepare_eval, prepare_train};
+use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
 use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
@@ -115,6 +115,7 @@ pub fn prepare_for(
     if let Some(folder) = &folder {
         save::check_weights(folder, &shape)?;
     }
+    let folder_texts = folder_texts(config)?;
     let max_length = config.data.max_length as usize;
     if max_length - 1 > shape.max_positions {
         return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
@@ -130,6 +131,7 @@ pub fn prepare_for(
         return Err(TrainError::NothingToEvaluate);
     }
     let chat = chat_rows(config, &mut tokenizer)?;
+    save::check_writable(&tokenizer)?;
     let dataset = Arc::new(prepare_train(config, &tokenizer, chat.as_ref())?);
     let eval = prepare_eval(config, &tokenizer, chat.as_ref())?;
     notes.extend(evaluation_notes(config, eval.is_some()));
@@ -150,7 +152,7 @@ pub fn prepare_for(
         output,
         checkpoint,
         notes,
-        folder_texts: folder_texts(config),
+        folder_texts,
     })
 }
 
@@ -189,10 +191,12 @@ pub fn model_folder(path: &Path) -> PathBuf {
     if is_run { inner } else { path.into() }
 }
 
-fn folder_texts(config: &RunConfig) -> [Option<String>; 2] {
-    ["config.json", "generation_config.json"].map(|name| match &config.model.source {
-        ModelSource::Folder(path) => std::fs::read_to_string(path.join(name)).ok(),
-        _ => None,
+fn folder_texts(config: &RunConfig) -> Result<[Option<String>; 2], TrainError> {
+    Ok(match &config.model.source {
+        ModelSource::Folder(path) => {
+            [Some(ModelFolder::read_config(path)?), ModelFolder::read_generation_config(path)?]
+        }
+        _ => [None, None],
     })
 }
 
@@ -274,29 +278,69 @@ pub fn load_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
         // Told as what it is, not as the tokenizer that is not in it.
         return Err(TrainError::ModelMissing { path: path.clone() });
     }
-    Ok(Tokenizer::load(&tokenizer_source(config))?)
+    let source = match (&config.data.tokenizer, &config.model.source) {
+        (config::Tokenizer::None, _) => return without_tokenizer(config),
+        (config::Tokenizer::Byte, _) => return Ok(Tokenizer::load(&TokenizerSource::Byte)?),
+        (config::Tokenizer::File(path), _) => {
+            return Ok(Tokenizer::load(&TokenizerSource::File(path.clone()))?);
+        }
+        (config::Tokenizer::Auto, ModelSource::Folder(path)) => TokenizerSource::File(path.clone()),
+        (config::Tokenizer::Auto, _) => TokenizerSource::Byte,
+    };
+    // Nobody named a tokenizer. Rows of token ids need none that is missing or does not fit, and bytes are not what
+    // they are made of.
+    let needs_none = match (&source, model_vocab(config)?) {
+        (_, None) => false,
+        (TokenizerSource::Byte, Some(_)) => true,
+        (TokenizerSource::File(folder), Some(vocab)) => match Tokenizer::load(&source) {
+            Ok(tokenizer) if tokenizer.vocab_size() <= vocab => return Ok(tokenizer),
+            Ok(_) => true,
+            Err(_) => !folder.join("tokenizer.json").exists(),
+        },
+    };
+    if needs_none && rows_are_ids(config) { without_tokenizer(config) } else { Ok(Tokenizer::load(&source)?) }
 }
 
-fn tokenizer_source(config: &RunConfig) -> TokenizerSource {
-    match (&config.data.tokenizer, &config.model.source) {
-        (config::Tokenizer::File(path), _) => TokenizerSource::File(path.clone()),
-        (config::Tokenizer::Auto, ModelSource::Folder(path)) => TokenizerSource::File(path.clone()),
-        _ => TokenizerSource::Byte,
+/// What stands for a tokenizer where rows are token ids.
+fn without_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
+    Ok(Tokenizer::none(model_vocab(config)?.ok_or(TrainError::NoVocabulary)?))
+}
+
+/// The size of the vocabulary that the model's description says by itself.
+fn model_vocab(config: &RunConfig) -> Result<Option<usize>, TrainError> {
+    let in_keys = |keys: &serde_json::Value| keys.get("vocab_size").and_then(serde_json::Value::as_u64);
+    Ok(match &config.model.source {
+        ModelSource::Folder(path) => Some(folder_shape(path)?.vocab),
+        ModelSource::Explicit(keys) => in_keys(keys).map(|vocab| vocab as usize),
+        ModelSource::Named(_) => None,
     }
+    .or(config.model.vocab_size.map(|vocab| vocab as usize)))
+}
+
+fn folder_shape(path: &Path) -> Result<ModelShape, TrainError> {
+    let text = ModelFolder::read_config(path)?;
+    Ok(ModelShape::from_hf_text(&text, &path.join("config.json").display().to_string())?)
+}
+
+/// Whether the first row of the data is token ids. Data that cannot be read has its own error later.
+fn rows_are_ids(config: &RunConfig) -> bool {
+    let spec = match config.data.dataset.is_none() && config.data.train_files.is_empty() {
+        true => eval_spec(config).ok().flatten(),
+        false => train_spec(config).ok(),
+    };
+    spec.and_then(|spec| first_format(&spec).ok()).flatten() == Some(Format::Tokens)
 }
 
 /// The model's shape: from a folder's `config.json`, a named size, or the keys given.
 pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelShape, TrainError> {
+    let vocab = config.model.vocab_size.map_or(tokenizer.vocab_size(), |vocab| vocab as usize);
     let mut shape = match &config.model.source {
-        ModelSource::Folder(path) => {
-            let text = ModelFolder::read_config(path)?;
-            ModelShape::from_hf_text(&text, &path.join("config.json").display().to_string())?
-        }
-        ModelSource::Named(name) => ModelShape::named(name, tokenizer.vocab_size())?,
+        ModelSource::Folder(path) => folder_shape(path)?,
+        ModelSource::Named(name) => ModelShape::named(name, vocab)?,
         ModelSource::Explicit(keys) => {
             let mut keys = keys.clone();
             if let Some(map) = keys.as_object_mut() {
-                map.entry("vocab_size").or_insert_with(|| tokenizer.vocab_size().into());
+                map.entry("vocab_size").or_insert_with(|| vocab.into());
             }
             ModelShape::from_hf(&keys, "model")?
         }

@@ -177,13 +177,26 @@ fn other_files_are_as_safe_as_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = CheckpointWriter::begin(dir.path(), Step(3)).unwrap();
     writer.write_file("config.json", b"{}").unwrap();
-    for bad in ["config.json", "manifest.json", "../a.json", "a.safetensors"] {
+    let template = "additional_chat_templates/rag.jinja";
+    writer.write_file(template, b"{{ messages }}").unwrap();
+    for bad in [
+        "config.json",
+        template,
+        "manifest.json",
+        "../a.json",
+        "a.safetensors",
+        "additional_chat_templates",
+        "additional_chat_templates/../a.json",
+        "additional_chat_templates/a/b",
+        "other/a.json",
+    ] {
         assert!(matches!(writer.write_file(bad, b""), Err(CkptError::FileName { .. })), "{bad}");
     }
     let meta = Checkpoint::open(&save(&dir.path().join("other"), 3)).unwrap().meta().clone();
     let path = writer.finish(meta).unwrap();
     let checkpoint = Checkpoint::open_verified(&path).unwrap();
-    assert_eq!(checkpoint.other_files().collect::<Vec<_>>(), ["config.json"]);
+    assert_eq!(checkpoint.other_files().collect::<Vec<_>>(), ["config.json", template]);
+    assert_eq!(checkpoint.read_file(template).unwrap(), Some(b"{{ messages }}".to_vec()));
     assert_eq!(checkpoint.read_file("config.json").unwrap(), Some(b"{}".to_vec()));
     assert_eq!(checkpoint.read_file("absent.json").unwrap(), None);
     fs::write(path.join("config.json"), "[]").unwrap();

@@ -74,8 +74,10 @@ pub enum OnLongRow {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tokenizer {
-    /// The model folder's own.
+    /// The model folder's own, and bytes without a folder. Rows of token ids need none.
     Auto,
+    /// All rows are token ids.
+    None,
     /// Bytes are tokens.
     Byte,
     /// A tokenizer file, or a folder with one.
@@ -191,14 +193,15 @@ fn read_columns(r: &mut Reader<'_>) -> Vec<(String, String)> {
 }
 
 fn read_tokenizer(r: &mut Reader<'_>, model: &ModelSource) -> Tokenizer {
-    match (r.text("tokenizer", "`byte` or a path"), model) {
+    match (r.text("tokenizer", "`byte`, `none` or a path"), model) {
         (Some(text), _) if text.eq_ignore_ascii_case("byte") => Tokenizer::Byte,
+        (Some(text), _) if text.eq_ignore_ascii_case("none") => Tokenizer::None,
         (Some(path), _) => Tokenizer::File(path.into()),
         (None, ModelSource::Folder(_)) => {
             r.derived("tokenizer", "model_name_or_path");
             Tokenizer::Auto
         }
-        (None, _) => Tokenizer::Byte,
+        (None, _) => Tokenizer::Auto,
     }
 }
 

@@ -11,6 +11,8 @@ pub const NAMED_MODELS: &[&str] = &["tiny", "15m", "90m", "300m", "1b", "7b"];
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     pub source: ModelSource,
+    /// Tokens that the model knows, where `source` does not say.
+    pub vocab_size: Option<u32>,
     pub init: Init,
     /// Shares that training sets to zero, where not what `config.json` says.
     pub attention_dropout: Option<f64>,
@@ -58,10 +60,11 @@ impl ModelConfig {
             }
         };
         let source = source.unwrap_or(ModelSource::Named(String::new()));
+        let vocab_size = read_vocab_size(r, &source);
         let init = read_init(r, &source);
         let mut share = |key| r.float(key, "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
         let (attention_dropout, resid_dropout) = (share("attention_dropout"), share("resid_dropout"));
-        ModelConfig { source, init, attention_dropout, resid_dropout }
+        ModelConfig { source, vocab_size, init, attention_dropout, resid_dropout }
     }
 }
 
@@ -82,6 +85,19 @@ fn named_or_explicit(r: &mut Reader<'_>, node: &crate::yaml::Node) -> Option<Mod
             None
         }
     }
+}
+
+fn read_vocab_size(r: &mut Reader<'_>, source: &ModelSource) -> Option<u32> {
+    let given = r.given("vocab_size")?;
+    let elsewhere = match source {
+        ModelSource::Folder(_) => true,
+        ModelSource::Explicit(keys) => keys.get("vocab_size").is_some(),
+        ModelSource::Named(_) => false,
+    };
+    if elsewhere {
+        r.out_of_range("vocab_size", "left out: the model says it", &given.node);
+    }
+    r.count_of(&given.spelled, 1, &given.node)
 }
 
 fn read_init(r: &mut Reader<'_>, source: &ModelSource) -> Init {

@@ -13,6 +13,7 @@ fn defaults_are_those_of_the_page() {
         config.model,
         ModelConfig {
             source: ModelSource::Named("15m".into()),
+            vocab_size: None,
             init: Init::Random,
             attention_dropout: None,
             resid_dropout: None
@@ -26,7 +27,7 @@ fn defaults_are_those_of_the_page() {
             dataset: None,
             eval_fraction: None,
             columns: vec![],
-            tokenizer: Tokenizer::Byte,
+            tokenizer: Tokenizer::Auto,
             max_length: 1024,
             packing: Packing::None,
             chat_template: ChatTemplate::Auto,

@@ -10,9 +10,11 @@
 //! message, and the training variants of known templates that TRL swaps in; where those begin a turn earlier,
 //! so is it begun here (`LEARN_BREAK`).
 
+mod bounds;
 mod clock;
 mod encode;
 mod fault;
+mod lower;
 mod messages;
 mod python;
 mod repr;

@@ -1,15 +1,16 @@
 //! The engine set up as transformers sets up Jinja: the same whitespace rules, filters, functions and
 //! methods, with Python's way of printing.
 //!
-//! Templates come with models from strangers, so work is bounded: [`FUEL`] instructions a rendering, no
-//! access to files, no clock. Left out: bounds on the memory a template may take by doubling a string,
-//! the `%` operator on strings, and methods that change a list or a map, which the peers forbid too.
+//! Templates come with models from strangers, so work is bounded: [`FUEL`] instructions a rendering, values
+//! within [`bounds`], no access to files, no clock. Left out: the `%` operator on strings, and methods that change a
+//! list or a map, which the peers forbid too.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, from_args};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehavior};
 use minijinja_contrib::pycompat;
 
+use super::bounds;
 use super::clock::Moment;
 use super::repr::{self, JsonStyle};
 use super::tags::{self, Marks};
@@ -23,18 +24,29 @@ pub(crate) const RAISED: &str = "raise_exception: ";
 /// An engine without templates.
 pub(crate) fn environment(now: Moment) -> Environment<'static> {
     let mut env = Environment::new();
-    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    env.set_syntax(syntax.expect("the standard delimiters differ"));
+    env.set_syntax(syntax());
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
     env.set_fuel(Some(FUEL));
     // Lines are kept without it; what it adds are dumps of variables, a conversation among them.
     env.set_debug(false);
-    env.set_formatter(|out, _, value| Ok(out.write_str(&repr::str(value))?));
+    env.set_formatter(|out, state, value| match value.as_str() {
+        Some(text) => {
+            bounds::charge(state, text.len())?;
+            Ok(out.write_str(text)?)
+        }
+        None => Ok(out.write_str(&bounds::shown(state, value, repr::str)?)?),
+    });
     env.set_unknown_method_callback(method);
+    bounds::install(&mut env);
     env.add_filter("tojson", to_json);
-    env.add_filter("string", |value: &Value| repr::str(value));
-    env.add_filter("trim", |value: &Value, chars: Option<&str>| strip(&repr::str(value), chars, true, true));
+    env.add_filter("string", |state: &mut State, value: Value| bounds::shown(state, &value, repr::str));
+    env.add_filter(
+        "trim",
+        |state: &mut State, value: Value, chars: Option<String>| -> Result<String, Error> {
+            Ok(strip(&bounds::shown(state, &value, repr::str)?, chars.as_deref(), true, true))
+        },
+    );
     env.add_filter(tags::FILTER, |body: &str, marks: &str| Marks::put_around(body, marks));
     for name in ["length", "count"] {
         env.add_filter(name, length);
@@ -52,15 +64,18 @@ pub(crate) fn environment(now: Moment) -> Environment<'static> {
         None => other.unwrap_or(0).into(),
     });
     env.add_filter("float", |value: &Value, other: Option<f64>| to_number(value).or(other).unwrap_or(0.0));
-    env.add_filter("wordcount", |value: &Value| repr::str(value).split_whitespace().count());
+    env.add_filter("wordcount", |state: &mut State, value: Value| -> Result<usize, Error> {
+        Ok(bounds::shown(state, &value, repr::str)?.split_whitespace().count())
+    });
     env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
     // Python counts texts among the sequences, and does not iterate over None.
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
     });
-    env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{}", repr::str(message))))
+    env.add_function("raise_exception", |state: &mut State, message: Value| -> Result<Value, Error> {
+        let message = bounds::shown(state, &message, repr::str)?;
+        Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{message}")))
     });
     env.add_function("strftime_now", move |format: &str| {
         let unknown =
@@ -68,6 +83,12 @@ pub(crate) fn environment(now: Moment) -> Environment<'static> {
         now.format(format).map_err(unknown)
     });
     env
+}
+
+/// Whitespace around tags as the peers treat it.
+pub(crate) fn syntax() -> SyntaxConfig {
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    syntax.expect("the standard delimiters differ")
 }
 
 /// Undefined values have no elements, rather than no length.
@@ -113,7 +134,7 @@ fn to_number(value: &Value) -> Option<f64> {
 }
 
 /// transformers' `tojson`: `json.dumps` with what it lets templates choose.
-fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+fn to_json(state: &mut State, value: Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let given = by_name(&args, &kwargs, names)?.map(|value| value.filter(|value| !value.is_none()));
     let [ascii, indent, separators, sort] = given;
@@ -133,11 +154,27 @@ fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, E
     let on = |flag: Option<Value>| flag.is_some_and(|flag| flag.is_true());
     let style =
         JsonStyle { ensure_ascii: on(ascii), indent, item_separator, key_separator, sort_keys: on(sort) };
-    repr::json(value, &style)
+    let measured = bounds::measure(state, &value)?;
+    let indent =
+        style.indent.as_ref().map_or(0, |indent| indent.len() + 1).saturating_mul(measured.depth + 1);
+    let each = indent.saturating_add(style.item_separator.len()).saturating_add(style.key_separator.len());
+    bounds::check(measured.bytes.saturating_add(measured.nodes.saturating_mul(each)))?;
+    let text = repr::json(&value, &style)?;
+    bounds::charge(state, text.len())?;
+    Ok(text)
 }
 
 /// Methods that Python's values have and the engine's have not.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let mut all = vec![value.clone()];
+    all.extend_from_slice(args);
+    if name == "join" {
+        // A text joins what it is given; as a filter it is the other way round.
+        all.reverse();
+    }
+    if matches!(name, "join" | "replace" | "format" | "split" | "rsplit" | "splitlines") {
+        bounds::check(bounds::foreseen(state, name, &all)?)?;
+    }
     match (value.as_str(), name) {
         (Some(text), "strip" | "lstrip" | "rstrip") => {
             let (chars,): (Option<&str>,) = from_args(args)?;
@@ -166,8 +203,13 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         }
         (Some(text), "join") => {
             let (items,): (&Value,) = from_args(args)?;
-            let items: Vec<String> = items.try_iter()?.map(|item| repr::str(&item)).collect();
-            Ok(items.join(text).into())
+            let mut joined = String::new();
+            for (idx, item) in items.try_iter()?.enumerate() {
+                joined.push_str(if idx == 0 { "" } else { text });
+                joined.push_str(&repr::str(&item));
+                bounds::check(joined.len())?;
+            }
+            Ok(joined.into())
         }
         _ => pycompat::unknown_method_callback(state, value, name, args),
     }

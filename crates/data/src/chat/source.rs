@@ -113,7 +113,11 @@ fn text(origin: String, bytes: Vec<u8>) -> Result<String, DataError> {
     })
 }
 
-/// The names of the files in a folder's `additional_chat_templates`, in order.
+/// More templates than this are not what someone wrote for a model.
+const MAX_TEMPLATES: usize = 64;
+
+/// The names of the files in a folder's `additional_chat_templates`, in order. A file whose name does not end in
+/// `.jinja` is no template.
 pub(crate) fn additional(folder: &Path) -> Result<Vec<String>, DataError> {
     let dir = folder.join(TEMPLATE_DIR);
     let error = |source| DataError::Read { path: dir.clone(), source };
@@ -123,9 +127,18 @@ pub(crate) fn additional(folder: &Path) -> Result<Vec<String>, DataError> {
     let mut names = Vec::new();
     for entry in fs::read_dir(&dir).map_err(error)? {
         let name = entry.map_err(error)?.file_name();
-        if let Some(name) = name.to_str().filter(|name| name.ends_with(".jinja")) {
-            names.push(format!("{TEMPLATE_DIR}/{name}"));
+        if !name.as_encoded_bytes().ends_with(b".jinja") {
+            continue;
         }
+        let why = match name.to_str() {
+            Some(_) if names.len() == MAX_TEMPLATES => format!("it has more than {MAX_TEMPLATES} templates"),
+            Some(name) => {
+                names.push(format!("{TEMPLATE_DIR}/{name}"));
+                continue;
+            }
+            None => format!("the name of {name:?} is not UTF-8"),
+        };
+        return Err(DataError::TokenizerMalformed { path: dir, why });
     }
     names.sort_unstable();
     Ok(names)

@@ -9,6 +9,7 @@ use minijinja::{Environment, Error, ErrorKind};
 
 use crate::{DataError, Tokenizer};
 
+use super::lower::Lowered;
 use super::messages::Ready;
 use super::source::{DEFAULT, Named, TemplateSource, find};
 use super::tags::{self, Marks, Rewritten};
@@ -41,6 +42,9 @@ struct Compiled {
     tagged: bool,
     /// Whether the line break before a turn is learnt.
     learns_break: bool,
+    /// Its text with generation tags renamed, and what the engine has of it.
+    source: String,
+    lowered: Option<Lowered>,
 }
 
 /// Templates without generation blocks for which TRL has a variant that puts them around the line break before a
@@ -151,12 +155,12 @@ impl ChatTemplate {
             .chain(chat.kwargs.iter().map(|(name, value)| (name.as_str(), value.clone())))
             .chain(own);
         let variables = Engine::from_pairs(variables);
-        let compiled = self.env.get_template(&template.name).map_err(|e| template.blame(&e, ""))?;
+        let compiled = self.env.get_template(&template.name).map_err(|e| template.blame(&e))?;
         // The engine panics on some slices (`''[::-1]`); a stranger's template must not end a run. What is
         // rendered into is dropped with the panic, and the engine itself keeps nothing.
         let rendered = catch_unwind(AssertUnwindSafe(|| compiled.render(variables)));
         match rendered {
-            Ok(rendered) => rendered.map_err(|e| template.blame(&e, compiled.source())),
+            Ok(rendered) => rendered.map_err(|e| template.blame(&e)),
             Err(_) => Err(template.fault(None, "the template engine failed on it".into())),
         }
     }
@@ -165,11 +169,15 @@ impl ChatTemplate {
 fn compile(env: &mut Environment<'static>, named: &Named) -> Result<Compiled, TemplateFault> {
     let learns_break = LEARN_BREAK.contains(&blake3::hash(named.text.as_bytes()).to_hex().as_str());
     let (name, origin) = (named.name.clone(), named.origin.clone());
-    let mut template = Compiled { name, origin, tagged: false, learns_break };
+    let mut template =
+        Compiled { name, origin, tagged: false, learns_break, source: String::new(), lowered: None };
     let Rewritten { source, tagged } =
         tags::rewrite(&named.text).map_err(|(line, why)| template.fault(Some(line), why.into()))?;
     template.tagged = tagged;
-    env.add_template_owned(named.name.clone(), source).map_err(|e| template.blame(&e, ""))?;
+    let lowered = Lowered::new(&source, &named.name, python::syntax()).map_err(|e| template.blame(&e))?;
+    let compiled = env.add_template_owned(named.name.clone(), lowered.source.clone());
+    compiled.map_err(|e| template.blame(&e))?;
+    (template.source, template.lowered) = (source, Some(lowered));
     Ok(template)
 }
 
@@ -178,13 +186,14 @@ impl Compiled {
         TemplateFault { origin: self.origin.clone(), line, why, raised: false }
     }
 
-    /// The fault that `error` is, with the part of `source` that failed.
-    fn blame(&self, error: &Error, source: &str) -> TemplateFault {
+    /// The fault that `error` is, with the part of the template that failed.
+    fn blame(&self, error: &Error) -> TemplateFault {
         let detail = error.detail().unwrap_or_default();
         if let Some(said) = detail.strip_prefix(python::RAISED) {
             return TemplateFault { raised: true, ..self.fault(error.line(), said.into()) };
         }
-        let code = error.range().and_then(|range| source.get(range)).filter(|code| {
+        let place = error.range().and_then(|range| self.lowered.as_ref()?.original(range));
+        let code = place.and_then(|place| self.source.get(place)).filter(|code| {
             !code.is_empty()
                 && code.len() <= SHOWN_CODE
                 && !code.contains(['\n', '`'])

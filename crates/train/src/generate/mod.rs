@@ -90,7 +90,7 @@ impl Generator {
         };
         let mut engine = inference.engine()?;
         save::load_weights(&mut engine, &folder)?;
-        let config = GenerationConfig::read(path);
+        let config = GenerationConfig::read(path)?;
         let end_ids = config.end_ids(&shape, &tokenizer);
         let defaults = config.sampling();
         Ok(Generator { engine, tokenizer, shape, capacity, slots: spec.slots, end_ids, defaults })
@@ -179,13 +179,13 @@ impl Generator {
     }
 }
 
-/// `generation_config.json`, as far as it is read. What cannot be read asks for nothing.
+/// `generation_config.json`, as far as it is read. What is not JSON asks for nothing.
 struct GenerationConfig(Value);
 
 impl GenerationConfig {
-    fn read(folder: &Path) -> GenerationConfig {
-        let text = std::fs::read_to_string(folder.join("generation_config.json")).unwrap_or_default();
-        GenerationConfig(serde_json::from_str(&text).unwrap_or(Value::Null))
+    fn read(folder: &Path) -> Result<GenerationConfig, TrainError> {
+        let text = ModelFolder::read_generation_config(folder)?.unwrap_or_default();
+        Ok(GenerationConfig(serde_json::from_str(&text).unwrap_or(Value::Null)))
     }
 
     /// One id or a list of them; else what the model or its tokenizer says.
