@@ -19,7 +19,7 @@ use lockstep_device::{Memory, Queue};
 use lockstep_engine::{Comms, Engine, Resources, Updates};
 use lockstep_model::Kernels;
 use lockstep_plan::strategy::{Strategy, ddp};
-use lockstep_plan::{RunPlan, State, StepBuilder, build};
+use lockstep_plan::{PlanInput, RunPlan, State, StepBuilder, build};
 use lockstep_train::{Sft, WindowCounts, train_step};
 
 const RANKS: u32 = 2;
@@ -56,9 +56,9 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let config = lockstep_config::load(Some(source), &[])?;
     let tokenizer = lockstep_train::load_tokenizer(&config)?;
     let shape = lockstep_train::model_shape(&config, &tokenizer)?;
-    let mut input =
-        lockstep_train::plan_for(&config, &shape, &tokenizer, None, Kernels::Cpu { num_threads: 1 })?.input;
-    input.strategy = strategy;
+    let kernels = Kernels::Cpu { num_threads: 1 };
+    let ddp = lockstep_train::plan_for(&config, &shape, &tokenizer, None, kernels)?;
+    let input = PlanInput { strategy, ..ddp.input.clone() };
     // Checks what every strategy must keep: nothing is read before it is written, each gradient is reduced once, and so
     // on. An engine takes no other plan.
     Ok(build(input)?)
