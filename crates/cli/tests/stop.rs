@@ -12,7 +12,7 @@ use insta::assert_snapshot;
 
 use crate::launch::{free_port, node};
 use crate::launch_ends::{children, is_alive, signal};
-use crate::support::{Folder, rows};
+use crate::support::{self, Folder, rows};
 
 /// Some seconds of steps of ten milliseconds. Nothing saves a checkpoint but a signal.
 const RUN: &str = "\
@@ -29,9 +29,6 @@ learning_rate: 3e-3
 weight_decay: 0.1
 threads: 1
 ";
-
-/// A step of this run takes seconds.
-const LONG_STEPS: [&str; 2] = ["gradient_accumulation_steps=1000", "max_steps=1000"];
 
 fn folder() -> Folder {
     let folder = Folder::new(RUN);
@@ -242,14 +239,27 @@ fn two_nodes_stop_together() {
     stopped_after(&folder, &zero, "a signal to another rank");
 }
 
+/// A run that cannot go on: nobody reads what it prints.
+fn stuck(folder: &Folder, grace: &str) -> Running {
+    folder.write("run.yaml", support::RUN);
+    let running =
+        start(folder, 1, &["train", "run.yaml", "max_steps=100000000", "save_strategy=no", "--grace", grace]);
+    let written = || fs::metadata(folder.path("out/metrics.jsonl")).unwrap().len();
+    let mut before = 0;
+    while written() != before {
+        before = written();
+        sleep(Duration::from_millis(300));
+    }
+    running
+}
+
 #[test]
 fn a_second_signal_leaves_at_once() {
     let folder = folder();
-    let args = [&["train", "run.yaml", "output_dir=out", "--grace", "60"], &LONG_STEPS[..]].concat();
-    let mut running = start(&folder, 1, &args);
+    let mut running = stuck(&folder, "60");
     running.signal("-TERM");
     sleep(Duration::from_millis(300));
-    assert!(running.child.try_wait().unwrap().is_none(), "the step is not over");
+    assert!(running.child.try_wait().unwrap().is_none(), "it has a minute");
     running.signal("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(143));
@@ -261,8 +271,7 @@ fn a_second_signal_leaves_at_once() {
 #[test]
 fn the_grace_bounds_the_wait() {
     let folder = folder();
-    let args = [&["train", "run.yaml", "output_dir=out", "--grace", "0.3"], &LONG_STEPS[..]].concat();
-    let running = start(&folder, 1, &args);
+    let running = stuck(&folder, "0.3");
     running.signal("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(143));
