@@ -230,9 +230,9 @@ fn after_quote(text: &str, quote: char) -> Option<usize> {
     let mut chars = text.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
         match c {
-            '\\' if quote == '"' => drop(chars.next()),
+            '\\' if quote == '"' => _ = chars.next(),
             c if c == quote && quote == '\'' && chars.peek().is_some_and(|(_, c)| *c == '\'') => {
-                drop(chars.next());
+                _ = chars.next();
             }
             c if c == quote => return Some(at + 1),
             _ => {}
