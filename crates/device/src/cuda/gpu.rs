@@ -162,11 +162,22 @@ impl Gpu {
 
     fn new(ordinal: u32, search: &Search, cache: Option<PathBuf>) -> Result<Gpu, GpuError> {
         let driver = open_driver(search)?;
-        let (name, sm, total) = describe(&driver, ordinal)?;
+        let (name, sm, _) = describe(&driver, ordinal)?;
         if sm < 80 {
             return Err(GpuError::TooSmall { name, sm });
         }
-        let nvrtc = Nvrtc::open(search)?;
+        Gpu::over(driver, Nvrtc::open(search)?, || Lt::open(search), ordinal, cache)
+    }
+
+    /// A GPU of this driver. cuBLASLt is opened when the GPU's context is current, as it needs.
+    pub(crate) fn over(
+        driver: DriverTable,
+        nvrtc: Nvrtc,
+        open_lt: impl FnOnce() -> Result<Lt, GpuError>,
+        ordinal: u32,
+        cache: Option<PathBuf>,
+    ) -> Result<Gpu, GpuError> {
+        let (name, sm, total) = describe(&driver, ordinal)?;
         let device = device(&driver, ordinal)?;
         let mut context: Context = std::ptr::null_mut();
         // SAFETY: the device is the driver's; the context is current before anything else is called.
@@ -174,7 +185,7 @@ impl Gpu {
             check(&driver, "cuDevicePrimaryCtxRetain", (driver.context_retain)(&mut context, device))?;
             check(&driver, "cuCtxSetCurrent", (driver.context_set)(context))?;
         }
-        let lt = Lt::open(search)?;
+        let lt = open_lt()?;
         let attribute = |which| attribute(&driver, device, which);
         let gpu = Gpu {
             multiprocessors: attribute(driver::MULTIPROCESSORS)?,

@@ -14,18 +14,18 @@ use super::library::{Search, function_table, open};
 use super::queue::CudaQueue;
 use crate::View;
 
-type Handle = *mut c_void;
-type Desc = *mut c_void;
-type Layout = *mut c_void;
-type Preference = *mut c_void;
+pub(super) type Handle = *mut c_void;
+pub(super) type Desc = *mut c_void;
+pub(super) type Layout = *mut c_void;
+pub(super) type Preference = *mut c_void;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Algorithm([u64; 8]);
+pub(super) struct Algorithm([u64; 8]);
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Candidate {
+pub(super) struct Candidate {
     algorithm: Algorithm,
     workspace: usize,
     state: c_int,
@@ -35,7 +35,7 @@ struct Candidate {
 
 function_table! {
     /// Of `libcublasLt`.
-    struct LtTable {
+    pub(super) struct LtTable {
         fn create = "cublasLtCreate"(*mut Handle) -> c_int;
         fn version = "cublasLtGetVersion"() -> usize;
         fn status_string = "cublasLtGetStatusString"(c_int) -> *const c_char;
@@ -140,7 +140,11 @@ impl Lt {
 
     /// A context must be current.
     pub(crate) fn open(search: &Search) -> Result<Lt, GpuError> {
-        let table = load(search)?;
+        Lt::over(load(search)?)
+    }
+
+    /// The same, of a table that is there.
+    pub(super) fn over(table: LtTable) -> Result<Lt, GpuError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a place for the handle.
         check(&table, "cublasLtCreate", unsafe { (table.create)(&mut handle) })?;

@@ -3,6 +3,8 @@
 //! A table per library (`driver`, `nvrtc`, `lt`) of the functions that are used, opened by file name; a
 //! [`Gpu`] that holds them; streams ([`CudaQueue`]) that kernels and products are issued to.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod fake;
 pub mod library;
 
 mod driver;
@@ -12,6 +14,8 @@ mod lt;
 mod module;
 mod nvrtc;
 mod queue;
+#[cfg(test)]
+mod tests;
 
 pub use driver::DevicePtr;
 pub use error::GpuError;

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use super::error::GpuError;
 use super::library::{Search, function_table, open};
 
-type Program = *mut c_void;
+pub(super) type Program = *mut c_void;
 
 function_table! {
     /// Of `libnvrtc`.
@@ -41,7 +41,11 @@ pub(crate) struct Header {
 impl Nvrtc {
     pub fn open(search: &Search) -> Result<Nvrtc, GpuError> {
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-        let table = NvrtcTable::load(open("NVRTC, CUDA's run-time compiler,", &names, search)?)?;
+        Nvrtc::over(NvrtcTable::load(open("NVRTC, CUDA's run-time compiler,", &names, search)?)?)
+    }
+
+    /// The same, of a table that is there.
+    pub(super) fn over(table: NvrtcTable) -> Result<Nvrtc, GpuError> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two places to write an int to.
         unsafe { (table.version)(&mut major, &mut minor) };
