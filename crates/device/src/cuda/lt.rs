@@ -211,18 +211,18 @@ impl Lt {
         // SAFETY: as in `choose`; there is room for the one candidate asked for.
         let status = unsafe {
             check(table, "cublasLtMatmulPreferenceCreate", (table.preference_create)(&mut preference))?;
+            let set = |which, value: *const c_void, bytes| {
+                let status = (table.preference_set)(preference, which, value, bytes);
+                check(table, "cublasLtMatmulPreferenceSetAttribute", status)
+            };
             let bytes = key.workspace;
-            (table.preference_set)(preference, PREF_WORKSPACE, (&raw const bytes).cast(), size_of::<usize>());
+            set(PREF_WORKSPACE, (&raw const bytes).cast(), size_of::<usize>())?;
             for (which, alignment) in PREF_ALIGNMENT.into_iter().zip(&key.alignments) {
-                (table.preference_set)(
-                    preference,
-                    which,
-                    std::ptr::from_ref(alignment).cast(),
-                    size_of::<u32>(),
-                );
+                set(which, std::ptr::from_ref(alignment).cast(), size_of::<u32>())?;
             }
             let status =
                 (table.heuristic)(self.handle, desc, a, b, c, d, preference, 1, &mut found, &mut count);
+            // What it leaves is a few bytes of the host's; the algorithm is found all the same.
             (table.preference_destroy)(preference);
             status
         };
@@ -286,7 +286,7 @@ impl Lt {
         adds: bool,
         workspace: View,
     ) -> Result<(), GpuError> {
-        let stream = queue.raw_stream();
+        let stream = queue.raw_stream()?;
         let mut all = self.chosen.lock().unwrap_or_else(|e| e.into_inner());
         if !all.contains_key(key) {
             let chosen = self.choose(key)?;

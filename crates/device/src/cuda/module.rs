@@ -83,6 +83,7 @@ impl Kernel {
         if bytes <= self.shared.load(Ordering::Relaxed) {
             return Ok(());
         }
+        gpu.enter()?;
         // SAFETY: the function is loaded; the attribute takes a number.
         let status =
             unsafe { (gpu.driver.function_set)(self.function, driver::MAX_DYNAMIC_SHARED, bytes as i32) };
@@ -152,7 +153,7 @@ impl Gpu {
         if let Some(module) = loaded().get(&(source.name, variant)) {
             return Ok(*module as ModuleHandle);
         }
-        self.enter();
+        self.enter()?;
         let kept = self.modules.cache.as_ref().map(|folder| folder.join(self.file_name(source, &variant)));
         let found = kept.as_ref().and_then(|path| std::fs::read(path).ok());
         // A file that does not load (torn, or of another driver) is as good as none.

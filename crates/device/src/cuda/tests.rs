@@ -3,8 +3,8 @@
 use lockstep_core::{Bytes, DType};
 
 use super::fake::FakeGpu;
-use super::{CudaQueue, Event, Factor, Gemm, Gpu, Launch, Source};
-use crate::{Memory, View, args};
+use super::{CudaQueue, Event, Factor, Gemm, Gpu, GpuError, Launch, Source};
+use crate::{Memory, Pool, View, args};
 
 static SOURCE: Source = Source { name: "test", text: "" };
 
@@ -16,7 +16,7 @@ fn memory(gpu: &'static Gpu) -> Memory {
 fn issue_everything(queue: &CudaQueue, event: &Event, view: View<'_>) {
     let kernel = queue.kernel(&SOURCE, DType::F32, "kernel");
     // SAFETY: this GPU's kernels do nothing.
-    unsafe { queue.launch(kernel, Launch::each(64), args![view, 64usize]) };
+    unsafe { queue.launch(kernel, Launch { shared: 1024, ..Launch::each(64) }, args![view, 64usize]) };
     queue.zero(view.first(64));
     queue.copy(view.slice(64, 64), view.first(64));
     queue.record(event);
@@ -36,11 +36,11 @@ fn issue_everything(queue: &CudaQueue, event: &Event, view: View<'_>) {
 
 #[test]
 fn after_a_failure_a_stream_is_given_nothing_more() {
-    let (gpu, fake) = FakeGpu::make(None);
-    let (memory, event) = (memory(gpu), Event::new(gpu).unwrap());
-    let view = memory.view(0, 1024, DType::F32);
     // As often as it takes to let every call fail once. The driver itself would go on after it.
     for failing in 0.. {
+        let (gpu, fake) = FakeGpu::make(None);
+        let (memory, event) = (memory(gpu), Event::new(gpu).unwrap());
+        let view = memory.view(0, 1024, DType::F32);
         let queue = CudaQueue::new(gpu, 1).unwrap();
         queue.kernel(&SOURCE, DType::F32, "kernel").unwrap();
         fake.forget_calls();
@@ -48,7 +48,7 @@ fn after_a_failure_a_stream_is_given_nothing_more() {
         issue_everything(&queue, &event, view);
         let calls = fake.calls();
         if calls.len() <= failing {
-            assert!(failing >= 6 && queue.check().is_ok(), "{calls:?}");
+            assert!(failing >= 7 && queue.check().is_ok(), "{calls:?}");
             break;
         }
         assert_eq!(calls.len(), failing + 1, "{} failed, and more was issued: {calls:?}", calls[failing]);
@@ -58,4 +58,76 @@ fn after_a_failure_a_stream_is_given_nothing_more() {
         assert!(queue.synchronize().is_err() && queue.is_idle().is_err());
         assert_eq!(fake.calls().len(), failing + 1, "{:?}", fake.calls());
     }
+}
+
+/// Every way in which the host moves bytes of a GPU.
+fn host_copies<'m>(gpu_view: View<'m>, host_view: View<'m>) -> Vec<(&'static str, Result<(), GpuError>)> {
+    let (half, len) = (gpu_view.len() / 2, gpu_view.len());
+    let mut values = vec![0f32; len];
+    vec![
+        ("write", gpu_view.write(&values)),
+        ("write_f32", gpu_view.write_f32(&values)),
+        ("write_f32, rounded", gpu_view.cast(DType::BF16).write_f32(&values)),
+        ("read", gpu_view.read(&mut values)),
+        ("read_f32", gpu_view.read_f32(&mut values)),
+        ("read_f32, rounded", gpu_view.cast(DType::BF16).read_f32(&mut values)),
+        ("zero", gpu_view.zero()),
+        ("copy to the GPU", gpu_view.copy_from(&host_view)),
+        ("copy from the GPU", host_view.copy_from(&gpu_view)),
+        ("copy on the GPU", gpu_view.first(half).copy_from(&gpu_view.slice(half, half))),
+    ]
+}
+
+#[test]
+fn every_copy_of_the_host_returns_the_driver_s_failure() {
+    let host = Memory::take(Bytes(4096), &Pool::new(1)).unwrap();
+    let host = host.view(0, 1024, DType::F32);
+    let (gpu, fake) = FakeGpu::make(None);
+    let device = memory(gpu);
+    let device = device.view(0, 1024, DType::F32);
+    for (what, outcome) in host_copies(device, host) {
+        outcome.unwrap_or_else(|cause| panic!("{what}: {cause}"));
+    }
+    // Each is two calls: the copy, and the wait for it. After a failure there are none.
+    for i in 0..host_copies(device, host).len() {
+        for failing in [2 * i, 2 * i + 1] {
+            let (gpu, fake) = FakeGpu::make(None);
+            let device = memory(gpu);
+            fake.forget_calls();
+            fake.fail(failing..failing + 1);
+            for (j, (what, outcome)) in host_copies(device.view(0, 1024, DType::F32), host).into_iter().enumerate() {
+                assert_eq!(outcome.is_err(), j >= i, "{what}, after call {failing} failed: {outcome:?}");
+            }
+            assert_eq!(fake.calls().len(), failing + 1, "{:?}", fake.calls());
+        }
+    }
+    assert!(fake.calls().len() >= 20);
+}
+
+#[test]
+fn memory_that_could_not_be_zeroed_is_not_given_out() {
+    // Takes memory, sets it, waits.
+    for failing in 0..3 {
+        let (gpu, fake) = FakeGpu::make(None);
+        fake.fail(failing..failing + 1);
+        assert!(Memory::take_on(gpu, Bytes(4096)).is_err());
+        let freed = fake.calls().iter().filter(|call| **call == "cuMemFree").count();
+        assert_eq!(freed, usize::from(failing > 0), "{:?}", fake.calls());
+    }
+}
+
+#[test]
+fn a_thread_that_cannot_enter_the_context_says_so() {
+    let (gpu, fake) = FakeGpu::make(None);
+    let (memory, queue) = (memory(gpu), CudaQueue::new(gpu, 1).unwrap());
+    let view = memory.view(0, 64, DType::F32);
+    fake.fail(0..usize::MAX);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            assert!(gpu.enter().is_err() && gpu.free_bytes().is_err() && view.zero().is_err());
+            queue.zero(view);
+            assert!(queue.check().is_err() && Event::new(gpu).is_err() && CudaQueue::new(gpu, 1).is_err());
+        });
+    });
+    fake.forget_calls();
 }

@@ -104,23 +104,21 @@ pub(crate) struct Case<'a> {
 impl<'a> Case<'a> {
     /// A view's values, once all that was issued is done.
     pub(crate) fn values(&self, view: View) -> Vec<f64> {
-        if let Err(cause) = self.queue.synchronize() {
-            self.failure.borrow_mut().get_or_insert(cause);
-        }
+        self.filled(self.queue.synchronize());
         match view.dtype() {
             DType::F64 => {
                 let mut out = vec![0f64; view.len()];
-                view.read(&mut out);
+                self.filled(view.read(&mut out));
                 out
             }
             DType::U32 => {
                 let mut out = vec![0u32; view.len()];
-                view.read(&mut out);
+                self.filled(view.read(&mut out));
                 out.into_iter().map(f64::from).collect()
             }
             _ => {
                 let mut out = vec![0f32; view.len()];
-                view.read_f32(&mut out);
+                self.filled(view.read_f32(&mut out));
                 out.into_iter().map(f64::from).collect()
             }
         }
@@ -186,6 +184,12 @@ impl Operands for Case<'_> {
         let at = self.used.get();
         self.used.set((at + len * dtype.size()).next_multiple_of(256));
         self.memory.view(at, len, dtype)
+    }
+
+    fn filled(&self, outcome: Result<(), GpuError>) {
+        if let Err(cause) = outcome {
+            self.failure.borrow_mut().get_or_insert(cause);
+        }
     }
 
     fn stream(&self, purpose: Purpose) -> Stream {
