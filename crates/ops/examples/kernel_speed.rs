@@ -148,7 +148,9 @@ impl Bench {
         })?;
         // Half of the tokens are the same one.
         let common = self.take(tokens, DType::U32);
-        common.write(&(0..tokens).map(|i| (i % 2 * i % VOCAB) as u32).collect::<Vec<_>>()).expect("the GPU works");
+        common
+            .write(&(0..tokens).map(|i| (i % 2 * i % VOCAB) as u32).collect::<Vec<_>>())
+            .expect("the GPU works");
         self.time(&format!("embedding backward, one token, {dtype}"), bytes + touched / 2, |queue| {
             embedding::backward(queue, dtable, x, common, scratch);
         })?;

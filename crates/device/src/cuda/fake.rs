@@ -2,12 +2,13 @@
 //!
 //! The functions are plain C functions, as the driver's are. They find their GPU by the context that the calling
 //! thread has entered, so a call without one fails here as it would there. Copies and memsets are done when they are
-//! issued; kernels, products and compilations do nothing.
+//! issued; kernels and products do nothing. A source compiles to itself, so that the driver knows what parameters its
+//! kernels declare.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::collections::{BTreeSet, HashMap};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
@@ -21,13 +22,12 @@ use super::lt::{Algorithm, Candidate, Desc, Handle, Layout as MatrixLayout, Lt, 
 use super::nvrtc::{Nvrtc, NvrtcTable, Program};
 
 const INVALID_CONTEXT: Status = 201;
+const NOT_FOUND: Status = 500;
 /// What calls that are made to fail return.
 const LOST: Status = 999;
 /// Real GPUs have smaller ordinals.
 const FIRST_ORDINAL: usize = 1000;
 const ALIGNMENT: usize = 256;
-/// What every source compiles to.
-const CODE: &[u8] = b"machine code";
 
 /// All GPUs that were made. They stay, as real ones do.
 static MADE: Mutex<Vec<&'static FakeGpu>> = Mutex::new(Vec::new());
@@ -38,8 +38,9 @@ thread_local! {
 }
 
 /// What a test sees of its GPU.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FakeGpu {
+    sm: u32,
     state: Mutex<State>,
 }
 
@@ -50,12 +51,21 @@ struct State {
     failing: Range<usize>,
     handles: usize,
     memory: HashMap<DevicePtr, Layout>,
+    /// The source of each module, and the name and the parameters' bytes of each kernel, by handle.
+    modules: HashMap<usize, String>,
+    kernels: HashMap<usize, (String, Vec<usize>)>,
+    launched: BTreeSet<String>,
 }
 
 impl FakeGpu {
     /// A new GPU, and what controls it. It keeps machine code in `cache`, where one is given.
     pub fn make(cache: Option<PathBuf>) -> (&'static Gpu, &'static FakeGpu) {
-        let fake: &'static FakeGpu = Box::leak(Box::default());
+        FakeGpu::make_of(90, cache)
+    }
+
+    /// One of this compute capability: 90 is 9.0.
+    pub fn make_of(sm: u32, cache: Option<PathBuf>) -> (&'static Gpu, &'static FakeGpu) {
+        let fake: &'static FakeGpu = Box::leak(Box::new(FakeGpu { sm, state: Mutex::default() }));
         let ordinal = {
             let mut made = MADE.lock().unwrap_or_else(|e| e.into_inner());
             made.push(fake);
@@ -63,7 +73,8 @@ impl FakeGpu {
         };
         let nvrtc = Nvrtc::over(nvrtc_table()).expect("the compiler opens");
         let open_lt = || Lt::over(lt_table());
-        let gpu = Gpu::over(driver_table(), nvrtc, open_lt, ordinal as u32, cache).expect("the GPU opens");
+        let gpu = Gpu::over(driver_table(), Some(param_info), nvrtc, open_lt, ordinal as u32, cache);
+        let gpu = gpu.expect("the GPU opens");
         fake.forget_calls();
         (Box::leak(Box::new(gpu)), fake)
     }
@@ -73,6 +84,11 @@ impl FakeGpu {
         let mut state = self.lock();
         let made = state.calls.len();
         state.failing = made.saturating_add(calls.start)..made.saturating_add(calls.end);
+    }
+
+    /// The kernels that were launched, by name.
+    pub fn launched(&self) -> Vec<String> {
+        self.lock().launched.iter().cloned().collect()
     }
 
     /// The calls so far, in order, those that failed included.
@@ -174,11 +190,12 @@ unsafe extern "C" fn device_name(name: *mut c_char, _: c_int, _: c_int) -> Statu
     driver::SUCCESS
 }
 
-unsafe extern "C" fn device_attribute(value: *mut c_int, which: c_int, _: c_int) -> Status {
+unsafe extern "C" fn device_attribute(value: *mut c_int, which: c_int, device: c_int) -> Status {
+    let sm = made(device).map_or(0, |fake| fake.sm as c_int);
     let found = match which {
         driver::MULTIPROCESSORS => 4,
-        driver::CAPABILITY_MAJOR => 9,
-        driver::CAPABILITY_MINOR => 0,
+        driver::CAPABILITY_MAJOR => sm / 10,
+        driver::CAPABILITY_MINOR => sm % 10,
         driver::SHARED_PER_BLOCK_OPTIN => 227 << 10,
         driver::L2_BYTES => 1 << 20,
         _ => 0,
@@ -317,26 +334,76 @@ unsafe extern "C" fn event_elapsed(milliseconds: *mut f32, _: EventHandle, _: Ev
     call("cuEventElapsedTime", |_| unsafe { give(milliseconds, 1.0) })
 }
 
-unsafe extern "C" fn module_load(module: *mut ModuleHandle, _: *const c_void) -> Status {
-    // SAFETY: a place for the handle.
-    call("cuModuleLoadData", |state| unsafe { give(module, state.handle()) })
+unsafe extern "C" fn module_load(module: *mut ModuleHandle, code: *const c_void) -> Status {
+    // SAFETY: what the compiler gives ends with a zero; a place for the handle.
+    call("cuModuleLoadData", |state| unsafe {
+        let (handle, text) = (state.handle(), CStr::from_ptr(code.cast()).to_string_lossy().into_owned());
+        state.modules.insert(handle as usize, text);
+        give(module, handle);
+    })
 }
 
 unsafe extern "C" fn module_function(
     function: *mut FunctionHandle,
-    _: ModuleHandle,
-    _: *const c_char,
+    module: ModuleHandle,
+    name: *const c_char,
 ) -> Status {
+    let Some(fake) = CURRENT.get() else { return INVALID_CONTEXT };
+    // SAFETY: a C string.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    let params = fake.lock().modules.get(&(module as usize)).and_then(|text| declared(text, &name));
+    let Some(params) = params else { return NOT_FOUND };
     // SAFETY: a place for the handle.
-    call("cuModuleGetFunction", |state| unsafe { give(function, state.handle()) })
+    call("cuModuleGetFunction", |state| unsafe {
+        let handle = state.handle();
+        state.kernels.insert(handle as usize, (name, params));
+        give(function, handle);
+    })
+}
+
+/// Bytes of the parameters that a source declares for the kernel `name`.
+fn declared(source: &str, name: &str) -> Option<Vec<usize>> {
+    let kernels = source.split("__global__ void").skip(1);
+    let params = kernels.filter_map(|kernel| {
+        let kernel = kernel.trim_start();
+        let bounded = kernel.strip_prefix("__launch_bounds__").and_then(|rest| rest.split_once(')'));
+        let (found, rest) = bounded.map_or(kernel, |(_, rest)| rest).split_once('(')?;
+        (found.trim() == name).then(|| rest.split_once(')').expect("parameters end").0)
+    });
+    let bytes = |param: &str| match param.trim().rsplit_once([' ', '*']).expect("a type and a name").0.trim()
+    {
+        _ if param.contains('*') => 8,
+        "u64" | "f64" => 8,
+        "u32" | "f32" | "int" => 4,
+        other => panic!("a parameter of type {other} in kernel {name}"),
+    };
+    let params = params.map(|text| text.split(',').filter(|p| !p.trim().is_empty()).map(bytes).collect());
+    params.last()
 }
 
 unsafe extern "C" fn function_set(_: FunctionHandle, _: c_int, _: c_int) -> Status {
     call("cuFuncSetAttribute", |_| {})
 }
 
+unsafe extern "C" fn param_info(
+    function: FunctionHandle,
+    index: usize,
+    offset: *mut usize,
+    size: *mut usize,
+) -> Status {
+    let Some(fake) = CURRENT.get() else { return INVALID_CONTEXT };
+    let params = fake.lock().kernels[&(function as usize)].1.clone();
+    let Some(bytes) = params.get(index) else { return driver::INVALID_VALUE };
+    let start = params[..index].iter().fold(0usize, |at, bytes| at.next_multiple_of(*bytes) + bytes);
+    // SAFETY: places for two numbers.
+    call("cuFuncGetParamInfo", |_| unsafe {
+        give(offset, start.next_multiple_of(*bytes));
+        give(size, *bytes);
+    })
+}
+
 unsafe extern "C" fn launch(
-    _: FunctionHandle,
+    function: FunctionHandle,
     _: c_uint,
     _: c_uint,
     _: c_uint,
@@ -348,7 +415,10 @@ unsafe extern "C" fn launch(
     _: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> Status {
-    call("cuLaunchKernel", |_| {})
+    call("cuLaunchKernel", |state| {
+        let name = state.kernels[&(function as usize)].0.clone();
+        state.launched.insert(name);
+    })
 }
 
 fn driver_table() -> DriverTable {
@@ -409,18 +479,20 @@ unsafe extern "C" fn nvrtc_error_string(_: c_int) -> *const c_char {
 
 unsafe extern "C" fn nvrtc_create(
     program: *mut Program,
-    _: *const c_char,
+    text: *const c_char,
     _: *const c_char,
     _: c_int,
     _: *const *const c_char,
     _: *const *const c_char,
 ) -> c_int {
-    // SAFETY: a place for the handle.
-    unsafe { give(program, std::ptr::dangling_mut::<u8>().cast()) };
+    // SAFETY: a C string, and a place for the handle.
+    unsafe { give(program, CStr::from_ptr(text).to_owned().into_raw().cast()) };
     0
 }
 
-unsafe extern "C" fn nvrtc_destroy(_: *mut Program) -> c_int {
+unsafe extern "C" fn nvrtc_destroy(program: *mut Program) -> c_int {
+    // SAFETY: made by `nvrtc_create`, and not used any more.
+    drop(unsafe { CString::from_raw((*program).cast()) });
     0
 }
 
@@ -440,15 +512,18 @@ unsafe extern "C" fn nvrtc_log(_: Program, log: *mut c_char) -> c_int {
     0
 }
 
-unsafe extern "C" fn nvrtc_cubin_size(_: Program, size: *mut usize) -> c_int {
-    // SAFETY: a place for the number.
-    unsafe { give(size, CODE.len()) };
+unsafe extern "C" fn nvrtc_cubin_size(program: Program, size: *mut usize) -> c_int {
+    // SAFETY: made by `nvrtc_create`; a place for the number.
+    unsafe { give(size, CStr::from_ptr(program.cast()).to_bytes_with_nul().len()) };
     0
 }
 
-unsafe extern "C" fn nvrtc_cubin(_: Program, code: *mut c_char) -> c_int {
-    // SAFETY: the buffer has the size that was asked for.
-    unsafe { std::ptr::copy_nonoverlapping(CODE.as_ptr(), code.cast(), CODE.len()) };
+unsafe extern "C" fn nvrtc_cubin(program: Program, code: *mut c_char) -> c_int {
+    // SAFETY: made by `nvrtc_create`; the buffer has the size that was asked for.
+    unsafe {
+        let text = CStr::from_ptr(program.cast()).to_bytes_with_nul();
+        std::ptr::copy_nonoverlapping(text.as_ptr(), code.cast(), text.len());
+    }
     0
 }
 

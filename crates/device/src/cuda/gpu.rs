@@ -7,7 +7,7 @@ use std::sync::{Mutex, OnceLock};
 
 use lockstep_core::Bytes;
 
-use super::driver::{self, Context, DevicePtr, DriverTable, Status};
+use super::driver::{self, Context, DevicePtr, DriverTable, ParamInfo, Status};
 use super::error::GpuError;
 use super::library::{Search, open};
 use super::lt::Lt;
@@ -17,6 +17,8 @@ use super::nvrtc::Nvrtc;
 /// A GPU that this process works with. It is opened once and stays until the process ends.
 pub struct Gpu {
     pub(crate) driver: DriverTable,
+    /// Reads what a kernel declares, where the driver can.
+    pub(crate) param_info: Option<ParamInfo>,
     context: Context,
     pub ordinal: u32,
     pub name: String,
@@ -172,12 +174,14 @@ impl Gpu {
         if sm < 80 {
             return Err(GpuError::TooSmall { name, sm });
         }
-        Gpu::over(driver, Nvrtc::open(search)?, || Lt::open(search), ordinal, cache)
+        let param_info = driver::param_info(&driver);
+        Gpu::over(driver, param_info, Nvrtc::open(search)?, || Lt::open(search), ordinal, cache)
     }
 
     /// A GPU of this driver. cuBLASLt is opened when the GPU's context is current, as it needs.
     pub(crate) fn over(
         driver: DriverTable,
+        param_info: Option<ParamInfo>,
         nvrtc: Nvrtc,
         open_lt: impl FnOnce() -> Result<Lt, GpuError>,
         ordinal: u32,
@@ -201,6 +205,7 @@ impl Gpu {
             modules: Modules::new(cache),
             host_stream: Mutex::new(HostStream { handle: std::ptr::null_mut(), failure: None }),
             driver,
+            param_info,
             context,
             ordinal,
             name,

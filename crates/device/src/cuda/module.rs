@@ -73,11 +73,33 @@ pub fn compile(nvrtc: &Nvrtc, source: &Source, variant: &Variant, sm: u32) -> Re
 #[derive(Debug)]
 pub struct Kernel {
     pub(crate) function: FunctionHandle,
+    name: &'static str,
+    /// Bytes of each parameter, where the driver says.
+    params: Option<Box<[usize]>>,
     /// The dynamic shared memory it is allowed.
     shared: AtomicU32,
 }
 
 impl Kernel {
+    /// Compares a launch's arguments, by their bytes, with the parameters that the kernel declares.
+    #[inline]
+    pub(crate) fn check_args<const N: usize>(&self, given: [usize; N]) -> Result<(), GpuError> {
+        match &self.params {
+            Some(declared) if **declared != given => Err(self.wrong_args(declared, &given)),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn wrong_args(&self, declared: &[usize], given: &[usize]) -> GpuError {
+        let kernel = self.name;
+        if declared.len() != given.len() {
+            return GpuError::ArgumentCount { kernel, declared: declared.len(), given: given.len() };
+        }
+        let index = declared.iter().zip(given).position(|(a, b)| a != b).expect("they differ");
+        GpuError::ArgumentSize { kernel, index, declared: declared[index], given: given[index] }
+    }
+
     /// A kernel that asks for nothing gets 48 KiB, what it declares itself included: so all ask, once.
     pub(crate) fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), GpuError> {
         if bytes <= self.shared.load(Ordering::Relaxed) {
@@ -92,6 +114,9 @@ impl Kernel {
         Ok(())
     }
 }
+
+/// More than any kernel has: parameters have 4096 bytes together.
+const MOST_PARAMS: usize = 1024;
 
 type KernelKey = (&'static str, Variant, &'static str);
 
@@ -121,14 +146,35 @@ impl Gpu {
         if let Some(kernel) = kernels.get(&key) {
             return Ok(kernel);
         }
+        self.enter()?;
         let module = self.module(source, variant)?;
         let (mut function, c_name) = (std::ptr::null_mut(), CString::new(name).expect("no zero byte"));
         // SAFETY: the module is loaded and stays; the name is a C string.
         let status = unsafe { (self.driver.module_function)(&mut function, module, c_name.as_ptr()) };
         self.check("cuModuleGetFunction", status)?;
-        let kernel: &'static Kernel = Box::leak(Box::new(Kernel { function, shared: AtomicU32::new(0) }));
+        let params = self.declared_params(function)?;
+        let kernel: &'static Kernel =
+            Box::leak(Box::new(Kernel { function, name, params, shared: AtomicU32::new(0) }));
         kernels.insert(key, kernel);
         Ok(kernel)
+    }
+
+    /// Bytes of each parameter. `None` where the driver does not say.
+    fn declared_params(&self, function: FunctionHandle) -> Result<Option<Box<[usize]>>, GpuError> {
+        let Some(param_info) = self.param_info else { return Ok(None) };
+        let mut sizes = Vec::new();
+        for index in 0..MOST_PARAMS {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: the function is loaded; places for two numbers.
+            match unsafe { param_info(function, index, &mut offset, &mut size) } {
+                driver::SUCCESS => sizes.push(size),
+                // Past the last one. All kernels here have parameters: one without is one whose are not known.
+                driver::INVALID_VALUE => return Ok((!sizes.is_empty()).then(|| sizes.into())),
+                driver::NOT_SUPPORTED => return Ok(None),
+                status => return Err(self.check("cuFuncGetParamInfo", status).expect_err("it failed")),
+            }
+        }
+        Ok(None)
     }
 
     /// Compiles and loads what will be needed, on as many threads as the host has, so that no step waits for it.

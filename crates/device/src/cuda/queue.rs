@@ -49,58 +49,72 @@ impl Launch {
     }
 }
 
-/// One argument of a kernel: its bytes as the kernel's parameter has them.
+/// One argument of a kernel: its bytes as the kernel's parameter has them, and how many they are.
 #[derive(Clone, Copy, Debug)]
-pub struct Arg(u64);
+pub struct Arg {
+    bits: u64,
+    bytes: usize,
+}
+
+impl Arg {
+    const fn wide(bits: u64) -> Arg {
+        Arg { bits, bytes: 8 }
+    }
+
+    /// Little-endian: a 32-bit parameter reads the low half.
+    const fn narrow(bits: u32) -> Arg {
+        Arg { bits: bits as u64, bytes: 4 }
+    }
+}
 
 impl From<View<'_>> for Arg {
     fn from(view: View<'_>) -> Arg {
         assert!(view.on_gpu() || view.is_empty(), "a kernel reads the GPU's memory");
-        Arg(view.as_ptr::<u8>() as u64)
+        Arg::wide(view.as_ptr::<u8>() as u64)
     }
 }
 
 impl From<Option<View<'_>>> for Arg {
     /// A null pointer for `None`.
     fn from(view: Option<View<'_>>) -> Arg {
-        view.map_or(Arg(0), Arg::from)
+        view.map_or(Arg::wide(0), Arg::from)
     }
 }
 
 impl From<u32> for Arg {
     fn from(value: u32) -> Arg {
-        Arg(u64::from(value))
+        Arg::narrow(value)
     }
 }
 
 impl From<u64> for Arg {
     fn from(value: u64) -> Arg {
-        Arg(value)
+        Arg::wide(value)
     }
 }
 
 /// Sizes go to kernels as 32-bit integers; a size that does not fit is a bug of the plan.
 impl From<usize> for Arg {
     fn from(value: usize) -> Arg {
-        Arg(u64::from(u32::try_from(value).expect("a size that fits in 32 bits")))
+        Arg::narrow(u32::try_from(value).expect("a size that fits in 32 bits"))
     }
 }
 
 impl From<i32> for Arg {
     fn from(value: i32) -> Arg {
-        Arg(u64::from(value as u32))
+        Arg::narrow(value as u32)
     }
 }
 
 impl From<f32> for Arg {
     fn from(value: f32) -> Arg {
-        Arg(u64::from(value.to_bits()))
+        Arg::narrow(value.to_bits())
     }
 }
 
 impl From<f64> for Arg {
     fn from(value: f64) -> Arg {
-        Arg(value.to_bits())
+        Arg::wide(value.to_bits())
     }
 }
 
@@ -151,21 +165,24 @@ impl CudaQueue {
     /// The arguments are those of the kernel, in number, order and size, and every address it computes from
     /// them lies in memory that the plan lets this lane use now.
     pub unsafe fn launch<const N: usize>(&self, kernel: Option<&Kernel>, launch: Launch, mut args: [Arg; N]) {
-        let (Some(kernel), false, true) = (kernel, launch.grid.contains(&0), self.check().is_ok()) else { return };
+        let (Some(kernel), false, true) = (kernel, launch.grid.contains(&0), self.check().is_ok()) else {
+            return;
+        };
         let shared = launch.shared as u32;
-        if let Err(cause) = kernel.allow_shared(self.gpu, shared) {
+        let ready = kernel.check_args(args.map(|arg| arg.bytes));
+        if let Err(cause) = ready.and_then(|()| kernel.allow_shared(self.gpu, shared)) {
             return self.fail(cause);
         }
         let mut pointers: [*mut c_void; N] = [std::ptr::null_mut(); N];
         for (pointer, arg) in pointers.iter_mut().zip(&mut args) {
-            *pointer = (&raw mut arg.0).cast();
+            *pointer = (&raw mut arg.bits).cast();
         }
         let ([x, y, z], threads, extra) =
             (launch.grid.map(|n| n as u32), launch.threads as u32, std::ptr::null_mut());
         let (function, pointers) = (kernel.function, pointers.as_mut_ptr());
         self.issue("cuLaunchKernel", |driver, stream| {
-            // SAFETY: the pointers are to as many arguments as the kernel has (the caller's promise), little-endian
-            // so that a 32-bit parameter reads the low half.
+            // SAFETY: the pointers are to as many arguments as the kernel has, each of its parameter's size (the
+            // caller's promise, which `check_args` has seen kept where the driver can say).
             unsafe { (driver.launch)(function, x, y, z, threads, 1, 1, shared, stream, pointers, extra) }
         });
     }

@@ -6,7 +6,16 @@ use super::fake::FakeGpu;
 use super::{CudaQueue, Event, Factor, Gemm, Gpu, GpuError, Launch, Source};
 use crate::{Memory, Pool, View, args};
 
-static SOURCE: Source = Source { name: "test", text: "" };
+static SOURCE: Source = Source {
+    name: "test",
+    text: r#"
+        extern "C" __global__ void kernel(f32* x, u32 count) {}
+        extern "C" __global__ void __launch_bounds__(128) mixed(
+            const REAL* x, u32 count, u64 seed, f32 scale, const f64* verdict
+        ) {}
+        extern "C" __global__ void nothing() {}
+    "#,
+};
 
 fn memory(gpu: &'static Gpu) -> Memory {
     Memory::take_on(gpu, Bytes(1 << 16)).unwrap()
@@ -95,7 +104,9 @@ fn every_copy_of_the_host_returns_the_driver_s_failure() {
             let device = memory(gpu);
             fake.forget_calls();
             fake.fail(failing..failing + 1);
-            for (j, (what, outcome)) in host_copies(device.view(0, 1024, DType::F32), host).into_iter().enumerate() {
+            for (j, (what, outcome)) in
+                host_copies(device.view(0, 1024, DType::F32), host).into_iter().enumerate()
+            {
                 assert_eq!(outcome.is_err(), j >= i, "{what}, after call {failing} failed: {outcome:?}");
             }
             assert_eq!(fake.calls().len(), failing + 1, "{:?}", fake.calls());
@@ -130,4 +141,35 @@ fn a_thread_that_cannot_enter_the_context_says_so() {
         });
     });
     fake.forget_calls();
+}
+
+#[test]
+fn arguments_are_compared_with_what_the_kernel_declares() {
+    let (gpu, fake) = FakeGpu::make(None);
+    let memory = memory(gpu);
+    let view = memory.view(0, 64, DType::F32);
+    let queue = CudaQueue::new(gpu, 1).unwrap();
+    let kernel = queue.kernel(&SOURCE, DType::F32, "mixed");
+    // SAFETY: this GPU's kernels do nothing.
+    unsafe { queue.launch(kernel, Launch::each(64), args![view, 64usize, 1u64, -0.5f32, None::<View>]) };
+    queue.check().unwrap();
+    assert_eq!(fake.launched(), ["mixed"]);
+    fake.forget_calls();
+    // SAFETY: as above.
+    unsafe { queue.launch(kernel, Launch::each(64), args![view, 64usize, 1u32, -0.5f32, None::<View>]) };
+    let wrong = GpuError::ArgumentSize { kernel: "mixed", index: 2, declared: 8, given: 4 };
+    assert_eq!(queue.check(), Err(wrong));
+    let queue = CudaQueue::new(gpu, 1).unwrap();
+    // SAFETY: as above.
+    unsafe { queue.launch(kernel, Launch::each(64), args![view, 64usize, 1u64]) };
+    let wrong = GpuError::ArgumentCount { kernel: "mixed", declared: 5, given: 3 };
+    assert_eq!(queue.check(), Err(wrong));
+    assert!(!fake.calls().contains(&"cuLaunchKernel"), "what is wrong is not launched");
+    // Of what the driver knows no parameters of, nothing is compared.
+    let queue = CudaQueue::new(gpu, 1).unwrap();
+    let unknown = queue.kernel(&SOURCE, DType::F32, "nothing");
+    // SAFETY: as above.
+    unsafe { queue.launch(unknown, Launch::each(64), args![view]) };
+    queue.check().unwrap();
+    assert_eq!(fake.launched(), ["mixed", "nothing"]);
 }

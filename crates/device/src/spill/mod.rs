@@ -283,7 +283,8 @@ mod tests {
             assert!(matches!(failed, SpillError::Move { verb: "read", .. }), "{failed}");
             // What is there again is not what was written.
             spill.file.set_len(bytes).unwrap();
-            let stopped = |outcome| assert!(matches!(outcome, Err(SpillError::Stopped { .. })), "{outcome:?}");
+            let stopped =
+                |outcome| assert!(matches!(outcome, Err(SpillError::Stopped { .. })), "{outcome:?}");
             stopped(spill.read(0, view));
             stopped(spill.write(0, view));
             stopped(spill.read_f32(0, DType::F32, &mut [0.0]));
@@ -298,7 +299,12 @@ mod tests {
         std::fs::write(&path, vec![7; 1 << 20]).unwrap();
         each_way(1 << 20, |spill, view| {
             let file = File::open(&path).unwrap();
-            let spill = Spill { file, #[cfg(target_os = "linux")] direct: None, ..spill };
+            let spill = Spill {
+                file,
+                #[cfg(target_os = "linux")]
+                direct: None,
+                ..spill
+            };
             let failed = spill.write(0, view).unwrap_err();
             assert!(matches!(failed, SpillError::Move { verb: "write", .. }), "{failed}");
             assert!(matches!(spill.read(0, view), Err(SpillError::Stopped { .. })));

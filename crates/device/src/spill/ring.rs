@@ -119,7 +119,8 @@ mod tests {
         let Some(ring) = Ring::open() else { return };
         let (file, mut bytes) = (tempfile::tempfile().unwrap(), [1u8; 64]);
         let (at, fd) = (bytes.as_mut_ptr(), types::Fd(file.as_raw_fd()));
-        let entry = |start: usize, len: usize| opcode::Read::new(fd, at.wrapping_add(start), len as u32).build();
+        let entry =
+            |start: usize, len: usize| opcode::Read::new(fd, at.wrapping_add(start), len as u32).build();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             // The file is empty, so that there is a rest.
             ring.transfer(64, &entry, &mut |_, _| panic!("on purpose"))
