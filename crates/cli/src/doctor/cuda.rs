@@ -4,7 +4,7 @@ use std::path::Path;
 
 use lockstep_comm::Nccl;
 use lockstep_core::{Bytes, Fault};
-use lockstep_device::cuda::{GpuError, Installed, Lt, Nvrtc, Search, installed, library};
+use lockstep_device::cuda::{GpuError, Installed, KernelCache, Lt, Nvrtc, Search, installed, library};
 
 use super::{Finding, Verdict};
 use crate::{gpu, host};
@@ -146,7 +146,12 @@ fn cudnn(search: &Search) -> Result<String, GpuError> {
 /// Where compiled kernels are kept.
 fn kernels() -> Finding {
     match gpu::cache_folder() {
-        Some(folder) => Finding::ok("kernel cache", folder.display().to_string()),
+        // It is made when it is needed.
+        Some(folder) if !folder.exists() => Finding::ok("kernel cache", folder.display().to_string()),
+        Some(folder) => match KernelCache::open(&folder) {
+            Ok(cache) => Finding::ok("kernel cache", cache.folder().display().to_string()),
+            Err(cause) => Finding::warn("kernel cache", cause.to_string(), gpu::CACHE_REMEDY),
+        },
         None => {
             let remedy = "Set HOME or XDG_CACHE_HOME: without them every run compiles its kernels again.";
             Finding::warn("kernel cache", "there is no folder for it", remedy)

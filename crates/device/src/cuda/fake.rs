@@ -10,10 +10,10 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard};
 
 use super::Gpu;
+use super::cache::KernelCache;
 use super::driver::{
     self, Context, DevicePtr, DriverTable, EventHandle, FunctionHandle, ModuleHandle, Status, StreamHandle,
 };
@@ -59,12 +59,12 @@ struct State {
 
 impl FakeGpu {
     /// A new GPU, and what controls it. It keeps machine code in `cache`, where one is given.
-    pub fn make(cache: Option<PathBuf>) -> (&'static Gpu, &'static FakeGpu) {
+    pub fn make(cache: Option<KernelCache>) -> (&'static Gpu, &'static FakeGpu) {
         FakeGpu::make_of(90, cache)
     }
 
     /// One of this compute capability: 90 is 9.0.
-    pub fn make_of(sm: u32, cache: Option<PathBuf>) -> (&'static Gpu, &'static FakeGpu) {
+    pub fn make_of(sm: u32, cache: Option<KernelCache>) -> (&'static Gpu, &'static FakeGpu) {
         let fake: &'static FakeGpu = Box::leak(Box::new(FakeGpu { sm, state: Mutex::default() }));
         let ordinal = {
             let mut made = MADE.lock().unwrap_or_else(|e| e.into_inner());

@@ -7,6 +7,7 @@ use std::sync::{Mutex, OnceLock};
 
 use lockstep_core::Bytes;
 
+use super::cache::KernelCache;
 use super::driver::{self, Context, DevicePtr, DriverTable, ParamInfo, Status};
 use super::error::GpuError;
 use super::library::{Search, open};
@@ -156,7 +157,7 @@ pub(crate) fn check(driver: &DriverTable, call: &'static str, status: Status) ->
 impl Gpu {
     /// Opens GPU `ordinal` among those the driver shows. Machine code is kept in `cache`, where one is given.
     /// The same GPU is given to all who ask; another one in the same process is refused.
-    pub fn open(ordinal: u32, search: &Search, cache: Option<PathBuf>) -> Result<&'static Gpu, GpuError> {
+    pub fn open(ordinal: u32, search: &Search, cache: Option<KernelCache>) -> Result<&'static Gpu, GpuError> {
         static OPENED: OnceLock<&'static Gpu> = OnceLock::new();
         static OPENING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = OPENING.lock().unwrap_or_else(|e| e.into_inner());
@@ -168,7 +169,7 @@ impl Gpu {
         Ok(OPENED.get_or_init(|| gpu))
     }
 
-    fn new(ordinal: u32, search: &Search, cache: Option<PathBuf>) -> Result<Gpu, GpuError> {
+    fn new(ordinal: u32, search: &Search, cache: Option<KernelCache>) -> Result<Gpu, GpuError> {
         let driver = open_driver(search)?;
         let (name, sm, _) = describe(&driver, ordinal)?;
         if sm < 80 {
@@ -185,7 +186,7 @@ impl Gpu {
         nvrtc: Nvrtc,
         open_lt: impl FnOnce() -> Result<Lt, GpuError>,
         ordinal: u32,
-        cache: Option<PathBuf>,
+        cache: Option<KernelCache>,
     ) -> Result<Gpu, GpuError> {
         let (name, sm, total) = describe(&driver, ordinal)?;
         let device = device(&driver, ordinal)?;

@@ -7,6 +7,7 @@
 pub mod fake;
 pub mod library;
 
+mod cache;
 mod driver;
 mod error;
 mod gpu;
@@ -17,6 +18,7 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
+pub use cache::{CacheError, KernelCache};
 pub use driver::DevicePtr;
 pub use error::GpuError;
 pub use gpu::{Gpu, Installed, installed};

@@ -6,13 +6,12 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lockstep_core::DType;
 
+use super::cache::KernelCache;
 use super::driver::{self, FunctionHandle, ModuleHandle};
 use super::error::GpuError;
 use super::gpu::Gpu;
@@ -122,13 +121,13 @@ type KernelKey = (&'static str, Variant, &'static str);
 
 /// All that was compiled or loaded so far.
 pub(crate) struct Modules {
-    cache: Option<PathBuf>,
+    cache: Option<KernelCache>,
     loaded: Mutex<HashMap<(&'static str, Variant), usize>>,
     kernels: Mutex<HashMap<KernelKey, &'static Kernel>>,
 }
 
 impl Modules {
-    pub(crate) fn new(cache: Option<PathBuf>) -> Modules {
+    pub(crate) fn new(cache: Option<KernelCache>) -> Modules {
         Modules { cache, loaded: Mutex::default(), kernels: Mutex::default() }
     }
 }
@@ -200,16 +199,16 @@ impl Gpu {
             return Ok(*module as ModuleHandle);
         }
         self.enter()?;
-        let kept = self.modules.cache.as_ref().map(|folder| folder.join(self.file_name(source, &variant)));
-        let found = kept.as_ref().and_then(|path| std::fs::read(path).ok());
-        // A file that does not load (torn, or of another driver) is as good as none.
+        let (cache, name) = (self.modules.cache.as_ref(), self.file_name(source, &variant));
+        let found = cache.and_then(|cache| cache.find(&name));
+        // Code that does not load (of another driver) is as good as none.
         let module = match found.and_then(|code| self.load_module(&code).ok()) {
             Some(module) => module,
             None => {
                 let code = compile(&self.nvrtc, source, &variant, self.sm)?;
                 let module = self.load_module(&code)?;
-                if let Some(path) = &kept {
-                    keep(path, &code);
+                if let Some(cache) = cache {
+                    cache.keep(&name, &code);
                 }
                 module
             }
@@ -219,27 +218,20 @@ impl Gpu {
 
     fn load_module(&self, code: &[u8]) -> Result<ModuleHandle, GpuError> {
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is whole: it came from the compiler or from a file that was renamed when complete.
+        // SAFETY: the image is whole: it came from the compiler, or from a file with its hash.
         let status = unsafe { (self.driver.module_load)(&mut module, code.as_ptr().cast()) };
         self.check("cuModuleLoadData", status)?;
         Ok(module)
     }
 
+    /// Tells all that decides the code.
     fn file_name(&self, source: &Source, variant: &Variant) -> String {
-        let mut hasher = DefaultHasher::new();
-        (source.text, PRELUDE.text, variant.options(self.sm), self.nvrtc.version).hash(&mut hasher);
-        format!("{}-sm{}-{:016x}.cubin", source.name, self.sm, hasher.finish())
-    }
-}
-
-/// Best effort: without the file the next run compiles again.
-fn keep(path: &Path, code: &[u8]) {
-    let Some(folder) = path.parent() else { return };
-    // Another thread or process may be writing the same.
-    let writer = (std::process::id(), std::thread::current().id());
-    let partial = path.with_extension(format!("{writer:?}.partial"));
-    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&partial, code));
-    if written.and_then(|()| std::fs::rename(&partial, path)).is_err() {
-        let _ = std::fs::remove_file(&partial);
+        let mut hasher = blake3::Hasher::new();
+        let (major, minor) = self.nvrtc.version;
+        let options = variant.options(self.sm).join(" ");
+        for part in [source.text, PRELUDE.text, &options, &format!("{major}.{minor}")] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+        format!("{}-sm{}-{}.cubin", source.name, self.sm, &hasher.finalize().to_hex()[..32])
     }
 }

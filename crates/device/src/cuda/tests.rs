@@ -3,7 +3,7 @@
 use lockstep_core::{Bytes, DType};
 
 use super::fake::FakeGpu;
-use super::{CudaQueue, Event, Factor, Gemm, Gpu, GpuError, Launch, Source};
+use super::{CudaQueue, Event, Factor, Gemm, Gpu, GpuError, KernelCache, Launch, Source, Variant};
 use crate::{Memory, Pool, View, args};
 
 static SOURCE: Source = Source {
@@ -172,4 +172,27 @@ fn arguments_are_compared_with_what_the_kernel_declares() {
     unsafe { queue.launch(unknown, Launch::each(64), args![view]) };
     queue.check().unwrap();
     assert_eq!(fake.launched(), ["mixed", "nothing"]);
+}
+
+#[test]
+fn kept_code_is_loaded_and_damaged_code_is_compiled_again() {
+    let dir = tempfile::tempdir().unwrap();
+    // How often a new process compiles.
+    let compiles = || {
+        let (gpu, fake) = FakeGpu::make(Some(KernelCache::open(&dir.path().join("kernels")).unwrap()));
+        gpu.kernel(&SOURCE, Variant::of(DType::F32), "kernel").unwrap();
+        fake.calls().iter().filter(|call| **call == "nvrtcCompileProgram").count()
+    };
+    assert_eq!((compiles(), compiles()), (1, 0));
+    let files: Vec<_> = std::fs::read_dir(dir.path().join("kernels")).unwrap().collect();
+    let file = files[0].as_ref().unwrap().path();
+    assert_eq!(files.len(), 1);
+    let whole = std::fs::read(&file).unwrap();
+    let mut damaged = whole.clone();
+    // Of the code, and still code.
+    damaged[40] ^= 1;
+    std::fs::write(&file, &damaged).unwrap();
+    assert_eq!(compiles(), 1, "the file is not what was kept");
+    assert_eq!(std::fs::read(&file).unwrap(), whole, "and it is mended");
+    assert_eq!(compiles(), 0);
 }
