@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 
 use lockstep_config::{DeviceConfig, DeviceKind};
 use lockstep_core::Bytes;
-use lockstep_device::cuda::{self, Gpu, Search};
+use lockstep_device::cuda::{self, Gpu, KernelCache, Search};
 use lockstep_device::{Device, Machine};
 
 use crate::gpu_of_rank::ordinal;
 use crate::host;
-use crate::report::Failure;
+use crate::report::{self, Failure};
 
 /// The folders to look for CUDA's libraries in.
 pub(crate) fn search() -> Search {
@@ -19,10 +19,22 @@ pub(crate) fn search() -> Search {
 }
 
 /// Where compiled kernels are kept. `None` where this user has no folder of their own: machine code is never
-/// taken from a place that others can write to.
+/// taken from a place that others can write to. Nor is a path of the folder that a run happens to start in.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
-    Some(host::cache()?.join("lockstep").join("kernels"))
+    host::cache().filter(|cache| cache.is_absolute()).map(|cache| cache.join("lockstep").join("kernels"))
 }
+
+/// The cache, where it can be trusted. Where not, the run goes on without one, and one rank of a host prints why.
+fn cache(prints: bool) -> Option<KernelCache> {
+    let opened = KernelCache::open(&cache_folder()?);
+    if let (Err(cause), true) = (&opened, prints) {
+        report::aside(&format!("note: compiled kernels are not kept: {cause}\nhint: {CACHE_REMEDY}"));
+    }
+    opened.ok()
+}
+
+pub(crate) const CACHE_REMEDY: &str = "Remove that folder and let lockstep make it again, or set XDG_CACHE_HOME to a \
+     folder of your own: without it every run compiles its kernels again.";
 
 /// What a rank computes on: what was asked for, or a GPU where one works. A GPU that is there and does not work is
 /// told of, whoever asked.
@@ -41,7 +53,7 @@ pub(crate) fn chosen_by_rank(device: DeviceConfig, local_rank: u32, ranks: u32) 
             ordinal(local_rank, ranks, gpus, device.share_gpus).map_err(|e| -> Failure { Box::new(e) })?
         }
     };
-    let gpu = Gpu::open(ordinal, &search(), cache_folder());
+    let gpu = Gpu::open(ordinal, &search(), cache(local_rank == 0));
     gpu.map(Device::Cuda).map_err(|cause| -> Failure { Box::new(cause) })
 }
 

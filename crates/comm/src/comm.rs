@@ -89,7 +89,7 @@ impl Comm {
             for part in parts {
                 let home = share(group, part.whole, group.me());
                 if home.as_ptr::<u8>() != part.own.as_ptr::<u8>() {
-                    home.copy_from(&part.own);
+                    home.copy_from_host(&part.own);
                 }
             }
         }
@@ -156,7 +156,7 @@ impl Comm {
             self.carrier.finish(peer)?;
         }
         if into[to].as_ptr::<u8>() != mine.as_ptr::<u8>() {
-            into[to].copy_from(&mine);
+            into[to].copy_from_host(&mine);
         }
         Ok(())
     }

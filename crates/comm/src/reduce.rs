@@ -92,7 +92,7 @@ impl Comm {
         self.close(group)?;
         let mut at = 0;
         for part in parts {
-            part.copy_from(&scratch.slice(at, part.len()));
+            part.copy_from_host(&scratch.slice(at, part.len()));
             at += part.len();
         }
         Ok(())

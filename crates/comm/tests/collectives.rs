@@ -91,7 +91,7 @@ fn all_gather_of_many_parts() {
                     0 => member.take_f32(own),
                     _ => {
                         let home = view.slice(share.start, share.elems());
-                        home.write(own);
+                        home.write_host(own);
                         home
                     }
                 };

@@ -39,7 +39,7 @@ fn refused(first: Action, second: Action, words: [&str; 2]) {
             let action = if member.rank.0 == 0 { first } else { second };
             let error = action(&mut member.comm, &group, &views).expect_err("a mismatch");
             let mut out = [1.0f32; 4096];
-            views.whole.read(&mut out);
+            views.whole.read_host(&mut out);
             assert!(out.iter().all(|v| *v == 0.0), "data moved");
             error
         });

@@ -133,19 +133,19 @@ fn gathers(member: &mut Member, group: &Group, lens: &[usize]) {
         let mut parts = Vec::new();
         for (p, len) in lens.iter().enumerate() {
             let (whole, range) = (member.take(*len, DType::BF16), group.share(*len, group.me()));
-            whole.zero();
+            whole.zero().unwrap();
             let own = match in_place {
                 true => whole.slice(range.start, range.elems()),
                 false => member.take(range.elems(), DType::BF16),
             };
-            own.write(&(range.start..range.end).map(|i| value(p, i)).collect::<Vec<u16>>());
+            own.write(&(range.start..range.end).map(|i| value(p, i)).collect::<Vec<u16>>()).unwrap();
             parts.push(Gathered { own, whole });
         }
         member.nccl.of(group).all_gather(&member.queue, &parts).unwrap();
         member.wait();
         for (p, part) in parts.iter().enumerate() {
             let mut got = vec![0u16; part.whole.len()];
-            part.whole.read(&mut got);
+            part.whole.read(&mut got).unwrap();
             assert!(got.iter().enumerate().all(|(i, got)| *got == value(p, i)), "{lens:?} part {p}");
         }
     }
@@ -164,7 +164,7 @@ fn reduces(member: &mut Member, group: &Group, lens: &[usize]) {
     let parts: Vec<View<'_>> = lens.iter().map(|len| member.take(*len, DType::F32)).collect();
     let fill = |parts: &[View<'_>]| {
         for (salt, part) in (0..).zip(parts) {
-            part.write(&values(me, salt, part.len()));
+            part.write(&values(me, salt, part.len())).unwrap();
         }
     };
     // Twice: the same bits.
@@ -190,16 +190,16 @@ fn reduces(member: &mut Member, group: &Group, lens: &[usize]) {
     }
     assert!(seen[0] == seen[1], "{lens:?}: other bits the second time");
     let norm = member.take(1, DType::F64);
-    norm.write(&[f64::from(me) + 0.5]);
+    norm.write(&[f64::from(me) + 0.5]).unwrap();
     member.nccl.of(group).all_reduce(&member.queue, &[norm]).unwrap();
     let root = *group.members().last().unwrap();
     let tokens = member.take(5, DType::U32);
-    tokens.write(&[me; 5]);
+    tokens.write(&[me; 5]).unwrap();
     member.nccl.of(group).broadcast(&member.queue, root, &[tokens]).unwrap();
     member.wait();
     let (mut got, mut ids) = ([0f64], [0u32; 5]);
-    norm.read(&mut got);
-    tokens.read(&mut ids);
+    norm.read(&mut got).unwrap();
+    tokens.read(&mut ids).unwrap();
     assert_eq!(got[0], group.members().iter().map(|m| f64::from(m.0) + 0.5).sum::<f64>());
     assert_eq!(ids, [root.0; 5]);
 }
@@ -208,7 +208,7 @@ fn reduces(member: &mut Member, group: &Group, lens: &[usize]) {
 fn killed(member: &mut Member) {
     let group = member.group(Axis::World);
     let view = member.take(1000, DType::F32);
-    view.zero();
+    view.zero().unwrap();
     member.nccl.of(&group).all_reduce(&member.queue, &[view]).unwrap();
     member.wait();
     if member.role.rank == 1 {
@@ -232,7 +232,7 @@ fn killed(member: &mut Member) {
 fn aborted(member: &mut Member) {
     let group = member.group(Axis::World);
     let view = member.take(1000, DType::F32);
-    view.zero();
+    view.zero().unwrap();
     member.nccl.of(&group).all_reduce(&member.queue, &[view]).unwrap();
     member.wait();
     if member.role.rank == 1 {
@@ -261,7 +261,7 @@ fn aborted(member: &mut Member) {
 fn late(member: &mut Member) {
     let group = member.group(Axis::World);
     let view = member.take(1000, DType::F32);
-    view.zero();
+    view.zero().unwrap();
     if member.role.rank == 1 {
         std::thread::sleep(Duration::from_secs(40));
         return;

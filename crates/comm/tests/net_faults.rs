@@ -142,7 +142,7 @@ fn run_step(
     };
     let filled = |len: usize| {
         let view = memory.view(0, len, DType::F32);
-        view.write(&values(me, i, len));
+        view.write_host(&values(me, i, len));
         view
     };
     match step {

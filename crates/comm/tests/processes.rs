@@ -52,7 +52,7 @@ fn sums(comm: &mut Comm, memory: &Memory) {
     let scratch = memory.view(4 << 20, fold_scratch_elems(comm.world()), DType::F32);
     for len in [1, 1000, 5 * 256, 300_000] {
         let view = memory.view(0, len, DType::F32);
-        view.write(&values(comm.rank().0, 3, len));
+        view.write_host(&values(comm.rank().0, 3, len));
         comm.all_reduce(&group, 2, &[view], scratch).unwrap();
         let all: Vec<_> = (0..comm.world()).map(|r| values(r, 3, len)).collect();
         assert_eq!(bits(&read(view)), bits(&plain_fold(group.nodes(), &all)));

@@ -104,7 +104,7 @@ impl Memory {
         let base = NonNull::new(at as *mut u8).expect("the driver grants no memory at address zero");
         let mut memory = Memory::empty();
         (memory.gpu, memory.base, memory.bytes) = (Some(gpu), base, bytes);
-        memory.view(0, bytes.0 as usize / 4, DType::U32).zero();
+        memory.view(0, bytes.0 as usize / 4, DType::U32).zero()?;
         Ok(memory)
     }
 
@@ -254,11 +254,18 @@ impl<'m> View<'m> {
     }
 
     /// Copies all of `from`, which has as many elements of the same type and shares no byte with this.
-    pub fn copy_from(&self, from: &View<'_>) {
+    pub fn copy_from(&self, from: &View<'_>) -> Result<(), GpuError> {
         assert_eq!((self.len, self.dtype), (from.len, from.dtype), "a copy between views that differ");
         self.assert_apart(from);
         // SAFETY: both lie in live memory, do not overlap, and are quiet by the plan's waits.
         unsafe { copy(self, from) }
+    }
+
+    /// As [`View::copy_from`], between views of the host's memory, where nothing can fail.
+    pub fn copy_from_host(&self, from: &View<'_>) {
+        self.assert_on_host();
+        from.assert_on_host();
+        never_fails(self.copy_from(from));
     }
 
     /// Whether the address is a GPU's.
@@ -376,44 +383,64 @@ impl<'m> View<'m> {
     }
 
     /// Copies host values in. For inputs, between steps or at their start.
-    pub fn write<T: Copy>(&self, values: &[T]) {
+    pub fn write<T: Copy>(&self, values: &[T]) -> Result<(), GpuError> {
         assert!(values.len() <= self.len, "{} values into a view of {}", values.len(), self.len);
         assert_eq!(size_of::<T>(), self.dtype.size(), "wrong element type for {}", self.dtype);
         // SAFETY: in bounds; lanes are quiet on this buffer while the host writes it, by the plan's waits.
         unsafe {
             match self.gpu {
                 None => std::ptr::copy_nonoverlapping(values.as_ptr(), self.as_ptr(), values.len()),
-                Some(gpu) => gpu.write_bytes(self.device_ptr(), values.as_ptr().cast(), size_of_val(values)),
+                Some(gpu) => {
+                    gpu.write_bytes(self.device_ptr(), values.as_ptr().cast(), size_of_val(values))?;
+                }
             }
         }
+        Ok(())
     }
 
-    /// Copies values out to the host.
-    pub fn read<T: Copy>(&self, out: &mut [T]) {
+    /// As [`View::write`], to the host's memory, where nothing can fail.
+    pub fn write_host<T: Copy>(&self, values: &[T]) {
+        self.assert_on_host();
+        never_fails(self.write(values));
+    }
+
+    /// Copies values out to the host. After an error `out` holds anything.
+    pub fn read<T: Copy>(&self, out: &mut [T]) -> Result<(), GpuError> {
         assert!(out.len() <= self.len, "{} values from a view of {}", out.len(), self.len);
         assert_eq!(size_of::<T>(), self.dtype.size(), "wrong element type for {}", self.dtype);
         // SAFETY: in bounds; lanes are quiet on this buffer while the host reads it, by the plan's waits.
         unsafe {
             match self.gpu {
                 None => std::ptr::copy_nonoverlapping(self.as_ptr(), out.as_mut_ptr(), out.len()),
-                Some(gpu) => gpu.read_bytes(out.as_mut_ptr().cast(), self.device_ptr(), size_of_val(out)),
+                Some(gpu) => {
+                    gpu.read_bytes(out.as_mut_ptr().cast(), self.device_ptr(), size_of_val(out))?;
+                }
             }
         }
+        Ok(())
     }
 
-    /// Copies values out as f32, whatever they are stored as.
-    pub fn read_f32(&self, out: &mut [f32]) {
-        fn convert<R: Real>(view: &View<'_>, out: &mut [f32]) {
+    /// As [`View::read`], of the host's memory, where nothing can fail.
+    pub fn read_host<T: Copy>(&self, out: &mut [T]) {
+        self.assert_on_host();
+        never_fails(self.read(out));
+    }
+
+    /// Copies values out as f32, whatever they are stored as. After an error `out` holds anything.
+    pub fn read_f32(&self, out: &mut [f32]) -> Result<(), GpuError> {
+        fn convert<R: Real>(view: &View<'_>, out: &mut [f32]) -> Result<(), GpuError> {
             if view.on_gpu() {
                 let mut values = vec![R::from_f32(0.0); out.len()];
-                view.read(&mut values);
-                return out.iter_mut().zip(&values).for_each(|(o, v)| *o = v.to_f32());
+                view.read(&mut values)?;
+                out.iter_mut().zip(&values).for_each(|(o, v)| *o = v.to_f32());
+                return Ok(());
             }
             // SAFETY: as in `read`.
             let values = unsafe { view.first(out.len()).as_slice::<R>() };
             for (o, v) in out.iter_mut().zip(values) {
                 *o = v.to_f32();
             }
+            Ok(())
         }
         match self.dtype {
             DType::F32 => convert::<f32>(self, out),
@@ -424,8 +451,8 @@ impl<'m> View<'m> {
     }
 
     /// Copies f32 values in, rounding to the storage type.
-    pub fn write_f32(&self, values: &[f32]) {
-        fn convert<R: Real>(view: &View<'_>, values: &[f32]) {
+    pub fn write_f32(&self, values: &[f32]) -> Result<(), GpuError> {
+        fn convert<R: Real>(view: &View<'_>, values: &[f32]) -> Result<(), GpuError> {
             if view.on_gpu() {
                 let values: Vec<R> = values.iter().map(|v| R::from_f32(*v)).collect();
                 return view.write(&values);
@@ -435,6 +462,7 @@ impl<'m> View<'m> {
             for (o, v) in out.iter_mut().zip(values) {
                 *o = R::from_f32(*v);
             }
+            Ok(())
         }
         match self.dtype {
             DType::F32 => convert::<f32>(self, values),
@@ -445,30 +473,44 @@ impl<'m> View<'m> {
     }
 
     /// Sets every byte to zero.
-    pub fn zero(&self) {
+    pub fn zero(&self) -> Result<(), GpuError> {
         // SAFETY: in bounds; quiet by the plan's waits. Zero bytes are a valid value of every dtype.
         unsafe {
             match self.gpu {
                 None => std::ptr::write_bytes(self.ptr.as_ptr(), 0, self.bytes()),
-                Some(gpu) => gpu.zero_bytes(self.device_ptr(), self.bytes()),
+                Some(gpu) => gpu.zero_bytes(self.device_ptr(), self.bytes())?,
             }
         }
+        Ok(())
     }
+
+    /// As [`View::zero`], of the host's memory, where nothing can fail.
+    pub fn zero_host(&self) {
+        self.assert_on_host();
+        never_fails(self.zero());
+    }
+}
+
+/// The outcome of a copy that no GPU takes part in.
+#[track_caller]
+fn never_fails(outcome: Result<(), GpuError>) {
+    outcome.expect("a copy in the host's memory does not fail");
 }
 
 /// # Safety
 /// Views of one length that do not overlap, at rest.
-unsafe fn copy(to: &View<'_>, from: &View<'_>) {
+unsafe fn copy(to: &View<'_>, from: &View<'_>) -> Result<(), GpuError> {
     let bytes = to.bytes();
     // SAFETY: the caller's promise.
     unsafe {
         match (to.gpu, from.gpu) {
             (None, None) => std::ptr::copy_nonoverlapping(from.ptr.as_ptr(), to.ptr.as_ptr(), bytes),
-            (Some(gpu), None) => gpu.write_bytes(to.device_ptr(), from.as_ptr(), bytes),
-            (None, Some(gpu)) => gpu.read_bytes(to.as_ptr(), from.device_ptr(), bytes),
-            (Some(gpu), Some(_)) => gpu.copy_bytes(to.device_ptr(), from.device_ptr(), bytes),
+            (Some(gpu), None) => gpu.write_bytes(to.device_ptr(), from.as_ptr(), bytes)?,
+            (None, Some(gpu)) => gpu.read_bytes(to.as_ptr(), from.device_ptr(), bytes)?,
+            (Some(gpu), Some(_)) => gpu.copy_bytes(to.device_ptr(), from.device_ptr(), bytes)?,
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -480,9 +522,9 @@ mod tests {
         let pool = Pool::new(2);
         let memory = Memory::take(Bytes(1 << 20), &pool).unwrap();
         let whole = memory.view(0, 1 << 18, DType::F32);
-        whole.slice(64, 2).write(&[1.5f32, -2.0]);
+        whole.slice(64, 2).write_host(&[1.5f32, -2.0]);
         let mut out = [9.0f32; 4];
-        whole.slice(63, 4).read(&mut out);
+        whole.slice(63, 4).read_host(&mut out);
         assert_eq!(out, [0.0, 1.5, -2.0, 0.0]);
     }
 
@@ -491,7 +533,7 @@ mod tests {
     fn shared_memory_is_read_through_its_file() {
         let memory = Memory::take_shared(Bytes(10_000), &Pool::new(1)).unwrap();
         let view = memory.view(64, 100, DType::F32);
-        view.slice(3, 1).write(&[1.5f32]);
+        view.slice(3, 1).write_host(&[1.5f32]);
         let fd = memory.shared_fd().unwrap();
         let mut bytes = [0; 4];
         assert_eq!(rustix::io::pread(fd, &mut bytes, 64 + 12).unwrap(), 4);
@@ -507,7 +549,7 @@ mod tests {
         let memory = Memory::take_lending(Bytes(3 * LENT as u64), lent, &Pool::new(1)).unwrap();
         let all = memory.view(0, 3 * LENT / 4, DType::F32);
         let values: Vec<f32> = (0..all.len()).map(|i| i as f32).collect();
-        all.write(&values);
+        all.write_host(&values);
         let (mut bytes, mut back) = ([0; 8], vec![0f32; all.len()]);
         let fd = memory.shared_fd().unwrap();
         assert_eq!(
@@ -516,7 +558,7 @@ mod tests {
             "the file is the part alone"
         );
         assert_eq!(f32::from_le_bytes(bytes[..4].try_into().unwrap()), (2 * LENT / 4 - 1) as f32);
-        all.read_f32(&mut back);
+        all.read_host(&mut back);
         assert_eq!(back, values);
         let offset = |start: usize, len: usize| memory.shared_offset(&all.slice(start / 4, len / 4));
         assert_eq!((offset(LENT, LENT), offset(LENT + 64, 8)), (Some(0), Some(64)));

@@ -203,7 +203,7 @@ impl Engine {
             .iter()
             .map(|phase| PhasePlaces::of(&plan, phase, rank, device))
             .collect::<Result<_, _>>()?;
-        lockstep_model::fill_tables(&plan.input.models[0].shape, phases[0].places.tables.view(&memories));
+        lockstep_model::fill_tables(&plan.input.models[0].shape, phases[0].places.tables.view(&memories))?;
         let mesh = plan.input.mesh;
         let groups = [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank));
         let mut aborts: Vec<Abort> =

@@ -222,7 +222,7 @@ impl Shared {
                 let draw = |row: &[f32]| grower.draw(doc, row);
                 let token = lockstep_ops::host::with(seen.slice(doc * vocab, vocab), draw);
                 assert!((token as usize) < vocab, "token {token} of a vocabulary of {vocab}");
-                here.slice(doc, 1).write(&[token]);
+                here.slice(doc, 1).write_host(&[token]);
             }
             self.cross(queue, drawn, here);
             let log_probs = self.log_probs().first(batch.docs);
@@ -331,7 +331,7 @@ impl Shared {
     ) -> Result<(), EngineError> {
         let here = self.coefficients_on_host(micro).first(batch.tokens);
         let (own, rest) = (here.first(batch.given), here.slice(batch.given, batch.tokens - batch.given));
-        rest.zero();
+        rest.zero_host();
         let scale = self.step_state(run).loss_scale as f32;
         let log_probs = match self.plan.input.coefficients_ahead {
             true => None,

@@ -80,20 +80,20 @@ impl Shared {
         let here = self.inputs_on_host(micro);
         let filled = if self.plan.input.is_separate() { size.filled() } else { size };
         let views = self.parts_of(here, filled);
-        views.tokens.write(batch.tokens);
-        views.targets.write(batch.targets);
-        views.positions.write(batch.positions);
-        views.cu_seqlens.write(if batch.cu_seqlens.is_empty() { &[0] } else { batch.cu_seqlens });
+        views.tokens.write_host(batch.tokens);
+        views.targets.write_host(batch.targets);
+        views.positions.write_host(batch.positions);
+        views.cu_seqlens.write_host(if batch.cu_seqlens.is_empty() { &[0] } else { batch.cu_seqlens });
         if let Some(samples) = views.samples {
             assert_eq!(batch.samples.len(), size.docs, "a sample per document, where a step drops");
-            samples.write(batch.samples);
+            samples.write_host(batch.samples);
         }
         if filled.docs > size.docs {
             for view in [views.tokens, views.targets, views.positions] {
-                view.slice(given, filled.tokens - given).zero();
+                view.slice(given, filled.tokens - given).zero_host();
             }
-            views.cu_seqlens.slice(filled.docs, 1).write(&[filled.tokens as u32]);
-            views.samples.iter().for_each(|samples| samples.slice(size.docs, 1).zero());
+            views.cu_seqlens.slice(filled.docs, 1).write_host(&[filled.tokens as u32]);
+            views.samples.iter().for_each(|samples| samples.slice(size.docs, 1).zero_host());
         }
         let size = filled;
         self.cross(queue, self.at().places.inputs.view(&self.memories), here);
@@ -111,14 +111,14 @@ impl Shared {
         within("tokens in one document", longest, generation.tokens_per_doc)?;
         let here = self.inputs_on_host(0);
         let views = self.parts_of(here, size);
-        views.tokens.write(new.tokens);
-        views.positions.write(new.positions);
-        views.cu_seqlens.write(new.cu_seqlens);
+        views.tokens.write_host(new.tokens);
+        views.positions.write_host(new.positions);
+        views.cu_seqlens.write_host(new.cu_seqlens);
         let [slots, picks] = views.growing.expect("this phase generates");
-        slots.write(new.slots);
+        slots.write_host(new.slots);
         for (i, end) in new.cu_seqlens[1..].iter().enumerate() {
             assert!(*end > new.cu_seqlens[i], "every document of an extension has a new token");
-            picks.slice(i, 1).write(&[end - 1]);
+            picks.slice(i, 1).write_host(&[end - 1]);
         }
         self.cross(queue, self.at().places.inputs.view(&self.memories), here);
         Ok(size)

@@ -46,7 +46,7 @@ impl Shared {
         let Some(verdict) = self.verdict() else { return Ok(()) };
         queue.synchronize()?;
         let mut numbers = [0f64; 4];
-        verdict.read(&mut numbers);
+        verdict.read(&mut numbers)?;
         let mut step = self.step_state(run);
         (step.grad_norm, step.clip, step.skip) = (numbers[1], numbers[2] as f32, numbers[3] != 0.0);
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockstep_core::{Bytes, DType, Rank};
-use lockstep_device::{Memory, Queue, Spill, SpillError, View};
+use lockstep_device::{Memory, Queue, Spill, View};
 use lockstep_plan::{
     BufferId, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier, UnitLayout, What,
 };
@@ -93,18 +93,18 @@ impl Spot {
     }
 
     /// Reads all elements, as f32. Between steps.
-    pub(crate) fn read_f32(&self, memories: &Memories, out: &mut [f32]) -> Result<(), SpillError> {
+    pub(crate) fn read_f32(&self, memories: &Memories, out: &mut [f32]) -> Result<(), EngineError> {
         match self {
-            Spot::Memory(place) => place.view(memories).read_f32(out),
+            Spot::Memory(place) => place.view(memories).read_f32(out)?,
             Spot::File { offset, dtype, .. } => memories.spill().read_f32(*offset, *dtype, out)?,
         }
         Ok(())
     }
 
     /// Writes all elements, from f32. Between steps.
-    pub(crate) fn write_f32(&self, memories: &Memories, values: &[f32]) -> Result<(), SpillError> {
+    pub(crate) fn write_f32(&self, memories: &Memories, values: &[f32]) -> Result<(), EngineError> {
         match self {
-            Spot::Memory(place) => place.view(memories).write_f32(values),
+            Spot::Memory(place) => place.view(memories).write_f32(values)?,
             Spot::File { offset, dtype, .. } => memories.spill().write_f32(*offset, *dtype, values)?,
         }
         Ok(())
@@ -118,7 +118,7 @@ impl Spot {
                 let (to, from) = (to.view(memories), from.view(memories));
                 match queue.cuda() {
                     Some(cuda) if to.on_gpu() || from.on_gpu() => cuda.copy(to, from),
-                    _ => to.copy_from(&from),
+                    _ => to.copy_from(&from)?,
                 }
             }
             (Spot::Memory(from), Spot::File { offset, .. }) => {
@@ -126,7 +126,7 @@ impl Spot {
                 through_host(from, queue, |there| {
                     queue.synchronize()?;
                     if from.on_gpu() {
-                        there.copy_from(&from);
+                        there.copy_from(&from)?;
                     }
                     Ok(memories.spill().write(*offset, there)?)
                 })?
@@ -138,7 +138,7 @@ impl Spot {
                     queue.synchronize()?;
                     memories.spill().read(*offset, there)?;
                     if to.on_gpu() {
-                        to.copy_from(&there);
+                        to.copy_from(&there)?;
                     }
                     Ok(())
                 })?

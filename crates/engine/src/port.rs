@@ -68,7 +68,7 @@ impl Shared {
     pub(crate) fn cross(&self, queue: &Queue, to: View<'_>, from: View<'_>) {
         match queue.cuda() {
             Some(cuda) => cuda.copy(to, from),
-            None if self.at().places.port.is_some() => to.copy_from(&from),
+            None if self.at().places.port.is_some() => to.copy_from_host(&from),
             None => {}
         }
     }

@@ -1,7 +1,7 @@
 //! What a program runs on.
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::cuda::{Lt, Source, Variant};
+use lockstep_device::cuda::{GpuError, Lt, Source, Variant};
 use lockstep_device::{Device, Machine, Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::dropout::{self, Mask};
@@ -173,9 +173,9 @@ fn rope_table<'m>(model: &ModelShape, tables: View<'m>) -> rope::Table<'m> {
 }
 
 /// Computes the rotary angles once, before the first step.
-pub fn fill_tables(model: &ModelShape, tables: View) {
+pub fn fill_tables(model: &ModelShape, tables: View) -> Result<(), GpuError> {
     let frequencies = model.rope_inverse_frequencies();
-    rope::fill(rope_table(model, tables), &frequencies, model.rope.attention_factor());
+    rope::fill(rope_table(model, tables), &frequencies, model.rope.attention_factor())
 }
 
 /// Whose kernels run a model: what they ask for depends on it.

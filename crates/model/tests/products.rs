@@ -66,12 +66,12 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
         let stream = Stream::new(7, Purpose::Init, draws.replace(draws.get() + 1), 0);
         let values = (0..len.div_ceil(2) as u32).flat_map(|i| stream.normal_pair(i)).take(len);
         let view = take(len, dtype);
-        view.write_f32(&values.map(|value| size * value).collect::<Vec<f32>>());
+        view.write_f32(&values.map(|value| size * value).collect::<Vec<f32>>()).unwrap();
         view
     };
     let indices = |values: Vec<u32>| -> View<'_> {
         let view = take(values.len(), DType::U32);
-        view.write(&values);
+        view.write(&values).unwrap();
         view
     };
     let mut slots = [None; Slot::COUNT];
@@ -79,7 +79,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
         slots[spec.slot.index()] = Some(normals(TOKENS * spec.width, spec.dtype.unwrap_or(storage), 1.0));
     }
     let tables = take(2 * shape.max_positions * shape.head_dim / 2, DType::F32);
-    fill_tables(shape, tables);
+    fill_tables(shape, tables).unwrap();
     let workspace = workspace_bytes(shape, TOKENS, TOKENS, Kernels::Cpu { num_threads: 2 });
     let grads = normals(block.trainable_elems, DType::F32, 1.0);
     let unit = Unit {
@@ -108,7 +108,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
     };
     let values = |view: View| {
         let mut values = vec![0f32; view.len()];
-        view.read_f32(&mut values);
+        view.read_f32(&mut values).unwrap();
         values
     };
     let read = |slot: Slot| values(slots[slot.index()].expect("a slot of the block"));

@@ -27,9 +27,9 @@ fn measure(isa: Isa, threads: usize, elems: usize) {
     let [master, grad, m, v] = [0, 1, 2, 3].map(|i| view(i, DType::F32));
     let values: Vec<f32> = (0..elems).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
     for state in [master, grad, m] {
-        state.write(&values);
+        state.write_host(&values);
     }
-    v.zero();
+    v.zero_host();
     println!("{isa}, {threads} threads, {elems} parameters");
     // Read, written, and read because they are written.
     say("copy", 12 * elems, || reduce::copy(&queue, view(4, DType::F32), grad));

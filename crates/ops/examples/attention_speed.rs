@@ -76,13 +76,13 @@ impl<'m> Places<'m> {
     fn fill(&mut self, rows: usize, cols: usize, dtype: DType) -> Mat<'m> {
         let view = self.take(rows * cols, dtype);
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 / 506.5 - 1.0).collect();
-        view.write_f32(&values);
+        view.write_f32(&values).expect("the GPU works");
         Mat::dense(view, rows, cols)
     }
 
     fn numbers(&mut self, values: Vec<u32>) -> View<'m> {
         let view = self.take(values.len(), DType::U32);
-        view.write(&values);
+        view.write(&values).expect("the GPU works");
         view
     }
 }

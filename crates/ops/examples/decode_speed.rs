@@ -33,7 +33,7 @@ fn measure(queue: &Queue, rows: usize, dtype: DType) {
         let view = memory.view(at, rows * cols, dtype);
         at = (at + view.bytes()).next_multiple_of(4096);
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
-        view.write_f32(&values);
+        view.write_f32(&values).expect("the CPU's memory");
         Mat::dense(view, rows, cols)
     };
     let scratch = matrix(1, matmul::scratch_bytes(threads).0 as usize / 4, DType::F32).view;

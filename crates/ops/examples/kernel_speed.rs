@@ -54,13 +54,13 @@ impl Bench {
     fn fill(&self, rows: usize, cols: usize, dtype: DType) -> Mat<'_> {
         let view = self.take(rows * cols, dtype);
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 1013) as f32 / 506.5 - 1.0).collect();
-        view.write_f32(&values);
+        view.write_f32(&values).expect("the GPU works");
         Mat::dense(view, rows, cols)
     }
 
     fn indices(&self, len: usize, bound: usize) -> View<'_> {
         let view = self.take(len, DType::U32);
-        view.write(&(0..len).map(|i| (i * 7919 % bound) as u32).collect::<Vec<_>>());
+        view.write(&(0..len).map(|i| (i * 7919 % bound) as u32).collect::<Vec<_>>()).expect("the GPU works");
         view
     }
 
@@ -124,7 +124,7 @@ impl Bench {
         self.time(&format!("bias forward, {dtype}"), 2 * bytes, |queue| bias::forward(queue, y, w))?;
         self.time(&format!("bias backward, {dtype}"), bytes, |queue| bias::backward(queue, dw, dy, scratch))?;
         let bounds = self.take(17, DType::U32);
-        bounds.write(&(0..17).map(|i| (i * tokens / 16) as u32).collect::<Vec<_>>());
+        bounds.write(&(0..17).map(|i| (i * tokens / 16) as u32).collect::<Vec<_>>()).expect("the GPU works");
         let samples = self.indices(16, 16);
         let mask = Mask { rate: 0.1, seed: 1, step: 2, layer: 3, site: Site::MlpOut, samples };
         self.time(&format!("dropout forward, {dtype}"), 3 * bytes, |queue| {
@@ -148,7 +148,9 @@ impl Bench {
         })?;
         // Half of the tokens are the same one.
         let common = self.take(tokens, DType::U32);
-        common.write(&(0..tokens).map(|i| (i % 2 * i % VOCAB) as u32).collect::<Vec<_>>());
+        common
+            .write(&(0..tokens).map(|i| (i % 2 * i % VOCAB) as u32).collect::<Vec<_>>())
+            .expect("the GPU works");
         self.time(&format!("embedding backward, one token, {dtype}"), bytes + touched / 2, |queue| {
             embedding::backward(queue, dtable, x, common, scratch);
         })?;
@@ -172,7 +174,7 @@ impl Bench {
         let range = adamw::Range { master, working, grad, m, v, weight_decay: 0.1 };
         let rates = adamw::Rates::at(3, 1e-3, (0.9, 0.95), 1e-8, 1.0);
         let verdict = self.take(4, DType::F64);
-        verdict.write(&[1.0, 1.0, 1.0, 0f64]);
+        verdict.write(&[1.0, 1.0, 1.0, 0f64]).expect("the GPU works");
         self.time("adamw, working copy in bf16", LEN * 30, |queue| {
             adamw::update(queue, range, &rates, Some(verdict));
         })?;

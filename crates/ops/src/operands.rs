@@ -3,6 +3,7 @@
 use lockstep_core::DType;
 use lockstep_core::rng::{Purpose, Stream};
 use lockstep_device::View;
+use lockstep_device::cuda::GpuError;
 
 use crate::Mat;
 
@@ -20,26 +21,29 @@ pub(crate) trait Operands {
     /// A stream that nobody has drawn from.
     fn stream(&self, purpose: Purpose) -> Stream;
 
+    /// Takes the outcome of filling an operand: a GPU may have failed.
+    fn filled(&self, outcome: Result<(), GpuError>);
+
     /// An output, or scratch: every float is NaN until it is written.
     fn output(&self, len: usize, dtype: DType) -> View<'_> {
         let view = self.take(len, dtype);
-        match dtype {
+        self.filled(match dtype {
             DType::U32 => view.write(&vec![u32::MAX; len]),
             DType::F64 => view.write(&vec![f64::NAN; len]),
             _ => view.write_f32(&vec![f32::NAN; len]),
-        }
+        });
         view
     }
 
     fn input(&self, values: &[f32], dtype: DType) -> View<'_> {
         let view = self.take(values.len(), dtype);
-        view.write_f32(values);
+        self.filled(view.write_f32(values));
         view
     }
 
     fn input_u32(&self, values: &[u32]) -> View<'_> {
         let view = self.take(values.len(), DType::U32);
-        view.write(values);
+        self.filled(view.write(values));
         view
     }
 

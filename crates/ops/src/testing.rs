@@ -4,6 +4,7 @@ use std::cell::{Cell, OnceCell};
 
 use lockstep_core::rng::{Purpose, Stream};
 use lockstep_core::{Bytes, DType};
+use lockstep_device::cuda::GpuError;
 use lockstep_device::{Isa, Memory, Pool, Queue, View};
 use proptest::prelude::*;
 
@@ -54,6 +55,10 @@ impl Operands for Bench {
         self.block.take(len, dtype)
     }
 
+    fn filled(&self, outcome: Result<(), GpuError>) {
+        outcome.unwrap();
+    }
+
     fn stream(&self, purpose: Purpose) -> Stream {
         self.draws.set(self.draws.get() + 1);
         Stream::new(self.seed, purpose, self.draws.get(), 0)
@@ -78,13 +83,13 @@ impl Framed<'_> {
 /// A view's values as f64.
 pub(crate) fn values(view: View) -> Vec<f64> {
     let mut out = vec![0f32; view.len()];
-    view.read_f32(&mut out);
+    view.read_f32(&mut out).unwrap();
     out.into_iter().map(f64::from).collect()
 }
 
 pub(crate) fn bits(view: View) -> Vec<u32> {
     let mut out = vec![0f32; view.len()];
-    view.read_f32(&mut out);
+    view.read_f32(&mut out).unwrap();
     out.into_iter().map(f32::to_bits).collect()
 }
 

@@ -360,3 +360,6 @@ fn read_state(
 fn parts(elems: usize) -> impl Iterator<Item = Range<usize>> {
     (0..elems).step_by(PART).map(move |start| start..(start + PART).min(elems))
 }
+
+#[cfg(test)]
+mod tests;

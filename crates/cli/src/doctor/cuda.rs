@@ -1,10 +1,10 @@
 //! The driver, its GPUs, and the libraries that training on them needs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lockstep_comm::Nccl;
 use lockstep_core::{Bytes, Fault};
-use lockstep_device::cuda::{GpuError, Installed, Lt, Nvrtc, Search, installed, library};
+use lockstep_device::cuda::{GpuError, Installed, KernelCache, Lt, Nvrtc, Search, installed, library};
 
 use super::{Finding, Verdict};
 use crate::{gpu, host};
@@ -37,7 +37,7 @@ pub(super) fn look() -> Gpus {
     findings.push(library_finding("NCCL", nccl(&search), num_usable > 1));
     findings.push(library_finding("cuDNN", cudnn(&search), false));
     if num_usable > 0 {
-        findings.push(kernels());
+        findings.push(kernels(gpu::cache_folder()));
     }
     Gpus { findings, num_usable, works }
 }
@@ -144,9 +144,14 @@ fn cudnn(search: &Search) -> Result<String, GpuError> {
 }
 
 /// Where compiled kernels are kept.
-fn kernels() -> Finding {
-    match gpu::cache_folder() {
-        Some(folder) => Finding::ok("kernel cache", folder.display().to_string()),
+fn kernels(folder: Option<PathBuf>) -> Finding {
+    match folder {
+        // It is made when it is needed.
+        Some(folder) if !folder.exists() => Finding::ok("kernel cache", folder.display().to_string()),
+        Some(folder) => match KernelCache::open(&folder) {
+            Ok(cache) => Finding::ok("kernel cache", cache.folder().display().to_string()),
+            Err(cause) => Finding::warn("kernel cache", cause.to_string(), gpu::CACHE_REMEDY),
+        },
         None => {
             let remedy = "Set HOME or XDG_CACHE_HOME: without them every run compiles its kernels again.";
             Finding::warn("kernel cache", "there is no folder for it", remedy)
@@ -156,7 +161,26 @@ fn kernels() -> Finding {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn a_kernel_cache_that_is_not_used_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("kernels");
+        assert_eq!(kernels(Some(folder.clone())).verdict, Verdict::Ok);
+        assert!(!folder.exists(), "looking makes nothing");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
+        let found = kernels(Some(folder));
+        assert!(
+            found.verdict == Verdict::Warn && found.found.contains("others can write"),
+            "{}",
+            found.found
+        );
+        assert_eq!(kernels(None).verdict, Verdict::Warn);
+    }
 
     #[test]
     fn releases_are_found_in_the_line_of_the_module() {

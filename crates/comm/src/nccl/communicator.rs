@@ -58,7 +58,7 @@ impl NcclComm {
         if let Some(id) = id {
             let what = || format!("setting up NCCL among {} ranks", comm.group.len());
             let mut state = comm.lock();
-            comm.gpu.enter();
+            comm.gpu.enter().map_err(|cause| comm.gpu_failed(&mut state, &what, cause))?;
             let (members, me) = (comm.group.len() as c_int, comm.group.me() as c_int);
             let mut config = Config::non_blocking();
             // SAFETY: places for the handle and of the configuration, which the library reads before it returns; the
@@ -129,8 +129,7 @@ impl NcclComm {
     ) -> Result<(), CommError> {
         let mut state = self.lock();
         self.check_alive(&mut state)?;
-        queue.check().map_err(|cause| self.gpu_failed(&mut state, what, cause))?;
-        let stream = queue.raw_stream();
+        let stream = queue.raw_stream().map_err(|cause| self.gpu_failed(&mut state, what, cause))?;
         // SAFETY: a group is opened and closed on this thread, and what is between them is of this communicator.
         let (opened, issued, closed) = unsafe {
             let opened = (self.nccl.table.group_start)();
@@ -229,7 +228,8 @@ impl NcclComm {
         let (gpu, at) = (self.gpu, handle as usize);
         let (tell, told) = mpsc::channel();
         let run = move || {
-            gpu.enter();
+            // What a lost GPU answers does not matter: the communicator goes either way.
+            let _ = gpu.enter();
             // SAFETY: the handle was alive, and was taken from the only place that held it.
             let status = unsafe { last(at as Handle) };
             let _ = tell.send(status);
@@ -255,7 +255,9 @@ impl Drop for NcclComm {
 impl NcclComm {
     /// Takes leave of the other members. `false` if that does not work.
     fn finalize(&self, state: &State) -> bool {
-        self.gpu.enter();
+        if self.gpu.enter().is_err() {
+            return false;
+        }
         // SAFETY: the handle is alive.
         let begun = unsafe { (self.nccl.table.finalize)(state.handle) };
         let mut wait = Wait::new(LAST_WAIT);

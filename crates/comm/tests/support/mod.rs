@@ -44,7 +44,7 @@ impl Member {
 
     pub fn take_f32(&mut self, values: &[f32]) -> View<'static> {
         let view = self.take(values.len(), DType::F32);
-        view.write(values);
+        view.write(values).unwrap();
         view
     }
 
@@ -185,6 +185,6 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
 
 pub fn read(view: View<'_>) -> Vec<f32> {
     let mut out = vec![0.0; view.len()];
-    view.read(&mut out);
+    view.read_host(&mut out);
     out
 }

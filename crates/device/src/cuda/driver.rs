@@ -15,8 +15,10 @@ pub(crate) type ModuleHandle = *mut c_void;
 pub(crate) type FunctionHandle = *mut c_void;
 
 pub(crate) const SUCCESS: Status = 0;
+pub(crate) const INVALID_VALUE: Status = 1;
 pub(crate) const OUT_OF_MEMORY: Status = 2;
 pub(crate) const NOT_READY: Status = 600;
+pub(crate) const NOT_SUPPORTED: Status = 801;
 
 /// CU_DEVICE_ATTRIBUTE_*
 pub(crate) const MULTIPROCESSORS: c_int = 16;
@@ -28,6 +30,16 @@ pub(crate) const L2_BYTES: c_int = 38;
 pub(crate) const MAX_DYNAMIC_SHARED: c_int = 8;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
+
+/// `cuFuncGetParamInfo`: function and parameter's number in, the parameter's offset and size out. Drivers of CUDA 12.4
+/// and newer have it.
+pub(crate) type ParamInfo = unsafe extern "C" fn(FunctionHandle, usize, *mut usize, *mut usize) -> Status;
+
+/// The function, where the driver has it.
+pub(crate) fn param_info(driver: &DriverTable) -> Option<ParamInfo> {
+    // SAFETY: the signature is the one that the driver's header gives this symbol.
+    unsafe { driver.opened.symbol::<ParamInfo>("cuFuncGetParamInfo") }.ok()
+}
 
 function_table! {
     /// Of `libcuda.so.1`.

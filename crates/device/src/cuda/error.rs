@@ -18,6 +18,10 @@ pub enum GpuError {
     OutOfMemory { wanted: Bytes, free: Bytes, total: Bytes },
     #[error("{call} failed: {text}")]
     Call { call: &'static str, text: String },
+    #[error("kernel {kernel} has {declared} parameters and is given {given} arguments")]
+    ArgumentCount { kernel: &'static str, declared: usize, given: usize },
+    #[error("argument {index} of kernel {kernel} has {given} bytes, and the parameter has {declared}")]
+    ArgumentSize { kernel: &'static str, index: usize, declared: usize, given: usize },
     #[error("the kernels of {source_name} do not compile: {log}")]
     Compile { source_name: String, log: String },
     #[error("cuBLASLt has no way to compute {product}: {text}")]
@@ -55,6 +59,9 @@ impl Fault for GpuError {
             }
             GpuError::Call { .. } => {
                 "`lockstep doctor` and `lockstep selftest` tell whether this GPU works.".into()
+            }
+            GpuError::ArgumentCount { .. } | GpuError::ArgumentSize { .. } => {
+                "This is a bug in lockstep; `device: cpu` runs without this kernel.".into()
             }
             GpuError::Compile { .. } | GpuError::NoAlgorithm { .. } => {
                 "This is a bug in lockstep, or a toolkit it does not know; `device: cpu` runs without it."

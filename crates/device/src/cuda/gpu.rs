@@ -7,7 +7,8 @@ use std::sync::{Mutex, OnceLock};
 
 use lockstep_core::Bytes;
 
-use super::driver::{self, Context, DevicePtr, DriverTable, Status};
+use super::cache::KernelCache;
+use super::driver::{self, Context, DevicePtr, DriverTable, ParamInfo, Status};
 use super::error::GpuError;
 use super::library::{Search, open};
 use super::lt::Lt;
@@ -17,6 +18,8 @@ use super::nvrtc::Nvrtc;
 /// A GPU that this process works with. It is opened once and stays until the process ends.
 pub struct Gpu {
     pub(crate) driver: DriverTable,
+    /// Reads what a kernel declares, where the driver can.
+    pub(crate) param_info: Option<ParamInfo>,
     context: Context,
     pub ordinal: u32,
     pub name: String,
@@ -33,7 +36,13 @@ pub struct Gpu {
     pub(crate) lt: Lt,
     pub(crate) modules: Modules,
     /// For copies of the host between steps.
-    host_stream: Mutex<usize>,
+    host_stream: Mutex<HostStream>,
+}
+
+/// A stream that the host waits for. After a failure nothing more is issued to it.
+struct HostStream {
+    handle: driver::StreamHandle,
+    failure: Option<GpuError>,
 }
 
 // SAFETY: the context and the stream are handles that the driver lets any thread use; everything that changes
@@ -148,7 +157,7 @@ pub(crate) fn check(driver: &DriverTable, call: &'static str, status: Status) ->
 impl Gpu {
     /// Opens GPU `ordinal` among those the driver shows. Machine code is kept in `cache`, where one is given.
     /// The same GPU is given to all who ask; another one in the same process is refused.
-    pub fn open(ordinal: u32, search: &Search, cache: Option<PathBuf>) -> Result<&'static Gpu, GpuError> {
+    pub fn open(ordinal: u32, search: &Search, cache: Option<KernelCache>) -> Result<&'static Gpu, GpuError> {
         static OPENED: OnceLock<&'static Gpu> = OnceLock::new();
         static OPENING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = OPENING.lock().unwrap_or_else(|e| e.into_inner());
@@ -160,13 +169,26 @@ impl Gpu {
         Ok(OPENED.get_or_init(|| gpu))
     }
 
-    fn new(ordinal: u32, search: &Search, cache: Option<PathBuf>) -> Result<Gpu, GpuError> {
+    fn new(ordinal: u32, search: &Search, cache: Option<KernelCache>) -> Result<Gpu, GpuError> {
         let driver = open_driver(search)?;
-        let (name, sm, total) = describe(&driver, ordinal)?;
+        let (name, sm, _) = describe(&driver, ordinal)?;
         if sm < 80 {
             return Err(GpuError::TooSmall { name, sm });
         }
-        let nvrtc = Nvrtc::open(search)?;
+        let param_info = driver::param_info(&driver);
+        Gpu::over(driver, param_info, Nvrtc::open(search)?, || Lt::open(search), ordinal, cache)
+    }
+
+    /// A GPU of this driver. cuBLASLt is opened when the GPU's context is current, as it needs.
+    pub(crate) fn over(
+        driver: DriverTable,
+        param_info: Option<ParamInfo>,
+        nvrtc: Nvrtc,
+        open_lt: impl FnOnce() -> Result<Lt, GpuError>,
+        ordinal: u32,
+        cache: Option<KernelCache>,
+    ) -> Result<Gpu, GpuError> {
+        let (name, sm, total) = describe(&driver, ordinal)?;
         let device = device(&driver, ordinal)?;
         let mut context: Context = std::ptr::null_mut();
         // SAFETY: the device is the driver's; the context is current before anything else is called.
@@ -174,7 +196,7 @@ impl Gpu {
             check(&driver, "cuDevicePrimaryCtxRetain", (driver.context_retain)(&mut context, device))?;
             check(&driver, "cuCtxSetCurrent", (driver.context_set)(context))?;
         }
-        let lt = Lt::open(search)?;
+        let lt = open_lt()?;
         let attribute = |which| attribute(&driver, device, which);
         let gpu = Gpu {
             multiprocessors: attribute(driver::MULTIPROCESSORS)?,
@@ -182,8 +204,9 @@ impl Gpu {
             l2: Bytes(u64::from(attribute(driver::L2_BYTES)?)),
             driver_version: version(&driver)?,
             modules: Modules::new(cache),
-            host_stream: Mutex::new(0),
+            host_stream: Mutex::new(HostStream { handle: std::ptr::null_mut(), failure: None }),
             driver,
+            param_info,
             context,
             ordinal,
             name,
@@ -192,19 +215,20 @@ impl Gpu {
             nvrtc,
             lt,
         };
-        *gpu.host_stream.lock().unwrap_or_else(|e| e.into_inner()) = gpu.make_stream()? as usize;
+        let handle = gpu.make_stream()?;
+        gpu.host_stream.lock().unwrap_or_else(|e| e.into_inner()).handle = handle;
         Ok(gpu)
     }
 
     /// Makes this GPU the current one of the calling thread, which every call of the driver needs.
     #[inline]
-    pub fn enter(&self) {
+    pub fn enter(&self) -> Result<(), GpuError> {
         if ENTERED.get() != Some(self.ordinal) {
             // SAFETY: the context was retained when the GPU was opened and is never released.
-            let status = unsafe { (self.driver.context_set)(self.context) };
-            debug_assert_eq!(status, driver::SUCCESS, "a retained context can be entered");
+            self.check("cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.context) })?;
             ENTERED.set(Some(self.ordinal));
         }
+        Ok(())
     }
 
     pub fn nvrtc(&self) -> &Nvrtc {
@@ -221,7 +245,7 @@ impl Gpu {
 
     /// Free bytes on the GPU as the driver tells them, all processes together.
     pub fn free_bytes(&self) -> Result<Bytes, GpuError> {
-        self.enter();
+        self.enter()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: two places for numbers.
         self.check("cuMemGetInfo", unsafe { (self.driver.memory_info)(&mut free, &mut total) })?;
@@ -233,7 +257,7 @@ impl Gpu {
     }
 
     pub(crate) fn take_memory(&self, bytes: Bytes) -> Result<DevicePtr, GpuError> {
-        self.enter();
+        self.enter()?;
         let mut at = 0;
         // SAFETY: a place for the address.
         let status = unsafe { (self.driver.memory_alloc)(&mut at, bytes.0 as usize) };
@@ -244,27 +268,31 @@ impl Gpu {
         Ok(at)
     }
 
+    /// For drops, which have nobody to return a failure to.
     pub(crate) fn give_memory(&self, at: DevicePtr) {
-        self.enter();
-        // SAFETY: the address came from `take_memory`, and its owner is being dropped.
-        unsafe { (self.driver.memory_free)(at) };
+        if self.enter().is_ok() {
+            // SAFETY: the address came from `take_memory`, and its owner is being dropped.
+            unsafe { (self.driver.memory_free)(at) };
+        }
     }
 
     /// Pins host memory, so that copies to and from it run beside other work.
     pub(crate) fn pin(&self, at: *mut u8, bytes: usize) -> Result<(), GpuError> {
-        self.enter();
+        self.enter()?;
         // SAFETY: the caller owns the mapping and unpins it before it goes.
         self.check("cuMemHostRegister", unsafe { (self.driver.host_register)(at.cast(), bytes, 0) })
     }
 
+    /// For drops, as [`Gpu::give_memory`].
     pub(crate) fn unpin(&self, at: *mut u8) {
-        self.enter();
-        // SAFETY: pinned by `pin`.
-        unsafe { (self.driver.host_unregister)(at.cast()) };
+        if self.enter().is_ok() {
+            // SAFETY: pinned by `pin`.
+            unsafe { (self.driver.host_unregister)(at.cast()) };
+        }
     }
 
     pub(crate) fn make_stream(&self) -> Result<driver::StreamHandle, GpuError> {
-        self.enter();
+        self.enter()?;
         let mut stream = std::ptr::null_mut();
         // SAFETY: a place for the handle.
         let status = unsafe { (self.driver.stream_create)(&mut stream, driver::STREAM_NON_BLOCKING) };
@@ -272,43 +300,74 @@ impl Gpu {
         Ok(stream)
     }
 
-    /// Runs a copy on the host's stream and waits for it. For the host, between steps. Failures surface at the
-    /// next call that can return one: a context that has failed once fails always.
-    fn host_copy(&self, copy: impl FnOnce(driver::StreamHandle) -> Status) {
-        self.enter();
-        let stream = self.host_stream.lock().unwrap_or_else(|e| e.into_inner());
-        let stream = *stream as driver::StreamHandle;
-        copy(stream);
-        // SAFETY: the stream lives as long as the process.
-        unsafe { (self.driver.stream_synchronize)(stream) };
+    /// Issues a copy to the host's stream and waits for it. For the host, between steps.
+    fn host_copy(
+        &self,
+        call: &'static str,
+        copy: impl FnOnce(driver::StreamHandle) -> Status,
+    ) -> Result<(), GpuError> {
+        let mut stream = self.host_stream.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(cause) = &stream.failure {
+            return Err(cause.clone());
+        }
+        let outcome = self.enter().and_then(|()| {
+            self.check(call, copy(stream.handle))?;
+            // SAFETY: the stream lives as long as the process.
+            self.check("cuStreamSynchronize", unsafe { (self.driver.stream_synchronize)(stream.handle) })
+        });
+        stream.failure = outcome.as_ref().err().cloned();
+        outcome
     }
 
     /// # Safety
     /// `bytes` are readable at `from`, and writable at `to` on this device; nobody else uses them now.
-    pub(crate) unsafe fn write_bytes(&self, to: DevicePtr, from: *const u8, bytes: usize) {
-        // SAFETY: the caller's promise.
-        self.host_copy(|stream| unsafe { (self.driver.copy_to_device)(to, from.cast(), bytes, stream) });
+    pub(crate) unsafe fn write_bytes(
+        &self,
+        to: DevicePtr,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), GpuError> {
+        self.host_copy("cuMemcpyHtoDAsync", |stream| {
+            // SAFETY: the caller's promise.
+            unsafe { (self.driver.copy_to_device)(to, from.cast(), bytes, stream) }
+        })
     }
 
     /// # Safety
     /// As `write_bytes`, the other way round.
-    pub(crate) unsafe fn read_bytes(&self, to: *mut u8, from: DevicePtr, bytes: usize) {
-        // SAFETY: the caller's promise.
-        self.host_copy(|stream| unsafe { (self.driver.copy_to_host)(to.cast(), from, bytes, stream) });
+    pub(crate) unsafe fn read_bytes(
+        &self,
+        to: *mut u8,
+        from: DevicePtr,
+        bytes: usize,
+    ) -> Result<(), GpuError> {
+        self.host_copy("cuMemcpyDtoHAsync", |stream| {
+            // SAFETY: the caller's promise.
+            unsafe { (self.driver.copy_to_host)(to.cast(), from, bytes, stream) }
+        })
     }
 
     /// # Safety
     /// Both ranges lie in this device's memory and are at rest.
-    pub(crate) unsafe fn copy_bytes(&self, to: DevicePtr, from: DevicePtr, bytes: usize) {
-        // SAFETY: the caller's promise.
-        self.host_copy(|stream| unsafe { (self.driver.copy_on_device)(to, from, bytes, stream) });
+    pub(crate) unsafe fn copy_bytes(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: usize,
+    ) -> Result<(), GpuError> {
+        self.host_copy("cuMemcpyDtoDAsync", |stream| {
+            // SAFETY: the caller's promise.
+            unsafe { (self.driver.copy_on_device)(to, from, bytes, stream) }
+        })
     }
 
     /// # Safety
     /// The range lies in this device's memory and is at rest.
-    pub(crate) unsafe fn zero_bytes(&self, at: DevicePtr, bytes: usize) {
-        // SAFETY: the caller's promise.
-        self.host_copy(|stream| unsafe { (self.driver.set_bytes)(at, 0, bytes, stream) });
+    pub(crate) unsafe fn zero_bytes(&self, at: DevicePtr, bytes: usize) -> Result<(), GpuError> {
+        self.host_copy("cuMemsetD8Async", |stream| {
+            // SAFETY: the caller's promise.
+            unsafe { (self.driver.set_bytes)(at, 0, bytes, stream) }
+        })
     }
 }
 

@@ -90,6 +90,12 @@ fn mapped_path(opened: &Path) -> PathBuf {
 }
 
 impl Opened {
+    /// This program itself, for tables that are filled by hand.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn this_program() -> Opened {
+        Opened { library: libloading::os::unix::Library::this().into(), path: "this program".into() }
+    }
+
     /// The function of this name.
     ///
     /// # Safety

@@ -14,18 +14,18 @@ use super::library::{Search, function_table, open};
 use super::queue::CudaQueue;
 use crate::View;
 
-type Handle = *mut c_void;
-type Desc = *mut c_void;
-type Layout = *mut c_void;
-type Preference = *mut c_void;
+pub(super) type Handle = *mut c_void;
+pub(super) type Desc = *mut c_void;
+pub(super) type Layout = *mut c_void;
+pub(super) type Preference = *mut c_void;
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Algorithm([u64; 8]);
+pub(super) struct Algorithm([u64; 8]);
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Candidate {
+pub(super) struct Candidate {
     algorithm: Algorithm,
     workspace: usize,
     state: c_int,
@@ -35,7 +35,7 @@ struct Candidate {
 
 function_table! {
     /// Of `libcublasLt`.
-    struct LtTable {
+    pub(super) struct LtTable {
         fn create = "cublasLtCreate"(*mut Handle) -> c_int;
         fn version = "cublasLtGetVersion"() -> usize;
         fn status_string = "cublasLtGetStatusString"(c_int) -> *const c_char;
@@ -140,7 +140,11 @@ impl Lt {
 
     /// A context must be current.
     pub(crate) fn open(search: &Search) -> Result<Lt, GpuError> {
-        let table = load(search)?;
+        Lt::over(load(search)?)
+    }
+
+    /// The same, of a table that is there.
+    pub(super) fn over(table: LtTable) -> Result<Lt, GpuError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: a place for the handle.
         check(&table, "cublasLtCreate", unsafe { (table.create)(&mut handle) })?;
@@ -207,18 +211,18 @@ impl Lt {
         // SAFETY: as in `choose`; there is room for the one candidate asked for.
         let status = unsafe {
             check(table, "cublasLtMatmulPreferenceCreate", (table.preference_create)(&mut preference))?;
+            let set = |which, value: *const c_void, bytes| {
+                let status = (table.preference_set)(preference, which, value, bytes);
+                check(table, "cublasLtMatmulPreferenceSetAttribute", status)
+            };
             let bytes = key.workspace;
-            (table.preference_set)(preference, PREF_WORKSPACE, (&raw const bytes).cast(), size_of::<usize>());
+            set(PREF_WORKSPACE, (&raw const bytes).cast(), size_of::<usize>())?;
             for (which, alignment) in PREF_ALIGNMENT.into_iter().zip(&key.alignments) {
-                (table.preference_set)(
-                    preference,
-                    which,
-                    std::ptr::from_ref(alignment).cast(),
-                    size_of::<u32>(),
-                );
+                set(which, std::ptr::from_ref(alignment).cast(), size_of::<u32>())?;
             }
             let status =
                 (table.heuristic)(self.handle, desc, a, b, c, d, preference, 1, &mut found, &mut count);
+            // What it leaves is a few bytes of the host's; the algorithm is found all the same.
             (table.preference_destroy)(preference);
             status
         };
@@ -282,7 +286,7 @@ impl Lt {
         adds: bool,
         workspace: View,
     ) -> Result<(), GpuError> {
-        let stream = queue.raw_stream();
+        let stream = queue.raw_stream()?;
         let mut all = self.chosen.lock().unwrap_or_else(|e| e.into_inner());
         if !all.contains_key(key) {
             let chosen = self.choose(key)?;

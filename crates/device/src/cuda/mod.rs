@@ -3,8 +3,11 @@
 //! A table per library (`driver`, `nvrtc`, `lt`) of the functions that are used, opened by file name; a
 //! [`Gpu`] that holds them; streams ([`CudaQueue`]) that kernels and products are issued to.
 
+#[cfg(any(test, feature = "testing"))]
+pub mod fake;
 pub mod library;
 
+mod cache;
 mod driver;
 mod error;
 mod gpu;
@@ -12,7 +15,10 @@ mod lt;
 mod module;
 mod nvrtc;
 mod queue;
+#[cfg(test)]
+mod tests;
 
+pub use cache::{CacheError, KernelCache};
 pub use driver::DevicePtr;
 pub use error::GpuError;
 pub use gpu::{Gpu, Installed, installed};

@@ -6,13 +6,12 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lockstep_core::DType;
 
+use super::cache::KernelCache;
 use super::driver::{self, FunctionHandle, ModuleHandle};
 use super::error::GpuError;
 use super::gpu::Gpu;
@@ -73,16 +72,39 @@ pub fn compile(nvrtc: &Nvrtc, source: &Source, variant: &Variant, sm: u32) -> Re
 #[derive(Debug)]
 pub struct Kernel {
     pub(crate) function: FunctionHandle,
+    name: &'static str,
+    /// Bytes of each parameter, where the driver says.
+    params: Option<Box<[usize]>>,
     /// The dynamic shared memory it is allowed.
     shared: AtomicU32,
 }
 
 impl Kernel {
+    /// Compares a launch's arguments, by their bytes, with the parameters that the kernel declares.
+    #[inline]
+    pub(crate) fn check_args<const N: usize>(&self, given: [usize; N]) -> Result<(), GpuError> {
+        match &self.params {
+            Some(declared) if **declared != given => Err(self.wrong_args(declared, &given)),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn wrong_args(&self, declared: &[usize], given: &[usize]) -> GpuError {
+        let kernel = self.name;
+        if declared.len() != given.len() {
+            return GpuError::ArgumentCount { kernel, declared: declared.len(), given: given.len() };
+        }
+        let index = declared.iter().zip(given).position(|(a, b)| a != b).expect("they differ");
+        GpuError::ArgumentSize { kernel, index, declared: declared[index], given: given[index] }
+    }
+
     /// A kernel that asks for nothing gets 48 KiB, what it declares itself included: so all ask, once.
     pub(crate) fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), GpuError> {
         if bytes <= self.shared.load(Ordering::Relaxed) {
             return Ok(());
         }
+        gpu.enter()?;
         // SAFETY: the function is loaded; the attribute takes a number.
         let status =
             unsafe { (gpu.driver.function_set)(self.function, driver::MAX_DYNAMIC_SHARED, bytes as i32) };
@@ -92,17 +114,20 @@ impl Kernel {
     }
 }
 
+/// More than any kernel has: parameters have 4096 bytes together.
+const MOST_PARAMS: usize = 1024;
+
 type KernelKey = (&'static str, Variant, &'static str);
 
 /// All that was compiled or loaded so far.
 pub(crate) struct Modules {
-    cache: Option<PathBuf>,
+    cache: Option<KernelCache>,
     loaded: Mutex<HashMap<(&'static str, Variant), usize>>,
     kernels: Mutex<HashMap<KernelKey, &'static Kernel>>,
 }
 
 impl Modules {
-    pub(crate) fn new(cache: Option<PathBuf>) -> Modules {
+    pub(crate) fn new(cache: Option<KernelCache>) -> Modules {
         Modules { cache, loaded: Mutex::default(), kernels: Mutex::default() }
     }
 }
@@ -120,14 +145,35 @@ impl Gpu {
         if let Some(kernel) = kernels.get(&key) {
             return Ok(kernel);
         }
+        self.enter()?;
         let module = self.module(source, variant)?;
         let (mut function, c_name) = (std::ptr::null_mut(), CString::new(name).expect("no zero byte"));
         // SAFETY: the module is loaded and stays; the name is a C string.
         let status = unsafe { (self.driver.module_function)(&mut function, module, c_name.as_ptr()) };
         self.check("cuModuleGetFunction", status)?;
-        let kernel: &'static Kernel = Box::leak(Box::new(Kernel { function, shared: AtomicU32::new(0) }));
+        let params = self.declared_params(function)?;
+        let kernel: &'static Kernel =
+            Box::leak(Box::new(Kernel { function, name, params, shared: AtomicU32::new(0) }));
         kernels.insert(key, kernel);
         Ok(kernel)
+    }
+
+    /// Bytes of each parameter. `None` where the driver does not say.
+    fn declared_params(&self, function: FunctionHandle) -> Result<Option<Box<[usize]>>, GpuError> {
+        let Some(param_info) = self.param_info else { return Ok(None) };
+        let mut sizes = Vec::new();
+        for index in 0..MOST_PARAMS {
+            let (mut offset, mut size) = (0, 0);
+            // SAFETY: the function is loaded; places for two numbers.
+            match unsafe { param_info(function, index, &mut offset, &mut size) } {
+                driver::SUCCESS => sizes.push(size),
+                // Past the last one. All kernels here have parameters: one without is one whose are not known.
+                driver::INVALID_VALUE => return Ok((!sizes.is_empty()).then(|| sizes.into())),
+                driver::NOT_SUPPORTED => return Ok(None),
+                status => return Err(self.check("cuFuncGetParamInfo", status).expect_err("it failed")),
+            }
+        }
+        Ok(None)
     }
 
     /// Compiles and loads what will be needed, on as many threads as the host has, so that no step waits for it.
@@ -152,17 +198,17 @@ impl Gpu {
         if let Some(module) = loaded().get(&(source.name, variant)) {
             return Ok(*module as ModuleHandle);
         }
-        self.enter();
-        let kept = self.modules.cache.as_ref().map(|folder| folder.join(self.file_name(source, &variant)));
-        let found = kept.as_ref().and_then(|path| std::fs::read(path).ok());
-        // A file that does not load (torn, or of another driver) is as good as none.
+        self.enter()?;
+        let (cache, name) = (self.modules.cache.as_ref(), self.file_name(source, &variant));
+        let found = cache.and_then(|cache| cache.find(&name));
+        // Code that does not load (of another driver) is as good as none.
         let module = match found.and_then(|code| self.load_module(&code).ok()) {
             Some(module) => module,
             None => {
                 let code = compile(&self.nvrtc, source, &variant, self.sm)?;
                 let module = self.load_module(&code)?;
-                if let Some(path) = &kept {
-                    keep(path, &code);
+                if let Some(cache) = cache {
+                    cache.keep(&name, &code);
                 }
                 module
             }
@@ -172,27 +218,20 @@ impl Gpu {
 
     fn load_module(&self, code: &[u8]) -> Result<ModuleHandle, GpuError> {
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is whole: it came from the compiler or from a file that was renamed when complete.
+        // SAFETY: the image is whole: it came from the compiler, or from a file with its hash.
         let status = unsafe { (self.driver.module_load)(&mut module, code.as_ptr().cast()) };
         self.check("cuModuleLoadData", status)?;
         Ok(module)
     }
 
+    /// Tells all that decides the code.
     fn file_name(&self, source: &Source, variant: &Variant) -> String {
-        let mut hasher = DefaultHasher::new();
-        (source.text, PRELUDE.text, variant.options(self.sm), self.nvrtc.version).hash(&mut hasher);
-        format!("{}-sm{}-{:016x}.cubin", source.name, self.sm, hasher.finish())
-    }
-}
-
-/// Best effort: without the file the next run compiles again.
-fn keep(path: &Path, code: &[u8]) {
-    let Some(folder) = path.parent() else { return };
-    // Another thread or process may be writing the same.
-    let writer = (std::process::id(), std::thread::current().id());
-    let partial = path.with_extension(format!("{writer:?}.partial"));
-    let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&partial, code));
-    if written.and_then(|()| std::fs::rename(&partial, path)).is_err() {
-        let _ = std::fs::remove_file(&partial);
+        let mut hasher = blake3::Hasher::new();
+        let (major, minor) = self.nvrtc.version;
+        let options = variant.options(self.sm).join(" ");
+        for part in [source.text, PRELUDE.text, &options, &format!("{major}.{minor}")] {
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+        format!("{}-sm{}-{}.cubin", source.name, self.sm, &hasher.finalize().to_hex()[..32])
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use super::error::GpuError;
 use super::library::{Search, function_table, open};
 
-type Program = *mut c_void;
+pub(super) type Program = *mut c_void;
 
 function_table! {
     /// Of `libnvrtc`.
@@ -41,10 +41,14 @@ pub(crate) struct Header {
 impl Nvrtc {
     pub fn open(search: &Search) -> Result<Nvrtc, GpuError> {
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-        let table = NvrtcTable::load(open("NVRTC, CUDA's run-time compiler,", &names, search)?)?;
+        Nvrtc::over(NvrtcTable::load(open("NVRTC, CUDA's run-time compiler,", &names, search)?)?)
+    }
+
+    /// The same, of a table that is there.
+    pub(super) fn over(table: NvrtcTable) -> Result<Nvrtc, GpuError> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two places to write an int to.
-        unsafe { (table.version)(&mut major, &mut minor) };
+        check(&table, "nvrtcVersion", unsafe { (table.version)(&mut major, &mut minor) })?;
         if major < 12 {
             return Err(GpuError::TooOld {
                 what: "NVRTC",
@@ -86,7 +90,7 @@ impl Nvrtc {
                 names_at.as_ptr(),
             )
         };
-        self.check("nvrtcCreateProgram", status)?;
+        check(&self.table, "nvrtcCreateProgram", status)?;
         // SAFETY: the program was just made; options as above.
         let status = unsafe { (self.table.compile)(program, options.len() as c_int, options_at.as_ptr()) };
         let outcome = if status == 0 {
@@ -103,30 +107,35 @@ impl Nvrtc {
         let mut size = 0;
         // SAFETY: the program is alive, and the buffer has the size it asks for.
         unsafe {
-            self.check("nvrtcGetCUBINSize", (self.table.cubin_size)(program, &mut size))?;
+            check(&self.table, "nvrtcGetCUBINSize", (self.table.cubin_size)(program, &mut size))?;
             let mut code = vec![0u8; size];
-            self.check("nvrtcGetCUBIN", (self.table.cubin)(program, code.as_mut_ptr().cast()))?;
+            check(&self.table, "nvrtcGetCUBIN", (self.table.cubin)(program, code.as_mut_ptr().cast()))?;
             Ok(code)
         }
     }
 
+    /// Why it does not compile. The compiler's own trouble with telling that is not one more error.
     fn log(&self, program: Program) -> String {
         let mut size = 0;
         // SAFETY: as in `cubin`; the log ends with a zero byte that is part of its size.
         unsafe {
-            (self.table.log_size)(program, &mut size);
+            if (self.table.log_size)(program, &mut size) != 0 {
+                return "the compiler gives no reason".into();
+            }
             let mut log = vec![0u8; size.max(1)];
-            (self.table.log)(program, log.as_mut_ptr().cast());
+            if (self.table.log)(program, log.as_mut_ptr().cast()) != 0 {
+                return "the compiler gives no reason".into();
+            }
             String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_string()
         }
     }
+}
 
-    fn check(&self, call: &'static str, status: c_int) -> Result<(), GpuError> {
-        if status == 0 {
-            return Ok(());
-        }
-        // SAFETY: the function returns a static C string for any number.
-        let text = unsafe { CStr::from_ptr((self.table.error_string)(status)) };
-        Err(GpuError::Call { call, text: text.to_string_lossy().into_owned() })
+fn check(table: &NvrtcTable, call: &'static str, status: c_int) -> Result<(), GpuError> {
+    if status == 0 {
+        return Ok(());
     }
+    // SAFETY: the function returns a static C string for any number.
+    let text = unsafe { CStr::from_ptr((table.error_string)(status)) };
+    Err(GpuError::Call { call, text: text.to_string_lossy().into_owned() })
 }

@@ -1,11 +1,11 @@
 //! A stream: work on the GPU in the order it was issued.
 
 use std::ffi::c_void;
-use std::sync::Mutex;
+use std::sync::OnceLock;
 
 use lockstep_core::DType;
 
-use super::driver::{self, EventHandle, StreamHandle};
+use super::driver::{self, DriverTable, EventHandle, Status, StreamHandle};
 use super::error::GpuError;
 use super::gpu::Gpu;
 use super::module::{Kernel, Source, Variant};
@@ -13,12 +13,12 @@ use crate::{Pool, View};
 
 /// A stream of one GPU. Calls return when work is issued, not when it is done.
 ///
-/// Nothing here returns an error where work is issued: the first failure is kept, everything issued after it is
-/// skipped, and [`CudaQueue::check`] tells it. So operations read the same on every device.
+/// Nothing here returns an error where work is issued: the first failure is kept and [`CudaQueue::check`] returns it.
+/// After it nothing more is issued to the stream. So operations read the same on every device.
 pub struct CudaQueue {
     pub gpu: &'static Gpu,
     stream: StreamHandle,
-    failure: Mutex<Option<GpuError>>,
+    failure: OnceLock<GpuError>,
     /// The host's threads beside the stream.
     pub(crate) pool: Pool,
     /// Products in f32 may round their operands to tf32.
@@ -49,58 +49,72 @@ impl Launch {
     }
 }
 
-/// One argument of a kernel: its bytes as the kernel's parameter has them.
+/// One argument of a kernel: its bytes as the kernel's parameter has them, and how many they are.
 #[derive(Clone, Copy, Debug)]
-pub struct Arg(u64);
+pub struct Arg {
+    bits: u64,
+    bytes: usize,
+}
+
+impl Arg {
+    const fn wide(bits: u64) -> Arg {
+        Arg { bits, bytes: 8 }
+    }
+
+    /// Little-endian: a 32-bit parameter reads the low half.
+    const fn narrow(bits: u32) -> Arg {
+        Arg { bits: bits as u64, bytes: 4 }
+    }
+}
 
 impl From<View<'_>> for Arg {
     fn from(view: View<'_>) -> Arg {
         assert!(view.on_gpu() || view.is_empty(), "a kernel reads the GPU's memory");
-        Arg(view.as_ptr::<u8>() as u64)
+        Arg::wide(view.as_ptr::<u8>() as u64)
     }
 }
 
 impl From<Option<View<'_>>> for Arg {
     /// A null pointer for `None`.
     fn from(view: Option<View<'_>>) -> Arg {
-        view.map_or(Arg(0), Arg::from)
+        view.map_or(Arg::wide(0), Arg::from)
     }
 }
 
 impl From<u32> for Arg {
     fn from(value: u32) -> Arg {
-        Arg(u64::from(value))
+        Arg::narrow(value)
     }
 }
 
 impl From<u64> for Arg {
     fn from(value: u64) -> Arg {
-        Arg(value)
+        Arg::wide(value)
     }
 }
 
 /// Sizes go to kernels as 32-bit integers; a size that does not fit is a bug of the plan.
 impl From<usize> for Arg {
     fn from(value: usize) -> Arg {
-        Arg(u64::from(u32::try_from(value).expect("a size that fits in 32 bits")))
+        Arg::narrow(u32::try_from(value).expect("a size that fits in 32 bits"))
     }
 }
 
 impl From<i32> for Arg {
     fn from(value: i32) -> Arg {
-        Arg(u64::from(value as u32))
+        Arg::narrow(value as u32)
     }
 }
 
 impl From<f32> for Arg {
     fn from(value: f32) -> Arg {
-        Arg(u64::from(value.to_bits()))
+        Arg::narrow(value.to_bits())
     }
 }
 
 impl From<f64> for Arg {
     fn from(value: f64) -> Arg {
-        Arg(value.to_bits())
+        Arg::wide(value.to_bits())
     }
 }
 
@@ -115,13 +129,14 @@ impl CudaQueue {
     /// A new stream, beside which the host has `num_threads`.
     pub fn new(gpu: &'static Gpu, num_threads: usize) -> Result<CudaQueue, GpuError> {
         let stream = gpu.make_stream()?;
-        Ok(CudaQueue { gpu, stream, failure: Mutex::new(None), pool: Pool::new(num_threads), tf32: false })
+        Ok(CudaQueue { gpu, stream, failure: OnceLock::new(), pool: Pool::new(num_threads), tf32: false })
     }
 
-    /// The stream's handle, for libraries that issue work themselves.
-    pub fn raw_stream(&self) -> *mut c_void {
-        self.gpu.enter();
-        self.stream
+    /// The stream's handle, for libraries that issue work themselves. After a failure there is none.
+    pub fn raw_stream(&self) -> Result<*mut c_void, GpuError> {
+        self.check()?;
+        self.gpu.enter()?;
+        Ok(self.stream)
     }
 
     /// The kernel of an operation, compiled when first asked for. `None` after a failure.
@@ -140,6 +155,7 @@ impl CudaQueue {
         variant: Variant,
         name: &'static str,
     ) -> Option<&'static Kernel> {
+        self.check().ok()?;
         self.gpu.kernel(source, variant, name).map_err(|cause| self.fail(cause)).ok()
     }
 
@@ -149,35 +165,26 @@ impl CudaQueue {
     /// The arguments are those of the kernel, in number, order and size, and every address it computes from
     /// them lies in memory that the plan lets this lane use now.
     pub unsafe fn launch<const N: usize>(&self, kernel: Option<&Kernel>, launch: Launch, mut args: [Arg; N]) {
-        let (Some(kernel), false) = (kernel, launch.grid.contains(&0)) else { return };
-        self.gpu.enter();
-        let allowed = kernel.allow_shared(self.gpu, launch.shared as u32);
+        let (Some(kernel), false, true) = (kernel, launch.grid.contains(&0), self.check().is_ok()) else {
+            return;
+        };
+        let shared = launch.shared as u32;
+        let ready = kernel.check_args(args.map(|arg| arg.bytes));
+        if let Err(cause) = ready.and_then(|()| kernel.allow_shared(self.gpu, shared)) {
+            return self.fail(cause);
+        }
         let mut pointers: [*mut c_void; N] = [std::ptr::null_mut(); N];
         for (pointer, arg) in pointers.iter_mut().zip(&mut args) {
-            *pointer = (&raw mut arg.0).cast();
+            *pointer = (&raw mut arg.bits).cast();
         }
-        let [x, y, z] = launch.grid.map(|n| n as u32);
-        let issued = allowed.and_then(|()| {
-            // SAFETY: the pointers are to as many arguments as the kernel has (the caller's promise), little-endian
-            // so that a 32-bit parameter reads the low half.
-            let status = unsafe {
-                (self.gpu.driver.launch)(
-                    kernel.function,
-                    x,
-                    y,
-                    z,
-                    launch.threads as u32,
-                    1,
-                    1,
-                    launch.shared as u32,
-                    self.stream,
-                    pointers.as_mut_ptr(),
-                    std::ptr::null_mut(),
-                )
-            };
-            self.gpu.check("cuLaunchKernel", status)
+        let ([x, y, z], threads, extra) =
+            (launch.grid.map(|n| n as u32), launch.threads as u32, std::ptr::null_mut());
+        let (function, pointers) = (kernel.function, pointers.as_mut_ptr());
+        self.issue("cuLaunchKernel", |driver, stream| {
+            // SAFETY: the pointers are to as many arguments as the kernel has, each of its parameter's size (the
+            // caller's promise, which `check_args` has seen kept where the driver can say).
+            unsafe { (driver.launch)(function, x, y, z, threads, 1, 1, shared, stream, pointers, extra) }
         });
-        self.keep(issued);
     }
 
     /// Sets a range to zero, in the stream's order.
@@ -185,11 +192,11 @@ impl CudaQueue {
         if view.is_empty() {
             return;
         }
-        self.gpu.enter();
         assert!(view.on_gpu(), "a stream sets the GPU's memory");
-        // SAFETY: the view lies in live device memory, and the plan lets this lane write it now.
-        let status = unsafe { (self.gpu.driver.set_bytes)(view.device_ptr(), 0, view.bytes(), self.stream) };
-        self.keep(self.gpu.check("cuMemsetD8Async", status));
+        self.issue("cuMemsetD8Async", |driver, stream| {
+            // SAFETY: the view lies in live device memory, and the plan lets this lane write it now.
+            unsafe { (driver.set_bytes)(view.device_ptr(), 0, view.bytes(), stream) }
+        });
     }
 
     /// Copies, in the stream's order, between any two memories. Host memory that is not pinned makes the call
@@ -200,74 +207,74 @@ impl CudaQueue {
         if bytes == 0 {
             return;
         }
-        self.gpu.enter();
-        let driver = &self.gpu.driver;
-        // SAFETY: both views lie in live memory of their kind, and the plan's waits keep others off them until
-        // the copy is done.
-        let status = unsafe {
-            match (to.on_gpu(), from.on_gpu()) {
-                (true, true) => {
-                    (driver.copy_on_device)(to.device_ptr(), from.device_ptr(), bytes, self.stream)
+        self.issue("cuMemcpyAsync", |driver, stream| {
+            // SAFETY: both views lie in live memory of their kind, and the plan's waits keep others off them until
+            // the copy is done.
+            unsafe {
+                match (to.on_gpu(), from.on_gpu()) {
+                    (true, true) => {
+                        (driver.copy_on_device)(to.device_ptr(), from.device_ptr(), bytes, stream)
+                    }
+                    (true, false) => (driver.copy_to_device)(to.device_ptr(), from.as_ptr(), bytes, stream),
+                    (false, true) => (driver.copy_to_host)(to.as_ptr(), from.device_ptr(), bytes, stream),
+                    (false, false) => panic!("a stream copies from or to the GPU"),
                 }
-                (true, false) => (driver.copy_to_device)(to.device_ptr(), from.as_ptr(), bytes, self.stream),
-                (false, true) => (driver.copy_to_host)(to.as_ptr(), from.device_ptr(), bytes, self.stream),
-                (false, false) => panic!("a stream copies from or to the GPU"),
             }
-        };
-        self.keep(self.gpu.check("cuMemcpyAsync", status));
+        });
     }
 
     /// Marks this point of the stream.
     pub fn record(&self, event: &Event) {
-        self.gpu.enter();
-        // SAFETY: event and stream are alive and of one context.
-        let status = unsafe { (self.gpu.driver.event_record)(event.handle, self.stream) };
-        self.keep(self.gpu.check("cuEventRecord", status));
+        self.issue("cuEventRecord", |driver, stream| {
+            // SAFETY: event and stream are alive and of one context.
+            unsafe { (driver.event_record)(event.handle, stream) }
+        });
     }
 
     /// Work issued from now on waits for the event, on the GPU; the call does not.
     pub fn wait_for(&self, event: &Event) {
-        self.gpu.enter();
-        // SAFETY: as in `record`.
-        let status = unsafe { (self.gpu.driver.stream_wait)(self.stream, event.handle, 0) };
-        self.keep(self.gpu.check("cuStreamWaitEvent", status));
+        self.issue("cuStreamWaitEvent", |driver, stream| {
+            // SAFETY: as in `record`.
+            unsafe { (driver.stream_wait)(stream, event.handle, 0) }
+        });
+    }
+
+    /// Makes one call of the driver for this stream and keeps its failure. Does nothing after a failure.
+    fn issue(&self, name: &'static str, call: impl FnOnce(&DriverTable, StreamHandle) -> Status) {
+        let outcome =
+            self.raw_stream().and_then(|stream| self.gpu.check(name, call(&self.gpu.driver, stream)));
+        self.keep(outcome);
     }
 
     /// Waits until all issued work is done.
     pub fn synchronize(&self) -> Result<(), GpuError> {
-        self.check()?;
-        self.gpu.enter();
         // SAFETY: the stream is alive.
-        let status = unsafe { (self.gpu.driver.stream_synchronize)(self.stream) };
-        self.keep(self.gpu.check("cuStreamSynchronize", status));
+        self.issue("cuStreamSynchronize", |driver, stream| unsafe { (driver.stream_synchronize)(stream) });
         self.check()
     }
 
     /// Whether all issued work is done.
     pub fn is_idle(&self) -> Result<bool, GpuError> {
-        self.check()?;
-        self.gpu.enter();
+        let mut is_idle = true;
         // SAFETY: the stream is alive.
-        match unsafe { (self.gpu.driver.stream_query)(self.stream) } {
-            driver::NOT_READY => Ok(false),
-            status => {
-                self.keep(self.gpu.check("cuStreamQuery", status));
-                self.check().map(|()| true)
+        self.issue("cuStreamQuery", |driver, stream| match unsafe { (driver.stream_query)(stream) } {
+            driver::NOT_READY => {
+                is_idle = false;
+                driver::SUCCESS
             }
-        }
+            status => status,
+        });
+        self.check().map(|()| is_idle)
     }
 
     /// The first failure, if there was one.
     pub fn check(&self) -> Result<(), GpuError> {
-        match &*self.failure.lock().unwrap_or_else(|e| e.into_inner()) {
-            Some(cause) => Err(cause.clone()),
-            None => Ok(()),
-        }
+        self.failure.get().map_or(Ok(()), |cause| Err(cause.clone()))
     }
 
-    /// Keeps a failure for [`CudaQueue::check`].
+    /// Keeps a failure for [`CudaQueue::check`]. The first one stays.
     pub fn fail(&self, cause: GpuError) {
-        self.failure.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(cause);
+        let _ = self.failure.set(cause);
     }
 
     pub(crate) fn keep(&self, outcome: Result<(), GpuError>) {
@@ -279,9 +286,10 @@ impl CudaQueue {
 
 impl Drop for CudaQueue {
     fn drop(&mut self) {
-        self.gpu.enter();
-        // SAFETY: made by `new`; the driver keeps it until its work is done.
-        unsafe { (self.gpu.driver.stream_destroy)(self.stream) };
+        if self.gpu.enter().is_ok() {
+            // SAFETY: made by `new`; the driver keeps it until its work is done.
+            unsafe { (self.gpu.driver.stream_destroy)(self.stream) };
+        }
     }
 }
 
@@ -314,7 +322,7 @@ impl Event {
     }
 
     fn with_flags(gpu: &'static Gpu, flags: u32) -> Result<Event, GpuError> {
-        gpu.enter();
+        gpu.enter()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: a place for the handle.
         gpu.check("cuEventCreate", unsafe { (gpu.driver.event_create)(&mut handle, flags) })?;
@@ -323,13 +331,13 @@ impl Event {
 
     /// Waits on the host until the work before it is done.
     pub fn synchronize(&self) -> Result<(), GpuError> {
-        self.gpu.enter();
+        self.gpu.enter()?;
         // SAFETY: the event is alive.
         self.gpu.check("cuEventSynchronize", unsafe { (self.gpu.driver.event_synchronize)(self.handle) })
     }
 
     pub fn is_done(&self) -> Result<bool, GpuError> {
-        self.gpu.enter();
+        self.gpu.enter()?;
         // SAFETY: the event is alive.
         match unsafe { (self.gpu.driver.event_query)(self.handle) } {
             driver::NOT_READY => Ok(false),
@@ -339,7 +347,7 @@ impl Event {
 
     /// Between two timed events that are both done.
     pub fn milliseconds_since(&self, earlier: &Event) -> Result<f32, GpuError> {
-        self.gpu.enter();
+        self.gpu.enter()?;
         let mut milliseconds = 0.0;
         // SAFETY: a place for the number, two live events.
         let status =
@@ -351,8 +359,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        self.gpu.enter();
-        // SAFETY: made by `new`.
-        unsafe { (self.gpu.driver.event_destroy)(self.handle) };
+        if self.gpu.enter().is_ok() {
+            // SAFETY: made by `new`.
+            unsafe { (self.gpu.driver.event_destroy)(self.handle) };
+        }
     }
 }

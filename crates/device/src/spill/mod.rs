@@ -10,6 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use lockstep_core::{Bytes, DType};
 
@@ -23,9 +24,13 @@ pub enum SpillError {
     Make { dir: PathBuf, bytes: Bytes, cause: io::Error },
     #[error("cannot {verb} {len} bytes of the spill file in {}: {cause}", dir.display())]
     Move { dir: PathBuf, verb: &'static str, len: usize, cause: io::Error },
+    #[error("the spill file in {} failed before and is not used any more: {cause}", dir.display())]
+    Stopped { dir: PathBuf, cause: String },
 }
 
 /// An unnamed file: it is gone when its process is, however that ends.
+///
+/// After a failed transfer the file holds some old and some new bytes, so it is not read or written any more.
 #[derive(Debug)]
 pub struct Spill {
     file: File,
@@ -35,6 +40,8 @@ pub struct Spill {
     #[cfg(target_os = "linux")]
     ring: Option<ring::Ring>,
     dir: PathBuf,
+    /// The first failure, in words.
+    failure: OnceLock<String>,
 }
 
 impl Spill {
@@ -63,6 +70,7 @@ impl Spill {
             #[cfg(target_os = "linux")]
             ring: ring::Ring::open(),
             dir: dir.to_path_buf(),
+            failure: OnceLock::new(),
         })
     }
 
@@ -87,39 +95,41 @@ impl Spill {
         self.direct.as_ref().filter(|_| fits).unwrap_or(&self.file)
     }
 
-    /// Fills `view` from byte `offset` on.
+    /// Fills `view` from byte `offset` on. After an error the view holds anything.
     pub fn read(&self, offset: u64, view: View<'_>) -> Result<(), SpillError> {
-        // SAFETY: the caller's lane owns the view while this runs, by the plan's waits; any bytes are a
-        // valid value of every dtype.
-        let bytes = unsafe { view.as_bytes_mut() };
-        #[cfg(target_os = "linux")]
-        let outcome = match &self.ring {
-            Some(ring) => ring.read(self.fitting(offset, bytes), offset, bytes),
-            None => self.fitting(offset, bytes).read_exact_at(bytes, offset),
-        };
-        #[cfg(not(target_os = "linux"))]
-        let outcome = self.file.read_exact_at(bytes, offset);
-        outcome.map_err(|cause| self.failed("read", view.bytes(), cause))
+        self.transfer("read", view.bytes(), || {
+            // SAFETY: the caller's lane owns the view while this runs, by the plan's waits; any bytes are a
+            // valid value of every dtype.
+            let bytes = unsafe { view.as_bytes_mut() };
+            #[cfg(target_os = "linux")]
+            return match &self.ring {
+                Some(ring) => ring.read(self.fitting(offset, bytes), offset, bytes),
+                None => self.fitting(offset, bytes).read_exact_at(bytes, offset),
+            };
+            #[cfg(not(target_os = "linux"))]
+            self.file.read_exact_at(bytes, offset)
+        })
     }
 
     /// Writes `view` from byte `offset` on.
     pub fn write(&self, offset: u64, view: View<'_>) -> Result<(), SpillError> {
-        // SAFETY: nobody writes the view while this runs, by the plan's waits.
-        let bytes = unsafe { view.as_bytes() };
-        #[cfg(target_os = "linux")]
-        let outcome = match &self.ring {
-            Some(ring) => ring.write(self.fitting(offset, bytes), offset, bytes),
-            None => self.fitting(offset, bytes).write_all_at(bytes, offset),
-        };
-        #[cfg(not(target_os = "linux"))]
-        let outcome = self.file.write_all_at(bytes, offset);
-        outcome.map_err(|cause| self.failed("write", view.bytes(), cause))
+        self.transfer("write", view.bytes(), || {
+            // SAFETY: nobody writes the view while this runs, by the plan's waits.
+            let bytes = unsafe { view.as_bytes() };
+            #[cfg(target_os = "linux")]
+            return match &self.ring {
+                Some(ring) => ring.write(self.fitting(offset, bytes), offset, bytes),
+                None => self.fitting(offset, bytes).write_all_at(bytes, offset),
+            };
+            #[cfg(not(target_os = "linux"))]
+            self.file.write_all_at(bytes, offset)
+        })
     }
 
     /// Reads elements of `dtype` from byte `offset` on, as f32. Between steps: it allocates.
     pub fn read_f32(&self, offset: u64, dtype: DType, out: &mut [f32]) -> Result<(), SpillError> {
         let mut bytes = vec![0; out.len() * dtype.size()];
-        self.file.read_exact_at(&mut bytes, offset).map_err(|e| self.failed("read", bytes.len(), e))?;
+        self.transfer("read", bytes.len(), || self.file.read_exact_at(&mut bytes, offset))?;
         for (out, b) in out.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
             *out = match (dtype, b) {
                 (DType::F32, [a, b, c, d]) => f32::from_ne_bytes([*a, *b, *c, *d]),
@@ -142,11 +152,23 @@ impl Spill {
                 _ => panic!("{dtype} is not a float storage type"),
             }
         }
-        self.file.write_all_at(&bytes, offset).map_err(|e| self.failed("write", bytes.len(), e))
+        self.transfer("write", bytes.len(), || self.file.write_all_at(&bytes, offset))
     }
 
-    fn failed(&self, verb: &'static str, len: usize, cause: io::Error) -> SpillError {
-        SpillError::Move { dir: self.dir.clone(), verb, len, cause }
+    /// Moves bytes, unless that failed before.
+    fn transfer(
+        &self,
+        verb: &'static str,
+        len: usize,
+        work: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), SpillError> {
+        if let Some(cause) = self.failure.get() {
+            return Err(SpillError::Stopped { dir: self.dir.clone(), cause: cause.clone() });
+        }
+        work().map_err(|cause| {
+            let _ = self.failure.set(cause.to_string());
+            SpillError::Move { dir: self.dir.clone(), verb, len, cause }
+        })
     }
 }
 
@@ -197,14 +219,14 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         let memory = Memory::take(Bytes(1 << 16), &Pool::new(1)).unwrap();
         let (a, b) = (memory.view(0, 100, DType::F32), memory.view(4096, 100, DType::F32));
-        a.write(&[1.5f32; 100]);
+        a.write_host(&[1.5f32; 100]);
         spill.write(8192, a).unwrap();
         spill.read(8192, b).unwrap();
         let mut out = [0f32; 100];
-        b.read(&mut out);
+        b.read_host(&mut out);
         assert_eq!(out, [1.5; 100]);
         spill.read(0, b).unwrap();
-        b.read(&mut out);
+        b.read_host(&mut out);
         assert_eq!(out, [0.0; 100]);
     }
 
@@ -220,12 +242,12 @@ mod tests {
         let (from, to) = (memory.view(0, elems, DType::F32), memory.view(bytes as usize, elems, DType::F32));
         let values: Vec<f32> = (0..elems).map(|i| i as f32).collect();
         for (start, len) in [(0, elems), (256, 256), (1024, elems - 2048), (3, 1000), (128, 129), (0, 0)] {
-            from.write(&values);
-            to.zero();
+            from.write_host(&values);
+            to.zero_host();
             spill.write(4 * start as u64, from.slice(start, len)).unwrap();
             spill.read(4 * start as u64, to.slice(start, len)).unwrap();
             let mut out = vec![0f32; len];
-            to.slice(start, len).read(&mut out);
+            to.slice(start, len).read_host(&mut out);
             assert!(out == values[start..start + len], "[{start}, +{len}]");
             spill.read_f32(4 * start as u64, DType::F32, &mut out).unwrap();
             assert!(out == values[start..start + len], "[{start}, +{len}] through the cache");
@@ -233,7 +255,59 @@ mod tests {
         spill.write_f32(4096, DType::F32, &[7.0; 300]).unwrap();
         spill.read(4096, to.first(256)).unwrap();
         let mut out = [0f32; 256];
-        to.first(256).read(&mut out);
+        to.first(256).read_host(&mut out);
         assert_eq!(out, [7.0; 256]);
+    }
+
+    /// A spill file with each way to move bytes that this machine has, and memory to move them from and to.
+    fn each_way(bytes: u64, mut f: impl FnMut(Spill, View<'_>)) {
+        let dir = tempfile::tempdir().unwrap();
+        let memory = Memory::take(Bytes(bytes), &Pool::new(1)).unwrap();
+        let view = memory.view(0, bytes as usize / 4, DType::F32);
+        f(Spill::make(dir.path(), Bytes(bytes)).unwrap(), view);
+        #[cfg(target_os = "linux")]
+        for ring in [ring::Ring::open(), None] {
+            let spill = Spill::make(dir.path(), Bytes(bytes)).unwrap();
+            f(Spill { direct: None, ring, ..spill }, view);
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_cut_gives_nothing_any_more() {
+        let bytes = 3 << 20;
+        each_way(bytes, |spill, view| {
+            view.write_host(&vec![1.5f32; view.len()]);
+            spill.write(0, view).unwrap();
+            spill.file.set_len(bytes / 2).unwrap();
+            let failed = spill.read(0, view).unwrap_err();
+            assert!(matches!(failed, SpillError::Move { verb: "read", .. }), "{failed}");
+            // What is there again is not what was written.
+            spill.file.set_len(bytes).unwrap();
+            let stopped =
+                |outcome| assert!(matches!(outcome, Err(SpillError::Stopped { .. })), "{outcome:?}");
+            stopped(spill.read(0, view));
+            stopped(spill.write(0, view));
+            stopped(spill.read_f32(0, DType::F32, &mut [0.0]));
+            stopped(spill.write_f32(0, DType::F32, &[0.0]));
+        });
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_says_so_and_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("read-only");
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        each_way(1 << 20, |spill, view| {
+            let file = File::open(&path).unwrap();
+            let spill = Spill {
+                file,
+                #[cfg(target_os = "linux")]
+                direct: None,
+                ..spill
+            };
+            let failed = spill.write(0, view).unwrap_err();
+            assert!(matches!(failed, SpillError::Move { verb: "write", .. }), "{failed}");
+            assert!(matches!(spill.read(0, view), Err(SpillError::Stopped { .. })));
+        });
     }
 }

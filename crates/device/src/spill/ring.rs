@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
@@ -57,7 +57,9 @@ impl Ring {
         entry: &dyn Fn(usize, usize) -> squeue::Entry,
         rest: &mut dyn FnMut(usize, usize) -> io::Result<()>,
     ) -> io::Result<()> {
-        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // After a panic requests may still be under way, and the next transfer would take their ends for its own's.
+        let broken = |_| io::Error::other("io_uring stopped working");
+        let mut ring = self.0.lock().map_err(broken)?;
         for first in (0..len).step_by(DEPTH * REQUEST) {
             let requests = (len - first).div_ceil(REQUEST).min(DEPTH);
             let bounds = |i: usize| (first + i * REQUEST, (first + (i + 1) * REQUEST).min(len));
@@ -106,4 +108,25 @@ fn finish(ring: &mut IoUring, requests: usize) -> [i32; DEPTH] {
         }
     }
     results
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_that_a_panic_left_is_not_used_again() {
+        let Some(ring) = Ring::open() else { return };
+        let (file, mut bytes) = (tempfile::tempfile().unwrap(), [1u8; 64]);
+        let (at, fd) = (bytes.as_mut_ptr(), types::Fd(file.as_raw_fd()));
+        let entry =
+            |start: usize, len: usize| opcode::Read::new(fd, at.wrapping_add(start), len as u32).build();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // The file is empty, so that there is a rest.
+            ring.transfer(64, &entry, &mut |_, _| panic!("on purpose"))
+        }));
+        assert!(outcome.is_err());
+        file.set_len(64).unwrap();
+        assert!(ring.read(&file, 0, &mut bytes).is_err());
+    }
 }

@@ -51,7 +51,7 @@ proptest! {
                 weight_decay: with.weight_decay as f32,
             };
             for (t, g) in (1..).zip(&gradients) {
-                grad.write_f32(g);
+                grad.write_f32(g).unwrap();
                 update(&queue, range, &rates(t, &with, clip), None);
                 let read = values(grad).into_iter().zip(g).all(|(kept, g)| kept == f64::from(*g));
                 prop_assert!(read, "gradients are only read");

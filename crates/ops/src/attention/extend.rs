@@ -258,7 +258,7 @@ mod tests {
                 let bench = Bench::new(seed ^ pass);
                 let rows_of = |view: View, cols: usize| {
                     let mut all = vec![0f32; view.len()];
-                    view.read_f32(&mut all);
+                    view.read_f32(&mut all).unwrap();
                     let picked: Vec<f32> =
                         picked.iter().flat_map(|t| all[t * cols..][..cols].to_vec()).collect();
                     bench.input(&picked, storage)

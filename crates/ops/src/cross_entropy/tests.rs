@@ -133,7 +133,7 @@ fn a_broken_logit_is_not_hidden() {
     for queue in queues() {
         let logits = bench.framed(&[0.0, f32::NAN, 1.0], 3, 0, DType::F32);
         let logp = bench.output(1, DType::F32);
-        logp.write_f32(&[0.0]);
+        logp.write_f32(&[0.0]).unwrap();
         forward(&queue, logp, logits.mat, bench.input_u32(&[0]));
         assert!(values(logp)[0].is_nan());
     }

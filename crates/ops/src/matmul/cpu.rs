@@ -117,7 +117,7 @@ fn initialise(c: Mat, init: Init) {
         let to = c.view.slice(row * c.stride, c.cols);
         match init {
             Init::Accumulate => {}
-            Init::Zero => to.zero(),
+            Init::Zero => to.zero_host(),
             Init::Residual(r) => with_real!(to.dtype(), R => {
                 // SAFETY: residual and C are distinct or the same matrix; `copy` allows both.
                 unsafe { std::ptr::copy(r.view.slice(row * r.stride, r.cols).as_ptr::<R>(), to.as_ptr(), c.cols) }

@@ -91,15 +91,19 @@ impl<'a> Bench<'a> {
         let sets = (rotated as usize).div_ceil(set.max(1)).clamp(1, MOST_SETS);
         self.grow(sets * set)?;
         let memory = self.memory.borrow();
-        let mut at = 0;
+        let (mut at, mut filled) = (0, Ok(()));
         let mut place = |set: usize, i: usize| {
             let operand = &operands[i];
             let view = memory.view(at, operand.len, operand.dtype);
             at += operand.room();
-            operand.fill(self.queue, view, &self.period, set * N + i);
+            let number = set * N + i;
+            if filled.is_ok() {
+                filled = operand.fill(self.queue, view, &self.period, number);
+            }
             view
         };
         let sets: Vec<[View; N]> = (0..sets).map(|set| std::array::from_fn(|i| place(set, i))).collect();
+        filled?;
         let call = |i: usize| call(self.queue, sets[i % sets.len()]);
         let seconds = self.timer.measure(self.queue, &self.ballast, &call)?;
         (self.each.borrow_mut())(Rate {

@@ -2,6 +2,7 @@
 
 use lockstep_core::DType;
 use lockstep_core::rng::{Purpose, Stream};
+use lockstep_device::cuda::GpuError;
 use lockstep_device::{Queue, View};
 
 use crate::reduce;
@@ -65,16 +66,22 @@ impl Operand {
     }
 
     /// Fills the `number`th operand of a call; each begins elsewhere in the period.
-    pub(super) fn fill(&self, queue: &Queue, view: View, period: &[f32], number: usize) {
+    pub(super) fn fill(
+        &self,
+        queue: &Queue,
+        view: View,
+        period: &[f32],
+        number: usize,
+    ) -> Result<(), GpuError> {
         match &self.fill {
             Fill::Zero => reduce::zero(queue, view),
-            Fill::Numbers(values) => view.write(values),
-            Fill::Doubles(values) => view.write(values),
+            Fill::Numbers(values) => view.write(values)?,
+            Fill::Doubles(values) => view.write(values)?,
             Fill::Normals => {
                 let first = self.len.min(period.len());
                 let skip = (number * 7919) % period.len();
                 let values: Vec<f32> = period.iter().cycle().skip(skip).take(first).copied().collect();
-                view.write_f32(&values);
+                view.write_f32(&values)?;
                 let mut there = first;
                 while there < self.len {
                     let more = there.min(self.len - there);
@@ -83,5 +90,6 @@ impl Operand {
                 }
             }
         }
+        Ok(())
     }
 }

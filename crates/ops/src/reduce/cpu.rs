@@ -40,16 +40,16 @@ fn leaves_of(leaves: &mut [f64], x: &[f32]) {
 pub(super) fn sum_leaves(out: View, leaves: View) {
     // SAFETY: leaves are only read, and nothing else runs.
     let sum: f64 = unsafe { leaves.as_slice::<f64>() }.iter().sum();
-    out.first(1).write(&[sum]);
+    out.first(1).write_host(&[sum]);
 }
 
 pub(super) fn judge(verdict: View, max_norm: Option<f64>, loss_scale: f64) {
     let mut sum = [0f64];
-    verdict.read(&mut sum);
+    verdict.read_host(&mut sum);
     let norm = sum[0].sqrt() / loss_scale;
     let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0) as f32);
     let factor = (f64::from(clip) / loss_scale) as f32;
-    verdict.write(&[sum[0], norm, f64::from(factor), f64::from(u8::from(!norm.is_finite()))]);
+    verdict.write_host(&[sum[0], norm, f64::from(factor), f64::from(u8::from(!norm.is_finite()))]);
 }
 
 pub(super) fn add(cpu: &CpuQueue, sum: View, x: View) {
@@ -72,11 +72,11 @@ fn add_part(sum: &mut [f32], x: &[f32]) {
 }
 
 pub(super) fn copy(cpu: &CpuQueue, to: View, x: View) {
-    each_part(cpu, x.len(), &|start, len| to.slice(start, len).copy_from(&x.slice(start, len)));
+    each_part(cpu, x.len(), &|start, len| to.slice(start, len).copy_from_host(&x.slice(start, len)));
 }
 
 pub(super) fn zero(cpu: &CpuQueue, x: View) {
-    each_part(cpu, x.len(), &|start, len| x.slice(start, len).zero());
+    each_part(cpu, x.len(), &|start, len| x.slice(start, len).zero_host());
 }
 
 fn each_part(cpu: &CpuQueue, len: usize, f: &(dyn Fn(usize, usize) + Sync)) {

@@ -6,7 +6,7 @@ use crate::testing::{Bench, Operands, SameBits, assert_near, bits, queue, queues
 
 fn leaves_of(view: View) -> Vec<f64> {
     let mut leaves = vec![0.0; view.len()];
-    view.read(&mut leaves);
+    view.read_host(&mut leaves);
     leaves
 }
 
@@ -93,7 +93,7 @@ fn zero_clears_every_dtype() {
 fn leaves_have_a_sum() {
     let bench = Bench::new(1);
     let (leaves, out) = (bench.output(5, DType::F64), bench.output(2, DType::F64));
-    leaves.write(&[1.0, 2.0, 4.0, 8.0, 0.5f64]);
+    leaves.write_host(&[1.0, 2.0, 4.0, 8.0, 0.5f64]);
     sum_leaves(&Queue::cpu(1), out, leaves);
     let sums = leaves_of(out);
     assert!(sums[0] == 15.5 && sums[1].is_nan(), "{sums:?}");
@@ -104,7 +104,7 @@ fn a_verdict_clips_unscales_and_skips() {
     let bench = Bench::new(1);
     let judged = |sum: f64, max_norm| {
         let verdict = bench.output(4, DType::F64);
-        verdict.write(&[sum]);
+        verdict.write_host(&[sum]);
         judge(&Queue::cpu(1), verdict, max_norm, 4.0);
         leaves_of(verdict)
     };
@@ -123,6 +123,6 @@ fn indices_are_copied_too() {
     let to = bench.output(3, DType::U32);
     copy(&Queue::cpu(2), to, bench.input_u32(&[7, 0, u32::MAX]));
     let mut out = [0u32; 3];
-    to.read(&mut out);
+    to.read_host(&mut out);
     assert_eq!(out, [7, 0, u32::MAX]);
 }

@@ -7,6 +7,7 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
+use lockstep_device::cuda::GpuError;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
@@ -41,7 +42,7 @@ const FILL_ROWS: usize = 1024;
 
 /// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64. `scale` multiplies
 /// cosines and sines.
-pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) {
+pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) -> Result<(), GpuError> {
     assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
     let positions = table.cos.len() / table.half;
     // Many rows at a time, since each write to a GPU is a copy; run once, before training.
@@ -51,7 +52,8 @@ pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) {
             (first..first + rows).flat_map(|row| inverse_frequencies.iter().map(move |f| row as f64 * f));
         let (cos, sin): (Vec<f32>, Vec<f32>) =
             angles.map(|a| ((scale * a.cos()) as f32, (scale * a.sin()) as f32)).unzip();
-        table.cos.slice(first * table.half, rows * table.half).write(&cos);
-        table.sin.slice(first * table.half, rows * table.half).write(&sin);
+        table.cos.slice(first * table.half, rows * table.half).write(&cos)?;
+        table.sin.slice(first * table.half, rows * table.half).write(&sin)?;
     }
+    Ok(())
 }

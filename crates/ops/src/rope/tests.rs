@@ -21,7 +21,7 @@ fn table(bench: &Bench, half: usize) -> Table<'_> {
 fn scaled_table(bench: &Bench, half: usize, scale: f64) -> Table<'_> {
     let angles = || bench.output(POSITIONS * half, DType::F32);
     let table = Table { cos: angles(), sin: angles(), half };
-    fill(table, &frequencies(half), scale);
+    fill(table, &frequencies(half), scale).unwrap();
     table
 }
 

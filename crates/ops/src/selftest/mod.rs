@@ -62,7 +62,49 @@ fn all(bench: &Bench) -> Result<(), GpuError> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use lockstep_device::cuda::CudaQueue;
+    use lockstep_device::cuda::fake::FakeGpu;
+
     use super::*;
+
+    /// On GPUs that compute nothing: their driver knows what each kernel declares, and launches are held to it.
+    #[test]
+    fn kernels_are_given_what_they_declare() {
+        const LARGEST: usize = 300_000;
+        let mut launched = BTreeSet::new();
+        for sm in [80, 90] {
+            let (gpu, fake) = FakeGpu::make_of(sm, None);
+            let queue = Queue::Cuda(CudaQueue::new(gpu, 1).unwrap());
+            let memory = Memory::take_on(gpu, MEMORY).unwrap();
+            let (each, dtype) = (&mut |_| {}, DType::BF16);
+            let mut bench = Bench::new(&queue, &memory, 3, LARGEST, each);
+            bench.compares = false;
+            states::run(&bench).unwrap();
+            rows::run(&bench, dtype).unwrap();
+            tables::run(&bench, dtype).unwrap();
+            products::run(&bench, dtype).unwrap();
+            attention::run(&bench, dtype).unwrap();
+            launched.extend(fake.launched());
+        }
+        let sources = crate::sources(80).into_iter().chain(crate::sources(90));
+        let declared: BTreeSet<String> = sources.flat_map(|(source, _)| kernels(source.text)).collect();
+        let missing: Vec<&String> = declared.difference(&launched).collect();
+        // For rows of logits that shared memory does not hold, which are larger than the operands here.
+        assert_eq!(missing, ["forward_backward_packs"], "kernels that were not launched");
+    }
+
+    /// The names of a source's kernels.
+    fn kernels(text: &str) -> Vec<String> {
+        let name = |kernel: &str| {
+            let bounded =
+                kernel.trim_start().strip_prefix("__launch_bounds__").and_then(|r| r.split_once(')'));
+            let name = bounded.map_or(kernel, |(_, rest)| rest).split('(').next();
+            name.expect("a kernel has a name").trim().to_string()
+        };
+        text.split("__global__ void").skip(1).map(name).collect()
+    }
 
     #[test]
     fn the_cpu_passes() {

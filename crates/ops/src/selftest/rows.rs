@@ -136,7 +136,7 @@ fn turn(bench: &Bench, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -> Re
             let positions = case.indices(rows, POSITIONS);
             let angles = || case.output(POSITIONS * half, DType::F32);
             let table = Table { cos: angles(), sin: angles(), half };
-            rope::fill(table, &frequencies, 1.0);
+            case.filled(rope::fill(table, &frequencies, 1.0));
             let before = case.framed_values(&x);
             rope::apply(case.queue, x.mat, case.input_u32(&positions), table, way);
             case.compare("x", case.framed_values(&x), || match way {

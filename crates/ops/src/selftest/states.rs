@@ -66,7 +66,7 @@ fn update(
         let factor = 0.25f32;
         let judged = verdict.map(|skip| {
             let view = case.output(4, DType::F64);
-            view.write(&[f64::NAN, f64::NAN, f64::from(factor), skip]);
+            case.filled(view.write(&[f64::NAN, f64::NAN, f64::from(factor), skip]));
             view
         });
         let mut p = case.values(range.master);
@@ -106,7 +106,7 @@ fn judged(bench: &Bench, sum: f64, max_norm: Option<f64>) -> Result<(), GpuError
     const LOSS_SCALE: f64 = 8.0;
     bench.case(format!("verdict on {sum}, clipped to {max_norm:?}"), 1e-7, |case| {
         let verdict = case.output(4, DType::F64);
-        verdict.write(&[sum * LOSS_SCALE * LOSS_SCALE]);
+        case.filled(verdict.write(&[sum * LOSS_SCALE * LOSS_SCALE]));
         reduce::judge(case.queue, verdict, max_norm, LOSS_SCALE);
         let got = case.values(verdict);
         let skip = f64::from(u8::from(!sum.is_finite()));

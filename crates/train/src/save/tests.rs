@@ -1,0 +1,81 @@
+//! A checkpoint whose states cannot be read is not made, and the one before it stays.
+
+use std::path::Path;
+
+use lockstep_device::Queue;
+use lockstep_device::cuda::CudaQueue;
+use lockstep_device::cuda::fake::FakeGpu;
+use lockstep_engine::Resources;
+use lockstep_plan::Tier;
+use lockstep_testkit::{Setup, plan};
+
+use super::*;
+
+fn identity() -> Identity {
+    let data = DataCursor { next_step: 0, rows_per_step: 1, num_rows: 1, seed: 0, fingerprint: "f".into() };
+    Identity {
+        data,
+        switches: [("packing", false), ("shuffle", false)],
+        config_hash: "c".into(),
+        tokenizer_hash: "t".into(),
+        run_config: String::new(),
+        model_files: Vec::new(),
+    }
+}
+
+fn save(engine: &Engine, root: &Path, step: u64) -> Result<PathBuf, TrainError> {
+    save_checkpoint(engine, root, &Position { step, ..Position::start(None) }, &identity())
+}
+
+/// Saves once, breaks what holds the states, and saves again.
+#[track_caller]
+fn assert_the_last_one_stays(engine: &Engine, break_it: impl FnOnce()) -> TrainError {
+    let dir = tempfile::tempdir().unwrap();
+    save(engine, dir.path(), 1).unwrap();
+    break_it();
+    let failed = save(engine, dir.path(), 2).expect_err("a checkpoint of states that cannot be read");
+    assert!(!dir.path().join("step-2").exists(), "and it is there");
+    let (latest, skipped) = lockstep_ckpt::open_latest(dir.path()).unwrap();
+    assert_eq!(latest.unwrap().meta().step, Step(1));
+    assert!(skipped.is_empty(), "{skipped:?}");
+    failed
+}
+
+#[test]
+fn a_gpu_that_is_lost_during_a_save_leaves_the_last_checkpoint() {
+    let shape = ModelShape::named("tiny", 101).unwrap();
+    // The first read fails, or one in the middle; for good, or once.
+    for failing in [0..usize::MAX, 0..1, 31..32, 40..usize::MAX] {
+        let (gpu, fake) = FakeGpu::make(None);
+        let plan = plan(&shape, &Setup { separate: true, ..Setup::default() });
+        let resources = Resources::alone(&plan, Queue::Cuda(CudaQueue::new(gpu, 1).unwrap())).unwrap();
+        let mut engine = Engine::new(plan, resources).unwrap();
+        engine.initialise(7).unwrap();
+        let failed = assert_the_last_one_stays(&engine, || fake.fail(failing));
+        assert!(failed.to_string().contains("the GPU is lost"), "{failed}");
+    }
+}
+
+/// The file has no name; the system still has one for it.
+#[cfg(target_os = "linux")]
+fn cut_spill_file(dir: &Path) {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let ours = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|file| file.starts_with(dir));
+    let found: Vec<PathBuf> = open.filter(ours).collect();
+    assert!(!found.is_empty(), "the spill file is open");
+    std::fs::OpenOptions::new().write(true).open(&found[0]).unwrap().set_len(0).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_spill_file_that_cannot_be_read_leaves_the_last_checkpoint() {
+    let shape = ModelShape::named("tiny", 101).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let plan = plan(&shape, &Setup { optimizer_tier: Tier::Nvme, ..Setup::default() });
+    let mut resources = Resources::alone(&plan, Queue::cpu(1)).unwrap();
+    resources.spill_dir = Some(dir.path().to_path_buf());
+    let mut engine = Engine::new(plan, resources).unwrap();
+    engine.initialise(7).unwrap();
+    let failed = assert_the_last_one_stays(&engine, || cut_spill_file(dir.path()));
+    assert!(failed.to_string().contains("spill file"), "{failed}");
+}
