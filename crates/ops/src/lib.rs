@@ -24,6 +24,7 @@ pub mod rope;
 pub mod selftest;
 pub mod swiglu;
 
+mod apart;
 mod dispatch;
 mod mat;
 mod math;
