@@ -30,6 +30,8 @@ mod mat;
 mod math;
 mod operands;
 mod packs;
+#[cfg(test)]
+mod refusals;
 mod sources;
 #[cfg(test)]
 mod testing;

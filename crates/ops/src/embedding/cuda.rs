@@ -5,6 +5,7 @@ use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Launch, Source};
 
+use super::scratch_bytes;
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit};
 
@@ -17,7 +18,7 @@ const LONG_RUN: usize = 32;
 
 pub(super) fn forward(cuda: &CudaQueue, x: Mat, table: Mat, tokens: View) {
     let dtype = x.view.dtype();
-    assert_eq!((table.view.dtype(), tokens.dtype()), (dtype, DType::U32), "one storage type");
+    assert_eq!(table.view.dtype(), dtype, "one storage type");
     let pack = pack_elems(dtype);
     let packs = rows_fit(&[x, table], pack);
     let items = x.rows * if packs { x.cols / pack } else { x.cols };
@@ -29,7 +30,7 @@ pub(super) fn forward(cuda: &CudaQueue, x: Mat, table: Mat, tokens: View) {
 
 pub(super) fn backward(cuda: &CudaQueue, dtable: Mat, dx: Mat, tokens: View, scratch: View) {
     let (dtype, len, cols) = (dx.view.dtype(), tokens.len(), dx.cols);
-    assert_eq!(tokens.dtype(), DType::U32, "tokens");
+    assert!(scratch.bytes() as u64 >= scratch_bytes(len).0, "scratch of an embedding's backward");
     let scratch = scratch.cast(DType::U32);
     let (order, sorted) = (scratch.first(len), scratch.slice(len, len));
     let kernel = cuda.kernel(&SOURCE, dtype, "rank");
