@@ -6,7 +6,7 @@ use super::{Table, Turn};
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit, views_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "rope", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source = Source { name: "rope", text: include_str!("kernels.cu"), numbers: &[] };
 
 pub(super) fn apply(cuda: &CudaQueue, x: Mat, positions: View, table: Table, turn: Turn) {
     let Table { cos, sin, half } = table;
