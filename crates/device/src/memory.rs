@@ -138,7 +138,7 @@ impl Memory {
     /// The byte at which `view` starts, if it lies in this memory.
     pub fn contains(&self, view: &View<'_>) -> Option<usize> {
         let offset = (view.ptr.as_ptr() as usize).checked_sub(self.base.as_ptr() as usize)?;
-        let end = offset.checked_add(view.len * view.dtype.size())?;
+        let end = offset.checked_add(view.bytes())?;
         let is_ours = self.map.is_some() || self.gpu.is_some();
         (is_ours && end as u64 <= self.bytes.0).then_some(offset)
     }
@@ -282,7 +282,9 @@ impl<'m> View<'m> {
     /// The same bytes as elements of another type.
     pub fn cast(&self, dtype: DType) -> View<'m> {
         assert!((self.ptr.as_ptr() as usize).is_multiple_of(dtype.size()), "{dtype} at an odd address");
-        View { len: self.bytes() / dtype.size(), dtype, ..*self }
+        let bytes = self.bytes();
+        assert!(bytes.is_multiple_of(dtype.size()), "{bytes} bytes are no whole number of {dtype}");
+        View { len: bytes / dtype.size(), dtype, ..*self }
     }
 
     /// Elements.
@@ -301,7 +303,8 @@ impl<'m> View<'m> {
     /// Elements `[start, start + len)` of this view.
     #[inline]
     pub fn slice(&self, start: usize, len: usize) -> View<'m> {
-        assert!(start + len <= self.len, "slice [{start}, +{len}] of a view of {} elements", self.len);
+        let fits = start <= self.len && len <= self.len - start;
+        assert!(fits, "slice [{start}, +{len}] of a view of {} elements", self.len);
         // SAFETY: the start lies inside this view, which lies inside its memory.
         let ptr = unsafe { self.ptr.add(start * self.dtype.size()) };
         View { ptr, len, ..*self }
@@ -321,10 +324,10 @@ impl<'m> View<'m> {
     #[track_caller]
     pub fn assert_apart(&self, other: &View<'_>) {
         let (a, b) = (self.ptr.as_ptr() as usize, other.ptr.as_ptr() as usize);
+        // Differences, not ends: a difference cannot overflow.
         let apart = self.len == 0
             || other.len == 0
-            || a + self.len * self.dtype.size() <= b
-            || b + other.len * other.dtype.size() <= a;
+            || if a <= b { self.bytes() <= b - a } else { other.bytes() <= a - b };
         assert!(apart, "operands overlap: {self:?} and {other:?}");
     }
 
@@ -335,6 +338,7 @@ impl<'m> View<'m> {
 
     /// Bytes that the view spans.
     pub fn bytes(&self) -> usize {
+        // Cannot overflow: `Memory::view` checked it, and no view is longer than the one it was cut from.
         self.len * self.dtype.size()
     }
 
@@ -583,6 +587,35 @@ mod tests {
         let memory = Memory::take(Bytes(4096), &Pool::new(1)).unwrap();
         let view = memory.view(0, 100, DType::F32);
         view.first(10).assert_apart(&view.slice(9, 5));
+    }
+
+    /// What a call says when it panics.
+    fn refusal(call: impl FnOnce() + std::panic::UnwindSafe) -> String {
+        let cause = std::panic::catch_unwind(call).expect_err("the call must be refused");
+        *cause.downcast::<String>().expect("a message with numbers in it")
+    }
+
+    /// Sums that overflow are no way around a bound.
+    #[test]
+    fn huge_starts_and_lengths_are_refused_by_name() {
+        let memory = Memory::take(Bytes(4096), &Pool::new(1)).unwrap();
+        let view = memory.view(64, 100, DType::F32);
+        for (start, len) in [(usize::MAX, 2), (usize::MAX - 1, 2), (2, usize::MAX), (101, 0), (100, 1)] {
+            let said = refusal(|| _ = view.slice(start, len));
+            assert!(said.starts_with(&format!("slice [{start}, +{len}]")), "{said}");
+        }
+        assert_eq!((view.slice(100, 0).len(), view.slice(0, 100).len()), (0, 100));
+        for (offset, len) in [(64, usize::MAX), (64, usize::MAX / 4), (usize::MAX - 63, 1), (4096, 1)] {
+            let said = refusal(|| _ = memory.view(offset, len, DType::F32));
+            assert!(said.contains("outside"), "{said}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "6 bytes are no whole number of f32")]
+    fn a_cast_loses_nothing() {
+        let memory = Memory::take(Bytes(4096), &Pool::new(1)).unwrap();
+        memory.view(0, 3, DType::BF16).cast(DType::F32);
     }
 
     #[test]

@@ -24,6 +24,18 @@ pub enum EngineError {
     Stopped,
     #[error("a micro-batch has {found} {what}, the plan has room for {planned}")]
     TooLarge { what: &'static str, found: usize, planned: usize },
+    #[error("{what} {id}, at index {at} of a micro-batch, is outside the model's vocabulary of {vocab}")]
+    UnknownToken { what: &'static str, id: u32, at: usize, vocab: usize },
+    #[error(
+        "position {position}, at index {at} of a micro-batch: the plan has rotary angles for {planned} positions"
+    )]
+    UnplannedPosition { position: u32, at: usize, planned: usize },
+    #[error("a micro-batch of {tokens} tokens has {found} {what}")]
+    Uneven { what: &'static str, found: usize, tokens: usize },
+    #[error(
+        "the bounds of a micro-batch's documents go from 0 to its {tokens} tokens in order, and bound {at} does not"
+    )]
+    BrokenBounds { at: usize, tokens: usize },
 }
 
 impl Fault for EngineError {
@@ -34,9 +46,13 @@ impl Fault for EngineError {
             EngineError::Spill(_) => FaultClass::CannotWrite,
             EngineError::Comm { cause, .. } => cause.class(),
             EngineError::NoSpillDir { .. } => FaultClass::BadConfig,
-            EngineError::LanePanicked { .. } | EngineError::Stopped | EngineError::TooLarge { .. } => {
-                FaultClass::Internal
-            }
+            EngineError::UnknownToken { .. } => FaultClass::BadData,
+            EngineError::LanePanicked { .. }
+            | EngineError::Stopped
+            | EngineError::TooLarge { .. }
+            | EngineError::UnplannedPosition { .. }
+            | EngineError::Uneven { .. }
+            | EngineError::BrokenBounds { .. } => FaultClass::Internal,
         }
     }
 
@@ -58,7 +74,15 @@ impl Fault for EngineError {
                  with resume_from_checkpoint: true."
                     .into(),
             ),
-            EngineError::Stopped | EngineError::TooLarge { .. } => None,
+            EngineError::UnknownToken { .. } => Some(
+                "Prepare the data with the model's own tokenizer, or use a model with a larger vocab_size."
+                    .into(),
+            ),
+            EngineError::Stopped
+            | EngineError::TooLarge { .. }
+            | EngineError::UnplannedPosition { .. }
+            | EngineError::Uneven { .. }
+            | EngineError::BrokenBounds { .. } => None,
         }
     }
 }

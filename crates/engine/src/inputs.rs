@@ -73,10 +73,14 @@ impl Shared {
         let bounds = self.plan.input.bounds;
         let given = batch.tokens.len();
         let size = Batch { tokens: given, docs: batch.cu_seqlens.len().saturating_sub(1), given };
-        let longest = batch.cu_seqlens.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0);
         within("tokens", size.tokens, bounds.tokens)?;
         within("documents", size.docs, bounds.docs)?;
-        within("tokens in one document", longest, bounds.max_doc)?;
+        within("tokens in one document", longest_of(batch.cu_seqlens, given)?, bounds.max_doc)?;
+        for (what, values) in [("targets", batch.targets), ("positions", batch.positions)] {
+            one_per_token(what, values.len(), given)?;
+        }
+        self.check_ids("target", batch.targets)?;
+        self.check_tokens(batch.tokens, batch.positions)?;
         let here = self.inputs_on_host(micro);
         let filled = if self.plan.input.is_separate() { size.filled() } else { size };
         let views = self.parts_of(here, filled);
@@ -109,6 +113,9 @@ impl Shared {
         within("new tokens", size.tokens, self.plan.input.bounds.tokens)?;
         within("documents", size.docs, generation.docs)?;
         within("tokens in one document", longest, generation.tokens_per_doc)?;
+        longest_of(new.cu_seqlens, size.tokens)?;
+        within("slots", new.slots.iter().map(|slot| *slot as usize + 1).max().unwrap_or(0), generation.docs)?;
+        self.check_tokens(new.tokens, new.positions)?;
         let here = self.inputs_on_host(0);
         let views = self.parts_of(here, size);
         views.tokens.write_host(new.tokens);
@@ -123,6 +130,45 @@ impl Shared {
         self.cross(queue, self.at().places.inputs.view(&self.memories), here);
         Ok(size)
     }
+
+    /// Kernels read the embedding's row of every token and the rotary angles of every position, and trust both: a GPU
+    /// cannot refuse one by name.
+    fn check_tokens(&self, tokens: &[u32], positions: &[u32]) -> Result<(), EngineError> {
+        self.check_ids("token", tokens)?;
+        let planned = self.at().places.tables.elems() / self.model().shape.head_dim;
+        match positions.iter().enumerate().find(|(_, position)| **position as usize >= planned) {
+            Some((at, position)) => Err(EngineError::UnplannedPosition { position: *position, at, planned }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_ids(&self, what: &'static str, ids: &[u32]) -> Result<(), EngineError> {
+        let vocab = self.model().shape.vocab;
+        match ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab) {
+            Some((at, id)) => Err(EngineError::UnknownToken { what, id: *id, at, vocab }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The length of the longest document, of bounds that go from 0 to the number of tokens and never back.
+fn longest_of(cu_seqlens: &[u32], tokens: usize) -> Result<usize, EngineError> {
+    let (mut longest, mut before) = (0, 0);
+    for (at, bound) in cu_seqlens.iter().enumerate() {
+        let broken = *bound < before || (at == 0 && *bound > 0);
+        if broken {
+            return Err(EngineError::BrokenBounds { at, tokens });
+        }
+        (longest, before) = (longest.max(*bound - before), *bound);
+    }
+    if before as usize != tokens {
+        return Err(EngineError::BrokenBounds { at: cu_seqlens.len().saturating_sub(1), tokens });
+    }
+    Ok(longest as usize)
+}
+
+fn one_per_token(what: &'static str, found: usize, tokens: usize) -> Result<(), EngineError> {
+    if found == tokens { Ok(()) } else { Err(EngineError::Uneven { what, found, tokens }) }
 }
 
 fn within(what: &'static str, found: usize, planned: usize) -> Result<(), EngineError> {

@@ -48,7 +48,8 @@ impl Place {
     }
 
     pub(crate) fn slice(&self, start: usize, elems: usize) -> Place {
-        assert!(start + elems <= self.elems, "[{start}, +{elems}] of a place of {} elements", self.elems);
+        let fits = start <= self.elems && elems <= self.elems - start;
+        assert!(fits, "[{start}, +{elems}] of a place of {} elements", self.elems);
         Place { start: self.start + start, elems, ..*self }
     }
 
@@ -78,7 +79,8 @@ impl Spot {
         match self {
             Spot::Memory(place) => Spot::Memory(place.slice(start, elems)),
             Spot::File { offset, elems: all, dtype } => {
-                assert!(start + elems <= *all, "[{start}, +{elems}] of a file part of {all} elements");
+                let fits = start <= *all && elems <= *all - start;
+                assert!(fits, "[{start}, +{elems}] of a file part of {all} elements");
                 Spot::File { offset: offset + (start * dtype.size()) as u64, elems, dtype: *dtype }
             }
         }
@@ -360,5 +362,32 @@ impl Finder<'_> {
             places[slot.index()] = place.map(|place| place.at(offset, elems, dtype));
         }
         places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a call says when it panics.
+    fn refusal(call: impl FnOnce() + std::panic::UnwindSafe) -> String {
+        let cause = std::panic::catch_unwind(call).expect_err("the call must be refused");
+        *cause.downcast::<String>().expect("a message with numbers in it")
+    }
+
+    /// Sums that overflow are no way around a bound.
+    #[test]
+    fn huge_parts_are_refused_by_name() {
+        let place = Place { on_host: false, offset: 64, start: 10, elems: 100, dtype: DType::F32 };
+        let file = Spot::File { offset: 64, elems: 100, dtype: DType::F32 };
+        for (start, elems) in [(usize::MAX, 2), (usize::MAX - 1, 2), (2, usize::MAX), (101, 0), (100, 1)] {
+            let part = format!("[{start}, +{elems}] of a ");
+            for spot in [Spot::Memory(place), file] {
+                let said = refusal(|| _ = spot.slice(start, elems));
+                assert!(said.starts_with(&part), "{said}");
+            }
+        }
+        assert_eq!(place.slice(100, 0).elems(), 0);
+        assert_eq!(file.slice(40, 60), Spot::File { offset: 64 + 160, elems: 60, dtype: DType::F32 });
     }
 }

@@ -24,11 +24,14 @@ pub mod rope;
 pub mod selftest;
 pub mod swiglu;
 
+mod apart;
 mod dispatch;
 mod mat;
 mod math;
 mod operands;
 mod packs;
+#[cfg(test)]
+mod refusals;
 mod sources;
 #[cfg(test)]
 mod testing;

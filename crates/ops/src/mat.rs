@@ -19,14 +19,19 @@ impl<'m> Mat<'m> {
 
     pub fn strided(view: View<'m>, rows: usize, cols: usize, stride: usize) -> Mat<'m> {
         assert!(stride >= cols, "rows of {cols} cannot lie {stride} apart");
-        let needed = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * stride + cols };
-        assert!(needed <= view.len(), "[{rows}, {cols}] by {stride} in a view of {}", view.len());
-        Mat { view: view.first(needed), rows, cols, stride }
+        let whole_rows = if cols == 0 { Some(0) } else { rows.saturating_sub(1).checked_mul(stride) };
+        let last_row = if rows == 0 { 0 } else { cols };
+        let needed = whole_rows.and_then(|elems| elems.checked_add(last_row));
+        match needed.filter(|needed| *needed <= view.len()) {
+            Some(needed) => Mat { view: view.first(needed), rows, cols, stride },
+            None => panic!("[{rows}, {cols}] by {stride} in a view of {}", view.len()),
+        }
     }
 
     /// Columns `[start, start + cols)`.
     pub fn columns(&self, start: usize, cols: usize) -> Mat<'m> {
-        assert!(start + cols <= self.cols, "columns [{start}, +{cols}] of {}", self.cols);
+        let fits = start <= self.cols && cols <= self.cols - start;
+        assert!(fits, "columns [{start}, +{cols}] of {}", self.cols);
         if self.rows == 0 {
             return Mat { cols, ..*self };
         }
@@ -35,6 +40,7 @@ impl<'m> Mat<'m> {
 
     /// One row.
     pub fn row(&self, row: usize) -> View<'m> {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
         self.view.slice(row * self.stride, self.cols)
     }
 
@@ -57,8 +63,53 @@ impl<'m> Mat<'m> {
 
     /// Rows `[start, start + rows)`.
     pub fn row_range(&self, start: usize, rows: usize) -> Mat<'m> {
-        assert!(start + rows <= self.rows, "rows [{start}, +{rows}] of {}", self.rows);
+        let fits = start <= self.rows && rows <= self.rows - start;
+        assert!(fits, "rows [{start}, +{rows}] of {}", self.rows);
         let from = if rows == 0 { 0 } else { start * self.stride };
         Mat::strided(self.view.slice(from, self.view.len() - from), rows, self.cols, self.stride)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lockstep_core::DType;
+
+    use super::*;
+    use crate::testing::{Bench, Operands, refusal};
+
+    /// Sizes whose product or sum overflows are no way around a bound.
+    #[test]
+    fn huge_sizes_are_refused_by_name() {
+        let bench = Bench::new(1);
+        let view = bench.output(100, DType::F32);
+        let half = 1 << (usize::BITS / 2);
+        for (rows, cols, stride) in [
+            (half + 1, 4, half),
+            (2, 2, usize::MAX),
+            (3, 1, usize::MAX / 2 + 1),
+            (usize::MAX, 1, 1),
+            (11, 10, 10),
+        ] {
+            let said = refusal(|| _ = Mat::strided(view, rows, cols, stride));
+            assert!(said.starts_with(&format!("[{rows}, {cols}] by {stride}")), "{said}");
+        }
+        let mat = Mat::dense(view, 10, 10);
+        for (start, len) in [(usize::MAX, 2), (2, usize::MAX), (11, 0), (10, 1)] {
+            let said = refusal(|| _ = mat.columns(start, len));
+            assert!(said.starts_with(&format!("columns [{start}, +{len}]")), "{said}");
+            let said = refusal(|| _ = mat.row_range(start, len));
+            assert!(said.starts_with(&format!("rows [{start}, +{len}]")), "{said}");
+        }
+        for row in [10, usize::MAX / 10 + 1, usize::MAX] {
+            assert_eq!(refusal(|| _ = mat.row(row)), format!("row {row} of 10"));
+        }
+    }
+
+    #[test]
+    fn empty_matrices_take_no_room() {
+        let empty = View::empty();
+        for (rows, cols) in [(0, 5), (5, 0), (usize::MAX, 0), (0, 0)] {
+            assert_eq!(Mat::strided(empty, rows, cols, usize::MAX).view.len(), 0);
+        }
     }
 }

@@ -2,17 +2,18 @@
 
 use lockstep_core::DType;
 use lockstep_device::View;
+use lockstep_device::cuda::PACK_BYTES;
 
 use crate::Mat;
 
-/// Elements in 16 bytes: `Pack<REAL>::N` of the kernels.
+/// Elements of a pack: `Pack<REAL>::N` of the kernels.
 pub(crate) const fn pack_elems(dtype: DType) -> usize {
-    16 / dtype.size()
+    PACK_BYTES / dtype.size()
 }
 
 /// Whether every one of these ranges starts at a multiple of 16 bytes.
 pub(crate) fn views_fit(views: &[View]) -> bool {
-    views.iter().all(|view| view.is_empty() || view.device_ptr().is_multiple_of(16))
+    views.iter().all(|view| view.is_empty() || view.device_ptr().is_multiple_of(PACK_BYTES as u64))
 }
 
 /// Whether every row of these matrices starts at a multiple of 16 bytes and is a whole number of packs of
@@ -20,6 +21,6 @@ pub(crate) fn views_fit(views: &[View]) -> bool {
 pub(crate) fn rows_fit(mats: &[Mat], elems: usize) -> bool {
     mats.iter().all(|mat| {
         let stride_bytes = mat.stride * mat.view.dtype().size();
-        views_fit(&[mat.view]) && stride_bytes.is_multiple_of(16) && mat.cols.is_multiple_of(elems)
+        views_fit(&[mat.view]) && stride_bytes.is_multiple_of(PACK_BYTES) && mat.cols.is_multiple_of(elems)
     })
 }

@@ -53,6 +53,27 @@ mod tests {
 
     use super::*;
 
+    /// Numbers come from the host: kernels use what they are given, and define none of it themselves.
+    #[test]
+    fn shared_sizes_are_defined_once() {
+        let mut count = 0;
+        for (source, variant) in sources(90) {
+            for (name, value) in
+                source.numbers.iter().chain(&variant.numbers).filter(|(name, _)| !name.is_empty())
+            {
+                let uses =
+                    source.text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| word == name);
+                assert!(uses.count() > 0 && *value > 0, "{} does not use {name} = {value}", source.name);
+                for kind in ["int", "u32"] {
+                    let own = source.text.contains(&format!("{kind} {name} ="));
+                    assert!(!own, "{} has a {name} of its own", source.name);
+                }
+                count += 1;
+            }
+        }
+        assert!(count > 100, "{count} numbers");
+    }
+
     /// Where the environment says that the compiler is, for the oldest and a newer GPU.
     #[test]
     fn kernels_compile() {

@@ -80,6 +80,13 @@ impl Framed<'_> {
     }
 }
 
+/// What a call says when it panics.
+pub(crate) fn refusal(call: impl FnOnce()) -> String {
+    let call = std::panic::AssertUnwindSafe(call);
+    let cause = std::panic::catch_unwind(call).expect_err("the call must be refused");
+    cause.downcast::<String>().map_or_else(|cause| (*cause.downcast::<&str>().unwrap()).into(), |said| *said)
+}
+
 /// A view's values as f64.
 pub(crate) fn values(view: View) -> Vec<f64> {
     let mut out = vec![0f32; view.len()];

@@ -2,8 +2,8 @@
 // needed: the compiler is given this text and nothing else.
 //
 // REAL is the storage type of activations and working parameters of this compilation: f32, bf16 or f16.
-// Arithmetic is in float. Letters in shapes as in lib.rs: T tokens, D model width, H query heads, G key-value
-// heads, h head width, F feed-forward width, V vocabulary.
+// Sizes that the host shares, such as PACK_BYTES, are defined by it. Arithmetic is in float. Letters in shapes as in
+// lib.rs: T tokens, D model width, H query heads, G key-value heads, h head width, F feed-forward width, V vocabulary.
 #pragma once
 
 typedef unsigned char u8;
@@ -42,8 +42,8 @@ template <> __device__ __forceinline__ f16 from_f32<f16>(f32 x) {
 // ---- vectors of 16 bytes --------------------------------------------------------------------------------------
 
 // N elements that are read and written as one, where the address is a multiple of 16 bytes.
-template <typename R> struct alignas(16) Pack {
-    static constexpr int N = 16 / sizeof(R);
+template <typename R> struct alignas(PACK_BYTES) Pack {
+    static constexpr int N = PACK_BYTES / sizeof(R);
     R at[N];
 };
 
@@ -148,7 +148,7 @@ __device__ __forceinline__ Words philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 key0
 
 // Block `index` of the stream (seed, Purpose::Dropout, a, b).
 __device__ __forceinline__ Words dropout_words(u64 seed, u32 a, u32 b, u32 index) {
-    const u32 purpose = 3;
+    const u32 purpose = DROPOUT_PURPOSE;
     return philox(index, a, b, purpose, (u32)seed ^ (purpose * 0x85EBCA6Bu), (u32)(seed >> 32));
 }
 

@@ -24,6 +24,6 @@ pub use error::GpuError;
 pub use gpu::{Gpu, Installed, installed};
 pub use library::Search;
 pub use lt::{Factor, Gemm, Lt};
-pub use module::{Kernel, Source, Variant, compile};
+pub use module::{Kernel, PACK_BYTES, Source, Variant, compile};
 pub use nvrtc::Nvrtc;
 pub use queue::{Arg, CudaQueue, Event, Launch};

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use lockstep_core::DType;
+use lockstep_core::rng::Purpose;
 
 use super::cache::KernelCache;
 use super::driver::{self, FunctionHandle, ModuleHandle};
@@ -20,33 +21,45 @@ use super::nvrtc::{Header, Nvrtc};
 /// What every source includes: types, conversions, reductions.
 const PRELUDE: Header = Header { name: "lockstep.cuh", text: include_str!("lockstep.cuh") };
 
+/// Bytes that kernels read and write as one, where addresses are multiples of it: `PACK_BYTES` of every source.
+pub const PACK_BYTES: usize = 16;
+
+/// What every source is compiled with besides.
+const COMMON: [(&str, u32); 2] =
+    [("PACK_BYTES", PACK_BYTES as u32), ("DROPOUT_PURPOSE", Purpose::Dropout as u32)];
+
 /// The kernels of one operation, in CUDA C++.
 #[derive(Debug)]
 pub struct Source {
     pub name: &'static str,
     pub text: &'static str,
+    /// Sizes that kernels share with who launches them, by name. They are defined here alone.
+    pub numbers: &'static [(&'static str, u32)],
 }
 
 /// What a source is compiled with: the element type as `REAL`, and numbers by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     pub real: DType,
-    pub numbers: [(&'static str, u32); 3],
+    pub numbers: [(&'static str, u32); Variant::NUMBERS],
 }
 
 impl Variant {
+    /// The most that a variant has.
+    const NUMBERS: usize = 6;
+
     pub const fn of(real: DType) -> Variant {
-        Variant { real, numbers: [("", 0); 3] }
+        Variant { real, numbers: [("", 0); Variant::NUMBERS] }
     }
 
     /// With one more number defined.
     pub fn with(mut self, name: &'static str, value: u32) -> Variant {
         let free = self.numbers.iter_mut().find(|(name, _)| name.is_empty());
-        *free.expect("a variant has at most three numbers") = (name, value);
+        *free.expect("a variant has no room for another number") = (name, value);
         self
     }
 
-    fn options(&self, sm: u32) -> Vec<String> {
+    fn options(&self, source: &Source, sm: u32) -> Vec<String> {
         let real = match self.real {
             DType::F32 => "f32",
             DType::BF16 => "bf16",
@@ -57,7 +70,8 @@ impl Variant {
         let arch = if sm >= 90 { format!("sm_{sm}a") } else { format!("sm_{sm}") };
         let mut options =
             vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), format!("-DREAL={real}")];
-        let numbers = self.numbers.iter().filter(|(name, _)| !name.is_empty());
+        let numbers =
+            COMMON.iter().chain(source.numbers).chain(&self.numbers).filter(|(name, _)| !name.is_empty());
         options.extend(numbers.map(|(name, value)| format!("-D{name}={value}")));
         options
     }
@@ -65,7 +79,7 @@ impl Variant {
 
 /// Compiles a source without a GPU: for tests, and for filling the cache.
 pub fn compile(nvrtc: &Nvrtc, source: &Source, variant: &Variant, sm: u32) -> Result<Vec<u8>, GpuError> {
-    nvrtc.compile(source.name, source.text, &[PRELUDE], &variant.options(sm))
+    nvrtc.compile(source.name, source.text, &[PRELUDE], &variant.options(source, sm))
 }
 
 /// A function on the GPU.
@@ -228,7 +242,7 @@ impl Gpu {
     fn file_name(&self, source: &Source, variant: &Variant) -> String {
         let mut hasher = blake3::Hasher::new();
         let (major, minor) = self.nvrtc.version;
-        let options = variant.options(self.sm).join(" ");
+        let options = variant.options(source, self.sm).join(" ");
         for part in [source.text, PRELUDE.text, &options, &format!("{major}.{minor}")] {
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
         }

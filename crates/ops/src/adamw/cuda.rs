@@ -6,7 +6,7 @@ use lockstep_device::cuda::{CudaQueue, Launch, Source};
 use super::{Range, Rates};
 use crate::packs::{pack_elems, views_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "adamw", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source = Source { name: "adamw", text: include_str!("kernels.cu"), numbers: &[] };
 
 pub(super) fn update(cuda: &CudaQueue, range: Range, rates: &Rates, verdict: Option<View>) {
     let Range { master, working, grad, m, v, weight_decay } = range;

@@ -61,5 +61,5 @@ extern "C" __global__ void update_packs(
     f32 keep, f32 step, f32 beta1, f32 beta2, f32 complement1, f32 complement2, f32 eps, f32 correction2_sqrt, f32 clip
 ) {
     const Rates r = {keep, step, beta1, beta2, complement1, complement2, eps, correction2_sqrt, clip};
-    update_part<4>(p, working, grad, m, v, len, verdict, r);
+    update_part<Pack<f32>::N>(p, working, grad, m, v, len, verdict, r);
 }

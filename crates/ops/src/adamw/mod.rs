@@ -12,6 +12,8 @@ mod tests;
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
+use crate::apart::assert_apart;
+
 /// What is the same for all parameters of a step. Corrections and complements are computed once, in
 /// f64: 1 − β taken in f32 would be off by 1e-5 at β = 0.999 and by 1e-3 at 0.99999.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,16 +67,7 @@ pub struct Range<'m> {
 /// Updates a range. On a GPU the clip factor and whether to skip may be read from a `verdict`
 /// ([`crate::reduce::judge`]) when the update runs, in place of the rates' own; the CPU knows them in time.
 pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>) {
-    for state in [&range.grad, &range.m, &range.v] {
-        assert_eq!((state.len(), state.dtype()), (range.master.len(), DType::F32), "state of a range");
-        range.master.assert_apart(state);
-    }
-    if let Some(working) = range.working {
-        assert_eq!(working.len(), range.master.len(), "working copy of a range");
-    }
-    if let Some(verdict) = verdict {
-        assert_eq!((verdict.len(), verdict.dtype()), (4, DType::F64), "a verdict");
-    }
+    check(&range, verdict);
     match queue {
         Queue::Cpu(cpu) => {
             assert!(verdict.is_none(), "on the CPU the clip factor is known before the update");
@@ -82,4 +75,19 @@ pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>)
         }
         Queue::Cuda(cuda) => cuda::update(cuda, range, rates, verdict),
     }
+}
+
+fn check(range: &Range, verdict: Option<View>) {
+    let Range { master, working, grad, m, v, .. } = *range;
+    for state in [master, grad, m, v] {
+        assert_eq!((state.len(), state.dtype()), (master.len(), DType::F32), "state of a range");
+    }
+    if let Some(working) = working {
+        assert_eq!(working.len(), master.len(), "working copy of a range");
+    }
+    if let Some(verdict) = verdict {
+        assert_eq!((verdict.len(), verdict.dtype()), (4, DType::F64), "a verdict");
+    }
+    let [working, verdict] = [working, verdict].map(|view| view.unwrap_or(View::empty()));
+    assert_apart(&[master, m, v, working], &[grad, verdict]);
 }

@@ -11,6 +11,7 @@ use super::block::{Head, Operand, Panels, padded};
 use super::forward::{Keys, QueryBlock, Room};
 use super::{BLOCK_K, BLOCK_Q, Heads, cuda, cuda_cache_elems};
 use crate::Mat;
+use crate::apart::assert_apart;
 use crate::dispatch::with_real;
 use crate::matmul::NR;
 
@@ -51,6 +52,14 @@ fn head_elems(width: usize, capacity: usize) -> usize {
 }
 
 pub fn extend(queue: &Queue, call: Extend) {
+    check(queue, &call);
+    match queue {
+        Queue::Cpu(cpu) => run(cpu, &call),
+        Queue::Cuda(queue) => cuda::extend(queue, &call),
+    }
+}
+
+fn check(queue: &Queue, call: &Extend) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     assert!(num_q.is_multiple_of(num_kv), "{num_q} query heads over {num_kv} key-value heads");
     for (mat, heads) in [(&call.q, num_q), (&call.out, num_q), (&call.k, num_kv), (&call.v, num_kv)] {
@@ -64,14 +73,12 @@ pub fn extend(queue: &Queue, call: Extend) {
     };
     assert_eq!((view.len(), view.dtype()), (elems, DType::F32), "size of the cache");
     assert_eq!(call.cu_seqlens.len(), call.slots.len() + 1, "a slot per document");
-    for input in [&call.q, &call.k, &call.v] {
-        call.out.view.assert_apart(&input.view);
-        view.assert_apart(&input.view);
+    assert_eq!(call.positions.len(), call.q.rows, "a position per token");
+    for indices in [call.cu_seqlens, call.slots, call.positions] {
+        assert_eq!(indices.dtype(), DType::U32, "bounds, slots and positions");
     }
-    match queue {
-        Queue::Cpu(cpu) => run(cpu, &call),
-        Queue::Cuda(queue) => cuda::extend(queue, &call),
-    }
+    let Extend { out, q, k, v, cu_seqlens, positions, slots, scratch, .. } = *call;
+    assert_apart(&[out.view, view, scratch], &[q.view, k.view, v.view, cu_seqlens, positions, slots]);
 }
 
 /// An item is one key-value head of one document: it stores the new keys and values, then attends.

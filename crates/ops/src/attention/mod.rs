@@ -20,6 +20,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+use crate::apart::assert_apart;
 use crate::dropout::{DocMask, Mask};
 
 pub(crate) use cuda::Cores;
@@ -130,9 +131,8 @@ pub fn forward(queue: &Queue, call: Forward) {
 /// With a choice that tests compare.
 pub(crate) fn forward_on(queue: &Queue, call: Forward, cores: Cores) {
     check(&call);
-    for input in [&call.q, &call.k, &call.v] {
-        call.out.view.assert_apart(&input.view);
-    }
+    let Forward { out, lse, q, k, v, cu_seqlens, scratch, .. } = call;
+    assert_apart(&[out.view, lse, scratch], &[q.view, k.view, v.view, cu_seqlens]);
     match queue {
         Queue::Cpu(cpu) => forward::run(cpu, &call),
         Queue::Cuda(cuda) => cuda::forward(cuda, &call, cores),
@@ -144,20 +144,27 @@ pub fn backward(queue: &Queue, call: Backward) {
 }
 
 pub(crate) fn backward_on(queue: &Queue, call: Backward, cores: Cores) {
+    check_backward(&call);
+    match queue {
+        Queue::Cpu(cpu) => backward::run(cpu, &call),
+        Queue::Cuda(cuda) => cuda::backward(cuda, &call, cores),
+    }
+}
+
+fn check_backward(call: &Backward) {
     check(&call.forward);
     let f = &call.forward;
     for (gradient, of) in [(&call.dq, &f.q), (&call.dk, &f.k), (&call.dv, &f.v), (&call.dout, &f.out)] {
         assert_eq!((gradient.rows, gradient.cols), (of.rows, of.cols), "gradient shapes");
         assert_eq!(gradient.view.dtype(), of.view.dtype(), "one storage type");
     }
+    // The three may be columns of one matrix.
+    call.dq.assert_apart(&call.dk);
+    call.dq.assert_apart(&call.dv);
+    call.dk.assert_apart(&call.dv);
+    let inputs = [f.q.view, f.k.view, f.v.view, f.out.view, call.dout.view, f.lse, f.cu_seqlens];
     for gradient in [&call.dq, &call.dk, &call.dv] {
-        for input in [&f.q, &f.k, &f.v, &f.out, &call.dout] {
-            gradient.view.assert_apart(&input.view);
-        }
-    }
-    match queue {
-        Queue::Cpu(cpu) => backward::run(cpu, &call),
-        Queue::Cuda(cuda) => cuda::backward(cuda, &call, cores),
+        assert_apart(&[gradient.view, f.scratch], &inputs);
     }
 }
 
@@ -168,6 +175,7 @@ fn check(call: &Forward) {
     if let Some(mask) = &call.dropout {
         assert!((0.0..1.0).contains(&mask.rate), "dropout at rate {}", mask.rate);
         assert_eq!(mask.samples.len() + 1, call.cu_seqlens.len(), "a sample per document");
+        assert_eq!(mask.samples.dtype(), DType::U32, "samples");
     }
     let tokens = call.q.rows;
     for (mat, heads) in [(&call.q, num_q), (&call.out, num_q), (&call.k, num_kv), (&call.v, num_kv)] {
@@ -175,5 +183,6 @@ fn check(call: &Forward) {
         assert_eq!(mat.view.dtype(), call.q.view.dtype(), "one storage type");
     }
     assert_eq!((call.lse.len(), call.lse.dtype()), (tokens * num_q, DType::F32), "lse per token and head");
+    assert_eq!(call.cu_seqlens.dtype(), DType::U32, "bounds of documents");
     assert!(!call.cu_seqlens.is_empty() || tokens == 0, "documents have bounds");
 }

@@ -7,7 +7,15 @@ use super::GRAD_ROWS;
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit, views_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "bias", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source = Source {
+    name: "bias",
+    text: include_str!("kernels.cu"),
+    numbers: &[("GRAD_ROWS", GRAD_ROWS as u32), ("GRAD_THREADS", GRAD_THREADS as u32)],
+};
+
+/// Threads of a block of backward, whose lanes have neighbouring columns.
+const GRAD_THREADS: usize = 256;
+const WARP: usize = 32;
 
 pub(super) fn forward(cuda: &CudaQueue, y: Mat, b: View) {
     let dtype = y.view.dtype();
@@ -26,8 +34,9 @@ pub(super) fn backward(cuda: &CudaQueue, db: View, dy: Mat, scratch: View) {
     let packs = rows_fit(&[dy], pack);
     let blocks = dy.rows.div_ceil(GRAD_ROWS);
     let parts = scratch.cast(DType::F32).first(blocks * dy.cols);
-    let columns_per_block = 32 * if packs { pack } else { 1 };
-    let launch = Launch { grid: [dy.cols.div_ceil(columns_per_block), blocks, 1], threads: 256, shared: 0 };
+    let columns_per_block = WARP * if packs { pack } else { 1 };
+    let launch =
+        Launch { grid: [dy.cols.div_ceil(columns_per_block), blocks, 1], threads: GRAD_THREADS, shared: 0 };
     let kernel = cuda.kernel(&SOURCE, dtype, if packs { "backward_packs" } else { "backward" });
     // SAFETY: the kernel's parameters; it writes the parts and reads the rows of dy.
     unsafe { cuda.launch(kernel, launch, args![parts, dy.view, dy.stride, dy.rows, dy.cols]) };

@@ -1,9 +1,8 @@
 // The bias of a projection, and the sums of rows that are its gradient.
 #include "lockstep.cuh"
 
-// Rows that are summed together: GRAD_ROWS of mod.rs.
-constexpr u32 GRAD_ROWS = 64;
-constexpr u32 WARPS = 8;
+// GRAD_ROWS rows are summed together, by blocks of GRAD_THREADS threads.
+constexpr u32 WARPS = GRAD_THREADS / 32;
 
 template <int N>
 __device__ __forceinline__ void add_to_rows(REAL* y, u32 stride, const REAL* b, u32 items, u32 dim) {

@@ -10,6 +10,7 @@ use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+use crate::apart::assert_apart;
 
 /// Rows that are summed together before they join the total, in row order.
 const GRAD_ROWS: usize = 64;
@@ -32,8 +33,8 @@ pub fn forward(queue: &Queue, y: Mat, b: View) {
 /// db\[dim\] += the sum of dy\[T, dim\]'s rows.
 pub fn backward(queue: &Queue, db: View, dy: Mat, scratch: View) {
     assert_eq!((db.len(), db.dtype()), (dy.cols, DType::F32), "bias gradient");
-    db.assert_apart(&dy.view);
-    scratch.assert_apart(&dy.view);
+    assert_apart(&[db, scratch], &[dy.view]);
+    assert!(scratch.bytes() >= 4 * scratch_elems(dy.rows, dy.cols), "scratch of a bias gradient");
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, db, dy, scratch),
         Queue::Cuda(cuda) => cuda::backward(cuda, db, dy, scratch),

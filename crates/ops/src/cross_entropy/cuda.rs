@@ -9,13 +9,25 @@ use lockstep_device::cuda::{CudaQueue, Launch, Source};
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "cross_entropy", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source = Source {
+    name: "cross_entropy",
+    text: include_str!("kernels.cu"),
+    numbers: &[
+        ("MOST_THREADS", MOST_THREADS as u32),
+        ("HELD", HELD as u32),
+        ("HELD_THREADS", HELD_THREADS as u32),
+        ("HELD_STATIC", HELD_STATIC as u32),
+    ],
+};
 
-/// Packs of a row that a thread holds, and the threads that a multiprocessor has registers for, as in the kernels.
+const WARP: usize = 32;
+/// The most threads of a block.
+const MOST_THREADS: usize = 1024;
+/// Packs of a row that a thread holds, and the threads that a multiprocessor has registers for.
 const HELD: usize = 8;
 const HELD_THREADS: usize = 1024;
-/// Bytes of shared memory that the kernels use besides.
-const HELD_STATIC: usize = 512;
+/// Bytes of shared memory that the kernels use besides: two numbers of every warp, twice.
+const HELD_STATIC: usize = 2 * (HELD_THREADS / WARP) * 8;
 
 pub(super) fn forward(cuda: &CudaQueue, logp: View, logits: Mat, targets: View) {
     let (way, launch) = way(cuda, &logits);
@@ -55,7 +67,7 @@ enum Way {
 /// Both directions go one way, so that their log-probabilities are the same.
 fn way(cuda: &CudaQueue, logits: &Mat) -> (Way, Launch) {
     let Mat { rows, cols, .. } = *logits;
-    let threads_of = |chunks: usize| chunks.next_multiple_of(32).clamp(32, 1024);
+    let threads_of = |chunks: usize| chunks.next_multiple_of(WARP).clamp(WARP, MOST_THREADS);
     if !rows_fit(&[*logits], pack_elems(DType::F32)) {
         return (Way::Elements, Launch::new(rows, threads_of(cols)));
     }

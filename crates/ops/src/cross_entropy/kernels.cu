@@ -39,7 +39,7 @@ __device__ __forceinline__ Seen block_both(Seen seen, Seen* room) {
 }
 
 template <int N> __device__ __forceinline__ Seen see_row(const f32* logits, u32 vocab) {
-    __shared__ Seen room[32];
+    __shared__ Seen room[MOST_THREADS / 32];
     Seen seen = {LOWEST, 0.0f};
 #pragma unroll 4
     for (u32 column = threadIdx.x * N; column < vocab; column += blockDim.x * N) {
@@ -98,17 +98,15 @@ __device__ __forceinline__ void gradient_of_row(
     }
 }
 
-// Chunks of four logits that a thread holds, and the threads that there are registers for: as in cuda.rs.
-constexpr int HELD = 8;
-constexpr u32 HELD_THREADS = 1024;
-
+// A thread holds up to HELD chunks of four logits; there are registers for HELD_THREADS threads.
 template <bool GRADIENT>
 __device__ __forceinline__ void held_rows(
     f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 rows, u32 vocab
 ) {
-    constexpr int N = 4;
+    constexpr int N = Pack<f32>::N;
     extern __shared__ uint4 ahead[]; // [vocab / N]
-    __shared__ Seen room[2][32];
+    __shared__ Seen room[2][HELD_THREADS / 32];
+    static_assert(sizeof(room) == HELD_STATIC, "shared memory that the launch counts with");
     const u32 chunks = vocab / N;
     const auto fetch = [&](u32 row) {
         const f32* from = logits + (u64)row * stride;
@@ -176,16 +174,16 @@ __device__ __forceinline__ void held_rows(
 }
 
 // logp[T] = log softmax(logits[T, V])[targets[T]].
-extern "C" __global__ void __launch_bounds__(1024) forward(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward(
     f32* logp, const f32* logits, u32 stride, const u32* targets, u32 rows, u32 vocab
 ) {
     log_prob_of_row<1>(logp, logits, stride, targets, vocab);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) forward_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_packs(
     f32* logp, const f32* logits, u32 stride, const u32* targets, u32 rows, u32 vocab
 ) {
-    log_prob_of_row<4>(logp, logits, stride, targets, vocab);
+    log_prob_of_row<Pack<f32>::N>(logp, logits, stride, targets, vocab);
 }
 
 extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_held(
@@ -195,16 +193,16 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_held(
 }
 
 // The same, and each row's logits become c * (onehot(target) - softmax).
-extern "C" __global__ void __launch_bounds__(1024) forward_backward(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_backward(
     f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 rows, u32 vocab
 ) {
     gradient_of_row<1>(logp, logits, stride, targets, coefficients, vocab);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) forward_backward_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_backward_packs(
     f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 rows, u32 vocab
 ) {
-    gradient_of_row<4>(logp, logits, stride, targets, coefficients, vocab);
+    gradient_of_row<Pack<f32>::N>(logp, logits, stride, targets, coefficients, vocab);
 }
 
 extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_backward_held(

@@ -14,10 +14,11 @@ use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+use crate::apart::assert_apart;
 
 /// `logp`\[T\] = log softmax(logits)\[target\]. Leaves the logits as they are.
 pub fn forward(queue: &Queue, logp: View, logits: Mat, targets: View) {
-    check(&logp, &logits, &targets);
+    check(logp, &logits, targets);
     match queue {
         Queue::Cpu(cpu) => cpu::run(cpu, logp, logits, targets, None),
         Queue::Cuda(cuda) => cuda::forward(cuda, logp, logits, targets),
@@ -34,8 +35,9 @@ pub fn forward_backward<'m>(
     c: View,
     grad: DType,
 ) -> Mat<'m> {
-    check(&logp, &logits, &targets);
+    check(logp, &logits, targets);
     assert_eq!((c.len(), c.dtype()), (logits.rows, DType::F32), "a coefficient per token");
+    assert_apart(&[logits.view, logp], &[c]);
     match queue {
         Queue::Cpu(cpu) => {
             cpu::run(cpu, logp, logits, targets, Some(c));
@@ -45,8 +47,8 @@ pub fn forward_backward<'m>(
     }
 }
 
-fn check(logp: &View, logits: &Mat, targets: &View) {
+fn check(logp: View, logits: &Mat, targets: View) {
     assert_eq!((logp.len(), targets.len()), (logits.rows, logits.rows), "a target per token");
     assert_eq!((logp.dtype(), logits.view.dtype(), targets.dtype()), (DType::F32, DType::F32, DType::U32));
-    logits.view.assert_apart(logp);
+    assert_apart(&[logits.view, logp], &[targets]);
 }

@@ -6,7 +6,8 @@ use super::{Mask, PER_BLOCK};
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "dropout", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source =
+    Source { name: "dropout", text: include_str!("kernels.cu"), numbers: &[("PER_BLOCK", PER_BLOCK as u32)] };
 
 /// to = (residual: residual +) mask · from. `from` may be `to`.
 pub(super) fn drop(

@@ -12,7 +12,8 @@ struct Mask {
 };
 
 // Columns that a thread takes: a pack's or, where elements are read one by one, those of a block of the generator.
-template <int N> constexpr int COLUMNS = N < 4 ? 4 : N;
+static_assert(PER_BLOCK == sizeof(Words) / sizeof(u32), "a word of the generator for every element");
+template <int N> constexpr int COLUMNS = N < PER_BLOCK ? PER_BLOCK : N;
 
 // What the thread's columns from `first` on are multiplied by.
 template <int N> struct Kept { f32 at[COLUMNS<N>]; };
@@ -21,11 +22,11 @@ template <int N>
 __device__ __forceinline__ Kept<N> kept_from(bool masked, const DocMask& mask, u32 position, u32 first) {
     Kept<N> kept;
 #pragma unroll
-    for (int b = 0; b < COLUMNS<N> / 4; b++) {
+    for (int b = 0; b < COLUMNS<N> / PER_BLOCK; b++) {
         Factors factors = {{1.0f, 1.0f, 1.0f, 1.0f}};
-        if (masked) factors = mask_factors(mask, 0, position, first / 4 + b);
+        if (masked) factors = mask_factors(mask, 0, position, first / PER_BLOCK + b);
 #pragma unroll
-        for (int i = 0; i < 4; i++) kept.at[4 * b + i] = factors.at[i];
+        for (int i = 0; i < PER_BLOCK; i++) kept.at[PER_BLOCK * b + i] = factors.at[i];
     }
     return kept;
 }

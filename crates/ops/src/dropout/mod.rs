@@ -130,8 +130,12 @@ fn check(y: &Mat, x: &Mat, cu_seqlens: &View, mask: Option<&Mask>) {
     assert_eq!((y.rows, y.cols), (x.rows, x.cols), "dropout shapes");
     assert_eq!(y.view.dtype(), x.view.dtype(), "one storage type");
     assert_eq!(cu_seqlens.dtype(), DType::U32, "bounds of documents");
+    assert!(cu_seqlens.len() > 1 || y.rows == 0, "documents have bounds");
+    y.view.assert_apart(cu_seqlens);
     if let Some(mask) = mask {
         assert!((0.0..1.0).contains(&mask.rate), "dropout at rate {}", mask.rate);
         assert_eq!(mask.samples.len() + 1, cu_seqlens.len(), "a sample per document");
+        assert_eq!(mask.samples.dtype(), DType::U32, "samples");
+        y.view.assert_apart(&mask.samples);
     }
 }

@@ -5,19 +5,25 @@ use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Launch, Source};
 
+use super::scratch_bytes;
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "embedding", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source = Source {
+    name: "embedding",
+    text: include_str!("kernels.cu"),
+    numbers: &[("THREADS", THREADS as u32), ("LONG_RUN", LONG_RUN as u32)],
+};
 
+/// Threads of a block, backward.
 const THREADS: usize = 256;
 const WARP: usize = 32;
-/// As in the kernels.
+/// Runs of one token of this many rows or more are summed by blocks, shorter ones by a warp.
 const LONG_RUN: usize = 32;
 
 pub(super) fn forward(cuda: &CudaQueue, x: Mat, table: Mat, tokens: View) {
     let dtype = x.view.dtype();
-    assert_eq!((table.view.dtype(), tokens.dtype()), (dtype, DType::U32), "one storage type");
+    assert_eq!(table.view.dtype(), dtype, "one storage type");
     let pack = pack_elems(dtype);
     let packs = rows_fit(&[x, table], pack);
     let items = x.rows * if packs { x.cols / pack } else { x.cols };
@@ -29,12 +35,13 @@ pub(super) fn forward(cuda: &CudaQueue, x: Mat, table: Mat, tokens: View) {
 
 pub(super) fn backward(cuda: &CudaQueue, dtable: Mat, dx: Mat, tokens: View, scratch: View) {
     let (dtype, len, cols) = (dx.view.dtype(), tokens.len(), dx.cols);
-    assert_eq!(tokens.dtype(), DType::U32, "tokens");
+    assert!(scratch.bytes() as u64 >= scratch_bytes(len).0, "scratch of an embedding's backward");
     let scratch = scratch.cast(DType::U32);
     let (order, sorted) = (scratch.first(len), scratch.slice(len, len));
     let kernel = cuda.kernel(&SOURCE, dtype, "rank");
+    let by_tokens = Launch::new(len.div_ceil(THREADS), THREADS);
     // SAFETY: the kernel's parameters; order and sorted get one element for each token.
-    unsafe { cuda.launch(kernel, Launch::each(len), args![order, sorted, tokens, len, dtable.rows]) };
+    unsafe { cuda.launch(kernel, by_tokens, args![order, sorted, tokens, len, dtable.rows]) };
 
     let pack = pack_elems(dtype);
     let packs = rows_fit(&[dtable, dx], pack);

@@ -2,10 +2,9 @@
 // (token, position), then each run of one token has one owner.
 #include "lockstep.cuh"
 
-constexpr u32 RANK_THREADS = 256;
-// Runs of this many rows or more are summed by blocks, shorter ones by a warp.
-constexpr u32 LONG = 32;
-constexpr u32 WARPS = 8;
+// Runs of LONG_RUN rows or more are summed by blocks of THREADS threads, shorter ones by a warp.
+constexpr u32 WARPS = THREADS / 32;
+static_assert(LONG_RUN == 32, "a lane looks at each position that a block has");
 
 template <int N>
 __device__ __forceinline__ void copy_rows(
@@ -32,28 +31,28 @@ extern "C" __global__ void forward_packs(
 }
 
 // order[T] and sorted[T]: positions and tokens by (token, position). A thread counts what comes before its own.
-extern "C" __global__ void __launch_bounds__(RANK_THREADS) rank(
+extern "C" __global__ void __launch_bounds__(THREADS) rank(
     u32* order, u32* sorted, const u32* tokens, u32 len, u32 table_rows
 ) {
-    __shared__ u32 tile[RANK_THREADS];
-    const u32 mine = blockIdx.x * RANK_THREADS + threadIdx.x;
+    __shared__ u32 tile[THREADS];
+    const u32 mine = blockIdx.x * THREADS + threadIdx.x;
     const u32 token = mine < len ? tokens[mine] : 0;
     if (token >= table_rows) __trap();
     u32 before = 0;
-    for (u32 start = 0; start < len; start += RANK_THREADS) {
+    for (u32 start = 0; start < len; start += THREADS) {
         __syncthreads();
         // What is past the end comes after every token.
         tile[threadIdx.x] = start + threadIdx.x < len ? tokens[start + threadIdx.x] : 0xffffffffu;
         __syncthreads();
-        const u32 of_tile = start / RANK_THREADS;
+        const u32 of_tile = start / THREADS;
         if (of_tile < blockIdx.x) {
 #pragma unroll 16
-            for (u32 i = 0; i < RANK_THREADS; i++) before += tile[i] <= token;
+            for (u32 i = 0; i < THREADS; i++) before += tile[i] <= token;
         } else if (of_tile > blockIdx.x) {
 #pragma unroll 16
-            for (u32 i = 0; i < RANK_THREADS; i++) before += tile[i] < token;
+            for (u32 i = 0; i < THREADS; i++) before += tile[i] < token;
         } else {
-            for (u32 i = 0; i < RANK_THREADS; i++) before += tile[i] < token || (tile[i] == token && i < threadIdx.x);
+            for (u32 i = 0; i < THREADS; i++) before += tile[i] < token || (tile[i] == token && i < threadIdx.x);
         }
     }
     if (mine < len) {
@@ -98,20 +97,20 @@ __device__ __forceinline__ void add_short_runs(
     }
 }
 
-// A block per LONG sorted positions, among which at most one long run starts, and 32 * N columns. Its warps take
+// A block per LONG_RUN sorted positions, among which at most one long run starts, and 32 * N columns. Its warps take
 // the run's rows in turn; their sums are added in order.
 template <int N>
 __device__ __forceinline__ void add_long_runs(
     f32* dtable, u32 table_stride, const REAL* dx, u32 stride, const u32* order, const u32* sorted, u32 len, u32 cols
 ) {
     __shared__ f32 room[WARPS][32 * N];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, at = blockIdx.x * LONG + lane;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, at = blockIdx.x * LONG_RUN + lane;
     // Every warp finds out for itself.
-    const bool is_long = at + LONG - 1 < len && sorted[at] == sorted[at + LONG - 1];
+    const bool is_long = at + LONG_RUN - 1 < len && sorted[at] == sorted[at + LONG_RUN - 1];
     const u32 starts = __ballot_sync(0xffffffffu, is_long && (at == 0 || sorted[at - 1] != sorted[at]));
     if (starts == 0) return;
-    const u32 start = blockIdx.x * LONG + __ffs(starts) - 1, token = sorted[start];
-    u32 end = start + LONG, past = len; // The first position of a later token.
+    const u32 start = blockIdx.x * LONG_RUN + __ffs(starts) - 1, token = sorted[start];
+    u32 end = start + LONG_RUN, past = len; // The first position of a later token.
     while (end < past) {
         const u32 middle = end + (past - end) / 2;
         if (sorted[middle] == token) end = middle + 1; else past = middle;

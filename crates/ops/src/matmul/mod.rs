@@ -33,6 +33,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+use crate::apart::{assert_apart, assert_same_or_apart};
 
 pub(crate) use kernel::{Tile, row, tile};
 
@@ -59,9 +60,25 @@ pub fn scratch_bytes(num_threads: usize) -> Bytes {
     cpu::scratch_bytes(num_threads)
 }
 
+/// What every layout asks of its operands, besides the shapes of the factors. The result lies apart from the factors,
+/// the scratch apart from everything; what the product is added to is C itself or lies apart from it.
+fn check(c: &Mat, a: &Mat, b: &Mat, init: &Init, scratch: View) {
+    assert_apart(&[c.view, scratch], &[a.view, b.view]);
+    if let Init::Residual(r) = init {
+        assert_eq!(
+            (r.rows, r.cols, r.view.dtype()),
+            (c.rows, c.cols, c.view.dtype()),
+            "shape of the residual"
+        );
+        assert_same_or_apart(c, r);
+        scratch.assert_apart(&r.view);
+    }
+}
+
 /// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ: a linear layer forward.
 pub fn nt(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
     assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.rows, b.cols), "shapes of A·Bᵀ");
+    check(&c, &a, &b, &init, scratch);
     match queue {
         Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Rows(a), cpu::B::Transposed(b), init, scratch),
         Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [false, true], init, scratch),
@@ -71,6 +88,7 @@ pub fn nt(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
 /// C\[M, N\] = init + A\[M, K\] · B\[K, N\]: the gradient of a linear layer's input.
 pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
     assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.cols, b.rows), "shapes of A·B");
+    check(&c, &a, &b, &init, scratch);
     match queue {
         Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Rows(a), cpu::B::Natural(b), init, scratch),
         Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [false, false], init, scratch),
@@ -81,6 +99,7 @@ pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
 pub fn tn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
     assert_eq!((c.rows, c.cols, a.rows), (a.cols, b.cols, b.rows), "shapes of Aᵀ·B");
     assert_eq!(c.view.dtype(), DType::F32, "weight gradients are f32");
+    check(&c, &a, &b, &init, scratch);
     match queue {
         Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Columns(a), cpu::B::Natural(b), init, scratch),
         Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [true, false], init, scratch),

@@ -1,21 +1,35 @@
-use lockstep_core::DType;
+use lockstep_core::{ALIGN_ELEMS, DType};
 use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Kernel, Launch, Source};
 
 use crate::packs::{pack_elems, views_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "reduce", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source = Source {
+    name: "reduce",
+    text: include_str!("kernels.cu"),
+    numbers: &[
+        ("LEAF", ALIGN_ELEMS as u32),
+        ("LEAF_THREADS", LEAF_THREADS as u32),
+        ("FOLD", FOLD as u32),
+        ("SUM_THREADS", SUM_THREADS as u32),
+    ],
+};
 
-/// Leaves that a block adds up, as in the kernels.
+/// Threads that sum a leaf.
+const LEAF_THREADS: usize = 8;
+/// Leaves that a block adds up.
 const FOLD: usize = 4096;
+/// Threads of a block that adds up leaves or rows.
+const SUM_THREADS: usize = 1024;
+const WARP: usize = 32;
 
 fn kernel(cuda: &CudaQueue, name: &'static str) -> Option<&'static Kernel> {
     cuda.kernel(&SOURCE, DType::F32, name)
 }
 
 pub(super) fn square_leaves(cuda: &CudaQueue, leaves: View, x: View) {
-    let launch = Launch::each(8 * leaves.len());
+    let launch = Launch::each(LEAF_THREADS * leaves.len());
     // SAFETY: the kernel's parameters; it writes a leaf for each block of x.
     unsafe { cuda.launch(kernel(cuda, "square_leaves"), launch, args![leaves, x, leaves.len()]) };
 }
@@ -25,11 +39,15 @@ pub(super) fn sum_leaves(cuda: &CudaQueue, out: View, leaves: View) {
     if count > FOLD {
         let blocks = count.div_ceil(FOLD);
         // SAFETY: the kernel's parameters; a block adds up its own leaves into the first of them.
-        unsafe { cuda.launch(kernel(cuda, "fold_leaves"), Launch::new(blocks, 1024), args![leaves, count]) };
+        unsafe {
+            cuda.launch(kernel(cuda, "fold_leaves"), Launch::new(blocks, SUM_THREADS), args![leaves, count])
+        };
         (count, step) = (blocks, FOLD);
     }
     // SAFETY: the kernel's parameters; every `step`th leaf is read, the last one within the view.
-    unsafe { cuda.launch(kernel(cuda, "sum_leaves"), Launch::new(1, 1024), args![out, leaves, count, step]) };
+    unsafe {
+        cuda.launch(kernel(cuda, "sum_leaves"), Launch::new(1, SUM_THREADS), args![out, leaves, count, step])
+    };
 }
 
 pub(super) fn judge(cuda: &CudaQueue, verdict: View, max_norm: Option<f64>, loss_scale: f64) {
@@ -50,7 +68,7 @@ pub(super) fn add(cuda: &CudaQueue, sum: View, x: View) {
 pub(crate) fn add_rows(cuda: &CudaQueue, sum: View, parts: View) {
     let cols = sum.len();
     let rows = parts.len().checked_div(cols).unwrap_or(0);
-    let launch = Launch::new(if rows == 0 { 0 } else { cols.div_ceil(32) }, 1024);
+    let launch = Launch::new(if rows == 0 { 0 } else { cols.div_ceil(WARP) }, SUM_THREADS);
     // SAFETY: the kernel's parameters; the parts are whole rows.
     unsafe { cuda.launch(kernel(cuda, "add_rows"), launch, args![sum, parts, rows, cols]) };
 }

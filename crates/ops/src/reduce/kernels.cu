@@ -1,27 +1,24 @@
 // Sums over flat ranges, in fixed orders. Nothing here depends on REAL.
 #include "lockstep.cuh"
 
-// Elements of a leaf: ALIGN_ELEMS.
-constexpr u32 LEAF = 256;
-// Leaves that a block of `fold_leaves` adds up.
-constexpr u32 FOLD = 4096;
-constexpr u32 SUM_THREADS = 1024;
+// A leaf has LEAF elements, and LEAF_THREADS threads sum it; a block of `fold_leaves` adds up FOLD leaves. Blocks that
+// add up have SUM_THREADS threads.
 
-// leaves[i] = sum of x^2 over block i of 256 elements, in f64. Eight threads a leaf, each every eighth element in
+// leaves[i] = sum of x^2 over block i of LEAF elements, in f64. Eight threads a leaf, each every eighth element in
 // order, then pairwise: the CPU's order, so that the bits are the same.
 extern "C" __global__ void square_leaves(f64* leaves, const f32* x, u32 num_leaves) {
-    const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, leaf = thread / 8, lane = thread % 8;
+    const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, leaf = thread / LEAF_THREADS, lane = thread % LEAF_THREADS;
     f64 sum = 0.0;
     if (leaf < num_leaves) {
         const f32* from = x + (u64)leaf * LEAF + lane;
 #pragma unroll 16
-        for (u32 i = 0; i < LEAF; i += 8) {
+        for (u32 i = 0; i < LEAF; i += LEAF_THREADS) {
             const f64 value = from[i];
             sum = fma(value, value, sum);
         }
     }
 #pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    for (int offset = LEAF_THREADS / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (leaf < num_leaves && lane == 0) leaves[leaf] = sum;
 }
 
@@ -39,7 +36,7 @@ __device__ __forceinline__ f64 tree_sum(f64 x, f64* room) {
 // leaves[b * FOLD] = the sum of the FOLD leaves from there on.
 extern "C" __global__ void fold_leaves(f64* leaves, u32 num_leaves) {
     __shared__ f64 room[SUM_THREADS];
-    const u32 first = blockIdx.x * FOLD, count = min(FOLD, num_leaves - first);
+    const u32 first = blockIdx.x * FOLD, count = min((u32)FOLD, num_leaves - first);
     f64 sum = 0.0;
     for (u32 i = threadIdx.x; i < count; i += blockDim.x) sum += leaves[(u64)first + i];
     sum = tree_sum(sum, room);
@@ -80,20 +77,21 @@ template <int N> __device__ __forceinline__ void add_part(f32* sum, const f32* x
 
 // sum[len] += x[len].
 extern "C" __global__ void add(f32* sum, const f32* x, u64 len) { add_part<1>(sum, x, len); }
-extern "C" __global__ void add_packs(f32* sum, const f32* x, u64 len) { add_part<4>(sum, x, len); }
+extern "C" __global__ void add_packs(f32* sum, const f32* x, u64 len) { add_part<Pack<f32>::N>(sum, x, len); }
 
 // sum[cols] += the rows of parts[rows, cols]. A block has 32 columns; each of its 32 warps adds every 32nd row, and
 // the warps are added pairwise.
-extern "C" __global__ void __launch_bounds__(1024) add_rows(f32* sum, const f32* parts, u32 rows, u32 cols) {
-    __shared__ f32 room[32][32];
+extern "C" __global__ void __launch_bounds__(SUM_THREADS) add_rows(f32* sum, const f32* parts, u32 rows, u32 cols) {
+    constexpr u32 SLICES = SUM_THREADS / 32;
+    __shared__ f32 room[SLICES][32];
     const u32 lane = threadIdx.x % 32, slice = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
     f32 mine = 0.0f;
     if (column < cols) {
 #pragma unroll 4
-        for (u32 row = slice; row < rows; row += 32) mine += parts[(u64)row * cols + column];
+        for (u32 row = slice; row < rows; row += SLICES) mine += parts[(u64)row * cols + column];
     }
     room[slice][lane] = mine;
-    for (u32 step = 16; step > 0; step /= 2) {
+    for (u32 step = SLICES / 2; step > 0; step /= 2) {
         __syncthreads();
         if (slice < step) room[slice][lane] += room[slice + step][lane];
     }

@@ -16,6 +16,8 @@ pub(crate) use cuda::add_rows;
 pub fn square_leaves(queue: &Queue, leaves: View, x: View) {
     assert!(x.len().is_multiple_of(ALIGN_ELEMS), "{} elements are not whole blocks", x.len());
     assert_eq!((leaves.len(), leaves.dtype()), (x.len() / ALIGN_ELEMS, DType::F64), "a leaf per block");
+    assert_eq!(x.dtype(), DType::F32, "squares of f32");
+    leaves.assert_apart(&x);
     match queue {
         Queue::Cpu(cpu) => cpu::square_leaves(cpu, leaves, x),
         Queue::Cuda(cuda) => cuda::square_leaves(cuda, leaves, x),

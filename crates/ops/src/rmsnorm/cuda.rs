@@ -4,31 +4,42 @@
 use lockstep_core::DType;
 use lockstep_device::View;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Launch, Source};
+use lockstep_device::cuda::{CudaQueue, Launch, PACK_BYTES, Source};
 
 use super::{Backward, parts};
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit, views_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "rmsnorm", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source = Source {
+    name: "rmsnorm",
+    text: include_str!("kernels.cu"),
+    numbers: &[
+        ("MOST_THREADS", MOST_THREADS as u32),
+        ("FORWARD_BLOCKS", (FORWARD_AT_ONCE / MOST_THREADS) as u32),
+        ("BACKWARD_BLOCKS", (BACKWARD_AT_ONCE / MOST_THREADS) as u32),
+        ("KEPT", KEPT as u32),
+        ("FORWARD_AHEAD", FORWARD_AHEAD as u32),
+        ("BACKWARD_AHEAD", BACKWARD_AHEAD as u32),
+    ],
+};
 
 /// Threads of a block where items are not too wide for them, and of all blocks that a multiprocessor runs at a time.
 const FORWARD_THREADS: usize = 256;
 const FORWARD_AT_ONCE: usize = 1024;
 const BACKWARD_THREADS: usize = 512;
 const BACKWARD_AT_ONCE: usize = 512;
-/// The most threads of a block, as in the kernels.
+/// The most threads of a block.
 const MOST_THREADS: usize = 512;
 const WARP: usize = 32;
-/// Packs of an item that a thread keeps, as in the kernels.
+/// Packs of an item that a thread keeps in registers between reading and writing.
 const KEPT: usize = 4;
-/// Items of a team that are on their way, as in the kernels.
+/// Items of a team that are on their way.
 const FORWARD_AHEAD: usize = 1;
 const BACKWARD_AHEAD: usize = 1;
 
 pub(super) fn forward(cuda: &CudaQueue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     let dtype = x.view.dtype();
-    assert_eq!((w.dtype(), rstd.dtype()), (dtype, DType::F32), "one storage type, statistics in f32");
+    assert_eq!(w.dtype(), dtype, "one storage type");
     let (dim, groups) = (w.len(), x.cols / w.len());
     let items = x.rows * groups;
     let Teams { packs, team, threads } = Teams::of(&[y, x], w, FORWARD_THREADS);
@@ -44,7 +55,7 @@ pub(super) fn forward(cuda: &CudaQueue, y: Mat, rstd: View, x: Mat, w: View, eps
 pub(super) fn backward(cuda: &CudaQueue, call: Backward) {
     let Backward { dx, add, again, dw, dy, x, rstd, w, scratch } = call;
     let dtype = x.view.dtype();
-    assert_eq!((w.dtype(), rstd.dtype()), (dtype, DType::F32), "one storage type, statistics in f32");
+    assert_eq!(w.dtype(), dtype, "one storage type");
     let (dim, groups) = (w.len(), x.cols / w.len());
     let items = x.rows * groups;
     let Teams { packs, team, threads } = Teams::of(&[dx, dy, x], w, BACKWARD_THREADS);
@@ -93,5 +104,5 @@ fn blocks(cuda: &CudaQueue, items: usize, at_once: usize, per_multiprocessor: us
 
 /// Shared memory for the packs that are on their way to every thread.
 fn ahead_bytes(packs: bool, items: usize, threads: usize) -> usize {
-    if packs { 16 * KEPT * items * threads } else { 0 }
+    if packs { PACK_BYTES * KEPT * items * threads } else { 0 }
 }

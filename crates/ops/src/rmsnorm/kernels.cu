@@ -7,12 +7,9 @@
 #include "lockstep.cuh"
 
 constexpr int N = Pack<REAL>::N;
-// Packs of an item that a thread keeps in registers between reading and writing: KEPT of cuda.rs.
-constexpr int KEPT = 4;
-// Items of a team that are on their way: as in cuda.rs.
-constexpr int FORWARD_AHEAD = 1;
-constexpr int BACKWARD_AHEAD = 1;
-constexpr u32 MOST_THREADS = 512;
+// A thread keeps up to KEPT packs of an item in registers between reading and writing. FORWARD_AHEAD and BACKWARD_AHEAD
+// items of a team are on their way. A block has at most MOST_THREADS threads; so many blocks of those as FORWARD_BLOCKS
+// and BACKWARD_BLOCKS say should have registers at a time.
 
 // A pack in as few registers as it has words: elements are taken out where they are used.
 template <typename R> struct HeldPack {
@@ -81,7 +78,7 @@ extern "C" __global__ void forward(
 }
 
 // The same for rows of whole packs, at most KEPT * team of them.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) forward_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, FORWARD_BLOCKS) forward_packs(
     REAL* y, u32 y_stride, f32* rstd, const REAL* x, u32 x_stride, const REAL* w,
     u32 items, u32 groups, u32 dim, u32 team, f32 eps
 ) {
@@ -166,7 +163,7 @@ extern "C" __global__ void backward(
 }
 
 // The same for rows of whole packs, at most KEPT * team of them.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) backward_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, BACKWARD_BLOCKS) backward_packs(
     REAL* dx, u32 dx_stride, REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
     const f32* rstd, const REAL* w, f32* parts, u32 items, u32 groups, u32 dim, u32 team, u32 add, u32 again
 ) {

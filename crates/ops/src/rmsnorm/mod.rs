@@ -12,6 +12,7 @@ use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+use crate::apart::{assert_apart, assert_same_or_apart};
 
 /// Rows whose weight gradients are summed together before they join the total, in row order, on the CPU.
 const GRAD_ROWS: usize = 64;
@@ -31,7 +32,7 @@ pub fn scratch_elems(rows: usize, dim: usize) -> usize {
 /// y\[T, groups·dim\] from x; `rstd`\[T, groups\] is kept for backward. `w`\[dim\].
 pub fn forward(queue: &Queue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     check(&y, &rstd, &x, &w);
-    y.view.assert_apart(&x.view);
+    assert_apart(&[y.view, rstd], &[x.view, w]);
     match queue {
         Queue::Cpu(cpu) => cpu::forward(cpu, y, rstd, x, w, eps),
         Queue::Cuda(cuda) => cuda::forward(cuda, y, rstd, x, w, eps),
@@ -54,25 +55,35 @@ pub struct Backward<'m> {
 }
 
 pub fn backward(queue: &Queue, call: Backward) {
-    check(&call.dy, &call.rstd, &call.x, &call.w);
-    check(&call.dx, &call.rstd, &call.x, &call.w);
-    assert_eq!((call.dw.len(), call.dw.dtype()), (call.w.len(), DType::F32), "weight gradient");
-    call.dx.view.assert_apart(&call.x.view);
-    if call.add || call.again {
-        call.dx.view.assert_apart(&call.dy.view);
-    }
-    if call.again {
-        call.dy.view.assert_apart(&call.x.view);
-    }
+    check_backward(&call);
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, call),
         Queue::Cuda(cuda) => cuda::backward(cuda, call),
     }
 }
 
+fn check_backward(call: &Backward) {
+    let Backward { dx, add, again, dw, dy, x, rstd, w, scratch } = *call;
+    check(&dy, &rstd, &x, &w);
+    check(&dx, &rstd, &x, &w);
+    assert_eq!((dw.len(), dw.dtype()), (w.len(), DType::F32), "weight gradient");
+    if add || again {
+        dx.view.assert_apart(&dy.view);
+    } else {
+        assert_same_or_apart(&dx, &dy);
+    }
+    assert_apart(&[dx.view, dw, scratch], &[x.view, rstd, w]);
+    assert_apart(&[dw, scratch], &[dy.view]);
+    if again {
+        assert_apart(&[dy.view], &[x.view, rstd, w]);
+    }
+    assert!(scratch.bytes() >= 4 * scratch_elems(x.rows, w.len()), "scratch of a norm's backward");
+}
+
 fn check(y: &Mat, rstd: &View, x: &Mat, w: &View) {
     assert_eq!((y.rows, y.cols), (x.rows, x.cols), "norm shapes");
     assert!(x.cols.is_multiple_of(w.len()), "{} columns in groups of {}", x.cols, w.len());
-    assert_eq!(rstd.len(), x.rows * (x.cols / w.len()), "one rstd per group");
+    let groups = x.rows * (x.cols / w.len());
+    assert_eq!((rstd.len(), rstd.dtype()), (groups, DType::F32), "one rstd per group, in f32");
     assert_eq!(y.view.dtype(), x.view.dtype(), "one storage type");
 }

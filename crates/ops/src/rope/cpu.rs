@@ -5,7 +5,7 @@ use crate::dispatch::with_real;
 use crate::{Mat, ROWS_PER_ITEM};
 
 pub(super) fn apply(cpu: &CpuQueue, x: Mat, positions: View, table: Table, turn: Turn) {
-    let half = table.half;
+    let (half, known) = (table.half, table.positions());
     with_real!(x.view.dtype(), R => {
         cpu.pool.run(x.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {
             let first = item * ROWS_PER_ITEM;
@@ -22,6 +22,7 @@ pub(super) fn apply(cpu: &CpuQueue, x: Mat, positions: View, table: Table, turn:
             };
             cpu.isa.run(#[inline(always)] || {
                 for (row, position) in data.chunks_mut(x.stride).zip(positions) {
+                    assert!((*position as usize) < known, "position {position} of {known}");
                     let at = *position as usize * half;
                     turn_heads(&mut row[..x.cols], &cos[at..at + half], &sin[at..at + half], turn);
                 }

@@ -7,10 +7,12 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
+use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
+use crate::apart::assert_apart;
 
 /// Which way to turn. Backward is the transpose of the forward one: the inverse rotation, scaled alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,14 +29,33 @@ pub struct Table<'m> {
     pub half: usize,
 }
 
-/// Turns every head of x\[T, heads·h\]. `positions`\[T\] in u32.
+impl Table<'_> {
+    /// The positions that it has angles for.
+    pub fn positions(&self) -> usize {
+        self.cos.len() / self.half
+    }
+}
+
+/// Turns every head of x\[T, heads·h\]. `positions`\[T\] in u32, each below the table's.
 pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
-    assert!(x.cols.is_multiple_of(2 * table.half), "{} columns in heads of {}", x.cols, 2 * table.half);
-    assert_eq!(positions.len(), x.rows, "a position per token");
+    check(&x, positions, &table);
     match queue {
         Queue::Cpu(cpu) => cpu::apply(cpu, x, positions, table, turn),
         Queue::Cuda(cuda) => cuda::apply(cuda, x, positions, table, turn),
     }
+}
+
+fn check(x: &Mat, positions: View, table: &Table) {
+    let Table { cos, sin, half } = *table;
+    assert!(half > 0 && x.cols.is_multiple_of(2 * half), "{} columns in heads of {}", x.cols, 2 * half);
+    assert_eq!((positions.len(), positions.dtype()), (x.rows, DType::U32), "a position per token");
+    let angles = (table.positions() * half, DType::F32);
+    assert_eq!(
+        [(cos.len(), cos.dtype()), (sin.len(), sin.dtype())],
+        [angles; 2],
+        "angles for every position"
+    );
+    assert_apart(&[x.view], &[positions, cos, sin]);
 }
 
 /// Positions that are written to the table at once.
@@ -44,7 +65,7 @@ const FILL_ROWS: usize = 1024;
 /// cosines and sines.
 pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) -> Result<(), GpuError> {
     assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
-    let positions = table.cos.len() / table.half;
+    let positions = table.positions();
     // Many rows at a time, since each write to a GPU is a copy; run once, before training.
     for first in (0..positions).step_by(FILL_ROWS) {
         let rows = FILL_ROWS.min(positions - first);

@@ -4,7 +4,7 @@ use lockstep_device::cuda::{CudaQueue, Launch, Source};
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit};
 
-pub(crate) static SOURCE: Source = Source { name: "swiglu", text: include_str!("kernels.cu") };
+pub(crate) static SOURCE: Source = Source { name: "swiglu", text: include_str!("kernels.cu"), numbers: &[] };
 
 pub(super) fn forward(cuda: &CudaQueue, y: Mat, g: Mat, u: Mat) {
     let (packs, items) = items(&[y, g, u]);

@@ -4,12 +4,12 @@
 #include "lockstep.cuh"
 
 // delta, lse_by_head [H, T]; out, dout [T, H h]; lse [T, H]. `lanes` threads, a power of two up to 32, share a row
-// of a head; a block has 256 threads.
-extern "C" __global__ void __launch_bounds__(256) attention_delta(
+// of a head; a block has THREADS threads.
+extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
     f32* delta, f32* lse_by_head, const REAL* out, u32 out_stride, const REAL* dout, u32 dout_stride, const f32* lse,
     u32 tokens, u32 num_q, u32 width, u32 lanes, u32 vectors, f32 log_scale
 ) {
-    const u32 rows = 256 / lanes, lane = threadIdx.x % lanes;
+    const u32 rows = THREADS / lanes, lane = threadIdx.x % lanes;
     const u64 index = (u64)blockIdx.x * rows + threadIdx.x / lanes;
     const bool there = index < (u64)tokens * num_q;
     const u32 row = there ? (u32)(index / num_q) : 0, head = there ? (u32)(index % num_q) : 0;

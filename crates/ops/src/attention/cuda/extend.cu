@@ -4,7 +4,8 @@
 // group a block takes together.
 #include "lockstep.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32;
+static_assert(DECODE_BYTES == sizeof(f32) * WARPS * HEADS * (WIDTH + 2), "shared memory that the launch counts with");
 // Columns that a thread has side by side, threads that share a row, and how often they go over it.
 constexpr int STEP = 8;
 __device__ constexpr int power_of_two(int least) {

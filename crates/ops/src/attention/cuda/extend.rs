@@ -11,7 +11,11 @@ use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
 use super::super::Extend;
 use super::{flash, num_docs, plain, window};
 
-static EXTEND: Source = Source { name: "attention_extend", text: include_str!("extend.cu") };
+static EXTEND: Source = Source {
+    name: "attention_extend",
+    text: include_str!("extend.cu"),
+    numbers: &[("THREADS", THREADS as u32)],
+};
 
 /// Threads of a block, in both kernels.
 const THREADS: usize = 256;
@@ -29,7 +33,15 @@ fn heads_at_once(group: usize, width: usize) -> usize {
 }
 
 fn variant(real: DType, width: usize, group: usize) -> Variant {
-    Variant::of(real).with("WIDTH", width as u32).with("HEADS", heads_at_once(group, width) as u32)
+    Variant::of(real)
+        .with("WIDTH", width as u32)
+        .with("HEADS", heads_at_once(group, width) as u32)
+        .with("DECODE_BYTES", decode_bytes(group, width) as u32)
+}
+
+/// A row of sums, a largest score and a sum for each warp and head.
+fn decode_bytes(group: usize, width: usize) -> usize {
+    4 * (THREADS / 32) * heads_at_once(group, width) * (width + 2)
 }
 
 pub(super) fn source(real: DType, width: usize, group: usize) -> (&'static Source, Variant) {
@@ -81,8 +93,7 @@ fn decode(cuda: &CudaQueue, call: &Extend) {
     let kernel = cuda.kernel_variant(&EXTEND, variant(q.view.dtype(), heads.width, group), "extend_decode");
     let at_once = heads_at_once(group, heads.width);
     let blocks = q.rows * heads.num_kv * group.div_ceil(at_once);
-    // A row of sums, a largest score and a sum for each warp and head.
-    let shared = 4 * (THREADS / 32) * at_once * (heads.width + 2);
+    let shared = decode_bytes(group, heads.width);
     let args = args![
         out.view,
         out.stride,

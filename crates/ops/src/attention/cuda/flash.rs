@@ -18,6 +18,7 @@ static FORWARD: Source = Source {
         include_str!("fragments.cu"),
         include_str!("flash_forward.cu")
     ),
+    numbers: &[("THREADS", THREADS as u32), ("PAD", PAD as u32)],
 };
 
 static BACKWARD: Source = Source {
@@ -30,9 +31,12 @@ static BACKWARD: Source = Source {
         include_str!("fragments.cu"),
         include_str!("flash_backward.cu")
     ),
+    numbers: &[("THREADS", THREADS as u32), ("PAD", PAD as u32), ("NARROW", NARROW as u32)],
 };
 
 const THREADS: usize = 128;
+/// Elements between rows of a tile besides the row: with them eight rows that are read together lie in different banks.
+const PAD: usize = 8;
 /// Rows of backward's own tiles: 16 to a warp.
 const BACKWARD_ROWS: usize = 64;
 const MAX_WIDTH: usize = 256;
@@ -62,11 +66,34 @@ pub(super) fn can(heads: &Heads, mats: &[&Mat]) -> bool {
 
 fn forward_variant(real: DType, width: usize) -> Variant {
     let (rows, keys) = forward_tile(width);
-    Variant::of(real).with("WIDTH", width as u32).with("ROWS", rows as u32).with("KEYS", keys as u32)
+    Variant::of(real)
+        .with("WIDTH", width as u32)
+        .with("ROWS", rows as u32)
+        .with("KEYS", keys as u32)
+        .with("FORWARD_BYTES", shared_bytes(width, forward_shared_rows(width)) as u32)
 }
 
 fn backward_variant(real: DType, width: usize) -> Variant {
-    Variant::of(real).with("WIDTH", width as u32).with("COLS", backward_step(width) as u32)
+    Variant::of(real)
+        .with("WIDTH", width as u32)
+        .with("ROWS", BACKWARD_ROWS as u32)
+        .with("COLS", backward_step(width) as u32)
+        .with("BACKWARD_BYTES", shared_bytes(width, backward_shared_rows(width)) as u32)
+}
+
+/// Queries, keys and values.
+const fn forward_shared_rows(width: usize) -> usize {
+    let (rows, keys) = forward_tile(width);
+    rows + 2 * keys
+}
+
+/// Two tiles of the block's own, and two stages of two.
+const fn backward_shared_rows(width: usize) -> usize {
+    2 * BACKWARD_ROWS + 4 * backward_step(width)
+}
+
+const fn shared_bytes(width: usize, rows: usize) -> usize {
+    2 * rows * (width + PAD)
 }
 
 pub(super) fn sources(real: DType, width: usize) -> [(&'static Source, Variant); 2] {
@@ -75,12 +102,12 @@ pub(super) fn sources(real: DType, width: usize) -> [(&'static Source, Variant);
 
 /// A block for each tile there can be, with `rows` rows of shared memory.
 fn launch(blocks: usize, width: usize, rows: usize) -> Launch {
-    Launch { shared: 2 * rows * (width + 8), ..Launch::new(blocks, THREADS) }
+    Launch { shared: shared_bytes(width, rows), ..Launch::new(blocks, THREADS) }
 }
 
 fn forward_launch(tokens: usize, cu_seqlens: lockstep_device::View, heads: &Heads) -> Launch {
-    let (rows, keys) = forward_tile(heads.width);
-    launch(most_tiles(tokens, cu_seqlens, rows) * heads.num_q, heads.width, rows + 2 * keys)
+    let blocks = most_tiles(tokens, cu_seqlens, forward_tile(heads.width).0) * heads.num_q;
+    launch(blocks, heads.width, forward_shared_rows(heads.width))
 }
 
 pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
@@ -112,8 +139,7 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
     let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
     let variant = backward_variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);
-    // Two tiles of the block's own, and two stages of two.
-    let shared_rows = 2 * BACKWARD_ROWS + 4 * backward_step(heads.width);
+    let shared_rows = backward_shared_rows(heads.width);
     let group = heads.num_q / heads.num_kv;
 
     let args = args![

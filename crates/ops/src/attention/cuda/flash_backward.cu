@@ -6,10 +6,13 @@
 // which are copied meanwhile. With P and dP = dO·Vᵀ: dS = P ∘ (dP − delta), dq = scale · dS·K,
 // dk = scale · dSᵀ·Q, dv = Pᵀ·dO.
 
-constexpr int ROWS = 16 * WARPS;
+static_assert(ROWS == 16 * WARPS, "16 rows to a warp");
 constexpr int TILE_ELEMS = ROWS * STRIDE, STAGE_ELEMS = COLS * STRIDE;
+static_assert(
+    BACKWARD_BYTES == sizeof(REAL) * (2 * TILE_ELEMS + 4 * STAGE_ELEMS), "shared memory that the launch counts with"
+);
 // Where there are registers for them, a warp keeps its own rows' parts there.
-constexpr bool KEEP = WIDTH <= 128;
+constexpr bool KEEP = WIDTH <= NARROW;
 // Blocks that a multiprocessor should have registers for.
 constexpr int BLOCKS = WIDTH <= 64 ? 3 : WIDTH <= 128 ? 2 : 1;
 constexpr int KEPT = KEEP ? WIDTH / 16 : 1;

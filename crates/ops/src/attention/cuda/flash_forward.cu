@@ -4,6 +4,7 @@
 
 // 16-row parts of a warp.
 constexpr int PARTS = ROWS / 16 / WARPS;
+static_assert(FORWARD_BYTES == sizeof(REAL) * (ROWS + 2 * KEYS) * STRIDE, "shared memory that the launch counts with");
 // Blocks that a multiprocessor should have registers for.
 constexpr int BLOCKS = WIDTH <= 48 ? 3 : WIDTH <= 128 ? 2 : 1;
 

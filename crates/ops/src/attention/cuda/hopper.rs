@@ -18,6 +18,7 @@ static FORWARD: Source = Source {
         include_str!("panels.cu"),
         include_str!("hopper_forward.cu")
     ),
+    numbers: &[("GROUP_ROWS", GROUP_ROWS as u32), ("GROUP_THREADS", GROUP_THREADS as u32)],
 };
 
 static BACKWARD: Source = Source {
@@ -30,6 +31,7 @@ static BACKWARD: Source = Source {
         include_str!("panels.cu"),
         include_str!("hopper_backward.cu")
     ),
+    numbers: &[("GROUP_ROWS", GROUP_ROWS as u32), ("GROUP_THREADS", GROUP_THREADS as u32)],
 };
 
 pub(super) const SM: u32 = 90;
@@ -62,6 +64,7 @@ fn forward_variant(real: DType, width: usize) -> Variant {
         .with("WIDTH", width as u32)
         .with("ROWS", FORWARD_ROWS as u32)
         .with("KEYS", forward_keys(width) as u32)
+        .with("FORWARD_BYTES", shared_bytes(width, forward_shared_rows(width), 0) as u32)
 }
 
 fn backward_variant(real: DType, width: usize) -> Variant {
@@ -69,6 +72,23 @@ fn backward_variant(real: DType, width: usize) -> Variant {
         .with("WIDTH", width as u32)
         .with("ROWS", BACKWARD_ROWS as u32)
         .with("COLS", BACKWARD_COLS as u32)
+        .with("DQ_BYTES", shared_bytes(width, BACKWARD_SHARED_ROWS, 0) as u32)
+        .with("DKV_BYTES", shared_bytes(width, BACKWARD_SHARED_ROWS, DKV_NUMBERS) as u32)
+}
+
+/// Queries, and two stages of keys and values.
+const fn forward_shared_rows(width: usize) -> usize {
+    FORWARD_ROWS + 4 * forward_keys(width)
+}
+
+/// Two tiles of the block's own, and two stages of two.
+const BACKWARD_SHARED_ROWS: usize = 2 * BACKWARD_ROWS + 4 * BACKWARD_COLS;
+/// And, for dk and dv, two numbers of each query of a stage.
+const DKV_NUMBERS: usize = 4 * BACKWARD_COLS;
+
+/// Of rows in halves and numbers in f32.
+const fn shared_bytes(width: usize, rows: usize, numbers: usize) -> usize {
+    2 * rows * width + 4 * numbers
 }
 
 pub(super) fn all_sources() -> Vec<(&'static Source, Variant)> {
@@ -85,7 +105,7 @@ pub(super) fn sources(real: DType, width: usize) -> [(&'static Source, Variant);
 /// Blocks of `rows` rows, with `shared_rows` rows of shared memory and `shared_numbers` in f32.
 fn launch(blocks: usize, rows: usize, width: usize, shared_rows: usize, shared_numbers: usize) -> Launch {
     let threads = rows / GROUP_ROWS * GROUP_THREADS;
-    Launch { shared: 2 * shared_rows * width + 4 * shared_numbers, ..Launch::new(blocks, threads) }
+    Launch { shared: shared_bytes(width, shared_rows, shared_numbers), ..Launch::new(blocks, threads) }
 }
 
 pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
@@ -109,8 +129,7 @@ pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
         window(&heads),
     ];
     let blocks = most_tiles(q.rows, cu_seqlens, FORWARD_ROWS) * heads.num_q;
-    // Two stages of keys and values.
-    let shared_rows = FORWARD_ROWS + 4 * forward_keys(heads.width);
+    let shared_rows = forward_shared_rows(heads.width);
     // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
     // end is the number of rows, and columns of heads, which `check` found in the matrices.
     unsafe { cuda.launch(kernel, launch(blocks, FORWARD_ROWS, heads.width, shared_rows, 0), args) };
@@ -123,8 +142,7 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
     let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
     let variant = backward_variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);
-    // Two tiles of the block's own, and two stages of two.
-    let shared_rows = 2 * BACKWARD_ROWS + 4 * BACKWARD_COLS;
+    let shared_rows = BACKWARD_SHARED_ROWS;
     let group = heads.num_q / heads.num_kv;
 
     let args = args![
@@ -175,8 +193,7 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
         window(&heads),
     ];
     let kernel = cuda.kernel_variant(&BACKWARD, variant, "hopper_dkv");
-    // And two numbers of each query of a stage.
-    let dkv_launch = launch(tiles * heads.num_kv, BACKWARD_ROWS, heads.width, shared_rows, 4 * BACKWARD_COLS);
+    let dkv_launch = launch(tiles * heads.num_kv, BACKWARD_ROWS, heads.width, shared_rows, DKV_NUMBERS);
     // SAFETY: as above.
     unsafe { cuda.launch(kernel, dkv_launch, args) };
 }

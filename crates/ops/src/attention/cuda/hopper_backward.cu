@@ -9,6 +9,10 @@
 // transposes, are left factors in registers.
 
 constexpr int TILE_ELEMS = ROWS * WIDTH, STEP_ELEMS = COLS * WIDTH;
+static_assert(
+    DQ_BYTES == sizeof(REAL) * (2 * TILE_ELEMS + 4 * STEP_ELEMS) && DKV_BYTES == DQ_BYTES + sizeof(f32) * 4 * COLS,
+    "shared memory that the launch counts with"
+);
 // Blocks that a multiprocessor should have registers for: the groups of one fill the waits of another.
 constexpr int BLOCKS = 2 / GROUPS;
 

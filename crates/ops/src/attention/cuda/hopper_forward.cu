@@ -11,6 +11,9 @@ constexpr f32 GROWTH = 8.0f;
 // see, at minus infinity, come to nothing.
 constexpr f32 NOTHING = -3e38f;
 constexpr int KEY_ELEMS = KEYS * WIDTH;
+static_assert(
+    FORWARD_BYTES == sizeof(REAL) * (ROWS * WIDTH + 4 * KEY_ELEMS), "shared memory that the launch counts with"
+);
 
 // out [T, H h] and lse [T, H] from q [T, H h], k, v [T, G h]. A document's last rows, which see the most keys,
 // come first in the grid.

@@ -19,13 +19,16 @@ static_assert(
     GROUPS == 2 && COLS == 64 && WIDTH == 64, "dq's columns are shared by two groups, and its rows are one product's"
 );
 constexpr int TILE_ELEMS = ROWS * WIDTH, STEP_ELEMS = COLS * WIDTH, DS_ELEMS = ROWS * COLS, HALF = WIDTH / 2;
-// Steps whose queries are in shared memory.
-constexpr int STAGES = 3;
-// Steps whose dS is. A group that writes one knows the other to be past the product that read the third before it.
-constexpr int DS_STAGES = 4;
-// Steps whose part of dq is there for its turn.
-constexpr int DQ_STAGES = 4;
-constexpr int COPIERS = 64, GIVERS = 2, ALL_THREADS = THREADS + 128;
+// Shared memory has the queries of STAGES steps, dS of DS_STAGES, and dq of DQ_STAGES, which is there for its turn. A
+// group that writes dS knows the other to be past the product that read the third before it.
+static_assert(DS_STAGES == 4, "the third before the one that is written is left alone");
+static_assert(ALL_THREADS == THREADS + GROUP_THREADS, "a group more than those that compute");
+static_assert(
+    TURNS_BYTES == sizeof(REAL) * (2 * TILE_ELEMS + DS_STAGES * DS_ELEMS + STAGES * 2 * STEP_ELEMS)
+            + sizeof(f32) * (STAGES * 2 * COLS + DQ_STAGES * STEP_ELEMS) + 8 * (2 * STAGES + DS_STAGES + 2 * DQ_STAGES),
+    "shared memory that the launch counts with"
+);
+constexpr int COPIERS = 64, GIVERS = 2;
 // Registers of a thread, of which a block begins with as many for each: those that compute take over what the others
 // leave.
 constexpr int FEW_REGISTERS = 88, MANY_REGISTERS = 208;

@@ -8,10 +8,10 @@
 //
 // WIDTH is the head width h, a multiple of 16.
 
-constexpr int WARPS = 4, THREADS = 32 * WARPS;
-// Elements between rows of a tile. One more 16 bytes than the row has is an odd number of them, so the eight rows
-// that are read together lie in different banks.
-constexpr int STRIDE = WIDTH + 8;
+constexpr int WARPS = THREADS / 32;
+// Elements between rows of a tile. With PAD elements, 16 bytes, more than the row has it is an odd number of 16 bytes,
+// so the eight rows that are read together lie in different banks.
+constexpr int STRIDE = WIDTH + PAD;
 
 extern __shared__ __align__(16) REAL room[];
 

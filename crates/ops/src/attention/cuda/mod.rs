@@ -23,7 +23,14 @@ use crate::Mat;
 pub use extend::cuda_cache_elems;
 pub(super) use extend::extend;
 
-static DELTA: Source = Source { name: "attention_delta", text: include_str!("delta.cu") };
+static DELTA: Source = Source {
+    name: "attention_delta",
+    text: include_str!("delta.cu"),
+    numbers: &[("THREADS", DELTA_THREADS as u32)],
+};
+
+/// Threads of a block of `attention_delta`.
+const DELTA_THREADS: usize = 256;
 
 /// The scratch that backward needs on a GPU.
 pub fn cuda_scratch_bytes(tokens: usize, num_q_heads: usize, width: usize) -> Bytes {
@@ -130,7 +137,7 @@ fn prepare<'m>(cuda: &CudaQueue, call: &Backward<'m>, log_scale: f32) -> Rows<'m
     let step = if vectors { 16 / real.size() } else { 1 };
     let lanes = width.div_ceil(step).next_power_of_two().min(32);
     let kernel = cuda.kernel(&DELTA, real, "attention_delta");
-    let launch = Launch::new((tokens * num_q).div_ceil(256 / lanes), 256);
+    let launch = Launch::new((tokens * num_q).div_ceil(DELTA_THREADS / lanes), DELTA_THREADS);
     let args = lockstep_device::args![
         rows.delta,
         rows.lse,

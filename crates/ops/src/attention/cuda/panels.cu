@@ -1,8 +1,8 @@
 // Tiles of rows in shared memory for products of groups of four warps: as wgmma.cu says, panels of 64 columns.
 
-constexpr int GROUPS = ROWS / 64, THREADS = 128 * GROUPS;
+constexpr int GROUPS = ROWS / GROUP_ROWS, THREADS = GROUP_THREADS * GROUPS;
 // The group of warps that this thread is in, known to be the same for all of a warp.
-__device__ __forceinline__ int warp_group() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / 128, 0); }
+__device__ __forceinline__ int warp_group() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP_THREADS, 0); }
 
 // 16 bytes of a row.
 constexpr int PACKS = WIDTH / 8;

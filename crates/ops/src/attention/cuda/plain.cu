@@ -1,21 +1,25 @@
-// Attention without tensor cores: f32, head widths of any size, dropout. A block of 64 threads works on tiles of
+// Attention without tensor cores: f32, head widths of any size, dropout. A block of THREADS = 64 works on tiles of
 // TILE queries and TILE keys, held in shared memory as f32; thread (y, x) of the 8 x 8 has rows y + 8 i and
 // columns x + 8 j of a tile of scores, and of a tile of outputs rows y + 8 i and every eighth four columns. The
 // eight threads of a row are neighbours in one warp, so a row's softmax needs no shared memory.
 //
 // WIDTH is the head width h, at most 512; TILE is 8, 16 or 32.
 
-constexpr int THREADS = 64;
 // Rows (and columns of scores) of a thread.
 constexpr int N = TILE / 8;
 // Fours of columns: of a row, and of a thread.
 constexpr int FOURS = (WIDTH + 3) / 4;
 constexpr int OWN_FOURS = (FOURS + 7) / 8;
-// An odd number of fours between rows: eight rows' fours lie in different banks.
-constexpr int STRIDE = 4 * (FOURS | 1);
+// The host says how far rows are apart: an odd number of fours, so that eight rows' fours lie in different banks.
+static_assert(STRIDE >= 4 * FOURS && STRIDE % 8 == 4, "an odd number of fours that a row fits in");
 constexpr int TILE_ELEMS = TILE * STRIDE;
 constexpr int SCORE_STRIDE = TILE + 1;
 constexpr int SCORE_ELEMS = TILE * SCORE_STRIDE;
+static_assert(
+    FORWARD_BYTES == 4 * (2 * TILE_ELEMS + SCORE_ELEMS) && DQ_BYTES == 4 * (4 * TILE_ELEMS + SCORE_ELEMS)
+        && DKV_BYTES == 4 * (4 * TILE_ELEMS + 2 * SCORE_ELEMS),
+    "shared memory that the launch counts with"
+);
 
 extern __shared__ __align__(16) f32 room[];
 

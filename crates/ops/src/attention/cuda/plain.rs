@@ -8,8 +8,11 @@ use super::super::{Backward, Extend, Forward};
 use super::{Rows, most_tiles, num_docs, window};
 use crate::dropout::Mask;
 
-static PLAIN: Source =
-    Source { name: "attention_plain", text: concat!(include_str!("tiles.cu"), include_str!("plain.cu")) };
+static PLAIN: Source = Source {
+    name: "attention_plain",
+    text: concat!(include_str!("tiles.cu"), include_str!("plain.cu")),
+    numbers: &[("THREADS", THREADS as u32)],
+};
 
 const THREADS: usize = 64;
 const MAX_WIDTH: usize = 512;
@@ -25,14 +28,34 @@ const fn tile(width: usize) -> usize {
 
 pub(super) fn variant(real: DType, width: usize) -> (&'static Source, Variant) {
     assert!((1..=MAX_WIDTH).contains(&width), "a head of {width}: at most {MAX_WIDTH} on a GPU");
-    (&PLAIN, Variant::of(real).with("WIDTH", width as u32).with("TILE", tile(width) as u32))
+    let variant = Variant::of(real)
+        .with("WIDTH", width as u32)
+        .with("TILE", tile(width) as u32)
+        .with("STRIDE", stride(width) as u32)
+        .with("FORWARD_BYTES", shared_bytes(width, FORWARD_ROOM) as u32)
+        .with("DQ_BYTES", shared_bytes(width, DQ_ROOM) as u32)
+        .with("DKV_BYTES", shared_bytes(width, DKV_ROOM) as u32);
+    (&PLAIN, variant)
 }
 
-/// `tiles` of rows and `scores` tiles of scores, as the kernels lay them out.
-fn launch(blocks: usize, width: usize, tiles: usize, scores: usize) -> Launch {
-    let (rows, stride) = (tile(width), 4 * (width.div_ceil(4) | 1));
-    let elems = tiles * rows * stride + scores * rows * (rows + 1);
-    Launch { shared: 4 * elems, ..Launch::new(blocks, THREADS) }
+/// Elements between rows of a tile: an odd number of fours, so that eight rows' fours lie in different banks.
+const fn stride(width: usize) -> usize {
+    4 * (width.div_ceil(4) | 1)
+}
+
+/// Tiles of rows and tiles of scores in a block's shared memory.
+type Room = (usize, usize);
+const FORWARD_ROOM: Room = (2, 1);
+const DQ_ROOM: Room = (4, 1);
+const DKV_ROOM: Room = (4, 2);
+
+const fn shared_bytes(width: usize, (tiles, scores): Room) -> usize {
+    let rows = tile(width);
+    4 * (tiles * rows * stride(width) + scores * rows * (rows + 1))
+}
+
+fn launch(blocks: usize, width: usize, room: Room) -> Launch {
+    Launch { shared: shared_bytes(width, room), ..Launch::new(blocks, THREADS) }
 }
 
 /// The arguments that dropout adds to a kernel's.
@@ -76,7 +99,9 @@ pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
     ];
     // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
     // end is the number of rows, and columns of heads, which `check` found in the matrices.
-    unsafe { cuda.launch(kernel, launch(blocks, heads.width, 2, 1), joined::<15, 21>(first, dropout)) };
+    unsafe {
+        cuda.launch(kernel, launch(blocks, heads.width, FORWARD_ROOM), joined::<15, 21>(first, dropout))
+    };
 }
 
 pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
@@ -107,7 +132,7 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
         heads.scale,
         window(&heads),
     ];
-    let grid = launch(tiles * heads.num_q, heads.width, 4, 1);
+    let grid = launch(tiles * heads.num_q, heads.width, DQ_ROOM);
     // SAFETY: as in forward; the gradients have the shapes of what they are of.
     unsafe { cuda.launch(kernel, grid, joined::<19, 25>(first, dropout)) };
 
@@ -135,7 +160,7 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
         heads.scale,
         window(&heads),
     ];
-    let grid = launch(tiles * heads.num_kv, heads.width, 4, 2);
+    let grid = launch(tiles * heads.num_kv, heads.width, DKV_ROOM);
     // SAFETY: as above.
     unsafe { cuda.launch(kernel, grid, joined::<21, 27>(first, dropout)) };
 }
@@ -164,5 +189,5 @@ pub(super) fn extend(cuda: &CudaQueue, call: &Extend) {
         window(&heads),
     ];
     // SAFETY: as in forward; documents whose slot or length the cache does not have are left out by the kernel.
-    unsafe { cuda.launch(kernel, launch(blocks, heads.width, 2, 1), args) };
+    unsafe { cuda.launch(kernel, launch(blocks, heads.width, FORWARD_ROOM), args) };
 }

@@ -19,6 +19,15 @@ static SOURCE: Source = Source {
         include_str!("panels.cu"),
         include_str!("hopper_turns.cu")
     ),
+    numbers: &[
+        ("GROUP_ROWS", GROUP_ROWS as u32),
+        ("GROUP_THREADS", GROUP_THREADS as u32),
+        ("ALL_THREADS", ALL_THREADS as u32),
+        ("STAGES", STAGES as u32),
+        ("DS_STAGES", DS_STAGES as u32),
+        ("DQ_STAGES", DQ_STAGES as u32),
+        ("TURNS_BYTES", SHARED_BYTES as u32),
+    ],
 };
 
 const WIDTH: usize = 64;
@@ -29,6 +38,15 @@ const COLS: usize = 64;
 const STAGES: usize = 3;
 const DS_STAGES: usize = 4;
 const DQ_STAGES: usize = 4;
+/// Of two groups that compute, and one that copies and adds.
+const ALL_THREADS: usize = 3 * GROUP_THREADS;
+/// Keys and values, dS, queries and their dO; then numbers: two of each query, and dq; then events.
+const SHARED_BYTES: usize = {
+    let halves = 2 * ROWS * WIDTH + DS_STAGES * ROWS * COLS + STAGES * 2 * COLS * WIDTH;
+    let numbers = STAGES * 2 * COLS + DQ_STAGES * COLS * WIDTH;
+    let events = 2 * STAGES + DS_STAGES + 2 * DQ_STAGES;
+    2 * halves + 4 * numbers + 8 * events
+};
 
 pub(super) fn fits(width: usize) -> bool {
     width == WIDTH
@@ -86,12 +104,7 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
     let (source, variant) = source(q.view.dtype());
     let kernel = cuda.kernel_variant(source, variant, "hopper_turns");
     let blocks = most_tiles(tokens, cu_seqlens, ROWS) * heads.num_kv;
-    // Keys and values, dS, queries and their dO; then numbers: two of each query, and dq.
-    let halves = 2 * ROWS * WIDTH + DS_STAGES * ROWS * COLS + STAGES * 2 * COLS * WIDTH;
-    let numbers = STAGES * 2 * COLS + DQ_STAGES * COLS * WIDTH;
-    let events = 2 * STAGES + DS_STAGES + 2 * DQ_STAGES;
-    let launch =
-        Launch { shared: 2 * halves + 4 * numbers + 8 * events, ..Launch::new(blocks, 3 * GROUP_THREADS) };
+    let launch = Launch { shared: SHARED_BYTES, ..Launch::new(blocks, ALL_THREADS) };
     // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose end is
     // the number of rows, columns of heads, which `check` found in the matrices, and sums and turns of the sizes it
     // counts with.

@@ -1,0 +1,109 @@
+//! Batches that kernels could not run are refused by name before anything reaches the device: a GPU would read past
+//! the end of a table, or stop without saying why.
+
+use lockstep_core::{DType, Fault, FaultClass};
+use lockstep_engine::{Engine, EngineError, Extension, Grower, Updates};
+use lockstep_shape::ModelShape;
+use lockstep_testkit::{Micro, Setup, Window, engine};
+
+const VOCAB: usize = 101;
+const UPDATES: Updates =
+    Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+
+fn fresh_engine() -> Engine {
+    let shape = ModelShape { layers: 1, ..ModelShape::named("tiny", VOCAB).unwrap() };
+    engine(&shape, &Setup { storage: DType::F32, generates: Some((3, 96)), ..Setup::default() })
+}
+
+/// A step with a batch that `spoil` has changed.
+fn step(spoil: impl FnOnce(&mut Micro)) -> Result<(), EngineError> {
+    let mut micro = Micro::random(&[20, 5], VOCAB, 7);
+    spoil(&mut micro);
+    fresh_engine().train_step(&mut Window::new(vec![micro]), &UPDATES).map(drop)
+}
+
+#[test]
+fn a_batch_within_bounds_runs() {
+    step(|_| ()).unwrap();
+    step(|micro| (micro.tokens[3], micro.targets[4]) = (VOCAB as u32 - 1, VOCAB as u32 - 1)).unwrap();
+}
+
+#[test]
+fn ids_outside_the_vocabulary_are_refused() {
+    for id in [VOCAB as u32, u32::MAX] {
+        let told = step(|micro| micro.tokens[3] = id).unwrap_err();
+        assert_eq!(
+            told.to_string(),
+            format!("token {id}, at index 3 of a micro-batch, is outside the model's vocabulary of {VOCAB}")
+        );
+        assert_eq!(told.class(), FaultClass::BadData);
+        let told = step(|micro| micro.targets[24] = id).unwrap_err();
+        assert!(told.to_string().starts_with(&format!("target {id}, at index 24")), "{told}");
+    }
+}
+
+#[test]
+fn positions_past_the_table_are_refused() {
+    // The plan has angles for its longest document, in training and in generation.
+    let planned = 96.max(Setup::default().max_doc);
+    for position in [planned as u32, u32::MAX] {
+        let told = step(|micro| micro.positions[7] = position).unwrap_err();
+        assert_eq!(
+            told.to_string(),
+            format!(
+                "position {position}, at index 7 of a micro-batch: the plan has rotary angles for {planned} positions"
+            )
+        );
+    }
+    step(|micro| micro.positions[7] = planned as u32 - 1).unwrap();
+}
+
+#[test]
+fn bounds_that_no_batch_has_are_refused() {
+    for bounds in [vec![0, 30, 25], vec![1, 20, 25], vec![0, 20, 24], vec![0, 20, 26], vec![]] {
+        let told = step(|micro| micro.cu_seqlens.clone_from(&bounds)).unwrap_err();
+        assert!(matches!(told, EngineError::BrokenBounds { .. }), "{bounds:?}: {told}");
+    }
+    let told = step(|micro| drop(micro.targets.pop())).unwrap_err();
+    assert_eq!(told.to_string(), "a micro-batch of 25 tokens has 24 targets");
+    let told = step(|micro| drop(micro.positions.pop())).unwrap_err();
+    assert_eq!(told.to_string(), "a micro-batch of 25 tokens has 24 positions");
+}
+
+/// One extension, and then no more.
+struct Once {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    slot: u32,
+    done: bool,
+}
+
+impl Grower for Once {
+    fn next(&mut self) -> Option<Extension<'_>> {
+        let first = !std::mem::replace(&mut self.done, true);
+        first.then_some(Extension {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            cu_seqlens: &[0, 2],
+            slots: std::slice::from_ref(&self.slot),
+        })
+    }
+
+    fn draw(&mut self, _: usize, _: &[f32]) -> u32 {
+        0
+    }
+
+    fn drawn(&mut self, _: &[f32]) {}
+}
+
+#[test]
+fn an_extension_is_held_to_the_same() {
+    let run = |token: u32, position: u32, slot: u32| {
+        let mut once = Once { tokens: vec![1, token], positions: vec![0, position], slot, done: false };
+        fresh_engine().generate(&mut once)
+    };
+    run(2, 1, 2).unwrap();
+    assert!(matches!(run(VOCAB as u32, 1, 0), Err(EngineError::UnknownToken { what: "token", .. })));
+    assert!(matches!(run(2, 96, 0), Err(EngineError::TooLarge { .. })));
+    assert!(matches!(run(2, 1, 3), Err(EngineError::TooLarge { what: "slots", found: 4, planned: 3 })));
+}
