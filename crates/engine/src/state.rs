@@ -34,6 +34,16 @@ fn fill_normal(values: &mut [f32], first: usize, stream: Stream, std: f32) {
     });
 }
 
+/// Writing one of the copies of the parameters writes both.
+fn written_states(state: State) -> &'static [State] {
+    match state {
+        State::Working | State::Master => &[State::Working, State::Master],
+        State::Grad => &[State::Grad],
+        State::ExpAvg => &[State::ExpAvg],
+        State::ExpAvgSq => &[State::ExpAvgSq],
+    }
+}
+
 impl Engine {
     /// The units of the trained model.
     pub fn units(&self) -> &[UnitShape] {
@@ -95,6 +105,22 @@ impl Engine {
         self.shared.at().places.units[unit].home(state).filter(|_| here)
     }
 
+    /// The elements of a tensor that [`Engine::write`] to `state` sets on this rank, flat: apart from each other, in
+    /// order, none of them empty.
+    pub fn written(&self, unit: usize, segment: &Segment, state: State) -> Vec<Range<usize>> {
+        let owned = written_states(state).iter().filter_map(|one| self.owned(unit, segment, *one));
+        let mut ranges: Vec<Range<usize>> = owned.filter(|range| !range.is_empty()).collect();
+        ranges.sort_by_key(|range| range.start);
+        ranges.dedup_by(|next, before| {
+            let joins = next.start <= before.end;
+            if joins {
+                before.end = before.end.max(next.end);
+            }
+            joins
+        });
+        ranges
+    }
+
     /// Sets part of a tensor's state, as far as this rank holds it. Writing `Working` also sets the master
     /// copy, and the other way round, so that both always agree.
     pub fn write(
@@ -106,11 +132,7 @@ impl Engine {
         values: &[f32],
     ) -> Result<(), EngineError> {
         self.settle()?;
-        let states: &[State] = match state {
-            State::Working | State::Master => &[State::Working, State::Master],
-            _ => &[state],
-        };
-        for one in states {
+        for one in written_states(state) {
             let Some(own) = self.owned(unit, segment, *one) else { continue };
             let (start, end) = (own.start.max(part.start), own.end.min(part.end));
             if start < end {

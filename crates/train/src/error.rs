@@ -62,6 +62,9 @@ pub enum TrainError {
     NothingToResume { dir: PathBuf },
     #[error("no checkpoint in {} can be used; the newest one: {why}", dir.display())]
     AllDamaged { dir: PathBuf, why: String },
+    /// What one rank found, as all of them report it.
+    #[error("{why}")]
+    DamagedCheckpoint { why: String, hint: Option<String>, class: FaultClass },
     #[error("{}: the checkpoint was made with {what}: {then}, this run has {now}", path.display())]
     ResumeMismatch { path: PathBuf, what: &'static str, then: String, now: String },
     #[error("{} has no complete checkpoint", path.display())]
@@ -126,6 +129,7 @@ impl Fault for TrainError {
             | NothingToEvaluate
             | NoFolder => FaultClass::BadConfig,
             UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
+            DamagedCheckpoint { class, .. } => *class,
             Algorithm { .. } | Adapter => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
             ModelMissing { .. } | NothingToResume { .. } | NothingToExport { .. } => FaultClass::InputMissing,
@@ -165,6 +169,7 @@ impl Fault for TrainError {
             OutputLocked { .. } => Some("Wait for it to end, or choose another output_dir.".into()),
             NothingToResume { .. } => Some("Remove resume_from_checkpoint to start from the beginning.".into()),
             AllDamaged { .. } => Some("Remove the damaged folders, or start over with overwrite_output_dir: true.".into()),
+            DamagedCheckpoint { hint, .. } => hint.clone(),
             ResumeMismatch { what, .. } => {
                 let decided_by = match *what {
                     "rows per step" => "per_device_train_batch_size times gradient_accumulation_steps",
