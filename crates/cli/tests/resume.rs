@@ -55,7 +55,7 @@ fn going_on() {
     LlamaForCausalLM, 37.1 k parameters | f32 ddp on 2 threads | memory [size]
     8 documents in 8 rows, 247 tokens
     resumed from out/checkpoints/step-4 at step 4
-    step 5/5 | loss: 5.506994 | grad_norm 1.70 | lr 1.00e-5 | [speed] | [time]
+    step 5/5 | loss: 5.530260 | grad_norm 1.62 | lr 1.00e-5 | [speed] | [time]
     model in out/model
     checkpoint in out/checkpoints/step-5
     peak memory [size] (planned [size])

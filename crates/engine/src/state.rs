@@ -57,16 +57,16 @@ impl Engine {
         all.find(|(_, segment)| segment.name == name)
     }
 
-    /// Fills every tensor from the seed: tensor i of the model draws from its own stream, so the values do
-    /// not depend on ranks, layout or storage.
+    /// Fills every tensor from the seed. A tensor draws from a stream of its own, which its name decides, so its
+    /// values do not depend on ranks, layout or storage, nor on which other tensors the model has.
     pub fn initialise(&mut self, seed: u64) -> Result<(), EngineError> {
         let std = self.shared.model().shape.init_std as f32;
         let units = self.units().to_vec();
         let tensors =
             units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
         let mut values = Vec::new();
-        for (index, (unit, segment)) in tensors.enumerate() {
-            let stream = Stream::new(seed, Purpose::Init, index as u32, 0);
+        for (unit, segment) in tensors {
+            let stream = Stream::named(seed, Purpose::Init, &segment.name);
             let states = [State::Working, State::Master];
             let here: Vec<_> = states.iter().filter_map(|s| self.owned(unit, segment, *s)).collect();
             // A bounded part at a time, a piece for each thread.
