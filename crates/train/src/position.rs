@@ -17,16 +17,36 @@ pub(crate) struct Position {
     /// Steps that were not applied, in all and without one between that was.
     pub(crate) skipped: u64,
     pub(crate) skipped_in_a_row: u64,
+    /// Not in checkpoints: none is made while it is not zero.
+    pub(crate) bad_in_a_row: BadInARow,
     /// The best evaluation so far.
     pub(crate) best: Option<Best>,
     /// In fp16.
     pub(crate) scale: Option<ScaleState>,
 }
 
+/// The last steps, as far back as their loss or gradient is not finite. Overflows while the loss scale moves are left
+/// out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BadInARow {
+    pub(crate) steps: u64,
+    /// Those that were applied all the same: their gradients were finite.
+    pub(crate) applied: u64,
+}
+
 impl Position {
     /// Before the first step.
     pub(crate) fn start(scale: Option<ScaleState>) -> Position {
-        Position { step: 0, updates: 0, tokens_total: 0, skipped: 0, skipped_in_a_row: 0, best: None, scale }
+        Position {
+            step: 0,
+            updates: 0,
+            tokens_total: 0,
+            skipped: 0,
+            skipped_in_a_row: 0,
+            bad_in_a_row: BadInARow::default(),
+            best: None,
+            scale,
+        }
     }
 
     pub(crate) fn counters(&self) -> BTreeMap<String, u64> {
@@ -78,6 +98,7 @@ impl Position {
             tokens_total: checkpoint.counter("tokens_total")?,
             skipped: checkpoint.counter("skipped")?,
             skipped_in_a_row: checkpoint.counter("skipped_in_a_row")?,
+            bad_in_a_row: BadInARow::default(),
             best,
             scale,
         })

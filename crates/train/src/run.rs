@@ -404,12 +404,14 @@ impl<'a> Run<'a> {
         let (report, metrics) = train_step(engine, objective, &window.batches, &counts, &updates)?;
         position.step += 1;
         position.tokens_total += tokens;
-        let finite = !report.skipped && metrics.loss.is_finite();
-        let warning = if finite {
-            self.applied(position);
-            None
-        } else {
-            Some(self.not_finite(engine, position, &report, metrics.loss, &window.rows)?)
+        let (loss, rows) = (metrics.loss, &window.rows);
+        if !report.skipped {
+            self.applied(position, loss);
+        }
+        let warning = match report.skipped {
+            true => Some(self.skipped(engine, position, &report, loss, rows)?),
+            false if !loss.is_finite() => Some(self.bad_loss(position, &report, loss, rows)?),
+            false => None,
         };
         let seconds = start.elapsed().as_secs_f64();
         let record = StepRecord {
