@@ -1,54 +1,66 @@
-//! Reading a checkpoint: only what the manifest names, and nothing that is not as it was written.
+//! Reading a checkpoint: only what the manifest names, only what is asked for.
+//!
+//! Opening reads the manifest alone, so that it costs the same however many ranks wrote the checkpoint and however
+//! many read it. What the files hold is trusted after [`Checkpoint::verify`], or after every one of several ranks
+//! has called [`Checkpoint::verify_share`].
 
 use std::collections::BTreeMap;
-use std::io::Read;
-use std::num::NonZero;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use lockstep_core::{Bytes, Step};
 
-use crate::durable::{open_file, read_bytes, read_error};
-use crate::manifest::{FileEntry, Logical, MANIFEST, MANIFEST_CAP, Manifest};
+use crate::durable::{read_bytes, read_error};
+use crate::manifest::{Logical, MANIFEST, MANIFEST_CAP, Manifest, Piece};
 use crate::retention::step_of;
 use crate::{CkptError, ManifestFault, Meta, SafetensorsFile};
+
+/// Files that [`Checkpoint::read_f32`] keeps open: a process may have about a thousand.
+const MAX_OPEN_FILES: usize = 64;
+/// Values are handed on in parts of this many.
+const PART_ELEMS: usize = 1 << 18;
 
 /// An open checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
-    path: PathBuf,
-    manifest: Manifest,
-    files: BTreeMap<String, SafetensorsFile>,
+    pub(crate) path: PathBuf,
+    pub(crate) manifest: Manifest,
+    manifest_hash: String,
+    open_files: Mutex<BTreeMap<String, Arc<SafetensorsFile>>>,
+    bytes_read: AtomicU64,
+    pub(crate) bytes_verified: AtomicU64,
+}
+
+/// A flat range of a tensor to be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorPart {
+    pub name: String,
+    /// Of the whole tensor: another one in the checkpoint is an error.
+    pub shape: Vec<usize>,
+    pub elems: Range<usize>,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint and checks all but the hashes: the manifest, each file's presence, length and
-    /// header, and that there are no other shards.
+    /// Opens a checkpoint by its manifest, which is checked; its files are not looked at.
     pub fn open(path: &Path) -> Result<Self, CkptError> {
-        let manifest = read_manifest(path)?;
-        refuse_extra_files(path, &manifest)?;
-        let mut files = BTreeMap::new();
-        for entry in &manifest.files {
-            check_length(path, entry)?;
-            if entry.name.ends_with(".safetensors") {
-                files.insert(entry.name.clone(), SafetensorsFile::open(&path.join(&entry.name))?);
-            }
-        }
-        let checkpoint = Checkpoint { path: path.into(), manifest, files };
-        checkpoint.check_pieces()?;
-        Ok(checkpoint)
+        let (manifest, manifest_hash) = read_manifest(path)?;
+        Ok(Checkpoint {
+            path: path.into(),
+            manifest,
+            manifest_hash,
+            open_files: Mutex::default(),
+            bytes_read: AtomicU64::new(0),
+            bytes_verified: AtomicU64::new(0),
+        })
     }
 
-    /// Opens a checkpoint to resume from: as [`Checkpoint::open`], then hashes every byte.
+    /// Opens a checkpoint to be used: as [`Checkpoint::open`], then verifies every byte.
     pub fn open_verified(path: &Path) -> Result<Self, CkptError> {
-        // Hashes come first, so that a damaged file is told as such and not by its symptoms.
-        let manifest = read_manifest(path)?;
-        refuse_extra_files(path, &manifest)?;
-        verify_files(path, &manifest.files)?;
-        Checkpoint::open(path)
+        let checkpoint = Checkpoint::open(path)?;
+        checkpoint.verify()?;
+        Ok(checkpoint)
     }
 
     pub fn path(&self) -> &Path {
@@ -61,6 +73,24 @@ impl Checkpoint {
 
     pub fn step(&self) -> Step {
         self.manifest.meta.step
+    }
+
+    /// The hash of the manifest, which has the hashes of all files: ranks that have the same one read the same
+    /// checkpoint.
+    pub fn manifest_hash(&self) -> &str {
+        &self.manifest_hash
+    }
+
+    /// Bytes of tensors and headers that were read so far, not counting verification.
+    pub fn bytes_read(&self) -> Bytes {
+        let open = self.open_files.lock().unwrap_or_else(|e| e.into_inner());
+        let now_open: u64 = open.values().map(|file| file.bytes_read().0).sum();
+        Bytes(self.bytes_read.load(Ordering::Relaxed) + now_open)
+    }
+
+    /// Bytes that were hashed so far.
+    pub fn bytes_verified(&self) -> Bytes {
+        Bytes(self.bytes_verified.load(Ordering::Relaxed))
     }
 
     /// A counter that must be there.
@@ -76,8 +106,7 @@ impl Checkpoint {
 
     /// The names of files that are no tensors.
     pub fn other_files(&self) -> impl Iterator<Item = &str> {
-        let names = self.manifest.files.iter().map(|entry| entry.name.as_str());
-        names.filter(|name| !self.files.contains_key(*name))
+        self.manifest.files.iter().filter(|entry| !entry.has_tensors()).map(|entry| entry.name.as_str())
     }
 
     /// Such a file's content, if it is as it was written. `None`: there is no such file.
@@ -85,13 +114,52 @@ impl Checkpoint {
         let Some(entry) = self.manifest.files.iter().find(|entry| entry.name == name) else {
             return Ok(None);
         };
-        verify_file(&self.path, entry)?;
+        self.verify_file(entry)?;
         read_bytes(&self.path.join(name), Bytes(entry.bytes)).map(Some)
     }
 
-    /// Hashes every file, several at a time.
-    pub fn verify(&self) -> Result<(), CkptError> {
-        verify_files(&self.path, &self.manifest.files)
+    /// Reads parts of tensors, whatever pieces they lie in. `put` gets the index into `parts`, a flat range of that
+    /// tensor and its values, a bounded number at a time.
+    ///
+    /// It goes file by file, in no order that a caller may rely on: every file that has something of the parts is
+    /// opened once, and no other file is.
+    ///
+    /// # Panics
+    /// If a range is outside its shape.
+    pub fn read_parts<E: From<CkptError>>(
+        &self,
+        parts: &[TensorPart],
+        mut put: impl FnMut(usize, Range<usize>, &[f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut by_file: BTreeMap<&str, Vec<(usize, &Piece)>> = BTreeMap::new();
+        for (index, part) in parts.iter().enumerate() {
+            let logical = self.require(&part.name, &part.shape)?;
+            check_range(part);
+            let meets = |piece: &&Piece| piece.part.may_meet(&part.shape, &part.elems);
+            for piece in logical.pieces.iter().filter(meets).filter(|_| !part.elems.is_empty()) {
+                by_file.entry(&piece.file).or_default().push((index, piece));
+            }
+        }
+        let mut values = Vec::new();
+        for (name, pieces) in by_file {
+            let file = SafetensorsFile::open(&self.path.join(name))?;
+            for (index, piece) in pieces {
+                let part = &parts[index];
+                self.check_piece(&part.name, piece, &file)?;
+                for run in piece.part.runs(&part.shape, &part.elems) {
+                    let mut from = run.piece;
+                    for start in run.tensor.clone().step_by(PART_ELEMS) {
+                        let end = (start + PART_ELEMS).min(run.tensor.end);
+                        values.resize(end - start, 0.0);
+                        file.read_f32(&piece.tensor, from..from + values.len(), &mut values)?;
+                        put(index, start..end, &values)?;
+                        from += values.len();
+                    }
+                }
+            }
+            self.bytes_read.fetch_add(file.bytes_read().0, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Reads a flat range of a whole tensor, whatever pieces it lies in.
@@ -105,23 +173,14 @@ impl Checkpoint {
         elems: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), CkptError> {
-        let logical = self.require(name)?;
-        if logical.shape != expected_shape {
-            return Err(CkptError::Shape {
-                file: self.manifest_path(),
-                tensor: name.into(),
-                expected: expected_shape.into(),
-                found: logical.shape.clone(),
-            });
-        }
-        let total: usize = expected_shape.iter().product();
-        assert!(
-            elems.start <= elems.end && elems.end <= total,
-            "elements {elems:?} of `{name}`, which has {total}"
-        );
+        let logical = self.require(name, expected_shape)?;
+        let part = TensorPart { name: name.into(), shape: expected_shape.into(), elems: elems.clone() };
+        check_range(&part);
         assert_eq!(elems.len(), out.len(), "{} elements of `{name}` into {}", elems.len(), out.len());
-        for piece in &logical.pieces {
-            let file = &self.files[&piece.file];
+        let meets = |piece: &&Piece| piece.part.may_meet(expected_shape, &elems);
+        for piece in logical.pieces.iter().filter(meets).filter(|_| !elems.is_empty()) {
+            let file = self.open_file(&piece.file)?;
+            self.check_piece(name, piece, &file)?;
             for run in piece.part.runs(&logical.shape, &elems) {
                 let into = run.tensor.start - elems.start..run.tensor.end - elems.start;
                 file.read_f32(&piece.tensor, run.piece..run.piece + into.len(), &mut out[into])?;
@@ -130,40 +189,59 @@ impl Checkpoint {
         Ok(())
     }
 
-    fn require(&self, name: &str) -> Result<&Logical, CkptError> {
-        let names = || self.manifest.tensors.keys().map(String::as_str);
-        self.manifest
-            .tensors
-            .get(name)
-            .ok_or_else(|| CkptError::no_tensor(self.manifest_path(), name, names()))
+    /// A file of tensors that was open, or is from now on.
+    fn open_file(&self, name: &str) -> Result<Arc<SafetensorsFile>, CkptError> {
+        let mut open = self.open_files.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(file) = open.get(name) {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new(SafetensorsFile::open(&self.path.join(name))?);
+        if open.len() == MAX_OPEN_FILES {
+            let closed = open.pop_first();
+            self.bytes_read.fetch_add(closed.map_or(0, |(_, file)| file.bytes_read().0), Ordering::Relaxed);
+        }
+        open.insert(name.into(), Arc::clone(&file));
+        Ok(file)
     }
 
-    /// Every piece the manifest names is in its file with its shape.
-    fn check_pieces(&self) -> Result<(), CkptError> {
-        for (tensor, logical) in &self.manifest.tensors {
-            for piece in &logical.pieces {
-                let Some(file) = self.files.get(&piece.file) else {
-                    let fault =
-                        ManifestFault::UnlistedFile { tensor: tensor.clone(), file: piece.file.clone() };
-                    return Err(CkptError::Manifest { file: self.manifest_path(), fault: Box::new(fault) });
-                };
-                let Some(info) = file.tensor(&piece.tensor) else {
-                    let names = file.tensors().map(|t| t.name.as_str());
-                    return Err(CkptError::no_tensor(file.path().into(), &piece.tensor, names));
-                };
-                if info.shape != piece.part.extent {
-                    let fault = ManifestFault::PieceShape {
-                        tensor: tensor.clone(),
-                        piece: piece.tensor.clone(),
-                        file: piece.file.clone(),
-                        found: piece.part.extent.clone(),
-                        shape: info.shape.clone(),
-                    };
-                    return Err(CkptError::Manifest { file: self.manifest_path(), fault: Box::new(fault) });
-                }
-            }
+    fn require(&self, name: &str, expected_shape: &[usize]) -> Result<&Logical, CkptError> {
+        let Some(logical) = self.manifest.tensors.get(name) else {
+            let names = self.manifest.tensors.keys().map(String::as_str);
+            return Err(CkptError::no_tensor(self.manifest_path(), name, names));
+        };
+        if logical.shape != expected_shape {
+            return Err(CkptError::Shape {
+                file: self.manifest_path(),
+                tensor: name.into(),
+                expected: expected_shape.into(),
+                found: logical.shape.clone(),
+            });
         }
-        Ok(())
+        Ok(logical)
+    }
+
+    /// A piece that the manifest names is in its file with its shape.
+    pub(crate) fn check_piece(
+        &self,
+        tensor: &str,
+        piece: &Piece,
+        file: &SafetensorsFile,
+    ) -> Result<(), CkptError> {
+        let Some(info) = file.tensor(&piece.tensor) else {
+            let names = file.tensors().map(|t| t.name.as_str());
+            return Err(CkptError::no_tensor(file.path().into(), &piece.tensor, names));
+        };
+        if info.shape == piece.part.extent {
+            return Ok(());
+        }
+        let fault = ManifestFault::PieceShape {
+            tensor: tensor.into(),
+            piece: piece.tensor.clone(),
+            file: piece.file.clone(),
+            found: piece.part.extent.clone(),
+            shape: info.shape.clone(),
+        };
+        Err(CkptError::Manifest { file: self.manifest_path(), fault: Box::new(fault) })
     }
 
     fn manifest_path(&self) -> PathBuf {
@@ -171,8 +249,17 @@ impl Checkpoint {
     }
 }
 
-/// Reads the manifest and checks it against its own hash and its folder's name.
-fn read_manifest(path: &Path) -> Result<Manifest, CkptError> {
+fn check_range(part: &TensorPart) {
+    let (elems, name) = (&part.elems, &part.name);
+    let total: usize = part.shape.iter().product();
+    assert!(
+        elems.start <= elems.end && elems.end <= total,
+        "elements {elems:?} of `{name}`, which has {total}"
+    );
+}
+
+/// Reads the manifest and checks it against its own hash, which is returned too, and its folder's name.
+pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, String), CkptError> {
     let found = path.metadata().map_err(read_error(path))?;
     if !found.is_dir() {
         return Err(CkptError::WrongKind { path: path.into(), expected: "folder" });
@@ -189,81 +276,6 @@ fn read_manifest(path: &Path) -> Result<Manifest, CkptError> {
         Some(expected) if expected != found => {
             Err(fail(ManifestFault::Step { expected: expected.0, found: found.0 }))
         }
-        _ => Ok(manifest),
-    }
-}
-
-/// The check that finds a checkpoint usable without reading it: manifest, files, lengths.
-pub(crate) fn check_cheaply(path: &Path) -> Result<Step, CkptError> {
-    let manifest = read_manifest(path)?;
-    for entry in &manifest.files {
-        check_length(path, entry)?;
-    }
-    Ok(manifest.meta.step)
-}
-
-fn check_length(path: &Path, entry: &FileEntry) -> Result<(), CkptError> {
-    let file = path.join(&entry.name);
-    let (_, found) = open_file(&file)?;
-    if found == entry.bytes { Ok(()) } else { Err(CkptError::Length { file, expected: entry.bytes, found }) }
-}
-
-/// A shard that the manifest does not know was put there by someone else.
-fn refuse_extra_files(path: &Path, manifest: &Manifest) -> Result<(), CkptError> {
-    for entry in path.read_dir().map_err(read_error(path))? {
-        let file = entry.map_err(read_error(path))?.path();
-        let listed = manifest.files.iter().any(|known| file.file_name() == Some(known.name.as_ref()));
-        if !listed && file.extension().is_some_and(|ext| ext == "safetensors") {
-            return Err(CkptError::ExtraFile { file });
-        }
-    }
-    Ok(())
-}
-
-/// Hashes files on all cores; of several that are damaged the first listed is reported.
-fn verify_files(path: &Path, files: &[FileEntry]) -> Result<(), CkptError> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get).min(files.len());
-    let next = AtomicUsize::new(0);
-    let failures: Mutex<Vec<(usize, CkptError)>> = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((idx, entry)) = {
-                    let idx = next.fetch_add(1, Ordering::Relaxed);
-                    files.get(idx).map(|entry| (idx, entry))
-                } {
-                    if let Err(e) = verify_file(path, entry) {
-                        failures.lock().expect("no thread panics with the lock").push((idx, e));
-                    }
-                }
-            });
-        }
-    });
-    let failures = failures.into_inner().expect("no thread panics with the lock");
-    match failures.into_iter().min_by_key(|(idx, _)| *idx) {
-        Some((_, failure)) => Err(failure),
-        None => Ok(()),
-    }
-}
-
-fn verify_file(path: &Path, entry: &FileEntry) -> Result<(), CkptError> {
-    check_length(path, entry)?;
-    let file = path.join(&entry.name);
-    let (mut reader, _) = open_file(&file)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        match reader.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(n) => hasher.update(&buffer[..n]),
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(read_error(&file)(e)),
-        };
-    }
-    let found = hasher.finalize().to_hex().to_string();
-    if found == entry.blake3 {
-        Ok(())
-    } else {
-        Err(CkptError::Hash { file, expected: entry.blake3.clone(), found })
+        _ => Ok((manifest, blake3::hash(&text).to_hex().to_string())),
     }
 }

@@ -7,14 +7,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use lockstep_core::{DType, Step};
+use lockstep_core::{Bytes, DType, Step};
 
 use crate::durable::{
     exchange, fresh_dir, is_model_file_name, is_plain_name, parent, remove_dir, rename, sync_dir,
     with_suffix, write_model_file, write_synced,
 };
 use crate::format::v1;
-use crate::manifest::{FileEntry, Logical, MANIFEST, Manifest, Piece};
+use crate::manifest::{FileEntry, Logical, MANIFEST, MANIFEST_CAP, Manifest, Piece};
 use crate::safetensors_write::write_file;
 use crate::{CkptError, Meta, PieceSource, Source, TensorBox};
 
@@ -190,6 +190,10 @@ impl CheckpointWriter {
         let files = std::mem::take(&mut self.files);
         let tensors = std::mem::take(&mut self.tensors);
         let text = Manifest { meta, files, tensors }.to_text();
+        let size = Bytes(text.len() as u64);
+        if size > MANIFEST_CAP {
+            return Err(CkptError::TooLarge { path: self.target.join(MANIFEST), size, cap: MANIFEST_CAP });
+        }
         if let Err(fault) = Manifest::from_text(text.as_bytes()) {
             panic!("the checkpoint would not load: {fault}");
         }

@@ -74,11 +74,19 @@ impl TensorBox {
                 .all(|d| self.start[d].checked_add(self.extent[d]).is_some_and(|end| end <= shape[d]))
     }
 
-    fn overlaps(&self, other: &TensorBox) -> bool {
-        (0..self.start.len()).all(|d| {
-            self.start[d] < other.start[d] + other.extent[d]
-                && other.start[d] < self.start[d] + self.extent[d]
-        })
+    /// Whether some element of the flat range `wanted` may lie in it: exact for boxes that are contiguous in the
+    /// tensor, which is how ranks write them.
+    pub(crate) fn may_meet(&self, shape: &[usize], wanted: &Range<usize>) -> bool {
+        let (mut first, mut last, mut stride) = (0, 0, 1);
+        for d in (0..shape.len()).rev() {
+            if self.extent[d] == 0 {
+                return false;
+            }
+            first += self.start[d] * stride;
+            last += (self.start[d] + self.extent[d] - 1) * stride;
+            stride *= shape[d];
+        }
+        first < wanted.end && wanted.start <= last
     }
 
     /// The runs of this box within a tensor of `shape` that meet the flat range `wanted`.
@@ -103,16 +111,63 @@ impl TensorBox {
     }
 }
 
-/// Whether the boxes cover a tensor of `shape` exactly once. Beyond a few thousand boxes: no.
+/// Bounds the memory and time that a hostile manifest can ask for: a million pieces of a matrix.
+const MAX_CORNERS: usize = 1 << 22;
+
+/// Whether the boxes cover a tensor of `shape` exactly once. More than [`MAX_CORNERS`] corners: no.
+///
+/// In n log n: how often elements are covered is a function on the tensor, and such a function is known from its
+/// differences along all dimensions. A box's differences are its corners, each with a sign. So the boxes cover the
+/// tensor exactly once if, corner by corner, their signs add up to those of the whole tensor.
 pub(crate) fn tiles(boxes: &[&TensorBox], shape: &[usize]) -> bool {
-    const MAX_BOXES: usize = 4096;
-    let total = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-    let inside = boxes.len() <= MAX_BOXES && boxes.iter().all(|b| b.fits(shape));
-    inside
-        && total.is_some_and(|total| {
-            boxes.iter().try_fold(0usize, |n, b| n.checked_add(b.elems())) == Some(total)
-        })
-        && !boxes.iter().enumerate().any(|(i, a)| boxes[..i].iter().any(|b| a.overlaps(b)))
+    let Some(total) = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) else { return false };
+    if !boxes.iter().all(|b| b.fits(shape)) {
+        return false;
+    }
+    if total == 0 {
+        return true;
+    }
+    let whole = TensorBox::whole(shape);
+    // A dimension that no box divides makes no difference.
+    let divided: Vec<usize> = (0..shape.len())
+        .filter(|d| boxes.iter().any(|b| b.extent[*d] != 0 && b.extent[*d] != shape[*d]))
+        .collect();
+    let per_box = u32::try_from(divided.len()).ok().and_then(|dims| 1usize.checked_shl(dims));
+    let num_corners = per_box.and_then(|n| n.checked_mul(boxes.len() + 1));
+    if num_corners.is_none_or(|n| n > MAX_CORNERS) {
+        return false;
+    }
+    let mut corners: Vec<(u128, i32)> = Vec::with_capacity(num_corners.unwrap_or(0));
+    for (part, sign) in boxes.iter().map(|b| (*b, 1)).chain([(&whole, -1)]) {
+        if part.elems() > 0 {
+            add_corners(part, shape, &divided, sign, &mut corners);
+        }
+    }
+    corners.sort_unstable();
+    corners
+        .chunk_by(|a, b| a.0 == b.0)
+        .all(|same| same.iter().map(|(_, sign)| i64::from(*sign)).sum::<i64>() == 0)
+}
+
+/// Adds the corners of a box along the dimensions `divided`, as one number each.
+fn add_corners(
+    part: &TensorBox,
+    shape: &[usize],
+    divided: &[usize],
+    sign: i32,
+    corners: &mut Vec<(u128, i32)>,
+) {
+    let from = corners.len();
+    corners.push((0, sign));
+    for &d in divided {
+        for i in from..corners.len() {
+            let (at, sign) = corners[i];
+            // A corner is at most `shape[d]`; shapes multiply to 64 bits, so this fits.
+            let at = at * (shape[d] as u128 + 1) + part.start[d] as u128;
+            corners[i].0 = at;
+            corners.push((at + part.extent[d] as u128, -sign));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -181,6 +236,46 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn tiles_is_every_element_once(
+            shape in prop::collection::vec(1usize..4, 0..4),
+            cuts in prop::collection::vec((0usize..3, 0usize..4), 0..6),
+            change in 0usize..4,
+        ) {
+            let mut boxes = vec![TensorBox::whole(&shape)];
+            for (dim, at) in cuts.iter().filter(|_| !shape.is_empty()) {
+                let (dim, mut part) = (dim % shape.len(), boxes.remove(0));
+                let mut rest = part.clone();
+                let first = at % (part.extent[dim] + 1);
+                (rest.start[dim], rest.extent[dim]) = (part.start[dim] + first, part.extent[dim] - first);
+                part.extent[dim] = first;
+                boxes.extend([part, rest]);
+            }
+            match change {
+                0 => drop(boxes.pop()),
+                1 => boxes.push(boxes[0].clone()),
+                2 => boxes[0] = boxes[boxes.len() - 1].clone(),
+                _ => {}
+            }
+            let mut counts = vec![0; shape.iter().product()];
+            boxes.iter().flat_map(|b| plainly(b, &shape)).for_each(|at| counts[at] += 1);
+            let boxes: Vec<&TensorBox> = boxes.iter().collect();
+            prop_assert_eq!(tiles(&boxes, &shape), counts.iter().all(|n| *n == 1));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn boxes_that_cannot_meet_a_range_have_no_runs_in_it(
+            case in shape_and_box(), from in 0usize..64, len in 0usize..64,
+        ) {
+            let (shape, part) = case;
+            let wanted = from..from + len;
+            prop_assert!(part.may_meet(&shape, &wanted) || part.runs(&shape, &wanted).next().is_none());
+        }
+    }
+
     #[test]
     fn tiles_means_every_element_once() {
         let part =
@@ -195,5 +290,35 @@ mod tests {
         assert!(tiles(&[&TensorBox::whole(&[])], &[]));
         assert!(!tiles(&[], &[]));
         assert!(tiles(&[], &[0, 3]));
+    }
+
+    #[test]
+    fn ten_thousand_pieces_of_any_cut_make_up_a_tensor() {
+        let (rows, columns) = (4000, 25_000);
+        let range = |i: usize| i * 10_000..(i + 1) * 10_000;
+        let contiguous: Vec<TensorBox> =
+            (0..10_000).flat_map(|i| TensorBox::of_range(&[rows, columns], range(i))).collect();
+        let tile = |i: usize| TensorBox { start: vec![i / 100 * 40, i % 100 * 250], extent: vec![40, 250] };
+        let grid: Vec<TensorBox> = (0..10_000).map(tile).collect();
+        for boxes in [contiguous, grid] {
+            let mut boxes: Vec<&TensorBox> = boxes.iter().collect();
+            assert!(tiles(&boxes, &[rows, columns]));
+            let last = boxes.pop().unwrap();
+            assert!(!tiles(&boxes, &[rows, columns]), "one is missing");
+            boxes.extend([last, last]);
+            assert!(!tiles(&boxes, &[rows, columns]), "one is there twice");
+        }
+    }
+
+    #[test]
+    fn hostile_boxes_are_refused_in_bounded_time() {
+        let shape = [2; 40];
+        let part = |d: usize| {
+            let mut part = TensorBox::whole(&shape);
+            part.extent[d] = 1;
+            part
+        };
+        let boxes: Vec<TensorBox> = (0..40).map(part).collect();
+        assert!(!tiles(&boxes.iter().collect::<Vec<_>>(), &shape));
     }
 }

@@ -9,8 +9,11 @@ use crate::format::{self, v1};
 use crate::{ManifestFault, TensorBox, geometry};
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// Bounds what a damaged or hostile manifest can make us read.
-pub(crate) const MANIFEST_CAP: Bytes = Bytes(256 << 20);
+/// Bounds what a damaged or hostile manifest can make us read. Room for about seven million pieces: ten thousand
+/// ranks that divide a hundred units with three states each.
+pub(crate) const MANIFEST_CAP: Bytes = Bytes(1 << 30);
+/// Up to so many pieces a manifest is laid out for people to read; beyond, in a third of the space.
+const MAX_PRETTY_PIECES: usize = 10_000;
 
 /// Everything a run needs to go on, besides its tensors.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,8 +76,12 @@ pub(crate) struct Piece {
 impl Manifest {
     /// The text of `manifest.json`.
     pub(crate) fn to_text(&self) -> String {
-        let body = serde_json::to_string_pretty(&self.to_disk()).expect("plain data always serialises");
-        format::frame(&body)
+        let num_pieces: usize = self.tensors.values().map(|tensor| tensor.pieces.len()).sum();
+        let body = match num_pieces {
+            0..=MAX_PRETTY_PIECES => serde_json::to_string_pretty(&self.to_disk()),
+            _ => serde_json::to_string(&self.to_disk()),
+        };
+        format::frame(&body.expect("plain data always serialises"))
     }
 
     /// Reads and checks `manifest.json`.
@@ -93,6 +100,7 @@ impl Manifest {
 
     fn check(&self) -> Result<(), ManifestFault> {
         let mut names = BTreeSet::new();
+        let mut with_tensors = BTreeSet::new();
         for file in &self.files {
             let fresh = names.insert(file.name.as_str());
             let weights = file.name.ends_with(".safetensors");
@@ -100,9 +108,12 @@ impl Manifest {
             if !fresh || !named || file.name == MANIFEST {
                 return Err(ManifestFault::File { name: file.name.clone() });
             }
+            if file.has_tensors() {
+                with_tensors.insert(file.name.as_str());
+            }
         }
         for (tensor, logical) in &self.tensors {
-            let unlisted = logical.pieces.iter().find(|piece| !names.contains(piece.file.as_str()));
+            let unlisted = logical.pieces.iter().find(|piece| !with_tensors.contains(piece.file.as_str()));
             if let Some(piece) = unlisted {
                 return Err(ManifestFault::UnlistedFile { tensor: tensor.clone(), file: piece.file.clone() });
             }
@@ -158,6 +169,11 @@ impl Manifest {
 }
 
 impl FileEntry {
+    /// Other files belong to the model folder that the checkpoint can become.
+    pub(crate) fn has_tensors(&self) -> bool {
+        self.name.ends_with(".safetensors")
+    }
+
     pub(crate) fn to_disk(&self) -> v1::File {
         v1::File { name: self.name.clone(), bytes: self.bytes, blake3: self.blake3.clone() }
     }

@@ -79,6 +79,11 @@ impl ModelFolder {
         &self.config_json
     }
 
+    /// Bytes of weights and their headers that were read so far.
+    pub fn bytes_read(&self) -> Bytes {
+        Bytes(self.files.iter().map(|file| file.bytes_read().0).sum())
+    }
+
     /// A tensor and the file it is in.
     pub fn tensor(&self, name: &str) -> Option<(&SafetensorsFile, &TensorInfo)> {
         let file = &self.files[*self.file_of.get(name)?];

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use lockstep_core::Step;
 
-use crate::checkpoint::check_cheaply;
 use crate::durable::{read_error, remove_dir, rename, sync_dir, with_suffix};
+use crate::verify::check_cheaply;
 use crate::{Checkpoint, CkptError};
 
 /// The answer of [`latest`].
@@ -18,6 +18,8 @@ pub struct Latest {
     pub path: Option<PathBuf>,
     /// Higher ones that are not usable, highest first. Worth a warning.
     pub skipped: Vec<SkippedCheckpoint>,
+    /// Lower ones, highest first. Nobody has looked at them.
+    pub earlier: Vec<PathBuf>,
 }
 
 /// A checkpoint passed over.
@@ -31,13 +33,17 @@ pub struct SkippedCheckpoint {
 /// weights. A folder that is not there has none.
 pub fn latest(root: &Path) -> Result<Latest, CkptError> {
     let mut skipped = Vec::new();
-    for path in steps(root)?.into_iter().rev() {
+    let mut steps = steps(root)?;
+    while let Some(path) = steps.pop() {
         match check_cheaply(&path) {
-            Ok(_) => return Ok(Latest { path: Some(path), skipped }),
+            Ok(_) => {
+                steps.reverse();
+                return Ok(Latest { path: Some(path), skipped, earlier: steps });
+            }
             Err(why) => skipped.push(SkippedCheckpoint { path, why }),
         }
     }
-    Ok(Latest { path: None, skipped })
+    Ok(Latest { path: None, skipped, earlier: Vec::new() })
 }
 
 /// Opens the highest step in `root` that verifies to the last byte, and tells what was passed over.

@@ -12,8 +12,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use lockstep_core::DType;
+use lockstep_core::{Bytes, DType};
 use serde::Deserialize;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::de::{self, MapAccess, Visitor};
@@ -38,6 +39,7 @@ pub struct SafetensorsFile {
     /// In the order in which they lie in the file.
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
+    bytes_read: AtomicU64,
 }
 
 /// One tensor of a file.
@@ -86,11 +88,17 @@ impl SafetensorsFile {
         file.read_exact_at(&mut header, PREFIX_BYTES).map_err(read_error(path))?;
         let tensors = parse(&header, data_start, len).map_err(fault)?;
         let by_name = tensors.iter().enumerate().map(|(idx, t)| (t.name.clone(), idx)).collect();
-        Ok(SafetensorsFile { path: path.into(), file, tensors, by_name })
+        let bytes_read = AtomicU64::new(data_start);
+        Ok(SafetensorsFile { path: path.into(), file, tensors, by_name, bytes_read })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Bytes that were read so far, the header's included.
+    pub fn bytes_read(&self) -> Bytes {
+        Bytes(self.bytes_read.load(Ordering::Relaxed))
     }
 
     /// The tensors, in the order in which they lie in the file.
@@ -156,6 +164,7 @@ impl SafetensorsFile {
         );
         assert_eq!(out.len(), elems.len() * size, "buffer for elements {elems:?} of `{}`", info.name);
         let start = info.bytes.start + (elems.start * size) as u64;
+        self.bytes_read.fetch_add(out.len() as u64, Ordering::Relaxed);
         self.file.read_exact_at(out, start).map_err(|e| match e.kind() {
             // The length was right when the file was opened: someone cut it since.
             io::ErrorKind::UnexpectedEof => {

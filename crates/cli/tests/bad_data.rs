@@ -151,8 +151,8 @@ fn bad_rows_can_be_skipped() {
     6 documents in 6 rows, 170 tokens
     1 bad row skipped; the first: data.jsonl row 4: not valid JSON at column 2: expected ident
       nonsense
-    step 1/2 | loss: 5.505869 | grad_norm 1.84 | lr 5.00e-5 | [speed] | [time]
-    step 2/2 | loss: 5.511551 | grad_norm 1.70 | lr 2.50e-5 | [speed] | [time]
+    step 1/2 | loss: 5.527451 | grad_norm 1.73 | lr 5.00e-5 | [speed] | [time]
+    step 2/2 | loss: 5.534704 | grad_norm 1.62 | lr 2.50e-5 | [speed] | [time]
     model in out/model
     checkpoint in out/checkpoints/step-2
     peak memory [size] (planned [size])

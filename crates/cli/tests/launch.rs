@@ -61,8 +61,8 @@ fn rank_zero_speaks_for_all() {
     println!("two ranks trained two steps in {:?}", start.elapsed());
     assert_snapshot!(steady(&text).lines().skip(1).collect::<Vec<_>>().join("\n"), @r"
     8 documents in 8 rows, 247 tokens
-    step 1/2 | loss: 5.505736 | grad_norm 1.83 | lr 5.00e-5 | [speed] | [time]
-    step 2/2 | loss: 5.502756 | grad_norm 1.67 | lr 2.50e-5 | [speed] | [time]
+    step 1/2 | loss: 5.561946 | grad_norm 1.59 | lr 5.00e-5 | [speed] | [time]
+    step 2/2 | loss: 5.531653 | grad_norm 1.56 | lr 2.50e-5 | [speed] | [time]
     model in out/model
     checkpoint in out/checkpoints/step-2
     peak memory [size] (planned [size])

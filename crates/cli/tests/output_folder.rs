@@ -14,8 +14,8 @@ fn a_run() {
     assert_snapshot!(steady(&folder.succeeds(&["train", "run.yaml"])), @r"
     LlamaForCausalLM, 37.1 k parameters | f32 ddp on 2 threads | memory [size]
     8 documents in 8 rows, 247 tokens
-    step 1/2 | loss: 5.485481 | grad_norm 2.13 | lr 5.00e-5 | [speed] | [time]
-    step 2/2 | loss: 5.518417 | grad_norm 2.09 | lr 2.50e-5 | [speed] | [time]
+    step 1/2 | loss: 5.553245 | grad_norm 1.91 | lr 5.00e-5 | [speed] | [time]
+    step 2/2 | loss: 5.566049 | grad_norm 1.78 | lr 2.50e-5 | [speed] | [time]
     model in out/model
     checkpoint in out/checkpoints/step-2
     peak memory [size] (planned [size])

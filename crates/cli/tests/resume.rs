@@ -55,7 +55,7 @@ fn going_on() {
     LlamaForCausalLM, 37.1 k parameters | f32 ddp on 2 threads | memory [size]
     8 documents in 8 rows, 247 tokens
     resumed from out/checkpoints/step-4 at step 4
-    step 5/5 | loss: 5.506994 | grad_norm 1.70 | lr 1.00e-5 | [speed] | [time]
+    step 5/5 | loss: 5.530260 | grad_norm 1.62 | lr 1.00e-5 | [speed] | [time]
     model in out/model
     checkpoint in out/checkpoints/step-5
     peak memory [size] (planned [size])
@@ -171,6 +171,91 @@ fn changed_model() {
     assert_snapshot!(refused(fewer, &[], 65), @r"
     error: out/checkpoints/step-4: these tensors are in the folder, but the model has no place for them: exp_avg/model.layers.1.input_layernorm.weight, exp_avg/model.layers.1.mlp.down_proj.weight, exp_avg/model.layers.1.mlp.gate_proj.weight, exp_avg/model.layers.1.mlp.up_proj.weight, exp_avg/model.layers.1.post_attention_layernorm.weight, exp_avg/model.layers.1.self_attn.k_proj.weight and 21 more
     hint: the model described is not the one these weights are of.
+    ");
+}
+
+/// Bytes that all ranks read and verified before the last start, as the log has them.
+fn loaded(folder: &Folder) -> (u64, u64) {
+    let log = folder.read("out/logs/training.log");
+    let line =
+        log.lines().rfind(|line| line.contains("loading: all ranks read ")).expect("a line on loading");
+    let numbers: Vec<u64> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+    (numbers[numbers.len() - 2], numbers[numbers.len() - 1])
+}
+
+/// Bytes of a folder's files: of tensors, and of all that a manifest lists.
+fn sizes(folder: &Folder, path: &str) -> (u64, u64) {
+    let files = fs::read_dir(folder.path(path)).unwrap().map(|entry| entry.unwrap());
+    let listed = files.filter(|entry| entry.file_name() != "manifest.json");
+    let size = |(tensors, all): (u64, u64), entry: fs::DirEntry| {
+        let bytes = entry.metadata().unwrap().len();
+        let of_tensors = entry.path().extension().is_some_and(|e| e == "safetensors");
+        (if of_tensors { tensors + bytes } else { tensors }, all + bytes)
+    };
+    listed.fold((0, 0), size)
+}
+
+/// Four ranks go on from what two wrote: each reads what it holds, and each file is verified by one of them.
+#[test]
+fn a_rank_reads_what_it_holds_and_each_file_is_verified_once() {
+    let folder = Folder::new(RUN);
+    let train = |settings: &[&str]| {
+        folder.succeeds(
+            &[&["train", "run.yaml", "threads=1", "per_device_train_batch_size=1"], settings].concat(),
+        );
+    };
+    train(&["--nproc", "2", "strategy=zero3", "max_steps=2", "gradient_accumulation_steps=2"]);
+    let (tensors, listed) = sizes(&folder, "out/checkpoints/step-2");
+    train(&["--nproc", "4", "strategy=zero3", "max_steps=3", RESUME]);
+    let (read, verified) = loaded(&folder);
+    assert_eq!(verified, listed);
+    // Headers are read by every rank that needs the file, and this model is hardly larger than its headers.
+    assert!((tensors * 9 / 10..tensors * 3 / 2).contains(&read), "{read} bytes read of {tensors}");
+    // Where every rank holds everything, every rank reads it; one verifies it.
+    let (tensors, listed) = sizes(&folder, "out/checkpoints/step-3");
+    train(&["--nproc", "2", "strategy=ddp", "max_steps=4", "gradient_accumulation_steps=2", RESUME]);
+    let (read, verified) = loaded(&folder);
+    assert_eq!(verified, listed);
+    assert!((2 * tensors * 9 / 10..2 * tensors * 11 / 10).contains(&read), "{read} bytes read of {tensors}");
+}
+
+#[test]
+fn a_rank_reads_what_it_holds_of_a_model_folder() {
+    let folder = Folder::with_model();
+    let (tensors, _) = sizes(&folder, "model");
+    folder.succeeds(&["train", "run.yaml", "threads=1", "--nproc", "2", "strategy=zero3"]);
+    let (read, verified) = loaded(&folder);
+    assert_eq!(verified, 0);
+    assert!((tensors * 9 / 10..tensors * 11 / 10).contains(&read), "{read} bytes read of {tensors}");
+}
+
+/// Whichever rank finds the damage, all of them pass the checkpoint over or end with the same error.
+#[test]
+fn ranks_agree_on_what_is_damaged() {
+    let folder = Folder::new(RUN);
+    let ranks = ["train", "run.yaml", "threads=1", "--nproc", "2", "strategy=zero3"];
+    folder.succeeds(&[&ranks[..], &["max_steps=4", "save_steps=2"]].concat());
+    let files = ["model-rank-0", "model-rank-1", "exp_avg-rank-0", "exp_avg_sq-rank-1"];
+    for file in files {
+        let path = folder.path(&format!("out/checkpoints/step-4/{file}.safetensors"));
+        flip_bit(&path);
+        let expected = format!(
+            "out/checkpoints/step-4/{file}.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]"
+        );
+        let ran = folder.run(&[&ranks[..], &["resume_from_checkpoint=out/checkpoints/step-4"]].concat());
+        assert_eq!(ran.code, Some(65), "{ran:#?}");
+        assert!(without_hashes(&ran.stderr).contains(&expected), "{ran:#?}");
+        flip_bit(&path);
+    }
+    let path = folder.path("out/checkpoints/step-4/exp_avg-rank-1.safetensors");
+    flip_bit(&path);
+    let ran = folder.run(&[&ranks[..], &["max_steps=6", RESUME]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    let notes: Vec<&str> =
+        ran.stdout.lines().filter(|l| l.contains("passed over") || l.contains("resumed")).collect();
+    assert_snapshot!(without_hashes(&notes.join("\n")), @r"
+    checkpoint passed over: out/checkpoints/step-4/exp_avg-rank-1.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
+    resumed from out/checkpoints/step-2 at step 2
     ");
 }
 

@@ -3,11 +3,13 @@
 //! A number is a pure function of (seed, purpose, a, b, index). There is no state to save, so a resumed
 //! run draws what the uninterrupted one would have drawn, and any rank can draw any sample's numbers.
 
+use sha2::{Digest, Sha256};
+
 /// What a stream of numbers is for. Streams of different purposes never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Purpose {
-    /// `a` = index of the tensor in the model.
+    /// Of a tensor, by its name ([`Stream::named`]).
     Init = 1,
     /// `a` = epoch.
     DataOrder = 2,
@@ -32,6 +34,13 @@ pub struct Stream {
 impl Stream {
     pub fn new(seed: u64, purpose: Purpose, a: u32, b: u32) -> Self {
         Stream { key: [seed as u32, (seed >> 32) as u32], purpose, a, b }
+    }
+
+    /// The stream of something that has a name, such as a tensor: `a` and `b` are a hash of it.
+    pub fn named(seed: u64, purpose: Purpose, name: &str) -> Self {
+        let hash = Sha256::digest(name.as_bytes());
+        let word = |at: usize| u32::from_le_bytes([hash[at], hash[at + 1], hash[at + 2], hash[at + 3]]);
+        Stream::new(seed, purpose, word(0), word(4))
     }
 
     /// The block of four words at `index` (below 2^32; purposes are mixed into the key).
@@ -99,6 +108,16 @@ mod tests {
             philox([u32::MAX; 4], [u32::MAX; 2]),
             [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
         );
+    }
+
+    /// Weights of fresh runs depend on it.
+    #[test]
+    fn a_name_is_its_hash() {
+        // The first eight bytes of SHA-256("abc").
+        let [named, numbered] =
+            [Stream::named(7, Purpose::Init, "abc"), Stream::new(7, Purpose::Init, 0xbf16_78ba, 0xeacf_018f)];
+        assert_eq!(named.block(3), numbered.block(3));
+        assert_ne!(named.block(3), Stream::named(7, Purpose::Init, "abd").block(3));
     }
 
     #[test]

@@ -33,6 +33,16 @@ fn fill_normal(values: &mut [f32], first: usize, stream: Stream, std: f32) {
     });
 }
 
+/// Writing one of the copies of the parameters writes both.
+fn written_states(state: State) -> &'static [State] {
+    match state {
+        State::Working | State::Master => &[State::Working, State::Master],
+        State::Grad => &[State::Grad],
+        State::ExpAvg => &[State::ExpAvg],
+        State::ExpAvgSq => &[State::ExpAvgSq],
+    }
+}
+
 impl Engine {
     /// The units of the trained model.
     pub fn units(&self) -> &[UnitShape] {
@@ -46,16 +56,16 @@ impl Engine {
         all.find(|(_, segment)| segment.name == name)
     }
 
-    /// Fills every tensor from the seed: tensor i of the model draws from its own stream, so the values do
-    /// not depend on ranks, layout or storage.
+    /// Fills every tensor from the seed. A tensor draws from a stream of its own, which its name decides, so its
+    /// values do not depend on ranks, layout or storage, nor on which other tensors the model has.
     pub fn initialise(&mut self, seed: u64) -> Result<(), EngineError> {
         let std = self.shared.model().shape.init_std as f32;
         let units = self.units().to_vec();
         let tensors =
             units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
         let mut values = Vec::new();
-        for (index, (unit, segment)) in tensors.enumerate() {
-            let stream = Stream::new(seed, Purpose::Init, index as u32, 0);
+        for (unit, segment) in tensors {
+            let stream = Stream::named(seed, Purpose::Init, &segment.name);
             let states = [State::Working, State::Master];
             let here: Vec<_> = states.iter().filter_map(|s| self.owned(unit, segment, *s)).collect();
             // A bounded part at a time, a piece for each thread.
@@ -94,6 +104,22 @@ impl Engine {
         self.shared.at().places.units[unit].home(state).filter(|_| here)
     }
 
+    /// The elements of a tensor that [`Engine::write`] to `state` sets on this rank, flat: apart from each other, in
+    /// order, none of them empty.
+    pub fn written(&self, unit: usize, segment: &Segment, state: State) -> Vec<Range<usize>> {
+        let owned = written_states(state).iter().filter_map(|one| self.owned(unit, segment, *one));
+        let mut ranges: Vec<Range<usize>> = owned.filter(|range| !range.is_empty()).collect();
+        ranges.sort_by_key(|range| range.start);
+        ranges.dedup_by(|next, before| {
+            let joins = next.start <= before.end;
+            if joins {
+                before.end = before.end.max(next.end);
+            }
+            joins
+        });
+        ranges
+    }
+
     /// Sets part of a tensor's state, as far as this rank holds it. Writing `Working` also sets the master
     /// copy, and the other way round, so that both always agree.
     pub fn write(
@@ -105,11 +131,7 @@ impl Engine {
         values: &[f32],
     ) -> Result<(), EngineError> {
         self.settle()?;
-        let states: &[State] = match state {
-            State::Working | State::Master => &[State::Working, State::Master],
-            _ => &[state],
-        };
-        for one in states {
+        for one in written_states(state) {
             let Some(own) = self.owned(unit, segment, *one) else { continue };
             let (start, end) = (own.start.max(part.start), own.end.min(part.end));
             if start < end {

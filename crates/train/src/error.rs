@@ -64,6 +64,9 @@ pub enum TrainError {
     NothingToResume { dir: PathBuf },
     #[error("no checkpoint in {} can be used; the newest one: {why}", dir.display())]
     AllDamaged { dir: PathBuf, why: String },
+    /// What one rank found, as all of them report it.
+    #[error("{why}")]
+    DamagedCheckpoint { why: String, hint: Option<String>, class: FaultClass },
     #[error("{}: the checkpoint was made with {what}: {then}, this run has {now}", path.display())]
     ResumeMismatch { path: PathBuf, what: &'static str, then: String, now: String },
     #[error("{} has no complete checkpoint", path.display())]
@@ -80,11 +83,13 @@ pub enum TrainError {
         step: u64,
         loss: f64,
         grad_norm: f64,
-        /// Steps like this one, it included, with none between that was applied.
+        /// Steps like this one, it included, with none between whose numbers were finite.
         in_a_row: u64,
+        /// Those of them that were applied, because their gradients were finite.
+        applied: u64,
         /// The first whose gradient was not finite.
         tensor: Option<String>,
-        rows: Vec<u32>,
+        rows: Box<[u32]>,
         /// Whether any step was applied before.
         trained: bool,
         /// In fp16, the scale that would come next.
@@ -129,6 +134,7 @@ impl Fault for TrainError {
             | NothingToEvaluate
             | NoFolder => FaultClass::BadConfig,
             UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
+            DamagedCheckpoint { class, .. } => *class,
             Algorithm { .. } | Adapter => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
             ModelMissing { .. } | NothingToResume { .. } | NothingToExport { .. } => FaultClass::InputMissing,
@@ -173,6 +179,7 @@ impl Fault for TrainError {
                     .into(),
             ),
             AllDamaged { .. } => Some("Remove the damaged folders, or start over with overwrite_output_dir: true.".into()),
+            DamagedCheckpoint { hint, .. } => hint.clone(),
             ResumeMismatch { what, .. } => {
                 let decided_by = match *what {
                     "rows per step" => "per_device_train_batch_size times gradient_accumulation_steps",
@@ -192,6 +199,12 @@ impl Fault for TrainError {
             NothingToEvaluate => {
                 Some("Name files in `eval_files`, or write `eval_strategy: no`.".into())
             }
+            Diverged { applied, checkpoint, .. } if *applied > 0 => Some(format!(
+                "{} applied: the loss was not finite, but the gradients were. Check how the objective computes its \
+                 loss, or try a lower learning_rate.{}",
+                if *applied == 1 { "One of these steps was".into() } else { format!("{applied} of these steps were") },
+                kept(checkpoint)
+            )),
             Diverged { trained: false, scale: Some(scale), .. } => Some(format!(
                 "Every step overflowed while the loss scale was on its way down to {scale}: train longer, start \
                  lower with fp16: {{enabled: true, initial_scale_power: 8}}, or write mixed_precision: bf16."

@@ -20,6 +20,7 @@ mod objective;
 mod output_dir;
 mod position;
 mod rate;
+mod resume;
 mod run;
 mod save;
 mod scaler;

@@ -17,12 +17,23 @@ pub(crate) struct Position {
     /// Steps that were not applied, in all and without one between that was.
     pub(crate) skipped: u64,
     pub(crate) skipped_in_a_row: u64,
+    /// Not in checkpoints: none is made while it is not zero.
+    pub(crate) bad_in_a_row: BadInARow,
     /// The best evaluation so far.
     pub(crate) best: Option<Best>,
     /// In fp16.
     pub(crate) scale: Option<ScaleState>,
     /// The run was stopped before the evaluation that is due after this step.
     pub(crate) owes_evaluation: bool,
+}
+
+/// The last steps, as far back as their loss or gradient is not finite. Overflows while the loss scale moves are left
+/// out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BadInARow {
+    pub(crate) steps: u64,
+    /// Those that were applied all the same: their gradients were finite.
+    pub(crate) applied: u64,
 }
 
 impl Position {
@@ -34,6 +45,7 @@ impl Position {
             tokens_total: 0,
             skipped: 0,
             skipped_in_a_row: 0,
+            bad_in_a_row: BadInARow::default(),
             best: None,
             scale,
             owes_evaluation: false,
@@ -90,6 +102,7 @@ impl Position {
             tokens_total: checkpoint.counter("tokens_total")?,
             skipped: checkpoint.counter("skipped")?,
             skipped_in_a_row: checkpoint.counter("skipped_in_a_row")?,
+            bad_in_a_row: BadInARow::default(),
             best,
             scale,
             owes_evaluation: checkpoint.meta().counters.contains_key("owes_evaluation"),

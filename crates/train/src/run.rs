@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use lockstep_ckpt::{Checkpoint, DataCursor};
+use lockstep_ckpt::DataCursor;
 use lockstep_comm::{CommError, NcclSpec};
 use lockstep_config::{EvalWhen, Precision, RunConfig, SaveWhen};
 use lockstep_core::{Bytes, Rank, Step};
@@ -22,6 +22,7 @@ use crate::journal::Journal;
 use crate::objective::{Objective, WindowCounts, train_step_asking};
 use crate::position::Position;
 use crate::rate::RateSchedule;
+use crate::resume::{self, Loaded};
 use crate::save::{self, Identity};
 use crate::scaler::LossScaler;
 use crate::setup::Prepared;
@@ -108,7 +109,7 @@ pub fn train_with(
     objective: &mut dyn Objective,
     progress: &mut dyn Progress,
 ) -> Result<Outcome, TrainError> {
-    let Prepared { rank, tokenizer, dataset, eval, shape, folder, plan, machine, output, checkpoint, .. } =
+    let Prepared { rank, tokenizer, dataset, eval, shape, folder, plan, machine, output, mut notes, .. } =
         prepared;
     let mut run = Run::new(config, &dataset)?;
     let identity = Identity {
@@ -128,6 +129,9 @@ pub fn train_with(
     assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
     let scale = run.scaler.map(|scaler| scaler.state);
     let mut position = Position::start(scale);
+    let (resume, candidates) = (&config.output.resume_from_checkpoint, &prepared.candidates);
+    let mut note = |text: &str| notes.push(text.to_string());
+    let checkpoint = resume::open_agreed(&engine, resume, &output.checkpoints(), candidates, &mut note)?;
     match (&checkpoint, &folder) {
         (Some(checkpoint), _) => position = save::load_checkpoint(&mut engine, checkpoint, &identity, scale)?,
         (None, Some(folder)) => save::load_weights(&mut engine, folder)?,
@@ -135,7 +139,7 @@ pub fn train_with(
     }
     engine.seed_dropout(config.batch.seed);
     // Nobody trains, and nothing is swept away, before everybody is ready to.
-    engine.barrier("the start")?;
+    let loaded = Loaded::of_all(&engine, checkpoint.as_ref(), folder.as_ref())?;
     let mut log = if rank == Rank(0) {
         output.sweep(prepared.launch_id.as_deref())?;
         let resume_step = checkpoint.as_ref().map(|_| position.step);
@@ -143,7 +147,7 @@ pub fn train_with(
     } else {
         Journal::closed()
     };
-    announce(&engine, config, &prepared.notes, &mut log, progress)?;
+    announce(&engine, config, &notes, &mut log, progress)?;
     let checkpoint_path = checkpoint.as_ref().map(|c| c.path().to_path_buf());
     if let Some(path) = &checkpoint_path {
         tell(&format!("resumed from {} at step {}", path.display(), position.step), &mut log, progress)?;
@@ -151,6 +155,7 @@ pub fn train_with(
             progress.note(&format!("no step is left: the run ends at step {}", run.total_steps));
         }
     }
+    loaded.iter().try_for_each(|loaded| log.event(&loaded.exact()))?;
 
     let mut outcome = Outcome {
         steps: position.step,
@@ -232,7 +237,8 @@ pub fn train_with(
     if let Some(best) = position.best.filter(|_| config.eval.load_best_model_at_end) {
         if best.step != position.step {
             let path = output.checkpoints().join(format!("step-{}", best.step));
-            save::load_checkpoint(&mut engine, &Checkpoint::open_verified(&path)?, &identity, scale)?;
+            let best = resume::open_sound(&engine, &path)?;
+            save::load_checkpoint(&mut engine, &best, &identity, scale)?;
         }
         tell(&format!("the model is that of step {}, the best one", best.step), &mut log, progress)?;
     }
@@ -438,12 +444,14 @@ impl<'a> Run<'a> {
             train_step_asking(engine, objective, &window.batches, &counts, &updates, &asked)?;
         position.step += 1;
         position.tokens_total += tokens;
-        let finite = !report.skipped && metrics.loss.is_finite();
-        let warning = if finite {
-            self.applied(position);
-            None
-        } else {
-            Some(self.not_finite(engine, position, &report, metrics.loss, &window.rows)?)
+        let (loss, rows) = (metrics.loss, &window.rows);
+        if !report.skipped {
+            self.applied(position, loss);
+        }
+        let warning = match report.skipped {
+            true => Some(self.skipped(engine, position, &report, loss, rows)?),
+            false if !loss.is_finite() => Some(self.bad_loss(position, &report, loss, rows)?),
+            false => None,
         };
         let seconds = start.elapsed().as_secs_f64();
         let record = StepRecord {

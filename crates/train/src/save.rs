@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use lockstep_ckpt::{
     Checkpoint, CheckpointWriter, CkptError, DEFAULT_SHARD_BYTES, DataCursor, Export, Meta, ModelFolder,
-    PieceSpec, TensorBox, TensorSpec, export_folder,
+    PieceSpec, TensorBox, TensorPart, TensorSpec, export_folder,
 };
-use lockstep_config::Resume;
 use lockstep_core::{DType, Rank, Step};
 use lockstep_data::Tokenizer;
 use lockstep_engine::{Engine, EngineError};
@@ -45,11 +44,11 @@ pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<
     Ok(())
 }
 
-/// Loads the weights of a folder that was checked.
+/// Loads the weights of a folder that was checked: of each tensor, what this rank holds.
 pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder) -> Result<(), TrainError> {
     let mut values = vec![0f32; PART];
     for (unit, segment) in all_tensors(engine) {
-        for part in parts(segment.elems()) {
+        for part in engine.written(unit, &segment, State::Working).into_iter().flat_map(parts) {
             let values = &mut values[..part.len()];
             folder.read_f32(&segment.name, &segment.shape, part.clone(), values)?;
             engine.write(unit, &segment, State::Working, part, values)?;
@@ -145,42 +144,7 @@ pub(crate) struct Identity {
     pub(crate) model_files: Vec<(String, Vec<u8>)>,
 }
 
-/// Finds the checkpoint to go on from. Damaged ones are passed over and told through `note`.
-pub(crate) fn find_checkpoint(
-    resume: &Resume,
-    root: &Path,
-    note: &mut dyn FnMut(&str),
-) -> Result<Option<Checkpoint>, TrainError> {
-    let root = match resume {
-        Resume::No => return Ok(None),
-        Resume::Latest | Resume::Auto => root.to_path_buf(),
-        Resume::Path(path) if path.file_name().is_some_and(|n| n == "latest") => {
-            path.parent().unwrap_or(path).to_path_buf()
-        }
-        Resume::Path(path) if !path.exists() => {
-            return Err(TrainError::NothingToResume { dir: path.clone() });
-        }
-        Resume::Path(path) => return Ok(Some(Checkpoint::open_verified(path)?)),
-    };
-    let (found, skipped) = lockstep_ckpt::open_latest(&root)?;
-    for damaged in &skipped {
-        note(&format!("checkpoint passed over: {}", damaged.why));
-    }
-    match (found, skipped.first()) {
-        (Some(checkpoint), _) => Ok(Some(checkpoint)),
-        (None, Some(damaged)) => Err(TrainError::AllDamaged { dir: root, why: damaged.why.to_string() }),
-        (None, None) if *resume == Resume::Auto => {
-            let dir = root.display();
-            note(&format!(
-                "resume_from_checkpoint: auto: no checkpoint in {dir}, the run starts from the beginning"
-            ));
-            Ok(None)
-        }
-        (None, None) => Err(TrainError::NothingToResume { dir: root }),
-    }
-}
-
-/// Brings an engine to where a checkpoint was made.
+/// Brings an engine to where a checkpoint was made. Of each tensor, a rank reads what it holds.
 pub(crate) fn load_checkpoint(
     engine: &mut Engine,
     checkpoint: &Checkpoint,
@@ -230,20 +194,29 @@ pub(crate) fn load_checkpoint(
     if !unused.is_empty() {
         return Err(TrainError::UnusedTensors { folder: checkpoint.path().to_path_buf(), names: unused });
     }
-    let mut values = vec![0f32; PART];
+    let mut wanted = Vec::new();
+    let mut targets = Vec::new();
     for (prefix, state) in STATES {
         for (unit, segment) in &tensors {
             if state != State::Working && !segment.trainable {
                 continue;
             }
-            let name = format!("{prefix}/{}", segment.name);
-            for part in parts(segment.elems()) {
-                let values = &mut values[..part.len()];
-                checkpoint.read_f32(&name, &segment.shape, part.clone(), values)?;
-                engine.write(*unit, segment, state, part, values)?;
+            let mut held = engine.written(*unit, segment, state);
+            if held.is_empty() {
+                // Asked for all the same, so that every rank refuses a checkpoint without this tensor.
+                held.push(0..0);
+            }
+            for elems in held {
+                let (name, shape) = (format!("{prefix}/{}", segment.name), segment.shape.clone());
+                wanted.push(TensorPart { name, shape, elems });
+                targets.push((*unit, segment, state));
             }
         }
     }
+    checkpoint.read_parts(&wanted, |index, range, values| -> Result<(), TrainError> {
+        let (unit, segment, state) = targets[index];
+        Ok(engine.write(unit, segment, state, range, values)?)
+    })?;
     Ok(position)
 }
 
@@ -357,8 +330,8 @@ fn read_state(
     Ok(())
 }
 
-fn parts(elems: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..elems).step_by(PART).map(move |start| start..(start + PART).min(elems))
+fn parts(elems: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    elems.clone().step_by(PART).map(move |start| start..(start + PART).min(elems.end))
 }
 
 #[cfg(test)]

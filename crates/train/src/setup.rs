@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lockstep_ckpt::{Checkpoint, ModelFolder};
+use lockstep_ckpt::ModelFolder;
 use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
@@ -20,6 +20,7 @@ use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
 use crate::error::TrainError;
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
+use crate::resume::Candidates;
 use crate::save;
 use crate::sft::Sft;
 use crate::stop::StopRequest;
@@ -74,8 +75,8 @@ pub struct Prepared {
     /// Tells this launch from all others, its restarts included: a restart goes on from checkpoints of its own launch.
     pub launch_id: Option<String>,
     pub(crate) output: OutputDir,
-    /// What the run goes on from.
-    pub(crate) checkpoint: Option<Checkpoint>,
+    /// What the run may go on from.
+    pub(crate) candidates: Candidates,
     /// What is worth telling before the first step.
     pub(crate) notes: Vec<String>,
     /// The texts of `config.json` and `generation_config.json` that the model folder has.
@@ -102,10 +103,14 @@ pub fn prepare_for(
         _ => OutputDir::follow(&config.output),
     };
     let mut notes = config.notes.clone();
-    let checkpoint =
-        save::find_checkpoint(&config.output.resume_from_checkpoint, &output.checkpoints(), &mut |text| {
-            notes.push(text.to_string())
-        })?;
+    // Rank 0 alone looks for checkpoints; the others hear of them when they are connected.
+    let candidates = match rank {
+        Rank(0) => {
+            let resume = &config.output.resume_from_checkpoint;
+            Candidates::find(resume, &output.checkpoints(), &mut |text| notes.push(text.to_string()))?
+        }
+        _ => Candidates::default(),
+    };
     let mut tokenizer = load_tokenizer(config)?;
     let shape = model_shape(config, &tokenizer)?;
     let folder = match (&config.model.source, config.model.init) {
@@ -150,7 +155,7 @@ pub fn prepare_for(
         stop: StopRequest::default(),
         launch_id: None,
         output,
-        checkpoint,
+        candidates,
         notes,
         folder_texts,
     })
@@ -212,7 +217,6 @@ impl Prepared {
             "{:?} {:?} {:?} {:?} {:?}",
             config.optim, config.batch, config.precision, config.eval, self.shape.dropout
         );
-        let from = self.checkpoint.as_ref().map_or("the beginning".into(), |c| format!("step {}", c.step()));
         [
             ("version", env!("CARGO_PKG_VERSION").to_string()),
             ("strategy", strategy_name(config.plan.strategy)),
@@ -222,7 +226,6 @@ impl Prepared {
             ("tokenizer", brief(self.tokenizer.fingerprint())),
             ("batch and optimizer", brief(&numbers)),
             ("products of bf16", self.products_of_bf16().to_string()),
-            ("start", from),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into()

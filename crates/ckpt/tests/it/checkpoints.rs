@@ -1,7 +1,8 @@
 use std::fs;
 
 use lockstep_ckpt::{
-    Checkpoint, CheckpointWriter, CkptError, PieceSpec, TensorBox, TensorSpec, latest, open_latest, retain,
+    Checkpoint, CheckpointWriter, CkptError, PieceSpec, TensorBox, TensorPart, TensorSpec, latest,
+    open_latest, retain,
 };
 use lockstep_core::{DType, Fault, FaultClass, Step};
 use proptest::prelude::*;
@@ -104,7 +105,9 @@ fn latest_is_the_highest_that_is_complete() {
     for step in [9, 10, 100] {
         save(&root, step);
     }
-    assert_eq!(latest(&root).unwrap().path, Some(root.join("step-100")));
+    let answer = latest(&root).unwrap();
+    assert_eq!(answer.path, Some(root.join("step-100")));
+    assert_eq!(answer.earlier, [root.join("step-10"), root.join("step-9")]);
     // Cut short after the fact, never finished, renamed, and not ours at all.
     fs::File::options()
         .write(true)
@@ -204,6 +207,104 @@ fn other_files_are_as_safe_as_tensors() {
     assert!(matches!(Checkpoint::open_verified(&path), Err(CkptError::Hash { .. })));
 }
 
+/// As many ranks as the design is for, each with its part of every tensor, over a few files.
+#[test]
+fn a_tensor_in_ten_thousand_pieces_is_saved_and_read() {
+    const RANKS: usize = 10_000;
+    const FILES: usize = 8;
+    let dir = tempfile::tempdir().unwrap();
+    let shape = vec![1500, 20];
+    let elems = |rank: usize| rank * 3..(rank + 1) * 3;
+    let mut first = CheckpointWriter::begin(dir.path(), Step(1)).unwrap();
+    for file in 0..FILES {
+        let parts = (0..RANKS).filter(|rank| rank % FILES == file).map(elems);
+        let parts: Vec<TensorBox> = parts.flat_map(|range| TensorBox::of_range(&shape, range)).collect();
+        let spec =
+            |part: &TensorBox| PieceSpec { name: "model/w".into(), shape: shape.clone(), part: part.clone() };
+        let pieces: Vec<PieceSpec> = parts.iter().map(spec).collect();
+        let mut writer = CheckpointWriter::join(dir.path(), Step(1));
+        writer
+            .write_pieces(
+                &format!("model-{file}.safetensors"),
+                &pieces,
+                DType::F32,
+                &mut |idx, range, out| {
+                    for (slot, elem) in out.iter_mut().zip(range) {
+                        *slot = flat(&parts[idx], &shape, elem) as f32;
+                    }
+                    Ok(())
+                },
+            )
+            .unwrap();
+        first.add_share(&writer.share().unwrap()).unwrap();
+    }
+    let path = first.finish(meta(1)).unwrap();
+    let checkpoint = Checkpoint::open_verified(&path).unwrap();
+    let mut out = vec![-1.0; RANKS * 3];
+    checkpoint.read_f32("model/w", &shape, 0..RANKS * 3, &mut out).unwrap();
+    assert!(out.iter().enumerate().all(|(at, value)| *value == at as f32));
+}
+
+#[test]
+fn a_part_is_read_from_the_files_that_have_it_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = vec![64, 32];
+    let mut writer = CheckpointWriter::begin(dir.path(), Step(1)).unwrap();
+    for rank in 0..4 {
+        let part = TensorBox { start: vec![rank * 16, 0], extent: vec![16, 32] };
+        let piece = PieceSpec { name: "model/w".into(), shape: shape.clone(), part };
+        writer
+            .write_pieces(&format!("{rank}.safetensors"), &[piece], DType::BF16, &mut |_, range, out| {
+                out.iter_mut().zip(range).for_each(|(slot, elem)| *slot = ((rank * 512 + elem) / 8) as f32);
+                Ok(())
+            })
+            .unwrap();
+    }
+    let path = writer.finish(meta(1)).unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    for absent in [0, 3] {
+        fs::remove_file(path.join(format!("{absent}.safetensors"))).unwrap();
+    }
+    let part = TensorPart { name: "model/w".into(), shape, elems: 600..1400 };
+    let mut found = vec![-1.0; 800];
+    checkpoint
+        .read_parts::<CkptError>(&[part], |index, range, values| {
+            assert_eq!(index, 0);
+            found[range.start - 600..range.end - 600].copy_from_slice(values);
+            Ok(())
+        })
+        .unwrap();
+    assert!(found.iter().zip(600..).all(|(value, elem)| *value == (elem / 8) as f32));
+    let header = fs::metadata(path.join("1.safetensors")).unwrap().len() - 1024;
+    assert_eq!(checkpoint.bytes_read().0, 800 * 2 + 2 * header);
+    assert_eq!(checkpoint.bytes_verified().0, 0);
+}
+
+#[test]
+fn ranks_verify_each_file_once_and_one_of_them_finds_the_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = save(dir.path(), 1);
+    let all: u64 = ["model", "optimizer"]
+        .map(|n| fs::metadata(path.join(format!("{n}.safetensors"))).unwrap().len())
+        .iter()
+        .sum();
+    let ranks = || (0..3).map(|_| Checkpoint::open(&path).unwrap()).collect::<Vec<_>>();
+    let sound = ranks();
+    sound.iter().enumerate().for_each(|(rank, checkpoint)| checkpoint.verify_share(rank, 3).unwrap());
+    assert_eq!(sound.iter().map(|c| c.bytes_verified().0).sum::<u64>(), all);
+    assert!(
+        sound.iter().all(|c| c.bytes_verified().0 < all && c.manifest_hash() == sound[0].manifest_hash())
+    );
+    let damaged = path.join("optimizer.safetensors");
+    let mut bytes = fs::read(&damaged).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&damaged, bytes).unwrap();
+    let found: Vec<_> =
+        ranks().iter().enumerate().filter_map(|(rank, c)| c.verify_share(rank, 3).err()).collect();
+    assert_eq!(found.len(), 1);
+    assert!(matches!(&found[0].error, CkptError::Hash { file, .. } if *file == damaged));
+}
+
 /// Cuts a tensor into boxes by splitting the largest of them at random.
 fn split(shape: &[usize], cuts: &[(usize, usize)]) -> Vec<TensorBox> {
     let mut boxes = vec![TensorBox::whole(shape)];
@@ -248,7 +349,14 @@ proptest! {
         let range = from.min(total)..(from + len).min(total);
         let mut out = vec![-1.0; range.len()];
         checkpoint.read_f32(&name, &shape, range.clone(), &mut out).unwrap();
-        prop_assert_eq!(out, range.map(|e| e as f32).collect::<Vec<_>>());
+        prop_assert_eq!(&out, &range.clone().map(|e| e as f32).collect::<Vec<_>>());
+        let part = TensorPart { name, shape, elems: range.clone() };
+        let mut by_parts = vec![-1.0; range.len()];
+        checkpoint.read_parts::<CkptError>(&[part], |_, at, values| {
+            by_parts[at.start - range.start..at.end - range.start].copy_from_slice(values);
+            Ok(())
+        }).unwrap();
+        prop_assert_eq!(by_parts, out);
     }
 }
 

@@ -127,7 +127,7 @@ fn about_checkpoints() {
     assert_snapshot!(framed(&body.replace("\"name\": \"model.safetensors\"", "\"name\": \"../model.safetensors\"")), @"[65] step-4/manifest.json is not a usable manifest: file `../model.safetensors` is listed twice or is no plain file name");
     assert_snapshot!(framed(&body.replace("\"file\": \"model.safetensors\"", "\"file\": \"other.safetensors\"")), @"[65] step-4/manifest.json is not a usable manifest: `model/embed.weight` refers to `other.safetensors`, which is not listed");
     assert_snapshot!(framed(&body.replacen("5,\n", "6,\n", 1)), @"[65] step-4/manifest.json is not a usable manifest: the pieces of `exp_avg/embed.weight` do not make up its shape [6, 3]");
-    assert_snapshot!(framed(&body.replace("5,\n", "6,\n")), @"[65] step-4/manifest.json is not a usable manifest: `exp_avg/embed.weight` has a piece of [6, 3], but `exp_avg/embed.weight` in optimizer.safetensors has shape [5, 3]");
+    assert_snapshot!(framed(&body.replace("5,\n", "6,\n")), @"[65] step-4/manifest.json is not a usable manifest: `model/embed.weight` has a piece of [6, 3], but `model/embed.weight` in model.safetensors has shape [5, 3]");
     assert_snapshot!(framed(&body.replace("\"world\": 1,", "")), @"[65] step-4/manifest.json is not a usable manifest: missing field `world` at line 154 column 1");
     fs::write(path.join("manifest.json"), manifest).unwrap();
     fs::copy(path.join("model.safetensors"), path.join("x.safetensors")).unwrap();

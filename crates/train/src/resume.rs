@@ -1,0 +1,254 @@
+//! Which checkpoint a run goes on from: found by rank 0, verified by all ranks together, agreed on by all.
+//!
+//! Every rank opens the manifest and verifies its share of the files. Ranks then exchange what they found, so that
+//! all go on from the same checkpoint, pass over the same damaged ones, or end with the same error. What a rank loads
+//! afterwards by ranges was verified by one of them.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use lockstep_ckpt::{Checkpoint, Damage, ModelFolder};
+use lockstep_config::Resume;
+use lockstep_core::{Bytes, Fault, FaultClass};
+use lockstep_engine::Engine;
+use serde_json::{Value, json};
+
+use crate::error::TrainError;
+
+/// Checkpoints that a run may go on from, as rank 0 finds them.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates {
+    /// Newest first. Only the first was looked at, and only at its manifest and the lengths of its files.
+    paths: Vec<PathBuf>,
+    /// What is wrong with the newest of all, if it is not among them.
+    newest_damage: String,
+}
+
+impl Candidates {
+    /// Finds checkpoints, without reading them. Damaged ones are passed over and reported through `note`.
+    pub(crate) fn find(
+        resume: &Resume,
+        root: &Path,
+        note: &mut dyn FnMut(&str),
+    ) -> Result<Candidates, TrainError> {
+        let root = match (folder_of(resume, root), resume) {
+            (Some(root), _) => root,
+            (None, Resume::Path(path)) if !path.exists() => {
+                return Err(TrainError::NothingToResume { dir: path.clone() });
+            }
+            (None, Resume::Path(path)) => {
+                Checkpoint::open(path)?;
+                return Ok(Candidates { paths: vec![path.clone()], newest_damage: String::new() });
+            }
+            (None, _) => return Ok(Candidates::default()),
+        };
+        let found = lockstep_ckpt::latest(&root)?;
+        for damaged in &found.skipped {
+            note(&passed_over(&damaged.why));
+        }
+        let newest_damage = found.skipped.first().map_or(String::new(), |damaged| damaged.why.to_string());
+        match found.path {
+            Some(path) => Ok(Candidates { paths: [vec![path], found.earlier].concat(), newest_damage }),
+            None if newest_damage.is_empty() && *resume == Resume::Auto => {
+                let dir = root.display();
+                note(&format!(
+                    "resume_from_checkpoint: auto: no checkpoint in {dir}, the run starts from the beginning"
+                ));
+                Ok(Candidates::default())
+            }
+            None if newest_damage.is_empty() => Err(TrainError::NothingToResume { dir: root }),
+            None => Err(TrainError::AllDamaged { dir: root, why: newest_damage }),
+        }
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let parts =
+            [OsStr::new(&self.newest_damage)].into_iter().chain(self.paths.iter().map(|p| p.as_os_str()));
+        parts.map(OsStrExt::as_bytes).collect::<Vec<_>>().join(&0)
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Candidates {
+        let mut parts = bytes.split(|byte| *byte == 0);
+        let newest_damage = String::from_utf8_lossy(parts.next().unwrap_or_default()).into_owned();
+        Candidates {
+            paths: parts.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect(),
+            newest_damage,
+        }
+    }
+}
+
+/// The checkpoint that all ranks go on from: the newest of rank 0's candidates that all find sound. All ranks call it
+/// alike; those of rank 0 count. `None`: the run starts from the beginning.
+pub(crate) fn open_agreed(
+    engine: &Engine,
+    resume: &Resume,
+    root: &Path,
+    candidates: &Candidates,
+    note: &mut dyn FnMut(&str),
+) -> Result<Option<Checkpoint>, TrainError> {
+    if *resume == Resume::No {
+        return Ok(None);
+    }
+    let of_rank_0 = engine.exchange("checkpoints to resume from", &candidates.to_bytes())?.swap_remove(0);
+    let Candidates { paths, mut newest_damage } = Candidates::from_bytes(&of_rank_0);
+    if *resume == Resume::Auto && paths.is_empty() {
+        return Ok(None);
+    }
+    let root = folder_of(resume, root);
+    for path in paths {
+        match (verify_together(engine, &path)?, &root) {
+            (Ok(checkpoint), _) => return Ok(Some(checkpoint)),
+            (Err(damage), None) => return Err(damage.into()),
+            (Err(damage), Some(_)) => {
+                note(&passed_over(&damage.why));
+                if newest_damage.is_empty() {
+                    newest_damage = damage.why;
+                }
+            }
+        }
+    }
+    let dir = root.unwrap_or_default();
+    Err(TrainError::AllDamaged { dir, why: newest_damage })
+}
+
+/// Opens a checkpoint that must be sound. All ranks call it alike.
+pub(crate) fn open_sound(engine: &Engine, path: &Path) -> Result<Checkpoint, TrainError> {
+    verify_together(engine, path)?.map_err(TrainError::from)
+}
+
+/// The folder whose newest checkpoint is meant. `None`: one checkpoint is named, or none is asked for.
+fn folder_of(resume: &Resume, root: &Path) -> Option<PathBuf> {
+    match resume {
+        Resume::Latest | Resume::Auto => Some(root.to_path_buf()),
+        Resume::Path(path) if path.file_name().is_some_and(|n| n == "latest") => {
+            Some(path.parent().unwrap_or(path).to_path_buf())
+        }
+        Resume::Path(_) | Resume::No => None,
+    }
+}
+
+fn passed_over(why: &dyn std::fmt::Display) -> String {
+    format!("checkpoint passed over: {why}")
+}
+
+/// Damage to a checkpoint, in the same words on all ranks.
+#[derive(Clone, Debug)]
+struct SharedDamage {
+    why: String,
+    hint: Option<String>,
+    class: FaultClass,
+}
+
+impl From<SharedDamage> for TrainError {
+    fn from(damage: SharedDamage) -> TrainError {
+        let SharedDamage { why, hint, class } = damage;
+        TrainError::DamagedCheckpoint { why, hint, class }
+    }
+}
+
+/// Every rank verifies its share of the files; the answer is the same on all.
+fn verify_together(engine: &Engine, path: &Path) -> Result<Result<Checkpoint, SharedDamage>, TrainError> {
+    let (rank, world) = (engine.rank().0 as usize, engine.plan().input.mesh.world() as usize);
+    let mine = Checkpoint::open(path).map_err(|error| Damage { order: 0, error });
+    let mine = mine.and_then(|checkpoint| checkpoint.verify_share(rank, world).map(|()| checkpoint));
+    let report = match &mine {
+        Ok(checkpoint) => json!({ "manifest": checkpoint.manifest_hash() }),
+        Err(Damage { order, error }) => json!({
+            "order": order,
+            "why": error.to_string(),
+            "hint": error.hint(),
+            "missing": error.class() == FaultClass::InputMissing,
+        }),
+    };
+    let reports = engine.exchange("verifying the checkpoint", report.to_string().as_bytes())?;
+    let reports: Vec<Value> =
+        reports.iter().map(|bytes| serde_json::from_slice(bytes).unwrap_or_default()).collect();
+    match (mine, first_damage(path, &reports)) {
+        (Ok(checkpoint), None) => Ok(Ok(checkpoint)),
+        (_, Some(damage)) => Ok(Err(damage)),
+        (Err(Damage { error, .. }), None) => Err(error.into()),
+    }
+}
+
+/// The first damage that any rank reports; also that they do not read the same manifest.
+fn first_damage(path: &Path, reports: &[Value]) -> Option<SharedDamage> {
+    let damaged = reports.iter().filter(|report| report.get("why").is_some());
+    if let Some(first) = damaged.min_by_key(|report| report["order"].as_u64()) {
+        let class = if first["missing"] == true { FaultClass::InputMissing } else { FaultClass::BadData };
+        let text = |key: &str| first[key].as_str().map(str::to_string);
+        return Some(SharedDamage { why: text("why").unwrap_or_default(), hint: text("hint"), class });
+    }
+    let other = reports.iter().position(|report| report["manifest"] != reports[0]["manifest"])?;
+    Some(SharedDamage {
+        why: format!("{}: rank 0 and rank {other} read different manifests", path.display()),
+        hint: Some(
+            "All ranks must see the same files: put output_dir on a file system that they share.".into(),
+        ),
+        class: FaultClass::BadData,
+    })
+}
+
+/// What all ranks read from files before the first step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Loaded {
+    read: Bytes,
+    /// By hashes, beside what was read to be used.
+    verified: Bytes,
+}
+
+impl Loaded {
+    /// Sums up what ranks have read, when all of them have. All call it alike. `None`: there was nothing to read.
+    pub(crate) fn of_all(
+        engine: &Engine,
+        checkpoint: Option<&Checkpoint>,
+        folder: Option<&ModelFolder>,
+    ) -> Result<Option<Loaded>, TrainError> {
+        let mine = match (checkpoint, folder) {
+            (Some(checkpoint), _) => [checkpoint.bytes_read(), checkpoint.bytes_verified()],
+            (None, Some(folder)) => [folder.bytes_read(), Bytes::ZERO],
+            (None, None) => [Bytes::ZERO; 2],
+        };
+        let mine: Vec<u8> = mine.iter().flat_map(|bytes| bytes.0.to_le_bytes()).collect();
+        let all = engine.exchange("the start", &mine)?;
+        let mut sums = [0u64; 2];
+        for (sum, at) in sums.iter_mut().zip([0, 8]) {
+            let number = |bytes: &Vec<u8>| bytes[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or(0);
+            *sum = all.iter().map(number).sum();
+        }
+        let loaded = Loaded { read: Bytes(sums[0]), verified: Bytes(sums[1]) };
+        Ok((loaded != Loaded::default()).then_some(loaded))
+    }
+
+    /// To the byte, for the log.
+    pub(crate) fn exact(&self) -> String {
+        format!("loading: all ranks read {} bytes and verified {} bytes", self.read.0, self.verified.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn candidates_survive_the_journey() {
+        for (paths, newest_damage) in [(vec![], ""), (vec!["a b/step-3", "ü/step-1"], "step-4 is corrupt")] {
+            let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
+            let sent = Candidates { paths: paths.clone(), newest_damage: newest_damage.into() };
+            let got = Candidates::from_bytes(&sent.to_bytes());
+            assert_eq!((got.paths, got.newest_damage.as_str()), (paths, newest_damage));
+        }
+    }
+
+    #[test]
+    fn all_ranks_report_the_first_damage() {
+        let sound = || json!({ "manifest": "a" });
+        let path = Path::new("step-1");
+        assert!(first_damage(path, &[sound(), sound()]).is_none());
+        let damage = |order: u64| json!({ "order": order, "why": format!("file {order}"), "missing": false });
+        let found = first_damage(path, &[sound(), damage(7), damage(2), sound()]).unwrap();
+        assert_eq!((found.why.as_str(), found.class), ("file 2", FaultClass::BadData));
+        let differ = first_damage(path, &[sound(), sound(), json!({ "manifest": "b" })]).unwrap();
+        assert_eq!(differ.why, "step-1: rank 0 and rank 2 read different manifests");
+    }
+}

@@ -1,0 +1,147 @@
+//! A loss that is not finite while the gradients are: the step is applied, and everything says so.
+
+use std::path::Path;
+
+use lockstep_core::{Fault, Rank};
+use lockstep_data::Batch;
+use lockstep_device::Device;
+use lockstep_observe::{EvalRecord, Progress, StepRecord};
+use lockstep_train::{Metrics, Objective, Outcome, Sft, TrainError, WindowCounts, prepare_for, train_with};
+
+/// Plain fine-tuning that reports no number as its loss at some steps, counted from 1.
+struct Unreported {
+    sft: Sft,
+    at: &'static [u64],
+    step: u64,
+}
+
+impl Objective for Unreported {
+    fn coefficients_ahead(&self) -> bool {
+        true
+    }
+
+    fn begin(&mut self, counts: &WindowCounts) {
+        self.step += 1;
+        self.sft.begin(counts);
+    }
+
+    fn coefficients(&mut self, batch: &Batch, log_probs: Option<&[f32]>, out: &mut [f32]) {
+        self.sft.coefficients(batch, log_probs, out);
+    }
+
+    fn outputs(&mut self, batch: &Batch, log_probs: &[f32]) {
+        self.sft.outputs(batch, log_probs);
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        self.sft.sums()
+    }
+
+    fn metrics(&self, sums: &[f64]) -> Metrics {
+        let metrics = self.sft.metrics(sums);
+        if self.at.contains(&self.step) { Metrics { loss: f64::NAN, ..metrics } } else { metrics }
+    }
+}
+
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Progress for Notes {
+    fn start(&mut self, _: u64, _: u64) {}
+    fn step(&mut self, _: &StepRecord) {}
+    fn evaluation(&mut self, _: &EvalRecord) {}
+    fn note(&mut self, text: &str) {
+        self.0.push(text.into());
+    }
+    fn finish(&mut self) {}
+}
+
+/// Trains six steps in `dir`, with the loss missing at the steps `at`.
+fn run(dir: &Path, at: &'static [u64], settings: &[&str]) -> (Result<Outcome, TrainError>, Vec<String>) {
+    let rows: String = (0..16).map(|i| format!("{{\"text\": \"{i} and {} follow\"}}\n", i + 1)).collect();
+    std::fs::write(dir.join("data.jsonl"), rows).unwrap();
+    let text = "model: tiny\nmax_length: 32\nmax_steps: 6\nsave_steps: 1\nthreads: 1\nper_device_train_batch_size: 2\n";
+    let mut all = vec![
+        format!("train_files={}", dir.join("data.jsonl").display()),
+        format!("output_dir={}", dir.join("out").display()),
+    ];
+    all.extend(settings.iter().map(|s| s.to_string()));
+    let config = lockstep_config::load(Some(lockstep_config::Source { name: "test", text }), &all).unwrap();
+    let mut objective = Unreported { sft: Sft::default(), at, step: 0 };
+    let prepared = prepare_for(&config, Rank(0), Device::Cpu, &objective).unwrap();
+    let mut notes = Notes::default();
+    let outcome = train_with(&config, text, prepared, None, &mut objective, &mut notes);
+    (outcome, notes.0)
+}
+
+/// A file of the model folder or of a checkpoint.
+fn file(dir: &Path, name: &str) -> Vec<u8> {
+    std::fs::read(dir.join("out").join(name)).unwrap()
+}
+
+fn has_checkpoint(dir: &Path, step: u64) -> bool {
+    dir.join(format!("out/checkpoints/step-{step}")).exists()
+}
+
+#[test]
+fn the_step_is_applied_and_told_as_applied() {
+    let dirs = [0, 1].map(|_| tempfile::tempdir().unwrap());
+    let [sound, bad] = dirs.each_ref().map(|dir| dir.path());
+    run(sound, &[], &[]).0.unwrap();
+    let (outcome, notes) = run(bad, &[2, 3, 5], &[]);
+    outcome.unwrap();
+    // It was: weights, moments, schedule and Adam's t are those of the run whose loss was there.
+    assert_eq!(file(sound, "model/model.safetensors"), file(bad, "model/model.safetensors"));
+    let last = "checkpoints/step-6/exp_avg-rank-0.safetensors";
+    assert_eq!(file(sound, last), file(bad, last));
+    let manifest = String::from_utf8(file(bad, "checkpoints/step-6/manifest.json")).unwrap();
+    for counter in ["\"updates\": 6", "\"skipped\": 0", "\"skipped_in_a_row\": 0"] {
+        assert!(manifest.contains(counter), "{counter} in {manifest}");
+    }
+    let told: Vec<&String> = notes.iter().filter(|note| note.contains("was applied")).collect();
+    assert_eq!(told.len(), 3, "{notes:#?}");
+    let text = "step 2 was applied: its loss is NaN, but its gradients were finite (norm ";
+    assert!(told[0].starts_with(text), "{told:#?}");
+    assert!(!notes.iter().any(|note| note.contains("skipped") || note.contains("went wrong")), "{notes:#?}");
+    let metrics = String::from_utf8(file(bad, "metrics.jsonl")).unwrap();
+    assert!(!metrics.contains("\"skipped\":true"), "{metrics}");
+    // No checkpoint is made of a step that is not sound.
+    let made: Vec<u64> = (1..=6).filter(|step| has_checkpoint(bad, *step)).collect();
+    assert_eq!(made, [1, 4, 6]);
+}
+
+#[test]
+fn three_in_a_row_end_the_run_and_the_error_says_that_they_were_applied() {
+    let dir = tempfile::tempdir().unwrap();
+    let (outcome, _) = run(dir.path(), &[3, 4, 5], &[]);
+    let error = outcome.unwrap_err();
+    assert_eq!(error.class().exit_code(), 76);
+    let text = error.to_string();
+    assert!(text.starts_with("step 5: the loss is NaN, the gradient norm "), "{text}");
+    assert!(text.contains(", and so for 3 steps in a row (rows "), "{text}");
+    let hint = error.hint().unwrap();
+    assert!(
+        hint.starts_with("3 of these steps were applied: the loss was not finite, but the gradients were."),
+        "{hint}"
+    );
+    assert!(hint.ends_with("step-2 is intact."), "{hint}");
+}
+
+/// No overflow: the loss scale does not answer to a loss that is missing.
+#[test]
+fn the_loss_scale_of_fp16_counts_it_as_applied() {
+    let dirs = [0, 1].map(|_| tempfile::tempdir().unwrap());
+    let [sound, bad] = dirs.each_ref().map(|dir| dir.path());
+    let fp16 = ["fp16={enabled: true, initial_scale_power: 4, loss_scale_window: 3}"];
+    run(sound, &[], &fp16).0.unwrap();
+    let (outcome, notes) = run(bad, &[2, 4], &fp16);
+    outcome.unwrap();
+    assert!(!notes.iter().any(|note| note.contains("overflowed")), "{notes:#?}");
+    let reals = |dir: &Path| {
+        let manifest = String::from_utf8(file(dir, "checkpoints/step-6/manifest.json")).unwrap();
+        let start = manifest.find("\"loss_scale\"").unwrap();
+        manifest[start..start + 80].to_string()
+    };
+    assert_eq!(reals(sound), reals(bad));
+    assert_eq!(file(sound, "model/model.safetensors"), file(bad, "model/model.safetensors"));
+}
