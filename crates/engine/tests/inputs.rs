@@ -64,9 +64,9 @@ fn bounds_that_no_batch_has_are_refused() {
         let told = step(|micro| micro.cu_seqlens.clone_from(&bounds)).unwrap_err();
         assert!(matches!(told, EngineError::BrokenBounds { .. }), "{bounds:?}: {told}");
     }
-    let told = step(|micro| drop(micro.targets.pop())).unwrap_err();
+    let told = step(|micro| _ = micro.targets.pop()).unwrap_err();
     assert_eq!(told.to_string(), "a micro-batch of 25 tokens has 24 targets");
-    let told = step(|micro| drop(micro.positions.pop())).unwrap_err();
+    let told = step(|micro| _ = micro.positions.pop()).unwrap_err();
     assert_eq!(told.to_string(), "a micro-batch of 25 tokens has 24 positions");
 }
 

@@ -26,6 +26,7 @@ pub mod swiglu;
 
 mod apart;
 mod dispatch;
+mod judge;
 mod mat;
 mod math;
 mod operands;

@@ -8,6 +8,7 @@ use lockstep_device::cuda::GpuError;
 use lockstep_device::{Isa, Memory, Pool, Queue, View};
 use proptest::prelude::*;
 
+use crate::judge::Errors;
 pub(crate) use crate::operands::{Framed, Operands};
 
 /// A block of a bench's memory. Small, for taking memory touches every page of it; larger where a single
@@ -100,29 +101,24 @@ pub(crate) fn bits(view: View) -> Vec<u32> {
     out.into_iter().map(f32::to_bits).collect()
 }
 
-/// The error relative to the reference's own size: ‖got − want‖ / ‖want‖. NaN never passes.
-pub(crate) fn relative_error(got: &[f64], want: &[f64]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
-    let difference = norm(&mut got.iter().zip(want).map(|(g, w)| g - w));
-    let size = norm(&mut want.iter().copied());
-    if difference == 0.0 { 0.0 } else { difference / size.max(1e-30) }
+/// Panics unless all of the rows of `cols`, each of them and every element are as near as the tolerance asks.
+#[track_caller]
+pub(crate) fn assert_close(got: View, want: &[f64], cols: usize, tolerance: f64) {
+    assert_near(&values(got), want, cols, 0.0, tolerance);
+}
+
+/// As [`assert_close`], for results whose terms may cancel: errors are measured against `scale`, a norm of the whole,
+/// where the result is smaller than that, and those of rows against their share of it.
+#[track_caller]
+pub(crate) fn assert_near(got: &[f64], want: &[f64], cols: usize, scale: f64, tolerance: f64) {
+    assert_within(&Errors::of(got, want, cols, scale), tolerance);
 }
 
 #[track_caller]
-pub(crate) fn assert_close(got: View, want: &[f64], tolerance: f64) {
-    let error = relative_error(&values(got), want);
-    assert!(error <= tolerance, "relative error {error:e} over {tolerance:e}");
-}
-
-/// As [`assert_close`], for results whose terms may cancel: the error is measured against `scale` where
-/// the result is smaller than that.
-#[track_caller]
-pub(crate) fn assert_near(got: &[f64], want: &[f64], scale: f64, tolerance: f64) {
-    assert_eq!(got.len(), want.len());
-    let difference: Vec<f64> = got.iter().zip(want).map(|(g, w)| g - w).collect();
-    let error = norm(&difference) / norm(want).max(scale).max(1e-30);
-    assert!(error <= tolerance, "error {error:e} over {tolerance:e}");
+pub(crate) fn assert_within(errors: &Errors, tolerance: f64) {
+    if let Some(complaint) = errors.complaint(tolerance) {
+        panic!("{complaint}, at a tolerance of {tolerance:.1e}: {errors:?}");
+    }
 }
 
 pub(crate) fn norm(x: &[f64]) -> f64 {
@@ -151,7 +147,8 @@ pub(crate) fn differences(x: &[f64], loss: impl Fn(&[f64]) -> f64) -> Vec<f64> {
         .collect()
 }
 
-/// What rounding to the dtype costs, with room for a few of them.
+/// What rounding to the dtype costs a whole tensor, with room for a few of them: `judge` says what that means for rows
+/// and elements.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 3e-6,

@@ -24,13 +24,13 @@ proptest! {
             let y = bench.framed(&start, dim, pad, act);
             let want = reference::forward(&y.values(), &values(b));
             forward(&queue, y.mat, b);
-            assert_near(&y.values(), &want, 0.0, tolerance(act));
+            assert_near(&y.values(), &want, dim, 0.0, tolerance(act));
 
             let db = bench.input(&before, DType::F32);
             let mut want = reference::backward(&dy.values(), dim);
             want.iter_mut().zip(values(db)).for_each(|(sum, before)| *sum += before);
             backward(&queue, db, dy.mat, bench.output(scratch_elems(rows, dim), DType::F32));
-            assert_near(&values(db), &want, (rows as f64 * dim as f64).sqrt(), tolerance(DType::F32));
+            assert_near(&values(db), &want, dim, (rows as f64 * dim as f64).sqrt(), tolerance(DType::F32));
             same.check(&queue, vec![y.bits(), bits(db)]);
         }
     }
@@ -45,7 +45,7 @@ proptest! {
         let db = bench.input(&vec![0.0; dim], DType::F32);
         backward(&Queue::cpu(1), db, r.mat, bench.output(scratch_elems(rows, dim), DType::F32));
         let slope = differences(&b, |b| dot(&r.values(), &reference::forward(&y.values(), b)));
-        assert_near(&values(db), &slope, 1.0, tolerance(DType::F32));
+        assert_near(&values(db), &slope, dim, 1.0, tolerance(DType::F32));
     }
 
     /// The row contract: any range of rows, on any queue, has the bits it has in the whole.

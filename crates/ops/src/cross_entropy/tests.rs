@@ -37,13 +37,13 @@ proptest! {
             forward(&queue, logp, logits.mat, targets_view);
             prop_assert!(logits.bits() == before_bits, "forward wrote to the logits");
             let want = reference::forward(&before, vocab, &targets);
-            assert_near(&values(logp), &want, (rows as f64).sqrt(), tolerance(DType::F32));
+            assert_near(&values(logp), &want, rows, (rows as f64).sqrt(), tolerance(DType::F32));
 
             forward_backward(&queue, again, logits.mat, targets_view, c, DType::F32);
             prop_assert_eq!(bits(logp), bits(again));
             let cv = values(c);
             let want = reference::backward(&before, vocab, &targets, &cv);
-            assert_near(&logits.values(), &want, norm(&cv), tolerance(DType::F32));
+            assert_near(&logits.values(), &want, vocab, norm(&cv), tolerance(DType::F32));
             for (c, gradient) in cv.iter().zip(logits.values().chunks_exact(vocab)) {
                 prop_assert!(*c != 0.0 || gradient.iter().all(|g| *g == 0.0), "gradient without coefficient");
             }
@@ -62,7 +62,7 @@ proptest! {
         forward_backward(&Queue::cpu(1), logp, logits.mat, bench.input_u32(&targets), r, DType::F32);
         let rv = values(r);
         let slope = differences(&start, |logits| dot(&rv, &reference::forward(logits, vocab, &targets)));
-        assert_near(&logits.values(), &slope, norm(&rv), tolerance(DType::F32));
+        assert_near(&logits.values(), &slope, vocab, norm(&rv), tolerance(DType::F32));
     }
 
     /// The row contract: any range of rows, on any queue, has the bits it has in the whole.

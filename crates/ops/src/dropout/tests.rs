@@ -45,15 +45,16 @@ proptest! {
         let factors = factors(&mask, &samples, &lens, cols);
         let start = bench.normal_values(rows * cols);
         let [residual, dy] = [(); 2].map(|()| bench.framed_normals(rows, cols, pad, act));
+        let size = ((rows * cols) as f64).sqrt();
         let mut same = SameBits::new();
         for queue in queues() {
             let y = bench.framed(&start, cols, pad, act);
             let want = reference::forward(&residual.values(), &y.values(), &factors);
             forward(&queue, y.mat, residual.mat, cu, Some(&mask));
-            assert_near(&y.values(), &want, 1.0, tolerance(act));
+            assert_near(&y.values(), &want, cols, size, tolerance(act));
             let dx = bench.framed_output(rows, cols, pad, act);
             backward(&queue, dx.mat, dy.mat, cu, Some(&mask));
-            assert_near(&dx.values(), &reference::backward(&dy.values(), &factors), 1.0, tolerance(act));
+            assert_near(&dx.values(), &reference::backward(&dy.values(), &factors), cols, size, tolerance(act));
             same.check(&queue, vec![y.bits(), dx.bits()]);
         }
     }
@@ -72,7 +73,7 @@ proptest! {
         backward(&Queue::cpu(1), dx.mat, r.mat, cu, Some(&mask));
         let (residual, r) = (residual.values(), r.values());
         let slope = differences(&y.values(), |y| dot(&r, &reference::forward(&residual, y, &factors)));
-        assert_near(&dx.values(), &slope, 1.0, tolerance(DType::F32));
+        assert_near(&dx.values(), &slope, cols, 1.0, tolerance(DType::F32));
     }
 
     /// The row contract: a document has the bits it has in any pack, on any queue.

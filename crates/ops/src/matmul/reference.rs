@@ -16,3 +16,13 @@ pub fn product(
     }
     c
 }
+
+/// About `wanted` of so many indices, the first and the last among them, at uneven distances from each other.
+pub fn some_of(count: usize, wanted: usize) -> Vec<usize> {
+    let step = (count / wanted.max(1)).max(1);
+    let mut some: Vec<usize> = (0..count).step_by(step).map(|i| (i + i / step * 5) % count).collect();
+    some.extend(count.checked_sub(1));
+    some.sort_unstable();
+    some.dedup();
+    some
+}

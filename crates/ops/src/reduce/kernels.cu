@@ -7,7 +7,8 @@
 // leaves[i] = sum of x^2 over block i of LEAF elements, in f64. Eight threads a leaf, each every eighth element in
 // order, then pairwise: the CPU's order, so that the bits are the same.
 extern "C" __global__ void square_leaves(f64* leaves, const f32* x, u32 num_leaves) {
-    const u32 thread = blockIdx.x * blockDim.x + threadIdx.x, leaf = thread / LEAF_THREADS, lane = thread % LEAF_THREADS;
+    const u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
+    const u32 leaf = thread / LEAF_THREADS, lane = thread % LEAF_THREADS;
     f64 sum = 0.0;
     if (leaf < num_leaves) {
         const f32* from = x + (u64)leaf * LEAF + lane;

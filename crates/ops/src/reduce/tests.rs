@@ -27,7 +27,7 @@ proptest! {
             let leaves = bench.output(blocks, DType::F64);
             square_leaves(&queue, leaves, x);
             let leaves = leaves_of(leaves);
-            assert_near(&leaves, &want, 0.0, 1e-14);
+            assert_near(&leaves, &want, 1, 0.0, 1e-14);
             let all: Vec<u64> = leaves.iter().map(|leaf| leaf.to_bits()).collect();
             prop_assert!(whole.is_empty() || whole == all, "bits differ on {:?}", queue);
             whole = all;
@@ -44,7 +44,7 @@ proptest! {
         fold_range(&whole, 0, &mut whole_nodes);
         let root = merge(&mut nodes);
         prop_assert_eq!(root.to_bits(), merge(&mut whole_nodes).to_bits());
-        assert_near(&[root], &[want.iter().sum::<f64>()], 0.0, 1e-13);
+        assert_near(&[root], &[want.iter().sum::<f64>()], 1, 0.0, 1e-13);
     }
 
     /// `add` is plain f32 addition, element by element.
@@ -75,7 +75,7 @@ fn leaves_hold_the_whole_range_of_f32() {
         let x = bench.input(&[size; ALIGN_ELEMS], DType::F32);
         let leaves = bench.output(1, DType::F64);
         square_leaves(&queue(0), leaves, x);
-        assert_near(&leaves_of(leaves), &[f64::from(size).powi(2) * ALIGN_ELEMS as f64], 0.0, 1e-14);
+        assert_near(&leaves_of(leaves), &[f64::from(size).powi(2) * ALIGN_ELEMS as f64], 1, 0.0, 1e-14);
     }
 }
 

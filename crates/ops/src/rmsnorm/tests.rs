@@ -3,16 +3,23 @@ use lockstep_device::Queue;
 use proptest::prelude::*;
 
 use super::*;
+use crate::judge::Errors;
 use crate::testing::{
-    Bench, Framed, Operands, SameBits, assert_close, assert_near, bits, differences, dot, dtype, norm, queue,
-    queues, tolerance, values,
+    Bench, Framed, Operands, SameBits, assert_close, assert_near, assert_within, bits, differences, dot,
+    dtype, norm, queue, queues, tolerance, values,
 };
 
-/// How big dx's terms are before they cancel: ‖rstd · dy · w‖.
-fn scale_of_dx(dy: &[f64], x: &[f64], w: &[f64], eps: f64) -> f64 {
-    let dim = w.len();
-    let terms = dy.iter().zip(x.chunks_exact(dim).flat_map(|x| vec![reference::rstd(x, eps); dim]));
-    norm(&terms.enumerate().map(|(i, (dy, rstd))| dy * rstd * w[i % dim]).collect::<Vec<_>>())
+/// How big dx's terms are before they cancel, of each group: ‖rstd · dy · w‖.
+fn scales_of_dx(dy: &[f64], x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {
+    let groups = dy.chunks_exact(w.len()).zip(x.chunks_exact(w.len()));
+    let terms = |dy: &[f64]| norm(&dy.iter().zip(w).map(|(dy, w)| dy * w).collect::<Vec<_>>());
+    groups.map(|(dy, x)| reference::rstd(x, eps) * terms(dy)).collect()
+}
+
+/// Fresh rows: all of the size of one, or large, usual and small ones in turn.
+fn rows_of_sizes(bench: &Bench, rows: usize, cols: usize, mixed: bool) -> Vec<f32> {
+    let sizes = if mixed { [1e3, 1.0, 1e-4] } else { [1.0; 3] };
+    bench.normal_values(rows * cols).iter().enumerate().map(|(i, x)| x * sizes[i / cols % 3]).collect()
 }
 
 /// What becomes of dx: written, added to, or written over dy.
@@ -31,11 +38,11 @@ proptest! {
         rows in 1usize..140, dim in 1usize..100, groups in 1usize..4, pad in 0usize..4,
         act in dtype(), weight in dtype(), eps in prop_oneof![Just(1e-5f32), Just(1e-6)],
         target in prop_oneof![Just(Target::Fresh), Just(Target::Added), Just(Target::InPlace)],
-        seed in any::<u64>(),
+        mixed in any::<bool>(), seed in any::<u64>(),
     ) {
         let bench = Bench::new(seed);
         let cols = groups * dim;
-        let x = bench.framed_normals(rows, cols, pad, act);
+        let x = bench.framed(&rows_of_sizes(&bench, rows, cols, mixed), cols, pad, act);
         let dy_values = bench.normal_values(rows * cols);
         let dx_before = bench.normal_values(rows * cols);
         let dw_before = bench.normal_values(dim);
@@ -48,8 +55,8 @@ proptest! {
             let rstd = bench.output(rows * groups, DType::F32);
             forward(&queue, y.mat, rstd, x.mat, w, eps);
             let rstds: Vec<f64> = xv.chunks_exact(dim).map(|x| reference::rstd(x, wide_eps)).collect();
-            assert_near(&y.values(), &reference::forward(&xv, &wv, wide_eps), 0.0, tolerance(act));
-            assert_close(rstd, &rstds, tolerance(DType::F32));
+            assert_near(&y.values(), &reference::forward(&xv, &wv, wide_eps), dim, 0.0, tolerance(act));
+            assert_close(rstd, &rstds, 1, tolerance(DType::F32));
 
             let dy = bench.framed(&dy_values, cols, pad, act);
             let dyv = dy.values();
@@ -67,8 +74,10 @@ proptest! {
             let add = target == Target::Added;
             let call = Backward { dx: dx.mat, add, again: false, dw, dy: dy.mat, x: x.mat, rstd, w, scratch };
             backward(&queue, call);
-            assert_near(&dx.values(), &want_dx, scale_of_dx(&dyv, &xv, &wv, wide_eps), tolerance(act));
-            assert_near(&values(dw), &want_dw, ((rows * cols) as f64).sqrt(), tolerance(DType::F32));
+            let scales = scales_of_dx(&dyv, &xv, &wv, wide_eps);
+            let errors = Errors::of_rows(&dx.values(), &want_dx, dim, norm(&scales), |row| scales[row]);
+            assert_within(&errors, tolerance(act));
+            assert_near(&values(dw), &want_dw, dim, ((rows * cols) as f64).sqrt(), tolerance(DType::F32));
             // With the output made again: the same gradients, and the output as forward made it.
             if target != Target::InPlace {
                 let [grad, dx_again] = [&dy_values, &dx_before].map(|x| bench.framed(x, cols, pad, act));
@@ -100,8 +109,10 @@ proptest! {
         backward(&Queue::cpu(1), call);
         let slope_x = differences(&xv, |x| dot(&rv, &reference::forward(x, &wv, eps)));
         let slope_w = differences(&wv, |w| dot(&rv, &reference::forward(&xv, w, eps)));
-        assert_near(&dx.values(), &slope_x, scale_of_dx(&rv, &xv, &wv, eps), tolerance(DType::F32));
-        assert_near(&values(dw), &slope_w, (len as f64).sqrt(), tolerance(DType::F32));
+        let scales = scales_of_dx(&rv, &xv, &wv, eps);
+        let errors = Errors::of_rows(&dx.values(), &slope_x, dim, norm(&scales), |row| scales[row]);
+        assert_within(&errors, tolerance(DType::F32));
+        assert_near(&values(dw), &slope_w, dim, (len as f64).sqrt(), tolerance(DType::F32));
     }
 
     /// The row contract: any range of rows, on any queue, has the bits it has in the whole.

@@ -47,6 +47,12 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     for window in [Some(1), Some(2), Some(64), Some(128), Some(1000)] {
         both(bench, dtype, (2, 1, 64), edges, window, 8, 0.0)?;
     }
+    // Scores that hardly differ, and such as leave one key alone.
+    for (shape, pad) in [((2, 1, 64), 8), ((2, 1, 128), 0), ((2, 1, 80), 0), ((4, 2, 20), 1)] {
+        for spread in [1e-3, 30.0] {
+            both_spread(bench, dtype, shape, edges, None, pad, 0.0, spread)?;
+        }
+    }
     for (shape, rate) in [((2, 1, 64), 0.1), ((4, 2, 20), 0.6), ((1, 1, 160), 0.3)] {
         both(bench, dtype, shape, edges, None, 0, rate)?;
         both(bench, dtype, shape, edges, Some(50), 1, rate)?;
@@ -186,14 +192,30 @@ fn both(
     pad: usize,
     rate: f64,
 ) -> Result<(), GpuError> {
-    both_on(bench, dtype, shape, lens, window, pad, rate, Cores::Best)?;
+    both_spread(bench, dtype, shape, lens, window, pad, rate, 1.0)
+}
+
+/// With scores of size `spread`.
+#[allow(clippy::too_many_arguments)]
+fn both_spread(
+    bench: &Bench,
+    dtype: DType,
+    shape: Shape,
+    lens: &[usize],
+    window: Option<usize>,
+    pad: usize,
+    rate: f64,
+    spread: f32,
+) -> Result<(), GpuError> {
+    both_on(bench, dtype, shape, lens, window, pad, rate, spread, Cores::Best)?;
     let cores = matches!(bench.queue, Queue::Cuda(_)) && dtype != DType::F32 && shape.2.is_multiple_of(16);
     if cores && rate == 0.0 {
-        both_on(bench, dtype, shape, lens, window, pad, rate, Cores::Common)?;
+        both_on(bench, dtype, shape, lens, window, pad, rate, spread, Cores::Common)?;
     }
     Ok(())
 }
 
+#[allow(clippy::too_many_arguments)]
 fn both_on(
     bench: &Bench,
     dtype: DType,
@@ -202,6 +224,7 @@ fn both_on(
     window: Option<usize>,
     pad: usize,
     rate: f64,
+    spread: f32,
     cores: Cores,
 ) -> Result<(), GpuError> {
     let heads = heads_of(shape, window);
@@ -210,11 +233,16 @@ fn both_on(
     let (docs, longest) = (lens.len(), lens.iter().max().unwrap_or(&0));
     let name = format!(
         "attention, {dtype}, heads {num_q}/{num_kv}×{width}, {docs} documents of up to {longest}, window {window:?}, \
-         margin {pad}, dropout {rate}, cores {cores:?}"
+         margin {pad}, dropout {rate}, cores {cores:?}, scores of {spread}"
     );
-    bench.case(name, tolerance(dtype), |case| {
+    // A score of size s has an error of about s roundings of f32, and its exponential has it relative to itself.
+    let tolerance = tolerance(dtype).max(f64::from(spread) * 1e-6);
+    bench.case(name, tolerance, |case| {
         let [q_cols, _, v_cols] = columns(&heads);
+        // Queries and keys share the spread.
+        let factor = |i: usize| if i % v_cols.end < v_cols.start { spread.sqrt() } else { 1.0 };
         let fused = case.normal_values(tokens * v_cols.end);
+        let fused: Vec<f32> = fused.iter().enumerate().map(|(i, x)| x * factor(i)).collect();
         let dout = case.normal_values(tokens * q_cols.len());
         let samples = case.indices(docs, 1 << 20);
         let pack = Pack { heads, lens, fused: &fused, dout: &dout, pad, rate, samples: &samples, cores };
@@ -229,15 +257,19 @@ fn both_on(
         let want = LazyCell::new(|| reference::forward_dropped(heads, &bounds, &q, &k, &v, &factor));
         let slopes =
             LazyCell::new(|| reference::backward_dropped(heads, &bounds, [&q, &k, &v], &dout, &factor));
-        case.compare("out", out, || want.0.clone());
-        case.compare_at("lse", (lse.len() as f64).sqrt(), lse, || want.1.clone());
+        // Values of opposite signs cancel; of what they are, a tenth is left to judge a row by.
+        let tenth = 0.1 * (width as f64).sqrt();
+        case.compare_rows("out", width, (0.0, |_| tenth), out, || want.0.clone());
+        case.compare_at("lse", lse.len(), (lse.len() as f64).sqrt(), lse, || want.1.clone());
         // The slopes of a query that sees one key are differences of equal numbers: errors are judged against
         // what rows have otherwise.
-        let size = |values: &[f64]| f64::from(heads.scale) * (values.len() as f64).sqrt();
+        let size = |values: &[f64]| f64::from(heads.scale * spread.sqrt()) * (values.len() as f64).sqrt();
+        // A row's are differences of products over the width of a head with what forward stored, rounded.
+        let of_row = 0.5 * f64::from(heads.scale * spread.sqrt()) * width as f64 / (1.0 - rate);
         let [dq, dk, dv] = split(&heads, &dqkv);
-        case.compare_at("dq", size(&q), dq, || slopes.dq.clone());
-        case.compare_at("dk", size(&k), dk, || slopes.dk.clone());
-        case.compare("dv", dv, || slopes.dv.clone());
+        case.compare_rows("dq", width, (size(&q), |_| of_row), dq, || slopes.dq.clone());
+        case.compare_rows("dk", width, (size(&k), |_| of_row), dk, || slopes.dk.clone());
+        case.compare("dv", width, dv, || slopes.dv.clone());
     })
 }
 
@@ -273,12 +305,12 @@ fn contract(
         };
         let rows = |x: &[f64], row: usize, len: usize| x[LENS[0] * row..][..len * row].to_vec();
         let (alone, cut) = (part(LENS[1]), part(CUT));
-        case.compare("out", alone.out, || rows(&packed.out, out_row, LENS[1]));
-        case.compare("lse", alone.lse, || rows(&packed.lse, num_q, LENS[1]));
-        case.compare("dq, dk, dv", alone.dqkv, || rows(&packed.dqkv, row, LENS[1]));
-        case.compare("out of a part", cut.out, || rows(&packed.out, out_row, CUT));
+        case.compare("out", width, alone.out, || rows(&packed.out, out_row, LENS[1]));
+        case.compare("lse", num_q, alone.lse, || rows(&packed.lse, num_q, LENS[1]));
+        case.compare("dq, dk, dv", width, alone.dqkv, || rows(&packed.dqkv, row, LENS[1]));
+        case.compare("out of a part", width, cut.out, || rows(&packed.out, out_row, CUT));
         let [dq, ..] = split(&heads, &cut.dqkv);
-        case.compare("dq of a part", dq, || split(&heads, &rows(&packed.dqkv, row, CUT))[0].clone());
+        case.compare("dq of a part", width, dq, || split(&heads, &rows(&packed.dqkv, row, CUT))[0].clone());
     })
 }
 
@@ -336,6 +368,6 @@ fn grown(bench: &Bench, dtype: DType, shape: Shape, window: Option<usize>) -> Re
             before = round;
         }
         let [q, k, v] = split(&heads, &storage);
-        case.compare("out", all, || reference::forward(heads, &bounds, &q, &k, &v).0);
+        case.compare("out", heads.width, all, || reference::forward(heads, &bounds, &q, &k, &v).0);
     })
 }

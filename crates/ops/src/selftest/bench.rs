@@ -9,9 +9,11 @@ use lockstep_device::{Memory, Queue, View};
 
 use super::Check;
 use crate::Mat;
+use crate::judge::Errors;
 pub(crate) use crate::operands::{Framed, Operands};
 
-/// Rounding to the storage type, with room for a few of them.
+/// Rounding to the storage type, with room for a few of them. This is for whole tensors; `judge` says what follows for
+/// rows and elements.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,
@@ -66,6 +68,7 @@ impl<'a> Bench<'a> {
             // Every case has numbers of its own.
             seed: self.seed.wrapping_add(u64::from(number) << 32),
             compares: self.compares,
+            tolerance,
             again: false,
             used: 0.into(),
             draws: 0.into(),
@@ -94,6 +97,7 @@ pub(crate) struct Case<'a> {
     memory: &'a Memory,
     seed: u64,
     compares: bool,
+    tolerance: f64,
     /// The second run, which must give the first one's bits.
     again: bool,
     used: Cell<usize>,
@@ -143,9 +147,43 @@ impl<'a> Case<'a> {
         (0..mat.rows).flat_map(|row| all[row * mat.stride..][..mat.cols].to_vec()).collect()
     }
 
-    /// Judges an output by its reference, which is computed once. Where terms may cancel, `scale` is a size that
-    /// errors may be measured against.
-    pub(crate) fn compare_at(&self, what: &str, scale: f64, got: Vec<f64>, want: impl FnOnce() -> Vec<f64>) {
+    /// Judges an output with rows of `cols` by its reference, which is computed once.
+    pub(crate) fn compare(&self, what: &str, cols: usize, got: Vec<f64>, want: impl FnOnce() -> Vec<f64>) {
+        self.compare_at(what, cols, 0.0, got, want);
+    }
+
+    /// As [`Case::compare`]. Where terms may cancel, `scale` is a norm of the whole that errors may be measured
+    /// against.
+    pub(crate) fn compare_at(
+        &self,
+        what: &str,
+        cols: usize,
+        scale: f64,
+        got: Vec<f64>,
+        want: impl FnOnce() -> Vec<f64>,
+    ) {
+        self.judge(what, got, want, |got, want| Errors::of(got, want, cols, scale));
+    }
+
+    /// As [`Case::compare_at`], with a norm of each row that its errors may be measured against.
+    pub(crate) fn compare_rows(
+        &self,
+        what: &str,
+        cols: usize,
+        (scale, of_row): (f64, impl Fn(usize) -> f64),
+        got: Vec<f64>,
+        want: impl FnOnce() -> Vec<f64>,
+    ) {
+        self.judge(what, got, want, |got, want| Errors::of_rows(got, want, cols, scale, of_row));
+    }
+
+    fn judge(
+        &self,
+        what: &str,
+        got: Vec<f64>,
+        want: impl FnOnce() -> Vec<f64>,
+        judge: impl FnOnce(&[f64], &[f64]) -> Errors,
+    ) {
         if !self.compares {
             return;
         }
@@ -165,19 +203,15 @@ impl<'a> Case<'a> {
         if broken > 0 {
             self.add_note(format!("{what}: {broken} of {} elements not written, or NaN", got.len()));
         }
-        let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-        let difference = norm(&mut got.iter().zip(&want).map(|(got, want)| got - want));
-        let size = norm(&mut want.iter().copied()).max(scale).max(1e-30);
-        let error = if difference == 0.0 { 0.0 } else { difference / size };
+        let errors = judge(&got, &want);
+        if let Some(complaint) = errors.complaint(self.tolerance) {
+            self.add_note(format!("{what}: {complaint}"));
+        }
         // A NaN is worse than any number.
+        let error = errors.worst();
         if error.is_nan() || error > self.error.get() {
             self.error.set(error);
         }
-    }
-
-    /// As [`Case::compare_at`], against the reference's own size.
-    pub(crate) fn compare(&self, what: &str, got: Vec<f64>, want: impl FnOnce() -> Vec<f64>) {
-        self.compare_at(what, 0.0, got, want);
     }
 
     /// Keeps the first thing that was wrong.

@@ -22,10 +22,13 @@ use bench::Bench;
 pub struct Check {
     /// Operation, storage type and shape.
     pub name: String,
-    /// ‖out − reference‖ / ‖reference‖, of the output that is worst.
+    /// ‖out − reference‖ / ‖reference‖, of the output that is worst; or, where that is larger, the same of its worst
+    /// row, divided by 4, or its worst element's error relative to its row's size, divided by 16: what a few roundings
+    /// leave of a whole is less than what they may do to a part.
     pub error: f64,
     pub tolerance: f64,
-    /// What else was wrong: elements not written or written outside, bits that differ between two runs.
+    /// What was wrong: the part that is off, elements not written or written outside, bits that differ between two
+    /// runs.
     pub note: Option<String>,
 }
 

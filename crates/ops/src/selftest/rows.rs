@@ -27,7 +27,12 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     ];
     for (rows, groups, dim, pad) in norms {
         if bench.takes(rows * groups * dim) {
-            norm(bench, dtype, [rows, groups, dim, pad])?;
+            norm(bench, dtype, [rows, groups, dim, pad], ALIKE)?;
+        }
+    }
+    for shape in [[65, 1, 288, 0], [130, 3, 37, 2], [2051, 1, 1024, 0]] {
+        if bench.takes(shape[0] * shape[1] * shape[2]) {
+            norm(bench, dtype, shape, FAR_APART)?;
         }
     }
     for (rows, heads, half, pad) in
@@ -67,16 +72,29 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     Ok(())
 }
 
-fn norm(bench: &Bench, dtype: DType, [rows, groups, dim, pad]: [usize; 4]) -> Result<(), GpuError> {
-    let (cols, shape) = (groups * dim, format!("{dtype}, {rows}×{groups}×{dim}, margin {pad}"));
+/// The sizes of rows, in turn.
+const ALIKE: [f32; 3] = [1.0; 3];
+const FAR_APART: [f32; 3] = [1e3, 1.0, 1e-4];
+
+fn norm(
+    bench: &Bench,
+    dtype: DType,
+    [rows, groups, dim, pad]: [usize; 4],
+    sizes: [f32; 3],
+) -> Result<(), GpuError> {
+    let apart = if sizes == ALIKE { "" } else { ", rows of 1e3, 1 and 1e-4" };
+    let (cols, shape) = (groups * dim, format!("{dtype}, {rows}×{groups}×{dim}, margin {pad}{apart}"));
+    let fresh_rows = |case: &Case| -> Vec<f32> {
+        case.normal_values(rows * cols).iter().enumerate().map(|(i, x)| x * sizes[i / cols % 3]).collect()
+    };
     bench.case(format!("rmsnorm forward, {shape}"), tolerance(dtype), |case| {
-        let (x, w) = (case.framed_normals(rows, cols, pad, dtype), case.normals(dim, dtype));
+        let (x, w) = (case.framed(&fresh_rows(case), cols, pad, dtype), case.normals(dim, dtype));
         let (y, rstd) = (case.framed_output(rows, cols, pad, dtype), case.output(rows * groups, DType::F32));
         rmsnorm::forward(case.queue, y.mat, rstd, x.mat, w, EPS);
         let (xv, wv) = (case.framed_values(&x), case.values(w));
         let eps = f64::from(EPS);
-        case.compare("y", case.framed_values(&y), || rmsnorm::reference::forward(&xv, &wv, eps));
-        case.compare("rstd", case.values(rstd), || {
+        case.compare("y", dim, case.framed_values(&y), || rmsnorm::reference::forward(&xv, &wv, eps));
+        case.compare("rstd", 1, case.values(rstd), || {
             xv.chunks_exact(dim).map(|x| rmsnorm::reference::rstd(x, eps)).collect()
         });
     })?;
@@ -89,7 +107,7 @@ fn norm(bench: &Bench, dtype: DType, [rows, groups, dim, pad]: [usize; 4]) -> Re
     for (how, add, in_place) in ways {
         let again = how.ends_with("again");
         bench.case(format!("rmsnorm backward{how}, {shape}"), tolerance(dtype), |case| {
-            let x = case.framed_normals(rows, cols, pad, dtype);
+            let x = case.framed(&fresh_rows(case), cols, pad, dtype);
             let dy = case.framed_normals(rows, cols, pad, dtype);
             let w = case.normals(dim, dtype);
             let dx = match (in_place, add) {
@@ -109,16 +127,23 @@ fn norm(bench: &Bench, dtype: DType, [rows, groups, dim, pad]: [usize; 4]) -> Re
             let call = rmsnorm::Backward { dx: dx_mat, add, again, dw, dy: dy_mat, x, rstd, w, scratch };
             rmsnorm::backward(case.queue, call);
             let want = || rmsnorm::reference::backward(&dyv, &xv, &wv, f64::from(EPS));
-            // In a group of one column the gradient's terms cancel.
-            case.compare_at("dx", ((rows * cols) as f64).sqrt(), case.framed_values(&dx), || {
+            let wanted_dx = || -> Vec<f64> {
                 want().0.iter().zip(before).map(|(dx, before)| if add { dx + before } else { *dx }).collect()
-            });
-            case.compare("dw", case.values(dw), || {
+            };
+            // In a group of few columns the gradient's terms cancel: errors are measured against what they were before.
+            let squares = |(dy, rstd): (&[f64], &f32)| -> f64 {
+                dy.iter().zip(&wv).map(|(dy, w)| (dy * w * f64::from(*rstd)).powi(2)).sum()
+            };
+            let terms: Vec<f64> = dyv.chunks_exact(dim).zip(&rstds).map(squares).collect();
+            let whole = terms.iter().sum::<f64>().sqrt();
+            let scales = (whole, |group: usize| terms[group].sqrt());
+            case.compare_rows("dx", dim, scales, case.framed_values(&dx), wanted_dx);
+            case.compare("dw", dim, case.values(dw), || {
                 want().1.iter().zip(dw_before).map(|(dw, before)| dw + before).collect()
             });
             if again {
                 let want = || rmsnorm::reference::forward(&xv, &wv, f64::from(EPS));
-                case.compare("y again", case.framed_values(&dy), want);
+                case.compare("y again", dim, case.framed_values(&dy), want);
             }
         })?;
     }
@@ -139,7 +164,7 @@ fn turn(bench: &Bench, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -> Re
             case.filled(rope::fill(table, &frequencies, 1.0));
             let before = case.framed_values(&x);
             rope::apply(case.queue, x.mat, case.input_u32(&positions), table, way);
-            case.compare("x", case.framed_values(&x), || match way {
+            case.compare("x", 2 * half, case.framed_values(&x), || match way {
                 Turn::Forward => rope::reference::forward(&before, cols, &positions, &frequencies),
                 Turn::Backward => rope::reference::backward(&before, cols, &positions, &frequencies),
             });
@@ -176,18 +201,18 @@ fn gate_both_ways(case: &Case, g: Mat, u: Mat, pad: usize) {
     let y = case.framed_output(rows, cols, pad, dtype);
     let [gv, uv, dyv] = [g, u, dy.mat].map(|mat| case.mat_values(&mat));
     swiglu::forward(case.queue, y.mat, g, u);
-    case.compare_at("y", SMALL, case.framed_values(&y), || swiglu::reference::forward(&gv, &uv));
+    case.compare_at("y", cols, SMALL, case.framed_values(&y), || swiglu::reference::forward(&gv, &uv));
     swiglu::backward_in_place(case.queue, g, u, dy.mat);
     let want = || swiglu::reference::backward(&dyv, &gv, &uv);
-    case.compare_at("dg", SMALL, case.mat_values(&g), || want().0);
-    case.compare_at("du", SMALL, case.mat_values(&u), || want().1);
+    case.compare_at("dg", cols, SMALL, case.mat_values(&g), || want().0);
+    case.compare_at("du", cols, SMALL, case.mat_values(&u), || want().1);
     // Once more from the gradients, as if they were gates, with the output made again.
     let [gv, uv] = [g, u].map(|mat| case.mat_values(&mat));
     swiglu::backward_and_again_in_place(case.queue, g, u, dy.mat);
     let want = || swiglu::reference::backward(&dyv, &gv, &uv);
-    case.compare_at("dg with y", SMALL, case.mat_values(&g), || want().0);
-    case.compare_at("du with y", SMALL, case.mat_values(&u), || want().1);
-    case.compare_at("y again", SMALL, case.framed_values(&dy), || swiglu::reference::forward(&gv, &uv));
+    case.compare_at("dg with y", cols, SMALL, case.mat_values(&g), || want().0);
+    case.compare_at("du with y", cols, SMALL, case.mat_values(&u), || want().1);
+    case.compare_at("y again", cols, SMALL, case.framed_values(&dy), || swiglu::reference::forward(&gv, &uv));
 }
 
 fn biased(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
@@ -195,14 +220,14 @@ fn biased(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(
         let (y, b) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
         let (before, bv) = (case.framed_values(&y), case.values(b));
         bias::forward(case.queue, y.mat, b);
-        case.compare("y", case.framed_values(&y), || {
+        case.compare("y", dim, case.framed_values(&y), || {
             before.iter().enumerate().map(|(i, y)| y + bv[i % dim]).collect()
         });
         let (dy, db) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, DType::F32));
         let db_before = case.values(db);
         let scratch = case.output(bias::scratch_elems(rows, dim), DType::F32);
         bias::backward(case.queue, db, dy.mat, scratch);
-        case.compare("db", case.values(db), || {
+        case.compare("db", dim, case.values(db), || {
             let mut sums = db_before;
             let dyv = case.framed_values(&dy);
             dyv.chunks_exact(dim).for_each(|row| sums.iter_mut().zip(row).for_each(|(s, x)| *s += x));
@@ -238,11 +263,11 @@ fn dropped(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3], masked: bo
         let dx = case.framed_output(rows, dim, pad, dtype);
         let yv = case.framed_values(&y);
         dropout::forward(case.queue, y.mat, residual.mat, bounds, mask);
-        case.compare("y", case.framed_values(&y), || {
+        case.compare("y", dim, case.framed_values(&y), || {
             dropout::reference::forward(&case.framed_values(&residual), &yv, &factors)
         });
         dropout::backward(case.queue, dx.mat, dy.mat, bounds, mask);
-        case.compare("dx", case.framed_values(&dx), || {
+        case.compare("dx", dim, case.framed_values(&dx), || {
             dropout::reference::backward(&case.framed_values(&dy), &factors)
         });
     })

@@ -80,11 +80,11 @@ fn update(
                 adamw::reference::update(&mut p, &mut m, &mut v, &grad, t as i32, &with);
             }
         }
-        case.compare("m", case.values(range.m), || m);
-        case.compare("v", case.values(range.v), || v);
-        case.compare("parameters", case.values(range.master), || p.clone());
+        case.compare("m", len, case.values(range.m), || m);
+        case.compare("v", len, case.values(range.v), || v);
+        case.compare("parameters", len, case.values(range.master), || p.clone());
         if let Some(working) = range.working {
-            case.compare("working copy", case.values(working), || p);
+            case.compare("working copy", len, case.values(working), || p);
         }
     })
 }
@@ -96,9 +96,9 @@ fn sums(bench: &Bench, leaves: usize) -> Result<(), GpuError> {
         reduce::square_leaves(case.queue, out, x);
         let got = case.values(out);
         let want = reduce::reference::square_sums(&case.values(x), ALIGN_ELEMS);
-        case.compare("leaves", got, || want.clone());
+        case.compare("leaves", 1, got, || want.clone());
         reduce::sum_leaves(case.queue, sum, out);
-        case.compare("sum", case.values(sum), || vec![want.iter().sum()]);
+        case.compare("sum", 1, case.values(sum), || vec![want.iter().sum()]);
     })
 }
 
@@ -110,11 +110,11 @@ fn judged(bench: &Bench, sum: f64, max_norm: Option<f64>) -> Result<(), GpuError
         reduce::judge(case.queue, verdict, max_norm, LOSS_SCALE);
         let got = case.values(verdict);
         let skip = f64::from(u8::from(!sum.is_finite()));
-        case.compare("skip", vec![got[3]], || vec![skip]);
+        case.compare("skip", 1, vec![got[3]], || vec![skip]);
         if sum.is_finite() {
             let norm = sum.sqrt();
             let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0));
-            case.compare("norm and factor", got[1..3].to_vec(), || vec![norm, clip / LOSS_SCALE]);
+            case.compare("norm and factor", 1, got[1..3].to_vec(), || vec![norm, clip / LOSS_SCALE]);
         }
     })
 }
@@ -124,15 +124,15 @@ fn ranges(bench: &Bench, len: usize, offset: usize) -> Result<(), GpuError> {
         let [sum, x] = [(); 2].map(|()| case.normals(len + offset, DType::F32).slice(offset, len));
         let (sums, xs) = (case.values(sum), case.values(x));
         reduce::add(case.queue, sum, x);
-        case.compare("sum", case.values(sum), || sums.iter().zip(&xs).map(|(sum, x)| sum + x).collect());
+        case.compare("sum", len, case.values(sum), || sums.iter().zip(&xs).map(|(sum, x)| sum + x).collect());
         let copy = case.output(len + offset, DType::F32).slice(offset, len);
         reduce::copy(case.queue, copy, x);
-        case.compare("copy", case.values(copy), || xs);
+        case.compare("copy", len, case.values(copy), || xs);
         let indices = case.indices(len, 1000);
         let (from, to) = (case.input_u32(&indices), case.output(len, DType::U32));
         reduce::copy(case.queue, to, from);
-        case.compare("indices", case.values(to), || indices.into_iter().map(f64::from).collect());
+        case.compare("indices", len, case.values(to), || indices.into_iter().map(f64::from).collect());
         reduce::zero(case.queue, x);
-        case.compare("zero", case.values(x), || vec![0.0; len]);
+        case.compare("zero", len, case.values(x), || vec![0.0; len]);
     })
 }

@@ -25,7 +25,7 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     for (rows, vocab, pad) in
         [(0, 9, 0), (1, 1, 0), (5, 17, 1), (33, 1000, 4), (7, 50_257, 0), (64, 32_000, 0)]
     {
-        for spread in [0.1, 10.0].into_iter().filter(|_| bench.takes(rows * vocab)) {
+        for spread in [1e-3, 0.1, 10.0, 300.0].into_iter().filter(|_| bench.takes(rows * vocab)) {
             likelihood(bench, dtype, [rows, vocab, pad], spread)?;
         }
     }
@@ -39,7 +39,7 @@ fn look_up(bench: &Bench, dtype: DType, [tokens, rows, cols, pad]: [usize; 4]) -
         let indices = case.indices(tokens, rows);
         let (tokens_view, x) = (case.input_u32(&indices), case.framed_output(tokens, cols, pad, dtype));
         embedding::forward(case.queue, x.mat, table.mat, tokens_view);
-        case.compare("x", case.framed_values(&x), || {
+        case.compare("x", cols, case.framed_values(&x), || {
             embedding::reference::forward(&case.framed_values(&table), cols, &indices)
         });
     })?;
@@ -52,7 +52,7 @@ fn look_up(bench: &Bench, dtype: DType, [tokens, rows, cols, pad]: [usize; 4]) -
         let mut want = case.framed_values(&dtable);
         let scratch = case.output(embedding::scratch_bytes(tokens).0 as usize / 4, DType::F32);
         embedding::backward(case.queue, dtable.mat, dx.mat, case.input_u32(&indices), scratch);
-        case.compare("dtable", case.framed_values(&dtable), || {
+        case.compare("dtable", cols, case.framed_values(&dtable), || {
             embedding::reference::backward(&mut want, &case.framed_values(&dx), cols, &indices);
             want
         });
@@ -81,9 +81,9 @@ fn likelihood(
         let cv = case.values(c);
         let size = cv.iter().map(|c| c * c).sum::<f64>().sqrt();
         let log_probs = || cross_entropy::reference::forward(&before, vocab, &targets);
-        case.compare_at("log-probabilities", (rows as f64).sqrt(), case.values(logp), log_probs);
-        case.compare_at("their second time", (rows as f64).sqrt(), case.values(again), log_probs);
-        case.compare_at("gradient", size, case.mat_values(&gradient), || {
+        case.compare_at("log-probabilities", rows, (rows as f64).sqrt(), case.values(logp), log_probs);
+        case.compare_at("their second time", rows, (rows as f64).sqrt(), case.values(again), log_probs);
+        case.compare_at("gradient", vocab, size, case.mat_values(&gradient), || {
             cross_entropy::reference::backward(&before, vocab, &targets, &cv)
         });
         // For the margins: what lies between them has the gradient's type.

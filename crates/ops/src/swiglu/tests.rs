@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Framed, Operands, SameBits, assert_near, bits, differences, dot, dtype, queue, queues,
-    relative_error, tolerance, values,
+    Bench, Framed, Operands, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance,
+    values,
 };
 
 /// Gates and ups side by side, as a block has them: a matrix of twice the columns, with margins.
@@ -22,6 +22,9 @@ fn side_by_side<'b>(
     bench.framed(&values, 2 * cols, pad, act)
 }
 
+/// What is left of a gate that is saturated may be too small for f16's full precision.
+const SMALL: f64 = 1e-3;
+
 fn halves<'b>(both: &Framed<'b>) -> [Mat<'b>; 2] {
     let cols = both.mat.cols / 2;
     [both.mat.columns(0, cols), both.mat.columns(cols, cols)]
@@ -29,12 +32,6 @@ fn halves<'b>(both: &Framed<'b>) -> [Mat<'b>; 2] {
 
 fn mat_values(mat: &Mat) -> Vec<f64> {
     (0..mat.rows).flat_map(|row| values(mat.row(row))).collect()
-}
-
-#[track_caller]
-fn assert_close(got: &[f64], want: &[f64], act: DType) {
-    let error = relative_error(got, want);
-    assert!(error <= tolerance(act), "relative error {error:e}");
 }
 
 /// The first row of a matrix of one.
@@ -62,11 +59,12 @@ proptest! {
             let ([g, u], y) = (halves(&both), bench.framed_output(rows, cols, pad, act));
             let (gv, uv) = (mat_values(&g), mat_values(&u));
             forward(&queue, y.mat, g, u);
-            assert_close(&y.values(), &reference::forward(&gv, &uv), act);
+            assert_near(&y.values(), &reference::forward(&gv, &uv), cols, SMALL, tolerance(act));
             let (want_g, want_u) = reference::backward(&dy.values(), &gv, &uv);
             backward_in_place(&queue, g, u, dy.mat);
-            assert_close(&mat_values(&g), &want_g, act);
-            assert_close(&mat_values(&u), &want_u, act);
+            // The slope of the gate has a zero.
+            assert_near(&mat_values(&g), &want_g, cols, 0.1 * ((rows * cols) as f64).sqrt(), tolerance(act));
+            assert_near(&mat_values(&u), &want_u, cols, SMALL, tolerance(act));
             // With the output made again: the same gradients, and the output as forward made it.
             let all = side_by_side(&bench, &gates, &ups, cols, pad, act);
             let ([g, u], grad) = (halves(&all), bench.framed(&grads, cols, pad, act));
@@ -85,8 +83,8 @@ proptest! {
         backward_in_place(&Queue::cpu(1), one_row(g), one_row(u), one_row(r));
         let slope_g = differences(&gv, |g| dot(&rv, &reference::forward(g, &uv)));
         let slope_u = differences(&uv, |u| dot(&rv, &reference::forward(&gv, u)));
-        assert_near(&values(g), &slope_g, (len as f64).sqrt(), tolerance(DType::F32));
-        assert_near(&values(u), &slope_u, (len as f64).sqrt(), tolerance(DType::F32));
+        assert_near(&values(g), &slope_g, len, (len as f64).sqrt(), tolerance(DType::F32));
+        assert_near(&values(u), &slope_u, len, (len as f64).sqrt(), tolerance(DType::F32));
     }
 
     /// The row contract: any range of elements, on any queue, has the bits it has in the whole.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use crate::Mat;
 use crate::matmul::{Init, KC, nn, nt, reference, scratch_bytes, tn};
-use crate::testing::{Bench, Operands, assert_close, bits, tolerance, values};
+use crate::testing::{Bench, Operands, assert_near, bits, tolerance, values};
 
 fn scratch<'b>(bench: &'b Bench, queue: &Queue) -> View<'b> {
     bench.output(scratch_bytes(queue.num_threads()).0 as usize / 4, DType::F32)
@@ -96,7 +96,7 @@ proptest! {
                     close[i * n + j] += f64::from(init.unwrap_or_default());
                 }
             }
-            assert_close(c, &close, tolerance(out));
+            assert_near(&values(c), &close, n, ((m * n * k) as f64).sqrt(), tolerance(out));
             prop_assert!(bits(c) == bits(bench.input(&same, out)), "{form}: other bits than the definition's");
         }
     }
