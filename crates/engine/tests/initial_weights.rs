@@ -22,7 +22,7 @@ fn weights(
     seed: u64,
 ) -> BTreeMap<String, Vec<f32>> {
     let setup = Setup { storage, ..Setup::default() };
-    let mut input = plan(&shape(), &setup).input;
+    let mut input = plan(&shape(), &setup).input.clone();
     input.models = vec![ModelPlan::new(Role::Policy, &shape(), Recompute::None, adapter, decay_norms)];
     let plan = build(input);
     let plan = plan.unwrap();

@@ -15,6 +15,7 @@ static SOURCE: Source = Source {
         ) {}
         extern "C" __global__ void nothing() {}
     "#,
+    numbers: &[],
 };
 
 fn memory(gpu: &'static Gpu) -> Memory {

@@ -261,11 +261,15 @@ fn both_on(
         let tenth = 0.1 * (width as f64).sqrt();
         case.compare_rows("out", width, (0.0, |_| tenth), out, || want.0.clone());
         case.compare_at("lse", lse.len(), (lse.len() as f64).sqrt(), lse, || want.1.clone());
-        // The slopes of a query that sees one key are differences of equal numbers: errors are judged against
-        // what rows have otherwise.
-        let size = |values: &[f64]| f64::from(heads.scale * spread.sqrt()) * (values.len() as f64).sqrt();
-        // A row's are differences of products over the width of a head with what forward stored, rounded.
-        let of_row = 0.5 * f64::from(heads.scale * spread.sqrt()) * width as f64 / (1.0 - rate);
+        // The slopes of a query that sees one key are differences of equal numbers: products over the width of a head
+        // with what forward stored, rounded. A row is judged against their size; the whole against what rows have
+        // otherwise, unless sharp scores leave most queries one key.
+        let unit = f64::from(heads.scale * spread.sqrt());
+        let of_row = 0.5 * unit * width as f64 / (1.0 - rate);
+        let size = |values: &[f64]| match spread > 1.0 {
+            true => of_row * (values.len() as f64 / width as f64).sqrt(),
+            false => unit * (values.len() as f64).sqrt(),
+        };
         let [dq, dk, dv] = split(&heads, &dqkv);
         case.compare_rows("dq", width, (size(&q), |_| of_row), dq, || slopes.dq.clone());
         case.compare_rows("dk", width, (size(&k), |_| of_row), dk, || slopes.dk.clone());
