@@ -40,7 +40,9 @@ pub(crate) fn launcher_is_there() -> bool {
 /// Arms the failpoint that the environment has for this rank, the first time it starts.
 pub(crate) fn arm_failpoint(rank: Rank) -> Result<(), Failure> {
     let restarts = variable(names::RESTART).unwrap_or_default();
-    let Some(text) = variable(names::FAILPOINT).filter(|_| matches!(&*restarts, "" | "0")) else { return Ok(()) };
+    let Some(text) = variable(names::FAILPOINT).filter(|_| matches!(&*restarts, "" | "0")) else {
+        return Ok(());
+    };
     let (of_rank, failpoint) = text.split_once('/').unwrap_or(("0", &text));
     if of_rank == rank.0.to_string() {
         failpoint::arm(failpoint.parse().map_err(|e| -> Failure { Box::new(FailpointError(e)) })?);

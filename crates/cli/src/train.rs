@@ -57,8 +57,7 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
         .tell_others(&session)
         .and_then(|()| ranks::go_on_after_restart(&mut session, &mut config, &mut text))
         .map_err(launch_failed);
-    let trained =
-        prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
+    let trained = prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
     let code = match trained {
         Ok(code) => code,
         Err(fault) => return Ok(ranks::fail(session, &*fault)),

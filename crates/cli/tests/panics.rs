@@ -8,7 +8,8 @@ use crate::support::{Folder, RUN};
 /// Runs until the failpoint, whose error message is returned: the last line but the hint.
 fn fails(failpoint: &str, args: &[&str]) -> String {
     let folder = Folder::new(RUN);
-    let args = [&["train", "run.yaml", "max_steps=100000000", "save_strategy=no", "threads=1"], args].concat();
+    let args =
+        [&["train", "run.yaml", "max_steps=100000000", "save_strategy=no", "threads=1"], args].concat();
     let start = Instant::now();
     let ran = ran(folder.command(&args).env("LOCKSTEP_FAILPOINT", failpoint).output().unwrap());
     // Starting and the first steps included.

@@ -192,7 +192,8 @@ impl Carrier for ThreadCarrier {
         if state.gone {
             return Err(self.lost(peer));
         }
-        let Some((part, start, offer)) = state.posted.as_ref().and_then(|posted| posted.next(part, start)) else {
+        let Some((part, start, offer)) = state.posted.as_ref().and_then(|posted| posted.next(part, start))
+        else {
             return Err(self.garbled(peer, "a pull of more than was offered".into()));
         };
         if offer.dtype != into.dtype() || start + into.len() > offer.len {

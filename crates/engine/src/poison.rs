@@ -54,7 +54,9 @@ impl Engine {
     pub fn poisoned_words(&self) -> usize {
         let memory = &self.shared.memories.device;
         let words = memory.view(0, memory.bytes().0 as usize / size_of::<f32>(), DType::F32);
-        lockstep_ops::host::with(words, |words: &[f32]| words.iter().filter(|w| w.to_bits() == POISON).count())
+        lockstep_ops::host::with(words, |words: &[f32]| {
+            words.iter().filter(|w| w.to_bits() == POISON).count()
+        })
     }
 }
 

@@ -96,7 +96,11 @@ fn a_panic_of_an_objective_ends_a_rank_with_offload() {
 }
 
 /// Rank 1 fails; what each rank reports, and when it had ended after the failure.
-fn failing_rank(setup: &Setup, carrier: CarrierKind, fail: &(dyn Fn(u64) -> (u64, usize) + Sync)) -> Vec<String> {
+fn failing_rank(
+    setup: &Setup,
+    carrier: CarrierKind,
+    fail: &(dyn Fn(u64) -> (u64, usize) + Sync),
+) -> Vec<String> {
     let start = Instant::now();
     let ended = in_world(&shape(), setup, carrier, None, &|engine| {
         let (bad, tokens) = fail(u64::from(engine.rank().0));
@@ -116,7 +120,10 @@ fn a_panic_of_one_rank_ends_all() {
         for strategy in [StrategyName::Ddp, StrategyName::Zero1, StrategyName::Zero3] {
             let of = |rank| (if rank == 1 { 2 } else { u64::MAX }, 20);
             let reports = failing_rank(&two_ranks(strategy), carrier, &of);
-            assert!(reports[1].ends_with(": an objective of step 2"), "{carrier:?} {strategy:?}: {reports:?}");
+            assert!(
+                reports[1].ends_with(": an objective of step 2"),
+                "{carrier:?} {strategy:?}: {reports:?}"
+            );
             assert!(reports[0].contains("rank 1"), "{carrier:?} {strategy:?}: {reports:?}");
         }
     }
@@ -170,7 +177,8 @@ fn a_panic_between_steps_ends_the_lanes() {
     let ended = std::panic::catch_unwind(|| {
         in_world(&shape(), &two_ranks(StrategyName::Zero1), CarrierKind::Thread, None, &|engine| {
             for step in 0..5 {
-                let window = Window::new(vec![Micro::random(&[50], 101, step), Micro::random(&[70], 101, step)]);
+                let window =
+                    Window::new(vec![Micro::random(&[50], 101, step), Micro::random(&[70], 101, step)]);
                 let mut driver = Panics { window, step, bad: u64::MAX };
                 let stepped = engine.train_step(&mut driver, &Updates { t: step + 1, ..UPDATES });
                 assert!(engine.rank() == Rank(0) || step < 2, "a metric of step {step}");

@@ -65,14 +65,18 @@ pub enum Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Violation::WaitsForTheFuture { op, on } => write!(f, "operation {op} waits for {on}, which comes later"),
+            Violation::WaitsForTheFuture { op, on } => {
+                write!(f, "operation {op} waits for {on}, which comes later")
+            }
             Violation::ReadBeforeWritten { op, what } => {
                 write!(f, "operation {op} reads {what:?} before anything has written it")
             }
             Violation::Race { a, b, what } => {
                 write!(f, "operations {a} and {b} use {what:?} on two lanes, and neither waits for the other")
             }
-            Violation::GatheredTwice { op, span } => write!(f, "operation {op} gathers span {} again", span.0),
+            Violation::GatheredTwice { op, span } => {
+                write!(f, "operation {op} gathers span {} again", span.0)
+            }
             Violation::NeverReleased { span } => write!(f, "span {} is gathered and never released", span.0),
             Violation::ReleasedUngathered { op, span } => {
                 write!(f, "operation {op} releases span {}, which is not gathered", span.0)

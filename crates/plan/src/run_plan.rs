@@ -98,8 +98,7 @@ pub enum PlanError {
 /// The first few, and how many there are beside them.
 fn list(violations: &[Violation]) -> String {
     const SHOWN: usize = 3;
-    let mut text =
-        violations.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let mut text = violations.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join("; ");
     if violations.len() > SHOWN {
         text += &format!("; and {} more", violations.len() - SHOWN);
     }

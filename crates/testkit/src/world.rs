@@ -42,7 +42,8 @@ pub fn in_world<R: Send>(
     body: &(dyn Fn(&mut Engine) -> R + Sync),
 ) -> Vec<R> {
     let world = setup.mesh.world();
-    let mut threads = [0, 1].map(|_| thread_world(world, DEADLINE).into_iter().map(|carrier| Comm::new(Box::new(carrier))));
+    let mut threads =
+        [0, 1].map(|_| thread_world(world, DEADLINE).into_iter().map(|carrier| Comm::new(Box::new(carrier))));
     let table = ExchangeTable::new(world as usize);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)

@@ -5,8 +5,8 @@ use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_model::Kernels;
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError, PlanInput,
-    Role, RunPlan, Tier, build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError,
+    PlanInput, Role, RunPlan, Tier, build, strategy,
 };
 use lockstep_shape::{ModelShape, Recompute};
 

@@ -109,15 +109,22 @@ fn a_strategy_that_forgets_a_reduction_makes_no_plan() {
     let error = build(PlanInput { strategy: forgetful, ..input }).expect_err("nothing is reduced");
     let PlanError::Unsound { phase, violations } = &error else { panic!("{error}") };
     assert_eq!(phase, "train");
-    assert!(violations.iter().all(|v| matches!(v, Violation::ReducedTimes { times: 0, .. })), "{violations:?}");
+    assert!(
+        violations.iter().all(|v| matches!(v, Violation::ReducedTimes { times: 0, .. })),
+        "{violations:?}"
+    );
     let text = error.to_string();
-    assert!(text.starts_with("the strategy's train phase is unsound: element 0 of unit 0's gradient"), "{text}");
+    assert!(
+        text.starts_with("the strategy's train phase is unsound: element 0 of unit 0's gradient"),
+        "{text}"
+    );
 }
 
 #[test]
 fn buffers_outside_their_memory_are_found() {
     let outside = found(|plan| plan.arena = Bytes(plan.arena.0 / 2));
     assert!(outside.iter().any(|v| matches!(v, Violation::NoAddress { .. })), "{outside:?}");
-    let over_each_other = found(|plan| plan.residents[0].offsets.iter_mut().for_each(|(_, at)| *at = Bytes::ZERO));
+    let over_each_other =
+        found(|plan| plan.residents[0].offsets.iter_mut().for_each(|(_, at)| *at = Bytes::ZERO));
     assert!(over_each_other.iter().any(|v| matches!(v, Violation::Overlap { .. })), "{over_each_other:?}");
 }
