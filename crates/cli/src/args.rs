@@ -77,6 +77,9 @@ pub(crate) struct Selftest {
     /// Only operations, no whole steps
     #[arg(long)]
     pub(crate) operations: bool,
+    /// Only operations whose description contains this, such as `attention, bf16`
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) only: String,
     /// Only small operands: for runs under a checker of memory accesses
     #[arg(long)]
     pub(crate) small: bool,

@@ -1,6 +1,6 @@
 //! What the system says of this process.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lockstep_config::HubFolders;
 use lockstep_core::Bytes;
@@ -37,9 +37,38 @@ pub(crate) fn visible_gpus() -> Option<String> {
         .map(|list| list.to_string_lossy().into_owned())
 }
 
-/// Where this program keeps what it can make again, for whoever runs it.
-pub(crate) fn cache_folder() -> PathBuf {
-    cache().unwrap_or_else(std::env::temp_dir).join("lockstep")
+/// A folder for what this program can make again: the user's cache, kept, or where there is none a new folder of this
+/// process alone, which is removed with it.
+pub(crate) enum CacheFolder {
+    Kept(PathBuf),
+    Temporary(PathBuf),
+}
+
+impl CacheFolder {
+    pub(crate) fn open() -> std::io::Result<CacheFolder> {
+        if let Some(cache) = cache() {
+            return Ok(CacheFolder::Kept(cache.join("lockstep")));
+        }
+        let seed =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let path = std::env::temp_dir().join(format!("lockstep-{}-{seed}", std::process::id()));
+        // Fails if somebody has made one of this name.
+        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path)?;
+        Ok(CacheFolder::Temporary(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        let (CacheFolder::Kept(path) | CacheFolder::Temporary(path)) = self;
+        path
+    }
+}
+
+impl Drop for CacheFolder {
+    fn drop(&mut self) {
+        if let CacheFolder::Temporary(path) = self {
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
 }
 
 /// Where programs keep what they can make again.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use lockstep_core::{Fault, FaultClass};
 use lockstep_device::{Device, Queue};
-use lockstep_ops::selftest::Check;
+use lockstep_ops::selftest::{Check, Selection};
 
 use crate::args::Selftest;
 use crate::gpu;
@@ -57,9 +57,10 @@ pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
         }
     };
     let largest = if args.small { SMALL } else { usize::MAX };
-    lockstep_ops::selftest::run(largest, &queue, seed, &mut each)
+    let selection = Selection { largest, only: &args.only };
+    lockstep_ops::selftest::run(selection, &queue, seed, &mut each)
         .map_err(|e| boxed(lockstep_engine::EngineError::from(e).into()))?;
-    if !args.operations {
+    if !args.operations && args.only.is_empty() {
         lockstep_train::selftest_steps(device, seed, &mut each).map_err(boxed)?;
     }
     if failed > 0 {

@@ -7,7 +7,7 @@ use lockstep_core::rng::{Purpose, Stream};
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{Memory, Queue, View};
 
-use super::Check;
+use super::{Check, Selection};
 use crate::Mat;
 use crate::judge::Errors;
 pub(crate) use crate::operands::{Framed, Operands};
@@ -28,8 +28,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) queue: &'a Queue,
     memory: &'a Memory,
     seed: u64,
-    /// The most elements that an operand has: others are left out.
-    largest: usize,
+    selection: Selection<'a>,
     /// Whether outputs are compared with references. A GPU for tests computes none.
     pub(super) compares: bool,
     cases: Cell<u32>,
@@ -41,15 +40,15 @@ impl<'a> Bench<'a> {
         queue: &'a Queue,
         memory: &'a Memory,
         seed: u64,
-        largest: usize,
+        selection: Selection<'a>,
         each: &'a mut dyn FnMut(Check),
     ) -> Bench<'a> {
-        Bench { queue, memory, seed, largest, compares: true, cases: 0.into(), each: RefCell::new(each) }
+        Bench { queue, memory, seed, selection, compares: true, cases: 0.into(), each: RefCell::new(each) }
     }
 
     /// Whether operands of so many elements are checked.
     pub(crate) fn takes(&self, elems: usize) -> bool {
-        elems <= self.largest
+        elems <= self.selection.largest
     }
 
     /// Runs `call` twice on the same inputs and reports one check. The call makes its operands by the case's
@@ -60,8 +59,11 @@ impl<'a> Bench<'a> {
         tolerance: f64,
         call: impl Fn(&Case),
     ) -> Result<(), GpuError> {
-        let number = self.cases.get();
+        let (name, number) = (name.into(), self.cases.get());
         self.cases.set(number + 1);
+        if !name.contains(self.selection.only) {
+            return Ok(());
+        }
         let mut case = Case {
             queue: self.queue,
             memory: self.memory,
@@ -86,7 +88,7 @@ impl<'a> Bench<'a> {
             }
         }
         let (error, note) = (case.error.get(), case.note.take());
-        (self.each.borrow_mut())(Check { name: name.into(), error, tolerance, note });
+        (self.each.borrow_mut())(Check { name, error, tolerance, note });
         Ok(())
     }
 }

@@ -42,14 +42,32 @@ impl Check {
 /// What operands lie in.
 const MEMORY: Bytes = Bytes(256 << 20);
 
-/// Runs the checks whose operands have at most `largest` elements, on a queue and its device's memory. An error is that
-/// of a device that stopped working; results that are wrong are told to `each`.
-pub fn run(largest: usize, queue: &Queue, seed: u64, each: &mut dyn FnMut(Check)) -> Result<(), MemoryError> {
+/// Which checks are run.
+#[derive(Clone, Copy, Debug)]
+pub struct Selection<'a> {
+    /// The most elements that an operand has.
+    pub largest: usize,
+    /// What the check's name contains.
+    pub only: &'a str,
+}
+
+impl Selection<'_> {
+    pub const ALL: Selection<'static> = Selection { largest: usize::MAX, only: "" };
+}
+
+/// Runs checks on a queue and its device's memory. An error is that of a device that stopped working; results that are
+/// wrong are reported to `each`.
+pub fn run(
+    selection: Selection,
+    queue: &Queue,
+    seed: u64,
+    each: &mut dyn FnMut(Check),
+) -> Result<(), MemoryError> {
     let memory = match queue {
         Queue::Cpu(cpu) => Memory::take(MEMORY, &cpu.pool)?,
         Queue::Cuda(cuda) => Memory::take_on(cuda.gpu, MEMORY)?,
     };
-    all(&Bench::new(queue, &memory, seed, largest, each)).map_err(MemoryError::from)
+    all(&Bench::new(queue, &memory, seed, selection, each)).map_err(MemoryError::from)
 }
 
 fn all(bench: &Bench) -> Result<(), GpuError> {
@@ -82,7 +100,8 @@ mod tests {
             let queue = Queue::Cuda(CudaQueue::new(gpu, 1).unwrap());
             let memory = Memory::take_on(gpu, MEMORY).unwrap();
             let (each, dtype) = (&mut |_| {}, DType::BF16);
-            let mut bench = Bench::new(&queue, &memory, 3, LARGEST, each);
+            let selection = Selection { largest: LARGEST, ..Selection::ALL };
+            let mut bench = Bench::new(&queue, &memory, 3, selection, each);
             bench.compares = false;
             states::run(&bench).unwrap();
             rows::run(&bench, dtype).unwrap();
