@@ -1,4 +1,4 @@
-//! Ranks and the mesh they form: named axes `replicate`, `shard` and `tensor`.
+//! Ranks and the mesh they form: named axes `replicate` and `shard`.
 
 use std::fmt;
 
@@ -13,8 +13,6 @@ pub enum Axis {
     Replicate,
     /// Ranks that together hold one copy.
     Shard,
-    /// Ranks that split one tensor's computation; always 1 today.
-    Tensor,
     /// Every rank.
     World,
 }
@@ -47,7 +45,6 @@ impl Mesh {
         match axis {
             Axis::Replicate => self.replicate,
             Axis::Shard => self.shard,
-            Axis::Tensor => 1,
             Axis::World => self.world(),
         }
     }
@@ -72,7 +69,6 @@ impl Mesh {
         let (first, stride) = match axis {
             Axis::Replicate => (self.shard_idx(rank), self.shard),
             Axis::Shard => (self.replica(rank) * self.shard, 1),
-            Axis::Tensor => (rank.0, 1),
             Axis::World => (0, 1),
         };
         (0..self.size(axis)).map(|i| Rank(first + i * stride)).collect()
@@ -90,7 +86,6 @@ impl fmt::Display for Axis {
         f.write_str(match self {
             Axis::Replicate => "replicate",
             Axis::Shard => "shard",
-            Axis::Tensor => "tensor",
             Axis::World => "world",
         })
     }
@@ -107,7 +102,6 @@ mod tests {
         assert_eq!(along(Axis::Shard, 4), [3, 4, 5]);
         assert_eq!(along(Axis::Replicate, 4), [1, 4]);
         assert_eq!(along(Axis::World, 4), [0, 1, 2, 3, 4, 5]);
-        assert_eq!(along(Axis::Tensor, 4), [4]);
         assert_eq!((mesh.node(Rank(2)), mesh.node(Rank(3))), (0, 1));
     }
 }

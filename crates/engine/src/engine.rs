@@ -371,7 +371,6 @@ impl Shared {
             Axis::Replicate => &self.groups[0],
             Axis::Shard => &self.groups[1],
             Axis::World => &self.groups[2],
-            Axis::Tensor => unreachable!("tensors are not split"),
         }
     }
 

@@ -127,7 +127,6 @@ impl Maker<'_> {
             OpKind::JoinSquares => Task::Copy { pairs: self.join_squares(), writes_states: false },
             OpKind::ClipNorm => Task::ClipNorm,
             OpKind::Update { unit, start, end } => Task::Update(self.update(op, unit, (start, end))),
-            OpKind::Snapshot { .. } => unreachable!("{:?} is not emitted yet", op.kind),
         }
     }
 

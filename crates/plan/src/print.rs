@@ -249,7 +249,6 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
                 _ => format!("update {}[{start}..{end}]", words.unit(unit)),
             }
         }
-        OpKind::Snapshot { unit } => format!("snapshot {}", words.unit(unit)),
         OpKind::Generate => "generate: new tokens through all units and into the cache, repeated".into(),
     };
     (text, String::new())

@@ -130,10 +130,6 @@ pub enum OpKind {
     },
     /// Updated shards to every rank's resident whole copy (parameters whole, optimizer sharded).
     Publish(SpanId),
-    /// A copy of a unit's states for a checkpoint written behind training.
-    Snapshot {
-        unit: u32,
-    },
     /// New tokens of running documents through all units, with the cache; repeated until all documents end.
     Generate,
 }
