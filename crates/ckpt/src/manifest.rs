@@ -12,7 +12,7 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 /// Bounds what a damaged or hostile manifest can make us read. Room for about seven million pieces: ten thousand
 /// ranks that divide a hundred units with three states each.
 pub(crate) const MANIFEST_CAP: Bytes = Bytes(1 << 30);
-/// Up to so many pieces a manifest is laid out for people to read; beyond, in a third of the space.
+/// A manifest with at most this many pieces is indented for reading; a larger one is compact, in a third of the space.
 const MAX_PRETTY_PIECES: usize = 10_000;
 
 /// Everything a run needs to go on, besides its tensors.

@@ -24,7 +24,7 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
     host::cache().filter(|cache| cache.is_absolute()).map(|cache| cache.join("lockstep").join("kernels"))
 }
 
-/// The cache, where it can be trusted. Where not, the run goes on without one, and one rank of a host prints why.
+/// The kernel cache, if its folder can be trusted. If not, kernels are not cached, and one rank per host prints why.
 fn cache(prints: bool) -> Option<KernelCache> {
     let opened = KernelCache::open(&cache_folder()?);
     if let (Err(cause), true) = (&opened, prints) {

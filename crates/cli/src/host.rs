@@ -37,8 +37,8 @@ pub(crate) fn visible_gpus() -> Option<String> {
         .map(|list| list.to_string_lossy().into_owned())
 }
 
-/// A folder for what this program can make again: the user's cache, kept, or where there is none a new folder of this
-/// process alone, which is removed with it.
+/// A folder for data that can be prepared again: the user's cache folder or, if there is none, a private temporary folder
+/// that is removed when the process ends.
 pub(crate) enum CacheFolder {
     Kept(PathBuf),
     Temporary(PathBuf),

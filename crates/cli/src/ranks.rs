@@ -126,50 +126,50 @@ pub(crate) fn launch_id() -> Option<String> {
     variable(names::LAUNCH_ID).or_else(torchrun).filter(|id| !id.is_empty())
 }
 
-/// What ranks that were started again go on from.
+/// What restarted ranks resume from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GoOn {
+pub(crate) enum RestartPoint {
     /// As the configuration says: this launch has not come to its first step.
     AsConfigured,
     /// From the newest checkpoint.
     Resume,
-    /// What this run began to write is no reason to refuse it a second start.
+    /// From the start, over the incomplete checkpoints that this launch left behind.
     Overwrite,
 }
 
-/// After a restart: what the output folder has of this launch. What an earlier run left there is not gone on with,
-/// unless the configuration says so.
-pub(crate) fn what_to_go_on_from(config: &RunConfig) -> GoOn {
+/// Decides what to resume from after a restart: checkpoints of this launch. Those of an earlier run count only if the
+/// configuration asks for them.
+pub(crate) fn restart_point(config: &RunConfig) -> RestartPoint {
     let dir = &config.output.output_dir;
     // A launcher that gives its launches no names leaves us to take what there is for this one's.
     if launch_id().is_some_and(|id| !lockstep_train::belongs_to(dir, &id)) {
-        return GoOn::AsConfigured;
+        return RestartPoint::AsConfigured;
     }
     match lockstep_ckpt::latest(&dir.join("checkpoints")) {
-        Ok(latest) if latest.path.is_some() => GoOn::Resume,
-        Ok(latest) if !latest.skipped.is_empty() => GoOn::Overwrite,
-        _ => GoOn::AsConfigured,
+        Ok(latest) if latest.path.is_some() => RestartPoint::Resume,
+        Ok(latest) if !latest.skipped.is_empty() => RestartPoint::Overwrite,
+        _ => RestartPoint::AsConfigured,
     }
 }
 
 /// Changes the configuration and its text, which goes into checkpoints.
-pub(crate) fn go_on(from: GoOn, config: &mut RunConfig, text: &mut String) {
+pub(crate) fn apply_restart_point(from: RestartPoint, config: &mut RunConfig, text: &mut String) {
     match from {
-        GoOn::AsConfigured => {}
-        GoOn::Resume => {
+        RestartPoint::AsConfigured => {}
+        RestartPoint::Resume => {
             config.output.resume_from_checkpoint = Resume::Latest;
             text.push_str("# resume_from_checkpoint=true\n");
         }
-        GoOn::Overwrite => {
+        RestartPoint::Overwrite => {
             config.output.overwrite_output_dir = true;
             text.push_str("# overwrite_output_dir=true\n");
         }
     }
 }
 
-/// After a restart, all ranks go on from where rank 0 says: its launcher knows which launch this is, and it is the
-/// one that writes the output folder.
-pub(crate) fn go_on_after_restart(
+/// Agrees on the restart point. Rank 0 decides: its launcher knows which launch this is, and it is the rank that writes
+/// the output folder.
+pub(crate) fn agree_on_restart_point(
     session: &mut Session,
     config: &mut RunConfig,
     text: &mut String,
@@ -177,11 +177,11 @@ pub(crate) fn go_on_after_restart(
     if session.world().restart == 0 {
         return Ok(());
     }
-    let mine = if session.world().rank == 0 { what_to_go_on_from(config) } else { GoOn::AsConfigured };
-    let all = session.exchange("what to go on from", &[mine as u8])?;
-    let every = [GoOn::AsConfigured, GoOn::Resume, GoOn::Overwrite];
+    let mine = if session.world().rank == 0 { restart_point(config) } else { RestartPoint::AsConfigured };
+    let all = session.exchange("the restart point", &[mine as u8])?;
+    let every = [RestartPoint::AsConfigured, RestartPoint::Resume, RestartPoint::Overwrite];
     let from = every.into_iter().find(|from| all.first().is_some_and(|first| *first == [*from as u8]));
-    go_on(from.unwrap_or(GoOn::AsConfigured), config, text);
+    apply_restart_point(from.unwrap_or(RestartPoint::AsConfigured), config, text);
     Ok(())
 }
 
@@ -355,6 +355,6 @@ pub(crate) fn tell_abort(error: &LaunchError, world: &World) -> u8 {
     if variable(names::ERROR_FILE).is_some() || !told {
         Voice::of_this_process().error(&note);
     }
-    // Who was told to end tells the others, which end alike.
+    // A rank that was asked to stop notifies the others, and all exit with the same code.
     if note.cause_code == Some(STOPPED) { STOPPED } else { error.class().exit_code() }
 }

@@ -182,7 +182,7 @@ impl Fault for Bug {
     }
 
     fn hint(&self) -> Option<String> {
-        let hint = "This is a bug: please report it with the configuration. Checkpoints are intact: a run can go on \
+        let hint = "This is a bug: please report it with the configuration. Checkpoints are intact: resume \
                     with resume_from_checkpoint: true.";
         Some(hint.into())
     }

@@ -5,13 +5,13 @@ use std::process::exit;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use lockstep_launch::{EndSignal, Farewell, LaunchError, STOPPED, Session, Signals, World};
+use lockstep_launch::{EndSignal, FailureNotice, LaunchError, STOPPED, Session, Signals, World};
 use lockstep_train::StopRequest;
 
 use crate::report::Failure;
 use crate::voice::Voice;
 
-/// Seconds of `--grace`, where nobody says.
+/// Default of `--grace`, in seconds.
 pub(crate) const GRACE: f64 = 30.0;
 /// `timeout` sends its signal twice, to the process and to its group.
 const REPEATED: Duration = Duration::from_millis(100);
@@ -21,31 +21,31 @@ const PASSED_ON: Duration = Duration::from_secs(1);
 /// Listens to signals for the rest of the process's life.
 pub(crate) struct Stopper {
     pub(crate) request: StopRequest,
-    farewell: Arc<Mutex<Option<Farewell>>>,
+    notice: Arc<Mutex<Option<FailureNotice>>>,
 }
 
 impl Stopper {
     /// Begins to listen. `world`: of a rank of several.
     pub(crate) fn listen(grace: f64, world: Option<&World>) -> Result<Stopper, Failure> {
         let failed = |error: LaunchError| -> Failure { Box::new(error) };
-        let stopper = Stopper { request: StopRequest::default(), farewell: Arc::default() };
+        let stopper = Stopper { request: StopRequest::default(), notice: Arc::default() };
         let mut watch = SignalWatch {
             signals: Signals::that_stop().map_err(failed)?,
             request: stopper.request.clone(),
-            farewell: Arc::clone(&stopper.farewell),
+            notice: Arc::clone(&stopper.notice),
             grace: Duration::from_secs_f64(grace),
             repeated: if world.is_some() { PASSED_ON } else { REPEATED },
-            speaks: world.is_none_or(|world| world.rank == 0),
+            prints: world.is_none_or(|world| world.rank == 0),
         };
         let thread = std::thread::Builder::new().name("signals".into()).spawn(move || watch.run());
         thread.map_err(|cause| failed(LaunchError::System { what: "listen to signals", cause }))?;
         Ok(stopper)
     }
 
-    /// From now on the other ranks hear of it if this process leaves at once.
-    pub(crate) fn tell_others(&self, session: &Session) -> Result<(), LaunchError> {
-        let farewell = session.farewell()?;
-        *self.farewell.lock().unwrap_or_else(PoisonError::into_inner) = Some(farewell);
+    /// From now on, a process that exits at once notifies the other ranks first.
+    pub(crate) fn notify_through(&self, session: &Session) -> Result<(), LaunchError> {
+        let notice = session.failure_notice()?;
+        *self.notice.lock().unwrap_or_else(PoisonError::into_inner) = Some(notice);
         Ok(())
     }
 }
@@ -54,12 +54,12 @@ impl Stopper {
 struct SignalWatch {
     signals: Signals,
     request: StopRequest,
-    farewell: Arc<Mutex<Option<Farewell>>>,
+    notice: Arc<Mutex<Option<FailureNotice>>>,
     grace: Duration,
     /// A signal that comes so soon after the first is the same one.
     repeated: Duration,
     /// This rank prints for all.
-    speaks: bool,
+    prints: bool,
 }
 
 impl SignalWatch {
@@ -71,13 +71,13 @@ impl SignalWatch {
         };
         let since = Instant::now();
         if !self.request.raise(by) {
-            self.leave(self.speaks, &format!("stopped by {by} before the first step"));
+            self.exit_now(self.prints, &format!("stopped by {by} before the first step"));
         }
         loop {
             let left = self.grace.saturating_sub(since.elapsed());
             if left.is_zero() {
                 let grace = self.grace.as_secs_f64();
-                self.leave(
+                self.exit_now(
                     true,
                     &format!(
                         "the run did not stop within {grace} s of {by} (--grace): it ends without a checkpoint of \
@@ -86,7 +86,7 @@ impl SignalWatch {
                 );
             }
             match self.signals.next(Some(left)) {
-                Some(EndSignal::Stop { name }) if since.elapsed() >= self.repeated => self.leave(
+                Some(EndSignal::Stop { name }) if since.elapsed() >= self.repeated => self.exit_now(
                     true,
                     &format!(
                         "a second {name} came: the run ends at once, without a checkpoint of its last steps"
@@ -98,12 +98,12 @@ impl SignalWatch {
     }
 
     /// Ends the process, whatever it does.
-    fn leave(&self, prints: bool, text: &str) -> ! {
-        if prints {
+    fn exit_now(&self, print: bool, text: &str) -> ! {
+        if print {
             Voice::of_this_process().warn(text);
         }
-        if let Some(farewell) = &*self.farewell.lock().unwrap_or_else(PoisonError::into_inner) {
-            farewell.fail(text, STOPPED);
+        if let Some(notice) = &*self.notice.lock().unwrap_or_else(PoisonError::into_inner) {
+            notice.fail(text, STOPPED);
         }
         exit(STOPPED.into())
     }

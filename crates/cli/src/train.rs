@@ -22,7 +22,7 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
             let stopper = Stopper::listen(args.grace, Some(&world))?;
             let (mut config, mut text) = ranks::load(&args.run.settings, &world)?;
             if world.restart > 0 {
-                ranks::go_on(ranks::what_to_go_on_from(&config), &mut config, &mut text);
+                ranks::apply_restart_point(ranks::restart_point(&config), &mut config, &mut text);
             }
             alone(&config, &text, &stopper)
         }
@@ -54,8 +54,8 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
         Err(error) => return Ok(ExitCode::from(ranks::tell_abort(&error, world))),
     };
     let prepared = stopper
-        .tell_others(&session)
-        .and_then(|()| ranks::go_on_after_restart(&mut session, &mut config, &mut text))
+        .notify_through(&session)
+        .and_then(|()| ranks::agree_on_restart_point(&mut session, &mut config, &mut text))
         .map_err(launch_failed);
     let trained = prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
     let code = match trained {
@@ -68,13 +68,13 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
     }
 }
 
-/// A panic is a failure like any other: the other ranks hear of it at once, and why.
+/// Turns a panic into a failure, so that the other ranks are notified at once, with the reason.
 fn guarded(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
     let caught = catch_unwind(AssertUnwindSafe(work));
     caught.unwrap_or_else(|payload| Err(Box::new(Bug(panics::describe(&*payload)))))
 }
 
-/// Trains to the end, or until it is told to stop. What the process ends with.
+/// Trains to the end, or until a stop is requested. Returns the exit code.
 fn train(
     config: &RunConfig,
     text: &str,

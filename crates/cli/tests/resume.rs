@@ -294,18 +294,19 @@ fn divergence_leaves_earlier_checkpoints_intact() {
 fn auto() {
     const AUTO: &str = "resume_from_checkpoint=auto";
     let folder = Folder::new(RUN);
-    let told = |text: &str| text.lines().filter(|l| l.contains("resume")).collect::<Vec<_>>().join("\n");
+    let resume_lines =
+        |text: &str| text.lines().filter(|l| l.contains("resume")).collect::<Vec<_>>().join("\n");
     let first = folder.succeeds(&["train", "run.yaml", "max_steps=4", "save_strategy=no", AUTO]);
-    assert_snapshot!(told(&first), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints, the run starts from the beginning");
+    assert_snapshot!(resume_lines(&first), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints, the run starts from the beginning");
     // What a run without checkpoints has left is in nobody's way.
     fs::create_dir_all(folder.path("out/checkpoints/step-3.partial")).unwrap();
     let second = folder.succeeds(&["train", "run.yaml", "max_steps=4", "save_steps=2", AUTO]);
-    assert_snapshot!(told(&second), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints, the run starts from the beginning");
+    assert_snapshot!(resume_lines(&second), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints, the run starts from the beginning");
     let third = folder.succeeds(&["train", "run.yaml", "max_steps=5", AUTO]);
-    assert_snapshot!(told(&third), @"resumed from out/checkpoints/step-4 at step 4");
+    assert_snapshot!(resume_lines(&third), @"resumed from out/checkpoints/step-4 at step 4");
     // `overwrite_output_dir` does not throw away what can be gone on with.
     let fourth = folder.succeeds(&["train", "run.yaml", "max_steps=6", AUTO, "overwrite_output_dir=true"]);
-    assert_snapshot!(told(&fourth), @"resumed from out/checkpoints/step-5 at step 5");
+    assert_snapshot!(resume_lines(&fourth), @"resumed from out/checkpoints/step-5 at step 5");
     for step in [2, 4, 5, 6] {
         flip_bit(&folder.path(&format!("out/checkpoints/step-{step}/model-rank-0.safetensors")));
     }

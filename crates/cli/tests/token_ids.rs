@@ -56,8 +56,8 @@ fn a_folder_without_a_tokenizer_is_trained_and_evaluated_on_ids() {
     let tune = ["train", "run.yaml", "model_name_or_path=out/model", "output_dir=tuned"];
     folder.succeeds(&tune);
     assert!(!folder.path("tuned/model/tokenizer.json").exists());
-    let told = folder.succeeds(&["eval", "tuned/model", "eval_files=data.jsonl", "max_length=64"]);
-    assert!(told.contains("loss"), "{told}");
+    let printed = folder.succeeds(&["eval", "tuned/model", "eval_files=data.jsonl", "max_length=64"]);
+    assert!(printed.contains("loss"), "{printed}");
     let prepared = folder.succeeds(&["prepare", "run.yaml", "--samples", "1"]);
     assert!(prepared.contains("7 14 21"), "ids are shown as they are: {prepared}");
 }

@@ -24,7 +24,7 @@ pub struct BadFailpoint {
 
 impl std::fmt::Display for BadFailpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "`{}` is no failpoint; expected NAME or NAME:PASSES, such as lane.host:12", self.text)
+        write!(f, "`{}` is not a failpoint; expected NAME or NAME:PASSES, such as lane.host:12", self.text)
     }
 }
 

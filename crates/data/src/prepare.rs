@@ -42,7 +42,7 @@ pub fn prepare(
     prepare_on(threads(), Encoder { spec, tokenizer, chat })
 }
 
-/// What the first row of the first file is; `None` where it cannot be told.
+/// What the first row of the first file is; `None` if that is unknown.
 pub fn first_format(spec: &DataSpec) -> Result<Option<Format>, DataError> {
     let files = files::expand(&spec.files)?;
     let Some(file) = files.first() else { return Ok(None) };

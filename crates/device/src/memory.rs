@@ -601,13 +601,13 @@ mod tests {
         let memory = Memory::take(Bytes(4096), &Pool::new(1)).unwrap();
         let view = memory.view(64, 100, DType::F32);
         for (start, len) in [(usize::MAX, 2), (usize::MAX - 1, 2), (2, usize::MAX), (101, 0), (100, 1)] {
-            let said = refusal(|| _ = view.slice(start, len));
-            assert!(said.starts_with(&format!("slice [{start}, +{len}]")), "{said}");
+            let message = refusal(|| _ = view.slice(start, len));
+            assert!(message.starts_with(&format!("slice [{start}, +{len}]")), "{message}");
         }
         assert_eq!((view.slice(100, 0).len(), view.slice(0, 100).len()), (0, 100));
         for (offset, len) in [(64, usize::MAX), (64, usize::MAX / 4), (usize::MAX - 63, 1), (4096, 1)] {
-            let said = refusal(|| _ = memory.view(offset, len, DType::F32));
-            assert!(said.contains("outside"), "{said}");
+            let message = refusal(|| _ = memory.view(offset, len, DType::F32));
+            assert!(message.contains("outside"), "{message}");
         }
     }
 

@@ -70,7 +70,7 @@ impl Fault for EngineError {
             EngineError::NoSpillDir { .. } => Some("Set nvme_path to a folder on a local disk.".into()),
             EngineError::Comm { cause, .. } => cause.hint(),
             EngineError::LanePanicked { .. } => Some(
-                "This is a bug, in lockstep or in an objective of your own. Checkpoints are intact: a run can go on \
+                "This is a bug, in lockstep or in a custom objective. Checkpoints are intact: resume \
                  with resume_from_checkpoint: true."
                     .into(),
             ),

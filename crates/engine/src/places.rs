@@ -383,8 +383,8 @@ mod tests {
         for (start, elems) in [(usize::MAX, 2), (usize::MAX - 1, 2), (2, usize::MAX), (101, 0), (100, 1)] {
             let part = format!("[{start}, +{elems}] of a ");
             for spot in [Spot::Memory(place), file] {
-                let said = refusal(|| _ = spot.slice(start, elems));
-                assert!(said.starts_with(&part), "{said}");
+                let message = refusal(|| _ = spot.slice(start, elems));
+                assert!(message.starts_with(&part), "{message}");
             }
         }
         assert_eq!(place.slice(100, 0).elems(), 0);

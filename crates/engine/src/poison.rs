@@ -1,7 +1,7 @@
 //! Poison: bytes that no operation may count on are filled with NaN.
 //!
 //! A plan says which buffers an operation defines, reads and updates, and memory is shared by what it says. An operation
-//! that uses a buffer without saying so finds the right bytes there by luck, until a plan with another layout takes them
+//! that uses a buffer it does not declare finds the right bytes there by luck, until a plan with another layout takes them
 //! away. With poison it finds NaN in every plan: a buffer is filled before the operation that defines it and after the
 //! last one that uses it. For tests, on the CPU.
 

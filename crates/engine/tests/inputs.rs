@@ -31,14 +31,14 @@ fn a_batch_within_bounds_runs() {
 #[test]
 fn ids_outside_the_vocabulary_are_refused() {
     for id in [VOCAB as u32, u32::MAX] {
-        let told = step(|micro| micro.tokens[3] = id).unwrap_err();
+        let error = step(|micro| micro.tokens[3] = id).unwrap_err();
         assert_eq!(
-            told.to_string(),
+            error.to_string(),
             format!("token {id}, at index 3 of a micro-batch, is outside the model's vocabulary of {VOCAB}")
         );
-        assert_eq!(told.class(), FaultClass::BadData);
-        let told = step(|micro| micro.targets[24] = id).unwrap_err();
-        assert!(told.to_string().starts_with(&format!("target {id}, at index 24")), "{told}");
+        assert_eq!(error.class(), FaultClass::BadData);
+        let error = step(|micro| micro.targets[24] = id).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("target {id}, at index 24")), "{error}");
     }
 }
 
@@ -47,9 +47,9 @@ fn positions_past_the_table_are_refused() {
     // The plan has angles for its longest document, in training and in generation.
     let planned = 96.max(Setup::default().max_doc);
     for position in [planned as u32, u32::MAX] {
-        let told = step(|micro| micro.positions[7] = position).unwrap_err();
+        let error = step(|micro| micro.positions[7] = position).unwrap_err();
         assert_eq!(
-            told.to_string(),
+            error.to_string(),
             format!(
                 "position {position}, at index 7 of a micro-batch: the plan has rotary angles for {planned} positions"
             )
@@ -61,13 +61,13 @@ fn positions_past_the_table_are_refused() {
 #[test]
 fn bounds_that_no_batch_has_are_refused() {
     for bounds in [vec![0, 30, 25], vec![1, 20, 25], vec![0, 20, 24], vec![0, 20, 26], vec![]] {
-        let told = step(|micro| micro.cu_seqlens.clone_from(&bounds)).unwrap_err();
-        assert!(matches!(told, EngineError::BrokenBounds { .. }), "{bounds:?}: {told}");
+        let error = step(|micro| micro.cu_seqlens.clone_from(&bounds)).unwrap_err();
+        assert!(matches!(error, EngineError::BrokenBounds { .. }), "{bounds:?}: {error}");
     }
-    let told = step(|micro| _ = micro.targets.pop()).unwrap_err();
-    assert_eq!(told.to_string(), "a micro-batch of 25 tokens has 24 targets");
-    let told = step(|micro| _ = micro.positions.pop()).unwrap_err();
-    assert_eq!(told.to_string(), "a micro-batch of 25 tokens has 24 positions");
+    let error = step(|micro| _ = micro.targets.pop()).unwrap_err();
+    assert_eq!(error.to_string(), "a micro-batch of 25 tokens has 24 targets");
+    let error = step(|micro| _ = micro.positions.pop()).unwrap_err();
+    assert_eq!(error.to_string(), "a micro-batch of 25 tokens has 24 positions");
 }
 
 /// One extension, and then no more.

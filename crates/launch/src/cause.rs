@@ -63,7 +63,7 @@ impl fmt::Display for RankFailure {
 /// Codes that say what went wrong; others say only that something did.
 const TELLING: [i32; 11] = [2, 64, 65, 66, 69, 70, 72, 73, 75, 76, 77];
 const RANK_FAILED: u8 = 71;
-/// What a rank, and the run, ends with that was told to end by SIGTERM or SIGUSR1.
+/// Exit code of a rank, and of the run, that SIGTERM or SIGUSR1 asked to stop.
 pub const STOPPED: u8 = 143;
 
 /// The cause among `ended`, in the order in which they ended, and what the rendezvous has to say.
@@ -95,13 +95,13 @@ pub(crate) fn cause(ended: &[Ended], abort: Option<&Abort>) -> RankFailure {
 
 /// The first failure of a rank that is not the consequence of another one, or of a signal.
 pub(crate) fn own_failure(ended: &[Ended]) -> Option<RankFailure> {
-    let told = |e: &Ended| e.note.as_ref().is_some_and(|note| note.cause_code.is_some());
+    let is_consequence = |e: &Ended| e.note.as_ref().is_some_and(|note| note.cause_code.is_some());
     let ended_by_us = |e: &Ended| e.stopped && matches!(e.exit, Exit::Signal(_));
     let expected = |e: &Ended| e.exit.is_success() || e.exit.is_consequence() || e.exit.is_stop();
-    ended.iter().find(|e| !expected(e) && !told(e) && !ended_by_us(e)).map(of_rank)
+    ended.iter().find(|e| !expected(e) && !is_consequence(e) && !ended_by_us(e)).map(of_rank)
 }
 
-/// The first rank that ended otherwise than by itself after it was told to: it has saved nothing.
+/// The first rank that did not stop by itself when asked to: it has saved nothing.
 pub(crate) fn not_saved(ended: &[Ended]) -> Option<RankFailure> {
     ended.iter().find(|e| !e.exit.is_success() && !e.exit.is_stop()).map(of_rank)
 }
@@ -167,7 +167,7 @@ mod tests {
         Ended { member, exit, stopped, note }
     }
 
-    fn told(list: &[Ended], abort: Option<&Abort>) -> String {
+    fn report_of(list: &[Ended], abort: Option<&Abort>) -> String {
         let RankFailure { text, hint, code } = cause(list, abort);
         format!("{code}: {text} [{}]", hint.unwrap_or_default())
     }
@@ -176,17 +176,17 @@ mod tests {
     fn the_cause_comes_before_its_consequences() {
         let code = |rank, code, error| ended(rank, Exit::Code(code), false, error);
         let abort = Abort::new(AbortKind::Lost, None, "rank 5 is gone".into());
-        assert_snapshot!(told(&[code(0, 71, Some("a peer")), code(1, 65, Some("row 3"))], Some(&abort)),
+        assert_snapshot!(report_of(&[code(0, 71, Some("a peer")), code(1, 65, Some("row 3"))], Some(&abort)),
             @"65: rank 1 (pid 101 on alpha) failed with exit code 65: row 3 [do it]");
-        assert_snapshot!(told(&[code(0, 71, Some("a peer")), ended(1, Exit::Signal(9), false, None)], Some(&abort)),
+        assert_snapshot!(report_of(&[code(0, 71, Some("a peer")), ended(1, Exit::Signal(9), false, None)], Some(&abort)),
             @"71: rank 1 (pid 101 on alpha) was killed by signal 9 (SIGKILL) [The system ends processes like this when memory runs out: see the kernel's log (dmesg).]");
-        assert_snapshot!(told(&[code(0, 3, None), ended(1, Exit::Signal(15), true, None)], None),
+        assert_snapshot!(report_of(&[code(0, 3, None), ended(1, Exit::Signal(15), true, None)], None),
             @"71: rank 0 (pid 100 on alpha) ended with exit code 3 []");
-        assert_snapshot!(told(&[code(0, 71, Some("a peer")), ended(1, Exit::Signal(15), true, None)], Some(&abort)),
+        assert_snapshot!(report_of(&[code(0, 71, Some("a peer")), ended(1, Exit::Signal(15), true, None)], Some(&abort)),
             @"71: rank 5 is gone [The system may have ended the process for want of memory: see the kernel's log on that host (dmesg).]");
-        assert_snapshot!(told(&[code(0, 71, Some("rank 7 (pid 1 on beta) failed with exit code 65: row 3"))], None),
+        assert_snapshot!(report_of(&[code(0, 71, Some("rank 7 (pid 1 on beta) failed with exit code 65: row 3"))], None),
             @"65: rank 7 (pid 1 on beta) failed with exit code 65: row 3 [do it]");
-        assert_snapshot!(told(&[ended(1, Exit::Signal(15), true, None)], None),
+        assert_snapshot!(report_of(&[ended(1, Exit::Signal(15), true, None)], None),
             @"71: rank 1 (pid 101 on alpha) was killed by signal 15 (SIGTERM) []");
     }
 

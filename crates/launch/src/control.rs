@@ -74,12 +74,12 @@ impl Shared {
 }
 
 /// Asks things of the control thread; may outlive the session.
-pub(crate) struct Asker {
+pub(crate) struct ControlHandle {
     shared: Arc<Shared>,
     wake: UnixStream,
 }
 
-impl Asker {
+impl ControlHandle {
     pub(crate) fn ask(&self, command: Command) {
         self.shared.ask(&self.wake, command);
     }
@@ -132,11 +132,11 @@ impl Control {
     }
 
     /// The same for another thread.
-    pub(crate) fn asker(&self) -> Result<Asker, LaunchError> {
+    pub(crate) fn handle(&self) -> Result<ControlHandle, LaunchError> {
         let wake = self.wake.try_clone();
         let wake =
             wake.map_err(|cause| LaunchError::System { what: "share the control connection", cause })?;
-        Ok(Asker { shared: Arc::clone(&self.shared), wake })
+        Ok(ControlHandle { shared: Arc::clone(&self.shared), wake })
     }
 
     /// Waits until `ready` finds what it looks for. The control thread itself keeps the deadlines: it

@@ -51,7 +51,7 @@ pub use join::{JoinOptions, join};
 pub use lifeline::die_with;
 pub use relay::Console;
 pub use serve::{Outcome, RunningServer, ServerOptions, serve};
-pub use session::{Farewell, Session};
+pub use session::{FailureNotice, Session};
 pub use signals::{EndSignal, Signals};
 pub use supervise::{Ending, Supervisor, Tee, supervise};
 pub use token::Token;

@@ -7,7 +7,7 @@ use lockstep_core::proof::Secret;
 
 use crate::abort::Member;
 use crate::agree;
-use crate::control::{AbortReason, Asker, Command, Control, Start};
+use crate::control::{AbortReason, Command, Control, ControlHandle, Start};
 use crate::error::LaunchError;
 use crate::serve::RunningServer;
 use crate::wire::{MAX_VALUE_BYTES, to_hex};
@@ -128,8 +128,8 @@ impl Session {
     }
 
     /// For a thread that may have to end this process while the session is in use.
-    pub fn farewell(&self) -> Result<Farewell, LaunchError> {
-        Ok(Farewell { asker: self.control.asker()?, serves: self.server.is_some() })
+    pub fn failure_notice(&self) -> Result<FailureNotice, LaunchError> {
+        Ok(FailureNotice { handle: self.control.handle()?, serves: self.server.is_some() })
     }
 
     /// Tells all ranks that this one has failed, and why. Waits a moment for the word to get out.
@@ -163,19 +163,19 @@ impl Session {
 }
 
 /// Tells the other ranks that this one ends, from any thread, right before the process does.
-pub struct Farewell {
-    asker: Asker,
+pub struct FailureNotice {
+    handle: ControlHandle,
     /// This process has the rendezvous.
     serves: bool,
 }
 
-impl Farewell {
+impl FailureNotice {
     /// As [`Session::fail`].
     pub fn fail(&self, text: &str, code: u8) {
-        self.asker.ask(Command::Fail { text: text.into(), code });
-        self.asker.wait_for_end(LAST_WORD);
+        self.handle.ask(Command::Fail { text: text.into(), code });
+        self.handle.wait_for_end(LAST_WORD);
         if self.serves {
-            // The others hear of it from here.
+            // The server that forwards the message runs in this process: give it time to.
             std::thread::sleep(LAST_WORD);
         }
     }

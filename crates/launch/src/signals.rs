@@ -62,7 +62,7 @@ impl Signals {
         Signals::catch(&[SIGTERM, SIGUSR1])
     }
 
-    /// All that ask to end, and those that tell of the end of a child.
+    /// The signals that ask the launcher to stop, and SIGCHLD.
     pub(crate) fn of_launcher() -> Result<Signals, LaunchError> {
         Signals::catch(&[SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD])
     }

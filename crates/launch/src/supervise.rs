@@ -41,7 +41,7 @@ pub struct Supervisor {
     pub version: String,
     pub join_timeout: Duration,
     pub max_restarts: u32,
-    /// From asking ranks to end to killing them, when the launcher or a rank is told to end.
+    /// From asking ranks to end to killing them, when the launcher or a rank is asked to stop.
     pub grace: Duration,
     /// For files that live as long as the launcher.
     pub scratch: PathBuf,
@@ -65,7 +65,7 @@ pub struct Tee {
 pub enum Ending {
     Done,
     Failed(RankFailure),
-    /// The launcher or a rank was told to end.
+    /// The launcher or a rank was asked to stop.
     Signalled(EndSignal),
 }
 
@@ -106,9 +106,9 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
             signals: &signals,
             number: restarts.done,
         };
-        let (ending, told_to_end) = attempt.run(console)?;
+        let (ending, stop_requested) = attempt.run(console)?;
         let Ending::Failed(failure) = &ending else { return Ok(ending) };
-        if told_to_end {
+        if stop_requested {
             return Ok(ending);
         }
         let Some(wait) = restarts.next(failure.code) else { return Ok(ending) };
@@ -143,7 +143,7 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// How it ended, and whether the launcher was told to end meanwhile.
+    /// How it ended, and whether the launcher was asked to stop meanwhile.
     fn run(&self, console: &mut dyn Console) -> Result<(Ending, bool), LaunchError> {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let server = self.serve(&lines)?;
@@ -202,7 +202,7 @@ impl Attempt<'_> {
             (ending, Some(server)) if self.job.nodes > 1 => self.outlive(server, ending),
             (ending, _) => ending,
         };
-        Ok((ending, watch.told_to_end()))
+        Ok((ending, watch.stop_requested()))
     }
 
     /// Ranks of other nodes may still be taking their leave of the rendezvous, which is here.
@@ -243,7 +243,7 @@ impl Attempt<'_> {
             _ => None,
         };
         match cause(ended, abort.as_ref()) {
-            // A rank of another node was told to end.
+            // A rank of another node was asked to stop.
             failure if failure.code == STOPPED => Ending::Signalled(STOP),
             failure => Ending::Failed(failure),
         }

@@ -9,7 +9,7 @@ use crate::signals::EndSignal;
 const FAILURE_GRACE: Duration = Duration::from_millis(500);
 /// A rank that ends because of another may end first; the other one still has to write why.
 const SECOND_THOUGHTS: Duration = Duration::from_millis(200);
-/// A rank that was told to end tells the others before it does. Those that have not ended so long after it are asked.
+/// A rank that is asked to stop notifies the others. Ranks that still run this long after it ended are sent SIGTERM.
 const OTHERS_STOP: Duration = Duration::from_secs(1);
 /// `timeout` sends its signal twice, to the process and to its group: that is one request.
 const REPEATED: Duration = Duration::from_millis(100);
@@ -33,7 +33,7 @@ impl Exit {
         matches!(self, Exit::Code(71 | 72))
     }
 
-    /// Whether the rank ended because it was told to, by SIGTERM or SIGUSR1.
+    /// Whether the rank stopped because SIGTERM or SIGUSR1 asked it to.
     pub(crate) fn is_stop(self) -> bool {
         self == Exit::Code(STOPPED.into())
     }
@@ -46,7 +46,7 @@ pub(crate) enum Event {
         local: usize,
         exit: Exit,
     },
-    /// The launcher was told to end.
+    /// The launcher was asked to stop.
     Signalled(EndSignal),
     /// The rendezvous has told the ranks to end.
     RunFailed,
@@ -70,14 +70,14 @@ pub(crate) struct Watch {
     exits: Vec<Option<Exit>>,
     grace: Duration,
     stopping: Option<Stopping>,
-    /// When the launcher was first told to end.
-    told_to_end: Option<Duration>,
+    /// When the launcher was first asked to stop.
+    stop_requested: Option<Duration>,
     finished: bool,
 }
 
 #[derive(Debug)]
 struct Stopping {
-    /// What told the launcher or a rank to end. `None`: a rank has failed.
+    /// The signal that stopped the launcher or a rank. `None`: a rank has failed.
     signal: Option<EndSignal>,
     ask_at: Option<Duration>,
     kill_at: Duration,
@@ -86,7 +86,7 @@ struct Stopping {
 
 impl Watch {
     pub(crate) fn new(ranks: usize, grace: Duration) -> Watch {
-        Watch { exits: vec![None; ranks], grace, stopping: None, told_to_end: None, finished: false }
+        Watch { exits: vec![None; ranks], grace, stopping: None, stop_requested: None, finished: false }
     }
 
     /// The signal that made everything stop, if one did.
@@ -94,9 +94,9 @@ impl Watch {
         self.stopping.as_ref().and_then(|stopping| stopping.signal)
     }
 
-    /// Whether the launcher itself was told to end, for whatever reason everything stopped.
-    pub(crate) fn told_to_end(&self) -> bool {
-        self.told_to_end.is_some()
+    /// Whether the launcher itself was asked to stop, whatever else ended the ranks.
+    pub(crate) fn stop_requested(&self) -> bool {
+        self.stop_requested.is_some()
     }
 
     pub(crate) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
@@ -140,7 +140,7 @@ impl Watch {
     }
 
     fn signalled(&mut self, now: Duration, signal: EndSignal) {
-        let first = self.told_to_end.replace(self.told_to_end.unwrap_or(now));
+        let first = self.stop_requested.replace(self.stop_requested.unwrap_or(now));
         let by_same = Exit::Signal(signal.number().into());
         match (&mut self.stopping, first) {
             (None, _) => self.stop(now, self.grace, Some(signal)),
@@ -260,16 +260,16 @@ mod tests {
         assert_eq!(watch.signal(), Some(TERM));
     }
 
-    /// It was told to end, and all end with it: that is no failure.
+    /// It was asked to stop, and all ranks stop with it: not a failure.
     #[test]
-    fn a_rank_that_was_told_to_end() {
+    fn a_rank_that_was_asked_to_stop() {
         let mut watch = Watch::new(2, ms(5000));
         assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
         assert_eq!(watch.signal(), Some(TERM));
-        assert!(!watch.told_to_end());
+        assert!(!watch.stop_requested());
         // The launcher's first signal is not the second request.
         assert_eq!(watch.handle(ms(1), Event::Signalled(TERM)), [Action::Stop]);
-        assert!(watch.told_to_end());
+        assert!(watch.stop_requested());
         assert_eq!(
             watch.handle(ms(300), Event::Exited { local: 0, exit: Exit::Code(143) }),
             [Action::Finished]
@@ -289,7 +289,7 @@ mod tests {
             [Action::Interrupt]
         );
         assert_eq!(watch.handle(ms(10), Event::Signalled(TERM)), [Action::Kill]);
-        assert_eq!((watch.signal(), watch.told_to_end()), (None, true));
+        assert_eq!((watch.signal(), watch.stop_requested()), (None, true));
     }
 
     /// As a terminal sends it, to all processes of a job.
@@ -303,7 +303,7 @@ mod tests {
             watch.handle(ms(2), Event::Exited { local: 0, exit: Exit::Signal(2) }),
             [Action::Finished]
         );
-        // A rank that SIGTERM ended before it could listen has failed, if nobody else was told to end.
+        // A rank that SIGTERM killed before it handled signals has failed, unless the whole run was asked to stop.
         let mut watch = Watch::new(2, ms(5000));
         assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(15) }), []);
         assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Interrupt]);

@@ -26,7 +26,7 @@ pub mod swiglu;
 
 mod apart;
 mod dispatch;
-mod judge;
+mod errors;
 mod mat;
 mod math;
 mod operands;

@@ -15,9 +15,9 @@ use crate::{Mat, bias, cross_entropy, embedding, reduce, rmsnorm, swiglu};
 const OVERLAP: &str = "operands overlap";
 
 #[track_caller]
-fn refused(message: &str, call: impl FnOnce(&Queue)) {
-    let said = refusal(|| call(&Queue::cpu(1)));
-    assert!(said.contains(message), "refused for another reason than {message:?}: {said}");
+fn refused(expected: &str, call: impl FnOnce(&Queue)) {
+    let message = refusal(|| call(&Queue::cpu(1)));
+    assert!(message.contains(expected), "refused for another reason than {expected:?}: {message}");
 }
 
 fn f32s(bench: &Bench, len: usize) -> View<'_> {

@@ -8,7 +8,7 @@ use lockstep_device::cuda::GpuError;
 use lockstep_device::{Isa, Memory, Pool, Queue, View};
 use proptest::prelude::*;
 
-use crate::judge::Errors;
+use crate::errors::Errors;
 pub(crate) use crate::operands::{Framed, Operands};
 
 /// A block of a bench's memory. Small, for taking memory touches every page of it; larger where a single
@@ -147,7 +147,7 @@ pub(crate) fn differences(x: &[f64], loss: impl Fn(&[f64]) -> f64) -> Vec<f64> {
         .collect()
 }
 
-/// What rounding to the dtype costs a whole tensor, with room for a few of them: `judge` says what that means for rows
+/// What rounding to the dtype costs a whole tensor, with room for a few of them: `errors` says what that means for rows
 /// and elements.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {

@@ -32,7 +32,7 @@ impl OutputDir {
         let path = output.output_dir.clone();
         let lock = lock(&path)?;
         let mut dir = OutputDir { path, replaces: false, _lock: Some(lock) };
-        // `auto` goes on from what is there: nothing is replaced.
+        // `auto` resumes from what is there: nothing is replaced.
         if output.resume_from_checkpoint == Resume::No {
             let latest = lockstep_ckpt::latest(&dir.checkpoints())?;
             let damaged = latest.skipped.first().map(|skipped| &skipped.path);
@@ -56,7 +56,7 @@ impl OutputDir {
 
     /// Removes what must not stay beside a new run: checkpoints that are to be replaced, and what killed
     /// runs left unfinished. Called when nothing but training is left to do. From here on the checkpoints are those of
-    /// this launch, and a restart of it may go on from them: see [`belongs_to`].
+    /// this launch, and a restart of it may resume from them: see [`belongs_to`].
     pub(crate) fn sweep(&self, launch_id: Option<&str>) -> Result<(), TrainError> {
         let checkpoints = self.checkpoints();
         if self.replaces {

@@ -1,7 +1,7 @@
-//! Which checkpoint a run goes on from: found by rank 0, verified by all ranks together, agreed on by all.
+//! Which checkpoint a run resumes from: rank 0 finds candidates, all ranks verify them and agree on one.
 //!
 //! Every rank opens the manifest and verifies its share of the files. Ranks then exchange what they found, so that
-//! all go on from the same checkpoint, pass over the same damaged ones, or end with the same error. What a rank loads
+//! all resume from the same checkpoint, skip the same damaged ones, or fail with the same error. What a rank loads
 //! afterwards by ranges was verified by one of them.
 
 use std::ffi::OsStr;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::error::TrainError;
 
-/// Checkpoints that a run may go on from, as rank 0 finds them.
+/// Checkpoints that a run may resume from, as rank 0 finds them.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
     /// Newest first. Only the first was looked at, and only at its manifest and the lengths of its files.
@@ -26,7 +26,7 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Finds checkpoints, without reading them. Damaged ones are passed over and reported through `note`.
+    /// Finds checkpoints, without reading them. Damaged ones are skipped and reported through `note`.
     pub(crate) fn find(
         resume: &Resume,
         root: &Path,
@@ -78,8 +78,8 @@ impl Candidates {
     }
 }
 
-/// The checkpoint that all ranks go on from: the newest of rank 0's candidates that all find sound. All ranks call it
-/// alike; those of rank 0 count. `None`: the run starts from the beginning.
+/// Opens the checkpoint that all ranks resume from: the newest of rank 0's candidates that all ranks find sound. A
+/// collective call; only rank 0's candidates count. `None`: the run starts from the beginning.
 pub(crate) fn open_agreed(
     engine: &Engine,
     resume: &Resume,
@@ -97,7 +97,7 @@ pub(crate) fn open_agreed(
     }
     let root = folder_of(resume, root);
     for path in paths {
-        match (verify_together(engine, &path)?, &root) {
+        match (verify_on_all_ranks(engine, &path)?, &root) {
             (Ok(checkpoint), _) => return Ok(Some(checkpoint)),
             (Err(damage), None) => return Err(damage.into()),
             (Err(damage), Some(_)) => {
@@ -112,9 +112,9 @@ pub(crate) fn open_agreed(
     Err(TrainError::AllDamaged { dir, why: newest_damage })
 }
 
-/// Opens a checkpoint that must be sound. All ranks call it alike.
+/// Opens a checkpoint that must be sound. A collective call.
 pub(crate) fn open_sound(engine: &Engine, path: &Path) -> Result<Checkpoint, TrainError> {
-    verify_together(engine, path)?.map_err(TrainError::from)
+    verify_on_all_ranks(engine, path)?.map_err(TrainError::from)
 }
 
 /// The folder whose newest checkpoint is meant. `None`: one checkpoint is named, or none is asked for.
@@ -148,7 +148,7 @@ impl From<SharedDamage> for TrainError {
 }
 
 /// Every rank verifies its share of the files; the answer is the same on all.
-fn verify_together(engine: &Engine, path: &Path) -> Result<Result<Checkpoint, SharedDamage>, TrainError> {
+fn verify_on_all_ranks(engine: &Engine, path: &Path) -> Result<Result<Checkpoint, SharedDamage>, TrainError> {
     let (rank, world) = (engine.rank().0 as usize, engine.plan().input.mesh.world() as usize);
     let mine = Checkpoint::open(path).map_err(|error| Damage { order: 0, error });
     let mine = mine.and_then(|checkpoint| checkpoint.verify_share(rank, world).map(|()| checkpoint));
@@ -198,7 +198,7 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Sums up what ranks have read, when all of them have. All call it alike. `None`: there was nothing to read.
+    /// Sums what all ranks have read. A collective call. `None`: there was nothing to read.
     pub(crate) fn of_all(
         engine: &Engine,
         checkpoint: Option<&Checkpoint>,
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn candidates_survive_the_journey() {
+    fn candidates_encode_and_decode() {
         for (paths, newest_damage) in [(vec![], ""), (vec!["a b/step-3", "ü/step-1"], "step-4 is corrupt")] {
             let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
             let sent = Candidates { paths: paths.clone(), newest_damage: newest_damage.into() };

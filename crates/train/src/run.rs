@@ -181,10 +181,10 @@ pub fn train_with(
     while position.step < run.total_steps {
         let start = Instant::now();
         let stepped = feed.next().map_err(TrainError::from).and_then(|window| {
-            let told = run.step(&mut engine, &window, start, objective, &prepared.stop, &mut position)?;
-            Ok((window, told))
+            let step = run.step(&mut engine, &window, start, objective, &prepared.stop, &mut position)?;
+            Ok((window, step))
         });
-        let (window, told) = match stepped {
+        let (window, stepped) = match stepped {
             Ok(stepped) => stepped,
             Err(error) => {
                 let error = error.with_checkpoint(outcome.checkpoint);
@@ -194,28 +194,28 @@ pub fn train_with(
             }
         };
         outcome.steps = position.step;
-        outcome.last_loss = Some(told.record.loss);
+        outcome.last_loss = Some(stepped.record.loss);
         let last = position.step == run.total_steps;
         let shown = position.step.is_multiple_of(config.output.logging_steps) || last;
-        log.step(&told.record, &told.others, shown)?;
+        log.step(&stepped.record, &stepped.others, shown)?;
         if shown {
-            progress.step(&told.record);
+            progress.step(&stepped.record);
         }
-        let note = feed.done(window, told.record.step_seconds);
-        for text in told.warning.iter().chain(&note) {
+        let note = feed.done(window, stepped.record.step_seconds);
+        for text in stepped.warning.iter().chain(&note) {
             tell(text, &mut log, progress)?;
         }
         let sound = run.is_sound(&position);
         let mut improved = false;
-        // An evaluation may take longer than the time there is to stop: it is made when the run goes on.
-        position.owes_evaluation = told.stops && run.evaluates_after(position.step);
-        let evaluates = !told.stops && run.evaluates_after(position.step);
+        // An evaluation may take longer than the grace period: the resumed run makes it.
+        position.owes_evaluation = stepped.stops && run.evaluates_after(position.step);
+        let evaluates = !stepped.stops && run.evaluates_after(position.step);
         if let Some(evaluator) = evaluator.as_mut().filter(|_| evaluates) {
-            let at = (position.step, told.record.epoch);
+            let at = (position.step, stepped.record.epoch);
             let record = evaluate(evaluator, &mut engine, at, &mut log, progress)?;
             improved = sound && Best::update(&mut position.best, &record, config);
         }
-        if sound && (told.stops || run.saves_after(position.step, improved)) {
+        if sound && (stepped.stops || run.saves_after(position.step, improved)) {
             log.sync()?;
             let path = save::save_checkpoint(&engine, &output.checkpoints(), &position, &identity)?;
             log.event(&format!("checkpoint {}", path.display()))?;
@@ -224,7 +224,7 @@ pub fn train_with(
             }
             outcome.checkpoint = Some(path);
         }
-        if told.stops {
+        if stepped.stops {
             let text = prepared.stop.report(position.step, outcome.checkpoint.as_deref(), sound);
             tell(&text, &mut log, progress)?;
             log.sync()?;
@@ -335,8 +335,8 @@ pub(crate) struct Run<'a> {
     pub(crate) last_bad: Option<Bad>,
 }
 
-/// A step, as it is told.
-struct Told {
+/// What a step reports.
+struct StepOutcome {
     record: StepRecord,
     others: Vec<(&'static str, f64)>,
     warning: Option<String>,
@@ -420,7 +420,7 @@ impl<'a> Run<'a> {
         objective: &mut dyn Objective,
         stop: &StopRequest,
         position: &mut Position,
-    ) -> Result<Told, TrainError> {
+    ) -> Result<StepOutcome, TrainError> {
         let step = position.step;
         assert_eq!(step, window.step, "the window is this step's");
         let (supervised, tokens) = (window.supervised, window.tokens);
@@ -467,6 +467,6 @@ impl<'a> Run<'a> {
             skipped: report.skipped,
             loss_scale,
         };
-        Ok(Told { record, others: metrics.others, warning, stops })
+        Ok(StepOutcome { record, others: metrics.others, warning, stops })
     }
 }

@@ -72,10 +72,10 @@ pub struct Prepared {
     pub peak_memory: fn() -> Option<Bytes>,
     /// Asks the run to stop after the step it is in.
     pub stop: StopRequest,
-    /// Tells this launch from all others, its restarts included: a restart goes on from checkpoints of its own launch.
+    /// Identifies this launch and its restarts: a restart resumes only from checkpoints of its own launch.
     pub launch_id: Option<String>,
     pub(crate) output: OutputDir,
-    /// What the run may go on from.
+    /// Checkpoints that the run may resume from.
     pub(crate) candidates: Candidates,
     /// What is worth telling before the first step.
     pub(crate) notes: Vec<String>,
@@ -103,7 +103,7 @@ pub fn prepare_for(
         _ => OutputDir::follow(&config.output),
     };
     let mut notes = config.notes.clone();
-    // Rank 0 alone looks for checkpoints; the others hear of them when they are connected.
+    // Only rank 0 looks for checkpoints; it sends them to the others once they are connected.
     let candidates = match rank {
         Rank(0) => {
             let resume = &config.output.resume_from_checkpoint;

@@ -98,10 +98,10 @@ fn the_step_is_applied_and_told_as_applied() {
     for counter in ["\"updates\": 6", "\"skipped\": 0", "\"skipped_in_a_row\": 0"] {
         assert!(manifest.contains(counter), "{counter} in {manifest}");
     }
-    let told: Vec<&String> = notes.iter().filter(|note| note.contains("was applied")).collect();
-    assert_eq!(told.len(), 3, "{notes:#?}");
+    let applied_notes: Vec<&String> = notes.iter().filter(|note| note.contains("was applied")).collect();
+    assert_eq!(applied_notes.len(), 3, "{notes:#?}");
     let text = "step 2 was applied: its loss is NaN, but its gradients were finite (norm ";
-    assert!(told[0].starts_with(text), "{told:#?}");
+    assert!(applied_notes[0].starts_with(text), "{applied_notes:#?}");
     assert!(!notes.iter().any(|note| note.contains("skipped") || note.contains("went wrong")), "{notes:#?}");
     let metrics = String::from_utf8(file(bad, "metrics.jsonl")).unwrap();
     assert!(!metrics.contains("\"skipped\":true"), "{metrics}");

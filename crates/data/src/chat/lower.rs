@@ -1,6 +1,6 @@
 //! Templates written again so that everything they make passes through a bound.
 //!
-//! The engine counts instructions, not bytes, and one instruction may double a string. It cannot be told to count, so
+//! The engine counts instructions, not bytes, and one instruction may double a string. It has no hook to count them, so
 //! the template is: the engine's own parser reads it, and what is compiled is a template with the same meaning in which
 //! operators that make strings or lists are filters of ours, what literals, slices, filters and calls give is handed to
 //! one ([`bounds`](super::bounds)), and text between tags is an expression like any other. Nothing that makes a value

@@ -98,7 +98,7 @@ fn this_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// The name tells what the code was compiled from: code under another's name is not what was kept there.
+/// The file name is a hash of everything the code was compiled from, so it is part of what is verified.
 fn hash_of(name: &str, code: &[u8]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(name.len() as u64).to_le_bytes()).update(name.as_bytes()).update(code);

@@ -1,4 +1,4 @@
-//! What happens when the driver fails, on a GPU that is told to.
+//! What happens when driver calls fail, on a fake GPU.
 
 use lockstep_core::{Bytes, DType};
 

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::dropout::{self, Site};
-use crate::judge::Errors;
+use crate::errors::Errors;
 use crate::testing::{
     Bench, Framed, Operands, SameBits, assert_near, assert_within, bits, differences, dot, dtype, queue,
     queues, tolerance, values,

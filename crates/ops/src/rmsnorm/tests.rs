@@ -3,7 +3,7 @@ use lockstep_device::Queue;
 use proptest::prelude::*;
 
 use super::*;
-use crate::judge::Errors;
+use crate::errors::Errors;
 use crate::testing::{
     Bench, Framed, Operands, SameBits, assert_close, assert_near, assert_within, bits, differences, dot,
     dtype, norm, queue, queues, tolerance, values,

@@ -9,10 +9,10 @@ use lockstep_device::{Memory, Queue, View};
 
 use super::{Check, Selection};
 use crate::Mat;
-use crate::judge::Errors;
+use crate::errors::Errors;
 pub(crate) use crate::operands::{Framed, Operands};
 
-/// Rounding to the storage type, with room for a few of them. This is for whole tensors; `judge` says what follows for
+/// Rounding to the storage type, with room for a few of them. This is for whole tensors; `errors` says what follows for
 /// rows and elements.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
@@ -164,7 +164,7 @@ impl<'a> Case<'a> {
         got: Vec<f64>,
         want: impl FnOnce() -> Vec<f64>,
     ) {
-        self.judge(what, got, want, |got, want| Errors::of(got, want, cols, scale));
+        self.compare_with(what, got, want, |got, want| Errors::of(got, want, cols, scale));
     }
 
     /// As [`Case::compare_at`], with a norm of each row that its errors may be measured against.
@@ -176,15 +176,15 @@ impl<'a> Case<'a> {
         got: Vec<f64>,
         want: impl FnOnce() -> Vec<f64>,
     ) {
-        self.judge(what, got, want, |got, want| Errors::of_rows(got, want, cols, scale, of_row));
+        self.compare_with(what, got, want, |got, want| Errors::of_rows(got, want, cols, scale, of_row));
     }
 
-    fn judge(
+    fn compare_with(
         &self,
         what: &str,
         got: Vec<f64>,
         want: impl FnOnce() -> Vec<f64>,
-        judge: impl FnOnce(&[f64], &[f64]) -> Errors,
+        measure: impl FnOnce(&[f64], &[f64]) -> Errors,
     ) {
         if !self.compares {
             return;
@@ -205,7 +205,7 @@ impl<'a> Case<'a> {
         if broken > 0 {
             self.add_note(format!("{what}: {broken} of {} elements not written, or NaN", got.len()));
         }
-        let errors = judge(&got, &want);
+        let errors = measure(&got, &want);
         if let Some(complaint) = errors.complaint(self.tolerance) {
             self.add_note(format!("{what}: {complaint}"));
         }
