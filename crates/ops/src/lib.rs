@@ -16,12 +16,14 @@ pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
 pub mod host;
+pub mod lion;
 pub mod matmul;
 pub mod rates;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
 pub mod selftest;
+pub mod sgd;
 pub mod swiglu;
 
 mod apart;
@@ -30,6 +32,7 @@ mod errors;
 mod mat;
 mod math;
 mod operands;
+mod optimizer;
 mod packs;
 #[cfg(test)]
 mod refusals;

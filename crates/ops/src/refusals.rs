@@ -10,7 +10,7 @@ use crate::dropout::{self, Mask, Site};
 use crate::matmul::{self, Init};
 use crate::rope::{self, Table, Turn};
 use crate::testing::{Bench, Operands, refusal};
-use crate::{Mat, bias, cross_entropy, embedding, reduce, rmsnorm, swiglu};
+use crate::{Mat, bias, cross_entropy, embedding, lion, reduce, rmsnorm, sgd, swiglu};
 
 const OVERLAP: &str = "operands overlap";
 
@@ -53,6 +53,41 @@ fn updates() {
     refused(OVERLAP, |queue| update(queue, Range { m: grad, ..good }));
     let over_master = Some(master.cast(DType::BF16).first(8));
     refused(OVERLAP, |queue| update(queue, Range { working: over_master, ..good }));
+}
+
+#[test]
+fn updates_with_momentum() {
+    let bench = Bench::new(1);
+    let [master, grad, buffer, short] = [8, 8, 8, 7].map(|len| f32s(&bench, len));
+    let working = Some(bench.normals(8, DType::BF16));
+    let (good, rates) = (
+        sgd::Range { master, working, grad, momentum: Some(buffer), weight_decay: 0.0 },
+        sgd::Rates { lr: 0.1, momentum: 0.9, nesterov: true, clip: 1.0 },
+    );
+    let update = |queue: &Queue, range: sgd::Range| sgd::update(queue, range, &rates, None);
+    update(&Queue::cpu(1), good);
+    refused("state of a range", |queue| update(queue, sgd::Range { momentum: Some(short), ..good }));
+    refused("state of a range", |queue| update(queue, sgd::Range { grad: short, ..good }));
+    refused("working copy", |queue| update(queue, sgd::Range { working: Some(short), ..good }));
+    refused(OVERLAP, |queue| update(queue, sgd::Range { momentum: Some(grad), ..good }));
+    refused(OVERLAP, |queue| update(queue, sgd::Range { momentum: Some(master), ..good }));
+    let plain = sgd::Rates { momentum: 0.0, nesterov: false, ..rates };
+    refused(OVERLAP, |queue| {
+        sgd::update(queue, sgd::Range { grad: master, momentum: None, ..good }, &plain, None)
+    });
+
+    let (good, rates) = (
+        lion::Range { master, working, grad, m: buffer, weight_decay: 0.0 },
+        lion::Rates::new(0.1, (0.9, 0.99), 1.0),
+    );
+    let update = |queue: &Queue, range: lion::Range| lion::update(queue, range, &rates, None);
+    update(&Queue::cpu(1), good);
+    refused("state of a range", |queue| update(queue, lion::Range { m: short, ..good }));
+    refused("working copy", |queue| update(queue, lion::Range { working: Some(short), ..good }));
+    refused(OVERLAP, |queue| update(queue, lion::Range { m: grad, ..good }));
+    refused(OVERLAP, |queue| update(queue, lion::Range { m: master, ..good }));
+    let over_state = Some(buffer.cast(DType::BF16).first(8));
+    refused(OVERLAP, |queue| update(queue, lion::Range { working: over_state, ..good }));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use lockstep_core::DType;
 use lockstep_device::cuda::{Source, Variant};
 
 use crate::attention::Heads;
-use crate::{adamw, bias, cross_entropy, dropout, embedding, reduce, rmsnorm, rope, swiglu};
+use crate::{adamw, bias, cross_entropy, dropout, embedding, lion, reduce, rmsnorm, rope, sgd, swiglu};
 
 /// Every source with every variant that a run on such a GPU may ask for.
 pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
@@ -14,8 +14,10 @@ pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
         &cross_entropy::cuda::SOURCE,
         &dropout::cuda::SOURCE,
         &embedding::cuda::SOURCE,
+        &lion::cuda::SOURCE,
         &rmsnorm::cuda::SOURCE,
         &rope::cuda::SOURCE,
+        &sgd::cuda::SOURCE,
         &swiglu::cuda::SOURCE,
     ];
     let types = [DType::F32, DType::BF16, DType::F16];

@@ -9,10 +9,9 @@ pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
-use crate::apart::assert_apart;
+use crate::optimizer::Flat;
 
 /// What is the same for all parameters of a step. Corrections and complements are computed once, in
 /// f64: 1 − β taken in f32 would be off by 1e-5 at β = 0.999 and by 1e-3 at 0.99999.
@@ -64,10 +63,17 @@ pub struct Range<'m> {
     pub weight_decay: f32,
 }
 
+impl<'m> Range<'m> {
+    fn flat(&self) -> Flat<'m, 2> {
+        let Range { master, working, grad, m, v, .. } = *self;
+        Flat { master, working, grad, states: [m, v] }
+    }
+}
+
 /// Updates a range. On a GPU the clip factor and whether to skip may be read from a `verdict`
 /// ([`crate::reduce::judge`]) when the update runs, in place of the rates' own; the CPU knows them in time.
 pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>) {
-    check(&range, verdict);
+    range.flat().check(verdict);
     match queue {
         Queue::Cpu(cpu) => {
             assert!(verdict.is_none(), "on the CPU the clip factor is known before the update");
@@ -75,19 +81,4 @@ pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>)
         }
         Queue::Cuda(cuda) => cuda::update(cuda, range, rates, verdict),
     }
-}
-
-fn check(range: &Range, verdict: Option<View>) {
-    let Range { master, working, grad, m, v, .. } = *range;
-    for state in [master, grad, m, v] {
-        assert_eq!((state.len(), state.dtype()), (master.len(), DType::F32), "state of a range");
-    }
-    if let Some(working) = working {
-        assert_eq!(working.len(), master.len(), "working copy of a range");
-    }
-    if let Some(verdict) = verdict {
-        assert_eq!((verdict.len(), verdict.dtype()), (4, DType::F64), "a verdict");
-    }
-    let [working, verdict] = [working, verdict].map(|view| view.unwrap_or(View::empty()));
-    assert_apart(&[master, m, v, working], &[grad, verdict]);
 }

@@ -1,3 +1,4 @@
+use lockstep_core::DType;
 use lockstep_device::Queue;
 use proptest::prelude::*;
 
@@ -91,32 +92,6 @@ proptest! {
         for (whole, part) in whole.iter().zip(&part) {
             prop_assert_eq!(&part[..], &whole[from..][..part_len]);
         }
-    }
-}
-
-/// Where the rounded copy is stored past the caches it is the same copy.
-#[test]
-fn a_copy_past_the_caches_is_the_copy() {
-    let Queue::Cpu(cpu) = Queue::cpu(2) else { unreachable!("made for the CPU") };
-    let with = reference::Settings { lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1 };
-    for dtype in [DType::BF16, DType::F16, DType::F32] {
-        let bench = Bench::new(7);
-        let len = 70_001;
-        let (start, zeros) = (bench.normal_values(len), vec![0.0; len]);
-        let grad = bench.input(&bench.normal_values(len), DType::F32);
-        let both = [0, usize::MAX].map(|past_the_caches| {
-            let range = Range {
-                master: bench.input(&start, DType::F32),
-                working: Some(bench.output(len, dtype)),
-                grad,
-                m: bench.input(&zeros, DType::F32),
-                v: bench.input(&zeros, DType::F32),
-                weight_decay: 0.1,
-            };
-            cpu::update_with(&cpu, range, &rates(1, &with, 1.0), past_the_caches);
-            [range.working.unwrap(), range.master, range.m, range.v].map(bits)
-        });
-        assert_eq!(both[0], both[1]);
     }
 }
 

@@ -1,0 +1,77 @@
+//! Lion ("Symbolic Discovery of Optimization Algorithms", Chen et al. 2023) over a flat range of parameters.
+//!
+//! p ← p·(1 − lr·wd); p ← p − lr·sign(β₁m + (1−β₁)g); m ← β₂m + (1−β₂)g, with g scaled by the clip factor first and
+//! sign(0) = 0. Weight decay is decoupled.
+
+mod cpu;
+pub(crate) mod cuda;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_device::{Queue, View};
+
+use crate::optimizer::Flat;
+
+/// What is the same for all parameters of a step. Complements are computed in f64, as for AdamW.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    pub lr: f32,
+    pub beta1: f32,
+    pub beta2: f32,
+    /// 1 − β₁
+    pub complement1: f32,
+    /// 1 − β₂
+    pub complement2: f32,
+    /// Multiplies every gradient: 1, or less when the norm is clipped.
+    pub clip: f32,
+}
+
+impl Rates {
+    pub fn new(lr: f64, betas: (f64, f64), clip: f32) -> Rates {
+        Rates {
+            lr: lr as f32,
+            beta1: betas.0 as f32,
+            beta2: betas.1 as f32,
+            complement1: (1.0 - betas.0) as f32,
+            complement2: (1.0 - betas.1) as f32,
+            clip,
+        }
+    }
+
+    /// 1 − lr·wd, rounded once, as in PyTorch.
+    fn keep(&self, weight_decay: f32) -> f32 {
+        (1.0 - f64::from(self.lr) * f64::from(weight_decay)) as f32
+    }
+}
+
+/// One range of parameters, its gradients and their moving average, all f32 and of one length. `working`, where there
+/// is one, receives the parameters rounded to its storage type.
+#[derive(Clone, Copy, Debug)]
+pub struct Range<'m> {
+    pub master: View<'m>,
+    pub working: Option<View<'m>>,
+    pub grad: View<'m>,
+    pub m: View<'m>,
+    pub weight_decay: f32,
+}
+
+impl<'m> Range<'m> {
+    fn flat(&self) -> Flat<'m, 1> {
+        let Range { master, working, grad, m, .. } = *self;
+        Flat { master, working, grad, states: [m] }
+    }
+}
+
+/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `verdict`
+/// ([`crate::reduce::judge`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>) {
+    range.flat().check(verdict);
+    match queue {
+        Queue::Cpu(cpu) => {
+            assert!(verdict.is_none(), "on the CPU the clip factor is known before the update");
+            cpu::update(cpu, range, rates)
+        }
+        Queue::Cuda(cuda) => cuda::update(cuda, range, rates, verdict),
+    }
+}

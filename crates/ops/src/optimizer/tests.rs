@@ -1,0 +1,40 @@
+use lockstep_core::DType;
+use lockstep_device::Queue;
+
+use super::*;
+use crate::testing::{Bench, Operands, bits};
+
+/// Where the rounded copy is stored past the caches it is the same copy.
+#[test]
+fn a_copy_past_the_caches_is_the_copy() {
+    let Queue::Cpu(cpu) = Queue::cpu(2) else { unreachable!("made for the CPU") };
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        let bench = Bench::new(7);
+        let len = 70_001;
+        let start = bench.normal_values(len);
+        let grad = bench.input(&bench.normal_values(len), DType::F32);
+        let both = [0, usize::MAX].map(|past_the_caches| {
+            let [master, state] = [(); 2].map(|()| bench.input(&start, DType::F32));
+            let range = Flat { master, working: Some(bench.output(len, dtype)), grad, states: [state] };
+            cpu::update_with(
+                &cpu,
+                range,
+                past_the_caches,
+                #[inline(always)]
+                |p, [state], g| {
+                    for ((p, state), g) in p.iter_mut().zip(state).zip(g) {
+                        *state += g;
+                        *p -= *state;
+                    }
+                },
+            );
+            [range.working.unwrap(), master, state].map(bits)
+        });
+        assert_eq!(both[0], both[1]);
+        assert_eq!(both[0][0], bits(bench.input(&values_of(&both[0][1]), dtype)), "the rounded parameters");
+    }
+}
+
+fn values_of(bits: &[u32]) -> Vec<f32> {
+    bits.iter().copied().map(f32::from_bits).collect()
+}

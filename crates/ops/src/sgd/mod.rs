@@ -1,0 +1,62 @@
+//! SGD over a flat range of parameters, as `torch.optim.SGD` with dampening 0.
+//!
+//! g ← clip·g + wd·p; with momentum μ: b ← μb + g, then g ← b, or g ← g + μb for Nesterov; p ← p − lr·g.
+//! Weight decay is an L2 term of the gradient, not decoupled. The momentum buffer starts as zeros, so that it is the
+//! gradient itself after the first step, as in torch. Every operation is rounded where torch rounds it.
+
+mod cpu;
+pub(crate) mod cuda;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_device::{Queue, View};
+
+use crate::optimizer::Flat;
+
+/// What is the same for all parameters of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    pub lr: f32,
+    /// 0 for a range without a momentum buffer.
+    pub momentum: f32,
+    pub nesterov: bool,
+    /// Multiplies every gradient: 1, or less when the norm is clipped.
+    pub clip: f32,
+}
+
+/// One range of parameters, its gradients and its momentum buffer, all f32 and of one length. Without momentum there
+/// is no buffer. `working`, where there is one, receives the parameters rounded to its storage type.
+#[derive(Clone, Copy, Debug)]
+pub struct Range<'m> {
+    pub master: View<'m>,
+    pub working: Option<View<'m>>,
+    pub grad: View<'m>,
+    pub momentum: Option<View<'m>>,
+    pub weight_decay: f32,
+}
+
+impl<'m> Range<'m> {
+    fn flat<const S: usize>(&self, states: [View<'m>; S]) -> Flat<'m, S> {
+        let Range { master, working, grad, .. } = *self;
+        Flat { master, working, grad, states }
+    }
+}
+
+/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `verdict`
+/// ([`crate::reduce::judge`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>) {
+    match range.momentum {
+        Some(momentum) => range.flat([momentum]).check(verdict),
+        None => range.flat([]).check(verdict),
+    }
+    assert_eq!(range.momentum.is_some(), rates.momentum != 0.0, "a momentum buffer where there is momentum");
+    assert!(rates.momentum != 0.0 || !rates.nesterov, "Nesterov without momentum");
+    match queue {
+        Queue::Cpu(cpu) => {
+            assert!(verdict.is_none(), "on the CPU the clip factor is known before the update");
+            cpu::update(cpu, range, rates)
+        }
+        Queue::Cuda(cuda) => cuda::update(cuda, range, rates, verdict),
+    }
+}

@@ -1,0 +1,23 @@
+//! SGD as PyTorch documents it, in f64.
+
+/// The settings of one update.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub lr: f64,
+    /// 0 for none; the momentum buffer then stays as it is.
+    pub momentum: f64,
+    pub nesterov: bool,
+    pub weight_decay: f64,
+}
+
+/// An update of the parameters `p` and their momentum buffer, which is zeros before the first.
+pub fn update(p: &mut [f64], momentum: &mut [f64], g: &[f64], with: &Settings) {
+    for i in 0..p.len() {
+        let mut g = g[i] + with.weight_decay * p[i];
+        if with.momentum != 0.0 {
+            momentum[i] = with.momentum * momentum[i] + g;
+            g = if with.nesterov { g + with.momentum * momentum[i] } else { momentum[i] };
+        }
+        p[i] -= with.lr * g;
+    }
+}

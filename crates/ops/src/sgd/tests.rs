@@ -1,0 +1,115 @@
+use lockstep_core::DType;
+use lockstep_device::Queue;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{
+    Bench, Operands, SameBits, assert_near, bits, dtype, norm, queue, queues, refusal, tolerance, values,
+};
+
+fn settings() -> impl Strategy<Value = reference::Settings> {
+    let momentum = prop_oneof![Just((0.0, false)), Just((0.9, false)), Just((0.9, true)), Just((0.99, true))];
+    let weight_decay = prop_oneof![Just(0.0), Just(0.1)];
+    (momentum, weight_decay).prop_map(|((momentum, nesterov), weight_decay)| reference::Settings {
+        lr: 1e-2,
+        momentum,
+        nesterov,
+        weight_decay,
+    })
+}
+
+fn rates(with: &reference::Settings, clip: f32) -> Rates {
+    Rates { lr: with.lr as f32, momentum: with.momentum as f32, nesterov: with.nesterov, clip }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Parameters are as small as their updates, so that an error in an update cannot hide.
+    #[test]
+    fn ten_steps_match_the_reference(
+        len in prop_oneof![5 => 1usize..600, 1 => 33_000usize..36_000], with in settings(),
+        clip in prop_oneof![Just(1f32), Just(0.37)], working in prop::option::of(dtype()), seed in any::<u64>(),
+    ) {
+        let bench = Bench::new(seed);
+        let start: Vec<f32> = bench.normal_values(len).iter().map(|p| p * 0.02).collect();
+        let gradients: Vec<Vec<f32>> = (0..10).map(|_| bench.normal_values(len)).collect();
+        let mut p: Vec<f64> = start.iter().copied().map(f64::from).collect();
+        let mut momentum = vec![0.0; len];
+        for g in &gradients {
+            let g: Vec<f64> = g.iter().map(|g| f64::from(*g) * f64::from(clip)).collect();
+            reference::update(&mut p, &mut momentum, &g, &with);
+        }
+        let mut same = SameBits::new();
+        let grad = bench.output(len, DType::F32);
+        for queue in queues() {
+            let range = Range {
+                master: bench.input(&start, DType::F32),
+                working: working.map(|dtype| bench.output(len, dtype)),
+                grad,
+                momentum: (with.momentum != 0.0).then(|| bench.input(&vec![0.0; len], DType::F32)),
+                weight_decay: with.weight_decay as f32,
+            };
+            for g in &gradients {
+                grad.write_f32(g).unwrap();
+                update(&queue, range, &rates(&with, clip), None);
+                let read = values(grad).into_iter().zip(g).all(|(kept, g)| kept == f64::from(*g));
+                prop_assert!(read, "gradients are only read");
+            }
+            // Gradients of opposite signs cancel.
+            let size = f64::from(clip) * (len as f64).sqrt();
+            assert_near(&values(range.master), &p, len, 0.01 * size, tolerance(DType::F32));
+            let mut results = vec![bits(range.master)];
+            if let Some(buffer) = range.momentum {
+                assert_near(&values(buffer), &momentum, len, size, tolerance(DType::F32));
+                results.push(bits(buffer));
+            }
+            if let Some(copy) = range.working {
+                let master: Vec<f32> = values(range.master).iter().map(|p| *p as f32).collect();
+                prop_assert_eq!(bits(copy), bits(bench.input(&master, copy.dtype())));
+            }
+            same.check(&queue, results);
+        }
+        prop_assert!(norm(&p).is_finite());
+    }
+
+    /// A shard is updated as it would be inside the whole, wherever it begins and ends.
+    #[test]
+    fn an_element_does_not_depend_on_the_others(
+        len in 1usize..600, from in 0usize..600, part in 1usize..600, with in settings(),
+        picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+    ) {
+        let bench = Bench::new(seed);
+        let [p, b, g] = [(); 3].map(|()| bench.normal_values(len));
+        let run = |pick: usize, from: usize, len: usize| {
+            let [master, buffer, grad] = [&p, &b, &g].map(|x| bench.input(&x[from..from + len], DType::F32));
+            let working = bench.output(len, DType::BF16);
+            let momentum = (with.momentum != 0.0).then_some(buffer);
+            let range =
+                Range { master, working: Some(working), grad, momentum, weight_decay: with.weight_decay as f32 };
+            update(&queue(pick), range, &rates(&with, 0.5), None);
+            [master, working, buffer].map(bits)
+        };
+        let from = from % len;
+        let part_len = part.min(len - from);
+        let (whole, part) = (run(picks.0, 0, len), run(picks.1, from, part_len));
+        for (whole, part) in whole.iter().zip(&part) {
+            prop_assert_eq!(&part[..], &whole[from..][..part_len]);
+        }
+    }
+}
+
+#[test]
+fn momentum_and_its_buffer_go_together() {
+    let bench = Bench::new(1);
+    let [master, grad, buffer] = [(); 3].map(|()| bench.normals(3, DType::F32));
+    let run = |momentum: Option<View>, factor: f32, nesterov: bool| {
+        let range = Range { master, working: None, grad, momentum, weight_decay: 0.0 };
+        refusal(|| {
+            update(&Queue::cpu(1), range, &Rates { lr: 0.1, momentum: factor, nesterov, clip: 1.0 }, None)
+        })
+    };
+    assert!(run(None, 0.9, false).contains("a momentum buffer where there is momentum"));
+    assert!(run(Some(buffer), 0.0, false).contains("a momentum buffer where there is momentum"));
+    assert!(run(None, 0.0, true).contains("Nesterov without momentum"));
+}
