@@ -6,11 +6,12 @@ use lockstep_device::{Queue, View};
 
 use crate::adamw::{self, Range, Rates};
 use crate::attention::{self, Backward, Cache, Extend, Forward, Heads};
+use crate::cross_entropy::{self, Channels};
 use crate::dropout::{self, Mask, Site};
 use crate::matmul::{self, Init};
 use crate::rope::{self, Table, Turn};
 use crate::testing::{Bench, Operands, refusal};
-use crate::{Mat, bias, cross_entropy, embedding, lion, reduce, rmsnorm, sgd, swiglu};
+use crate::{Mat, bias, embedding, lion, reduce, rmsnorm, sgd, swiglu};
 
 const OVERLAP: &str = "operands overlap";
 
@@ -132,6 +133,24 @@ fn likelihoods() {
     refused("a coefficient per token", |queue| both(queue, logp, c.first(2)));
     refused(OVERLAP, |queue| both(queue, logp, logp));
     refused(OVERLAP, |queue| both(queue, logp, logits.view.slice(12, 3)));
+
+    let [entropy, mean, c_entropy, short] = [3, 3, 3, 2].map(|len| f32s(&bench, len));
+    let out = Channels { log_prob: logp, entropy: Some(entropy), mean_log_prob: Some(mean) };
+    let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: None };
+    let forward = |queue: &Queue, out: Channels| cross_entropy::forward(queue, out, logits, targets);
+    let both = |queue: &Queue, with: Channels| {
+        cross_entropy::forward_backward(queue, out, logits, targets, with, DType::F32);
+    };
+    refused("an output per token", |queue| forward(queue, Channels { entropy: Some(short), ..out }));
+    refused("an output per token", |queue| forward(queue, Channels { mean_log_prob: Some(targets), ..out }));
+    refused(OVERLAP, |queue| forward(queue, Channels { entropy: Some(logp), ..out }));
+    refused(OVERLAP, |queue| forward(queue, Channels { mean_log_prob: Some(entropy), ..out }));
+    refused(OVERLAP, |queue| forward(queue, Channels { entropy: Some(logits.view.first(3)), ..out }));
+    refused("a coefficient per token", |queue| both(queue, Channels { entropy: Some(short), ..with }));
+    refused(OVERLAP, |queue| both(queue, Channels { entropy: Some(mean), ..with }));
+    refused(OVERLAP, |queue| both(queue, Channels { mean_log_prob: Some(logp), ..with }));
+    refused(OVERLAP, |queue| both(queue, Channels { mean_log_prob: Some(logits.view.slice(1, 3)), ..with }));
+    both(&Queue::cpu(1), with);
 }
 
 #[test]

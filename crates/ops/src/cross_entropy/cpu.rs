@@ -4,7 +4,7 @@ use crate::Mat;
 use crate::math::{LANES, exp, fold, max};
 
 /// Rows a pool item takes: a row of logits is long.
-const ROWS_PER_ITEM: usize = 4;
+pub(super) const ROWS_PER_ITEM: usize = 4;
 
 pub(super) fn run(cpu: &CpuQueue, logp: View, logits: Mat, targets: View, coefficients: Option<View>) {
     cpu.pool.run(logits.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {

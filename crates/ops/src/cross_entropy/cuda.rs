@@ -6,6 +6,7 @@ use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Launch, Source};
 
+use super::Channels;
 use crate::Mat;
 use crate::packs::{pack_elems, rows_fit};
 
@@ -52,6 +53,60 @@ pub(super) fn forward_backward<'m>(
     // SAFETY: the kernel's parameters; a block reads and writes its own rows of logits, in an order in which nothing
     // is read after it was overwritten.
     unsafe { cuda.launch(kernel, launch, args) };
+    gradient_in(logits, grad)
+}
+
+pub(super) fn forward_channels(cuda: &CudaQueue, out: Channels, logits: Mat, targets: View) {
+    let (way, launch) = way(cuda, &logits);
+    let names = ["forward_channels", "forward_channels_packs", "forward_channels_held"];
+    let kernel = cuda.kernel(&SOURCE, DType::F32, names[way as usize]);
+    let Channels { log_prob, entropy, mean_log_prob } = out;
+    let args = args![
+        log_prob,
+        entropy,
+        mean_log_prob,
+        logits.view,
+        logits.stride,
+        targets,
+        logits.rows,
+        logits.cols
+    ];
+    // SAFETY: the kernel's parameters; it reads rows of logits and writes the outputs that are there.
+    unsafe { cuda.launch(kernel, launch, args) };
+}
+
+pub(super) fn forward_backward_channels<'m>(
+    cuda: &CudaQueue,
+    out: Channels,
+    logits: Mat<'m>,
+    targets: View,
+    c: Channels,
+    grad: DType,
+) -> Mat<'m> {
+    let (way, launch) = way(cuda, &logits);
+    let names =
+        ["forward_backward_channels", "forward_backward_channels_packs", "forward_backward_channels_held"];
+    let kernel = cuda.kernel(&SOURCE, grad, names[way as usize]);
+    let args = args![
+        out.log_prob,
+        out.entropy,
+        out.mean_log_prob,
+        logits.view,
+        logits.stride,
+        targets,
+        c.log_prob,
+        c.entropy,
+        c.mean_log_prob,
+        logits.rows,
+        logits.cols,
+    ];
+    // SAFETY: as in `forward_backward`.
+    unsafe { cuda.launch(kernel, launch, args) };
+    gradient_in(logits, grad)
+}
+
+/// The gradient of the type `grad` that a kernel wrote from the first byte of each row of logits on.
+fn gradient_in<'m>(logits: Mat<'m>, grad: DType) -> Mat<'m> {
     let stride = logits.stride * (DType::F32.size() / grad.size());
     Mat::strided(logits.view.cast(grad), logits.rows, logits.cols, stride)
 }
@@ -64,7 +119,7 @@ enum Way {
     Held,
 }
 
-/// Both directions go one way, so that their log-probabilities are the same.
+/// Both directions go one way, with channels and without, so that their log-probabilities are the same.
 fn way(cuda: &CudaQueue, logits: &Mat) -> (Way, Launch) {
     let Mat { rows, cols, .. } = *logits;
     let threads_of = |chunks: usize| chunks.next_multiple_of(WARP).clamp(WARP, MOST_THREADS);

@@ -3,7 +3,12 @@
 //! The head computes logits a chunk of tokens at a time, so \[tokens, vocabulary\] never exists. What an
 //! algorithm wants is expressed as one coefficient per token, c = ∂L/∂log p(target): then
 //! ∂L/∂logits = c · (onehot(target) − softmax(logits)).
+//!
+//! Two more numbers per token may be asked for, each with a coefficient of its own ([`Channels`]): the entropy of the
+//! distribution and the mean log-probability over the vocabulary. A call that asks for neither runs the kernels that
+//! know neither; log-probabilities have the same bits either way.
 
+mod channels;
 mod cpu;
 pub(crate) mod cuda;
 pub mod reference;
@@ -16,39 +21,90 @@ use lockstep_device::{Queue, View};
 use crate::Mat;
 use crate::apart::assert_apart;
 
-/// `logp`\[T\] = log softmax(logits)\[target\]. Leaves the logits as they are.
-pub fn forward(queue: &Queue, logp: View, logits: Mat, targets: View) {
-    check(logp, &logits, targets);
-    match queue {
-        Queue::Cpu(cpu) => cpu::run(cpu, logp, logits, targets, None),
-        Queue::Cuda(cuda) => cuda::forward(cuda, logp, logits, targets),
+/// Numbers per token, each \[T\] in f32: what [`forward`] writes, or the coefficients ∂L/∂number that
+/// [`forward_backward`] reads. A view alone stands for the log-probability and nothing else.
+#[derive(Clone, Copy, Debug)]
+pub struct Channels<'m> {
+    /// log p(target).
+    pub log_prob: View<'m>,
+    /// H = −Σⱼ pⱼ log pⱼ; ∂H/∂zⱼ = −pⱼ (log pⱼ + H).
+    pub entropy: Option<View<'m>>,
+    /// M = (1/V) Σⱼ log pⱼ; ∂M/∂zⱼ = 1/V − pⱼ.
+    pub mean_log_prob: Option<View<'m>>,
+}
+
+impl<'m> From<View<'m>> for Channels<'m> {
+    fn from(log_prob: View<'m>) -> Channels<'m> {
+        Channels { log_prob, entropy: None, mean_log_prob: None }
     }
 }
 
-/// As [`forward`], and turns the logits into their gradient for coefficients `c`\[T\], which is returned and lies in
-/// the logits' own bytes. On a GPU it is of the type `grad`, in which products want it; on the CPU, in f32.
-pub fn forward_backward<'m>(
+impl<'m> Channels<'m> {
+    /// Whether there is more than the log-probability.
+    fn has_more(&self) -> bool {
+        self.entropy.is_some() || self.mean_log_prob.is_some()
+    }
+
+    /// All views; an absent one is empty.
+    fn views(&self) -> [View<'m>; 3] {
+        [Some(self.log_prob), self.entropy, self.mean_log_prob].map(|view| view.unwrap_or(View::empty()))
+    }
+
+    #[track_caller]
+    fn check(&self, rows: usize, what: &str) {
+        for view in [Some(self.log_prob), self.entropy, self.mean_log_prob].into_iter().flatten() {
+            assert_eq!((view.len(), view.dtype()), (rows, DType::F32), "{what} per token");
+        }
+    }
+}
+
+/// `out.log_prob`\[T\] = log softmax(logits)\[target\], and the other channels of `out`. Leaves the logits as they are.
+pub fn forward<'o>(queue: &Queue, out: impl Into<Channels<'o>>, logits: Mat, targets: View) {
+    let out = out.into();
+    check(&out, &logits, targets);
+    match queue {
+        Queue::Cpu(cpu) if out.has_more() => channels::run(cpu, out, logits, targets, None),
+        Queue::Cpu(cpu) => cpu::run(cpu, out.log_prob, logits, targets, None),
+        Queue::Cuda(cuda) if out.has_more() => cuda::forward_channels(cuda, out, logits, targets),
+        Queue::Cuda(cuda) => cuda::forward(cuda, out.log_prob, logits, targets),
+    }
+}
+
+/// As [`forward`], and turns the logits into their gradient for coefficients `c`, which is returned and lies in
+/// the logits' own bytes. On a GPU it is of the type `grad`, in which products want it; on the CPU, in f32. A channel
+/// may be in `out` alone, in `c` alone or in both.
+pub fn forward_backward<'m, 'o, 'c>(
     queue: &Queue,
-    logp: View,
+    out: impl Into<Channels<'o>>,
     logits: Mat<'m>,
     targets: View,
-    c: View,
+    c: impl Into<Channels<'c>>,
     grad: DType,
 ) -> Mat<'m> {
-    check(logp, &logits, targets);
-    assert_eq!((c.len(), c.dtype()), (logits.rows, DType::F32), "a coefficient per token");
-    assert_apart(&[logits.view, logp], &[c]);
+    let (out, c) = (out.into(), c.into());
+    check(&out, &logits, targets);
+    c.check(logits.rows, "a coefficient");
+    let [log_prob, entropy, mean_log_prob] = out.views();
+    assert_apart(&[logits.view, log_prob, entropy, mean_log_prob], &c.views());
+    let more = out.has_more() || c.has_more();
     match queue {
         Queue::Cpu(cpu) => {
-            cpu::run(cpu, logp, logits, targets, Some(c));
+            if more {
+                channels::run(cpu, out, logits, targets, Some(c));
+            } else {
+                cpu::run(cpu, out.log_prob, logits, targets, Some(c.log_prob));
+            }
             logits
         }
-        Queue::Cuda(cuda) => cuda::forward_backward(cuda, logp, logits, targets, c, grad),
+        Queue::Cuda(cuda) if more => cuda::forward_backward_channels(cuda, out, logits, targets, c, grad),
+        Queue::Cuda(cuda) => cuda::forward_backward(cuda, out.log_prob, logits, targets, c.log_prob, grad),
     }
 }
 
-fn check(logp: View, logits: &Mat, targets: View) {
-    assert_eq!((logp.len(), targets.len()), (logits.rows, logits.rows), "a target per token");
-    assert_eq!((logp.dtype(), logits.view.dtype(), targets.dtype()), (DType::F32, DType::F32, DType::U32));
-    assert_apart(&[logits.view, logp], &[targets]);
+fn check(out: &Channels, logits: &Mat, targets: View) {
+    assert_eq!((out.log_prob.len(), targets.len()), (logits.rows, logits.rows), "a target per token");
+    assert_eq!((logits.view.dtype(), targets.dtype()), (DType::F32, DType::U32));
+    out.check(logits.rows, "an output");
+    let [log_prob, entropy, mean_log_prob] = out.views();
+    assert_apart(&[logits.view, log_prob, entropy, mean_log_prob], &[targets]);
 }

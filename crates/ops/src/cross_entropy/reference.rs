@@ -17,6 +17,36 @@ pub fn backward(logits: &[f64], vocab: usize, targets: &[u32], c: &[f64]) -> Vec
     gradient
 }
 
+/// H = −Σ p log p of each row. Tokens without probability add nothing.
+pub fn entropy(logits: &[f64], vocab: usize) -> Vec<f64> {
+    let term = |logp: &f64| if logp.exp() == 0.0 { 0.0 } else { -logp.exp() * logp };
+    logits.chunks_exact(vocab).map(|row| log_softmax(row).iter().map(term).sum()).collect()
+}
+
+/// M = (1/V) Σ log p of each row.
+pub fn mean_log_prob(logits: &[f64], vocab: usize) -> Vec<f64> {
+    logits.chunks_exact(vocab).map(|row| log_softmax(row).iter().sum::<f64>() / vocab as f64).collect()
+}
+
+/// ∂L/∂logits = −c · p (log p + H), for L = Σ c · H.
+pub fn entropy_backward(logits: &[f64], vocab: usize, c: &[f64]) -> Vec<f64> {
+    let rows = logits.chunks_exact(vocab).zip(entropy(logits, vocab)).zip(c);
+    rows.flat_map(|((row, entropy), c)| {
+        let slope = move |logp: f64| if logp.exp() == 0.0 { 0.0 } else { -c * logp.exp() * (logp + entropy) };
+        log_softmax(row).into_iter().map(slope)
+    })
+    .collect()
+}
+
+/// ∂L/∂logits = c · (1/V − p), for L = Σ c · M.
+pub fn mean_log_prob_backward(logits: &[f64], vocab: usize, c: &[f64]) -> Vec<f64> {
+    let rows = logits.chunks_exact(vocab).zip(c);
+    rows.flat_map(|(row, c)| {
+        log_softmax(row).into_iter().map(move |logp| c * (1.0 / vocab as f64 - logp.exp()))
+    })
+    .collect()
+}
+
 /// Relative to the largest logit, so that its size costs no digits.
 fn log_softmax(row: &[f64]) -> Vec<f64> {
     let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -11,6 +11,16 @@ fn vocab() -> impl Strategy<Value = usize> {
     prop_oneof![Just(1usize), Just(5), Just(16), Just(17), Just(1000), 1usize..300]
 }
 
+/// The gradient of all channels, for a coefficient of each.
+fn reference_gradient(logits: &[f64], vocab: usize, targets: &[u32], c: &[Vec<f64>; 3]) -> Vec<f64> {
+    let parts = [
+        reference::backward(logits, vocab, targets, &c[0]),
+        reference::entropy_backward(logits, vocab, &c[1]),
+        reference::mean_log_prob_backward(logits, vocab, &c[2]),
+    ];
+    (0..logits.len()).map(|i| parts.iter().map(|part| part[i]).sum()).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
@@ -49,6 +59,89 @@ proptest! {
             }
             same.check(&queue, vec![bits(logp), logits.bits()]);
         }
+    }
+
+    /// Every choice of channels for outputs and coefficients. Log-probabilities have the bits that they have without
+    /// channels, and the other outputs the same bits in both calls.
+    #[test]
+    fn channels_match_the_reference(
+        rows in 1usize..20, vocab in vocab(), pad in 0usize..4,
+        spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e3)],
+        written in any::<[bool; 2]>(), with in any::<[bool; 2]>(), seed in any::<u64>(),
+    ) {
+        let bench = Bench::new(seed);
+        let start: Vec<f32> = bench.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
+        let targets = bench.indices(rows, vocab);
+        let targets_view = bench.input_u32(&targets);
+        let zeroed = bench.indices(rows, 3);
+        let coefficients = |asked: bool| {
+            let values = bench.normal_values(rows);
+            let values = values.iter().zip(&zeroed).map(|(c, z)| if asked && *z != 0 { *c } else { 0.0 });
+            bench.input(&values.collect::<Vec<f32>>(), DType::F32)
+        };
+        let [c, c_entropy, c_mean] = [true, with[0], with[1]].map(coefficients);
+        let c_channels = Channels {
+            log_prob: c,
+            entropy: with[0].then_some(c_entropy),
+            mean_log_prob: with[1].then_some(c_mean),
+        };
+        let mut same = SameBits::new();
+        for queue in queues() {
+            let logits = bench.framed(&start, vocab, pad, DType::F32);
+            let before = logits.values();
+            let [out, again] = [(); 2].map(|()| Channels {
+                log_prob: bench.output(rows, DType::F32),
+                entropy: written[0].then(|| bench.output(rows, DType::F32)),
+                mean_log_prob: written[1].then(|| bench.output(rows, DType::F32)),
+            });
+            let plain = bench.output(rows, DType::F32);
+            forward(&queue, plain, logits.mat, targets_view);
+            forward(&queue, out, logits.mat, targets_view);
+            prop_assert_eq!(&logits.values(), &before, "forward wrote to the logits");
+            prop_assert_eq!(bits(plain), bits(out.log_prob));
+            let size = (rows as f64).sqrt();
+            if let Some(entropy) = out.entropy {
+                assert_near(&values(entropy), &reference::entropy(&before, vocab), rows, size, tolerance(DType::F32));
+            }
+            if let Some(mean) = out.mean_log_prob {
+                let want = reference::mean_log_prob(&before, vocab);
+                assert_near(&values(mean), &want, rows, size, tolerance(DType::F32));
+            }
+
+            forward_backward(&queue, again, logits.mat, targets_view, c_channels, DType::F32);
+            prop_assert_eq!(out.views().map(bits), again.views().map(bits));
+            let all = [c, c_entropy, c_mean].map(values);
+            let want = reference_gradient(&before, vocab, &targets, &all);
+            // The slope of the entropy is a product with the distance of logits.
+            let size = all.iter().map(|c| norm(c)).sum::<f64>() * f64::from(spread.max(1.0));
+            assert_near(&logits.values(), &want, vocab, size, tolerance(DType::F32));
+            for (zeroed, gradient) in zeroed.iter().zip(logits.values().chunks_exact(vocab)) {
+                prop_assert!(*zeroed != 0 || gradient.iter().all(|g| *g == 0.0), "gradient without coefficient");
+            }
+            same.check(&queue, out.views().map(bits).into_iter().chain([logits.bits()]).collect());
+        }
+    }
+
+    #[test]
+    fn gradients_of_channels_are_slopes_of_the_forward_reference(
+        rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
+    ) {
+        let bench = Bench::new(seed);
+        let logits = bench.framed_normals(rows, vocab, 0, DType::F32);
+        let (start, targets) = (logits.values(), bench.indices(rows, vocab));
+        let [c, c_entropy, c_mean] = [(); 3].map(|()| bench.normals(rows, DType::F32));
+        let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: Some(c_mean) };
+        let (logp, targets_view) = (bench.output(rows, DType::F32), bench.input_u32(&targets));
+        forward_backward(&Queue::cpu(1), logp, logits.mat, targets_view, with, DType::F32);
+        let all = [c, c_entropy, c_mean].map(values);
+        let slope = differences(&start, |logits| {
+            dot(&all[0], &reference::forward(logits, vocab, &targets))
+                + dot(&all[1], &reference::entropy(logits, vocab))
+                + dot(&all[2], &reference::mean_log_prob(logits, vocab))
+        });
+        let size = all.iter().map(|c| norm(c)).sum();
+        assert_near(&logits.values(), &slope, vocab, size, tolerance(DType::F32));
+        assert_near(&reference_gradient(&start, vocab, &targets, &all), &slope, vocab, size, 1e-8);
     }
 
     #[test]
@@ -127,6 +220,38 @@ fn extreme_logits_stay_finite() {
     }
 }
 
+/// Tokens that are ruled out have no part in the entropy and get no gradient from it.
+#[test]
+fn channels_of_extreme_logits() {
+    let bench = Bench::new(1);
+    let infinity = f32::INFINITY;
+    let rows = [
+        [1e37, -1e37, 0.0, 1.0],
+        [-3e38; 4],
+        [0.0, -infinity, -infinity, -infinity],
+        [1.0, 1.0, -infinity, -infinity],
+        [-200.0, -100.0, -90.0, 0.0],
+    ];
+    let targets = bench.input_u32(&[0, 1, 0, 1, 3]);
+    for queue in queues() {
+        let logits = bench.framed(rows.as_flattened(), 4, 1, DType::F32);
+        let before = logits.values();
+        let [log_prob, entropy] = [(); 2].map(|()| bench.output(5, DType::F32));
+        let [c, c_entropy] = [0.5, -2.0].map(|c| bench.input(&[c; 5], DType::F32));
+        let out = Channels { log_prob, entropy: Some(entropy), mean_log_prob: None };
+        let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: None };
+        forward_backward(&queue, out, logits.mat, targets, with, DType::F32);
+        for (got, want) in values(entropy).iter().zip(reference::entropy(&before, 4)) {
+            assert!((got - want).abs() <= 1e-6, "{got} for {want}");
+        }
+        let all = [0.5, -2.0, 0.0].map(|c| vec![c; 5]);
+        for (got, want) in logits.values().iter().zip(reference_gradient(&before, 4, &[0, 1, 0, 1, 3], &all))
+        {
+            assert!((got - want).abs() <= 1e-6, "{got} for {want}");
+        }
+    }
+}
+
 #[test]
 fn a_broken_logit_is_not_hidden() {
     let bench = Bench::new(1);
@@ -136,6 +261,10 @@ fn a_broken_logit_is_not_hidden() {
         logp.write_f32(&[0.0]).unwrap();
         forward(&queue, logp, logits.mat, bench.input_u32(&[0]));
         assert!(values(logp)[0].is_nan());
+        let [entropy, mean] = [(); 2].map(|()| bench.input(&[0.0], DType::F32));
+        let all = Channels { log_prob: logp, entropy: Some(entropy), mean_log_prob: Some(mean) };
+        forward(&queue, all, logits.mat, bench.input_u32(&[0]));
+        assert!([logp, entropy, mean].iter().all(|view| values(*view)[0].is_nan()));
     }
 }
 

@@ -113,8 +113,7 @@ mod tests {
         let sources = crate::sources(80).into_iter().chain(crate::sources(90));
         let declared: BTreeSet<String> = sources.flat_map(|(source, _)| kernels(source.text)).collect();
         let missing: Vec<&String> = declared.difference(&launched).collect();
-        // For rows of logits that shared memory does not hold, which are larger than the operands here.
-        assert_eq!(missing, ["forward_backward_packs"], "kernels that were not launched");
+        assert!(missing.is_empty(), "kernels that were not launched: {missing:?}");
     }
 
     /// The names of a source's kernels.

@@ -47,10 +47,13 @@ struct Optimizer<'a> {
     /// A state before the first step, from the element's gradient and a normal number.
     start: fn(f32, f32) -> f32,
     /// Step `t` of the operation, with the factor of gradients in the rates or in a verdict.
-    update: &'a dyn Fn(&Queue, &Flat<2>, u64, f32, Option<View>),
+    update: Update<'a>,
     /// The same by the reference, of parameters, states and gradients.
-    reference: &'a dyn Fn(&mut [f64], &mut [Vec<f64>; 2], &[f64], u64),
+    reference: Reference<'a>,
 }
+
+type Update<'a> = &'a dyn Fn(&Queue, &Flat<2>, u64, f32, Option<View>);
+type Reference<'a> = &'a dyn Fn(&mut [f64], &mut [Vec<f64>; 2], &[f64], u64);
 
 fn optimizers(run: impl Fn(&Optimizer) -> Result<(), GpuError>) -> Result<(), GpuError> {
     let with = adamw::reference::Settings { lr: 1e-2, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.1 };

@@ -1,10 +1,13 @@
 //! Operations at the two ends of a model: embedding and cross-entropy.
 
+use std::cell::LazyCell;
+
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
 
 use super::bench::{Bench, Operands, tolerance};
-use crate::{cross_entropy, embedding};
+use crate::cross_entropy::{self, Channels};
+use crate::embedding;
 
 pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     // Tokens, rows of the table, columns, elements between rows: few rows give long runs of one token.
@@ -23,10 +26,11 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
         }
     }
     for (rows, vocab, pad) in
-        [(0, 9, 0), (1, 1, 0), (5, 17, 1), (33, 1000, 4), (7, 50_257, 0), (64, 32_000, 0)]
+        [(0, 9, 0), (1, 1, 0), (5, 17, 1), (33, 1000, 4), (5, 36_864, 0), (7, 50_257, 0), (64, 32_000, 0)]
     {
         for spread in [1e-3, 0.1, 10.0, 300.0].into_iter().filter(|_| bench.takes(rows * vocab)) {
             likelihood(bench, dtype, [rows, vocab, pad], spread)?;
+            channels(bench, dtype, [rows, vocab, pad], spread)?;
         }
     }
     Ok(())
@@ -88,5 +92,78 @@ fn likelihood(
         });
         // For the margins: what lies between them has the gradient's type.
         case.framed_values(&logits);
+    })
+}
+
+/// Entropy and mean log-probability besides, each with a coefficient; then a call with one of them, which must agree.
+fn channels(
+    bench: &Bench,
+    dtype: DType,
+    [rows, vocab, pad]: [usize; 3],
+    spread: f32,
+) -> Result<(), GpuError> {
+    let name = format!("head channels, gradient in {dtype}, {rows}×{vocab}, margin {pad}, spread {spread}");
+    bench.case(name, tolerance(dtype), |case| {
+        let start: Vec<f32> = case.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
+        let [logits, other] = [(); 2].map(|()| case.framed(&start, vocab, pad, DType::F32));
+        let before = case.framed_values(&logits);
+        let targets = case.indices(rows, vocab);
+        let targets_view = case.input_u32(&targets);
+        let all = || Channels {
+            log_prob: case.output(rows, DType::F32),
+            entropy: Some(case.output(rows, DType::F32)),
+            mean_log_prob: Some(case.output(rows, DType::F32)),
+        };
+        let (out, again, plain) = (all(), all(), case.output(rows, DType::F32));
+        let c = [(); 3].map(|()| case.normals(rows, DType::F32));
+        let with = Channels { log_prob: c[0], entropy: Some(c[1]), mean_log_prob: Some(c[2]) };
+        cross_entropy::forward(case.queue, plain, logits.mat, targets_view);
+        cross_entropy::forward(case.queue, out, logits.mat, targets_view);
+        if case.framed_values(&logits) != before {
+            case.add_note("forward changed the logits".into());
+        }
+        let gradient =
+            cross_entropy::forward_backward(case.queue, again, logits.mat, targets_view, with, dtype);
+        let numbers = |of: &Channels| {
+            [Some(of.log_prob), of.entropy, of.mean_log_prob].map(|view| view.map(|view| case.values(view)))
+        };
+        if numbers(&out) != numbers(&again) || case.values(plain) != case.values(out.log_prob) {
+            case.add_note("the calls differ in their outputs".into());
+        }
+        let [log_prob, entropy, mean] = numbers(&out).map(|values| values.expect("all were asked for"));
+        let size = (rows as f64).sqrt();
+        case.compare_at("log-probabilities", rows, size, log_prob, || {
+            cross_entropy::reference::forward(&before, vocab, &targets)
+        });
+        case.compare_at("entropies", rows, size, entropy, || {
+            cross_entropy::reference::entropy(&before, vocab)
+        });
+        case.compare_at("mean log-probabilities", rows, size, mean, || {
+            cross_entropy::reference::mean_log_prob(&before, vocab)
+        });
+        let [c, c_entropy, c_mean] = c.map(|c| case.values(c));
+        let squares = c.iter().chain(&c_entropy).chain(&c_mean).map(|c| c * c).sum::<f64>();
+        // The slope of the entropy is a product with the distance of logits.
+        let size = squares.sqrt() * f64::from(spread.max(1.0));
+        let entropy_gradient =
+            LazyCell::new(|| cross_entropy::reference::entropy_backward(&before, vocab, &c_entropy));
+        case.compare_at("gradient", vocab, size, case.mat_values(&gradient), || {
+            let mut sum = cross_entropy::reference::backward(&before, vocab, &targets, &c);
+            let mean = cross_entropy::reference::mean_log_prob_backward(&before, vocab, &c_mean);
+            for (sum, (a, b)) in sum.iter_mut().zip(entropy_gradient.iter().zip(mean)) {
+                *sum += a + b;
+            }
+            sum
+        });
+        // For the margins: what lies between them has the gradient's type.
+        case.framed_values(&logits);
+
+        let zeros = case.input(&vec![0.0; rows], DType::F32);
+        let with = Channels { log_prob: zeros, mean_log_prob: None, ..with };
+        let gradient =
+            cross_entropy::forward_backward(case.queue, plain, other.mat, targets_view, with, dtype);
+        case.compare_at("gradient of the entropy", vocab, size, case.mat_values(&gradient), || {
+            entropy_gradient.clone()
+        });
     })
 }
