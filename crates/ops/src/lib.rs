@@ -22,6 +22,7 @@ pub mod rates;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
+pub mod score_head;
 pub mod selftest;
 pub mod sgd;
 pub mod swiglu;

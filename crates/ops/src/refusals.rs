@@ -11,7 +11,7 @@ use crate::dropout::{self, Mask, Site};
 use crate::matmul::{self, Init};
 use crate::rope::{self, Table, Turn};
 use crate::testing::{Bench, Operands, refusal};
-use crate::{Mat, bias, embedding, lion, reduce, rmsnorm, sgd, swiglu};
+use crate::{Mat, bias, embedding, lion, reduce, rmsnorm, score_head, sgd, swiglu};
 
 const OVERLAP: &str = "operands overlap";
 
@@ -114,6 +114,43 @@ fn biases() {
     refused(OVERLAP, |queue| bias::backward(queue, b, y, y.row(1)));
     refused(OVERLAP, |queue| bias::backward(queue, b, y, b));
     refused("scratch of a bias gradient", |queue| bias::backward(queue, b, y, scratch.first(3)));
+}
+
+#[test]
+fn scores() {
+    let bench = Bench::new(1);
+    let [x, dx] = [(); 2].map(|()| mat(&bench, 3, 4));
+    let [y, c] = [(); 2].map(|()| f32s(&bench, 3));
+    let [w, dw, scratch] = [(); 3].map(|()| f32s(&bench, 4));
+    refused("a weight per column", |queue| score_head::forward(queue, y, x, w.first(3)));
+    refused("a score per token", |queue| score_head::forward(queue, y.first(2), x, w));
+    refused("a score per token", |queue| score_head::forward(queue, y.cast(DType::U32), x, w));
+    refused(OVERLAP, |queue| score_head::forward(queue, x.view.first(3), x, w));
+    refused(OVERLAP, |queue| score_head::forward(queue, w.first(3), x, w));
+
+    let good = score_head::Backward { dx, add_dx: false, dw: Some(dw), add_dw: false, c, x, w, scratch };
+    score_head::backward(&Queue::cpu(1), good);
+    score_head::backward(&Queue::cpu(1), score_head::Backward { dw: None, scratch: View::empty(), ..good });
+    for call in [
+        score_head::Backward { dx: x, ..good },
+        score_head::Backward { dx: x, dw: None, ..good },
+        score_head::Backward { dw: Some(w), ..good },
+        score_head::Backward { dw: Some(scratch), ..good },
+        score_head::Backward { dw: Some(dx.row(1)), ..good },
+        score_head::Backward { c: dx.view.first(3), ..good },
+        score_head::Backward { c: scratch.first(3), ..good },
+        score_head::Backward { scratch: x.view, ..good },
+    ] {
+        refused(OVERLAP, |queue| score_head::backward(queue, call));
+    }
+    let short = score_head::Backward { scratch: scratch.first(3), ..good };
+    refused("scratch of a head's backward", |queue| score_head::backward(queue, short));
+    let narrow = score_head::Backward { dx: mat(&bench, 3, 3), ..good };
+    refused("gradient of the hidden state", |queue| score_head::backward(queue, narrow));
+    let none = score_head::Backward { dw: Some(dw.first(3)), ..good };
+    refused("weight gradient", |queue| score_head::backward(queue, none));
+    let few = score_head::Backward { c: c.first(2), ..good };
+    refused("a coefficient per token", |queue| score_head::backward(queue, few));
 }
 
 #[test]

@@ -4,7 +4,9 @@ use lockstep_core::DType;
 use lockstep_device::cuda::{Source, Variant};
 
 use crate::attention::Heads;
-use crate::{adamw, bias, cross_entropy, dropout, embedding, lion, reduce, rmsnorm, rope, sgd, swiglu};
+use crate::{
+    adamw, bias, cross_entropy, dropout, embedding, lion, reduce, rmsnorm, rope, score_head, sgd, swiglu,
+};
 
 /// Every source with every variant that a run on such a GPU may ask for.
 pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
@@ -17,6 +19,7 @@ pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
         &lion::cuda::SOURCE,
         &rmsnorm::cuda::SOURCE,
         &rope::cuda::SOURCE,
+        &score_head::cuda::SOURCE,
         &sgd::cuda::SOURCE,
         &swiglu::cuda::SOURCE,
     ];

@@ -1,4 +1,4 @@
-//! Operations on rows of activations: norms, rotations, gates, biases, dropout.
+//! Operations on rows of activations: norms, rotations, gates, biases, dropout, a scalar head.
 
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
@@ -6,7 +6,7 @@ use lockstep_device::cuda::GpuError;
 use super::bench::{Bench, Case, Operands, tolerance};
 use crate::dropout::{self, Mask, Site};
 use crate::rope::{self, Table, Turn};
-use crate::{Mat, bias, rmsnorm, swiglu};
+use crate::{Mat, bias, rmsnorm, score_head, swiglu};
 
 const EPS: f32 = 1e-5;
 
@@ -62,6 +62,7 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     {
         if bench.takes(rows * dim) {
             biased(bench, dtype, [rows, dim, pad])?;
+            scored(bench, dtype, [rows, dim, pad])?;
         }
     }
     for (rows, dim, pad) in [(1, 3, 0), (70, 37, 1), (300, 128, 8), (2048, 1024, 0)] {
@@ -271,4 +272,59 @@ fn dropped(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3], masked: bo
             dropout::reference::backward(&case.framed_values(&dy), &factors)
         });
     })
+}
+
+fn scored(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
+    let shape = format!("{dtype}, {rows}×{dim}, margin {pad}");
+    // Sums are in f32 whatever the storage type.
+    bench.case(format!("score head forward, {shape}"), tolerance(DType::F32), |case| {
+        let (x, w) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
+        let y = case.output(rows, DType::F32);
+        score_head::forward(case.queue, y, x.mat, w);
+        let (xv, wv) = (case.framed_values(&x), case.values(w));
+        // Products of opposite signs cancel.
+        let size = (rows as f64 * dim as f64).sqrt();
+        case.compare_at("y", 1, size, case.values(y), || score_head::reference::forward(&xv, &wv));
+    })?;
+    for (how, add, frozen) in [("", false, false), (", added", true, false), (", frozen", true, true)] {
+        bench.case(format!("score head backward{how}, {shape}"), tolerance(dtype), |case| {
+            let (x, w) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
+            let c = case.normals(rows, DType::F32);
+            let (dx, dw) = match add {
+                true => (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, DType::F32)),
+                false => (case.framed_output(rows, dim, pad, dtype), case.output(dim, DType::F32)),
+            };
+            let (dx_before, dw_before) = (case.framed_values(&dx), case.values(dw));
+            let scratch = case.output(score_head::scratch_elems(rows, dim), DType::F32);
+            let given = (!frozen).then_some(dw);
+            score_head::backward(
+                case.queue,
+                score_head::Backward {
+                    dx: dx.mat,
+                    add_dx: add,
+                    dw: given,
+                    add_dw: add,
+                    c,
+                    x: x.mat,
+                    w,
+                    scratch,
+                },
+            );
+            let (xv, wv, cv) = (case.framed_values(&x), case.values(w), case.values(c));
+            let slopes = || score_head::reference::backward(&cv, &xv, &wv);
+            let sum = |slope: Vec<f64>, before: Vec<f64>, add: bool| -> Vec<f64> {
+                slope.into_iter().zip(before).map(|(s, before)| if add { s + before } else { s }).collect()
+            };
+            let squares = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
+            let size = (squares(&cv) * squares(&wv)).sqrt();
+            case.compare_at("dx", dim, size, case.framed_values(&dx), || sum(slopes().0, dx_before, add));
+            if frozen {
+                case.compare("dw", dim, case.values(dw), || dw_before);
+            } else {
+                let size = (rows.max(1) as f64 * dim as f64).sqrt();
+                case.compare_at("dw", dim, size, case.values(dw), || sum(slopes().1, dw_before, add));
+            }
+        })?;
+    }
+    Ok(())
 }

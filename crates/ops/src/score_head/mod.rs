@@ -1,0 +1,76 @@
+//! A scalar head, as of a reward or value model: y = x · w for every token, without a bias.
+//!
+//! Its gradients, for one coefficient per token c = ∂L/∂y: dx = c · w for the hidden state and dw = Σ c · x for the
+//! weight.
+
+mod cpu;
+pub(crate) mod cuda;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use lockstep_core::DType;
+use lockstep_device::{Queue, View};
+
+use crate::Mat;
+use crate::apart::assert_apart;
+
+/// Rows whose weight gradients are summed together before they join the total, in row order.
+const GRAD_ROWS: usize = 64;
+
+/// f32 elements of scratch that [`backward`] needs for the weight gradient of up to `rows` rows.
+pub fn scratch_elems(rows: usize, dim: usize) -> usize {
+    rows.div_ceil(GRAD_ROWS) * dim
+}
+
+/// y\[T\] = x\[T, D\] · w\[D\], in f32.
+pub fn forward(queue: &Queue, y: View, x: Mat, w: View) {
+    check(y, &x, w, "a score per token, in f32");
+    assert_apart(&[y], &[x.view, w]);
+    match queue {
+        Queue::Cpu(cpu) => cpu::forward(cpu, y, x, w),
+        Queue::Cuda(cuda) => cuda::forward(cuda, y, x, w),
+    }
+}
+
+/// dx\[T, D\] = (add_dx: dx +) c · w, in the storage type, and dw\[D\] = (add_dw: dw +) Σ c · x, in f32.
+#[derive(Clone, Copy, Debug)]
+pub struct Backward<'m> {
+    pub dx: Mat<'m>,
+    pub add_dx: bool,
+    /// None where the weight is frozen; x and scratch are then not read.
+    pub dw: Option<View<'m>>,
+    pub add_dw: bool,
+    /// ∂L/∂y\[T\], in f32.
+    pub c: View<'m>,
+    pub x: Mat<'m>,
+    pub w: View<'m>,
+    pub scratch: View<'m>,
+}
+
+pub fn backward(queue: &Queue, call: Backward) {
+    check_backward(&call);
+    match queue {
+        Queue::Cpu(cpu) => cpu::backward(cpu, call),
+        Queue::Cuda(cuda) => cuda::backward(cuda, call),
+    }
+}
+
+fn check_backward(call: &Backward) {
+    let Backward { dx, dw, c, x, w, scratch, .. } = *call;
+    check(c, &x, w, "a coefficient per token, in f32");
+    assert_eq!(
+        (dx.rows, dx.cols, dx.view.dtype()),
+        (x.rows, x.cols, x.view.dtype()),
+        "gradient of the hidden state"
+    );
+    let Some(dw) = dw else { return assert_apart(&[dx.view], &[c, x.view, w]) };
+    assert_eq!((dw.len(), dw.dtype()), (w.len(), DType::F32), "weight gradient");
+    assert!(scratch.bytes() >= 4 * scratch_elems(x.rows, w.len()), "scratch of a head's backward");
+    assert_apart(&[dx.view, dw, scratch], &[c, x.view, w]);
+}
+
+fn check(per_token: View, x: &Mat, w: View, what: &str) {
+    assert_eq!(w.len(), x.cols, "a weight per column");
+    assert_eq!((per_token.len(), per_token.dtype()), (x.rows, DType::F32), "{what}");
+}
