@@ -9,7 +9,7 @@ use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
 
 use super::super::Extend;
-use super::{flash, num_docs, plain, window};
+use super::{args, flash, num_docs, plain};
 
 static EXTEND: Source = Source {
     name: "attention_extend",
@@ -88,29 +88,13 @@ fn store(cuda: &CudaQueue, call: &Extend) {
 }
 
 fn decode(cuda: &CudaQueue, call: &Extend) {
-    let Extend { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
+    let Extend { heads, q, .. } = *call;
     let group = heads.num_q / heads.num_kv;
     let kernel = cuda.kernel_variant(&EXTEND, variant(q.view.dtype(), heads.width, group), "extend_decode");
     let at_once = heads_at_once(group, heads.width);
     let blocks = q.rows * heads.num_kv * group.div_ceil(at_once);
     let shared = decode_bytes(group, heads.width);
-    let args = args![
-        out.view,
-        out.stride,
-        q.view,
-        q.stride,
-        cache.view,
-        cache.slots,
-        cache.capacity,
-        slots,
-        positions,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        heads.num_kv,
-        group,
-        heads.scale,
-        window(&heads),
-    ];
+    let args = args::extend(call, heads.num_kv);
     // SAFETY: as in `store`: rows of q and out, and what the cache holds of their documents.
     unsafe { cuda.launch(kernel, Launch { shared, ..Launch::new(blocks, THREADS) }, args) };
 }

@@ -1,11 +1,10 @@
 //! Attention on tensor cores.
 
 use lockstep_core::DType;
-use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
+use lockstep_device::cuda::{Arg, CudaQueue, Launch, Source, Variant};
 
 use super::super::{Backward, Extend, Forward, Heads};
-use super::{Rows, aligned, most_tiles, num_docs, window};
+use super::{Rows, aligned, args, most_tiles};
 use crate::Mat;
 
 static FORWARD: Source = Source {
@@ -111,85 +110,27 @@ fn forward_launch(tokens: usize, cu_seqlens: lockstep_device::View, heads: &Head
 }
 
 pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
-    let Forward { heads, out, lse, q, k, v, cu_seqlens, .. } = *call;
+    let Forward { heads, q, cu_seqlens, .. } = *call;
     let kernel = cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "flash_forward");
-    let args = args![
-        out.view,
-        out.stride,
-        lse,
-        q.view,
-        q.stride,
-        k.view,
-        k.stride,
-        v.view,
-        v.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        heads.num_q,
-        heads.num_q / heads.num_kv,
-        heads.scale,
-        window(&heads),
-    ];
+    let args: [Arg; 15] = args::forward(call, &args::qkv(call));
     // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
     // end is the number of rows, and columns of heads, which `check` found in the matrices.
     unsafe { cuda.launch(kernel, forward_launch(q.rows, cu_seqlens, &heads), args) };
 }
 
 pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
-    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
+    let Backward { dq, dk, dv, forward: Forward { heads, q, cu_seqlens, .. }, .. } = *call;
     let variant = backward_variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);
     let shared_rows = backward_shared_rows(heads.width);
-    let group = heads.num_q / heads.num_kv;
+    let qkv = args::qkv(&call.forward);
 
-    let args = args![
-        dq.view,
-        dq.stride,
-        dout.view,
-        dout.stride,
-        rows.lse,
-        rows.delta,
-        q.view,
-        q.stride,
-        k.view,
-        k.stride,
-        v.view,
-        v.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        q.rows,
-        heads.num_q,
-        group,
-        heads.scale,
-        window(&heads),
-    ];
+    let args: [Arg; 19] = args::backward([dq], call, rows, &[], &qkv);
     let kernel = cuda.kernel_variant(&BACKWARD, variant, "flash_dq");
     // SAFETY: as in forward; the gradients have the shapes of what they are of.
     unsafe { cuda.launch(kernel, launch(tiles * heads.num_q, heads.width, shared_rows), args) };
 
-    let args = args![
-        dk.view,
-        dk.stride,
-        dv.view,
-        dv.stride,
-        dout.view,
-        dout.stride,
-        rows.lse,
-        rows.delta,
-        q.view,
-        q.stride,
-        k.view,
-        k.stride,
-        v.view,
-        v.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        q.rows,
-        heads.num_q,
-        group,
-        heads.scale,
-        window(&heads),
-    ];
+    let args: [Arg; 21] = args::backward([dk, dv], call, rows, &[], &qkv);
     let names: &[&'static str] =
         if heads.width <= NARROW { &["flash_dkv"] } else { &["flash_dk", "flash_dv"] };
     for name in names {
@@ -201,25 +142,9 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
 
 /// Attends over the cache, in which the new keys and values already are.
 pub(super) fn extend(cuda: &CudaQueue, call: &Extend) {
-    let Extend { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
+    let Extend { heads, q, cu_seqlens, .. } = *call;
     let kernel = cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "flash_extend");
-    let args = args![
-        out.view,
-        out.stride,
-        q.view,
-        q.stride,
-        cache.view,
-        cache.slots,
-        cache.capacity,
-        slots,
-        positions,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        heads.num_q,
-        heads.num_q / heads.num_kv,
-        heads.scale,
-        window(&heads),
-    ];
+    let args = args::extend(call, heads.num_q);
     // SAFETY: as in forward; documents whose slot or length the cache does not have are left out by the kernel.
     unsafe { cuda.launch(kernel, forward_launch(q.rows, cu_seqlens, &heads), args) };
 }

@@ -2,11 +2,10 @@
 //! `flash` does the others, and every other GPU.
 
 use lockstep_core::DType;
-use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Gpu, Launch, Source, Variant};
+use lockstep_device::cuda::{Arg, CudaQueue, Gpu, Launch, Source, Variant};
 
 use super::super::{Backward, Forward};
-use super::{Rows, most_tiles, num_docs, turns, window};
+use super::{Rows, args, most_tiles, turns};
 
 static FORWARD: Source = Source {
     name: "hopper_forward",
@@ -109,25 +108,10 @@ fn launch(blocks: usize, rows: usize, width: usize, shared_rows: usize, shared_n
 }
 
 pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
-    let Forward { heads, out, lse, q, k, v, cu_seqlens, .. } = *call;
+    let Forward { heads, q, cu_seqlens, .. } = *call;
     let kernel =
         cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "hopper_forward");
-    let args = args![
-        out.view,
-        out.stride,
-        lse,
-        q.view,
-        q.stride,
-        k.view,
-        v.view,
-        k.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        heads.num_q,
-        heads.num_q / heads.num_kv,
-        heads.scale,
-        window(&heads),
-    ];
+    let args: [Arg; 14] = args::forward(call, &args::qkv_one_stride(call));
     let blocks = most_tiles(q.rows, cu_seqlens, FORWARD_ROWS) * heads.num_q;
     let shared_rows = forward_shared_rows(heads.width);
     // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
@@ -139,59 +123,19 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
     if turns::fits(call.forward.heads.width) {
         return turns::backward(cuda, call, rows);
     }
-    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
+    let Backward { dq, dk, dv, forward: Forward { heads, q, cu_seqlens, .. }, .. } = *call;
     let variant = backward_variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);
     let shared_rows = BACKWARD_SHARED_ROWS;
-    let group = heads.num_q / heads.num_kv;
+    let qkv = args::qkv_one_stride(&call.forward);
 
-    let args = args![
-        dq.view,
-        dq.stride,
-        dout.view,
-        dout.stride,
-        rows.lse,
-        rows.delta,
-        q.view,
-        q.stride,
-        k.view,
-        v.view,
-        k.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        q.rows,
-        heads.num_q,
-        group,
-        heads.scale,
-        window(&heads),
-    ];
+    let args: [Arg; 18] = args::backward([dq], call, rows, &[], &qkv);
     let kernel = cuda.kernel_variant(&BACKWARD, variant, "hopper_dq");
     let dq_launch = launch(tiles * heads.num_q, BACKWARD_ROWS, heads.width, shared_rows, 0);
     // SAFETY: as in forward; the gradients have the shapes of what they are of.
     unsafe { cuda.launch(kernel, dq_launch, args) };
 
-    let args = args![
-        dk.view,
-        dk.stride,
-        dv.view,
-        dv.stride,
-        dout.view,
-        dout.stride,
-        rows.lse,
-        rows.delta,
-        q.view,
-        q.stride,
-        k.view,
-        v.view,
-        k.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        q.rows,
-        heads.num_q,
-        group,
-        heads.scale,
-        window(&heads),
-    ];
+    let args: [Arg; 20] = args::backward([dk, dv], call, rows, &[], &qkv);
     let kernel = cuda.kernel_variant(&BACKWARD, variant, "hopper_dkv");
     let dkv_launch = launch(tiles * heads.num_kv, BACKWARD_ROWS, heads.width, shared_rows, DKV_NUMBERS);
     // SAFETY: as above.

@@ -7,6 +7,7 @@
 //! The host does not know where documents begin: it starts a block for every tile there can be, and a block finds
 //! its own from the bounds.
 
+mod args;
 mod extend;
 mod flash;
 mod hopper;

@@ -5,7 +5,7 @@ use lockstep_device::args;
 use lockstep_device::cuda::{Arg, CudaQueue, Launch, Source, Variant};
 
 use super::super::{Backward, Extend, Forward};
-use super::{Rows, most_tiles, num_docs, window};
+use super::{Rows, args, most_tiles};
 use crate::dropout::Mask;
 
 static PLAIN: Source = Source {
@@ -68,126 +68,46 @@ fn dropout_args(dropout: Option<Mask>) -> [Arg; 6] {
     }
 }
 
-/// All arguments in one array.
-fn joined<const A: usize, const N: usize>(first: [Arg; A], dropout: Option<Mask>) -> [Arg; N] {
-    assert_eq!(A + 6, N, "arguments with dropout's");
-    let last = dropout_args(dropout);
-    std::array::from_fn(|i| if i < A { first[i] } else { last[i - A] })
-}
-
 pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
-    let Forward { heads, out, lse, q, k, v, cu_seqlens, dropout, .. } = *call;
+    let Forward { heads, q, cu_seqlens, dropout, .. } = *call;
     let (source, variant) = variant(q.view.dtype(), heads.width);
     let kernel = cuda.kernel_variant(source, variant, "plain_forward");
     let blocks = most_tiles(q.rows, cu_seqlens, tile(heads.width)) * heads.num_q;
-    let first = args![
-        out.view,
-        out.stride,
-        lse,
-        q.view,
-        q.stride,
-        k.view,
-        k.stride,
-        v.view,
-        v.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        heads.num_q,
-        heads.num_q / heads.num_kv,
-        heads.scale,
-        window(&heads),
-    ];
+    let first: [Arg; 15] = args::forward(call, &args::qkv(call));
+    let args: [Arg; 21] = args::join(&[&first, &dropout_args(dropout)]);
     // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
     // end is the number of rows, and columns of heads, which `check` found in the matrices.
-    unsafe {
-        cuda.launch(kernel, launch(blocks, heads.width, FORWARD_ROOM), joined::<15, 21>(first, dropout))
-    };
+    unsafe { cuda.launch(kernel, launch(blocks, heads.width, FORWARD_ROOM), args) };
 }
 
 pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
-    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, dropout, .. } } = *call;
+    let Backward { dq, dk, dv, forward: Forward { heads, q, cu_seqlens, dropout, .. }, .. } = *call;
     let (source, variant) = variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, tile(heads.width));
-    let group = heads.num_q / heads.num_kv;
+    let (qkv, dropped) = (args::qkv(&call.forward), dropout_args(dropout));
 
     let kernel = cuda.kernel_variant(source, variant, "plain_dq");
-    let first = args![
-        dq.view,
-        dq.stride,
-        dout.view,
-        dout.stride,
-        rows.lse,
-        rows.delta,
-        q.view,
-        q.stride,
-        k.view,
-        k.stride,
-        v.view,
-        v.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        q.rows,
-        heads.num_q,
-        group,
-        heads.scale,
-        window(&heads),
-    ];
+    let first: [Arg; 19] = args::backward([dq], call, rows, &[], &qkv);
+    let args: [Arg; 25] = args::join(&[&first, &dropped]);
     let grid = launch(tiles * heads.num_q, heads.width, DQ_ROOM);
     // SAFETY: as in forward; the gradients have the shapes of what they are of.
-    unsafe { cuda.launch(kernel, grid, joined::<19, 25>(first, dropout)) };
+    unsafe { cuda.launch(kernel, grid, args) };
 
     let kernel = cuda.kernel_variant(source, variant, "plain_dkv");
-    let first = args![
-        dk.view,
-        dk.stride,
-        dv.view,
-        dv.stride,
-        dout.view,
-        dout.stride,
-        rows.lse,
-        rows.delta,
-        q.view,
-        q.stride,
-        k.view,
-        k.stride,
-        v.view,
-        v.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        q.rows,
-        heads.num_q,
-        group,
-        heads.scale,
-        window(&heads),
-    ];
+    let first: [Arg; 21] = args::backward([dk, dv], call, rows, &[], &qkv);
+    let args: [Arg; 27] = args::join(&[&first, &dropped]);
     let grid = launch(tiles * heads.num_kv, heads.width, DKV_ROOM);
     // SAFETY: as above.
-    unsafe { cuda.launch(kernel, grid, joined::<21, 27>(first, dropout)) };
+    unsafe { cuda.launch(kernel, grid, args) };
 }
 
 /// Attends over the cache, in which the new keys and values already are.
 pub(super) fn extend(cuda: &CudaQueue, call: &Extend) {
-    let Extend { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
+    let Extend { heads, q, cu_seqlens, .. } = *call;
     let (source, variant) = variant(q.view.dtype(), heads.width);
     let kernel = cuda.kernel_variant(source, variant, "plain_extend");
     let blocks = most_tiles(q.rows, cu_seqlens, tile(heads.width)) * heads.num_q;
-    let args = args![
-        out.view,
-        out.stride,
-        q.view,
-        q.stride,
-        cache.view,
-        cache.slots,
-        cache.capacity,
-        slots,
-        positions,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        heads.num_q,
-        heads.num_q / heads.num_kv,
-        heads.scale,
-        window(&heads),
-    ];
+    let args = args::extend(call, heads.num_q);
     // SAFETY: as in forward; documents whose slot or length the cache does not have are left out by the kernel.
     unsafe { cuda.launch(kernel, launch(blocks, heads.width, FORWARD_ROOM), args) };
 }

@@ -3,11 +3,11 @@
 
 use lockstep_core::DType;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
+use lockstep_device::cuda::{Arg, CudaQueue, Launch, Source, Variant};
 
 use super::super::{Backward, Forward};
 use super::hopper::{GROUP_ROWS, GROUP_THREADS};
-use super::{Rows, most_tiles, num_docs, window};
+use super::{Rows, args, most_tiles};
 
 static SOURCE: Source = Source {
     name: "hopper_turns",
@@ -70,37 +70,13 @@ fn turns(tokens: usize, num_q: usize) -> usize {
 }
 
 pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
-    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, cu_seqlens, .. } } = *call;
+    let Backward { dq, dk, dv, forward: Forward { heads, q, cu_seqlens, .. }, .. } = *call;
     let tokens = q.rows;
     let (sums, turns) = (tokens * heads.num_q * WIDTH, turns(tokens, heads.num_q));
     let (sums, turns) = (rows.shared.slice(0, sums), rows.shared.slice(sums, turns));
     cuda.zero(turns);
-    let args = args![
-        dq.view,
-        dq.stride,
-        dk.view,
-        dk.stride,
-        dv.view,
-        dv.stride,
-        dout.view,
-        dout.stride,
-        rows.lse,
-        rows.delta,
-        sums,
-        turns,
-        q.view,
-        q.stride,
-        k.view,
-        v.view,
-        k.stride,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        tokens,
-        heads.num_q,
-        heads.num_q / heads.num_kv,
-        heads.scale,
-        window(&heads),
-    ];
+    let (sums, qkv) = (args![sums, turns], args::qkv_one_stride(&call.forward));
+    let args: [Arg; 24] = args::backward([dq, dk, dv], call, rows, &sums, &qkv);
     let (source, variant) = source(q.view.dtype());
     let kernel = cuda.kernel_variant(source, variant, "hopper_turns");
     let blocks = most_tiles(tokens, cu_seqlens, ROWS) * heads.num_kv;

@@ -1,0 +1,80 @@
+//! The arguments that attention's kernels share, in the order in which all of them declare their parameters: what is
+//! written, what is read, the documents, the heads.
+
+use lockstep_device::View;
+use lockstep_device::args;
+use lockstep_device::cuda::Arg;
+
+use super::super::{Backward, Extend, Forward, Heads};
+use super::{Rows, num_docs, window};
+use crate::Mat;
+
+/// Lists one after the other, as many arguments as the kernel has parameters.
+pub(super) fn join<const N: usize>(lists: &[&[Arg]]) -> [Arg; N] {
+    let count = lists.iter().map(|list| list.len()).sum::<usize>();
+    assert_eq!(count, N, "an argument for each parameter");
+    let mut all = lists.iter().flat_map(|list| list.iter().copied());
+    std::array::from_fn(|_| all.next().expect("as many as were counted"))
+}
+
+/// q, k and v, each with its stride.
+pub(super) fn qkv(call: &Forward) -> [Arg; 6] {
+    let Forward { q, k, v, .. } = *call;
+    args![q.view, q.stride, k.view, k.stride, v.view, v.stride]
+}
+
+/// q with its stride, then k and v with the one they share.
+pub(super) fn qkv_one_stride(call: &Forward) -> [Arg; 5] {
+    let Forward { q, k, v, .. } = *call;
+    assert_eq!(k.stride, v.stride, "one stride of k and v");
+    args![q.view, q.stride, k.view, v.view, k.stride]
+}
+
+/// Forward's, with one of the lists above.
+pub(super) fn forward<const N: usize>(call: &Forward, qkv: &[Arg]) -> [Arg; N] {
+    let Forward { heads, out, lse, cu_seqlens, .. } = *call;
+    join(&[&mat(out), &args![lse], qkv, &documents(cu_seqlens), &of_heads(&heads, heads.num_q)])
+}
+
+/// Those of a kernel of backward that writes `gradients`. `sums` are further arguments of its own.
+pub(super) fn backward<const G: usize, const N: usize>(
+    gradients: [Mat; G],
+    call: &Backward,
+    rows: Rows,
+    sums: &[Arg],
+    qkv: &[Arg],
+) -> [Arg; N] {
+    let Backward { dout, forward: Forward { heads, q, cu_seqlens, .. }, .. } = *call;
+    join(&[
+        gradients.map(mat).as_flattened(),
+        &mat(dout),
+        &args![rows.lse, rows.delta],
+        sums,
+        qkv,
+        &documents(cu_seqlens),
+        &args![q.rows],
+        &of_heads(&heads, heads.num_q),
+    ])
+}
+
+/// Those of kernels that attend over a cache. They count query heads, or key-value heads: `num_heads`.
+pub(super) fn extend(call: &Extend, num_heads: usize) -> [Arg; 15] {
+    let Extend { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
+    let cache = args![cache.view, cache.slots, cache.capacity];
+    let documents = documents(cu_seqlens);
+    join(&[&mat(out), &mat(q), &cache, &args![slots, positions], &documents, &of_heads(&heads, num_heads)])
+}
+
+fn mat(mat: Mat) -> [Arg; 2] {
+    args![mat.view, mat.stride]
+}
+
+/// Their bounds, and how many there are.
+fn documents(cu_seqlens: View) -> [Arg; 2] {
+    args![cu_seqlens, num_docs(cu_seqlens)]
+}
+
+/// How many, the query heads of a group, the scale of scores, the window.
+fn of_heads(heads: &Heads, num_heads: usize) -> [Arg; 4] {
+    args![num_heads, heads.num_q / heads.num_kv, heads.scale, window(heads)]
+}
