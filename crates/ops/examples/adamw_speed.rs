@@ -1,5 +1,5 @@
-//! Bytes per second of AdamW on this machine's cores, beside those of a copy: an update on the host is bound
-//! by memory, or it is badly written.
+//! Bytes per second of AdamW, SGD and Lion on this machine's cores, beside those of a copy: an update on the host is
+//! bound by memory, or it is badly written.
 //!
 //!     cargo run --release -p lockstep-ops --example adamw_speed -- [threads] [millions of parameters]
 #![allow(clippy::print_stdout)]
@@ -9,7 +9,7 @@ use std::time::Instant;
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Isa, Memory, Queue, Set, View};
 use lockstep_ops::adamw::{self, Range, Rates};
-use lockstep_ops::reduce;
+use lockstep_ops::{lion, reduce, sgd};
 
 fn main() {
     let mut args = std::env::args().skip(1).map(|arg| arg.parse::<usize>().expect("a number"));
@@ -47,6 +47,15 @@ fn measure(isa: Isa, threads: usize, elems: usize) {
     for dtype in [DType::BF16, DType::F16] {
         say(&format!("update, {dtype} copy"), 32 * elems, || update(Some(view(4, dtype))));
     }
+    let plain = sgd::Range { master, working: None, grad, momentum: None, weight_decay: 0.1 };
+    let rates = sgd::Rates { lr: 1e-3, momentum: 0.0, nesterov: false, clip: 0.5 };
+    say("sgd", 12 * elems, || sgd::update(&queue, plain, &rates, None));
+    let (range, rates) =
+        (sgd::Range { momentum: Some(m), ..plain }, sgd::Rates { momentum: 0.9, nesterov: true, ..rates });
+    say("sgd with momentum", 20 * elems, || sgd::update(&queue, range, &rates, None));
+    let range = lion::Range { master, working: None, grad, m, weight_decay: 0.1 };
+    let rates = lion::Rates::new(1e-3, (0.9, 0.99), 0.5);
+    say("lion", 20 * elems, || lion::update(&queue, range, &rates, None));
 }
 
 fn say(name: &str, bytes: usize, run: impl Fn()) {
