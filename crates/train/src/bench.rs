@@ -10,7 +10,7 @@ use lockstep_engine::{Driver, EngineError, MicroBatch, Updates};
 use lockstep_shape::ModelShape;
 
 use crate::error::TrainError;
-use crate::run::make_engine;
+use crate::open::make_engine;
 use crate::setup::{check_built, plan_with};
 
 /// What was measured.

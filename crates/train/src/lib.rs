@@ -13,10 +13,12 @@ mod error;
 mod evaluate;
 mod export;
 mod feed;
+mod finish;
 pub mod generate;
 mod inference;
 mod journal;
 mod objective;
+mod open;
 mod output_dir;
 mod position;
 mod rate;
@@ -35,10 +37,11 @@ pub use data_spec::{prepare_eval, prepare_train};
 pub use error::TrainError;
 pub use evaluate::evaluate;
 pub use export::{Exported, export_checkpoint};
+pub use finish::MemoryUse;
 pub use objective::{Metrics, Objective, WindowCounts, train_step};
 pub use output_dir::{Holder, belongs_to};
 pub use rate::RateSchedule;
-pub use run::{Connect, Connection, MemoryUse, Outcome, train, train_with};
+pub use run::{Connect, Connection, Outcome, train, train_with};
 pub use selftest::selftest_steps;
 pub use setup::{
     Prepared, chosen_strategy, head_chunk, load_tokenizer, model_folder, model_shape, num_threads, plan_for,

@@ -1,4 +1,4 @@
-//! The loop.
+//! The training loop.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use lockstep_comm::{CommError, NcclSpec};
 use lockstep_config::{EvalWhen, Precision, RunConfig, SaveWhen};
 use lockstep_core::{Bytes, Rank, Step};
 use lockstep_data::{Dataset, Order, Window};
-use lockstep_device::{Device, Machine, Memory, Queue};
-use lockstep_engine::{Comms, Engine, EngineError, Resources, Updates};
+use lockstep_device::{Machine, Memory};
+use lockstep_engine::{Comms, Engine, Updates};
 use lockstep_observe::{EvalRecord, Progress, StepRecord};
-use lockstep_plan::RunPlan;
 
 use crate::bad_step::Bad;
 use crate::error::TrainError;
 use crate::evaluate::{Best, Evaluator};
 use crate::feed::Feed;
+use crate::finish::MemoryUse;
 use crate::journal::Journal;
 use crate::objective::{Objective, WindowCounts, train_step_asking};
+use crate::output_dir::OutputDir;
 use crate::position::Position;
 use crate::rate::RateSchedule;
-use crate::resume::{self, Loaded};
 use crate::save::{self, Identity};
-use crate::scaler::LossScaler;
+use crate::scaler::{LossScaler, ScaleState};
 use crate::setup::Prepared;
 use crate::sft::Sft;
 use crate::stop::StopRequest;
@@ -40,41 +40,6 @@ pub struct Outcome {
     pub stopped: bool,
     /// Where the system can say.
     pub memory: Option<MemoryUse>,
-}
-
-/// What the plan said of memory, and what the system says of it: of the process, or of the GPU that a rank computes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// The most that was resident at any time, on the rank that held most. Of a GPU, what the driver says is taken.
-    pub peak: Bytes,
-    /// On the device and on the host; of a GPU, on it alone.
-    pub arena: Bytes,
-    /// The plan's constant for code, libraries and data.
-    pub foreign: Bytes,
-}
-
-impl MemoryUse {
-    /// All ranks call it alike.
-    fn of(engine: &Engine, peak: Option<Bytes>) -> Result<Option<MemoryUse>, EngineError> {
-        let peaks = engine.exchange("peak memory", &peak.map_or(0, |p| p.0).to_le_bytes())?;
-        let number = |bytes: &Vec<u8>| bytes[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
-        let peak = Bytes(peaks.iter().map(number).max().unwrap_or(0));
-        let plan = engine.plan();
-        let arena = if plan.input.is_separate() { plan.arena } else { engine.arena_bytes() };
-        let foreign = plan.input.needs.foreign;
-        Ok((peak > Bytes::ZERO).then_some(MemoryUse { peak, arena, foreign }))
-    }
-
-    /// To the byte, for the log.
-    fn exact(&self) -> String {
-        let [peak, planned, arena, foreign] =
-            [self.peak, self.planned(), self.arena, self.foreign].map(|bytes| bytes.0);
-        format!("peak memory {peak} bytes (planned {planned}: arena {arena}, foreign {foreign})")
-    }
-
-    pub fn planned(&self) -> Bytes {
-        self.arena + self.foreign
-    }
 }
 
 /// Connects a rank to the others, which may read the memory given.
@@ -104,233 +69,166 @@ pub fn train(
 pub fn train_with(
     config: &RunConfig,
     config_text: &str,
-    prepared: Prepared,
+    mut prepared: Prepared,
     connect: Option<Connect<'_>>,
     objective: &mut dyn Objective,
     progress: &mut dyn Progress,
 ) -> Result<Outcome, TrainError> {
-    let Prepared { rank, tokenizer, dataset, eval, shape, folder, plan, machine, output, mut notes, .. } =
-        prepared;
-    let mut run = Run::new(config, &dataset)?;
-    let identity = Identity {
-        data: run.cursor(&dataset),
-        switches: [
-            ("shuffle", config.data.shuffle),
-            ("dataloader_drop_last", config.batch.dataloader_drop_last),
-        ],
-        config_hash: blake3::hash(config_text.as_bytes()).to_hex().to_string(),
-        tokenizer_hash: tokenizer.fingerprint().to_string(),
-        run_config: config_text.to_string(),
-        model_files: save::model_files(&shape, &prepared.folder_texts, &tokenizer, plan.input.storage),
-    };
-    let mut evaluator = eval.as_ref().filter(|_| config.eval.evaluates()).map(|d| Evaluator::new(config, d));
-    let mut engine = make_engine(config, plan, rank, machine, connect)?;
-    let planned = engine.plan().arena + engine.plan().host_bytes;
-    assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
-    let scale = run.scaler.map(|scaler| scaler.state);
-    let mut position = Position::start(scale);
-    let (resume, candidates) = (&config.output.resume_from_checkpoint, &prepared.candidates);
-    let mut note = |text: &str| notes.push(text.to_string());
-    let checkpoint = resume::open_agreed(&engine, resume, &output.checkpoints(), candidates, &mut note)?;
-    match (&checkpoint, &folder) {
-        (Some(checkpoint), _) => position = save::load_checkpoint(&mut engine, checkpoint, &identity, scale)?,
-        (None, Some(folder)) => save::load_weights(&mut engine, folder)?,
-        (None, None) => engine.initialise(config.batch.seed)?,
-    }
-    engine.seed_dropout(config.batch.seed);
-    // Nobody trains, and nothing is swept away, before everybody is ready to.
-    let loaded = Loaded::of_all(&engine, checkpoint.as_ref(), folder.as_ref())?;
-    let mut log = if rank == Rank(0) {
-        output.sweep(prepared.launch_id.as_deref())?;
-        let resume_step = checkpoint.as_ref().map(|_| position.step);
-        Journal::open(output.path(), config.output.tensorboard.as_deref(), resume_step)?
-    } else {
-        Journal::closed()
-    };
-    announce(&engine, config, &notes, &mut log, progress)?;
-    let checkpoint_path = checkpoint.as_ref().map(|c| c.path().to_path_buf());
-    if let Some(path) = &checkpoint_path {
-        tell(&format!("resumed from {} at step {}", path.display(), position.step), &mut log, progress)?;
-        if position.step >= run.total_steps {
-            progress.note(&format!("no step is left: the run ends at step {}", run.total_steps));
-        }
-    }
-    loaded.iter().try_for_each(|loaded| log.event(&loaded.exact()))?;
-
-    let mut outcome = Outcome {
-        steps: position.step,
-        last_loss: None,
-        model_dir: output.model(),
-        checkpoint: checkpoint_path.clone(),
-        stopped: false,
-        memory: None,
-    };
-    let mut feed = Feed::new(config, &dataset, &run.order, rank, position.step, run.total_steps);
-    progress.start(position.step + 1, run.total_steps);
-    let starts = checkpoint_path.is_none() && config.eval.on_start;
-    if let Some(evaluator) = evaluator.as_mut().filter(|_| starts) {
-        evaluate(evaluator, &mut engine, (0, 0.0), &mut log, progress)?;
-    }
-    if let Some(evaluator) = evaluator.as_mut().filter(|_| position.owes_evaluation) {
-        let at = (position.step, run.order.epoch(Step(position.step)));
-        let record = evaluate(evaluator, &mut engine, at, &mut log, progress)?;
-        Best::update(&mut position.best, &record, config);
-    }
-    position.owes_evaluation = false;
-    prepared.stop.steps_begin();
-    while position.step < run.total_steps {
-        let start = Instant::now();
-        let stepped = feed.next().map_err(TrainError::from).and_then(|window| {
-            let step = run.step(&mut engine, &window, start, objective, &prepared.stop, &mut position)?;
-            Ok((window, step))
-        });
-        let (window, stepped) = match stepped {
+    let (rank, dataset, eval) = (prepared.rank, Arc::clone(&prepared.dataset), prepared.eval.take());
+    let run = Run::new(config, &dataset)?;
+    let evaluator = eval.as_ref().filter(|_| config.eval.evaluates()).map(|d| Evaluator::new(config, d));
+    let mut trainer = Trainer::open(run, config_text, prepared, connect, evaluator, progress)?;
+    let (step, total_steps) = (trainer.position.step, trainer.run.total_steps);
+    let mut feed = Feed::new(config, &dataset, &trainer.run.order, rank, step, total_steps);
+    trainer.start()?;
+    while trainer.position.step < total_steps {
+        let (window, stepped) = match trainer.next_step(&mut feed, objective) {
             Ok(stepped) => stepped,
-            Err(error) => {
-                let error = error.with_checkpoint(outcome.checkpoint);
-                log.event(&format!("stopped: {error}"))?;
-                log.sync()?;
-                return Err(error);
-            }
+            Err(error) => return Err(trainer.fail(error)?),
         };
-        outcome.steps = position.step;
-        outcome.last_loss = Some(stepped.record.loss);
-        let last = position.step == run.total_steps;
-        let shown = position.step.is_multiple_of(config.output.logging_steps) || last;
-        log.step(&stepped.record, &stepped.others, shown)?;
-        if shown {
-            progress.step(&stepped.record);
-        }
+        trainer.log_step(&stepped)?;
         let note = feed.done(window, stepped.record.step_seconds);
-        for text in stepped.warning.iter().chain(&note) {
-            tell(text, &mut log, progress)?;
-        }
-        let sound = run.is_sound(&position);
-        let mut improved = false;
-        // An evaluation may take longer than the grace period: the resumed run makes it.
-        position.owes_evaluation = stepped.stops && run.evaluates_after(position.step);
-        let evaluates = !stepped.stops && run.evaluates_after(position.step);
-        if let Some(evaluator) = evaluator.as_mut().filter(|_| evaluates) {
-            let at = (position.step, stepped.record.epoch);
-            let record = evaluate(evaluator, &mut engine, at, &mut log, progress)?;
-            improved = sound && Best::update(&mut position.best, &record, config);
-        }
-        if sound && (stepped.stops || run.saves_after(position.step, improved)) {
-            log.sync()?;
-            let path = save::save_checkpoint(&engine, &output.checkpoints(), &position, &identity)?;
-            log.event(&format!("checkpoint {}", path.display()))?;
-            if rank == Rank(0) {
-                run.retain(&output.checkpoints(), &position)?;
-            }
-            outcome.checkpoint = Some(path);
-        }
+        stepped.warning.iter().chain(&note).try_for_each(|text| trainer.report(text))?;
+        let improved = trainer.evaluate_after(&stepped)?;
+        trainer.save_after(&stepped, improved)?;
         if stepped.stops {
-            let text = prepared.stop.report(position.step, outcome.checkpoint.as_deref(), sound);
-            tell(&text, &mut log, progress)?;
-            log.sync()?;
-            progress.finish();
-            outcome.stopped = true;
-            return Ok(outcome);
+            return trainer.stop();
         }
     }
-    run.check_trained(&position).map_err(|error| error.with_checkpoint(outcome.checkpoint.clone()))?;
-    if let Some(best) = position.best.filter(|_| config.eval.load_best_model_at_end) {
-        if best.step != position.step {
-            let path = output.checkpoints().join(format!("step-{}", best.step));
-            let best = resume::open_sound(&engine, &path)?;
-            save::load_checkpoint(&mut engine, &best, &identity, scale)?;
+    trainer.finish()
+}
+
+/// A run from its start to its end. [`Trainer::open`] makes it, [`Trainer::finish`] ends it.
+pub(crate) struct Trainer<'a> {
+    pub(crate) run: Run<'a>,
+    pub(crate) engine: Engine,
+    pub(crate) position: Position,
+    pub(crate) identity: Identity,
+    pub(crate) evaluator: Option<Evaluator<'a>>,
+    pub(crate) log: Journal,
+    pub(crate) progress: &'a mut dyn Progress,
+    pub(crate) output: OutputDir,
+    pub(crate) stop: StopRequest,
+    pub(crate) machine: Machine,
+    pub(crate) peak_memory: fn() -> Option<Bytes>,
+    pub(crate) outcome: Outcome,
+}
+
+impl Trainer<'_> {
+    /// Evaluates where that is due before the first step, and lets stop requests wait for a step from here on.
+    fn start(&mut self) -> Result<(), TrainError> {
+        self.progress.start(self.position.step + 1, self.run.total_steps);
+        if self.outcome.checkpoint.is_none() && self.run.config.eval.on_start {
+            self.evaluate(0, 0.0)?;
         }
-        tell(&format!("the model is that of step {}, the best one", best.step), &mut log, progress)?;
-    }
-    save::export(&engine, &identity.model_files, &output.model())?;
-    log.event(&format!("model folder {}", output.model().display()))?;
-    let peak = match machine.device {
-        Device::Cpu => (prepared.peak_memory)(),
-        // What others hold of a shared GPU is told with it.
-        Device::Cuda(_) if config.device.share_gpus => None,
-        Device::Cuda(gpu) => Some(gpu.total - gpu.free_bytes().map_err(EngineError::from)?),
-    };
-    outcome.memory = MemoryUse::of(&engine, peak)?;
-    if let Some(memory) = outcome.memory {
-        log.event(&memory.exact())?;
-    }
-    log.sync()?;
-    progress.finish();
-    Ok(outcome)
-}
-
-/// Says what is worth saying before the first step.
-fn announce(
-    engine: &Engine,
-    config: &RunConfig,
-    notes: &[String],
-    log: &mut Journal,
-    progress: &mut dyn Progress,
-) -> Result<(), TrainError> {
-    if let Some(carrier) = engine.carrier() {
-        log.event(&format!("{} ranks over {carrier}", config.plan.world_size()))?;
-    }
-    if let Some(spill) = engine.spill() {
-        log.event(&format!("states on a disk: {} of each rank, {spill}", engine.plan().nvme_bytes))?;
-    }
-    notes.iter().try_for_each(|note| tell(note, log, progress))
-}
-
-/// To whoever watches, and to the log.
-fn tell(text: &str, log: &mut Journal, progress: &mut dyn Progress) -> Result<(), TrainError> {
-    progress.note(text);
-    Ok(log.event(text)?)
-}
-
-/// Evaluates after the step `at`, given with its epoch, and reports it.
-fn evaluate(
-    evaluator: &mut Evaluator<'_>,
-    engine: &mut Engine,
-    at: (u64, f64),
-    log: &mut Journal,
-    progress: &mut dyn Progress,
-) -> Result<EvalRecord, TrainError> {
-    let record = evaluator.evaluate(engine, at.0, at.1)?;
-    log.evaluation(&record)?;
-    progress.evaluation(&record);
-    Ok(record)
-}
-
-/// Takes the plan's memory, reaches the other ranks, and is ready to run.
-pub(crate) fn make_engine(
-    config: &RunConfig,
-    plan: RunPlan,
-    rank: Rank,
-    machine: Machine,
-    connect: Option<Connect<'_>>,
-) -> Result<Engine, TrainError> {
-    let mut queue = machine.queue().map_err(EngineError::from)?;
-    let taken = match (machine.device, &mut queue) {
-        (Device::Cuda(gpu), Queue::Cuda(cuda)) => {
-            cuda.tf32 = config.device.tf32;
-            Memory::take_on(gpu, plan.arena)
+        if self.position.owes_evaluation {
+            let step = self.position.step;
+            if let Some(record) = self.evaluate(step, self.run.order.epoch(Step(step)))? {
+                Best::update(&mut self.position.best, &record, self.run.config);
+            }
         }
-        _ if connect.is_some() => Memory::take_lending(plan.arena, plan.lent.clone(), queue.pool()),
-        _ => Memory::take(plan.arena, queue.pool()),
-    };
-    let memory = Arc::new(taken.map_err(EngineError::from)?);
-    // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
-    let told = match machine.device {
-        Device::Cpu if !plan.lent.is_empty() => Arc::clone(&memory),
-        _ => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
-    };
-    let connection = connect.map(|connect| connect(&told)).transpose()?;
-    let (comms, nccl) = connection.map_or((None, None), |c| (Some(c.comms), c.nccl));
-    let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
-    Ok(Engine::new(plan, Resources { rank, memory, comms, nccl, queue, spill_dir })?)
+        self.position.owes_evaluation = false;
+        self.stop.steps_begin();
+        Ok(())
+    }
+
+    /// Takes the next step's window and runs the step.
+    fn next_step(
+        &mut self,
+        feed: &mut Feed,
+        objective: &mut dyn Objective,
+    ) -> Result<(Window, StepOutcome), TrainError> {
+        let start = Instant::now();
+        let window = feed.next()?;
+        let stepped =
+            self.run.step(&mut self.engine, &window, start, objective, &self.stop, &mut self.position)?;
+        Ok((window, stepped))
+    }
+
+    fn log_step(&mut self, stepped: &StepOutcome) -> Result<(), TrainError> {
+        let step = self.position.step;
+        self.outcome.steps = step;
+        self.outcome.last_loss = Some(stepped.record.loss);
+        let every = self.run.config.output.logging_steps;
+        let shown = step.is_multiple_of(every) || step == self.run.total_steps;
+        self.log.step(&stepped.record, &stepped.others, shown)?;
+        if shown {
+            self.progress.step(&stepped.record);
+        }
+        Ok(())
+    }
+
+    /// Evaluates after a step, where that is due. Returns whether the model is the best so far.
+    fn evaluate_after(&mut self, stepped: &StepOutcome) -> Result<bool, TrainError> {
+        let due = self.run.evaluates_after(self.position.step);
+        // An evaluation may take longer than the grace period: the resumed run makes it.
+        self.position.owes_evaluation = stepped.stops && due;
+        if stepped.stops || !due {
+            return Ok(false);
+        }
+        let Some(record) = self.evaluate(self.position.step, stepped.record.epoch)? else { return Ok(false) };
+        let sound = self.run.is_sound(&self.position);
+        Ok(sound && Best::update(&mut self.position.best, &record, self.run.config))
+    }
+
+    /// Evaluates the model as it is after `step` steps, and reports it. `None`: there is nothing to evaluate on.
+    fn evaluate(&mut self, step: u64, epoch: f64) -> Result<Option<EvalRecord>, TrainError> {
+        let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
+        let record = evaluator.evaluate(&mut self.engine, step, epoch)?;
+        self.log.evaluation(&record)?;
+        self.progress.evaluation(&record);
+        Ok(Some(record))
+    }
+
+    /// Saves a checkpoint after a step, where one is due and the step was sound.
+    fn save_after(&mut self, stepped: &StepOutcome, improved: bool) -> Result<(), TrainError> {
+        let due = stepped.stops || self.run.saves_after(self.position.step, improved);
+        if !due || !self.run.is_sound(&self.position) {
+            return Ok(());
+        }
+        self.log.sync()?;
+        let checkpoints = self.output.checkpoints();
+        let path = save::save_checkpoint(&self.engine, &checkpoints, &self.position, &self.identity)?;
+        self.log.event(&format!("checkpoint {}", path.display()))?;
+        if self.engine.rank() == Rank(0) {
+            self.run.retain(&checkpoints, &self.position)?;
+        }
+        self.outcome.checkpoint = Some(path);
+        Ok(())
+    }
+
+    /// Ends a run that was asked to stop.
+    fn stop(mut self) -> Result<Outcome, TrainError> {
+        let sound = self.run.is_sound(&self.position);
+        let text = self.stop.report(self.position.step, self.outcome.checkpoint.as_deref(), sound);
+        self.report(&text)?;
+        self.log.sync()?;
+        self.progress.finish();
+        self.outcome.stopped = true;
+        Ok(self.outcome)
+    }
+
+    /// Logs the error that ends the run, and adds the newest checkpoint to it.
+    fn fail(mut self, error: TrainError) -> Result<TrainError, TrainError> {
+        let error = error.with_checkpoint(self.outcome.checkpoint);
+        self.log.event(&format!("stopped: {error}"))?;
+        self.log.sync()?;
+        Ok(error)
+    }
+
+    /// Writes a line to the log and shows it to the user.
+    pub(crate) fn report(&mut self, text: &str) -> Result<(), TrainError> {
+        self.progress.note(text);
+        Ok(self.log.event(text)?)
+    }
 }
 
 /// What the loop keeps between steps.
 pub(crate) struct Run<'a> {
-    config: &'a RunConfig,
+    pub(crate) config: &'a RunConfig,
     order: Arc<Order>,
     rates: RateSchedule,
-    total_steps: u64,
+    pub(crate) total_steps: u64,
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) last_bad: Option<Bad>,
 }
@@ -363,6 +261,11 @@ impl<'a> Run<'a> {
             Precision::Auto | Precision::F32 | Precision::Bf16 => None,
         };
         Ok(Run { config, order: Arc::new(order), rates, total_steps, scaler, last_bad: None })
+    }
+
+    /// Where the loss scale is, in fp16.
+    pub(crate) fn scale_state(&self) -> Option<ScaleState> {
+        self.scaler.map(|scaler| scaler.state)
     }
 
     fn ends_epoch(&self, step: u64) -> bool {
@@ -401,7 +304,7 @@ impl<'a> Run<'a> {
         due || improved && self.keeps_best()
     }
 
-    fn cursor(&self, dataset: &Dataset) -> DataCursor {
+    pub(crate) fn cursor(&self, dataset: &Dataset) -> DataCursor {
         DataCursor {
             seed: self.config.batch.data_seed,
             next_step: 0,

@@ -13,7 +13,7 @@ use lockstep_shape::{Architecture, Biases, ModelShape};
 
 use crate::bench::MadeUp;
 use crate::error::TrainError;
-use crate::run::make_engine;
+use crate::open::make_engine;
 use crate::setup::plan_with;
 
 const VOCAB: usize = 517;

@@ -1,0 +1,164 @@
+//! The start of a run: the engine, the state it starts from, and the log.
+
+use std::sync::Arc;
+
+use lockstep_ckpt::{Checkpoint, ModelFolder};
+use lockstep_config::RunConfig;
+use lockstep_core::{Bytes, Rank};
+use lockstep_device::{Device, Machine, Memory, Queue};
+use lockstep_engine::{Engine, EngineError, Resources};
+use lockstep_observe::Progress;
+use lockstep_plan::RunPlan;
+
+use crate::error::TrainError;
+use crate::evaluate::Evaluator;
+use crate::journal::Journal;
+use crate::position::Position;
+use crate::resume::{self, Loaded};
+use crate::run::{Connect, Outcome, Run, Trainer};
+use crate::save::{self, Identity};
+use crate::setup::Prepared;
+
+impl<'a> Trainer<'a> {
+    /// Makes the engine, loads a checkpoint or weights, opens the log, and reports what a user should know before the
+    /// first step. A collective call.
+    pub(crate) fn open(
+        run: Run<'a>,
+        config_text: &str,
+        prepared: Prepared,
+        connect: Option<Connect<'_>>,
+        evaluator: Option<Evaluator<'a>>,
+        progress: &'a mut dyn Progress,
+    ) -> Result<Trainer<'a>, TrainError> {
+        let config = run.config;
+        let identity = identity(&run, config_text, &prepared);
+        let Prepared { rank, folder, plan, machine, output, mut notes, stop, .. } = prepared;
+        let mut engine = make_engine(config, plan, rank, machine, connect)?;
+        let planned = engine.plan().arena + engine.plan().host_bytes;
+        assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
+        let (resume, candidates) = (&config.output.resume_from_checkpoint, &prepared.candidates);
+        let mut note = |text: &str| notes.push(text.to_string());
+        let checkpoint = resume::open_agreed(&engine, resume, &output.checkpoints(), candidates, &mut note)?;
+        let position = load_state(&mut engine, &run, checkpoint.as_ref(), folder.as_ref(), &identity)?;
+        // Nobody trains, and nothing is swept away, before everybody is ready to.
+        let loaded = Loaded::of_all(&engine, checkpoint.as_ref(), folder.as_ref())?;
+        let log = if rank == Rank(0) {
+            output.sweep(prepared.launch_id.as_deref())?;
+            let resume_step = checkpoint.as_ref().map(|_| position.step);
+            Journal::open(output.path(), config.output.tensorboard.as_deref(), resume_step)?
+        } else {
+            Journal::closed()
+        };
+        let outcome = Outcome {
+            steps: position.step,
+            last_loss: None,
+            model_dir: output.model(),
+            checkpoint: checkpoint.as_ref().map(|c| c.path().to_path_buf()),
+            stopped: false,
+            memory: None,
+        };
+        let peak_memory = prepared.peak_memory;
+        let mut trainer = Trainer {
+            run,
+            engine,
+            position,
+            identity,
+            evaluator,
+            log,
+            progress,
+            output,
+            stop,
+            machine,
+            peak_memory,
+            outcome,
+        };
+        trainer.announce(&notes)?;
+        loaded.iter().try_for_each(|loaded| trainer.log.event(&loaded.exact()))?;
+        Ok(trainer)
+    }
+
+    /// Reports what a user should know before the first step.
+    fn announce(&mut self, notes: &[String]) -> Result<(), TrainError> {
+        if let Some(carrier) = self.engine.carrier() {
+            let world = self.run.config.plan.world_size();
+            self.log.event(&format!("{world} ranks over {carrier}"))?;
+        }
+        if let Some(spill) = self.engine.spill() {
+            let bytes = self.engine.plan().nvme_bytes;
+            self.log.event(&format!("states on a disk: {bytes} of each rank, {spill}"))?;
+        }
+        notes.iter().try_for_each(|note| self.report(note))?;
+        let Some(path) = self.outcome.checkpoint.clone() else { return Ok(()) };
+        let (step, total_steps) = (self.position.step, self.run.total_steps);
+        self.report(&format!("resumed from {} at step {step}", path.display()))?;
+        if step >= total_steps {
+            self.progress.note(&format!("no step is left: the run ends at step {total_steps}"));
+        }
+        Ok(())
+    }
+}
+
+/// What must be the same when the run goes on.
+fn identity(run: &Run<'_>, config_text: &str, prepared: &Prepared) -> Identity {
+    let (config, tokenizer) = (run.config, &prepared.tokenizer);
+    let storage = prepared.plan.input.storage;
+    Identity {
+        data: run.cursor(&prepared.dataset),
+        switches: [
+            ("shuffle", config.data.shuffle),
+            ("dataloader_drop_last", config.batch.dataloader_drop_last),
+        ],
+        config_hash: blake3::hash(config_text.as_bytes()).to_hex().to_string(),
+        tokenizer_hash: tokenizer.fingerprint().to_string(),
+        run_config: config_text.to_string(),
+        model_files: save::model_files(&prepared.shape, &prepared.folder_texts, tokenizer, storage),
+    }
+}
+
+/// Brings the engine to where the run starts: a checkpoint, the weights of a model folder, or new weights.
+fn load_state(
+    engine: &mut Engine,
+    run: &Run<'_>,
+    checkpoint: Option<&Checkpoint>,
+    folder: Option<&ModelFolder>,
+    identity: &Identity,
+) -> Result<Position, TrainError> {
+    let (seed, scale) = (run.config.batch.seed, run.scale_state());
+    let mut position = Position::start(scale);
+    match (checkpoint, folder) {
+        (Some(checkpoint), _) => position = save::load_checkpoint(engine, checkpoint, identity, scale)?,
+        (None, Some(folder)) => save::load_weights(engine, folder)?,
+        (None, None) => engine.initialise(seed)?,
+    }
+    engine.seed_dropout(seed);
+    Ok(position)
+}
+
+/// Takes the plan's memory, reaches the other ranks, and is ready to run.
+pub(crate) fn make_engine(
+    config: &RunConfig,
+    plan: RunPlan,
+    rank: Rank,
+    machine: Machine,
+    connect: Option<Connect<'_>>,
+) -> Result<Engine, TrainError> {
+    let mut queue = machine.queue().map_err(EngineError::from)?;
+    let taken = match (machine.device, &mut queue) {
+        (Device::Cuda(gpu), Queue::Cuda(cuda)) => {
+            cuda.tf32 = config.device.tf32;
+            Memory::take_on(gpu, plan.arena)
+        }
+        _ if connect.is_some() => Memory::take_lending(plan.arena, plan.lent.clone(), queue.pool()),
+        _ => Memory::take(plan.arena, queue.pool()),
+    };
+    let memory = Arc::new(taken.map_err(EngineError::from)?);
+    // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
+    let told = match machine.device {
+        Device::Cpu if !plan.lent.is_empty() => Arc::clone(&memory),
+        _ => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
+    };
+    let connection = connect.map(|connect| connect(&told)).transpose()?;
+    let (comms, nccl) = connection.map_or((None, None), |c| (Some(c.comms), c.nccl));
+    let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
+    Ok(Engine::new(plan, Resources { rank, memory, comms, nccl, queue, spill_dir })?)
+}
