@@ -6,8 +6,8 @@
 
 use crate::ManifestFault;
 
-/// The version written, and the only one read.
-pub(crate) const VERSION: u64 = 1;
+/// The version written. Version 1 is read, too.
+pub(crate) const VERSION: u64 = 2;
 
 const OPEN: &str = "{\n\"blake3\": \"";
 const MIDDLE: &str = "\",\n\"manifest\": ";
@@ -45,10 +45,12 @@ pub(crate) mod v1 {
 
     use serde::{Deserialize, Serialize};
 
-    #[derive(Debug, Serialize, Deserialize)]
+    /// Only read.
+    #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     pub(crate) struct Manifest {
-        pub(crate) format: u64,
+        #[serde(rename = "format")]
+        pub(crate) _format: u64,
         pub(crate) step: u64,
         pub(crate) world: u32,
         pub(crate) files: Vec<File>,
@@ -101,5 +103,60 @@ pub(crate) mod v1 {
         pub(crate) rows_per_step: u64,
         pub(crate) num_rows: u64,
         pub(crate) fingerprint: String,
+    }
+}
+
+/// Version 1 with the fingerprint of numbers and the settings.
+pub(crate) mod v2 {
+    use std::collections::BTreeMap;
+
+    use serde::{Deserialize, Serialize};
+
+    use super::v1::{self, Cursor, File, Real, Tensor};
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(crate) struct Manifest {
+        pub(crate) format: u64,
+        pub(crate) step: u64,
+        pub(crate) world: u32,
+        pub(crate) files: Vec<File>,
+        pub(crate) tensors: BTreeMap<String, Tensor>,
+        pub(crate) counters: BTreeMap<String, u64>,
+        pub(crate) reals: BTreeMap<String, Real>,
+        pub(crate) data: Cursor,
+        pub(crate) config_hash: String,
+        pub(crate) tokenizer_hash: String,
+        pub(crate) run_config: String,
+        pub(crate) numbers: Numbers,
+        pub(crate) settings: BTreeMap<String, String>,
+    }
+
+    #[derive(Debug, Default, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub(crate) struct Numbers {
+        pub(crate) fingerprint: String,
+        /// In the order in which they are hashed.
+        pub(crate) fields: Vec<(String, String)>,
+    }
+
+    impl From<v1::Manifest> for Manifest {
+        fn from(old: v1::Manifest) -> Manifest {
+            Manifest {
+                format: super::VERSION,
+                step: old.step,
+                world: old.world,
+                files: old.files,
+                tensors: old.tensors,
+                counters: old.counters,
+                reals: old.reals,
+                data: old.data,
+                config_hash: old.config_hash,
+                tokenizer_hash: old.tokenizer_hash,
+                run_config: old.run_config,
+                numbers: Numbers::default(),
+                settings: BTreeMap::new(),
+            }
+        }
     }
 }

@@ -31,7 +31,7 @@ pub use checkpoint_write::{CheckpointWriter, PieceSpec, TensorSpec};
 pub use error::{CkptError, IndexFault, ManifestFault, SafetensorsFault};
 pub use export::{DEFAULT_SHARD_BYTES, Export, check_model_files, export_folder};
 pub use geometry::TensorBox;
-pub use manifest::{DataCursor, Meta};
+pub use manifest::{DataCursor, Meta, NumbersRecord};
 pub use model_folder::ModelFolder;
 pub use retention::{Latest, SkippedCheckpoint, latest, open_latest, retain};
 pub use safetensors_file::{SafetensorsFile, TensorInfo};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lockstep_core::{Bytes, Step};
 
 use crate::durable::{is_model_file_name, is_plain_name};
-use crate::format::{self, v1};
+use crate::format::{self, v1, v2};
 use crate::{ManifestFault, TensorBox, geometry};
 
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -31,6 +31,18 @@ pub struct Meta {
     pub tokenizer_hash: String,
     /// The run's configuration, as text.
     pub run_config: String,
+    /// What decided the bits of the run's results.
+    pub numbers: NumbersRecord,
+    /// The run's settings by key. None in a checkpoint that does not say.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// The fingerprint of numbers of the run that wrote a checkpoint. Empty in a checkpoint that does not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NumbersRecord {
+    pub fingerprint: String,
+    /// Names and values.
+    pub fields: Vec<(String, String)>,
 }
 
 /// Where in the data a run is. The order of rows is a function of seed and step, so this is all of it;
@@ -90,10 +102,11 @@ impl Manifest {
         let text = std::str::from_utf8(text).map_err(|_| ManifestFault::Frame)?;
         let body = format::unframe(text)?;
         let version: format::Version = serde_json::from_str(body).map_err(json)?;
-        if version.format != format::VERSION {
-            return Err(ManifestFault::Version { found: version.format, known: format::VERSION });
-        }
-        let manifest = Self::from_disk(serde_json::from_str(body).map_err(json)?);
+        let manifest = Self::from_disk(match version.format {
+            1 => serde_json::from_str::<v1::Manifest>(body).map_err(json)?.into(),
+            format::VERSION => serde_json::from_str(body).map_err(json)?,
+            found => return Err(ManifestFault::Version { found, known: format::VERSION }),
+        });
         manifest.check()?;
         Ok(manifest)
     }
@@ -125,10 +138,11 @@ impl Manifest {
         Ok(())
     }
 
-    fn to_disk(&self) -> v1::Manifest {
-        let Meta { step, world, counters, reals, data, config_hash, tokenizer_hash, run_config } = &self.meta;
+    fn to_disk(&self) -> v2::Manifest {
+        let Meta { step, world, counters, reals, data, .. } = &self.meta;
+        let Meta { config_hash, tokenizer_hash, run_config, numbers, settings, .. } = &self.meta;
         let real = |x: f64| v1::Real { bits: x.to_bits(), shown: x.to_string() };
-        v1::Manifest {
+        v2::Manifest {
             format: format::VERSION,
             step: step.0,
             world: *world,
@@ -146,10 +160,13 @@ impl Manifest {
             config_hash: config_hash.clone(),
             tokenizer_hash: tokenizer_hash.clone(),
             run_config: run_config.clone(),
+            numbers: v2::Numbers { fingerprint: numbers.fingerprint.clone(), fields: numbers.fields.clone() },
+            settings: settings.clone(),
         }
     }
 
-    fn from_disk(disk: v1::Manifest) -> Self {
+    fn from_disk(disk: v2::Manifest) -> Self {
+        let v2::Numbers { fingerprint: numbers_hash, fields } = disk.numbers;
         let v1::Cursor { seed, next_step, rows_per_step, num_rows, fingerprint } = disk.data;
         Manifest {
             meta: Meta {
@@ -161,6 +178,8 @@ impl Manifest {
                 config_hash: disk.config_hash,
                 tokenizer_hash: disk.tokenizer_hash,
                 run_config: disk.run_config,
+                numbers: NumbersRecord { fingerprint: numbers_hash, fields },
+                settings: disk.settings,
             },
             files: disk.files.into_iter().map(FileEntry::from_disk).collect(),
             tensors: disk.tensors.into_iter().map(|(name, t)| (name, Logical::from_disk(t))).collect(),

@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use lockstep_comm::Nccl;
 use lockstep_config::{DeviceConfig, DeviceKind};
 use lockstep_core::Bytes;
-use lockstep_device::cuda::{self, Gpu, KernelCache, Search};
+use lockstep_device::cuda::{self, Gpu, KernelCache, Lt, Nvrtc, Search};
 use lockstep_device::{Device, Machine};
+use lockstep_train::CudaVersions;
 
 use crate::gpu_of_rank::ordinal;
 use crate::host;
@@ -65,6 +67,19 @@ pub(crate) fn count() -> u32 {
 /// The memory of the first GPU that the driver shows.
 pub(crate) fn memory() -> Option<Bytes> {
     cuda::installed(&search()).ok()?.gpus.first().map(|(_, _, memory)| *memory)
+}
+
+/// The first GPU and the versions of what computes on it, as far as they can be found without taking it.
+pub(crate) fn versions() -> CudaVersions {
+    let search = search();
+    let installed = cuda::installed(&search).ok();
+    CudaVersions {
+        gpu: installed.as_ref().and_then(|found| found.gpus.first()).map(|(name, sm, _)| (name.clone(), *sm)),
+        driver: installed.as_ref().map(|found| found.driver_version),
+        nvrtc: Nvrtc::open(&search).ok().map(|nvrtc| nvrtc.version),
+        cublas_lt: Lt::installed(&search).ok().map(|(version, _)| version),
+        nccl: Nccl::open(&search).ok().map(Nccl::version_text),
+    }
 }
 
 /// Whether the driver shows a GPU.

@@ -2,6 +2,8 @@
 
 use lockstep_config::{DeviceKind, RunConfig};
 use lockstep_model::Kernels;
+use lockstep_plan::RunPlan;
+use lockstep_train::Numbers;
 
 use crate::args::Plan;
 use crate::gpu;
@@ -21,11 +23,23 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
             text.push_str(&lockstep_plan::schedule_text(&plan, phase));
         }
     }
+    text.push_str(&fingerprint(&config, &plan));
     report::print(&text)
 }
 
+/// The fingerprint of numbers, with its fields.
+fn fingerprint(config: &RunConfig, plan: &RunPlan) -> String {
+    let cuda = plan.input.is_separate().then(gpu::versions);
+    let numbers = Numbers::of(config, plan, cuda.as_ref());
+    let known = if numbers.is_complete() { "" } else { ", incomplete" };
+    let mut text =
+        format!("\nfingerprint {}{known}: equal fingerprints and inputs give equal bits\n", numbers.hash());
+    numbers.lines().for_each(|line| text.push_str(&format!("  {line}\n")));
+    text
+}
+
 /// A plan needs the model's shape and the tokenizer's size, not the data.
-fn plan_of(config: &RunConfig) -> Result<lockstep_plan::RunPlan, Failure> {
+fn plan_of(config: &RunConfig) -> Result<RunPlan, Failure> {
     let tokenizer = lockstep_train::load_tokenizer(config).map_err(boxed)?;
     let shape = lockstep_train::model_shape(config, &tokenizer).map_err(boxed)?;
     // Planning for a GPU needs none.

@@ -97,7 +97,7 @@ fn train(
     prepared.stop = stopper.request.clone();
     prepared.launch_id = ranks::launch_id();
     if let Some(session) = &mut session {
-        let all = prepared.fingerprint(config);
+        let all = prepared.must_agree(config);
         let pairs: Vec<(&str, String)> =
             all.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
         session.agree("the plan", &pairs).map_err(launch_failed)?;

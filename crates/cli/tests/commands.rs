@@ -11,6 +11,7 @@ use crate::support::{Folder, RUN};
 fn planned(settings: &[&str], words: &[&str]) -> String {
     let folder = Folder::new(&RUN.replace("threads: 2\n", "threads: 2\nrecompute: full\n"));
     let text = folder.succeeds(&[&["plan", "run.yaml"], settings].concat());
+    let (text, _) = text.split_once("\nfingerprint ").unwrap();
     let kept: Vec<&str> =
         text.lines().filter(|line| words.iter().any(|word| line.contains(word))).map(str::trim_end).collect();
     kept.join("\n")
@@ -123,6 +124,43 @@ fn adapter() {
         gradients, f32                        8.00 KiB           -           -
         Adam moments, f32                     16.0 KiB           -           -
     ");
+}
+
+/// What decides bits, whatever it is called by: some of it depends on the machine.
+fn fingerprint(settings: &[&str]) -> (String, Vec<String>) {
+    let text = Folder::new(RUN).succeeds(&[&["plan", "run.yaml"], settings].concat());
+    let (_, text) = text.split_once("\nfingerprint ").unwrap();
+    let (hash, fields) = text.split_once(": equal fingerprints and inputs give equal bits\n").unwrap();
+    (hash.into(), fields.lines().map(|line| line.trim().to_string()).collect())
+}
+
+#[test]
+fn plan_prints_the_fingerprint() {
+    let (hash, fields) = fingerprint(&["device=cpu"]);
+    assert!(hash.len() == 12 && hash.chars().all(|c| c.is_ascii_hexdigit()), "{hash}");
+    let steady = |line: &&String| !line.starts_with("math library: ") && !line.starts_with("lockstep: ");
+    assert_snapshot!(fields.iter().filter(steady).cloned().collect::<Vec<_>>().join("\n"), @r"
+    device: CPU
+    storage: f32
+    gradients: f32
+    optimizer: AdamW, f32 states
+    matmul: vector instructions
+    head chunk: whole micro-batch
+    gradient scaling: none
+    micro-batches: 1
+    accumulation order: none
+    sum over ranks: one rank
+    ");
+    let (other, changed) = fingerprint(&["device=cpu", "gradient_accumulation_steps=2", "--schedule"]);
+    assert_ne!(other, hash);
+    assert!(changed.contains(&"accumulation order: local".to_string()), "{changed:?}");
+    // A plan for GPUs can be made anywhere; what they would compute with is then not known.
+    let folder = Folder::new(RUN);
+    let mut command = folder.command(&["plan", "run.yaml", "device=cuda", "nproc_per_node=2"]);
+    let ran = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let text = String::from_utf8(ran.stdout).unwrap();
+    assert!(text.contains("  GPU: unknown here\n"), "{text}");
+    assert!(text.contains(", incomplete: equal fingerprints"), "{text}");
 }
 
 #[test]

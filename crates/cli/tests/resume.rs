@@ -55,6 +55,8 @@ fn going_on() {
     LlamaForCausalLM, 37.1 k parameters | f32 ddp on 2 threads | memory [size]
     8 documents in 8 rows, 247 tokens
     resumed from out/checkpoints/step-4 at step 4
+    setting changed since the checkpoint: max_steps: 4 -> 5
+    setting changed since the checkpoint: save_steps: 2 -> 500
     step 5/5 | loss: 5.530260 | grad_norm 1.62 | lr 1.00e-5 | [speed] | [time]
     model in out/model
     checkpoint in out/checkpoints/step-5
@@ -152,6 +154,81 @@ fn changed_settings() {
         "per_device_train_batch_size=1",
         "gradient_accumulation_steps=2",
     ]);
+}
+
+/// What may change is reported, in the output and in the log.
+#[test]
+fn changes_are_reported() {
+    let folder = interrupted();
+    let args = [
+        "train",
+        "run.yaml",
+        "max_steps=6",
+        RESUME,
+        "learning_rate=1e-3",
+        "per_device_train_batch_size=1",
+        "gradient_accumulation_steps=2",
+    ];
+    let text = folder.succeeds(&args);
+    let changes: Vec<&str> = text.lines().filter(|line| line.contains(" changed since ")).collect();
+    assert_snapshot!(changes.join("\n"), @r"
+    setting changed since the checkpoint: gradient_accumulation_steps: 1 -> 2
+    setting changed since the checkpoint: learning_rate: 5e-5 -> 1e-3
+    setting changed since the checkpoint: max_steps: 4 -> 6
+    setting changed since the checkpoint: per_device_train_batch_size: 2 -> 1
+    setting changed since the checkpoint: save_steps: 2 -> 500
+    fingerprint changed since the checkpoint: micro-batches: 1 -> 2
+    fingerprint changed since the checkpoint: accumulation order: none -> local
+    ");
+    let log = folder.read("out/logs/training.log");
+    assert!(changes.iter().all(|change| log.contains(&format!(" {change}\n"))), "{log}");
+    // A resumed run that is the same has nothing to report.
+    let same = folder.succeeds(&args);
+    assert!(!same.contains("changed since"), "{same}");
+}
+
+/// The manifest of a checkpoint, with `change` made to it.
+fn rewrite_manifest(folder: &Folder, checkpoint: &str, change: impl FnOnce(&mut serde_json::Value)) {
+    let path = format!("out/checkpoints/{checkpoint}/manifest.json");
+    let mut whole: serde_json::Value = serde_json::from_str(&folder.read(&path)).unwrap();
+    change(&mut whole["manifest"]);
+    let body = serde_json::to_string_pretty(&whole["manifest"]).unwrap();
+    let hash = blake3::hash(body.as_bytes()).to_hex();
+    folder.write(&path, format!("{{\n\"blake3\": \"{hash}\",\n\"manifest\": {body}\n}}\n"));
+}
+
+/// The run's fingerprint is the same in the plan, the metrics, the log and the checkpoint.
+#[test]
+fn the_fingerprint_is_kept() {
+    let folder = interrupted();
+    let plan = folder.succeeds(&["plan", "run.yaml"]);
+    let hash = plan.split_once("\nfingerprint ").unwrap().1[..12].to_string();
+    let metrics = folder.read("out/metrics.jsonl");
+    let lines: Vec<serde_json::Value> = metrics.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!((lines.len(), &lines[0]["step"]), (4, &1.into()));
+    assert_eq!(lines[0]["fingerprint"], hash.as_str());
+    assert_eq!(lines[0]["numbers"]["sum over ranks"], "one rank");
+    assert!(lines[1..].iter().all(|line| line.get("fingerprint").is_none()));
+    assert!(folder.read("out/logs/training.log").contains(&format!(" fingerprint {hash} | lockstep: ")));
+    rewrite_manifest(&folder, "step-4", |manifest| {
+        assert_eq!(manifest["numbers"]["fingerprint"], hash.as_str());
+        assert_eq!(manifest["settings"]["max_steps"], "4");
+    });
+}
+
+/// Checkpoints of the version before the fingerprint load, with nothing to compare.
+#[test]
+fn a_checkpoint_without_a_fingerprint() {
+    let folder = interrupted();
+    rewrite_manifest(&folder, "step-4", |manifest| {
+        let manifest = manifest.as_object_mut().unwrap();
+        manifest.remove("numbers").unwrap();
+        manifest.remove("settings").unwrap();
+        manifest["format"] = 1.into();
+    });
+    let text = folder.succeeds(&["train", "run.yaml", "max_steps=6", RESUME]);
+    assert!(text.contains("resumed from out/checkpoints/step-4 at step 4\n"), "{text}");
+    assert!(!text.contains("changed since"), "{text}");
 }
 
 #[test]

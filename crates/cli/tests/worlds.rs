@@ -42,6 +42,32 @@ fn processes_agree_whatever_the_strategy() {
     }
 }
 
+/// With gradient accumulation, strategies sum in other orders by default: ddp and zero1 over micro-batches first, zero2
+/// and zero3 over ranks first. The fingerprint says so, and `accumulation_order` makes them equal.
+#[test]
+fn equal_fingerprints_give_equal_bits() {
+    let two = "gradient_accumulation_steps=2";
+    let run = |settings: &[&str]| {
+        let folder = Folder::new(&RUN.replace("max_steps: 2", "max_steps: 3"));
+        let base = ["train", "run.yaml", "threads=1", "--nproc", "2", "per_device_train_batch_size=1"];
+        folder.succeeds(&[&base[..], settings].concat());
+        let metrics = folder.read("out/metrics.jsonl");
+        let first: serde_json::Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+        (first["fingerprint"].as_str().unwrap().to_string(), result(&folder))
+    };
+    let once = run(&["strategy=ddp"]);
+    assert!(run(&["strategy=zero3"]) == once, "of one micro-batch there is one order");
+    let (ddp, zero3) = (run(&["strategy=ddp", two]), run(&["strategy=zero3", two]));
+    assert_ne!(ddp.0, zero3.0);
+    assert!(ddp.1 != zero3.1, "the fingerprints differ for a reason");
+    for order in ["local", "reduced"] {
+        let order = format!("accumulation_order={order}");
+        let of = |strategy: &str| run(&[strategy, two, &order]);
+        let expected = if order.ends_with("local") { &ddp } else { &zero3 };
+        assert!(of("strategy=ddp") == *expected && of("strategy=zero3") == *expected, "{order}");
+    }
+}
+
 #[test]
 fn the_number_of_ranks_changes_only_rounding() {
     let losses = |nproc: &str, rows: &str, micros: &str| -> Vec<f64> {

@@ -21,6 +21,7 @@ mod reference;
 mod run;
 mod secret;
 mod sections;
+mod settings;
 mod value;
 mod yaml;
 
@@ -34,6 +35,7 @@ pub use reference::reference;
 pub use run::RunConfig;
 pub use secret::{is_secret, redact, redact_setting};
 pub use sections::*;
+pub use settings::{ChangedSetting, changed_settings};
 pub use yaml::MAX_TEXT_BYTES;
 
 /// Whether `name` is a key of this program, or one of the peers' that is answered by name.

@@ -10,6 +10,7 @@ use crate::sections::{
     BatchConfig, DataConfig, DeviceConfig, EvalConfig, LrScaling, ModelConfig, OptimConfig, OutputConfig,
     PlanConfig, Precision,
 };
+use crate::settings;
 
 /// Everything a run is told, with nothing left to decide from text.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +26,8 @@ pub struct RunConfig {
     pub output: OutputConfig,
     /// Keys that were accepted but have no effect here, as full sentences without the period.
     pub notes: Vec<String>,
+    /// Every key's value as text, its default included; see [`crate::changed_settings`].
+    pub settings: BTreeMap<String, String>,
     /// Where each key's value came from, by the key's canonical name.
     pub origins: BTreeMap<&'static str, Origin>,
 }
@@ -61,6 +64,7 @@ impl RunConfig {
         if raw.unreadable {
             return Err(ConfigErrors(raw.errors));
         }
+        let settings = settings::of(&raw);
         let mut r = Reader::new(raw);
         let model = ModelConfig::read(&mut r);
         let data = DataConfig::read(&mut r, &model.source);
@@ -74,7 +78,20 @@ impl RunConfig {
         note_scaling(&mut r, &optim, plan.world_size());
         let (errors, notes, origins) = r.finish();
         if errors.is_empty() {
-            Ok(RunConfig { model, data, batch, optim, precision, device, eval, plan, output, notes, origins })
+            Ok(RunConfig {
+                model,
+                data,
+                batch,
+                optim,
+                precision,
+                device,
+                eval,
+                plan,
+                output,
+                notes,
+                settings,
+                origins,
+            })
         } else {
             Err(ConfigErrors(errors))
         }

@@ -10,6 +10,7 @@
 pub mod cuda;
 
 mod amx;
+mod c_library;
 mod counting;
 mod cpu;
 mod memory;
@@ -20,6 +21,7 @@ mod spill;
 mod stream;
 
 pub use amx::{Amx, Tiles};
+pub use c_library::c_library;
 pub use counting::CountingAllocator;
 pub use cpu::{Isa, Set, fma_peak_gflops};
 pub use memory::{Memory, MemoryError, View};

@@ -4,6 +4,9 @@
 //! at the end; opening cuts it off. Resuming drops the steps that will be taken again, so that
 //! `metrics.jsonl` has each step once; the log keeps them, as the history it is.
 //!
+//! The first line of `metrics.jsonl` also says what decides the bits of its numbers: `fingerprint`, and `numbers` with its
+//! fields. So does the first line after a resume that changes them. Every line stays a step or an evaluation.
+//!
 //! Left out: keeping two runs out of one folder, which the run's lock does, and syncing every line:
 //! [`RunLog::sync`] is for the moments that must last, such as a checkpoint.
 
@@ -21,6 +24,10 @@ use crate::time::utc;
 pub struct RunLog {
     metrics: Lines,
     log: Lines,
+    /// The fingerprint that the metrics have so far.
+    last_fingerprint: Option<String>,
+    /// Keys that the next line of the metrics has besides its own, as JSON.
+    described: Option<String>,
 }
 
 #[derive(Debug)]
@@ -39,11 +46,36 @@ impl RunLog {
         let logs = dir.join("logs");
         fs::create_dir_all(&logs).map_err(|source| ObserveError::Open { path: logs.clone(), source })?;
         let path = dir.join("metrics.jsonl");
-        match resume_step {
+        let last_fingerprint = match resume_step {
             Some(step) => drop_after(&path, step)?,
-            None => set_aside(&path, &dir.join("metrics.previous.jsonl"))?,
+            None => {
+                set_aside(&path, &dir.join("metrics.previous.jsonl"))?;
+                None
+            }
+        };
+        let (metrics, log) = (Lines::open(path)?, Lines::open(logs.join("training.log"))?);
+        Ok(RunLog { metrics, log, last_fingerprint, described: None })
+    }
+
+    /// Logs the fingerprint of numbers with its fields. The next line of the metrics has them, too, unless a line before
+    /// it has the same.
+    pub fn fingerprint(&mut self, hash: &str, fields: &[(String, String)]) -> Result<(), ObserveError> {
+        let all = fields.iter().map(|(name, value)| (name.clone(), value.clone().into()));
+        let numbers = serde_json::Value::Object(all.collect());
+        if self.last_fingerprint.as_deref() != Some(hash) {
+            let keys = format!(",\"fingerprint\":{},\"numbers\":{numbers}}}", serde_json::json!(hash));
+            self.described = Some(keys);
         }
-        Ok(RunLog { metrics: Lines::open(path)?, log: Lines::open(logs.join("training.log"))? })
+        let fields: Vec<String> = fields.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        self.event(&format!("fingerprint {hash} | {}", fields.join(" | ")))
+    }
+
+    fn push_metrics(&mut self, mut json: String) -> Result<(), ObserveError> {
+        if let Some(described) = self.described.take() {
+            assert_eq!(json.pop(), Some('}'), "a line is an object");
+            json.push_str(&described);
+        }
+        self.metrics.push(&json)
     }
 
     /// Tells a step: a line in each file.
@@ -53,13 +85,13 @@ impl RunLog {
 
     /// Tells a step, and in the metrics further numbers by name.
     pub fn step_with(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
-        self.metrics.push(&record.json_with(others))?;
+        self.push_metrics(record.json_with(others))?;
         self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line(None)))
     }
 
     /// Tells an evaluation: a line in each file.
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
-        self.metrics.push(&record.json())?;
+        self.push_metrics(record.json())?;
         self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line()))
     }
 
@@ -133,15 +165,16 @@ fn set_aside(path: &Path, previous: &Path) -> Result<(), ObserveError> {
 }
 
 /// Rewrites the metrics without steps after `step`, without lines that are none, and with each step
-/// once. The file is the old one or the new one at every moment.
-fn drop_after(path: &Path, step: u64) -> Result<(), ObserveError> {
+/// once. The file is the old one or the new one at every moment. Returns the last fingerprint in it.
+fn drop_after(path: &Path, step: u64) -> Result<Option<String>, ObserveError> {
     let old = match File::open(path) {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(ObserveError::Read { path: path.to_owned(), source }),
     };
     let partial = path.with_extension("jsonl.partial");
-    let rewrite = || -> io::Result<()> {
+    let rewrite = || -> io::Result<Option<String>> {
+        let mut last_fingerprint = None;
         let mut out = BufWriter::new(File::create(&partial)?);
         let mut old = BufReader::new(old);
         let mut line = Vec::new();
@@ -149,11 +182,12 @@ fn drop_after(path: &Path, step: u64) -> Result<(), ObserveError> {
         let (mut next_step, mut next_evaluation) = (1, 0);
         while old.read_until(b'\n', &mut line)? > 0 {
             let whole = line.last() == Some(&b'\n');
-            if let Some((found, evaluation)) = parsed(&line).filter(|_| whole) {
+            if let Some(Parsed { step: found, evaluation, fingerprint }) = parsed(&line).filter(|_| whole) {
                 let next = if evaluation { &mut next_evaluation } else { &mut next_step };
                 if (*next..=step).contains(&found) {
                     out.write_all(&line)?;
                     *next = found + 1;
+                    last_fingerprint = fingerprint.or(last_fingerprint);
                 }
             }
             line.clear();
@@ -164,7 +198,7 @@ fn drop_after(path: &Path, step: u64) -> Result<(), ObserveError> {
         if let Some(folder) = path.parent().and_then(|parent| File::open(parent).ok()) {
             let _ = folder.sync_all();
         }
-        Ok(())
+        Ok(last_fingerprint)
     };
     rewrite().map_err(|source| {
         let _ = fs::remove_file(&partial);
@@ -172,10 +206,21 @@ fn drop_after(path: &Path, step: u64) -> Result<(), ObserveError> {
     })
 }
 
-/// The step of a line, and whether it is of an evaluation.
-fn parsed(line: &[u8]) -> Option<(u64, bool)> {
+/// What resuming needs to know of a line.
+struct Parsed {
+    step: u64,
+    evaluation: bool,
+    fingerprint: Option<String>,
+}
+
+fn parsed(line: &[u8]) -> Option<Parsed> {
     let line: serde_json::Value = serde_json::from_slice(line).ok()?;
-    Some((line.get("step")?.as_u64()?, line.get("eval_tokens").is_some()))
+    let fingerprint = line.get("fingerprint").and_then(|text| text.as_str()).map(str::to_string);
+    Some(Parsed {
+        step: line.get("step")?.as_u64()?,
+        evaluation: line.get("eval_tokens").is_some(),
+        fingerprint,
+    })
 }
 
 #[cfg(test)]
@@ -190,7 +235,7 @@ mod tests {
 
     fn steps(dir: &Path) -> Vec<u64> {
         let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
-        text.lines().map(|line| super::parsed(line.as_bytes()).expect("a whole line").0).collect()
+        text.lines().map(|line| super::parsed(line.as_bytes()).expect("a whole line").step).collect()
     }
 
     #[test]
@@ -208,6 +253,30 @@ mod tests {
         let text = fs::read_to_string(dir.path().join("logs/training.log")).unwrap();
         assert_eq!(text.lines().count(), 7);
         assert!(!dir.path().join("metrics.jsonl.partial").exists());
+    }
+
+    #[test]
+    fn the_first_line_has_the_fingerprint() {
+        let dir = tempfile::tempdir().unwrap();
+        let fields = [("storage", "f32"), ("device", "CPU")].map(|(name, value)| (name.into(), value.into()));
+        // Resumed as it was, with another fingerprint, and again as it was.
+        for (resumed, hash) in [(None, "a"), (Some(2), "a"), (Some(4), "b"), (Some(5), "a")] {
+            let mut log = RunLog::open(dir.path(), resumed).unwrap();
+            log.fingerprint(hash, &fields).unwrap();
+            let first = resumed.unwrap_or(0) + 1;
+            (first..first + 2).for_each(|step| log.step(&record(step)).unwrap());
+        }
+        assert_eq!(steps(dir.path()), [1, 2, 3, 4, 5, 6, 7]);
+        let text = fs::read_to_string(dir.path().join("metrics.jsonl")).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let numbers = serde_json::json!({ "storage": "f32", "device": "CPU" });
+        for (line, hash) in lines.iter().zip([Some("a"), None, None, None, Some("b"), Some("a"), None]) {
+            assert_eq!(line.get("fingerprint").and_then(|text| text.as_str()), hash, "{line}");
+            assert_eq!(line.get("numbers"), hash.map(|_| &numbers), "{line}");
+        }
+        let log = fs::read_to_string(dir.path().join("logs/training.log")).unwrap();
+        assert!(log.contains("fingerprint b | storage: f32 | device: CPU\n"), "{log}");
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::path::Path;
 
 use lockstep_observe::{EvalRecord, ObserveError, RunLog, StepRecord, TensorBoard};
 
+use crate::numbers::Numbers;
+
 pub(crate) struct Journal {
     log: Option<RunLog>,
     board: Option<TensorBoard>,
@@ -46,6 +48,10 @@ impl Journal {
 
     pub(crate) fn event(&mut self, text: &str) -> Result<(), ObserveError> {
         self.log.as_mut().map_or(Ok(()), |log| log.event(text))
+    }
+
+    pub(crate) fn fingerprint(&mut self, numbers: &Numbers) -> Result<(), ObserveError> {
+        self.log.as_mut().map_or(Ok(()), |log| log.fingerprint(&numbers.hash(), numbers.fields()))
     }
 
     pub(crate) fn sync(&mut self) -> Result<(), ObserveError> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use lockstep_ckpt::{Checkpoint, ModelFolder};
+use lockstep_comm::Nccl;
 use lockstep_config::RunConfig;
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine, Memory, Queue};
@@ -13,6 +14,7 @@ use lockstep_plan::RunPlan;
 use crate::error::TrainError;
 use crate::evaluate::Evaluator;
 use crate::journal::Journal;
+use crate::numbers::{CudaVersions, Numbers};
 use crate::position::Position;
 use crate::resume::{self, Loaded};
 use crate::run::{Connect, Outcome, Run, Trainer};
@@ -31,15 +33,21 @@ impl<'a> Trainer<'a> {
         progress: &'a mut dyn Progress,
     ) -> Result<Trainer<'a>, TrainError> {
         let config = run.config;
-        let identity = identity(&run, config_text, &prepared);
+        let mut identity = identity(&run, config_text, &prepared);
         let Prepared { rank, folder, plan, machine, output, mut notes, stop, .. } = prepared;
-        let mut engine = make_engine(config, plan, rank, machine, connect)?;
+        let (mut engine, nccl) = connect_engine(config, plan, rank, machine, connect)?;
+        let cuda = match machine.device {
+            Device::Cpu => None,
+            Device::Cuda(gpu) => Some(CudaVersions::of(gpu, nccl.map(Nccl::version_text))),
+        };
+        identity.numbers = Numbers::of(config, engine.plan(), cuda.as_ref());
         let planned = engine.plan().arena + engine.plan().host_bytes;
         assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
         let (resume, candidates) = (&config.output.resume_from_checkpoint, &prepared.candidates);
         let mut note = |text: &str| notes.push(text.to_string());
         let checkpoint = resume::open_agreed(&engine, resume, &output.checkpoints(), candidates, &mut note)?;
         let position = load_state(&mut engine, &run, checkpoint.as_ref(), folder.as_ref(), &identity)?;
+        notes.extend(identity.numbers.differing_ranks(&engine)?);
         // Nobody trains, and nothing is swept away, before everybody is ready to.
         let loaded = Loaded::of_all(&engine, checkpoint.as_ref(), folder.as_ref())?;
         let log = if rank == Rank(0) {
@@ -72,13 +80,15 @@ impl<'a> Trainer<'a> {
             peak_memory,
             outcome,
         };
-        trainer.announce(&notes)?;
+        let changes = checkpoint.map_or_else(Vec::new, |c| resume::changes_since(&c, &trainer.identity));
+        trainer.announce(&notes, &changes)?;
         loaded.iter().try_for_each(|loaded| trainer.log.event(&loaded.exact()))?;
         Ok(trainer)
     }
 
     /// Reports what a user should know before the first step.
-    fn announce(&mut self, notes: &[String]) -> Result<(), TrainError> {
+    fn announce(&mut self, notes: &[String], changes: &[String]) -> Result<(), TrainError> {
+        self.log.fingerprint(&self.identity.numbers)?;
         if let Some(carrier) = self.engine.carrier() {
             let world = self.run.config.plan.world_size();
             self.log.event(&format!("{world} ranks over {carrier}"))?;
@@ -91,6 +101,7 @@ impl<'a> Trainer<'a> {
         let Some(path) = self.outcome.checkpoint.clone() else { return Ok(()) };
         let (step, total_steps) = (self.position.step, self.run.total_steps);
         self.report(&format!("resumed from {} at step {step}", path.display()))?;
+        changes.iter().try_for_each(|change| self.report(change))?;
         if step >= total_steps {
             self.progress.note(&format!("no step is left: the run ends at step {total_steps}"));
         }
@@ -111,6 +122,8 @@ fn identity(run: &Run<'_>, config_text: &str, prepared: &Prepared) -> Identity {
         config_hash: blake3::hash(config_text.as_bytes()).to_hex().to_string(),
         tokenizer_hash: tokenizer.fingerprint().to_string(),
         run_config: config_text.to_string(),
+        numbers: Numbers::default(),
+        settings: config.settings.clone(),
         model_files: save::model_files(&prepared.shape, &prepared.folder_texts, tokenizer, storage),
     }
 }
@@ -142,6 +155,17 @@ pub(crate) fn make_engine(
     machine: Machine,
     connect: Option<Connect<'_>>,
 ) -> Result<Engine, TrainError> {
+    connect_engine(config, plan, rank, machine, connect).map(|(engine, _)| engine)
+}
+
+/// As [`make_engine`]; also returns NCCL, where ranks use it.
+fn connect_engine(
+    config: &RunConfig,
+    plan: RunPlan,
+    rank: Rank,
+    machine: Machine,
+    connect: Option<Connect<'_>>,
+) -> Result<(Engine, Option<&'static Nccl>), TrainError> {
     let mut queue = machine.queue().map_err(EngineError::from)?;
     let taken = match (machine.device, &mut queue) {
         (Device::Cuda(gpu), Queue::Cuda(cuda)) => {
@@ -160,5 +184,6 @@ pub(crate) fn make_engine(
     let connection = connect.map(|connect| connect(&told)).transpose()?;
     let (comms, nccl) = connection.map_or((None, None), |c| (Some(c.comms), c.nccl));
     let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
-    Ok(Engine::new(plan, Resources { rank, memory, comms, nccl, queue, spill_dir })?)
+    let library = nccl.as_ref().map(|spec| spec.nccl);
+    Ok((Engine::new(plan, Resources { rank, memory, comms, nccl, queue, spill_dir })?, library))
 }

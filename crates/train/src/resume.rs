@@ -15,6 +15,8 @@ use lockstep_engine::Engine;
 use serde_json::{Value, json};
 
 use crate::error::TrainError;
+use crate::numbers::Numbers;
+use crate::save::Identity;
 
 /// Checkpoints that a run may resume from, as rank 0 finds them.
 #[derive(Debug, Default)]
@@ -115,6 +117,26 @@ pub(crate) fn open_agreed(
 /// Opens a checkpoint that must be sound. A collective call.
 pub(crate) fn open_sound(engine: &Engine, path: &Path) -> Result<Checkpoint, TrainError> {
     verify_on_all_ranks(engine, path)?.map_err(TrainError::from)
+}
+
+/// What is not as it was when the checkpoint was made, a line each: settings, and fields of the fingerprint of numbers.
+/// A checkpoint that does not say has none.
+pub(crate) fn changes_since(checkpoint: &Checkpoint, identity: &Identity) -> Vec<String> {
+    let meta = checkpoint.meta();
+    let mut changes = Vec::new();
+    if !meta.settings.is_empty() {
+        let changed = lockstep_config::changed_settings(&meta.settings, &identity.settings);
+        changes
+            .extend(changed.iter().map(|change| format!("setting changed since the checkpoint: {change}")));
+    }
+    if !meta.numbers.fields.is_empty() {
+        let then = Numbers::from_fields(meta.numbers.fields.clone());
+        let changed = identity.numbers.differences(&then);
+        changes.extend(
+            changed.iter().map(|change| format!("fingerprint changed since the checkpoint: {change}")),
+        );
+    }
+    changes
 }
 
 /// The folder whose newest checkpoint is meant. `None`: one checkpoint is named, or none is asked for.

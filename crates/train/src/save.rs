@@ -1,5 +1,6 @@
 //! Weights in, checkpoints in and out, the model folder out.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -15,6 +16,7 @@ use lockstep_shape::ModelShape;
 use serde_json::{Map, Value};
 
 use crate::error::TrainError;
+use crate::numbers::Numbers;
 use crate::position::Position;
 use crate::scaler::ScaleState;
 
@@ -101,6 +103,8 @@ pub(crate) fn save_checkpoint(
         config_hash: identity.config_hash.clone(),
         tokenizer_hash: identity.tokenizer_hash.clone(),
         run_config: identity.run_config.clone(),
+        numbers: identity.numbers.record(),
+        settings: identity.settings.clone(),
     };
     let path = writer.finish(meta)?;
     engine.barrier("the end of a checkpoint")?;
@@ -140,6 +144,9 @@ pub(crate) struct Identity {
     pub(crate) config_hash: String,
     pub(crate) tokenizer_hash: String,
     pub(crate) run_config: String,
+    /// What a resumed run is compared with, but may differ in.
+    pub(crate) numbers: Numbers,
+    pub(crate) settings: BTreeMap<String, String>,
     /// What a model folder has beside its weights, so that a checkpoint can become one.
     pub(crate) model_files: Vec<(String, Vec<u8>)>,
 }

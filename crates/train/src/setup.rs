@@ -207,7 +207,7 @@ fn folder_texts(config: &RunConfig) -> Result<[Option<String>; 2], TrainError> {
 
 impl Prepared {
     /// What every rank of a run must have alike, by name.
-    pub fn fingerprint(&self, config: &RunConfig) -> Vec<(String, String)> {
+    pub fn must_agree(&self, config: &RunConfig) -> Vec<(String, String)> {
         // Not the memory: hosts with more threads need more of it, and run the same step.
         let phases = self.plan.phases.iter();
         let plan: String = phases.map(|phase| lockstep_plan::schedule_text(&self.plan, phase)).collect();

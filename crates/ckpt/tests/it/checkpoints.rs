@@ -1,7 +1,7 @@
 use std::fs;
 
 use lockstep_ckpt::{
-    Checkpoint, CheckpointWriter, CkptError, PieceSpec, TensorBox, TensorPart, TensorSpec, latest,
+    Checkpoint, CheckpointWriter, CkptError, Meta, PieceSpec, TensorBox, TensorPart, TensorSpec, latest,
     open_latest, retain,
 };
 use lockstep_core::{DType, Fault, FaultClass, Step};
@@ -29,6 +29,26 @@ fn what_is_written_is_read() {
             assert_eq!(out, expected);
         }
     }
+}
+
+/// A checkpoint of the program before it kept the fingerprint of numbers and the settings.
+#[test]
+fn version_1_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = save(dir.path(), 7).join("manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let mut whole: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let manifest = whole["manifest"].as_object_mut().unwrap();
+    for key in ["numbers", "settings"] {
+        manifest.remove(key).expect("version 2 has it");
+    }
+    manifest["format"] = 1.into();
+    let body = serde_json::to_string_pretty(manifest).unwrap();
+    let hash = blake3::hash(body.as_bytes()).to_hex();
+    fs::write(&path, format!("{{\n\"blake3\": \"{hash}\",\n\"manifest\": {body}\n}}\n")).unwrap();
+    let checkpoint = Checkpoint::open_verified(path.parent().unwrap()).unwrap();
+    let expected = Meta { numbers: Default::default(), settings: Default::default(), ..meta(7) };
+    assert_eq!(checkpoint.meta(), &expected);
 }
 
 #[test]

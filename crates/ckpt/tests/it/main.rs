@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use lockstep_ckpt::{CheckpointWriter, CkptError, DataCursor, Meta, TensorSpec};
+use lockstep_ckpt::{CheckpointWriter, CkptError, DataCursor, Meta, NumbersRecord, TensorSpec};
 use lockstep_core::{DType, Fault, Step};
 
 /// A value that tells the tensor and the element apart, exact in f32.
@@ -42,6 +42,11 @@ fn meta(step: u64) -> Meta {
         config_hash: "c".into(),
         tokenizer_hash: "t".into(),
         run_config: "model: \"tiny\"\n# ünï\n".into(),
+        numbers: NumbersRecord {
+            fingerprint: "0123456789ab".into(),
+            fields: vec![("storage".into(), "f32".into()), ("device".into(), "CPU".into())],
+        },
+        settings: BTreeMap::from([("max_steps".into(), "4".into())]),
     }
 }
 

@@ -119,8 +119,8 @@ fn about_checkpoints() {
         let hash = blake3::hash(body.as_bytes()).to_hex();
         with(&format!("{{\n\"blake3\": \"{hash}\",\n\"manifest\": {body}\n}}\n"))
     };
-    assert_snapshot!(framed(&body.replace("\"format\": 1", "\"format\": 2")), @r"
-    [65] step-4/manifest.json is not a usable manifest: it has format version 2; this program knows 1
+    assert_snapshot!(framed(&body.replace("\"format\": 2", "\"format\": 3")), @r"
+    [65] step-4/manifest.json is not a usable manifest: it has format version 3; this program knows 2
     hint: use the version of this program that wrote it, or a newer one.
     ");
     assert_snapshot!(framed(&body.replace("\"step\": 4", "\"step\": 9")), @"[65] step-4/manifest.json is not a usable manifest: it is of step 9, but its folder is named for step 4");
@@ -128,7 +128,7 @@ fn about_checkpoints() {
     assert_snapshot!(framed(&body.replace("\"file\": \"model.safetensors\"", "\"file\": \"other.safetensors\"")), @"[65] step-4/manifest.json is not a usable manifest: `model/embed.weight` refers to `other.safetensors`, which is not listed");
     assert_snapshot!(framed(&body.replacen("5,\n", "6,\n", 1)), @"[65] step-4/manifest.json is not a usable manifest: the pieces of `exp_avg/embed.weight` do not make up its shape [6, 3]");
     assert_snapshot!(framed(&body.replace("5,\n", "6,\n")), @"[65] step-4/manifest.json is not a usable manifest: `model/embed.weight` has a piece of [6, 3], but `model/embed.weight` in model.safetensors has shape [5, 3]");
-    assert_snapshot!(framed(&body.replace("\"world\": 1,", "")), @"[65] step-4/manifest.json is not a usable manifest: missing field `world` at line 154 column 1");
+    assert_snapshot!(framed(&body.replace("\"world\": 1,", "")), @"[65] step-4/manifest.json is not a usable manifest: missing field `world` at line 170 column 1");
     fs::write(path.join("manifest.json"), manifest).unwrap();
     fs::copy(path.join("model.safetensors"), path.join("x.safetensors")).unwrap();
     assert_snapshot!(open(&path), @r"

@@ -19,6 +19,8 @@ fn identity() -> Identity {
         config_hash: "c".into(),
         tokenizer_hash: "t".into(),
         run_config: String::new(),
+        numbers: Numbers::default(),
+        settings: BTreeMap::new(),
         model_files: Vec::new(),
     }
 }

@@ -1,0 +1,132 @@
+//! The settings of a run as text, by key: what a checkpoint keeps, so that a resumed run can report what has changed.
+
+use std::collections::BTreeMap;
+
+use crate::keys::{self, KEYS, Kind};
+use crate::raw::RawConfig;
+use crate::secret;
+use crate::value;
+use crate::yaml::{self, Input, Node, Value};
+
+/// Settings that say how this start of a run relates to earlier ones. They change whenever a run is resumed.
+const OF_ONE_START: [&str; 2] = ["resume_from_checkpoint", "overwrite_output_dir"];
+
+/// What stands for a part of a map that has no value.
+const NOT_SET: &str = "not set";
+
+/// A setting that is not what it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangedSetting {
+    pub key: String,
+    pub then: String,
+    pub now: String,
+}
+
+impl std::fmt::Display for ChangedSetting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let short = crate::origin::printable;
+        write!(f, "{}: {} -> {}", short(&self.key), short(&self.then), short(&self.now))
+    }
+}
+
+/// The settings that differ between two runs, by key. Two spellings of one value (`1e-3`, `0.001`) do not differ. A key
+/// that the earlier program did not know is left out.
+pub fn changed_settings(
+    then: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+) -> Vec<ChangedSetting> {
+    let known_then = |key: &str| {
+        let inside = |other: &String| other.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'));
+        key.contains('.') || then.keys().any(inside)
+    };
+    let new = now.keys().filter(|key| !then.contains_key(*key) && known_then(key));
+    let mut changed = Vec::new();
+    for key in then.keys().chain(new) {
+        let [before, after] = [then, now].map(|settings| settings.get(key).map_or(NOT_SET, String::as_str));
+        if !same(key, before, after) {
+            changed.push(ChangedSetting { key: key.clone(), then: before.into(), now: after.into() });
+        }
+    }
+    changed
+}
+
+fn same(key: &str, a: &str, b: &str) -> bool {
+    let words = keys::find(key).is_some_and(|key| key.kind == Kind::Word);
+    let node = |text: &str| yaml::parse(text, Input::Default).0;
+    a == b || matches!((node(a), node(b)), (Some(a), Some(b)) if value::same(&a, &b, words))
+}
+
+/// Every key with its value or default, without secrets. The parts of a map are settings of their own, such as
+/// `model.hidden_size`.
+pub(crate) fn of(raw: &RawConfig<'_>) -> BTreeMap<String, String> {
+    let mut settings = BTreeMap::new();
+    for key in KEYS.iter().filter(|key| !OF_ONE_START.contains(&key.name)) {
+        match raw.given.get(key.name) {
+            Some(given) => add(&mut settings, key.name.to_string(), &given.node),
+            None => drop(settings.insert(key.name.to_string(), key.default.to_string())),
+        }
+    }
+    settings
+}
+
+fn add(settings: &mut BTreeMap<String, String>, key: String, node: &Node) {
+    let text = match &node.value {
+        Value::Map(entries) => {
+            return entries.iter().for_each(|e| add(settings, format!("{key}.{}", e.key), &e.node));
+        }
+        Value::Scalar { text, plain: true } if value::is_null(text) => "null".into(),
+        Value::Scalar { text, .. } => text.clone(),
+        Value::Seq(_) => node.json().to_string(),
+    };
+    let shown = secret::redact_setting(&format!("{key}={text}"));
+    let text = shown.split_once('=').map_or(text, |(_, text)| text.to_string());
+    settings.insert(key, text);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Source, changed_settings, load};
+
+    fn changes(then: &str, now: &str) -> Vec<String> {
+        let [then, now] = [then, now].map(|text| {
+            let text = format!("{text}\noutput_dir: out\n");
+            load(Some(Source { name: "run.yaml", text: &text }), &[]).unwrap().settings
+        });
+        changed_settings(&then, &now).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn changes_are_of_values() {
+        assert!(changes("model: tiny\nlearning_rate: 1e-3", "model: tiny\nlearning_rate: 0.001").is_empty());
+        assert!(changes("model: tiny\nstrategy: full-shard", "model: tiny\nstrategy: FULL_SHARD").is_empty());
+        assert!(changes("model: tiny\nseed: 42", "model: tiny").is_empty(), "42 is the default");
+        assert_eq!(
+            changes("model: tiny\nmax_steps: 4\nsave_steps: 2", "model: tiny\nmax_steps: 6"),
+            ["max_steps: 4 -> 6", "save_steps: 2 -> 500"]
+        );
+        assert_eq!(
+            changes("model: tiny\ntrain_files: a", "model: tiny\ntrain_files: [a, b]"),
+            [r#"train_files: a -> ["a","b"]"#]
+        );
+    }
+
+    #[test]
+    fn parts_of_a_map_are_settings() {
+        let map = |size: &str| {
+            format!("model: {{architectures: [LlamaForCausalLM], hidden_size: {size}, num_hidden_layers: 2}}")
+        };
+        assert_eq!(changes(&map("32"), &map("64")), ["model.hidden_size: 32 -> 64"]);
+        let all = changes("model: tiny", &map("64"));
+        assert_eq!(all[0], "model: tiny -> not set");
+        assert!(all.contains(&"model.hidden_size: not set -> 64".to_string()), "{all:?}");
+    }
+
+    #[test]
+    fn starts_are_not_compared() {
+        assert!(changes("model: tiny", "model: tiny\nresume_from_checkpoint: true").is_empty());
+        let mut then = load(None, &["model=tiny".into(), "output_dir=out".into()]).unwrap().settings;
+        let now = then.clone();
+        then.remove("seed");
+        assert!(changed_settings(&then, &now).is_empty(), "a key that was not known then");
+    }
+}

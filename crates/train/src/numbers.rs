@@ -1,0 +1,260 @@
+//! The fingerprint of numbers: everything besides a run's inputs that decides the bits of its results.
+//!
+//! Two runs with equal fingerprints and equal inputs give equal bits. Inputs are the data, the weights at the start and
+//! the settings that say what to compute: batch, lengths, seeds, optimizer, schedule, dropout. The fingerprint says how
+//! it is computed: in which order sums are made and by which code.
+//!
+//! Left out, because it changes no bit: threads, instruction sets other than AMX, recomputation, prefetch, and between
+//! ranks of CPUs the strategy, offload and the carrier. Left out, although it may change bits, because it is not known
+//! here: environment variables that steer NCCL or cuBLAS, and the commit that `lockstep` was built from.
+
+use lockstep_ckpt::NumbersRecord;
+use lockstep_config::{Offload, Precision, RunConfig};
+use lockstep_core::{DType, Mesh};
+use lockstep_device::cuda::Gpu;
+use lockstep_device::{Amx, c_library};
+use lockstep_engine::Engine;
+use lockstep_plan::{AccumulationOrder, RunPlan};
+
+use crate::error::TrainError;
+use crate::setup::{chosen_strategy, strategy_name};
+
+/// The value of a field that cannot be found out on this machine.
+const UNKNOWN: &str = "unknown here";
+
+/// Hex digits of the hash that are shown and kept.
+const HASH_DIGITS: usize = 12;
+
+/// The fields of the fingerprint, in a fixed order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    fields: Vec<(String, String)>,
+}
+
+/// A field that two fingerprints do not have alike. `None`: one of them does not have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub field: String,
+    pub then: Option<String>,
+    pub now: Option<String>,
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".into());
+        write!(f, "{}: {} -> {}", self.field, text(&self.then), text(&self.now))
+    }
+}
+
+/// A GPU and the versions of what computes on it. `None`: it cannot be found out here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CudaVersions {
+    /// Name and compute capability: 90 is 9.0.
+    pub gpu: Option<(String, u32)>,
+    /// Of CUDA, as the driver tells it: 13000 is 13.0.
+    pub driver: Option<u32>,
+    pub nvrtc: Option<(u32, u32)>,
+    /// As cuBLASLt tells it: 130100 is 13.1.0.
+    pub cublas_lt: Option<usize>,
+    pub nccl: Option<String>,
+}
+
+impl CudaVersions {
+    /// Those of a GPU that was opened. `nccl`: the version of NCCL, where ranks use it.
+    pub fn of(gpu: &Gpu, nccl: Option<String>) -> CudaVersions {
+        CudaVersions {
+            gpu: Some((gpu.name.clone(), gpu.sm)),
+            driver: Some(gpu.driver_version),
+            nvrtc: Some(gpu.nvrtc().version),
+            cublas_lt: Some(gpu.lt().version()),
+            nccl,
+        }
+    }
+}
+
+impl Numbers {
+    /// The fingerprint of a plan on this machine. `cuda`: the run computes on GPUs.
+    pub fn of(config: &RunConfig, plan: &RunPlan, cuda: Option<&CudaVersions>) -> Numbers {
+        let (input, mut numbers) = (&plan.input, Numbers::default());
+        numbers.add("lockstep", env!("CARGO_PKG_VERSION"));
+        numbers.add("device", if cuda.is_some() { "GPU" } else { "CPU" });
+        numbers.add("math library", c_library());
+        numbers.add("storage", input.storage.to_string());
+        numbers.add("gradients", "f32");
+        numbers.add("optimizer", "AdamW, f32 states");
+        numbers.add("matmul", matmul(config, input.storage, cuda.is_some()));
+        numbers.add("head chunk", head_chunk(input.head_chunk, input.bounds.tokens));
+        numbers.add("gradient scaling", gradient_scaling(config.precision));
+        numbers.add("micro-batches", input.micros.to_string());
+        numbers.add("accumulation order", accumulation_order(input.order, input.micros));
+        let sum = match cuda {
+            Some(_) if input.mesh.world() > 1 => nccl_sum(config, plan),
+            _ => fixed_tree(&input.mesh),
+        };
+        numbers.add("sum over ranks", sum);
+        if let Some(cuda) = cuda {
+            numbers.add("optimizer step", optimizer_step(config, input.placements.stay));
+            numbers.add_versions(cuda, input.mesh.world() > 1);
+        }
+        numbers
+    }
+
+    fn add_versions(&mut self, cuda: &CudaVersions, with_nccl: bool) {
+        let known = |text: Option<String>| text.unwrap_or_else(|| UNKNOWN.into());
+        let gpu = cuda.gpu.as_ref().map(|(name, sm)| format!("{name}, sm {sm}"));
+        self.add("GPU", known(gpu));
+        let driver = cuda.driver.map(|version| format!("CUDA {}.{}", version / 1000, version % 1000 / 10));
+        self.add("driver", known(driver));
+        self.add("NVRTC", known(cuda.nvrtc.map(|(major, minor)| format!("{major}.{minor}"))));
+        let lt = cuda.cublas_lt.map(|v| format!("{}.{}.{}", v / 10_000, v / 100 % 100, v % 100));
+        self.add("cuBLASLt", known(lt));
+        if with_nccl {
+            self.add("NCCL", known(cuda.nccl.clone()));
+        }
+    }
+
+    /// From fields that a checkpoint or another rank has.
+    pub(crate) fn from_fields(fields: Vec<(String, String)>) -> Numbers {
+        Numbers { fields }
+    }
+
+    /// Compares the ranks' fingerprints: a note if some rank differs from rank 0, whose fingerprint is the run's. A
+    /// collective call.
+    pub(crate) fn differing_ranks(&self, engine: &Engine) -> Result<Option<String>, TrainError> {
+        let mine = self.lines().collect::<Vec<_>>().join("\n");
+        let all = engine.exchange("the fingerprint of numbers", mine.as_bytes())?;
+        let all: Vec<Numbers> = all.iter().map(|bytes| Numbers::from_lines(bytes)).collect();
+        let mut others = all.iter().enumerate().filter(|(_, numbers)| **numbers != all[0]);
+        let Some((rank, numbers)) = others.next() else { return Ok(None) };
+        let differences: Vec<String> = numbers.differences(&all[0]).iter().map(ToString::to_string).collect();
+        let more = match others.count() {
+            0 => String::new(),
+            more => format!(" ({more} more ranks differ)"),
+        };
+        let differences = differences.join("; ");
+        Ok(Some(format!("rank {rank} has another fingerprint than rank 0: {differences}{more}")))
+    }
+
+    fn from_lines(text: &[u8]) -> Numbers {
+        let text = String::from_utf8_lossy(text);
+        let field = |line: &str| line.split_once(": ").map(|(name, value)| (name.into(), value.into()));
+        Numbers { fields: text.lines().filter_map(field).collect() }
+    }
+
+    /// As a checkpoint keeps it.
+    pub(crate) fn record(&self) -> NumbersRecord {
+        NumbersRecord { fingerprint: self.hash(), fields: self.fields.clone() }
+    }
+
+    fn add(&mut self, name: &str, value: impl Into<String>) {
+        self.fields.push((name.into(), value.into()));
+    }
+
+    pub fn fields(&self) -> &[(String, String)] {
+        &self.fields
+    }
+
+    /// `field: value`, a line for each field.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.fields.iter().map(|(name, value)| format!("{name}: {value}"))
+    }
+
+    /// The first 12 hex digits of BLAKE3 over the lines, each with its line feed.
+    pub fn hash(&self) -> String {
+        let text: String = self.lines().map(|line| line + "\n").collect();
+        blake3::hash(text.as_bytes()).to_hex()[..HASH_DIGITS].to_string()
+    }
+
+    /// Whether every field could be found out on this machine.
+    pub fn is_complete(&self) -> bool {
+        self.fields.iter().all(|(_, value)| value != UNKNOWN)
+    }
+
+    /// What differs from an earlier fingerprint, in the order of the fields.
+    pub fn differences(&self, then: &Numbers) -> Vec<Difference> {
+        let value = |of: &Numbers, name: &str| {
+            of.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.clone())
+        };
+        let gone = then.fields.iter().filter(|(name, _)| value(self, name).is_none());
+        let names = self.fields.iter().chain(gone).map(|(name, _)| name);
+        names
+            .map(|name| Difference { field: name.clone(), then: value(then, name), now: value(self, name) })
+            .filter(|difference| difference.then != difference.now)
+            .collect()
+    }
+}
+
+fn matmul(config: &RunConfig, storage: DType, on_gpu: bool) -> &'static str {
+    match (on_gpu, storage) {
+        (true, _) if config.device.tf32 => "cuBLASLt, tf32 on",
+        (true, _) => "cuBLASLt, tf32 off",
+        (false, DType::BF16) if Amx::detect().is_some() => "AMX tiles",
+        // AVX-512, AVX2 and portable code give the same bits.
+        (false, _) => "vector instructions",
+    }
+}
+
+/// The gradient of the head's weight is summed chunk by chunk.
+fn head_chunk(chunk: usize, tokens: usize) -> String {
+    if chunk < tokens { format!("{chunk} tokens") } else { "whole micro-batch".into() }
+}
+
+fn gradient_scaling(precision: Precision) -> String {
+    match precision {
+        Precision::Auto | Precision::F32 | Precision::Bf16 => "none".into(),
+        Precision::F16(scaling) => match scaling.loss_scale {
+            Some(scale) => format!("static {scale}"),
+            None => format!(
+                "dynamic from 2^{}, window {}, hysteresis {}, at least {}",
+                scaling.initial_scale_power,
+                scaling.loss_scale_window,
+                scaling.hysteresis,
+                scaling.min_loss_scale
+            ),
+        },
+    }
+}
+
+fn accumulation_order(order: AccumulationOrder, micros: u32) -> &'static str {
+    match order {
+        _ if micros == 1 => "none",
+        AccumulationOrder::Local => "local",
+        AccumulationOrder::Reduced => "reduced",
+    }
+}
+
+/// The tree that [`lockstep_core::fold`] sums ranks by. It depends on nodes only if their ranks are not a power of two.
+fn fixed_tree(mesh: &Mesh) -> String {
+    let (world, per_node) = (mesh.world(), mesh.per_node);
+    match world {
+        1 => "one rank".into(),
+        _ if per_node >= world || per_node.is_power_of_two() => format!("fixed tree over {world} ranks"),
+        _ => format!("fixed tree over {world} ranks, in nodes of {per_node} first"),
+    }
+}
+
+/// NCCL's order depends on which ranks sum how much at a time.
+fn nccl_sum(config: &RunConfig, plan: &RunPlan) -> String {
+    let input = &plan.input;
+    let Mesh { replicate, shard, per_node } = input.mesh;
+    let strategy = strategy_name(chosen_strategy(config, &input.models[0].shape));
+    format!(
+        "NCCL, {strategy}, {replicate} x {shard} ranks (replicate x shard), {per_node} per node, buckets of {} bytes \
+         and {} elements",
+        input.bucket.0, input.reduce_bucket
+    )
+}
+
+/// AdamW and the gradient norm on the host are other code than on the GPU.
+fn optimizer_step(config: &RunConfig, units_on_gpu: u32) -> String {
+    match (config.plan.offload_optimizer, units_on_gpu) {
+        (Offload::None, _) => "on the GPU".into(),
+        (Offload::Cpu | Offload::Nvme, 0) => "on the host".into(),
+        (Offload::Cpu | Offload::Nvme, units) => {
+            format!("first {units} units on the GPU, the rest on the host")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
