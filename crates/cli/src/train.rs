@@ -1,5 +1,6 @@
 //! `lockstep train`
 
+use lockstep_plan::ModelId;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -111,7 +112,7 @@ fn train(
     };
     let stats = prepared.dataset.stats();
     let plan = &prepared.plan;
-    let model = &plan.input.models[0];
+    let model = plan.input.model(ModelId::FIRST);
     let each = if session.is_some() { " each" } else { "" };
     let world = session.as_ref().map_or_else(String::new, |s| format!("{} ranks of ", s.world().world_size));
     say(&format!(
@@ -119,7 +120,7 @@ fn train(
         model.shape.architecture.class_name(),
         Elems(model.params()),
         plan.input.storage,
-        lockstep_train::strategy_name(lockstep_train::chosen_strategy(config, &prepared.shape)),
+        lockstep_plan::chosen_strategy(config, &prepared.shape),
         gpu::described(&prepared.machine),
         if plan.input.is_separate() { plan.device_bytes() } else { plan.process_bytes() },
     ));

@@ -143,7 +143,7 @@ fn plan_prints_the_fingerprint() {
     device: CPU
     storage: f32
     gradients: f32
-    optimizer: AdamW, f32 states
+    optimizer: adamw, f32 states
     matmul: vector instructions
     head chunk: whole micro-batch
     gradient scaling: none

@@ -107,13 +107,16 @@ keys! {
     Batch Exact "seed" = "42", "Seed of everything random.";
     Batch Exact "data_seed" = "null", "Seed of the data order; `seed` by default.";
 
-    Optim Word "optim" = "adamw", "The optimizer: `adamw` (any full-precision spelling of it, such as adamw_torch_fused).";
+    Optim Word "optim" = "adamw", "The optimizer: `adamw` (any full-precision spelling of it, such as adamw_torch_fused), `sgd` or `lion`.";
     Optim Exact "learning_rate" = "5e-5", "The highest learning rate of the schedule.";
     Optim Word "lr_scaling" = "none", "What the number of ranks does to the learning rate: `none`, `linear` (times the ranks) or `sqrt` (times their root).";
-    Optim Exact "adam_beta1" = "0.9", "Decay of the first moment.";
-    Optim Exact "adam_beta2" = "0.999", "Decay of the second moment.";
+    Optim Exact "adam_beta1" = "0.9", "Decay of the first moment; Lion's first beta.";
+    Optim Exact "adam_beta2" = "0.999", "Decay of the second moment; Lion's second beta.";
     Optim Exact "adam_epsilon" = "1e-8", "Added to the root of the second moment.";
-    Optim Exact "weight_decay" = "0.0", "Decoupled weight decay.";
+    Optim Exact "momentum" = "0.0", "SGD's momentum, as PyTorch's; 0 keeps no buffer.";
+    Optim Exact "nesterov" = "false", "Nesterov's form of SGD's momentum.";
+    Optim Exact "weight_decay" = "0.0", "Weight decay: decoupled for AdamW and Lion, part of the gradient for SGD, as in PyTorch.";
+    Optim Exact "freeze" = "null", "Tensors that are not trained, by name: `*` stands for any text, a module's name for all in it (`[model.embed_tokens, 'model.layers.*.mlp']`).";
     Optim Exact "decay_norms_and_biases" = "false", "Decay norm weights and biases too.";
     Optim Exact "max_grad_norm" ["gradient_clipping"] = "1.0", "Clip gradients to this global norm; 0 turns clipping off.";
     Optim Word "lr_scheduler_type" = "linear", "Hugging Face's `linear`, `cosine`, `constant`, `constant_with_warmup`, `cosine_with_min_lr`, or DeepSpeed's `WarmupLR`, `WarmupDecayLR`, `WarmupCosineLR`.";

@@ -49,6 +49,30 @@ impl Mesh {
         }
     }
 
+    /// The number of ranks along several axes together: 1 for none.
+    pub fn size_of(&self, axes: &[Axis]) -> u32 {
+        axes.iter().map(|axis| self.size(*axis)).product()
+    }
+
+    /// Where `rank` stands among the ranks along several axes together, the first axis counting fastest.
+    pub fn index_along(&self, axes: &[Axis], rank: Rank) -> u32 {
+        let mut stride = 1;
+        let mut index = 0;
+        for axis in axes {
+            index += stride * self.index(*axis, rank);
+            stride *= self.size(*axis);
+        }
+        index
+    }
+
+    const fn index(&self, axis: Axis, rank: Rank) -> u32 {
+        match axis {
+            Axis::Replicate => self.replica(rank),
+            Axis::Shard => self.shard_idx(rank),
+            Axis::World => rank.0,
+        }
+    }
+
     /// Where `rank` stands along the shard axis: which slice of each unit it owns.
     pub const fn shard_idx(&self, rank: Rank) -> u32 {
         rank.0 % self.shard
@@ -103,5 +127,16 @@ mod tests {
         assert_eq!(along(Axis::Replicate, 4), [1, 4]);
         assert_eq!(along(Axis::World, 4), [0, 1, 2, 3, 4, 5]);
         assert_eq!((mesh.node(Rank(2)), mesh.node(Rank(3))), (0, 1));
+    }
+
+    #[test]
+    fn axes_together_count_all_ranks_once() {
+        let mesh = Mesh { replicate: 2, shard: 3, per_node: 3 };
+        let axes = [Axis::Shard, Axis::Replicate];
+        assert_eq!((mesh.size_of(&axes), mesh.size_of(&[Axis::Shard]), mesh.size_of(&[])), (6, 3, 1));
+        let all: Vec<u32> = (0..6).map(|rank| mesh.index_along(&axes, Rank(rank))).collect();
+        assert_eq!(all, [0, 1, 2, 3, 4, 5]);
+        assert_eq!(mesh.index_along(&[Axis::Replicate], Rank(4)), 1);
+        assert_eq!(mesh.index_along(&[], Rank(4)), 0);
     }
 }

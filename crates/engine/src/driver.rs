@@ -1,5 +1,7 @@
 //! What a step asks of its caller: batches and coefficients in, log-probabilities out.
 
+use lockstep_plan::OptimizerSpec;
+
 /// One micro-batch in host memory: packed documents, \[T\] each, `cu_seqlens` \[documents + 1\].
 #[derive(Clone, Copy, Debug)]
 pub struct MicroBatch<'a> {
@@ -61,17 +63,41 @@ pub struct Updates {
     /// Counted from 1: the exponent of the bias corrections.
     pub t: u64,
     pub lr: f64,
-    pub betas: (f64, f64),
-    pub eps: f64,
+    pub rule: UpdateRule,
     pub weight_decay: f64,
     /// Clips the global norm to this, if given.
     pub max_norm: Option<f64>,
 }
 
+/// How a parameter is updated from its gradient and its states. The plan has the states of the same optimizer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum UpdateRule {
+    AdamW { betas: (f64, f64), eps: f64 },
+    Sgd { momentum: f64, nesterov: bool },
+    Lion { betas: (f64, f64) },
+}
+
+impl UpdateRule {
+    /// The states that the rule needs.
+    pub fn spec(&self) -> OptimizerSpec {
+        match *self {
+            UpdateRule::AdamW { .. } => OptimizerSpec::ADAMW,
+            UpdateRule::Sgd { momentum, .. } if momentum == 0.0 => OptimizerSpec::SGD,
+            UpdateRule::Sgd { .. } => OptimizerSpec::SGD_MOMENTUM,
+            UpdateRule::Lion { .. } => OptimizerSpec::LION,
+        }
+    }
+}
+
 impl Updates {
     /// Before the first step.
-    pub(crate) const NONE: Updates =
-        Updates { t: 0, lr: 0.0, betas: (0.0, 0.0), eps: 0.0, weight_decay: 0.0, max_norm: None };
+    pub(crate) const NONE: Updates = Updates {
+        t: 0,
+        lr: 0.0,
+        rule: UpdateRule::Sgd { momentum: 0.0, nesterov: false },
+        weight_decay: 0.0,
+        max_norm: None,
+    };
 }
 
 /// What a step says of itself.

@@ -11,13 +11,13 @@ use lockstep_comm::{Abort, Call, Comm, Group, NcclSpec, NcclWorld};
 use lockstep_core::{Axis, Bytes, DType, Rank, panics};
 use lockstep_device::cuda::{Event, Gpu};
 use lockstep_device::{Device, Memory, Queue, Spill};
-use lockstep_plan::{Lane, ModelPlan, Phase, PhaseKind, RunPlan, Schedule, State, Tier, Wait, What};
+use lockstep_plan::{Lane, ModelId, ModelPlan, Phase, PhaseKind, RunPlan, Schedule, State, Tier, Wait, What};
 
 use crate::driver::{Caller, Updates};
 use crate::error::EngineError;
 use crate::lanes::{Lanes, Run};
 use crate::norm::NormWork;
-use crate::places::{Memories, Places};
+use crate::places::{Memories, Places, UnitHomes};
 use crate::poison::Poison;
 use crate::task::{Squares, Task, tasks};
 
@@ -72,6 +72,8 @@ pub(crate) struct Shared {
     host_comm: Option<Mutex<Comm>>,
     nccl: Option<NcclWorld>,
     pub(crate) plan: RunPlan,
+    /// Where each model's states live.
+    homes: Vec<Vec<UnitHomes>>,
     /// The plan's phases, with addresses.
     phases: Vec<PhasePlaces>,
     /// The one that runs. Changes only while all lanes are at rest.
@@ -104,9 +106,15 @@ pub(crate) struct PhasePlaces {
 }
 
 impl PhasePlaces {
-    fn of(plan: &RunPlan, phase: &Phase, rank: Rank, device: Device) -> Result<PhasePlaces, EngineError> {
-        let places = Places::of(plan, phase, rank);
-        let tasks = tasks(plan, phase, &places, rank);
+    fn of(
+        plan: &RunPlan,
+        phase: &Phase,
+        homes: &[UnitHomes],
+        rank: Rank,
+        device: Device,
+    ) -> Result<PhasePlaces, EngineError> {
+        let places = Places::of(plan, phase, homes);
+        let tasks = tasks(plan, phase, &places, homes, rank);
         let squares = tasks.iter().filter_map(|task| match task {
             Task::Squares(list) => Some(&list[..]),
             _ => None,
@@ -140,9 +148,8 @@ fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
     let mut memory = Memory::take(plan.host_bytes, queue.pool())?;
     let Device::Cuda(gpu) = queue.device() else { return Ok(memory) };
     let residents = &plan.residents[Tier::Host as usize];
-    let only_host = |what: What| {
-        matches!(what, What::State { state: State::Master | State::ExpAvg | State::ExpAvgSq, .. })
-    };
+    let only_host =
+        |what: What| matches!(what, What::State { state: State::Master | State::Optimizer(_), .. });
     let starts = residents.offsets.iter().map(|(_, start)| start.0 as usize);
     let ends = starts.clone().skip(1).chain([residents.bytes.0 as usize]);
     let mut pinned: Vec<(usize, usize)> = Vec::new();
@@ -195,15 +202,22 @@ impl Engine {
         let memories = Memories { device: memory, host: host_memory(&plan, &queue)?, spill };
         let device = queue.device();
         if let Device::Cuda(gpu) = device {
-            let model = &plan.input.models[0].shape;
-            gpu.compile_ahead(&lockstep_model::kernel_sources(model, plan.input.storage, gpu.sm))?;
+            for model in &plan.input.models {
+                gpu.compile_ahead(&lockstep_model::kernel_sources(&model.shape, plan.input.storage, gpu.sm))?;
+            }
         }
+        let models = (0..plan.input.models.len()).map(|i| ModelId(i as u8));
+        let homes: Vec<_> = models.map(|id| UnitHomes::of_model(&plan, id, rank)).collect();
         let phases: Vec<PhasePlaces> = plan
             .phases
             .iter()
-            .map(|phase| PhasePlaces::of(&plan, phase, rank, device))
+            .map(|phase| PhasePlaces::of(&plan, phase, &homes[phase.model.0 as usize], rank, device))
             .collect::<Result<_, _>>()?;
-        lockstep_model::fill_tables(&plan.input.models[0].shape, phases[0].places.tables.view(&memories))?;
+        // Phases of one model have the same tables.
+        for (phase, places) in plan.phases.iter().zip(&phases) {
+            let shape = &plan.input.model(phase.model).shape;
+            lockstep_model::fill_tables(shape, places.places.tables.view(&memories))?;
+        }
         let mesh = plan.input.mesh;
         let groups = [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank));
         let mut aborts: Vec<Abort> =
@@ -220,15 +234,19 @@ impl Engine {
         let runs_on =
             |lane: &Lane| plan.phases.iter().any(|p| p.schedule.ops.iter().any(|op| op.lane == *lane));
         let threads: Vec<Lane> = [Lane::Comm, Lane::Copy, Lane::Host].into_iter().filter(runs_on).collect();
+        // Ranks that hold different gradients exchange their subtrees.
+        let apart = |phase: &Phase| mesh.size_of(plan.input.cut_over(phase.model, State::Grad));
+        let most_apart = plan.phases.iter().map(apart).max().unwrap_or(1);
         let most_squares = phases.iter().map(|p| p.squares.len()).max().unwrap_or(0);
         let (lane_comm, host_comm) = match comms {
             Some(Comms { lane, host }) => (Some(Mutex::new(lane)), Some(Mutex::new(host))),
             None => (None, None),
         };
         let shared = Arc::new(Shared {
+            homes,
             phases,
             current: AtomicUsize::new(0),
-            norm: Mutex::new(NormWork::new(most_squares, mesh.shard)),
+            norm: Mutex::new(NormWork::new(most_squares, most_apart)),
             memories,
             lanes: Lanes::new(&threads),
             rank,
@@ -271,13 +289,6 @@ impl Engine {
         self.shared.rank
     }
 
-    /// Whether this rank is the one to write down what it holds of a state: of several that hold the
-    /// same, the first.
-    pub fn keeps(&self, state: State) -> bool {
-        let (input, rank) = (&self.shared.plan.input, self.shared.rank);
-        input.mesh.replica(rank) == 0 && (input.is_sharded(state) || input.mesh.shard_idx(rank) == 0)
-    }
-
     /// Bytes taken, on the device and on the host: what the plan said.
     pub fn arena_bytes(&self) -> Bytes {
         self.shared.memories.device.bytes() + self.shared.memories.host.bytes()
@@ -296,11 +307,13 @@ impl Engine {
     pub(crate) fn run_phase(
         &mut self,
         kind: PhaseKind,
+        model: ModelId,
         step: Option<StepState>,
         caller: &mut Caller,
     ) -> Result<Run, EngineError> {
         let shared = &self.shared;
-        let phase = shared.plan.phase(kind).unwrap_or_else(|| panic!("the plan has no {kind} phase"));
+        let phase = shared.plan.phase(kind, model);
+        let phase = phase.unwrap_or_else(|| panic!("the plan has no {kind} phase of model {}", model.0));
         let schedule = &shared.plan.phases[phase].schedule;
         let again = schedule.returns_after.is_some() && shared.current.load(Ordering::SeqCst) == phase;
         if !again {
@@ -357,13 +370,19 @@ impl Shared {
         &self.plan.phases[self.current_phase()]
     }
 
-    /// The phase that runs, with addresses. Between phases, the last one: states are where they always are.
+    /// The phase that runs, with addresses.
     pub(crate) fn at(&self) -> &PhasePlaces {
         &self.phases[self.current_phase()]
     }
 
+    /// The model of the phase that runs.
     pub(crate) fn model(&self) -> &ModelPlan {
-        &self.plan.input.models[self.schedule_phase().model.0 as usize]
+        self.plan.input.model(self.schedule_phase().model)
+    }
+
+    /// Where a model's states live.
+    pub(crate) fn homes(&self, model: ModelId) -> &[UnitHomes] {
+        &self.homes[model.0 as usize]
     }
 
     pub(crate) fn group(&self, axis: Axis) -> &Group {

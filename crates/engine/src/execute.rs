@@ -9,61 +9,15 @@ use lockstep_model::{DropoutKey, Growing, Inputs, Tied, Unit};
 use lockstep_ops::Mat;
 use lockstep_ops::attention::Cache;
 use lockstep_plan::{Lane, Op, OpKind, PhaseKind};
-use lockstep_shape::{Program, Slot, UnitShape};
+use lockstep_shape::{Program, Slot, UnitKind, UnitShape};
 
-use crate::driver::{Caller, Driver, Grower, MicroBatch, StepReport, Updates};
-use crate::engine::{Engine, Shared, StepState};
+use crate::driver::{Caller, Driver, Grower};
+use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::inputs::Batch;
 use crate::lanes::Run;
 use crate::places::{Place, SlotPlaces};
 use crate::task::Task;
-
-impl Engine {
-    /// Runs the training phase once: every micro-batch, the norm, the update. What the host updates it may still
-    /// be updating when this returns.
-    pub fn train_step(
-        &mut self,
-        driver: &mut dyn Driver,
-        updates: &Updates,
-    ) -> Result<StepReport, EngineError> {
-        let step = StepState::new(*updates, self.loss_scale);
-        let run = self.run_phase(PhaseKind::Train, Some(step), &mut Caller::Driver(driver))?;
-        self.shared.read_verdict(run, &self.queue)?;
-        let state = self.shared.step_state(run);
-        Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
-    }
-
-    /// The log-probability of every target of a batch, with the parameters as they are. All ranks call it
-    /// alike, each with a batch of its own, which may be empty.
-    pub fn score(&mut self, batch: MicroBatch, out: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
-        struct Scored<'a> {
-            batch: MicroBatch<'a>,
-            out: &'a mut dyn FnMut(&[f32]),
-        }
-        impl Driver for Scored<'_> {
-            fn batch(&self, _: u32) -> MicroBatch<'_> {
-                self.batch
-            }
-
-            fn coefficients(&mut self, _: u32, _: Option<&[f32]>, _: &mut [f32]) {
-                unreachable!("scoring has no objective")
-            }
-
-            fn outputs(&mut self, _: u32, log_probs: &[f32]) {
-                (self.out)(log_probs);
-            }
-        }
-        let mut scored = Scored { batch, out };
-        self.run_phase(PhaseKind::Score, None, &mut Caller::Driver(&mut scored)).map(drop)
-    }
-
-    /// Lets documents grow until `grower` has no more. Ranks grow documents of their own; where parameters
-    /// are sharded, all call it alike.
-    pub fn generate(&mut self, grower: &mut dyn Grower) -> Result<(), EngineError> {
-        self.run_phase(PhaseKind::Generate, None, &mut Caller::Grower(grower)).map(drop)
-    }
-}
 
 impl Shared {
     /// A thread that runs one lane's part of every step.
@@ -172,7 +126,9 @@ impl Shared {
         queue: &Queue,
         batch: &mut Batch,
     ) -> Result<(), EngineError> {
-        if let OpKind::Forward { unit: 0, micro } = kind {
+        if let OpKind::Forward { unit, micro } = kind
+            && unit == self.model().embed()
+        {
             *batch = self.feed(&driver.batch(micro), micro, queue)?;
         }
         let program = |unit, which, fresh| self.run_unit(run, queue, unit, which, fresh, *batch);
@@ -237,12 +193,12 @@ impl Shared {
     }
 
     fn head_unit(&self) -> u32 {
-        self.model().units.len() as u32 - 1
+        self.model().head()
     }
 
     fn run_unit(&self, run: Run, queue: &Queue, index: u32, which: Which, fresh: bool, batch: Batch) {
         let model = self.model();
-        let (shape, programs) = (&model.units[index as usize], model.programs(index as usize));
+        let (shape, programs) = (&model.units[index as usize], model.programs(index));
         let all = &self.at().places;
         let places = &all.units[index as usize];
         let (program, slots): (&Program, &SlotPlaces) = match which {
@@ -256,11 +212,11 @@ impl Shared {
         let view = |place: &Place| place.view(&self.memories);
         let writes_grads = matches!(which, Which::Backward | Which::Fused);
         let grads_of = |u: usize| all.units[u].grad_target.filter(|_| writes_grads);
-        let tied = model.shape.tied && index == self.head_unit();
+        let tied = (model.shape.tied && index == self.head_unit()).then(|| model.embed() as usize);
         if fresh {
             self.zero_padding(queue, shape, grads_of(index as usize));
-            if tied {
-                self.zero_padding(queue, &model.units[0], grads_of(0));
+            if let Some(table) = tied {
+                self.zero_padding(queue, &model.units[table], grads_of(table));
             }
         }
         let unit = Unit {
@@ -271,10 +227,10 @@ impl Shared {
             params: view(&places.params),
             grads: grads_of(index as usize).map(|p| view(&p)),
             fresh,
-            tied: tied.then(|| Tied {
-                unit: &model.units[0],
-                params: view(&all.units[0].params),
-                grads: grads_of(0).map(|p| view(&p)),
+            tied: tied.map(|table| Tied {
+                unit: &model.units[table],
+                params: view(&all.units[table].params),
+                grads: grads_of(table).map(|p| view(&p)),
             }),
             slots: std::array::from_fn::<_, { Slot::COUNT }, _>(|i| slots[i].as_ref().map(view)),
             inputs: Inputs {
@@ -292,7 +248,7 @@ impl Shared {
             },
             tables: view(&all.tables),
             workspace: view(&all.workspace),
-            head_chunk: self.plan.input.head_chunk,
+            head_chunk: model.head_chunk,
             dropout: inputs.samples.map(|samples| DropoutKey {
                 seed: self.dropout_seed.load(std::sync::atomic::Ordering::Relaxed),
                 step: self.step_state(run).updates.t as u32,
@@ -304,9 +260,10 @@ impl Shared {
 
     /// A block's keys and values of growing documents.
     fn cache(&self, unit: u32) -> Option<Cache<'_>> {
-        let (generation, all) = (self.plan.input.generation?, self.at().places.cache?);
-        let layer = unit.checked_sub(1).filter(|_| unit < self.head_unit())? as usize;
-        let view = all.view(&self.memories).slice(layer * generation.cache_elems, generation.cache_elems);
+        let (generation, all) = (self.model().generation?, self.at().places.cache?);
+        let UnitKind::Block(layer) = self.model().units[unit as usize].kind else { return None };
+        let view =
+            all.view(&self.memories).slice(layer as usize * generation.cache_elems, generation.cache_elems);
         Some(Cache { view, slots: generation.docs, capacity: generation.tokens_per_doc })
     }
 
@@ -314,8 +271,8 @@ impl Shared {
     /// those as gradients.
     fn zero_padding(&self, queue: &Queue, shape: &UnitShape, grads: Option<Place>) {
         let Some(grads) = grads.map(|p| p.view(&self.memories)) else { return };
-        for segment in shape.segments.iter().filter(|s| s.trainable) {
-            let end = segment.start + segment.elems();
+        for (start, segment) in shape.segments.iter().filter_map(|s| Some((s.trained_at?, s))) {
+            let end = start + segment.elems();
             let padding = end.next_multiple_of(lockstep_core::ALIGN_ELEMS) - end;
             lockstep_ops::reduce::zero(queue, grads.slice(end, padding));
         }

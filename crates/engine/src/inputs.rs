@@ -48,10 +48,10 @@ impl Shared {
     /// The parts of an inputs buffer, wherever it is.
     pub(crate) fn parts_of<'m>(&self, all: View<'m>, batch: Batch) -> InputViews<'m> {
         let Batch { tokens, docs, .. } = batch;
-        let input = &self.plan.input;
-        let (room, grown) = (input.bounds.tokens, input.generation.map_or(0, |r| r.docs));
+        let model = self.model();
+        let (room, grown) = (model.bounds.tokens, model.grown_docs());
         let grows = self.schedule_phase().kind == PhaseKind::Generate;
-        let behind = 3 * room + input.docs_room().max(grown) + 1;
+        let behind = 3 * room + model.docs_room(self.plan.input.is_separate()).max(grown) + 1;
         InputViews {
             tokens: all.slice(0, tokens),
             // While documents grow there is one for each of them.
@@ -70,7 +70,7 @@ impl Shared {
 
     /// Copies a micro-batch to the device.
     pub(crate) fn feed(&self, batch: &MicroBatch, micro: u32, queue: &Queue) -> Result<Batch, EngineError> {
-        let bounds = self.plan.input.bounds;
+        let bounds = self.model().bounds;
         let given = batch.tokens.len();
         let size = Batch { tokens: given, docs: batch.cu_seqlens.len().saturating_sub(1), given };
         within("tokens", size.tokens, bounds.tokens)?;
@@ -106,11 +106,11 @@ impl Shared {
 
     /// Copies new tokens of growing documents to the device.
     pub(crate) fn feed_extension(&self, new: &Extension, queue: &Queue) -> Result<Batch, EngineError> {
-        let generation = self.plan.input.generation.expect("a phase that generates has bounds");
+        let generation = self.model().generation.expect("a phase that generates has bounds");
         let size = Batch { tokens: new.tokens.len(), docs: new.slots.len(), given: new.tokens.len() };
         assert_eq!((new.positions.len(), new.cu_seqlens.len()), (size.tokens, size.docs + 1));
         let longest = new.positions.iter().map(|p| *p as usize + 1).max().unwrap_or(0);
-        within("new tokens", size.tokens, self.plan.input.bounds.tokens)?;
+        within("new tokens", size.tokens, self.model().bounds.tokens)?;
         within("documents", size.docs, generation.docs)?;
         within("tokens in one document", longest, generation.tokens_per_doc)?;
         longest_of(new.cu_seqlens, size.tokens)?;

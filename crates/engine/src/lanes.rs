@@ -254,8 +254,8 @@ mod tests {
     /// for the second update.
     fn schedule() -> Schedule {
         let op = |lane, waits: Vec<Wait>| Op {
-            kind: OpKind::ClipNorm,
-            model: ModelId(0),
+            kind: OpKind::ClipNorm { axes: &[] },
+            model: ModelId::FIRST,
             lane,
             waits,
             accesses: vec![],

@@ -12,15 +12,16 @@ mod error;
 mod execute;
 mod inputs;
 mod lanes;
+mod model;
 mod norm;
 mod places;
 mod poison;
 mod port;
 mod run_task;
-mod state;
 mod task;
 mod together;
 
-pub use driver::{Driver, Extension, Grower, MicroBatch, StepReport, Updates};
+pub use driver::{Driver, Extension, Grower, MicroBatch, StepReport, UpdateRule, Updates};
 pub use engine::{Comms, Engine, Resources};
 pub use error::EngineError;
+pub use model::{Model, ModelMut};

@@ -1,11 +1,10 @@
 //! The global gradient norm, in the fixed order of `lockstep_core::sum`.
 
 use lockstep_comm::CommError;
-use lockstep_core::Axis;
 use lockstep_core::sum::{Node, fold_range, merge};
 use lockstep_device::{Queue, View};
 use lockstep_ops::reduce;
-use lockstep_plan::State;
+use lockstep_plan::Axes;
 
 use crate::engine::Shared;
 use crate::error::EngineError;
@@ -54,10 +53,10 @@ impl Shared {
 
     /// From the blocks' sums of squares to the norm, the clip factor and whether the step is skipped:
     /// the same on every rank.
-    pub(crate) fn clip_norm(&self, run: Run, i: usize, queue: &Queue) -> Result<(), EngineError> {
+    pub(crate) fn clip_norm(&self, run: Run, i: usize, axes: Axes, queue: &Queue) -> Result<(), EngineError> {
         match self.verdict() {
-            Some(verdict) => self.judge_on_device(run, i, verdict, queue),
-            None => self.judge(run, i as u64).map_err(|cause| self.comm_failed(i, cause)),
+            Some(verdict) => self.judge_on_device(run, i, axes, verdict, queue),
+            None => self.judge(run, i as u64, axes).map_err(|cause| self.comm_failed(i, cause)),
         }
     }
 
@@ -66,6 +65,7 @@ impl Shared {
         &self,
         run: Run,
         i: usize,
+        axes: Axes,
         verdict: View<'_>,
         queue: &Queue,
     ) -> Result<(), EngineError> {
@@ -73,9 +73,9 @@ impl Shared {
             self.at().places.norm_leaves.expect("a phase with a norm has leaves").view(&self.memories);
         let own: usize = self.at().squares.iter().map(|one| one.leaves.elems()).sum();
         reduce::sum_leaves(queue, verdict.first(1), leaves.first(own));
-        if self.plan.input.is_sharded(State::Grad) {
+        for axis in axes {
             let (nccl, cuda) = self.nccl().zip(queue.cuda()).expect("ranks on GPUs have NCCL");
-            let summed = nccl.of(self.group(Axis::Shard)).all_reduce(cuda, &[verdict.first(1)]);
+            let summed = nccl.of(self.group(*axis)).all_reduce(cuda, &[verdict.first(1)]);
             summed.map_err(|cause| self.comm_failed(i, cause))?;
         }
         let (max_norm, loss_scale) = {
@@ -96,17 +96,17 @@ impl Shared {
         }
     }
 
-    fn judge(&self, run: Run, tag: u64) -> Result<(), CommError> {
+    fn judge(&self, run: Run, tag: u64, axes: Axes) -> Result<(), CommError> {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
         let NormWork { nodes, bytes } = &mut *work;
         for one in &self.at().squares {
             one.joined.iter().for_each(|leaves| fold(leaves.view(&self.memories), one, nodes));
         }
-        if self.plan.input.is_sharded(State::Grad) {
+        for axis in axes {
             bytes.clear();
             nodes.iter().for_each(|node| bytes.extend(to_bytes(node)));
             nodes.clear();
-            self.lane_comm().all_gather_bytes(self.group(Axis::Shard), tag, bytes, &mut |_, theirs| {
+            self.lane_comm().all_gather_bytes(self.group(*axis), tag, bytes, &mut |_, theirs| {
                 nodes.extend(theirs.chunks_exact(NODE_BYTES).map(from_bytes));
             })?;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_device::{Memory, Queue, Spill, View};
 use lockstep_plan::{
-    BufferId, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier, UnitLayout, What,
+    Buffer, BufferId, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier, UnitLayout, What,
 };
 use lockstep_shape::{Program, Programs, Slot};
 
@@ -166,19 +166,13 @@ fn through_host(
 }
 
 /// A state of a unit: where this rank keeps its parts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Home {
     pub(crate) spot: Spot,
-    pub(crate) owned: [OwnedPart; 2],
+    pub(crate) owned: Vec<OwnedPart>,
 }
 
 impl Home {
-    /// What this rank holds of the trained elements: their range in the unit, and where.
-    pub(crate) fn trained(&self) -> (OwnedPart, Spot) {
-        let part = self.owned[0];
-        (part, self.spot.slice(part.at, part.elems()))
-    }
-
     /// Elements `[start, end)` of the unit, which this rank holds.
     pub(crate) fn range(&self, start: usize, end: usize) -> Spot {
         let holds = |p: &&OwnedPart| p.start <= start && end <= p.end;
@@ -187,19 +181,61 @@ impl Home {
         });
         self.spot.slice(part.at + start - part.start, end - start)
     }
+
+    /// A part of what this rank holds.
+    pub(crate) fn part(&self, part: &OwnedPart) -> Spot {
+        self.spot.slice(part.at, part.elems())
+    }
 }
 
-/// A unit's buffers.
+/// Where a unit's states live, from step to step.
+#[derive(Clone, Debug)]
+pub(crate) struct UnitHomes {
+    homes: Vec<(State, Home)>,
+}
+
+impl UnitHomes {
+    /// Of all units of a model.
+    pub(crate) fn of_model(plan: &RunPlan, model: ModelId, rank: Rank) -> Vec<UnitHomes> {
+        let units = 0..plan.input.model(model).units.len() as u32;
+        units.map(|unit| UnitHomes::of(plan, model, unit, rank)).collect()
+    }
+
+    fn of(plan: &RunPlan, model: ModelId, unit: u32, rank: Rank) -> UnitHomes {
+        let states = [State::Working, State::Grad];
+        let states = states.into_iter().chain(plan.input.optimizer_states(model, unit));
+        let home = |state: State| {
+            let id = plan.find(What::State { model, unit, state })?;
+            let spot = spot_at(&plan.buffers[id.0 as usize], plan.resident_offset(id)?);
+            Some((state, Home { spot, owned: plan.input.owned(model, unit, state, rank) }))
+        };
+        UnitHomes { homes: states.filter_map(home).collect() }
+    }
+
+    pub(crate) fn home(&self, state: State) -> Option<&Home> {
+        self.homes.iter().find(|(one, _)| *one == state).map(|(_, home)| home)
+    }
+
+    pub(crate) fn working(&self) -> &Home {
+        self.home(State::Working).expect("every unit has working parameters")
+    }
+}
+
+fn spot_at(buffer: &Buffer, offset: Bytes) -> Spot {
+    let Buffer { elems, dtype, .. } = *buffer;
+    let place = |on_host| Place { on_host, offset: offset.0 as usize, start: 0, elems, dtype };
+    match buffer.tier {
+        Tier::Device => Spot::Memory(place(false)),
+        Tier::Host => Spot::Memory(place(true)),
+        Tier::Nvme => Spot::File { offset: offset.0, elems, dtype },
+    }
+}
+
+/// A unit's buffers in a phase.
 #[derive(Clone, Debug)]
 pub(crate) struct UnitPlaces {
     /// What forward and backward read parameters from: the whole of them.
     pub(crate) params: Place,
-    pub(crate) working: Home,
-    pub(crate) master: Option<Home>,
-    pub(crate) exp_avg: Option<Home>,
-    pub(crate) exp_avg_sq: Option<Home>,
-    /// The accumulator that the optimizer reads.
-    pub(crate) grad: Option<Home>,
     /// Where backward writes: the accumulator itself, or a buffer that is reduced into it.
     pub(crate) grad_target: Option<Place>,
     /// The slots of each program.
@@ -208,18 +244,6 @@ pub(crate) struct UnitPlaces {
     pub(crate) backward: SlotPlaces,
     pub(crate) fused: SlotPlaces,
     pub(crate) next: SlotPlaces,
-}
-
-impl UnitPlaces {
-    pub(crate) fn home(&self, state: State) -> Option<&Home> {
-        match state {
-            State::Working => Some(&self.working),
-            State::Master => self.master.as_ref(),
-            State::ExpAvg => self.exp_avg.as_ref(),
-            State::ExpAvgSq => self.exp_avg_sq.as_ref(),
-            State::Grad => self.grad.as_ref(),
-        }
-    }
 }
 
 pub(crate) type SlotPlaces = [Option<Place>; Slot::COUNT];
@@ -234,7 +258,6 @@ pub(crate) struct Places {
     /// In training alone.
     pub(crate) coefficients: Option<Place>,
     pub(crate) norm_leaves: Option<Place>,
-    pub(crate) staying_leaves: Option<Place>,
     /// On a device with memory of its own.
     pub(crate) verdict: Option<Place>,
     pub(crate) port: Option<Place>,
@@ -244,16 +267,15 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    pub(crate) fn of(plan: &RunPlan, phase: &Phase, rank: Rank) -> Places {
-        let finder = Finder { plan, phase, rank };
-        let model = &plan.input.models[phase.model.0 as usize];
-        let layouts = plan.layouts(phase.model);
-        let last = model.units.len() - 1;
-        let units = (0..=last)
-            .map(|u| finder.unit(phase.model, u as u32, model.programs(u), &layouts[model.kind(u) as usize]))
-            .collect();
+    pub(crate) fn of(plan: &RunPlan, phase: &Phase, homes: &[UnitHomes]) -> Places {
+        let (finder, id) = (Finder { plan, phase }, phase.model);
+        let (model, layouts) = (plan.input.model(id), plan.layouts(id));
+        let units = (0..).zip(homes);
+        let units =
+            units.map(|(u, homes)| finder.unit(u, model.programs(u), &layouts[model.layout_of(u)], homes));
+        let units = units.collect();
         let scratch = finder.must(What::Scratch);
-        let workspace_offset = plan.workspace_offset(phase.model);
+        let workspace_offset = plan.workspace_offset(id);
         let workspace = scratch.at(
             workspace_offset,
             scratch.elems - workspace_offset.0 as usize / DType::F32.size(),
@@ -262,14 +284,13 @@ impl Places {
         Places {
             units,
             inputs: finder.must(What::Inputs),
-            tables: finder.must(What::Tables),
+            tables: finder.must(What::Tables { model: id }),
             log_probs: finder.must(What::LogProbs),
             coefficients: finder.find(What::Coefficients).map(|spot| spot.place()),
-            norm_leaves: finder.find(What::NormLeaves).map(|spot| spot.place()),
-            staying_leaves: finder.find(What::StayingLeaves).map(|spot| spot.place()),
+            norm_leaves: finder.find(What::NormLeaves { model: id }).map(|spot| spot.place()),
             verdict: finder.find(What::Verdict).map(|spot| spot.place()),
             port: finder.find(What::Port).map(|spot| spot.place()),
-            cache: finder.find(What::KvCache { model: phase.model }).map(|spot| spot.place()),
+            cache: finder.find(What::KvCache { model: id }).map(|spot| spot.place()),
             workspace,
         }
     }
@@ -279,21 +300,11 @@ impl Places {
 pub(crate) struct Finder<'a> {
     pub(crate) plan: &'a RunPlan,
     pub(crate) phase: &'a Phase,
-    pub(crate) rank: Rank,
 }
 
 impl Finder<'_> {
     pub(crate) fn spot(&self, id: BufferId) -> Option<Spot> {
-        let buffer = &self.plan.buffers[id.0 as usize];
-        let offset = self.plan.offset(self.phase, id)?.0;
-        let (elems, dtype) = (buffer.elems, buffer.dtype);
-        let in_memory =
-            |on_host| Spot::Memory(Place { on_host, offset: offset as usize, start: 0, elems, dtype });
-        Some(match buffer.tier {
-            Tier::Device => in_memory(false),
-            Tier::Host => in_memory(true),
-            Tier::Nvme => Spot::File { offset, elems, dtype },
-        })
+        Some(spot_at(&self.plan.buffers[id.0 as usize], self.plan.offset(self.phase, id)?))
     }
 
     fn find(&self, what: What) -> Option<Spot> {
@@ -304,40 +315,32 @@ impl Finder<'_> {
         self.find(what).unwrap_or_else(|| panic!("the plan has no place for {what:?}")).place()
     }
 
-    fn unit(&self, model: ModelId, unit: u32, programs: &Programs, layout: &UnitLayout) -> UnitPlaces {
-        let home = |state| {
-            let spot = self.find(What::State { model, unit, state })?;
-            Some(Home { spot, owned: self.plan.input.owned(model, unit, state, self.rank) })
-        };
-        let working = home(State::Working).expect("every unit has working parameters");
-        let grad = home(State::Grad);
+    fn unit(&self, unit: u32, programs: &Programs, layout: &UnitLayout, homes: &UnitHomes) -> UnitPlaces {
+        let model = self.phase.model;
         let gathered = self.find(What::Whole { model, unit });
-        let grad_target = self.find(What::GradWhole { model, unit }).or(grad.map(|g| g.spot));
+        let grad = homes.home(State::Grad).map(|home| home.spot);
+        let grad_target = self.find(What::GradWhole { model, unit }).or(grad);
+        let slots = |program, layout| self.slots(unit, programs, program, layout);
         UnitPlaces {
-            params: gathered.unwrap_or(working.spot).place(),
-            working,
-            master: home(State::Master),
-            exp_avg: home(State::ExpAvg),
-            exp_avg_sq: home(State::ExpAvgSq),
-            grad,
+            params: gathered.unwrap_or(homes.working().spot).place(),
             grad_target: grad_target.map(|spot| spot.place()),
-            forward: self.slots(model, unit, programs, &programs.forward, &layout.forward),
-            rebuild: self.slots(model, unit, programs, &programs.rebuild, &layout.rebuild),
-            backward: self.slots(model, unit, programs, &programs.backward, &layout.backward),
-            fused: self.slots(model, unit, programs, &programs.fused, &layout.fused),
-            next: self.slots(model, unit, programs, &programs.next, &layout.next),
+            forward: slots(&programs.forward, &layout.forward),
+            rebuild: slots(&programs.rebuild, &layout.rebuild),
+            backward: slots(&programs.backward, &layout.backward),
+            fused: slots(&programs.fused, &layout.fused),
+            next: slots(&programs.next, &layout.next),
         }
     }
 
     fn slots(
         &self,
-        model: ModelId,
         unit: u32,
         programs: &Programs,
         program: &Program,
         layout: &lockstep_plan::ProgramLayout,
     ) -> SlotPlaces {
-        let input = &self.plan.input;
+        let (input, model) = (&self.plan.input, self.phase.model);
+        let plan = input.model(model);
         let mut places = [None; Slot::COUNT];
         // While documents grow nothing is kept for a backward: two streams take turns, and all blocks
         // share what the first would keep.
@@ -347,7 +350,7 @@ impl Finder<'_> {
         for slot in program.slots() {
             let spec = programs.spec(slot);
             let dtype = spec.dtype.unwrap_or(input.storage);
-            let bytes = spec.bytes(input.bounds.tokens, input.head_chunk, input.storage);
+            let bytes = spec.bytes(plan.bounds.tokens, plan.head_chunk, input.storage);
             let elems = bytes.0 as usize / dtype.size();
             let (buffer, offset) = match layout.home(slot).expect("every slot has a home") {
                 SlotHome::Input => (What::Stream { model, index: stream(unit) }, Bytes::ZERO),

@@ -43,9 +43,11 @@ impl Engine {
     /// buffer that it does not declare.
     pub fn poison_buffers(&mut self) {
         let shared = &self.shared;
-        let phases = shared.plan.phases.iter().map(|phase| {
-            Poison::of(&shared.plan, phase, &Finder { plan: &shared.plan, phase, rank: shared.rank })
-        });
+        let phases = shared
+            .plan
+            .phases
+            .iter()
+            .map(|phase| Poison::of(&shared.plan, phase, &Finder { plan: &shared.plan, phase }));
         // A second call changes nothing.
         let _ = shared.poison.set(phases.collect());
     }

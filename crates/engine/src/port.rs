@@ -45,22 +45,22 @@ impl Shared {
     }
 
     fn port(&self, micro: u32, part: Part) -> Option<View<'_>> {
-        let (port, input) = (self.at().places.port?, &self.plan.input);
-        let (inputs, tokens) = (input.inputs_elems(), input.bounds.tokens);
+        let (port, model) = (self.at().places.port?, self.model());
+        let (inputs, tokens) = (model.inputs_elems(true), model.bounds.tokens);
         let behind = inputs.next_multiple_of(256);
         let (start, elems, dtype) = match part {
             Part::Inputs => (0, inputs, DType::U32),
             Part::Coefficients => (behind, tokens, DType::F32),
             Part::LogProbs => (behind + tokens.next_multiple_of(256), tokens, DType::F32),
         };
-        let start = micro as usize * input.port_stride() + start;
+        let start = micro as usize * model.port_stride() + start;
         Some(port.slice(start, elems).view(&self.memories).cast(dtype))
     }
 
     /// Where the host reads the logits that tokens are drawn from.
     pub(crate) fn logits_on_host(&self, logits: View<'_>) -> Option<View<'_>> {
-        let (port, input) = (self.at().places.port?, &self.plan.input);
-        let start = input.micros as usize * input.port_stride();
+        let port = self.at().places.port?;
+        let start = self.plan.input.micros as usize * self.model().port_stride();
         Some(port.slice(start, logits.len()).view(&self.memories).cast(DType::F32))
     }
 

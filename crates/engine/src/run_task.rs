@@ -3,15 +3,15 @@
 use lockstep_comm::{CommError, Gathered, MAX_OFFERS};
 use lockstep_core::Axis;
 use lockstep_device::{Queue, View};
-use lockstep_ops::adamw::{self, Rates};
-use lockstep_ops::reduce;
+use lockstep_ops::{adamw, lion, reduce, sgd};
 use lockstep_plan::operation_text;
 
-use crate::engine::Shared;
+use crate::driver::UpdateRule;
+use crate::engine::{Shared, StepState};
 use crate::error::EngineError;
 use crate::lanes::Run;
 use crate::places::Place;
-use crate::task::{Gather, Reduce, Task, Update};
+use crate::task::{Gather, Reduce, Task, Update, UpdateRange};
 
 impl Shared {
     /// Runs the task of operation `i`.
@@ -19,7 +19,7 @@ impl Shared {
         let outcome = match &self.at().tasks[i] {
             Task::Compute => unreachable!("units are computed on the compute lane"),
             Task::Nothing => Ok(()),
-            Task::Gather(parts) => self.gather(parts, i as u64, queue),
+            Task::Gather { axis, parts } => self.gather(*axis, parts, i as u64, queue),
             Task::Reduce(reduce) => self.reduce(reduce, i as u64, queue),
             Task::Copy { pairs, writes_states } => {
                 // A skipped step leaves every state as it was.
@@ -42,7 +42,7 @@ impl Shared {
                 }
                 Ok(())
             }
-            Task::ClipNorm => return self.clip_norm(run, i, queue),
+            Task::ClipNorm(axes) => return self.clip_norm(run, i, axes, queue),
             Task::Update(update) => return self.update(run, update, queue),
         };
         outcome.map_err(|cause| self.comm_failed(i, cause))
@@ -58,8 +58,8 @@ impl Shared {
         Ok(self.step_state(run).skip)
     }
 
-    fn gather(&self, parts: &[Gather], tag: u64, queue: &Queue) -> Result<(), CommError> {
-        let group = self.group(Axis::Shard);
+    fn gather(&self, axis: Axis, parts: &[Gather], tag: u64, queue: &Queue) -> Result<(), CommError> {
+        let group = self.group(axis);
         for parts in parts.chunks(MAX_OFFERS) {
             let mut views = [Gathered { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
             for (view, part) in views.iter_mut().zip(parts) {
@@ -108,29 +108,45 @@ impl Shared {
         if state.skip {
             return Ok(());
         }
-        if let Some((from, to)) = &task.before {
+        for (from, to) in &task.before {
             from.copy_to(to, &self.memories, queue)?;
         }
-        let updates = &state.updates;
-        // A stream's updates read the verdict where it is, without the host.
-        let verdict = self.verdict().filter(|_| queue.cuda().is_some());
-        let rates = Rates::at(updates.t, updates.lr, updates.betas, updates.eps, state.clip);
         for range in &task.ranges {
-            let view = |place: &Place| place.view(&self.memories);
-            let weight_decay = if range.decays { updates.weight_decay as f32 } else { 0.0 };
-            let range = adamw::Range {
-                master: view(&range.master),
-                working: range.working.as_ref().map(view),
-                grad: view(&range.grad),
-                m: view(&range.m),
-                v: view(&range.v),
-                weight_decay,
-            };
-            adamw::update(queue, range, &rates, verdict);
+            self.update_range(&state, range, queue);
         }
-        if let Some((from, to)) = &task.after {
+        for (from, to) in &task.after {
             from.copy_to(to, &self.memories, queue)?;
         }
         Ok(())
+    }
+
+    fn update_range(&self, step: &StepState, range: &UpdateRange, queue: &Queue) {
+        let updates = &step.updates;
+        // A stream's updates read the verdict where it is, without the host.
+        let verdict = self.verdict().filter(|_| queue.cuda().is_some());
+        let weight_decay = if range.decays { updates.weight_decay as f32 } else { 0.0 };
+        let view = |place: &Place| place.view(&self.memories);
+        let state = |i: usize| range.states[i].as_ref().map(view);
+        let must = |i: usize| state(i).expect("the plan has the states of this rule");
+        let (master, working, grad) =
+            (view(&range.master), range.working.as_ref().map(view), view(&range.grad));
+        match updates.rule {
+            UpdateRule::AdamW { betas, eps } => {
+                let rates = adamw::Rates::at(updates.t, updates.lr, betas, eps, step.clip);
+                let range = adamw::Range { master, working, grad, m: must(0), v: must(1), weight_decay };
+                adamw::update(queue, range, &rates, verdict);
+            }
+            UpdateRule::Sgd { momentum, nesterov } => {
+                let (lr, momentum) = (updates.lr as f32, momentum as f32);
+                let rates = sgd::Rates { lr, momentum, nesterov, clip: step.clip };
+                let range = sgd::Range { master, working, grad, momentum: state(0), weight_decay };
+                sgd::update(queue, range, &rates, verdict);
+            }
+            UpdateRule::Lion { betas } => {
+                let rates = lion::Rates::new(updates.lr, betas, step.clip);
+                let range = lion::Range { master, working, grad, m: must(0), weight_decay };
+                lion::update(queue, range, &rates, verdict);
+            }
+        }
     }
 }

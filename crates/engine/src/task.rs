@@ -1,9 +1,13 @@
 //! What each operation of the schedule comes to on this rank: places instead of names.
 
-use lockstep_core::{Axis, Rank};
-use lockstep_plan::{Access, BufferId, Op, OpKind, Phase, RunPlan, SpanId, SpanPart, State, Tier, What};
+use lockstep_core::{Axis, Bytes, DType, Elems, Rank};
+use lockstep_plan::{
+    Axes, BufferId, End, ModelPlan, Moved, Op, OpKind, OptimizerSpec, OwnedPart, Phase, ReduceInto, RunPlan,
+    SpanId, SpanPart, State, Tier,
+};
+use lockstep_shape::{Cut, UnitShape};
 
-use crate::places::{Finder, Home, Place, Places, Spot, UnitPlaces};
+use crate::places::{Finder, Home, Place, Places, Spot, UnitHomes, UnitPlaces};
 
 /// An operation with its addresses.
 #[derive(Clone, Debug)]
@@ -12,8 +16,11 @@ pub(crate) enum Task {
     Compute,
     /// Releases say when bytes may be used again; at run time there is nothing to do.
     Nothing,
-    /// Shards to wholes, over the shard axis.
-    Gather(Vec<Gather>),
+    /// Shards to wholes, among the ranks along an axis.
+    Gather {
+        axis: Axis,
+        parts: Vec<Gather>,
+    },
     Reduce(Reduce),
     Copy {
         pairs: Vec<(Spot, Spot)>,
@@ -23,7 +30,7 @@ pub(crate) enum Task {
     /// From the host's staging to what earlier micro-batches left.
     Add(Vec<(Place, Place)>),
     Squares(Vec<Squares>),
-    ClipNorm,
+    ClipNorm(Axes),
     Update(Update),
 }
 
@@ -43,7 +50,7 @@ pub(crate) struct Reduce {
     pub(crate) scratch: Option<Place>,
     /// Every rank gets the whole sum, not its share alone.
     pub(crate) to_all: bool,
-    /// From where the sum is to the accumulator.
+    /// From where the sum is to the accumulator, which is overwritten if it is `fresh`.
     pub(crate) onward: Vec<(Place, Place)>,
     pub(crate) fresh: bool,
 }
@@ -63,10 +70,10 @@ pub(crate) struct Squares {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Update {
     /// Read first: parameters whose only copy is on a disk.
-    pub(crate) before: Option<(Spot, Spot)>,
+    pub(crate) before: Vec<(Spot, Spot)>,
     pub(crate) ranges: Vec<UpdateRange>,
     /// Written last: updated parameters whose home is a disk.
-    pub(crate) after: Option<(Spot, Spot)>,
+    pub(crate) after: Vec<(Spot, Spot)>,
 }
 
 /// A range with one rate of decay.
@@ -75,15 +82,32 @@ pub(crate) struct UpdateRange {
     pub(crate) master: Place,
     pub(crate) working: Option<Place>,
     pub(crate) grad: Place,
-    pub(crate) m: Place,
-    pub(crate) v: Place,
+    /// As many as the optimizer has.
+    pub(crate) states: [Option<Place>; OptimizerSpec::MOST_STATES],
     pub(crate) decays: bool,
 }
 
+impl UpdateRange {
+    fn slice(&self, start: usize, elems: usize, decays: bool) -> UpdateRange {
+        UpdateRange {
+            master: self.master.slice(start, elems),
+            working: self.working.map(|place| place.slice(start, elems)),
+            grad: self.grad.slice(start, elems),
+            states: self.states.map(|state| state.map(|place| place.slice(start, elems))),
+            decays,
+        }
+    }
+}
+
 /// The tasks of a phase, one for each operation.
-pub(crate) fn tasks(plan: &RunPlan, phase: &Phase, places: &Places, rank: Rank) -> Vec<Task> {
-    let finder = Finder { plan, phase, rank };
-    let maker = Maker { plan, phase, places, finder };
+pub(crate) fn tasks(
+    plan: &RunPlan,
+    phase: &Phase,
+    places: &Places,
+    homes: &[UnitHomes],
+    rank: Rank,
+) -> Vec<Task> {
+    let maker = Maker { plan, phase, places, homes, rank, finder: Finder { plan, phase } };
     phase.schedule.ops.iter().map(|op| maker.task(op)).collect()
 }
 
@@ -91,6 +115,9 @@ struct Maker<'a> {
     plan: &'a RunPlan,
     phase: &'a Phase,
     places: &'a Places,
+    /// Of the phase's model.
+    homes: &'a [UnitHomes],
+    rank: Rank,
     finder: Finder<'a>,
 }
 
@@ -106,42 +133,32 @@ impl Maker<'_> {
             | OpKind::Backward { .. }
             | OpKind::Generate => Task::Compute,
             OpKind::Release(_) => Task::Nothing,
-            OpKind::Gather(span) => self.gather(op, span),
-            OpKind::Publish(span) => {
-                let parts = &self.phase.schedule.span(span).parts;
-                Task::Gather(parts.iter().map(|part| self.publish(part)).collect())
+            OpKind::Gather { span, from, axes } => self.gather(span, from, axes),
+            OpKind::Publish { span, axes } => self.publish(span, axes),
+            OpKind::Reduce { span, axis, into, scratch, .. } => {
+                let scratch = scratch.map(|id| self.buffer(id));
+                Task::Reduce(self.reduce(span, axis, into, scratch))
             }
-            OpKind::Reduce { span, axis, fresh, .. } => Task::Reduce(self.reduce(op, span, axis, fresh)),
-            OpKind::Fetch(span) | OpKind::Spill(span) => {
-                if self.accessed(op, |w| matches!(w, What::GradWhole { .. })).is_some() {
-                    return Task::Copy { pairs: self.gradient_copies(op, span), writes_states: false };
-                }
-                let written = |(id, access): &(BufferId, Access)| {
-                    matches!(self.what(*id), What::State { .. }) && *access != Access::Read
-                };
-                let writes_states = op.accesses.iter().any(written);
-                Task::Copy { pairs: self.copies(op, span), writes_states }
+            OpKind::Move { what, from, to, span } => Task::Copy {
+                pairs: self.copies(what, from, to, span),
+                writes_states: to == End::Home && matches!(what, Moved::Params | Moved::OptimizerStates),
+            },
+            OpKind::Add { span, from, .. } => Task::Add(self.additions(span, self.buffer(from))),
+            OpKind::Squares { span, leaves } => Task::Squares(self.squares(span, leaves)),
+            OpKind::ClipNorm { axes } => Task::ClipNorm(axes),
+            OpKind::Update { unit, start, end, staging } => {
+                Task::Update(self.update(unit, (start, end), staging.map(|id| self.buffer(id))))
             }
-            OpKind::Add { span, .. } => Task::Add(self.additions(op, span)),
-            OpKind::Squares => Task::Squares(self.squares(op)),
-            OpKind::JoinSquares => Task::Copy { pairs: self.join_squares(), writes_states: false },
-            OpKind::ClipNorm => Task::ClipNorm,
-            OpKind::Update { unit, start, end } => Task::Update(self.update(op, unit, (start, end))),
         }
     }
 
-    fn what(&self, id: BufferId) -> What {
-        self.plan.buffers[id.0 as usize].what
+    fn model(&self) -> &ModelPlan {
+        self.plan.input.model(self.phase.model)
     }
 
-    fn unit(&self, unit: u32) -> &UnitPlaces {
-        &self.places.units[unit as usize]
-    }
-
-    /// The buffer among an operation's accesses that `wanted` picks.
-    fn accessed(&self, op: &Op, wanted: impl Fn(&What) -> bool) -> Option<Spot> {
-        let found = op.accesses.iter().find(|(id, _)| wanted(&self.what(*id)));
-        found.and_then(|(id, _)| self.finder.spot(*id))
+    /// A buffer of the phase, in memory.
+    fn buffer(&self, id: BufferId) -> Place {
+        self.finder.spot(id).expect("what an operation uses has a place").place()
     }
 
     fn only_part(&self, span: SpanId) -> SpanPart {
@@ -150,137 +167,132 @@ impl Maker<'_> {
         parts[0]
     }
 
+    fn unit(&self, unit: u32) -> (&UnitShape, &UnitPlaces, &UnitHomes) {
+        let index = unit as usize;
+        (&self.model().units[index], &self.places.units[index], &self.homes[index])
+    }
+
+    fn grad(&self, unit: u32) -> &Home {
+        self.homes[unit as usize].home(State::Grad).expect("a trained unit has a gradient")
+    }
+
+    /// What this rank holds of elements `[start, end)` of the longest share of a state.
+    fn own(&self, unit: u32, state: State, (start, end): (usize, usize)) -> Vec<OwnRange> {
+        let parts = self.plan.input.owned(self.phase.model, unit, state, self.rank);
+        let within = |part: OwnedPart| {
+            let (first, last) = (start.max(part.at), end.min(part.at + part.elems()));
+            let skipped = first.saturating_sub(part.at);
+            (first < last).then(|| OwnRange {
+                start: part.start + skipped,
+                elems: last - first,
+                trained_at: part.trained_at.map_or(0, |at| at + skipped),
+                at: first,
+            })
+        };
+        parts.into_iter().filter_map(within).collect()
+    }
+
     // ---- parameters -------------------------------------------------------------------------------------
 
-    fn gather(&self, op: &Op, span: SpanId) -> Task {
-        let unit = self.unit(self.only_part(span).unit);
-        let staging = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
-        let across = self.plan.input.mesh.shard > 1;
-        if !across {
-            let pairs = vec![(unit.working.spot, Spot::Memory(unit.params))];
+    fn gather(&self, span: SpanId, from: End, axes: Axes) -> Task {
+        let (shape, places, homes) = self.unit(self.only_part(span).unit);
+        let home = homes.working();
+        let from = match from {
+            End::Home => home.spot,
+            End::Buffer(id) => Spot::Memory(self.buffer(id)),
+        };
+        let [axis] = axes else {
+            let pairs = vec![(from, Spot::Memory(places.params))];
             return Task::Copy { pairs, writes_states: false };
-        }
-        let from = staging.unwrap_or(unit.working.spot).place();
-        let shape =
-            &self.plan.input.models[self.phase.model.0 as usize].units[self.only_part(span).unit as usize];
-        let bounds = [(0, shape.trainable_elems), (shape.trainable_elems, shape.elems)];
-        let gathers = unit.working.owned.iter().zip(bounds).filter(|(_, (start, end))| start < end);
-        Task::Gather(
-            gathers
-                .map(|(part, (start, end))| Gather {
-                    own: from.slice(part.at, part.elems()),
-                    whole: unit.params.slice(start, end - start),
-                })
-                .collect(),
-        )
+        };
+        let part = |(own, cut): (&OwnedPart, Cut)| Gather {
+            own: from.place().slice(own.at, own.elems()),
+            whole: places.params.slice(cut.start, cut.elems()),
+        };
+        Task::Gather { axis: *axis, parts: home.owned.iter().zip(shape.cuts()).map(part).collect() }
     }
 
     /// The optimizer's share of whole parameters goes to everybody.
-    fn publish(&self, part: &SpanPart) -> Gather {
-        let unit = self.unit(part.unit);
-        let own = unit.exp_avg.expect("what is published was updated").owned[0];
-        let whole = unit.working.spot.place().slice(part.start, part.end - part.start);
-        Gather { own: whole.slice(own.start, own.elems()), whole }
+    fn publish(&self, span: SpanId, axes: Axes) -> Task {
+        let [axis] = axes else { panic!("parameters are published along one axis, not {axes:?}") };
+        let mut parts = Vec::new();
+        for SpanPart { unit, .. } in &self.phase.schedule.span(span).parts {
+            let (shape, _, homes) = self.unit(*unit);
+            let owned = self.plan.input.owned(self.phase.model, *unit, State::Master, self.rank);
+            let cuts = shape.cuts().into_iter().filter(|cut| cut.trained_at.is_some());
+            let all = homes.working().spot.place();
+            parts.extend(owned.into_iter().zip(cuts).map(|(own, cut)| Gather {
+                own: all.slice(own.start, own.elems()),
+                whole: all.slice(cut.start, cut.elems()),
+            }));
+        }
+        Task::Gather { axis: *axis, parts }
     }
 
     // ---- gradients --------------------------------------------------------------------------------------
 
-    fn reduce(&self, op: &Op, span: SpanId, axis: Axis, fresh: bool) -> Reduce {
-        let input = &self.plan.input;
-        let sharded = input.is_sharded(State::Grad);
-        // On a mesh of two axes the first sum stays where backward wrote.
-        let last_axis = if input.mesh.replicate > 1 && input.mesh.shard > 1 { Axis::Replicate } else { axis };
-        // Where gradients leave the device the last one does too, until it is spilled.
-        let parts = &self.phase.schedule.span(span).parts;
-        let goes_on = axis == last_axis && !input.grads_leave(parts[0].unit);
-        let mut reduce = Reduce {
-            axis,
-            parts: Vec::new(),
-            scratch: self.accessed(op, |w| *w == What::Staging).map(|spot| spot.place()),
-            to_all: !(sharded && axis == Axis::Shard),
-            onward: Vec::new(),
-            fresh,
+    fn reduce(&self, span: SpanId, axis: Axis, into: ReduceInto, scratch: Option<Place>) -> Reduce {
+        let cut_over = self.plan.input.cut_over(self.phase.model, State::Grad);
+        let to_all = !cut_over.contains(&axis);
+        let (accumulates, fresh) = match into {
+            ReduceInto::Place => (false, false),
+            ReduceInto::Accumulator { fresh } => (true, fresh),
         };
-        for part in parts {
-            let unit = self.unit(part.unit);
-            let (Some(target), Some(grad)) = (unit.grad_target, &unit.grad) else { continue };
-            let own = grad.owned[0];
-            let in_target = target != grad.spot.place();
-            if !sharded {
-                let from = target.slice(part.start, part.end - part.start);
+        let mut reduce = Reduce { axis, parts: Vec::new(), scratch, to_all, onward: Vec::new(), fresh };
+        for part in &self.phase.schedule.span(span).parts {
+            let (shape, places, _) = self.unit(part.unit);
+            let (target, grad) = (places.grad_target.expect("a trained unit's"), self.grad(part.unit));
+            if cut_over.is_empty() {
+                let (start, elems) = (part.start, part.end - part.start);
+                let from = target.slice(start, elems);
                 reduce.parts.push(from);
-                let to = grad.range(part.start, part.end).place();
-                if goes_on && in_target {
-                    reduce.onward.push((from, to));
-                }
+                reduce.onward.extend(accumulates.then(|| (from, grad.spot.place().slice(start, elems))));
                 continue;
             }
             let whole = (part.start, part.end) == (0, target.elems());
             assert!(whole, "sharded gradients are reduced unit by unit");
-            let mine = target.slice(own.start, own.elems());
-            reduce.parts.push(if axis == Axis::Shard { target } else { mine });
-            if goes_on {
-                reduce.onward.push((mine, grad.range(own.start, own.end).place()));
+            let cuts = shape.cuts().into_iter().filter_map(|cut| Some((cut.trained_at?, cut)));
+            for (own, (trained_at, cut)) in grad.owned.iter().zip(cuts) {
+                let mine = target.slice(trained_at + own.start - cut.start, own.elems());
+                reduce.parts.push(if to_all { mine } else { target.slice(trained_at, cut.elems()) });
+                reduce.onward.extend(accumulates.then(|| (mine, grad.part(own).place())));
             }
         }
         reduce
     }
 
-    /// A gradient between the device, where backward writes it, and the host, where it lives.
-    fn gradient_copies(&self, op: &Op, span: SpanId) -> Vec<(Spot, Spot)> {
-        let SpanPart { unit, start, end } = self.only_part(span);
-        let unit = self.unit(unit);
-        let (Some(home), Some(whole)) = (&unit.grad, unit.grad_target) else { return Vec::new() };
-        let piece = OwnPiece::of(home, (start, end));
-        let on_device = Spot::Memory(whole.slice(piece.start, piece.elems()));
-        if let Some(staging) = self.accessed(op, |w| matches!(w, What::GradStaging { .. })) {
-            return vec![(on_device, staging.slice(0, piece.elems()))];
-        }
-        let reads = |(id, access): &(BufferId, Access)| {
-            matches!(self.what(*id), What::State { .. }) && *access == Access::Read
-        };
-        let on_host = piece.of_state(home);
-        let comes_back = op.accesses.iter().any(reads);
-        vec![if comes_back { (on_host, on_device) } else { (on_device, on_host) }]
-    }
-
     /// Staged gradients and the sums they are added to.
-    fn additions(&self, op: &Op, span: SpanId) -> Vec<(Place, Place)> {
+    fn additions(&self, span: SpanId, staging: Place) -> Vec<(Place, Place)> {
         let SpanPart { unit, start, end } = self.only_part(span);
-        let Some(home) = &self.unit(unit).grad else { return Vec::new() };
-        let staging = self.accessed(op, |w| matches!(w, What::GradStaging { .. }));
-        let staging = staging.expect("what is added was staged").place();
-        let piece = OwnPiece::of(home, (start, end));
-        vec![(staging.slice(0, piece.elems()), piece.of_state(home).place())]
+        let own = self.own(unit, State::Grad, (start, end)).into_iter();
+        let home = self.grad(unit).spot.place();
+        own.map(|own| (staging.slice(own.at - start, own.elems), home.slice(own.at, own.elems))).collect()
     }
 
-    /// Of the units whose gradients `op` reads.
-    fn squares(&self, op: &Op) -> Vec<Squares> {
+    /// Of some units, all of them in the order of the model: leaves lie in that order.
+    fn squares(&self, span: SpanId, leaves: BufferId) -> Vec<Squares> {
         let block = lockstep_core::ALIGN_ELEMS;
-        let units = &self.plan.input.models[self.phase.model.0 as usize].units;
+        let wanted = &self.phase.schedule.span(span).parts;
+        let (room, here) = (self.norm_leaves(), self.buffer(leaves));
         let (mut first, mut at) = (0, 0);
         let mut all = Vec::new();
-        let room = self.norm_leaves();
-        let staying = self.accessed(op, |w| *w == What::StayingLeaves).map(|spot| spot.place());
-        let read = |index: usize| {
-            let grad = |w: &What| matches!(w, What::State { unit, state: State::Grad, .. } if *unit as usize == index);
-            op.accesses.iter().any(|(id, _)| grad(&self.what(*id)))
-        };
-        for (index, (shape, unit)) in units.iter().zip(&self.places.units).enumerate() {
-            if let Some(grad) = &unit.grad {
-                let (own, spot) = grad.trained();
-                let blocks = own.elems() / block;
-                let (leaves, joined) = match staying {
-                    Some(staying) if read(index) => (staying.slice(at, blocks), Some(room.slice(at, blocks))),
-                    _ => (room.slice(at, blocks), None),
-                };
-                let first_block = (first + own.start / block) as u64;
-                if read(index) {
-                    all.push(Squares { grad: spot.place(), leaves, joined, first_block });
+        for (unit, shape) in (0..).zip(&self.model().units) {
+            let home = self.homes[unit as usize].home(State::Grad);
+            for part in home.iter().flat_map(|home| &home.owned) {
+                let blocks = part.elems() / block;
+                if wanted.iter().any(|one| one.unit == unit) {
+                    let grad = self.grad(unit).part(part).place();
+                    let trained_at = part.trained_at.expect("gradients are of what is trained");
+                    all.push(Squares {
+                        grad,
+                        leaves: here.slice(at, blocks),
+                        joined: (here != room).then(|| room.slice(at, blocks)),
+                        first_block: ((first + trained_at) / block) as u64,
+                    });
                 }
                 at += blocks;
             }
-            first += shape.trainable_elems / block;
+            first += shape.trained_elems;
         }
         all
     }
@@ -289,201 +301,234 @@ impl Maker<'_> {
         self.places.norm_leaves.expect("a phase with a norm has room for its leaves")
     }
 
-    /// Units that stay are the first, so their leaves are, in both places.
-    fn join_squares(&self) -> Vec<(Spot, Spot)> {
-        let staying = self.places.staying_leaves.expect("what is joined has a place");
-        let units = (0..).zip(&self.places.units).filter(|(unit, _)| !self.plan.input.grads_leave(*unit));
-        let grads = units.filter_map(|(_, unit)| unit.grad.as_ref());
-        let elems = grads.map(|grad| grad.trained().0.elems()).sum::<usize>() / lockstep_core::ALIGN_ELEMS;
-        vec![(Spot::Memory(staying.slice(0, elems)), Spot::Memory(self.norm_leaves().slice(0, elems)))]
-    }
-
     // ---- update -----------------------------------------------------------------------------------------
 
-    fn update(&self, op: &Op, unit: u32, piece: (usize, usize)) -> Update {
-        let places = self.unit(unit);
-        let Some(moments) = &places.exp_avg else { return Update::default() };
-        let piece = OwnPiece::of(moments, piece);
-        let update = match self.plan.input.optimizer_tier(unit) {
-            Tier::Device => self.update_on_device(op, places, &piece),
-            Tier::Host | Tier::Nvme => {
-                let staging = self.accessed(op, |w| matches!(w, What::HostStaging { .. }));
-                let room = staging.map(|staging| HostRoom::new(self.plan, unit, staging.place(), &piece));
-                self.update_on_host(places, &piece, room.as_ref())
-            }
-        };
-        let shape = &self.plan.input.models[self.phase.model.0 as usize].units[unit as usize];
-        // Parameters that decay come first.
-        let border = shape.decay_elems.clamp(piece.start, piece.end) - piece.start;
-        let whole = update.ranges[0];
-        let part = |start: usize, end: usize, decays: bool| UpdateRange {
-            master: whole.master.slice(start, end - start),
-            working: whole.working.map(|w| w.slice(start, end - start)),
-            grad: whole.grad.slice(start, end - start),
-            m: whole.m.slice(start, end - start),
-            v: whole.v.slice(start, end - start),
-            decays,
-        };
-        let ranges = vec![part(0, border, true), part(border, piece.elems(), false)];
-        Update { ranges, ..update }
-    }
-
-    fn update_on_device(&self, op: &Op, places: &UnitPlaces, piece: &OwnPiece) -> Update {
-        // Parameters that live on the host leave through a staging buffer.
-        let staging = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
-        let working = match staging {
-            Some(staging) => staging.place().slice(0, piece.elems()),
-            None => piece.of_state(&places.working).place(),
-        };
-        let of = |home: Option<&Home>| home.map(|home| piece.of_state(home).place());
-        let master = of(places.master.as_ref());
-        let range = UpdateRange {
-            master: master.unwrap_or(working),
-            working: master.map(|_| working),
-            grad: of(places.grad.as_ref()).expect("a trained unit has a gradient"),
-            m: of(places.exp_avg.as_ref()).expect("a trained unit has moments"),
-            v: of(places.exp_avg_sq.as_ref()).expect("a trained unit has moments"),
-            decays: false,
-        };
-        Update { ranges: vec![range], ..Update::default() }
-    }
-
-    /// Without `room` everything it needs has its home on the host.
-    fn update_on_host(&self, places: &UnitPlaces, piece: &OwnPiece, room: Option<&HostRoom>) -> Update {
-        let room = || room.expect("what has its home elsewhere is staged");
-        let staged = |state: State| {
-            let home = places.home(state)?;
-            match home.spot {
-                Spot::Memory(_) => Some(piece.of_state(home).place()),
-                Spot::File { .. } => Some(room().state(state)),
-            }
-        };
+    fn update(&self, unit: u32, piece: (usize, usize), staging: Option<Place>) -> Update {
+        let shape = &self.model().units[unit as usize];
         let mut update = Update::default();
-        // Where updated parameters go: their home on the host, or the staging's room, from where they are
-        // fetched to the device or written to a disk.
-        let working = match self.plan.input.placements.params_tier {
-            Tier::Host => piece.of_state(&places.working).place(),
-            Tier::Device => room().params,
-            Tier::Nvme => {
-                let (file, through) = (piece.of_state(&places.working), Spot::Memory(room().params));
-                update.after = Some((through, file));
-                if places.master.is_none() {
-                    update.before = Some((file, through));
+        for own in self.own(unit, State::Master, piece) {
+            let whole = match self.plan.input.optimizer_tier(self.phase.model, unit) {
+                Tier::Device => self.update_on_device(unit, &own, staging),
+                Tier::Host | Tier::Nvme => {
+                    let room = staging.map(|staging| HostRoom::new(self, unit, staging, piece));
+                    self.update_on_host(unit, &own, room.as_ref(), &mut update)
                 }
-                room().params
+            };
+            for group in shape.groups.iter().filter(|group| group.trained_at.is_some()) {
+                let (start, end) = (group.start.max(own.start), group.end.min(own.start + own.elems));
+                if start < end {
+                    update.ranges.push(whole.slice(start - own.start, end - start, group.decay));
+                }
             }
-        };
-        let master = staged(State::Master);
-        update.ranges = vec![UpdateRange {
-            master: master.unwrap_or(working),
-            working: master.map(|_| working),
-            grad: staged(State::Grad).expect("a trained unit has a gradient"),
-            m: staged(State::ExpAvg).expect("a trained unit has moments"),
-            v: staged(State::ExpAvgSq).expect("a trained unit has moments"),
-            decays: false,
-        }];
+        }
         update
     }
 
-    // ---- copies between tiers ---------------------------------------------------------------------------
+    /// The range of one optimizer step, `place` telling where this rank has a state of it.
+    fn update_range(&self, unit: u32, working: Place, place: impl Fn(State) -> Option<Place>) -> UpdateRange {
+        let master = place(State::Master);
+        let mut states = [None; OptimizerSpec::MOST_STATES];
+        for (to, state) in states.iter_mut().zip(self.model().optimizer.states()) {
+            *to = place(state);
+            assert!(to.is_some(), "unit {unit} has no {state:?}");
+        }
+        UpdateRange {
+            master: master.unwrap_or(working),
+            working: master.map(|_| working),
+            grad: place(State::Grad).expect("a trained unit has a gradient"),
+            states,
+            decays: false,
+        }
+    }
 
-    fn copies(&self, op: &Op, span: SpanId) -> Vec<(Spot, Spot)> {
-        let SpanPart { unit, start, end } = self.only_part(span);
-        let places = self.unit(unit);
-        let residents = op.accesses.iter().filter_map(|(id, access)| match self.what(*id) {
-            What::State { state, .. } => Some((state, *access)),
-            _ => None,
-        });
-        let homes = residents.map(|(state, access)| {
-            (state, access, places.home(state).expect("a copy of a state that is there"))
-        });
-        let Some(staging) = self.accessed(op, |w| matches!(w, What::HostStaging { .. })) else {
-            let staging = self.accessed(op, |w| matches!(w, What::ParamStaging { .. }));
-            let staging = staging.expect("a copy goes through a staging buffer");
-            return homes
-                .map(|(_, access, home)| {
-                    // A fetch brings all parts; an update changes the trained one.
-                    let elems = match access {
-                        Access::Read => home.spot.elems().min(staging.elems()),
-                        _ => home.trained().0.elems(),
-                    };
-                    ordered(access, home.spot.slice(0, elems), staging.slice(0, elems))
-                })
-                .collect();
+    fn update_on_device(&self, unit: u32, own: &OwnRange, staging: Option<Place>) -> UpdateRange {
+        let homes = &self.homes[unit as usize];
+        // Parameters that live on the host leave through a staging buffer.
+        let working = match staging {
+            Some(staging) => staging.slice(own.at, own.elems),
+            None => own.of(homes.working()).place(),
         };
-        let Some(moments) = &places.exp_avg else { return Vec::new() };
-        let piece = OwnPiece::of(moments, (start, end));
-        let room = HostRoom::new(self.plan, unit, staging.place(), &piece);
-        homes
-            .map(|(state, access, home)| {
-                let staged = match state {
-                    State::Working => room.params,
-                    state => room.state(state),
-                };
-                ordered(access, piece.of_state(home), Spot::Memory(staged))
+        self.update_range(unit, working, |state| Some(own.of(homes.home(state)?).place()))
+    }
+
+    /// Without `room` everything it needs has its home on the host.
+    fn update_on_host(
+        &self,
+        unit: u32,
+        own: &OwnRange,
+        room: Option<&HostRoom>,
+        update: &mut Update,
+    ) -> UpdateRange {
+        let homes = &self.homes[unit as usize];
+        let room = || room.expect("what has its home elsewhere is staged");
+        let place = |state: State| {
+            Some(match own.of(homes.home(state)?) {
+                Spot::Memory(place) => place,
+                Spot::File { .. } => room().state(state, own),
             })
+        };
+        // Where updated parameters go: their home on the host, or the staging's room, from where they are
+        // moved to the device or written to a disk.
+        let home = own.of(homes.working());
+        let working = match self.model().placements.params_tier {
+            Tier::Host => home.place(),
+            Tier::Device => room().params(own),
+            Tier::Nvme => {
+                let through = room().params(own);
+                update.after.push((Spot::Memory(through), home));
+                if homes.home(State::Master).is_none() {
+                    update.before.push((home, Spot::Memory(through)));
+                }
+                through
+            }
+        };
+        self.update_range(unit, working, place)
+    }
+
+    // ---- copies between memories ------------------------------------------------------------------------
+
+    fn copies(&self, what: Moved, from: End, to: End, span: SpanId) -> Vec<(Spot, Spot)> {
+        let (to_home, buffer) = match (from, to) {
+            (End::Home, End::Buffer(id)) => (false, id),
+            (End::Buffer(id), End::Home) => (true, id),
+            (End::Buffer(from), End::Buffer(to)) => return self.copies_between(what, from, to, span),
+            (End::Home, End::Home) => unreachable!("a state has one home"),
+        };
+        let buffer = self.buffer(buffer);
+        let pairs = match what {
+            Moved::Params if to_home => self.updated_params(span, buffer),
+            Moved::Params => {
+                let home = self.homes[self.only_part(span).unit as usize].working().spot;
+                vec![(home, Spot::Memory(buffer.slice(0, home.elems())))]
+            }
+            Moved::Grad => self.gradient(span, buffer),
+            Moved::OptimizerStates => self.optimizer_states(span, buffer),
+            Moved::Squares => unreachable!("squares have no home"),
+        };
+        if to_home { pairs.into_iter().map(|(home, other)| (other, home)).collect() } else { pairs }
+    }
+
+    fn copies_between(&self, what: Moved, from: BufferId, to: BufferId, span: SpanId) -> Vec<(Spot, Spot)> {
+        let (from, to) = (self.buffer(from), self.buffer(to));
+        match what {
+            // Units that stay are the first, so their leaves are, in both places.
+            Moved::Squares => {
+                let units = self.phase.schedule.span(span).parts.iter();
+                let own = units.flat_map(|part| &self.grad(part.unit).owned).map(OwnedPart::elems);
+                let elems = own.sum::<usize>() / lockstep_core::ALIGN_ELEMS;
+                vec![(Spot::Memory(from.slice(0, elems)), Spot::Memory(to.slice(0, elems)))]
+            }
+            // A whole gradient on the device, a piece of this rank's share on the host.
+            Moved::Grad => {
+                let SpanPart { unit, start, end } = self.only_part(span);
+                let own = self.own(unit, State::Grad, (start, end)).into_iter();
+                own.map(|own| {
+                    let from = from.slice(own.trained_at, own.elems);
+                    (Spot::Memory(from), Spot::Memory(to.slice(own.at - start, own.elems)))
+                })
+                .collect()
+            }
+            Moved::Params | Moved::OptimizerStates => unreachable!("{what:?} come from home, or go there"),
+        }
+    }
+
+    /// Homes of a gradient's pieces, and where they are in the whole gradient on the device.
+    fn gradient(&self, span: SpanId, whole: Place) -> Vec<(Spot, Spot)> {
+        let SpanPart { unit, start, end } = self.only_part(span);
+        let own = self.own(unit, State::Grad, (start, end)).into_iter();
+        let home = self.grad(unit).spot;
+        own.map(|own| (home.slice(own.at, own.elems), Spot::Memory(whole.slice(own.trained_at, own.elems))))
             .collect()
     }
-}
 
-/// From the state where it is read, to it where it is written.
-fn ordered(access: Access, state: Spot, other: Spot) -> (Spot, Spot) {
-    if access == Access::Read { (state, other) } else { (other, state) }
-}
-
-/// The part of a piece that this rank has, in elements of the unit.
-struct OwnPiece {
-    start: usize,
-    end: usize,
-    /// Elements of the piece on the rank with the longest share.
-    planned: usize,
-}
-
-impl OwnPiece {
-    /// `piece` counts from the start of the share that a state's home holds.
-    fn of(home: &Home, piece: (usize, usize)) -> OwnPiece {
-        let own = home.owned[0];
-        let [start, end] = [piece.0, piece.1].map(|at| own.start + at.min(own.elems()));
-        OwnPiece { start, end, planned: piece.1 - piece.0 }
+    /// Homes of updated parameters, and where the update left them.
+    fn updated_params(&self, span: SpanId, staging: Place) -> Vec<(Spot, Spot)> {
+        let SpanPart { unit, start, end } = self.only_part(span);
+        let home = self.homes[unit as usize].working();
+        let on_host = self.plan.input.optimizer_tier(self.phase.model, unit) != Tier::Device;
+        let room = on_host.then(|| HostRoom::new(self, unit, staging, (start, end)));
+        let own = self.own(unit, State::Master, (start, end)).into_iter();
+        own.map(|own| {
+            let staged = match &room {
+                Some(room) => room.params(&own),
+                None => staging.slice(own.at - start, own.elems),
+            };
+            (own.of(home), Spot::Memory(staged))
+        })
+        .collect()
     }
 
-    fn elems(&self) -> usize {
-        self.end - self.start
-    }
-
-    fn of_state(&self, home: &Home) -> Spot {
-        if self.elems() == 0 {
-            return home.spot.slice(0, 0);
+    /// Homes of a piece's states, and where they are staged.
+    fn optimizer_states(&self, span: SpanId, staging: Place) -> Vec<(Spot, Spot)> {
+        let SpanPart { unit, start, end } = self.only_part(span);
+        let (homes, room) = (&self.homes[unit as usize], HostRoom::new(self, unit, staging, (start, end)));
+        let mut pairs = Vec::new();
+        for own in self.own(unit, State::Master, (start, end)) {
+            let states = self.plan.input.optimizer_states(self.phase.model, unit).into_iter();
+            pairs.extend(states.map(|state| {
+                let home = homes.home(state).expect("a state that is moved is there");
+                (own.of(home), Spot::Memory(room.state(state, &own)))
+            }));
         }
-        home.range(self.start, self.end)
+        pairs
     }
 }
 
-/// The parts of a [`What::HostStaging`], at this rank's own length.
+/// A part of a share that this rank holds, within one cut of the unit.
+#[derive(Clone, Copy, Debug)]
+struct OwnRange {
+    /// First element in the unit, and among its trained ones.
+    start: usize,
+    trained_at: usize,
+    elems: usize,
+    /// First element in the rank's share.
+    at: usize,
+}
+
+impl OwnRange {
+    fn of(&self, home: &Home) -> Spot {
+        home.range(self.start, self.start + self.elems)
+    }
+}
+
+/// The parts of a [`What::HostStaging`](lockstep_plan::What::HostStaging): a piece's states, then its parameters.
 struct HostRoom {
-    states: &'static [State],
-    own: usize,
-    planned: usize,
     staging: Place,
-    /// Empty where their home is the host.
-    params: Place,
+    /// Where each state begins, and its type.
+    states: Vec<(State, Bytes, DType)>,
+    params: Bytes,
+    storage: DType,
+    /// First element of the piece in the share.
+    start: usize,
 }
 
 impl HostRoom {
-    fn new(plan: &RunPlan, unit: u32, staging: Place, piece: &OwnPiece) -> HostRoom {
-        let input = &plan.input;
-        let (own, planned) = (piece.elems(), piece.planned);
-        let nvme = input.placements.optimizer_tier == Tier::Nvme;
-        let states = if nvme { input.optimizer_states(unit) } else { &[] };
-        let params_at =
-            lockstep_core::Elems((planned * states.len()) as u64).bytes(lockstep_core::DType::F32);
-        let staged = if input.placements.params_tier == Tier::Host { 0 } else { own };
-        let params = staging.at(params_at, staged, input.storage);
-        HostRoom { states, own, planned, staging, params }
+    fn new(maker: &Maker, unit: u32, staging: Place, (start, end): (usize, usize)) -> HostRoom {
+        let (input, model) = (&maker.plan.input, maker.phase.model);
+        let on_disk = maker.model().placements.optimizer_tier == Tier::Nvme;
+        let staged = if on_disk { input.optimizer_states(model, unit) } else { Vec::new() };
+        let mut at = Bytes::ZERO;
+        let states = staged.into_iter().map(|state| {
+            let (begin, dtype) = (at, input.resident(model, unit, state).2);
+            at += Elems((end - start) as u64).bytes(dtype);
+            (state, begin, dtype)
+        });
+        let states = states.collect();
+        HostRoom { staging, states, params: at, storage: input.storage, start }
     }
 
-    fn state(&self, state: State) -> Place {
-        let i = self.states.iter().position(|s| *s == state).expect("one of the optimizer's states");
-        self.staging.slice(i * self.planned, self.own)
+    fn state(&self, state: State, own: &OwnRange) -> Place {
+        let found = self.states.iter().find(|(one, ..)| *one == state);
+        let (_, begin, dtype) = found.expect("one of the optimizer's states");
+        self.place(*begin, *dtype, own)
+    }
+
+    fn params(&self, own: &OwnRange) -> Place {
+        self.place(self.params, self.storage, own)
+    }
+
+    fn place(&self, begin: Bytes, dtype: DType, own: &OwnRange) -> Place {
+        let first = own.at - self.start;
+        self.staging.at(begin, first + own.elems, dtype).slice(first, own.elems)
     }
 }

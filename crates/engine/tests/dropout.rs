@@ -2,13 +2,18 @@
 //! the cut into micro-batches, threads and ranks leave gradients as they were, and scoring knows none of it.
 
 use lockstep_core::{DType, Mesh, Rank};
-use lockstep_engine::{Engine, Updates};
-use lockstep_plan::State;
+use lockstep_engine::{Engine, UpdateRule, Updates};
+use lockstep_plan::{ModelId, State};
 use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute};
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world, score};
 
-const STILL: Updates =
-    Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+const STILL: Updates = Updates {
+    t: 1,
+    lr: 0.0,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.0,
+    max_norm: None,
+};
 
 fn shapes() -> Vec<ModelShape> {
     let biases = Biases { qkv: true, out: true, mlp: true };
@@ -33,10 +38,15 @@ type Tensors = Vec<(String, Vec<f32>)>;
 
 fn grads(engine: &Engine) -> Tensors {
     let mut all = Vec::new();
-    for (u, unit) in engine.units().iter().enumerate() {
+    for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
         for segment in &unit.segments {
             let mut values = vec![0.0; segment.elems()];
-            assert!(engine.read(u, segment, State::Grad, 0..segment.elems(), &mut values).unwrap());
+            assert!(
+                engine
+                    .model(ModelId::FIRST)
+                    .read(u, segment, State::Grad, 0..segment.elems(), &mut values)
+                    .unwrap()
+            );
             all.push((segment.name.clone(), values));
         }
     }
@@ -46,7 +56,7 @@ fn grads(engine: &Engine) -> Tensors {
 /// One step: log-probabilities and gradients.
 fn step(engine: &mut Engine, micros: Vec<Micro>, t: u64) -> (Vec<Vec<f32>>, Tensors) {
     let mut window = Window::new(micros);
-    engine.train_step(&mut window, &Updates { t, ..STILL }).unwrap();
+    engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t, ..STILL }).unwrap();
     (window.log_probs.clone(), grads(engine))
 }
 
@@ -119,12 +129,12 @@ fn gradients_are_the_slope_of_the_loss_under_the_mask() {
         engine.seed_dropout(9);
         let loss = |engine: &mut Engine| {
             let mut window = Window::new(vec![batch(2)]);
-            engine.train_step(&mut window, &Updates { t: 2, ..STILL }).unwrap();
+            engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t: 2, ..STILL }).unwrap();
             window.loss()
         };
         loss(&mut engine);
         let grads = grads(&engine);
-        let units = engine.units().to_vec();
+        let units = engine.model(ModelId::FIRST).units().to_vec();
         let squares: f64 = grads.iter().flat_map(|(_, g)| g).map(|g| f64::from(*g).powi(2)).sum();
         // Along the gradient itself the slope is its norm.
         let mut at = |by: f64| {
@@ -133,9 +143,17 @@ fn gradients_are_the_slope_of_the_loss_under_the_mask() {
                 for segment in &unit.segments {
                     let (range, grad) = (0..segment.elems(), &all.next().unwrap().1);
                     let mut values = vec![0.0; segment.elems()];
-                    assert!(engine.read(u, segment, State::Working, range.clone(), &mut values).unwrap());
+                    assert!(
+                        engine
+                            .model(ModelId::FIRST)
+                            .read(u, segment, State::Working, range.clone(), &mut values)
+                            .unwrap()
+                    );
                     values.iter_mut().zip(grad).for_each(|(v, g)| *v += (by * f64::from(*g)) as f32);
-                    engine.write(u, segment, State::Working, range, &values).unwrap();
+                    engine
+                        .model_mut(ModelId::FIRST)
+                        .write(u, segment, State::Working, range, &values)
+                        .unwrap();
                 }
             }
             loss(&mut engine)
@@ -168,7 +186,7 @@ fn micro_batches_and_ranks_have_the_masks_of_one() {
         engine.seed_dropout(5);
         let mine = if engine.rank() == Rank(0) { [2, 1] } else { [3, 0] };
         let mut window = Window { denominator, ..Window::new(vec![whole.select(&mine)]) };
-        engine.train_step(&mut window, &Updates { t: 3, ..STILL }).unwrap();
+        engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t: 3, ..STILL }).unwrap();
         grads(engine)
     });
     assert!(ranks[0] == ranks[1]);

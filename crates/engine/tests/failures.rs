@@ -5,13 +5,18 @@ use std::time::{Duration, Instant};
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Mesh, Rank, failpoint};
-use lockstep_engine::{Driver, Engine, EngineError, MicroBatch, Updates};
-use lockstep_plan::Tier;
+use lockstep_engine::{Driver, Engine, EngineError, MicroBatch, UpdateRule, Updates};
+use lockstep_plan::{ModelId, Tier};
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
 
-const UPDATES: Updates =
-    Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
+const UPDATES: Updates = Updates {
+    t: 1,
+    lr: 1e-2,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.1,
+    max_norm: Some(1.0),
+};
 
 /// What every rank may take to end after a failure.
 const SOON: Duration = Duration::from_secs(1);
@@ -51,7 +56,9 @@ fn until_failure(engine: &mut Engine, bad: u64, tokens: usize) -> (EngineError, 
         let micros = vec![Micro::random(&[50, tokens], 101, step), Micro::random(&[70], 101, step)];
         let mut driver = Panics { window: Window::new(micros), step, bad };
         let start = Instant::now();
-        if let Err(error) = engine.train_step(&mut driver, &Updates { t: step + 1, ..UPDATES }) {
+        if let Err(error) =
+            engine.model_mut(ModelId::FIRST).train_step(&mut driver, &Updates { t: step + 1, ..UPDATES })
+        {
             return (error, start.elapsed());
         }
     }
@@ -180,7 +187,9 @@ fn a_panic_between_steps_ends_the_lanes() {
                 let window =
                     Window::new(vec![Micro::random(&[50], 101, step), Micro::random(&[70], 101, step)]);
                 let mut driver = Panics { window, step, bad: u64::MAX };
-                let stepped = engine.train_step(&mut driver, &Updates { t: step + 1, ..UPDATES });
+                let stepped = engine
+                    .model_mut(ModelId::FIRST)
+                    .train_step(&mut driver, &Updates { t: step + 1, ..UPDATES });
                 assert!(engine.rank() == Rank(0) || step < 2, "a metric of step {step}");
                 if stepped.is_err() {
                     return;

@@ -3,12 +3,18 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
-use lockstep_engine::{Engine, Extension, Grower, Updates};
+use lockstep_engine::{Engine, Extension, Grower, UpdateRule, Updates};
+use lockstep_plan::ModelId;
 use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world, score};
 
-const UPDATES: Updates =
-    Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+const UPDATES: Updates = Updates {
+    t: 1,
+    lr: 0.0,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.0,
+    max_norm: None,
+};
 
 fn shapes() -> Vec<ModelShape> {
     let llama = ModelShape { layers: 3, ..ModelShape::named("tiny", 101).unwrap() };
@@ -100,7 +106,7 @@ fn scoring_has_the_bits_of_training() {
                 let micro = batch(shape.vocab);
                 let scored = score(&mut engine, &micro);
                 let mut window = Window::new(vec![micro]);
-                engine.train_step(&mut window, &UPDATES).unwrap();
+                engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
                 assert_eq!(bits(&scored), bits(&window.log_probs[0]));
             }
         }
@@ -123,7 +129,7 @@ fn growing_documents_have_the_bits_of_whole_ones() {
                 let whole = score(&mut engine, &micro);
                 for stride in strides {
                     let mut replay = Replay::new(&micro, stride);
-                    engine.generate(&mut replay).unwrap();
+                    engine.model_mut(ModelId::FIRST).generate(&mut replay).unwrap();
                     assert!(replay.seen.len() >= 8);
                     for (at, log_prob) in &replay.seen {
                         assert_eq!(log_prob.to_bits(), whole[*at].to_bits(), "position {at}");
@@ -146,9 +152,12 @@ fn ranks_that_share_parameters_grow_what_one_rank_grows() {
         let grow = |engine: &mut Engine| {
             let scored = score(engine, &micro);
             let mut replay = Replay::new(&micro, |_, pass| if pass == 1 { 9 } else { 3 });
-            engine.generate(&mut replay).unwrap();
+            engine.model_mut(ModelId::FIRST).generate(&mut replay).unwrap();
             // A step in between leaves both phases as they were.
-            engine.train_step(&mut Window::new(vec![micro.clone()]), &UPDATES).unwrap();
+            engine
+                .model_mut(ModelId::FIRST)
+                .train_step(&mut Window::new(vec![micro.clone()]), &UPDATES)
+                .unwrap();
             assert_eq!(bits(&score(engine, &micro)), bits(&scored));
             (scored, replay.seen)
         };

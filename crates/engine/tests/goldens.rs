@@ -2,8 +2,8 @@
 //! gradient, ten AdamW steps. `goldens/README.md` says how the files were made.
 
 use lockstep_core::DType;
-use lockstep_engine::{Engine, Updates};
-use lockstep_plan::State;
+use lockstep_engine::{Engine, UpdateRule, Updates};
+use lockstep_plan::{ModelId, State};
 use lockstep_shape::{Biases, ModelShape, Recompute, Rope};
 use lockstep_testkit::{Golden, Setup, Window, engine};
 
@@ -21,26 +21,39 @@ const CASES: [&str; 11] = [
     "qwen3-window-yarn",
 ];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
-const STILL: Updates =
-    Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+const STILL: Updates = Updates {
+    t: 1,
+    lr: 0.0,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.0,
+    max_norm: None,
+};
 
 fn load(engine: &mut Engine, golden: &Golden) {
-    let units = engine.units().to_vec();
+    let units = engine.model(ModelId::FIRST).units().to_vec();
     for (u, unit) in units.iter().enumerate() {
         for segment in &unit.segments {
             let mut values = vec![0.0; segment.elems()];
             golden.folder.read_f32(&segment.name, &segment.shape, 0..segment.elems(), &mut values).unwrap();
-            engine.write(u, segment, State::Working, 0..segment.elems(), &values).unwrap();
+            engine
+                .model_mut(ModelId::FIRST)
+                .write(u, segment, State::Working, 0..segment.elems(), &values)
+                .unwrap();
         }
     }
 }
 
 fn tensors(engine: &Engine, state: State) -> Vec<(String, Vec<f32>)> {
     let mut all = Vec::new();
-    for (u, unit) in engine.units().iter().enumerate() {
+    for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
         for segment in &unit.segments {
             let mut values = vec![0.0; segment.elems()];
-            assert!(engine.read(u, segment, state, 0..segment.elems(), &mut values).unwrap());
+            assert!(
+                engine
+                    .model(ModelId::FIRST)
+                    .read(u, segment, state, 0..segment.elems(), &mut values)
+                    .unwrap()
+            );
             all.push((segment.name.clone(), values));
         }
     }
@@ -76,7 +89,7 @@ fn all_log_probs(engine: &mut Engine, golden: &Golden) -> Vec<f32> {
         let mut micro = batch.clone();
         micro.targets.fill(target as u32);
         let mut window = Window::new(vec![micro]);
-        engine.train_step(&mut window, &STILL).unwrap();
+        engine.model_mut(ModelId::FIRST).train_step(&mut window, &STILL).unwrap();
         for (t, log_prob) in window.log_probs[0].iter().enumerate() {
             all[t * vocab + target] = *log_prob;
         }
@@ -122,7 +135,7 @@ fn what_a_family_adds_matters() {
         let mut engine = engine(&golden.shape, &Setup::default());
         load(&mut engine, &golden);
         let mut window = Window::new(vec![golden.batch()]);
-        engine.train_step(&mut window, &STILL).unwrap();
+        engine.model_mut(ModelId::FIRST).train_step(&mut window, &STILL).unwrap();
         let error = relative_error(&window.log_probs[0], &golden.f32("logp"));
         assert!(error > 1e-3, "{case}: {error:e}");
     }
@@ -147,7 +160,7 @@ fn every_gradient_matches_to_1e_4() {
             let mut engine = engine(&golden.shape, &Setup { recompute, ..Setup::default() });
             load(&mut engine, &golden);
             let mut window = Window::new(vec![golden.batch()]);
-            engine.train_step(&mut window, &STILL).unwrap();
+            engine.model_mut(ModelId::FIRST).train_step(&mut window, &STILL).unwrap();
             let loss = f64::from(golden.f32("loss")[0]);
             assert!((window.loss() - loss).abs() < 1e-5 * loss, "{case}: loss {} not {loss}", window.loss());
             assert!(relative_error(&window.log_probs[0], &golden.f32("logp")) < 1e-5, "{case}");
@@ -177,7 +190,7 @@ fn ten_adamw_steps_match() {
                 max_norm: Some(1.0),
                 ..STILL
             };
-            let report = engine.train_step(&mut window, &updates).unwrap();
+            let report = engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
             let loss = f64::from(losses[s]);
             assert!(
                 (window.loss() - loss).abs() < 1e-4 * loss.abs(),
@@ -213,7 +226,10 @@ fn losses_in_half_precision_stay_near() {
                 let lr = f64::from(rates[s]);
                 let updates =
                     Updates { t: s as u64 + 1, lr, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
-                assert!(!engine.train_step(&mut window, &updates).unwrap().skipped, "{case} step {s}");
+                assert!(
+                    !engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap().skipped,
+                    "{case} step {s}"
+                );
                 let (found, loss) = (window.loss(), f64::from(losses[s]));
                 assert!(
                     (found - loss).abs() < within * loss,

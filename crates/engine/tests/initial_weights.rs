@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use lockstep_core::DType;
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
-use lockstep_plan::{ModelPlan, Role, State, build};
-use lockstep_shape::{Adapter, Architecture, ModelShape, Recompute};
+use lockstep_plan::{ModelId, State};
+use lockstep_shape::{Architecture, ModelShape};
 use lockstep_testkit::{Setup, plan};
 
 fn shape() -> ModelShape {
@@ -15,26 +15,19 @@ fn shape() -> ModelShape {
 }
 
 /// Every tensor's first values, by its name.
-fn weights(
-    adapter: Option<&Adapter>,
-    decay_norms: bool,
-    storage: DType,
-    seed: u64,
-) -> BTreeMap<String, Vec<f32>> {
-    let setup = Setup { storage, ..Setup::default() };
-    let mut input = plan(&shape(), &setup).input.clone();
-    input.models = vec![ModelPlan::new(Role::Policy, &shape(), Recompute::None, adapter, decay_norms)];
-    let plan = build(input);
-    let plan = plan.unwrap();
+fn weights(setup: Setup, seed: u64) -> BTreeMap<String, Vec<f32>> {
+    let plan = plan(&shape(), &setup);
     let resources = Resources::alone(&plan, Queue::cpu(1)).unwrap();
     let mut engine = Engine::new(plan, resources).unwrap();
-    engine.initialise(seed).unwrap();
+    engine.model_mut(ModelId::FIRST).initialise(seed).unwrap();
     let mut found = BTreeMap::new();
-    for (u, unit) in engine.units().to_vec().iter().enumerate() {
+    for (u, unit) in engine.model(ModelId::FIRST).units().to_vec().iter().enumerate() {
         for segment in &unit.segments {
             let mut values = vec![0f32; segment.elems().min(64)];
             let part = 0..values.len();
-            assert!(engine.read(u, segment, State::Working, part, &mut values).unwrap());
+            assert!(
+                engine.model(ModelId::FIRST).read(u, segment, State::Working, part, &mut values).unwrap()
+            );
             found.insert(segment.name.clone(), values);
         }
     }
@@ -49,19 +42,18 @@ fn assert_among(some: &BTreeMap<String, Vec<f32>>, all: &BTreeMap<String, Vec<f3
 
 #[test]
 fn the_layout_does_not_change_them() {
-    let plain = weights(None, false, DType::F32, 7);
-    assert_among(&plain, &weights(None, true, DType::F32, 7), "decay_norms_and_biases moves norms");
-    let adapter = Adapter { rank: 4, targets: vec!["q_proj".into(), "up_proj".into()] };
-    let adapted = weights(Some(&adapter), false, DType::F32, 7);
-    assert!(adapted.len() > plain.len());
-    assert_among(&plain, &adapted, "adapters");
+    let plain = weights(Setup::default(), 7);
+    let decaying = weights(Setup { decay_norms: true, ..Setup::default() }, 7);
+    assert_among(&plain, &decaying, "decay_norms_and_biases moves norms");
+    let frozen = weights(Setup { frozen: &["*k_proj", "model.layers.1"], ..Setup::default() }, 7);
+    assert_among(&plain, &frozen, "freeze");
     // bf16 keeps an f32 copy, which is read.
-    assert_among(&plain, &weights(None, false, DType::BF16, 7), "bf16");
+    assert_among(&plain, &weights(Setup { storage: DType::BF16, ..Setup::default() }, 7), "bf16");
 }
 
 #[test]
 fn every_tensor_and_every_seed_has_its_own() {
-    let (one, other) = (weights(None, false, DType::F32, 7), weights(None, false, DType::F32, 8));
+    let (one, other) = (weights(Setup::default(), 7), weights(Setup::default(), 8));
     let drawn: Vec<&Vec<f32>> = one.values().filter(|values| values[0] != values[1]).collect();
     assert!(drawn.len() >= 2 * 7 + 2, "every matrix is drawn");
     for (i, values) in drawn.iter().enumerate() {

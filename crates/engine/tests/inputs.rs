@@ -2,13 +2,19 @@
 //! the end of a table, or stop without saying why.
 
 use lockstep_core::{DType, Fault, FaultClass};
-use lockstep_engine::{Engine, EngineError, Extension, Grower, Updates};
+use lockstep_engine::{Engine, EngineError, Extension, Grower, UpdateRule, Updates};
+use lockstep_plan::ModelId;
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{Micro, Setup, Window, engine};
 
 const VOCAB: usize = 101;
-const UPDATES: Updates =
-    Updates { t: 1, lr: 0.0, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.0, max_norm: None };
+const UPDATES: Updates = Updates {
+    t: 1,
+    lr: 0.0,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.0,
+    max_norm: None,
+};
 
 fn fresh_engine() -> Engine {
     let shape = ModelShape { layers: 1, ..ModelShape::named("tiny", VOCAB).unwrap() };
@@ -19,7 +25,7 @@ fn fresh_engine() -> Engine {
 fn step(spoil: impl FnOnce(&mut Micro)) -> Result<(), EngineError> {
     let mut micro = Micro::random(&[20, 5], VOCAB, 7);
     spoil(&mut micro);
-    fresh_engine().train_step(&mut Window::new(vec![micro]), &UPDATES).map(drop)
+    fresh_engine().model_mut(ModelId::FIRST).train_step(&mut Window::new(vec![micro]), &UPDATES).map(drop)
 }
 
 #[test]
@@ -100,7 +106,7 @@ impl Grower for Once {
 fn an_extension_is_held_to_the_same() {
     let run = |token: u32, position: u32, slot: u32| {
         let mut once = Once { tokens: vec![1, token], positions: vec![0, position], slot, done: false };
-        fresh_engine().generate(&mut once)
+        fresh_engine().model_mut(ModelId::FIRST).generate(&mut once)
     };
     run(2, 1, 2).unwrap();
     assert!(matches!(run(VOCAB as u32, 1, 0), Err(EngineError::UnknownToken { what: "token", .. })));

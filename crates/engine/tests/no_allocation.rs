@@ -5,13 +5,18 @@ use std::sync::Barrier;
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
 use lockstep_device::CountingAllocator;
-use lockstep_engine::Updates;
-use lockstep_plan::{AccumulationOrder, Tier};
+use lockstep_engine::{UpdateRule, Updates};
+use lockstep_plan::{AccumulationOrder, ModelId, Tier};
 use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute, Window as Sliding};
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
 
-const UPDATES: Updates =
-    Updates { t: 1, lr: 1e-3, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
+const UPDATES: Updates = Updates {
+    t: 1,
+    lr: 1e-3,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.1,
+    max_norm: Some(1.0),
+};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -40,7 +45,7 @@ fn steps_allocate_nothing() {
             let mut window = Window::new(micros);
             let before = ALLOCATOR.calls();
             for t in 1..=3 {
-                engine.train_step(&mut window, &Updates { t, ..UPDATES }).unwrap();
+                engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t, ..UPDATES }).unwrap();
             }
             assert_eq!(ALLOCATOR.calls() - before, 0, "{setup:?}");
         }
@@ -79,7 +84,9 @@ fn worlds_allocate_nothing() {
             let seed = u64::from(engine.rank().0);
             let micros = vec![Micro::random(&[50, 3], 101, seed), Micro::random(&[1, 65], 101, seed + 9)];
             let mut window = Window::new(micros);
-            let mut step = |t| engine.train_step(&mut window, &Updates { t, ..UPDATES }).unwrap();
+            let mut step = |t| {
+                engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t, ..UPDATES }).unwrap()
+            };
             // Threads set themselves up when they first run.
             step(1);
             quiet.wait();

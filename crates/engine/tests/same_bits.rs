@@ -2,13 +2,18 @@
 //! in a pack; and what may only change rounding: the order of accumulation, the cut into micro-batches.
 
 use lockstep_core::DType;
-use lockstep_engine::{Engine, Updates};
-use lockstep_plan::{AccumulationOrder, State, Tier};
+use lockstep_engine::{Engine, UpdateRule, Updates};
+use lockstep_plan::{AccumulationOrder, ModelId, State, Tier};
 use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
 use lockstep_testkit::{Micro, Setup, Window, engine};
 
-const UPDATES: Updates =
-    Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
+const UPDATES: Updates = Updates {
+    t: 1,
+    lr: 1e-2,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.1,
+    max_norm: Some(1.0),
+};
 
 fn shapes() -> Vec<ModelShape> {
     let llama = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).unwrap() };
@@ -35,7 +40,10 @@ fn run(shape: &ModelShape, setup: &Setup) -> Vec<u64> {
     let mut bits = Vec::new();
     for (s, micros) in windows(shape.vocab).into_iter().enumerate() {
         let mut window = Window::new(micros);
-        let report = engine.train_step(&mut window, &Updates { t: s as u64 + 1, ..UPDATES }).unwrap();
+        let report = engine
+            .model_mut(ModelId::FIRST)
+            .train_step(&mut window, &Updates { t: s as u64 + 1, ..UPDATES })
+            .unwrap();
         bits.push(window.loss().to_bits());
         bits.push(report.grad_norm.to_bits());
     }
@@ -45,11 +53,16 @@ fn run(shape: &ModelShape, setup: &Setup) -> Vec<u64> {
 
 fn state_bits(engine: &Engine) -> Vec<u64> {
     let mut bits = Vec::new();
-    for (u, unit) in engine.units().iter().enumerate() {
+    for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
         for segment in &unit.segments {
-            for state in [State::Working, State::ExpAvg, State::ExpAvgSq] {
+            for state in
+                std::iter::once(State::Working).chain(engine.model(ModelId::FIRST).plan().optimizer.states())
+            {
                 let mut values = vec![0f32; segment.elems()];
-                engine.read(u, segment, state, 0..segment.elems(), &mut values).unwrap();
+                engine
+                    .model(ModelId::FIRST)
+                    .read(u, segment, state, 0..segment.elems(), &mut values)
+                    .unwrap();
                 bits.extend(values.iter().map(|v| u64::from(v.to_bits())));
             }
         }
@@ -66,7 +79,7 @@ fn poison_changes_no_bit() {
     for (poison, at_least) in [(false, 0), (true, clean.tokens * shape.dim)] {
         let mut engine = engine(shape, &Setup { poison, ..clean });
         let mut window = Window::new(windows(shape.vocab).remove(0));
-        engine.train_step(&mut window, &UPDATES).unwrap();
+        engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
         let found = engine.poisoned_words();
         assert!(found >= at_least && (found > 0) == poison, "{found} words");
     }
@@ -129,7 +142,14 @@ fn a_loss_scale_changes_nothing() {
             for (s, micros) in windows(shape.vocab).into_iter().enumerate() {
                 let mut window = Window::new(micros);
                 let updates = Updates { t: s as u64 + 1, max_norm, ..UPDATES };
-                bits.push(engine.train_step(&mut window, &updates).unwrap().grad_norm.to_bits());
+                bits.push(
+                    engine
+                        .model_mut(ModelId::FIRST)
+                        .train_step(&mut window, &updates)
+                        .unwrap()
+                        .grad_norm
+                        .to_bits(),
+                );
                 bits.push(window.loss().to_bits());
             }
             bits.extend(state_bits(&engine));
@@ -151,20 +171,25 @@ fn an_overflow_is_skipped_and_named() {
     let shape = &shapes()[0];
     let mut engine = engine(shape, &Setup { storage: DType::F16, ..Setup::default() });
     let micro = || Window::new(vec![Micro::random(&[50, 3, 70], shape.vocab, 1)]);
-    let report = engine.train_step(&mut micro(), &UPDATES).unwrap();
+    let report = engine.model_mut(ModelId::FIRST).train_step(&mut micro(), &UPDATES).unwrap();
     assert!(!report.skipped);
-    assert_eq!(engine.first_bad_gradient().unwrap(), None);
+    assert_eq!(engine.model(ModelId::FIRST).first_bad_gradient().unwrap(), None);
     let before = state_bits(&engine);
     engine.set_loss_scale(2f64.powi(60));
-    let report = engine.train_step(&mut micro(), &Updates { t: 2, ..UPDATES }).unwrap();
+    let report =
+        engine.model_mut(ModelId::FIRST).train_step(&mut micro(), &Updates { t: 2, ..UPDATES }).unwrap();
     assert!(report.skipped && !report.grad_norm.is_finite());
     assert!(state_bits(&engine) == before);
-    assert_eq!(engine.first_bad_gradient().unwrap().as_deref(), Some("model.norm.weight"));
+    assert_eq!(
+        engine.model(ModelId::FIRST).first_bad_gradient().unwrap().as_deref(),
+        Some("model.norm.weight")
+    );
     // The next step that fits is none the worse.
     engine.set_loss_scale(1024.0);
-    let report = engine.train_step(&mut micro(), &Updates { t: 2, ..UPDATES }).unwrap();
+    let report =
+        engine.model_mut(ModelId::FIRST).train_step(&mut micro(), &Updates { t: 2, ..UPDATES }).unwrap();
     assert!(!report.skipped);
-    assert_eq!(engine.first_bad_gradient().unwrap(), None);
+    assert_eq!(engine.model(ModelId::FIRST).first_bad_gradient().unwrap(), None);
 }
 
 /// A chunk that is a whole number of inner blocks does not even change the head's weight gradient.
@@ -176,7 +201,7 @@ fn head_chunks_of_whole_blocks_change_nothing() {
         let setup = Setup { tokens: 1024, max_doc: 512, head_chunk, ..Setup::default() };
         let mut engine = engine(shape, &setup);
         let mut window = Window::new(vec![micro()]);
-        engine.train_step(&mut window, &UPDATES).unwrap();
+        engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
         (window.log_probs, state_bits(&engine))
     };
     let (log_probs, states) = at(1024);
@@ -197,7 +222,7 @@ fn a_document_does_not_depend_on_its_pack() {
             let still = Updates { lr: 0.0, weight_decay: 0.0, ..UPDATES };
             let mut of = |docs: &[usize]| {
                 let mut window = Window::new(vec![pack.select(docs)]);
-                engine.train_step(&mut window, &still).unwrap();
+                engine.model_mut(ModelId::FIRST).train_step(&mut window, &still).unwrap();
                 let (micro, all) = (&window.micros[0], &window.log_probs[0]);
                 let bounds = micro.cu_seqlens.windows(2);
                 bounds.map(|w| all[w[0] as usize..w[1] as usize].to_vec()).collect::<Vec<_>>()
@@ -222,12 +247,15 @@ fn the_cut_into_micro_batches_changes_only_rounding() {
             let setup = Setup { micros: cut.len() as u32, order, ..Setup::default() };
             let mut engine = engine(&shape, &setup);
             let mut window = Window::new(cut.iter().map(|docs| all.select(docs)).collect());
-            let report = engine.train_step(&mut window, &UPDATES).unwrap();
+            let report = engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
             let mut values = Vec::new();
-            for (u, unit) in engine.units().iter().enumerate() {
+            for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
                 for segment in &unit.segments {
                     let mut grad = vec![0f32; segment.elems()];
-                    engine.read(u, segment, State::Grad, 0..segment.elems(), &mut grad).unwrap();
+                    engine
+                        .model(ModelId::FIRST)
+                        .read(u, segment, State::Grad, 0..segment.elems(), &mut grad)
+                        .unwrap();
                     values.extend(grad);
                 }
             }

@@ -3,7 +3,7 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Mesh, Rank, Step};
-use lockstep_engine::Updates;
+use lockstep_engine::{UpdateRule, Updates};
 use lockstep_plan::AccumulationOrder;
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{CarrierKind, Micro, Setup, Trace, train_world};
@@ -12,8 +12,13 @@ use lockstep_testkit::{CarrierKind, Micro, Setup, Trace, train_world};
 const LENGTHS: [usize; 8] = [70, 3, 41, 1, 120, 9, 17, 60];
 
 /// Plain descent, so that the parameters after one step are the gradient.
-const DESCENT: Updates =
-    Updates { t: 1, lr: 1e-2, betas: (0.0, 0.0), eps: 1.0, weight_decay: 0.0, max_norm: None };
+const DESCENT: Updates = Updates {
+    t: 1,
+    lr: 1e-2,
+    rule: UpdateRule::AdamW { betas: (0.0, 0.0), eps: 1.0 },
+    weight_decay: 0.0,
+    max_norm: None,
+};
 
 fn run(
     shape: &ModelShape,

@@ -3,13 +3,18 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
-use lockstep_engine::{Engine, Updates};
-use lockstep_plan::{AccumulationOrder, State, Tier};
+use lockstep_engine::{Engine, UpdateRule, Updates};
+use lockstep_plan::{AccumulationOrder, ModelId, State, Tier};
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, in_world, pairwise_cases, run_case, train_world};
 
-const UPDATES: Updates =
-    Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
+const UPDATES: Updates = Updates {
+    t: 1,
+    lr: 1e-2,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.1,
+    max_norm: Some(1.0),
+};
 
 #[test]
 fn every_two_choices_agree_with_plain_ddp() {
@@ -57,9 +62,9 @@ fn a_step_that_is_not_finite_is_skipped_by_all() {
                 if engine.rank().0 == 1 {
                     window.denominator = 0.0;
                 }
-                let report = engine.train_step(&mut window, &UPDATES).unwrap();
+                let report = engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
                 assert!(states(engine) == before, "{strategy:?}, {tier}: a skipped step changed a state");
-                (report.skipped, engine.first_bad_gradient().unwrap())
+                (report.skipped, engine.model(ModelId::FIRST).first_bad_gradient().unwrap())
             });
             // Whoever holds the gradient that went wrong first, all hear of it.
             let first = Some("model.norm.weight".to_string());
@@ -83,7 +88,7 @@ fn skipped_steps_leave_those_around_them_alone() {
                     window.denominator = 0.0;
                 }
                 let updates = Updates { t: t as u64 + 1, ..UPDATES };
-                let report = engine.train_step(&mut window, &updates).unwrap();
+                let report = engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
                 assert_eq!(report.skipped, bad);
                 norms.extend((!bad).then_some(report.grad_norm.to_bits()));
             }
@@ -147,11 +152,16 @@ fn gradients_on_the_host_are_the_same() {
 
 fn states(engine: &Engine) -> Vec<u32> {
     let mut bits = Vec::new();
-    for (u, unit) in engine.units().iter().enumerate() {
+    for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
         for segment in &unit.segments {
-            for state in [State::Working, State::ExpAvg, State::ExpAvgSq] {
+            for state in
+                std::iter::once(State::Working).chain(engine.model(ModelId::FIRST).plan().optimizer.states())
+            {
                 let mut values = vec![0f32; segment.elems()];
-                engine.read_whole(u, segment, state, 0..segment.elems(), &mut values).unwrap();
+                engine
+                    .model(ModelId::FIRST)
+                    .read_whole(u, segment, state, 0..segment.elems(), &mut values)
+                    .unwrap();
                 bits.extend(values.iter().map(|v| v.to_bits()));
             }
         }

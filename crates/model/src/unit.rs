@@ -51,7 +51,7 @@ pub struct Unit<'m> {
     pub programs: &'m Programs,
     /// The unit's working parameters, whole.
     pub params: View<'m>,
-    /// Gradients of its trainable front, whole, in f32.
+    /// Gradients of its trained elements, whole, in f32.
     pub grads: Option<View<'m>>,
     /// Gradients are overwritten, not added to.
     pub fresh: bool,
@@ -137,8 +137,8 @@ impl<'m> Unit<'m> {
 
     pub(crate) fn grad_mat(&self, param: Param) -> Option<Mat<'m>> {
         let (unit, _, grads) = self.owner(param);
-        let Extent { start, rows, cols, trainable } = Self::extent(unit, param);
-        grads.filter(|_| trainable).map(|g| Mat::dense(g.slice(start, rows * cols), rows, cols))
+        let Extent { trained_at, rows, cols, .. } = Self::extent(unit, param);
+        grads.zip(trained_at).map(|(g, start)| Mat::dense(g.slice(start, rows * cols), rows, cols))
     }
 
     /// The heads of this unit's layer.

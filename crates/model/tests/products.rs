@@ -8,7 +8,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Memory, Pool, Queue, View};
 use lockstep_model::{Inputs, Kernels, Unit, fill_tables, run, workspace_bytes};
 use lockstep_shape::{
-    Architecture, Biases, Cols, ModelShape, Program, Programs, Recompute, Slot, Step, UnitShape,
+    Architecture, Biases, Cols, Freeze, ModelShape, Program, Programs, Recompute, Slot, Step, UnitShape,
     block_programs, units,
 };
 
@@ -81,7 +81,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
     let tables = take(2 * shape.max_positions * shape.head_dim / 2, DType::F32);
     fill_tables(shape, tables).unwrap();
     let workspace = workspace_bytes(shape, TOKENS, TOKENS, Kernels::Cpu { num_threads: 2 });
-    let grads = normals(block.trainable_elems, DType::F32, 1.0);
+    let grads = normals(block.trained_elems, DType::F32, 1.0);
     let unit = Unit {
         queue: &queue,
         model: shape,
@@ -128,8 +128,8 @@ fn a_joined_product_is_its_parts() {
         tiny,
     ];
     for (shape, storage) in shapes.iter().flat_map(|shape| [(shape, DType::F32), (shape, DType::BF16)]) {
-        let programs = block_programs(shape, Recompute::None);
-        let block = &units(shape, false, None, false)[1];
+        let block = &units(shape, &Freeze::Nothing, false)[1];
+        let programs = block_programs(shape, block, Recompute::None);
         let [forward, backward] =
             [&programs.forward, &programs.backward].map(|program| split(program, block));
         assert_eq!(forward.steps.len(), programs.forward.steps.len() + 3);

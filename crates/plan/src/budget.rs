@@ -3,7 +3,7 @@
 use lockstep_core::Bytes;
 
 use crate::buffer::Tier;
-use crate::input::{ModelPlan, Placements, PlanInput, Recomputation};
+use crate::input::{ModelPlan, PlanInput, Recomputation};
 use crate::run_plan::lay_out;
 
 impl PlanInput {
@@ -21,11 +21,10 @@ impl PlanInput {
 
     /// Where optimizer states are offloaded: with those of as many units on the device as `budget` has room for.
     pub fn staying_most(self, budget: Bytes) -> PlanInput {
-        if self.placements.optimizer_tier == Tier::Device {
-            return self;
-        }
+        let offloads = |model: &&ModelPlan| model.trains() && model.placements.optimizer_tier != Tier::Device;
         // Something is offloaded, for that was asked for.
-        let most = self.models.iter().map(|model| model.units.len() as u32 - 1).min().unwrap_or(0);
+        let units = self.models.iter().filter(offloads).map(|model| model.units.len() as u32 - 1);
+        let Some(most) = units.min() else { return self };
         let leaving = |n: u32| self.staying(most - n);
         leaving(first_that(most, |n| leaving(n).fits(budget)))
     }
@@ -33,7 +32,7 @@ impl PlanInput {
     /// Where optimizer states are offloaded: so that those of at least `ratio` of the trained parameters are.
     pub fn leaving_at_least(self, ratio: f64) -> PlanInput {
         let most = |model: &ModelPlan| {
-            let elems = || model.units.iter().map(|unit| unit.trainable_elems as f64);
+            let elems = || model.units.iter().map(|unit| unit.trained_elems as f64);
             let room = (1.0 - ratio) * elems().sum::<f64>();
             let sums = elems().scan(0.0, |sum, elems| {
                 *sum += elems;
@@ -41,12 +40,14 @@ impl PlanInput {
             });
             sums.take_while(|sum| *sum <= room).count() as u32
         };
-        let stay = self.models.iter().filter(|model| model.trainable()).map(most).min().unwrap_or(0);
+        let stay = self.models.iter().filter(|model| model.trains()).map(most).min().unwrap_or(0);
         self.staying(stay)
     }
 
     fn staying(&self, stay: u32) -> PlanInput {
-        PlanInput { placements: Placements { stay, ..self.placements }, ..self.clone() }
+        let mut input = self.clone();
+        input.models.iter_mut().for_each(|model| model.placements.stay = stay);
+        input
     }
 
     fn fits(self, budget: Bytes) -> bool {

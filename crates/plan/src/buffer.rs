@@ -29,9 +29,8 @@ pub enum State {
     Working,
     /// The f32 copy the optimizer updates, where `Working` is narrower or on another device.
     Master,
-    /// Adam's moments.
-    ExpAvg,
-    ExpAvgSq,
+    /// A state of the optimizer: which of [`crate::OptimizerSpec::states`].
+    Optimizer(u8),
     Grad,
 }
 
@@ -67,8 +66,8 @@ pub enum What {
         turn: u32,
     },
     /// A piece of a unit's share on the host during an update: its states if their home is a disk (in the order
-    /// of [`crate::PlanInput::optimizer_states`]), each f32, then room for the updated parameters in the
-    /// storage type if their home is not the host. Two, in turn.
+    /// of [`crate::PlanInput::optimizer_states`]), then room for the updated parameters in the storage type if
+    /// their home is not the host. Two, in turn.
     HostStaging {
         turn: u32,
     },
@@ -97,11 +96,17 @@ pub enum What {
     LogProbs,
     Coefficients,
     /// Angles of the rotary embedding.
-    Tables,
+    Tables {
+        model: ModelId,
+    },
     /// Sums of squares of blocks of gradients: the leaves of the norm's tree, where the norm is found.
-    NormLeaves,
+    NormLeaves {
+        model: ModelId,
+    },
     /// The same of units whose gradients stay on the device, where others leave it.
-    StayingLeaves,
+    StayingLeaves {
+        model: ModelId,
+    },
     /// Of a device with memory of its own: the sum of squares, the norm, the factor of gradients and whether the
     /// step is skipped, in f64; and on the host, what crosses over ([`crate::PlanInput::port_elems`]).
     Verdict,
@@ -115,7 +120,7 @@ pub enum What {
 impl What {
     /// Residents live from one step to the next; everything else is packed by lifetime.
     pub fn is_resident(&self) -> bool {
-        matches!(self, What::State { .. } | What::Tables | What::Verdict | What::Port)
+        matches!(self, What::State { .. } | What::Tables { .. } | What::Verdict | What::Port)
     }
 }
 

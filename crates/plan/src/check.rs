@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
+use crate::axes::Axes;
 use crate::buffer::{Access, Buffer, BufferId, What};
 use crate::input::{AccumulationOrder, PlanInput};
 use crate::memory::MemoryPlan;
@@ -185,7 +186,7 @@ fn check_gathers(schedule: &Schedule, found: &mut Vec<Violation>) {
     for (i, op) in schedule.ops.iter().enumerate() {
         let at = OpId(i as u32);
         match op.kind {
-            OpKind::Gather(span) => {
+            OpKind::Gather { span, .. } => {
                 let twice = held.insert(span, true) == Some(true);
                 found.extend(twice.then_some(Violation::GatheredTwice { op: at, span }));
             }
@@ -255,15 +256,14 @@ pub(crate) fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Viol
         AccumulationOrder::Local => 1,
         AccumulationOrder::Reduced => input.micros,
     };
-    let model = schedule.ops.first().map_or(0, |op| op.model.0 as usize);
-    for (u, unit) in input.models[model].units.iter().enumerate() {
-        let model_id = crate::ModelId(model as u8);
-        let share = input.resident(model_id, u as u32, crate::State::Master).1;
+    let model = schedule.ops.first().map_or(crate::ModelId(0), |op| op.model);
+    for (u, unit) in input.model(model).units.iter().enumerate() {
+        let share = input.share(model, u as u32);
         let mut pieces: Vec<(usize, usize)> = schedule
             .ops
             .iter()
             .filter_map(|op| match op.kind {
-                OpKind::Update { unit, start, end } if unit as usize == u => Some((start, end)),
+                OpKind::Update { unit, start, end, .. } if unit as usize == u => Some((start, end)),
                 _ => None,
             })
             .collect();
@@ -274,7 +274,14 @@ pub(crate) fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Viol
             let times = pieces.len() as u32;
             found.push(Violation::NotUpdatedOnce { unit: u as u32, times });
         }
-        check_reductions(schedule, input, u as u32, unit.trainable_elems, reductions_per_window, &mut found);
+        let axes = input.reductions(model, u as u32);
+        check_reductions(
+            schedule,
+            input,
+            (u as u32, unit.trained_elems, axes),
+            reductions_per_window,
+            &mut found,
+        );
     }
     found
 }
@@ -282,12 +289,11 @@ pub(crate) fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Viol
 fn check_reductions(
     schedule: &Schedule,
     input: &PlanInput,
-    unit: u32,
-    elems: usize,
+    (unit, elems, axes): (u32, usize, Axes),
     windows: u32,
     found: &mut Vec<Violation>,
 ) {
-    for axis in expected_axes(input, unit) {
+    for axis in axes.iter().copied() {
         for window in 0..windows {
             let micro = if windows == 1 { input.micros - 1 } else { window };
             // Count coverage at every cut point: between cuts it cannot change.
@@ -308,22 +314,5 @@ fn check_reductions(
                 }
             }
         }
-    }
-}
-
-/// The axes gradients are summed over: one collective over the world where gradients are whole or the
-/// mesh has one axis; shard then replicate where it has two.
-fn expected_axes(input: &PlanInput, unit: u32) -> Vec<lockstep_core::Axis> {
-    use lockstep_core::Axis;
-    let mesh = input.mesh;
-    match (mesh.shard > 1, mesh.replicate > 1) {
-        // Alone, gradients that stay are summed over micro-batches by a reduction over one rank.
-        (false, false) if input.order == AccumulationOrder::Reduced && !input.grads_leave(unit) => {
-            vec![Axis::World]
-        }
-        (false, false) => vec![],
-        (true, true) => vec![Axis::Shard, Axis::Replicate],
-        (true, false) => vec![Axis::Shard],
-        (false, true) => vec![Axis::Replicate],
     }
 }

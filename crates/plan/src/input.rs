@@ -2,10 +2,12 @@
 
 use lockstep_core::{Bytes, DType, Mesh, Rank, shard_range};
 use lockstep_shape::{
-    Adapter, ModelShape, Programs, Recompute, UnitShape, block_programs, embed_programs, head_programs, units,
+    Cut, Freeze, ModelShape, Programs, Recompute, UnitKind, UnitShape, block_programs, embed_programs,
+    head_programs, units,
 };
 
 use crate::buffer::{State, Tier};
+use crate::optimizer::OptimizerSpec;
 use crate::schedule::ModelId;
 use crate::scratch::{Sizes, UnitLayout};
 
@@ -28,6 +30,26 @@ pub struct Placements {
     /// a device with room to spare updates them while the host updates the rest. The first, for the next
     /// forward begins with them.
     pub stay: u32,
+}
+
+impl Placements {
+    /// Everything whole and on the device.
+    pub const WHOLE: Placements = Placements {
+        params: Placement::Whole,
+        grads: Placement::Whole,
+        optimizer: Placement::Whole,
+        params_tier: Tier::Device,
+        optimizer_tier: Tier::Device,
+        stay: 0,
+    };
+
+    pub(crate) fn of(&self, state: State) -> Placement {
+        match state {
+            State::Working => self.params,
+            State::Grad => self.grads,
+            State::Master | State::Optimizer(_) => self.optimizer,
+        }
+    }
 }
 
 /// The order in which a window's gradients are summed.
@@ -108,85 +130,175 @@ pub enum Role {
     Reward,
 }
 
+impl Role {
+    /// Whether a model in this role can be trained.
+    pub const fn trains(self) -> bool {
+        matches!(self, Role::Policy | Role::Value)
+    }
+}
+
+/// How a model is held and what is done with it.
+#[derive(Clone, Debug)]
+pub struct ModelSettings {
+    pub placements: Placements,
+    /// The largest micro-batch it meets.
+    pub bounds: Bounds,
+    /// Tokens whose logits are there at once.
+    pub head_chunk: usize,
+    pub recompute: Recomputation,
+    pub optimizer: OptimizerSpec,
+    pub freeze: Freeze,
+    pub decay_norms: bool,
+    /// Whether it is also scored: evaluation during training, a reference, a reward model.
+    pub scores: bool,
+    /// Whether it generates: documents that grow at once, and the room each has.
+    pub generation: Option<Generation>,
+}
+
 /// One model of the run: its units and the programs they run.
 #[derive(Clone, Debug)]
 pub struct ModelPlan {
     pub role: Role,
     pub shape: ModelShape,
     pub units: Vec<UnitShape>,
+    pub placements: Placements,
+    pub bounds: Bounds,
+    pub head_chunk: usize,
     pub recompute: Recomputation,
-    /// By [`UnitKind`].
-    programs: [Programs; 4],
-}
-
-/// Units of one kind run the same programs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UnitKind {
-    Embed,
-    EarlyBlock,
-    LateBlock,
-    Head,
+    pub optimizer: OptimizerSpec,
+    pub scores: bool,
+    pub generation: Option<Generation>,
+    /// Units that compute alike share one.
+    programs: Vec<Programs>,
+    /// For every unit, its place among the programs.
+    program_of: Vec<usize>,
 }
 
 impl ModelPlan {
-    pub fn new(
-        role: Role,
-        shape: &ModelShape,
-        recompute: impl Into<Recomputation>,
-        adapter: Option<&Adapter>,
-        decay_norms: bool,
-    ) -> ModelPlan {
-        let frozen = matches!(role, Role::Reference | Role::Reward);
-        let recompute = recompute.into();
+    /// A model in a role that is not trained is frozen, whatever the settings say.
+    pub fn new(role: Role, shape: &ModelShape, settings: ModelSettings) -> ModelPlan {
+        let ModelSettings {
+            placements, bounds, head_chunk, recompute, optimizer, scores, generation, ..
+        } = settings;
+        let freeze = if role.trains() { settings.freeze } else { Freeze::All };
+        let units = units(shape, &freeze, settings.decay_norms);
+        let (programs, program_of) = programs(shape, &units, recompute);
         ModelPlan {
             role,
             shape: shape.clone(),
-            units: units(shape, frozen, adapter, decay_norms),
+            units,
+            placements,
+            bounds,
+            head_chunk,
             recompute,
-            programs: programs(shape, recompute),
+            optimizer,
+            scores,
+            generation,
+            programs,
+            program_of,
         }
     }
 
-    pub fn trainable(&self) -> bool {
-        self.units.iter().any(|u| u.trainable_elems > 0)
+    pub fn trains(&self) -> bool {
+        self.units.iter().any(|u| u.trained_elems > 0)
     }
 
     /// The same model, with other recomputation.
     pub(crate) fn recomputing(self, recompute: Recomputation) -> ModelPlan {
-        ModelPlan { recompute, programs: programs(&self.shape, recompute), ..self }
+        let (programs, program_of) = programs(&self.shape, &self.units, recompute);
+        ModelPlan { recompute, programs, program_of, ..self }
     }
 
-    pub fn kind(&self, unit: usize) -> UnitKind {
-        let head = self.units.len() - 1;
-        match unit {
-            0 => UnitKind::Embed,
-            _ if unit == head => UnitKind::Head,
-            _ if unit + self.recompute.late_blocks as usize >= head => UnitKind::LateBlock,
-            _ => UnitKind::EarlyBlock,
-        }
+    /// The unit that holds the embedding's table.
+    pub fn embed(&self) -> u32 {
+        self.unit_of(UnitKind::Embed)
     }
 
-    pub fn programs(&self, unit: usize) -> &Programs {
-        &self.programs[self.kind(unit) as usize]
+    /// The unit that ends the model.
+    pub fn head(&self) -> u32 {
+        self.unit_of(UnitKind::Head)
     }
 
-    /// Slot layouts by [`UnitKind`].
-    pub(crate) fn layouts(&self, sizes: Sizes) -> [UnitLayout; 4] {
-        self.programs.each_ref().map(|programs| UnitLayout::new(programs, sizes))
+    fn unit_of(&self, kind: UnitKind) -> u32 {
+        self.units.iter().position(|unit| unit.kind == kind).expect("every model has one") as u32
+    }
+
+    /// A unit's place among [`crate::PlanData::layouts`].
+    pub fn layout_of(&self, unit: u32) -> usize {
+        self.program_of[unit as usize]
+    }
+
+    pub fn programs(&self, unit: u32) -> &Programs {
+        &self.programs[self.layout_of(unit)]
+    }
+
+    /// Slot layouts of its programs. See [`ModelPlan::layout_of`].
+    pub(crate) fn layouts(&self, storage: DType) -> Vec<UnitLayout> {
+        let sizes = Sizes { tokens: self.bounds.tokens, chunk: self.head_chunk, storage };
+        self.programs.iter().map(|programs| UnitLayout::new(programs, sizes)).collect()
     }
 
     pub fn params(&self) -> u64 {
         self.units.iter().map(|u| u.params()).sum()
     }
+
+    /// Tokens, targets, positions and document bounds of a micro-batch; in generation also places in the
+    /// cache and the rows to draw from; with dropout also samples. In u32.
+    pub fn inputs_elems(&self, is_separate: bool) -> usize {
+        let (docs, grown) = (self.docs_room(is_separate), self.grown_docs());
+        let samples = if self.shape.dropout.is_on() { docs } else { 0 };
+        3 * self.bounds.tokens + docs.max(grown) + 1 + 2 * grown + samples
+    }
+
+    /// Documents of a micro-batch as the device sees it. One with memory of its own is given whole blocks of 256 tokens,
+    /// so that shapes are few; what fills the last block is a document besides.
+    pub fn docs_room(&self, is_separate: bool) -> usize {
+        self.bounds.docs + usize::from(is_separate)
+    }
+
+    /// Documents that grow at once.
+    pub fn grown_docs(&self) -> usize {
+        self.generation.map_or(0, |generation| generation.docs)
+    }
+
+    /// What of the port belongs to one micro-batch: its inputs, coefficients and log-probabilities, each on a
+    /// boundary of 256 elements of four bytes.
+    pub fn port_stride(&self) -> usize {
+        self.inputs_elems(true).next_multiple_of(256) + 2 * self.bounds.tokens.next_multiple_of(256)
+    }
 }
 
-fn programs(shape: &ModelShape, recompute: Recomputation) -> [Programs; 4] {
-    [
-        embed_programs(shape),
-        block_programs(shape, recompute.early),
-        block_programs(shape, recompute.late),
-        head_programs(shape),
-    ]
+/// The programs of a model, and for each unit which it runs.
+fn programs(
+    shape: &ModelShape,
+    units: &[UnitShape],
+    recompute: Recomputation,
+) -> (Vec<Programs>, Vec<usize>) {
+    let blocks = units.iter().filter(|unit| matches!(unit.kind, UnitKind::Block(_))).count() as u32;
+    let (mut keys, mut programs): (Vec<(Option<Recompute>, Vec<bool>)>, Vec<Programs>) = (vec![], vec![]);
+    let mut program_of = Vec::new();
+    for unit in units {
+        let recompute = match unit.kind {
+            UnitKind::Block(i) if i + recompute.late_blocks >= blocks => Some(recompute.late),
+            UnitKind::Block(_) => Some(recompute.early),
+            UnitKind::Embed | UnitKind::Head => None,
+        };
+        let trained = unit.segments.iter().map(|segment| segment.is_trained()).collect();
+        let key = (recompute, trained);
+        let known = keys.iter().position(|known| *known == key && recompute.is_some());
+        program_of.push(known.unwrap_or(programs.len()));
+        if known.is_none() {
+            keys.push(key);
+            programs.push(match (unit.kind, recompute) {
+                (UnitKind::Embed, _) => embed_programs(shape),
+                (UnitKind::Block(_), recompute) => {
+                    block_programs(shape, unit, recompute.expect("blocks have a choice"))
+                }
+                (UnitKind::Head, _) => head_programs(shape),
+            });
+        }
+    }
+    (programs, program_of)
 }
 
 /// Everything a schedule and its memory depend on.
@@ -195,7 +307,6 @@ pub struct PlanInput {
     pub models: Vec<ModelPlan>,
     pub mesh: Mesh,
     pub strategy: crate::strategy::Strategy,
-    pub placements: Placements,
     pub order: AccumulationOrder,
     pub micros: u32,
     pub prefetch: u32,
@@ -207,44 +318,68 @@ pub struct PlanInput {
     pub publish_bucket: usize,
     /// Storage type of activations and working parameters.
     pub storage: DType,
-    pub bounds: Bounds,
-    pub head_chunk: usize,
     pub needs: DeviceNeeds,
     /// Whether the objective's coefficients are known before the head runs.
     pub coefficients_ahead: bool,
-    pub clip: bool,
-    /// Whether what is trained is also scored: evaluation during training.
-    pub evaluates: bool,
-    /// Generation: documents that grow at once, and the room each has.
-    pub generation: Option<Generation>,
 }
 
 impl PlanInput {
-    /// Tier, elements and type of a resident state on the rank that holds most. The trainable and the
-    /// frozen part of a unit are cut over the shard axis separately, so that every rank has its share of
-    /// both.
+    /// Models on one rank, one micro-batch a step, nothing ahead of its use: what others differ from.
+    pub fn alone(models: Vec<ModelPlan>, storage: DType, needs: DeviceNeeds) -> PlanInput {
+        PlanInput {
+            models,
+            mesh: Mesh::SINGLE,
+            strategy: crate::strategy::ddp,
+            order: AccumulationOrder::Local,
+            micros: 1,
+            prefetch: 0,
+            bucket: Bytes::ZERO,
+            reduce_bucket: 0,
+            publish_bucket: 0,
+            storage,
+            needs,
+            coefficients_ahead: true,
+        }
+    }
+
+    pub fn model(&self, id: ModelId) -> &ModelPlan {
+        &self.models[id.0 as usize]
+    }
+
+    fn unit(&self, model: ModelId, unit: u32) -> &UnitShape {
+        &self.model(model).units[unit as usize]
+    }
+
+    /// Tier, elements and type of a resident state on the rank that holds most.
     pub fn resident(&self, model: ModelId, unit: u32, state: State) -> (Tier, usize, DType) {
-        let shape = &self.models[model.0 as usize].units[unit as usize];
-        let p = &self.placements;
-        let share = |elems: usize, placement: Placement| match placement {
-            Placement::Whole => elems,
-            Placement::Shard => shard_range(elems, self.mesh.shard, 0).elems(),
-        };
-        let (trained, frozen) = (shape.trainable_elems, shape.elems - shape.trainable_elems);
+        let parts = self.mesh.size_of(self.cut_over(model, state));
+        let cuts = self.cuts_with(model, unit, state);
+        let elems = cuts.map(|cut| shard_range(cut.elems(), parts, 0).elems()).sum();
+        let plan = self.model(model);
         match state {
-            State::Working => {
-                (p.params_tier, share(trained, p.params) + share(frozen, p.params), self.storage)
-            }
+            State::Working => (plan.placements.params_tier, elems, self.storage),
             // Gradients live where the optimizer reads them: updates on the host find theirs there, also when the
             // states come from a disk.
             State::Grad => {
-                let tier = if self.grads_leave(unit) { Tier::Host } else { Tier::Device };
-                (tier, share(trained, p.grads), DType::F32)
+                let tier = if self.grads_leave(model, unit) { Tier::Host } else { Tier::Device };
+                (tier, elems, DType::F32)
             }
-            State::Master | State::ExpAvg | State::ExpAvgSq => {
-                (self.optimizer_tier(unit), share(trained, p.optimizer), DType::F32)
+            State::Master => (self.optimizer_tier(model, unit), elems, DType::F32),
+            State::Optimizer(i) => {
+                (self.optimizer_tier(model, unit), elems, plan.optimizer.states[i as usize].dtype)
             }
         }
+    }
+
+    /// The cuts of a unit for which a state exists: parameters for all, anything else for the trained ones.
+    fn cuts_with(&self, model: ModelId, unit: u32, state: State) -> impl Iterator<Item = Cut> {
+        let cuts = self.unit(model, unit).cuts().into_iter();
+        cuts.filter(move |cut| state == State::Working || cut.trained_at.is_some())
+    }
+
+    /// Elements of a unit that the rank with the longest share updates.
+    pub fn share(&self, model: ModelId, unit: u32) -> usize {
+        self.resident(model, unit, State::Master).1
     }
 
     /// Whether the device has memory of its own: then batches and results cross over through a port on the
@@ -253,97 +388,63 @@ impl PlanInput {
         self.needs.host_foreign.is_some()
     }
 
-    /// Tokens, targets, positions and document bounds of a micro-batch; in generation also places in the
-    /// cache and the rows to draw from; with dropout also samples. In u32.
-    pub fn inputs_elems(&self) -> usize {
-        let grown = self.generation.map_or(0, |r| r.docs);
-        let samples = if self.has_dropout() { self.docs_room() } else { 0 };
-        3 * self.bounds.tokens + self.docs_room().max(grown) + 1 + 2 * grown + samples
-    }
-
-    /// Documents of a micro-batch as the device sees it. One with memory of its own is given whole blocks of 256 tokens,
-    /// so that shapes are few; what fills the last block is a document besides.
-    pub fn docs_room(&self) -> usize {
-        self.bounds.docs + usize::from(self.is_separate())
-    }
-
-    /// What of the port belongs to one micro-batch: its inputs, coefficients and log-probabilities, each on a
-    /// boundary of 256 elements of four bytes.
-    pub fn port_stride(&self) -> usize {
-        self.inputs_elems().next_multiple_of(256) + 2 * self.bounds.tokens.next_multiple_of(256)
-    }
-
     /// The port: a part for each micro-batch, then, in generation, a chunk of logits.
     pub fn port_elems(&self) -> usize {
-        let logits = self.generation.map_or(0, |r| r.docs * self.models[0].shape.vocab);
-        self.micros as usize * self.port_stride() + logits
-    }
-
-    /// Whether any model drops: then batches say which sample each document is.
-    pub fn has_dropout(&self) -> bool {
-        self.models.iter().any(|m| m.shape.dropout.is_on())
-    }
-
-    /// Whether ranks hold different parts of a state.
-    pub fn is_sharded(&self, state: State) -> bool {
-        let p = &self.placements;
-        let placement = match state {
-            State::Working => p.params,
-            State::Grad => p.grads,
-            State::Master | State::ExpAvg | State::ExpAvgSq => p.optimizer,
+        let of = |model: &ModelPlan| {
+            self.micros as usize * model.port_stride() + model.grown_docs() * model.shape.vocab
         };
-        placement == Placement::Shard && self.mesh.shard > 1
+        self.models.iter().map(of).max().unwrap_or(0)
     }
 
-    /// The parts of a unit that a rank holds of a state: the trained one and the frozen one.
-    pub fn owned(&self, model: ModelId, unit: u32, state: State, rank: Rank) -> [OwnedPart; 2] {
-        let shape = &self.models[model.0 as usize].units[unit as usize];
-        let (num, idx) =
-            if self.is_sharded(state) { (self.mesh.shard, self.mesh.shard_idx(rank)) } else { (1, 0) };
-        let trained = shard_range(shape.trainable_elems, num, idx);
-        let frozen = match state {
-            State::Working => shard_range(shape.elems - shape.trainable_elems, num, idx),
-            _ => shard_range(0, num, idx),
+    /// The parts of a unit that a rank holds of a state, in order. Every cut of the unit is divided over ranks by itself,
+    /// so that each rank has its share of all; a part begins at the same place of the buffer on every rank.
+    pub fn owned(&self, model: ModelId, unit: u32, state: State, rank: Rank) -> Vec<OwnedPart> {
+        let axes = self.cut_over(model, state);
+        let (parts, index) = (self.mesh.size_of(axes), self.mesh.index_along(axes, rank));
+        let mut at = 0;
+        let own = |cut: Cut| {
+            let own = shard_range(cut.elems(), parts, index);
+            let part = OwnedPart {
+                start: cut.start + own.start,
+                end: cut.start + own.end,
+                trained_at: cut.trained_at.map(|first| first + own.start),
+                at,
+            };
+            at += shard_range(cut.elems(), parts, 0).elems();
+            part
         };
-        // The frozen part begins at the same place on every rank: behind the longest trained one.
-        let behind = shard_range(shape.trainable_elems, num, 0).elems();
-        [
-            OwnedPart { start: trained.start, end: trained.end, at: 0 },
-            OwnedPart {
-                start: shape.trainable_elems + frozen.start,
-                end: shape.trainable_elems + frozen.end,
-                at: behind,
-            },
-        ]
+        self.cuts_with(model, unit, state).map(own).collect()
     }
 
     /// Where a unit's optimizer states live.
-    pub fn optimizer_tier(&self, unit: u32) -> Tier {
-        if unit < self.placements.stay { Tier::Device } else { self.placements.optimizer_tier }
+    pub fn optimizer_tier(&self, model: ModelId, unit: u32) -> Tier {
+        let placements = &self.model(model).placements;
+        if unit < placements.stay { Tier::Device } else { placements.optimizer_tier }
     }
 
     /// Whether a unit's gradients are only made on the device, and live on the host.
-    pub fn grads_leave(&self, unit: u32) -> bool {
-        self.optimizer_tier(unit) != Tier::Device
-    }
-
-    /// Whether a rank's accumulator holds whole gradients.
-    pub fn grads_are_whole(&self) -> bool {
-        !self.is_sharded(State::Grad)
+    pub fn grads_leave(&self, model: ModelId, unit: u32) -> bool {
+        self.optimizer_tier(model, unit) != Tier::Device
     }
 
     /// Whether the optimizer keeps an f32 copy of a unit of its own: where the working copy is narrower, or lies
     /// on the other side of the bus.
-    fn has_master(&self, unit: u32) -> bool {
-        let params_tier = self.placements.params_tier;
+    fn has_master(&self, model: ModelId, unit: u32) -> bool {
+        let params_tier = self.model(model).placements.params_tier;
         self.storage != DType::F32
-            || (params_tier == Tier::Device) != (self.optimizer_tier(unit) == Tier::Device)
+            || (params_tier == Tier::Device) != (self.optimizer_tier(model, unit) == Tier::Device)
     }
 
     /// The states a unit's update reads and writes, besides the working copy.
-    pub fn optimizer_states(&self, unit: u32) -> &'static [State] {
-        let all = &[State::ExpAvg, State::ExpAvgSq, State::Master];
-        if self.has_master(unit) { all } else { &all[..2] }
+    pub fn optimizer_states(&self, model: ModelId, unit: u32) -> Vec<State> {
+        let master = self.has_master(model, unit).then_some(State::Master);
+        self.model(model).optimizer.states().chain(master).collect()
+    }
+
+    /// Bytes of `elems` elements of all states that a unit's update needs, one state after the other.
+    pub fn staged_bytes(&self, model: ModelId, unit: u32, elems: usize) -> usize {
+        let states = self.optimizer_states(model, unit).into_iter();
+        states.map(|state| elems * self.resident(model, unit, state).2.size()).sum()
     }
 }
 
@@ -352,6 +453,8 @@ impl PlanInput {
 pub struct OwnedPart {
     pub start: usize,
     pub end: usize,
+    /// Its first element among the unit's trained ones; `None`: frozen.
+    pub trained_at: Option<usize>,
     pub at: usize,
 }
 

@@ -10,14 +10,17 @@
 
 #![forbid(unsafe_code)]
 
+mod axes;
 mod budget;
 mod buffer;
 mod builder;
 mod check;
 mod input;
 mod memory;
+mod optimizer;
 mod order;
 mod print;
+mod resolve;
 mod run_plan;
 mod schedule;
 mod scratch;
@@ -25,15 +28,22 @@ pub mod strategy;
 #[cfg(test)]
 mod tests;
 
+pub use axes::Axes;
 pub use buffer::{Access, Buffer, BufferId, State, Tier, What};
 pub use builder::{StepBuilder, Use, Work};
 pub use check::Violation;
 pub use input::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, OwnedPart, Placement, Placements,
-    PlanInput, Recomputation, Role, UnitKind,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OwnedPart, Placement,
+    Placements, PlanInput, Recomputation, Role,
 };
 pub use memory::{MemoryPlan, last_uses, pack};
+pub use optimizer::{OptimizerSpec, StateSpec};
 pub use print::{memory_table, operation_text, schedule_text};
+pub use resolve::{
+    DeviceMemory, Hardware, bounds, budget, chosen_strategy, head_chunk, optimizer_spec, resolve, storage,
+};
 pub use run_plan::{Phase, PhaseKind, PlanData, PlanError, Residents, RunPlan, build};
-pub use schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
+pub use schedule::{
+    End, Lane, ModelId, Moved, Op, OpId, OpKind, ReduceInto, Schedule, Span, SpanId, SpanPart, Wait,
+};
 pub use scratch::{ProgramLayout, SlotHome, UnitLayout};

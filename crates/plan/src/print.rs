@@ -6,10 +6,11 @@ use std::fmt::Write;
 use lockstep_core::{Axis, Bytes, DType, Elems};
 use lockstep_shape::Recompute;
 
-use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
-use crate::input::{Placement, PlanInput, Recomputation};
+use crate::axes::Axes;
+use crate::buffer::{Buffer, State, Tier, What};
+use crate::input::{ModelPlan, Recomputation};
 use crate::run_plan::{Phase, RunPlan};
-use crate::schedule::{Lane, Op, OpKind, SpanId, SpanPart, Wait};
+use crate::schedule::{End, Lane, Moved, Op, OpKind, ReduceInto, SpanId, SpanPart, Wait};
 
 /// What buffers are aligned to, and therefore counted in.
 const ALIGN: u64 = 4096;
@@ -19,18 +20,18 @@ pub fn memory_table(plan: &RunPlan) -> String {
     let mut out = String::new();
     let input = &plan.input;
     for model in &input.models {
-        let trained: u64 = model.units.iter().map(|u| u.trainable_elems as u64).sum();
-        let all: u64 = model.units.iter().map(|u| u.elems as u64).sum();
+        let trained: u64 = model.units.iter().map(|u| u.trained_params()).sum();
         let note = match trained {
             0 => ", frozen".to_string(),
-            _ if trained < all => format!(", {} of them trained", Elems(trained)),
+            _ if trained < model.params() => format!(", {} of them trained", Elems(trained)),
             _ => String::new(),
         };
         let (role, family) =
             (format!("{:?}", model.role).to_lowercase(), model.shape.architecture.class_name());
         let _ = writeln!(out, "{role:<10}{family}, {} parameters{note}", Elems(model.params()));
     }
-    let (mesh, tokens) = (input.mesh, input.bounds.tokens);
+    let (mesh, tokens) =
+        (input.mesh, input.models.iter().map(|model| model.bounds.tokens).max().unwrap_or(0));
     let arranged = match mesh.replicate {
         1 => String::new(),
         _ => format!(" = {} replicas x {} shards", mesh.replicate, mesh.shard),
@@ -38,7 +39,7 @@ pub fn memory_table(plan: &RunPlan) -> String {
     let _ = writeln!(out, "{:<10}{}{arranged}", "ranks", mesh.world());
     let batches = if input.micros == 1 { "micro-batch" } else { "micro-batches" };
     let _ = writeln!(out, "{:<10}{} {batches} of {tokens} tokens on each rank", "step", input.micros);
-    choices(&mut out, input);
+    input.models.iter().filter(|model| model.trains()).for_each(|model| choices(&mut out, model));
 
     let _ = writeln!(out, "\n{:<38}{:>12}{:>12}{:>12}", "bytes per rank", "device", "host", "nvme");
     let residents = resident_rows(plan);
@@ -72,9 +73,9 @@ pub fn memory_table(plan: &RunPlan) -> String {
 }
 
 /// What is not the same in all units.
-fn choices(out: &mut String, input: &PlanInput) {
-    let Recomputation { early, late, late_blocks } = input.models[0].recompute;
-    let blocks = input.models[0].shape.layers as u32;
+fn choices(out: &mut String, model: &ModelPlan) {
+    let Recomputation { early, late, late_blocks } = model.recompute;
+    let blocks = model.shape.layers as u32;
     if (1..blocks).contains(&late_blocks) {
         let words = |again: Recompute| format!("{again:?}").to_lowercase();
         let first = blocks - late_blocks;
@@ -85,8 +86,8 @@ fn choices(out: &mut String, input: &PlanInput) {
             "recompute"
         );
     }
-    let (units, stay) = (input.models[0].units.len(), input.placements.stay);
-    if stay > 0 && input.placements.optimizer_tier != Tier::Device {
+    let (units, stay) = (model.units.len(), model.placements.stay);
+    if stay > 0 && model.placements.optimizer_tier != Tier::Device {
         let _ = writeln!(out, "{:<10}of the first {stay} of {units} units stay on the device", "states");
     }
 }
@@ -118,20 +119,24 @@ fn resident_rows(plan: &RunPlan) -> Vec<(String, [Bytes; 3])> {
 
 /// A resident's place in the table and its name, with the share of it that a rank holds.
 fn resident_name(plan: &RunPlan, buffer: &Buffer) -> (u8, String) {
-    let (p, shards) = (&plan.input.placements, plan.input.mesh.shard);
-    let share = |placement: Placement| match placement {
-        Placement::Shard if shards > 1 => format!(", 1/{shards}"),
-        _ => String::new(),
+    let What::State { model, state, .. } = buffer.what else {
+        return if buffer.what == What::Port {
+            (5, "batches on their way".into())
+        } else {
+            (4, "tables".into())
+        };
     };
-    let named = |name: &str, placement| format!("{name}, {}{}", buffer.dtype, share(placement));
-    match buffer.what {
-        What::State { state: State::Working, .. } => (0, named("parameters", p.params)),
-        What::State { state: State::Master, .. } => (1, named("master parameters", p.optimizer)),
-        What::State { state: State::Grad, .. } => (2, named("gradients", p.grads)),
-        What::State { .. } => (3, named("Adam moments", p.optimizer)),
-        What::Port => (5, "batches on their way".into()),
-        _ => (4, "tables".into()),
-    }
+    let share = match plan.input.mesh.size_of(plan.input.cut_over(model, state)) {
+        1 => String::new(),
+        parts => format!(", 1/{parts}"),
+    };
+    let (place, name) = match state {
+        State::Working => (0, "parameters"),
+        State::Master => (1, "master parameters"),
+        State::Grad => (2, "gradients"),
+        State::Optimizer(_) => (3, plan.input.model(model).optimizer.title),
+    };
+    (place, format!("{name}, {}{share}", buffer.dtype))
 }
 
 /// A phase's buffers by kind, largest first.
@@ -148,7 +153,7 @@ fn phase_rows(plan: &RunPlan, phase: &Phase) -> Vec<(&'static str, [Bytes; 3])> 
             What::Rebuilt { .. } => "recomputed for backward",
             What::Scratch => "scratch and workspace",
             What::Whole { .. } => "parameters gathered whole",
-            What::GradWhole { unit, .. } if plan.input.grads_leave(unit) => {
+            What::GradWhole { model, unit } if plan.input.grads_leave(model, unit) => {
                 "gradients on their way to the host"
             }
             What::GradWhole { .. } => "gradients before reduction",
@@ -204,7 +209,7 @@ pub fn operation_text(plan: &RunPlan, phase: &Phase, i: usize) -> String {
 
 /// An operation in words, and the bytes it moves.
 fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
-    let words = Words { plan, phase, op };
+    let words = Words { plan, phase };
     let micro_text = |micro: u32| match plan.input.micros {
         1 => String::new(),
         _ => format!(", micro-batch {micro}"),
@@ -218,37 +223,32 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
         OpKind::HeadStep { micro, .. } => format!("forward and backward head{}", micro_text(micro)),
         OpKind::Recompute { unit, micro } => format!("recompute {}{}", words.unit(unit), micro_text(micro)),
         OpKind::Backward { unit, micro, .. } => format!("backward {}{}", words.unit(unit), micro_text(micro)),
-        OpKind::Gather(span) => {
+        OpKind::Gather { span, axes, .. } => {
             let bytes = words.bytes(span, plan.input.storage);
-            return (words.gather_text(span), bytes.to_string());
+            return (words.gather_text(span, axes), bytes.to_string());
         }
-        OpKind::Fetch(span) => return words.copy("fetch", span),
-        OpKind::Spill(span) => return words.copy("spill", span),
-        OpKind::Publish(span) => {
-            let text = format!("publish {} to {} ranks", words.span(span), plan.input.mesh.shard);
+        OpKind::Move { what, from, to, span } => return words.move_text(what, from, to, span),
+        OpKind::Publish { span, axes } => {
+            let text = format!("publish {} to {} ranks", words.span(span), plan.input.mesh.size_of(axes));
             return (text, words.bytes(span, plan.input.storage).to_string());
         }
-        OpKind::Reduce { span, micro, axis, .. } => {
-            let text = format!("{}{}", words.reduce_text(span, axis), micro_text(micro));
+        OpKind::Reduce { span, micro, axis, into, .. } => {
+            let text = format!("{}{}", words.reduce_text(span, axis, into), micro_text(micro));
             return (text, words.reduced_bytes(span, axis).to_string());
         }
-        OpKind::Add { span, micro } => {
+        OpKind::Add { span, micro, .. } => {
             let text = format!("add gradient of {}{}", words.span(span), micro_text(micro));
             return (text, words.bytes(span, DType::F32).to_string());
         }
-        OpKind::Squares => words.squares_text(),
-        OpKind::JoinSquares => "squares of what stays on the device to the others".into(),
-        OpKind::ClipNorm if op.lane == Lane::Comm => {
-            format!("gradient norm over {} ranks and clip factor", plan.input.mesh.shard)
+        OpKind::Squares { span, .. } => words.squares_text(span),
+        OpKind::ClipNorm { axes: [] } => "gradient norm and clip factor".into(),
+        OpKind::ClipNorm { axes } => {
+            format!("gradient norm over {} ranks and clip factor", plan.input.mesh.size_of(axes))
         }
-        OpKind::ClipNorm => "gradient norm and clip factor".into(),
-        OpKind::Update { unit, start, end } => {
-            let share = plan.input.resident(phase.model, unit, State::Master).1;
-            match (start, end) {
-                (0, end) if end == share => format!("update {}", words.unit(unit)),
-                _ => format!("update {}[{start}..{end}]", words.unit(unit)),
-            }
-        }
+        OpKind::Update { unit, start, end, .. } => match (start, end) {
+            (0, end) if end == plan.input.share(phase.model, unit) => format!("update {}", words.unit(unit)),
+            _ => format!("update {}[{start}..{end}]", words.unit(unit)),
+        },
         OpKind::Generate => "generate: new tokens through all units and into the cache, repeated".into(),
     };
     (text, String::new())
@@ -258,16 +258,15 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
 struct Words<'a> {
     plan: &'a RunPlan,
     phase: &'a Phase,
-    op: &'a Op,
 }
 
 impl Words<'_> {
     fn unit(&self, unit: u32) -> String {
-        self.plan.input.models[self.phase.model.0 as usize].units[unit as usize].kind.to_string()
+        self.plan.input.model(self.phase.model).units[unit as usize].kind.to_string()
     }
 
     fn span(&self, id: SpanId) -> String {
-        let units = &self.plan.input.models[self.phase.model.0 as usize].units;
+        let units = &self.plan.input.model(self.phase.model).units;
         let parts: Vec<String> = self
             .phase
             .schedule
@@ -278,7 +277,7 @@ impl Words<'_> {
                 let (unit, name) = (&units[p.unit as usize], self.unit(p.unit));
                 match (p.start, p.end) {
                     (0, end) if end == unit.elems => name,
-                    (0, end) if end == unit.trainable_elems => format!("{name}'s adapters"),
+                    (0, end) if end == unit.trained_elems => format!("{name}'s trained part"),
                     (start, end) => format!("{name}[{start}..{end}]"),
                 }
             })
@@ -290,75 +289,69 @@ impl Words<'_> {
         Elems(self.phase.schedule.span(id).elems() as u64).bytes(dtype)
     }
 
-    /// Between replicas of sharded gradients only the owner's slice moves.
+    /// Of a gradient that is cut, only the owner's slice moves along any other axis.
     fn reduced_bytes(&self, span: SpanId, axis: Axis) -> Bytes {
-        let all = self.bytes(span, DType::F32);
-        let sliced = axis == Axis::Replicate && self.plan.input.placements.grads == Placement::Shard;
-        if sliced { Bytes(all.0.div_ceil(self.plan.input.mesh.shard as u64)) } else { all }
+        let (all, mesh) = (self.bytes(span, DType::F32), self.plan.input.mesh);
+        let cut = self.plan.input.cut_over(self.phase.model, State::Grad);
+        if cut.contains(&axis) { all } else { Bytes(all.0.div_ceil(u64::from(mesh.size_of(cut)))) }
     }
 
-    fn gather_text(&self, span: SpanId) -> String {
-        let source = match self.op.lane {
-            Lane::Comm => format!("{} ranks", self.plan.input.mesh.shard),
-            _ => self.plan.input.placements.params_tier.to_string(),
+    fn gather_text(&self, span: SpanId, axes: Axes) -> String {
+        let input = &self.plan.input;
+        let source = match axes {
+            [] => input.model(self.phase.model).placements.params_tier.to_string(),
+            axes => format!("{} ranks", input.mesh.size_of(axes)),
         };
         format!("gather {} from {source}", self.span(span))
     }
 
     /// Whether the sum is added to what earlier micro-batches left.
-    fn reduce_text(&self, span: SpanId, axis: Axis) -> String {
-        let (mesh, adds) =
-            (self.plan.input.mesh, matches!(self.op.kind, OpKind::Reduce { fresh: false, .. }));
+    fn reduce_text(&self, span: SpanId, axis: Axis, into: ReduceInto) -> String {
+        let mesh = self.plan.input.mesh;
         let text = match mesh.size(axis) {
-            1 => format!("accumulate {}", self.span(span)),
+            1 => return format!("accumulate {}", self.span(span)),
             n if mesh.replicate > 1 => format!("reduce {} over {n} ranks ({axis})", self.span(span)),
             n => format!("reduce {} over {n} ranks", self.span(span)),
         };
-        if adds && mesh.world() > 1 { format!("{text}, adding") } else { text }
+        if into == (ReduceInto::Accumulator { fresh: false }) { format!("{text}, adding") } else { text }
     }
 
-    /// A copy between tiers: what is copied shows in the resident it reads, or else writes.
-    fn copy(&self, verb: &str, span: SpanId) -> (String, String) {
-        let input = &self.plan.input;
-        let resident = |wanted: Access| {
-            let mut touched = self.op.accesses.iter().filter(|(_, access)| *access == wanted);
-            touched.find_map(|(id, _)| Some(self.buffer(*id)).filter(|b| b.what.is_resident()))
-        };
-        if self.op.accesses.iter().any(|(id, _)| matches!(self.buffer(*id).what, What::GradWhole { .. })) {
-            let way = if resident(Access::Read).is_some() { "from" } else { "to" };
-            let text = format!("{verb} gradient of {} {way} host", self.span(span));
-            return (text, self.bytes(span, DType::F32).to_string());
-        }
-        let (home, read) = match resident(Access::Read) {
-            Some(home) => (home, true),
-            None => (resident(Access::Update).expect("a copy has a home to come from or go to"), false),
-        };
+    /// A copy between memories, as people read it, and its bytes on the rank that has most.
+    fn move_text(&self, what: Moved, from: End, to: End, span: SpanId) -> (String, String) {
+        let (input, model) = (&self.plan.input, self.phase.model);
         let SpanPart { unit, start, end } = self.phase.schedule.span(span).parts[0];
-        // On the rank that has most of it.
-        let share = (end - start).min(input.resident(self.phase.model, unit, State::Master).1);
-        let (what, elems, dtype) = match home.what {
-            What::State { state: State::Working, .. } if read => ("parameters", home.elems, input.storage),
-            What::State { state: State::Working, .. } => ("parameters", share, input.storage),
-            _ => ("states", input.optimizer_states(unit).len() * share, DType::F32),
+        let elems = end - start;
+        let home = |state: State| input.resident(model, unit, state).0;
+        let (text, tier, bytes) = match what {
+            Moved::Params => {
+                let share = elems.min(input.resident(model, unit, State::Working).1);
+                let bytes = Elems(share as u64).bytes(input.storage);
+                (format!("parameters of {}", self.span(span)), home(State::Working), bytes)
+            }
+            Moved::Grad => {
+                let bytes = Elems(elems as u64).bytes(DType::F32);
+                (format!("gradient of {}", self.span(span)), home(State::Grad), bytes)
+            }
+            Moved::OptimizerStates => {
+                let bytes = Bytes(input.staged_bytes(model, unit, elems) as u64);
+                (format!("states of {}", self.span(span)), input.optimizer_tier(model, unit), bytes)
+            }
+            Moved::Squares => {
+                return ("squares of what stays on the device to the others".into(), String::new());
+            }
         };
-        let way = if read { "from" } else { "to" };
-        let text = format!("{verb} {what} of {} {way} {}", self.span(span), home.tier);
-        (text, Elems(elems as u64).bytes(dtype).to_string())
+        let tier_of = |end: End| match end {
+            End::Home => tier,
+            End::Buffer(id) => self.plan.buffers[id.0 as usize].tier,
+        };
+        (format!("move {text} from {} to {}", tier_of(from), tier_of(to)), bytes.to_string())
     }
 
     /// Where squares are summed unit by unit, of which.
-    fn squares_text(&self) -> String {
-        let mut units = self.op.accesses.iter().filter_map(|(id, _)| match self.buffer(*id).what {
-            What::State { state: State::Grad, unit, .. } => Some(unit),
-            _ => None,
-        });
-        match (units.next(), units.next()) {
-            (Some(unit), None) => format!("squares of {}'s gradient", self.unit(unit)),
+    fn squares_text(&self, span: SpanId) -> String {
+        match &self.phase.schedule.span(span).parts[..] {
+            [part] => format!("squares of {}'s gradient", self.unit(part.unit)),
             _ => "squares of the gradients".into(),
         }
-    }
-
-    fn buffer(&self, id: BufferId) -> &Buffer {
-        &self.plan.buffers[id.0 as usize]
     }
 }

@@ -7,10 +7,10 @@ use lockstep_core::{Bytes, DType, Fault, FaultClass};
 use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
 use crate::builder::{BufferTable, StepBuilder};
 use crate::check::{Violation, check_phase};
-use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput, Role};
+use crate::input::{AccumulationOrder, PlanInput};
 use crate::memory::{MemoryPlan, pack};
 use crate::schedule::{ModelId, OpKind, Schedule};
-use crate::scratch::{Sizes, UnitLayout};
+use crate::scratch::UnitLayout;
 
 /// What a phase is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +81,10 @@ pub struct Residents {
 pub enum PlanError {
     #[error("the plan needs {needed} on the device, {over} over the budget of {budget}")]
     OverBudget { needed: Bytes, over: Bytes, budget: Bytes },
+    #[error("every tensor is frozen: there is nothing to train")]
+    NothingTrains,
+    #[error("`freeze` has the pattern `{pattern}`, which names no tensor of the model")]
+    FreezesNothing { pattern: String, closest: Option<String> },
     #[error(
         "`recompute: auto` computes as little again as there is room for, and nothing says how much there is"
     )]
@@ -127,6 +131,11 @@ impl Fault for PlanError {
                 "A strategy emits its operations through StepBuilder; `lockstep plan --schedule` shows a sound one."
                     .into(),
             ),
+            PlanError::FreezesNothing { closest, .. } => Some(match closest {
+                Some(name) => format!("Did you mean `{name}`? `*` stands for any text, and a module's name for all in it."),
+                None => "`*` stands for any text, as in `model.layers.*.mlp`; a module's name stands for all in it.".into(),
+            }),
+            PlanError::NothingTrains => Some("`freeze` names too much.".into()),
             PlanError::ParamOffload { .. } | PlanError::HybridMesh { .. } => None,
         }
     }
@@ -160,7 +169,8 @@ pub fn build(input: PlanInput) -> Result<RunPlan, PlanError> {
 
 /// Emits every phase and packs memory: what [`build`] checks. For comparing sizes, before one is chosen.
 pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
-    if input.micros == 1 && (input.placements.grads == Placement::Whole || input.mesh.shard == 1) {
+    let sharded = |i: usize| input.is_sharded(ModelId(i as u8), State::Grad);
+    if input.micros == 1 && !(0..input.models.len()).any(sharded) {
         // With one micro-batch both orders are the same sum, and this one needs no second buffer.
         input.order = AccumulationOrder::Local;
     }
@@ -173,19 +183,17 @@ pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
         emit(&mut builder);
         schedules.push((kind, id, builder.finish()));
     };
-    if input.generation.is_some() {
-        phase(PhaseKind::Generate, 0, &|b| b.generate(), &mut table);
+    let models = || input.models.iter().enumerate();
+    for (i, _) in models().filter(|(_, model)| model.generation.is_some()) {
+        phase(PhaseKind::Generate, i, &|b| b.generate(), &mut table);
     }
-    // Of several models, all judge a rollout, and a frozen one is there only to judge.
-    let many = input.models.len() > 1;
-    let judges = |m: &ModelPlan| input.evaluates || many && (input.generation.is_some() || !m.trainable());
-    for (i, _) in input.models.iter().enumerate().filter(|(_, m)| judges(m)) {
+    for (i, _) in models().filter(|(_, model)| model.scores) {
         phase(PhaseKind::Score, i, &|b| b.score(), &mut table);
     }
-    for (i, model) in input.models.iter().enumerate().filter(|(_, m)| m.trainable()) {
-        debug_assert!(matches!(model.role, Role::Policy | Role::Value));
+    for (i, _) in models().filter(|(_, model)| model.trains()) {
         phase(PhaseKind::Train, i, &input.strategy, &mut table);
     }
+    let many = input.models.len() > 1;
     let buffers = table.buffers;
     let is_lent = lent(&input, &buffers, schedules.iter().map(|(_, _, schedule)| schedule));
     let on = |tier: Tier, id: BufferId| buffers[id.0 as usize].tier == tier;
@@ -198,7 +206,7 @@ pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
         .map(|((kind, model, schedule), lent)| {
             let own = pack(&schedule, &buffers, |id| on(Tier::Device, id) && !is_lent[id.0 as usize]);
             let host = pack(&schedule, &buffers, |id| on(Tier::Host, id));
-            let role = format!("{:?}", input.models[model.0 as usize].role).to_lowercase();
+            let role = format!("{:?}", input.model(model).role).to_lowercase();
             let name = if many { format!("{kind} {role}") } else { kind.to_string() };
             Phase { kind, name, model, schedule, memory: lent.then(largest_lent, own), host }
         })
@@ -217,7 +225,7 @@ fn lent<'s>(
         return is_lent;
     }
     for op in schedules.flat_map(|schedule| &schedule.ops) {
-        if matches!(op.kind, OpKind::Gather(_) | OpKind::Reduce { .. } | OpKind::Publish(_)) {
+        if matches!(op.kind, OpKind::Gather { .. } | OpKind::Reduce { .. } | OpKind::Publish { .. }) {
             // What is only written receives.
             for (id, _) in op.accesses.iter().filter(|(_, access)| *access != Access::Define) {
                 is_lent[id.0 as usize] |= buffers[id.0 as usize].tier == Tier::Device;
@@ -231,13 +239,14 @@ fn lent<'s>(
 fn register_residents(input: &PlanInput, table: &mut BufferTable) {
     for (m, model) in input.models.iter().enumerate() {
         for (u, unit) in model.units.iter().enumerate() {
+            let (model, u) = (ModelId(m as u8), u as u32);
             let mut states = vec![State::Working];
-            if unit.trainable_elems > 0 {
+            if unit.trained_elems > 0 {
                 states.push(State::Grad);
-                states.extend(input.optimizer_states(u as u32));
+                states.extend(input.optimizer_states(model, u));
             }
             for state in states {
-                let (model, unit) = (ModelId(m as u8), u as u32);
+                let unit = u;
                 let (tier, elems, dtype) = input.resident(model, unit, state);
                 table.get(What::State { model, unit, state }, tier, elems, dtype);
             }
@@ -290,9 +299,9 @@ fn place(
 }
 
 impl PlanData {
-    /// The first phase of a kind, if the plan has one.
-    pub fn phase(&self, kind: PhaseKind) -> Option<usize> {
-        self.phases.iter().position(|p| p.kind == kind)
+    /// A model's phase of a kind, if the plan has one.
+    pub fn phase(&self, kind: PhaseKind, model: ModelId) -> Option<usize> {
+        self.phases.iter().position(|p| p.kind == kind && p.model == model)
     }
 
     pub fn find(&self, what: What) -> Option<BufferId> {
@@ -301,27 +310,26 @@ impl PlanData {
 
     /// Where a buffer lies in its tier's arena during `phase`.
     pub fn offset(&self, phase: &Phase, id: BufferId) -> Option<Bytes> {
-        let among = |list: &[(BufferId, Bytes)]| {
-            list.binary_search_by_key(&id, |(id, _)| *id).ok().map(|i| list[i].1)
-        };
         let tier = self.buffers[id.0 as usize].tier;
-        let residents = &self.residents[tier as usize];
         let passing = match tier {
             Tier::Device => &phase.memory.offsets[..],
             Tier::Host => &phase.host.offsets[..],
             Tier::Nvme => &[],
         };
-        among(&residents.offsets).or_else(|| Some(residents.bytes + among(passing)?))
+        self.resident_offset(id).or_else(|| Some(self.residents[tier as usize].bytes + among(passing, id)?))
     }
 
-    /// Slot layouts of a model's units, by [`crate::UnitKind`].
-    pub fn layouts(&self, model: ModelId) -> [UnitLayout; 4] {
-        let sizes = Sizes {
-            tokens: self.input.bounds.tokens,
-            chunk: self.input.head_chunk,
-            storage: self.input.storage,
-        };
-        self.input.models[model.0 as usize].layouts(sizes)
+    /// Where a buffer lies in its tier's arena from step to step, if it does.
+    pub fn resident_offset(&self, id: BufferId) -> Option<Bytes> {
+        let tier = self.buffers[id.0 as usize].tier;
+        among(&self.residents[tier as usize].offsets, id)
+    }
+
+    /// Slot layouts of a model's units, by [`ModelPlan::layout_of`].
+    ///
+    /// [`ModelPlan::layout_of`]: crate::ModelPlan::layout_of
+    pub fn layouts(&self, model: ModelId) -> Vec<UnitLayout> {
+        self.input.model(model).layouts(self.input.storage)
     }
 
     /// The first byte of the scratch buffer that belongs to the kernels' workspace.
@@ -349,4 +357,8 @@ impl PlanData {
         }
         Ok(())
     }
+}
+
+fn among(list: &[(BufferId, Bytes)], id: BufferId) -> Option<Bytes> {
+    list.binary_search_by_key(&id, |(id, _)| *id).ok().map(|i| list[i].1)
 }

@@ -4,11 +4,17 @@ use std::fmt;
 
 use lockstep_core::Axis;
 
+use crate::axes::Axes;
 use crate::buffer::{Access, BufferId};
 
-/// Which model an operation works on: 0 is the one being trained; PPO has four.
+/// Which model of the run: its place among [`crate::PlanInput::models`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelId(pub u8);
+
+impl ModelId {
+    /// The only model of a run that has one.
+    pub const FIRST: ModelId = ModelId(0);
+}
 
 /// An operation's place in its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,11 +60,47 @@ impl Lane {
     pub const ALL: [Lane; Lane::COUNT] = [Lane::Compute, Lane::Comm, Lane::Copy, Lane::Host];
 }
 
-/// What an operation does.
+/// What a [`OpKind::Move`] moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// A rank's share of a unit's parameters.
+    Params,
+    /// A rank's share of a unit's gradient.
+    Grad,
+    /// All states that an update needs, of elements `span` of the share.
+    OptimizerStates,
+    /// Sums of squares of the gradients that stay on the device.
+    Squares,
+}
+
+/// One end of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Where the state lives from step to step.
+    Home,
+    /// A buffer of the step.
+    Buffer(BufferId),
+}
+
+/// Where a sum over ranks ends up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReduceInto {
+    /// Where backward wrote the gradient.
+    Place,
+    /// The accumulator that the optimizer reads. `fresh`: it is overwritten, not added to.
+    Accumulator { fresh: bool },
+}
+
+/// What an operation does. Operands that its kind does not fix are named in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
-    /// All-gather of a span's parameters into a whole copy that lives until `Release`.
-    Gather(SpanId),
+    /// A unit's parameters, whole, to a buffer that lives until `Release`: from all ranks along `axes`, or, where
+    /// there are none, from their home. `from`: this rank's share.
+    Gather {
+        span: SpanId,
+        from: End,
+        axes: Axes,
+    },
     Release(SpanId),
     Forward {
         unit: u32,
@@ -90,46 +132,53 @@ pub enum OpKind {
         micro: u32,
         fresh: bool,
     },
-    /// Sum over the ranks of `axis`, then into the accumulator (`fresh`: overwriting it). Sharded
-    /// gradients reach their owner's slice alone, whole ones every rank. On a mesh with two axes the
-    /// first sums in place, where backward wrote, and only the second reaches the accumulator; which of
-    /// them an operation is shows in its accesses: the first does not touch `State::Grad`, unless that
-    /// is where backward wrote. Where gradients live on the host every sum stays in place.
+    /// Sums gradients over the ranks along `axis`. A gradient that is cut over the axis reaches its owner's slice
+    /// alone, any other every rank. `scratch`: room for partial sums; `None` in a world of one.
     Reduce {
         span: SpanId,
         micro: u32,
         axis: Axis,
-        fresh: bool,
+        into: ReduceInto,
+        scratch: Option<BufferId>,
     },
-    /// Towards the one who computes: parameters before use, gradients that backward adds to, states from a
-    /// disk before an update, parameters after an update on the host. Of gradients and around an update,
-    /// spans count from the start of the share.
-    Fetch(SpanId),
-    /// Away from it: gradients to the host, states back to their disk, parameters after an update on the
-    /// device.
-    Spill(SpanId),
-    /// Adds a micro-batch's gradient, spilled to the host, to those before it.
+    /// Copies between memories. Of gradients, states and updated parameters, spans count from the start of a rank's
+    /// share; a rank with a shorter share copies what it has.
+    Move {
+        what: Moved,
+        from: End,
+        to: End,
+        span: SpanId,
+    },
+    /// Adds a micro-batch's gradient, moved to a buffer of the host, to those before it.
     Add {
         span: SpanId,
         micro: u32,
+        from: BufferId,
     },
-    /// Sums of squares of the gradients this rank holds, block by block: of all units, or of the one whose
-    /// gradient it reads.
-    Squares,
-    /// Brings the sums of squares of gradients that stay on the device to those of the others, on the host.
-    JoinSquares,
-    /// The global gradient norm, the clip factor and whether the step is skipped. Where gradients are
-    /// sharded, ranks exchange their subtrees first.
-    ClipNorm,
+    /// Sums of squares of some units' gradients, block by block, to `leaves`.
+    Squares {
+        span: SpanId,
+        leaves: BufferId,
+    },
+    /// The global gradient norm, the clip factor and whether the step is skipped. Ranks along `axes` hold different
+    /// gradients and exchange their subtrees first.
+    ClipNorm {
+        axes: Axes,
+    },
     /// The optimizer's step on elements `[start, end)` of a rank's share of a unit, counted from the start of
-    /// the share; on a rank with a shorter share, on those that it has.
+    /// the share; on a rank with a shorter share, on those that it has. `staging`: where states on a disk were moved
+    /// to, and where updated parameters go whose home is elsewhere.
     Update {
         unit: u32,
         start: usize,
         end: usize,
+        staging: Option<BufferId>,
     },
     /// Updated shards to every rank's resident whole copy (parameters whole, optimizer sharded).
-    Publish(SpanId),
+    Publish {
+        span: SpanId,
+        axes: Axes,
+    },
     /// New tokens of running documents through all units, with the cache; repeated until all documents end.
     Generate,
 }

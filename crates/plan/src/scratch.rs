@@ -141,7 +141,9 @@ fn lay_out(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, block_programs, head_programs};
+    use lockstep_shape::{
+        Architecture, Biases, Freeze, ModelShape, Recompute, block_programs, head_programs, units,
+    };
 
     /// Slots alive at the same step never overlap, in any program, and every touched slot has a home.
     #[test]
@@ -153,7 +155,8 @@ mod tests {
         let sizes = Sizes { tokens: 512, chunk: 256, storage: DType::F32 };
         for shape in [llama, qwen, biased] {
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                for programs in [block_programs(&shape, recompute), head_programs(&shape)] {
+                let block = &units(&shape, &Freeze::Nothing, false)[1];
+                for programs in [block_programs(&shape, block, recompute), head_programs(&shape)] {
                     let layout = UnitLayout::new(&programs, sizes);
                     for (program, homes) in [
                         (&programs.forward, &layout.forward),

@@ -2,9 +2,9 @@
 //! are steps that are there or not. Windows are none: a layer's own is looked up when it runs.
 
 use crate::program::with_recomputation;
-use crate::unit::any_block;
 use crate::{
-    Cols, ModelShape, Param, Program, Programs, Projection, Recompute, Rows, Site, Slot, SlotSpec, Step, Turn,
+    Cols, ModelShape, Param, Program, Programs, Projection, Recompute, Rows, Site, Slot, SlotSpec, Step,
+    Turn, UnitShape,
 };
 
 pub fn embed_programs(m: &ModelShape) -> Programs {
@@ -64,16 +64,18 @@ pub fn head_programs(m: &ModelShape) -> Programs {
     }
 }
 
-pub fn block_programs(m: &ModelShape, recompute: Recompute) -> Programs {
+/// A block's programs. Weights that are frozen get no gradient, and what only they would need is not kept.
+pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Programs {
     let qk_norm = m.architecture.qk_norm();
-    let forward = block_forward(m, qk_norm);
+    let forward = block_forward(m, block);
+    let backward = block_backward(m, block, recompute);
     let mut all_kept = vec![Slot::N1, Slot::R1, Slot::Qkv];
     if qk_norm {
         all_kept.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
     }
-    all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp]);
-    // What the gated unit's backward has at hand again is kept only if all is.
-    all_kept.extend((recompute == Recompute::None).then_some(Slot::S));
+    all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp, Slot::S]);
+    // What the gated unit's backward has at hand again is not read either.
+    all_kept.retain(|slot| backward.iter().any(|step| step.reads().contains(slot)));
 
     let cheap = [Slot::N1, Slot::N2, Slot::Qn, Slot::Kn];
     let (kept, rebuilt) = match recompute {
@@ -93,7 +95,7 @@ pub fn block_programs(m: &ModelShape, recompute: Recompute) -> Programs {
         _ => vec![],
     };
     let there: Vec<Slot> = kept.iter().chain(&rebuilt).copied().chain([Slot::X]).collect();
-    let backward = with_recomputation(block_backward(m, qk_norm, recompute), &forward, &there);
+    let backward = with_recomputation(backward, &forward, &there);
     Programs {
         forward: Program::new(forward),
         rebuild: Program::new(rebuild),
@@ -146,11 +148,26 @@ fn halves(m: &ModelShape) -> [Cols; 2] {
 
 /// The products that fill these columns of a slot from one input: a single one where their weights lie side by
 /// side in the unit, else one for each.
-fn products(m: &ModelShape, joined: Param, columns: &[Cols]) -> Vec<(Param, Cols)> {
-    if any_block(m).extent(joined).is_some() {
+fn products(block: &UnitShape, joined: Param, columns: &[Cols]) -> Vec<(Param, Cols)> {
+    if block.extent(joined).is_some() {
         return vec![(joined, columns[0].slot.into())];
     }
+    parts(joined, columns)
+}
+
+fn parts(joined: Param, columns: &[Cols]) -> Vec<(Param, Cols)> {
     joined.parts().iter().copied().zip(columns.iter().copied()).collect()
+}
+
+/// The same products as far as their weights are trained: where only some are, one for each of those.
+fn trained_products(block: &UnitShape, joined: Param, columns: &[Cols]) -> Vec<(Param, Cols)> {
+    let trained = |(param, _): &(Param, Cols)| param.parts().iter().all(|part| block.is_trained(*part));
+    let whole = products(block, joined, columns);
+    if whole.iter().all(trained) {
+        whole
+    } else {
+        parts(joined, columns).into_iter().filter(trained).collect()
+    }
 }
 
 /// The columns of queries and keys that turn: both at once where they lie in one slot.
@@ -164,14 +181,15 @@ fn attention_inputs(m: &ModelShape, qk_norm: bool) -> [Cols; 3] {
     if qk_norm { [Slot::Qn.into(), Slot::Kn.into(), v] } else { [q, k, v] }
 }
 
-fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
+fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<Step> {
+    let qk_norm = m.architecture.qk_norm();
     let [q, k, v] = thirds(m, Slot::Qkv);
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
     let linear = |x: Slot, w: Param, y: Cols| Step::Linear { x: x.into(), w, y, residual: None };
     let bias = |of: Projection, y: Cols| Step::Bias { y, b: Param::BiasOf(of) };
     let mut steps =
         vec![Step::Norm { x: Slot::X.into(), w: Param::InputNorm, y: Slot::N1.into(), rstd: Slot::R1 }];
-    steps.extend(products(m, Param::Qkv, &[q, k, v]).into_iter().map(|(w, y)| linear(Slot::N1, w, y)));
+    steps.extend(products(block, Param::Qkv, &[q, k, v]).into_iter().map(|(w, y)| linear(Slot::N1, w, y)));
     if m.biases.qkv {
         steps.extend([bias(Projection::Q, q), bias(Projection::K, k), bias(Projection::V, v)]);
     }
@@ -184,7 +202,7 @@ fn block_forward(m: &ModelShape, qk_norm: bool) -> Vec<Step> {
     add_branch(m, &mut steps, (Slot::O, Projection::O), Slot::X2, Slot::X, Site::AttentionOut);
     let [g, u] = halves(m);
     steps.push(Step::Norm { x: Slot::X2.into(), w: Param::PostNorm, y: Slot::N2.into(), rstd: Slot::R2 });
-    steps.extend(products(m, Param::GateUp, &[g, u]).into_iter().map(|(w, y)| linear(Slot::N2, w, y)));
+    steps.extend(products(block, Param::GateUp, &[g, u]).into_iter().map(|(w, y)| linear(Slot::N2, w, y)));
     if m.biases.mlp {
         steps.extend([bias(Projection::Gate, g), bias(Projection::Up, u)]);
     }
@@ -217,25 +235,26 @@ fn add_branch(
 /// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made again for it
 /// is gone before the next large slot is needed. Where the gated unit's or a norm's output is not kept, its own
 /// backward puts it in the place of the gradient that it was given, and the weight waits for that.
-fn block_backward(m: &ModelShape, qk_norm: bool, recompute: Recompute) -> Vec<Step> {
-    let (gated_again, normed_again) = (recompute != Recompute::None, recompute == Recompute::Selective);
+fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Vec<Step> {
+    let qk_norm = m.architecture.qk_norm();
     let (dx, dn) = (Slot::DX, Slot::DN);
     let weight = |dy: Cols, x: Slot, w: Param| Step::LinearBackWeight { dy, x: x.into(), w };
     let input = |dy: Cols, w: Param, dx: Slot, add: bool| Step::LinearBackInput { dy, w, dx: dx.into(), add };
     // The gradients of the weights, that of the normed input they share, and the norm's.
-    let normed_back =
-        |products: Vec<(Param, Cols)>, (n, x, w, rstd): (Slot, Slot, Param, Slot)| -> Vec<Step> {
-            let normed = if normed_again { dn } else { n };
-            let weights = products.iter().map(|(w, dy)| weight(*dy, normed, *w));
-            let inputs = products.iter().enumerate().map(|(i, (w, dy))| input(*dy, *w, dn, i > 0));
-            let (dy, x, again) = (dn.into(), x.into(), normed_again);
-            let norm = [Step::NormBack { dy, x, w, rstd, dx: dx.into(), add: true, again }];
-            if normed_again {
-                inputs.chain(norm).chain(weights).collect()
-            } else {
-                weights.chain(inputs).chain(norm).collect()
-            }
-        };
+    let normed_back = |joined: Param, columns: &[Cols], (n, x, w, rstd): (Slot, Slot, Param, Slot)| {
+        let trained = trained_products(block, joined, columns);
+        let again = recompute == Recompute::Selective && !trained.is_empty();
+        let normed = if again { dn } else { n };
+        let weights = trained.into_iter().map(|(w, dy)| weight(dy, normed, w));
+        let all = products(block, joined, columns).into_iter().enumerate();
+        let inputs = all.map(|(i, (w, dy))| input(dy, w, dn, i > 0));
+        let norm = [Step::NormBack { dy: dn.into(), x: x.into(), w, rstd, dx: dx.into(), add: true, again }];
+        if again {
+            inputs.chain(norm).chain(weights).collect::<Vec<Step>>()
+        } else {
+            weights.chain(inputs).chain(norm).collect()
+        }
+    };
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
     let [q, k, _] = thirds(m, Slot::Qkv);
     let dqkv = thirds(m, Slot::DQkv);
@@ -246,14 +265,15 @@ fn block_backward(m: &ModelShape, qk_norm: bool, recompute: Recompute) -> Vec<St
     let drops = m.dropout.residual > 0.0;
     let branch = if drops { dn } else { dx };
     let drop = |site: Site| drops.then_some(Step::DropoutBack { dy: dx, dx: dn, site });
+    let (down, gated_again) = (block.is_trained(Param::Down), recompute != Recompute::None);
     let mut steps = Vec::new();
     steps.extend(drop(Site::MlpOut));
-    steps.extend((!gated_again).then(|| weight(branch.into(), Slot::S, Param::Down)));
+    steps.extend((down && !gated_again).then(|| weight(branch.into(), Slot::S, Param::Down)));
     steps.extend([
         input(branch.into(), Param::Down, Slot::DS, false),
-        Step::SwiGluBack { g, u, dy: Slot::DS, again: gated_again },
+        Step::SwiGluBack { g, u, dy: Slot::DS, again: down && gated_again },
     ]);
-    steps.extend(gated_again.then(|| weight(branch.into(), Slot::DS, Param::Down)));
+    steps.extend((down && gated_again).then(|| weight(branch.into(), Slot::DS, Param::Down)));
     if m.biases.mlp {
         steps.extend([
             bias(Projection::Down, branch.into()),
@@ -262,10 +282,10 @@ fn block_backward(m: &ModelShape, qk_norm: bool, recompute: Recompute) -> Vec<St
         ]);
     }
     let post = (Slot::N2, Slot::X2, Param::PostNorm, Slot::R2);
-    steps.extend(normed_back(products(m, Param::GateUp, &[g, u]), post));
+    steps.extend(normed_back(Param::GateUp, &[g, u], post));
     steps.extend(drop(Site::AttentionOut));
+    steps.extend(block.is_trained(Param::O).then(|| weight(branch.into(), Slot::O, Param::O)));
     steps.extend([
-        weight(branch.into(), Slot::O, Param::O),
         input(branch.into(), Param::O, Slot::DO, false),
         Step::AttentionBack { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse, dout: Slot::DO, dqkv },
     ]);
@@ -285,7 +305,8 @@ fn block_backward(m: &ModelShape, qk_norm: bool, recompute: Recompute) -> Vec<St
         steps.extend([bias(Projection::Q, dq), bias(Projection::K, dk), bias(Projection::V, dv)]);
     }
     let first = (Slot::N1, Slot::X, Param::InputNorm, Slot::R1);
-    steps.extend(normed_back(products(m, Param::Qkv, &dqkv), first));
+    steps.extend(normed_back(Param::Qkv, &dqkv, first));
+    steps.retain(|step| !matches!(step, Step::BiasBack { b, .. } if !block.is_trained(*b)));
     steps
 }
 
@@ -293,7 +314,22 @@ fn block_backward(m: &ModelShape, qk_norm: bool, recompute: Recompute) -> Vec<St
 mod tests {
     use super::*;
     use crate::unit::units;
-    use crate::{Architecture, Biases, Dropout};
+    use crate::{Architecture, Biases, Dropout, Freeze};
+
+    /// The first block of a model of which the tensors that these patterns name are frozen.
+    fn block(shape: &ModelShape, frozen: &[&str]) -> UnitShape {
+        let freeze = Freeze::Matching(frozen.iter().map(ToString::to_string).collect());
+        units(shape, &freeze, false).swap_remove(1)
+    }
+
+    const FROZEN: [&[&str]; 6] = [
+        &[],
+        &["*"],
+        &["*norm"],
+        &["*k_proj", "*up_proj"],
+        &["*self_attn*"],
+        &["*down_proj", "*o_proj", "*bias"],
+    ];
 
     fn shapes() -> Vec<ModelShape> {
         let llama = ModelShape::named("tiny", 300).unwrap();
@@ -318,9 +354,9 @@ mod tests {
     /// Whatever is kept, no step of any program reads a slot that nothing wrote.
     #[test]
     fn nothing_is_read_before_it_is_written() {
-        for shape in shapes() {
+        for (shape, frozen) in shapes().iter().flat_map(|shape| FROZEN.map(|frozen| (shape, frozen))) {
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                let p = block_programs(&shape, recompute);
+                let p = block_programs(shape, &block(shape, frozen), recompute);
                 let check = |program: &Program, mut there: Vec<Slot>| {
                     for step in &program.steps {
                         for slot in step.reads() {
@@ -344,22 +380,37 @@ mod tests {
     }
 
     #[test]
-    fn every_weight_gets_exactly_one_gradient() {
-        for shape in shapes() {
-            let all = units(&shape, false, None, false);
+    fn every_trained_weight_gets_exactly_one_gradient() {
+        for (shape, frozen) in shapes().iter().flat_map(|shape| FROZEN.map(|frozen| (shape, frozen))) {
+            let block = block(shape, frozen);
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                let p = block_programs(&shape, recompute);
-                for segment in &all[1].segments {
+                let p = block_programs(shape, &block, recompute);
+                for segment in &block.segments {
                     let times = p.backward.steps.iter().filter(|s| match s {
-                        Step::NormBack { w, .. }
-                        | Step::LinearBackWeight { w, .. }
-                        | Step::BiasBack { b: w, .. } => w.parts().contains(&segment.param),
+                        Step::LinearBackWeight { w, .. } | Step::BiasBack { b: w, .. } => {
+                            w.parts().contains(&segment.param)
+                        }
+                        // Also for the sake of the input's gradient.
+                        Step::NormBack { w, .. } => *w == segment.param && segment.is_trained(),
                         _ => false,
                     });
-                    assert_eq!(times.count(), 1, "{}", segment.name);
+                    assert_eq!(times.count(), usize::from(segment.is_trained()), "{}", segment.name);
                 }
             }
         }
+    }
+
+    #[test]
+    fn nothing_is_kept_for_frozen_weights() {
+        let shape = ModelShape::named("tiny", 300).unwrap();
+        let kept = |frozen: &[&str]| block_programs(&shape, &block(&shape, frozen), Recompute::None).kept;
+        let without = |slots: &[Slot]| {
+            kept(&[]).into_iter().filter(|slot| !slots.contains(slot)).collect::<Vec<Slot>>()
+        };
+        assert_eq!(kept(&["*down_proj"]), without(&[Slot::S]));
+        assert_eq!(kept(&["*q_proj", "*k_proj", "*v_proj"]), without(&[Slot::N1]));
+        assert_eq!(kept(&["*q_proj"]), without(&[]), "keys and values need it");
+        assert_eq!(kept(&["*"]), without(&[Slot::N1, Slot::N2, Slot::S]));
     }
 
     /// One product for weights that lie side by side, and none across padding.
@@ -367,7 +418,12 @@ mod tests {
     fn projections_of_one_input_are_one_product_where_they_can() {
         let products = |shape: &ModelShape| -> Vec<Param> {
             let linear = |s: &Step| if let Step::Linear { w, .. } = s { Some(*w) } else { None };
-            block_programs(shape, Recompute::None).forward.steps.iter().filter_map(linear).collect()
+            block_programs(shape, &block(shape, &[]), Recompute::None)
+                .forward
+                .steps
+                .iter()
+                .filter_map(linear)
+                .collect()
         };
         let llama = ModelShape::named("tiny", 300).unwrap();
         assert_eq!(products(&llama), [Param::Qkv, Param::O, Param::GateUp, Param::Down]);
@@ -382,7 +438,7 @@ mod tests {
     #[test]
     fn an_input_shared_by_products_gets_its_gradient_once() {
         for shape in shapes() {
-            let steps = block_programs(&shape, Recompute::None).backward.steps;
+            let steps = block_programs(&shape, &block(&shape, &[]), Recompute::None).backward.steps;
             let into_dn: Vec<bool> = steps
                 .iter()
                 .filter_map(|s| match s {
@@ -398,7 +454,7 @@ mod tests {
     fn parameter_counts_of_the_named_sizes() {
         let params = |name, vocab| -> u64 {
             let shape = ModelShape::named(name, vocab).unwrap();
-            units(&shape, false, None, false).iter().map(|u| u.params()).sum()
+            units(&shape, &Freeze::Nothing, false).iter().map(|u| u.params()).sum()
         };
         assert_eq!(params("15m", 4096), 8_335_008);
         assert_eq!(params("90m", 4096), 91_245_312);
@@ -408,22 +464,18 @@ mod tests {
     #[test]
     fn groups_stand_in_order_and_start_aligned() {
         for shape in shapes() {
-            for unit in units(&shape, false, None, false) {
+            for unit in units(&shape, &Freeze::Nothing, false) {
                 assert!(unit.segments.iter().all(|s| s.start % 256 == 0));
                 assert!(
                     unit.segments.windows(2).all(|w| w[0].decay >= w[1].decay && w[0].start < w[1].start)
                 );
-                assert_eq!(unit.trainable_elems, unit.elems);
+                assert_eq!(unit.trained_elems, unit.elems);
             }
-            let adapter = crate::Adapter { rank: 4, targets: vec!["q_proj".into(), "down_proj".into()] };
-            let block = &units(&shape, false, Some(&adapter), false)[1];
-            assert_eq!(block.segments.iter().filter(|s| s.trainable).count(), 4);
-            let decaying = &units(&shape, false, None, true)[1].segments;
+            let decaying = &units(&shape, &Freeze::Nothing, true)[1].segments;
             assert!(decaying.iter().all(|s| s.decay), "norms and biases decay if told so");
-            let plain = &units(&shape, false, None, false)[1];
+            let plain = &units(&shape, &Freeze::Nothing, false)[1];
             assert!(plain.segments.iter().all(|s| s.decay == (s.shape.len() == 2)));
-            assert!(block.trainable_elems < block.elems / 4);
-            assert!(units(&shape, true, None, false).iter().all(|u| u.trainable_elems == 0));
+            assert!(units(&shape, &Freeze::All, false).iter().all(|u| u.trained_elems == 0));
         }
     }
 }

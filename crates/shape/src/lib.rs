@@ -29,4 +29,7 @@ pub use program::{Cols, Operand, Program, Programs, Recompute, Site, Step, Turn}
 pub use rope::{Rope, RopeScaling, Yarn};
 pub use sizes::NAMED_SIZES;
 pub use slot::{Rows, Slot, SlotSpec};
-pub use unit::{Adapter, Extent, Init, Param, Projection, Segment, UnitKind, UnitShape, units};
+pub use unit::{
+    Cut, Extent, Freeze, Init, Param, ParamGroup, Projection, Segment, UnitKind, UnitShape, pattern_matches,
+    units,
+};

@@ -43,9 +43,6 @@ pub enum Param {
     BiasOf(Projection),
     FinalNorm,
     LmHead,
-    /// The low-rank pair of an adapter on a projection's weight.
-    AdapterA(Projection),
-    AdapterB(Projection),
     /// Weights of one input as a single matrix, their rows one after the other. No tensors of their own:
     /// [`Param::parts`] are.
     Qkv,
@@ -63,7 +60,7 @@ impl Param {
     }
 }
 
-/// The projections of a block: what a bias belongs to and an adapter can sit on.
+/// The projections of a block: what a bias belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Projection {
     Q,
@@ -108,12 +105,38 @@ impl Projection {
     }
 }
 
-/// Low-rank adapters: the base weights freeze, each target gets A\[r, in\] and B\[out, r\].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Adapter {
-    pub rank: usize,
-    /// Names as people write them: `q_proj`, `down_proj`, …
-    pub targets: Vec<String>,
+/// Which tensors of a model are not trained.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Freeze {
+    #[default]
+    Nothing,
+    /// A model that is never trained: a reference, a reward model.
+    All,
+    /// Those that one of the patterns matches. See [`pattern_matches`].
+    Matching(Vec<String>),
+}
+
+impl Freeze {
+    pub fn freezes(&self, tensor: &str) -> bool {
+        match self {
+            Freeze::Nothing => false,
+            Freeze::All => true,
+            Freeze::Matching(patterns) => patterns.iter().any(|pattern| pattern_matches(pattern, tensor)),
+        }
+    }
+}
+
+/// Whether a pattern names a tensor: its whole name, or a module that it is in (`model.layers.0` names all of block
+/// 0). `*` stands for any text, dots too.
+pub fn pattern_matches(pattern: &str, tensor: &str) -> bool {
+    fn glob(pattern: &[u8], text: &[u8]) -> bool {
+        match pattern.split_first() {
+            None => text.is_empty() || text[0] == b'.',
+            Some((b'*', rest)) => (0..=text.len()).any(|skipped| glob(rest, &text[skipped..])),
+            Some((byte, rest)) => text.first() == Some(byte) && glob(rest, &text[1..]),
+        }
+    }
+    glob(pattern.as_bytes(), tensor.as_bytes())
 }
 
 /// How a weight starts when it is not loaded.
@@ -134,7 +157,8 @@ pub struct Segment {
     pub shape: Vec<usize>,
     /// First element in the unit; a multiple of 256.
     pub start: usize,
-    pub trainable: bool,
+    /// First element among the unit's trained ones, where gradients and optimizer states are kept; `None`: frozen.
+    pub trained_at: Option<usize>,
     pub decay: bool,
     pub init: Init,
 }
@@ -142,6 +166,10 @@ pub struct Segment {
 impl Segment {
     pub fn elems(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    pub fn is_trained(&self) -> bool {
+        self.trained_at.is_some()
     }
 }
 
@@ -152,7 +180,8 @@ pub struct Extent {
     pub start: usize,
     pub rows: usize,
     pub cols: usize,
-    pub trainable: bool,
+    /// Where its gradient begins, if all of it is trained.
+    pub trained_at: Option<usize>,
 }
 
 impl Extent {
@@ -161,21 +190,45 @@ impl Extent {
     }
 
     fn of(segment: &Segment) -> Extent {
-        let Segment { start, trainable, .. } = *segment;
-        Extent { start, rows: segment.shape[0], cols: segment.shape[1..].iter().product(), trainable }
+        let Segment { start, trained_at, .. } = *segment;
+        Extent { start, rows: segment.shape[0], cols: segment.shape[1..].iter().product(), trained_at }
     }
 }
 
-/// A unit: its tensors, grouped by (trainable, decay), and its length with padding.
+/// Tensors that lie side by side and are treated alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamGroup {
+    /// Elements `[start, end)` of the unit, whole tensors with their padding.
+    pub start: usize,
+    pub end: usize,
+    /// Where it begins among the unit's trained elements; `None`: frozen.
+    pub trained_at: Option<usize>,
+    pub decay: bool,
+}
+
+/// Groups that lie side by side and have the same states: what is cut over ranks as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    pub start: usize,
+    pub end: usize,
+    pub trained_at: Option<usize>,
+}
+
+impl Cut {
+    pub const fn elems(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+/// A unit: its tensors, the groups they form, and its length with padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitShape {
     pub kind: UnitKind,
     pub segments: Vec<Segment>,
+    pub groups: Vec<ParamGroup>,
     pub elems: usize,
-    /// Elements at the front that are trained: gradients and moments exist for these alone.
-    pub trainable_elems: usize,
-    /// Elements at the front of those that decay; the rest of the trainable ones do not.
-    pub decay_elems: usize,
+    /// Gradients and optimizer states exist for these alone, one trained group after the other.
+    pub trained_elems: usize,
 }
 
 impl UnitShape {
@@ -184,19 +237,36 @@ impl UnitShape {
     }
 
     /// Where a weight lies. A joined one has a place only if its tensors lie side by side with nothing between
-    /// them, all trained or all frozen.
+    /// them.
     pub fn extent(&self, param: Param) -> Option<Extent> {
         let mut parts = param.parts().iter().map(|part| self.find(*part).map(Extent::of));
         let mut all = parts.next()??;
         for part in parts {
             let part = part?;
-            let next = Extent { start: all.start + all.elems(), rows: part.rows, ..all };
-            if part != next {
+            if part.start != all.start + all.elems() || part.cols != all.cols {
                 return None;
             }
+            all.trained_at = all.trained_at.filter(|_| part.trained_at.is_some());
             all.rows += part.rows;
         }
         Some(all)
+    }
+
+    pub fn is_trained(&self, param: Param) -> bool {
+        self.find(param).is_some_and(Segment::is_trained)
+    }
+
+    /// What is cut over ranks: groups that are trained or frozen side by side make one, so that small tensors are not
+    /// cut by themselves.
+    pub fn cuts(&self) -> Vec<Cut> {
+        let mut cuts: Vec<Cut> = Vec::new();
+        for group in &self.groups {
+            match cuts.last_mut() {
+                Some(last) if last.trained_at.is_some() == group.trained_at.is_some() => last.end = group.end,
+                _ => cuts.push(Cut { start: group.start, end: group.end, trained_at: group.trained_at }),
+            }
+        }
+        cuts
     }
 
     /// Elements of the tensors themselves, padding not counted.
@@ -204,48 +274,46 @@ impl UnitShape {
         self.segments.iter().map(|s| s.elems() as u64).sum()
     }
 
+    /// The same of those that are trained.
+    pub fn trained_params(&self) -> u64 {
+        self.segments.iter().filter(|s| s.is_trained()).map(|s| s.elems() as u64).sum()
+    }
+
     fn lay_out(kind: UnitKind, mut segments: Vec<Segment>) -> UnitShape {
-        // A stable sort: trained before frozen, decaying before not, else in the family's order.
-        segments.sort_by_key(|s| (!s.trainable, !s.decay));
-        let (mut at, mut trainable, mut decay) = (0, 0, 0);
+        // A stable sort: decaying before not, else in the family's order. Freezing a tensor moves none, so that
+        // products of joined weights stay joined.
+        segments.sort_by_key(|s| !s.decay);
+        let mut groups: Vec<ParamGroup> = Vec::new();
+        let (mut at, mut trained) = (0, 0);
         for segment in &mut segments {
-            segment.start = at;
-            at += padded_elems(segment.elems());
-            if segment.trainable {
-                trainable = at;
-                if segment.decay {
-                    decay = at;
+            let padded = padded_elems(segment.elems());
+            let (start, end, decay) = (at, at + padded, segment.decay);
+            segment.start = start;
+            segment.trained_at = segment.trained_at.map(|_| trained);
+            match groups.last_mut() {
+                Some(last) if (last.trained_at.is_some(), last.decay) == (segment.is_trained(), decay) => {
+                    last.end = end;
                 }
+                _ => groups.push(ParamGroup { start, end, trained_at: segment.trained_at, decay }),
             }
+            at = end;
+            trained += if segment.is_trained() { padded } else { 0 };
         }
-        UnitShape { kind, segments, elems: at, trainable_elems: trainable, decay_elems: decay }
+        UnitShape { kind, segments, groups, elems: at, trained_elems: trained }
     }
 }
 
-/// The units of a model. `frozen` marks a model that is never trained (a reference, a reward model).
-pub fn units(
-    shape: &ModelShape,
-    frozen: bool,
-    adapter: Option<&Adapter>,
-    decay_norms: bool,
-) -> Vec<UnitShape> {
-    let builder = Builder { frozen: frozen || adapter.is_some(), frozen_model: frozen, adapter, decay_norms };
+/// The units of a model.
+pub fn units(shape: &ModelShape, freeze: &Freeze, decay_norms: bool) -> Vec<UnitShape> {
+    let builder = Builder { freeze, decay_norms };
     let mut all = vec![builder.embed(shape)];
     all.extend((0..shape.layers).map(|layer| builder.block(shape, layer)));
     all.push(builder.head(shape));
     all
 }
 
-/// A block as every layer of a trained model has it. Freezing it or adding adapters moves the projections
-/// together, so their places relative to each other are those of any model.
-pub(crate) fn any_block(shape: &ModelShape) -> UnitShape {
-    Builder { frozen: false, frozen_model: false, adapter: None, decay_norms: false }.block(shape, 0)
-}
-
 struct Builder<'a> {
-    frozen: bool,
-    frozen_model: bool,
-    adapter: Option<&'a Adapter>,
+    freeze: &'a Freeze,
     decay_norms: bool,
 }
 
@@ -254,10 +322,11 @@ impl Builder<'_> {
         let is_norm = shape.len() == 1;
         Segment {
             param,
-            name,
             shape: shape.to_vec(),
             start: 0,
-            trainable: !self.frozen,
+            // Where, is known when all are there.
+            trained_at: (!self.freeze.freezes(&name)).then_some(0),
+            name,
             decay: !is_norm || self.decay_norms,
             init: if is_norm { Init::One } else { Init::Normal },
         }
@@ -287,9 +356,6 @@ impl Builder<'_> {
             segments.push(self.segment(Param::KNorm, name("self_attn.k_norm"), &[m.head_dim]));
         }
         self.add_biases(m.biases, &mut segments);
-        if let Some(adapter) = self.adapter {
-            self.add_adapters(adapter, &mut segments);
-        }
         UnitShape::lay_out(UnitKind::Block(layer as u32), segments)
     }
 
@@ -300,24 +366,6 @@ impl Builder<'_> {
             let (name, len) = (format!("{}.bias", stem(weight)), weight.shape[0]);
             let bias = self.segment(Param::BiasOf(of), name, &[len]);
             segments.push(Segment { init: Init::Zero, ..bias });
-        }
-    }
-
-    fn add_adapters(&self, adapter: &Adapter, segments: &mut Vec<Segment>) {
-        for on in Projection::ALL {
-            let (_, target) = on.weight();
-            if !adapter.targets.iter().any(|t| t == target) {
-                continue;
-            }
-            let base = base(segments, on);
-            let (stem, shape) = (stem(base).to_string(), base.shape.clone());
-            for (param, suffix, shape, init) in [
-                (Param::AdapterA(on), "lora_A", [adapter.rank, shape[1]], Init::Normal),
-                (Param::AdapterB(on), "lora_B", [shape[0], adapter.rank], Init::Zero),
-            ] {
-                let segment = self.segment(param, format!("{stem}.{suffix}.weight"), &shape);
-                segments.push(Segment { trainable: !self.frozen_model, init, ..segment });
-            }
         }
     }
 
@@ -343,25 +391,43 @@ fn stem(weight: &Segment) -> &str {
 mod tests {
     use super::*;
 
-    /// A joined weight covers its tensors' elements, all of them and no others, or it is not there. Freezing,
-    /// adapters and decay do not change which.
+    fn freeze(patterns: &[&str]) -> Freeze {
+        Freeze::Matching(patterns.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn patterns_name_tensors_modules_and_anything_between() {
+        let name = "model.layers.10.self_attn.q_proj.weight";
+        for pattern in
+            [name, "model.layers.10", "*q_proj", "*.self_attn.*", "model.layers.1*", "*", "model*weight"]
+        {
+            assert!(pattern_matches(pattern, name), "{pattern}");
+        }
+        for pattern in ["model.layers.1", "q_proj", "*k_proj*", "", "model.layers.10.self", "*q_pro"] {
+            assert!(!pattern_matches(pattern, name), "{pattern}");
+        }
+    }
+
+    /// A joined weight covers its tensors' elements, all of them and no others, or it is not there. Freezing
+    /// and decay do not change which.
     #[test]
     fn joined_weights_are_their_tensors_without_padding() {
         let tiny = ModelShape::named("tiny", 300).unwrap();
-        let adapter = Adapter { rank: 4, targets: vec!["q_proj".into(), "v_proj".into(), "up_proj".into()] };
         for (dim, head_dim, kv_heads, ffn) in
             [(64, 16, 2, 176), (60, 20, 1, 64), (64, 2, 2, 50), (48, 16, 1, 3)]
         {
             let shape = ModelShape { dim, head_dim, heads: 4, kv_heads, ffn, ..tiny.clone() };
             let (q, kv) = (shape.q_width(), shape.kv_width());
             let fits = |elems: usize| elems.is_multiple_of(256);
-            for (frozen, adapter, decay_norms) in [
-                (false, None, false),
-                (false, None, true),
-                (true, None, false),
-                (false, Some(&adapter), false),
+            let k_frozen = freeze(&["*k_proj", "*norm"]);
+            for (freeze, decay_norms) in [
+                (&Freeze::Nothing, false),
+                (&Freeze::Nothing, true),
+                (&Freeze::All, false),
+                (&k_frozen, false),
+                (&k_frozen, true),
             ] {
-                for block in &units(&shape, frozen, adapter, decay_norms)[1..=shape.layers] {
+                for block in &units(&shape, freeze, decay_norms)[1..=shape.layers] {
                     let qkv = block.extent(Param::Qkv);
                     assert_eq!(qkv.is_some(), fits(q * dim) && fits(kv * dim), "{shape:?}");
                     let gate_up = block.extent(Param::GateUp);
@@ -370,8 +436,11 @@ mod tests {
                         [(qkv, Param::Qkv, q + 2 * kv), (gate_up, Param::GateUp, 2 * ffn)]
                     {
                         let Some(joined) = joined else { continue };
-                        let trainable = !frozen && adapter.is_none();
-                        assert_eq!((joined.rows, joined.cols, joined.trainable), (rows, dim, trainable));
+                        let trained = param.parts().iter().all(|part| block.is_trained(*part));
+                        assert_eq!(
+                            (joined.rows, joined.cols, joined.trained_at.is_some()),
+                            (rows, dim, trained)
+                        );
                         let mut at = joined.start;
                         for part in param.parts() {
                             let part = block.find(*part).unwrap();
@@ -388,11 +457,37 @@ mod tests {
     #[test]
     fn a_tensor_is_where_its_segment_is() {
         let shape = ModelShape::named("tiny", 300).unwrap();
-        for unit in units(&shape, false, None, false) {
+        for unit in units(&shape, &Freeze::Nothing, false) {
             for segment in &unit.segments {
                 let extent = unit.extent(segment.param).unwrap();
                 assert_eq!((extent.start, extent.elems()), (segment.start, segment.elems()));
                 assert_eq!(extent.rows, segment.shape[0]);
+            }
+        }
+    }
+
+    /// Groups cover the unit, cuts cover the groups, and what is trained lies in one row.
+    #[test]
+    fn groups_and_cuts_cover_a_unit() {
+        let shape = ModelShape::named("tiny", 300).unwrap();
+        for patterns in
+            [&[][..], &["*norm"], &["*k_proj"], &["*"], &["*self_attn*", "model.layers.1"], &["*down_proj"]]
+        {
+            for unit in units(&shape, &freeze(patterns), false) {
+                let ends = |at: usize, start: usize, end: usize| (start == at).then_some(end);
+                let groups = unit.groups.iter().try_fold(0, |at, g| ends(at, g.start, g.end));
+                let cuts = unit.cuts().iter().try_fold(0, |at, c| ends(at, c.start, c.end));
+                assert_eq!((groups, cuts), (Some(unit.elems), Some(unit.elems)));
+                assert!(
+                    unit.cuts().windows(2).all(|w| w[0].trained_at.is_some() != w[1].trained_at.is_some())
+                );
+                let mut at = 0;
+                for segment in &unit.segments {
+                    let frozen = freeze(patterns).freezes(&segment.name);
+                    assert_eq!(segment.trained_at, (!frozen).then_some(at), "{}", segment.name);
+                    at += if frozen { 0 } else { padded_elems(segment.elems()) };
+                }
+                assert_eq!(at, unit.trained_elems);
             }
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
-use lockstep_engine::Updates;
+use lockstep_engine::{UpdateRule, Updates};
 use lockstep_plan::{AccumulationOrder, Tier};
 use lockstep_shape::{ModelShape, Recompute};
 
@@ -173,10 +173,31 @@ impl fmt::Display for Case {
     }
 }
 
-/// Runs a case: three steps of a small model, of which two overlap, on random batches that depend on the mesh and the cut alone.
+/// What is trained, and how, in a case.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Trained {
+    pub rule: UpdateRule,
+    /// Tensors that are not.
+    pub frozen: &'static [&'static str],
+}
+
+impl Trained {
+    /// Everything, with AdamW.
+    pub const ADAMW: Trained =
+        Trained { rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 }, frozen: &[] };
+}
+
+/// Runs a case with AdamW. See [`run_case_of`].
 pub fn run_case(case: &Case) -> Trace {
+    run_case_of(case, Trained::ADAMW)
+}
+
+/// Runs a case: three steps of a small model, of which two overlap, on random batches that depend on the mesh and the
+/// cut alone.
+pub fn run_case_of(case: &Case, trained: Trained) -> Trace {
     let shape = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).expect("a named size") };
-    let (setup, world) = (case.setup(), case.world());
+    let world = case.world();
+    let setup = Setup { optimizer: trained.rule.spec(), frozen: trained.frozen, ..case.setup() };
     let micro = |s: Step, rank: Rank, m: u32| {
         let seed = s.0 * 1000 + u64::from(m * world + rank.0);
         // One rank has no work in the last micro-batch, which it runs all the same.
@@ -189,8 +210,7 @@ pub fn run_case(case: &Case) -> Trace {
         let denominator = all.map(|(r, m)| micro(s, r, m).tokens.len() as f64).sum();
         ((0..setup.micros).map(|m| micro(s, rank, m)).collect(), denominator)
     };
-    let updates =
-        Updates { t: 1, lr: 1e-2, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, max_norm: Some(1.0) };
+    let updates = Updates { t: 1, lr: 1e-2, rule: trained.rule, weight_decay: 0.1, max_norm: Some(1.0) };
     let spill = tempfile::tempdir().expect("a temporary folder");
     let trace = train_world(&shape, &setup, case.carrier, 3, updates, &batches, Some(spill.path()));
     assert!(trace.norms.iter().all(|norm| f64::from_bits(*norm) > 0.0), "{case}: nothing was trained");

@@ -9,8 +9,8 @@ mod setup;
 mod window;
 mod world;
 
-pub use cases::{CarrierKind, Case, all_cases, pairwise_cases, run_case};
+pub use cases::{CarrierKind, Case, Trained, all_cases, pairwise_cases, run_case, run_case_of};
 pub use golden::{Golden, golden_dir};
-pub use setup::{Setup, engine, plan};
-pub use window::{Micro, Window, score};
-pub use world::{Batches, Trace, in_world, train_world};
+pub use setup::{Setup, engine, input, model, plan};
+pub use window::{Micro, Window, score, score_with};
+pub use world::{Batches, Trace, in_world, in_world_of, train_world};

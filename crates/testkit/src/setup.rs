@@ -6,10 +6,10 @@ use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
 use lockstep_model::Kernels;
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placements, PlanInput, Recomputation,
-    Role, RunPlan, Tier, build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelId, ModelPlan, ModelSettings, OptimizerSpec,
+    Placements, PlanInput, Recomputation, Role, RunPlan, Tier, build, strategy,
 };
-use lockstep_shape::{ModelShape, Recompute};
+use lockstep_shape::{Freeze, ModelShape, Recompute};
 
 /// What tests vary.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,10 @@ pub struct Setup {
     pub optimizer_tier: Tier,
     /// Units whose optimizer states stay on the device.
     pub stay: u32,
+    pub optimizer: OptimizerSpec,
+    /// Tensors that are not trained.
+    pub frozen: &'static [&'static str],
+    pub decay_norms: bool,
     pub evaluates: bool,
     /// Documents that grow at once, and the tokens each has room for.
     pub generates: Option<(usize, usize)>,
@@ -62,6 +66,9 @@ impl Default for Setup {
             params_tier: Tier::Device,
             optimizer_tier: Tier::Device,
             stay: 0,
+            optimizer: OptimizerSpec::ADAMW,
+            frozen: &[],
+            decay_norms: false,
             evaluates: false,
             generates: None,
             separate: false,
@@ -72,17 +79,39 @@ impl Default for Setup {
 
 /// The plan of every rank.
 pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
-    let bounds = Bounds { tokens: setup.tokens, docs: 64, max_doc: setup.max_doc };
-    let (strategy, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
+    build(input(shape, setup)).expect("a sound plan")
+}
+
+/// What the plan is made from: one model, which is trained.
+pub fn input(shape: &ModelShape, setup: &Setup) -> PlanInput {
     let kernels = Kernels::Cpu { num_threads: setup.threads };
-    let recompute = match setup.late {
-        None => setup.recompute.into(),
-        Some((late, late_blocks)) => Recomputation { early: setup.recompute, late, late_blocks },
+    let model = model(Role::Policy, shape, setup);
+    let Bounds { tokens, max_doc, .. } = model.bounds;
+    let needs = DeviceNeeds {
+        workspace: lockstep_model::workspace_bytes(shape, tokens, max_doc, kernels),
+        foreign: Bytes::ZERO,
+        host_foreign: setup.separate.then_some(Bytes::ZERO),
     };
-    build(PlanInput {
-        models: vec![ModelPlan::new(Role::Policy, shape, recompute, None, false)],
+    PlanInput {
         mesh: setup.mesh,
-        strategy,
+        strategy: strategy::by_name(setup.strategy).0,
+        order: setup.order,
+        micros: setup.micros,
+        prefetch: setup.prefetch,
+        bucket: setup.bucket,
+        // Some units of a small model are joined, some are not.
+        reduce_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
+        publish_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
+        coefficients_ahead: setup.coefficients_ahead,
+        ..PlanInput::alone(vec![model], setup.storage, needs)
+    }
+}
+
+/// One model of a plan.
+pub fn model(role: Role, shape: &ModelShape, setup: &Setup) -> ModelPlan {
+    let (_, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
+    let kernels = Kernels::Cpu { num_threads: setup.threads };
+    let settings = ModelSettings {
         placements: Placements {
             params,
             grads,
@@ -91,31 +120,23 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
             optimizer_tier: setup.optimizer_tier,
             stay: setup.stay,
         },
-        order: setup.order,
-        micros: setup.micros,
-        prefetch: setup.prefetch,
-        bucket: setup.bucket,
-        // Some units of a small model are joined, some are not.
-        reduce_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
-        publish_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
-        storage: setup.storage,
-        bounds,
+        bounds: Bounds { tokens: setup.tokens, docs: 64, max_doc: setup.max_doc },
         head_chunk: setup.head_chunk,
-        needs: DeviceNeeds {
-            workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
-            foreign: Bytes::ZERO,
-            host_foreign: setup.separate.then_some(Bytes::ZERO),
+        recompute: match setup.late {
+            None => setup.recompute.into(),
+            Some((late, late_blocks)) => Recomputation { early: setup.recompute, late, late_blocks },
         },
-        coefficients_ahead: setup.coefficients_ahead,
-        clip: true,
-        evaluates: setup.evaluates,
+        optimizer: setup.optimizer,
+        freeze: Freeze::Matching(setup.frozen.iter().map(ToString::to_string).collect()),
+        decay_norms: setup.decay_norms,
+        scores: setup.evaluates || !role.trains(),
         generation: setup.generates.map(|(docs, tokens_per_doc)| Generation {
             docs,
             tokens_per_doc,
             cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
         }),
-    })
-    .expect("a sound plan")
+    };
+    ModelPlan::new(role, shape, settings)
 }
 
 /// An engine on one rank, with random parameters.
@@ -123,7 +144,7 @@ pub fn engine(shape: &ModelShape, setup: &Setup) -> Engine {
     let plan = plan(shape, setup);
     let resources = Resources::alone(&plan, Queue::cpu(setup.threads)).expect("the memory of a small model");
     let mut engine = Engine::new(plan, resources).expect("a plan for one rank");
-    engine.initialise(7).expect("nothing is on a disk");
+    engine.model_mut(ModelId::FIRST).initialise(7).expect("nothing is on a disk");
     if setup.poison {
         engine.poison_buffers();
     }

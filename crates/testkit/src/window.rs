@@ -1,6 +1,7 @@
 //! A window of micro-batches with the plain causal-LM objective.
 
 use lockstep_engine::{Driver, Engine, MicroBatch};
+use lockstep_plan::ModelId;
 
 /// One micro-batch.
 #[derive(Clone, Debug, Default)]
@@ -96,8 +97,13 @@ impl Driver for Window {
     }
 }
 
-/// The log-probability of every target of a batch, with the parameters as they are.
+/// The log-probability of every target of a batch, with the parameters of the first model as they are.
 pub fn score(engine: &mut Engine, micro: &Micro) -> Vec<f32> {
+    score_with(engine, ModelId::FIRST, micro)
+}
+
+/// As [`score`], with those of any model.
+pub fn score_with(engine: &mut Engine, model: ModelId, micro: &Micro) -> Vec<f32> {
     let mut all = Vec::new();
     let batch = MicroBatch {
         tokens: &micro.tokens,
@@ -106,6 +112,9 @@ pub fn score(engine: &mut Engine, micro: &Micro) -> Vec<f32> {
         cu_seqlens: &micro.cu_seqlens,
         samples: &[],
     };
-    engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs)).expect("a batch within bounds");
+    engine
+        .model_mut(model)
+        .score(batch, &mut |log_probs| all.extend_from_slice(log_probs))
+        .expect("a batch within bounds");
     all
 }

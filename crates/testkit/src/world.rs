@@ -10,7 +10,7 @@ use lockstep_core::proof::Secret;
 use lockstep_core::{Rank, Step};
 use lockstep_device::{Memory, Pool, Queue};
 use lockstep_engine::{Comms, Engine, Resources, Updates};
-use lockstep_plan::State;
+use lockstep_plan::{ModelId, RunPlan, State};
 use lockstep_shape::ModelShape;
 
 use crate::cases::CarrierKind;
@@ -41,6 +41,17 @@ pub fn in_world<R: Send>(
     spill_dir: Option<&Path>,
     body: &(dyn Fn(&mut Engine) -> R + Sync),
 ) -> Vec<R> {
+    in_world_of(&plan(shape, setup), setup, carrier, spill_dir, body)
+}
+
+/// As [`in_world`], with a plan of one's own on the same mesh: of several models, for one.
+pub fn in_world_of<R: Send>(
+    plan: &RunPlan,
+    setup: &Setup,
+    carrier: CarrierKind,
+    spill_dir: Option<&Path>,
+    body: &(dyn Fn(&mut Engine) -> R + Sync),
+) -> Vec<R> {
     let world = setup.mesh.world();
     let mut threads =
         [0, 1].map(|_| thread_world(world, DEADLINE).into_iter().map(|carrier| Comm::new(Box::new(carrier))));
@@ -51,7 +62,7 @@ pub fn in_world<R: Send>(
                 let [lane, host] = threads.each_mut().map(|comms| comms.next().expect("one for each rank"));
                 let (rank, table) = (Rank(rank), &table);
                 scope.spawn(move || {
-                    let memory = arena(shape, setup);
+                    let memory = arena(plan);
                     let connected = |prefer| Comms {
                         lane: connected(setup, rank, vec![memory.clone()], prefer, table),
                         host: connected(setup, rank, vec![], prefer, table),
@@ -61,7 +72,7 @@ pub fn in_world<R: Send>(
                         CarrierKind::Shm => connected(Prefer::Auto),
                         CarrierKind::Tcp => connected(Prefer::Tcp),
                     });
-                    body(&mut rank_engine(shape, setup, rank, memory, comms, spill_dir))
+                    body(&mut rank_engine(plan, setup, rank, memory, comms, spill_dir))
                 })
             })
             .collect();
@@ -135,27 +146,29 @@ impl ExchangeTable {
 }
 
 /// The memory of one rank's plan, such that others can read what it lends them.
-fn arena(shape: &ModelShape, setup: &Setup) -> Arc<Memory> {
-    let plan = plan(shape, setup);
+fn arena(plan: &RunPlan) -> Arc<Memory> {
     let memory = Memory::take_lending(plan.arena, plan.lent.clone(), &Pool::new(1));
     Arc::new(memory.expect("the memory of a small model"))
 }
 
-/// One rank's engine, with random parameters.
+/// One rank's engine, with random parameters in all models.
 fn rank_engine(
-    shape: &ModelShape,
+    plan: &RunPlan,
     setup: &Setup,
     rank: Rank,
     memory: Arc<Memory>,
     comms: Option<Comms>,
     spill_dir: Option<&Path>,
 ) -> Engine {
-    let plan = plan(shape, setup);
     let queue = Queue::cpu(setup.threads);
+    let models = plan.input.models.len();
     let spill_dir = spill_dir.map(Path::to_path_buf);
     let mut engine =
-        Engine::new(plan, Resources { rank, memory, comms, nccl: None, queue, spill_dir }).expect("a plan");
-    engine.initialise(7).expect("room on the disk");
+        Engine::new(plan.clone(), Resources { rank, memory, comms, nccl: None, queue, spill_dir }).expect("a plan");
+    for model in 0..models {
+        let seed = 7 + model as u64;
+        engine.model_mut(ModelId(model as u8)).initialise(seed).expect("room on the disk");
+    }
     if setup.poison {
         engine.poison_buffers();
     }
@@ -168,16 +181,27 @@ fn run_rank(engine: &mut Engine, steps: u64, updates: Updates, batches: &Batches
     for s in 0..steps {
         let (micros, denominator) = batches(Step(s), engine.rank());
         let mut window = Window { denominator, ..Window::new(micros) };
-        let report = engine.train_step(&mut window, &Updates { t: s + 1, ..updates }).expect("a step");
+        let report = engine
+            .model_mut(ModelId::FIRST)
+            .train_step(&mut window, &Updates { t: s + 1, ..updates })
+            .expect("a step");
         trace.norms.push(report.grad_norm.to_bits());
         trace.log_probs.extend(window.log_probs);
     }
-    let units = engine.units().to_vec();
+    let units = engine.model(ModelId::FIRST).units().to_vec();
     for (u, unit) in units.iter().enumerate() {
         for segment in &unit.segments {
-            for state in [State::Working, State::ExpAvg, State::ExpAvgSq] {
+            for state in
+                std::iter::once(State::Working).chain(engine.model(ModelId::FIRST).plan().optimizer.states())
+            {
+                if state != State::Working && !segment.is_trained() {
+                    continue;
+                }
                 let mut values = vec![0f32; segment.elems()];
-                engine.read_whole(u, segment, state, 0..segment.elems(), &mut values).expect("a state");
+                engine
+                    .model(ModelId::FIRST)
+                    .read_whole(u, segment, state, 0..segment.elems(), &mut values)
+                    .expect("a state");
                 trace.states.extend(values.iter().map(|v| v.to_bits()));
             }
         }

@@ -16,10 +16,10 @@ use lockstep_comm::{Comm, ThreadCarrier, thread_world};
 use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Memory, Queue};
-use lockstep_engine::{Comms, Engine, Resources, Updates};
+use lockstep_engine::{Comms, Engine, Resources, UpdateRule, Updates};
 use lockstep_model::Kernels;
 use lockstep_plan::strategy::{Strategy, ddp};
-use lockstep_plan::{PlanInput, RunPlan, State, StepBuilder, build};
+use lockstep_plan::{ModelId, PlanInput, RunPlan, State, StepBuilder, build};
 use lockstep_train::{Sft, WindowCounts, train_step};
 
 const RANKS: u32 = 2;
@@ -90,7 +90,7 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
     let memory = Arc::new(Memory::take(plan.arena, queue.pool())?);
     let resources = Resources { rank, memory, comms: Some(comms), nccl: None, queue, spill_dir: None };
     let mut engine = Engine::new(plan, resources)?;
-    engine.initialise(42)?;
+    engine.model_mut(ModelId::FIRST).initialise(42)?;
     for step in 0..3 {
         let window = [batch(rank, 2 * step), batch(rank, 2 * step + 1)];
         let tokens = u64::from(RANKS * 2 * TOKENS);
@@ -98,8 +98,7 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
         let updates = Updates {
             t: u64::from(step) + 1,
             lr: 1e-3,
-            betas: (0.9, 0.999),
-            eps: 1e-8,
+            rule: UpdateRule::AdamW { betas: (0.9, 0.999), eps: 1e-8 },
             weight_decay: 0.0,
             max_norm: Some(1.0),
         };
@@ -109,10 +108,16 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
         }
     }
     let mut bits = Vec::new();
-    for (u, unit) in engine.units().iter().enumerate() {
+    for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
         for segment in &unit.segments {
             let mut values = vec![0.0; segment.elems()];
-            engine.read_whole(u, segment, State::Working, 0..segment.elems(), &mut values)?;
+            engine.model(ModelId::FIRST).read_whole(
+                u,
+                segment,
+                State::Working,
+                0..segment.elems(),
+                &mut values,
+            )?;
             bits.extend(values.iter().map(|v| v.to_bits()));
         }
     }

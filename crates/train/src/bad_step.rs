@@ -7,6 +7,7 @@
 //! count: they are how the scale is found.
 
 use lockstep_engine::{Engine, StepReport};
+use lockstep_plan::ModelId;
 
 use crate::error::TrainError;
 use crate::position::{BadInARow, Position};
@@ -71,7 +72,7 @@ impl Run<'_> {
         loss: f64,
         rows: &[u32],
     ) -> Result<String, TrainError> {
-        let tensor = engine.first_bad_gradient()?;
+        let tensor = engine.model(ModelId::FIRST).first_bad_gradient()?;
         position.skipped += 1;
         position.skipped_in_a_row += 1;
         let bad = self.remember(loss, report, tensor.clone(), rows);

@@ -1,5 +1,6 @@
 //! A training step on made-up tokens: how fast it is, and what it holds.
 
+use lockstep_plan::ModelId;
 use std::time::Instant;
 
 use lockstep_config::RunConfig;
@@ -11,6 +12,7 @@ use lockstep_shape::ModelShape;
 
 use crate::error::TrainError;
 use crate::open::make_engine;
+use crate::optimizer::update_rule;
 use crate::setup::{check_built, plan_with};
 
 /// What was measured.
@@ -55,21 +57,20 @@ pub fn bench_step(
     let tokens_per_step = made_up.tokens.len() * plan.input.micros as usize;
     let micros = f64::from(plan.input.micros);
     let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
-    engine.initialise(config.batch.seed)?;
+    engine.model_mut(ModelId::FIRST).initialise(config.batch.seed)?;
     let optim = &config.optim;
     let (mut seconds, mut losses) = (Vec::new(), Vec::new());
     for t in 1..=steps as u64 {
         let updates = Updates {
             t,
             lr: optim.learning_rate,
-            betas: (optim.adam_beta1, optim.adam_beta2),
-            eps: optim.adam_epsilon,
+            rule: update_rule(optim),
             weight_decay: optim.weight_decay,
             max_norm: optim.max_grad_norm,
         };
         made_up.start(micros);
         let start = Instant::now();
-        engine.train_step(&mut made_up, &updates)?;
+        engine.model_mut(ModelId::FIRST).train_step(&mut made_up, &updates)?;
         seconds.push(start.elapsed().as_secs_f64());
         losses.push(made_up.loss);
     }

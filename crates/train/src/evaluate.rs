@@ -9,7 +9,7 @@ use lockstep_data::{Batch, Dataset};
 use lockstep_device::{Device, Machine};
 use lockstep_engine::Engine;
 use lockstep_observe::EvalRecord;
-use lockstep_plan::Bounds;
+use lockstep_plan::{Bounds, ModelId};
 
 use crate::chat::chat_rows;
 use crate::data_spec::prepare_eval;
@@ -17,7 +17,7 @@ use crate::error::TrainError;
 use crate::inference::Inference;
 use crate::objective::micro_batch;
 use crate::save;
-use crate::setup::{load_tokenizer, model_shape, num_threads, storage};
+use crate::setup::{device_memory, load_tokenizer, model_shape, num_threads};
 use crate::sft::add_weighted;
 
 /// Evaluates a data set. Rows are taken in their order, so that every evaluation sums alike.
@@ -54,7 +54,9 @@ impl<'a> Evaluator<'a> {
             let mine = all.chunks(self.rows).nth(round * self.world + engine.rank().0 as usize);
             self.batch.fill(self.dataset, mine.unwrap_or(&[]))?;
             let batch = &self.batch;
-            engine.score(micro_batch(batch), &mut |log_probs| add_weighted(&mut sum, batch, log_probs))?;
+            engine
+                .model_mut(ModelId::FIRST)
+                .score(micro_batch(batch), &mut |log_probs| add_weighted(&mut sum, batch, log_probs))?;
         }
         let [sum] = engine.sum("an evaluation", [sum])?;
         let tokens: u64 = all.iter().map(|row| self.dataset.row_supervised(*row as usize)).sum();
@@ -79,7 +81,7 @@ pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainE
     let machine = Machine { device, num_threads: num_threads(config) };
     let inference = Inference {
         shape: &shape,
-        storage: storage(config.precision, machine.into()),
+        storage: lockstep_plan::storage(config.precision, device_memory(machine.into())),
         bounds: Bounds::of_rows(rows, max_length, true),
         machine,
         scores: true,

@@ -1,17 +1,17 @@
 //! A model that is not trained: weights, whole, on one rank, and what passes over them need.
 
-use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_core::{Bytes, DType};
 use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_model::Kernels;
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError,
-    PlanInput, Role, RunPlan, Tier, build, strategy,
+    Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OptimizerSpec, Placements, PlanError,
+    PlanInput, Role, RunPlan, build, head_chunk,
 };
-use lockstep_shape::{ModelShape, Recompute};
+use lockstep_shape::{Freeze, ModelShape, Recompute};
 
 use crate::error::TrainError;
-use crate::setup::head_chunk;
+use crate::setup::device_memory;
 
 /// What an engine is asked to do with a model.
 pub(crate) struct Inference<'a> {
@@ -37,41 +37,27 @@ impl Inference<'_> {
         let Inference { shape, storage, bounds, machine, .. } = *self;
         let kernels = Kernels::from(machine);
         let slots = self.slots.map_or(0, |(slots, _)| slots);
-        let whole = Placement::Whole;
-        build(PlanInput {
-            models: vec![ModelPlan::new(Role::Reference, shape, Recompute::Full, None, false)],
-            mesh: Mesh::SINGLE,
-            strategy: strategy::ddp,
-            placements: Placements {
-                params: whole,
-                grads: whole,
-                optimizer: whole,
-                params_tier: Tier::Device,
-                optimizer_tier: Tier::Device,
-                stay: 0,
-            },
-            order: AccumulationOrder::Local,
-            micros: 1,
-            prefetch: 0,
-            bucket: Bytes::ZERO,
-            reduce_bucket: 0,
-            publish_bucket: 0,
-            storage,
+        let chunk = head_chunk(shape.vocab, device_memory(kernels)).max(slots.next_multiple_of(256));
+        let settings = ModelSettings {
+            placements: Placements::WHOLE,
             bounds,
-            head_chunk: head_chunk(shape.vocab, kernels).max(slots.next_multiple_of(256)).min(bounds.tokens),
-            needs: DeviceNeeds {
-                workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
-                foreign: Bytes::ZERO,
-                host_foreign: matches!(kernels, Kernels::Cuda { .. }).then_some(Bytes::ZERO),
-            },
-            coefficients_ahead: true,
-            clip: false,
-            evaluates: self.scores,
+            head_chunk: chunk.min(bounds.tokens),
+            recompute: Recompute::Full.into(),
+            optimizer: OptimizerSpec::SGD,
+            freeze: Freeze::All,
+            decay_norms: false,
+            scores: self.scores,
             generation: self.slots.map(|(docs, tokens_per_doc)| Generation {
                 docs,
                 tokens_per_doc,
                 cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, storage, kernels),
             }),
-        })
+        };
+        let needs = DeviceNeeds {
+            workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
+            foreign: Bytes::ZERO,
+            host_foreign: matches!(kernels, Kernels::Cuda { .. }).then_some(Bytes::ZERO),
+        };
+        build(PlanInput::alone(vec![ModelPlan::new(Role::Reference, shape, settings)], storage, needs))
     }
 }

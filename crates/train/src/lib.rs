@@ -20,6 +20,7 @@ mod journal;
 mod numbers;
 mod objective;
 mod open;
+mod optimizer;
 mod output_dir;
 mod position;
 mod rate;
@@ -46,8 +47,8 @@ pub use rate::RateSchedule;
 pub use run::{Connect, Connection, Outcome, train, train_with};
 pub use selftest::selftest_steps;
 pub use setup::{
-    Prepared, chosen_strategy, head_chunk, load_tokenizer, model_folder, model_shape, num_threads, plan_for,
-    prepare, prepare_for, strategy_name,
+    Prepared, device_memory, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
+    prepare_for,
 };
 pub use sft::Sft;
 pub use stop::StopRequest;

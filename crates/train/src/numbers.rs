@@ -14,10 +14,9 @@ use lockstep_core::{DType, Mesh};
 use lockstep_device::cuda::Gpu;
 use lockstep_device::{Amx, c_library};
 use lockstep_engine::Engine;
-use lockstep_plan::{AccumulationOrder, RunPlan};
+use lockstep_plan::{AccumulationOrder, ModelId, RunPlan, chosen_strategy};
 
 use crate::error::TrainError;
-use crate::setup::{chosen_strategy, strategy_name};
 
 /// The value of a field that cannot be found out on this machine.
 const UNKNOWN: &str = "unknown here";
@@ -76,14 +75,15 @@ impl Numbers {
     /// The fingerprint of a plan on this machine. `cuda`: the run computes on GPUs.
     pub fn of(config: &RunConfig, plan: &RunPlan, cuda: Option<&CudaVersions>) -> Numbers {
         let (input, mut numbers) = (&plan.input, Numbers::default());
+        let model = input.model(ModelId::FIRST);
         numbers.add("lockstep", env!("CARGO_PKG_VERSION"));
         numbers.add("device", if cuda.is_some() { "GPU" } else { "CPU" });
         numbers.add("math library", c_library());
         numbers.add("storage", input.storage.to_string());
         numbers.add("gradients", "f32");
-        numbers.add("optimizer", "AdamW, f32 states");
+        numbers.add("optimizer", format!("{}, f32 states", model.optimizer.name));
         numbers.add("matmul", matmul(config, input.storage, cuda.is_some()));
-        numbers.add("head chunk", head_chunk(input.head_chunk, input.bounds.tokens));
+        numbers.add("head chunk", head_chunk(model.head_chunk, model.bounds.tokens));
         numbers.add("gradient scaling", gradient_scaling(config.precision));
         numbers.add("micro-batches", input.micros.to_string());
         numbers.add("accumulation order", accumulation_order(input.order, input.micros));
@@ -93,7 +93,7 @@ impl Numbers {
         };
         numbers.add("sum over ranks", sum);
         if let Some(cuda) = cuda {
-            numbers.add("optimizer step", optimizer_step(config, input.placements.stay));
+            numbers.add("optimizer step", optimizer_step(config, model.placements.stay));
             numbers.add_versions(cuda, input.mesh.world() > 1);
         }
         numbers
@@ -237,7 +237,7 @@ fn fixed_tree(mesh: &Mesh) -> String {
 fn nccl_sum(config: &RunConfig, plan: &RunPlan) -> String {
     let input = &plan.input;
     let Mesh { replicate, shard, per_node } = input.mesh;
-    let strategy = strategy_name(chosen_strategy(config, &input.models[0].shape));
+    let strategy = chosen_strategy(config, &input.models[0].shape);
     format!(
         "NCCL, {strategy}, {replicate} x {shard} ranks (replicate x shard), {per_node} per node, buckets of {} bytes \
          and {} elements",

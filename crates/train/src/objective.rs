@@ -3,6 +3,7 @@
 
 use lockstep_data::Batch;
 use lockstep_engine::{Driver, Engine, EngineError, MicroBatch, StepReport, Updates};
+use lockstep_plan::ModelId;
 
 /// What a step is over: all its micro-batches, on all ranks. Denominators come from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +77,7 @@ pub(crate) fn train_step_asking(
     let ahead = engine.plan().input.coefficients_ahead;
     assert_eq!(ahead, objective.coefficients_ahead(), "the plan was made for an objective of the other kind");
     objective.begin(counts);
-    let report = engine.train_step(&mut Driven { objective, window }, updates)?;
+    let report = engine.model_mut(ModelId::FIRST).train_step(&mut Driven { objective, window }, updates)?;
     let mut sums = objective.sums();
     sums.push(f64::from(u8::from(stop())));
     let mut sums = engine.sum_all("the loss", &sums)?;

@@ -9,7 +9,7 @@ use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine, Memory, Queue};
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_observe::Progress;
-use lockstep_plan::RunPlan;
+use lockstep_plan::{ModelId, RunPlan};
 
 use crate::error::TrainError;
 use crate::evaluate::Evaluator;
@@ -141,7 +141,7 @@ fn load_state(
     match (checkpoint, folder) {
         (Some(checkpoint), _) => position = save::load_checkpoint(engine, checkpoint, identity, scale)?,
         (None, Some(folder)) => save::load_weights(engine, folder)?,
-        (None, None) => engine.initialise(seed)?,
+        (None, None) => engine.model_mut(ModelId::FIRST).initialise(seed)?,
     }
     engine.seed_dropout(seed);
     Ok(position)

@@ -20,6 +20,7 @@ use crate::feed::Feed;
 use crate::finish::MemoryUse;
 use crate::journal::Journal;
 use crate::objective::{Objective, WindowCounts, train_step_asking};
+use crate::optimizer::update_rule;
 use crate::output_dir::OutputDir;
 use crate::position::Position;
 use crate::rate::RateSchedule;
@@ -333,8 +334,7 @@ impl<'a> Run<'a> {
             t: position.updates + 1,
             // A step that is skipped does not move the schedule, as with the others.
             lr: self.rates.at(position.updates),
-            betas: (optim.adam_beta1, optim.adam_beta2),
-            eps: optim.adam_epsilon,
+            rule: update_rule(optim),
             weight_decay: optim.weight_decay,
             max_norm: optim.max_grad_norm,
         };

@@ -11,8 +11,8 @@ use lockstep_ckpt::{
 use lockstep_core::{DType, Rank, Step};
 use lockstep_data::Tokenizer;
 use lockstep_engine::{Engine, EngineError};
-use lockstep_plan::State;
-use lockstep_shape::ModelShape;
+use lockstep_plan::{ModelId, State};
+use lockstep_shape::{Freeze, ModelShape};
 use serde_json::{Map, Value};
 
 use crate::error::TrainError;
@@ -20,16 +20,22 @@ use crate::numbers::Numbers;
 use crate::position::Position;
 use crate::scaler::ScaleState;
 
-/// The states a checkpoint holds, by the names it holds them under.
-const STATES: [(&str, State); 3] =
-    [("model", State::Working), ("exp_avg", State::ExpAvg), ("exp_avg_sq", State::ExpAvgSq)];
+/// The model that checkpoints and model folders hold.
+const TRAINED: ModelId = ModelId::FIRST;
+
+/// The states a checkpoint holds, by the names it holds them under: the parameters, and the optimizer's own.
+fn states(engine: &Engine) -> Vec<(&'static str, State)> {
+    let optimizer = engine.model(TRAINED).plan().optimizer;
+    let own = optimizer.states.iter().map(|spec| spec.name).zip(optimizer.states());
+    std::iter::once(("model", State::Working)).chain(own).collect()
+}
 
 /// Elements moved at a time between files and the engine.
 const PART: usize = 1 << 20;
 
 /// Checks a model folder's weights by their headers: every tensor is there in its shape, and nothing else.
 pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<(), TrainError> {
-    let units = lockstep_shape::units(shape, false, None, false);
+    let units = lockstep_shape::units(shape, &Freeze::Nothing, false);
     let segments: Vec<_> = units.iter().flat_map(|unit| &unit.segments).collect();
     let mut names: Vec<&str> = segments.iter().map(|s| s.name.as_str()).collect();
     if shape.tied {
@@ -50,10 +56,11 @@ pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<
 pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder) -> Result<(), TrainError> {
     let mut values = vec![0f32; PART];
     for (unit, segment) in all_tensors(engine) {
-        for part in engine.written(unit, &segment, State::Working).into_iter().flat_map(parts) {
+        for part in engine.model(TRAINED).written(unit, &segment, State::Working).into_iter().flat_map(parts)
+        {
             let values = &mut values[..part.len()];
             folder.read_f32(&segment.name, &segment.shape, part.clone(), values)?;
-            engine.write(unit, &segment, State::Working, part, values)?;
+            engine.model_mut(TRAINED).write(unit, &segment, State::Working, part, values)?;
         }
     }
     Ok(())
@@ -70,7 +77,7 @@ pub(crate) fn save_checkpoint(
     let begun = if rank == Rank(0) { Some(CheckpointWriter::begin(root, step)?) } else { None };
     engine.barrier("the begin of a checkpoint")?;
     let mut writer = begun.unwrap_or_else(|| CheckpointWriter::join(root, step));
-    for (prefix, state) in STATES {
+    for (prefix, state) in states(engine) {
         let pieces = kept_pieces(engine, prefix, state);
         if !pieces.is_empty() {
             let specs: Vec<PieceSpec> = pieces.iter().map(|p| p.spec.clone()).collect();
@@ -122,8 +129,12 @@ struct Kept {
 fn kept_pieces(engine: &Engine, prefix: &str, state: State) -> Vec<Kept> {
     let mut pieces = Vec::new();
     for (unit, segment) in all_tensors(engine) {
-        let truth = engine.truth(unit, &segment, state);
-        let Some(own) = engine.owned(unit, &segment, truth).filter(|_| engine.keeps(truth)) else { continue };
+        let truth = engine.model(TRAINED).truth(unit, &segment, state);
+        let Some(own) =
+            engine.model(TRAINED).owned(unit, &segment, truth).filter(|_| engine.model(TRAINED).keeps(truth))
+        else {
+            continue;
+        };
         let mut start = own.start;
         for part in TensorBox::of_range(&segment.shape, own) {
             let (elems, shape) = (part.elems(), segment.shape.clone());
@@ -194,7 +205,7 @@ pub(crate) fn load_checkpoint(
     let tensors = all_tensors(engine);
     let known = |name: &str| {
         let name = name.split_once('/').map_or(name, |(_, name)| name);
-        engine.find_tensor(name).is_some()
+        engine.model(TRAINED).find_tensor(name).is_some()
     };
     let unused: Vec<String> =
         checkpoint.tensors().map(|(name, _)| name).filter(|name| !known(name)).map(str::to_string).collect();
@@ -203,12 +214,12 @@ pub(crate) fn load_checkpoint(
     }
     let mut wanted = Vec::new();
     let mut targets = Vec::new();
-    for (prefix, state) in STATES {
+    for (prefix, state) in states(engine) {
         for (unit, segment) in &tensors {
-            if state != State::Working && !segment.trainable {
+            if state != State::Working && !segment.is_trained() {
                 continue;
             }
-            let mut held = engine.written(*unit, segment, state);
+            let mut held = engine.model(TRAINED).written(*unit, segment, state);
             if held.is_empty() {
                 // Asked for all the same, so that every rank refuses a checkpoint without this tensor.
                 held.push(0..0);
@@ -222,7 +233,7 @@ pub(crate) fn load_checkpoint(
     }
     checkpoint.read_parts(&wanted, |index, range, values| -> Result<(), TrainError> {
         let (unit, segment, state) = targets[index];
-        Ok(engine.write(unit, segment, state, range, values)?)
+        Ok(engine.model_mut(TRAINED).write(unit, segment, state, range, values)?)
     })?;
     Ok(position)
 }
@@ -263,9 +274,10 @@ pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -
         return serve_reads(engine);
     }
     export_folder(dir, &export, &mut |name, part, out| {
-        let (unit, segment) = engine.find_tensor(name).expect("the names come from the engine");
+        let (unit, segment) =
+            engine.model(TRAINED).find_tensor(name).expect("the names come from the engine");
         ask(engine, Some((name, &part))).map_err(|e| source_failed(name, e))?;
-        let read = engine.read_whole(unit, segment, State::Working, part, out);
+        let read = engine.model(TRAINED).read_whole(unit, segment, State::Working, part, out);
         read.map(drop).map_err(|e| source_failed(name, e))
     })?;
     Ok(ask(engine, None)?)
@@ -287,9 +299,10 @@ fn serve_reads(engine: &Engine) -> Result<(), TrainError> {
         let mut number = || words.next().and_then(|w| w.parse::<usize>().ok());
         let (Some(start), Some(end)) = (number(), number()) else { return Ok(()) };
         let name = words.next().expect("rank 0 names the tensor");
-        let (unit, segment) = engine.find_tensor(name).expect("the names come from the engine");
+        let (unit, segment) =
+            engine.model(TRAINED).find_tensor(name).expect("the names come from the engine");
         values.resize(end - start, 0.0);
-        engine.read_whole(unit, segment, State::Working, start..end, &mut values)?;
+        engine.model(TRAINED).read_whole(unit, segment, State::Working, start..end, &mut values)?;
     }
 }
 
@@ -320,7 +333,7 @@ fn config_text(shape: &ModelShape, folder: Option<&str>, dtype: DType) -> String
 }
 
 fn all_tensors(engine: &Engine) -> Vec<(usize, lockstep_shape::Segment)> {
-    let units = engine.units().iter().enumerate();
+    let units = engine.model(TRAINED).units().iter().enumerate();
     units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone()))).collect()
 }
 
@@ -332,7 +345,10 @@ fn read_state(
     part: Range<usize>,
     out: &mut [f32],
 ) -> Result<(), CkptError> {
-    let read = engine.read(unit, segment, state, part, out).map_err(|e| source_failed(&segment.name, e))?;
+    let read = engine
+        .model(TRAINED)
+        .read(unit, segment, state, part, out)
+        .map_err(|e| source_failed(&segment.name, e))?;
     assert!(read, "{} has no such state", segment.name);
     Ok(())
 }

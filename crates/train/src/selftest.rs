@@ -6,9 +6,9 @@
 use lockstep_config::RunConfig;
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine};
-use lockstep_engine::{Engine, Updates};
+use lockstep_engine::{Engine, UpdateRule, Updates};
 use lockstep_ops::selftest::Check;
-use lockstep_plan::State;
+use lockstep_plan::{ModelId, State};
 use lockstep_shape::{Architecture, Biases, ModelShape};
 
 use crate::bench::MadeUp;
@@ -84,20 +84,19 @@ impl Trained {
         let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), true)?;
         let micros = f64::from(plan.input.micros);
         let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
-        engine.initialise(seed)?;
+        engine.model_mut(ModelId::FIRST).initialise(seed)?;
         let mut made_up = MadeUp::new(VOCAB, 3, 128);
         let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), Vec::new());
         for t in 1..=STEPS {
             let updates = Updates {
                 t,
                 lr: 1e-3,
-                betas: (0.9, 0.95),
-                eps: 1e-8,
+                rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
                 weight_decay: 0.1,
                 max_norm: Some(1.0),
             };
             made_up.start(micros);
-            norms.push(engine.train_step(&mut made_up, &updates)?.grad_norm);
+            norms.push(engine.model_mut(ModelId::FIRST).train_step(&mut made_up, &updates)?.grad_norm);
             losses.push(made_up.loss);
             if t == 1 {
                 gradients = read_all(&engine, State::Grad)?;
@@ -140,12 +139,12 @@ impl Trained {
 
 /// A state of every tensor, by name.
 fn read_all(engine: &Engine, state: State) -> Result<Vec<(String, Vec<f64>)>, TrainError> {
-    let units = engine.units().iter().enumerate();
+    let units = engine.model(ModelId::FIRST).units().iter().enumerate();
     let tensors = units.flat_map(|(unit, shape)| shape.segments.iter().map(move |segment| (unit, segment)));
     tensors
         .map(|(unit, segment)| {
             let mut values = vec![0f32; segment.elems()];
-            engine.read(unit, segment, state, 0..segment.elems(), &mut values)?;
+            engine.model(ModelId::FIRST).read(unit, segment, state, 0..segment.elems(), &mut values)?;
             Ok((segment.name.clone(), values.into_iter().map(f64::from).collect()))
         })
         .collect()

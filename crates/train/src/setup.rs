@@ -4,16 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lockstep_ckpt::ModelFolder;
-use lockstep_config::{self as config, Algorithm, ModelSource, Offload, RunConfig, StrategyName};
-use lockstep_core::{Bytes, DType, Mesh, Rank};
+use lockstep_config::{self as config, Algorithm, ModelSource, RunConfig};
+use lockstep_core::{Bytes, DType, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
 use lockstep_device::{Amx, Device, Machine};
 use lockstep_model::Kernels;
-use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Placement, Placements, PlanError,
-    PlanInput, Role, RunPlan, Tier, build, strategy,
-};
-use lockstep_shape::{Adapter, ModelShape, Recompute, units};
+use lockstep_plan::{Bounds, DeviceMemory, Hardware, RunPlan, bounds, budget, build, resolve};
+use lockstep_shape::ModelShape;
 
 use crate::chat::chat_rows;
 use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
@@ -40,21 +37,6 @@ const BYTES_PER_DOC: u64 = 32;
 
 /// A position of a batch: token, target, weight and place, and the room that vectors grow by.
 const BYTES_PER_POSITION: u64 = 32;
-
-/// The logits of a head chunk take about this much, and at least one block of 256 tokens.
-const HEAD_CHUNK_BYTES: usize = 16 << 20;
-
-/// The same on a GPU, whose products want more rows.
-const GPU_HEAD_CHUNK_BYTES: usize = 512 << 20;
-
-/// What a context, the libraries' code and our kernels take of a GPU's memory: measured on an H200 with CUDA 13.
-const GPU_FOREIGN: Bytes = Bytes(536 << 20);
-
-/// What NCCL takes besides.
-const NCCL_FOREIGN: Bytes = Bytes(400 << 20);
-
-/// What CUDA's libraries take of the host's memory.
-const GPU_HOST_FOREIGN: Bytes = Bytes(1 << 30);
 
 /// What `train` starts from.
 pub struct Prepared {
@@ -219,7 +201,7 @@ impl Prepared {
         );
         [
             ("version", env!("CARGO_PKG_VERSION").to_string()),
-            ("strategy", strategy_name(config.plan.strategy)),
+            ("strategy", config.plan.strategy.to_string()),
             ("plan", brief(&plan)),
             ("data set", brief(&self.dataset.fingerprint())),
             ("evaluation data", self.eval.as_ref().map_or("none".into(), |d| brief(&d.fingerprint()))),
@@ -239,32 +221,6 @@ impl Prepared {
             (Device::Cpu, DType::BF16) => "on vectors",
             _ => "not on the CPU",
         }
-    }
-}
-
-/// A strategy as it is written in a configuration.
-pub fn strategy_name(name: StrategyName) -> String {
-    match name {
-        StrategyName::ShardGradOp => "shard_grad_op".into(),
-        StrategyName::FullShard => "full_shard".into(),
-        StrategyName::HybridShard => "hybrid_shard".into(),
-        StrategyName::NoShard => "no_shard".into(),
-        other => format!("{other:?}").to_lowercase(),
-    }
-}
-
-/// What `auto` comes to: ddp below a billion parameters, zero2 up to seven, zero3 beyond.
-pub fn chosen_strategy(config: &RunConfig, shape: &ModelShape) -> StrategyName {
-    const BILLION: u64 = 1_000_000_000;
-    match config.plan.strategy {
-        StrategyName::Auto => {
-            match units(shape, false, None, false).iter().map(|u| u.params()).sum::<u64>() {
-                n if n < BILLION => StrategyName::Ddp,
-                n if n <= 7 * BILLION => StrategyName::Zero2,
-                _ => StrategyName::Zero3,
-            }
-        }
-        named => named,
     }
 }
 
@@ -358,7 +314,7 @@ pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelSha
     Ok(shape)
 }
 
-/// The plan of a configuration: also for algorithms that this build cannot run.
+/// The plan of a configuration.
 pub fn plan_for(
     config: &RunConfig,
     shape: &ModelShape,
@@ -366,7 +322,8 @@ pub fn plan_for(
     dataset: Option<&Dataset>,
     kernels: Kernels,
 ) -> Result<RunPlan, TrainError> {
-    let ahead = matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm);
+    check_built(config)?;
+    let ahead = Sft::default().coefficients_ahead();
     plan_with(config, shape, foreign(config, tokenizer, dataset), kernels, ahead)
 }
 
@@ -379,146 +336,23 @@ pub(crate) fn plan_with(
     kernels: Kernels,
     coefficients_ahead: bool,
 ) -> Result<RunPlan, TrainError> {
-    let p = &config.plan;
-    let name = chosen_strategy(config, shape);
-    let (strategy, [params, grads, optimizer]) = strategy::by_name(name);
-    let storage = storage(config.precision, kernels);
-    let tier = |offload: Offload| match offload {
-        Offload::None => Tier::Device,
-        Offload::Cpu => Tier::Host,
-        Offload::Nvme => Tier::Nvme,
+    let workspace = |shape: &ModelShape, bounds: &Bounds| {
+        lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels)
     };
-    if p.offload_param != Offload::None && params == Placement::Whole {
-        let strategy = strategy_name(name);
-        return Err(PlanError::ParamOffload { strategy }.into());
+    let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process };
+    let plan = build(resolve(config, shape, &hardware, coefficients_ahead)?)?;
+    if let Some(budget) = budget(config) {
+        plan.check_budget(budget)?;
     }
-    let adapter =
-        p.adapter.as_ref().map(|a| Adapter { rank: a.r as usize, targets: a.target_modules.clone() });
-    let recompute = match p.recompute {
-        config::Recompute::None => Recompute::None,
-        config::Recompute::Selective => Recompute::Selective,
-        // Less, as soon as it is known what there is room for.
-        config::Recompute::Full | config::Recompute::Auto => Recompute::Full,
-    };
-    let model =
-        |role| ModelPlan::new(role, shape, recompute, adapter.as_ref(), config.optim.decay_norms_and_biases);
-    let (models, generation) = match p.algorithm {
-        Algorithm::Sft | Algorithm::Clm => (vec![model(Role::Policy)], None),
-        Algorithm::Ppo => {
-            let rows = config.batch.per_device_train_batch_size * config.batch.gradient_accumulation_steps;
-            let (docs, tokens_per_doc) = (rows as usize, config.data.max_length as usize);
-            let cache_elems = lockstep_model::cache_elems(shape, docs, tokens_per_doc, storage, kernels);
-            let generation = Generation { docs, tokens_per_doc, cache_elems };
-            let roles = [Role::Policy, Role::Value, Role::Reference, Role::Reward];
-            (roles.map(model).into(), Some(generation))
-        }
-        other => return Err(TrainError::Algorithm { name: format!("{other:?}").to_lowercase() }),
-    };
-    let bounds = bounds(config);
-    let head_chunk =
-        p.head_chunk_tokens.map_or(head_chunk(shape.vocab, kernels), |n| n as usize).min(bounds.tokens);
-    let mut input = PlanInput {
-        models,
-        mesh: mesh(config, name)?,
-        strategy,
-        placements: Placements {
-            params,
-            grads,
-            optimizer,
-            params_tier: tier(p.offload_param),
-            optimizer_tier: tier(p.offload_optimizer),
-            stay: 0,
-        },
-        order: match p.accumulation_order {
-            config::AccumulationOrder::Local => AccumulationOrder::Local,
-            config::AccumulationOrder::Reduced => AccumulationOrder::Reduced,
-            config::AccumulationOrder::Auto if grads == Placement::Whole => AccumulationOrder::Local,
-            config::AccumulationOrder::Auto => AccumulationOrder::Reduced,
-        },
-        micros: config.batch.gradient_accumulation_steps,
-        prefetch: p.prefetch,
-        bucket: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
-        reduce_bucket: p.reduce_bucket_size as usize,
-        publish_bucket: p.allgather_bucket_size as usize,
-        storage,
-        bounds,
-        head_chunk,
-        needs: needs(config, shape, bounds, kernels, process),
-        coefficients_ahead,
-        clip: config.optim.max_grad_norm.is_some(),
-        evaluates: config.eval.evaluates(),
-        generation,
-    };
-    if let Some(ratio) = p.offload_ratio {
-        input = input.leaving_at_least(ratio);
-    }
-    let budget = p.memory_budget_gib.map(|gib| Bytes((gib * (1u64 << 30) as f64) as u64));
-    if p.recompute == config::Recompute::Auto {
-        let room = budget.or_else(|| room_on_gpu(config, kernels)).ok_or(PlanError::NoBudget)?;
-        input = input.recomputing_least(room);
-    }
-    let Some(budget) = budget else { return Ok(build(input)?) };
-    if p.offload_ratio.is_none() {
-        input = input.staying_most(budget);
-    }
-    let plan = build(input)?;
-    plan.check_budget(budget)?;
     Ok(plan)
 }
 
-/// What a rank may take of its GPU, where nobody says: all but a little, for the driver's own needs are not the same
-/// everywhere. Not what is free, which differs between the ranks of a run, whose plans must not.
-fn room_on_gpu(config: &RunConfig, kernels: Kernels) -> Option<Bytes> {
-    let Kernels::Cuda { memory: Some(memory) } = kernels else { return None };
-    let ranks = if config.device.share_gpus { u64::from(config.plan.nproc_per_node) } else { 1 };
-    Some(Bytes(memory.0 / 100 * 97 / ranks))
-}
-
-/// What activations and working parameters are stored in.
-pub(crate) fn storage(precision: config::Precision, kernels: Kernels) -> DType {
-    match precision {
-        // Every GPU that works here has bf16.
-        config::Precision::Auto if matches!(kernels, Kernels::Cuda { .. }) => DType::BF16,
-        config::Precision::Auto => DType::F32,
-        config::Precision::F32 => DType::F32,
-        config::Precision::Bf16 => DType::BF16,
-        config::Precision::F16(_) => DType::F16,
-    }
-}
-
-/// Tokens whose logits are there at once, where nobody says how many.
-pub fn head_chunk(vocab: usize, kernels: Kernels) -> usize {
-    let bytes = match kernels {
-        Kernels::Cpu { .. } => HEAD_CHUNK_BYTES,
-        Kernels::Cuda { .. } => GPU_HEAD_CHUNK_BYTES,
-    };
-    (bytes / 4 / vocab / 256 * 256).max(256)
-}
-
-fn needs(
-    config: &RunConfig,
-    shape: &ModelShape,
-    bounds: Bounds,
-    kernels: Kernels,
-    process: Bytes,
-) -> DeviceNeeds {
-    let workspace = lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels);
-    let alone = config.plan.world_size() == 1;
+/// What kernels run on, as a plan sees it.
+pub fn device_memory(kernels: Kernels) -> DeviceMemory {
     match kernels {
-        Kernels::Cpu { .. } => DeviceNeeds { workspace, foreign: process, host_foreign: None },
-        Kernels::Cuda { .. } => DeviceNeeds {
-            workspace,
-            foreign: if alone { GPU_FOREIGN } else { GPU_FOREIGN + NCCL_FOREIGN },
-            host_foreign: Some(process + GPU_HOST_FOREIGN),
-        },
+        Kernels::Cpu { .. } => DeviceMemory::Host,
+        Kernels::Cuda { memory } => DeviceMemory::Gpu(memory),
     }
-}
-
-/// The largest micro-batch.
-fn bounds(config: &RunConfig) -> Bounds {
-    let rows = config.batch.per_device_train_batch_size as usize;
-    let packed = config.data.packing != config::Packing::None;
-    Bounds::of_rows(rows, config.data.max_length as usize, packed)
 }
 
 /// What the process holds beside the arena.
@@ -535,22 +369,4 @@ fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>)
     let peers = u64::from(config.plan.nproc_per_node.saturating_sub(1)) * lockstep_comm::WINDOW;
     let held = tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
     FOREIGN + preparing_bytes(tokenizer) + Bytes(held)
-}
-
-/// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node
-/// and replicates across nodes.
-fn mesh(config: &RunConfig, strategy: StrategyName) -> Result<Mesh, TrainError> {
-    let p = &config.plan;
-    let (world, per_node) = (p.world_size(), p.nproc_per_node);
-    Ok(match strategy {
-        StrategyName::Ddp | StrategyName::NoShard | StrategyName::Auto => {
-            Mesh { replicate: world, shard: 1, per_node }
-        }
-        StrategyName::HybridShard if world == 1 => Mesh::SINGLE,
-        StrategyName::HybridShard if p.nodes < 2 || per_node < 2 => {
-            return Err(PlanError::HybridMesh { nodes: p.nodes, per_node }.into());
-        }
-        StrategyName::HybridShard => Mesh { replicate: p.nodes, shard: per_node, per_node },
-        _ => Mesh { replicate: 1, shard: world, per_node },
-    })
 }

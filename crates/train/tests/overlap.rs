@@ -10,7 +10,7 @@ use lockstep_data::Batch;
 use lockstep_device::{Device, View};
 use lockstep_engine::Comms;
 use lockstep_observe::Silent;
-use lockstep_plan::{OpKind, PhaseKind, RunPlan};
+use lockstep_plan::{ModelId, OpKind, PhaseKind, RunPlan};
 use lockstep_train::{Connection, Metrics, Objective, Sft, WindowCounts, prepare_for, train_with};
 
 const RANKS: u32 = 2;
@@ -123,8 +123,8 @@ impl<C: Carrier> Carrier for HeldBack<C> {
 
 /// The last operation that publishes parameters: the head's, which forward needs last.
 fn last_publish(plan: &RunPlan) -> u64 {
-    let train = &plan.phases[plan.phase(PhaseKind::Train).unwrap()];
-    let publishes = train.schedule.ops.iter().rposition(|op| matches!(op.kind, OpKind::Publish(_)));
+    let train = &plan.phases[plan.phase(PhaseKind::Train, ModelId::FIRST).unwrap()];
+    let publishes = train.schedule.ops.iter().rposition(|op| matches!(op.kind, OpKind::Publish { .. }));
     publishes.expect("parameters are published") as u64
 }
 

@@ -18,7 +18,7 @@ pub use data::{
 pub use device::{DeviceConfig, DeviceKind};
 pub use eval::{EvalConfig, EvalMetric, EvalWhen};
 pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
-pub use optim::{LrScaling, OptimConfig, Warmup};
+pub use optim::{LrScaling, OptimConfig, OptimizerName, Warmup};
 pub use output::{OutputConfig, Resume, SaveWhen};
 pub use plan::{
     AccumulationOrder, Adapter, Algorithm, Carrier, Offload, PlanConfig, Recompute, StrategyName,

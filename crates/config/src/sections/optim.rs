@@ -5,6 +5,12 @@ use crate::sections::schedule::Schedule;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimConfig {
+    pub optimizer: OptimizerName,
+    /// Of SGD.
+    pub momentum: f64,
+    pub nesterov: bool,
+    /// Patterns of tensors that are not trained.
+    pub freeze: Vec<String>,
     pub learning_rate: f64,
     pub lr_scaling: LrScaling,
     pub adam_beta1: f64,
@@ -17,6 +23,13 @@ pub struct OptimConfig {
     pub max_grad_norm: Option<f64>,
     pub lr_scheduler_type: Schedule,
     pub warmup: Warmup,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerName {
+    AdamW,
+    Sgd,
+    Lion,
 }
 
 /// What the number of ranks does to the learning rate.
@@ -51,13 +64,10 @@ const DEEPSPEED_WARMUP: Warmup = Warmup::Steps(1000);
 const OTHER_OPTIMIZERS: Later = Later(
     &[
         "adam",
-        "sgd",
         "adafactor",
         "adagrad",
         "rmsprop",
-        "lion",
         "lion_8bit",
-        "lion_32bit",
         "lamb",
         "muon",
         "adamw_8bit",
@@ -76,7 +86,7 @@ const OTHER_OPTIMIZERS: Later = Later(
         "apollo_adamw",
         "onebitadam",
     ],
-    "write `optim: adamw`.",
+    "write `optim: adamw`, `sgd` or `lion`.",
 );
 
 impl OptimConfig {
@@ -84,13 +94,22 @@ impl OptimConfig {
         // All of them are the same arithmetic in full precision; only the implementation differs.
         let adamw =
             ["adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "fused_adam"];
-        r.word("optim", &adamw.map(|name| (name, ())), OTHER_OPTIMIZERS);
+        let others =
+            [("sgd", OptimizerName::Sgd), ("lion", OptimizerName::Lion), ("lion_32bit", OptimizerName::Lion)];
+        let names: Vec<(&str, OptimizerName)> =
+            adamw.map(|name| (name, OptimizerName::AdamW)).into_iter().chain(others).collect();
+        let optimizer = r.word("optim", &names, OTHER_OPTIMIZERS).unwrap_or(OptimizerName::AdamW);
         let share = "at least 0 and below 1";
         let is_share = |x: f64| (0.0..1.0).contains(&x);
         let scalings = [("none", LrScaling::None), ("linear", LrScaling::Linear), ("sqrt", LrScaling::Sqrt)];
         let scaling_off = ["no", "off", "false"].map(|word| (word, LrScaling::None));
         let (lr_scheduler_type, warmup) = read_schedule(r);
+        let (momentum, nesterov) = read_momentum(r, optimizer);
         OptimConfig {
+            optimizer,
+            momentum,
+            nesterov,
+            freeze: r.list("freeze", "a list of patterns such as `model.layers.0` or `*mlp*`"),
             learning_rate: r
                 .float("learning_rate", "a finite number, at least 0", |x| x >= 0.0)
                 .unwrap_or(0.0),
@@ -114,6 +133,23 @@ impl OptimConfig {
             warmup,
         }
     }
+}
+
+/// Only SGD has them.
+fn read_momentum(r: &mut Reader<'_>, optimizer: OptimizerName) -> (f64, bool) {
+    let given = [r.given("momentum"), r.given("nesterov")];
+    let momentum = r.float("momentum", "at least 0 and below 1", |x| (0.0..1.0).contains(&x)).unwrap_or(0.0);
+    let nesterov = r.bool("nesterov").unwrap_or(false);
+    if optimizer != OptimizerName::Sgd {
+        for given in given.iter().flatten() {
+            r.note(format!("`{}` has no effect here: it belongs to `optim: sgd`", given.spelled));
+        }
+        return (0.0, false);
+    }
+    if let (true, Some(given)) = (nesterov && momentum == 0.0, &given[1]) {
+        r.out_of_range("nesterov", "used with a `momentum` above 0", &given.node);
+    }
+    (momentum, nesterov)
 }
 
 fn read_schedule(r: &mut Reader<'_>) -> (Schedule, Warmup) {

@@ -1,5 +1,6 @@
 //! How the work is laid out: strategy, ranks, memory, what is computed again.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::error::Problem;
@@ -59,6 +60,23 @@ pub enum StrategyName {
     NoShard,
     /// The planner chooses.
     Auto,
+}
+
+impl fmt::Display for StrategyName {
+    /// As it is written in a configuration.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            StrategyName::Ddp => "ddp",
+            StrategyName::Zero1 => "zero1",
+            StrategyName::Zero2 => "zero2",
+            StrategyName::Zero3 => "zero3",
+            StrategyName::ShardGradOp => "shard_grad_op",
+            StrategyName::FullShard => "full_shard",
+            StrategyName::HybridShard => "hybrid_shard",
+            StrategyName::NoShard => "no_shard",
+            StrategyName::Auto => "auto",
+        })
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -58,6 +58,10 @@ fn defaults_are_those_of_the_page() {
     assert_eq!(
         config.optim,
         OptimConfig {
+            optimizer: OptimizerName::AdamW,
+            momentum: 0.0,
+            nesterov: false,
+            freeze: vec![],
             learning_rate: 5e-5,
             lr_scaling: LrScaling::None,
             adam_beta1: 0.9,

@@ -10,7 +10,7 @@ impl StepBuilder<'_> {
     pub fn forward(&mut self, unit: u32, micro: u32) -> OpId {
         let mut accesses = self.common_accesses();
         accesses.push((self.params(unit), Access::Read));
-        if unit == 0 {
+        if unit == self.embed_unit() {
             let [inputs, _] = self.inputs();
             accesses.retain(|(id, _)| *id != inputs);
             accesses.push((inputs, Access::Define));
@@ -35,7 +35,7 @@ impl StepBuilder<'_> {
         let mut accesses = self.common_accesses();
         accesses.push((self.params(head), Access::Read));
         if self.tied() {
-            accesses.push((self.params(0), Access::Read));
+            accesses.push((self.params(self.embed_unit()), Access::Read));
         }
         accesses.push((self.stream(head), Access::Read));
         accesses
@@ -73,7 +73,7 @@ impl StepBuilder<'_> {
 
     /// The units whose gradients the head's backward writes.
     fn trained_by_head(&self) -> Vec<u32> {
-        let units = [Some(self.head_unit()), self.tied().then_some(0)];
+        let units = [Some(self.head_unit()), self.tied().then_some(self.embed_unit())];
         units.into_iter().flatten().filter(|u| self.trained_elems(*u) > 0).collect()
     }
 
@@ -101,7 +101,7 @@ impl StepBuilder<'_> {
             self.emit(OpKind::Recompute { unit, micro }, Lane::Compute, accesses, &[]);
         }
         let mut accesses = self.common_accesses();
-        if unit > 0 {
+        if unit != self.embed_unit() {
             accesses.push((self.params(unit), Access::Read));
             accesses.push((self.stream(unit), Access::Read));
         }
@@ -116,7 +116,7 @@ impl StepBuilder<'_> {
         }
         accesses.push((self.grad_stream(), Access::Update));
         // A tied table already holds the head's part.
-        let fresh = self.fresh(micro) && !(unit == 0 && self.tied());
+        let fresh = self.fresh(micro) && !(unit == self.embed_unit() && self.tied());
         if self.trained_elems(unit) > 0 {
             accesses.push((self.grad_target(unit), if fresh { Access::Define } else { Access::Update }));
         }

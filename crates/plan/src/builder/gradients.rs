@@ -1,12 +1,12 @@
 //! Gradients on their way to their owners.
 
+use lockstep_core::DType;
 use lockstep_core::fold::fold_scratch_elems;
-use lockstep_core::{Axis, DType};
 
 use crate::buffer::{Access, State, What};
 use crate::builder::{StepBuilder, Use, Work};
 use crate::input::AccumulationOrder;
-use crate::schedule::{Lane, OpId, OpKind, SpanPart};
+use crate::schedule::{Lane, OpId, OpKind, ReduceInto, SpanPart};
 
 impl StepBuilder<'_> {
     /// Whether a unit's gradient of `micro` goes on when it is complete: is summed over ranks, or leaves the device.
@@ -17,9 +17,8 @@ impl StepBuilder<'_> {
     /// Whether a unit's gradient of `micro` is summed over ranks.
     fn sums_after(&self, unit: u32, micro: u32) -> bool {
         match self.input.order {
-            AccumulationOrder::Local => self.input.mesh.world() > 1 && micro + 1 == self.input.micros,
-            // Alone, this sums micro-batches alone; where gradients leave, the host does that.
-            AccumulationOrder::Reduced => self.input.mesh.world() > 1 || !self.input.grads_leave(unit),
+            AccumulationOrder::Local if micro + 1 < self.input.micros => false,
+            _ => !self.input.reductions(self.model, unit).is_empty(),
         }
     }
 
@@ -66,7 +65,7 @@ impl StepBuilder<'_> {
             self.pending.push(SpanPart { unit, start, end: start + take });
             start += take;
             // The rest of a large gradient does not wait for others, or the whole of it would, on the device.
-            let leaves = start == end && end >= cap && self.input.grads_leave(unit);
+            let leaves = start == end && end >= cap && self.grads_leave(unit);
             if filled + take == cap || leaves {
                 self.flush_bucket(micro);
             }
@@ -75,8 +74,8 @@ impl StepBuilder<'_> {
 
     /// A bucket's gradients all stay or all leave: those that do not go where `unit`'s goes do not wait for it.
     fn flush_others(&mut self, unit: u32, micro: u32) {
-        let leaves = self.input.grads_leave(unit);
-        if self.pending.last().is_some_and(|part| self.input.grads_leave(part.unit) != leaves) {
+        let leaves = self.grads_leave(unit);
+        if self.pending.last().is_some_and(|part| self.grads_leave(part.unit) != leaves) {
             self.flush_bucket(micro);
         }
     }
@@ -102,39 +101,39 @@ impl StepBuilder<'_> {
     /// not summed again; the last axis adds to the accumulator. Where gradients leave the device, the last
     /// one sums in place too.
     fn reduce(&mut self, parts: Vec<SpanPart>, micro: u32) {
-        let mesh = self.input.mesh;
-        let axes: Vec<Axis> = match (mesh.shard > 1, mesh.replicate > 1) {
-            (false, false) => vec![Axis::World],
-            (true, true) => vec![Axis::Shard, Axis::Replicate],
-            (true, false) => vec![Axis::Shard],
-            (false, true) => vec![Axis::Replicate],
-        };
-        let leaves = self.input.grads_leave(parts[0].unit);
+        let axes = self.input.reductions(self.model, parts[0].unit);
+        let leaves = self.grads_leave(parts[0].unit);
         let fresh = micro == 0 || self.input.order == AccumulationOrder::Local;
-        let lane = if mesh.world() > 1 { Lane::Comm } else { Lane::Compute };
         let complete: Vec<u32> =
             parts.iter().filter(|p| p.end == self.trained_elems(p.unit)).map(|p| p.unit).collect();
         let mut units: Vec<u32> = parts.iter().map(|p| p.unit).collect();
         units.dedup();
+        let in_state = self.grad_goes_to_state(units[0]);
         let span = self.span(parts);
         let mut last = None;
         for (i, axis) in axes.iter().enumerate() {
-            let into_accumulator = i + 1 == axes.len() && !leaves;
+            let into = match i + 1 == axes.len() && !leaves && !in_state {
+                true => ReduceInto::Accumulator { fresh },
+                false => ReduceInto::Place,
+            };
             let mut accesses = Vec::new();
             for unit in &units {
-                let (from, to) = (self.grad_target(*unit), self.state(*unit, State::Grad));
-                if from == to || !into_accumulator {
-                    accesses.push((from, Access::Update));
-                } else {
-                    accesses.extend([(from, Access::Read), (to, Access::Update)]);
+                let from = self.grad_target(*unit);
+                match into {
+                    ReduceInto::Place => accesses.push((from, Access::Update)),
+                    ReduceInto::Accumulator { .. } => {
+                        let to = self.state(*unit, State::Grad);
+                        accesses.extend([(from, Access::Read), (to, Access::Update)]);
+                    }
                 }
             }
-            if mesh.world() > 1 {
-                // The owner folds every member's contribution in the mesh's order, a chunk at a time.
-                let scratch = fold_scratch_elems(mesh.size(*axis));
-                accesses.push((self.device(What::Staging, scratch, DType::F32), Access::Define));
-            }
-            let kind = OpKind::Reduce { span, micro, axis: *axis, fresh: fresh || !into_accumulator };
+            let ranks = self.input.mesh.size(*axis);
+            // The owner folds every member's contribution in the mesh's order, a chunk at a time.
+            let scratch =
+                (ranks > 1).then(|| self.device(What::Staging, fold_scratch_elems(ranks), DType::F32));
+            accesses.extend(scratch.map(|scratch| (scratch, Access::Define)));
+            let lane = if ranks > 1 { Lane::Comm } else { Lane::Compute };
+            let kind = OpKind::Reduce { span, micro, axis: *axis, into, scratch };
             last = Some(self.emit(kind, lane, accesses, &[]));
         }
         let leaving: Vec<u32> =

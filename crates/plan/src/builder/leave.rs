@@ -11,7 +11,7 @@ use lockstep_core::{ALIGN_ELEMS, DType};
 use crate::buffer::{Access, BufferId, State, Tier, What};
 use crate::builder::StepBuilder;
 use crate::input::AccumulationOrder;
-use crate::schedule::{Lane, OpId, OpKind, SpanPart};
+use crate::schedule::{End, Lane, Moved, OpId, OpKind, SpanPart};
 
 /// Elements of the smallest piece that is added at a time, 2 MiB of f32, and pieces of a share at most.
 const SMALLEST_PIECE: usize = 1 << 19;
@@ -21,8 +21,9 @@ impl StepBuilder<'_> {
     /// Whether a unit's gradient leaves the device after `micro`.
     pub(super) fn leaves_after(&self, unit: u32, micro: u32) -> bool {
         let window_over = micro + 1 == self.input.micros;
-        let sums_leave = self.input.order == AccumulationOrder::Reduced || self.input.grads_are_whole();
-        self.input.grads_leave(unit) && (window_over || sums_leave)
+        let sums_leave =
+            self.input.order == AccumulationOrder::Reduced || !self.input.is_sharded(self.model, State::Grad);
+        self.grads_leave(unit) && (window_over || sums_leave)
     }
 
     /// Moves this rank's share of a unit's gradient to the host; the last copy that reads it on the device.
@@ -37,12 +38,9 @@ impl StepBuilder<'_> {
             copies.last().expect("a trained unit has a gradient")
         } else {
             let span = self.front_span(unit, share);
-            self.emit(
-                OpKind::Spill(span),
-                Lane::Copy,
-                vec![(whole, Access::Read), (home, Access::Define)],
-                &[],
-            )
+            let (from, to) = (End::Buffer(whole), End::Home);
+            let kind = OpKind::Move { what: Moved::Grad, from, to, span };
+            self.emit(kind, Lane::Copy, vec![(whole, Access::Read), (home, Access::Define)], &[])
         };
         if micro + 1 == self.input.micros {
             self.squares_of_left(unit);
@@ -64,9 +62,10 @@ impl StepBuilder<'_> {
         let staging = self.table.get(what, Tier::Host, end - start, DType::F32);
         let span = self.span(vec![SpanPart { unit, start, end }]);
         let accesses = vec![(whole, Access::Read), (staging, Access::Define)];
-        let copy = self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
+        let (from, to) = (End::Buffer(whole), End::Buffer(staging));
+        let copy = self.emit(OpKind::Move { what: Moved::Grad, from, to, span }, Lane::Copy, accesses, &[]);
         let accesses = vec![(staging, Access::Read), (home, Access::Update)];
-        self.emit(OpKind::Add { span, micro }, Lane::Host, accesses, &[]);
+        self.emit(OpKind::Add { span, micro, from: staging }, Lane::Host, accesses, &[]);
         copy
     }
 
@@ -82,19 +81,20 @@ impl StepBuilder<'_> {
             let share = self.input.resident(self.model, *unit, State::Grad).1;
             let (whole, home, span) =
                 (self.grad_target(*unit), self.state(*unit, State::Grad), self.front_span(*unit, share));
-            // Behind the spill of the unit before, on the same lane: with the one that backward is writing there
+            // Behind the move of the unit before, on the same lane: with the one that backward is writing there
             // are two on the device.
             let accesses = vec![(home, Access::Read), (whole, Access::Define)];
-            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
+            let (from, to) = (End::Home, End::Buffer(whole));
+            self.emit(OpKind::Move { what: Moved::Grad, from, to, span }, Lane::Copy, accesses, &[]);
         }
     }
 
     /// As [`StepBuilder::bring_back`], for the unit whose backward follows that of `unit`: issued before the
-    /// spill of `unit`, which waits for its backward, so that the fetch does not.
+    /// move of `unit` to the host, which waits for its backward, so that this one does not.
     pub(super) fn bring_back_next(&mut self, unit: u32, micro: u32) {
         let next = (0..unit).rev().find(|u| self.trained_elems(*u) > 0);
         // A tied table's gradient came back for the head.
-        if let Some(next) = next.filter(|next| *next > 0 || !self.tied()) {
+        if let Some(next) = next.filter(|next| *next != self.embed_unit() || !self.tied()) {
             self.bring_back(&[next], micro);
         }
     }

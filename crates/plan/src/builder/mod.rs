@@ -16,10 +16,10 @@ use std::collections::HashMap;
 use lockstep_core::DType;
 
 use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
-use crate::input::{AccumulationOrder, ModelPlan, Placement, PlanInput};
+use crate::input::{AccumulationOrder, ModelPlan, PlanInput};
 use crate::order::{Order, waits_in_run};
 use crate::schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
-use crate::scratch::{Sizes, UnitLayout};
+use crate::scratch::UnitLayout;
 
 /// The buffers of a plan, shared by its phases.
 #[derive(Clone, Debug, Default)]
@@ -83,14 +83,12 @@ pub struct StepBuilder<'a> {
     spills: u32,
     /// Units of whose gradients the squares are summed.
     squared: usize,
-    layouts: [UnitLayout; 4],
+    layouts: Vec<UnitLayout>,
 }
 
 impl<'a> StepBuilder<'a> {
     pub(crate) fn new(input: &'a PlanInput, model: ModelId, table: &'a mut BufferTable) -> StepBuilder<'a> {
-        let plan = &input.models[model.0 as usize];
-        let sizes = Sizes { tokens: input.bounds.tokens, chunk: input.head_chunk, storage: input.storage };
-        let layouts = plan.layouts(sizes);
+        let layouts = input.model(model).layouts(input.storage);
         StepBuilder {
             input,
             model,
@@ -112,7 +110,7 @@ impl<'a> StepBuilder<'a> {
     pub(crate) fn finish(mut self) -> Schedule {
         assert!(self.pending.is_empty(), "a reduction bucket was never flushed");
         let ops = &self.schedule.ops;
-        if let Some(norm) = ops.iter().position(|op| op.kind == OpKind::ClipNorm) {
+        if let Some(norm) = ops.iter().position(|op| matches!(op.kind, OpKind::ClipNorm { .. })) {
             // What a step says of itself: its losses and its norm. With the norm every gradient has been summed.
             let computed = ops.iter().rposition(|op| op.lane == Lane::Compute).expect("a step computes");
             let over = [norm, computed].map(|i| OpId(i as u32));
@@ -127,20 +125,24 @@ impl<'a> StepBuilder<'a> {
     }
 
     fn plan(&self) -> &'a ModelPlan {
-        &self.input.models[self.model.0 as usize]
+        self.input.model(self.model)
     }
 
     pub fn num_micros(&self) -> u32 {
         self.input.micros
     }
 
-    /// Units that run forward before the head: embed and blocks.
+    /// Units that run forward before the head: embed and blocks, in order.
     pub fn body(&self) -> std::ops::Range<u32> {
-        0..self.plan().units.len() as u32 - 1
+        self.embed_unit()..self.head_unit()
+    }
+
+    pub fn embed_unit(&self) -> u32 {
+        self.plan().embed()
     }
 
     pub fn head_unit(&self) -> u32 {
-        self.plan().units.len() as u32 - 1
+        self.plan().head()
     }
 
     fn tied(&self) -> bool {
@@ -148,7 +150,7 @@ impl<'a> StepBuilder<'a> {
     }
 
     fn trained_elems(&self, unit: u32) -> usize {
-        self.plan().units[unit as usize].trainable_elems
+        self.plan().units[unit as usize].trained_elems
     }
 
     /// Forward through the body, the head, backward through the body: a micro-batch's uses of
@@ -158,7 +160,7 @@ impl<'a> StepBuilder<'a> {
         let mut uses = self.forward_uses(micro, Work::Head);
         let lowest = (0..=self.head_unit()).find(|u| self.trained_elems(*u) > 0).unwrap_or(self.head_unit());
         for unit in (lowest..self.head_unit()).rev() {
-            let units = if unit == 0 { vec![] } else { vec![unit] };
+            let units = if unit == self.embed_unit() { vec![] } else { vec![unit] };
             uses.push(Use { work: Work::Backward(unit), micro, units });
         }
         uses
@@ -173,7 +175,7 @@ impl<'a> StepBuilder<'a> {
         let mut uses: Vec<Use> =
             self.body().map(|u| Use { work: Work::Forward(u), micro, units: vec![u] }).collect();
         let mut units = vec![self.head_unit()];
-        units.extend(self.tied().then_some(0));
+        units.extend(self.tied().then_some(self.embed_unit()));
         uses.push(Use { work: head, micro, units });
         uses
     }
@@ -190,8 +192,8 @@ impl<'a> StepBuilder<'a> {
 
     /// Parameters are cut over more than one rank, or live away from the device: they must be gathered.
     pub fn gathers(&self) -> bool {
-        let p = &self.input.placements;
-        (p.params == Placement::Shard && self.input.mesh.shard > 1) || p.params_tier != Tier::Device
+        self.input.is_sharded(self.model, State::Working)
+            || self.plan().placements.params_tier != Tier::Device
     }
 
     // ---- emission -----------------------------------------------------------------------------------
@@ -321,17 +323,21 @@ impl<'a> StepBuilder<'a> {
 
     /// A whole gradient summed locally needs no buffer of its own, as long as it stays.
     fn grad_goes_to_state(&self, unit: u32) -> bool {
-        let stay = self.input.grads_are_whole() && !self.input.grads_leave(unit);
+        let stay = !self.input.is_sharded(self.model, State::Grad) && !self.grads_leave(unit);
         stay && self.input.order == AccumulationOrder::Local
     }
 
+    fn grads_leave(&self, unit: u32) -> bool {
+        self.input.grads_leave(self.model, unit)
+    }
+
     fn stream(&mut self, index: u32) -> BufferId {
-        let elems = self.input.bounds.tokens * self.plan().shape.dim;
+        let elems = self.plan().bounds.tokens * self.plan().shape.dim;
         self.device(What::Stream { model: self.model, index }, elems, self.input.storage)
     }
 
     fn grad_stream(&mut self) -> BufferId {
-        let elems = self.input.bounds.tokens * self.plan().shape.dim;
+        let elems = self.plan().bounds.tokens * self.plan().shape.dim;
         self.device(What::GradStream { model: self.model }, elems, self.input.storage)
     }
 
@@ -341,23 +347,24 @@ impl<'a> StepBuilder<'a> {
     }
 
     fn scratch(&mut self) -> BufferId {
-        let slots = self.layouts.iter().map(UnitLayout::scratch).max().expect("four kinds of unit");
+        let slots = self.layouts.iter().map(UnitLayout::scratch).max().expect("a model has units");
         self.bytes(What::Scratch, slots.align_to(4096) + self.input.needs.workspace)
     }
 
     fn inputs(&mut self) -> [BufferId; 2] {
-        let bounds = self.input.bounds;
-        let elems = self.input.inputs_elems();
-        let positions = bounds.max_doc.max(self.input.generation.map_or(0, |r| r.tokens_per_doc));
-        let tables = self.plan().shape.head_dim * positions;
-        [self.device(What::Inputs, elems, DType::U32), self.device(What::Tables, tables, DType::F32)]
+        let plan = self.plan();
+        let elems = plan.inputs_elems(self.input.is_separate());
+        let positions = plan.bounds.max_doc.max(plan.generation.map_or(0, |r| r.tokens_per_doc));
+        let tables = plan.shape.head_dim * positions;
+        let what = What::Tables { model: self.model };
+        [self.device(What::Inputs, elems, DType::U32), self.device(what, tables, DType::F32)]
     }
 
     fn per_token(&mut self, what: What) -> BufferId {
-        self.device(what, self.input.bounds.tokens, DType::F32)
+        self.device(what, self.plan().bounds.tokens, DType::F32)
     }
 
     fn layout(&self, unit: u32) -> &UnitLayout {
-        &self.layouts[self.plan().kind(unit as usize) as usize]
+        &self.layouts[self.plan().layout_of(unit)]
     }
 }

@@ -2,8 +2,7 @@
 
 use crate::buffer::{Access, BufferId, State, Tier, What};
 use crate::builder::{StepBuilder, Use};
-use crate::input::Placement;
-use crate::schedule::{Lane, OpId, OpKind};
+use crate::schedule::{End, Lane, Moved, OpId, OpKind};
 
 impl StepBuilder<'_> {
     /// Brings a unit's whole parameters to the device, unless they are there. `after`: what must have been
@@ -15,21 +14,22 @@ impl StepBuilder<'_> {
             return;
         }
         let span = self.gather_span(unit);
-        let across = self.input.mesh.shard > 1 && self.input.placements.params == Placement::Shard;
+        let axes = self.input.cut_over(self.model, State::Working);
         let home = self.state(unit, State::Working);
         let after: Vec<OpId> = after.into_iter().collect();
-        let mut from = home;
-        if across && self.input.placements.params_tier != Tier::Device {
+        let (mut from, mut from_id) = (End::Home, home);
+        if !axes.is_empty() && self.plan().placements.params_tier != Tier::Device {
             let elems = self.input.resident(self.model, unit, State::Working).1;
             let staging = self.param_staging(elems);
+            let to = End::Buffer(staging);
             // Needs only its staging: it may run ahead of the release that the gather waits for.
             let accesses = vec![(home, Access::Read), (staging, Access::Define)];
-            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
-            from = staging;
+            self.emit(OpKind::Move { what: Moved::Params, from, to, span }, Lane::Copy, accesses, &[]);
+            (from, from_id) = (to, staging);
         }
-        let accesses = vec![(from, Access::Read), (self.whole(unit), Access::Define)];
-        let lane = if across { Lane::Comm } else { Lane::Copy };
-        self.emit(OpKind::Gather(span), lane, accesses, &after);
+        let accesses = vec![(from_id, Access::Read), (self.whole(unit), Access::Define)];
+        let lane = if axes.is_empty() { Lane::Copy } else { Lane::Comm };
+        self.emit(OpKind::Gather { span, from, axes }, lane, accesses, &after);
     }
 
     /// Ends a use of gathered parameters; the last one frees them.

@@ -17,11 +17,11 @@ impl StepBuilder<'_> {
     /// takes depends on what is drawn. Parameters stay whole meanwhile. Each unit reads one stream and
     /// writes the other; the cache is all that a pass leaves to the next.
     pub fn generate(&mut self) {
-        let generation = self.input.generation.expect("a phase that generates has bounds");
-        assert!(generation.docs <= self.input.head_chunk, "logits of all documents are there at once");
+        let generation = self.plan().generation.expect("a phase that generates has bounds");
+        assert!(generation.docs <= self.plan().head_chunk, "logits of all documents are there at once");
         let cache = self.plan().shape.layers * generation.cache_elems;
         let cache = self.device(What::KvCache { model: self.model }, cache, DType::F32);
-        let units: Vec<u32> = (0..=self.head_unit()).collect();
+        let units: Vec<u32> = self.body().chain([self.head_unit()]).collect();
         if self.gathers() {
             units.iter().for_each(|u| self.gather(*u, None));
         }
@@ -29,7 +29,8 @@ impl StepBuilder<'_> {
         let mut made = vec![cache, inputs, self.scratch(), self.stream(1), self.stream(2)];
         made.push(self.per_token(What::LogProbs));
         // All blocks share what the one that keeps most would keep.
-        let saved = (1..self.head_unit()).map(|unit| self.layout(unit).saved).max().unwrap_or_default();
+        let blocks = self.body().skip(1);
+        let saved = blocks.map(|unit| self.layout(unit).saved).max().unwrap_or_default();
         if saved.0 > 0 {
             made.push(self.bytes(What::Saved { model: self.model, unit: 1 }, saved));
         }

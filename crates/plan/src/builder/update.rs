@@ -5,8 +5,7 @@ use lockstep_core::{ALIGN_ELEMS, DType};
 
 use crate::buffer::{Access, BufferId, State, Tier, What};
 use crate::builder::StepBuilder;
-use crate::input::Placement;
-use crate::schedule::{Lane, OpKind, SpanId, SpanPart};
+use crate::schedule::{End, Lane, Moved, OpKind, SpanId, SpanPart};
 
 /// Elements of the smallest piece, 2 MiB of f32, and pieces of a share at most.
 const SMALLEST_PIECE: usize = 1 << 19;
@@ -23,18 +22,19 @@ struct Piece {
 impl StepBuilder<'_> {
     pub fn clip_and_update(&mut self) {
         let trained = (0..=self.head_unit()).filter(|u| self.trained_elems(*u) > 0);
-        let (leave, stay): (Vec<u32>, Vec<u32>) = trained.partition(|unit| self.input.grads_leave(*unit));
+        let (leave, stay): (Vec<u32>, Vec<u32>) = trained.partition(|unit| self.grads_leave(*unit));
         assert_eq!(self.squared, leave.len(), "a gradient never left the device");
         let norm = self.norm_leaves();
         if !stay.is_empty() {
             self.squares_of_staying(&stay);
         }
+        let axes = self.input.cut_over(self.model, State::Grad);
         let lane = match leave.is_empty() {
-            _ if self.input.is_sharded(State::Grad) => Lane::Comm,
+            _ if !axes.is_empty() => Lane::Comm,
             false => Lane::Host,
             true => Lane::Compute,
         };
-        self.emit(OpKind::ClipNorm, lane, vec![(norm, Access::Update)], &[]);
+        self.emit(OpKind::ClipNorm { axes }, lane, vec![(norm, Access::Update)], &[]);
         stay.iter().for_each(|unit| self.update_on_device(*unit, norm));
         // A piece's copies are issued before its neighbour's update, so that they overlap it.
         let pieces: Vec<Piece> = leave.iter().flat_map(|unit| self.pieces(*unit)).collect();
@@ -59,7 +59,8 @@ impl StepBuilder<'_> {
         let access = if self.squared > 0 { Access::Update } else { Access::Define };
         let accesses = vec![(self.state(unit, State::Grad), Access::Read), (norm, access)];
         self.squared += 1;
-        self.emit(OpKind::Squares, Lane::Host, accesses, &[]);
+        let span = self.trained_span(unit);
+        self.emit(OpKind::Squares { span, leaves: norm }, Lane::Host, accesses, &[]);
     }
 
     /// Sums of squares of gradients that stay; where others leave, brought to theirs.
@@ -67,25 +68,32 @@ impl StepBuilder<'_> {
         let norm = self.norm_leaves();
         let joins = self.squared > 0;
         let here = match joins {
-            true => self.device(What::StayingLeaves, self.leaves_of(units), DType::F64),
+            true => {
+                let what = What::StayingLeaves { model: self.model };
+                self.device(what, self.leaves_of(units), DType::F64)
+            }
             false => norm,
         };
         let mut accesses: Vec<_> =
             units.iter().map(|unit| (self.state(*unit, State::Grad), Access::Read)).collect();
         accesses.push((here, Access::Define));
-        self.emit(OpKind::Squares, Lane::Compute, accesses, &[]);
+        let part = |unit: &u32| SpanPart { unit: *unit, start: 0, end: self.trained_elems(*unit) };
+        let parts = units.iter().map(part).collect();
+        let span = self.span(parts);
+        self.emit(OpKind::Squares { span, leaves: here }, Lane::Compute, accesses, &[]);
         if joins {
             let accesses = vec![(here, Access::Read), (norm, Access::Update)];
-            self.emit(OpKind::JoinSquares, Lane::Copy, accesses, &[]);
+            let (from, to) = (End::Buffer(here), End::Buffer(norm));
+            self.emit(OpKind::Move { what: Moved::Squares, from, to, span }, Lane::Copy, accesses, &[]);
         }
     }
 
     /// One leaf for each block of this rank's gradients, where the norm is found.
     fn norm_leaves(&mut self) -> BufferId {
         let units: Vec<u32> = (0..=self.head_unit()).collect();
-        let leave = units.iter().any(|unit| self.trained_elems(*unit) > 0 && self.input.grads_leave(*unit));
+        let leave = units.iter().any(|unit| self.trained_elems(*unit) > 0 && self.grads_leave(*unit));
         let tier = if leave { Tier::Host } else { Tier::Device };
-        self.table.get(What::NormLeaves, tier, self.leaves_of(&units), DType::F64)
+        self.table.get(What::NormLeaves { model: self.model }, tier, self.leaves_of(&units), DType::F64)
     }
 
     fn leaves_of(&self, units: &[u32]) -> usize {
@@ -96,36 +104,37 @@ impl StepBuilder<'_> {
     /// What passes through the host's staging at a time. Small, because staging holds two of them with all
     /// their states; but not so small that a large model's step becomes a list of thousands.
     fn pieces(&self, unit: u32) -> Vec<Piece> {
-        let share = self.input.resident(self.model, unit, State::Master).1;
+        let share = self.input.share(self.model, unit);
         let len = share.div_ceil(MOST_PIECES).next_multiple_of(ALIGN_ELEMS).max(SMALLEST_PIECE);
         (0..share).step_by(len).map(|start| Piece { unit, start, end: (start + len).min(share) }).collect()
     }
 
     fn update_on_device(&mut self, unit: u32, norm: BufferId) {
-        let share = self.input.resident(self.model, unit, State::Master).1;
+        let share = self.input.share(self.model, unit);
         let mut accesses = vec![(norm, Access::Read), (self.state(unit, State::Grad), Access::Read)];
-        for state in self.input.optimizer_states(unit) {
-            accesses.push((self.state(unit, *state), Access::Update));
+        for state in self.input.optimizer_states(self.model, unit) {
+            accesses.push((self.state(unit, state), Access::Update));
         }
         let working = self.state(unit, State::Working);
-        if self.input.placements.params_tier == Tier::Device {
+        if self.plan().placements.params_tier == Tier::Device {
             accesses.push((working, Access::Update));
-            self.emit(OpKind::Update { unit, start: 0, end: share }, Lane::Compute, accesses, &[]);
+            let kind = OpKind::Update { unit, start: 0, end: share, staging: None };
+            self.emit(kind, Lane::Compute, accesses, &[]);
         } else {
             let staging = self.param_staging(share);
             accesses.push((staging, Access::Define));
-            self.emit(OpKind::Update { unit, start: 0, end: share }, Lane::Compute, accesses, &[]);
-            let span = self.trained_span(unit);
+            let kind = OpKind::Update { unit, start: 0, end: share, staging: Some(staging) };
+            self.emit(kind, Lane::Compute, accesses, &[]);
+            let (from, to, span) = (End::Buffer(staging), End::Home, self.front_span(unit, share));
             let accesses = vec![(staging, Access::Read), (working, Access::Update)];
-            self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
+            self.emit(OpKind::Move { what: Moved::Params, from, to, span }, Lane::Copy, accesses, &[]);
         }
         self.publish(unit);
     }
 
     /// Optimizer sharded, parameters whole: everyone gets everyone's updates, a bucket at a time.
     fn publish(&mut self, unit: u32) {
-        let p = &self.input.placements;
-        if p.optimizer == Placement::Shard && p.params == Placement::Whole && self.input.mesh.shard > 1 {
+        if !self.input.published_over(self.model).is_empty() {
             self.pending.push(SpanPart { unit, start: 0, end: self.trained_elems(unit) });
             let filled: usize = self.pending.iter().map(|part| part.end - part.start).sum();
             if filled >= self.input.publish_bucket {
@@ -142,18 +151,21 @@ impl StepBuilder<'_> {
                 accesses.push((self.state(part.unit, State::Working), Access::Update));
             }
             let span = self.span(parts);
-            self.emit(OpKind::Publish(span), Lane::Comm, accesses, &[]);
+            let axes = self.input.published_over(self.model);
+            self.emit(OpKind::Publish { span, axes }, Lane::Comm, accesses, &[]);
         }
     }
 
     /// Room on the host for a piece's update, described at [`What::HostStaging`]. `None`: all it needs has its
     /// home there.
     fn host_staging(&mut self, piece: Piece, turn: u32) -> Option<BufferId> {
-        let (elems, p) = (piece.end - piece.start, &self.input.placements);
-        let states =
-            if p.optimizer_tier == Tier::Nvme { self.input.optimizer_states(piece.unit).len() } else { 0 };
+        let (elems, p) = (piece.end - piece.start, self.plan().placements);
+        let states = match p.optimizer_tier {
+            Tier::Nvme => self.input.staged_bytes(self.model, piece.unit, elems),
+            Tier::Device | Tier::Host => 0,
+        };
         let params = if p.params_tier == Tier::Host { 0 } else { elems * self.input.storage.size() };
-        let staged = elems * states + params.div_ceil(4);
+        let staged = (states + params).div_ceil(DType::F32.size());
         let what = What::HostStaging { turn };
         (staged > 0).then(|| self.table.get(what, Tier::Host, staged, DType::F32))
     }
@@ -163,16 +175,20 @@ impl StepBuilder<'_> {
     }
 
     fn optimizer_homes(&mut self, unit: u32) -> Vec<BufferId> {
-        self.input.optimizer_states(unit).iter().map(|state| self.state(unit, *state)).collect()
+        let states = self.input.optimizer_states(self.model, unit).into_iter();
+        states.map(|state| self.state(unit, state)).collect()
     }
 
     /// States whose home is a disk, to the host. Does not wait for the norm.
     fn bring_to_host(&mut self, piece: Piece, turn: u32) {
-        if self.input.placements.optimizer_tier == Tier::Nvme {
+        let homes = self.optimizer_homes(piece.unit);
+        if self.plan().placements.optimizer_tier == Tier::Nvme && !homes.is_empty() {
             let (span, staging) = (self.piece_span(piece), self.host_staging(piece, turn));
-            let homes = self.optimizer_homes(piece.unit).into_iter().map(|home| (home, Access::Read));
-            let accesses = homes.chain(staging.map(|staging| (staging, Access::Define))).collect();
-            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
+            let staging = staging.expect("states on a disk are staged");
+            let homes = homes.into_iter().map(|home| (home, Access::Read));
+            let accesses = homes.chain([(staging, Access::Define)]).collect();
+            let (what, from, to) = (Moved::OptimizerStates, End::Home, End::Buffer(staging));
+            self.emit(OpKind::Move { what, from, to, span }, Lane::Copy, accesses, &[]);
         }
     }
 
@@ -180,29 +196,30 @@ impl StepBuilder<'_> {
     fn update_on_host(&mut self, piece: Piece, turn: u32, norm: BufferId) {
         let (span, staging) = (self.piece_span(piece), self.host_staging(piece, turn));
         let Piece { unit, start, end } = piece;
-        let nvme = self.input.placements.optimizer_tier == Tier::Nvme;
-        let params_on_device = self.input.placements.params_tier == Tier::Device;
+        let params_on_device = self.plan().placements.params_tier == Tier::Device;
         let working = self.state(unit, State::Working);
         let homes: Vec<_> =
             self.optimizer_homes(unit).into_iter().map(|home| (home, Access::Update)).collect();
+        let staged = self.plan().placements.optimizer_tier == Tier::Nvme && !homes.is_empty();
 
         let mut accesses = vec![(norm, Access::Read), (self.state(unit, State::Grad), Access::Read)];
-        let access = if nvme { Access::Update } else { Access::Define };
+        let access = if staged { Access::Update } else { Access::Define };
         accesses.extend(staging.map(|staging| (staging, access)));
         accesses.extend((!params_on_device).then_some((working, Access::Update)));
-        if !nvme {
+        if !staged {
             accesses.extend(&homes);
         }
-        self.emit(OpKind::Update { unit, start, end }, Lane::Host, accesses, &[]);
-        if nvme {
-            let staging = staging.map(|staging| (staging, Access::Read));
-            let accesses = homes.into_iter().chain(staging).collect();
-            self.emit(OpKind::Spill(span), Lane::Copy, accesses, &[]);
+        self.emit(OpKind::Update { unit, start, end, staging }, Lane::Host, accesses, &[]);
+        let Some(staging) = staging else { return };
+        let (from, to) = (End::Buffer(staging), End::Home);
+        if staged {
+            let accesses = homes.into_iter().chain([(staging, Access::Read)]).collect();
+            let what = Moved::OptimizerStates;
+            self.emit(OpKind::Move { what, from, to, span }, Lane::Copy, accesses, &[]);
         }
         if params_on_device {
-            let staging = staging.expect("parameters that are fetched are staged");
             let accesses = vec![(staging, Access::Read), (working, Access::Update)];
-            self.emit(OpKind::Fetch(span), Lane::Copy, accesses, &[]);
+            self.emit(OpKind::Move { what: Moved::Params, from, to, span }, Lane::Copy, accesses, &[]);
         }
     }
 }

@@ -49,7 +49,7 @@ fn a_missing_release_is_named() {
     let all = found(|plan| {
         let ops = &mut plan.phases[0].schedule.ops;
         let last = ops.iter().rposition(|op| matches!(op.kind, OpKind::Release(_))).unwrap();
-        ops[last].kind = OpKind::ClipNorm;
+        ops[last].kind = OpKind::ClipNorm { axes: &[] };
     });
     assert!(all.iter().any(|v| matches!(v, Violation::NeverReleased { .. })));
 }
@@ -59,7 +59,7 @@ fn a_missing_reduction_and_a_second_update_are_named() {
     let all = found(|plan| {
         for op in &mut plan.phases[0].schedule.ops {
             op.kind = match op.kind {
-                OpKind::Reduce { .. } => OpKind::Update { unit: 0, start: 0, end: 256 },
+                OpKind::Reduce { .. } => OpKind::Update { unit: 0, start: 0, end: 256, staging: None },
                 kind => kind,
             };
         }

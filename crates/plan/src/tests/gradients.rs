@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use lockstep_core::{ALIGN_ELEMS, Axis};
 
 use crate::{
-    Access, AccumulationOrder, Buffer, Op, OpKind, Phase, Placement, PlanInput, RunPlan, Schedule, SpanId,
-    SpanPart, State, What,
+    AccumulationOrder, Buffer, End, ModelId, Moved, Op, OpKind, Phase, Placement, PlanInput, ReduceInto,
+    RunPlan, Schedule, SpanId, SpanPart, State, What,
 };
 
 /// One addition: its micro-batch, whether a tied head made it, the axes it has been summed over.
@@ -17,6 +17,7 @@ type Block = Vec<Term>;
 
 pub(super) struct Gradients {
     input: PlanInput,
+    model: ModelId,
     tied: bool,
     trains: bool,
     /// What backward writes, and the accumulator the update reads; one buffer for units not `separate`.
@@ -39,15 +40,19 @@ pub(super) struct Gradients {
 impl Gradients {
     pub(super) fn new(plan: &RunPlan, phase: &Phase) -> Gradients {
         let input = plan.input.clone();
-        let model = &input.models[phase.model.0 as usize];
+        let model = input.model(phase.model);
         let empty: Vec<Vec<Block>> =
-            model.units.iter().map(|u| vec![Block::new(); u.trainable_elems / ALIGN_ELEMS]).collect();
-        let cut = input.placements.grads == Placement::Shard && input.mesh.shard > 1;
+            model.units.iter().map(|u| vec![Block::new(); u.trained_elems / ALIGN_ELEMS]).collect();
+        let cut = model.placements.grads == Placement::Shard && input.mesh.shard > 1;
         Gradients {
+            model: phase.model,
             tied: model.shape.tied,
             trains: phase.name.starts_with("train"),
             separate: (0..empty.len())
-                .map(|u| cut || input.order == AccumulationOrder::Reduced || input.grads_leave(u as u32))
+                .map(|u| {
+                    cut || input.order == AccumulationOrder::Reduced
+                        || input.grads_leave(phase.model, u as u32)
+                })
                 .collect(),
             staged: HashMap::new(),
             buffers: plan.buffers.clone(),
@@ -69,7 +74,8 @@ impl Gradients {
         let mut axes = Vec::new();
         axes.extend((mesh.shard > 1).then_some(Axis::Shard));
         axes.extend((mesh.replicate > 1).then_some(Axis::Replicate));
-        let summed_here = self.input.order == AccumulationOrder::Reduced && !self.input.grads_leave(unit);
+        let summed_here =
+            self.input.order == AccumulationOrder::Reduced && !self.input.grads_leave(self.model, unit);
         if axes.is_empty() && summed_here {
             axes.push(Axis::World);
         }
@@ -105,15 +111,13 @@ impl Gradients {
                 }
                 self.moving.insert(i, taken);
             }
-            OpKind::Spill(span) | OpKind::Fetch(span) => {
-                if let Some((from, _)) = self.gradient_way(op) {
-                    let taken = self.take(&from, schedule, span);
-                    assert!(taken.iter().all(|terms| !terms.is_empty()), "#{i} moves what is not there");
-                    self.moving.insert(i, taken);
-                }
+            OpKind::Move { what: Moved::Grad, from, span, .. } => {
+                let taken = self.take(&self.end_of(from, schedule, span), schedule, span);
+                assert!(taken.iter().all(|terms| !terms.is_empty()), "#{i} moves what is not there");
+                self.moving.insert(i, taken);
             }
-            OpKind::Squares => self.assert_complete(op),
-            OpKind::ClipNorm => assert_eq!(self.squared.len(), self.trained()),
+            OpKind::Squares { span, .. } => self.assert_complete(&schedule.span(span).parts),
+            OpKind::ClipNorm { .. } => assert_eq!(self.squared.len(), self.trained()),
             OpKind::Update { unit, start, .. } => {
                 assert!(self.clipped, "unit {unit} is updated before the norm is known");
                 self.updates[unit as usize] += u32::from(start == 0);
@@ -131,28 +135,28 @@ impl Gradients {
                     self.add(0, micro, true, fresh);
                 }
             }
-            OpKind::Reduce { span, axis, fresh, .. } => {
+            OpKind::Reduce { span, axis, into, .. } => {
                 let mut taken = self.moving.remove(&i).unwrap().into_iter();
                 for part in &schedule.span(span).parts {
                     let last = self.axes(part.unit).last() == Some(&axis);
                     for block in Self::blocks(part) {
-                        self.put(part.unit, block, taken.next().unwrap(), last, fresh);
+                        self.put(part.unit, block, taken.next().unwrap(), last, into);
                     }
                 }
             }
-            OpKind::Spill(span) | OpKind::Fetch(span) => {
-                if let (Some((from, to)), Some(taken)) = (self.gradient_way(op), self.moving.remove(&i)) {
-                    self.give(&to, schedule, span, taken);
-                    if matches!(from, What::GradWhole { .. }) {
-                        // Gone once moved, as after a reduction.
-                        self.part(&from, schedule, span).iter_mut().for_each(Vec::clear);
-                    }
+            OpKind::Move { what: Moved::Grad, from, to, span } => {
+                let taken = self.moving.remove(&i).unwrap();
+                let [from, to] = [from, to].map(|end| self.end_of(end, schedule, span));
+                self.give(&to, schedule, span, taken);
+                if matches!(from, What::GradWhole { .. }) {
+                    // Gone once moved, as after a reduction.
+                    self.part(&from, schedule, span).iter_mut().for_each(Vec::clear);
                 }
             }
-            OpKind::Add { span, .. } => {
-                let staging = self.what(op, |what| matches!(what, What::GradStaging { .. })).unwrap();
-                let home = self.what(op, |what| matches!(what, What::State { .. })).unwrap();
-                let terms = self.staged.remove(&staging).expect("what is added was spilled");
+            OpKind::Add { span, from, .. } => {
+                let home = self.end_of(End::Home, schedule, span);
+                let staging = self.buffers[from.0 as usize].what;
+                let terms = self.staged.remove(&staging).expect("what is added was moved");
                 let to = self.part(&home, schedule, span);
                 assert_eq!(to.len(), terms.len());
                 for (block, terms) in to.iter_mut().zip(terms) {
@@ -160,25 +164,18 @@ impl Gradients {
                     block.extend(terms);
                 }
             }
-            OpKind::ClipNorm => self.clipped = true,
+            OpKind::ClipNorm { .. } => self.clipped = true,
             _ => {}
         }
     }
 
-    fn what(&self, op: &Op, wanted: impl Fn(&What) -> bool) -> Option<What> {
-        let mut all = op.accesses.iter().map(|(id, _)| self.buffers[id.0 as usize].what);
-        all.find(|what| wanted(what))
-    }
-
-    /// From where to where a copy moves gradients, if it does.
-    fn gradient_way(&self, op: &Op) -> Option<(What, What)> {
-        self.what(op, |what| matches!(what, What::GradWhole { .. }))?;
-        assert_eq!(op.accesses.len(), 2);
-        let of = |wanted: fn(&Access) -> bool| {
-            let (id, _) = op.accesses.iter().find(|(_, access)| wanted(access)).unwrap();
-            self.buffers[id.0 as usize].what
-        };
-        Some((of(|access| *access == Access::Read), of(|access| *access != Access::Read)))
+    /// The buffer that one end of a move of a gradient is.
+    fn end_of(&self, end: End, schedule: &Schedule, span: SpanId) -> What {
+        let unit = schedule.span(span).parts[0].unit;
+        match end {
+            End::Home => What::State { model: self.model, unit, state: State::Grad },
+            End::Buffer(id) => self.buffers[id.0 as usize].what,
+        }
     }
 
     /// The blocks of a span in a unit's buffer.
@@ -206,12 +203,17 @@ impl Gradients {
     }
 
     /// The last axis moves the sum into the accumulator, others leave it in place.
-    fn put(&mut self, unit: u32, block: usize, terms: Block, last: bool, fresh: bool) {
-        if !last || !self.separate[unit as usize] || self.input.grads_leave(unit) {
-            assert!(fresh, "a sum in place overwrites");
-            self.made_by_backward(unit)[block] = terms;
-            return;
-        }
+    fn put(&mut self, unit: u32, block: usize, terms: Block, last: bool, into: ReduceInto) {
+        let stays = !last || !self.separate[unit as usize] || self.input.grads_leave(self.model, unit);
+        let fresh = match into {
+            ReduceInto::Place => {
+                assert!(stays, "a sum that belongs to the accumulator stays in its place");
+                self.made_by_backward(unit)[block] = terms;
+                return;
+            }
+            ReduceInto::Accumulator { fresh } => fresh,
+        };
+        assert!(!stays, "a sum goes to the accumulator too early");
         let unit = unit as usize;
         // Gone once moved: a second reduction would find nothing.
         self.whole[unit][block].clear();
@@ -231,17 +233,14 @@ impl Gradients {
     }
 
     /// Every micro-batch once, summed once over every axis; a tied table also by the head.
-    fn assert_complete(&mut self, op: &Op) {
-        let read = op.accesses.iter().filter_map(|(id, _)| match self.buffers[id.0 as usize].what {
-            What::State { unit, state: State::Grad, .. } => Some(unit as usize),
-            _ => None,
-        });
-        for unit in read {
+    fn assert_complete(&mut self, parts: &[SpanPart]) {
+        for part in parts {
+            let unit = part.unit as usize;
             assert!(!self.squared.contains(&unit), "squares of unit {unit} twice");
             self.squared.push(unit);
             let blocks = &self.accumulated[unit];
             // What stays is followed as if whole; what leaves, as far as it is this rank's.
-            let held = if self.input.grads_leave(unit as u32) {
+            let held = if self.input.grads_leave(self.model, unit as u32) {
                 self.shares[unit] / ALIGN_ELEMS
             } else {
                 blocks.len()

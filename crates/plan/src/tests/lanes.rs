@@ -218,8 +218,8 @@ struct Params {
 impl Params {
     fn new(plan: &RunPlan, phase: &Phase) -> Params {
         let model = &plan.input.models[phase.model.0 as usize];
-        let gathers = phase.schedule.ops.iter().any(|op| matches!(op.kind, OpKind::Gather(_)));
-        let p = plan.input.placements;
+        let gathers = phase.schedule.ops.iter().any(|op| matches!(op.kind, OpKind::Gather { .. }));
+        let p = plan.input.model(phase.model).placements;
         let sharded = p.params == crate::Placement::Shard && plan.input.mesh.shard > 1;
         assert_eq!(gathers, sharded || p.params_tier != Tier::Device);
         Params { gathers, tied: model.shape.tied, head: model.units.len() as u32 - 1, whole: vec![] }
@@ -250,7 +250,7 @@ impl Params {
     }
 
     fn end(&mut self, schedule: &Schedule, op: &Op) {
-        if let OpKind::Gather(span) = op.kind {
+        if let OpKind::Gather { span, .. } = op.kind {
             let unit = schedule.span(span).parts[0].unit;
             assert!(!self.whole.contains(&unit), "unit {unit} gathered twice");
             self.whole.push(unit);

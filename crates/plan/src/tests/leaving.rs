@@ -9,7 +9,8 @@ use lockstep_shape::Recompute;
 use crate::AccumulationOrder::{Local, Reduced};
 use crate::check::{check, check_training};
 use crate::{
-    Access, BufferId, Lane, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build, memory_table,
+    Access, BufferId, End, Lane, Moved, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build,
+    memory_table,
 };
 
 use super::{Setup, lanes, resident_bytes, train_phase};
@@ -94,7 +95,7 @@ fn the_device_holds_less_by_the_gradients() {
             setup.plan()
         };
         let (stay, leave) = (of(Tier::Device), of(Tier::Host));
-        let states = [State::Grad, State::Master, State::ExpAvg, State::ExpAvgSq];
+        let states = [State::Grad, State::Master, State::Optimizer(0), State::Optimizer(1)];
         let moved = resident_bytes(&stay, Tier::Device, &states);
         assert_eq!(resident_bytes(&leave, Tier::Device, &states), 0);
         assert_eq!(resident_bytes(&leave, Tier::Host, &states), moved);
@@ -105,7 +106,7 @@ fn the_device_holds_less_by_the_gradients() {
     }
 }
 
-/// A spill runs while the next unit's gradient is made; a gradient that is added to comes back while the
+/// A gradient leaves while the next unit's gradient is made; a gradient that is added to comes back while the
 /// one before it is.
 #[test]
 fn copies_of_gradients_overlap_backward() {
@@ -126,26 +127,29 @@ fn copies_of_gradients_overlap_backward() {
         };
         let overlaps = |i: usize, other: usize| times[i].0 < times[other].1 && times[other].0 < times[i].1;
         for unit in 2..5 {
-            let spill = last_copy(&plan, schedule, unit + 1, |kind| matches!(kind, OpKind::Spill(_)));
-            assert!(overlaps(spill, backward(unit)), "{order:?}: the spill of {} is late", unit + 1);
+            let leaves = last_copy(&plan, schedule, unit + 1, true);
+            assert!(overlaps(leaves, backward(unit)), "{order:?}: unit {} leaves late", unit + 1);
             if micros > 1 && order == Local {
-                let fetch = last_copy(&plan, schedule, unit - 1, |kind| matches!(kind, OpKind::Fetch(_)));
-                assert!(overlaps(fetch, backward(unit)), "the fetch of {} is late", unit - 1);
+                let back = last_copy(&plan, schedule, unit - 1, false);
+                assert!(overlaps(back, backward(unit)), "unit {} comes back late", unit - 1);
             }
         }
         // The norm is known soon after the last gradient has left.
-        let norm = schedule.ops.iter().position(|op| op.kind == OpKind::ClipNorm).unwrap();
+        let norm = schedule.ops.iter().position(|op| matches!(op.kind, OpKind::ClipNorm { .. })).unwrap();
         assert!(times[norm].0 <= times[backward(0)].1 + 300, "{order:?}");
     }
 }
 
-/// The last copy of a unit's gradient of some kind.
-fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, wanted: impl Fn(&OpKind) -> bool) -> usize {
-    let of_unit = |id: &BufferId| match plan.buffers[id.0 as usize].what {
-        What::GradWhole { unit: u, .. } => u == unit,
+/// The last move of a unit's gradient: away from the device, or back to it.
+fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, away: bool) -> usize {
+    let is = |op: &crate::Op| match op.kind {
+        OpKind::Move { what: Moved::Grad, from, span, .. } => {
+            let on_device =
+                matches!(from, End::Buffer(id) if plan.buffers[id.0 as usize].tier == Tier::Device);
+            on_device == away && schedule.span(span).parts[0].unit == unit
+        }
         _ => false,
     };
-    let is = |op: &crate::Op| wanted(&op.kind) && op.accesses.iter().any(|(id, _)| of_unit(id));
     schedule.ops.iter().rposition(is).expect("the gradient is copied")
 }
 
@@ -195,7 +199,10 @@ fn seven_billion_parameters_fit_one_gpu() {
         let table = memory_table(&plan);
         assert!(params > 6_700_000_000, "{params}");
         assert_eq!(resident_bytes(&plan, Tier::Device, &[State::Working]), 2 * params);
-        assert_eq!(resident_bytes(&plan, Tier::Device, &[State::Grad, State::Master, State::ExpAvg]), 0);
+        assert_eq!(
+            resident_bytes(&plan, Tier::Device, &[State::Grad, State::Master, State::Optimizer(0)]),
+            0
+        );
         assert_eq!(resident_bytes(&plan, Tier::Host, &[State::Grad]), 4 * params);
         let block = 4 * plan.input.models[0].units[1].elems as u64;
         assert_eq!(block.div_ceil(MIB), 773, "a block's gradient in f32");
@@ -223,27 +230,27 @@ fn a_budget_is_filled_with_states_that_stay() {
         (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full.into(), Tier::Host);
     });
     let plan = build(setup.input().staying_most(budget)).unwrap();
-    let stay = plan.input.placements.stay;
+    let stay = plan.input.models[0].placements.stay;
     let words = format!("{stay} units, {}:\n{}", plan.device_bytes(), memory_table(&plan));
     assert!(stay > 6 && plan.device_bytes() <= budget, "{words}");
     let one_more = setup.clone().with(|s| s.stay = stay + 1).plan();
     assert!(one_more.device_bytes() > budget, "{words}");
     // Neither what is too small to begin with nor what is not offloaded changes.
-    assert_eq!(setup.input().staying_most(Bytes(10 << 30)).placements.stay, 0);
+    assert_eq!(setup.input().staying_most(Bytes(10 << 30)).models[0].placements.stay, 0);
     let on_device = setup.with(|s| s.optimizer_tier = Tier::Device);
-    assert_eq!(on_device.input().staying_most(Bytes(1 << 40)).placements.stay, 0);
+    assert_eq!(on_device.input().staying_most(Bytes(1 << 40)).models[0].placements.stay, 0);
 }
 
 #[test]
 fn a_ratio_says_how_many_units_stay_at_most() {
     let setup = Setup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| s.shape.layers = 6);
     let input = setup.input();
-    let elems: Vec<f64> = input.models[0].units.iter().map(|u| u.trainable_elems as f64).collect();
+    let elems: Vec<f64> = input.models[0].units.iter().map(|u| u.trained_elems as f64).collect();
     let total: f64 = elems.iter().sum();
     for ratio in [0.01, 0.3, 0.5, 0.9, 1.0] {
-        let stay = input.clone().leaving_at_least(ratio).placements.stay as usize;
+        let stay = input.clone().leaving_at_least(ratio).models[0].placements.stay as usize;
         let left = |stay: usize| elems[stay..].iter().sum::<f64>() / total;
         assert!(left(stay) >= ratio && (stay == elems.len() || left(stay + 1) < ratio), "{ratio}: {stay}");
     }
-    assert_eq!(input.leaving_at_least(1.0).placements.stay, 0);
+    assert_eq!(input.leaving_at_least(1.0).models[0].placements.stay, 0);
 }

@@ -13,11 +13,11 @@ mod snapshots;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh};
-use lockstep_shape::{Adapter, ModelShape, Recompute};
+use lockstep_shape::{Freeze, ModelShape, Recompute};
 
 use crate::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, Phase, Placement, Placements, PlanInput,
-    Recomputation, Role, RunPlan, State, Tier, What, build, strategy,
+    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OptimizerSpec, Phase,
+    Placement, Placements, PlanInput, Recomputation, Role, RunPlan, State, Tier, What, build, strategy,
 };
 
 /// A run in the few words that tests vary.
@@ -39,7 +39,9 @@ struct Setup {
     joined: usize,
     tokens: usize,
     coefficients_ahead: bool,
-    adapter: bool,
+    /// Tensors that are not trained.
+    frozen: Vec<String>,
+    optimizer: OptimizerSpec,
     /// Policy, value, reference and reward models with a rollout.
     ppo: bool,
 }
@@ -62,7 +64,8 @@ impl Setup {
             joined: 0,
             tokens: 512,
             coefficients_ahead: true,
-            adapter: false,
+            frozen: vec![],
+            optimizer: OptimizerSpec::ADAMW,
             ppo: false,
         }
     }
@@ -74,9 +77,32 @@ impl Setup {
 
     fn input(&self) -> PlanInput {
         let (strategy, [params, grads, optimizer]) = strategy::by_name(self.strategy);
-        let adapter = Adapter { rank: 4, targets: vec!["q_proj".into(), "down_proj".into()] };
-        let adapter = self.adapter.then_some(&adapter);
-        let model = |role| ModelPlan::new(role, &self.shape, self.recompute, adapter, false);
+        let placements = Placements {
+            params,
+            grads,
+            optimizer,
+            params_tier: self.params_tier,
+            optimizer_tier: self.optimizer_tier,
+            stay: self.stay,
+        };
+        let model = |role: Role| {
+            let settings = ModelSettings {
+                placements,
+                bounds: Bounds { tokens: self.tokens, docs: 8, max_doc: 128 },
+                head_chunk: 256,
+                recompute: self.recompute,
+                optimizer: self.optimizer,
+                freeze: Freeze::Matching(self.frozen.clone()),
+                decay_norms: false,
+                scores: self.ppo,
+                generation: (self.ppo && role == Role::Policy).then_some(Generation {
+                    docs: 4,
+                    tokens_per_doc: 192,
+                    cache_elems: 4 * 192 * 64,
+                }),
+            };
+            ModelPlan::new(role, &self.shape, settings)
+        };
         let roles: &[Role] = match self.ppo {
             true => &[Role::Policy, Role::Value, Role::Reference, Role::Reward],
             false => &[Role::Policy],
@@ -85,36 +111,18 @@ impl Setup {
             Placement::Whole => AccumulationOrder::Local,
             Placement::Shard => AccumulationOrder::Reduced,
         };
+        let needs = DeviceNeeds { workspace: Bytes(1 << 16), foreign: Bytes(32 << 20), host_foreign: None };
         PlanInput {
-            models: roles.iter().map(|role| model(*role)).collect(),
             mesh: self.mesh,
             strategy,
-            placements: Placements {
-                params,
-                grads,
-                optimizer,
-                params_tier: self.params_tier,
-                optimizer_tier: self.optimizer_tier,
-                stay: self.stay,
-            },
             order: self.order.unwrap_or(default_order),
             micros: self.micros,
             prefetch: self.prefetch,
             bucket: Bytes(self.bucket),
             reduce_bucket: self.joined,
             publish_bucket: self.joined,
-            storage: self.storage,
-            bounds: Bounds { tokens: self.tokens, docs: 8, max_doc: 128 },
-            head_chunk: 256,
-            needs: DeviceNeeds { workspace: Bytes(1 << 16), foreign: Bytes(32 << 20), host_foreign: None },
             coefficients_ahead: self.coefficients_ahead,
-            clip: true,
-            evaluates: false,
-            generation: self.ppo.then_some(Generation {
-                docs: 4,
-                tokens_per_doc: 192,
-                cache_elems: 4 * 192 * 64,
-            }),
+            ..PlanInput::alone(roles.iter().map(|role| model(*role)).collect(), self.storage, needs)
         }
     }
 

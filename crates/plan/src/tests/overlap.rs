@@ -3,7 +3,7 @@
 use lockstep_config::StrategyName;
 use lockstep_core::DType;
 
-use crate::{Lane, OpKind, RunPlan, Schedule, Tier};
+use crate::{End, Lane, OpKind, RunPlan, Schedule, Tier};
 
 use super::{Setup, lanes, train_phase};
 
@@ -27,7 +27,7 @@ fn find_last(schedule: &Schedule, wanted: impl Fn(&OpKind) -> bool) -> usize {
 
 fn unit_of(schedule: &Schedule, kind: &OpKind) -> Option<u32> {
     match kind {
-        OpKind::Gather(s) | OpKind::Fetch(s) | OpKind::Spill(s) | OpKind::Publish(s) => {
+        OpKind::Gather { span: s, .. } | OpKind::Move { span: s, .. } | OpKind::Publish { span: s, .. } => {
             Some(schedule.span(*s).parts[0].unit)
         }
         OpKind::Reduce { span, .. } => Some(schedule.span(*span).parts[0].unit),
@@ -61,7 +61,7 @@ fn assert_zero3_overlaps(plan: &RunPlan, prefetch: u32) {
     for unit in 1..6 {
         let forward = find(schedule, |k| matches!(k, OpKind::Forward { unit: u, .. } if *u == unit));
         let gather =
-            find(schedule, |k| matches!(k, OpKind::Gather(_)) && unit_of(schedule, k) == Some(unit + 1));
+            find(schedule, |k| matches!(k, OpKind::Gather { .. }) && unit_of(schedule, k) == Some(unit + 1));
         let ahead = times[gather].0 < times[forward].1;
         assert_eq!(ahead, prefetch > 0, "gather of unit {} and forward of {unit}", unit + 1);
         let backward = find(schedule, |k| matches!(k, OpKind::Backward { unit: u, .. } if *u == unit));
@@ -132,12 +132,14 @@ fn fetching_parameters_does_not_hold_the_network_back() {
     let schedule = &train_phase(&plan).schedule;
     let times = equal_times(schedule);
     for unit in 2..6 {
-        let fetch = find(schedule, |k| matches!(k, OpKind::Fetch(_)) && unit_of(schedule, k) == Some(unit));
+        let fetch = find(schedule, |k| {
+            matches!(k, OpKind::Move { to: End::Buffer(_), .. }) && unit_of(schedule, k) == Some(unit)
+        });
         let gather =
-            find(schedule, |k| matches!(k, OpKind::Gather(_)) && unit_of(schedule, k) == Some(unit - 1));
+            find(schedule, |k| matches!(k, OpKind::Gather { .. }) && unit_of(schedule, k) == Some(unit - 1));
         assert!(times[fetch].0 <= times[gather].0, "fetch of {unit} waits for gather of {}", unit - 1);
     }
-    let copies = |op: &crate::Op| matches!(op.kind, OpKind::Fetch(_) | OpKind::Spill(_));
+    let copies = |op: &crate::Op| matches!(op.kind, OpKind::Move { .. });
     let reductions = |op: &crate::Op| matches!(op.kind, OpKind::Reduce { .. });
     for copy in schedule.ops.iter().filter(|op| copies(op)) {
         for reduce in schedule.ops.iter().filter(|op| reductions(op)) {
@@ -161,7 +163,7 @@ fn updates_on_the_host_overlap_their_neighbours_copies() {
         let times = equal_times(schedule);
         let update =
             |unit| find(schedule, |k| matches!(k, OpKind::Update { unit: u, start: 0, .. } if *u == unit));
-        let norm = find(schedule, |k| *k == OpKind::ClipNorm);
+        let norm = find(schedule, |k| matches!(k, OpKind::ClipNorm { .. }));
         for unit in 1..6 {
             assert!(times[update(unit)].0 >= times[norm].1);
             let copies = (0..schedule.ops.len()).filter(|i| schedule.ops[*i].lane == Lane::Copy);
@@ -182,7 +184,7 @@ fn updates_on_the_host_overlap_the_next_forward() {
     let forward = |unit| find(schedule, |k| matches!(k, OpKind::Forward { unit: u, .. } if *u == unit));
     for unit in 0..6 {
         let publish = find_last(schedule, |k| {
-            matches!(k, OpKind::Publish(s)
+            matches!(k, OpKind::Publish { span: s, .. }
             if schedule.span(*s).parts.iter().any(|p| p.unit == unit))
         });
         assert!(second[forward(unit)].0 >= first[publish].1, "unit {unit} is used before it is there");

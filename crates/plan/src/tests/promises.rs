@@ -8,7 +8,7 @@ use crate::{OpKind, Phase, Recomputation, Role, RunPlan, State, Tier, What, buil
 
 use super::{Setup, lanes, resident_bytes, train_phase};
 
-const OPTIMIZER: [State; 3] = [State::Master, State::ExpAvg, State::ExpAvgSq];
+const OPTIMIZER: [State; 3] = [State::Master, State::Optimizer(0), State::Optimizer(1)];
 
 /// Equal up to the blocks of 256 elements that shards are rounded to, one per unit and state.
 fn assert_about(found: u64, expected: u64, plan: &RunPlan) {
@@ -35,7 +35,7 @@ fn sizes(plan: &RunPlan, wanted: impl Fn(&What) -> bool) -> Vec<u64> {
 fn zero3_holds_a_quarter_of_everything_on_four_ranks() {
     let one = of_15m(StrategyName::Zero3, 1, 1).plan();
     let four = of_15m(StrategyName::Zero3, 1, 4).plan();
-    for state in [State::Working, State::Grad, State::Master, State::ExpAvg, State::ExpAvgSq] {
+    for state in [State::Working, State::Grad, State::Master, State::Optimizer(0), State::Optimizer(1)] {
         assert_about(device(&four, &[state]), device(&one, &[state]) / 4, &four);
     }
 }
@@ -78,7 +78,7 @@ fn most_gathered(plan: &RunPlan, phase: &Phase, seed: u64) -> usize {
     let mut events: Vec<(u64, i64)> = Vec::new();
     for (op, (start, end)) in phase.schedule.ops.iter().zip(&times) {
         match op.kind {
-            OpKind::Gather(_) => events.push((*start, 1)),
+            OpKind::Gather { .. } => events.push((*start, 1)),
             OpKind::Release(_) => events.push((*end, -1)),
             _ => {}
         }
@@ -150,23 +150,33 @@ fn offload_moves_parameters_to_the_host() {
 }
 
 #[test]
-fn frozen_segments_have_no_gradients_or_moments() {
-    let plan = of_15m(StrategyName::Zero3, 1, 1).with(|s| s.adapter = true).plan();
-    let trained: usize = plan.input.models[0].units.iter().map(|u| u.trainable_elems).sum();
+fn frozen_tensors_have_no_gradients_or_moments() {
+    let frozen = |patterns: &[&str]| {
+        let patterns = patterns.iter().map(ToString::to_string).collect();
+        of_15m(StrategyName::Zero3, 1, 1).with(|s| s.frozen = patterns).plan()
+    };
+    let plan = frozen(&["*embed_tokens", "model.layers.0", "*mlp*", "*k_proj", "lm_head"]);
+    let trained: usize = plan.input.models[0].units.iter().map(|u| u.trained_elems).sum();
     let all: usize = plan.input.models[0].units.iter().map(|u| u.elems).sum();
-    assert!(trained * 20 < all);
+    assert!(trained * 5 < all);
     assert_eq!(device(&plan, &[State::Working]), 2 * all as u64);
-    for state in [State::Grad, State::Master, State::ExpAvg, State::ExpAvgSq] {
+    for state in [State::Grad, State::Master, State::Optimizer(0), State::Optimizer(1)] {
         assert_eq!(device(&plan, &[state]), 4 * trained as u64);
     }
-    // Nothing below the first adapter is trained, so backward stops there.
-    let backs_embed = |op: &crate::Op| matches!(op.kind, OpKind::Backward { unit: 0, .. });
-    assert!(!train_phase(&plan).schedule.ops.iter().any(backs_embed));
+    // Nothing below the second block is trained, so backward stops there.
+    let backs = |wanted: u32| {
+        let is = |op: &crate::Op| matches!(op.kind, OpKind::Backward { unit, .. } if unit == wanted);
+        train_phase(&plan).schedule.ops.iter().any(is)
+    };
+    assert_eq!([backs(0), backs(1), backs(2)], [false, false, true]);
+    // What only frozen weights would need is not kept.
+    let kept = |plan: &RunPlan| sizes(plan, |w| matches!(w, What::Saved { unit: 3, .. })).iter().sum::<u64>();
+    assert!(kept(&plan) < kept(&frozen(&[])));
 
     let plan = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.ppo = true).plan();
     for buffer in &plan.buffers {
         if let What::State { model, state, .. } = buffer.what {
-            assert!(plan.input.models[model.0 as usize].trainable() || state == State::Working);
+            assert!(plan.input.model(model).trains() || state == State::Working);
         }
     }
     let trained: Vec<u8> =
@@ -179,7 +189,8 @@ fn frozen_segments_have_no_gradients_or_moments() {
 fn a_frozen_model_has_a_score_phase() {
     let mut input = of_15m(StrategyName::Zero3, 1, 2).with(|s| s.ppo = true).input();
     input.models.retain(|m| matches!(m.role, Role::Policy | Role::Reference));
-    input.generation = None;
+    input.models[0].generation = None;
+    input.models[0].scores = false;
     let names: Vec<String> = build(input).unwrap().phases.iter().map(|p| p.name.clone()).collect();
     assert_eq!(names, ["score reference", "train policy"]);
 }

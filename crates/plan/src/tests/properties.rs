@@ -7,7 +7,7 @@ use lockstep_shape::{Architecture, Biases, ModelShape, Recompute};
 use proptest::prelude::*;
 
 use crate::check::{check, check_training};
-use crate::{Access, AccumulationOrder, OpKind, Recomputation, RunPlan, Tier, What};
+use crate::{Access, AccumulationOrder, OpKind, OptimizerSpec, Recomputation, RunPlan, Tier, What};
 
 use super::{Setup, lanes};
 
@@ -38,6 +38,25 @@ fn any_shape() -> impl Strategy<Value = ModelShape> {
     )
 }
 
+/// Nothing, for the most part; single tensors of every block, whole blocks, all but the head.
+fn any_frozen() -> impl Strategy<Value = Vec<String>> {
+    let patterns: [&[&str]; 6] = [
+        &[],
+        &["*norm*"],
+        &["*k_proj", "*down_proj*"],
+        &["model.layers.0", "model.layers.2", "lm_head"],
+        &["*embed_tokens", "model.layers.1"],
+        &["model.layers.*", "*embed_tokens"],
+    ];
+    let patterns = patterns.map(|list| list.iter().map(ToString::to_string).collect::<Vec<String>>());
+    prop_oneof![2 => Just(vec![]), 1 => prop::sample::select(patterns.to_vec())]
+}
+
+fn any_optimizer() -> impl Strategy<Value = OptimizerSpec> {
+    let all = [OptimizerSpec::ADAMW, OptimizerSpec::SGD, OptimizerSpec::SGD_MOMENTUM, OptimizerSpec::LION];
+    prop::sample::select(all.to_vec())
+}
+
 fn any_setup() -> impl Strategy<Value = Setup> {
     let place = (
         prop::sample::select(STRATEGIES.to_vec()),
@@ -59,7 +78,7 @@ fn any_setup() -> impl Strategy<Value = Setup> {
         prop::sample::select(vec![DType::F32, DType::BF16]),
         any::<bool>(),
     );
-    let models = (prop::bool::weighted(0.25), prop::bool::weighted(0.15));
+    let models = (any_frozen(), prop::bool::weighted(0.15), any_optimizer());
     (any_shape(), place, time, compute, models).prop_map(|(shape, place, time, compute, models)| {
         let (strategy, (replicate, shard), params_tier, optimizer_tier, stay) = place;
         let sharded =
@@ -81,7 +100,8 @@ fn any_setup() -> impl Strategy<Value = Setup> {
             // Each unit by itself, some joined, all joined.
             joined: [0, 40_000, usize::MAX][bucket.trailing_zeros() as usize % 3],
             coefficients_ahead,
-            adapter: models.0,
+            frozen: models.0,
+            optimizer: models.2,
             ppo: models.1,
             ..Setup::new("tiny", strategy, 1, 1)
         }
@@ -109,7 +129,8 @@ fn assert_plan_is_peak(plan: &RunPlan) {
 fn assert_ranks_lend_enough_and_no_more(plan: &RunPlan) {
     for phase in &plan.phases {
         for op in &phase.schedule.ops {
-            let sends = matches!(op.kind, OpKind::Gather(_) | OpKind::Reduce { .. } | OpKind::Publish(_));
+            let sends =
+                matches!(op.kind, OpKind::Gather { .. } | OpKind::Reduce { .. } | OpKind::Publish { .. });
             for (id, access) in &op.accesses {
                 let buffer = &plan.buffers[id.0 as usize];
                 if buffer.tier != Tier::Device {

@@ -62,10 +62,10 @@ fn ppo_with_four_models() {
 }
 
 #[test]
-fn adapters_on_a_frozen_base() {
+fn frozen_tensors() {
     let setup = Setup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| {
-        s.adapter = true;
+        s.frozen = vec!["model.layers.0".into(), "*embed_tokens".into(), "*k_proj".into()];
         s.storage = DType::BF16;
     });
-    assert_reads("adapters_on_a_frozen_base", &setup);
+    assert_reads("frozen_tensors", &setup);
 }

@@ -16,7 +16,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_data::{Tokenizer, TokenizerSource};
 use lockstep_device::Machine;
 use lockstep_engine::{Engine, MicroBatch};
-use lockstep_plan::Bounds;
+use lockstep_plan::{Bounds, ModelId};
 use lockstep_shape::ModelShape;
 use serde_json::Value;
 
@@ -123,7 +123,7 @@ impl Generator {
     fn limits(&self, max_new_tokens: usize) -> Limits {
         Limits {
             slots: self.slots,
-            pass_tokens: self.engine.plan().input.bounds.tokens,
+            pass_tokens: self.engine.model(ModelId::FIRST).plan().bounds.tokens,
             capacity: self.capacity,
             max_new_tokens,
             end_ids: self.end_ids.clone(),
@@ -145,7 +145,7 @@ impl Generator {
         }
         let limits = self.limits(max_new_tokens);
         let mut batcher = Batcher::new(prompts, limits, sampling, listener);
-        self.engine.generate(&mut batcher)?;
+        self.engine.model_mut(ModelId::FIRST).generate(&mut batcher)?;
         Ok(batcher.done.into_iter().map(|one| one.expect("every prompt has ended")).collect())
     }
 
@@ -159,7 +159,7 @@ impl Generator {
         listener: &'a mut Listener<'a>,
     ) -> Result<(), TrainError> {
         let mut dialogue = Dialogue::new(self.limits(max_new_tokens), sampling, turn, listener);
-        Ok(self.engine.generate(&mut dialogue)?)
+        Ok(self.engine.model_mut(ModelId::FIRST).generate(&mut dialogue)?)
     }
 
     /// The log-probability of every token of a document after its first.
@@ -174,7 +174,9 @@ impl Generator {
             cu_seqlens: &[0, len as u32],
             samples: &[],
         };
-        self.engine.score(batch, &mut |log_probs| all.extend_from_slice(log_probs))?;
+        self.engine
+            .model_mut(ModelId::FIRST)
+            .score(batch, &mut |log_probs| all.extend_from_slice(log_probs))?;
         Ok(all)
     }
 }

@@ -52,7 +52,7 @@ fn the_fields_of_a_run_on_the_cpu() {
             "device: CPU",
             "storage: f32",
             "gradients: f32",
-            "optimizer: AdamW, f32 states",
+            "optimizer: adamw, f32 states",
             "matmul: vector instructions",
             "head chunk: whole micro-batch",
             "gradient scaling: none",

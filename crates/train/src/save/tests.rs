@@ -6,7 +6,7 @@ use lockstep_device::Queue;
 use lockstep_device::cuda::CudaQueue;
 use lockstep_device::cuda::fake::FakeGpu;
 use lockstep_engine::Resources;
-use lockstep_plan::Tier;
+use lockstep_plan::{ModelId, Tier};
 use lockstep_testkit::{Setup, plan};
 
 use super::*;
@@ -52,7 +52,7 @@ fn a_gpu_that_is_lost_during_a_save_leaves_the_last_checkpoint() {
         let plan = plan(&shape, &Setup { separate: true, ..Setup::default() });
         let resources = Resources::alone(&plan, Queue::Cuda(CudaQueue::new(gpu, 1).unwrap())).unwrap();
         let mut engine = Engine::new(plan, resources).unwrap();
-        engine.initialise(7).unwrap();
+        engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
         let failed = assert_the_last_one_stays(&engine, || fake.fail(failing));
         assert!(failed.to_string().contains("the GPU is lost"), "{failed}");
     }
@@ -77,7 +77,7 @@ fn a_spill_file_that_cannot_be_read_leaves_the_last_checkpoint() {
     let mut resources = Resources::alone(&plan, Queue::cpu(1)).unwrap();
     resources.spill_dir = Some(dir.path().to_path_buf());
     let mut engine = Engine::new(plan, resources).unwrap();
-    engine.initialise(7).unwrap();
+    engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
     let failed = assert_the_last_one_stays(&engine, || cut_spill_file(dir.path()));
     assert!(failed.to_string().contains("spill file"), "{failed}");
 }

@@ -1,0 +1,338 @@
+//! One model of an engine: its steps, and its parameters and optimizer states by tensor.
+
+use std::ops::Range;
+
+use lockstep_core::DType;
+use lockstep_core::rng::{Purpose, Stream};
+use lockstep_plan::{ModelId, ModelPlan, PhaseKind, State};
+use lockstep_shape::{Init, Segment, UnitShape};
+
+use crate::driver::{Caller, Driver, Grower, MicroBatch, StepReport, Updates};
+use crate::engine::{Engine, StepState};
+use crate::error::EngineError;
+use crate::places::Home;
+
+/// Elements that one thread initialises at a time: even, so that pairs of normals stay whole.
+const PIECE: usize = 1 << 16;
+
+/// Elements `first..` of a tensor, from its stream; a thread for each piece.
+fn fill_normal(values: &mut [f32], first: usize, stream: Stream, std: f32) {
+    let fill = |piece: usize, values: &mut [f32]| {
+        let start = first + piece * PIECE;
+        let pairs = (start / 2) as u32..(start + values.len()).div_ceil(2) as u32;
+        let normals = pairs.flat_map(|i| stream.normal_pair(i)).map(|x| x * std);
+        values.iter_mut().zip(normals).for_each(|(value, normal)| *value = normal);
+    };
+    if values.len() <= PIECE {
+        return fill(0, values);
+    }
+    std::thread::scope(|scope| {
+        for (piece, values) in values.chunks_mut(PIECE).enumerate() {
+            let fill = &fill;
+            scope.spawn(move || fill(piece, values));
+        }
+    });
+}
+
+/// Writing one of the copies of the parameters writes both.
+fn written_states(state: State) -> Vec<State> {
+    match state {
+        State::Working | State::Master => vec![State::Working, State::Master],
+        other => vec![other],
+    }
+}
+
+/// One model of an engine, to look at.
+#[derive(Clone, Copy)]
+pub struct Model<'e> {
+    engine: &'e Engine,
+    id: ModelId,
+}
+
+/// One model of an engine, to run and to change.
+pub struct ModelMut<'e> {
+    engine: &'e mut Engine,
+    id: ModelId,
+}
+
+impl Engine {
+    pub fn model(&self, id: ModelId) -> Model<'_> {
+        self.assert_has(id);
+        Model { engine: self, id }
+    }
+
+    pub fn model_mut(&mut self, id: ModelId) -> ModelMut<'_> {
+        self.assert_has(id);
+        ModelMut { engine: self, id }
+    }
+
+    fn assert_has(&self, id: ModelId) {
+        let models = self.plan().input.models.len();
+        assert!((id.0 as usize) < models, "model {} of a plan of {models}", id.0);
+    }
+
+    /// The storage type of working parameters.
+    pub fn working_dtype(&self) -> DType {
+        self.shared.storage()
+    }
+}
+
+impl<'e> Model<'e> {
+    pub fn plan(&self) -> &'e ModelPlan {
+        self.engine.plan().input.model(self.id)
+    }
+
+    pub fn units(&self) -> &'e [UnitShape] {
+        &self.plan().units
+    }
+
+    /// Whether this rank is the one to write down what it holds of a state: of several that hold the
+    /// same, the first.
+    pub fn keeps(&self, state: State) -> bool {
+        let (input, rank) = (&self.engine.plan().input, self.engine.rank());
+        let same = input.summed_over().iter().filter(|axis| !input.cut_over(self.id, state).contains(axis));
+        same.copied().all(|axis| input.mesh.index_along(&[axis], rank) == 0)
+    }
+
+    /// A tensor's unit and segment, by its name.
+    pub fn find_tensor(&self, name: &str) -> Option<(usize, &'e Segment)> {
+        let mut all =
+            self.units().iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
+        all.find(|(_, segment)| segment.name == name)
+    }
+
+    /// The elements of a tensor that this rank holds of a state, flat. `None`: the tensor has no such
+    /// state. Empty: other ranks hold it.
+    pub fn owned(&self, unit: usize, segment: &Segment, state: State) -> Option<Range<usize>> {
+        let home = self.home(unit, segment, state)?;
+        let (start, end) = (segment.start, segment.start + segment.elems());
+        let part = home.owned.iter().find(|p| p.start < end && start < p.end);
+        Some(part.map_or(0..0, |p| p.start.max(start) - start..p.end.min(end) - start))
+    }
+
+    fn home(&self, unit: usize, segment: &Segment, state: State) -> Option<&'e Home> {
+        let here = state == State::Working || segment.is_trained();
+        self.engine.shared.homes(self.id)[unit].home(state).filter(|_| here)
+    }
+
+    /// The elements of a tensor that [`ModelMut::write`] to `state` sets on this rank, flat: apart from each other, in
+    /// order, none of them empty.
+    pub fn written(&self, unit: usize, segment: &Segment, state: State) -> Vec<Range<usize>> {
+        let owned = written_states(state).into_iter().filter_map(|one| self.owned(unit, segment, one));
+        let mut ranges: Vec<Range<usize>> = owned.filter(|range| !range.is_empty()).collect();
+        ranges.sort_by_key(|range| range.start);
+        ranges.dedup_by(|next, before| {
+            let joins = next.start <= before.end;
+            if joins {
+                before.end = before.end.max(next.end);
+            }
+            joins
+        });
+        ranges
+    }
+
+    /// Reads part of a tensor's state, which this rank must hold. `Working` reads the master copy where
+    /// there is one: what the optimizer keeps is the truth. Returns false if the tensor has no such state.
+    pub fn read(
+        &self,
+        unit: usize,
+        segment: &Segment,
+        state: State,
+        part: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<bool, EngineError> {
+        self.engine.settle()?;
+        let Some(home) = self.home(unit, segment, self.truth(unit, segment, state)) else { return Ok(false) };
+        let spot = home.range(segment.start + part.start, segment.start + part.end);
+        spot.read_f32(&self.engine.shared.memories, &mut out[..part.len()])?;
+        Ok(true)
+    }
+
+    /// The state that `state` is read from.
+    pub fn truth(&self, unit: usize, segment: &Segment, state: State) -> State {
+        let has_master = self.home(unit, segment, State::Master).is_some();
+        if state == State::Working && has_master { State::Master } else { state }
+    }
+
+    /// As [`Model::read`], for any part of the tensor: ranks give each other what they hold. All ranks call
+    /// it alike.
+    pub fn read_whole(
+        &self,
+        unit: usize,
+        segment: &Segment,
+        state: State,
+        part: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<bool, EngineError> {
+        let truth = self.truth(unit, segment, state);
+        let Some(own) = self.owned(unit, segment, truth) else { return Ok(false) };
+        if !self.engine.plan().input.is_sharded(self.id, truth) {
+            return self.read(unit, segment, state, part, out);
+        }
+        self.engine.settle()?;
+        let (start, end) = (own.start.max(part.start), own.end.min(part.end));
+        let mut mine = vec![0f32; end.saturating_sub(start)];
+        if start < end {
+            self.read(unit, segment, state, start..end, &mut mine)?;
+        }
+        let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
+        drop(mine);
+        // Members' parts follow each other, in the order of their ranks.
+        let axes = self.engine.plan().input.cut_over(self.id, truth);
+        let [axis] = axes else { panic!("{truth:?} is cut over {axes:?}") };
+        let theirs = self.engine.gather_bytes(&format!("reading {}", segment.name), *axis, &bytes)?;
+        let found: usize = theirs.iter().map(Vec::len).sum();
+        assert_eq!(found, 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
+        for (out, bytes) in out.iter_mut().zip(theirs.iter().flat_map(|bytes| bytes.chunks_exact(4))) {
+            *out = f32::from_le_bytes(bytes.try_into().expect("four bytes"));
+        }
+        Ok(true)
+    }
+
+    /// The first tensor whose gradient, as the last step left it, has a number that is not finite: counted
+    /// from the head, where backward begins, for what goes wrong there goes wrong in all below. All ranks call
+    /// it alike, and hear the same.
+    pub fn first_bad_gradient(&self) -> Result<Option<String>, EngineError> {
+        let units = self.units().iter().enumerate().rev();
+        let tensors: Vec<(usize, &Segment)> =
+            units.flat_map(|(u, unit)| unit.segments.iter().rev().map(move |s| (u, s))).collect();
+        let mut first = u64::MAX;
+        for (index, (unit, segment)) in tensors.iter().enumerate() {
+            if self.has_bad_gradient(*unit, segment)? {
+                first = index as u64;
+                break;
+            }
+        }
+        let all = self.engine.exchange("the first bad gradient", &first.to_le_bytes())?;
+        let index = |bytes: &Vec<u8>| u64::from_le_bytes(bytes[..].try_into().expect("eight bytes"));
+        let first = all.iter().map(index).min().unwrap_or(u64::MAX);
+        Ok(tensors.get(first as usize).map(|(_, segment)| segment.name.clone()))
+    }
+
+    /// Of what this rank holds of the gradient.
+    fn has_bad_gradient(&self, unit: usize, segment: &Segment) -> Result<bool, EngineError> {
+        const PART: usize = 1 << 16;
+        let Some(own) = self.owned(unit, segment, State::Grad) else { return Ok(false) };
+        let mut values = vec![0f32; PART.min(own.len())];
+        for start in own.clone().step_by(PART) {
+            let part = start..(start + PART).min(own.end);
+            let values = &mut values[..part.len()];
+            self.read(unit, segment, State::Grad, part, values)?;
+            if !values.iter().all(|v| v.is_finite()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl ModelMut<'_> {
+    pub fn as_ref(&self) -> Model<'_> {
+        Model { engine: self.engine, id: self.id }
+    }
+
+    /// Runs the training phase once: every micro-batch, the norm, the update. What the host updates it may still
+    /// be updating when this returns.
+    pub fn train_step(
+        &mut self,
+        driver: &mut dyn Driver,
+        updates: &Updates,
+    ) -> Result<StepReport, EngineError> {
+        let planned = self.as_ref().plan().optimizer;
+        assert_eq!(updates.rule.spec(), planned, "the plan has the states of another optimizer");
+        let engine = &mut *self.engine;
+        let step = StepState::new(*updates, engine.loss_scale);
+        let run = engine.run_phase(PhaseKind::Train, self.id, Some(step), &mut Caller::Driver(driver))?;
+        engine.shared.read_verdict(run, &engine.queue)?;
+        let state = engine.shared.step_state(run);
+        Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
+    }
+
+    /// The log-probability of every target of a batch, with the parameters as they are. All ranks call it
+    /// alike, each with a batch of its own, which may be empty.
+    pub fn score(&mut self, batch: MicroBatch, out: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
+        struct Scored<'a> {
+            batch: MicroBatch<'a>,
+            out: &'a mut dyn FnMut(&[f32]),
+        }
+        impl Driver for Scored<'_> {
+            fn batch(&self, _: u32) -> MicroBatch<'_> {
+                self.batch
+            }
+
+            fn coefficients(&mut self, _: u32, _: Option<&[f32]>, _: &mut [f32]) {
+                unreachable!("scoring has no objective")
+            }
+
+            fn outputs(&mut self, _: u32, log_probs: &[f32]) {
+                (self.out)(log_probs);
+            }
+        }
+        let mut scored = Scored { batch, out };
+        let caller = &mut Caller::Driver(&mut scored);
+        self.engine.run_phase(PhaseKind::Score, self.id, None, caller).map(drop)
+    }
+
+    /// Lets documents grow until `grower` has no more. Ranks grow documents of their own; where parameters
+    /// are sharded, all call it alike.
+    pub fn generate(&mut self, grower: &mut dyn Grower) -> Result<(), EngineError> {
+        self.engine.run_phase(PhaseKind::Generate, self.id, None, &mut Caller::Grower(grower)).map(drop)
+    }
+
+    /// Fills every tensor from the seed. A tensor draws from a stream of its own, which its name decides, so its
+    /// values do not depend on ranks, layout or storage, nor on which other tensors the model has.
+    pub fn initialise(&mut self, seed: u64) -> Result<(), EngineError> {
+        let std = self.as_ref().plan().shape.init_std as f32;
+        let units = self.as_ref().units().to_vec();
+        let tensors =
+            units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
+        let mut values = Vec::new();
+        for (unit, segment) in tensors {
+            let stream = Stream::named(seed, Purpose::Init, &segment.name);
+            let states = [State::Working, State::Master];
+            let here: Vec<_> = states.iter().filter_map(|s| self.as_ref().owned(unit, segment, *s)).collect();
+            // A bounded part at a time, a piece for each thread.
+            let step = PIECE * self.engine.queue.num_threads();
+            for start in (0..segment.elems()).step_by(step) {
+                let part = start..(start + step).min(segment.elems());
+                if here.iter().all(|own| own.end <= part.start || part.end <= own.start) {
+                    continue;
+                }
+                values.clear();
+                match segment.init {
+                    Init::Zero => values.resize(part.len(), 0.0),
+                    Init::One => values.resize(part.len(), 1.0),
+                    Init::Normal => {
+                        values.resize(part.len(), 0.0);
+                        fill_normal(&mut values, start, stream, std);
+                    }
+                }
+                self.write(unit, segment, State::Working, part, &values)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets part of a tensor's state, as far as this rank holds it. Writing `Working` also sets the master
+    /// copy, and the other way round, so that both always agree.
+    pub fn write(
+        &mut self,
+        unit: usize,
+        segment: &Segment,
+        state: State,
+        part: Range<usize>,
+        values: &[f32],
+    ) -> Result<(), EngineError> {
+        self.engine.settle()?;
+        for one in written_states(state) {
+            let Some(own) = self.as_ref().owned(unit, segment, one) else { continue };
+            let (start, end) = (own.start.max(part.start), own.end.min(part.end));
+            if start < end {
+                let home = self.as_ref().home(unit, segment, one).expect("what is owned has a home");
+                let spot = home.range(segment.start + start, segment.start + end);
+                spot.write_f32(&self.engine.shared.memories, &values[start - part.start..end - part.start])?;
+            }
+        }
+        Ok(())
+    }
+}

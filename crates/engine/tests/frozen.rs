@@ -1,0 +1,133 @@
+//! Frozen tensors: no gradient, no state, no share in the norm, and not a bit of difference for the rest.
+
+use lockstep_core::DType;
+use lockstep_engine::{Engine, UpdateRule, Updates};
+use lockstep_plan::{AccumulationOrder, ModelId, State};
+use lockstep_shape::{Architecture, Biases, Freeze, ModelShape, Recompute, Segment};
+use lockstep_testkit::{Micro, Setup, Trained, Window, engine, pairwise_cases, run_case_of};
+
+const UPDATES: Updates = Updates {
+    t: 1,
+    lr: 1e-2,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.1,
+    // The norm is of what is trained alone, so clipping would not be the same.
+    max_norm: None,
+};
+
+const PATTERNS: [&[&str]; 6] = [
+    // Part of a joined product, and part of another.
+    &["*k_proj", "*up_proj"],
+    // Everything that only weight gradients would be computed for.
+    &["*self_attn*", "*mlp*"],
+    &["*norm*", "*bias"],
+    // Blocks below, between and above what is trained.
+    &["*embed_tokens", "model.layers.0", "model.layers.2"],
+    &["lm_head", "model.norm"],
+    &["model.layers.*.mlp.down_proj", "*o_proj"],
+];
+
+fn tensors(engine: &Engine) -> Vec<(usize, Segment)> {
+    let units = engine.model(ModelId::FIRST).units().iter().enumerate();
+    units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone()))).collect()
+}
+
+fn read(engine: &Engine, (unit, segment): &(usize, Segment), state: State) -> Option<Vec<f32>> {
+    let mut values = vec![0f32; segment.elems()];
+    let there =
+        engine.model(ModelId::FIRST).read(*unit, segment, state, 0..segment.elems(), &mut values).unwrap();
+    there.then_some(values)
+}
+
+fn window(micros: u32, t: u64) -> Window {
+    Window::new((0..micros).map(|m| Micro::random(&[20, 9, 30], 101, 10 * t + u64::from(m))).collect())
+}
+
+/// The same run in which all gradients are computed, and those of the frozen tensors thrown away: their weights are put
+/// back after every step.
+fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str], setup: Setup) {
+    let words = format!("{frozen:?}, {setup:?}");
+    let (mut part, mut all) = (engine(shape, &Setup { frozen, ..setup }), engine(shape, &setup));
+    let freeze = Freeze::Matching(frozen.iter().map(ToString::to_string).collect());
+    let everything = tensors(&all);
+    let held: Vec<_> = everything.iter().filter(|(_, s)| freeze.freezes(&s.name)).collect();
+    assert!(!held.is_empty(), "{words}");
+    let start: Vec<_> = held.iter().map(|tensor| read(&all, tensor, State::Working).unwrap()).collect();
+    for t in 1..=3 {
+        let updates = Updates { t, ..UPDATES };
+        let [mut here, mut there] = [0, 1].map(|_| window(setup.micros, t));
+        let norm = part.model_mut(ModelId::FIRST).train_step(&mut here, &updates).unwrap().grad_norm;
+        all.model_mut(ModelId::FIRST).train_step(&mut there, &updates).unwrap();
+        assert!(here.log_probs == there.log_probs, "step {t}: other log-probabilities: {words}");
+        let mut squares = 0.0;
+        for tensor in tensors(&part).iter().filter(|(_, s)| s.is_trained()) {
+            let full = everything.iter().find(|(_, s)| s.name == tensor.1.name).unwrap();
+            let gradient = read(&part, tensor, State::Grad).unwrap();
+            squares += gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>();
+            for state in [State::Grad, State::Working, State::Optimizer(0), State::Optimizer(1)] {
+                let [mine, theirs] = [read(&part, tensor, state), read(&all, full, state)];
+                assert!(mine == theirs, "step {t}: {state:?} of {} differs: {words}", tensor.1.name);
+            }
+        }
+        assert!((norm - squares.sqrt()).abs() <= 1e-6 * norm, "the norm has a share of frozen tensors: {words}");
+        for ((unit, segment), values) in held.iter().zip(&start) {
+            let elems = 0..segment.elems();
+            all.model_mut(ModelId::FIRST).write(*unit, segment, State::Working, elems, values).unwrap();
+        }
+    }
+    for (tensor, values) in tensors(&part).iter().filter(|(_, s)| !s.is_trained()).zip(&start) {
+        assert!(read(&part, tensor, State::Grad).is_none() && read(&part, tensor, State::Optimizer(0)).is_none());
+        // Without a master copy, in the storage type.
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 256.0;
+        let mine = read(&part, tensor, State::Working).unwrap();
+        assert!(mine.iter().zip(values).all(close), "{} was changed: {words}", tensor.1.name);
+    }
+}
+
+#[test]
+fn trained_tensors_are_as_if_the_other_gradients_were_thrown_away() {
+    let tiny = ModelShape { layers: 3, ..ModelShape::named("tiny", 101).unwrap() };
+    let biases = Biases { qkv: true, out: true, mlp: true };
+    let shapes = [
+        tiny.clone(),
+        ModelShape { architecture: Architecture::Qwen3, biases, ..tiny.clone() },
+        // Nothing is joined.
+        ModelShape { dim: 60, heads: 3, kv_heads: 1, head_dim: 20, ffn: 50, ..tiny },
+    ];
+    for (i, frozen) in PATTERNS.into_iter().enumerate() {
+        for (j, recompute) in [Recompute::None, Recompute::Selective, Recompute::Full].into_iter().enumerate() {
+            let storage = if (i + j) % 2 == 0 { DType::F32 } else { DType::BF16 };
+            let micros = 1 + (i + j) as u32 % 2;
+            let order = if j == 1 { AccumulationOrder::Reduced } else { AccumulationOrder::Local };
+            for shape in &shapes {
+                assert_same_as_thrown_away(shape, frozen, Setup { recompute, storage, micros, order, ..Setup::default() });
+            }
+        }
+    }
+}
+
+/// A table that the head shares is frozen for both.
+#[test]
+fn a_tied_table_freezes_for_the_head_too() {
+    let tied = ModelShape { layers: 2, tied: true, ..ModelShape::named("tiny", 101).unwrap() };
+    assert_same_as_thrown_away(&tied, &["*embed_tokens"], Setup::default());
+    assert_same_as_thrown_away(&tied, &["model.layers.0", "*norm*"], Setup { micros: 2, ..Setup::default() });
+}
+
+/// Cuts of trained and frozen tensors, shards of each, wherever they live.
+#[test]
+fn frozen_tensors_have_the_same_bits_under_every_strategy() {
+    let rule = UPDATES.rule;
+    for (offset, frozen) in [(0, PATTERNS[0]), (1, PATTERNS[3])] {
+        let trained = Trained { rule, frozen };
+        let mut plain = Vec::new();
+        for case in pairwise_cases().into_iter().skip(offset).step_by(2) {
+            let base = case.plain();
+            if !plain.iter().any(|(known, _)| *known == base) {
+                plain.push((base, run_case_of(&base, trained)));
+            }
+            let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
+            assert!(run_case_of(&case, trained) == *want, "{case}: {frozen:?} differs from plain ddp");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Several models in one engine: of different families and sizes, one trained while another is scored.
+
+use lockstep_config::StrategyName;
+use lockstep_core::{Mesh, Rank};
+use lockstep_engine::{Engine, UpdateRule, Updates};
+use lockstep_plan::{ModelId, PlanInput, Role, RunPlan, State, Tier, build};
+use lockstep_shape::{Architecture, ModelShape};
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, in_world, in_world_of, input, model, score_with};
+
+const POLICY: ModelId = ModelId(0);
+const REFERENCE: ModelId = ModelId(1);
+const VALUE: ModelId = ModelId(2);
+
+const UPDATES: Updates = Updates {
+    t: 1,
+    lr: 1e-2,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.1,
+    max_norm: Some(1.0),
+};
+
+fn policy() -> ModelShape {
+    ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() }
+}
+
+/// Another family, wider, deeper, with another vocabulary and other rotary angles.
+fn reference() -> ModelShape {
+    let tiny = ModelShape::named("tiny", 77).unwrap();
+    ModelShape {
+        architecture: Architecture::Qwen3,
+        layers: 3,
+        dim: 96,
+        heads: 6,
+        kv_heads: 3,
+        head_dim: 16,
+        ffn: 128,
+        tied: true,
+        ..tiny
+    }
+}
+
+fn micro(vocab: usize, seed: u64) -> Micro {
+    Micro::random(&[20, 9], vocab, seed)
+}
+
+/// The policy of `setup`, a reference in longer micro-batches, and a value model with placements of its own.
+fn plan(setup: &Setup) -> RunPlan {
+    let longer = Setup { tokens: 512, max_doc: 200, generates: None, ..*setup };
+    let whole = Setup {
+        strategy: StrategyName::Ddp,
+        params_tier: Tier::Device,
+        optimizer_tier: Tier::Device,
+        tokens: 256,
+        ..*setup
+    };
+    // The wider model's workspace is enough for all.
+    let one = input(&reference(), &longer);
+    let models = vec![
+        model(Role::Policy, &policy(), setup),
+        model(Role::Reference, &reference(), &longer),
+        model(Role::Value, &policy(), &whole),
+    ];
+    build(PlanInput { models, ..one }).expect("a sound plan")
+}
+
+fn train(engine: &mut Engine, id: ModelId, vocab: usize, t: u64) -> (u64, Vec<Vec<f32>>) {
+    let mut window = Window::new(vec![micro(vocab, 100 * t + u64::from(engine.rank().0))]);
+    window.denominator *= f64::from(engine.plan().input.mesh.world());
+    let report = engine.model_mut(id).train_step(&mut window, &Updates { t, ..UPDATES }).unwrap();
+    (report.grad_norm.to_bits(), window.log_probs)
+}
+
+fn weights(engine: &Engine, id: ModelId) -> Vec<u32> {
+    let model = engine.model(id);
+    let mut bits = Vec::new();
+    for (u, unit) in model.units().iter().enumerate() {
+        for segment in &unit.segments {
+            let mut values = vec![0f32; segment.elems()];
+            assert!(model.read_whole(u, segment, State::Working, 0..segment.elems(), &mut values).unwrap());
+            bits.extend(values.iter().map(|v| v.to_bits()));
+        }
+    }
+    bits
+}
+
+type Seen = (Vec<(u64, Vec<Vec<f32>>)>, Vec<Vec<f32>>, Vec<u32>);
+
+/// Steps of the policy, each followed by a look at the reference; what both were like at the end.
+fn together(engine: &mut Engine) -> (Seen, Vec<u32>) {
+    let (mut steps, mut scores) = (Vec::new(), Vec::new());
+    let at_start = weights(engine, REFERENCE);
+    for t in 1..=3 {
+        steps.push(train(engine, POLICY, policy().vocab, t));
+        let seed = 7 * t + u64::from(engine.rank().0);
+        // Longer than any micro-batch of the policy may be.
+        let long = Micro::random(&[150, 180], reference().vocab, seed);
+        scores.push(score_with(engine, REFERENCE, &long));
+        if t == 2 {
+            train(engine, VALUE, policy().vocab, 1);
+        }
+    }
+    // What is read after another model was run is the model that was asked for.
+    score_with(engine, REFERENCE, &micro(reference().vocab, 1));
+    let policy = weights(engine, POLICY);
+    assert!(weights(engine, REFERENCE) == at_start, "scoring changed the reference");
+    ((steps, scores, policy), weights(engine, VALUE))
+}
+
+/// The policy by itself, with the same weights at the start.
+fn policy_alone(setup: &Setup, spill: &std::path::Path) -> Vec<(Vec<(u64, Vec<Vec<f32>>)>, Vec<u32>)> {
+    in_world(&policy(), setup, CarrierKind::Thread, Some(spill), &|engine| {
+        let steps = (1..=3).map(|t| train(engine, POLICY, policy().vocab, t)).collect();
+        (steps, weights(engine, POLICY))
+    })
+}
+
+/// The reference by itself.
+fn reference_alone(setup: &Setup) -> Vec<Vec<Vec<f32>>> {
+    let setup = Setup { tokens: 512, max_doc: 200, evaluates: true, ..*setup };
+    in_world(&reference(), &setup, CarrierKind::Thread, None, &|engine| {
+        // The weights that a second model of an engine starts from.
+        engine.model_mut(ModelId::FIRST).initialise(8).unwrap();
+        let rank = u64::from(engine.rank().0);
+        let long = |t: u64| Micro::random(&[150, 180], reference().vocab, 7 * t + rank);
+        (1..=3).map(|t| score_with(engine, ModelId::FIRST, &long(t))).collect()
+    })
+}
+
+/// One is trained while the other is scored, as if each were alone: under zero3, on one rank, with states and
+/// parameters on the host and on a disk.
+#[test]
+fn models_of_two_families_share_an_engine() {
+    let zero3 = Setup {
+        strategy: StrategyName::Zero3,
+        mesh: Mesh::on_one_node(1, 2),
+        threads: 1,
+        ..Setup::default()
+    };
+    let setups = [
+        Setup { threads: 2, ..Setup::default() },
+        zero3,
+        Setup { optimizer_tier: Tier::Host, params_tier: Tier::Host, ..zero3 },
+        Setup { optimizer_tier: Tier::Nvme, params_tier: Tier::Nvme, ..zero3 },
+        Setup { optimizer_tier: Tier::Host, ..Setup::default() },
+        Setup { separate: true, optimizer_tier: Tier::Host, ..Setup::default() },
+    ];
+    for setup in setups {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = plan(&setup);
+        assert_eq!(plan.phases.len(), 3, "two are trained, one is scored");
+        let both = in_world_of(&plan, &setup, CarrierKind::Thread, Some(dir.path()), &together);
+        let (policies, references) = (policy_alone(&setup, dir.path()), reference_alone(&zero_params(&setup)));
+        for (rank, ((steps, scores, policy), value)) in both.iter().enumerate() {
+            let words = format!("{} of {setup:?}", Rank(rank as u32));
+            assert!(*steps == policies[rank].0, "the policy's steps differ on {words}");
+            assert!(*policy == policies[rank].1, "the policy's weights differ on {words}");
+            assert!(*scores == references[rank], "the reference's scores differ on {words}");
+            assert!(value != policy, "the value model has weights of its own on {words}");
+        }
+    }
+}
+
+/// Where a frozen model's parameters live changes nothing.
+fn zero_params(setup: &Setup) -> Setup {
+    Setup { params_tier: Tier::Device, optimizer_tier: Tier::Device, ..*setup }
+}
+
+/// Ids are places in the plan.
+#[test]
+#[should_panic(expected = "model 1 of a plan of 1")]
+fn a_model_that_is_not_there_is_refused_by_name() {
+    lockstep_testkit::engine(&policy(), &Setup::default()).model(REFERENCE);
+}

@@ -1,0 +1,123 @@
+//! Optimizers other than AdamW: the plain formula, and the same bits whatever the strategy.
+
+use lockstep_core::DType;
+use lockstep_engine::{Engine, UpdateRule, Updates};
+use lockstep_plan::{ModelId, State, Tier};
+use lockstep_shape::ModelShape;
+use lockstep_testkit::{Case, Micro, Setup, Trace, Trained, Window, engine, pairwise_cases, run_case_of};
+
+const SGD: UpdateRule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
+const MOMENTUM: UpdateRule = UpdateRule::Sgd { momentum: 0.9, nesterov: false };
+const NESTEROV: UpdateRule = UpdateRule::Sgd { momentum: 0.9, nesterov: true };
+const LION: UpdateRule = UpdateRule::Lion { betas: (0.9, 0.99) };
+
+/// Every two choices meet, each compared with plain ddp on its mesh.
+fn agrees_with_plain_ddp(trained: Trained) {
+    let mut plain: Vec<(Case, Trace)> = Vec::new();
+    for case in pairwise_cases() {
+        let base = case.plain();
+        if !plain.iter().any(|(known, _)| *known == base) {
+            plain.push((base, run_case_of(&base, trained)));
+        }
+        let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
+        assert!(run_case_of(&case, trained) == *want, "{case}: {trained:?} differs from plain ddp");
+    }
+}
+
+#[test]
+fn sgd_has_the_same_bits_under_every_strategy() {
+    agrees_with_plain_ddp(Trained { rule: NESTEROV, frozen: &[] });
+}
+
+#[test]
+fn lion_has_the_same_bits_under_every_strategy() {
+    agrees_with_plain_ddp(Trained { rule: LION, frozen: &[] });
+}
+
+/// Without states there is nothing to move or to keep: where parameters live on a disk, it is all that does.
+#[test]
+fn sgd_without_momentum_runs_wherever_states_would_be() {
+    let cases: Vec<Case> = pairwise_cases().into_iter().step_by(3).collect();
+    assert!(cases.iter().any(|case| case.optimizer.tier == Tier::Nvme && case.params == Tier::Nvme));
+    for case in cases {
+        let trained = Trained { rule: SGD, frozen: &[] };
+        assert!(run_case_of(&case, trained) == run_case_of(&case.plain(), trained), "{case}");
+    }
+}
+
+fn read(engine: &Engine, state: State) -> Vec<f32> {
+    let model = engine.model(ModelId::FIRST);
+    let mut all = Vec::new();
+    for (u, unit) in model.units().iter().enumerate() {
+        for segment in &unit.segments {
+            let mut values = vec![0f32; segment.elems()];
+            assert!(model.read(u, segment, state, 0..segment.elems(), &mut values).unwrap());
+            all.extend(values);
+        }
+    }
+    all
+}
+
+fn decays(engine: &Engine) -> Vec<bool> {
+    let units = engine.model(ModelId::FIRST).units().iter();
+    units.flat_map(|u| &u.segments).flat_map(|s| vec![s.decay; s.elems()]).collect()
+}
+
+/// The weights and the first state after a step, from those before it and the gradient, in f64.
+fn step(rule: UpdateRule, lr: f64, decay: f64, [p, g, m]: [f64; 3]) -> [f64; 2] {
+    match rule {
+        UpdateRule::Sgd { momentum, nesterov } => {
+            let g = g + decay * p;
+            let m = momentum * m + g;
+            let by = if nesterov { g + momentum * m } else { m };
+            [p - lr * by, m]
+        }
+        UpdateRule::Lion { betas: (one, two) } => {
+            let direction = one * m + (1.0 - one) * g;
+            let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
+            [p * (1.0 - lr * decay) - lr * sign, two * m + (1.0 - two) * g]
+        }
+        UpdateRule::AdamW { .. } => unreachable!("has its own goldens"),
+    }
+}
+
+/// Four steps, each from what the engine had before it. Lion's sign may fall to either side where the direction is all
+/// but zero.
+#[test]
+fn updates_follow_the_plain_formula() {
+    let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
+    for rule in [SGD, MOMENTUM, NESTEROV, LION] {
+        for storage in [DType::F32, DType::BF16] {
+            let setup = Setup { optimizer: rule.spec(), storage, ..Setup::default() };
+            let mut engine = engine(&shape, &setup);
+            let decay = decays(&engine);
+            let has_state = !rule.spec().states.is_empty();
+            for t in 1..=4 {
+                let before = read(&engine, State::Working);
+                let state = |engine: &Engine| match has_state {
+                    true => read(engine, State::Optimizer(0)),
+                    false => vec![0.0; before.len()],
+                };
+                let m = state(&engine);
+                let updates = Updates { t, lr: 0.05, rule, weight_decay: 0.1, max_norm: None };
+                let mut window = Window::new(vec![Micro::random(&[20, 9], 101, t)]);
+                engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
+                let (grad, after, next) = (read(&engine, State::Grad), read(&engine, State::Working), state(&engine));
+                let mut undecided = 0;
+                for i in 0..before.len() {
+                    let numbers = [before[i], grad[i], m[i]].map(f64::from);
+                    let [p, m] = step(rule, 0.05, if decay[i] { 0.1 } else { 0.0 }, numbers);
+                    let (p_error, m_error) = (f64::from(after[i]) - p, f64::from(next[i]) - m);
+                    if rule == LION && p_error.abs() > 1e-6 {
+                        undecided += 1;
+                        continue;
+                    }
+                    assert!(p_error.abs() <= 2e-7 * (1.0 + p.abs()), "{rule:?} {storage} step {t}: {p_error}");
+                    let m_error = if has_state { m_error } else { 0.0 };
+                    assert!(m_error.abs() <= 2e-7 * (1.0 + m.abs()), "{rule:?} {storage} step {t}: {m_error}");
+                }
+                assert!(undecided * 10_000 < before.len(), "{undecided} signs differ");
+            }
+        }
+    }
+}

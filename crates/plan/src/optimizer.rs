@@ -1,0 +1,52 @@
+//! What optimizers keep for every trained parameter. Plans, placements, checkpoints and printed tables go through these
+//! tables; only the update itself knows what the states mean.
+
+use lockstep_core::DType;
+
+use crate::buffer::State;
+
+/// An optimizer's states, besides the parameter itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptimizerSpec {
+    pub name: &'static str,
+    pub states: &'static [StateSpec],
+    /// What the states are together, as a plan prints them.
+    pub title: &'static str,
+}
+
+/// One number for every trained parameter, zero before the first step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSpec {
+    /// As checkpoints and PyTorch name it.
+    pub name: &'static str,
+    pub dtype: DType,
+}
+
+const fn f32_state(name: &'static str) -> StateSpec {
+    StateSpec { name, dtype: DType::F32 }
+}
+
+impl OptimizerSpec {
+    pub const ADAMW: OptimizerSpec = OptimizerSpec {
+        name: "adamw",
+        states: &[f32_state("exp_avg"), f32_state("exp_avg_sq")],
+        title: "Adam moments",
+    };
+
+    /// Without momentum.
+    pub const SGD: OptimizerSpec = OptimizerSpec { name: "sgd", states: &[], title: "momentum" };
+
+    pub const SGD_MOMENTUM: OptimizerSpec =
+        OptimizerSpec { name: "sgd", states: &[f32_state("momentum_buffer")], title: "momentum" };
+
+    pub const LION: OptimizerSpec =
+        OptimizerSpec { name: "lion", states: &[f32_state("exp_avg")], title: "momentum" };
+
+    /// The most states any optimizer has.
+    pub const MOST_STATES: usize = 2;
+
+    /// The states, in the table's order.
+    pub fn states(&self) -> impl Iterator<Item = State> + use<> {
+        (0..self.states.len() as u8).map(State::Optimizer)
+    }
+}

@@ -1,0 +1,246 @@
+//! From a configuration to what a plan is made from: the one way there, and the same on every rank.
+
+use lockstep_config::{self as config, Offload, OptimConfig, OptimizerName, RunConfig, StrategyName};
+use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_shape::{Freeze, ModelShape, Recompute, pattern_matches, units};
+
+use crate::buffer::Tier;
+use crate::input::{
+    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, ModelSettings, Placement, Placements, PlanInput, Role,
+};
+use crate::optimizer::OptimizerSpec;
+use crate::run_plan::PlanError;
+use crate::strategy;
+
+/// The logits of a head chunk take about this much, and at least one block of 256 tokens.
+const HEAD_CHUNK_BYTES: usize = 16 << 20;
+
+/// The same on a GPU, whose products want more rows.
+const GPU_HEAD_CHUNK_BYTES: usize = 512 << 20;
+
+/// What a context, the libraries' code and our kernels take of a GPU's memory: measured on an H200 with CUDA 13.
+const GPU_FOREIGN: Bytes = Bytes(536 << 20);
+
+/// What NCCL takes besides.
+const NCCL_FOREIGN: Bytes = Bytes(400 << 20);
+
+/// What CUDA's libraries take of the host's memory.
+const GPU_HOST_FOREIGN: Bytes = Bytes(1 << 30);
+
+/// What a plan depends on beside the configuration and the model.
+pub struct Hardware<'a> {
+    pub device: DeviceMemory,
+    /// The largest workspace that an operation of a model asks for, with micro-batches of this size.
+    pub workspace: &'a dyn Fn(&ModelShape, &Bounds) -> Bytes,
+    /// What the process holds beside the plan's memory.
+    pub process: Bytes,
+}
+
+/// What ranks compute on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceMemory {
+    /// The CPU: the host's memory.
+    Host,
+    /// A GPU; how much it has, where there is one to be asked.
+    Gpu(Option<Bytes>),
+}
+
+impl DeviceMemory {
+    fn is_gpu(self) -> bool {
+        matches!(self, DeviceMemory::Gpu(_))
+    }
+}
+
+/// What the plan of a configuration is made from. `coefficients_ahead`: the objective knows them before the head has
+/// run.
+pub fn resolve(
+    config: &RunConfig,
+    shape: &ModelShape,
+    hardware: &Hardware,
+    coefficients_ahead: bool,
+) -> Result<PlanInput, PlanError> {
+    let p = &config.plan;
+    let name = chosen_strategy(config, shape);
+    let (strategy, [params, grads, _]) = strategy::by_name(name);
+    if p.offload_param != Offload::None && params == Placement::Whole {
+        return Err(PlanError::ParamOffload { strategy: name.to_string() });
+    }
+    let bounds = bounds(config);
+    let storage = storage(config.precision, hardware.device);
+    let model = ModelPlan::new(Role::Policy, shape, settings(config, shape, name, hardware)?);
+    if !model.trains() {
+        return Err(PlanError::NothingTrains);
+    }
+    let mut input = PlanInput {
+        mesh: mesh(config, name)?,
+        strategy,
+        order: match p.accumulation_order {
+            config::AccumulationOrder::Local => AccumulationOrder::Local,
+            config::AccumulationOrder::Reduced => AccumulationOrder::Reduced,
+            config::AccumulationOrder::Auto if grads == Placement::Whole => AccumulationOrder::Local,
+            config::AccumulationOrder::Auto => AccumulationOrder::Reduced,
+        },
+        micros: config.batch.gradient_accumulation_steps,
+        prefetch: p.prefetch,
+        bucket: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
+        reduce_bucket: p.reduce_bucket_size as usize,
+        publish_bucket: p.allgather_bucket_size as usize,
+        coefficients_ahead,
+        ..PlanInput::alone(vec![model], storage, needs(config, shape, &bounds, hardware))
+    };
+    if let Some(ratio) = p.offload_ratio {
+        input = input.leaving_at_least(ratio);
+    }
+    let budget = budget(config);
+    if p.recompute == config::Recompute::Auto {
+        let room = budget.or_else(|| room_on_gpu(config, hardware.device)).ok_or(PlanError::NoBudget)?;
+        input = input.recomputing_least(room);
+    }
+    if let (Some(budget), None) = (budget, p.offload_ratio) {
+        input = input.staying_most(budget);
+    }
+    Ok(input)
+}
+
+/// What the plan may take of the device, where the configuration says.
+pub fn budget(config: &RunConfig) -> Option<Bytes> {
+    config.plan.memory_budget_gib.map(|gib| Bytes((gib * (1u64 << 30) as f64) as u64))
+}
+
+fn settings(
+    config: &RunConfig,
+    shape: &ModelShape,
+    name: StrategyName,
+    hardware: &Hardware,
+) -> Result<ModelSettings, PlanError> {
+    let (p, bounds) = (&config.plan, bounds(config));
+    let (_, [params, grads, optimizer]) = strategy::by_name(name);
+    let tier = |offload: Offload| match offload {
+        Offload::None => Tier::Device,
+        Offload::Cpu => Tier::Host,
+        Offload::Nvme => Tier::Nvme,
+    };
+    let (params_tier, optimizer_tier) = (tier(p.offload_param), tier(p.offload_optimizer));
+    let chunk = p.head_chunk_tokens.map_or(head_chunk(shape.vocab, hardware.device), |n| n as usize);
+    Ok(ModelSettings {
+        placements: Placements { params, grads, optimizer, params_tier, optimizer_tier, stay: 0 },
+        bounds,
+        head_chunk: chunk.min(bounds.tokens),
+        recompute: match p.recompute {
+            config::Recompute::None => Recompute::None,
+            config::Recompute::Selective => Recompute::Selective,
+            // Less, as soon as it is known what there is room for.
+            config::Recompute::Full | config::Recompute::Auto => Recompute::Full,
+        }
+        .into(),
+        optimizer: optimizer_spec(&config.optim),
+        freeze: freeze(config, shape)?,
+        decay_norms: config.optim.decay_norms_and_biases,
+        scores: config.eval.evaluates(),
+        generation: None,
+    })
+}
+
+/// The states of the optimizer that a configuration names.
+pub fn optimizer_spec(optim: &OptimConfig) -> OptimizerSpec {
+    match optim.optimizer {
+        OptimizerName::AdamW => OptimizerSpec::ADAMW,
+        OptimizerName::Sgd if optim.momentum == 0.0 => OptimizerSpec::SGD,
+        OptimizerName::Sgd => OptimizerSpec::SGD_MOMENTUM,
+        OptimizerName::Lion => OptimizerSpec::LION,
+    }
+}
+
+/// What `freeze` names. A pattern that names nothing is a mistake.
+fn freeze(config: &RunConfig, shape: &ModelShape) -> Result<Freeze, PlanError> {
+    let patterns = &config.optim.freeze;
+    let all = units(shape, &Freeze::Nothing, false);
+    let names = || all.iter().flat_map(|unit| &unit.segments).map(|segment| segment.name.as_str());
+    match patterns.iter().find(|pattern| !names().any(|name| pattern_matches(pattern, name))) {
+        Some(pattern) => Err(PlanError::FreezesNothing {
+            pattern: pattern.clone(),
+            closest: lockstep_core::closest(pattern, names()).map(str::to_string),
+        }),
+        None if patterns.is_empty() => Ok(Freeze::Nothing),
+        None => Ok(Freeze::Matching(patterns.clone())),
+    }
+}
+
+/// What `auto` comes to: ddp below a billion parameters, zero2 up to seven, zero3 beyond.
+pub fn chosen_strategy(config: &RunConfig, shape: &ModelShape) -> StrategyName {
+    const BILLION: u64 = 1_000_000_000;
+    match config.plan.strategy {
+        StrategyName::Auto => {
+            match units(shape, &Freeze::Nothing, false).iter().map(|u| u.params()).sum::<u64>() {
+                n if n < BILLION => StrategyName::Ddp,
+                n if n <= 7 * BILLION => StrategyName::Zero2,
+                _ => StrategyName::Zero3,
+            }
+        }
+        named => named,
+    }
+}
+
+/// What a rank may take of its GPU, where nobody says: all but a little, for the driver's own needs are not the same
+/// everywhere. Not what is free, which differs between the ranks of a run, whose plans must not.
+fn room_on_gpu(config: &RunConfig, device: DeviceMemory) -> Option<Bytes> {
+    let DeviceMemory::Gpu(Some(memory)) = device else { return None };
+    let ranks = if config.device.share_gpus { u64::from(config.plan.nproc_per_node) } else { 1 };
+    Some(Bytes(memory.0 / 100 * 97 / ranks))
+}
+
+/// What activations and working parameters are stored in.
+pub fn storage(precision: config::Precision, device: DeviceMemory) -> DType {
+    match precision {
+        // Every GPU that works here has bf16.
+        config::Precision::Auto if device.is_gpu() => DType::BF16,
+        config::Precision::Auto => DType::F32,
+        config::Precision::F32 => DType::F32,
+        config::Precision::Bf16 => DType::BF16,
+        config::Precision::F16(_) => DType::F16,
+    }
+}
+
+/// Tokens whose logits are there at once, where nobody says how many.
+pub fn head_chunk(vocab: usize, device: DeviceMemory) -> usize {
+    let bytes = if device.is_gpu() { GPU_HEAD_CHUNK_BYTES } else { HEAD_CHUNK_BYTES };
+    (bytes / 4 / vocab / 256 * 256).max(256)
+}
+
+fn needs(config: &RunConfig, shape: &ModelShape, bounds: &Bounds, hardware: &Hardware) -> DeviceNeeds {
+    let workspace = (hardware.workspace)(shape, bounds);
+    let alone = config.plan.world_size() == 1;
+    match hardware.device {
+        DeviceMemory::Host => DeviceNeeds { workspace, foreign: hardware.process, host_foreign: None },
+        DeviceMemory::Gpu(_) => DeviceNeeds {
+            workspace,
+            foreign: if alone { GPU_FOREIGN } else { GPU_FOREIGN + NCCL_FOREIGN },
+            host_foreign: Some(hardware.process + GPU_HOST_FOREIGN),
+        },
+    }
+}
+
+/// The largest micro-batch.
+pub fn bounds(config: &RunConfig) -> Bounds {
+    let rows = config.batch.per_device_train_batch_size as usize;
+    let packed = config.data.packing != config::Packing::None;
+    Bounds::of_rows(rows, config.data.max_length as usize, packed)
+}
+
+/// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node
+/// and replicates across nodes.
+fn mesh(config: &RunConfig, strategy: StrategyName) -> Result<Mesh, PlanError> {
+    let p = &config.plan;
+    let (world, per_node) = (p.world_size(), p.nproc_per_node);
+    Ok(match strategy {
+        StrategyName::Ddp | StrategyName::NoShard | StrategyName::Auto => {
+            Mesh { replicate: world, shard: 1, per_node }
+        }
+        StrategyName::HybridShard if world == 1 => Mesh::SINGLE,
+        StrategyName::HybridShard if p.nodes < 2 || per_node < 2 => {
+            return Err(PlanError::HybridMesh { nodes: p.nodes, per_node });
+        }
+        StrategyName::HybridShard => Mesh { replicate: p.nodes, shard: per_node, per_node },
+        _ => Mesh { replicate: 1, shard: world, per_node },
+    })
+}
