@@ -171,16 +171,28 @@ fn evaluation_without_data() {
 fn unimplemented_algorithm() {
     assert_snapshot!(refused(&["algorithm=dpo"], 69), @r"
     error: algorithm `dpo` is not implemented yet
-    hint: `lockstep plan` can describe it; `train` runs algorithm: sft.
+    hint: This build trains with `algorithm: sft` or `clm`.
     ");
 }
 
 #[test]
 fn unimplemented_adapter() {
     assert_snapshot!(refused(&["adapter={r: 8, target_modules: [q_proj]}"], 69), @r"
-    error: adapters are planned but cannot be trained yet
-    hint: `lockstep plan` can describe them; remove `adapter` to train all weights.
+    error: adapters cannot be trained yet
+    hint: Remove `adapter` to train all weights; `freeze` names those that are left alone.
     ");
+}
+
+#[test]
+fn a_pattern_that_freezes_nothing() {
+    assert_snapshot!(refused(&["freeze=[model.embed_token]"], 64), @"");
+    assert_snapshot!(refused(&["freeze=['*']"], 64), @"");
+}
+
+#[test]
+fn momentum_of_the_wrong_optimizer() {
+    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @"");
+    assert_snapshot!(refused(&["optim=muon"], 64), @"");
 }
 
 #[test]

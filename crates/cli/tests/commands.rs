@@ -97,33 +97,24 @@ fn offloaded_optimizer() {
 }
 
 #[test]
-fn ppo() {
-    assert_snapshot!(planned(&["algorithm=ppo"], &["parameters", "phase "]), @r"
-    policy    LlamaForCausalLM, 37.1 k parameters
-    value     LlamaForCausalLM, 37.1 k parameters
-    reference LlamaForCausalLM, 37.1 k parameters, frozen
-    reward    LlamaForCausalLM, 37.1 k parameters, frozen
-        parameters, f32                        640 KiB           -           -
-    phase generate policy                     5.14 MiB           -           -
-    phase score policy                        5.04 MiB           -           -
-    phase score value                         5.04 MiB           -           -
-    phase score reference                     5.04 MiB           -           -
-    phase score reward                        5.04 MiB           -           -
-    phase train policy                        5.42 MiB           -           -
-    phase train value                         5.42 MiB           -           -
-    arena: residents + largest phase          6.98 MiB           -           -
-    ");
+fn frozen_tensors() {
+    let settings = ["freeze=[model.embed_tokens, 'model.layers.*.mlp']"];
+    assert_snapshot!(planned(&settings, &["parameters", "gradients, ", "Adam"]), @"");
 }
 
 #[test]
-fn adapter() {
-    let settings = ["adapter={r: 4, target_modules: [q_proj, v_proj]}"];
-    assert_snapshot!(planned(&settings, &["parameters", "gradients, ", "Adam"]), @r"
-    policy    LlamaForCausalLM, 38.1 k parameters, 2048 of them trained
-        parameters, f32                        168 KiB           -           -
-        gradients, f32                        8.00 KiB           -           -
-        Adam moments, f32                     16.0 KiB           -           -
-    ");
+fn other_optimizers() {
+    assert_snapshot!(planned(&["optim=sgd"], &["residents", "moment"]), @"");
+    assert_snapshot!(planned(&["optim=sgd", "momentum=0.9"], &["residents", "moment"]), @"");
+    assert_snapshot!(planned(&["optim=lion"], &["residents", "moment"]), @"");
+}
+
+/// A plan is of what can be run: nothing is printed of what cannot.
+#[test]
+fn what_cannot_be_trained_is_not_planned() {
+    for setting in ["algorithm=ppo", "adapter={r: 4, target_modules: [q_proj, v_proj]}"] {
+        Folder::new(RUN).refused(&["plan", "run.yaml", setting], 69);
+    }
 }
 
 /// What decides bits, whatever it is called by: some of it depends on the machine.

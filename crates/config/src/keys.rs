@@ -164,8 +164,8 @@ keys! {
     Plan Exact "memory_budget_gib" = "null", "GiB of memory a rank may use.";
     Plan Exact "threads" = "null", "CPU threads per rank.";
     Plan Exact "head_chunk_tokens" = "null", "Tokens per chunk of the LM head.";
-    Plan Word "algorithm" = "sft", "sft, clm, reward, dpo, ppo or grpo.";
-    Plan Map "adapter" = "null", "A low-rank adapter to plan for: `{r: 8, target_modules: [q_proj, v_proj]}`.";
+    Plan Word "algorithm" = "sft", "sft or clm; reward, dpo, ppo and grpo are known and cannot be trained yet.";
+    Plan Map "adapter" = "null", "A low-rank adapter, which cannot be trained yet: `{r: 8, target_modules: [q_proj, v_proj]}`.";
 
     Output Exact "output_dir" = "null", "Folder of the run. Required, unless `experiment_name` is given.";
     Output Exact "experiment_name" = "null", "Names the run; without `output_dir` its folder is `outputs/NAME`.";

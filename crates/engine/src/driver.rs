@@ -1,6 +1,7 @@
-//! What a step asks of its caller: batches and coefficients in, log-probabilities out.
+//! What a step asks of its caller: batches and coefficients in, the head's outputs out.
 
 use lockstep_plan::OptimizerSpec;
+use lockstep_shape::{Channel, Channels};
 
 /// One micro-batch in host memory: packed documents, \[T\] each, `cu_seqlens` \[documents + 1\].
 #[derive(Clone, Copy, Debug)]
@@ -19,12 +20,57 @@ pub struct MicroBatch<'a> {
 pub trait Driver {
     fn batch(&self, micro: u32) -> MicroBatch<'_>;
 
-    /// Writes ∂L/∂log p of each token's target. `log_probs` is there when the plan runs the head's forward
-    /// first (objectives whose coefficients depend on outputs).
-    fn coefficients(&mut self, micro: u32, log_probs: Option<&[f32]>, out: &mut [f32]);
+    /// Writes the derivative of the loss by every output of every token. `outputs` are there when the plan runs the
+    /// head's forward first (objectives whose coefficients depend on outputs).
+    fn coefficients(&mut self, micro: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>);
 
-    /// Sees the log-probabilities after the head has run.
-    fn outputs(&mut self, micro: u32, log_probs: &[f32]);
+    /// Sees the outputs after the head has run.
+    fn outputs(&mut self, micro: u32, outputs: Outputs<'_>);
+}
+
+/// What a head said of the tokens of a micro-batch, by channel.
+#[derive(Clone, Copy, Debug)]
+pub struct Outputs<'a> {
+    pub(crate) channels: Channels,
+    /// Elements from one channel to the next.
+    pub(crate) stride: usize,
+    pub(crate) tokens: usize,
+    pub(crate) values: &'a [f32],
+}
+
+impl<'a> Outputs<'a> {
+    /// One number per token.
+    pub fn get(&self, channel: Channel) -> &'a [f32] {
+        let index = self.channels.index(channel);
+        let start = index.unwrap_or_else(|| panic!("the model has no {channel:?}")) * self.stride;
+        &self.values[start..start + self.tokens]
+    }
+
+    pub fn log_probs(&self) -> &'a [f32] {
+        self.get(Channel::LogProb)
+    }
+}
+
+/// The coefficients of a micro-batch, by channel: zero until they are written.
+#[derive(Debug)]
+pub struct Coefficients<'a> {
+    pub(crate) channels: Channels,
+    pub(crate) stride: usize,
+    pub(crate) tokens: usize,
+    pub(crate) values: &'a mut [f32],
+}
+
+impl Coefficients<'_> {
+    /// One number per token.
+    pub fn get(&mut self, channel: Channel) -> &mut [f32] {
+        let index = self.channels.index(channel);
+        let start = index.unwrap_or_else(|| panic!("the model has no {channel:?}")) * self.stride;
+        &mut self.values[start..start + self.tokens]
+    }
+
+    pub fn log_probs(&mut self) -> &mut [f32] {
+        self.get(Channel::LogProb)
+    }
 }
 
 /// New tokens of growing documents: packed, \[T\] each, every document with at least one.

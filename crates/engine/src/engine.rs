@@ -89,7 +89,7 @@ pub(crate) struct Shared {
     /// Of the run that computes, and of the one before, which may still update.
     steps: [Mutex<StepState>; 2],
     pub(crate) norm: Mutex<NormWork>,
-    /// Micro-batches whose log-probabilities are on their way to the host, and their tokens.
+    /// Micro-batches whose outputs are on their way to the host, and their tokens.
     pub(crate) on_their_way: Mutex<Vec<(u32, usize)>>,
     /// By phase, in tests.
     pub(crate) poison: OnceLock<Vec<Poison>>,

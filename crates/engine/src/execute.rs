@@ -11,7 +11,7 @@ use lockstep_ops::attention::Cache;
 use lockstep_plan::{Lane, Op, OpKind, PhaseKind};
 use lockstep_shape::{Program, Slot, UnitKind, UnitShape};
 
-use crate::driver::{Caller, Driver, Grower};
+use crate::driver::{Caller, Coefficients, Driver, Grower};
 use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::inputs::Batch;
@@ -181,13 +181,12 @@ impl Shared {
                 here.slice(doc, 1).write_host(&[token]);
             }
             self.cross(queue, drawn, here);
-            let log_probs = self.log_probs().first(batch.docs);
+            let log_probs = self.channel(self.outputs(), 0, batch.docs);
             let rows = Mat::dense(logits, batch.docs, vocab);
             lockstep_ops::cross_entropy::forward(queue, log_probs, rows, drawn);
-            let told = self.log_probs_on_host(0).first(batch.docs);
-            self.cross(queue, told, log_probs);
+            self.cross_channels(queue, self.outputs_on_host(0), self.outputs(), batch.docs);
             queue.synchronize()?;
-            lockstep_ops::host::with(told, |log_probs| grower.drawn(log_probs));
+            self.with_outputs(0, batch.docs, |outputs| grower.drawn(outputs.log_probs()));
         }
         Ok(())
     }
@@ -210,9 +209,11 @@ impl Shared {
         };
         let inputs = self.input_views(batch);
         let view = |place: &Place| place.view(&self.memories);
+        // While documents grow the head says nothing of tokens.
+        let outputs = if inputs.growing.is_some() { 0 } else { batch.tokens };
         let writes_grads = matches!(which, Which::Backward | Which::Fused);
         let grads_of = |u: usize| all.units[u].grad_target.filter(|_| writes_grads);
-        let tied = (model.shape.tied && index == self.head_unit()).then(|| model.embed() as usize);
+        let tied = (model.shape.head_is_tied() && index == self.head_unit()).then(|| model.embed() as usize);
         if fresh {
             self.zero_padding(queue, shape, grads_of(index as usize));
             if let Some(table) = tied {
@@ -238,8 +239,8 @@ impl Shared {
                 targets: inputs.targets,
                 positions: inputs.positions,
                 cu_seqlens: inputs.cu_seqlens,
-                log_probs: view(&all.log_probs).first(batch.tokens),
-                coefficients: all.coefficients.as_ref().map(|c| view(c).first(batch.tokens)),
+                outputs: self.per_channel(view(&all.outputs), outputs),
+                coefficients: all.coefficients.as_ref().map(|c| self.per_channel(view(c), batch.tokens)),
                 growing: inputs.growing.map(|[slots, picks]| Growing {
                     cache: self.cache(index),
                     slots,
@@ -286,32 +287,31 @@ impl Shared {
         micro: u32,
         batch: Batch,
     ) -> Result<(), EngineError> {
-        let here = self.coefficients_on_host(micro).first(batch.tokens);
-        let (own, rest) = (here.first(batch.given), here.slice(batch.given, batch.tokens - batch.given));
-        rest.zero_host();
+        let (here, given) = (self.coefficients_on_host(micro), batch.given);
+        here.zero_host();
         let scale = self.step_state(run).loss_scale as f32;
-        let log_probs = match self.plan.input.coefficients_ahead {
-            true => None,
-            false => {
-                let told = self.log_probs_on_host(micro).first(batch.given);
-                self.cross(queue, told, self.log_probs().first(batch.given));
-                // What the host computes next depends on them.
-                queue.synchronize()?;
-                Some(told)
-            }
-        };
-        lockstep_ops::host::with_mut(own, |out| {
-            match log_probs {
-                None => driver.coefficients(micro, None, out),
-                Some(told) => {
-                    lockstep_ops::host::with(told, |told| driver.coefficients(micro, Some(told), out))
-                }
+        let ahead = self.plan.input.coefficients_ahead;
+        if !ahead {
+            self.cross_channels(queue, self.outputs_on_host(micro), self.outputs(), given);
+            // What the host computes next depends on them.
+            queue.synchronize()?;
+        }
+        let (channels, stride) = (self.model().channels, self.channel_stride());
+        lockstep_ops::host::with_mut(here, |values| {
+            let mut out = Coefficients { channels, stride, tokens: given, values };
+            match ahead {
+                true => driver.coefficients(micro, None, &mut out),
+                false => self.with_outputs(micro, given, |outputs| {
+                    driver.coefficients(micro, Some(outputs), &mut out);
+                }),
             }
             if scale != 1.0 {
-                out.iter_mut().for_each(|coefficient| *coefficient *= scale);
+                for channel in channels.iter() {
+                    out.get(channel).iter_mut().for_each(|coefficient| *coefficient *= scale);
+                }
             }
         });
-        self.cross(queue, self.coefficients().first(batch.tokens), here);
+        self.cross_channels(queue, self.coefficients(), here, batch.tokens);
         Ok(())
     }
 }

@@ -21,7 +21,9 @@ mod run_task;
 mod task;
 mod together;
 
-pub use driver::{Driver, Extension, Grower, MicroBatch, StepReport, UpdateRule, Updates};
+pub use driver::{
+    Coefficients, Driver, Extension, Grower, MicroBatch, Outputs, StepReport, UpdateRule, Updates,
+};
 pub use engine::{Comms, Engine, Resources};
 pub use error::EngineError;
 pub use model::{Model, ModelMut};

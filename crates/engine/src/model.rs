@@ -7,7 +7,7 @@ use lockstep_core::rng::{Purpose, Stream};
 use lockstep_plan::{ModelId, ModelPlan, PhaseKind, State};
 use lockstep_shape::{Init, Segment, UnitShape};
 
-use crate::driver::{Caller, Driver, Grower, MicroBatch, StepReport, Updates};
+use crate::driver::{Caller, Coefficients, Driver, Grower, MicroBatch, Outputs, StepReport, Updates};
 use crate::engine::{Engine, StepState};
 use crate::error::EngineError;
 use crate::places::Home;
@@ -248,24 +248,24 @@ impl ModelMut<'_> {
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
     }
 
-    /// The log-probability of every target of a batch, with the parameters as they are. All ranks call it
-    /// alike, each with a batch of its own, which may be empty.
-    pub fn score(&mut self, batch: MicroBatch, out: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
+    /// What the head says of every token of a batch, with the parameters as they are. All ranks call it alike, each
+    /// with a batch of its own, which may be empty.
+    pub fn score(&mut self, batch: MicroBatch, out: &mut dyn FnMut(Outputs<'_>)) -> Result<(), EngineError> {
         struct Scored<'a> {
             batch: MicroBatch<'a>,
-            out: &'a mut dyn FnMut(&[f32]),
+            out: &'a mut dyn FnMut(Outputs<'_>),
         }
         impl Driver for Scored<'_> {
             fn batch(&self, _: u32) -> MicroBatch<'_> {
                 self.batch
             }
 
-            fn coefficients(&mut self, _: u32, _: Option<&[f32]>, _: &mut [f32]) {
+            fn coefficients(&mut self, _: u32, _: Option<Outputs<'_>>, _: &mut Coefficients<'_>) {
                 unreachable!("scoring has no objective")
             }
 
-            fn outputs(&mut self, _: u32, log_probs: &[f32]) {
-                (self.out)(log_probs);
+            fn outputs(&mut self, _: u32, outputs: Outputs<'_>) {
+                (self.out)(outputs);
             }
         }
         let mut scored = Scored { batch, out };

@@ -254,8 +254,9 @@ pub(crate) struct Places {
     pub(crate) units: Vec<UnitPlaces>,
     pub(crate) inputs: Place,
     pub(crate) tables: Place,
-    pub(crate) log_probs: Place,
-    /// In training alone.
+    /// What the head says of every token: channel after channel, as far apart as the plan's bounds say.
+    pub(crate) outputs: Place,
+    /// In training alone, likewise.
     pub(crate) coefficients: Option<Place>,
     pub(crate) norm_leaves: Option<Place>,
     /// On a device with memory of its own.
@@ -281,12 +282,14 @@ impl Places {
             scratch.elems - workspace_offset.0 as usize / DType::F32.size(),
             DType::F32,
         );
+        // Models share these buffers; each has as much of them as it planned.
+        let per_token = model.channels.count() * model.bounds.tokens;
         Places {
             units,
-            inputs: finder.must(What::Inputs),
+            inputs: finder.must(What::Inputs).slice(0, model.inputs_elems(plan.input.is_separate())),
             tables: finder.must(What::Tables { model: id }),
-            log_probs: finder.must(What::LogProbs),
-            coefficients: finder.find(What::Coefficients).map(|spot| spot.place()),
+            outputs: finder.must(What::Outputs).slice(0, per_token),
+            coefficients: finder.find(What::Coefficients).map(|spot| spot.place().slice(0, per_token)),
             norm_leaves: finder.find(What::NormLeaves { model: id }).map(|spot| spot.place()),
             verdict: finder.find(What::Verdict).map(|spot| spot.place()),
             port: finder.find(What::Port).map(|spot| spot.place()),

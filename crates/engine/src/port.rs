@@ -1,12 +1,14 @@
-//! Between the host and a device with memory of its own: batches go out, log-probabilities come back.
+//! Between the host and a device with memory of its own: batches go out, the head's outputs come back.
 //!
 //! Every micro-batch has a part of the port, so nothing is written twice in a step and no copy is waited for
 //! inside one. On the CPU the port is the device's memory itself, and crossing over is nothing.
 
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};
+use lockstep_model::PerChannel;
+use lockstep_shape::Channel;
 
-use crate::driver::Driver;
+use crate::driver::{Driver, Outputs};
 use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::inputs::Batch;
@@ -16,7 +18,7 @@ use crate::inputs::Batch;
 enum Part {
     Inputs,
     Coefficients,
-    LogProbs,
+    Outputs,
 }
 
 impl Shared {
@@ -30,9 +32,9 @@ impl Shared {
         self.port(micro, Part::Coefficients).unwrap_or_else(|| self.coefficients())
     }
 
-    /// Where the host reads log-probabilities, once they were brought.
-    pub(crate) fn log_probs_on_host(&self, micro: u32) -> View<'_> {
-        self.port(micro, Part::LogProbs).unwrap_or_else(|| self.log_probs())
+    /// Where the host reads outputs, once they were brought.
+    pub(crate) fn outputs_on_host(&self, micro: u32) -> View<'_> {
+        self.port(micro, Part::Outputs).unwrap_or_else(|| self.outputs())
     }
 
     pub(crate) fn coefficients(&self) -> View<'_> {
@@ -40,18 +42,41 @@ impl Shared {
         place.expect("a phase with an objective has coefficients").view(&self.memories)
     }
 
-    pub(crate) fn log_probs(&self) -> View<'_> {
-        self.at().places.log_probs.view(&self.memories)
+    pub(crate) fn outputs(&self) -> View<'_> {
+        self.at().places.outputs.view(&self.memories)
+    }
+
+    /// Elements from one channel to the next, on the device and on the host.
+    pub(crate) fn channel_stride(&self) -> usize {
+        self.model().bounds.tokens
+    }
+
+    /// The first tokens of a channel of outputs or coefficients.
+    pub(crate) fn channel<'m>(&self, of: View<'m>, index: usize, tokens: usize) -> View<'m> {
+        of.slice(index * self.channel_stride(), tokens)
+    }
+
+    /// The channels that the model has, each at the batch's length.
+    pub(crate) fn per_channel<'m>(&self, of: View<'m>, tokens: usize) -> PerChannel<'m> {
+        let channels = self.model().channels;
+        Channel::ALL.map(|channel| Some(self.channel(of, channels.index(channel)?, tokens)))
+    }
+
+    /// Brings the first tokens of every channel from one memory to the other.
+    pub(crate) fn cross_channels(&self, queue: &Queue, to: View<'_>, from: View<'_>, tokens: usize) {
+        for index in 0..self.model().channels.count() {
+            self.cross(queue, self.channel(to, index, tokens), self.channel(from, index, tokens));
+        }
     }
 
     fn port(&self, micro: u32, part: Part) -> Option<View<'_>> {
         let (port, model) = (self.at().places.port?, self.model());
-        let (inputs, tokens) = (model.inputs_elems(true), model.bounds.tokens);
+        let (inputs, tokens) = (model.inputs_elems(true), model.channels.count() * model.bounds.tokens);
         let behind = inputs.next_multiple_of(256);
         let (start, elems, dtype) = match part {
             Part::Inputs => (0, inputs, DType::U32),
             Part::Coefficients => (behind, tokens, DType::F32),
-            Part::LogProbs => (behind + tokens.next_multiple_of(256), tokens, DType::F32),
+            Part::Outputs => (behind + tokens.next_multiple_of(256), tokens, DType::F32),
         };
         let start = micro as usize * model.port_stride() + start;
         Some(port.slice(start, elems).view(&self.memories).cast(dtype))
@@ -76,20 +101,31 @@ impl Shared {
     /// Shows the driver what came out of the head: now, or on a device with memory of its own when the phase
     /// ends ([`Shared::deliver`]).
     pub(crate) fn show_outputs(&self, driver: &mut dyn Driver, queue: &Queue, micro: u32, batch: Batch) {
-        let here = self.log_probs_on_host(micro).first(batch.given);
         if self.at().places.port.is_none() {
-            return lockstep_ops::host::with(here, |log_probs| driver.outputs(micro, log_probs));
+            return self.with_outputs(micro, batch.given, |outputs| driver.outputs(micro, outputs));
         }
-        self.cross(queue, here, self.log_probs().first(batch.given));
+        self.cross_channels(queue, self.outputs_on_host(micro), self.outputs(), batch.given);
         self.on_their_way.lock().unwrap_or_else(|e| e.into_inner()).push((micro, batch.given));
+    }
+
+    /// Outputs that are on the host.
+    pub(crate) fn with_outputs<R>(
+        &self,
+        micro: u32,
+        tokens: usize,
+        look: impl FnOnce(Outputs<'_>) -> R,
+    ) -> R {
+        let (channels, stride) = (self.model().channels, self.channel_stride());
+        lockstep_ops::host::with(self.outputs_on_host(micro), |values| {
+            look(Outputs { channels, stride, tokens, values })
+        })
     }
 
     /// Waits for the lane, and shows what is still to be shown.
     pub(crate) fn deliver(&self, driver: &mut dyn Driver, queue: &Queue) -> Result<(), EngineError> {
         queue.synchronize()?;
         for (micro, tokens) in self.on_their_way.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
-            let here = self.log_probs_on_host(micro).first(tokens);
-            lockstep_ops::host::with(here, |log_probs| driver.outputs(micro, log_probs));
+            self.with_outputs(micro, tokens, |outputs| driver.outputs(micro, outputs));
         }
         Ok(())
     }

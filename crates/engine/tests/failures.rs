@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Mesh, Rank, failpoint};
-use lockstep_engine::{Driver, Engine, EngineError, MicroBatch, UpdateRule, Updates};
+use lockstep_engine::{Coefficients, Driver, Engine, EngineError, MicroBatch, Outputs, UpdateRule, Updates};
 use lockstep_plan::{ModelId, Tier};
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
@@ -40,13 +40,13 @@ impl Driver for Panics {
         self.window.batch(micro)
     }
 
-    fn coefficients(&mut self, micro: u32, log_probs: Option<&[f32]>, out: &mut [f32]) {
+    fn coefficients(&mut self, micro: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
         assert!(self.step < self.bad, "an objective of step {}", self.step);
-        self.window.coefficients(micro, log_probs, out);
+        self.window.coefficients(micro, outputs, out);
     }
 
-    fn outputs(&mut self, micro: u32, log_probs: &[f32]) {
-        self.window.outputs(micro, log_probs);
+    fn outputs(&mut self, micro: u32, outputs: Outputs<'_>) {
+        self.window.outputs(micro, outputs);
     }
 }
 

@@ -69,14 +69,19 @@ fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str
                 assert!(mine == theirs, "step {t}: {state:?} of {} differs: {words}", tensor.1.name);
             }
         }
-        assert!((norm - squares.sqrt()).abs() <= 1e-6 * norm, "the norm has a share of frozen tensors: {words}");
+        assert!(
+            (norm - squares.sqrt()).abs() <= 1e-6 * norm,
+            "the norm has a share of frozen tensors: {words}"
+        );
         for ((unit, segment), values) in held.iter().zip(&start) {
             let elems = 0..segment.elems();
             all.model_mut(ModelId::FIRST).write(*unit, segment, State::Working, elems, values).unwrap();
         }
     }
     for (tensor, values) in tensors(&part).iter().filter(|(_, s)| !s.is_trained()).zip(&start) {
-        assert!(read(&part, tensor, State::Grad).is_none() && read(&part, tensor, State::Optimizer(0)).is_none());
+        assert!(
+            read(&part, tensor, State::Grad).is_none() && read(&part, tensor, State::Optimizer(0)).is_none()
+        );
         // Without a master copy, in the storage type.
         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 256.0;
         let mine = read(&part, tensor, State::Working).unwrap();
@@ -95,12 +100,17 @@ fn trained_tensors_are_as_if_the_other_gradients_were_thrown_away() {
         ModelShape { dim: 60, heads: 3, kv_heads: 1, head_dim: 20, ffn: 50, ..tiny },
     ];
     for (i, frozen) in PATTERNS.into_iter().enumerate() {
-        for (j, recompute) in [Recompute::None, Recompute::Selective, Recompute::Full].into_iter().enumerate() {
+        for (j, recompute) in [Recompute::None, Recompute::Selective, Recompute::Full].into_iter().enumerate()
+        {
             let storage = if (i + j) % 2 == 0 { DType::F32 } else { DType::BF16 };
             let micros = 1 + (i + j) as u32 % 2;
             let order = if j == 1 { AccumulationOrder::Reduced } else { AccumulationOrder::Local };
             for shape in &shapes {
-                assert_same_as_thrown_away(shape, frozen, Setup { recompute, storage, micros, order, ..Setup::default() });
+                assert_same_as_thrown_away(
+                    shape,
+                    frozen,
+                    Setup { recompute, storage, micros, order, ..Setup::default() },
+                );
             }
         }
     }

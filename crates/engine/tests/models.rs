@@ -149,7 +149,8 @@ fn models_of_two_families_share_an_engine() {
         let plan = plan(&setup);
         assert_eq!(plan.phases.len(), 3, "two are trained, one is scored");
         let both = in_world_of(&plan, &setup, CarrierKind::Thread, Some(dir.path()), &together);
-        let (policies, references) = (policy_alone(&setup, dir.path()), reference_alone(&zero_params(&setup)));
+        let (policies, references) =
+            (policy_alone(&setup, dir.path()), reference_alone(&zero_params(&setup)));
         for (rank, ((steps, scores, policy), value)) in both.iter().enumerate() {
             let words = format!("{} of {setup:?}", Rank(rank as u32));
             assert!(*steps == policies[rank].0, "the policy's steps differ on {words}");

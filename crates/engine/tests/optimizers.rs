@@ -37,9 +37,8 @@ fn lion_has_the_same_bits_under_every_strategy() {
 /// Without states there is nothing to move or to keep: where parameters live on a disk, it is all that does.
 #[test]
 fn sgd_without_momentum_runs_wherever_states_would_be() {
-    let cases: Vec<Case> = pairwise_cases().into_iter().step_by(3).collect();
-    assert!(cases.iter().any(|case| case.optimizer.tier == Tier::Nvme && case.params == Tier::Nvme));
-    for case in cases {
+    let offloads = |case: &Case| case.optimizer.tier != Tier::Device;
+    for case in pairwise_cases().into_iter().filter(offloads) {
         let trained = Trained { rule: SGD, frozen: &[] };
         assert!(run_case_of(&case, trained) == run_case_of(&case.plain(), trained), "{case}");
     }
@@ -102,7 +101,8 @@ fn updates_follow_the_plain_formula() {
                 let updates = Updates { t, lr: 0.05, rule, weight_decay: 0.1, max_norm: None };
                 let mut window = Window::new(vec![Micro::random(&[20, 9], 101, t)]);
                 engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
-                let (grad, after, next) = (read(&engine, State::Grad), read(&engine, State::Working), state(&engine));
+                let (grad, after, next) =
+                    (read(&engine, State::Grad), read(&engine, State::Working), state(&engine));
                 let mut undecided = 0;
                 for i in 0..before.len() {
                     let numbers = [before[i], grad[i], m[i]].map(f64::from);
@@ -112,9 +112,15 @@ fn updates_follow_the_plain_formula() {
                         undecided += 1;
                         continue;
                     }
-                    assert!(p_error.abs() <= 2e-7 * (1.0 + p.abs()), "{rule:?} {storage} step {t}: {p_error}");
+                    assert!(
+                        p_error.abs() <= 2e-7 * (1.0 + p.abs()),
+                        "{rule:?} {storage} step {t}: {p_error}"
+                    );
                     let m_error = if has_state { m_error } else { 0.0 };
-                    assert!(m_error.abs() <= 2e-7 * (1.0 + m.abs()), "{rule:?} {storage} step {t}: {m_error}");
+                    assert!(
+                        m_error.abs() <= 2e-7 * (1.0 + m.abs()),
+                        "{rule:?} {storage} step {t}: {m_error}"
+                    );
                 }
                 assert!(undecided * 10_000 < before.len(), "{undecided} signs differ");
             }

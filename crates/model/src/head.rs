@@ -1,10 +1,12 @@
 //! The LM head, a chunk of tokens at a time: \[chunk, V\] logits, never \[T, V\].
 
+use lockstep_device::View;
+use lockstep_ops::cross_entropy::Channels;
 use lockstep_ops::matmul::Init;
-use lockstep_ops::{Mat, cross_entropy, matmul};
-use lockstep_shape::{Param, Slot};
+use lockstep_ops::{Mat, cross_entropy, matmul, score_head};
+use lockstep_shape::{Channel, Param, Slot};
 
-use crate::unit::Unit;
+use crate::unit::{PerChannel, Unit};
 
 /// The chunk of `rows` tokens that starts at `first`.
 fn chunks(unit: &Unit) -> impl Iterator<Item = (usize, usize)> + use<> {
@@ -20,15 +22,24 @@ pub(crate) fn next_logits(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     matmul::nt(unit.queue, unit.chunk_mat(logits, rows), x, w, Init::Zero, unit.workspace);
 }
 
-/// Log-probability of every target.
-pub(crate) fn log_probs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
+/// Some rows of the channels that a language model's head has.
+fn channels<'m>(of: &PerChannel<'m>, first: usize, rows: usize) -> Channels<'m> {
+    let part = |channel: Channel| of[channel as usize].map(|view| view.slice(first, rows));
+    Channels {
+        log_prob: part(Channel::LogProb).expect("a language model's head has log-probabilities"),
+        entropy: part(Channel::Entropy),
+        mean_log_prob: part(Channel::MeanLogProb),
+    }
+}
+
+/// What the head says of every token.
+pub(crate) fn outputs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     let (x, w) = (unit.mat(x.into()), unit.weight_mat(w));
     for (first, rows) in chunks(unit) {
         let logits = Mat::dense(unit.view(logits), rows, w.rows);
         matmul::nt(unit.queue, logits, x.row_range(first, rows), w, Init::Zero, unit.workspace);
-        let (log_probs, targets) =
-            (unit.inputs.log_probs.slice(first, rows), unit.inputs.targets.slice(first, rows));
-        cross_entropy::forward(unit.queue, log_probs, logits, targets);
+        let targets = unit.inputs.targets.slice(first, rows);
+        cross_entropy::forward(unit.queue, channels(&unit.inputs.outputs, first, rows), logits, targets);
     }
 }
 
@@ -42,10 +53,10 @@ pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) 
         matmul::nt(unit.queue, logits, x, w, Init::Zero, unit.workspace);
         let gradient = cross_entropy::forward_backward(
             unit.queue,
-            unit.inputs.log_probs.slice(first, rows),
+            channels(&unit.inputs.outputs, first, rows),
             logits,
             unit.inputs.targets.slice(first, rows),
-            coefficients.slice(first, rows),
+            channels(&coefficients, first, rows),
             x.view.dtype(),
         );
         matmul::nn(unit.queue, dx.row_range(first, rows), gradient, w, Init::Zero, unit.workspace);
@@ -54,4 +65,29 @@ pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) 
             matmul::tn(unit.queue, dw, gradient, x, init, unit.workspace);
         }
     }
+}
+
+/// The scalar head's output.
+pub(crate) fn score(unit: &Unit, x: Slot, w: Param) {
+    score_head::forward(unit.queue, value(&unit.inputs.outputs), unit.mat(x.into()), unit.weight(w));
+}
+
+/// Its backward for the coefficients given: dx, and dw added to (or begun).
+pub(crate) fn score_back(unit: &Unit, x: Slot, param: Param, dx: Slot) {
+    let x = unit.mat(x.into());
+    let call = score_head::Backward {
+        dx: unit.mat(dx.into()),
+        add_dx: false,
+        dw: unit.grad(param),
+        add_dw: !unit.fresh,
+        c: value(&unit.inputs.coefficients.expect("backward is given coefficients")),
+        x,
+        w: unit.weight(param),
+        scratch: unit.workspace.first(score_head::scratch_elems(x.rows, x.cols)),
+    };
+    score_head::backward(unit.queue, call);
+}
+
+fn value<'m>(of: &PerChannel<'m>) -> View<'m> {
+    of[Channel::Value as usize].expect("a scalar head has a value")
 }

@@ -14,6 +14,6 @@ mod unit;
 
 pub use steps::run;
 pub use unit::{
-    DropoutKey, Growing, Inputs, Kernels, Tied, Unit, cache_elems, fill_tables, kernel_sources,
+    DropoutKey, Growing, Inputs, Kernels, PerChannel, Tied, Unit, cache_elems, fill_tables, kernel_sources,
     workspace_bytes,
 };

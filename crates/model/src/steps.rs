@@ -84,8 +84,10 @@ fn run_step(step: &Step, unit: &Unit) {
             embedding::forward(queue, unit.chunk_mat(y, picks.len()), unit.mat(x.into()), picks)
         }
         Step::HeadLogits { x, w, logits } => head::next_logits(unit, x, w, logits),
-        Step::HeadLogProbs { x, w, logits } => head::log_probs(unit, x, w, logits),
+        Step::HeadOutputs { x, w, logits } => head::outputs(unit, x, w, logits),
         Step::HeadFused { x, w, logits, dx } => head::fused(unit, x, w, logits, dx),
+        Step::Score { x, w } => head::score(unit, x, w),
+        Step::ScoreBack { x, w, dx } => head::score_back(unit, x, w, dx),
     }
 }
 

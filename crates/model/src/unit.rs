@@ -5,8 +5,8 @@ use lockstep_device::cuda::{GpuError, Lt, Source, Variant};
 use lockstep_device::{Device, Machine, Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::dropout::{self, Mask};
-use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope};
-use lockstep_shape::{Cols, Extent, ModelShape, Param, Programs, Slot, UnitKind, UnitShape};
+use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope, score_head};
+use lockstep_shape::{Channel, Cols, Extent, ModelShape, Param, Programs, Slot, UnitKind, UnitShape};
 
 /// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
 /// lengths, not the planned ones.
@@ -16,12 +16,15 @@ pub struct Inputs<'m> {
     pub targets: View<'m>,
     pub positions: View<'m>,
     pub cu_seqlens: View<'m>,
-    /// Out: log-probability of each target. In: what each is multiplied by in the loss's gradient.
-    pub log_probs: View<'m>,
-    pub coefficients: Option<View<'m>>,
+    /// Out: what the head says of each token, by [`Channel`]. In: the derivative of the loss by each.
+    pub outputs: PerChannel<'m>,
+    pub coefficients: Option<PerChannel<'m>>,
     /// While documents grow.
     pub growing: Option<Growing<'m>>,
 }
+
+/// A view \[T\] for each channel that the model has.
+pub type PerChannel<'m> = [Option<View<'m>>; Channel::COUNT];
 
 /// What a pass over new tokens of growing documents needs besides. `tokens` are the new ones, `positions`
 /// where they stand in their documents.
@@ -245,6 +248,7 @@ pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernel
         .max(attends)
         .max(embedding::scratch_bytes(tokens))
         .max(Bytes(4 * norm as u64))
+        .max(Bytes(4 * score_head::scratch_elems(tokens, model.dim) as u64))
         .max(Bytes(4 * bias::scratch_elems(tokens, biased) as u64))
         .max(embedding::scratch_bytes(tokens))
         .align_to(4096)

@@ -8,8 +8,8 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Memory, Pool, Queue, View};
 use lockstep_model::{Inputs, Kernels, Unit, fill_tables, run, workspace_bytes};
 use lockstep_shape::{
-    Architecture, Biases, Cols, Freeze, ModelShape, Program, Programs, Recompute, Slot, Step, UnitShape,
-    block_programs, units,
+    Architecture, Biases, Channel, Cols, Freeze, ModelShape, Program, Programs, Recompute, Slot, Step,
+    UnitShape, block_programs, units,
 };
 
 const TOKENS: usize = 70;
@@ -97,7 +97,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
             targets: indices(vec![0; TOKENS]),
             positions: indices((0..50).chain(0..20).collect()),
             cu_seqlens: indices(vec![0, 50, 70]),
-            log_probs: take(TOKENS, DType::F32),
+            outputs: [None; Channel::COUNT],
             coefficients: None,
             growing: None,
         },

@@ -92,8 +92,8 @@ pub enum What {
     Scratch,
     /// Tokens, targets, positions and document bounds of a micro-batch.
     Inputs,
-    /// One log-probability and one coefficient per token.
-    LogProbs,
+    /// What the head says of every token, and the objective's coefficients for it: channel after channel.
+    Outputs,
     Coefficients,
     /// Angles of the rotary embedding.
     Tables {

@@ -2,8 +2,8 @@
 
 use lockstep_core::{Bytes, DType, Mesh, Rank, shard_range};
 use lockstep_shape::{
-    Cut, Freeze, ModelShape, Programs, Recompute, UnitKind, UnitShape, block_programs, embed_programs,
-    head_programs, units,
+    Channel, Channels, Cut, Freeze, Head, ModelShape, Programs, Recompute, UnitKind, UnitShape,
+    block_programs, embed_programs, head_programs, score_head_programs, units,
 };
 
 use crate::buffer::{State, Tier};
@@ -146,6 +146,8 @@ pub struct ModelSettings {
     /// Tokens whose logits are there at once.
     pub head_chunk: usize,
     pub recompute: Recomputation,
+    /// What its head is asked for.
+    pub channels: Channels,
     pub optimizer: OptimizerSpec,
     pub freeze: Freeze,
     pub decay_norms: bool,
@@ -165,6 +167,7 @@ pub struct ModelPlan {
     pub bounds: Bounds,
     pub head_chunk: usize,
     pub recompute: Recomputation,
+    pub channels: Channels,
     pub optimizer: OptimizerSpec,
     pub scores: bool,
     pub generation: Option<Generation>,
@@ -177,9 +180,13 @@ pub struct ModelPlan {
 impl ModelPlan {
     /// A model in a role that is not trained is frozen, whatever the settings say.
     pub fn new(role: Role, shape: &ModelShape, settings: ModelSettings) -> ModelPlan {
-        let ModelSettings {
-            placements, bounds, head_chunk, recompute, optimizer, scores, generation, ..
-        } = settings;
+        let ModelSettings { placements, bounds, head_chunk, recompute, channels, .. } = settings;
+        let ModelSettings { optimizer, scores, generation, .. } = settings;
+        let fits = match shape.head {
+            Head::LanguageModel => channels.contains(Channel::LogProb) && !channels.contains(Channel::Value),
+            Head::Score => channels == Channels::VALUE,
+        };
+        assert!(fits, "a model that ends in {:?} has no {channels:?}", shape.head);
         let freeze = if role.trains() { settings.freeze } else { Freeze::All };
         let units = units(shape, &freeze, settings.decay_norms);
         let (programs, program_of) = programs(shape, &units, recompute);
@@ -191,6 +198,7 @@ impl ModelPlan {
             bounds,
             head_chunk,
             recompute,
+            channels,
             optimizer,
             scores,
             generation,
@@ -216,7 +224,10 @@ impl ModelPlan {
 
     /// The unit that ends the model.
     pub fn head(&self) -> u32 {
-        self.unit_of(UnitKind::Head)
+        self.unit_of(match self.shape.head {
+            Head::LanguageModel => UnitKind::Head,
+            Head::Score => UnitKind::ScoreHead,
+        })
     }
 
     fn unit_of(&self, kind: UnitKind) -> u32 {
@@ -261,10 +272,11 @@ impl ModelPlan {
         self.generation.map_or(0, |generation| generation.docs)
     }
 
-    /// What of the port belongs to one micro-batch: its inputs, coefficients and log-probabilities, each on a
-    /// boundary of 256 elements of four bytes.
+    /// What of the port belongs to one micro-batch: its inputs, coefficients and outputs, each on a boundary of 256
+    /// elements of four bytes.
     pub fn port_stride(&self) -> usize {
-        self.inputs_elems(true).next_multiple_of(256) + 2 * self.bounds.tokens.next_multiple_of(256)
+        let per_channel = 2 * self.bounds.tokens.next_multiple_of(256);
+        self.inputs_elems(true).next_multiple_of(256) + self.channels.count() * per_channel
     }
 }
 
@@ -281,7 +293,7 @@ fn programs(
         let recompute = match unit.kind {
             UnitKind::Block(i) if i + recompute.late_blocks >= blocks => Some(recompute.late),
             UnitKind::Block(_) => Some(recompute.early),
-            UnitKind::Embed | UnitKind::Head => None,
+            UnitKind::Embed | UnitKind::Head | UnitKind::ScoreHead => None,
         };
         let trained = unit.segments.iter().map(|segment| segment.is_trained()).collect();
         let key = (recompute, trained);
@@ -295,6 +307,7 @@ fn programs(
                     block_programs(shape, unit, recompute.expect("blocks have a choice"))
                 }
                 (UnitKind::Head, _) => head_programs(shape),
+                (UnitKind::ScoreHead, _) => score_head_programs(shape),
             });
         }
     }

@@ -40,7 +40,8 @@ pub use memory::{MemoryPlan, last_uses, pack};
 pub use optimizer::{OptimizerSpec, StateSpec};
 pub use print::{memory_table, operation_text, schedule_text};
 pub use resolve::{
-    DeviceMemory, Hardware, bounds, budget, chosen_strategy, head_chunk, optimizer_spec, resolve, storage,
+    DeviceMemory, Hardware, ObjectiveNeeds, bounds, budget, chosen_strategy, head_chunk, optimizer_spec,
+    resolve, storage,
 };
 pub use run_plan::{Phase, PhaseKind, PlanData, PlanError, Residents, RunPlan, build};
 pub use schedule::{

@@ -2,7 +2,7 @@
 
 use lockstep_config::{self as config, Offload, OptimConfig, OptimizerName, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh};
-use lockstep_shape::{Freeze, ModelShape, Recompute, pattern_matches, units};
+use lockstep_shape::{Channels, Freeze, ModelShape, Recompute, pattern_matches, units};
 
 use crate::buffer::Tier;
 use crate::input::{
@@ -51,13 +51,23 @@ impl DeviceMemory {
     }
 }
 
-/// What the plan of a configuration is made from. `coefficients_ahead`: the objective knows them before the head has
-/// run.
+/// What an objective needs of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectiveNeeds {
+    /// What the head is asked for.
+    pub channels: Channels,
+    /// Whether its coefficients are known before the head has run: from the batch, or from scores.
+    pub coefficients_ahead: bool,
+    /// Whether the model is scored before each step.
+    pub scores: bool,
+}
+
+/// What the plan of a configuration is made from.
 pub fn resolve(
     config: &RunConfig,
     shape: &ModelShape,
     hardware: &Hardware,
-    coefficients_ahead: bool,
+    objective: &ObjectiveNeeds,
 ) -> Result<PlanInput, PlanError> {
     let p = &config.plan;
     let name = chosen_strategy(config, shape);
@@ -67,7 +77,7 @@ pub fn resolve(
     }
     let bounds = bounds(config);
     let storage = storage(config.precision, hardware.device);
-    let model = ModelPlan::new(Role::Policy, shape, settings(config, shape, name, hardware)?);
+    let model = ModelPlan::new(Role::Policy, shape, settings(config, shape, name, hardware, objective)?);
     if !model.trains() {
         return Err(PlanError::NothingTrains);
     }
@@ -85,7 +95,7 @@ pub fn resolve(
         bucket: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
         reduce_bucket: p.reduce_bucket_size as usize,
         publish_bucket: p.allgather_bucket_size as usize,
-        coefficients_ahead,
+        coefficients_ahead: objective.coefficients_ahead,
         ..PlanInput::alone(vec![model], storage, needs(config, shape, &bounds, hardware))
     };
     if let Some(ratio) = p.offload_ratio {
@@ -112,6 +122,7 @@ fn settings(
     shape: &ModelShape,
     name: StrategyName,
     hardware: &Hardware,
+    objective: &ObjectiveNeeds,
 ) -> Result<ModelSettings, PlanError> {
     let (p, bounds) = (&config.plan, bounds(config));
     let (_, [params, grads, optimizer]) = strategy::by_name(name);
@@ -133,10 +144,11 @@ fn settings(
             config::Recompute::Full | config::Recompute::Auto => Recompute::Full,
         }
         .into(),
+        channels: objective.channels,
         optimizer: optimizer_spec(&config.optim),
         freeze: freeze(config, shape)?,
         decay_norms: config.optim.decay_norms_and_biases,
-        scores: config.eval.evaluates(),
+        scores: config.eval.evaluates() || objective.scores,
         generation: None,
     })
 }

@@ -17,7 +17,7 @@ use crate::scratch::UnitLayout;
 pub enum PhaseKind {
     /// Documents grow token by token, with a cache of keys and values.
     Generate,
-    /// Log-probabilities alone.
+    /// The head's outputs alone.
     Score,
     /// An optimizer step.
     Train,

@@ -109,7 +109,7 @@ pub enum OpKind {
     HeadForward {
         micro: u32,
     },
-    /// From the head's outputs, or from the batch alone, to one coefficient per token.
+    /// From the head's outputs, or from the batch alone, to one coefficient per token and channel.
     Objective {
         micro: u32,
     },

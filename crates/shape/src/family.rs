@@ -36,7 +36,7 @@ pub fn head_programs(m: &ModelShape) -> Programs {
     };
     let fused = Step::HeadFused { x: nf, w, logits: Slot::Logits, dx: Slot::DNF };
     Programs {
-        forward: Program::new(vec![norm, Step::HeadLogProbs { x: nf, w, logits: Slot::Logits }]),
+        forward: Program::new(vec![norm, Step::HeadOutputs { x: nf, w, logits: Slot::Logits }]),
         backward: Program::new(vec![norm, fused, norm_back]),
         fused: Program::new(vec![norm, fused, norm_back]),
         next: Program::new(vec![
@@ -60,6 +60,38 @@ pub fn head_programs(m: &ModelShape) -> Programs {
                 width: m.vocab,
                 dtype: Some(lockstep_core::DType::F32),
             },
+        ],
+    }
+}
+
+/// A scalar head: final norm and one product with a vector. Its forward costs so little that backward runs it again.
+pub fn score_head_programs(m: &ModelShape) -> Programs {
+    let (x, nf, w) = (Slot::X, Slot::NF, Param::Score);
+    let norm = Step::Norm { x: x.into(), w: Param::FinalNorm, y: nf.into(), rstd: Slot::RF };
+    let norm_back = Step::NormBack {
+        dy: Slot::DNF.into(),
+        x: x.into(),
+        w: Param::FinalNorm,
+        rstd: Slot::RF,
+        dx: Slot::DX.into(),
+        add: false,
+        again: false,
+    };
+    let (score, back) = (Step::Score { x: nf, w }, Step::ScoreBack { x: nf, w, dx: Slot::DNF });
+    Programs {
+        forward: Program::new(vec![norm, score]),
+        backward: Program::new(vec![norm, back, norm_back]),
+        fused: Program::new(vec![norm, score, back, norm_back]),
+        next: Program::default(),
+        rebuild: Program::default(),
+        kept: vec![],
+        rebuilt: vec![],
+        specs: vec![
+            SlotSpec::activation(x, m.dim),
+            SlotSpec::activation(Slot::DX, m.dim),
+            SlotSpec::activation(nf, m.dim),
+            SlotSpec::statistic(Slot::RF, 1),
+            SlotSpec::activation(Slot::DNF, m.dim),
         ],
     }
 }

@@ -1,6 +1,6 @@
 //! Model families as data.
 //!
-//! A model is a row of units (`embed`, `block 0..L-1`, `head`). A unit has segments, the tensors that
+//! A model is a row of units (`embed`, `block 0..L-1`, and a head: of a language model, or a scalar one). A unit has segments, the tensors that
 //! lie in its flat buffer, and programs: the ordered steps of its forward, recomputation and backward,
 //! each step naming the slots it reads and writes. The planner walks programs for lifetimes; `model`
 //! walks the same programs to compute. A new family is a new list of steps.
@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod architecture;
+mod channel;
 mod error;
 mod family;
 mod hf;
@@ -22,9 +23,10 @@ mod slot;
 mod unit;
 
 pub use architecture::Architecture;
+pub use channel::{Channel, Channels};
 pub use error::ShapeError;
-pub use family::{block_programs, embed_programs, head_programs};
-pub use model_shape::{Biases, Dropout, ModelShape, Window};
+pub use family::{block_programs, embed_programs, head_programs, score_head_programs};
+pub use model_shape::{Biases, Dropout, Head, ModelShape, Window};
 pub use program::{Cols, Operand, Program, Programs, Recompute, Site, Step, Turn};
 pub use rope::{Rope, RopeScaling, Yarn};
 pub use sizes::NAMED_SIZES;

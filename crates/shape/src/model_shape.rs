@@ -6,6 +6,7 @@ use crate::{Architecture, Rope};
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelShape {
     pub architecture: Architecture,
+    pub head: Head,
     pub vocab: usize,
     pub dim: usize,
     pub layers: usize,
@@ -24,6 +25,16 @@ pub struct ModelShape {
     pub init_std: f64,
     pub bos_id: Option<u32>,
     pub eos_id: Option<u32>,
+}
+
+/// What a model ends with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Head {
+    /// Logits over the vocabulary.
+    #[default]
+    LanguageModel,
+    /// One number per token: a reward or value model.
+    Score,
 }
 
 /// Which projections of a block add a bias.
@@ -68,6 +79,11 @@ impl ModelShape {
 
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Whether the head multiplies by the embedding's table. A scalar head has a weight of its own.
+    pub fn head_is_tied(&self) -> bool {
+        self.tied && self.head == Head::LanguageModel
     }
 
     /// Keys that a query of this layer sees, its own among them; all where `None`.

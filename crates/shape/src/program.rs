@@ -161,8 +161,8 @@ pub enum Step {
         w: Param,
         logits: Slot,
     },
-    /// Log-probabilities of the targets, chunk by chunk
-    HeadLogProbs {
+    /// The head's outputs per token, chunk by chunk
+    HeadOutputs {
         x: Slot,
         w: Param,
         logits: Slot,
@@ -172,6 +172,17 @@ pub enum Step {
         x: Slot,
         w: Param,
         logits: Slot,
+        dx: Slot,
+    },
+    /// The scalar head's output: x · w
+    Score {
+        x: Slot,
+        w: Param,
+    },
+    /// dx = c · w, dw += Σ c · x, of the objective's coefficients c
+    ScoreBack {
+        x: Slot,
+        w: Param,
         dx: Slot,
     },
 }
@@ -209,7 +220,12 @@ impl Step {
             AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
             SwiGlu { g, u, .. } => vec![g.slot, u.slot],
             SwiGluBack { g, u, dy, .. } => vec![g.slot, u.slot, dy],
-            Pick { x, .. } | HeadLogits { x, .. } | HeadLogProbs { x, .. } | HeadFused { x, .. } => vec![x],
+            Pick { x, .. }
+            | HeadLogits { x, .. }
+            | HeadOutputs { x, .. }
+            | HeadFused { x, .. }
+            | Score { x, .. }
+            | ScoreBack { x, .. } => vec![x],
         }
     }
 
@@ -239,8 +255,10 @@ impl Step {
                 all
             }
             Pick { y, .. } => vec![y],
-            HeadLogits { logits, .. } | HeadLogProbs { logits, .. } => vec![logits],
+            HeadLogits { logits, .. } | HeadOutputs { logits, .. } => vec![logits],
             HeadFused { logits, dx, .. } => vec![logits, dx],
+            Score { .. } => vec![],
+            ScoreBack { dx, .. } => vec![dx],
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The sizes people name.
 
-use crate::{Architecture, Biases, Dropout, ModelShape, Rope, ShapeError};
+use crate::{Architecture, Biases, Dropout, Head, ModelShape, Rope, ShapeError};
 
 /// A size people name. The vocabulary comes from the tokenizer.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +31,7 @@ impl ModelShape {
         let size = NAMED_SIZES.iter().find(|s| s.name == wanted);
         let size = size.ok_or_else(|| ShapeError::UnknownSize { name: name.into() })?;
         Ok(ModelShape {
+            head: Head::LanguageModel,
             architecture: Architecture::Llama,
             vocab,
             dim: size.dim,

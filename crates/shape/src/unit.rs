@@ -4,14 +4,17 @@ use std::fmt;
 
 use lockstep_core::padded_elems;
 
-use crate::{Biases, ModelShape};
+use crate::{Biases, Head, ModelShape};
 
 /// Which unit of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum UnitKind {
     Embed,
     Block(u32),
+    /// The language model's head.
     Head,
+    /// A scalar head.
+    ScoreHead,
 }
 
 impl fmt::Display for UnitKind {
@@ -20,6 +23,7 @@ impl fmt::Display for UnitKind {
             UnitKind::Embed => f.pad("embed"),
             UnitKind::Block(i) => f.pad(&format!("block {i}")),
             UnitKind::Head => f.pad("head"),
+            UnitKind::ScoreHead => f.pad("score head"),
         }
     }
 }
@@ -43,6 +47,8 @@ pub enum Param {
     BiasOf(Projection),
     FinalNorm,
     LmHead,
+    /// The scalar head's weight.
+    Score,
     /// Weights of one input as a single matrix, their rows one after the other. No tensors of their own:
     /// [`Param::parts`] are.
     Qkv,
@@ -371,6 +377,10 @@ impl Builder<'_> {
 
     fn head(&self, m: &ModelShape) -> UnitShape {
         let mut segments = vec![self.segment(Param::FinalNorm, "model.norm.weight".into(), &[m.dim])];
+        if m.head == Head::Score {
+            segments.push(self.segment(Param::Score, "score.weight".into(), &[1, m.dim]));
+            return UnitShape::lay_out(UnitKind::ScoreHead, segments);
+        }
         if !m.tied {
             segments.push(self.segment(Param::LmHead, "lm_head.weight".into(), &[m.vocab, m.dim]));
         }

@@ -9,7 +9,7 @@ use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelId, ModelPlan, ModelSettings, OptimizerSpec,
     Placements, PlanInput, Recomputation, Role, RunPlan, Tier, build, strategy,
 };
-use lockstep_shape::{Freeze, ModelShape, Recompute};
+use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
 /// What tests vary.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,8 @@ pub struct Setup {
     pub optimizer_tier: Tier,
     /// Units whose optimizer states stay on the device.
     pub stay: u32,
+    /// What the head is asked for.
+    pub channels: Channels,
     pub optimizer: OptimizerSpec,
     /// Tensors that are not trained.
     pub frozen: &'static [&'static str],
@@ -66,6 +68,7 @@ impl Default for Setup {
             params_tier: Tier::Device,
             optimizer_tier: Tier::Device,
             stay: 0,
+            channels: Channels::LOG_PROB,
             optimizer: OptimizerSpec::ADAMW,
             frozen: &[],
             decay_norms: false,
@@ -126,6 +129,7 @@ pub fn model(role: Role, shape: &ModelShape, setup: &Setup) -> ModelPlan {
             None => setup.recompute.into(),
             Some((late, late_blocks)) => Recomputation { early: setup.recompute, late, late_blocks },
         },
+        channels: setup.channels,
         optimizer: setup.optimizer,
         freeze: Freeze::Matching(setup.frozen.iter().map(ToString::to_string).collect()),
         decay_norms: setup.decay_norms,

@@ -1,6 +1,6 @@
 //! A window of micro-batches with the plain causal-LM objective.
 
-use lockstep_engine::{Driver, Engine, MicroBatch};
+use lockstep_engine::{Coefficients, Driver, Engine, MicroBatch, Outputs};
 use lockstep_plan::ModelId;
 
 /// One micro-batch.
@@ -86,14 +86,14 @@ impl Driver for Window {
         }
     }
 
-    fn coefficients(&mut self, micro: u32, _: Option<&[f32]>, out: &mut [f32]) {
-        for (out, weight) in out.iter_mut().zip(&self.micros[micro as usize].weights) {
+    fn coefficients(&mut self, micro: u32, _: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
+        for (out, weight) in out.log_probs().iter_mut().zip(&self.micros[micro as usize].weights) {
             *out = (-f64::from(*weight) / self.denominator) as f32;
         }
     }
 
-    fn outputs(&mut self, micro: u32, log_probs: &[f32]) {
-        self.log_probs[micro as usize].copy_from_slice(log_probs);
+    fn outputs(&mut self, micro: u32, outputs: Outputs<'_>) {
+        self.log_probs[micro as usize].copy_from_slice(outputs.log_probs());
     }
 }
 
@@ -114,7 +114,7 @@ pub fn score_with(engine: &mut Engine, model: ModelId, micro: &Micro) -> Vec<f32
     };
     engine
         .model_mut(model)
-        .score(batch, &mut |log_probs| all.extend_from_slice(log_probs))
+        .score(batch, &mut |outputs| all.extend_from_slice(outputs.log_probs()))
         .expect("a batch within bounds");
     all
 }

@@ -164,7 +164,8 @@ fn rank_engine(
     let models = plan.input.models.len();
     let spill_dir = spill_dir.map(Path::to_path_buf);
     let mut engine =
-        Engine::new(plan.clone(), Resources { rank, memory, comms, nccl: None, queue, spill_dir }).expect("a plan");
+        Engine::new(plan.clone(), Resources { rank, memory, comms, nccl: None, queue, spill_dir })
+            .expect("a plan");
     for model in 0..models {
         let seed = 7 + model as u64;
         engine.model_mut(ModelId(model as u8)).initialise(seed).expect("room on the disk");

@@ -12,7 +12,7 @@ use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::Device;
 use lockstep_observe::PlainLines;
-use lockstep_train::{Metrics, Objective, WindowCounts, prepare_for, train_with};
+use lockstep_train::{Coefficients, Metrics, Objective, Outputs, WindowCounts, prepare_for, train_with};
 
 #[derive(Default)]
 struct Dft {
@@ -26,15 +26,21 @@ impl Objective for Dft {
         *self = Dft { supervised: counts.supervised as f64, sums: [0.0; 2] };
     }
 
-    fn coefficients(&mut self, batch: &Batch, log_probs: Option<&[f32]>, out: &mut [f32]) {
-        let log_probs = log_probs.expect("coefficients are not known ahead");
-        for ((out, log_prob), weight) in out.iter_mut().zip(log_probs).zip(&batch.weights) {
+    fn coefficients(
+        &mut self,
+        _: usize,
+        batch: &Batch,
+        outputs: Option<Outputs<'_>>,
+        out: &mut Coefficients<'_>,
+    ) {
+        let log_probs = outputs.expect("coefficients are not known ahead").log_probs();
+        for ((out, log_prob), weight) in out.log_probs().iter_mut().zip(log_probs).zip(&batch.weights) {
             *out = -weight * log_prob.exp() / self.supervised as f32;
         }
     }
 
-    fn outputs(&mut self, batch: &Batch, log_probs: &[f32]) {
-        for (log_prob, weight) in log_probs.iter().zip(&batch.weights) {
+    fn outputs(&mut self, batch: &Batch, outputs: Outputs<'_>) {
+        for (log_prob, weight) in outputs.log_probs().iter().zip(&batch.weights) {
             let (log_prob, weight) = (f64::from(*log_prob), f64::from(*weight));
             self.sums[0] += weight * log_prob.exp() * log_prob;
             self.sums[1] += weight * log_prob;

@@ -7,13 +7,15 @@ use lockstep_config::RunConfig;
 use lockstep_core::rng::{Purpose, Stream};
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine};
-use lockstep_engine::{Driver, EngineError, MicroBatch, Updates};
+use lockstep_engine::{Coefficients, Driver, EngineError, MicroBatch, Outputs, Updates};
 use lockstep_shape::ModelShape;
 
 use crate::error::TrainError;
+use crate::objective::objective_needs;
 use crate::open::make_engine;
 use crate::optimizer::update_rule;
 use crate::setup::{check_built, plan_with};
+use crate::sft::Sft;
 
 /// What was measured.
 #[derive(Clone, Debug)]
@@ -49,7 +51,7 @@ pub fn bench_step(
     steps: usize,
 ) -> Result<StepSpeed, TrainError> {
     check_built(config)?;
-    let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), true)?;
+    let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), &objective_needs(&Sft::default()))?;
     let (planned, parameters) = (plan.device_bytes(), plan.input.models[0].params());
     let host = plan.host_bytes;
     let rows = config.batch.per_device_train_batch_size as usize;
@@ -140,12 +142,12 @@ impl Driver for MadeUp {
         }
     }
 
-    fn coefficients(&mut self, _: u32, _: Option<&[f32]>, out: &mut [f32]) {
-        out.fill(self.coefficient);
+    fn coefficients(&mut self, _: u32, _: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
+        out.log_probs().fill(self.coefficient);
     }
 
-    fn outputs(&mut self, _: u32, log_probs: &[f32]) {
+    fn outputs(&mut self, _: u32, outputs: Outputs<'_>) {
         let coefficient = f64::from(self.coefficient);
-        self.loss += log_probs.iter().map(|l| f64::from(*l) * coefficient).sum::<f64>();
+        self.loss += outputs.log_probs().iter().map(|l| f64::from(*l) * coefficient).sum::<f64>();
     }
 }

@@ -46,7 +46,7 @@ pub enum TrainError {
     UnusedTensors { folder: PathBuf, names: Vec<String> },
     #[error("algorithm `{name}` is not implemented yet")]
     Algorithm { name: String },
-    #[error("adapters are planned but cannot be trained yet")]
+    #[error("adapters cannot be trained yet")]
     Adapter,
     #[error(
         "prompt {index} has {tokens} tokens; a document has room for {capacity}, and needs one for a reply"
@@ -165,8 +165,8 @@ impl Fault for TrainError {
             ),
             TooLong { positions, .. } => Some(format!("Set max_length to at most {positions}.")),
             UnusedTensors { .. } => Some("The model described is not the one these weights are of.".into()),
-            Algorithm { .. } => Some("`lockstep plan` can describe it; `train` runs algorithm: sft.".into()),
-            Adapter => Some("`lockstep plan` can describe them; remove `adapter` to train all weights.".into()),
+            Algorithm { .. } => Some("This build trains with `algorithm: sft` or `clm`.".into()),
+            Adapter => Some("Remove `adapter` to train all weights; `freeze` names those that are left alone.".into()),
             OutputInUse { .. } => Some(
                 "Set resume_from_checkpoint: true to go on with it, overwrite_output_dir: true to delete its \
                  checkpoints, or choose another output_dir."

@@ -54,9 +54,9 @@ impl<'a> Evaluator<'a> {
             let mine = all.chunks(self.rows).nth(round * self.world + engine.rank().0 as usize);
             self.batch.fill(self.dataset, mine.unwrap_or(&[]))?;
             let batch = &self.batch;
-            engine
-                .model_mut(ModelId::FIRST)
-                .score(micro_batch(batch), &mut |log_probs| add_weighted(&mut sum, batch, log_probs))?;
+            engine.model_mut(ModelId::FIRST).score(micro_batch(batch), &mut |outputs| {
+                add_weighted(&mut sum, batch, outputs.log_probs())
+            })?;
         }
         let [sum] = engine.sum("an evaluation", [sum])?;
         let tokens: u64 = all.iter().map(|row| self.dataset.row_supervised(*row as usize)).sum();

@@ -8,7 +8,7 @@ use lockstep_plan::{
     Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OptimizerSpec, Placements, PlanError,
     PlanInput, Role, RunPlan, build, head_chunk,
 };
-use lockstep_shape::{Freeze, ModelShape, Recompute};
+use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
 use crate::error::TrainError;
 use crate::setup::device_memory;
@@ -43,6 +43,7 @@ impl Inference<'_> {
             bounds,
             head_chunk: chunk.min(bounds.tokens),
             recompute: Recompute::Full.into(),
+            channels: Channels::LOG_PROB,
             optimizer: OptimizerSpec::SGD,
             freeze: Freeze::All,
             decay_norms: false,

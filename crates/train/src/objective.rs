@@ -1,9 +1,13 @@
-//! What is optimised. Every algorithm is coefficients: for each token, how the loss changes with the
-//! log-probability of its target; the model does the rest.
+//! What is optimised. Every algorithm is coefficients: for each token, how the loss changes with what the head says of it,
+//! the log-probability of its target for one; the model does the rest.
 
 use lockstep_data::Batch;
-use lockstep_engine::{Driver, Engine, EngineError, MicroBatch, StepReport, Updates};
-use lockstep_plan::ModelId;
+use lockstep_engine::{Coefficients, Driver, Engine, EngineError, MicroBatch, Outputs, StepReport, Updates};
+use lockstep_plan::{ModelId, ObjectiveNeeds};
+use lockstep_shape::Channels;
+
+/// The model that is trained.
+const TRAINED: ModelId = ModelId::FIRST;
 
 /// What a step is over: all its micro-batches, on all ranks. Denominators come from here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +21,8 @@ pub struct WindowCounts {
 /// An objective: short, and free of ranks, memory and schedules.
 ///
 /// In each step `begin` comes first; then for every micro-batch `coefficients` and `outputs`; then, from sums
-/// over all ranks, `metrics`. Batches are called in their order, and nothing may depend on how rows were cut
+/// over all ranks, `metrics`. An objective that needs the whole window before it can give a coefficient sees its scores
+/// first (`sees_window`): `scored` for every micro-batch, then, from sums over all ranks, `window`. Batches are called in their order, and nothing may depend on how rows were cut
 /// into them. Between `begin` and `metrics` nothing should allocate, so that the step does not.
 pub trait Objective {
     /// Whether coefficients are known before the head has run. Its forward and backward are then one pass,
@@ -26,15 +31,43 @@ pub trait Objective {
         false
     }
 
+    /// What it needs of every token.
+    fn channels(&self) -> Channels {
+        Channels::LOG_PROB
+    }
+
+    /// Whether the whole window is scored, with the weights before the step and without dropout, before coefficients
+    /// are asked for. These are then known ahead.
+    fn sees_window(&self) -> bool {
+        false
+    }
+
     /// A step begins.
     fn begin(&mut self, counts: &WindowCounts);
 
-    /// Writes ∂L/∂log p of every target of the batch. `log_probs` is there unless coefficients are known
-    /// ahead. Targets whose weight is zero must get zero.
-    fn coefficients(&mut self, batch: &Batch, log_probs: Option<&[f32]>, out: &mut [f32]);
+    /// Sees the scores of a micro-batch of the window, `index` of them having come before.
+    fn scored(&mut self, _index: usize, _batch: &Batch, _outputs: Outputs<'_>) {}
 
-    /// Sees the log-probabilities of the batch's targets.
-    fn outputs(&mut self, batch: &Batch, log_probs: &[f32]);
+    /// What is to be summed over all ranks once the window is scored: always as many numbers.
+    fn window_sums(&self) -> Vec<f64> {
+        Vec::new()
+    }
+
+    /// The window is scored; the sums are over all ranks.
+    fn window(&mut self, _sums: &[f64]) {}
+
+    /// Writes the derivative of the loss by every output of every token of the batch, the `index`-th of its window.
+    /// `outputs` are there unless coefficients are known ahead. Tokens whose weight is zero must get zero.
+    fn coefficients(
+        &mut self,
+        index: usize,
+        batch: &Batch,
+        outputs: Option<Outputs<'_>>,
+        out: &mut Coefficients<'_>,
+    );
+
+    /// Sees what the head said of the batch's tokens.
+    fn outputs(&mut self, batch: &Batch, outputs: Outputs<'_>);
 
     /// What is to be summed over all ranks: always as many numbers.
     fn sums(&self) -> Vec<f64>;
@@ -74,15 +107,38 @@ pub(crate) fn train_step_asking(
     updates: &Updates,
     stop: &dyn Fn() -> bool,
 ) -> Result<(StepReport, Metrics, bool), EngineError> {
-    let ahead = engine.plan().input.coefficients_ahead;
-    assert_eq!(ahead, objective.coefficients_ahead(), "the plan was made for an objective of the other kind");
+    let input = &engine.plan().input;
+    let planned = (input.coefficients_ahead, input.model(TRAINED).channels);
+    let needs = objective_needs(objective);
+    assert_eq!(
+        planned,
+        (needs.coefficients_ahead, needs.channels),
+        "the plan was made for another objective"
+    );
     objective.begin(counts);
-    let report = engine.model_mut(ModelId::FIRST).train_step(&mut Driven { objective, window }, updates)?;
+    if objective.sees_window() {
+        for (index, batch) in window.iter().enumerate() {
+            let scored = &mut |outputs: Outputs<'_>| objective.scored(index, batch, outputs);
+            engine.model_mut(TRAINED).score(micro_batch(batch), scored)?;
+        }
+        let sums = engine.sum_all("the window's scores", &objective.window_sums())?;
+        objective.window(&sums);
+    }
+    let report = engine.model_mut(TRAINED).train_step(&mut Driven { objective, window }, updates)?;
     let mut sums = objective.sums();
     sums.push(f64::from(u8::from(stop())));
     let mut sums = engine.sum_all("the loss", &sums)?;
     let stops = sums.pop().is_some_and(|asked| asked > 0.0);
     Ok((report, objective.metrics(&sums), stops))
+}
+
+/// What a plan has to have for an objective.
+pub fn objective_needs(objective: &dyn Objective) -> ObjectiveNeeds {
+    ObjectiveNeeds {
+        channels: objective.channels(),
+        coefficients_ahead: objective.coefficients_ahead() || objective.sees_window(),
+        scores: objective.sees_window(),
+    }
 }
 
 /// The engine's side of an objective.
@@ -96,12 +152,13 @@ impl Driver for Driven<'_> {
         micro_batch(&self.window[micro as usize])
     }
 
-    fn coefficients(&mut self, micro: u32, log_probs: Option<&[f32]>, out: &mut [f32]) {
-        self.objective.coefficients(&self.window[micro as usize], log_probs, out);
+    fn coefficients(&mut self, micro: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
+        let index = micro as usize;
+        self.objective.coefficients(index, &self.window[index], outputs, out);
     }
 
-    fn outputs(&mut self, micro: u32, log_probs: &[f32]) {
-        self.objective.outputs(&self.window[micro as usize], log_probs);
+    fn outputs(&mut self, micro: u32, outputs: Outputs<'_>) {
+        self.objective.outputs(&self.window[micro as usize], outputs);
     }
 }
 

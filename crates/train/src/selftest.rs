@@ -13,8 +13,10 @@ use lockstep_shape::{Architecture, Biases, ModelShape};
 
 use crate::bench::MadeUp;
 use crate::error::TrainError;
+use crate::objective::objective_needs;
 use crate::open::make_engine;
 use crate::setup::plan_with;
+use crate::sft::Sft;
 
 const VOCAB: usize = 517;
 const STEPS: u64 = 3;
@@ -81,7 +83,7 @@ impl Trained {
         machine: Machine,
         seed: u64,
     ) -> Result<Trained, TrainError> {
-        let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), true)?;
+        let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), &objective_needs(&Sft::default()))?;
         let micros = f64::from(plan.input.micros);
         let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
         engine.model_mut(ModelId::FIRST).initialise(seed)?;

@@ -9,13 +9,15 @@ use lockstep_core::{Bytes, DType, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
 use lockstep_device::{Amx, Device, Machine};
 use lockstep_model::Kernels;
-use lockstep_plan::{Bounds, DeviceMemory, Hardware, RunPlan, bounds, budget, build, resolve};
+use lockstep_plan::{
+    Bounds, DeviceMemory, Hardware, ObjectiveNeeds, RunPlan, bounds, budget, build, resolve,
+};
 use lockstep_shape::ModelShape;
 
 use crate::chat::chat_rows;
 use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
 use crate::error::TrainError;
-use crate::objective::Objective;
+use crate::objective::{Objective, objective_needs};
 use crate::output_dir::OutputDir;
 use crate::resume::Candidates;
 use crate::save;
@@ -108,9 +110,9 @@ pub fn prepare_for(
         return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
     }
     let machine = Machine { device, num_threads: num_threads(config) };
-    let (kernels, ahead) = (machine.into(), objective.coefficients_ahead());
+    let (kernels, needs) = (machine.into(), objective_needs(objective));
     // Whether the memory suffices is known without the data, but for what little a document takes.
-    let plan = plan_with(config, &shape, foreign(config, &tokenizer, None), kernels, ahead)?;
+    let plan = plan_with(config, &shape, foreign(config, &tokenizer, None), kernels, &needs)?;
     if let Device::Cuda(gpu) = device {
         plan.check_budget(gpu.total)?;
     }
@@ -123,7 +125,7 @@ pub fn prepare_for(
     let eval = prepare_eval(config, &tokenizer, chat.as_ref())?;
     notes.extend(evaluation_notes(config, eval.is_some()));
     notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(Dataset::notes)).cloned());
-    let plan = plan_with(config, &shape, foreign(config, &tokenizer, Some(&dataset)), kernels, ahead)?;
+    let plan = plan_with(config, &shape, foreign(config, &tokenizer, Some(&dataset)), kernels, &needs)?;
     Ok(Prepared {
         rank,
         tokenizer,
@@ -323,24 +325,23 @@ pub fn plan_for(
     kernels: Kernels,
 ) -> Result<RunPlan, TrainError> {
     check_built(config)?;
-    let ahead = Sft::default().coefficients_ahead();
-    plan_with(config, shape, foreign(config, tokenizer, dataset), kernels, ahead)
+    let needs = objective_needs(&Sft::default());
+    plan_with(config, shape, foreign(config, tokenizer, dataset), kernels, &needs)
 }
 
-/// `process`: what the process holds beside the plan's memory. `coefficients_ahead`: the objective knows them before
-/// the head has run.
+/// `process`: what the process holds beside the plan's memory.
 pub(crate) fn plan_with(
     config: &RunConfig,
     shape: &ModelShape,
     process: Bytes,
     kernels: Kernels,
-    coefficients_ahead: bool,
+    objective: &ObjectiveNeeds,
 ) -> Result<RunPlan, TrainError> {
     let workspace = |shape: &ModelShape, bounds: &Bounds| {
         lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels)
     };
     let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process };
-    let plan = build(resolve(config, shape, &hardware, coefficients_ahead)?)?;
+    let plan = build(resolve(config, shape, &hardware, objective)?)?;
     if let Some(budget) = budget(config) {
         plan.check_budget(budget)?;
     }

@@ -2,6 +2,7 @@
 //! L = Σ w·(−log p(target)) / N, with N the supervised tokens of the whole accumulation window.
 
 use lockstep_data::Batch;
+use lockstep_engine::{Coefficients, Outputs};
 
 use crate::objective::{Metrics, Objective, WindowCounts};
 
@@ -22,14 +23,14 @@ impl Objective for Sft {
         *self = Sft { supervised: counts.supervised as f64, weighted_log_probs: 0.0 };
     }
 
-    fn coefficients(&mut self, batch: &Batch, _: Option<&[f32]>, out: &mut [f32]) {
-        for (out, weight) in out.iter_mut().zip(&batch.weights) {
+    fn coefficients(&mut self, _: usize, batch: &Batch, _: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
+        for (out, weight) in out.log_probs().iter_mut().zip(&batch.weights) {
             *out = (-f64::from(*weight) / self.supervised) as f32;
         }
     }
 
-    fn outputs(&mut self, batch: &Batch, log_probs: &[f32]) {
-        add_weighted(&mut self.weighted_log_probs, batch, log_probs);
+    fn outputs(&mut self, batch: &Batch, outputs: Outputs<'_>) {
+        add_weighted(&mut self.weighted_log_probs, batch, outputs.log_probs());
     }
 
     fn sums(&self) -> Vec<f64> {

@@ -6,7 +6,10 @@ use lockstep_core::{Fault, Rank};
 use lockstep_data::Batch;
 use lockstep_device::Device;
 use lockstep_observe::{EvalRecord, Progress, StepRecord};
-use lockstep_train::{Metrics, Objective, Outcome, Sft, TrainError, WindowCounts, prepare_for, train_with};
+use lockstep_train::{
+    Coefficients, Metrics, Objective, Outcome, Outputs, Sft, TrainError, WindowCounts, prepare_for,
+    train_with,
+};
 
 /// Plain fine-tuning that reports no number as its loss at some steps, counted from 1.
 struct Unreported {
@@ -25,12 +28,18 @@ impl Objective for Unreported {
         self.sft.begin(counts);
     }
 
-    fn coefficients(&mut self, batch: &Batch, log_probs: Option<&[f32]>, out: &mut [f32]) {
-        self.sft.coefficients(batch, log_probs, out);
+    fn coefficients(
+        &mut self,
+        index: usize,
+        batch: &Batch,
+        outputs: Option<Outputs<'_>>,
+        out: &mut Coefficients<'_>,
+    ) {
+        self.sft.coefficients(index, batch, outputs, out);
     }
 
-    fn outputs(&mut self, batch: &Batch, log_probs: &[f32]) {
-        self.sft.outputs(batch, log_probs);
+    fn outputs(&mut self, batch: &Batch, outputs: Outputs<'_>) {
+        self.sft.outputs(batch, outputs);
     }
 
     fn sums(&self) -> Vec<f64> {

@@ -11,7 +11,9 @@ use lockstep_device::{Device, View};
 use lockstep_engine::Comms;
 use lockstep_observe::Silent;
 use lockstep_plan::{ModelId, OpKind, PhaseKind, RunPlan};
-use lockstep_train::{Connection, Metrics, Objective, Sft, WindowCounts, prepare_for, train_with};
+use lockstep_train::{
+    Coefficients, Connection, Metrics, Objective, Outputs, Sft, WindowCounts, prepare_for, train_with,
+};
 
 const RANKS: u32 = 2;
 
@@ -54,12 +56,18 @@ impl Objective for Watched {
         self.sft.begin(counts);
     }
 
-    fn coefficients(&mut self, batch: &Batch, log_probs: Option<&[f32]>, out: &mut [f32]) {
-        self.sft.coefficients(batch, log_probs, out);
+    fn coefficients(
+        &mut self,
+        index: usize,
+        batch: &Batch,
+        outputs: Option<Outputs<'_>>,
+        out: &mut Coefficients<'_>,
+    ) {
+        self.sft.coefficients(index, batch, outputs, out);
     }
 
-    fn outputs(&mut self, batch: &Batch, log_probs: &[f32]) {
-        self.sft.outputs(batch, log_probs);
+    fn outputs(&mut self, batch: &Batch, outputs: Outputs<'_>) {
+        self.sft.outputs(batch, outputs);
     }
 
     fn sums(&self) -> Vec<f64> {

@@ -44,19 +44,19 @@ impl StepBuilder<'_> {
     /// The head and the objective, in one pass where the objective allows it.
     pub fn head(&mut self, micro: u32) -> OpId {
         let [inputs, _] = self.inputs();
-        let (log_probs, coefficients) = (self.per_token(What::LogProbs), self.per_token(What::Coefficients));
+        let (outputs, coefficients) = (self.per_token(What::Outputs), self.per_token(What::Coefficients));
         let ahead = self.input.coefficients_ahead;
         if !ahead {
             self.head_score(micro);
         }
         let mut accesses = vec![(inputs, Access::Read), (coefficients, Access::Define)];
-        accesses.extend((!ahead).then_some((log_probs, Access::Read)));
+        accesses.extend((!ahead).then_some((outputs, Access::Read)));
         self.emit(OpKind::Objective { micro }, Lane::Compute, accesses, &[]);
 
         let fresh = self.fresh(micro);
         let mut accesses = self.head_accesses();
         accesses.push((coefficients, Access::Read));
-        accesses.push((log_probs, if ahead { Access::Define } else { Access::Update }));
+        accesses.push((outputs, if ahead { Access::Define } else { Access::Update }));
         accesses.push((self.grad_stream(), Access::Define));
         let trained = self.trained_by_head();
         for unit in trained.iter().copied() {
@@ -77,10 +77,10 @@ impl StepBuilder<'_> {
         units.into_iter().flatten().filter(|u| self.trained_elems(*u) > 0).collect()
     }
 
-    /// The head's log-probabilities, with no backward to follow.
+    /// The head's outputs, with no backward to follow.
     pub(super) fn head_score(&mut self, micro: u32) -> OpId {
         let mut accesses = self.head_accesses();
-        accesses.push((self.per_token(What::LogProbs), Access::Define));
+        accesses.push((self.per_token(What::Outputs), Access::Define));
         self.emit(OpKind::HeadForward { micro }, Lane::Compute, accesses, &[])
     }
 

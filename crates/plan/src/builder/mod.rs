@@ -48,7 +48,7 @@ pub enum Work {
     Forward(u32),
     /// The head, the objective and the head's backward.
     Head,
-    /// The head's log-probabilities alone.
+    /// The head's outputs alone.
     Score,
     Backward(u32),
 }
@@ -146,7 +146,7 @@ impl<'a> StepBuilder<'a> {
     }
 
     fn tied(&self) -> bool {
-        self.plan().shape.tied
+        self.plan().shape.head_is_tied()
     }
 
     fn trained_elems(&self, unit: u32) -> usize {
@@ -360,8 +360,10 @@ impl<'a> StepBuilder<'a> {
         [self.device(What::Inputs, elems, DType::U32), self.device(what, tables, DType::F32)]
     }
 
+    /// A number per token and channel.
     fn per_token(&mut self, what: What) -> BufferId {
-        self.device(what, self.plan().bounds.tokens, DType::F32)
+        let plan = self.plan();
+        self.device(what, plan.channels.count() * plan.bounds.tokens, DType::F32)
     }
 
     fn layout(&self, unit: u32) -> &UnitLayout {

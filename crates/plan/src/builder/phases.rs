@@ -7,7 +7,7 @@ use crate::builder::{StepBuilder, Work};
 use crate::schedule::{Lane, OpKind};
 
 impl StepBuilder<'_> {
-    /// Forward through the body and the head's log-probabilities: a score or evaluation phase.
+    /// Forward through the body and the head's outputs: a score or evaluation phase.
     pub fn score(&mut self) {
         let uses = self.forward_uses(0, Work::Score);
         self.run_windowed(&uses, &mut |_, _| {});
@@ -27,7 +27,7 @@ impl StepBuilder<'_> {
         }
         let [inputs, tables] = self.inputs();
         let mut made = vec![cache, inputs, self.scratch(), self.stream(1), self.stream(2)];
-        made.push(self.per_token(What::LogProbs));
+        made.push(self.per_token(What::Outputs));
         // All blocks share what the one that keeps most would keep.
         let blocks = self.body().skip(1);
         let saved = blocks.map(|unit| self.layout(unit).saved).max().unwrap_or_default();

@@ -46,7 +46,7 @@ impl Gradients {
         let cut = model.placements.grads == Placement::Shard && input.mesh.shard > 1;
         Gradients {
             model: phase.model,
-            tied: model.shape.tied,
+            tied: model.shape.head_is_tied(),
             trains: phase.name.starts_with("train"),
             separate: (0..empty.len())
                 .map(|u| {

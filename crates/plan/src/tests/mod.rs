@@ -13,7 +13,7 @@ mod snapshots;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh};
-use lockstep_shape::{Freeze, ModelShape, Recompute};
+use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
 use crate::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OptimizerSpec, Phase,
@@ -91,6 +91,7 @@ impl Setup {
                 bounds: Bounds { tokens: self.tokens, docs: 8, max_doc: 128 },
                 head_chunk: 256,
                 recompute: self.recompute,
+                channels: Channels::LOG_PROB,
                 optimizer: self.optimizer,
                 freeze: Freeze::Matching(self.frozen.clone()),
                 decay_norms: false,

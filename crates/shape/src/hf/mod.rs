@@ -10,7 +10,7 @@ mod window;
 use lockstep_core::DType;
 use serde_json::{Map, Value, json};
 
-use crate::{Architecture, Biases, Dropout, ModelShape, ShapeError};
+use crate::{Architecture, Biases, Dropout, Head, ModelShape, ShapeError};
 use keys::Keys;
 
 impl ModelShape {
@@ -35,6 +35,7 @@ impl ModelShape {
         let max_positions =
             keys.positive_or("max_position_embeddings", architecture.default_max_positions())?;
         let shape = ModelShape {
+            head: Head::LanguageModel,
             architecture,
             vocab: keys.positive("vocab_size")?,
             dim,

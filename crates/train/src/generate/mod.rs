@@ -176,7 +176,7 @@ impl Generator {
         };
         self.engine
             .model_mut(ModelId::FIRST)
-            .score(batch, &mut |log_probs| all.extend_from_slice(log_probs))?;
+            .score(batch, &mut |outputs| all.extend_from_slice(outputs.log_probs()))?;
         Ok(all)
     }
 }

@@ -1,0 +1,260 @@
+//! What a head says of every token beside the log-probability: gradients are slopes, and no strategy changes a bit.
+
+use lockstep_config::StrategyName;
+use lockstep_core::{DType, Mesh};
+use lockstep_engine::{Coefficients, Driver, Engine, MicroBatch, Outputs, UpdateRule, Updates};
+use lockstep_plan::{AccumulationOrder, ModelId, State, Tier};
+use lockstep_shape::{Channel, Channels, Head, ModelShape, Segment};
+use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+
+const MODEL: ModelId = ModelId::FIRST;
+
+const STILL: Updates = Updates {
+    t: 1,
+    lr: 0.0,
+    rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+    weight_decay: 0.0,
+    max_norm: None,
+};
+
+/// L = Σ over tokens and channels of a loss of that number, given with its slope.
+struct PerChannel<F> {
+    micros: Vec<Micro>,
+    channels: Channels,
+    loss: F,
+    total: f64,
+}
+
+impl<F: Fn(Channel, usize, f32) -> (f64, f32)> Driver for PerChannel<F> {
+    fn batch(&self, micro: u32) -> MicroBatch<'_> {
+        batch(&self.micros[micro as usize])
+    }
+
+    fn coefficients(&mut self, _: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
+        let outputs = outputs.expect("they come after the head's forward");
+        for channel in self.channels.iter() {
+            let values = outputs.get(channel).iter().enumerate();
+            for (slope, (token, value)) in out.get(channel).iter_mut().zip(values) {
+                *slope = (self.loss)(channel, token, *value).1;
+            }
+        }
+    }
+
+    fn outputs(&mut self, _: u32, outputs: Outputs<'_>) {
+        for channel in self.channels.iter() {
+            let values = outputs.get(channel).iter().enumerate();
+            self.total += values.map(|(token, value)| (self.loss)(channel, token, *value).0).sum::<f64>();
+        }
+    }
+}
+
+fn batch(micro: &Micro) -> MicroBatch<'_> {
+    MicroBatch {
+        tokens: &micro.tokens,
+        targets: &micro.targets,
+        positions: &micro.positions,
+        cu_seqlens: &micro.cu_seqlens,
+        samples: &micro.samples,
+    }
+}
+
+/// (v − y)², with a goal y of its own for every token.
+fn regression(_: Channel, token: usize, value: f32) -> (f64, f32) {
+    let error = value - (token as f32 * 0.7).sin();
+    (f64::from(error).powi(2), 2.0 * error)
+}
+
+/// Another smooth function for each channel.
+fn mixed(channel: Channel, token: usize, value: f32) -> (f64, f32) {
+    let weight = 0.1 + (token % 5) as f32 * 0.05;
+    match channel {
+        Channel::LogProb => (f64::from(-weight * value), -weight),
+        Channel::Entropy => (f64::from(weight * value * value), 2.0 * weight * value),
+        Channel::MeanLogProb => (f64::from(0.3 * weight * value), 0.3 * weight),
+        Channel::Value => unreachable!("a language model has none"),
+    }
+}
+
+fn score_model() -> ModelShape {
+    ModelShape { head: Head::Score, layers: 2, ..ModelShape::named("tiny", 101).unwrap() }
+}
+
+fn micros(count: u32, seed: u64) -> Vec<Micro> {
+    (0..count).map(|m| Micro::random(&[20, 9, 14], 101, seed + u64::from(m))).collect()
+}
+
+/// The loss with the weights as they are.
+fn loss(engine: &mut Engine, micros: &[Micro], of: impl Fn(Channel, usize, f32) -> (f64, f32)) -> f64 {
+    let channels = engine.model(MODEL).plan().channels;
+    let mut total = 0.0;
+    for micro in micros {
+        let mut add = |outputs: Outputs<'_>| {
+            for channel in channels.iter() {
+                let values = outputs.get(channel).iter().enumerate();
+                total += values.map(|(token, value)| of(channel, token, *value).0).sum::<f64>();
+            }
+        };
+        engine.model_mut(MODEL).score(batch(micro), &mut add).unwrap();
+    }
+    total
+}
+
+fn tensors(engine: &Engine) -> Vec<(usize, Segment)> {
+    let units = engine.model(MODEL).units().iter().enumerate();
+    units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone()))).collect()
+}
+
+fn read(engine: &Engine, (unit, segment): &(usize, Segment), state: State) -> Vec<f32> {
+    let mut values = vec![0f32; segment.elems()];
+    assert!(engine.model(MODEL).read(*unit, segment, state, 0..segment.elems(), &mut values).unwrap());
+    values
+}
+
+/// Along the gradient of each tensor the loss rises as fast as the gradient is long.
+fn assert_slopes(
+    shape: &ModelShape,
+    setup: &Setup,
+    of: impl Fn(Channel, usize, f32) -> (f64, f32) + Copy,
+    what: &str,
+) {
+    let mut engine = engine(shape, setup);
+    let all = micros(setup.micros, 5);
+    let channels = setup.channels;
+    let mut driver = PerChannel { micros: all.clone(), channels, loss: of, total: 0.0 };
+    engine.model_mut(MODEL).train_step(&mut driver, &STILL).unwrap();
+    let here = loss(&mut engine, &all, of);
+    assert!(
+        (driver.total - here).abs() <= 1e-9 * here.abs(),
+        "{what}: a step sees other outputs than a score"
+    );
+    for tensor in tensors(&engine) {
+        let (gradient, start) = (read(&engine, &tensor, State::Grad), read(&engine, &tensor, State::Working));
+        let length = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
+        assert!(length > 0.0, "{what}: no gradient of {}", tensor.1.name);
+        let size = start.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt();
+        let step = 1e-3 * size / length;
+        let mut at = |sign: f64| {
+            let moved: Vec<f32> = start
+                .iter()
+                .zip(&gradient)
+                .map(|(w, g)| (f64::from(*w) + sign * step * f64::from(*g)) as f32)
+                .collect();
+            let (unit, segment) = &tensor;
+            let elems = 0..segment.elems();
+            engine.model_mut(MODEL).write(*unit, segment, State::Working, elems.clone(), &moved).unwrap();
+            let there = loss(&mut engine, &all, of);
+            engine.model_mut(MODEL).write(*unit, segment, State::Working, elems, &start).unwrap();
+            there
+        };
+        let slope = (at(1.0) - at(-1.0)) / (2.0 * step);
+        let error = (slope / (length * length) - 1.0).abs();
+        assert!(
+            error < 0.05,
+            "{what}: {} has a gradient of {length:e} and a slope of {slope:e}",
+            tensor.1.name
+        );
+    }
+}
+
+#[test]
+fn gradients_of_a_scalar_head_are_slopes() {
+    let setup = Setup {
+        channels: Channels::VALUE,
+        coefficients_ahead: false,
+        evaluates: true,
+        micros: 2,
+        ..Setup::default()
+    };
+    assert_slopes(&score_model(), &setup, regression, "a scalar head");
+    let tied = ModelShape { tied: true, ..score_model() };
+    assert_slopes(&tied, &Setup { separate: true, ..setup }, regression, "a scalar head, separate memory");
+}
+
+#[test]
+fn gradients_of_entropy_and_mean_are_slopes() {
+    let shape = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
+    let channels = Channels::of(&[Channel::LogProb, Channel::Entropy, Channel::MeanLogProb]);
+    let setup = Setup { channels, coefficients_ahead: false, evaluates: true, ..Setup::default() };
+    assert_slopes(&shape, &setup, mixed, "three channels");
+    assert_slopes(&shape, &Setup { separate: true, ..setup }, mixed, "three channels, separate memory");
+    let two = Channels::of(&[Channel::LogProb, Channel::MeanLogProb]);
+    assert_slopes(&shape, &Setup { channels: two, ..setup }, mixed, "two channels");
+}
+
+/// Channels that are there and have no coefficient change nothing.
+#[test]
+fn log_probabilities_have_the_same_bits_with_other_channels() {
+    let shape = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
+    let run = |channels: Channels| {
+        let mut engine = engine(&shape, &Setup { channels, evaluates: true, ..Setup::default() });
+        let mut window = Window::new(micros(1, 3));
+        engine.model_mut(MODEL).train_step(&mut window, &Updates { lr: 1e-2, ..STILL }).unwrap();
+        (window.log_probs, lockstep_testkit::score(&mut engine, &micros(1, 9)[0]))
+    };
+    let all = Channels::of(&[Channel::LogProb, Channel::Entropy, Channel::MeanLogProb]);
+    let (one, other) = (run(Channels::LOG_PROB), run(all));
+    assert!(one.0 == other.0, "the step's log-probabilities differ");
+    // The update came from the channel's own kernel, whose gradient may round otherwise.
+    let close = one.1.iter().zip(&other.1).all(|(a, b)| (a - b).abs() < 1e-4);
+    assert!(close, "the next ones do");
+}
+
+/// Trained by scalar regression, step after step: the loss falls, and the bits are those of one plain rank of the
+/// same mesh, wherever states and parameters are.
+#[test]
+fn a_scalar_regression_trains_alike_under_every_strategy() {
+    let shape = score_model();
+    let updates = |t: u64| Updates { t, lr: 3e-3, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
+    for storage in [DType::F32, DType::BF16] {
+        let setup = Setup {
+            channels: Channels::VALUE,
+            coefficients_ahead: false,
+            storage,
+            micros: 2,
+            order: AccumulationOrder::Reduced,
+            threads: 1,
+            ..Setup::default()
+        };
+        let run = |setup: Setup| {
+            let dir = tempfile::tempdir().unwrap();
+            in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
+                let mut trace: Vec<f64> = Vec::new();
+                for t in 1..=12 {
+                    let micros = micros(2, 100 + u64::from(engine.rank().0));
+                    let channels = Channels::VALUE;
+                    let mut driver = PerChannel { micros, channels, loss: regression, total: 0.0 };
+                    let report = engine.model_mut(MODEL).train_step(&mut driver, &updates(t)).unwrap();
+                    trace.extend([report.grad_norm, driver.total]);
+                }
+                let weights: Vec<f32> = tensors(engine)
+                    .iter()
+                    .flat_map(|(unit, segment)| {
+                        let mut values = vec![0f32; segment.elems()];
+                        let elems = 0..segment.elems();
+                        engine
+                            .model(MODEL)
+                            .read_whole(*unit, segment, State::Working, elems, &mut values)
+                            .unwrap();
+                        values
+                    })
+                    .collect();
+                (trace, weights)
+            })
+        };
+        let ddp = run(Setup { mesh: Mesh::on_one_node(2, 1), ..setup });
+        let (first, last) = (ddp[0].0[1], ddp[0].0[23]);
+        assert!(last < 0.7 * first, "{storage}: the loss went from {first} to {last}");
+        let mesh = Mesh::on_one_node(1, 2);
+        for (strategy, tier) in [
+            (StrategyName::Zero1, Tier::Device),
+            (StrategyName::Zero2, Tier::Host),
+            (StrategyName::Zero3, Tier::Device),
+            (StrategyName::Zero3, Tier::Nvme),
+            (StrategyName::ShardGradOp, Tier::Host),
+        ] {
+            let params_tier = if strategy == StrategyName::Zero3 { tier } else { Tier::Device };
+            let other = run(Setup { strategy, mesh, optimizer_tier: tier, params_tier, ..setup });
+            assert!(other == ddp, "{strategy:?} with states on {tier} differs from ddp, {storage}");
+        }
+    }
+}
