@@ -171,7 +171,7 @@ fn evaluation_without_data() {
 fn unimplemented_algorithm() {
     assert_snapshot!(refused(&["algorithm=dpo"], 69), @r"
     error: algorithm `dpo` is not implemented yet
-    hint: This build trains with `algorithm: sft` or `clm`.
+    hint: this build trains with `algorithm: sft` or `clm`.
     ");
 }
 
@@ -179,20 +179,29 @@ fn unimplemented_algorithm() {
 fn unimplemented_adapter() {
     assert_snapshot!(refused(&["adapter={r: 8, target_modules: [q_proj]}"], 69), @r"
     error: adapters cannot be trained yet
-    hint: Remove `adapter` to train all weights; `freeze` names those that are left alone.
+    hint: remove `adapter` to train all weights; `freeze` names those that are left alone.
     ");
 }
 
 #[test]
 fn a_pattern_that_freezes_nothing() {
-    assert_snapshot!(refused(&["freeze=[model.embed_token]"], 64), @"");
-    assert_snapshot!(refused(&["freeze=['*']"], 64), @"");
+    assert_snapshot!(refused(&["freeze=[model.embed_token]"], 64), @r"
+    error: `freeze` has the pattern `model.embed_token`, which names no tensor of the model
+    hint: did you mean `model.embed_tokens`? `*` stands for any text, a module's name for all in it.
+    ");
+    assert_snapshot!(refused(&["freeze=['*']"], 64), @r"
+    error: every tensor is frozen: there is nothing to train
+    hint: `freeze` names too much.
+    ");
 }
 
 #[test]
 fn momentum_of_the_wrong_optimizer() {
-    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @"");
-    assert_snapshot!(refused(&["optim=muon"], 64), @"");
+    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @"error: flag nesterov=true: `nesterov` must be used with a `momentum` above 0, found true");
+    assert_snapshot!(refused(&["optim=muon"], 64), @r"
+    error: flag optim=muon: `optim: muon` is known, but not implemented yet
+      hint: write `optim: adamw`, `sgd` or `lion`.
+    ");
 }
 
 #[test]

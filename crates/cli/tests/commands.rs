@@ -99,14 +99,30 @@ fn offloaded_optimizer() {
 #[test]
 fn frozen_tensors() {
     let settings = ["freeze=[model.embed_tokens, 'model.layers.*.mlp']"];
-    assert_snapshot!(planned(&settings, &["parameters", "gradients, ", "Adam"]), @"");
+    assert_snapshot!(planned(&settings, &["parameters", "gradients, ", "Adam"]), @r"
+    policy    LlamaForCausalLM, 37.1 k parameters, 16.6 k of them trained
+        parameters, f32                        160 KiB           -           -
+        gradients, f32                        76.0 KiB           -           -
+        Adam moments, f32                      152 KiB           -           -
+    ");
 }
 
 #[test]
 fn other_optimizers() {
-    assert_snapshot!(planned(&["optim=sgd"], &["residents", "moment"]), @"");
-    assert_snapshot!(planned(&["optim=sgd", "momentum=0.9"], &["residents", "moment"]), @"");
-    assert_snapshot!(planned(&["optim=lion"], &["residents", "moment"]), @"");
+    assert_snapshot!(planned(&["optim=sgd"], &["residents", "moment"]), @r"
+    residents                                  324 KiB           -           -
+    arena: residents + largest phase          5.73 MiB           -           -
+    ");
+    assert_snapshot!(planned(&["optim=sgd", "momentum=0.9"], &["residents", "moment"]), @r"
+    residents                                  484 KiB           -           -
+        momentum, f32                          160 KiB           -           -
+    arena: residents + largest phase          5.89 MiB           -           -
+    ");
+    assert_snapshot!(planned(&["optim=lion"], &["residents", "moment"]), @r"
+    residents                                  484 KiB           -           -
+        momentum, f32                          160 KiB           -           -
+    arena: residents + largest phase          5.89 MiB           -           -
+    ");
 }
 
 /// A plan is of what can be run: nothing is printed of what cannot.

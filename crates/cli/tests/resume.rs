@@ -393,3 +393,64 @@ fn auto() {
         "{refused}"
     );
 }
+
+/// What `optim` and `freeze` may be in a run that is interrupted and goes on.
+const TRAINED: [&[&str]; 4] = [
+    &["optim=sgd", "momentum=0.9", "nesterov=true"],
+    &["optim=sgd"],
+    &["optim=lion", "weight_decay=0.1"],
+    &["freeze=[model.layers.0, '*k_proj', lm_head]"],
+];
+
+/// Interrupted and resumed on other ranks, under another strategy, with states elsewhere: the same bits as without an
+/// interruption.
+#[test]
+fn other_optimizers_and_frozen_tensors_reshard() {
+    for trained in TRAINED {
+        // The rate does not depend on how many steps there are.
+        let common =
+            ["train", "run.yaml", "threads=1", "accumulation_order=reduced", "lr_scheduler_type=constant"];
+        let train =
+            |folder: &Folder, settings: &[&str]| folder.succeeds(&[&common[..], trained, settings].concat());
+        let split =
+            ["--nproc", "2", "strategy=zero3", "offload_optimizer=cpu", "max_steps=2", "save_steps=2"];
+        let joined = ["strategy=ddp", "gradient_accumulation_steps=2", "max_steps=4"];
+        let [whole, parts] = [0, 1].map(|_| Folder::new(RUN));
+        // The same rows in every step: two ranks of one micro-batch, one rank of two.
+        train(&whole, &[&joined[..2], &["max_steps=2", "save_steps=2"]].concat());
+        train(&whole, &[&joined[..], &[RESUME]].concat());
+        train(&parts, &split);
+        train(&parts, &[&joined[..], &[RESUME]].concat());
+        let losses = |folder: &Folder| -> Vec<f64> {
+            let metrics = folder.read("out/metrics.jsonl");
+            let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+            lines.map(|line| line["loss"].as_f64().unwrap()).collect()
+        };
+        let (one, other) = (losses(&whole), losses(&parts));
+        assert_eq!(one.len(), 4, "{trained:?}");
+        // Sums over ranks and over micro-batches are grouped in other ways.
+        let close = one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 2e-6 * a.abs());
+        assert!(close, "{trained:?}: {one:?} and {other:?}");
+        // From one checkpoint on, everything agrees to the bit.
+        let again = Folder::new(RUN);
+        train(&again, &split);
+        train(&again, &["--nproc", "2", "strategy=zero1", "offload_optimizer=nvme", "max_steps=4", RESUME]);
+        let straight = Folder::new(RUN);
+        train(&straight, &["--nproc", "2", "strategy=zero2", "max_steps=4", "save_steps=4"]);
+        let model = "out/model/model.safetensors";
+        let [again, straight] = [&again, &straight].map(|f| std::fs::read(f.path(model)).unwrap());
+        assert!(again == straight, "{trained:?}: a run that was resumed ends with other weights");
+    }
+}
+
+#[test]
+fn another_optimizer() {
+    assert_snapshot!(refused(|_| {}, &["optim=lion"], 64), @r"
+    error: out/checkpoints/step-4 holds exp_avg and exp_avg_sq of an optimizer, and lion keeps exp_avg
+    hint: resume with the optimizer and the momentum of the run before, or train on from its model folder.
+    ");
+    assert_snapshot!(refused(|_| {}, &["optim=sgd"], 64), @r"
+    error: out/checkpoints/step-4 holds exp_avg and exp_avg_sq of an optimizer, and sgd keeps no states
+    hint: resume with the optimizer and the momentum of the run before, or train on from its model folder.
+    ");
+}

@@ -163,6 +163,11 @@ pub fn optimizer_spec(optim: &OptimConfig) -> OptimizerSpec {
     }
 }
 
+/// A tensor's module, as people write it.
+fn module(tensor: &str) -> &str {
+    tensor.trim_end_matches(".weight")
+}
+
 /// What `freeze` names. A pattern that names nothing is a mistake.
 fn freeze(config: &RunConfig, shape: &ModelShape) -> Result<Freeze, PlanError> {
     let patterns = &config.optim.freeze;
@@ -171,7 +176,7 @@ fn freeze(config: &RunConfig, shape: &ModelShape) -> Result<Freeze, PlanError> {
     match patterns.iter().find(|pattern| !names().any(|name| pattern_matches(pattern, name))) {
         Some(pattern) => Err(PlanError::FreezesNothing {
             pattern: pattern.clone(),
-            closest: lockstep_core::closest(pattern, names()).map(str::to_string),
+            closest: lockstep_core::closest(pattern, names().map(module)).map(str::to_string),
         }),
         None if patterns.is_empty() => Ok(Freeze::Nothing),
         None => Ok(Freeze::Matching(patterns.clone())),

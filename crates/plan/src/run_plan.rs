@@ -132,7 +132,7 @@ impl Fault for PlanError {
                     .into(),
             ),
             PlanError::FreezesNothing { closest, .. } => Some(match closest {
-                Some(name) => format!("Did you mean `{name}`? `*` stands for any text, and a module's name for all in it."),
+                Some(name) => format!("did you mean `{name}`? `*` stands for any text, a module's name for all in it."),
                 None => "`*` stands for any text, as in `model.layers.*.mlp`; a module's name stands for all in it.".into(),
             }),
             PlanError::NothingTrains => Some("`freeze` names too much.".into()),

@@ -46,6 +46,8 @@ pub enum TrainError {
     UnusedTensors { folder: PathBuf, names: Vec<String> },
     #[error("algorithm `{name}` is not implemented yet")]
     Algorithm { name: String },
+    #[error("{} holds {then} of an optimizer, and {optimizer} keeps {now}", checkpoint.display())]
+    OtherOptimizer { checkpoint: PathBuf, then: String, optimizer: &'static str, now: String },
     #[error("adapters cannot be trained yet")]
     Adapter,
     #[error(
@@ -131,6 +133,7 @@ impl Fault for TrainError {
             | Prompt { .. }
             | OutputInUse { .. }
             | ResumeMismatch { .. }
+            | OtherOptimizer { .. }
             | NothingToEvaluate
             | NoFolder => FaultClass::BadConfig,
             UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
@@ -166,6 +169,9 @@ impl Fault for TrainError {
             TooLong { positions, .. } => Some(format!("Set max_length to at most {positions}.")),
             UnusedTensors { .. } => Some("The model described is not the one these weights are of.".into()),
             Algorithm { .. } => Some("This build trains with `algorithm: sft` or `clm`.".into()),
+            OtherOptimizer { .. } => Some(
+                "Resume with the optimizer and the momentum of the run before, or train on from its model folder.".into(),
+            ),
             Adapter => Some("Remove `adapter` to train all weights; `freeze` names those that are left alone.".into()),
             OutputInUse { .. } => Some(
                 "Set resume_from_checkpoint: true to go on with it, overwrite_output_dir: true to delete its \

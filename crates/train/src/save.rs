@@ -1,6 +1,7 @@
 //! Weights in, checkpoints in and out, the model folder out.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -207,6 +208,7 @@ pub(crate) fn load_checkpoint(
         let name = name.split_once('/').map_or(name, |(_, name)| name);
         engine.model(TRAINED).find_tensor(name).is_some()
     };
+    check_optimizer(engine, checkpoint)?;
     let unused: Vec<String> =
         checkpoint.tensors().map(|(name, _)| name).filter(|name| !known(name)).map(str::to_string).collect();
     if !unused.is_empty() {
@@ -236,6 +238,27 @@ pub(crate) fn load_checkpoint(
         Ok(engine.model_mut(TRAINED).write(unit, segment, state, range, values)?)
     })?;
     Ok(position)
+}
+
+/// Whether a checkpoint's states are those of this run's optimizer. Two may have a state of the same name that does not
+/// mean the same.
+fn check_optimizer(engine: &Engine, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    let prefixes = checkpoint.tensors().filter_map(|(name, _)| Some(name.split_once('/')?.0));
+    let then: BTreeSet<&str> = prefixes.collect();
+    let now: BTreeSet<&str> = states(engine).into_iter().map(|(name, _)| name).collect();
+    if then == now {
+        return Ok(());
+    }
+    let words = |all: &BTreeSet<&str>| {
+        let states: Vec<&str> = all.iter().copied().filter(|name| *name != "model").collect();
+        if states.is_empty() { "no states".into() } else { states.join(" and ") }
+    };
+    Err(TrainError::OtherOptimizer {
+        checkpoint: checkpoint.path().to_path_buf(),
+        then: words(&then),
+        optimizer: engine.model(TRAINED).plan().optimizer.name,
+        now: words(&now),
+    })
 }
 
 /// What a model folder has beside its weights: `config.json`, `generation_config.json` and the tokenizer's

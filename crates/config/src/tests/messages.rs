@@ -262,7 +262,7 @@ fn optimizer_not_implemented() {
       |
     3 | optim: adamw_bnb_8bit
       |        ^^^^^^^^^^^^^^
-      hint: write `optim: adamw`.
+      hint: write `optim: adamw`, `sgd` or `lion`.
     "#);
 }
 

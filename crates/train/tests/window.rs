@@ -1,0 +1,129 @@
+//! An objective that sees the outputs of a whole accumulation window before it gives a coefficient.
+
+use std::path::Path;
+
+use lockstep_core::Rank;
+use lockstep_data::Batch;
+use lockstep_device::Device;
+use lockstep_observe::Silent;
+use lockstep_train::{Coefficients, Metrics, Objective, Outputs, WindowCounts, prepare_for, train_with};
+
+/// L = Σ −sg(p)·log p / N, with p from the head's outputs or from the window's scores; `centred`: p less its mean over
+/// the whole window, which no micro-batch knows alone.
+#[derive(Default)]
+struct Weighted {
+    sees_window: bool,
+    centred: bool,
+    supervised: f64,
+    scores: Vec<Vec<f32>>,
+    /// Batches that were scored when the first coefficient was asked for.
+    scored_first: Vec<usize>,
+    mean: f64,
+    sum: f64,
+}
+
+impl Weighted {
+    fn coefficient(&self, weight: f32, log_prob: f32) -> f32 {
+        (-f64::from(weight) * (f64::from(log_prob).exp() - self.mean) / self.supervised) as f32
+    }
+}
+
+impl Objective for Weighted {
+    fn sees_window(&self) -> bool {
+        self.sees_window
+    }
+
+    fn begin(&mut self, counts: &WindowCounts) {
+        (self.supervised, self.sum, self.mean) = (counts.supervised as f64, 0.0, 0.0);
+        self.scores.clear();
+    }
+
+    fn scored(&mut self, index: usize, _: &Batch, outputs: Outputs<'_>) {
+        assert_eq!(index, self.scores.len(), "micro-batches are scored in order");
+        self.scores.push(outputs.log_probs().to_vec());
+    }
+
+    fn window_sums(&self) -> Vec<f64> {
+        let all = self.scores.iter().flatten();
+        vec![all.clone().map(|l| f64::from(*l).exp()).sum(), all.count() as f64]
+    }
+
+    fn window(&mut self, sums: &[f64]) {
+        self.scored_first.push(self.scores.len());
+        self.mean = if self.centred { sums[0] / sums[1] } else { 0.0 };
+    }
+
+    fn coefficients(
+        &mut self,
+        index: usize,
+        batch: &Batch,
+        outputs: Option<Outputs<'_>>,
+        out: &mut Coefficients<'_>,
+    ) {
+        assert_eq!(outputs.is_none(), self.sees_window, "scores stand for outputs");
+        let log_probs = outputs.as_ref().map_or_else(|| &self.scores[index][..], Outputs::log_probs);
+        for ((out, log_prob), weight) in out.log_probs().iter_mut().zip(log_probs).zip(&batch.weights) {
+            *out = self.coefficient(*weight, *log_prob);
+        }
+    }
+
+    fn outputs(&mut self, batch: &Batch, outputs: Outputs<'_>) {
+        let each = outputs.log_probs().iter().zip(&batch.weights);
+        self.sum += each.map(|(l, w)| f64::from(*w) * f64::from(*l)).sum::<f64>();
+    }
+
+    fn sums(&self) -> Vec<f64> {
+        vec![self.sum]
+    }
+
+    fn metrics(&self, sums: &[f64]) -> Metrics {
+        Metrics { loss: -sums[0] / self.supervised, others: vec![("mean", self.mean)] }
+    }
+}
+
+/// Three steps of two micro-batches each. The losses and the weights at the end.
+fn run(objective: &mut Weighted) -> (String, Vec<u8>) {
+    let folder = tempfile::tempdir().unwrap();
+    let rows: String = (0..40).map(|i| format!("{{\"text\": \"{} and {} follow\"}}\n", i, i + 1)).collect();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("data.jsonl"), rows).unwrap();
+    let text = "model: tiny\nmax_length: 32\nmax_steps: 3\nlearning_rate: 1e-3\nthreads: 1\n\
+                per_device_train_batch_size: 3\ngradient_accumulation_steps: 2\n";
+    let shown = |path: &Path| path.display().to_string();
+    let settings =
+        [format!("train_files={}", shown(&at("data.jsonl"))), format!("output_dir={}", shown(&at("out")))];
+    let source = lockstep_config::Source { name: "window", text };
+    let config = lockstep_config::load(Some(source), &settings).unwrap();
+    let prepared = prepare_for(&config, Rank(0), Device::Cpu, objective).unwrap();
+    let outcome = train_with(&config, text, prepared, None, objective, &mut Silent).unwrap();
+    assert_eq!(outcome.steps, 3);
+    let metrics = std::fs::read_to_string(at("out/metrics.jsonl")).unwrap();
+    let losses = metrics.lines().map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        format!("{} {}\n", line["loss"], line["grad_norm"])
+    });
+    (losses.collect(), std::fs::read(at("out/model/model.safetensors")).unwrap())
+}
+
+/// The same coefficients from scores as from outputs: scoring has the bits of training, so all that follows has.
+#[test]
+fn scores_of_the_window_stand_for_outputs() {
+    let mut by_outputs = Weighted::default();
+    let mut by_scores = Weighted { sees_window: true, ..Weighted::default() };
+    assert!(run(&mut by_outputs) == run(&mut by_scores), "the two differ");
+    assert_eq!(
+        by_scores.scored_first,
+        [2, 2, 2],
+        "both micro-batches of every step, before the first coefficient"
+    );
+    assert!(by_outputs.scored_first.is_empty());
+}
+
+/// What only the window as a whole knows reaches every coefficient.
+#[test]
+fn a_mean_over_the_window_changes_every_micro_batch() {
+    let plain = run(&mut Weighted { sees_window: true, ..Weighted::default() });
+    let mut centred = Weighted { sees_window: true, centred: true, ..Weighted::default() };
+    let other = run(&mut centred);
+    assert!(centred.mean > 0.0 && other.1 != plain.1);
+}
