@@ -3,36 +3,28 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lockstep_comm::{Abort, Call, Comm, Group, NcclSpec, NcclWorld};
-use lockstep_core::{Axis, Bytes, DType, Rank, panics};
-use lockstep_device::cuda::{Event, Gpu};
-use lockstep_device::{Device, Memory, Queue, Spill};
-use lockstep_plan::{Lane, ModelId, ModelPlan, Phase, PhaseKind, RunPlan, Schedule, State, Tier, Wait, What};
+use lockstep_comm::{NcclSpec, NcclWorld};
+use lockstep_core::{Bytes, DType, Rank, panics};
+use lockstep_device::{Device, Memory, Queue};
+use lockstep_plan::{Lane, ModelId, ModelPlan, Phase, PhaseKind, RunPlan};
 
-use crate::driver::{Caller, Updates};
+use crate::driver::Caller;
 use crate::error::EngineError;
 use crate::lanes::{Lanes, Run};
 use crate::norm::NormWork;
-use crate::places::{Memories, Places, UnitHomes};
+use crate::phases::PhasePlaces;
+use crate::places::{Memories, UnitHomes};
 use crate::poison::Poison;
-use crate::task::{Squares, Task, tasks};
+use crate::step::{StepState, Steps};
+use crate::transport::{Comms, Transport};
 
 /// How long lanes may take to end after a failure. Every wait of theirs ends at once; what is left is the operation
 /// they are in.
 const LANES_END: Duration = Duration::from_millis(500);
-
-/// How a rank reaches the others. Both connect the same ranks.
-#[derive(Debug)]
-pub struct Comms {
-    /// For the collectives of a schedule, on the comm lane.
-    pub lane: Comm,
-    /// For calls between steps, on the caller's thread: they need not wait for what the comm lane still sends.
-    pub host: Comm,
-}
 
 /// What a rank runs a plan with.
 #[derive(Debug)]
@@ -68,9 +60,7 @@ pub struct Engine {
 /// What all lanes share.
 pub(crate) struct Shared {
     // Dropped first: peers may read the memory until a carrier is gone.
-    lane_comm: Option<Mutex<Comm>>,
-    host_comm: Option<Mutex<Comm>>,
-    nccl: Option<NcclWorld>,
+    pub(crate) transport: Transport,
     pub(crate) plan: RunPlan,
     /// Where each model's states live.
     homes: Vec<Vec<UnitHomes>>,
@@ -83,11 +73,7 @@ pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) host_calls: AtomicU64,
     pub(crate) dropout_seed: AtomicU64,
-    /// End the waits for other ranks when this one fails.
-    aborts: Vec<Abort>,
-    groups: [Group; 3],
-    /// Of the run that computes, and of the one before, which may still update.
-    steps: [Mutex<StepState>; 2],
+    pub(crate) steps: Steps,
     pub(crate) norm: Mutex<NormWork>,
     /// Micro-batches whose outputs are on their way to the host, and their tokens.
     pub(crate) on_their_way: Mutex<Vec<(u32, usize)>>,
@@ -95,111 +81,12 @@ pub(crate) struct Shared {
     pub(crate) poison: OnceLock<Vec<Poison>>,
 }
 
-/// Where a phase's buffers are, and what its operations come to on this rank.
-pub(crate) struct PhasePlaces {
-    pub(crate) places: Places,
-    pub(crate) tasks: Vec<Task>,
-    pub(crate) squares: Vec<Squares>,
-    /// For each operation, a mark in its lane's stream, if one of another lane waits for it. Runs take turns with
-    /// two of them.
-    pub(crate) marks: [Vec<Option<Event>>; 2],
-}
-
-impl PhasePlaces {
-    fn of(
-        plan: &RunPlan,
-        phase: &Phase,
-        homes: &[UnitHomes],
-        rank: Rank,
-        device: Device,
-    ) -> Result<PhasePlaces, EngineError> {
-        let places = Places::of(plan, phase, homes);
-        let tasks = tasks(plan, phase, &places, homes, rank);
-        let squares = tasks.iter().filter_map(|task| match task {
-            Task::Squares(list) => Some(&list[..]),
-            _ => None,
-        });
-        let squares = squares.flatten().copied().collect();
-        let marks = match device {
-            Device::Cpu => [0, 1].map(|_| phase.schedule.ops.iter().map(|_| None).collect()),
-            Device::Cuda(gpu) => [marks(&phase.schedule, gpu)?, marks(&phase.schedule, gpu)?],
-        };
-        Ok(PhasePlaces { places, tasks, squares, marks })
-    }
-}
-
-/// Marks for the operations of streams that another lane waits for. What the host's cores do needs none: it is
-/// done when it is said to be.
-fn marks(schedule: &Schedule, gpu: &'static Gpu) -> Result<Vec<Option<Event>>, EngineError> {
-    let mut marks: Vec<Option<Event>> = schedule.ops.iter().map(|_| None).collect();
-    for wait in schedule.ops.iter().flat_map(|op| &op.waits) {
-        let (Wait::This(id) | Wait::Previous(id)) = wait;
-        let (op, mark) = (&schedule.ops[id.0 as usize], &mut marks[id.0 as usize]);
-        if op.lane != Lane::Host && mark.is_none() {
-            *mark = Some(Event::new(gpu)?);
-        }
-    }
-    Ok(marks)
-}
-
-/// Takes the host's part of a plan. What a GPU copies from or to is pinned: all but the states that only the host's
-/// cores touch.
-fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
-    let mut memory = Memory::take(plan.host_bytes, queue.pool())?;
-    let Device::Cuda(gpu) = queue.device() else { return Ok(memory) };
-    let residents = &plan.residents[Tier::Host as usize];
-    let only_host =
-        |what: What| matches!(what, What::State { state: State::Master | State::Optimizer(_), .. });
-    let starts = residents.offsets.iter().map(|(_, start)| start.0 as usize);
-    let ends = starts.clone().skip(1).chain([residents.bytes.0 as usize]);
-    let mut pinned: Vec<(usize, usize)> = Vec::new();
-    let all = residents.offsets.iter().zip(starts.zip(ends));
-    let crossed =
-        all.filter(|((id, _), _)| !only_host(plan.buffers[id.0 as usize].what)).map(|(_, range)| range);
-    for (start, end) in crossed.chain([(residents.bytes.0 as usize, plan.host_bytes.0 as usize)]) {
-        match pinned.last_mut() {
-            Some(last) if last.1 == start => last.1 = end,
-            _ => pinned.push((start, end)),
-        }
-    }
-    for (start, end) in pinned {
-        memory.pin(gpu, start, end)?;
-    }
-    Ok(memory)
-}
-
-/// What one operation leaves for later ones of the same step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepState {
-    pub(crate) updates: Updates,
-    pub(crate) grad_norm: f64,
-    /// What gradients are multiplied by before the update: clips them and takes the scale away.
-    pub(crate) clip: f32,
-    pub(crate) skip: bool,
-    /// What coefficients were multiplied by, and so all gradients.
-    pub(crate) loss_scale: f64,
-}
-
-impl StepState {
-    pub(crate) fn new(updates: Updates, loss_scale: f64) -> StepState {
-        StepState { updates, grad_norm: 0.0, clip: 1.0, skip: false, loss_scale }
-    }
-}
-
 impl Engine {
     /// Prepares a plan to run. Parameters are zero until they are initialised or loaded.
     pub fn new(plan: RunPlan, resources: Resources) -> Result<Engine, EngineError> {
         panics::record();
-        let Resources { rank, memory, mut comms, nccl, queue, spill_dir } = resources;
-        assert_eq!(memory.bytes(), plan.arena, "the arena is the plan's");
-        let (world, here) = (plan.input.mesh.world(), comms.as_ref().map_or(1, |c| c.lane.world()));
-        assert_eq!(world, here, "the plan is for {world} ranks, the carrier for {here}");
-        let spill = match (plan.nvme_bytes, spill_dir) {
-            (Bytes::ZERO, _) => None,
-            (bytes, Some(dir)) => Some(Spill::make(&dir, bytes)?),
-            (bytes, None) => return Err(EngineError::NoSpillDir { bytes }),
-        };
-        let memories = Memories { device: memory, host: host_memory(&plan, &queue)?, spill };
+        let Resources { rank, memory, comms, nccl, queue, spill_dir } = resources;
+        let memories = Memories::take(&plan, memory, &queue, spill_dir)?;
         let device = queue.device();
         if let Device::Cuda(gpu) = device {
             for model in &plan.input.models {
@@ -208,56 +95,33 @@ impl Engine {
         }
         let models = (0..plan.input.models.len()).map(|i| ModelId(i as u8));
         let homes: Vec<_> = models.map(|id| UnitHomes::of_model(&plan, id, rank)).collect();
-        let phases: Vec<PhasePlaces> = plan
-            .phases
-            .iter()
-            .map(|phase| PhasePlaces::of(&plan, phase, &homes[phase.model.0 as usize], rank, device))
-            .collect::<Result<_, _>>()?;
+        let of = |phase| PhasePlaces::of(&plan, phase, &homes[phase.model.0 as usize], rank, device);
+        let phases: Vec<PhasePlaces> = plan.phases.iter().map(of).collect::<Result<_, _>>()?;
         // Phases of one model have the same tables.
         for (phase, places) in plan.phases.iter().zip(&phases) {
             let shape = &plan.input.model(phase.model).shape;
             lockstep_model::fill_tables(shape, places.places.tables.view(&memories))?;
         }
-        let mesh = plan.input.mesh;
-        let groups = [Axis::Replicate, Axis::Shard, Axis::World].map(|axis| Group::along(&mesh, axis, rank));
-        let mut aborts: Vec<Abort> =
-            comms.iter().flat_map(|comms| [comms.lane.abort(), comms.host.abort()]).collect();
-        let nccl = match (queue.device(), &mut comms) {
-            (Device::Cuda(_), Some(comms)) => {
-                let spec = nccl.expect("ranks on GPUs have NCCL");
-                aborts.push(spec.abort.clone());
-                let failed = |cause| EngineError::Comm { op: "setting up NCCL".into(), cause };
-                Some(NcclWorld::connect(&spec, &groups, &mut comms.host, Call::HOST).map_err(failed)?)
-            }
-            _ => None,
-        };
+        let nccl = nccl.filter(|_| matches!(device, Device::Cuda(_)));
+        assert!(
+            comms.is_none() || matches!(device, Device::Cpu) || nccl.is_some(),
+            "ranks on GPUs have NCCL"
+        );
         let runs_on =
             |lane: &Lane| plan.phases.iter().any(|p| p.schedule.ops.iter().any(|op| op.lane == *lane));
         let threads: Vec<Lane> = [Lane::Comm, Lane::Copy, Lane::Host].into_iter().filter(runs_on).collect();
-        // Ranks that hold different gradients exchange their subtrees.
-        let apart = |phase: &Phase| mesh.size_of(plan.input.cut_over(phase.model, State::Grad));
-        let most_apart = plan.phases.iter().map(apart).max().unwrap_or(1);
-        let most_squares = phases.iter().map(|p| p.squares.len()).max().unwrap_or(0);
-        let (lane_comm, host_comm) = match comms {
-            Some(Comms { lane, host }) => (Some(Mutex::new(lane)), Some(Mutex::new(host))),
-            None => (None, None),
-        };
         let shared = Arc::new(Shared {
+            transport: Transport::new(&plan.input.mesh, rank, comms, nccl)?,
             homes,
+            norm: Mutex::new(NormWork::of(&plan, &phases)),
             phases,
             current: AtomicUsize::new(0),
-            norm: Mutex::new(NormWork::new(most_squares, most_apart)),
             memories,
             lanes: Lanes::new(&threads),
             rank,
             host_calls: AtomicU64::new(1),
             dropout_seed: AtomicU64::new(0),
-            lane_comm,
-            host_comm,
-            nccl,
-            aborts,
-            groups,
-            steps: [0, 1].map(|_| Mutex::new(StepState::new(Updates::NONE, 1.0))),
+            steps: Steps::new(),
             on_their_way: Mutex::new(Vec::with_capacity(plan.input.micros as usize)),
             poison: OnceLock::new(),
             plan,
@@ -322,7 +186,7 @@ impl Engine {
         }
         let run = shared.lanes.begin(schedule.ops.len(), again, |run| {
             if let Some(step) = step {
-                *shared.step_state(run) = step;
+                *shared.steps.of(run) = step;
             }
         })?;
         shared.run_guarded(Lane::Compute, || shared.compute_lane(run, caller, &self.queue));
@@ -347,7 +211,7 @@ impl Drop for Engine {
         shared.lanes.quit();
         if shared.lanes.is_stopped() {
             // Takes the communicators down, and with them kernels that wait for other ranks.
-            let _ = shared.nccl.as_ref().map(NcclWorld::check);
+            let _ = shared.transport.nccl().map(NcclWorld::check);
             if !shared.lanes.end_within(LANES_END) {
                 // One hangs in a driver or a disk; it ends with the process.
                 return;
@@ -385,14 +249,6 @@ impl Shared {
         &self.homes[model.0 as usize]
     }
 
-    pub(crate) fn group(&self, axis: Axis) -> &Group {
-        match axis {
-            Axis::Replicate => &self.groups[0],
-            Axis::Shard => &self.groups[1],
-            Axis::World => &self.groups[2],
-        }
-    }
-
     /// Runs a lane's part of a phase. An error or a panic ends all lanes.
     pub(crate) fn run_guarded(&self, lane: Lane, part: impl FnOnce() -> Result<(), EngineError>) {
         match catch_unwind(AssertUnwindSafe(part)) {
@@ -409,38 +265,10 @@ impl Shared {
     pub(crate) fn fail(&self, cause: EngineError) {
         let why = cause.to_string();
         self.lanes.stop(cause);
-        self.aborts.iter().for_each(|abort| abort.raise(why.as_str()));
-    }
-
-    /// For the collectives of a schedule.
-    pub(crate) fn lane_comm(&self) -> MutexGuard<'_, Comm> {
-        lock_comm(&self.lane_comm)
-    }
-
-    /// For the calls between steps.
-    pub(crate) fn host_comm(&self) -> MutexGuard<'_, Comm> {
-        lock_comm(&self.host_comm)
-    }
-
-    /// What carries between GPUs.
-    pub(crate) fn nccl(&self) -> Option<&NcclWorld> {
-        self.nccl.as_ref()
-    }
-
-    pub(crate) fn is_alone(&self) -> bool {
-        self.lane_comm.is_none()
-    }
-
-    pub(crate) fn step_state(&self, run: Run) -> MutexGuard<'_, StepState> {
-        self.steps[run.parity()].lock().unwrap_or_else(|e| e.into_inner())
+        self.transport.abort(&why);
     }
 
     pub(crate) fn storage(&self) -> DType {
         self.plan.input.storage
     }
-}
-
-fn lock_comm(comm: &Option<Mutex<Comm>>) -> MutexGuard<'_, Comm> {
-    let comm = comm.as_ref().expect("a world of several ranks has a carrier");
-    comm.lock().unwrap_or_else(|e| e.into_inner())
 }

@@ -80,7 +80,7 @@ impl Shared {
 
     /// Everything of the lane is done when its thread comes to rest.
     fn finish_lane(&self, lane: Lane, queue: &Queue) -> Result<(), EngineError> {
-        match (lane, self.nccl(), queue.cuda()) {
+        match (lane, self.transport.nccl(), queue.cuda()) {
             // Others have a part in these: they may fail, or never come.
             (Lane::Comm, Some(nccl), Some(cuda)) => {
                 let failed = |cause| EngineError::Comm { op: "the collectives of a phase".into(), cause };
@@ -252,7 +252,7 @@ impl Shared {
             head_chunk: model.head_chunk,
             dropout: inputs.samples.map(|samples| DropoutKey {
                 seed: self.dropout_seed.load(std::sync::atomic::Ordering::Relaxed),
-                step: self.step_state(run).updates.t as u32,
+                step: self.steps.of(run).updates.t as u32,
                 samples,
             }),
         };
@@ -289,7 +289,7 @@ impl Shared {
     ) -> Result<(), EngineError> {
         let (here, given) = (self.coefficients_on_host(micro), batch.given);
         here.zero_host();
-        let scale = self.step_state(run).loss_scale as f32;
+        let scale = self.steps.of(run).loss_scale as f32;
         let ahead = self.plan.input.coefficients_ahead;
         if !ahead {
             self.cross_channels(queue, self.outputs_on_host(micro), self.outputs(), given);

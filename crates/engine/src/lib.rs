@@ -14,16 +14,20 @@ mod inputs;
 mod lanes;
 mod model;
 mod norm;
+mod phases;
 mod places;
 mod poison;
 mod port;
 mod run_task;
+mod step;
 mod task;
 mod together;
+mod transport;
 
 pub use driver::{
     Coefficients, Driver, Extension, Grower, MicroBatch, Outputs, StepReport, UpdateRule, Updates,
 };
-pub use engine::{Comms, Engine, Resources};
+pub use engine::{Engine, Resources};
 pub use error::EngineError;
 pub use model::{Model, ModelMut};
+pub use transport::Comms;

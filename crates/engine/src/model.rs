@@ -8,9 +8,10 @@ use lockstep_plan::{ModelId, ModelPlan, PhaseKind, State};
 use lockstep_shape::{Init, Segment, UnitShape};
 
 use crate::driver::{Caller, Coefficients, Driver, Grower, MicroBatch, Outputs, StepReport, Updates};
-use crate::engine::{Engine, StepState};
+use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::places::Home;
+use crate::step::StepState;
 
 /// Elements that one thread initialises at a time: even, so that pairs of normals stay whole.
 const PIECE: usize = 1 << 16;
@@ -244,7 +245,7 @@ impl ModelMut<'_> {
         let step = StepState::new(*updates, engine.loss_scale);
         let run = engine.run_phase(PhaseKind::Train, self.id, Some(step), &mut Caller::Driver(driver))?;
         engine.shared.read_verdict(run, &engine.queue)?;
-        let state = engine.shared.step_state(run);
+        let state = engine.shared.steps.of(run);
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
     }
 

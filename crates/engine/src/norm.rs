@@ -4,11 +4,12 @@ use lockstep_comm::CommError;
 use lockstep_core::sum::{Node, fold_range, merge};
 use lockstep_device::{Queue, View};
 use lockstep_ops::reduce;
-use lockstep_plan::Axes;
+use lockstep_plan::{Axes, Phase, RunPlan, State};
 
 use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::lanes::Run;
+use crate::phases::PhasePlaces;
 use crate::places::Place;
 use crate::task::Squares;
 
@@ -23,7 +24,11 @@ pub(crate) struct NormWork {
 const NODES_PER_RANGE: usize = 128;
 
 impl NormWork {
-    pub(crate) fn new(ranges: usize, ranks: u32) -> NormWork {
+    pub(crate) fn of(plan: &RunPlan, phases: &[PhasePlaces]) -> NormWork {
+        let ranges = phases.iter().map(|phase| phase.squares.len()).max().unwrap_or(0);
+        // Ranks that hold different gradients exchange their subtrees.
+        let apart = |phase: &Phase| plan.input.mesh.size_of(plan.input.cut_over(phase.model, State::Grad));
+        let ranks = plan.phases.iter().map(apart).max().unwrap_or(1);
         let room = ranges * NODES_PER_RANGE;
         let nodes = Vec::with_capacity(room * ranks as usize);
         let bytes = Vec::with_capacity(if ranks > 1 { room * NODE_BYTES } else { 0 });
@@ -46,7 +51,7 @@ impl Shared {
         queue.synchronize()?;
         let mut numbers = [0f64; 4];
         verdict.read(&mut numbers)?;
-        let mut step = self.step_state(run);
+        let mut step = self.steps.of(run);
         (step.grad_norm, step.clip, step.skip) = (numbers[1], numbers[2] as f32, numbers[3] != 0.0);
         Ok(())
     }
@@ -74,12 +79,12 @@ impl Shared {
         let own: usize = self.at().squares.iter().map(|one| one.leaves.elems()).sum();
         reduce::sum_leaves(queue, verdict.first(1), leaves.first(own));
         for axis in axes {
-            let (nccl, cuda) = self.nccl().zip(queue.cuda()).expect("ranks on GPUs have NCCL");
-            let summed = nccl.of(self.group(*axis)).all_reduce(cuda, &[verdict.first(1)]);
+            let (nccl, cuda) = self.transport.nccl().zip(queue.cuda()).expect("ranks on GPUs have NCCL");
+            let summed = nccl.of(self.transport.group(*axis)).all_reduce(cuda, &[verdict.first(1)]);
             summed.map_err(|cause| self.comm_failed(i, cause))?;
         }
         let (max_norm, loss_scale) = {
-            let step = self.step_state(run);
+            let step = self.steps.of(run);
             (step.updates.max_norm, step.loss_scale)
         };
         reduce::judge(queue, verdict, max_norm, loss_scale);
@@ -106,11 +111,16 @@ impl Shared {
             bytes.clear();
             nodes.iter().for_each(|node| bytes.extend(to_bytes(node)));
             nodes.clear();
-            self.lane_comm().all_gather_bytes(self.group(*axis), tag, bytes, &mut |_, theirs| {
-                nodes.extend(theirs.chunks_exact(NODE_BYTES).map(from_bytes));
-            })?;
+            self.transport.lane().all_gather_bytes(
+                self.transport.group(*axis),
+                tag,
+                bytes,
+                &mut |_, theirs| {
+                    nodes.extend(theirs.chunks_exact(NODE_BYTES).map(from_bytes));
+                },
+            )?;
         }
-        let mut step = self.step_state(run);
+        let mut step = self.steps.of(run);
         let norm = merge(nodes).sqrt() / step.loss_scale;
         nodes.clear();
         step.grad_norm = norm;

@@ -1,9 +1,10 @@
 //! Addresses of everything a phase touches, looked up once.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use lockstep_core::{Bytes, DType, Rank};
-use lockstep_device::{Memory, Queue, Spill, View};
+use lockstep_device::{Device, Memory, Queue, Spill, View};
 use lockstep_plan::{
     Buffer, BufferId, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier, UnitLayout, What,
 };
@@ -21,9 +22,51 @@ pub(crate) struct Memories {
 }
 
 impl Memories {
+    /// `device`: the plan's arena. The host's part is taken here, and the spill file made.
+    pub(crate) fn take(
+        plan: &RunPlan,
+        device: Arc<Memory>,
+        queue: &Queue,
+        spill_dir: Option<PathBuf>,
+    ) -> Result<Memories, EngineError> {
+        assert_eq!(device.bytes(), plan.arena, "the arena is the plan's");
+        let spill = match (plan.nvme_bytes, spill_dir) {
+            (Bytes::ZERO, _) => None,
+            (bytes, Some(dir)) => Some(Spill::make(&dir, bytes)?),
+            (bytes, None) => return Err(EngineError::NoSpillDir { bytes }),
+        };
+        Ok(Memories { device, host: host_memory(plan, queue)?, spill })
+    }
+
     fn spill(&self) -> &Spill {
         self.spill.as_ref().expect("a plan with states on a disk has a spill file")
     }
+}
+
+/// Takes the host's part of a plan. What a GPU copies from or to is pinned: all but the states that only the host's
+/// cores touch.
+fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
+    let mut memory = Memory::take(plan.host_bytes, queue.pool())?;
+    let Device::Cuda(gpu) = queue.device() else { return Ok(memory) };
+    let residents = &plan.residents[Tier::Host as usize];
+    let only_host =
+        |what: What| matches!(what, What::State { state: State::Master | State::Optimizer(_), .. });
+    let starts = residents.offsets.iter().map(|(_, start)| start.0 as usize);
+    let ends = starts.clone().skip(1).chain([residents.bytes.0 as usize]);
+    let mut pinned: Vec<(usize, usize)> = Vec::new();
+    let all = residents.offsets.iter().zip(starts.zip(ends));
+    let crossed =
+        all.filter(|((id, _), _)| !only_host(plan.buffers[id.0 as usize].what)).map(|(_, range)| range);
+    for (start, end) in crossed.chain([(residents.bytes.0 as usize, plan.host_bytes.0 as usize)]) {
+        match pinned.last_mut() {
+            Some(last) if last.1 == start => last.1 = end,
+            _ => pinned.push((start, end)),
+        }
+    }
+    for (start, end) in pinned {
+        memory.pin(gpu, start, end)?;
+    }
+    Ok(memory)
 }
 
 /// A buffer's place, or a part of one, in the device's or the host's memory.

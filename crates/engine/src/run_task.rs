@@ -7,10 +7,11 @@ use lockstep_ops::{adamw, lion, reduce, sgd};
 use lockstep_plan::operation_text;
 
 use crate::driver::UpdateRule;
-use crate::engine::{Shared, StepState};
+use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::lanes::Run;
 use crate::places::Place;
+use crate::step::StepState;
 use crate::task::{Gather, Reduce, Task, Update, UpdateRange};
 
 impl Shared {
@@ -55,11 +56,11 @@ impl Shared {
     /// Whether the step changes nothing. Where the device decides that, the host has to ask.
     fn skips(&self, run: Run, queue: &Queue) -> Result<bool, EngineError> {
         self.read_verdict(run, queue)?;
-        Ok(self.step_state(run).skip)
+        Ok(self.steps.of(run).skip)
     }
 
     fn gather(&self, axis: Axis, parts: &[Gather], tag: u64, queue: &Queue) -> Result<(), CommError> {
-        let group = self.group(axis);
+        let group = self.transport.group(axis);
         for parts in parts.chunks(MAX_OFFERS) {
             let mut views = [Gathered { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
             for (view, part) in views.iter_mut().zip(parts) {
@@ -67,9 +68,9 @@ impl Shared {
                     Gathered { own: part.own.view(&self.memories), whole: part.whole.view(&self.memories) };
             }
             let views = &views[..parts.len()];
-            match self.nccl().zip(queue.cuda()) {
+            match self.transport.nccl().zip(queue.cuda()) {
                 Some((nccl, cuda)) => nccl.of(group).all_gather(cuda, views)?,
-                None => self.lane_comm().all_gather(group, tag, views)?,
+                None => self.transport.lane().all_gather(group, tag, views)?,
             }
         }
         Ok(())
@@ -77,22 +78,25 @@ impl Shared {
 
     fn reduce(&self, task: &Reduce, tag: u64, queue: &Queue) -> Result<(), CommError> {
         if let Some(scratch) = task.scratch {
-            let group = self.group(task.axis);
+            let group = self.transport.group(task.axis);
             for parts in task.parts.chunks(MAX_OFFERS) {
                 let mut views = [View::empty(); MAX_OFFERS];
                 for (view, part) in views.iter_mut().zip(parts) {
                     *view = part.view(&self.memories);
                 }
                 let views = &views[..parts.len()];
-                match (self.nccl().zip(queue.cuda()), task.to_all) {
+                match (self.transport.nccl().zip(queue.cuda()), task.to_all) {
                     (Some((nccl, cuda)), true) => nccl.of(group).all_reduce(cuda, views)?,
                     (Some((nccl, cuda)), false) => nccl.of(group).reduce_scatter(cuda, views)?,
                     (None, true) => {
-                        self.lane_comm().all_reduce(group, tag, views, scratch.view(&self.memories))?
+                        self.transport.lane().all_reduce(group, tag, views, scratch.view(&self.memories))?
                     }
-                    (None, false) => {
-                        self.lane_comm().reduce_scatter(group, tag, views, scratch.view(&self.memories))?
-                    }
+                    (None, false) => self.transport.lane().reduce_scatter(
+                        group,
+                        tag,
+                        views,
+                        scratch.view(&self.memories),
+                    )?,
                 }
             }
         }
@@ -104,7 +108,7 @@ impl Shared {
     }
 
     fn update(&self, run: Run, task: &Update, queue: &Queue) -> Result<(), EngineError> {
-        let state = *self.step_state(run);
+        let state = *self.steps.of(run);
         if state.skip {
             return Ok(());
         }

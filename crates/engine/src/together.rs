@@ -12,7 +12,7 @@ use crate::error::EngineError;
 impl Engine {
     /// What carries bytes between ranks, in words. `None` in a world of one.
     pub fn carrier(&self) -> Option<String> {
-        (!self.shared.is_alone()).then(|| self.shared.host_comm().note().to_string())
+        (!self.shared.transport.is_alone()).then(|| self.shared.transport.host().note().to_string())
     }
 
     /// How spilled states move, in words. `None` where nothing is spilled.
@@ -22,7 +22,7 @@ impl Engine {
 
     /// Everybody's bytes, in the order of ranks. All ranks call it alike.
     pub fn exchange(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, EngineError> {
-        if self.shared.is_alone() {
+        if self.shared.transport.is_alone() {
             return Ok(vec![mine.to_vec()]);
         }
         self.gather_bytes(what, Axis::World, mine)
@@ -35,7 +35,7 @@ impl Engine {
         axis: Axis,
         mine: &[u8],
     ) -> Result<Vec<Vec<u8>>, EngineError> {
-        let group = self.shared.group(axis);
+        let group = self.shared.transport.group(axis);
         let mut all = vec![Vec::new(); group.len()];
         let each = &mut |member: usize, bytes: &[u8]| all[member].extend_from_slice(bytes);
         self.host_call(what, |comm, tag| comm.all_gather_bytes(group, tag, mine, each))?;
@@ -44,10 +44,10 @@ impl Engine {
 
     /// Returns when every rank has come here.
     pub fn barrier(&self, what: &str) -> Result<(), EngineError> {
-        if self.shared.is_alone() {
+        if self.shared.transport.is_alone() {
             return Ok(());
         }
-        self.host_call(what, |comm, tag| comm.barrier(self.shared.group(Axis::World), tag))
+        self.host_call(what, |comm, tag| comm.barrier(self.shared.transport.group(Axis::World), tag))
     }
 
     /// A call between steps. The comm lane may still be sending: this does not wait for it.
@@ -58,7 +58,7 @@ impl Engine {
     ) -> Result<(), EngineError> {
         // Whatever a lane has failed by is the reason to report, also if it fails meanwhile.
         self.shared.lanes.settle(&[])?;
-        call(&mut self.shared.host_comm(), self.next_tag()).map_err(|cause| {
+        call(&mut self.shared.transport.host(), self.next_tag()).map_err(|cause| {
             let lane_failed = self.shared.lanes.settle(&[]).err();
             // The lanes must not go on waiting for a peer that this call has found lost.
             self.shared.fail(EngineError::Stopped);
@@ -77,7 +77,7 @@ impl Engine {
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
         let all = self.exchange(what, &bytes)?;
         let mut stack: Vec<Vec<f64>> = Vec::new();
-        let nodes: Vec<u32> = self.shared.group(Axis::World).nodes().to_vec();
+        let nodes: Vec<u32> = self.shared.transport.group(Axis::World).nodes().to_vec();
         fold_steps(&nodes, &mut |step| match step {
             FoldStep::Push(rank) => {
                 let numbers = all[rank].chunks_exact(8);
