@@ -126,10 +126,9 @@ impl Shared {
         queue: &Queue,
         batch: &mut Batch,
     ) -> Result<(), EngineError> {
-        if let OpKind::Forward { unit, micro } = kind
-            && unit == self.model().embed()
-        {
+        if let OpKind::Feed { micro } = kind {
             *batch = self.feed(&driver.batch(micro), micro, queue)?;
+            return Ok(());
         }
         let program = |unit, which, fresh| self.run_unit(run, queue, unit, which, fresh, *batch);
         match kind {

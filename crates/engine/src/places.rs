@@ -6,11 +6,15 @@ use std::sync::Arc;
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_device::{Device, Memory, Queue, Spill, View};
 use lockstep_plan::{
-    Buffer, BufferId, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier, UnitLayout, What,
+    Buffer, BufferId, Flight, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier,
+    UnitLayout, What,
 };
 use lockstep_shape::{Program, Programs, Slot};
 
 use crate::error::EngineError;
+
+/// One micro-batch is in flight at a time.
+const FLIGHT: Flight = Flight::ONLY;
 
 /// The memory of a rank, by tier.
 #[derive(Debug)]
@@ -329,10 +333,14 @@ impl Places {
         let per_token = model.channels.count() * model.bounds.tokens;
         Places {
             units,
-            inputs: finder.must(What::Inputs).slice(0, model.inputs_elems(plan.input.is_separate())),
+            inputs: finder
+                .must(What::Inputs { flight: FLIGHT })
+                .slice(0, model.inputs_elems(plan.input.is_separate())),
             tables: finder.must(What::Tables { model: id }),
-            outputs: finder.must(What::Outputs).slice(0, per_token),
-            coefficients: finder.find(What::Coefficients).map(|spot| spot.place().slice(0, per_token)),
+            outputs: finder.must(What::Outputs { flight: FLIGHT }).slice(0, per_token),
+            coefficients: finder
+                .find(What::Coefficients { flight: FLIGHT })
+                .map(|spot| spot.place().slice(0, per_token)),
             norm_leaves: finder.find(What::NormLeaves { model: id }).map(|spot| spot.place()),
             verdict: finder.find(What::Verdict).map(|spot| spot.place()),
             port: finder.find(What::Port).map(|spot| spot.place()),
@@ -399,11 +407,13 @@ impl Finder<'_> {
             let bytes = spec.bytes(plan.bounds.tokens, plan.head_chunk, input.storage);
             let elems = bytes.0 as usize / dtype.size();
             let (buffer, offset) = match layout.home(slot).expect("every slot has a home") {
-                SlotHome::Input => (What::Stream { model, index: stream(unit) }, Bytes::ZERO),
-                SlotHome::Output => (What::Stream { model, index: stream(unit + 1) }, Bytes::ZERO),
-                SlotHome::GradStream => (What::GradStream { model }, Bytes::ZERO),
-                SlotHome::Saved(at) => (What::Saved { model, unit: keeper }, at),
-                SlotHome::Rebuilt(at) => (What::Rebuilt { model, unit }, at),
+                SlotHome::Input => (What::Stream { model, index: stream(unit), flight: FLIGHT }, Bytes::ZERO),
+                SlotHome::Output => {
+                    (What::Stream { model, index: stream(unit + 1), flight: FLIGHT }, Bytes::ZERO)
+                }
+                SlotHome::GradStream => (What::GradStream { model, flight: FLIGHT }, Bytes::ZERO),
+                SlotHome::Saved(at) => (What::Saved { model, unit: keeper, flight: FLIGHT }, at),
+                SlotHome::Rebuilt(at) => (What::Rebuilt { model, unit, flight: FLIGHT }, at),
                 SlotHome::Scratch(at) => (What::Scratch, at),
             };
             // A buffer that the phase never touches has no place: its programs do not run there.

@@ -124,7 +124,8 @@ struct Maker<'a> {
 impl Maker<'_> {
     fn task(&self, op: &Op) -> Task {
         match op.kind {
-            OpKind::Forward { .. }
+            OpKind::Feed { .. }
+            | OpKind::Forward { .. }
             | OpKind::HeadForward { .. }
             | OpKind::Objective { .. }
             | OpKind::HeadBackward { .. }

@@ -34,6 +34,14 @@ pub enum State {
     Grad,
 }
 
+/// Which of the micro-batches in flight a buffer belongs to. Micro-batches run one after the other, so there is one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Flight(pub u8);
+
+impl Flight {
+    pub const ONLY: Flight = Flight(0);
+}
+
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum What {
@@ -75,26 +83,36 @@ pub enum What {
     Stream {
         model: ModelId,
         index: u32,
+        flight: Flight,
     },
     GradStream {
         model: ModelId,
+        flight: Flight,
     },
     /// What forward keeps for backward, and what recomputation makes for it.
     Saved {
         model: ModelId,
         unit: u32,
+        flight: Flight,
     },
     Rebuilt {
         model: ModelId,
         unit: u32,
+        flight: Flight,
     },
     /// Slots that live within one operation, and the kernels' workspace.
     Scratch,
     /// Tokens, targets, positions and document bounds of a micro-batch.
-    Inputs,
+    Inputs {
+        flight: Flight,
+    },
     /// What the head says of every token, and the objective's coefficients for it: channel after channel.
-    Outputs,
-    Coefficients,
+    Outputs {
+        flight: Flight,
+    },
+    Coefficients {
+        flight: Flight,
+    },
     /// Angles of the rotary embedding.
     Tables {
         model: ModelId,

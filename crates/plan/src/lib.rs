@@ -29,7 +29,7 @@ pub mod strategy;
 mod tests;
 
 pub use axes::Axes;
-pub use buffer::{Access, Buffer, BufferId, State, Tier, What};
+pub use buffer::{Access, Buffer, BufferId, Flight, State, Tier, What};
 pub use builder::{StepBuilder, Use, Work};
 pub use check::Violation;
 pub use input::{

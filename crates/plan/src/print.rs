@@ -216,6 +216,7 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
     };
     let text = match op.kind {
         OpKind::Release(span) => format!("release {}", words.span(span)),
+        OpKind::Feed { micro } => format!("feed inputs{}", micro_text(micro)),
         OpKind::Forward { unit, micro } => format!("forward {}{}", words.unit(unit), micro_text(micro)),
         OpKind::HeadForward { micro } => format!("forward head{}", micro_text(micro)),
         OpKind::Objective { micro } => format!("objective{}", micro_text(micro)),

@@ -102,6 +102,10 @@ pub enum OpKind {
         axes: Axes,
     },
     Release(SpanId),
+    /// A micro-batch's tokens, targets and positions, from the caller to the device.
+    Feed {
+        micro: u32,
+    },
     Forward {
         unit: u32,
         micro: u32,

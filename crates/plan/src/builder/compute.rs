@@ -1,26 +1,29 @@
 //! What units compute: forward, head, recomputation, backward.
 
 use crate::buffer::{Access, BufferId, What};
-use crate::builder::StepBuilder;
+use crate::builder::{FLIGHT, StepBuilder};
 use crate::input::AccumulationOrder;
 use crate::schedule::{Lane, OpId, OpKind};
 
 impl StepBuilder<'_> {
-    /// The batch of this micro is copied in by the host before its first operation.
+    /// Forward of a unit of the body; before the first one, the batch is brought to the device.
     pub fn forward(&mut self, unit: u32, micro: u32) -> OpId {
-        let mut accesses = self.common_accesses();
-        accesses.push((self.params(unit), Access::Read));
         if unit == self.embed_unit() {
             let [inputs, _] = self.inputs();
-            accesses.retain(|(id, _)| *id != inputs);
-            accesses.push((inputs, Access::Define));
-        } else {
+            self.emit(OpKind::Feed { micro }, Lane::Compute, vec![(inputs, Access::Define)], &[]);
+        }
+        let mut accesses = self.common_accesses();
+        accesses.push((self.params(unit), Access::Read));
+        if unit != self.embed_unit() {
             accesses.push((self.stream(unit), Access::Read));
         }
         accesses.push((self.stream(unit + 1), Access::Define));
         let saved = self.layout(unit).saved;
         if saved.0 > 0 {
-            accesses.push((self.bytes(What::Saved { model: self.model, unit }, saved), Access::Define));
+            accesses.push((
+                self.bytes(What::Saved { model: self.model, unit, flight: FLIGHT }, saved),
+                Access::Define,
+            ));
         }
         let id = self.emit(OpKind::Forward { unit, micro }, Lane::Compute, accesses, &[]);
         if unit + 1 == self.head_unit() {
@@ -44,7 +47,10 @@ impl StepBuilder<'_> {
     /// The head and the objective, in one pass where the objective allows it.
     pub fn head(&mut self, micro: u32) -> OpId {
         let [inputs, _] = self.inputs();
-        let (outputs, coefficients) = (self.per_token(What::Outputs), self.per_token(What::Coefficients));
+        let (outputs, coefficients) = (
+            self.per_token(What::Outputs { flight: FLIGHT }),
+            self.per_token(What::Coefficients { flight: FLIGHT }),
+        );
         let ahead = self.input.coefficients_ahead;
         if !ahead {
             self.head_score(micro);
@@ -80,7 +86,7 @@ impl StepBuilder<'_> {
     /// The head's outputs, with no backward to follow.
     pub(super) fn head_score(&mut self, micro: u32) -> OpId {
         let mut accesses = self.head_accesses();
-        accesses.push((self.per_token(What::Outputs), Access::Define));
+        accesses.push((self.per_token(What::Outputs { flight: FLIGHT }), Access::Define));
         self.emit(OpKind::HeadForward { micro }, Lane::Compute, accesses, &[])
     }
 
@@ -97,7 +103,10 @@ impl StepBuilder<'_> {
             let mut accesses = self.common_accesses();
             accesses.push((self.params(unit), Access::Read));
             accesses.push((self.stream(unit), Access::Read));
-            accesses.push((self.bytes(What::Rebuilt { model: self.model, unit }, rebuilt), Access::Define));
+            accesses.push((
+                self.bytes(What::Rebuilt { model: self.model, unit, flight: FLIGHT }, rebuilt),
+                Access::Define,
+            ));
             self.emit(OpKind::Recompute { unit, micro }, Lane::Compute, accesses, &[]);
         }
         let mut accesses = self.common_accesses();
@@ -106,8 +115,8 @@ impl StepBuilder<'_> {
             accesses.push((self.stream(unit), Access::Read));
         }
         for (what, bytes) in [
-            (What::Saved { model: self.model, unit }, saved),
-            (What::Rebuilt { model: self.model, unit }, rebuilt),
+            (What::Saved { model: self.model, unit, flight: FLIGHT }, saved),
+            (What::Rebuilt { model: self.model, unit, flight: FLIGHT }, rebuilt),
         ] {
             if bytes.0 > 0 {
                 // Updated: the gated unit's gradients take the place of its values.

@@ -15,11 +15,14 @@ use std::collections::HashMap;
 
 use lockstep_core::DType;
 
-use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
+use crate::buffer::{Access, Buffer, BufferId, Flight, State, Tier, What};
 use crate::input::{AccumulationOrder, ModelPlan, PlanInput};
 use crate::order::{Order, waits_in_run};
 use crate::schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
 use crate::scratch::UnitLayout;
+
+/// One micro-batch is in flight at a time.
+const FLIGHT: Flight = Flight::ONLY;
 
 /// The buffers of a plan, shared by its phases.
 #[derive(Clone, Debug, Default)]
@@ -333,12 +336,12 @@ impl<'a> StepBuilder<'a> {
 
     fn stream(&mut self, index: u32) -> BufferId {
         let elems = self.plan().bounds.tokens * self.plan().shape.dim;
-        self.device(What::Stream { model: self.model, index }, elems, self.input.storage)
+        self.device(What::Stream { model: self.model, index, flight: FLIGHT }, elems, self.input.storage)
     }
 
     fn grad_stream(&mut self) -> BufferId {
         let elems = self.plan().bounds.tokens * self.plan().shape.dim;
-        self.device(What::GradStream { model: self.model }, elems, self.input.storage)
+        self.device(What::GradStream { model: self.model, flight: FLIGHT }, elems, self.input.storage)
     }
 
     /// A byte buffer, counted in f32 elements.
@@ -357,7 +360,10 @@ impl<'a> StepBuilder<'a> {
         let positions = plan.bounds.max_doc.max(plan.generation.map_or(0, |r| r.tokens_per_doc));
         let tables = plan.shape.head_dim * positions;
         let what = What::Tables { model: self.model };
-        [self.device(What::Inputs, elems, DType::U32), self.device(what, tables, DType::F32)]
+        [
+            self.device(What::Inputs { flight: FLIGHT }, elems, DType::U32),
+            self.device(what, tables, DType::F32),
+        ]
     }
 
     /// A number per token and channel.

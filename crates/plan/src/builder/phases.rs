@@ -3,7 +3,7 @@
 use lockstep_core::DType;
 
 use crate::buffer::{Access, What};
-use crate::builder::{StepBuilder, Work};
+use crate::builder::{FLIGHT, StepBuilder, Work};
 use crate::schedule::{Lane, OpKind};
 
 impl StepBuilder<'_> {
@@ -27,12 +27,12 @@ impl StepBuilder<'_> {
         }
         let [inputs, tables] = self.inputs();
         let mut made = vec![cache, inputs, self.scratch(), self.stream(1), self.stream(2)];
-        made.push(self.per_token(What::Outputs));
+        made.push(self.per_token(What::Outputs { flight: FLIGHT }));
         // All blocks share what the one that keeps most would keep.
         let blocks = self.body().skip(1);
         let saved = blocks.map(|unit| self.layout(unit).saved).max().unwrap_or_default();
         if saved.0 > 0 {
-            made.push(self.bytes(What::Saved { model: self.model, unit: 1 }, saved));
+            made.push(self.bytes(What::Saved { model: self.model, unit: 1, flight: FLIGHT }, saved));
         }
         let mut accesses = vec![(tables, Access::Read)];
         accesses.extend(made.into_iter().map(|id| (id, Access::Define)));
