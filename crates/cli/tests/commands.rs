@@ -37,17 +37,17 @@ fn zero3_with_prefetch() {
         parameters gathered whole              160 KiB           -           -
        #0  comm     gather embed from 8 ranks                   33.0 KiB
        #1  comm     gather block 0 from 8 ranks                 42.0 KiB
-       #4  comm     gather block 1 from 8 ranks                 42.0 KiB  #3
-       #6  compute  release block 0
-       #7  comm     gather head from 8 ranks                    34.0 KiB  #6
-      #12  comm     gather block 0 from 8 ranks                 42.0 KiB  #11
-      #13  comm     reduce head over 8 ranks                    34.0 KiB
-      #16  compute  release block 1
-      #17  comm     reduce block 1 over 8 ranks                 42.0 KiB  #15
-      #20  compute  release block 0
-      #21  comm     reduce block 0 over 8 ranks                 42.0 KiB  #19
-      #23  comm     reduce embed over 8 ranks                   33.0 KiB  #22
-      #25  comm     gradient norm over 8 ranks and clip factor            #24
+       #5  comm     gather block 1 from 8 ranks                 42.0 KiB  #4
+       #7  compute  release block 0
+       #8  comm     gather head from 8 ranks                    34.0 KiB  #7
+      #13  comm     gather block 0 from 8 ranks                 42.0 KiB  #12
+      #14  comm     reduce head over 8 ranks                    34.0 KiB
+      #17  compute  release block 1
+      #18  comm     reduce block 1 over 8 ranks                 42.0 KiB  #16
+      #21  compute  release block 0
+      #22  comm     reduce block 0 over 8 ranks                 42.0 KiB  #20
+      #24  comm     reduce embed over 8 ranks                   33.0 KiB  #23
+      #26  comm     gradient norm over 8 ranks and clip factor            #25
     ");
 }
 
@@ -56,8 +56,8 @@ fn ddp_buckets() {
     let settings = ["strategy=ddp", "nproc_per_node=2", "ddp_bucket_cap_mb=1", "--schedule"];
     assert_snapshot!(planned(&settings, &["ranks", "reduce", "norm and clip"]), @r"
     ranks     2 = 2 replicas x 1 shards
-      #10  comm     reduce head + block 1 + block 0 + embed over 2 ranks (replicate)   151 KiB  #9
-      #12  compute  gradient norm and clip factor
+      #11  comm     reduce head + block 1 + block 0 + embed over 2 ranks (replicate)   151 KiB  #10
+      #13  compute  gradient norm and clip factor
     ");
 }
 
@@ -68,18 +68,18 @@ fn hybrid_shard() {
     ranks     4 = 2 replicas x 2 shards
        #0  comm     gather embed from 2 ranks                   33.0 KiB
        #1  comm     gather block 0 from 2 ranks                 42.0 KiB
-       #4  comm     gather block 1 from 2 ranks                 42.0 KiB  #3
-       #7  comm     gather head from 2 ranks                    34.0 KiB  #6
-      #12  comm     gather block 0 from 2 ranks                 42.0 KiB  #11
-      #13  comm     reduce head over 2 ranks (shard)            34.0 KiB
-      #14  comm     reduce head over 2 ranks (replicate)        17.0 KiB
-      #18  comm     reduce block 1 over 2 ranks (shard)         42.0 KiB  #16
-      #19  comm     reduce block 1 over 2 ranks (replicate)     21.0 KiB
-      #23  comm     reduce block 0 over 2 ranks (shard)         42.0 KiB  #21
-      #24  comm     reduce block 0 over 2 ranks (replicate)     21.0 KiB
-      #26  comm     reduce embed over 2 ranks (shard)           33.0 KiB  #25
-      #27  comm     reduce embed over 2 ranks (replicate)       16.5 KiB
-      #29  comm     gradient norm over 2 ranks and clip factor            #28
+       #5  comm     gather block 1 from 2 ranks                 42.0 KiB  #4
+       #8  comm     gather head from 2 ranks                    34.0 KiB  #7
+      #13  comm     gather block 0 from 2 ranks                 42.0 KiB  #12
+      #14  comm     reduce head over 2 ranks (shard)            34.0 KiB
+      #15  comm     reduce head over 2 ranks (replicate)        17.0 KiB
+      #19  comm     reduce block 1 over 2 ranks (shard)         42.0 KiB  #17
+      #20  comm     reduce block 1 over 2 ranks (replicate)     21.0 KiB
+      #24  comm     reduce block 0 over 2 ranks (shard)         42.0 KiB  #22
+      #25  comm     reduce block 0 over 2 ranks (replicate)     21.0 KiB
+      #27  comm     reduce embed over 2 ranks (shard)           33.0 KiB  #26
+      #28  comm     reduce embed over 2 ranks (replicate)       16.5 KiB
+      #30  comm     gradient norm over 2 ranks and clip factor            #29
     ");
 }
 
