@@ -128,7 +128,7 @@ impl UpdateRule {
     pub fn spec(&self) -> OptimizerSpec {
         match *self {
             UpdateRule::AdamW { .. } => OptimizerSpec::ADAMW,
-            UpdateRule::Sgd { momentum, .. } if momentum == 0.0 => OptimizerSpec::SGD,
+            UpdateRule::Sgd { momentum: 0.0, .. } => OptimizerSpec::SGD,
             UpdateRule::Sgd { .. } => OptimizerSpec::SGD_MOMENTUM,
             UpdateRule::Lion { .. } => OptimizerSpec::LION,
         }

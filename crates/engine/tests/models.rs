@@ -83,7 +83,10 @@ fn weights(engine: &Engine, id: ModelId) -> Vec<u32> {
     bits
 }
 
-type Seen = (Vec<(u64, Vec<Vec<f32>>)>, Vec<Vec<f32>>, Vec<u32>);
+/// Norms and log-probabilities of a model's steps.
+type Steps = Vec<(u64, Vec<Vec<f32>>)>;
+/// The policy's steps, the reference's scores, the policy's weights.
+type Seen = (Steps, Vec<Vec<f32>>, Vec<u32>);
 
 /// Steps of the policy, each followed by a look at the reference; what both were like at the end.
 fn together(engine: &mut Engine) -> (Seen, Vec<u32>) {
@@ -107,7 +110,7 @@ fn together(engine: &mut Engine) -> (Seen, Vec<u32>) {
 }
 
 /// The policy by itself, with the same weights at the start.
-fn policy_alone(setup: &Setup, spill: &std::path::Path) -> Vec<(Vec<(u64, Vec<Vec<f32>>)>, Vec<u32>)> {
+fn policy_alone(setup: &Setup, spill: &std::path::Path) -> Vec<(Steps, Vec<u32>)> {
     in_world(&policy(), setup, CarrierKind::Thread, Some(spill), &|engine| {
         let steps = (1..=3).map(|t| train(engine, POLICY, policy().vocab, t)).collect();
         (steps, weights(engine, POLICY))

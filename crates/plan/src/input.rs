@@ -287,8 +287,9 @@ fn programs(
     recompute: Recomputation,
 ) -> (Vec<Programs>, Vec<usize>) {
     let blocks = units.iter().filter(|unit| matches!(unit.kind, UnitKind::Block(_))).count() as u32;
-    let (mut keys, mut programs): (Vec<(Option<Recompute>, Vec<bool>)>, Vec<Programs>) = (vec![], vec![]);
-    let mut program_of = Vec::new();
+    // What tells programs apart: what is recomputed, and which tensors are trained.
+    let mut keys: Vec<(Option<Recompute>, Vec<bool>)> = Vec::new();
+    let (mut programs, mut program_of) = (Vec::new(), Vec::new());
     for unit in units {
         let recompute = match unit.kind {
             UnitKind::Block(i) if i + recompute.late_blocks >= blocks => Some(recompute.late),
