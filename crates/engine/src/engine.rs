@@ -90,7 +90,11 @@ impl Engine {
         let device = queue.device();
         if let Device::Cuda(gpu) = device {
             for model in &plan.input.models {
-                gpu.compile_ahead(&lockstep_model::kernel_sources(&model.shape, plan.input.storage, gpu.sm))?;
+                let storage = plan.input.storage;
+                let mut sources = lockstep_model::kernel_sources(&model.shape, storage, gpu.sm);
+                let updates = || lockstep_ops::source_of_updates(model.optimizer.name, storage);
+                sources.extend(model.trains().then(updates));
+                gpu.compile_ahead(&sources)?;
             }
         }
         let models = (0..plan.input.models.len()).map(|i| ModelId(i as u8));

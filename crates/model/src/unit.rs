@@ -6,7 +6,7 @@ use lockstep_device::{Device, Machine, Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::dropout::{self, Mask};
 use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope, score_head};
-use lockstep_shape::{Channel, Cols, Extent, ModelShape, Param, Programs, Slot, UnitKind, UnitShape};
+use lockstep_shape::{Channel, Cols, Extent, Head, ModelShape, Param, Programs, Slot, UnitKind, UnitShape};
 
 /// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
 /// lengths, not the planned ones.
@@ -222,7 +222,9 @@ pub fn cache_elems(
 pub fn kernel_sources(model: &ModelShape, storage: DType, sm: u32) -> Vec<(&'static Source, Variant)> {
     let heads =
         Heads { num_q: model.heads, num_kv: model.kv_heads, width: model.head_dim, scale: 1.0, window: None };
-    lockstep_ops::sources_of(sm, storage, &heads, model.dropout.is_on())
+    let mut all = lockstep_ops::sources_of(sm, storage, &heads, model.dropout.is_on());
+    all.extend((model.head == Head::Score).then(|| lockstep_ops::source_of_score_head(storage)));
+    all
 }
 
 /// The largest workspace an operation of this model asks for.

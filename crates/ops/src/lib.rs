@@ -42,7 +42,7 @@ mod sources;
 mod testing;
 
 pub use mat::Mat;
-pub use sources::{sources, sources_of};
+pub use sources::{source_of_score_head, source_of_updates, sources, sources_of};
 
 /// Rows of work that a pool item takes: small enough to balance, large enough to be worth a hand-out.
 pub(crate) const ROWS_PER_ITEM: usize = 32;

@@ -30,11 +30,26 @@ pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
     all
 }
 
+/// What an optimizer's updates ask for, by its name.
+pub fn source_of_updates(optimizer: &str, storage: DType) -> (&'static Source, Variant) {
+    let source = match optimizer {
+        "adamw" => &adamw::cuda::SOURCE,
+        "sgd" => &sgd::cuda::SOURCE,
+        "lion" => &lion::cuda::SOURCE,
+        other => panic!("no optimizer is called {other}"),
+    };
+    (source, Variant::of(storage))
+}
+
+/// What a scalar head asks for.
+pub fn source_of_score_head(storage: DType) -> (&'static Source, Variant) {
+    (&score_head::cuda::SOURCE, Variant::of(storage))
+}
+
 /// What the steps of a model ask for: weights and activations of one type, heads of one width.
 pub fn sources_of(sm: u32, storage: DType, heads: &Heads, drops: bool) -> Vec<(&'static Source, Variant)> {
     let of = |source| (source, Variant::of(storage));
     let mut all = vec![
-        of(&adamw::cuda::SOURCE),
         of(&bias::cuda::SOURCE),
         of(&cross_entropy::cuda::SOURCE),
         (&cross_entropy::cuda::SOURCE, Variant::of(DType::F32)),

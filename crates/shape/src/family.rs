@@ -20,20 +20,21 @@ pub fn embed_programs(m: &ModelShape) -> Programs {
     }
 }
 
+/// The norm before a head, forward and backward.
+fn final_norm() -> [Step; 2] {
+    let (x, w, rstd) = (Slot::X.into(), Param::FinalNorm, Slot::RF);
+    let (dy, dx) = (Slot::DNF.into(), Slot::DX.into());
+    [
+        Step::Norm { x, w, y: Slot::NF.into(), rstd },
+        Step::NormBack { dy, x, w, rstd, dx, add: false, again: false },
+    ]
+}
+
 /// The head: final norm and LM head. A tied head reads and trains the embedding's table.
 pub fn head_programs(m: &ModelShape) -> Programs {
     let w = if m.tied { Param::Embedding } else { Param::LmHead };
     let (x, nf) = (Slot::X, Slot::NF);
-    let norm = Step::Norm { x: x.into(), w: Param::FinalNorm, y: nf.into(), rstd: Slot::RF };
-    let norm_back = Step::NormBack {
-        dy: Slot::DNF.into(),
-        x: x.into(),
-        w: Param::FinalNorm,
-        rstd: Slot::RF,
-        dx: Slot::DX.into(),
-        add: false,
-        again: false,
-    };
+    let [norm, norm_back] = final_norm();
     let fused = Step::HeadFused { x: nf, w, logits: Slot::Logits, dx: Slot::DNF };
     Programs {
         forward: Program::new(vec![norm, Step::HeadOutputs { x: nf, w, logits: Slot::Logits }]),
@@ -67,16 +68,7 @@ pub fn head_programs(m: &ModelShape) -> Programs {
 /// A scalar head: final norm and one product with a vector. Its forward costs so little that backward runs it again.
 pub fn score_head_programs(m: &ModelShape) -> Programs {
     let (x, nf, w) = (Slot::X, Slot::NF, Param::Score);
-    let norm = Step::Norm { x: x.into(), w: Param::FinalNorm, y: nf.into(), rstd: Slot::RF };
-    let norm_back = Step::NormBack {
-        dy: Slot::DNF.into(),
-        x: x.into(),
-        w: Param::FinalNorm,
-        rstd: Slot::RF,
-        dx: Slot::DX.into(),
-        add: false,
-        again: false,
-    };
+    let [norm, norm_back] = final_norm();
     let (score, back) = (Step::Score { x: nf, w }, Step::ScoreBack { x: nf, w, dx: Slot::DNF });
     Programs {
         forward: Program::new(vec![norm, score]),
