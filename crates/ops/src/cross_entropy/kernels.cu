@@ -16,7 +16,9 @@ struct Seen {
 
 __device__ __forceinline__ Seen both(Seen a, Seen b) {
     const f32 largest = fmaxf(a.largest, b.largest);
-    return {largest, a.sum * expf(a.largest - largest) + b.sum * expf(b.largest - largest)};
+    // Which product is rounded by itself is said, not left to the compiler: all kernels have the same sums.
+    const f32 other = __fmul_rn(b.sum, expf(b.largest - largest));
+    return {largest, __fmaf_rn(a.sum, expf(a.largest - largest), other)};
 }
 
 __device__ __forceinline__ Seen warp_both(Seen seen) {
