@@ -153,8 +153,7 @@ fn channels(
         });
         let [c, c_entropy, c_mean] = c.map(|c| case.values(c));
         let squares = c.iter().chain(&c_entropy).chain(&c_mean).map(|c| c * c).sum::<f64>();
-        // The slope of the entropy is a product with the distance of logits.
-        let size = squares.sqrt() * f64::from(spread.max(1.0));
+        let size = squares.sqrt();
         let entropy_gradient =
             LazyCell::new(|| cross_entropy::reference::entropy_backward(&before, vocab, &c_entropy));
         case.compare_at("gradient", vocab, size, case.mat_values(&gradient), || {
