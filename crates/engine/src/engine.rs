@@ -17,7 +17,7 @@ use crate::error::EngineError;
 use crate::lanes::{Lanes, Run};
 use crate::norm::NormWork;
 use crate::phases::PhasePlaces;
-use crate::places::{Memories, UnitHomes};
+use crate::places::{Memories, UnitStates};
 use crate::poison::Poison;
 use crate::step::{StepState, Steps};
 use crate::transport::{Comms, Transport};
@@ -63,7 +63,7 @@ pub(crate) struct Shared {
     pub(crate) transport: Transport,
     pub(crate) plan: RunPlan,
     /// Where each model's states live.
-    homes: Vec<Vec<UnitHomes>>,
+    residents: Vec<Vec<UnitStates>>,
     /// The plan's phases, with addresses.
     phases: Vec<PhasePlaces>,
     /// The one that runs. Changes only while all lanes are at rest.
@@ -98,8 +98,8 @@ impl Engine {
             }
         }
         let models = (0..plan.input.models.len()).map(|i| ModelId(i as u8));
-        let homes: Vec<_> = models.map(|id| UnitHomes::of_model(&plan, id, rank)).collect();
-        let of = |phase| PhasePlaces::of(&plan, phase, &homes[phase.model.0 as usize], rank, device);
+        let residents: Vec<_> = models.map(|id| UnitStates::of_model(&plan, id, rank)).collect();
+        let of = |phase| PhasePlaces::of(&plan, phase, &residents[phase.model.0 as usize], rank, device);
         let phases: Vec<PhasePlaces> = plan.phases.iter().map(of).collect::<Result<_, _>>()?;
         // Phases of one model have the same tables.
         for (phase, places) in plan.phases.iter().zip(&phases) {
@@ -116,7 +116,7 @@ impl Engine {
         let threads: Vec<Lane> = [Lane::Comm, Lane::Copy, Lane::Host].into_iter().filter(runs_on).collect();
         let shared = Arc::new(Shared {
             transport: Transport::new(&plan.input.mesh, rank, comms, nccl)?,
-            homes,
+            residents,
             norm: Mutex::new(NormWork::of(&plan, &phases)),
             phases,
             current: AtomicUsize::new(0),
@@ -249,8 +249,8 @@ impl Shared {
     }
 
     /// Where a model's states live.
-    pub(crate) fn homes(&self, model: ModelId) -> &[UnitHomes] {
-        &self.homes[model.0 as usize]
+    pub(crate) fn residents(&self, model: ModelId) -> &[UnitStates] {
+        &self.residents[model.0 as usize]
     }
 
     /// Runs a lane's part of a phase. An error or a panic ends all lanes.

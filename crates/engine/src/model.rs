@@ -91,7 +91,8 @@ impl<'e> Model<'e> {
     /// same, the first.
     pub fn keeps(&self, state: State) -> bool {
         let (input, rank) = (&self.engine.plan().input, self.engine.rank());
-        let same = input.summed_over().iter().filter(|axis| !input.cut_over(self.id, state).contains(axis));
+        let same =
+            input.summed_over().iter().filter(|axis| !input.sharded_over(self.id, state).contains(axis));
         same.copied().all(|axis| input.mesh.index_along(&[axis], rank) == 0)
     }
 
@@ -113,7 +114,7 @@ impl<'e> Model<'e> {
 
     fn home(&self, unit: usize, segment: &Segment, state: State) -> Option<&'e Home> {
         let here = state == State::Working || segment.is_trained();
-        self.engine.shared.homes(self.id)[unit].home(state).filter(|_| here)
+        self.engine.shared.residents(self.id)[unit].home(state).filter(|_| here)
     }
 
     /// The elements of a tensor that [`ModelMut::write`] to `state` sets on this rank, flat: apart from each other, in
@@ -179,8 +180,8 @@ impl<'e> Model<'e> {
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
         drop(mine);
         // Members' parts follow each other, in the order of their ranks.
-        let axes = self.engine.plan().input.cut_over(self.id, truth);
-        let [axis] = axes else { panic!("{truth:?} is cut over {axes:?}") };
+        let axes = self.engine.plan().input.sharded_over(self.id, truth);
+        let [axis] = axes else { panic!("{truth:?} is sharded over {axes:?}") };
         let theirs = self.engine.gather_bytes(&format!("reading {}", segment.name), *axis, &bytes)?;
         let found: usize = theirs.iter().map(Vec::len).sum();
         assert_eq!(found, 4 * part.len(), "the ranks' parts of {} make it up", segment.name);

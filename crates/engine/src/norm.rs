@@ -27,7 +27,8 @@ impl NormWork {
     pub(crate) fn of(plan: &RunPlan, phases: &[PhasePlaces]) -> NormWork {
         let ranges = phases.iter().map(|phase| phase.squares.len()).max().unwrap_or(0);
         // Ranks that hold different gradients exchange their subtrees.
-        let apart = |phase: &Phase| plan.input.mesh.size_of(plan.input.cut_over(phase.model, State::Grad));
+        let apart =
+            |phase: &Phase| plan.input.mesh.size_of(plan.input.sharded_over(phase.model, State::Grad));
         let ranks = plan.phases.iter().map(apart).max().unwrap_or(1);
         let room = ranges * NODES_PER_RANGE;
         let nodes = Vec::with_capacity(room * ranks as usize);
@@ -60,13 +61,13 @@ impl Shared {
     /// the same on every rank.
     pub(crate) fn clip_norm(&self, run: Run, i: usize, axes: Axes, queue: &Queue) -> Result<(), EngineError> {
         match self.verdict() {
-            Some(verdict) => self.judge_on_device(run, i, axes, verdict, queue),
-            None => self.judge(run, i as u64, axes).map_err(|cause| self.comm_failed(i, cause)),
+            Some(verdict) => self.clip_on_device(run, i, axes, verdict, queue),
+            None => self.clip_on_host(run, i as u64, axes).map_err(|cause| self.comm_failed(i, cause)),
         }
     }
 
     /// All of it stays on the device; the host hears of it when the step is over.
-    fn judge_on_device(
+    fn clip_on_device(
         &self,
         run: Run,
         i: usize,
@@ -101,7 +102,7 @@ impl Shared {
         }
     }
 
-    fn judge(&self, run: Run, tag: u64, axes: Axes) -> Result<(), CommError> {
+    fn clip_on_host(&self, run: Run, tag: u64, axes: Axes) -> Result<(), CommError> {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
         let NormWork { nodes, bytes } = &mut *work;
         for one in &self.at().squares {

@@ -6,7 +6,7 @@ use lockstep_device::cuda::{Event, Gpu};
 use lockstep_plan::{Lane, Phase, RunPlan, Schedule, Wait};
 
 use crate::error::EngineError;
-use crate::places::{Places, UnitHomes};
+use crate::places::{Places, UnitStates};
 use crate::task::{Squares, Task, tasks};
 
 /// Where a phase's buffers are, and what its operations come to on this rank.
@@ -23,12 +23,12 @@ impl PhasePlaces {
     pub(crate) fn of(
         plan: &RunPlan,
         phase: &Phase,
-        homes: &[UnitHomes],
+        residents: &[UnitStates],
         rank: Rank,
         device: Device,
     ) -> Result<PhasePlaces, EngineError> {
-        let places = Places::of(plan, phase, homes);
-        let tasks = tasks(plan, phase, &places, homes, rank);
+        let places = Places::of(plan, phase, residents);
+        let tasks = tasks(plan, phase, &places, residents, rank);
         let squares = tasks.iter().filter_map(|task| match task {
             Task::Squares(list) => Some(&list[..]),
             _ => None,

@@ -237,18 +237,18 @@ impl Home {
 
 /// Where a unit's states live, from step to step.
 #[derive(Clone, Debug)]
-pub(crate) struct UnitHomes {
-    homes: Vec<(State, Home)>,
+pub(crate) struct UnitStates {
+    residents: Vec<(State, Home)>,
 }
 
-impl UnitHomes {
+impl UnitStates {
     /// Of all units of a model.
-    pub(crate) fn of_model(plan: &RunPlan, model: ModelId, rank: Rank) -> Vec<UnitHomes> {
+    pub(crate) fn of_model(plan: &RunPlan, model: ModelId, rank: Rank) -> Vec<UnitStates> {
         let units = 0..plan.input.model(model).units.len() as u32;
-        units.map(|unit| UnitHomes::of(plan, model, unit, rank)).collect()
+        units.map(|unit| UnitStates::of(plan, model, unit, rank)).collect()
     }
 
-    fn of(plan: &RunPlan, model: ModelId, unit: u32, rank: Rank) -> UnitHomes {
+    fn of(plan: &RunPlan, model: ModelId, unit: u32, rank: Rank) -> UnitStates {
         let states = [State::Working, State::Grad];
         let states = states.into_iter().chain(plan.input.optimizer_states(model, unit));
         let home = |state: State| {
@@ -256,11 +256,11 @@ impl UnitHomes {
             let spot = spot_at(&plan.buffers[id.0 as usize], plan.resident_offset(id)?);
             Some((state, Home { spot, owned: plan.input.owned(model, unit, state, rank) }))
         };
-        UnitHomes { homes: states.filter_map(home).collect() }
+        UnitStates { residents: states.filter_map(home).collect() }
     }
 
     pub(crate) fn home(&self, state: State) -> Option<&Home> {
-        self.homes.iter().find(|(one, _)| *one == state).map(|(_, home)| home)
+        self.residents.iter().find(|(one, _)| *one == state).map(|(_, home)| home)
     }
 
     pub(crate) fn working(&self) -> &Home {
@@ -315,12 +315,12 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    pub(crate) fn of(plan: &RunPlan, phase: &Phase, homes: &[UnitHomes]) -> Places {
+    pub(crate) fn of(plan: &RunPlan, phase: &Phase, residents: &[UnitStates]) -> Places {
         let (finder, id) = (Finder { plan, phase }, phase.model);
         let (model, layouts) = (plan.input.model(id), plan.layouts(id));
-        let units = (0..).zip(homes);
-        let units =
-            units.map(|(u, homes)| finder.unit(u, model.programs(u), &layouts[model.layout_of(u)], homes));
+        let units = (0..).zip(residents);
+        let units = units
+            .map(|(u, residents)| finder.unit(u, model.programs(u), &layouts[model.layout_of(u)], residents));
         let units = units.collect();
         let scratch = finder.must(What::Scratch);
         let workspace_offset = plan.workspace_offset(id);
@@ -369,14 +369,20 @@ impl Finder<'_> {
         self.find(what).unwrap_or_else(|| panic!("the plan has no place for {what:?}")).place()
     }
 
-    fn unit(&self, unit: u32, programs: &Programs, layout: &UnitLayout, homes: &UnitHomes) -> UnitPlaces {
+    fn unit(
+        &self,
+        unit: u32,
+        programs: &Programs,
+        layout: &UnitLayout,
+        residents: &UnitStates,
+    ) -> UnitPlaces {
         let model = self.phase.model;
         let gathered = self.find(What::Whole { model, unit });
-        let grad = homes.home(State::Grad).map(|home| home.spot);
+        let grad = residents.home(State::Grad).map(|home| home.spot);
         let grad_target = self.find(What::GradWhole { model, unit }).or(grad);
         let slots = |program, layout| self.slots(unit, programs, program, layout);
         UnitPlaces {
-            params: gathered.unwrap_or(homes.working().spot).place(),
+            params: gathered.unwrap_or(residents.working().spot).place(),
             grad_target: grad_target.map(|spot| spot.place()),
             forward: slots(&programs.forward, &layout.forward),
             rebuild: slots(&programs.rebuild, &layout.rebuild),

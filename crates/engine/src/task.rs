@@ -5,9 +5,9 @@ use lockstep_plan::{
     Axes, BufferId, End, ModelPlan, Moved, Op, OpKind, OptimizerSpec, OwnedPart, Phase, ReduceInto, RunPlan,
     SpanId, SpanPart, State, Tier,
 };
-use lockstep_shape::{Cut, UnitShape};
+use lockstep_shape::{FlatParam, UnitShape};
 
-use crate::places::{Finder, Home, Place, Places, Spot, UnitHomes, UnitPlaces};
+use crate::places::{Finder, Home, Place, Places, Spot, UnitPlaces, UnitStates};
 
 /// An operation with its addresses.
 #[derive(Clone, Debug)]
@@ -104,10 +104,10 @@ pub(crate) fn tasks(
     plan: &RunPlan,
     phase: &Phase,
     places: &Places,
-    homes: &[UnitHomes],
+    residents: &[UnitStates],
     rank: Rank,
 ) -> Vec<Task> {
-    let maker = Maker { plan, phase, places, homes, rank, finder: Finder { plan, phase } };
+    let maker = Maker { plan, phase, places, residents, rank, finder: Finder { plan, phase } };
     phase.schedule.ops.iter().map(|op| maker.task(op)).collect()
 }
 
@@ -116,7 +116,7 @@ struct Maker<'a> {
     phase: &'a Phase,
     places: &'a Places,
     /// Of the phase's model.
-    homes: &'a [UnitHomes],
+    residents: &'a [UnitStates],
     rank: Rank,
     finder: Finder<'a>,
 }
@@ -142,7 +142,7 @@ impl Maker<'_> {
             }
             OpKind::Move { what, from, to, span } => Task::Copy {
                 pairs: self.copies(what, from, to, span),
-                writes_states: to == End::Home && matches!(what, Moved::Params | Moved::OptimizerStates),
+                writes_states: to == End::Resident && matches!(what, Moved::Params | Moved::OptimizerStates),
             },
             OpKind::Add { span, from, .. } => Task::Add(self.additions(span, self.buffer(from))),
             OpKind::Squares { span, leaves } => Task::Squares(self.squares(span, leaves)),
@@ -168,13 +168,13 @@ impl Maker<'_> {
         parts[0]
     }
 
-    fn unit(&self, unit: u32) -> (&UnitShape, &UnitPlaces, &UnitHomes) {
+    fn unit(&self, unit: u32) -> (&UnitShape, &UnitPlaces, &UnitStates) {
         let index = unit as usize;
-        (&self.model().units[index], &self.places.units[index], &self.homes[index])
+        (&self.model().units[index], &self.places.units[index], &self.residents[index])
     }
 
     fn grad(&self, unit: u32) -> &Home {
-        self.homes[unit as usize].home(State::Grad).expect("a trained unit has a gradient")
+        self.residents[unit as usize].home(State::Grad).expect("a trained unit has a gradient")
     }
 
     /// What this rank holds of elements `[start, end)` of the longest share of a state.
@@ -196,21 +196,21 @@ impl Maker<'_> {
     // ---- parameters -------------------------------------------------------------------------------------
 
     fn gather(&self, span: SpanId, from: End, axes: Axes) -> Task {
-        let (shape, places, homes) = self.unit(self.only_part(span).unit);
-        let home = homes.working();
+        let (shape, places, residents) = self.unit(self.only_part(span).unit);
+        let home = residents.working();
         let from = match from {
-            End::Home => home.spot,
+            End::Resident => home.spot,
             End::Buffer(id) => Spot::Memory(self.buffer(id)),
         };
         let [axis] = axes else {
             let pairs = vec![(from, Spot::Memory(places.params))];
             return Task::Copy { pairs, writes_states: false };
         };
-        let part = |(own, cut): (&OwnedPart, Cut)| Gather {
+        let part = |(own, cut): (&OwnedPart, FlatParam)| Gather {
             own: from.place().slice(own.at, own.elems()),
             whole: places.params.slice(cut.start, cut.elems()),
         };
-        Task::Gather { axis: *axis, parts: home.owned.iter().zip(shape.cuts()).map(part).collect() }
+        Task::Gather { axis: *axis, parts: home.owned.iter().zip(shape.flat_params()).map(part).collect() }
     }
 
     /// The optimizer's share of whole parameters goes to everybody.
@@ -218,10 +218,10 @@ impl Maker<'_> {
         let [axis] = axes else { panic!("parameters are published along one axis, not {axes:?}") };
         let mut parts = Vec::new();
         for SpanPart { unit, .. } in &self.phase.schedule.span(span).parts {
-            let (shape, _, homes) = self.unit(*unit);
+            let (shape, _, residents) = self.unit(*unit);
             let owned = self.plan.input.owned(self.phase.model, *unit, State::Master, self.rank);
-            let cuts = shape.cuts().into_iter().filter(|cut| cut.trained_at.is_some());
-            let all = homes.working().spot.place();
+            let cuts = shape.flat_params().into_iter().filter(|cut| cut.trained_at.is_some());
+            let all = residents.working().spot.place();
             parts.extend(owned.into_iter().zip(cuts).map(|(own, cut)| Gather {
                 own: all.slice(own.start, own.elems()),
                 whole: all.slice(cut.start, cut.elems()),
@@ -233,8 +233,8 @@ impl Maker<'_> {
     // ---- gradients --------------------------------------------------------------------------------------
 
     fn reduce(&self, span: SpanId, axis: Axis, into: ReduceInto, scratch: Option<Place>) -> Reduce {
-        let cut_over = self.plan.input.cut_over(self.phase.model, State::Grad);
-        let to_all = !cut_over.contains(&axis);
+        let sharded_over = self.plan.input.sharded_over(self.phase.model, State::Grad);
+        let to_all = !sharded_over.contains(&axis);
         let (accumulates, fresh) = match into {
             ReduceInto::Place => (false, false),
             ReduceInto::Accumulator { fresh } => (true, fresh),
@@ -243,7 +243,7 @@ impl Maker<'_> {
         for part in &self.phase.schedule.span(span).parts {
             let (shape, places, _) = self.unit(part.unit);
             let (target, grad) = (places.grad_target.expect("a trained unit's"), self.grad(part.unit));
-            if cut_over.is_empty() {
+            if sharded_over.is_empty() {
                 let (start, elems) = (part.start, part.end - part.start);
                 let from = target.slice(start, elems);
                 reduce.parts.push(from);
@@ -252,7 +252,7 @@ impl Maker<'_> {
             }
             let whole = (part.start, part.end) == (0, target.elems());
             assert!(whole, "sharded gradients are reduced unit by unit");
-            let cuts = shape.cuts().into_iter().filter_map(|cut| Some((cut.trained_at?, cut)));
+            let cuts = shape.flat_params().into_iter().filter_map(|cut| Some((cut.trained_at?, cut)));
             for (own, (trained_at, cut)) in grad.owned.iter().zip(cuts) {
                 let mine = target.slice(trained_at + own.start - cut.start, own.elems());
                 reduce.parts.push(if to_all { mine } else { target.slice(trained_at, cut.elems()) });
@@ -278,7 +278,7 @@ impl Maker<'_> {
         let (mut first, mut at) = (0, 0);
         let mut all = Vec::new();
         for (unit, shape) in (0..).zip(&self.model().units) {
-            let home = self.homes[unit as usize].home(State::Grad);
+            let home = self.residents[unit as usize].home(State::Grad);
             for part in home.iter().flat_map(|home| &home.owned) {
                 let blocks = part.elems() / block;
                 if wanted.iter().any(|one| one.unit == unit) {
@@ -343,13 +343,13 @@ impl Maker<'_> {
     }
 
     fn update_on_device(&self, unit: u32, own: &OwnRange, staging: Option<Place>) -> UpdateRange {
-        let homes = &self.homes[unit as usize];
+        let residents = &self.residents[unit as usize];
         // Parameters that live on the host leave through a staging buffer.
         let working = match staging {
             Some(staging) => staging.slice(own.at, own.elems),
-            None => own.of(homes.working()).place(),
+            None => own.of(residents.working()).place(),
         };
-        self.update_range(unit, working, |state| Some(own.of(homes.home(state)?).place()))
+        self.update_range(unit, working, |state| Some(own.of(residents.home(state)?).place()))
     }
 
     /// Without `room` everything it needs has its home on the host.
@@ -360,24 +360,24 @@ impl Maker<'_> {
         room: Option<&HostRoom>,
         update: &mut Update,
     ) -> UpdateRange {
-        let homes = &self.homes[unit as usize];
+        let residents = &self.residents[unit as usize];
         let room = || room.expect("what has its home elsewhere is staged");
         let place = |state: State| {
-            Some(match own.of(homes.home(state)?) {
+            Some(match own.of(residents.home(state)?) {
                 Spot::Memory(place) => place,
                 Spot::File { .. } => room().state(state, own),
             })
         };
         // Where updated parameters go: their home on the host, or the staging's room, from where they are
         // moved to the device or written to a disk.
-        let home = own.of(homes.working());
+        let home = own.of(residents.working());
         let working = match self.model().placements.params_tier {
             Tier::Host => home.place(),
             Tier::Device => room().params(own),
             Tier::Nvme => {
                 let through = room().params(own);
                 update.after.push((Spot::Memory(through), home));
-                if homes.home(State::Master).is_none() {
+                if residents.home(State::Master).is_none() {
                     update.before.push((home, Spot::Memory(through)));
                 }
                 through
@@ -390,16 +390,16 @@ impl Maker<'_> {
 
     fn copies(&self, what: Moved, from: End, to: End, span: SpanId) -> Vec<(Spot, Spot)> {
         let (to_home, buffer) = match (from, to) {
-            (End::Home, End::Buffer(id)) => (false, id),
-            (End::Buffer(id), End::Home) => (true, id),
+            (End::Resident, End::Buffer(id)) => (false, id),
+            (End::Buffer(id), End::Resident) => (true, id),
             (End::Buffer(from), End::Buffer(to)) => return self.copies_between(what, from, to, span),
-            (End::Home, End::Home) => unreachable!("a state has one home"),
+            (End::Resident, End::Resident) => unreachable!("a state has one home"),
         };
         let buffer = self.buffer(buffer);
         let pairs = match what {
             Moved::Params if to_home => self.updated_params(span, buffer),
             Moved::Params => {
-                let home = self.homes[self.only_part(span).unit as usize].working().spot;
+                let home = self.residents[self.only_part(span).unit as usize].working().spot;
                 vec![(home, Spot::Memory(buffer.slice(0, home.elems())))]
             }
             Moved::Grad => self.gradient(span, buffer),
@@ -445,7 +445,7 @@ impl Maker<'_> {
     /// Homes of updated parameters, and where the update left them.
     fn updated_params(&self, span: SpanId, staging: Place) -> Vec<(Spot, Spot)> {
         let SpanPart { unit, start, end } = self.only_part(span);
-        let home = self.homes[unit as usize].working();
+        let home = self.residents[unit as usize].working();
         let on_host = self.plan.input.optimizer_tier(self.phase.model, unit) != Tier::Device;
         let room = on_host.then(|| HostRoom::new(self, unit, staging, (start, end)));
         let own = self.own(unit, State::Master, (start, end)).into_iter();
@@ -462,12 +462,13 @@ impl Maker<'_> {
     /// Homes of a piece's states, and where they are staged.
     fn optimizer_states(&self, span: SpanId, staging: Place) -> Vec<(Spot, Spot)> {
         let SpanPart { unit, start, end } = self.only_part(span);
-        let (homes, room) = (&self.homes[unit as usize], HostRoom::new(self, unit, staging, (start, end)));
+        let (residents, room) =
+            (&self.residents[unit as usize], HostRoom::new(self, unit, staging, (start, end)));
         let mut pairs = Vec::new();
         for own in self.own(unit, State::Master, (start, end)) {
             let states = self.plan.input.optimizer_states(self.phase.model, unit).into_iter();
             pairs.extend(states.map(|state| {
-                let home = homes.home(state).expect("a state that is moved is there");
+                let home = residents.home(state).expect("a state that is moved is there");
                 (own.of(home), Spot::Memory(room.state(state, &own)))
             }));
         }

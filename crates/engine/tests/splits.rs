@@ -46,7 +46,7 @@ fn run(
 }
 
 #[test]
-fn the_cut_over_ranks_rows_and_accumulation_changes_only_rounding() {
+fn the_sharded_over_ranks_rows_and_accumulation_changes_only_rounding() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let values = |trace: &Trace| trace.states.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
     let norm = |trace: &Trace| f64::from_bits(trace.norms[0]);

@@ -1,4 +1,4 @@
-//! Which axes of the mesh a state is cut over and a gradient is summed over. Every collective and the norm ask here;
+//! Which axes of the mesh a state is sharded over and a gradient is reduced over. Every collective and the norm ask here;
 //! nothing else reads the mesh's axes.
 
 use lockstep_core::Axis;
@@ -11,8 +11,8 @@ use crate::schedule::ModelId;
 pub type Axes = &'static [Axis];
 
 impl PlanInput {
-    /// The axes that a state is cut over: ranks along them hold different parts of it. Empty: every rank holds all.
-    pub fn cut_over(&self, model: ModelId, state: State) -> Axes {
+    /// The axes that a state is sharded over: ranks along them hold different parts of it. Empty: every rank holds all.
+    pub fn sharded_over(&self, model: ModelId, state: State) -> Axes {
         let placement = self.model(model).placements.of(state);
         if placement == Placement::Shard && self.mesh.shard > 1 { &[Axis::Shard] } else { &[] }
     }
@@ -35,16 +35,16 @@ impl PlanInput {
         if alone && !self.grads_leave(model, unit) { &[Axis::World] } else { axes }
     }
 
-    /// The axes that an updated parameter has to be sent along: the optimizer is cut over them, the parameters are not.
+    /// The axes that an updated parameter has to be sent along: the optimizer is sharded over them, the parameters are not.
     pub fn published_over(&self, model: ModelId) -> Axes {
-        match self.cut_over(model, State::Working) {
-            [] => self.cut_over(model, State::Master),
+        match self.sharded_over(model, State::Working) {
+            [] => self.sharded_over(model, State::Master),
             _ => &[],
         }
     }
 
     /// Whether ranks hold different parts of a state.
     pub fn is_sharded(&self, model: ModelId, state: State) -> bool {
-        !self.cut_over(model, state).is_empty()
+        !self.sharded_over(model, state).is_empty()
     }
 }

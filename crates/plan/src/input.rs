@@ -2,7 +2,7 @@
 
 use lockstep_core::{Bytes, DType, Mesh, Rank, shard_range};
 use lockstep_shape::{
-    Channel, Channels, Cut, Freeze, Head, ModelShape, Programs, Recompute, UnitKind, UnitShape,
+    Channel, Channels, FlatParam, Freeze, Head, ModelShape, Programs, Recompute, UnitKind, UnitShape,
     block_programs, embed_programs, head_programs, score_head_programs, units,
 };
 
@@ -11,7 +11,7 @@ use crate::optimizer::OptimizerSpec;
 use crate::schedule::ModelId;
 use crate::scratch::{Sizes, UnitLayout};
 
-/// Whole on every rank, or cut over the shard axis.
+/// Whole on every rank, or sharded over the shard axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     Whole,
@@ -366,8 +366,8 @@ impl PlanInput {
 
     /// Tier, elements and type of a resident state on the rank that holds most.
     pub fn resident(&self, model: ModelId, unit: u32, state: State) -> (Tier, usize, DType) {
-        let parts = self.mesh.size_of(self.cut_over(model, state));
-        let cuts = self.cuts_with(model, unit, state);
+        let parts = self.mesh.size_of(self.sharded_over(model, state));
+        let cuts = self.flat_params_with(model, unit, state);
         let elems = cuts.map(|cut| shard_range(cut.elems(), parts, 0).elems()).sum();
         let plan = self.model(model);
         match state {
@@ -385,9 +385,9 @@ impl PlanInput {
         }
     }
 
-    /// The cuts of a unit for which a state exists: parameters for all, anything else for the trained ones.
-    fn cuts_with(&self, model: ModelId, unit: u32, state: State) -> impl Iterator<Item = Cut> {
-        let cuts = self.unit(model, unit).cuts().into_iter();
+    /// The flat parameters of a unit for which a state exists: parameters for all, anything else for the trained ones.
+    fn flat_params_with(&self, model: ModelId, unit: u32, state: State) -> impl Iterator<Item = FlatParam> {
+        let cuts = self.unit(model, unit).flat_params().into_iter();
         cuts.filter(move |cut| state == State::Working || cut.trained_at.is_some())
     }
 
@@ -410,13 +410,13 @@ impl PlanInput {
         self.models.iter().map(of).max().unwrap_or(0)
     }
 
-    /// The parts of a unit that a rank holds of a state, in order. Every cut of the unit is divided over ranks by itself,
-    /// so that each rank has its share of all; a part begins at the same place of the buffer on every rank.
+    /// The parts of a unit that a rank holds of a state, in order. Every flat parameter is sharded by itself, so that each
+    /// rank has its share of all; a part begins at the same place of the buffer on every rank.
     pub fn owned(&self, model: ModelId, unit: u32, state: State, rank: Rank) -> Vec<OwnedPart> {
-        let axes = self.cut_over(model, state);
+        let axes = self.sharded_over(model, state);
         let (parts, index) = (self.mesh.size_of(axes), self.mesh.index_along(axes, rank));
         let mut at = 0;
-        let own = |cut: Cut| {
+        let own = |cut: FlatParam| {
             let own = shard_range(cut.elems(), parts, index);
             let part = OwnedPart {
                 start: cut.start + own.start,
@@ -427,7 +427,7 @@ impl PlanInput {
             at += shard_range(cut.elems(), parts, 0).elems();
             part
         };
-        self.cuts_with(model, unit, state).map(own).collect()
+        self.flat_params_with(model, unit, state).map(own).collect()
     }
 
     /// Where a unit's optimizer states live.

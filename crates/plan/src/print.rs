@@ -126,7 +126,7 @@ fn resident_name(plan: &RunPlan, buffer: &Buffer) -> (u8, String) {
             (4, "tables".into())
         };
     };
-    let share = match plan.input.mesh.size_of(plan.input.cut_over(model, state)) {
+    let share = match plan.input.mesh.size_of(plan.input.sharded_over(model, state)) {
         1 => String::new(),
         parts => format!(", 1/{parts}"),
     };
@@ -293,7 +293,7 @@ impl Words<'_> {
     /// Of a gradient that is cut, only the owner's slice moves along any other axis.
     fn reduced_bytes(&self, span: SpanId, axis: Axis) -> Bytes {
         let (all, mesh) = (self.bytes(span, DType::F32), self.plan.input.mesh);
-        let cut = self.plan.input.cut_over(self.phase.model, State::Grad);
+        let cut = self.plan.input.sharded_over(self.phase.model, State::Grad);
         if cut.contains(&axis) { all } else { Bytes(all.0.div_ceil(u64::from(mesh.size_of(cut)))) }
     }
 
@@ -342,7 +342,7 @@ impl Words<'_> {
             }
         };
         let tier_of = |end: End| match end {
-            End::Home => tier,
+            End::Resident => tier,
             End::Buffer(id) => self.plan.buffers[id.0 as usize].tier,
         };
         (format!("move {text} from {} to {}", tier_of(from), tier_of(to)), bytes.to_string())

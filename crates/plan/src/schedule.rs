@@ -77,7 +77,7 @@ pub enum Moved {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Where the state lives from step to step.
-    Home,
+    Resident,
     /// A buffer of the step.
     Buffer(BufferId),
 }
@@ -136,7 +136,7 @@ pub enum OpKind {
         micro: u32,
         fresh: bool,
     },
-    /// Sums gradients over the ranks along `axis`. A gradient that is cut over the axis reaches its owner's slice
+    /// Sums gradients over the ranks along `axis`. A gradient that is sharded over the axis reaches its owner's slice
     /// alone, any other every rank. `scratch`: room for partial sums; `None` in a world of one.
     Reduce {
         span: SpanId,

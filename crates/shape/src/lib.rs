@@ -32,6 +32,6 @@ pub use rope::{Rope, RopeScaling, Yarn};
 pub use sizes::NAMED_SIZES;
 pub use slot::{Rows, Slot, SlotSpec};
 pub use unit::{
-    Cut, Extent, Freeze, Init, Param, ParamGroup, Projection, Segment, UnitKind, UnitShape, pattern_matches,
-    units,
+    Extent, FlatParam, Freeze, Init, Param, ParamGroup, Projection, Segment, UnitKind, UnitShape,
+    pattern_matches, units,
 };

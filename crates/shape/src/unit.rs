@@ -212,15 +212,15 @@ pub struct ParamGroup {
     pub decay: bool,
 }
 
-/// Groups that lie side by side and have the same states: what is cut over ranks as one.
+/// Groups that lie side by side and have the same states. Ranks shard it as one range, like FSDP's flat parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct FlatParam {
     pub start: usize,
     pub end: usize,
     pub trained_at: Option<usize>,
 }
 
-impl Cut {
+impl FlatParam {
     pub const fn elems(&self) -> usize {
         self.end - self.start
     }
@@ -262,17 +262,19 @@ impl UnitShape {
         self.find(param).is_some_and(Segment::is_trained)
     }
 
-    /// What is cut over ranks: groups that are trained or frozen side by side make one, so that small tensors are not
-    /// cut by themselves.
-    pub fn cuts(&self) -> Vec<Cut> {
-        let mut cuts: Vec<Cut> = Vec::new();
+    /// What ranks shard: neighbouring groups that are all trained or all frozen make one, so that small tensors are not
+    /// sharded by themselves.
+    pub fn flat_params(&self) -> Vec<FlatParam> {
+        let mut flat: Vec<FlatParam> = Vec::new();
         for group in &self.groups {
-            match cuts.last_mut() {
+            match flat.last_mut() {
                 Some(last) if last.trained_at.is_some() == group.trained_at.is_some() => last.end = group.end,
-                _ => cuts.push(Cut { start: group.start, end: group.end, trained_at: group.trained_at }),
+                _ => {
+                    flat.push(FlatParam { start: group.start, end: group.end, trained_at: group.trained_at })
+                }
             }
         }
-        cuts
+        flat
     }
 
     /// Elements of the tensors themselves, padding not counted.
@@ -476,9 +478,9 @@ mod tests {
         }
     }
 
-    /// Groups cover the unit, cuts cover the groups, and what is trained lies in one row.
+    /// Groups cover the unit, flat parameters cover the groups, and trained elements are contiguous.
     #[test]
-    fn groups_and_cuts_cover_a_unit() {
+    fn groups_and_flat_params_cover_a_unit() {
         let shape = ModelShape::named("tiny", 300).unwrap();
         for patterns in
             [&[][..], &["*norm"], &["*k_proj"], &["*"], &["*self_attn*", "model.layers.1"], &["*down_proj"]]
@@ -486,10 +488,12 @@ mod tests {
             for unit in units(&shape, &freeze(patterns), false) {
                 let ends = |at: usize, start: usize, end: usize| (start == at).then_some(end);
                 let groups = unit.groups.iter().try_fold(0, |at, g| ends(at, g.start, g.end));
-                let cuts = unit.cuts().iter().try_fold(0, |at, c| ends(at, c.start, c.end));
-                assert_eq!((groups, cuts), (Some(unit.elems), Some(unit.elems)));
+                let flat = unit.flat_params().iter().try_fold(0, |at, c| ends(at, c.start, c.end));
+                assert_eq!((groups, flat), (Some(unit.elems), Some(unit.elems)));
                 assert!(
-                    unit.cuts().windows(2).all(|w| w[0].trained_at.is_some() != w[1].trained_at.is_some())
+                    unit.flat_params()
+                        .windows(2)
+                        .all(|w| w[0].trained_at.is_some() != w[1].trained_at.is_some())
                 );
                 let mut at = 0;
                 for segment in &unit.segments {

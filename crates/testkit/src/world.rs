@@ -44,7 +44,7 @@ pub fn in_world<R: Send>(
     in_world_of(&plan(shape, setup), setup, carrier, spill_dir, body)
 }
 
-/// As [`in_world`], with a plan of one's own on the same mesh: of several models, for one.
+/// As [`in_world`], with any plan on the same mesh, for example of several models.
 pub fn in_world_of<R: Send>(
     plan: &RunPlan,
     setup: &Setup,

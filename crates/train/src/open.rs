@@ -177,11 +177,11 @@ fn connect_engine(
     };
     let memory = Arc::new(taken.map_err(EngineError::from)?);
     // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
-    let told = match machine.device {
+    let exported = match machine.device {
         Device::Cpu if !plan.lent.is_empty() => Arc::clone(&memory),
         _ => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
     };
-    let connection = connect.map(|connect| connect(&told)).transpose()?;
+    let connection = connect.map(|connect| connect(&exported)).transpose()?;
     let (comms, nccl) = connection.map_or((None, None), |c| (Some(c.comms), c.nccl));
     let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
     let library = nccl.as_ref().map(|spec| spec.nccl);

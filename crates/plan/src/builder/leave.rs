@@ -38,7 +38,7 @@ impl StepBuilder<'_> {
             copies.last().expect("a trained unit has a gradient")
         } else {
             let span = self.front_span(unit, share);
-            let (from, to) = (End::Buffer(whole), End::Home);
+            let (from, to) = (End::Buffer(whole), End::Resident);
             let kind = OpKind::Move { what: Moved::Grad, from, to, span };
             self.emit(kind, Lane::Copy, vec![(whole, Access::Read), (home, Access::Define)], &[])
         };
@@ -84,7 +84,7 @@ impl StepBuilder<'_> {
             // Behind the move of the unit before, on the same lane: with the one that backward is writing there
             // are two on the device.
             let accesses = vec![(home, Access::Read), (whole, Access::Define)];
-            let (from, to) = (End::Home, End::Buffer(whole));
+            let (from, to) = (End::Resident, End::Buffer(whole));
             self.emit(OpKind::Move { what: Moved::Grad, from, to, span }, Lane::Copy, accesses, &[]);
         }
     }

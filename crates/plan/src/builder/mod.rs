@@ -193,7 +193,7 @@ impl<'a> StepBuilder<'a> {
         }
     }
 
-    /// Parameters are cut over more than one rank, or live away from the device: they must be gathered.
+    /// Parameters are sharded over more than one rank, or live away from the device: they must be gathered.
     pub fn gathers(&self) -> bool {
         self.input.is_sharded(self.model, State::Working)
             || self.plan().placements.params_tier != Tier::Device

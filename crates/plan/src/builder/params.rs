@@ -14,10 +14,10 @@ impl StepBuilder<'_> {
             return;
         }
         let span = self.gather_span(unit);
-        let axes = self.input.cut_over(self.model, State::Working);
+        let axes = self.input.sharded_over(self.model, State::Working);
         let home = self.state(unit, State::Working);
         let after: Vec<OpId> = after.into_iter().collect();
-        let (mut from, mut from_id) = (End::Home, home);
+        let (mut from, mut from_id) = (End::Resident, home);
         if !axes.is_empty() && self.plan().placements.params_tier != Tier::Device {
             let elems = self.input.resident(self.model, unit, State::Working).1;
             let staging = self.param_staging(elems);

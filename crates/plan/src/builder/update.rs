@@ -28,7 +28,7 @@ impl StepBuilder<'_> {
         if !stay.is_empty() {
             self.squares_of_staying(&stay);
         }
-        let axes = self.input.cut_over(self.model, State::Grad);
+        let axes = self.input.sharded_over(self.model, State::Grad);
         let lane = match leave.is_empty() {
             _ if !axes.is_empty() => Lane::Comm,
             false => Lane::Host,
@@ -125,7 +125,7 @@ impl StepBuilder<'_> {
             accesses.push((staging, Access::Define));
             let kind = OpKind::Update { unit, start: 0, end: share, staging: Some(staging) };
             self.emit(kind, Lane::Compute, accesses, &[]);
-            let (from, to, span) = (End::Buffer(staging), End::Home, self.front_span(unit, share));
+            let (from, to, span) = (End::Buffer(staging), End::Resident, self.front_span(unit, share));
             let accesses = vec![(staging, Access::Read), (working, Access::Update)];
             self.emit(OpKind::Move { what: Moved::Params, from, to, span }, Lane::Copy, accesses, &[]);
         }
@@ -187,7 +187,7 @@ impl StepBuilder<'_> {
             let staging = staging.expect("states on a disk are staged");
             let homes = homes.into_iter().map(|home| (home, Access::Read));
             let accesses = homes.chain([(staging, Access::Define)]).collect();
-            let (what, from, to) = (Moved::OptimizerStates, End::Home, End::Buffer(staging));
+            let (what, from, to) = (Moved::OptimizerStates, End::Resident, End::Buffer(staging));
             self.emit(OpKind::Move { what, from, to, span }, Lane::Copy, accesses, &[]);
         }
     }
@@ -211,7 +211,7 @@ impl StepBuilder<'_> {
         }
         self.emit(OpKind::Update { unit, start, end, staging }, Lane::Host, accesses, &[]);
         let Some(staging) = staging else { return };
-        let (from, to) = (End::Buffer(staging), End::Home);
+        let (from, to) = (End::Buffer(staging), End::Resident);
         if staged {
             let accesses = homes.into_iter().chain([(staging, Access::Read)]).collect();
             let what = Moved::OptimizerStates;

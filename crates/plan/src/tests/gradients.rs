@@ -154,7 +154,7 @@ impl Gradients {
                 }
             }
             OpKind::Add { span, from, .. } => {
-                let home = self.end_of(End::Home, schedule, span);
+                let home = self.end_of(End::Resident, schedule, span);
                 let staging = self.buffers[from.0 as usize].what;
                 let terms = self.staged.remove(&staging).expect("what is added was moved");
                 let to = self.part(&home, schedule, span);
@@ -173,7 +173,7 @@ impl Gradients {
     fn end_of(&self, end: End, schedule: &Schedule, span: SpanId) -> What {
         let unit = schedule.span(span).parts[0].unit;
         match end {
-            End::Home => What::State { model: self.model, unit, state: State::Grad },
+            End::Resident => What::State { model: self.model, unit, state: State::Grad },
             End::Buffer(id) => self.buffers[id.0 as usize].what,
         }
     }
