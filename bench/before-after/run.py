@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Two builds of lockstep, step against step: whole processes that take turns, so that a busy machine slows both.
+"""Compare two builds of Lockstep with `lockstep bench step`.
 
     python run.py --before OLD --after NEW --pairs 9 -- --rows 8 --length 256 --vocab 4096 model=15m device=cpu threads=2
 
-What follows `--` goes to `lockstep bench step`. Prints a JSON line for each process, then the medians and their ratio.
-The order within a pair alternates.
+Arguments after `--` go to `lockstep bench step`. The builds run as whole processes, alternating, so that a busy machine
+slows both; the order within a pair alternates too. Prints a JSON line per process, then the medians and their ratio.
 """
 
 import argparse

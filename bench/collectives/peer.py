@@ -1,7 +1,7 @@
-"""One rank of PyTorch's gloo collectives: the same operations, sizes and batches as the collective_speed example.
+"""Run one rank of PyTorch's gloo collectives, with the operations, sizes and batches of the collective_speed example.
 
-Started by run.py for every rank, with RANK, WORLD_SIZE and a file to meet at. Rank 0 prints a line of JSON for every
-operation and size. Sizes are bytes of the whole that all ranks share.
+run.py starts it for every rank, with RANK, WORLD_SIZE and a rendezvous file. Rank 0 prints a line of JSON for every
+operation and size. A size is the number of bytes of the whole buffer that the ranks share.
 """
 
 import argparse
@@ -17,7 +17,7 @@ BATCHES = 7
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--meet", required=True, help="a file that does not exist yet")
+    parser.add_argument("--meet", required=True, help="rendezvous file; must not exist yet")
     parser.add_argument("--operations", nargs="+", required=True)
     parser.add_argument("--sizes", nargs="+", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=0.1)
@@ -39,7 +39,7 @@ def main():
 
 
 def measure(operation, size, rank, world, batch_seconds):
-    """Seconds per call of every batch, sorted."""
+    """Return the seconds per call of every batch, sorted."""
     whole = torch.zeros(max(size // 4, world))
     share = len(whole) // world
     own = whole[rank * share:(rank + 1) * share]

@@ -1,13 +1,13 @@
-"""Lockstep's collectives beside PyTorch's gloo on this machine, in one run: programs take turns.
+"""Compare Lockstep's collectives with PyTorch's gloo on this machine, in one run.
 
     cargo build --release -p lockstep-comm --example collective_speed
     python run.py --ours ../../target/release/examples/collective_speed --python python --repeats 3
 
-`--python` is an interpreter with torch. Two processes, one thread each. Every program measures one operation at all
-sizes, then the next program does, so that all see the same machine; every other repeat runs backwards. A batch of
-calls between two barriers gives the seconds per call; a program reports the median and the minimum of seven batches.
-The raw lines are added to raw-<date>.jsonl here; the table is printed: the median over repeats of the medians, and
-the ratio to gloo of the medians and of the minima.
+`--python` is an interpreter with torch. Two processes run, one thread each. Every program measures one operation at all
+sizes before the next program does, so that all run under the same load; every other repeat runs in reverse order. A
+batch of calls between two barriers gives the seconds per call; a program reports the median and the minimum of seven
+batches. Raw lines are appended to raw-<date>.jsonl in this folder. The printed table has the median over repeats of the
+medians, and the ratio to gloo of the medians and of the minima.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main():
     parser.add_argument("--by", nargs="+", choices=["shm", "tcp"], default=["shm", "tcp"])
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
-    parser.add_argument("--seconds", type=float, default=0.1, help="for one batch")
+    parser.add_argument("--seconds", type=float, default=0.1, help="duration of one batch")
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     programs = ["torch gloo"] + [f"lockstep {by}" for by in args.by]
@@ -63,7 +63,7 @@ def table(args, programs, results):
 
 
 def run(args, program, operation):
-    """The lines of one program for one operation."""
+    """Run one program for one operation and return its lines."""
     common = ["--operations", operation, "--sizes", *map(str, args.sizes), "--seconds", str(args.seconds)]
     if program != "torch gloo":
         command = [args.ours, "--ranks", str(args.ranks), "--by", program.split()[1], *common]
@@ -83,7 +83,7 @@ def run(args, program, operation):
 
 
 def header(args):
-    """What was run, where; without paths, which differ between machines."""
+    """Describe the run and the machine, without paths, which differ between machines."""
     settings = {key: value for key, value in vars(args).items() if key not in ("ours", "python")}
     names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     torch = subprocess.run([args.python, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True)

@@ -1,10 +1,10 @@
-"""One training step of a LLaMA in plain PyTorch on the CPU, as its users write it: what Lockstep is measured against.
+"""Train a LLaMA in plain PyTorch on the CPU, as its users write it: the baseline for Lockstep.
 
     python peer.py 15m --threads 2 --steps 8 --mode eager
 
-Prints one JSON line: the seconds of every step, the median tokens per second without the first two, peak memory.
+Prints one JSON line: the seconds of every step, the median tokens per second without the first two steps, peak memory.
 
-On a machine that announces AMX but does not permit it, `--mode bf16` dies of an illegal instruction in oneDNN; set
+On a machine that reports AMX but does not permit it, `--mode bf16` dies of an illegal instruction in oneDNN; set
 ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 there.
 """
 

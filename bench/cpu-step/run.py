@@ -1,14 +1,14 @@
-"""Lockstep beside PyTorch on this CPU, in one run: processes take turns, so that both see the same machine.
+"""Compare Lockstep with PyTorch on this CPU, in one run: processes alternate, so that both run under the same load.
 
     cargo build --release && cargo build --release -p lockstep-device --example fma_peak
     python run.py --lockstep ../../target/release/lockstep --python python --repeats 3 --sizes 15m 90m
     python run.py --precision fp32 bf16 --set recompute=selective
     python run.py --tiny
 
-`--python` is an interpreter with torch. Every process trains `--steps` steps, of which the first two are not counted.
-The raw lines are added to raw-<date>.jsonl here; the table is printed: the median of the processes' own median tokens
-per second, their spread, ratios to the first peer, and the share of the multiply-add peak, the best of those measured.
-`--tiny` measures start to first step instead: the wall clock of a whole one-step process on the tiny model, ten times.
+`--python` is an interpreter with torch. Every process trains `--steps` steps; the first two are not counted. Raw lines
+are appended to raw-<date>.jsonl in this folder. The printed table has the median over processes of their median tokens
+per second, the spread, ratios to the first peer, and the share of the highest multiply-add peak measured. `--tiny`
+measures the start instead: the wall clock of a whole one-step process on the tiny model, ten times.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 DROPPED_STEPS, STARTS = 2, 10
-# The shapes of peer.py.
+# The same shapes as in peer.py.
 SIZES = {
     "15m": dict(dim=288, layers=6, heads=6, hidden=768, batch=8, seq=256),
     "90m": dict(dim=768, layers=12, heads=12, hidden=2048, batch=2, seq=512),
@@ -64,10 +64,10 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to lockstep train")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting passed to lockstep train")
     parser.add_argument("--fma-peak", default="../../target/release/examples/fma_peak", metavar="PROGRAM",
-                        help="prints the multiply-add peak of all threads; measured before every repeat")
-    parser.add_argument("--tiny", action="store_true", help="measure start to first step")
+                        help="program that prints the multiply-add peak of all threads; runs before every repeat")
+    parser.add_argument("--tiny", action="store_true", help="measure the time from process start to the end of the first step")
     args = parser.parse_args()
     if args.steps <= DROPPED_STEPS:
         parser.error(f"--steps must be above {DROPPED_STEPS}, the steps that are not counted")
@@ -88,7 +88,7 @@ def steps(args, raw):
         for repeat in range(args.repeats):
             peaks.append(float(subprocess.run([args.fma_peak, str(args.threads)], capture_output=True, check=True).stdout))
             record(raw, {"program": "fma_peak", "threads": args.threads, "gflops": peaks[-1]})
-            # Every other repeat runs backwards, so that no program is always first.
+            # Every other repeat runs in reverse order, so that no program is always first.
             for name, run in programs[::-1] if repeat % 2 else programs:
                 result = {"program": name, "size": size, "repeat": repeat, "load": os.getloadavg()[0]} | run(size)
                 record(raw, result)
@@ -112,7 +112,7 @@ def table(size, results, peak):
 
 
 def flops_per_token(size):
-    """6·(parameters less embedding) + 6·L·T·d: matrix products, forward and backward, and causal attention."""
+    """6·(parameters without the embedding) + 6·L·T·d: matmuls, forward and backward, and causal attention."""
     dim, layers, hidden, seq = (SIZES[size][key] for key in ("dim", "layers", "hidden", "seq"))
     parameters = layers * (4 * dim * dim + 3 * dim * hidden) + VOCAB * dim
     return 6 * parameters + 6 * layers * seq * dim
@@ -157,7 +157,7 @@ def run_lockstep(args, size, precision):
 
 
 def write_run(args, folder, model, batch, seq, steps, precision):
-    """The config and the data of a Lockstep run. A row of n bytes and its end token gives n positions."""
+    """Write the config and the data of a Lockstep run. A row of n bytes and its end token give n positions."""
     random.seed(0)
     letters = string.ascii_letters + " "
     with open(f"{folder}/rows.jsonl", "w") as out:
@@ -169,7 +169,7 @@ def write_run(args, folder, model, batch, seq, steps, precision):
 
 
 def run(command, log, **env):
-    """Runs one process to its end. Its own peak memory comes from wait4, for every program alike."""
+    """Run one process to its end. Its peak memory comes from wait4, for every program."""
     with open(log, "w") as out:
         start = time.perf_counter()
         child = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | env)
@@ -183,7 +183,7 @@ def run(command, log, **env):
 
 
 def header(args):
-    """What was run, where; without paths, which differ between machines."""
+    """Describe the run and the machine, without paths, which differ between machines."""
     settings = {key: value for key, value in vars(args).items() if key not in ("lockstep", "python", "fma_peak")}
     names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     version = subprocess.run([args.lockstep, "--version"], capture_output=True, text=True).stdout.strip()

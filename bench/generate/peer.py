@@ -1,8 +1,8 @@
-"""transformers' `generate` on a model folder: greedy, a batch of prompts of one length, f32.
+"""Run transformers' `generate` on a model folder: greedy, f32, one batch of prompts of equal length.
 
     python peer.py FOLDER PROMPTS.json NEW THREADS
 
-Prints one JSON line: the new tokens per second of the second of two calls, and the tokens themselves.
+Prints one JSON line: the new tokens per second of the second of two calls, and the tokens.
 """
 
 import json

@@ -1,13 +1,13 @@
-"""Generation beside transformers' `generate`, in one run: processes take turns, so that both see the same machine.
+"""Compare `lockstep generate` with transformers' `generate`, in one run: processes alternate under the same load.
 
     cargo build --release
     python run.py --lockstep ../../target/release/lockstep --repeats 5 --sizes 15m 90m
 
 Run it with an interpreter that has torch, transformers and safetensors. The models are random, f32, with a vocabulary
-of 4096; a batch of 16 prompts of 32 tokens grows by 128 tokens each, greedily, without an end token. Loading is not
-counted; transformers runs twice in its process and its second call counts. Raw lines are added to raw-<date>.jsonl;
-the table has medians, spreads, the ratio, and on how many of the 16 both drew the same 128 tokens (rounding may part
-two right programs where the two likeliest tokens are close).
+of 4096. 16 prompts of 32 tokens are decoded greedily for 128 tokens each, without an end token. Loading is not counted;
+transformers runs twice in its process, and the second call counts. Raw lines are appended to raw-<date>.jsonl. The
+table has medians, spreads, the ratio, and for how many of the 16 prompts both chose the same 128 tokens (where the two
+likeliest tokens are close, rounding may make two correct programs differ).
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""One training step of a LLaMA in plain PyTorch on a GPU, as its users write it: what Lockstep is measured against.
+"""Train a LLaMA in plain PyTorch on a GPU, as its users write it: the baseline for Lockstep.
 
     python peer.py 300m --rows 16 --length 2048 --mode compile
     python peer.py 7b --rows 4 --recompute --states bf16
     python peer.py 7b --rows 4 --offload        # FSDP2 with CPUOffloadPolicy, fp32 states on the host
 
-Prints one JSON line: the seconds of every step, tokens per second by the median without the first four, the share of
-989 TFLOP/s, peak memory.
+Prints one JSON line: the seconds of every step, tokens per second by the median without the first four steps, the share
+of 989 TFLOP/s, peak memory.
 """
 
 import argparse
@@ -90,7 +90,7 @@ def flops_per_token(size, length):
 
 
 def sharded(model):
-    """FSDP2 on one rank, parameters and optimizer on the host."""
+    """Wrap the model in FSDP2 on one rank, with parameters and optimizer on the host."""
     import os
     import torch.distributed as dist
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard

@@ -1,8 +1,8 @@
-"""Makes what the four runs of `run.sh` share: a 90m LLaMA with random weights, and rows of tokens.
+"""Write what the runs of `run.sh` share: a 90m LLaMA with random weights, and rows of tokens.
 
     python make.py FOLDER
 
-The tokens are those of a small made-up language (a Markov chain over 256 words), so that there is something to learn.
+The tokens come from a small artificial language (a Markov chain over 256 words), so that there is something to learn.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Trains the shared model on the shared rows in PyTorch, in their order; prints one JSON line with the losses.
+"""Train the shared model on the shared rows in PyTorch, in order; print one JSON line with the losses.
 
     python peer.py FOLDER --steps 200 --rows 2 --dtype fp32|bf16
 """

@@ -1,4 +1,4 @@
-"""Draws the losses of the runs in FOLDER, and how far each is from PyTorch's in f32.
+"""Plot the losses of the runs in FOLDER, and their distance from PyTorch's f32 losses.
 
     python plot.py raw-2026-11-15 curves.svg
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The same 200 steps four times: CPU f32, GPU f32, GPU bf16, and PyTorch (f32 and bf16). Raw losses go to FOLDER.
+# Train the same 200 steps five times: CPU f32, GPU f32, GPU bf16, PyTorch f32 and bf16. Write raw losses to FOLDER.
 #   run.sh LOCKSTEP FOLDER [PYTHON]
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -1,14 +1,14 @@
-"""`lockstep prepare` beside `datasets.map`, in one run: processes take turns, so that both see the same machine.
+"""Compare `lockstep prepare` with `datasets.map`, in one run: processes alternate, so that both run under the same load.
 
     cargo build --release
     python run.py --lockstep ../../target/release/lockstep --megabytes 50 --repeats 5
 
-The interpreter that runs this needs `datasets`, `tokenizers` and `transformers`. A corpus is generated from a seed: words of
-Zipf-like frequency, about `--megabytes` of text as jsonl rows, and a byte-level BPE is trained on it. Both sides tokenise
-every row with that tokenizer.json, append the end token, and leave the result on the disk: Lockstep in its cache, the peer
-through `load_dataset` and `map(batched=True, num_proc=--processes)`, as TRL does. Both are timed as the peer's own work is:
-from the open file to the last token, without the start of the interpreter; whole processes are timed as well. The tokens are counted
-on both sides and must be the same. The raw lines are added to raw-<date>.jsonl here; the table is printed.
+The interpreter that runs this needs `datasets`, `tokenizers` and `transformers`. The script generates a corpus from a
+seed (words of Zipf-like frequency, about `--megabytes` of text as jsonl rows) and trains a byte-level BPE on it. Both
+programs tokenize every row with that tokenizer.json, append the end token and write the result to disk: Lockstep to its
+cache, the peer through `load_dataset` and `map(batched=True, num_proc=--processes)`, as TRL does. The time of both runs
+from the open file to the last token, without the start of the interpreter; whole processes are timed as well. Both must
+count the same number of tokens. Raw lines are appended to raw-<date>.jsonl in this folder; the table is printed.
 """
 
 import argparse
@@ -40,9 +40,9 @@ def main():
     parser.add_argument("--lockstep", default="../../target/release/lockstep")
     parser.add_argument("--megabytes", type=float, default=50)
     parser.add_argument("--vocab", type=int, default=8192)
-    parser.add_argument("--processes", type=int, default=2, help="of datasets.map")
+    parser.add_argument("--processes", type=int, default=2, help="number of processes of datasets.map")
     parser.add_argument("--max-length", type=int, default=1024)
-    parser.add_argument("--packing", choices=["none", "bfd"], default="none", help="of lockstep; the peer only tokenises")
+    parser.add_argument("--packing", choices=["none", "bfd"], default="none", help="packing of lockstep; the peer only tokenizes")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peer", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -57,7 +57,7 @@ def main():
         programs = {"datasets.map": run_peer, "lockstep": run_lockstep}
         results = {name: [] for name in programs}
         for repeat in range(args.repeats):
-            # Every other repeat runs backwards, so that no program is always first.
+            # Every other repeat runs in reverse order, so that no program is always first.
             for name, run in list(programs.items())[:: -1 if repeat % 2 else 1]:
                 with tempfile.TemporaryDirectory() as scratch:
                     result = {"program": name, "repeat": repeat, "load": os.getloadavg()[0]}
@@ -83,7 +83,7 @@ def table(results, size):
 
 
 def write_corpus(path, megabytes):
-    """Rows of 20 to 400 words. Words are made of syllables; the n-th most frequent comes up like 1/n."""
+    """Write rows of 20 to 400 words. Words consist of syllables; the n-th most frequent occurs about 1/n as often."""
     rng = random.Random(0)
     syllables = [c + v + e for c in "bcdfglmnprstvw" for v in "aeiou" for e in ("", "n", "r", "s")]
     words = sorted({"".join(rng.choices(syllables, k=rng.randint(1, 4))) for _ in range(30_000)})
@@ -113,7 +113,7 @@ def train_tokenizer(corpus, path, vocab):
 
 
 def peer(args, corpus, tokenizer, scratch):
-    """Runs in a process of its own and prints one line of JSON."""
+    """Tokenize with datasets.map. Runs in its own process and prints one line of JSON."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import datasets
     from transformers import PreTrainedTokenizerFast
@@ -147,7 +147,7 @@ def run_lockstep(args, corpus, tokenizer, scratch):
     out, usage = run([args.lockstep, "prepare", f"{scratch}/run.yaml", "--json", "--samples", "0"], f"{scratch}/log")
     printed = json.loads(out)
     made = printed["train"]
-    # What the system reports of a child begins with this interpreter's own memory; the program counts its own.
+    # The peak that the system reports for a child starts at this interpreter's memory, so use the program's own count.
     usage["peak_rss_mb"] = round(printed["peak_memory_bytes"] / 2**20, 1)
     if made["cached"]:
         raise SystemExit("error: the data was found prepared")
@@ -156,7 +156,7 @@ def run_lockstep(args, corpus, tokenizer, scratch):
 
 
 def run(command, log, **env):
-    """Runs one process to its end. Peak memory is that of the process and, of its children, the largest."""
+    """Run one process to its end. Peak memory is that of the process or of its largest child."""
     with open(log, "w") as out:
         start = time.perf_counter()
         child = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | env)
@@ -170,7 +170,7 @@ def run(command, log, **env):
 
 
 def header(args):
-    """What was run, where; without paths, which differ between machines."""
+    """Describe the run and the machine, without paths, which differ between machines."""
     settings = {key: value for key, value in vars(args).items() if key not in ("lockstep", "peer")}
     names = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     version = subprocess.run([args.lockstep, "--version"], capture_output=True, text=True).stdout.strip()

@@ -1,10 +1,10 @@
-"""Two ranks of PyTorch on one CPU, over gloo, as their users write it: what Lockstep's ranks are measured against.
+"""Train on two ranks of PyTorch on one CPU, over gloo, as its users write it: the baseline for Lockstep's ranks.
 
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 peer.py 15m --mode ddp --steps 8
 
-The model is bench/cpu-step/peer.py's; the batch is split over the ranks. `fsdp2` builds the model on the meta device, so
-that no rank ever holds all of it. Rank 0 prints one JSON line: the seconds of every step, the median tokens per second
-without the first two, the peak memory of every rank.
+The model is the one of bench/cpu-step/peer.py; the batch is split over the ranks. `fsdp2` builds the model on the meta
+device, so that no rank ever holds all of it. Rank 0 prints one JSON line: the seconds of every step, the median tokens
+per second without the first two steps, the largest peak memory of a rank.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Two ranks of Lockstep beside two of PyTorch on this CPU, in one run: programs take turns.
+"""Compare two ranks of Lockstep with two ranks of PyTorch on this CPU, in one run: programs alternate.
 
     cargo build --release
     python run.py --lockstep ../../target/release/lockstep --python python --repeats 3 --sizes 15m 90m
 
-`--python` is an interpreter with torch, its torchrun beside it. Every program trains `--steps` steps on the same shapes,
-two ranks of one thread each, the batch split between them; the first two steps are not counted. `alone x 2` is two
-processes of one rank, each with half the batch, run at the same time: what two ranks could reach if they never talked.
-Raw lines are added to raw-<date>.jsonl here; the table has the median over repeats of each program's median step, and
-the median of the ratios within a repeat.
+`--python` is an interpreter with torch and with torchrun next to it. Every program trains `--steps` steps on the same
+shapes, with two ranks of one thread each and the batch split between them; the first two steps are not counted.
+`alone x 2` is two independent processes of one rank at the same time, each with half the batch: what two ranks could
+reach without communication. Raw lines are appended to raw-<date>.jsonl in this folder. The table has the median over
+repeats of each program's median step, and the median of the ratios within a repeat.
 """
 
 import argparse
@@ -36,10 +36,10 @@ def main():
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["15m", "90m"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to lockstep train")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting passed to lockstep train")
     parser.add_argument("--settle", type=float, default=8, metavar="SECONDS",
-                        help="pause before each program: what the one before it left behind slows the first seconds")
-    parser.add_argument("--only", nargs="+", default=[], help="programs to run, by name")
+                        help="pause before each program; the first seconds after another program are slower")
+    parser.add_argument("--only", nargs="+", default=[], help="names of the programs to run")
     args = parser.parse_args()
     args.threads = 1
     programs = {
@@ -73,7 +73,7 @@ def table(size, results):
         memory = statistics.median(r["peak_rss_mb"] for r in runs)
         print(f"| {name} | {statistics.median(speed):,.0f} | {min(speed):,.0f}–{max(speed):,.0f} | {memory:,.0f} |")
     if "lockstep alone x 2" in results and "lockstep ddp" in results:
-        # Ranks go at the pace of the slower core; neighbours of this machine decide which that is.
+        # Ranks run at the pace of the slower core, and other tenants of the machine decide which one that is.
         pace = [RANKS * min(r["each"]) for r in results["lockstep alone x 2"]]
         ratios = [r["tokens_per_second"] / p for r, p in zip(results["lockstep ddp"], pace)]
         print(f"lockstep ddp / twice the slower of the two alone: median {statistics.median(ratios):.2f}, "
@@ -109,7 +109,7 @@ def lockstep(args, size, strategy):
 
 
 def alone(args, size):
-    # Each on its own core, as ranks are.
+    # Pin each process to its own core, as ranks are.
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
         both = [start(args, size, folder, [], 1, {core}) for folder, core in zip((a, b), cores)]
@@ -120,7 +120,7 @@ def alone(args, size):
 
 
 def start(args, size, folder, flags, rows_of, cores=None):
-    """A process with its share of the batch on each of its ranks; it reads rows for all of them."""
+    """Start a process whose ranks each train a share of the batch; it reads rows for all of them."""
     shape = SIZES[size]
     share = shape["batch"] // RANKS
     write_run(args, folder, MODEL.format(**shape), share, shape["seq"], args.steps * rows_of, "fp32")
