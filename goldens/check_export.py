@@ -1,13 +1,13 @@
-"""Shows that transformers loads a folder written by Lockstep, unchanged.
+"""Check that transformers loads a folder written by Lockstep, unchanged.
 
     python check_export.py DIR TOKENS_JSON
 
-TOKENS_JSON is a list of token ids, or an object {"tokens": [...], "logits": [[...], ...]}. With logits (ours, one
-row a token), they are compared with transformers' in f32 and the largest difference is printed. If DIR has a
-tokenizer, the greedy continuation is printed as text, otherwise as ids.
+TOKENS_JSON is a list of token ids, or an object {"tokens": [...], "logits": [[...], ...]}. If it has logits (Lockstep's,
+one row per token), they are compared with transformers' in f32 and the largest difference is printed. The greedy
+continuation is printed as text if DIR has a tokenizer, otherwise as ids.
 
-Exits with 1 on missing, unexpected or mismatched tensors, on numbers that are not finite, and on logits
-further apart than 1e-3. Needs the packages that make.py names.
+Exits with 1 on missing, unexpected or mismatched tensors, on values that are not finite, and on logits that differ by
+more than 1e-3. Needs the packages that make.py lists.
 """
 
 import json
@@ -31,7 +31,7 @@ def main(folder, tokens_json):
             sys.exit(f"error: {key}: {sorted(map(str, info[key]))}")
     dtype, parameters = model.dtype, sum(p.numel() for p in model.parameters())
 
-    # Again in f32: Lockstep computes in f32 from the stored weights.
+    # Load again in f32, because Lockstep computes in f32 from the stored weights.
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokens = torch.tensor([given["tokens"]])
     if tokens.shape[1] < 2 or tokens.max() >= model.config.vocab_size:

@@ -1,4 +1,4 @@
-"""Reads event files back with TensorBoard's own reader and holds them against metrics.jsonl.
+"""Read event files with TensorBoard's own reader and compare them with metrics.jsonl.
 
 Run by hand on the output folder of a run with `report_to: tensorboard`:
 
@@ -21,11 +21,11 @@ checked = 0
 for tag in events.Tags()["scalars"]:
     kind, name = tag.split("/", 1)
     key = {"eval/loss": "eval_loss", "eval/perplexity": "eval_perplexity", "eval/runtime": "eval_seconds"}.get(tag, name)
-    told = {line["step"]: line[key] for line in lines if key in line and ("eval_tokens" in line) == (kind == "eval")}
+    logged = {line["step"]: line[key] for line in lines if key in line and ("eval_tokens" in line) == (kind == "eval")}
     found = {event.step: event.value for event in events.Scalars(tag)}
-    assert found.keys() == told.keys(), (tag, sorted(found), sorted(told))
+    assert found.keys() == logged.keys(), (tag, sorted(found), sorted(logged))
     for step, value in found.items():
-        expected = told[step]
+        expected = logged[step]
         assert (math.isnan(value) and expected is None) or math.isclose(value, expected, rel_tol=1e-6), (tag, step)
         checked += 1
 print(f"{checked} values of {len(events.Tags()['scalars'])} tags agree")

@@ -1,12 +1,12 @@
-"""Writes generate.json: what transformers' `generate` draws greedily from the golden models.
+"""Write generate.json: the greedy output of transformers' `generate` for the golden models.
 
-Run by hand, from this folder, after make.py, with the packages it names:
+Run by hand, from this folder, after make.py, with the packages it lists:
 
     OMP_NUM_THREADS=1 python generate.py
 
-For every case in f32: three prompts (the beginnings of the golden's documents) and 64 tokens after each. Where the
-two likeliest tokens are closer than rounding allows, two right programs may differ; `margin` is the smallest
-distance of their logits on the way.
+For every case in f32: three prompts (the beginnings of the golden's documents) and the 64 tokens after each. Where the
+two likeliest tokens are closer than rounding error, two correct programs may differ; `margin` is the smallest distance
+of their logits in the sequence.
 """
 
 import json

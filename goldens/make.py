@@ -1,4 +1,4 @@
-"""Writes the golden files: small Hugging Face models and what PyTorch computes with them.
+"""Write the golden files: small Hugging Face models and what PyTorch computes with them.
 
 Run by hand, from this folder, when a case changes:
 
@@ -21,7 +21,7 @@ The result is the same on every run with these versions on one kind of CPU. Lett
     tokens, targets, weights, cu_seqlens, logits, logp, loss of the rounded weights
 
 logits, logp, loss and grad are computed in float64 and rounded once; the ten steps run in float32, as users
-run them. Every document goes through the model alone, so no document can see another and positions start at 0.
+run them. Every document goes through the model alone, so no document attends to another and positions start at 0.
 """
 
 import json
@@ -45,7 +45,7 @@ CASES = {
     "llama-untied": (LlamaForCausalLM, LlamaConfig(
         vocab_size=131, hidden_size=64, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=False, **COMMON)),
-    # A head_dim that is not hidden_size / heads.
+    # A head_dim other than hidden_size / heads.
     "llama-tied": (LlamaForCausalLM, LlamaConfig(
         vocab_size=97, hidden_size=48, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=4, head_dim=20, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True, **COMMON)),
@@ -61,17 +61,17 @@ CASES = {
 SMALL = dict(hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, head_dim=8)
 CASES |= {
-    # A window in every layer, shorter than the documents.
+    # A sliding window in every layer, shorter than the documents.
     "mistral": (MistralForCausalLM, MistralConfig(
         vocab_size=61, rms_norm_eps=1e-5, sliding_window=9, tie_word_embeddings=False, **SMALL, **COMMON)),
-    # No window; frequencies divided by a factor.
+    # No sliding window; frequencies divided by a factor.
     "mistral-full-linear": (MistralForCausalLM, MistralConfig(
         vocab_size=59, sliding_window=None, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="linear", factor=3.0, rope_theta=500.0), **SMALL, **COMMON)),
     # Biases on queries, keys and values.
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(
         vocab_size=61, tie_word_embeddings=False, **SMALL, **COMMON)),
-    # The second layer slides; yarn with its own factor for cosines and sines.
+    # A sliding window in the second layer; yarn with its own factor for cosines and sines.
     "qwen2-window-yarn": (Qwen2ForCausalLM, Qwen2Config(
         vocab_size=59, use_sliding_window=True, sliding_window=12, max_window_layers=1, tie_word_embeddings=True,
         rope_parameters=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16, rope_theta=300.0,
@@ -83,7 +83,7 @@ CASES |= {
     # Biases on all seven projections.
     "llama-biases": (LlamaForCausalLM, LlamaConfig(
         vocab_size=59, attention_bias=True, mlp_bias=True, tie_word_embeddings=False, **SMALL, **COMMON)),
-    # The first layer slides, by name; biases; yarn without rounding of its ramp.
+    # A sliding window in the first layer, by `layer_types`; biases; yarn without rounding of its ramp.
     "qwen3-window-yarn": (Qwen3ForCausalLM, Qwen3Config(
         vocab_size=61, attention_bias=True, use_sliding_window=True, sliding_window=7, tie_word_embeddings=False,
         layer_types=["sliding_attention", "full_attention"],
@@ -98,7 +98,7 @@ STEPS, MICRO_BATCHES, WARMUP, PEAK_LR = 10, 2, 2, 1e-2
 
 
 def build(model_class, config, rng):
-    """A model whose weights are large enough, and whose norms are uneven enough, for errors to show."""
+    """Build a model whose weights are large enough, and whose norms are uneven enough, for errors to show."""
     model = model_class(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -113,8 +113,8 @@ def build(model_class, config, rng):
 
 
 def documents(vocab, lengths, rng):
-    """(tokens, targets, weights) a document. Low ids are common, so that there is something to learn.
-    About a quarter of the positions is masked, a document of two positions wholly."""
+    """Return (tokens, targets, weights) per document. Low ids are common, so that there is something to learn.
+    About a quarter of the positions is masked; a document of two positions is masked entirely."""
     out = []
     for n in lengths:
         ids = (vocab * rng.random(n + 1) ** 4).astype(np.int64)
@@ -138,7 +138,7 @@ def f32(values):
 
 
 def forward(model, docs):
-    """Logits [T, V] and log-probabilities of the targets [T], one document at a time."""
+    """Return logits [T, V] and log-probabilities of the targets [T], one document at a time."""
     logits = torch.cat([model(tokens[None], use_cache=False).logits[0] for tokens, _, _ in docs])
     targets = torch.cat([d[1] for d in docs])
     return logits, -F.cross_entropy(logits, targets, reduction="none")
@@ -153,8 +153,8 @@ def supervised_tokens(docs):
 
 
 class Rotary64(nn.Module):
-    """transformers computes the angles in float32 whatever the model's type; this keeps float64. Frequencies
-    that are scaled are taken as transformers has them, in float32: they are part of the model's definition."""
+    """Compute the angles in float64; transformers uses float32 whatever the model's type. Scaled frequencies are
+    transformers' own float32 values, because they are part of the model's definition."""
 
     def __init__(self, model):
         super().__init__()
@@ -172,7 +172,7 @@ class Rotary64(nn.Module):
 
 
 def float64_copy(model):
-    """The same model wholly in float64: transformers' norms too would go through float32."""
+    """Copy the model entirely to float64, with norms replaced: transformers' own go through float32."""
 
     def norm(self, x):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
@@ -188,7 +188,7 @@ def float64_copy(model):
 
 
 def one_pass(model, docs, with_grads):
-    """Logits, loss and gradients in float64, checked against transformers' own float32."""
+    """Return logits, loss and gradients in float64, checked against transformers' own float32."""
     exact = float64_copy(model)
     logits, logp = forward(exact, docs)
     loss = loss_of(logp, docs, supervised_tokens(docs))
@@ -204,7 +204,7 @@ def one_pass(model, docs, with_grads):
 
 
 def train(model, windows):
-    """Losses, norms and rates of the steps; the model keeps the final weights."""
+    """Train, and return losses, norms and learning rates of the steps; the model keeps the final weights."""
     decay = [p for p in model.parameters() if p.dim() == 2]
     rest = [p for p in model.parameters() if p.dim() != 2]
     optimizer = torch.optim.AdamW(
@@ -229,7 +229,7 @@ def train(model, windows):
 
 
 def ten_steps(model, vocab, rng):
-    """The run in float32, and in float64 only to print how far rounding alone carries the weights."""
+    """Run in float32, and in float64 only to print how much rounding alone changes the weights."""
     windows = [[documents(vocab, rng.integers(1, 25, rng.integers(2, 5)), rng) for _ in range(MICRO_BATCHES)]
                for _ in range(STEPS)]
     exact = float64_copy(model)
@@ -261,7 +261,7 @@ def save(model, folder):
 
 
 def respell(model, folder):
-    """config.json as transformers 4 wrote it, and proof that transformers still reads the same from it."""
+    """Rewrite config.json with the keys of transformers 4, and check that transformers reads the same from it."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
@@ -295,7 +295,7 @@ def main():
             print(f"{case}-{suffix}")
             folder = HERE / f"{case}-{suffix}"
             save(model_class.from_pretrained(HERE / case, dtype=dtype), folder)
-            # Read back, not `.float()`: `.to(dtype)` rounds the rotary frequencies too, which no file holds.
+            # Read the file back instead of `.float()`: `.to(dtype)` also rounds the rotary frequencies, which no file stores.
             half = model_class.from_pretrained(folder, dtype=torch.float32)
             save_file(flat(docs) | one_pass(half, docs, with_grads=False), folder / "golden.safetensors")
         golden |= ten_steps(model, config.vocab_size, rng)

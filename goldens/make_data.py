@@ -1,5 +1,5 @@
-"""Writes the golden data files in `data/`: one small set of rows in every kind of file that other libraries write,
-and what TRL makes of packing.
+"""Write the golden data files in `data/`: one small set of rows in every kind of file that other libraries write, and
+the rows that TRL's packing makes.
 
 Run by hand, from this folder, when a case changes:
 
@@ -7,12 +7,12 @@ Run by hand, from this folder, when a case changes:
     python make_data.py
 
 data/rows.jsonl, .jsonl.gz (two members), .jsonl.zst (two frames), .json, under-key.json, .csv, .txt: the same texts
-data/rows-train.arrow      as `datasets` keeps prepared data: a stream
-data/rows-file.arrow       an Arrow file, its batches compressed with lz4; rows-zstd.arrow: with zstd
+data/rows-train.arrow      the stream format in which `datasets` stores prepared data
+data/rows-file.arrow       an Arrow file with batches compressed by lz4; rows-zstd.arrow: by zstd
 data/rows.parquet          several row groups, snappy; rows-lz4, rows-gzip, rows-zstd, rows-brotli: the other codecs
 data/chats.parquet, chats.jsonl   the same conversations; tool calls in some messages only
 data/ids.parquet           `input_ids` and `labels`
-data/packing.json          lengths, and for every strategy the rows that `trl.pack_dataset` makes of them
+data/packing.json          lengths, and for every strategy the rows that `trl.pack_dataset` returns
 """
 
 import gzip

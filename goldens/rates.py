@@ -1,4 +1,4 @@
-"""Prints the rates that crates/train/src/rate.rs holds transformers' schedules to."""
+"""Print the learning rates of transformers' schedules that crates/train/src/rate.rs is tested against."""
 
 import torch
 from transformers.optimization import get_scheduler

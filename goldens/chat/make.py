@@ -1,4 +1,4 @@
-"""Writes the goldens of chat templates: what transformers renders and tokenises, and what TRL masks.
+"""Write the goldens of chat templates: what transformers renders and tokenizes, and what TRL masks.
 
 Run by hand, from this folder, when a template, a conversation or an expression changes:
 
@@ -6,19 +6,19 @@ Run by hand, from this folder, when a template, a conversation or an expression 
     python make.py
     python make.py --originals OUT [MORE]
 
-The first writes tokenizer/ (a small byte-level BPE) and cases.json:
+The first command writes tokenizer/ (a small byte-level BPE) and cases.json:
 
     templates[name]    a list, one entry per conversation and value of `prompt` (add_generation_prompt):
-        text, ids      as apply_chat_template gives them; or error, its message
+        text, ids      as apply_chat_template returns them; or error, its message
         mask           assistant_masks as [start, end) ranges of tokens; for prompt = false only
-    pairs[name]        conversations cut before their last message, as TRL's SFTTrainer does it
-        ids, labelled  ranges of tokens whose label is not -100, with completion_only_loss alone, with
-                       assistant_only_loss too, and whether the prompt's tokens are no prefix
+    pairs[name]        conversations split before their last message, as in TRL's SFTTrainer
+        ids; completion, both: ranges of tokens whose label is not -100, with completion_only_loss alone and
+                       with assistant_only_loss too; mismatch: whether the prompt's tokens are not a prefix
     expressions        one entry per line of expressions.json: text, or error
 
-The second renders the templates that models really have, which are not ours to keep here: every *.jinja that TRL
-ships, and those in the folder MORE. It writes OUT/NAME.jinja and OUT/NAME.json, in the format of a template above,
-with `trl`, the mask of the training template that TRL puts in its place, where tokens are the same.
+The second command renders the templates of published models, which are other people's work and not in this repository:
+every *.jinja that TRL ships, and those in the folder MORE. It writes OUT/NAME.jinja and OUT/NAME.json, in the format of
+a template above, with `trl`: the mask of the training template that TRL uses instead, where the tokens are the same.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def case(fast, template, chat, prompt):
 
 
 def pair(fast, template, chat):
-    """The conversation with all but the last message as its prompt, as TRL's tokenize_fn has it."""
+    """Tokenize a conversation with all but the last message as its prompt, as TRL's tokenize_fn does."""
     if len(chat["messages"]) < 2 or chat["messages"][-1]["role"] != "assistant":
         return None
     try:

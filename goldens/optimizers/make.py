@@ -1,17 +1,17 @@
-"""Writes golden.json: several steps of torch.optim.SGD and of Lion on one small tensor of f32 parameters.
+"""Write golden.json: several steps of torch.optim.SGD and of Lion on one small tensor of f32 parameters.
 
 Run by hand, from this folder, with PyTorch (2.15.0 wrote the file) and NumPy:
 
     OMP_NUM_THREADS=1 python make.py
 
 `start` and `gradients` (one list per step) are the same for all cases. A case has its settings and, after every step,
-the parameters; after the last one, its state: SGD's momentum buffer or Lion's moving average, null without momentum.
+the parameters; after the last step also its state: SGD's momentum buffer or Lion's moving average, or null.
 
 Lion is not part of PyTorch: `lion` below is the algorithm of "Symbolic Discovery of Optimization Algorithms" (Chen et
 al. 2023), written with the same tensor operations that PyTorch's optimizers use.
 
-PyTorch's vector kernels fuse `add` with a factor into one rounding, its loops for what is left of a tensor do not. The
-tensor has a whole number of vectors, so that every element is rounded the same way.
+PyTorch's vector kernels round `add` with a factor once; its scalar loops for the remainder of a tensor round twice. The
+tensor is a whole number of vectors, so that every element is rounded the same way.
 """
 
 import json
@@ -61,7 +61,7 @@ def lion(start, gradients, settings):
 
 
 def numbers(tensor):
-    """Nine digits, which name an f32."""
+    """Format with nine digits, which identify an f32 exactly."""
     texts = [f"{x:.9g}" for x in tensor.tolist()]
     assert np.array_equal(np.array([float(t) for t in texts], np.float32), tensor.numpy())
     return "[" + ", ".join(texts) + "]"
@@ -72,7 +72,7 @@ def main():
     random = torch.Generator().manual_seed(1)
     start = 0.1 * torch.randn(ELEMS, generator=random)
     gradients = [torch.randn(ELEMS, generator=random) for _ in range(STEPS)]
-    # A parameter that no step moves but by decay: the sign of zero is zero.
+    # One parameter that only weight decay changes: the sign of a zero gradient is zero.
     for g in gradients:
         g[7] = 0.0
     cases = []
