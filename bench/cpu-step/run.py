@@ -64,10 +64,11 @@ def main():
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting passed to lockstep train")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                        help="setting passed to lockstep train")
     parser.add_argument("--fma-peak", default="../../target/release/examples/fma_peak", metavar="PROGRAM",
                         help="program that prints the multiply-add peak of all threads; runs before every repeat")
-    parser.add_argument("--tiny", action="store_true", help="measure the time from process start to the end of the first step")
+    parser.add_argument("--tiny", action="store_true", help="measure process start to end of first step")
     args = parser.parse_args()
     if args.steps <= DROPPED_STEPS:
         parser.error(f"--steps must be above {DROPPED_STEPS}, the steps that are not counted")

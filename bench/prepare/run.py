@@ -1,4 +1,4 @@
-"""Compare `lockstep prepare` with `datasets.map`, in one run: processes alternate, so that both run under the same load.
+"""Compare `lockstep prepare` with `datasets.map`, in one run: processes alternate under the same load.
 
     cargo build --release
     python run.py --lockstep ../../target/release/lockstep --megabytes 50 --repeats 5
@@ -42,7 +42,8 @@ def main():
     parser.add_argument("--vocab", type=int, default=8192)
     parser.add_argument("--processes", type=int, default=2, help="number of processes of datasets.map")
     parser.add_argument("--max-length", type=int, default=1024)
-    parser.add_argument("--packing", choices=["none", "bfd"], default="none", help="packing of lockstep; the peer only tokenizes")
+    parser.add_argument("--packing", choices=["none", "bfd"], default="none",
+                        help="packing of lockstep; the peer only tokenizes")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--peer", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -36,7 +36,8 @@ def main():
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["15m", "90m"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="setting passed to lockstep train")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
+                        help="setting passed to lockstep train")
     parser.add_argument("--settle", type=float, default=8, metavar="SECONDS",
                         help="pause before each program; the first seconds after another program are slower")
     parser.add_argument("--only", nargs="+", default=[], help="names of the programs to run")
