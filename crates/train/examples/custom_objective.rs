@@ -1,10 +1,10 @@
-//! An objective of one's own: dynamic fine-tuning, L = Σ −sg(p)·log p / N, where sg stops the gradient.
-//! Tokens that the model finds unlikely pull less than they do in plain fine-tuning.
+//! A custom objective: dynamic fine-tuning, L = Σ −sg(p)·log p / N, where sg stops the gradient.
+//! Tokens that the model finds unlikely have a smaller gradient than in plain fine-tuning.
 //!
 //!     cargo run --release -p lockstep-train --example custom_objective
 //!
-//! An objective gives each token one number, ∂L/∂log p. Here that is −p/N, which needs the head's outputs, so
-//! its coefficients are not known ahead. Everything else (ranks, memory, checkpoints, logs) is as with any other.
+//! An objective gives each token one coefficient, ∂L/∂log p. Here it is −p/N, which needs the head's outputs, so
+//! the coefficients are not known before forward. Ranks, memory, checkpoints and logs work as for any objective.
 
 use std::error::Error;
 
@@ -52,7 +52,7 @@ impl Objective for Dft {
     }
 
     fn metrics(&self, sums: &[f64]) -> Metrics {
-        // Its value rises at first, as p does; the plain loss beside it, in metrics.jsonl and TensorBoard, falls.
+        // This loss rises at first, because p does. The plain loss `nll`, also in metrics.jsonl and TensorBoard, falls.
         Metrics { loss: -sums[0] / self.supervised, others: vec![("nll", -sums[1] / self.supervised)] }
     }
 }

@@ -1,10 +1,10 @@
-//! A strategy of one's own: gradients are summed over ranks after the whole backward, in one go, instead of
-//! while it runs. It is slower than ddp, and gives the same bits: two ranks, as threads, show it.
+//! A custom strategy: reduce gradients over ranks once, after the whole backward, instead of while it runs.
+//! It is slower than ddp and gives the same bits, which this example checks on two ranks that run as threads.
 //!
 //!     cargo run --release -p lockstep-train --example custom_strategy
 //!
 //! A strategy is a function that emits operations through a `StepBuilder`. Waits between lanes, the memory plan
-//! and the checks follow from what the operations say they touch.
+//! and the checks are derived from the buffers that each operation declares.
 
 #![allow(clippy::print_stdout)]
 
@@ -25,7 +25,7 @@ use lockstep_train::{Sft, WindowCounts, train_step};
 const RANKS: u32 = 2;
 const TOKENS: u32 = 31;
 
-/// Backward of all units first, then one reduction of everything.
+/// Runs the backward of all units first, then one reduction of everything.
 fn reduce_last(b: &mut StepBuilder) {
     for micro in 0..b.num_micros() {
         let uses = b.uses_of_micro(micro);
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The plan of a small model on two ranks, with the given strategy in the place of ddp.
+/// Plans a small model on two ranks, with the given strategy instead of ddp.
 fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let text = "model: tiny\noutput_dir: out\nmax_length: 32\nthreads: 1\nnproc: 2\nper_device_train_batch_size: 1\n\
                 gradient_accumulation_steps: 2\n";
@@ -59,12 +59,12 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let kernels = Kernels::Cpu { num_threads: 1 };
     let ddp = lockstep_train::plan_for(&config, &shape, &tokenizer, None, kernels)?;
     let input = PlanInput { strategy, ..ddp.input.clone() };
-    // Checks what every strategy must keep: nothing is read before it is written, each gradient is reduced once, and so
-    // on. An engine takes no other plan.
+    // Checks the rules for every strategy: nothing is read before it is written, each gradient is reduced once, and so
+    // on. An engine accepts only a plan that passed.
     Ok(build(input)?)
 }
 
-/// Trains three steps on two ranks. The weights after them, as bits.
+/// Trains three steps on two ranks and returns the final weights as bits.
 fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
     let plan = plan(strategy)?;
     let world = || thread_world(RANKS, Duration::from_secs(30)).into_iter();
@@ -124,7 +124,7 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
     Ok(bits)
 }
 
-/// A document that counts on from some number.
+/// Makes a document of consecutive tokens; `rank` and `number` choose the first one.
 fn batch(rank: Rank, number: u32) -> Batch {
     let token = |at: u32| (at + 17 * number + 5 * rank.0) % 256;
     let mut batch = Batch::default();
