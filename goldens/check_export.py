@@ -2,8 +2,8 @@
 
     python check_export.py DIR TOKENS_JSON
 
-TOKENS_JSON is a list of token ids, or an object {"tokens": [...], "logits": [[...], ...]}. If it has logits (Lockstep's,
-one row per token), they are compared with transformers' in f32 and the largest difference is printed. The greedy
+TOKENS_JSON is a list of token ids, or an object {"tokens": [...], "logits": [[...], ...]}. With logits (Lockstep's, one
+row per token), they are compared with transformers' in f32 and the largest difference is printed. The greedy
 continuation is printed as text if DIR has a tokenizer, otherwise as ids.
 
 Exits with 1 on missing, unexpected or mismatched tensors, on values that are not finite, and on logits that differ by

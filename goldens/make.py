@@ -295,7 +295,7 @@ def main():
             print(f"{case}-{suffix}")
             folder = HERE / f"{case}-{suffix}"
             save(model_class.from_pretrained(HERE / case, dtype=dtype), folder)
-            # Read the file back instead of `.float()`: `.to(dtype)` also rounds the rotary frequencies, which no file stores.
+            # Read the file back: `.to(dtype)` also rounds the rotary frequencies, which no file stores.
             half = model_class.from_pretrained(folder, dtype=torch.float32)
             save_file(flat(docs) | one_pass(half, docs, with_grads=False), folder / "golden.safetensors")
         golden |= ten_steps(model, config.vocab_size, rng)
