@@ -5,7 +5,7 @@ use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
 use lockstep_engine::{DecodeBatch, DecodeDriver, Engine, UpdateRule, UpdateSettings};
 use lockstep_plan::ModelId;
-use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, TestObjective as Sliding};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, SlidingWindow};
 use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world, score};
 
 const UPDATES: UpdateSettings = UpdateSettings {
@@ -21,7 +21,7 @@ fn shapes() -> Vec<ModelShape> {
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, head_dim: 20, ..llama.clone() };
     let sliding = ModelShape {
         biases: Biases { qkv: true, out: true, mlp: true },
-        window: Some(Sliding { keys: 20, layers: vec![true, false, true] }),
+        window: Some(SlidingWindow { keys: 20, layers: vec![true, false, true] }),
         ..llama.clone()
     };
     vec![llama, qwen, sliding]
