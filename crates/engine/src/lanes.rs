@@ -279,7 +279,7 @@ mod tests {
     }
 
     fn panicked(lane: &str) -> EngineError {
-        let panic = lockstep_core::panics::Panic { message: "on purpose".into(), address: None };
+        let panic = lockstep_core::panics::Panic { message: "on purpose".into(), location: None };
         EngineError::LanePanicked { lane: lane.into(), panic }
     }
 

@@ -7,7 +7,7 @@ use lockstep_core::{DType, Mesh};
 use lockstep_device::CountingAllocator;
 use lockstep_engine::{UpdateRule, UpdateSettings};
 use lockstep_plan::{AccumulationOrder, MemoryTier, ModelId};
-use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute, TestObjective as Sliding};
+use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute, SlidingWindow};
 use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world};
 
 const UPDATES: UpdateSettings = UpdateSettings {
@@ -28,7 +28,7 @@ fn steps_allocate_nothing() {
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, ..llama.clone() };
     let sliding = ModelShape {
         biases: Biases { qkv: true, out: true, mlp: true },
-        window: Some(Sliding { keys: 20, layers: vec![true, false] }),
+        window: Some(SlidingWindow { keys: 20, layers: vec![true, false] }),
         dropout: Dropout { attention: 0.1, residual: 0.1 },
         ..llama.clone()
     };

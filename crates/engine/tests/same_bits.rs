@@ -4,7 +4,7 @@
 use lockstep_core::DType;
 use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
 use lockstep_plan::{AccumulationOrder, MemoryTier, ModelId, ParamState};
-use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, TestObjective as Sliding};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, SlidingWindow};
 use lockstep_testkit::{TestBatch, TestObjective, TestSetup, engine};
 
 const UPDATES: UpdateSettings = UpdateSettings {
@@ -20,7 +20,7 @@ fn shapes() -> Vec<ModelShape> {
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, head_dim: 20, ..llama.clone() };
     let sliding = ModelShape {
         biases: Biases { qkv: true, out: true, mlp: true },
-        window: Some(Sliding { keys: 20, layers: vec![true, false, true] }),
+        window: Some(SlidingWindow { keys: 20, layers: vec![true, false, true] }),
         ..llama.clone()
     };
     vec![llama, qwen, sliding]
