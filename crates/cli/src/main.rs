@@ -37,12 +37,12 @@ fn main() -> ExitCode {
     if !ranks::launcher_is_there() {
         return ExitCode::from(FaultClass::PeerFailed.exit_code());
     }
-    panics::record();
+    panics::install_hook();
     let command = Cli::parse_from(flags::to_settings(typed())).command;
     match catch_unwind(AssertUnwindSafe(|| run(&command))) {
         Ok(Ok(code)) => code,
         Ok(Err(fault)) => report::failure(&*fault),
-        Err(payload) => report::failure(&Bug(panics::describe(&*payload))),
+        Err(payload) => report::failure(&Bug(panics::from_payload(&*payload))),
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
 
 /// The fingerprint of numbers, with its fields.
 fn fingerprint(config: &RunConfig, plan: &RunPlan) -> String {
-    let cuda = plan.input.is_separate().then(gpu::versions);
+    let cuda = plan.input.has_separate_memory().then(gpu::versions);
     let numbers = Numbers::of(config, plan, cuda.as_ref());
     let known = if numbers.is_complete() { "" } else { ", incomplete" };
     let mut text =

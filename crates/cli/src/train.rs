@@ -72,7 +72,7 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
 /// Turns a panic into a failure, so that the other ranks are notified at once, with the reason.
 fn guarded(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
     let caught = catch_unwind(AssertUnwindSafe(work));
-    caught.unwrap_or_else(|payload| Err(Box::new(Bug(panics::describe(&*payload)))))
+    caught.unwrap_or_else(|payload| Err(Box::new(Bug(panics::from_payload(&*payload)))))
 }
 
 /// Trains to the end, or until a stop is requested. Returns the exit code.
@@ -122,7 +122,7 @@ fn train(
         plan.input.storage,
         lockstep_plan::chosen_strategy(config, &prepared.shape),
         gpu::described(&prepared.machine),
-        if plan.input.is_separate() { plan.device_bytes() } else { plan.process_bytes() },
+        if plan.input.has_separate_memory() { plan.device_bytes() } else { plan.process_bytes() },
     ));
     say(&format!("{} documents in {} rows, {} tokens", stats.docs, stats.rows, stats.tokens));
     if let Some(eval) = &prepared.eval {

@@ -15,7 +15,7 @@ pub struct Group {
 impl Group {
     /// The ranks along `axis` through `rank`.
     pub fn along(mesh: &Mesh, axis: Axis, rank: Rank) -> Group {
-        let members = mesh.along(axis, rank);
+        let members = mesh.ranks_along(axis, rank);
         let me = members.iter().position(|m| *m == rank).expect("a rank lies on its own axes");
         let nodes = members.iter().map(|m| mesh.node(*m)).collect();
         Group { members, nodes, me }

@@ -29,7 +29,7 @@ const LENGTHS: &[usize] = &[1, 3, 256, 1000, 2560, 70_001];
 fn everywhere(body: impl Fn(&mut Member, &Mesh) + Sync) {
     for mesh in MESHES {
         for by in EVERY_CARRIER {
-            run_world(by, mesh.world(), DEADLINE, MEMORY, |member| body(member, mesh));
+            run_world(by, mesh.world_size(), DEADLINE, MEMORY, |member| body(member, mesh));
         }
     }
 }
@@ -149,7 +149,7 @@ fn gather_of_pieces_that_differ() {
 #[test]
 fn messages_go_around() {
     everywhere(|member, mesh| {
-        let world = mesh.world();
+        let world = mesh.world_size();
         if world == 1 {
             return;
         }

@@ -96,7 +96,7 @@ fn stranger(dice: &mut Dice, world: usize) -> (usize, Vec<u8>, bool) {
 
 /// One rank's run. `Ok(true)` if it went to the end.
 fn run_rank(net: FakeNet, rank: u32, case: &Case, memory: &Memory) -> Result<bool, CommError> {
-    let world = case.mesh.world();
+    let world = case.mesh.world_size();
     if case.leaves == Some((rank as usize, 0)) {
         return Ok(false);
     }
@@ -196,7 +196,7 @@ fn run_step(
 /// Runs one seed and judges it. Returns what the ranks came to, and when.
 fn run_seed(seed: u64, memories: &[Memory]) -> (Vec<Result<bool, CommError>>, Duration) {
     let case = case(seed);
-    let nets = fake_world(case.mesh.world() as usize, seed, case.weather.clone());
+    let nets = fake_world(case.mesh.world_size() as usize, seed, case.weather.clone());
     let clock = nets[0].clock();
     let outcomes: Vec<Result<bool, CommError>> = std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..)
@@ -212,7 +212,7 @@ fn run_seed(seed: u64, memories: &[Memory]) -> (Vec<Result<bool, CommError>>, Du
         ranks.into_iter().map(|rank| rank.join().expect("a right result")).collect()
     });
     // Handshakes and every step may each wait once for somebody in trouble, and once more for its neighbour.
-    let limit = DEADLINE * (2 * case.mesh.world() + 2);
+    let limit = DEADLINE * (2 * case.mesh.world_size() + 2);
     assert!(clock() < limit, "it took {:?} of fake time", clock());
     let calm = case.weather.fault.is_none() && case.leaves.is_none();
     for (rank, outcome) in outcomes.iter().enumerate() {

@@ -36,7 +36,7 @@ impl Mesh {
         Mesh { replicate, shard, per_node: replicate * shard }
     }
 
-    pub const fn world(&self) -> u32 {
+    pub const fn world_size(&self) -> u32 {
         self.replicate * self.shard
     }
 
@@ -45,7 +45,7 @@ impl Mesh {
         match axis {
             Axis::Replicate => self.replicate,
             Axis::Shard => self.shard,
-            Axis::World => self.world(),
+            Axis::World => self.world_size(),
         }
     }
 
@@ -89,7 +89,7 @@ impl Mesh {
     }
 
     /// The ranks of the line along `axis` through `rank`, in order.
-    pub fn along(&self, axis: Axis, rank: Rank) -> Vec<Rank> {
+    pub fn ranks_along(&self, axis: Axis, rank: Rank) -> Vec<Rank> {
         let (first, stride) = match axis {
             Axis::Replicate => (self.shard_idx(rank), self.shard),
             Axis::Shard => (self.replica(rank) * self.shard, 1),
@@ -122,10 +122,11 @@ mod tests {
     #[test]
     fn lines_of_a_two_by_three_mesh() {
         let mesh = Mesh { replicate: 2, shard: 3, per_node: 3 };
-        let along = |axis, rank| mesh.along(axis, Rank(rank)).iter().map(|r| r.0).collect::<Vec<_>>();
-        assert_eq!(along(Axis::Shard, 4), [3, 4, 5]);
-        assert_eq!(along(Axis::Replicate, 4), [1, 4]);
-        assert_eq!(along(Axis::World, 4), [0, 1, 2, 3, 4, 5]);
+        let ranks_along =
+            |axis, rank| mesh.ranks_along(axis, Rank(rank)).iter().map(|r| r.0).collect::<Vec<_>>();
+        assert_eq!(ranks_along(Axis::Shard, 4), [3, 4, 5]);
+        assert_eq!(ranks_along(Axis::Replicate, 4), [1, 4]);
+        assert_eq!(ranks_along(Axis::World, 4), [0, 1, 2, 3, 4, 5]);
         assert_eq!((mesh.node(Rank(2)), mesh.node(Rank(3))), (0, 1));
     }
 

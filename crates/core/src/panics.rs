@@ -19,20 +19,20 @@ static RECORDS: Mutex<VecDeque<Panic>> = Mutex::new(VecDeque::new());
 pub struct Panic {
     pub message: String,
     /// `file:line:column`. `None` if it panicked before [`record`] was called.
-    pub place: Option<String>,
+    pub location: Option<String>,
 }
 
 impl fmt::Display for Panic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.place {
-            Some(place) => write!(f, "panicked at {place}: {}", self.message),
+        match &self.location {
+            Some(location) => write!(f, "panicked at {location}: {}", self.message),
             None => write!(f, "panicked: {}", self.message),
         }
     }
 }
 
 /// Remembers panics from now on. Further calls do nothing.
-pub fn record() {
+pub fn install_hook() {
     static INSTALLED: Once = Once::new();
     // A hook cannot be replaced by a thread that is panicking.
     if std::thread::panicking() {
@@ -48,15 +48,16 @@ pub fn record() {
 }
 
 /// What `catch_unwind` or a thread's `join` returned, with its place where that is known.
-pub fn describe(payload: &(dyn Any + Send)) -> Panic {
+pub fn from_payload(payload: &(dyn Any + Send)) -> Panic {
     let message = message_of(payload);
-    let place = records().iter().rev().find(|panic| panic.message == message).and_then(|p| p.place.clone());
-    Panic { message, place }
+    let location =
+        records().iter().rev().find(|panic| panic.message == message).and_then(|p| p.location.clone());
+    Panic { message, location }
 }
 
 fn remember(info: &PanicHookInfo<'_>) {
     let panic =
-        Panic { message: message_of(info.payload()), place: info.location().map(ToString::to_string) };
+        Panic { message: message_of(info.payload()), location: info.location().map(ToString::to_string) };
     let mut records = records();
     if records.len() == MAX_RECORDS {
         records.pop_front();
@@ -81,14 +82,14 @@ mod tests {
 
     #[test]
     fn a_caught_panic_has_its_message_and_place() {
-        record();
-        record();
+        install_hook();
+        install_hook();
         let thread = std::thread::spawn(|| panic!("number {}", 17));
         let payload = thread.join().expect_err("it panics");
-        let panic = describe(&*payload);
+        let panic = from_payload(&*payload);
         assert_eq!(panic.message, "number 17");
-        let place = panic.place.clone().expect("it was recorded");
-        assert!(place.contains("panics.rs:"), "{place}");
-        assert_eq!(panic.to_string(), format!("panicked at {place}: number 17"));
+        let location = panic.location.clone().expect("it was recorded");
+        assert!(location.contains("panics.rs:"), "{location}");
+        assert_eq!(panic.to_string(), format!("panicked at {location}: number 17"));
     }
 }

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Purpose {
-    /// Of a tensor, by its name ([`Stream::named`]).
+    /// Of a tensor, by its name ([`RngStream::named`]).
     Init = 1,
     /// `a` = epoch.
     DataOrder = 2,
@@ -24,23 +24,23 @@ pub enum Purpose {
 
 /// One stream: four words of 32 bits for every index.
 #[derive(Clone, Copy, Debug)]
-pub struct Stream {
+pub struct RngStream {
     key: [u32; 2],
     purpose: Purpose,
     a: u32,
     b: u32,
 }
 
-impl Stream {
+impl RngStream {
     pub fn new(seed: u64, purpose: Purpose, a: u32, b: u32) -> Self {
-        Stream { key: [seed as u32, (seed >> 32) as u32], purpose, a, b }
+        RngStream { key: [seed as u32, (seed >> 32) as u32], purpose, a, b }
     }
 
     /// The stream of something that has a name, such as a tensor: `a` and `b` are a hash of it.
     pub fn named(seed: u64, purpose: Purpose, name: &str) -> Self {
         let hash = Sha256::digest(name.as_bytes());
         let word = |at: usize| u32::from_le_bytes([hash[at], hash[at + 1], hash[at + 2], hash[at + 3]]);
-        Stream::new(seed, purpose, word(0), word(4))
+        RngStream::new(seed, purpose, word(0), word(4))
     }
 
     /// The block of four words at `index` (below 2^32; purposes are mixed into the key).
@@ -114,15 +114,17 @@ mod tests {
     #[test]
     fn a_name_is_its_hash() {
         // The first eight bytes of SHA-256("abc").
-        let [named, numbered] =
-            [Stream::named(7, Purpose::Init, "abc"), Stream::new(7, Purpose::Init, 0xbf16_78ba, 0xeacf_018f)];
+        let [named, numbered] = [
+            RngStream::named(7, Purpose::Init, "abc"),
+            RngStream::new(7, Purpose::Init, 0xbf16_78ba, 0xeacf_018f),
+        ];
         assert_eq!(named.block(3), numbered.block(3));
-        assert_ne!(named.block(3), Stream::named(7, Purpose::Init, "abd").block(3));
+        assert_ne!(named.block(3), RngStream::named(7, Purpose::Init, "abd").block(3));
     }
 
     #[test]
     fn normals_have_the_right_moments() {
-        let stream = Stream::new(7, Purpose::Init, 0, 0);
+        let stream = RngStream::new(7, Purpose::Init, 0, 0);
         let draws: Vec<f64> = (0..50_000).flat_map(|i| stream.normal_pair(i)).map(f64::from).collect();
         let mean = draws.iter().sum::<f64>() / draws.len() as f64;
         let variance = draws.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / draws.len() as f64;
@@ -132,7 +134,7 @@ mod tests {
 
     #[test]
     fn permutations_are_permutations_and_differ_by_epoch() {
-        let order = |epoch| Stream::new(1, Purpose::DataOrder, epoch, 0).permutation(1000);
+        let order = |epoch| RngStream::new(1, Purpose::DataOrder, epoch, 0).permutation(1000);
         let mut sorted = order(0);
         sorted.sort_unstable();
         assert_eq!(sorted, (0..1000).collect::<Vec<_>>());

@@ -8,30 +8,30 @@
 
 /// A whole subtree: the fold of leaves `[index << level, (index + 1) << level)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Node {
+pub struct SumNode {
     pub level: u32,
     pub index: u64,
     pub sum: f64,
 }
 
 /// Folds the leaves that start at absolute index `first` to maximal whole subtrees, left to right.
-pub fn fold_range(leaves: &[f64], first: u64, out: &mut Vec<Node>) {
+pub fn fold_range(leaves: &[f64], first: u64, out: &mut Vec<SumNode>) {
     let mut at = 0usize;
     while at < leaves.len() {
         let index = first + at as u64;
         let aligned = if index == 0 { u32::MAX } else { index.trailing_zeros() };
         let level = aligned.min((leaves.len() - at).ilog2());
         let len = 1usize << level;
-        out.push(Node { level, index: index >> level, sum: fold_whole(&leaves[at..at + len]) });
+        out.push(SumNode { level, index: index >> level, sum: fold_whole(&leaves[at..at + len]) });
         at += len;
     }
 }
 
 /// The root over all leaves: merges nodes that together tile `[0, num_leaves)`. Reorders them.
-pub fn merge(nodes: &mut [Node]) -> f64 {
+pub fn merge(nodes: &mut [SumNode]) -> f64 {
     nodes.sort_unstable_by_key(|n| n.index << n.level);
     // A binary counter: equal neighbours merge as soon as both are there. Its depth is the tree's.
-    let mut stack = [Node { level: 0, index: 0, sum: 0.0 }; 65];
+    let mut stack = [SumNode { level: 0, index: 0, sum: 0.0 }; 65];
     let mut depth = 0;
     for node in nodes {
         stack[depth] = *node;
@@ -44,7 +44,7 @@ pub fn merge(nodes: &mut [Node]) -> f64 {
             debug_assert_eq!(left.index + 1, right.index, "nodes do not tile the leaves");
             depth -= 1;
             stack[depth - 1] =
-                Node { level: left.level + 1, index: left.index / 2, sum: left.sum + right.sum };
+                SumNode { level: left.level + 1, index: left.index / 2, sum: left.sum + right.sum };
         }
     }
     // The ragged right edge: a lone left child stands for its parent, so fold from the right.

@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lockstep_core::Step;
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 
 use crate::DataError;
 
@@ -74,7 +74,7 @@ impl Order {
             Some((known, order)) if *known == epoch => Arc::clone(order),
             _ => {
                 // Epochs repeat after 2^32 of them.
-                let stream = Stream::new(self.seed, Purpose::DataOrder, epoch as u32, 0);
+                let stream = RngStream::new(self.seed, Purpose::DataOrder, epoch as u32, 0);
                 let order: Arc<[u32]> = stream.permutation(self.num_rows).into();
                 *cached = Some((epoch, Arc::clone(&order)));
                 order

@@ -1,6 +1,6 @@
 //! A share of the rows held back for evaluation.
 
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 
 /// Which rows are taken. Whether a row is held back depends on the seed, the file's place in the list and
 /// the row's number alone, so that both parts agree on it without having met.
@@ -26,7 +26,7 @@ impl Part {
 
 fn held_back(fraction: f64, seed: u64, file: usize, row: u64) -> bool {
     // Rows repeat after 2^32 of a file.
-    let [word, ..] = Stream::new(seed, Purpose::DataSplit, file as u32, 0).block(row as u32);
+    let [word, ..] = RngStream::new(seed, Purpose::DataSplit, file as u32, 0).block(row as u32);
     f64::from(word) < fraction * 4_294_967_296.0
 }
 

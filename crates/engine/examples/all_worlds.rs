@@ -21,9 +21,9 @@ fn main() {
     // Cases that share a plain one follow each other, so that each is run once.
     let mut groups: Vec<(Case, Vec<Case>)> = Vec::new();
     for case in all_cases().into_iter().skip(skip).step_by(every) {
-        match groups.iter_mut().find(|(plain, _)| *plain == case.plain()) {
+        match groups.iter_mut().find(|(plain, _)| *plain == case.baseline()) {
             Some((_, cases)) => cases.push(case),
-            None => groups.push((case.plain(), vec![case])),
+            None => groups.push((case.baseline(), vec![case])),
         }
     }
     let queue = Mutex::new(groups.into_iter());

@@ -17,15 +17,15 @@ pub struct MicroBatch<'a> {
 
 /// The algorithm's side of a training step. Methods are called from the compute lane and must not
 /// allocate if the step is to be free of allocation.
-pub trait Driver {
-    fn batch(&self, micro: u32) -> MicroBatch<'_>;
+pub trait StepDriver {
+    fn batch(&self, micro_batch: u32) -> MicroBatch<'_>;
 
     /// Writes the derivative of the loss by every output of every token. `outputs` are there when the plan runs the
     /// head's forward first (objectives whose coefficients depend on outputs).
-    fn coefficients(&mut self, micro: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>);
+    fn coefficients(&mut self, micro_batch: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>);
 
     /// Sees the outputs after the head has run.
-    fn outputs(&mut self, micro: u32, outputs: Outputs<'_>);
+    fn outputs(&mut self, micro_batch: u32, outputs: Outputs<'_>);
 }
 
 /// What a head said of the tokens of a micro-batch, by channel.
@@ -75,7 +75,7 @@ impl Coefficients<'_> {
 
 /// New tokens of growing documents: packed, \[T\] each, every document with at least one.
 #[derive(Clone, Copy, Debug)]
-pub struct Extension<'a> {
+pub struct DecodeBatch<'a> {
     pub tokens: &'a [u32],
     /// Where each stands in its document; the cache has all before it.
     pub positions: &'a [u32],
@@ -86,26 +86,26 @@ pub struct Extension<'a> {
 }
 
 /// Decides what grows, and how. Called from the compute lane.
-pub trait Grower {
+pub trait DecodeDriver {
     /// The next tokens to run; `None` ends the phase.
-    fn next(&mut self) -> Option<Extension<'_>>;
+    fn next_batch(&mut self) -> Option<DecodeBatch<'_>>;
 
     /// Draws a token for document `doc` of the extension from its logits, which must stay as they are.
-    fn draw(&mut self, doc: usize, logits: &[f32]) -> u32;
+    fn sample(&mut self, doc: usize, logits: &[f32]) -> u32;
 
     /// The log-probability, at temperature 1, of what was drawn for each document.
-    fn drawn(&mut self, log_probs: &[f32]);
+    fn sampled(&mut self, log_probs: &[f32]);
 }
 
 /// Whom a phase works for.
-pub(crate) enum Caller<'a> {
-    Driver(&'a mut dyn Driver),
-    Grower(&'a mut dyn Grower),
+pub(crate) enum PhaseDriver<'a> {
+    Step(&'a mut dyn StepDriver),
+    Decode(&'a mut dyn DecodeDriver),
 }
 
 /// The optimizer's numbers for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Updates {
+pub struct UpdateSettings {
     /// Counted from 1: the exponent of the bias corrections.
     pub t: u64,
     pub lr: f64,
@@ -135,9 +135,9 @@ impl UpdateRule {
     }
 }
 
-impl Updates {
+impl UpdateSettings {
     /// Before the first step.
-    pub(crate) const NONE: Updates = Updates {
+    pub(crate) const NONE: UpdateSettings = UpdateSettings {
         t: 0,
         lr: 0.0,
         rule: UpdateRule::Sgd { momentum: 0.0, nesterov: false },

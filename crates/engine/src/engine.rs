@@ -12,14 +12,14 @@ use lockstep_core::{Bytes, DType, Rank, panics};
 use lockstep_device::{Device, Memory, Queue};
 use lockstep_plan::{Lane, ModelId, ModelPlan, Phase, PhaseKind, RunPlan};
 
-use crate::driver::Caller;
+use crate::addresses::{Memories, UnitResidents};
+use crate::driver::PhaseDriver;
 use crate::error::EngineError;
-use crate::lanes::{Lanes, Run};
-use crate::norm::NormWork;
-use crate::phases::PhasePlaces;
-use crate::places::{Memories, UnitStates};
+use crate::lanes::{Lanes, ScheduleRun};
+use crate::norm::NormScratch;
+use crate::phases::PreparedPhase;
 use crate::poison::Poison;
-use crate::step::{StepState, Steps};
+use crate::step::{StepState, StepStates};
 use crate::transport::{Comms, Transport};
 
 /// How long lanes may take to end after a failure. Every wait of theirs ends at once; what is left is the operation
@@ -38,14 +38,14 @@ pub struct Resources {
     pub nccl: Option<NcclSpec>,
     pub queue: Queue,
     /// Where states may be spilled to, for plans that do.
-    pub spill_dir: Option<PathBuf>,
+    pub nvme_dir: Option<PathBuf>,
 }
 
 impl Resources {
     /// One rank, with memory of its own.
-    pub fn alone(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
-        let memory = Arc::new(queue.device().take(plan.arena, queue.pool())?);
-        Ok(Resources { rank: Rank(0), memory, comms: None, nccl: None, queue, spill_dir: None })
+    pub fn single_rank(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
+        let memory = Arc::new(queue.device().take(plan.arena_bytes, queue.pool())?);
+        Ok(Resources { rank: Rank(0), memory, comms: None, nccl: None, queue, nvme_dir: None })
     }
 }
 
@@ -63,9 +63,9 @@ pub(crate) struct Shared {
     pub(crate) transport: Transport,
     pub(crate) plan: RunPlan,
     /// Where each model's states live.
-    residents: Vec<Vec<UnitStates>>,
+    residents: Vec<Vec<UnitResidents>>,
     /// The plan's phases, with addresses.
-    phases: Vec<PhasePlaces>,
+    phases: Vec<PreparedPhase>,
     /// The one that runs. Changes only while all lanes are at rest.
     current: AtomicUsize,
     pub(crate) memories: Memories,
@@ -73,10 +73,10 @@ pub(crate) struct Shared {
     pub(crate) rank: Rank,
     pub(crate) host_calls: AtomicU64,
     pub(crate) dropout_seed: AtomicU64,
-    pub(crate) steps: Steps,
-    pub(crate) norm: Mutex<NormWork>,
+    pub(crate) steps: StepStates,
+    pub(crate) norm: Mutex<NormScratch>,
     /// Micro-batches whose outputs are on their way to the host, and their tokens.
-    pub(crate) on_their_way: Mutex<Vec<(u32, usize)>>,
+    pub(crate) pending_outputs: Mutex<Vec<(u32, usize)>>,
     /// By phase, in tests.
     pub(crate) poison: OnceLock<Vec<Poison>>,
 }
@@ -84,9 +84,9 @@ pub(crate) struct Shared {
 impl Engine {
     /// Prepares a plan to run. Parameters are zero until they are initialised or loaded.
     pub fn new(plan: RunPlan, resources: Resources) -> Result<Engine, EngineError> {
-        panics::record();
-        let Resources { rank, memory, comms, nccl, queue, spill_dir } = resources;
-        let memories = Memories::take(&plan, memory, &queue, spill_dir)?;
+        panics::install_hook();
+        let Resources { rank, memory, comms, nccl, queue, nvme_dir } = resources;
+        let memories = Memories::take(&plan, memory, &queue, nvme_dir)?;
         let device = queue.device();
         if let Device::Cuda(gpu) = device {
             for model in &plan.input.models {
@@ -98,13 +98,13 @@ impl Engine {
             }
         }
         let models = (0..plan.input.models.len()).map(|i| ModelId(i as u8));
-        let residents: Vec<_> = models.map(|id| UnitStates::of_model(&plan, id, rank)).collect();
-        let of = |phase| PhasePlaces::of(&plan, phase, &residents[phase.model.0 as usize], rank, device);
-        let phases: Vec<PhasePlaces> = plan.phases.iter().map(of).collect::<Result<_, _>>()?;
+        let residents: Vec<_> = models.map(|id| UnitResidents::of_model(&plan, id, rank)).collect();
+        let of = |phase| PreparedPhase::of(&plan, phase, &residents[phase.model.0 as usize], rank, device);
+        let phases: Vec<PreparedPhase> = plan.phases.iter().map(of).collect::<Result<_, _>>()?;
         // Phases of one model have the same tables.
-        for (phase, places) in plan.phases.iter().zip(&phases) {
+        for (phase, addresses) in plan.phases.iter().zip(&phases) {
             let shape = &plan.input.model(phase.model).shape;
-            lockstep_model::fill_tables(shape, places.places.tables.view(&memories))?;
+            lockstep_model::fill_tables(shape, addresses.addresses.rope_tables.view(&memories))?;
         }
         let nccl = nccl.filter(|_| matches!(device, Device::Cuda(_)));
         assert!(
@@ -117,7 +117,7 @@ impl Engine {
         let shared = Arc::new(Shared {
             transport: Transport::new(&plan.input.mesh, rank, comms, nccl)?,
             residents,
-            norm: Mutex::new(NormWork::of(&plan, &phases)),
+            norm: Mutex::new(NormScratch::of(&plan, &phases)),
             phases,
             current: AtomicUsize::new(0),
             memories,
@@ -125,8 +125,8 @@ impl Engine {
             rank,
             host_calls: AtomicU64::new(1),
             dropout_seed: AtomicU64::new(0),
-            steps: Steps::new(),
-            on_their_way: Mutex::new(Vec::with_capacity(plan.input.micros as usize)),
+            steps: StepStates::new(),
+            pending_outputs: Mutex::new(Vec::with_capacity(plan.input.num_micro_batches as usize)),
             poison: OnceLock::new(),
             plan,
         });
@@ -149,7 +149,7 @@ impl Engine {
     }
 
     /// What masks of dropout are drawn from, with the step and the samples: alike on all ranks.
-    pub fn seed_dropout(&mut self, seed: u64) {
+    pub fn set_dropout_seed(&mut self, seed: u64) {
         self.shared.dropout_seed.store(seed, std::sync::atomic::Ordering::Relaxed);
     }
 
@@ -177,15 +177,15 @@ impl Engine {
         kind: PhaseKind,
         model: ModelId,
         step: Option<StepState>,
-        caller: &mut Caller,
-    ) -> Result<Run, EngineError> {
+        caller: &mut PhaseDriver,
+    ) -> Result<ScheduleRun, EngineError> {
         let shared = &self.shared;
         let phase = shared.plan.phase(kind, model);
         let phase = phase.unwrap_or_else(|| panic!("the plan has no {kind} phase of model {}", model.0));
         let schedule = &shared.plan.phases[phase].schedule;
         let again = schedule.returns_after.is_some() && shared.current.load(Ordering::SeqCst) == phase;
         if !again {
-            self.settle()?;
+            self.synchronize()?;
             shared.current.store(phase, Ordering::SeqCst);
         }
         let run = shared.lanes.begin(schedule.ops.len(), again, |run| {
@@ -200,8 +200,8 @@ impl Engine {
 
     /// Waits until nothing of what was run goes on any more: after a step, updates on the host may, until the
     /// next one needs what they write. Whatever reads or writes states waits by itself.
-    pub fn settle(&self) -> Result<(), EngineError> {
-        self.shared.lanes.settle(&Lane::ALL)
+    pub fn synchronize(&self) -> Result<(), EngineError> {
+        self.shared.lanes.synchronize(&Lane::ALL)
     }
 }
 
@@ -239,7 +239,7 @@ impl Shared {
     }
 
     /// The phase that runs, with addresses.
-    pub(crate) fn at(&self) -> &PhasePlaces {
+    pub(crate) fn prepared_phase(&self) -> &PreparedPhase {
         &self.phases[self.current_phase()]
     }
 
@@ -249,7 +249,7 @@ impl Shared {
     }
 
     /// Where a model's states live.
-    pub(crate) fn residents(&self, model: ModelId) -> &[UnitStates] {
+    pub(crate) fn residents(&self, model: ModelId) -> &[UnitResidents] {
         &self.residents[model.0 as usize]
     }
 
@@ -259,7 +259,7 @@ impl Shared {
             Ok(Ok(())) => {}
             Ok(Err(cause)) => self.fail(cause),
             Err(payload) => {
-                let panic = panics::describe(&*payload);
+                let panic = panics::from_payload(&*payload);
                 self.fail(EngineError::LanePanicked { lane: lane.to_string(), panic });
             }
         }

@@ -17,7 +17,7 @@ pub enum EngineError {
     #[error("{cause} (in {op})")]
     Comm { op: String, cause: CommError },
     #[error("the plan spills {bytes} to a disk, and no folder was given for it")]
-    NoSpillDir { bytes: Bytes },
+    NoNvmeDir { bytes: Bytes },
     #[error("the {lane} lane {panic}")]
     LanePanicked { lane: String, panic: Panic },
     #[error("a step failed before; the engine does not go on after that")]
@@ -31,11 +31,11 @@ pub enum EngineError {
     )]
     UnplannedPosition { position: u32, at: usize, planned: usize },
     #[error("a micro-batch of {tokens} tokens has {found} {what}")]
-    Uneven { what: &'static str, found: usize, tokens: usize },
+    LengthMismatch { what: &'static str, found: usize, tokens: usize },
     #[error(
         "the bounds of a micro-batch's documents go from 0 to its {tokens} tokens in order, and bound {at} does not"
     )]
-    BrokenBounds { at: usize, tokens: usize },
+    BadSequenceBounds { at: usize, tokens: usize },
 }
 
 impl Fault for EngineError {
@@ -45,14 +45,14 @@ impl Fault for EngineError {
             EngineError::Gpu(cause) => cause.class(),
             EngineError::Spill(_) => FaultClass::CannotWrite,
             EngineError::Comm { cause, .. } => cause.class(),
-            EngineError::NoSpillDir { .. } => FaultClass::BadConfig,
+            EngineError::NoNvmeDir { .. } => FaultClass::BadConfig,
             EngineError::UnknownToken { .. } => FaultClass::BadData,
             EngineError::LanePanicked { .. }
             | EngineError::Stopped
             | EngineError::TooLarge { .. }
             | EngineError::UnplannedPosition { .. }
-            | EngineError::Uneven { .. }
-            | EngineError::BrokenBounds { .. } => FaultClass::Internal,
+            | EngineError::LengthMismatch { .. }
+            | EngineError::BadSequenceBounds { .. } => FaultClass::Internal,
         }
     }
 
@@ -67,7 +67,7 @@ impl Fault for EngineError {
                 "Set nvme_path to a folder on a local disk with room for it; `lockstep plan` says how much."
                     .into(),
             ),
-            EngineError::NoSpillDir { .. } => Some("Set nvme_path to a folder on a local disk.".into()),
+            EngineError::NoNvmeDir { .. } => Some("Set nvme_path to a folder on a local disk.".into()),
             EngineError::Comm { cause, .. } => cause.hint(),
             EngineError::LanePanicked { .. } => Some(
                 "This is a bug, in lockstep or in a custom objective. Checkpoints are intact: resume \
@@ -81,8 +81,8 @@ impl Fault for EngineError {
             EngineError::Stopped
             | EngineError::TooLarge { .. }
             | EngineError::UnplannedPosition { .. }
-            | EngineError::Uneven { .. }
-            | EngineError::BrokenBounds { .. } => None,
+            | EngineError::LengthMismatch { .. }
+            | EngineError::BadSequenceBounds { .. } => None,
         }
     }
 }

@@ -11,12 +11,12 @@ use lockstep_ops::attention::Cache;
 use lockstep_plan::{Lane, Op, OpKind, PhaseKind};
 use lockstep_shape::{Program, Slot, UnitKind, UnitShape};
 
-use crate::driver::{Caller, Coefficients, Driver, Grower};
+use crate::addresses::{Address, SlotAddresses};
+use crate::driver::{Coefficients, DecodeDriver, PhaseDriver, StepDriver};
 use crate::engine::Shared;
 use crate::error::EngineError;
-use crate::inputs::Batch;
-use crate::lanes::Run;
-use crate::places::{Place, SlotPlaces};
+use crate::inputs::BatchSize;
+use crate::lanes::ScheduleRun;
 use crate::task::Task;
 
 impl Shared {
@@ -42,7 +42,7 @@ impl Shared {
     fn run_lane(
         &self,
         lane: Lane,
-        run: Run,
+        run: ScheduleRun,
         queue: &Queue,
         each: &mut dyn FnMut(usize, OpKind) -> Result<(), EngineError>,
     ) -> Result<(), EngineError> {
@@ -52,12 +52,13 @@ impl Shared {
                 return Ok(());
             }
             failpoint::pass(failpoint_of(lane));
-            self.wait_for_marks(op, run, queue)?;
+            self.wait_for_events(op, run, queue)?;
             self.poison_before(i);
             each(i, op.kind)?;
             self.poison_after(i);
-            if let (Some(mark), Some(cuda)) = (&self.at().marks[run.parity()][i], queue.cuda()) {
-                cuda.record(mark);
+            if let (Some(event), Some(cuda)) = (&self.prepared_phase().events[run.parity()][i], queue.cuda())
+            {
+                cuda.record(event);
             }
             queue.check()?;
             self.lanes.after(lane, run, i);
@@ -66,12 +67,12 @@ impl Shared {
     }
 
     /// What an operation waits for has been issued; its own work waits until that is done.
-    fn wait_for_marks(&self, op: &Op, run: Run, queue: &Queue) -> Result<(), EngineError> {
+    fn wait_for_events(&self, op: &Op, run: ScheduleRun, queue: &Queue) -> Result<(), EngineError> {
         for awaited in op.waits.iter().filter_map(|wait| run.awaited(wait)) {
-            if let Some(mark) = &self.at().marks[awaited.parity][awaited.op] {
+            if let Some(event) = &self.prepared_phase().events[awaited.parity][awaited.op] {
                 match queue.cuda() {
-                    Some(cuda) => cuda.wait_for(mark),
-                    None => mark.synchronize()?,
+                    Some(cuda) => cuda.wait_for(event),
+                    None => event.synchronize()?,
                 }
             }
         }
@@ -92,63 +93,66 @@ impl Shared {
 
     pub(crate) fn compute_lane(
         &self,
-        run: Run,
-        caller: &mut Caller,
+        run: ScheduleRun,
+        caller: &mut PhaseDriver,
         queue: &Queue,
     ) -> Result<(), EngineError> {
-        let mut batch = Batch::default();
+        let mut batch = BatchSize::default();
         self.issue_compute(run, caller, queue, &mut batch)?;
         match caller {
-            Caller::Driver(driver) => self.deliver(*driver, queue),
-            Caller::Grower(_) => Ok(queue.synchronize()?),
+            PhaseDriver::Step(driver) => self.deliver_pending_outputs(*driver, queue),
+            PhaseDriver::Decode(_) => Ok(queue.synchronize()?),
         }
     }
 
     fn issue_compute(
         &self,
-        run: Run,
-        caller: &mut Caller,
+        run: ScheduleRun,
+        caller: &mut PhaseDriver,
         queue: &Queue,
-        batch: &mut Batch,
+        batch: &mut BatchSize,
     ) -> Result<(), EngineError> {
-        self.run_lane(Lane::Compute, run, queue, &mut |i, kind| match (&self.at().tasks[i], &mut *caller) {
-            (Task::Compute, Caller::Driver(driver)) => self.compute(run, kind, *driver, queue, batch),
-            (Task::Compute, Caller::Grower(grower)) => self.grow(run, *grower, queue),
+        self.run_lane(Lane::Compute, run, queue, &mut |i, kind| match (
+            &self.prepared_phase().tasks[i],
+            &mut *caller,
+        ) {
+            (Task::Compute, PhaseDriver::Step(driver)) => self.compute(run, kind, *driver, queue, batch),
+            (Task::Compute, PhaseDriver::Decode(driver)) => self.decode(run, *driver, queue),
             _ => self.run(run, i, queue),
         })
     }
 
     fn compute(
         &self,
-        run: Run,
+        run: ScheduleRun,
         kind: OpKind,
-        driver: &mut dyn Driver,
+        driver: &mut dyn StepDriver,
         queue: &Queue,
-        batch: &mut Batch,
+        batch: &mut BatchSize,
     ) -> Result<(), EngineError> {
-        if let OpKind::Feed { micro } = kind {
-            *batch = self.feed(&driver.batch(micro), micro, queue)?;
+        if let OpKind::Feed { micro_batch } = kind {
+            *batch = self.feed(&driver.batch(micro_batch), micro_batch, queue)?;
             return Ok(());
         }
         let program = |unit, which, fresh| self.run_unit(run, queue, unit, which, fresh, *batch);
         match kind {
-            OpKind::Forward { unit, .. } => program(unit, Which::Forward, false),
-            OpKind::Recompute { unit, .. } => program(unit, Which::Rebuild, false),
-            OpKind::Backward { unit, fresh, .. } => program(unit, Which::Backward, fresh),
-            OpKind::HeadForward { micro } => {
-                program(self.head_unit(), Which::Forward, false);
+            OpKind::Forward { unit, .. } => program(unit, ProgramKind::Forward, false),
+            OpKind::Recompute { unit, .. } => program(unit, ProgramKind::Rebuild, false),
+            OpKind::Backward { unit, fresh, .. } => program(unit, ProgramKind::Backward, fresh),
+            OpKind::HeadForward { micro_batch } => {
+                program(self.head_unit(), ProgramKind::Forward, false);
                 if self.schedule_phase().kind == PhaseKind::Score {
-                    self.show_outputs(driver, queue, micro, *batch);
+                    self.deliver_outputs(driver, queue, micro_batch, *batch);
                 }
             }
-            OpKind::Objective { micro } => self.objective(run, driver, queue, micro, *batch)?,
-            OpKind::HeadStep { micro, fresh } => {
-                program(self.head_unit(), Which::Fused, fresh);
-                self.show_outputs(driver, queue, micro, *batch);
+            OpKind::Objective { micro_batch } => self.objective(run, driver, queue, micro_batch, *batch)?,
+            OpKind::HeadStep { micro_batch, fresh } => {
+                program(self.head_unit(), ProgramKind::Fused, fresh);
+                self.deliver_outputs(driver, queue, micro_batch, *batch);
             }
-            OpKind::HeadBackward { micro, fresh } => {
-                program(self.head_unit(), Which::Backward, fresh);
-                self.show_outputs(driver, queue, micro, *batch);
+            OpKind::HeadBackward { micro_batch, fresh } => {
+                program(self.head_unit(), ProgramKind::Backward, fresh);
+                self.deliver_outputs(driver, queue, micro_batch, *batch);
             }
             other => unreachable!("{other:?} is not computed unit by unit"),
         }
@@ -156,36 +160,42 @@ impl Shared {
     }
 
     /// Extension after extension, through all units; from the head's logits the caller draws what comes next.
-    fn grow(&self, run: Run, grower: &mut dyn Grower, queue: &Queue) -> Result<(), EngineError> {
+    fn decode(
+        &self,
+        run: ScheduleRun,
+        driver: &mut dyn DecodeDriver,
+        queue: &Queue,
+    ) -> Result<(), EngineError> {
         let head = self.head_unit();
-        while let Some(new) = grower.next() {
-            let batch = self.feed_extension(&new, queue)?;
+        while let Some(new) = driver.next_batch() {
+            let batch = self.feed_decode_batch(&new, queue)?;
             for unit in 0..head {
-                self.run_unit(run, queue, unit, Which::Forward, false, batch);
+                self.run_unit(run, queue, unit, ProgramKind::Forward, false, batch);
             }
-            self.run_unit(run, queue, head, Which::Next, false, batch);
-            let places = &self.at().places;
-            let logits = places.units[head as usize].next[Slot::Logits.index()].expect("the head has logits");
+            self.run_unit(run, queue, head, ProgramKind::Next, false, batch);
+            let addresses = &self.prepared_phase().addresses;
+            let logits =
+                addresses.units[head as usize].next[Slot::Logits.index()].expect("the head has logits");
             let vocab = self.model().shape.vocab;
             let logits = logits.view(&self.memories).first(batch.docs * vocab);
             let seen = self.logits_on_host(logits).unwrap_or(logits);
-            self.cross(queue, seen, logits);
+            self.transfer(queue, seen, logits);
             queue.synchronize()?;
             let (drawn, here) =
                 (self.input_views(batch).targets, self.parts_of(self.inputs_on_host(0), batch).targets);
             for doc in 0..batch.docs {
-                let draw = |row: &[f32]| grower.draw(doc, row);
+                let draw = |row: &[f32]| driver.sample(doc, row);
                 let token = lockstep_ops::host::with(seen.slice(doc * vocab, vocab), draw);
                 assert!((token as usize) < vocab, "token {token} of a vocabulary of {vocab}");
                 here.slice(doc, 1).write_host(&[token]);
             }
-            self.cross(queue, drawn, here);
+            self.transfer(queue, drawn, here);
             let log_probs = self.channel(self.outputs(), 0, batch.docs);
             let rows = Mat::dense(logits, batch.docs, vocab);
             lockstep_ops::cross_entropy::forward(queue, log_probs, rows, drawn);
-            self.cross_channels(queue, self.outputs_on_host(0), self.outputs(), batch.docs);
+            self.transfer_channels(queue, self.outputs_on_host(0), self.outputs(), batch.docs);
             queue.synchronize()?;
-            self.with_outputs(0, batch.docs, |outputs| grower.drawn(outputs.log_probs()));
+            self.with_outputs(0, batch.docs, |outputs| driver.sampled(outputs.log_probs()));
         }
         Ok(())
     }
@@ -194,23 +204,31 @@ impl Shared {
         self.model().head()
     }
 
-    fn run_unit(&self, run: Run, queue: &Queue, index: u32, which: Which, fresh: bool, batch: Batch) {
+    fn run_unit(
+        &self,
+        run: ScheduleRun,
+        queue: &Queue,
+        index: u32,
+        which: ProgramKind,
+        fresh: bool,
+        batch: BatchSize,
+    ) {
         let model = self.model();
         let (shape, programs) = (&model.units[index as usize], model.programs(index));
-        let all = &self.at().places;
-        let places = &all.units[index as usize];
-        let (program, slots): (&Program, &SlotPlaces) = match which {
-            Which::Forward => (&programs.forward, &places.forward),
-            Which::Rebuild => (&programs.rebuild, &places.rebuild),
-            Which::Backward => (&programs.backward, &places.backward),
-            Which::Fused => (&programs.fused, &places.fused),
-            Which::Next => (&programs.next, &places.next),
+        let all = &self.prepared_phase().addresses;
+        let addresses = &all.units[index as usize];
+        let (program, slots): (&Program, &SlotAddresses) = match which {
+            ProgramKind::Forward => (&programs.forward, &addresses.forward),
+            ProgramKind::Rebuild => (&programs.recompute_program, &addresses.recompute_program),
+            ProgramKind::Backward => (&programs.backward, &addresses.backward),
+            ProgramKind::Fused => (&programs.fused, &addresses.fused),
+            ProgramKind::Next => (&programs.next, &addresses.next),
         };
         let inputs = self.input_views(batch);
-        let view = |place: &Place| place.view(&self.memories);
+        let view = |address: &Address| address.view(&self.memories);
         // While documents grow the head says nothing of tokens.
         let outputs = if inputs.growing.is_some() { 0 } else { batch.tokens };
-        let writes_grads = matches!(which, Which::Backward | Which::Fused);
+        let writes_grads = matches!(which, ProgramKind::Backward | ProgramKind::Fused);
         let grads_of = |u: usize| all.units[u].grad_target.filter(|_| writes_grads);
         let tied = (model.shape.head_is_tied() && index == self.head_unit()).then(|| model.embed() as usize);
         if fresh {
@@ -224,7 +242,7 @@ impl Shared {
             model: &model.shape,
             shape,
             programs,
-            params: view(&places.params),
+            params: view(&addresses.params),
             grads: grads_of(index as usize).map(|p| view(&p)),
             fresh,
             tied: tied.map(|table| Tied {
@@ -246,9 +264,9 @@ impl Shared {
                     picks,
                 }),
             },
-            tables: view(&all.tables),
+            tables: view(&all.rope_tables),
             workspace: view(&all.workspace),
-            head_chunk: model.head_chunk,
+            head_chunk: model.head_chunk_tokens,
             dropout: inputs.samples.map(|samples| DropoutKey {
                 seed: self.dropout_seed.load(std::sync::atomic::Ordering::Relaxed),
                 step: self.steps.of(run).updates.t as u32,
@@ -260,7 +278,7 @@ impl Shared {
 
     /// A block's keys and values of growing documents.
     fn cache(&self, unit: u32) -> Option<Cache<'_>> {
-        let (generation, all) = (self.model().generation?, self.at().places.cache?);
+        let (generation, all) = (self.model().generation?, self.prepared_phase().addresses.cache?);
         let UnitKind::Block(layer) = self.model().units[unit as usize].kind else { return None };
         let view =
             all.view(&self.memories).slice(layer as usize * generation.cache_elems, generation.cache_elems);
@@ -269,9 +287,9 @@ impl Shared {
 
     /// A buffer that other buffers shared has their bytes between its segments; norms and updates read
     /// those as gradients.
-    fn zero_padding(&self, queue: &Queue, shape: &UnitShape, grads: Option<Place>) {
+    fn zero_padding(&self, queue: &Queue, shape: &UnitShape, grads: Option<Address>) {
         let Some(grads) = grads.map(|p| p.view(&self.memories)) else { return };
-        for (start, segment) in shape.segments.iter().filter_map(|s| Some((s.trained_at?, s))) {
+        for (start, segment) in shape.segments.iter().filter_map(|s| Some((s.trained_start?, s))) {
             let end = start + segment.elems();
             let padding = end.next_multiple_of(lockstep_core::ALIGN_ELEMS) - end;
             lockstep_ops::reduce::zero(queue, grads.slice(end, padding));
@@ -280,18 +298,18 @@ impl Shared {
 
     fn objective(
         &self,
-        run: Run,
-        driver: &mut dyn Driver,
+        run: ScheduleRun,
+        driver: &mut dyn StepDriver,
         queue: &Queue,
-        micro: u32,
-        batch: Batch,
+        micro_batch: u32,
+        batch: BatchSize,
     ) -> Result<(), EngineError> {
-        let (here, given) = (self.coefficients_on_host(micro), batch.given);
+        let (here, given) = (self.coefficients_on_host(micro_batch), batch.given);
         here.zero_host();
         let scale = self.steps.of(run).loss_scale as f32;
         let ahead = self.plan.input.coefficients_ahead;
         if !ahead {
-            self.cross_channels(queue, self.outputs_on_host(micro), self.outputs(), given);
+            self.transfer_channels(queue, self.outputs_on_host(micro_batch), self.outputs(), given);
             // What the host computes next depends on them.
             queue.synchronize()?;
         }
@@ -299,9 +317,9 @@ impl Shared {
         lockstep_ops::host::with_mut(here, |values| {
             let mut out = Coefficients { channels, stride, tokens: given, values };
             match ahead {
-                true => driver.coefficients(micro, None, &mut out),
-                false => self.with_outputs(micro, given, |outputs| {
-                    driver.coefficients(micro, Some(outputs), &mut out);
+                true => driver.coefficients(micro_batch, None, &mut out),
+                false => self.with_outputs(micro_batch, given, |outputs| {
+                    driver.coefficients(micro_batch, Some(outputs), &mut out);
                 }),
             }
             if scale != 1.0 {
@@ -310,7 +328,7 @@ impl Shared {
                 }
             }
         });
-        self.cross_channels(queue, self.coefficients(), here, batch.tokens);
+        self.transfer_channels(queue, self.coefficients(), here, batch.tokens);
         Ok(())
     }
 }
@@ -327,7 +345,7 @@ fn failpoint_of(lane: Lane) -> &'static str {
 
 /// Which of a unit's programs.
 #[derive(Clone, Copy)]
-enum Which {
+enum ProgramKind {
     Forward,
     Rebuild,
     Backward,

@@ -3,13 +3,13 @@
 use lockstep_device::{Queue, View};
 use lockstep_plan::PhaseKind;
 
-use crate::driver::{Extension, MicroBatch};
+use crate::driver::{DecodeBatch, MicroBatch};
 use crate::engine::Shared;
 use crate::error::EngineError;
 
 /// The size of the micro-batch that is being computed.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct BatchSize {
     pub(crate) tokens: usize,
     pub(crate) docs: usize,
     /// Tokens that the caller gave; the rest fills the last block and counts for nothing.
@@ -19,11 +19,11 @@ pub(crate) struct Batch {
 /// Tokens of a block.
 const BLOCK: usize = 256;
 
-impl Batch {
+impl BatchSize {
     /// With its last block filled by one more document. Its coefficients are zero, so its gradients are.
-    fn filled(&self) -> Batch {
+    fn filled(&self) -> BatchSize {
         let tokens = self.tokens.next_multiple_of(BLOCK);
-        Batch { tokens, docs: self.docs + usize::from(tokens > self.tokens), given: self.given }
+        BatchSize { tokens, docs: self.docs + usize::from(tokens > self.tokens), given: self.given }
     }
 }
 
@@ -41,24 +41,24 @@ pub(crate) struct InputViews<'m> {
 
 impl Shared {
     /// The inputs on the device.
-    pub(crate) fn input_views(&self, batch: Batch) -> InputViews<'_> {
-        self.parts_of(self.at().places.inputs.view(&self.memories), batch)
+    pub(crate) fn input_views(&self, batch: BatchSize) -> InputViews<'_> {
+        self.parts_of(self.prepared_phase().addresses.inputs.view(&self.memories), batch)
     }
 
     /// The parts of an inputs buffer, wherever it is.
-    pub(crate) fn parts_of<'m>(&self, all: View<'m>, batch: Batch) -> InputViews<'m> {
-        let Batch { tokens, docs, .. } = batch;
+    pub(crate) fn parts_of<'m>(&self, all: View<'m>, batch: BatchSize) -> InputViews<'m> {
+        let BatchSize { tokens, docs, .. } = batch;
         let model = self.model();
-        let (room, grown) = (model.bounds.tokens, model.grown_docs());
-        let grows = self.schedule_phase().kind == PhaseKind::Generate;
-        let behind = 3 * room + model.docs_room(self.plan.input.is_separate()).max(grown) + 1;
+        let (room, grown) = (model.bounds.tokens, model.max_decode_docs());
+        let is_generating = self.schedule_phase().kind == PhaseKind::Generate;
+        let behind = 3 * room + model.max_docs(self.plan.input.has_separate_memory()).max(grown) + 1;
         InputViews {
             tokens: all.slice(0, tokens),
             // While documents grow there is one for each of them.
-            targets: all.slice(room, if grows { docs } else { tokens }),
+            targets: all.slice(room, if is_generating { docs } else { tokens }),
             positions: all.slice(2 * room, tokens),
             cu_seqlens: all.slice(3 * room, docs + 1),
-            growing: grows.then(|| [all.slice(behind, docs), all.slice(behind + grown, docs)]),
+            growing: is_generating.then(|| [all.slice(behind, docs), all.slice(behind + grown, docs)]),
             samples: self.drops().then(|| all.slice(behind + 2 * grown, docs)),
         }
     }
@@ -69,10 +69,15 @@ impl Shared {
     }
 
     /// Copies a micro-batch to the device.
-    pub(crate) fn feed(&self, batch: &MicroBatch, micro: u32, queue: &Queue) -> Result<Batch, EngineError> {
+    pub(crate) fn feed(
+        &self,
+        batch: &MicroBatch,
+        micro_batch: u32,
+        queue: &Queue,
+    ) -> Result<BatchSize, EngineError> {
         let bounds = self.model().bounds;
         let given = batch.tokens.len();
-        let size = Batch { tokens: given, docs: batch.cu_seqlens.len().saturating_sub(1), given };
+        let size = BatchSize { tokens: given, docs: batch.cu_seqlens.len().saturating_sub(1), given };
         within("tokens", size.tokens, bounds.tokens)?;
         within("documents", size.docs, bounds.docs)?;
         within("tokens in one document", longest_of(batch.cu_seqlens, given)?, bounds.max_doc)?;
@@ -81,8 +86,8 @@ impl Shared {
         }
         self.check_ids("target", batch.targets)?;
         self.check_tokens(batch.tokens, batch.positions)?;
-        let here = self.inputs_on_host(micro);
-        let filled = if self.plan.input.is_separate() { size.filled() } else { size };
+        let here = self.inputs_on_host(micro_batch);
+        let filled = if self.plan.input.has_separate_memory() { size.filled() } else { size };
         let views = self.parts_of(here, filled);
         views.tokens.write_host(batch.tokens);
         views.targets.write_host(batch.targets);
@@ -100,14 +105,18 @@ impl Shared {
             views.samples.iter().for_each(|samples| samples.slice(size.docs, 1).zero_host());
         }
         let size = filled;
-        self.cross(queue, self.at().places.inputs.view(&self.memories), here);
+        self.transfer(queue, self.prepared_phase().addresses.inputs.view(&self.memories), here);
         Ok(size)
     }
 
     /// Copies new tokens of growing documents to the device.
-    pub(crate) fn feed_extension(&self, new: &Extension, queue: &Queue) -> Result<Batch, EngineError> {
+    pub(crate) fn feed_decode_batch(
+        &self,
+        new: &DecodeBatch,
+        queue: &Queue,
+    ) -> Result<BatchSize, EngineError> {
         let generation = self.model().generation.expect("a phase that generates has bounds");
-        let size = Batch { tokens: new.tokens.len(), docs: new.slots.len(), given: new.tokens.len() };
+        let size = BatchSize { tokens: new.tokens.len(), docs: new.slots.len(), given: new.tokens.len() };
         assert_eq!((new.positions.len(), new.cu_seqlens.len()), (size.tokens, size.docs + 1));
         let longest = new.positions.iter().map(|p| *p as usize + 1).max().unwrap_or(0);
         within("new tokens", size.tokens, self.model().bounds.tokens)?;
@@ -127,7 +136,7 @@ impl Shared {
             assert!(*end > new.cu_seqlens[i], "every document of an extension has a new token");
             picks.slice(i, 1).write_host(&[end - 1]);
         }
-        self.cross(queue, self.at().places.inputs.view(&self.memories), here);
+        self.transfer(queue, self.prepared_phase().addresses.inputs.view(&self.memories), here);
         Ok(size)
     }
 
@@ -135,7 +144,7 @@ impl Shared {
     /// cannot refuse one by name.
     fn check_tokens(&self, tokens: &[u32], positions: &[u32]) -> Result<(), EngineError> {
         self.check_ids("token", tokens)?;
-        let planned = self.at().places.tables.elems() / self.model().shape.head_dim;
+        let planned = self.prepared_phase().addresses.rope_tables.elems() / self.model().shape.head_dim;
         match positions.iter().enumerate().find(|(_, position)| **position as usize >= planned) {
             Some((at, position)) => Err(EngineError::UnplannedPosition { position: *position, at, planned }),
             None => Ok(()),
@@ -157,18 +166,18 @@ fn longest_of(cu_seqlens: &[u32], tokens: usize) -> Result<usize, EngineError> {
     for (at, bound) in cu_seqlens.iter().enumerate() {
         let broken = *bound < before || (at == 0 && *bound > 0);
         if broken {
-            return Err(EngineError::BrokenBounds { at, tokens });
+            return Err(EngineError::BadSequenceBounds { at, tokens });
         }
         (longest, before) = (longest.max(*bound - before), *bound);
     }
     if before as usize != tokens {
-        return Err(EngineError::BrokenBounds { at: cu_seqlens.len().saturating_sub(1), tokens });
+        return Err(EngineError::BadSequenceBounds { at: cu_seqlens.len().saturating_sub(1), tokens });
     }
     Ok(longest as usize)
 }
 
 fn one_per_token(what: &'static str, found: usize, tokens: usize) -> Result<(), EngineError> {
-    if found == tokens { Ok(()) } else { Err(EngineError::Uneven { what, found, tokens }) }
+    if found == tokens { Ok(()) } else { Err(EngineError::LengthMismatch { what, found, tokens }) }
 }
 
 fn within(what: &'static str, found: usize, planned: usize) -> Result<(), EngineError> {

@@ -16,7 +16,7 @@ const SPINS: u32 = 100;
 
 /// One run of a schedule.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Run {
+pub(crate) struct ScheduleRun {
     /// Counted from 1.
     number: u64,
     /// Operations of all runs before it.
@@ -25,24 +25,24 @@ pub(crate) struct Run {
     previous: Option<u64>,
 }
 
-impl Run {
+impl ScheduleRun {
     /// Which of two: what a run leaves for its own operations lies apart from that of the run before.
     pub(crate) fn parity(&self) -> usize {
         (self.number % 2) as usize
     }
 
     /// What an operation of this run waits for. `None`: it is long over.
-    pub(crate) fn awaited(&self, wait: &Wait) -> Option<Awaited> {
+    pub(crate) fn awaited(&self, wait: &Wait) -> Option<WaitTarget> {
         let (op, first, parity) = match *wait {
-            Wait::This(id) => (id, self.first, self.parity()),
-            Wait::Previous(id) => (id, self.previous?, 1 - self.parity()),
+            Wait::SameRun(id) => (id, self.first, self.parity()),
+            Wait::PreviousRun(id) => (id, self.previous?, 1 - self.parity()),
         };
-        Some(Awaited { op: op.0 as usize, count: first + u64::from(op.0), parity })
+        Some(WaitTarget { op: op.0 as usize, count: first + u64::from(op.0), parity })
     }
 }
 
 /// An operation of this run or of the one before.
-pub(crate) struct Awaited {
+pub(crate) struct WaitTarget {
     pub(crate) op: usize,
     /// Operations before it, through all runs.
     count: u64,
@@ -57,15 +57,15 @@ pub(crate) struct Lanes {
     done: [AtomicU64; Lane::COUNT],
     waiting: AtomicU32,
     stopped: AtomicBool,
-    turn: Mutex<Turn>,
+    progress: Mutex<LaneProgress>,
     changed: Condvar,
 }
 
 /// What changes seldom, under the lock that waits sleep on.
 #[derive(Debug)]
-struct Turn {
+struct LaneProgress {
     /// The run begun last, and the one before it.
-    runs: [Run; 2],
+    runs: [ScheduleRun; 2],
     /// Operations of all runs begun.
     ops: u64,
     /// The last run that each lane's thread has finished. Lanes without a thread count as finished always.
@@ -89,7 +89,7 @@ impl Lanes {
             done: Default::default(),
             waiting: AtomicU32::new(0),
             stopped: AtomicBool::new(false),
-            turn: Mutex::new(Turn {
+            progress: Mutex::new(LaneProgress {
                 runs: Default::default(),
                 ops: 0,
                 finished,
@@ -107,33 +107,33 @@ impl Lanes {
         &self,
         ops: usize,
         again: bool,
-        prepare: impl FnOnce(Run),
-    ) -> Result<Run, EngineError> {
+        prepare: impl FnOnce(ScheduleRun),
+    ) -> Result<ScheduleRun, EngineError> {
         let last = self.lock().runs[0];
         self.finish(if again { last.number.saturating_sub(1) } else { last.number }, &Lane::ALL)?;
-        let mut turn = self.lock();
+        let mut progress = self.lock();
         let previous = (again && last.number > 0).then_some(last.first);
-        let run = Run { number: last.number + 1, first: turn.ops, previous };
+        let run = ScheduleRun { number: last.number + 1, first: progress.ops, previous };
         prepare(run);
-        turn.runs = [run, last];
-        turn.ops += ops as u64;
-        drop(turn);
+        progress.runs = [run, last];
+        progress.ops += ops as u64;
+        drop(progress);
         self.changed.notify_all();
         Ok(run)
     }
 
     /// Waits until some lanes have finished all that was begun, or one has failed.
-    pub(crate) fn settle(&self, lanes: &[Lane]) -> Result<(), EngineError> {
+    pub(crate) fn synchronize(&self, lanes: &[Lane]) -> Result<(), EngineError> {
         let last = self.lock().runs[0].number;
         self.finish(last, lanes)
     }
 
     fn finish(&self, run: u64, lanes: &[Lane]) -> Result<(), EngineError> {
-        let mut turn = self.lock();
-        while lanes.iter().any(|lane| turn.finished[*lane as usize] < run) && !self.is_stopped() {
-            turn = self.sleep(turn);
+        let mut progress = self.lock();
+        while lanes.iter().any(|lane| progress.finished[*lane as usize] < run) && !self.is_stopped() {
+            progress = self.sleep(progress);
         }
-        match turn.cause.take() {
+        match progress.cause.take() {
             Some(cause) => Err(cause),
             None if self.is_stopped() => Err(EngineError::Stopped),
             None => Ok(()),
@@ -141,29 +141,29 @@ impl Lanes {
     }
 
     /// Waits until all that a schedule returns after is over.
-    pub(crate) fn returned(&self, run: Run, schedule: &Schedule) -> Result<(), EngineError> {
-        let Some(over) = &schedule.returns_after else { return self.settle(&Lane::ALL) };
-        let waited = over.iter().try_for_each(|id| self.wait(&Wait::This(*id), run, schedule));
+    pub(crate) fn returned(&self, run: ScheduleRun, schedule: &Schedule) -> Result<(), EngineError> {
+        let Some(over) = &schedule.returns_after else { return self.synchronize(&Lane::ALL) };
+        let waited = over.iter().try_for_each(|id| self.wait(&Wait::SameRun(*id), run, schedule));
         // Also where all of them are over: a stream may fail when everything has been issued. Whoever failed says why.
-        if waited.is_err() || self.is_stopped() { self.settle(&Lane::ALL) } else { Ok(()) }
+        if waited.is_err() || self.is_stopped() { self.synchronize(&Lane::ALL) } else { Ok(()) }
     }
 
     /// A lane's thread waits for the run after the one it has `seen`. `None`: none will come.
-    pub(crate) fn next_run(&self, seen: u64) -> Option<Run> {
-        let mut turn = self.lock();
+    pub(crate) fn next_run(&self, seen: u64) -> Option<ScheduleRun> {
+        let mut progress = self.lock();
         loop {
-            if let Some(run) = turn.runs.iter().find(|run| run.number == seen + 1) {
+            if let Some(run) = progress.runs.iter().find(|run| run.number == seen + 1) {
                 return Some(*run);
             }
-            if turn.quit {
+            if progress.quit {
                 return None;
             }
-            turn = self.sleep(turn);
+            progress = self.sleep(progress);
         }
     }
 
     /// A lane's thread has come to the end of a run.
-    pub(crate) fn leave(&self, lane: Lane, run: Run) {
+    pub(crate) fn leave(&self, lane: Lane, run: ScheduleRun) {
         self.lock().finished[lane as usize] = run.number;
         self.changed.notify_all();
     }
@@ -176,16 +176,16 @@ impl Lanes {
 
     /// Waits until all lanes' threads have ended, but not longer than this. Returns whether they have.
     pub(crate) fn end_within(&self, most: Duration) -> bool {
-        let waited = self.changed.wait_timeout_while(self.lock(), most, |turn| turn.running > 0);
+        let waited = self.changed.wait_timeout_while(self.lock(), most, |progress| progress.running > 0);
         waited.unwrap_or_else(|e| e.into_inner()).0.running == 0
     }
 
     /// Stops every lane. The first cause stays.
     pub(crate) fn stop(&self, cause: EngineError) {
-        let mut turn = self.lock();
-        turn.cause.get_or_insert(cause);
+        let mut progress = self.lock();
+        progress.cause.get_or_insert(cause);
         self.stopped.store(true, Ordering::SeqCst);
-        drop(turn);
+        drop(progress);
         self.changed.notify_all();
     }
 
@@ -199,13 +199,13 @@ impl Lanes {
     }
 
     /// Waits for everything that `op` waits for.
-    pub(crate) fn before(&self, op: &Op, run: Run, schedule: &Schedule) -> Result<(), Stopped> {
+    pub(crate) fn before(&self, op: &Op, run: ScheduleRun, schedule: &Schedule) -> Result<(), Stopped> {
         op.waits.iter().try_for_each(|wait| self.wait(wait, run, schedule))?;
         if self.is_stopped() { Err(Stopped) } else { Ok(()) }
     }
 
-    fn wait(&self, wait: &Wait, run: Run, schedule: &Schedule) -> Result<(), Stopped> {
-        let Some(Awaited { op, count, .. }) = run.awaited(wait) else { return Ok(()) };
+    fn wait(&self, wait: &Wait, run: ScheduleRun, schedule: &Schedule) -> Result<(), Stopped> {
+        let Some(WaitTarget { op, count, .. }) = run.awaited(wait) else { return Ok(()) };
         let done = &self.done[schedule.ops[op].lane as usize];
         for _ in 0..SPINS {
             if done.load(Ordering::Acquire) > count {
@@ -213,18 +213,18 @@ impl Lanes {
             }
             std::hint::spin_loop();
         }
-        let mut turn = self.lock();
+        let mut progress = self.lock();
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // Looked at after `waiting` was raised: whoever finishes either sees the one who waits, or is seen.
         while done.load(Ordering::SeqCst) <= count && !self.is_stopped() {
-            turn = self.sleep(turn);
+            progress = self.sleep(progress);
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         if self.is_stopped() { Err(Stopped) } else { Ok(()) }
     }
 
     /// An operation is over.
-    pub(crate) fn after(&self, lane: Lane, run: Run, op: usize) {
+    pub(crate) fn after(&self, lane: Lane, run: ScheduleRun, op: usize) {
         self.done[lane as usize].store(run.first + op as u64 + 1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             // With the lock taken once, a waiter is either asleep by now or has not looked yet.
@@ -233,12 +233,12 @@ impl Lanes {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Turn> {
-        self.turn.lock().unwrap_or_else(|e| e.into_inner())
+    fn lock(&self) -> MutexGuard<'_, LaneProgress> {
+        self.progress.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn sleep<'a>(&self, turn: MutexGuard<'a, Turn>) -> MutexGuard<'a, Turn> {
-        self.changed.wait(turn).unwrap_or_else(|e| e.into_inner())
+    fn sleep<'a>(&self, progress: MutexGuard<'a, LaneProgress>) -> MutexGuard<'a, LaneProgress> {
+        self.changed.wait(progress).unwrap_or_else(|e| e.into_inner())
     }
 }
 
@@ -261,16 +261,16 @@ mod tests {
             accesses: vec![],
         };
         let ops = vec![
-            op(Lane::Compute, vec![Wait::Previous(OpId(2))]),
-            op(Lane::Compute, vec![Wait::Previous(OpId(3))]),
-            op(Lane::Host, vec![Wait::This(OpId(1))]),
+            op(Lane::Compute, vec![Wait::PreviousRun(OpId(2))]),
+            op(Lane::Compute, vec![Wait::PreviousRun(OpId(3))]),
+            op(Lane::Host, vec![Wait::SameRun(OpId(1))]),
             op(Lane::Host, vec![]),
         ];
         Schedule { ops, spans: vec![], returns_after: Some(vec![OpId(1)]) }
     }
 
     /// The compute lane of a run, which tells of every operation.
-    fn compute(lanes: &Lanes, schedule: &Schedule, run: Run, told: &mpsc::Sender<usize>) {
+    fn compute(lanes: &Lanes, schedule: &Schedule, run: ScheduleRun, told: &mpsc::Sender<usize>) {
         for i in 0..2 {
             assert!(lanes.before(&schedule.ops[i], run, schedule).is_ok());
             lanes.after(Lane::Compute, run, i);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     fn panicked(lane: &str) -> EngineError {
-        let panic = lockstep_core::panics::Panic { message: "on purpose".into(), place: None };
+        let panic = lockstep_core::panics::Panic { message: "on purpose".into(), location: None };
         EngineError::LanePanicked { lane: lane.into(), panic }
     }
 
@@ -331,7 +331,7 @@ mod tests {
             // The third computes nothing here: its host lane waits for that.
             let third = lanes.lock().runs[0];
             lanes.after(Lane::Compute, third, 1);
-            lanes.settle(&Lane::ALL).unwrap();
+            lanes.synchronize(&Lane::ALL).unwrap();
         });
     }
 
@@ -354,6 +354,6 @@ mod tests {
         lanes.stop(panicked("host"));
         let failed = lanes.begin(schedule.ops.len(), true, |_| {});
         assert!(matches!(failed, Err(EngineError::LanePanicked { .. })));
-        assert!(matches!(lanes.settle(&[]), Err(EngineError::Stopped)), "and what follows says so");
+        assert!(matches!(lanes.synchronize(&[]), Err(EngineError::Stopped)), "and what follows says so");
     }
 }

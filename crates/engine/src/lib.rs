@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod driver;
 mod engine;
 mod error;
@@ -15,17 +16,18 @@ mod lanes;
 mod model;
 mod norm;
 mod phases;
-mod places;
+
+mod collectives;
+mod io_staging;
 mod poison;
-mod port;
 mod run_task;
 mod step;
 mod task;
-mod together;
 mod transport;
 
 pub use driver::{
-    Coefficients, Driver, Extension, Grower, MicroBatch, Outputs, StepReport, UpdateRule, Updates,
+    Coefficients, DecodeBatch, DecodeDriver, MicroBatch, Outputs, StepDriver, StepReport, UpdateRule,
+    UpdateSettings,
 };
 pub use engine::{Engine, Resources};
 pub use error::EngineError;

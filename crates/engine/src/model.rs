@@ -3,21 +3,23 @@
 use std::ops::Range;
 
 use lockstep_core::DType;
-use lockstep_core::rng::{Purpose, Stream};
-use lockstep_plan::{ModelId, ModelPlan, PhaseKind, State};
-use lockstep_shape::{Init, Segment, UnitShape};
+use lockstep_core::rng::{Purpose, RngStream};
+use lockstep_plan::{ModelId, ModelPlan, ParamState, PhaseKind};
+use lockstep_shape::{Segment, UnitShape, WeightInit};
 
-use crate::driver::{Caller, Coefficients, Driver, Grower, MicroBatch, Outputs, StepReport, Updates};
+use crate::addresses::ResidentAddress;
+use crate::driver::{
+    Coefficients, DecodeDriver, MicroBatch, Outputs, PhaseDriver, StepDriver, StepReport, UpdateSettings,
+};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::places::Home;
 use crate::step::StepState;
 
 /// Elements that one thread initialises at a time: even, so that pairs of normals stay whole.
 const PIECE: usize = 1 << 16;
 
 /// Elements `first..` of a tensor, from its stream; a thread for each piece.
-fn fill_normal(values: &mut [f32], first: usize, stream: Stream, std: f32) {
+fn fill_normal(values: &mut [f32], first: usize, stream: RngStream, std: f32) {
     let fill = |piece: usize, values: &mut [f32]| {
         let start = first + piece * PIECE;
         let pairs = (start / 2) as u32..(start + values.len()).div_ceil(2) as u32;
@@ -36,9 +38,9 @@ fn fill_normal(values: &mut [f32], first: usize, stream: Stream, std: f32) {
 }
 
 /// Writing one of the copies of the parameters writes both.
-fn written_states(state: State) -> Vec<State> {
+fn written_states(state: ParamState) -> Vec<ParamState> {
     match state {
-        State::Working | State::Master => vec![State::Working, State::Master],
+        ParamState::Working | ParamState::Master => vec![ParamState::Working, ParamState::Master],
         other => vec![other],
     }
 }
@@ -89,7 +91,7 @@ impl<'e> Model<'e> {
 
     /// Whether this rank is the one to write down what it holds of a state: of several that hold the
     /// same, the first.
-    pub fn keeps(&self, state: State) -> bool {
+    pub fn is_writer(&self, state: ParamState) -> bool {
         let (input, rank) = (&self.engine.plan().input, self.engine.rank());
         let same =
             input.summed_over().iter().filter(|axis| !input.sharded_over(self.id, state).contains(axis));
@@ -105,21 +107,21 @@ impl<'e> Model<'e> {
 
     /// The elements of a tensor that this rank holds of a state, flat. `None`: the tensor has no such
     /// state. Empty: other ranks hold it.
-    pub fn owned(&self, unit: usize, segment: &Segment, state: State) -> Option<Range<usize>> {
-        let home = self.home(unit, segment, state)?;
+    pub fn owned(&self, unit: usize, segment: &Segment, state: ParamState) -> Option<Range<usize>> {
+        let resident = self.resident(unit, segment, state)?;
         let (start, end) = (segment.start, segment.start + segment.elems());
-        let part = home.owned.iter().find(|p| p.start < end && start < p.end);
+        let part = resident.owned.iter().find(|p| p.start < end && start < p.end);
         Some(part.map_or(0..0, |p| p.start.max(start) - start..p.end.min(end) - start))
     }
 
-    fn home(&self, unit: usize, segment: &Segment, state: State) -> Option<&'e Home> {
-        let here = state == State::Working || segment.is_trained();
-        self.engine.shared.residents(self.id)[unit].home(state).filter(|_| here)
+    fn resident(&self, unit: usize, segment: &Segment, state: ParamState) -> Option<&'e ResidentAddress> {
+        let here = state == ParamState::Working || segment.is_trained();
+        self.engine.shared.residents(self.id)[unit].resident(state).filter(|_| here)
     }
 
     /// The elements of a tensor that [`ModelMut::write`] to `state` sets on this rank, flat: apart from each other, in
     /// order, none of them empty.
-    pub fn written(&self, unit: usize, segment: &Segment, state: State) -> Vec<Range<usize>> {
+    pub fn written_ranges(&self, unit: usize, segment: &Segment, state: ParamState) -> Vec<Range<usize>> {
         let owned = written_states(state).into_iter().filter_map(|one| self.owned(unit, segment, one));
         let mut ranges: Vec<Range<usize>> = owned.filter(|range| !range.is_empty()).collect();
         ranges.sort_by_key(|range| range.start);
@@ -139,21 +141,24 @@ impl<'e> Model<'e> {
         &self,
         unit: usize,
         segment: &Segment,
-        state: State,
+        state: ParamState,
         part: Range<usize>,
         out: &mut [f32],
     ) -> Result<bool, EngineError> {
-        self.engine.settle()?;
-        let Some(home) = self.home(unit, segment, self.truth(unit, segment, state)) else { return Ok(false) };
-        let spot = home.range(segment.start + part.start, segment.start + part.end);
-        spot.read_f32(&self.engine.shared.memories, &mut out[..part.len()])?;
+        self.engine.synchronize()?;
+        let Some(resident) = self.resident(unit, segment, self.authoritative_state(unit, segment, state))
+        else {
+            return Ok(false);
+        };
+        let location = resident.range(segment.start + part.start, segment.start + part.end);
+        location.read_f32(&self.engine.shared.memories, &mut out[..part.len()])?;
         Ok(true)
     }
 
     /// The state that `state` is read from.
-    pub fn truth(&self, unit: usize, segment: &Segment, state: State) -> State {
-        let has_master = self.home(unit, segment, State::Master).is_some();
-        if state == State::Working && has_master { State::Master } else { state }
+    pub fn authoritative_state(&self, unit: usize, segment: &Segment, state: ParamState) -> ParamState {
+        let has_master = self.resident(unit, segment, ParamState::Master).is_some();
+        if state == ParamState::Working && has_master { ParamState::Master } else { state }
     }
 
     /// As [`Model::read`], for any part of the tensor: ranks give each other what they hold. All ranks call
@@ -162,16 +167,16 @@ impl<'e> Model<'e> {
         &self,
         unit: usize,
         segment: &Segment,
-        state: State,
+        state: ParamState,
         part: Range<usize>,
         out: &mut [f32],
     ) -> Result<bool, EngineError> {
-        let truth = self.truth(unit, segment, state);
+        let truth = self.authoritative_state(unit, segment, state);
         let Some(own) = self.owned(unit, segment, truth) else { return Ok(false) };
         if !self.engine.plan().input.is_sharded(self.id, truth) {
             return self.read(unit, segment, state, part, out);
         }
-        self.engine.settle()?;
+        self.engine.synchronize()?;
         let (start, end) = (own.start.max(part.start), own.end.min(part.end));
         let mut mine = vec![0f32; end.saturating_sub(start)];
         if start < end {
@@ -182,7 +187,8 @@ impl<'e> Model<'e> {
         // Members' parts follow each other, in the order of their ranks.
         let axes = self.engine.plan().input.sharded_over(self.id, truth);
         let [axis] = axes else { panic!("{truth:?} is sharded over {axes:?}") };
-        let theirs = self.engine.gather_bytes(&format!("reading {}", segment.name), *axis, &bytes)?;
+        let theirs =
+            self.engine.all_gather_bytes_along(&format!("reading {}", segment.name), *axis, &bytes)?;
         let found: usize = theirs.iter().map(Vec::len).sum();
         assert_eq!(found, 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
         for (out, bytes) in out.iter_mut().zip(theirs.iter().flat_map(|bytes| bytes.chunks_exact(4))) {
@@ -194,32 +200,32 @@ impl<'e> Model<'e> {
     /// The first tensor whose gradient, as the last step left it, has a number that is not finite: counted
     /// from the head, where backward begins, for what goes wrong there goes wrong in all below. All ranks call
     /// it alike, and hear the same.
-    pub fn first_bad_gradient(&self) -> Result<Option<String>, EngineError> {
+    pub fn first_non_finite_gradient(&self) -> Result<Option<String>, EngineError> {
         let units = self.units().iter().enumerate().rev();
         let tensors: Vec<(usize, &Segment)> =
             units.flat_map(|(u, unit)| unit.segments.iter().rev().map(move |s| (u, s))).collect();
         let mut first = u64::MAX;
         for (index, (unit, segment)) in tensors.iter().enumerate() {
-            if self.has_bad_gradient(*unit, segment)? {
+            if self.has_non_finite_gradient(*unit, segment)? {
                 first = index as u64;
                 break;
             }
         }
-        let all = self.engine.exchange("the first bad gradient", &first.to_le_bytes())?;
+        let all = self.engine.all_gather_bytes("the first bad gradient", &first.to_le_bytes())?;
         let index = |bytes: &Vec<u8>| u64::from_le_bytes(bytes[..].try_into().expect("eight bytes"));
         let first = all.iter().map(index).min().unwrap_or(u64::MAX);
         Ok(tensors.get(first as usize).map(|(_, segment)| segment.name.clone()))
     }
 
     /// Of what this rank holds of the gradient.
-    fn has_bad_gradient(&self, unit: usize, segment: &Segment) -> Result<bool, EngineError> {
+    fn has_non_finite_gradient(&self, unit: usize, segment: &Segment) -> Result<bool, EngineError> {
         const PART: usize = 1 << 16;
-        let Some(own) = self.owned(unit, segment, State::Grad) else { return Ok(false) };
+        let Some(own) = self.owned(unit, segment, ParamState::Grad) else { return Ok(false) };
         let mut values = vec![0f32; PART.min(own.len())];
         for start in own.clone().step_by(PART) {
             let part = start..(start + PART).min(own.end);
             let values = &mut values[..part.len()];
-            self.read(unit, segment, State::Grad, part, values)?;
+            self.read(unit, segment, ParamState::Grad, part, values)?;
             if !values.iter().all(|v| v.is_finite()) {
                 return Ok(true);
             }
@@ -237,15 +243,15 @@ impl ModelMut<'_> {
     /// be updating when this returns.
     pub fn train_step(
         &mut self,
-        driver: &mut dyn Driver,
-        updates: &Updates,
+        driver: &mut dyn StepDriver,
+        updates: &UpdateSettings,
     ) -> Result<StepReport, EngineError> {
         let planned = self.as_ref().plan().optimizer;
         assert_eq!(updates.rule.spec(), planned, "the plan has the states of another optimizer");
         let engine = &mut *self.engine;
         let step = StepState::new(*updates, engine.loss_scale);
-        let run = engine.run_phase(PhaseKind::Train, self.id, Some(step), &mut Caller::Driver(driver))?;
-        engine.shared.read_verdict(run, &engine.queue)?;
+        let run = engine.run_phase(PhaseKind::Train, self.id, Some(step), &mut PhaseDriver::Step(driver))?;
+        engine.shared.read_update_decision(run, &engine.queue)?;
         let state = engine.shared.steps.of(run);
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
     }
@@ -257,7 +263,7 @@ impl ModelMut<'_> {
             batch: MicroBatch<'a>,
             out: &'a mut dyn FnMut(Outputs<'_>),
         }
-        impl Driver for Scored<'_> {
+        impl StepDriver for Scored<'_> {
             fn batch(&self, _: u32) -> MicroBatch<'_> {
                 self.batch
             }
@@ -271,14 +277,14 @@ impl ModelMut<'_> {
             }
         }
         let mut scored = Scored { batch, out };
-        let caller = &mut Caller::Driver(&mut scored);
+        let caller = &mut PhaseDriver::Step(&mut scored);
         self.engine.run_phase(PhaseKind::Score, self.id, None, caller).map(drop)
     }
 
     /// Lets documents grow until `grower` has no more. Ranks grow documents of their own; where parameters
     /// are sharded, all call it alike.
-    pub fn generate(&mut self, grower: &mut dyn Grower) -> Result<(), EngineError> {
-        self.engine.run_phase(PhaseKind::Generate, self.id, None, &mut Caller::Grower(grower)).map(drop)
+    pub fn generate(&mut self, driver: &mut dyn DecodeDriver) -> Result<(), EngineError> {
+        self.engine.run_phase(PhaseKind::Generate, self.id, None, &mut PhaseDriver::Decode(driver)).map(drop)
     }
 
     /// Fills every tensor from the seed. A tensor draws from a stream of its own, which its name decides, so its
@@ -290,8 +296,8 @@ impl ModelMut<'_> {
             units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
         let mut values = Vec::new();
         for (unit, segment) in tensors {
-            let stream = Stream::named(seed, Purpose::Init, &segment.name);
-            let states = [State::Working, State::Master];
+            let stream = RngStream::named(seed, Purpose::Init, &segment.name);
+            let states = [ParamState::Working, ParamState::Master];
             let here: Vec<_> = states.iter().filter_map(|s| self.as_ref().owned(unit, segment, *s)).collect();
             // A bounded part at a time, a piece for each thread.
             let step = PIECE * self.engine.queue.num_threads();
@@ -302,14 +308,14 @@ impl ModelMut<'_> {
                 }
                 values.clear();
                 match segment.init {
-                    Init::Zero => values.resize(part.len(), 0.0),
-                    Init::One => values.resize(part.len(), 1.0),
-                    Init::Normal => {
+                    WeightInit::Zero => values.resize(part.len(), 0.0),
+                    WeightInit::One => values.resize(part.len(), 1.0),
+                    WeightInit::Normal => {
                         values.resize(part.len(), 0.0);
                         fill_normal(&mut values, start, stream, std);
                     }
                 }
-                self.write(unit, segment, State::Working, part, &values)?;
+                self.write(unit, segment, ParamState::Working, part, &values)?;
             }
         }
         Ok(())
@@ -321,18 +327,20 @@ impl ModelMut<'_> {
         &mut self,
         unit: usize,
         segment: &Segment,
-        state: State,
+        state: ParamState,
         part: Range<usize>,
         values: &[f32],
     ) -> Result<(), EngineError> {
-        self.engine.settle()?;
+        self.engine.synchronize()?;
         for one in written_states(state) {
             let Some(own) = self.as_ref().owned(unit, segment, one) else { continue };
             let (start, end) = (own.start.max(part.start), own.end.min(part.end));
             if start < end {
-                let home = self.as_ref().home(unit, segment, one).expect("what is owned has a home");
-                let spot = home.range(segment.start + start, segment.start + end);
-                spot.write_f32(&self.engine.shared.memories, &values[start - part.start..end - part.start])?;
+                let resident =
+                    self.as_ref().resident(unit, segment, one).expect("what is owned has a resident");
+                let location = resident.range(segment.start + start, segment.start + end);
+                location
+                    .write_f32(&self.engine.shared.memories, &values[start - part.start..end - part.start])?;
             }
         }
         Ok(())

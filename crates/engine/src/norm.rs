@@ -1,54 +1,54 @@
 //! The global gradient norm, in the fixed order of `lockstep_core::sum`.
 
 use lockstep_comm::CommError;
-use lockstep_core::sum::{Node, fold_range, merge};
+use lockstep_core::sum::{SumNode, fold_range, merge};
 use lockstep_device::{Queue, View};
 use lockstep_ops::reduce;
-use lockstep_plan::{Axes, Phase, RunPlan, State};
+use lockstep_plan::{Axes, ParamState, Phase, RunPlan};
 
+use crate::addresses::Address;
 use crate::engine::Shared;
 use crate::error::EngineError;
-use crate::lanes::Run;
-use crate::phases::PhasePlaces;
-use crate::places::Place;
+use crate::lanes::ScheduleRun;
+use crate::phases::PreparedPhase;
 use crate::task::Squares;
 
 /// Room for the subtrees of the norm, so that folding and exchanging them allocates nothing.
-pub(crate) struct NormWork {
+pub(crate) struct NormScratch {
     /// Of what has been squared in this step.
-    nodes: Vec<Node>,
+    nodes: Vec<SumNode>,
     bytes: Vec<u8>,
 }
 
 /// A range folds to at most two subtrees a level.
 const NODES_PER_RANGE: usize = 128;
 
-impl NormWork {
-    pub(crate) fn of(plan: &RunPlan, phases: &[PhasePlaces]) -> NormWork {
+impl NormScratch {
+    pub(crate) fn of(plan: &RunPlan, phases: &[PreparedPhase]) -> NormScratch {
         let ranges = phases.iter().map(|phase| phase.squares.len()).max().unwrap_or(0);
         // Ranks that hold different gradients exchange their subtrees.
         let apart =
-            |phase: &Phase| plan.input.mesh.size_of(plan.input.sharded_over(phase.model, State::Grad));
+            |phase: &Phase| plan.input.mesh.size_of(plan.input.sharded_over(phase.model, ParamState::Grad));
         let ranks = plan.phases.iter().map(apart).max().unwrap_or(1);
         let room = ranges * NODES_PER_RANGE;
         let nodes = Vec::with_capacity(room * ranks as usize);
         let bytes = Vec::with_capacity(if ranks > 1 { room * NODE_BYTES } else { 0 });
-        NormWork { nodes, bytes }
+        NormScratch { nodes, bytes }
     }
 }
 
 impl Shared {
     /// Where the device keeps what it decided of this step's updates, if it is the device that does.
-    pub(crate) fn verdict(&self) -> Option<View<'_>> {
-        let places = &self.at().places;
-        let leaves: Place = places.norm_leaves?;
+    pub(crate) fn update_decision(&self) -> Option<View<'_>> {
+        let addresses = &self.prepared_phase().addresses;
+        let leaves: Address = addresses.norm_leaves?;
         let judged = leaves.view(&self.memories).on_gpu();
-        places.verdict.filter(|_| judged).map(|place| place.view(&self.memories))
+        addresses.update_decision.filter(|_| judged).map(|address| address.view(&self.memories))
     }
 
     /// Waits for the verdict, and keeps it where the host looks.
-    pub(crate) fn read_verdict(&self, run: Run, queue: &Queue) -> Result<(), EngineError> {
-        let Some(verdict) = self.verdict() else { return Ok(()) };
+    pub(crate) fn read_update_decision(&self, run: ScheduleRun, queue: &Queue) -> Result<(), EngineError> {
+        let Some(verdict) = self.update_decision() else { return Ok(()) };
         queue.synchronize()?;
         let mut numbers = [0f64; 4];
         verdict.read(&mut numbers)?;
@@ -59,8 +59,14 @@ impl Shared {
 
     /// From the blocks' sums of squares to the norm, the clip factor and whether the step is skipped:
     /// the same on every rank.
-    pub(crate) fn clip_norm(&self, run: Run, i: usize, axes: Axes, queue: &Queue) -> Result<(), EngineError> {
-        match self.verdict() {
+    pub(crate) fn clip_norm(
+        &self,
+        run: ScheduleRun,
+        i: usize,
+        axes: Axes,
+        queue: &Queue,
+    ) -> Result<(), EngineError> {
+        match self.update_decision() {
             Some(verdict) => self.clip_on_device(run, i, axes, verdict, queue),
             None => self.clip_on_host(run, i as u64, axes).map_err(|cause| self.comm_failed(i, cause)),
         }
@@ -69,15 +75,19 @@ impl Shared {
     /// All of it stays on the device; the host hears of it when the step is over.
     fn clip_on_device(
         &self,
-        run: Run,
+        run: ScheduleRun,
         i: usize,
         axes: Axes,
         verdict: View<'_>,
         queue: &Queue,
     ) -> Result<(), EngineError> {
-        let leaves =
-            self.at().places.norm_leaves.expect("a phase with a norm has leaves").view(&self.memories);
-        let own: usize = self.at().squares.iter().map(|one| one.leaves.elems()).sum();
+        let leaves = self
+            .prepared_phase()
+            .addresses
+            .norm_leaves
+            .expect("a phase with a norm has leaves")
+            .view(&self.memories);
+        let own: usize = self.prepared_phase().squares.iter().map(|one| one.leaves.elems()).sum();
         reduce::sum_leaves(queue, verdict.first(1), leaves.first(own));
         for axis in axes {
             let (nccl, cuda) = self.transport.nccl().zip(queue.cuda()).expect("ranks on GPUs have NCCL");
@@ -102,10 +112,10 @@ impl Shared {
         }
     }
 
-    fn clip_on_host(&self, run: Run, tag: u64, axes: Axes) -> Result<(), CommError> {
+    fn clip_on_host(&self, run: ScheduleRun, tag: u64, axes: Axes) -> Result<(), CommError> {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
-        let NormWork { nodes, bytes } = &mut *work;
-        for one in &self.at().squares {
+        let NormScratch { nodes, bytes } = &mut *work;
+        for one in &self.prepared_phase().squares {
             one.joined.iter().for_each(|leaves| fold(leaves.view(&self.memories), one, nodes));
         }
         for axis in axes {
@@ -133,7 +143,7 @@ impl Shared {
     }
 }
 
-fn fold(leaves: View<'_>, one: &Squares, nodes: &mut Vec<Node>) {
+fn fold(leaves: View<'_>, one: &Squares, nodes: &mut Vec<SumNode>) {
     lockstep_ops::host::with(leaves, |leaves| fold_range(leaves, one.first_block, nodes));
 }
 
@@ -141,7 +151,7 @@ fn fold(leaves: View<'_>, one: &Squares, nodes: &mut Vec<Node>) {
 /// an exchange goes in rounds.
 const NODE_BYTES: usize = 32;
 
-fn to_bytes(node: &Node) -> [u8; NODE_BYTES] {
+fn to_bytes(node: &SumNode) -> [u8; NODE_BYTES] {
     let mut bytes = [0; NODE_BYTES];
     bytes[..8].copy_from_slice(&u64::from(node.level).to_le_bytes());
     bytes[8..16].copy_from_slice(&node.index.to_le_bytes());
@@ -149,9 +159,9 @@ fn to_bytes(node: &Node) -> [u8; NODE_BYTES] {
     bytes
 }
 
-fn from_bytes(bytes: &[u8]) -> Node {
+fn from_bytes(bytes: &[u8]) -> SumNode {
     let word = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
-    Node { level: word(0) as u32, index: word(1), sum: f64::from_bits(word(2)) }
+    SumNode { level: word(0) as u32, index: word(1), sum: f64::from_bits(word(2)) }
 }
 
 /// What gradients are multiplied by so that their norm is at most `max_norm`, as torch computes it.
@@ -175,7 +185,7 @@ mod tests {
 
     #[test]
     fn nodes_survive_the_journey() {
-        let node = Node { level: 7, index: u64::MAX / 3, sum: -1.25e-300 };
+        let node = SumNode { level: 7, index: u64::MAX / 3, sum: -1.25e-300 };
         assert_eq!(from_bytes(&to_bytes(&node)), node);
     }
 }

@@ -8,32 +8,32 @@
 use lockstep_core::DType;
 use lockstep_plan::{Access, BufferId, Phase, RunPlan, last_uses};
 
+use crate::addresses::{Address, BufferLookup, Location, Memories};
 use crate::engine::{Engine, Shared};
-use crate::places::{Finder, Memories, Place, Spot};
 
 /// A NaN, whatever type these bytes are read as.
 const POISON: u32 = u32::MAX;
 
 /// For every operation of a phase, what is filled before and after it.
 pub(crate) struct Poison {
-    before: Vec<Vec<Place>>,
-    after: Vec<Vec<Place>>,
+    before: Vec<Vec<Address>>,
+    after: Vec<Vec<Address>>,
 }
 
 impl Poison {
-    fn of(plan: &RunPlan, phase: &Phase, finder: &Finder) -> Poison {
-        let place = |id: BufferId| match finder.spot(id) {
-            Some(Spot::Memory(place)) => Some(place),
-            Some(Spot::File { .. }) | None => None,
+    fn of(plan: &RunPlan, phase: &Phase, lookup: &BufferLookup) -> Poison {
+        let address = |id: BufferId| match lookup.location(id) {
+            Some(Location::Memory(address)) => Some(address),
+            Some(Location::File { .. }) | None => None,
         };
         let defined = phase.schedule.ops.iter().map(|op| {
             let defines = op.accesses.iter().filter(|(_, access)| *access == Access::Define);
-            defines.filter_map(|(id, _)| place(*id)).collect()
+            defines.filter_map(|(id, _)| address(*id)).collect()
         });
         let ended = last_uses(&phase.schedule, &plan.buffers).into_iter();
         Poison {
             before: defined.collect(),
-            after: ended.map(|ids| ids.into_iter().filter_map(place).collect()).collect(),
+            after: ended.map(|ids| ids.into_iter().filter_map(address).collect()).collect(),
         }
     }
 }
@@ -47,7 +47,7 @@ impl Engine {
             .plan
             .phases
             .iter()
-            .map(|phase| Poison::of(&shared.plan, phase, &Finder { plan: &shared.plan, phase }));
+            .map(|phase| Poison::of(&shared.plan, phase, &BufferLookup { plan: &shared.plan, phase }));
         // A second call changes nothing.
         let _ = shared.poison.set(phases.collect());
     }
@@ -76,9 +76,9 @@ impl Shared {
     }
 }
 
-fn fill(places: &[Place], memories: &Memories) {
-    for place in places {
-        let view = place.view(memories);
+fn fill(addresses: &[Address], memories: &Memories) {
+    for address in addresses {
+        let view = address.view(memories);
         let words = view.cast(DType::F32);
         lockstep_ops::host::with_mut(words, |words| words.fill(f32::from_bits(POISON)));
     }

@@ -6,18 +6,18 @@ use lockstep_device::{Queue, View};
 use lockstep_ops::{adamw, lion, reduce, sgd};
 use lockstep_plan::operation_text;
 
+use crate::addresses::Address;
 use crate::driver::UpdateRule;
 use crate::engine::Shared;
 use crate::error::EngineError;
-use crate::lanes::Run;
-use crate::places::Place;
+use crate::lanes::ScheduleRun;
 use crate::step::StepState;
 use crate::task::{Gather, Reduce, Task, Update, UpdateRange};
 
 impl Shared {
     /// Runs the task of operation `i`.
-    pub(crate) fn run(&self, run: Run, i: usize, queue: &Queue) -> Result<(), EngineError> {
-        let outcome = match &self.at().tasks[i] {
+    pub(crate) fn run(&self, run: ScheduleRun, i: usize, queue: &Queue) -> Result<(), EngineError> {
+        let outcome = match &self.prepared_phase().tasks[i] {
             Task::Compute => unreachable!("units are computed on the compute lane"),
             Task::Nothing => Ok(()),
             Task::Gather { axis, parts } => self.gather(*axis, parts, i as u64, queue),
@@ -54,8 +54,8 @@ impl Shared {
     }
 
     /// Whether the step changes nothing. Where the device decides that, the host has to ask.
-    fn skips(&self, run: Run, queue: &Queue) -> Result<bool, EngineError> {
-        self.read_verdict(run, queue)?;
+    fn skips(&self, run: ScheduleRun, queue: &Queue) -> Result<bool, EngineError> {
+        self.read_update_decision(run, queue)?;
         Ok(self.steps.of(run).skip)
     }
 
@@ -107,7 +107,7 @@ impl Shared {
         Ok(())
     }
 
-    fn update(&self, run: Run, task: &Update, queue: &Queue) -> Result<(), EngineError> {
+    fn update(&self, run: ScheduleRun, task: &Update, queue: &Queue) -> Result<(), EngineError> {
         let state = *self.steps.of(run);
         if state.skip {
             return Ok(());
@@ -127,9 +127,9 @@ impl Shared {
     fn update_range(&self, step: &StepState, range: &UpdateRange, queue: &Queue) {
         let updates = &step.updates;
         // A stream's updates read the verdict where it is, without the host.
-        let verdict = self.verdict().filter(|_| queue.cuda().is_some());
+        let verdict = self.update_decision().filter(|_| queue.cuda().is_some());
         let weight_decay = if range.decays { updates.weight_decay as f32 } else { 0.0 };
-        let view = |place: &Place| place.view(&self.memories);
+        let view = |address: &Address| address.view(&self.memories);
         let state = |i: usize| range.states[i].as_ref().map(view);
         let must = |i: usize| state(i).expect("the plan has the states of this rule");
         let (master, working, grad) =

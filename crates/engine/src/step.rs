@@ -2,13 +2,13 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use crate::driver::Updates;
-use crate::lanes::Run;
+use crate::driver::UpdateSettings;
+use crate::lanes::ScheduleRun;
 
 /// What one operation leaves for later ones of the same step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepState {
-    pub(crate) updates: Updates,
+    pub(crate) updates: UpdateSettings,
     pub(crate) grad_norm: f64,
     /// What gradients are multiplied by before the update: clips them and takes the scale away.
     pub(crate) clip: f32,
@@ -18,20 +18,20 @@ pub(crate) struct StepState {
 }
 
 impl StepState {
-    pub(crate) fn new(updates: Updates, loss_scale: f64) -> StepState {
+    pub(crate) fn new(updates: UpdateSettings, loss_scale: f64) -> StepState {
         StepState { updates, grad_norm: 0.0, clip: 1.0, skip: false, loss_scale }
     }
 }
 
 /// Of the run that computes, and of the one before, which may still update.
-pub(crate) struct Steps([Mutex<StepState>; 2]);
+pub(crate) struct StepStates([Mutex<StepState>; 2]);
 
-impl Steps {
-    pub(crate) fn new() -> Steps {
-        Steps([0, 1].map(|_| Mutex::new(StepState::new(Updates::NONE, 1.0))))
+impl StepStates {
+    pub(crate) fn new() -> StepStates {
+        StepStates([0, 1].map(|_| Mutex::new(StepState::new(UpdateSettings::NONE, 1.0))))
     }
 
-    pub(crate) fn of(&self, run: Run) -> MutexGuard<'_, StepState> {
+    pub(crate) fn of(&self, run: ScheduleRun) -> MutexGuard<'_, StepState> {
         self.0[run.parity()].lock().unwrap_or_else(|e| e.into_inner())
     }
 }

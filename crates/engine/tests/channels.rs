@@ -2,14 +2,14 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
-use lockstep_engine::{Coefficients, Driver, Engine, MicroBatch, Outputs, UpdateRule, Updates};
-use lockstep_plan::{AccumulationOrder, ModelId, State, Tier};
+use lockstep_engine::{Coefficients, Engine, MicroBatch, Outputs, StepDriver, UpdateRule, UpdateSettings};
+use lockstep_plan::{AccumulationOrder, MemoryTier, ModelId, ParamState};
 use lockstep_shape::{Channel, Channels, Head, ModelShape, Segment};
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world};
 
 const MODEL: ModelId = ModelId::FIRST;
 
-const STILL: Updates = Updates {
+const STILL: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 0.0,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -19,15 +19,15 @@ const STILL: Updates = Updates {
 
 /// L = Σ over tokens and channels of a loss of that number, given with its slope.
 struct PerChannel<F> {
-    micros: Vec<Micro>,
+    num_micro_batches: Vec<TestBatch>,
     channels: Channels,
     loss: F,
     total: f64,
 }
 
-impl<F: Fn(Channel, usize, f32) -> (f64, f32)> Driver for PerChannel<F> {
-    fn batch(&self, micro: u32) -> MicroBatch<'_> {
-        batch(&self.micros[micro as usize])
+impl<F: Fn(Channel, usize, f32) -> (f64, f32)> StepDriver for PerChannel<F> {
+    fn batch(&self, micro_batch: u32) -> MicroBatch<'_> {
+        batch(&self.num_micro_batches[micro_batch as usize])
     }
 
     fn coefficients(&mut self, _: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
@@ -48,13 +48,13 @@ impl<F: Fn(Channel, usize, f32) -> (f64, f32)> Driver for PerChannel<F> {
     }
 }
 
-fn batch(micro: &Micro) -> MicroBatch<'_> {
+fn batch(micro_batch: &TestBatch) -> MicroBatch<'_> {
     MicroBatch {
-        tokens: &micro.tokens,
-        targets: &micro.targets,
-        positions: &micro.positions,
-        cu_seqlens: &micro.cu_seqlens,
-        samples: &micro.samples,
+        tokens: &micro_batch.tokens,
+        targets: &micro_batch.targets,
+        positions: &micro_batch.positions,
+        cu_seqlens: &micro_batch.cu_seqlens,
+        samples: &micro_batch.samples,
     }
 }
 
@@ -79,22 +79,26 @@ fn score_model() -> ModelShape {
     ModelShape { head: Head::Score, layers: 2, ..ModelShape::named("tiny", 101).unwrap() }
 }
 
-fn micros(count: u32, seed: u64) -> Vec<Micro> {
-    (0..count).map(|m| Micro::random(&[20, 9, 14], 101, seed + u64::from(m))).collect()
+fn num_micro_batches(count: u32, seed: u64) -> Vec<TestBatch> {
+    (0..count).map(|m| TestBatch::random(&[20, 9, 14], 101, seed + u64::from(m))).collect()
 }
 
 /// The loss with the weights as they are.
-fn loss(engine: &mut Engine, micros: &[Micro], of: impl Fn(Channel, usize, f32) -> (f64, f32)) -> f64 {
+fn loss(
+    engine: &mut Engine,
+    num_micro_batches: &[TestBatch],
+    of: impl Fn(Channel, usize, f32) -> (f64, f32),
+) -> f64 {
     let channels = engine.model(MODEL).plan().channels;
     let mut total = 0.0;
-    for micro in micros {
+    for micro_batch in num_micro_batches {
         let mut add = |outputs: Outputs<'_>| {
             for channel in channels.iter() {
                 let values = outputs.get(channel).iter().enumerate();
                 total += values.map(|(token, value)| of(channel, token, *value).0).sum::<f64>();
             }
         };
-        engine.model_mut(MODEL).score(batch(micro), &mut add).unwrap();
+        engine.model_mut(MODEL).score(batch(micro_batch), &mut add).unwrap();
     }
     total
 }
@@ -104,7 +108,7 @@ fn tensors(engine: &Engine) -> Vec<(usize, Segment)> {
     units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone()))).collect()
 }
 
-fn read(engine: &Engine, (unit, segment): &(usize, Segment), state: State) -> Vec<f32> {
+fn read(engine: &Engine, (unit, segment): &(usize, Segment), state: ParamState) -> Vec<f32> {
     let mut values = vec![0f32; segment.elems()];
     assert!(engine.model(MODEL).read(*unit, segment, state, 0..segment.elems(), &mut values).unwrap());
     values
@@ -113,14 +117,14 @@ fn read(engine: &Engine, (unit, segment): &(usize, Segment), state: State) -> Ve
 /// Along the gradient of each tensor the loss rises as fast as the gradient is long.
 fn assert_slopes(
     shape: &ModelShape,
-    setup: &Setup,
+    setup: &TestSetup,
     of: impl Fn(Channel, usize, f32) -> (f64, f32) + Copy,
     what: &str,
 ) {
     let mut engine = engine(shape, setup);
-    let all = micros(setup.micros, 5);
+    let all = num_micro_batches(setup.num_micro_batches, 5);
     let channels = setup.channels;
-    let mut driver = PerChannel { micros: all.clone(), channels, loss: of, total: 0.0 };
+    let mut driver = PerChannel { num_micro_batches: all.clone(), channels, loss: of, total: 0.0 };
     engine.model_mut(MODEL).train_step(&mut driver, &STILL).unwrap();
     let here = loss(&mut engine, &all, of);
     assert!(
@@ -128,7 +132,8 @@ fn assert_slopes(
         "{what}: a step sees other outputs than a score"
     );
     for tensor in tensors(&engine) {
-        let (gradient, start) = (read(&engine, &tensor, State::Grad), read(&engine, &tensor, State::Working));
+        let (gradient, start) =
+            (read(&engine, &tensor, ParamState::Grad), read(&engine, &tensor, ParamState::Working));
         let length = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
         assert!(length > 0.0, "{what}: no gradient of {}", tensor.1.name);
         let size = start.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt();
@@ -141,9 +146,12 @@ fn assert_slopes(
                 .collect();
             let (unit, segment) = &tensor;
             let elems = 0..segment.elems();
-            engine.model_mut(MODEL).write(*unit, segment, State::Working, elems.clone(), &moved).unwrap();
+            engine
+                .model_mut(MODEL)
+                .write(*unit, segment, ParamState::Working, elems.clone(), &moved)
+                .unwrap();
             let there = loss(&mut engine, &all, of);
-            engine.model_mut(MODEL).write(*unit, segment, State::Working, elems, &start).unwrap();
+            engine.model_mut(MODEL).write(*unit, segment, ParamState::Working, elems, &start).unwrap();
             there
         };
         let slope = (at(1.0) - at(-1.0)) / (2.0 * step);
@@ -158,27 +166,32 @@ fn assert_slopes(
 
 #[test]
 fn gradients_of_a_scalar_head_are_slopes() {
-    let setup = Setup {
+    let setup = TestSetup {
         channels: Channels::VALUE,
         coefficients_ahead: false,
         evaluates: true,
-        micros: 2,
-        ..Setup::default()
+        num_micro_batches: 2,
+        ..TestSetup::default()
     };
     assert_slopes(&score_model(), &setup, regression, "a scalar head");
     let tied = ModelShape { tied: true, ..score_model() };
-    assert_slopes(&tied, &Setup { separate: true, ..setup }, regression, "a scalar head, separate memory");
+    assert_slopes(
+        &tied,
+        &TestSetup { separate: true, ..setup },
+        regression,
+        "a scalar head, separate memory",
+    );
 }
 
 #[test]
 fn gradients_of_entropy_and_mean_are_slopes() {
     let shape = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let channels = Channels::of(&[Channel::LogProb, Channel::Entropy, Channel::MeanLogProb]);
-    let setup = Setup { channels, coefficients_ahead: false, evaluates: true, ..Setup::default() };
+    let setup = TestSetup { channels, coefficients_ahead: false, evaluates: true, ..TestSetup::default() };
     assert_slopes(&shape, &setup, mixed, "three channels");
-    assert_slopes(&shape, &Setup { separate: true, ..setup }, mixed, "three channels, separate memory");
+    assert_slopes(&shape, &TestSetup { separate: true, ..setup }, mixed, "three channels, separate memory");
     let two = Channels::of(&[Channel::LogProb, Channel::MeanLogProb]);
-    assert_slopes(&shape, &Setup { channels: two, ..setup }, mixed, "two channels");
+    assert_slopes(&shape, &TestSetup { channels: two, ..setup }, mixed, "two channels");
 }
 
 /// Channels that are there and have no coefficient change nothing.
@@ -186,10 +199,10 @@ fn gradients_of_entropy_and_mean_are_slopes() {
 fn log_probabilities_have_the_same_bits_with_other_channels() {
     let shape = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let run = |channels: Channels| {
-        let mut engine = engine(&shape, &Setup { channels, evaluates: true, ..Setup::default() });
-        let mut window = Window::new(micros(1, 3));
-        engine.model_mut(MODEL).train_step(&mut window, &Updates { lr: 1e-2, ..STILL }).unwrap();
-        (window.log_probs, lockstep_testkit::score(&mut engine, &micros(1, 9)[0]))
+        let mut engine = engine(&shape, &TestSetup { channels, evaluates: true, ..TestSetup::default() });
+        let mut window = TestObjective::new(num_micro_batches(1, 3));
+        engine.model_mut(MODEL).train_step(&mut window, &UpdateSettings { lr: 1e-2, ..STILL }).unwrap();
+        (window.log_probs, lockstep_testkit::score(&mut engine, &num_micro_batches(1, 9)[0]))
     };
     let all = Channels::of(&[Channel::LogProb, Channel::Entropy, Channel::MeanLogProb]);
     let (one, other) = (run(Channels::LOG_PROB), run(all));
@@ -204,25 +217,25 @@ fn log_probabilities_have_the_same_bits_with_other_channels() {
 #[test]
 fn a_scalar_regression_trains_alike_under_every_strategy() {
     let shape = score_model();
-    let updates = |t: u64| Updates { t, lr: 3e-3, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
+    let updates = |t: u64| UpdateSettings { t, lr: 3e-3, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
     for storage in [DType::F32, DType::BF16] {
-        let setup = Setup {
+        let setup = TestSetup {
             channels: Channels::VALUE,
             coefficients_ahead: false,
             storage,
-            micros: 2,
+            num_micro_batches: 2,
             order: AccumulationOrder::Reduced,
             threads: 1,
-            ..Setup::default()
+            ..TestSetup::default()
         };
-        let run = |setup: Setup| {
+        let run = |setup: TestSetup| {
             let dir = tempfile::tempdir().unwrap();
-            in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
+            run_in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
                 let mut trace: Vec<f64> = Vec::new();
                 for t in 1..=12 {
-                    let micros = micros(2, 100 + u64::from(engine.rank().0));
+                    let num_micro_batches = num_micro_batches(2, 100 + u64::from(engine.rank().0));
                     let channels = Channels::VALUE;
-                    let mut driver = PerChannel { micros, channels, loss: regression, total: 0.0 };
+                    let mut driver = PerChannel { num_micro_batches, channels, loss: regression, total: 0.0 };
                     let report = engine.model_mut(MODEL).train_step(&mut driver, &updates(t)).unwrap();
                     trace.extend([report.grad_norm, driver.total]);
                 }
@@ -233,7 +246,7 @@ fn a_scalar_regression_trains_alike_under_every_strategy() {
                         let elems = 0..segment.elems();
                         engine
                             .model(MODEL)
-                            .read_whole(*unit, segment, State::Working, elems, &mut values)
+                            .read_whole(*unit, segment, ParamState::Working, elems, &mut values)
                             .unwrap();
                         values
                     })
@@ -241,19 +254,19 @@ fn a_scalar_regression_trains_alike_under_every_strategy() {
                 (trace, weights)
             })
         };
-        let ddp = run(Setup { mesh: Mesh::on_one_node(2, 1), ..setup });
+        let ddp = run(TestSetup { mesh: Mesh::on_one_node(2, 1), ..setup });
         let (first, last) = (ddp[0].0[1], ddp[0].0[23]);
         assert!(last < 0.7 * first, "{storage}: the loss went from {first} to {last}");
         let mesh = Mesh::on_one_node(1, 2);
         for (strategy, tier) in [
-            (StrategyName::Zero1, Tier::Device),
-            (StrategyName::Zero2, Tier::Host),
-            (StrategyName::Zero3, Tier::Device),
-            (StrategyName::Zero3, Tier::Nvme),
-            (StrategyName::ShardGradOp, Tier::Host),
+            (StrategyName::Zero1, MemoryTier::Device),
+            (StrategyName::Zero2, MemoryTier::Host),
+            (StrategyName::Zero3, MemoryTier::Device),
+            (StrategyName::Zero3, MemoryTier::Nvme),
+            (StrategyName::ShardGradOp, MemoryTier::Host),
         ] {
-            let params_tier = if strategy == StrategyName::Zero3 { tier } else { Tier::Device };
-            let other = run(Setup { strategy, mesh, optimizer_tier: tier, params_tier, ..setup });
+            let params_tier = if strategy == StrategyName::Zero3 { tier } else { MemoryTier::Device };
+            let other = run(TestSetup { strategy, mesh, optimizer_tier: tier, params_tier, ..setup });
             assert!(other == ddp, "{strategy:?} with states on {tier} differs from ddp, {storage}");
         }
     }

@@ -2,12 +2,12 @@
 //! the cut into micro-batches, threads and ranks leave gradients as they were, and scoring knows none of it.
 
 use lockstep_core::{DType, Mesh, Rank};
-use lockstep_engine::{Engine, UpdateRule, Updates};
-use lockstep_plan::{ModelId, State};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
+use lockstep_plan::{ModelId, ParamState};
 use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute};
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world, score};
+use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world, score};
 
-const STILL: Updates = Updates {
+const STILL: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 0.0,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -27,10 +27,10 @@ fn shapes() -> Vec<ModelShape> {
 }
 
 /// Documents whose samples are told apart from their places.
-fn batch(seed: u64) -> Micro {
-    let mut micro = Micro::random(&[50, 3, 70, 20], 101, seed);
-    micro.samples = vec![900, 17, 4, 33];
-    micro
+fn batch(seed: u64) -> TestBatch {
+    let mut micro_batch = TestBatch::random(&[50, 3, 70, 20], 101, seed);
+    micro_batch.samples = vec![900, 17, 4, 33];
+    micro_batch
 }
 
 /// Values by name.
@@ -44,7 +44,7 @@ fn grads(engine: &Engine) -> Tensors {
             assert!(
                 engine
                     .model(ModelId::FIRST)
-                    .read(u, segment, State::Grad, 0..segment.elems(), &mut values)
+                    .read(u, segment, ParamState::Grad, 0..segment.elems(), &mut values)
                     .unwrap()
             );
             all.push((segment.name.clone(), values));
@@ -54,9 +54,9 @@ fn grads(engine: &Engine) -> Tensors {
 }
 
 /// One step: log-probabilities and gradients.
-fn step(engine: &mut Engine, micros: Vec<Micro>, t: u64) -> (Vec<Vec<f32>>, Tensors) {
-    let mut window = Window::new(micros);
-    engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t, ..STILL }).unwrap();
+fn step(engine: &mut Engine, num_micro_batches: Vec<TestBatch>, t: u64) -> (Vec<Vec<f32>>, Tensors) {
+    let mut window = TestObjective::new(num_micro_batches);
+    engine.model_mut(ModelId::FIRST).train_step(&mut window, &UpdateSettings { t, ..STILL }).unwrap();
     (window.log_probs.clone(), grads(engine))
 }
 
@@ -74,8 +74,9 @@ fn recomputation_and_threads_find_the_same_masks() {
     for shape in shapes() {
         for storage in [DType::F32, DType::BF16] {
             let run = |recompute, threads| {
-                let mut engine = engine(&shape, &Setup { recompute, threads, storage, ..Setup::default() });
-                engine.seed_dropout(5);
+                let mut engine =
+                    engine(&shape, &TestSetup { recompute, threads, storage, ..TestSetup::default() });
+                engine.set_dropout_seed(5);
                 step(&mut engine, vec![batch(1)], 3)
             };
             let kept = run(Recompute::None, 2);
@@ -88,16 +89,16 @@ fn recomputation_and_threads_find_the_same_masks() {
 #[test]
 fn masks_change_with_seed_step_and_sample_and_not_with_packs() {
     for shape in shapes() {
-        let mut engine = engine(&shape, &Setup::default());
-        let mut run = |seed, t, micro: Micro| {
-            engine.seed_dropout(seed);
-            step(&mut engine, vec![micro], t).0.remove(0)
+        let mut engine = engine(&shape, &TestSetup::default());
+        let mut run = |seed, t, micro_batch: TestBatch| {
+            engine.set_dropout_seed(seed);
+            step(&mut engine, vec![micro_batch], t).0.remove(0)
         };
         let whole = run(5, 3, batch(1));
         assert_eq!(whole, run(5, 3, batch(1)));
         assert_ne!(whole, run(6, 3, batch(1)));
         assert_ne!(whole, run(5, 4, batch(1)));
-        let other = Micro { samples: vec![901, 17, 4, 33], ..batch(1) };
+        let other = TestBatch { samples: vec![901, 17, 4, 33], ..batch(1) };
         let changed = run(5, 3, other);
         assert_ne!(whole[..50], changed[..50]);
         assert_eq!(whole[50..], changed[50..]);
@@ -113,11 +114,11 @@ fn masks_change_with_seed_step_and_sample_and_not_with_packs() {
 #[test]
 fn scoring_drops_nothing() {
     for shape in shapes() {
-        let mut engine = engine(&shape, &Setup { evaluates: true, ..Setup::default() });
-        let micro = batch(1);
-        let before = score(&mut engine, &micro);
-        assert_ne!(before, step(&mut engine, vec![micro.clone()], 1).0[0], "training drops");
-        assert_eq!(before, score(&mut engine, &micro), "training left no mask behind");
+        let mut engine = engine(&shape, &TestSetup { evaluates: true, ..TestSetup::default() });
+        let micro_batch = batch(1);
+        let before = score(&mut engine, &micro_batch);
+        assert_ne!(before, step(&mut engine, vec![micro_batch.clone()], 1).0[0], "training drops");
+        assert_eq!(before, score(&mut engine, &micro_batch), "training left no mask behind");
     }
 }
 
@@ -125,11 +126,14 @@ fn scoring_drops_nothing() {
 #[test]
 fn gradients_are_the_slope_of_the_loss_under_the_mask() {
     for shape in shapes() {
-        let mut engine = engine(&shape, &Setup::default());
-        engine.seed_dropout(9);
+        let mut engine = engine(&shape, &TestSetup::default());
+        engine.set_dropout_seed(9);
         let loss = |engine: &mut Engine| {
-            let mut window = Window::new(vec![batch(2)]);
-            engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t: 2, ..STILL }).unwrap();
+            let mut window = TestObjective::new(vec![batch(2)]);
+            engine
+                .model_mut(ModelId::FIRST)
+                .train_step(&mut window, &UpdateSettings { t: 2, ..STILL })
+                .unwrap();
             window.loss()
         };
         loss(&mut engine);
@@ -146,13 +150,13 @@ fn gradients_are_the_slope_of_the_loss_under_the_mask() {
                     assert!(
                         engine
                             .model(ModelId::FIRST)
-                            .read(u, segment, State::Working, range.clone(), &mut values)
+                            .read(u, segment, ParamState::Working, range.clone(), &mut values)
                             .unwrap()
                     );
                     values.iter_mut().zip(grad).for_each(|(v, g)| *v += (by * f64::from(*g)) as f32);
                     engine
                         .model_mut(ModelId::FIRST)
-                        .write(u, segment, State::Working, range, &values)
+                        .write(u, segment, ParamState::Working, range, &values)
                         .unwrap();
                 }
             }
@@ -171,22 +175,22 @@ fn micro_batches_and_ranks_have_the_masks_of_one() {
     let whole = batch(1);
     let denominator = whole.tokens.len() as f64;
     let one = {
-        let mut engine = engine(&shape, &Setup::default());
-        engine.seed_dropout(5);
+        let mut engine = engine(&shape, &TestSetup::default());
+        engine.set_dropout_seed(5);
         step(&mut engine, vec![whole.clone()], 3).1
     };
     let split = {
-        let mut engine = engine(&shape, &Setup { micros: 2, ..Setup::default() });
-        engine.seed_dropout(5);
+        let mut engine = engine(&shape, &TestSetup { num_micro_batches: 2, ..TestSetup::default() });
+        engine.set_dropout_seed(5);
         step(&mut engine, vec![whole.select(&[2, 1]), whole.select(&[3, 0])], 3).1
     };
     assert_near(&split, &one, 2e-5);
-    let setup = Setup { mesh: Mesh::on_one_node(2, 1), ..Setup::default() };
-    let ranks = in_world(&shape, &setup, CarrierKind::Thread, None, &|engine: &mut Engine| {
-        engine.seed_dropout(5);
+    let setup = TestSetup { mesh: Mesh::on_one_node(2, 1), ..TestSetup::default() };
+    let ranks = run_in_world(&shape, &setup, CarrierKind::Thread, None, &|engine: &mut Engine| {
+        engine.set_dropout_seed(5);
         let mine = if engine.rank() == Rank(0) { [2, 1] } else { [3, 0] };
-        let mut window = Window { denominator, ..Window::new(vec![whole.select(&mine)]) };
-        engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t: 3, ..STILL }).unwrap();
+        let mut window = TestObjective { denominator, ..TestObjective::new(vec![whole.select(&mine)]) };
+        engine.model_mut(ModelId::FIRST).train_step(&mut window, &UpdateSettings { t: 3, ..STILL }).unwrap();
         grads(engine)
     });
     assert!(ranks[0] == ranks[1]);

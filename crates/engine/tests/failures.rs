@@ -5,12 +5,14 @@ use std::time::{Duration, Instant};
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Mesh, Rank, failpoint};
-use lockstep_engine::{Coefficients, Driver, Engine, EngineError, MicroBatch, Outputs, UpdateRule, Updates};
-use lockstep_plan::{ModelId, Tier};
+use lockstep_engine::{
+    Coefficients, Engine, EngineError, MicroBatch, Outputs, StepDriver, UpdateRule, UpdateSettings,
+};
+use lockstep_plan::{MemoryTier, ModelId};
 use lockstep_shape::ModelShape;
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world};
 
-const UPDATES: Updates = Updates {
+const UPDATES: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 1e-2,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -30,34 +32,36 @@ fn shape() -> ModelShape {
 
 /// A driver whose objective panics from step `bad` on.
 struct Panics {
-    window: Window,
+    window: TestObjective,
     step: u64,
     bad: u64,
 }
 
-impl Driver for Panics {
-    fn batch(&self, micro: u32) -> MicroBatch<'_> {
-        self.window.batch(micro)
+impl StepDriver for Panics {
+    fn batch(&self, micro_batch: u32) -> MicroBatch<'_> {
+        self.window.batch(micro_batch)
     }
 
-    fn coefficients(&mut self, micro: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
+    fn coefficients(&mut self, micro_batch: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
         assert!(self.step < self.bad, "an objective of step {}", self.step);
-        self.window.coefficients(micro, outputs, out);
+        self.window.coefficients(micro_batch, outputs, out);
     }
 
-    fn outputs(&mut self, micro: u32, outputs: Outputs<'_>) {
-        self.window.outputs(micro, outputs);
+    fn outputs(&mut self, micro_batch: u32, outputs: Outputs<'_>) {
+        self.window.outputs(micro_batch, outputs);
     }
 }
 
 /// Steps until one fails; how it did, and how long the failing step took. `tokens`: of a document.
 fn until_failure(engine: &mut Engine, bad: u64, tokens: usize) -> (EngineError, Duration) {
     for step in 0..20 {
-        let micros = vec![Micro::random(&[50, tokens], 101, step), Micro::random(&[70], 101, step)];
-        let mut driver = Panics { window: Window::new(micros), step, bad };
+        let num_micro_batches =
+            vec![TestBatch::random(&[50, tokens], 101, step), TestBatch::random(&[70], 101, step)];
+        let mut driver = Panics { window: TestObjective::new(num_micro_batches), step, bad };
         let start = Instant::now();
-        if let Err(error) =
-            engine.model_mut(ModelId::FIRST).train_step(&mut driver, &Updates { t: step + 1, ..UPDATES })
+        if let Err(error) = engine
+            .model_mut(ModelId::FIRST)
+            .train_step(&mut driver, &UpdateSettings { t: step + 1, ..UPDATES })
         {
             return (error, start.elapsed());
         }
@@ -78,18 +82,24 @@ fn lane_threads() -> Vec<String> {
     Vec::new()
 }
 
-fn one_rank(optimizer_tier: Tier) -> Setup {
-    Setup { micros: 2, optimizer_tier, threads: 2, ..Setup::default() }
+fn one_rank(optimizer_tier: MemoryTier) -> TestSetup {
+    TestSetup { num_micro_batches: 2, optimizer_tier, threads: 2, ..TestSetup::default() }
 }
 
-fn two_ranks(strategy: StrategyName) -> Setup {
-    Setup { micros: 2, strategy, mesh: Mesh::on_one_node(1, 2), threads: 1, ..Setup::default() }
+fn two_ranks(strategy: StrategyName) -> TestSetup {
+    TestSetup {
+        num_micro_batches: 2,
+        strategy,
+        mesh: Mesh::on_one_node(1, 2),
+        threads: 1,
+        ..TestSetup::default()
+    }
 }
 
 #[test]
 fn a_panic_of_an_objective_ends_a_rank_with_offload() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    for tier in [Tier::Device, Tier::Host] {
+    for tier in [MemoryTier::Device, MemoryTier::Host] {
         let mut engine = engine(&shape(), &one_rank(tier));
         let (error, _) = until_failure(&mut engine, 2, 20);
         let text = error.to_string();
@@ -104,12 +114,12 @@ fn a_panic_of_an_objective_ends_a_rank_with_offload() {
 
 /// Rank 1 fails; what each rank reports, and when it had ended after the failure.
 fn failing_rank(
-    setup: &Setup,
+    setup: &TestSetup,
     carrier: CarrierKind,
     fail: &(dyn Fn(u64) -> (u64, usize) + Sync),
 ) -> Vec<String> {
     let start = Instant::now();
-    let ended = in_world(&shape(), setup, carrier, None, &|engine| {
+    let ended = run_in_world(&shape(), setup, carrier, None, &|engine| {
         let (bad, tokens) = fail(u64::from(engine.rank().0));
         let (error, _) = until_failure(engine, bad, tokens);
         error.to_string()
@@ -149,22 +159,23 @@ fn an_error_of_one_rank_ends_all() {
 fn a_panic_on_any_lane_ends_all_lanes() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let spill = tempfile::tempdir().unwrap();
-    let offloaded = |optimizer_tier| Setup { optimizer_tier, ..two_ranks(StrategyName::Zero3) };
+    let offloaded = |optimizer_tier| TestSetup { optimizer_tier, ..two_ranks(StrategyName::Zero3) };
     let cases = [
         ("compute", two_ranks(StrategyName::Zero3)),
         ("comm", two_ranks(StrategyName::Zero3)),
         ("comm", two_ranks(StrategyName::Zero2)),
-        ("copy", offloaded(Tier::Nvme)),
-        ("host", offloaded(Tier::Host)),
-        ("host", offloaded(Tier::Nvme)),
+        ("copy", offloaded(MemoryTier::Nvme)),
+        ("host", offloaded(MemoryTier::Host)),
+        ("host", offloaded(MemoryTier::Nvme)),
     ];
     for (lane, setup) in cases {
         for passes in [0, 7, 50] {
             failpoint::arm(format!("lane.{lane}:{passes}").parse().unwrap());
             let start = Instant::now();
-            let reports = in_world(&shape(), &setup, CarrierKind::Thread, Some(spill.path()), &|engine| {
-                until_failure(engine, u64::MAX, 20).0.to_string()
-            });
+            let reports =
+                run_in_world(&shape(), &setup, CarrierKind::Thread, Some(spill.path()), &|engine| {
+                    until_failure(engine, u64::MAX, 20).0.to_string()
+                });
             let what = format!("{lane} after {passes}: {reports:?}");
             assert!(start.elapsed() < 2 * SOON, "{:?}: {what}", start.elapsed());
             assert_eq!(lane_threads(), [""; 0], "{what}");
@@ -182,14 +193,16 @@ fn a_panic_between_steps_ends_the_lanes() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let start = Instant::now();
     let ended = std::panic::catch_unwind(|| {
-        in_world(&shape(), &two_ranks(StrategyName::Zero1), CarrierKind::Thread, None, &|engine| {
+        run_in_world(&shape(), &two_ranks(StrategyName::Zero1), CarrierKind::Thread, None, &|engine| {
             for step in 0..5 {
-                let window =
-                    Window::new(vec![Micro::random(&[50], 101, step), Micro::random(&[70], 101, step)]);
+                let window = TestObjective::new(vec![
+                    TestBatch::random(&[50], 101, step),
+                    TestBatch::random(&[70], 101, step),
+                ]);
                 let mut driver = Panics { window, step, bad: u64::MAX };
                 let stepped = engine
                     .model_mut(ModelId::FIRST)
-                    .train_step(&mut driver, &Updates { t: step + 1, ..UPDATES });
+                    .train_step(&mut driver, &UpdateSettings { t: step + 1, ..UPDATES });
                 assert!(engine.rank() == Rank(0) || step < 2, "a metric of step {step}");
                 if stepped.is_err() {
                     return;

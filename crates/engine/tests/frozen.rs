@@ -1,12 +1,14 @@
 //! Frozen tensors: no gradient, no state, no share in the norm, and not a bit of difference for the rest.
 
 use lockstep_core::DType;
-use lockstep_engine::{Engine, UpdateRule, Updates};
-use lockstep_plan::{AccumulationOrder, ModelId, State};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
+use lockstep_plan::{AccumulationOrder, ModelId, ParamState};
 use lockstep_shape::{Architecture, Biases, Freeze, ModelShape, Recompute, Segment};
-use lockstep_testkit::{Micro, Setup, Trained, Window, engine, pairwise_cases, run_case_of};
+use lockstep_testkit::{
+    CaseTraining, TestBatch, TestObjective, TestSetup, engine, pairwise_cases, run_case_with,
+};
 
-const UPDATES: Updates = Updates {
+const UPDATES: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 1e-2,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -32,39 +34,43 @@ fn tensors(engine: &Engine) -> Vec<(usize, Segment)> {
     units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone()))).collect()
 }
 
-fn read(engine: &Engine, (unit, segment): &(usize, Segment), state: State) -> Option<Vec<f32>> {
+fn read(engine: &Engine, (unit, segment): &(usize, Segment), state: ParamState) -> Option<Vec<f32>> {
     let mut values = vec![0f32; segment.elems()];
     let there =
         engine.model(ModelId::FIRST).read(*unit, segment, state, 0..segment.elems(), &mut values).unwrap();
     there.then_some(values)
 }
 
-fn window(micros: u32, t: u64) -> Window {
-    Window::new((0..micros).map(|m| Micro::random(&[20, 9, 30], 101, 10 * t + u64::from(m))).collect())
+fn window(num_micro_batches: u32, t: u64) -> TestObjective {
+    TestObjective::new(
+        (0..num_micro_batches).map(|m| TestBatch::random(&[20, 9, 30], 101, 10 * t + u64::from(m))).collect(),
+    )
 }
 
 /// The same run in which all gradients are computed, and those of the frozen tensors thrown away: their weights are put
 /// back after every step.
-fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str], setup: Setup) {
+fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str], setup: TestSetup) {
     let words = format!("{frozen:?}, {setup:?}");
-    let (mut part, mut all) = (engine(shape, &Setup { frozen, ..setup }), engine(shape, &setup));
+    let (mut part, mut all) = (engine(shape, &TestSetup { frozen, ..setup }), engine(shape, &setup));
     let freeze = Freeze::Matching(frozen.iter().map(ToString::to_string).collect());
     let everything = tensors(&all);
     let held: Vec<_> = everything.iter().filter(|(_, s)| freeze.freezes(&s.name)).collect();
     assert!(!held.is_empty(), "{words}");
-    let start: Vec<_> = held.iter().map(|tensor| read(&all, tensor, State::Working).unwrap()).collect();
+    let start: Vec<_> = held.iter().map(|tensor| read(&all, tensor, ParamState::Working).unwrap()).collect();
     for t in 1..=3 {
-        let updates = Updates { t, ..UPDATES };
-        let [mut here, mut there] = [0, 1].map(|_| window(setup.micros, t));
+        let updates = UpdateSettings { t, ..UPDATES };
+        let [mut here, mut there] = [0, 1].map(|_| window(setup.num_micro_batches, t));
         let norm = part.model_mut(ModelId::FIRST).train_step(&mut here, &updates).unwrap().grad_norm;
         all.model_mut(ModelId::FIRST).train_step(&mut there, &updates).unwrap();
         assert!(here.log_probs == there.log_probs, "step {t}: other log-probabilities: {words}");
         let mut squares = 0.0;
         for tensor in tensors(&part).iter().filter(|(_, s)| s.is_trained()) {
             let full = everything.iter().find(|(_, s)| s.name == tensor.1.name).unwrap();
-            let gradient = read(&part, tensor, State::Grad).unwrap();
+            let gradient = read(&part, tensor, ParamState::Grad).unwrap();
             squares += gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>();
-            for state in [State::Grad, State::Working, State::Optimizer(0), State::Optimizer(1)] {
+            for state in
+                [ParamState::Grad, ParamState::Working, ParamState::Optimizer(0), ParamState::Optimizer(1)]
+            {
                 let [mine, theirs] = [read(&part, tensor, state), read(&all, full, state)];
                 assert!(mine == theirs, "step {t}: {state:?} of {} differs: {words}", tensor.1.name);
             }
@@ -75,16 +81,17 @@ fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str
         );
         for ((unit, segment), values) in held.iter().zip(&start) {
             let elems = 0..segment.elems();
-            all.model_mut(ModelId::FIRST).write(*unit, segment, State::Working, elems, values).unwrap();
+            all.model_mut(ModelId::FIRST).write(*unit, segment, ParamState::Working, elems, values).unwrap();
         }
     }
     for (tensor, values) in tensors(&part).iter().filter(|(_, s)| !s.is_trained()).zip(&start) {
         assert!(
-            read(&part, tensor, State::Grad).is_none() && read(&part, tensor, State::Optimizer(0)).is_none()
+            read(&part, tensor, ParamState::Grad).is_none()
+                && read(&part, tensor, ParamState::Optimizer(0)).is_none()
         );
         // Without a master copy, in the storage type.
         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 256.0;
-        let mine = read(&part, tensor, State::Working).unwrap();
+        let mine = read(&part, tensor, ParamState::Working).unwrap();
         assert!(mine.iter().zip(values).all(close), "{} was changed: {words}", tensor.1.name);
     }
 }
@@ -103,13 +110,13 @@ fn trained_tensors_are_as_if_the_other_gradients_were_thrown_away() {
         for (j, recompute) in [Recompute::None, Recompute::Selective, Recompute::Full].into_iter().enumerate()
         {
             let storage = if (i + j) % 2 == 0 { DType::F32 } else { DType::BF16 };
-            let micros = 1 + (i + j) as u32 % 2;
+            let num_micro_batches = 1 + (i + j) as u32 % 2;
             let order = if j == 1 { AccumulationOrder::Reduced } else { AccumulationOrder::Local };
             for shape in &shapes {
                 assert_same_as_thrown_away(
                     shape,
                     frozen,
-                    Setup { recompute, storage, micros, order, ..Setup::default() },
+                    TestSetup { recompute, storage, num_micro_batches, order, ..TestSetup::default() },
                 );
             }
         }
@@ -120,8 +127,12 @@ fn trained_tensors_are_as_if_the_other_gradients_were_thrown_away() {
 #[test]
 fn a_tied_table_freezes_for_the_head_too() {
     let tied = ModelShape { layers: 2, tied: true, ..ModelShape::named("tiny", 101).unwrap() };
-    assert_same_as_thrown_away(&tied, &["*embed_tokens"], Setup::default());
-    assert_same_as_thrown_away(&tied, &["model.layers.0", "*norm*"], Setup { micros: 2, ..Setup::default() });
+    assert_same_as_thrown_away(&tied, &["*embed_tokens"], TestSetup::default());
+    assert_same_as_thrown_away(
+        &tied,
+        &["model.layers.0", "*norm*"],
+        TestSetup { num_micro_batches: 2, ..TestSetup::default() },
+    );
 }
 
 /// Cuts of trained and frozen tensors, shards of each, wherever they live.
@@ -129,15 +140,15 @@ fn a_tied_table_freezes_for_the_head_too() {
 fn frozen_tensors_have_the_same_bits_under_every_strategy() {
     let rule = UPDATES.rule;
     for (offset, frozen) in [(0, PATTERNS[0]), (1, PATTERNS[3])] {
-        let trained = Trained { rule, frozen };
+        let trained = CaseTraining { rule, frozen };
         let mut plain = Vec::new();
         for case in pairwise_cases().into_iter().skip(offset).step_by(2) {
-            let base = case.plain();
+            let base = case.baseline();
             if !plain.iter().any(|(known, _)| *known == base) {
-                plain.push((base, run_case_of(&base, trained)));
+                plain.push((base, run_case_with(&base, trained)));
             }
             let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
-            assert!(run_case_of(&case, trained) == *want, "{case}: {frozen:?} differs from plain ddp");
+            assert!(run_case_with(&case, trained) == *want, "{case}: {frozen:?} differs from plain ddp");
         }
     }
 }

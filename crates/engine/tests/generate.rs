@@ -3,12 +3,12 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
-use lockstep_engine::{Engine, Extension, Grower, UpdateRule, Updates};
+use lockstep_engine::{DecodeBatch, DecodeDriver, Engine, UpdateRule, UpdateSettings};
 use lockstep_plan::ModelId;
-use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world, score};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, SlidingWindow};
+use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world, score};
 
-const UPDATES: Updates = Updates {
+const UPDATES: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 0.0,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -21,14 +21,14 @@ fn shapes() -> Vec<ModelShape> {
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, head_dim: 20, ..llama.clone() };
     let sliding = ModelShape {
         biases: Biases { qkv: true, out: true, mlp: true },
-        window: Some(Sliding { keys: 20, layers: vec![true, false, true] }),
+        window: Some(SlidingWindow { keys: 20, layers: vec![true, false, true] }),
         ..llama.clone()
     };
     vec![llama, qwen, sliding]
 }
 
-fn setup(storage: DType, recompute: Recompute) -> Setup {
-    Setup { storage, recompute, evaluates: true, generates: Some((5, 96)), ..Setup::default() }
+fn setup(storage: DType, recompute: Recompute) -> TestSetup {
+    TestSetup { storage, recompute, evaluates: true, generates: Some((5, 96)), ..TestSetup::default() }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -38,7 +38,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// Grows the documents of a batch by their own tokens, `stride(doc, pass)` at a time, and "draws" their
 /// targets.
 struct Replay<'a> {
-    micro: &'a Micro,
+    micro_batch: &'a TestBatch,
     stride: fn(usize, usize) -> usize,
     pass: usize,
     grown: Vec<usize>,
@@ -49,28 +49,28 @@ struct Replay<'a> {
 }
 
 impl<'a> Replay<'a> {
-    fn new(micro: &'a Micro, stride: fn(usize, usize) -> usize) -> Replay<'a> {
-        let grown = vec![0; micro.cu_seqlens.len() - 1];
-        Replay { micro, stride, pass: 0, grown, running: vec![], new: Default::default(), seen: vec![] }
+    fn new(micro_batch: &'a TestBatch, stride: fn(usize, usize) -> usize) -> Replay<'a> {
+        let grown = vec![0; micro_batch.cu_seqlens.len() - 1];
+        Replay { micro_batch, stride, pass: 0, grown, running: vec![], new: Default::default(), seen: vec![] }
     }
 
     fn at(&self, doc: usize) -> usize {
-        self.micro.cu_seqlens[doc] as usize + self.grown[doc]
+        self.micro_batch.cu_seqlens[doc] as usize + self.grown[doc]
     }
 }
 
-impl Grower for Replay<'_> {
-    fn next(&mut self) -> Option<Extension<'_>> {
+impl DecodeDriver for Replay<'_> {
+    fn next_batch(&mut self) -> Option<DecodeBatch<'_>> {
         self.new = (vec![], vec![], vec![0], vec![]);
         self.running.clear();
         self.pass += 1;
         for doc in 0..self.grown.len() {
-            let left = self.micro.cu_seqlens[doc + 1] as usize - self.at(doc);
+            let left = self.micro_batch.cu_seqlens[doc + 1] as usize - self.at(doc);
             let len = left.min((self.stride)(doc, self.pass));
             if len > 0 {
                 let at = self.at(doc)..self.at(doc) + len;
-                self.new.0.extend(&self.micro.tokens[at.clone()]);
-                self.new.1.extend(&self.micro.positions[at]);
+                self.new.0.extend(&self.micro_batch.tokens[at.clone()]);
+                self.new.1.extend(&self.micro_batch.positions[at]);
                 self.new.2.push(self.new.0.len() as u32);
                 self.new.3.push(4 - doc as u32);
                 self.grown[doc] += len;
@@ -78,23 +78,23 @@ impl Grower for Replay<'_> {
             }
         }
         let (tokens, positions, cu_seqlens, slots) = &self.new;
-        (!self.running.is_empty()).then_some(Extension { tokens, positions, cu_seqlens, slots })
+        (!self.running.is_empty()).then_some(DecodeBatch { tokens, positions, cu_seqlens, slots })
     }
 
-    fn draw(&mut self, doc: usize, logits: &[f32]) -> u32 {
+    fn sample(&mut self, doc: usize, logits: &[f32]) -> u32 {
         assert!(logits.iter().all(|l| l.is_finite()));
-        self.micro.targets[self.at(self.running[doc]) - 1]
+        self.micro_batch.targets[self.at(self.running[doc]) - 1]
     }
 
-    fn drawn(&mut self, log_probs: &[f32]) {
+    fn sampled(&mut self, log_probs: &[f32]) {
         for (doc, log_prob) in self.running.clone().into_iter().zip(log_probs) {
             self.seen.push((self.at(doc) - 1, *log_prob));
         }
     }
 }
 
-fn batch(vocab: usize) -> Micro {
-    Micro::random(&[70, 3, 1, 65], vocab, 11)
+fn batch(vocab: usize) -> TestBatch {
+    TestBatch::random(&[70, 3, 1, 65], vocab, 11)
 }
 
 #[test]
@@ -103,9 +103,9 @@ fn scoring_has_the_bits_of_training() {
         for storage in [DType::F32, DType::BF16, DType::F16] {
             for recompute in [Recompute::None, Recompute::Full] {
                 let mut engine = engine(&shape, &setup(storage, recompute));
-                let micro = batch(shape.vocab);
-                let scored = score(&mut engine, &micro);
-                let mut window = Window::new(vec![micro]);
+                let micro_batch = batch(shape.vocab);
+                let scored = score(&mut engine, &micro_batch);
+                let mut window = TestObjective::new(vec![micro_batch]);
                 engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
                 assert_eq!(bits(&scored), bits(&window.log_probs[0]));
             }
@@ -124,11 +124,11 @@ fn growing_documents_have_the_bits_of_whole_ones() {
                 (Recompute::Full, None),
                 (Recompute::Full, Some((Recompute::None, 1))),
             ] {
-                let mut engine = engine(&shape, &Setup { late, ..setup(storage, recompute) });
-                let micro = batch(shape.vocab);
-                let whole = score(&mut engine, &micro);
+                let mut engine = engine(&shape, &TestSetup { late, ..setup(storage, recompute) });
+                let micro_batch = batch(shape.vocab);
+                let whole = score(&mut engine, &micro_batch);
                 for stride in strides {
-                    let mut replay = Replay::new(&micro, stride);
+                    let mut replay = Replay::new(&micro_batch, stride);
                     engine.model_mut(ModelId::FIRST).generate(&mut replay).unwrap();
                     assert!(replay.seen.len() >= 8);
                     for (at, log_prob) in &replay.seen {
@@ -144,24 +144,24 @@ fn growing_documents_have_the_bits_of_whole_ones() {
 #[test]
 fn ranks_that_share_parameters_grow_what_one_rank_grows() {
     let shape = &shapes()[0];
-    let alone = Setup { recompute: Recompute::Full, ..setup(DType::F32, Recompute::Full) };
-    let micro = batch(shape.vocab);
-    let whole = score(&mut engine(shape, &alone), &micro);
+    let alone = TestSetup { recompute: Recompute::Full, ..setup(DType::F32, Recompute::Full) };
+    let micro_batch = batch(shape.vocab);
+    let whole = score(&mut engine(shape, &alone), &micro_batch);
     for strategy in [StrategyName::Zero3, StrategyName::Zero1] {
-        let shared = Setup { strategy, mesh: Mesh { replicate: 1, shard: 2, per_node: 2 }, ..alone };
+        let shared = TestSetup { strategy, mesh: Mesh { replicate: 1, shard: 2, per_node: 2 }, ..alone };
         let grow = |engine: &mut Engine| {
-            let scored = score(engine, &micro);
-            let mut replay = Replay::new(&micro, |_, pass| if pass == 1 { 9 } else { 3 });
+            let scored = score(engine, &micro_batch);
+            let mut replay = Replay::new(&micro_batch, |_, pass| if pass == 1 { 9 } else { 3 });
             engine.model_mut(ModelId::FIRST).generate(&mut replay).unwrap();
             // A step in between leaves both phases as they were.
             engine
                 .model_mut(ModelId::FIRST)
-                .train_step(&mut Window::new(vec![micro.clone()]), &UPDATES)
+                .train_step(&mut TestObjective::new(vec![micro_batch.clone()]), &UPDATES)
                 .unwrap();
-            assert_eq!(bits(&score(engine, &micro)), bits(&scored));
+            assert_eq!(bits(&score(engine, &micro_batch)), bits(&scored));
             (scored, replay.seen)
         };
-        for (scored, seen) in in_world(shape, &shared, CarrierKind::Thread, None, &grow) {
+        for (scored, seen) in run_in_world(shape, &shared, CarrierKind::Thread, None, &grow) {
             assert_eq!(bits(&scored), bits(&whole));
             assert!(seen.iter().all(|(at, l)| l.to_bits() == whole[*at].to_bits()));
         }
@@ -173,9 +173,9 @@ fn ranks_that_share_parameters_grow_what_one_rank_grows() {
 fn changing_a_document_leaves_its_neighbours_alone() {
     for shape in shapes() {
         let mut engine = engine(&shape, &setup(DType::F32, Recompute::None));
-        let micro = batch(shape.vocab);
-        let before = score(&mut engine, &micro);
-        let mut other = micro.clone();
+        let micro_batch = batch(shape.vocab);
+        let before = score(&mut engine, &micro_batch);
+        let mut other = micro_batch.clone();
         other.tokens[..70].iter_mut().for_each(|t| *t = (*t + 1) % shape.vocab as u32);
         let after = score(&mut engine, &other);
         assert_eq!(bits(&before[70..]), bits(&after[70..]));

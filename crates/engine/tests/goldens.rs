@@ -2,10 +2,10 @@
 //! gradient, ten AdamW steps. `goldens/README.md` says how the files were made.
 
 use lockstep_core::DType;
-use lockstep_engine::{Engine, UpdateRule, Updates};
-use lockstep_plan::{ModelId, State};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
+use lockstep_plan::{ModelId, ParamState};
 use lockstep_shape::{Biases, ModelShape, Recompute, Rope};
-use lockstep_testkit::{Golden, Setup, Window, engine};
+use lockstep_testkit::{Golden, TestObjective, TestSetup, engine};
 
 const CASES: [&str; 11] = [
     "llama-untied",
@@ -21,7 +21,7 @@ const CASES: [&str; 11] = [
     "qwen3-window-yarn",
 ];
 const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
-const STILL: Updates = Updates {
+const STILL: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 0.0,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -37,13 +37,13 @@ fn load(engine: &mut Engine, golden: &Golden) {
             golden.folder.read_f32(&segment.name, &segment.shape, 0..segment.elems(), &mut values).unwrap();
             engine
                 .model_mut(ModelId::FIRST)
-                .write(u, segment, State::Working, 0..segment.elems(), &values)
+                .write(u, segment, ParamState::Working, 0..segment.elems(), &values)
                 .unwrap();
         }
     }
 }
 
-fn tensors(engine: &Engine, state: State) -> Vec<(String, Vec<f32>)> {
+fn tensors(engine: &Engine, state: ParamState) -> Vec<(String, Vec<f32>)> {
     let mut all = Vec::new();
     for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
         for segment in &unit.segments {
@@ -86,9 +86,9 @@ fn all_log_probs(engine: &mut Engine, golden: &Golden) -> Vec<f32> {
     let (tokens, vocab) = (batch.tokens.len(), golden.shape.vocab);
     let mut all = vec![0.0; tokens * vocab];
     for target in 0..vocab {
-        let mut micro = batch.clone();
-        micro.targets.fill(target as u32);
-        let mut window = Window::new(vec![micro]);
+        let mut micro_batch = batch.clone();
+        micro_batch.targets.fill(target as u32);
+        let mut window = TestObjective::new(vec![micro_batch]);
         engine.model_mut(ModelId::FIRST).train_step(&mut window, &STILL).unwrap();
         for (t, log_prob) in window.log_probs[0].iter().enumerate() {
             all[t * vocab + target] = *log_prob;
@@ -101,7 +101,7 @@ fn all_log_probs(engine: &mut Engine, golden: &Golden) -> Vec<f32> {
 fn logits_match_to_1e_5() {
     for case in CASES {
         let golden = Golden::open(case);
-        let mut engine = engine(&golden.shape, &Setup::default());
+        let mut engine = engine(&golden.shape, &TestSetup::default());
         load(&mut engine, &golden);
         let error = relative_error(&all_log_probs(&mut engine, &golden), &log_softmax(&golden));
         assert!(error < 1e-5, "{case}: {error:e}");
@@ -132,9 +132,9 @@ fn what_a_family_adds_matters() {
         let whole = golden.shape.clone();
         remove(&mut golden.shape);
         assert_ne!(golden.shape, whole, "{case}");
-        let mut engine = engine(&golden.shape, &Setup::default());
+        let mut engine = engine(&golden.shape, &TestSetup::default());
         load(&mut engine, &golden);
-        let mut window = Window::new(vec![golden.batch()]);
+        let mut window = TestObjective::new(vec![golden.batch()]);
         engine.model_mut(ModelId::FIRST).train_step(&mut window, &STILL).unwrap();
         let error = relative_error(&window.log_probs[0], &golden.f32("logp"));
         assert!(error > 1e-3, "{case}: {error:e}");
@@ -145,7 +145,7 @@ fn what_a_family_adds_matters() {
 fn half_precision_folders_load() {
     for case in ["llama-tied-f16", "qwen3-tied-bf16"] {
         let golden = Golden::open(case);
-        let mut engine = engine(&golden.shape, &Setup::default());
+        let mut engine = engine(&golden.shape, &TestSetup::default());
         load(&mut engine, &golden);
         let error = relative_error(&all_log_probs(&mut engine, &golden), &log_softmax(&golden));
         assert!(error < 1e-5, "{case}: {error:e}");
@@ -157,14 +157,14 @@ fn every_gradient_matches_to_1e_4() {
     for case in CASES {
         let golden = Golden::open(case);
         for recompute in RECOMPUTE {
-            let mut engine = engine(&golden.shape, &Setup { recompute, ..Setup::default() });
+            let mut engine = engine(&golden.shape, &TestSetup { recompute, ..TestSetup::default() });
             load(&mut engine, &golden);
-            let mut window = Window::new(vec![golden.batch()]);
+            let mut window = TestObjective::new(vec![golden.batch()]);
             engine.model_mut(ModelId::FIRST).train_step(&mut window, &STILL).unwrap();
             let loss = f64::from(golden.f32("loss")[0]);
             assert!((window.loss() - loss).abs() < 1e-5 * loss, "{case}: loss {} not {loss}", window.loss());
             assert!(relative_error(&window.log_probs[0], &golden.f32("logp")) < 1e-5, "{case}");
-            for (name, grad) in tensors(&engine, State::Grad) {
+            for (name, grad) in tensors(&engine, ParamState::Grad) {
                 let error = relative_error(&grad, &golden.f32(&format!("grad.{name}")));
                 assert!(error < 1e-4, "{case} {recompute:?} {name}: {error:e}");
             }
@@ -179,11 +179,11 @@ fn ten_adamw_steps_match() {
         let golden = Golden::open(case);
         let (losses, norms, rates) =
             (golden.f32("steps.losses"), golden.f32("steps.grad_norms"), golden.f32("steps.lr"));
-        let mut engine = engine(&golden.shape, &Setup { micros: 2, ..Setup::default() });
+        let mut engine = engine(&golden.shape, &TestSetup { num_micro_batches: 2, ..TestSetup::default() });
         load(&mut engine, &golden);
-        for (s, micros) in golden.step_batches().into_iter().enumerate() {
-            let mut window = Window::new(micros.to_vec());
-            let updates = Updates {
+        for (s, num_micro_batches) in golden.step_batches().into_iter().enumerate() {
+            let mut window = TestObjective::new(num_micro_batches.to_vec());
+            let updates = UpdateSettings {
                 t: s as u64 + 1,
                 lr: f64::from(rates[s]),
                 weight_decay: 0.1,
@@ -204,7 +204,7 @@ fn ten_adamw_steps_match() {
                 report.grad_norm
             );
         }
-        for (name, weights) in tensors(&engine, State::Working) {
+        for (name, weights) in tensors(&engine, ParamState::Working) {
             let error = relative_error(&weights, &golden.f32(&format!("steps.final.{name}")));
             assert!(error < 2e-4, "{case} {name}: {error:e}");
         }
@@ -218,14 +218,15 @@ fn losses_in_half_precision_stay_near() {
         for case in CASES {
             let golden = Golden::open(case);
             let (losses, rates) = (golden.f32("steps.losses"), golden.f32("steps.lr"));
-            let mut engine = engine(&golden.shape, &Setup { micros: 2, storage, ..Setup::default() });
+            let mut engine =
+                engine(&golden.shape, &TestSetup { num_micro_batches: 2, storage, ..TestSetup::default() });
             load(&mut engine, &golden);
             engine.set_loss_scale(scale);
-            for (s, micros) in golden.step_batches().into_iter().enumerate() {
-                let mut window = Window::new(micros.to_vec());
+            for (s, num_micro_batches) in golden.step_batches().into_iter().enumerate() {
+                let mut window = TestObjective::new(num_micro_batches.to_vec());
                 let lr = f64::from(rates[s]);
                 let updates =
-                    Updates { t: s as u64 + 1, lr, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
+                    UpdateSettings { t: s as u64 + 1, lr, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
                 assert!(
                     !engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap().skipped,
                     "{case} step {s}"

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use lockstep_core::DType;
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
-use lockstep_plan::{ModelId, State};
+use lockstep_plan::{ModelId, ParamState};
 use lockstep_shape::{Architecture, ModelShape};
-use lockstep_testkit::{Setup, plan};
+use lockstep_testkit::{TestSetup, plan};
 
 fn shape() -> ModelShape {
     let tiny = ModelShape::named("tiny", 101).unwrap();
@@ -15,9 +15,9 @@ fn shape() -> ModelShape {
 }
 
 /// Every tensor's first values, by its name.
-fn weights(setup: Setup, seed: u64) -> BTreeMap<String, Vec<f32>> {
+fn weights(setup: TestSetup, seed: u64) -> BTreeMap<String, Vec<f32>> {
     let plan = plan(&shape(), &setup);
-    let resources = Resources::alone(&plan, Queue::cpu(1)).unwrap();
+    let resources = Resources::single_rank(&plan, Queue::cpu(1)).unwrap();
     let mut engine = Engine::new(plan, resources).unwrap();
     engine.model_mut(ModelId::FIRST).initialise(seed).unwrap();
     let mut found = BTreeMap::new();
@@ -26,7 +26,10 @@ fn weights(setup: Setup, seed: u64) -> BTreeMap<String, Vec<f32>> {
             let mut values = vec![0f32; segment.elems().min(64)];
             let part = 0..values.len();
             assert!(
-                engine.model(ModelId::FIRST).read(u, segment, State::Working, part, &mut values).unwrap()
+                engine
+                    .model(ModelId::FIRST)
+                    .read(u, segment, ParamState::Working, part, &mut values)
+                    .unwrap()
             );
             found.insert(segment.name.clone(), values);
         }
@@ -42,18 +45,18 @@ fn assert_among(some: &BTreeMap<String, Vec<f32>>, all: &BTreeMap<String, Vec<f3
 
 #[test]
 fn the_layout_does_not_change_them() {
-    let plain = weights(Setup::default(), 7);
-    let decaying = weights(Setup { decay_norms: true, ..Setup::default() }, 7);
+    let plain = weights(TestSetup::default(), 7);
+    let decaying = weights(TestSetup { decay_norms: true, ..TestSetup::default() }, 7);
     assert_among(&plain, &decaying, "decay_norms_and_biases moves norms");
-    let frozen = weights(Setup { frozen: &["*k_proj", "model.layers.1"], ..Setup::default() }, 7);
+    let frozen = weights(TestSetup { frozen: &["*k_proj", "model.layers.1"], ..TestSetup::default() }, 7);
     assert_among(&plain, &frozen, "freeze");
     // bf16 keeps an f32 copy, which is read.
-    assert_among(&plain, &weights(Setup { storage: DType::BF16, ..Setup::default() }, 7), "bf16");
+    assert_among(&plain, &weights(TestSetup { storage: DType::BF16, ..TestSetup::default() }, 7), "bf16");
 }
 
 #[test]
 fn every_tensor_and_every_seed_has_its_own() {
-    let (one, other) = (weights(Setup::default(), 7), weights(Setup::default(), 8));
+    let (one, other) = (weights(TestSetup::default(), 7), weights(TestSetup::default(), 8));
     let drawn: Vec<&Vec<f32>> = one.values().filter(|values| values[0] != values[1]).collect();
     assert!(drawn.len() >= 2 * 7 + 2, "every matrix is drawn");
     for (i, values) in drawn.iter().enumerate() {

@@ -2,13 +2,13 @@
 //! the end of a table, or stop without saying why.
 
 use lockstep_core::{DType, Fault, FaultClass};
-use lockstep_engine::{Engine, EngineError, Extension, Grower, UpdateRule, Updates};
+use lockstep_engine::{DecodeBatch, DecodeDriver, Engine, EngineError, UpdateRule, UpdateSettings};
 use lockstep_plan::ModelId;
 use lockstep_shape::ModelShape;
-use lockstep_testkit::{Micro, Setup, Window, engine};
+use lockstep_testkit::{TestBatch, TestObjective, TestSetup, engine};
 
 const VOCAB: usize = 101;
-const UPDATES: Updates = Updates {
+const UPDATES: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 0.0,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -18,32 +18,38 @@ const UPDATES: Updates = Updates {
 
 fn fresh_engine() -> Engine {
     let shape = ModelShape { layers: 1, ..ModelShape::named("tiny", VOCAB).unwrap() };
-    engine(&shape, &Setup { storage: DType::F32, generates: Some((3, 96)), ..Setup::default() })
+    engine(&shape, &TestSetup { storage: DType::F32, generates: Some((3, 96)), ..TestSetup::default() })
 }
 
 /// A step with a batch that `spoil` has changed.
-fn step(spoil: impl FnOnce(&mut Micro)) -> Result<(), EngineError> {
-    let mut micro = Micro::random(&[20, 5], VOCAB, 7);
-    spoil(&mut micro);
-    fresh_engine().model_mut(ModelId::FIRST).train_step(&mut Window::new(vec![micro]), &UPDATES).map(drop)
+fn step(spoil: impl FnOnce(&mut TestBatch)) -> Result<(), EngineError> {
+    let mut micro_batch = TestBatch::random(&[20, 5], VOCAB, 7);
+    spoil(&mut micro_batch);
+    fresh_engine()
+        .model_mut(ModelId::FIRST)
+        .train_step(&mut TestObjective::new(vec![micro_batch]), &UPDATES)
+        .map(drop)
 }
 
 #[test]
 fn a_batch_within_bounds_runs() {
     step(|_| ()).unwrap();
-    step(|micro| (micro.tokens[3], micro.targets[4]) = (VOCAB as u32 - 1, VOCAB as u32 - 1)).unwrap();
+    step(|micro_batch| {
+        (micro_batch.tokens[3], micro_batch.targets[4]) = (VOCAB as u32 - 1, VOCAB as u32 - 1)
+    })
+    .unwrap();
 }
 
 #[test]
 fn ids_outside_the_vocabulary_are_refused() {
     for id in [VOCAB as u32, u32::MAX] {
-        let error = step(|micro| micro.tokens[3] = id).unwrap_err();
+        let error = step(|micro_batch| micro_batch.tokens[3] = id).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("token {id}, at index 3 of a micro-batch, is outside the model's vocabulary of {VOCAB}")
         );
         assert_eq!(error.class(), FaultClass::BadData);
-        let error = step(|micro| micro.targets[24] = id).unwrap_err();
+        let error = step(|micro_batch| micro_batch.targets[24] = id).unwrap_err();
         assert!(error.to_string().starts_with(&format!("target {id}, at index 24")), "{error}");
     }
 }
@@ -51,9 +57,9 @@ fn ids_outside_the_vocabulary_are_refused() {
 #[test]
 fn positions_past_the_table_are_refused() {
     // The plan has angles for its longest document, in training and in generation.
-    let planned = 96.max(Setup::default().max_doc);
+    let planned = 96.max(TestSetup::default().max_doc);
     for position in [planned as u32, u32::MAX] {
-        let error = step(|micro| micro.positions[7] = position).unwrap_err();
+        let error = step(|micro_batch| micro_batch.positions[7] = position).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
@@ -61,18 +67,18 @@ fn positions_past_the_table_are_refused() {
             )
         );
     }
-    step(|micro| micro.positions[7] = planned as u32 - 1).unwrap();
+    step(|micro_batch| micro_batch.positions[7] = planned as u32 - 1).unwrap();
 }
 
 #[test]
 fn bounds_that_no_batch_has_are_refused() {
     for bounds in [vec![0, 30, 25], vec![1, 20, 25], vec![0, 20, 24], vec![0, 20, 26], vec![]] {
-        let error = step(|micro| micro.cu_seqlens.clone_from(&bounds)).unwrap_err();
-        assert!(matches!(error, EngineError::BrokenBounds { .. }), "{bounds:?}: {error}");
+        let error = step(|micro_batch| micro_batch.cu_seqlens.clone_from(&bounds)).unwrap_err();
+        assert!(matches!(error, EngineError::BadSequenceBounds { .. }), "{bounds:?}: {error}");
     }
-    let error = step(|micro| _ = micro.targets.pop()).unwrap_err();
+    let error = step(|micro_batch| _ = micro_batch.targets.pop()).unwrap_err();
     assert_eq!(error.to_string(), "a micro-batch of 25 tokens has 24 targets");
-    let error = step(|micro| _ = micro.positions.pop()).unwrap_err();
+    let error = step(|micro_batch| _ = micro_batch.positions.pop()).unwrap_err();
     assert_eq!(error.to_string(), "a micro-batch of 25 tokens has 24 positions");
 }
 
@@ -84,10 +90,10 @@ struct Once {
     done: bool,
 }
 
-impl Grower for Once {
-    fn next(&mut self) -> Option<Extension<'_>> {
+impl DecodeDriver for Once {
+    fn next_batch(&mut self) -> Option<DecodeBatch<'_>> {
         let first = !std::mem::replace(&mut self.done, true);
-        first.then_some(Extension {
+        first.then_some(DecodeBatch {
             tokens: &self.tokens,
             positions: &self.positions,
             cu_seqlens: &[0, 2],
@@ -95,11 +101,11 @@ impl Grower for Once {
         })
     }
 
-    fn draw(&mut self, _: usize, _: &[f32]) -> u32 {
+    fn sample(&mut self, _: usize, _: &[f32]) -> u32 {
         0
     }
 
-    fn drawn(&mut self, _: &[f32]) {}
+    fn sampled(&mut self, _: &[f32]) {}
 }
 
 #[test]

@@ -2,16 +2,19 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Mesh, Rank};
-use lockstep_engine::{Engine, UpdateRule, Updates};
-use lockstep_plan::{ModelId, PlanInput, Role, RunPlan, State, Tier, build};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
+use lockstep_plan::{MemoryTier, ModelId, ModelRole, ParamState, PlanInput, RunPlan, build};
 use lockstep_shape::{Architecture, ModelShape};
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, in_world, in_world_of, input, model, score_with};
+use lockstep_testkit::{
+    CarrierKind, TestBatch, TestObjective, TestSetup, input, model, run_in_world, run_plan_in_world,
+    score_with,
+};
 
 const POLICY: ModelId = ModelId(0);
 const REFERENCE: ModelId = ModelId(1);
 const VALUE: ModelId = ModelId(2);
 
-const UPDATES: Updates = Updates {
+const UPDATES: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 1e-2,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -39,34 +42,34 @@ fn reference() -> ModelShape {
     }
 }
 
-fn micro(vocab: usize, seed: u64) -> Micro {
-    Micro::random(&[20, 9], vocab, seed)
+fn micro_batch(vocab: usize, seed: u64) -> TestBatch {
+    TestBatch::random(&[20, 9], vocab, seed)
 }
 
 /// The policy of `setup`, a reference in longer micro-batches, and a value model with placements of its own.
-fn plan(setup: &Setup) -> RunPlan {
-    let longer = Setup { tokens: 512, max_doc: 200, generates: None, ..*setup };
-    let whole = Setup {
+fn plan(setup: &TestSetup) -> RunPlan {
+    let longer = TestSetup { tokens: 512, max_doc: 200, generates: None, ..*setup };
+    let whole = TestSetup {
         strategy: StrategyName::Ddp,
-        params_tier: Tier::Device,
-        optimizer_tier: Tier::Device,
+        params_tier: MemoryTier::Device,
+        optimizer_tier: MemoryTier::Device,
         tokens: 256,
         ..*setup
     };
     // The wider model's workspace is enough for all.
     let one = input(&reference(), &longer);
     let models = vec![
-        model(Role::Policy, &policy(), setup),
-        model(Role::Reference, &reference(), &longer),
-        model(Role::Value, &policy(), &whole),
+        model(ModelRole::Policy, &policy(), setup),
+        model(ModelRole::Reference, &reference(), &longer),
+        model(ModelRole::Value, &policy(), &whole),
     ];
     build(PlanInput { models, ..one }).expect("a sound plan")
 }
 
 fn train(engine: &mut Engine, id: ModelId, vocab: usize, t: u64) -> (u64, Vec<Vec<f32>>) {
-    let mut window = Window::new(vec![micro(vocab, 100 * t + u64::from(engine.rank().0))]);
-    window.denominator *= f64::from(engine.plan().input.mesh.world());
-    let report = engine.model_mut(id).train_step(&mut window, &Updates { t, ..UPDATES }).unwrap();
+    let mut window = TestObjective::new(vec![micro_batch(vocab, 100 * t + u64::from(engine.rank().0))]);
+    window.denominator *= f64::from(engine.plan().input.mesh.world_size());
+    let report = engine.model_mut(id).train_step(&mut window, &UpdateSettings { t, ..UPDATES }).unwrap();
     (report.grad_norm.to_bits(), window.log_probs)
 }
 
@@ -76,7 +79,9 @@ fn weights(engine: &Engine, id: ModelId) -> Vec<u32> {
     for (u, unit) in model.units().iter().enumerate() {
         for segment in &unit.segments {
             let mut values = vec![0f32; segment.elems()];
-            assert!(model.read_whole(u, segment, State::Working, 0..segment.elems(), &mut values).unwrap());
+            assert!(
+                model.read_whole(u, segment, ParamState::Working, 0..segment.elems(), &mut values).unwrap()
+            );
             bits.extend(values.iter().map(|v| v.to_bits()));
         }
     }
@@ -84,9 +89,9 @@ fn weights(engine: &Engine, id: ModelId) -> Vec<u32> {
 }
 
 /// Norms and log-probabilities of a model's steps.
-type Steps = Vec<(u64, Vec<Vec<f32>>)>;
+type StepStates = Vec<(u64, Vec<Vec<f32>>)>;
 /// The policy's steps, the reference's scores, the policy's weights.
-type Seen = (Steps, Vec<Vec<f32>>, Vec<u32>);
+type Seen = (StepStates, Vec<Vec<f32>>, Vec<u32>);
 
 /// Steps of the policy, each followed by a look at the reference; what both were like at the end.
 fn together(engine: &mut Engine) -> (Seen, Vec<u32>) {
@@ -96,35 +101,35 @@ fn together(engine: &mut Engine) -> (Seen, Vec<u32>) {
         steps.push(train(engine, POLICY, policy().vocab, t));
         let seed = 7 * t + u64::from(engine.rank().0);
         // Longer than any micro-batch of the policy may be.
-        let long = Micro::random(&[150, 180], reference().vocab, seed);
+        let long = TestBatch::random(&[150, 180], reference().vocab, seed);
         scores.push(score_with(engine, REFERENCE, &long));
         if t == 2 {
             train(engine, VALUE, policy().vocab, 1);
         }
     }
     // What is read after another model was run is the model that was asked for.
-    score_with(engine, REFERENCE, &micro(reference().vocab, 1));
+    score_with(engine, REFERENCE, &micro_batch(reference().vocab, 1));
     let policy = weights(engine, POLICY);
     assert!(weights(engine, REFERENCE) == at_start, "scoring changed the reference");
     ((steps, scores, policy), weights(engine, VALUE))
 }
 
 /// The policy by itself, with the same weights at the start.
-fn policy_alone(setup: &Setup, spill: &std::path::Path) -> Vec<(Steps, Vec<u32>)> {
-    in_world(&policy(), setup, CarrierKind::Thread, Some(spill), &|engine| {
+fn policy_alone(setup: &TestSetup, spill: &std::path::Path) -> Vec<(StepStates, Vec<u32>)> {
+    run_in_world(&policy(), setup, CarrierKind::Thread, Some(spill), &|engine| {
         let steps = (1..=3).map(|t| train(engine, POLICY, policy().vocab, t)).collect();
         (steps, weights(engine, POLICY))
     })
 }
 
 /// The reference by itself.
-fn reference_alone(setup: &Setup) -> Vec<Vec<Vec<f32>>> {
-    let setup = Setup { tokens: 512, max_doc: 200, evaluates: true, ..*setup };
-    in_world(&reference(), &setup, CarrierKind::Thread, None, &|engine| {
+fn reference_alone(setup: &TestSetup) -> Vec<Vec<Vec<f32>>> {
+    let setup = TestSetup { tokens: 512, max_doc: 200, evaluates: true, ..*setup };
+    run_in_world(&reference(), &setup, CarrierKind::Thread, None, &|engine| {
         // The weights that a second model of an engine starts from.
         engine.model_mut(ModelId::FIRST).initialise(8).unwrap();
         let rank = u64::from(engine.rank().0);
-        let long = |t: u64| Micro::random(&[150, 180], reference().vocab, 7 * t + rank);
+        let long = |t: u64| TestBatch::random(&[150, 180], reference().vocab, 7 * t + rank);
         (1..=3).map(|t| score_with(engine, ModelId::FIRST, &long(t))).collect()
     })
 }
@@ -133,25 +138,25 @@ fn reference_alone(setup: &Setup) -> Vec<Vec<Vec<f32>>> {
 /// parameters on the host and on a disk.
 #[test]
 fn models_of_two_families_share_an_engine() {
-    let zero3 = Setup {
+    let zero3 = TestSetup {
         strategy: StrategyName::Zero3,
         mesh: Mesh::on_one_node(1, 2),
         threads: 1,
-        ..Setup::default()
+        ..TestSetup::default()
     };
     let setups = [
-        Setup { threads: 2, ..Setup::default() },
+        TestSetup { threads: 2, ..TestSetup::default() },
         zero3,
-        Setup { optimizer_tier: Tier::Host, params_tier: Tier::Host, ..zero3 },
-        Setup { optimizer_tier: Tier::Nvme, params_tier: Tier::Nvme, ..zero3 },
-        Setup { optimizer_tier: Tier::Host, ..Setup::default() },
-        Setup { separate: true, optimizer_tier: Tier::Host, ..Setup::default() },
+        TestSetup { optimizer_tier: MemoryTier::Host, params_tier: MemoryTier::Host, ..zero3 },
+        TestSetup { optimizer_tier: MemoryTier::Nvme, params_tier: MemoryTier::Nvme, ..zero3 },
+        TestSetup { optimizer_tier: MemoryTier::Host, ..TestSetup::default() },
+        TestSetup { separate: true, optimizer_tier: MemoryTier::Host, ..TestSetup::default() },
     ];
     for setup in setups {
         let dir = tempfile::tempdir().unwrap();
         let plan = plan(&setup);
         assert_eq!(plan.phases.len(), 3, "two are trained, one is scored");
-        let both = in_world_of(&plan, &setup, CarrierKind::Thread, Some(dir.path()), &together);
+        let both = run_plan_in_world(&plan, &setup, CarrierKind::Thread, Some(dir.path()), &together);
         let (policies, references) =
             (policy_alone(&setup, dir.path()), reference_alone(&zero_params(&setup)));
         for (rank, ((steps, scores, policy), value)) in both.iter().enumerate() {
@@ -165,13 +170,13 @@ fn models_of_two_families_share_an_engine() {
 }
 
 /// Where a frozen model's parameters live changes nothing.
-fn zero_params(setup: &Setup) -> Setup {
-    Setup { params_tier: Tier::Device, optimizer_tier: Tier::Device, ..*setup }
+fn zero_params(setup: &TestSetup) -> TestSetup {
+    TestSetup { params_tier: MemoryTier::Device, optimizer_tier: MemoryTier::Device, ..*setup }
 }
 
 /// Ids are places in the plan.
 #[test]
 #[should_panic(expected = "model 1 of a plan of 1")]
 fn a_model_that_is_not_there_is_refused_by_name() {
-    lockstep_testkit::engine(&policy(), &Setup::default()).model(REFERENCE);
+    lockstep_testkit::engine(&policy(), &TestSetup::default()).model(REFERENCE);
 }

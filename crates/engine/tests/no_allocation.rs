@@ -5,12 +5,12 @@ use std::sync::Barrier;
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
 use lockstep_device::CountingAllocator;
-use lockstep_engine::{UpdateRule, Updates};
-use lockstep_plan::{AccumulationOrder, ModelId, Tier};
-use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute, Window as Sliding};
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, engine, in_world};
+use lockstep_engine::{UpdateRule, UpdateSettings};
+use lockstep_plan::{AccumulationOrder, MemoryTier, ModelId};
+use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute, SlidingWindow};
+use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world};
 
-const UPDATES: Updates = Updates {
+const UPDATES: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 1e-3,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -28,23 +28,27 @@ fn steps_allocate_nothing() {
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, ..llama.clone() };
     let sliding = ModelShape {
         biases: Biases { qkv: true, out: true, mlp: true },
-        window: Some(Sliding { keys: 20, layers: vec![true, false] }),
+        window: Some(SlidingWindow { keys: 20, layers: vec![true, false] }),
         dropout: Dropout { attention: 0.1, residual: 0.1 },
         ..llama.clone()
     };
-    let base = Setup { micros: 2, threads: 3, ..Setup::default() };
+    let base = TestSetup { num_micro_batches: 2, threads: 3, ..TestSetup::default() };
     for shape in [llama, qwen, sliding] {
         for setup in [
             base,
-            Setup { storage: DType::BF16, recompute: Recompute::Full, ..base },
-            Setup { recompute: Recompute::Selective, order: AccumulationOrder::Reduced, ..base },
-            Setup { coefficients_ahead: false, ..base },
+            TestSetup { storage: DType::BF16, recompute: Recompute::Full, ..base },
+            TestSetup { recompute: Recompute::Selective, order: AccumulationOrder::Reduced, ..base },
+            TestSetup { coefficients_ahead: false, ..base },
         ] {
             let mut engine = engine(&shape, &setup);
-            let micros = vec![Micro::random(&[50, 3, 70], 101, 1), Micro::random(&[1, 65, 64], 101, 2)];
-            let mut window = Window::new(micros);
+            let num_micro_batches =
+                vec![TestBatch::random(&[50, 3, 70], 101, 1), TestBatch::random(&[1, 65, 64], 101, 2)];
+            let mut window = TestObjective::new(num_micro_batches);
             let mut step = |t| {
-                engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t, ..UPDATES }).unwrap();
+                engine
+                    .model_mut(ModelId::FIRST)
+                    .train_step(&mut window, &UpdateSettings { t, ..UPDATES })
+                    .unwrap();
             };
             // Threads set themselves up when they first run.
             step(1);
@@ -62,33 +66,37 @@ fn worlds_allocate_nothing() {
     let shape = ModelShape::named("tiny", 101).unwrap();
     let (ddp, zero3) = (StrategyName::Ddp, StrategyName::Zero3);
     for (strategy, mesh, tier, carrier) in [
-        (ddp, Mesh::on_one_node(3, 1), Tier::Device, CarrierKind::Shm),
-        (zero3, Mesh::on_one_node(1, 3), Tier::Nvme, CarrierKind::Shm),
-        (zero3, Mesh::on_one_node(1, 2), Tier::Host, CarrierKind::Tcp),
+        (ddp, Mesh::on_one_node(3, 1), MemoryTier::Device, CarrierKind::Shm),
+        (zero3, Mesh::on_one_node(1, 3), MemoryTier::Nvme, CarrierKind::Shm),
+        (zero3, Mesh::on_one_node(1, 2), MemoryTier::Host, CarrierKind::Tcp),
         (
             StrategyName::HybridShard,
             Mesh { replicate: 2, shard: 2, per_node: 2 },
-            Tier::Device,
+            MemoryTier::Device,
             CarrierKind::Shm,
         ),
     ] {
-        let setup = Setup {
+        let setup = TestSetup {
             strategy,
             mesh,
             optimizer_tier: tier,
-            params_tier: if strategy == ddp { Tier::Device } else { tier },
-            micros: 2,
+            params_tier: if strategy == ddp { MemoryTier::Device } else { tier },
+            num_micro_batches: 2,
             threads: 1,
-            ..Setup::default()
+            ..TestSetup::default()
         };
-        let quiet = Barrier::new(mesh.world() as usize);
+        let quiet = Barrier::new(mesh.world_size() as usize);
         let dir = tempfile::tempdir().unwrap();
-        in_world(&shape, &setup, carrier, Some(dir.path()), &|engine| {
+        run_in_world(&shape, &setup, carrier, Some(dir.path()), &|engine| {
             let seed = u64::from(engine.rank().0);
-            let micros = vec![Micro::random(&[50, 3], 101, seed), Micro::random(&[1, 65], 101, seed + 9)];
-            let mut window = Window::new(micros);
+            let num_micro_batches =
+                vec![TestBatch::random(&[50, 3], 101, seed), TestBatch::random(&[1, 65], 101, seed + 9)];
+            let mut window = TestObjective::new(num_micro_batches);
             let mut step = |t| {
-                engine.model_mut(ModelId::FIRST).train_step(&mut window, &Updates { t, ..UPDATES }).unwrap()
+                engine
+                    .model_mut(ModelId::FIRST)
+                    .train_step(&mut window, &UpdateSettings { t, ..UPDATES })
+                    .unwrap()
             };
             // Threads set themselves up when they first run.
             step(1);

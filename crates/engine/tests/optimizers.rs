@@ -1,10 +1,13 @@
 //! Optimizers other than AdamW: the plain formula, and the same bits whatever the strategy.
 
 use lockstep_core::DType;
-use lockstep_engine::{Engine, UpdateRule, Updates};
-use lockstep_plan::{ModelId, State, Tier};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
+use lockstep_plan::{MemoryTier, ModelId, ParamState};
 use lockstep_shape::ModelShape;
-use lockstep_testkit::{Case, Micro, Setup, Trace, Trained, Window, engine, pairwise_cases, run_case_of};
+use lockstep_testkit::{
+    Case, CaseTraining, TestBatch, TestObjective, TestSetup, TrainingTrace, engine, pairwise_cases,
+    run_case_with,
+};
 
 const SGD: UpdateRule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
 const MOMENTUM: UpdateRule = UpdateRule::Sgd { momentum: 0.9, nesterov: false };
@@ -12,39 +15,39 @@ const NESTEROV: UpdateRule = UpdateRule::Sgd { momentum: 0.9, nesterov: true };
 const LION: UpdateRule = UpdateRule::Lion { betas: (0.9, 0.99) };
 
 /// Every two choices meet, each compared with plain ddp on its mesh.
-fn agrees_with_plain_ddp(trained: Trained) {
-    let mut plain: Vec<(Case, Trace)> = Vec::new();
+fn agrees_with_plain_ddp(trained: CaseTraining) {
+    let mut plain: Vec<(Case, TrainingTrace)> = Vec::new();
     for case in pairwise_cases() {
-        let base = case.plain();
+        let base = case.baseline();
         if !plain.iter().any(|(known, _)| *known == base) {
-            plain.push((base, run_case_of(&base, trained)));
+            plain.push((base, run_case_with(&base, trained)));
         }
         let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
-        assert!(run_case_of(&case, trained) == *want, "{case}: {trained:?} differs from plain ddp");
+        assert!(run_case_with(&case, trained) == *want, "{case}: {trained:?} differs from plain ddp");
     }
 }
 
 #[test]
 fn sgd_has_the_same_bits_under_every_strategy() {
-    agrees_with_plain_ddp(Trained { rule: NESTEROV, frozen: &[] });
+    agrees_with_plain_ddp(CaseTraining { rule: NESTEROV, frozen: &[] });
 }
 
 #[test]
 fn lion_has_the_same_bits_under_every_strategy() {
-    agrees_with_plain_ddp(Trained { rule: LION, frozen: &[] });
+    agrees_with_plain_ddp(CaseTraining { rule: LION, frozen: &[] });
 }
 
 /// Without states there is nothing to move or to keep: where parameters live on a disk, it is all that does.
 #[test]
 fn sgd_without_momentum_runs_wherever_states_would_be() {
-    let offloads = |case: &Case| case.optimizer.tier != Tier::Device;
+    let offloads = |case: &Case| case.optimizer.tier != MemoryTier::Device;
     for case in pairwise_cases().into_iter().filter(offloads) {
-        let trained = Trained { rule: SGD, frozen: &[] };
-        assert!(run_case_of(&case, trained) == run_case_of(&case.plain(), trained), "{case}");
+        let trained = CaseTraining { rule: SGD, frozen: &[] };
+        assert!(run_case_with(&case, trained) == run_case_with(&case.baseline(), trained), "{case}");
     }
 }
 
-fn read(engine: &Engine, state: State) -> Vec<f32> {
+fn read(engine: &Engine, state: ParamState) -> Vec<f32> {
     let model = engine.model(ModelId::FIRST);
     let mut all = Vec::new();
     for (u, unit) in model.units().iter().enumerate() {
@@ -87,22 +90,22 @@ fn updates_follow_the_plain_formula() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     for rule in [SGD, MOMENTUM, NESTEROV, LION] {
         for storage in [DType::F32, DType::BF16] {
-            let setup = Setup { optimizer: rule.spec(), storage, ..Setup::default() };
+            let setup = TestSetup { optimizer: rule.spec(), storage, ..TestSetup::default() };
             let mut engine = engine(&shape, &setup);
             let decay = decays(&engine);
             let has_state = !rule.spec().states.is_empty();
             for t in 1..=4 {
-                let before = read(&engine, State::Working);
+                let before = read(&engine, ParamState::Working);
                 let state = |engine: &Engine| match has_state {
-                    true => read(engine, State::Optimizer(0)),
+                    true => read(engine, ParamState::Optimizer(0)),
                     false => vec![0.0; before.len()],
                 };
                 let m = state(&engine);
-                let updates = Updates { t, lr: 0.05, rule, weight_decay: 0.1, max_norm: None };
-                let mut window = Window::new(vec![Micro::random(&[20, 9], 101, t)]);
+                let updates = UpdateSettings { t, lr: 0.05, rule, weight_decay: 0.1, max_norm: None };
+                let mut window = TestObjective::new(vec![TestBatch::random(&[20, 9], 101, t)]);
                 engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
                 let (grad, after, next) =
-                    (read(&engine, State::Grad), read(&engine, State::Working), state(&engine));
+                    (read(&engine, ParamState::Grad), read(&engine, ParamState::Working), state(&engine));
                 let mut undecided = 0;
                 for i in 0..before.len() {
                     let numbers = [before[i], grad[i], m[i]].map(f64::from);

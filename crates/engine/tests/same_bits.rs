@@ -2,12 +2,12 @@
 //! in a pack; and what may only change rounding: the order of accumulation, the cut into micro-batches.
 
 use lockstep_core::DType;
-use lockstep_engine::{Engine, UpdateRule, Updates};
-use lockstep_plan::{AccumulationOrder, ModelId, State, Tier};
-use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, Window as Sliding};
-use lockstep_testkit::{Micro, Setup, Window, engine};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
+use lockstep_plan::{AccumulationOrder, MemoryTier, ModelId, ParamState};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, SlidingWindow};
+use lockstep_testkit::{TestBatch, TestObjective, TestSetup, engine};
 
-const UPDATES: Updates = Updates {
+const UPDATES: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 1e-2,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -20,29 +20,32 @@ fn shapes() -> Vec<ModelShape> {
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, head_dim: 20, ..llama.clone() };
     let sliding = ModelShape {
         biases: Biases { qkv: true, out: true, mlp: true },
-        window: Some(Sliding { keys: 20, layers: vec![true, false, true] }),
+        window: Some(SlidingWindow { keys: 20, layers: vec![true, false, true] }),
         ..llama.clone()
     };
     vec![llama, qwen, sliding]
 }
 
-fn windows(vocab: usize) -> Vec<Vec<Micro>> {
+fn windows(vocab: usize) -> Vec<Vec<TestBatch>> {
     (0..3)
         .map(|s| {
-            vec![Micro::random(&[50, 3, 70], vocab, 2 * s), Micro::random(&[1, 65, 64, 20], vocab, 2 * s + 1)]
+            vec![
+                TestBatch::random(&[50, 3, 70], vocab, 2 * s),
+                TestBatch::random(&[1, 65, 64, 20], vocab, 2 * s + 1),
+            ]
         })
         .collect()
 }
 
 /// Three steps: bits of losses, norms and all states.
-fn run(shape: &ModelShape, setup: &Setup) -> Vec<u64> {
+fn run(shape: &ModelShape, setup: &TestSetup) -> Vec<u64> {
     let mut engine = engine(shape, setup);
     let mut bits = Vec::new();
-    for (s, micros) in windows(shape.vocab).into_iter().enumerate() {
-        let mut window = Window::new(micros);
+    for (s, num_micro_batches) in windows(shape.vocab).into_iter().enumerate() {
+        let mut window = TestObjective::new(num_micro_batches);
         let report = engine
             .model_mut(ModelId::FIRST)
-            .train_step(&mut window, &Updates { t: s as u64 + 1, ..UPDATES })
+            .train_step(&mut window, &UpdateSettings { t: s as u64 + 1, ..UPDATES })
             .unwrap();
         bits.push(window.loss().to_bits());
         bits.push(report.grad_norm.to_bits());
@@ -55,8 +58,8 @@ fn state_bits(engine: &Engine) -> Vec<u64> {
     let mut bits = Vec::new();
     for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
         for segment in &unit.segments {
-            for state in
-                std::iter::once(State::Working).chain(engine.model(ModelId::FIRST).plan().optimizer.states())
+            for state in std::iter::once(ParamState::Working)
+                .chain(engine.model(ModelId::FIRST).plan().optimizer.states())
             {
                 let mut values = vec![0f32; segment.elems()];
                 engine
@@ -74,11 +77,11 @@ fn state_bits(engine: &Engine) -> Vec<u64> {
 #[test]
 fn poison_changes_no_bit() {
     let shape = &shapes()[0];
-    let clean = Setup { micros: 2, poison: false, ..Setup::default() };
-    assert!(run(shape, &clean) == run(shape, &Setup { poison: true, ..clean }));
+    let clean = TestSetup { num_micro_batches: 2, poison: false, ..TestSetup::default() };
+    assert!(run(shape, &clean) == run(shape, &TestSetup { poison: true, ..clean }));
     for (poison, at_least) in [(false, 0), (true, clean.tokens * shape.dim)] {
-        let mut engine = engine(shape, &Setup { poison, ..clean });
-        let mut window = Window::new(windows(shape.vocab).remove(0));
+        let mut engine = engine(shape, &TestSetup { poison, ..clean });
+        let mut window = TestObjective::new(windows(shape.vocab).remove(0));
         engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
         let found = engine.poisoned_words();
         assert!(found >= at_least && (found > 0) == poison, "{found} words");
@@ -91,10 +94,13 @@ fn poison_changes_no_bit() {
 fn a_port_changes_no_bit() {
     for shape in shapes() {
         for coefficients_ahead in [true, false] {
-            let here = Setup { micros: 2, coefficients_ahead, tokens: 512, ..Setup::default() };
+            let here =
+                TestSetup { num_micro_batches: 2, coefficients_ahead, tokens: 512, ..TestSetup::default() };
             let want = run(&shape, &here);
-            for (optimizer_tier, stay) in [(Tier::Device, 0), (Tier::Host, 0), (Tier::Host, 1)] {
-                let setup = Setup { separate: true, optimizer_tier, stay, ..here };
+            for (optimizer_tier, stay) in
+                [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Host, 1)]
+            {
+                let setup = TestSetup { separate: true, optimizer_tier, stay, ..here };
                 assert_eq!(run(&shape, &setup), want, "{shape:?}, {optimizer_tier} but {stay}");
             }
         }
@@ -105,23 +111,23 @@ fn a_port_changes_no_bit() {
 fn recomputation_threads_chunks_and_head_form_change_nothing() {
     for shape in shapes() {
         for storage in [DType::F32, DType::BF16, DType::F16] {
-            let base = Setup { micros: 2, storage, ..Setup::default() };
+            let base = TestSetup { num_micro_batches: 2, storage, ..TestSetup::default() };
             let want = run(&shape, &base);
             let others = [
-                ("selective", Setup { recompute: Recompute::Selective, ..base }),
-                ("full", Setup { recompute: Recompute::Full, ..base }),
+                ("selective", TestSetup { recompute: Recompute::Selective, ..base }),
+                ("full", TestSetup { recompute: Recompute::Full, ..base }),
                 (
                     "full, then selective",
-                    Setup { recompute: Recompute::Full, late: Some((Recompute::Selective, 1)), ..base },
+                    TestSetup { recompute: Recompute::Full, late: Some((Recompute::Selective, 1)), ..base },
                 ),
                 (
                     "selective, then none",
-                    Setup { recompute: Recompute::Selective, late: Some((Recompute::None, 2)), ..base },
+                    TestSetup { recompute: Recompute::Selective, late: Some((Recompute::None, 2)), ..base },
                 ),
-                ("one thread", Setup { threads: 1, ..base }),
-                ("five threads", Setup { threads: 5, ..base }),
-                ("head in two passes", Setup { coefficients_ahead: false, ..base }),
-                ("larger bounds", Setup { tokens: 512, max_doc: 300, ..base }),
+                ("one thread", TestSetup { threads: 1, ..base }),
+                ("five threads", TestSetup { threads: 5, ..base }),
+                ("head in two passes", TestSetup { coefficients_ahead: false, ..base }),
+                ("larger bounds", TestSetup { tokens: 512, max_doc: 300, ..base }),
             ];
             for (name, setup) in others {
                 assert!(run(&shape, &setup) == want, "{name} changed bits in {storage}");
@@ -136,12 +142,12 @@ fn recomputation_threads_chunks_and_head_form_change_nothing() {
 fn a_loss_scale_changes_nothing() {
     for shape in shapes() {
         let run = |scale: f64, max_norm| {
-            let mut engine = engine(&shape, &Setup { micros: 2, ..Setup::default() });
+            let mut engine = engine(&shape, &TestSetup { num_micro_batches: 2, ..TestSetup::default() });
             engine.set_loss_scale(scale);
             let mut bits = Vec::new();
-            for (s, micros) in windows(shape.vocab).into_iter().enumerate() {
-                let mut window = Window::new(micros);
-                let updates = Updates { t: s as u64 + 1, max_norm, ..UPDATES };
+            for (s, num_micro_batches) in windows(shape.vocab).into_iter().enumerate() {
+                let mut window = TestObjective::new(num_micro_batches);
+                let updates = UpdateSettings { t: s as u64 + 1, max_norm, ..UPDATES };
                 bits.push(
                     engine
                         .model_mut(ModelId::FIRST)
@@ -169,38 +175,42 @@ fn a_loss_scale_changes_nothing() {
 #[test]
 fn an_overflow_is_skipped_and_named() {
     let shape = &shapes()[0];
-    let mut engine = engine(shape, &Setup { storage: DType::F16, ..Setup::default() });
-    let micro = || Window::new(vec![Micro::random(&[50, 3, 70], shape.vocab, 1)]);
-    let report = engine.model_mut(ModelId::FIRST).train_step(&mut micro(), &UPDATES).unwrap();
+    let mut engine = engine(shape, &TestSetup { storage: DType::F16, ..TestSetup::default() });
+    let micro_batch = || TestObjective::new(vec![TestBatch::random(&[50, 3, 70], shape.vocab, 1)]);
+    let report = engine.model_mut(ModelId::FIRST).train_step(&mut micro_batch(), &UPDATES).unwrap();
     assert!(!report.skipped);
-    assert_eq!(engine.model(ModelId::FIRST).first_bad_gradient().unwrap(), None);
+    assert_eq!(engine.model(ModelId::FIRST).first_non_finite_gradient().unwrap(), None);
     let before = state_bits(&engine);
     engine.set_loss_scale(2f64.powi(60));
-    let report =
-        engine.model_mut(ModelId::FIRST).train_step(&mut micro(), &Updates { t: 2, ..UPDATES }).unwrap();
+    let report = engine
+        .model_mut(ModelId::FIRST)
+        .train_step(&mut micro_batch(), &UpdateSettings { t: 2, ..UPDATES })
+        .unwrap();
     assert!(report.skipped && !report.grad_norm.is_finite());
     assert!(state_bits(&engine) == before);
     assert_eq!(
-        engine.model(ModelId::FIRST).first_bad_gradient().unwrap().as_deref(),
+        engine.model(ModelId::FIRST).first_non_finite_gradient().unwrap().as_deref(),
         Some("model.norm.weight")
     );
     // The next step that fits is none the worse.
     engine.set_loss_scale(1024.0);
-    let report =
-        engine.model_mut(ModelId::FIRST).train_step(&mut micro(), &Updates { t: 2, ..UPDATES }).unwrap();
+    let report = engine
+        .model_mut(ModelId::FIRST)
+        .train_step(&mut micro_batch(), &UpdateSettings { t: 2, ..UPDATES })
+        .unwrap();
     assert!(!report.skipped);
-    assert_eq!(engine.model(ModelId::FIRST).first_bad_gradient().unwrap(), None);
+    assert_eq!(engine.model(ModelId::FIRST).first_non_finite_gradient().unwrap(), None);
 }
 
 /// A chunk that is a whole number of inner blocks does not even change the head's weight gradient.
 #[test]
 fn head_chunks_of_whole_blocks_change_nothing() {
     let shape = &shapes()[0];
-    let micro = || Micro::random(&[500, 460], shape.vocab, 3);
-    let at = |head_chunk| {
-        let setup = Setup { tokens: 1024, max_doc: 512, head_chunk, ..Setup::default() };
+    let micro_batch = || TestBatch::random(&[500, 460], shape.vocab, 3);
+    let at = |head_chunk_tokens| {
+        let setup = TestSetup { tokens: 1024, max_doc: 512, head_chunk_tokens, ..TestSetup::default() };
         let mut engine = engine(shape, &setup);
-        let mut window = Window::new(vec![micro()]);
+        let mut window = TestObjective::new(vec![micro_batch()]);
         engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
         (window.log_probs, state_bits(&engine))
     };
@@ -217,14 +227,14 @@ fn head_chunks_of_whole_blocks_change_nothing() {
 fn a_document_does_not_depend_on_its_pack() {
     for shape in shapes() {
         for storage in [DType::F32, DType::BF16, DType::F16] {
-            let pack = Micro::random(&[50, 3, 70, 1, 65], shape.vocab, 9);
-            let mut engine = engine(&shape, &Setup { storage, ..Setup::default() });
-            let still = Updates { lr: 0.0, weight_decay: 0.0, ..UPDATES };
+            let pack = TestBatch::random(&[50, 3, 70, 1, 65], shape.vocab, 9);
+            let mut engine = engine(&shape, &TestSetup { storage, ..TestSetup::default() });
+            let still = UpdateSettings { lr: 0.0, weight_decay: 0.0, ..UPDATES };
             let mut of = |docs: &[usize]| {
-                let mut window = Window::new(vec![pack.select(docs)]);
+                let mut window = TestObjective::new(vec![pack.select(docs)]);
                 engine.model_mut(ModelId::FIRST).train_step(&mut window, &still).unwrap();
-                let (micro, all) = (&window.micros[0], &window.log_probs[0]);
-                let bounds = micro.cu_seqlens.windows(2);
+                let (micro_batch, all) = (&window.num_micro_batches[0], &window.log_probs[0]);
+                let bounds = micro_batch.cu_seqlens.windows(2);
                 bounds.map(|w| all[w[0] as usize..w[1] as usize].to_vec()).collect::<Vec<_>>()
             };
             let whole = of(&[0, 1, 2, 3, 4]);
@@ -242,11 +252,11 @@ fn a_document_does_not_depend_on_its_pack() {
 #[test]
 fn the_cut_into_micro_batches_changes_only_rounding() {
     for shape in shapes() {
-        let all = Micro::random(&[50, 3, 70, 1, 65, 20, 9, 30], shape.vocab, 5);
+        let all = TestBatch::random(&[50, 3, 70, 1, 65, 20, 9, 30], shape.vocab, 5);
         let grads = |cut: &[&[usize]], order| {
-            let setup = Setup { micros: cut.len() as u32, order, ..Setup::default() };
+            let setup = TestSetup { num_micro_batches: cut.len() as u32, order, ..TestSetup::default() };
             let mut engine = engine(&shape, &setup);
-            let mut window = Window::new(cut.iter().map(|docs| all.select(docs)).collect());
+            let mut window = TestObjective::new(cut.iter().map(|docs| all.select(docs)).collect());
             let report = engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
             let mut values = Vec::new();
             for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
@@ -254,7 +264,7 @@ fn the_cut_into_micro_batches_changes_only_rounding() {
                     let mut grad = vec![0f32; segment.elems()];
                     engine
                         .model(ModelId::FIRST)
-                        .read(u, segment, State::Grad, 0..segment.elems(), &mut grad)
+                        .read(u, segment, ParamState::Grad, 0..segment.elems(), &mut grad)
                         .unwrap();
                     values.extend(grad);
                 }

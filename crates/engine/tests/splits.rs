@@ -3,16 +3,16 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Mesh, Rank, Step};
-use lockstep_engine::{UpdateRule, Updates};
+use lockstep_engine::{UpdateRule, UpdateSettings};
 use lockstep_plan::AccumulationOrder;
 use lockstep_shape::ModelShape;
-use lockstep_testkit::{CarrierKind, Micro, Setup, Trace, train_world};
+use lockstep_testkit::{CarrierKind, TestBatch, TestSetup, TrainingTrace, train_world};
 
 /// Eight documents of very different lengths.
 const LENGTHS: [usize; 8] = [70, 3, 41, 1, 120, 9, 17, 60];
 
 /// Plain descent, so that the parameters after one step are the gradient.
-const DESCENT: Updates = Updates {
+const DESCENT: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 1e-2,
     rule: UpdateRule::AdamW { betas: (0.0, 0.0), eps: 1.0 },
@@ -25,22 +25,30 @@ fn run(
     (strategy, order): (StrategyName, AccumulationOrder),
     ranks: u32,
     rows: usize,
-    micros: u32,
-) -> Trace {
-    let all = Micro::random(&LENGTHS, shape.vocab, 11);
+    num_micro_batches: u32,
+) -> TrainingTrace {
+    let all = TestBatch::random(&LENGTHS, shape.vocab, 11);
     let mesh = match strategy {
         StrategyName::Ddp => Mesh::on_one_node(ranks, 1),
         _ => Mesh::on_one_node(1, ranks),
     };
-    let setup =
-        Setup { strategy, mesh, micros, order, tokens: 512, threads: 1, max_doc: 128, ..Setup::default() };
+    let setup = TestSetup {
+        strategy,
+        mesh,
+        num_micro_batches,
+        order,
+        tokens: 512,
+        threads: 1,
+        max_doc: 128,
+        ..TestSetup::default()
+    };
     let batches = |_: Step, rank: Rank| {
-        let docs = |micro: u32| {
-            let first = (micro * ranks + rank.0) as usize * rows;
+        let docs = |micro_batch: u32| {
+            let first = (micro_batch * ranks + rank.0) as usize * rows;
             (first..first + rows).collect::<Vec<_>>()
         };
-        let micros = (0..micros).map(|m| all.select(&docs(m))).collect();
-        (micros, all.tokens.len() as f64)
+        let num_micro_batches = (0..num_micro_batches).map(|m| all.select(&docs(m))).collect();
+        (num_micro_batches, all.tokens.len() as f64)
     };
     train_world(shape, &setup, CarrierKind::Thread, 1, DESCENT, &batches, None)
 }
@@ -48,15 +56,16 @@ fn run(
 #[test]
 fn the_sharded_over_ranks_rows_and_accumulation_changes_only_rounding() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
-    let values = |trace: &Trace| trace.states.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
-    let norm = |trace: &Trace| f64::from_bits(trace.norms[0]);
+    let values =
+        |trace: &TrainingTrace| trace.states.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
+    let norm = |trace: &TrainingTrace| f64::from_bits(trace.norms[0]);
     use AccumulationOrder::{Local, Reduced};
     let whole = run(&shape, (StrategyName::Ddp, Local), 1, 8, 1);
     let (ddp, zero3) = (StrategyName::Ddp, StrategyName::Zero3);
     for how in [(ddp, Local), (ddp, Reduced), (zero3, Local), (zero3, Reduced)] {
-        for (ranks, rows, micros) in [(1, 8, 1), (2, 2, 2), (4, 1, 2), (2, 1, 4)] {
-            let cut = run(&shape, how, ranks, rows, micros);
-            let what = format!("{how:?}, {ranks} ranks x {rows} rows x {micros} micro-batches");
+        for (ranks, rows, num_micro_batches) in [(1, 8, 1), (2, 2, 2), (4, 1, 2), (2, 1, 4)] {
+            let cut = run(&shape, how, ranks, rows, num_micro_batches);
+            let what = format!("{how:?}, {ranks} ranks x {rows} rows x {num_micro_batches} micro-batches");
             let off = (norm(&cut) - norm(&whole)).abs() / norm(&whole);
             assert!(off < 1e-6, "{what}: the norm is off by {off:e}");
             for (a, b) in values(&cut).iter().zip(values(&whole)) {
@@ -70,8 +79,8 @@ fn the_sharded_over_ranks_rows_and_accumulation_changes_only_rounding() {
 #[test]
 fn averaging_ranks_would_be_seen() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
-    let all = Micro::random(&LENGTHS, shape.vocab, 11);
-    let setup = Setup { mesh: Mesh::on_one_node(2, 1), tokens: 512, threads: 1, ..Setup::default() };
+    let all = TestBatch::random(&LENGTHS, shape.vocab, 11);
+    let setup = TestSetup { mesh: Mesh::on_one_node(2, 1), tokens: 512, threads: 1, ..TestSetup::default() };
     let averaged = |_: Step, rank: Rank| {
         let first = rank.0 as usize * 4;
         let mine = all.select(&(first..first + 4).collect::<Vec<_>>());
@@ -80,6 +89,6 @@ fn averaging_ranks_would_be_seen() {
     };
     let wrong = train_world(&shape, &setup, CarrierKind::Thread, 1, DESCENT, &averaged, None);
     let right = run(&shape, (StrategyName::Ddp, AccumulationOrder::Local), 2, 4, 1);
-    let norm = |trace: &Trace| f64::from_bits(trace.norms[0]);
+    let norm = |trace: &TrainingTrace| f64::from_bits(trace.norms[0]);
     assert!((norm(&wrong) - norm(&right)).abs() > 1e-3 * norm(&right));
 }

@@ -3,12 +3,14 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
-use lockstep_engine::{Engine, UpdateRule, Updates};
-use lockstep_plan::{AccumulationOrder, ModelId, State, Tier};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
+use lockstep_plan::{AccumulationOrder, MemoryTier, ModelId, ParamState};
 use lockstep_shape::ModelShape;
-use lockstep_testkit::{CarrierKind, Micro, Setup, Window, in_world, pairwise_cases, run_case, train_world};
+use lockstep_testkit::{
+    CarrierKind, TestBatch, TestObjective, TestSetup, pairwise_cases, run_case, run_in_world, train_world,
+};
 
-const UPDATES: Updates = Updates {
+const UPDATES: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 1e-2,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -20,7 +22,7 @@ const UPDATES: Updates = Updates {
 fn every_two_choices_agree_with_plain_ddp() {
     let mut plain = Vec::new();
     for case in pairwise_cases() {
-        let base = case.plain();
+        let base = case.baseline();
         if !plain.iter().any(|(known, _)| *known == base) {
             plain.push((base, run_case(&base)));
         }
@@ -33,7 +35,8 @@ fn every_two_choices_agree_with_plain_ddp() {
 }
 
 /// Where optimizer states are, and how many units' are on the device all the same.
-const PLACES: [(Tier, u32); 4] = [(Tier::Device, 0), (Tier::Host, 0), (Tier::Nvme, 0), (Tier::Host, 1)];
+const PLACES: [(MemoryTier, u32); 4] =
+    [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Nvme, 0), (MemoryTier::Host, 1)];
 
 /// One rank's gradient is not finite: no rank updates anything, wherever its states are, and all say so.
 #[test]
@@ -45,26 +48,26 @@ fn a_step_that_is_not_finite_is_skipped_by_all() {
                 StrategyName::Ddp => Mesh::on_one_node(3, 1),
                 _ => Mesh::on_one_node(1, 3),
             };
-            let params_tier = if strategy == StrategyName::Zero3 { tier } else { Tier::Device };
-            let setup = Setup {
+            let params_tier = if strategy == StrategyName::Zero3 { tier } else { MemoryTier::Device };
+            let setup = TestSetup {
                 strategy,
                 mesh,
                 optimizer_tier: tier,
-                stay,
+                optimizer_units_on_device: stay,
                 params_tier,
                 threads: 1,
-                ..Setup::default()
+                ..TestSetup::default()
             };
             let dir = tempfile::tempdir().unwrap();
-            let skipped = in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
+            let skipped = run_in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
                 let before = states(engine);
-                let mut window = Window::new(vec![Micro::random(&[20, 9], 101, 3)]);
+                let mut window = TestObjective::new(vec![TestBatch::random(&[20, 9], 101, 3)]);
                 if engine.rank().0 == 1 {
                     window.denominator = 0.0;
                 }
                 let report = engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
                 assert!(states(engine) == before, "{strategy:?}, {tier}: a skipped step changed a state");
-                (report.skipped, engine.model(ModelId::FIRST).first_bad_gradient().unwrap())
+                (report.skipped, engine.model(ModelId::FIRST).first_non_finite_gradient().unwrap())
             });
             // Whoever holds the gradient that went wrong first, all hear of it.
             let first = Some("model.norm.weight".to_string());
@@ -77,17 +80,22 @@ fn a_step_that_is_not_finite_is_skipped_by_all() {
 #[test]
 fn skipped_steps_leave_those_around_them_alone() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
-    let run = |(tier, stay): (Tier, u32)| {
-        let setup = Setup { optimizer_tier: tier, stay, storage: DType::BF16, ..Setup::default() };
+    let run = |(tier, stay): (MemoryTier, u32)| {
+        let setup = TestSetup {
+            optimizer_tier: tier,
+            optimizer_units_on_device: stay,
+            storage: DType::BF16,
+            ..TestSetup::default()
+        };
         let dir = tempfile::tempdir().unwrap();
-        in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
+        run_in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
             let mut norms = Vec::new();
             for (t, bad) in [false, true, false, false, true, true, false].into_iter().enumerate() {
-                let mut window = Window::new(vec![Micro::random(&[20, 9], 101, t as u64)]);
+                let mut window = TestObjective::new(vec![TestBatch::random(&[20, 9], 101, t as u64)]);
                 if bad {
                     window.denominator = 0.0;
                 }
-                let updates = Updates { t: t as u64 + 1, ..UPDATES };
+                let updates = UpdateSettings { t: t as u64 + 1, ..UPDATES };
                 let report = engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
                 assert_eq!(report.skipped, bad);
                 norms.extend((!bad).then_some(report.grad_norm.to_bits()));
@@ -96,8 +104,8 @@ fn skipped_steps_leave_those_around_them_alone() {
         })
     };
     let want = run(PLACES[0]);
-    for place in PLACES {
-        assert!(run(place) == want, "{place:?}");
+    for address in PLACES {
+        assert!(run(address) == want, "{address:?}");
     }
 }
 
@@ -115,35 +123,37 @@ fn gradients_on_the_host_are_the_same() {
         (StrategyName::HybridShard, Mesh { replicate: 2, shard: 2, per_node: 2 }),
     ];
     for (strategy, mesh) in meshes {
-        for (micros, order) in
+        for (num_micro_batches, order) in
             [(1, AccumulationOrder::Local), (3, AccumulationOrder::Local), (3, AccumulationOrder::Reduced)]
         {
-            let run = |(tier, stay): (Tier, u32)| {
-                let setup = Setup {
+            let run = |(tier, stay): (MemoryTier, u32)| {
+                let setup = TestSetup {
                     strategy,
                     mesh,
-                    micros,
+                    num_micro_batches,
                     order,
                     optimizer_tier: tier,
-                    stay,
+                    optimizer_units_on_device: stay,
                     threads: 2,
-                    bucket: Bytes(1 << 20),
-                    ..Setup::default()
+                    ddp_bucket_bytes: Bytes(1 << 20),
+                    ..TestSetup::default()
                 };
                 let batches = |s: Step, rank: Rank| {
                     let seed = |m| 100 * s.0 + u64::from(10 * m + rank.0);
-                    let all = (0..micros).map(|m| Micro::random(&[20, 9], shape.vocab, seed(m))).collect();
-                    (all, f64::from(29 * micros * mesh.world()))
+                    let all = (0..num_micro_batches)
+                        .map(|m| TestBatch::random(&[20, 9], shape.vocab, seed(m)))
+                        .collect();
+                    (all, f64::from(29 * num_micro_batches * mesh.world_size()))
                 };
                 let dir = tempfile::tempdir().unwrap();
                 train_world(&shape, &setup, CarrierKind::Thread, 2, UPDATES, &batches, Some(dir.path()))
             };
             let here = run(PLACES[0]);
-            for place in &PLACES[1..] {
-                let left = run(*place);
+            for address in &PLACES[1..] {
+                let left = run(*address);
                 assert!(
                     left == here,
-                    "{strategy:?} on {mesh:?}, {micros} micro-batches {order:?}, {place:?}"
+                    "{strategy:?} on {mesh:?}, {num_micro_batches} micro-batches {order:?}, {address:?}"
                 );
             }
         }
@@ -154,8 +164,8 @@ fn states(engine: &Engine) -> Vec<u32> {
     let mut bits = Vec::new();
     for (u, unit) in engine.model(ModelId::FIRST).units().iter().enumerate() {
         for segment in &unit.segments {
-            for state in
-                std::iter::once(State::Working).chain(engine.model(ModelId::FIRST).plan().optimizer.states())
+            for state in std::iter::once(ParamState::Working)
+                .chain(engine.model(ModelId::FIRST).plan().optimizer.states())
             {
                 let mut values = vec![0f32; segment.elems()];
                 engine

@@ -2,7 +2,7 @@
 
 use lockstep_ops::matmul::Init;
 use lockstep_ops::{attention, bias, dropout, embedding, matmul, reduce, rmsnorm, rope, swiglu};
-use lockstep_shape::{Cols, Program, Site, Step, Turn};
+use lockstep_shape::{DropoutSite, Program, ProgramStep, RopeDirection, SlotCols};
 
 use crate::head;
 use crate::unit::Unit;
@@ -14,13 +14,13 @@ pub fn run(program: &Program, unit: &Unit) {
     }
 }
 
-fn run_step(step: &Step, unit: &Unit) {
+fn run_step(step: &ProgramStep, unit: &Unit) {
     let (queue, workspace) = (unit.queue, unit.workspace);
     match *step {
-        Step::Embed { y, w } => {
+        ProgramStep::Embed { y, w } => {
             embedding::forward(queue, unit.mat(y.into()), unit.weight_mat(w), unit.inputs.tokens)
         }
-        Step::EmbedBack { dy, w } => {
+        ProgramStep::EmbedBack { dy, w } => {
             if let Some(grad) = unit.grad_mat(w) {
                 if unit.fresh {
                     reduce::zero(queue, grad.view);
@@ -28,27 +28,27 @@ fn run_step(step: &Step, unit: &Unit) {
                 embedding::backward(queue, grad, unit.mat(dy.into()), unit.inputs.tokens, workspace);
             }
         }
-        Step::Norm { x, w, y, rstd } => {
+        ProgramStep::Norm { x, w, y, rstd } => {
             let eps = unit.model.norm_eps as f32;
             rmsnorm::forward(queue, unit.mat(y), unit.statistic(rstd), unit.mat(x), unit.weight(w), eps)
         }
-        Step::NormBack { .. } => norm_back(step, unit),
-        Step::Linear { x, w, y, residual } => {
+        ProgramStep::NormBack { .. } => norm_back(step, unit),
+        ProgramStep::Linear { x, w, y, residual } => {
             let init = residual.map_or(Init::Zero, |r| Init::Residual(unit.mat(r.into())));
             matmul::nt(queue, unit.mat(y), unit.mat(x), unit.weight_mat(w), init, workspace)
         }
-        Step::LinearBackInput { dy, w, dx, add } => {
+        ProgramStep::LinearBackInput { dy, w, dx, add } => {
             let init = if add { Init::Accumulate } else { Init::Zero };
             matmul::nn(queue, unit.mat(dx), unit.mat(dy), unit.weight_mat(w), init, workspace)
         }
-        Step::LinearBackWeight { dy, x, w } => {
+        ProgramStep::LinearBackWeight { dy, x, w } => {
             if let Some(grad) = unit.grad_mat(w) {
                 let init = if unit.fresh { Init::Zero } else { Init::Accumulate };
                 matmul::tn(queue, grad, unit.mat(dy), unit.mat(x), init, workspace);
             }
         }
-        Step::Bias { y, b } => bias::forward(queue, unit.mat(y), unit.weight(b)),
-        Step::BiasBack { dy, b } => {
+        ProgramStep::Bias { y, b } => bias::forward(queue, unit.mat(y), unit.weight(b)),
+        ProgramStep::BiasBack { dy, b } => {
             if let Some(grad) = unit.grad(b) {
                 if unit.fresh {
                     reduce::zero(queue, grad);
@@ -56,50 +56,54 @@ fn run_step(step: &Step, unit: &Unit) {
                 bias::backward(queue, grad, unit.mat(dy), workspace);
             }
         }
-        Step::Dropout { y, residual, site } => {
+        ProgramStep::Dropout { y, residual, site } => {
             let [y, residual] = [y, residual].map(|slot| unit.mat(slot.into()));
             dropout::forward(queue, y, residual, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
         }
-        Step::DropoutBack { dy, dx, site } => {
+        ProgramStep::DropoutBack { dy, dx, site } => {
             let [dy, dx] = [dy, dx].map(|slot| unit.mat(slot.into()));
             dropout::backward(queue, dx, dy, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
         }
-        Step::Rope { x, turn } => {
-            let turn = match turn {
-                Turn::Forward => rope::Turn::Forward,
-                Turn::Backward => rope::Turn::Backward,
+        ProgramStep::Rope { x, direction } => {
+            let turn = match direction {
+                RopeDirection::Forward => rope::Turn::Forward,
+                RopeDirection::Backward => rope::Turn::Backward,
             };
             rope::apply(queue, unit.mat(x), unit.inputs.positions, unit.rope(), turn)
         }
-        Step::Attention { .. } | Step::AttentionBack { .. } => attention_step(step, unit),
-        Step::SwiGlu { g, u, y } => swiglu::forward(queue, unit.mat(y.into()), unit.mat(g), unit.mat(u)),
-        Step::SwiGluBack { g, u, dy, again: false } => {
+        ProgramStep::Attention { .. } | ProgramStep::AttentionBack { .. } => attention_step(step, unit),
+        ProgramStep::SwiGlu { g, u, y } => {
+            swiglu::forward(queue, unit.mat(y.into()), unit.mat(g), unit.mat(u))
+        }
+        ProgramStep::SwiGluBack { g, u, dy, recompute_output: false } => {
             swiglu::backward_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
         }
-        Step::SwiGluBack { g, u, dy, again: true } => {
+        ProgramStep::SwiGluBack { g, u, dy, recompute_output: true } => {
             swiglu::backward_and_again_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
         }
-        Step::Pick { x, y } => {
+        ProgramStep::Pick { x, y } => {
             let picks = unit.growing().picks;
             embedding::forward(queue, unit.chunk_mat(y, picks.len()), unit.mat(x.into()), picks)
         }
-        Step::HeadLogits { x, w, logits } => head::next_logits(unit, x, w, logits),
-        Step::HeadOutputs { x, w, logits } => head::outputs(unit, x, w, logits),
-        Step::HeadFused { x, w, logits, dx } => head::fused(unit, x, w, logits, dx),
-        Step::Score { x, w } => head::score(unit, x, w),
-        Step::ScoreBack { x, w, dx } => head::score_back(unit, x, w, dx),
+        ProgramStep::HeadLogits { x, w, logits } => head::next_logits(unit, x, w, logits),
+        ProgramStep::HeadOutputs { x, w, logits } => head::outputs(unit, x, w, logits),
+        ProgramStep::HeadFused { x, w, logits, dx } => head::fused(unit, x, w, logits, dx),
+        ProgramStep::Score { x, w } => head::score(unit, x, w),
+        ProgramStep::ScoreBack { x, w, dx } => head::score_back(unit, x, w, dx),
     }
 }
 
-const fn mask_site(site: Site) -> dropout::Site {
+const fn mask_site(site: DropoutSite) -> dropout::Site {
     match site {
-        Site::AttentionOut => dropout::Site::AttentionOut,
-        Site::MlpOut => dropout::Site::MlpOut,
+        DropoutSite::AttentionOut => dropout::Site::AttentionOut,
+        DropoutSite::MlpOut => dropout::Site::MlpOut,
     }
 }
 
-fn norm_back(step: &Step, unit: &Unit) {
-    let &Step::NormBack { dy, x, w, rstd, dx, add, again } = step else { unreachable!("a norm's backward") };
+fn norm_back(step: &ProgramStep, unit: &Unit) {
+    let &ProgramStep::NormBack { dy, x, w, rstd, dx, add, recompute_output: again } = step else {
+        unreachable!("a norm's backward")
+    };
     let grad = unit.grad(w);
     if unit.fresh
         && let Some(grad) = grad
@@ -126,10 +130,10 @@ fn norm_back(step: &Step, unit: &Unit) {
     );
 }
 
-fn attention_step(step: &Step, unit: &Unit) {
-    let forward = |q: Cols, k: Cols, v: Cols, out, lse| attention::Forward {
+fn attention_step(step: &ProgramStep, unit: &Unit) {
+    let forward = |q: SlotCols, k: SlotCols, v: SlotCols, out, lse| attention::Forward {
         heads: unit.heads(),
-        out: unit.mat(Cols::from(out)),
+        out: unit.mat(SlotCols::from(out)),
         lse: unit.statistic(lse),
         q: unit.mat(q),
         k: unit.mat(k),
@@ -139,13 +143,13 @@ fn attention_step(step: &Step, unit: &Unit) {
         scratch: unit.workspace,
     };
     match *step {
-        Step::Attention { q, k, v, out, lse } => match &unit.inputs.growing {
+        ProgramStep::Attention { q, k, v, out, lse } => match &unit.inputs.growing {
             None => attention::forward(unit.queue, forward(q, k, v, out, lse)),
             Some(growing) => attention::extend(
                 unit.queue,
                 attention::Extend {
                     heads: unit.heads(),
-                    out: unit.mat(Cols::from(out)),
+                    out: unit.mat(SlotCols::from(out)),
                     q: unit.mat(q),
                     k: unit.mat(k),
                     v: unit.mat(v),
@@ -157,7 +161,7 @@ fn attention_step(step: &Step, unit: &Unit) {
                 },
             ),
         },
-        Step::AttentionBack { q, k, v, out, lse, dout, dqkv: [dq, dk, dv] } => attention::backward(
+        ProgramStep::AttentionBack { q, k, v, out, lse, dout, dqkv: [dq, dk, dv] } => attention::backward(
             unit.queue,
             attention::Backward {
                 dq: unit.mat(dq),

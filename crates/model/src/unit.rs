@@ -6,7 +6,9 @@ use lockstep_device::{Device, Machine, Queue, View};
 use lockstep_ops::attention::{self, Cache, Heads};
 use lockstep_ops::dropout::{self, Mask};
 use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope, score_head};
-use lockstep_shape::{Channel, Cols, Extent, Head, ModelShape, Param, Programs, Slot, UnitKind, UnitShape};
+use lockstep_shape::{
+    Channel, Head, ModelShape, Param, Programs, Slot, SlotCols, UnitKind, UnitShape, WeightExtent,
+};
 
 /// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
 /// lengths, not the planned ones.
@@ -84,7 +86,7 @@ impl<'m> Unit<'m> {
     }
 
     /// The first T rows of a slot.
-    pub(crate) fn mat(&self, cols: Cols) -> Mat<'m> {
+    pub(crate) fn mat(&self, cols: SlotCols) -> Mat<'m> {
         let width = self.programs.spec(cols.slot).width;
         let rows = self.tokens();
         let whole = Mat::dense(self.view(cols.slot).first(rows * width), rows, width);
@@ -117,7 +119,7 @@ impl<'m> Unit<'m> {
         }
     }
 
-    fn extent(unit: &UnitShape, param: Param) -> Extent {
+    fn extent(unit: &UnitShape, param: Param) -> WeightExtent {
         unit.extent(param).unwrap_or_else(|| panic!("{} has no {param:?}", unit.kind))
     }
 
@@ -129,7 +131,7 @@ impl<'m> Unit<'m> {
     /// The same as a matrix; a joined weight has the rows of all its parts.
     pub(crate) fn weight_mat(&self, param: Param) -> Mat<'m> {
         let (unit, params, _) = self.owner(param);
-        let Extent { start, rows, cols, .. } = Self::extent(unit, param);
+        let WeightExtent { start, rows, cols, .. } = Self::extent(unit, param);
         Mat::dense(params.slice(start, rows * cols), rows, cols)
     }
 
@@ -140,8 +142,8 @@ impl<'m> Unit<'m> {
 
     pub(crate) fn grad_mat(&self, param: Param) -> Option<Mat<'m>> {
         let (unit, _, grads) = self.owner(param);
-        let Extent { trained_at, rows, cols, .. } = Self::extent(unit, param);
-        grads.zip(trained_at).map(|(g, start)| Mat::dense(g.slice(start, rows * cols), rows, cols))
+        let WeightExtent { trained_start, rows, cols, .. } = Self::extent(unit, param);
+        grads.zip(trained_start).map(|(g, start)| Mat::dense(g.slice(start, rows * cols), rows, cols))
     }
 
     /// The heads of this unit's layer.

@@ -3,22 +3,23 @@
 
 use std::cell::Cell;
 
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Memory, Pool, Queue, View};
 use lockstep_model::{Inputs, Kernels, Unit, fill_tables, run, workspace_bytes};
 use lockstep_shape::{
-    Architecture, Biases, Channel, Cols, Freeze, ModelShape, Program, Programs, Recompute, Slot, Step,
-    UnitShape, block_programs, units,
+    Architecture, Biases, Channel, Freeze, ModelShape, Program, ProgramStep, Programs, Recompute, Slot,
+    SlotCols, UnitShape, block_programs, units,
 };
 
 const TOKENS: usize = 70;
 
 /// The same steps with a product for each part of a joined weight.
 fn split(program: &Program, block: &UnitShape) -> Program {
-    let parts = |step: &Step| -> Vec<Step> {
-        let (Step::Linear { w, .. } | Step::LinearBackInput { w, .. } | Step::LinearBackWeight { w, .. }) =
-            step
+    let parts = |step: &ProgramStep| -> Vec<ProgramStep> {
+        let (ProgramStep::Linear { w, .. }
+        | ProgramStep::LinearBackInput { w, .. }
+        | ProgramStep::LinearBackWeight { w, .. }) = step
         else {
             return vec![*step];
         };
@@ -28,14 +29,16 @@ fn split(program: &Program, block: &UnitShape) -> Program {
         let mut start = 0;
         let each = w.parts().iter().enumerate().map(|(i, part)| {
             let len = block.extent(*part).expect("a part is a tensor").rows;
-            let columns = |of: Cols| Cols { slot: of.slot, start, len };
+            let columns = |of: SlotCols| SlotCols { slot: of.slot, start, len };
             let step = match *step {
-                Step::Linear { x, y, residual, .. } => Step::Linear { x, w: *part, y: columns(y), residual },
-                Step::LinearBackInput { dy, dx, .. } => {
-                    Step::LinearBackInput { dy: columns(dy), w: *part, dx, add: i > 0 }
+                ProgramStep::Linear { x, y, residual, .. } => {
+                    ProgramStep::Linear { x, w: *part, y: columns(y), residual }
                 }
-                Step::LinearBackWeight { dy, x, .. } => {
-                    Step::LinearBackWeight { dy: columns(dy), x, w: *part }
+                ProgramStep::LinearBackInput { dy, dx, .. } => {
+                    ProgramStep::LinearBackInput { dy: columns(dy), w: *part, dx, add: i > 0 }
+                }
+                ProgramStep::LinearBackWeight { dy, x, .. } => {
+                    ProgramStep::LinearBackWeight { dy: columns(dy), x, w: *part }
                 }
                 other => other,
             };
@@ -63,7 +66,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
         memory.view(at, len, dtype)
     };
     let normals = |len: usize, dtype: DType, size: f32| -> View<'_> {
-        let stream = Stream::new(7, Purpose::Init, draws.replace(draws.get() + 1), 0);
+        let stream = RngStream::new(7, Purpose::Init, draws.replace(draws.get() + 1), 0);
         let values = (0..len.div_ceil(2) as u32).flat_map(|i| stream.normal_pair(i)).take(len);
         let view = take(len, dtype);
         view.write_f32(&values.map(|value| size * value).collect::<Vec<f32>>()).unwrap();
@@ -113,7 +116,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
     };
     let read = |slot: Slot| values(slots[slot.index()].expect("a slot of the block"));
     run(&programs.forward, &unit);
-    let forward = programs.kept.iter().chain(&[Slot::Y]).map(|slot| read(*slot)).collect();
+    let forward = programs.saved.iter().chain(&[Slot::Y]).map(|slot| read(*slot)).collect();
     run(&programs.backward, &unit);
     Results { forward, backward: vec![read(Slot::DX), values(grads)] }
 }

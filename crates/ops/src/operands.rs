@@ -1,7 +1,7 @@
 //! Operands for tests and checks: fresh numbers, outputs that hold nothing yet, matrices with margins.
 
 use lockstep_core::DType;
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_device::View;
 use lockstep_device::cuda::GpuError;
 
@@ -19,7 +19,7 @@ pub(crate) trait Operands {
     fn take(&self, len: usize, dtype: DType) -> View<'_>;
 
     /// A stream that nobody has drawn from.
-    fn stream(&self, purpose: Purpose) -> Stream;
+    fn stream(&self, purpose: Purpose) -> RngStream;
 
     /// Takes the outcome of filling an operand: a GPU may have failed.
     fn filled(&self, outcome: Result<(), GpuError>);

@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, OnceCell};
 
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_core::{Bytes, DType};
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{Isa, Memory, Pool, Queue, View};
@@ -60,9 +60,9 @@ impl Operands for Bench {
         outcome.unwrap();
     }
 
-    fn stream(&self, purpose: Purpose) -> Stream {
+    fn stream(&self, purpose: Purpose) -> RngStream {
         self.draws.set(self.draws.get() + 1);
-        Stream::new(self.seed, purpose, self.draws.get(), 0)
+        RngStream::new(self.seed, purpose, self.draws.get(), 0)
     }
 }
 

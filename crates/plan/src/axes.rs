@@ -3,7 +3,7 @@
 
 use lockstep_core::Axis;
 
-use crate::buffer::State;
+use crate::buffer::ParamState;
 use crate::input::{AccumulationOrder, Placement, PlanInput};
 use crate::schedule::ModelId;
 
@@ -12,7 +12,7 @@ pub type Axes = &'static [Axis];
 
 impl PlanInput {
     /// The axes that a state is sharded over: ranks along them hold different parts of it. Empty: every rank holds all.
-    pub fn sharded_over(&self, model: ModelId, state: State) -> Axes {
+    pub fn sharded_over(&self, model: ModelId, state: ParamState) -> Axes {
         let placement = self.model(model).placements.of(state);
         if placement == Placement::Shard && self.mesh.shard > 1 { &[Axis::Shard] } else { &[] }
     }
@@ -32,19 +32,19 @@ impl PlanInput {
     pub fn reductions(&self, model: ModelId, unit: u32) -> Axes {
         let axes = self.summed_over();
         let alone = axes.is_empty() && self.order == AccumulationOrder::Reduced;
-        if alone && !self.grads_leave(model, unit) { &[Axis::World] } else { axes }
+        if alone && !self.grads_offloaded(model, unit) { &[Axis::World] } else { axes }
     }
 
     /// The axes that an updated parameter has to be sent along: the optimizer is sharded over them, the parameters are not.
-    pub fn published_over(&self, model: ModelId) -> Axes {
-        match self.sharded_over(model, State::Working) {
-            [] => self.sharded_over(model, State::Master),
+    pub fn updates_gathered_over(&self, model: ModelId) -> Axes {
+        match self.sharded_over(model, ParamState::Working) {
+            [] => self.sharded_over(model, ParamState::Master),
             _ => &[],
         }
     }
 
     /// Whether ranks hold different parts of a state.
-    pub fn is_sharded(&self, model: ModelId, state: State) -> bool {
+    pub fn is_sharded(&self, model: ModelId, state: ParamState) -> bool {
         !self.sharded_over(model, state).is_empty()
     }
 }

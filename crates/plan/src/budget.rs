@@ -2,35 +2,36 @@
 
 use lockstep_core::Bytes;
 
-use crate::buffer::Tier;
-use crate::input::{ModelPlan, PlanInput, Recomputation};
+use crate::buffer::MemoryTier;
+use crate::input::{ModelPlan, PlanInput, RecomputePolicy};
 use crate::run_plan::lay_out;
 
 impl PlanInput {
     /// With as little computed again as `budget` has room for; with everything, where it has room for nothing.
-    pub fn recomputing_least(self, budget: Bytes) -> PlanInput {
+    pub fn with_least_recompute(self, budget: Bytes) -> PlanInput {
         let blocks = self.models.iter().map(|model| model.shape.layers as u32).max().unwrap_or(0);
-        let nth = |n: u32| self.recomputing(Recomputation::nth(n, blocks));
+        let nth = |n: u32| self.recomputing(RecomputePolicy::nth(n, blocks));
         nth(first_that(2 * blocks, |n| nth(n).fits(budget)))
     }
 
-    fn recomputing(&self, recompute: Recomputation) -> PlanInput {
+    fn recomputing(&self, recompute: RecomputePolicy) -> PlanInput {
         let models = self.models.iter().cloned().map(|model| model.recomputing(recompute)).collect();
         PlanInput { models, ..self.clone() }
     }
 
     /// Where optimizer states are offloaded: with those of as many units on the device as `budget` has room for.
-    pub fn staying_most(self, budget: Bytes) -> PlanInput {
-        let offloads = |model: &&ModelPlan| model.trains() && model.placements.optimizer_tier != Tier::Device;
+    pub fn with_most_units_on_device(self, budget: Bytes) -> PlanInput {
+        let offloads =
+            |model: &&ModelPlan| model.trains() && model.placements.optimizer_tier != MemoryTier::Device;
         // Something is offloaded, for that was asked for.
         let units = self.models.iter().filter(offloads).map(|model| model.units.len() as u32 - 1);
         let Some(most) = units.min() else { return self };
-        let leaving = |n: u32| self.staying(most - n);
+        let leaving = |n: u32| self.with_units_on_device(most - n);
         leaving(first_that(most, |n| leaving(n).fits(budget)))
     }
 
     /// Where optimizer states are offloaded: so that those of at least `ratio` of the trained parameters are.
-    pub fn leaving_at_least(self, ratio: f64) -> PlanInput {
+    pub fn offloading_at_least(self, ratio: f64) -> PlanInput {
         let most = |model: &ModelPlan| {
             let elems = || model.units.iter().map(|unit| unit.trained_elems as f64);
             let room = (1.0 - ratio) * elems().sum::<f64>();
@@ -41,12 +42,12 @@ impl PlanInput {
             sums.take_while(|sum| *sum <= room).count() as u32
         };
         let stay = self.models.iter().filter(|model| model.trains()).map(most).min().unwrap_or(0);
-        self.staying(stay)
+        self.with_units_on_device(stay)
     }
 
-    fn staying(&self, stay: u32) -> PlanInput {
+    fn with_units_on_device(&self, num_units: u32) -> PlanInput {
         let mut input = self.clone();
-        input.models.iter_mut().for_each(|model| model.placements.stay = stay);
+        input.models.iter_mut().for_each(|model| model.placements.optimizer_units_on_device = num_units);
         input
     }
 

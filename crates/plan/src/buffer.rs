@@ -1,4 +1,4 @@
-//! Buffers: the bytes that operations read and write, before they have an address.
+//! Buffers: the memory that operations read and write, named before it has an address.
 
 use std::fmt;
 
@@ -6,147 +6,115 @@ use lockstep_core::{Bytes, DType};
 
 use crate::schedule::ModelId;
 
-/// A buffer's place in the plan's table.
+/// The index of a buffer in [`crate::PlanData::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BufferId(pub u32);
 
-/// Where a buffer lives.
+/// The kind of memory a buffer lives in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Tier {
+pub enum MemoryTier {
     Device,
     Host,
     Nvme,
 }
 
-impl Tier {
+impl MemoryTier {
     pub const COUNT: usize = 3;
 }
 
-/// Which state of a parameter.
+/// One of the values kept for every parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum State {
-    /// The copy forward and backward use.
+pub enum ParamState {
+    /// The copy that forward and backward read, in the storage type.
     Working,
-    /// The f32 copy the optimizer updates, where `Working` is narrower or on another device.
+    /// The f32 copy that the optimizer updates. It exists where `Working` is narrower or on another device.
     Master,
-    /// A state of the optimizer: which of [`crate::OptimizerSpec::states`].
+    /// An optimizer state, as an index into [`crate::OptimizerSpec::states`].
     Optimizer(u8),
     Grad,
 }
 
-/// Which of the micro-batches in flight a buffer belongs to. Micro-batches run one after the other, so there is one.
+/// Which of the micro-batches in flight a buffer belongs to. Micro-batches run one after the other, so there is only
+/// one today; pipeline parallelism would have several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Flight(pub u8);
+pub struct InFlight(pub u8);
 
-impl Flight {
-    pub const ONLY: Flight = Flight(0);
+impl InFlight {
+    pub const ONLY: InFlight = InFlight(0);
 }
 
 /// What a buffer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum What {
-    /// A resident state of a unit, whole or a shard.
-    State {
-        model: ModelId,
-        unit: u32,
-        state: State,
-    },
-    /// A unit's parameters gathered whole.
-    Whole {
-        model: ModelId,
-        unit: u32,
-    },
-    /// A unit's whole gradient, on its way to the owners or to the host: of one micro-batch, or of those
-    /// summed so far.
-    GradWhole {
-        model: ModelId,
-        unit: u32,
-    },
-    /// Partial sums of the ranks' contributions, a chunk each.
-    Staging,
-    /// A shard of parameters on its way between the host and the device. Two, in turn.
-    ParamStaging {
-        turn: u32,
-    },
-    /// A piece of a later micro-batch's gradient on the host, until it is added to those before it. Two, in
-    /// turn.
-    GradStaging {
-        turn: u32,
-    },
-    /// A piece of a unit's share on the host during an update: its states if their home is a disk (in the order
-    /// of [`crate::PlanInput::optimizer_states`]), then room for the updated parameters in the storage type if
-    /// their home is not the host. Two, in turn.
-    HostStaging {
-        turn: u32,
-    },
+pub enum BufferKind {
+    /// A resident state of a unit's parameters: all of it, or this rank's shard.
+    ParamState { model: ModelId, unit: u32, state: ParamState },
+    /// A unit's parameters after an all-gather.
+    UnshardedParams { model: ModelId, unit: u32 },
+    /// A unit's gradient before it is reduced or offloaded: of one micro-batch, or of those summed so far.
+    UnshardedGrad { model: ModelId, unit: u32 },
+    /// Partial sums of a reduction over ranks, one chunk each.
+    ReduceScratch,
+    /// A shard of parameters between the host and the device. Two buffers alternate, so that one is filled while the
+    /// other is read; `turn` says which.
+    ParamStaging { turn: u32 },
+    /// A piece of a later micro-batch's gradient on the host, until it is added to the earlier ones. Two buffers
+    /// alternate.
+    GradStaging { turn: u32 },
+    /// Staging on the host for the update of one piece of a shard. It holds the piece's states if they are on NVMe (in
+    /// the order of [`crate::PlanInput::optimizer_states`]), then the updated parameters in the storage type if those
+    /// do not live on the host. Two buffers alternate.
+    HostStaging { turn: u32 },
     /// The residual stream before unit `index`.
-    Stream {
-        model: ModelId,
-        index: u32,
-        flight: Flight,
-    },
-    GradStream {
-        model: ModelId,
-        flight: Flight,
-    },
-    /// What forward keeps for backward, and what recomputation makes for it.
-    Saved {
-        model: ModelId,
-        unit: u32,
-        flight: Flight,
-    },
-    Rebuilt {
-        model: ModelId,
-        unit: u32,
-        flight: Flight,
-    },
+    Residual { model: ModelId, index: u32, in_flight: InFlight },
+    /// The gradient of the residual stream.
+    ResidualGrad { model: ModelId, in_flight: InFlight },
+    /// Activations that forward saves for backward.
+    SavedActivations { model: ModelId, unit: u32, in_flight: InFlight },
+    /// Activations that [`crate::OpKind::Recompute`] computes for backward.
+    RecomputedActivations { model: ModelId, unit: u32, in_flight: InFlight },
     /// Slots that live within one operation, and the kernels' workspace.
     Scratch,
-    /// Tokens, targets, positions and document bounds of a micro-batch.
-    Inputs {
-        flight: Flight,
-    },
-    /// What the head says of every token, and the objective's coefficients for it: channel after channel.
-    Outputs {
-        flight: Flight,
-    },
-    Coefficients {
-        flight: Flight,
-    },
-    /// Angles of the rotary embedding.
-    Tables {
-        model: ModelId,
-    },
-    /// Sums of squares of blocks of gradients: the leaves of the norm's tree, where the norm is found.
-    NormLeaves {
-        model: ModelId,
-    },
-    /// The same of units whose gradients stay on the device, where others leave it.
-    StayingLeaves {
-        model: ModelId,
-    },
-    /// Of a device with memory of its own: the sum of squares, the norm, the factor of gradients and whether the
-    /// step is skipped, in f64; and on the host, what crosses over ([`crate::PlanInput::port_elems`]).
-    Verdict,
-    Port,
-    /// Keys and values of running documents.
-    KvCache {
-        model: ModelId,
-    },
+    /// Tokens, targets, positions and sequence bounds of a micro-batch.
+    Inputs { in_flight: InFlight },
+    /// The head's outputs, one number per token and channel, channel after channel.
+    Outputs { in_flight: InFlight },
+    /// The derivative of the loss with respect to each of the head's outputs, in the same layout.
+    Coefficients { in_flight: InFlight },
+    /// Cosines and sines of the rotary embedding.
+    RopeTables { model: ModelId },
+    /// Sums of squares of gradient blocks: the leaves of the gradient norm's summation tree, in the memory where the
+    /// norm is computed.
+    NormLeaves { model: ModelId },
+    /// The leaves of units whose gradients are on the device, where other units' gradients are offloaded.
+    DeviceNormLeaves { model: ModelId },
+    /// On a device with its own memory: the sum of squares, the norm, the factor to multiply gradients by, and whether
+    /// the update is skipped, in f64.
+    UpdateDecision,
+    /// Pinned host memory that inputs and outputs of a device with its own memory pass through
+    /// ([`crate::PlanInput::io_staging_elems`]).
+    IoStaging,
+    /// Keys and values of the sequences being generated.
+    KvCache { model: ModelId },
 }
 
-impl What {
-    /// Residents live from one step to the next; everything else is packed by lifetime.
+impl BufferKind {
+    /// Residents live from one step to the next; all other buffers are packed by lifetime.
     pub fn is_resident(&self) -> bool {
-        matches!(self, What::State { .. } | What::Tables { .. } | What::Verdict | What::Port)
+        matches!(
+            self,
+            BufferKind::ParamState { .. }
+                | BufferKind::RopeTables { .. }
+                | BufferKind::UpdateDecision
+                | BufferKind::IoStaging
+        )
     }
 }
 
-/// A buffer and its size.
+/// A buffer: what it holds, where, and how large it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
-    pub what: What,
-    pub tier: Tier,
+    pub kind: BufferKind,
+    pub tier: MemoryTier,
     pub elems: usize,
     pub dtype: DType,
 }
@@ -157,7 +125,7 @@ impl Buffer {
     }
 }
 
-/// How an operation touches a buffer.
+/// How an operation uses a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Writes without reading: a new lifetime begins.
@@ -166,12 +134,12 @@ pub enum Access {
     Update,
 }
 
-impl fmt::Display for Tier {
+impl fmt::Display for MemoryTier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Tier::Device => "device",
-            Tier::Host => "host",
-            Tier::Nvme => "nvme",
+            MemoryTier::Device => "device",
+            MemoryTier::Host => "host",
+            MemoryTier::Nvme => "nvme",
         })
     }
 }

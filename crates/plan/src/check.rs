@@ -4,10 +4,10 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 
 use crate::axes::Axes;
-use crate::buffer::{Access, Buffer, BufferId, What};
+use crate::buffer::{Access, Buffer, BufferId, BufferKind};
+use crate::happens_before::HappensBefore;
 use crate::input::{AccumulationOrder, PlanInput};
 use crate::memory::MemoryPlan;
-use crate::order::Order;
 use crate::run_plan::{Phase, PhaseKind, PlanData};
 use crate::schedule::{OpId, OpKind, Schedule, SpanId, Wait};
 
@@ -21,13 +21,13 @@ pub enum Violation {
     },
     ReadBeforeWritten {
         op: OpId,
-        what: What,
+        what: BufferKind,
     },
     /// Two lanes touch a buffer, one of them writing, with nothing between them.
     Race {
         a: OpId,
         b: OpId,
-        what: What,
+        what: BufferKind,
     },
     GatheredTwice {
         op: OpId,
@@ -43,15 +43,15 @@ pub enum Violation {
     /// A trainable element of a unit was reduced a wrong number of times for a micro-batch.
     ReducedTimes {
         unit: u32,
-        micro: u32,
+        micro_batch: u32,
         at: usize,
         times: u32,
         expected: u32,
     },
     /// Two buffers that can be alive together share bytes.
     Overlap {
-        a: What,
-        b: What,
+        a: BufferKind,
+        b: BufferKind,
     },
     NotUpdatedOnce {
         unit: u32,
@@ -59,7 +59,7 @@ pub enum Violation {
     },
     /// A buffer that operations use has no bytes in its tier's arena.
     NoAddress {
-        what: What,
+        what: BufferKind,
     },
 }
 
@@ -82,9 +82,9 @@ impl fmt::Display for Violation {
             Violation::ReleasedUngathered { op, span } => {
                 write!(f, "operation {op} releases span {}, which is not gathered", span.0)
             }
-            Violation::ReducedTimes { unit, micro, at, times, expected } => write!(
+            Violation::ReducedTimes { unit, micro_batch, at, times, expected } => write!(
                 f,
-                "element {at} of unit {unit}'s gradient is reduced {times} times for micro-batch {micro}, not {expected}"
+                "element {at} of unit {unit}'s gradient is reduced {times} times for micro-batch {micro_batch}, not {expected}"
             ),
             Violation::Overlap { a, b } => write!(f, "{a:?} and {b:?} share bytes while both are in use"),
             Violation::NotUpdatedOnce { unit, times } => {
@@ -98,7 +98,7 @@ impl fmt::Display for Violation {
 /// All violations of a phase.
 pub(crate) fn check_phase(plan: &PlanData, phase: &Phase) -> Vec<Violation> {
     let mut found = check(&phase.schedule, &plan.buffers, &phase.memory);
-    let order = Order::of(&phase.schedule);
+    let order = HappensBefore::of(&phase.schedule);
     check_overlap(&phase.schedule, &plan.buffers, &order, &phase.host, &mut found);
     check_addresses(plan, phase, &mut found);
     if phase.kind == PhaseKind::Train {
@@ -109,14 +109,14 @@ pub(crate) fn check_phase(plan: &PlanData, phase: &Phase) -> Vec<Violation> {
 
 /// Every buffer that an operation uses lies inside its arena, and residents apart from each other.
 fn check_addresses(plan: &PlanData, phase: &Phase, found: &mut Vec<Violation>) {
-    let arenas = [plan.arena, plan.host_bytes, plan.nvme_bytes];
+    let arenas = [plan.arena_bytes, plan.host_bytes, plan.nvme_bytes];
     let used: BTreeSet<BufferId> =
         phase.schedule.ops.iter().flat_map(|op| op.accesses.iter().map(|(id, _)| *id)).collect();
     for id in used {
         let buffer = &plan.buffers[id.0 as usize];
         let end = plan.offset(phase, id).map(|start| start + buffer.bytes());
         if end.is_none_or(|end| end > arenas[buffer.tier as usize]) {
-            found.push(Violation::NoAddress { what: buffer.what });
+            found.push(Violation::NoAddress { what: buffer.kind });
         }
     }
     for residents in &plan.residents {
@@ -126,7 +126,7 @@ fn check_addresses(plan: &PlanData, phase: &Phase, found: &mut Vec<Violation>) {
             .map(|(id, start)| (*start, *start + plan.buffers[id.0 as usize].bytes(), *id))
             .collect();
         ranges.sort_unstable();
-        let what = |id: BufferId| plan.buffers[id.0 as usize].what;
+        let what = |id: BufferId| plan.buffers[id.0 as usize].kind;
         let overlapping = ranges.windows(2).filter(|pair| pair[0].1 > pair[1].0);
         found.extend(overlapping.map(|pair| Violation::Overlap { a: what(pair[0].2), b: what(pair[1].2) }));
         let behind = ranges.last().filter(|(_, end, _)| *end > residents.bytes);
@@ -136,7 +136,7 @@ fn check_addresses(plan: &PlanData, phase: &Phase, found: &mut Vec<Violation>) {
 
 /// All violations of a schedule over `buffers`, packed as `memory`.
 pub(crate) fn check(schedule: &Schedule, buffers: &[Buffer], memory: &MemoryPlan) -> Vec<Violation> {
-    let order = Order::of(schedule);
+    let order = HappensBefore::of(schedule);
     let mut found = Vec::new();
     check_waits(schedule, &mut found);
     check_accesses(schedule, buffers, &order, &mut found);
@@ -148,7 +148,7 @@ pub(crate) fn check(schedule: &Schedule, buffers: &[Buffer], memory: &MemoryPlan
 fn check_waits(schedule: &Schedule, found: &mut Vec<Violation>) {
     for (i, op) in schedule.ops.iter().enumerate() {
         for wait in &op.waits {
-            if let Wait::This(on) = wait
+            if let Wait::SameRun(on) = wait
                 && on.0 as usize >= i
             {
                 found.push(Violation::WaitsForTheFuture { op: OpId(i as u32), on: *on });
@@ -157,12 +157,17 @@ fn check_waits(schedule: &Schedule, found: &mut Vec<Violation>) {
     }
 }
 
-fn check_accesses(schedule: &Schedule, buffers: &[Buffer], order: &Order, found: &mut Vec<Violation>) {
+fn check_accesses(
+    schedule: &Schedule,
+    buffers: &[Buffer],
+    order: &HappensBefore,
+    found: &mut Vec<Violation>,
+) {
     // Since the last write: whoever is after that write is after everything before it.
     let mut history: HashMap<BufferId, Vec<(OpId, Access)>> = HashMap::new();
     for (at, op) in schedule.in_flight() {
         for (buffer, access) in &op.accesses {
-            let what = buffers[buffer.0 as usize].what;
+            let what = buffers[buffer.0 as usize].kind;
             let past = history.entry(*buffer).or_default();
             if *access != Access::Define && past.is_empty() && !what.is_resident() {
                 found.push(Violation::ReadBeforeWritten { op: at, what });
@@ -207,7 +212,7 @@ fn check_gathers(schedule: &Schedule, found: &mut Vec<Violation>) {
 fn check_overlap(
     schedule: &Schedule,
     buffers: &[Buffer],
-    order: &Order,
+    order: &HappensBefore,
     memory: &MemoryPlan,
     found: &mut Vec<Violation>,
 ) {
@@ -241,7 +246,7 @@ fn check_overlap(
             let of = |id: BufferId| touched.get(&id).map_or(&[][..], |list| &list[..]);
             let (of_a, of_b) = (of(a.0), of(b.0));
             if destroys(of_a, of_b) || destroys(of_b, of_a) {
-                let what = |id: BufferId| buffers[id.0 as usize].what;
+                let what = |id: BufferId| buffers[id.0 as usize].kind;
                 found.push(Violation::Overlap { a: what(a.0), b: what(b.0) });
             }
         }
@@ -254,7 +259,7 @@ pub(crate) fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Viol
     let mut found = Vec::new();
     let reductions_per_window = match input.order {
         AccumulationOrder::Local => 1,
-        AccumulationOrder::Reduced => input.micros,
+        AccumulationOrder::Reduced => input.num_micro_batches,
     };
     let model = schedule.ops.first().map_or(crate::ModelId(0), |op| op.model);
     for (u, unit) in input.model(model).units.iter().enumerate() {
@@ -295,12 +300,12 @@ fn check_reductions(
 ) {
     for axis in axes.iter().copied() {
         for window in 0..windows {
-            let micro = if windows == 1 { input.micros - 1 } else { window };
+            let micro_batch = if windows == 1 { input.num_micro_batches - 1 } else { window };
             // Count coverage at every cut point: between cuts it cannot change.
             let mut parts: Vec<&crate::schedule::SpanPart> = Vec::new();
             for op in &schedule.ops {
-                if let OpKind::Reduce { span, micro: m, axis: a, .. } = op.kind
-                    && (m, a) == (micro, axis)
+                if let OpKind::Reduce { span, micro_batch: m, axis: a, .. } = op.kind
+                    && (m, a) == (micro_batch, axis)
                 {
                     parts.extend(schedule.span(span).parts.iter().filter(|p| p.unit == unit));
                 }
@@ -310,7 +315,7 @@ fn check_reductions(
             for at in cuts {
                 let times = parts.iter().filter(|p| p.start <= at && at < p.end).count() as u32;
                 if times != 1 {
-                    found.push(Violation::ReducedTimes { unit, micro, at, times, expected: 1 });
+                    found.push(Violation::ReducedTimes { unit, micro_batch, at, times, expected: 1 });
                 }
             }
         }

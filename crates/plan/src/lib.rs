@@ -15,36 +15,36 @@ mod budget;
 mod buffer;
 mod builder;
 mod check;
+mod happens_before;
 mod input;
 mod memory;
 mod optimizer;
-mod order;
 mod print;
 mod resolve;
 mod run_plan;
 mod schedule;
-mod scratch;
 pub mod strategy;
 #[cfg(test)]
 mod tests;
+mod unit_layout;
 
 pub use axes::Axes;
-pub use buffer::{Access, Buffer, BufferId, Flight, State, Tier, What};
-pub use builder::{StepBuilder, Use, Work};
+pub use buffer::{Access, Buffer, BufferId, BufferKind, InFlight, MemoryTier, ParamState};
+pub use builder::{PassKind, StepBuilder, UnitPass};
 pub use check::Violation;
 pub use input::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OwnedPart, Placement,
-    Placements, PlanInput, Recomputation, Role,
+    AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, ModelPlan, ModelRole, ModelSettings,
+    OwnedPart, Placement, Placements, PlanInput, RecomputePolicy,
 };
 pub use memory::{MemoryPlan, last_uses, pack};
-pub use optimizer::{OptimizerSpec, StateSpec};
+pub use optimizer::{OptimizerSpec, OptimizerStateSpec};
 pub use print::{memory_table, operation_text, schedule_text};
 pub use resolve::{
-    DeviceMemory, Hardware, ObjectiveNeeds, bounds, budget, chosen_strategy, head_chunk, optimizer_spec,
-    resolve, storage,
+    DeviceMemory, Hardware, ObjectiveNeeds, bounds, budget, chosen_strategy, default_head_chunk_tokens,
+    optimizer_spec, resolve, storage,
 };
 pub use run_plan::{Phase, PhaseKind, PlanData, PlanError, Residents, RunPlan, build};
 pub use schedule::{
-    End, Lane, ModelId, Moved, Op, OpId, OpKind, ReduceInto, Schedule, Span, SpanId, SpanPart, Wait,
+    CopyEnd, CopyPayload, Lane, ModelId, Op, OpId, OpKind, ReduceInto, Schedule, Span, SpanId, SpanPart, Wait,
 };
-pub use scratch::{ProgramLayout, SlotHome, UnitLayout};
+pub use unit_layout::{ProgramLayout, SlotBuffer, UnitLayout};

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use lockstep_core::Bytes;
 
 use crate::buffer::{Access, Buffer, BufferId};
-use crate::order::Order;
+use crate::happens_before::HappensBefore;
 use crate::schedule::{Lane, OpId, Schedule};
 
 /// Buffers start on huge-page-friendly, cache-line-aligned offsets.
@@ -54,11 +54,11 @@ struct Item {
 /// before the other begins. Each is placed at the lowest free offset; of several orders of placing them,
 /// the one that ends lowest.
 pub fn pack(schedule: &Schedule, buffers: &[Buffer], is_wanted: impl Fn(BufferId) -> bool) -> MemoryPlan {
-    let order = Order::of(schedule);
+    let order = HappensBefore::of(schedule);
     let mut items: Vec<Item> = Vec::new();
     for (i, (buffer, lives)) in buffers.iter().zip(lives_of(schedule, buffers.len())).enumerate() {
         let id = BufferId(i as u32);
-        if is_wanted(id) && !buffer.what.is_resident() && !lives.is_empty() {
+        if is_wanted(id) && !buffer.kind.is_resident() && !lives.is_empty() {
             items.push(Item { id, lives, bytes: buffer.bytes().align_to(ALIGN).0 });
         }
     }
@@ -140,10 +140,10 @@ fn lives_of(schedule: &Schedule, num_buffers: usize) -> Vec<Vec<Life>> {
 /// For every operation, the buffers that nothing needs when it is over: those that are not residents, and all of whose
 /// other uses are finished when it starts. Where two lanes use a buffer last, neither operation is listed.
 pub fn last_uses(schedule: &Schedule, buffers: &[Buffer]) -> Vec<Vec<BufferId>> {
-    let order = Order::of(schedule);
+    let order = HappensBefore::of(schedule);
     let mut ended = vec![Vec::new(); schedule.ops.len()];
     for (i, (buffer, lives)) in buffers.iter().zip(lives_of(schedule, buffers.len())).enumerate() {
-        for life in lives.iter().filter(|_| !buffer.what.is_resident()) {
+        for life in lives.iter().filter(|_| !buffer.kind.is_resident()) {
             let lasts = || life.last_on_lane.iter().flatten().copied();
             let end = lasts().find(|end| lasts().all(|other| other == *end || order.before(other, *end)));
             // Runs that overlap are numbered through; each has the same ends.
@@ -157,7 +157,7 @@ pub fn last_uses(schedule: &Schedule, buffers: &[Buffer]) -> Vec<Vec<BufferId>> 
 
 /// A buffer's lifetimes follow each other, so each need only be compared with the other buffer's next one
 /// and the one before that.
-fn never_together(order: &Order, a: &[Life], b: &[Life]) -> bool {
+fn never_together(order: &HappensBefore, a: &[Life], b: &[Life]) -> bool {
     let over = |a: &Life, b: &Life| a.last_on_lane.iter().flatten().all(|last| order.before(*last, b.first));
     a.iter().all(|life| {
         let next = b.partition_point(|other| other.first <= life.first);

@@ -3,27 +3,27 @@
 
 use lockstep_core::DType;
 
-use crate::buffer::State;
+use crate::buffer::ParamState;
 
 /// An optimizer's states, besides the parameter itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptimizerSpec {
     pub name: &'static str,
-    pub states: &'static [StateSpec],
+    pub states: &'static [OptimizerStateSpec],
     /// What the states are together, as a plan prints them.
     pub title: &'static str,
 }
 
 /// One number for every trained parameter, zero before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StateSpec {
+pub struct OptimizerStateSpec {
     /// As checkpoints and PyTorch name it.
     pub name: &'static str,
     pub dtype: DType,
 }
 
-const fn f32_state(name: &'static str) -> StateSpec {
-    StateSpec { name, dtype: DType::F32 }
+const fn f32_state(name: &'static str) -> OptimizerStateSpec {
+    OptimizerStateSpec { name, dtype: DType::F32 }
 }
 
 impl OptimizerSpec {
@@ -43,10 +43,10 @@ impl OptimizerSpec {
         OptimizerSpec { name: "lion", states: &[f32_state("exp_avg")], title: "momentum" };
 
     /// The most states any optimizer has.
-    pub const MOST_STATES: usize = 2;
+    pub const MAX_STATES: usize = 2;
 
     /// The states, in the table's order.
-    pub fn states(&self) -> impl Iterator<Item = State> + use<> {
-        (0..self.states.len() as u8).map(State::Optimizer)
+    pub fn states(&self) -> impl Iterator<Item = ParamState> + use<> {
+        (0..self.states.len() as u8).map(ParamState::Optimizer)
     }
 }

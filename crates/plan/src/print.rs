@@ -7,10 +7,10 @@ use lockstep_core::{Axis, Bytes, DType, Elems};
 use lockstep_shape::Recompute;
 
 use crate::axes::Axes;
-use crate::buffer::{Buffer, State, Tier, What};
-use crate::input::{ModelPlan, Recomputation};
+use crate::buffer::{Buffer, BufferKind, MemoryTier, ParamState};
+use crate::input::{ModelPlan, RecomputePolicy};
 use crate::run_plan::{Phase, RunPlan};
-use crate::schedule::{End, Lane, Moved, Op, OpKind, ReduceInto, SpanId, SpanPart, Wait};
+use crate::schedule::{CopyEnd, CopyPayload, Lane, Op, OpKind, ReduceInto, SpanId, SpanPart, Wait};
 
 /// What buffers are aligned to, and therefore counted in.
 const ALIGN: u64 = 4096;
@@ -36,9 +36,10 @@ pub fn memory_table(plan: &RunPlan) -> String {
         1 => String::new(),
         _ => format!(" = {} replicas x {} shards", mesh.replicate, mesh.shard),
     };
-    let _ = writeln!(out, "{:<10}{}{arranged}", "ranks", mesh.world());
-    let batches = if input.micros == 1 { "micro-batch" } else { "micro-batches" };
-    let _ = writeln!(out, "{:<10}{} {batches} of {tokens} tokens on each rank", "step", input.micros);
+    let _ = writeln!(out, "{:<10}{}{arranged}", "ranks", mesh.world_size());
+    let batches = if input.num_micro_batches == 1 { "micro-batch" } else { "micro-batches" };
+    let _ =
+        writeln!(out, "{:<10}{} {batches} of {tokens} tokens on each rank", "step", input.num_micro_batches);
     input.models.iter().filter(|model| model.trains()).for_each(|model| choices(&mut out, model));
 
     let _ = writeln!(out, "\n{:<38}{:>12}{:>12}{:>12}", "bytes per rank", "device", "host", "nvme");
@@ -65,16 +66,16 @@ pub fn memory_table(plan: &RunPlan) -> String {
         }
         before = rows;
     }
-    row(&mut out, "arena: residents + largest phase", [plan.arena, plan.host_bytes, plan.nvme_bytes]);
-    let on_host = input.needs.host_foreign.unwrap_or_default();
-    row(&mut out, "foreign: process, libraries, data", [input.needs.foreign, on_host, Bytes::ZERO]);
+    row(&mut out, "arena: residents + largest phase", [plan.arena_bytes, plan.host_bytes, plan.nvme_bytes]);
+    let on_host = input.needs.host_overhead_bytes.unwrap_or_default();
+    row(&mut out, "foreign: process, libraries, data", [input.needs.overhead_bytes, on_host, Bytes::ZERO]);
     row(&mut out, "total", [plan.device_bytes(), plan.host_bytes + on_host, plan.nvme_bytes]);
     out
 }
 
 /// What is not the same in all units.
 fn choices(out: &mut String, model: &ModelPlan) {
-    let Recomputation { early, late, late_blocks } = model.recompute;
+    let RecomputePolicy { early, late, late_blocks } = model.recompute;
     let blocks = model.shape.layers as u32;
     if (1..blocks).contains(&late_blocks) {
         let words = |again: Recompute| format!("{again:?}").to_lowercase();
@@ -86,8 +87,8 @@ fn choices(out: &mut String, model: &ModelPlan) {
             "recompute"
         );
     }
-    let (units, stay) = (model.units.len(), model.placements.stay);
-    if stay > 0 && model.placements.optimizer_tier != Tier::Device {
+    let (units, stay) = (model.units.len(), model.placements.optimizer_units_on_device);
+    if stay > 0 && model.placements.optimizer_tier != MemoryTier::Device {
         let _ = writeln!(out, "{:<10}of the first {stay} of {units} units stay on the device", "states");
     }
 }
@@ -109,7 +110,7 @@ fn shared_row(out: &mut String, cells: [Bytes; 2]) {
 
 fn resident_rows(plan: &RunPlan) -> Vec<(String, [Bytes; 3])> {
     let mut rows: BTreeMap<u8, (String, [Bytes; 3])> = BTreeMap::new();
-    for buffer in plan.buffers.iter().filter(|b| b.what.is_resident()) {
+    for buffer in plan.buffers.iter().filter(|b| b.kind.is_resident()) {
         let (place, name) = resident_name(plan, buffer);
         let row = rows.entry(place).or_insert((name, [Bytes::ZERO; 3]));
         row.1[buffer.tier as usize] += buffer.bytes().align_to(ALIGN);
@@ -119,8 +120,8 @@ fn resident_rows(plan: &RunPlan) -> Vec<(String, [Bytes; 3])> {
 
 /// A resident's place in the table and its name, with the share of it that a rank holds.
 fn resident_name(plan: &RunPlan, buffer: &Buffer) -> (u8, String) {
-    let What::State { model, state, .. } = buffer.what else {
-        return if buffer.what == What::Port {
+    let BufferKind::ParamState { model, state, .. } = buffer.kind else {
+        return if buffer.kind == BufferKind::IoStaging {
             (5, "batches on their way".into())
         } else {
             (4, "tables".into())
@@ -131,10 +132,10 @@ fn resident_name(plan: &RunPlan, buffer: &Buffer) -> (u8, String) {
         parts => format!(", 1/{parts}"),
     };
     let (place, name) = match state {
-        State::Working => (0, "parameters"),
-        State::Master => (1, "master parameters"),
-        State::Grad => (2, "gradients"),
-        State::Optimizer(_) => (3, plan.input.model(model).optimizer.title),
+        ParamState::Working => (0, "parameters"),
+        ParamState::Master => (1, "master parameters"),
+        ParamState::Grad => (2, "gradients"),
+        ParamState::Optimizer(_) => (3, plan.input.model(model).optimizer.title),
     };
     (place, format!("{name}, {}{share}", buffer.dtype))
 }
@@ -145,23 +146,25 @@ fn phase_rows(plan: &RunPlan, phase: &Phase) -> Vec<(&'static str, [Bytes; 3])> 
     let trains = phase.schedule.ops.iter().any(|op| matches!(op.kind, OpKind::Backward { .. }));
     for (id, _) in phase.memory.offsets.iter().chain(&phase.host.offsets) {
         let buffer = &plan.buffers[id.0 as usize];
-        let name = match buffer.what {
-            What::Stream { .. } | What::GradStream { .. } if trains => "residual stream and its gradient",
-            What::Stream { .. } => "residual stream",
-            What::Saved { .. } if trains => "kept for backward",
-            What::Saved { .. } => "activations inside a unit",
-            What::Rebuilt { .. } => "recomputed for backward",
-            What::Scratch => "scratch and workspace",
-            What::Whole { .. } => "parameters gathered whole",
-            What::GradWhole { model, unit } if plan.input.grads_leave(model, unit) => {
+        let name = match buffer.kind {
+            BufferKind::Residual { .. } | BufferKind::ResidualGrad { .. } if trains => {
+                "residual stream and its gradient"
+            }
+            BufferKind::Residual { .. } => "residual stream",
+            BufferKind::SavedActivations { .. } if trains => "kept for backward",
+            BufferKind::SavedActivations { .. } => "activations inside a unit",
+            BufferKind::RecomputedActivations { .. } => "recomputed for backward",
+            BufferKind::Scratch => "scratch and workspace",
+            BufferKind::UnshardedParams { .. } => "parameters gathered whole",
+            BufferKind::UnshardedGrad { model, unit } if plan.input.grads_offloaded(model, unit) => {
                 "gradients on their way to the host"
             }
-            What::GradWhole { .. } => "gradients before reduction",
-            What::GradStaging { .. } => "gradients to be added on the host",
-            What::Staging => "partial sums of gradients",
-            What::ParamStaging { .. } => "parameters between host and device",
-            What::HostStaging { .. } => "update on the host",
-            What::KvCache { .. } => "key-value cache",
+            BufferKind::UnshardedGrad { .. } => "gradients before reduction",
+            BufferKind::GradStaging { .. } => "gradients to be added on the host",
+            BufferKind::ReduceScratch => "partial sums of gradients",
+            BufferKind::ParamStaging { .. } => "parameters between host and device",
+            BufferKind::HostStaging { .. } => "update on the host",
+            BufferKind::KvCache { .. } => "key-value cache",
             _ => "inputs and outputs",
         };
         if !rows.iter().any(|(n, _)| *n == name) {
@@ -197,8 +200,8 @@ pub fn schedule_text(plan: &RunPlan, phase: &Phase) -> String {
 
 fn wait_text(wait: &Wait) -> String {
     match wait {
-        Wait::This(id) => id.to_string(),
-        Wait::Previous(id) => format!("{id} of the step before"),
+        Wait::SameRun(id) => id.to_string(),
+        Wait::PreviousRun(id) => format!("{id} of the step before"),
     }
 }
 
@@ -210,35 +213,43 @@ pub fn operation_text(plan: &RunPlan, phase: &Phase, i: usize) -> String {
 /// An operation in words, and the bytes it moves.
 fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
     let words = Words { plan, phase };
-    let micro_text = |micro: u32| match plan.input.micros {
+    let micro_text = |micro_batch: u32| match plan.input.num_micro_batches {
         1 => String::new(),
-        _ => format!(", micro-batch {micro}"),
+        _ => format!(", micro-batch {micro_batch}"),
     };
     let text = match op.kind {
         OpKind::Release(span) => format!("release {}", words.span(span)),
-        OpKind::Feed { micro } => format!("feed inputs{}", micro_text(micro)),
-        OpKind::Forward { unit, micro } => format!("forward {}{}", words.unit(unit), micro_text(micro)),
-        OpKind::HeadForward { micro } => format!("forward head{}", micro_text(micro)),
-        OpKind::Objective { micro } => format!("objective{}", micro_text(micro)),
-        OpKind::HeadBackward { micro, .. } => format!("backward head{}", micro_text(micro)),
-        OpKind::HeadStep { micro, .. } => format!("forward and backward head{}", micro_text(micro)),
-        OpKind::Recompute { unit, micro } => format!("recompute {}{}", words.unit(unit), micro_text(micro)),
-        OpKind::Backward { unit, micro, .. } => format!("backward {}{}", words.unit(unit), micro_text(micro)),
+        OpKind::Feed { micro_batch } => format!("feed inputs{}", micro_text(micro_batch)),
+        OpKind::Forward { unit, micro_batch } => {
+            format!("forward {}{}", words.unit(unit), micro_text(micro_batch))
+        }
+        OpKind::HeadForward { micro_batch } => format!("forward head{}", micro_text(micro_batch)),
+        OpKind::Objective { micro_batch } => format!("objective{}", micro_text(micro_batch)),
+        OpKind::HeadBackward { micro_batch, .. } => format!("backward head{}", micro_text(micro_batch)),
+        OpKind::HeadStep { micro_batch, .. } => {
+            format!("forward and backward head{}", micro_text(micro_batch))
+        }
+        OpKind::Recompute { unit, micro_batch } => {
+            format!("recompute {}{}", words.unit(unit), micro_text(micro_batch))
+        }
+        OpKind::Backward { unit, micro_batch, .. } => {
+            format!("backward {}{}", words.unit(unit), micro_text(micro_batch))
+        }
         OpKind::Gather { span, axes, .. } => {
             let bytes = words.bytes(span, plan.input.storage);
             return (words.gather_text(span, axes), bytes.to_string());
         }
-        OpKind::Move { what, from, to, span } => return words.move_text(what, from, to, span),
-        OpKind::Publish { span, axes } => {
+        OpKind::Copy { payload, from, to, span } => return words.copy_text(payload, from, to, span),
+        OpKind::AllGatherUpdated { span, axes } => {
             let text = format!("publish {} to {} ranks", words.span(span), plan.input.mesh.size_of(axes));
             return (text, words.bytes(span, plan.input.storage).to_string());
         }
-        OpKind::Reduce { span, micro, axis, into, .. } => {
-            let text = format!("{}{}", words.reduce_text(span, axis, into), micro_text(micro));
+        OpKind::Reduce { span, micro_batch, axis, into, .. } => {
+            let text = format!("{}{}", words.reduce_text(span, axis, into), micro_text(micro_batch));
             return (text, words.reduced_bytes(span, axis).to_string());
         }
-        OpKind::Add { span, micro, .. } => {
-            let text = format!("add gradient of {}{}", words.span(span), micro_text(micro));
+        OpKind::Add { span, micro_batch, .. } => {
+            let text = format!("add gradient of {}{}", words.span(span), micro_text(micro_batch));
             return (text, words.bytes(span, DType::F32).to_string());
         }
         OpKind::Squares { span, .. } => words.squares_text(span),
@@ -293,7 +304,7 @@ impl Words<'_> {
     /// Of a gradient that is cut, only the owner's slice moves along any other axis.
     fn reduced_bytes(&self, span: SpanId, axis: Axis) -> Bytes {
         let (all, mesh) = (self.bytes(span, DType::F32), self.plan.input.mesh);
-        let cut = self.plan.input.sharded_over(self.phase.model, State::Grad);
+        let cut = self.plan.input.sharded_over(self.phase.model, ParamState::Grad);
         if cut.contains(&axis) { all } else { Bytes(all.0.div_ceil(u64::from(mesh.size_of(cut)))) }
     }
 
@@ -318,32 +329,32 @@ impl Words<'_> {
     }
 
     /// A copy between memories, as people read it, and its bytes on the rank that has most.
-    fn move_text(&self, what: Moved, from: End, to: End, span: SpanId) -> (String, String) {
+    fn copy_text(&self, payload: CopyPayload, from: CopyEnd, to: CopyEnd, span: SpanId) -> (String, String) {
         let (input, model) = (&self.plan.input, self.phase.model);
         let SpanPart { unit, start, end } = self.phase.schedule.span(span).parts[0];
         let elems = end - start;
-        let home = |state: State| input.resident(model, unit, state).0;
-        let (text, tier, bytes) = match what {
-            Moved::Params => {
-                let share = elems.min(input.resident(model, unit, State::Working).1);
+        let home = |state: ParamState| input.resident(model, unit, state).0;
+        let (text, tier, bytes) = match payload {
+            CopyPayload::Params => {
+                let share = elems.min(input.resident(model, unit, ParamState::Working).1);
                 let bytes = Elems(share as u64).bytes(input.storage);
-                (format!("parameters of {}", self.span(span)), home(State::Working), bytes)
+                (format!("parameters of {}", self.span(span)), home(ParamState::Working), bytes)
             }
-            Moved::Grad => {
+            CopyPayload::Grad => {
                 let bytes = Elems(elems as u64).bytes(DType::F32);
-                (format!("gradient of {}", self.span(span)), home(State::Grad), bytes)
+                (format!("gradient of {}", self.span(span)), home(ParamState::Grad), bytes)
             }
-            Moved::OptimizerStates => {
-                let bytes = Bytes(input.staged_bytes(model, unit, elems) as u64);
+            CopyPayload::OptimizerStates => {
+                let bytes = Bytes(input.optimizer_state_bytes(model, unit, elems) as u64);
                 (format!("states of {}", self.span(span)), input.optimizer_tier(model, unit), bytes)
             }
-            Moved::Squares => {
+            CopyPayload::NormLeaves => {
                 return ("squares of what stays on the device to the others".into(), String::new());
             }
         };
-        let tier_of = |end: End| match end {
-            End::Resident => tier,
-            End::Buffer(id) => self.plan.buffers[id.0 as usize].tier,
+        let tier_of = |end: CopyEnd| match end {
+            CopyEnd::Resident => tier,
+            CopyEnd::Buffer(id) => self.plan.buffers[id.0 as usize].tier,
         };
         (format!("move {text} from {} to {}", tier_of(from), tier_of(to)), bytes.to_string())
     }

@@ -4,9 +4,10 @@ use lockstep_config::{self as config, Offload, OptimConfig, OptimizerName, RunCo
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute, pattern_matches, units};
 
-use crate::buffer::Tier;
+use crate::buffer::MemoryTier;
 use crate::input::{
-    AccumulationOrder, Bounds, DeviceNeeds, ModelPlan, ModelSettings, Placement, Placements, PlanInput, Role,
+    AccumulationOrder, BatchBounds, DeviceNeeds, ModelPlan, ModelRole, ModelSettings, Placement, Placements,
+    PlanInput,
 };
 use crate::optimizer::OptimizerSpec;
 use crate::run_plan::PlanError;
@@ -19,19 +20,19 @@ const HEAD_CHUNK_BYTES: usize = 16 << 20;
 const GPU_HEAD_CHUNK_BYTES: usize = 512 << 20;
 
 /// What a context, the libraries' code and our kernels take of a GPU's memory: measured on an H200 with CUDA 13.
-const GPU_FOREIGN: Bytes = Bytes(536 << 20);
+const GPU_OVERHEAD: Bytes = Bytes(536 << 20);
 
 /// What NCCL takes besides.
-const NCCL_FOREIGN: Bytes = Bytes(400 << 20);
+const NCCL_OVERHEAD: Bytes = Bytes(400 << 20);
 
 /// What CUDA's libraries take of the host's memory.
-const GPU_HOST_FOREIGN: Bytes = Bytes(1 << 30);
+const GPU_HOST_OVERHEAD: Bytes = Bytes(1 << 30);
 
 /// What a plan depends on beside the configuration and the model.
 pub struct Hardware<'a> {
     pub device: DeviceMemory,
     /// The largest workspace that an operation of a model asks for, with micro-batches of this size.
-    pub workspace: &'a dyn Fn(&ModelShape, &Bounds) -> Bytes,
+    pub workspace: &'a dyn Fn(&ModelShape, &BatchBounds) -> Bytes,
     /// What the process holds beside the plan's memory.
     pub process: Bytes,
 }
@@ -72,12 +73,12 @@ pub fn resolve(
     let p = &config.plan;
     let name = chosen_strategy(config, shape);
     let (strategy, [params, grads, _]) = strategy::by_name(name);
-    if p.offload_param != Offload::None && params == Placement::Whole {
+    if p.offload_param != Offload::None && params == Placement::Replicate {
         return Err(PlanError::ParamOffload { strategy: name.to_string() });
     }
     let bounds = bounds(config);
     let storage = storage(config.precision, hardware.device);
-    let model = ModelPlan::new(Role::Policy, shape, settings(config, shape, name, hardware, objective)?);
+    let model = ModelPlan::new(ModelRole::Policy, shape, settings(config, shape, name, hardware, objective)?);
     if !model.trains() {
         return Err(PlanError::NothingTrains);
     }
@@ -87,27 +88,27 @@ pub fn resolve(
         order: match p.accumulation_order {
             config::AccumulationOrder::Local => AccumulationOrder::Local,
             config::AccumulationOrder::Reduced => AccumulationOrder::Reduced,
-            config::AccumulationOrder::Auto if grads == Placement::Whole => AccumulationOrder::Local,
+            config::AccumulationOrder::Auto if grads == Placement::Replicate => AccumulationOrder::Local,
             config::AccumulationOrder::Auto => AccumulationOrder::Reduced,
         },
-        micros: config.batch.gradient_accumulation_steps,
+        num_micro_batches: config.batch.gradient_accumulation_steps,
         prefetch: p.prefetch,
-        bucket: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
-        reduce_bucket: p.reduce_bucket_size as usize,
-        publish_bucket: p.allgather_bucket_size as usize,
+        ddp_bucket_bytes: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
+        reduce_bucket_elems: p.reduce_bucket_size as usize,
+        allgather_bucket_elems: p.allgather_bucket_size as usize,
         coefficients_ahead: objective.coefficients_ahead,
-        ..PlanInput::alone(vec![model], storage, needs(config, shape, &bounds, hardware))
+        ..PlanInput::single_rank(vec![model], storage, needs(config, shape, &bounds, hardware))
     };
     if let Some(ratio) = p.offload_ratio {
-        input = input.leaving_at_least(ratio);
+        input = input.offloading_at_least(ratio);
     }
     let budget = budget(config);
     if p.recompute == config::Recompute::Auto {
         let room = budget.or_else(|| room_on_gpu(config, hardware.device)).ok_or(PlanError::NoBudget)?;
-        input = input.recomputing_least(room);
+        input = input.with_least_recompute(room);
     }
     if let (Some(budget), None) = (budget, p.offload_ratio) {
-        input = input.staying_most(budget);
+        input = input.with_most_units_on_device(budget);
     }
     Ok(input)
 }
@@ -127,16 +128,24 @@ fn settings(
     let (p, bounds) = (&config.plan, bounds(config));
     let (_, [params, grads, optimizer]) = strategy::by_name(name);
     let tier = |offload: Offload| match offload {
-        Offload::None => Tier::Device,
-        Offload::Cpu => Tier::Host,
-        Offload::Nvme => Tier::Nvme,
+        Offload::None => MemoryTier::Device,
+        Offload::Cpu => MemoryTier::Host,
+        Offload::Nvme => MemoryTier::Nvme,
     };
     let (params_tier, optimizer_tier) = (tier(p.offload_param), tier(p.offload_optimizer));
-    let chunk = p.head_chunk_tokens.map_or(head_chunk(shape.vocab, hardware.device), |n| n as usize);
+    let chunk =
+        p.head_chunk_tokens.map_or(default_head_chunk_tokens(shape.vocab, hardware.device), |n| n as usize);
     Ok(ModelSettings {
-        placements: Placements { params, grads, optimizer, params_tier, optimizer_tier, stay: 0 },
+        placements: Placements {
+            params,
+            grads,
+            optimizer,
+            params_tier,
+            optimizer_tier,
+            optimizer_units_on_device: 0,
+        },
         bounds,
-        head_chunk: chunk.min(bounds.tokens),
+        head_chunk_tokens: chunk.min(bounds.tokens),
         recompute: match p.recompute {
             config::Recompute::None => Recompute::None,
             config::Recompute::Selective => Recompute::Selective,
@@ -219,29 +228,31 @@ pub fn storage(precision: config::Precision, device: DeviceMemory) -> DType {
 }
 
 /// Tokens whose logits are there at once, where nobody says how many.
-pub fn head_chunk(vocab: usize, device: DeviceMemory) -> usize {
+pub fn default_head_chunk_tokens(vocab: usize, device: DeviceMemory) -> usize {
     let bytes = if device.is_gpu() { GPU_HEAD_CHUNK_BYTES } else { HEAD_CHUNK_BYTES };
     (bytes / 4 / vocab / 256 * 256).max(256)
 }
 
-fn needs(config: &RunConfig, shape: &ModelShape, bounds: &Bounds, hardware: &Hardware) -> DeviceNeeds {
-    let workspace = (hardware.workspace)(shape, bounds);
+fn needs(config: &RunConfig, shape: &ModelShape, bounds: &BatchBounds, hardware: &Hardware) -> DeviceNeeds {
+    let workspace_bytes = (hardware.workspace)(shape, bounds);
     let alone = config.plan.world_size() == 1;
     match hardware.device {
-        DeviceMemory::Host => DeviceNeeds { workspace, foreign: hardware.process, host_foreign: None },
+        DeviceMemory::Host => {
+            DeviceNeeds { workspace_bytes, overhead_bytes: hardware.process, host_overhead_bytes: None }
+        }
         DeviceMemory::Gpu(_) => DeviceNeeds {
-            workspace,
-            foreign: if alone { GPU_FOREIGN } else { GPU_FOREIGN + NCCL_FOREIGN },
-            host_foreign: Some(hardware.process + GPU_HOST_FOREIGN),
+            workspace_bytes,
+            overhead_bytes: if alone { GPU_OVERHEAD } else { GPU_OVERHEAD + NCCL_OVERHEAD },
+            host_overhead_bytes: Some(hardware.process + GPU_HOST_OVERHEAD),
         },
     }
 }
 
 /// The largest micro-batch.
-pub fn bounds(config: &RunConfig) -> Bounds {
+pub fn bounds(config: &RunConfig) -> BatchBounds {
     let rows = config.batch.per_device_train_batch_size as usize;
     let packed = config.data.packing != config::Packing::None;
-    Bounds::of_rows(rows, config.data.max_length as usize, packed)
+    BatchBounds::of_rows(rows, config.data.max_length as usize, packed)
 }
 
 /// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node

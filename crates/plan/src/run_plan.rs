@@ -4,13 +4,13 @@ use std::ops::{Deref, Range};
 
 use lockstep_core::{Bytes, DType, Fault, FaultClass};
 
-use crate::buffer::{Access, Buffer, BufferId, State, Tier, What};
+use crate::buffer::{Access, Buffer, BufferId, BufferKind, MemoryTier, ParamState};
 use crate::builder::{BufferTable, StepBuilder};
 use crate::check::{Violation, check_phase};
 use crate::input::{AccumulationOrder, PlanInput};
 use crate::memory::{MemoryPlan, pack};
 use crate::schedule::{ModelId, OpKind, Schedule};
-use crate::scratch::UnitLayout;
+use crate::unit_layout::UnitLayout;
 
 /// What a phase is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,13 +55,13 @@ pub struct PlanData {
     pub input: PlanInput,
     pub buffers: Vec<Buffer>,
     /// Residents by tier: at the front of the device's arena, of the host's, and of the spill file.
-    pub residents: [Residents; Tier::COUNT],
+    pub residents: [Residents; MemoryTier::COUNT],
     pub phases: Vec<Phase>,
     /// The device arena: residents and the largest phase.
-    pub arena: Bytes,
+    pub arena_bytes: Bytes,
     /// The part of it that other ranks read, where ranks read each other's memory: at the end of the residents, and
     /// at the front of what is behind them. The rest is a rank's own.
-    pub lent: Range<Bytes>,
+    pub exported: Range<Bytes>,
     /// The host arena, likewise.
     pub host_bytes: Bytes,
     /// The spill file.
@@ -153,7 +153,7 @@ impl std::fmt::Display for PhaseKind {
 
 const ALIGN: u64 = 4096;
 /// What is lent starts and ends on a page, of whatever size this system has.
-const LENT_ALIGN: u64 = 64 << 10;
+const EXPORT_ALIGN: u64 = 64 << 10;
 
 /// Emits every phase, packs memory, and checks the result.
 pub fn build(input: PlanInput) -> Result<RunPlan, PlanError> {
@@ -169,8 +169,8 @@ pub fn build(input: PlanInput) -> Result<RunPlan, PlanError> {
 
 /// Emits every phase and packs memory: what [`build`] checks. For comparing sizes, before one is chosen.
 pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
-    let sharded = |i: usize| input.is_sharded(ModelId(i as u8), State::Grad);
-    if input.micros == 1 && !(0..input.models.len()).any(sharded) {
+    let sharded = |i: usize| input.is_sharded(ModelId(i as u8), ParamState::Grad);
+    if input.num_micro_batches == 1 && !(0..input.models.len()).any(sharded) {
         // With one micro-batch both orders are the same sum, and this one needs no second buffer.
         input.order = AccumulationOrder::Local;
     }
@@ -195,44 +195,49 @@ pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
     }
     let many = input.models.len() > 1;
     let buffers = table.buffers;
-    let is_lent = lent(&input, &buffers, schedules.iter().map(|(_, _, schedule)| schedule));
-    let on = |tier: Tier, id: BufferId| buffers[id.0 as usize].tier == tier;
-    let pack_lent = |schedule| pack(schedule, &buffers, |id| on(Tier::Device, id) && is_lent[id.0 as usize]);
-    let all_lent: Vec<MemoryPlan> = schedules.iter().map(|(_, _, schedule)| pack_lent(schedule)).collect();
-    let largest_lent = all_lent.iter().map(|lent| lent.bytes).max().unwrap_or_default().align_to(LENT_ALIGN);
+    let is_exported = exported(&input, &buffers, schedules.iter().map(|(_, _, schedule)| schedule));
+    let on = |tier: MemoryTier, id: BufferId| buffers[id.0 as usize].tier == tier;
+    let pack_exported =
+        |schedule| pack(schedule, &buffers, |id| on(MemoryTier::Device, id) && is_exported[id.0 as usize]);
+    let all_exported: Vec<MemoryPlan> =
+        schedules.iter().map(|(_, _, schedule)| pack_exported(schedule)).collect();
+    let largest_exported =
+        all_exported.iter().map(|exported| exported.bytes).max().unwrap_or_default().align_to(EXPORT_ALIGN);
     let phases: Vec<Phase> = schedules
         .into_iter()
-        .zip(all_lent)
-        .map(|((kind, model, schedule), lent)| {
-            let own = pack(&schedule, &buffers, |id| on(Tier::Device, id) && !is_lent[id.0 as usize]);
-            let host = pack(&schedule, &buffers, |id| on(Tier::Host, id));
+        .zip(all_exported)
+        .map(|((kind, model, schedule), exported)| {
+            let own =
+                pack(&schedule, &buffers, |id| on(MemoryTier::Device, id) && !is_exported[id.0 as usize]);
+            let host = pack(&schedule, &buffers, |id| on(MemoryTier::Host, id));
             let role = format!("{:?}", input.model(model).role).to_lowercase();
             let name = if many { format!("{kind} {role}") } else { kind.to_string() };
-            Phase { kind, name, model, schedule, memory: lent.then(largest_lent, own), host }
+            Phase { kind, name, model, schedule, memory: exported.then(largest_exported, own), host }
         })
         .collect();
-    place(input, buffers, phases, &is_lent, largest_lent)
+    place(input, buffers, phases, &is_exported, largest_exported)
 }
 
 /// Which buffers other ranks read: those of the device that collectives send from. GPUs have their own ways.
-fn lent<'s>(
+fn exported<'s>(
     input: &PlanInput,
     buffers: &[Buffer],
     schedules: impl Iterator<Item = &'s Schedule>,
 ) -> Vec<bool> {
-    let mut is_lent = vec![false; buffers.len()];
-    if input.is_separate() || input.mesh.world() == 1 {
-        return is_lent;
+    let mut is_exported = vec![false; buffers.len()];
+    if input.has_separate_memory() || input.mesh.world_size() == 1 {
+        return is_exported;
     }
     for op in schedules.flat_map(|schedule| &schedule.ops) {
-        if matches!(op.kind, OpKind::Gather { .. } | OpKind::Reduce { .. } | OpKind::Publish { .. }) {
+        if matches!(op.kind, OpKind::Gather { .. } | OpKind::Reduce { .. } | OpKind::AllGatherUpdated { .. })
+        {
             // What is only written receives.
             for (id, _) in op.accesses.iter().filter(|(_, access)| *access != Access::Define) {
-                is_lent[id.0 as usize] |= buffers[id.0 as usize].tier == Tier::Device;
+                is_exported[id.0 as usize] |= buffers[id.0 as usize].tier == MemoryTier::Device;
             }
         }
     }
-    is_lent
+    is_exported
 }
 
 /// Residents exist whether or not a phase touches them.
@@ -240,21 +245,21 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
     for (m, model) in input.models.iter().enumerate() {
         for (u, unit) in model.units.iter().enumerate() {
             let (model, u) = (ModelId(m as u8), u as u32);
-            let mut states = vec![State::Working];
+            let mut states = vec![ParamState::Working];
             if unit.trained_elems > 0 {
-                states.push(State::Grad);
+                states.push(ParamState::Grad);
                 states.extend(input.optimizer_states(model, u));
             }
             for state in states {
                 let unit = u;
                 let (tier, elems, dtype) = input.resident(model, unit, state);
-                table.get(What::State { model, unit, state }, tier, elems, dtype);
+                table.get(BufferKind::ParamState { model, unit, state }, tier, elems, dtype);
             }
         }
     }
-    if input.is_separate() {
-        table.get(What::Verdict, Tier::Device, 4, DType::F64);
-        table.get(What::Port, Tier::Host, input.port_elems(), DType::U32);
+    if input.has_separate_memory() {
+        table.get(BufferKind::UpdateDecision, MemoryTier::Device, 4, DType::F64);
+        table.get(BufferKind::IoStaging, MemoryTier::Host, input.io_staging_elems(), DType::U32);
     }
 }
 
@@ -262,27 +267,29 @@ fn place(
     input: PlanInput,
     buffers: Vec<Buffer>,
     phases: Vec<Phase>,
-    is_lent: &[bool],
-    largest_lent: Bytes,
+    is_exported: &[bool],
+    largest_exported: Bytes,
 ) -> PlanData {
-    let mut residents: [Residents; Tier::COUNT] = Default::default();
-    let mut lent_from = Bytes::ZERO;
-    let lends = is_lent.contains(&true);
-    for lent in [false, true] {
-        lent_from = residents[Tier::Device as usize].bytes;
-        let all = buffers.iter().zip(is_lent).enumerate();
-        for (i, (buffer, _)) in all.filter(|(_, (b, is_lent))| b.what.is_resident() && **is_lent == lent) {
+    let mut residents: [Residents; MemoryTier::COUNT] = Default::default();
+    let mut exported_from = Bytes::ZERO;
+    let exports = is_exported.contains(&true);
+    for exported in [false, true] {
+        exported_from = residents[MemoryTier::Device as usize].bytes;
+        let all = buffers.iter().zip(is_exported).enumerate();
+        for (i, (buffer, _)) in
+            all.filter(|(_, (b, is_exported))| b.kind.is_resident() && **is_exported == exported)
+        {
             let tier = &mut residents[buffer.tier as usize];
             tier.offsets.push((BufferId(i as u32), tier.bytes));
             tier.bytes += buffer.bytes().align_to(ALIGN);
         }
-        if lends {
-            let device = &mut residents[Tier::Device as usize];
-            device.bytes = device.bytes.align_to(LENT_ALIGN);
+        if exports {
+            let device = &mut residents[MemoryTier::Device as usize];
+            device.bytes = device.bytes.align_to(EXPORT_ALIGN);
         }
     }
     residents.iter_mut().for_each(|tier| tier.offsets.sort_unstable_by_key(|(id, _)| *id));
-    let lent = lent_from..residents[Tier::Device as usize].bytes + largest_lent;
+    let exported = exported_from..residents[MemoryTier::Device as usize].bytes + largest_exported;
     let largest = phases.iter().map(|p| p.memory.bytes).max().unwrap_or_default();
     let largest_host = phases.iter().map(|p| p.host.bytes).max().unwrap_or_default();
     let [device, host, nvme] = [0, 1, 2].map(|tier: usize| residents[tier].bytes);
@@ -291,8 +298,8 @@ fn place(
         buffers,
         residents,
         phases,
-        arena: device + largest,
-        lent,
+        arena_bytes: device + largest,
+        exported,
         host_bytes: host + largest_host,
         nvme_bytes: nvme,
     }
@@ -304,17 +311,17 @@ impl PlanData {
         self.phases.iter().position(|p| p.kind == kind && p.model == model)
     }
 
-    pub fn find(&self, what: What) -> Option<BufferId> {
-        self.buffers.iter().position(|b| b.what == what).map(|i| BufferId(i as u32))
+    pub fn find(&self, what: BufferKind) -> Option<BufferId> {
+        self.buffers.iter().position(|b| b.kind == what).map(|i| BufferId(i as u32))
     }
 
     /// Where a buffer lies in its tier's arena during `phase`.
     pub fn offset(&self, phase: &Phase, id: BufferId) -> Option<Bytes> {
         let tier = self.buffers[id.0 as usize].tier;
         let passing = match tier {
-            Tier::Device => &phase.memory.offsets[..],
-            Tier::Host => &phase.host.offsets[..],
-            Tier::Nvme => &[],
+            MemoryTier::Device => &phase.memory.offsets[..],
+            MemoryTier::Host => &phase.host.offsets[..],
+            MemoryTier::Nvme => &[],
         };
         self.resident_offset(id).or_else(|| Some(self.residents[tier as usize].bytes + among(passing, id)?))
     }
@@ -339,7 +346,7 @@ impl PlanData {
 
     /// What the process will hold of the host's memory: arenas and what is not ours.
     pub fn process_bytes(&self) -> Bytes {
-        match self.input.needs.host_foreign {
+        match self.input.needs.host_overhead_bytes {
             Some(foreign) => self.host_bytes + foreign,
             None => self.device_bytes() + self.host_bytes,
         }
@@ -347,7 +354,7 @@ impl PlanData {
 
     /// What the device will hold: the arena and what is not ours.
     pub fn device_bytes(&self) -> Bytes {
-        self.arena + self.input.needs.foreign
+        self.arena_bytes + self.input.needs.overhead_bytes
     }
 
     pub fn check_budget(&self, budget: Bytes) -> Result<(), PlanError> {

@@ -7,7 +7,7 @@ use lockstep_core::Axis;
 use crate::axes::Axes;
 use crate::buffer::{Access, BufferId};
 
-/// Which model of the run: its place among [`crate::PlanInput::models`].
+/// The index of a model in [`crate::PlanInput::models`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelId(pub u8);
 
@@ -16,15 +16,15 @@ impl ModelId {
     pub const FIRST: ModelId = ModelId(0);
 }
 
-/// An operation's place in its schedule.
+/// The index of an operation in its schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u32);
 
-/// A bucket's place in the schedule's table of spans.
+/// The index of a span in [`Schedule::spans`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SpanId(pub u32);
 
-/// A range of one unit's elements.
+/// Elements `[start, end)` of one unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanPart {
     pub unit: u32,
@@ -32,7 +32,7 @@ pub struct SpanPart {
     pub end: usize,
 }
 
-/// What moves together in one collective or copy: several units, or part of one.
+/// The elements that one collective or copy moves: a bucket of several units, or part of one unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     pub model: ModelId,
@@ -45,13 +45,13 @@ impl Span {
     }
 }
 
-/// A lane runs its operations in order; lanes run side by side. A stream on a GPU, a thread on a CPU.
+/// A queue of operations that run in order. Lanes run concurrently: each is a CUDA stream on a GPU, a thread on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
     Compute,
     Comm,
     Copy,
-    /// Work done by the host's cores for another device: sums of spilled gradients, updates of offloaded states.
+    /// The host's cores, for work on offloaded states: they add gradients and run the optimizer.
     Host,
 }
 
@@ -60,139 +60,142 @@ impl Lane {
     pub const ALL: [Lane; Lane::COUNT] = [Lane::Compute, Lane::Comm, Lane::Copy, Lane::Host];
 }
 
-/// What a [`OpKind::Move`] moves.
+/// What an [`OpKind::Copy`] copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moved {
-    /// A rank's share of a unit's parameters.
+pub enum CopyPayload {
+    /// This rank's shard of a unit's parameters.
     Params,
-    /// A rank's share of a unit's gradient.
+    /// This rank's shard of a unit's gradient.
     Grad,
-    /// All states that an update needs, of elements `span` of the share.
+    /// All states that an update of elements `span` of the shard needs.
     OptimizerStates,
-    /// Sums of squares of the gradients that stay on the device.
-    Squares,
+    /// Sums of squares of the gradients that are on the device.
+    NormLeaves,
 }
 
-/// One end of a move.
+/// The source or the destination of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// Where the state lives from step to step.
+pub enum CopyEnd {
+    /// The buffer that holds the state between steps.
     Resident,
-    /// A buffer of the step.
+    /// A buffer that lives within the step.
     Buffer(BufferId),
 }
 
-/// Where a sum over ranks ends up.
+/// Where the result of a reduction goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReduceInto {
-    /// Where backward wrote the gradient.
-    Place,
+    /// The buffer that backward wrote the gradient to.
+    InPlace,
     /// The accumulator that the optimizer reads. `fresh`: it is overwritten, not added to.
     Accumulator { fresh: bool },
 }
 
-/// What an operation does. Operands that its kind does not fix are named in it.
+/// What an operation does, and the operands that its kind does not imply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpKind {
-    /// A unit's parameters, whole, to a buffer that lives until `Release`: from all ranks along `axes`, or, where
-    /// there are none, from their home. `from`: this rank's share.
+    /// Brings all of a unit's parameters to a buffer that lives until `Release`: an all-gather along `axes`, or, if
+    /// `axes` is empty, a copy from where they live. `from` is this rank's shard.
     Gather {
         span: SpanId,
-        from: End,
+        from: CopyEnd,
         axes: Axes,
     },
+    /// Frees gathered parameters.
     Release(SpanId),
-    /// A micro-batch's tokens, targets and positions, from the caller to the device.
+    /// Copies a micro-batch's tokens, targets and positions from the caller to the device.
     Feed {
-        micro: u32,
+        micro_batch: u32,
     },
     Forward {
         unit: u32,
-        micro: u32,
+        micro_batch: u32,
     },
     HeadForward {
-        micro: u32,
+        micro_batch: u32,
     },
-    /// From the head's outputs, or from the batch alone, to one coefficient per token and channel.
+    /// Computes one coefficient per token and channel, from the head's outputs or from the batch alone.
     Objective {
-        micro: u32,
+        micro_batch: u32,
     },
     HeadBackward {
-        micro: u32,
+        micro_batch: u32,
         fresh: bool,
     },
-    /// Head forward and backward in one pass, for objectives whose coefficients need no outputs.
+    /// The head's forward and backward in one pass, for objectives whose coefficients do not depend on its outputs.
     HeadStep {
-        micro: u32,
+        micro_batch: u32,
         fresh: bool,
     },
+    /// Recomputes activations that forward did not save.
     Recompute {
         unit: u32,
-        micro: u32,
+        micro_batch: u32,
     },
     /// `fresh`: the gradient is overwritten, not added to.
     Backward {
         unit: u32,
-        micro: u32,
+        micro_batch: u32,
         fresh: bool,
     },
-    /// Sums gradients over the ranks along `axis`. A gradient that is sharded over the axis reaches its owner's slice
-    /// alone, any other every rank. `scratch`: room for partial sums; `None` in a world of one.
+    /// Sums gradients over the ranks along `axis`: a reduce-scatter if the gradient is sharded over the axis, else an
+    /// all-reduce. `scratch` holds partial sums; it is `None` if there is one rank.
     Reduce {
         span: SpanId,
-        micro: u32,
+        micro_batch: u32,
         axis: Axis,
         into: ReduceInto,
         scratch: Option<BufferId>,
     },
-    /// Copies between memories. Of gradients, states and updated parameters, spans count from the start of a rank's
-    /// share; a rank with a shorter share copies what it has.
-    Move {
-        what: Moved,
-        from: End,
-        to: End,
+    /// Copies between memories. The spans of gradients, states and updated parameters count from the start of a
+    /// rank's shard; a rank with a shorter shard copies the part it has.
+    Copy {
+        payload: CopyPayload,
+        from: CopyEnd,
+        to: CopyEnd,
         span: SpanId,
     },
-    /// Adds a micro-batch's gradient, moved to a buffer of the host, to those before it.
+    /// Adds a micro-batch's gradient, staged on the host, to the sum of the earlier ones.
     Add {
         span: SpanId,
-        micro: u32,
+        micro_batch: u32,
         from: BufferId,
     },
-    /// Sums of squares of some units' gradients, block by block, to `leaves`.
+    /// Computes the sums of squares of some units' gradients, block by block, into `leaves`.
     Squares {
         span: SpanId,
         leaves: BufferId,
     },
-    /// The global gradient norm, the clip factor and whether the step is skipped. Ranks along `axes` hold different
-    /// gradients and exchange their subtrees first.
+    /// Computes the global gradient norm, the clip factor and whether the update is skipped. Ranks along `axes` hold
+    /// different gradients and exchange their partial sums first.
     ClipNorm {
         axes: Axes,
     },
-    /// The optimizer's step on elements `[start, end)` of a rank's share of a unit, counted from the start of
-    /// the share; on a rank with a shorter share, on those that it has. `staging`: where states on a disk were moved
-    /// to, and where updated parameters go whose home is elsewhere.
+    /// Runs the optimizer on elements `[start, end)` of a rank's shard of a unit, counted from the start of the shard;
+    /// a rank with a shorter shard updates the part it has. `staging` holds states fetched from NVMe, and updated
+    /// parameters that live in another memory.
     Update {
         unit: u32,
         start: usize,
         end: usize,
         staging: Option<BufferId>,
     },
-    /// Updated shards to every rank's resident whole copy (parameters whole, optimizer sharded).
-    Publish {
+    /// All-gathers updated parameters into every rank's resident copy, where the optimizer is sharded and the
+    /// parameters are not (ZeRO-1 and ZeRO-2).
+    AllGatherUpdated {
         span: SpanId,
         axes: Axes,
     },
-    /// New tokens of running documents through all units, with the cache; repeated until all documents end.
+    /// Prefill and decode: runs new tokens through all units with the KV cache, until all sequences have ended.
     Generate,
 }
 
-/// Something that must be finished first.
+/// An operation that must finish first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    This(OpId),
-    /// The operation of the previous run of the same schedule.
-    Previous(OpId),
+    SameRun(OpId),
+    /// The operation of the previous run of the same schedule: the step before.
+    PreviousRun(OpId),
 }
 
 /// One operation.
@@ -201,23 +204,23 @@ pub struct Op {
     pub kind: OpKind,
     pub model: ModelId,
     pub lane: Lane,
-    /// Operations of other lanes; order within the lane is implied.
+    /// Operations of other lanes; the order within a lane is implied.
     pub waits: Vec<Wait>,
     pub accesses: Vec<(BufferId, Access)>,
 }
 
-/// One phase's operations, in the order they are issued.
+/// The operations of one phase, in the order they are issued.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
     pub ops: Vec<Op>,
     pub spans: Vec<Span>,
-    /// `Some`: when these are over the caller goes on, and may run the schedule again while the others finish:
-    /// updates on the host, parameters on their way to all ranks. `None`: the caller waits for all.
+    /// `Some`: the caller continues when these operations have finished, and may run the schedule again while the
+    /// others finish (host updates, all-gathers of updated parameters). `None`: the caller waits for all of them.
     pub returns_after: Option<Vec<OpId>>,
 }
 
 impl Schedule {
-    /// The operations of as many runs as can overlap, one run after the other, numbered through.
+    /// The operations of all runs that can overlap, one run after the other. Ids continue from run to run.
     pub(crate) fn in_flight(&self) -> impl Iterator<Item = (OpId, &Op)> {
         let runs = if self.returns_after.is_some() { 2 } else { 1 };
         let ops = std::iter::repeat_n(&self.ops, runs).flatten();

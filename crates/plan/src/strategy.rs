@@ -5,7 +5,7 @@
 
 use lockstep_config::StrategyName;
 
-use crate::builder::{StepBuilder, Use};
+use crate::builder::{StepBuilder, UnitPass};
 use crate::input::Placement;
 
 /// Emits one training step.
@@ -13,11 +13,13 @@ pub type Strategy = fn(&mut StepBuilder);
 
 /// The function and the placements (parameters, gradients, optimizer) behind a name.
 pub fn by_name(name: StrategyName) -> (Strategy, [Placement; 3]) {
-    use Placement::{Shard, Whole};
+    use Placement::{Replicate, Shard};
     match name {
-        StrategyName::Ddp | StrategyName::NoShard | StrategyName::Auto => (ddp, [Whole, Whole, Whole]),
-        StrategyName::Zero1 => (zero1, [Whole, Whole, Shard]),
-        StrategyName::Zero2 => (zero2, [Whole, Shard, Shard]),
+        StrategyName::Ddp | StrategyName::NoShard | StrategyName::Auto => {
+            (ddp, [Replicate, Replicate, Replicate])
+        }
+        StrategyName::Zero1 => (zero1, [Replicate, Replicate, Shard]),
+        StrategyName::Zero2 => (zero2, [Replicate, Shard, Shard]),
         StrategyName::ShardGradOp => (shard_grad_op, [Shard, Shard, Shard]),
         StrategyName::Zero3 | StrategyName::FullShard | StrategyName::HybridShard => {
             (zero3, [Shard, Shard, Shard])
@@ -27,14 +29,14 @@ pub fn by_name(name: StrategyName) -> (Strategy, [Placement; 3]) {
 
 /// Everything whole; gradients summed in buckets while backward goes on.
 pub fn ddp(b: &mut StepBuilder) {
-    for micro in 0..b.num_micros() {
-        let uses = b.uses_of_micro(micro);
-        b.run_windowed(&uses, &mut |b, done| {
+    for micro_batch in 0..b.num_micro_batches() {
+        let uses = b.micro_batch_passes(micro_batch);
+        b.run_with_prefetch(&uses, &mut |b, done| {
             if let Some(unit) = b.unit_to_reduce(done) {
-                b.bucket_unit(unit, micro);
+                b.add_to_bucket(unit, micro_batch);
             }
         });
-        b.flush_bucket(micro);
+        b.flush_bucket(micro_batch);
     }
     b.clip_and_update();
 }
@@ -46,8 +48,8 @@ pub fn zero1(b: &mut StepBuilder) {
 
 /// Gradients reach their owners unit by unit.
 pub fn zero2(b: &mut StepBuilder) {
-    let uses = b.uses_of_step();
-    b.run_windowed(&uses, &mut reduce_own_unit);
+    let uses = b.step_passes();
+    b.run_with_prefetch(&uses, &mut reduce_own_unit);
     b.clip_and_update();
 }
 
@@ -58,15 +60,15 @@ pub fn zero3(b: &mut StepBuilder) {
 
 /// Parameters whole from a micro-batch's forward to its backward.
 pub fn shard_grad_op(b: &mut StepBuilder) {
-    for micro in 0..b.num_micros() {
-        let uses = b.uses_of_micro(micro);
-        b.run_holding(&uses, &mut reduce_own_unit);
+    for micro_batch in 0..b.num_micro_batches() {
+        let uses = b.micro_batch_passes(micro_batch);
+        b.run_keeping_gathered(&uses, &mut reduce_own_unit);
     }
     b.clip_and_update();
 }
 
-fn reduce_own_unit(b: &mut StepBuilder, done: &Use) {
+fn reduce_own_unit(b: &mut StepBuilder, done: &UnitPass) {
     if let Some(unit) = b.unit_to_reduce(done) {
-        b.reduce_unit(unit, done.micro);
+        b.reduce_unit(unit, done.micro_batch);
     }
 }

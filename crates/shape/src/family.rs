@@ -3,30 +3,30 @@
 
 use crate::program::with_recomputation;
 use crate::{
-    Cols, ModelShape, Param, Program, Programs, Projection, Recompute, Rows, Site, Slot, SlotSpec, Step,
-    Turn, UnitShape,
+    DropoutSite, ModelShape, Param, Program, ProgramStep, Programs, Projection, Recompute, RopeDirection,
+    Slot, SlotCols, SlotRows, SlotSpec, UnitShape,
 };
 
 pub fn embed_programs(m: &ModelShape) -> Programs {
     Programs {
-        forward: Program::new(vec![Step::Embed { y: Slot::Y, w: Param::Embedding }]),
-        backward: Program::new(vec![Step::EmbedBack { dy: Slot::DX, w: Param::Embedding }]),
-        rebuild: Program::default(),
+        forward: Program::new(vec![ProgramStep::Embed { y: Slot::Y, w: Param::Embedding }]),
+        backward: Program::new(vec![ProgramStep::EmbedBack { dy: Slot::DX, w: Param::Embedding }]),
+        recompute_program: Program::default(),
         fused: Program::default(),
         next: Program::default(),
-        kept: vec![],
-        rebuilt: vec![],
+        saved: vec![],
+        recomputed: vec![],
         specs: vec![SlotSpec::activation(Slot::Y, m.dim), SlotSpec::activation(Slot::DX, m.dim)],
     }
 }
 
 /// The norm before a head, forward and backward.
-fn final_norm() -> [Step; 2] {
+fn final_norm() -> [ProgramStep; 2] {
     let (x, w, rstd) = (Slot::X.into(), Param::FinalNorm, Slot::RF);
     let (dy, dx) = (Slot::DNF.into(), Slot::DX.into());
     [
-        Step::Norm { x, w, y: Slot::NF.into(), rstd },
-        Step::NormBack { dy, x, w, rstd, dx, add: false, again: false },
+        ProgramStep::Norm { x, w, y: Slot::NF.into(), rstd },
+        ProgramStep::NormBack { dy, x, w, rstd, dx, add: false, recompute_output: false },
     ]
 }
 
@@ -35,29 +35,29 @@ pub fn head_programs(m: &ModelShape) -> Programs {
     let w = if m.tied { Param::Embedding } else { Param::LmHead };
     let (x, nf) = (Slot::X, Slot::NF);
     let [norm, norm_back] = final_norm();
-    let fused = Step::HeadFused { x: nf, w, logits: Slot::Logits, dx: Slot::DNF };
+    let fused = ProgramStep::HeadFused { x: nf, w, logits: Slot::Logits, dx: Slot::DNF };
     Programs {
-        forward: Program::new(vec![norm, Step::HeadOutputs { x: nf, w, logits: Slot::Logits }]),
+        forward: Program::new(vec![norm, ProgramStep::HeadOutputs { x: nf, w, logits: Slot::Logits }]),
         backward: Program::new(vec![norm, fused, norm_back]),
         fused: Program::new(vec![norm, fused, norm_back]),
         next: Program::new(vec![
             norm,
-            Step::Pick { x: nf, y: Slot::Last },
-            Step::HeadLogits { x: Slot::Last, w, logits: Slot::Logits },
+            ProgramStep::Pick { x: nf, y: Slot::Last },
+            ProgramStep::HeadLogits { x: Slot::Last, w, logits: Slot::Logits },
         ]),
-        rebuild: Program::default(),
-        kept: vec![],
-        rebuilt: vec![],
+        recompute_program: Program::default(),
+        saved: vec![],
+        recomputed: vec![],
         specs: vec![
             SlotSpec::activation(x, m.dim),
             SlotSpec::activation(Slot::DX, m.dim),
             SlotSpec::activation(nf, m.dim),
             SlotSpec::statistic(Slot::RF, 1),
             SlotSpec::activation(Slot::DNF, m.dim),
-            SlotSpec { slot: Slot::Last, rows: Rows::Chunk, width: m.dim, dtype: None },
+            SlotSpec { slot: Slot::Last, rows: SlotRows::Chunk, width: m.dim, dtype: None },
             SlotSpec {
                 slot: Slot::Logits,
-                rows: Rows::Chunk,
+                rows: SlotRows::Chunk,
                 width: m.vocab,
                 dtype: Some(lockstep_core::DType::F32),
             },
@@ -69,15 +69,15 @@ pub fn head_programs(m: &ModelShape) -> Programs {
 pub fn score_head_programs(m: &ModelShape) -> Programs {
     let (x, nf, w) = (Slot::X, Slot::NF, Param::Score);
     let [norm, norm_back] = final_norm();
-    let (score, back) = (Step::Score { x: nf, w }, Step::ScoreBack { x: nf, w, dx: Slot::DNF });
+    let (score, back) = (ProgramStep::Score { x: nf, w }, ProgramStep::ScoreBack { x: nf, w, dx: Slot::DNF });
     Programs {
         forward: Program::new(vec![norm, score]),
         backward: Program::new(vec![norm, back, norm_back]),
         fused: Program::new(vec![norm, score, back, norm_back]),
         next: Program::default(),
-        rebuild: Program::default(),
-        kept: vec![],
-        rebuilt: vec![],
+        recompute_program: Program::default(),
+        saved: vec![],
+        recomputed: vec![],
         specs: vec![
             SlotSpec::activation(x, m.dim),
             SlotSpec::activation(Slot::DX, m.dim),
@@ -102,12 +102,12 @@ pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute) -
     all_kept.retain(|slot| backward.iter().any(|step| step.reads().contains(slot)));
 
     let cheap = [Slot::N1, Slot::N2, Slot::Qn, Slot::Kn];
-    let (kept, rebuilt) = match recompute {
+    let (saved, recomputed) = match recompute {
         Recompute::None => (all_kept, vec![]),
         Recompute::Selective => (all_kept.into_iter().filter(|s| !cheap.contains(s)).collect(), vec![]),
         Recompute::Full => (vec![], all_kept),
     };
-    let rebuild = match recompute {
+    let recompute_program = match recompute {
         Recompute::Full => {
             let unwanted = [Slot::Y, Slot::S];
             forward
@@ -118,16 +118,16 @@ pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute) -
         }
         _ => vec![],
     };
-    let there: Vec<Slot> = kept.iter().chain(&rebuilt).copied().chain([Slot::X]).collect();
+    let there: Vec<Slot> = saved.iter().chain(&recomputed).copied().chain([Slot::X]).collect();
     let backward = with_recomputation(backward, &forward, &there);
     Programs {
         forward: Program::new(forward),
-        rebuild: Program::new(rebuild),
+        recompute_program: Program::new(recompute_program),
         backward: Program::new(backward),
         fused: Program::default(),
         next: Program::default(),
-        kept,
-        rebuilt,
+        saved,
+        recomputed,
         specs: block_specs(m),
     }
 }
@@ -159,33 +159,37 @@ fn block_specs(m: &ModelShape) -> Vec<SlotSpec> {
 }
 
 /// Queries, keys and values as column ranges of one slot.
-fn thirds(m: &ModelShape, slot: Slot) -> [Cols; 3] {
+fn thirds(m: &ModelShape, slot: Slot) -> [SlotCols; 3] {
     let (q, kv) = (m.q_width(), m.kv_width());
-    [Cols { slot, start: 0, len: q }, Cols { slot, start: q, len: kv }, Cols { slot, start: q + kv, len: kv }]
+    [
+        SlotCols { slot, start: 0, len: q },
+        SlotCols { slot, start: q, len: kv },
+        SlotCols { slot, start: q + kv, len: kv },
+    ]
 }
 
 /// Gate and up as column ranges of one slot.
-fn halves(m: &ModelShape) -> [Cols; 2] {
+fn halves(m: &ModelShape) -> [SlotCols; 2] {
     let (slot, len) = (Slot::GateUp, m.ffn);
-    [Cols { slot, start: 0, len }, Cols { slot, start: len, len }]
+    [SlotCols { slot, start: 0, len }, SlotCols { slot, start: len, len }]
 }
 
 /// The products that fill these columns of a slot from one input: a single one where their weights lie side by
 /// side in the unit, else one for each.
-fn products(block: &UnitShape, joined: Param, columns: &[Cols]) -> Vec<(Param, Cols)> {
+fn products(block: &UnitShape, joined: Param, columns: &[SlotCols]) -> Vec<(Param, SlotCols)> {
     if block.extent(joined).is_some() {
         return vec![(joined, columns[0].slot.into())];
     }
     parts(joined, columns)
 }
 
-fn parts(joined: Param, columns: &[Cols]) -> Vec<(Param, Cols)> {
+fn parts(joined: Param, columns: &[SlotCols]) -> Vec<(Param, SlotCols)> {
     joined.parts().iter().copied().zip(columns.iter().copied()).collect()
 }
 
 /// The same products as far as their weights are trained: where only some are, one for each of those.
-fn trained_products(block: &UnitShape, joined: Param, columns: &[Cols]) -> Vec<(Param, Cols)> {
-    let trained = |(param, _): &(Param, Cols)| param.parts().iter().all(|part| block.is_trained(*part));
+fn trained_products(block: &UnitShape, joined: Param, columns: &[SlotCols]) -> Vec<(Param, SlotCols)> {
+    let trained = |(param, _): &(Param, SlotCols)| param.parts().iter().all(|part| block.is_trained(*part));
     let whole = products(block, joined, columns);
     if whole.iter().all(trained) {
         whole
@@ -195,43 +199,56 @@ fn trained_products(block: &UnitShape, joined: Param, columns: &[Cols]) -> Vec<(
 }
 
 /// The columns of queries and keys that turn: both at once where they lie in one slot.
-fn turned(m: &ModelShape, [q, k]: [Cols; 2]) -> Vec<Cols> {
-    if q.slot == k.slot { vec![Cols { len: m.q_width() + m.kv_width(), ..q }] } else { vec![q, k] }
+fn turned(m: &ModelShape, [q, k]: [SlotCols; 2]) -> Vec<SlotCols> {
+    if q.slot == k.slot { vec![SlotCols { len: m.q_width() + m.kv_width(), ..q }] } else { vec![q, k] }
 }
 
 /// What attention reads: the projections, or their normed copies for queries and keys.
-fn attention_inputs(m: &ModelShape, qk_norm: bool) -> [Cols; 3] {
+fn attention_inputs(m: &ModelShape, qk_norm: bool) -> [SlotCols; 3] {
     let [q, k, v] = thirds(m, Slot::Qkv);
     if qk_norm { [Slot::Qn.into(), Slot::Kn.into(), v] } else { [q, k, v] }
 }
 
-fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<Step> {
+fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<ProgramStep> {
     let qk_norm = m.architecture.qk_norm();
     let [q, k, v] = thirds(m, Slot::Qkv);
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
-    let linear = |x: Slot, w: Param, y: Cols| Step::Linear { x: x.into(), w, y, residual: None };
-    let bias = |of: Projection, y: Cols| Step::Bias { y, b: Param::BiasOf(of) };
-    let mut steps =
-        vec![Step::Norm { x: Slot::X.into(), w: Param::InputNorm, y: Slot::N1.into(), rstd: Slot::R1 }];
+    let linear = |x: Slot, w: Param, y: SlotCols| ProgramStep::Linear { x: x.into(), w, y, residual: None };
+    let bias = |of: Projection, y: SlotCols| ProgramStep::Bias { y, b: Param::BiasOf(of) };
+    let mut steps = vec![ProgramStep::Norm {
+        x: Slot::X.into(),
+        w: Param::InputNorm,
+        y: Slot::N1.into(),
+        rstd: Slot::R1,
+    }];
     steps.extend(products(block, Param::Qkv, &[q, k, v]).into_iter().map(|(w, y)| linear(Slot::N1, w, y)));
     if m.biases.qkv {
         steps.extend([bias(Projection::Q, q), bias(Projection::K, k), bias(Projection::V, v)]);
     }
     if qk_norm {
-        steps.push(Step::Norm { x: q, w: Param::QNorm, y: q_in, rstd: Slot::Rq });
-        steps.push(Step::Norm { x: k, w: Param::KNorm, y: k_in, rstd: Slot::Rk });
+        steps.push(ProgramStep::Norm { x: q, w: Param::QNorm, y: q_in, rstd: Slot::Rq });
+        steps.push(ProgramStep::Norm { x: k, w: Param::KNorm, y: k_in, rstd: Slot::Rk });
     }
-    steps.extend(turned(m, [q_in, k_in]).into_iter().map(|x| Step::Rope { x, turn: Turn::Forward }));
-    steps.push(Step::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse });
-    add_branch(m, &mut steps, (Slot::O, Projection::O), Slot::X2, Slot::X, Site::AttentionOut);
+    steps.extend(
+        turned(m, [q_in, k_in])
+            .into_iter()
+            .map(|x| ProgramStep::Rope { x, direction: RopeDirection::Forward }),
+    );
+    steps.push(ProgramStep::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse });
+    add_branch(m, &mut steps, (Slot::O, Projection::O), Slot::X2, Slot::X, DropoutSite::AttentionOut);
     let [g, u] = halves(m);
-    steps.push(Step::Norm { x: Slot::X2.into(), w: Param::PostNorm, y: Slot::N2.into(), rstd: Slot::R2 });
+    steps.push(ProgramStep::Norm {
+        x: Slot::X2.into(),
+        w: Param::PostNorm,
+        y: Slot::N2.into(),
+        rstd: Slot::R2,
+    });
     steps.extend(products(block, Param::GateUp, &[g, u]).into_iter().map(|(w, y)| linear(Slot::N2, w, y)));
     if m.biases.mlp {
         steps.extend([bias(Projection::Gate, g), bias(Projection::Up, u)]);
     }
-    steps.push(Step::SwiGlu { g, u, y: Slot::S });
-    add_branch(m, &mut steps, (Slot::S, Projection::Down), Slot::Y, Slot::X2, Site::MlpOut);
+    steps.push(ProgramStep::SwiGlu { g, u, y: Slot::S });
+    add_branch(m, &mut steps, (Slot::S, Projection::Down), Slot::Y, Slot::X2, DropoutSite::MlpOut);
     steps
 }
 
@@ -239,42 +256,55 @@ fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<Step> {
 /// the product itself starts from the stream.
 fn add_branch(
     m: &ModelShape,
-    steps: &mut Vec<Step>,
+    steps: &mut Vec<ProgramStep>,
     (x, of): (Slot, Projection),
     y: Slot,
     residual: Slot,
-    site: Site,
+    site: DropoutSite,
 ) {
     let drops = m.dropout.residual > 0.0;
     let start = (!drops).then_some(residual);
-    steps.push(Step::Linear { x: x.into(), w: of.weight().0, y: y.into(), residual: start });
+    steps.push(ProgramStep::Linear { x: x.into(), w: of.weight().0, y: y.into(), residual: start });
     if of.has_bias(m.biases) {
-        steps.push(Step::Bias { y: y.into(), b: Param::BiasOf(of) });
+        steps.push(ProgramStep::Bias { y: y.into(), b: Param::BiasOf(of) });
     }
     if drops {
-        steps.push(Step::Dropout { y, residual, site });
+        steps.push(ProgramStep::Dropout { y, residual, site });
     }
 }
 
 /// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made again for it
 /// is gone before the next large slot is needed. Where the gated unit's or a norm's output is not kept, its own
 /// backward puts it in the place of the gradient that it was given, and the weight waits for that.
-fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Vec<Step> {
+fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Vec<ProgramStep> {
     let qk_norm = m.architecture.qk_norm();
     let (dx, dn) = (Slot::DX, Slot::DN);
-    let weight = |dy: Cols, x: Slot, w: Param| Step::LinearBackWeight { dy, x: x.into(), w };
-    let input = |dy: Cols, w: Param, dx: Slot, add: bool| Step::LinearBackInput { dy, w, dx: dx.into(), add };
+    let weight = |dy: SlotCols, x: Slot, w: Param| ProgramStep::LinearBackWeight { dy, x: x.into(), w };
+    let input = |dy: SlotCols, w: Param, dx: Slot, add: bool| ProgramStep::LinearBackInput {
+        dy,
+        w,
+        dx: dx.into(),
+        add,
+    };
     // The gradients of the weights, that of the normed input they share, and the norm's.
-    let normed_back = |joined: Param, columns: &[Cols], (n, x, w, rstd): (Slot, Slot, Param, Slot)| {
+    let normed_back = |joined: Param, columns: &[SlotCols], (n, x, w, rstd): (Slot, Slot, Param, Slot)| {
         let trained = trained_products(block, joined, columns);
-        let again = recompute == Recompute::Selective && !trained.is_empty();
-        let normed = if again { dn } else { n };
+        let recompute_output = recompute == Recompute::Selective && !trained.is_empty();
+        let normed = if recompute_output { dn } else { n };
         let weights = trained.into_iter().map(|(w, dy)| weight(dy, normed, w));
         let all = products(block, joined, columns).into_iter().enumerate();
         let inputs = all.map(|(i, (w, dy))| input(dy, w, dn, i > 0));
-        let norm = [Step::NormBack { dy: dn.into(), x: x.into(), w, rstd, dx: dx.into(), add: true, again }];
-        if again {
-            inputs.chain(norm).chain(weights).collect::<Vec<Step>>()
+        let norm = [ProgramStep::NormBack {
+            dy: dn.into(),
+            x: x.into(),
+            w,
+            rstd,
+            dx: dx.into(),
+            add: true,
+            recompute_output,
+        }];
+        if recompute_output {
+            inputs.chain(norm).chain(weights).collect::<Vec<ProgramStep>>()
         } else {
             weights.chain(inputs).chain(norm).collect()
         }
@@ -284,18 +314,18 @@ fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Ve
     let dqkv = thirds(m, Slot::DQkv);
     let [dq, dk, dv] = dqkv;
     let [g, u] = halves(m);
-    let bias = |of: Projection, dy: Cols| Step::BiasBack { dy, b: Param::BiasOf(of) };
+    let bias = |of: Projection, dy: SlotCols| ProgramStep::BiasBack { dy, b: Param::BiasOf(of) };
     // The gradient of what a branch adds: the stream's own, or, dropped from, in a slot that is free then.
     let drops = m.dropout.residual > 0.0;
     let branch = if drops { dn } else { dx };
-    let drop = |site: Site| drops.then_some(Step::DropoutBack { dy: dx, dx: dn, site });
+    let drop = |site: DropoutSite| drops.then_some(ProgramStep::DropoutBack { dy: dx, dx: dn, site });
     let (down, gated_again) = (block.is_trained(Param::Down), recompute != Recompute::None);
     let mut steps = Vec::new();
-    steps.extend(drop(Site::MlpOut));
+    steps.extend(drop(DropoutSite::MlpOut));
     steps.extend((down && !gated_again).then(|| weight(branch.into(), Slot::S, Param::Down)));
     steps.extend([
         input(branch.into(), Param::Down, Slot::DS, false),
-        Step::SwiGluBack { g, u, dy: Slot::DS, again: down && gated_again },
+        ProgramStep::SwiGluBack { g, u, dy: Slot::DS, recompute_output: down && gated_again },
     ]);
     steps.extend((down && gated_again).then(|| weight(branch.into(), Slot::DS, Param::Down)));
     if m.biases.mlp {
@@ -307,20 +337,30 @@ fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Ve
     }
     let post = (Slot::N2, Slot::X2, Param::PostNorm, Slot::R2);
     steps.extend(normed_back(Param::GateUp, &[g, u], post));
-    steps.extend(drop(Site::AttentionOut));
+    steps.extend(drop(DropoutSite::AttentionOut));
     steps.extend(block.is_trained(Param::O).then(|| weight(branch.into(), Slot::O, Param::O)));
     steps.extend([
         input(branch.into(), Param::O, Slot::DO, false),
-        Step::AttentionBack { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse, dout: Slot::DO, dqkv },
+        ProgramStep::AttentionBack {
+            q: q_in,
+            k: k_in,
+            v: v_in,
+            out: Slot::O,
+            lse: Slot::Lse,
+            dout: Slot::DO,
+            dqkv,
+        },
     ]);
-    steps.extend(turned(m, [dq, dk]).into_iter().map(|x| Step::Rope { x, turn: Turn::Backward }));
+    steps.extend(
+        turned(m, [dq, dk]).into_iter().map(|x| ProgramStep::Rope { x, direction: RopeDirection::Backward }),
+    );
     if m.biases.out {
         steps.push(bias(Projection::O, branch.into()));
     }
     if qk_norm {
-        let back = |dy: Cols, x: Cols, w: Param, rstd: Slot| {
-            let (add, again) = (false, false);
-            Step::NormBack { dy, x, w, rstd, dx: dy, add, again }
+        let back = |dy: SlotCols, x: SlotCols, w: Param, rstd: Slot| {
+            let (add, recompute_output) = (false, false);
+            ProgramStep::NormBack { dy, x, w, rstd, dx: dy, add, recompute_output }
         };
         steps.push(back(dq, q, Param::QNorm, Slot::Rq));
         steps.push(back(dk, k, Param::KNorm, Slot::Rk));
@@ -330,7 +370,7 @@ fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Ve
     }
     let first = (Slot::N1, Slot::X, Param::InputNorm, Slot::R1);
     steps.extend(normed_back(Param::Qkv, &dqkv, first));
-    steps.retain(|step| !matches!(step, Step::BiasBack { b, .. } if !block.is_trained(*b)));
+    steps.retain(|step| !matches!(step, ProgramStep::BiasBack { b, .. } if !block.is_trained(*b)));
     steps
 }
 
@@ -394,10 +434,10 @@ mod tests {
                     there
                 };
                 let after = check(&p.forward, vec![Slot::X]);
-                assert!(after.contains(&Slot::Y) && p.kept.iter().all(|s| after.contains(s)));
-                let after = check(&p.rebuild, vec![Slot::X]);
-                assert!(p.rebuilt.iter().all(|s| after.contains(s)));
-                let there = p.kept.iter().chain(&p.rebuilt).copied().chain([Slot::X, Slot::DX]).collect();
+                assert!(after.contains(&Slot::Y) && p.saved.iter().all(|s| after.contains(s)));
+                let after = check(&p.recompute_program, vec![Slot::X]);
+                assert!(p.recomputed.iter().all(|s| after.contains(s)));
+                let there = p.saved.iter().chain(&p.recomputed).copied().chain([Slot::X, Slot::DX]).collect();
                 check(&p.backward, there);
             }
         }
@@ -411,11 +451,11 @@ mod tests {
                 let p = block_programs(shape, &block, recompute);
                 for segment in &block.segments {
                     let times = p.backward.steps.iter().filter(|s| match s {
-                        Step::LinearBackWeight { w, .. } | Step::BiasBack { b: w, .. } => {
+                        ProgramStep::LinearBackWeight { w, .. } | ProgramStep::BiasBack { b: w, .. } => {
                             w.parts().contains(&segment.param)
                         }
                         // Also for the sake of the input's gradient.
-                        Step::NormBack { w, .. } => *w == segment.param && segment.is_trained(),
+                        ProgramStep::NormBack { w, .. } => *w == segment.param && segment.is_trained(),
                         _ => false,
                     });
                     assert_eq!(times.count(), usize::from(segment.is_trained()), "{}", segment.name);
@@ -427,21 +467,22 @@ mod tests {
     #[test]
     fn nothing_is_kept_for_frozen_weights() {
         let shape = ModelShape::named("tiny", 300).unwrap();
-        let kept = |frozen: &[&str]| block_programs(&shape, &block(&shape, frozen), Recompute::None).kept;
+        let saved = |frozen: &[&str]| block_programs(&shape, &block(&shape, frozen), Recompute::None).saved;
         let without = |slots: &[Slot]| {
-            kept(&[]).into_iter().filter(|slot| !slots.contains(slot)).collect::<Vec<Slot>>()
+            saved(&[]).into_iter().filter(|slot| !slots.contains(slot)).collect::<Vec<Slot>>()
         };
-        assert_eq!(kept(&["*down_proj"]), without(&[Slot::S]));
-        assert_eq!(kept(&["*q_proj", "*k_proj", "*v_proj"]), without(&[Slot::N1]));
-        assert_eq!(kept(&["*q_proj"]), without(&[]), "keys and values need it");
-        assert_eq!(kept(&["*"]), without(&[Slot::N1, Slot::N2, Slot::S]));
+        assert_eq!(saved(&["*down_proj"]), without(&[Slot::S]));
+        assert_eq!(saved(&["*q_proj", "*k_proj", "*v_proj"]), without(&[Slot::N1]));
+        assert_eq!(saved(&["*q_proj"]), without(&[]), "keys and values need it");
+        assert_eq!(saved(&["*"]), without(&[Slot::N1, Slot::N2, Slot::S]));
     }
 
     /// One product for weights that lie side by side, and none across padding.
     #[test]
     fn projections_of_one_input_are_one_product_where_they_can() {
         let products = |shape: &ModelShape| -> Vec<Param> {
-            let linear = |s: &Step| if let Step::Linear { w, .. } = s { Some(*w) } else { None };
+            let linear =
+                |s: &ProgramStep| if let ProgramStep::Linear { w, .. } = s { Some(*w) } else { None };
             block_programs(shape, &block(shape, &[]), Recompute::None)
                 .forward
                 .steps
@@ -466,7 +507,7 @@ mod tests {
             let into_dn: Vec<bool> = steps
                 .iter()
                 .filter_map(|s| match s {
-                    Step::LinearBackInput { dx, add, .. } if dx.slot == Slot::DN => Some(*add),
+                    ProgramStep::LinearBackInput { dx, add, .. } if dx.slot == Slot::DN => Some(*add),
                     _ => None,
                 })
                 .collect();

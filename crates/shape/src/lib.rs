@@ -26,12 +26,12 @@ pub use architecture::Architecture;
 pub use channel::{Channel, Channels};
 pub use error::ShapeError;
 pub use family::{block_programs, embed_programs, head_programs, score_head_programs};
-pub use model_shape::{Biases, Dropout, Head, ModelShape, Window};
-pub use program::{Cols, Operand, Program, Programs, Recompute, Site, Step, Turn};
+pub use model_shape::{Biases, Dropout, Head, ModelShape, SlidingWindow};
+pub use program::{DropoutSite, Program, ProgramStep, Programs, Recompute, RopeDirection, SlotCols};
 pub use rope::{Rope, RopeScaling, Yarn};
 pub use sizes::NAMED_SIZES;
-pub use slot::{Rows, Slot, SlotSpec};
+pub use slot::{Slot, SlotRows, SlotSpec};
 pub use unit::{
-    Extent, FlatParam, Freeze, Init, Param, ParamGroup, Projection, Segment, UnitKind, UnitShape,
+    FlatParam, Freeze, Param, ParamGroup, Projection, Segment, UnitKind, UnitShape, WeightExtent, WeightInit,
     pattern_matches, units,
 };

@@ -17,7 +17,7 @@ pub struct ModelShape {
     pub norm_eps: f64,
     pub rope: Rope,
     pub biases: Biases,
-    pub window: Option<Window>,
+    pub window: Option<SlidingWindow>,
     pub dropout: Dropout,
     pub tied: bool,
     pub max_positions: usize,
@@ -65,7 +65,7 @@ impl Dropout {
 
 /// Attention that does not look back for ever.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct SlidingWindow {
     /// Keys a query sees, its own among them.
     pub keys: usize,
     /// Which layers have the window; the others see all keys.

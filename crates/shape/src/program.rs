@@ -15,38 +15,35 @@ pub enum Recompute {
 
 /// Which way rotary embedding turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum RopeDirection {
     Forward,
     Backward,
 }
 
 /// Where the residual stream takes something in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Site {
+pub enum DropoutSite {
     AttentionOut,
     MlpOut,
 }
 
 /// Columns `[start, start + len)` of a slot; `len` 0 stands for all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cols {
+pub struct SlotCols {
     pub slot: Slot,
     pub start: usize,
     pub len: usize,
 }
 
-/// A slot, whole or in part.
-pub type Operand = Cols;
-
-impl From<Slot> for Cols {
-    fn from(slot: Slot) -> Cols {
-        Cols { slot, start: 0, len: 0 }
+impl From<Slot> for SlotCols {
+    fn from(slot: Slot) -> SlotCols {
+        SlotCols { slot, start: 0, len: 0 }
     }
 }
 
 /// One operation on slots and weights. Weight gradients accumulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ProgramStep {
     /// y = table\[tokens\]
     Embed {
         y: Slot,
@@ -59,96 +56,96 @@ pub enum Step {
     },
     /// y = x · rstd(x) · w, over groups as wide as w
     Norm {
-        x: Cols,
+        x: SlotCols,
         w: Param,
-        y: Cols,
+        y: SlotCols,
         rstd: Slot,
     },
     /// dx (+)= ∂/∂x, dw += ∂/∂w; `again`: and dy becomes what y was
     NormBack {
-        dy: Cols,
-        x: Cols,
+        dy: SlotCols,
+        x: SlotCols,
         w: Param,
         rstd: Slot,
-        dx: Cols,
+        dx: SlotCols,
         add: bool,
-        again: bool,
+        recompute_output: bool,
     },
     /// y = (residual +) x · wᵀ
     Linear {
-        x: Cols,
+        x: SlotCols,
         w: Param,
-        y: Cols,
+        y: SlotCols,
         residual: Option<Slot>,
     },
     /// dx (+)= dy · w
     LinearBackInput {
-        dy: Cols,
+        dy: SlotCols,
         w: Param,
-        dx: Cols,
+        dx: SlotCols,
         add: bool,
     },
     /// dw += dyᵀ · x
     LinearBackWeight {
-        dy: Cols,
-        x: Cols,
+        dy: SlotCols,
+        x: SlotCols,
         w: Param,
     },
     /// Adds b to every row of y, in place
     Bias {
-        y: Cols,
+        y: SlotCols,
         b: Param,
     },
     /// db += the sum of dy's rows
     BiasBack {
-        dy: Cols,
+        dy: SlotCols,
         b: Param,
     },
     /// y = residual + dropout(y), in place
     Dropout {
         y: Slot,
         residual: Slot,
-        site: Site,
+        site: DropoutSite,
     },
     /// dx = the gradient of what was dropped from
     DropoutBack {
         dy: Slot,
         dx: Slot,
-        site: Site,
+        site: DropoutSite,
     },
     /// Turns heads in place
     Rope {
-        x: Cols,
-        turn: Turn,
+        x: SlotCols,
+        direction: RopeDirection,
     },
     Attention {
-        q: Cols,
-        k: Cols,
-        v: Cols,
+        q: SlotCols,
+        k: SlotCols,
+        v: SlotCols,
         out: Slot,
         lse: Slot,
     },
     AttentionBack {
-        q: Cols,
-        k: Cols,
-        v: Cols,
+        q: SlotCols,
+        k: SlotCols,
+        v: SlotCols,
         out: Slot,
         lse: Slot,
         dout: Slot,
-        dqkv: [Cols; 3],
+        dqkv: [SlotCols; 3],
     },
     /// y = silu(g) · u
     SwiGlu {
-        g: Cols,
-        u: Cols,
+        g: SlotCols,
+        u: SlotCols,
         y: Slot,
     },
     /// g, u become their gradients; `again`: and dy becomes what y was
     SwiGluBack {
-        g: Cols,
-        u: Cols,
+        g: SlotCols,
+        u: SlotCols,
         dy: Slot,
-        again: bool,
+        recompute_output: bool,
     },
     /// y = x\[picks\]: the last row of every document
     Pick {
@@ -187,10 +184,10 @@ pub enum Step {
     },
 }
 
-impl Step {
+impl ProgramStep {
     /// Slots read, in no order. In-place slots are both read and written.
     pub fn reads(&self) -> Vec<Slot> {
-        use Step::*;
+        use ProgramStep::*;
         match *self {
             Embed { .. } => vec![],
             EmbedBack { dy, .. } => vec![dy],
@@ -231,14 +228,14 @@ impl Step {
 
     /// Slots written.
     pub fn writes(&self) -> Vec<Slot> {
-        use Step::*;
+        use ProgramStep::*;
         match *self {
             Embed { y, .. } => vec![y],
             EmbedBack { .. } | LinearBackWeight { .. } | BiasBack { .. } => vec![],
             Norm { y, rstd, .. } => vec![y.slot, rstd],
-            NormBack { dy, dx, again, .. } => {
+            NormBack { dy, dx, recompute_output, .. } => {
                 let mut all = vec![dx.slot];
-                all.extend(again.then_some(dy.slot));
+                all.extend(recompute_output.then_some(dy.slot));
                 all
             }
             LinearBackInput { dx, .. } => vec![dx.slot],
@@ -249,9 +246,9 @@ impl Step {
             Attention { out, lse, .. } => vec![out, lse],
             AttentionBack { dqkv, .. } => dqkv.map(|c| c.slot).to_vec(),
             SwiGlu { y, .. } => vec![y],
-            SwiGluBack { g, u, dy, again } => {
+            SwiGluBack { g, u, dy, recompute_output } => {
                 let mut all = vec![g.slot, u.slot];
-                all.extend(again.then_some(dy));
+                all.extend(recompute_output.then_some(dy));
                 all
             }
             Pick { y, .. } => vec![y],
@@ -266,11 +263,11 @@ impl Step {
 /// An ordered list of steps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    pub steps: Vec<Step>,
+    pub steps: Vec<ProgramStep>,
 }
 
 impl Program {
-    pub fn new(steps: Vec<Step>) -> Program {
+    pub fn new(steps: Vec<ProgramStep>) -> Program {
         Program { steps }
     }
 
@@ -293,16 +290,16 @@ impl Program {
 pub struct Programs {
     pub forward: Program,
     /// Runs before `backward` when the unit is recomputed in full; else empty.
-    pub rebuild: Program,
+    pub recompute_program: Program,
     pub backward: Program,
     /// The head's forward and backward in one pass; empty for other units.
     pub fused: Program,
     /// The head's logits for the last token of every document; empty for other units.
     pub next: Program,
     /// Slots that live from forward to backward.
-    pub kept: Vec<Slot>,
+    pub saved: Vec<Slot>,
     /// Slots that live from rebuild to backward.
-    pub rebuilt: Vec<Slot>,
+    pub recomputed: Vec<Slot>,
     pub specs: Vec<SlotSpec>,
 }
 
@@ -314,8 +311,12 @@ impl Programs {
 
 /// Puts the steps that make missing slots in front of the steps that read them. `forward` makes every
 /// slot; `kept` are there already. A slot that was made once stays for the rest of the program.
-pub(crate) fn with_recomputation(backward: Vec<Step>, forward: &[Step], kept: &[Slot]) -> Vec<Step> {
-    fn make(slot: Slot, forward: &[Step], there: &mut Vec<Slot>, out: &mut Vec<Step>) {
+pub(crate) fn with_recomputation(
+    backward: Vec<ProgramStep>,
+    forward: &[ProgramStep],
+    saved: &[Slot],
+) -> Vec<ProgramStep> {
+    fn make(slot: Slot, forward: &[ProgramStep], there: &mut Vec<Slot>, out: &mut Vec<ProgramStep>) {
         if there.contains(&slot) || !forward.iter().any(|step| step.writes().contains(&slot)) {
             return;
         }
@@ -327,7 +328,7 @@ pub(crate) fn with_recomputation(backward: Vec<Step>, forward: &[Step], kept: &[
             out.push(*step);
         }
     }
-    let mut there = kept.to_vec();
+    let mut there = saved.to_vec();
     let mut out = Vec::new();
     for step in backward {
         for slot in step.reads() {

@@ -105,8 +105,8 @@ impl Yarn {
     fn frequency(&self, pair: usize, power: f32, (low, high): (f64, f64)) -> f32 {
         let stretched = 1.0 / (self.factor as f32 * power);
         let ramp = ((pair as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
-        let kept = 1.0 - ramp;
-        stretched * (1.0 - kept) + 1.0 / power * kept
+        let saved = 1.0 - ramp;
+        stretched * (1.0 - saved) + 1.0 / power * saved
     }
 
     /// The pairs between which frequencies go from left alone to stretched.

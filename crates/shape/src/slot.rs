@@ -4,7 +4,7 @@ use lockstep_core::{Bytes, DType};
 
 /// How many rows a slot has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rows {
+pub enum SlotRows {
     /// One per token of the micro-batch.
     Tokens,
     /// One per token of a head chunk.
@@ -67,7 +67,7 @@ impl Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotSpec {
     pub slot: Slot,
-    pub rows: Rows,
+    pub rows: SlotRows,
     /// Elements per row.
     pub width: usize,
     /// `None` for activations, whose storage type the precision decides.
@@ -76,17 +76,17 @@ pub struct SlotSpec {
 
 impl SlotSpec {
     pub const fn activation(slot: Slot, width: usize) -> SlotSpec {
-        SlotSpec { slot, rows: Rows::Tokens, width, dtype: None }
+        SlotSpec { slot, rows: SlotRows::Tokens, width, dtype: None }
     }
 
     pub const fn statistic(slot: Slot, width: usize) -> SlotSpec {
-        SlotSpec { slot, rows: Rows::Tokens, width, dtype: Some(DType::F32) }
+        SlotSpec { slot, rows: SlotRows::Tokens, width, dtype: Some(DType::F32) }
     }
 
     pub fn bytes(&self, tokens: usize, chunk: usize, activation: DType) -> Bytes {
         let rows = match self.rows {
-            Rows::Tokens => tokens,
-            Rows::Chunk => chunk,
+            SlotRows::Tokens => tokens,
+            SlotRows::Chunk => chunk,
         };
         Bytes((rows * self.width * self.dtype.unwrap_or(activation).size()) as u64)
     }

@@ -147,7 +147,7 @@ pub fn pattern_matches(pattern: &str, tensor: &str) -> bool {
 
 /// How a weight starts when it is not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Init {
+pub enum WeightInit {
     /// Normal with the model's standard deviation.
     Normal,
     One,
@@ -164,9 +164,9 @@ pub struct Segment {
     /// First element in the unit; a multiple of 256.
     pub start: usize,
     /// First element among the unit's trained ones, where gradients and optimizer states are kept; `None`: frozen.
-    pub trained_at: Option<usize>,
+    pub trained_start: Option<usize>,
     pub decay: bool,
-    pub init: Init,
+    pub init: WeightInit,
 }
 
 impl Segment {
@@ -175,29 +175,34 @@ impl Segment {
     }
 
     pub fn is_trained(&self) -> bool {
-        self.trained_at.is_some()
+        self.trained_start.is_some()
     }
 }
 
 /// Where a weight lies in its unit: a tensor's segment, or those of a joined weight as one matrix. A vector
 /// has one column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub struct WeightExtent {
     pub start: usize,
     pub rows: usize,
     pub cols: usize,
     /// Where its gradient begins, if all of it is trained.
-    pub trained_at: Option<usize>,
+    pub trained_start: Option<usize>,
 }
 
-impl Extent {
+impl WeightExtent {
     pub const fn elems(&self) -> usize {
         self.rows * self.cols
     }
 
-    fn of(segment: &Segment) -> Extent {
-        let Segment { start, trained_at, .. } = *segment;
-        Extent { start, rows: segment.shape[0], cols: segment.shape[1..].iter().product(), trained_at }
+    fn of(segment: &Segment) -> WeightExtent {
+        let Segment { start, trained_start, .. } = *segment;
+        WeightExtent {
+            start,
+            rows: segment.shape[0],
+            cols: segment.shape[1..].iter().product(),
+            trained_start,
+        }
     }
 }
 
@@ -208,7 +213,7 @@ pub struct ParamGroup {
     pub start: usize,
     pub end: usize,
     /// Where it begins among the unit's trained elements; `None`: frozen.
-    pub trained_at: Option<usize>,
+    pub trained_start: Option<usize>,
     pub decay: bool,
 }
 
@@ -217,7 +222,7 @@ pub struct ParamGroup {
 pub struct FlatParam {
     pub start: usize,
     pub end: usize,
-    pub trained_at: Option<usize>,
+    pub trained_start: Option<usize>,
 }
 
 impl FlatParam {
@@ -244,15 +249,15 @@ impl UnitShape {
 
     /// Where a weight lies. A joined one has a place only if its tensors lie side by side with nothing between
     /// them.
-    pub fn extent(&self, param: Param) -> Option<Extent> {
-        let mut parts = param.parts().iter().map(|part| self.find(*part).map(Extent::of));
+    pub fn extent(&self, param: Param) -> Option<WeightExtent> {
+        let mut parts = param.parts().iter().map(|part| self.find(*part).map(WeightExtent::of));
         let mut all = parts.next()??;
         for part in parts {
             let part = part?;
             if part.start != all.start + all.elems() || part.cols != all.cols {
                 return None;
             }
-            all.trained_at = all.trained_at.filter(|_| part.trained_at.is_some());
+            all.trained_start = all.trained_start.filter(|_| part.trained_start.is_some());
             all.rows += part.rows;
         }
         Some(all)
@@ -268,10 +273,14 @@ impl UnitShape {
         let mut flat: Vec<FlatParam> = Vec::new();
         for group in &self.groups {
             match flat.last_mut() {
-                Some(last) if last.trained_at.is_some() == group.trained_at.is_some() => last.end = group.end,
-                _ => {
-                    flat.push(FlatParam { start: group.start, end: group.end, trained_at: group.trained_at })
+                Some(last) if last.trained_start.is_some() == group.trained_start.is_some() => {
+                    last.end = group.end
                 }
+                _ => flat.push(FlatParam {
+                    start: group.start,
+                    end: group.end,
+                    trained_start: group.trained_start,
+                }),
             }
         }
         flat
@@ -297,12 +306,12 @@ impl UnitShape {
             let padded = padded_elems(segment.elems());
             let (start, end, decay) = (at, at + padded, segment.decay);
             segment.start = start;
-            segment.trained_at = segment.trained_at.map(|_| trained);
+            segment.trained_start = segment.trained_start.map(|_| trained);
             match groups.last_mut() {
-                Some(last) if (last.trained_at.is_some(), last.decay) == (segment.is_trained(), decay) => {
+                Some(last) if (last.trained_start.is_some(), last.decay) == (segment.is_trained(), decay) => {
                     last.end = end;
                 }
-                _ => groups.push(ParamGroup { start, end, trained_at: segment.trained_at, decay }),
+                _ => groups.push(ParamGroup { start, end, trained_start: segment.trained_start, decay }),
             }
             at = end;
             trained += if segment.is_trained() { padded } else { 0 };
@@ -313,19 +322,19 @@ impl UnitShape {
 
 /// The units of a model.
 pub fn units(shape: &ModelShape, freeze: &Freeze, decay_norms: bool) -> Vec<UnitShape> {
-    let builder = Builder { freeze, decay_norms };
+    let builder = UnitBuilder { freeze, decay_norms };
     let mut all = vec![builder.embed(shape)];
     all.extend((0..shape.layers).map(|layer| builder.block(shape, layer)));
     all.push(builder.head(shape));
     all
 }
 
-struct Builder<'a> {
+struct UnitBuilder<'a> {
     freeze: &'a Freeze,
     decay_norms: bool,
 }
 
-impl Builder<'_> {
+impl UnitBuilder<'_> {
     fn segment(&self, param: Param, name: String, shape: &[usize]) -> Segment {
         let is_norm = shape.len() == 1;
         Segment {
@@ -333,10 +342,10 @@ impl Builder<'_> {
             shape: shape.to_vec(),
             start: 0,
             // Where, is known when all are there.
-            trained_at: (!self.freeze.freezes(&name)).then_some(0),
+            trained_start: (!self.freeze.freezes(&name)).then_some(0),
             name,
             decay: !is_norm || self.decay_norms,
-            init: if is_norm { Init::One } else { Init::Normal },
+            init: if is_norm { WeightInit::One } else { WeightInit::Normal },
         }
     }
 
@@ -373,7 +382,7 @@ impl Builder<'_> {
             let weight = base(segments, of);
             let (name, len) = (format!("{}.bias", stem(weight)), weight.shape[0]);
             let bias = self.segment(Param::BiasOf(of), name, &[len]);
-            segments.push(Segment { init: Init::Zero, ..bias });
+            segments.push(Segment { init: WeightInit::Zero, ..bias });
         }
     }
 
@@ -450,7 +459,7 @@ mod tests {
                         let Some(joined) = joined else { continue };
                         let trained = param.parts().iter().all(|part| block.is_trained(*part));
                         assert_eq!(
-                            (joined.rows, joined.cols, joined.trained_at.is_some()),
+                            (joined.rows, joined.cols, joined.trained_start.is_some()),
                             (rows, dim, trained)
                         );
                         let mut at = joined.start;
@@ -493,12 +502,12 @@ mod tests {
                 assert!(
                     unit.flat_params()
                         .windows(2)
-                        .all(|w| w[0].trained_at.is_some() != w[1].trained_at.is_some())
+                        .all(|w| w[0].trained_start.is_some() != w[1].trained_start.is_some())
                 );
                 let mut at = 0;
                 for segment in &unit.segments {
                     let frozen = freeze(patterns).freezes(&segment.name);
-                    assert_eq!(segment.trained_at, (!frozen).then_some(at), "{}", segment.name);
+                    assert_eq!(segment.trained_start, (!frozen).then_some(at), "{}", segment.name);
                     at += if frozen { 0 } else { padded_elems(segment.elems()) };
                 }
                 assert_eq!(at, unit.trained_elems);

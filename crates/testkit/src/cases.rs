@@ -4,13 +4,13 @@ use std::fmt;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
-use lockstep_engine::{UpdateRule, Updates};
-use lockstep_plan::{AccumulationOrder, Tier};
+use lockstep_engine::{UpdateRule, UpdateSettings};
+use lockstep_plan::{AccumulationOrder, MemoryTier};
 use lockstep_shape::{ModelShape, Recompute};
 
-use crate::setup::Setup;
-use crate::window::Micro;
-use crate::world::{Trace, train_world};
+use crate::setup::TestSetup;
+use crate::test_objective::TestBatch;
+use crate::world::{TrainingTrace, train_world};
 
 /// Who carries bytes between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,14 +22,14 @@ pub enum CarrierKind {
 
 /// Where optimizer states are, and how many units' are on the device all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OptimizerPlace {
-    pub tier: Tier,
-    pub stay: u32,
+pub struct OptimizerPlacement {
+    pub tier: MemoryTier,
+    pub optimizer_units_on_device: u32,
 }
 
-impl fmt::Display for OptimizerPlace {
+impl fmt::Display for OptimizerPlacement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.stay {
+        match self.optimizer_units_on_device {
             0 => write!(f, "{}", self.tier),
             stay => write!(f, "{}, of {stay} units device", self.tier),
         }
@@ -44,8 +44,8 @@ pub struct Case {
     pub accumulation: (u32, AccumulationOrder),
     pub storage: DType,
     pub strategy: StrategyName,
-    pub optimizer: OptimizerPlace,
-    pub params: Tier,
+    pub optimizer: OptimizerPlacement,
+    pub params: MemoryTier,
     pub recompute: Recompute,
     pub prefetch: u32,
     pub carrier: CarrierKind,
@@ -63,14 +63,14 @@ const STRATEGIES: [StrategyName; 6] = [
     StrategyName::Zero3,
     StrategyName::HybridShard,
 ];
-const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Nvme];
+const TIERS: [MemoryTier; 3] = [MemoryTier::Device, MemoryTier::Host, MemoryTier::Nvme];
 /// The embedding and one block of three stay.
-const OPTIMIZERS: [OptimizerPlace; 5] = [
-    OptimizerPlace { tier: Tier::Device, stay: 0 },
-    OptimizerPlace { tier: Tier::Host, stay: 0 },
-    OptimizerPlace { tier: Tier::Nvme, stay: 0 },
-    OptimizerPlace { tier: Tier::Host, stay: 2 },
-    OptimizerPlace { tier: Tier::Nvme, stay: 2 },
+const OPTIMIZERS: [OptimizerPlacement; 5] = [
+    OptimizerPlacement { tier: MemoryTier::Device, optimizer_units_on_device: 0 },
+    OptimizerPlacement { tier: MemoryTier::Host, optimizer_units_on_device: 0 },
+    OptimizerPlacement { tier: MemoryTier::Nvme, optimizer_units_on_device: 0 },
+    OptimizerPlacement { tier: MemoryTier::Host, optimizer_units_on_device: 2 },
+    OptimizerPlacement { tier: MemoryTier::Nvme, optimizer_units_on_device: 2 },
 ];
 const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recompute::Full];
 const PREFETCHES: [u32; 4] = [0, 1, 2, 3];
@@ -94,11 +94,11 @@ type Levels = [usize; LEVELS.len()];
 impl Case {
     /// The plainest case of a mesh, a cut into micro-batches and a storage type: the others of the same
     /// must equal it.
-    pub fn plain(&self) -> Case {
+    pub fn baseline(&self) -> Case {
         Case {
             strategy: StrategyName::Ddp,
             optimizer: OPTIMIZERS[0],
-            params: Tier::Device,
+            params: MemoryTier::Device,
             recompute: Recompute::None,
             prefetch: 0,
             carrier: CarrierKind::Thread,
@@ -125,7 +125,7 @@ impl Case {
         let whole_params =
             matches!(self.strategy, StrategyName::Ddp | StrategyName::Zero1 | StrategyName::Zero2);
         let hybrid = self.strategy == StrategyName::HybridShard;
-        !(whole_params && self.params != Tier::Device)
+        !(whole_params && self.params != MemoryTier::Device)
             && (!hybrid || self.mesh.0 > 1)
             && (self.mesh != (1, 1) || self.carrier == CarrierKind::Thread)
     }
@@ -134,13 +134,13 @@ impl Case {
         self.mesh.0 * self.mesh.1
     }
 
-    pub fn setup(&self) -> Setup {
+    pub fn setup(&self) -> TestSetup {
         let (nodes, per_node) = self.mesh;
         let world = nodes * per_node;
-        Setup {
+        TestSetup {
             recompute: self.recompute,
             storage: self.storage,
-            micros: self.accumulation.0,
+            num_micro_batches: self.accumulation.0,
             order: self.accumulation.1,
             threads: 1,
             strategy: self.strategy,
@@ -151,11 +151,11 @@ impl Case {
             },
             prefetch: self.prefetch,
             // Smaller than a unit, so that buckets are cut and joined.
-            bucket: Bytes(100 << 10),
+            ddp_bucket_bytes: Bytes(100 << 10),
             params_tier: self.params,
             optimizer_tier: self.optimizer.tier,
-            stay: self.optimizer.stay,
-            ..Setup::default()
+            optimizer_units_on_device: self.optimizer.optimizer_units_on_device,
+            ..TestSetup::default()
         }
     }
 }
@@ -175,42 +175,46 @@ impl fmt::Display for Case {
 
 /// What is trained, and how, in a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Trained {
+pub struct CaseTraining {
     pub rule: UpdateRule,
     /// Tensors that are not.
     pub frozen: &'static [&'static str],
 }
 
-impl Trained {
+impl CaseTraining {
     /// Everything, with AdamW.
-    pub const ADAMW: Trained =
-        Trained { rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 }, frozen: &[] };
+    pub const ADAMW: CaseTraining =
+        CaseTraining { rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 }, frozen: &[] };
 }
 
-/// Runs a case with AdamW. See [`run_case_of`].
-pub fn run_case(case: &Case) -> Trace {
-    run_case_of(case, Trained::ADAMW)
+/// Runs a case with AdamW. See [`run_case_with`].
+pub fn run_case(case: &Case) -> TrainingTrace {
+    run_case_with(case, CaseTraining::ADAMW)
 }
 
 /// Runs a case: three steps of a small model, of which two overlap, on random batches that depend on the mesh and the
 /// cut alone.
-pub fn run_case_of(case: &Case, trained: Trained) -> Trace {
+pub fn run_case_with(case: &Case, trained: CaseTraining) -> TrainingTrace {
     let shape = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).expect("a named size") };
     let world = case.world();
-    let setup = Setup { optimizer: trained.rule.spec(), frozen: trained.frozen, ..case.setup() };
-    let micro = |s: Step, rank: Rank, m: u32| {
+    let setup = TestSetup { optimizer: trained.rule.spec(), frozen: trained.frozen, ..case.setup() };
+    let micro_batch = |s: Step, rank: Rank, m: u32| {
         let seed = s.0 * 1000 + u64::from(m * world + rank.0);
         // One rank has no work in the last micro-batch, which it runs all the same.
-        let idle = rank.0 + 1 == world && world > 1 && m + 1 == setup.micros && setup.micros > 1;
+        let idle = rank.0 + 1 == world
+            && world > 1
+            && m + 1 == setup.num_micro_batches
+            && setup.num_micro_batches > 1;
         let lengths: &[usize] = if idle { &[] } else { &[20 + (seed % 7) as usize, 3, 30] };
-        Micro::random(lengths, shape.vocab, seed)
+        TestBatch::random(lengths, shape.vocab, seed)
     };
     let batches = |s: Step, rank: Rank| {
-        let all = (0..world).flat_map(|r| (0..setup.micros).map(move |m| (Rank(r), m)));
-        let denominator = all.map(|(r, m)| micro(s, r, m).tokens.len() as f64).sum();
-        ((0..setup.micros).map(|m| micro(s, rank, m)).collect(), denominator)
+        let all = (0..world).flat_map(|r| (0..setup.num_micro_batches).map(move |m| (Rank(r), m)));
+        let denominator = all.map(|(r, m)| micro_batch(s, r, m).tokens.len() as f64).sum();
+        ((0..setup.num_micro_batches).map(|m| micro_batch(s, rank, m)).collect(), denominator)
     };
-    let updates = Updates { t: 1, lr: 1e-2, rule: trained.rule, weight_decay: 0.1, max_norm: Some(1.0) };
+    let updates =
+        UpdateSettings { t: 1, lr: 1e-2, rule: trained.rule, weight_decay: 0.1, max_norm: Some(1.0) };
     let spill = tempfile::tempdir().expect("a temporary folder");
     let trace = train_world(&shape, &setup, case.carrier, 3, updates, &batches, Some(spill.path()));
     assert!(trace.norms.iter().all(|norm| f64::from_bits(*norm) > 0.0), "{case}: nothing was trained");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use lockstep_ckpt::{ModelFolder, SafetensorsFile};
 use lockstep_shape::ModelShape;
 
-use crate::window::Micro;
+use crate::test_objective::TestBatch;
 
 /// The repository's `goldens/` folder.
 pub fn golden_dir() -> PathBuf {
@@ -47,20 +47,25 @@ impl Golden {
     }
 
     /// The batch of the single pass.
-    pub fn batch(&self) -> Micro {
-        Micro::new(self.u32("tokens"), self.u32("targets"), self.f32("weights"), self.u32("cu_seqlens"))
+    pub fn batch(&self) -> TestBatch {
+        TestBatch::new(self.u32("tokens"), self.u32("targets"), self.f32("weights"), self.u32("cu_seqlens"))
     }
 
     /// The batches of the ten optimizer steps: two micro-batches each.
-    pub fn step_batches(&self) -> Vec<[Micro; 2]> {
+    pub fn step_batches(&self) -> Vec<[TestBatch; 2]> {
         let (tokens, targets) = (self.u32("steps.tokens"), self.u32("steps.targets"));
         let (weights, bounds) = (self.f32("steps.weights"), self.u32("steps.micro_bounds"));
         let (cu, cu_bounds) = (self.u32("steps.cu_seqlens"), self.u32("steps.cu_bounds"));
-        let micro = |i: usize| {
+        let micro_batch = |i: usize| {
             let at = bounds[i] as usize..bounds[i + 1] as usize;
             let docs = cu[cu_bounds[i] as usize..cu_bounds[i + 1] as usize].to_vec();
-            Micro::new(tokens[at.clone()].to_vec(), targets[at.clone()].to_vec(), weights[at].to_vec(), docs)
+            TestBatch::new(
+                tokens[at.clone()].to_vec(),
+                targets[at.clone()].to_vec(),
+                weights[at].to_vec(),
+                docs,
+            )
         };
-        (0..10).map(|s| [micro(2 * s), micro(2 * s + 1)]).collect()
+        (0..10).map(|s| [micro_batch(2 * s), micro_batch(2 * s + 1)]).collect()
     }
 }

@@ -6,11 +6,11 @@
 mod cases;
 mod golden;
 mod setup;
-mod window;
+mod test_objective;
 mod world;
 
-pub use cases::{CarrierKind, Case, Trained, all_cases, pairwise_cases, run_case, run_case_of};
+pub use cases::{CarrierKind, Case, CaseTraining, all_cases, pairwise_cases, run_case, run_case_with};
 pub use golden::{Golden, golden_dir};
-pub use setup::{Setup, engine, input, model, plan};
-pub use window::{Micro, Window, score, score_with};
-pub use world::{Batches, Trace, in_world, in_world_of, train_world};
+pub use setup::{TestSetup, engine, input, model, plan};
+pub use test_objective::{TestBatch, TestObjective, score, score_with};
+pub use world::{BatchSource, TrainingTrace, run_in_world, run_plan_in_world, train_world};

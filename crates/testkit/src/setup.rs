@@ -6,33 +6,33 @@ use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
 use lockstep_model::Kernels;
 use lockstep_plan::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelId, ModelPlan, ModelSettings, OptimizerSpec,
-    Placements, PlanInput, Recomputation, Role, RunPlan, Tier, build, strategy,
+    AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, MemoryTier, ModelId, ModelPlan, ModelRole,
+    ModelSettings, OptimizerSpec, Placements, PlanInput, RecomputePolicy, RunPlan, build, strategy,
 };
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
 /// What tests vary.
 #[derive(Clone, Copy, Debug)]
-pub struct Setup {
+pub struct TestSetup {
     pub recompute: Recompute,
     /// What the last blocks compute again instead, and how many of them.
     pub late: Option<(Recompute, u32)>,
     pub storage: DType,
-    pub micros: u32,
+    pub num_micro_batches: u32,
     pub order: AccumulationOrder,
     pub coefficients_ahead: bool,
     pub threads: usize,
     pub tokens: usize,
     pub max_doc: usize,
-    pub head_chunk: usize,
+    pub head_chunk_tokens: usize,
     pub strategy: StrategyName,
     pub mesh: Mesh,
     pub prefetch: u32,
-    pub bucket: Bytes,
-    pub params_tier: Tier,
-    pub optimizer_tier: Tier,
+    pub ddp_bucket_bytes: Bytes,
+    pub params_tier: MemoryTier,
+    pub optimizer_tier: MemoryTier,
     /// Units whose optimizer states stay on the device.
-    pub stay: u32,
+    pub optimizer_units_on_device: u32,
     /// What the head is asked for.
     pub channels: Channels,
     pub optimizer: OptimizerSpec,
@@ -48,26 +48,26 @@ pub struct Setup {
     pub poison: bool,
 }
 
-impl Default for Setup {
-    fn default() -> Setup {
-        Setup {
+impl Default for TestSetup {
+    fn default() -> TestSetup {
+        TestSetup {
             recompute: Recompute::None,
             late: None,
             storage: DType::F32,
-            micros: 1,
+            num_micro_batches: 1,
             order: AccumulationOrder::Local,
             coefficients_ahead: true,
             threads: 2,
             tokens: 256,
             max_doc: 128,
-            head_chunk: 256,
+            head_chunk_tokens: 256,
             strategy: StrategyName::Ddp,
             mesh: Mesh::SINGLE,
             prefetch: 1,
-            bucket: Bytes(25 << 20),
-            params_tier: Tier::Device,
-            optimizer_tier: Tier::Device,
-            stay: 0,
+            ddp_bucket_bytes: Bytes(25 << 20),
+            params_tier: MemoryTier::Device,
+            optimizer_tier: MemoryTier::Device,
+            optimizer_units_on_device: 0,
             channels: Channels::LOG_PROB,
             optimizer: OptimizerSpec::ADAMW,
             frozen: &[],
@@ -81,37 +81,37 @@ impl Default for Setup {
 }
 
 /// The plan of every rank.
-pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
+pub fn plan(shape: &ModelShape, setup: &TestSetup) -> RunPlan {
     build(input(shape, setup)).expect("a sound plan")
 }
 
 /// What the plan is made from: one model, which is trained.
-pub fn input(shape: &ModelShape, setup: &Setup) -> PlanInput {
+pub fn input(shape: &ModelShape, setup: &TestSetup) -> PlanInput {
     let kernels = Kernels::Cpu { num_threads: setup.threads };
-    let model = model(Role::Policy, shape, setup);
-    let Bounds { tokens, max_doc, .. } = model.bounds;
+    let model = model(ModelRole::Policy, shape, setup);
+    let BatchBounds { tokens, max_doc, .. } = model.bounds;
     let needs = DeviceNeeds {
-        workspace: lockstep_model::workspace_bytes(shape, tokens, max_doc, kernels),
-        foreign: Bytes::ZERO,
-        host_foreign: setup.separate.then_some(Bytes::ZERO),
+        workspace_bytes: lockstep_model::workspace_bytes(shape, tokens, max_doc, kernels),
+        overhead_bytes: Bytes::ZERO,
+        host_overhead_bytes: setup.separate.then_some(Bytes::ZERO),
     };
     PlanInput {
         mesh: setup.mesh,
         strategy: strategy::by_name(setup.strategy).0,
         order: setup.order,
-        micros: setup.micros,
+        num_micro_batches: setup.num_micro_batches,
         prefetch: setup.prefetch,
-        bucket: setup.bucket,
+        ddp_bucket_bytes: setup.ddp_bucket_bytes,
         // Some units of a small model are joined, some are not.
-        reduce_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
-        publish_bucket: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
+        reduce_bucket_elems: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
+        allgather_bucket_elems: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
         coefficients_ahead: setup.coefficients_ahead,
-        ..PlanInput::alone(vec![model], setup.storage, needs)
+        ..PlanInput::single_rank(vec![model], setup.storage, needs)
     }
 }
 
 /// One model of a plan.
-pub fn model(role: Role, shape: &ModelShape, setup: &Setup) -> ModelPlan {
+pub fn model(role: ModelRole, shape: &ModelShape, setup: &TestSetup) -> ModelPlan {
     let (_, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
     let kernels = Kernels::Cpu { num_threads: setup.threads };
     let settings = ModelSettings {
@@ -121,20 +121,20 @@ pub fn model(role: Role, shape: &ModelShape, setup: &Setup) -> ModelPlan {
             optimizer,
             params_tier: setup.params_tier,
             optimizer_tier: setup.optimizer_tier,
-            stay: setup.stay,
+            optimizer_units_on_device: setup.optimizer_units_on_device,
         },
-        bounds: Bounds { tokens: setup.tokens, docs: 64, max_doc: setup.max_doc },
-        head_chunk: setup.head_chunk,
+        bounds: BatchBounds { tokens: setup.tokens, docs: 64, max_doc: setup.max_doc },
+        head_chunk_tokens: setup.head_chunk_tokens,
         recompute: match setup.late {
             None => setup.recompute.into(),
-            Some((late, late_blocks)) => Recomputation { early: setup.recompute, late, late_blocks },
+            Some((late, late_blocks)) => RecomputePolicy { early: setup.recompute, late, late_blocks },
         },
         channels: setup.channels,
         optimizer: setup.optimizer,
         freeze: Freeze::Matching(setup.frozen.iter().map(ToString::to_string).collect()),
         decay_norms: setup.decay_norms,
         scores: setup.evaluates || !role.trains(),
-        generation: setup.generates.map(|(docs, tokens_per_doc)| Generation {
+        generation: setup.generates.map(|(docs, tokens_per_doc)| GenerationBounds {
             docs,
             tokens_per_doc,
             cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
@@ -144,9 +144,10 @@ pub fn model(role: Role, shape: &ModelShape, setup: &Setup) -> ModelPlan {
 }
 
 /// An engine on one rank, with random parameters.
-pub fn engine(shape: &ModelShape, setup: &Setup) -> Engine {
+pub fn engine(shape: &ModelShape, setup: &TestSetup) -> Engine {
     let plan = plan(shape, setup);
-    let resources = Resources::alone(&plan, Queue::cpu(setup.threads)).expect("the memory of a small model");
+    let resources =
+        Resources::single_rank(&plan, Queue::cpu(setup.threads)).expect("the memory of a small model");
     let mut engine = Engine::new(plan, resources).expect("a plan for one rank");
     engine.model_mut(ModelId::FIRST).initialise(7).expect("nothing is on a disk");
     if setup.poison {

@@ -9,20 +9,20 @@ use lockstep_comm::{Abort, Comm, ConnectSpec, Prefer, connect, thread_world};
 use lockstep_core::proof::Secret;
 use lockstep_core::{Rank, Step};
 use lockstep_device::{Memory, Pool, Queue};
-use lockstep_engine::{Comms, Engine, Resources, Updates};
-use lockstep_plan::{ModelId, RunPlan, State};
+use lockstep_engine::{Comms, Engine, Resources, UpdateSettings};
+use lockstep_plan::{ModelId, ParamState, RunPlan};
 use lockstep_shape::ModelShape;
 
 use crate::cases::CarrierKind;
-use crate::setup::{Setup, plan};
-use crate::window::{Micro, Window};
+use crate::setup::{TestSetup, plan};
+use crate::test_objective::{TestBatch, TestObjective};
 
 /// The micro-batches of step `s` on a rank, and the window's denominator over all ranks.
-pub type Batches<'a> = dyn Fn(Step, Rank) -> (Vec<Micro>, f64) + Sync + 'a;
+pub type BatchSource<'a> = dyn Fn(Step, Rank) -> (Vec<TestBatch>, f64) + Sync + 'a;
 
 /// What a run left behind: the same on every rank, or the test fails.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Trace {
+pub struct TrainingTrace {
     /// Bits of each step's gradient norm.
     pub norms: Vec<u64>,
     /// Log-probabilities of every rank and step.
@@ -34,25 +34,25 @@ pub struct Trace {
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Runs `body` on every rank of a world of threads, and returns what it returns, by rank.
-pub fn in_world<R: Send>(
+pub fn run_in_world<R: Send>(
     shape: &ModelShape,
-    setup: &Setup,
+    setup: &TestSetup,
     carrier: CarrierKind,
-    spill_dir: Option<&Path>,
+    nvme_dir: Option<&Path>,
     body: &(dyn Fn(&mut Engine) -> R + Sync),
 ) -> Vec<R> {
-    in_world_of(&plan(shape, setup), setup, carrier, spill_dir, body)
+    run_plan_in_world(&plan(shape, setup), setup, carrier, nvme_dir, body)
 }
 
-/// As [`in_world`], with any plan on the same mesh, for example of several models.
-pub fn in_world_of<R: Send>(
+/// As [`run_in_world`], with any plan on the same mesh, for example of several models.
+pub fn run_plan_in_world<R: Send>(
     plan: &RunPlan,
-    setup: &Setup,
+    setup: &TestSetup,
     carrier: CarrierKind,
-    spill_dir: Option<&Path>,
+    nvme_dir: Option<&Path>,
     body: &(dyn Fn(&mut Engine) -> R + Sync),
 ) -> Vec<R> {
-    let world = setup.mesh.world();
+    let world = setup.mesh.world_size();
     let mut threads =
         [0, 1].map(|_| thread_world(world, DEADLINE).into_iter().map(|carrier| Comm::new(Box::new(carrier))));
     let table = ExchangeTable::new(world as usize);
@@ -72,7 +72,7 @@ pub fn in_world_of<R: Send>(
                         CarrierKind::Shm => connected(Prefer::Auto),
                         CarrierKind::Tcp => connected(Prefer::Tcp),
                     });
-                    body(&mut rank_engine(plan, setup, rank, memory, comms, spill_dir))
+                    body(&mut rank_engine(plan, setup, rank, memory, comms, nvme_dir))
                 })
             })
             .collect();
@@ -83,26 +83,26 @@ pub fn in_world_of<R: Send>(
 /// Trains `steps` steps on a world of threads, each a rank.
 pub fn train_world(
     shape: &ModelShape,
-    setup: &Setup,
+    setup: &TestSetup,
     carrier: CarrierKind,
     steps: u64,
-    updates: Updates,
-    batches: &Batches,
-    spill_dir: Option<&Path>,
-) -> Trace {
+    updates: UpdateSettings,
+    batches: &BatchSource,
+    nvme_dir: Option<&Path>,
+) -> TrainingTrace {
     let run = |engine: &mut Engine| run_rank(engine, steps, updates, batches);
-    let traces = in_world(shape, setup, carrier, spill_dir, &run);
+    let traces = run_in_world(shape, setup, carrier, nvme_dir, &run);
     for (rank, trace) in traces.iter().enumerate() {
         assert!(trace.norms == traces[0].norms, "rank {rank} has other norms than rank 0");
         assert!(trace.states == traces[0].states, "rank {rank} has other states than rank 0");
     }
     let log_probs = traces.iter().flat_map(|t| t.log_probs.clone()).collect();
-    Trace { log_probs, ..traces.into_iter().next().expect("a world has a rank") }
+    TrainingTrace { log_probs, ..traces.into_iter().next().expect("a world has a rank") }
 }
 
 /// Connects a rank as a process would be: nodes are hosts of their own.
 fn connected(
-    setup: &Setup,
+    setup: &TestSetup,
     rank: Rank,
     regions: Vec<Arc<Memory>>,
     prefer: Prefer,
@@ -110,7 +110,7 @@ fn connected(
 ) -> Comm {
     let spec = ConnectSpec {
         rank,
-        world: setup.mesh.world(),
+        world: setup.mesh.world_size(),
         host: Some(format!("host {}", setup.mesh.node(rank))),
         regions,
         bind: (Ipv4Addr::LOCALHOST, 0).into(),
@@ -147,24 +147,24 @@ impl ExchangeTable {
 
 /// The memory of one rank's plan, such that others can read what it lends them.
 fn arena(plan: &RunPlan) -> Arc<Memory> {
-    let memory = Memory::take_lending(plan.arena, plan.lent.clone(), &Pool::new(1));
+    let memory = Memory::take_lending(plan.arena_bytes, plan.exported.clone(), &Pool::new(1));
     Arc::new(memory.expect("the memory of a small model"))
 }
 
 /// One rank's engine, with random parameters in all models.
 fn rank_engine(
     plan: &RunPlan,
-    setup: &Setup,
+    setup: &TestSetup,
     rank: Rank,
     memory: Arc<Memory>,
     comms: Option<Comms>,
-    spill_dir: Option<&Path>,
+    nvme_dir: Option<&Path>,
 ) -> Engine {
     let queue = Queue::cpu(setup.threads);
     let models = plan.input.models.len();
-    let spill_dir = spill_dir.map(Path::to_path_buf);
+    let nvme_dir = nvme_dir.map(Path::to_path_buf);
     let mut engine =
-        Engine::new(plan.clone(), Resources { rank, memory, comms, nccl: None, queue, spill_dir })
+        Engine::new(plan.clone(), Resources { rank, memory, comms, nccl: None, queue, nvme_dir })
             .expect("a plan");
     for model in 0..models {
         let seed = 7 + model as u64;
@@ -177,14 +177,19 @@ fn rank_engine(
 }
 
 /// Runs the steps of one rank.
-fn run_rank(engine: &mut Engine, steps: u64, updates: Updates, batches: &Batches) -> Trace {
-    let mut trace = Trace { norms: Vec::new(), log_probs: Vec::new(), states: Vec::new() };
+fn run_rank(
+    engine: &mut Engine,
+    steps: u64,
+    updates: UpdateSettings,
+    batches: &BatchSource,
+) -> TrainingTrace {
+    let mut trace = TrainingTrace { norms: Vec::new(), log_probs: Vec::new(), states: Vec::new() };
     for s in 0..steps {
-        let (micros, denominator) = batches(Step(s), engine.rank());
-        let mut window = Window { denominator, ..Window::new(micros) };
+        let (num_micro_batches, denominator) = batches(Step(s), engine.rank());
+        let mut window = TestObjective { denominator, ..TestObjective::new(num_micro_batches) };
         let report = engine
             .model_mut(ModelId::FIRST)
-            .train_step(&mut window, &Updates { t: s + 1, ..updates })
+            .train_step(&mut window, &UpdateSettings { t: s + 1, ..updates })
             .expect("a step");
         trace.norms.push(report.grad_norm.to_bits());
         trace.log_probs.extend(window.log_probs);
@@ -192,10 +197,10 @@ fn run_rank(engine: &mut Engine, steps: u64, updates: Updates, batches: &Batches
     let units = engine.model(ModelId::FIRST).units().to_vec();
     for (u, unit) in units.iter().enumerate() {
         for segment in &unit.segments {
-            for state in
-                std::iter::once(State::Working).chain(engine.model(ModelId::FIRST).plan().optimizer.states())
+            for state in std::iter::once(ParamState::Working)
+                .chain(engine.model(ModelId::FIRST).plan().optimizer.states())
             {
-                if state != State::Working && !segment.is_trained() {
+                if state != ParamState::Working && !segment.is_trained() {
                     continue;
                 }
                 let mut values = vec![0f32; segment.elems()];

@@ -16,10 +16,10 @@ use lockstep_comm::{Comm, ThreadCarrier, thread_world};
 use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Memory, Queue};
-use lockstep_engine::{Comms, Engine, Resources, UpdateRule, Updates};
+use lockstep_engine::{Comms, Engine, Resources, UpdateRule, UpdateSettings};
 use lockstep_model::Kernels;
 use lockstep_plan::strategy::{Strategy, ddp};
-use lockstep_plan::{ModelId, PlanInput, RunPlan, State, StepBuilder, build};
+use lockstep_plan::{ModelId, ParamState, PlanInput, RunPlan, StepBuilder, build};
 use lockstep_train::{Sft, WindowCounts, train_step};
 
 const RANKS: u32 = 2;
@@ -27,12 +27,12 @@ const TOKENS: u32 = 31;
 
 /// Runs the backward of all units first, then one reduction of everything.
 fn reduce_last(b: &mut StepBuilder) {
-    for micro in 0..b.num_micros() {
-        let uses = b.uses_of_micro(micro);
-        b.run_windowed(&uses, &mut |_, _| {});
+    for micro in 0..b.num_micro_batches() {
+        let uses = b.micro_batch_passes(micro);
+        b.run_with_prefetch(&uses, &mut |_, _| {});
         for unit in (0..=b.head_unit()).rev() {
             if b.reduces_after(unit, micro) {
-                b.bucket_unit(unit, micro);
+                b.add_to_bucket(unit, micro);
             }
         }
         b.flush_bucket(micro);
@@ -87,15 +87,15 @@ fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
 
 fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockstep_engine::EngineError> {
     let queue = Queue::cpu(1);
-    let memory = Arc::new(Memory::take(plan.arena, queue.pool())?);
-    let resources = Resources { rank, memory, comms: Some(comms), nccl: None, queue, spill_dir: None };
+    let memory = Arc::new(Memory::take(plan.arena_bytes, queue.pool())?);
+    let resources = Resources { rank, memory, comms: Some(comms), nccl: None, queue, nvme_dir: None };
     let mut engine = Engine::new(plan, resources)?;
     engine.model_mut(ModelId::FIRST).initialise(42)?;
     for step in 0..3 {
         let window = [batch(rank, 2 * step), batch(rank, 2 * step + 1)];
         let tokens = u64::from(RANKS * 2 * TOKENS);
         let counts = WindowCounts { supervised: tokens, tokens };
-        let updates = Updates {
+        let updates = UpdateSettings {
             t: u64::from(step) + 1,
             lr: 1e-3,
             rule: UpdateRule::AdamW { betas: (0.9, 0.999), eps: 1e-8 },
@@ -114,7 +114,7 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
             engine.model(ModelId::FIRST).read_whole(
                 u,
                 segment,
-                State::Working,
+                ParamState::Working,
                 0..segment.elems(),
                 &mut values,
             )?;

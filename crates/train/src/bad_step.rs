@@ -72,7 +72,7 @@ impl Run<'_> {
         loss: f64,
         rows: &[u32],
     ) -> Result<String, TrainError> {
-        let tensor = engine.model(ModelId::FIRST).first_bad_gradient()?;
+        let tensor = engine.model(ModelId::FIRST).first_non_finite_gradient()?;
         position.skipped += 1;
         position.skipped_in_a_row += 1;
         let bad = self.remember(loss, report, tensor.clone(), rows);

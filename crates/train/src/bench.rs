@@ -4,10 +4,10 @@ use lockstep_plan::ModelId;
 use std::time::Instant;
 
 use lockstep_config::RunConfig;
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine};
-use lockstep_engine::{Coefficients, Driver, EngineError, MicroBatch, Outputs, Updates};
+use lockstep_engine::{Coefficients, EngineError, MicroBatch, Outputs, StepDriver, UpdateSettings};
 use lockstep_shape::ModelShape;
 
 use crate::error::TrainError;
@@ -56,14 +56,14 @@ pub fn bench_step(
     let host = plan.host_bytes;
     let rows = config.batch.per_device_train_batch_size as usize;
     let mut made_up = MadeUp::new(shape.vocab, rows, config.data.max_length as usize - 1);
-    let tokens_per_step = made_up.tokens.len() * plan.input.micros as usize;
-    let micros = f64::from(plan.input.micros);
+    let tokens_per_step = made_up.tokens.len() * plan.input.num_micro_batches as usize;
+    let micros = f64::from(plan.input.num_micro_batches);
     let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
     engine.model_mut(ModelId::FIRST).initialise(config.batch.seed)?;
     let optim = &config.optim;
     let (mut seconds, mut losses) = (Vec::new(), Vec::new());
     for t in 1..=steps as u64 {
-        let updates = Updates {
+        let updates = UpdateSettings {
             t,
             lr: optim.learning_rate,
             rule: update_rule(optim),
@@ -110,7 +110,7 @@ pub(crate) struct MadeUp {
 
 impl MadeUp {
     pub(crate) fn new(vocab: usize, rows: usize, length: usize) -> MadeUp {
-        let stream = Stream::new(1, Purpose::Sampling, 0, 0);
+        let stream = RngStream::new(1, Purpose::Sampling, 0, 0);
         let drawn = |i: u32| stream.block(i / 4)[i as usize % 4] % vocab as u32;
         let all = (rows * length) as u32;
         MadeUp {
@@ -131,7 +131,7 @@ impl MadeUp {
     }
 }
 
-impl Driver for MadeUp {
+impl StepDriver for MadeUp {
     fn batch(&self, _: u32) -> MicroBatch<'_> {
         MicroBatch {
             tokens: &self.tokens,

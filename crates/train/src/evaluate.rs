@@ -9,7 +9,7 @@ use lockstep_data::{Batch, Dataset};
 use lockstep_device::{Device, Machine};
 use lockstep_engine::Engine;
 use lockstep_observe::EvalRecord;
-use lockstep_plan::{Bounds, ModelId};
+use lockstep_plan::{BatchBounds, ModelId};
 
 use crate::chat::chat_rows;
 use crate::data_spec::prepare_eval;
@@ -58,7 +58,7 @@ impl<'a> Evaluator<'a> {
                 add_weighted(&mut sum, batch, outputs.log_probs())
             })?;
         }
-        let [sum] = engine.sum("an evaluation", [sum])?;
+        let [sum] = engine.all_reduce_sum("an evaluation", [sum])?;
         let tokens: u64 = all.iter().map(|row| self.dataset.row_supervised(*row as usize)).sum();
         let seconds = start.elapsed().as_secs_f64();
         Ok(EvalRecord { step, epoch, loss: -sum / tokens as f64, tokens, seconds })
@@ -82,7 +82,7 @@ pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainE
     let inference = Inference {
         shape: &shape,
         storage: lockstep_plan::storage(config.precision, device_memory(machine.into())),
-        bounds: Bounds::of_rows(rows, max_length, true),
+        bounds: BatchBounds::of_rows(rows, max_length, true),
         machine,
         scores: true,
         slots: None,

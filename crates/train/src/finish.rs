@@ -22,12 +22,12 @@ pub struct MemoryUse {
 impl MemoryUse {
     /// All ranks call it alike.
     fn of(engine: &Engine, peak: Option<Bytes>) -> Result<Option<MemoryUse>, EngineError> {
-        let peaks = engine.exchange("peak memory", &peak.map_or(0, |p| p.0).to_le_bytes())?;
+        let peaks = engine.all_gather_bytes("peak memory", &peak.map_or(0, |p| p.0).to_le_bytes())?;
         let number = |bytes: &Vec<u8>| bytes[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
         let peak = Bytes(peaks.iter().map(number).max().unwrap_or(0));
         let plan = engine.plan();
-        let arena = if plan.input.is_separate() { plan.arena } else { engine.arena_bytes() };
-        let foreign = plan.input.needs.foreign;
+        let arena = if plan.input.has_separate_memory() { plan.arena_bytes } else { engine.arena_bytes() };
+        let foreign = plan.input.needs.overhead_bytes;
         Ok((peak > Bytes::ZERO).then_some(MemoryUse { peak, arena, foreign }))
     }
 

@@ -5,8 +5,8 @@ use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_model::Kernels;
 use lockstep_plan::{
-    Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OptimizerSpec, Placements, PlanError,
-    PlanInput, Role, RunPlan, build, head_chunk,
+    BatchBounds, DeviceNeeds, GenerationBounds, ModelPlan, ModelRole, ModelSettings, OptimizerSpec,
+    Placements, PlanError, PlanInput, RunPlan, build, default_head_chunk_tokens,
 };
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
@@ -17,7 +17,7 @@ use crate::setup::device_memory;
 pub(crate) struct Inference<'a> {
     pub(crate) shape: &'a ModelShape,
     pub(crate) storage: DType,
-    pub(crate) bounds: Bounds,
+    pub(crate) bounds: BatchBounds,
     pub(crate) machine: Machine,
     pub(crate) scores: bool,
     /// To generate: documents that grow at once, and the room each has.
@@ -29,7 +29,7 @@ impl Inference<'_> {
     pub(crate) fn engine(&self) -> Result<Engine, TrainError> {
         let plan = self.plan()?;
         let queue = self.machine.queue().map_err(EngineError::from)?;
-        let resources = Resources::alone(&plan, queue)?;
+        let resources = Resources::single_rank(&plan, queue)?;
         Ok(Engine::new(plan, resources)?)
     }
 
@@ -37,28 +37,33 @@ impl Inference<'_> {
         let Inference { shape, storage, bounds, machine, .. } = *self;
         let kernels = Kernels::from(machine);
         let slots = self.slots.map_or(0, |(slots, _)| slots);
-        let chunk = head_chunk(shape.vocab, device_memory(kernels)).max(slots.next_multiple_of(256));
+        let chunk =
+            default_head_chunk_tokens(shape.vocab, device_memory(kernels)).max(slots.next_multiple_of(256));
         let settings = ModelSettings {
-            placements: Placements::WHOLE,
+            placements: Placements::REPLICATED,
             bounds,
-            head_chunk: chunk.min(bounds.tokens),
+            head_chunk_tokens: chunk.min(bounds.tokens),
             recompute: Recompute::Full.into(),
             channels: Channels::LOG_PROB,
             optimizer: OptimizerSpec::SGD,
             freeze: Freeze::All,
             decay_norms: false,
             scores: self.scores,
-            generation: self.slots.map(|(docs, tokens_per_doc)| Generation {
+            generation: self.slots.map(|(docs, tokens_per_doc)| GenerationBounds {
                 docs,
                 tokens_per_doc,
                 cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, storage, kernels),
             }),
         };
         let needs = DeviceNeeds {
-            workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
-            foreign: Bytes::ZERO,
-            host_foreign: matches!(kernels, Kernels::Cuda { .. }).then_some(Bytes::ZERO),
+            workspace_bytes: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
+            overhead_bytes: Bytes::ZERO,
+            host_overhead_bytes: matches!(kernels, Kernels::Cuda { .. }).then_some(Bytes::ZERO),
         };
-        build(PlanInput::alone(vec![ModelPlan::new(Role::Reference, shape, settings)], storage, needs))
+        build(PlanInput::single_rank(
+            vec![ModelPlan::new(ModelRole::Reference, shape, settings)],
+            storage,
+            needs,
+        ))
     }
 }

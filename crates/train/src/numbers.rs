@@ -83,18 +83,18 @@ impl Numbers {
         numbers.add("gradients", "f32");
         numbers.add("optimizer", format!("{}, f32 states", model.optimizer.name));
         numbers.add("matmul", matmul(config, input.storage, cuda.is_some()));
-        numbers.add("head chunk", head_chunk(model.head_chunk, model.bounds.tokens));
+        numbers.add("head chunk", head_chunk_text(model.head_chunk_tokens, model.bounds.tokens));
         numbers.add("gradient scaling", gradient_scaling(config.precision));
-        numbers.add("micro-batches", input.micros.to_string());
-        numbers.add("accumulation order", accumulation_order(input.order, input.micros));
+        numbers.add("micro-batches", input.num_micro_batches.to_string());
+        numbers.add("accumulation order", accumulation_order(input.order, input.num_micro_batches));
         let sum = match cuda {
-            Some(_) if input.mesh.world() > 1 => nccl_sum(config, plan),
+            Some(_) if input.mesh.world_size() > 1 => nccl_sum(config, plan),
             _ => fixed_tree(&input.mesh),
         };
         numbers.add("sum over ranks", sum);
         if let Some(cuda) = cuda {
-            numbers.add("optimizer step", optimizer_step(config, model.placements.stay));
-            numbers.add_versions(cuda, input.mesh.world() > 1);
+            numbers.add("optimizer step", optimizer_step(config, model.placements.optimizer_units_on_device));
+            numbers.add_versions(cuda, input.mesh.world_size() > 1);
         }
         numbers
     }
@@ -122,7 +122,7 @@ impl Numbers {
     /// collective call.
     pub(crate) fn differing_ranks(&self, engine: &Engine) -> Result<Option<String>, TrainError> {
         let mine = self.lines().collect::<Vec<_>>().join("\n");
-        let all = engine.exchange("the fingerprint of numbers", mine.as_bytes())?;
+        let all = engine.all_gather_bytes("the fingerprint of numbers", mine.as_bytes())?;
         let all: Vec<Numbers> = all.iter().map(|bytes| Numbers::from_lines(bytes)).collect();
         let mut others = all.iter().enumerate().filter(|(_, numbers)| **numbers != all[0]);
         let Some((rank, numbers)) = others.next() else { return Ok(None) };
@@ -195,7 +195,7 @@ fn matmul(config: &RunConfig, storage: DType, on_gpu: bool) -> &'static str {
 }
 
 /// The gradient of the head's weight is summed chunk by chunk.
-fn head_chunk(chunk: usize, tokens: usize) -> String {
+fn head_chunk_text(chunk: usize, tokens: usize) -> String {
     if chunk < tokens { format!("{chunk} tokens") } else { "whole micro-batch".into() }
 }
 
@@ -225,7 +225,7 @@ fn accumulation_order(order: AccumulationOrder, micros: u32) -> &'static str {
 
 /// The tree that [`lockstep_core::fold`] sums ranks by. It depends on nodes only if their ranks are not a power of two.
 fn fixed_tree(mesh: &Mesh) -> String {
-    let (world, per_node) = (mesh.world(), mesh.per_node);
+    let (world, per_node) = (mesh.world_size(), mesh.per_node);
     match world {
         1 => "one rank".into(),
         _ if per_node >= world || per_node.is_power_of_two() => format!("fixed tree over {world} ranks"),
@@ -241,7 +241,7 @@ fn nccl_sum(config: &RunConfig, plan: &RunPlan) -> String {
     format!(
         "NCCL, {strategy}, {replicate} x {shard} ranks (replicate x shard), {per_node} per node, buckets of {} bytes \
          and {} elements",
-        input.bucket.0, input.reduce_bucket
+        input.ddp_bucket_bytes.0, input.reduce_bucket_elems
     )
 }
 

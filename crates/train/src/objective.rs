@@ -2,7 +2,9 @@
 //! the log-probability of its target for one; the model does the rest.
 
 use lockstep_data::Batch;
-use lockstep_engine::{Coefficients, Driver, Engine, EngineError, MicroBatch, Outputs, StepReport, Updates};
+use lockstep_engine::{
+    Coefficients, Engine, EngineError, MicroBatch, Outputs, StepDriver, StepReport, UpdateSettings,
+};
 use lockstep_plan::{ModelId, ObjectiveNeeds};
 use lockstep_shape::Channels;
 
@@ -91,7 +93,7 @@ pub fn train_step(
     objective: &mut dyn Objective,
     window: &[Batch],
     counts: &WindowCounts,
-    updates: &Updates,
+    updates: &UpdateSettings,
 ) -> Result<(StepReport, Metrics), EngineError> {
     let (report, metrics, _) = train_step_asking(engine, objective, window, counts, updates, &|| false)?;
     Ok((report, metrics))
@@ -104,7 +106,7 @@ pub(crate) fn train_step_asking(
     objective: &mut dyn Objective,
     window: &[Batch],
     counts: &WindowCounts,
-    updates: &Updates,
+    updates: &UpdateSettings,
     stop: &dyn Fn() -> bool,
 ) -> Result<(StepReport, Metrics, bool), EngineError> {
     let input = &engine.plan().input;
@@ -121,13 +123,13 @@ pub(crate) fn train_step_asking(
             let scored = &mut |outputs: Outputs<'_>| objective.scored(index, batch, outputs);
             engine.model_mut(TRAINED).score(micro_batch(batch), scored)?;
         }
-        let sums = engine.sum_all("the window's scores", &objective.window_sums())?;
+        let sums = engine.all_reduce_sum_slice("the window's scores", &objective.window_sums())?;
         objective.window(&sums);
     }
     let report = engine.model_mut(TRAINED).train_step(&mut Driven { objective, window }, updates)?;
     let mut sums = objective.sums();
     sums.push(f64::from(u8::from(stop())));
-    let mut sums = engine.sum_all("the loss", &sums)?;
+    let mut sums = engine.all_reduce_sum_slice("the loss", &sums)?;
     let stops = sums.pop().is_some_and(|asked| asked > 0.0);
     Ok((report, objective.metrics(&sums), stops))
 }
@@ -147,7 +149,7 @@ struct Driven<'a> {
     window: &'a [Batch],
 }
 
-impl Driver for Driven<'_> {
+impl StepDriver for Driven<'_> {
     fn batch(&self, micro: u32) -> MicroBatch<'_> {
         micro_batch(&self.window[micro as usize])
     }

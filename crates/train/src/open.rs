@@ -41,7 +41,7 @@ impl<'a> Trainer<'a> {
             Device::Cuda(gpu) => Some(CudaVersions::of(gpu, nccl.map(Nccl::version_text))),
         };
         identity.numbers = Numbers::of(config, engine.plan(), cuda.as_ref());
-        let planned = engine.plan().arena + engine.plan().host_bytes;
+        let planned = engine.plan().arena_bytes + engine.plan().host_bytes;
         assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
         let (resume, candidates) = (&config.output.resume_from_checkpoint, &prepared.candidates);
         let mut note = |text: &str| notes.push(text.to_string());
@@ -93,7 +93,7 @@ impl<'a> Trainer<'a> {
             let world = self.run.config.plan.world_size();
             self.log.event(&format!("{world} ranks over {carrier}"))?;
         }
-        if let Some(spill) = self.engine.spill() {
+        if let Some(spill) = self.engine.nvme_io() {
             let bytes = self.engine.plan().nvme_bytes;
             self.log.event(&format!("states on a disk: {bytes} of each rank, {spill}"))?;
         }
@@ -143,7 +143,7 @@ fn load_state(
         (None, Some(folder)) => save::load_weights(engine, folder)?,
         (None, None) => engine.model_mut(ModelId::FIRST).initialise(seed)?,
     }
-    engine.seed_dropout(seed);
+    engine.set_dropout_seed(seed);
     Ok(position)
 }
 
@@ -170,20 +170,20 @@ fn connect_engine(
     let taken = match (machine.device, &mut queue) {
         (Device::Cuda(gpu), Queue::Cuda(cuda)) => {
             cuda.tf32 = config.device.tf32;
-            Memory::take_on(gpu, plan.arena)
+            Memory::take_on(gpu, plan.arena_bytes)
         }
-        _ if connect.is_some() => Memory::take_lending(plan.arena, plan.lent.clone(), queue.pool()),
-        _ => Memory::take(plan.arena, queue.pool()),
+        _ if connect.is_some() => Memory::take_lending(plan.arena_bytes, plan.exported.clone(), queue.pool()),
+        _ => Memory::take(plan.arena_bytes, queue.pool()),
     };
     let memory = Arc::new(taken.map_err(EngineError::from)?);
     // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
     let exported = match machine.device {
-        Device::Cpu if !plan.lent.is_empty() => Arc::clone(&memory),
+        Device::Cpu if !plan.exported.is_empty() => Arc::clone(&memory),
         _ => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
     };
     let connection = connect.map(|connect| connect(&exported)).transpose()?;
     let (comms, nccl) = connection.map_or((None, None), |c| (Some(c.comms), c.nccl));
-    let spill_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
+    let nvme_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
     let library = nccl.as_ref().map(|spec| spec.nccl);
-    Ok((Engine::new(plan, Resources { rank, memory, comms, nccl, queue, spill_dir })?, library))
+    Ok((Engine::new(plan, Resources { rank, memory, comms, nccl, queue, nvme_dir })?, library))
 }

@@ -92,7 +92,8 @@ pub(crate) fn open_agreed(
     if *resume == Resume::No {
         return Ok(None);
     }
-    let of_rank_0 = engine.exchange("checkpoints to resume from", &candidates.to_bytes())?.swap_remove(0);
+    let of_rank_0 =
+        engine.all_gather_bytes("checkpoints to resume from", &candidates.to_bytes())?.swap_remove(0);
     let Candidates { paths, mut newest_damage } = Candidates::from_bytes(&of_rank_0);
     if *resume == Resume::Auto && paths.is_empty() {
         return Ok(None);
@@ -171,7 +172,7 @@ impl From<SharedDamage> for TrainError {
 
 /// Every rank verifies its share of the files; the answer is the same on all.
 fn verify_on_all_ranks(engine: &Engine, path: &Path) -> Result<Result<Checkpoint, SharedDamage>, TrainError> {
-    let (rank, world) = (engine.rank().0 as usize, engine.plan().input.mesh.world() as usize);
+    let (rank, world) = (engine.rank().0 as usize, engine.plan().input.mesh.world_size() as usize);
     let mine = Checkpoint::open(path).map_err(|error| Damage { order: 0, error });
     let mine = mine.and_then(|checkpoint| checkpoint.verify_share(rank, world).map(|()| checkpoint));
     let report = match &mine {
@@ -183,7 +184,7 @@ fn verify_on_all_ranks(engine: &Engine, path: &Path) -> Result<Result<Checkpoint
             "missing": error.class() == FaultClass::InputMissing,
         }),
     };
-    let reports = engine.exchange("verifying the checkpoint", report.to_string().as_bytes())?;
+    let reports = engine.all_gather_bytes("verifying the checkpoint", report.to_string().as_bytes())?;
     let reports: Vec<Value> =
         reports.iter().map(|bytes| serde_json::from_slice(bytes).unwrap_or_default()).collect();
     match (mine, first_damage(path, &reports)) {
@@ -232,7 +233,7 @@ impl Loaded {
             (None, None) => [Bytes::ZERO; 2],
         };
         let mine: Vec<u8> = mine.iter().flat_map(|bytes| bytes.0.to_le_bytes()).collect();
-        let all = engine.exchange("the start", &mine)?;
+        let all = engine.all_gather_bytes("the start", &mine)?;
         let mut sums = [0u64; 2];
         for (sum, at) in sums.iter_mut().zip([0, 8]) {
             let number = |bytes: &Vec<u8>| bytes[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or(0);

@@ -10,7 +10,7 @@ use lockstep_config::{EvalWhen, Precision, RunConfig, SaveWhen};
 use lockstep_core::{Bytes, Rank, Step};
 use lockstep_data::{Dataset, Order, Window};
 use lockstep_device::{Machine, Memory};
-use lockstep_engine::{Comms, Engine, Updates};
+use lockstep_engine::{Comms, Engine, UpdateSettings};
 use lockstep_observe::{EvalRecord, Progress, StepRecord};
 
 use crate::bad_step::Bad;
@@ -330,7 +330,7 @@ impl<'a> Run<'a> {
         let (supervised, tokens) = (window.supervised, window.tokens);
         let counts = WindowCounts { supervised, tokens };
         let optim = &self.config.optim;
-        let updates = Updates {
+        let updates = UpdateSettings {
             t: position.updates + 1,
             // A step that is skipped does not move the schedule, as with the others.
             lr: self.rates.at(position.updates),

@@ -12,7 +12,7 @@ use lockstep_ckpt::{
 use lockstep_core::{DType, Rank, Step};
 use lockstep_data::Tokenizer;
 use lockstep_engine::{Engine, EngineError};
-use lockstep_plan::{ModelId, State};
+use lockstep_plan::{ModelId, ParamState};
 use lockstep_shape::{Freeze, ModelShape};
 use serde_json::{Map, Value};
 
@@ -25,10 +25,10 @@ use crate::scaler::ScaleState;
 const TRAINED: ModelId = ModelId::FIRST;
 
 /// The states a checkpoint holds, by the names it holds them under: the parameters, and the optimizer's own.
-fn states(engine: &Engine) -> Vec<(&'static str, State)> {
+fn states(engine: &Engine) -> Vec<(&'static str, ParamState)> {
     let optimizer = engine.model(TRAINED).plan().optimizer;
     let own = optimizer.states.iter().map(|spec| spec.name).zip(optimizer.states());
-    std::iter::once(("model", State::Working)).chain(own).collect()
+    std::iter::once(("model", ParamState::Working)).chain(own).collect()
 }
 
 /// Elements moved at a time between files and the engine.
@@ -57,11 +57,15 @@ pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<
 pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder) -> Result<(), TrainError> {
     let mut values = vec![0f32; PART];
     for (unit, segment) in all_tensors(engine) {
-        for part in engine.model(TRAINED).written(unit, &segment, State::Working).into_iter().flat_map(parts)
+        for part in engine
+            .model(TRAINED)
+            .written_ranges(unit, &segment, ParamState::Working)
+            .into_iter()
+            .flat_map(parts)
         {
             let values = &mut values[..part.len()];
             folder.read_f32(&segment.name, &segment.shape, part.clone(), values)?;
-            engine.model_mut(TRAINED).write(unit, &segment, State::Working, part, values)?;
+            engine.model_mut(TRAINED).write(unit, &segment, ParamState::Working, part, values)?;
         }
     }
     Ok(())
@@ -90,11 +94,11 @@ pub(crate) fn save_checkpoint(
         }
     }
     if rank != Rank(0) {
-        engine.exchange("a checkpoint", writer.share()?.as_bytes())?;
+        engine.all_gather_bytes("a checkpoint", writer.share()?.as_bytes())?;
         engine.barrier("the end of a checkpoint")?;
         return Ok(root.join(format!("step-{step}")));
     }
-    for share in engine.exchange("a checkpoint", &[])?.into_iter().skip(1) {
+    for share in engine.all_gather_bytes("a checkpoint", &[])?.into_iter().skip(1) {
         writer.add_share(&String::from_utf8_lossy(&share))?;
     }
     for (name, content) in &identity.model_files {
@@ -104,7 +108,7 @@ pub(crate) fn save_checkpoint(
     counters.extend(identity.switches.map(|(name, on)| (name.to_string(), on.into())));
     let meta = Meta {
         step: Step(position.step),
-        world: engine.plan().input.mesh.world(),
+        world: engine.plan().input.mesh.world_size(),
         counters,
         reals: position.reals(),
         data: DataCursor { next_step: position.step, ..identity.data.clone() },
@@ -127,12 +131,14 @@ struct Kept {
     start: usize,
 }
 
-fn kept_pieces(engine: &Engine, prefix: &str, state: State) -> Vec<Kept> {
+fn kept_pieces(engine: &Engine, prefix: &str, state: ParamState) -> Vec<Kept> {
     let mut pieces = Vec::new();
     for (unit, segment) in all_tensors(engine) {
-        let truth = engine.model(TRAINED).truth(unit, &segment, state);
-        let Some(own) =
-            engine.model(TRAINED).owned(unit, &segment, truth).filter(|_| engine.model(TRAINED).keeps(truth))
+        let truth = engine.model(TRAINED).authoritative_state(unit, &segment, state);
+        let Some(own) = engine
+            .model(TRAINED)
+            .owned(unit, &segment, truth)
+            .filter(|_| engine.model(TRAINED).is_writer(truth))
         else {
             continue;
         };
@@ -218,10 +224,10 @@ pub(crate) fn load_checkpoint(
     let mut targets = Vec::new();
     for (prefix, state) in states(engine) {
         for (unit, segment) in &tensors {
-            if state != State::Working && !segment.is_trained() {
+            if state != ParamState::Working && !segment.is_trained() {
                 continue;
             }
-            let mut held = engine.model(TRAINED).written(*unit, segment, state);
+            let mut held = engine.model(TRAINED).written_ranges(*unit, segment, state);
             if held.is_empty() {
                 // Asked for all the same, so that every rank refuses a checkpoint without this tensor.
                 held.push(0..0);
@@ -300,7 +306,7 @@ pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -
         let (unit, segment) =
             engine.model(TRAINED).find_tensor(name).expect("the names come from the engine");
         ask(engine, Some((name, &part))).map_err(|e| source_failed(name, e))?;
-        let read = engine.model(TRAINED).read_whole(unit, segment, State::Working, part, out);
+        let read = engine.model(TRAINED).read_whole(unit, segment, ParamState::Working, part, out);
         read.map(drop).map_err(|e| source_failed(name, e))
     })?;
     Ok(ask(engine, None)?)
@@ -309,14 +315,14 @@ pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -
 /// Rank 0 says which part of which tensor it reads next; the others give what they hold of it.
 fn ask(engine: &Engine, part: Option<(&str, &Range<usize>)>) -> Result<(), EngineError> {
     let text = part.map_or(String::new(), |(name, range)| format!("{} {} {name}", range.start, range.end));
-    engine.exchange("the export", text.as_bytes()).map(drop)
+    engine.all_gather_bytes("the export", text.as_bytes()).map(drop)
 }
 
 /// The other side of [`ask`].
 fn serve_reads(engine: &Engine) -> Result<(), TrainError> {
     let mut values = Vec::new();
     loop {
-        let wanted = engine.exchange("the export", &[])?.swap_remove(0);
+        let wanted = engine.all_gather_bytes("the export", &[])?.swap_remove(0);
         let wanted = String::from_utf8_lossy(&wanted).into_owned();
         let mut words = wanted.splitn(3, ' ');
         let mut number = || words.next().and_then(|w| w.parse::<usize>().ok());
@@ -325,7 +331,7 @@ fn serve_reads(engine: &Engine) -> Result<(), TrainError> {
         let (unit, segment) =
             engine.model(TRAINED).find_tensor(name).expect("the names come from the engine");
         values.resize(end - start, 0.0);
-        engine.model(TRAINED).read_whole(unit, segment, State::Working, start..end, &mut values)?;
+        engine.model(TRAINED).read_whole(unit, segment, ParamState::Working, start..end, &mut values)?;
     }
 }
 
@@ -364,7 +370,7 @@ fn read_state(
     engine: &Engine,
     unit: usize,
     segment: &lockstep_shape::Segment,
-    state: State,
+    state: ParamState,
     part: Range<usize>,
     out: &mut [f32],
 ) -> Result<(), CkptError> {

@@ -6,9 +6,9 @@
 use lockstep_config::RunConfig;
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine};
-use lockstep_engine::{Engine, UpdateRule, Updates};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
 use lockstep_ops::selftest::Check;
-use lockstep_plan::{ModelId, State};
+use lockstep_plan::{ModelId, ParamState};
 use lockstep_shape::{Architecture, Biases, ModelShape};
 
 use crate::bench::MadeUp;
@@ -84,13 +84,13 @@ impl Trained {
         seed: u64,
     ) -> Result<Trained, TrainError> {
         let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), &objective_needs(&Sft::default()))?;
-        let micros = f64::from(plan.input.micros);
+        let micros = f64::from(plan.input.num_micro_batches);
         let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
         engine.model_mut(ModelId::FIRST).initialise(seed)?;
         let mut made_up = MadeUp::new(VOCAB, 3, 128);
         let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), Vec::new());
         for t in 1..=STEPS {
-            let updates = Updates {
+            let updates = UpdateSettings {
                 t,
                 lr: 1e-3,
                 rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
@@ -101,10 +101,10 @@ impl Trained {
             norms.push(engine.model_mut(ModelId::FIRST).train_step(&mut made_up, &updates)?.grad_norm);
             losses.push(made_up.loss);
             if t == 1 {
-                gradients = read_all(&engine, State::Grad)?;
+                gradients = read_all(&engine, ParamState::Grad)?;
             }
         }
-        let weights = read_all(&engine, State::Working)?;
+        let weights = read_all(&engine, ParamState::Working)?;
         let tensors = gradients.into_iter().zip(weights);
         let tensors =
             tensors.map(|((name, gradient), (_, weights))| Tensor { name, gradient, weights }).collect();
@@ -140,7 +140,7 @@ impl Trained {
 }
 
 /// A state of every tensor, by name.
-fn read_all(engine: &Engine, state: State) -> Result<Vec<(String, Vec<f64>)>, TrainError> {
+fn read_all(engine: &Engine, state: ParamState) -> Result<Vec<(String, Vec<f64>)>, TrainError> {
     let units = engine.model(ModelId::FIRST).units().iter().enumerate();
     let tensors = units.flat_map(|(unit, shape)| shape.segments.iter().map(move |segment| (unit, segment)));
     tensors

@@ -10,7 +10,7 @@ use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, p
 use lockstep_device::{Amx, Device, Machine};
 use lockstep_model::Kernels;
 use lockstep_plan::{
-    Bounds, DeviceMemory, Hardware, ObjectiveNeeds, RunPlan, bounds, budget, build, resolve,
+    BatchBounds, DeviceMemory, Hardware, ObjectiveNeeds, RunPlan, bounds, budget, build, resolve,
 };
 use lockstep_shape::ModelShape;
 
@@ -337,7 +337,7 @@ pub(crate) fn plan_with(
     kernels: Kernels,
     objective: &ObjectiveNeeds,
 ) -> Result<RunPlan, TrainError> {
-    let workspace = |shape: &ModelShape, bounds: &Bounds| {
+    let workspace = |shape: &ModelShape, bounds: &BatchBounds| {
         lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels)
     };
     let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process };

@@ -132,7 +132,8 @@ impl<C: Carrier> Carrier for HeldBack<C> {
 /// The last operation that publishes parameters: the head's, which forward needs last.
 fn last_publish(plan: &RunPlan) -> u64 {
     let train = &plan.phases[plan.phase(PhaseKind::Train, ModelId::FIRST).unwrap()];
-    let publishes = train.schedule.ops.iter().rposition(|op| matches!(op.kind, OpKind::Publish { .. }));
+    let publishes =
+        train.schedule.ops.iter().rposition(|op| matches!(op.kind, OpKind::AllGatherUpdated { .. }));
     publishes.expect("parameters are published") as u64
 }
 

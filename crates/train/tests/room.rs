@@ -2,14 +2,14 @@
 
 use lockstep_core::Bytes;
 use lockstep_model::Kernels;
-use lockstep_plan::Recomputation;
+use lockstep_plan::RecomputePolicy;
 use lockstep_shape::Recompute;
 use lockstep_train::{load_tokenizer, model_shape, plan_for};
 
 const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"b"}}"#;
 
 /// What a 7b model's plan computes again on a GPU of so many GiB.
-fn recomputed(gib: u64, settings: &[&str]) -> Recomputation {
+fn recomputed(gib: u64, settings: &[&str]) -> RecomputePolicy {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = dir.path().join("tokenizer.json");
     std::fs::write(&tokenizer, TOKENIZER).unwrap();
@@ -31,7 +31,7 @@ fn recomputed(gib: u64, settings: &[&str]) -> Recomputation {
 #[test]
 fn a_larger_gpu_computes_less_again() {
     const BLOCKS: u32 = 32;
-    let (nothing, everything) = (Recomputation::nth(0, BLOCKS), Recomputation::nth(2 * BLOCKS, BLOCKS));
+    let (nothing, everything) = (RecomputePolicy::nth(0, BLOCKS), RecomputePolicy::nth(2 * BLOCKS, BLOCKS));
     assert_eq!(recomputed(100, &[]), everything);
     let some = recomputed(130, &[]);
     assert_eq!((some.early, some.late), (Recompute::Full, Recompute::Selective));

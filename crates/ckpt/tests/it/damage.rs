@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use lockstep_ckpt::{Checkpoint, CkptError, latest};
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_core::{Fault, FaultClass};
 
 use crate::save;
@@ -52,7 +52,7 @@ fn every_truncation_is_found() {
 fn every_flipped_bit_is_found() {
     let dir = tempfile::tempdir().unwrap();
     let path = save(dir.path(), 1);
-    let stream = Stream::new(5, Purpose::Sampling, 0, 0);
+    let stream = RngStream::new(5, Purpose::Sampling, 0, 0);
     for (idx, file) in files(&path).into_iter().enumerate() {
         let whole = fs::read(&file).unwrap();
         for flip in 0..500 {

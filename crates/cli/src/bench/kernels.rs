@@ -31,7 +31,10 @@ pub(crate) fn run(args: &BenchKernels) -> Result<(), Failure> {
         ffn: shape.ffn,
         vocab,
         layers: shape.layers,
-        head_chunk: lockstep_plan::head_chunk(vocab, lockstep_train::device_memory(place.machine.into())),
+        head_chunk: lockstep_plan::default_head_chunk_tokens(
+            vocab,
+            lockstep_train::device_memory(place.machine.into()),
+        ),
         again: match args.recompute {
             Again::None => rates::Again::Nothing,
             Again::Selective => rates::Again::Cheap,

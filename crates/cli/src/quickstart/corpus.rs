@@ -2,7 +2,7 @@
 //!
 //! A problem is held out by a hash of its prompt, so that what is scored was never trained on.
 
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use serde_json::json;
 
 /// A prompt and what should follow.
@@ -23,7 +23,7 @@ const HELD_OUT: u64 = 20;
 pub(super) fn problems(num: u32, seed: u64) -> (Vec<Problem>, Vec<Problem>) {
     let (mut train, mut held_out) = (Vec::new(), Vec::<Problem>::new());
     for i in 0..num {
-        let stream = Stream::new(seed, Purpose::Sampling, i, 0);
+        let stream = RngStream::new(seed, Purpose::Sampling, i, 0);
         let draw = |index: u32, bound: u64| stream.below(index, bound);
         let problem = if draw(0, 4) < 3 { sum(&draw) } else { question(&draw) };
         if is_held_out(&problem.prompt) {

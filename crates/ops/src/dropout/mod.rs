@@ -12,7 +12,7 @@ pub mod reference;
 mod tests;
 
 use lockstep_core::DType;
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
@@ -83,7 +83,7 @@ const PER_BLOCK: usize = 4;
 
 impl DocMask {
     fn new(mask: &Mask, sample: u32) -> DocMask {
-        let stream = Stream::new(mask.seed, Purpose::Dropout, mask.step, sample);
+        let stream = RngStream::new(mask.seed, Purpose::Dropout, mask.step, sample);
         let [low, high, ..] = stream.block(mask.place());
         DocMask {
             seed: u64::from(high) << 32 | u64::from(low),
@@ -96,7 +96,7 @@ impl DocMask {
     #[inline(always)]
     pub(crate) fn fill(&self, head: u32, position: usize, first: usize, out: &mut [f32]) {
         debug_assert!(first.is_multiple_of(PER_BLOCK));
-        let stream = Stream::new(self.seed, Purpose::Dropout, position as u32, head);
+        let stream = RngStream::new(self.seed, Purpose::Dropout, position as u32, head);
         for (block, out) in out.chunks_mut(PER_BLOCK).enumerate() {
             let words = stream.block((first / PER_BLOCK + block) as u32);
             for (out, word) in out.iter_mut().zip(words) {

@@ -1,15 +1,15 @@
 //! Dropout as the textbook has it, in f64, for a mask that is given element by element.
 
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 
 use super::{Mask, PER_BLOCK, Site};
 
 /// What one element is multiplied by: 0 or 1 / (1 − p).
 pub fn factor(mask: &Mask, sample: u32, head: u32, position: usize, column: usize) -> f64 {
     let site = mask.layer * Site::COUNT + mask.site as u32;
-    let [low, high, ..] = Stream::new(mask.seed, Purpose::Dropout, mask.step, sample).block(site);
+    let [low, high, ..] = RngStream::new(mask.seed, Purpose::Dropout, mask.step, sample).block(site);
     let seed = u64::from(high) << 32 | u64::from(low);
-    let stream = Stream::new(seed, Purpose::Dropout, position as u32, head);
+    let stream = RngStream::new(seed, Purpose::Dropout, position as u32, head);
     let word = stream.block((column / PER_BLOCK) as u32)[column % PER_BLOCK];
     if f64::from(word) < (mask.rate * 4_294_967_296.0).floor() { 0.0 } else { 1.0 / (1.0 - mask.rate) }
 }

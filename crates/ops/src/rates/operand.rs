@@ -1,7 +1,7 @@
 //! What calls read and write.
 
 use lockstep_core::DType;
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{Queue, View};
 
@@ -40,7 +40,7 @@ pub(super) fn numbers(values: impl IntoIterator<Item = u32>) -> Operand {
 
 /// Random numbers below `bound`.
 pub(super) fn below(len: usize, bound: usize) -> Operand {
-    let stream = Stream::new(1, Purpose::Sampling, 0, 0);
+    let stream = RngStream::new(1, Purpose::Sampling, 0, 0);
     numbers((0..len as u32).map(|i| stream.below(i, bound as u64) as u32))
 }
 
@@ -55,7 +55,7 @@ pub(super) fn doubles(values: &[f64]) -> Operand {
 
 /// Normals to fill operands from.
 pub(super) fn period() -> Vec<f32> {
-    let stream = Stream::new(1, Purpose::Init, 0, 0);
+    let stream = RngStream::new(1, Purpose::Init, 0, 0);
     (0..PERIOD as u32 / 2).flat_map(|i| stream.normal_pair(i)).collect()
 }
 

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use lockstep_core::DType;
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{Memory, Queue, View};
 
@@ -235,8 +235,8 @@ impl Operands for Case<'_> {
         }
     }
 
-    fn stream(&self, purpose: Purpose) -> Stream {
+    fn stream(&self, purpose: Purpose) -> RngStream {
         self.draws.set(self.draws.get() + 1);
-        Stream::new(self.seed, purpose, self.draws.get(), 0)
+        RngStream::new(self.seed, purpose, self.draws.get(), 0)
     }
 }

@@ -1,16 +1,16 @@
 //! What units compute: forward, head, recomputation, backward.
 
-use crate::buffer::{Access, BufferId, What};
+use crate::buffer::{Access, BufferId, BufferKind};
 use crate::builder::{FLIGHT, StepBuilder};
 use crate::input::AccumulationOrder;
 use crate::schedule::{Lane, OpId, OpKind};
 
 impl StepBuilder<'_> {
     /// Forward of a unit of the body; before the first one, the batch is brought to the device.
-    pub fn forward(&mut self, unit: u32, micro: u32) -> OpId {
+    pub fn forward(&mut self, unit: u32, micro_batch: u32) -> OpId {
         if unit == self.embed_unit() {
             let [inputs, _] = self.inputs();
-            self.emit(OpKind::Feed { micro }, Lane::Compute, vec![(inputs, Access::Define)], &[]);
+            self.emit(OpKind::Feed { micro_batch }, Lane::Compute, vec![(inputs, Access::Define)], &[]);
         }
         let mut accesses = self.common_accesses();
         accesses.push((self.params(unit), Access::Read));
@@ -21,14 +21,17 @@ impl StepBuilder<'_> {
         let saved = self.layout(unit).saved;
         if saved.0 > 0 {
             accesses.push((
-                self.bytes(What::Saved { model: self.model, unit, flight: FLIGHT }, saved),
+                self.bytes(
+                    BufferKind::SavedActivations { model: self.model, unit, in_flight: FLIGHT },
+                    saved,
+                ),
                 Access::Define,
             ));
         }
-        let id = self.emit(OpKind::Forward { unit, micro }, Lane::Compute, accesses, &[]);
+        let id = self.emit(OpKind::Forward { unit, micro_batch }, Lane::Compute, accesses, &[]);
         if unit + 1 == self.head_unit() {
             let trained = self.trained_by_head();
-            self.bring_back(&trained, micro);
+            self.fetch_gradients(&trained, micro_batch);
         }
         id
     }
@@ -45,21 +48,21 @@ impl StepBuilder<'_> {
     }
 
     /// The head and the objective, in one pass where the objective allows it.
-    pub fn head(&mut self, micro: u32) -> OpId {
+    pub fn head(&mut self, micro_batch: u32) -> OpId {
         let [inputs, _] = self.inputs();
         let (outputs, coefficients) = (
-            self.per_token(What::Outputs { flight: FLIGHT }),
-            self.per_token(What::Coefficients { flight: FLIGHT }),
+            self.per_token(BufferKind::Outputs { in_flight: FLIGHT }),
+            self.per_token(BufferKind::Coefficients { in_flight: FLIGHT }),
         );
         let ahead = self.input.coefficients_ahead;
         if !ahead {
-            self.head_score(micro);
+            self.head_score(micro_batch);
         }
         let mut accesses = vec![(inputs, Access::Read), (coefficients, Access::Define)];
         accesses.extend((!ahead).then_some((outputs, Access::Read)));
-        self.emit(OpKind::Objective { micro }, Lane::Compute, accesses, &[]);
+        self.emit(OpKind::Objective { micro_batch }, Lane::Compute, accesses, &[]);
 
-        let fresh = self.fresh(micro);
+        let fresh = self.fresh(micro_batch);
         let mut accesses = self.head_accesses();
         accesses.push((coefficients, Access::Read));
         accesses.push((outputs, if ahead { Access::Define } else { Access::Update }));
@@ -69,11 +72,14 @@ impl StepBuilder<'_> {
             let access = if fresh { Access::Define } else { Access::Update };
             accesses.push((self.grad_target(unit), access));
         }
-        let kind =
-            if ahead { OpKind::HeadStep { micro, fresh } } else { OpKind::HeadBackward { micro, fresh } };
-        let after = self.room_for_gradients(&trained);
+        let kind = if ahead {
+            OpKind::HeadStep { micro_batch, fresh }
+        } else {
+            OpKind::HeadBackward { micro_batch, fresh }
+        };
+        let after = self.gradient_buffer_waits(&trained);
         let id = self.emit(kind, Lane::Compute, accesses, &after);
-        self.bring_back_next(self.head_unit(), micro);
+        self.fetch_next_gradient(self.head_unit(), micro_batch);
         id
     }
 
@@ -84,30 +90,33 @@ impl StepBuilder<'_> {
     }
 
     /// The head's outputs, with no backward to follow.
-    pub(super) fn head_score(&mut self, micro: u32) -> OpId {
+    pub(super) fn head_score(&mut self, micro_batch: u32) -> OpId {
         let mut accesses = self.head_accesses();
-        accesses.push((self.per_token(What::Outputs { flight: FLIGHT }), Access::Define));
-        self.emit(OpKind::HeadForward { micro }, Lane::Compute, accesses, &[])
+        accesses.push((self.per_token(BufferKind::Outputs { in_flight: FLIGHT }), Access::Define));
+        self.emit(OpKind::HeadForward { micro_batch }, Lane::Compute, accesses, &[])
     }
 
     /// Whether a gradient written for `micro` starts a new sum.
-    fn fresh(&self, micro: u32) -> bool {
-        micro == 0 || self.input.order == AccumulationOrder::Reduced
+    fn fresh(&self, micro_batch: u32) -> bool {
+        micro_batch == 0 || self.input.order == AccumulationOrder::Reduced
     }
 
     /// Backward of a unit of the body, after its recomputation where there is one.
-    pub fn backward(&mut self, unit: u32, micro: u32) -> OpId {
+    pub fn backward(&mut self, unit: u32, micro_batch: u32) -> OpId {
         let layout = self.layout(unit);
-        let (saved, rebuilt) = (layout.saved, layout.rebuilt);
-        if rebuilt.0 > 0 {
+        let (saved, recomputed) = (layout.saved, layout.recomputed);
+        if recomputed.0 > 0 {
             let mut accesses = self.common_accesses();
             accesses.push((self.params(unit), Access::Read));
             accesses.push((self.stream(unit), Access::Read));
             accesses.push((
-                self.bytes(What::Rebuilt { model: self.model, unit, flight: FLIGHT }, rebuilt),
+                self.bytes(
+                    BufferKind::RecomputedActivations { model: self.model, unit, in_flight: FLIGHT },
+                    recomputed,
+                ),
                 Access::Define,
             ));
-            self.emit(OpKind::Recompute { unit, micro }, Lane::Compute, accesses, &[]);
+            self.emit(OpKind::Recompute { unit, micro_batch }, Lane::Compute, accesses, &[]);
         }
         let mut accesses = self.common_accesses();
         if unit != self.embed_unit() {
@@ -115,8 +124,8 @@ impl StepBuilder<'_> {
             accesses.push((self.stream(unit), Access::Read));
         }
         for (what, bytes) in [
-            (What::Saved { model: self.model, unit, flight: FLIGHT }, saved),
-            (What::Rebuilt { model: self.model, unit, flight: FLIGHT }, rebuilt),
+            (BufferKind::SavedActivations { model: self.model, unit, in_flight: FLIGHT }, saved),
+            (BufferKind::RecomputedActivations { model: self.model, unit, in_flight: FLIGHT }, recomputed),
         ] {
             if bytes.0 > 0 {
                 // Updated: the gated unit's gradients take the place of its values.
@@ -125,13 +134,13 @@ impl StepBuilder<'_> {
         }
         accesses.push((self.grad_stream(), Access::Update));
         // A tied table already holds the head's part.
-        let fresh = self.fresh(micro) && !(unit == self.embed_unit() && self.tied());
+        let fresh = self.fresh(micro_batch) && !(unit == self.embed_unit() && self.tied());
         if self.trained_elems(unit) > 0 {
             accesses.push((self.grad_target(unit), if fresh { Access::Define } else { Access::Update }));
         }
-        let after = self.room_for_gradients(&[unit]);
-        let id = self.emit(OpKind::Backward { unit, micro, fresh }, Lane::Compute, accesses, &after);
-        self.bring_back_next(unit, micro);
+        let after = self.gradient_buffer_waits(&[unit]);
+        let id = self.emit(OpKind::Backward { unit, micro_batch, fresh }, Lane::Compute, accesses, &after);
+        self.fetch_next_gradient(unit, micro_batch);
         id
     }
 

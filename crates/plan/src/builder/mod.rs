@@ -6,7 +6,7 @@
 
 mod compute;
 mod gradients;
-mod leave;
+mod offload;
 mod params;
 mod phases;
 mod update;
@@ -15,31 +15,31 @@ use std::collections::HashMap;
 
 use lockstep_core::DType;
 
-use crate::buffer::{Access, Buffer, BufferId, Flight, State, Tier, What};
+use crate::buffer::{Access, Buffer, BufferId, BufferKind, InFlight, MemoryTier, ParamState};
+use crate::happens_before::{HappensBefore, waits_in_run};
 use crate::input::{AccumulationOrder, ModelPlan, PlanInput};
-use crate::order::{Order, waits_in_run};
 use crate::schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
-use crate::scratch::UnitLayout;
+use crate::unit_layout::UnitLayout;
 
 /// One micro-batch is in flight at a time.
-const FLIGHT: Flight = Flight::ONLY;
+const FLIGHT: InFlight = InFlight::ONLY;
 
 /// The buffers of a plan, shared by its phases.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BufferTable {
     pub(crate) buffers: Vec<Buffer>,
-    ids: HashMap<What, BufferId>,
+    ids: HashMap<BufferKind, BufferId>,
 }
 
 impl BufferTable {
     /// The buffer for `what`, made on first use and grown to the largest size asked for.
-    pub(crate) fn get(&mut self, what: What, tier: Tier, elems: usize, dtype: DType) -> BufferId {
-        let id = *self.ids.entry(what).or_insert_with(|| {
-            self.buffers.push(Buffer { what, tier, elems: 0, dtype });
+    pub(crate) fn get(&mut self, kind: BufferKind, tier: MemoryTier, elems: usize, dtype: DType) -> BufferId {
+        let id = *self.ids.entry(kind).or_insert_with(|| {
+            self.buffers.push(Buffer { kind, tier, elems: 0, dtype });
             BufferId(self.buffers.len() as u32 - 1)
         });
         let buffer = &mut self.buffers[id.0 as usize];
-        assert_eq!((buffer.tier, buffer.dtype), (tier, dtype), "two users of {what:?} disagree");
+        assert_eq!((buffer.tier, buffer.dtype), (tier, dtype), "two users of {kind:?} disagree");
         buffer.elems = buffer.elems.max(elems);
         id
     }
@@ -47,7 +47,7 @@ impl BufferTable {
 
 /// A unit's turn in the course of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum PassKind {
     Forward(u32),
     /// The head, the objective and the head's backward.
     Head,
@@ -58,9 +58,9 @@ pub enum Work {
 
 /// Work on a micro-batch and the units whose parameters it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Use {
-    pub work: Work,
-    pub micro: u32,
+pub struct UnitPass {
+    pub work: PassKind,
+    pub micro_batch: u32,
     pub units: Vec<u32>,
 }
 
@@ -70,7 +70,7 @@ pub struct StepBuilder<'a> {
     model: ModelId,
     table: &'a mut BufferTable,
     schedule: Schedule,
-    order: Order,
+    order: HappensBefore,
     history: HashMap<BufferId, Vec<(OpId, Access)>>,
     /// Operations that hold each gathered unit.
     held: HashMap<u32, u32>,
@@ -97,7 +97,7 @@ impl<'a> StepBuilder<'a> {
             model,
             table,
             schedule: Schedule::default(),
-            order: Order::default(),
+            order: HappensBefore::default(),
             history: HashMap::new(),
             held: HashMap::new(),
             front_spans: HashMap::new(),
@@ -131,8 +131,8 @@ impl<'a> StepBuilder<'a> {
         self.input.model(self.model)
     }
 
-    pub fn num_micros(&self) -> u32 {
-        self.input.micros
+    pub fn num_micro_batches(&self) -> u32 {
+        self.input.num_micro_batches
     }
 
     /// Units that run forward before the head: embed and blocks, in order.
@@ -159,44 +159,46 @@ impl<'a> StepBuilder<'a> {
     /// Forward through the body, the head, backward through the body: a micro-batch's uses of
     /// parameters, in order. A tied head also uses the embedding; the embedding's backward only adds to
     /// its gradient and needs no parameters. Below the lowest unit that is trained there is no backward.
-    pub fn uses_of_micro(&self, micro: u32) -> Vec<Use> {
-        let mut uses = self.forward_uses(micro, Work::Head);
+    pub fn micro_batch_passes(&self, micro_batch: u32) -> Vec<UnitPass> {
+        let mut uses = self.forward_passes(micro_batch, PassKind::Head);
         let lowest = (0..=self.head_unit()).find(|u| self.trained_elems(*u) > 0).unwrap_or(self.head_unit());
         for unit in (lowest..self.head_unit()).rev() {
             let units = if unit == self.embed_unit() { vec![] } else { vec![unit] };
-            uses.push(Use { work: Work::Backward(unit), micro, units });
+            uses.push(UnitPass { work: PassKind::Backward(unit), micro_batch, units });
         }
         uses
     }
 
     /// The uses of all micro-batches, one after another.
-    pub fn uses_of_step(&self) -> Vec<Use> {
-        (0..self.num_micros()).flat_map(|micro| self.uses_of_micro(micro)).collect()
+    pub fn step_passes(&self) -> Vec<UnitPass> {
+        (0..self.num_micro_batches()).flat_map(|micro_batch| self.micro_batch_passes(micro_batch)).collect()
     }
 
-    fn forward_uses(&self, micro: u32, head: Work) -> Vec<Use> {
-        let mut uses: Vec<Use> =
-            self.body().map(|u| Use { work: Work::Forward(u), micro, units: vec![u] }).collect();
+    fn forward_passes(&self, micro_batch: u32, head: PassKind) -> Vec<UnitPass> {
+        let mut uses: Vec<UnitPass> = self
+            .body()
+            .map(|u| UnitPass { work: PassKind::Forward(u), micro_batch, units: vec![u] })
+            .collect();
         let mut units = vec![self.head_unit()];
         units.extend(self.tied().then_some(self.embed_unit()));
-        uses.push(Use { work: head, micro, units });
+        uses.push(UnitPass { work: head, micro_batch, units });
         uses
     }
 
     /// Runs one use, emitting its computation.
-    pub fn run(&mut self, work: Work, micro: u32) -> OpId {
+    pub fn run(&mut self, work: PassKind, micro_batch: u32) -> OpId {
         match work {
-            Work::Forward(unit) => self.forward(unit, micro),
-            Work::Head => self.head(micro),
-            Work::Score => self.head_score(micro),
-            Work::Backward(unit) => self.backward(unit, micro),
+            PassKind::Forward(unit) => self.forward(unit, micro_batch),
+            PassKind::Head => self.head(micro_batch),
+            PassKind::Score => self.head_score(micro_batch),
+            PassKind::Backward(unit) => self.backward(unit, micro_batch),
         }
     }
 
     /// Parameters are sharded over more than one rank, or live away from the device: they must be gathered.
-    pub fn gathers(&self) -> bool {
-        self.input.is_sharded(self.model, State::Working)
-            || self.plan().placements.params_tier != Tier::Device
+    pub fn needs_gather(&self) -> bool {
+        self.input.is_sharded(self.model, ParamState::Working)
+            || self.plan().placements.params_tier != MemoryTier::Device
     }
 
     // ---- emission -----------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ impl<'a> StepBuilder<'a> {
         let waits = self.waits_for(lane, &accesses, after, &[]);
         let id = self.order.push(lane, &waits);
         self.remember(id, &accesses);
-        let waits = waits.into_iter().map(Wait::This).collect();
+        let waits = waits.into_iter().map(Wait::SameRun).collect();
         self.schedule.ops.push(Op { kind, model: self.model, lane, waits, accesses });
         id
     }
@@ -258,7 +260,7 @@ impl<'a> StepBuilder<'a> {
             let before = self.waits_for(op.lane, &op.accesses, &[], &waits);
             // Those of its own run it has.
             debug_assert!(before.iter().all(|id| id.0 < len), "{:?} waits for too little", op.kind);
-            op.waits.extend(before.iter().map(|id| Wait::Previous(*id)));
+            op.waits.extend(before.iter().map(|id| Wait::PreviousRun(*id)));
             waits.extend(before);
             let id = self.order.push(op.lane, &waits);
             self.remember(id, &op.accesses);
@@ -292,19 +294,19 @@ impl<'a> StepBuilder<'a> {
 
     // ---- buffers ------------------------------------------------------------------------------------
 
-    fn state(&mut self, unit: u32, state: State) -> BufferId {
+    fn state(&mut self, unit: u32, state: ParamState) -> BufferId {
         let (tier, elems, dtype) = self.input.resident(self.model, unit, state);
-        self.table.get(What::State { model: self.model, unit, state }, tier, elems, dtype)
+        self.table.get(BufferKind::ParamState { model: self.model, unit, state }, tier, elems, dtype)
     }
 
-    fn device(&mut self, what: What, elems: usize, dtype: DType) -> BufferId {
-        self.table.get(what, Tier::Device, elems, dtype)
+    fn device(&mut self, what: BufferKind, elems: usize, dtype: DType) -> BufferId {
+        self.table.get(what, MemoryTier::Device, elems, dtype)
     }
 
     /// What forward and backward read a unit's parameters from.
     fn params(&mut self, unit: u32) -> BufferId {
-        if !self.gathers() {
-            return self.state(unit, State::Working);
+        if !self.needs_gather() {
+            return self.state(unit, ParamState::Working);
         }
         assert!(self.held.contains_key(&unit), "unit {unit} is used before it is gathered");
         self.whole(unit)
@@ -312,62 +314,70 @@ impl<'a> StepBuilder<'a> {
 
     fn whole(&mut self, unit: u32) -> BufferId {
         let elems = self.plan().units[unit as usize].elems;
-        self.device(What::Whole { model: self.model, unit }, elems, self.input.storage)
+        self.device(BufferKind::UnshardedParams { model: self.model, unit }, elems, self.input.storage)
     }
 
     /// Where backward puts a unit's gradient.
     fn grad_target(&mut self, unit: u32) -> BufferId {
         if self.grad_goes_to_state(unit) {
-            return self.state(unit, State::Grad);
+            return self.state(unit, ParamState::Grad);
         }
         let elems = self.trained_elems(unit);
-        self.device(What::GradWhole { model: self.model, unit }, elems, DType::F32)
+        self.device(BufferKind::UnshardedGrad { model: self.model, unit }, elems, DType::F32)
     }
 
     /// A whole gradient summed locally needs no buffer of its own, as long as it stays.
     fn grad_goes_to_state(&self, unit: u32) -> bool {
-        let stay = !self.input.is_sharded(self.model, State::Grad) && !self.grads_leave(unit);
+        let stay = !self.input.is_sharded(self.model, ParamState::Grad) && !self.grads_offloaded(unit);
         stay && self.input.order == AccumulationOrder::Local
     }
 
-    fn grads_leave(&self, unit: u32) -> bool {
-        self.input.grads_leave(self.model, unit)
+    fn grads_offloaded(&self, unit: u32) -> bool {
+        self.input.grads_offloaded(self.model, unit)
     }
 
     fn stream(&mut self, index: u32) -> BufferId {
         let elems = self.plan().bounds.tokens * self.plan().shape.dim;
-        self.device(What::Stream { model: self.model, index, flight: FLIGHT }, elems, self.input.storage)
+        self.device(
+            BufferKind::Residual { model: self.model, index, in_flight: FLIGHT },
+            elems,
+            self.input.storage,
+        )
     }
 
     fn grad_stream(&mut self) -> BufferId {
         let elems = self.plan().bounds.tokens * self.plan().shape.dim;
-        self.device(What::GradStream { model: self.model, flight: FLIGHT }, elems, self.input.storage)
+        self.device(
+            BufferKind::ResidualGrad { model: self.model, in_flight: FLIGHT },
+            elems,
+            self.input.storage,
+        )
     }
 
     /// A byte buffer, counted in f32 elements.
-    fn bytes(&mut self, what: What, bytes: lockstep_core::Bytes) -> BufferId {
+    fn bytes(&mut self, what: BufferKind, bytes: lockstep_core::Bytes) -> BufferId {
         self.device(what, bytes.0.div_ceil(4) as usize, DType::F32)
     }
 
     fn scratch(&mut self) -> BufferId {
         let slots = self.layouts.iter().map(UnitLayout::scratch).max().expect("a model has units");
-        self.bytes(What::Scratch, slots.align_to(4096) + self.input.needs.workspace)
+        self.bytes(BufferKind::Scratch, slots.align_to(4096) + self.input.needs.workspace_bytes)
     }
 
     fn inputs(&mut self) -> [BufferId; 2] {
         let plan = self.plan();
-        let elems = plan.inputs_elems(self.input.is_separate());
+        let elems = plan.inputs_elems(self.input.has_separate_memory());
         let positions = plan.bounds.max_doc.max(plan.generation.map_or(0, |r| r.tokens_per_doc));
         let tables = plan.shape.head_dim * positions;
-        let what = What::Tables { model: self.model };
+        let what = BufferKind::RopeTables { model: self.model };
         [
-            self.device(What::Inputs { flight: FLIGHT }, elems, DType::U32),
+            self.device(BufferKind::Inputs { in_flight: FLIGHT }, elems, DType::U32),
             self.device(what, tables, DType::F32),
         ]
     }
 
     /// A number per token and channel.
-    fn per_token(&mut self, what: What) -> BufferId {
+    fn per_token(&mut self, what: BufferKind) -> BufferId {
         let plan = self.plan();
         self.device(what, plan.channels.count() * plan.bounds.tokens, DType::F32)
     }

@@ -2,15 +2,15 @@
 
 use lockstep_core::DType;
 
-use crate::buffer::{Access, What};
-use crate::builder::{FLIGHT, StepBuilder, Work};
+use crate::buffer::{Access, BufferKind};
+use crate::builder::{FLIGHT, PassKind, StepBuilder};
 use crate::schedule::{Lane, OpKind};
 
 impl StepBuilder<'_> {
     /// Forward through the body and the head's outputs: a score or evaluation phase.
     pub fn score(&mut self) {
-        let uses = self.forward_uses(0, Work::Score);
-        self.run_windowed(&uses, &mut |_, _| {});
+        let uses = self.forward_passes(0, PassKind::Score);
+        self.run_with_prefetch(&uses, &mut |_, _| {});
     }
 
     /// Documents grow with a key-value cache until the caller has no more: one operation, for how long it
@@ -18,21 +18,27 @@ impl StepBuilder<'_> {
     /// writes the other; the cache is all that a pass leaves to the next.
     pub fn generate(&mut self) {
         let generation = self.plan().generation.expect("a phase that generates has bounds");
-        assert!(generation.docs <= self.plan().head_chunk, "logits of all documents are there at once");
+        assert!(
+            generation.docs <= self.plan().head_chunk_tokens,
+            "logits of all documents are there at once"
+        );
         let cache = self.plan().shape.layers * generation.cache_elems;
-        let cache = self.device(What::KvCache { model: self.model }, cache, DType::F32);
+        let cache = self.device(BufferKind::KvCache { model: self.model }, cache, DType::F32);
         let units: Vec<u32> = self.body().chain([self.head_unit()]).collect();
-        if self.gathers() {
+        if self.needs_gather() {
             units.iter().for_each(|u| self.gather(*u, None));
         }
         let [inputs, tables] = self.inputs();
         let mut made = vec![cache, inputs, self.scratch(), self.stream(1), self.stream(2)];
-        made.push(self.per_token(What::Outputs { flight: FLIGHT }));
+        made.push(self.per_token(BufferKind::Outputs { in_flight: FLIGHT }));
         // All blocks share what the one that keeps most would keep.
         let blocks = self.body().skip(1);
         let saved = blocks.map(|unit| self.layout(unit).saved).max().unwrap_or_default();
         if saved.0 > 0 {
-            made.push(self.bytes(What::Saved { model: self.model, unit: 1, flight: FLIGHT }, saved));
+            made.push(self.bytes(
+                BufferKind::SavedActivations { model: self.model, unit: 1, in_flight: FLIGHT },
+                saved,
+            ));
         }
         let mut accesses = vec![(tables, Access::Read)];
         accesses.extend(made.into_iter().map(|id| (id, Access::Define)));
@@ -40,7 +46,7 @@ impl StepBuilder<'_> {
             accesses.push((self.params(*unit), Access::Read));
         }
         let last = self.emit(OpKind::Generate, Lane::Compute, accesses, &[]);
-        if self.gathers() {
+        if self.needs_gather() {
             units.iter().for_each(|u| {
                 self.release(*u, last);
             });

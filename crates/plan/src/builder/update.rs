@@ -3,9 +3,9 @@
 
 use lockstep_core::{ALIGN_ELEMS, DType};
 
-use crate::buffer::{Access, BufferId, State, Tier, What};
+use crate::buffer::{Access, BufferId, BufferKind, MemoryTier, ParamState};
 use crate::builder::StepBuilder;
-use crate::schedule::{End, Lane, Moved, OpKind, SpanId, SpanPart};
+use crate::schedule::{CopyEnd, CopyPayload, Lane, OpKind, SpanId, SpanPart};
 
 /// Elements of the smallest piece, 2 MiB of f32, and pieces of a share at most.
 const SMALLEST_PIECE: usize = 1 << 19;
@@ -22,13 +22,13 @@ struct Piece {
 impl StepBuilder<'_> {
     pub fn clip_and_update(&mut self) {
         let trained = (0..=self.head_unit()).filter(|u| self.trained_elems(*u) > 0);
-        let (leave, stay): (Vec<u32>, Vec<u32>) = trained.partition(|unit| self.grads_leave(*unit));
+        let (leave, stay): (Vec<u32>, Vec<u32>) = trained.partition(|unit| self.grads_offloaded(*unit));
         assert_eq!(self.squared, leave.len(), "a gradient never left the device");
         let norm = self.norm_leaves();
         if !stay.is_empty() {
-            self.squares_of_staying(&stay);
+            self.squares_on_device(&stay);
         }
-        let axes = self.input.sharded_over(self.model, State::Grad);
+        let axes = self.input.sharded_over(self.model, ParamState::Grad);
         let lane = match leave.is_empty() {
             _ if !axes.is_empty() => Lane::Comm,
             false => Lane::Host,
@@ -40,10 +40,10 @@ impl StepBuilder<'_> {
         let pieces: Vec<Piece> = leave.iter().flat_map(|unit| self.pieces(*unit)).collect();
         for (i, piece) in pieces.iter().enumerate() {
             if i == 0 {
-                self.bring_to_host(*piece, 0);
+                self.fetch_states(*piece, 0);
             }
             if let Some(next) = pieces.get(i + 1) {
-                self.bring_to_host(*next, (i as u32 + 1) % 2);
+                self.fetch_states(*next, (i as u32 + 1) % 2);
             }
             self.update_on_host(*piece, i as u32 % 2, norm);
             if pieces.get(i + 1).is_none_or(|next| next.unit != piece.unit) {
@@ -54,28 +54,28 @@ impl StepBuilder<'_> {
     }
 
     /// Sums of squares of the gradient of a unit that has left the device.
-    pub(super) fn squares_of_left(&mut self, unit: u32) {
+    pub(super) fn squares_on_host(&mut self, unit: u32) {
         let norm = self.norm_leaves();
         let access = if self.squared > 0 { Access::Update } else { Access::Define };
-        let accesses = vec![(self.state(unit, State::Grad), Access::Read), (norm, access)];
+        let accesses = vec![(self.state(unit, ParamState::Grad), Access::Read), (norm, access)];
         self.squared += 1;
         let span = self.trained_span(unit);
         self.emit(OpKind::Squares { span, leaves: norm }, Lane::Host, accesses, &[]);
     }
 
     /// Sums of squares of gradients that stay; where others leave, brought to theirs.
-    fn squares_of_staying(&mut self, units: &[u32]) {
+    fn squares_on_device(&mut self, units: &[u32]) {
         let norm = self.norm_leaves();
         let joins = self.squared > 0;
         let here = match joins {
             true => {
-                let what = What::StayingLeaves { model: self.model };
+                let what = BufferKind::DeviceNormLeaves { model: self.model };
                 self.device(what, self.leaves_of(units), DType::F64)
             }
             false => norm,
         };
         let mut accesses: Vec<_> =
-            units.iter().map(|unit| (self.state(*unit, State::Grad), Access::Read)).collect();
+            units.iter().map(|unit| (self.state(*unit, ParamState::Grad), Access::Read)).collect();
         accesses.push((here, Access::Define));
         let part = |unit: &u32| SpanPart { unit: *unit, start: 0, end: self.trained_elems(*unit) };
         let parts = units.iter().map(part).collect();
@@ -83,21 +83,26 @@ impl StepBuilder<'_> {
         self.emit(OpKind::Squares { span, leaves: here }, Lane::Compute, accesses, &[]);
         if joins {
             let accesses = vec![(here, Access::Read), (norm, Access::Update)];
-            let (from, to) = (End::Buffer(here), End::Buffer(norm));
-            self.emit(OpKind::Move { what: Moved::Squares, from, to, span }, Lane::Copy, accesses, &[]);
+            let (from, to) = (CopyEnd::Buffer(here), CopyEnd::Buffer(norm));
+            self.emit(
+                OpKind::Copy { payload: CopyPayload::NormLeaves, from, to, span },
+                Lane::Copy,
+                accesses,
+                &[],
+            );
         }
     }
 
     /// One leaf for each block of this rank's gradients, where the norm is found.
     fn norm_leaves(&mut self) -> BufferId {
         let units: Vec<u32> = (0..=self.head_unit()).collect();
-        let leave = units.iter().any(|unit| self.trained_elems(*unit) > 0 && self.grads_leave(*unit));
-        let tier = if leave { Tier::Host } else { Tier::Device };
-        self.table.get(What::NormLeaves { model: self.model }, tier, self.leaves_of(&units), DType::F64)
+        let leave = units.iter().any(|unit| self.trained_elems(*unit) > 0 && self.grads_offloaded(*unit));
+        let tier = if leave { MemoryTier::Host } else { MemoryTier::Device };
+        self.table.get(BufferKind::NormLeaves { model: self.model }, tier, self.leaves_of(&units), DType::F64)
     }
 
     fn leaves_of(&self, units: &[u32]) -> usize {
-        let share = |unit: &u32| self.input.resident(self.model, *unit, State::Grad).1;
+        let share = |unit: &u32| self.input.resident(self.model, *unit, ParamState::Grad).1;
         units.iter().map(share).sum::<usize>() / ALIGN_ELEMS
     }
 
@@ -111,12 +116,12 @@ impl StepBuilder<'_> {
 
     fn update_on_device(&mut self, unit: u32, norm: BufferId) {
         let share = self.input.share(self.model, unit);
-        let mut accesses = vec![(norm, Access::Read), (self.state(unit, State::Grad), Access::Read)];
+        let mut accesses = vec![(norm, Access::Read), (self.state(unit, ParamState::Grad), Access::Read)];
         for state in self.input.optimizer_states(self.model, unit) {
             accesses.push((self.state(unit, state), Access::Update));
         }
-        let working = self.state(unit, State::Working);
-        if self.plan().placements.params_tier == Tier::Device {
+        let working = self.state(unit, ParamState::Working);
+        if self.plan().placements.params_tier == MemoryTier::Device {
             accesses.push((working, Access::Update));
             let kind = OpKind::Update { unit, start: 0, end: share, staging: None };
             self.emit(kind, Lane::Compute, accesses, &[]);
@@ -125,19 +130,25 @@ impl StepBuilder<'_> {
             accesses.push((staging, Access::Define));
             let kind = OpKind::Update { unit, start: 0, end: share, staging: Some(staging) };
             self.emit(kind, Lane::Compute, accesses, &[]);
-            let (from, to, span) = (End::Buffer(staging), End::Resident, self.front_span(unit, share));
+            let (from, to, span) =
+                (CopyEnd::Buffer(staging), CopyEnd::Resident, self.front_span(unit, share));
             let accesses = vec![(staging, Access::Read), (working, Access::Update)];
-            self.emit(OpKind::Move { what: Moved::Params, from, to, span }, Lane::Copy, accesses, &[]);
+            self.emit(
+                OpKind::Copy { payload: CopyPayload::Params, from, to, span },
+                Lane::Copy,
+                accesses,
+                &[],
+            );
         }
         self.publish(unit);
     }
 
     /// Optimizer sharded, parameters whole: everyone gets everyone's updates, a bucket at a time.
     fn publish(&mut self, unit: u32) {
-        if !self.input.published_over(self.model).is_empty() {
+        if !self.input.updates_gathered_over(self.model).is_empty() {
             self.pending.push(SpanPart { unit, start: 0, end: self.trained_elems(unit) });
             let filled: usize = self.pending.iter().map(|part| part.end - part.start).sum();
-            if filled >= self.input.publish_bucket {
+            if filled >= self.input.allgather_bucket_elems {
                 self.publish_bucket();
             }
         }
@@ -148,26 +159,26 @@ impl StepBuilder<'_> {
         if !parts.is_empty() {
             let mut accesses = Vec::new();
             for part in &parts {
-                accesses.push((self.state(part.unit, State::Working), Access::Update));
+                accesses.push((self.state(part.unit, ParamState::Working), Access::Update));
             }
             let span = self.span(parts);
-            let axes = self.input.published_over(self.model);
-            self.emit(OpKind::Publish { span, axes }, Lane::Comm, accesses, &[]);
+            let axes = self.input.updates_gathered_over(self.model);
+            self.emit(OpKind::AllGatherUpdated { span, axes }, Lane::Comm, accesses, &[]);
         }
     }
 
-    /// Room on the host for a piece's update, described at [`What::HostStaging`]. `None`: all it needs has its
+    /// Room on the host for a piece's update, described at [`BufferKind::HostStaging`]. `None`: all it needs has its
     /// home there.
     fn host_staging(&mut self, piece: Piece, turn: u32) -> Option<BufferId> {
         let (elems, p) = (piece.end - piece.start, self.plan().placements);
         let states = match p.optimizer_tier {
-            Tier::Nvme => self.input.staged_bytes(self.model, piece.unit, elems),
-            Tier::Device | Tier::Host => 0,
+            MemoryTier::Nvme => self.input.optimizer_state_bytes(self.model, piece.unit, elems),
+            MemoryTier::Device | MemoryTier::Host => 0,
         };
-        let params = if p.params_tier == Tier::Host { 0 } else { elems * self.input.storage.size() };
+        let params = if p.params_tier == MemoryTier::Host { 0 } else { elems * self.input.storage.size() };
         let staged = (states + params).div_ceil(DType::F32.size());
-        let what = What::HostStaging { turn };
-        (staged > 0).then(|| self.table.get(what, Tier::Host, staged, DType::F32))
+        let what = BufferKind::HostStaging { turn };
+        (staged > 0).then(|| self.table.get(what, MemoryTier::Host, staged, DType::F32))
     }
 
     fn piece_span(&mut self, piece: Piece) -> SpanId {
@@ -180,15 +191,16 @@ impl StepBuilder<'_> {
     }
 
     /// States whose home is a disk, to the host. Does not wait for the norm.
-    fn bring_to_host(&mut self, piece: Piece, turn: u32) {
-        let homes = self.optimizer_homes(piece.unit);
-        if self.plan().placements.optimizer_tier == Tier::Nvme && !homes.is_empty() {
+    fn fetch_states(&mut self, piece: Piece, turn: u32) {
+        let residents = self.optimizer_homes(piece.unit);
+        if self.plan().placements.optimizer_tier == MemoryTier::Nvme && !residents.is_empty() {
             let (span, staging) = (self.piece_span(piece), self.host_staging(piece, turn));
             let staging = staging.expect("states on a disk are staged");
-            let homes = homes.into_iter().map(|home| (home, Access::Read));
-            let accesses = homes.chain([(staging, Access::Define)]).collect();
-            let (what, from, to) = (Moved::OptimizerStates, End::Resident, End::Buffer(staging));
-            self.emit(OpKind::Move { what, from, to, span }, Lane::Copy, accesses, &[]);
+            let residents = residents.into_iter().map(|home| (home, Access::Read));
+            let accesses = residents.chain([(staging, Access::Define)]).collect();
+            let (payload, from, to) =
+                (CopyPayload::OptimizerStates, CopyEnd::Resident, CopyEnd::Buffer(staging));
+            self.emit(OpKind::Copy { payload, from, to, span }, Lane::Copy, accesses, &[]);
         }
     }
 
@@ -196,30 +208,35 @@ impl StepBuilder<'_> {
     fn update_on_host(&mut self, piece: Piece, turn: u32, norm: BufferId) {
         let (span, staging) = (self.piece_span(piece), self.host_staging(piece, turn));
         let Piece { unit, start, end } = piece;
-        let params_on_device = self.plan().placements.params_tier == Tier::Device;
-        let working = self.state(unit, State::Working);
-        let homes: Vec<_> =
+        let params_on_device = self.plan().placements.params_tier == MemoryTier::Device;
+        let working = self.state(unit, ParamState::Working);
+        let residents: Vec<_> =
             self.optimizer_homes(unit).into_iter().map(|home| (home, Access::Update)).collect();
-        let staged = self.plan().placements.optimizer_tier == Tier::Nvme && !homes.is_empty();
+        let staged = self.plan().placements.optimizer_tier == MemoryTier::Nvme && !residents.is_empty();
 
-        let mut accesses = vec![(norm, Access::Read), (self.state(unit, State::Grad), Access::Read)];
+        let mut accesses = vec![(norm, Access::Read), (self.state(unit, ParamState::Grad), Access::Read)];
         let access = if staged { Access::Update } else { Access::Define };
         accesses.extend(staging.map(|staging| (staging, access)));
         accesses.extend((!params_on_device).then_some((working, Access::Update)));
         if !staged {
-            accesses.extend(&homes);
+            accesses.extend(&residents);
         }
         self.emit(OpKind::Update { unit, start, end, staging }, Lane::Host, accesses, &[]);
         let Some(staging) = staging else { return };
-        let (from, to) = (End::Buffer(staging), End::Resident);
+        let (from, to) = (CopyEnd::Buffer(staging), CopyEnd::Resident);
         if staged {
-            let accesses = homes.into_iter().chain([(staging, Access::Read)]).collect();
-            let what = Moved::OptimizerStates;
-            self.emit(OpKind::Move { what, from, to, span }, Lane::Copy, accesses, &[]);
+            let accesses = residents.into_iter().chain([(staging, Access::Read)]).collect();
+            let payload = CopyPayload::OptimizerStates;
+            self.emit(OpKind::Copy { payload, from, to, span }, Lane::Copy, accesses, &[]);
         }
         if params_on_device {
             let accesses = vec![(staging, Access::Read), (working, Access::Update)];
-            self.emit(OpKind::Move { what: Moved::Params, from, to, span }, Lane::Copy, accesses, &[]);
+            self.emit(
+                OpKind::Copy { payload: CopyPayload::Params, from, to, span },
+                Lane::Copy,
+                accesses,
+                &[],
+            );
         }
     }
 }

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use lockstep_core::{ALIGN_ELEMS, Axis};
 
 use crate::{
-    AccumulationOrder, Buffer, End, ModelId, Moved, Op, OpKind, Phase, Placement, PlanInput, ReduceInto,
-    RunPlan, Schedule, SpanId, SpanPart, State, What,
+    AccumulationOrder, Buffer, BufferKind, CopyEnd, CopyPayload, ModelId, Op, OpKind, ParamState, Phase,
+    Placement, PlanInput, ReduceInto, RunPlan, Schedule, SpanId, SpanPart,
 };
 
 /// One addition: its micro-batch, whether a tied head made it, the axes it has been summed over.
@@ -25,7 +25,7 @@ pub(super) struct Gradients {
     accumulated: Vec<Vec<Block>>,
     separate: Vec<bool>,
     /// Pieces on the host that wait to be added.
-    staged: HashMap<What, Vec<Block>>,
+    staged: HashMap<BufferKind, Vec<Block>>,
     /// Blocks read by reductions and copies under way.
     moving: HashMap<usize, Vec<Block>>,
     buffers: Vec<Buffer>,
@@ -51,13 +51,13 @@ impl Gradients {
             separate: (0..empty.len())
                 .map(|u| {
                     cut || input.order == AccumulationOrder::Reduced
-                        || input.grads_leave(phase.model, u as u32)
+                        || input.grads_offloaded(phase.model, u as u32)
                 })
                 .collect(),
             staged: HashMap::new(),
             buffers: plan.buffers.clone(),
             shares: (0..empty.len())
-                .map(|unit| input.resident(phase.model, unit as u32, State::Grad).1)
+                .map(|unit| input.resident(phase.model, unit as u32, ParamState::Grad).1)
                 .collect(),
             whole: empty.clone(),
             updates: vec![0; empty.len()],
@@ -75,7 +75,7 @@ impl Gradients {
         axes.extend((mesh.shard > 1).then_some(Axis::Shard));
         axes.extend((mesh.replicate > 1).then_some(Axis::Replicate));
         let summed_here =
-            self.input.order == AccumulationOrder::Reduced && !self.input.grads_leave(self.model, unit);
+            self.input.order == AccumulationOrder::Reduced && !self.input.grads_offloaded(self.model, unit);
         if axes.is_empty() && summed_here {
             axes.push(Axis::World);
         }
@@ -94,8 +94,8 @@ impl Gradients {
 
     pub(super) fn start(&mut self, i: usize, op: &Op, schedule: &Schedule) {
         match op.kind {
-            OpKind::Reduce { span, axis, micro, .. } => {
-                let window_over = micro + 1 == self.input.micros;
+            OpKind::Reduce { span, axis, micro_batch, .. } => {
+                let window_over = micro_batch + 1 == self.input.num_micro_batches;
                 assert!(window_over || self.input.order == AccumulationOrder::Reduced);
                 let mut taken = Vec::new();
                 for part in &schedule.span(span).parts {
@@ -111,7 +111,7 @@ impl Gradients {
                 }
                 self.moving.insert(i, taken);
             }
-            OpKind::Move { what: Moved::Grad, from, span, .. } => {
+            OpKind::Copy { payload: CopyPayload::Grad, from, span, .. } => {
                 let taken = self.take(&self.end_of(from, schedule, span), schedule, span);
                 assert!(taken.iter().all(|terms| !terms.is_empty()), "#{i} moves what is not there");
                 self.moving.insert(i, taken);
@@ -128,11 +128,11 @@ impl Gradients {
 
     pub(super) fn end(&mut self, i: usize, op: &Op, schedule: &Schedule) {
         match op.kind {
-            OpKind::Backward { unit, micro, fresh } => self.add(unit, micro, false, fresh),
-            OpKind::HeadBackward { micro, fresh } | OpKind::HeadStep { micro, fresh } => {
-                self.add(self.whole.len() as u32 - 1, micro, false, fresh);
+            OpKind::Backward { unit, micro_batch, fresh } => self.add(unit, micro_batch, false, fresh),
+            OpKind::HeadBackward { micro_batch, fresh } | OpKind::HeadStep { micro_batch, fresh } => {
+                self.add(self.whole.len() as u32 - 1, micro_batch, false, fresh);
                 if self.tied {
-                    self.add(0, micro, true, fresh);
+                    self.add(0, micro_batch, true, fresh);
                 }
             }
             OpKind::Reduce { span, axis, into, .. } => {
@@ -144,18 +144,18 @@ impl Gradients {
                     }
                 }
             }
-            OpKind::Move { what: Moved::Grad, from, to, span } => {
+            OpKind::Copy { payload: CopyPayload::Grad, from, to, span } => {
                 let taken = self.moving.remove(&i).unwrap();
                 let [from, to] = [from, to].map(|end| self.end_of(end, schedule, span));
                 self.give(&to, schedule, span, taken);
-                if matches!(from, What::GradWhole { .. }) {
+                if matches!(from, BufferKind::UnshardedGrad { .. }) {
                     // Gone once moved, as after a reduction.
                     self.part(&from, schedule, span).iter_mut().for_each(Vec::clear);
                 }
             }
             OpKind::Add { span, from, .. } => {
-                let home = self.end_of(End::Resident, schedule, span);
-                let staging = self.buffers[from.0 as usize].what;
+                let home = self.end_of(CopyEnd::Resident, schedule, span);
+                let staging = self.buffers[from.0 as usize].kind;
                 let terms = self.staged.remove(&staging).expect("what is added was moved");
                 let to = self.part(&home, schedule, span);
                 assert_eq!(to.len(), terms.len());
@@ -170,32 +170,34 @@ impl Gradients {
     }
 
     /// The buffer that one end of a move of a gradient is.
-    fn end_of(&self, end: End, schedule: &Schedule, span: SpanId) -> What {
+    fn end_of(&self, end: CopyEnd, schedule: &Schedule, span: SpanId) -> BufferKind {
         let unit = schedule.span(span).parts[0].unit;
         match end {
-            End::Resident => What::State { model: self.model, unit, state: State::Grad },
-            End::Buffer(id) => self.buffers[id.0 as usize].what,
+            CopyEnd::Resident => BufferKind::ParamState { model: self.model, unit, state: ParamState::Grad },
+            CopyEnd::Buffer(id) => self.buffers[id.0 as usize].kind,
         }
     }
 
     /// The blocks of a span in a unit's buffer.
-    fn part(&mut self, what: &What, schedule: &Schedule, span: SpanId) -> &mut [Block] {
+    fn part(&mut self, what: &BufferKind, schedule: &Schedule, span: SpanId) -> &mut [Block] {
         let [part] = &schedule.span(span).parts[..] else { panic!("gradients move unit by unit") };
         let blocks = match what {
-            What::GradWhole { unit, .. } if *unit == part.unit => &mut self.whole,
-            What::State { unit, state: State::Grad, .. } if *unit == part.unit => &mut self.accumulated,
+            BufferKind::UnshardedGrad { unit, .. } if *unit == part.unit => &mut self.whole,
+            BufferKind::ParamState { unit, state: ParamState::Grad, .. } if *unit == part.unit => {
+                &mut self.accumulated
+            }
             other => panic!("{other:?} in a copy of unit {}", part.unit),
         };
         &mut blocks[part.unit as usize][Self::blocks(part)]
     }
 
-    fn take(&mut self, from: &What, schedule: &Schedule, span: SpanId) -> Vec<Block> {
+    fn take(&mut self, from: &BufferKind, schedule: &Schedule, span: SpanId) -> Vec<Block> {
         self.part(from, schedule, span).to_vec()
     }
 
-    fn give(&mut self, to: &What, schedule: &Schedule, span: SpanId, taken: Vec<Block>) {
+    fn give(&mut self, to: &BufferKind, schedule: &Schedule, span: SpanId, taken: Vec<Block>) {
         match to {
-            What::GradStaging { .. } => {
+            BufferKind::GradStaging { .. } => {
                 assert!(self.staged.insert(*to, taken).is_none(), "two pieces in {to:?}");
             }
             _ => self.part(to, schedule, span).clone_from_slice(&taken),
@@ -204,9 +206,9 @@ impl Gradients {
 
     /// The last axis moves the sum into the accumulator, others leave it in place.
     fn put(&mut self, unit: u32, block: usize, terms: Block, last: bool, into: ReduceInto) {
-        let stays = !last || !self.separate[unit as usize] || self.input.grads_leave(self.model, unit);
+        let stays = !last || !self.separate[unit as usize] || self.input.grads_offloaded(self.model, unit);
         let fresh = match into {
-            ReduceInto::Place => {
+            ReduceInto::InPlace => {
                 assert!(stays, "a sum that belongs to the accumulator stays in its place");
                 self.made_by_backward(unit)[block] = terms;
                 return;
@@ -223,12 +225,12 @@ impl Gradients {
         self.accumulated[unit][block].extend(terms);
     }
 
-    fn add(&mut self, unit: u32, micro: u32, by_tied_head: bool, fresh: bool) {
+    fn add(&mut self, unit: u32, micro_batch: u32, by_tied_head: bool, fresh: bool) {
         for block in self.made_by_backward(unit) {
             if fresh {
                 block.clear();
             }
-            block.push((micro, by_tied_head, vec![]));
+            block.push((micro_batch, by_tied_head, vec![]));
         }
     }
 
@@ -240,16 +242,16 @@ impl Gradients {
             self.squared.push(unit);
             let blocks = &self.accumulated[unit];
             // What stays is followed as if whole; what leaves, as far as it is this rank's.
-            let held = if self.input.grads_leave(self.model, unit as u32) {
+            let held = if self.input.grads_offloaded(self.model, unit as u32) {
                 self.shares[unit] / ALIGN_ELEMS
             } else {
                 blocks.len()
             };
             let mut expected: Block = Vec::new();
-            for micro in 0..self.input.micros {
-                expected.push((micro, false, self.axes(unit as u32)));
+            for micro_batch in 0..self.input.num_micro_batches {
+                expected.push((micro_batch, false, self.axes(unit as u32)));
                 if self.tied && unit == 0 {
-                    expected.push((micro, true, self.axes(unit as u32)));
+                    expected.push((micro_batch, true, self.axes(unit as u32)));
                 }
             }
             for (b, block) in blocks[..held].iter().enumerate() {

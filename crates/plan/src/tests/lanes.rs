@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use crate::{Access, BufferId, Lane, Op, OpKind, Phase, RunPlan, Schedule, Tier, Wait};
+use crate::{Access, BufferId, Lane, MemoryTier, Op, OpKind, Phase, RunPlan, Schedule, Wait};
 
 use super::gradients::Gradients;
 
@@ -37,8 +37,8 @@ pub(super) fn times_of_runs(
             let mut start = free.get(&op.lane).copied().unwrap_or(0).max(begin);
             for wait in &op.waits {
                 let (of, id) = match wait {
-                    Wait::This(id) => (Some(run), id),
-                    Wait::Previous(id) => (run.checked_sub(1), id),
+                    Wait::SameRun(id) => (Some(run), id),
+                    Wait::PreviousRun(id) => (run.checked_sub(1), id),
                 };
                 start = start.max(of.map_or(0, |of| times[of * len + id.0 as usize].1));
             }
@@ -142,7 +142,7 @@ impl Bytes {
             addresses.iter().map(|(id, (start, end))| (*id, cell(start)..cell(end))).collect();
         let mut owners = vec![None; cuts.len()];
         for (id, range) in &ranges {
-            if plan.buffers[id.0 as usize].what.is_resident() {
+            if plan.buffers[id.0 as usize].kind.is_resident() {
                 assert!(owners[range.clone()].iter().all(Option::is_none), "residents overlap");
                 owners[range.clone()].fill(Some((*id, 0)));
             }
@@ -191,16 +191,16 @@ fn addresses(plan: &RunPlan, phase: &Phase) -> HashMap<BufferId, (u64, u64)> {
         let (id, size) = (BufferId(i as u32), buffer.bytes().0);
         let packed = phase.host.offsets.iter().find(|(other, _)| *other == id);
         let start = match buffer.tier {
-            Tier::Device => plan.offset(phase, id).map(|at| at.0),
-            _ if buffer.what.is_resident() => {
+            MemoryTier::Device => plan.offset(phase, id).map(|at| at.0),
+            _ if buffer.kind.is_resident() => {
                 apart += size;
                 Some(apart - size)
             }
             _ => packed.map(|(_, at)| HOST + at.0),
         };
         if let Some(start) = start.filter(|_| size > 0) {
-            let end = if buffer.tier == Tier::Device { plan.arena.0 } else { u64::MAX };
-            assert!(start + size <= end && start % 4096 == 0 || start > HOST, "{:?}", buffer.what);
+            let end = if buffer.tier == MemoryTier::Device { plan.arena_bytes.0 } else { u64::MAX };
+            assert!(start + size <= end && start % 4096 == 0 || start > HOST, "{:?}", buffer.kind);
             found.insert(id, (start, start + size));
         }
     }
@@ -221,7 +221,7 @@ impl Params {
         let gathers = phase.schedule.ops.iter().any(|op| matches!(op.kind, OpKind::Gather { .. }));
         let p = plan.input.model(phase.model).placements;
         let sharded = p.params == crate::Placement::Shard && plan.input.mesh.shard > 1;
-        assert_eq!(gathers, sharded || p.params_tier != Tier::Device);
+        assert_eq!(gathers, sharded || p.params_tier != MemoryTier::Device);
         Params { gathers, tied: model.shape.tied, head: model.units.len() as u32 - 1, whole: vec![] }
     }
 

@@ -1,40 +1,41 @@
 //! Properties of plans, without a device: schedules are run by a simulator of lanes that takes nothing
 //! from the builder but the list of operations and the offsets.
 
-mod broken;
 mod gradients;
 mod lanes;
-mod leaving;
+mod offload;
 mod overlap;
 mod packing;
 mod promises;
 mod properties;
 mod snapshots;
+mod violations;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
 use crate::{
-    AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OptimizerSpec, Phase,
-    Placement, Placements, PlanInput, Recomputation, Role, RunPlan, State, Tier, What, build, strategy,
+    AccumulationOrder, BatchBounds, BufferKind, DeviceNeeds, GenerationBounds, MemoryTier, ModelPlan,
+    ModelRole, ModelSettings, OptimizerSpec, ParamState, Phase, Placement, Placements, PlanInput,
+    RecomputePolicy, RunPlan, build, strategy,
 };
 
 /// A run in the few words that tests vary.
 #[derive(Clone, Debug)]
-struct Setup {
+struct TestSetup {
     shape: ModelShape,
     strategy: StrategyName,
     mesh: Mesh,
     /// `None`: the strategy's default.
     order: Option<AccumulationOrder>,
-    micros: u32,
+    num_micro_batches: u32,
     prefetch: u32,
-    recompute: Recomputation,
+    recompute: RecomputePolicy,
     storage: DType,
-    params_tier: Tier,
-    optimizer_tier: Tier,
-    stay: u32,
+    params_tier: MemoryTier,
+    optimizer_tier: MemoryTier,
+    optimizer_units_on_device: u32,
     bucket: u64,
     joined: usize,
     tokens: usize,
@@ -46,20 +47,20 @@ struct Setup {
     ppo: bool,
 }
 
-impl Setup {
-    fn new(size: &str, strategy: StrategyName, replicate: u32, shard: u32) -> Setup {
-        Setup {
+impl TestSetup {
+    fn new(size: &str, strategy: StrategyName, replicate: u32, shard: u32) -> TestSetup {
+        TestSetup {
             shape: ModelShape::named(size, 512).unwrap(),
             strategy,
             mesh: Mesh::on_one_node(replicate, shard),
             order: None,
-            micros: 1,
+            num_micro_batches: 1,
             prefetch: 1,
             recompute: Recompute::None.into(),
             storage: DType::F32,
-            params_tier: Tier::Device,
-            optimizer_tier: Tier::Device,
-            stay: 0,
+            params_tier: MemoryTier::Device,
+            optimizer_tier: MemoryTier::Device,
+            optimizer_units_on_device: 0,
             bucket: 25 << 20,
             joined: 0,
             tokens: 512,
@@ -70,7 +71,7 @@ impl Setup {
         }
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Setup)) -> Setup {
+    fn with(mut self, change: impl FnOnce(&mut TestSetup)) -> TestSetup {
         change(&mut self);
         self
     }
@@ -83,20 +84,20 @@ impl Setup {
             optimizer,
             params_tier: self.params_tier,
             optimizer_tier: self.optimizer_tier,
-            stay: self.stay,
+            optimizer_units_on_device: self.optimizer_units_on_device,
         };
-        let model = |role: Role| {
+        let model = |role: ModelRole| {
             let settings = ModelSettings {
                 placements,
-                bounds: Bounds { tokens: self.tokens, docs: 8, max_doc: 128 },
-                head_chunk: 256,
+                bounds: BatchBounds { tokens: self.tokens, docs: 8, max_doc: 128 },
+                head_chunk_tokens: 256,
                 recompute: self.recompute,
                 channels: Channels::LOG_PROB,
                 optimizer: self.optimizer,
                 freeze: Freeze::Matching(self.frozen.clone()),
                 decay_norms: false,
                 scores: self.ppo,
-                generation: (self.ppo && role == Role::Policy).then_some(Generation {
+                generation: (self.ppo && role == ModelRole::Policy).then_some(GenerationBounds {
                     docs: 4,
                     tokens_per_doc: 192,
                     cache_elems: 4 * 192 * 64,
@@ -104,26 +105,30 @@ impl Setup {
             };
             ModelPlan::new(role, &self.shape, settings)
         };
-        let roles: &[Role] = match self.ppo {
-            true => &[Role::Policy, Role::Value, Role::Reference, Role::Reward],
-            false => &[Role::Policy],
+        let roles: &[ModelRole] = match self.ppo {
+            true => &[ModelRole::Policy, ModelRole::Value, ModelRole::Reference, ModelRole::Reward],
+            false => &[ModelRole::Policy],
         };
         let default_order = match grads {
-            Placement::Whole => AccumulationOrder::Local,
+            Placement::Replicate => AccumulationOrder::Local,
             Placement::Shard => AccumulationOrder::Reduced,
         };
-        let needs = DeviceNeeds { workspace: Bytes(1 << 16), foreign: Bytes(32 << 20), host_foreign: None };
+        let needs = DeviceNeeds {
+            workspace_bytes: Bytes(1 << 16),
+            overhead_bytes: Bytes(32 << 20),
+            host_overhead_bytes: None,
+        };
         PlanInput {
             mesh: self.mesh,
             strategy,
             order: self.order.unwrap_or(default_order),
-            micros: self.micros,
+            num_micro_batches: self.num_micro_batches,
             prefetch: self.prefetch,
-            bucket: Bytes(self.bucket),
-            reduce_bucket: self.joined,
-            publish_bucket: self.joined,
+            ddp_bucket_bytes: Bytes(self.bucket),
+            reduce_bucket_elems: self.joined,
+            allgather_bucket_elems: self.joined,
             coefficients_ahead: self.coefficients_ahead,
-            ..PlanInput::alone(roles.iter().map(|role| model(*role)).collect(), self.storage, needs)
+            ..PlanInput::single_rank(roles.iter().map(|role| model(*role)).collect(), self.storage, needs)
         }
     }
 
@@ -137,7 +142,8 @@ fn train_phase(plan: &RunPlan) -> &Phase {
 }
 
 /// Bytes of residents of some states, on a tier.
-fn resident_bytes(plan: &RunPlan, tier: Tier, states: &[State]) -> u64 {
-    let wanted = |what: &What| matches!(what, What::State { state, .. } if states.contains(state));
-    plan.buffers.iter().filter(|b| b.tier == tier && wanted(&b.what)).map(|b| b.bytes().0).sum()
+fn resident_bytes(plan: &RunPlan, tier: MemoryTier, states: &[ParamState]) -> u64 {
+    let wanted =
+        |what: &BufferKind| matches!(what, BufferKind::ParamState { state, .. } if states.contains(state));
+    plan.buffers.iter().filter(|b| b.tier == tier && wanted(&b.kind)).map(|b| b.bytes().0).sum()
 }

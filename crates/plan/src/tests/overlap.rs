@@ -3,9 +3,9 @@
 use lockstep_config::StrategyName;
 use lockstep_core::DType;
 
-use crate::{End, Lane, OpKind, RunPlan, Schedule, Tier};
+use crate::{CopyEnd, Lane, MemoryTier, OpKind, RunPlan, Schedule};
 
-use super::{Setup, lanes, train_phase};
+use super::{TestSetup, lanes, train_phase};
 
 const EQUAL: u64 = 100;
 
@@ -27,9 +27,9 @@ fn find_last(schedule: &Schedule, wanted: impl Fn(&OpKind) -> bool) -> usize {
 
 fn unit_of(schedule: &Schedule, kind: &OpKind) -> Option<u32> {
     match kind {
-        OpKind::Gather { span: s, .. } | OpKind::Move { span: s, .. } | OpKind::Publish { span: s, .. } => {
-            Some(schedule.span(*s).parts[0].unit)
-        }
+        OpKind::Gather { span: s, .. }
+        | OpKind::Copy { span: s, .. }
+        | OpKind::AllGatherUpdated { span: s, .. } => Some(schedule.span(*s).parts[0].unit),
         OpKind::Reduce { span, .. } => Some(schedule.span(*span).parts[0].unit),
         _ => None,
     }
@@ -51,8 +51,8 @@ fn makespan(schedule: &Schedule) -> (u64, u64, u64) {
     (end, busy(None), lanes.into_iter().map(|l| busy(Some(l))).max().unwrap())
 }
 
-fn deep(strategy: StrategyName) -> Setup {
-    Setup::new("tiny", strategy, 1, 4).with(|s| s.shape.layers = 6)
+fn deep(strategy: StrategyName) -> TestSetup {
+    TestSetup::new("tiny", strategy, 1, 4).with(|s| s.shape.layers = 6)
 }
 
 fn assert_zero3_overlaps(plan: &RunPlan, prefetch: u32) {
@@ -90,9 +90,9 @@ fn runs_are_shorter_than_their_operations_in_a_row() {
         StrategyName::ShardGradOp,
         StrategyName::Zero3,
     ] {
-        for micros in [1, 3] {
+        for num_micro_batches in [1, 3] {
             let setup = deep(strategy).with(|s| {
-                s.micros = micros;
+                s.num_micro_batches = num_micro_batches;
                 s.bucket = 64 << 10;
             });
             let (end, serial, busiest) = makespan(&train_phase(&setup.plan()).schedule);
@@ -106,7 +106,7 @@ fn runs_are_shorter_than_their_operations_in_a_row() {
 #[test]
 fn small_buckets_in_reduced_order_overlap_backward() {
     let setup = deep(StrategyName::Ddp).with(|s| {
-        s.micros = 2;
+        s.num_micro_batches = 2;
         s.order = Some(crate::AccumulationOrder::Reduced);
         s.bucket = 16 << 10;
     });
@@ -128,23 +128,23 @@ fn small_buckets_in_reduced_order_overlap_backward() {
 /// buffer with fetches.
 #[test]
 fn fetching_parameters_does_not_hold_the_network_back() {
-    let plan = deep(StrategyName::Zero3).with(|s| s.params_tier = Tier::Host).plan();
+    let plan = deep(StrategyName::Zero3).with(|s| s.params_tier = MemoryTier::Host).plan();
     let schedule = &train_phase(&plan).schedule;
     let times = equal_times(schedule);
     for unit in 2..6 {
         let fetch = find(schedule, |k| {
-            matches!(k, OpKind::Move { to: End::Buffer(_), .. }) && unit_of(schedule, k) == Some(unit)
+            matches!(k, OpKind::Copy { to: CopyEnd::Buffer(_), .. }) && unit_of(schedule, k) == Some(unit)
         });
         let gather =
             find(schedule, |k| matches!(k, OpKind::Gather { .. }) && unit_of(schedule, k) == Some(unit - 1));
         assert!(times[fetch].0 <= times[gather].0, "fetch of {unit} waits for gather of {}", unit - 1);
     }
-    let copies = |op: &crate::Op| matches!(op.kind, OpKind::Move { .. });
+    let copies = |op: &crate::Op| matches!(op.kind, OpKind::Copy { .. });
     let reductions = |op: &crate::Op| matches!(op.kind, OpKind::Reduce { .. });
     for copy in schedule.ops.iter().filter(|op| copies(op)) {
         for reduce in schedule.ops.iter().filter(|op| reductions(op)) {
             let shared = copy.accesses.iter().find(|(id, _)| reduce.accesses.iter().any(|(o, _)| o == id));
-            let what = shared.map(|(id, _)| plan.buffers[id.0 as usize].what);
+            let what = shared.map(|(id, _)| plan.buffers[id.0 as usize].kind);
             assert!(what.is_none_or(|w| w.is_resident()), "{what:?}");
         }
     }
@@ -153,7 +153,7 @@ fn fetching_parameters_does_not_hold_the_network_back() {
 /// The neighbour's copies run while the host updates a unit, and updates wait for the norm.
 #[test]
 fn updates_on_the_host_overlap_their_neighbours_copies() {
-    for tier in [Tier::Host, Tier::Nvme] {
+    for tier in [MemoryTier::Host, MemoryTier::Nvme] {
         let setup = deep(StrategyName::Zero2).with(|s| {
             s.optimizer_tier = tier;
             s.storage = DType::BF16;
@@ -177,14 +177,14 @@ fn updates_on_the_host_overlap_their_neighbours_copies() {
 /// forward begins before its own parameters are there.
 #[test]
 fn updates_on_the_host_overlap_the_next_forward() {
-    let plan = deep(StrategyName::Zero1).with(|s| s.optimizer_tier = Tier::Host).plan();
+    let plan = deep(StrategyName::Zero1).with(|s| s.optimizer_tier = MemoryTier::Host).plan();
     let schedule = &train_phase(&plan).schedule;
     let times = lanes::times_of_runs(2, schedule, |_| EQUAL);
     let (first, second) = times.split_at(schedule.ops.len());
     let forward = |unit| find(schedule, |k| matches!(k, OpKind::Forward { unit: u, .. } if *u == unit));
     for unit in 0..6 {
         let publish = find_last(schedule, |k| {
-            matches!(k, OpKind::Publish { span: s, .. }
+            matches!(k, OpKind::AllGatherUpdated { span: s, .. }
             if schedule.span(*s).parts.iter().any(|p| p.unit == unit))
         });
         assert!(second[forward(unit)].0 >= first[publish].1, "unit {unit} is used before it is there");
@@ -197,8 +197,9 @@ fn updates_on_the_host_overlap_the_next_forward() {
 /// through them meanwhile.
 #[test]
 fn the_next_forward_begins_with_units_that_stay() {
-    let setup = deep(StrategyName::Ddp)
-        .with(|s| (s.optimizer_tier, s.stay, s.storage) = (Tier::Host, 3, DType::BF16));
+    let setup = deep(StrategyName::Ddp).with(|s| {
+        (s.optimizer_tier, s.optimizer_units_on_device, s.storage) = (MemoryTier::Host, 3, DType::BF16)
+    });
     let plan = setup.with(|s| s.mesh = lockstep_core::Mesh::SINGLE).plan();
     let schedule = &train_phase(&plan).schedule;
     let times = lanes::times_of_runs(2, schedule, |i| match schedule.ops[i].lane {
@@ -223,7 +224,7 @@ fn a_step_that_updates_on_the_device_is_over_when_it_returns() {
     for strategy in [StrategyName::Ddp, StrategyName::Zero2, StrategyName::Zero3] {
         let plan = deep(strategy).plan();
         let schedule = &train_phase(&plan).schedule;
-        let late = |op: &crate::Op| op.waits.iter().any(|wait| matches!(wait, crate::Wait::Previous(_)));
+        let late = |op: &crate::Op| op.waits.iter().any(|wait| matches!(wait, crate::Wait::PreviousRun(_)));
         for op in schedule.ops.iter().filter(|op| late(op)) {
             assert!(
                 strategy == StrategyName::Zero2 && op.lane == Lane::Compute,
@@ -237,7 +238,7 @@ fn a_step_that_updates_on_the_device_is_over_when_it_returns() {
 /// Whole gradients in flight: one being made and one being reduced.
 #[test]
 fn two_whole_gradients_are_in_flight() {
-    let plan = deep(StrategyName::Zero3).with(|s| s.micros = 2).plan();
+    let plan = deep(StrategyName::Zero3).with(|s| s.num_micro_batches = 2).plan();
     let schedule = &train_phase(&plan).schedule;
     for seed in 0..20 {
         let times = lanes::random_times(schedule, seed);

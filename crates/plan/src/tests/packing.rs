@@ -6,11 +6,11 @@ use lockstep_config::StrategyName;
 use lockstep_core::DType;
 use lockstep_shape::Recompute;
 
-use crate::{Access, BufferId, Phase, RunPlan, Tier};
+use crate::{Access, BufferId, MemoryTier, Phase, RunPlan};
 
-use super::{Setup, lanes, train_phase};
+use super::{TestSetup, lanes, train_phase};
 
-fn setups() -> Vec<Setup> {
+fn setups() -> Vec<TestSetup> {
     let mut all = Vec::new();
     for size in ["tiny", "15m", "300m", "7b"] {
         for strategy in [
@@ -21,11 +21,11 @@ fn setups() -> Vec<Setup> {
             StrategyName::ShardGradOp,
         ] {
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                for micros in [1, 2] {
-                    all.push(Setup::new(size, strategy, 1, 4).with(|s| {
+                for num_micro_batches in [1, 2] {
+                    all.push(TestSetup::new(size, strategy, 1, 4).with(|s| {
                         s.shape.vocab = 32_000;
                         s.recompute = recompute.into();
-                        s.micros = micros;
+                        s.num_micro_batches = num_micro_batches;
                         s.tokens = 4096;
                         s.storage = DType::BF16;
                     }));
@@ -75,7 +75,7 @@ fn alive_at_once(plan: &RunPlan, phase: &Phase, times: &[(u64, u64)]) -> u64 {
     let mut events: Vec<(u64, i64)> = Vec::new();
     for (id, lives) in lives {
         let buffer = &plan.buffers[id.0 as usize];
-        if buffer.tier == Tier::Device && !buffer.what.is_resident() {
+        if buffer.tier == MemoryTier::Device && !buffer.kind.is_resident() {
             let bytes = buffer.bytes().0 as i64;
             events.extend(lives.into_iter().flat_map(|(start, end)| [(start, bytes), (end, -bytes)]));
         }

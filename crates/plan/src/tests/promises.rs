@@ -4,11 +4,11 @@ use lockstep_config::StrategyName;
 use lockstep_core::{Axis, Bytes, DType};
 use lockstep_shape::Recompute;
 
-use crate::{OpKind, Phase, Recomputation, Role, RunPlan, State, Tier, What, build};
+use crate::{BufferKind, MemoryTier, ModelRole, OpKind, ParamState, Phase, RecomputePolicy, RunPlan, build};
 
-use super::{Setup, lanes, resident_bytes, train_phase};
+use super::{TestSetup, lanes, resident_bytes, train_phase};
 
-const OPTIMIZER: [State; 3] = [State::Master, State::Optimizer(0), State::Optimizer(1)];
+const OPTIMIZER: [ParamState; 3] = [ParamState::Master, ParamState::Optimizer(0), ParamState::Optimizer(1)];
 
 /// Equal up to the blocks of 256 elements that shards are rounded to, one per unit and state.
 fn assert_about(found: u64, expected: u64, plan: &RunPlan) {
@@ -16,17 +16,17 @@ fn assert_about(found: u64, expected: u64, plan: &RunPlan) {
     assert!(found >= expected && found <= expected + rounding, "{found} is not about {expected}");
 }
 
-fn device(plan: &RunPlan, states: &[State]) -> u64 {
-    resident_bytes(plan, Tier::Device, states)
+fn device(plan: &RunPlan, states: &[ParamState]) -> u64 {
+    resident_bytes(plan, MemoryTier::Device, states)
 }
 
-fn of_15m(strategy: StrategyName, replicate: u32, shard: u32) -> Setup {
-    Setup::new("15m", strategy, replicate, shard).with(|s| s.storage = DType::BF16)
+fn of_15m(strategy: StrategyName, replicate: u32, shard: u32) -> TestSetup {
+    TestSetup::new("15m", strategy, replicate, shard).with(|s| s.storage = DType::BF16)
 }
 
 /// Bytes of the buffers of one kind, largest first.
-fn sizes(plan: &RunPlan, wanted: impl Fn(&What) -> bool) -> Vec<u64> {
-    let mut all: Vec<u64> = plan.buffers.iter().filter(|b| wanted(&b.what)).map(|b| b.bytes().0).collect();
+fn sizes(plan: &RunPlan, wanted: impl Fn(&BufferKind) -> bool) -> Vec<u64> {
+    let mut all: Vec<u64> = plan.buffers.iter().filter(|b| wanted(&b.kind)).map(|b| b.bytes().0).collect();
     all.sort_unstable_by(|a, b| b.cmp(a));
     all
 }
@@ -35,7 +35,13 @@ fn sizes(plan: &RunPlan, wanted: impl Fn(&What) -> bool) -> Vec<u64> {
 fn zero3_holds_a_quarter_of_everything_on_four_ranks() {
     let one = of_15m(StrategyName::Zero3, 1, 1).plan();
     let four = of_15m(StrategyName::Zero3, 1, 4).plan();
-    for state in [State::Working, State::Grad, State::Master, State::Optimizer(0), State::Optimizer(1)] {
+    for state in [
+        ParamState::Working,
+        ParamState::Grad,
+        ParamState::Master,
+        ParamState::Optimizer(0),
+        ParamState::Optimizer(1),
+    ] {
         assert_about(device(&four, &[state]), device(&one, &[state]) / 4, &four);
     }
 }
@@ -43,20 +49,20 @@ fn zero3_holds_a_quarter_of_everything_on_four_ranks() {
 /// Besides what one rank needs: the window of gathered units, two whole gradients and the staging of one.
 #[test]
 fn zero3_adds_a_window_of_gathered_units_and_two_gradients() {
-    for (tied, prefetch, micros) in [(false, 0, 1), (false, 1, 2), (false, 3, 1), (true, 1, 2)] {
+    for (tied, prefetch, num_micro_batches) in [(false, 0, 1), (false, 1, 2), (false, 3, 1), (true, 1, 2)] {
         let setup = |shard| {
             of_15m(StrategyName::Zero3, 1, shard).with(|s| {
                 s.prefetch = prefetch;
-                s.micros = micros;
+                s.num_micro_batches = num_micro_batches;
                 s.shape.tied = tied;
                 // One rank adds gradients where they lie, so that only activations are compared.
                 s.order = (shard == 1).then_some(crate::AccumulationOrder::Local);
             })
         };
         let (one, four) = (setup(1).plan(), setup(4).plan());
-        let wholes = sizes(&four, |w| matches!(w, What::Whole { .. }));
-        let grads = sizes(&four, |w| matches!(w, What::GradWhole { .. }));
-        let staging: u64 = sizes(&four, |w| matches!(w, What::Staging)).iter().sum();
+        let wholes = sizes(&four, |w| matches!(w, BufferKind::UnshardedParams { .. }));
+        let grads = sizes(&four, |w| matches!(w, BufferKind::UnshardedGrad { .. }));
+        let staging: u64 = sizes(&four, |w| matches!(w, BufferKind::ReduceScratch)).iter().sum();
         // A tied table is gathered with the head, and its gradient waits for the embedding's backward.
         let extra = usize::from(tied);
         let window: u64 = wholes.iter().take(prefetch as usize + 1 + extra).sum();
@@ -98,11 +104,11 @@ fn zero1_holds_a_quarter_of_the_optimizer() {
     let zero1 = of_15m(StrategyName::Zero1, 1, 4).plan();
     let zero2 = of_15m(StrategyName::Zero2, 1, 4).plan();
     assert_about(device(&zero1, &OPTIMIZER), device(&ddp, &OPTIMIZER) / 4, &ddp);
-    for state in [State::Working, State::Grad] {
+    for state in [ParamState::Working, ParamState::Grad] {
         assert_eq!(device(&zero1, &[state]), device(&ddp, &[state]));
     }
-    assert_about(device(&zero2, &[State::Grad]), device(&ddp, &[State::Grad]) / 4, &ddp);
-    assert_eq!(device(&zero2, &[State::Working]), device(&ddp, &[State::Working]));
+    assert_about(device(&zero2, &[ParamState::Grad]), device(&ddp, &[ParamState::Grad]) / 4, &ddp);
+    assert_eq!(device(&zero2, &[ParamState::Working]), device(&ddp, &[ParamState::Working]));
 }
 
 #[test]
@@ -123,30 +129,33 @@ fn hybrid_shards_inside_a_node_and_replicates_across() {
 fn offload_moves_the_optimizer_to_its_tier() {
     let on_device = of_15m(StrategyName::Zero2, 1, 2).plan();
     let moved = device(&on_device, &OPTIMIZER);
-    for tier in [Tier::Host, Tier::Nvme] {
+    for tier in [MemoryTier::Host, MemoryTier::Nvme] {
         let plan = of_15m(StrategyName::Zero2, 1, 2).with(|s| s.optimizer_tier = tier).plan();
         assert_eq!((device(&plan, &OPTIMIZER), resident_bytes(&plan, tier, &OPTIMIZER)), (0, moved));
-        assert!(plan.arena.0 + moved <= on_device.arena.0, "the device holds less by what was moved");
-        let column = if tier == Tier::Host { plan.host_bytes } else { plan.nvme_bytes };
+        assert!(
+            plan.arena_bytes.0 + moved <= on_device.arena_bytes.0,
+            "the device holds less by what was moved"
+        );
+        let column = if tier == MemoryTier::Host { plan.host_bytes } else { plan.nvme_bytes };
         assert!(column.0 >= moved);
     }
     // Away from f32 parameters the host needs a copy to update.
     let f32 = of_15m(StrategyName::Ddp, 1, 1).with(|s| {
         s.storage = DType::F32;
-        s.optimizer_tier = Tier::Host;
+        s.optimizer_tier = MemoryTier::Host;
     });
     let plan = f32.plan();
-    let master = resident_bytes(&plan, Tier::Host, &[State::Master]);
-    assert_eq!(master, device(&plan, &[State::Working]));
-    let beside = f32.with(|s| s.optimizer_tier = Tier::Device).plan();
-    assert_eq!(resident_bytes(&beside, Tier::Device, &[State::Master]), 0);
+    let master = resident_bytes(&plan, MemoryTier::Host, &[ParamState::Master]);
+    assert_eq!(master, device(&plan, &[ParamState::Working]));
+    let beside = f32.with(|s| s.optimizer_tier = MemoryTier::Device).plan();
+    assert_eq!(resident_bytes(&beside, MemoryTier::Device, &[ParamState::Master]), 0);
 }
 
 #[test]
 fn offload_moves_parameters_to_the_host() {
-    let plan = of_15m(StrategyName::Zero3, 1, 4).with(|s| s.params_tier = Tier::Host).plan();
-    assert_eq!(device(&plan, &[State::Working]), 0);
-    assert!(resident_bytes(&plan, Tier::Host, &[State::Working]) > 0);
+    let plan = of_15m(StrategyName::Zero3, 1, 4).with(|s| s.params_tier = MemoryTier::Host).plan();
+    assert_eq!(device(&plan, &[ParamState::Working]), 0);
+    assert!(resident_bytes(&plan, MemoryTier::Host, &[ParamState::Working]) > 0);
 }
 
 #[test]
@@ -159,8 +168,8 @@ fn frozen_tensors_have_no_gradients_or_moments() {
     let trained: usize = plan.input.models[0].units.iter().map(|u| u.trained_elems).sum();
     let all: usize = plan.input.models[0].units.iter().map(|u| u.elems).sum();
     assert!(trained * 5 < all);
-    assert_eq!(device(&plan, &[State::Working]), 2 * all as u64);
-    for state in [State::Grad, State::Master, State::Optimizer(0), State::Optimizer(1)] {
+    assert_eq!(device(&plan, &[ParamState::Working]), 2 * all as u64);
+    for state in [ParamState::Grad, ParamState::Master, ParamState::Optimizer(0), ParamState::Optimizer(1)] {
         assert_eq!(device(&plan, &[state]), 4 * trained as u64);
     }
     // Nothing below the second block is trained, so backward stops there.
@@ -170,13 +179,15 @@ fn frozen_tensors_have_no_gradients_or_moments() {
     };
     assert_eq!([backs(0), backs(1), backs(2)], [false, false, true]);
     // What only frozen weights would need is not kept.
-    let kept = |plan: &RunPlan| sizes(plan, |w| matches!(w, What::Saved { unit: 3, .. })).iter().sum::<u64>();
+    let kept = |plan: &RunPlan| {
+        sizes(plan, |w| matches!(w, BufferKind::SavedActivations { unit: 3, .. })).iter().sum::<u64>()
+    };
     assert!(kept(&plan) < kept(&frozen(&[])));
 
     let plan = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.ppo = true).plan();
     for buffer in &plan.buffers {
-        if let What::State { model, state, .. } = buffer.what {
-            assert!(plan.input.model(model).trains() || state == State::Working);
+        if let BufferKind::ParamState { model, state, .. } = buffer.kind {
+            assert!(plan.input.model(model).trains() || state == ParamState::Working);
         }
     }
     let trained: Vec<u8> =
@@ -188,7 +199,7 @@ fn frozen_tensors_have_no_gradients_or_moments() {
 #[test]
 fn a_frozen_model_has_a_score_phase() {
     let mut input = of_15m(StrategyName::Zero3, 1, 2).with(|s| s.ppo = true).input();
-    input.models.retain(|m| matches!(m.role, Role::Policy | Role::Reference));
+    input.models.retain(|m| matches!(m.role, ModelRole::Policy | ModelRole::Reference));
     input.models[0].generation = None;
     input.models[0].scores = false;
     let names: Vec<String> = build(input).unwrap().phases.iter().map(|p| p.name.clone()).collect();
@@ -199,7 +210,7 @@ fn a_frozen_model_has_a_score_phase() {
 fn recomputation_keeps_less() {
     let of = |recompute: Recompute| {
         let plan = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.recompute = recompute.into()).plan();
-        let kept: u64 = sizes(&plan, |w| matches!(w, What::Saved { .. })).iter().sum();
+        let kept: u64 = sizes(&plan, |w| matches!(w, BufferKind::SavedActivations { .. })).iter().sum();
         (kept, train_phase(&plan).memory.bytes.0)
     };
     let [full, selective, none] = [Recompute::Full, Recompute::Selective, Recompute::None].map(of);
@@ -213,7 +224,7 @@ fn recomputation_keeps_less() {
 fn a_budget_decides_how_much_is_computed_again() {
     let setup = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.tokens = 4096);
     let bytes_of = |n: u32| {
-        let plan = setup.clone().with(|s| s.recompute = Recomputation::nth(n, 6)).plan();
+        let plan = setup.clone().with(|s| s.recompute = RecomputePolicy::nth(n, 6)).plan();
         plan.device_bytes()
     };
     let sizes: Vec<Bytes> = (0..=12).map(bytes_of).collect();
@@ -225,11 +236,11 @@ fn a_budget_decides_how_much_is_computed_again() {
         (like(Recompute::None), like(Recompute::Selective), like(Recompute::Full))
     );
     for (n, size) in sizes[..12].iter().enumerate() {
-        let chosen = setup.input().recomputing_least(*size);
-        assert_eq!(chosen.models[0].recompute, Recomputation::nth(n as u32, 6));
+        let chosen = setup.input().with_least_recompute(*size);
+        assert_eq!(chosen.models[0].recompute, RecomputePolicy::nth(n as u32, 6));
         assert_eq!(build(chosen).unwrap().device_bytes(), *size);
-        let less = setup.input().recomputing_least(*size - Bytes(1));
-        assert_eq!(less.models[0].recompute, Recomputation::nth(n as u32 + 1, 6));
+        let less = setup.input().with_least_recompute(*size - Bytes(1));
+        assert_eq!(less.models[0].recompute, RecomputePolicy::nth(n as u32 + 1, 6));
     }
 }
 
@@ -238,7 +249,7 @@ fn a_budget_decides_how_much_is_computed_again() {
 fn the_plan_shows_the_cost_of_the_accumulation_order() {
     let of = |order| {
         let setup = of_15m(StrategyName::Zero3, 1, 4).with(|s| {
-            s.micros = 4;
+            s.num_micro_batches = 4;
             s.order = Some(order);
         });
         train_phase(&setup.plan()).memory.bytes.0

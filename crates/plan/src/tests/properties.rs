@@ -7,9 +7,11 @@ use lockstep_shape::{Architecture, Biases, ModelShape, Recompute};
 use proptest::prelude::*;
 
 use crate::check::{check, check_training};
-use crate::{Access, AccumulationOrder, OpKind, OptimizerSpec, Recomputation, RunPlan, Tier, What};
+use crate::{
+    Access, AccumulationOrder, BufferKind, MemoryTier, OpKind, OptimizerSpec, RecomputePolicy, RunPlan,
+};
 
-use super::{Setup, lanes};
+use super::{TestSetup, lanes};
 
 const STRATEGIES: [StrategyName; 6] = [
     StrategyName::Ddp,
@@ -57,12 +59,12 @@ fn any_optimizer() -> impl Strategy<Value = OptimizerSpec> {
     prop::sample::select(all.to_vec())
 }
 
-fn any_setup() -> impl Strategy<Value = Setup> {
+fn any_setup() -> impl Strategy<Value = TestSetup> {
     let place = (
         prop::sample::select(STRATEGIES.to_vec()),
         prop::sample::select(MESHES.to_vec()),
-        prop::sample::select(vec![Tier::Device, Tier::Host]),
-        prop::sample::select(vec![Tier::Device, Tier::Host, Tier::Nvme]),
+        prop::sample::select(vec![MemoryTier::Device, MemoryTier::Host]),
+        prop::sample::select(vec![MemoryTier::Device, MemoryTier::Host, MemoryTier::Nvme]),
         // None, some, all but the head, all.
         prop_oneof![2 => Just(0u32), 1 => 1u32..=8],
     );
@@ -70,7 +72,7 @@ fn any_setup() -> impl Strategy<Value = Setup> {
         (1u32..=4, 0u32..=3, prop::sample::select(ORDERS.to_vec()), prop::sample::select(BUCKETS.to_vec()));
     let recompute = || prop::sample::select(vec![Recompute::None, Recompute::Selective, Recompute::Full]);
     let compute = (
-        (recompute(), recompute(), 0u32..=6).prop_map(|(early, late, late_blocks)| Recomputation {
+        (recompute(), recompute(), 0u32..=6).prop_map(|(early, late, late_blocks)| RecomputePolicy {
             early,
             late,
             late_blocks,
@@ -83,19 +85,19 @@ fn any_setup() -> impl Strategy<Value = Setup> {
         let (strategy, (replicate, shard), params_tier, optimizer_tier, stay) = place;
         let sharded =
             matches!(strategy, StrategyName::Zero3 | StrategyName::ShardGradOp | StrategyName::HybridShard);
-        let (micros, prefetch, order, bucket) = time;
+        let (num_micro_batches, prefetch, order, bucket) = time;
         let (recompute, storage, coefficients_ahead) = compute;
-        Setup {
+        TestSetup {
             shape,
             mesh: Mesh::on_one_node(replicate, shard),
             order,
-            micros,
+            num_micro_batches,
             prefetch,
             recompute,
             storage,
-            params_tier: if sharded { params_tier } else { Tier::Device },
+            params_tier: if sharded { params_tier } else { MemoryTier::Device },
             optimizer_tier,
-            stay,
+            optimizer_units_on_device: stay,
             bucket,
             // Each unit by itself, some joined, all joined.
             joined: [0, 40_000, usize::MAX][bucket.trailing_zeros() as usize % 3],
@@ -103,7 +105,7 @@ fn any_setup() -> impl Strategy<Value = Setup> {
             frozen: models.0,
             optimizer: models.2,
             ppo: models.1,
-            ..Setup::new("tiny", strategy, 1, 1)
+            ..TestSetup::new("tiny", strategy, 1, 1)
         }
     })
 }
@@ -122,33 +124,37 @@ fn assert_plan_is_peak(plan: &RunPlan) {
         }
         largest = largest.max(phase.memory.bytes.0);
     }
-    assert_eq!(plan.arena.0, plan.residents[0].bytes.0 + largest);
+    assert_eq!(plan.arena_bytes.0, plan.residents[0].bytes.0 + largest);
 }
 
 /// Collectives send from what is lent, and nothing but states, and gradients and parameters on their way, is.
 fn assert_ranks_lend_enough_and_no_more(plan: &RunPlan) {
     for phase in &plan.phases {
         for op in &phase.schedule.ops {
-            let sends =
-                matches!(op.kind, OpKind::Gather { .. } | OpKind::Reduce { .. } | OpKind::Publish { .. });
+            let sends = matches!(
+                op.kind,
+                OpKind::Gather { .. } | OpKind::Reduce { .. } | OpKind::AllGatherUpdated { .. }
+            );
             for (id, access) in &op.accesses {
                 let buffer = &plan.buffers[id.0 as usize];
-                if buffer.tier != Tier::Device {
+                if buffer.tier != MemoryTier::Device {
                     continue;
                 }
                 let start = plan.offset(phase, *id).expect("what is used has a place");
-                let is_lent = plan.lent.start <= start && start + buffer.bytes() <= plan.lent.end;
-                let must = sends && *access != Access::Define && plan.input.mesh.world() > 1;
-                assert!(is_lent || !must, "{:?} is sent from by {:?}", buffer.what, op.kind);
+                let is_exported = plan.exported.start <= start && start + buffer.bytes() <= plan.exported.end;
+                let must = sends && *access != Access::Define && plan.input.mesh.world_size() > 1;
+                assert!(is_exported || !must, "{:?} is sent from by {:?}", buffer.kind, op.kind);
                 let may = matches!(
-                    buffer.what,
-                    What::State { .. } | What::GradWhole { .. } | What::ParamStaging { .. }
+                    buffer.kind,
+                    BufferKind::ParamState { .. }
+                        | BufferKind::UnshardedGrad { .. }
+                        | BufferKind::ParamStaging { .. }
                 );
-                assert!(may || !is_lent || buffer.elems == 0, "{:?} is lent", buffer.what);
+                assert!(may || !is_exported || buffer.elems == 0, "{:?} is exported", buffer.kind);
             }
         }
     }
-    assert!(plan.input.mesh.world() > 1 || plan.lent.is_empty(), "nobody is there to lend to");
+    assert!(plan.input.mesh.world_size() > 1 || plan.exported.is_empty(), "nobody is there to lend to");
 }
 
 proptest! {

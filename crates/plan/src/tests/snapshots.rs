@@ -3,12 +3,12 @@
 use lockstep_config::StrategyName;
 use lockstep_core::DType;
 
-use crate::{Tier, memory_table, schedule_text};
+use crate::{MemoryTier, memory_table, schedule_text};
 
-use super::Setup;
+use super::TestSetup;
 
 /// The table, then every phase's schedule.
-fn assert_reads(name: &str, setup: &Setup) {
+fn assert_reads(name: &str, setup: &TestSetup) {
     let plan = setup.plan();
     let mut text = memory_table(&plan);
     for phase in &plan.phases {
@@ -22,39 +22,39 @@ fn assert_reads(name: &str, setup: &Setup) {
 
 #[test]
 fn zero3_on_eight_ranks() {
-    assert_reads("zero3_on_eight_ranks", &Setup::new("tiny", StrategyName::Zero3, 1, 8));
+    assert_reads("zero3_on_eight_ranks", &TestSetup::new("tiny", StrategyName::Zero3, 1, 8));
 }
 
 #[test]
 fn zero3_on_two_nodes_of_four() {
-    let setup = Setup::new("tiny", StrategyName::Zero3, 2, 4).with(|s| s.micros = 2);
+    let setup = TestSetup::new("tiny", StrategyName::Zero3, 2, 4).with(|s| s.num_micro_batches = 2);
     assert_reads("zero3_on_two_nodes_of_four", &setup);
 }
 
 #[test]
 fn ddp_with_buckets() {
-    let setup = Setup::new("tiny", StrategyName::Ddp, 1, 2).with(|s| s.bucket = 256 << 10);
+    let setup = TestSetup::new("tiny", StrategyName::Ddp, 1, 2).with(|s| s.bucket = 256 << 10);
     assert_reads("ddp_with_buckets", &setup);
 }
 
 #[test]
 fn hybrid_shard() {
-    let setup = Setup::new("tiny", StrategyName::HybridShard, 2, 2).with(|s| s.storage = DType::BF16);
+    let setup = TestSetup::new("tiny", StrategyName::HybridShard, 2, 2).with(|s| s.storage = DType::BF16);
     assert_reads("hybrid_shard", &setup);
 }
 
 #[test]
 fn optimizer_on_the_host() {
-    let setup = Setup::new("tiny", StrategyName::Zero2, 1, 2).with(|s| {
+    let setup = TestSetup::new("tiny", StrategyName::Zero2, 1, 2).with(|s| {
         s.storage = DType::BF16;
-        s.optimizer_tier = Tier::Host;
+        s.optimizer_tier = MemoryTier::Host;
     });
     assert_reads("optimizer_on_the_host", &setup);
 }
 
 #[test]
 fn ppo_with_four_models() {
-    let setup = Setup::new("tiny", StrategyName::Zero3, 1, 2).with(|s| {
+    let setup = TestSetup::new("tiny", StrategyName::Zero3, 1, 2).with(|s| {
         s.ppo = true;
         s.coefficients_ahead = false;
     });
@@ -63,7 +63,7 @@ fn ppo_with_four_models() {
 
 #[test]
 fn frozen_tensors() {
-    let setup = Setup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| {
+    let setup = TestSetup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| {
         s.frozen = vec!["model.layers.0".into(), "*embed_tokens".into(), "*k_proj".into()];
         s.storage = DType::BF16;
     });

@@ -5,7 +5,7 @@
 
 mod keys;
 mod rope;
-mod window;
+mod sliding_window;
 
 use lockstep_core::DType;
 use serde_json::{Map, Value, json};
@@ -54,7 +54,7 @@ impl ModelShape {
             norm_eps: keys.number_or("rms_norm_eps", 1e-6)?,
             rope: rope::read(keys, max_positions)?,
             biases: biases(&keys, architecture)?,
-            window: window::read(keys, architecture, layers)?,
+            window: sliding_window::read(keys, architecture, layers)?,
             dropout: dropout(&keys)?,
             tied: keys.bool_or("tie_word_embeddings", false)?,
             max_positions,
@@ -114,7 +114,7 @@ impl ModelShape {
         });
         let map = config.as_object_mut().expect("an object was just made");
         rope::write(self, map);
-        window::write(self, map);
+        sliding_window::write(self, map);
         if self.dropout.residual > 0.0 {
             map.insert("resid_pdrop".into(), self.dropout.residual.into());
         }

@@ -15,8 +15,8 @@ fn with(key: &str, value: &str) -> Result<ModelShape, ShapeError> {
 fn reads_old_and_new_spellings_and_writes_what_it_reads() {
     let shape = ModelShape::from_hf_text(CONFIG, "config.json").unwrap();
     assert_eq!((shape.head_dim, shape.kv_heads, shape.rope.theta, shape.eos_id), (16, 2, 5000.0, Some(7)));
-    let again = ModelShape::from_hf_text(&shape.to_hf_text(DType::BF16), "out").unwrap();
-    assert_eq!(again, shape);
+    let recompute_output = ModelShape::from_hf_text(&shape.to_hf_text(DType::BF16), "out").unwrap();
+    assert_eq!(recompute_output, shape);
     let new = with("rope_parameters", r#"{"rope_theta": 123.0, "rope_type": "default"}"#).unwrap();
     assert_eq!(new.rope.theta, 123.0);
 }

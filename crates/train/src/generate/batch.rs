@@ -1,6 +1,6 @@
 //! Many prompts through a few slots: as one document ends, the next prompt takes its place.
 
-use lockstep_engine::{Extension, Grower};
+use lockstep_engine::{DecodeBatch, DecodeDriver};
 
 use super::sample::{Sampler, Sampling};
 
@@ -170,18 +170,18 @@ impl<'a> Batcher<'a> {
     }
 }
 
-impl Grower for Batcher<'_> {
-    fn next(&mut self) -> Option<Extension<'_>> {
+impl DecodeDriver for Batcher<'_> {
+    fn next_batch(&mut self) -> Option<DecodeBatch<'_>> {
         self.admit();
         if self.running.is_empty() {
             return None;
         }
         self.fill();
         let Batcher { tokens, positions, cu_seqlens, slots, .. } = self;
-        Some(Extension { tokens, positions, cu_seqlens, slots })
+        Some(DecodeBatch { tokens, positions, cu_seqlens, slots })
     }
 
-    fn draw(&mut self, doc: usize, logits: &[f32]) -> u32 {
+    fn sample(&mut self, doc: usize, logits: &[f32]) -> u32 {
         let doc = &mut self.running[self.in_pass[doc]];
         if !doc.draws {
             // More of its prompt is to come: nobody asks what these logits say.
@@ -192,7 +192,7 @@ impl Grower for Batcher<'_> {
         token
     }
 
-    fn drawn(&mut self, log_probs: &[f32]) {
+    fn sampled(&mut self, log_probs: &[f32]) {
         let mut ended: Vec<(usize, End)> = Vec::new();
         for (i, log_prob) in self.in_pass.iter().zip(log_probs) {
             let doc = &mut self.running[*i];

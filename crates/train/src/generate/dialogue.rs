@@ -1,6 +1,6 @@
 //! One conversation: each turn's prompt begins with what the cache already holds, and only the rest runs.
 
-use lockstep_engine::{Extension, Grower};
+use lockstep_engine::{DecodeBatch, DecodeDriver};
 
 use super::batch::{Drawn, Limits, Listener};
 use super::sample::{Sampler, Sampling};
@@ -52,8 +52,8 @@ impl<'a> Dialogue<'a> {
     }
 }
 
-impl Grower for Dialogue<'_> {
-    fn next(&mut self) -> Option<Extension<'_>> {
+impl DecodeDriver for Dialogue<'_> {
+    fn next_batch(&mut self) -> Option<DecodeBatch<'_>> {
         while !self.replying {
             let reply = &self.tokens[self.prompt_len.min(self.tokens.len())..];
             let prompt = (self.turn)(reply)?;
@@ -69,10 +69,10 @@ impl Grower for Dialogue<'_> {
         positions.extend(self.cached as u32..end as u32);
         *bounds = [0, tokens.len() as u32];
         self.cached = end;
-        Some(Extension { tokens, positions, cu_seqlens: bounds, slots: &[0] })
+        Some(DecodeBatch { tokens, positions, cu_seqlens: bounds, slots: &[0] })
     }
 
-    fn draw(&mut self, _doc: usize, logits: &[f32]) -> u32 {
+    fn sample(&mut self, _doc: usize, logits: &[f32]) -> u32 {
         if self.cached < self.tokens.len() {
             return 0;
         }
@@ -81,7 +81,7 @@ impl Grower for Dialogue<'_> {
         token
     }
 
-    fn drawn(&mut self, log_probs: &[f32]) {
+    fn sampled(&mut self, log_probs: &[f32]) {
         if self.cached == self.tokens.len() || self.cached < self.prompt_len {
             return;
         }

@@ -16,7 +16,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_data::{Tokenizer, TokenizerSource};
 use lockstep_device::Machine;
 use lockstep_engine::{Engine, MicroBatch};
-use lockstep_plan::{Bounds, ModelId};
+use lockstep_plan::{BatchBounds, ModelId};
 use lockstep_shape::ModelShape;
 use serde_json::Value;
 
@@ -83,7 +83,7 @@ impl Generator {
         let inference = Inference {
             shape: &shape,
             storage: spec.storage.unwrap_or(stored),
-            bounds: Bounds { tokens, docs: tokens, max_doc: tokens },
+            bounds: BatchBounds { tokens, docs: tokens, max_doc: tokens },
             machine: spec.machine,
             scores: spec.score_tokens > 0,
             slots: Some((spec.slots, capacity)),

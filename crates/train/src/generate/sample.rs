@@ -3,7 +3,7 @@
 //! Repetition penalty, temperature, top-k, top-p, min-p, then one draw. The number drawn is a function of
 //! (seed, sample, position), so a sample does not depend on what else runs beside it.
 
-use lockstep_core::rng::{Purpose, Stream};
+use lockstep_core::rng::{Purpose, RngStream};
 
 /// How tokens are drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,7 +60,7 @@ impl Sampler {
         self.keep_top_p();
         self.keep_min_p();
         let [word, _, _, _] =
-            Stream::new(self.how.seed, Purpose::Sampling, 0, sample).block(history.len() as u32);
+            RngStream::new(self.how.seed, Purpose::Sampling, 0, sample).block(history.len() as u32);
         pick(&self.candidates, f64::from(word) / 4_294_967_296.0)
     }
 

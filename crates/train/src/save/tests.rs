@@ -6,8 +6,8 @@ use lockstep_device::Queue;
 use lockstep_device::cuda::CudaQueue;
 use lockstep_device::cuda::fake::FakeGpu;
 use lockstep_engine::Resources;
-use lockstep_plan::{ModelId, Tier};
-use lockstep_testkit::{Setup, plan};
+use lockstep_plan::{MemoryTier, ModelId};
+use lockstep_testkit::{TestSetup, plan};
 
 use super::*;
 
@@ -49,8 +49,8 @@ fn a_gpu_that_is_lost_during_a_save_leaves_the_last_checkpoint() {
     // The first read fails, or one in the middle; for good, or once.
     for failing in [0..usize::MAX, 0..1, 31..32, 40..usize::MAX] {
         let (gpu, fake) = FakeGpu::make(None);
-        let plan = plan(&shape, &Setup { separate: true, ..Setup::default() });
-        let resources = Resources::alone(&plan, Queue::Cuda(CudaQueue::new(gpu, 1).unwrap())).unwrap();
+        let plan = plan(&shape, &TestSetup { separate: true, ..TestSetup::default() });
+        let resources = Resources::single_rank(&plan, Queue::Cuda(CudaQueue::new(gpu, 1).unwrap())).unwrap();
         let mut engine = Engine::new(plan, resources).unwrap();
         engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
         let failed = assert_the_last_one_stays(&engine, || fake.fail(failing));
@@ -73,9 +73,9 @@ fn cut_spill_file(dir: &Path) {
 fn a_spill_file_that_cannot_be_read_leaves_the_last_checkpoint() {
     let shape = ModelShape::named("tiny", 101).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let plan = plan(&shape, &Setup { optimizer_tier: Tier::Nvme, ..Setup::default() });
-    let mut resources = Resources::alone(&plan, Queue::cpu(1)).unwrap();
-    resources.spill_dir = Some(dir.path().to_path_buf());
+    let plan = plan(&shape, &TestSetup { optimizer_tier: MemoryTier::Nvme, ..TestSetup::default() });
+    let mut resources = Resources::single_rank(&plan, Queue::cpu(1)).unwrap();
+    resources.nvme_dir = Some(dir.path().to_path_buf());
     let mut engine = Engine::new(plan, resources).unwrap();
     engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
     let failed = assert_the_last_one_stays(&engine, || cut_spill_file(dir.path()));

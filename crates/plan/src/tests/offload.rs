@@ -9,23 +9,23 @@ use lockstep_shape::Recompute;
 use crate::AccumulationOrder::{Local, Reduced};
 use crate::check::{check, check_training};
 use crate::{
-    Access, BufferId, End, Lane, Moved, OpKind, RunPlan, Schedule, State, StepBuilder, Tier, What, build,
-    memory_table,
+    Access, BufferId, BufferKind, CopyEnd, CopyPayload, Lane, MemoryTier, OpKind, ParamState, RunPlan,
+    Schedule, StepBuilder, build, memory_table,
 };
 
-use super::{Setup, lanes, resident_bytes, train_phase};
+use super::{TestSetup, lanes, resident_bytes, train_phase};
 
-fn deep(strategy: StrategyName, shard: u32) -> Setup {
-    Setup::new("tiny", strategy, 1, shard).with(|s| {
+fn deep(strategy: StrategyName, shard: u32) -> TestSetup {
+    TestSetup::new("tiny", strategy, 1, shard).with(|s| {
         s.shape.layers = 6;
-        s.optimizer_tier = Tier::Host;
+        s.optimizer_tier = MemoryTier::Host;
         s.storage = DType::BF16;
     })
 }
 
-fn phase_bytes(plan: &RunPlan, wanted: impl Fn(&What) -> bool) -> Vec<u64> {
+fn phase_bytes(plan: &RunPlan, wanted: impl Fn(&BufferKind) -> bool) -> Vec<u64> {
     let ids = train_phase(plan).memory.offsets.iter().map(|(id, _)| &plan.buffers[id.0 as usize]);
-    ids.filter(|b| wanted(&b.what)).map(|b| b.bytes().0).collect()
+    ids.filter(|b| wanted(&b.kind)).map(|b| b.bytes().0).collect()
 }
 
 /// The most whole gradients on the device at once in a run: from the operation that begins one to the last
@@ -36,7 +36,7 @@ fn most_in_flight(plan: &RunPlan, seed: u64) -> usize {
     let mut lives: HashMap<BufferId, Vec<(u64, u64)>> = HashMap::new();
     for (op, (start, end)) in schedule.ops.iter().zip(&times) {
         for (id, access) in &op.accesses {
-            if !matches!(plan.buffers[id.0 as usize].what, What::GradWhole { .. }) {
+            if !matches!(plan.buffers[id.0 as usize].kind, BufferKind::UnshardedGrad { .. }) {
                 continue;
             }
             let lives = lives.entry(*id).or_default();
@@ -64,19 +64,21 @@ fn the_device_holds_two_gradients() {
     for (strategy, shard) in
         [(StrategyName::Ddp, 1), (StrategyName::Ddp, 2), (StrategyName::Zero1, 2), (StrategyName::Zero3, 2)]
     {
-        for (micros, order) in [(1, Local), (3, Local), (3, Reduced)] {
+        for (num_micro_batches, order) in [(1, Local), (3, Local), (3, Reduced)] {
             for tied in [false, true] {
                 let setup = deep(strategy, shard).with(|s| {
-                    (s.micros, s.order, s.shape.tied) = (micros, Some(order), tied);
+                    (s.num_micro_batches, s.order, s.shape.tied) = (num_micro_batches, Some(order), tied);
                     // Smaller than any unit: those are joined and leave together.
                     s.bucket = 1 << 10;
                 });
                 let plan = setup.plan();
                 let most = (0..20).map(|seed| most_in_flight(&plan, seed)).max().unwrap();
                 // Local sums of sharded gradients stay until the window is over.
-                let all_stay = strategy == StrategyName::Zero3 && micros > 1 && order == Local;
+                let all_stay = strategy == StrategyName::Zero3 && num_micro_batches > 1 && order == Local;
                 let expected = if all_stay { 8 } else { 2 + usize::from(tied) };
-                let words = format!("{strategy:?} on {shard}, {micros} micro-batches {order:?}, tied {tied}");
+                let words = format!(
+                    "{strategy:?} on {shard}, {num_micro_batches} micro-batches {order:?}, tied {tied}"
+                );
                 assert!(most <= expected && (most == 8) == all_stay, "{words}: {most}");
             }
         }
@@ -85,24 +87,29 @@ fn the_device_holds_two_gradients() {
 
 #[test]
 fn the_device_holds_less_by_the_gradients() {
-    for (micros, order) in [(1, Local), (3, Local), (3, Reduced)] {
+    for (num_micro_batches, order) in [(1, Local), (3, Local), (3, Reduced)] {
         let of = |tier| {
-            let setup = Setup::new("15m", StrategyName::Ddp, 1, 1).with(|s| {
-                (s.micros, s.order, s.optimizer_tier) = (micros, Some(order), tier);
+            let setup = TestSetup::new("15m", StrategyName::Ddp, 1, 1).with(|s| {
+                (s.num_micro_batches, s.order, s.optimizer_tier) = (num_micro_batches, Some(order), tier);
                 s.storage = DType::BF16;
                 s.recompute = Recompute::Full.into();
             });
             setup.plan()
         };
-        let (stay, leave) = (of(Tier::Device), of(Tier::Host));
-        let states = [State::Grad, State::Master, State::Optimizer(0), State::Optimizer(1)];
-        let moved = resident_bytes(&stay, Tier::Device, &states);
-        assert_eq!(resident_bytes(&leave, Tier::Device, &states), 0);
-        assert_eq!(resident_bytes(&leave, Tier::Host, &states), moved);
-        let mut in_flight = phase_bytes(&leave, |what| matches!(what, What::GradWhole { .. }));
+        let (stay, leave) = (of(MemoryTier::Device), of(MemoryTier::Host));
+        let states =
+            [ParamState::Grad, ParamState::Master, ParamState::Optimizer(0), ParamState::Optimizer(1)];
+        let moved = resident_bytes(&stay, MemoryTier::Device, &states);
+        assert_eq!(resident_bytes(&leave, MemoryTier::Device, &states), 0);
+        assert_eq!(resident_bytes(&leave, MemoryTier::Host, &states), moved);
+        let mut in_flight = phase_bytes(&leave, |what| matches!(what, BufferKind::UnshardedGrad { .. }));
         in_flight.sort_unstable_by(|a, b| b.cmp(a));
         let two: u64 = in_flight.iter().take(2).sum();
-        assert!(leave.arena.0 + moved <= stay.arena.0 + two + (64 << 10), "{order:?}: {}", leave.arena);
+        assert!(
+            leave.arena_bytes.0 + moved <= stay.arena_bytes.0 + two + (64 << 10),
+            "{order:?}: {}",
+            leave.arena_bytes
+        );
     }
 }
 
@@ -110,8 +117,9 @@ fn the_device_holds_less_by_the_gradients() {
 /// one before it is.
 #[test]
 fn copies_of_gradients_overlap_backward() {
-    for (micros, order) in [(1, Local), (2, Local), (2, Reduced)] {
-        let setup = deep(StrategyName::Ddp, 1).with(|s| (s.micros, s.order) = (micros, Some(order)));
+    for (num_micro_batches, order) in [(1, Local), (2, Local), (2, Reduced)] {
+        let setup = deep(StrategyName::Ddp, 1)
+            .with(|s| (s.num_micro_batches, s.order) = (num_micro_batches, Some(order)));
         let plan = setup.plan();
         let schedule = &train_phase(&plan).schedule;
         let times = lanes::times(schedule, |i| match schedule.ops[i].lane {
@@ -120,7 +128,9 @@ fn copies_of_gradients_overlap_backward() {
         });
         let backward = |unit: u32| {
             let is = |kind: &OpKind| match kind {
-                OpKind::Backward { unit: u, micro, .. } => (*u, *micro) == (unit, micros - 1),
+                OpKind::Backward { unit: u, micro_batch, .. } => {
+                    (*u, *micro_batch) == (unit, num_micro_batches - 1)
+                }
                 _ => false,
             };
             schedule.ops.iter().position(|op| is(&op.kind)).unwrap()
@@ -129,7 +139,7 @@ fn copies_of_gradients_overlap_backward() {
         for unit in 2..5 {
             let leaves = last_copy(&plan, schedule, unit + 1, true);
             assert!(overlaps(leaves, backward(unit)), "{order:?}: unit {} leaves late", unit + 1);
-            if micros > 1 && order == Local {
+            if num_micro_batches > 1 && order == Local {
                 let back = last_copy(&plan, schedule, unit - 1, false);
                 assert!(overlaps(back, backward(unit)), "unit {} comes back late", unit - 1);
             }
@@ -143,9 +153,9 @@ fn copies_of_gradients_overlap_backward() {
 /// The last move of a unit's gradient: away from the device, or back to it.
 fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, away: bool) -> usize {
     let is = |op: &crate::Op| match op.kind {
-        OpKind::Move { what: Moved::Grad, from, span, .. } => {
+        OpKind::Copy { payload: CopyPayload::Grad, from, span, .. } => {
             let on_device =
-                matches!(from, End::Buffer(id) if plan.buffers[id.0 as usize].tier == Tier::Device);
+                matches!(from, CopyEnd::Buffer(id) if plan.buffers[id.0 as usize].tier == MemoryTier::Device);
             on_device == away && schedule.span(span).parts[0].unit == unit
         }
         _ => false,
@@ -157,21 +167,22 @@ fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, away: bool) -> usiz
 #[test]
 fn gradients_may_leave_late() {
     fn reduce_last(b: &mut StepBuilder) {
-        for micro in 0..b.num_micros() {
-            let uses = b.uses_of_micro(micro);
-            b.run_windowed(&uses, &mut |_, _| {});
+        for micro_batch in 0..b.num_micro_batches() {
+            let uses = b.micro_batch_passes(micro_batch);
+            b.run_with_prefetch(&uses, &mut |_, _| {});
             for unit in (0..=b.head_unit()).rev() {
-                if b.reduces_after(unit, micro) {
-                    b.bucket_unit(unit, micro);
+                if b.reduces_after(unit, micro_batch) {
+                    b.add_to_bucket(unit, micro_batch);
                 }
             }
-            b.flush_bucket(micro);
+            b.flush_bucket(micro_batch);
         }
         b.clip_and_update();
     }
     for shard in [1, 2] {
-        for (micros, order) in [(1, Local), (3, Local), (3, Reduced)] {
-            let setup = deep(StrategyName::Ddp, shard).with(|s| (s.micros, s.order) = (micros, Some(order)));
+        for (num_micro_batches, order) in [(1, Local), (3, Local), (3, Reduced)] {
+            let setup = deep(StrategyName::Ddp, shard)
+                .with(|s| (s.num_micro_batches, s.order) = (num_micro_batches, Some(order)));
             let plan = build(crate::PlanInput { strategy: reduce_last, ..setup.input() }).unwrap();
             let phase = train_phase(&plan);
             assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), []);
@@ -188,35 +199,42 @@ fn gradients_may_leave_late() {
 #[test]
 fn seven_billion_parameters_fit_one_gpu() {
     const MIB: u64 = 1 << 20;
-    for (micros, order) in [(1, Local), (8, Local), (8, Reduced)] {
-        let setup = Setup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
+    for (num_micro_batches, order) in [(1, Local), (8, Local), (8, Reduced)] {
+        let setup = TestSetup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
             s.shape.vocab = 32_000;
-            (s.micros, s.order, s.tokens) = (micros, Some(order), 4 * 2048);
-            (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full.into(), Tier::Host);
+            (s.num_micro_batches, s.order, s.tokens) = (num_micro_batches, Some(order), 4 * 2048);
+            (s.storage, s.recompute, s.optimizer_tier) =
+                (DType::BF16, Recompute::Full.into(), MemoryTier::Host);
         });
         let plan = setup.plan();
         let params: u64 = plan.input.models[0].units.iter().map(|u| u.elems as u64).sum();
         let table = memory_table(&plan);
         assert!(params > 6_700_000_000, "{params}");
-        assert_eq!(resident_bytes(&plan, Tier::Device, &[State::Working]), 2 * params);
+        assert_eq!(resident_bytes(&plan, MemoryTier::Device, &[ParamState::Working]), 2 * params);
         assert_eq!(
-            resident_bytes(&plan, Tier::Device, &[State::Grad, State::Master, State::Optimizer(0)]),
+            resident_bytes(
+                &plan,
+                MemoryTier::Device,
+                &[ParamState::Grad, ParamState::Master, ParamState::Optimizer(0)]
+            ),
             0
         );
-        assert_eq!(resident_bytes(&plan, Tier::Host, &[State::Grad]), 4 * params);
+        assert_eq!(resident_bytes(&plan, MemoryTier::Host, &[ParamState::Grad]), 4 * params);
         let block = 4 * plan.input.models[0].units[1].elems as u64;
         assert_eq!(block.div_ceil(MIB), 773, "a block's gradient in f32");
         // Of 33 streams of 64 MiB, two gradients, what one block keeps and scratch.
         let phase = train_phase(&plan).memory.bytes;
         let streams: u64 =
-            phase_bytes(&plan, |what| matches!(what, What::Stream { .. })).into_iter().sum::<u64>();
-        let rebuilt = phase_bytes(&plan, |what| matches!(what, What::Rebuilt { .. })).into_iter().max();
-        let scratch: u64 = phase_bytes(&plan, |what| *what == What::Scratch).into_iter().sum();
-        let alive = streams + 2 * block + rebuilt.unwrap() + scratch;
+            phase_bytes(&plan, |what| matches!(what, BufferKind::Residual { .. })).into_iter().sum::<u64>();
+        let recomputed = phase_bytes(&plan, |what| matches!(what, BufferKind::RecomputedActivations { .. }))
+            .into_iter()
+            .max();
+        let scratch: u64 = phase_bytes(&plan, |what| *what == BufferKind::Scratch).into_iter().sum();
+        let alive = streams + 2 * block + recomputed.unwrap() + scratch;
         assert!(phase.0 <= alive + 200 * MIB, "{phase} is more than {}:\n{table}", Bytes(alive));
-        assert!(plan.arena < Bytes(20 << 30), "{order:?}, {micros}:\n{table}");
+        assert!(plan.arena_bytes < Bytes(20 << 30), "{order:?}, {num_micro_batches}:\n{table}");
         // All states on the host, and little besides.
-        assert!(plan.host_bytes.0 < 16 * params + 512 * MIB, "{order:?}, {micros}:\n{table}");
+        assert!(plan.host_bytes.0 < 16 * params + 512 * MIB, "{order:?}, {num_micro_batches}:\n{table}");
     }
 }
 
@@ -224,33 +242,44 @@ fn seven_billion_parameters_fit_one_gpu() {
 #[test]
 fn a_budget_is_filled_with_states_that_stay() {
     let budget = Bytes(44 << 30);
-    let setup = Setup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
+    let setup = TestSetup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
         s.shape.vocab = 32_000;
         s.tokens = 4 * 2048;
-        (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full.into(), Tier::Host);
+        (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full.into(), MemoryTier::Host);
     });
-    let plan = build(setup.input().staying_most(budget)).unwrap();
-    let stay = plan.input.models[0].placements.stay;
+    let plan = build(setup.input().with_most_units_on_device(budget)).unwrap();
+    let stay = plan.input.models[0].placements.optimizer_units_on_device;
     let words = format!("{stay} units, {}:\n{}", plan.device_bytes(), memory_table(&plan));
     assert!(stay > 6 && plan.device_bytes() <= budget, "{words}");
-    let one_more = setup.clone().with(|s| s.stay = stay + 1).plan();
+    let one_more = setup.clone().with(|s| s.optimizer_units_on_device = stay + 1).plan();
     assert!(one_more.device_bytes() > budget, "{words}");
     // Neither what is too small to begin with nor what is not offloaded changes.
-    assert_eq!(setup.input().staying_most(Bytes(10 << 30)).models[0].placements.stay, 0);
-    let on_device = setup.with(|s| s.optimizer_tier = Tier::Device);
-    assert_eq!(on_device.input().staying_most(Bytes(1 << 40)).models[0].placements.stay, 0);
+    assert_eq!(
+        setup.input().with_most_units_on_device(Bytes(10 << 30)).models[0]
+            .placements
+            .optimizer_units_on_device,
+        0
+    );
+    let on_device = setup.with(|s| s.optimizer_tier = MemoryTier::Device);
+    assert_eq!(
+        on_device.input().with_most_units_on_device(Bytes(1 << 40)).models[0]
+            .placements
+            .optimizer_units_on_device,
+        0
+    );
 }
 
 #[test]
 fn a_ratio_says_how_many_units_stay_at_most() {
-    let setup = Setup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| s.shape.layers = 6);
+    let setup = TestSetup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| s.shape.layers = 6);
     let input = setup.input();
     let elems: Vec<f64> = input.models[0].units.iter().map(|u| u.trained_elems as f64).collect();
     let total: f64 = elems.iter().sum();
     for ratio in [0.01, 0.3, 0.5, 0.9, 1.0] {
-        let stay = input.clone().leaving_at_least(ratio).models[0].placements.stay as usize;
+        let stay =
+            input.clone().offloading_at_least(ratio).models[0].placements.optimizer_units_on_device as usize;
         let left = |stay: usize| elems[stay..].iter().sum::<f64>() / total;
         assert!(left(stay) >= ratio && (stay == elems.len() || left(stay + 1) < ratio), "{ratio}: {stay}");
     }
-    assert_eq!(input.leaving_at_least(1.0).models[0].placements.stay, 0);
+    assert_eq!(input.offloading_at_least(1.0).models[0].placements.optimizer_units_on_device, 0);
 }

@@ -6,14 +6,15 @@ use lockstep_core::Bytes;
 use crate::check::{check, check_phase};
 use crate::run_plan::lay_out;
 use crate::{
-    Access, OpKind, PlanData, PlanError, PlanInput, State, StepBuilder, Tier, Violation, Wait, What, build,
+    Access, BufferKind, MemoryTier, OpKind, ParamState, PlanData, PlanError, PlanInput, StepBuilder,
+    Violation, Wait, build,
 };
 
-use super::Setup;
+use super::TestSetup;
 
 /// Violations of a zero3 plan after a change to it.
 fn found(change: impl FnOnce(&mut PlanData)) -> Vec<Violation> {
-    let mut plan = lay_out(Setup::new("tiny", StrategyName::Zero3, 1, 2).input());
+    let mut plan = lay_out(TestSetup::new("tiny", StrategyName::Zero3, 1, 2).input());
     change(&mut plan);
     check_phase(&plan, &plan.phases[0])
 }
@@ -32,15 +33,16 @@ fn missing_waits_are_races() {
 /// A step must not begin to use parameters that the one before it still updates.
 #[test]
 fn missing_waits_for_the_step_before_are_races() {
-    let setup = Setup::new("tiny", StrategyName::Ddp, 1, 1).with(|s| s.optimizer_tier = Tier::Host);
+    let setup = TestSetup::new("tiny", StrategyName::Ddp, 1, 1).with(|s| s.optimizer_tier = MemoryTier::Host);
     let mut plan = lay_out(setup.input());
     let phase = &mut plan.phases[0];
     assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), []);
     for op in &mut phase.schedule.ops {
-        op.waits.retain(|wait| matches!(wait, Wait::This(_)));
+        op.waits.retain(|wait| matches!(wait, Wait::SameRun(_)));
     }
     let all = check(&phase.schedule, &plan.buffers, &phase.memory);
-    let working = |what: &What| matches!(what, What::State { state: State::Working, .. });
+    let working =
+        |what: &BufferKind| matches!(what, BufferKind::ParamState { state: ParamState::Working, .. });
     assert!(all.iter().any(|v| matches!(v, Violation::Race { what, .. } if working(what))), "{all:?}");
 }
 
@@ -83,14 +85,15 @@ fn a_missing_definition_is_a_read_too_early() {
 #[test]
 fn buffers_written_at_the_same_time_are_kept_apart() {
     let all = found(|plan| {
-        let (scratch, staging) = (plan.find(What::Scratch).unwrap(), plan.find(What::Staging).unwrap());
+        let (scratch, staging) =
+            (plan.find(BufferKind::Scratch).unwrap(), plan.find(BufferKind::ReduceScratch).unwrap());
         for (id, at) in &mut plan.phases[0].memory.offsets {
             // Far from everything else, and together.
             if *id == scratch || *id == staging {
                 *at = Bytes(1 << 40);
             }
         }
-        plan.arena = Bytes(1 << 41);
+        plan.arena_bytes = Bytes(1 << 41);
     });
     assert!(matches!(all[..], [Violation::Overlap { .. }]), "{all:?}");
 }
@@ -99,13 +102,13 @@ fn buffers_written_at_the_same_time_are_kept_apart() {
 #[test]
 fn a_strategy_that_forgets_a_reduction_makes_no_plan() {
     fn forgetful(b: &mut StepBuilder) {
-        for micro in 0..b.num_micros() {
-            let uses = b.uses_of_micro(micro);
-            b.run_windowed(&uses, &mut |_, _| {});
+        for micro_batch in 0..b.num_micro_batches() {
+            let uses = b.micro_batch_passes(micro_batch);
+            b.run_with_prefetch(&uses, &mut |_, _| {});
         }
         b.clip_and_update();
     }
-    let input = Setup::new("tiny", StrategyName::Ddp, 1, 2).input();
+    let input = TestSetup::new("tiny", StrategyName::Ddp, 1, 2).input();
     let error = build(PlanInput { strategy: forgetful, ..input }).expect_err("nothing is reduced");
     let PlanError::Unsound { phase, violations } = &error else { panic!("{error}") };
     assert_eq!(phase, "train");
@@ -122,7 +125,7 @@ fn a_strategy_that_forgets_a_reduction_makes_no_plan() {
 
 #[test]
 fn buffers_outside_their_memory_are_found() {
-    let outside = found(|plan| plan.arena = Bytes(plan.arena.0 / 2));
+    let outside = found(|plan| plan.arena_bytes = Bytes(plan.arena_bytes.0 / 2));
     assert!(outside.iter().any(|v| matches!(v, Violation::NoAddress { .. })), "{outside:?}");
     let over_each_other =
         found(|plan| plan.residents[0].offsets.iter_mut().for_each(|(_, at)| *at = Bytes::ZERO));

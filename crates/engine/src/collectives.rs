@@ -16,20 +16,20 @@ impl Engine {
     }
 
     /// How spilled states move, in words. `None` where nothing is spilled.
-    pub fn spill(&self) -> Option<&'static str> {
+    pub fn nvme_io(&self) -> Option<&'static str> {
         self.shared.memories.spill.as_ref().map(|spill| spill.described())
     }
 
     /// Everybody's bytes, in the order of ranks. All ranks call it alike.
-    pub fn exchange(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, EngineError> {
+    pub fn all_gather_bytes(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, EngineError> {
         if self.shared.transport.is_alone() {
             return Ok(vec![mine.to_vec()]);
         }
-        self.gather_bytes(what, Axis::World, mine)
+        self.all_gather_bytes_along(what, Axis::World, mine)
     }
 
     /// As [`Engine::exchange`], among the ranks of an axis, of which there are several.
-    pub(crate) fn gather_bytes(
+    pub(crate) fn all_gather_bytes_along(
         &self,
         what: &str,
         axis: Axis,
@@ -57,9 +57,9 @@ impl Engine {
         call: impl FnOnce(&mut Comm, u64) -> Result<(), CommError>,
     ) -> Result<(), EngineError> {
         // Whatever a lane has failed by is the reason to report, also if it fails meanwhile.
-        self.shared.lanes.settle(&[])?;
+        self.shared.lanes.synchronize(&[])?;
         call(&mut self.shared.transport.host(), self.next_tag()).map_err(|cause| {
-            let lane_failed = self.shared.lanes.settle(&[]).err();
+            let lane_failed = self.shared.lanes.synchronize(&[]).err();
             // The lanes must not go on waiting for a peer that this call has found lost.
             self.shared.fail(EngineError::Stopped);
             lane_failed.unwrap_or_else(|| EngineError::Comm { op: what.to_string(), cause })
@@ -67,15 +67,19 @@ impl Engine {
     }
 
     /// Sums over all ranks, in the mesh's order: the same bits on every rank.
-    pub fn sum<const N: usize>(&self, what: &str, mine: [f64; N]) -> Result<[f64; N], EngineError> {
-        let sums = self.sum_all(what, &mine)?;
+    pub fn all_reduce_sum<const N: usize>(
+        &self,
+        what: &str,
+        mine: [f64; N],
+    ) -> Result<[f64; N], EngineError> {
+        let sums = self.all_reduce_sum_slice(what, &mine)?;
         Ok(std::array::from_fn(|i| sums[i]))
     }
 
     /// As [`Engine::sum`], of as many numbers as there are.
-    pub fn sum_all(&self, what: &str, mine: &[f64]) -> Result<Vec<f64>, EngineError> {
+    pub fn all_reduce_sum_slice(&self, what: &str, mine: &[f64]) -> Result<Vec<f64>, EngineError> {
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let all = self.exchange(what, &bytes)?;
+        let all = self.all_gather_bytes(what, &bytes)?;
         let mut stack: Vec<Vec<f64>> = Vec::new();
         let nodes: Vec<u32> = self.shared.transport.group(Axis::World).nodes().to_vec();
         fold_steps(&nodes, &mut |step| match step {

@@ -5,7 +5,7 @@ use crate::schedule::{Lane, OpId, Schedule, Wait};
 /// For every operation, the last operation of each lane that is finished before it starts. Operations of a
 /// second run of the schedule are numbered on.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Order {
+pub(crate) struct HappensBefore {
     clocks: Vec<Clock>,
     lanes: Vec<Lane>,
     last_on_lane: Clock,
@@ -21,10 +21,10 @@ fn join(clock: &mut Clock, other: &Clock) {
     }
 }
 
-impl Order {
+impl HappensBefore {
     /// Follows lane order and waits, through all runs that can overlap.
-    pub(crate) fn of(schedule: &Schedule) -> Order {
-        let mut order = Order::default();
+    pub(crate) fn of(schedule: &Schedule) -> HappensBefore {
+        let mut order = HappensBefore::default();
         let len = schedule.ops.len() as u32;
         for (id, op) in schedule.in_flight() {
             if id.0 > 0 && id.0 % len == 0 {
@@ -80,8 +80,8 @@ impl Order {
 /// What waits come to in the given run of a schedule of `len` operations, numbered through all runs.
 pub(crate) fn waits_in_run(waits: &[Wait], run: u32, len: u32) -> Vec<OpId> {
     let in_run = |wait: &Wait| match *wait {
-        Wait::This(id) => Some(OpId(id.0 + run * len)),
-        Wait::Previous(id) => run.checked_sub(1).map(|before| OpId(id.0 + before * len)),
+        Wait::SameRun(id) => Some(OpId(id.0 + run * len)),
+        Wait::PreviousRun(id) => run.checked_sub(1).map(|before| OpId(id.0 + before * len)),
     };
     waits.iter().filter_map(in_run).collect()
 }

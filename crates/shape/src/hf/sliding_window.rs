@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::keys::Keys;
-use crate::{Architecture, ModelShape, ShapeError, Window};
+use crate::{Architecture, ModelShape, ShapeError, SlidingWindow};
 
 const DEFAULT_WINDOW: usize = 4096;
 const DEFAULT_MAX_WINDOW_LAYERS: usize = 28;
@@ -13,7 +13,7 @@ pub(super) fn read(
     keys: Keys,
     architecture: Architecture,
     layers: usize,
-) -> Result<Option<Window>, ShapeError> {
+) -> Result<Option<SlidingWindow>, ShapeError> {
     let slides = match architecture {
         Architecture::Llama => {
             refuse(&keys, architecture, "sliding_window", None)?;
@@ -49,7 +49,7 @@ pub(super) fn read(
             Err(keys
                 .inconsistent("`layer_types` has sliding layers, but no `sliding_window` is in use".into()))
         }
-        _ => Ok(slides.filter(|_| which.contains(&true)).map(|keys| Window { keys, layers: which })),
+        _ => Ok(slides.filter(|_| which.contains(&true)).map(|keys| SlidingWindow { keys, layers: which })),
     }
 }
 

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_device::{Device, Memory, Queue, Spill, View};
 use lockstep_plan::{
-    Buffer, BufferId, Flight, ModelId, OwnedPart, Phase, PhaseKind, RunPlan, SlotHome, State, Tier,
-    UnitLayout, What,
+    Buffer, BufferId, BufferKind, InFlight, MemoryTier, ModelId, OwnedPart, ParamState, Phase, PhaseKind,
+    RunPlan, SlotBuffer, UnitLayout,
 };
 use lockstep_shape::{Program, Programs, Slot};
 
 use crate::error::EngineError;
 
 /// One micro-batch is in flight at a time.
-const FLIGHT: Flight = Flight::ONLY;
+const FLIGHT: InFlight = InFlight::ONLY;
 
 /// The memory of a rank, by tier.
 #[derive(Debug)]
@@ -31,13 +31,13 @@ impl Memories {
         plan: &RunPlan,
         device: Arc<Memory>,
         queue: &Queue,
-        spill_dir: Option<PathBuf>,
+        nvme_dir: Option<PathBuf>,
     ) -> Result<Memories, EngineError> {
-        assert_eq!(device.bytes(), plan.arena, "the arena is the plan's");
-        let spill = match (plan.nvme_bytes, spill_dir) {
+        assert_eq!(device.bytes(), plan.arena_bytes, "the arena is the plan's");
+        let spill = match (plan.nvme_bytes, nvme_dir) {
             (Bytes::ZERO, _) => None,
             (bytes, Some(dir)) => Some(Spill::make(&dir, bytes)?),
-            (bytes, None) => return Err(EngineError::NoSpillDir { bytes }),
+            (bytes, None) => return Err(EngineError::NoNvmeDir { bytes }),
         };
         Ok(Memories { device, host: host_memory(plan, queue)?, spill })
     }
@@ -52,15 +52,16 @@ impl Memories {
 fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
     let mut memory = Memory::take(plan.host_bytes, queue.pool())?;
     let Device::Cuda(gpu) = queue.device() else { return Ok(memory) };
-    let residents = &plan.residents[Tier::Host as usize];
-    let only_host =
-        |what: What| matches!(what, What::State { state: State::Master | State::Optimizer(_), .. });
+    let residents = &plan.residents[MemoryTier::Host as usize];
+    let only_host = |what: BufferKind| {
+        matches!(what, BufferKind::ParamState { state: ParamState::Master | ParamState::Optimizer(_), .. })
+    };
     let starts = residents.offsets.iter().map(|(_, start)| start.0 as usize);
     let ends = starts.clone().skip(1).chain([residents.bytes.0 as usize]);
     let mut pinned: Vec<(usize, usize)> = Vec::new();
     let all = residents.offsets.iter().zip(starts.zip(ends));
     let crossed =
-        all.filter(|((id, _), _)| !only_host(plan.buffers[id.0 as usize].what)).map(|(_, range)| range);
+        all.filter(|((id, _), _)| !only_host(plan.buffers[id.0 as usize].kind)).map(|(_, range)| range);
     for (start, end) in crossed.chain([(residents.bytes.0 as usize, plan.host_bytes.0 as usize)]) {
         match pinned.last_mut() {
             Some(last) if last.1 == start => last.1 = end,
@@ -75,7 +76,7 @@ fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
 
 /// A buffer's place, or a part of one, in the device's or the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Address {
     on_host: bool,
     /// Of the buffer, in bytes, and of the part within it, in elements.
     offset: usize,
@@ -84,7 +85,7 @@ pub(crate) struct Place {
     dtype: DType,
 }
 
-impl Place {
+impl Address {
     pub(crate) fn view<'m>(&self, memories: &'m Memories) -> View<'m> {
         let memory = if self.on_host { &memories.host } else { &*memories.device };
         memory.view(self.offset, self.start + self.elems, self.dtype).slice(self.start, self.elems)
@@ -94,58 +95,58 @@ impl Place {
         self.elems
     }
 
-    pub(crate) fn slice(&self, start: usize, elems: usize) -> Place {
+    pub(crate) fn slice(&self, start: usize, elems: usize) -> Address {
         let fits = start <= self.elems && elems <= self.elems - start;
-        assert!(fits, "[{start}, +{elems}] of a place of {} elements", self.elems);
-        Place { start: self.start + start, elems, ..*self }
+        assert!(fits, "[{start}, +{elems}] of a address of {} elements", self.elems);
+        Address { start: self.start + start, elems, ..*self }
     }
 
     /// A part that starts `bytes` into the buffer, of another type.
-    pub(crate) fn at(&self, bytes: Bytes, elems: usize, dtype: DType) -> Place {
+    pub(crate) fn at(&self, bytes: Bytes, elems: usize, dtype: DType) -> Address {
         assert_eq!(self.start, 0, "bytes are counted from the buffer's start");
-        Place { offset: self.offset + bytes.0 as usize, elems, dtype, ..*self }
+        Address { offset: self.offset + bytes.0 as usize, elems, dtype, ..*self }
     }
 }
 
 /// Where a state lives: in memory, or in the spill file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spot {
-    Memory(Place),
+pub(crate) enum Location {
+    Memory(Address),
     File { offset: u64, elems: usize, dtype: DType },
 }
 
-impl Spot {
+impl Location {
     pub(crate) fn elems(&self) -> usize {
         match self {
-            Spot::Memory(place) => place.elems,
-            Spot::File { elems, .. } => *elems,
+            Location::Memory(address) => address.elems,
+            Location::File { elems, .. } => *elems,
         }
     }
 
-    pub(crate) fn slice(&self, start: usize, elems: usize) -> Spot {
+    pub(crate) fn slice(&self, start: usize, elems: usize) -> Location {
         match self {
-            Spot::Memory(place) => Spot::Memory(place.slice(start, elems)),
-            Spot::File { offset, elems: all, dtype } => {
+            Location::Memory(address) => Location::Memory(address.slice(start, elems)),
+            Location::File { offset, elems: all, dtype } => {
                 let fits = start <= *all && elems <= *all - start;
                 assert!(fits, "[{start}, +{elems}] of a file part of {all} elements");
-                Spot::File { offset: offset + (start * dtype.size()) as u64, elems, dtype: *dtype }
+                Location::File { offset: offset + (start * dtype.size()) as u64, elems, dtype: *dtype }
             }
         }
     }
 
     /// The place, of a state that is known to be in memory.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn address(&self) -> Address {
         match self {
-            Spot::Memory(place) => *place,
-            Spot::File { .. } => panic!("a state on a disk is used as if it were in memory"),
+            Location::Memory(address) => *address,
+            Location::File { .. } => panic!("a state on a disk is used as if it were in memory"),
         }
     }
 
     /// Reads all elements, as f32. Between steps.
     pub(crate) fn read_f32(&self, memories: &Memories, out: &mut [f32]) -> Result<(), EngineError> {
         match self {
-            Spot::Memory(place) => place.view(memories).read_f32(out)?,
-            Spot::File { offset, dtype, .. } => memories.spill().read_f32(*offset, *dtype, out)?,
+            Location::Memory(address) => address.view(memories).read_f32(out)?,
+            Location::File { offset, dtype, .. } => memories.spill().read_f32(*offset, *dtype, out)?,
         }
         Ok(())
     }
@@ -153,24 +154,29 @@ impl Spot {
     /// Writes all elements, from f32. Between steps.
     pub(crate) fn write_f32(&self, memories: &Memories, values: &[f32]) -> Result<(), EngineError> {
         match self {
-            Spot::Memory(place) => place.view(memories).write_f32(values)?,
-            Spot::File { offset, dtype, .. } => memories.spill().write_f32(*offset, *dtype, values)?,
+            Location::Memory(address) => address.view(memories).write_f32(values)?,
+            Location::File { offset, dtype, .. } => memories.spill().write_f32(*offset, *dtype, values)?,
         }
         Ok(())
     }
 
     /// Copies all elements, in the order of `queue`: to or from a GPU the copy is only issued. Where a disk takes
     /// part, it is over when this returns.
-    pub(crate) fn copy_to(&self, to: &Spot, memories: &Memories, queue: &Queue) -> Result<(), EngineError> {
+    pub(crate) fn copy_to(
+        &self,
+        to: &Location,
+        memories: &Memories,
+        queue: &Queue,
+    ) -> Result<(), EngineError> {
         match (self, to) {
-            (Spot::Memory(from), Spot::Memory(to)) => {
+            (Location::Memory(from), Location::Memory(to)) => {
                 let (to, from) = (to.view(memories), from.view(memories));
                 match queue.cuda() {
                     Some(cuda) if to.on_gpu() || from.on_gpu() => cuda.copy(to, from),
                     _ => to.copy_from(&from)?,
                 }
             }
-            (Spot::Memory(from), Spot::File { offset, .. }) => {
+            (Location::Memory(from), Location::File { offset, .. }) => {
                 let from = from.view(memories);
                 through_host(from, queue, |there| {
                     queue.synchronize()?;
@@ -180,7 +186,7 @@ impl Spot {
                     Ok(memories.spill().write(*offset, there)?)
                 })?
             }
-            (Spot::File { offset, .. }, Spot::Memory(to)) => {
+            (Location::File { offset, .. }, Location::Memory(to)) => {
                 let to = to.view(memories);
                 through_host(to, queue, |there| {
                     // What was issued before may still read the place.
@@ -192,7 +198,7 @@ impl Spot {
                     Ok(())
                 })?
             }
-            (Spot::File { .. }, Spot::File { .. }) => unreachable!("nothing moves from disk to disk"),
+            (Location::File { .. }, Location::File { .. }) => unreachable!("nothing moves from disk to disk"),
         }
         Ok(())
     }
@@ -214,115 +220,115 @@ fn through_host(
 
 /// A state of a unit: where this rank keeps its parts.
 #[derive(Clone, Debug)]
-pub(crate) struct Home {
-    pub(crate) spot: Spot,
+pub(crate) struct ResidentAddress {
+    pub(crate) location: Location,
     pub(crate) owned: Vec<OwnedPart>,
 }
 
-impl Home {
+impl ResidentAddress {
     /// Elements `[start, end)` of the unit, which this rank holds.
-    pub(crate) fn range(&self, start: usize, end: usize) -> Spot {
+    pub(crate) fn range(&self, start: usize, end: usize) -> Location {
         let holds = |p: &&OwnedPart| p.start <= start && end <= p.end;
         let part = self.owned.iter().find(holds).unwrap_or_else(|| {
             panic!("[{start}, {end}) is not on this rank, which holds {:?}", self.owned);
         });
-        self.spot.slice(part.at + start - part.start, end - start)
+        self.location.slice(part.at + start - part.start, end - start)
     }
 
     /// A part of what this rank holds.
-    pub(crate) fn part(&self, part: &OwnedPart) -> Spot {
-        self.spot.slice(part.at, part.elems())
+    pub(crate) fn part(&self, part: &OwnedPart) -> Location {
+        self.location.slice(part.at, part.elems())
     }
 }
 
 /// Where a unit's states live, from step to step.
 #[derive(Clone, Debug)]
-pub(crate) struct UnitStates {
-    residents: Vec<(State, Home)>,
+pub(crate) struct UnitResidents {
+    residents: Vec<(ParamState, ResidentAddress)>,
 }
 
-impl UnitStates {
+impl UnitResidents {
     /// Of all units of a model.
-    pub(crate) fn of_model(plan: &RunPlan, model: ModelId, rank: Rank) -> Vec<UnitStates> {
+    pub(crate) fn of_model(plan: &RunPlan, model: ModelId, rank: Rank) -> Vec<UnitResidents> {
         let units = 0..plan.input.model(model).units.len() as u32;
-        units.map(|unit| UnitStates::of(plan, model, unit, rank)).collect()
+        units.map(|unit| UnitResidents::of(plan, model, unit, rank)).collect()
     }
 
-    fn of(plan: &RunPlan, model: ModelId, unit: u32, rank: Rank) -> UnitStates {
-        let states = [State::Working, State::Grad];
+    fn of(plan: &RunPlan, model: ModelId, unit: u32, rank: Rank) -> UnitResidents {
+        let states = [ParamState::Working, ParamState::Grad];
         let states = states.into_iter().chain(plan.input.optimizer_states(model, unit));
-        let home = |state: State| {
-            let id = plan.find(What::State { model, unit, state })?;
-            let spot = spot_at(&plan.buffers[id.0 as usize], plan.resident_offset(id)?);
-            Some((state, Home { spot, owned: plan.input.owned(model, unit, state, rank) }))
+        let resident = |state: ParamState| {
+            let id = plan.find(BufferKind::ParamState { model, unit, state })?;
+            let location = location_at(&plan.buffers[id.0 as usize], plan.resident_offset(id)?);
+            Some((state, ResidentAddress { location, owned: plan.input.owned(model, unit, state, rank) }))
         };
-        UnitStates { residents: states.filter_map(home).collect() }
+        UnitResidents { residents: states.filter_map(resident).collect() }
     }
 
-    pub(crate) fn home(&self, state: State) -> Option<&Home> {
-        self.residents.iter().find(|(one, _)| *one == state).map(|(_, home)| home)
+    pub(crate) fn resident(&self, state: ParamState) -> Option<&ResidentAddress> {
+        self.residents.iter().find(|(one, _)| *one == state).map(|(_, resident)| resident)
     }
 
-    pub(crate) fn working(&self) -> &Home {
-        self.home(State::Working).expect("every unit has working parameters")
+    pub(crate) fn working(&self) -> &ResidentAddress {
+        self.resident(ParamState::Working).expect("every unit has working parameters")
     }
 }
 
-fn spot_at(buffer: &Buffer, offset: Bytes) -> Spot {
+fn location_at(buffer: &Buffer, offset: Bytes) -> Location {
     let Buffer { elems, dtype, .. } = *buffer;
-    let place = |on_host| Place { on_host, offset: offset.0 as usize, start: 0, elems, dtype };
+    let address = |on_host| Address { on_host, offset: offset.0 as usize, start: 0, elems, dtype };
     match buffer.tier {
-        Tier::Device => Spot::Memory(place(false)),
-        Tier::Host => Spot::Memory(place(true)),
-        Tier::Nvme => Spot::File { offset: offset.0, elems, dtype },
+        MemoryTier::Device => Location::Memory(address(false)),
+        MemoryTier::Host => Location::Memory(address(true)),
+        MemoryTier::Nvme => Location::File { offset: offset.0, elems, dtype },
     }
 }
 
 /// A unit's buffers in a phase.
 #[derive(Clone, Debug)]
-pub(crate) struct UnitPlaces {
+pub(crate) struct UnitAddresses {
     /// What forward and backward read parameters from: the whole of them.
-    pub(crate) params: Place,
+    pub(crate) params: Address,
     /// Where backward writes: the accumulator itself, or a buffer that is reduced into it.
-    pub(crate) grad_target: Option<Place>,
+    pub(crate) grad_target: Option<Address>,
     /// The slots of each program.
-    pub(crate) forward: SlotPlaces,
-    pub(crate) rebuild: SlotPlaces,
-    pub(crate) backward: SlotPlaces,
-    pub(crate) fused: SlotPlaces,
-    pub(crate) next: SlotPlaces,
+    pub(crate) forward: SlotAddresses,
+    pub(crate) recompute_program: SlotAddresses,
+    pub(crate) backward: SlotAddresses,
+    pub(crate) fused: SlotAddresses,
+    pub(crate) next: SlotAddresses,
 }
 
-pub(crate) type SlotPlaces = [Option<Place>; Slot::COUNT];
+pub(crate) type SlotAddresses = [Option<Address>; Slot::COUNT];
 
 /// Everything else.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
-    pub(crate) units: Vec<UnitPlaces>,
-    pub(crate) inputs: Place,
-    pub(crate) tables: Place,
+pub(crate) struct Addresses {
+    pub(crate) units: Vec<UnitAddresses>,
+    pub(crate) inputs: Address,
+    pub(crate) rope_tables: Address,
     /// What the head says of every token: channel after channel, as far apart as the plan's bounds say.
-    pub(crate) outputs: Place,
+    pub(crate) outputs: Address,
     /// In training alone, likewise.
-    pub(crate) coefficients: Option<Place>,
-    pub(crate) norm_leaves: Option<Place>,
+    pub(crate) coefficients: Option<Address>,
+    pub(crate) norm_leaves: Option<Address>,
     /// On a device with memory of its own.
-    pub(crate) verdict: Option<Place>,
-    pub(crate) port: Option<Place>,
+    pub(crate) update_decision: Option<Address>,
+    pub(crate) io_staging: Option<Address>,
     /// In generation alone.
-    pub(crate) cache: Option<Place>,
-    pub(crate) workspace: Place,
+    pub(crate) cache: Option<Address>,
+    pub(crate) workspace: Address,
 }
 
-impl Places {
-    pub(crate) fn of(plan: &RunPlan, phase: &Phase, residents: &[UnitStates]) -> Places {
-        let (finder, id) = (Finder { plan, phase }, phase.model);
+impl Addresses {
+    pub(crate) fn of(plan: &RunPlan, phase: &Phase, residents: &[UnitResidents]) -> Addresses {
+        let (lookup, id) = (BufferLookup { plan, phase }, phase.model);
         let (model, layouts) = (plan.input.model(id), plan.layouts(id));
         let units = (0..).zip(residents);
         let units = units
-            .map(|(u, residents)| finder.unit(u, model.programs(u), &layouts[model.layout_of(u)], residents));
+            .map(|(u, residents)| lookup.unit(u, model.programs(u), &layouts[model.layout_of(u)], residents));
         let units = units.collect();
-        let scratch = finder.must(What::Scratch);
+        let scratch = lookup.must(BufferKind::Scratch);
         let workspace_offset = plan.workspace_offset(id);
         let workspace = scratch.at(
             workspace_offset,
@@ -331,42 +337,42 @@ impl Places {
         );
         // Models share these buffers; each has as much of them as it planned.
         let per_token = model.channels.count() * model.bounds.tokens;
-        Places {
+        Addresses {
             units,
-            inputs: finder
-                .must(What::Inputs { flight: FLIGHT })
-                .slice(0, model.inputs_elems(plan.input.is_separate())),
-            tables: finder.must(What::Tables { model: id }),
-            outputs: finder.must(What::Outputs { flight: FLIGHT }).slice(0, per_token),
-            coefficients: finder
-                .find(What::Coefficients { flight: FLIGHT })
-                .map(|spot| spot.place().slice(0, per_token)),
-            norm_leaves: finder.find(What::NormLeaves { model: id }).map(|spot| spot.place()),
-            verdict: finder.find(What::Verdict).map(|spot| spot.place()),
-            port: finder.find(What::Port).map(|spot| spot.place()),
-            cache: finder.find(What::KvCache { model: id }).map(|spot| spot.place()),
+            inputs: lookup
+                .must(BufferKind::Inputs { in_flight: FLIGHT })
+                .slice(0, model.inputs_elems(plan.input.has_separate_memory())),
+            rope_tables: lookup.must(BufferKind::RopeTables { model: id }),
+            outputs: lookup.must(BufferKind::Outputs { in_flight: FLIGHT }).slice(0, per_token),
+            coefficients: lookup
+                .find(BufferKind::Coefficients { in_flight: FLIGHT })
+                .map(|location| location.address().slice(0, per_token)),
+            norm_leaves: lookup.find(BufferKind::NormLeaves { model: id }).map(|location| location.address()),
+            update_decision: lookup.find(BufferKind::UpdateDecision).map(|location| location.address()),
+            io_staging: lookup.find(BufferKind::IoStaging).map(|location| location.address()),
+            cache: lookup.find(BufferKind::KvCache { model: id }).map(|location| location.address()),
             workspace,
         }
     }
 }
 
 /// Looks buffers up in a plan.
-pub(crate) struct Finder<'a> {
+pub(crate) struct BufferLookup<'a> {
     pub(crate) plan: &'a RunPlan,
     pub(crate) phase: &'a Phase,
 }
 
-impl Finder<'_> {
-    pub(crate) fn spot(&self, id: BufferId) -> Option<Spot> {
-        Some(spot_at(&self.plan.buffers[id.0 as usize], self.plan.offset(self.phase, id)?))
+impl BufferLookup<'_> {
+    pub(crate) fn location(&self, id: BufferId) -> Option<Location> {
+        Some(location_at(&self.plan.buffers[id.0 as usize], self.plan.offset(self.phase, id)?))
     }
 
-    fn find(&self, what: What) -> Option<Spot> {
-        self.spot(self.plan.find(what)?)
+    fn find(&self, what: BufferKind) -> Option<Location> {
+        self.location(self.plan.find(what)?)
     }
 
-    fn must(&self, what: What) -> Place {
-        self.find(what).unwrap_or_else(|| panic!("the plan has no place for {what:?}")).place()
+    fn must(&self, what: BufferKind) -> Address {
+        self.find(what).unwrap_or_else(|| panic!("the plan has no address for {what:?}")).address()
     }
 
     fn unit(
@@ -374,18 +380,18 @@ impl Finder<'_> {
         unit: u32,
         programs: &Programs,
         layout: &UnitLayout,
-        residents: &UnitStates,
-    ) -> UnitPlaces {
+        residents: &UnitResidents,
+    ) -> UnitAddresses {
         let model = self.phase.model;
-        let gathered = self.find(What::Whole { model, unit });
-        let grad = residents.home(State::Grad).map(|home| home.spot);
-        let grad_target = self.find(What::GradWhole { model, unit }).or(grad);
+        let gathered = self.find(BufferKind::UnshardedParams { model, unit });
+        let grad = residents.resident(ParamState::Grad).map(|resident| resident.location);
+        let grad_target = self.find(BufferKind::UnshardedGrad { model, unit }).or(grad);
         let slots = |program, layout| self.slots(unit, programs, program, layout);
-        UnitPlaces {
-            params: gathered.unwrap_or(residents.working().spot).place(),
-            grad_target: grad_target.map(|spot| spot.place()),
+        UnitAddresses {
+            params: gathered.unwrap_or(residents.working().location).address(),
+            grad_target: grad_target.map(|location| location.address()),
             forward: slots(&programs.forward, &layout.forward),
-            rebuild: slots(&programs.rebuild, &layout.rebuild),
+            recompute_program: slots(&programs.recompute_program, &layout.recompute_program),
             backward: slots(&programs.backward, &layout.backward),
             fused: slots(&programs.fused, &layout.fused),
             next: slots(&programs.next, &layout.next),
@@ -398,35 +404,43 @@ impl Finder<'_> {
         programs: &Programs,
         program: &Program,
         layout: &lockstep_plan::ProgramLayout,
-    ) -> SlotPlaces {
+    ) -> SlotAddresses {
         let (input, model) = (&self.plan.input, self.phase.model);
         let plan = input.model(model);
-        let mut places = [None; Slot::COUNT];
+        let mut addresses = [None; Slot::COUNT];
         // While documents grow nothing is kept for a backward: two streams take turns, and all blocks
         // share what the first would keep.
-        let grows = self.phase.kind == PhaseKind::Generate;
-        let stream = |index: u32| if grows { 2 - index % 2 } else { index };
-        let keeper = if grows { 1 } else { unit };
+        let is_generating = self.phase.kind == PhaseKind::Generate;
+        let stream = |index: u32| if is_generating { 2 - index % 2 } else { index };
+        let keeper = if is_generating { 1 } else { unit };
         for slot in program.slots() {
             let spec = programs.spec(slot);
             let dtype = spec.dtype.unwrap_or(input.storage);
-            let bytes = spec.bytes(plan.bounds.tokens, plan.head_chunk, input.storage);
+            let bytes = spec.bytes(plan.bounds.tokens, plan.head_chunk_tokens, input.storage);
             let elems = bytes.0 as usize / dtype.size();
-            let (buffer, offset) = match layout.home(slot).expect("every slot has a home") {
-                SlotHome::Input => (What::Stream { model, index: stream(unit), flight: FLIGHT }, Bytes::ZERO),
-                SlotHome::Output => {
-                    (What::Stream { model, index: stream(unit + 1), flight: FLIGHT }, Bytes::ZERO)
+            let (buffer, offset) = match layout.buffer_of(slot).expect("every slot has a buffer") {
+                SlotBuffer::Input => {
+                    (BufferKind::Residual { model, index: stream(unit), in_flight: FLIGHT }, Bytes::ZERO)
                 }
-                SlotHome::GradStream => (What::GradStream { model, flight: FLIGHT }, Bytes::ZERO),
-                SlotHome::Saved(at) => (What::Saved { model, unit: keeper, flight: FLIGHT }, at),
-                SlotHome::Rebuilt(at) => (What::Rebuilt { model, unit, flight: FLIGHT }, at),
-                SlotHome::Scratch(at) => (What::Scratch, at),
+                SlotBuffer::Output => {
+                    (BufferKind::Residual { model, index: stream(unit + 1), in_flight: FLIGHT }, Bytes::ZERO)
+                }
+                SlotBuffer::GradStream => {
+                    (BufferKind::ResidualGrad { model, in_flight: FLIGHT }, Bytes::ZERO)
+                }
+                SlotBuffer::Saved(at) => {
+                    (BufferKind::SavedActivations { model, unit: keeper, in_flight: FLIGHT }, at)
+                }
+                SlotBuffer::Rebuilt(at) => {
+                    (BufferKind::RecomputedActivations { model, unit, in_flight: FLIGHT }, at)
+                }
+                SlotBuffer::Scratch(at) => (BufferKind::Scratch, at),
             };
             // A buffer that the phase never touches has no place: its programs do not run there.
-            let place = self.find(buffer).map(|spot| spot.place());
-            places[slot.index()] = place.map(|place| place.at(offset, elems, dtype));
+            let address = self.find(buffer).map(|location| location.address());
+            addresses[slot.index()] = address.map(|address| address.at(offset, elems, dtype));
         }
-        places
+        addresses
     }
 }
 
@@ -443,16 +457,16 @@ mod tests {
     /// Sums that overflow are no way around a bound.
     #[test]
     fn huge_parts_are_refused_by_name() {
-        let place = Place { on_host: false, offset: 64, start: 10, elems: 100, dtype: DType::F32 };
-        let file = Spot::File { offset: 64, elems: 100, dtype: DType::F32 };
+        let address = Address { on_host: false, offset: 64, start: 10, elems: 100, dtype: DType::F32 };
+        let file = Location::File { offset: 64, elems: 100, dtype: DType::F32 };
         for (start, elems) in [(usize::MAX, 2), (usize::MAX - 1, 2), (2, usize::MAX), (101, 0), (100, 1)] {
             let part = format!("[{start}, +{elems}] of a ");
-            for spot in [Spot::Memory(place), file] {
-                let message = refusal(|| _ = spot.slice(start, elems));
+            for location in [Location::Memory(address), file] {
+                let message = refusal(|| _ = location.slice(start, elems));
                 assert!(message.starts_with(&part), "{message}");
             }
         }
-        assert_eq!(place.slice(100, 0).elems(), 0);
-        assert_eq!(file.slice(40, 60), Spot::File { offset: 64 + 160, elems: 60, dtype: DType::F32 });
+        assert_eq!(address.slice(100, 0).elems(), 0);
+        assert_eq!(file.slice(40, 60), Location::File { offset: 64 + 160, elems: 60, dtype: DType::F32 });
     }
 }

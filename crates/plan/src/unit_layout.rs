@@ -9,7 +9,7 @@ const ALIGN: u64 = 256;
 
 /// The buffer a slot is part of, and its offset there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SlotHome {
+pub enum SlotBuffer {
     /// The unit's input, output or the stream's gradient.
     Input,
     Output,
@@ -22,13 +22,13 @@ pub enum SlotHome {
 /// Where every slot of one program lives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramLayout {
-    homes: Vec<Option<SlotHome>>,
+    buffers: Vec<Option<SlotBuffer>>,
     pub scratch: Bytes,
 }
 
 impl ProgramLayout {
-    pub fn home(&self, slot: Slot) -> Option<SlotHome> {
-        self.homes.get(slot.index()).copied().flatten()
+    pub fn buffer_of(&self, slot: Slot) -> Option<SlotBuffer> {
+        self.buffers.get(slot.index()).copied().flatten()
     }
 }
 
@@ -36,12 +36,12 @@ impl ProgramLayout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnitLayout {
     pub forward: ProgramLayout,
-    pub rebuild: ProgramLayout,
+    pub recompute_program: ProgramLayout,
     pub backward: ProgramLayout,
     pub fused: ProgramLayout,
     pub next: ProgramLayout,
     pub saved: Bytes,
-    pub rebuilt: Bytes,
+    pub recomputed: Bytes,
 }
 
 /// Row counts and storage that turn widths into bytes.
@@ -57,10 +57,10 @@ impl UnitLayout {
         let bytes =
             |slot: Slot| programs.spec(slot).bytes(sizes.tokens, sizes.chunk, sizes.storage).align_to(ALIGN);
         let mut fixed = vec![None; Slot::COUNT];
-        fixed[Slot::X.index()] = Some(SlotHome::Input);
-        fixed[Slot::Y.index()] = Some(SlotHome::Output);
-        fixed[Slot::DX.index()] = Some(SlotHome::GradStream);
-        let mut in_a_row = |slots: &[Slot], home: fn(Bytes) -> SlotHome| {
+        fixed[Slot::X.index()] = Some(SlotBuffer::Input);
+        fixed[Slot::Y.index()] = Some(SlotBuffer::Output);
+        fixed[Slot::DX.index()] = Some(SlotBuffer::GradStream);
+        let mut in_a_row = |slots: &[Slot], home: fn(Bytes) -> SlotBuffer| {
             let mut at = Bytes::ZERO;
             for slot in slots {
                 fixed[slot.index()] = Some(home(at));
@@ -68,27 +68,27 @@ impl UnitLayout {
             }
             at
         };
-        let saved = in_a_row(&programs.kept, SlotHome::Saved);
-        let rebuilt = in_a_row(&programs.rebuilt, SlotHome::Rebuilt);
+        let saved = in_a_row(&programs.saved, SlotBuffer::Saved);
+        let recomputed = in_a_row(&programs.recomputed, SlotBuffer::Rebuilt);
         // A rebuilt slot is not there yet when forward runs: forward has it in scratch.
         let mut in_forward = fixed.clone();
-        for slot in &programs.rebuilt {
+        for slot in &programs.recomputed {
             in_forward[slot.index()] = None;
         }
         UnitLayout {
             forward: lay_out(&programs.forward, in_forward, &bytes),
-            rebuild: lay_out(&programs.rebuild, fixed.clone(), &bytes),
+            recompute_program: lay_out(&programs.recompute_program, fixed.clone(), &bytes),
             backward: lay_out(&programs.backward, fixed.clone(), &bytes),
             fused: lay_out(&programs.fused, fixed.clone(), &bytes),
             next: lay_out(&programs.next, fixed, &bytes),
             saved,
-            rebuilt,
+            recomputed,
         }
     }
 
     /// The most scratch any of the unit's programs needs.
     pub fn scratch(&self) -> Bytes {
-        [&self.forward, &self.rebuild, &self.backward, &self.fused, &self.next]
+        [&self.forward, &self.recompute_program, &self.backward, &self.fused, &self.next]
             .map(|p| p.scratch)
             .into_iter()
             .max()
@@ -100,7 +100,7 @@ impl UnitLayout {
 /// that no slot alive at the same step occupies.
 fn lay_out(
     program: &Program,
-    mut homes: Vec<Option<SlotHome>>,
+    mut buffers: Vec<Option<SlotBuffer>>,
     bytes: &impl Fn(Slot) -> Bytes,
 ) -> ProgramLayout {
     struct Placed {
@@ -110,9 +110,10 @@ fn lay_out(
         end: u64,
     }
     let mut slots: Vec<(Slot, usize, usize)> = Vec::new();
-    for slot in program.slots().into_iter().filter(|s| homes[s.index()].is_none()) {
-        let touched =
-            |step: &lockstep_shape::Step| step.reads().contains(&slot) || step.writes().contains(&slot);
+    for slot in program.slots().into_iter().filter(|s| buffers[s.index()].is_none()) {
+        let touched = |step: &lockstep_shape::ProgramStep| {
+            step.reads().contains(&slot) || step.writes().contains(&slot)
+        };
         let first = program.steps.iter().position(touched).expect("the slot is touched");
         let last = program.steps.iter().rposition(touched).expect("the slot is touched");
         slots.push((slot, first, last));
@@ -131,11 +132,11 @@ fn lay_out(
             }
             start = start.max(other.end);
         }
-        homes[slot.index()] = Some(SlotHome::Scratch(Bytes(start)));
+        buffers[slot.index()] = Some(SlotBuffer::Scratch(Bytes(start)));
         placed.push(Placed { first, last, start, end: start + size });
     }
     let scratch = Bytes(placed.iter().map(|p| p.end).max().unwrap_or(0));
-    ProgramLayout { homes, scratch }
+    ProgramLayout { buffers, scratch }
 }
 
 #[cfg(test)]
@@ -158,14 +159,14 @@ mod tests {
                 let block = &units(&shape, &Freeze::Nothing, false)[1];
                 for programs in [block_programs(&shape, block, recompute), head_programs(&shape)] {
                     let layout = UnitLayout::new(&programs, sizes);
-                    for (program, homes) in [
+                    for (program, buffers) in [
                         (&programs.forward, &layout.forward),
-                        (&programs.rebuild, &layout.rebuild),
+                        (&programs.recompute_program, &layout.recompute_program),
                         (&programs.backward, &layout.backward),
                         (&programs.fused, &layout.fused),
                         (&programs.next, &layout.next),
                     ] {
-                        assert_apart(program, homes, &programs, sizes);
+                        assert_apart(program, buffers, &programs, sizes);
                     }
                 }
             }
@@ -174,7 +175,8 @@ mod tests {
 
     fn assert_apart(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
         let alive = |slot: Slot, at: usize| {
-            let touched = |s: &lockstep_shape::Step| s.reads().contains(&slot) || s.writes().contains(&slot);
+            let touched =
+                |s: &lockstep_shape::ProgramStep| s.reads().contains(&slot) || s.writes().contains(&slot);
             program.steps[..=at].iter().any(touched) && program.steps[at..].iter().any(touched)
         };
         for at in 0..program.steps.len() {
@@ -182,8 +184,8 @@ mod tests {
                 .slots()
                 .into_iter()
                 .filter(|slot| alive(*slot, at))
-                .filter_map(|slot| match layout.home(slot).expect("every slot has a home") {
-                    SlotHome::Scratch(start) => {
+                .filter_map(|slot| match layout.buffer_of(slot).expect("every slot has a home") {
+                    SlotBuffer::Scratch(start) => {
                         let size = programs.spec(slot).bytes(sizes.tokens, sizes.chunk, sizes.storage);
                         Some((start.0, start.0 + size.0))
                     }
