@@ -165,14 +165,14 @@ mod tests {
                         (&programs.fused, &layout.fused),
                         (&programs.next, &layout.next),
                     ] {
-                        assert_apart(program, homes, &programs, sizes);
+                        assert_disjoint(program, homes, &programs, sizes);
                     }
                 }
             }
         }
     }
 
-    fn assert_apart(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
+    fn assert_disjoint(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
         let alive = |slot: Slot, at: usize| {
             let touched = |s: &lockstep_shape::Step| s.reads().contains(&slot) || s.writes().contains(&slot);
             program.steps[..=at].iter().any(touched) && program.steps[at..].iter().any(touched)

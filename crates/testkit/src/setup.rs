@@ -4,7 +4,7 @@ use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 use lockstep_plan::{
     AccumulationOrder, Bounds, DeviceNeeds, Generation, ModelId, ModelPlan, ModelSettings, OptimizerSpec,
     Placements, PlanInput, Recomputation, Role, RunPlan, Tier, build, strategy,
@@ -87,7 +87,7 @@ pub fn plan(shape: &ModelShape, setup: &Setup) -> RunPlan {
 
 /// What the plan is made from: one model, which is trained.
 pub fn input(shape: &ModelShape, setup: &Setup) -> PlanInput {
-    let kernels = Kernels::Cpu { num_threads: setup.threads };
+    let kernels = KernelBackend::Cpu { num_threads: setup.threads };
     let model = model(Role::Policy, shape, setup);
     let Bounds { tokens, max_doc, .. } = model.bounds;
     let needs = DeviceNeeds {
@@ -113,7 +113,7 @@ pub fn input(shape: &ModelShape, setup: &Setup) -> PlanInput {
 /// One model of a plan.
 pub fn model(role: Role, shape: &ModelShape, setup: &Setup) -> ModelPlan {
     let (_, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
-    let kernels = Kernels::Cpu { num_threads: setup.threads };
+    let kernels = KernelBackend::Cpu { num_threads: setup.threads };
     let settings = ModelSettings {
         placements: Placements {
             params,
@@ -137,7 +137,7 @@ pub fn model(role: Role, shape: &ModelShape, setup: &Setup) -> ModelPlan {
         generation: setup.generates.map(|(docs, tokens_per_doc)| Generation {
             docs,
             tokens_per_doc,
-            cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
+            cache_elems: lockstep_model::kv_cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
         }),
     };
     ModelPlan::new(role, shape, settings)

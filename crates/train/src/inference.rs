@@ -3,7 +3,7 @@
 use lockstep_core::{Bytes, DType};
 use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 use lockstep_plan::{
     Bounds, DeviceNeeds, Generation, ModelPlan, ModelSettings, OptimizerSpec, Placements, PlanError,
     PlanInput, Role, RunPlan, build, head_chunk,
@@ -35,7 +35,7 @@ impl Inference<'_> {
 
     fn plan(&self) -> Result<RunPlan, PlanError> {
         let Inference { shape, storage, bounds, machine, .. } = *self;
-        let kernels = Kernels::from(machine);
+        let kernels = KernelBackend::from(machine);
         let slots = self.slots.map_or(0, |(slots, _)| slots);
         let chunk = head_chunk(shape.vocab, device_memory(kernels)).max(slots.next_multiple_of(256));
         let settings = ModelSettings {
@@ -51,13 +51,13 @@ impl Inference<'_> {
             generation: self.slots.map(|(docs, tokens_per_doc)| Generation {
                 docs,
                 tokens_per_doc,
-                cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, storage, kernels),
+                cache_elems: lockstep_model::kv_cache_elems(shape, docs, tokens_per_doc, storage, kernels),
             }),
         };
         let needs = DeviceNeeds {
             workspace: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
             foreign: Bytes::ZERO,
-            host_foreign: matches!(kernels, Kernels::Cuda { .. }).then_some(Bytes::ZERO),
+            host_foreign: matches!(kernels, KernelBackend::Cuda { .. }).then_some(Bytes::ZERO),
         };
         build(PlanInput::alone(vec![ModelPlan::new(Role::Reference, shape, settings)], storage, needs))
     }
