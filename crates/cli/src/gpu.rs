@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use lockstep_comm::Nccl;
 use lockstep_config::{DeviceConfig, DeviceKind};
 use lockstep_core::Bytes;
-use lockstep_device::cuda::{self, Gpu, KernelCache, Lt, Nvrtc, Search};
+use lockstep_device::cuda::{self, CublasLt, Gpu, KernelCache, LibrarySearch, Nvrtc};
 use lockstep_device::{Device, Machine};
 use lockstep_train::CudaVersions;
 
@@ -15,9 +15,9 @@ use crate::host;
 use crate::report::{self, Failure};
 
 /// The folders to look for CUDA's libraries in.
-pub(crate) fn search() -> Search {
+pub(crate) fn search() -> LibrarySearch {
     let roots = Roots::read(&|name| std::env::var_os(name).filter(|value| !value.is_empty()));
-    Search::around(&roots.toolkits, &roots.pythons)
+    LibrarySearch::around(&roots.toolkits, &roots.pythons)
 }
 
 /// Where compiled kernels are kept. `None` where this user has no folder of their own: machine code is never
@@ -61,23 +61,23 @@ pub(crate) fn chosen_by_rank(device: DeviceConfig, local_rank: u32, ranks: u32) 
 
 /// How many GPUs the driver shows: those of CUDA_VISIBLE_DEVICES, where it is set.
 pub(crate) fn count() -> u32 {
-    cuda::installed(&search()).map_or(0, |found| found.gpus.len() as u32)
+    cuda::find_driver(&search()).map_or(0, |found| found.gpus.len() as u32)
 }
 
 /// The memory of the first GPU that the driver shows.
 pub(crate) fn memory() -> Option<Bytes> {
-    cuda::installed(&search()).ok()?.gpus.first().map(|(_, _, memory)| *memory)
+    cuda::find_driver(&search()).ok()?.gpus.first().map(|(_, _, memory)| *memory)
 }
 
 /// The first GPU and the versions of what computes on it, as far as they can be found without taking it.
 pub(crate) fn versions() -> CudaVersions {
     let search = search();
-    let installed = cuda::installed(&search).ok();
+    let installed = cuda::find_driver(&search).ok();
     CudaVersions {
         gpu: installed.as_ref().and_then(|found| found.gpus.first()).map(|(name, sm, _)| (name.clone(), *sm)),
         driver: installed.as_ref().map(|found| found.driver_version),
         nvrtc: Nvrtc::open(&search).ok().map(|nvrtc| nvrtc.version),
-        cublas_lt: Lt::installed(&search).ok().map(|(version, _)| version),
+        cublas_lt: CublasLt::find_library(&search).ok().map(|(version, _)| version),
         nccl: Nccl::open(&search).ok().map(Nccl::version_text),
     }
 }

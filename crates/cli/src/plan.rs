@@ -1,7 +1,7 @@
 //! `lockstep plan`
 
 use lockstep_config::{DeviceKind, RunConfig};
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 use lockstep_plan::RunPlan;
 use lockstep_train::Numbers;
 
@@ -44,9 +44,9 @@ fn plan_of(config: &RunConfig) -> Result<RunPlan, Failure> {
     let shape = lockstep_train::model_shape(config, &tokenizer).map_err(boxed)?;
     // Planning for a GPU needs none.
     let kernels = match config.device.kind {
-        DeviceKind::Cuda => Kernels::Cuda { memory: gpu::memory() },
-        DeviceKind::Auto if gpu::is_there() => Kernels::Cuda { memory: gpu::memory() },
-        _ => Kernels::Cpu { num_threads: lockstep_train::num_threads(config) },
+        DeviceKind::Cuda => KernelBackend::Cuda { memory: gpu::memory() },
+        DeviceKind::Auto if gpu::is_there() => KernelBackend::Cuda { memory: gpu::memory() },
+        _ => KernelBackend::Cpu { num_threads: lockstep_train::num_threads(config) },
     };
     lockstep_train::plan_for(config, &shape, &tokenizer, None, kernels).map_err(boxed)
 }

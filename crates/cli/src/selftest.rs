@@ -46,7 +46,8 @@ pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
     let queue = device.queue(2).map_err(|e| -> Failure { Box::new(e) })?;
     report::say(&format!("{}, seed {seed}", named(&queue)));
     if let Device::Cuda(gpu) = device {
-        gpu.compile_ahead(&lockstep_ops::sources(gpu.sm)).map_err(|e| -> Failure { Box::new(e) })?;
+        gpu.compile_ahead(&lockstep_ops::all_kernel_sources(gpu.sm))
+            .map_err(|e| -> Failure { Box::new(e) })?;
     }
     let (mut all, mut failed) = (0, 0);
     let mut each = |check: Check| {

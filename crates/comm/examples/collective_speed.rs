@@ -119,7 +119,7 @@ fn run_world(by: &str, options: &Options, words: &[String]) {
 fn run_rank(by: &str, rank: u32, options: &Options) -> Result<(), CommError> {
     let largest = options.sizes.iter().copied().max().unwrap_or(4).next_multiple_of(4096);
     let scratch_bytes = fold_scratch_elems(options.ranks) * 4;
-    let memory = Memory::take_shared(Bytes((largest + scratch_bytes) as u64), &Pool::new(1));
+    let memory = Memory::allocate_shared(Bytes((largest + scratch_bytes) as u64), &Pool::new(1));
     let memory = Arc::new(memory.expect("memory for the largest size"));
     let spec = ConnectSpec {
         rank: Rank(rank),

@@ -38,7 +38,7 @@ pub struct Comm {
 impl Comm {
     pub fn new(carrier: Box<dyn Carrier>) -> Comm {
         let bounce = carrier.bounce().unwrap_or_else(|| {
-            let memory = Memory::take(Bytes(BOUNCE_BYTES as u64), &Pool::new(1));
+            let memory = Memory::allocate(Bytes(BOUNCE_BYTES as u64), &Pool::new(1));
             Arc::new(memory.expect("the system has 128 KiB for a rank's small messages"))
         });
         assert!(bounce.bytes().0 >= BOUNCE_BYTES as u64, "a carrier's bounce memory is large enough");

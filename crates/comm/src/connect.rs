@@ -44,7 +44,7 @@ pub struct ConnectSpec<'a> {
     pub world: u32,
     /// Ranks with the same one try shared memory. `None`: [`host_identity`].
     pub host: Option<String>,
-    /// The memory that views offered to peers lie in, taken with [`Memory::take_shared`].
+    /// The memory that views offered to peers lie in, taken with [`Memory::allocate_shared`].
     pub regions: Vec<Arc<Memory>>,
     /// Where to listen, if TCP is used at all. Port 0 is any.
     pub bind: SocketAddr,

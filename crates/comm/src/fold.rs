@@ -73,7 +73,7 @@ fn add(isa: Isa, to: View<'_>, left: View<'_>, right: View<'_>) {
     // Addition of two numbers gives the same bits either way round.
     let (left, right) = if same(&to, &right) { (right, left) } else { (left, right) };
     assert_eq!((to.len(), to.len()), (left.len(), right.len()), "a sum of views that differ");
-    to.assert_apart(&right);
+    to.assert_disjoint(&right);
     if same(&to, &left) {
         // SAFETY: `to` and `right` are f32, apart (just checked), and this rank's own to use.
         let (to, right) = unsafe { (to.as_mut::<f32>(), right.as_slice::<f32>()) };
@@ -86,7 +86,7 @@ fn add(isa: Isa, to: View<'_>, left: View<'_>, right: View<'_>) {
             },
         );
     }
-    to.assert_apart(&left);
+    to.assert_disjoint(&left);
     // SAFETY: as above; `to` shares no byte with either, and `left` and `right` are only read.
     let (to, left, right) = unsafe { (to.as_mut::<f32>(), left.as_slice::<f32>(), right.as_slice::<f32>()) };
     isa.run(

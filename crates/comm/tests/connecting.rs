@@ -23,7 +23,7 @@ fn connect_all(
             .map(|r| {
                 let (rendezvous, session, change) = (&rendezvous, &session, &change);
                 scope.spawn(move || {
-                    let memory = Memory::take_shared(Bytes(1 << 16), &Pool::new(1)).unwrap();
+                    let memory = Memory::allocate_shared(Bytes(1 << 16), &Pool::new(1)).unwrap();
                     let mut spec = ConnectSpec {
                         rank: Rank(r),
                         world,
@@ -67,7 +67,7 @@ fn notes(comms: Vec<Result<Comm, CommError>>) -> Vec<String> {
 }
 
 fn private_memory() -> Vec<Arc<Memory>> {
-    vec![Arc::new(Memory::take(Bytes(1 << 16), &Pool::new(1)).unwrap())]
+    vec![Arc::new(Memory::allocate(Bytes(1 << 16), &Pool::new(1)).unwrap())]
 }
 
 #[test]

@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 
 use lockstep_comm::{Abort, Call, Comm, CommError, Gathered, Group, Nccl, NcclSpec, NcclWorld};
 use lockstep_core::{Axis, Bytes, DType, Mesh, Rank};
-use lockstep_device::cuda::{self, CudaQueue, Gpu, GpuError, Search};
+use lockstep_device::cuda::{self, CudaQueue, Gpu, GpuError, LibrarySearch};
 use lockstep_device::{Memory, Pool, View};
 use support::children::{Folder, Role, role, start_with, wait_for_file};
 use support::{By, bits, connect_by, read, values};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-fn search() -> Search {
+fn search() -> LibrarySearch {
     let roots = |names: &[&str]| -> Vec<PathBuf> {
         names.iter().filter_map(std::env::var_os).map(PathBuf::from).collect()
     };
-    Search::around(&roots(&["CUDA_HOME", "CUDA_PATH"]), &roots(&["VIRTUAL_ENV", "CONDA_PREFIX"]))
+    LibrarySearch::around(&roots(&["CUDA_HOME", "CUDA_PATH"]), &roots(&["VIRTUAL_ENV", "CONDA_PREFIX"]))
 }
 
 /// What is missing here for these tests.
 fn missing() -> Option<GpuError> {
     let search = search();
-    cuda::installed(&search).and_then(|_| Nccl::open(&search)).err()
+    cuda::find_driver(&search).and_then(|_| Nccl::open(&search)).err()
 }
 
 /// Starts `world` ranks, waits for those of `awaited`, and wants them to end well.
@@ -68,7 +68,7 @@ impl Member {
         let (rank, world) = (Rank(role.rank), role.world);
         let search = search();
         let gpu = Gpu::open(0, &search, None).unwrap();
-        let shared = Arc::new(Memory::take_shared(Bytes(1 << 20), &Pool::new(1)).unwrap());
+        let shared = Arc::new(Memory::allocate_shared(Bytes(1 << 20), &Pool::new(1)).unwrap());
         let mut meeting = Folder::new(&role.folder, rank.0, world);
         let abort = Abort::default();
         let exchange = &mut |mine: &[u8]| Ok(meeting.gather(mine));
@@ -77,7 +77,7 @@ impl Member {
         let spec = NcclSpec { nccl, gpu, deadline, abort: abort.clone() };
         let groups = [Axis::World, Axis::Shard, Axis::Replicate].map(|axis| Group::along(&mesh, axis, rank));
         let nccl = NcclWorld::connect(&spec, &groups, &mut comm, Call::HOST).unwrap();
-        let memory = Memory::take_on(gpu, Bytes(64 << 20)).unwrap();
+        let memory = Memory::allocate_on(gpu, Bytes(64 << 20)).unwrap();
         Member { role, mesh, comm, nccl, queue: CudaQueue::new(gpu, 1).unwrap(), memory, abort, taken: 0 }
     }
 

@@ -237,7 +237,7 @@ fn run_seed(seed: u64, memories: &[Memory]) -> (Vec<Result<bool, CommError>>, Du
 
 fn memories() -> Vec<Memory> {
     let bytes = MAX_ELEMS.next_multiple_of(64) * 4 + fold_scratch_elems(MAX_WORLD as u32) * 4;
-    (0..MAX_WORLD).map(|_| Memory::take(Bytes(bytes as u64), &Pool::new(1)).unwrap()).collect()
+    (0..MAX_WORLD).map(|_| Memory::allocate(Bytes(bytes as u64), &Pool::new(1)).unwrap()).collect()
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn carrier(name: &str) -> By {
 }
 
 fn member(name: &str, rank: u32, world: u32, folder: &std::path::Path) -> (Comm, Arc<Memory>) {
-    let memory = Arc::new(Memory::take_shared(Bytes(8 << 20), &Pool::new(1)).unwrap());
+    let memory = Arc::new(Memory::allocate_shared(Bytes(8 << 20), &Pool::new(1)).unwrap());
     let mut meeting = Folder::new(folder, rank, world);
     let exchange = &mut |mine: &[u8]| Ok(meeting.gather(mine));
     let comm =

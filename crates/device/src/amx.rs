@@ -1,39 +1,40 @@
-//! Intel's matrix tiles (AMX), found at run time.
+//! Intel AMX (matrix tiles), detected at run time.
 //!
-//! A tile is a register of sixteen rows of 64 bytes; one instruction multiplies two tiles of bf16 and adds to a third
-//! of f32, at many times the rate of vectors. The system saves tiles for a thread only after the process asked for it,
-//! and instructions fail until a thread has said what shape its tiles have. So there are two proofs: [`Amx`], that the
-//! process may use tiles, and [`Tiles`], that this thread has them set up now.
+//! A tile is a register of sixteen rows of 64 bytes. One instruction multiplies two bf16 tiles and adds the result to
+//! an f32 tile, at many times the rate of vector instructions. The operating system saves a thread's tiles only after
+//! the process has asked for it, and tile instructions fault until the thread has configured the shapes of its tiles.
+//! Two types prove that this was done: [`Amx`] (the process may use tiles) and [`Tiles`] (this thread has configured
+//! them).
 //!
-//! Products on tiles sum in an order of their own: their results are a class apart from those of [`Isa`](crate::Isa)s.
+//! Tiles sum in an order of their own, so their results differ in bits from those of every [`Isa`](crate::Isa).
 
 use std::marker::PhantomData;
 
-/// Tiles that multiply bf16, which this machine has and this process may use. The only way to get one is to have it
-/// detected. Such machines have AVX-512 (F, BW, DQ, VL) as well: that is part of the proof.
+/// Proof that this machine has bf16 tiles and that this process may use them. Only detection creates one. Such
+/// machines also have AVX-512 (F, BW, DQ, VL), and detection checks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amx(());
 
 impl Amx {
-    /// The tiles of this machine, if it has them. Asks the system once for each process.
+    /// Detects the tiles of this machine. Asks the system once per process.
     pub fn detect() -> Option<Amx> {
         static FOUND: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
         FOUND.get_or_init(system::has_tiles).then_some(Amx(()))
     }
 
-    /// Sets up this thread's tiles, all eight of [`Tiles::ROWS`] rows of [`Tiles::ROW_BYTES`], until what is returned
-    /// is dropped. Tiles that are set up make switches between threads dearer, so it is for the length of some work.
+    /// Configures all eight tiles of this thread as [`Tiles::ROWS`] rows of [`Tiles::ROW_BYTES`], until the returned
+    /// guard is dropped. Configured tiles make context switches slower, so hold the guard only while they are in use.
     pub fn tiles(self) -> Tiles {
         // SAFETY: an `Amx` only exists where the instructions may run.
         unsafe { system::set_up() };
-        Tiles { of_this_thread: PhantomData }
+        Tiles { not_send: PhantomData }
     }
 }
 
-/// This thread's tiles, set up. Sets are not nested: the inner one's end would be the end of the outer.
+/// This thread's configured tiles. Guards must not be nested: dropping the inner one releases the tiles of both.
 #[derive(Debug)]
 pub struct Tiles {
-    of_this_thread: PhantomData<*const ()>,
+    not_send: PhantomData<*const ()>,
 }
 
 impl Tiles {
@@ -54,40 +55,40 @@ mod system {
     use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 
     use super::Tiles;
-    use crate::{Isa, Set};
+    use crate::{InstructionSet, Isa};
 
-    /// Bits of CPUID's leaf 7, EDX: products of bf16, tiles.
+    /// Bits of CPUID leaf 7, EDX: AMX-BF16 and AMX-TILE.
     const INSTRUCTIONS: u32 = 1 << 22 | 1 << 24;
-    /// Bits of XCR0: the system saves the shape of tiles, and what is in them.
+    /// Bits of XCR0: the system saves the tile configuration and the tile data.
     const SAVED: u64 = 1 << 17 | 1 << 18;
 
     pub(super) fn has_tiles() -> bool {
-        // With AVX-512 there is XGETBV, for it was asked to find that.
-        Isa::detect().set() == Set::Avx512 && instructions() && may_use()
+        // AVX-512 detection requires XGETBV, so the instruction is available here.
+        Isa::detect().set() == InstructionSet::Avx512 && instructions() && may_use()
     }
 
-    // Newer compilers know that CPUID is safe.
+    // Newer compilers declare CPUID as safe.
     #[allow(unused_unsafe)]
     fn instructions() -> bool {
-        // SAFETY: every x86-64 has CPUID.
+        // SAFETY: every x86-64 CPU has CPUID.
         let (leaves, features) = unsafe { (__cpuid(0).eax, __cpuid_count(7, 0).edx) };
-        // SAFETY: `has_tiles` asks machines with AVX-512.
+        // SAFETY: `has_tiles` calls this only on machines with AVX-512.
         leaves >= 7 && features & INSTRUCTIONS == INSTRUCTIONS && unsafe { saved() } & SAVED == SAVED
     }
 
     #[target_feature(enable = "xsave")]
     fn saved() -> u64 {
-        // SAFETY: register 0 is there wherever the instruction is.
+        // SAFETY: register 0 exists wherever the instruction does.
         unsafe { _xgetbv(0) }
     }
 
-    /// Asks that the system make room for this process's tiles.
+    /// Asks the system for permission to use tile data in this process.
     fn may_use() -> bool {
         const ARCH_PRCTL: i64 = 158;
         const REQUEST_PERMISSION: i64 = 0x1023;
         const TILE_DATA: i64 = 18;
         let result: i64;
-        // SAFETY: a system call that reads and writes no memory of ours.
+        // SAFETY: a system call that neither reads nor writes our memory.
         unsafe {
             asm!(
                 "syscall",
@@ -102,7 +103,7 @@ mod system {
         result == 0
     }
 
-    /// What LDTILECFG reads.
+    /// The operand of LDTILECFG.
     #[repr(C, align(64))]
     struct Shape {
         palette: u8,
@@ -126,19 +127,19 @@ mod system {
     /// The process may use tiles.
     pub(super) unsafe fn set_up() {
         let shape = &EIGHT;
-        // SAFETY: reads the 64 bytes of the shape; the rest is the caller's promise.
+        // SAFETY: reads the 64 bytes of the shape; the caller guarantees the rest.
         unsafe { asm!("ldtilecfg [{}]", in(reg) shape, options(nostack, readonly)) }
     }
 
     /// # Safety
     /// The process may use tiles.
     pub(super) unsafe fn release() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 }
 
-/// Elsewhere there are none, and so nothing to set up.
+/// Other platforms have no tiles.
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 mod system {
     pub(super) fn has_tiles() -> bool {

@@ -1,4 +1,4 @@
-//! The C library, whose mathematical functions (`log`, `cos`) decide last bits.
+//! The C library: its mathematical functions (`log`, `cos`) determine the last bits of some results.
 
 /// Name and version, such as `glibc 2.36`, and whether its functions use fused multiply-add on this CPU.
 pub fn c_library() -> String {
@@ -11,7 +11,7 @@ fn name() -> String {
     unsafe extern "C" {
         fn gnu_get_libc_version() -> *const c_char;
     }
-    // SAFETY: takes nothing and returns a C string that stays for the life of the process.
+    // SAFETY: takes no arguments and returns a C string that lives as long as the process.
     let version = unsafe { CStr::from_ptr(gnu_get_libc_version()) };
     format!("glibc {}", version.to_string_lossy())
 }
@@ -24,7 +24,7 @@ fn name() -> String {
 
 #[cfg(target_arch = "x86_64")]
 fn has_fma() -> bool {
-    // What glibc asks for before it takes its FMA versions.
+    // The features that glibc requires for its FMA variants.
     std::arch::is_x86_feature_detected!("fma") && std::arch::is_x86_feature_detected!("avx2")
 }
 

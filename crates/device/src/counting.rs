@@ -1,10 +1,10 @@
-//! An allocator that counts, for tests that hold a step to allocating nothing.
+//! A counting allocator, for tests that require a step to allocate nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The system's allocator with a count of calls by all threads. Installed by a test executable as its
-/// `#[global_allocator]`; never by the library itself.
+/// The system allocator with a count of calls from all threads. Test executables install it as their
+/// `#[global_allocator]`; the library itself never does.
 #[derive(Debug, Default)]
 pub struct CountingAllocator {
     calls: AtomicU64,
@@ -21,11 +21,11 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: every call goes to the system allocator unchanged; counting touches no memory it manages.
+// SAFETY: every call is forwarded to the system allocator unchanged; counting touches no memory it manages.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 

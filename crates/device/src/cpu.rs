@@ -1,73 +1,75 @@
 //! Instruction sets, chosen at run time.
 //!
-//! A kernel is ordinary Rust marked `#[inline(always)]`; [`Isa::run`] calls it from inside a function
-//! compiled for the instruction set, so that its loops become that set's vectors. All sets execute the
-//! same sequence of multiply-adds per element, so results do not depend on the set. Products of bf16
-//! matrices are the one exception, on machines that have tiles for them ([`Amx`](crate::Amx)): tiles add
-//! in another order, fixed as well.
+//! A kernel is ordinary Rust marked `#[inline(always)]`. [`Isa::run`] calls it from inside a function that is compiled
+//! for the instruction set, so the compiler vectorizes its loops for that set. All sets execute the same sequence of
+//! multiply-adds per element, so results do not depend on the set. The one exception is matmul of bf16 matrices on
+//! machines with AMX ([`Amx`](crate::Amx)): tiles add in a different, but also fixed, order.
 
 use std::fmt;
 
 /// A set of vector instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Set {
+pub enum InstructionSet {
     /// x86-64 with AVX-512 F, BW, DQ, VL.
     Avx512,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// What the compile target guarantees: NEON on aarch64, SSE2 on x86-64.
+    /// The set that the compile target guarantees: NEON on aarch64, SSE2 on x86-64.
     Baseline,
 }
 
-/// A set that this machine has. The only way to get one is to have it detected, so holding an `Isa`
-/// is the proof that its instructions may run.
+/// An instruction set that this machine has. Only detection creates one, so an `Isa` proves that its instructions may
+/// run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Isa(Set);
+pub struct Isa(InstructionSet);
 
 impl Isa {
     /// The best set this machine has.
     pub fn detect() -> Isa {
-        Isa::all().next().unwrap_or(Isa(Set::Baseline))
+        Isa::all().next().unwrap_or(Isa(InstructionSet::Baseline))
     }
 
     /// Every set this machine has, best first.
     pub fn all() -> impl Iterator<Item = Isa> {
-        [Set::Avx512, Set::Avx2, Set::Baseline].into_iter().filter(|set| available(*set)).map(Isa)
+        [InstructionSet::Avx512, InstructionSet::Avx2, InstructionSet::Baseline]
+            .into_iter()
+            .filter(|set| available(*set))
+            .map(Isa)
     }
 
-    pub fn set(self) -> Set {
+    pub fn set(self) -> InstructionSet {
         self.0
     }
 
-    /// Runs `kernel` compiled for this set. Mark the closure and whatever it calls `#[inline(always)]`:
-    /// a body that is not inlined is compiled for the baseline, where a fused multiply-add is a call.
+    /// Runs `kernel` compiled for this set. Mark the closure and everything it calls `#[inline(always)]`: a body that
+    /// is not inlined is compiled for the baseline, where a fused multiply-add is a function call.
     #[inline(always)]
     pub fn run<R>(self, kernel: impl FnOnce() -> R) -> R {
         match self.0 {
             // SAFETY: an `Isa` only exists for a set that was detected.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => unsafe { run_avx512(kernel) },
+            InstructionSet::Avx512 => unsafe { run_avx512(kernel) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => unsafe { run_avx2(kernel) },
+            InstructionSet::Avx2 => unsafe { run_avx2(kernel) },
             _ => kernel(),
         }
     }
 }
 
-fn available(set: Set) -> bool {
+fn available(set: InstructionSet) -> bool {
     match set {
-        Set::Baseline => true,
+        InstructionSet::Baseline => true,
         #[cfg(target_arch = "x86_64")]
-        Set::Avx512 => {
+        InstructionSet::Avx512 => {
             is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")
                 && is_x86_feature_detected!("avx512vl")
-                && available(Set::Avx2)
+                && available(InstructionSet::Avx2)
         }
         #[cfg(target_arch = "x86_64")]
-        Set::Avx2 => {
+        InstructionSet::Avx2 => {
             is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c")
@@ -92,16 +94,16 @@ fn run_avx2<R>(kernel: impl FnOnce() -> R) -> R {
 impl fmt::Display for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
-            Set::Avx512 => "AVX-512",
-            Set::Avx2 => "AVX2",
-            Set::Baseline if cfg!(target_arch = "aarch64") => "NEON",
-            Set::Baseline => "baseline",
+            InstructionSet::Avx512 => "AVX-512",
+            InstructionSet::Avx2 => "AVX2",
+            InstructionSet::Baseline if cfg!(target_arch = "aarch64") => "NEON",
+            InstructionSet::Baseline => "baseline",
         })
     }
 }
 
-/// The multiply-add rate of one thread now, in GFLOP/s: the ceiling benchmarks are a share of.
-/// Takes about `millis` milliseconds and returns the best of several bursts.
+/// The current multiply-add rate of one thread in GFLOP/s, the peak that benchmarks are compared with. Takes about
+/// `millis` milliseconds and returns the best of several bursts.
 pub fn fma_peak_gflops(isa: Isa, millis: u64) -> f64 {
     const ROUNDS: usize = 100_000;
     let deadline = std::time::Instant::now() + std::time::Duration::from_millis(millis);
@@ -112,10 +114,10 @@ pub fn fma_peak_gflops(isa: Isa, millis: u64) -> f64 {
         let lanes = match isa.0 {
             // SAFETY: an `Isa` only exists for a set that was detected.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => unsafe { burst_avx512(ROUNDS, factor, addend) },
+            InstructionSet::Avx512 => unsafe { burst_avx512(ROUNDS, factor, addend) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => unsafe { burst_avx2(ROUNDS, factor, addend) },
+            InstructionSet::Avx2 => unsafe { burst_avx2(ROUNDS, factor, addend) },
             _ => burst_portable(ROUNDS, factor, addend),
         };
         let seconds = start.elapsed().as_secs_f64();
@@ -124,10 +126,10 @@ pub fn fma_peak_gflops(isa: Isa, millis: u64) -> f64 {
     best
 }
 
-/// Independent chains of multiply-adds: enough to fill two units of latency four.
+/// Independent chains of multiply-adds: enough to fill two units with a latency of four cycles.
 const CHAINS: usize = 12;
 
-/// Returns the lanes of a vector.
+/// Returns the number of lanes of a vector.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn burst_avx512(rounds: usize, factor: f32, addend: f32) -> usize {

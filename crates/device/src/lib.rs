@@ -1,11 +1,11 @@
 //! Where bytes live and where work runs.
 //!
-//! A [`Memory`] is taken once, before step one, and cut into [`View`]s by the plan's offsets. A
-//! [`Queue`] is an in-order lane of work: on the CPU it is a thread pool and an instruction set, and an
-//! operation is finished when its call returns. A GPU's stream is another variant of the same type ([`cuda`]),
-//! so operations and models are written once.
+//! A [`Memory`] is allocated once, before the first step, and divided into [`View`]s at the plan's offsets. A
+//! [`Queue`] runs operations in order. On the CPU it is a thread pool with an instruction set, and an operation is
+//! finished when its call returns. On a GPU it is a stream ([`cuda`]). Both are variants of one type, so operations
+//! and models are written once.
 //!
-//! `unsafe` lives here, in `ops` and in `comm`, and nowhere else.
+//! Only this crate, `ops` and `comm` contain `unsafe` code.
 
 pub mod cuda;
 
@@ -14,19 +14,19 @@ mod c_library;
 mod counting;
 mod cpu;
 mod memory;
+mod nontemporal;
+mod offload_file;
 mod pool;
 mod queue;
 mod real;
-mod spill;
-mod stream;
 
 pub use amx::{Amx, Tiles};
 pub use c_library::c_library;
 pub use counting::CountingAllocator;
-pub use cpu::{Isa, Set, fma_peak_gflops};
+pub use cpu::{InstructionSet, Isa, fma_peak_gflops};
 pub use memory::{Memory, MemoryError, View};
+pub use nontemporal::copy_nontemporal;
+pub use offload_file::{OffloadFile, OffloadFileError};
 pub use pool::Pool;
 pub use queue::{CpuQueue, Device, Machine, Queue};
 pub use real::Real;
-pub use spill::{Spill, SpillError};
-pub use stream::copy_past_caches;

@@ -1,9 +1,9 @@
 //! A fork-join thread pool for one rank.
 //!
-//! Operations are cut into items that write disjoint outputs; threads take items from a shared counter,
-//! so a core that is disturbed does fewer. No result depends on who took which item. A call allocates
-//! nothing. Between calls workers spin briefly, because the next operation of a step follows within
-//! microseconds, and then sleep. A panic in an item reaches the caller, and the pool goes on working.
+//! An operation is divided into items that write disjoint outputs. Threads take items from a shared counter, so a core
+//! that is interrupted takes fewer of them. No result depends on which thread ran which item. A call allocates nothing.
+//! Between calls workers spin briefly, because the next operation of a step usually follows within microseconds, and
+//! then sleep. A panic in an item is propagated to the caller, and the pool stays usable.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{JoinHandle, Thread};
 
-/// Items of one call: `f(item, worker)`.
+/// The closure of one call: `f(item, worker)`.
 type Job = *const (dyn Fn(usize, usize) + Sync);
 
-/// About 50 microseconds of pauses before a worker sleeps.
+/// A worker spins this many times, about 50 microseconds, before it sleeps.
 const SPINS: u32 = 1000;
 
-/// A fixed set of threads, the caller included.
+/// A fixed set of threads, including the caller's.
 pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
@@ -26,7 +26,7 @@ pub struct Pool {
 }
 
 struct Shared {
-    /// Written by the caller before `epoch` moves, read by workers after they see it move.
+    /// Written by the caller before `epoch` changes, read by workers after they see the change.
     job: UnsafeCell<Option<Job>>,
     items: AtomicUsize,
     next: AtomicUsize,
@@ -39,16 +39,16 @@ struct Shared {
     panicked: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-// SAFETY: `job` is written only while no worker is busy and read only after the epoch that published
-// it; everything else is atomic.
+// SAFETY: `job` is written only while no worker is busy, and read only after the epoch that published it; everything
+// else is atomic.
 unsafe impl Sync for Shared {}
-// SAFETY: the raw job pointer is used only during the call that lent it (see `Pool::run`).
+// SAFETY: the raw job pointer is used only during the call that provided it (see `Pool::run`).
 unsafe impl Send for Shared {}
 
 impl Pool {
-    /// A pool of `num_threads`, of which the calling thread is one.
+    /// A pool of `num_threads` threads, one of which is the calling thread.
     pub fn new(num_threads: usize) -> Pool {
-        assert!(num_threads >= 1, "a pool has at least its caller");
+        assert!(num_threads >= 1, "a pool needs at least one thread, the caller's");
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
             items: AtomicUsize::new(0),
@@ -65,7 +65,7 @@ impl Pool {
                 std::thread::Builder::new()
                     .name(format!("compute-{worker}"))
                     .spawn(move || shared.work(worker))
-                    .expect("the system can start a thread")
+                    .expect("failed to start a thread of the pool")
             })
             .collect();
         let sleepers = workers.iter().map(|w| w.thread().clone()).collect();
@@ -76,9 +76,9 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `f(item, worker)` once for every item in `0..items`, and returns when all are done. `worker`
-    /// is below [`Pool::num_threads`] and is never the same for two items at once, so it can index
-    /// scratch memory. Calls do not nest.
+    /// Runs `f(item, worker)` once for every item in `0..items` and returns when all are done. `worker` is below
+    /// [`Pool::num_threads`] and is never the same for two items that run at the same time, so it can index scratch
+    /// memory. Calls must not be nested.
     pub fn run(&self, items: usize, f: &(dyn Fn(usize, usize) + Sync)) {
         let shared = &*self.shared;
         if items <= 1 || self.workers.is_empty() {
@@ -87,8 +87,8 @@ impl Pool {
         }
         let was_idle = shared.busy.swap(self.workers.len(), Ordering::Acquire);
         assert_eq!(was_idle, 0, "a pool runs one call at a time");
-        // SAFETY: the lifetime is erased, but no worker touches the job after `busy` returns to zero,
-        // which this call waits for before it returns, also when `f` panics (see `WaitForWorkers`).
+        // SAFETY: the lifetime is erased, but no worker touches the job after `busy` returns to zero, and this call
+        // waits for that before it returns, even if `f` panics (see `WaitForWorkers`).
         let job = unsafe {
             std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync + '_), Job>(std::ptr::from_ref(f))
         };
@@ -111,7 +111,7 @@ impl Pool {
     }
 }
 
-/// Waits until every worker has left the call, on the way out of it by return or by panic.
+/// Waits in its drop until every worker has left the call, whether the call returns or panics.
 struct WaitForWorkers<'a> {
     shared: &'a Shared,
     /// The caller's own item panicked.
@@ -126,18 +126,18 @@ impl Drop for WaitForWorkers<'_> {
         let mut spins = 0u32;
         while self.shared.busy.load(Ordering::Acquire) != 0 {
             spins += 1;
-            // More threads than cores: let the others run.
+            // There may be more threads than cores: let the others run.
             if spins.is_multiple_of(4096) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         if self.panicked {
-            // The caller's own panic is the one that is reported.
+            // Report the caller's own panic rather than a worker's.
             self.shared.panicked().take();
         }
     }
 }
 
 impl Shared {
-    /// After a panic nobody needs the rest of the items.
+    /// Skips the remaining items after a panic.
     fn skip_items(&self) {
         self.next.store(usize::MAX / 2, Ordering::Relaxed);
     }
@@ -164,9 +164,9 @@ impl Shared {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            // SAFETY: the epoch was published after the job was written, and the caller keeps the job
-            // alive until `busy` returns to zero, which needs this worker.
-            let job = unsafe { &*(*self.job.get()).expect("an epoch has a job") };
+            // SAFETY: the epoch was published after the job was written, and the caller keeps the job alive until
+            // `busy` returns to zero, which waits for this worker.
+            let job = unsafe { &*(*self.job.get()).expect("an epoch is published with a job") };
             if let Err(payload) = catch_unwind(AssertUnwindSafe(|| self.take_items(job, worker))) {
                 self.skip_items();
                 self.panicked().get_or_insert(payload);
@@ -175,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Waits for an epoch other than `seen`: spins a while, then sleeps.
+    /// Waits for an epoch other than `seen`: spins first, then sleeps.
     fn next_epoch(&self, seen: u32) -> u32 {
         for _ in 0..SPINS {
             let epoch = self.epoch.load(Ordering::Acquire);
@@ -186,7 +186,7 @@ impl Shared {
         }
         self.asleep.fetch_add(1, Ordering::SeqCst);
         let epoch = loop {
-            // Checked after `asleep` is raised, so a caller either sees the sleeper or is seen here.
+            // Check the epoch after raising `asleep`: either the caller sees the sleeper, or this sees the new epoch.
             let epoch = self.epoch.load(Ordering::SeqCst);
             if epoch != seen {
                 break epoch;
@@ -204,7 +204,7 @@ impl Drop for Pool {
         self.shared.epoch.fetch_add(1, Ordering::SeqCst);
         self.sleepers.iter().for_each(Thread::unpark);
         for worker in self.workers.drain(..) {
-            // A worker that panicked has already been reported.
+            // A worker's panic has already been reported.
             let _ = worker.join();
         }
     }
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_survives_panics_of_its_items() {
+    fn the_pool_stays_usable_after_an_item_panics() {
         for threads in [1, 2, 5] {
             let pool = Pool::new(threads);
             for round in 0..50 {
@@ -263,13 +263,13 @@ mod tests {
                 pool.run(64, &|item, _| {
                     sum.fetch_add(item, Ordering::Relaxed);
                 });
-                assert_eq!(sum.into_inner(), 64 * 63 / 2, "the pool works after a panic");
+                assert_eq!(sum.into_inner(), 64 * 63 / 2, "the pool must work after a panic");
             }
         }
     }
 
     #[test]
-    fn every_item_may_panic() {
+    fn all_items_may_panic() {
         let pool = Pool::new(4);
         for _ in 0..20 {
             let all = catch_unwind(AssertUnwindSafe(|| pool.run(100, &|_, _| panic!("on purpose"))));

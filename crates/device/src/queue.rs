@@ -1,18 +1,18 @@
-//! In-order lanes of work.
+//! Queues: where operations are issued, in order.
 
 use lockstep_core::Bytes;
 
 use crate::cuda::{CudaQueue, Gpu, GpuError};
 use crate::{Amx, Isa, Memory, MemoryError, Pool};
 
-/// What a rank computes on.
+/// The device that a rank computes on.
 #[derive(Clone, Copy, Debug)]
 pub enum Device {
     Cpu,
     Cuda(&'static Gpu),
 }
 
-/// A device, and the threads that the host has for a rank.
+/// A device and the number of host threads of a rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Machine {
     pub device: Device,
@@ -24,14 +24,14 @@ impl Machine {
         Machine { device: Device::Cpu, num_threads }
     }
 
-    /// The lane that computes.
+    /// Creates the queue that runs compute operations.
     pub fn queue(&self) -> Result<Queue, GpuError> {
         self.device.queue(self.num_threads)
     }
 }
 
 impl Device {
-    /// A lane on this device, with `num_threads` of the host.
+    /// Creates a queue on this device, with `num_threads` host threads.
     pub fn queue(&self, num_threads: usize) -> Result<Queue, GpuError> {
         match self {
             Device::Cpu => Ok(Queue::cpu(num_threads)),
@@ -39,44 +39,44 @@ impl Device {
         }
     }
 
-    /// Takes memory of this device.
-    pub fn take(&self, bytes: Bytes, pool: &Pool) -> Result<Memory, MemoryError> {
+    /// Allocates memory on this device.
+    pub fn allocate(&self, bytes: Bytes, pool: &Pool) -> Result<Memory, MemoryError> {
         match self {
-            Device::Cpu => Memory::take(bytes, pool),
-            Device::Cuda(gpu) => Memory::take_on(gpu, bytes),
+            Device::Cpu => Memory::allocate(bytes, pool),
+            Device::Cuda(gpu) => Memory::allocate_on(gpu, bytes),
         }
     }
 }
 
-/// A lane that operations are issued to, in order. On the CPU an operation is done when its call
-/// returns; on a GPU when its stream has come to it.
+/// An in-order queue of operations. On the CPU an operation is done when its call returns; on a GPU, when its stream
+/// has run it.
 #[derive(Debug)]
 pub enum Queue {
     Cpu(CpuQueue),
     Cuda(CudaQueue),
 }
 
-/// A thread pool and the instructions its kernels use.
+/// A thread pool and the instruction set of its kernels.
 #[derive(Debug)]
 pub struct CpuQueue {
     pub pool: Pool,
     pub isa: Isa,
-    /// Where there are tiles, products of bf16 are computed on them.
+    /// Where there is AMX, matmul of bf16 matrices uses it.
     pub amx: Option<Amx>,
 }
 
 impl Queue {
-    /// A CPU lane of `num_threads`, with the best instructions this machine has.
+    /// A CPU queue of `num_threads` threads, with the best instruction set of this machine.
     pub fn cpu(num_threads: usize) -> Queue {
         Queue::Cpu(CpuQueue { pool: Pool::new(num_threads), isa: Isa::detect(), amx: Amx::detect() })
     }
 
-    /// A CPU lane with a chosen instruction set, and no tiles.
+    /// A CPU queue with a chosen instruction set and without AMX.
     pub fn cpu_with(num_threads: usize, isa: Isa) -> Queue {
         Queue::Cpu(CpuQueue { pool: Pool::new(num_threads), isa, amx: None })
     }
 
-    /// The host's threads behind the lane.
+    /// The host threads of this queue.
     pub fn pool(&self) -> &Pool {
         match self {
             Queue::Cpu(cpu) => &cpu.pool,
@@ -88,7 +88,7 @@ impl Queue {
         self.cuda().map_or(Device::Cpu, |cuda| Device::Cuda(cuda.gpu))
     }
 
-    /// The stream, where the lane is one.
+    /// The stream, if this queue is one.
     pub fn cuda(&self) -> Option<&CudaQueue> {
         match self {
             Queue::Cpu(_) => None,
@@ -96,12 +96,12 @@ impl Queue {
         }
     }
 
-    /// Waits until everything issued is done.
+    /// Waits until everything that was issued is done.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         self.cuda().map_or(Ok(()), CudaQueue::synchronize)
     }
 
-    /// Whether anything issued so far is known to have failed.
+    /// Returns the first known failure of anything issued so far.
     pub fn check(&self) -> Result<(), GpuError> {
         self.cuda().map_or(Ok(()), CudaQueue::check)
     }

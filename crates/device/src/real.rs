@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use lockstep_core::DType;
 
-/// A float that is stored in some width and computed with in f32.
+/// A float type for storage. Values are converted to f32 for arithmetic.
 pub trait Real: Copy + Send + Sync + 'static {
     const DTYPE: DType;
     fn to_f32(self) -> f32;
@@ -29,7 +29,7 @@ impl Real for bf16 {
     fn to_f32(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
-    /// Written with plain integer arithmetic, branch-free, so that loops over it become vectors.
+    /// Branch-free integer arithmetic, so that the compiler vectorizes loops over it.
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         let bits = value.to_bits();

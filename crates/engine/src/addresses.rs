@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lockstep_core::{Bytes, DType, Rank};
-use lockstep_device::{Device, Memory, Queue, Spill, View};
+use lockstep_device::{Device, Memory, OffloadFile, Queue, View};
 use lockstep_plan::{
     Buffer, BufferId, BufferKind, InFlight, MemoryTier, ModelId, OwnedPart, ParamState, Phase, PhaseKind,
     RunPlan, SlotBuffer, UnitLayout,
@@ -22,7 +22,7 @@ pub(crate) struct Memories {
     /// Shared with the carrier, which lends peers a look at it.
     pub(crate) device: Arc<Memory>,
     pub(crate) host: Memory,
-    pub(crate) spill: Option<Spill>,
+    pub(crate) spill: Option<OffloadFile>,
 }
 
 impl Memories {
@@ -36,13 +36,13 @@ impl Memories {
         assert_eq!(device.bytes(), plan.arena_bytes, "the arena is the plan's");
         let spill = match (plan.nvme_bytes, nvme_dir) {
             (Bytes::ZERO, _) => None,
-            (bytes, Some(dir)) => Some(Spill::make(&dir, bytes)?),
+            (bytes, Some(dir)) => Some(OffloadFile::create(&dir, bytes)?),
             (bytes, None) => return Err(EngineError::NoNvmeDir { bytes }),
         };
         Ok(Memories { device, host: host_memory(plan, queue)?, spill })
     }
 
-    fn spill(&self) -> &Spill {
+    fn spill(&self) -> &OffloadFile {
         self.spill.as_ref().expect("a plan with states on a disk has a spill file")
     }
 }
@@ -50,7 +50,7 @@ impl Memories {
 /// Takes the host's part of a plan. What a GPU copies from or to is pinned: all but the states that only the host's
 /// cores touch.
 fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
-    let mut memory = Memory::take(plan.host_bytes, queue.pool())?;
+    let mut memory = Memory::allocate(plan.host_bytes, queue.pool())?;
     let Device::Cuda(gpu) = queue.device() else { return Ok(memory) };
     let residents = &plan.residents[MemoryTier::Host as usize];
     let only_host = |what: BufferKind| {
@@ -214,7 +214,7 @@ fn through_host(
     if !view.on_gpu() {
         return f(view);
     }
-    let between = Memory::take(Bytes(view.bytes() as u64).align_to(64), queue.pool())?;
+    let between = Memory::allocate(Bytes(view.bytes() as u64).align_to(64), queue.pool())?;
     f(between.view(0, view.len(), view.dtype()))
 }
 

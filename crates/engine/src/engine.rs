@@ -44,7 +44,7 @@ pub struct Resources {
 impl Resources {
     /// One rank, with memory of its own.
     pub fn single_rank(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
-        let memory = Arc::new(queue.device().take(plan.arena_bytes, queue.pool())?);
+        let memory = Arc::new(queue.device().allocate(plan.arena_bytes, queue.pool())?);
         Ok(Resources { rank: Rank(0), memory, comms: None, nccl: None, queue, nvme_dir: None })
     }
 }
@@ -92,7 +92,7 @@ impl Engine {
             for model in &plan.input.models {
                 let storage = plan.input.storage;
                 let mut sources = lockstep_model::kernel_sources(&model.shape, storage, gpu.sm);
-                let updates = || lockstep_ops::source_of_updates(model.optimizer.name, storage);
+                let updates = || lockstep_ops::optimizer_kernel_source(model.optimizer.name, storage);
                 sources.extend(model.trains().then(updates));
                 gpu.compile_ahead(&sources)?;
             }
@@ -104,7 +104,7 @@ impl Engine {
         // Phases of one model have the same tables.
         for (phase, addresses) in plan.phases.iter().zip(&phases) {
             let shape = &plan.input.model(phase.model).shape;
-            lockstep_model::fill_tables(shape, addresses.addresses.rope_tables.view(&memories))?;
+            lockstep_model::fill_rope_tables(shape, addresses.addresses.rope_tables.view(&memories))?;
         }
         let nccl = nccl.filter(|_| matches!(device, Device::Cuda(_)));
         assert!(

@@ -2,7 +2,7 @@ use lockstep_comm::CommError;
 use lockstep_core::panics::Panic;
 use lockstep_core::{Bytes, Fault, FaultClass};
 use lockstep_device::cuda::GpuError;
-use lockstep_device::{MemoryError, SpillError};
+use lockstep_device::{MemoryError, OffloadFileError};
 
 /// Why an engine could not be made or a step not be run.
 #[derive(Debug, thiserror::Error)]
@@ -11,7 +11,7 @@ pub enum EngineError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    Spill(#[from] SpillError),
+    Spill(#[from] OffloadFileError),
     #[error(transparent)]
     Gpu(#[from] GpuError),
     #[error("{cause} (in {op})")]

@@ -5,9 +5,9 @@ use std::thread::JoinHandle;
 
 use lockstep_core::failpoint;
 use lockstep_device::Queue;
-use lockstep_model::{DropoutKey, Growing, Inputs, Tied, Unit};
+use lockstep_model::{DecodeInputs, DropoutKey, Inputs, TiedEmbedding, Unit};
 use lockstep_ops::Mat;
-use lockstep_ops::attention::Cache;
+use lockstep_ops::attention::KvCache;
 use lockstep_plan::{Lane, Op, OpKind, PhaseKind};
 use lockstep_shape::{Program, Slot, UnitKind, UnitShape};
 
@@ -185,7 +185,7 @@ impl Shared {
                 (self.input_views(batch).targets, self.parts_of(self.inputs_on_host(0), batch).targets);
             for doc in 0..batch.docs {
                 let draw = |row: &[f32]| driver.sample(doc, row);
-                let token = lockstep_ops::host::with(seen.slice(doc * vocab, vocab), draw);
+                let token = lockstep_ops::host::with_slice(seen.slice(doc * vocab, vocab), draw);
                 assert!((token as usize) < vocab, "token {token} of a vocabulary of {vocab}");
                 here.slice(doc, 1).write_host(&[token]);
             }
@@ -244,8 +244,8 @@ impl Shared {
             programs,
             params: view(&addresses.params),
             grads: grads_of(index as usize).map(|p| view(&p)),
-            fresh,
-            tied: tied.map(|table| Tied {
+            overwrite_grads: fresh,
+            tied: tied.map(|table| TiedEmbedding {
                 unit: &model.units[table],
                 params: view(&all.units[table].params),
                 grads: grads_of(table).map(|p| view(&p)),
@@ -258,10 +258,10 @@ impl Shared {
                 cu_seqlens: inputs.cu_seqlens,
                 outputs: self.per_channel(view(&all.outputs), outputs),
                 coefficients: all.coefficients.as_ref().map(|c| self.per_channel(view(c), batch.tokens)),
-                growing: inputs.growing.map(|[slots, picks]| Growing {
+                decode: inputs.growing.map(|[slots, picks]| DecodeInputs {
                     cache: self.cache(index),
                     slots,
-                    picks,
+                    last_rows: picks,
                 }),
             },
             tables: view(&all.rope_tables),
@@ -277,12 +277,12 @@ impl Shared {
     }
 
     /// A block's keys and values of growing documents.
-    fn cache(&self, unit: u32) -> Option<Cache<'_>> {
+    fn cache(&self, unit: u32) -> Option<KvCache<'_>> {
         let (generation, all) = (self.model().generation?, self.prepared_phase().addresses.cache?);
         let UnitKind::Block(layer) = self.model().units[unit as usize].kind else { return None };
         let view =
             all.view(&self.memories).slice(layer as usize * generation.cache_elems, generation.cache_elems);
-        Some(Cache { view, slots: generation.docs, capacity: generation.tokens_per_doc })
+        Some(KvCache { view, slots: generation.docs, capacity: generation.tokens_per_doc })
     }
 
     /// A buffer that other buffers shared has their bytes between its segments; norms and updates read
@@ -314,7 +314,7 @@ impl Shared {
             queue.synchronize()?;
         }
         let (channels, stride) = (self.model().channels, self.channel_stride());
-        lockstep_ops::host::with_mut(here, |values| {
+        lockstep_ops::host::with_slice_mut(here, |values| {
             let mut out = Coefficients { channels, stride, tokens: given, values };
             match ahead {
                 true => driver.coefficients(micro_batch, None, &mut out),

@@ -124,7 +124,7 @@ impl Shared {
         look: impl FnOnce(Outputs<'_>) -> R,
     ) -> R {
         let (channels, stride) = (self.model().channels, self.channel_stride());
-        lockstep_ops::host::with(self.outputs_on_host(micro_batch), |values| {
+        lockstep_ops::host::with_slice(self.outputs_on_host(micro_batch), |values| {
             look(Outputs { channels, stride, tokens, values })
         })
     }

@@ -98,7 +98,7 @@ impl Shared {
             let step = self.steps.of(run);
             (step.updates.max_norm, step.loss_scale)
         };
-        reduce::judge(queue, verdict, max_norm, loss_scale);
+        reduce::decide_step(queue, verdict, max_norm, loss_scale);
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl Shared {
 }
 
 fn fold(leaves: View<'_>, one: &Squares, nodes: &mut Vec<SumNode>) {
-    lockstep_ops::host::with(leaves, |leaves| fold_range(leaves, one.first_block, nodes));
+    lockstep_ops::host::with_slice(leaves, |leaves| fold_range(leaves, one.first_block, nodes));
 }
 
 /// Level, index and sum, eight bytes each, and eight more: a power of two, so that no node is cut where

@@ -56,7 +56,7 @@ impl Engine {
     pub fn poisoned_words(&self) -> usize {
         let memory = &self.shared.memories.device;
         let words = memory.view(0, memory.bytes().0 as usize / size_of::<f32>(), DType::F32);
-        lockstep_ops::host::with(words, |words: &[f32]| {
+        lockstep_ops::host::with_slice(words, |words: &[f32]| {
             words.iter().filter(|w| w.to_bits() == POISON).count()
         })
     }
@@ -80,6 +80,6 @@ fn fill(addresses: &[Address], memories: &Memories) {
     for address in addresses {
         let view = address.view(memories);
         let words = view.cast(DType::F32);
-        lockstep_ops::host::with_mut(words, |words| words.fill(f32::from_bits(POISON)));
+        lockstep_ops::host::with_slice_mut(words, |words| words.fill(f32::from_bits(POISON)));
     }
 }

@@ -38,7 +38,7 @@ impl Shared {
             Task::Squares(list) => {
                 for one in list {
                     let (leaves, grad) = (one.leaves.view(&self.memories), one.grad.view(&self.memories));
-                    reduce::square_leaves(queue, leaves, grad);
+                    reduce::squared_sum_leaves(queue, leaves, grad);
                     self.fold_squares(one);
                 }
                 Ok(())
@@ -136,19 +136,19 @@ impl Shared {
             (view(&range.master), range.working.as_ref().map(view), view(&range.grad));
         match updates.rule {
             UpdateRule::AdamW { betas, eps } => {
-                let rates = adamw::Rates::at(updates.t, updates.lr, betas, eps, step.clip);
-                let range = adamw::Range { master, working, grad, m: must(0), v: must(1), weight_decay };
+                let rates = adamw::Hyperparams::at(updates.t, updates.lr, betas, eps, step.clip);
+                let range = adamw::ParamRange { master, working, grad, m: must(0), v: must(1), weight_decay };
                 adamw::update(queue, range, &rates, verdict);
             }
             UpdateRule::Sgd { momentum, nesterov } => {
                 let (lr, momentum) = (updates.lr as f32, momentum as f32);
-                let rates = sgd::Rates { lr, momentum, nesterov, clip: step.clip };
-                let range = sgd::Range { master, working, grad, momentum: state(0), weight_decay };
+                let rates = sgd::Hyperparams { lr, momentum, nesterov, clip: step.clip };
+                let range = sgd::ParamRange { master, working, grad, momentum: state(0), weight_decay };
                 sgd::update(queue, range, &rates, verdict);
             }
             UpdateRule::Lion { betas } => {
-                let rates = lion::Rates::new(updates.lr, betas, step.clip);
-                let range = lion::Range { master, working, grad, m: must(0), weight_decay };
+                let rates = lion::Hyperparams::new(updates.lr, betas, step.clip);
+                let range = lion::ParamRange { master, working, grad, m: must(0), weight_decay };
                 lion::update(queue, range, &rates, verdict);
             }
         }

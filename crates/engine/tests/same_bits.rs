@@ -97,11 +97,15 @@ fn a_port_changes_no_bit() {
             let here =
                 TestSetup { num_micro_batches: 2, coefficients_ahead, tokens: 512, ..TestSetup::default() };
             let want = run(&shape, &here);
-            for (optimizer_tier, stay) in
+            for (optimizer_tier, optimizer_units_on_device) in
                 [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Host, 1)]
             {
-                let setup = TestSetup { separate: true, optimizer_tier, stay, ..here };
-                assert_eq!(run(&shape, &setup), want, "{shape:?}, {optimizer_tier} but {stay}");
+                let setup = TestSetup { separate: true, optimizer_tier, optimizer_units_on_device, ..here };
+                assert_eq!(
+                    run(&shape, &setup),
+                    want,
+                    "{shape:?}, {optimizer_tier} but {optimizer_units_on_device}"
+                );
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use lockstep_device::View;
 use lockstep_ops::cross_entropy::Channels;
-use lockstep_ops::matmul::Init;
+use lockstep_ops::matmul::Accumulate;
 use lockstep_ops::{Mat, cross_entropy, matmul, score_head};
 use lockstep_shape::{Channel, Param, Slot};
 
@@ -11,15 +11,15 @@ use crate::unit::{PerChannel, Unit};
 /// The chunk of `rows` tokens that starts at `first`.
 fn chunks(unit: &Unit) -> impl Iterator<Item = (usize, usize)> + use<> {
     let (tokens, chunk) = (unit.tokens(), unit.head_chunk);
-    // An empty micro-batch still has one empty chunk, so that a fresh gradient is set to zero.
+    // An empty micro-batch still has one empty chunk, so that a overwrite_grads gradient is set to zero.
     (0..tokens.max(1)).step_by(chunk).map(move |first| (first, chunk.min(tokens - first)))
 }
 
 /// Logits of the rows that next tokens are drawn from.
 pub(crate) fn next_logits(unit: &Unit, x: Slot, w: Param, logits: Slot) {
-    let rows = unit.growing().picks.len();
+    let rows = unit.decode().last_rows.len();
     let (x, w) = (unit.chunk_mat(x, rows), unit.weight_mat(w));
-    matmul::nt(unit.queue, unit.chunk_mat(logits, rows), x, w, Init::Zero, unit.workspace);
+    matmul::nt(unit.queue, unit.chunk_mat(logits, rows), x, w, Accumulate::Overwrite, unit.workspace);
 }
 
 /// Some rows of the channels that a language model's head has.
@@ -37,7 +37,7 @@ pub(crate) fn outputs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     let (x, w) = (unit.mat(x.into()), unit.weight_mat(w));
     for (first, rows) in chunks(unit) {
         let logits = Mat::dense(unit.view(logits), rows, w.rows);
-        matmul::nt(unit.queue, logits, x.row_range(first, rows), w, Init::Zero, unit.workspace);
+        matmul::nt(unit.queue, logits, x.row_range(first, rows), w, Accumulate::Overwrite, unit.workspace);
         let targets = unit.inputs.targets.slice(first, rows);
         cross_entropy::forward(unit.queue, channels(&unit.inputs.outputs, first, rows), logits, targets);
     }
@@ -50,7 +50,7 @@ pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) 
     for (first, rows) in chunks(unit) {
         let logits = Mat::dense(unit.view(logits), rows, w.rows);
         let x = x.row_range(first, rows);
-        matmul::nt(unit.queue, logits, x, w, Init::Zero, unit.workspace);
+        matmul::nt(unit.queue, logits, x, w, Accumulate::Overwrite, unit.workspace);
         let gradient = cross_entropy::forward_backward(
             unit.queue,
             channels(&unit.inputs.outputs, first, rows),
@@ -59,9 +59,10 @@ pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) 
             channels(&coefficients, first, rows),
             x.view.dtype(),
         );
-        matmul::nn(unit.queue, dx.row_range(first, rows), gradient, w, Init::Zero, unit.workspace);
+        matmul::nn(unit.queue, dx.row_range(first, rows), gradient, w, Accumulate::Overwrite, unit.workspace);
         if let Some(dw) = unit.grad_mat(param) {
-            let init = if unit.fresh && first == 0 { Init::Zero } else { Init::Accumulate };
+            let init =
+                if unit.overwrite_grads && first == 0 { Accumulate::Overwrite } else { Accumulate::Add };
             matmul::tn(unit.queue, dw, gradient, x, init, unit.workspace);
         }
     }
@@ -75,11 +76,11 @@ pub(crate) fn score(unit: &Unit, x: Slot, w: Param) {
 /// Its backward for the coefficients given: dx, and dw added to (or begun).
 pub(crate) fn score_back(unit: &Unit, x: Slot, param: Param, dx: Slot) {
     let x = unit.mat(x.into());
-    let call = score_head::Backward {
+    let call = score_head::BackwardArgs {
         dx: unit.mat(dx.into()),
         add_dx: false,
         dw: unit.grad(param),
-        add_dw: !unit.fresh,
+        add_dw: !unit.overwrite_grads,
         c: value(&unit.inputs.coefficients.expect("backward is given coefficients")),
         x,
         w: unit.weight(param),

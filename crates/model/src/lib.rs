@@ -14,6 +14,6 @@ mod unit;
 
 pub use steps::run;
 pub use unit::{
-    DropoutKey, Growing, Inputs, Kernels, PerChannel, Tied, Unit, cache_elems, fill_tables, kernel_sources,
-    workspace_bytes,
+    DecodeInputs, DropoutKey, Inputs, KernelBackend, PerChannel, TiedEmbedding, Unit, fill_rope_tables,
+    kernel_sources, kv_cache_elems, workspace_bytes,
 };

@@ -1,6 +1,6 @@
 //! A step of a program to calls of operations.
 
-use lockstep_ops::matmul::Init;
+use lockstep_ops::matmul::Accumulate;
 use lockstep_ops::{attention, bias, dropout, embedding, matmul, reduce, rmsnorm, rope, swiglu};
 use lockstep_shape::{DropoutSite, Program, ProgramStep, RopeDirection, SlotCols};
 
@@ -22,7 +22,7 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
         }
         ProgramStep::EmbedBack { dy, w } => {
             if let Some(grad) = unit.grad_mat(w) {
-                if unit.fresh {
+                if unit.overwrite_grads {
                     reduce::zero(queue, grad.view);
                 }
                 embedding::backward(queue, grad, unit.mat(dy.into()), unit.inputs.tokens, workspace);
@@ -34,23 +34,23 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
         }
         ProgramStep::NormBack { .. } => norm_back(step, unit),
         ProgramStep::Linear { x, w, y, residual } => {
-            let init = residual.map_or(Init::Zero, |r| Init::Residual(unit.mat(r.into())));
+            let init = residual.map_or(Accumulate::Overwrite, |r| Accumulate::Residual(unit.mat(r.into())));
             matmul::nt(queue, unit.mat(y), unit.mat(x), unit.weight_mat(w), init, workspace)
         }
         ProgramStep::LinearBackInput { dy, w, dx, add } => {
-            let init = if add { Init::Accumulate } else { Init::Zero };
+            let init = if add { Accumulate::Add } else { Accumulate::Overwrite };
             matmul::nn(queue, unit.mat(dx), unit.mat(dy), unit.weight_mat(w), init, workspace)
         }
         ProgramStep::LinearBackWeight { dy, x, w } => {
             if let Some(grad) = unit.grad_mat(w) {
-                let init = if unit.fresh { Init::Zero } else { Init::Accumulate };
+                let init = if unit.overwrite_grads { Accumulate::Overwrite } else { Accumulate::Add };
                 matmul::tn(queue, grad, unit.mat(dy), unit.mat(x), init, workspace);
             }
         }
         ProgramStep::Bias { y, b } => bias::forward(queue, unit.mat(y), unit.weight(b)),
         ProgramStep::BiasBack { dy, b } => {
             if let Some(grad) = unit.grad(b) {
-                if unit.fresh {
+                if unit.overwrite_grads {
                     reduce::zero(queue, grad);
                 }
                 bias::backward(queue, grad, unit.mat(dy), workspace);
@@ -66,8 +66,8 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
         }
         ProgramStep::Rope { x, direction } => {
             let turn = match direction {
-                RopeDirection::Forward => rope::Turn::Forward,
-                RopeDirection::Backward => rope::Turn::Backward,
+                RopeDirection::Forward => rope::Direction::Forward,
+                RopeDirection::Backward => rope::Direction::Backward,
             };
             rope::apply(queue, unit.mat(x), unit.inputs.positions, unit.rope(), turn)
         }
@@ -79,11 +79,11 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
             swiglu::backward_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
         }
         ProgramStep::SwiGluBack { g, u, dy, recompute_output: true } => {
-            swiglu::backward_and_again_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
+            swiglu::backward_and_recompute_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
         }
         ProgramStep::Pick { x, y } => {
-            let picks = unit.growing().picks;
-            embedding::forward(queue, unit.chunk_mat(y, picks.len()), unit.mat(x.into()), picks)
+            let last_rows = unit.decode().last_rows;
+            embedding::forward(queue, unit.chunk_mat(y, last_rows.len()), unit.mat(x.into()), last_rows)
         }
         ProgramStep::HeadLogits { x, w, logits } => head::next_logits(unit, x, w, logits),
         ProgramStep::HeadOutputs { x, w, logits } => head::outputs(unit, x, w, logits),
@@ -105,7 +105,7 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
         unreachable!("a norm's backward")
     };
     let grad = unit.grad(w);
-    if unit.fresh
+    if unit.overwrite_grads
         && let Some(grad) = grad
     {
         reduce::zero(unit.queue, grad);
@@ -115,10 +115,10 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
     let (scratch, unwanted) = (scratch.first(scratch.len() - dim), scratch.slice(scratch.len() - dim, dim));
     rmsnorm::backward(
         unit.queue,
-        rmsnorm::Backward {
+        rmsnorm::BackwardArgs {
             dx: unit.mat(dx),
             add,
-            again,
+            recompute: again,
             // A frozen weight's gradient is computed along the way and thrown away.
             dw: grad.unwrap_or(unwanted),
             dy: unit.mat(dy),
@@ -131,7 +131,7 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
 }
 
 fn attention_step(step: &ProgramStep, unit: &Unit) {
-    let forward = |q: SlotCols, k: SlotCols, v: SlotCols, out, lse| attention::Forward {
+    let forward = |q: SlotCols, k: SlotCols, v: SlotCols, out, lse| attention::ForwardArgs {
         heads: unit.heads(),
         out: unit.mat(SlotCols::from(out)),
         lse: unit.statistic(lse),
@@ -143,11 +143,11 @@ fn attention_step(step: &ProgramStep, unit: &Unit) {
         scratch: unit.workspace,
     };
     match *step {
-        ProgramStep::Attention { q, k, v, out, lse } => match &unit.inputs.growing {
+        ProgramStep::Attention { q, k, v, out, lse } => match &unit.inputs.decode {
             None => attention::forward(unit.queue, forward(q, k, v, out, lse)),
-            Some(growing) => attention::extend(
+            Some(decode) => attention::decode(
                 unit.queue,
-                attention::Extend {
+                attention::DecodeArgs {
                     heads: unit.heads(),
                     out: unit.mat(SlotCols::from(out)),
                     q: unit.mat(q),
@@ -155,15 +155,15 @@ fn attention_step(step: &ProgramStep, unit: &Unit) {
                     v: unit.mat(v),
                     cu_seqlens: unit.inputs.cu_seqlens,
                     positions: unit.inputs.positions,
-                    slots: growing.slots,
-                    cache: growing.cache.expect("a block has a cache"),
+                    slots: decode.slots,
+                    cache: decode.cache.expect("a block has a cache"),
                     scratch: unit.workspace,
                 },
             ),
         },
         ProgramStep::AttentionBack { q, k, v, out, lse, dout, dqkv: [dq, dk, dv] } => attention::backward(
             unit.queue,
-            attention::Backward {
+            attention::BackwardArgs {
                 dq: unit.mat(dq),
                 dk: unit.mat(dk),
                 dv: unit.mat(dv),

@@ -1,9 +1,9 @@
 //! What a program runs on.
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::cuda::{GpuError, Lt, Source, Variant};
+use lockstep_device::cuda::{CublasLt, GpuError, KernelSource, KernelVariant};
 use lockstep_device::{Device, Machine, Queue, View};
-use lockstep_ops::attention::{self, Cache, Heads};
+use lockstep_ops::attention::{self, Heads, KvCache};
 use lockstep_ops::dropout::{self, Mask};
 use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope, score_head};
 use lockstep_shape::{
@@ -22,7 +22,7 @@ pub struct Inputs<'m> {
     pub outputs: PerChannel<'m>,
     pub coefficients: Option<PerChannel<'m>>,
     /// While documents grow.
-    pub growing: Option<Growing<'m>>,
+    pub decode: Option<DecodeInputs<'m>>,
 }
 
 /// A view \[T\] for each channel that the model has.
@@ -31,17 +31,17 @@ pub type PerChannel<'m> = [Option<View<'m>>; Channel::COUNT];
 /// What a pass over new tokens of growing documents needs besides. `tokens` are the new ones, `positions`
 /// where they stand in their documents.
 #[derive(Clone, Copy, Debug)]
-pub struct Growing<'m> {
+pub struct DecodeInputs<'m> {
     /// One layer's keys and values; of units without attention, none.
-    pub cache: Option<Cache<'m>>,
+    pub cache: Option<KvCache<'m>>,
     /// Each document's slot in the cache, and its last row among the new tokens: \[documents\] each.
     pub slots: View<'m>,
-    pub picks: View<'m>,
+    pub last_rows: View<'m>,
 }
 
 /// The embedding's table, where the head shares it.
 #[derive(Clone, Copy, Debug)]
-pub struct Tied<'m> {
+pub struct TiedEmbedding<'m> {
     pub unit: &'m UnitShape,
     pub params: View<'m>,
     pub grads: Option<View<'m>>,
@@ -59,8 +59,8 @@ pub struct Unit<'m> {
     /// Gradients of its trained elements, whole, in f32.
     pub grads: Option<View<'m>>,
     /// Gradients are overwritten, not added to.
-    pub fresh: bool,
-    pub tied: Option<Tied<'m>>,
+    pub overwrite_grads: bool,
+    pub tied: Option<TiedEmbedding<'m>>,
     pub slots: [Option<View<'m>>; Slot::COUNT],
     pub inputs: Inputs<'m>,
     /// cos and sin, each \[positions, h/2\].
@@ -99,8 +99,8 @@ impl<'m> Unit<'m> {
         Mat::dense(self.view(slot).first(rows * width), rows, width)
     }
 
-    pub(crate) fn growing(&self) -> &Growing<'m> {
-        self.inputs.growing.as_ref().expect("this step runs while documents grow")
+    pub(crate) fn decode(&self) -> &DecodeInputs<'m> {
+        self.inputs.decode.as_ref().expect("this step runs while documents grow")
     }
 
     /// A per-token statistic: T rows of the slot's width.
@@ -178,14 +178,14 @@ fn rope_table<'m>(model: &ModelShape, tables: View<'m>) -> rope::Table<'m> {
 }
 
 /// Computes the rotary angles once, before the first step.
-pub fn fill_tables(model: &ModelShape, tables: View) -> Result<(), GpuError> {
+pub fn fill_rope_tables(model: &ModelShape, tables: View) -> Result<(), GpuError> {
     let frequencies = model.rope_inverse_frequencies();
     rope::fill(rope_table(model, tables), &frequencies, model.rope.attention_factor())
 }
 
 /// Whose kernels run a model: what they ask for depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernels {
+pub enum KernelBackend {
     Cpu {
         num_threads: usize,
     },
@@ -195,42 +195,46 @@ pub enum Kernels {
     },
 }
 
-impl From<Machine> for Kernels {
-    fn from(machine: Machine) -> Kernels {
+impl From<Machine> for KernelBackend {
+    fn from(machine: Machine) -> KernelBackend {
         match machine.device {
-            Device::Cpu => Kernels::Cpu { num_threads: machine.num_threads },
-            Device::Cuda(gpu) => Kernels::Cuda { memory: Some(gpu.total) },
+            Device::Cpu => KernelBackend::Cpu { num_threads: machine.num_threads },
+            Device::Cuda(gpu) => KernelBackend::Cuda { memory: Some(gpu.total) },
         }
     }
 }
 
 /// One layer's cache of keys and values for `docs` documents of at most `tokens` tokens, in f32 elements.
-pub fn cache_elems(
+pub fn kv_cache_elems(
     model: &ModelShape,
     docs: usize,
     tokens: usize,
     storage: DType,
-    kernels: Kernels,
+    kernels: KernelBackend,
 ) -> usize {
     match kernels {
-        Kernels::Cpu { .. } => attention::cache_elems(model.kv_heads, model.head_dim, docs, tokens),
-        Kernels::Cuda { .. } => {
-            attention::cuda_cache_elems(model.kv_heads, model.head_dim, docs, tokens, storage)
+        KernelBackend::Cpu { .. } => attention::kv_cache_elems(model.kv_heads, model.head_dim, docs, tokens),
+        KernelBackend::Cuda { .. } => {
+            attention::cuda_kv_cache_elems(model.kv_heads, model.head_dim, docs, tokens, storage)
         }
     }
 }
 
 /// The kernels that a model's steps run on a GPU.
-pub fn kernel_sources(model: &ModelShape, storage: DType, sm: u32) -> Vec<(&'static Source, Variant)> {
+pub fn kernel_sources(
+    model: &ModelShape,
+    storage: DType,
+    sm: u32,
+) -> Vec<(&'static KernelSource, KernelVariant)> {
     let heads =
         Heads { num_q: model.heads, num_kv: model.kv_heads, width: model.head_dim, scale: 1.0, window: None };
-    let mut all = lockstep_ops::sources_of(sm, storage, &heads, model.dropout.is_on());
-    all.extend((model.head == Head::Score).then(|| lockstep_ops::source_of_score_head(storage)));
+    let mut all = lockstep_ops::model_kernel_sources(sm, storage, &heads, model.dropout.is_on());
+    all.extend((model.head == Head::Score).then(|| lockstep_ops::score_head_kernel_source(storage)));
     all
 }
 
 /// The largest workspace an operation of this model asks for.
-pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernels: Kernels) -> Bytes {
+pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernels: KernelBackend) -> Bytes {
     let norm = |dim| rmsnorm::scratch_elems(tokens, dim) + dim;
     let norm = norm(model.dim).max(norm(model.head_dim));
     let biased = [
@@ -240,12 +244,12 @@ pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernel
     ];
     let biased = biased.into_iter().filter(|(has, _)| *has).map(|(_, dim)| dim).max().unwrap_or(0);
     let (products, attends) = match kernels {
-        Kernels::Cpu { num_threads } => (
+        KernelBackend::Cpu { num_threads } => (
             matmul::scratch_bytes(num_threads),
             attention::scratch_bytes(num_threads, max_doc, model.head_dim),
         ),
-        Kernels::Cuda { .. } => {
-            (Lt::WORKSPACE, attention::cuda_scratch_bytes(tokens, model.heads, model.head_dim))
+        KernelBackend::Cuda { .. } => {
+            (CublasLt::WORKSPACE, attention::cuda_scratch_bytes(tokens, model.heads, model.head_dim))
         }
     };
     products

@@ -7,14 +7,14 @@
 use std::time::Instant;
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::{Isa, Memory, Queue, Set, View};
-use lockstep_ops::adamw::{self, Range, Rates};
+use lockstep_device::{InstructionSet, Isa, Memory, Queue, View};
+use lockstep_ops::adamw::{self, Hyperparams, ParamRange};
 use lockstep_ops::{lion, reduce, sgd};
 
 fn main() {
     let mut args = std::env::args().skip(1).map(|arg| arg.parse::<usize>().expect("a number"));
     let (threads, millions) = (args.next().unwrap_or(2), args.next().unwrap_or(64));
-    for isa in Isa::all().filter(|isa| isa.set() != Set::Baseline) {
+    for isa in Isa::all().filter(|isa| isa.set() != InstructionSet::Baseline) {
         measure(isa, threads, millions << 20);
     }
 }
@@ -22,7 +22,7 @@ fn main() {
 fn measure(isa: Isa, threads: usize, elems: usize) {
     let queue = Queue::cpu_with(threads, isa);
     let Queue::Cpu(cpu) = &queue else { unreachable!() };
-    let memory = Memory::take(Bytes(20 * elems as u64), &cpu.pool).expect("room for the states");
+    let memory = Memory::allocate(Bytes(20 * elems as u64), &cpu.pool).expect("room for the states");
     let view = |i: usize, dtype| memory.view(4 * i * elems, elems, dtype);
     let [master, grad, m, v] = [0, 1, 2, 3].map(|i| view(i, DType::F32));
     let values: Vec<f32> = (0..elems).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
@@ -32,33 +32,35 @@ fn measure(isa: Isa, threads: usize, elems: usize) {
     v.zero_host();
     println!("{isa}, {threads} threads, {elems} parameters");
     // Read, written, and read because they are written.
-    say("copy", 12 * elems, || reduce::copy(&queue, view(4, DType::F32), grad));
-    say("sum of squares", 4 * elems, || {
+    report("copy", 12 * elems, || reduce::copy(&queue, view(4, DType::F32), grad));
+    report("sum of squares", 4 * elems, || {
         let leaves = memory.view(16 * elems, elems / 256, DType::F64);
-        reduce::square_leaves(&queue, leaves, grad);
+        reduce::squared_sum_leaves(&queue, leaves, grad);
     });
-    say("addition", 12 * elems, || reduce::add(&queue, view(4, DType::F32), grad));
-    let rates = Rates::at(10, 1e-3, (0.9, 0.95), 1e-8, 0.5);
+    report("addition", 12 * elems, || reduce::add(&queue, view(4, DType::F32), grad));
+    let params = Hyperparams::at(10, 1e-3, (0.9, 0.95), 1e-8, 0.5);
     let update = |working: Option<View>| {
-        let range = Range { master, working, grad, m, v, weight_decay: 0.1 };
-        adamw::update(&queue, range, &rates, None);
+        let range = ParamRange { master, working, grad, m, v, weight_decay: 0.1 };
+        adamw::update(&queue, range, &params, None);
     };
-    say("update, f32 alone", 28 * elems, || update(None));
+    report("update, f32 alone", 28 * elems, || update(None));
     for dtype in [DType::BF16, DType::F16] {
-        say(&format!("update, {dtype} copy"), 32 * elems, || update(Some(view(4, dtype))));
+        report(&format!("update, {dtype} copy"), 32 * elems, || update(Some(view(4, dtype))));
     }
-    let plain = sgd::Range { master, working: None, grad, momentum: None, weight_decay: 0.1 };
-    let rates = sgd::Rates { lr: 1e-3, momentum: 0.0, nesterov: false, clip: 0.5 };
-    say("sgd", 12 * elems, || sgd::update(&queue, plain, &rates, None));
-    let (range, rates) =
-        (sgd::Range { momentum: Some(m), ..plain }, sgd::Rates { momentum: 0.9, nesterov: true, ..rates });
-    say("sgd with momentum", 20 * elems, || sgd::update(&queue, range, &rates, None));
-    let range = lion::Range { master, working: None, grad, m, weight_decay: 0.1 };
-    let rates = lion::Rates::new(1e-3, (0.9, 0.99), 0.5);
-    say("lion", 20 * elems, || lion::update(&queue, range, &rates, None));
+    let plain = sgd::ParamRange { master, working: None, grad, momentum: None, weight_decay: 0.1 };
+    let params = sgd::Hyperparams { lr: 1e-3, momentum: 0.0, nesterov: false, clip: 0.5 };
+    report("sgd", 12 * elems, || sgd::update(&queue, plain, &params, None));
+    let (range, params) = (
+        sgd::ParamRange { momentum: Some(m), ..plain },
+        sgd::Hyperparams { momentum: 0.9, nesterov: true, ..params },
+    );
+    report("sgd with momentum", 20 * elems, || sgd::update(&queue, range, &params, None));
+    let range = lion::ParamRange { master, working: None, grad, m, weight_decay: 0.1 };
+    let params = lion::Hyperparams::new(1e-3, (0.9, 0.99), 0.5);
+    report("lion", 20 * elems, || lion::update(&queue, range, &params, None));
 }
 
-fn say(name: &str, bytes: usize, run: impl Fn()) {
+fn report(name: &str, bytes: usize, run: impl Fn()) {
     run();
     let mut times: Vec<f64> = (0..9)
         .map(|_| {

@@ -9,19 +9,19 @@
 use std::path::PathBuf;
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::cuda::{CudaQueue, Event, Gpu, GpuError, Search};
+use lockstep_device::cuda::{CudaQueue, Event, Gpu, GpuError, LibrarySearch};
 use lockstep_device::{Memory, Queue, View};
 use lockstep_ops::Mat;
-use lockstep_ops::attention::{self, Backward, Cache, Extend, Forward, Heads};
+use lockstep_ops::attention::{self, BackwardArgs, DecodeArgs, ForwardArgs, Heads, KvCache};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let roots = |name| std::env::var_os(name).map(PathBuf::from).into_iter().collect::<Vec<_>>();
-    let search = Search::around(&roots("CUDA_HOME"), &roots("VIRTUAL_ENV"));
+    let search = LibrarySearch::around(&roots("CUDA_HOME"), &roots("VIRTUAL_ENV"));
     let gpu = Gpu::open(0, &search, None)?;
     let bench = Bench {
         gpu,
         queue: Queue::Cuda(CudaQueue::new(gpu, 1)?),
-        memory: Memory::take_on(gpu, Bytes(4 << 30))?,
+        memory: Memory::allocate_on(gpu, Bytes(4 << 30))?,
     };
     println!("{}", gpu.name);
     for (dtype, width, num_q, num_kv, docs, len, window) in [
@@ -112,7 +112,7 @@ impl Bench {
         let [qkv, dqkv] = [(); 2].map(|()| places.fill(tokens, q_cols + 2 * kv_cols, dtype));
         let [out, dout] = [(); 2].map(|()| places.fill(tokens, q_cols, dtype));
         let scratch = attention::cuda_scratch_bytes(tokens, num_q, width).0 as usize / 4;
-        let call = Forward {
+        let call = ForwardArgs {
             heads,
             out,
             lse: places.take(tokens * num_q, DType::F32),
@@ -126,7 +126,7 @@ impl Bench {
         let [dq, dk, dv] = [(0, q_cols), (q_cols, kv_cols), (q_cols + kv_cols, kv_cols)]
             .map(|(first, cols)| dqkv.columns(first, cols));
         let forward = self.time(|| attention::forward(&self.queue, call))?;
-        let call = Backward { dq, dk, dv, dout, forward: call };
+        let call = BackwardArgs { dq, dk, dv, dout, forward: call };
         let backward = self.time(|| attention::backward(&self.queue, call))?;
         let seen: usize = (0..len).map(|i| window.map_or(i + 1, |window| window.min(i + 1))).sum();
         let flops = (4 * docs * num_q * width * seen) as f64;
@@ -149,8 +149,8 @@ impl Bench {
         let dtype = DType::BF16;
         let qkv = places.fill(tokens, q_cols + 2 * kv_cols, dtype);
         let capacity = past + new;
-        let elems = attention::cuda_cache_elems(num_kv, width, docs, capacity, dtype);
-        let call = Extend {
+        let elems = attention::cuda_kv_cache_elems(num_kv, width, docs, capacity, dtype);
+        let call = DecodeArgs {
             heads,
             out: places.fill(tokens, q_cols, dtype),
             q: qkv.columns(0, q_cols),
@@ -159,10 +159,10 @@ impl Bench {
             cu_seqlens: places.numbers((0..=docs).map(|doc| (doc * new) as u32).collect()),
             positions: places.numbers((0..tokens).map(|t| (past + t % new) as u32).collect()),
             slots: places.numbers((0..docs as u32).collect()),
-            cache: Cache { view: places.take(elems, DType::F32), slots: docs, capacity },
+            cache: KvCache { view: places.take(elems, DType::F32), slots: docs, capacity },
             scratch: View::empty(),
         };
-        let seconds = self.time(|| attention::extend(&self.queue, call))?;
+        let seconds = self.time(|| attention::decode(&self.queue, call))?;
         println!(
             "generation, {dtype} heads {num_q}/{num_kv}×{width}, {docs} documents of {past} and {new} new: {:.3} ms, \
              cache read once at {:.0} GB/s",

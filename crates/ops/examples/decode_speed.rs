@@ -9,7 +9,7 @@ use std::time::Instant;
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Amx, Isa, Memory, Queue, fma_peak_gflops};
 use lockstep_ops::Mat;
-use lockstep_ops::matmul::{self, Init};
+use lockstep_ops::matmul::{self, Accumulate};
 
 fn main() {
     let mut args = std::env::args().skip(1).take(2).map(|arg| arg.parse().expect("a number"));
@@ -27,7 +27,7 @@ fn main() {
 fn measure(queue: &Queue, rows: usize, dtype: DType) {
     let Queue::Cpu(cpu) = queue else { unreachable!() };
     let (isa, threads) = (cpu.isa, cpu.pool.num_threads());
-    let memory = Memory::take(Bytes(128 << 20), &cpu.pool).expect("128 MiB");
+    let memory = Memory::allocate(Bytes(128 << 20), &cpu.pool).expect("128 MiB");
     let mut at = 0;
     let mut matrix = |rows: usize, cols: usize, dtype: DType| {
         let view = memory.view(at, rows * cols, dtype);
@@ -53,7 +53,7 @@ fn measure(queue: &Queue, rows: usize, dtype: DType) {
         let start = Instant::now();
         let mut last = 0.0;
         for ((_, x, w, y), times) in products.iter().zip(&mut each) {
-            matmul::nt(queue, *y, *x, *w, Init::Zero, scratch);
+            matmul::nt(queue, *y, *x, *w, Accumulate::Overwrite, scratch);
             let now = start.elapsed().as_secs_f64();
             times.push(now - last);
             last = now;

@@ -10,20 +10,20 @@ use std::cell::Cell;
 use std::path::PathBuf;
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::cuda::{CudaQueue, Event, Gpu, GpuError, Search};
+use lockstep_device::cuda::{CudaQueue, Event, Gpu, GpuError, LibrarySearch};
 use lockstep_device::{Memory, Queue, View};
 use lockstep_ops::dropout::{Mask, Site};
 use lockstep_ops::{Mat, adamw, bias, cross_entropy, dropout, embedding, reduce, rmsnorm, rope, swiglu};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let roots = |name| std::env::var_os(name).map(PathBuf::from).into_iter().collect::<Vec<_>>();
-    let search = Search::around(&roots("CUDA_HOME"), &roots("VIRTUAL_ENV"));
+    let search = LibrarySearch::around(&roots("CUDA_HOME"), &roots("VIRTUAL_ENV"));
     let numbers: Vec<usize> = std::env::args().skip(1).filter_map(|number| number.parse().ok()).collect();
     let gpu = Gpu::open(0, &search, None)?;
     let bench = Bench {
         gpu,
         queue: Queue::Cuda(CudaQueue::new(gpu, 1)?),
-        memory: Memory::take_on(gpu, Bytes(6 << 30))?,
+        memory: Memory::allocate_on(gpu, Bytes(6 << 30))?,
         used: Cell::new(0),
     };
     let tokens = numbers.first().copied().unwrap_or(32_768);
@@ -93,7 +93,8 @@ impl Bench {
         for (how, add) in [("", false), (" added", true)] {
             let moved = (3 + usize::from(add)) * bytes;
             self.time(&format!("rmsnorm backward{how}, {dtype}"), moved, |queue| {
-                let call = rmsnorm::Backward { dx: y, add, again: false, dw, dy, x, rstd, w, scratch };
+                let call =
+                    rmsnorm::BackwardArgs { dx: y, add, recompute: false, dw, dy, x, rstd, w, scratch };
                 rmsnorm::backward(queue, call);
             })?;
         }
@@ -107,13 +108,13 @@ impl Bench {
             let (dw, rstd, w) = (head_dw, head_rstd, head);
             rmsnorm::backward(
                 queue,
-                rmsnorm::Backward { dx: y, add: false, again: false, dw, dy, x, rstd, w, scratch },
+                rmsnorm::BackwardArgs { dx: y, add: false, recompute: false, dw, dy, x, rstd, w, scratch },
             );
         })?;
         let positions = self.indices(tokens, 2048);
         let [cos, sin] = [(); 2].map(|()| self.fill(2048, half, DType::F32).view);
         self.time(&format!("rope, {dtype}"), 2 * bytes, |queue| {
-            rope::apply(queue, y, positions, rope::Table { cos, sin, half }, rope::Turn::Forward);
+            rope::apply(queue, y, positions, rope::Table { cos, sin, half }, rope::Direction::Forward);
         })?;
         self.time(&format!("swiglu forward, {dtype}"), 3 * bytes, |queue| {
             swiglu::forward(queue, y, x, dy);
@@ -171,18 +172,18 @@ impl Bench {
         self.used.set(0);
         let [master, grad, m, v] = [(); 4].map(|()| self.fill(1, LEN, DType::F32).view);
         let working = Some(self.take(LEN, DType::BF16));
-        let range = adamw::Range { master, working, grad, m, v, weight_decay: 0.1 };
-        let rates = adamw::Rates::at(3, 1e-3, (0.9, 0.95), 1e-8, 1.0);
-        let verdict = self.take(4, DType::F64);
-        verdict.write(&[1.0, 1.0, 1.0, 0f64]).expect("the GPU works");
+        let range = adamw::ParamRange { master, working, grad, m, v, weight_decay: 0.1 };
+        let params = adamw::Hyperparams::at(3, 1e-3, (0.9, 0.95), 1e-8, 1.0);
+        let decision = self.take(4, DType::F64);
+        decision.write(&[1.0, 1.0, 1.0, 0f64]).expect("the GPU works");
         self.time("adamw, working copy in bf16", LEN * 30, |queue| {
-            adamw::update(queue, range, &rates, Some(verdict));
+            adamw::update(queue, range, &params, Some(decision));
         })?;
         let leaves = self.take(LEN / 256, DType::F64);
         self.time("squares", LEN * 4, |queue| {
-            reduce::square_leaves(queue, leaves, grad);
-            reduce::sum_leaves(queue, verdict.first(1), leaves);
-            reduce::judge(queue, verdict, Some(1.0), 1.0);
+            reduce::squared_sum_leaves(queue, leaves, grad);
+            reduce::sum_leaves(queue, decision.first(1), leaves);
+            reduce::decide_step(queue, decision, Some(1.0), 1.0);
         })?;
         self.time("add", LEN * 12, |queue| reduce::add(queue, m, grad))
     }

@@ -7,9 +7,9 @@
 use std::time::Instant;
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::{Isa, Memory, Queue, Set, fma_peak_gflops};
+use lockstep_device::{InstructionSet, Isa, Memory, Queue, fma_peak_gflops};
 use lockstep_ops::Mat;
-use lockstep_ops::matmul::{self, Init};
+use lockstep_ops::matmul::{self, Accumulate};
 
 fn main() {
     let threads: usize = std::env::args().nth(1).map_or(2, |t| t.parse().expect("a number of threads"));
@@ -17,7 +17,7 @@ fn main() {
         measure(&Queue::cpu_with(threads, Isa::detect()), DType::BF16);
         return measure(&Queue::cpu(threads), DType::BF16);
     }
-    for isa in Isa::all().filter(|isa| isa.set() != Set::Baseline) {
+    for isa in Isa::all().filter(|isa| isa.set() != InstructionSet::Baseline) {
         measure(&Queue::cpu_with(threads, isa), DType::F32);
     }
 }
@@ -25,7 +25,7 @@ fn main() {
 fn measure(queue: &Queue, dtype: DType) {
     let Queue::Cpu(cpu) = queue else { unreachable!() };
     let (isa, threads) = (cpu.isa, cpu.pool.num_threads());
-    let memory = Memory::take(Bytes(512 << 20), &cpu.pool).expect("512 MiB");
+    let memory = Memory::allocate(Bytes(512 << 20), &cpu.pool).expect("512 MiB");
     // All threads at once: cores that share units or power do not each reach the peak of one.
     let peaks: Vec<f64> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(|| fma_peak_gflops(isa, 500))).collect();
@@ -58,9 +58,9 @@ fn measure(queue: &Queue, dtype: DType) {
         let dw = matrix(output, input, DType::F32);
         for form in ["nt", "nn", "tn"] {
             let run = || match form {
-                "nt" => matmul::nt(queue, y, x, w, Init::Zero, scratch),
-                "nn" => matmul::nn(queue, x, y, w, Init::Zero, scratch),
-                _ => matmul::tn(queue, dw, y, x, Init::Accumulate, scratch),
+                "nt" => matmul::nt(queue, y, x, w, Accumulate::Overwrite, scratch),
+                "nn" => matmul::nn(queue, x, y, w, Accumulate::Overwrite, scratch),
+                _ => matmul::tn(queue, dw, y, x, Accumulate::Add, scratch),
             };
             run();
             let mut times: Vec<f64> = (0..60)

@@ -6,14 +6,14 @@
 //! Tolerances are those of whole tensors: a few roundings to the storage type, whose errors partly cancel. With u the
 //! unit roundoff (2⁻⁸ of bf16, 2⁻¹¹ of f16, 2⁻²⁴ of f32), one rounding moves an element by at most u and a large tensor
 //! by about 0.4 u, and the tolerances of 16-bit types are 2 u. In the worst row, which may have one element, nothing
-//! cancels: [`ROW_ROOM`] times the tolerance is eight roundings that all go one way. A row's error may be a multiple of
-//! another row, whose worst element is four to five times its root mean square: [`ELEMENT_ROOM`] is four times as much.
+//! cancels: [`ROW_ALLOWANCE`] times the tolerance is eight roundings that all go one way. A row's error may be a multiple of
+//! another row, whose worst element is four to five times its root mean square: [`ELEMENT_ALLOWANCE`] is four times as much.
 //! In f32 the tolerance is 50 u, for sums of hundreds of terms.
 
 /// What the worst row's error may be, in tolerances of a whole tensor.
-pub(crate) const ROW_ROOM: f64 = 4.0;
+pub(crate) const ROW_ALLOWANCE: f64 = 4.0;
 /// What the worst element's may be, relative to its own size or its row's, whichever is larger.
-pub(crate) const ELEMENT_ROOM: f64 = 16.0;
+pub(crate) const ELEMENT_ALLOWANCE: f64 = 16.0;
 /// Rows that are smaller than this part of an average one are judged as if they had its size: what is left of terms
 /// that cancelled says little of their errors.
 const SMALLEST_ROW: f64 = 1e-3;
@@ -73,18 +73,18 @@ impl Errors {
 
     /// The worst of the three, in units that a tolerance for the whole can be compared with.
     pub(crate) fn worst(&self) -> f64 {
-        let all = [self.whole, self.row.0 / ROW_ROOM, self.element.0 / ELEMENT_ROOM];
+        let all = [self.whole, self.row.0 / ROW_ALLOWANCE, self.element.0 / ELEMENT_ALLOWANCE];
         all.into_iter().fold(0.0, |worst, error| if error.is_nan() || error > worst { error } else { worst })
     }
 
     /// Where a part is off by more than a tolerance, though the whole may not be.
-    pub(crate) fn complaint(&self, tolerance: f64) -> Option<String> {
+    pub(crate) fn failure(&self, tolerance: f64) -> Option<String> {
         // A NaN is worse than any number.
         let within = |error: f64, most: f64| error <= most;
-        if !within(self.row.0, ROW_ROOM * tolerance) {
+        if !within(self.row.0, ROW_ALLOWANCE * tolerance) {
             return Some(format!("row {} is off by {:.1e} of its size", self.row.1, self.row.0));
         }
-        if !within(self.element.0, ELEMENT_ROOM * tolerance) {
+        if !within(self.element.0, ELEMENT_ALLOWANCE * tolerance) {
             return Some(format!(
                 "element {} is off by {:.1e} of its row's size",
                 self.element.1, self.element.0
@@ -131,8 +131,8 @@ mod tests {
         let errors = Errors::of(&got, &want, COLS, 0.0);
         assert!(errors.whole < TOLERANCE / 4.0, "the whole shows it: {errors:?}");
         assert!(errors.worst() > TOLERANCE);
-        assert!(errors.complaint(TOLERANCE).unwrap().starts_with("row 1234 is off by 1.0e-1"));
-        assert_eq!(Errors::of(&want, &want, COLS, 0.0).complaint(0.0), None);
+        assert!(errors.failure(TOLERANCE).unwrap().starts_with("row 1234 is off by 1.0e-1"));
+        assert_eq!(Errors::of(&want, &want, COLS, 0.0).failure(0.0), None);
     }
 
     /// A wrong element of a long row moves neither the whole nor its row.
@@ -144,7 +144,7 @@ mod tests {
         let errors = Errors::of(&got, &want, ROWS * COLS, 0.0);
         assert!(errors.whole < TOLERANCE && errors.row.0 < TOLERANCE);
         assert!(errors.worst() > TOLERANCE);
-        assert!(errors.complaint(TOLERANCE).unwrap().starts_with("element 77 is off by"));
+        assert!(errors.failure(TOLERANCE).unwrap().starts_with("element 77 is off by"));
     }
 
     /// A row a thousand times smaller than the others is judged by its own size.
@@ -154,9 +154,9 @@ mod tests {
         want[9 * COLS..][..COLS].iter_mut().for_each(|x| *x *= 2e-3);
         let mut got = want.clone();
         got[9 * COLS..][..COLS].iter_mut().for_each(|x| *x *= 1.1);
-        assert!(Errors::of(&got, &want, COLS, 0.0).complaint(TOLERANCE).is_some());
+        assert!(Errors::of(&got, &want, COLS, 0.0).failure(TOLERANCE).is_some());
         // Unless it is said that rows of this size are what is left of larger ones.
-        assert_eq!(Errors::of(&got, &want, COLS, norm(want.iter().copied())).complaint(TOLERANCE), None);
+        assert_eq!(Errors::of(&got, &want, COLS, norm(want.iter().copied())).failure(TOLERANCE), None);
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
         let mut got = want.clone();
         (got[5], got[6]) = (f64::NAN, 0.0);
         let errors = Errors::of(&got, &want, COLS, 0.0);
-        assert!(errors.worst().is_nan() && errors.complaint(1e9).is_some());
-        assert!(Errors::of(&[], &[], 5, 0.0).complaint(0.0).is_none());
+        assert!(errors.worst().is_nan() && errors.failure(1e9).is_some());
+        assert!(Errors::of(&[], &[], 5, 0.0).failure(0.0).is_none());
     }
 }

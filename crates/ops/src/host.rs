@@ -17,7 +17,7 @@ impl HostElem for f64 {
 }
 
 /// Reads a view as a slice for the length of a call.
-pub fn with<T: HostElem, R>(view: View, f: impl FnOnce(&[T]) -> R) -> R {
+pub fn with_slice<T: HostElem, R>(view: View, f: impl FnOnce(&[T]) -> R) -> R {
     assert_eq!(view.dtype(), T::DTYPE, "element type of a host view");
     // SAFETY: the caller runs this as an operation of the compute lane, in its order; on the CPU every
     // earlier operation is finished, and other lanes are kept off the buffer by the plan's waits.
@@ -25,8 +25,8 @@ pub fn with<T: HostElem, R>(view: View, f: impl FnOnce(&[T]) -> R) -> R {
 }
 
 /// Writes a view as a slice for the length of a call.
-pub fn with_mut<T: HostElem, R>(view: View, f: impl FnOnce(&mut [T]) -> R) -> R {
+pub fn with_slice_mut<T: HostElem, R>(view: View, f: impl FnOnce(&mut [T]) -> R) -> R {
     assert_eq!(view.dtype(), T::DTYPE, "element type of a host view");
-    // SAFETY: as in `with`.
+    // SAFETY: as in `with_slice`.
     f(unsafe { view.as_mut::<T>() })
 }

@@ -11,6 +11,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod bench;
 pub mod bias;
 pub mod cross_entropy;
 pub mod dropout;
@@ -18,7 +19,6 @@ pub mod embedding;
 pub mod host;
 pub mod lion;
 pub mod matmul;
-pub mod rates;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
@@ -27,22 +27,24 @@ pub mod selftest;
 pub mod sgd;
 pub mod swiglu;
 
-mod apart;
+mod disjoint;
 mod dispatch;
 mod errors;
+#[cfg(test)]
+mod invalid_operands;
 mod mat;
 mod math;
 mod operands;
 mod optimizer;
-mod packs;
-#[cfg(test)]
-mod refusals;
 mod sources;
 #[cfg(test)]
 mod testing;
+mod vectors;
 
 pub use mat::Mat;
-pub use sources::{source_of_score_head, source_of_updates, sources, sources_of};
+pub use sources::{
+    all_kernel_sources, model_kernel_sources, optimizer_kernel_source, score_head_kernel_source,
+};
 
 /// Rows of work that a pool item takes: small enough to balance, large enough to be worth a hand-out.
 pub(crate) const ROWS_PER_ITEM: usize = 32;

@@ -46,7 +46,7 @@ impl<'m> Mat<'m> {
 
     /// Panics if the two share an element. Column ranges of one matrix are apart, though their views are not.
     #[track_caller]
-    pub fn assert_apart(&self, other: &Mat<'_>) {
+    pub fn assert_disjoint(&self, other: &Mat<'_>) {
         let bytes = |elems: usize| elems * self.view.dtype().size();
         let alike = self.view.dtype() == other.view.dtype() && self.stride == other.stride;
         if alike && !self.view.is_empty() && !other.view.is_empty() {
@@ -58,7 +58,7 @@ impl<'m> Mat<'m> {
                 return;
             }
         }
-        self.view.assert_apart(&other.view);
+        self.view.assert_disjoint(&other.view);
     }
 
     /// Rows `[start, start + rows)`.
@@ -75,13 +75,13 @@ mod tests {
     use lockstep_core::DType;
 
     use super::*;
-    use crate::testing::{Bench, Operands, refusal};
+    use crate::testing::{Operands, TestArena, panic_message};
 
     /// Sizes whose product or sum overflows are no way around a bound.
     #[test]
     fn huge_sizes_are_refused_by_name() {
-        let bench = Bench::new(1);
-        let view = bench.output(100, DType::F32);
+        let arena = TestArena::new(1);
+        let view = arena.output(100, DType::F32);
         let half = 1 << (usize::BITS / 2);
         for (rows, cols, stride) in [
             (half + 1, 4, half),
@@ -90,18 +90,18 @@ mod tests {
             (usize::MAX, 1, 1),
             (11, 10, 10),
         ] {
-            let said = refusal(|| _ = Mat::strided(view, rows, cols, stride));
+            let said = panic_message(|| _ = Mat::strided(view, rows, cols, stride));
             assert!(said.starts_with(&format!("[{rows}, {cols}] by {stride}")), "{said}");
         }
         let mat = Mat::dense(view, 10, 10);
         for (start, len) in [(usize::MAX, 2), (2, usize::MAX), (11, 0), (10, 1)] {
-            let said = refusal(|| _ = mat.columns(start, len));
+            let said = panic_message(|| _ = mat.columns(start, len));
             assert!(said.starts_with(&format!("columns [{start}, +{len}]")), "{said}");
-            let said = refusal(|| _ = mat.row_range(start, len));
+            let said = panic_message(|| _ = mat.row_range(start, len));
             assert!(said.starts_with(&format!("rows [{start}, +{len}]")), "{said}");
         }
         for row in [10, usize::MAX / 10 + 1, usize::MAX] {
-            assert_eq!(refusal(|| _ = mat.row(row)), format!("row {row} of 10"));
+            assert_eq!(panic_message(|| _ = mat.row(row)), format!("row {row} of 10"));
         }
     }
 

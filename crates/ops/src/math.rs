@@ -42,14 +42,14 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
 /// Lanes as one piece of memory. The compiler sees sixteen numbers, and how they come together afterwards; it would
 /// take the vector apart in the loop before, to suit that.
 #[inline(always)]
-fn settled(lanes: [f32; LANES]) -> [f32; LANES] {
+fn materialized(lanes: [f32; LANES]) -> [f32; LANES] {
     std::hint::black_box(lanes)
 }
 
 /// The lanes of a partial result brought together in a fixed tree.
 #[inline(always)]
 fn tree(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = settled(lanes);
+    let mut lanes = materialized(lanes);
     let mut width = LANES / 2;
     while width > 0 {
         for i in 0..width {
@@ -75,7 +75,7 @@ fn larger(a: f32, b: f32) -> f32 {
 /// out = f(x), element for element, a vector at a time. Loops over rows as short as a head are otherwise unrolled by
 /// more than such a row has, and never get to it.
 #[inline(always)]
-pub(crate) fn each_lane<A: Copy, B>(out: &mut [B], x: &[A], f: impl Fn(A) -> B) {
+pub(crate) fn map_lanes<A: Copy, B>(out: &mut [B], x: &[A], f: impl Fn(A) -> B) {
     assert_eq!(out.len(), x.len(), "rows of one length");
     let ((out, out_tail), (x, x_tail)) = (out.as_chunks_mut::<LANES>(), x.as_chunks::<LANES>());
     for (out, x) in out.iter_mut().zip(x) {
@@ -124,7 +124,7 @@ pub(crate) fn sum3<A: Real, B: Real, C: Real>(
         }
     }
     if !a_tail.is_empty() {
-        lanes = settled(lanes);
+        lanes = materialized(lanes);
         for (i, sum) in lanes.iter_mut().enumerate().take(a_tail.len()) {
             *sum += f(a_tail[i].to_f32(), b_tail[i].to_f32(), c_tail[i].to_f32());
         }

@@ -7,7 +7,7 @@ use lockstep_device::cuda::GpuError;
 
 use crate::Mat;
 
-/// What lies between the rows of a [`Framed`] matrix. Exact in every storage type.
+/// What lies between the rows of a [`PaddedMat`] matrix. Exact in every storage type.
 const MARGIN: f32 = 77.0;
 
 /// After so many normals they come again: a prime, so that rows differ all the same.
@@ -16,18 +16,18 @@ const PERIOD: usize = 65_537;
 /// Whoever has memory to hand out, and seeds to draw from.
 pub(crate) trait Operands {
     /// Room that holds anything.
-    fn take(&self, len: usize, dtype: DType) -> View<'_>;
+    fn allocate(&self, len: usize, dtype: DType) -> View<'_>;
 
     /// A stream that nobody has drawn from.
     fn stream(&self, purpose: Purpose) -> RngStream;
 
     /// Takes the outcome of filling an operand: a GPU may have failed.
-    fn filled(&self, outcome: Result<(), GpuError>);
+    fn check_device(&self, outcome: Result<(), GpuError>);
 
     /// An output, or scratch: every float is NaN until it is written.
     fn output(&self, len: usize, dtype: DType) -> View<'_> {
-        let view = self.take(len, dtype);
-        self.filled(match dtype {
+        let view = self.allocate(len, dtype);
+        self.check_device(match dtype {
             DType::U32 => view.write(&vec![u32::MAX; len]),
             DType::F64 => view.write(&vec![f64::NAN; len]),
             _ => view.write_f32(&vec![f32::NAN; len]),
@@ -36,14 +36,14 @@ pub(crate) trait Operands {
     }
 
     fn input(&self, values: &[f32], dtype: DType) -> View<'_> {
-        let view = self.take(values.len(), dtype);
-        self.filled(view.write_f32(values));
+        let view = self.allocate(values.len(), dtype);
+        self.check_device(view.write_f32(values));
         view
     }
 
     fn input_u32(&self, values: &[u32]) -> View<'_> {
-        let view = self.take(values.len(), DType::U32);
-        self.filled(view.write(values));
+        let view = self.allocate(values.len(), DType::U32);
+        self.check_device(view.write(values));
         view
     }
 
@@ -66,35 +66,35 @@ pub(crate) trait Operands {
     }
 
     /// A matrix of the given rows, `pad` foreign elements before and after each.
-    fn framed(&self, values: &[f32], cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
+    fn padded(&self, values: &[f32], cols: usize, pad: usize, dtype: DType) -> PaddedMat<'_> {
         let (rows, stride) = (values.len() / cols, cols + 2 * pad);
         let mut all = vec![MARGIN; pad + rows * stride];
         for (row, values) in values.chunks_exact(cols).enumerate() {
             all[pad + row * stride..][..cols].copy_from_slice(values);
         }
         let whole = self.input(&all, dtype);
-        Framed { mat: Mat::strided(whole.slice(pad, rows * stride), rows, cols, stride), whole, pad }
+        PaddedMat { mat: Mat::strided(whole.slice(pad, rows * stride), rows, cols, stride), whole, pad }
     }
 
     /// The same, to be written: NaN between the margins.
-    fn framed_output(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
-        self.framed(&vec![f32::NAN; rows * cols], cols, pad, dtype)
+    fn padded_output(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> PaddedMat<'_> {
+        self.padded(&vec![f32::NAN; rows * cols], cols, pad, dtype)
     }
 
-    fn framed_normals(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> Framed<'_> {
-        self.framed(&self.normal_values(rows * cols), cols, pad, dtype)
+    fn padded_normals(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> PaddedMat<'_> {
+        self.padded(&self.normal_values(rows * cols), cols, pad, dtype)
     }
 }
 
 /// A strided matrix with margins that an operation must leave alone.
 #[derive(Clone, Copy)]
-pub(crate) struct Framed<'m> {
+pub(crate) struct PaddedMat<'m> {
     pub(crate) mat: Mat<'m>,
     pub(crate) whole: View<'m>,
     pad: usize,
 }
 
-impl Framed<'_> {
+impl PaddedMat<'_> {
     /// Of the values of the whole, the matrix's rows, one after the other, and how many of the margins were written to.
     pub(crate) fn inside(&self, whole: Vec<f64>) -> (Vec<f64>, usize) {
         let Mat { rows, cols, stride, .. } = self.mat;

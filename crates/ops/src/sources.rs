@@ -1,7 +1,7 @@
 //! All kernels of this crate, for those who compile ahead: a test without a GPU, or a cache to fill.
 
 use lockstep_core::DType;
-use lockstep_device::cuda::{Source, Variant};
+use lockstep_device::cuda::{KernelSource, KernelVariant};
 
 use crate::attention::Heads;
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Every source with every variant that a run on such a GPU may ask for.
-pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
+pub fn all_kernel_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)> {
     let by_type = [
         &adamw::cuda::SOURCE,
         &bias::cuda::SOURCE,
@@ -24,42 +24,47 @@ pub fn sources(sm: u32) -> Vec<(&'static Source, Variant)> {
         &swiglu::cuda::SOURCE,
     ];
     let types = [DType::F32, DType::BF16, DType::F16];
-    let mut all = vec![(&reduce::cuda::SOURCE, Variant::of(DType::F32))];
-    all.extend(crate::attention::cuda_sources(sm));
-    all.extend(by_type.into_iter().flat_map(|source| types.map(|real| (source, Variant::of(real)))));
+    let mut all = vec![(&reduce::cuda::SOURCE, KernelVariant::of(DType::F32))];
+    all.extend(crate::attention::all_cuda_sources(sm));
+    all.extend(by_type.into_iter().flat_map(|source| types.map(|real| (source, KernelVariant::of(real)))));
     all
 }
 
 /// What an optimizer's updates ask for, by its name.
-pub fn source_of_updates(optimizer: &str, storage: DType) -> (&'static Source, Variant) {
+pub fn optimizer_kernel_source(optimizer: &str, storage: DType) -> (&'static KernelSource, KernelVariant) {
     let source = match optimizer {
         "adamw" => &adamw::cuda::SOURCE,
         "sgd" => &sgd::cuda::SOURCE,
         "lion" => &lion::cuda::SOURCE,
         other => panic!("no optimizer is called {other}"),
     };
-    (source, Variant::of(storage))
+    (source, KernelVariant::of(storage))
 }
 
 /// What a scalar head asks for.
-pub fn source_of_score_head(storage: DType) -> (&'static Source, Variant) {
-    (&score_head::cuda::SOURCE, Variant::of(storage))
+pub fn score_head_kernel_source(storage: DType) -> (&'static KernelSource, KernelVariant) {
+    (&score_head::cuda::SOURCE, KernelVariant::of(storage))
 }
 
 /// What the steps of a model ask for: weights and activations of one type, heads of one width.
-pub fn sources_of(sm: u32, storage: DType, heads: &Heads, drops: bool) -> Vec<(&'static Source, Variant)> {
-    let of = |source| (source, Variant::of(storage));
+pub fn model_kernel_sources(
+    sm: u32,
+    storage: DType,
+    heads: &Heads,
+    drops: bool,
+) -> Vec<(&'static KernelSource, KernelVariant)> {
+    let of = |source| (source, KernelVariant::of(storage));
     let mut all = vec![
         of(&bias::cuda::SOURCE),
         of(&cross_entropy::cuda::SOURCE),
-        (&cross_entropy::cuda::SOURCE, Variant::of(DType::F32)),
+        (&cross_entropy::cuda::SOURCE, KernelVariant::of(DType::F32)),
         of(&embedding::cuda::SOURCE),
         of(&rmsnorm::cuda::SOURCE),
         of(&rope::cuda::SOURCE),
         of(&swiglu::cuda::SOURCE),
-        (&reduce::cuda::SOURCE, Variant::of(DType::F32)),
+        (&reduce::cuda::SOURCE, KernelVariant::of(DType::F32)),
     ];
-    all.extend(crate::attention::cuda_sources_of(sm, storage, heads, drops));
+    all.extend(crate::attention::model_cuda_sources(sm, storage, heads, drops));
     all.extend(drops.then(|| of(&dropout::cuda::SOURCE)));
     all
 }
@@ -69,7 +74,7 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use lockstep_device::cuda::{Nvrtc, Search, compile};
+    use lockstep_device::cuda::{LibrarySearch, Nvrtc, compile};
 
     use super::*;
 
@@ -77,9 +82,9 @@ mod tests {
     #[test]
     fn shared_sizes_are_defined_once() {
         let mut count = 0;
-        for (source, variant) in sources(90) {
+        for (source, variant) in all_kernel_sources(90) {
             for (name, value) in
-                source.numbers.iter().chain(&variant.numbers).filter(|(name, _)| !name.is_empty())
+                source.defines.iter().chain(&variant.defines).filter(|(name, _)| !name.is_empty())
             {
                 let uses =
                     source.text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| word == name);
@@ -98,14 +103,14 @@ mod tests {
     #[test]
     fn kernels_compile() {
         let folder = |name| std::env::var_os(name).map(PathBuf::from).into_iter().collect::<Vec<_>>();
-        let mut search = Search::around(&folder("CUDA_HOME"), &folder("VIRTUAL_ENV"));
+        let mut search = LibrarySearch::around(&folder("CUDA_HOME"), &folder("VIRTUAL_ENV"));
         search.folders.extend(folder("LOCKSTEP_NVRTC_DIR"));
         let nvrtc = match Nvrtc::open(&search) {
             Ok(nvrtc) => nvrtc,
             Err(cause) => return println!("skipped: {cause}"),
         };
-        let both =
-            [80, 90].map(|sm| sources(sm).into_iter().map(move |(source, variant)| (source, variant, sm)));
+        let both = [80, 90]
+            .map(|sm| all_kernel_sources(sm).into_iter().map(move |(source, variant)| (source, variant, sm)));
         let all: Vec<_> = both.into_iter().flatten().collect();
         let next = AtomicUsize::new(0);
         let work = || {

@@ -1,4 +1,4 @@
-//! Help for the operations' tests: memory to run on, finite differences, tolerances.
+//! Help for the operations' tests: memory to run on, finite finite_differences, tolerances.
 
 use std::cell::{Cell, OnceCell};
 
@@ -9,14 +9,14 @@ use lockstep_device::{Isa, Memory, Pool, Queue, View};
 use proptest::prelude::*;
 
 use crate::errors::Errors;
-pub(crate) use crate::operands::{Framed, Operands};
+pub(crate) use crate::operands::{Operands, PaddedMat};
 
-/// A block of a bench's memory. Small, for taking memory touches every page of it; larger where a single
+/// A block of a arena's memory. Small, for taking memory touches every page of it; larger where a single
 /// operand needs it.
 const BLOCK: usize = 4 << 20;
 
 /// Memory that is handed out piece by piece, as much as a test asks for.
-pub(crate) struct Bench {
+pub(crate) struct TestArena {
     block: Block,
     draws: Cell<u32>,
     seed: u64,
@@ -31,32 +31,32 @@ struct Block {
 
 impl Block {
     fn of(bytes: usize) -> Block {
-        let memory = Memory::take(Bytes(bytes as u64), &Pool::new(1)).unwrap();
+        let memory = Memory::allocate(Bytes(bytes as u64), &Pool::new(1)).unwrap();
         Block { memory, used: 0.into(), next: OnceCell::new() }
     }
 
-    fn take(&self, len: usize, dtype: DType) -> View<'_> {
+    fn allocate(&self, len: usize, dtype: DType) -> View<'_> {
         let (at, bytes) = (self.used.get(), len * dtype.size());
         if at + bytes > self.memory.bytes().0 as usize {
-            return self.next.get_or_init(|| Box::new(Block::of(bytes.max(BLOCK)))).take(len, dtype);
+            return self.next.get_or_init(|| Box::new(Block::of(bytes.max(BLOCK)))).allocate(len, dtype);
         }
         self.used.set((at + bytes).next_multiple_of(64));
         self.memory.view(at, len, dtype)
     }
 }
 
-impl Bench {
-    pub(crate) fn new(seed: u64) -> Bench {
-        Bench { block: Block::of(BLOCK), draws: 0.into(), seed }
+impl TestArena {
+    pub(crate) fn new(seed: u64) -> TestArena {
+        TestArena { block: Block::of(BLOCK), draws: 0.into(), seed }
     }
 }
 
-impl Operands for Bench {
-    fn take(&self, len: usize, dtype: DType) -> View<'_> {
-        self.block.take(len, dtype)
+impl Operands for TestArena {
+    fn allocate(&self, len: usize, dtype: DType) -> View<'_> {
+        self.block.allocate(len, dtype)
     }
 
-    fn filled(&self, outcome: Result<(), GpuError>) {
+    fn check_device(&self, outcome: Result<(), GpuError>) {
         outcome.unwrap();
     }
 
@@ -66,7 +66,7 @@ impl Operands for Bench {
     }
 }
 
-impl Framed<'_> {
+impl PaddedMat<'_> {
     /// The rows, one after the other, once the margins are found untouched.
     #[track_caller]
     pub(crate) fn values(&self) -> Vec<f64> {
@@ -82,7 +82,7 @@ impl Framed<'_> {
 }
 
 /// What a call says when it panics.
-pub(crate) fn refusal(call: impl FnOnce()) -> String {
+pub(crate) fn panic_message(call: impl FnOnce()) -> String {
     let call = std::panic::AssertUnwindSafe(call);
     let cause = std::panic::catch_unwind(call).expect_err("the call must be refused");
     cause.downcast::<String>().map_or_else(|cause| (*cause.downcast::<&str>().unwrap()).into(), |said| *said)
@@ -116,8 +116,8 @@ pub(crate) fn assert_near(got: &[f64], want: &[f64], cols: usize, scale: f64, to
 
 #[track_caller]
 pub(crate) fn assert_within(errors: &Errors, tolerance: f64) {
-    if let Some(complaint) = errors.complaint(tolerance) {
-        panic!("{complaint}, at a tolerance of {tolerance:.1e}: {errors:?}");
+    if let Some(failure) = errors.failure(tolerance) {
+        panic!("{failure}, at a tolerance of {tolerance:.1e}: {errors:?}");
     }
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// ∂L/∂x by central differences.
-pub(crate) fn differences(x: &[f64], loss: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+pub(crate) fn finite_differences(x: &[f64], loss: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     const STEP: f64 = 1e-5;
     let mut x = x.to_vec();
     (0..x.len())

@@ -31,7 +31,7 @@ fn check(key: &str, update: impl Fn(&Queue, &Value, [View; 3])) {
     let golden = golden();
     let start = numbers(&golden["start"]);
     let gradients: Vec<Vec<f32>> = golden["gradients"].as_array().unwrap().iter().map(numbers).collect();
-    let memory = Memory::take(Bytes(1 << 20), &Pool::new(1)).unwrap();
+    let memory = Memory::allocate(Bytes(1 << 20), &Pool::new(1)).unwrap();
     let views = [0, 1, 2].map(|i| memory.view(i << 16, start.len(), DType::F32));
     let [p, g, state] = views;
     let cases = golden["cases"].as_array().unwrap().iter().filter(|case| !case["settings"][key].is_null());
@@ -67,9 +67,9 @@ fn sgd_has_the_bits_of_torch() {
         let factor = |key: &str| settings[key].as_f64().unwrap() as f32;
         let momentum = (factor("momentum") != 0.0).then_some(state);
         let range =
-            sgd::Range { master, working: None, grad, momentum, weight_decay: factor("weight_decay") };
+            sgd::ParamRange { master, working: None, grad, momentum, weight_decay: factor("weight_decay") };
         let nesterov = settings["nesterov"].as_bool().unwrap();
-        let rates = sgd::Rates { lr, momentum: factor("momentum"), nesterov, clip: 1.0 };
+        let rates = sgd::Hyperparams { lr, momentum: factor("momentum"), nesterov, clip: 1.0 };
         sgd::update(queue, range, &rates, None);
     });
 }
@@ -80,7 +80,7 @@ fn lion_has_the_bits_of_its_tensor_form() {
     check("betas", |queue, settings, [master, grad, m]| {
         let [beta1, beta2] = [0, 1].map(|i| settings["betas"][i].as_f64().unwrap());
         let weight_decay = settings["weight_decay"].as_f64().unwrap() as f32;
-        let range = lion::Range { master, working: None, grad, m, weight_decay };
-        lion::update(queue, range, &lion::Rates::new(lr, (beta1, beta2), 1.0), None);
+        let range = lion::ParamRange { master, working: None, grad, m, weight_decay };
+        lion::update(queue, range, &lion::Hyperparams::new(lr, (beta1, beta2), 1.0), None);
     });
 }

@@ -166,14 +166,14 @@ mod tests {
                         (&programs.fused, &layout.fused),
                         (&programs.next, &layout.next),
                     ] {
-                        assert_apart(program, buffers, &programs, sizes);
+                        assert_disjoint(program, buffers, &programs, sizes);
                     }
                 }
             }
         }
     }
 
-    fn assert_apart(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
+    fn assert_disjoint(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
         let alive = |slot: Slot, at: usize| {
             let touched =
                 |s: &lockstep_shape::ProgramStep| s.reads().contains(&slot) || s.writes().contains(&slot);

@@ -4,7 +4,7 @@ use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 use lockstep_plan::{
     AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, MemoryTier, ModelId, ModelPlan, ModelRole,
     ModelSettings, OptimizerSpec, Placements, PlanInput, RecomputePolicy, RunPlan, build, strategy,
@@ -87,7 +87,7 @@ pub fn plan(shape: &ModelShape, setup: &TestSetup) -> RunPlan {
 
 /// What the plan is made from: one model, which is trained.
 pub fn input(shape: &ModelShape, setup: &TestSetup) -> PlanInput {
-    let kernels = Kernels::Cpu { num_threads: setup.threads };
+    let kernels = KernelBackend::Cpu { num_threads: setup.threads };
     let model = model(ModelRole::Policy, shape, setup);
     let BatchBounds { tokens, max_doc, .. } = model.bounds;
     let needs = DeviceNeeds {
@@ -113,7 +113,7 @@ pub fn input(shape: &ModelShape, setup: &TestSetup) -> PlanInput {
 /// One model of a plan.
 pub fn model(role: ModelRole, shape: &ModelShape, setup: &TestSetup) -> ModelPlan {
     let (_, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
-    let kernels = Kernels::Cpu { num_threads: setup.threads };
+    let kernels = KernelBackend::Cpu { num_threads: setup.threads };
     let settings = ModelSettings {
         placements: Placements {
             params,
@@ -137,7 +137,7 @@ pub fn model(role: ModelRole, shape: &ModelShape, setup: &TestSetup) -> ModelPla
         generation: setup.generates.map(|(docs, tokens_per_doc)| GenerationBounds {
             docs,
             tokens_per_doc,
-            cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
+            cache_elems: lockstep_model::kv_cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
         }),
     };
     ModelPlan::new(role, shape, settings)

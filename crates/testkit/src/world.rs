@@ -147,7 +147,7 @@ impl ExchangeTable {
 
 /// The memory of one rank's plan, such that others can read what it lends them.
 fn arena(plan: &RunPlan) -> Arc<Memory> {
-    let memory = Memory::take_lending(plan.arena_bytes, plan.exported.clone(), &Pool::new(1));
+    let memory = Memory::allocate_exporting(plan.arena_bytes, plan.exported.clone(), &Pool::new(1));
     Arc::new(memory.expect("the memory of a small model"))
 }
 

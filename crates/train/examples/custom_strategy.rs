@@ -17,7 +17,7 @@ use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Memory, Queue};
 use lockstep_engine::{Comms, Engine, Resources, UpdateRule, UpdateSettings};
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 use lockstep_plan::strategy::{Strategy, ddp};
 use lockstep_plan::{ModelId, ParamState, PlanInput, RunPlan, StepBuilder, build};
 use lockstep_train::{Sft, WindowCounts, train_step};
@@ -56,7 +56,7 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let config = lockstep_config::load(Some(source), &[])?;
     let tokenizer = lockstep_train::load_tokenizer(&config)?;
     let shape = lockstep_train::model_shape(&config, &tokenizer)?;
-    let kernels = Kernels::Cpu { num_threads: 1 };
+    let kernels = KernelBackend::Cpu { num_threads: 1 };
     let ddp = lockstep_train::plan_for(&config, &shape, &tokenizer, None, kernels)?;
     let input = PlanInput { strategy, ..ddp.input.clone() };
     // Checks the rules for every strategy: nothing is read before it is written, each gradient is reduced once, and so
@@ -87,7 +87,7 @@ fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
 
 fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockstep_engine::EngineError> {
     let queue = Queue::cpu(1);
-    let memory = Arc::new(Memory::take(plan.arena_bytes, queue.pool())?);
+    let memory = Arc::new(Memory::allocate(plan.arena_bytes, queue.pool())?);
     let resources = Resources { rank, memory, comms: Some(comms), nccl: None, queue, nvme_dir: None };
     let mut engine = Engine::new(plan, resources)?;
     engine.model_mut(ModelId::FIRST).initialise(42)?;

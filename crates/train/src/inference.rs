@@ -3,7 +3,7 @@
 use lockstep_core::{Bytes, DType};
 use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 use lockstep_plan::{
     BatchBounds, DeviceNeeds, GenerationBounds, ModelPlan, ModelRole, ModelSettings, OptimizerSpec,
     Placements, PlanError, PlanInput, RunPlan, build, default_head_chunk_tokens,
@@ -35,7 +35,7 @@ impl Inference<'_> {
 
     fn plan(&self) -> Result<RunPlan, PlanError> {
         let Inference { shape, storage, bounds, machine, .. } = *self;
-        let kernels = Kernels::from(machine);
+        let kernels = KernelBackend::from(machine);
         let slots = self.slots.map_or(0, |(slots, _)| slots);
         let chunk =
             default_head_chunk_tokens(shape.vocab, device_memory(kernels)).max(slots.next_multiple_of(256));
@@ -52,13 +52,13 @@ impl Inference<'_> {
             generation: self.slots.map(|(docs, tokens_per_doc)| GenerationBounds {
                 docs,
                 tokens_per_doc,
-                cache_elems: lockstep_model::cache_elems(shape, docs, tokens_per_doc, storage, kernels),
+                cache_elems: lockstep_model::kv_cache_elems(shape, docs, tokens_per_doc, storage, kernels),
             }),
         };
         let needs = DeviceNeeds {
             workspace_bytes: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),
             overhead_bytes: Bytes::ZERO,
-            host_overhead_bytes: matches!(kernels, Kernels::Cuda { .. }).then_some(Bytes::ZERO),
+            host_overhead_bytes: matches!(kernels, KernelBackend::Cuda { .. }).then_some(Bytes::ZERO),
         };
         build(PlanInput::single_rank(
             vec![ModelPlan::new(ModelRole::Reference, shape, settings)],

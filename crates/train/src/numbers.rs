@@ -65,7 +65,7 @@ impl CudaVersions {
             gpu: Some((gpu.name.clone(), gpu.sm)),
             driver: Some(gpu.driver_version),
             nvrtc: Some(gpu.nvrtc().version),
-            cublas_lt: Some(gpu.lt().version()),
+            cublas_lt: Some(gpu.cublas_lt().version()),
             nccl,
         }
     }

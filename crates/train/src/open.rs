@@ -170,16 +170,18 @@ fn connect_engine(
     let taken = match (machine.device, &mut queue) {
         (Device::Cuda(gpu), Queue::Cuda(cuda)) => {
             cuda.tf32 = config.device.tf32;
-            Memory::take_on(gpu, plan.arena_bytes)
+            Memory::allocate_on(gpu, plan.arena_bytes)
         }
-        _ if connect.is_some() => Memory::take_lending(plan.arena_bytes, plan.exported.clone(), queue.pool()),
-        _ => Memory::take(plan.arena_bytes, queue.pool()),
+        _ if connect.is_some() => {
+            Memory::allocate_exporting(plan.arena_bytes, plan.exported.clone(), queue.pool())
+        }
+        _ => Memory::allocate(plan.arena_bytes, queue.pool()),
     };
     let memory = Arc::new(taken.map_err(EngineError::from)?);
     // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
     let exported = match machine.device {
         Device::Cpu if !plan.exported.is_empty() => Arc::clone(&memory),
-        _ => Arc::new(Memory::take_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
+        _ => Arc::new(Memory::allocate_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),
     };
     let connection = connect.map(|connect| connect(&exported)).transpose()?;
     let (comms, nccl) = connection.map_or((None, None), |c| (Some(c.comms), c.nccl));

@@ -8,7 +8,7 @@ use lockstep_config::{self as config, Algorithm, ModelSource, RunConfig};
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
 use lockstep_device::{Amx, Device, Machine};
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 use lockstep_plan::{
     BatchBounds, DeviceMemory, Hardware, ObjectiveNeeds, RunPlan, bounds, budget, build, resolve,
 };
@@ -322,7 +322,7 @@ pub fn plan_for(
     shape: &ModelShape,
     tokenizer: &Tokenizer,
     dataset: Option<&Dataset>,
-    kernels: Kernels,
+    kernels: KernelBackend,
 ) -> Result<RunPlan, TrainError> {
     check_built(config)?;
     let needs = objective_needs(&Sft::default());
@@ -334,7 +334,7 @@ pub(crate) fn plan_with(
     config: &RunConfig,
     shape: &ModelShape,
     process: Bytes,
-    kernels: Kernels,
+    kernels: KernelBackend,
     objective: &ObjectiveNeeds,
 ) -> Result<RunPlan, TrainError> {
     let workspace = |shape: &ModelShape, bounds: &BatchBounds| {
@@ -349,10 +349,10 @@ pub(crate) fn plan_with(
 }
 
 /// What kernels run on, as a plan sees it.
-pub fn device_memory(kernels: Kernels) -> DeviceMemory {
+pub fn device_memory(kernels: KernelBackend) -> DeviceMemory {
     match kernels {
-        Kernels::Cpu { .. } => DeviceMemory::Host,
-        Kernels::Cuda { memory } => DeviceMemory::Gpu(memory),
+        KernelBackend::Cpu { .. } => DeviceMemory::Host,
+        KernelBackend::Cuda { memory } => DeviceMemory::Gpu(memory),
     }
 }
 

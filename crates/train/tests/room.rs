@@ -1,7 +1,7 @@
 //! How much is computed again where a GPU's own memory decides.
 
 use lockstep_core::Bytes;
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 use lockstep_plan::RecomputePolicy;
 use lockstep_shape::Recompute;
 use lockstep_train::{load_tokenizer, model_shape, plan_for};
@@ -24,7 +24,7 @@ fn recomputed(gib: u64, settings: &[&str]) -> RecomputePolicy {
     let config = lockstep_config::load(None, &all).unwrap();
     let tokenizer = load_tokenizer(&config).unwrap();
     let shape = model_shape(&config, &tokenizer).unwrap();
-    let kernels = Kernels::Cuda { memory: Some(Bytes(gib << 30)) };
+    let kernels = KernelBackend::Cuda { memory: Some(Bytes(gib << 30)) };
     plan_for(&config, &shape, &tokenizer, None, kernels).unwrap().input.models[0].recompute
 }
 

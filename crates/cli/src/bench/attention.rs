@@ -3,7 +3,7 @@
 use std::fmt;
 
 use lockstep_core::{DType, Fault, FaultClass};
-use lockstep_ops::rates::{self, Decode, Train};
+use lockstep_ops::bench::{self as ops_bench, AttentionShape, DecodeShape};
 use serde_json::json;
 
 use super::place::{Place, failed};
@@ -41,18 +41,18 @@ pub(crate) fn run(args: &BenchAttention) -> Result<(), Failure> {
     let shapes = shapes(args, &place)?;
     let mut table = Table::begin(&place, false)?;
     for shape in &shapes {
-        rates::attention(&place.queue, shape, &mut |rate| table.add(rate)).map_err(failed)?;
+        ops_bench::attention(&place.queue, shape, &mut |rate| table.add(rate)).map_err(failed)?;
     }
     for shape in &shapes {
         let decode = one_more(shape);
-        rates::decode(&place.queue, &decode, &mut |rate| table.add(rate)).map_err(failed)?;
+        ops_bench::decode(&place.queue, &decode, &mut |rate| table.add(rate)).map_err(failed)?;
     }
     table.end(&place, json!({}), 0)
 }
 
 /// A token more for each of the documents.
-fn one_more(shape: &Train) -> Decode {
-    Decode {
+fn one_more(shape: &AttentionShape) -> DecodeShape {
+    DecodeShape {
         dtype: shape.dtype,
         docs: shape.docs,
         past: shape.length,
@@ -65,7 +65,7 @@ fn one_more(shape: &Train) -> Decode {
 }
 
 /// The shape that was given, or several.
-fn shapes(args: &BenchAttention, place: &Place) -> Result<Vec<Train>, Failure> {
+fn shapes(args: &BenchAttention, place: &Place) -> Result<Vec<AttentionShape>, Failure> {
     let given = [args.rows, args.length, args.heads, args.kv_heads, args.head_dim, args.window];
     if given.iter().all(Option::is_none) {
         return Ok(if place.on_gpu() { usual_on_gpu(place.dtype) } else { usual_on_cpu(place.dtype) });
@@ -76,7 +76,7 @@ fn shapes(args: &BenchAttention, place: &Place) -> Result<Vec<Train>, Failure> {
     if !heads.is_multiple_of(kv_heads) {
         return Err(Box::new(Uneven { heads, kv_heads }));
     }
-    Ok(vec![Train {
+    Ok(vec![AttentionShape {
         dtype: place.dtype,
         docs: args.rows.unwrap_or(docs),
         length: args.length.unwrap_or(length),
@@ -87,12 +87,16 @@ fn shapes(args: &BenchAttention, place: &Place) -> Result<Vec<Train>, Failure> {
     }])
 }
 
-fn train(dtype: DType, [docs, length]: [usize; 2], [heads, kv_heads, head_dim]: [usize; 3]) -> Train {
-    Train { dtype, docs, length, heads, kv_heads, head_dim, window: None }
+fn train(
+    dtype: DType,
+    [docs, length]: [usize; 2],
+    [heads, kv_heads, head_dim]: [usize; 3],
+) -> AttentionShape {
+    AttentionShape { dtype, docs, length, heads, kv_heads, head_dim, window: None }
 }
 
 /// Those of the named sizes, short documents, and one that is long.
-fn usual_on_gpu(dtype: DType) -> Vec<Train> {
+fn usual_on_gpu(dtype: DType) -> Vec<AttentionShape> {
     let long = train(dtype, [1, 16_384], [32, 8, 128]);
     vec![
         train(dtype, [16, 2048], [16, 16, 64]),
@@ -100,10 +104,10 @@ fn usual_on_gpu(dtype: DType) -> Vec<Train> {
         train(dtype, [4, 2048], [32, 32, 128]),
         train(dtype, [64, 512], [16, 16, 64]),
         long,
-        Train { window: Some(4096), ..long },
+        AttentionShape { window: Some(4096), ..long },
     ]
 }
 
-fn usual_on_cpu(dtype: DType) -> Vec<Train> {
+fn usual_on_cpu(dtype: DType) -> Vec<AttentionShape> {
     vec![train(dtype, [8, 256], [6, 6, 48]), train(dtype, [2, 512], [12, 12, 64])]
 }

@@ -200,7 +200,7 @@ impl Bench {
             Device::Cpu => largest + 4 * fold_scratch_elems(ranks),
             Device::Cuda(_) => 4096,
         };
-        let shared = Arc::new(Memory::take_shared(Bytes(host as u64), &Pool::new(1)).map_err(failed)?);
+        let shared = Arc::new(Memory::allocate_shared(Bytes(host as u64), &Pool::new(1)).map_err(failed)?);
         let connect = ranks::connect(session, config, device)?;
         let connection = connect(&shared).map_err(|e| -> Failure { Box::new(e) })?;
         let mut comm = connection.comms.lane;
@@ -218,7 +218,7 @@ impl Bench {
         };
         let memory = match device {
             Device::Cpu => shared,
-            Device::Cuda(gpu) => Arc::new(Memory::take_on(gpu, Bytes(largest as u64)).map_err(failed)?),
+            Device::Cuda(gpu) => Arc::new(Memory::allocate_on(gpu, Bytes(largest as u64)).map_err(failed)?),
         };
         Ok(Bench { comm, group, queue, nccl: nccl.map(|(world, _)| world), memory, largest, carrier })
     }

@@ -1,6 +1,6 @@
 //! `lockstep bench kernels`: every operation of a training step by itself.
 
-use lockstep_ops::rates::{self, Step};
+use lockstep_ops::bench::{self as ops_bench, StepShape};
 use lockstep_shape::ModelShape;
 use serde_json::json;
 
@@ -20,7 +20,7 @@ pub(crate) fn run(args: &BenchKernels) -> Result<(), Failure> {
     let (rows, length) = (args.rows.unwrap_or(rows), args.length.unwrap_or(length));
     let vocab = args.vocab.unwrap_or(vocab);
     let shape = ModelShape::named(size, vocab).map_err(|e| -> Failure { Box::new(e) })?;
-    let step = Step {
+    let step = StepShape {
         dtype: place.dtype,
         tokens: rows * length,
         docs: rows,
@@ -35,13 +35,13 @@ pub(crate) fn run(args: &BenchKernels) -> Result<(), Failure> {
             vocab,
             lockstep_train::device_memory(place.machine.into()),
         ),
-        again: match args.recompute {
-            Again::None => rates::Again::Nothing,
-            Again::Selective => rates::Again::Cheap,
-            Again::Full => rates::Again::Blocks,
+        recompute: match args.recompute {
+            Again::None => ops_bench::Recompute::Nothing,
+            Again::Selective => ops_bench::Recompute::Cheap,
+            Again::Full => ops_bench::Recompute::Blocks,
         },
     };
     let mut table = Table::begin(&place, true)?;
-    rates::step(&place.queue, &step, &mut |rate| table.add(rate)).map_err(failed)?;
+    ops_bench::step(&place.queue, &step, &mut |rate| table.add(rate)).map_err(failed)?;
     table.end(&place, json!({ "size": size, "rows": rows, "length": length, "vocab": vocab }), step.tokens)
 }

@@ -1,6 +1,6 @@
 //! `lockstep bench products`: matrix products.
 
-use lockstep_ops::rates;
+use lockstep_ops::bench as ops_bench;
 use serde_json::json;
 
 use super::place::{Place, failed};
@@ -23,7 +23,7 @@ pub(crate) fn run(args: &BenchProducts) -> Result<(), Failure> {
     };
     let mut table = Table::begin(&place, false)?;
     for shape in shapes {
-        rates::products(&place.queue, place.dtype, shape, &mut |rate| table.add(rate)).map_err(failed)?;
+        ops_bench::matmul(&place.queue, place.dtype, shape, &mut |rate| table.add(rate)).map_err(failed)?;
     }
     table.end(&place, json!({}), 0)
 }

@@ -1,6 +1,6 @@
 //! Rates as people and programs read them.
 
-use lockstep_ops::rates::{self, Ceilings, Rate};
+use lockstep_ops::bench::{self as ops_bench, Measurement, Roofline};
 use serde_json::{Value, json};
 
 use super::place::{Place, failed};
@@ -9,8 +9,8 @@ use crate::report::{self, Failure};
 
 /// A line for each rate, as soon as it is known; or, at the end, one JSON object.
 pub(super) struct Table {
-    ceilings: Ceilings,
-    rates: Vec<Rate>,
+    ceilings: Roofline,
+    rates: Vec<Measurement>,
     json: bool,
     /// Whether rows say how often a step runs them.
     of_step: bool,
@@ -19,7 +19,7 @@ pub(super) struct Table {
 impl Table {
     /// Measures what rates are shares of, and begins.
     pub(super) fn begin(place: &Place, of_step: bool) -> Result<Table, Failure> {
-        let ceilings = rates::ceilings(&place.queue, place.dtype).map_err(failed)?;
+        let ceilings = ops_bench::roofline(&place.queue, place.dtype).map_err(failed)?;
         let table = Table { ceilings, rates: Vec::new(), json: place.json, of_step };
         if !table.json {
             let (copy, product) =
@@ -35,14 +35,14 @@ impl Table {
         Ok(table)
     }
 
-    pub(super) fn add(&mut self, rate: Rate) {
+    pub(super) fn add(&mut self, rate: Measurement) {
         if !self.json {
             report::say(&self.line(&rate));
         }
         self.rates.push(rate);
     }
 
-    fn line(&self, rate: &Rate) -> String {
+    fn line(&self, rate: &Measurement) -> String {
         let speed = if self.ceilings.is_by_memory(rate) {
             per_second(rate.bytes_per_second(), "B")
         } else {
@@ -52,14 +52,14 @@ impl Table {
         let step = match rate.times {
             _ if !self.of_step => String::new(),
             0 => format!("{:>8}", "-"),
-            times => format!("{times:>8}{:>12.3}", 1e3 * rate.seconds_a_step()),
+            times => format!("{times:>8}{:>12.3}", 1e3 * rate.seconds_per_step()),
         };
         format!("{:<58}{:>10.1}{speed:>15}{share:>7.0} %{step}", rate.name, 1e6 * rate.seconds)
     }
 
     /// Seconds of a step, by its operations.
     fn seconds_a_step(&self) -> f64 {
-        self.rates.iter().map(Rate::seconds_a_step).sum()
+        self.rates.iter().map(Measurement::seconds_per_step).sum()
     }
 
     /// Ends with what the rates sum up to, for a step of so many tokens.
@@ -91,7 +91,7 @@ impl Table {
         Ok(())
     }
 
-    fn as_json(&self, rate: &Rate) -> Value {
+    fn as_json(&self, rate: &Measurement) -> Value {
         json!({
             "name": rate.name, "times": rate.times, "seconds": rate.seconds, "fastest": rate.spread[0],
             "slowest": rate.spread[1], "bytes": rate.bytes, "flops": rate.flops, "share": self.ceilings.share(rate),

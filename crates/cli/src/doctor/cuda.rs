@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use lockstep_comm::Nccl;
 use lockstep_core::{Bytes, Fault};
-use lockstep_device::cuda::{GpuError, Installed, KernelCache, Lt, Nvrtc, Search, installed, library};
+use lockstep_device::cuda::{
+    CublasLt, DriverInfo, GpuError, KernelCache, LibrarySearch, Nvrtc, find_driver, library,
+};
 
 use super::{Finding, Verdict};
 use crate::{gpu, host};
@@ -23,7 +25,7 @@ const OLDEST: u32 = 80;
 
 pub(super) fn look() -> Gpus {
     let search = gpu::search();
-    let driver = installed(&search);
+    let driver = find_driver(&search);
     let gpus = driver.as_ref().map_or(&[][..], |installed| &installed.gpus);
     let num_usable = gpus.iter().filter(|(_, sm, _)| *sm >= OLDEST).count();
     let mut findings = vec![driver_finding(&driver)];
@@ -42,11 +44,11 @@ pub(super) fn look() -> Gpus {
     Gpus { findings, num_usable, works }
 }
 
-fn driver_finding(driver: &Result<Installed, GpuError>) -> Finding {
+fn driver_finding(driver: &Result<DriverInfo, GpuError>) -> Finding {
     const PART: &str = "NVIDIA driver";
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").ok();
     match driver {
-        Ok(Installed { driver_version: version, driver_path: path, gpus }) => {
+        Ok(DriverInfo { driver_version: version, driver_path: path, gpus }) => {
             let release = module.as_deref().and_then(release).map_or_else(String::new, |r| format!("{r}, "));
             let found =
                 format!("{release}CUDA {}.{}, {}", version / 1000, version % 1000 / 10, path.display());
@@ -122,24 +124,24 @@ fn remedy(part: &str) -> String {
     )
 }
 
-fn nvrtc(search: &Search) -> Result<String, GpuError> {
+fn nvrtc(search: &LibrarySearch) -> Result<String, GpuError> {
     let nvrtc = Nvrtc::open(search)?;
     let (major, minor) = nvrtc.version;
     Ok(format!("{major}.{minor}, {}", nvrtc.path().display()))
 }
 
-fn cublas(search: &Search) -> Result<String, GpuError> {
-    let (version, path) = Lt::installed(search)?;
+fn cublas(search: &LibrarySearch) -> Result<String, GpuError> {
+    let (version, path) = CublasLt::find_library(search)?;
     Ok(format!("{}.{}.{}, {}", version / 10_000, version / 100 % 100, version % 100, path.display()))
 }
 
-fn nccl(search: &Search) -> Result<String, GpuError> {
+fn nccl(search: &LibrarySearch) -> Result<String, GpuError> {
     let nccl = Nccl::open(search)?;
     Ok(format!("{}, {}", nccl.version_text(), nccl.path().display()))
 }
 
 /// Nothing here needs it. Whether it is there helps to compare with other programs.
-fn cudnn(search: &Search) -> Result<String, GpuError> {
+fn cudnn(search: &LibrarySearch) -> Result<String, GpuError> {
     Ok(library::open("cuDNN", &["libcudnn.so.9"], search)?.path.display().to_string())
 }
 
@@ -212,7 +214,7 @@ mod tests {
     #[test]
     fn a_driver_that_is_there_but_shows_nothing_is_told_of() {
         let driver =
-            Installed { driver_version: 13000, driver_path: "/lib/libcuda.so.1".into(), gpus: vec![] };
+            DriverInfo { driver_version: 13000, driver_path: "/lib/libcuda.so.1".into(), gpus: vec![] };
         let finding = driver_finding(&Ok(driver));
         assert_eq!(finding.verdict, Verdict::Warn);
         assert!(finding.found.contains("CUDA 13.0, /lib/libcuda.so.1; it shows no GPU"), "{}", finding.found);

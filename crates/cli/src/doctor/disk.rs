@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lockstep_core::Bytes;
-use lockstep_device::Spill;
+use lockstep_device::OffloadFile;
 
 use super::Finding;
 
@@ -61,7 +61,7 @@ impl Drop for Probe {
 
 /// How `nvme` offload would move bytes here.
 fn spilling(folder: &Path) -> Finding {
-    match Spill::make(folder, Bytes(1 << 20)) {
+    match OffloadFile::create(folder, Bytes(1 << 20)) {
         Ok(spill) => {
             let how = spill.described();
             if how.contains("io_uring") {

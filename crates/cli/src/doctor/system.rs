@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use lockstep_core::Bytes;
-use lockstep_device::{Amx, Isa, Set};
+use lockstep_device::{Amx, InstructionSet, Isa};
 use lockstep_launch::cores;
 use rustix::process::{Resource, getrlimit};
 
@@ -37,7 +37,7 @@ fn processor(num_gpus: usize) -> Finding {
     if num_gpus > 1 {
         found.push_str(&format!("; {per_rank} for each of {num_gpus} ranks on GPUs"));
     }
-    if isa.set() == Set::Baseline && cfg!(target_arch = "x86_64") {
+    if isa.set() == InstructionSet::Baseline && cfg!(target_arch = "x86_64") {
         let remedy = "AVX2 is missing: training on this CPU works, many times slower than on others.";
         return Finding::warn("CPU", found, remedy);
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use lockstep_device::cuda::library::open;
-use lockstep_device::cuda::{GpuError, Search};
+use lockstep_device::cuda::{GpuError, LibrarySearch};
 
 use super::sys::{Handle, NcclTable, SUCCESS, Status, UNIQUE_ID_BYTES, UniqueId};
 
@@ -22,7 +22,7 @@ pub struct Nccl {
 
 impl Nccl {
     /// Opens the library, or gives the one that was opened before.
-    pub fn open(search: &Search) -> Result<&'static Nccl, GpuError> {
+    pub fn open(search: &LibrarySearch) -> Result<&'static Nccl, GpuError> {
         static OPENED: OnceLock<&'static Nccl> = OnceLock::new();
         static OPENING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = OPENING.lock().unwrap_or_else(|e| e.into_inner());
@@ -43,7 +43,7 @@ impl Nccl {
 
     /// Where it was found.
     pub fn path(&self) -> &Path {
-        &self.table.opened.path
+        &self.table.library.path
     }
 
     /// `2.24.3`
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn it_is_there_or_missing_with_a_reason() {
-        match Nccl::open(&Search::default()) {
+        match Nccl::open(&LibrarySearch::default()) {
             Ok(nccl) => assert!(nccl.version >= (2, 24, 0) && nccl.path().is_absolute(), "{nccl:?}"),
             Err(GpuError::LibraryMissing { what: "NCCL", names, why }) => {
                 assert_eq!(names, "libnccl.so.2, libnccl.so");

@@ -57,7 +57,7 @@ impl Prepared {
         if regions.len() >= MAX_REGIONS {
             return Err(setup(format!("{} regions, of which {MAX_REGIONS} can be shared", regions.len())));
         }
-        let bounce = Memory::take_shared(Bytes(BOUNCE_BYTES as u64), &Pool::new(1));
+        let bounce = Memory::allocate_shared(Bytes(BOUNCE_BYTES as u64), &Pool::new(1));
         regions.push(Arc::new(bounce.map_err(|e| setup(e.to_string()))?));
         let block = Block::create(rank, world).map_err(|e| setup(e.to_string()))?;
         Ok(Prepared { block, regions })

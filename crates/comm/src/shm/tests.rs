@@ -15,7 +15,7 @@ const CALL: Call =
 
 /// Two ranks of this process.
 fn two() -> (ShmCarrier, ShmCarrier) {
-    let memory = || Arc::new(Memory::take_shared(Bytes(1 << 16), &Pool::new(1)).unwrap());
+    let memory = || Arc::new(Memory::allocate_shared(Bytes(1 << 16), &Pool::new(1)).unwrap());
     let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, &[memory()]).unwrap());
     let addresses = [0, 1].map(|i: usize| Some(prepared[i].address().unwrap()));
     let times = (Duration::from_millis(200), Duration::ZERO);
@@ -70,7 +70,7 @@ fn nonsense_in_a_cell_is_an_error() {
 #[test]
 fn what_peers_cannot_read_is_not_offered() {
     let (mut a, _b) = two();
-    let private = Memory::take(Bytes(1 << 16), &Pool::new(1)).unwrap();
+    let private = Memory::allocate(Bytes(1 << 16), &Pool::new(1)).unwrap();
     let error = a.post(Rank(1), &CALL, &[private.view(0, 4096, DType::F32)]).expect_err("private");
     assert!(error.to_string().contains("memory that peers cannot read"), "{error}");
     // Little enough goes in the cell itself.

@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 
-use lockstep_device::copy_past_caches;
+use lockstep_device::copy_nontemporal;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Bytes of a peer that are mapped at a time.
@@ -74,7 +74,7 @@ impl Window {
             unsafe {
                 let from = mapped.base.as_ptr().add(at as usize);
                 if past_caches {
-                    copy_past_caches(from, into.as_mut_ptr(), now);
+                    copy_nontemporal(from, into.as_mut_ptr(), now);
                 } else {
                     std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), now);
                 }

@@ -78,7 +78,7 @@ pub fn run_world<T: Send>(
             .map(|r| {
                 let (body, threads, rendezvous) = (&body, &threads, &rendezvous);
                 scope.spawn(move || {
-                    let memory = Memory::take_shared(Bytes(bytes as u64), &Pool::new(1)).unwrap();
+                    let memory = Memory::allocate_shared(Bytes(bytes as u64), &Pool::new(1)).unwrap();
                     let (memory, abort) = (Arc::new(memory), Abort::default());
                     let comm = match by {
                         By::Threads => {

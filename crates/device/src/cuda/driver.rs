@@ -1,4 +1,4 @@
-//! The driver's functions that are used here.
+//! The functions of the CUDA driver that this crate uses.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -31,18 +31,18 @@ pub(crate) const MAX_DYNAMIC_SHARED: c_int = 8;
 pub(crate) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(crate) const EVENT_DISABLE_TIMING: c_uint = 2;
 
-/// `cuFuncGetParamInfo`: function and parameter's number in, the parameter's offset and size out. Drivers of CUDA 12.4
-/// and newer have it.
+/// `cuFuncGetParamInfo`: takes a function and a parameter's index, and returns the parameter's offset and size. Drivers
+/// of CUDA 12.4 and newer have it.
 pub(crate) type ParamInfo = unsafe extern "C" fn(FunctionHandle, usize, *mut usize, *mut usize) -> Status;
 
-/// The function, where the driver has it.
+/// The function, if the driver has it.
 pub(crate) fn param_info(driver: &DriverTable) -> Option<ParamInfo> {
-    // SAFETY: the signature is the one that the driver's header gives this symbol.
-    unsafe { driver.opened.symbol::<ParamInfo>("cuFuncGetParamInfo") }.ok()
+    // SAFETY: the signature is the one in the driver's header.
+    unsafe { driver.library.symbol::<ParamInfo>("cuFuncGetParamInfo") }.ok()
 }
 
 function_table! {
-    /// Of `libcuda.so.1`.
+    /// Functions of `libcuda.so.1`.
     pub(crate) struct DriverTable {
         fn init = "cuInit"(c_uint) -> Status;
         fn version = "cuDriverGetVersion"(*mut c_int) -> Status;

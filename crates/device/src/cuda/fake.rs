@@ -1,9 +1,9 @@
-//! A GPU for tests: host memory poses as the device's, and every call of the driver can be counted and made to fail.
+//! A fake GPU for tests. It uses host memory, counts every driver call, and can make any call fail.
 //!
-//! The functions are plain C functions, as the driver's are. They find their GPU by the context that the calling
-//! thread has entered, so a call without one fails here as it would there. Copies and memsets are done when they are
-//! issued; kernels and products do nothing. A source compiles to itself, so that the driver knows what parameters its
-//! kernels declare.
+//! Its functions are plain C functions like the driver's. They find their GPU through the context that is current on
+//! the calling thread, so a call without a context fails as it would on a real driver. Copies and memsets happen when
+//! they are issued; kernels and matmuls do nothing. A source "compiles" to itself, so that the fake driver can report
+//! the parameters that its kernels declare.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::cell::Cell;
@@ -14,30 +14,32 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::Gpu;
 use super::cache::KernelCache;
+use super::cublas_lt::{
+    Algorithm, Candidate, CublasLt, Desc, Handle, Layout as MatrixLayout, LtTable, Preference,
+};
 use super::driver::{
     self, Context, DevicePtr, DriverTable, EventHandle, FunctionHandle, ModuleHandle, Status, StreamHandle,
 };
-use super::library::Opened;
-use super::lt::{Algorithm, Candidate, Desc, Handle, Layout as MatrixLayout, Lt, LtTable, Preference};
+use super::library::LoadedLibrary;
 use super::nvrtc::{Nvrtc, NvrtcTable, Program};
 
 const INVALID_CONTEXT: Status = 201;
 const NOT_FOUND: Status = 500;
-/// What calls that are made to fail return.
+/// The status of calls that are made to fail.
 const LOST: Status = 999;
 /// Real GPUs have smaller ordinals.
 const FIRST_ORDINAL: usize = 1000;
 const ALIGNMENT: usize = 256;
 
-/// All GPUs that were made. They stay, as real ones do.
-static MADE: Mutex<Vec<&'static FakeGpu>> = Mutex::new(Vec::new());
+/// All fake GPUs that were created. Like real ones, they are never closed.
+static CREATED: Mutex<Vec<&'static FakeGpu>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The GPU whose context this thread has entered.
+    /// The GPU whose context is current on this thread.
     static CURRENT: Cell<Option<&'static FakeGpu>> = const { Cell::new(None) };
 }
 
-/// What a test sees of its GPU.
+/// A test's handle to its fake GPU.
 #[derive(Debug)]
 pub struct FakeGpu {
     sm: u32,
@@ -47,56 +49,56 @@ pub struct FakeGpu {
 #[derive(Debug, Default)]
 struct State {
     calls: Vec<&'static str>,
-    /// Calls that fail, by number.
+    /// The numbers of the calls that fail.
     failing: Range<usize>,
     handles: usize,
     memory: HashMap<DevicePtr, Layout>,
-    /// The source of each module, and the name and the parameters' bytes of each kernel, by handle.
+    /// By handle: the source of each module, and the name and parameter sizes of each kernel.
     modules: HashMap<usize, String>,
     kernels: HashMap<usize, (String, Vec<usize>)>,
     launched: BTreeSet<String>,
 }
 
 impl FakeGpu {
-    /// A new GPU, and what controls it. It keeps machine code in `cache`, where one is given.
+    /// Creates a GPU and the handle that controls it. Compiled kernels are stored in `cache`, if there is one.
     pub fn make(cache: Option<KernelCache>) -> (&'static Gpu, &'static FakeGpu) {
-        FakeGpu::make_of(90, cache)
+        FakeGpu::make_with_sm(90, cache)
     }
 
-    /// One of this compute capability: 90 is 9.0.
-    pub fn make_of(sm: u32, cache: Option<KernelCache>) -> (&'static Gpu, &'static FakeGpu) {
+    /// As [`FakeGpu::make`], with a given compute capability: 90 means 9.0.
+    pub fn make_with_sm(sm: u32, cache: Option<KernelCache>) -> (&'static Gpu, &'static FakeGpu) {
         let fake: &'static FakeGpu = Box::leak(Box::new(FakeGpu { sm, state: Mutex::default() }));
         let ordinal = {
-            let mut made = MADE.lock().unwrap_or_else(|e| e.into_inner());
-            made.push(fake);
-            FIRST_ORDINAL + made.len() - 1
+            let mut created = CREATED.lock().unwrap_or_else(|e| e.into_inner());
+            created.push(fake);
+            FIRST_ORDINAL + created.len() - 1
         };
-        let nvrtc = Nvrtc::over(nvrtc_table()).expect("the compiler opens");
-        let open_lt = || Lt::over(lt_table());
-        let gpu = Gpu::over(driver_table(), Some(param_info), nvrtc, open_lt, ordinal as u32, cache);
-        let gpu = gpu.expect("the GPU opens");
+        let nvrtc = Nvrtc::over(nvrtc_table()).expect("the fake compiler opens");
+        let open_cublas_lt = || CublasLt::over(lt_table());
+        let gpu = Gpu::over(driver_table(), Some(param_info), nvrtc, open_cublas_lt, ordinal as u32, cache);
+        let gpu = gpu.expect("the fake GPU opens");
         fake.forget_calls();
         (Box::leak(Box::new(gpu)), fake)
     }
 
-    /// Makes calls fail: counted from now, the next one is number 0.
+    /// Makes calls fail. They are counted from now on: the next one is number 0.
     pub fn fail(&self, calls: Range<usize>) {
         let mut state = self.lock();
-        let made = state.calls.len();
-        state.failing = made.saturating_add(calls.start)..made.saturating_add(calls.end);
+        let so_far = state.calls.len();
+        state.failing = so_far.saturating_add(calls.start)..so_far.saturating_add(calls.end);
     }
 
-    /// The kernels that were launched, by name.
+    /// The names of the kernels that were launched.
     pub fn launched(&self) -> Vec<String> {
         self.lock().launched.iter().cloned().collect()
     }
 
-    /// The calls so far, in order, those that failed included.
+    /// The calls so far in order, including those that failed.
     pub fn calls(&self) -> Vec<&'static str> {
         self.lock().calls.clone()
     }
 
-    /// Counts from zero again. Nothing fails any more.
+    /// Resets the count of calls, and makes no more calls fail.
     pub fn forget_calls(&self) {
         let mut state = self.lock();
         state.calls.clear();
@@ -119,31 +121,31 @@ impl FakeGpu {
     }
 }
 
-/// One call of the GPU that this thread has entered.
+/// Makes a call on the GPU whose context is current on this thread.
 fn call(name: &'static str, work: impl FnOnce(&mut State)) -> Status {
     CURRENT.get().map_or(INVALID_CONTEXT, |fake| fake.call(name, work))
 }
 
-fn made(device: c_int) -> Option<&'static FakeGpu> {
-    let made = MADE.lock().unwrap_or_else(|e| e.into_inner());
-    made.get((device as usize).checked_sub(FIRST_ORDINAL)?).copied()
+fn find_gpu(device: c_int) -> Option<&'static FakeGpu> {
+    let created = CREATED.lock().unwrap_or_else(|e| e.into_inner());
+    created.get((device as usize).checked_sub(FIRST_ORDINAL)?).copied()
 }
 
 impl State {
-    /// A handle that is not null.
+    /// A new non-null handle.
     fn handle(&mut self) -> *mut c_void {
         self.handles += 1;
         self.handles as *mut c_void
     }
 }
 
-/// Writes what a function returns through a pointer.
+/// Writes an output parameter.
 ///
 /// # Safety
-/// The caller of the C function gave a place to write to.
-unsafe fn give<T>(place: *mut T, value: T) {
-    // SAFETY: the caller's promise.
-    unsafe { place.write(value) }
+/// `to` is valid for writes.
+unsafe fn write_out<T>(to: *mut T, value: T) {
+    // SAFETY: guaranteed by the caller.
+    unsafe { to.write(value) }
 }
 
 // ---- the driver ---------------------------------------------------------------------------------------------------
@@ -153,33 +155,33 @@ unsafe extern "C" fn init(_: c_uint) -> Status {
 }
 
 unsafe extern "C" fn version(version: *mut c_int) -> Status {
-    // SAFETY: a place for the number.
-    unsafe { give(version, 13_000) };
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(version, 13_000) };
     driver::SUCCESS
 }
 
 unsafe extern "C" fn error_name(_: Status, name: *mut *const c_char) -> Status {
-    // SAFETY: a place for the pointer.
-    unsafe { give(name, c"CUDA_ERROR_UNKNOWN".as_ptr()) };
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(name, c"CUDA_ERROR_UNKNOWN".as_ptr()) };
     driver::SUCCESS
 }
 
 unsafe extern "C" fn error_string(_: Status, text: *mut *const c_char) -> Status {
-    // SAFETY: a place for the pointer.
-    unsafe { give(text, c"the GPU is lost".as_ptr()) };
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(text, c"the GPU is lost".as_ptr()) };
     driver::SUCCESS
 }
 
 unsafe extern "C" fn device_count(count: *mut c_int) -> Status {
-    let made = MADE.lock().unwrap_or_else(|e| e.into_inner()).len();
-    // SAFETY: a place for the number.
-    unsafe { give(count, (FIRST_ORDINAL + made) as c_int) };
+    let created = CREATED.lock().unwrap_or_else(|e| e.into_inner()).len();
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(count, (FIRST_ORDINAL + created) as c_int) };
     driver::SUCCESS
 }
 
 unsafe extern "C" fn device_get(device: *mut c_int, ordinal: c_int) -> Status {
-    // SAFETY: a place for the handle.
-    unsafe { give(device, ordinal) };
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(device, ordinal) };
     driver::SUCCESS
 }
 
@@ -191,7 +193,7 @@ unsafe extern "C" fn device_name(name: *mut c_char, _: c_int, _: c_int) -> Statu
 }
 
 unsafe extern "C" fn device_attribute(value: *mut c_int, which: c_int, device: c_int) -> Status {
-    let sm = made(device).map_or(0, |fake| fake.sm as c_int);
+    let sm = find_gpu(device).map_or(0, |fake| fake.sm as c_int);
     let found = match which {
         driver::MULTIPROCESSORS => 4,
         driver::CAPABILITY_MAJOR => sm / 10,
@@ -200,48 +202,48 @@ unsafe extern "C" fn device_attribute(value: *mut c_int, which: c_int, device: c
         driver::L2_BYTES => 1 << 20,
         _ => 0,
     };
-    // SAFETY: a place for the number.
-    unsafe { give(value, found) };
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(value, found) };
     driver::SUCCESS
 }
 
 unsafe extern "C" fn device_memory(bytes: *mut usize, _: c_int) -> Status {
-    // SAFETY: a place for the number.
-    unsafe { give(bytes, 1 << 30) };
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(bytes, 1 << 30) };
     driver::SUCCESS
 }
 
 unsafe extern "C" fn context_retain(context: *mut Context, device: c_int) -> Status {
-    let Some(fake) = made(device) else { return INVALID_CONTEXT };
-    // SAFETY: a place for the handle.
-    unsafe { give(context, std::ptr::from_ref(fake).cast_mut().cast()) };
+    let Some(fake) = find_gpu(device) else { return INVALID_CONTEXT };
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(context, std::ptr::from_ref(fake).cast_mut().cast()) };
     driver::SUCCESS
 }
 
 unsafe extern "C" fn context_set(context: Context) -> Status {
-    // SAFETY: made by `context_retain`, of a GPU that stays.
+    // SAFETY: created by `context_retain`, for a GPU that is never dropped.
     let fake: &'static FakeGpu = unsafe { &*context.cast::<FakeGpu>() };
     fake.call("cuCtxSetCurrent", |_| CURRENT.set(Some(fake)))
 }
 
 unsafe extern "C" fn memory_info(free: *mut usize, total: *mut usize) -> Status {
-    // SAFETY: places for two numbers.
+    // SAFETY: writes through two valid pointers.
     call("cuMemGetInfo", |_| unsafe {
-        give(free, 1 << 30);
-        give(total, 1 << 30);
+        write_out(free, 1 << 30);
+        write_out(total, 1 << 30);
     })
 }
 
 unsafe extern "C" fn memory_alloc(at: *mut DevicePtr, bytes: usize) -> Status {
     call("cuMemAlloc", |state| {
         let layout = Layout::from_size_align(bytes, ALIGNMENT).expect("a size that fits");
-        // SAFETY: memory of no bytes is never asked for; a place for the address. What was there before is not zero
-        // on a GPU, so it is not zero here.
+        // SAFETY: memory of zero bytes is never requested, and the pointer is valid. Memory on a real GPU is not zero
+        // at first, so fill it with something else here.
         unsafe {
             let block = alloc_zeroed(layout);
             block.write_bytes(0xA5, bytes);
             state.memory.insert(block as DevicePtr, layout);
-            give(at, block as DevicePtr);
+            write_out(at, block as DevicePtr);
         }
     })
 }
@@ -249,7 +251,7 @@ unsafe extern "C" fn memory_alloc(at: *mut DevicePtr, bytes: usize) -> Status {
 unsafe extern "C" fn memory_free(at: DevicePtr) -> Status {
     call("cuMemFree", |state| {
         let layout = state.memory.remove(&at).expect("memory that was granted");
-        // SAFETY: made by `memory_alloc` with this layout.
+        // SAFETY: allocated by `memory_alloc` with this layout.
         unsafe { dealloc(at as *mut u8, layout) };
     })
 }
@@ -268,7 +270,7 @@ unsafe extern "C" fn copy_to_device(
     bytes: usize,
     _: StreamHandle,
 ) -> Status {
-    // SAFETY: the caller's promise; the device's memory is the host's.
+    // SAFETY: guaranteed by the caller; device memory is host memory here.
     call("cuMemcpyHtoD", |_| unsafe { std::ptr::copy(from.cast::<u8>(), to as *mut u8, bytes) })
 }
 
@@ -288,8 +290,8 @@ unsafe extern "C" fn set_bytes(at: DevicePtr, value: u8, bytes: usize, _: Stream
 }
 
 unsafe extern "C" fn stream_create(stream: *mut StreamHandle, _: c_uint) -> Status {
-    // SAFETY: a place for the handle.
-    call("cuStreamCreate", |state| unsafe { give(stream, state.handle()) })
+    // SAFETY: writes through a valid pointer.
+    call("cuStreamCreate", |state| unsafe { write_out(stream, state.handle()) })
 }
 
 unsafe extern "C" fn stream_destroy(_: StreamHandle) -> Status {
@@ -309,8 +311,8 @@ unsafe extern "C" fn stream_wait(_: StreamHandle, _: EventHandle, _: c_uint) -> 
 }
 
 unsafe extern "C" fn event_create(event: *mut EventHandle, _: c_uint) -> Status {
-    // SAFETY: a place for the handle.
-    call("cuEventCreate", |state| unsafe { give(event, state.handle()) })
+    // SAFETY: writes through a valid pointer.
+    call("cuEventCreate", |state| unsafe { write_out(event, state.handle()) })
 }
 
 unsafe extern "C" fn event_destroy(_: EventHandle) -> Status {
@@ -330,16 +332,16 @@ unsafe extern "C" fn event_synchronize(_: EventHandle) -> Status {
 }
 
 unsafe extern "C" fn event_elapsed(milliseconds: *mut f32, _: EventHandle, _: EventHandle) -> Status {
-    // SAFETY: a place for the number.
-    call("cuEventElapsedTime", |_| unsafe { give(milliseconds, 1.0) })
+    // SAFETY: writes through a valid pointer.
+    call("cuEventElapsedTime", |_| unsafe { write_out(milliseconds, 1.0) })
 }
 
 unsafe extern "C" fn module_load(module: *mut ModuleHandle, code: *const c_void) -> Status {
-    // SAFETY: what the compiler gives ends with a zero; a place for the handle.
+    // SAFETY: the compiler's output ends with a zero byte; writes through a valid pointer.
     call("cuModuleLoadData", |state| unsafe {
         let (handle, text) = (state.handle(), CStr::from_ptr(code.cast()).to_string_lossy().into_owned());
         state.modules.insert(handle as usize, text);
-        give(module, handle);
+        write_out(module, handle);
     })
 }
 
@@ -353,15 +355,15 @@ unsafe extern "C" fn module_function(
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     let params = fake.lock().modules.get(&(module as usize)).and_then(|text| declared(text, &name));
     let Some(params) = params else { return NOT_FOUND };
-    // SAFETY: a place for the handle.
+    // SAFETY: writes through a valid pointer.
     call("cuModuleGetFunction", |state| unsafe {
         let handle = state.handle();
         state.kernels.insert(handle as usize, (name, params));
-        give(function, handle);
+        write_out(function, handle);
     })
 }
 
-/// Bytes of the parameters that a source declares for the kernel `name`.
+/// Sizes of the parameters that a source declares for the kernel `name`.
 fn declared(source: &str, name: &str) -> Option<Vec<usize>> {
     let kernels = source.split("__global__ void").skip(1);
     let params = kernels.filter_map(|kernel| {
@@ -395,10 +397,10 @@ unsafe extern "C" fn param_info(
     let params = fake.lock().kernels[&(function as usize)].1.clone();
     let Some(bytes) = params.get(index) else { return driver::INVALID_VALUE };
     let start = params[..index].iter().fold(0usize, |at, bytes| at.next_multiple_of(*bytes) + bytes);
-    // SAFETY: places for two numbers.
+    // SAFETY: writes through two valid pointers.
     call("cuFuncGetParamInfo", |_| unsafe {
-        give(offset, start.next_multiple_of(*bytes));
-        give(size, *bytes);
+        write_out(offset, start.next_multiple_of(*bytes));
+        write_out(size, *bytes);
     })
 }
 
@@ -458,17 +460,17 @@ fn driver_table() -> DriverTable {
         module_function,
         function_set,
         launch,
-        opened: Opened::this_program(),
+        library: LoadedLibrary::this_program(),
     }
 }
 
 // ---- NVRTC --------------------------------------------------------------------------------------------------------
 
 unsafe extern "C" fn nvrtc_version(major: *mut c_int, minor: *mut c_int) -> c_int {
-    // SAFETY: places for two numbers.
+    // SAFETY: writes through two valid pointers.
     unsafe {
-        give(major, 13);
-        give(minor, 0);
+        write_out(major, 13);
+        write_out(minor, 0);
     }
     0
 }
@@ -485,13 +487,13 @@ unsafe extern "C" fn nvrtc_create(
     _: *const *const c_char,
     _: *const *const c_char,
 ) -> c_int {
-    // SAFETY: a C string, and a place for the handle.
-    unsafe { give(program, CStr::from_ptr(text).to_owned().into_raw().cast()) };
+    // SAFETY: a C string, and a valid pointer to write the handle to.
+    unsafe { write_out(program, CStr::from_ptr(text).to_owned().into_raw().cast()) };
     0
 }
 
 unsafe extern "C" fn nvrtc_destroy(program: *mut Program) -> c_int {
-    // SAFETY: made by `nvrtc_create`, and not used any more.
+    // SAFETY: created by `nvrtc_create`, and not used afterwards.
     drop(unsafe { CString::from_raw((*program).cast()) });
     0
 }
@@ -501,25 +503,25 @@ unsafe extern "C" fn nvrtc_compile(_: Program, _: c_int, _: *const *const c_char
 }
 
 unsafe extern "C" fn nvrtc_log_size(_: Program, size: *mut usize) -> c_int {
-    // SAFETY: a place for the number.
-    unsafe { give(size, 1) };
+    // SAFETY: writes through a valid pointer.
+    unsafe { write_out(size, 1) };
     0
 }
 
 unsafe extern "C" fn nvrtc_log(_: Program, log: *mut c_char) -> c_int {
-    // SAFETY: the log has the one byte that it asked for.
-    unsafe { give(log, 0) };
+    // SAFETY: the log has the one byte that was reported.
+    unsafe { write_out(log, 0) };
     0
 }
 
 unsafe extern "C" fn nvrtc_cubin_size(program: Program, size: *mut usize) -> c_int {
-    // SAFETY: made by `nvrtc_create`; a place for the number.
-    unsafe { give(size, CStr::from_ptr(program.cast()).to_bytes_with_nul().len()) };
+    // SAFETY: created by `nvrtc_create`; writes through a valid pointer.
+    unsafe { write_out(size, CStr::from_ptr(program.cast()).to_bytes_with_nul().len()) };
     0
 }
 
 unsafe extern "C" fn nvrtc_cubin(program: Program, code: *mut c_char) -> c_int {
-    // SAFETY: made by `nvrtc_create`; the buffer has the size that was asked for.
+    // SAFETY: created by `nvrtc_create`; the buffer has the size that was reported.
     unsafe {
         let text = CStr::from_ptr(program.cast()).to_bytes_with_nul();
         std::ptr::copy_nonoverlapping(text.as_ptr(), code.cast(), text.len());
@@ -538,15 +540,15 @@ fn nvrtc_table() -> NvrtcTable {
         log: nvrtc_log,
         cubin_size: nvrtc_cubin_size,
         cubin: nvrtc_cubin,
-        opened: Opened::this_program(),
+        library: LoadedLibrary::this_program(),
     }
 }
 
 // ---- cuBLASLt -----------------------------------------------------------------------------------------------------
 
 unsafe extern "C" fn lt_create(handle: *mut Handle) -> c_int {
-    // SAFETY: a place for the handle.
-    call("cublasLtCreate", |state| unsafe { give(handle, state.handle()) })
+    // SAFETY: writes through a valid pointer.
+    call("cublasLtCreate", |state| unsafe { write_out(handle, state.handle()) })
 }
 
 unsafe extern "C" fn lt_version() -> usize {
@@ -558,8 +560,8 @@ unsafe extern "C" fn lt_status_string(_: c_int) -> *const c_char {
 }
 
 unsafe extern "C" fn lt_desc_create(desc: *mut Desc, _: c_int, _: c_int) -> c_int {
-    // SAFETY: a place for the handle.
-    call("cublasLtMatmulDescCreate", |state| unsafe { give(desc, state.handle()) })
+    // SAFETY: writes through a valid pointer.
+    call("cublasLtMatmulDescCreate", |state| unsafe { write_out(desc, state.handle()) })
 }
 
 unsafe extern "C" fn lt_desc_set(_: Desc, _: c_int, _: *const c_void, _: usize) -> c_int {
@@ -567,13 +569,13 @@ unsafe extern "C" fn lt_desc_set(_: Desc, _: c_int, _: *const c_void, _: usize) 
 }
 
 unsafe extern "C" fn lt_layout_create(layout: *mut MatrixLayout, _: c_int, _: u64, _: u64, _: i64) -> c_int {
-    // SAFETY: a place for the handle.
-    call("cublasLtMatrixLayoutCreate", |state| unsafe { give(layout, state.handle()) })
+    // SAFETY: writes through a valid pointer.
+    call("cublasLtMatrixLayoutCreate", |state| unsafe { write_out(layout, state.handle()) })
 }
 
 unsafe extern "C" fn lt_preference_create(preference: *mut Preference) -> c_int {
-    // SAFETY: a place for the handle.
-    call("cublasLtMatmulPreferenceCreate", |state| unsafe { give(preference, state.handle()) })
+    // SAFETY: writes through a valid pointer.
+    call("cublasLtMatmulPreferenceCreate", |state| unsafe { write_out(preference, state.handle()) })
 }
 
 unsafe extern "C" fn lt_preference_set(_: Preference, _: c_int, _: *const c_void, _: usize) -> c_int {
@@ -596,8 +598,8 @@ unsafe extern "C" fn lt_heuristic(
     _: *mut Candidate,
     count: *mut c_int,
 ) -> c_int {
-    // SAFETY: a place for the number. The candidate stays as it is: all zeros.
-    call("cublasLtMatmulAlgoGetHeuristic", |_| unsafe { give(count, 1) })
+    // SAFETY: writes through a valid pointer. The candidate stays all zeros.
+    call("cublasLtMatmulAlgoGetHeuristic", |_| unsafe { write_out(count, 1) })
 }
 
 unsafe extern "C" fn lt_matmul(
@@ -634,6 +636,6 @@ fn lt_table() -> LtTable {
         preference_destroy: lt_preference_destroy,
         heuristic: lt_heuristic,
         matmul: lt_matmul,
-        opened: Opened::this_program(),
+        library: LoadedLibrary::this_program(),
     }
 }

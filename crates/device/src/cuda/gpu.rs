@@ -1,4 +1,4 @@
-//! One GPU of this process: its driver, its context, and what was compiled for it.
+//! The GPU of this process: its driver, its context and its compiled kernels.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int};
@@ -8,80 +8,80 @@ use std::sync::{Mutex, OnceLock};
 use lockstep_core::Bytes;
 
 use super::cache::KernelCache;
+use super::cublas_lt::CublasLt;
 use super::driver::{self, Context, DevicePtr, DriverTable, ParamInfo, Status};
 use super::error::GpuError;
-use super::library::{Search, open};
-use super::lt::Lt;
+use super::library::{LibrarySearch, open};
 use super::module::Modules;
 use super::nvrtc::Nvrtc;
 
-/// A GPU that this process works with. It is opened once and stays until the process ends.
+/// The GPU that this process uses. It is opened once and stays open until the process ends.
 pub struct Gpu {
     pub(crate) driver: DriverTable,
-    /// Reads what a kernel declares, where the driver can.
+    /// Queries the parameters of a kernel, if the driver can.
     pub(crate) param_info: Option<ParamInfo>,
     context: Context,
     pub ordinal: u32,
     pub name: String,
-    /// Compute capability: 90 is 9.0.
+    /// Compute capability: 90 means 9.0.
     pub sm: u32,
     pub multiprocessors: u32,
-    /// The most shared memory that a block can ask for.
+    /// The maximum shared memory of a block.
     pub shared_per_block: u32,
     pub l2: Bytes,
     pub total: Bytes,
-    /// Of the driver: 13000 is 13.0.
+    /// The CUDA version of the driver: 13000 means 13.0.
     pub driver_version: u32,
     pub(crate) nvrtc: Nvrtc,
-    pub(crate) lt: Lt,
+    pub(crate) cublas_lt: CublasLt,
     pub(crate) modules: Modules,
-    /// For copies of the host between steps.
+    /// For copies by the host between steps.
     host_stream: Mutex<HostStream>,
 }
 
-/// A stream that the host waits for. After a failure nothing more is issued to it.
+/// A stream that the host waits for. Nothing is issued to it after a failure.
 struct HostStream {
     handle: driver::StreamHandle,
     failure: Option<GpuError>,
 }
 
-// SAFETY: the context and the stream are handles that the driver lets any thread use; everything that changes
-// on this side is behind locks.
+// SAFETY: the context and the stream are handles that any thread may use; all mutable state on this side is behind
+// locks.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
 
-/// The oldest driver: CUDA 12.0's.
+/// The oldest supported driver, that of CUDA 12.0.
 const OLDEST_DRIVER: u32 = 12000;
 
 thread_local! {
-    /// The GPU whose context this thread has entered.
+    /// The GPU whose context is current on this thread.
     static ENTERED: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// What a driver says of itself, without taking a GPU.
+/// What a driver reports without opening a GPU.
 #[derive(Debug)]
-pub struct Installed {
+pub struct DriverInfo {
     pub driver_version: u32,
     pub driver_path: PathBuf,
-    /// Name, compute capability and memory of each GPU it shows.
+    /// Name, compute capability and memory of each visible GPU.
     pub gpus: Vec<(String, u32, Bytes)>,
 }
 
-/// Looks for a driver and its GPUs.
-pub fn installed(search: &Search) -> Result<Installed, GpuError> {
+/// Finds the driver and its GPUs.
+pub fn find_driver(search: &LibrarySearch) -> Result<DriverInfo, GpuError> {
     let driver = open_driver(search)?;
     let mut gpus = Vec::new();
     for ordinal in 0..count(&driver)? {
         gpus.push(describe(&driver, ordinal)?);
     }
     let driver_version = version(&driver)?;
-    Ok(Installed { driver_version, driver_path: driver.opened.path.clone(), gpus })
+    Ok(DriverInfo { driver_version, driver_path: driver.library.path.clone(), gpus })
 }
 
-fn open_driver(search: &Search) -> Result<DriverTable, GpuError> {
+fn open_driver(search: &LibrarySearch) -> Result<DriverTable, GpuError> {
     let driver = DriverTable::load(open("the NVIDIA driver", &["libcuda.so.1", "libcuda.so"], search)?)?;
-    // SAFETY: takes a number alone.
+    // SAFETY: takes only a number.
     check(&driver, "cuInit", unsafe { (driver.init)(0) })?;
     let found = version(&driver)?;
     if found < OLDEST_DRIVER {
@@ -93,21 +93,21 @@ fn open_driver(search: &Search) -> Result<DriverTable, GpuError> {
 
 fn version(driver: &DriverTable) -> Result<u32, GpuError> {
     let mut version = 0;
-    // SAFETY: a place for the number.
+    // SAFETY: writes through a valid pointer.
     check(driver, "cuDriverGetVersion", unsafe { (driver.version)(&mut version) })?;
     Ok(version as u32)
 }
 
 fn count(driver: &DriverTable) -> Result<u32, GpuError> {
     let mut count = 0;
-    // SAFETY: a place for the number.
+    // SAFETY: writes through a valid pointer.
     check(driver, "cuDeviceGetCount", unsafe { (driver.device_count)(&mut count) })?;
     Ok(count as u32)
 }
 
 fn attribute(driver: &DriverTable, device: c_int, which: c_int) -> Result<u32, GpuError> {
     let mut value = 0;
-    // SAFETY: a place for the number; the device was given by the driver.
+    // SAFETY: writes to a local variable; the driver returned this device.
     check(driver, "cuDeviceGetAttribute", unsafe { (driver.device_attribute)(&mut value, which, device) })?;
     Ok(value as u32)
 }
@@ -115,7 +115,7 @@ fn attribute(driver: &DriverTable, device: c_int, which: c_int) -> Result<u32, G
 fn describe(driver: &DriverTable, ordinal: u32) -> Result<(String, u32, Bytes), GpuError> {
     let device = device(driver, ordinal)?;
     let (mut name, mut total) = ([0 as c_char; 128], 0usize);
-    // SAFETY: the buffer's length is given, and the name ends within it.
+    // SAFETY: the buffer's length is passed, and the name is terminated within it.
     let name = unsafe {
         check(driver, "cuDeviceGetName", (driver.device_name)(name.as_mut_ptr(), 128, device))?;
         check(driver, "cuDeviceTotalMem", (driver.device_memory)(&mut total, device))?;
@@ -132,7 +132,7 @@ fn device(driver: &DriverTable, ordinal: u32) -> Result<c_int, GpuError> {
         return Err(GpuError::NoDevice { ordinal, count });
     }
     let mut device = 0;
-    // SAFETY: a place for the handle, an ordinal below the count.
+    // SAFETY: writes to a local variable; the ordinal is below the count.
     check(driver, "cuDeviceGet", unsafe { (driver.device_get)(&mut device, ordinal as c_int) })?;
     Ok(device)
 }
@@ -143,7 +143,7 @@ pub(crate) fn check(driver: &DriverTable, call: &'static str, status: Status) ->
     }
     let text = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
         let mut at: *const c_char = std::ptr::null();
-        // SAFETY: on success the pointer is to a static C string.
+        // SAFETY: on success the pointer refers to a static C string.
         unsafe {
             if function(status, &mut at) != driver::SUCCESS || at.is_null() {
                 return format!("error {status}");
@@ -155,48 +155,52 @@ pub(crate) fn check(driver: &DriverTable, call: &'static str, status: Status) ->
 }
 
 impl Gpu {
-    /// Opens GPU `ordinal` among those the driver shows. Machine code is kept in `cache`, where one is given.
-    /// The same GPU is given to all who ask; another one in the same process is refused.
-    pub fn open(ordinal: u32, search: &Search, cache: Option<KernelCache>) -> Result<&'static Gpu, GpuError> {
+    /// Opens GPU `ordinal` among those that the driver reports. Compiled kernels are stored in `cache`, if there is
+    /// one. Later calls return the same GPU. A process can open only one.
+    pub fn open(
+        ordinal: u32,
+        search: &LibrarySearch,
+        cache: Option<KernelCache>,
+    ) -> Result<&'static Gpu, GpuError> {
         static OPENED: OnceLock<&'static Gpu> = OnceLock::new();
         static OPENING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = OPENING.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(gpu) = OPENED.get() {
-            assert_eq!(gpu.ordinal, ordinal, "a process works with one GPU");
+            assert_eq!(gpu.ordinal, ordinal, "a process can open only one GPU");
             return Ok(gpu);
         }
         let gpu: &'static Gpu = Box::leak(Box::new(Gpu::new(ordinal, search, cache)?));
         Ok(OPENED.get_or_init(|| gpu))
     }
 
-    fn new(ordinal: u32, search: &Search, cache: Option<KernelCache>) -> Result<Gpu, GpuError> {
+    fn new(ordinal: u32, search: &LibrarySearch, cache: Option<KernelCache>) -> Result<Gpu, GpuError> {
         let driver = open_driver(search)?;
         let (name, sm, _) = describe(&driver, ordinal)?;
         if sm < 80 {
-            return Err(GpuError::TooSmall { name, sm });
+            return Err(GpuError::UnsupportedGpu { name, sm });
         }
         let param_info = driver::param_info(&driver);
-        Gpu::over(driver, param_info, Nvrtc::open(search)?, || Lt::open(search), ordinal, cache)
+        Gpu::over(driver, param_info, Nvrtc::open(search)?, || CublasLt::open(search), ordinal, cache)
     }
 
-    /// A GPU of this driver. cuBLASLt is opened when the GPU's context is current, as it needs.
+    /// A GPU on this driver. cuBLASLt is opened once the GPU's context is current, because it requires that.
     pub(crate) fn over(
         driver: DriverTable,
         param_info: Option<ParamInfo>,
         nvrtc: Nvrtc,
-        open_lt: impl FnOnce() -> Result<Lt, GpuError>,
+        open_cublas_lt: impl FnOnce() -> Result<CublasLt, GpuError>,
         ordinal: u32,
         cache: Option<KernelCache>,
     ) -> Result<Gpu, GpuError> {
         let (name, sm, total) = describe(&driver, ordinal)?;
         let device = device(&driver, ordinal)?;
         let mut context: Context = std::ptr::null_mut();
-        // SAFETY: the device is the driver's; the context is current before anything else is called.
+        // SAFETY: the driver returned the device; the context is current before any other call.
         unsafe {
             check(&driver, "cuDevicePrimaryCtxRetain", (driver.context_retain)(&mut context, device))?;
             check(&driver, "cuCtxSetCurrent", (driver.context_set)(context))?;
         }
-        let lt = open_lt()?;
+        let cublas_lt = open_cublas_lt()?;
         let attribute = |which| attribute(&driver, device, which);
         let gpu = Gpu {
             multiprocessors: attribute(driver::MULTIPROCESSORS)?,
@@ -213,14 +217,14 @@ impl Gpu {
             sm,
             total,
             nvrtc,
-            lt,
+            cublas_lt,
         };
         let handle = gpu.make_stream()?;
         gpu.host_stream.lock().unwrap_or_else(|e| e.into_inner()).handle = handle;
         Ok(gpu)
     }
 
-    /// Makes this GPU the current one of the calling thread, which every call of the driver needs.
+    /// Makes this GPU's context current on the calling thread, which every driver call requires.
     #[inline]
     pub fn enter(&self) -> Result<(), GpuError> {
         if ENTERED.get() != Some(self.ordinal) {
@@ -235,19 +239,19 @@ impl Gpu {
         &self.nvrtc
     }
 
-    pub fn lt(&self) -> &Lt {
-        &self.lt
+    pub fn cublas_lt(&self) -> &CublasLt {
+        &self.cublas_lt
     }
 
     pub fn driver_path(&self) -> &std::path::Path {
-        &self.driver.opened.path
+        &self.driver.library.path
     }
 
-    /// Free bytes on the GPU as the driver tells them, all processes together.
+    /// Free bytes on the GPU, as the driver reports them for all processes together.
     pub fn free_bytes(&self) -> Result<Bytes, GpuError> {
         self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: two places for numbers.
+        // SAFETY: writes to two local variables.
         self.check("cuMemGetInfo", unsafe { (self.driver.memory_info)(&mut free, &mut total) })?;
         Ok(Bytes(free as u64))
     }
@@ -256,10 +260,10 @@ impl Gpu {
         check(&self.driver, call, status)
     }
 
-    pub(crate) fn take_memory(&self, bytes: Bytes) -> Result<DevicePtr, GpuError> {
+    pub(crate) fn allocate(&self, bytes: Bytes) -> Result<DevicePtr, GpuError> {
         self.enter()?;
         let mut at = 0;
-        // SAFETY: a place for the address.
+        // SAFETY: writes through a valid pointer.
         let status = unsafe { (self.driver.memory_alloc)(&mut at, bytes.0 as usize) };
         if status == driver::OUT_OF_MEMORY {
             return Err(GpuError::OutOfMemory { wanted: bytes, free: self.free_bytes()?, total: self.total });
@@ -268,22 +272,22 @@ impl Gpu {
         Ok(at)
     }
 
-    /// For drops, which have nobody to return a failure to.
-    pub(crate) fn give_memory(&self, at: DevicePtr) {
+    /// Frees memory. For drops, which cannot report a failure.
+    pub(crate) fn free(&self, at: DevicePtr) {
         if self.enter().is_ok() {
-            // SAFETY: the address came from `take_memory`, and its owner is being dropped.
+            // SAFETY: the address came from `allocate`, and its owner is being dropped.
             unsafe { (self.driver.memory_free)(at) };
         }
     }
 
-    /// Pins host memory, so that copies to and from it run beside other work.
+    /// Pins host memory, so that copies to and from it are asynchronous.
     pub(crate) fn pin(&self, at: *mut u8, bytes: usize) -> Result<(), GpuError> {
         self.enter()?;
-        // SAFETY: the caller owns the mapping and unpins it before it goes.
+        // SAFETY: the caller owns the mapping and unpins it before unmapping it.
         self.check("cuMemHostRegister", unsafe { (self.driver.host_register)(at.cast(), bytes, 0) })
     }
 
-    /// For drops, as [`Gpu::give_memory`].
+    /// Unpins host memory. For drops, as [`Gpu::free`].
     pub(crate) fn unpin(&self, at: *mut u8) {
         if self.enter().is_ok() {
             // SAFETY: pinned by `pin`.
@@ -294,13 +298,13 @@ impl Gpu {
     pub(crate) fn make_stream(&self) -> Result<driver::StreamHandle, GpuError> {
         self.enter()?;
         let mut stream = std::ptr::null_mut();
-        // SAFETY: a place for the handle.
+        // SAFETY: writes through a valid pointer.
         let status = unsafe { (self.driver.stream_create)(&mut stream, driver::STREAM_NON_BLOCKING) };
         self.check("cuStreamCreate", status)?;
         Ok(stream)
     }
 
-    /// Issues a copy to the host's stream and waits for it. For the host, between steps.
+    /// Issues a copy to the host's stream and waits for it. For use between steps.
     fn host_copy(
         &self,
         call: &'static str,
@@ -320,7 +324,7 @@ impl Gpu {
     }
 
     /// # Safety
-    /// `bytes` are readable at `from`, and writable at `to` on this device; nobody else uses them now.
+    /// `bytes` are readable at `from` and writable at `to` on this device; nobody else uses them during the call.
     pub(crate) unsafe fn write_bytes(
         &self,
         to: DevicePtr,
@@ -328,13 +332,13 @@ impl Gpu {
         bytes: usize,
     ) -> Result<(), GpuError> {
         self.host_copy("cuMemcpyHtoDAsync", |stream| {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { (self.driver.copy_to_device)(to, from.cast(), bytes, stream) }
         })
     }
 
     /// # Safety
-    /// As `write_bytes`, the other way round.
+    /// As `write_bytes`, in the other direction.
     pub(crate) unsafe fn read_bytes(
         &self,
         to: *mut u8,
@@ -342,13 +346,13 @@ impl Gpu {
         bytes: usize,
     ) -> Result<(), GpuError> {
         self.host_copy("cuMemcpyDtoHAsync", |stream| {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { (self.driver.copy_to_host)(to.cast(), from, bytes, stream) }
         })
     }
 
     /// # Safety
-    /// Both ranges lie in this device's memory and are at rest.
+    /// Both ranges lie in this device's memory, and nobody else uses them during the call.
     pub(crate) unsafe fn copy_bytes(
         &self,
         to: DevicePtr,
@@ -356,16 +360,16 @@ impl Gpu {
         bytes: usize,
     ) -> Result<(), GpuError> {
         self.host_copy("cuMemcpyDtoDAsync", |stream| {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { (self.driver.copy_on_device)(to, from, bytes, stream) }
         })
     }
 
     /// # Safety
-    /// The range lies in this device's memory and is at rest.
+    /// The range lies in this device's memory, and nobody else uses it during the call.
     pub(crate) unsafe fn zero_bytes(&self, at: DevicePtr, bytes: usize) -> Result<(), GpuError> {
         self.host_copy("cuMemsetD8Async", |stream| {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { (self.driver.set_bytes)(at, 0, bytes, stream) }
         })
     }

@@ -1,8 +1,8 @@
-//! Shared libraries found at run time, and tables of their functions.
+//! Shared libraries loaded at run time, and tables of their functions.
 //!
-//! A library is looked for in the folders of a [`Search`], then by its bare name, which leaves the looking to
-//! the system (its cache and `LD_LIBRARY_PATH`). A table holds plain function pointers that are all there, or
-//! it does not exist: nothing fails at the first call.
+//! A library is searched for in the folders of a [`LibrarySearch`], and then by its bare name, which leaves the search
+//! to the system (its cache and `LD_LIBRARY_PATH`). A table is created only if all its functions exist, so nothing
+//! fails at the first call.
 
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use libloading::Library;
 
 use super::error::GpuError;
 
-/// Folders to look for libraries in, before the system's own. The one who may read the environment fills it.
+/// Folders to search for libraries before the system's own. `cli`, which may read the environment, fills it in.
 #[derive(Clone, Debug, Default)]
-pub struct Search {
+pub struct LibrarySearch {
     pub folders: Vec<PathBuf>,
 }
 
-impl Search {
-    /// The folders in which CUDA toolkits and Python packages keep libraries. `toolkits` and `pythons` are the
-    /// roots that the environment names, of either kind.
-    pub fn around(toolkits: &[PathBuf], pythons: &[PathBuf]) -> Search {
+impl LibrarySearch {
+    /// The folders in which CUDA toolkits and Python packages keep libraries. `toolkits` and `pythons` are the roots
+    /// that the environment names for each kind.
+    pub fn around(toolkits: &[PathBuf], pythons: &[PathBuf]) -> LibrarySearch {
         let mut folders = Vec::new();
         let standard = Path::new("/usr/local/cuda").to_path_buf();
         for root in toolkits.iter().chain([&standard]) {
@@ -35,7 +35,7 @@ impl Search {
             }
         }
         folders.retain(|folder| folder.is_dir());
-        Search { folders }
+        LibrarySearch { folders }
     }
 }
 
@@ -46,32 +46,32 @@ fn subfolders(path: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// An open library, and where it was found.
+/// A loaded library and the path it was found at.
 #[derive(Debug)]
-pub struct Opened {
+pub struct LoadedLibrary {
     library: Library,
     pub path: PathBuf,
 }
 
-/// Opens the first of `names` that can be opened.
-pub fn open(what: &'static str, names: &[&str], search: &Search) -> Result<Opened, GpuError> {
+/// Loads the first of `names` that can be loaded.
+pub fn open(what: &'static str, names: &[&str], search: &LibrarySearch) -> Result<LoadedLibrary, GpuError> {
     let in_folders = search.folders.iter().flat_map(|folder| names.iter().map(move |name| folder.join(name)));
     let candidates: Vec<PathBuf> =
         in_folders.filter(|path| path.exists()).chain(names.iter().map(PathBuf::from)).collect();
     let mut why = String::new();
     for path in &candidates {
-        // SAFETY: loading runs the library's initialisers. These are NVIDIA's own libraries, named by file
-        // name; whoever can put another file in their place could as well replace this program.
+        // SAFETY: loading runs the library's initializers. These are NVIDIA's own libraries, identified by file name;
+        // anyone who can replace those files could replace this program as well.
         match unsafe { Library::new(path) } {
-            Ok(library) => return Ok(Opened { library, path: mapped_path(path) }),
-            // What the system says is the cause of what this says.
+            Ok(library) => return Ok(LoadedLibrary { library, path: mapped_path(path) }),
+            // The system's own message is the source of libloading's.
             Err(cause) => why = cause.source().map_or_else(|| cause.to_string(), ToString::to_string),
         }
     }
     Err(GpuError::LibraryMissing { what, names: names.join(", "), why })
 }
 
-/// Where the system found a library that was opened by name.
+/// Where the system found a library that was loaded by name.
 fn mapped_path(opened: &Path) -> PathBuf {
     if opened.is_absolute() {
         return opened.into();
@@ -89,53 +89,53 @@ fn mapped_path(opened: &Path) -> PathBuf {
         .map_or(opened.into(), PathBuf::from)
 }
 
-impl Opened {
-    /// This program itself, for tables that are filled by hand.
+impl LoadedLibrary {
+    /// This program itself, for tables whose entries are set by hand.
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn this_program() -> Opened {
-        Opened { library: libloading::os::unix::Library::this().into(), path: "this program".into() }
+    pub(crate) fn this_program() -> LoadedLibrary {
+        LoadedLibrary { library: libloading::os::unix::Library::this().into(), path: "this program".into() }
     }
 
-    /// The function of this name.
+    /// The function with this name.
     ///
     /// # Safety
-    /// `F` is a function pointer of the signature that the library gives the name.
+    /// `F` is a function pointer with the signature that the library gives this symbol.
     pub unsafe fn symbol<F: Copy>(&self, symbol: &'static str) -> Result<F, GpuError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let found = unsafe { self.library.get::<F>(symbol.as_bytes()) };
         let missing = |_| GpuError::SymbolMissing { library: self.path.display().to_string(), symbol };
         found.map(|f| *f).map_err(missing)
     }
 }
 
-/// A table of C functions: a struct with a pointer for each, filled from an open library.
+/// A table of C functions: a struct with one pointer per function, filled from a loaded library.
 #[macro_export]
 macro_rules! function_table {
     ($(#[$meta:meta])* $vis:vis struct $name:ident { $(fn $field:ident = $symbol:literal ($($arg:ty),* $(,)?) -> $ret:ty;)* }) => {
         $(#[$meta])*
         $vis struct $name {
             $($vis $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
-            /// Keeps the functions mapped.
-            $vis opened: $crate::cuda::library::Opened,
+            /// Keeps the library mapped.
+            $vis library: $crate::cuda::library::LoadedLibrary,
         }
 
         impl $name {
-            $vis fn load(opened: $crate::cuda::library::Opened) -> Result<$name, $crate::cuda::GpuError> {
+            $vis fn load(library: $crate::cuda::library::LoadedLibrary) -> Result<$name, $crate::cuda::GpuError> {
                 Ok($name {
                     $($field: {
                         type Function = unsafe extern "C" fn($($arg),*) -> $ret;
                         const SYMBOL: &str = $symbol;
-                        // SAFETY: the signature is the one that the library's header gives this symbol.
-                        unsafe { opened.symbol::<Function>(SYMBOL)? }
+                        // SAFETY: the signature is the one in the library's header.
+                        unsafe { library.symbol::<Function>(SYMBOL)? }
                     },)*
-                    opened,
+                    library,
                 })
             }
         }
 
         impl std::fmt::Debug for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, concat!(stringify!($name), "({})"), self.opened.path.display())
+                write!(f, concat!(stringify!($name), "({})"), self.library.path.display())
             }
         }
     };

@@ -2,7 +2,7 @@
 // needed: the compiler is given this text and nothing else.
 //
 // REAL is the storage type of activations and working parameters of this compilation: f32, bf16 or f16.
-// Sizes that the host shares, such as PACK_BYTES, are defined by it. Arithmetic is in float. Letters in shapes as in
+// Sizes that the host shares, such as VECTOR_BYTES, are defined by it. Arithmetic is in float. Letters in shapes as in
 // lib.rs: T tokens, D model width, H query heads, G key-value heads, h head width, F feed-forward width, V vocabulary.
 #pragma once
 
@@ -42,16 +42,16 @@ template <> __device__ __forceinline__ f16 from_f32<f16>(f32 x) {
 // ---- vectors of 16 bytes --------------------------------------------------------------------------------------
 
 // N elements that are read and written as one, where the address is a multiple of 16 bytes.
-template <typename R> struct alignas(PACK_BYTES) Pack {
-    static constexpr int N = PACK_BYTES / sizeof(R);
+template <typename R> struct alignas(VECTOR_BYTES) Vec16 {
+    static constexpr int N = VECTOR_BYTES / sizeof(R);
     R at[N];
 };
 
-template <typename R> __device__ __forceinline__ Pack<R> load_pack(const R* from) {
-    return *reinterpret_cast<const Pack<R>*>(from);
+template <typename R> __device__ __forceinline__ Vec16<R> load_vec(const R* from) {
+    return *reinterpret_cast<const Vec16<R>*>(from);
 }
-template <typename R> __device__ __forceinline__ void store_pack(R* to, const Pack<R>& pack) {
-    *reinterpret_cast<Pack<R>*>(to) = pack;
+template <typename R> __device__ __forceinline__ void store_vec(R* to, const Vec16<R>& pack) {
+    *reinterpret_cast<Vec16<R>*>(to) = pack;
 }
 
 // N elements that are read and written together: a pack, or one element where addresses do not allow more.

@@ -1,29 +1,29 @@
-//! NVIDIA GPUs, found at run time: nothing of CUDA is needed to build or to start this program.
+//! NVIDIA GPUs, found at run time: CUDA is needed neither to build nor to start this program.
 //!
-//! A table per library (`driver`, `nvrtc`, `lt`) of the functions that are used, opened by file name; a
-//! [`Gpu`] that holds them; streams ([`CudaQueue`]) that kernels and products are issued to.
+//! There is a table of functions for each library (`driver`, `nvrtc`, `cublas_lt`), loaded by file name, a [`Gpu`] that
+//! owns the tables, and streams ([`CudaQueue`]) to which kernels and matmuls are issued.
 
 #[cfg(any(test, feature = "testing"))]
 pub mod fake;
 pub mod library;
 
 mod cache;
+mod cublas_lt;
 mod driver;
 mod error;
 mod gpu;
-mod lt;
 mod module;
 mod nvrtc;
 mod queue;
 #[cfg(test)]
 mod tests;
 
-pub use cache::{CacheError, KernelCache};
+pub use cache::{KernelCache, KernelCacheError};
+pub use cublas_lt::{CublasLt, Gemm, GemmOperand};
 pub use driver::DevicePtr;
 pub use error::GpuError;
-pub use gpu::{Gpu, Installed, installed};
-pub use library::Search;
-pub use lt::{Factor, Gemm, Lt};
-pub use module::{Kernel, PACK_BYTES, Source, Variant, compile};
+pub use gpu::{DriverInfo, Gpu, find_driver};
+pub use library::LibrarySearch;
+pub use module::{Kernel, KernelSource, KernelVariant, VECTOR_BYTES, compile};
 pub use nvrtc::Nvrtc;
 pub use queue::{Arg, CudaQueue, Event, Launch};

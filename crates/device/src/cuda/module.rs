@@ -1,8 +1,8 @@
-//! Kernels: from sources in the binary to functions on the GPU, compiled once and kept on disk.
+//! Kernels: from source text in the binary to functions on the GPU, compiled once and cached on disk.
 //!
-//! A source is compiled for one element type (`REAL`) and a few numbers (head width, …) at a time. What was
-//! compiled is kept under a hash of everything that went into it, so another version of this program, of the
-//! compiler or of the GPU finds nothing and compiles again.
+//! A source is compiled for one element type (`REAL`) and a few constants (head width, …) at a time. Compiled code is
+//! cached under a hash of everything that went into it, so another version of this program, of the compiler or of the
+//! GPU does not find it and compiles again.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -18,67 +18,72 @@ use super::error::GpuError;
 use super::gpu::Gpu;
 use super::nvrtc::{Header, Nvrtc};
 
-/// What every source includes: types, conversions, reductions.
+/// The header that every source includes: types, conversions, reductions.
 const PRELUDE: Header = Header { name: "lockstep.cuh", text: include_str!("lockstep.cuh") };
 
-/// Bytes that kernels read and write as one, where addresses are multiples of it: `PACK_BYTES` of every source.
-pub const PACK_BYTES: usize = 16;
+/// Bytes of a vectorized load or store; the address must be a multiple of it. `VECTOR_BYTES` in every source.
+pub const VECTOR_BYTES: usize = 16;
 
-/// What every source is compiled with besides.
+/// Constants that every source is compiled with.
 const COMMON: [(&str, u32); 2] =
-    [("PACK_BYTES", PACK_BYTES as u32), ("DROPOUT_PURPOSE", Purpose::Dropout as u32)];
+    [("VECTOR_BYTES", VECTOR_BYTES as u32), ("DROPOUT_PURPOSE", Purpose::Dropout as u32)];
 
 /// The kernels of one operation, in CUDA C++.
 #[derive(Debug)]
-pub struct Source {
+pub struct KernelSource {
     pub name: &'static str,
     pub text: &'static str,
-    /// Sizes that kernels share with who launches them, by name. They are defined here alone.
-    pub numbers: &'static [(&'static str, u32)],
+    /// Constants that the kernels share with their launch code, by name. Kernels must not define them again.
+    pub defines: &'static [(&'static str, u32)],
 }
 
-/// What a source is compiled with: the element type as `REAL`, and numbers by name.
+/// What a source is compiled for: the element type (`REAL`) and constants by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Variant {
+pub struct KernelVariant {
     pub real: DType,
-    pub numbers: [(&'static str, u32); Variant::NUMBERS],
+    pub defines: [(&'static str, u32); KernelVariant::MAX_DEFINES],
 }
 
-impl Variant {
-    /// The most that a variant has.
-    const NUMBERS: usize = 6;
+impl KernelVariant {
+    /// The maximum number of constants of a variant.
+    const MAX_DEFINES: usize = 6;
 
-    pub const fn of(real: DType) -> Variant {
-        Variant { real, numbers: [("", 0); Variant::NUMBERS] }
+    pub const fn of(real: DType) -> KernelVariant {
+        KernelVariant { real, defines: [("", 0); KernelVariant::MAX_DEFINES] }
     }
 
-    /// With one more number defined.
-    pub fn with(mut self, name: &'static str, value: u32) -> Variant {
-        let free = self.numbers.iter_mut().find(|(name, _)| name.is_empty());
-        *free.expect("a variant has no room for another number") = (name, value);
+    /// Defines one more constant.
+    pub fn with(mut self, name: &'static str, value: u32) -> KernelVariant {
+        let free = self.defines.iter_mut().find(|(name, _)| name.is_empty());
+        *free.expect("a variant has at most MAX_DEFINES constants") = (name, value);
         self
     }
 
-    fn options(&self, source: &Source, sm: u32) -> Vec<String> {
+    fn options(&self, source: &KernelSource, sm: u32) -> Vec<String> {
         let real = match self.real {
             DType::F32 => "f32",
             DType::BF16 => "bf16",
             DType::F16 => "f16",
             other => panic!("{other} is not a float storage type"),
         };
-        // The `a` names instructions of exactly this architecture.
+        // The suffix `a` enables instructions that only this exact architecture has.
         let arch = if sm >= 90 { format!("sm_{sm}a") } else { format!("sm_{sm}") };
         let mut options =
             vec![format!("--gpu-architecture={arch}"), "--std=c++17".into(), format!("-DREAL={real}")];
-        let numbers =
-            COMMON.iter().chain(source.numbers).chain(&self.numbers).filter(|(name, _)| !name.is_empty());
-        options.extend(numbers.map(|(name, value)| format!("-D{name}={value}")));
+        let defines =
+            COMMON.iter().chain(source.defines).chain(&self.defines).filter(|(name, _)| !name.is_empty());
+        options.extend(defines.map(|(name, value)| format!("-D{name}={value}")));
         options
     }
 }
 
-/// Compiles a source without a GPU: for tests, and for filling the cache.
-pub fn compile(nvrtc: &Nvrtc, source: &Source, variant: &Variant, sm: u32) -> Result<Vec<u8>, GpuError> {
+/// Compiles a source without a GPU: for tests, and to fill the cache.
+pub fn compile(
+    nvrtc: &Nvrtc,
+    source: &KernelSource,
+    variant: &KernelVariant,
+    sm: u32,
+) -> Result<Vec<u8>, GpuError> {
     nvrtc.compile(source.name, source.text, &[PRELUDE], &variant.options(source, sm))
 }
 
@@ -87,14 +92,14 @@ pub fn compile(nvrtc: &Nvrtc, source: &Source, variant: &Variant, sm: u32) -> Re
 pub struct Kernel {
     pub(crate) function: FunctionHandle,
     name: &'static str,
-    /// Bytes of each parameter, where the driver says.
+    /// Bytes of each parameter, if the driver reports them.
     params: Option<Box<[usize]>>,
-    /// The dynamic shared memory it is allowed.
+    /// The dynamic shared memory that it may currently use.
     shared: AtomicU32,
 }
 
 impl Kernel {
-    /// Compares a launch's arguments, by their bytes, with the parameters that the kernel declares.
+    /// Compares the sizes of a launch's arguments with those of the kernel's parameters.
     #[inline]
     pub(crate) fn check_args<const N: usize>(&self, given: [usize; N]) -> Result<(), GpuError> {
         match &self.params {
@@ -109,11 +114,11 @@ impl Kernel {
         if declared.len() != given.len() {
             return GpuError::ArgumentCount { kernel, declared: declared.len(), given: given.len() };
         }
-        let index = declared.iter().zip(given).position(|(a, b)| a != b).expect("they differ");
+        let index = declared.iter().zip(given).position(|(a, b)| a != b).expect("some size differs");
         GpuError::ArgumentSize { kernel, index, declared: declared[index], given: given[index] }
     }
 
-    /// A kernel that asks for nothing gets 48 KiB, what it declares itself included: so all ask, once.
+    /// Raises the kernel's limit of dynamic shared memory, once. The default is 48 KiB, including static shared memory.
     pub(crate) fn allow_shared(&self, gpu: &Gpu, bytes: u32) -> Result<(), GpuError> {
         if bytes <= self.shared.load(Ordering::Relaxed) {
             return Ok(());
@@ -128,15 +133,15 @@ impl Kernel {
     }
 }
 
-/// More than any kernel has: parameters have 4096 bytes together.
-const MOST_PARAMS: usize = 1024;
+/// More than any kernel can have: parameters are limited to 4096 bytes in total.
+const MAX_PARAMS: usize = 1024;
 
-type KernelKey = (&'static str, Variant, &'static str);
+type KernelKey = (&'static str, KernelVariant, &'static str);
 
-/// All that was compiled or loaded so far.
+/// Everything that was compiled or loaded so far.
 pub(crate) struct Modules {
     cache: Option<KernelCache>,
-    loaded: Mutex<HashMap<(&'static str, Variant), usize>>,
+    loaded: Mutex<HashMap<(&'static str, KernelVariant), usize>>,
     kernels: Mutex<HashMap<KernelKey, &'static Kernel>>,
 }
 
@@ -147,11 +152,11 @@ impl Modules {
 }
 
 impl Gpu {
-    /// The kernel `name` of a source's variant; compiled and loaded when first asked for, then looked up.
+    /// The kernel `name` of a source's variant. Compiled and loaded on first use, then looked up.
     pub fn kernel(
         &self,
-        source: &'static Source,
-        variant: Variant,
+        source: &'static KernelSource,
+        variant: KernelVariant,
         name: &'static str,
     ) -> Result<&'static Kernel, GpuError> {
         let key = (source.name, variant, name);
@@ -161,8 +166,9 @@ impl Gpu {
         }
         self.enter()?;
         let module = self.module(source, variant)?;
-        let (mut function, c_name) = (std::ptr::null_mut(), CString::new(name).expect("no zero byte"));
-        // SAFETY: the module is loaded and stays; the name is a C string.
+        let (mut function, c_name) =
+            (std::ptr::null_mut(), CString::new(name).expect("a name has no zero byte"));
+        // SAFETY: the module is loaded and never unloaded; the name is a C string.
         let status = unsafe { (self.driver.module_function)(&mut function, module, c_name.as_ptr()) };
         self.check("cuModuleGetFunction", status)?;
         let params = self.declared_params(function)?;
@@ -172,26 +178,30 @@ impl Gpu {
         Ok(kernel)
     }
 
-    /// Bytes of each parameter. `None` where the driver does not say.
+    /// Bytes of each parameter. `None` if the driver does not report them.
     fn declared_params(&self, function: FunctionHandle) -> Result<Option<Box<[usize]>>, GpuError> {
         let Some(param_info) = self.param_info else { return Ok(None) };
         let mut sizes = Vec::new();
-        for index in 0..MOST_PARAMS {
+        for index in 0..MAX_PARAMS {
             let (mut offset, mut size) = (0, 0);
-            // SAFETY: the function is loaded; places for two numbers.
+            // SAFETY: the function is loaded; writes to two local variables.
             match unsafe { param_info(function, index, &mut offset, &mut size) } {
                 driver::SUCCESS => sizes.push(size),
-                // Past the last one. All kernels here have parameters: one without is one whose are not known.
+                // Past the last parameter. All our kernels have parameters, so none at all means that they are unknown.
                 driver::INVALID_VALUE => return Ok((!sizes.is_empty()).then(|| sizes.into())),
                 driver::NOT_SUPPORTED => return Ok(None),
-                status => return Err(self.check("cuFuncGetParamInfo", status).expect_err("it failed")),
+                status => {
+                    return Err(self
+                        .check("cuFuncGetParamInfo", status)
+                        .expect_err("the status is an error"));
+                }
             }
         }
         Ok(None)
     }
 
-    /// Compiles and loads what will be needed, on as many threads as the host has, so that no step waits for it.
-    pub fn compile_ahead(&self, needed: &[(&'static Source, Variant)]) -> Result<(), GpuError> {
+    /// Compiles and loads everything in `needed` on all host threads, so that no step waits for it.
+    pub fn compile_ahead(&self, needed: &[(&'static KernelSource, KernelVariant)]) -> Result<(), GpuError> {
         let num_threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(needed.len());
         let next = AtomicUsize::new(0);
         let work = || {
@@ -206,23 +216,27 @@ impl Gpu {
         })
     }
 
-    /// Two threads that ask for the same at once both compile it, and one of them in vain.
-    fn module(&self, source: &'static Source, variant: Variant) -> Result<ModuleHandle, GpuError> {
+    /// If two threads ask for the same module at once, both compile it and one result is dropped.
+    fn module(
+        &self,
+        source: &'static KernelSource,
+        variant: KernelVariant,
+    ) -> Result<ModuleHandle, GpuError> {
         let loaded = || self.modules.loaded.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(module) = loaded().get(&(source.name, variant)) {
             return Ok(*module as ModuleHandle);
         }
         self.enter()?;
         let (cache, name) = (self.modules.cache.as_ref(), self.file_name(source, &variant));
-        let found = cache.and_then(|cache| cache.find(&name));
-        // Code that does not load (of another driver) is as good as none.
+        let found = cache.and_then(|cache| cache.load(&name));
+        // Code that does not load, for example after a change of driver, counts as missing.
         let module = match found.and_then(|code| self.load_module(&code).ok()) {
             Some(module) => module,
             None => {
                 let code = compile(&self.nvrtc, source, &variant, self.sm)?;
                 let module = self.load_module(&code)?;
                 if let Some(cache) = cache {
-                    cache.keep(&name, &code);
+                    cache.store(&name, &code);
                 }
                 module
             }
@@ -232,14 +246,14 @@ impl Gpu {
 
     fn load_module(&self, code: &[u8]) -> Result<ModuleHandle, GpuError> {
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is whole: it came from the compiler, or from a file with its hash.
+        // SAFETY: the image is complete: it came from the compiler, or from a file whose hash was verified.
         let status = unsafe { (self.driver.module_load)(&mut module, code.as_ptr().cast()) };
         self.check("cuModuleLoadData", status)?;
         Ok(module)
     }
 
-    /// Tells all that decides the code.
-    fn file_name(&self, source: &Source, variant: &Variant) -> String {
+    /// A cache file name: a hash of everything that determines the code.
+    fn file_name(&self, source: &KernelSource, variant: &KernelVariant) -> String {
         let mut hasher = blake3::Hasher::new();
         let (major, minor) = self.nvrtc.version;
         let options = variant.options(source, self.sm).join(" ");

@@ -1,14 +1,14 @@
-//! CUDA C++ to machine code, at run time.
+//! NVRTC: compiles CUDA C++ to machine code at run time.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use super::error::GpuError;
-use super::library::{Search, function_table, open};
+use super::library::{LibrarySearch, function_table, open};
 
 pub(super) type Program = *mut c_void;
 
 function_table! {
-    /// Of `libnvrtc`.
+    /// Functions of `libnvrtc`.
     pub(crate) struct NvrtcTable {
         fn version = "nvrtcVersion"(*mut c_int, *mut c_int) -> c_int;
         fn error_string = "nvrtcGetErrorString"(c_int) -> *const c_char;
@@ -24,30 +24,30 @@ function_table! {
     }
 }
 
-/// The compiler. It needs no GPU.
+/// The run-time compiler. It needs no GPU.
 #[derive(Debug)]
 pub struct Nvrtc {
     table: NvrtcTable,
-    /// Major and minor.
+    /// Major and minor version.
     pub version: (u32, u32),
 }
 
-/// A header that sources may include.
+/// A header that sources can include.
 pub(crate) struct Header {
     pub(crate) name: &'static str,
     pub(crate) text: &'static str,
 }
 
 impl Nvrtc {
-    pub fn open(search: &Search) -> Result<Nvrtc, GpuError> {
+    pub fn open(search: &LibrarySearch) -> Result<Nvrtc, GpuError> {
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
         Nvrtc::over(NvrtcTable::load(open("NVRTC, CUDA's run-time compiler,", &names, search)?)?)
     }
 
-    /// The same, of a table that is there.
+    /// As [`Nvrtc::open`], with a table that is already loaded.
     pub(super) fn over(table: NvrtcTable) -> Result<Nvrtc, GpuError> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: two places to write an int to.
+        // SAFETY: writes to two local variables.
         check(&table, "nvrtcVersion", unsafe { (table.version)(&mut major, &mut minor) })?;
         if major < 12 {
             return Err(GpuError::TooOld {
@@ -60,10 +60,10 @@ impl Nvrtc {
     }
 
     pub fn path(&self) -> &std::path::Path {
-        &self.table.opened.path
+        &self.table.library.path
     }
 
-    /// Compiles `text` to machine code. `options` as nvcc takes them.
+    /// Compiles `text` to machine code. `options` are nvcc's.
     pub(crate) fn compile(
         &self,
         name: &str,
@@ -79,7 +79,7 @@ impl Nvrtc {
         let pointers = |all: &[CString]| -> Vec<*const c_char> { all.iter().map(|s| s.as_ptr()).collect() };
         let (texts_at, names_at, options_at) = (pointers(&texts), pointers(&names), pointers(&options));
         let mut program: Program = std::ptr::null_mut();
-        // SAFETY: every pointer is to a C string or an array of them that lives past the call, with its length.
+        // SAFETY: every pointer refers to a C string, or to an array of them, that outlives the call.
         let status = unsafe {
             (self.table.create)(
                 &mut program,
@@ -91,21 +91,21 @@ impl Nvrtc {
             )
         };
         check(&self.table, "nvrtcCreateProgram", status)?;
-        // SAFETY: the program was just made; options as above.
+        // SAFETY: the program was just created; options as above.
         let status = unsafe { (self.table.compile)(program, options.len() as c_int, options_at.as_ptr()) };
         let outcome = if status == 0 {
             self.cubin(program)
         } else {
             Err(GpuError::Compile { source_name: name.to_string(), log: self.log(program) })
         };
-        // SAFETY: made above and not used afterwards.
+        // SAFETY: created above and not used afterwards.
         unsafe { (self.table.destroy)(&mut program) };
         outcome
     }
 
     fn cubin(&self, program: Program) -> Result<Vec<u8>, GpuError> {
         let mut size = 0;
-        // SAFETY: the program is alive, and the buffer has the size it asks for.
+        // SAFETY: the program is alive, and the buffer has the size that was reported.
         unsafe {
             check(&self.table, "nvrtcGetCUBINSize", (self.table.cubin_size)(program, &mut size))?;
             let mut code = vec![0u8; size];
@@ -114,10 +114,10 @@ impl Nvrtc {
         }
     }
 
-    /// Why it does not compile. The compiler's own trouble with telling that is not one more error.
+    /// The compiler's log. A failure to read it is not reported as another error.
     fn log(&self, program: Program) -> String {
         let mut size = 0;
-        // SAFETY: as in `cubin`; the log ends with a zero byte that is part of its size.
+        // SAFETY: as in `cubin`; the log's size includes its terminating zero byte.
         unsafe {
             if (self.table.log_size)(program, &mut size) != 0 {
                 return "the compiler gives no reason".into();

@@ -1,4 +1,4 @@
-//! A stream: work on the GPU in the order it was issued.
+//! CUDA streams: work on the GPU runs in the order in which it was issued.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -8,29 +8,29 @@ use lockstep_core::DType;
 use super::driver::{self, DriverTable, EventHandle, Status, StreamHandle};
 use super::error::GpuError;
 use super::gpu::Gpu;
-use super::module::{Kernel, Source, Variant};
+use super::module::{Kernel, KernelSource, KernelVariant};
 use crate::{Pool, View};
 
-/// A stream of one GPU. Calls return when work is issued, not when it is done.
+/// A stream of a GPU. Calls return when work has been issued, not when it is done.
 ///
-/// Nothing here returns an error where work is issued: the first failure is kept and [`CudaQueue::check`] returns it.
-/// After it nothing more is issued to the stream. So operations read the same on every device.
+/// Calls that issue work do not return errors. The stream keeps the first failure, which [`CudaQueue::check`] returns,
+/// and ignores all work issued after it. So operations have the same signatures on every device.
 pub struct CudaQueue {
     pub gpu: &'static Gpu,
     stream: StreamHandle,
     failure: OnceLock<GpuError>,
-    /// The host's threads beside the stream.
+    /// Host threads that work beside the stream.
     pub(crate) pool: Pool,
-    /// Products in f32 may round their operands to tf32.
+    /// Whether f32 matmuls may round their operands to tf32.
     pub tf32: bool,
 }
 
-// SAFETY: a stream handle may be used from any thread; the rest is locked or fixed.
+// SAFETY: a stream handle may be used from any thread; the rest is locked or immutable.
 unsafe impl Send for CudaQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CudaQueue {}
 
-/// How many blocks of how many threads, with how much dynamic shared memory.
+/// The grid, the threads of a block, and the bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
     pub grid: [usize; 3],
@@ -43,13 +43,13 @@ impl Launch {
         Launch { grid: [blocks, 1, 1], threads, shared: 0 }
     }
 
-    /// One thread for each of `items`, in blocks of 256.
+    /// One thread per item, in blocks of 256.
     pub const fn each(items: usize) -> Launch {
         Launch::new(items.div_ceil(256), 256)
     }
 }
 
-/// One argument of a kernel: its bytes as the kernel's parameter has them, and how many they are.
+/// An argument of a kernel: its bits and the size of the parameter in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Arg {
     bits: u64,
@@ -69,7 +69,7 @@ impl Arg {
 
 impl From<View<'_>> for Arg {
     fn from(view: View<'_>) -> Arg {
-        assert!(view.on_gpu() || view.is_empty(), "a kernel reads the GPU's memory");
+        assert!(view.on_gpu() || view.is_empty(), "kernels can only access GPU memory");
         Arg::wide(view.as_ptr::<u8>() as u64)
     }
 }
@@ -93,7 +93,7 @@ impl From<u64> for Arg {
     }
 }
 
-/// Sizes go to kernels as 32-bit integers; a size that does not fit is a bug of the plan.
+/// Sizes are passed to kernels as 32-bit integers; a size that does not fit is a bug in the plan.
 impl From<usize> for Arg {
     fn from(value: usize) -> Arg {
         Arg::narrow(u32::try_from(value).expect("a size that fits in 32 bits"))
@@ -118,52 +118,52 @@ impl From<f64> for Arg {
     }
 }
 
-/// The arguments of a launch, in the order of the kernel's parameters: views as pointers; u32, i32, f32 and
-/// usize (as a 32-bit integer); u64 and f64.
+/// The arguments of a launch, in the order of the kernel's parameters: views (as pointers), u32, i32, f32, usize (as a
+/// 32-bit integer), u64 and f64.
 #[macro_export]
 macro_rules! args {
     ($($arg:expr),* $(,)?) => { [$($crate::cuda::Arg::from($arg)),*] };
 }
 
 impl CudaQueue {
-    /// A new stream, beside which the host has `num_threads`.
+    /// Creates a stream, with `num_threads` host threads beside it.
     pub fn new(gpu: &'static Gpu, num_threads: usize) -> Result<CudaQueue, GpuError> {
         let stream = gpu.make_stream()?;
         Ok(CudaQueue { gpu, stream, failure: OnceLock::new(), pool: Pool::new(num_threads), tf32: false })
     }
 
-    /// The stream's handle, for libraries that issue work themselves. After a failure there is none.
+    /// The stream's handle, for libraries that issue work themselves. An error after a failure.
     pub fn raw_stream(&self) -> Result<*mut c_void, GpuError> {
         self.check()?;
         self.gpu.enter()?;
         Ok(self.stream)
     }
 
-    /// The kernel of an operation, compiled when first asked for. `None` after a failure.
+    /// The kernel of an operation, compiled on first use. `None` after a failure.
     pub fn kernel(
         &self,
-        source: &'static Source,
+        source: &'static KernelSource,
         real: DType,
         name: &'static str,
     ) -> Option<&'static Kernel> {
-        self.kernel_variant(source, Variant::of(real), name)
+        self.kernel_variant(source, KernelVariant::of(real), name)
     }
 
     pub fn kernel_variant(
         &self,
-        source: &'static Source,
-        variant: Variant,
+        source: &'static KernelSource,
+        variant: KernelVariant,
         name: &'static str,
     ) -> Option<&'static Kernel> {
         self.check().ok()?;
         self.gpu.kernel(source, variant, name).map_err(|cause| self.fail(cause)).ok()
     }
 
-    /// Issues a kernel. Empty grids are no work.
+    /// Launches a kernel. An empty grid is a no-op.
     ///
     /// # Safety
-    /// The arguments are those of the kernel, in number, order and size, and every address it computes from
-    /// them lies in memory that the plan lets this lane use now.
+    /// The arguments match the kernel's parameters in number, order and size, and the plan allows this lane to use
+    /// every address that the kernel computes from them.
     pub unsafe fn launch<const N: usize>(&self, kernel: Option<&Kernel>, launch: Launch, mut args: [Arg; N]) {
         let (Some(kernel), false, true) = (kernel, launch.grid.contains(&0), self.check().is_ok()) else {
             return;
@@ -181,35 +181,38 @@ impl CudaQueue {
             (launch.grid.map(|n| n as u32), launch.threads as u32, std::ptr::null_mut());
         let (function, pointers) = (kernel.function, pointers.as_mut_ptr());
         self.issue("cuLaunchKernel", |driver, stream| {
-            // SAFETY: the pointers are to as many arguments as the kernel has, each of its parameter's size (the
-            // caller's promise, which `check_args` has seen kept where the driver can say).
+            // SAFETY: there is a pointer to an argument of the right size for each parameter. The caller guarantees
+            // this, and `check_args` has verified it where the driver reports the parameters.
             unsafe { (driver.launch)(function, x, y, z, threads, 1, 1, shared, stream, pointers, extra) }
         });
     }
 
-    /// Sets a range to zero, in the stream's order.
+    /// Sets a range to zero, in stream order.
     pub fn zero(&self, view: View<'_>) {
         if view.is_empty() {
             return;
         }
-        assert!(view.on_gpu(), "a stream sets the GPU's memory");
+        assert!(view.on_gpu(), "a stream can only set GPU memory");
         self.issue("cuMemsetD8Async", |driver, stream| {
-            // SAFETY: the view lies in live device memory, and the plan lets this lane write it now.
+            // SAFETY: the view lies in live device memory, and the plan allows this lane to write it now.
             unsafe { (driver.set_bytes)(view.device_ptr(), 0, view.bytes(), stream) }
         });
     }
 
-    /// Copies, in the stream's order, between any two memories. Host memory that is not pinned makes the call
-    /// wait for the copy.
+    /// Copies between host and GPU, or within the GPU, in stream order. If the host memory is not pinned, the call
+    /// waits for the copy.
     pub fn copy(&self, to: View<'_>, from: View<'_>) {
-        assert_eq!((to.len(), to.dtype()), (from.len(), from.dtype()), "a copy between views that differ");
+        assert_eq!(
+            (to.len(), to.dtype()),
+            (from.len(), from.dtype()),
+            "copy between views that differ in length or type"
+        );
         let bytes = to.bytes();
         if bytes == 0 {
             return;
         }
         self.issue("cuMemcpyAsync", |driver, stream| {
-            // SAFETY: both views lie in live memory of their kind, and the plan's waits keep others off them until
-            // the copy is done.
+            // SAFETY: both views lie in live memory, and the plan's waits keep others off them until the copy is done.
             unsafe {
                 match (to.on_gpu(), from.on_gpu()) {
                     (true, true) => {
@@ -217,21 +220,21 @@ impl CudaQueue {
                     }
                     (true, false) => (driver.copy_to_device)(to.device_ptr(), from.as_ptr(), bytes, stream),
                     (false, true) => (driver.copy_to_host)(to.as_ptr(), from.device_ptr(), bytes, stream),
-                    (false, false) => panic!("a stream copies from or to the GPU"),
+                    (false, false) => panic!("a stream cannot copy from host to host"),
                 }
             }
         });
     }
 
-    /// Marks this point of the stream.
+    /// Records the event at this point of the stream.
     pub fn record(&self, event: &Event) {
         self.issue("cuEventRecord", |driver, stream| {
-            // SAFETY: event and stream are alive and of one context.
+            // SAFETY: event and stream are alive and belong to the same context.
             unsafe { (driver.event_record)(event.handle, stream) }
         });
     }
 
-    /// Work issued from now on waits for the event, on the GPU; the call does not.
+    /// Makes work issued from now on wait for the event. The wait happens on the GPU; the call returns at once.
     pub fn wait_for(&self, event: &Event) {
         self.issue("cuStreamWaitEvent", |driver, stream| {
             // SAFETY: as in `record`.
@@ -239,11 +242,11 @@ impl CudaQueue {
         });
     }
 
-    /// Makes one call of the driver for this stream and keeps its failure. Does nothing after a failure.
+    /// Makes a driver call for this stream and keeps its failure. Does nothing after a failure.
     fn issue(&self, name: &'static str, call: impl FnOnce(&DriverTable, StreamHandle) -> Status) {
         let outcome =
             self.raw_stream().and_then(|stream| self.gpu.check(name, call(&self.gpu.driver, stream)));
-        self.keep(outcome);
+        self.keep_failure(outcome);
     }
 
     /// Waits until all issued work is done.
@@ -272,12 +275,12 @@ impl CudaQueue {
         self.failure.get().map_or(Ok(()), |cause| Err(cause.clone()))
     }
 
-    /// Keeps a failure for [`CudaQueue::check`]. The first one stays.
+    /// Keeps a failure for [`CudaQueue::check`]. Later failures do not replace the first.
     pub fn fail(&self, cause: GpuError) {
         let _ = self.failure.set(cause);
     }
 
-    pub(crate) fn keep(&self, outcome: Result<(), GpuError>) {
+    pub(crate) fn keep_failure(&self, outcome: Result<(), GpuError>) {
         if let Err(cause) = outcome {
             self.fail(cause);
         }
@@ -287,7 +290,7 @@ impl CudaQueue {
 impl Drop for CudaQueue {
     fn drop(&mut self) {
         if self.gpu.enter().is_ok() {
-            // SAFETY: made by `new`; the driver keeps it until its work is done.
+            // SAFETY: created by `new`; the driver destroys it once its work is done.
             unsafe { (self.gpu.driver.stream_destroy)(self.stream) };
         }
     }
@@ -316,7 +319,7 @@ impl Event {
         Event::with_flags(gpu, driver::EVENT_DISABLE_TIMING)
     }
 
-    /// One that [`Event::milliseconds_since`] works with.
+    /// An event that records its time, for [`Event::milliseconds_since`].
     pub fn timed(gpu: &'static Gpu) -> Result<Event, GpuError> {
         Event::with_flags(gpu, 0)
     }
@@ -324,12 +327,12 @@ impl Event {
     fn with_flags(gpu: &'static Gpu, flags: u32) -> Result<Event, GpuError> {
         gpu.enter()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a place for the handle.
+        // SAFETY: writes through a valid pointer.
         gpu.check("cuEventCreate", unsafe { (gpu.driver.event_create)(&mut handle, flags) })?;
         Ok(Event { gpu, handle })
     }
 
-    /// Waits on the host until the work before it is done.
+    /// Blocks the host until the work before the event is done.
     pub fn synchronize(&self) -> Result<(), GpuError> {
         self.gpu.enter()?;
         // SAFETY: the event is alive.
@@ -345,11 +348,11 @@ impl Event {
         }
     }
 
-    /// Between two timed events that are both done.
+    /// The time between two timed events that are both done.
     pub fn milliseconds_since(&self, earlier: &Event) -> Result<f32, GpuError> {
         self.gpu.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: a place for the number, two live events.
+        // SAFETY: writes to a local variable; both events are live.
         let status =
             unsafe { (self.gpu.driver.event_elapsed)(&mut milliseconds, earlier.handle, self.handle) };
         self.gpu.check("cuEventElapsedTime", status)?;
@@ -360,7 +363,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.gpu.enter().is_ok() {
-            // SAFETY: made by `new`.
+            // SAFETY: created by `with_flags`.
             unsafe { (self.gpu.driver.event_destroy)(self.handle) };
         }
     }

@@ -1,37 +1,39 @@
-//! What happens when driver calls fail, on a fake GPU.
+//! Failing driver calls, on a fake GPU.
 
 use lockstep_core::{Bytes, DType};
 
 use super::fake::FakeGpu;
-use super::{CudaQueue, Event, Factor, Gemm, Gpu, GpuError, KernelCache, Launch, Source, Variant};
+use super::{
+    CudaQueue, Event, Gemm, GemmOperand, Gpu, GpuError, KernelCache, KernelSource, KernelVariant, Launch,
+};
 use crate::{Memory, Pool, View, args};
 
-static SOURCE: Source = Source {
+static SOURCE: KernelSource = KernelSource {
     name: "test",
     text: r#"
         extern "C" __global__ void kernel(f32* x, u32 count) {}
         extern "C" __global__ void __launch_bounds__(128) mixed(
-            const REAL* x, u32 count, u64 seed, f32 scale, const f64* verdict
+            const REAL* x, u32 count, u64 seed, f32 scale, const f64* decision
         ) {}
         extern "C" __global__ void nothing() {}
     "#,
-    numbers: &[],
+    defines: &[],
 };
 
 fn memory(gpu: &'static Gpu) -> Memory {
-    Memory::take_on(gpu, Bytes(1 << 16)).unwrap()
+    Memory::allocate_on(gpu, Bytes(1 << 16)).unwrap()
 }
 
-/// Issues one of everything that a stream takes.
+/// Issues one of each kind of work.
 fn issue_everything(queue: &CudaQueue, event: &Event, view: View<'_>) {
     let kernel = queue.kernel(&SOURCE, DType::F32, "kernel");
-    // SAFETY: this GPU's kernels do nothing.
+    // SAFETY: the fake GPU's kernels do nothing.
     unsafe { queue.launch(kernel, Launch { shared: 1024, ..Launch::each(64) }, args![view, 64usize]) };
     queue.zero(view.first(64));
     queue.copy(view.slice(64, 64), view.first(64));
     queue.record(event);
     queue.wait_for(event);
-    let factor = |at| Factor { view: view.slice(at, 64), stride: 8, transposed: false };
+    let factor = |at| GemmOperand { view: view.slice(at, 64), stride: 8, transposed: false };
     queue.gemm(&Gemm {
         m: 8,
         n: 8,
@@ -45,8 +47,8 @@ fn issue_everything(queue: &CudaQueue, event: &Event, view: View<'_>) {
 }
 
 #[test]
-fn after_a_failure_a_stream_is_given_nothing_more() {
-    // As often as it takes to let every call fail once. The driver itself would go on after it.
+fn a_failed_stream_ignores_all_further_work() {
+    // One round per call, in which that call fails. The fake driver itself would accept further work.
     for failing in 0.. {
         let (gpu, fake) = FakeGpu::make(None);
         let (memory, event) = (memory(gpu), Event::new(gpu).unwrap());
@@ -70,7 +72,7 @@ fn after_a_failure_a_stream_is_given_nothing_more() {
     }
 }
 
-/// Every way in which the host moves bytes of a GPU.
+/// Every way in which the host accesses GPU memory.
 fn host_copies<'m>(gpu_view: View<'m>, host_view: View<'m>) -> Vec<(&'static str, Result<(), GpuError>)> {
     let (half, len) = (gpu_view.len() / 2, gpu_view.len());
     let mut values = vec![0f32; len];
@@ -89,8 +91,8 @@ fn host_copies<'m>(gpu_view: View<'m>, host_view: View<'m>) -> Vec<(&'static str
 }
 
 #[test]
-fn every_copy_of_the_host_returns_the_driver_s_failure() {
-    let host = Memory::take(Bytes(4096), &Pool::new(1)).unwrap();
+fn host_copies_return_the_driver_failure() {
+    let host = Memory::allocate(Bytes(4096), &Pool::new(1)).unwrap();
     let host = host.view(0, 1024, DType::F32);
     let (gpu, fake) = FakeGpu::make(None);
     let device = memory(gpu);
@@ -98,7 +100,7 @@ fn every_copy_of_the_host_returns_the_driver_s_failure() {
     for (what, outcome) in host_copies(device, host) {
         outcome.unwrap_or_else(|cause| panic!("{what}: {cause}"));
     }
-    // Each is two calls: the copy, and the wait for it. After a failure there are none.
+    // Each is two driver calls, the copy and the wait for it. After a failure no calls are made.
     for i in 0..host_copies(device, host).len() {
         for failing in [2 * i, 2 * i + 1] {
             let (gpu, fake) = FakeGpu::make(None);
@@ -117,19 +119,19 @@ fn every_copy_of_the_host_returns_the_driver_s_failure() {
 }
 
 #[test]
-fn memory_that_could_not_be_zeroed_is_not_given_out() {
-    // Takes memory, sets it, waits.
+fn memory_that_could_not_be_zeroed_is_freed() {
+    // The calls are: allocate, set to zero, wait.
     for failing in 0..3 {
         let (gpu, fake) = FakeGpu::make(None);
         fake.fail(failing..failing + 1);
-        assert!(Memory::take_on(gpu, Bytes(4096)).is_err());
+        assert!(Memory::allocate_on(gpu, Bytes(4096)).is_err());
         let freed = fake.calls().iter().filter(|call| **call == "cuMemFree").count();
         assert_eq!(freed, usize::from(failing > 0), "{:?}", fake.calls());
     }
 }
 
 #[test]
-fn a_thread_that_cannot_enter_the_context_says_so() {
+fn a_thread_that_cannot_set_its_context_gets_an_error() {
     let (gpu, fake) = FakeGpu::make(None);
     let (memory, queue) = (memory(gpu), CudaQueue::new(gpu, 1).unwrap());
     let view = memory.view(0, 64, DType::F32);
@@ -145,13 +147,13 @@ fn a_thread_that_cannot_enter_the_context_says_so() {
 }
 
 #[test]
-fn arguments_are_compared_with_what_the_kernel_declares() {
+fn launch_arguments_are_checked_against_the_kernel() {
     let (gpu, fake) = FakeGpu::make(None);
     let memory = memory(gpu);
     let view = memory.view(0, 64, DType::F32);
     let queue = CudaQueue::new(gpu, 1).unwrap();
     let kernel = queue.kernel(&SOURCE, DType::F32, "mixed");
-    // SAFETY: this GPU's kernels do nothing.
+    // SAFETY: the fake GPU's kernels do nothing.
     unsafe { queue.launch(kernel, Launch::each(64), args![view, 64usize, 1u64, -0.5f32, None::<View>]) };
     queue.check().unwrap();
     assert_eq!(fake.launched(), ["mixed"]);
@@ -165,8 +167,8 @@ fn arguments_are_compared_with_what_the_kernel_declares() {
     unsafe { queue.launch(kernel, Launch::each(64), args![view, 64usize, 1u64]) };
     let wrong = GpuError::ArgumentCount { kernel: "mixed", declared: 5, given: 3 };
     assert_eq!(queue.check(), Err(wrong));
-    assert!(!fake.calls().contains(&"cuLaunchKernel"), "what is wrong is not launched");
-    // Of what the driver knows no parameters of, nothing is compared.
+    assert!(!fake.calls().contains(&"cuLaunchKernel"), "invalid arguments are not launched");
+    // Nothing is checked for a kernel whose parameters the driver does not report.
     let queue = CudaQueue::new(gpu, 1).unwrap();
     let unknown = queue.kernel(&SOURCE, DType::F32, "nothing");
     // SAFETY: as above.
@@ -176,12 +178,12 @@ fn arguments_are_compared_with_what_the_kernel_declares() {
 }
 
 #[test]
-fn kept_code_is_loaded_and_damaged_code_is_compiled_again() {
+fn cached_code_is_loaded_and_damaged_code_is_recompiled() {
     let dir = tempfile::tempdir().unwrap();
-    // How often a new process compiles.
+    // How many times a new process compiles.
     let compiles = || {
         let (gpu, fake) = FakeGpu::make(Some(KernelCache::open(&dir.path().join("kernels")).unwrap()));
-        gpu.kernel(&SOURCE, Variant::of(DType::F32), "kernel").unwrap();
+        gpu.kernel(&SOURCE, KernelVariant::of(DType::F32), "kernel").unwrap();
         fake.calls().iter().filter(|call| **call == "nvrtcCompileProgram").count()
     };
     assert_eq!((compiles(), compiles()), (1, 0));
@@ -190,10 +192,10 @@ fn kept_code_is_loaded_and_damaged_code_is_compiled_again() {
     assert_eq!(files.len(), 1);
     let whole = std::fs::read(&file).unwrap();
     let mut damaged = whole.clone();
-    // Of the code, and still code.
+    // A byte of the code, after the hash.
     damaged[40] ^= 1;
     std::fs::write(&file, &damaged).unwrap();
-    assert_eq!(compiles(), 1, "the file is not what was kept");
-    assert_eq!(std::fs::read(&file).unwrap(), whole, "and it is mended");
+    assert_eq!(compiles(), 1, "the damaged file is not loaded");
+    assert_eq!(std::fs::read(&file).unwrap(), whole, "and it is replaced");
     assert_eq!(compiles(), 0);
 }

@@ -1,27 +1,27 @@
 use lockstep_device::CpuQueue;
 
-use super::{Range, Rates};
+use super::{Hyperparams, ParamRange};
 use crate::optimizer;
 
-pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
+pub(super) fn update(cpu: &CpuQueue, range: ParamRange, params: &Hyperparams) {
     let weight_decay = range.weight_decay;
     optimizer::cpu::update(
         cpu,
         range.flat(),
         #[inline(always)]
-        |p, [m, v], g| update_part(p, m, v, g, weight_decay, rates),
+        |p, [m, v], g| update_part(p, m, v, g, weight_decay, params),
     );
 }
 
 #[inline(always)]
-fn update_part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], weight_decay: f32, r: &Rates) {
+fn update_part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], weight_decay: f32, r: &Hyperparams) {
     let keep = 1.0 - r.lr * weight_decay;
-    let step = r.lr / r.correction1;
+    let step = r.lr / r.bias_correction1;
     for (((p, m), v), g) in p.iter_mut().zip(m).zip(v).zip(g) {
         let g = g * r.clip;
-        *m = r.beta1.mul_add(*m, r.complement1 * g);
-        *v = r.beta2.mul_add(*v, r.complement2 * g * g);
-        let denominator = v.sqrt() / r.correction2_sqrt + r.eps;
+        *m = r.beta1.mul_add(*m, r.one_minus_beta1 * g);
+        *v = r.beta2.mul_add(*v, r.one_minus_beta2 * g * g);
+        let denominator = v.sqrt() / r.bias_correction2_sqrt + r.eps;
         *p = *p * keep - step * (*m / denominator);
     }
 }

@@ -1,19 +1,19 @@
 use lockstep_device::View;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Source};
+use lockstep_device::cuda::{CudaQueue, KernelSource};
 
-use super::{Range, Rates};
+use super::{Hyperparams, ParamRange};
 use crate::optimizer::cuda::kernel;
 
-pub(crate) static SOURCE: Source = Source {
+pub(crate) static SOURCE: KernelSource = KernelSource {
     name: "adamw",
     text: concat!(include_str!("../optimizer/update.cu"), include_str!("kernels.cu")),
-    numbers: &[],
+    defines: &[],
 };
 
-pub(super) fn update(cuda: &CudaQueue, range: Range, rates: &Rates, verdict: Option<View>) {
-    let Range { master, working, grad, m, v, weight_decay } = range;
-    let (kernel, launch) = kernel(cuda, &SOURCE, ["update", "update_packs"], &range.flat());
+pub(super) fn update(cuda: &CudaQueue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
+    let ParamRange { master, working, grad, m, v, weight_decay } = range;
+    let (kernel, launch) = kernel(cuda, &SOURCE, ["update", "update_vec"], &range.flat());
     let args = args![
         master,
         working,
@@ -21,18 +21,18 @@ pub(super) fn update(cuda: &CudaQueue, range: Range, rates: &Rates, verdict: Opt
         m,
         v,
         master.len() as u64,
-        verdict,
-        rates.clip,
-        1.0 - rates.lr * weight_decay,
-        rates.lr / rates.correction1,
-        rates.beta1,
-        rates.beta2,
-        rates.complement1,
-        rates.complement2,
-        rates.eps,
-        rates.correction2_sqrt,
+        decision,
+        params.clip,
+        1.0 - params.lr * weight_decay,
+        params.lr / params.bias_correction1,
+        params.beta1,
+        params.beta2,
+        params.one_minus_beta1,
+        params.one_minus_beta2,
+        params.eps,
+        params.bias_correction2_sqrt,
     ];
-    // SAFETY: the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and reads
-    // the four numbers of the verdict.
+    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and reads
+    // the four numbers of the decision.
     unsafe { cuda.launch(kernel, launch, args) };
 }

@@ -11,41 +11,41 @@ mod tests;
 
 use lockstep_device::{Queue, View};
 
-use crate::optimizer::Flat;
+use crate::optimizer::FlatRange;
 
 /// What is the same for all parameters of a step. Corrections and complements are computed once, in
 /// f64: 1 − β taken in f32 would be off by 1e-5 at β = 0.999 and by 1e-3 at 0.99999.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
+pub struct Hyperparams {
     pub lr: f32,
     pub beta1: f32,
     pub beta2: f32,
     /// 1 − β₁
-    pub complement1: f32,
+    pub one_minus_beta1: f32,
     /// 1 − β₂
-    pub complement2: f32,
+    pub one_minus_beta2: f32,
     pub eps: f32,
     /// 1 − β₁ᵗ
-    pub correction1: f32,
+    pub bias_correction1: f32,
     /// √(1 − β₂ᵗ)
-    pub correction2_sqrt: f32,
+    pub bias_correction2_sqrt: f32,
     /// Multiplies every gradient: 1, or less when the norm is clipped.
     pub clip: f32,
 }
 
-impl Rates {
-    /// Rates at update `t`, counted from 1.
-    pub fn at(t: u64, lr: f64, betas: (f64, f64), eps: f64, clip: f32) -> Rates {
+impl Hyperparams {
+    /// Hyperparams at update `t`, counted from 1.
+    pub fn at(t: u64, lr: f64, betas: (f64, f64), eps: f64, clip: f32) -> Hyperparams {
         let power = |beta: f64| 1.0 - beta.powf(t as f64);
-        Rates {
+        Hyperparams {
             lr: lr as f32,
             beta1: betas.0 as f32,
             beta2: betas.1 as f32,
-            complement1: (1.0 - betas.0) as f32,
-            complement2: (1.0 - betas.1) as f32,
+            one_minus_beta1: (1.0 - betas.0) as f32,
+            one_minus_beta2: (1.0 - betas.1) as f32,
             eps: eps as f32,
-            correction1: power(betas.0) as f32,
-            correction2_sqrt: power(betas.1).sqrt() as f32,
+            bias_correction1: power(betas.0) as f32,
+            bias_correction2_sqrt: power(betas.1).sqrt() as f32,
             clip,
         }
     }
@@ -54,7 +54,7 @@ impl Rates {
 /// One range of parameters and its states, all f32 and of one length. `working`, where there is one,
 /// receives the parameters rounded to its storage type.
 #[derive(Clone, Copy, Debug)]
-pub struct Range<'m> {
+pub struct ParamRange<'m> {
     pub master: View<'m>,
     pub working: Option<View<'m>>,
     pub grad: View<'m>,
@@ -63,22 +63,22 @@ pub struct Range<'m> {
     pub weight_decay: f32,
 }
 
-impl<'m> Range<'m> {
-    fn flat(&self) -> Flat<'m, 2> {
-        let Range { master, working, grad, m, v, .. } = *self;
-        Flat { master, working, grad, states: [m, v] }
+impl<'m> ParamRange<'m> {
+    fn flat(&self) -> FlatRange<'m, 2> {
+        let ParamRange { master, working, grad, m, v, .. } = *self;
+        FlatRange { master, working, grad, states: [m, v] }
     }
 }
 
-/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `verdict`
-/// ([`crate::reduce::judge`]) when the update runs, in place of the rates' own; the CPU knows them in time.
-pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>) {
-    range.flat().check(verdict);
+/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `decision`
+/// ([`crate::reduce::decide_step`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+pub fn update(queue: &Queue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
+    range.flat().check(decision);
     match queue {
         Queue::Cpu(cpu) => {
-            assert!(verdict.is_none(), "on the CPU the clip factor is known before the update");
-            cpu::update(cpu, range, rates)
+            assert!(decision.is_none(), "on the CPU the clip factor is known before the update");
+            cpu::update(cpu, range, params)
         }
-        Queue::Cuda(cuda) => cuda::update(cuda, range, rates, verdict),
+        Queue::Cuda(cuda) => cuda::update(cuda, range, params, decision),
     }
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Operands, SameBits, assert_close, bits, dtype, queue, queues, tolerance, values,
+    Operands, SameBits, TestArena, assert_close, bits, dtype, queue, queues, tolerance, values,
 };
 
 fn settings() -> impl Strategy<Value = reference::Settings> {
@@ -15,8 +15,8 @@ fn settings() -> impl Strategy<Value = reference::Settings> {
         .prop_map(|(betas, weight_decay, eps)| reference::Settings { lr: 1e-2, betas, eps, weight_decay })
 }
 
-fn rates(t: u64, with: &reference::Settings, clip: f32) -> Rates {
-    Rates::at(t, with.lr, with.betas, with.eps, clip)
+fn rates(t: u64, with: &reference::Settings, clip: f32) -> Hyperparams {
+    Hyperparams::at(t, with.lr, with.betas, with.eps, clip)
 }
 
 proptest! {
@@ -29,10 +29,10 @@ proptest! {
         clip in prop_oneof![Just(1f32), Just(0.37)], size in prop_oneof![Just(1f32), Just(1e-4), Just(1e3)],
         working in prop::option::of(dtype()), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let start: Vec<f32> = bench.normal_values(len).iter().map(|p| p * 0.02).collect();
+        let arena = TestArena::new(seed);
+        let start: Vec<f32> = arena.normal_values(len).iter().map(|p| p * 0.02).collect();
         let gradients: Vec<Vec<f32>> =
-            (0..10).map(|_| bench.normal_values(len).iter().map(|g| g * size).collect()).collect();
+            (0..10).map(|_| arena.normal_values(len).iter().map(|g| g * size).collect()).collect();
         let mut p: Vec<f64> = start.iter().copied().map(f64::from).collect();
         let (mut m, mut v) = (vec![0.0; len], vec![0.0; len]);
         for (t, g) in (1..).zip(&gradients) {
@@ -40,15 +40,15 @@ proptest! {
             reference::update(&mut p, &mut m, &mut v, &g, t, &with);
         }
         let mut same = SameBits::new();
-        let grad = bench.output(len, DType::F32);
+        let grad = arena.output(len, DType::F32);
         for queue in queues() {
             let zeros = vec![0.0; len];
-            let range = Range {
-                master: bench.input(&start, DType::F32),
-                working: working.map(|dtype| bench.output(len, dtype)),
+            let range = ParamRange {
+                master: arena.input(&start, DType::F32),
+                working: working.map(|dtype| arena.output(len, dtype)),
                 grad,
-                m: bench.input(&zeros, DType::F32),
-                v: bench.input(&zeros, DType::F32),
+                m: arena.input(&zeros, DType::F32),
+                v: arena.input(&zeros, DType::F32),
                 weight_decay: with.weight_decay as f32,
             };
             for (t, g) in (1..).zip(&gradients) {
@@ -62,7 +62,7 @@ proptest! {
             assert_close(range.master, &p, p.len(), tolerance(DType::F32));
             if let Some(copy) = range.working {
                 let master: Vec<f32> = values(range.master).iter().map(|p| *p as f32).collect();
-                prop_assert_eq!(bits(copy), bits(bench.input(&master, copy.dtype())));
+                prop_assert_eq!(bits(copy), bits(arena.input(&master, copy.dtype())));
             }
             same.check(&queue, vec![bits(range.m), bits(range.v), bits(range.master)]);
         }
@@ -74,15 +74,15 @@ proptest! {
         len in 1usize..600, from in 0usize..600, part in 1usize..600, with in settings(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let [p, m, g] = [(); 3].map(|()| bench.normal_values(len));
-        let v: Vec<f32> = bench.normal_values(len).iter().map(|v| v * v).collect();
+        let arena = TestArena::new(seed);
+        let [p, m, g] = [(); 3].map(|()| arena.normal_values(len));
+        let v: Vec<f32> = arena.normal_values(len).iter().map(|v| v * v).collect();
         let run = |pick: usize, from: usize, len: usize| {
             let [master, m, v, grad] =
-                [&p, &m, &v, &g].map(|x| bench.input(&x[from..from + len], DType::F32));
-            let working = bench.output(len, DType::BF16);
+                [&p, &m, &v, &g].map(|x| arena.input(&x[from..from + len], DType::F32));
+            let working = arena.output(len, DType::BF16);
             let range =
-                Range { master, working: Some(working), grad, m, v, weight_decay: with.weight_decay as f32 };
+                ParamRange { master, working: Some(working), grad, m, v, weight_decay: with.weight_decay as f32 };
             update(&queue(pick), range, &rates(3, &with, 0.5), None);
             [master, working, m, v].map(bits)
         };
@@ -97,11 +97,12 @@ proptest! {
 
 #[test]
 fn without_gradients_only_the_decay_is_left() {
-    let bench = Bench::new(1);
-    let zeros = || bench.input(&[0.0; 3], DType::F32);
-    let master = bench.input(&[1.0, -2.0, 0.0], DType::F32);
-    let range = Range { master, working: None, grad: zeros(), m: zeros(), v: zeros(), weight_decay: 0.5 };
-    update(&Queue::cpu(1), range, &Rates::at(1, 0.25, (0.9, 0.999), 1e-8, 1.0), None);
+    let arena = TestArena::new(1);
+    let zeros = || arena.input(&[0.0; 3], DType::F32);
+    let master = arena.input(&[1.0, -2.0, 0.0], DType::F32);
+    let range =
+        ParamRange { master, working: None, grad: zeros(), m: zeros(), v: zeros(), weight_decay: 0.5 };
+    update(&Queue::cpu(1), range, &Hyperparams::at(1, 0.25, (0.9, 0.999), 1e-8, 1.0), None);
     assert_eq!(values(master), [0.875, -1.75, 0.0]);
     assert_eq!((values(range.m), values(range.v)), (vec![0.0; 3], vec![0.0; 3]));
 }

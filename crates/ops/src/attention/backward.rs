@@ -4,7 +4,7 @@
 use lockstep_device::{CpuQueue, Isa, Real};
 
 use super::block::{Head, Operand, Product, padded};
-use super::{BLOCK_K, BLOCK_Q, Backward, HeadMask, Heads, is_seen};
+use super::{BLOCK_K, BLOCK_Q, BackwardArgs, HeadMask, Heads, is_seen};
 use crate::dispatch::with_real;
 use crate::math::{LANES, exp, sum2};
 
@@ -13,7 +13,7 @@ pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
     2 * rows * width + 3 * rows * padded(width) + 5 * rows * width + rows + 2 * BLOCK_Q * BLOCK_K
 }
 
-pub(super) fn run(cpu: &CpuQueue, call: &Backward) {
+pub(super) fn run(cpu: &CpuQueue, call: &BackwardArgs) {
     let forward = &call.forward;
     // SAFETY: bounds are only read.
     let bounds = unsafe { forward.cu_seqlens.as_slice::<u32>() };
@@ -26,7 +26,7 @@ pub(super) fn run(cpu: &CpuQueue, call: &Backward) {
             if first == end {
                 return;
             }
-            // SAFETY: a worker's part of the scratch is its own.
+            // SAFETY: a worker uses only its own part of the scratch.
             let scratch = unsafe { forward.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
             one_group::<R>(cpu.isa, call, (doc, first, end - first), head, scratch);
         });
@@ -35,7 +35,7 @@ pub(super) fn run(cpu: &CpuQueue, call: &Backward) {
 
 fn one_group<R: Real>(
     isa: Isa,
-    call: &Backward,
+    call: &BackwardArgs,
     (doc, first, len): (usize, usize, usize),
     kv_head: usize,
     scratch: &mut [f32],

@@ -5,7 +5,7 @@ use std::ops::Range;
 use lockstep_core::DType;
 use lockstep_device::{Isa, Real, View};
 
-use crate::math::{LANES, each_lane};
+use crate::math::{LANES, map_lanes};
 use crate::matmul::{MR, NR, Tile, row, tile};
 use crate::{Mat, matmul};
 
@@ -58,7 +58,7 @@ impl Product {
     /// The operands cover the sizes; C overlaps neither A nor B.
     #[inline(always)]
     pub(super) unsafe fn of_seen_columns(&self, isa: Isa, seen: impl Fn(usize) -> usize) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.run(isa, |rows| (seen(rows.end - 1), 0..self.depth)) }
     }
 
@@ -68,7 +68,7 @@ impl Product {
     /// As above.
     #[inline(always)]
     pub(super) unsafe fn over_seen(&self, isa: Isa, seen: impl Fn(usize) -> usize) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.run(isa, |rows| (self.cols, 0..seen(rows.end - 1))) }
     }
 
@@ -78,7 +78,7 @@ impl Product {
     /// As above.
     #[inline(always)]
     pub(super) unsafe fn over_seeing(&self, isa: Isa, first: impl Fn(usize) -> usize) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.run(isa, |rows| (self.cols, first(rows.start)..self.depth)) }
     }
 
@@ -203,7 +203,7 @@ impl<'m> Head<'m> {
                 #[inline(always)]
                 || {
                     for i in 0..self.len() {
-                        // SAFETY: the caller's promise.
+                        // SAFETY: guaranteed by the caller.
                         let (whole, tail) = unsafe { self.row_mut::<f32>(i) }.as_chunks_mut::<LANES>();
                         whole.iter_mut().for_each(|lanes| *lanes = [0.0; LANES]);
                         tail.fill(0.0);
@@ -229,10 +229,10 @@ impl<'m> Head<'m> {
             #[inline(always)]
             || {
                 for i in 0..self.len() {
-                    // SAFETY: the caller's promise; `sums` has a row for each of these.
+                    // SAFETY: guaranteed by the caller; `sums` has a row for each of these.
                     unsafe {
                         let from = std::slice::from_raw_parts(sums.ptr.add(i * sums.row), self.mat.cols);
-                        each_lane(self.row_mut::<R>(i), from, R::from_f32);
+                        map_lanes(self.row_mut::<R>(i), from, R::from_f32);
                     }
                 }
             },
@@ -253,7 +253,7 @@ impl<'m> Head<'m> {
     /// No other item writes this head of this document.
     #[inline(always)]
     pub(super) unsafe fn row_mut<R: Real>(&self, i: usize) -> &'m mut [R] {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.mat.view.slice(i * self.mat.stride, self.mat.cols).as_mut::<R>() }
     }
 

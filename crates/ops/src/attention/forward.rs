@@ -3,16 +3,16 @@
 use lockstep_device::{CpuQueue, Isa, Real};
 
 use super::block::{Head, Operand, Panels, Product, padded};
-use super::{BLOCK_K, BLOCK_Q, Forward, HeadMask, Heads, is_seen};
+use super::{BLOCK_K, BLOCK_Q, ForwardArgs, HeadMask, Heads, is_seen};
 use crate::dispatch::with_real;
-use crate::math::{LANES, each_lane, exp, fold, max, multiply};
+use crate::math::{LANES, exp, fold, map_lanes, max, multiply};
 
 pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
     let rows = max_doc.next_multiple_of(BLOCK_K);
     rows * width + rows * padded(width) + BLOCK_Q * width + Room::elems(width)
 }
 
-pub(super) fn run(cpu: &CpuQueue, call: &Forward) {
+pub(super) fn run(cpu: &CpuQueue, call: &ForwardArgs) {
     // SAFETY: bounds are only read.
     let bounds = unsafe { call.cu_seqlens.as_slice::<u32>() };
     let num_docs = bounds.len().saturating_sub(1);
@@ -24,7 +24,7 @@ pub(super) fn run(cpu: &CpuQueue, call: &Forward) {
             if first == end {
                 return;
             }
-            // SAFETY: a worker's part of the scratch is its own.
+            // SAFETY: a worker uses only its own part of the scratch.
             let scratch = unsafe { call.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
             one_head::<R>(cpu.isa, call, (doc, first, end - first), head, scratch);
         });
@@ -34,7 +34,7 @@ pub(super) fn run(cpu: &CpuQueue, call: &Forward) {
 /// One head of document `doc`, whose `len` rows start at `first`.
 fn one_head<R: Real>(
     isa: Isa,
-    call: &Forward,
+    call: &ForwardArgs,
     (doc, first, len): (usize, usize, usize),
     head: usize,
     scratch: &mut [f32],
@@ -104,7 +104,7 @@ impl<'a> Room<'a> {
     #[inline(always)]
     pub(super) fn write_row<R: Real>(&self, i: usize, width: usize, out: &mut [R]) {
         let scale = 1.0 / self.state.sum[i];
-        each_lane(out, &self.sums[i * width..][..width], |sum| R::from_f32(sum * scale));
+        map_lanes(out, &self.sums[i * width..][..width], |sum| R::from_f32(sum * scale));
     }
 }
 
@@ -136,7 +136,7 @@ impl QueryBlock {
         for first_k in heads.key_blocks(position, visible) {
             let num_keys = BLOCK_K.min(visible - first_k);
             let seen = |i: usize| heads.seen(position + i * advance, first_k).end;
-            // SAFETY: the caller's promise; scores and sums have room for the block and overlap nothing.
+            // SAFETY: guaranteed by the caller; scores and sums have room for the block and overlap nothing.
             unsafe {
                 let of_scores = Product {
                     rows,

@@ -3,12 +3,12 @@
 //! Query blocks and key blocks count from their document's start, keys that a query does not see (later
 //! ones, and those before its window) contribute exact zeros, and a row's softmax runs over its key blocks
 //! in order. So a row's result depends on its document alone. Blocks that no query of a query block sees
-//! are skipped. Backward recomputes the probabilities from the kept log-sum-exp.
+//! are skipped. BackwardArgs recomputes the probabilities from the kept log-sum-exp.
 
 mod backward;
 mod block;
 mod cuda;
-mod extend;
+mod decode;
 mod forward;
 pub mod reference;
 #[cfg(test)]
@@ -20,12 +20,12 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
-use crate::apart::assert_apart;
+use crate::disjoint::assert_disjoint;
 use crate::dropout::{DocMask, Mask};
 
-pub(crate) use cuda::Cores;
-pub use cuda::{cuda_cache_elems, cuda_scratch_bytes, cuda_sources, cuda_sources_of};
-pub use extend::{Cache, Extend, cache_elems, extend};
+pub(crate) use cuda::TensorCores;
+pub use cuda::{all_cuda_sources, cuda_kv_cache_elems, cuda_scratch_bytes, model_cuda_sources};
+pub use decode::{DecodeArgs, KvCache, decode, kv_cache_elems};
 
 /// Query rows that move together through the key blocks: four row tiles.
 const BLOCK_Q: usize = 48;
@@ -74,7 +74,7 @@ fn is_seen(seen: &Range<usize>) -> impl Fn(u32) -> bool + use<> {
 
 /// `out`\[T, H·h\] and `lse`\[T, H\] from q\[T, H·h\], k\[T, G·h\], v\[T, G·h\].
 #[derive(Clone, Copy, Debug)]
-pub struct Forward<'m> {
+pub struct ForwardArgs<'m> {
     pub heads: Heads,
     pub out: Mat<'m>,
     pub lse: View<'m>,
@@ -96,7 +96,7 @@ struct HeadMask {
 }
 
 impl HeadMask {
-    fn of(call: &Forward, doc: usize, head: usize) -> Option<HeadMask> {
+    fn of(call: &ForwardArgs, doc: usize, head: usize) -> Option<HeadMask> {
         call.dropout.map(|mask| HeadMask { mask: mask.of_doc(doc), head })
     }
 
@@ -110,12 +110,12 @@ impl HeadMask {
 
 /// Writes dq, dk, dv from the output's gradient and what forward kept.
 #[derive(Clone, Copy, Debug)]
-pub struct Backward<'m> {
+pub struct BackwardArgs<'m> {
     pub dq: Mat<'m>,
     pub dk: Mat<'m>,
     pub dv: Mat<'m>,
     pub dout: Mat<'m>,
-    pub forward: Forward<'m>,
+    pub forward: ForwardArgs<'m>,
 }
 
 /// The scratch both directions need on the CPU, for documents of at most `max_doc` tokens.
@@ -124,26 +124,26 @@ pub fn scratch_bytes(num_threads: usize, max_doc: usize, width: usize) -> Bytes 
     Bytes(4 * (num_threads * per_thread) as u64)
 }
 
-pub fn forward(queue: &Queue, call: Forward) {
-    forward_on(queue, call, Cores::Best);
+pub fn forward(queue: &Queue, call: ForwardArgs) {
+    forward_on(queue, call, TensorCores::Best);
 }
 
 /// With a choice that tests compare.
-pub(crate) fn forward_on(queue: &Queue, call: Forward, cores: Cores) {
+pub(crate) fn forward_on(queue: &Queue, call: ForwardArgs, cores: TensorCores) {
     check(&call);
-    let Forward { out, lse, q, k, v, cu_seqlens, scratch, .. } = call;
-    assert_apart(&[out.view, lse, scratch], &[q.view, k.view, v.view, cu_seqlens]);
+    let ForwardArgs { out, lse, q, k, v, cu_seqlens, scratch, .. } = call;
+    assert_disjoint(&[out.view, lse, scratch], &[q.view, k.view, v.view, cu_seqlens]);
     match queue {
         Queue::Cpu(cpu) => forward::run(cpu, &call),
         Queue::Cuda(cuda) => cuda::forward(cuda, &call, cores),
     }
 }
 
-pub fn backward(queue: &Queue, call: Backward) {
-    backward_on(queue, call, Cores::Best);
+pub fn backward(queue: &Queue, call: BackwardArgs) {
+    backward_on(queue, call, TensorCores::Best);
 }
 
-pub(crate) fn backward_on(queue: &Queue, call: Backward, cores: Cores) {
+pub(crate) fn backward_on(queue: &Queue, call: BackwardArgs, cores: TensorCores) {
     check_backward(&call);
     match queue {
         Queue::Cpu(cpu) => backward::run(cpu, &call),
@@ -151,7 +151,7 @@ pub(crate) fn backward_on(queue: &Queue, call: Backward, cores: Cores) {
     }
 }
 
-fn check_backward(call: &Backward) {
+fn check_backward(call: &BackwardArgs) {
     check(&call.forward);
     let f = &call.forward;
     for (gradient, of) in [(&call.dq, &f.q), (&call.dk, &f.k), (&call.dv, &f.v), (&call.dout, &f.out)] {
@@ -159,16 +159,16 @@ fn check_backward(call: &Backward) {
         assert_eq!(gradient.view.dtype(), of.view.dtype(), "one storage type");
     }
     // The three may be columns of one matrix.
-    call.dq.assert_apart(&call.dk);
-    call.dq.assert_apart(&call.dv);
-    call.dk.assert_apart(&call.dv);
+    call.dq.assert_disjoint(&call.dk);
+    call.dq.assert_disjoint(&call.dv);
+    call.dk.assert_disjoint(&call.dv);
     let inputs = [f.q.view, f.k.view, f.v.view, f.out.view, call.dout.view, f.lse, f.cu_seqlens];
     for gradient in [&call.dq, &call.dk, &call.dv] {
-        assert_apart(&[gradient.view, f.scratch], &inputs);
+        assert_disjoint(&[gradient.view, f.scratch], &inputs);
     }
 }
 
-fn check(call: &Forward) {
+fn check(call: &ForwardArgs) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     assert!(num_q.is_multiple_of(num_kv), "{num_q} query heads over {num_kv} key-value heads");
     assert!(call.heads.window != Some(0), "a query sees itself");

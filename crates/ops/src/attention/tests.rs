@@ -4,8 +4,8 @@ use super::*;
 use crate::dropout::{self, Site};
 use crate::errors::Errors;
 use crate::testing::{
-    Bench, Framed, Operands, SameBits, assert_near, assert_within, bits, differences, dot, dtype, queue,
-    queues, tolerance, values,
+    Operands, PaddedMat, SameBits, TestArena, assert_near, assert_within, bits, dot, dtype,
+    finite_differences, queue, queues, tolerance, values,
 };
 
 fn heads(max_kv: usize, max_group: usize) -> impl Strategy<Value = (usize, usize)> {
@@ -48,12 +48,12 @@ struct Results {
 }
 
 impl Pack {
-    fn new(bench: &Bench, heads: Heads, dtype: DType, lens: &[usize]) -> Pack {
+    fn new(arena: &TestArena, heads: Heads, dtype: DType, lens: &[usize]) -> Pack {
         let tokens: usize = lens.iter().sum();
-        let normals = |num_heads: usize| bench.normal_values(tokens * num_heads * heads.width);
+        let normals = |num_heads: usize| arena.normal_values(tokens * num_heads * heads.width);
         let (q, k, v, dout) =
             (normals(heads.num_q), normals(heads.num_kv), normals(heads.num_kv), normals(heads.num_q));
-        let samples = bench.indices(lens.len(), 1 << 20);
+        let samples = arena.indices(lens.len(), 1 << 20);
         Pack { heads, dtype, lens: lens.to_vec(), rate: 0.0, samples, q, k, v, dout }
     }
 
@@ -108,29 +108,29 @@ impl Pack {
         Pack { rate, ..self }
     }
 
-    fn mask<'b>(&self, bench: &'b Bench) -> Mask<'b> {
-        let samples = bench.input_u32(&self.samples);
+    fn mask<'b>(&self, arena: &'b TestArena) -> Mask<'b> {
+        let samples = arena.input_u32(&self.samples);
         Mask { rate: self.rate, seed: 11, step: 5, layer: 2, site: Site::Probabilities, samples }
     }
 
-    fn run(&self, bench: &Bench, queue: &Queue) -> Results {
-        let placed = Placed::new(bench, self, 0);
-        placed.run(bench, queue, self)
+    fn run(&self, arena: &TestArena, queue: &Queue) -> Results {
+        let placed = Placed::new(arena, self, 0);
+        placed.run(arena, queue, self)
     }
 }
 
 /// A pack in memory. q, k and v are columns of one matrix, and so are their gradients, with `pad` foreign
 /// columns around the rows.
 struct Placed<'b> {
-    qkv: Framed<'b>,
-    dqkv: Framed<'b>,
-    out: Framed<'b>,
-    dout: Framed<'b>,
+    qkv: PaddedMat<'b>,
+    dqkv: PaddedMat<'b>,
+    out: PaddedMat<'b>,
+    dout: PaddedMat<'b>,
     lse: View<'b>,
 }
 
 impl<'b> Placed<'b> {
-    fn new(bench: &'b Bench, pack: &Pack, pad: usize) -> Placed<'b> {
+    fn new(arena: &'b TestArena, pack: &Pack, pad: usize) -> Placed<'b> {
         let Heads { num_q, num_kv, width, .. } = pack.heads;
         let (tokens, q_cols, kv_cols) = (pack.tokens(), num_q * width, num_kv * width);
         let mut fused = Vec::new();
@@ -140,37 +140,37 @@ impl<'b> Placed<'b> {
             fused.extend_from_slice(&pack.v[t * kv_cols..][..kv_cols]);
         }
         Placed {
-            qkv: bench.framed(&fused, q_cols + 2 * kv_cols, pad, pack.dtype),
-            dqkv: bench.framed_output(tokens, q_cols + 2 * kv_cols, pad, pack.dtype),
-            out: bench.framed_output(tokens, q_cols, pad, pack.dtype),
-            dout: bench.framed(&pack.dout, q_cols, pad, pack.dtype),
-            lse: bench.output(tokens * num_q, DType::F32),
+            qkv: arena.padded(&fused, q_cols + 2 * kv_cols, pad, pack.dtype),
+            dqkv: arena.padded_output(tokens, q_cols + 2 * kv_cols, pad, pack.dtype),
+            out: arena.padded_output(tokens, q_cols, pad, pack.dtype),
+            dout: arena.padded(&pack.dout, q_cols, pad, pack.dtype),
+            lse: arena.output(tokens * num_q, DType::F32),
         }
     }
 
-    fn run(&self, bench: &Bench, queue: &Queue, pack: &Pack) -> Results {
+    fn run(&self, arena: &TestArena, queue: &Queue, pack: &Pack) -> Results {
         let Heads { num_q, num_kv, width, .. } = pack.heads;
         let (q_cols, kv_cols) = (num_q * width, num_kv * width);
         let longest = pack.lens.iter().copied().max().unwrap_or(0);
         let bytes = scratch_bytes(queue.num_threads(), longest, width);
-        let part = |of: &Framed<'b>, i: usize| match i {
+        let part = |of: &PaddedMat<'b>, i: usize| match i {
             0 => of.mat.columns(0, q_cols),
             _ => of.mat.columns(q_cols + (i - 1) * kv_cols, kv_cols),
         };
-        let call = Forward {
+        let call = ForwardArgs {
             heads: pack.heads,
             out: self.out.mat,
             lse: self.lse,
             q: part(&self.qkv, 0),
             k: part(&self.qkv, 1),
             v: part(&self.qkv, 2),
-            cu_seqlens: bench.input_u32(&pack.bounds()),
-            dropout: (pack.rate > 0.0).then(|| pack.mask(bench)),
-            scratch: bench.output(bytes.0 as usize / 4, DType::F32),
+            cu_seqlens: arena.input_u32(&pack.bounds()),
+            dropout: (pack.rate > 0.0).then(|| pack.mask(arena)),
+            scratch: arena.output(bytes.0 as usize / 4, DType::F32),
         };
         forward(queue, call);
         let [dq, dk, dv] = [0, 1, 2].map(|i| part(&self.dqkv, i));
-        backward(queue, Backward { dq, dk, dv, dout: self.dout.mat, forward: call });
+        backward(queue, BackwardArgs { dq, dk, dv, dout: self.dout.mat, forward: call });
         let [dq, dk, dv] = self.split(pack, &self.dqkv.bits());
         Results { out: self.out.bits(), lse: bits(self.lse), dq, dk, dv }
     }
@@ -231,15 +231,15 @@ fn window() -> impl Strategy<Value = Option<usize>> {
 }
 
 /// Every queue against the reference, and against each other to the bit.
-fn check_against_reference(bench: &Bench, pack: &Pack, pad: usize, tolerance: f64) {
+fn check_against_reference(arena: &TestArena, pack: &Pack, pad: usize, tolerance: f64) {
     let mut same = SameBits::new();
     for queue in queues() {
-        let placed = Placed::new(bench, pack, pad);
-        let results = placed.run(bench, &queue, pack);
+        let placed = Placed::new(arena, pack, pad);
+        let results = placed.run(arena, &queue, pack);
         let [q, k, v] = placed.split(pack, &placed.qkv.values());
         let [dq, dk, dv] = placed.split(pack, &placed.dqkv.values());
         let (bounds, dout) = (pack.bounds(), placed.dout.values());
-        let mask = pack.mask(bench);
+        let mask = pack.mask(arena);
         let factor = |doc: usize, head: usize, i: usize, j: usize| {
             dropout::reference::factor(&mask, pack.samples[doc], head as u32, i, j)
         };
@@ -274,10 +274,10 @@ proptest! {
         sharpness in sharpness(), window in window(), rate in rate(),
         pad in 0usize..3, dtype in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
+        let arena = TestArena::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, sharpness) };
-        let pack = Pack::new(&bench, heads, dtype, &lens).dropped(rate);
-        check_against_reference(&bench, &pack, pad, sharp_tolerance(dtype, sharpness));
+        let pack = Pack::new(&arena, heads, dtype, &lens).dropped(rate);
+        check_against_reference(&arena, &pack, pad, sharp_tolerance(dtype, sharpness));
     }
 
     #[test]
@@ -285,14 +285,14 @@ proptest! {
         (num_q, num_kv) in heads(2, 2), width in 1usize..5, lens in prop::collection::vec(1usize..6, 1..3),
         window in prop_oneof![Just(None), (1usize..5).prop_map(Some)], rate in rate(), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
+        let arena = TestArena::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
-        let pack = Pack::new(&bench, heads, DType::F32, &lens).dropped(rate);
-        let placed = Placed::new(&bench, &pack, 0);
-        placed.run(&bench, &Queue::cpu(1), &pack);
+        let pack = Pack::new(&arena, heads, DType::F32, &lens).dropped(rate);
+        let placed = Placed::new(&arena, &pack, 0);
+        placed.run(&arena, &Queue::cpu(1), &pack);
         let [q, k, v] = placed.split(&pack, &placed.qkv.values());
         let (bounds, r) = (pack.bounds(), placed.dout.values());
-        let mask = pack.mask(&bench);
+        let mask = pack.mask(&arena);
         let factor = |doc: usize, head: usize, i: usize, j: usize| {
             dropout::reference::factor(&mask, pack.samples[doc], head as u32, i, j)
         };
@@ -300,9 +300,9 @@ proptest! {
             dot(&r, &reference::forward_dropped(heads, &bounds, q, k, v, &factor).0)
         };
         let slopes = [
-            differences(&q, |q| loss(q, &k, &v)),
-            differences(&k, |k| loss(&q, k, &v)),
-            differences(&v, |v| loss(&q, &k, v)),
+            finite_differences(&q, |q| loss(q, &k, &v)),
+            finite_differences(&k, |k| loss(&q, k, &v)),
+            finite_differences(&v, |v| loss(&q, &k, v)),
         ];
         for (got, slope) in placed.split(&pack, &placed.dqkv.values()).iter().zip(&slopes) {
             assert_near(got, slope, width, (q.len() as f64).sqrt(), tolerance(DType::F32));
@@ -318,17 +318,17 @@ proptest! {
         window in window(), rate in rate(), dtype in dtype(), picks in prop::array::uniform3(0usize..9),
         seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
+        let arena = TestArena::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
-        let new = |lens: &[usize]| Pack::new(&bench, heads, dtype, lens).dropped(rate);
+        let new = |lens: &[usize]| Pack::new(&arena, heads, dtype, lens).dropped(rate);
         let (doc, head, tail) = (new(&[len]), new(&before), new(&after));
-        let alone = doc.run(&bench, &queue(picks[0]));
+        let alone = doc.run(&arena, &queue(picks[0]));
         let pack = head.clone().then(doc.clone()).then(tail);
-        let packed = pack.run(&bench, &queue(picks[1]));
+        let packed = pack.run(&arena, &queue(picks[1]));
         prop_assert!(packed.of_doc(&pack, before.len()) == alone, "a document sees its pack");
 
         let changed = head.then(doc).then(new(&after));
-        let again = changed.run(&bench, &queue(picks[2]));
+        let again = changed.run(&arena, &queue(picks[2]));
         for i in 0..=before.len() {
             prop_assert!(again.of_doc(&changed, i) == packed.of_doc(&pack, i), "document {} sees a later one", i);
         }
@@ -342,12 +342,12 @@ proptest! {
         window in window(), rate in rate(), dtype in dtype(), picks in (0usize..9, 0usize..9),
         seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
+        let arena = TestArena::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 2.0) };
-        let pack = Pack::new(&bench, heads, dtype, &[len]).dropped(rate);
+        let pack = Pack::new(&arena, heads, dtype, &[len]).dropped(rate);
         let prefix = pack.prefix(0, cut % len + 1);
-        let whole = pack.run(&bench, &queue(picks.0));
-        let part = prefix.run(&bench, &queue(picks.1));
+        let whole = pack.run(&arena, &queue(picks.0));
+        let part = prefix.run(&arena, &queue(picks.1));
         prop_assert_eq!(&part.out[..], &whole.out[..part.out.len()]);
         prop_assert_eq!(&part.lse[..], &whole.lse[..part.lse.len()]);
         prop_assert_eq!(&part.dq[..], &whole.dq[..part.dq.len()]);
@@ -360,22 +360,22 @@ fn documents_at_the_edges_of_blocks() {
     for (num_q, num_kv, width, dtype) in
         [(3, 1, 1, DType::F32), (2, 2, 33, DType::BF16), (4, 2, 48, DType::F32), (2, 1, 128, DType::F16)]
     {
-        let bench = Bench::new(width as u64);
+        let arena = TestArena::new(width as u64);
         let lens = [1, 47, 48, 0, 49, 63, 64, 65, 130];
-        let pack = Pack::new(&bench, scaled(num_q, num_kv, width, 1.0), dtype, &lens);
-        check_against_reference(&bench, &pack, 1, tolerance(dtype));
+        let pack = Pack::new(&arena, scaled(num_q, num_kv, width, 1.0), dtype, &lens);
+        check_against_reference(&arena, &pack, 1, tolerance(dtype));
     }
 }
 
 /// A window that no document fills changes no bit; one key alone gives its value.
 #[test]
 fn windows_of_every_key_and_of_one() {
-    let bench = Bench::new(3);
-    let pack = Pack::new(&bench, scaled(2, 2, 8, 1.0), DType::F32, &[65, 130, 3]);
+    let arena = TestArena::new(3);
+    let pack = Pack::new(&arena, scaled(2, 2, 8, 1.0), DType::F32, &[65, 130, 3]);
     let with = |window| Pack { heads: Heads { window, ..pack.heads }, ..pack.clone() };
     let queue = Queue::cpu(2);
-    assert_eq!(with(Some(130)).run(&bench, &queue), pack.run(&bench, &queue));
-    let alone = with(Some(1)).run(&bench, &queue);
+    assert_eq!(with(Some(130)).run(&arena, &queue), pack.run(&arena, &queue));
+    let alone = with(Some(1)).run(&arena, &queue);
     let near = |got: u32, want: f32| (f32::from_bits(got) - want).abs() <= 1e-6 * want.abs();
     assert!(alone.out.iter().zip(&pack.v).all(|(got, want)| near(*got, *want)));
 }
@@ -383,13 +383,13 @@ fn windows_of_every_key_and_of_one() {
 /// A key changes only the rows whose window it is in, however large it is.
 #[test]
 fn keys_before_the_window_are_not_seen() {
-    let bench = Bench::new(4);
+    let arena = TestArena::new(4);
     let heads = Heads { window: Some(40), ..scaled(1, 1, 4, 1.0) };
-    let mut pack = Pack::new(&bench, heads, DType::F32, &[200]);
-    let before = pack.run(&bench, &Queue::cpu(1));
+    let mut pack = Pack::new(&arena, heads, DType::F32, &[200]);
+    let before = pack.run(&arena, &Queue::cpu(1));
     pack.k[..4].fill(1e30);
     pack.v[..4].fill(1e30);
-    let after = pack.run(&bench, &Queue::cpu(1));
+    let after = pack.run(&arena, &Queue::cpu(1));
     assert!(after.out[..40 * 4] != before.out[..40 * 4]);
     assert_eq!(after.out[40 * 4..], before.out[40 * 4..]);
     assert_eq!(after.dq[40 * 4..], before.dq[40 * 4..]);
@@ -400,24 +400,24 @@ fn keys_before_the_window_are_not_seen() {
 /// reach 1000, where the kept log-sum-exp has steps of 6e-5: that much backward may be off.
 #[test]
 fn rising_and_falling_scores_stay_finite() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     for slope in [5.0f32, -5.0] {
         let heads = Heads { num_q: 1, num_kv: 1, width: 1, scale: 1.0, window: None };
-        let mut pack = Pack::new(&bench, heads, DType::F32, &[200]);
+        let mut pack = Pack::new(&arena, heads, DType::F32, &[200]);
         pack.q.fill(1.0);
         pack.k = (0..200).map(|i| i as f32 * slope).collect();
-        check_against_reference(&bench, &pack, 0, 6e-5);
+        check_against_reference(&arena, &pack, 0, 6e-5);
     }
 }
 
 #[test]
 fn no_documents_are_no_work() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     let heads = scaled(2, 1, 4, 1.0);
     for queue in queues() {
         for lens in [&[][..], &[0], &[0, 0]] {
-            let pack = Pack::new(&bench, heads, DType::F32, lens);
-            assert_eq!(pack.run(&bench, &queue).all().concat(), []);
+            let pack = Pack::new(&arena, heads, DType::F32, lens);
+            assert_eq!(pack.run(&arena, &queue).all().concat(), []);
         }
     }
 }

@@ -48,8 +48,8 @@ extern "C" __global__ void forward(REAL* y, u32 stride, const REAL* b, u32 items
     add_to_rows<1>(y, stride, b, items, dim);
 }
 
-extern "C" __global__ void forward_packs(REAL* y, u32 stride, const REAL* b, u32 items, u32 dim) {
-    add_to_rows<Pack<REAL>::N>(y, stride, b, items, dim);
+extern "C" __global__ void forward_vec(REAL* y, u32 stride, const REAL* b, u32 items, u32 dim) {
+    add_to_rows<Vec16<REAL>::N>(y, stride, b, items, dim);
 }
 
 // parts[blocks of GRAD_ROWS rows, dim] = the sums of dy[T, dim] over each block's rows.
@@ -57,6 +57,6 @@ extern "C" __global__ void backward(f32* parts, const REAL* dy, u32 stride, u32 
     sum_rows<1>(parts, dy, stride, rows, dim);
 }
 
-extern "C" __global__ void backward_packs(f32* parts, const REAL* dy, u32 stride, u32 rows, u32 dim) {
-    sum_rows<Pack<REAL>::N>(parts, dy, stride, rows, dim);
+extern "C" __global__ void backward_vec(f32* parts, const REAL* dy, u32 stride, u32 rows, u32 dim) {
+    sum_rows<Vec16<REAL>::N>(parts, dy, stride, rows, dim);
 }

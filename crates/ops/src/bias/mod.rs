@@ -10,7 +10,7 @@ use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
-use crate::apart::assert_apart;
+use crate::disjoint::assert_disjoint;
 
 /// Rows that are summed together before they join the total, in row order.
 const GRAD_ROWS: usize = 64;
@@ -23,7 +23,7 @@ pub fn scratch_elems(rows: usize, dim: usize) -> usize {
 /// y\[T, dim\] += b\[dim\].
 pub fn forward(queue: &Queue, y: Mat, b: View) {
     assert_eq!(b.len(), y.cols, "a bias per column");
-    y.view.assert_apart(&b);
+    y.view.assert_disjoint(&b);
     match queue {
         Queue::Cpu(cpu) => cpu::forward(cpu, y, b),
         Queue::Cuda(cuda) => cuda::forward(cuda, y, b),
@@ -33,7 +33,7 @@ pub fn forward(queue: &Queue, y: Mat, b: View) {
 /// db\[dim\] += the sum of dy\[T, dim\]'s rows.
 pub fn backward(queue: &Queue, db: View, dy: Mat, scratch: View) {
     assert_eq!((db.len(), db.dtype()), (dy.cols, DType::F32), "bias gradient");
-    assert_apart(&[db, scratch], &[dy.view]);
+    assert_disjoint(&[db, scratch], &[dy.view]);
     assert!(scratch.bytes() >= 4 * scratch_elems(dy.rows, dy.cols), "scratch of a bias gradient");
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, db, dy, scratch),

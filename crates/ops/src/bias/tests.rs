@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Operands, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance, values,
+    Operands, SameBits, TestArena, assert_near, bits, dot, dtype, finite_differences, queue, queues,
+    tolerance, values,
 };
 
 proptest! {
@@ -15,21 +16,21 @@ proptest! {
         rows in 1usize..200, dim in 1usize..90, pad in 0usize..4, act in dtype(), param in dtype(),
         seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let start = bench.normal_values(rows * dim);
-        let (b, dy) = (bench.normals(dim, param), bench.framed_normals(rows, dim, pad, act));
-        let before = bench.normal_values(dim);
+        let arena = TestArena::new(seed);
+        let start = arena.normal_values(rows * dim);
+        let (b, dy) = (arena.normals(dim, param), arena.padded_normals(rows, dim, pad, act));
+        let before = arena.normal_values(dim);
         let mut same = SameBits::new();
         for queue in queues() {
-            let y = bench.framed(&start, dim, pad, act);
+            let y = arena.padded(&start, dim, pad, act);
             let want = reference::forward(&y.values(), &values(b));
             forward(&queue, y.mat, b);
             assert_near(&y.values(), &want, dim, 0.0, tolerance(act));
 
-            let db = bench.input(&before, DType::F32);
+            let db = arena.input(&before, DType::F32);
             let mut want = reference::backward(&dy.values(), dim);
             want.iter_mut().zip(values(db)).for_each(|(sum, before)| *sum += before);
-            backward(&queue, db, dy.mat, bench.output(scratch_elems(rows, dim), DType::F32));
+            backward(&queue, db, dy.mat, arena.output(scratch_elems(rows, dim), DType::F32));
             assert_near(&values(db), &want, dim, (rows as f64 * dim as f64).sqrt(), tolerance(DType::F32));
             same.check(&queue, vec![y.bits(), bits(db)]);
         }
@@ -39,12 +40,12 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         rows in 1usize..4, dim in 1usize..7, seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let [y, r] = [(); 2].map(|()| bench.framed_normals(rows, dim, 0, DType::F32));
-        let b = values(bench.normals(dim, DType::F32));
-        let db = bench.input(&vec![0.0; dim], DType::F32);
-        backward(&Queue::cpu(1), db, r.mat, bench.output(scratch_elems(rows, dim), DType::F32));
-        let slope = differences(&b, |b| dot(&r.values(), &reference::forward(&y.values(), b)));
+        let arena = TestArena::new(seed);
+        let [y, r] = [(); 2].map(|()| arena.padded_normals(rows, dim, 0, DType::F32));
+        let b = values(arena.normals(dim, DType::F32));
+        let db = arena.input(&vec![0.0; dim], DType::F32);
+        backward(&Queue::cpu(1), db, r.mat, arena.output(scratch_elems(rows, dim), DType::F32));
+        let slope = finite_differences(&b, |b| dot(&r.values(), &reference::forward(&y.values(), b)));
         assert_near(&values(db), &slope, dim, 1.0, tolerance(DType::F32));
     }
 
@@ -54,9 +55,9 @@ proptest! {
         rows in 1usize..150, dim in 1usize..60, from in 0usize..150, len in 1usize..150, act in dtype(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let (start, b) = (bench.normal_values(rows * dim), bench.normals(dim, DType::F32));
-        let (whole, part) = (bench.framed(&start, dim, 0, act), bench.framed(&start, dim, 0, act));
+        let arena = TestArena::new(seed);
+        let (start, b) = (arena.normal_values(rows * dim), arena.normals(dim, DType::F32));
+        let (whole, part) = (arena.padded(&start, dim, 0, act), arena.padded(&start, dim, 0, act));
         let from = from % rows;
         let len = len.min(rows - from);
         forward(&queue(picks.0), whole.mat, b);
@@ -68,11 +69,11 @@ proptest! {
 
 #[test]
 fn no_rows_leave_the_gradient_as_it_was() {
-    let bench = Bench::new(1);
-    let (empty, db) = (Mat::dense(bench.output(0, DType::F32), 0, 5), bench.input(&[1.0; 5], DType::F32));
+    let arena = TestArena::new(1);
+    let (empty, db) = (Mat::dense(arena.output(0, DType::F32), 0, 5), arena.input(&[1.0; 5], DType::F32));
     for queue in queues() {
-        forward(&queue, empty, bench.input(&[1.0; 5], DType::F32));
-        backward(&queue, db, empty, bench.output(0, DType::F32));
+        forward(&queue, empty, arena.input(&[1.0; 5], DType::F32));
+        backward(&queue, db, empty, arena.output(0, DType::F32));
     }
     assert_eq!(values(db), [1.0; 5]);
 }

@@ -4,16 +4,16 @@
 use lockstep_core::DType;
 use lockstep_device::View;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Launch, Source};
+use lockstep_device::cuda::{CudaQueue, KernelSource, Launch};
 
 use super::Channels;
 use crate::Mat;
-use crate::packs::{pack_elems, rows_fit};
+use crate::vectors::{rows_aligned, vector_elems};
 
-pub(crate) static SOURCE: Source = Source {
+pub(crate) static SOURCE: KernelSource = KernelSource {
     name: "cross_entropy",
     text: include_str!("kernels.cu"),
-    numbers: &[
+    defines: &[
         ("MOST_THREADS", MOST_THREADS as u32),
         ("HELD", HELD as u32),
         ("HELD_THREADS", HELD_THREADS as u32),
@@ -32,9 +32,9 @@ const HELD_STATIC: usize = 2 * (HELD_THREADS / WARP) * 8;
 
 pub(super) fn forward(cuda: &CudaQueue, logp: View, logits: Mat, targets: View) {
     let (way, launch) = way(cuda, &logits);
-    let kernel = cuda.kernel(&SOURCE, DType::F32, ["forward", "forward_packs", "forward_held"][way as usize]);
+    let kernel = cuda.kernel(&SOURCE, DType::F32, ["forward", "forward_vec", "forward_held"][way as usize]);
     let args = args![logp, logits.view, logits.stride, targets, logits.rows, logits.cols];
-    // SAFETY: the kernel's parameters; it reads rows of logits and writes logp, and stops at a target that is none.
+    // SAFETY: these are the kernel's parameters; it reads rows of logits and writes logp, and stops at a target that is none.
     unsafe { cuda.launch(kernel, launch, args) };
 }
 
@@ -47,10 +47,10 @@ pub(super) fn forward_backward<'m>(
     grad: DType,
 ) -> Mat<'m> {
     let (way, launch) = way(cuda, &logits);
-    let names = ["forward_backward", "forward_backward_packs", "forward_backward_held"];
+    let names = ["forward_backward", "forward_backward_vec", "forward_backward_held"];
     let kernel = cuda.kernel(&SOURCE, grad, names[way as usize]);
     let args = args![logp, logits.view, logits.stride, targets, c, logits.rows, logits.cols];
-    // SAFETY: the kernel's parameters; a block reads and writes its own rows of logits, in an order in which nothing
+    // SAFETY: these are the kernel's parameters; a block reads and writes its own rows of logits, in an order in which nothing
     // is read after it was overwritten.
     unsafe { cuda.launch(kernel, launch, args) };
     gradient_in(logits, grad)
@@ -58,7 +58,7 @@ pub(super) fn forward_backward<'m>(
 
 pub(super) fn forward_channels(cuda: &CudaQueue, out: Channels, logits: Mat, targets: View) {
     let (way, launch) = way(cuda, &logits);
-    let names = ["forward_channels", "forward_channels_packs", "forward_channels_held"];
+    let names = ["forward_channels", "forward_channels_vec", "forward_channels_held"];
     let kernel = cuda.kernel(&SOURCE, DType::F32, names[way as usize]);
     let Channels { log_prob, entropy, mean_log_prob } = out;
     let args = args![
@@ -71,7 +71,7 @@ pub(super) fn forward_channels(cuda: &CudaQueue, out: Channels, logits: Mat, tar
         logits.rows,
         logits.cols
     ];
-    // SAFETY: the kernel's parameters; it reads rows of logits and writes the outputs that are there.
+    // SAFETY: these are the kernel's parameters; it reads rows of logits and writes the outputs that are there.
     unsafe { cuda.launch(kernel, launch, args) };
 }
 
@@ -85,7 +85,7 @@ pub(super) fn forward_backward_channels<'m>(
 ) -> Mat<'m> {
     let (way, launch) = way(cuda, &logits);
     let names =
-        ["forward_backward_channels", "forward_backward_channels_packs", "forward_backward_channels_held"];
+        ["forward_backward_channels", "forward_backward_channels_vec", "forward_backward_channels_held"];
     let kernel = cuda.kernel(&SOURCE, grad, names[way as usize]);
     let args = args![
         out.log_prob,
@@ -111,7 +111,7 @@ fn gradient_in<'m>(logits: Mat<'m>, grad: DType) -> Mat<'m> {
     Mat::strided(logits.view.cast(grad), logits.rows, logits.cols, stride)
 }
 
-/// How a row is read: an element or a pack at a time, or by packs into registers that hold it all.
+/// How a row is read: an element or a pack at a time, or by vectorized into registers that hold it all.
 #[derive(Clone, Copy)]
 enum Way {
     Elements,
@@ -123,15 +123,15 @@ enum Way {
 fn way(cuda: &CudaQueue, logits: &Mat) -> (Way, Launch) {
     let Mat { rows, cols, .. } = *logits;
     let threads_of = |chunks: usize| chunks.next_multiple_of(WARP).clamp(WARP, MOST_THREADS);
-    if !rows_fit(&[*logits], pack_elems(DType::F32)) {
+    if !rows_aligned(&[*logits], vector_elems(DType::F32)) {
         return (Way::Elements, Launch::new(rows, threads_of(cols)));
     }
-    let packs = cols / pack_elems(DType::F32);
+    let vectorized = cols / vector_elems(DType::F32);
     let row_bytes = DType::F32.size() * cols;
-    if packs > HELD * HELD_THREADS || row_bytes + HELD_STATIC > cuda.gpu.shared_per_block as usize {
-        return (Way::Packs, Launch::new(rows, threads_of(packs)));
+    if vectorized > HELD * HELD_THREADS || row_bytes + HELD_STATIC > cuda.gpu.shared_per_block as usize {
+        return (Way::Packs, Launch::new(rows, threads_of(vectorized)));
     }
-    let threads = threads_of(packs.div_ceil(HELD));
+    let threads = threads_of(vectorized.div_ceil(HELD));
     let at_a_time = cuda.gpu.multiprocessors as usize * (HELD_THREADS / threads);
     (Way::Held, Launch { shared: row_bytes, ..Launch::new(rows.min(at_a_time), threads) })
 }

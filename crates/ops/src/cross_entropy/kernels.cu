@@ -212,9 +212,9 @@ __device__ __forceinline__ void channels_of_row(
 template <bool GRADIENT>
 __device__ __forceinline__ void held_channels(
     const Outputs& outputs, f32* logits, u32 stride, const Coefficients& coefficients, u32 row, u32 target, u32 vocab,
-    const Chunk<f32, Pack<f32>::N> (&x)[HELD], f32 logit, Seen seen, Seen* room
+    const Chunk<f32, Vec16<f32>::N> (&x)[HELD], f32 logit, Seen seen, Seen* room
 ) {
-    constexpr int N = Pack<f32>::N;
+    constexpr int N = Vec16<f32>::N;
     const u32 chunks = vocab / N;
     const bool has_target = target / N % blockDim.x == threadIdx.x;
     Moments sums = {0.0f, 0.0f};
@@ -250,7 +250,7 @@ __device__ __forceinline__ void held_rows(
     const Outputs& outputs, f32* logits, u32 stride, const u32* targets, const Coefficients& coefficients, u32 rows,
     u32 vocab
 ) {
-    constexpr int N = Pack<f32>::N;
+    constexpr int N = Vec16<f32>::N;
     extern __shared__ uint4 ahead[]; // [vocab / N]
     __shared__ Seen room[2][HELD_THREADS / 32];
     static_assert(sizeof(room) == HELD_STATIC, "shared memory that the launch counts with");
@@ -334,10 +334,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward(
     log_prob_of_row<1>(logp, logits, stride, targets, vocab);
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_vec(
     f32* logp, const f32* logits, u32 stride, const u32* targets, u32 rows, u32 vocab
 ) {
-    log_prob_of_row<Pack<f32>::N>(logp, logits, stride, targets, vocab);
+    log_prob_of_row<Vec16<f32>::N>(logp, logits, stride, targets, vocab);
 }
 
 extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_held(
@@ -353,10 +353,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_backward(
     gradient_of_row<1>(logp, logits, stride, targets, coefficients, vocab);
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_backward_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_backward_vec(
     f32* logp, f32* logits, u32 stride, const u32* targets, const f32* coefficients, u32 rows, u32 vocab
 ) {
-    gradient_of_row<Pack<f32>::N>(logp, logits, stride, targets, coefficients, vocab);
+    gradient_of_row<Vec16<f32>::N>(logp, logits, stride, targets, coefficients, vocab);
 }
 
 extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_backward_held(
@@ -373,10 +373,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_channels(
     channels_of_row<1, false>({logp, entropy, mean_logp}, logits, stride, targets, {}, vocab);
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_channels_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_channels_vec(
     f32* logp, f32* entropy, f32* mean_logp, f32* logits, u32 stride, const u32* targets, u32 rows, u32 vocab
 ) {
-    channels_of_row<Pack<f32>::N, false>({logp, entropy, mean_logp}, logits, stride, targets, {}, vocab);
+    channels_of_row<Vec16<f32>::N, false>({logp, entropy, mean_logp}, logits, stride, targets, {}, vocab);
 }
 
 extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_channels_held(
@@ -394,12 +394,12 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_backward_chan
     channels_of_row<1, true>({logp, entropy, mean_logp}, logits, stride, targets, all, vocab);
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_backward_channels_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) forward_backward_channels_vec(
     f32* logp, f32* entropy, f32* mean_logp, f32* logits, u32 stride, const u32* targets,
     const f32* c, const f32* c_entropy, const f32* c_mean_logp, u32 rows, u32 vocab
 ) {
     const Coefficients all = {c, c_entropy, c_mean_logp};
-    channels_of_row<Pack<f32>::N, true>({logp, entropy, mean_logp}, logits, stride, targets, all, vocab);
+    channels_of_row<Vec16<f32>::N, true>({logp, entropy, mean_logp}, logits, stride, targets, all, vocab);
 }
 
 extern "C" __global__ void __launch_bounds__(HELD_THREADS) forward_backward_channels_held(

@@ -19,7 +19,7 @@ use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
-use crate::apart::assert_apart;
+use crate::disjoint::assert_disjoint;
 
 /// Numbers per token, each \[T\] in f32: what [`forward`] writes, or the coefficients ∂L/∂number that
 /// [`forward_backward`] reads. A view alone stands for the log-probability and nothing else.
@@ -85,7 +85,7 @@ pub fn forward_backward<'m, 'o, 'c>(
     check(&out, &logits, targets);
     c.check(logits.rows, "a coefficient");
     let [log_prob, entropy, mean_log_prob] = out.views();
-    assert_apart(&[logits.view, log_prob, entropy, mean_log_prob], &c.views());
+    assert_disjoint(&[logits.view, log_prob, entropy, mean_log_prob], &c.views());
     let more = out.has_more() || c.has_more();
     match queue {
         Queue::Cpu(cpu) => {
@@ -106,5 +106,5 @@ fn check(out: &Channels, logits: &Mat, targets: View) {
     assert_eq!((logits.view.dtype(), targets.dtype()), (DType::F32, DType::U32));
     out.check(logits.rows, "an output");
     let [log_prob, entropy, mean_log_prob] = out.views();
-    assert_apart(&[logits.view, log_prob, entropy, mean_log_prob], &[targets]);
+    assert_disjoint(&[logits.view, log_prob, entropy, mean_log_prob], &[targets]);
 }

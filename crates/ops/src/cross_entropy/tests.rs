@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Operands, SameBits, assert_near, bits, differences, dot, norm, queue, queues, tolerance, values,
+    Operands, SameBits, TestArena, assert_near, bits, dot, finite_differences, norm, queue, queues,
+    tolerance, values,
 };
 
 fn vocab() -> impl Strategy<Value = usize> {
@@ -31,19 +32,19 @@ proptest! {
         rows in 1usize..40, vocab in vocab(), pad in 0usize..4,
         spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e4)], seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let start: Vec<f32> = bench.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
-        let targets = bench.indices(rows, vocab);
-        let targets_view = bench.input_u32(&targets);
-        let zeroed = bench.indices(rows, 3);
+        let arena = TestArena::new(seed);
+        let start: Vec<f32> = arena.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
+        let targets = arena.indices(rows, vocab);
+        let targets_view = arena.input_u32(&targets);
+        let zeroed = arena.indices(rows, 3);
         let coefficients: Vec<f32> =
-            bench.normal_values(rows).iter().zip(&zeroed).map(|(c, z)| if *z == 0 { 0.0 } else { *c }).collect();
-        let c = bench.input(&coefficients, DType::F32);
+            arena.normal_values(rows).iter().zip(&zeroed).map(|(c, z)| if *z == 0 { 0.0 } else { *c }).collect();
+        let c = arena.input(&coefficients, DType::F32);
         let mut same = SameBits::new();
         for queue in queues() {
-            let logits = bench.framed(&start, vocab, pad, DType::F32);
+            let logits = arena.padded(&start, vocab, pad, DType::F32);
             let (before, before_bits) = (logits.values(), logits.bits());
-            let (logp, again) = (bench.output(rows, DType::F32), bench.output(rows, DType::F32));
+            let (logp, again) = (arena.output(rows, DType::F32), arena.output(rows, DType::F32));
             forward(&queue, logp, logits.mat, targets_view);
             prop_assert!(logits.bits() == before_bits, "forward wrote to the logits");
             let want = reference::forward(&before, vocab, &targets);
@@ -69,15 +70,15 @@ proptest! {
         spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e3)],
         written in any::<[bool; 2]>(), with in any::<[bool; 2]>(), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let start: Vec<f32> = bench.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
-        let targets = bench.indices(rows, vocab);
-        let targets_view = bench.input_u32(&targets);
-        let zeroed = bench.indices(rows, 3);
+        let arena = TestArena::new(seed);
+        let start: Vec<f32> = arena.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
+        let targets = arena.indices(rows, vocab);
+        let targets_view = arena.input_u32(&targets);
+        let zeroed = arena.indices(rows, 3);
         let coefficients = |asked: bool| {
-            let values = bench.normal_values(rows);
+            let values = arena.normal_values(rows);
             let values = values.iter().zip(&zeroed).map(|(c, z)| if asked && *z != 0 { *c } else { 0.0 });
-            bench.input(&values.collect::<Vec<f32>>(), DType::F32)
+            arena.input(&values.collect::<Vec<f32>>(), DType::F32)
         };
         let [c, c_entropy, c_mean] = [true, with[0], with[1]].map(coefficients);
         let c_channels = Channels {
@@ -87,14 +88,14 @@ proptest! {
         };
         let mut same = SameBits::new();
         for queue in queues() {
-            let logits = bench.framed(&start, vocab, pad, DType::F32);
+            let logits = arena.padded(&start, vocab, pad, DType::F32);
             let before = logits.values();
             let [out, again] = [(); 2].map(|()| Channels {
-                log_prob: bench.output(rows, DType::F32),
-                entropy: written[0].then(|| bench.output(rows, DType::F32)),
-                mean_log_prob: written[1].then(|| bench.output(rows, DType::F32)),
+                log_prob: arena.output(rows, DType::F32),
+                entropy: written[0].then(|| arena.output(rows, DType::F32)),
+                mean_log_prob: written[1].then(|| arena.output(rows, DType::F32)),
             });
-            let plain = bench.output(rows, DType::F32);
+            let plain = arena.output(rows, DType::F32);
             forward(&queue, plain, logits.mat, targets_view);
             forward(&queue, out, logits.mat, targets_view);
             prop_assert_eq!(&logits.values(), &before, "forward wrote to the logits");
@@ -125,15 +126,15 @@ proptest! {
     fn gradients_of_channels_are_slopes_of_the_forward_reference(
         rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let logits = bench.framed_normals(rows, vocab, 0, DType::F32);
-        let (start, targets) = (logits.values(), bench.indices(rows, vocab));
-        let [c, c_entropy, c_mean] = [(); 3].map(|()| bench.normals(rows, DType::F32));
+        let arena = TestArena::new(seed);
+        let logits = arena.padded_normals(rows, vocab, 0, DType::F32);
+        let (start, targets) = (logits.values(), arena.indices(rows, vocab));
+        let [c, c_entropy, c_mean] = [(); 3].map(|()| arena.normals(rows, DType::F32));
         let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: Some(c_mean) };
-        let (logp, targets_view) = (bench.output(rows, DType::F32), bench.input_u32(&targets));
+        let (logp, targets_view) = (arena.output(rows, DType::F32), arena.input_u32(&targets));
         forward_backward(&Queue::cpu(1), logp, logits.mat, targets_view, with, DType::F32);
         let all = [c, c_entropy, c_mean].map(values);
-        let slope = differences(&start, |logits| {
+        let slope = finite_differences(&start, |logits| {
             dot(&all[0], &reference::forward(logits, vocab, &targets))
                 + dot(&all[1], &reference::entropy(logits, vocab))
                 + dot(&all[2], &reference::mean_log_prob(logits, vocab))
@@ -147,13 +148,13 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let logits = bench.framed_normals(rows, vocab, 0, DType::F32);
-        let (start, targets) = (logits.values(), bench.indices(rows, vocab));
-        let (r, logp) = (bench.normals(rows, DType::F32), bench.output(rows, DType::F32));
-        forward_backward(&Queue::cpu(1), logp, logits.mat, bench.input_u32(&targets), r, DType::F32);
+        let arena = TestArena::new(seed);
+        let logits = arena.padded_normals(rows, vocab, 0, DType::F32);
+        let (start, targets) = (logits.values(), arena.indices(rows, vocab));
+        let (r, logp) = (arena.normals(rows, DType::F32), arena.output(rows, DType::F32));
+        forward_backward(&Queue::cpu(1), logp, logits.mat, arena.input_u32(&targets), r, DType::F32);
         let rv = values(r);
-        let slope = differences(&start, |logits| dot(&rv, &reference::forward(logits, vocab, &targets)));
+        let slope = finite_differences(&start, |logits| dot(&rv, &reference::forward(logits, vocab, &targets)));
         assert_near(&logits.values(), &slope, vocab, norm(&rv), tolerance(DType::F32));
     }
 
@@ -163,13 +164,13 @@ proptest! {
         rows in 1usize..40, vocab in vocab(), from in 0usize..40, len in 1usize..40,
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let start = bench.normal_values(rows * vocab);
-        let targets = bench.input_u32(&bench.indices(rows, vocab));
-        let c = bench.normals(rows, DType::F32);
+        let arena = TestArena::new(seed);
+        let start = arena.normal_values(rows * vocab);
+        let targets = arena.input_u32(&arena.indices(rows, vocab));
+        let c = arena.normals(rows, DType::F32);
         let run = |pick: usize, from: usize, len: usize| {
-            let logits = bench.framed(&start[from * vocab..][..len * vocab], vocab, pick, DType::F32);
-            let logp = bench.output(len, DType::F32);
+            let logits = arena.padded(&start[from * vocab..][..len * vocab], vocab, pick, DType::F32);
+            let logp = arena.output(len, DType::F32);
             forward_backward(&queue(pick), logp, logits.mat, targets.slice(from, len), c.slice(from, len), DType::F32);
             (bits(logp), logits.bits())
         };
@@ -185,7 +186,7 @@ proptest! {
 /// Logits near the ends of f32, equal ones, and tokens that are ruled out by negative infinity.
 #[test]
 fn extreme_logits_stay_finite() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     let infinity = f32::INFINITY;
     let rows: [([f32; 5], u32); 8] = [
         ([1e37, -1e37, 0.0, 1.0, -1.0], 0),
@@ -200,11 +201,11 @@ fn extreme_logits_stay_finite() {
     let start: Vec<f32> = rows.iter().flat_map(|(logits, _)| *logits).collect();
     let targets: Vec<u32> = rows.iter().map(|(_, target)| *target).collect();
     for queue in queues() {
-        let logits = bench.framed(&start, 5, 1, DType::F32);
+        let logits = arena.padded(&start, 5, 1, DType::F32);
         let before = logits.values();
-        let (logp, again) = (bench.output(8, DType::F32), bench.output(8, DType::F32));
-        let c = bench.input(&[-0.5; 8], DType::F32);
-        let targets_view = bench.input_u32(&targets);
+        let (logp, again) = (arena.output(8, DType::F32), arena.output(8, DType::F32));
+        let c = arena.input(&[-0.5; 8], DType::F32);
+        let targets_view = arena.input_u32(&targets);
         forward(&queue, logp, logits.mat, targets_view);
         forward_backward(&queue, again, logits.mat, targets_view, c, DType::F32);
         assert_eq!(bits(logp), bits(again));
@@ -222,7 +223,7 @@ fn extreme_logits_stay_finite() {
 /// Tokens that are ruled out have no part in the entropy and get no gradient from it.
 #[test]
 fn channels_of_extreme_logits() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     let infinity = f32::INFINITY;
     let rows = [
         [1e37, -1e37, 0.0, 1.0],
@@ -231,12 +232,12 @@ fn channels_of_extreme_logits() {
         [1.0, 1.0, -infinity, -infinity],
         [-200.0, -100.0, -90.0, 0.0],
     ];
-    let targets = bench.input_u32(&[0, 1, 0, 1, 3]);
+    let targets = arena.input_u32(&[0, 1, 0, 1, 3]);
     for queue in queues() {
-        let logits = bench.framed(rows.as_flattened(), 4, 1, DType::F32);
+        let logits = arena.padded(rows.as_flattened(), 4, 1, DType::F32);
         let before = logits.values();
-        let [log_prob, entropy] = [(); 2].map(|()| bench.output(5, DType::F32));
-        let [c, c_entropy] = [0.5, -2.0].map(|c| bench.input(&[c; 5], DType::F32));
+        let [log_prob, entropy] = [(); 2].map(|()| arena.output(5, DType::F32));
+        let [c, c_entropy] = [0.5, -2.0].map(|c| arena.input(&[c; 5], DType::F32));
         let out = Channels { log_prob, entropy: Some(entropy), mean_log_prob: None };
         let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: None };
         forward_backward(&queue, out, logits.mat, targets, with, DType::F32);
@@ -253,25 +254,25 @@ fn channels_of_extreme_logits() {
 
 #[test]
 fn a_broken_logit_is_not_hidden() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     for queue in queues() {
-        let logits = bench.framed(&[0.0, f32::NAN, 1.0], 3, 0, DType::F32);
-        let logp = bench.output(1, DType::F32);
+        let logits = arena.padded(&[0.0, f32::NAN, 1.0], 3, 0, DType::F32);
+        let logp = arena.output(1, DType::F32);
         logp.write_f32(&[0.0]).unwrap();
-        forward(&queue, logp, logits.mat, bench.input_u32(&[0]));
+        forward(&queue, logp, logits.mat, arena.input_u32(&[0]));
         assert!(values(logp)[0].is_nan());
-        let [entropy, mean] = [(); 2].map(|()| bench.input(&[0.0], DType::F32));
+        let [entropy, mean] = [(); 2].map(|()| arena.input(&[0.0], DType::F32));
         let all = Channels { log_prob: logp, entropy: Some(entropy), mean_log_prob: Some(mean) };
-        forward(&queue, all, logits.mat, bench.input_u32(&[0]));
+        forward(&queue, all, logits.mat, arena.input_u32(&[0]));
         assert!([logp, entropy, mean].iter().all(|view| values(*view)[0].is_nan()));
     }
 }
 
 #[test]
 fn no_rows_are_no_work() {
-    let bench = Bench::new(1);
-    let empty = bench.output(0, DType::F32);
-    let targets = bench.input_u32(&[]);
+    let arena = TestArena::new(1);
+    let empty = arena.output(0, DType::F32);
+    let targets = arena.input_u32(&[]);
     forward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets);
     forward_backward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets, empty, DType::F32);
 }

@@ -1,13 +1,16 @@
 use lockstep_device::View;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Launch, Source};
+use lockstep_device::cuda::{CudaQueue, KernelSource, Launch};
 
 use super::{Mask, PER_BLOCK};
 use crate::Mat;
-use crate::packs::{pack_elems, rows_fit};
+use crate::vectors::{rows_aligned, vector_elems};
 
-pub(crate) static SOURCE: Source =
-    Source { name: "dropout", text: include_str!("kernels.cu"), numbers: &[("PER_BLOCK", PER_BLOCK as u32)] };
+pub(crate) static SOURCE: KernelSource = KernelSource {
+    name: "dropout",
+    text: include_str!("kernels.cu"),
+    defines: &[("PER_BLOCK", PER_BLOCK as u32)],
+};
 
 /// to = (residual: residual +) mask · from. `from` may be `to`.
 pub(super) fn drop(
@@ -19,12 +22,12 @@ pub(super) fn drop(
     mask: Option<&Mask>,
 ) {
     let dtype = to.view.dtype();
-    let pack = pack_elems(dtype);
-    let packs = rows_fit(&[to, from, residual.unwrap_or(to)], pack);
-    let columns = if packs { pack } else { PER_BLOCK };
+    let pack = vector_elems(dtype);
+    let vectorized = rows_aligned(&[to, from, residual.unwrap_or(to)], pack);
+    let columns = if vectorized { pack } else { PER_BLOCK };
     // A block takes a row.
     let threads = to.cols.div_ceil(columns).next_multiple_of(32).min(256);
-    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "drop_packs" } else { "drop" });
+    let kernel = cuda.kernel(&SOURCE, dtype, if vectorized { "drop_vec" } else { "drop" });
     let (samples, seed, step, place, threshold, scale) = match mask {
         None => (None, 0, 0, 0, 0, 1.0),
         Some(mask) => {
@@ -50,7 +53,7 @@ pub(super) fn drop(
         threshold,
         scale,
     ];
-    // SAFETY: the kernel's parameters; a thread reads and writes its own elements of the rows, and the bounds hold
+    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of the rows, and the bounds hold
     // every row in a document that has a sample.
     unsafe { cuda.launch(kernel, Launch::new(to.rows, threads), args) };
 }

@@ -79,10 +79,10 @@ extern "C" __global__ void drop(
     drop_row<1>(to, to_stride, from, from_stride, residual, residual_stride, cols, mask);
 }
 
-extern "C" __global__ void drop_packs(
+extern "C" __global__ void drop_vec(
     REAL* to, u32 to_stride, const REAL* from, u32 from_stride, const REAL* residual, u32 residual_stride, u32 cols,
     const u32* samples, const u32* bounds, u32 docs, u64 seed, u32 step, u32 place, u32 threshold, f32 scale
 ) {
     const Mask mask = {samples, bounds, docs, seed, step, place, threshold, scale};
-    drop_row<Pack<REAL>::N>(to, to_stride, from, from_stride, residual, residual_stride, cols, mask);
+    drop_row<Vec16<REAL>::N>(to, to_stride, from, from_stride, residual, residual_stride, cols, mask);
 }

@@ -109,7 +109,7 @@ impl DocMask {
 /// y\[T, D\] = residual + mask · y, in place; without a mask, residual + y.
 pub fn forward(queue: &Queue, y: Mat, residual: Mat, cu_seqlens: View, mask: Option<&Mask>) {
     check(&y, &residual, &cu_seqlens, mask);
-    y.view.assert_apart(&residual.view);
+    y.view.assert_disjoint(&residual.view);
     match queue {
         Queue::Cpu(cpu) => cpu::forward(cpu, y, residual, cu_seqlens, mask),
         Queue::Cuda(cuda) => cuda::drop(cuda, y, y, Some(residual), cu_seqlens, mask),
@@ -119,7 +119,7 @@ pub fn forward(queue: &Queue, y: Mat, residual: Mat, cu_seqlens: View, mask: Opt
 /// dx\[T, D\] = mask · dy; without a mask, dy.
 pub fn backward(queue: &Queue, dx: Mat, dy: Mat, cu_seqlens: View, mask: Option<&Mask>) {
     check(&dx, &dy, &cu_seqlens, mask);
-    dx.view.assert_apart(&dy.view);
+    dx.view.assert_disjoint(&dy.view);
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, dx, dy, cu_seqlens, mask),
         Queue::Cuda(cuda) => cuda::drop(cuda, dx, dy, None, cu_seqlens, mask),
@@ -131,11 +131,11 @@ fn check(y: &Mat, x: &Mat, cu_seqlens: &View, mask: Option<&Mask>) {
     assert_eq!(y.view.dtype(), x.view.dtype(), "one storage type");
     assert_eq!(cu_seqlens.dtype(), DType::U32, "bounds of documents");
     assert!(cu_seqlens.len() > 1 || y.rows == 0, "documents have bounds");
-    y.view.assert_apart(cu_seqlens);
+    y.view.assert_disjoint(cu_seqlens);
     if let Some(mask) = mask {
         assert!((0.0..1.0).contains(&mask.rate), "dropout at rate {}", mask.rate);
         assert_eq!(mask.samples.len() + 1, cu_seqlens.len(), "a sample per document");
         assert_eq!(mask.samples.dtype(), DType::U32, "samples");
-        y.view.assert_apart(&mask.samples);
+        y.view.assert_disjoint(&mask.samples);
     }
 }

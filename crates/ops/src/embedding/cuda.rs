@@ -3,16 +3,16 @@
 use lockstep_core::DType;
 use lockstep_device::View;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Launch, Source};
+use lockstep_device::cuda::{CudaQueue, KernelSource, Launch};
 
 use super::scratch_bytes;
 use crate::Mat;
-use crate::packs::{pack_elems, rows_fit};
+use crate::vectors::{rows_aligned, vector_elems};
 
-pub(crate) static SOURCE: Source = Source {
+pub(crate) static SOURCE: KernelSource = KernelSource {
     name: "embedding",
     text: include_str!("kernels.cu"),
-    numbers: &[("THREADS", THREADS as u32), ("LONG_RUN", LONG_RUN as u32)],
+    defines: &[("THREADS", THREADS as u32), ("LONG_RUN", LONG_RUN as u32)],
 };
 
 /// Threads of a block, backward.
@@ -24,12 +24,12 @@ const LONG_RUN: usize = 32;
 pub(super) fn forward(cuda: &CudaQueue, x: Mat, table: Mat, tokens: View) {
     let dtype = x.view.dtype();
     assert_eq!(table.view.dtype(), dtype, "one storage type");
-    let pack = pack_elems(dtype);
-    let packs = rows_fit(&[x, table], pack);
-    let items = x.rows * if packs { x.cols / pack } else { x.cols };
-    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "forward_packs" } else { "forward" });
+    let pack = vector_elems(dtype);
+    let vectorized = rows_aligned(&[x, table], pack);
+    let items = x.rows * if vectorized { x.cols / pack } else { x.cols };
+    let kernel = cuda.kernel(&SOURCE, dtype, if vectorized { "forward_vec" } else { "forward" });
     let args = args![x.view, x.stride, table.view, table.stride, tokens, items, x.cols, table.rows];
-    // SAFETY: the kernel's parameters; it writes the rows of x and stops at a token that the table does not have.
+    // SAFETY: these are the kernel's parameters; it writes the rows of x and stops at a token that the table does not have.
     unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }
 
@@ -40,13 +40,13 @@ pub(super) fn backward(cuda: &CudaQueue, dtable: Mat, dx: Mat, tokens: View, scr
     let (order, sorted) = (scratch.first(len), scratch.slice(len, len));
     let kernel = cuda.kernel(&SOURCE, dtype, "rank");
     let by_tokens = Launch::new(len.div_ceil(THREADS), THREADS);
-    // SAFETY: the kernel's parameters; order and sorted get one element for each token.
+    // SAFETY: these are the kernel's parameters; order and sorted get one element for each token.
     unsafe { cuda.launch(kernel, by_tokens, args![order, sorted, tokens, len, dtable.rows]) };
 
-    let pack = pack_elems(dtype);
-    let packs = rows_fit(&[dtable, dx], pack);
-    let kernels = if packs { ["short_runs_packs", "long_runs_packs"] } else { ["short_runs", "long_runs"] };
-    let columns_per_block = WARP * if packs { pack } else { 1 };
+    let pack = vector_elems(dtype);
+    let vectorized = rows_aligned(&[dtable, dx], pack);
+    let kernels = if vectorized { ["short_runs_vec", "long_runs_vec"] } else { ["short_runs", "long_runs"] };
+    let columns_per_block = WARP * if vectorized { pack } else { 1 };
     let by_warps = Launch::new(len.div_ceil(THREADS / WARP), THREADS);
     let by_blocks = Launch {
         grid: [len.div_ceil(LONG_RUN), cols.div_ceil(columns_per_block), 1],
@@ -56,7 +56,7 @@ pub(super) fn backward(cuda: &CudaQueue, dtable: Mat, dx: Mat, tokens: View, scr
     for (name, launch) in kernels.into_iter().zip([by_warps, by_blocks]) {
         let kernel = cuda.kernel(&SOURCE, dtype, name);
         let args = args![dtable.view, dtable.stride, dx.view, dx.stride, order, sorted, len, cols];
-        // SAFETY: the kernel's parameters; each row of the table is written by the owner of its token's run.
+        // SAFETY: these are the kernel's parameters; each row of the table is written by the owner of its token's run.
         unsafe { cuda.launch(kernel, launch, args) };
     }
 }

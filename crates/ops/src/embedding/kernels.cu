@@ -24,10 +24,10 @@ extern "C" __global__ void forward(
     copy_rows<1>(x, x_stride, table, table_stride, tokens, items, cols, table_rows);
 }
 
-extern "C" __global__ void forward_packs(
+extern "C" __global__ void forward_vec(
     REAL* x, u32 x_stride, const REAL* table, u32 table_stride, const u32* tokens, u32 items, u32 cols, u32 table_rows
 ) {
-    copy_rows<Pack<REAL>::N>(x, x_stride, table, table_stride, tokens, items, cols, table_rows);
+    copy_rows<Vec16<REAL>::N>(x, x_stride, table, table_stride, tokens, items, cols, table_rows);
 }
 
 // order[T] and sorted[T]: positions and tokens by (token, position). A thread counts what comes before its own.
@@ -135,10 +135,10 @@ extern "C" __global__ void short_runs(
     add_short_runs<1>(dtable, table_stride, dx, stride, order, sorted, len, cols);
 }
 
-extern "C" __global__ void short_runs_packs(
+extern "C" __global__ void short_runs_vec(
     f32* dtable, u32 table_stride, const REAL* dx, u32 stride, const u32* order, const u32* sorted, u32 len, u32 cols
 ) {
-    add_short_runs<Pack<REAL>::N>(dtable, table_stride, dx, stride, order, sorted, len, cols);
+    add_short_runs<Vec16<REAL>::N>(dtable, table_stride, dx, stride, order, sorted, len, cols);
 }
 
 extern "C" __global__ void long_runs(
@@ -147,8 +147,8 @@ extern "C" __global__ void long_runs(
     add_long_runs<1>(dtable, table_stride, dx, stride, order, sorted, len, cols);
 }
 
-extern "C" __global__ void long_runs_packs(
+extern "C" __global__ void long_runs_vec(
     f32* dtable, u32 table_stride, const REAL* dx, u32 stride, const u32* order, const u32* sorted, u32 len, u32 cols
 ) {
-    add_long_runs<Pack<REAL>::N>(dtable, table_stride, dx, stride, order, sorted, len, cols);
+    add_long_runs<Vec16<REAL>::N>(dtable, table_stride, dx, stride, order, sorted, len, cols);
 }

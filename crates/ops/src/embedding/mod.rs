@@ -10,13 +10,13 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
-use crate::apart::assert_apart;
+use crate::disjoint::assert_disjoint;
 
 /// x\[T, D\] = table\[tokens\]. `tokens`\[T\] in u32, each below the table's rows.
 pub fn forward(queue: &Queue, x: Mat, table: Mat, tokens: View) {
     assert_eq!((x.rows, x.cols), (tokens.len(), table.cols), "embedding shapes");
     assert_eq!(tokens.dtype(), DType::U32, "tokens");
-    assert_apart(&[x.view], &[table.view, tokens]);
+    assert_disjoint(&[x.view], &[table.view, tokens]);
     match queue {
         Queue::Cpu(cpu) => cpu::forward(cpu, x, table, tokens),
         Queue::Cuda(cuda) => cuda::forward(cuda, x, table, tokens),
@@ -33,7 +33,7 @@ pub fn scratch_bytes(tokens: usize) -> Bytes {
 pub fn backward(queue: &Queue, dtable: Mat, dx: Mat, tokens: View, scratch: View) {
     assert_eq!((dx.rows, dx.cols), (tokens.len(), dtable.cols), "embedding shapes");
     assert_eq!((dtable.view.dtype(), tokens.dtype()), (DType::F32, DType::U32), "weight gradients are f32");
-    assert_apart(&[dtable.view, scratch], &[dx.view, tokens]);
+    assert_disjoint(&[dtable.view, scratch], &[dx.view, tokens]);
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, dtable, dx, tokens),
         Queue::Cuda(cuda) => cuda::backward(cuda, dtable, dx, tokens, scratch),

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Operands, SameBits, assert_near, differences, dot, dtype, queue, queues, tolerance,
+    Operands, SameBits, TestArena, assert_near, dot, dtype, finite_differences, queue, queues, tolerance,
 };
 
 proptest! {
@@ -16,21 +16,21 @@ proptest! {
         tokens in 1usize..120, rows in 1usize..40, cols in 1usize..150, pad in 0usize..4,
         act in dtype(), weight in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let table = bench.framed_normals(rows, cols, pad, weight);
-        let dx = bench.framed_normals(tokens, cols, pad, act);
-        let before = bench.normal_values(rows * cols);
-        let indices = bench.indices(tokens, rows);
-        let tokens_view = bench.input_u32(&indices);
+        let arena = TestArena::new(seed);
+        let table = arena.padded_normals(rows, cols, pad, weight);
+        let dx = arena.padded_normals(tokens, cols, pad, act);
+        let before = arena.normal_values(rows * cols);
+        let indices = arena.indices(tokens, rows);
+        let tokens_view = arena.input_u32(&indices);
         let mut want: Vec<f64> = before.iter().copied().map(f64::from).collect();
         reference::backward(&mut want, &dx.values(), cols, &indices);
         let mut same = SameBits::new();
         for queue in queues() {
-            let x = bench.framed_output(tokens, cols, pad, act);
+            let x = arena.padded_output(tokens, cols, pad, act);
             forward(&queue, x.mat, table.mat, tokens_view);
             let rounding = if act == weight { 0.0 } else { tolerance(act) };
             assert_near(&x.values(), &reference::forward(&table.values(), cols, &indices), cols, 0.0, rounding);
-            let dtable = bench.framed(&before, cols, pad, DType::F32);
+            let dtable = arena.padded(&before, cols, pad, DType::F32);
             backward(&queue, dtable.mat, dx.mat, tokens_view, View::empty());
             assert_near(&dtable.values(), &want, cols, ((rows * cols) as f64).sqrt(), tolerance(DType::F32));
             same.check(&queue, vec![x.bits(), dtable.bits()]);
@@ -41,13 +41,13 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         tokens in 1usize..6, rows in 1usize..5, cols in 1usize..6, seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let table: Vec<f64> = bench.normal_values(rows * cols).into_iter().map(f64::from).collect();
-        let r = bench.framed_normals(tokens, cols, 0, DType::F32);
-        let indices = bench.indices(tokens, rows);
-        let dtable = bench.framed(&vec![0.0; rows * cols], cols, 0, DType::F32);
-        backward(&Queue::cpu(1), dtable.mat, r.mat, bench.input_u32(&indices), View::empty());
-        let slope = differences(&table, |table| dot(&r.values(), &reference::forward(table, cols, &indices)));
+        let arena = TestArena::new(seed);
+        let table: Vec<f64> = arena.normal_values(rows * cols).into_iter().map(f64::from).collect();
+        let r = arena.padded_normals(tokens, cols, 0, DType::F32);
+        let indices = arena.indices(tokens, rows);
+        let dtable = arena.padded(&vec![0.0; rows * cols], cols, 0, DType::F32);
+        backward(&Queue::cpu(1), dtable.mat, r.mat, arena.input_u32(&indices), View::empty());
+        let slope = finite_differences(&table, |table| dot(&r.values(), &reference::forward(table, cols, &indices)));
         assert_near(&dtable.values(), &slope, cols, 1.0, tolerance(DType::F32));
     }
 
@@ -58,14 +58,14 @@ proptest! {
         tokens in 2usize..150, rows in 1usize..20, cols in 1usize..150, cut in 0usize..150, act in dtype(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let table = bench.framed_normals(rows, cols, 0, DType::F32);
-        let dx = bench.framed_normals(tokens, cols, 0, act);
-        let before = bench.normal_values(rows * cols);
-        let indices = bench.input_u32(&bench.indices(tokens, rows));
+        let arena = TestArena::new(seed);
+        let table = arena.padded_normals(rows, cols, 0, DType::F32);
+        let dx = arena.padded_normals(tokens, cols, 0, act);
+        let before = arena.normal_values(rows * cols);
+        let indices = arena.input_u32(&arena.indices(tokens, rows));
         let run = |pick: usize, parts: &[(usize, usize)]| {
-            let x = bench.framed_output(tokens, cols, 0, act);
-            let dtable = bench.framed(&before, cols, 0, DType::F32);
+            let x = arena.padded_output(tokens, cols, 0, act);
+            let dtable = arena.padded(&before, cols, 0, DType::F32);
             for (from, len) in parts.iter().copied() {
                 let tokens = indices.slice(from, len);
                 forward(&queue(pick), x.mat.row_range(from, len), table.mat, tokens);
@@ -81,17 +81,17 @@ proptest! {
 #[test]
 #[should_panic]
 fn a_token_outside_the_table_is_refused_forward() {
-    let bench = Bench::new(1);
-    let table = bench.framed_normals(3, 4, 0, DType::F32);
-    let x = bench.framed_output(1, 4, 0, DType::F32);
-    forward(&Queue::cpu(1), x.mat, table.mat, bench.input_u32(&[3]));
+    let arena = TestArena::new(1);
+    let table = arena.padded_normals(3, 4, 0, DType::F32);
+    let x = arena.padded_output(1, 4, 0, DType::F32);
+    forward(&Queue::cpu(1), x.mat, table.mat, arena.input_u32(&[3]));
 }
 
 #[test]
 #[should_panic(expected = "token 3 of 3")]
 fn a_token_outside_the_table_is_refused_backward() {
-    let bench = Bench::new(1);
-    let dtable = bench.framed_normals(3, 4, 0, DType::F32);
-    let dx = bench.framed_normals(1, 4, 0, DType::F32);
-    backward(&Queue::cpu(1), dtable.mat, dx.mat, bench.input_u32(&[3]), View::empty());
+    let arena = TestArena::new(1);
+    let dtable = arena.padded_normals(3, 4, 0, DType::F32);
+    let dx = arena.padded_normals(1, 4, 0, DType::F32);
+    backward(&Queue::cpu(1), dtable.mat, dx.mat, arena.input_u32(&[3]), View::empty());
 }

@@ -1,10 +1,10 @@
 use lockstep_device::CpuQueue;
 
-use super::{Range, Rates};
+use super::{Hyperparams, ParamRange};
 use crate::optimizer;
 
-pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
-    let (keep, r) = (rates.keep(range.weight_decay), *rates);
+pub(super) fn update(cpu: &CpuQueue, range: ParamRange, params: &Hyperparams) {
+    let (keep, r) = (params.keep(range.weight_decay), *params);
     optimizer::cpu::update(
         cpu,
         range.flat(),
@@ -12,9 +12,9 @@ pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
         |p, [m], g| {
             for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
                 let g = g * r.clip;
-                let direction = g.mul_add(r.complement1, *m * r.beta1);
+                let direction = g.mul_add(r.one_minus_beta1, *m * r.beta1);
                 *p = sign(direction).mul_add(-r.lr, *p * keep);
-                *m = g.mul_add(r.complement2, *m * r.beta2);
+                *m = g.mul_add(r.one_minus_beta2, *m * r.beta2);
             }
         },
     );

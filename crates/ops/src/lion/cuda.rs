@@ -1,35 +1,35 @@
 use lockstep_device::View;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Source};
+use lockstep_device::cuda::{CudaQueue, KernelSource};
 
-use super::{Range, Rates};
+use super::{Hyperparams, ParamRange};
 use crate::optimizer::cuda::kernel;
 
-pub(crate) static SOURCE: Source = Source {
+pub(crate) static SOURCE: KernelSource = KernelSource {
     name: "lion",
     text: concat!(include_str!("../optimizer/update.cu"), include_str!("kernels.cu")),
-    numbers: &[],
+    defines: &[],
 };
 
-pub(super) fn update(cuda: &CudaQueue, range: Range, rates: &Rates, verdict: Option<View>) {
-    let Range { master, working, grad, m, weight_decay } = range;
-    let (kernel, launch) = kernel(cuda, &SOURCE, ["update", "update_packs"], &range.flat());
+pub(super) fn update(cuda: &CudaQueue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
+    let ParamRange { master, working, grad, m, weight_decay } = range;
+    let (kernel, launch) = kernel(cuda, &SOURCE, ["update", "update_vec"], &range.flat());
     let args = args![
         master,
         working,
         grad,
         m,
         master.len() as u64,
-        verdict,
-        rates.clip,
-        rates.keep(weight_decay),
-        rates.lr,
-        rates.beta1,
-        rates.beta2,
-        rates.complement1,
-        rates.complement2,
+        decision,
+        params.clip,
+        params.keep(weight_decay),
+        params.lr,
+        params.beta1,
+        params.beta2,
+        params.one_minus_beta1,
+        params.one_minus_beta2,
     ];
-    // SAFETY: the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and reads
-    // the four numbers of the verdict.
+    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and reads
+    // the four numbers of the decision.
     unsafe { cuda.launch(kernel, launch, args) };
 }

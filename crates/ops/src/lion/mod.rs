@@ -11,30 +11,30 @@ mod tests;
 
 use lockstep_device::{Queue, View};
 
-use crate::optimizer::Flat;
+use crate::optimizer::FlatRange;
 
 /// What is the same for all parameters of a step. Complements are computed in f64, as for AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
+pub struct Hyperparams {
     pub lr: f32,
     pub beta1: f32,
     pub beta2: f32,
     /// 1 − β₁
-    pub complement1: f32,
+    pub one_minus_beta1: f32,
     /// 1 − β₂
-    pub complement2: f32,
+    pub one_minus_beta2: f32,
     /// Multiplies every gradient: 1, or less when the norm is clipped.
     pub clip: f32,
 }
 
-impl Rates {
-    pub fn new(lr: f64, betas: (f64, f64), clip: f32) -> Rates {
-        Rates {
+impl Hyperparams {
+    pub fn new(lr: f64, betas: (f64, f64), clip: f32) -> Hyperparams {
+        Hyperparams {
             lr: lr as f32,
             beta1: betas.0 as f32,
             beta2: betas.1 as f32,
-            complement1: (1.0 - betas.0) as f32,
-            complement2: (1.0 - betas.1) as f32,
+            one_minus_beta1: (1.0 - betas.0) as f32,
+            one_minus_beta2: (1.0 - betas.1) as f32,
             clip,
         }
     }
@@ -48,7 +48,7 @@ impl Rates {
 /// One range of parameters, its gradients and their moving average, all f32 and of one length. `working`, where there
 /// is one, receives the parameters rounded to its storage type.
 #[derive(Clone, Copy, Debug)]
-pub struct Range<'m> {
+pub struct ParamRange<'m> {
     pub master: View<'m>,
     pub working: Option<View<'m>>,
     pub grad: View<'m>,
@@ -56,22 +56,22 @@ pub struct Range<'m> {
     pub weight_decay: f32,
 }
 
-impl<'m> Range<'m> {
-    fn flat(&self) -> Flat<'m, 1> {
-        let Range { master, working, grad, m, .. } = *self;
-        Flat { master, working, grad, states: [m] }
+impl<'m> ParamRange<'m> {
+    fn flat(&self) -> FlatRange<'m, 1> {
+        let ParamRange { master, working, grad, m, .. } = *self;
+        FlatRange { master, working, grad, states: [m] }
     }
 }
 
-/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `verdict`
-/// ([`crate::reduce::judge`]) when the update runs, in place of the rates' own; the CPU knows them in time.
-pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>) {
-    range.flat().check(verdict);
+/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `decision`
+/// ([`crate::reduce::decide_step`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+pub fn update(queue: &Queue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
+    range.flat().check(decision);
     match queue {
         Queue::Cpu(cpu) => {
-            assert!(verdict.is_none(), "on the CPU the clip factor is known before the update");
-            cpu::update(cpu, range, rates)
+            assert!(decision.is_none(), "on the CPU the clip factor is known before the update");
+            cpu::update(cpu, range, params)
         }
-        Queue::Cuda(cuda) => cuda::update(cuda, range, rates, verdict),
+        Queue::Cuda(cuda) => cuda::update(cuda, range, params, decision),
     }
 }

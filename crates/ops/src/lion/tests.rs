@@ -3,7 +3,9 @@ use lockstep_device::Queue;
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{Bench, Operands, SameBits, assert_near, bits, dtype, queue, queues, tolerance, values};
+use crate::testing::{
+    Operands, SameBits, TestArena, assert_near, bits, dtype, queue, queues, tolerance, values,
+};
 
 fn settings() -> impl Strategy<Value = reference::Settings> {
     let betas = prop_oneof![Just((0.9, 0.99)), Just((0.95, 0.98)), Just((0.0, 0.9999))];
@@ -15,8 +17,8 @@ fn settings() -> impl Strategy<Value = reference::Settings> {
     })
 }
 
-fn rates(with: &reference::Settings, clip: f32) -> Rates {
-    Rates::new(with.lr, with.betas, clip)
+fn rates(with: &reference::Settings, clip: f32) -> Hyperparams {
+    Hyperparams::new(with.lr, with.betas, clip)
 }
 
 proptest! {
@@ -29,10 +31,10 @@ proptest! {
         clip in prop_oneof![Just(1f32), Just(0.37)], size in prop_oneof![Just(1f32), Just(1e-4), Just(1e3)],
         working in prop::option::of(dtype()), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let start: Vec<f32> = bench.normal_values(len).iter().map(|p| p * 0.02).collect();
+        let arena = TestArena::new(seed);
+        let start: Vec<f32> = arena.normal_values(len).iter().map(|p| p * 0.02).collect();
         let gradients: Vec<Vec<f32>> =
-            (0..10).map(|_| bench.normal_values(len).iter().map(|g| g * size).collect()).collect();
+            (0..10).map(|_| arena.normal_values(len).iter().map(|g| g * size).collect()).collect();
         let mut p: Vec<f64> = start.iter().copied().map(f64::from).collect();
         let (mut m, mut sure) = (vec![0.0; len], vec![true; len]);
         for g in &gradients {
@@ -44,13 +46,13 @@ proptest! {
         }
         prop_assert!(sure.iter().filter(|sure| !**sure).count() <= 5);
         let mut same = SameBits::new();
-        let grad = bench.output(len, DType::F32);
+        let grad = arena.output(len, DType::F32);
         for queue in queues() {
-            let range = Range {
-                master: bench.input(&start, DType::F32),
-                working: working.map(|dtype| bench.output(len, dtype)),
+            let range = ParamRange {
+                master: arena.input(&start, DType::F32),
+                working: working.map(|dtype| arena.output(len, dtype)),
                 grad,
-                m: bench.input(&vec![0.0; len], DType::F32),
+                m: arena.input(&vec![0.0; len], DType::F32),
                 weight_decay: with.weight_decay as f32,
             };
             for g in &gradients {
@@ -66,7 +68,7 @@ proptest! {
             assert_near(&got, &p, len, 0.01 * (len as f64).sqrt(), tolerance(DType::F32));
             if let Some(copy) = range.working {
                 let master: Vec<f32> = values(range.master).iter().map(|p| *p as f32).collect();
-                prop_assert_eq!(bits(copy), bits(bench.input(&master, copy.dtype())));
+                prop_assert_eq!(bits(copy), bits(arena.input(&master, copy.dtype())));
             }
             same.check(&queue, vec![bits(range.m), bits(range.master)]);
         }
@@ -78,12 +80,12 @@ proptest! {
         len in 1usize..600, from in 0usize..600, part in 1usize..600, with in settings(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let [p, m, g] = [(); 3].map(|()| bench.normal_values(len));
+        let arena = TestArena::new(seed);
+        let [p, m, g] = [(); 3].map(|()| arena.normal_values(len));
         let run = |pick: usize, from: usize, len: usize| {
-            let [master, m, grad] = [&p, &m, &g].map(|x| bench.input(&x[from..from + len], DType::F32));
-            let working = bench.output(len, DType::BF16);
-            let range = Range { master, working: Some(working), grad, m, weight_decay: with.weight_decay as f32 };
+            let [master, m, grad] = [&p, &m, &g].map(|x| arena.input(&x[from..from + len], DType::F32));
+            let working = arena.output(len, DType::BF16);
+            let range = ParamRange { master, working: Some(working), grad, m, weight_decay: with.weight_decay as f32 };
             update(&queue(pick), range, &rates(&with, 0.5), None);
             [master, working, m].map(bits)
         };
@@ -99,12 +101,12 @@ proptest! {
 /// The sign of zero is zero, and a NaN is not hidden.
 #[test]
 fn signs() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     for queue in queues() {
-        let input = |values: &[f32]| bench.input(values, DType::F32);
+        let input = |values: &[f32]| arena.input(values, DType::F32);
         let (master, grad) = (input(&[1.0, 1.0, 1.0, 1.0, 1.0]), input(&[0.0, -0.0, 3.0, -1e-30, f32::NAN]));
-        let range = Range { master, working: None, grad, m: input(&[0.0; 5]), weight_decay: 0.0 };
-        update(&queue, range, &Rates::new(0.25, (0.5, 0.5), 1.0), None);
+        let range = ParamRange { master, working: None, grad, m: input(&[0.0; 5]), weight_decay: 0.0 };
+        update(&queue, range, &Hyperparams::new(0.25, (0.5, 0.5), 1.0), None);
         let got = values(master);
         assert_eq!(got[..4], [1.0, 1.0, 0.75, 1.25]);
         assert!(got[4].is_nan());
@@ -113,10 +115,10 @@ fn signs() {
 
 #[test]
 fn without_gradients_only_the_decay_is_left() {
-    let bench = Bench::new(1);
-    let zeros = || bench.input(&[0.0; 3], DType::F32);
-    let master = bench.input(&[1.0, -2.0, 0.0], DType::F32);
-    let range = Range { master, working: None, grad: zeros(), m: zeros(), weight_decay: 0.5 };
-    update(&Queue::cpu(1), range, &Rates::new(0.25, (0.9, 0.99), 1.0), None);
+    let arena = TestArena::new(1);
+    let zeros = || arena.input(&[0.0; 3], DType::F32);
+    let master = arena.input(&[1.0, -2.0, 0.0], DType::F32);
+    let range = ParamRange { master, working: None, grad: zeros(), m: zeros(), weight_decay: 0.5 };
+    update(&Queue::cpu(1), range, &Hyperparams::new(0.25, (0.9, 0.99), 1.0), None);
     assert_eq!((values(master), values(range.m)), (vec![0.875, -1.75, 0.0], vec![0.0; 3]));
 }

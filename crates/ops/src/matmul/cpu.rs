@@ -10,7 +10,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::{Amx, CpuQueue, Real, Tiles, View};
 
 use super::kernel::{Tile, tile};
-use super::{Init, KC, MR, NR, amx, few, pack};
+use super::{Accumulate, KC, MR, NR, amx, few_rows, pack};
 use crate::Mat;
 use crate::dispatch::with_real;
 
@@ -47,7 +47,7 @@ pub(super) fn scratch_bytes(num_threads: usize) -> Bytes {
     Bytes(4 * (PACKED_ELEMS + num_threads * (A_ELEMS + C_ELEMS)) as u64)
 }
 
-pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: View) {
+pub(super) fn matmul(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Accumulate, scratch: View) {
     let (m, n) = (c.rows, c.cols);
     let (a_mat, k) = match a {
         A::Rows(mat) => (mat, mat.cols),
@@ -69,9 +69,9 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
     // A rule by types alone, so that every product of a pair of types is of one class.
     let amx = cpu.amx.filter(|_| [a_mat, b_mat].iter().all(|mat| mat.view.dtype() == DType::BF16));
     if let (A::Rows(a), B::Transposed(b)) = (a, b)
-        && few::applies(m, k)
+        && few_rows::applies(m, k)
     {
-        return few::product(cpu, amx, c, a, b, init, scratch);
+        return few_rows::matmul(cpu, amx, c, a, b, init, scratch);
     }
     let (slab_depth, slab_cols) = slab_shape(n, k, c.view.dtype(), amx);
     for first_col in (0..n).step_by(slab_cols) {
@@ -79,7 +79,7 @@ pub(super) fn product(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Init, scratch: V
         for first_k in (0..k).step_by(slab_depth) {
             let slab = Slab { first_k, depth: (k - first_k).min(slab_depth), first_col, cols, amx, packed_b };
             pack_slab(cpu, b, &slab);
-            let init = if first_k == 0 { init } else { Init::Accumulate };
+            let init = if first_k == 0 { init } else { Accumulate::Add };
             compute_slab(cpu, c, a, init, &slab, per_thread);
         }
     }
@@ -104,13 +104,13 @@ fn slab_shape(n: usize, k: usize, c: DType, amx: Option<Amx>) -> (usize, usize) 
 }
 
 /// A product over nothing.
-fn initialise(c: Mat, init: Init) {
+fn initialise(c: Mat, init: Accumulate) {
     for row in 0..c.rows {
         let to = c.view.slice(row * c.stride, c.cols);
         match init {
-            Init::Accumulate => {}
-            Init::Zero => to.zero_host(),
-            Init::Residual(r) => with_real!(to.dtype(), R => {
+            Accumulate::Add => {}
+            Accumulate::Overwrite => to.zero_host(),
+            Accumulate::Residual(r) => with_real!(to.dtype(), R => {
                 // SAFETY: residual and C are distinct or the same matrix; `copy` allows both.
                 unsafe { std::ptr::copy(r.view.slice(row * r.stride, r.cols).as_ptr::<R>(), to.as_ptr(), c.cols) }
             }),
@@ -185,7 +185,7 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
                 );
             }
             with_real!(mat.view.dtype(), R => {
-                // SAFETY: B is an input of this call; nobody writes it meanwhile. Items write disjoint rows
+                // SAFETY: B is an input of this call; nobody writes it during the call. Items write disjoint rows
                 // of the panels, which lie in scratch.
                 cpu.isa.run(#[inline(always)] || unsafe {
                     let source = &mat.view.as_slice::<R>()[(first_k + row) * mat.stride + first_col..];
@@ -221,7 +221,7 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
 }
 
 /// Computes C over a slab.
-fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, per_thread: View) {
+fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Accumulate, slab: &Slab, per_thread: View) {
     // Several items a thread, so that one that falls behind leaves work to the others.
     let unit = if slab.amx.is_some() { amx::SIDE } else { MR };
     let wanted = c.rows.div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(unit);
@@ -254,55 +254,55 @@ struct RowBlock<'m> {
     c_scratch: View<'m>,
 }
 
-/// Rows of A over one inner block, ready for the kernel.
+/// Rows of A over one inner block, prepared for the kernel.
 #[derive(Clone, Copy)]
-enum ReadyA<'t> {
+enum PreparedA<'t> {
     /// In f32: element (i, k) of tile t is at `base + t * tile_step + i * row + k * col`.
     Wide { base: *const f32, tile_step: usize, row: usize, col: usize },
     /// In bf16, for tiles.
     Tiled(&'t Tiles, amx::Rows),
 }
 
-fn ready_a<'b>(cpu: &CpuQueue, a: A, block: &'b RowBlock, k: usize, depth: usize) -> ReadyA<'b> {
+fn prepare_a<'b>(cpu: &CpuQueue, a: A, block: &'b RowBlock, k: usize, depth: usize) -> PreparedA<'b> {
     if let Some(tiles) = &block.tiles {
         let (first, rows) = (block.first_row, block.rows);
         // SAFETY: the scratch belongs to the working thread for the length of its item; A is an input of this call,
-        // and nobody writes it meanwhile; the machine has tiles.
+        // and nobody writes it during the call; the machine has tiles.
         let rows = cpu.isa.run(
             #[inline(always)]
             || unsafe {
                 let scratch = block.a_scratch.cast(DType::BF16).as_mut::<bf16>();
                 match a {
                     A::Rows(mat) => amx::Rows::of(mat, first, rows, k, depth, scratch),
-                    A::Columns(mat) => amx::Rows::turned(mat, first, rows, k, depth, scratch),
+                    A::Columns(mat) => amx::Rows::transposed(mat, first, rows, k, depth, scratch),
                 }
             },
         );
-        return ReadyA::Tiled(tiles, rows);
+        return PreparedA::Tiled(tiles, rows);
     }
     // SAFETY: the scratch belongs to the working thread for the length of its item.
     let scratch = unsafe { block.a_scratch.as_mut::<f32>() };
     match a {
         A::Rows(mat) if mat.view.dtype() == DType::F32 => {
             let view = mat.view.slice(block.first_row * mat.stride + k, 0);
-            ReadyA::Wide { base: view.as_ptr(), tile_step: MR * mat.stride, row: mat.stride, col: 1 }
+            PreparedA::Wide { base: view.as_ptr(), tile_step: MR * mat.stride, row: mat.stride, col: 1 }
         }
         A::Rows(mat) => with_real!(mat.view.dtype(), R => {
-            // SAFETY: A is an input of this call; nobody writes it meanwhile.
+            // SAFETY: A is an input of this call; nobody writes it during the call.
             let source = unsafe { mat.view.as_slice::<R>() };
             let source = &source[block.first_row * mat.stride + k..];
             cpu.isa.run(#[inline(always)] || pack::widen_rows(source, mat.stride, block.rows, depth, scratch));
-            ReadyA::Wide { base: scratch.as_ptr(), tile_step: MR * depth, row: depth, col: 1 }
+            PreparedA::Wide { base: scratch.as_ptr(), tile_step: MR * depth, row: depth, col: 1 }
         }),
         // A block at a time, where it stays in the second-level cache: as one large piece it would go to memory and
         // come back.
         A::Columns(mat) => with_real!(mat.view.dtype(), R => {
-            // SAFETY: A is an input of this call; nobody writes it meanwhile. The scratch has room for a row block.
+            // SAFETY: A is an input of this call; nobody writes it during the call. The scratch has room for a row block.
             cpu.isa.run(#[inline(always)] || unsafe {
                 let source = &mat.view.as_slice::<R>()[k * mat.stride + block.first_row..];
                 pack::a_columns(source, mat.stride, depth, block.rows, scratch.as_mut_ptr(), MR * depth);
             });
-            ReadyA::Wide { base: scratch.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
+            PreparedA::Wide { base: scratch.as_ptr(), tile_step: MR * depth, row: 1, col: MR }
         }),
     }
 }
@@ -319,7 +319,7 @@ struct Destination {
 /// destination's column 0 is column `first_panel * NR` of the slab.
 fn tiles(
     cpu: &CpuQueue,
-    ready: &ReadyA,
+    prepared: &PreparedA,
     all_rows: usize,
     slab: &Slab,
     k: usize,
@@ -330,7 +330,7 @@ fn tiles(
     // Panels lie one after the other; where each one is need not be worked out for every tile.
     let (first_b, apart) = (slab.panel(k, panels.start), slab.apart(k));
     assert!(panels.end <= slab.panels(), "panels {panels:?} of {}", slab.panels());
-    let side = if matches!(ready, ReadyA::Tiled(..)) { amx::SIDE } else { MR };
+    let side = if matches!(prepared, PreparedA::Tiled(..)) { amx::SIDE } else { MR };
     for first_row in (0..all_rows).step_by(side) {
         for panel in panels.clone() {
             let column = (panel - panels.start) * NR;
@@ -343,8 +343,8 @@ fn tiles(
                     if to.init.is_null() { to.init } else { to.init.add(first_row * to.init_row + column) };
                 let c = to.c.add(first_row * to.row + column);
                 let (init_row, c_row) = (to.init_row, to.row);
-                match *ready {
-                    ReadyA::Wide { base, tile_step, row, col } => {
+                match *prepared {
+                    PreparedA::Wide { base, tile_step, row, col } => {
                         let a = base.add(first_row / MR * tile_step);
                         let (b, b_row) = (first_b.as_ptr::<f32>().add((panel - panels.start) * apart), NR);
                         let (a_row, a_col) = (row, col);
@@ -353,7 +353,7 @@ fn tiles(
                             &Tile { depth, a, a_row, a_col, b, b_row, init, init_row, c, c_row, rows, cols },
                         );
                     }
-                    ReadyA::Tiled(tiles, a) => {
+                    PreparedA::Tiled(tiles, a) => {
                         let (b, b_width) = (first_b.as_ptr::<bf16>().add((panel - panels.start) * apart), NR);
                         amx::block(
                             tiles,
@@ -378,30 +378,30 @@ fn tiles(
     }
 }
 
-fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, block: &RowBlock) {
+fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, init: Accumulate, slab: &Slab, block: &RowBlock) {
     let at = |mat: &Mat, column: usize| -> *mut f32 {
         mat.view.slice(block.first_row * mat.stride + slab.first_col + column, 0).as_ptr()
     };
     let all_panels = slab.panels();
     for k in (0..slab.depth).step_by(KC) {
-        let ready = ready_a(cpu, a, block, slab.first_k + k, slab.block(k));
+        let prepared = prepare_a(cpu, a, block, slab.first_k + k, slab.block(k));
         for first_panel in (0..all_panels).step_by(PANELS_AT_A_TIME) {
             let last_panel = (first_panel + PANELS_AT_A_TIME).min(all_panels);
             let column = first_panel * NR;
             let (init, init_row) = match init {
                 _ if k > 0 => (at(&c, column).cast_const(), c.stride),
-                Init::Zero => (std::ptr::null(), 0),
-                Init::Accumulate => (at(&c, column).cast_const(), c.stride),
-                Init::Residual(r) => (at(&r, column).cast_const(), r.stride),
+                Accumulate::Overwrite => (std::ptr::null(), 0),
+                Accumulate::Add => (at(&c, column).cast_const(), c.stride),
+                Accumulate::Residual(r) => (at(&r, column).cast_const(), r.stride),
             };
             let to = Destination { c: at(&c, column), row: c.stride, init, init_row };
-            tiles(cpu, &ready, block.rows, slab, k, first_panel..last_panel, &to);
+            tiles(cpu, &prepared, block.rows, slab, k, first_panel..last_panel, &to);
         }
     }
 }
 
 /// C in bf16 or fp16: a block is summed in f32 and rounded once at the end.
-fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Slab, block: &RowBlock) {
+fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Accumulate, slab: &Slab, block: &RowBlock) {
     // SAFETY: the scratch belongs to the working thread; items write disjoint rows of C; a residual is
     // either C itself, read before it is written, or another matrix that nobody writes.
     let sums = unsafe { block.c_scratch.as_mut::<f32>() };
@@ -411,9 +411,9 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
         let column = slab.first_col + first_panel * NR;
         let cols = (slab.cols - first_panel * NR).min(PANELS_AT_A_TIME * NR);
         let from = match init {
-            Init::Zero => None,
-            Init::Accumulate => Some(c),
-            Init::Residual(r) => Some(r),
+            Accumulate::Overwrite => None,
+            Accumulate::Add => Some(c),
+            Accumulate::Residual(r) => Some(r),
         };
         if let Some(mat) = from {
             for (i, row) in sums.chunks_mut(cols).take(block.rows).enumerate() {
@@ -427,11 +427,11 @@ fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Init, slab: &Sl
             }
         }
         for k in (0..slab.depth).step_by(KC) {
-            let ready = ready_a(cpu, a, block, slab.first_k + k, slab.block(k));
+            let prepared = prepare_a(cpu, a, block, slab.first_k + k, slab.block(k));
             let (sums_at, cols_row) = (sums.as_mut_ptr(), cols);
             let init = if from.is_some() || k > 0 { sums_at.cast_const() } else { std::ptr::null() };
             let to = Destination { c: sums_at, row: cols_row, init, init_row: cols_row };
-            tiles(cpu, &ready, block.rows, slab, k, first_panel..last_panel, &to);
+            tiles(cpu, &prepared, block.rows, slab, k, first_panel..last_panel, &to);
         }
         for (i, row) in sums.chunks(cols).take(block.rows).enumerate() {
             let at = (block.first_row + i) * c.stride + column;

@@ -1,25 +1,25 @@
 //! Products through cuBLASLt. Factors have one type; the library accumulates in f32.
 
 use lockstep_device::View;
-use lockstep_device::cuda::{CudaQueue, Factor, Gemm};
+use lockstep_device::cuda::{CudaQueue, Gemm, GemmOperand};
 
-use super::Init;
+use super::Accumulate;
 use crate::Mat;
 
 /// `transposed`: whether A and B are used so.
-pub(super) fn product(
+pub(super) fn matmul(
     cuda: &CudaQueue,
     c: Mat,
     (a, b): (Mat, Mat),
     transposed: [bool; 2],
-    init: Init,
+    init: Accumulate,
     scratch: View,
 ) {
     let k = if transposed[0] { a.rows } else { a.cols };
     let start = match init {
-        Init::Zero => None,
-        Init::Accumulate => Some((c.view, c.stride)),
-        Init::Residual(residual) => Some((residual.view, residual.stride)),
+        Accumulate::Overwrite => None,
+        Accumulate::Add => Some((c.view, c.stride)),
+        Accumulate::Residual(residual) => Some((residual.view, residual.stride)),
     };
     cuda.gemm(&Gemm {
         m: c.rows,
@@ -33,6 +33,6 @@ pub(super) fn product(
     });
 }
 
-fn factor(mat: Mat<'_>, transposed: bool) -> Factor<'_> {
-    Factor { view: mat.view, stride: mat.stride, transposed }
+fn factor(mat: Mat<'_>, transposed: bool) -> GemmOperand<'_> {
+    GemmOperand { view: mat.view, stride: mat.stride, transposed }
 }

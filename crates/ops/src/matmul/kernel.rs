@@ -3,7 +3,7 @@
 //! All of them compute, for each element, `sum = fma(a[k], b[k], sum)` for k in order from `sum = 0`,
 //! then `c = init + sum`. Vectors run along columns, so the instruction set does not change a bit.
 
-use lockstep_device::{Isa, Set};
+use lockstep_device::{InstructionSet, Isa};
 
 use super::{MR, NR};
 
@@ -37,13 +37,13 @@ pub(crate) struct Tile {
 #[inline(always)]
 pub(crate) unsafe fn tile(isa: Isa, t: &Tile) {
     debug_assert!((1..=MR).contains(&t.rows) && (1..=NR).contains(&t.cols));
-    // SAFETY: the caller's promise; the set was detected (`Isa` is the proof).
+    // SAFETY: guaranteed by the caller; the set was detected (`Isa` is the proof).
     unsafe {
         match isa.set() {
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => x86::tile_avx512(t),
+            InstructionSet::Avx512 => x86::tile_avx512(t),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => x86::tile_avx2(t),
+            InstructionSet::Avx2 => x86::tile_avx2(t),
             _ => tile_portable(t),
         }
     }
@@ -54,15 +54,15 @@ pub(crate) unsafe fn tile(isa: Isa, t: &Tile) {
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-pub(crate) unsafe fn weights<const WIDTH: usize>(isa: Isa, t: &Tile) {
+pub(crate) unsafe fn tile_unpacked_a<const WIDTH: usize>(isa: Isa, t: &Tile) {
     debug_assert!(t.a_col == 1 && t.b_row == WIDTH);
-    // SAFETY: the caller's promise; the set was detected.
+    // SAFETY: guaranteed by the caller; the set was detected.
     unsafe {
         match isa.set() {
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 if t.rows == MR && WIDTH == 16 => x86::weights_avx512::<1>(t),
+            InstructionSet::Avx512 if t.rows == MR && WIDTH == 16 => x86::tile_unpacked_a_avx512::<1>(t),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512 if t.rows == MR && WIDTH == 32 => x86::weights_avx512::<2>(t),
+            InstructionSet::Avx512 if t.rows == MR && WIDTH == 32 => x86::tile_unpacked_a_avx512::<2>(t),
             _ => tile(isa, t),
         }
     }
@@ -79,13 +79,13 @@ pub(crate) unsafe fn row(isa: Isa, t: &Tile, apart: usize) {
     const AT_A_TIME: usize = 2 * NR;
     for first_col in (0..t.cols).step_by(AT_A_TIME) {
         let cols = (t.cols - first_col).min(AT_A_TIME);
-        // SAFETY: the caller's promise; offsets stay inside the row and its panels.
+        // SAFETY: guaranteed by the caller; offsets stay inside the row and its panels.
         unsafe {
             let init = if t.init.is_null() { t.init } else { t.init.add(first_col) };
             let part = Tile { b: t.b.add(first_col / NR * apart), init, c: t.c.add(first_col), cols, ..*t };
             match isa.set() {
                 #[cfg(target_arch = "x86_64")]
-                Set::Avx512 => x86::row_avx512(&part, apart),
+                InstructionSet::Avx512 => x86::row_avx512(&part, apart),
                 _ => {
                     tile(isa, &Tile { cols: cols.min(NR), ..part });
                     if cols > NR {
@@ -159,7 +159,7 @@ mod x86 {
     /// As [`super::tile`], on a machine with AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn tile_avx512(t: &Tile) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if t.cols > 16 {
                 by_rows!(rows_avx512, t, 2; 1 2 3 4 5 6 7 8 9 10 11 12)
@@ -208,9 +208,9 @@ mod x86 {
     /// MR rows at a time against a panel of as many vectors as it has columns for.
     ///
     /// # Safety
-    /// As [`super::weights`], on a machine with AVX-512.
+    /// As [`super::tile_unpacked_a`], on a machine with AVX-512.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn weights_avx512<const VECTORS: usize>(t: &Tile) {
+    pub(super) unsafe fn tile_unpacked_a_avx512<const VECTORS: usize>(t: &Tile) {
         /// Steps that share an addition to the pointers: what is loaded for each lies at a fixed distance.
         const STEPS: usize = 4;
         /// Cache lines of weights that so many steps use.
@@ -261,7 +261,7 @@ mod x86 {
         t: &Tile,
         acc: &[[__m512; VECTORS]; ROWS],
     ) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             for (i, sums) in acc.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {
@@ -282,7 +282,7 @@ mod x86 {
     /// As [`super::row`], for at most two panels, on a machine with AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn row_avx512(t: &Tile, apart: usize) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match t.cols.div_ceil(16) {
                 1 => vectors_avx512::<1>(t, apart),

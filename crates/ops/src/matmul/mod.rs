@@ -20,20 +20,20 @@
 mod amx;
 mod cpu;
 mod cuda;
-mod few;
+mod few_rows;
 mod kernel;
 pub(crate) mod pack;
 pub mod reference;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
-mod turn;
+mod transpose;
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
-use crate::apart::{assert_apart, assert_same_or_apart};
+use crate::disjoint::{assert_disjoint, assert_same_or_disjoint};
 
 pub(crate) use kernel::{Tile, row, tile};
 
@@ -46,11 +46,11 @@ pub(crate) const MR: usize = 12;
 
 /// What a product is added to.
 #[derive(Clone, Copy, Debug)]
-pub enum Init<'m> {
+pub enum Accumulate<'m> {
     /// C = A·B
-    Zero,
+    Overwrite,
     /// C = C + A·B
-    Accumulate,
+    Add,
     /// C = R + A·B; R may be C itself
     Residual(Mat<'m>),
 }
@@ -62,46 +62,46 @@ pub fn scratch_bytes(num_threads: usize) -> Bytes {
 
 /// What every layout asks of its operands, besides the shapes of the factors. The result lies apart from the factors,
 /// the scratch apart from everything; what the product is added to is C itself or lies apart from it.
-fn check(c: &Mat, a: &Mat, b: &Mat, init: &Init, scratch: View) {
-    assert_apart(&[c.view, scratch], &[a.view, b.view]);
-    if let Init::Residual(r) = init {
+fn check(c: &Mat, a: &Mat, b: &Mat, init: &Accumulate, scratch: View) {
+    assert_disjoint(&[c.view, scratch], &[a.view, b.view]);
+    if let Accumulate::Residual(r) = init {
         assert_eq!(
             (r.rows, r.cols, r.view.dtype()),
             (c.rows, c.cols, c.view.dtype()),
             "shape of the residual"
         );
-        assert_same_or_apart(c, r);
-        scratch.assert_apart(&r.view);
+        assert_same_or_disjoint(c, r);
+        scratch.assert_disjoint(&r.view);
     }
 }
 
 /// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ: a linear layer forward.
-pub fn nt(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+pub fn nt(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Accumulate, scratch: View) {
     assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.rows, b.cols), "shapes of A·Bᵀ");
     check(&c, &a, &b, &init, scratch);
     match queue {
-        Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Rows(a), cpu::B::Transposed(b), init, scratch),
-        Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [false, true], init, scratch),
+        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Rows(a), cpu::B::Transposed(b), init, scratch),
+        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [false, true], init, scratch),
     }
 }
 
 /// C\[M, N\] = init + A\[M, K\] · B\[K, N\]: the gradient of a linear layer's input.
-pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Accumulate, scratch: View) {
     assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.cols, b.rows), "shapes of A·B");
     check(&c, &a, &b, &init, scratch);
     match queue {
-        Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Rows(a), cpu::B::Natural(b), init, scratch),
-        Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [false, false], init, scratch),
+        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Rows(a), cpu::B::Natural(b), init, scratch),
+        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [false, false], init, scratch),
     }
 }
 
 /// C\[M, N\] = init + A\[K, M\]ᵀ · B\[K, N\]: the gradient of a weight. C is f32.
-pub fn tn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+pub fn tn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Accumulate, scratch: View) {
     assert_eq!((c.rows, c.cols, a.rows), (a.cols, b.cols, b.rows), "shapes of Aᵀ·B");
     assert_eq!(c.view.dtype(), DType::F32, "weight gradients are f32");
     check(&c, &a, &b, &init, scratch);
     match queue {
-        Queue::Cpu(cpu) => cpu::product(cpu, c, cpu::A::Columns(a), cpu::B::Natural(b), init, scratch),
-        Queue::Cuda(cuda) => cuda::product(cuda, c, (a, b), [true, false], init, scratch),
+        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Columns(a), cpu::B::Natural(b), init, scratch),
+        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [true, false], init, scratch),
     }
 }

@@ -26,7 +26,7 @@ pub(crate) unsafe fn natural<R: Real>(
             // A row by value: the compiler cannot know that `out` and `source` are apart, and would copy
             // element by element.
             let row = part.map(R::to_f32);
-            // SAFETY: row k of panel p, by the caller's promise.
+            // SAFETY: row k of panel p, as the caller guarantees.
             unsafe { out.add(p * panel_elems + k * NR).cast::<[f32; NR]>().write_unaligned(row) };
         }
         if !rest.is_empty() {
@@ -83,7 +83,7 @@ pub(crate) fn transposed<R: Real, const WIDTH: usize>(
 #[inline(always)]
 fn square<R: Real>(isa: Isa, from: &[R], from_row: usize, to: &mut [f32], to_row: usize) {
     #[cfg(target_arch = "x86_64")]
-    if isa.set() == lockstep_device::Set::Avx512 {
+    if isa.set() == lockstep_device::InstructionSet::Avx512 {
         assert!(from.len() > (SQUARE - 1) * from_row + 15 && to.len() > (SQUARE - 1) * to_row + 15);
         // SAFETY: both were just checked to hold the square; the set was detected.
         return unsafe { square_avx512(from.as_ptr(), from_row, to.as_mut_ptr(), to_row) };
@@ -111,7 +111,7 @@ unsafe fn square_avx512<R: Real>(from: *const R, from_row: usize, to: *mut f32, 
     use std::arch::x86_64::{__m512i, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_storeu_si512};
     let mut rows = [_mm512_setzero_si512(); SQUARE];
     for (i, row) in rows.iter_mut().enumerate() {
-        // SAFETY: the caller's promise; sixteen f32 have the bits of a vector.
+        // SAFETY: guaranteed by the caller; sixteen f32 have the bits of a vector.
         *row = unsafe {
             let from = from.add(i * from_row);
             if R::DTYPE == lockstep_core::DType::F32 {
@@ -122,8 +122,8 @@ unsafe fn square_avx512<R: Real>(from: *const R, from_row: usize, to: *mut f32, 
             }
         };
     }
-    for (j, column) in super::turn::turned(rows).into_iter().enumerate() {
-        // SAFETY: the caller's promise.
+    for (j, column) in super::transpose::transpose_16x16(rows).into_iter().enumerate() {
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_storeu_si512(to.add(j * to_row).cast(), column) };
     }
 }
@@ -147,7 +147,7 @@ pub(crate) unsafe fn a_columns<R: Real>(
         let (whole, rest) = from.as_chunks::<MR>();
         for (t, part) in whole.iter().enumerate() {
             let row = part.map(R::to_f32);
-            // SAFETY: row k of tile t, by the caller's promise.
+            // SAFETY: row k of tile t, as the caller guarantees.
             unsafe { out.add(t * tile_elems + k * MR).cast::<[f32; MR]>().write_unaligned(row) };
         }
         for (i, from) in rest.iter().enumerate() {

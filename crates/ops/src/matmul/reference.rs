@@ -1,7 +1,7 @@
 //! Products as the textbook has them, in f64: what the fast versions are judged by.
 
 /// C\[m, n\] = Σₖ a(m, k) · b(k, n).
-pub fn product(
+pub fn matmul(
     m: usize,
     n: usize,
     k: usize,

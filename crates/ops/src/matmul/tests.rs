@@ -4,10 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Mat;
-use crate::testing::{Bench, Operands, assert_close, assert_near, bits, queues, tolerance, values};
+use crate::testing::{Operands, TestArena, assert_close, assert_near, bits, queues, tolerance, values};
 
-fn scratch<'b>(bench: &'b Bench, queue: &Queue) -> View<'b> {
-    bench.output(scratch_bytes(queue.num_threads()).0 as usize / 4, DType::F32)
+fn scratch<'b>(arena: &'b TestArena, queue: &Queue) -> View<'b> {
+    arena.output(scratch_bytes(queue.num_threads()).0 as usize / 4, DType::F32)
 }
 
 fn dtype() -> impl Strategy<Value = DType> {
@@ -24,12 +24,12 @@ proptest! {
         m in 1usize..140, n in 1usize..140, k in 1usize..900,
         pad in 0usize..5, act in dtype(), weight in dtype(), init_kind in 0..3, seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let a = bench.normals(m * (k + pad), act);
-        let at = bench.normals(k * (m + pad), act);
-        let w = bench.normals(n * (k + pad), weight);
-        let wt = bench.normals(k * (n + pad), weight);
-        let start = bench.normal_values(m * n);
+        let arena = TestArena::new(seed);
+        let a = arena.normals(m * (k + pad), act);
+        let at = arena.normals(k * (m + pad), act);
+        let w = arena.normals(n * (k + pad), weight);
+        let wt = arena.normals(k * (n + pad), weight);
+        let start = arena.normal_values(m * n);
         let (av, atv, wv, wtv) = (values(a), values(at), values(w), values(wt));
         let a_rows = Mat::strided(a, m, k, k + pad);
         let a_cols = Mat::strided(at, k, m, m + pad);
@@ -37,30 +37,30 @@ proptest! {
         let w_nat = Mat::strided(wt, k, n, n + pad);
         let mut first: Option<[Vec<u32>; 3]> = None;
         for queue in queues() {
-            let scratch = scratch(&bench, &queue);
+            let scratch = scratch(&arena, &queue);
             let mut all = Vec::new();
             for form in 0..3 {
                 let out_dtype = if form == 2 { DType::F32 } else { act };
-                let base = bench.input(&start, out_dtype);
-                let c = if init_kind == 1 { bench.input(&start, out_dtype) } else { bench.output(m * n, out_dtype) };
+                let base = arena.input(&start, out_dtype);
+                let c = if init_kind == 1 { arena.input(&start, out_dtype) } else { arena.output(m * n, out_dtype) };
                 let c_mat = Mat::dense(c, m, n);
                 let init = match init_kind {
-                    0 => Init::Zero,
-                    1 => Init::Accumulate,
-                    _ => Init::Residual(Mat::dense(base, m, n)),
+                    0 => Accumulate::Overwrite,
+                    1 => Accumulate::Add,
+                    _ => Accumulate::Residual(Mat::dense(base, m, n)),
                 };
                 let mut want = match form {
                     0 => {
                         nt(&queue, c_mat, a_rows, w_rows, init, scratch);
-                        reference::product(m, n, k, |i, l| av[i * (k + pad) + l], |l, j| wv[j * (k + pad) + l])
+                        reference::matmul(m, n, k, |i, l| av[i * (k + pad) + l], |l, j| wv[j * (k + pad) + l])
                     }
                     1 => {
                         nn(&queue, c_mat, a_rows, w_nat, init, scratch);
-                        reference::product(m, n, k, |i, l| av[i * (k + pad) + l], |l, j| wtv[l * (n + pad) + j])
+                        reference::matmul(m, n, k, |i, l| av[i * (k + pad) + l], |l, j| wtv[l * (n + pad) + j])
                     }
                     _ => {
                         tn(&queue, c_mat, a_cols, w_nat, init, scratch);
-                        reference::product(m, n, k, |i, l| atv[l * (m + pad) + i], |l, j| wtv[l * (n + pad) + j])
+                        reference::matmul(m, n, k, |i, l| atv[l * (m + pad) + i], |l, j| wtv[l * (n + pad) + j])
                     }
                 };
                 if init_kind > 0 {
@@ -81,32 +81,32 @@ proptest! {
         m in 2usize..150, n in 1usize..100, k in 1usize..500, from in 0usize..150, len in 1usize..150,
         act in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
+        let arena = TestArena::new(seed);
         let queue = Queue::cpu(2);
-        let scratch = scratch(&bench, &queue);
-        let (a, w) = (bench.normals(m * k, act), bench.normals(n * k, DType::F32));
-        let whole = bench.output(m * n, act);
-        nt(&queue, Mat::dense(whole, m, n), Mat::dense(a, m, k), Mat::dense(w, n, k), Init::Zero, scratch);
+        let scratch = scratch(&arena, &queue);
+        let (a, w) = (arena.normals(m * k, act), arena.normals(n * k, DType::F32));
+        let whole = arena.output(m * n, act);
+        nt(&queue, Mat::dense(whole, m, n), Mat::dense(a, m, k), Mat::dense(w, n, k), Accumulate::Overwrite, scratch);
         let from = from % m;
         let rows = len.min(m - from);
-        let part = bench.output(rows * n, act);
+        let part = arena.output(rows * n, act);
         let a_part = Mat::dense(a, m, k).row_range(from, rows);
-        nt(&queue, Mat::dense(part, rows, n), a_part, Mat::dense(w, n, k), Init::Zero, scratch);
+        nt(&queue, Mat::dense(part, rows, n), a_part, Mat::dense(w, n, k), Accumulate::Overwrite, scratch);
         prop_assert_eq!(bits(part), bits(whole.slice(from * n, rows * n)));
     }
 }
 
 #[test]
 fn long_inner_dimensions_and_wide_outputs_cross_slabs() {
-    let bench = Bench::new(3);
+    let arena = TestArena::new(3);
     let queue = Queue::cpu(2);
-    let scratch = scratch(&bench, &queue);
+    let scratch = scratch(&arena, &queue);
     let (m, n, k) = (13, 70, 40_000);
-    let (a, b) = (bench.normals(k * m, DType::F32), bench.normals(k * n, DType::F32));
-    let c = bench.output(m * n, DType::F32);
-    tn(&queue, Mat::dense(c, m, n), Mat::dense(a, k, m), Mat::dense(b, k, n), Init::Zero, scratch);
+    let (a, b) = (arena.normals(k * m, DType::F32), arena.normals(k * n, DType::F32));
+    let c = arena.output(m * n, DType::F32);
+    tn(&queue, Mat::dense(c, m, n), Mat::dense(a, k, m), Mat::dense(b, k, n), Accumulate::Overwrite, scratch);
     let (av, bv) = (values(a), values(b));
-    assert_close(c, &reference::product(m, n, k, |i, l| av[l * m + i], |l, j| bv[l * n + j]), n, 3e-6);
+    assert_close(c, &reference::matmul(m, n, k, |i, l| av[l * m + i], |l, j| bv[l * n + j]), n, 3e-6);
 }
 
 #[test]
@@ -115,15 +115,22 @@ fn slabs_of_every_kind() {
     for (m, n, k, out) in
         [(3, 5000, 288, DType::F32), (3, 2900, 500, DType::BF16), (2, 4000, 800, DType::F32)]
     {
-        let bench = Bench::new(5);
-        let scratch = scratch(&bench, &queue);
-        let (a, b) = (bench.normals(m * k, out), bench.normals(n * k, DType::F32));
-        let c = bench.output(m * n, out);
-        nt(&queue, Mat::dense(c, m, n), Mat::dense(a, m, k), Mat::dense(b, n, k), Init::Zero, scratch);
+        let arena = TestArena::new(5);
+        let scratch = scratch(&arena, &queue);
+        let (a, b) = (arena.normals(m * k, out), arena.normals(n * k, DType::F32));
+        let c = arena.output(m * n, out);
+        nt(
+            &queue,
+            Mat::dense(c, m, n),
+            Mat::dense(a, m, k),
+            Mat::dense(b, n, k),
+            Accumulate::Overwrite,
+            scratch,
+        );
         let (av, bv) = (values(a), values(b));
         assert_close(
             c,
-            &reference::product(m, n, k, |i, l| av[i * k + l], |l, j| bv[j * k + l]),
+            &reference::matmul(m, n, k, |i, l| av[i * k + l], |l, j| bv[j * k + l]),
             n,
             tolerance(out),
         );
@@ -136,20 +143,27 @@ fn products_of_training_size() {
     let queue = Queue::cpu(2);
     let (m, n, k) = (512, 1024, 1536);
     for dtype in [DType::F32, DType::BF16] {
-        let bench = Bench::new(7);
-        let scratch = scratch(&bench, &queue);
-        let (a, b) = (bench.normals(m * k, dtype), bench.normals(n * k, dtype));
-        let c = bench.output(m * n, DType::F32);
-        nt(&queue, Mat::dense(c, m, n), Mat::dense(a, m, k), Mat::dense(b, n, k), Init::Zero, scratch);
+        let arena = TestArena::new(7);
+        let scratch = scratch(&arena, &queue);
+        let (a, b) = (arena.normals(m * k, dtype), arena.normals(n * k, dtype));
+        let c = arena.output(m * n, DType::F32);
+        nt(
+            &queue,
+            Mat::dense(c, m, n),
+            Mat::dense(a, m, k),
+            Mat::dense(b, n, k),
+            Accumulate::Overwrite,
+            scratch,
+        );
         let (av, bv, cv) = (values(a), values(b), values(c));
         assert!(cv.iter().all(|c| c.is_finite()), "every element is written");
         let [rows, columns] = [m, n].map(|count| reference::some_of(count, 8));
         let got: Vec<f64> = rows.iter().flat_map(|i| &cv[i * n..][..n]).copied().collect();
-        let want = reference::product(rows.len(), n, k, |i, l| av[rows[i] * k + l], |l, j| bv[j * k + l]);
+        let want = reference::matmul(rows.len(), n, k, |i, l| av[rows[i] * k + l], |l, j| bv[j * k + l]);
         assert_near(&got, &want, n, 0.0, 3e-6);
         let got: Vec<f64> = columns.iter().flat_map(|j| cv[*j..].iter().step_by(n)).copied().collect();
         let want =
-            reference::product(columns.len(), m, k, |j, l| bv[columns[j] * k + l], |l, i| av[i * k + l]);
+            reference::matmul(columns.len(), m, k, |j, l| bv[columns[j] * k + l], |l, i| av[i * k + l]);
         assert_near(&got, &want, m, 0.0, 3e-6);
     }
 }
@@ -158,31 +172,52 @@ fn products_of_training_size() {
 #[test]
 fn few_rows_are_packed_for_all_or_for_each() {
     for k in [300, 30_000] {
-        let bench = Bench::new(11);
+        let arena = TestArena::new(11);
         let (m, n) = (17, 50);
-        let (a, b) = (bench.normals(m * k, DType::F32), bench.normals(n * k, DType::F32));
+        let (a, b) = (arena.normals(m * k, DType::F32), arena.normals(n * k, DType::F32));
         let [one, many] = [1, 9].map(|threads| {
             let queue = Queue::cpu(threads);
-            let c = bench.output(m * n, DType::F32);
-            let scratch = scratch(&bench, &queue);
-            nt(&queue, Mat::dense(c, m, n), Mat::dense(a, m, k), Mat::dense(b, n, k), Init::Zero, scratch);
+            let c = arena.output(m * n, DType::F32);
+            let scratch = scratch(&arena, &queue);
+            nt(
+                &queue,
+                Mat::dense(c, m, n),
+                Mat::dense(a, m, k),
+                Mat::dense(b, n, k),
+                Accumulate::Overwrite,
+                scratch,
+            );
             c
         });
         assert_eq!(bits(one), bits(many), "{k}");
         let (av, bv) = (values(a), values(b));
-        assert_close(many, &reference::product(m, n, k, |i, l| av[i * k + l], |l, j| bv[j * k + l]), n, 3e-6);
+        assert_close(many, &reference::matmul(m, n, k, |i, l| av[i * k + l], |l, j| bv[j * k + l]), n, 3e-6);
     }
 }
 
 #[test]
 fn an_empty_batch_is_nothing_and_an_empty_sum_is_zero() {
-    let bench = Bench::new(3);
+    let arena = TestArena::new(3);
     let queue = Queue::cpu(2);
-    let scratch = scratch(&bench, &queue);
-    let empty = bench.output(0, DType::F32);
-    let w = bench.normals(8 * 4, DType::F32);
-    nt(&queue, Mat::dense(empty, 0, 8), Mat::dense(empty, 0, 4), Mat::dense(w, 8, 4), Init::Zero, scratch);
-    let c = bench.output(6, DType::F32);
-    tn(&queue, Mat::dense(c, 2, 3), Mat::dense(empty, 0, 2), Mat::dense(empty, 0, 3), Init::Zero, scratch);
+    let scratch = scratch(&arena, &queue);
+    let empty = arena.output(0, DType::F32);
+    let w = arena.normals(8 * 4, DType::F32);
+    nt(
+        &queue,
+        Mat::dense(empty, 0, 8),
+        Mat::dense(empty, 0, 4),
+        Mat::dense(w, 8, 4),
+        Accumulate::Overwrite,
+        scratch,
+    );
+    let c = arena.output(6, DType::F32);
+    tn(
+        &queue,
+        Mat::dense(c, 2, 3),
+        Mat::dense(empty, 0, 2),
+        Mat::dense(empty, 0, 3),
+        Accumulate::Overwrite,
+        scratch,
+    );
     assert_eq!(values(c), [0.0; 6]);
 }

@@ -1,6 +1,6 @@
-use lockstep_device::{CpuQueue, Real, copy_past_caches};
+use lockstep_device::{CpuQueue, Real, copy_nontemporal};
 
-use super::Flat;
+use super::FlatRange;
 use crate::dispatch::with_real;
 
 const ELEMS_PER_ITEM: usize = 32 * 1024;
@@ -17,7 +17,7 @@ const PAST_THE_CACHES: usize = 64 << 20;
 #[inline(always)]
 pub(crate) fn update<const S: usize>(
     cpu: &CpuQueue,
-    range: Flat<S>,
+    range: FlatRange<S>,
     formula: impl Fn(&mut [f32], [&mut [f32]; S], &[f32]) + Sync,
 ) {
     update_with(cpu, range, PAST_THE_CACHES, formula);
@@ -27,7 +27,7 @@ pub(crate) fn update<const S: usize>(
 #[inline(always)]
 pub(super) fn update_with<const S: usize>(
     cpu: &CpuQueue,
-    range: Flat<S>,
+    range: FlatRange<S>,
     past_the_caches: usize,
     formula: impl Fn(&mut [f32], [&mut [f32]; S], &[f32]) + Sync,
 ) {
@@ -66,7 +66,7 @@ pub(super) fn update_with<const S: usize>(
                                 round(rounded, p);
                                 let (from, to) = (rounded.as_ptr().cast(), working.as_mut_ptr().cast());
                                 // SAFETY: both have so many bytes, and one is on this stack.
-                                unsafe { copy_past_caches(from, to, size_of_val(rounded)) };
+                                unsafe { copy_nontemporal(from, to, size_of_val(rounded)) };
                             } else {
                                 round(working, p);
                             }

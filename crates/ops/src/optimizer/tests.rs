@@ -2,20 +2,20 @@ use lockstep_core::DType;
 use lockstep_device::Queue;
 
 use super::*;
-use crate::testing::{Bench, Operands, bits};
+use crate::testing::{Operands, TestArena, bits};
 
 /// Where the rounded copy is stored past the caches it is the same copy.
 #[test]
 fn a_copy_past_the_caches_is_the_copy() {
     let Queue::Cpu(cpu) = Queue::cpu(2) else { unreachable!("made for the CPU") };
     for dtype in [DType::BF16, DType::F16, DType::F32] {
-        let bench = Bench::new(7);
+        let arena = TestArena::new(7);
         let len = 70_001;
-        let start = bench.normal_values(len);
-        let grad = bench.input(&bench.normal_values(len), DType::F32);
+        let start = arena.normal_values(len);
+        let grad = arena.input(&arena.normal_values(len), DType::F32);
         let both = [0, usize::MAX].map(|past_the_caches| {
-            let [master, state] = [(); 2].map(|()| bench.input(&start, DType::F32));
-            let range = Flat { master, working: Some(bench.output(len, dtype)), grad, states: [state] };
+            let [master, state] = [(); 2].map(|()| arena.input(&start, DType::F32));
+            let range = FlatRange { master, working: Some(arena.output(len, dtype)), grad, states: [state] };
             cpu::update_with(
                 &cpu,
                 range,
@@ -31,7 +31,7 @@ fn a_copy_past_the_caches_is_the_copy() {
             [range.working.unwrap(), master, state].map(bits)
         });
         assert_eq!(both[0], both[1]);
-        assert_eq!(both[0][0], bits(bench.input(&values_of(&both[0][1]), dtype)), "the rounded parameters");
+        assert_eq!(both[0][0], bits(arena.input(&values_of(&both[0][1]), dtype)), "the rounded parameters");
     }
 }
 

@@ -11,12 +11,12 @@ template <int S> struct Range {
 };
 
 // A thread takes N elements; the last one what is left. `formula(p, states, g)` updates one element by its clipped
-// gradient. verdict[4] or null: {sum of squares, norm, clip, skip}, whose clip takes the place of the launch's.
+// gradient. decision[4] or null: {sum of squares, norm, clip, skip}, whose clip takes the place of the launch's.
 template <int N, int S, typename Formula>
-__device__ __forceinline__ void update_range(const Range<S>& range, const f64* verdict, f32 clip, Formula formula) {
-    if (verdict) {
-        if (verdict[3] != 0.0) return;
-        clip = (f32)verdict[2];
+__device__ __forceinline__ void update_range(const Range<S>& range, const f64* decision, f32 clip, Formula formula) {
+    if (decision) {
+        if (decision[3] != 0.0) return;
+        clip = (f32)decision[2];
     }
     constexpr int ROOM = S > 0 ? S : 1;
     const u64 start = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * N;

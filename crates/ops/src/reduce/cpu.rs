@@ -3,7 +3,7 @@ use lockstep_device::{CpuQueue, View};
 
 const ELEMS_PER_ITEM: usize = 128 * ALIGN_ELEMS;
 
-pub(super) fn square_leaves(cpu: &CpuQueue, leaves: View, x: View) {
+pub(super) fn squared_sum_leaves(cpu: &CpuQueue, leaves: View, x: View) {
     each_part(cpu, x.len(), &|start, len| {
         // SAFETY: items write disjoint leaves; x is only read.
         let (leaves, x) = unsafe {
@@ -43,13 +43,13 @@ pub(super) fn sum_leaves(out: View, leaves: View) {
     out.first(1).write_host(&[sum]);
 }
 
-pub(super) fn judge(verdict: View, max_norm: Option<f64>, loss_scale: f64) {
+pub(super) fn decide_step(decision: View, max_norm: Option<f64>, loss_scale: f64) {
     let mut sum = [0f64];
-    verdict.read_host(&mut sum);
+    decision.read_host(&mut sum);
     let norm = sum[0].sqrt() / loss_scale;
     let clip = max_norm.map_or(1.0, |max| (max / (norm + 1e-6)).min(1.0) as f32);
     let factor = (f64::from(clip) / loss_scale) as f32;
-    verdict.write_host(&[sum[0], norm, f64::from(factor), f64::from(u8::from(!norm.is_finite()))]);
+    decision.write_host(&[sum[0], norm, f64::from(factor), f64::from(u8::from(!norm.is_finite()))]);
 }
 
 pub(super) fn add(cpu: &CpuQueue, sum: View, x: View) {

@@ -6,7 +6,7 @@
 
 // leaves[i] = sum of x^2 over block i of LEAF elements, in f64. Eight threads a leaf, each every eighth element in
 // order, then pairwise: the CPU's order, so that the bits are the same.
-extern "C" __global__ void square_leaves(f64* leaves, const f32* x, u32 num_leaves) {
+extern "C" __global__ void squared_sum_leaves(f64* leaves, const f32* x, u32 num_leaves) {
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
     const u32 leaf = thread / LEAF_THREADS, lane = thread % LEAF_THREADS;
     f64 sum = 0.0;
@@ -53,13 +53,13 @@ extern "C" __global__ void sum_leaves(f64* out, const f64* leaves, u32 count, u3
     if (threadIdx.x == 0) out[0] = sum;
 }
 
-// verdict[4] = {sum of squares, norm, factor for gradients, skip}, from its first number. One thread.
-extern "C" __global__ void judge(f64* verdict, f64 max_norm, f64 loss_scale) {
-    const f64 norm = sqrt(verdict[0]) / loss_scale;
+// decision[4] = {sum of squares, norm, factor for gradients, skip}, from its first number. One thread.
+extern "C" __global__ void decide_step(f64* decision, f64 max_norm, f64 loss_scale) {
+    const f64 norm = sqrt(decision[0]) / loss_scale;
     const f32 clip = (f32)fmin(max_norm / (norm + 1e-6), 1.0);
-    verdict[1] = norm;
-    verdict[2] = (f64)(f32)((f64)clip / loss_scale);
-    verdict[3] = isfinite(norm) ? 0.0 : 1.0;
+    decision[1] = norm;
+    decision[2] = (f64)(f32)((f64)clip / loss_scale);
+    decision[3] = isfinite(norm) ? 0.0 : 1.0;
 }
 
 // A thread takes N elements; the last one what is left.
@@ -78,7 +78,7 @@ template <int N> __device__ __forceinline__ void add_part(f32* sum, const f32* x
 
 // sum[len] += x[len].
 extern "C" __global__ void add(f32* sum, const f32* x, u64 len) { add_part<1>(sum, x, len); }
-extern "C" __global__ void add_packs(f32* sum, const f32* x, u64 len) { add_part<Pack<f32>::N>(sum, x, len); }
+extern "C" __global__ void add_vec(f32* sum, const f32* x, u64 len) { add_part<Vec16<f32>::N>(sum, x, len); }
 
 // sum[cols] += the rows of parts[rows, cols]. A block has 32 columns; each of its 32 warps adds every 32nd row, and
 // the warps are added pairwise.

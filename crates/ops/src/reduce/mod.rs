@@ -13,14 +13,14 @@ pub(crate) use cuda::add_rows;
 
 /// `leaves`\[i\] = Σ x² over block i of 256 elements, in f64: the leaves of the norm tree
 /// (`lockstep_core::sum`). The range is a whole number of blocks.
-pub fn square_leaves(queue: &Queue, leaves: View, x: View) {
+pub fn squared_sum_leaves(queue: &Queue, leaves: View, x: View) {
     assert!(x.len().is_multiple_of(ALIGN_ELEMS), "{} elements are not whole blocks", x.len());
     assert_eq!((leaves.len(), leaves.dtype()), (x.len() / ALIGN_ELEMS, DType::F64), "a leaf per block");
     assert_eq!(x.dtype(), DType::F32, "squares of f32");
-    leaves.assert_apart(&x);
+    leaves.assert_disjoint(&x);
     match queue {
-        Queue::Cpu(cpu) => cpu::square_leaves(cpu, leaves, x),
-        Queue::Cuda(cuda) => cuda::square_leaves(cuda, leaves, x),
+        Queue::Cpu(cpu) => cpu::squared_sum_leaves(cpu, leaves, x),
+        Queue::Cuda(cuda) => cuda::squared_sum_leaves(cuda, leaves, x),
     }
 }
 
@@ -29,28 +29,28 @@ pub fn square_leaves(queue: &Queue, leaves: View, x: View) {
 pub fn sum_leaves(queue: &Queue, out: View, leaves: View) {
     assert!(!out.is_empty(), "room for the sum");
     assert_eq!((out.dtype(), leaves.dtype()), (DType::F64, DType::F64), "sums in f64");
-    out.assert_apart(&leaves);
+    out.assert_disjoint(&leaves);
     match queue {
         Queue::Cpu(_) => cpu::sum_leaves(out, leaves),
         Queue::Cuda(cuda) => cuda::sum_leaves(cuda, out, leaves),
     }
 }
 
-/// From the sum of squares in `verdict`\[0\] to the whole verdict on a step: {sum of squares, norm, factor for
+/// From the sum of squares in `decision`\[0\] to the whole decision on a step: {sum of squares, norm, factor for
 /// gradients, skip}. Gradients are `loss_scale` times too large; the factor undoes that and clips the norm to
 /// `max_norm`, as torch does. A step whose norm is not finite is to be skipped: 1, else 0.
-pub fn judge(queue: &Queue, verdict: View, max_norm: Option<f64>, loss_scale: f64) {
-    assert_eq!((verdict.len(), verdict.dtype()), (4, DType::F64), "a verdict");
+pub fn decide_step(queue: &Queue, decision: View, max_norm: Option<f64>, loss_scale: f64) {
+    assert_eq!((decision.len(), decision.dtype()), (4, DType::F64), "a decision");
     match queue {
-        Queue::Cpu(_) => cpu::judge(verdict, max_norm, loss_scale),
-        Queue::Cuda(cuda) => cuda::judge(cuda, verdict, max_norm, loss_scale),
+        Queue::Cpu(_) => cpu::decide_step(decision, max_norm, loss_scale),
+        Queue::Cuda(cuda) => cuda::decide_step(cuda, decision, max_norm, loss_scale),
     }
 }
 
 /// sum += x.
 pub fn add(queue: &Queue, sum: View, x: View) {
     assert_eq!((sum.len(), sum.dtype(), x.dtype()), (x.len(), DType::F32, DType::F32));
-    sum.assert_apart(&x);
+    sum.assert_disjoint(&x);
     match queue {
         Queue::Cpu(cpu) => cpu::add(cpu, sum, x),
         Queue::Cuda(cuda) => cuda::add(cuda, sum, x),
@@ -60,7 +60,7 @@ pub fn add(queue: &Queue, sum: View, x: View) {
 /// to = x.
 pub fn copy(queue: &Queue, to: View, x: View) {
     assert_eq!((to.len(), to.dtype()), (x.len(), x.dtype()));
-    to.assert_apart(&x);
+    to.assert_disjoint(&x);
     match queue {
         Queue::Cpu(cpu) => cpu::copy(cpu, to, x),
         Queue::Cuda(cuda) => cuda.copy(to, x),

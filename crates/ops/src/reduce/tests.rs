@@ -2,7 +2,7 @@ use lockstep_core::sum::{fold_range, merge};
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::{Bench, Operands, SameBits, assert_near, bits, queue, queues, values};
+use crate::testing::{Operands, SameBits, TestArena, assert_near, bits, queue, queues, values};
 
 fn leaves_of(view: View) -> Vec<f64> {
     let mut leaves = vec![0.0; view.len()];
@@ -19,13 +19,13 @@ proptest! {
     fn leaves_fold_to_the_squared_norm(
         blocks in 1usize..300, cut in 0usize..300, picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let x = bench.normals(blocks * ALIGN_ELEMS, DType::F32);
+        let arena = TestArena::new(seed);
+        let x = arena.normals(blocks * ALIGN_ELEMS, DType::F32);
         let want = reference::square_sums(&values(x), ALIGN_ELEMS);
         let mut whole = Vec::new();
         for queue in queues() {
-            let leaves = bench.output(blocks, DType::F64);
-            square_leaves(&queue, leaves, x);
+            let leaves = arena.output(blocks, DType::F64);
+            squared_sum_leaves(&queue, leaves, x);
             let leaves = leaves_of(leaves);
             assert_near(&leaves, &want, 1, 0.0, 1e-14);
             let all: Vec<u64> = leaves.iter().map(|leaf| leaf.to_bits()).collect();
@@ -35,8 +35,8 @@ proptest! {
         let cut = cut % (blocks + 1);
         let mut nodes = Vec::new();
         for (first, len, pick) in [(0, cut, picks.0), (cut, blocks - cut, picks.1)] {
-            let leaves = bench.output(len, DType::F64);
-            square_leaves(&queue(pick), leaves, x.slice(first * ALIGN_ELEMS, len * ALIGN_ELEMS));
+            let leaves = arena.output(len, DType::F64);
+            squared_sum_leaves(&queue(pick), leaves, x.slice(first * ALIGN_ELEMS, len * ALIGN_ELEMS));
             fold_range(&leaves_of(leaves), first as u64, &mut nodes);
         }
         let mut whole_nodes = Vec::new();
@@ -52,12 +52,12 @@ proptest! {
     fn add_adds_and_zero_clears(
         len in prop_oneof![4 => 1usize..500, 1 => 32_000usize..70_000], seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let (start, x) = (bench.normal_values(len), bench.normal_values(len));
+        let arena = TestArena::new(seed);
+        let (start, x) = (arena.normal_values(len), arena.normal_values(len));
         let want: Vec<u32> = start.iter().zip(&x).map(|(a, b)| (a + b).to_bits()).collect();
         let mut same = SameBits::new();
         for queue in queues() {
-            let (sum, x) = (bench.framed(&start, len, 3, DType::F32), bench.input(&x, DType::F32));
+            let (sum, x) = (arena.padded(&start, len, 3, DType::F32), arena.input(&x, DType::F32));
             add(&queue, sum.mat.view, x);
             prop_assert!(sum.bits() == want, "sums differ");
             same.check(&queue, vec![sum.bits(), bits(x)]);
@@ -70,20 +70,20 @@ proptest! {
 /// The plain sum of squares would overflow or vanish in f32.
 #[test]
 fn leaves_hold_the_whole_range_of_f32() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     for size in [1e30f32, 1e-30] {
-        let x = bench.input(&[size; ALIGN_ELEMS], DType::F32);
-        let leaves = bench.output(1, DType::F64);
-        square_leaves(&queue(0), leaves, x);
+        let x = arena.input(&[size; ALIGN_ELEMS], DType::F32);
+        let leaves = arena.output(1, DType::F64);
+        squared_sum_leaves(&queue(0), leaves, x);
         assert_near(&leaves_of(leaves), &[f64::from(size).powi(2) * ALIGN_ELEMS as f64], 1, 0.0, 1e-14);
     }
 }
 
 #[test]
 fn zero_clears_every_dtype() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        let x = bench.output(1000, dtype);
+        let x = arena.output(1000, dtype);
         zero(&queue(1), x);
         assert!(bits(x).iter().all(|bits| *bits == 0));
     }
@@ -91,8 +91,8 @@ fn zero_clears_every_dtype() {
 
 #[test]
 fn leaves_have_a_sum() {
-    let bench = Bench::new(1);
-    let (leaves, out) = (bench.output(5, DType::F64), bench.output(2, DType::F64));
+    let arena = TestArena::new(1);
+    let (leaves, out) = (arena.output(5, DType::F64), arena.output(2, DType::F64));
     leaves.write_host(&[1.0, 2.0, 4.0, 8.0, 0.5f64]);
     sum_leaves(&Queue::cpu(1), out, leaves);
     let sums = leaves_of(out);
@@ -101,12 +101,12 @@ fn leaves_have_a_sum() {
 
 #[test]
 fn a_verdict_clips_unscales_and_skips() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     let judged = |sum: f64, max_norm| {
-        let verdict = bench.output(4, DType::F64);
-        verdict.write_host(&[sum]);
-        judge(&Queue::cpu(1), verdict, max_norm, 4.0);
-        leaves_of(verdict)
+        let decision = arena.output(4, DType::F64);
+        decision.write_host(&[sum]);
+        decide_step(&Queue::cpu(1), decision, max_norm, 4.0);
+        leaves_of(decision)
     };
     // A norm of 8 over a loss scale of 4.
     assert_eq!(judged(64.0, None), [64.0, 2.0, 0.25, 0.0]);
@@ -119,9 +119,9 @@ fn a_verdict_clips_unscales_and_skips() {
 
 #[test]
 fn indices_are_copied_too() {
-    let bench = Bench::new(1);
-    let to = bench.output(3, DType::U32);
-    copy(&Queue::cpu(2), to, bench.input_u32(&[7, 0, u32::MAX]));
+    let arena = TestArena::new(1);
+    let to = arena.output(3, DType::U32);
+    copy(&Queue::cpu(2), to, arena.input_u32(&[7, 0, u32::MAX]));
     let mut out = [0u32; 3];
     to.read_host(&mut out);
     assert_eq!(out, [7, 0, u32::MAX]);

@@ -3,7 +3,7 @@
 
 use lockstep_device::{CpuQueue, Real, View};
 
-use super::{Backward, GRAD_ROWS};
+use super::{BackwardArgs, GRAD_ROWS};
 use crate::dispatch::with_real;
 use crate::math::{LANES, sum2, sum3};
 use crate::{Mat, ROWS_PER_ITEM};
@@ -53,8 +53,8 @@ fn forward_rows<R: Real, W: Real>(
     }
 }
 
-pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
-    let Backward { dx, add, again, dw, dy, x, rstd, w, scratch } = call;
+pub(super) fn backward(cpu: &CpuQueue, call: BackwardArgs) {
+    let BackwardArgs { dx, add, recompute, dw, dy, x, rstd, w, scratch } = call;
     let dim = w.len();
     let groups = x.cols / dim;
     let blocks = x.rows.div_ceil(GRAD_ROWS);
@@ -79,7 +79,7 @@ pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
                     groups,
                 }
             };
-            match (add, again) {
+            match (add, recompute) {
                 (false, false) => cpu.isa.run(#[inline(always)] || backward_rows::<R, W, false, false>(call)),
                 (false, true) => cpu.isa.run(#[inline(always)] || backward_rows::<R, W, false, true>(call)),
                 (true, false) => cpu.isa.run(#[inline(always)] || backward_rows::<R, W, true, false>(call)),
@@ -111,7 +111,7 @@ struct Rows<'a, R, W> {
 // Five arrays walk together; an index says that plainly.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
-fn backward_rows<R: Real, W: Real, const ADD: bool, const AGAIN: bool>(call: Rows<R, W>) {
+fn backward_rows<R: Real, W: Real, const ADD: bool, const RECOMPUTE: bool>(call: Rows<R, W>) {
     let dim = call.w.len();
     call.dw.fill(0.0);
     for (i, rstd) in call.rstd.iter().copied().enumerate() {
@@ -147,7 +147,7 @@ fn backward_rows<R: Real, W: Real, const ADD: bool, const AGAIN: bool>(call: Row
             }
             // SAFETY: as above.
             unsafe { dx.write(out) };
-            if AGAIN {
+            if RECOMPUTE {
                 let y = std::array::from_fn(|j| R::from_f32(normed[j] * w[j].to_f32()));
                 // SAFETY: as above.
                 unsafe { dy_at.write(y) };
@@ -160,7 +160,7 @@ fn backward_rows<R: Real, W: Real, const ADD: bool, const AGAIN: bool>(call: Row
                 call.dw[j] = grad_y.mul_add(normed, call.dw[j]);
                 let base = if ADD { (*dx.add(j)).to_f32() } else { 0.0 };
                 *dx.add(j) = R::from_f32(base + grad(grad_y, w, normed));
-                if AGAIN {
+                if RECOMPUTE {
                     *dy.add(j) = R::from_f32(normed * w);
                 }
             }

@@ -6,13 +6,13 @@
 // barrier, and with enough bytes on their way to keep memory busy.
 #include "lockstep.cuh"
 
-constexpr int N = Pack<REAL>::N;
+constexpr int N = Vec16<REAL>::N;
 // A thread keeps up to KEPT packs of an item in registers between reading and writing. FORWARD_AHEAD and BACKWARD_AHEAD
 // items of a team are on their way. A block has at most MOST_THREADS threads; so many blocks of those as FORWARD_BLOCKS
 // and BACKWARD_BLOCKS say should have registers at a time.
 
 // A pack in as few registers as it has words: elements are taken out where they are used.
-template <typename R> struct HeldPack {
+template <typename R> struct PackedVec {
     u32 at[4];
 
     __device__ __forceinline__ f32 operator[](int i) const {
@@ -24,7 +24,7 @@ template <typename R> struct HeldPack {
         }
     }
 };
-using Held = HeldPack<REAL>;
+using Held = PackedVec<REAL>;
 
 __device__ __forceinline__ Held load_held(const void* from) {
     const uint4 words = *reinterpret_cast<const uint4*>(from);
@@ -78,7 +78,7 @@ extern "C" __global__ void forward(
 }
 
 // The same for rows of whole packs, at most KEPT * team of them.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, FORWARD_BLOCKS) forward_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, FORWARD_BLOCKS) forward_vec(
     REAL* y, u32 y_stride, f32* rstd, const REAL* x, u32 x_stride, const REAL* w,
     u32 items, u32 groups, u32 dim, u32 team, f32 eps
 ) {
@@ -124,10 +124,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, FORWARD_BLOCKS) forwa
             const u32 c = lane + k * team;
             if (c >= count) continue;
             const Held weights = load_held(w + c * N);
-            Pack<REAL> out;
+            Vec16<REAL> out;
 #pragma unroll
             for (int i = 0; i < N; i++) out.at[i] = from_f32<REAL>(held[k][i] * scale * weights[i]);
-            store_pack(to + c * N, out);
+            store_vec(to + c * N, out);
         }
     }
 }
@@ -163,7 +163,7 @@ extern "C" __global__ void backward(
 }
 
 // The same for rows of whole packs, at most KEPT * team of them.
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, BACKWARD_BLOCKS) backward_packs(
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, BACKWARD_BLOCKS) backward_vec(
     REAL* dx, u32 dx_stride, REAL* dy, u32 dy_stride, const REAL* x, u32 x_stride,
     const f32* rstd, const REAL* w, f32* parts, u32 items, u32 groups, u32 dim, u32 team, u32 add, u32 again
 ) {
@@ -231,17 +231,17 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BACKWARD_BLOCKS) back
             const u32 c = lane + k * team;
             if (c >= count) continue;
             const Held weights = load_held(w + c * N);
-            Pack<REAL> out;
+            Vec16<REAL> out;
 #pragma unroll
             for (int i = 0; i < N; i++) {
                 const f32 rest = fmaf(-held[k][i], pull, before[k][i]);
                 out.at[i] = from_f32<REAL>(fmaf(grads[k][i] * weights[i], scale, rest));
             }
-            store_pack(to + c * N, out);
+            store_vec(to + c * N, out);
             if (!again) continue;
 #pragma unroll
             for (int i = 0; i < N; i++) out.at[i] = from_f32<REAL>(held[k][i] * scale * weights[i]);
-            store_pack(again_to + c * N, out);
+            store_vec(again_to + c * N, out);
         }
     }
 

@@ -12,7 +12,7 @@ use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
-use crate::apart::{assert_apart, assert_same_or_apart};
+use crate::disjoint::{assert_disjoint, assert_same_or_disjoint};
 
 /// Rows whose weight gradients are summed together before they join the total, in row order, on the CPU.
 const GRAD_ROWS: usize = 64;
@@ -32,7 +32,7 @@ pub fn scratch_elems(rows: usize, dim: usize) -> usize {
 /// y\[T, groups·dim\] from x; `rstd`\[T, groups\] is kept for backward. `w`\[dim\].
 pub fn forward(queue: &Queue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     check(&y, &rstd, &x, &w);
-    assert_apart(&[y.view, rstd], &[x.view, w]);
+    assert_disjoint(&[y.view, rstd], &[x.view, w]);
     match queue {
         Queue::Cpu(cpu) => cpu::forward(cpu, y, rstd, x, w, eps),
         Queue::Cuda(cuda) => cuda::forward(cuda, y, rstd, x, w, eps),
@@ -41,11 +41,11 @@ pub fn forward(queue: &Queue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
 
 /// dx = (add: dx +) ∂L/∂x and dw += ∂L/∂w. `dx` may be `dy` itself when neither adding nor again.
 #[derive(Clone, Copy, Debug)]
-pub struct Backward<'m> {
+pub struct BackwardArgs<'m> {
     pub dx: Mat<'m>,
     pub add: bool,
     /// Replaces dy by y as forward made it: a pass less for who did not keep it.
-    pub again: bool,
+    pub recompute: bool,
     pub dw: View<'m>,
     pub dy: Mat<'m>,
     pub x: Mat<'m>,
@@ -54,7 +54,7 @@ pub struct Backward<'m> {
     pub scratch: View<'m>,
 }
 
-pub fn backward(queue: &Queue, call: Backward) {
+pub fn backward(queue: &Queue, call: BackwardArgs) {
     check_backward(&call);
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, call),
@@ -62,20 +62,20 @@ pub fn backward(queue: &Queue, call: Backward) {
     }
 }
 
-fn check_backward(call: &Backward) {
-    let Backward { dx, add, again, dw, dy, x, rstd, w, scratch } = *call;
+fn check_backward(call: &BackwardArgs) {
+    let BackwardArgs { dx, add, recompute, dw, dy, x, rstd, w, scratch } = *call;
     check(&dy, &rstd, &x, &w);
     check(&dx, &rstd, &x, &w);
     assert_eq!((dw.len(), dw.dtype()), (w.len(), DType::F32), "weight gradient");
-    if add || again {
-        dx.view.assert_apart(&dy.view);
+    if add || recompute {
+        dx.view.assert_disjoint(&dy.view);
     } else {
-        assert_same_or_apart(&dx, &dy);
+        assert_same_or_disjoint(&dx, &dy);
     }
-    assert_apart(&[dx.view, dw, scratch], &[x.view, rstd, w]);
-    assert_apart(&[dw, scratch], &[dy.view]);
-    if again {
-        assert_apart(&[dy.view], &[x.view, rstd, w]);
+    assert_disjoint(&[dx.view, dw, scratch], &[x.view, rstd, w]);
+    assert_disjoint(&[dw, scratch], &[dy.view]);
+    if recompute {
+        assert_disjoint(&[dy.view], &[x.view, rstd, w]);
     }
     assert!(scratch.bytes() >= 4 * scratch_elems(x.rows, w.len()), "scratch of a norm's backward");
 }

@@ -1,10 +1,10 @@
 use lockstep_device::{CpuQueue, Real, View};
 
-use super::{Table, Turn};
+use super::{Direction, Table};
 use crate::dispatch::with_real;
 use crate::{Mat, ROWS_PER_ITEM};
 
-pub(super) fn apply(cpu: &CpuQueue, x: Mat, positions: View, table: Table, turn: Turn) {
+pub(super) fn apply(cpu: &CpuQueue, x: Mat, positions: View, table: Table, direction: Direction) {
     let (half, known) = (table.half, table.positions());
     with_real!(x.view.dtype(), R => {
         cpu.pool.run(x.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {
@@ -24,7 +24,7 @@ pub(super) fn apply(cpu: &CpuQueue, x: Mat, positions: View, table: Table, turn:
                 for (row, position) in data.chunks_mut(x.stride).zip(positions) {
                     assert!((*position as usize) < known, "position {position} of {known}");
                     let at = *position as usize * half;
-                    turn_heads(&mut row[..x.cols], &cos[at..at + half], &sin[at..at + half], turn);
+                    rotate_heads(&mut row[..x.cols], &cos[at..at + half], &sin[at..at + half], direction);
                 }
             });
         });
@@ -32,9 +32,9 @@ pub(super) fn apply(cpu: &CpuQueue, x: Mat, positions: View, table: Table, turn:
 }
 
 #[inline(always)]
-fn turn_heads<R: Real>(row: &mut [R], cos: &[f32], sin: &[f32], turn: Turn) {
+fn rotate_heads<R: Real>(row: &mut [R], cos: &[f32], sin: &[f32], direction: Direction) {
     let half = cos.len();
-    let sign = if turn == Turn::Forward { 1.0 } else { -1.0 };
+    let sign = if direction == Direction::Forward { 1.0 } else { -1.0 };
     for head in row.chunks_exact_mut(2 * half) {
         let (low, high) = head.split_at_mut(half);
         for i in 0..half {

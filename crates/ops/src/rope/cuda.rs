@@ -1,23 +1,24 @@
 use lockstep_device::View;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Launch, Source};
+use lockstep_device::cuda::{CudaQueue, KernelSource, Launch};
 
-use super::{Table, Turn};
+use super::{Direction, Table};
 use crate::Mat;
-use crate::packs::{pack_elems, rows_fit, views_fit};
+use crate::vectors::{rows_aligned, vector_elems, views_aligned};
 
-pub(crate) static SOURCE: Source = Source { name: "rope", text: include_str!("kernels.cu"), numbers: &[] };
+pub(crate) static SOURCE: KernelSource =
+    KernelSource { name: "rope", text: include_str!("kernels.cu"), defines: &[] };
 
-pub(super) fn apply(cuda: &CudaQueue, x: Mat, positions: View, table: Table, turn: Turn) {
+pub(super) fn apply(cuda: &CudaQueue, x: Mat, positions: View, table: Table, direction: Direction) {
     let Table { cos, sin, half } = table;
     let (dtype, heads) = (x.view.dtype(), x.cols / (2 * half));
-    let pack = pack_elems(dtype);
-    let packs = half.is_multiple_of(pack) && rows_fit(&[x], pack) && views_fit(&[cos, sin]);
-    let items = x.rows * heads * (if packs { half / pack } else { half });
-    let sign = if turn == Turn::Forward { 1f32 } else { -1.0 };
-    let kernel = cuda.kernel(&SOURCE, dtype, if packs { "turn_packs" } else { "turn" });
+    let pack = vector_elems(dtype);
+    let vectorized = half.is_multiple_of(pack) && rows_aligned(&[x], pack) && views_aligned(&[cos, sin]);
+    let items = x.rows * heads * (if vectorized { half / pack } else { half });
+    let sign = if direction == Direction::Forward { 1f32 } else { -1.0 };
+    let kernel = cuda.kernel(&SOURCE, dtype, if vectorized { "turn_vec" } else { "turn" });
     let args = args![x.view, x.stride, positions, cos, sin, table.positions(), items, heads, half, sign];
-    // SAFETY: the kernel's parameters; a thread reads and writes its own pairs of x, and stops at a position that the
+    // SAFETY: these are the kernel's parameters; a thread reads and writes its own pairs of x, and stops at a position that the
     // table does not have.
     unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }

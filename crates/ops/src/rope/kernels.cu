@@ -34,9 +34,9 @@ extern "C" __global__ void turn(
     turn_pairs<1>(x, stride, positions, cos, sin, table_rows, items, heads, half, sign);
 }
 
-extern "C" __global__ void turn_packs(
+extern "C" __global__ void turn_vec(
     REAL* x, u32 stride, const u32* positions, const f32* cos, const f32* sin, u32 table_rows,
     u32 items, u32 heads, u32 half, f32 sign
 ) {
-    turn_pairs<Pack<REAL>::N>(x, stride, positions, cos, sin, table_rows, items, heads, half, sign);
+    turn_pairs<Vec16<REAL>::N>(x, stride, positions, cos, sin, table_rows, items, heads, half, sign);
 }

@@ -12,11 +12,11 @@ use lockstep_device::cuda::GpuError;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
-use crate::apart::assert_apart;
+use crate::disjoint::assert_disjoint;
 
 /// Which way to turn. Backward is the transpose of the forward one: the inverse rotation, scaled alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Direction {
     Forward,
     Backward,
 }
@@ -37,11 +37,11 @@ impl Table<'_> {
 }
 
 /// Turns every head of x\[T, heads·h\]. `positions`\[T\] in u32, each below the table's.
-pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, turn: Turn) {
+pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, direction: Direction) {
     check(&x, positions, &table);
     match queue {
-        Queue::Cpu(cpu) => cpu::apply(cpu, x, positions, table, turn),
-        Queue::Cuda(cuda) => cuda::apply(cuda, x, positions, table, turn),
+        Queue::Cpu(cpu) => cpu::apply(cpu, x, positions, table, direction),
+        Queue::Cuda(cuda) => cuda::apply(cuda, x, positions, table, direction),
     }
 }
 
@@ -55,7 +55,7 @@ fn check(x: &Mat, positions: View, table: &Table) {
         [angles; 2],
         "angles for every position"
     );
-    assert_apart(&[x.view], &[positions, cos, sin]);
+    assert_disjoint(&[x.view], &[positions, cos, sin]);
 }
 
 /// Positions that are written to the table at once.

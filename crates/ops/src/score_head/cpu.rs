@@ -4,7 +4,7 @@
 use lockstep_core::DType;
 use lockstep_device::{CpuQueue, Real, View};
 
-use super::{Backward, GRAD_ROWS};
+use super::{BackwardArgs, GRAD_ROWS};
 use crate::dispatch::with_real;
 use crate::math::sum2;
 use crate::{Mat, ROWS_PER_ITEM};
@@ -34,8 +34,8 @@ fn forward_rows<R: Real, W: Real>(y: &mut [f32], x: &[R], stride: usize, w: &[W]
     }
 }
 
-pub(super) fn backward(cpu: &CpuQueue, call: Backward) {
-    let Backward { dx, add_dx, dw, add_dw, c, x, w, scratch } = call;
+pub(super) fn backward(cpu: &CpuQueue, call: BackwardArgs) {
+    let BackwardArgs { dx, add_dx, dw, add_dw, c, x, w, scratch } = call;
     let dim = w.len();
     let blocks = x.rows.div_ceil(GRAD_ROWS);
     with_real!(x.view.dtype(), R => with_real!(w.dtype(), W => {

@@ -68,8 +68,8 @@ extern "C" __global__ void score(f32* y, const REAL* x, u32 stride, const REAL* 
     score_row<1>(y, x, stride, w, rows, dim);
 }
 
-extern "C" __global__ void score_packs(f32* y, const REAL* x, u32 stride, const REAL* w, u32 rows, u32 dim) {
-    score_row<Pack<REAL>::N>(y, x, stride, w, rows, dim);
+extern "C" __global__ void score_vec(f32* y, const REAL* x, u32 stride, const REAL* w, u32 rows, u32 dim) {
+    score_row<Vec16<REAL>::N>(y, x, stride, w, rows, dim);
 }
 
 // dx[T, D] = c[T] * w[D], added where `add`; parts[blocks of GRAD_ROWS rows, D] = the sums of c * x[T, D] over each
@@ -81,9 +81,9 @@ extern "C" __global__ void score_backward(
     backward_tile<1>(dx, dx_stride, add, parts, x, x_stride, c, w, rows, dim);
 }
 
-extern "C" __global__ void score_backward_packs(
+extern "C" __global__ void score_backward_vec(
     REAL* dx, u32 dx_stride, u32 add, f32* parts, const REAL* x, u32 x_stride, const f32* c, const REAL* w, u32 rows,
     u32 dim
 ) {
-    backward_tile<Pack<REAL>::N>(dx, dx_stride, add, parts, x, x_stride, c, w, rows, dim);
+    backward_tile<Vec16<REAL>::N>(dx, dx_stride, add, parts, x, x_stride, c, w, rows, dim);
 }

@@ -13,7 +13,7 @@ use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
 use crate::Mat;
-use crate::apart::assert_apart;
+use crate::disjoint::assert_disjoint;
 
 /// Rows whose weight gradients are summed together before they join the total, in row order.
 const GRAD_ROWS: usize = 64;
@@ -26,7 +26,7 @@ pub fn scratch_elems(rows: usize, dim: usize) -> usize {
 /// y\[T\] = x\[T, D\] · w\[D\], in f32.
 pub fn forward(queue: &Queue, y: View, x: Mat, w: View) {
     check(y, &x, w, "a score per token, in f32");
-    assert_apart(&[y], &[x.view, w]);
+    assert_disjoint(&[y], &[x.view, w]);
     match queue {
         Queue::Cpu(cpu) => cpu::forward(cpu, y, x, w),
         Queue::Cuda(cuda) => cuda::forward(cuda, y, x, w),
@@ -35,7 +35,7 @@ pub fn forward(queue: &Queue, y: View, x: Mat, w: View) {
 
 /// dx\[T, D\] = (add_dx: dx +) c · w, in the storage type, and dw\[D\] = (add_dw: dw +) Σ c · x, in f32.
 #[derive(Clone, Copy, Debug)]
-pub struct Backward<'m> {
+pub struct BackwardArgs<'m> {
     pub dx: Mat<'m>,
     pub add_dx: bool,
     /// None where the weight is frozen; x and scratch are then not read.
@@ -48,7 +48,7 @@ pub struct Backward<'m> {
     pub scratch: View<'m>,
 }
 
-pub fn backward(queue: &Queue, call: Backward) {
+pub fn backward(queue: &Queue, call: BackwardArgs) {
     check_backward(&call);
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, call),
@@ -56,18 +56,18 @@ pub fn backward(queue: &Queue, call: Backward) {
     }
 }
 
-fn check_backward(call: &Backward) {
-    let Backward { dx, dw, c, x, w, scratch, .. } = *call;
+fn check_backward(call: &BackwardArgs) {
+    let BackwardArgs { dx, dw, c, x, w, scratch, .. } = *call;
     check(c, &x, w, "a coefficient per token, in f32");
     assert_eq!(
         (dx.rows, dx.cols, dx.view.dtype()),
         (x.rows, x.cols, x.view.dtype()),
         "gradient of the hidden state"
     );
-    let Some(dw) = dw else { return assert_apart(&[dx.view], &[c, x.view, w]) };
+    let Some(dw) = dw else { return assert_disjoint(&[dx.view], &[c, x.view, w]) };
     assert_eq!((dw.len(), dw.dtype()), (w.len(), DType::F32), "weight gradient");
     assert!(scratch.bytes() >= 4 * scratch_elems(x.rows, w.len()), "scratch of a head's backward");
-    assert_apart(&[dx.view, dw, scratch], &[c, x.view, w]);
+    assert_disjoint(&[dx.view, dw, scratch], &[c, x.view, w]);
 }
 
 fn check(per_token: View, x: &Mat, w: View, what: &str) {

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Framed, Operands, SameBits, assert_near, bits, differences, dot, dtype, norm, queue, queues,
-    tolerance, values,
+    Operands, PaddedMat, SameBits, TestArena, assert_near, bits, dot, dtype, finite_differences, norm, queue,
+    queues, tolerance, values,
 };
 
 proptest! {
@@ -16,26 +16,26 @@ proptest! {
         rows in 1usize..200, dim in 1usize..90, pad in 0usize..4, act in dtype(), param in dtype(),
         [add_dx, add_dw, frozen] in any::<[bool; 3]>(), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let (x, w) = (bench.framed_normals(rows, dim, pad, act), bench.normals(dim, param));
-        let (c, before) = (bench.normals(rows, DType::F32), bench.normal_values(rows * dim));
-        let dw_before = bench.normal_values(dim);
+        let arena = TestArena::new(seed);
+        let (x, w) = (arena.padded_normals(rows, dim, pad, act), arena.normals(dim, param));
+        let (c, before) = (arena.normals(rows, DType::F32), arena.normal_values(rows * dim));
+        let dw_before = arena.normal_values(dim);
         let [xv, wv, cv] = [x.values(), values(w), values(c)];
         let mut same = SameBits::new();
         for queue in queues() {
-            let y = bench.output(rows, DType::F32);
+            let y = arena.output(rows, DType::F32);
             forward(&queue, y, x.mat, w);
             // Products of opposite signs cancel.
             let want = reference::forward(&xv, &wv);
             assert_near(&values(y), &want, 1, norm(&wv) * (rows as f64).sqrt(), tolerance(DType::F32));
 
             let dx = match add_dx {
-                true => bench.framed(&before, dim, pad, act),
-                false => bench.framed_output(rows, dim, pad, act),
+                true => arena.padded(&before, dim, pad, act),
+                false => arena.padded_output(rows, dim, pad, act),
             };
             let dw = match add_dw {
-                true => bench.input(&dw_before, DType::F32),
-                false => bench.output(dim, DType::F32),
+                true => arena.input(&dw_before, DType::F32),
+                false => arena.output(dim, DType::F32),
             };
             let (mut want_dx, mut want_dw) = reference::backward(&cv, &xv, &wv);
             if add_dx {
@@ -44,9 +44,9 @@ proptest! {
             if add_dw {
                 want_dw.iter_mut().zip(values(dw)).for_each(|(sum, before)| *sum += before);
             }
-            let scratch = bench.output(if frozen { 0 } else { scratch_elems(rows, dim) }, DType::F32);
+            let scratch = arena.output(if frozen { 0 } else { scratch_elems(rows, dim) }, DType::F32);
             let call =
-                Backward { dx: dx.mat, add_dx, dw: (!frozen).then_some(dw), add_dw, c, x: x.mat, w, scratch };
+                BackwardArgs { dx: dx.mat, add_dx, dw: (!frozen).then_some(dw), add_dw, c, x: x.mat, w, scratch };
             backward(&queue, call);
             let size = norm(&cv) * norm(&wv);
             assert_near(&dx.values(), &want_dx, dim, size, tolerance(act));
@@ -61,17 +61,17 @@ proptest! {
     fn backward_is_the_slope_of_the_forward_reference(
         rows in 1usize..4, dim in 1usize..7, seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let [x, dx] = [(); 2].map(|()| bench.framed_normals(rows, dim, 0, DType::F32));
-        let (w, c) = (bench.normals(dim, DType::F32), bench.normals(rows, DType::F32));
-        let (dw, scratch) = (bench.output(dim, DType::F32), bench.output(scratch_elems(rows, dim), DType::F32));
+        let arena = TestArena::new(seed);
+        let [x, dx] = [(); 2].map(|()| arena.padded_normals(rows, dim, 0, DType::F32));
+        let (w, c) = (arena.normals(dim, DType::F32), arena.normals(rows, DType::F32));
+        let (dw, scratch) = (arena.output(dim, DType::F32), arena.output(scratch_elems(rows, dim), DType::F32));
         let call =
-            Backward { dx: dx.mat, add_dx: false, dw: Some(dw), add_dw: false, c, x: x.mat, w, scratch };
+            BackwardArgs { dx: dx.mat, add_dx: false, dw: Some(dw), add_dw: false, c, x: x.mat, w, scratch };
         backward(&Queue::cpu(1), call);
         let [xv, wv, cv] = [x.values(), values(w), values(c)];
-        let slope = differences(&xv, |x| dot(&cv, &reference::forward(x, &wv)));
+        let slope = finite_differences(&xv, |x| dot(&cv, &reference::forward(x, &wv)));
         assert_near(&dx.values(), &slope, dim, 1.0, tolerance(DType::F32));
-        let slope = differences(&wv, |w| dot(&cv, &reference::forward(&xv, w)));
+        let slope = finite_differences(&wv, |w| dot(&cv, &reference::forward(&xv, w)));
         assert_near(&values(dw), &slope, dim, 1.0, tolerance(DType::F32));
     }
 
@@ -81,15 +81,15 @@ proptest! {
         rows in 1usize..150, dim in 1usize..60, from in 0usize..150, len in 1usize..150, act in dtype(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let (x, w) = (bench.framed_normals(rows, dim, 0, act), bench.normals(dim, DType::F32));
-        let c = bench.normals(rows, DType::F32);
+        let arena = TestArena::new(seed);
+        let (x, w) = (arena.padded_normals(rows, dim, 0, act), arena.normals(dim, DType::F32));
+        let c = arena.normals(rows, DType::F32);
         let run = |pick: usize, from: usize, len: usize| {
-            let (y, dx): (View, Framed) = (bench.output(len, DType::F32), bench.framed_output(len, dim, pick, act));
+            let (y, dx): (View, PaddedMat) = (arena.output(len, DType::F32), arena.padded_output(len, dim, pick, act));
             let (x, c) = (x.mat.row_range(from, len), c.slice(from, len));
             forward(&queue(pick), y, x, w);
             let scratch = View::empty();
-            let call = Backward { dx: dx.mat, add_dx: false, dw: None, add_dw: false, c, x, w, scratch };
+            let call = BackwardArgs { dx: dx.mat, add_dx: false, dw: None, add_dw: false, c, x, w, scratch };
             backward(&queue(pick), call);
             (bits(y), dx.bits())
         };
@@ -103,15 +103,15 @@ proptest! {
 
 #[test]
 fn no_rows_make_no_gradient() {
-    let bench = Bench::new(1);
-    let (empty, none) = (Mat::dense(bench.output(0, DType::F32), 0, 5), View::empty());
-    let w = bench.input(&[1.0; 5], DType::F32);
+    let arena = TestArena::new(1);
+    let (empty, none) = (Mat::dense(arena.output(0, DType::F32), 0, 5), View::empty());
+    let w = arena.input(&[1.0; 5], DType::F32);
     for (add_dw, want) in [(true, [2.0; 5]), (false, [0.0; 5])] {
         for queue in queues() {
-            let dw = bench.input(&[2.0; 5], DType::F32);
+            let dw = arena.input(&[2.0; 5], DType::F32);
             let none = none.cast(DType::F32);
             forward(&queue, none, empty, w);
-            let call = Backward {
+            let call = BackwardArgs {
                 dx: empty,
                 add_dx: false,
                 dw: Some(dw),

@@ -7,8 +7,8 @@ use lockstep_core::DType;
 use lockstep_device::Queue;
 use lockstep_device::cuda::GpuError;
 
-use super::bench::{Bench, Case, Operands, tolerance};
-use crate::attention::{self, Backward, Cache, Cores, Extend, Forward, Heads, reference};
+use super::harness::{Case, Harness, Operands, tolerance};
+use crate::attention::{self, BackwardArgs, DecodeArgs, ForwardArgs, Heads, KvCache, TensorCores, reference};
 use crate::dropout::{self, Mask, Site};
 
 /// Lengths at the edges of tiles of 32, 64 and 128 rows.
@@ -18,9 +18,9 @@ const LONG: [usize; 10] = [1, 2, 63, 64, 65, 0, 127, 129, 300, 1000];
 /// Heads of queries, of keys, their width.
 type Shape = (usize, usize, usize);
 
-pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
+pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     // The reference takes its time over long documents: devices that are quick enough get them.
-    let quick = matches!(bench.queue, Queue::Cuda(_));
+    let quick = matches!(harness.queue, Queue::Cuda(_));
     let edges = if quick { &EDGES[..] } else { &EDGES[..5] };
     // Rows at multiples of 16 bytes, and at odd places.
     let shapes = [
@@ -41,30 +41,30 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     ];
     for (shape, pad) in shapes {
         for window in [None, Some(50)] {
-            both(bench, dtype, shape, edges, window, pad, 0.0)?;
+            both(harness, dtype, shape, edges, window, pad, 0.0)?;
         }
     }
     for window in [Some(1), Some(2), Some(64), Some(128), Some(1000)] {
-        both(bench, dtype, (2, 1, 64), edges, window, 8, 0.0)?;
+        both(harness, dtype, (2, 1, 64), edges, window, 8, 0.0)?;
     }
     // Scores that hardly differ, and such as leave one key alone.
     for (shape, pad) in [((2, 1, 64), 8), ((2, 1, 128), 0), ((2, 1, 80), 0), ((4, 2, 20), 1)] {
         for spread in [1e-3, 30.0] {
-            both_spread(bench, dtype, shape, edges, None, pad, 0.0, spread)?;
+            both_spread(harness, dtype, shape, edges, None, pad, 0.0, spread)?;
         }
     }
     for (shape, rate) in [((2, 1, 64), 0.1), ((4, 2, 20), 0.6), ((1, 1, 160), 0.3)] {
-        both(bench, dtype, shape, edges, None, 0, rate)?;
-        both(bench, dtype, shape, edges, Some(50), 1, rate)?;
+        both(harness, dtype, shape, edges, None, 0, rate)?;
+        both(harness, dtype, shape, edges, Some(50), 1, rate)?;
     }
     if quick {
         for (shape, window) in [((2, 1, 64), None), ((1, 1, 128), Some(200)), ((1, 1, 20), None)] {
-            both(bench, dtype, shape, &LONG, window, 0, 0.0)?;
+            both(harness, dtype, shape, &LONG, window, 0, 0.0)?;
         }
         let many: Vec<usize> = (0..400).map(|i| i % 13).collect();
-        both(bench, dtype, (2, 2, 64), &many, None, 0, 0.0)?;
+        both(harness, dtype, (2, 2, 64), &many, None, 0, 0.0)?;
     }
-    both(bench, dtype, (2, 1, 64), &[0, 0], None, 0, 0.0)?;
+    both(harness, dtype, (2, 1, 64), &[0, 0], None, 0, 0.0)?;
 
     for (shape, window, rate) in [
         ((2, 1, 64), None, 0.0),
@@ -72,11 +72,11 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
         ((1, 1, 256), None, 0.0),
         ((2, 1, 20), None, 0.2),
     ] {
-        contract(bench, dtype, shape, window, rate)?;
+        contract(harness, dtype, shape, window, rate)?;
     }
     for shape in [(8, 1, 64), (4, 1, 128), (6, 2, 20), (2, 2, 96), (12, 1, 256), (1, 1, 512)] {
         for window in [None, Some(50)] {
-            grown(bench, dtype, shape, window)?;
+            grown(harness, dtype, shape, window)?;
         }
     }
     Ok(())
@@ -129,7 +129,7 @@ struct Pack<'a> {
     pad: usize,
     rate: f64,
     samples: &'a [u32],
-    cores: Cores,
+    cores: TensorCores,
 }
 
 /// A pack's inputs as they are stored, and everything attention writes, by rows.
@@ -147,17 +147,17 @@ impl Pack<'_> {
         Mask { rate: self.rate, seed: 11, step: 5, layer: 2, site: Site::Probabilities, samples }
     }
 
-    /// Forward, then backward.
+    /// ForwardArgs, then backward.
     fn run(&self, case: &Case, dtype: DType) -> Results {
         let Pack { heads, lens, pad, .. } = *self;
         let [q_cols, k_cols, v_cols] = columns(&heads);
         let (tokens, cols) = (lens.iter().sum::<usize>(), v_cols.end);
-        let qkv = case.framed(self.fused, cols, pad, dtype);
-        let dqkv = case.framed_output(tokens, cols, pad, dtype);
-        let dout = case.framed(self.dout, q_cols.len(), pad, dtype);
-        let out = case.framed_output(tokens, q_cols.len(), pad, dtype);
+        let qkv = case.padded(self.fused, cols, pad, dtype);
+        let dqkv = case.padded_output(tokens, cols, pad, dtype);
+        let dout = case.padded(self.dout, q_cols.len(), pad, dtype);
+        let out = case.padded_output(tokens, q_cols.len(), pad, dtype);
         let lse = case.output(tokens * heads.num_q, DType::F32);
-        let call = Forward {
+        let call = ForwardArgs {
             heads,
             out: out.mat,
             lse,
@@ -170,21 +170,21 @@ impl Pack<'_> {
         };
         attention::forward_on(case.queue, call, self.cores);
         let [dq, dk, dv] = [q_cols, k_cols, v_cols].map(|part| dqkv.mat.columns(part.start, part.len()));
-        let call = Backward { dq, dk, dv, dout: dout.mat, forward: call };
+        let call = BackwardArgs { dq, dk, dv, dout: dout.mat, forward: call };
         attention::backward_on(case.queue, call, self.cores);
         Results {
-            qkv: case.framed_values(&qkv),
-            dout: case.framed_values(&dout),
-            out: case.framed_values(&out),
+            qkv: case.padded_values(&qkv),
+            dout: case.padded_values(&dout),
+            out: case.padded_values(&out),
             lse: case.values(lse),
-            dqkv: case.framed_values(&dqkv),
+            dqkv: case.padded_values(&dqkv),
         }
     }
 }
 
 /// Forward and backward of one pack, on the tensor cores that are used and on those that are left to others.
 fn both(
-    bench: &Bench,
+    harness: &Harness,
     dtype: DType,
     shape: Shape,
     lens: &[usize],
@@ -192,13 +192,13 @@ fn both(
     pad: usize,
     rate: f64,
 ) -> Result<(), GpuError> {
-    both_spread(bench, dtype, shape, lens, window, pad, rate, 1.0)
+    both_spread(harness, dtype, shape, lens, window, pad, rate, 1.0)
 }
 
 /// With scores of size `spread`.
 #[allow(clippy::too_many_arguments)]
 fn both_spread(
-    bench: &Bench,
+    harness: &Harness,
     dtype: DType,
     shape: Shape,
     lens: &[usize],
@@ -207,17 +207,17 @@ fn both_spread(
     rate: f64,
     spread: f32,
 ) -> Result<(), GpuError> {
-    both_on(bench, dtype, shape, lens, window, pad, rate, spread, Cores::Best)?;
-    let cores = matches!(bench.queue, Queue::Cuda(_)) && dtype != DType::F32 && shape.2.is_multiple_of(16);
+    both_on(harness, dtype, shape, lens, window, pad, rate, spread, TensorCores::Best)?;
+    let cores = matches!(harness.queue, Queue::Cuda(_)) && dtype != DType::F32 && shape.2.is_multiple_of(16);
     if cores && rate == 0.0 {
-        both_on(bench, dtype, shape, lens, window, pad, rate, spread, Cores::Common)?;
+        both_on(harness, dtype, shape, lens, window, pad, rate, spread, TensorCores::Sm80)?;
     }
     Ok(())
 }
 
 #[allow(clippy::too_many_arguments)]
 fn both_on(
-    bench: &Bench,
+    harness: &Harness,
     dtype: DType,
     shape: Shape,
     lens: &[usize],
@@ -225,7 +225,7 @@ fn both_on(
     pad: usize,
     rate: f64,
     spread: f32,
-    cores: Cores,
+    cores: TensorCores,
 ) -> Result<(), GpuError> {
     let heads = heads_of(shape, window);
     let (tokens, bounds) = (lens.iter().sum::<usize>(), bounds_of(lens.iter().copied()));
@@ -237,7 +237,7 @@ fn both_on(
     );
     // A score of size s has an error of about s roundings of f32, and its exponential has it relative to itself.
     let tolerance = tolerance(dtype).max(f64::from(spread) * 1e-6);
-    bench.case(name, tolerance, |case| {
+    harness.case(name, tolerance, |case| {
         let [q_cols, _, v_cols] = columns(&heads);
         // Queries and keys share the spread.
         let factor = |i: usize| if i % v_cols.end < v_cols.start { spread.sqrt() } else { 1.0 };
@@ -280,7 +280,7 @@ fn both_on(
 /// The row contract, to the bit: a document alone has the numbers it has in a pack, and the rows of its first
 /// tokens those that they have in the whole, but for dk and dv, which gather from later tokens.
 fn contract(
-    bench: &Bench,
+    harness: &Harness,
     dtype: DType,
     shape: Shape,
     window: Option<usize>,
@@ -289,11 +289,11 @@ fn contract(
     const LENS: [usize; 3] = [40, 200, 9];
     const CUT: usize = 130;
     let heads = heads_of(shape, window);
-    let (cores, (num_q, num_kv, width)) = (Cores::Best, shape);
+    let (cores, (num_q, num_kv, width)) = (TensorCores::Best, shape);
     let name = format!(
         "attention of a document alone, {dtype}, heads {num_q}/{num_kv}×{width}, window {window:?}, dropout {rate}"
     );
-    bench.case(name, 0.0, |case| {
+    harness.case(name, 0.0, |case| {
         let [q_cols, _, v_cols] = columns(&heads);
         let (row, out_row, tokens) = (v_cols.end, q_cols.len(), LENS.iter().sum::<usize>());
         let (fused, dout) = (case.normal_values(tokens * row), case.normal_values(tokens * out_row));
@@ -319,7 +319,7 @@ fn contract(
 }
 
 /// Documents that grow: first by many tokens, then by a few, then one by one. The outputs are those of forward.
-fn grown(bench: &Bench, dtype: DType, shape: Shape, window: Option<usize>) -> Result<(), GpuError> {
+fn grown(harness: &Harness, dtype: DType, shape: Shape, window: Option<usize>) -> Result<(), GpuError> {
     const LENS: [usize; 4] = [1, 9, 75, 150];
     /// Documents are this long after each round, or as long as they get. The last token comes alone.
     const ROUNDS: [usize; 6] = [60, 61, 130, 148, 149, 150];
@@ -330,15 +330,15 @@ fn grown(bench: &Bench, dtype: DType, shape: Shape, window: Option<usize>) -> Re
         "attention over a cache, {dtype}, heads {}/{}×{}, window {window:?}",
         heads.num_q, heads.num_kv, heads.width
     );
-    bench.case(name, tolerance(dtype), |case| {
+    harness.case(name, tolerance(dtype), |case| {
         let [q_cols, k_cols, v_cols] = columns(&heads);
         let (tokens, cols) = (LENS.iter().sum::<usize>(), v_cols.end);
         let storage = case.values(case.normals(tokens * cols, dtype));
         let elems = match case.queue {
-            Queue::Cpu(_) => attention::cache_elems(heads.num_kv, heads.width, 5, capacity),
-            Queue::Cuda(_) => attention::cuda_cache_elems(heads.num_kv, heads.width, 5, capacity, dtype),
+            Queue::Cpu(_) => attention::kv_cache_elems(heads.num_kv, heads.width, 5, capacity),
+            Queue::Cuda(_) => attention::cuda_kv_cache_elems(heads.num_kv, heads.width, 5, capacity, dtype),
         };
-        let cache = Cache { view: case.output(elems, DType::F32), slots: 5, capacity };
+        let cache = KvCache { view: case.output(elems, DType::F32), slots: 5, capacity };
         let scratch = case.output(scratch_elems(case, &heads, &LENS), DType::F32);
         let mut all = vec![f64::NAN; tokens * q_cols.len()];
         let mut before = 0;
@@ -350,9 +350,9 @@ fn grown(bench: &Bench, dtype: DType, shape: Shape, window: Option<usize>) -> Re
             let fused: Vec<f32> =
                 rows().flat_map(|(_, row)| &storage[row * cols..][..cols]).map(|x| *x as f32).collect();
             let positions: Vec<u32> = rows().map(|(i, _)| i as u32).collect();
-            let qkv = case.framed(&fused, cols, 8, dtype);
-            let out = case.framed_output(positions.len(), q_cols.len(), 8, dtype);
-            let call = Extend {
+            let qkv = case.padded(&fused, cols, 8, dtype);
+            let out = case.padded_output(positions.len(), q_cols.len(), 8, dtype);
+            let call = DecodeArgs {
                 heads,
                 out: out.mat,
                 q: qkv.mat.columns(q_cols.start, q_cols.len()),
@@ -364,8 +364,8 @@ fn grown(bench: &Bench, dtype: DType, shape: Shape, window: Option<usize>) -> Re
                 cache,
                 scratch,
             };
-            attention::extend(case.queue, call);
-            let values = case.framed_values(&out);
+            attention::decode(case.queue, call);
+            let values = case.padded_values(&out);
             for (values, (_, row)) in values.chunks_exact(q_cols.len()).zip(rows()) {
                 all[row * q_cols.len()..][..q_cols.len()].copy_from_slice(values);
             }

@@ -4,18 +4,18 @@
 //! Outputs and scratch start as NaN, so that what was not written shows; margins between rows must stay as they
 //! were; every call runs twice and must give the same bits. It runs on a CPU queue too, which tests the tests.
 
+mod activations;
 mod attention;
-mod bench;
-mod products;
-mod rows;
-mod states;
-mod tables;
+mod harness;
+mod matmul;
+mod optimizer;
+mod vocab;
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{Memory, MemoryError, Queue};
 
-use bench::Bench;
+use harness::Harness;
 
 /// The outcome of one call.
 #[derive(Clone, Debug)]
@@ -64,19 +64,19 @@ pub fn run(
     each: &mut dyn FnMut(Check),
 ) -> Result<(), MemoryError> {
     let memory = match queue {
-        Queue::Cpu(cpu) => Memory::take(MEMORY, &cpu.pool)?,
-        Queue::Cuda(cuda) => Memory::take_on(cuda.gpu, MEMORY)?,
+        Queue::Cpu(cpu) => Memory::allocate(MEMORY, &cpu.pool)?,
+        Queue::Cuda(cuda) => Memory::allocate_on(cuda.gpu, MEMORY)?,
     };
-    all(&Bench::new(queue, &memory, seed, selection, each)).map_err(MemoryError::from)
+    all(&Harness::new(queue, &memory, seed, selection, each)).map_err(MemoryError::from)
 }
 
-fn all(bench: &Bench) -> Result<(), GpuError> {
-    states::run(bench)?;
+fn all(harness: &Harness) -> Result<(), GpuError> {
+    optimizer::run(harness)?;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
-        rows::run(bench, dtype)?;
-        tables::run(bench, dtype)?;
-        products::run(bench, dtype)?;
-        attention::run(bench, dtype)?;
+        activations::run(harness, dtype)?;
+        vocab::run(harness, dtype)?;
+        matmul::run(harness, dtype)?;
+        attention::run(harness, dtype)?;
     }
     Ok(())
 }
@@ -96,21 +96,21 @@ mod tests {
         const LARGEST: usize = 300_000;
         let mut launched = BTreeSet::new();
         for sm in [80, 90] {
-            let (gpu, fake) = FakeGpu::make_of(sm, None);
+            let (gpu, fake) = FakeGpu::make_with_sm(sm, None);
             let queue = Queue::Cuda(CudaQueue::new(gpu, 1).unwrap());
-            let memory = Memory::take_on(gpu, MEMORY).unwrap();
+            let memory = Memory::allocate_on(gpu, MEMORY).unwrap();
             let (each, dtype) = (&mut |_| {}, DType::BF16);
             let selection = Selection { largest: LARGEST, ..Selection::ALL };
-            let mut bench = Bench::new(&queue, &memory, 3, selection, each);
-            bench.compares = false;
-            states::run(&bench).unwrap();
-            rows::run(&bench, dtype).unwrap();
-            tables::run(&bench, dtype).unwrap();
-            products::run(&bench, dtype).unwrap();
-            attention::run(&bench, dtype).unwrap();
+            let mut harness = Harness::new(&queue, &memory, 3, selection, each);
+            harness.compares = false;
+            optimizer::run(&harness).unwrap();
+            activations::run(&harness, dtype).unwrap();
+            vocab::run(&harness, dtype).unwrap();
+            matmul::run(&harness, dtype).unwrap();
+            attention::run(&harness, dtype).unwrap();
             launched.extend(fake.launched());
         }
-        let sources = crate::sources(80).into_iter().chain(crate::sources(90));
+        let sources = crate::all_kernel_sources(80).into_iter().chain(crate::all_kernel_sources(90));
         let declared: BTreeSet<String> = sources.flat_map(|(source, _)| kernels(source.text)).collect();
         let missing: Vec<&String> = declared.difference(&launched).collect();
         assert!(missing.is_empty(), "kernels that were not launched: {missing:?}");

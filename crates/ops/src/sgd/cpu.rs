@@ -2,11 +2,11 @@
 
 use lockstep_device::CpuQueue;
 
-use super::{Range, Rates};
+use super::{Hyperparams, ParamRange};
 use crate::optimizer;
 
-pub(super) fn update(cpu: &CpuQueue, range: Range, rates: &Rates) {
-    let (weight_decay, r) = (range.weight_decay, *rates);
+pub(super) fn update(cpu: &CpuQueue, range: ParamRange, params: &Hyperparams) {
+    let (weight_decay, r) = (range.weight_decay, *params);
     match range.momentum {
         None => optimizer::cpu::update(
             cpu,

@@ -1,30 +1,30 @@
 use lockstep_device::View;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Source};
+use lockstep_device::cuda::{CudaQueue, KernelSource};
 
-use super::{Range, Rates};
+use super::{Hyperparams, ParamRange};
 use crate::optimizer::cuda::kernel;
 
-pub(crate) static SOURCE: Source = Source {
+pub(crate) static SOURCE: KernelSource = KernelSource {
     name: "sgd",
     text: concat!(include_str!("../optimizer/update.cu"), include_str!("kernels.cu")),
-    numbers: &[],
+    defines: &[],
 };
 
-pub(super) fn update(cuda: &CudaQueue, range: Range, rates: &Rates, verdict: Option<View>) {
-    let Range { master, working, grad, momentum, weight_decay } = range;
+pub(super) fn update(cuda: &CudaQueue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
+    let ParamRange { master, working, grad, momentum, weight_decay } = range;
     let len = master.len() as u64;
-    let Rates { lr, momentum: factor, nesterov, clip } = *rates;
+    let Hyperparams { lr, momentum: factor, nesterov, clip } = *params;
     match momentum {
         None => {
-            let (kernel, launch) = kernel(cuda, &SOURCE, ["update", "update_packs"], &range.flat([]));
-            let args = args![master, working, grad, len, verdict, clip, lr, weight_decay];
-            // SAFETY: the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and
-            // reads the four numbers of the verdict.
+            let (kernel, launch) = kernel(cuda, &SOURCE, ["update", "update_vec"], &range.flat([]));
+            let args = args![master, working, grad, len, decision, clip, lr, weight_decay];
+            // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and
+            // reads the four numbers of the decision.
             unsafe { cuda.launch(kernel, launch, args) };
         }
         Some(momentum) => {
-            let names = ["update_momentum", "update_momentum_packs"];
+            let names = ["update_momentum", "update_momentum_vec"];
             let (kernel, launch) = kernel(cuda, &SOURCE, names, &range.flat([momentum]));
             let nesterov = u32::from(nesterov);
             let args = args![
@@ -33,7 +33,7 @@ pub(super) fn update(cuda: &CudaQueue, range: Range, rates: &Rates, verdict: Opt
                 grad,
                 momentum,
                 len,
-                verdict,
+                decision,
                 clip,
                 lr,
                 weight_decay,

@@ -21,31 +21,31 @@ struct SgdMomentum {
     }
 };
 
-// p, grad, b [len]; working [len] or null. verdict[4] or null: {sum of squares, norm, clip, skip}.
+// p, grad, b [len]; working [len] or null. decision[4] or null: {sum of squares, norm, clip, skip}.
 extern "C" __global__ void update(
-    f32* p, REAL* working, const f32* grad, u64 len, const f64* verdict, f32 clip, f32 lr, f32 weight_decay
+    f32* p, REAL* working, const f32* grad, u64 len, const f64* decision, f32 clip, f32 lr, f32 weight_decay
 ) {
-    update_range<1>(Range<0>{p, working, grad, {nullptr}, len}, verdict, clip, Sgd{lr, weight_decay});
+    update_range<1>(Range<0>{p, working, grad, {nullptr}, len}, decision, clip, Sgd{lr, weight_decay});
 }
 
-extern "C" __global__ void update_packs(
-    f32* p, REAL* working, const f32* grad, u64 len, const f64* verdict, f32 clip, f32 lr, f32 weight_decay
+extern "C" __global__ void update_vec(
+    f32* p, REAL* working, const f32* grad, u64 len, const f64* decision, f32 clip, f32 lr, f32 weight_decay
 ) {
-    update_range<Pack<f32>::N>(Range<0>{p, working, grad, {nullptr}, len}, verdict, clip, Sgd{lr, weight_decay});
+    update_range<Vec16<f32>::N>(Range<0>{p, working, grad, {nullptr}, len}, decision, clip, Sgd{lr, weight_decay});
 }
 
 extern "C" __global__ void update_momentum(
-    f32* p, REAL* working, const f32* grad, f32* b, u64 len, const f64* verdict, f32 clip,
+    f32* p, REAL* working, const f32* grad, f32* b, u64 len, const f64* decision, f32 clip,
     f32 lr, f32 weight_decay, f32 momentum, u32 nesterov
 ) {
     const SgdMomentum formula = {lr, weight_decay, momentum, nesterov != 0};
-    update_range<1>(Range<1>{p, working, grad, {b}, len}, verdict, clip, formula);
+    update_range<1>(Range<1>{p, working, grad, {b}, len}, decision, clip, formula);
 }
 
-extern "C" __global__ void update_momentum_packs(
-    f32* p, REAL* working, const f32* grad, f32* b, u64 len, const f64* verdict, f32 clip,
+extern "C" __global__ void update_momentum_vec(
+    f32* p, REAL* working, const f32* grad, f32* b, u64 len, const f64* decision, f32 clip,
     f32 lr, f32 weight_decay, f32 momentum, u32 nesterov
 ) {
     const SgdMomentum formula = {lr, weight_decay, momentum, nesterov != 0};
-    update_range<Pack<f32>::N>(Range<1>{p, working, grad, {b}, len}, verdict, clip, formula);
+    update_range<Vec16<f32>::N>(Range<1>{p, working, grad, {b}, len}, decision, clip, formula);
 }

@@ -12,11 +12,11 @@ mod tests;
 
 use lockstep_device::{Queue, View};
 
-use crate::optimizer::Flat;
+use crate::optimizer::FlatRange;
 
 /// What is the same for all parameters of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
+pub struct Hyperparams {
     pub lr: f32,
     /// 0 for a range without a momentum buffer.
     pub momentum: f32,
@@ -28,7 +28,7 @@ pub struct Rates {
 /// One range of parameters, its gradients and its momentum buffer, all f32 and of one length. Without momentum there
 /// is no buffer. `working`, where there is one, receives the parameters rounded to its storage type.
 #[derive(Clone, Copy, Debug)]
-pub struct Range<'m> {
+pub struct ParamRange<'m> {
     pub master: View<'m>,
     pub working: Option<View<'m>>,
     pub grad: View<'m>,
@@ -36,27 +36,27 @@ pub struct Range<'m> {
     pub weight_decay: f32,
 }
 
-impl<'m> Range<'m> {
-    fn flat<const S: usize>(&self, states: [View<'m>; S]) -> Flat<'m, S> {
-        let Range { master, working, grad, .. } = *self;
-        Flat { master, working, grad, states }
+impl<'m> ParamRange<'m> {
+    fn flat<const S: usize>(&self, states: [View<'m>; S]) -> FlatRange<'m, S> {
+        let ParamRange { master, working, grad, .. } = *self;
+        FlatRange { master, working, grad, states }
     }
 }
 
-/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `verdict`
-/// ([`crate::reduce::judge`]) when the update runs, in place of the rates' own; the CPU knows them in time.
-pub fn update(queue: &Queue, range: Range, rates: &Rates, verdict: Option<View>) {
+/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `decision`
+/// ([`crate::reduce::decide_step`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+pub fn update(queue: &Queue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
     match range.momentum {
-        Some(momentum) => range.flat([momentum]).check(verdict),
-        None => range.flat([]).check(verdict),
+        Some(momentum) => range.flat([momentum]).check(decision),
+        None => range.flat([]).check(decision),
     }
-    assert_eq!(range.momentum.is_some(), rates.momentum != 0.0, "a momentum buffer where there is momentum");
-    assert!(rates.momentum != 0.0 || !rates.nesterov, "Nesterov without momentum");
+    assert_eq!(range.momentum.is_some(), params.momentum != 0.0, "a momentum buffer where there is momentum");
+    assert!(params.momentum != 0.0 || !params.nesterov, "Nesterov without momentum");
     match queue {
         Queue::Cpu(cpu) => {
-            assert!(verdict.is_none(), "on the CPU the clip factor is known before the update");
-            cpu::update(cpu, range, rates)
+            assert!(decision.is_none(), "on the CPU the clip factor is known before the update");
+            cpu::update(cpu, range, params)
         }
-        Queue::Cuda(cuda) => cuda::update(cuda, range, rates, verdict),
+        Queue::Cuda(cuda) => cuda::update(cuda, range, params, decision),
     }
 }

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Operands, SameBits, assert_near, bits, dtype, norm, queue, queues, refusal, tolerance, values,
+    Operands, SameBits, TestArena, assert_near, bits, dtype, norm, panic_message, queue, queues, tolerance,
+    values,
 };
 
 fn settings() -> impl Strategy<Value = reference::Settings> {
@@ -18,8 +19,8 @@ fn settings() -> impl Strategy<Value = reference::Settings> {
     })
 }
 
-fn rates(with: &reference::Settings, clip: f32) -> Rates {
-    Rates { lr: with.lr as f32, momentum: with.momentum as f32, nesterov: with.nesterov, clip }
+fn rates(with: &reference::Settings, clip: f32) -> Hyperparams {
+    Hyperparams { lr: with.lr as f32, momentum: with.momentum as f32, nesterov: with.nesterov, clip }
 }
 
 proptest! {
@@ -31,9 +32,9 @@ proptest! {
         len in prop_oneof![5 => 1usize..600, 1 => 33_000usize..36_000], with in settings(),
         clip in prop_oneof![Just(1f32), Just(0.37)], working in prop::option::of(dtype()), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let start: Vec<f32> = bench.normal_values(len).iter().map(|p| p * 0.02).collect();
-        let gradients: Vec<Vec<f32>> = (0..10).map(|_| bench.normal_values(len)).collect();
+        let arena = TestArena::new(seed);
+        let start: Vec<f32> = arena.normal_values(len).iter().map(|p| p * 0.02).collect();
+        let gradients: Vec<Vec<f32>> = (0..10).map(|_| arena.normal_values(len)).collect();
         let mut p: Vec<f64> = start.iter().copied().map(f64::from).collect();
         let mut momentum = vec![0.0; len];
         for g in &gradients {
@@ -41,13 +42,13 @@ proptest! {
             reference::update(&mut p, &mut momentum, &g, &with);
         }
         let mut same = SameBits::new();
-        let grad = bench.output(len, DType::F32);
+        let grad = arena.output(len, DType::F32);
         for queue in queues() {
-            let range = Range {
-                master: bench.input(&start, DType::F32),
-                working: working.map(|dtype| bench.output(len, dtype)),
+            let range = ParamRange {
+                master: arena.input(&start, DType::F32),
+                working: working.map(|dtype| arena.output(len, dtype)),
                 grad,
-                momentum: (with.momentum != 0.0).then(|| bench.input(&vec![0.0; len], DType::F32)),
+                momentum: (with.momentum != 0.0).then(|| arena.input(&vec![0.0; len], DType::F32)),
                 weight_decay: with.weight_decay as f32,
             };
             for g in &gradients {
@@ -66,7 +67,7 @@ proptest! {
             }
             if let Some(copy) = range.working {
                 let master: Vec<f32> = values(range.master).iter().map(|p| *p as f32).collect();
-                prop_assert_eq!(bits(copy), bits(bench.input(&master, copy.dtype())));
+                prop_assert_eq!(bits(copy), bits(arena.input(&master, copy.dtype())));
             }
             same.check(&queue, results);
         }
@@ -79,14 +80,14 @@ proptest! {
         len in 1usize..600, from in 0usize..600, part in 1usize..600, with in settings(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let [p, b, g] = [(); 3].map(|()| bench.normal_values(len));
+        let arena = TestArena::new(seed);
+        let [p, b, g] = [(); 3].map(|()| arena.normal_values(len));
         let run = |pick: usize, from: usize, len: usize| {
-            let [master, buffer, grad] = [&p, &b, &g].map(|x| bench.input(&x[from..from + len], DType::F32));
-            let working = bench.output(len, DType::BF16);
+            let [master, buffer, grad] = [&p, &b, &g].map(|x| arena.input(&x[from..from + len], DType::F32));
+            let working = arena.output(len, DType::BF16);
             let momentum = (with.momentum != 0.0).then_some(buffer);
             let range =
-                Range { master, working: Some(working), grad, momentum, weight_decay: with.weight_decay as f32 };
+                ParamRange { master, working: Some(working), grad, momentum, weight_decay: with.weight_decay as f32 };
             update(&queue(pick), range, &rates(&with, 0.5), None);
             [master, working, buffer].map(bits)
         };
@@ -101,12 +102,17 @@ proptest! {
 
 #[test]
 fn momentum_and_its_buffer_go_together() {
-    let bench = Bench::new(1);
-    let [master, grad, buffer] = [(); 3].map(|()| bench.normals(3, DType::F32));
+    let arena = TestArena::new(1);
+    let [master, grad, buffer] = [(); 3].map(|()| arena.normals(3, DType::F32));
     let run = |momentum: Option<View>, factor: f32, nesterov: bool| {
-        let range = Range { master, working: None, grad, momentum, weight_decay: 0.0 };
-        refusal(|| {
-            update(&Queue::cpu(1), range, &Rates { lr: 0.1, momentum: factor, nesterov, clip: 1.0 }, None)
+        let range = ParamRange { master, working: None, grad, momentum, weight_decay: 0.0 };
+        panic_message(|| {
+            update(
+                &Queue::cpu(1),
+                range,
+                &Hyperparams { lr: 0.1, momentum: factor, nesterov, clip: 1.0 },
+                None,
+            )
         })
     };
     assert!(run(None, 0.9, false).contains("a momentum buffer where there is momentum"));

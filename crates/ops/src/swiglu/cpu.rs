@@ -18,15 +18,15 @@ pub(super) fn forward(cpu: &CpuQueue, y: Mat, g: Mat, u: Mat) {
     }));
 }
 
-/// `AGAIN`: dy becomes y.
-pub(super) fn backward_in_place<const AGAIN: bool>(cpu: &CpuQueue, g: Mat, u: Mat, dy: Mat) {
+/// `RECOMPUTE`: dy becomes y.
+pub(super) fn backward_in_place<const RECOMPUTE: bool>(cpu: &CpuQueue, g: Mat, u: Mat, dy: Mat) {
     with_real!(dy.view.dtype(), R => each_part(cpu, dy, &|first, rows| {
         let [g, u, dy] = [g, u, dy].map(|mat| mat.row_range(first, rows));
         cpu.isa.run(#[inline(always)] || for row in 0..rows {
             // SAFETY: items write disjoint rows of g, u and dy, which lie apart.
             let (g, u, dy) =
                 unsafe { (g.row(row).as_mut::<R>(), u.row(row).as_mut::<R>(), dy.row(row).as_mut::<R>()) };
-            backward_row::<R, AGAIN>(g, u, dy);
+            backward_row::<R, RECOMPUTE>(g, u, dy);
         });
     }));
 }
@@ -49,14 +49,14 @@ fn forward_row<R: Real>(y: &mut [R], g: &[R], u: &[R]) {
 }
 
 #[inline(always)]
-fn backward_row<R: Real, const AGAIN: bool>(g: &mut [R], u: &mut [R], dy: &mut [R]) {
+fn backward_row<R: Real, const RECOMPUTE: bool>(g: &mut [R], u: &mut [R], dy: &mut [R]) {
     for ((g, u), dy) in g.iter_mut().zip(u).zip(dy) {
         let (gate, up, grad) = (g.to_f32(), u.to_f32(), dy.to_f32());
         let s = sigmoid(gate);
         let silu = gate * s;
         *u = R::from_f32(grad * silu);
         *g = R::from_f32(grad * up * (s + silu * (1.0 - s)));
-        if AGAIN {
+        if RECOMPUTE {
             *dy = R::from_f32(silu * up);
         }
     }

@@ -8,13 +8,13 @@ __device__ __forceinline__ REAL gated(REAL g, REAL u) {
     return from_f32<REAL>(gate * sigmoid(gate) * to_f32(u));
 }
 
-// Replaces a gate and what it lets through by their gradients; with AGAIN, also dy by what `gated` gives.
-template <bool AGAIN> __device__ __forceinline__ void to_gradients(REAL& g, REAL& u, REAL& dy) {
+// Replaces a gate and what it lets through by their gradients; with RECOMPUTE, also dy by what `gated` gives.
+template <bool RECOMPUTE> __device__ __forceinline__ void to_gradients(REAL& g, REAL& u, REAL& dy) {
     const f32 gate = to_f32(g), up = to_f32(u), grad = to_f32(dy);
     const f32 s = sigmoid(gate), silu = gate * s;
     u = from_f32<REAL>(grad * silu);
     g = from_f32<REAL>(grad * up * (s + silu * (1.0f - s)));
-    if (AGAIN) dy = from_f32<REAL>(silu * up);
+    if (RECOMPUTE) dy = from_f32<REAL>(silu * up);
 }
 
 template <int N>
@@ -33,7 +33,7 @@ __device__ __forceinline__ void forward_part(
     store_chunk<N>(y + row * y_stride + column, out);
 }
 
-template <int N, bool AGAIN>
+template <int N, bool RECOMPUTE>
 __device__ __forceinline__ void backward_part(
     REAL* g, u32 g_stride, REAL* u, u32 u_stride, REAL* dy, u32 dy_stride, u32 items, u32 cols
 ) {
@@ -46,10 +46,10 @@ __device__ __forceinline__ void backward_part(
     dy += row * dy_stride + column;
     Chunk<REAL, N> gates = load_chunk<N>(g), ups = load_chunk<N>(u), grads = load_chunk<N>(dy);
 #pragma unroll
-    for (int i = 0; i < N; i++) to_gradients<AGAIN>(gates.at[i], ups.at[i], grads.at[i]);
+    for (int i = 0; i < N; i++) to_gradients<RECOMPUTE>(gates.at[i], ups.at[i], grads.at[i]);
     store_chunk<N>(g, gates);
     store_chunk<N>(u, ups);
-    if (AGAIN) store_chunk<N>(dy, grads);
+    if (RECOMPUTE) store_chunk<N>(dy, grads);
 }
 
 // y = silu(g) * u; `items` threads take something.
@@ -59,10 +59,10 @@ extern "C" __global__ void forward(
     forward_part<1>(y, y_stride, g, g_stride, u, u_stride, items, cols);
 }
 
-extern "C" __global__ void forward_packs(
+extern "C" __global__ void forward_vec(
     REAL* y, u32 y_stride, const REAL* g, u32 g_stride, const REAL* u, u32 u_stride, u32 items, u32 cols
 ) {
-    forward_part<Pack<REAL>::N>(y, y_stride, g, g_stride, u, u_stride, items, cols);
+    forward_part<Vec16<REAL>::N>(y, y_stride, g, g_stride, u, u_stride, items, cols);
 }
 
 // g and u become their gradients, from dy.
@@ -72,21 +72,21 @@ extern "C" __global__ void backward(
     backward_part<1, false>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
 }
 
-extern "C" __global__ void backward_packs(
+extern "C" __global__ void backward_vec(
     REAL* g, u32 g_stride, REAL* u, u32 u_stride, REAL* dy, u32 dy_stride, u32 items, u32 cols
 ) {
-    backward_part<Pack<REAL>::N, false>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
+    backward_part<Vec16<REAL>::N, false>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
 }
 
 // The same, and dy becomes y.
-extern "C" __global__ void backward_again(
+extern "C" __global__ void backward_recompute(
     REAL* g, u32 g_stride, REAL* u, u32 u_stride, REAL* dy, u32 dy_stride, u32 items, u32 cols
 ) {
     backward_part<1, true>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
 }
 
-extern "C" __global__ void backward_again_packs(
+extern "C" __global__ void backward_recompute_vec(
     REAL* g, u32 g_stride, REAL* u, u32 u_stride, REAL* dy, u32 dy_stride, u32 items, u32 cols
 ) {
-    backward_part<Pack<REAL>::N, true>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
+    backward_part<Vec16<REAL>::N, true>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
 }

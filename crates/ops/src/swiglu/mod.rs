@@ -13,8 +13,8 @@ use crate::Mat;
 /// y from g and u, all of one shape and storage type. g and u may be columns of one matrix.
 pub fn forward(queue: &Queue, y: Mat, g: Mat, u: Mat) {
     check(&y, &g, &u);
-    y.assert_apart(&g);
-    y.assert_apart(&u);
+    y.assert_disjoint(&g);
+    y.assert_disjoint(&u);
     match queue {
         Queue::Cpu(cpu) => cpu::forward(cpu, y, g, u),
         Queue::Cuda(cuda) => cuda::forward(cuda, y, g, u),
@@ -32,7 +32,7 @@ pub fn backward_in_place(queue: &Queue, g: Mat, u: Mat, dy: Mat) {
 }
 
 /// The same, and replaces dy by y as forward made it: a pass less for who did not keep it.
-pub fn backward_and_again_in_place(queue: &Queue, g: Mat, u: Mat, dy: Mat) {
+pub fn backward_and_recompute_in_place(queue: &Queue, g: Mat, u: Mat, dy: Mat) {
     check_apart(&g, &u, &dy);
     match queue {
         Queue::Cpu(cpu) => cpu::backward_in_place::<true>(cpu, g, u, dy),
@@ -42,9 +42,9 @@ pub fn backward_and_again_in_place(queue: &Queue, g: Mat, u: Mat, dy: Mat) {
 
 fn check_apart(g: &Mat, u: &Mat, dy: &Mat) {
     check(dy, g, u);
-    g.assert_apart(u);
-    dy.assert_apart(g);
-    dy.assert_apart(u);
+    g.assert_disjoint(u);
+    dy.assert_disjoint(g);
+    dy.assert_disjoint(u);
 }
 
 fn check(y: &Mat, g: &Mat, u: &Mat) {

@@ -4,28 +4,28 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::testing::{
-    Bench, Framed, Operands, SameBits, assert_near, bits, differences, dot, dtype, queue, queues, tolerance,
-    values,
+    Operands, PaddedMat, SameBits, TestArena, assert_near, bits, dot, dtype, finite_differences, queue,
+    queues, tolerance, values,
 };
 
 /// Gates and ups side by side, as a block has them: a matrix of twice the columns, with margins.
 fn side_by_side<'b>(
-    bench: &'b Bench,
+    arena: &'b TestArena,
     g: &[f32],
     u: &[f32],
     cols: usize,
     pad: usize,
     act: DType,
-) -> Framed<'b> {
+) -> PaddedMat<'b> {
     let rows = g.chunks_exact(cols).zip(u.chunks_exact(cols));
     let values: Vec<f32> = rows.flat_map(|(g, u)| [g, u].concat()).collect();
-    bench.framed(&values, 2 * cols, pad, act)
+    arena.padded(&values, 2 * cols, pad, act)
 }
 
 /// What is left of a gate that is saturated may be too small for f16's full precision.
 const SMALL: f64 = 1e-3;
 
-fn halves<'b>(both: &Framed<'b>) -> [Mat<'b>; 2] {
+fn halves<'b>(both: &PaddedMat<'b>) -> [Mat<'b>; 2] {
     let cols = both.mat.cols / 2;
     [both.mat.columns(0, cols), both.mat.columns(cols, cols)]
 }
@@ -48,15 +48,15 @@ proptest! {
         (rows, cols) in prop_oneof![4 => (1usize..9, 1usize..60), 1 => (1usize..5, 7_000usize..20_000)],
         pad in 0usize..4, spread in 1f32..8.0, act in dtype(), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let gates: Vec<f32> = bench.normal_values(rows * cols).iter().map(|g| g * spread).collect();
-        let ups = bench.normal_values(rows * cols);
-        let grads = bench.normal_values(rows * cols);
-        let dy = bench.framed(&grads, cols, pad, act);
+        let arena = TestArena::new(seed);
+        let gates: Vec<f32> = arena.normal_values(rows * cols).iter().map(|g| g * spread).collect();
+        let ups = arena.normal_values(rows * cols);
+        let grads = arena.normal_values(rows * cols);
+        let dy = arena.padded(&grads, cols, pad, act);
         let mut same = SameBits::new();
         for queue in queues() {
-            let both = side_by_side(&bench, &gates, &ups, cols, pad, act);
-            let ([g, u], y) = (halves(&both), bench.framed_output(rows, cols, pad, act));
+            let both = side_by_side(&arena, &gates, &ups, cols, pad, act);
+            let ([g, u], y) = (halves(&both), arena.padded_output(rows, cols, pad, act));
             let (gv, uv) = (mat_values(&g), mat_values(&u));
             forward(&queue, y.mat, g, u);
             assert_near(&y.values(), &reference::forward(&gv, &uv), cols, SMALL, tolerance(act));
@@ -66,9 +66,9 @@ proptest! {
             assert_near(&mat_values(&g), &want_g, cols, 0.1 * ((rows * cols) as f64).sqrt(), tolerance(act));
             assert_near(&mat_values(&u), &want_u, cols, SMALL, tolerance(act));
             // With the output made again: the same gradients, and the output as forward made it.
-            let all = side_by_side(&bench, &gates, &ups, cols, pad, act);
-            let ([g, u], grad) = (halves(&all), bench.framed(&grads, cols, pad, act));
-            backward_and_again_in_place(&queue, g, u, grad.mat);
+            let all = side_by_side(&arena, &gates, &ups, cols, pad, act);
+            let ([g, u], grad) = (halves(&all), arena.padded(&grads, cols, pad, act));
+            backward_and_recompute_in_place(&queue, g, u, grad.mat);
             prop_assert!(all.bits() == both.bits(), "other gradients");
             prop_assert!(grad.bits() == y.bits(), "another output");
             same.check(&queue, vec![y.bits(), both.bits()]);
@@ -77,12 +77,12 @@ proptest! {
 
     #[test]
     fn backward_is_the_slope_of_the_forward_reference(len in 1usize..20, seed in any::<u64>()) {
-        let bench = Bench::new(seed);
-        let [g, u, r] = [(); 3].map(|()| bench.normals(len, DType::F32));
+        let arena = TestArena::new(seed);
+        let [g, u, r] = [(); 3].map(|()| arena.normals(len, DType::F32));
         let (gv, uv, rv) = (values(g), values(u), values(r));
         backward_in_place(&Queue::cpu(1), one_row(g), one_row(u), one_row(r));
-        let slope_g = differences(&gv, |g| dot(&rv, &reference::forward(g, &uv)));
-        let slope_u = differences(&uv, |u| dot(&rv, &reference::forward(&gv, u)));
+        let slope_g = finite_differences(&gv, |g| dot(&rv, &reference::forward(g, &uv)));
+        let slope_u = finite_differences(&uv, |u| dot(&rv, &reference::forward(&gv, u)));
         assert_near(&values(g), &slope_g, len, (len as f64).sqrt(), tolerance(DType::F32));
         assert_near(&values(u), &slope_u, len, (len as f64).sqrt(), tolerance(DType::F32));
     }
@@ -93,11 +93,11 @@ proptest! {
         len in 1usize..600, from in 0usize..600, part in 1usize..600, act in dtype(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
-        let [g, u, dy] = [(); 3].map(|()| bench.normal_values(len));
+        let arena = TestArena::new(seed);
+        let [g, u, dy] = [(); 3].map(|()| arena.normal_values(len));
         let run = |pick: usize, from: usize, len: usize| {
-            let [g, u, dy] = [&g, &u, &dy].map(|x| bench.input(&x[from..from + len], act));
-            let y = bench.output(len, act);
+            let [g, u, dy] = [&g, &u, &dy].map(|x| arena.input(&x[from..from + len], act));
+            let y = arena.output(len, act);
             forward(&queue(pick), one_row(y), one_row(g), one_row(u));
             backward_in_place(&queue(pick), one_row(g), one_row(u), one_row(dy));
             [bits(y), bits(g), bits(u)]
@@ -114,15 +114,15 @@ proptest! {
 /// Columns of one matrix are apart; columns that share one are not.
 #[test]
 fn column_ranges_are_told_apart() {
-    let bench = Bench::new(1);
-    let whole = bench.framed_normals(5, 12, 3, DType::BF16).mat;
-    whole.columns(0, 6).assert_apart(&whole.columns(6, 6));
-    whole.columns(6, 6).assert_apart(&whole.columns(0, 6));
+    let arena = TestArena::new(1);
+    let whole = arena.padded_normals(5, 12, 3, DType::BF16).mat;
+    whole.columns(0, 6).assert_disjoint(&whole.columns(6, 6));
+    whole.columns(6, 6).assert_disjoint(&whole.columns(0, 6));
     // A row further down, too.
-    whole.row_range(1, 4).columns(6, 6).assert_apart(&whole.columns(2, 4));
-    whole.row_range(0, 2).assert_apart(&whole.row_range(2, 3));
+    whole.row_range(1, 4).columns(6, 6).assert_disjoint(&whole.columns(2, 4));
+    whole.row_range(0, 2).assert_disjoint(&whole.row_range(2, 3));
     for (start, cols) in [(5, 7), (0, 12), (0, 1), (3, 2)] {
-        let overlap = || whole.columns(0, 6).assert_apart(&whole.row_range(2, 2).columns(start, cols));
+        let overlap = || whole.columns(0, 6).assert_disjoint(&whole.row_range(2, 2).columns(start, cols));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(overlap)).is_err(), "{start}, {cols}");
     }
 }
@@ -130,13 +130,13 @@ fn column_ranges_are_told_apart() {
 /// Saturated gates: the unit becomes u · g or nothing, and never infinite or NaN.
 #[test]
 fn extreme_gates_saturate() {
-    let bench = Bench::new(1);
+    let arena = TestArena::new(1);
     let gates =
         [0.0, -0.0, 20.0, -20.0, 88.5, -88.5, 100.0, -100.0, 1000.0, -1000.0, 60_000.0, -60_000.0, 1e-30];
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for queue in queues() {
-            let (g, y) = (bench.input(&gates, dtype), bench.output(gates.len(), dtype));
-            let (u, dy) = (bench.input(&[0.5; 13], dtype), bench.input(&[0.25; 13], dtype));
+            let (g, y) = (arena.input(&gates, dtype), arena.output(gates.len(), dtype));
+            let (u, dy) = (arena.input(&[0.5; 13], dtype), arena.input(&[0.25; 13], dtype));
             let (gv, uv, dyv) = (values(g), values(u), values(dy));
             forward(&queue, one_row(y), one_row(g), one_row(u));
             let (want_g, want_u) = reference::backward(&dyv, &gv, &uv);

@@ -1,5 +1,5 @@
 use lockstep_config::load;
-use lockstep_model::Kernels;
+use lockstep_model::KernelBackend;
 
 use super::*;
 use crate::setup::{load_tokenizer, model_shape, plan_for};
@@ -12,8 +12,8 @@ fn numbers_with(settings: &[&str], cuda: Option<&CudaVersions>) -> Numbers {
     let tokenizer = load_tokenizer(&config).unwrap();
     let shape = model_shape(&config, &tokenizer).unwrap();
     let kernels = match cuda {
-        Some(_) => Kernels::Cuda { memory: None },
-        None => Kernels::Cpu { num_threads: 1 },
+        Some(_) => KernelBackend::Cuda { memory: None },
+        None => KernelBackend::Cpu { num_threads: 1 },
     };
     let plan = plan_for(&config, &shape, &tokenizer, None, kernels).unwrap();
     Numbers::of(&config, &plan, cuda)

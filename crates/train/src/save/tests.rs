@@ -79,5 +79,5 @@ fn a_spill_file_that_cannot_be_read_leaves_the_last_checkpoint() {
     let mut engine = Engine::new(plan, resources).unwrap();
     engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
     let failed = assert_the_last_one_stays(&engine, || cut_spill_file(dir.path()));
-    assert!(failed.to_string().contains("spill file"), "{failed}");
+    assert!(failed.to_string().contains("offload file"), "{failed}");
 }

@@ -5,7 +5,7 @@ use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::Arg;
 
-use super::super::{Backward, Extend, Forward, Heads};
+use super::super::{BackwardArgs, DecodeArgs, ForwardArgs, Heads};
 use super::{Rows, num_docs, window};
 use crate::Mat;
 
@@ -18,33 +18,33 @@ pub(super) fn join<const N: usize>(lists: &[&[Arg]]) -> [Arg; N] {
 }
 
 /// q, k and v, each with its stride.
-pub(super) fn qkv(call: &Forward) -> [Arg; 6] {
-    let Forward { q, k, v, .. } = *call;
+pub(super) fn qkv(call: &ForwardArgs) -> [Arg; 6] {
+    let ForwardArgs { q, k, v, .. } = *call;
     args![q.view, q.stride, k.view, k.stride, v.view, v.stride]
 }
 
 /// q with its stride, then k and v with the one they share.
-pub(super) fn qkv_one_stride(call: &Forward) -> [Arg; 5] {
-    let Forward { q, k, v, .. } = *call;
+pub(super) fn qkv_one_stride(call: &ForwardArgs) -> [Arg; 5] {
+    let ForwardArgs { q, k, v, .. } = *call;
     assert_eq!(k.stride, v.stride, "one stride of k and v");
     args![q.view, q.stride, k.view, v.view, k.stride]
 }
 
 /// Forward's, with one of the lists above.
-pub(super) fn forward<const N: usize>(call: &Forward, qkv: &[Arg]) -> [Arg; N] {
-    let Forward { heads, out, lse, cu_seqlens, .. } = *call;
+pub(super) fn forward<const N: usize>(call: &ForwardArgs, qkv: &[Arg]) -> [Arg; N] {
+    let ForwardArgs { heads, out, lse, cu_seqlens, .. } = *call;
     join(&[&mat(out), &args![lse], qkv, &documents(cu_seqlens), &of_heads(&heads, heads.num_q)])
 }
 
 /// Those of a kernel of backward that writes `gradients`. `sums` are further arguments of its own.
 pub(super) fn backward<const G: usize, const N: usize>(
     gradients: [Mat; G],
-    call: &Backward,
+    call: &BackwardArgs,
     rows: Rows,
     sums: &[Arg],
     qkv: &[Arg],
 ) -> [Arg; N] {
-    let Backward { dout, forward: Forward { heads, q, cu_seqlens, .. }, .. } = *call;
+    let BackwardArgs { dout, forward: ForwardArgs { heads, q, cu_seqlens, .. }, .. } = *call;
     join(&[
         gradients.map(mat).as_flattened(),
         &mat(dout),
@@ -58,8 +58,8 @@ pub(super) fn backward<const G: usize, const N: usize>(
 }
 
 /// Those of kernels that attend over a cache. They count query heads, or key-value heads: `num_heads`.
-pub(super) fn extend(call: &Extend, num_heads: usize) -> [Arg; 15] {
-    let Extend { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
+pub(super) fn decode(call: &DecodeArgs, num_heads: usize) -> [Arg; 15] {
+    let DecodeArgs { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
     let cache = args![cache.view, cache.slots, cache.capacity];
     let documents = documents(cu_seqlens);
     join(&[&mat(out), &mat(q), &cache, &args![slots, positions], &documents, &of_heads(&heads, num_heads)])

@@ -17,9 +17,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_delta(
     const REAL* b = dout + (size_t)row * dout_stride + (size_t)head * width;
     f32 sum = 0.0f;
     if (there && vectors) {
-        constexpr u32 step = Pack<REAL>::N;
+        constexpr u32 step = Vec16<REAL>::N;
         for (u32 c = lane * step; c < width; c += lanes * step) {
-            const Pack<REAL> left = load_pack(a + c), right = load_pack(b + c);
+            const Vec16<REAL> left = load_vec(a + c), right = load_vec(b + c);
 #pragma unroll
             for (u32 i = 0; i < step; i++) sum = fmaf(to_f32(left.at[i]), to_f32(right.at[i]), sum);
         }

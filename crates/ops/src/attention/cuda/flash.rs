@@ -1,36 +1,36 @@
 //! Attention on tensor cores.
 
 use lockstep_core::DType;
-use lockstep_device::cuda::{Arg, CudaQueue, Launch, Source, Variant};
+use lockstep_device::cuda::{Arg, CudaQueue, KernelSource, KernelVariant, Launch};
 
-use super::super::{Backward, Extend, Forward, Heads};
+use super::super::{BackwardArgs, DecodeArgs, ForwardArgs, Heads};
 use super::{Rows, aligned, args, most_tiles};
 use crate::Mat;
 
-static FORWARD: Source = Source {
+static FORWARD: KernelSource = KernelSource {
     name: "flash_forward",
     text: concat!(
         include_str!("tiles.cu"),
-        include_str!("halves.cu"),
+        include_str!("half_precision.cu"),
         include_str!("registers.cu"),
         include_str!("mma.cu"),
         include_str!("fragments.cu"),
         include_str!("flash_forward.cu")
     ),
-    numbers: &[("THREADS", THREADS as u32), ("PAD", PAD as u32)],
+    defines: &[("THREADS", THREADS as u32), ("PAD", PAD as u32)],
 };
 
-static BACKWARD: Source = Source {
+static BACKWARD: KernelSource = KernelSource {
     name: "flash_backward",
     text: concat!(
         include_str!("tiles.cu"),
-        include_str!("halves.cu"),
+        include_str!("half_precision.cu"),
         include_str!("registers.cu"),
         include_str!("mma.cu"),
         include_str!("fragments.cu"),
         include_str!("flash_backward.cu")
     ),
-    numbers: &[("THREADS", THREADS as u32), ("PAD", PAD as u32), ("NARROW", NARROW as u32)],
+    defines: &[("THREADS", THREADS as u32), ("PAD", PAD as u32), ("NARROW", NARROW as u32)],
 };
 
 const THREADS: usize = 128;
@@ -63,17 +63,17 @@ pub(super) fn can(heads: &Heads, mats: &[&Mat]) -> bool {
     of_type && of_width && heads.scale > 0.0 && mats.iter().all(|mat| aligned(mat))
 }
 
-fn forward_variant(real: DType, width: usize) -> Variant {
+fn forward_variant(real: DType, width: usize) -> KernelVariant {
     let (rows, keys) = forward_tile(width);
-    Variant::of(real)
+    KernelVariant::of(real)
         .with("WIDTH", width as u32)
         .with("ROWS", rows as u32)
         .with("KEYS", keys as u32)
         .with("FORWARD_BYTES", shared_bytes(width, forward_shared_rows(width)) as u32)
 }
 
-fn backward_variant(real: DType, width: usize) -> Variant {
-    Variant::of(real)
+fn backward_variant(real: DType, width: usize) -> KernelVariant {
+    KernelVariant::of(real)
         .with("WIDTH", width as u32)
         .with("ROWS", BACKWARD_ROWS as u32)
         .with("COLS", backward_step(width) as u32)
@@ -95,7 +95,7 @@ const fn shared_bytes(width: usize, rows: usize) -> usize {
     2 * rows * (width + PAD)
 }
 
-pub(super) fn sources(real: DType, width: usize) -> [(&'static Source, Variant); 2] {
+pub(super) fn sources(real: DType, width: usize) -> [(&'static KernelSource, KernelVariant); 2] {
     [(&FORWARD, forward_variant(real, width)), (&BACKWARD, backward_variant(real, width))]
 }
 
@@ -109,17 +109,17 @@ fn forward_launch(tokens: usize, cu_seqlens: lockstep_device::View, heads: &Head
     launch(blocks, heads.width, forward_shared_rows(heads.width))
 }
 
-pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
-    let Forward { heads, q, cu_seqlens, .. } = *call;
+pub(super) fn forward(cuda: &CudaQueue, call: &ForwardArgs) {
+    let ForwardArgs { heads, q, cu_seqlens, .. } = *call;
     let kernel = cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "flash_forward");
     let args: [Arg; 15] = args::forward(call, &args::qkv(call));
-    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
+    // SAFETY: these are the kernel's parameters, in order; it reads and writes rows of documents within the bounds, whose
     // end is the number of rows, and columns of heads, which `check` found in the matrices.
     unsafe { cuda.launch(kernel, forward_launch(q.rows, cu_seqlens, &heads), args) };
 }
 
-pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
-    let Backward { dq, dk, dv, forward: Forward { heads, q, cu_seqlens, .. }, .. } = *call;
+pub(super) fn backward(cuda: &CudaQueue, call: &BackwardArgs, rows: Rows) {
+    let BackwardArgs { dq, dk, dv, forward: ForwardArgs { heads, q, cu_seqlens, .. }, .. } = *call;
     let variant = backward_variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);
     let shared_rows = backward_shared_rows(heads.width);
@@ -141,10 +141,10 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
 }
 
 /// Attends over the cache, in which the new keys and values already are.
-pub(super) fn extend(cuda: &CudaQueue, call: &Extend) {
-    let Extend { heads, q, cu_seqlens, .. } = *call;
-    let kernel = cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "flash_extend");
-    let args = args::extend(call, heads.num_q);
+pub(super) fn decode(cuda: &CudaQueue, call: &DecodeArgs) {
+    let DecodeArgs { heads, q, cu_seqlens, .. } = *call;
+    let kernel = cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "flash_decode");
+    let args = args::decode(call, heads.num_q);
     // SAFETY: as in forward; documents whose slot or length the cache does not have are left out by the kernel.
     unsafe { cuda.launch(kernel, forward_launch(q.rows, cu_seqlens, &heads), args) };
 }

@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_forward(
 
 // The same for new tokens of documents whose keys and values, the new ones among them, are in a cache
 // [slots, G, 2, capacity, h]. `positions` [T], `slots` [documents].
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_extend(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(
     REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
     const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window
 ) {

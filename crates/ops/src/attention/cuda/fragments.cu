@@ -1,8 +1,8 @@
 // Tiles of rows in shared memory, and how parts of them come to the registers of a warp and back.
 
 // 16 bytes of a row, and the threads that copy a row side by side: a power of two.
-constexpr int PACKS = WIDTH / 8;
-constexpr int BESIDE = PACKS & -PACKS;
+constexpr int VECS = WIDTH / 8;
+constexpr int BESIDE = VECS & -VECS;
 
 // Rows [first, first + NUM) of one head, of which there are `len`; the rest is zero.
 template <int NUM> __device__ __forceinline__ void copy_rows(
@@ -18,7 +18,7 @@ template <int NUM> __device__ __forceinline__ void copy_rows(
         if (NUM % STEP != 0 && row >= NUM) break;
         const bool there = first + row < len;
 #pragma unroll
-        for (int pass = 0; pass < PACKS / BESIDE; pass++)
+        for (int pass = 0; pass < VECS / BESIDE; pass++)
             copy_async(to + i * STEP * STRIDE + pass * BESIDE * 8, from + pass * BESIDE * 8, there);
         from += (size_t)STEP * stride;
         row += STEP;
@@ -59,9 +59,9 @@ __device__ __forceinline__ void store_rows(
     }
     __syncwarp();
 #pragma unroll
-    for (int at = lane; at < 16 * PACKS; at += 32) {
-        const int row = at / PACKS, col = at % PACKS * 8;
+    for (int at = lane; at < 16 * VECS; at += 32) {
+        const int row = at / VECS, col = at % VECS * 8;
         if (first + row < len)
-            store_pack(to + (size_t)(first + row) * stride + col, load_pack(tile + row * STRIDE + col));
+            store_vec(to + (size_t)(first + row) * stride + col, load_vec(tile + row * STRIDE + col));
     }
 }

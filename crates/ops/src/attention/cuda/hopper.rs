@@ -2,35 +2,35 @@
 //! `flash` does the others, and every other GPU.
 
 use lockstep_core::DType;
-use lockstep_device::cuda::{Arg, CudaQueue, Gpu, Launch, Source, Variant};
+use lockstep_device::cuda::{Arg, CudaQueue, Gpu, KernelSource, KernelVariant, Launch};
 
-use super::super::{Backward, Forward};
-use super::{Rows, args, most_tiles, turns};
+use super::super::{BackwardArgs, ForwardArgs};
+use super::{Rows, args, hopper_fused_backward, most_tiles};
 
-static FORWARD: Source = Source {
+static FORWARD: KernelSource = KernelSource {
     name: "hopper_forward",
     text: concat!(
         include_str!("tiles.cu"),
-        include_str!("halves.cu"),
+        include_str!("half_precision.cu"),
         include_str!("registers.cu"),
         include_str!("wgmma.cu"),
         include_str!("panels.cu"),
         include_str!("hopper_forward.cu")
     ),
-    numbers: &[("GROUP_ROWS", GROUP_ROWS as u32), ("GROUP_THREADS", GROUP_THREADS as u32)],
+    defines: &[("GROUP_ROWS", GROUP_ROWS as u32), ("GROUP_THREADS", GROUP_THREADS as u32)],
 };
 
-static BACKWARD: Source = Source {
+static BACKWARD: KernelSource = KernelSource {
     name: "hopper_backward",
     text: concat!(
         include_str!("tiles.cu"),
-        include_str!("halves.cu"),
+        include_str!("half_precision.cu"),
         include_str!("registers.cu"),
         include_str!("wgmma.cu"),
         include_str!("panels.cu"),
         include_str!("hopper_backward.cu")
     ),
-    numbers: &[("GROUP_ROWS", GROUP_ROWS as u32), ("GROUP_THREADS", GROUP_THREADS as u32)],
+    defines: &[("GROUP_ROWS", GROUP_ROWS as u32), ("GROUP_THREADS", GROUP_THREADS as u32)],
 };
 
 pub(super) const SM: u32 = 90;
@@ -50,7 +50,7 @@ const fn forward_keys(width: usize) -> usize {
 }
 
 /// Whether these kernels can do this, as those of `flash` can.
-pub(super) fn can(gpu: &Gpu, call: &Forward) -> bool {
+pub(super) fn can(gpu: &Gpu, call: &ForwardArgs) -> bool {
     fits(gpu.sm, call.heads.width) && call.k.stride == call.v.stride
 }
 
@@ -58,16 +58,16 @@ pub(super) fn fits(sm: u32, width: usize) -> bool {
     sm == SM && WIDTHS.contains(&width)
 }
 
-fn forward_variant(real: DType, width: usize) -> Variant {
-    Variant::of(real)
+fn forward_variant(real: DType, width: usize) -> KernelVariant {
+    KernelVariant::of(real)
         .with("WIDTH", width as u32)
         .with("ROWS", FORWARD_ROWS as u32)
         .with("KEYS", forward_keys(width) as u32)
         .with("FORWARD_BYTES", shared_bytes(width, forward_shared_rows(width), 0) as u32)
 }
 
-fn backward_variant(real: DType, width: usize) -> Variant {
-    Variant::of(real)
+fn backward_variant(real: DType, width: usize) -> KernelVariant {
+    KernelVariant::of(real)
         .with("WIDTH", width as u32)
         .with("ROWS", BACKWARD_ROWS as u32)
         .with("COLS", BACKWARD_COLS as u32)
@@ -90,14 +90,17 @@ const fn shared_bytes(width: usize, rows: usize, numbers: usize) -> usize {
     2 * rows * width + 4 * numbers
 }
 
-pub(super) fn all_sources() -> Vec<(&'static Source, Variant)> {
+pub(super) fn all_sources() -> Vec<(&'static KernelSource, KernelVariant)> {
     let each = [DType::BF16, DType::F16].into_iter().flat_map(|real| WIDTHS.map(|width| (real, width)));
     each.flat_map(|(real, width)| sources(real, width)).collect()
 }
 
-pub(super) fn sources(real: DType, width: usize) -> [(&'static Source, Variant); 2] {
-    let backward =
-        if turns::fits(width) { turns::source(real) } else { (&BACKWARD, backward_variant(real, width)) };
+pub(super) fn sources(real: DType, width: usize) -> [(&'static KernelSource, KernelVariant); 2] {
+    let backward = if hopper_fused_backward::fits(width) {
+        hopper_fused_backward::source(real)
+    } else {
+        (&BACKWARD, backward_variant(real, width))
+    };
     [(&FORWARD, forward_variant(real, width)), backward]
 }
 
@@ -107,23 +110,23 @@ fn launch(blocks: usize, rows: usize, width: usize, shared_rows: usize, shared_n
     Launch { shared: shared_bytes(width, shared_rows, shared_numbers), ..Launch::new(blocks, threads) }
 }
 
-pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
-    let Forward { heads, q, cu_seqlens, .. } = *call;
+pub(super) fn forward(cuda: &CudaQueue, call: &ForwardArgs) {
+    let ForwardArgs { heads, q, cu_seqlens, .. } = *call;
     let kernel =
         cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "hopper_forward");
     let args: [Arg; 14] = args::forward(call, &args::qkv_one_stride(call));
     let blocks = most_tiles(q.rows, cu_seqlens, FORWARD_ROWS) * heads.num_q;
     let shared_rows = forward_shared_rows(heads.width);
-    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
+    // SAFETY: these are the kernel's parameters, in order; it reads and writes rows of documents within the bounds, whose
     // end is the number of rows, and columns of heads, which `check` found in the matrices.
     unsafe { cuda.launch(kernel, launch(blocks, FORWARD_ROWS, heads.width, shared_rows, 0), args) };
 }
 
-pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
-    if turns::fits(call.forward.heads.width) {
-        return turns::backward(cuda, call, rows);
+pub(super) fn backward(cuda: &CudaQueue, call: &BackwardArgs, rows: Rows) {
+    if hopper_fused_backward::fits(call.forward.heads.width) {
+        return hopper_fused_backward::backward(cuda, call, rows);
     }
-    let Backward { dq, dk, dv, forward: Forward { heads, q, cu_seqlens, .. }, .. } = *call;
+    let BackwardArgs { dq, dk, dv, forward: ForwardArgs { heads, q, cu_seqlens, .. }, .. } = *call;
     let variant = backward_variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, BACKWARD_ROWS);
     let shared_rows = BACKWARD_SHARED_ROWS;

@@ -8,26 +8,26 @@
 //! its own from the bounds.
 
 mod args;
-mod extend;
+mod decode;
 mod flash;
 mod hopper;
+mod hopper_fused_backward;
 mod plain;
-mod turns;
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::View;
-use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
+use lockstep_device::cuda::{CudaQueue, KernelSource, KernelVariant, Launch};
 
-use super::{Backward, Forward, Heads};
+use super::{BackwardArgs, ForwardArgs, Heads};
 use crate::Mat;
 
-pub use extend::cuda_cache_elems;
-pub(super) use extend::extend;
+pub use decode::cuda_kv_cache_elems;
+pub(super) use decode::decode;
 
-static DELTA: Source = Source {
+static DELTA: KernelSource = KernelSource {
     name: "attention_delta",
     text: include_str!("delta.cu"),
-    numbers: &[("THREADS", DELTA_THREADS as u32)],
+    defines: &[("THREADS", DELTA_THREADS as u32)],
 };
 
 /// Threads of a block of `attention_delta`.
@@ -35,20 +35,23 @@ const DELTA_THREADS: usize = 256;
 
 /// The scratch that backward needs on a GPU.
 pub fn cuda_scratch_bytes(tokens: usize, num_q_heads: usize, width: usize) -> Bytes {
-    Bytes(4 * (2 * tokens * num_q_heads + turns::shared_elems(tokens, num_q_heads, width)) as u64)
+    Bytes(
+        4 * (2 * tokens * num_q_heads + hopper_fused_backward::shared_elems(tokens, num_q_heads, width))
+            as u64,
+    )
 }
 
 /// Every source of attention for a GPU, in variants that between them have every path of the kernels: all tile
 /// shapes, even and odd widths, and each element type.
-pub fn cuda_sources(sm: u32) -> Vec<(&'static Source, Variant)> {
+pub fn all_cuda_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)> {
     let mut all = Vec::new();
     for real in [DType::F32, DType::BF16, DType::F16] {
-        all.push((&DELTA, Variant::of(real)));
-        all.extend([plain::variant(real, 20), extend::source(real, 128, 4)]);
+        all.push((&DELTA, KernelVariant::of(real)));
+        all.extend([plain::variant(real, 20), decode::source(real, 128, 4)]);
     }
     all.extend([128, 256, 512].map(|width| plain::variant(DType::F32, width)));
     all.extend(
-        [(20, 3), (64, 1), (256, 8), (512, 4)].map(|(width, group)| extend::source(DType::F32, width, group)),
+        [(20, 3), (64, 1), (256, 8), (512, 4)].map(|(width, group)| decode::source(DType::F32, width, group)),
     );
     all.extend(
         [16, 48, 64, 80, 96, 128, 256].into_iter().flat_map(|width| flash::sources(DType::BF16, width)),
@@ -61,9 +64,14 @@ pub fn cuda_sources(sm: u32) -> Vec<(&'static Source, Variant)> {
 }
 
 /// What training with such heads asks for.
-pub fn cuda_sources_of(sm: u32, real: DType, heads: &Heads, drops: bool) -> Vec<(&'static Source, Variant)> {
+pub fn model_cuda_sources(
+    sm: u32,
+    real: DType,
+    heads: &Heads,
+    drops: bool,
+) -> Vec<(&'static KernelSource, KernelVariant)> {
     let flash = !drops && real != DType::F32 && heads.width.is_multiple_of(16) && heads.width <= 256;
-    let mut all = vec![(&DELTA, Variant::of(real))];
+    let mut all = vec![(&DELTA, KernelVariant::of(real))];
     if flash && hopper::fits(sm, heads.width) {
         all.extend(hopper::sources(real, heads.width));
     } else if flash {
@@ -76,33 +84,33 @@ pub fn cuda_sources_of(sm: u32, real: DType, heads: &Heads, drops: bool) -> Vec<
 
 /// Which tensor cores to use, where any can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cores {
+pub(crate) enum TensorCores {
     /// The best of this GPU.
     Best,
     /// Those that every GPU from sm_80 on has.
-    Common,
+    Sm80,
 }
 
-pub(super) fn forward(cuda: &CudaQueue, call: &Forward, cores: Cores) {
-    let Forward { heads, out, q, k, v, dropout, .. } = call;
+pub(super) fn forward(cuda: &CudaQueue, call: &ForwardArgs, cores: TensorCores) {
+    let ForwardArgs { heads, out, q, k, v, dropout, .. } = call;
     if dropout.is_some() || !flash::can(heads, &[out, q, k, v]) {
         plain::forward(cuda, call);
-    } else if cores == Cores::Best && hopper::can(cuda.gpu, call) {
+    } else if cores == TensorCores::Best && hopper::can(cuda.gpu, call) {
         hopper::forward(cuda, call);
     } else {
         flash::forward(cuda, call);
     }
 }
 
-pub(super) fn backward(cuda: &CudaQueue, call: &Backward, cores: Cores) {
-    let Backward { dq, dk, dv, dout, forward: Forward { heads, q, k, v, dropout, .. } } = call;
+pub(super) fn backward(cuda: &CudaQueue, call: &BackwardArgs, cores: TensorCores) {
+    let BackwardArgs { dq, dk, dv, dout, forward: ForwardArgs { heads, q, k, v, dropout, .. } } = call;
     if dropout.is_some() || !flash::can(heads, &[dq, dk, dv, dout, q, k, v]) {
         let rows = prepare(cuda, call, 1.0);
         plain::backward(cuda, call, rows);
         return;
     }
     let rows = prepare(cuda, call, flash::LOG_SCALE);
-    if cores == Cores::Best && hopper::can(cuda.gpu, &call.forward) {
+    if cores == TensorCores::Best && hopper::can(cuda.gpu, &call.forward) {
         hopper::backward(cuda, call, rows);
     } else {
         flash::backward(cuda, call, rows);
@@ -119,15 +127,15 @@ struct Rows<'m> {
 }
 
 /// Fills the scratch. The log-sum-exps are multiplied by `log_scale`.
-fn prepare<'m>(cuda: &CudaQueue, call: &Backward<'m>, log_scale: f32) -> Rows<'m> {
-    let Backward { dout, forward: Forward { heads, out, lse, scratch, .. }, .. } = *call;
+fn prepare<'m>(cuda: &CudaQueue, call: &BackwardArgs<'m>, log_scale: f32) -> Rows<'m> {
+    let BackwardArgs { dout, forward: ForwardArgs { heads, out, lse, scratch, .. }, .. } = *call;
     let Heads { num_q, width, .. } = heads;
     let (tokens, scratch) = (out.rows, scratch.cast(DType::F32));
     assert!(
         scratch.bytes() as u64 >= cuda_scratch_bytes(tokens, num_q, width).0,
         "scratch of attention's backward"
     );
-    let (shared, each) = (turns::shared_elems(tokens, num_q, width), tokens * num_q);
+    let (shared, each) = (hopper_fused_backward::shared_elems(tokens, num_q, width), tokens * num_q);
     let rows = Rows {
         shared: scratch.slice(0, shared),
         delta: scratch.slice(shared, each),
@@ -154,7 +162,7 @@ fn prepare<'m>(cuda: &CudaQueue, call: &Backward<'m>, log_scale: f32) -> Rows<'m
         u32::from(vectors),
         log_scale,
     ];
-    // SAFETY: the kernel's parameters in order; a row of a head is read within its matrices' [T, H h], and the
+    // SAFETY: these are the kernel's parameters, in order; a row of a head is read within its matrices' [T, H h], and the
     // two results have a number for each.
     unsafe { cuda.launch(kernel, launch, args) };
     rows

@@ -5,8 +5,8 @@ constexpr int GROUPS = ROWS / GROUP_ROWS, THREADS = GROUP_THREADS * GROUPS;
 __device__ __forceinline__ int warp_group() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP_THREADS, 0); }
 
 // 16 bytes of a row.
-constexpr int PACKS = WIDTH / 8;
-constexpr int PANEL_PACKS = 8, PANEL_COLS = 64, ROW_BYTES = 128;
+constexpr int VECS = WIDTH / 8;
+constexpr int PANEL_VECS = 8, PANEL_COLS = 64, ROW_BYTES = 128;
 
 // How many documents are gone over together, where blocks are of one of so many heads: as many as have their keys and
 // values in the second-level cache.
@@ -16,7 +16,7 @@ extern __shared__ __align__(1024) REAL room[];
 
 // Where the 16-byte part `pack` of a row of a tile of NUM rows is.
 template <int NUM> __device__ __forceinline__ int place(int row, int pack) {
-    return (pack / PANEL_PACKS * NUM + row) * PANEL_COLS + (pack % PANEL_PACKS ^ row % 8) * 8;
+    return (pack / PANEL_VECS * NUM + row) * PANEL_COLS + (pack % PANEL_VECS ^ row % 8) * 8;
 }
 
 // Rows [first, first + NUM) of one head, of which there are `len`; the rest is zero. With BESIDE, the same rows of
@@ -24,10 +24,10 @@ template <int NUM> __device__ __forceinline__ int place(int row, int pack) {
 template <int NUM, int BESIDE = 0, int BY = THREADS> __device__ __forceinline__ void copy_rows(
     REAL* to, const REAL* from, u32 stride, u32 first, u32 len, long long apart = 0, u32 thread = threadIdx.x
 ) {
-    constexpr int STEP = BY / PACKS;
+    constexpr int STEP = BY / VECS;
     static_assert(NUM % STEP == 0 && STEP % 8 == 0, "every thread copies the same part of rows");
-    const u32 pack = thread % PACKS, row = first + thread / PACKS;
-    const u32 at = shared_address(to) + 2 * place<NUM>(thread / PACKS, pack);
+    const u32 pack = thread % VECS, row = first + thread / VECS;
+    const u32 at = shared_address(to) + 2 * place<NUM>(thread / VECS, pack);
     from += (size_t)row * stride + pack * 8;
 #pragma unroll
     for (u32 i = 0; i < NUM; i += STEP) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_rows(
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
 #pragma unroll
-    for (int n = 0; n < PACKS; n++) {
+    for (int n = 0; n < VECS; n++) {
         u32* low = reinterpret_cast<u32*>(tile + place<ROWS>(row + g, n) + 2 * t);
         u32* high = reinterpret_cast<u32*>(tile + place<ROWS>(row + g + 8, n) + 2 * t);
         *low = round_pair(c[n][0] * by_low, c[n][1] * by_low, REAL{});
@@ -89,9 +89,9 @@ __device__ __forceinline__ void store_rows(
     }
     __syncwarp();
 #pragma unroll
-    for (int at = lane; at < 16 * PACKS; at += 32) {
-        const int r = at / PACKS, pack = at % PACKS;
+    for (int at = lane; at < 16 * VECS; at += 32) {
+        const int r = at / VECS, pack = at % VECS;
         if (first + r < len)
-            store_pack(to + (size_t)(first + r) * stride + pack * 8, load_pack(tile + place<ROWS>(row + r, pack)));
+            store_vec(to + (size_t)(first + r) * stride + pack * 8, load_vec(tile + place<ROWS>(row + r, pack)));
     }
 }

@@ -2,16 +2,16 @@
 
 use lockstep_core::DType;
 use lockstep_device::args;
-use lockstep_device::cuda::{Arg, CudaQueue, Launch, Source, Variant};
+use lockstep_device::cuda::{Arg, CudaQueue, KernelSource, KernelVariant, Launch};
 
-use super::super::{Backward, Extend, Forward};
+use super::super::{BackwardArgs, DecodeArgs, ForwardArgs};
 use super::{Rows, args, most_tiles};
 use crate::dropout::Mask;
 
-static PLAIN: Source = Source {
+static PLAIN: KernelSource = KernelSource {
     name: "attention_plain",
     text: concat!(include_str!("tiles.cu"), include_str!("plain.cu")),
-    numbers: &[("THREADS", THREADS as u32)],
+    defines: &[("THREADS", THREADS as u32)],
 };
 
 const THREADS: usize = 64;
@@ -26,9 +26,9 @@ const fn tile(width: usize) -> usize {
     }
 }
 
-pub(super) fn variant(real: DType, width: usize) -> (&'static Source, Variant) {
+pub(super) fn variant(real: DType, width: usize) -> (&'static KernelSource, KernelVariant) {
     assert!((1..=MAX_WIDTH).contains(&width), "a head of {width}: at most {MAX_WIDTH} on a GPU");
-    let variant = Variant::of(real)
+    let variant = KernelVariant::of(real)
         .with("WIDTH", width as u32)
         .with("TILE", tile(width) as u32)
         .with("STRIDE", stride(width) as u32)
@@ -68,20 +68,20 @@ fn dropout_args(dropout: Option<Mask>) -> [Arg; 6] {
     }
 }
 
-pub(super) fn forward(cuda: &CudaQueue, call: &Forward) {
-    let Forward { heads, q, cu_seqlens, dropout, .. } = *call;
+pub(super) fn forward(cuda: &CudaQueue, call: &ForwardArgs) {
+    let ForwardArgs { heads, q, cu_seqlens, dropout, .. } = *call;
     let (source, variant) = variant(q.view.dtype(), heads.width);
     let kernel = cuda.kernel_variant(source, variant, "plain_forward");
     let blocks = most_tiles(q.rows, cu_seqlens, tile(heads.width)) * heads.num_q;
     let first: [Arg; 15] = args::forward(call, &args::qkv(call));
     let args: [Arg; 21] = args::join(&[&first, &dropout_args(dropout)]);
-    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose
+    // SAFETY: these are the kernel's parameters, in order; it reads and writes rows of documents within the bounds, whose
     // end is the number of rows, and columns of heads, which `check` found in the matrices.
     unsafe { cuda.launch(kernel, launch(blocks, heads.width, FORWARD_ROOM), args) };
 }
 
-pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
-    let Backward { dq, dk, dv, forward: Forward { heads, q, cu_seqlens, dropout, .. }, .. } = *call;
+pub(super) fn backward(cuda: &CudaQueue, call: &BackwardArgs, rows: Rows) {
+    let BackwardArgs { dq, dk, dv, forward: ForwardArgs { heads, q, cu_seqlens, dropout, .. }, .. } = *call;
     let (source, variant) = variant(q.view.dtype(), heads.width);
     let tiles = most_tiles(q.rows, cu_seqlens, tile(heads.width));
     let (qkv, dropped) = (args::qkv(&call.forward), dropout_args(dropout));
@@ -102,12 +102,12 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
 }
 
 /// Attends over the cache, in which the new keys and values already are.
-pub(super) fn extend(cuda: &CudaQueue, call: &Extend) {
-    let Extend { heads, q, cu_seqlens, .. } = *call;
+pub(super) fn decode(cuda: &CudaQueue, call: &DecodeArgs) {
+    let DecodeArgs { heads, q, cu_seqlens, .. } = *call;
     let (source, variant) = variant(q.view.dtype(), heads.width);
-    let kernel = cuda.kernel_variant(source, variant, "plain_extend");
+    let kernel = cuda.kernel_variant(source, variant, "plain_decode");
     let blocks = most_tiles(q.rows, cu_seqlens, tile(heads.width)) * heads.num_q;
-    let args = args::extend(call, heads.num_q);
+    let args = args::decode(call, heads.num_q);
     // SAFETY: as in forward; documents whose slot or length the cache does not have are left out by the kernel.
     unsafe { cuda.launch(kernel, launch(blocks, heads.width, FORWARD_ROOM), args) };
 }

@@ -63,7 +63,7 @@ impl Rows {
         if rows.is_multiple_of(TILE) && depth.is_multiple_of(STEP) {
             return Rows { base: mat.view.as_ptr(), tile: TILE * mat.stride, row: mat.stride, next: STEP };
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { pack::rows(mat, room) };
         Rows::copied(depth, room)
     }
@@ -73,7 +73,7 @@ impl Rows {
     /// # Safety
     /// Nobody writes A meanwhile, on a machine with tiles.
     #[inline(always)]
-    pub(super) unsafe fn turned(
+    pub(super) unsafe fn transposed(
         mat: Mat,
         first: usize,
         rows: usize,
@@ -81,7 +81,7 @@ impl Rows {
         depth: usize,
         room: &mut [bf16],
     ) -> Rows {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { pack::columns(mat.row_range(k, depth).columns(first, rows), room) };
         Rows::copied(depth, room)
     }
@@ -131,7 +131,7 @@ struct Sums([f32; SIDE * SIDE]);
 pub(super) unsafe fn block(_set_up: &Tiles, block: &Block) {
     debug_assert!((1..=SIDE).contains(&block.rows) && (1..=block.b_width).contains(&block.cols));
     let whole = block.rows.is_multiple_of(TILE) && block.cols.is_multiple_of(TILE);
-    // SAFETY: the caller's promise; tiles are set up.
+    // SAFETY: guaranteed by the caller; tiles are set up.
     unsafe {
         if whole && block.init.is_null() {
             return machine::multiply(block, block.c, block.c_row);

@@ -17,7 +17,7 @@ use crate::matmul::cpu::ROW_BLOCK;
 #[inline(always)]
 pub(in crate::matmul) unsafe fn natural(mat: Mat, out: *mut bf16, apart: usize) {
     debug_assert!(mat.rows <= STEP);
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let source = unsafe { mat.view.as_slice::<bf16>() };
     let row = |k: usize| if k < mat.rows { &source[k * mat.stride..][..mat.cols] } else { &[] };
     for word in 0..STEP / 2 {
@@ -30,7 +30,7 @@ pub(in crate::matmul) unsafe fn natural(mat: Mat, out: *mut bf16, apart: usize) 
             };
             let (even, odd) = (part(even, even_rest), part(odd, odd_rest));
             let words: [[bf16; 2]; NR] = std::array::from_fn(|j| [even[j], odd[j]]);
-            // SAFETY: a row of words of this panel, by the caller's promise.
+            // SAFETY: a row of words of this panel, as the caller guarantees.
             unsafe {
                 out.add(panel * apart + word * 2 * NR).cast::<[[bf16; 2]; NR]>().write_unaligned(words)
             };
@@ -47,7 +47,7 @@ pub(in crate::matmul) unsafe fn transposed(mat: Mat, width: usize, panel: &mut [
     let (cols, depth) = (mat.rows, mat.cols);
     let panel = &mut panel[..depth.next_multiple_of(STEP) * width];
     debug_assert!(cols <= width && width.is_multiple_of(TILE));
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let source = unsafe { mat.view.as_slice::<bf16>() };
     for k in (0..depth).step_by(STEP) {
         for col in (0..width).step_by(TILE) {
@@ -76,7 +76,7 @@ pub(in crate::matmul) unsafe fn transposed(mat: Mat, width: usize, panel: &mut [
 /// Nobody writes A.
 #[inline(always)]
 pub(super) unsafe fn rows(mat: Mat, room: &mut [bf16]) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let source = unsafe { mat.view.as_slice::<bf16>() };
     let steps = mat.cols.div_ceil(STEP);
     let (tiles, _) = room.as_chunks_mut::<STEP>();
@@ -105,7 +105,7 @@ pub(super) unsafe fn columns(mat: Mat, room: &mut [bf16]) {
     for step in 0..steps {
         let k = step * STEP;
         assert!(mat.cols <= ROW_BLOCK);
-        // SAFETY: the caller's promise, and the words have room for as many panels as a row block has columns.
+        // SAFETY: guaranteed by the caller, and the words have room for as many panels as a row block has columns.
         unsafe { natural(mat.row_range(k, STEP.min(mat.rows - k)), words.as_mut_ptr(), PANEL) };
         for tile in 0..tiles {
             let from = &words[tile * TILE / NR * PANEL + tile * TILE % NR * 2..];

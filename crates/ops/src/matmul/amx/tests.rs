@@ -3,11 +3,11 @@ use lockstep_device::{Amx, Queue, View};
 use proptest::prelude::*;
 
 use crate::Mat;
-use crate::matmul::{Init, KC, nn, nt, reference, scratch_bytes, tn};
-use crate::testing::{Bench, Operands, assert_near, bits, tolerance, values};
+use crate::matmul::{Accumulate, KC, nn, nt, reference, scratch_bytes, tn};
+use crate::testing::{Operands, TestArena, assert_near, bits, tolerance, values};
 
-fn scratch<'b>(bench: &'b Bench, queue: &Queue) -> View<'b> {
-    bench.output(scratch_bytes(queue.num_threads()).0 as usize / 4, DType::F32)
+fn scratch<'b>(arena: &'b TestArena, queue: &Queue) -> View<'b> {
+    arena.output(scratch_bytes(queue.num_threads()).0 as usize / 4, DType::F32)
 }
 
 /// Whether there are tiles to test.
@@ -51,21 +51,21 @@ proptest! {
         }
         // Inner dimensions that A is read in place for would be rare.
         let k = if whole { k.next_multiple_of(32) } else { k };
-        let bench = Bench::new(seed);
+        let arena = TestArena::new(seed);
         let queue = Queue::cpu(threads);
-        let scratch = scratch(&bench, &queue);
+        let scratch = scratch(&arena, &queue);
         let [a, at, w, wt] = [(m, k), (k, m), (n, k), (k, n)].map(|(rows, cols)| {
-            Mat::strided(bench.normals(rows * (cols + pad), DType::BF16), rows, cols, cols + pad)
+            Mat::strided(arena.normals(rows * (cols + pad), DType::BF16), rows, cols, cols + pad)
         });
-        let start = bench.normal_values(m * n);
+        let start = arena.normal_values(m * n);
         for form in ["nt", "nn", "tn"] {
             let out = if narrow && form != "tn" { DType::BF16 } else { DType::F32 };
-            let base = bench.input(&start, out);
-            let c = if init_kind == 1 { bench.input(&start, out) } else { bench.output(m * n, out) };
+            let base = arena.input(&start, out);
+            let c = if init_kind == 1 { arena.input(&start, out) } else { arena.output(m * n, out) };
             let init = match init_kind {
-                0 => Init::Zero,
-                1 => Init::Accumulate,
-                _ => Init::Residual(Mat::dense(base, m, n)),
+                0 => Accumulate::Overwrite,
+                1 => Accumulate::Add,
+                _ => Accumulate::Residual(Mat::dense(base, m, n)),
             };
             let to = Mat::dense(c, m, n);
             let (left, right) = match form {
@@ -87,7 +87,7 @@ proptest! {
                 "nt" => right_values[j * right.stride + l],
                 _ => right_values[l * right.stride + j],
             };
-            let mut close = reference::product(m, n, k, left_at, right_at);
+            let mut close = reference::matmul(m, n, k, left_at, right_at);
             let mut same = Vec::new();
             for i in 0..m {
                 for j in 0..n {
@@ -97,7 +97,7 @@ proptest! {
                 }
             }
             assert_near(&values(c), &close, n, ((m * n * k) as f64).sqrt(), tolerance(out));
-            prop_assert!(bits(c) == bits(bench.input(&same, out)), "{form}: other bits than the definition's");
+            prop_assert!(bits(c) == bits(arena.input(&same, out)), "{form}: other bits than the definition's");
         }
     }
 
@@ -107,17 +107,17 @@ proptest! {
         m in 2usize..260, n in 1usize..100, k in 1usize..500, from in 0usize..260, len in 1usize..260,
         out in prop_oneof![Just(DType::F32), Just(DType::BF16)], seed in any::<u64>(),
     ) {
-        let bench = Bench::new(seed);
+        let arena = TestArena::new(seed);
         let queue = Queue::cpu(2);
-        let scratch = scratch(&bench, &queue);
-        let (a, w) = (bench.normals(m * k, DType::BF16), bench.normals(n * k, DType::BF16));
-        let whole = bench.output(m * n, out);
-        nt(&queue, Mat::dense(whole, m, n), Mat::dense(a, m, k), Mat::dense(w, n, k), Init::Zero, scratch);
+        let scratch = scratch(&arena, &queue);
+        let (a, w) = (arena.normals(m * k, DType::BF16), arena.normals(n * k, DType::BF16));
+        let whole = arena.output(m * n, out);
+        nt(&queue, Mat::dense(whole, m, n), Mat::dense(a, m, k), Mat::dense(w, n, k), Accumulate::Overwrite, scratch);
         let from = from % m;
         let rows = len.min(m - from);
-        let part = bench.output(rows * n, out);
+        let part = arena.output(rows * n, out);
         let a_part = Mat::dense(a, m, k).row_range(from, rows);
-        nt(&queue, Mat::dense(part, rows, n), a_part, Mat::dense(w, n, k), Init::Zero, scratch);
+        nt(&queue, Mat::dense(part, rows, n), a_part, Mat::dense(w, n, k), Accumulate::Overwrite, scratch);
         prop_assert_eq!(bits(part), bits(whole.slice(from * n, rows * n)));
     }
 }
@@ -136,33 +136,33 @@ fn slabs_of_every_kind() {
         (65, 80_000, 7, 2, DType::F32),
         (65, 80_000, 7, 2, DType::BF16),
     ] {
-        let bench = Bench::new(5);
+        let arena = TestArena::new(5);
         let queue = Queue::cpu(threads);
-        let (a, b) = (bench.normals(m * k, DType::BF16), bench.normals(n * k, DType::BF16));
-        let c = bench.output(m * n, out);
+        let (a, b) = (arena.normals(m * k, DType::BF16), arena.normals(n * k, DType::BF16));
+        let c = arena.output(m * n, out);
         let (a_mat, b_mat) = (Mat::dense(a, m, k), Mat::dense(b, n, k));
-        nt(&queue, Mat::dense(c, m, n), a_mat, b_mat, Init::Zero, scratch(&bench, &queue));
+        nt(&queue, Mat::dense(c, m, n), a_mat, b_mat, Accumulate::Overwrite, scratch(&arena, &queue));
         let (av, bv) = (values(a), values(b));
         let want: Vec<f32> = (0..m * n)
             .map(|at| defined(k, None, |l| av[at / n * k + l] as f32, |l| bv[at % n * k + l] as f32))
             .collect();
-        assert_eq!(bits(c), bits(bench.input(&want, out)), "{m} x {k} x {n}");
+        assert_eq!(bits(c), bits(arena.input(&want, out)), "{m} x {k} x {n}");
     }
 }
 
 /// A number that is none stays one, and spoils only its own row and column.
 #[test]
 fn what_is_not_finite_stays_where_it_belongs() {
-    let bench = Bench::new(7);
+    let arena = TestArena::new(7);
     let queue = Queue::cpu(1);
     for m in [3, 100] {
         let (n, k) = (40, 45);
         let mut a = vec![1f32; m * k];
         a[2 * k + 44] = f32::NAN;
-        let (a, b) = (bench.input(&a, DType::BF16), bench.input(&vec![1f32; n * k], DType::BF16));
-        let c = bench.output(m * n, DType::F32);
+        let (a, b) = (arena.input(&a, DType::BF16), arena.input(&vec![1f32; n * k], DType::BF16));
+        let c = arena.output(m * n, DType::F32);
         let (a_mat, b_mat) = (Mat::dense(a, m, k), Mat::dense(b, n, k));
-        nt(&queue, Mat::dense(c, m, n), a_mat, b_mat, Init::Zero, scratch(&bench, &queue));
+        nt(&queue, Mat::dense(c, m, n), a_mat, b_mat, Accumulate::Overwrite, scratch(&arena, &queue));
         for (at, value) in values(c).into_iter().enumerate() {
             assert!(if at / n == 2 { value.is_nan() } else { value == 45.0 }, "{value} at {at}");
         }

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::super::turn::turned;
+use super::super::transpose::transpose_16x16;
 use super::{Block, SIDE, STEP, TILE};
 
 /// Tiles of C in 0 to 3, of A in 4 and 5, of B in 6 and 7. All in one piece: nothing is left in tiles between two.
@@ -152,11 +152,11 @@ pub(super) unsafe fn add(block: &Block, sums: *const f32) {
 /// Both are valid for the square, on a machine with AVX-512.
 #[target_feature(enable = "avx512f")]
 pub(super) unsafe fn transpose(from: *const bf16, from_row: usize, to: *mut bf16, to_row: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let rows: [__m512i; 16] =
         std::array::from_fn(|i| unsafe { _mm512_loadu_si512(from.add(i * from_row).cast()) });
-    for (j, column) in turned(rows).into_iter().enumerate() {
-        // SAFETY: the caller's promise.
+    for (j, column) in transpose_16x16(rows).into_iter().enumerate() {
+        // SAFETY: guaranteed by the caller.
         unsafe { _mm512_storeu_si512(to.add(j * to_row).cast(), column) };
     }
 }

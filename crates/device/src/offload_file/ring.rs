@@ -1,4 +1,4 @@
-//! Many requests at once, through io_uring.
+//! Transfers with many requests in flight, through io_uring.
 
 use std::fs::File;
 use std::io;
@@ -8,11 +8,11 @@ use std::sync::Mutex;
 
 use io_uring::{IoUring, opcode, squeue, types};
 
-/// Requests under way at once, and bytes of each.
+/// Requests in flight at once, and the bytes of each.
 const DEPTH: usize = 16;
 const REQUEST: usize = 256 << 10;
 
-/// A ring of its own for each spill file. Lanes take turns.
+/// Each offload file has a ring of its own. Lanes share it under a lock.
 pub(super) struct Ring(Mutex<IoUring>);
 
 impl std::fmt::Debug for Ring {
@@ -22,7 +22,7 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// `None` where the system has no io_uring, or does not allow it, as in many containers.
+    /// `None` where the system lacks io_uring or forbids it, as in many containers.
     pub(super) fn open() -> Option<Ring> {
         IoUring::new(DEPTH as u32).ok().map(|ring| Ring(Mutex::new(ring)))
     }
@@ -32,7 +32,7 @@ impl Ring {
         let entry = |start: usize, len: usize| {
             opcode::Read::new(fd, base.wrapping_add(start), len as u32).offset(offset + start as u64).build()
         };
-        // What was cut short comes the plain way, errors included.
+        // Complete short reads with plain calls, which also report the error.
         self.transfer(into.len(), &entry, &mut |start, end| {
             // SAFETY: inside `into`, which no request touches any more.
             let rest = unsafe { std::slice::from_raw_parts_mut(base.add(start), end - start) };
@@ -50,32 +50,33 @@ impl Ring {
         })
     }
 
-    /// Makes requests that together cover `[0, len)`, and has `rest` do what they leave.
+    /// Submits requests that together cover `[0, len)` and calls `rest` for what they leave incomplete.
     fn transfer(
         &self,
         len: usize,
         entry: &dyn Fn(usize, usize) -> squeue::Entry,
         rest: &mut dyn FnMut(usize, usize) -> io::Result<()>,
     ) -> io::Result<()> {
-        // After a panic requests may still be under way, and the next transfer would take their ends for its own's.
-        let broken = |_| io::Error::other("io_uring stopped working");
+        // After a panic requests may still be in flight, and the next transfer would mistake their completions for its
+        // own.
+        let broken = |_| io::Error::other("io_uring stopped working after a panic");
         let mut ring = self.0.lock().map_err(broken)?;
         for first in (0..len).step_by(DEPTH * REQUEST) {
             let requests = (len - first).div_ceil(REQUEST).min(DEPTH);
             let bounds = |i: usize| (first + i * REQUEST, (first + (i + 1) * REQUEST).min(len));
             for i in 0..requests {
                 let (start, end) = bounds(i);
-                // SAFETY: the entry's bytes are the caller's to read or write until `finish` has seen every
-                // request end; the file outlives the call.
+                // SAFETY: the entry's bytes belong to the caller until `finish` has seen every request complete; the
+                // file outlives the call.
                 unsafe { ring.submission().push(&entry(start, end - start).user_data(i as u64)) }
-                    .expect("the ring has room for a batch");
+                    .expect("the ring holds a whole batch");
             }
             let results = finish(&mut ring, requests);
             for (i, result) in results.iter().enumerate().take(requests) {
                 let (start, end) = bounds(i);
                 let moved = match *result {
                     moved @ 0.. => moved as usize,
-                    // Interrupted, or not now: done below.
+                    // Interrupted or temporarily unavailable: completed below.
                     code if matches!(-code, EINTR | EAGAIN) => 0,
                     code => return Err(io::Error::from_raw_os_error(-code)),
                 };
@@ -91,7 +92,7 @@ impl Ring {
 const EINTR: i32 = 4;
 const EAGAIN: i32 = 11;
 
-/// Submits what was pushed and waits until all of it has ended: until then its bytes are the kernel's.
+/// Submits the queued requests and waits until all have completed: until then the kernel owns their bytes.
 fn finish(ring: &mut IoUring, requests: usize) -> [i32; DEPTH] {
     let mut results = [0; DEPTH];
     let mut ended = 0;
@@ -99,7 +100,7 @@ fn finish(ring: &mut IoUring, requests: usize) -> [i32; DEPTH] {
         match ring.submit_and_wait(1) {
             Ok(_) => {}
             Err(cause) if matches!(cause.raw_os_error(), Some(EINTR | EAGAIN)) => {}
-            // Returning would give back memory that the kernel may still write to.
+            // Returning would release memory that the kernel may still write to.
             Err(cause) => panic!("io_uring stopped working: {cause}"),
         }
         for done in ring.completion() {
@@ -115,14 +116,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_that_a_panic_left_is_not_used_again() {
+    fn a_ring_is_not_reused_after_a_panic() {
         let Some(ring) = Ring::open() else { return };
         let (file, mut bytes) = (tempfile::tempfile().unwrap(), [1u8; 64]);
         let (at, fd) = (bytes.as_mut_ptr(), types::Fd(file.as_raw_fd()));
         let entry =
             |start: usize, len: usize| opcode::Read::new(fd, at.wrapping_add(start), len as u32).build();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            // The file is empty, so that there is a rest.
+            // The file is empty, so the read is short and `rest` is called.
             ring.transfer(64, &entry, &mut |_, _| panic!("on purpose"))
         }));
         assert!(outcome.is_err());

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 /// Word j of row i becomes word i of row j.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn turned(rows: [__m512i; 16]) -> [__m512i; 16] {
+pub(super) fn transpose_16x16(rows: [__m512i; 16]) -> [__m512i; 16] {
     let mut pairs = rows;
     for i in 0..8 {
         pairs[2 * i] = _mm512_unpacklo_epi32(rows[2 * i], rows[2 * i + 1]);

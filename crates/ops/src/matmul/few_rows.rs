@@ -14,8 +14,8 @@ use lockstep_core::DType;
 use lockstep_device::{Amx, CpuQueue, Isa, Real, Tiles, View};
 
 use super::cpu::{A_ELEMS, C_ELEMS, PACKED_ELEMS, ROW_BLOCK};
-use super::kernel::{Tile, weights};
-use super::{Init, KC, MR, NR, amx, pack};
+use super::kernel::{Tile, tile_unpacked_a};
+use super::{Accumulate, KC, MR, NR, amx, pack};
 use crate::Mat;
 use crate::dispatch::with_real;
 
@@ -32,7 +32,15 @@ pub(super) fn applies(m: usize, k: usize) -> bool {
 }
 
 /// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ.
-pub(super) fn product(cpu: &CpuQueue, amx: Option<Amx>, c: Mat, a: Mat, b: Mat, init: Init, scratch: View) {
+pub(super) fn matmul(
+    cpu: &CpuQueue,
+    amx: Option<Amx>,
+    c: Mat,
+    a: Mat,
+    b: Mat,
+    init: Accumulate,
+    scratch: View,
+) {
     if c.rows <= NARROW {
         in_panels::<NARROW>(cpu, amx, c, a, b, init, scratch);
     } else {
@@ -46,7 +54,7 @@ fn in_panels<const WIDTH: usize>(
     c: Mat,
     a: Mat,
     b_mat: Mat,
-    init: Init,
+    init: Accumulate,
     scratch: View,
 ) {
     let num_threads = cpu.pool.num_threads();
@@ -140,15 +148,23 @@ impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
     }
 
     /// Some columns of C: A times these rows of B.
-    fn times_rows(&self, cpu: &CpuQueue, c: Mat, b: Mat, init: Init, columns: Range<usize>, room: &Room) {
+    fn times_rows(
+        &self,
+        cpu: &CpuQueue,
+        c: Mat,
+        b: Mat,
+        init: Accumulate,
+        columns: Range<usize>,
+        room: &Room,
+    ) {
         let (first, rows) = (columns.start, columns.len());
         // Transposed: \[rows, WIDTH\] for every panel.
         // SAFETY: the room is the working thread's own.
         let sums = unsafe { room.sums.first(self.panels() * rows * WIDTH).as_mut::<f32>() };
         let start = match init {
-            Init::Zero => None,
-            Init::Accumulate => Some(c),
-            Init::Residual(residual) => Some(residual),
+            Accumulate::Overwrite => None,
+            Accumulate::Add => Some(c),
+            Accumulate::Residual(residual) => Some(residual),
         };
         if let Some(start) = start {
             with_real!(start.view.dtype(), R => {
@@ -185,7 +201,7 @@ impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
                 // SAFETY: inside the rows of B, the panel and these sums; nothing overlaps.
                 unsafe {
                     let sums = sums.as_mut_ptr().add((p * b.rows + at) * WIDTH);
-                    weights::<WIDTH>(
+                    tile_unpacked_a::<WIDTH>(
                         cpu.isa,
                         &Tile {
                             depth: b.cols,
@@ -218,7 +234,7 @@ impl<'m, const WIDTH: usize> Packed<'m, WIDTH> {
         room: &Room,
         sums: &mut [f32],
     ) {
-        // SAFETY: the room is the working thread's own; B is an input of this call, and nobody writes it meanwhile.
+        // SAFETY: the room is the working thread's own; B is an input of this call, and nobody writes it during the call.
         let a = cpu.isa.run(
             #[inline(always)]
             || unsafe { amx::Rows::of(b, 0, b.rows, 0, b.cols, room.b.cast(DType::BF16).as_mut::<bf16>()) },
@@ -257,7 +273,7 @@ fn in_f32(cpu: &CpuQueue, b: Mat, room: &mut [f32]) -> (*const f32, usize) {
         return (b.view.as_ptr(), b.stride);
     }
     with_real!(b.view.dtype(), R => {
-        // SAFETY: B is an input of this call; nobody writes it meanwhile.
+        // SAFETY: B is an input of this call; nobody writes it during the call.
         let source = unsafe { b.view.as_slice::<R>() };
         cpu.isa.run(#[inline(always)] || pack::widen_rows(source, b.stride, b.rows, b.cols, room));
     });

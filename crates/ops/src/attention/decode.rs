@@ -9,15 +9,15 @@ use lockstep_device::{CpuQueue, Isa, Queue, Real, View};
 
 use super::block::{Head, Operand, Panels, padded};
 use super::forward::{Keys, QueryBlock, Room};
-use super::{BLOCK_K, BLOCK_Q, Heads, cuda, cuda_cache_elems};
+use super::{BLOCK_K, BLOCK_Q, Heads, cuda, cuda_kv_cache_elems};
 use crate::Mat;
-use crate::apart::assert_apart;
+use crate::disjoint::assert_disjoint;
 use crate::dispatch::with_real;
 use crate::matmul::NR;
 
 /// One layer's keys and values of `slots` documents, each with room for `capacity` tokens.
 #[derive(Clone, Copy, Debug)]
-pub struct Cache<'m> {
+pub struct KvCache<'m> {
     pub view: View<'m>,
     pub slots: usize,
     pub capacity: usize,
@@ -26,7 +26,7 @@ pub struct Cache<'m> {
 /// `out`\[T, H·h\] from the new tokens' q, k, v and what the cache holds of their documents; k and v join
 /// the cache.
 #[derive(Clone, Copy, Debug)]
-pub struct Extend<'m> {
+pub struct DecodeArgs<'m> {
     pub heads: Heads,
     pub out: Mat<'m>,
     pub q: Mat<'m>,
@@ -38,12 +38,12 @@ pub struct Extend<'m> {
     pub positions: View<'m>,
     /// Each document's slot in the cache: \[documents\] in u32.
     pub slots: View<'m>,
-    pub cache: Cache<'m>,
+    pub cache: KvCache<'m>,
     pub scratch: View<'m>,
 }
 
 /// The size of one layer's cache on the CPU, in f32 elements.
-pub fn cache_elems(num_kv: usize, width: usize, slots: usize, capacity: usize) -> usize {
+pub fn kv_cache_elems(num_kv: usize, width: usize, slots: usize, capacity: usize) -> usize {
     slots * num_kv * head_elems(width, capacity)
 }
 
@@ -51,25 +51,25 @@ fn head_elems(width: usize, capacity: usize) -> usize {
     capacity.next_multiple_of(BLOCK_K) * (width + padded(width))
 }
 
-pub fn extend(queue: &Queue, call: Extend) {
+pub fn decode(queue: &Queue, call: DecodeArgs) {
     check(queue, &call);
     match queue {
         Queue::Cpu(cpu) => run(cpu, &call),
-        Queue::Cuda(queue) => cuda::extend(queue, &call),
+        Queue::Cuda(queue) => cuda::decode(queue, &call),
     }
 }
 
-fn check(queue: &Queue, call: &Extend) {
+fn check(queue: &Queue, call: &DecodeArgs) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     assert!(num_q.is_multiple_of(num_kv), "{num_q} query heads over {num_kv} key-value heads");
     for (mat, heads) in [(&call.q, num_q), (&call.out, num_q), (&call.k, num_kv), (&call.v, num_kv)] {
         assert_eq!((mat.rows, mat.cols), (call.q.rows, heads * width), "attention shapes");
         assert_eq!(mat.view.dtype(), call.q.view.dtype(), "one storage type");
     }
-    let Cache { view, slots, capacity } = call.cache;
+    let KvCache { view, slots, capacity } = call.cache;
     let elems = match queue {
-        Queue::Cpu(_) => cache_elems(num_kv, width, slots, capacity),
-        Queue::Cuda(_) => cuda_cache_elems(num_kv, width, slots, capacity, call.q.view.dtype()),
+        Queue::Cpu(_) => kv_cache_elems(num_kv, width, slots, capacity),
+        Queue::Cuda(_) => cuda_kv_cache_elems(num_kv, width, slots, capacity, call.q.view.dtype()),
     };
     assert_eq!((view.len(), view.dtype()), (elems, DType::F32), "size of the cache");
     assert_eq!(call.cu_seqlens.len(), call.slots.len() + 1, "a slot per document");
@@ -77,12 +77,12 @@ fn check(queue: &Queue, call: &Extend) {
     for indices in [call.cu_seqlens, call.slots, call.positions] {
         assert_eq!(indices.dtype(), DType::U32, "bounds, slots and positions");
     }
-    let Extend { out, q, k, v, cu_seqlens, positions, slots, scratch, .. } = *call;
-    assert_apart(&[out.view, view, scratch], &[q.view, k.view, v.view, cu_seqlens, positions, slots]);
+    let DecodeArgs { out, q, k, v, cu_seqlens, positions, slots, scratch, .. } = *call;
+    assert_disjoint(&[out.view, view, scratch], &[q.view, k.view, v.view, cu_seqlens, positions, slots]);
 }
 
 /// An item is one key-value head of one document: it stores the new keys and values, then attends.
-fn run(cpu: &CpuQueue, call: &Extend) {
+fn run(cpu: &CpuQueue, call: &DecodeArgs) {
     // SAFETY: bounds, positions and slots are only read.
     let (bounds, positions, slots) = unsafe {
         (call.cu_seqlens.as_slice::<u32>(), call.positions.as_slice::<u32>(), call.slots.as_slice::<u32>())
@@ -99,7 +99,7 @@ fn run(cpu: &CpuQueue, call: &Extend) {
             let (slot, past) = (slots[doc] as usize, positions[first] as usize);
             assert!(slot < call.cache.slots, "slot {slot} of {}", call.cache.slots);
             assert!(past + end - first <= call.cache.capacity, "a document outgrows its cache");
-            // SAFETY: a worker's part of the scratch is its own.
+            // SAFETY: a worker uses only its own part of the scratch.
             let scratch = unsafe { call.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
             let item = Item { call, first, len: end - first, slot, past, kv_head };
             item.run::<R>(cpu.isa, scratch);
@@ -108,7 +108,7 @@ fn run(cpu: &CpuQueue, call: &Extend) {
 }
 
 struct Item<'a, 'm> {
-    call: &'a Extend<'m>,
+    call: &'a DecodeArgs<'m>,
     first: usize,
     len: usize,
     slot: usize,
@@ -204,8 +204,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::attention::{Forward, forward, scratch_bytes};
-    use crate::testing::{Bench, Operands, bits, dtype};
+    use crate::attention::{ForwardArgs, forward, scratch_bytes};
+    use crate::testing::{Operands, TestArena, bits, dtype};
 
     proptest! {
         /// Documents that grow by any steps, in any slots, beside any others: the bits of training.
@@ -215,35 +215,35 @@ mod tests {
             window in prop_oneof![Just(None), (1usize..100).prop_map(Some)],
             lens in prop::collection::vec(1usize..150, 1..4), seed in any::<u64>(),
         ) {
-            let bench = Bench::new(seed);
+            let arena = TestArena::new(seed);
             let queue = Queue::cpu(2);
             let heads = Heads { num_q: num_kv * group, num_kv, width, scale: 0.3, window };
             let (q_cols, kv_cols) = (heads.num_q * width, num_kv * width);
             let tokens: usize = lens.iter().sum();
-            let [q, k, v] = [q_cols, kv_cols, kv_cols].map(|cols| bench.normals(tokens * cols, storage));
-            let scratch = bench.output(scratch_bytes(2, 150, width).0 as usize / 4, DType::F32);
+            let [q, k, v] = [q_cols, kv_cols, kv_cols].map(|cols| arena.normals(tokens * cols, storage));
+            let scratch = arena.output(scratch_bytes(2, 150, width).0 as usize / 4, DType::F32);
             let ends: Vec<usize> = lens.iter().scan(0, |end, len| { *end += len; Some(*end) }).collect();
             let bounds: Vec<u32> = [0].into_iter().chain(ends.iter().map(|e| *e as u32)).collect();
-            let whole = bench.output(tokens * q_cols, storage);
-            forward(&queue, Forward {
+            let whole = arena.output(tokens * q_cols, storage);
+            forward(&queue, ForwardArgs {
                 heads,
                 out: Mat::dense(whole, tokens, q_cols),
-                lse: bench.output(tokens * heads.num_q, DType::F32),
+                lse: arena.output(tokens * heads.num_q, DType::F32),
                 q: Mat::dense(q, tokens, q_cols),
                 k: Mat::dense(k, tokens, kv_cols),
                 v: Mat::dense(v, tokens, kv_cols),
-                cu_seqlens: bench.input_u32(&bounds),
+                cu_seqlens: arena.input_u32(&bounds),
                 dropout: None,
                 scratch,
             });
 
             let slots = lens.len() + 1;
-            let cache = bench.output(cache_elems(num_kv, width, slots, 150), DType::F32);
-            let cache = Cache { view: cache, slots, capacity: 150 };
+            let cache = arena.output(kv_cache_elems(num_kv, width, slots, 150), DType::F32);
+            let cache = KvCache { view: cache, slots, capacity: 150 };
             let mut grown = vec![0; lens.len()];
             for pass in 0.. {
                 // A token at a time, or many, or none yet.
-                let steps = bench.indices(lens.len(), 3);
+                let steps = arena.indices(lens.len(), 3);
                 let news: Vec<(usize, usize)> = (0..lens.len())
                     .map(|d| (d, [0, 1, 40][steps[d] as usize].min(lens[d] - grown[d])))
                     .filter(|(_, new)| *new > 0)
@@ -262,24 +262,24 @@ mod tests {
                     picked.extend((grown[*doc]..grown[*doc] + new).map(|t| start + t));
                     grown[*doc] += new;
                 }
-                let bench = Bench::new(seed ^ pass);
+                let arena = TestArena::new(seed ^ pass);
                 let rows_of = |view: View, cols: usize| {
                     let mut all = vec![0f32; view.len()];
                     view.read_f32(&mut all).unwrap();
                     let picked: Vec<f32> =
                         picked.iter().flat_map(|t| all[t * cols..][..cols].to_vec()).collect();
-                    bench.input(&picked, storage)
+                    arena.input(&picked, storage)
                 };
-                let out = bench.output(rows * q_cols, storage);
-                extend(&queue, Extend {
+                let out = arena.output(rows * q_cols, storage);
+                decode(&queue, DecodeArgs {
                     heads,
                     out: Mat::dense(out, rows, q_cols),
                     q: Mat::dense(rows_of(q, q_cols), rows, q_cols),
                     k: Mat::dense(rows_of(k, kv_cols), rows, kv_cols),
                     v: Mat::dense(rows_of(v, kv_cols), rows, kv_cols),
-                    cu_seqlens: bench.input_u32(&bounds),
-                    positions: bench.input_u32(&positions),
-                    slots: bench.input_u32(&news.iter().map(|(d, _)| slots as u32 - 1 - *d as u32).collect::<Vec<_>>()),
+                    cu_seqlens: arena.input_u32(&bounds),
+                    positions: arena.input_u32(&positions),
+                    slots: arena.input_u32(&news.iter().map(|(d, _)| slots as u32 - 1 - *d as u32).collect::<Vec<_>>()),
                     cache,
                     scratch,
                 });

@@ -10,7 +10,7 @@ use lockstep_device::{Memory, Queue, View};
 use super::{Check, Selection};
 use crate::Mat;
 use crate::errors::Errors;
-pub(crate) use crate::operands::{Framed, Operands};
+pub(crate) use crate::operands::{Operands, PaddedMat};
 
 /// Rounding to the storage type, with room for a few of them. This is for whole tensors; `errors` says what follows for
 /// rows and elements.
@@ -24,7 +24,7 @@ pub(crate) fn tolerance(dtype: DType) -> f64 {
 }
 
 /// A queue to check and where to report to.
-pub(crate) struct Bench<'a> {
+pub(crate) struct Harness<'a> {
     pub(crate) queue: &'a Queue,
     memory: &'a Memory,
     seed: u64,
@@ -35,15 +35,15 @@ pub(crate) struct Bench<'a> {
     each: RefCell<&'a mut dyn FnMut(Check)>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Harness<'a> {
     pub(crate) fn new(
         queue: &'a Queue,
         memory: &'a Memory,
         seed: u64,
         selection: Selection<'a>,
         each: &'a mut dyn FnMut(Check),
-    ) -> Bench<'a> {
-        Bench { queue, memory, seed, selection, compares: true, cases: 0.into(), each: RefCell::new(each) }
+    ) -> Harness<'a> {
+        Harness { queue, memory, seed, selection, compares: true, cases: 0.into(), each: RefCell::new(each) }
     }
 
     /// Whether operands of so many elements are checked.
@@ -114,29 +114,29 @@ pub(crate) struct Case<'a> {
 impl<'a> Case<'a> {
     /// A view's values, once all that was issued is done.
     pub(crate) fn values(&self, view: View) -> Vec<f64> {
-        self.filled(self.queue.synchronize());
+        self.check_device(self.queue.synchronize());
         match view.dtype() {
             DType::F64 => {
                 let mut out = vec![0f64; view.len()];
-                self.filled(view.read(&mut out));
+                self.check_device(view.read(&mut out));
                 out
             }
             DType::U32 => {
                 let mut out = vec![0u32; view.len()];
-                self.filled(view.read(&mut out));
+                self.check_device(view.read(&mut out));
                 out.into_iter().map(f64::from).collect()
             }
             _ => {
                 let mut out = vec![0f32; view.len()];
-                self.filled(view.read_f32(&mut out));
+                self.check_device(view.read_f32(&mut out));
                 out.into_iter().map(f64::from).collect()
             }
         }
     }
 
     /// The rows of a matrix, one after the other; notes margins that were written to.
-    pub(crate) fn framed_values(&self, framed: &Framed) -> Vec<f64> {
-        let (inside, outside) = framed.inside(self.values(framed.whole));
+    pub(crate) fn padded_values(&self, padded: &PaddedMat) -> Vec<f64> {
+        let (inside, outside) = padded.inside(self.values(padded.whole));
         if outside > 0 {
             self.add_note(format!("{outside} elements written outside a matrix"));
         }
@@ -206,8 +206,8 @@ impl<'a> Case<'a> {
             self.add_note(format!("{what}: {broken} of {} elements not written, or NaN", got.len()));
         }
         let errors = measure(&got, &want);
-        if let Some(complaint) = errors.complaint(self.tolerance) {
-            self.add_note(format!("{what}: {complaint}"));
+        if let Some(failure) = errors.failure(self.tolerance) {
+            self.add_note(format!("{what}: {failure}"));
         }
         // A NaN is worse than any number.
         let error = errors.worst();
@@ -223,13 +223,13 @@ impl<'a> Case<'a> {
 }
 
 impl Operands for Case<'_> {
-    fn take(&self, len: usize, dtype: DType) -> View<'_> {
+    fn allocate(&self, len: usize, dtype: DType) -> View<'_> {
         let at = self.used.get();
         self.used.set((at + len * dtype.size()).next_multiple_of(256));
         self.memory.view(at, len, dtype)
     }
 
-    fn filled(&self, outcome: Result<(), GpuError>) {
+    fn check_device(&self, outcome: Result<(), GpuError>) {
         if let Err(cause) = outcome {
             self.failure.borrow_mut().get_or_insert(cause);
         }

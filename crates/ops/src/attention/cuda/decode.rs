@@ -6,15 +6,15 @@
 
 use lockstep_core::DType;
 use lockstep_device::args;
-use lockstep_device::cuda::{CudaQueue, Launch, Source, Variant};
+use lockstep_device::cuda::{CudaQueue, KernelSource, KernelVariant, Launch};
 
-use super::super::Extend;
+use super::super::DecodeArgs;
 use super::{args, flash, num_docs, plain};
 
-static EXTEND: Source = Source {
-    name: "attention_extend",
-    text: include_str!("extend.cu"),
-    numbers: &[("THREADS", THREADS as u32)],
+static DECODE: KernelSource = KernelSource {
+    name: "attention_decode",
+    text: include_str!("decode.cu"),
+    defines: &[("THREADS", THREADS as u32)],
 };
 
 /// Threads of a block, in both kernels.
@@ -23,7 +23,13 @@ const THREADS: usize = 256;
 const FEW: usize = 4;
 
 /// The size of one layer's cache on a GPU, in f32 elements.
-pub fn cuda_cache_elems(num_kv: usize, width: usize, slots: usize, capacity: usize, storage: DType) -> usize {
+pub fn cuda_kv_cache_elems(
+    num_kv: usize,
+    width: usize,
+    slots: usize,
+    capacity: usize,
+    storage: DType,
+) -> usize {
     (slots * num_kv * 2 * capacity * width * storage.size()).div_ceil(4)
 }
 
@@ -32,8 +38,8 @@ fn heads_at_once(group: usize, width: usize) -> usize {
     group.min(if width <= 256 { 8 } else { 4 })
 }
 
-fn variant(real: DType, width: usize, group: usize) -> Variant {
-    Variant::of(real)
+fn variant(real: DType, width: usize, group: usize) -> KernelVariant {
+    KernelVariant::of(real)
         .with("WIDTH", width as u32)
         .with("HEADS", heads_at_once(group, width) as u32)
         .with("DECODE_BYTES", decode_bytes(group, width) as u32)
@@ -44,30 +50,30 @@ fn decode_bytes(group: usize, width: usize) -> usize {
     4 * (THREADS / 32) * heads_at_once(group, width) * (width + 2)
 }
 
-pub(super) fn source(real: DType, width: usize, group: usize) -> (&'static Source, Variant) {
-    (&EXTEND, variant(real, width, group))
+pub(super) fn source(real: DType, width: usize, group: usize) -> (&'static KernelSource, KernelVariant) {
+    (&DECODE, variant(real, width, group))
 }
 
-pub(in super::super) fn extend(cuda: &CudaQueue, call: &Extend) {
+pub(in super::super) fn decode(cuda: &CudaQueue, call: &DecodeArgs) {
     assert!(
         call.cache.view.is_empty() || call.cache.view.device_ptr().is_multiple_of(16),
         "a cache at a multiple of 16 bytes"
     );
     store(cuda, call);
     if call.q.rows <= FEW * num_docs(call.cu_seqlens) {
-        decode(cuda, call);
+        decode_few_tokens(cuda, call);
     } else if flash::can(&call.heads, &[&call.out, &call.q]) {
-        flash::extend(cuda, call);
+        flash::decode(cuda, call);
     } else {
-        plain::extend(cuda, call);
+        plain::decode(cuda, call);
     }
 }
 
 /// The new tokens' k and v to the cache.
-fn store(cuda: &CudaQueue, call: &Extend) {
-    let Extend { heads, k, v, cu_seqlens, positions, slots, cache, .. } = *call;
+fn store(cuda: &CudaQueue, call: &DecodeArgs) {
+    let DecodeArgs { heads, k, v, cu_seqlens, positions, slots, cache, .. } = *call;
     let variant = variant(k.view.dtype(), heads.width, heads.num_q / heads.num_kv);
-    let kernel = cuda.kernel_variant(&EXTEND, variant, "extend_store");
+    let kernel = cuda.kernel_variant(&DECODE, variant, "decode_store_kv");
     let args = args![
         cache.view,
         cache.slots,
@@ -82,19 +88,20 @@ fn store(cuda: &CudaQueue, call: &Extend) {
         num_docs(cu_seqlens),
         heads.num_kv,
     ];
-    // SAFETY: the kernel's parameters in order; it has a block per row of k and v, finds the row's document
+    // SAFETY: these are the kernel's parameters, in order; it has a block per row of k and v, finds the row's document
     // within the bounds, and writes to slots and positions that the cache has alone.
     unsafe { cuda.launch(kernel, Launch::new(k.rows, THREADS), args) };
 }
 
-fn decode(cuda: &CudaQueue, call: &Extend) {
-    let Extend { heads, q, .. } = *call;
+fn decode_few_tokens(cuda: &CudaQueue, call: &DecodeArgs) {
+    let DecodeArgs { heads, q, .. } = *call;
     let group = heads.num_q / heads.num_kv;
-    let kernel = cuda.kernel_variant(&EXTEND, variant(q.view.dtype(), heads.width, group), "extend_decode");
+    let kernel =
+        cuda.kernel_variant(&DECODE, variant(q.view.dtype(), heads.width, group), "decode_attention");
     let at_once = heads_at_once(group, heads.width);
     let blocks = q.rows * heads.num_kv * group.div_ceil(at_once);
     let shared = decode_bytes(group, heads.width);
-    let args = args::extend(call, heads.num_kv);
+    let args = args::decode(call, heads.num_kv);
     // SAFETY: as in `store`: rows of q and out, and what the cache holds of their documents.
     unsafe { cuda.launch(kernel, Launch { shared, ..Launch::new(blocks, THREADS) }, args) };
 }

@@ -6,19 +6,19 @@ use crate::Mat;
 
 /// Panics if an output shares a byte with an input or with another output. Inputs may share what they like.
 #[track_caller]
-pub(crate) fn assert_apart(outputs: &[View], inputs: &[View]) {
+pub(crate) fn assert_disjoint(outputs: &[View], inputs: &[View]) {
     for (i, output) in outputs.iter().enumerate() {
         for other in outputs[i + 1..].iter().chain(inputs) {
-            output.assert_apart(other);
+            output.assert_disjoint(other);
         }
     }
 }
 
 /// Panics unless the two are one matrix, element for element, or share nothing: for operations that may run in place.
 #[track_caller]
-pub(crate) fn assert_same_or_apart(a: &Mat, b: &Mat) {
+pub(crate) fn assert_same_or_disjoint(a: &Mat, b: &Mat) {
     let place = |mat: &Mat| (mat.view.as_ptr::<u8>(), mat.view.dtype(), mat.rows, mat.cols, mat.stride);
     if place(a) != place(b) {
-        a.assert_apart(b);
+        a.assert_disjoint(b);
     }
 }

@@ -3,30 +3,30 @@
 
 use lockstep_core::DType;
 use lockstep_device::args;
-use lockstep_device::cuda::{Arg, CudaQueue, Launch, Source, Variant};
+use lockstep_device::cuda::{Arg, CudaQueue, KernelSource, KernelVariant, Launch};
 
-use super::super::{Backward, Forward};
+use super::super::{BackwardArgs, ForwardArgs};
 use super::hopper::{GROUP_ROWS, GROUP_THREADS};
 use super::{Rows, args, most_tiles};
 
-static SOURCE: Source = Source {
-    name: "hopper_turns",
+static SOURCE: KernelSource = KernelSource {
+    name: "hopper_fused_backward",
     text: concat!(
         include_str!("tiles.cu"),
-        include_str!("halves.cu"),
+        include_str!("half_precision.cu"),
         include_str!("registers.cu"),
         include_str!("wgmma.cu"),
         include_str!("panels.cu"),
-        include_str!("hopper_turns.cu")
+        include_str!("hopper_fused_backward.cu")
     ),
-    numbers: &[
+    defines: &[
         ("GROUP_ROWS", GROUP_ROWS as u32),
         ("GROUP_THREADS", GROUP_THREADS as u32),
         ("ALL_THREADS", ALL_THREADS as u32),
         ("STAGES", STAGES as u32),
         ("DS_STAGES", DS_STAGES as u32),
         ("DQ_STAGES", DQ_STAGES as u32),
-        ("TURNS_BYTES", SHARED_BYTES as u32),
+        ("BACKWARD_BYTES", SHARED_BYTES as u32),
     ],
 };
 
@@ -52,9 +52,11 @@ pub(super) fn fits(width: usize) -> bool {
     width == WIDTH
 }
 
-pub(super) fn source(real: DType) -> (&'static Source, Variant) {
-    let variant =
-        Variant::of(real).with("WIDTH", WIDTH as u32).with("ROWS", ROWS as u32).with("COLS", COLS as u32);
+pub(super) fn source(real: DType) -> (&'static KernelSource, KernelVariant) {
+    let variant = KernelVariant::of(real)
+        .with("WIDTH", WIDTH as u32)
+        .with("ROWS", ROWS as u32)
+        .with("COLS", COLS as u32);
     (&SOURCE, variant)
 }
 
@@ -69,8 +71,8 @@ fn turns(tokens: usize, num_q: usize) -> usize {
     (3 * tokens / 128 + 2) * num_q + 1
 }
 
-pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
-    let Backward { dq, dk, dv, forward: Forward { heads, q, cu_seqlens, .. }, .. } = *call;
+pub(super) fn backward(cuda: &CudaQueue, call: &BackwardArgs, rows: Rows) {
+    let BackwardArgs { dq, dk, dv, forward: ForwardArgs { heads, q, cu_seqlens, .. }, .. } = *call;
     let tokens = q.rows;
     let (sums, turns) = (tokens * heads.num_q * WIDTH, turns(tokens, heads.num_q));
     let (sums, turns) = (rows.shared.slice(0, sums), rows.shared.slice(sums, turns));
@@ -78,10 +80,10 @@ pub(super) fn backward(cuda: &CudaQueue, call: &Backward, rows: Rows) {
     let (sums, qkv) = (args![sums, turns], args::qkv_one_stride(&call.forward));
     let args: [Arg; 24] = args::backward([dq, dk, dv], call, rows, &sums, &qkv);
     let (source, variant) = source(q.view.dtype());
-    let kernel = cuda.kernel_variant(source, variant, "hopper_turns");
+    let kernel = cuda.kernel_variant(source, variant, "hopper_fused_backward");
     let blocks = most_tiles(tokens, cu_seqlens, ROWS) * heads.num_kv;
     let launch = Launch { shared: SHARED_BYTES, ..Launch::new(blocks, ALL_THREADS) };
-    // SAFETY: the kernel's parameters in order; it reads and writes rows of documents within the bounds, whose end is
+    // SAFETY: these are the kernel's parameters, in order; it reads and writes rows of documents within the bounds, whose end is
     // the number of rows, columns of heads, which `check` found in the matrices, and sums and turns of the sizes it
     // counts with.
     unsafe { cuda.launch(kernel, launch, args) };

@@ -4,18 +4,18 @@ use lockstep_core::{ALIGN_ELEMS, DType};
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{Queue, View};
 
-use super::bench::{Bench, Operands, tolerance};
-use crate::optimizer::Flat;
+use super::harness::{Harness, Operands, tolerance};
+use crate::optimizer::FlatRange;
 use crate::{adamw, lion, reduce, sgd};
 
-pub(super) fn run(bench: &Bench) -> Result<(), GpuError> {
+pub(super) fn run(harness: &Harness) -> Result<(), GpuError> {
     optimizers(|optimizer| {
         for working in [None, Some(DType::BF16), Some(DType::F16)] {
             for (len, offset) in [(0, 0), (1, 0), (1003, 0), (1003, 1), (1 << 20, 0)] {
-                for verdict in [None, Some(0.0), Some(1.0)] {
+                for decision in [None, Some(0.0), Some(1.0)] {
                     // On the CPU the clip factor is known before the update.
-                    if bench.takes(len) && (verdict.is_none() || bench.queue.cuda().is_some()) {
-                        update(bench, optimizer, working, [len, offset], verdict)?;
+                    if harness.takes(len) && (decision.is_none() || harness.queue.cuda().is_some()) {
+                        update(harness, optimizer, working, [len, offset], decision)?;
                     }
                 }
             }
@@ -23,16 +23,16 @@ pub(super) fn run(bench: &Bench) -> Result<(), GpuError> {
         Ok(())
     })?;
     for leaves in [0, 1, 5, 4096, 4097, 20_000] {
-        if bench.takes(leaves) {
-            sums(bench, leaves)?;
+        if harness.takes(leaves) {
+            sums(harness, leaves)?;
         }
     }
     for (sum, max_norm) in [(16.0, Some(1.0)), (16.0, None), (0.01, Some(1.0)), (f64::INFINITY, Some(1.0))] {
-        judged(bench, sum, max_norm)?;
+        judged(harness, sum, max_norm)?;
     }
     for (len, offset) in [(0, 0), (1, 0), (1003, 1), (1 << 20, 0)] {
-        if bench.takes(len) {
-            ranges(bench, len, offset)?;
+        if harness.takes(len) {
+            ranges(harness, len, offset)?;
         }
     }
     Ok(())
@@ -41,18 +41,18 @@ pub(super) fn run(bench: &Bench) -> Result<(), GpuError> {
 /// The factor of gradients in every check of an optimizer.
 const FACTOR: f32 = 0.25;
 
-/// An optimizer under test. States are those of [`Flat`]; one that it has no use for stays as it is.
+/// An optimizer under test. States are those of [`FlatRange`]; one that it has no use for stays as it is.
 struct Optimizer<'a> {
     name: &'a str,
     /// A state before the first step, from the element's gradient and a normal number.
     start: fn(f32, f32) -> f32,
-    /// Step `t` of the operation, with the factor of gradients in the rates or in a verdict.
+    /// Step `t` of the operation, with the factor of gradients in the rates or in a decision.
     update: Update<'a>,
     /// The same by the reference, of parameters, states and gradients.
     reference: Reference<'a>,
 }
 
-type Update<'a> = &'a dyn Fn(&Queue, &Flat<2>, u64, f32, Option<View>);
+type Update<'a> = &'a dyn Fn(&Queue, &FlatRange<2>, u64, f32, Option<View>);
 type Reference<'a> = &'a dyn Fn(&mut [f64], &mut [Vec<f64>; 2], &[f64], u64);
 
 fn optimizers(run: impl Fn(&Optimizer) -> Result<(), GpuError>) -> Result<(), GpuError> {
@@ -60,11 +60,12 @@ fn optimizers(run: impl Fn(&Optimizer) -> Result<(), GpuError>) -> Result<(), Gp
     run(&Optimizer {
         name: "adamw",
         start: |_, _| 0.0,
-        update: &|queue, flat, t, clip, verdict| {
-            let Flat { master, working, grad, states: [m, v] } = *flat;
-            let range = adamw::Range { master, working, grad, m, v, weight_decay: with.weight_decay as f32 };
-            let rates = adamw::Rates::at(t, with.lr, with.betas, with.eps, clip);
-            adamw::update(queue, range, &rates, verdict);
+        update: &|queue, flat, t, clip, decision| {
+            let FlatRange { master, working, grad, states: [m, v] } = *flat;
+            let range =
+                adamw::ParamRange { master, working, grad, m, v, weight_decay: with.weight_decay as f32 };
+            let rates = adamw::Hyperparams::at(t, with.lr, with.betas, with.eps, clip);
+            adamw::update(queue, range, &rates, decision);
         },
         reference: &|p, [m, v], g, t| adamw::reference::update(p, m, v, g, t as i32, &with),
     })?;
@@ -75,13 +76,18 @@ fn optimizers(run: impl Fn(&Optimizer) -> Result<(), GpuError>) -> Result<(), Gp
         run(&Optimizer {
             name,
             start: |_, x| x,
-            update: &|queue, flat, _, clip, verdict| {
-                let Flat { master, working, grad, states: [buffer, _] } = *flat;
+            update: &|queue, flat, _, clip, decision| {
+                let FlatRange { master, working, grad, states: [buffer, _] } = *flat;
                 let momentum = (with.momentum != 0.0).then_some(buffer);
-                let range =
-                    sgd::Range { master, working, grad, momentum, weight_decay: with.weight_decay as f32 };
+                let range = sgd::ParamRange {
+                    master,
+                    working,
+                    grad,
+                    momentum,
+                    weight_decay: with.weight_decay as f32,
+                };
                 let (lr, momentum) = (with.lr as f32, with.momentum as f32);
-                sgd::update(queue, range, &sgd::Rates { lr, momentum, nesterov, clip }, verdict);
+                sgd::update(queue, range, &sgd::Hyperparams { lr, momentum, nesterov, clip }, decision);
             },
             reference: &|p, [buffer, _], g, _| sgd::reference::update(p, buffer, g, &with),
         })?;
@@ -92,31 +98,31 @@ fn optimizers(run: impl Fn(&Optimizer) -> Result<(), GpuError>) -> Result<(), Gp
         // Rounding decides the sign of what is nearly zero. With these betas the sign changes where gradients are -11.5,
         // -10.2 and -9.2 times the average in the three steps; here they are whole multiples of it.
         start: |g, x| if x.abs() < 0.1 { 0.0 } else { FACTOR * g / (10.0 * x).round() },
-        update: &|queue, flat, _, clip, verdict| {
-            let Flat { master, working, grad, states: [m, _] } = *flat;
-            let range = lion::Range { master, working, grad, m, weight_decay: with.weight_decay as f32 };
-            lion::update(queue, range, &lion::Rates::new(with.lr, with.betas, clip), verdict);
+        update: &|queue, flat, _, clip, decision| {
+            let FlatRange { master, working, grad, states: [m, _] } = *flat;
+            let range = lion::ParamRange { master, working, grad, m, weight_decay: with.weight_decay as f32 };
+            lion::update(queue, range, &lion::Hyperparams::new(with.lr, with.betas, clip), decision);
         },
         reference: &|p, [m, _], g, _| lion::reference::update(p, m, g, &with),
     })
 }
 
-/// Three steps, with the gradients' factor in the rates or in a verdict (`Some(skip)`).
+/// Three steps, with the gradients' factor in the rates or in a decision (`Some(skip)`).
 fn update(
-    bench: &Bench,
+    harness: &Harness,
     optimizer: &Optimizer,
     working: Option<DType>,
     [len, offset]: [usize; 2],
-    verdict: Option<f64>,
+    decision: Option<f64>,
 ) -> Result<(), GpuError> {
     let copy = working.map_or("none".into(), |dtype| dtype.to_string());
-    let how = match verdict {
+    let how = match decision {
         None => "",
-        Some(0.0) => ", by verdict",
+        Some(0.0) => ", by decision",
         Some(_) => ", skipped",
     };
     let name = format!("{}{how}, working {copy}, {len} from {offset}", optimizer.name);
-    bench.case(name, working.map_or(1e-5, tolerance), |case| {
+    harness.case(name, working.map_or(1e-5, tolerance), |case| {
         let part = |values: &[f32], dtype| case.input(values, dtype).slice(offset, len);
         let numbers =
             |size: f32| case.normal_values(len + offset).iter().map(|x| size * x).collect::<Vec<f32>>();
@@ -126,23 +132,23 @@ fn update(
             let start: Vec<f32> = g.iter().zip(numbers(1.0)).map(|(g, x)| (optimizer.start)(*g, x)).collect();
             part(&start, DType::F32)
         });
-        let range = Flat {
+        let range = FlatRange {
             master: part(&p, DType::F32),
             working: working.map(|dtype| part(&p, dtype)),
             grad: part(&g, DType::F32),
             states,
         };
-        let judged = verdict.map(|skip| {
+        let judged = decision.map(|skip| {
             let view = case.output(4, DType::F64);
-            case.filled(view.write(&[f64::NAN, f64::NAN, f64::from(FACTOR), skip]));
+            case.check_device(view.write(&[f64::NAN, f64::NAN, f64::from(FACTOR), skip]));
             view
         });
         let (mut p, mut states) = (case.values(range.master), range.states.map(|state| case.values(state)));
         let grad: Vec<f64> = case.values(range.grad).iter().map(|g| g * f64::from(FACTOR)).collect();
         for t in 1..=3 {
-            let clip = if verdict.is_some() { f32::NAN } else { FACTOR };
+            let clip = if decision.is_some() { f32::NAN } else { FACTOR };
             (optimizer.update)(case.queue, &range, t, clip, judged);
-            if verdict != Some(1.0) {
+            if decision != Some(1.0) {
                 (optimizer.reference)(&mut p, &mut states, &grad, t);
             }
         }
@@ -156,11 +162,11 @@ fn update(
     })
 }
 
-fn sums(bench: &Bench, leaves: usize) -> Result<(), GpuError> {
-    bench.case(format!("squares, {leaves} leaves"), 1e-13, |case| {
+fn sums(harness: &Harness, leaves: usize) -> Result<(), GpuError> {
+    harness.case(format!("squares, {leaves} leaves"), 1e-13, |case| {
         let x = case.normals(leaves * ALIGN_ELEMS, DType::F32);
         let (out, sum) = (case.output(leaves, DType::F64), case.output(1, DType::F64));
-        reduce::square_leaves(case.queue, out, x);
+        reduce::squared_sum_leaves(case.queue, out, x);
         let got = case.values(out);
         let want = reduce::reference::square_sums(&case.values(x), ALIGN_ELEMS);
         case.compare("leaves", 1, got, || want.clone());
@@ -169,13 +175,13 @@ fn sums(bench: &Bench, leaves: usize) -> Result<(), GpuError> {
     })
 }
 
-fn judged(bench: &Bench, sum: f64, max_norm: Option<f64>) -> Result<(), GpuError> {
+fn judged(harness: &Harness, sum: f64, max_norm: Option<f64>) -> Result<(), GpuError> {
     const LOSS_SCALE: f64 = 8.0;
-    bench.case(format!("verdict on {sum}, clipped to {max_norm:?}"), 1e-7, |case| {
-        let verdict = case.output(4, DType::F64);
-        case.filled(verdict.write(&[sum * LOSS_SCALE * LOSS_SCALE]));
-        reduce::judge(case.queue, verdict, max_norm, LOSS_SCALE);
-        let got = case.values(verdict);
+    harness.case(format!("decision on {sum}, clipped to {max_norm:?}"), 1e-7, |case| {
+        let decision = case.output(4, DType::F64);
+        case.check_device(decision.write(&[sum * LOSS_SCALE * LOSS_SCALE]));
+        reduce::decide_step(case.queue, decision, max_norm, LOSS_SCALE);
+        let got = case.values(decision);
         let skip = f64::from(u8::from(!sum.is_finite()));
         case.compare("skip", 1, vec![got[3]], || vec![skip]);
         if sum.is_finite() {
@@ -186,8 +192,8 @@ fn judged(bench: &Bench, sum: f64, max_norm: Option<f64>) -> Result<(), GpuError
     })
 }
 
-fn ranges(bench: &Bench, len: usize, offset: usize) -> Result<(), GpuError> {
-    bench.case(format!("add, copy and zero, {len} from {offset}"), 1e-7, |case| {
+fn ranges(harness: &Harness, len: usize, offset: usize) -> Result<(), GpuError> {
+    harness.case(format!("add, copy and zero, {len} from {offset}"), 1e-7, |case| {
         let [sum, x] = [(); 2].map(|()| case.normals(len + offset, DType::F32).slice(offset, len));
         let (sums, xs) = (case.values(sum), case.values(x));
         reduce::add(case.queue, sum, x);

@@ -3,14 +3,14 @@
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
 
-use super::bench::{Bench, Case, Operands, tolerance};
+use super::harness::{Case, Harness, Operands, tolerance};
 use crate::dropout::{self, Mask, Site};
-use crate::rope::{self, Table, Turn};
+use crate::rope::{self, Direction, Table};
 use crate::{Mat, bias, rmsnorm, score_head, swiglu};
 
 const EPS: f32 = 1e-5;
 
-pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
+pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     // Rows, groups, width of a group, elements between rows.
     let norms = [
         (0, 1, 64, 0),
@@ -26,20 +26,20 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
         (4096, 1, 768, 8),
     ];
     for (rows, groups, dim, pad) in norms {
-        if bench.takes(rows * groups * dim) {
-            norm(bench, dtype, [rows, groups, dim, pad], ALIKE)?;
+        if harness.takes(rows * groups * dim) {
+            norm(harness, dtype, [rows, groups, dim, pad], ALIKE)?;
         }
     }
     for shape in [[65, 1, 288, 0], [130, 3, 37, 2], [2051, 1, 1024, 0]] {
-        if bench.takes(shape[0] * shape[1] * shape[2]) {
-            norm(bench, dtype, shape, FAR_APART)?;
+        if harness.takes(shape[0] * shape[1] * shape[2]) {
+            norm(harness, dtype, shape, FAR_APART)?;
         }
     }
     for (rows, heads, half, pad) in
         [(0, 2, 4, 0), (1, 1, 1, 0), (67, 3, 20, 3), (130, 5, 64, 8), (2048, 4, 32, 0)]
     {
-        if bench.takes(rows * heads * 2 * half) {
-            turn(bench, dtype, [rows, heads, half, pad])?;
+        if harness.takes(rows * heads * 2 * half) {
+            turn(harness, dtype, [rows, heads, half, pad])?;
         }
     }
     // Rows, columns, elements between rows.
@@ -54,20 +54,20 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
         (1024, 1024, 8),
     ];
     for (rows, cols, pad) in gates {
-        if bench.takes(2 * rows * cols) {
-            gate(bench, dtype, [rows, cols, pad])?;
+        if harness.takes(2 * rows * cols) {
+            gate(harness, dtype, [rows, cols, pad])?;
         }
     }
     for (rows, dim, pad) in [(0, 8, 0), (1, 5, 0), (63, 37, 3), (200, 256, 8), (65, 2816, 0), (4100, 1024, 0)]
     {
-        if bench.takes(rows * dim) {
-            biased(bench, dtype, [rows, dim, pad])?;
-            scored(bench, dtype, [rows, dim, pad])?;
+        if harness.takes(rows * dim) {
+            biased(harness, dtype, [rows, dim, pad])?;
+            scored(harness, dtype, [rows, dim, pad])?;
         }
     }
     for (rows, dim, pad) in [(1, 3, 0), (70, 37, 1), (300, 128, 8), (2048, 1024, 0)] {
-        for masked in [false, true].into_iter().filter(|_| bench.takes(rows * dim)) {
-            dropped(bench, dtype, [rows, dim, pad], masked)?;
+        for masked in [false, true].into_iter().filter(|_| harness.takes(rows * dim)) {
+            dropped(harness, dtype, [rows, dim, pad], masked)?;
         }
     }
     Ok(())
@@ -78,7 +78,7 @@ const ALIKE: [f32; 3] = [1.0; 3];
 const FAR_APART: [f32; 3] = [1e3, 1.0, 1e-4];
 
 fn norm(
-    bench: &Bench,
+    harness: &Harness,
     dtype: DType,
     [rows, groups, dim, pad]: [usize; 4],
     sizes: [f32; 3],
@@ -88,13 +88,13 @@ fn norm(
     let fresh_rows = |case: &Case| -> Vec<f32> {
         case.normal_values(rows * cols).iter().enumerate().map(|(i, x)| x * sizes[i / cols % 3]).collect()
     };
-    bench.case(format!("rmsnorm forward, {shape}"), tolerance(dtype), |case| {
-        let (x, w) = (case.framed(&fresh_rows(case), cols, pad, dtype), case.normals(dim, dtype));
-        let (y, rstd) = (case.framed_output(rows, cols, pad, dtype), case.output(rows * groups, DType::F32));
+    harness.case(format!("rmsnorm forward, {shape}"), tolerance(dtype), |case| {
+        let (x, w) = (case.padded(&fresh_rows(case), cols, pad, dtype), case.normals(dim, dtype));
+        let (y, rstd) = (case.padded_output(rows, cols, pad, dtype), case.output(rows * groups, DType::F32));
         rmsnorm::forward(case.queue, y.mat, rstd, x.mat, w, EPS);
-        let (xv, wv) = (case.framed_values(&x), case.values(w));
+        let (xv, wv) = (case.padded_values(&x), case.values(w));
         let eps = f64::from(EPS);
-        case.compare("y", dim, case.framed_values(&y), || rmsnorm::reference::forward(&xv, &wv, eps));
+        case.compare("y", dim, case.padded_values(&y), || rmsnorm::reference::forward(&xv, &wv, eps));
         case.compare("rstd", 1, case.values(rstd), || {
             xv.chunks_exact(dim).map(|x| rmsnorm::reference::rstd(x, eps)).collect()
         });
@@ -106,18 +106,18 @@ fn norm(
         (", added, again", true, false),
     ];
     for (how, add, in_place) in ways {
-        let again = how.ends_with("again");
-        bench.case(format!("rmsnorm backward{how}, {shape}"), tolerance(dtype), |case| {
-            let x = case.framed(&fresh_rows(case), cols, pad, dtype);
-            let dy = case.framed_normals(rows, cols, pad, dtype);
+        let recompute = how.ends_with("again");
+        harness.case(format!("rmsnorm backward{how}, {shape}"), tolerance(dtype), |case| {
+            let x = case.padded(&fresh_rows(case), cols, pad, dtype);
+            let dy = case.padded_normals(rows, cols, pad, dtype);
             let w = case.normals(dim, dtype);
             let dx = match (in_place, add) {
                 (true, _) => dy,
-                (false, true) => case.framed_normals(rows, cols, pad, dtype),
-                (false, false) => case.framed_output(rows, cols, pad, dtype),
+                (false, true) => case.padded_normals(rows, cols, pad, dtype),
+                (false, false) => case.padded_output(rows, cols, pad, dtype),
             };
-            let (xv, wv) = (case.framed_values(&x), case.values(w));
-            let (dyv, before) = (case.framed_values(&dy), case.framed_values(&dx));
+            let (xv, wv) = (case.padded_values(&x), case.values(w));
+            let (dyv, before) = (case.padded_values(&dy), case.padded_values(&dx));
             // As forward leaves them, to rounding.
             let rstds: Vec<f32> =
                 xv.chunks_exact(dim).map(|x| rmsnorm::reference::rstd(x, f64::from(EPS)) as f32).collect();
@@ -125,7 +125,8 @@ fn norm(
             let dw_before = case.values(dw);
             let scratch = case.output(rmsnorm::scratch_elems(rows, dim), DType::F32);
             let (dx_mat, dy_mat, x) = (dx.mat, dy.mat, x.mat);
-            let call = rmsnorm::Backward { dx: dx_mat, add, again, dw, dy: dy_mat, x, rstd, w, scratch };
+            let call =
+                rmsnorm::BackwardArgs { dx: dx_mat, add, recompute, dw, dy: dy_mat, x, rstd, w, scratch };
             rmsnorm::backward(case.queue, call);
             let want = || rmsnorm::reference::backward(&dyv, &xv, &wv, f64::from(EPS));
             let wanted_dx = || -> Vec<f64> {
@@ -138,59 +139,59 @@ fn norm(
             let terms: Vec<f64> = dyv.chunks_exact(dim).zip(&rstds).map(squares).collect();
             let whole = terms.iter().sum::<f64>().sqrt();
             let scales = (whole, |group: usize| terms[group].sqrt());
-            case.compare_rows("dx", dim, scales, case.framed_values(&dx), wanted_dx);
+            case.compare_rows("dx", dim, scales, case.padded_values(&dx), wanted_dx);
             case.compare("dw", dim, case.values(dw), || {
                 want().1.iter().zip(dw_before).map(|(dw, before)| dw + before).collect()
             });
-            if again {
+            if recompute {
                 let want = || rmsnorm::reference::forward(&xv, &wv, f64::from(EPS));
-                case.compare("y again", dim, case.framed_values(&dy), want);
+                case.compare("y again", dim, case.padded_values(&dy), want);
             }
         })?;
     }
     Ok(())
 }
 
-fn turn(bench: &Bench, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -> Result<(), GpuError> {
+fn turn(harness: &Harness, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -> Result<(), GpuError> {
     const POSITIONS: usize = 500;
     let cols = heads * 2 * half;
     let frequencies: Vec<f64> = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
-    for (name, way) in [("forward", Turn::Forward), ("backward", Turn::Backward)] {
+    for (name, way) in [("forward", Direction::Forward), ("backward", Direction::Backward)] {
         let name = format!("rope {name}, {dtype}, {rows}×{heads}×{}, margin {pad}", 2 * half);
-        bench.case(name, tolerance(dtype), |case| {
-            let x = case.framed_normals(rows, cols, pad, dtype);
+        harness.case(name, tolerance(dtype), |case| {
+            let x = case.padded_normals(rows, cols, pad, dtype);
             let positions = case.indices(rows, POSITIONS);
             let angles = || case.output(POSITIONS * half, DType::F32);
             let table = Table { cos: angles(), sin: angles(), half };
-            case.filled(rope::fill(table, &frequencies, 1.0));
-            let before = case.framed_values(&x);
+            case.check_device(rope::fill(table, &frequencies, 1.0));
+            let before = case.padded_values(&x);
             rope::apply(case.queue, x.mat, case.input_u32(&positions), table, way);
-            case.compare("x", 2 * half, case.framed_values(&x), || match way {
-                Turn::Forward => rope::reference::forward(&before, cols, &positions, &frequencies),
-                Turn::Backward => rope::reference::backward(&before, cols, &positions, &frequencies),
+            case.compare("x", 2 * half, case.padded_values(&x), || match way {
+                Direction::Forward => rope::reference::forward(&before, cols, &positions, &frequencies),
+                Direction::Backward => rope::reference::backward(&before, cols, &positions, &frequencies),
             });
         })?;
     }
     Ok(())
 }
 
-fn gate(bench: &Bench, dtype: DType, [rows, cols, pad]: [usize; 3]) -> Result<(), GpuError> {
+fn gate(harness: &Harness, dtype: DType, [rows, cols, pad]: [usize; 3]) -> Result<(), GpuError> {
     let shape = format!("{dtype}, {rows}×{cols}, margin {pad}");
     // Gates and ups as columns of one matrix, then as matrices of their own.
-    bench.case(format!("swiglu, side by side, {shape}"), tolerance(dtype), |case| {
+    harness.case(format!("swiglu, side by side, {shape}"), tolerance(dtype), |case| {
         // Wide enough to saturate some.
         let both: Vec<f32> = case.normal_values(2 * rows * cols).iter().map(|x| 6.0 * x).collect();
-        let both = case.framed(&both, 2 * cols, pad, dtype);
+        let both = case.padded(&both, 2 * cols, pad, dtype);
         let [g, u] = [0, cols].map(|start| both.mat.columns(start, cols));
         gate_both_ways(case, g, u, pad);
         // Margins are whole.
-        case.framed_values(&both);
+        case.padded_values(&both);
     })?;
-    bench.case(format!("swiglu, {shape}"), tolerance(dtype), |case| {
-        let [g, u] = [(); 2].map(|()| case.framed_normals(rows, cols, pad, dtype));
+    harness.case(format!("swiglu, {shape}"), tolerance(dtype), |case| {
+        let [g, u] = [(); 2].map(|()| case.padded_normals(rows, cols, pad, dtype));
         gate_both_ways(case, g.mat, u.mat, pad);
-        case.framed_values(&g);
-        case.framed_values(&u);
+        case.padded_values(&g);
+        case.padded_values(&u);
     })
 }
 
@@ -198,48 +199,53 @@ fn gate_both_ways(case: &Case, g: Mat, u: Mat, pad: usize) {
     // What is left of a gate that is saturated may be too small for f16's full precision.
     const SMALL: f64 = 1e-3;
     let (rows, cols, dtype) = (g.rows, g.cols, g.view.dtype());
-    let dy = case.framed_normals(rows, cols, pad, dtype);
-    let y = case.framed_output(rows, cols, pad, dtype);
+    let dy = case.padded_normals(rows, cols, pad, dtype);
+    let y = case.padded_output(rows, cols, pad, dtype);
     let [gv, uv, dyv] = [g, u, dy.mat].map(|mat| case.mat_values(&mat));
     swiglu::forward(case.queue, y.mat, g, u);
-    case.compare_at("y", cols, SMALL, case.framed_values(&y), || swiglu::reference::forward(&gv, &uv));
+    case.compare_at("y", cols, SMALL, case.padded_values(&y), || swiglu::reference::forward(&gv, &uv));
     swiglu::backward_in_place(case.queue, g, u, dy.mat);
     let want = || swiglu::reference::backward(&dyv, &gv, &uv);
     case.compare_at("dg", cols, SMALL, case.mat_values(&g), || want().0);
     case.compare_at("du", cols, SMALL, case.mat_values(&u), || want().1);
     // Once more from the gradients, as if they were gates, with the output made again.
     let [gv, uv] = [g, u].map(|mat| case.mat_values(&mat));
-    swiglu::backward_and_again_in_place(case.queue, g, u, dy.mat);
+    swiglu::backward_and_recompute_in_place(case.queue, g, u, dy.mat);
     let want = || swiglu::reference::backward(&dyv, &gv, &uv);
     case.compare_at("dg with y", cols, SMALL, case.mat_values(&g), || want().0);
     case.compare_at("du with y", cols, SMALL, case.mat_values(&u), || want().1);
-    case.compare_at("y again", cols, SMALL, case.framed_values(&dy), || swiglu::reference::forward(&gv, &uv));
+    case.compare_at("y again", cols, SMALL, case.padded_values(&dy), || swiglu::reference::forward(&gv, &uv));
 }
 
-fn biased(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
-    bench.case(format!("bias, {dtype}, {rows}×{dim}, margin {pad}"), tolerance(dtype), |case| {
-        let (y, b) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
-        let (before, bv) = (case.framed_values(&y), case.values(b));
+fn biased(harness: &Harness, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
+    harness.case(format!("bias, {dtype}, {rows}×{dim}, margin {pad}"), tolerance(dtype), |case| {
+        let (y, b) = (case.padded_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
+        let (before, bv) = (case.padded_values(&y), case.values(b));
         bias::forward(case.queue, y.mat, b);
-        case.compare("y", dim, case.framed_values(&y), || {
+        case.compare("y", dim, case.padded_values(&y), || {
             before.iter().enumerate().map(|(i, y)| y + bv[i % dim]).collect()
         });
-        let (dy, db) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, DType::F32));
+        let (dy, db) = (case.padded_normals(rows, dim, pad, dtype), case.normals(dim, DType::F32));
         let db_before = case.values(db);
         let scratch = case.output(bias::scratch_elems(rows, dim), DType::F32);
         bias::backward(case.queue, db, dy.mat, scratch);
         case.compare("db", dim, case.values(db), || {
             let mut sums = db_before;
-            let dyv = case.framed_values(&dy);
+            let dyv = case.padded_values(&dy);
             dyv.chunks_exact(dim).for_each(|row| sums.iter_mut().zip(row).for_each(|(s, x)| *s += x));
             sums
         });
     })
 }
 
-fn dropped(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3], masked: bool) -> Result<(), GpuError> {
+fn dropped(
+    harness: &Harness,
+    dtype: DType,
+    [rows, dim, pad]: [usize; 3],
+    masked: bool,
+) -> Result<(), GpuError> {
     let name = format!("dropout{}, {dtype}, {rows}×{dim}, margin {pad}", if masked { "" } else { " off" });
-    bench.case(name, tolerance(dtype), |case| {
+    harness.case(name, tolerance(dtype), |case| {
         // Documents of different lengths, an empty one among them.
         let bounds = [0, rows / 3, rows / 3, rows / 2, rows].map(|bound| bound as u32);
         let samples = [7u32, 3, 2_000_000_000, 0];
@@ -260,46 +266,46 @@ fn dropped(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3], masked: bo
             })
             .collect();
         let (bounds, mask) = (case.input_u32(&bounds), masked.then_some(&mask));
-        let [y, residual, dy] = [(); 3].map(|()| case.framed_normals(rows, dim, pad, dtype));
-        let dx = case.framed_output(rows, dim, pad, dtype);
-        let yv = case.framed_values(&y);
+        let [y, residual, dy] = [(); 3].map(|()| case.padded_normals(rows, dim, pad, dtype));
+        let dx = case.padded_output(rows, dim, pad, dtype);
+        let yv = case.padded_values(&y);
         dropout::forward(case.queue, y.mat, residual.mat, bounds, mask);
-        case.compare("y", dim, case.framed_values(&y), || {
-            dropout::reference::forward(&case.framed_values(&residual), &yv, &factors)
+        case.compare("y", dim, case.padded_values(&y), || {
+            dropout::reference::forward(&case.padded_values(&residual), &yv, &factors)
         });
         dropout::backward(case.queue, dx.mat, dy.mat, bounds, mask);
-        case.compare("dx", dim, case.framed_values(&dx), || {
-            dropout::reference::backward(&case.framed_values(&dy), &factors)
+        case.compare("dx", dim, case.padded_values(&dx), || {
+            dropout::reference::backward(&case.padded_values(&dy), &factors)
         });
     })
 }
 
-fn scored(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
+fn scored(harness: &Harness, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
     let shape = format!("{dtype}, {rows}×{dim}, margin {pad}");
     // Sums are in f32 whatever the storage type.
-    bench.case(format!("score head forward, {shape}"), tolerance(DType::F32), |case| {
-        let (x, w) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
+    harness.case(format!("score head forward, {shape}"), tolerance(DType::F32), |case| {
+        let (x, w) = (case.padded_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
         let y = case.output(rows, DType::F32);
         score_head::forward(case.queue, y, x.mat, w);
-        let (xv, wv) = (case.framed_values(&x), case.values(w));
+        let (xv, wv) = (case.padded_values(&x), case.values(w));
         // Products of opposite signs cancel.
         let size = (rows as f64 * dim as f64).sqrt();
         case.compare_at("y", 1, size, case.values(y), || score_head::reference::forward(&xv, &wv));
     })?;
     for (how, add, frozen) in [("", false, false), (", added", true, false), (", frozen", true, true)] {
-        bench.case(format!("score head backward{how}, {shape}"), tolerance(dtype), |case| {
-            let (x, w) = (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
+        harness.case(format!("score head backward{how}, {shape}"), tolerance(dtype), |case| {
+            let (x, w) = (case.padded_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
             let c = case.normals(rows, DType::F32);
             let (dx, dw) = match add {
-                true => (case.framed_normals(rows, dim, pad, dtype), case.normals(dim, DType::F32)),
-                false => (case.framed_output(rows, dim, pad, dtype), case.output(dim, DType::F32)),
+                true => (case.padded_normals(rows, dim, pad, dtype), case.normals(dim, DType::F32)),
+                false => (case.padded_output(rows, dim, pad, dtype), case.output(dim, DType::F32)),
             };
-            let (dx_before, dw_before) = (case.framed_values(&dx), case.values(dw));
+            let (dx_before, dw_before) = (case.padded_values(&dx), case.values(dw));
             let scratch = case.output(score_head::scratch_elems(rows, dim), DType::F32);
             let given = (!frozen).then_some(dw);
             score_head::backward(
                 case.queue,
-                score_head::Backward {
+                score_head::BackwardArgs {
                     dx: dx.mat,
                     add_dx: add,
                     dw: given,
@@ -310,14 +316,14 @@ fn scored(bench: &Bench, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(
                     scratch,
                 },
             );
-            let (xv, wv, cv) = (case.framed_values(&x), case.values(w), case.values(c));
+            let (xv, wv, cv) = (case.padded_values(&x), case.values(w), case.values(c));
             let slopes = || score_head::reference::backward(&cv, &xv, &wv);
             let sum = |slope: Vec<f64>, before: Vec<f64>, add: bool| -> Vec<f64> {
                 slope.into_iter().zip(before).map(|(s, before)| if add { s + before } else { s }).collect()
             };
             let squares = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
             let size = (squares(&cv) * squares(&wv)).sqrt();
-            case.compare_at("dx", dim, size, case.framed_values(&dx), || sum(slopes().0, dx_before, add));
+            case.compare_at("dx", dim, size, case.padded_values(&dx), || sum(slopes().0, dx_before, add));
             if frozen {
                 case.compare("dw", dim, case.values(dw), || dw_before);
             } else {

@@ -24,7 +24,7 @@ constexpr int TILE_ELEMS = ROWS * WIDTH, STEP_ELEMS = COLS * WIDTH, DS_ELEMS = R
 static_assert(DS_STAGES == 4, "the third before the one that is written is left alone");
 static_assert(ALL_THREADS == THREADS + GROUP_THREADS, "a group more than those that compute");
 static_assert(
-    TURNS_BYTES == sizeof(REAL) * (2 * TILE_ELEMS + DS_STAGES * DS_ELEMS + STAGES * 2 * STEP_ELEMS)
+    BACKWARD_BYTES == sizeof(REAL) * (2 * TILE_ELEMS + DS_STAGES * DS_ELEMS + STAGES * 2 * STEP_ELEMS)
             + sizeof(f32) * (STAGES * 2 * COLS + DQ_STAGES * STEP_ELEMS) + 8 * (2 * STAGES + DS_STAGES + 2 * DQ_STAGES),
     "shared memory that the launch counts with"
 );
@@ -236,7 +236,7 @@ __device__ __forceinline__ void round_dq(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) hopper_turns(
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) hopper_fused_backward(
     REAL* dq, u32 dq_stride, REAL* dk, u32 dk_stride, REAL* dv, u32 dv_stride, const REAL* dout, u32 dout_stride,
     const f32* lse, const f32* delta, f32* dq_sums, u32* turns, const REAL* q, u32 q_stride, const REAL* k,
     const REAL* v, u32 kv_stride, const u32* bounds, u32 docs, u32 tokens, u32 num_q, u32 group, f32 scale, int window

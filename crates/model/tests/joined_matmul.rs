@@ -6,7 +6,7 @@ use std::cell::Cell;
 use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Memory, Pool, Queue, View};
-use lockstep_model::{Inputs, Kernels, Unit, fill_tables, run, workspace_bytes};
+use lockstep_model::{Inputs, KernelBackend, Unit, fill_rope_tables, run, workspace_bytes};
 use lockstep_shape::{
     Architecture, Biases, Channel, Freeze, ModelShape, Program, ProgramStep, Programs, Recompute, Slot,
     SlotCols, UnitShape, block_programs, units,
@@ -58,7 +58,7 @@ struct Results {
 
 fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage: DType) -> Results {
     let queue = Queue::cpu(2);
-    let memory = Memory::take(Bytes(64 << 20), &Pool::new(1)).unwrap();
+    let memory = Memory::allocate(Bytes(64 << 20), &Pool::new(1)).unwrap();
     let (used, draws) = (Cell::new(0), Cell::new(0));
     let take = |len: usize, dtype: DType| -> View<'_> {
         let at = used.get();
@@ -82,8 +82,8 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
         slots[spec.slot.index()] = Some(normals(TOKENS * spec.width, spec.dtype.unwrap_or(storage), 1.0));
     }
     let tables = take(2 * shape.max_positions * shape.head_dim / 2, DType::F32);
-    fill_tables(shape, tables).unwrap();
-    let workspace = workspace_bytes(shape, TOKENS, TOKENS, Kernels::Cpu { num_threads: 2 });
+    fill_rope_tables(shape, tables).unwrap();
+    let workspace = workspace_bytes(shape, TOKENS, TOKENS, KernelBackend::Cpu { num_threads: 2 });
     let grads = normals(block.trained_elems, DType::F32, 1.0);
     let unit = Unit {
         queue: &queue,
@@ -92,7 +92,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
         programs,
         params: normals(block.elems, storage, 0.2),
         grads: Some(grads),
-        fresh: false,
+        overwrite_grads: false,
         tied: None,
         slots,
         inputs: Inputs {
@@ -102,7 +102,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
             cu_seqlens: indices(vec![0, 50, 70]),
             outputs: [None; Channel::COUNT],
             coefficients: None,
-            growing: None,
+            decode: None,
         },
         tables,
         workspace: take(workspace.0 as usize / 4, DType::F32),

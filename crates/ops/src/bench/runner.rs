@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 
 use lockstep_core::{Bytes, DType};
-use lockstep_device::cuda::Lt;
+use lockstep_device::cuda::CublasLt;
 use lockstep_device::{Device, Memory, MemoryError, Queue, View};
 
 use super::operand::{self, Operand};
 use super::timer::Timer;
-use super::{Rate, Step, attention};
+use super::{Measurement, StepShape, attention};
 use crate::{bias, embedding, matmul, rmsnorm};
 
 /// A GPU's cache holds nothing of a set when so many times its bytes have been used since.
@@ -20,21 +20,21 @@ const MOST_SETS: usize = 16;
 const BALLAST: Bytes = Bytes(128 << 20);
 
 /// What a row says besides its time.
-pub(super) struct Row {
+pub(super) struct Case {
     pub(super) name: String,
     pub(super) times: usize,
     pub(super) bytes: usize,
     pub(super) flops: f64,
 }
 
-impl Row {
+impl Case {
     /// An operation that moves bytes.
-    pub(super) fn moves(name: impl Into<String>, times: usize, bytes: usize) -> Row {
-        Row { name: name.into(), times, bytes, flops: 0.0 }
+    pub(super) fn moves(name: impl Into<String>, times: usize, bytes: usize) -> Case {
+        Case { name: name.into(), times, bytes, flops: 0.0 }
     }
 }
 
-pub(super) struct Bench<'a> {
+pub(super) struct Runner<'a> {
     queue: &'a Queue,
     timer: Timer,
     period: Vec<f32>,
@@ -42,22 +42,22 @@ pub(super) struct Bench<'a> {
     memory: RefCell<Memory>,
     workspace: Memory,
     ballast: Memory,
-    each: RefCell<&'a mut dyn FnMut(Rate)>,
+    each: RefCell<&'a mut dyn FnMut(Measurement)>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Runner<'a> {
     /// With a workspace that is the same for all calls.
     pub(super) fn new(
         queue: &'a Queue,
         workspace: Bytes,
-        each: &'a mut dyn FnMut(Rate),
-    ) -> Result<Bench<'a>, MemoryError> {
-        let take = |bytes| queue.device().take(bytes, queue.pool());
+        each: &'a mut dyn FnMut(Measurement),
+    ) -> Result<Runner<'a>, MemoryError> {
+        let take = |bytes| queue.device().allocate(bytes, queue.pool());
         let ballast = match queue.device() {
             Device::Cpu => Bytes::ZERO,
             Device::Cuda(_) => BALLAST,
         };
-        Ok(Bench {
+        Ok(Runner {
             queue,
             timer: Timer::new(queue)?,
             period: operand::period(),
@@ -77,9 +77,9 @@ impl<'a> Bench<'a> {
     }
 
     /// Measures one call. It is given its operands, in the order of `operands`.
-    pub(super) fn rate<const N: usize>(
+    pub(super) fn measure<const N: usize>(
         &self,
-        row: Row,
+        case: Case,
         operands: [Operand; N],
         call: impl Fn(&Queue, [View<'_>; N]),
     ) -> Result<(), MemoryError> {
@@ -106,13 +106,13 @@ impl<'a> Bench<'a> {
         filled?;
         let call = |i: usize| call(self.queue, sets[i % sets.len()]);
         let seconds = self.timer.measure(self.queue, &self.ballast, &call)?;
-        (self.each.borrow_mut())(Rate {
-            name: row.name,
-            times: row.times,
+        (self.each.borrow_mut())(Measurement {
+            name: case.name,
+            times: case.times,
             seconds: seconds[seconds.len() / 2],
             spread: [seconds[0], seconds[seconds.len() - 1]],
-            bytes: row.bytes as f64,
-            flops: row.flops,
+            bytes: case.bytes as f64,
+            flops: case.flops,
         });
         Ok(())
     }
@@ -122,7 +122,7 @@ impl<'a> Bench<'a> {
         let bytes = Bytes(bytes as u64);
         let mut memory = self.memory.borrow_mut();
         if memory.bytes() < bytes {
-            let take = |bytes| self.queue.device().take(bytes, self.queue.pool());
+            let take = |bytes| self.queue.device().allocate(bytes, self.queue.pool());
             *memory = take(Bytes::ZERO)?;
             *memory = take(bytes)?;
         }
@@ -131,18 +131,18 @@ impl<'a> Bench<'a> {
 }
 
 /// What products work in.
-pub(super) fn product_bytes(queue: &Queue) -> Bytes {
+pub(super) fn matmul_workspace_bytes(queue: &Queue) -> Bytes {
     match queue {
         Queue::Cpu(_) => matmul::scratch_bytes(queue.num_threads()),
-        Queue::Cuda(_) => Lt::WORKSPACE,
+        Queue::Cuda(_) => CublasLt::WORKSPACE,
     }
 }
 
 /// The largest workspace that an operation of the step asks for.
-pub(super) fn workspace_bytes(queue: &Queue, step: &Step) -> Bytes {
+pub(super) fn workspace_bytes(queue: &Queue, step: &StepShape) -> Bytes {
     let rows =
         rmsnorm::scratch_elems(step.tokens, step.dim).max(bias::scratch_elems(step.tokens, step.q_width()));
-    product_bytes(queue)
+    matmul_workspace_bytes(queue)
         .max(attention::workspace_bytes(queue, &step.attention()))
         .max(embedding::scratch_bytes(step.tokens))
         .max(Bytes(4 * rows as u64))

@@ -6,27 +6,27 @@
 //! be read and written once, operations those that the result needs: a kernel that does more than it must is slower
 //! for it, not faster.
 
+mod activations;
 mod attention;
-mod bench;
-mod ceilings;
-mod ends;
+mod matmul;
 mod operand;
-mod products;
-mod rows;
-mod states;
+mod optimizer;
+mod roofline;
+mod runner;
 mod timer;
+mod vocab;
 
 use lockstep_core::DType;
 use lockstep_device::{MemoryError, Queue};
 
-use bench::Bench;
+use runner::Runner;
 
-pub use attention::{Decode, Train};
-pub use ceilings::Ceilings;
+pub use attention::{AttentionShape, DecodeShape};
+pub use roofline::Roofline;
 
 /// One call, measured.
 #[derive(Clone, Debug)]
-pub struct Rate {
+pub struct Measurement {
     pub name: String,
     /// How often a step of the model runs it; 0 where it never does.
     pub times: usize,
@@ -40,7 +40,7 @@ pub struct Rate {
     pub flops: f64,
 }
 
-impl Rate {
+impl Measurement {
     pub fn bytes_per_second(&self) -> f64 {
         self.bytes / self.seconds
     }
@@ -49,14 +49,14 @@ impl Rate {
         self.flops / self.seconds
     }
 
-    pub fn seconds_a_step(&self) -> f64 {
+    pub fn seconds_per_step(&self) -> f64 {
         self.times as f64 * self.seconds
     }
 }
 
 /// What backward makes again instead of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Again {
+pub enum Recompute {
     Nothing,
     /// The outputs of norms and of the gated unit.
     Cheap,
@@ -66,7 +66,7 @@ pub enum Again {
 
 /// The step whose operations are measured: one micro-batch of a LLaMA, on one rank.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct StepShape {
     pub dtype: DType,
     pub tokens: usize,
     /// Documents, all of one length.
@@ -80,10 +80,10 @@ pub struct Step {
     pub layers: usize,
     /// Tokens whose logits are there at once.
     pub head_chunk: usize,
-    pub again: Again,
+    pub recompute: Recompute,
 }
 
-impl Step {
+impl StepShape {
     fn q_width(&self) -> usize {
         self.heads * self.head_dim
     }
@@ -105,11 +105,11 @@ impl Step {
 
     /// How often a step runs what every block does once on its way forward.
     fn forward_times(&self) -> usize {
-        self.layers * (1 + usize::from(self.again == Again::Blocks))
+        self.layers * (1 + usize::from(self.recompute == Recompute::Blocks))
     }
 
-    fn attention(&self) -> Train {
-        Train {
+    fn attention(&self) -> AttentionShape {
+        AttentionShape {
             dtype: self.dtype,
             docs: self.docs,
             length: self.tokens / self.docs,
@@ -123,42 +123,50 @@ impl Step {
 
 /// Measures every operation of a step, and some that other models' steps have. `each` hears of each as soon as it
 /// is known; times its `times` they sum up to the step.
-pub fn step(queue: &Queue, step: &Step, each: &mut dyn FnMut(Rate)) -> Result<(), MemoryError> {
+pub fn step(queue: &Queue, step: &StepShape, each: &mut dyn FnMut(Measurement)) -> Result<(), MemoryError> {
     assert!(step.docs > 0 && step.tokens.is_multiple_of(step.docs), "documents of one length");
-    let bench = Bench::new(queue, bench::workspace_bytes(queue, step), each)?;
-    rows::run(&bench, step)?;
-    products::of_step(&bench, step)?;
-    attention::of_step(&bench, step)?;
-    ends::run(&bench, step)?;
-    states::run(&bench, step)
+    let runner = Runner::new(queue, runner::workspace_bytes(queue, step), each)?;
+    activations::run(&runner, step)?;
+    matmul::of_step(&runner, step)?;
+    attention::of_step(&runner, step)?;
+    vocab::run(&runner, step)?;
+    optimizer::run(&runner, step)
 }
 
 /// Measures a product of \[m, k\] and \[k, n\] in the three layouts of training.
-pub fn products(
+pub fn matmul(
     queue: &Queue,
     dtype: DType,
     [m, n, k]: [usize; 3],
-    each: &mut dyn FnMut(Rate),
+    each: &mut dyn FnMut(Measurement),
 ) -> Result<(), MemoryError> {
-    let bench = Bench::new(queue, bench::product_bytes(queue), each)?;
-    products::layouts(&bench, dtype, [m, n, k])
+    let runner = Runner::new(queue, runner::matmul_workspace_bytes(queue), each)?;
+    matmul::layouts(&runner, dtype, [m, n, k])
 }
 
 /// Measures attention forward and backward.
-pub fn attention(queue: &Queue, shape: &Train, each: &mut dyn FnMut(Rate)) -> Result<(), MemoryError> {
+pub fn attention(
+    queue: &Queue,
+    shape: &AttentionShape,
+    each: &mut dyn FnMut(Measurement),
+) -> Result<(), MemoryError> {
     let workspace = attention::workspace_bytes(queue, shape);
-    attention::train(&Bench::new(queue, workspace, each)?, shape, [0, 0])
+    attention::train(&Runner::new(queue, workspace, each)?, shape, [0, 0])
 }
 
 /// Measures attention of new tokens over a cache.
-pub fn decode(queue: &Queue, shape: &Decode, each: &mut dyn FnMut(Rate)) -> Result<(), MemoryError> {
+pub fn decode(
+    queue: &Queue,
+    shape: &DecodeShape,
+    each: &mut dyn FnMut(Measurement),
+) -> Result<(), MemoryError> {
     let workspace = attention::decode_workspace_bytes(queue, shape);
-    attention::decode(&Bench::new(queue, workspace, each)?, shape)
+    attention::decode(&Runner::new(queue, workspace, each)?, shape)
 }
 
 /// Measures what the device does at most.
-pub fn ceilings(queue: &Queue, dtype: DType) -> Result<Ceilings, MemoryError> {
-    ceilings::measure(queue, dtype)
+pub fn roofline(queue: &Queue, dtype: DType) -> Result<Roofline, MemoryError> {
+    roofline::measure(queue, dtype)
 }
 
 #[cfg(test)]
@@ -169,7 +177,7 @@ mod tests {
     #[test]
     fn everything_is_measured_on_the_cpu() {
         let queue = Queue::cpu(2);
-        let shape = Step {
+        let shape = StepShape {
             dtype: DType::BF16,
             tokens: 96,
             docs: 2,
@@ -181,13 +189,13 @@ mod tests {
             vocab: 300,
             layers: 2,
             head_chunk: 64,
-            again: Again::Cheap,
+            recompute: Recompute::Cheap,
         };
         let mut rates = Vec::new();
-        let mut each = |rate: Rate| rates.push(rate);
+        let mut each = |rate: Measurement| rates.push(rate);
         step(&queue, &shape, &mut each).unwrap();
-        products(&queue, DType::F32, [33, 65, 17], &mut each).unwrap();
-        let cached = Decode {
+        matmul(&queue, DType::F32, [33, 65, 17], &mut each).unwrap();
+        let cached = DecodeShape {
             dtype: DType::F32,
             docs: 3,
             past: 70,
@@ -213,7 +221,7 @@ mod tests {
     /// Products that the rows say a step runs are those that its operations are counted by.
     #[test]
     fn times_sum_up_to_a_step() {
-        let shape = Step {
+        let shape = StepShape {
             dtype: DType::F32,
             tokens: 32,
             docs: 1,
@@ -225,7 +233,7 @@ mod tests {
             vocab: 80,
             layers: 3,
             head_chunk: 16,
-            again: Again::Nothing,
+            recompute: Recompute::Nothing,
         };
         let mut flops = 0.0;
         step(&Queue::cpu(1), &shape, &mut |rate| {

@@ -3,39 +3,40 @@
 use lockstep_core::DType;
 use lockstep_device::{MemoryError, View};
 
-use super::bench::{Bench, Row};
 use super::operand::{bounds, normals, numbers, zeros};
-use super::{Again, Step};
+use super::runner::{Case, Runner};
+use super::{Recompute, StepShape};
 use crate::dropout::{Mask, Site};
 use crate::{Mat, bias, dropout, reduce, rmsnorm, rope, swiglu};
 
-pub(super) fn run(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
-    norm(bench, step)?;
-    turn(bench, step)?;
-    gate(bench, step)?;
-    biased(bench, step)?;
-    dropped(bench, step)
+pub(super) fn run(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
+    norm(runner, step)?;
+    turn(runner, step)?;
+    gate(runner, step)?;
+    biased(runner, step)?;
+    dropped(runner, step)
 }
 
-fn norm(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
-    let Step { tokens, dim, dtype, .. } = *step;
+fn norm(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
+    let StepShape { tokens, dim, dtype, .. } = *step;
     let (elems, bytes) = (tokens * dim, tokens * dim * dtype.size());
     let activation = || normals(elems, dtype);
-    let row = Row::moves("norm, forward", 2 * step.forward_times() + 1, 2 * bytes);
+    let case = Case::moves("norm, forward", 2 * step.forward_times() + 1, 2 * bytes);
     let operands = [zeros(elems, dtype), zeros(tokens, DType::F32), activation(), normals(dim, dtype)];
-    bench.rate(row, operands, |queue, [y, rstd, x, w]| {
+    runner.measure(case, operands, |queue, [y, rstd, x, w]| {
         let [y, x] = [y, x].map(|view| Mat::dense(view, tokens, dim));
         rmsnorm::forward(queue, y, rstd, x, w, 1e-5);
     })?;
-    let scratch = bench.workspace().first(rmsnorm::scratch_elems(tokens, dim));
-    let (kept, made) = if step.again == Again::Cheap { (0, 2 * step.layers) } else { (2 * step.layers, 0) };
+    let scratch = runner.workspace().first(rmsnorm::scratch_elems(tokens, dim));
+    let (kept, made) =
+        if step.recompute == Recompute::Cheap { (0, 2 * step.layers) } else { (2 * step.layers, 0) };
     let kinds = [
         ("norm, backward added", [true, false], kept),
-        ("norm, backward added, and again", [true, true], made),
+        ("norm, backward added, recompute", [true, true], made),
         ("norm, backward", [false, false], 1),
     ];
-    for (name, [add, again], times) in kinds {
-        let row = Row::moves(name, times, (3 + usize::from(add) + usize::from(again)) * bytes);
+    for (name, [add, recompute], times) in kinds {
+        let case = Case::moves(name, times, (3 + usize::from(add) + usize::from(recompute)) * bytes);
         let operands = [
             activation(),
             activation(),
@@ -44,82 +45,85 @@ fn norm(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
             normals(tokens, DType::F32),
             zeros(dim, DType::F32),
         ];
-        bench.rate(row, operands, |queue, [dx, dy, x, w, rstd, dw]| {
+        runner.measure(case, operands, |queue, [dx, dy, x, w, rstd, dw]| {
             let [dx, dy, x] = [dx, dy, x].map(|view| Mat::dense(view, tokens, dim));
-            rmsnorm::backward(queue, rmsnorm::Backward { dx, add, again, dw, dy, x, rstd, w, scratch });
+            rmsnorm::backward(
+                queue,
+                rmsnorm::BackwardArgs { dx, add, recompute, dw, dy, x, rstd, w, scratch },
+            );
         })?;
     }
-    let row = Row::moves("norm, zero of its gradient", 2 * step.layers + 1, 4 * dim);
-    bench.rate(row, [zeros(dim, DType::F32)], |queue, [dw]| reduce::zero(queue, dw))
+    let case = Case::moves("norm, zero of its gradient", 2 * step.layers + 1, 4 * dim);
+    runner.measure(case, [zeros(dim, DType::F32)], |queue, [dw]| reduce::zero(queue, dw))
 }
 
 /// Queries and keys are turned where they lie, beside each other.
-fn turn(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
-    let Step { tokens, docs, dtype, head_dim, .. } = *step;
+fn turn(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
+    let StepShape { tokens, docs, dtype, head_dim, .. } = *step;
     let (q, kv, half) = (step.q_width(), step.kv_width(), head_dim / 2);
     let (width, length) = (q + 2 * kv, tokens / docs);
     let (cols, times) = (q + kv, step.forward_times() + step.layers);
-    let row = Row::moves("rope of q and k", times, 2 * tokens * cols * dtype.size());
+    let case = Case::moves("rope of q and k", times, 2 * tokens * cols * dtype.size());
     let operands = [
         normals(tokens * width, dtype),
         numbers((0..tokens).map(|i| (i % length) as u32)),
         normals(length * half, DType::F32),
         normals(length * half, DType::F32),
     ];
-    bench.rate(row, operands, |queue, [qkv, positions, cos, sin]| {
+    runner.measure(case, operands, |queue, [qkv, positions, cos, sin]| {
         let x = Mat::dense(qkv, tokens, width).columns(0, cols);
-        rope::apply(queue, x, positions, rope::Table { cos, sin, half }, rope::Turn::Forward);
+        rope::apply(queue, x, positions, rope::Table { cos, sin, half }, rope::Direction::Forward);
     })
 }
 
-fn gate(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+fn gate(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let (elems, dtype) = (step.tokens * step.ffn, step.dtype);
     let bytes = elems * dtype.size();
     // Gates and ups lie side by side.
     let operands = || [normals(2 * elems, dtype), normals(elems, dtype)];
-    let row = Row::moves("swiglu, forward", step.layers, 3 * bytes);
-    bench.rate(row, operands(), |queue, [both, y]| {
+    let case = Case::moves("swiglu, forward", step.layers, 3 * bytes);
+    runner.measure(case, operands(), |queue, [both, y]| {
         let [g, u] = gate_and_up(both, step);
         swiglu::forward(queue, Mat::dense(y, step.tokens, step.ffn), g, u);
     })?;
-    let (kept, again) = match step.again {
-        Again::Nothing => (step.layers, 0),
-        Again::Cheap | Again::Blocks => (0, step.layers),
+    let (kept, recomputed) = match step.recompute {
+        Recompute::Nothing => (step.layers, 0),
+        Recompute::Cheap | Recompute::Blocks => (0, step.layers),
     };
-    let row = Row::moves("swiglu, backward", kept, 5 * bytes);
-    bench.rate(row, operands(), |queue, [both, dy]| {
+    let case = Case::moves("swiglu, backward", kept, 5 * bytes);
+    runner.measure(case, operands(), |queue, [both, dy]| {
         let [g, u] = gate_and_up(both, step);
         swiglu::backward_in_place(queue, g, u, Mat::dense(dy, step.tokens, step.ffn));
     })?;
-    let row = Row::moves("swiglu, backward and again", again, 6 * bytes);
-    bench.rate(row, operands(), |queue, [both, dy]| {
+    let case = Case::moves("swiglu, backward and recompute", recomputed, 6 * bytes);
+    runner.measure(case, operands(), |queue, [both, dy]| {
         let [g, u] = gate_and_up(both, step);
-        swiglu::backward_and_again_in_place(queue, g, u, Mat::dense(dy, step.tokens, step.ffn));
+        swiglu::backward_and_recompute_in_place(queue, g, u, Mat::dense(dy, step.tokens, step.ffn));
     })
 }
 
-fn gate_and_up<'m>(both: View<'m>, step: &Step) -> [Mat<'m>; 2] {
+fn gate_and_up<'m>(both: View<'m>, step: &StepShape) -> [Mat<'m>; 2] {
     let both = Mat::dense(both, step.tokens, 2 * step.ffn);
     [both.columns(0, step.ffn), both.columns(step.ffn, step.ffn)]
 }
 
 /// Of queries, as in Qwen2.
-fn biased(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+fn biased(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let (tokens, dtype, cols) = (step.tokens, step.dtype, step.q_width());
     let bytes = tokens * cols * dtype.size();
     let operands = [normals(tokens * cols, dtype), normals(cols, dtype)];
-    bench.rate(Row::moves("bias of q, forward", 0, 2 * bytes), operands, |queue, [y, b]| {
+    runner.measure(Case::moves("bias of q, forward", 0, 2 * bytes), operands, |queue, [y, b]| {
         bias::forward(queue, Mat::dense(y, tokens, cols), b);
     })?;
-    let scratch = bench.workspace();
+    let scratch = runner.workspace();
     let operands = [zeros(cols, DType::F32), normals(tokens * cols, dtype)];
-    bench.rate(Row::moves("bias of q, backward", 0, bytes), operands, |queue, [db, dy]| {
+    runner.measure(Case::moves("bias of q, backward", 0, bytes), operands, |queue, [db, dy]| {
         bias::backward(queue, db, Mat::dense(dy, tokens, cols), scratch);
     })
 }
 
-fn dropped(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
-    let Step { tokens, docs, dim, dtype, .. } = *step;
+fn dropped(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
+    let StepShape { tokens, docs, dim, dtype, .. } = *step;
     let bytes = tokens * dim * dtype.size();
     for (name, is_forward) in [("dropout, forward", true), ("dropout, backward", false)] {
         let operands = [
@@ -128,8 +132,8 @@ fn dropped(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
             bounds(docs, tokens / docs),
             numbers(0..docs as u32),
         ];
-        let row = Row::moves(name, 0, (2 + usize::from(is_forward)) * bytes);
-        bench.rate(row, operands, |queue, [y, x, cu_seqlens, samples]| {
+        let case = Case::moves(name, 0, (2 + usize::from(is_forward)) * bytes);
+        runner.measure(case, operands, |queue, [y, x, cu_seqlens, samples]| {
             let [y, x] = [y, x].map(|view| Mat::dense(view, tokens, dim));
             let mask = Mask { rate: 0.1, seed: 1, step: 2, layer: 3, site: Site::MlpOut, samples };
             let run = if is_forward { dropout::forward } else { dropout::backward };

@@ -8,15 +8,15 @@ use std::ops::Range;
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{MemoryError, Queue, View};
 
-use super::Step;
-use super::bench::{Bench, Row};
+use super::StepShape;
 use super::operand::{bounds, normals, numbers, zeros};
+use super::runner::{Case, Runner};
 use crate::Mat;
-use crate::attention::{self, Backward, Cache, Extend, Forward, Heads};
+use crate::attention::{self, BackwardArgs, DecodeArgs, ForwardArgs, Heads, KvCache};
 
 /// Packed documents of one length.
 #[derive(Clone, Copy, Debug)]
-pub struct Train {
+pub struct AttentionShape {
     pub dtype: DType,
     pub docs: usize,
     pub length: usize,
@@ -29,7 +29,7 @@ pub struct Train {
 
 /// Documents that have `past` tokens in the cache and get `new` ones.
 #[derive(Clone, Copy, Debug)]
-pub struct Decode {
+pub struct DecodeShape {
     pub dtype: DType,
     pub docs: usize,
     pub past: usize,
@@ -56,16 +56,16 @@ fn seen(positions: Range<usize>, window: Option<usize>) -> f64 {
     positions.map(|i| (i + 1).min(window.unwrap_or(usize::MAX))).sum::<usize>() as f64
 }
 
-impl Train {
+impl AttentionShape {
     fn described(&self) -> String {
-        let Train { docs, length, heads, kv_heads, head_dim, window, .. } = self;
+        let AttentionShape { docs, length, heads, kv_heads, head_dim, window, .. } = self;
         format!("{docs}×{length}, heads {heads}/{kv_heads}×{head_dim}{}", seeing(*window))
     }
 }
 
-impl Decode {
+impl DecodeShape {
     fn described(&self) -> String {
-        let Decode { docs, past, new, heads, kv_heads, head_dim, window, .. } = self;
+        let DecodeShape { docs, past, new, heads, kv_heads, head_dim, window, .. } = self;
         format!("attention, {docs}×({past} + {new}), heads {heads}/{kv_heads}×{head_dim}{}", seeing(*window))
     }
 }
@@ -74,7 +74,7 @@ fn seeing(window: Option<usize>) -> String {
     window.map_or_else(String::new, |window| format!(", window {window}"))
 }
 
-pub(super) fn workspace_bytes(queue: &Queue, shape: &Train) -> Bytes {
+pub(super) fn workspace_bytes(queue: &Queue, shape: &AttentionShape) -> Bytes {
     match queue {
         Queue::Cpu(_) => attention::scratch_bytes(queue.num_threads(), shape.length, shape.head_dim),
         Queue::Cuda(_) => {
@@ -83,7 +83,7 @@ pub(super) fn workspace_bytes(queue: &Queue, shape: &Train) -> Bytes {
     }
 }
 
-pub(super) fn decode_workspace_bytes(queue: &Queue, shape: &Decode) -> Bytes {
+pub(super) fn decode_workspace_bytes(queue: &Queue, shape: &DecodeShape) -> Bytes {
     match queue {
         Queue::Cpu(_) => {
             attention::scratch_bytes(queue.num_threads(), shape.past + shape.new, shape.head_dim)
@@ -92,16 +92,16 @@ pub(super) fn decode_workspace_bytes(queue: &Queue, shape: &Decode) -> Bytes {
     }
 }
 
-pub(super) fn of_step(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
-    train(bench, &step.attention(), [step.forward_times(), step.layers])
+pub(super) fn of_step(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
+    train(runner, &step.attention(), [step.forward_times(), step.layers])
 }
 
 /// Forward and backward; a step runs them so many times.
-pub(super) fn train(bench: &Bench, shape: &Train, times: [usize; 2]) -> Result<(), MemoryError> {
-    let Train { dtype, docs, length, window, .. } = *shape;
+pub(super) fn train(runner: &Runner, shape: &AttentionShape, times: [usize; 2]) -> Result<(), MemoryError> {
+    let AttentionShape { dtype, docs, length, window, .. } = *shape;
     let heads = heads(shape.heads, shape.kv_heads, shape.head_dim, window);
     let (tokens, q, kv) = (docs * length, heads.num_q * heads.width, heads.num_kv * heads.width);
-    let scratch = bench.workspace();
+    let scratch = runner.workspace();
     let flops = 4.0 * (docs * q) as f64 * seen(0..length, window);
     let (in_bytes, out_bytes) = (tokens * (q + 2 * kv) * dtype.size(), tokens * q * dtype.size());
     let operands = || {
@@ -112,19 +112,19 @@ pub(super) fn train(bench: &Bench, shape: &Train, times: [usize; 2]) -> Result<(
             bounds(docs, length),
         ]
     };
-    let row = Row {
+    let case = Case {
         name: format!("attention, forward, {}", shape.described()),
         times: times[0],
         bytes: in_bytes + out_bytes,
         flops,
     };
-    bench.rate(row, operands(), |queue, [qkv, out, lse, cu_seqlens]| {
+    runner.measure(case, operands(), |queue, [qkv, out, lse, cu_seqlens]| {
         let [q_mat, k, v] = thirds(&heads, qkv, tokens);
         let out = Mat::dense(out, tokens, q);
-        let call = Forward { heads, out, lse, q: q_mat, k, v, cu_seqlens, dropout: None, scratch };
+        let call = ForwardArgs { heads, out, lse, q: q_mat, k, v, cu_seqlens, dropout: None, scratch };
         attention::forward(queue, call);
     })?;
-    let row = Row {
+    let case = Case {
         name: format!("attention, backward, {}", shape.described()),
         times: times[1],
         bytes: 2 * in_bytes + 2 * out_bytes,
@@ -133,28 +133,28 @@ pub(super) fn train(bench: &Bench, shape: &Train, times: [usize; 2]) -> Result<(
     let [qkv, out, lse, cu_seqlens] = operands();
     let operands =
         [qkv, out, lse, cu_seqlens, zeros(tokens * (q + 2 * kv), dtype), normals(tokens * q, dtype)];
-    bench.rate(row, operands, |queue, [qkv, out, lse, cu_seqlens, dqkv, dout]| {
+    runner.measure(case, operands, |queue, [qkv, out, lse, cu_seqlens, dqkv, dout]| {
         let [q_mat, k, v] = thirds(&heads, qkv, tokens);
         let [dq, dk, dv] = thirds(&heads, dqkv, tokens);
         let [out, dout] = [out, dout].map(|view| Mat::dense(view, tokens, q));
-        let forward = Forward { heads, out, lse, q: q_mat, k, v, cu_seqlens, dropout: None, scratch };
-        attention::backward(queue, Backward { dq, dk, dv, dout, forward });
+        let forward = ForwardArgs { heads, out, lse, q: q_mat, k, v, cu_seqlens, dropout: None, scratch };
+        attention::backward(queue, BackwardArgs { dq, dk, dv, dout, forward });
     })
 }
 
-pub(super) fn decode(bench: &Bench, shape: &Decode) -> Result<(), MemoryError> {
-    let Decode { dtype, docs, past, new, window, .. } = *shape;
+pub(super) fn decode(runner: &Runner, shape: &DecodeShape) -> Result<(), MemoryError> {
+    let DecodeShape { dtype, docs, past, new, window, .. } = *shape;
     let heads = heads(shape.heads, shape.kv_heads, shape.head_dim, window);
     let Heads { num_q, num_kv, width, .. } = heads;
     let (tokens, capacity, q, kv) = (docs * new, past + new, num_q * width, num_kv * width);
     // The CPU's cache is f32.
-    let (elems, stored) = if bench.on_gpu() {
-        (attention::cuda_cache_elems(num_kv, width, docs, capacity, dtype), dtype)
+    let (elems, stored) = if runner.on_gpu() {
+        (attention::cuda_kv_cache_elems(num_kv, width, docs, capacity, dtype), dtype)
     } else {
-        (attention::cache_elems(num_kv, width, docs, capacity), DType::F32)
+        (attention::kv_cache_elems(num_kv, width, docs, capacity), DType::F32)
     };
     let read = docs * window.map_or(capacity, |window| capacity.min(window + new - 1));
-    let row = Row {
+    let case = Case {
         name: shape.described(),
         times: 0,
         bytes: 2 * read * kv * stored.size() + tokens * (2 * q + 2 * kv) * dtype.size(),
@@ -168,10 +168,10 @@ pub(super) fn decode(bench: &Bench, shape: &Decode) -> Result<(), MemoryError> {
         numbers(0..docs as u32),
         zeros(elems, DType::F32),
     ];
-    let scratch = bench.workspace();
-    bench.rate(row, operands, |queue, [qkv, out, cu_seqlens, positions, slots, cache]| {
+    let scratch = runner.workspace();
+    runner.measure(case, operands, |queue, [qkv, out, cu_seqlens, positions, slots, cache]| {
         let [q_mat, k, v] = thirds(&heads, qkv, tokens);
-        let call = Extend {
+        let call = DecodeArgs {
             heads,
             out: Mat::dense(out, tokens, q),
             q: q_mat,
@@ -180,9 +180,9 @@ pub(super) fn decode(bench: &Bench, shape: &Decode) -> Result<(), MemoryError> {
             cu_seqlens,
             positions,
             slots,
-            cache: Cache { view: cache, slots: docs, capacity },
+            cache: KvCache { view: cache, slots: docs, capacity },
             scratch,
         };
-        attention::extend(queue, call);
+        attention::decode(queue, call);
     })
 }

@@ -1,5 +1,5 @@
-//! Matrix products through cuBLASLt. An algorithm is chosen once per shape, by the library's own ranking, which
-//! depends on the shape and the GPU alone: so a run repeats.
+//! Matmul through cuBLASLt. An algorithm is chosen once per shape by the library's own ranking, which depends only on
+//! the shape and the GPU. So runs are reproducible.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -10,7 +10,7 @@ use lockstep_core::{Bytes, DType};
 
 use super::driver::StreamHandle;
 use super::error::GpuError;
-use super::library::{Search, function_table, open};
+use super::library::{LibrarySearch, function_table, open};
 use super::queue::CudaQueue;
 use crate::View;
 
@@ -34,7 +34,7 @@ pub(super) struct Candidate {
 }
 
 function_table! {
-    /// Of `libcublasLt`.
+    /// Functions of `libcublasLt`.
     pub(super) struct LtTable {
         fn create = "cublasLtCreate"(*mut Handle) -> c_int;
         fn version = "cublasLtGetVersion"() -> usize;
@@ -67,22 +67,22 @@ const DESC_TRANSB: c_int = 4;
 const PREF_WORKSPACE: c_int = 1;
 const PREF_ALIGNMENT: [c_int; 4] = [5, 6, 7, 8];
 
-/// One row-major operand: its elements, the distance between rows, and whether it is used transposed.
+/// A row-major operand: its elements, the distance between rows in elements, and whether it is used transposed.
 #[derive(Clone, Copy, Debug)]
-pub struct Factor<'m> {
+pub struct GemmOperand<'m> {
     pub view: View<'m>,
     pub stride: usize,
     pub transposed: bool,
 }
 
-/// D\[M, N\] = op(A)\[M, K\] · op(B)\[K, N\] (+ C), all row-major, A and B of one type.
+/// D\[M, N\] = op(A)\[M, K\] · op(B)\[K, N\] (+ C), all row-major; A and B have the same type.
 #[derive(Clone, Copy, Debug)]
 pub struct Gemm<'m> {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    pub a: Factor<'m>,
-    pub b: Factor<'m>,
+    pub a: GemmOperand<'m>,
+    pub b: GemmOperand<'m>,
     /// May be D itself.
     pub c: Option<(View<'m>, usize)>,
     pub d: (View<'m>, usize),
@@ -100,68 +100,68 @@ struct Key {
     tf32: bool,
 }
 
-struct Chosen {
+struct AlgorithmChoice {
     desc: Desc,
     layouts: [Layout; 4],
     algorithm: Algorithm,
     workspace: usize,
 }
 
-// SAFETY: descriptors are read-only once made, and the library may read them from any thread.
-unsafe impl Send for Chosen {}
+// SAFETY: descriptors are not modified after creation, and the library may read them from any thread.
+unsafe impl Send for AlgorithmChoice {}
 
-fn load(search: &Search) -> Result<LtTable, GpuError> {
+fn load(search: &LibrarySearch) -> Result<LtTable, GpuError> {
     LtTable::load(open("cuBLASLt", &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"], search)?)
 }
 
 /// The library, and the algorithms chosen so far.
-pub struct Lt {
+pub struct CublasLt {
     table: LtTable,
     handle: Handle,
-    chosen: Mutex<HashMap<Key, Chosen>>,
+    chosen: Mutex<HashMap<Key, AlgorithmChoice>>,
 }
 
-// SAFETY: the handle may be used from several threads at once; the rest is locked.
-unsafe impl Send for Lt {}
+// SAFETY: the handle may be used from several threads at once; the rest is behind a lock.
+unsafe impl Send for CublasLt {}
 // SAFETY: as above.
-unsafe impl Sync for Lt {}
+unsafe impl Sync for CublasLt {}
 
-impl Lt {
-    /// What the library may use for itself during a product.
+impl CublasLt {
+    /// Workspace that the library may use during a matmul.
     pub const WORKSPACE: Bytes = Bytes(32 << 20);
 
-    /// Version and place of the library, which takes no GPU.
-    pub fn installed(search: &Search) -> Result<(usize, PathBuf), GpuError> {
+    /// Version and path of the library. Does not require a GPU.
+    pub fn find_library(search: &LibrarySearch) -> Result<(usize, PathBuf), GpuError> {
         let table = load(search)?;
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         let version = unsafe { (table.version)() };
-        Ok((version, table.opened.path.clone()))
+        Ok((version, table.library.path.clone()))
     }
 
-    /// A context must be current.
-    pub(crate) fn open(search: &Search) -> Result<Lt, GpuError> {
-        Lt::over(load(search)?)
+    /// Requires a current context.
+    pub(crate) fn open(search: &LibrarySearch) -> Result<CublasLt, GpuError> {
+        CublasLt::over(load(search)?)
     }
 
-    /// The same, of a table that is there.
-    pub(super) fn over(table: LtTable) -> Result<Lt, GpuError> {
+    /// As [`CublasLt::open`], with a table that is already loaded.
+    pub(super) fn over(table: LtTable) -> Result<CublasLt, GpuError> {
         let mut handle = std::ptr::null_mut();
-        // SAFETY: a place for the handle.
+        // SAFETY: writes through a valid pointer.
         check(&table, "cublasLtCreate", unsafe { (table.create)(&mut handle) })?;
-        Ok(Lt { table, handle, chosen: Mutex::default() })
+        Ok(CublasLt { table, handle, chosen: Mutex::default() })
     }
 
     pub fn path(&self) -> &std::path::Path {
-        &self.table.opened.path
+        &self.table.library.path
     }
 
-    /// As the library tells it: 130100 is 13.1.0.
+    /// The version as the library reports it: 130100 means 13.1.0.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no arguments.
         unsafe { (self.table.version)() }
     }
 
-    fn choose(&self, key: &Key) -> Result<Chosen, GpuError> {
+    fn choose(&self, key: &Key) -> Result<AlgorithmChoice, GpuError> {
         let [m, n, k] = key.sizes.map(|n| n as u64);
         let [a, b, c, d] = key.strides.map(|n| n as i64);
         let [trans_a, trans_b] = key.transposed;
@@ -170,8 +170,8 @@ impl Lt {
             if key.tf32 && key.dtypes[0] == DType::F32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
         let table = &self.table;
         let mut desc = std::ptr::null_mut();
-        // The library counts by columns, so a row-major product is the product of the transposes in the other
-        // order: its A is our B.
+        // The library is column-major, so a row-major matmul is the matmul of the transposes in reverse order: its A is
+        // our B.
         let shape =
             |rows: u64, cols: u64, transposed: bool| if transposed { (rows, cols) } else { (cols, rows) };
         let (a_rows, a_cols) = shape(m, k, trans_a);
@@ -179,7 +179,7 @@ impl Lt {
         let specs =
             [(input, b_rows, b_cols, b), (input, a_rows, a_cols, a), (output, n, m, c), (output, n, m, d)];
         let mut layouts = [std::ptr::null_mut(); 4];
-        // SAFETY: every pointer is to a live value of the size that the attribute has.
+        // SAFETY: every pointer refers to a live value of the attribute's size.
         unsafe {
             check(table, "cublasLtMatmulDescCreate", (table.desc_create)(&mut desc, compute, R_32F))?;
             for (which, transposed) in [(DESC_TRANSA, trans_b), (DESC_TRANSB, trans_a)] {
@@ -193,7 +193,7 @@ impl Lt {
             }
         }
         let (algorithm, workspace) = self.first_candidate(key, desc, &layouts)?;
-        Ok(Chosen { desc, layouts, algorithm, workspace })
+        Ok(AlgorithmChoice { desc, layouts, algorithm, workspace })
     }
 
     fn first_candidate(
@@ -208,7 +208,7 @@ impl Lt {
         let nothing =
             Candidate { algorithm: Algorithm([0; 8]), workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let (mut found, mut count) = (nothing, 0);
-        // SAFETY: as in `choose`; there is room for the one candidate asked for.
+        // SAFETY: as in `choose`; the buffer holds the one candidate that is requested.
         let status = unsafe {
             check(table, "cublasLtMatmulPreferenceCreate", (table.preference_create)(&mut preference))?;
             let set = |which, value: *const c_void, bytes| {
@@ -222,31 +222,31 @@ impl Lt {
             }
             let status =
                 (table.heuristic)(self.handle, desc, a, b, c, d, preference, 1, &mut found, &mut count);
-            // What it leaves is a few bytes of the host's; the algorithm is found all the same.
+            // A failure here would leak a few bytes of host memory; the algorithm is valid regardless.
             (table.preference_destroy)(preference);
             status
         };
         if status != 0 || count == 0 || found.state != 0 {
             let text = status_text(table, if status != 0 { status } else { found.state });
-            return Err(GpuError::NoAlgorithm { product: format!("{key:?}"), text });
+            return Err(GpuError::NoAlgorithm { gemm: format!("{key:?}"), text });
         }
         Ok((found.algorithm, found.workspace))
     }
 }
 
 impl CudaQueue {
-    /// Issues a product. A product over nothing is C, or zero.
+    /// Issues a matmul. Where K is zero, D becomes C or zero.
     pub fn gemm(&self, gemm: &Gemm) {
         let Gemm { m, n, k, a, b, c, d, workspace } = *gemm;
         if m == 0 || n == 0 {
             return;
         }
         if k == 0 {
-            return self.product_over_nothing(m, n, c, d);
+            return self.gemm_with_zero_depth(m, n, c, d);
         }
-        assert_eq!(a.view.dtype(), b.view.dtype(), "factors of one type");
+        assert_eq!(a.view.dtype(), b.view.dtype(), "A and B must have the same type");
         let (c_view, c_stride) = c.unwrap_or(d);
-        assert_eq!(c_view.dtype(), d.0.dtype(), "a sum of one type");
+        assert_eq!(c_view.dtype(), d.0.dtype(), "C and D must have the same type");
         // The library's A is our B.
         let pointers = [b.view, a.view, c_view, d.0].map(|view| view.device_ptr());
         let key = Key {
@@ -255,15 +255,15 @@ impl CudaQueue {
             transposed: [a.transposed, b.transposed],
             dtypes: [a.view.dtype(), d.0.dtype()],
             alignments: pointers.map(|at| 1 << at.trailing_zeros().min(8)),
-            workspace: workspace.bytes().min(Lt::WORKSPACE.0 as usize),
+            workspace: workspace.bytes().min(CublasLt::WORKSPACE.0 as usize),
             tf32: self.tf32,
         };
-        let issued = self.gpu.lt.issue(self, &key, pointers, c.is_some(), workspace);
-        self.keep(issued);
+        let issued = self.gpu.cublas_lt.issue(self, &key, pointers, c.is_some(), workspace);
+        self.keep_failure(issued);
     }
 
-    /// D = C, or zero, in \[m, n\]. What lies between rows stays as it is, so only rows without gaps go at once.
-    fn product_over_nothing(&self, m: usize, n: usize, c: Option<(View, usize)>, d: (View, usize)) {
+    /// Sets D\[m, n\] to C or zero. Elements between rows must not change, so only contiguous rows are set in one call.
+    fn gemm_with_zero_depth(&self, m: usize, n: usize, c: Option<(View, usize)>, d: (View, usize)) {
         let dense = d.1 == n && c.is_none_or(|(_, stride)| stride == n);
         let (count, elems) = if dense { (1, m * n) } else { (m, n) };
         for i in 0..count {
@@ -277,7 +277,7 @@ impl CudaQueue {
     }
 }
 
-impl Lt {
+impl CublasLt {
     fn issue(
         &self,
         queue: &CudaQueue,
@@ -292,11 +292,11 @@ impl Lt {
             let chosen = self.choose(key)?;
             all.insert(*key, chosen);
         }
-        let Chosen { desc, layouts, algorithm, workspace: needed } = &all[key];
+        let AlgorithmChoice { desc, layouts, algorithm, workspace: needed } = &all[key];
         let (alpha, beta) = (1f32, if adds { 1f32 } else { 0f32 });
         debug_assert!(*needed <= workspace.bytes());
-        // SAFETY: the descriptors describe these operands, which lie in the GPU's memory and are free for this
-        // lane by the plan's waits; alpha and beta are read before the call returns.
+        // SAFETY: the descriptors match these operands, which lie in GPU memory and which the plan's waits give to this
+        // lane; alpha and beta are read before the call returns.
         let status = unsafe {
             (self.table.matmul)(
                 self.handle,
@@ -331,7 +331,7 @@ fn data_type(dtype: DType) -> c_int {
 }
 
 fn status_text(table: &LtTable, status: c_int) -> String {
-    // SAFETY: a static C string for any number.
+    // SAFETY: returns a static C string for any number.
     unsafe { std::ffi::CStr::from_ptr((table.status_string)(status)) }.to_string_lossy().into_owned()
 }
 

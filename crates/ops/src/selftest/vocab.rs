@@ -5,11 +5,11 @@ use std::cell::LazyCell;
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
 
-use super::bench::{Bench, Operands, tolerance};
+use super::harness::{Harness, Operands, tolerance};
 use crate::cross_entropy::{self, Channels};
 use crate::embedding;
 
-pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
+pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     // Tokens, rows of the table, columns, elements between rows: few rows give long runs of one token.
     let tables = [
         (0, 5, 8, 0),
@@ -21,64 +21,64 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
         (4097, 20, 256, 0),
     ];
     for (tokens, rows, cols, pad) in tables {
-        if bench.takes(tokens.max(rows) * cols) {
-            look_up(bench, dtype, [tokens, rows, cols, pad])?;
+        if harness.takes(tokens.max(rows) * cols) {
+            look_up(harness, dtype, [tokens, rows, cols, pad])?;
         }
     }
     for (rows, vocab, pad) in
         [(0, 9, 0), (1, 1, 0), (5, 17, 1), (33, 1000, 4), (5, 36_864, 0), (7, 50_257, 0), (64, 32_000, 0)]
     {
-        for spread in [1e-3, 0.1, 10.0, 300.0].into_iter().filter(|_| bench.takes(rows * vocab)) {
-            likelihood(bench, dtype, [rows, vocab, pad], spread)?;
-            channels(bench, dtype, [rows, vocab, pad], spread)?;
+        for spread in [1e-3, 0.1, 10.0, 300.0].into_iter().filter(|_| harness.takes(rows * vocab)) {
+            likelihood(harness, dtype, [rows, vocab, pad], spread)?;
+            channels(harness, dtype, [rows, vocab, pad], spread)?;
         }
     }
     Ok(())
 }
 
-fn look_up(bench: &Bench, dtype: DType, [tokens, rows, cols, pad]: [usize; 4]) -> Result<(), GpuError> {
+fn look_up(harness: &Harness, dtype: DType, [tokens, rows, cols, pad]: [usize; 4]) -> Result<(), GpuError> {
     let name = format!("embedding, {dtype}, {tokens} of {rows}×{cols}, margin {pad}");
-    bench.case(name, tolerance(dtype), |case| {
-        let table = case.framed_normals(rows, cols, pad, dtype);
+    harness.case(name, tolerance(dtype), |case| {
+        let table = case.padded_normals(rows, cols, pad, dtype);
         let indices = case.indices(tokens, rows);
-        let (tokens_view, x) = (case.input_u32(&indices), case.framed_output(tokens, cols, pad, dtype));
+        let (tokens_view, x) = (case.input_u32(&indices), case.padded_output(tokens, cols, pad, dtype));
         embedding::forward(case.queue, x.mat, table.mat, tokens_view);
-        case.compare("x", cols, case.framed_values(&x), || {
-            embedding::reference::forward(&case.framed_values(&table), cols, &indices)
+        case.compare("x", cols, case.padded_values(&x), || {
+            embedding::reference::forward(&case.padded_values(&table), cols, &indices)
         });
     })?;
     let name = format!("embedding backward, {dtype}, {tokens} of {rows}×{cols}, margin {pad}");
     // Sums are in f32 whatever the storage type.
-    bench.case(name, tolerance(DType::F32), |case| {
-        let dx = case.framed_normals(tokens, cols, pad, dtype);
-        let dtable = case.framed_normals(rows, cols, pad, DType::F32);
+    harness.case(name, tolerance(DType::F32), |case| {
+        let dx = case.padded_normals(tokens, cols, pad, dtype);
+        let dtable = case.padded_normals(rows, cols, pad, DType::F32);
         let indices = case.indices(tokens, rows);
-        let mut want = case.framed_values(&dtable);
+        let mut want = case.padded_values(&dtable);
         let scratch = case.output(embedding::scratch_bytes(tokens).0 as usize / 4, DType::F32);
         embedding::backward(case.queue, dtable.mat, dx.mat, case.input_u32(&indices), scratch);
-        case.compare("dtable", cols, case.framed_values(&dtable), || {
-            embedding::reference::backward(&mut want, &case.framed_values(&dx), cols, &indices);
+        case.compare("dtable", cols, case.padded_values(&dtable), || {
+            embedding::reference::backward(&mut want, &case.padded_values(&dx), cols, &indices);
             want
         });
     })
 }
 
 fn likelihood(
-    bench: &Bench,
+    harness: &Harness,
     dtype: DType,
     [rows, vocab, pad]: [usize; 3],
     spread: f32,
 ) -> Result<(), GpuError> {
     let name = format!("cross-entropy, gradient in {dtype}, {rows}×{vocab}, margin {pad}, spread {spread}");
-    bench.case(name, tolerance(dtype), |case| {
+    harness.case(name, tolerance(dtype), |case| {
         let start: Vec<f32> = case.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
-        let logits = case.framed(&start, vocab, pad, DType::F32);
-        let before = case.framed_values(&logits);
+        let logits = case.padded(&start, vocab, pad, DType::F32);
+        let before = case.padded_values(&logits);
         let targets = case.indices(rows, vocab);
         let (targets_view, c) = (case.input_u32(&targets), case.normals(rows, DType::F32));
         let [logp, again] = [(); 2].map(|()| case.output(rows, DType::F32));
         cross_entropy::forward(case.queue, logp, logits.mat, targets_view);
-        if case.framed_values(&logits) != before {
+        if case.padded_values(&logits) != before {
             case.add_note("forward changed the logits".into());
         }
         let gradient = cross_entropy::forward_backward(case.queue, again, logits.mat, targets_view, c, dtype);
@@ -91,22 +91,22 @@ fn likelihood(
             cross_entropy::reference::backward(&before, vocab, &targets, &cv)
         });
         // For the margins: what lies between them has the gradient's type.
-        case.framed_values(&logits);
+        case.padded_values(&logits);
     })
 }
 
 /// Entropy and mean log-probability besides, each with a coefficient; then a call with one of them, which must agree.
 fn channels(
-    bench: &Bench,
+    harness: &Harness,
     dtype: DType,
     [rows, vocab, pad]: [usize; 3],
     spread: f32,
 ) -> Result<(), GpuError> {
     let name = format!("head channels, gradient in {dtype}, {rows}×{vocab}, margin {pad}, spread {spread}");
-    bench.case(name, tolerance(dtype), |case| {
+    harness.case(name, tolerance(dtype), |case| {
         let start: Vec<f32> = case.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
-        let [logits, other] = [(); 2].map(|()| case.framed(&start, vocab, pad, DType::F32));
-        let before = case.framed_values(&logits);
+        let [logits, other] = [(); 2].map(|()| case.padded(&start, vocab, pad, DType::F32));
+        let before = case.padded_values(&logits);
         let targets = case.indices(rows, vocab);
         let targets_view = case.input_u32(&targets);
         let all = || Channels {
@@ -119,7 +119,7 @@ fn channels(
         let with = Channels { log_prob: c[0], entropy: Some(c[1]), mean_log_prob: Some(c[2]) };
         cross_entropy::forward(case.queue, plain, logits.mat, targets_view);
         cross_entropy::forward(case.queue, out, logits.mat, targets_view);
-        if case.framed_values(&logits) != before {
+        if case.padded_values(&logits) != before {
             case.add_note("forward changed the logits".into());
         }
         let gradient =
@@ -164,7 +164,7 @@ fn channels(
             sum
         });
         // For the margins: what lies between them has the gradient's type.
-        case.framed_values(&logits);
+        case.padded_values(&logits);
 
         let zeros = case.input(&vec![0.0; rows], DType::F32);
         let with = Channels { log_prob: zeros, mean_log_prob: None, ..with };

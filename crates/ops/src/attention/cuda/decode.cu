@@ -33,11 +33,11 @@ __device__ __forceinline__ void load_columns(f32 (&to)[OWN], const REAL* row, in
         const int first = (pass * LANES + lane) * STEP;
         if constexpr (WIDTH % STEP == 0) {
             // A row of the cache is a multiple of 16 bytes.
-            constexpr int N = Pack<REAL>::N;
+            constexpr int N = Vec16<REAL>::N;
 #pragma unroll
             for (int part = 0; part < STEP; part += N) {
-                Pack<REAL> pack;
-                if (first < WIDTH) pack = load_pack(row + first + part);
+                Vec16<REAL> pack;
+                if (first < WIDTH) pack = load_vec(row + first + part);
 #pragma unroll
                 for (int i = 0; i < N; i++) to[pass * STEP + part + i] = first < WIDTH ? to_f32(pack.at[i]) : 0.0f;
             }
@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_columns(f32 (&to)[OWN], const REAL* row, in
 }
 
 // A row of k and of v [T, G h] to its document's place in the cache. A block per row.
-extern "C" __global__ void __launch_bounds__(THREADS) extend_store(
+extern "C" __global__ void __launch_bounds__(THREADS) decode_store_kv(
     REAL* cache, u32 num_slots, u32 capacity, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
     const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_kv
 ) {
@@ -68,7 +68,7 @@ extern __shared__ __align__(16) f32 room[];
 
 // out [T, H h]: a block per row, key-value head and HEADS query heads of its group. Its warps take keys in turn,
 // each with a softmax of its own, and these are joined at the end, in order.
-extern "C" __global__ void __launch_bounds__(THREADS) extend_decode(
+extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
     REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
     const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_kv, u32 group, f32 scale, int window
 ) {

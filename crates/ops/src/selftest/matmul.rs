@@ -2,11 +2,11 @@
 
 use lockstep_core::DType;
 use lockstep_device::View;
-use lockstep_device::cuda::{GpuError, Lt};
+use lockstep_device::cuda::{CublasLt, GpuError};
 
-use super::bench::{Bench, Case, Framed, Operands, tolerance};
+use super::harness::{Case, Harness, Operands, PaddedMat, tolerance};
 use crate::Mat;
-use crate::matmul::{self, Init};
+use crate::matmul::{self, Accumulate};
 
 #[derive(Clone, Copy, Debug)]
 enum Layout {
@@ -32,7 +32,7 @@ struct Shape {
     out: DType,
 }
 
-pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
+pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     // Sizes, and elements between rows.
     let shapes = [
         ([0, 8, 8], 0),
@@ -45,14 +45,14 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
         ([256, 384, 320], 0),
     ];
     // As large as in training; a CPU's share of that.
-    let large = if bench.queue.cuda().is_some() { [2048, 1024, 4096] } else { [512, 768, 1024] };
+    let large = if harness.queue.cuda().is_some() { [2048, 1024, 4096] } else { [512, 768, 1024] };
     for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
-        if bench.takes(large[0] * large[1]) {
+        if harness.takes(large[0] * large[1]) {
             let out = if matches!(layout, Layout::Tn) { DType::F32 } else { dtype };
-            large_product(bench, dtype, Shape { layout, start: Start::Zero, sizes: large, pad: 0, out })?;
+            large_product(harness, dtype, Shape { layout, start: Start::Zero, sizes: large, pad: 0, out })?;
         }
     }
-    for (sizes, pad) in shapes.into_iter().filter(|(sizes, _)| bench.takes(sizes[0] * sizes[1])) {
+    for (sizes, pad) in shapes.into_iter().filter(|(sizes, _)| harness.takes(sizes[0] * sizes[1])) {
         for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
             // No tokens: no rows, or nothing to sum over.
             let sizes = match layout {
@@ -67,7 +67,7 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
                         _ => out == dtype || matches!(start, Start::Zero),
                     };
                     if wanted {
-                        product(bench, dtype, Shape { layout, start, sizes, pad, out })?;
+                        product(harness, dtype, Shape { layout, start, sizes, pad, out })?;
                     }
                 }
             }
@@ -76,27 +76,27 @@ pub(super) fn run(bench: &Bench, dtype: DType) -> Result<(), GpuError> {
     Ok(())
 }
 
-fn product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuError> {
+fn product(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), GpuError> {
     let Shape { layout, start, sizes: [m, n, k], pad, out } = shape;
-    let tolerance = product_tolerance(bench, dtype, &shape);
+    let tolerance = product_tolerance(harness, dtype, &shape);
     let name = format!("product {layout:?}, {start:?}, {dtype} to {out}, {m}×{n}×{k}, margin {pad}");
-    bench.case(name, tolerance, |case| {
+    harness.case(name, tolerance, |case| {
         let (a_rows, a_cols) = if matches!(layout, Layout::Tn) { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if matches!(layout, Layout::Nt) { (n, k) } else { (k, n) };
-        let a = case.framed_normals(a_rows, a_cols, pad, dtype);
-        let b = case.framed_normals(b_rows, b_cols, pad, dtype);
+        let a = case.padded_normals(a_rows, a_cols, pad, dtype);
+        let b = case.padded_normals(b_rows, b_cols, pad, dtype);
         // Of another stride, where that changes no alignment that a product would be chosen by.
         let apart = if k == 0 && matches!(start, Start::Residual) { pad + 2 } else { pad };
-        let residual = case.framed_normals(m, n, apart, out);
+        let residual = case.padded_normals(m, n, apart, out);
         let c = match start {
             Start::Accumulate => residual,
-            _ => case.framed_output(m, n, pad, out),
+            _ => case.padded_output(m, n, pad, out),
         };
-        let before = case.framed_values(&residual);
+        let before = case.padded_values(&residual);
         let init = match start {
-            Start::Zero => Init::Zero,
-            Start::Accumulate => Init::Accumulate,
-            Start::Residual => Init::Residual(residual.mat),
+            Start::Zero => Accumulate::Overwrite,
+            Start::Accumulate => Accumulate::Add,
+            Start::Residual => Accumulate::Residual(residual.mat),
         };
         let run = match layout {
             Layout::Nt => matmul::nt,
@@ -105,7 +105,7 @@ fn product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuError> {
         };
         run(case.queue, c.mat, a.mat, b.mat, init, workspace(case));
         // What a product is added to may cancel it.
-        case.compare_at("c", n, ((m * n * k) as f64).sqrt(), case.framed_values(&c), || {
+        case.compare_at("c", n, ((m * n * k) as f64).sqrt(), case.padded_values(&c), || {
             let mut want = reference(case, layout, (&a, &b), [m, n, k]);
             if !matches!(start, Start::Zero) {
                 want.iter_mut().zip(&before).for_each(|(want, before)| *want += before);
@@ -116,27 +116,27 @@ fn product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuError> {
 }
 
 /// Judged on some rows and some columns, for the reference takes its time.
-fn large_product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuError> {
+fn large_product(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), GpuError> {
     let Shape { layout, sizes: [m, n, k], out, .. } = shape;
     let name = format!("product {layout:?} of training size, {dtype} to {out}, {m}×{n}×{k}");
-    bench.case(name, product_tolerance(bench, dtype, &shape), |case| {
+    harness.case(name, product_tolerance(harness, dtype, &shape), |case| {
         let (a_rows, a_cols) = if matches!(layout, Layout::Tn) { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if matches!(layout, Layout::Nt) { (n, k) } else { (k, n) };
-        let a = case.framed_normals(a_rows, a_cols, 0, dtype);
-        let b = case.framed_normals(b_rows, b_cols, 0, dtype);
-        let c = case.framed_output(m, n, 0, out);
+        let a = case.padded_normals(a_rows, a_cols, 0, dtype);
+        let b = case.padded_normals(b_rows, b_cols, 0, dtype);
+        let c = case.padded_output(m, n, 0, out);
         let run = match layout {
             Layout::Nt => matmul::nt,
             Layout::Nn => matmul::nn,
             Layout::Tn => matmul::tn,
         };
-        run(case.queue, c.mat, a.mat, b.mat, Init::Zero, workspace(case));
-        let got = case.framed_values(&c);
+        run(case.queue, c.mat, a.mat, b.mat, Accumulate::Overwrite, workspace(case));
+        let got = case.padded_values(&c);
         let unwritten = got.iter().filter(|value| value.is_nan()).count();
         if unwritten > 0 {
             case.add_note(format!("c: {unwritten} of {} elements not written, or NaN", got.len()));
         }
-        let (av, bv) = (case.framed_values(&a), case.framed_values(&b));
+        let (av, bv) = (case.padded_values(&a), case.padded_values(&b));
         let a = |row: usize, inner: usize| match layout {
             Layout::Tn => av[inner * a_cols + row],
             _ => av[row * a_cols + inner],
@@ -148,24 +148,29 @@ fn large_product(bench: &Bench, dtype: DType, shape: Shape) -> Result<(), GpuErr
         let [rows, columns] = [m, n].map(|count| matmul::reference::some_of(count, 8));
         let of_rows = rows.iter().flat_map(|i| &got[i * n..][..n]).copied().collect();
         case.compare("some rows", n, of_rows, || {
-            matmul::reference::product(rows.len(), n, k, |i, l| a(rows[i], l), b)
+            matmul::reference::matmul(rows.len(), n, k, |i, l| a(rows[i], l), b)
         });
         let of_columns = columns.iter().flat_map(|j| got[*j..].iter().step_by(n)).copied().collect();
         case.compare("some columns", m, of_columns, || {
-            matmul::reference::product(columns.len(), m, k, |j, l| b(l, columns[j]), |l, i| a(i, l))
+            matmul::reference::matmul(columns.len(), m, k, |j, l| b(l, columns[j]), |l, i| a(i, l))
         });
     })
 }
 
 /// That of the output's type; or of sums of `k` terms in f32, whose errors grow with their root.
-fn product_tolerance(bench: &Bench, dtype: DType, shape: &Shape) -> f64 {
-    let rounds_more = dtype == DType::F32 && bench.queue.cuda().is_some_and(|cuda| cuda.tf32);
+fn product_tolerance(harness: &Harness, dtype: DType, shape: &Shape) -> f64 {
+    let rounds_more = dtype == DType::F32 && harness.queue.cuda().is_some_and(|cuda| cuda.tf32);
     let sums = 8.0 * (shape.sizes[2] as f64).sqrt() * f64::from(f32::EPSILON) / 2.0;
     if rounds_more { 2e-3 } else { tolerance(shape.out).max(sums) }
 }
 
-fn reference(case: &Case, layout: Layout, (a, b): (&Framed, &Framed), [m, n, k]: [usize; 3]) -> Vec<f64> {
-    let (av, bv) = (case.framed_values(a), case.framed_values(b));
+fn reference(
+    case: &Case,
+    layout: Layout,
+    (a, b): (&PaddedMat, &PaddedMat),
+    [m, n, k]: [usize; 3],
+) -> Vec<f64> {
+    let (av, bv) = (case.padded_values(a), case.padded_values(b));
     let (Mat { cols: a_cols, .. }, Mat { cols: b_cols, .. }) = (a.mat, b.mat);
     let a = |row: usize, inner: usize| match layout {
         Layout::Tn => av[inner * a_cols + row],
@@ -175,13 +180,13 @@ fn reference(case: &Case, layout: Layout, (a, b): (&Framed, &Framed), [m, n, k]:
         Layout::Nt => bv[column * b_cols + inner],
         _ => bv[inner * b_cols + column],
     };
-    matmul::reference::product(m, n, k, a, b)
+    matmul::reference::matmul(m, n, k, a, b)
 }
 
 fn workspace<'a>(case: &'a Case<'_>) -> View<'a> {
     let bytes = match case.queue.cuda() {
         None => matmul::scratch_bytes(case.queue.num_threads()),
-        Some(_) => Lt::WORKSPACE,
+        Some(_) => CublasLt::WORKSPACE,
     };
-    case.take(bytes.0 as usize / 4, DType::F32)
+    case.allocate(bytes.0 as usize / 4, DType::F32)
 }

@@ -5,11 +5,11 @@ use std::fmt;
 use lockstep_core::DType;
 use lockstep_device::{MemoryError, Queue, View};
 
-use super::Step;
-use super::bench::{Bench, Row};
+use super::StepShape;
 use super::operand::{normals, zeros};
+use super::runner::{Case, Runner};
 use crate::Mat;
-use crate::matmul::{self, Init};
+use crate::matmul::{self, Accumulate};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
@@ -33,64 +33,64 @@ impl fmt::Display for Layout {
 
 /// A product of \[m, k\] and \[k, n\].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Product {
+pub(super) struct MatmulCase {
     pub(super) layout: Layout,
     pub(super) sizes: [usize; 3],
     pub(super) dtype: DType,
     pub(super) out: DType,
-    pub(super) adds: Adds,
+    pub(super) adds: AddTo,
     /// Elements between rows of A, where those are wider: the logits' gradient lies in the bytes of the logits.
     pub(super) a_stride: Option<usize>,
 }
 
 /// What a product is added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Adds {
+pub(super) enum AddTo {
     Nothing,
     /// What is there.
-    Itself,
+    Output,
     /// The residual stream.
-    Another,
+    Residual,
 }
 
-impl Product {
-    pub(super) fn plain(layout: Layout, sizes: [usize; 3], dtype: DType) -> Product {
+impl MatmulCase {
+    pub(super) fn plain(layout: Layout, sizes: [usize; 3], dtype: DType) -> MatmulCase {
         let out = if layout == Layout::Tn { DType::F32 } else { dtype };
-        Product { layout, sizes, dtype, out, adds: Adds::Nothing, a_stride: None }
+        MatmulCase { layout, sizes, dtype, out, adds: AddTo::Nothing, a_stride: None }
     }
 
-    pub(super) fn rate(
+    pub(super) fn measure(
         &self,
-        bench: &Bench,
+        runner: &Runner,
         name: impl Into<String>,
         times: usize,
     ) -> Result<(), MemoryError> {
-        let Product { layout, sizes: [m, n, k], dtype, out, adds, a_stride } = *self;
+        let MatmulCase { layout, sizes: [m, n, k], dtype, out, adds, a_stride } = *self;
         let (a_rows, a_cols) = if layout == Layout::Tn { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if layout == Layout::Nt { (n, k) } else { (k, n) };
         let a_stride = a_stride.unwrap_or(a_cols);
-        let residual = if adds == Adds::Another { m * n } else { 0 };
-        let read = usize::from(adds != Adds::Nothing);
-        let row = Row {
+        let residual = if adds == AddTo::Residual { m * n } else { 0 };
+        let read = usize::from(adds != AddTo::Nothing);
+        let case = Case {
             name: name.into(),
             times,
             bytes: (a_rows * a_cols + b_rows * b_cols) * dtype.size() + (1 + read) * m * n * out.size(),
             flops: 2.0 * (m * n) as f64 * k as f64,
         };
-        let workspace = bench.workspace();
+        let workspace = runner.workspace();
         let operands = [
             zeros(m * n, out),
             normals(a_rows * a_stride, dtype),
             normals(b_rows * b_cols, dtype),
             normals(residual, out),
         ];
-        bench.rate(row, operands, |queue: &Queue, [c, a, b, residual]: [View<'_>; 4]| {
+        runner.measure(case, operands, |queue: &Queue, [c, a, b, residual]: [View<'_>; 4]| {
             let c = Mat::dense(c, m, n);
             let (a, b) = (Mat::strided(a, a_rows, a_cols, a_stride), Mat::dense(b, b_rows, b_cols));
             let init = match adds {
-                Adds::Nothing => Init::Zero,
-                Adds::Itself => Init::Accumulate,
-                Adds::Another => Init::Residual(Mat::dense(residual, m, n)),
+                AddTo::Nothing => Accumulate::Overwrite,
+                AddTo::Output => Accumulate::Add,
+                AddTo::Residual => Accumulate::Residual(Mat::dense(residual, m, n)),
             };
             match layout {
                 Layout::Nt => matmul::nt(queue, c, a, b, init, workspace),
@@ -102,10 +102,10 @@ impl Product {
 }
 
 /// The three layouts of one shape.
-pub(super) fn layouts(bench: &Bench, dtype: DType, [m, n, k]: [usize; 3]) -> Result<(), MemoryError> {
+pub(super) fn layouts(runner: &Runner, dtype: DType, [m, n, k]: [usize; 3]) -> Result<(), MemoryError> {
     for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
         let name = format!("product, {layout}, {m}×{n}×{k}");
-        Product::plain(layout, [m, n, k], dtype).rate(bench, name, 0)?;
+        MatmulCase::plain(layout, [m, n, k], dtype).measure(runner, name, 0)?;
     }
     Ok(())
 }
@@ -120,7 +120,7 @@ struct Linear {
     joins: bool,
 }
 
-pub(super) fn of_step(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+pub(super) fn of_step(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let (dim, ffn, q, kv) = (step.dim, step.ffn, step.q_width(), step.kv_width());
     let linears = [
         Linear { name: "q, k, v", from: dim, to: q + 2 * kv, joins: false },
@@ -129,25 +129,25 @@ pub(super) fn of_step(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
         Linear { name: "down", from: ffn, to: dim, joins: true },
     ];
     for linear in linears {
-        linear.rate(bench, step)?;
+        linear.measure(runner, step)?;
     }
-    head(bench, step)
+    head(runner, step)
 }
 
 impl Linear {
-    fn rate(&self, bench: &Bench, step: &Step) -> Result<(), MemoryError> {
+    fn measure(&self, runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
         let Linear { name, from, to, joins } = *self;
         let (tokens, layers) = (step.tokens, step.layers);
         // The last product of a block is not made again: nothing in its backward reads it.
         let forward = if name == "down" { layers } else { step.forward_times() };
-        let adds = if joins { Adds::Another } else { Adds::Nothing };
+        let adds = if joins { AddTo::Residual } else { AddTo::Nothing };
         let products = [
-            (Product { adds, ..Product::plain(Layout::Nt, [tokens, to, from], step.dtype) }, forward),
-            (Product::plain(Layout::Nn, [tokens, from, to], step.dtype), layers),
-            (Product::plain(Layout::Tn, [to, from, tokens], step.dtype), layers),
+            (MatmulCase { adds, ..MatmulCase::plain(Layout::Nt, [tokens, to, from], step.dtype) }, forward),
+            (MatmulCase::plain(Layout::Nn, [tokens, from, to], step.dtype), layers),
+            (MatmulCase::plain(Layout::Tn, [to, from, tokens], step.dtype), layers),
         ];
         for (product, times) in products {
-            product.rate(bench, format!("product {name}, {}", product.layout), times)?;
+            product.measure(runner, format!("product {name}, {}", product.layout), times)?;
         }
         Ok(())
     }
@@ -155,22 +155,22 @@ impl Linear {
 
 /// The head's, a chunk of tokens at a time. The logits are f32; their gradient lies in their bytes, on a GPU in the
 /// type that products want.
-fn head(bench: &Bench, step: &Step) -> Result<(), MemoryError> {
-    let ((chunks, rows), Step { vocab, dim, dtype, .. }) = (step.chunks(), *step);
-    let product = |layout, sizes| Product::plain(layout, sizes, dtype);
-    let logits = Product { out: DType::F32, ..product(Layout::Nt, [rows, vocab, dim]) };
-    logits.rate(bench, format!("product head, {}", Layout::Nt), chunks)?;
+fn head(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
+    let ((chunks, rows), StepShape { vocab, dim, dtype, .. }) = (step.chunks(), *step);
+    let product = |layout, sizes| MatmulCase::plain(layout, sizes, dtype);
+    let logits = MatmulCase { out: DType::F32, ..product(Layout::Nt, [rows, vocab, dim]) };
+    logits.measure(runner, format!("product head, {}", Layout::Nt), chunks)?;
     let a_stride = Some(vocab * (DType::F32.size() / dtype.size()));
-    Product { a_stride, ..product(Layout::Nn, [rows, dim, vocab]) }.rate(
-        bench,
+    MatmulCase { a_stride, ..product(Layout::Nn, [rows, dim, vocab]) }.measure(
+        runner,
         format!("product head, {}", Layout::Nn),
         chunks,
     )?;
-    let weight = Product { a_stride, ..product(Layout::Tn, [vocab, dim, rows]) };
-    weight.rate(bench, format!("product head, {}", Layout::Tn), 1)?;
+    let weight = MatmulCase { a_stride, ..product(Layout::Tn, [vocab, dim, rows]) };
+    weight.measure(runner, format!("product head, {}", Layout::Tn), 1)?;
     if chunks > 1 {
-        Product { adds: Adds::Itself, ..weight }.rate(
-            bench,
+        MatmulCase { adds: AddTo::Output, ..weight }.measure(
+            runner,
             format!("product head, {} added", Layout::Tn),
             chunks - 1,
         )?;

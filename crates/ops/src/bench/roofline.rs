@@ -3,10 +3,10 @@
 use lockstep_core::DType;
 use lockstep_device::{MemoryError, Queue};
 
-use super::Rate;
-use super::bench::{Bench, Row, product_bytes};
+use super::Measurement;
+use super::matmul::{Layout, MatmulCase};
 use super::operand::normals;
-use super::products::{Layout, Product};
+use super::runner::{Case, Runner, matmul_workspace_bytes};
 use crate::reduce;
 
 /// Bytes of the copy and sizes of the product: far more than caches hold, and at rates that larger ones hardly pass.
@@ -15,37 +15,37 @@ const ON_CPU: (usize, usize) = (128 << 20, 1024);
 
 /// The rates of a large copy and a large product.
 #[derive(Clone, Copy, Debug)]
-pub struct Ceilings {
+pub struct Roofline {
     /// Read and written, together.
     pub bytes_per_second: f64,
     pub flops_per_second: f64,
 }
 
-impl Ceilings {
+impl Roofline {
     /// The share of the ceiling that a call is nearer to.
-    pub fn share(&self, rate: &Rate) -> f64 {
+    pub fn share(&self, rate: &Measurement) -> f64 {
         let memory = rate.bytes_per_second() / self.bytes_per_second;
         memory.max(rate.flops_per_second() / self.flops_per_second)
     }
 
     /// Whether that is the memory's.
-    pub fn is_by_memory(&self, rate: &Rate) -> bool {
+    pub fn is_by_memory(&self, rate: &Measurement) -> bool {
         rate.bytes_per_second() / self.bytes_per_second >= rate.flops_per_second() / self.flops_per_second
     }
 }
 
-pub(super) fn measure(queue: &Queue, dtype: DType) -> Result<Ceilings, MemoryError> {
+pub(super) fn measure(queue: &Queue, dtype: DType) -> Result<Roofline, MemoryError> {
     let mut rates = Vec::new();
     let mut each = |rate| rates.push(rate);
-    let bench = Bench::new(queue, product_bytes(queue), &mut each)?;
-    let (copied, cube) = if bench.on_gpu() { ON_GPU } else { ON_CPU };
+    let runner = Runner::new(queue, matmul_workspace_bytes(queue), &mut each)?;
+    let (copied, cube) = if runner.on_gpu() { ON_GPU } else { ON_CPU };
     let operands = [(); 2].map(|()| normals(copied / 4, DType::F32));
-    bench.rate(Row::moves("copy", 0, 2 * copied), operands, |queue, [to, from]| {
+    runner.measure(Case::moves("copy", 0, 2 * copied), operands, |queue, [to, from]| {
         reduce::copy(queue, to, from);
     })?;
-    Product::plain(Layout::Nt, [cube; 3], dtype).rate(&bench, "product", 0)?;
-    drop(bench);
+    MatmulCase::plain(Layout::Nt, [cube; 3], dtype).measure(&runner, "product", 0)?;
+    drop(runner);
     // The best of several, since it is a ceiling.
     let [copy, product] = [&rates[0], &rates[1]].map(|rate| (rate, rate.spread[0]));
-    Ok(Ceilings { bytes_per_second: copy.0.bytes / copy.1, flops_per_second: product.0.flops / product.1 })
+    Ok(Roofline { bytes_per_second: copy.0.bytes / copy.1, flops_per_second: product.0.flops / product.1 })
 }

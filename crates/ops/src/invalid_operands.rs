@@ -1,0 +1,420 @@
+//! Every operation refuses operands of wrong shapes and types, and outputs that share memory with what they are made
+//! of, in checks that come before it turns to a device: what is refused here is refused on a GPU as well.
+
+use lockstep_core::DType;
+use lockstep_device::{Queue, View};
+
+use crate::adamw::{self, Hyperparams, ParamRange};
+use crate::attention::{self, BackwardArgs, DecodeArgs, ForwardArgs, Heads, KvCache};
+use crate::cross_entropy::{self, Channels};
+use crate::dropout::{self, Mask, Site};
+use crate::matmul::{self, Accumulate};
+use crate::rope::{self, Direction, Table};
+use crate::testing::{Operands, TestArena, panic_message};
+use crate::{Mat, bias, embedding, lion, reduce, rmsnorm, score_head, sgd, swiglu};
+
+const OVERLAP: &str = "operands overlap";
+
+#[track_caller]
+fn refused(expected: &str, call: impl FnOnce(&Queue)) {
+    let message = panic_message(|| call(&Queue::cpu(1)));
+    assert!(message.contains(expected), "refused for another reason than {expected:?}: {message}");
+}
+
+fn f32s(arena: &TestArena, len: usize) -> View<'_> {
+    arena.normals(len, DType::F32)
+}
+
+fn mat(arena: &TestArena, rows: usize, cols: usize) -> Mat<'_> {
+    Mat::dense(f32s(arena, rows * cols), rows, cols)
+}
+
+/// The matrix of the same shape that starts an element later: it overlaps the first, but is not the same.
+fn shifted<'m>(arena: &'m TestArena, rows: usize, cols: usize) -> [Mat<'m>; 2] {
+    let view = f32s(arena, rows * cols + 1);
+    [0, 1].map(|start| Mat::dense(view.slice(start, rows * cols), rows, cols))
+}
+
+#[test]
+fn updates() {
+    let arena = TestArena::new(1);
+    let [master, grad, m, v] = [(); 4].map(|()| f32s(&arena, 8));
+    let working = Some(arena.normals(8, DType::BF16));
+    let good = ParamRange { master, working, grad, m, v, weight_decay: 0.0 };
+    let update = |queue: &Queue, range: ParamRange| {
+        adamw::update(queue, range, &Hyperparams::at(1, 0.1, (0.9, 0.9), 1e-8, 1.0), None)
+    };
+    update(&Queue::cpu(1), good);
+    let (short, whole) = (f32s(&arena, 7), arena.input_u32(&[0; 8]));
+    refused("state of a range", |queue| update(queue, ParamRange { m: short, ..good }));
+    refused("state of a range", |queue| update(queue, ParamRange { master: whole, ..good }));
+    refused("working copy", |queue| update(queue, ParamRange { working: Some(short), ..good }));
+    refused(OVERLAP, |queue| update(queue, ParamRange { master: grad, ..good }));
+    refused(OVERLAP, |queue| update(queue, ParamRange { m: v, ..good }));
+    refused(OVERLAP, |queue| update(queue, ParamRange { m: grad, ..good }));
+    let over_master = Some(master.cast(DType::BF16).first(8));
+    refused(OVERLAP, |queue| update(queue, ParamRange { working: over_master, ..good }));
+}
+
+#[test]
+fn updates_with_momentum() {
+    let arena = TestArena::new(1);
+    let [master, grad, buffer, short] = [8, 8, 8, 7].map(|len| f32s(&arena, len));
+    let working = Some(arena.normals(8, DType::BF16));
+    let (good, rates) = (
+        sgd::ParamRange { master, working, grad, momentum: Some(buffer), weight_decay: 0.0 },
+        sgd::Hyperparams { lr: 0.1, momentum: 0.9, nesterov: true, clip: 1.0 },
+    );
+    let update = |queue: &Queue, range: sgd::ParamRange| sgd::update(queue, range, &rates, None);
+    update(&Queue::cpu(1), good);
+    refused("state of a range", |queue| update(queue, sgd::ParamRange { momentum: Some(short), ..good }));
+    refused("state of a range", |queue| update(queue, sgd::ParamRange { grad: short, ..good }));
+    refused("working copy", |queue| update(queue, sgd::ParamRange { working: Some(short), ..good }));
+    refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(grad), ..good }));
+    refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(master), ..good }));
+    let plain = sgd::Hyperparams { momentum: 0.0, nesterov: false, ..rates };
+    refused(OVERLAP, |queue| {
+        sgd::update(queue, sgd::ParamRange { grad: master, momentum: None, ..good }, &plain, None)
+    });
+
+    let (good, rates) = (
+        lion::ParamRange { master, working, grad, m: buffer, weight_decay: 0.0 },
+        lion::Hyperparams::new(0.1, (0.9, 0.99), 1.0),
+    );
+    let update = |queue: &Queue, range: lion::ParamRange| lion::update(queue, range, &rates, None);
+    update(&Queue::cpu(1), good);
+    refused("state of a range", |queue| update(queue, lion::ParamRange { m: short, ..good }));
+    refused("working copy", |queue| update(queue, lion::ParamRange { working: Some(short), ..good }));
+    refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: grad, ..good }));
+    refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: master, ..good }));
+    let over_state = Some(buffer.cast(DType::BF16).first(8));
+    refused(OVERLAP, |queue| update(queue, lion::ParamRange { working: over_state, ..good }));
+}
+
+#[test]
+fn sums() {
+    let arena = TestArena::new(1);
+    let (x, leaves) = (f32s(&arena, 512), arena.output(2, DType::F64));
+    refused("a leaf per block", |queue| reduce::squared_sum_leaves(queue, leaves.first(1), x));
+    refused("squares of f32", |queue| reduce::squared_sum_leaves(queue, leaves, arena.input_u32(&[0; 512])));
+    let inside = x.cast(DType::F64).first(2);
+    refused(OVERLAP, |queue| reduce::squared_sum_leaves(queue, inside, x));
+    refused(OVERLAP, |queue| reduce::sum_leaves(queue, leaves.first(1), leaves));
+    refused(OVERLAP, |queue| reduce::add(queue, x.first(10), x.slice(9, 10)));
+    refused(OVERLAP, |queue| reduce::copy(queue, x.first(10), x.slice(9, 10)));
+}
+
+#[test]
+fn biases() {
+    let arena = TestArena::new(1);
+    let (y, b, scratch) = (mat(&arena, 3, 4), f32s(&arena, 4), f32s(&arena, 4));
+    refused("a bias per column", |queue| bias::forward(queue, y, b.first(3)));
+    refused(OVERLAP, |queue| bias::forward(queue, y, y.row(2)));
+    refused(OVERLAP, |queue| bias::backward(queue, y.row(0), y, scratch));
+    refused(OVERLAP, |queue| bias::backward(queue, b, y, y.row(1)));
+    refused(OVERLAP, |queue| bias::backward(queue, b, y, b));
+    refused("scratch of a bias gradient", |queue| bias::backward(queue, b, y, scratch.first(3)));
+}
+
+#[test]
+fn scores() {
+    let arena = TestArena::new(1);
+    let [x, dx] = [(); 2].map(|()| mat(&arena, 3, 4));
+    let [y, c] = [(); 2].map(|()| f32s(&arena, 3));
+    let [w, dw, scratch] = [(); 3].map(|()| f32s(&arena, 4));
+    refused("a weight per column", |queue| score_head::forward(queue, y, x, w.first(3)));
+    refused("a score per token", |queue| score_head::forward(queue, y.first(2), x, w));
+    refused("a score per token", |queue| score_head::forward(queue, y.cast(DType::U32), x, w));
+    refused(OVERLAP, |queue| score_head::forward(queue, x.view.first(3), x, w));
+    refused(OVERLAP, |queue| score_head::forward(queue, w.first(3), x, w));
+
+    let good = score_head::BackwardArgs { dx, add_dx: false, dw: Some(dw), add_dw: false, c, x, w, scratch };
+    score_head::backward(&Queue::cpu(1), good);
+    score_head::backward(
+        &Queue::cpu(1),
+        score_head::BackwardArgs { dw: None, scratch: View::empty(), ..good },
+    );
+    for call in [
+        score_head::BackwardArgs { dx: x, ..good },
+        score_head::BackwardArgs { dx: x, dw: None, ..good },
+        score_head::BackwardArgs { dw: Some(w), ..good },
+        score_head::BackwardArgs { dw: Some(scratch), ..good },
+        score_head::BackwardArgs { dw: Some(dx.row(1)), ..good },
+        score_head::BackwardArgs { c: dx.view.first(3), ..good },
+        score_head::BackwardArgs { c: scratch.first(3), ..good },
+        score_head::BackwardArgs { scratch: x.view, ..good },
+    ] {
+        refused(OVERLAP, |queue| score_head::backward(queue, call));
+    }
+    let short = score_head::BackwardArgs { scratch: scratch.first(3), ..good };
+    refused("scratch of a head's backward", |queue| score_head::backward(queue, short));
+    let narrow = score_head::BackwardArgs { dx: mat(&arena, 3, 3), ..good };
+    refused("gradient of the hidden state", |queue| score_head::backward(queue, narrow));
+    let none = score_head::BackwardArgs { dw: Some(dw.first(3)), ..good };
+    refused("weight gradient", |queue| score_head::backward(queue, none));
+    let few = score_head::BackwardArgs { c: c.first(2), ..good };
+    refused("a coefficient per token", |queue| score_head::backward(queue, few));
+}
+
+#[test]
+fn likelihoods() {
+    let arena = TestArena::new(1);
+    let (logits, [logp, c]) = (mat(&arena, 3, 5), [(); 2].map(|()| f32s(&arena, 3)));
+    let targets = arena.input_u32(&[0, 1, 2]);
+    refused("a target per token", |queue| cross_entropy::forward(queue, logp, logits, targets.first(2)));
+    refused(OVERLAP, |queue| cross_entropy::forward(queue, logits.view.first(3), logits, targets));
+    refused(OVERLAP, |queue| cross_entropy::forward(queue, targets.cast(DType::F32), logits, targets));
+    refused(OVERLAP, |queue| {
+        cross_entropy::forward(queue, logp, logits, logits.view.cast(DType::U32).first(3))
+    });
+    let both = |queue: &Queue, logp: View, c: View| {
+        cross_entropy::forward_backward(queue, logp, logits, targets, c, DType::F32);
+    };
+    refused("a coefficient per token", |queue| both(queue, logp, c.first(2)));
+    refused(OVERLAP, |queue| both(queue, logp, logp));
+    refused(OVERLAP, |queue| both(queue, logp, logits.view.slice(12, 3)));
+
+    let [entropy, mean, c_entropy, short] = [3, 3, 3, 2].map(|len| f32s(&arena, len));
+    let out = Channels { log_prob: logp, entropy: Some(entropy), mean_log_prob: Some(mean) };
+    let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: None };
+    let forward = |queue: &Queue, out: Channels| cross_entropy::forward(queue, out, logits, targets);
+    let both = |queue: &Queue, with: Channels| {
+        cross_entropy::forward_backward(queue, out, logits, targets, with, DType::F32);
+    };
+    refused("an output per token", |queue| forward(queue, Channels { entropy: Some(short), ..out }));
+    refused("an output per token", |queue| forward(queue, Channels { mean_log_prob: Some(targets), ..out }));
+    refused(OVERLAP, |queue| forward(queue, Channels { entropy: Some(logp), ..out }));
+    refused(OVERLAP, |queue| forward(queue, Channels { mean_log_prob: Some(entropy), ..out }));
+    refused(OVERLAP, |queue| forward(queue, Channels { entropy: Some(logits.view.first(3)), ..out }));
+    refused("a coefficient per token", |queue| both(queue, Channels { entropy: Some(short), ..with }));
+    refused(OVERLAP, |queue| both(queue, Channels { entropy: Some(mean), ..with }));
+    refused(OVERLAP, |queue| both(queue, Channels { mean_log_prob: Some(logp), ..with }));
+    refused(OVERLAP, |queue| both(queue, Channels { mean_log_prob: Some(logits.view.slice(1, 3)), ..with }));
+    both(&Queue::cpu(1), with);
+}
+
+#[test]
+fn dropouts() {
+    let arena = TestArena::new(1);
+    let [y, residual] = [(); 2].map(|()| mat(&arena, 3, 4));
+    let (bounds, samples) = (arena.input_u32(&[0, 1, 3]), arena.input_u32(&[7, 8]));
+    let mask = Mask { rate: 0.5, seed: 1, step: 2, layer: 0, site: Site::MlpOut, samples };
+    for run in [dropout::forward, dropout::backward] {
+        run(&Queue::cpu(1), y, residual, bounds, Some(&mask));
+        let [one, other] = shifted(&arena, 3, 4);
+        refused(OVERLAP, |queue| run(queue, one, other, bounds, Some(&mask)));
+        refused("dropout shapes", |queue| run(queue, y, mat(&arena, 3, 5), bounds, Some(&mask)));
+        refused("documents have bounds", |queue| run(queue, y, residual, bounds.first(1), None));
+        refused("bounds of documents", |queue| run(queue, y, residual, f32s(&arena, 3), None));
+        refused("a sample per document", |queue| run(queue, y, residual, bounds.first(2), Some(&mask)));
+        let floats = Mask { samples: f32s(&arena, 2), ..mask };
+        refused("samples", |queue| run(queue, y, residual, bounds, Some(&floats)));
+        let over = y.view.cast(DType::U32);
+        refused(OVERLAP, |queue| run(queue, y, residual, over.first(3), None));
+        refused(OVERLAP, |queue| {
+            run(queue, y, residual, bounds, Some(&Mask { samples: over.first(2), ..mask }))
+        });
+    }
+}
+
+#[test]
+fn embeddings() {
+    let arena = TestArena::new(1);
+    let (x, table, tokens) = (mat(&arena, 3, 4), mat(&arena, 5, 4), arena.input_u32(&[0, 1, 4]));
+    refused("embedding shapes", |queue| embedding::forward(queue, x, table, tokens.first(2)));
+    refused("tokens", |queue| embedding::forward(queue, x, table, f32s(&arena, 3)));
+    refused(OVERLAP, |queue| embedding::forward(queue, table.row_range(1, 3), table, tokens));
+    refused(OVERLAP, |queue| embedding::forward(queue, x, table, x.view.cast(DType::U32).first(3)));
+    let scratch = arena.input_u32(&[0; 6]);
+    let backward = |queue: &Queue, dx: Mat, tokens: View, scratch: View| {
+        embedding::backward(queue, table, dx, tokens, scratch);
+    };
+    backward(&Queue::cpu(1), x, tokens, scratch);
+    refused(OVERLAP, |queue| backward(queue, table.row_range(0, 3), tokens, scratch));
+    refused(OVERLAP, |queue| backward(queue, x, tokens, tokens));
+    refused(OVERLAP, |queue| backward(queue, x, tokens, table.view.first(6)));
+    refused("weight gradients", |queue| backward(queue, x, f32s(&arena, 3), scratch));
+}
+
+#[test]
+fn norms() {
+    let arena = TestArena::new(1);
+    let [y, x, dy] = [(); 3].map(|()| mat(&arena, 3, 4));
+    let ([w, dw], rstd, scratch) = ([(); 2].map(|()| f32s(&arena, 4)), f32s(&arena, 3), f32s(&arena, 12));
+    let forward = |queue: &Queue, y, rstd, x, w| rmsnorm::forward(queue, y, rstd, x, w, 1e-5);
+    let [one, other] = shifted(&arena, 3, 4);
+    refused(OVERLAP, |queue| forward(queue, one, rstd, other, w));
+    refused(OVERLAP, |queue| forward(queue, x, rstd, x, w));
+    refused(OVERLAP, |queue| forward(queue, y, x.view.first(3), x, w));
+    refused(OVERLAP, |queue| forward(queue, y, rstd, x, y.row(0)));
+    refused("one rstd per group", |queue| forward(queue, y, rstd.first(2), x, w));
+    refused("one rstd per group", |queue| forward(queue, y, rstd.cast(DType::U32), x, w));
+
+    let good = rmsnorm::BackwardArgs { dx: y, add: false, recompute: false, dw, dy, x, rstd, w, scratch };
+    rmsnorm::backward(&Queue::cpu(1), good);
+    // In place of dy, whole; not beside it.
+    rmsnorm::backward(&Queue::cpu(1), rmsnorm::BackwardArgs { dx: dy, ..good });
+    let overlaps = [
+        rmsnorm::BackwardArgs { dx: one, dy: other, ..good },
+        rmsnorm::BackwardArgs { dx: x, ..good },
+        rmsnorm::BackwardArgs { dx: dy, add: true, ..good },
+        rmsnorm::BackwardArgs { dx: dy, recompute: true, ..good },
+        rmsnorm::BackwardArgs { dy: x, recompute: true, ..good },
+        rmsnorm::BackwardArgs { dw: w, ..good },
+        rmsnorm::BackwardArgs { dw: scratch.first(4), ..good },
+        rmsnorm::BackwardArgs { dw: dy.row(0), ..good },
+        rmsnorm::BackwardArgs { scratch: dy.view, ..good },
+        rmsnorm::BackwardArgs { scratch: x.view, ..good },
+        rmsnorm::BackwardArgs { rstd: y.view.first(3), ..good },
+    ];
+    for call in overlaps {
+        refused(OVERLAP, |queue| rmsnorm::backward(queue, call));
+    }
+    let short = rmsnorm::BackwardArgs { scratch: scratch.first(11), ..good };
+    refused("scratch of a norm's backward", |queue| rmsnorm::backward(queue, short));
+    refused("weight gradient", |queue| {
+        rmsnorm::backward(queue, rmsnorm::BackwardArgs { dw: dw.first(3), ..good })
+    });
+}
+
+#[test]
+fn rotations() {
+    let arena = TestArena::new(1);
+    let (x, positions) = (mat(&arena, 3, 8), arena.input_u32(&[0, 1, 4]));
+    let table = Table { cos: f32s(&arena, 10), sin: f32s(&arena, 10), half: 2 };
+    let turn =
+        |queue: &Queue, x, positions, table| rope::apply(queue, x, positions, table, Direction::Forward);
+    turn(&Queue::cpu(1), x, positions, table);
+    refused("a position per token", |queue| turn(queue, x, positions.first(2), table));
+    refused("a position per token", |queue| turn(queue, x, f32s(&arena, 3), table));
+    refused("8 columns in heads of 6", |queue| turn(queue, x, positions, Table { half: 3, ..table }));
+    refused("angles for every position", |queue| {
+        turn(queue, x, positions, Table { sin: f32s(&arena, 8), ..table })
+    });
+    refused("angles for every position", |queue| {
+        turn(queue, x, positions, Table { cos: f32s(&arena, 11), ..table })
+    });
+    refused(OVERLAP, |queue| turn(queue, x, positions, Table { cos: x.view.first(10), ..table }));
+    // The table has no angles for it.
+    refused("position 5 of 5", |queue| turn(queue, x, arena.input_u32(&[0, 5, 1]), table));
+    refused("position 4294967295 of 5", |queue| turn(queue, x, arena.input_u32(&[0, 1, u32::MAX]), table));
+}
+
+#[test]
+fn gates() {
+    let arena = TestArena::new(1);
+    let [g, u, y] = [(); 3].map(|()| mat(&arena, 3, 4));
+    let [one, other] = shifted(&arena, 3, 4);
+    refused("one shape", |queue| swiglu::forward(queue, y, g, mat(&arena, 3, 5)));
+    refused(OVERLAP, |queue| swiglu::forward(queue, one, other, u));
+    refused(OVERLAP, |queue| swiglu::backward_in_place(queue, g, g, y));
+    refused(OVERLAP, |queue| swiglu::backward_and_recompute_in_place(queue, g, u, u));
+}
+
+#[test]
+fn products() {
+    let arena = TestArena::new(1);
+    let scratch = arena.output(matmul::scratch_bytes(1).0 as usize / 4, DType::F32);
+    let [c, a, b, r] = [(); 4].map(|()| mat(&arena, 4, 4));
+    let [one, other] = shifted(&arena, 4, 4);
+    for run in [matmul::nt, matmul::nn, matmul::tn] {
+        run(&Queue::cpu(1), c, a, b, Accumulate::Residual(r), scratch);
+        // Factors may be one matrix, and a sum may be made in its place.
+        run(&Queue::cpu(1), c, a, a, Accumulate::Residual(c), scratch);
+        refused("shapes of A", |queue| run(queue, c, mat(&arena, 5, 5), b, Accumulate::Overwrite, scratch));
+        refused("shape of the residual", |queue| {
+            run(queue, c, a, b, Accumulate::Residual(mat(&arena, 4, 5)), scratch)
+        });
+        refused(OVERLAP, |queue| run(queue, c, c, b, Accumulate::Overwrite, scratch));
+        refused(OVERLAP, |queue| run(queue, one, a, other, Accumulate::Overwrite, scratch));
+        refused(OVERLAP, |queue| run(queue, one, a, b, Accumulate::Residual(other), scratch));
+        let inside = Mat::dense(scratch.slice(100, 16), 4, 4);
+        refused(OVERLAP, |queue| run(queue, inside, a, b, Accumulate::Overwrite, scratch));
+        refused(OVERLAP, |queue| run(queue, c, inside, b, Accumulate::Overwrite, scratch));
+        refused(OVERLAP, |queue| run(queue, c, a, b, Accumulate::Residual(inside), scratch));
+    }
+}
+
+#[test]
+fn attentions() {
+    let arena = TestArena::new(1);
+    let heads = Heads { num_q: 2, num_kv: 1, width: 4, scale: 0.5, window: None };
+    let scratch = arena.output(attention::scratch_bytes(1, 3, 4).0 as usize / 4, DType::F32);
+    let [qkv, dqkv] = [(); 2].map(|()| mat(&arena, 3, 16));
+    let [[q, k, v], [dq, dk, dv]] =
+        [qkv, dqkv].map(|of| [of.columns(0, 8), of.columns(8, 4), of.columns(12, 4)]);
+    let ([out, dout], lse) = ([(); 2].map(|()| mat(&arena, 3, 8)), f32s(&arena, 6));
+    let cu_seqlens = arena.input_u32(&[0, 1, 3]);
+    let good = ForwardArgs { heads, out, lse, q, k, v, cu_seqlens, dropout: None, scratch };
+    attention::forward(&Queue::cpu(1), good);
+    for call in [
+        ForwardArgs { out: Mat::dense(scratch.first(24), 3, 8), ..good },
+        ForwardArgs { out: q, ..good },
+        ForwardArgs { lse: qkv.view.first(6), ..good },
+        ForwardArgs { lse: out.view.first(6), ..good },
+        ForwardArgs { scratch: qkv.view, ..good },
+        ForwardArgs { cu_seqlens: out.view.cast(DType::U32).first(3), ..good },
+    ] {
+        refused(OVERLAP, |queue| attention::forward(queue, call));
+    }
+    refused("attention shapes", |queue| attention::forward(queue, ForwardArgs { k: q, ..good }));
+    refused("lse per token", |queue| attention::forward(queue, ForwardArgs { lse: lse.first(5), ..good }));
+    let floats = f32s(&arena, 3);
+    refused("bounds of documents", |queue| {
+        attention::forward(queue, ForwardArgs { cu_seqlens: floats, ..good })
+    });
+
+    let good = BackwardArgs { dq, dk, dv, dout, forward: good };
+    attention::backward(&Queue::cpu(1), good);
+    let forward = good.forward;
+    for call in [
+        BackwardArgs { dv: dk, ..good },
+        BackwardArgs { dq: q, ..good },
+        BackwardArgs { dk: k, ..good },
+        BackwardArgs { dq: dout, ..good },
+        BackwardArgs { forward: ForwardArgs { lse: dqkv.view.first(6), ..forward }, ..good },
+        BackwardArgs { forward: ForwardArgs { scratch: dqkv.view, ..forward }, ..good },
+    ] {
+        refused(OVERLAP, |queue| attention::backward(queue, call));
+    }
+    refused("gradient shapes", |queue| attention::backward(queue, BackwardArgs { dk: dq, ..good }));
+}
+
+#[test]
+fn caches() {
+    let arena = TestArena::new(1);
+    let heads = Heads { num_q: 2, num_kv: 1, width: 4, scale: 0.5, window: None };
+    let view = arena.output(attention::kv_cache_elems(1, 4, 2, 8), DType::F32);
+    let (qkv, out) = (mat(&arena, 3, 16), mat(&arena, 3, 8));
+    let [q, k, v] = [(0, 8), (8, 4), (12, 4)].map(|(start, cols)| qkv.columns(start, cols));
+    let good = DecodeArgs {
+        heads,
+        out,
+        q,
+        k,
+        v,
+        cu_seqlens: arena.input_u32(&[0, 1, 3]),
+        positions: arena.input_u32(&[0, 0, 1]),
+        slots: arena.input_u32(&[1, 0]),
+        cache: KvCache { view, slots: 2, capacity: 8 },
+        scratch: arena.output(attention::scratch_bytes(1, 8, 4).0 as usize / 4, DType::F32),
+    };
+    attention::decode(&Queue::cpu(1), good);
+    for call in [
+        DecodeArgs { out: q, ..good },
+        DecodeArgs { q: Mat::dense(view.first(24), 3, 8), ..good },
+        DecodeArgs { out: Mat::dense(view.first(24), 3, 8), ..good },
+        DecodeArgs { scratch: view, ..good },
+        DecodeArgs { positions: out.view.cast(DType::U32).first(3), ..good },
+    ] {
+        refused(OVERLAP, |queue| attention::decode(queue, call));
+    }
+    let floats = f32s(&arena, 3);
+    refused("a position per token", |queue| {
+        attention::decode(queue, DecodeArgs { positions: good.positions.first(2), ..good })
+    });
+    refused("bounds, slots and positions", |queue| {
+        attention::decode(queue, DecodeArgs { positions: floats, ..good })
+    });
+    refused("a slot per document", |queue| attention::decode(queue, DecodeArgs { slots: floats, ..good }));
+}
