@@ -232,12 +232,12 @@ impl ResidentAddress {
         let part = self.owned.iter().find(holds).unwrap_or_else(|| {
             panic!("[{start}, {end}) is not on this rank, which holds {:?}", self.owned);
         });
-        self.location.slice(part.at + start - part.start, end - start)
+        self.location.slice(part.local_start + start - part.start, end - start)
     }
 
     /// A part of what this rank holds.
     pub(crate) fn part(&self, part: &OwnedPart) -> Location {
-        self.location.slice(part.at, part.elems())
+        self.location.slice(part.local_start, part.elems())
     }
 }
 
@@ -293,10 +293,10 @@ pub(crate) struct UnitAddresses {
     pub(crate) grad_target: Option<Address>,
     /// The slots of each program.
     pub(crate) forward: SlotAddresses,
-    pub(crate) recompute_program: SlotAddresses,
+    pub(crate) recompute: SlotAddresses,
     pub(crate) backward: SlotAddresses,
     pub(crate) fused: SlotAddresses,
-    pub(crate) next: SlotAddresses,
+    pub(crate) decode: SlotAddresses,
 }
 
 pub(crate) type SlotAddresses = [Option<Address>; Slot::COUNT];
@@ -391,10 +391,10 @@ impl BufferLookup<'_> {
             params: gathered.unwrap_or(residents.working().location).address(),
             grad_target: grad_target.map(|location| location.address()),
             forward: slots(&programs.forward, &layout.forward),
-            recompute_program: slots(&programs.recompute_program, &layout.recompute_program),
+            recompute: slots(&programs.recompute, &layout.recompute),
             backward: slots(&programs.backward, &layout.backward),
             fused: slots(&programs.fused, &layout.fused),
-            next: slots(&programs.next, &layout.next),
+            decode: slots(&programs.decode, &layout.decode),
         }
     }
 
@@ -425,13 +425,13 @@ impl BufferLookup<'_> {
                 SlotBuffer::Output => {
                     (BufferKind::Residual { model, index: stream(unit + 1), in_flight: FLIGHT }, Bytes::ZERO)
                 }
-                SlotBuffer::GradStream => {
+                SlotBuffer::ResidualGrad => {
                     (BufferKind::ResidualGrad { model, in_flight: FLIGHT }, Bytes::ZERO)
                 }
                 SlotBuffer::Saved(at) => {
                     (BufferKind::SavedActivations { model, unit: keeper, in_flight: FLIGHT }, at)
                 }
-                SlotBuffer::Rebuilt(at) => {
+                SlotBuffer::Recomputed(at) => {
                     (BufferKind::RecomputedActivations { model, unit, in_flight: FLIGHT }, at)
                 }
                 SlotBuffer::Scratch(at) => (BufferKind::Scratch, at),

@@ -137,7 +137,7 @@ impl Shared {
         let program = |unit, which, fresh| self.run_unit(run, queue, unit, which, fresh, *batch);
         match kind {
             OpKind::Forward { unit, .. } => program(unit, ProgramKind::Forward, false),
-            OpKind::Recompute { unit, .. } => program(unit, ProgramKind::Rebuild, false),
+            OpKind::Recompute { unit, .. } => program(unit, ProgramKind::Recompute, false),
             OpKind::Backward { unit, fresh, .. } => program(unit, ProgramKind::Backward, fresh),
             OpKind::HeadForward { micro_batch } => {
                 program(self.head_unit(), ProgramKind::Forward, false);
@@ -172,10 +172,10 @@ impl Shared {
             for unit in 0..head {
                 self.run_unit(run, queue, unit, ProgramKind::Forward, false, batch);
             }
-            self.run_unit(run, queue, head, ProgramKind::Next, false, batch);
+            self.run_unit(run, queue, head, ProgramKind::Decode, false, batch);
             let addresses = &self.prepared_phase().addresses;
             let logits =
-                addresses.units[head as usize].next[Slot::Logits.index()].expect("the head has logits");
+                addresses.units[head as usize].decode[Slot::Logits.index()].expect("the head has logits");
             let vocab = self.model().shape.vocab;
             let logits = logits.view(&self.memories).first(batch.docs * vocab);
             let seen = self.logits_on_host(logits).unwrap_or(logits);
@@ -219,10 +219,10 @@ impl Shared {
         let addresses = &all.units[index as usize];
         let (program, slots): (&Program, &SlotAddresses) = match which {
             ProgramKind::Forward => (&programs.forward, &addresses.forward),
-            ProgramKind::Rebuild => (&programs.recompute_program, &addresses.recompute_program),
+            ProgramKind::Recompute => (&programs.recompute, &addresses.recompute),
             ProgramKind::Backward => (&programs.backward, &addresses.backward),
             ProgramKind::Fused => (&programs.fused, &addresses.fused),
-            ProgramKind::Next => (&programs.next, &addresses.next),
+            ProgramKind::Decode => (&programs.decode, &addresses.decode),
         };
         let inputs = self.input_views(batch);
         let view = |address: &Address| address.view(&self.memories);
@@ -347,8 +347,8 @@ fn failpoint_of(lane: Lane) -> &'static str {
 #[derive(Clone, Copy)]
 enum ProgramKind {
     Forward,
-    Rebuild,
+    Recompute,
     Backward,
     Fused,
-    Next,
+    Decode,
 }

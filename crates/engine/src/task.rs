@@ -185,13 +185,13 @@ impl TaskBuilder<'_> {
     fn own(&self, unit: u32, state: ParamState, (start, end): (usize, usize)) -> Vec<OwnedRange> {
         let parts = self.plan.input.owned(self.phase.model, unit, state, self.rank);
         let within = |part: OwnedPart| {
-            let (first, last) = (start.max(part.at), end.min(part.at + part.elems()));
-            let skipped = first.saturating_sub(part.at);
+            let (first, last) = (start.max(part.local_start), end.min(part.local_start + part.elems()));
+            let skipped = first.saturating_sub(part.local_start);
             (first < last).then(|| OwnedRange {
                 start: part.start + skipped,
                 elems: last - first,
                 trained_start: part.trained_start.map_or(0, |at| at + skipped),
-                at: first,
+                local_start: first,
             })
         };
         parts.into_iter().filter_map(within).collect()
@@ -211,7 +211,7 @@ impl TaskBuilder<'_> {
             return Task::Copy { pairs, writes_states: false };
         };
         let part = |(own, cut): (&OwnedPart, FlatParam)| Gather {
-            own: from.address().slice(own.at, own.elems()),
+            own: from.address().slice(own.local_start, own.elems()),
             whole: addresses.params.slice(cut.start, cut.elems()),
         };
         Task::Gather {
@@ -276,7 +276,10 @@ impl TaskBuilder<'_> {
         let SpanPart { unit, start, end } = self.only_part(span);
         let own = self.own(unit, ParamState::Grad, (start, end)).into_iter();
         let resident = self.grad(unit).location.address();
-        own.map(|own| (staging.slice(own.at - start, own.elems), resident.slice(own.at, own.elems))).collect()
+        own.map(|own| {
+            (staging.slice(own.local_start - start, own.elems), resident.slice(own.local_start, own.elems))
+        })
+        .collect()
     }
 
     /// Of some units, all of them in the order of the model: leaves lie in that order.
@@ -360,7 +363,7 @@ impl TaskBuilder<'_> {
         let residents = &self.residents[unit as usize];
         // Parameters that live on the host leave through a staging buffer.
         let working = match staging {
-            Some(staging) => staging.slice(own.at, own.elems),
+            Some(staging) => staging.slice(own.local_start, own.elems),
             None => own.of(residents.working()).address(),
         };
         self.update_range(unit, working, |state| Some(own.of(residents.resident(state)?).address()))
@@ -455,7 +458,7 @@ impl TaskBuilder<'_> {
                 let own = self.own(unit, ParamState::Grad, (start, end)).into_iter();
                 own.map(|own| {
                     let from = from.slice(own.trained_start, own.elems);
-                    (Location::Memory(from), Location::Memory(to.slice(own.at - start, own.elems)))
+                    (Location::Memory(from), Location::Memory(to.slice(own.local_start - start, own.elems)))
                 })
                 .collect()
             }
@@ -471,7 +474,10 @@ impl TaskBuilder<'_> {
         let own = self.own(unit, ParamState::Grad, (start, end)).into_iter();
         let resident = self.grad(unit).location;
         own.map(|own| {
-            (resident.slice(own.at, own.elems), Location::Memory(whole.slice(own.trained_start, own.elems)))
+            (
+                resident.slice(own.local_start, own.elems),
+                Location::Memory(whole.slice(own.trained_start, own.elems)),
+            )
         })
         .collect()
     }
@@ -486,7 +492,7 @@ impl TaskBuilder<'_> {
         own.map(|own| {
             let staged = match &room {
                 Some(room) => room.params(&own),
-                None => staging.slice(own.at - start, own.elems),
+                None => staging.slice(own.local_start - start, own.elems),
             };
             (own.of(resident), Location::Memory(staged))
         })
@@ -518,7 +524,7 @@ struct OwnedRange {
     trained_start: usize,
     elems: usize,
     /// First element in the rank's share.
-    at: usize,
+    local_start: usize,
 }
 
 impl OwnedRange {
@@ -564,7 +570,7 @@ impl HostStaging {
     }
 
     fn address(&self, begin: Bytes, dtype: DType, own: &OwnedRange) -> Address {
-        let first = own.at - self.start;
+        let first = own.local_start - self.start;
         self.staging.at(begin, first + own.elems, dtype).slice(first, own.elems)
     }
 }

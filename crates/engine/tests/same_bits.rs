@@ -100,7 +100,8 @@ fn a_port_changes_no_bit() {
             for (optimizer_tier, stay) in
                 [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Host, 1)]
             {
-                let setup = TestSetup { separate: true, optimizer_tier, stay, ..here };
+                let setup =
+                    TestSetup { separate: true, optimizer_tier, optimizer_units_on_device: stay, ..here };
                 assert_eq!(run(&shape, &setup), want, "{shape:?}, {optimizer_tier} but {stay}");
             }
         }

@@ -43,7 +43,7 @@ fn missing_waits_for_the_step_before_are_races() {
     let all = check(&phase.schedule, &plan.buffers, &phase.memory);
     let working =
         |what: &BufferKind| matches!(what, BufferKind::ParamState { state: ParamState::Working, .. });
-    assert!(all.iter().any(|v| matches!(v, Violation::Race { what, .. } if working(what))), "{all:?}");
+    assert!(all.iter().any(|v| matches!(v, Violation::Race { buffer, .. } if working(buffer))), "{all:?}");
 }
 
 #[test]
@@ -66,8 +66,8 @@ fn a_missing_reduction_and_a_second_update_are_named() {
             };
         }
     });
-    assert!(all.iter().any(|v| matches!(v, Violation::ReducedTimes { times: 0, .. })));
-    assert!(all.iter().any(|v| matches!(v, Violation::NotUpdatedOnce { unit: 0, .. })));
+    assert!(all.iter().any(|v| matches!(v, Violation::WrongReduceCount { times: 0, .. })));
+    assert!(all.iter().any(|v| matches!(v, Violation::NotUpdatedExactlyOnce { unit: 0, .. })));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_strategy_that_forgets_a_reduction_makes_no_plan() {
     let PlanError::Unsound { phase, violations } = &error else { panic!("{error}") };
     assert_eq!(phase, "train");
     assert!(
-        violations.iter().all(|v| matches!(v, Violation::ReducedTimes { times: 0, .. })),
+        violations.iter().all(|v| matches!(v, Violation::WrongReduceCount { times: 0, .. })),
         "{violations:?}"
     );
     let text = error.to_string();
