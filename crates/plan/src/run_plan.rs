@@ -96,7 +96,7 @@ pub enum PlanError {
     )]
     HybridMesh { nodes: u32, per_node: u32 },
     #[error("the strategy's {phase} phase is invalid: {}", list(violations))]
-    Unsound { phase: String, violations: Vec<Violation> },
+    InvalidSchedule { phase: String, violations: Vec<Violation> },
 }
 
 /// The first few violations, and how many more there are.
@@ -112,7 +112,7 @@ fn list(violations: &[Violation]) -> String {
 impl Fault for PlanError {
     fn class(&self) -> FaultClass {
         match self {
-            PlanError::Unsound { .. } => FaultClass::Internal,
+            PlanError::InvalidSchedule { .. } => FaultClass::Internal,
             _ => FaultClass::BadConfig,
         }
     }
@@ -129,7 +129,7 @@ impl Fault for PlanError {
                 "Set memory_budget_gib. Without it the GPU's memory size is used, which needs a GPU on this machine."
                     .into(),
             ),
-            PlanError::Unsound { .. } => Some(
+            PlanError::InvalidSchedule { .. } => Some(
                 "Emit all operations of a custom strategy through StepBuilder; `lockstep plan --schedule` prints the \
                  schedule of a built-in one."
                     .into(),
@@ -167,7 +167,7 @@ pub fn build(input: PlanInput) -> Result<RunPlan, PlanError> {
     for phase in &plan.phases {
         let violations = check_phase(&plan, phase);
         if !violations.is_empty() {
-            return Err(PlanError::Unsound { phase: phase.name.clone(), violations });
+            return Err(PlanError::InvalidSchedule { phase: phase.name.clone(), violations });
         }
     }
     Ok(RunPlan(plan))
