@@ -1,4 +1,4 @@
-//! Addresses of everything a phase touches, looked up once.
+//! Resolves the addresses of everything that a phase uses, once.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ const FLIGHT: InFlight = InFlight::ONLY;
 /// The memory of a rank, by tier.
 #[derive(Debug)]
 pub(crate) struct Memories {
-    /// Shared with the carrier, which lends peers a look at it.
+    /// Shared with the carrier, through which other ranks read it.
     pub(crate) device: Arc<Memory>,
     pub(crate) host: Memory,
     pub(crate) spill: Option<OffloadFile>,
 }
 
 impl Memories {
-    /// `device`: the plan's arena. The host's part is taken here, and the spill file made.
+    /// `device` is the plan's device arena. This allocates the host arena and creates the NVMe file.
     pub(crate) fn take(
         plan: &RunPlan,
         device: Arc<Memory>,
         queue: &Queue,
         nvme_dir: Option<PathBuf>,
     ) -> Result<Memories, EngineError> {
-        assert_eq!(device.bytes(), plan.arena_bytes, "the arena is the plan's");
+        assert_eq!(device.bytes(), plan.arena_bytes, "the arena has the planned size");
         let spill = match (plan.nvme_bytes, nvme_dir) {
             (Bytes::ZERO, _) => None,
             (bytes, Some(dir)) => Some(OffloadFile::create(&dir, bytes)?),
@@ -43,18 +43,18 @@ impl Memories {
     }
 
     fn spill(&self) -> &OffloadFile {
-        self.spill.as_ref().expect("a plan with states on a disk has a spill file")
+        self.spill.as_ref().expect("a plan with states on NVMe has a file for them")
     }
 }
 
-/// Takes the host's part of a plan. What a GPU copies from or to is pinned: all but the states that only the host's
-/// cores touch.
+/// Allocates the host arena. Memory that a GPU copies from or to is pinned: everything but the states that only the
+/// host's cores use.
 fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
     let mut memory = Memory::allocate(plan.host_bytes, queue.pool())?;
     let Device::Cuda(gpu) = queue.device() else { return Ok(memory) };
     let residents = &plan.residents[MemoryTier::Host as usize];
-    let only_host = |what: BufferKind| {
-        matches!(what, BufferKind::ParamState { state: ParamState::Master | ParamState::Optimizer(_), .. })
+    let only_host = |kind: BufferKind| {
+        matches!(kind, BufferKind::ParamState { state: ParamState::Master | ParamState::Optimizer(_), .. })
     };
     let starts = residents.offsets.iter().map(|(_, start)| start.0 as usize);
     let ends = starts.clone().skip(1).chain([residents.bytes.0 as usize]);
@@ -74,12 +74,13 @@ fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
     Ok(memory)
 }
 
-/// A buffer's place, or a part of one, in the device's or the host's memory.
+/// The address of a buffer, or of a part of one, in the device's or the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     on_host: bool,
-    /// Of the buffer, in bytes, and of the part within it, in elements.
+    /// The offset of the buffer, in bytes.
     offset: usize,
+    /// The offset of the part in the buffer, in elements.
     start: usize,
     elems: usize,
     dtype: DType,
@@ -97,18 +98,18 @@ impl Address {
 
     pub(crate) fn slice(&self, start: usize, elems: usize) -> Address {
         let fits = start <= self.elems && elems <= self.elems - start;
-        assert!(fits, "[{start}, +{elems}] of a address of {} elements", self.elems);
+        assert!(fits, "[{start}, +{elems}] of an address of {} elements", self.elems);
         Address { start: self.start + start, elems, ..*self }
     }
 
-    /// A part that starts `bytes` into the buffer, of another type.
+    /// A part of another type that starts `bytes` into the buffer.
     pub(crate) fn at(&self, bytes: Bytes, elems: usize, dtype: DType) -> Address {
         assert_eq!(self.start, 0, "bytes are counted from the buffer's start");
         Address { offset: self.offset + bytes.0 as usize, elems, dtype, ..*self }
     }
 }
 
-/// Where a state lives: in memory, or in the spill file.
+/// Where a state lives: in memory, or in the NVMe file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     Memory(Address),
@@ -134,15 +135,15 @@ impl Location {
         }
     }
 
-    /// The place, of a state that is known to be in memory.
+    /// The address of a state that must be in memory.
     pub(crate) fn address(&self) -> Address {
         match self {
             Location::Memory(address) => *address,
-            Location::File { .. } => panic!("a state on a disk is used as if it were in memory"),
+            Location::File { .. } => panic!("a state on NVMe is used as if it were in memory"),
         }
     }
 
-    /// Reads all elements, as f32. Between steps.
+    /// Reads all elements as f32. Call it between steps.
     pub(crate) fn read_f32(&self, memories: &Memories, out: &mut [f32]) -> Result<(), EngineError> {
         match self {
             Location::Memory(address) => address.view(memories).read_f32(out)?,
@@ -151,7 +152,7 @@ impl Location {
         Ok(())
     }
 
-    /// Writes all elements, from f32. Between steps.
+    /// Writes all elements from f32. Call it between steps.
     pub(crate) fn write_f32(&self, memories: &Memories, values: &[f32]) -> Result<(), EngineError> {
         match self {
             Location::Memory(address) => address.view(memories).write_f32(values)?,
@@ -160,8 +161,8 @@ impl Location {
         Ok(())
     }
 
-    /// Copies all elements, in the order of `queue`: to or from a GPU the copy is only issued. Where a disk takes
-    /// part, it is over when this returns.
+    /// Copies all elements, in the order of `queue`. A copy to or from a GPU is only enqueued; a copy to or from the NVMe
+    /// file has finished when this returns.
     pub(crate) fn copy_to(
         &self,
         to: &Location,
@@ -189,7 +190,7 @@ impl Location {
             (Location::File { offset, .. }, Location::Memory(to)) => {
                 let to = to.view(memories);
                 through_host(to, queue, |there| {
-                    // What was issued before may still read the place.
+                    // Work enqueued earlier may still read the destination.
                     queue.synchronize()?;
                     memories.spill().read(*offset, there)?;
                     if to.on_gpu() {
@@ -198,14 +199,15 @@ impl Location {
                     Ok(())
                 })?
             }
-            (Location::File { .. }, Location::File { .. }) => unreachable!("nothing moves from disk to disk"),
+            (Location::File { .. }, Location::File { .. }) => {
+                unreachable!("nothing is copied from file to file")
+            }
         }
         Ok(())
     }
 }
 
-/// Lends memory of the host that is like `view`: itself, or, for one on a GPU, some that is taken for the call.
-/// Disks and GPUs do not talk to each other.
+/// Calls `f` with host memory for file I/O: `view` itself, or, if that is on a GPU, a temporary buffer of the same size.
 fn through_host(
     view: View<'_>,
     queue: &Queue,
@@ -218,7 +220,7 @@ fn through_host(
     f(between.view(0, view.len(), view.dtype()))
 }
 
-/// A state of a unit: where this rank keeps its parts.
+/// Where this rank keeps its part of a unit's state.
 #[derive(Clone, Debug)]
 pub(crate) struct ResidentAddress {
     pub(crate) location: Location,
@@ -226,18 +228,18 @@ pub(crate) struct ResidentAddress {
 }
 
 impl ResidentAddress {
-    /// Elements `[start, end)` of the unit, which this rank holds.
+    /// The location of elements `[start, end)` of the unit, which this rank must hold.
     pub(crate) fn range(&self, start: usize, end: usize) -> Location {
         let holds = |p: &&OwnedPart| p.start <= start && end <= p.end;
         let part = self.owned.iter().find(holds).unwrap_or_else(|| {
             panic!("[{start}, {end}) is not on this rank, which holds {:?}", self.owned);
         });
-        self.location.slice(part.at + start - part.start, end - start)
+        self.location.slice(part.local_start + start - part.start, end - start)
     }
 
-    /// A part of what this rank holds.
+    /// The location of one owned part.
     pub(crate) fn part(&self, part: &OwnedPart) -> Location {
-        self.location.slice(part.at, part.elems())
+        self.location.slice(part.local_start, part.elems())
     }
 }
 
@@ -248,7 +250,7 @@ pub(crate) struct UnitResidents {
 }
 
 impl UnitResidents {
-    /// Of all units of a model.
+    /// The residents of all units of a model.
     pub(crate) fn of_model(plan: &RunPlan, model: ModelId, rank: Rank) -> Vec<UnitResidents> {
         let units = 0..plan.input.model(model).units.len() as u32;
         units.map(|unit| UnitResidents::of(plan, model, unit, rank)).collect()
@@ -284,38 +286,38 @@ fn location_at(buffer: &Buffer, offset: Bytes) -> Location {
     }
 }
 
-/// A unit's buffers in a phase.
+/// The addresses of a unit's buffers in a phase.
 #[derive(Clone, Debug)]
 pub(crate) struct UnitAddresses {
-    /// What forward and backward read parameters from: the whole of them.
+    /// The unsharded parameters that forward and backward read.
     pub(crate) params: Address,
-    /// Where backward writes: the accumulator itself, or a buffer that is reduced into it.
+    /// The buffer that backward writes: the accumulator itself, or a buffer that is reduced into it.
     pub(crate) grad_target: Option<Address>,
     /// The slots of each program.
     pub(crate) forward: SlotAddresses,
-    pub(crate) recompute_program: SlotAddresses,
+    pub(crate) recompute: SlotAddresses,
     pub(crate) backward: SlotAddresses,
     pub(crate) fused: SlotAddresses,
-    pub(crate) next: SlotAddresses,
+    pub(crate) decode: SlotAddresses,
 }
 
 pub(crate) type SlotAddresses = [Option<Address>; Slot::COUNT];
 
-/// Everything else.
+/// The addresses of all buffers of a phase.
 #[derive(Clone, Debug)]
 pub(crate) struct Addresses {
     pub(crate) units: Vec<UnitAddresses>,
     pub(crate) inputs: Address,
     pub(crate) rope_tables: Address,
-    /// What the head says of every token: channel after channel, as far apart as the plan's bounds say.
+    /// The head's outputs, channel after channel, each with space for the largest micro-batch.
     pub(crate) outputs: Address,
-    /// In training alone, likewise.
+    /// The same layout; in training only.
     pub(crate) coefficients: Option<Address>,
     pub(crate) norm_leaves: Option<Address>,
-    /// On a device with memory of its own.
+    /// On a device with its own memory only.
     pub(crate) update_decision: Option<Address>,
     pub(crate) io_staging: Option<Address>,
-    /// In generation alone.
+    /// In the generate phase only.
     pub(crate) cache: Option<Address>,
     pub(crate) workspace: Address,
 }
@@ -335,7 +337,7 @@ impl Addresses {
             scratch.elems - workspace_offset.0 as usize / DType::F32.size(),
             DType::F32,
         );
-        // Models share these buffers; each has as much of them as it planned.
+        // Models share these buffers, which have the size of the largest; each uses the part it needs.
         let per_token = model.channels.count() * model.bounds.tokens;
         Addresses {
             units,
@@ -356,7 +358,7 @@ impl Addresses {
     }
 }
 
-/// Looks buffers up in a plan.
+/// Finds the locations of a plan's buffers.
 pub(crate) struct BufferLookup<'a> {
     pub(crate) plan: &'a RunPlan,
     pub(crate) phase: &'a Phase,
@@ -367,12 +369,12 @@ impl BufferLookup<'_> {
         Some(location_at(&self.plan.buffers[id.0 as usize], self.plan.offset(self.phase, id)?))
     }
 
-    fn find(&self, what: BufferKind) -> Option<Location> {
-        self.location(self.plan.find(what)?)
+    fn find(&self, kind: BufferKind) -> Option<Location> {
+        self.location(self.plan.find(kind)?)
     }
 
-    fn must(&self, what: BufferKind) -> Address {
-        self.find(what).unwrap_or_else(|| panic!("the plan has no address for {what:?}")).address()
+    fn must(&self, kind: BufferKind) -> Address {
+        self.find(kind).unwrap_or_else(|| panic!("the plan has no buffer {kind:?}")).address()
     }
 
     fn unit(
@@ -391,10 +393,10 @@ impl BufferLookup<'_> {
             params: gathered.unwrap_or(residents.working().location).address(),
             grad_target: grad_target.map(|location| location.address()),
             forward: slots(&programs.forward, &layout.forward),
-            recompute_program: slots(&programs.recompute_program, &layout.recompute_program),
+            recompute: slots(&programs.recompute, &layout.recompute),
             backward: slots(&programs.backward, &layout.backward),
             fused: slots(&programs.fused, &layout.fused),
-            next: slots(&programs.next, &layout.next),
+            decode: slots(&programs.decode, &layout.decode),
         }
     }
 
@@ -408,11 +410,11 @@ impl BufferLookup<'_> {
         let (input, model) = (&self.plan.input, self.phase.model);
         let plan = input.model(model);
         let mut addresses = [None; Slot::COUNT];
-        // While documents grow nothing is kept for a backward: two streams take turns, and all blocks
-        // share what the first would keep.
+        // Generation saves nothing for backward: two residual buffers alternate, and all blocks share the buffer of the
+        // first block's activations.
         let is_generating = self.phase.kind == PhaseKind::Generate;
         let stream = |index: u32| if is_generating { 2 - index % 2 } else { index };
-        let keeper = if is_generating { 1 } else { unit };
+        let saved_unit = if is_generating { 1 } else { unit };
         for slot in program.slots() {
             let spec = programs.spec(slot);
             let dtype = spec.dtype.unwrap_or(input.storage);
@@ -425,18 +427,18 @@ impl BufferLookup<'_> {
                 SlotBuffer::Output => {
                     (BufferKind::Residual { model, index: stream(unit + 1), in_flight: FLIGHT }, Bytes::ZERO)
                 }
-                SlotBuffer::GradStream => {
+                SlotBuffer::ResidualGrad => {
                     (BufferKind::ResidualGrad { model, in_flight: FLIGHT }, Bytes::ZERO)
                 }
                 SlotBuffer::Saved(at) => {
-                    (BufferKind::SavedActivations { model, unit: keeper, in_flight: FLIGHT }, at)
+                    (BufferKind::SavedActivations { model, unit: saved_unit, in_flight: FLIGHT }, at)
                 }
-                SlotBuffer::Rebuilt(at) => {
+                SlotBuffer::Recomputed(at) => {
                     (BufferKind::RecomputedActivations { model, unit, in_flight: FLIGHT }, at)
                 }
                 SlotBuffer::Scratch(at) => (BufferKind::Scratch, at),
             };
-            // A buffer that the phase never touches has no place: its programs do not run there.
+            // A buffer that the phase does not use has no address; the programs that need it do not run in this phase.
             let address = self.find(buffer).map(|location| location.address());
             addresses[slot.index()] = address.map(|address| address.at(offset, elems, dtype));
         }
@@ -448,21 +450,21 @@ impl BufferLookup<'_> {
 mod tests {
     use super::*;
 
-    /// What a call says when it panics.
-    fn refusal(call: impl FnOnce() + std::panic::UnwindSafe) -> String {
-        let cause = std::panic::catch_unwind(call).expect_err("the call must be refused");
+    /// The message of the panic that a call causes.
+    fn panic_message(call: impl FnOnce() + std::panic::UnwindSafe) -> String {
+        let cause = std::panic::catch_unwind(call).expect_err("the call must panic");
         *cause.downcast::<String>().expect("a message with numbers in it")
     }
 
-    /// Sums that overflow are no way around a bound.
+    /// An overflowing sum must not pass the bounds check.
     #[test]
-    fn huge_parts_are_refused_by_name() {
+    fn out_of_bounds_slices_panic_with_their_range() {
         let address = Address { on_host: false, offset: 64, start: 10, elems: 100, dtype: DType::F32 };
         let file = Location::File { offset: 64, elems: 100, dtype: DType::F32 };
         for (start, elems) in [(usize::MAX, 2), (usize::MAX - 1, 2), (2, usize::MAX), (101, 0), (100, 1)] {
-            let part = format!("[{start}, +{elems}] of a ");
+            let part = format!("[{start}, +{elems}] of a");
             for location in [Location::Memory(address), file] {
-                let message = refusal(|| _ = location.slice(start, elems));
+                let message = panic_message(|| _ = location.slice(start, elems));
                 assert!(message.starts_with(&part), "{message}");
             }
         }

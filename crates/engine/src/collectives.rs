@@ -1,4 +1,4 @@
-//! Between steps: what ranks tell each other.
+//! Collectives that the caller runs between steps.
 
 use std::sync::atomic::Ordering;
 
@@ -10,25 +10,25 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 
 impl Engine {
-    /// What carries bytes between ranks, in words. `None` in a world of one.
+    /// A description of what carries bytes between ranks. `None` for a single rank.
     pub fn carrier(&self) -> Option<String> {
-        (!self.shared.transport.is_alone()).then(|| self.shared.transport.host().note().to_string())
+        (!self.shared.transport.is_single_rank()).then(|| self.shared.transport.host().note().to_string())
     }
 
-    /// How spilled states move, in words. `None` where nothing is spilled.
+    /// A description of how states are read from and written to NVMe. `None` if nothing is offloaded there.
     pub fn nvme_io(&self) -> Option<&'static str> {
         self.shared.memories.spill.as_ref().map(|spill| spill.described())
     }
 
-    /// Everybody's bytes, in the order of ranks. All ranks call it alike.
+    /// Gathers the bytes of every rank, in rank order. All ranks must call it.
     pub fn all_gather_bytes(&self, what: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, EngineError> {
-        if self.shared.transport.is_alone() {
+        if self.shared.transport.is_single_rank() {
             return Ok(vec![mine.to_vec()]);
         }
         self.all_gather_bytes_along(what, Axis::World, mine)
     }
 
-    /// As [`Engine::exchange`], among the ranks of an axis, of which there are several.
+    /// Like [`Engine::all_gather_bytes`], among the ranks along an axis, of which there must be several.
     pub(crate) fn all_gather_bytes_along(
         &self,
         what: &str,
@@ -42,31 +42,31 @@ impl Engine {
         Ok(all)
     }
 
-    /// Returns when every rank has come here.
+    /// Returns when every rank has called it.
     pub fn barrier(&self, what: &str) -> Result<(), EngineError> {
-        if self.shared.transport.is_alone() {
+        if self.shared.transport.is_single_rank() {
             return Ok(());
         }
         self.host_call(what, |comm, tag| comm.barrier(self.shared.transport.group(Axis::World), tag))
     }
 
-    /// A call between steps. The comm lane may still be sending: this does not wait for it.
+    /// Runs a collective between steps. It does not wait for the comm lane, which may still be sending.
     fn host_call(
         &self,
         what: &str,
         call: impl FnOnce(&mut Comm, u64) -> Result<(), CommError>,
     ) -> Result<(), EngineError> {
-        // Whatever a lane has failed by is the reason to report, also if it fails meanwhile.
+        // If a lane has failed, or fails during the call, its error is the one to report.
         self.shared.lanes.synchronize(&[])?;
         call(&mut self.shared.transport.host(), self.next_tag()).map_err(|cause| {
             let lane_failed = self.shared.lanes.synchronize(&[]).err();
-            // The lanes must not go on waiting for a peer that this call has found lost.
+            // The lanes must not keep waiting for a rank that this call has found lost.
             self.shared.fail(EngineError::Stopped);
             lane_failed.unwrap_or_else(|| EngineError::Comm { op: what.to_string(), cause })
         })
     }
 
-    /// Sums over all ranks, in the mesh's order: the same bits on every rank.
+    /// Sums numbers over all ranks in a fixed order, so that every rank gets the same bits.
     pub fn all_reduce_sum<const N: usize>(
         &self,
         what: &str,
@@ -76,7 +76,7 @@ impl Engine {
         Ok(std::array::from_fn(|i| sums[i]))
     }
 
-    /// As [`Engine::sum`], of as many numbers as there are.
+    /// Like [`Engine::all_reduce_sum`], for any number of values.
     pub fn all_reduce_sum_slice(&self, what: &str, mine: &[f64]) -> Result<Vec<f64>, EngineError> {
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
         let all = self.all_gather_bytes(what, &bytes)?;
@@ -95,7 +95,7 @@ impl Engine {
         Ok(stack.pop().expect("a world has a rank"))
     }
 
-    /// Ranks count their calls alike, so that a tag names one of them.
+    /// The tag of the next call. All ranks count their calls in the same order, so a tag identifies one call.
     fn next_tag(&self) -> u64 {
         Call::HOST + self.shared.host_calls.fetch_add(1, Ordering::Relaxed)
     }

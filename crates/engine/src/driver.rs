@@ -1,38 +1,38 @@
-//! What a step asks of its caller: batches and coefficients in, the head's outputs out.
+//! The interface between a step and its caller: batches and coefficients in, the head's outputs out.
 
 use lockstep_plan::OptimizerSpec;
 use lockstep_shape::{Channel, Channels};
 
-/// One micro-batch in host memory: packed documents, \[T\] each, `cu_seqlens` \[documents + 1\].
+/// One micro-batch of packed documents in host memory: \[T\] each, `cu_seqlens` \[documents + 1\].
 #[derive(Clone, Copy, Debug)]
 pub struct MicroBatch<'a> {
     pub tokens: &'a [u32],
     pub targets: &'a [u32],
     pub positions: &'a [u32],
     pub cu_seqlens: &'a [u32],
-    /// Which sample of the data set each document is, \[documents\]: masks of dropout depend on it. May be
-    /// empty where nothing is dropped.
+    /// The index of each document in the data set, \[documents\], which dropout masks depend on. May be empty without
+    /// dropout.
     pub samples: &'a [u32],
 }
 
-/// The algorithm's side of a training step. Methods are called from the compute lane and must not
-/// allocate if the step is to be free of allocation.
+/// Provides a training step with batches and with the objective. Methods are called from the compute lane; they must not
+/// allocate if the step must not.
 pub trait StepDriver {
     fn batch(&self, micro_batch: u32) -> MicroBatch<'_>;
 
-    /// Writes the derivative of the loss by every output of every token. `outputs` are there when the plan runs the
-    /// head's forward first (objectives whose coefficients depend on outputs).
+    /// Writes the derivative of the loss with respect to every output of every token. `outputs` is `Some` if the plan
+    /// runs the head's forward first, for objectives whose coefficients depend on outputs.
     fn coefficients(&mut self, micro_batch: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>);
 
-    /// Sees the outputs after the head has run.
+    /// Receives the head's outputs.
     fn outputs(&mut self, micro_batch: u32, outputs: Outputs<'_>);
 }
 
-/// What a head said of the tokens of a micro-batch, by channel.
+/// The head's outputs for the tokens of a micro-batch, by channel.
 #[derive(Clone, Copy, Debug)]
 pub struct Outputs<'a> {
     pub(crate) channels: Channels,
-    /// Elements from one channel to the next.
+    /// Distance from one channel to the next, in elements.
     pub(crate) stride: usize,
     pub(crate) tokens: usize,
     pub(crate) values: &'a [f32],
@@ -51,7 +51,7 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// The coefficients of a micro-batch, by channel: zero until they are written.
+/// The coefficients of a micro-batch, by channel. They are zero until written.
 #[derive(Debug)]
 pub struct Coefficients<'a> {
     pub(crate) channels: Channels,
@@ -73,49 +73,50 @@ impl Coefficients<'_> {
     }
 }
 
-/// New tokens of growing documents: packed, \[T\] each, every document with at least one.
+/// New tokens of the sequences being generated: packed, \[T\] each, at least one per sequence. Prefill has many per
+/// sequence, decode has one.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeBatch<'a> {
     pub tokens: &'a [u32],
-    /// Where each stands in its document; the cache has all before it.
+    /// The position of each token in its sequence; the KV cache holds all earlier ones.
     pub positions: &'a [u32],
     /// \[documents + 1\]
     pub cu_seqlens: &'a [u32],
-    /// Each document's slot in the cache. A slot whose document starts again at position 0 is new.
+    /// Each sequence's slot in the KV cache. A slot is reused by starting at position 0.
     pub slots: &'a [u32],
 }
 
-/// Decides what grows, and how. Called from the compute lane.
+/// Decides which tokens run next and samples new ones. Called from the compute lane.
 pub trait DecodeDriver {
     /// The next tokens to run; `None` ends the phase.
     fn next_batch(&mut self) -> Option<DecodeBatch<'_>>;
 
-    /// Draws a token for document `doc` of the extension from its logits, which must stay as they are.
+    /// Samples the next token of sequence `doc` of the batch from its logits, which must not be changed.
     fn sample(&mut self, doc: usize, logits: &[f32]) -> u32;
 
-    /// The log-probability, at temperature 1, of what was drawn for each document.
+    /// Receives the log-probability, at temperature 1, of the token sampled for each sequence.
     fn sampled(&mut self, log_probs: &[f32]);
 }
 
-/// Whom a phase works for.
+/// The driver of a phase.
 pub(crate) enum PhaseDriver<'a> {
     Step(&'a mut dyn StepDriver),
     Decode(&'a mut dyn DecodeDriver),
 }
 
-/// The optimizer's numbers for one step.
+/// The optimizer's hyperparameters for one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct UpdateSettings {
-    /// Counted from 1: the exponent of the bias corrections.
+    /// The step, counted from 1: the exponent of the bias corrections.
     pub t: u64,
     pub lr: f64,
     pub rule: UpdateRule,
     pub weight_decay: f64,
-    /// Clips the global norm to this, if given.
+    /// Gradients are clipped to this global norm.
     pub max_norm: Option<f64>,
 }
 
-/// How a parameter is updated from its gradient and its states. The plan has the states of the same optimizer.
+/// How a parameter is updated from its gradient and its states. The plan must have the states of the same optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UpdateRule {
     AdamW { betas: (f64, f64), eps: f64 },
@@ -124,7 +125,7 @@ pub enum UpdateRule {
 }
 
 impl UpdateRule {
-    /// The states that the rule needs.
+    /// The optimizer states that the rule needs.
     pub fn spec(&self) -> OptimizerSpec {
         match *self {
             UpdateRule::AdamW { .. } => OptimizerSpec::ADAMW,
@@ -136,7 +137,7 @@ impl UpdateRule {
 }
 
 impl UpdateSettings {
-    /// Before the first step.
+    /// A placeholder before the first step.
     pub(crate) const NONE: UpdateSettings = UpdateSettings {
         t: 0,
         lr: 0.0,
@@ -146,11 +147,11 @@ impl UpdateSettings {
     };
 }
 
-/// What a step says of itself.
+/// The result of a training step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Before clipping.
+    /// The global gradient norm before clipping.
     pub grad_norm: f64,
-    /// The gradient was not finite, and nothing was updated.
+    /// Whether the update was skipped because the gradient was not finite.
     pub skipped: bool,
 }

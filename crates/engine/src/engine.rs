@@ -17,32 +17,32 @@ use crate::driver::PhaseDriver;
 use crate::error::EngineError;
 use crate::lanes::{Lanes, ScheduleRun};
 use crate::norm::NormScratch;
-use crate::phases::PreparedPhase;
 use crate::poison::Poison;
+use crate::prepared_phase::PreparedPhase;
 use crate::step::{StepState, StepStates};
 use crate::transport::{Comms, Transport};
 
-/// How long lanes may take to end after a failure. Every wait of theirs ends at once; what is left is the operation
-/// they are in.
-const LANES_END: Duration = Duration::from_millis(500);
+/// How long to wait for lanes to end after a failure. All their waits end at once; only the operation they are running
+/// is left.
+const LANE_SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What a rank runs a plan with.
+/// The resources that a rank runs a plan with.
 #[derive(Debug)]
 pub struct Resources {
     pub rank: Rank,
-    /// The plan's arena.
+    /// The plan's device arena.
     pub memory: Arc<Memory>,
-    /// `None` in a world of one.
+    /// `None` for a single rank.
     pub comms: Option<Comms>,
-    /// Of ranks that compute on GPUs: what carries between those.
+    /// Communication between GPUs, for ranks that compute on them.
     pub nccl: Option<NcclSpec>,
     pub queue: Queue,
-    /// Where states may be spilled to, for plans that do.
+    /// The folder for states that are offloaded to NVMe.
     pub nvme_dir: Option<PathBuf>,
 }
 
 impl Resources {
-    /// One rank, with memory of its own.
+    /// A single rank; allocates the arena.
     pub fn single_rank(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
         let memory = Arc::new(queue.device().allocate(plan.arena_bytes, queue.pool())?);
         Ok(Resources { rank: Rank(0), memory, comms: None, nccl: None, queue, nvme_dir: None })
@@ -57,16 +57,16 @@ pub struct Engine {
     pub(crate) loss_scale: f64,
 }
 
-/// What all lanes share.
+/// The state that all lanes share.
 pub(crate) struct Shared {
-    // Dropped first: peers may read the memory until a carrier is gone.
+    // Dropped first: other ranks may read this rank's memory until the carrier is closed.
     pub(crate) transport: Transport,
     pub(crate) plan: RunPlan,
-    /// Where each model's states live.
+    /// For each model, where its states live.
     residents: Vec<Vec<UnitResidents>>,
     /// The plan's phases, with addresses.
     phases: Vec<PreparedPhase>,
-    /// The one that runs. Changes only while all lanes are at rest.
+    /// The index of the current phase. It changes only while all lanes are idle.
     current: AtomicUsize,
     pub(crate) memories: Memories,
     pub(crate) lanes: Lanes,
@@ -75,9 +75,9 @@ pub(crate) struct Shared {
     pub(crate) dropout_seed: AtomicU64,
     pub(crate) steps: StepStates,
     pub(crate) norm: Mutex<NormScratch>,
-    /// Micro-batches whose outputs are on their way to the host, and their tokens.
+    /// Micro-batches whose outputs are being copied to the host, and their numbers of tokens.
     pub(crate) pending_outputs: Mutex<Vec<(u32, usize)>>,
-    /// By phase, in tests.
+    /// For each phase; set only in tests.
     pub(crate) poison: OnceLock<Vec<Poison>>,
 }
 
@@ -133,7 +133,8 @@ impl Engine {
         let lanes = threads
             .into_iter()
             .map(|lane| {
-                // Copies and sums of the comm lane are bound by memory; updates on the host are work.
+                // One thread is enough for copies and reductions, which are bound by memory bandwidth. Updates on the
+                // host need all threads.
                 let lane_queue = match lane {
                     Lane::Host => Queue::cpu(queue.num_threads()),
                     _ => device.queue(1)?,
@@ -148,7 +149,7 @@ impl Engine {
         &self.shared.plan
     }
 
-    /// What masks of dropout are drawn from, with the step and the samples: alike on all ranks.
+    /// Sets the seed of dropout masks, which also depend on the step and the samples. It must be the same on all ranks.
     pub fn set_dropout_seed(&mut self, seed: u64) {
         self.shared.dropout_seed.store(seed, std::sync::atomic::Ordering::Relaxed);
     }
@@ -157,21 +158,23 @@ impl Engine {
         self.shared.rank
     }
 
-    /// Bytes taken, on the device and on the host: what the plan said.
+    /// Bytes allocated on the device and on the host, as planned.
     pub fn arena_bytes(&self) -> Bytes {
         self.shared.memories.device.bytes() + self.shared.memories.host.bytes()
     }
 
-    /// From the next step on, losses are multiplied by `scale`, so that small gradients survive a storage type
-    /// of few exponents; norms and updates are of the gradients without it. A power of two changes no bit of
-    /// them, as long as nothing overflows or falls below the smallest number.
+    /// Multiplies losses by `scale` from the next step on, so that small gradients do not underflow in fp16. Norms and
+    /// updates use the unscaled gradients. A power of two does not change their bits, unless a number overflows or
+    /// underflows.
     pub fn set_loss_scale(&mut self, scale: f64) {
-        assert!(scale > 0.0 && scale.is_finite(), "a loss scale of {scale}");
+        assert!(scale > 0.0 && scale.is_finite(), "the loss scale must be positive and finite, not {scale}");
         self.loss_scale = scale;
     }
 
-    /// Runs a phase once, on all lanes, with the step's numbers where it is a step. Returns when the schedule
-    /// says so; lanes may still be at work then ([`Engine::settle`]).
+    /// Runs a phase once on all lanes; `step` is set for training steps. Returns when [`Schedule::returns_after`] says
+    /// so, while other lanes may still be working ([`Engine::synchronize`]).
+    ///
+    /// [`Schedule::returns_after`]: lockstep_plan::Schedule::returns_after
     pub(crate) fn run_phase(
         &mut self,
         kind: PhaseKind,
@@ -183,23 +186,24 @@ impl Engine {
         let phase = shared.plan.phase(kind, model);
         let phase = phase.unwrap_or_else(|| panic!("the plan has no {kind} phase of model {}", model.0));
         let schedule = &shared.plan.phases[phase].schedule;
-        let again = schedule.returns_after.is_some() && shared.current.load(Ordering::SeqCst) == phase;
-        if !again {
+        let same_schedule =
+            schedule.returns_after.is_some() && shared.current.load(Ordering::SeqCst) == phase;
+        if !same_schedule {
             self.synchronize()?;
             shared.current.store(phase, Ordering::SeqCst);
         }
-        let run = shared.lanes.begin(schedule.ops.len(), again, |run| {
+        let run = shared.lanes.begin(schedule.ops.len(), same_schedule, |run| {
             if let Some(step) = step {
                 *shared.steps.of(run) = step;
             }
         })?;
         shared.run_guarded(Lane::Compute, || shared.compute_lane(run, caller, &self.queue));
-        shared.lanes.returned(run, schedule)?;
+        shared.lanes.wait_for_return(run, schedule)?;
         Ok(run)
     }
 
-    /// Waits until nothing of what was run goes on any more: after a step, updates on the host may, until the
-    /// next one needs what they write. Whatever reads or writes states waits by itself.
+    /// Waits until all lanes are idle. After a step, updates on the host may still be running. Methods that read or
+    /// write states call this themselves.
     pub fn synchronize(&self) -> Result<(), EngineError> {
         self.shared.lanes.synchronize(&Lane::ALL)
     }
@@ -209,15 +213,15 @@ impl Drop for Engine {
     fn drop(&mut self) {
         let shared = &self.shared;
         if std::thread::panicking() {
-            // The lanes may wait for operations that this thread will not run any more.
+            // The lanes may be waiting for operations that this thread will not run.
             shared.fail(EngineError::Stopped);
         }
         shared.lanes.quit();
         if shared.lanes.is_stopped() {
-            // Takes the communicators down, and with them kernels that wait for other ranks.
+            // Aborts the NCCL communicators, and with them kernels that wait for other ranks.
             let _ = shared.transport.nccl().map(NcclWorld::check);
-            if !shared.lanes.end_within(LANES_END) {
-                // One hangs in a driver or a disk; it ends with the process.
+            if !shared.lanes.ended_within(LANE_SHUTDOWN_TIMEOUT) {
+                // A lane hangs in a driver or in disk I/O; it ends with the process.
                 return;
             }
         }
@@ -228,22 +232,22 @@ impl Drop for Engine {
 }
 
 impl Shared {
-    /// The index of the phase that runs.
+    /// The index of the current phase.
     pub(crate) fn current_phase(&self) -> usize {
         self.current.load(Ordering::SeqCst)
     }
 
-    /// The phase that runs, as planned.
+    /// The current phase, as planned.
     pub(crate) fn schedule_phase(&self) -> &Phase {
         &self.plan.phases[self.current_phase()]
     }
 
-    /// The phase that runs, with addresses.
+    /// The current phase, with addresses.
     pub(crate) fn prepared_phase(&self) -> &PreparedPhase {
         &self.phases[self.current_phase()]
     }
 
-    /// The model of the phase that runs.
+    /// The model of the current phase.
     pub(crate) fn model(&self) -> &ModelPlan {
         self.plan.input.model(self.schedule_phase().model)
     }
@@ -253,7 +257,7 @@ impl Shared {
         &self.residents[model.0 as usize]
     }
 
-    /// Runs a lane's part of a phase. An error or a panic ends all lanes.
+    /// Runs a lane's part of a phase. An error or a panic stops all lanes.
     pub(crate) fn run_guarded(&self, lane: Lane, part: impl FnOnce() -> Result<(), EngineError>) {
         match catch_unwind(AssertUnwindSafe(part)) {
             Ok(Ok(())) => {}
@@ -265,7 +269,7 @@ impl Shared {
         }
     }
 
-    /// Ends all lanes, and every wait for another rank. The first cause stays.
+    /// Stops all lanes and aborts every wait for another rank. The first cause is the one reported.
     pub(crate) fn fail(&self, cause: EngineError) {
         let why = cause.to_string();
         self.lanes.stop(cause);

@@ -4,7 +4,7 @@ use lockstep_core::{Bytes, Fault, FaultClass};
 use lockstep_device::cuda::GpuError;
 use lockstep_device::{MemoryError, OffloadFileError};
 
-/// Why an engine could not be made or a step not be run.
+/// Why an engine could not be created, or a phase could not run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -16,24 +16,24 @@ pub enum EngineError {
     Gpu(#[from] GpuError),
     #[error("{cause} (in {op})")]
     Comm { op: String, cause: CommError },
-    #[error("the plan spills {bytes} to a disk, and no folder was given for it")]
+    #[error("the plan offloads {bytes} to NVMe, but `nvme_path` is not set")]
     NoNvmeDir { bytes: Bytes },
     #[error("the {lane} lane {panic}")]
     LanePanicked { lane: String, panic: Panic },
-    #[error("a step failed before; the engine does not go on after that")]
+    #[error("an earlier step failed, and the engine cannot continue after a failure")]
     Stopped,
-    #[error("a micro-batch has {found} {what}, the plan has room for {planned}")]
+    #[error("a micro-batch has {found} {what}, but the plan allows {planned}")]
     TooLarge { what: &'static str, found: usize, planned: usize },
     #[error("{what} {id}, at index {at} of a micro-batch, is outside the model's vocabulary of {vocab}")]
     UnknownToken { what: &'static str, id: u32, at: usize, vocab: usize },
     #[error(
-        "position {position}, at index {at} of a micro-batch: the plan has rotary angles for {planned} positions"
+        "position {position}, at index {at} of a micro-batch, is outside the {planned} positions of the rotary table"
     )]
     UnplannedPosition { position: u32, at: usize, planned: usize },
     #[error("a micro-batch of {tokens} tokens has {found} {what}")]
     LengthMismatch { what: &'static str, found: usize, tokens: usize },
     #[error(
-        "the bounds of a micro-batch's documents go from 0 to its {tokens} tokens in order, and bound {at} does not"
+        "cu_seqlens of a micro-batch must rise from 0 to its {tokens} tokens; the value at index {at} does not"
     )]
     BadSequenceBounds { at: usize, tokens: usize },
 }
@@ -60,18 +60,17 @@ impl Fault for EngineError {
         match self {
             EngineError::Gpu(cause) | EngineError::Memory(MemoryError::Gpu(cause)) => cause.hint(),
             EngineError::Memory(_) => Some(
-                "`lockstep plan` shows where the bytes go; recompute: full or a smaller batch takes less."
-                    .into(),
+                "`lockstep plan` prints how the memory is used. Set recompute: full, or use smaller batches.".into(),
             ),
             EngineError::Spill(_) => Some(
-                "Set nvme_path to a folder on a local disk with room for it; `lockstep plan` says how much."
+                "Set nvme_path to a folder on a local disk with enough free space; `lockstep plan` prints how much."
                     .into(),
             ),
             EngineError::NoNvmeDir { .. } => Some("Set nvme_path to a folder on a local disk.".into()),
             EngineError::Comm { cause, .. } => cause.hint(),
             EngineError::LanePanicked { .. } => Some(
-                "This is a bug, in lockstep or in a custom objective. Checkpoints are intact: resume \
-                 with resume_from_checkpoint: true."
+                "This is a bug in lockstep or in a custom objective. Checkpoints are intact: resume with \
+                 resume_from_checkpoint: true."
                     .into(),
             ),
             EngineError::UnknownToken { .. } => Some(

@@ -1,4 +1,4 @@
-//! One step: every lane its operations, in order; here the compute lane, which computes units.
+//! Runs a phase: every lane runs its operations in order. This file also has the compute lane, which runs units.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ use crate::lanes::ScheduleRun;
 use crate::task::Task;
 
 impl Shared {
-    /// A thread that runs one lane's part of every step.
+    /// Starts the thread that runs one lane's part of every phase.
     pub(crate) fn spawn(self: Arc<Self>, lane: Lane, queue: Queue) -> JoinHandle<()> {
         let name = format!("{lane}-lane");
         let run = move || {
@@ -31,14 +31,15 @@ impl Shared {
                     self.run_lane(lane, run, &queue, &mut |i, _| self.run(run, i, &queue))?;
                     self.finish_lane(lane, &queue)
                 });
-                self.lanes.leave(lane, run);
+                self.lanes.finish_run(lane, run);
             }
-            self.lanes.end();
+            self.lanes.end_thread();
         };
         std::thread::Builder::new().name(name).spawn(run).expect("the system can start a thread")
     }
 
-    /// Runs one lane's operations, each when what it waits for is over; on streams, issues them to run then.
+    /// Runs one lane's operations, each after the operations it waits for. On a GPU this enqueues them on the lane's
+    /// stream, behind the events of what they wait for.
     fn run_lane(
         &self,
         lane: Lane,
@@ -48,7 +49,7 @@ impl Shared {
     ) -> Result<(), EngineError> {
         let schedule = &self.schedule_phase().schedule;
         for (i, op) in schedule.ops.iter().enumerate().filter(|(_, op)| op.lane == lane) {
-            if self.lanes.before(op, run, schedule).is_err() {
+            if self.lanes.wait_for_ops(op, run, schedule).is_err() {
                 return Ok(());
             }
             failpoint::pass(failpoint_of(lane));
@@ -61,15 +62,15 @@ impl Shared {
                 cuda.record(event);
             }
             queue.check()?;
-            self.lanes.after(lane, run, i);
+            self.lanes.finish_op(lane, run, i);
         }
         Ok(())
     }
 
-    /// What an operation waits for has been issued; its own work waits until that is done.
+    /// Makes the queue wait for the events of the operations that `op` waits for. They have been enqueued already.
     fn wait_for_events(&self, op: &Op, run: ScheduleRun, queue: &Queue) -> Result<(), EngineError> {
-        for awaited in op.waits.iter().filter_map(|wait| run.awaited(wait)) {
-            if let Some(event) = &self.prepared_phase().events[awaited.parity][awaited.op] {
+        for target in op.waits.iter().filter_map(|wait| run.wait_target(wait)) {
+            if let Some(event) = &self.prepared_phase().events[target.parity][target.op] {
                 match queue.cuda() {
                     Some(cuda) => cuda.wait_for(event),
                     None => event.synchronize()?,
@@ -79,10 +80,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Everything of the lane is done when its thread comes to rest.
+    /// Waits until all work of the lane has finished on the device.
     fn finish_lane(&self, lane: Lane, queue: &Queue) -> Result<(), EngineError> {
         match (lane, self.transport.nccl(), queue.cuda()) {
-            // Others have a part in these: they may fail, or never come.
+            // Collectives depend on other ranks, which may fail or never arrive.
             (Lane::Comm, Some(nccl), Some(cuda)) => {
                 let failed = |cause| EngineError::Comm { op: "the collectives of a phase".into(), cause };
                 nccl.wait(cuda, "the collectives of a phase").map_err(failed)
@@ -137,7 +138,7 @@ impl Shared {
         let program = |unit, which, fresh| self.run_unit(run, queue, unit, which, fresh, *batch);
         match kind {
             OpKind::Forward { unit, .. } => program(unit, ProgramKind::Forward, false),
-            OpKind::Recompute { unit, .. } => program(unit, ProgramKind::Rebuild, false),
+            OpKind::Recompute { unit, .. } => program(unit, ProgramKind::Recompute, false),
             OpKind::Backward { unit, fresh, .. } => program(unit, ProgramKind::Backward, fresh),
             OpKind::HeadForward { micro_batch } => {
                 program(self.head_unit(), ProgramKind::Forward, false);
@@ -159,7 +160,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Extension after extension, through all units; from the head's logits the caller draws what comes next.
+    /// Runs decode batches through all units; the driver samples the next tokens from the head's logits.
     fn decode(
         &self,
         run: ScheduleRun,
@@ -172,24 +173,24 @@ impl Shared {
             for unit in 0..head {
                 self.run_unit(run, queue, unit, ProgramKind::Forward, false, batch);
             }
-            self.run_unit(run, queue, head, ProgramKind::Next, false, batch);
+            self.run_unit(run, queue, head, ProgramKind::Decode, false, batch);
             let addresses = &self.prepared_phase().addresses;
             let logits =
-                addresses.units[head as usize].next[Slot::Logits.index()].expect("the head has logits");
+                addresses.units[head as usize].decode[Slot::Logits.index()].expect("the head has logits");
             let vocab = self.model().shape.vocab;
             let logits = logits.view(&self.memories).first(batch.docs * vocab);
             let seen = self.logits_on_host(logits).unwrap_or(logits);
             self.transfer(queue, seen, logits);
             queue.synchronize()?;
-            let (drawn, here) =
+            let (drawn, staging) =
                 (self.input_views(batch).targets, self.parts_of(self.inputs_on_host(0), batch).targets);
             for doc in 0..batch.docs {
                 let draw = |row: &[f32]| driver.sample(doc, row);
                 let token = lockstep_ops::host::with_slice(seen.slice(doc * vocab, vocab), draw);
                 assert!((token as usize) < vocab, "token {token} of a vocabulary of {vocab}");
-                here.slice(doc, 1).write_host(&[token]);
+                staging.slice(doc, 1).write_host(&[token]);
             }
-            self.transfer(queue, drawn, here);
+            self.transfer(queue, drawn, staging);
             let log_probs = self.channel(self.outputs(), 0, batch.docs);
             let rows = Mat::dense(logits, batch.docs, vocab);
             lockstep_ops::cross_entropy::forward(queue, log_probs, rows, drawn);
@@ -219,15 +220,15 @@ impl Shared {
         let addresses = &all.units[index as usize];
         let (program, slots): (&Program, &SlotAddresses) = match which {
             ProgramKind::Forward => (&programs.forward, &addresses.forward),
-            ProgramKind::Rebuild => (&programs.recompute_program, &addresses.recompute_program),
+            ProgramKind::Recompute => (&programs.recompute, &addresses.recompute),
             ProgramKind::Backward => (&programs.backward, &addresses.backward),
             ProgramKind::Fused => (&programs.fused, &addresses.fused),
-            ProgramKind::Next => (&programs.next, &addresses.next),
+            ProgramKind::Decode => (&programs.decode, &addresses.decode),
         };
         let inputs = self.input_views(batch);
         let view = |address: &Address| address.view(&self.memories);
-        // While documents grow the head says nothing of tokens.
-        let outputs = if inputs.growing.is_some() { 0 } else { batch.tokens };
+        // The decode program computes logits only; there are no outputs per token.
+        let outputs = if inputs.decode.is_some() { 0 } else { batch.tokens };
         let writes_grads = matches!(which, ProgramKind::Backward | ProgramKind::Fused);
         let grads_of = |u: usize| all.units[u].grad_target.filter(|_| writes_grads);
         let tied = (model.shape.head_is_tied() && index == self.head_unit()).then(|| model.embed() as usize);
@@ -258,7 +259,7 @@ impl Shared {
                 cu_seqlens: inputs.cu_seqlens,
                 outputs: self.per_channel(view(&all.outputs), outputs),
                 coefficients: all.coefficients.as_ref().map(|c| self.per_channel(view(c), batch.tokens)),
-                decode: inputs.growing.map(|[slots, picks]| DecodeInputs {
+                decode: inputs.decode.map(|[slots, picks]| DecodeInputs {
                     cache: self.cache(index),
                     slots,
                     last_rows: picks,
@@ -276,7 +277,7 @@ impl Shared {
         lockstep_model::run(program, &unit);
     }
 
-    /// A block's keys and values of growing documents.
+    /// A block's part of the KV cache.
     fn cache(&self, unit: u32) -> Option<KvCache<'_>> {
         let (generation, all) = (self.model().generation?, self.prepared_phase().addresses.cache?);
         let UnitKind::Block(layer) = self.model().units[unit as usize].kind else { return None };
@@ -285,8 +286,8 @@ impl Shared {
         Some(KvCache { view, slots: generation.docs, capacity: generation.tokens_per_doc })
     }
 
-    /// A buffer that other buffers shared has their bytes between its segments; norms and updates read
-    /// those as gradients.
+    /// Zeroes the padding between segments: the buffer shares memory with others and may hold their bytes there, which
+    /// the norm and the update would read as gradients.
     fn zero_padding(&self, queue: &Queue, shape: &UnitShape, grads: Option<Address>) {
         let Some(grads) = grads.map(|p| p.view(&self.memories)) else { return };
         for (start, segment) in shape.segments.iter().filter_map(|s| Some((s.trained_start?, s))) {
@@ -304,21 +305,21 @@ impl Shared {
         micro_batch: u32,
         batch: BatchSize,
     ) -> Result<(), EngineError> {
-        let (here, given) = (self.coefficients_on_host(micro_batch), batch.given);
-        here.zero_host();
+        let (staging, real_tokens) = (self.coefficients_on_host(micro_batch), batch.real_tokens);
+        staging.zero_host();
         let scale = self.steps.of(run).loss_scale as f32;
         let ahead = self.plan.input.coefficients_ahead;
         if !ahead {
-            self.transfer_channels(queue, self.outputs_on_host(micro_batch), self.outputs(), given);
-            // What the host computes next depends on them.
+            self.transfer_channels(queue, self.outputs_on_host(micro_batch), self.outputs(), real_tokens);
+            // The objective reads them on the host.
             queue.synchronize()?;
         }
         let (channels, stride) = (self.model().channels, self.channel_stride());
-        lockstep_ops::host::with_slice_mut(here, |values| {
-            let mut out = Coefficients { channels, stride, tokens: given, values };
+        lockstep_ops::host::with_slice_mut(staging, |values| {
+            let mut out = Coefficients { channels, stride, tokens: real_tokens, values };
             match ahead {
                 true => driver.coefficients(micro_batch, None, &mut out),
-                false => self.with_outputs(micro_batch, given, |outputs| {
+                false => self.with_outputs(micro_batch, real_tokens, |outputs| {
                     driver.coefficients(micro_batch, Some(outputs), &mut out);
                 }),
             }
@@ -328,12 +329,12 @@ impl Shared {
                 }
             }
         });
-        self.transfer_channels(queue, self.coefficients(), here, batch.tokens);
+        self.transfer_channels(queue, self.coefficients(), staging, batch.tokens);
         Ok(())
     }
 }
 
-/// Passed before each operation of a lane.
+/// The failpoint that is passed before each operation of a lane.
 fn failpoint_of(lane: Lane) -> &'static str {
     match lane {
         Lane::Compute => "lane.compute",
@@ -343,12 +344,12 @@ fn failpoint_of(lane: Lane) -> &'static str {
     }
 }
 
-/// Which of a unit's programs.
+/// Which of a unit's programs to run.
 #[derive(Clone, Copy)]
 enum ProgramKind {
     Forward,
-    Rebuild,
+    Recompute,
     Backward,
     Fused,
-    Next,
+    Decode,
 }

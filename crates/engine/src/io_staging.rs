@@ -1,7 +1,8 @@
-//! Between the host and a device with memory of its own: batches go out, the head's outputs come back.
+//! Pinned staging memory between the host and a device with its own memory: batches and coefficients go out, the head's
+//! outputs come back.
 //!
-//! Every micro-batch has a part of the port, so nothing is written twice in a step and no copy is waited for
-//! inside one. On the CPU the port is the device's memory itself, and crossing over is nothing.
+//! Every micro-batch has its own part, so nothing is written twice in a step and no copy has to be waited for. On the CPU
+//! there is no staging: the host uses the device's buffers directly.
 
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};
@@ -13,7 +14,7 @@ use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::inputs::BatchSize;
 
-/// Which part of a micro-batch's share of the port.
+/// Which part of a micro-batch's staging memory.
 #[derive(Clone, Copy)]
 enum Part {
     Inputs,
@@ -33,7 +34,7 @@ impl Shared {
         self.io_staging(micro_batch, Part::Coefficients).unwrap_or_else(|| self.coefficients())
     }
 
-    /// Where the host reads outputs, once they were brought.
+    /// Where the host reads outputs, after they were copied.
     pub(crate) fn outputs_on_host(&self, micro_batch: u32) -> View<'_> {
         self.io_staging(micro_batch, Part::Outputs).unwrap_or_else(|| self.outputs())
     }
@@ -47,7 +48,7 @@ impl Shared {
         self.prepared_phase().addresses.outputs.view(&self.memories)
     }
 
-    /// Elements from one channel to the next, on the device and on the host.
+    /// The distance from one channel to the next, in elements, on the device and on the host.
     pub(crate) fn channel_stride(&self) -> usize {
         self.model().bounds.tokens
     }
@@ -57,13 +58,13 @@ impl Shared {
         of.slice(index * self.channel_stride(), tokens)
     }
 
-    /// The channels that the model has, each at the batch's length.
+    /// The model's channels, each with the length of the batch.
     pub(crate) fn per_channel<'m>(&self, of: View<'m>, tokens: usize) -> PerChannel<'m> {
         let channels = self.model().channels;
         Channel::ALL.map(|channel| Some(self.channel(of, channels.index(channel)?, tokens)))
     }
 
-    /// Brings the first tokens of every channel from one memory to the other.
+    /// Copies the first tokens of every channel between staging and the device.
     pub(crate) fn transfer_channels(&self, queue: &Queue, to: View<'_>, from: View<'_>, tokens: usize) {
         for index in 0..self.model().channels.count() {
             self.transfer(queue, self.channel(to, index, tokens), self.channel(from, index, tokens));
@@ -73,24 +74,24 @@ impl Shared {
     fn io_staging(&self, micro_batch: u32, part: Part) -> Option<View<'_>> {
         let (staging, model) = (self.prepared_phase().addresses.io_staging?, self.model());
         let (inputs, tokens) = (model.inputs_elems(true), model.channels.count() * model.bounds.tokens);
-        let behind = inputs.next_multiple_of(256);
+        let after_inputs = inputs.next_multiple_of(256);
         let (start, elems, dtype) = match part {
             Part::Inputs => (0, inputs, DType::U32),
-            Part::Coefficients => (behind, tokens, DType::F32),
-            Part::Outputs => (behind + tokens.next_multiple_of(256), tokens, DType::F32),
+            Part::Coefficients => (after_inputs, tokens, DType::F32),
+            Part::Outputs => (after_inputs + tokens.next_multiple_of(256), tokens, DType::F32),
         };
         let start = micro_batch as usize * model.io_staging_stride_elems() + start;
         Some(staging.slice(start, elems).view(&self.memories).cast(dtype))
     }
 
-    /// Where the host reads the logits that tokens are drawn from.
+    /// Where the host reads the logits that tokens are sampled from.
     pub(crate) fn logits_on_host(&self, logits: View<'_>) -> Option<View<'_>> {
         let staging = self.prepared_phase().addresses.io_staging?;
         let start = self.plan.input.num_micro_batches as usize * self.model().io_staging_stride_elems();
         Some(staging.slice(start, logits.len()).view(&self.memories).cast(DType::F32))
     }
 
-    /// Crosses over, in the queue's order. Where both are one memory there is nothing to do.
+    /// Copies between staging and the device, in the order of the queue. Does nothing if there is no staging.
     pub(crate) fn transfer(&self, queue: &Queue, to: View<'_>, from: View<'_>) {
         match queue.cuda() {
             Some(cuda) => cuda.copy(to, from),
@@ -99,8 +100,8 @@ impl Shared {
         }
     }
 
-    /// Shows the driver what came out of the head: now, or on a device with memory of its own when the phase
-    /// ends ([`Shared::deliver`]).
+    /// Passes the head's outputs to the driver: now, or, on a device with its own memory, at the end of the phase
+    /// ([`Shared::deliver_pending_outputs`]).
     pub(crate) fn deliver_outputs(
         &self,
         driver: &mut dyn StepDriver,
@@ -109,14 +110,15 @@ impl Shared {
         batch: BatchSize,
     ) {
         if self.prepared_phase().addresses.io_staging.is_none() {
-            return self
-                .with_outputs(micro_batch, batch.given, |outputs| driver.outputs(micro_batch, outputs));
+            return self.with_outputs(micro_batch, batch.real_tokens, |outputs| {
+                driver.outputs(micro_batch, outputs)
+            });
         }
-        self.transfer_channels(queue, self.outputs_on_host(micro_batch), self.outputs(), batch.given);
-        self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner()).push((micro_batch, batch.given));
+        self.transfer_channels(queue, self.outputs_on_host(micro_batch), self.outputs(), batch.real_tokens);
+        self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner()).push((micro_batch, batch.real_tokens));
     }
 
-    /// Outputs that are on the host.
+    /// Calls `look` with the outputs on the host.
     pub(crate) fn with_outputs<R>(
         &self,
         micro_batch: u32,
@@ -129,7 +131,7 @@ impl Shared {
         })
     }
 
-    /// Waits for the lane, and shows what is still to be shown.
+    /// Waits for the lane, then passes all pending outputs to the driver.
     pub(crate) fn deliver_pending_outputs(
         &self,
         driver: &mut dyn StepDriver,

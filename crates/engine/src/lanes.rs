@@ -1,7 +1,7 @@
-//! Lanes that run side by side: how far each is, who waits for whom, and what stops them all.
+//! Synchronisation of lanes: how far each is, how they wait for each other, and how all of them stop.
 //!
-//! A run of a schedule may begin while lanes still work at the end of the one before it, if that was a run of the
-//! same schedule; never while they work at the one before that.
+//! A run of a schedule may begin while lanes still work on the previous run, if that was a run of the same schedule. At
+//! most two runs are in flight.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -11,7 +11,8 @@ use lockstep_plan::{Lane, Op, Schedule, Wait};
 
 use crate::error::EngineError;
 
-/// Looks before a waiting lane sleeps. Few: on a rank of one core the other lane needs that core.
+/// How often a waiting lane checks before it sleeps. It spins only briefly: with one core per rank, spinning starves the
+/// lane it waits for.
 const SPINS: u32 = 100;
 
 /// One run of a schedule.
@@ -19,20 +20,20 @@ const SPINS: u32 = 100;
 pub(crate) struct ScheduleRun {
     /// Counted from 1.
     number: u64,
-    /// Operations of all runs before it.
+    /// The number of operations in all earlier runs.
     first: u64,
-    /// The same of the run before, if that was a run of the same schedule and may still be going on.
+    /// `first` of the previous run, if that was a run of the same schedule and may still be in flight.
     previous: Option<u64>,
 }
 
 impl ScheduleRun {
-    /// Which of two: what a run leaves for its own operations lies apart from that of the run before.
+    /// 0 or 1, alternating: two runs in flight use separate events and step states.
     pub(crate) fn parity(&self) -> usize {
         (self.number % 2) as usize
     }
 
-    /// What an operation of this run waits for. `None`: it is long over.
-    pub(crate) fn awaited(&self, wait: &Wait) -> Option<WaitTarget> {
+    /// The operation that an operation of this run waits for. `None`: it finished long ago.
+    pub(crate) fn wait_target(&self, wait: &Wait) -> Option<WaitTarget> {
         let (op, first, parity) = match *wait {
             Wait::SameRun(id) => (id, self.first, self.parity()),
             Wait::PreviousRun(id) => (id, self.previous?, 1 - self.parity()),
@@ -41,19 +42,19 @@ impl ScheduleRun {
     }
 }
 
-/// An operation of this run or of the one before.
+/// An operation of this run or of the previous one that is waited for.
 pub(crate) struct WaitTarget {
     pub(crate) op: usize,
-    /// Operations before it, through all runs.
+    /// The number of operations before it, in all runs.
     count: u64,
-    /// Of its run.
+    /// The parity of its run.
     pub(crate) parity: usize,
 }
 
 /// The progress of all lanes.
 #[derive(Debug)]
 pub(crate) struct Lanes {
-    /// One more than the last operation that each lane has finished, counted through all runs.
+    /// For each lane, one more than the index of the last operation it has finished, counted over all runs.
     done: [AtomicU64; Lane::COUNT],
     waiting: AtomicU32,
     stopped: AtomicBool,
@@ -61,27 +62,27 @@ pub(crate) struct Lanes {
     changed: Condvar,
 }
 
-/// What changes seldom, under the lock that waits sleep on.
+/// The part of the progress that changes rarely, under the lock that waiting lanes sleep on.
 #[derive(Debug)]
 struct LaneProgress {
-    /// The run begun last, and the one before it.
+    /// The latest run and the one before it.
     runs: [ScheduleRun; 2],
-    /// Operations of all runs begun.
+    /// The number of operations in all runs so far.
     ops: u64,
-    /// The last run that each lane's thread has finished. Lanes without a thread count as finished always.
+    /// The last run that each lane's thread has finished; `u64::MAX` for lanes without a thread.
     finished: [u64; Lane::COUNT],
-    /// Lanes whose threads have not ended.
+    /// The number of lane threads that have not ended.
     running: usize,
     quit: bool,
-    /// Why the lanes were stopped.
+    /// Why the lanes were stopped. Taken by the first caller that reports it.
     cause: Option<EngineError>,
 }
 
-/// The lanes were stopped by one of them, which says why.
+/// The lanes were stopped; [`LaneProgress::cause`] says why.
 pub(crate) struct Stopped;
 
 impl Lanes {
-    /// With a thread for each of `threads`.
+    /// `threads` are the lanes that have a thread of their own.
     pub(crate) fn new(threads: &[Lane]) -> Lanes {
         let mut finished = [u64::MAX; Lane::COUNT];
         threads.iter().for_each(|lane| finished[*lane as usize] = 0);
@@ -101,18 +102,21 @@ impl Lanes {
         }
     }
 
-    /// Begins a run of a schedule of `ops` operations, once `prepare` has seen it. `again`: it is the same as in
-    /// the run before, which may still be going on.
+    /// Begins a run of a schedule of `ops` operations, after calling `prepare`. `same_schedule`: the previous run was of
+    /// the same schedule, and may still be in flight.
     pub(crate) fn begin(
         &self,
         ops: usize,
-        again: bool,
+        same_schedule: bool,
         prepare: impl FnOnce(ScheduleRun),
     ) -> Result<ScheduleRun, EngineError> {
         let last = self.lock().runs[0];
-        self.finish(if again { last.number.saturating_sub(1) } else { last.number }, &Lane::ALL)?;
+        self.wait_for_run(
+            if same_schedule { last.number.saturating_sub(1) } else { last.number },
+            &Lane::ALL,
+        )?;
         let mut progress = self.lock();
-        let previous = (again && last.number > 0).then_some(last.first);
+        let previous = (same_schedule && last.number > 0).then_some(last.first);
         let run = ScheduleRun { number: last.number + 1, first: progress.ops, previous };
         prepare(run);
         progress.runs = [run, last];
@@ -122,13 +126,13 @@ impl Lanes {
         Ok(run)
     }
 
-    /// Waits until some lanes have finished all that was begun, or one has failed.
+    /// Waits until the given lanes have finished all runs, or any lane has failed.
     pub(crate) fn synchronize(&self, lanes: &[Lane]) -> Result<(), EngineError> {
         let last = self.lock().runs[0].number;
-        self.finish(last, lanes)
+        self.wait_for_run(last, lanes)
     }
 
-    fn finish(&self, run: u64, lanes: &[Lane]) -> Result<(), EngineError> {
+    fn wait_for_run(&self, run: u64, lanes: &[Lane]) -> Result<(), EngineError> {
         let mut progress = self.lock();
         while lanes.iter().any(|lane| progress.finished[*lane as usize] < run) && !self.is_stopped() {
             progress = self.sleep(progress);
@@ -140,15 +144,15 @@ impl Lanes {
         }
     }
 
-    /// Waits until all that a schedule returns after is over.
-    pub(crate) fn returned(&self, run: ScheduleRun, schedule: &Schedule) -> Result<(), EngineError> {
+    /// Waits for the operations that a schedule returns after.
+    pub(crate) fn wait_for_return(&self, run: ScheduleRun, schedule: &Schedule) -> Result<(), EngineError> {
         let Some(over) = &schedule.returns_after else { return self.synchronize(&Lane::ALL) };
         let waited = over.iter().try_for_each(|id| self.wait(&Wait::SameRun(*id), run, schedule));
-        // Also where all of them are over: a stream may fail when everything has been issued. Whoever failed says why.
+        // Checked even if all of them have finished: a stream can fail after everything was enqueued.
         if waited.is_err() || self.is_stopped() { self.synchronize(&Lane::ALL) } else { Ok(()) }
     }
 
-    /// A lane's thread waits for the run after the one it has `seen`. `None`: none will come.
+    /// Waits, on a lane's thread, for the run after number `seen`. `None`: there will be none.
     pub(crate) fn next_run(&self, seen: u64) -> Option<ScheduleRun> {
         let mut progress = self.lock();
         loop {
@@ -162,25 +166,25 @@ impl Lanes {
         }
     }
 
-    /// A lane's thread has come to the end of a run.
-    pub(crate) fn leave(&self, lane: Lane, run: ScheduleRun) {
+    /// Records that a lane's thread has finished a run.
+    pub(crate) fn finish_run(&self, lane: Lane, run: ScheduleRun) {
         self.lock().finished[lane as usize] = run.number;
         self.changed.notify_all();
     }
 
-    /// A lane's thread ends.
-    pub(crate) fn end(&self) {
+    /// Records that a lane's thread ends.
+    pub(crate) fn end_thread(&self) {
         self.lock().running -= 1;
         self.changed.notify_all();
     }
 
-    /// Waits until all lanes' threads have ended, but not longer than this. Returns whether they have.
-    pub(crate) fn end_within(&self, most: Duration) -> bool {
+    /// Waits until all lane threads have ended, for at most `most`. Returns whether they have.
+    pub(crate) fn ended_within(&self, most: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.lock(), most, |progress| progress.running > 0);
         waited.unwrap_or_else(|e| e.into_inner()).0.running == 0
     }
 
-    /// Stops every lane. The first cause stays.
+    /// Stops all lanes. The first cause is kept.
     pub(crate) fn stop(&self, cause: EngineError) {
         let mut progress = self.lock();
         progress.cause.get_or_insert(cause);
@@ -198,14 +202,14 @@ impl Lanes {
         self.changed.notify_all();
     }
 
-    /// Waits for everything that `op` waits for.
-    pub(crate) fn before(&self, op: &Op, run: ScheduleRun, schedule: &Schedule) -> Result<(), Stopped> {
+    /// Waits for all operations that `op` waits for.
+    pub(crate) fn wait_for_ops(&self, op: &Op, run: ScheduleRun, schedule: &Schedule) -> Result<(), Stopped> {
         op.waits.iter().try_for_each(|wait| self.wait(wait, run, schedule))?;
         if self.is_stopped() { Err(Stopped) } else { Ok(()) }
     }
 
     fn wait(&self, wait: &Wait, run: ScheduleRun, schedule: &Schedule) -> Result<(), Stopped> {
-        let Some(WaitTarget { op, count, .. }) = run.awaited(wait) else { return Ok(()) };
+        let Some(WaitTarget { op, count, .. }) = run.wait_target(wait) else { return Ok(()) };
         let done = &self.done[schedule.ops[op].lane as usize];
         for _ in 0..SPINS {
             if done.load(Ordering::Acquire) > count {
@@ -215,7 +219,8 @@ impl Lanes {
         }
         let mut progress = self.lock();
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        // Looked at after `waiting` was raised: whoever finishes either sees the one who waits, or is seen.
+        // `done` is read after `waiting` was raised, so a lane that finishes either sees `waiting` and notifies, or is
+        // seen here.
         while done.load(Ordering::SeqCst) <= count && !self.is_stopped() {
             progress = self.sleep(progress);
         }
@@ -223,11 +228,11 @@ impl Lanes {
         if self.is_stopped() { Err(Stopped) } else { Ok(()) }
     }
 
-    /// An operation is over.
-    pub(crate) fn after(&self, lane: Lane, run: ScheduleRun, op: usize) {
+    /// Records that an operation has finished.
+    pub(crate) fn finish_op(&self, lane: Lane, run: ScheduleRun, op: usize) {
         self.done[lane as usize].store(run.first + op as u64 + 1, Ordering::SeqCst);
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            // With the lock taken once, a waiter is either asleep by now or has not looked yet.
+            // After taking the lock once, a waiter is either asleep or has not read `done` yet.
             drop(self.lock());
             self.changed.notify_all();
         }
@@ -250,8 +255,8 @@ mod tests {
 
     use super::*;
 
-    /// Two operations on the compute lane, then two updates on the host's. The second of the next run's waits
-    /// for the second update.
+    /// Two operations on the compute lane, then two updates on the host lane. In the next run the first operation waits
+    /// for the first update and the second for the second.
     fn schedule() -> Schedule {
         let op = |lane, waits: Vec<Wait>| Op {
             kind: OpKind::ClipNorm { axes: &[] },
@@ -269,12 +274,12 @@ mod tests {
         Schedule { ops, spans: vec![], returns_after: Some(vec![OpId(1)]) }
     }
 
-    /// The compute lane of a run, which tells of every operation.
-    fn compute(lanes: &Lanes, schedule: &Schedule, run: ScheduleRun, told: &mpsc::Sender<usize>) {
+    /// The compute lane of a run; it sends the index of every operation it has finished.
+    fn compute(lanes: &Lanes, schedule: &Schedule, run: ScheduleRun, finished: &mpsc::Sender<usize>) {
         for i in 0..2 {
-            assert!(lanes.before(&schedule.ops[i], run, schedule).is_ok());
-            lanes.after(Lane::Compute, run, i);
-            told.send(i).unwrap();
+            assert!(lanes.wait_for_ops(&schedule.ops[i], run, schedule).is_ok());
+            lanes.finish_op(Lane::Compute, run, i);
+            finished.send(i).unwrap();
         }
     }
 
@@ -284,10 +289,10 @@ mod tests {
     }
 
     #[test]
-    fn a_run_overlaps_the_end_of_the_one_before_and_waits_for_what_it_needs() {
+    fn a_run_overlaps_the_previous_one_and_waits_for_what_it_needs() {
         let (lanes, schedule) = (Lanes::new(&[Lane::Host]), schedule());
         let (go, gate) = mpsc::channel::<()>();
-        let (tell, told) = mpsc::channel();
+        let (sender, finished) = mpsc::channel();
         std::thread::scope(|scope| {
             let (lanes, schedule) = (&lanes, &schedule);
             scope.spawn(move || {
@@ -295,65 +300,68 @@ mod tests {
                 while let Some(run) = lanes.next_run(seen) {
                     seen += 1;
                     for i in 2..4 {
-                        assert!(lanes.before(&schedule.ops[i], run, schedule).is_ok());
+                        assert!(lanes.wait_for_ops(&schedule.ops[i], run, schedule).is_ok());
                         gate.recv().unwrap();
-                        lanes.after(Lane::Host, run, i);
+                        lanes.finish_op(Lane::Host, run, i);
                     }
-                    lanes.leave(Lane::Host, run);
+                    lanes.finish_run(Lane::Host, run);
                 }
             });
             let begin = || lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
             let first = begin();
-            compute(lanes, schedule, first, &tell);
-            lanes.returned(first, schedule).unwrap();
-            assert_eq!((told.recv(), told.recv()), (Ok(0), Ok(1)));
+            compute(lanes, schedule, first, &sender);
+            lanes.wait_for_return(first, schedule).unwrap();
+            assert_eq!((finished.recv(), finished.recv()), (Ok(0), Ok(1)));
 
             // The host has updated nothing yet.
             let second = begin();
             scope.spawn(move || {
-                compute(lanes, schedule, second, &tell);
-                lanes.returned(second, schedule).unwrap();
+                compute(lanes, schedule, second, &sender);
+                lanes.wait_for_return(second, schedule).unwrap();
                 // Not before the host has finished the first.
                 let third = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
-                tell.send(third.number as usize).unwrap();
+                sender.send(third.number as usize).unwrap();
             });
             let pause = Duration::from_millis(30);
-            assert!(told.recv_timeout(pause).is_err(), "its parameters are not updated");
+            assert!(finished.recv_timeout(pause).is_err(), "its parameters are not updated yet");
             go.send(()).unwrap();
-            assert_eq!(told.recv(), Ok(0));
-            assert!(told.recv_timeout(pause).is_err(), "only the first is");
+            assert_eq!(finished.recv(), Ok(0));
+            assert!(finished.recv_timeout(pause).is_err(), "only the first update has finished");
             go.send(()).unwrap();
-            assert_eq!((told.recv(), told.recv()), (Ok(1), Ok(3)));
+            assert_eq!((finished.recv(), finished.recv()), (Ok(1), Ok(3)));
 
-            // All that was begun is finished, also when the end comes before it was.
+            // Runs that have begun are finished even if `quit` comes first.
             lanes.quit();
             (0..4).for_each(|_| go.send(()).unwrap());
-            // The third computes nothing here: its host lane waits for that.
+            // The third run computes nothing here, so its compute operation is recorded by hand for the host lane.
             let third = lanes.lock().runs[0];
-            lanes.after(Lane::Compute, third, 1);
+            lanes.finish_op(Lane::Compute, third, 1);
             lanes.synchronize(&Lane::ALL).unwrap();
         });
     }
 
     #[test]
-    fn a_failure_when_all_operations_are_over_is_told_by_the_step_itself() {
+    fn a_failure_after_all_operations_is_reported_by_the_step() {
         let (lanes, schedule) = (Lanes::new(&[Lane::Host]), schedule());
         let run = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
-        lanes.after(Lane::Compute, run, 1);
+        lanes.finish_op(Lane::Compute, run, 1);
         lanes.stop(panicked("compute"));
-        let failed = lanes.returned(run, &schedule);
+        let failed = lanes.wait_for_return(run, &schedule);
         assert!(matches!(failed, Err(EngineError::LanePanicked { .. })), "{failed:?}");
     }
 
     #[test]
-    fn a_failure_after_the_step_has_returned_is_told_by_the_next() {
+    fn a_failure_after_the_step_has_returned_is_reported_by_the_next() {
         let (lanes, schedule) = (Lanes::new(&[Lane::Host]), schedule());
         let first = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
-        lanes.after(Lane::Compute, first, 1);
-        lanes.returned(first, &schedule).unwrap();
+        lanes.finish_op(Lane::Compute, first, 1);
+        lanes.wait_for_return(first, &schedule).unwrap();
         lanes.stop(panicked("host"));
         let failed = lanes.begin(schedule.ops.len(), true, |_| {});
         assert!(matches!(failed, Err(EngineError::LanePanicked { .. })));
-        assert!(matches!(lanes.synchronize(&[]), Err(EngineError::Stopped)), "and what follows says so");
+        assert!(
+            matches!(lanes.synchronize(&[]), Err(EngineError::Stopped)),
+            "later calls report that the engine has stopped"
+        );
     }
 }

@@ -1,8 +1,8 @@
-//! Executes a [`RunPlan`](lockstep_plan::RunPlan): takes its memory once, then runs its schedule step by
-//! step. Each lane runs its operations in the order of the list, on a thread of its own (the compute lane
-//! on the caller's); waits between lanes are the schedule's.
+//! Executes a [`RunPlan`](lockstep_plan::RunPlan): allocates its memory once, then runs its schedules. Each lane runs its
+//! operations in the order of the list, on its own thread (the compute lane on the caller's); the schedule says which
+//! operations of other lanes it waits for.
 //!
-//! Everything an operation needs is found before the first step; a step allocates nothing.
+//! Everything that an operation needs is computed before the first step; a step does not allocate.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,7 @@ mod inputs;
 mod lanes;
 mod model;
 mod norm;
-mod phases;
+mod prepared_phase;
 
 mod collectives;
 mod io_staging;

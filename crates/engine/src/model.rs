@@ -1,4 +1,4 @@
-//! One model of an engine: its steps, and its parameters and optimizer states by tensor.
+//! Access to one model of an engine: its phases, and its parameters and optimizer states by tensor.
 
 use std::ops::Range;
 
@@ -15,10 +15,10 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::step::StepState;
 
-/// Elements that one thread initialises at a time: even, so that pairs of normals stay whole.
+/// Elements that one thread initialises at a time. Even, because normals are drawn in pairs.
 const PIECE: usize = 1 << 16;
 
-/// Elements `first..` of a tensor, from its stream; a thread for each piece.
+/// Fills elements `first..` of a tensor with normals from its random stream, one thread per piece.
 fn fill_normal(values: &mut [f32], first: usize, stream: RngStream, std: f32) {
     let fill = |piece: usize, values: &mut [f32]| {
         let start = first + piece * PIECE;
@@ -37,7 +37,7 @@ fn fill_normal(values: &mut [f32], first: usize, stream: RngStream, std: f32) {
     });
 }
 
-/// Writing one of the copies of the parameters writes both.
+/// The states that a write to `state` sets: both copies of the parameters, so that they always agree.
 fn written_states(state: ParamState) -> Vec<ParamState> {
     match state {
         ParamState::Working | ParamState::Master => vec![ParamState::Working, ParamState::Master],
@@ -45,14 +45,14 @@ fn written_states(state: ParamState) -> Vec<ParamState> {
     }
 }
 
-/// One model of an engine, to look at.
+/// Read access to one model of an engine.
 #[derive(Clone, Copy)]
 pub struct Model<'e> {
     engine: &'e Engine,
     id: ModelId,
 }
 
-/// One model of an engine, to run and to change.
+/// Access to one model of an engine, to run its phases and change its states.
 pub struct ModelMut<'e> {
     engine: &'e mut Engine,
     id: ModelId,
@@ -89,8 +89,7 @@ impl<'e> Model<'e> {
         &self.plan().units
     }
 
-    /// Whether this rank is the one to write down what it holds of a state: of several that hold the
-    /// same, the first.
+    /// Whether this rank writes its part of a state to checkpoints: the first of the ranks that hold the same part.
     pub fn is_writer(&self, state: ParamState) -> bool {
         let (input, rank) = (&self.engine.plan().input, self.engine.rank());
         let same =
@@ -98,15 +97,15 @@ impl<'e> Model<'e> {
         same.copied().all(|axis| input.mesh.index_along(&[axis], rank) == 0)
     }
 
-    /// A tensor's unit and segment, by its name.
+    /// Finds a tensor's unit and segment by its name.
     pub fn find_tensor(&self, name: &str) -> Option<(usize, &'e Segment)> {
         let mut all =
             self.units().iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
         all.find(|(_, segment)| segment.name == name)
     }
 
-    /// The elements of a tensor that this rank holds of a state, flat. `None`: the tensor has no such
-    /// state. Empty: other ranks hold it.
+    /// The flat range of a tensor's state that this rank holds. `None`: the tensor has no such state. Empty: other ranks
+    /// hold it.
     pub fn owned(&self, unit: usize, segment: &Segment, state: ParamState) -> Option<Range<usize>> {
         let resident = self.resident(unit, segment, state)?;
         let (start, end) = (segment.start, segment.start + segment.elems());
@@ -119,8 +118,7 @@ impl<'e> Model<'e> {
         self.engine.shared.residents(self.id)[unit].resident(state).filter(|_| here)
     }
 
-    /// The elements of a tensor that [`ModelMut::write`] to `state` sets on this rank, flat: apart from each other, in
-    /// order, none of them empty.
+    /// The flat ranges of a tensor that [`ModelMut::write`] to `state` sets on this rank: disjoint, sorted, not empty.
     pub fn written_ranges(&self, unit: usize, segment: &Segment, state: ParamState) -> Vec<Range<usize>> {
         let owned = written_states(state).into_iter().filter_map(|one| self.owned(unit, segment, one));
         let mut ranges: Vec<Range<usize>> = owned.filter(|range| !range.is_empty()).collect();
@@ -135,8 +133,8 @@ impl<'e> Model<'e> {
         ranges
     }
 
-    /// Reads part of a tensor's state, which this rank must hold. `Working` reads the master copy where
-    /// there is one: what the optimizer keeps is the truth. Returns false if the tensor has no such state.
+    /// Reads part of a tensor's state, which this rank must hold. `Working` reads the master copy if there is one,
+    /// because that is what the optimizer updates. Returns false if the tensor has no such state.
     pub fn read(
         &self,
         unit: usize,
@@ -155,14 +153,14 @@ impl<'e> Model<'e> {
         Ok(true)
     }
 
-    /// The state that `state` is read from.
+    /// The state that a read of `state` returns: the master copy for `Working`, if there is one.
     pub fn authoritative_state(&self, unit: usize, segment: &Segment, state: ParamState) -> ParamState {
         let has_master = self.resident(unit, segment, ParamState::Master).is_some();
         if state == ParamState::Working && has_master { ParamState::Master } else { state }
     }
 
-    /// As [`Model::read`], for any part of the tensor: ranks give each other what they hold. All ranks call
-    /// it alike.
+    /// Like [`Model::read`], for any part of the tensor: ranks exchange what they hold. All ranks must call it with the
+    /// same arguments.
     pub fn read_whole(
         &self,
         unit: usize,
@@ -184,22 +182,21 @@ impl<'e> Model<'e> {
         }
         let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
         drop(mine);
-        // Members' parts follow each other, in the order of their ranks.
+        // The parts of the ranks are contiguous, in rank order.
         let axes = self.engine.plan().input.sharded_over(self.id, truth);
         let [axis] = axes else { panic!("{truth:?} is sharded over {axes:?}") };
         let theirs =
             self.engine.all_gather_bytes_along(&format!("reading {}", segment.name), *axis, &bytes)?;
         let found: usize = theirs.iter().map(Vec::len).sum();
-        assert_eq!(found, 4 * part.len(), "the ranks' parts of {} make it up", segment.name);
+        assert_eq!(found, 4 * part.len(), "the parts of all ranks add up to {}", segment.name);
         for (out, bytes) in out.iter_mut().zip(theirs.iter().flat_map(|bytes| bytes.chunks_exact(4))) {
             *out = f32::from_le_bytes(bytes.try_into().expect("four bytes"));
         }
         Ok(true)
     }
 
-    /// The first tensor whose gradient, as the last step left it, has a number that is not finite: counted
-    /// from the head, where backward begins, for what goes wrong there goes wrong in all below. All ranks call
-    /// it alike, and hear the same.
+    /// The first tensor whose gradient, after the last step, is not finite. The search starts at the head, where backward
+    /// starts, because a bad gradient spreads to all units below. All ranks must call it, and get the same answer.
     pub fn first_non_finite_gradient(&self) -> Result<Option<String>, EngineError> {
         let units = self.units().iter().enumerate().rev();
         let tensors: Vec<(usize, &Segment)> =
@@ -217,13 +214,13 @@ impl<'e> Model<'e> {
         Ok(tensors.get(first as usize).map(|(_, segment)| segment.name.clone()))
     }
 
-    /// Of what this rank holds of the gradient.
+    /// Checks the part of the gradient that this rank holds.
     fn has_non_finite_gradient(&self, unit: usize, segment: &Segment) -> Result<bool, EngineError> {
-        const PART: usize = 1 << 16;
+        const PART_ELEMS: usize = 1 << 16;
         let Some(own) = self.owned(unit, segment, ParamState::Grad) else { return Ok(false) };
-        let mut values = vec![0f32; PART.min(own.len())];
-        for start in own.clone().step_by(PART) {
-            let part = start..(start + PART).min(own.end);
+        let mut values = vec![0f32; PART_ELEMS.min(own.len())];
+        for start in own.clone().step_by(PART_ELEMS) {
+            let part = start..(start + PART_ELEMS).min(own.end);
             let values = &mut values[..part.len()];
             self.read(unit, segment, ParamState::Grad, part, values)?;
             if !values.iter().all(|v| v.is_finite()) {
@@ -239,15 +236,15 @@ impl ModelMut<'_> {
         Model { engine: self.engine, id: self.id }
     }
 
-    /// Runs the training phase once: every micro-batch, the norm, the update. What the host updates it may still
-    /// be updating when this returns.
+    /// Runs one training step: all micro-batches, the gradient norm, the update. Updates on the host may still be running
+    /// when this returns.
     pub fn train_step(
         &mut self,
         driver: &mut dyn StepDriver,
         updates: &UpdateSettings,
     ) -> Result<StepReport, EngineError> {
         let planned = self.as_ref().plan().optimizer;
-        assert_eq!(updates.rule.spec(), planned, "the plan has the states of another optimizer");
+        assert_eq!(updates.rule.spec(), planned, "the plan is for another optimizer");
         let engine = &mut *self.engine;
         let step = StepState::new(*updates, engine.loss_scale);
         let run = engine.run_phase(PhaseKind::Train, self.id, Some(step), &mut PhaseDriver::Step(driver))?;
@@ -256,14 +253,14 @@ impl ModelMut<'_> {
         Ok(StepReport { grad_norm: state.grad_norm, skipped: state.skip })
     }
 
-    /// What the head says of every token of a batch, with the parameters as they are. All ranks call it alike, each
-    /// with a batch of its own, which may be empty.
+    /// Computes the head's outputs for every token of a batch. All ranks must call it, each with its own batch, which may
+    /// be empty.
     pub fn score(&mut self, batch: MicroBatch, out: &mut dyn FnMut(Outputs<'_>)) -> Result<(), EngineError> {
-        struct Scored<'a> {
+        struct ScoreDriver<'a> {
             batch: MicroBatch<'a>,
             out: &'a mut dyn FnMut(Outputs<'_>),
         }
-        impl StepDriver for Scored<'_> {
+        impl StepDriver for ScoreDriver<'_> {
             fn batch(&self, _: u32) -> MicroBatch<'_> {
                 self.batch
             }
@@ -276,19 +273,19 @@ impl ModelMut<'_> {
                 (self.out)(outputs);
             }
         }
-        let mut scored = Scored { batch, out };
+        let mut scored = ScoreDriver { batch, out };
         let caller = &mut PhaseDriver::Step(&mut scored);
         self.engine.run_phase(PhaseKind::Score, self.id, None, caller).map(drop)
     }
 
-    /// Lets documents grow until `grower` has no more. Ranks grow documents of their own; where parameters
-    /// are sharded, all call it alike.
+    /// Generates until `driver` has no more batches. Ranks generate their own sequences; if parameters are sharded, all
+    /// ranks must call it.
     pub fn generate(&mut self, driver: &mut dyn DecodeDriver) -> Result<(), EngineError> {
         self.engine.run_phase(PhaseKind::Generate, self.id, None, &mut PhaseDriver::Decode(driver)).map(drop)
     }
 
-    /// Fills every tensor from the seed. A tensor draws from a stream of its own, which its name decides, so its
-    /// values do not depend on ranks, layout or storage, nor on which other tensors the model has.
+    /// Initialises every tensor from the seed. Each tensor has its own random stream, determined by its name, so its
+    /// values do not depend on ranks, layout or storage type, nor on the other tensors of the model.
     pub fn initialise(&mut self, seed: u64) -> Result<(), EngineError> {
         let std = self.as_ref().plan().shape.init_std as f32;
         let units = self.as_ref().units().to_vec();
@@ -299,7 +296,7 @@ impl ModelMut<'_> {
             let stream = RngStream::named(seed, Purpose::Init, &segment.name);
             let states = [ParamState::Working, ParamState::Master];
             let here: Vec<_> = states.iter().filter_map(|s| self.as_ref().owned(unit, segment, *s)).collect();
-            // A bounded part at a time, a piece for each thread.
+            // One piece per thread at a time, so that memory is bounded.
             let step = PIECE * self.engine.queue.num_threads();
             for start in (0..segment.elems()).step_by(step) {
                 let part = start..(start + step).min(segment.elems());
@@ -321,8 +318,8 @@ impl ModelMut<'_> {
         Ok(())
     }
 
-    /// Sets part of a tensor's state, as far as this rank holds it. Writing `Working` also sets the master
-    /// copy, and the other way round, so that both always agree.
+    /// Writes part of a tensor's state, as far as this rank holds it. Writing `Working` also writes the master copy and
+    /// vice versa, so that both always agree.
     pub fn write(
         &mut self,
         unit: usize,
@@ -337,7 +334,7 @@ impl ModelMut<'_> {
             let (start, end) = (own.start.max(part.start), own.end.min(part.end));
             if start < end {
                 let resident =
-                    self.as_ref().resident(unit, segment, one).expect("what is owned has a resident");
+                    self.as_ref().resident(unit, segment, one).expect("an owned state is resident");
                 let location = resident.range(segment.start + start, segment.start + end);
                 location
                     .write_f32(&self.engine.shared.memories, &values[start - part.start..end - part.start])?;

@@ -1,4 +1,4 @@
-//! The global gradient norm, in the fixed order of `lockstep_core::sum`.
+//! The global gradient norm and the clip factor, summed in the fixed order of `lockstep_core::sum`.
 
 use lockstep_comm::CommError;
 use lockstep_core::sum::{SumNode, fold_range, merge};
@@ -10,55 +10,55 @@ use crate::addresses::Address;
 use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::lanes::ScheduleRun;
-use crate::phases::PreparedPhase;
+use crate::prepared_phase::PreparedPhase;
 use crate::task::Squares;
 
-/// Room for the subtrees of the norm, so that folding and exchanging them allocates nothing.
+/// Space for the partial sums of the norm, allocated once so that a step does not allocate.
 pub(crate) struct NormScratch {
-    /// Of what has been squared in this step.
+    /// Partial sums of this step so far.
     nodes: Vec<SumNode>,
     bytes: Vec<u8>,
 }
 
-/// A range folds to at most two subtrees a level.
+/// A range folds to at most two subtrees per level.
 const NODES_PER_RANGE: usize = 128;
 
 impl NormScratch {
     pub(crate) fn of(plan: &RunPlan, phases: &[PreparedPhase]) -> NormScratch {
         let ranges = phases.iter().map(|phase| phase.squares.len()).max().unwrap_or(0);
-        // Ranks that hold different gradients exchange their subtrees.
-        let apart =
+        // Ranks that hold different gradients exchange their partial sums.
+        let num_shards =
             |phase: &Phase| plan.input.mesh.size_of(plan.input.sharded_over(phase.model, ParamState::Grad));
-        let ranks = plan.phases.iter().map(apart).max().unwrap_or(1);
-        let room = ranges * NODES_PER_RANGE;
-        let nodes = Vec::with_capacity(room * ranks as usize);
-        let bytes = Vec::with_capacity(if ranks > 1 { room * NODE_BYTES } else { 0 });
+        let ranks = plan.phases.iter().map(num_shards).max().unwrap_or(1);
+        let max_nodes = ranges * NODES_PER_RANGE;
+        let nodes = Vec::with_capacity(max_nodes * ranks as usize);
+        let bytes = Vec::with_capacity(if ranks > 1 { max_nodes * NODE_BYTES } else { 0 });
         NormScratch { nodes, bytes }
     }
 }
 
 impl Shared {
-    /// Where the device keeps what it decided of this step's updates, if it is the device that does.
+    /// The buffer with the norm, the clip factor and the skip flag, if the device computes them.
     pub(crate) fn update_decision(&self) -> Option<View<'_>> {
         let addresses = &self.prepared_phase().addresses;
         let leaves: Address = addresses.norm_leaves?;
-        let judged = leaves.view(&self.memories).on_gpu();
-        addresses.update_decision.filter(|_| judged).map(|address| address.view(&self.memories))
+        let on_gpu = leaves.view(&self.memories).on_gpu();
+        addresses.update_decision.filter(|_| on_gpu).map(|address| address.view(&self.memories))
     }
 
-    /// Waits for the verdict, and keeps it where the host looks.
+    /// Waits for the device's update decision and copies it to the step state on the host.
     pub(crate) fn read_update_decision(&self, run: ScheduleRun, queue: &Queue) -> Result<(), EngineError> {
-        let Some(verdict) = self.update_decision() else { return Ok(()) };
+        let Some(decision) = self.update_decision() else { return Ok(()) };
         queue.synchronize()?;
         let mut numbers = [0f64; 4];
-        verdict.read(&mut numbers)?;
+        decision.read(&mut numbers)?;
         let mut step = self.steps.of(run);
         (step.grad_norm, step.clip, step.skip) = (numbers[1], numbers[2] as f32, numbers[3] != 0.0);
         Ok(())
     }
 
-    /// From the blocks' sums of squares to the norm, the clip factor and whether the step is skipped:
-    /// the same on every rank.
+    /// Computes the norm, the clip factor and whether the update is skipped from the blocks' sums of squares. The result
+    /// is the same on every rank.
     pub(crate) fn clip_norm(
         &self,
         run: ScheduleRun,
@@ -67,18 +67,18 @@ impl Shared {
         queue: &Queue,
     ) -> Result<(), EngineError> {
         match self.update_decision() {
-            Some(verdict) => self.clip_on_device(run, i, axes, verdict, queue),
+            Some(decision) => self.clip_on_device(run, i, axes, decision, queue),
             None => self.clip_on_host(run, i as u64, axes).map_err(|cause| self.comm_failed(i, cause)),
         }
     }
 
-    /// All of it stays on the device; the host hears of it when the step is over.
+    /// Computes it on the device; the host reads it after the step.
     fn clip_on_device(
         &self,
         run: ScheduleRun,
         i: usize,
         axes: Axes,
-        verdict: View<'_>,
+        decision: View<'_>,
         queue: &Queue,
     ) -> Result<(), EngineError> {
         let leaves = self
@@ -88,22 +88,22 @@ impl Shared {
             .expect("a phase with a norm has leaves")
             .view(&self.memories);
         let own: usize = self.prepared_phase().squares.iter().map(|one| one.leaves.elems()).sum();
-        reduce::sum_leaves(queue, verdict.first(1), leaves.first(own));
+        reduce::sum_leaves(queue, decision.first(1), leaves.first(own));
         for axis in axes {
             let (nccl, cuda) = self.transport.nccl().zip(queue.cuda()).expect("ranks on GPUs have NCCL");
-            let summed = nccl.of(self.transport.group(*axis)).all_reduce(cuda, &[verdict.first(1)]);
+            let summed = nccl.of(self.transport.group(*axis)).all_reduce(cuda, &[decision.first(1)]);
             summed.map_err(|cause| self.comm_failed(i, cause))?;
         }
         let (max_norm, loss_scale) = {
             let step = self.steps.of(run);
             (step.updates.max_norm, step.loss_scale)
         };
-        reduce::decide_step(queue, verdict, max_norm, loss_scale);
+        reduce::decide_step(queue, decision, max_norm, loss_scale);
         Ok(())
     }
 
-    /// Leaves that the host can read are folded as soon as they are there: of gradients that arrive unit by
-    /// unit, most while backward goes on.
+    /// Folds leaves that the host can read as soon as they are computed: with offloaded gradients, mostly while backward
+    /// runs.
     pub(crate) fn fold_squares(&self, one: &Squares) {
         let leaves = one.leaves.view(&self.memories);
         if !leaves.on_gpu() && one.joined.is_none() {
@@ -136,7 +136,7 @@ impl Shared {
         nodes.clear();
         step.grad_norm = norm;
         step.skip = !norm.is_finite();
-        // In one product with the clip factor; in f64, so that a power of two costs nothing.
+        // The clip factor also removes the loss scale; divided in f64, so that a power of two is exact.
         let clip = clip_factor(norm, step.updates.max_norm);
         step.clip = (f64::from(clip) / step.loss_scale) as f32;
         Ok(())
@@ -147,8 +147,7 @@ fn fold(leaves: View<'_>, one: &Squares, nodes: &mut Vec<SumNode>) {
     lockstep_ops::host::with_slice(leaves, |leaves| fold_range(leaves, one.first_block, nodes));
 }
 
-/// Level, index and sum, eight bytes each, and eight more: a power of two, so that no node is cut where
-/// an exchange goes in rounds.
+/// Level, index and sum, eight bytes each, padded to a power of two so that an exchange in rounds never splits a node.
 const NODE_BYTES: usize = 32;
 
 fn to_bytes(node: &SumNode) -> [u8; NODE_BYTES] {
@@ -164,7 +163,7 @@ fn from_bytes(bytes: &[u8]) -> SumNode {
     SumNode { level: word(0) as u32, index: word(1), sum: f64::from_bits(word(2)) }
 }
 
-/// What gradients are multiplied by so that their norm is at most `max_norm`, as torch computes it.
+/// The factor that limits the gradient norm to `max_norm`, computed as PyTorch does.
 fn clip_factor(norm: f64, max_norm: Option<f64>) -> f32 {
     match max_norm {
         Some(max) => (max / (norm + 1e-6)).min(1.0) as f32,
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_survive_the_journey() {
+    fn nodes_survive_serialisation() {
         let node = SumNode { level: 7, index: u64::MAX / 3, sum: -1.25e-300 };
         assert_eq!(from_bytes(&to_bytes(&node)), node);
     }

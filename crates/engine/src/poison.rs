@@ -1,9 +1,8 @@
-//! Poison: bytes that no operation may count on are filled with NaN.
+//! Memory poisoning for tests on the CPU: fills memory that no operation may read with NaN.
 //!
-//! A plan says which buffers an operation defines, reads and updates, and memory is shared by what it says. An operation
-//! that uses a buffer it does not declare finds the right bytes there by luck, until a plan with another layout takes them
-//! away. With poison it finds NaN in every plan: a buffer is filled before the operation that defines it and after the
-//! last one that uses it. For tests, on the CPU.
+//! Buffers share memory according to the accesses that operations declare. An operation that uses a buffer without
+//! declaring it may still find the right bytes there by luck. With poisoning it finds NaN: a buffer is filled before the
+//! operation that defines it and after the last operation that uses it.
 
 use lockstep_core::DType;
 use lockstep_plan::{Access, BufferId, Phase, RunPlan, last_uses};
@@ -11,10 +10,10 @@ use lockstep_plan::{Access, BufferId, Phase, RunPlan, last_uses};
 use crate::addresses::{Address, BufferLookup, Location, Memories};
 use crate::engine::{Engine, Shared};
 
-/// A NaN, whatever type these bytes are read as.
+/// A NaN in every floating-point type.
 const POISON: u32 = u32::MAX;
 
-/// For every operation of a phase, what is filled before and after it.
+/// For every operation of a phase, the buffers to fill before and after it.
 pub(crate) struct Poison {
     before: Vec<Vec<Address>>,
     after: Vec<Vec<Address>>,
@@ -39,8 +38,7 @@ impl Poison {
 }
 
 impl Engine {
-    /// From now on bytes that no operation may count on are NaN. Every number stays as it is, unless an operation uses a
-    /// buffer that it does not declare.
+    /// Turns poisoning on. Results do not change, unless an operation uses a buffer that it does not declare.
     pub fn poison_buffers(&mut self) {
         let shared = &self.shared;
         let phases = shared
@@ -52,7 +50,7 @@ impl Engine {
         let _ = shared.poison.set(phases.collect());
     }
 
-    /// Words of the device's memory that hold poison now: between steps.
+    /// The number of poisoned words in the device's memory. Call it between steps.
     pub fn poisoned_words(&self) -> usize {
         let memory = &self.shared.memories.device;
         let words = memory.view(0, memory.bytes().0 as usize / size_of::<f32>(), DType::F32);

@@ -1,4 +1,4 @@
-//! Running what is not a unit's computation: collectives, copies, the norm, updates. Any lane may.
+//! Runs tasks other than the computation of units, on any lane: collectives, copies, the norm, updates.
 
 use lockstep_comm::{CommError, Gathered, MAX_OFFERS};
 use lockstep_core::Axis;
@@ -19,11 +19,11 @@ impl Shared {
     pub(crate) fn run(&self, run: ScheduleRun, i: usize, queue: &Queue) -> Result<(), EngineError> {
         let outcome = match &self.prepared_phase().tasks[i] {
             Task::Compute => unreachable!("units are computed on the compute lane"),
-            Task::Nothing => Ok(()),
+            Task::NoOp => Ok(()),
             Task::Gather { axis, parts } => self.gather(*axis, parts, i as u64, queue),
             Task::Reduce(reduce) => self.reduce(reduce, i as u64, queue),
             Task::Copy { pairs, writes_states } => {
-                // A skipped step leaves every state as it was.
+                // A skipped update changes no state.
                 if *writes_states && self.skips(run, queue)? {
                     return Ok(());
                 }
@@ -53,7 +53,7 @@ impl Shared {
         EngineError::Comm { op: operation_text(&self.plan, self.schedule_phase(), i), cause }
     }
 
-    /// Whether the step changes nothing. Where the device decides that, the host has to ask.
+    /// Whether the update is skipped. If the device decides that, this waits for it.
     fn skips(&self, run: ScheduleRun, queue: &Queue) -> Result<bool, EngineError> {
         self.read_update_decision(run, queue)?;
         Ok(self.steps.of(run).skip)
@@ -100,7 +100,7 @@ impl Shared {
                 }
             }
         }
-        for (from, to) in &task.onward {
+        for (from, to) in &task.accumulate {
             let (from, to) = (from.view(&self.memories), to.view(&self.memories));
             if task.fresh { reduce::copy(queue, to, from) } else { reduce::add(queue, to, from) }
         }
@@ -112,13 +112,13 @@ impl Shared {
         if state.skip {
             return Ok(());
         }
-        for (from, to) in &task.before {
+        for (from, to) in &task.fetches {
             from.copy_to(to, &self.memories, queue)?;
         }
         for range in &task.ranges {
             self.update_range(&state, range, queue);
         }
-        for (from, to) in &task.after {
+        for (from, to) in &task.write_backs {
             from.copy_to(to, &self.memories, queue)?;
         }
         Ok(())
@@ -126,8 +126,8 @@ impl Shared {
 
     fn update_range(&self, step: &StepState, range: &UpdateRange, queue: &Queue) {
         let updates = &step.updates;
-        // A stream's updates read the verdict where it is, without the host.
-        let verdict = self.update_decision().filter(|_| queue.cuda().is_some());
+        // Updates on a stream read the decision on the device, without the host.
+        let decision = self.update_decision().filter(|_| queue.cuda().is_some());
         let weight_decay = if range.decays { updates.weight_decay as f32 } else { 0.0 };
         let view = |address: &Address| address.view(&self.memories);
         let state = |i: usize| range.states[i].as_ref().map(view);
@@ -138,18 +138,18 @@ impl Shared {
             UpdateRule::AdamW { betas, eps } => {
                 let rates = adamw::Hyperparams::at(updates.t, updates.lr, betas, eps, step.clip);
                 let range = adamw::ParamRange { master, working, grad, m: must(0), v: must(1), weight_decay };
-                adamw::update(queue, range, &rates, verdict);
+                adamw::update(queue, range, &rates, decision);
             }
             UpdateRule::Sgd { momentum, nesterov } => {
                 let (lr, momentum) = (updates.lr as f32, momentum as f32);
                 let rates = sgd::Hyperparams { lr, momentum, nesterov, clip: step.clip };
                 let range = sgd::ParamRange { master, working, grad, momentum: state(0), weight_decay };
-                sgd::update(queue, range, &rates, verdict);
+                sgd::update(queue, range, &rates, decision);
             }
             UpdateRule::Lion { betas } => {
                 let rates = lion::Hyperparams::new(updates.lr, betas, step.clip);
                 let range = lion::ParamRange { master, working, grad, m: must(0), weight_decay };
-                lion::update(queue, range, &rates, verdict);
+                lion::update(queue, range, &rates, decision);
             }
         }
     }

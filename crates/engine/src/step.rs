@@ -1,19 +1,19 @@
-//! The numbers of a step, which its operations leave for each other.
+//! The state of a step that its operations share.
 
 use std::sync::{Mutex, MutexGuard};
 
 use crate::driver::UpdateSettings;
 use crate::lanes::ScheduleRun;
 
-/// What one operation leaves for later ones of the same step.
+/// What an operation computes for later operations of the same step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepState {
     pub(crate) updates: UpdateSettings,
     pub(crate) grad_norm: f64,
-    /// What gradients are multiplied by before the update: clips them and takes the scale away.
+    /// The factor that gradients are multiplied by in the update. It clips them and removes the loss scale.
     pub(crate) clip: f32,
     pub(crate) skip: bool,
-    /// What coefficients were multiplied by, and so all gradients.
+    /// The factor that coefficients, and so all gradients, were multiplied by.
     pub(crate) loss_scale: f64,
 }
 
@@ -23,7 +23,7 @@ impl StepState {
     }
 }
 
-/// Of the run that computes, and of the one before, which may still update.
+/// The states of the current run and of the previous one, which may still be updating.
 pub(crate) struct StepStates([Mutex<StepState>; 2]);
 
 impl StepStates {

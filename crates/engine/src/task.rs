@@ -1,4 +1,4 @@
-//! What each operation of the schedule comes to on this rank: places instead of names.
+//! Turns each operation of a schedule into a task for this rank: addresses instead of buffer names.
 
 use lockstep_core::{Axis, Bytes, DType, Elems, Rank};
 use lockstep_plan::{
@@ -11,14 +11,14 @@ use crate::addresses::{
     Address, Addresses, BufferLookup, Location, ResidentAddress, UnitAddresses, UnitResidents,
 };
 
-/// An operation with its addresses.
+/// An operation with resolved addresses.
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
-    /// Computation of a unit, or the objective: run by kind.
+    /// The computation of a unit, or the objective; the compute lane runs it by its kind.
     Compute,
-    /// Releases say when bytes may be used again; at run time there is nothing to do.
-    Nothing,
-    /// Shards to wholes, among the ranks along an axis.
+    /// A release: it matters for the packing of memory only.
+    NoOp,
+    /// An all-gather among the ranks along an axis.
     Gather {
         axis: Axis,
         parts: Vec<Gather>,
@@ -26,65 +26,65 @@ pub(crate) enum Task {
     Reduce(Reduce),
     Copy {
         pairs: Vec<(Location, Location)>,
-        /// A state's home is where it goes, and a skipped step leaves it alone.
+        /// Whether the copy writes resident states, which a skipped update must not change.
         writes_states: bool,
     },
-    /// From the host's staging to what earlier micro-batches left.
+    /// Adds staged gradients to the sums of earlier micro-batches on the host.
     Add(Vec<(Address, Address)>),
     Squares(Vec<Squares>),
     ClipNorm(Axes),
     Update(Update),
 }
 
-/// A rank's piece and the whole it belongs to.
+/// A rank's shard, and the unsharded range it is part of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gather {
     pub(crate) own: Address,
     pub(crate) whole: Address,
 }
 
-/// A sum over ranks, in place; then what goes on from there.
+/// A reduction over ranks, in place, followed by accumulation.
 #[derive(Clone, Debug)]
 pub(crate) struct Reduce {
     pub(crate) axis: Axis,
     pub(crate) parts: Vec<Address>,
-    /// Partial sums; `None` in a world of one.
+    /// Space for partial sums; `None` for a single rank.
     pub(crate) scratch: Option<Address>,
-    /// Every rank gets the whole sum, not its share alone.
+    /// An all-reduce, not a reduce-scatter.
     pub(crate) to_all: bool,
-    /// From where the sum is to the accumulator, which is overwritten if it is `fresh`.
-    pub(crate) onward: Vec<(Address, Address)>,
+    /// Pairs of a reduced range and its accumulator, which is overwritten if `fresh`.
+    pub(crate) accumulate: Vec<(Address, Address)>,
     pub(crate) fresh: bool,
 }
 
-/// A range of gradients, and where its blocks' sums of squares go.
+/// A range of gradients, and the destination of its blocks' sums of squares.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Squares {
     pub(crate) grad: Address,
     pub(crate) leaves: Address,
-    /// Where they are once they are with those of other units, if these are not.
+    /// Where the sums are copied to, if the leaves of other units are on the host.
     pub(crate) joined: Option<Address>,
-    /// Its first block among all blocks of the model.
+    /// The index of its first block among all blocks of the model.
     pub(crate) first_block: u64,
 }
 
-/// An optimizer step on what this rank holds of a unit.
+/// An optimizer step on this rank's shard of a unit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Update {
-    /// Read first: parameters whose only copy is on a disk.
-    pub(crate) before: Vec<(Location, Location)>,
+    /// Copies before the update: parameters whose only copy is on NVMe.
+    pub(crate) fetches: Vec<(Location, Location)>,
     pub(crate) ranges: Vec<UpdateRange>,
-    /// Written last: updated parameters whose home is a disk.
-    pub(crate) after: Vec<(Location, Location)>,
+    /// Copies after the update: updated parameters that live on NVMe.
+    pub(crate) write_backs: Vec<(Location, Location)>,
 }
 
-/// A range with one rate of decay.
+/// A range of elements that all have weight decay, or all have none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UpdateRange {
     pub(crate) master: Address,
     pub(crate) working: Option<Address>,
     pub(crate) grad: Address,
-    /// As many as the optimizer has.
+    /// As many as the optimizer has, then `None`.
     pub(crate) states: [Option<Address>; OptimizerSpec::MAX_STATES],
     pub(crate) decays: bool,
 }
@@ -118,7 +118,7 @@ struct TaskBuilder<'a> {
     plan: &'a RunPlan,
     phase: &'a Phase,
     addresses: &'a Addresses,
-    /// Of the phase's model.
+    /// The residents of the phase's model.
     residents: &'a [UnitResidents],
     rank: Rank,
     lookup: BufferLookup<'a>,
@@ -136,9 +136,9 @@ impl TaskBuilder<'_> {
             | OpKind::Recompute { .. }
             | OpKind::Backward { .. }
             | OpKind::Generate => Task::Compute,
-            OpKind::Release(_) => Task::Nothing,
+            OpKind::Release(_) => Task::NoOp,
             OpKind::Gather { span, from, axes } => self.gather(span, from, axes),
-            OpKind::AllGatherUpdated { span, axes } => self.publish(span, axes),
+            OpKind::AllGatherUpdated { span, axes } => self.all_gather_updated(span, axes),
             OpKind::Reduce { span, axis, into, scratch, .. } => {
                 let scratch = scratch.map(|id| self.buffer(id));
                 Task::Reduce(self.reduce(span, axis, into, scratch))
@@ -163,12 +163,12 @@ impl TaskBuilder<'_> {
 
     /// A buffer of the phase, in memory.
     fn buffer(&self, id: BufferId) -> Address {
-        self.lookup.location(id).expect("what an operation uses has a address").address()
+        self.lookup.location(id).expect("a buffer in use has an address").address()
     }
 
     fn only_part(&self, span: SpanId) -> SpanPart {
         let parts = &self.phase.schedule.span(span).parts;
-        assert_eq!(parts.len(), 1, "units move one by one");
+        assert_eq!(parts.len(), 1, "units are copied one by one");
         parts[0]
     }
 
@@ -181,17 +181,17 @@ impl TaskBuilder<'_> {
         self.residents[unit as usize].resident(ParamState::Grad).expect("a trained unit has a gradient")
     }
 
-    /// What this rank holds of elements `[start, end)` of the longest share of a state.
+    /// The part of elements `[start, end)` of the largest shard of a state that this rank holds.
     fn own(&self, unit: u32, state: ParamState, (start, end): (usize, usize)) -> Vec<OwnedRange> {
         let parts = self.plan.input.owned(self.phase.model, unit, state, self.rank);
         let within = |part: OwnedPart| {
-            let (first, last) = (start.max(part.at), end.min(part.at + part.elems()));
-            let skipped = first.saturating_sub(part.at);
+            let (first, last) = (start.max(part.local_start), end.min(part.local_start + part.elems()));
+            let skipped = first.saturating_sub(part.local_start);
             (first < last).then(|| OwnedRange {
                 start: part.start + skipped,
                 elems: last - first,
                 trained_start: part.trained_start.map_or(0, |at| at + skipped),
-                at: first,
+                local_start: first,
             })
         };
         parts.into_iter().filter_map(within).collect()
@@ -210,9 +210,9 @@ impl TaskBuilder<'_> {
             let pairs = vec![(from, Location::Memory(addresses.params))];
             return Task::Copy { pairs, writes_states: false };
         };
-        let part = |(own, cut): (&OwnedPart, FlatParam)| Gather {
-            own: from.address().slice(own.at, own.elems()),
-            whole: addresses.params.slice(cut.start, cut.elems()),
+        let part = |(own, flat): (&OwnedPart, FlatParam)| Gather {
+            own: from.address().slice(own.local_start, own.elems()),
+            whole: addresses.params.slice(flat.start, flat.elems()),
         };
         Task::Gather {
             axis: *axis,
@@ -220,18 +220,18 @@ impl TaskBuilder<'_> {
         }
     }
 
-    /// The optimizer's share of whole parameters goes to everybody.
-    fn publish(&self, span: SpanId, axes: Axes) -> Task {
-        let [axis] = axes else { panic!("parameters are published along one axis, not {axes:?}") };
+    /// All-gathers the parameters that each rank has updated.
+    fn all_gather_updated(&self, span: SpanId, axes: Axes) -> Task {
+        let [axis] = axes else { panic!("parameters are all-gathered along one axis, not {axes:?}") };
         let mut parts = Vec::new();
         for SpanPart { unit, .. } in &self.phase.schedule.span(span).parts {
             let (shape, _, residents) = self.unit(*unit);
             let owned = self.plan.input.owned(self.phase.model, *unit, ParamState::Master, self.rank);
-            let cuts = shape.flat_params().into_iter().filter(|cut| cut.trained_start.is_some());
+            let flat_params = shape.flat_params().into_iter().filter(|flat| flat.trained_start.is_some());
             let all = residents.working().location.address();
-            parts.extend(owned.into_iter().zip(cuts).map(|(own, cut)| Gather {
+            parts.extend(owned.into_iter().zip(flat_params).map(|(own, flat)| Gather {
                 own: all.slice(own.start, own.elems()),
-                whole: all.slice(cut.start, cut.elems()),
+                whole: all.slice(flat.start, flat.elems()),
             }));
         }
         Task::Gather { axis: *axis, parts }
@@ -246,26 +246,28 @@ impl TaskBuilder<'_> {
             ReduceInto::InPlace => (false, false),
             ReduceInto::Accumulator { fresh } => (true, fresh),
         };
-        let mut reduce = Reduce { axis, parts: Vec::new(), scratch, to_all, onward: Vec::new(), fresh };
+        let mut reduce = Reduce { axis, parts: Vec::new(), scratch, to_all, accumulate: Vec::new(), fresh };
         for part in &self.phase.schedule.span(span).parts {
             let (shape, addresses, _) = self.unit(part.unit);
-            let (target, grad) = (addresses.grad_target.expect("a trained unit's"), self.grad(part.unit));
+            let (target, grad) =
+                (addresses.grad_target.expect("a trained unit has a gradient"), self.grad(part.unit));
             if sharded_over.is_empty() {
                 let (start, elems) = (part.start, part.end - part.start);
                 let from = target.slice(start, elems);
                 reduce.parts.push(from);
                 reduce
-                    .onward
+                    .accumulate
                     .extend(accumulates.then(|| (from, grad.location.address().slice(start, elems))));
                 continue;
             }
             let whole = (part.start, part.end) == (0, target.elems());
-            assert!(whole, "sharded gradients are reduced unit by unit");
-            let cuts = shape.flat_params().into_iter().filter_map(|cut| Some((cut.trained_start?, cut)));
-            for (own, (trained_start, cut)) in grad.owned.iter().zip(cuts) {
-                let mine = target.slice(trained_start + own.start - cut.start, own.elems());
-                reduce.parts.push(if to_all { mine } else { target.slice(trained_start, cut.elems()) });
-                reduce.onward.extend(accumulates.then(|| (mine, grad.part(own).address())));
+            assert!(whole, "sharded gradients are reduced in whole units");
+            let flat_params =
+                shape.flat_params().into_iter().filter_map(|flat| Some((flat.trained_start?, flat)));
+            for (own, (trained_start, flat)) in grad.owned.iter().zip(flat_params) {
+                let mine = target.slice(trained_start + own.start - flat.start, own.elems());
+                reduce.parts.push(if to_all { mine } else { target.slice(trained_start, flat.elems()) });
+                reduce.accumulate.extend(accumulates.then(|| (mine, grad.part(own).address())));
             }
         }
         reduce
@@ -276,14 +278,17 @@ impl TaskBuilder<'_> {
         let SpanPart { unit, start, end } = self.only_part(span);
         let own = self.own(unit, ParamState::Grad, (start, end)).into_iter();
         let resident = self.grad(unit).location.address();
-        own.map(|own| (staging.slice(own.at - start, own.elems), resident.slice(own.at, own.elems))).collect()
+        own.map(|own| {
+            (staging.slice(own.local_start - start, own.elems), resident.slice(own.local_start, own.elems))
+        })
+        .collect()
     }
 
-    /// Of some units, all of them in the order of the model: leaves lie in that order.
+    /// The sums of squares of some units. Leaves are stored in the order of the model's units.
     fn squares(&self, span: SpanId, leaves: BufferId) -> Vec<Squares> {
         let block = lockstep_core::ALIGN_ELEMS;
         let wanted = &self.phase.schedule.span(span).parts;
-        let (room, here) = (self.norm_leaves(), self.buffer(leaves));
+        let (norm_leaves, leaves) = (self.norm_leaves(), self.buffer(leaves));
         let (mut first, mut at) = (0, 0);
         let mut all = Vec::new();
         for (unit, shape) in (0..).zip(&self.model().units) {
@@ -292,11 +297,11 @@ impl TaskBuilder<'_> {
                 let blocks = part.elems() / block;
                 if wanted.iter().any(|one| one.unit == unit) {
                     let grad = self.grad(unit).part(part).address();
-                    let trained_start = part.trained_start.expect("gradients are of what is trained");
+                    let trained_start = part.trained_start.expect("only trained parameters have gradients");
                     all.push(Squares {
                         grad,
-                        leaves: here.slice(at, blocks),
-                        joined: (here != room).then(|| room.slice(at, blocks)),
+                        leaves: leaves.slice(at, blocks),
+                        joined: (leaves != norm_leaves).then(|| norm_leaves.slice(at, blocks)),
                         first_block: ((first + trained_start) / block) as u64,
                     });
                 }
@@ -308,7 +313,7 @@ impl TaskBuilder<'_> {
     }
 
     fn norm_leaves(&self) -> Address {
-        self.addresses.norm_leaves.expect("a phase with a norm has room for its leaves")
+        self.addresses.norm_leaves.expect("a phase with a norm has leaves")
     }
 
     // ---- update -----------------------------------------------------------------------------------------
@@ -320,8 +325,8 @@ impl TaskBuilder<'_> {
             let whole = match self.plan.input.optimizer_tier(self.phase.model, unit) {
                 MemoryTier::Device => self.update_on_device(unit, &own, staging),
                 MemoryTier::Host | MemoryTier::Nvme => {
-                    let room = staging.map(|staging| HostStaging::new(self, unit, staging, piece));
-                    self.update_on_host(unit, &own, room.as_ref(), &mut update)
+                    let staging = staging.map(|staging| HostStaging::new(self, unit, staging, piece));
+                    self.update_on_host(unit, &own, staging.as_ref(), &mut update)
                 }
             };
             for group in shape.groups.iter().filter(|group| group.trained_start.is_some()) {
@@ -334,7 +339,7 @@ impl TaskBuilder<'_> {
         update
     }
 
-    /// The range of one optimizer step, `place` telling where this rank has a state of it.
+    /// The operands of one optimizer step; `address` returns where this rank has a state of it.
     fn update_range(
         &self,
         unit: u32,
@@ -358,43 +363,43 @@ impl TaskBuilder<'_> {
 
     fn update_on_device(&self, unit: u32, own: &OwnedRange, staging: Option<Address>) -> UpdateRange {
         let residents = &self.residents[unit as usize];
-        // Parameters that live on the host leave through a staging buffer.
+        // Parameters that live on the host pass through a staging buffer.
         let working = match staging {
-            Some(staging) => staging.slice(own.at, own.elems),
+            Some(staging) => staging.slice(own.local_start, own.elems),
             None => own.of(residents.working()).address(),
         };
         self.update_range(unit, working, |state| Some(own.of(residents.resident(state)?).address()))
     }
 
-    /// Without `room` everything it needs has its home on the host.
+    /// Without `staging` everything it needs lives on the host.
     fn update_on_host(
         &self,
         unit: u32,
         own: &OwnedRange,
-        room: Option<&HostStaging>,
+        staging: Option<&HostStaging>,
         update: &mut Update,
     ) -> UpdateRange {
         let residents = &self.residents[unit as usize];
-        let room = || room.expect("what has its resident elsewhere is staged");
+        let staging = || staging.expect("a state that lives elsewhere is staged");
         let address = |state: ParamState| {
             Some(match own.of(residents.resident(state)?) {
                 Location::Memory(address) => address,
-                Location::File { .. } => room().state(state, own),
+                Location::File { .. } => staging().state(state, own),
             })
         };
-        // Where updated parameters go: their home on the host, or the staging's room, from where they are
-        // moved to the device or written to a disk.
+        // Updated parameters are written to their resident copy on the host, or to staging, from where they are copied
+        // to the device or written to NVMe.
         let resident = own.of(residents.working());
         let working = match self.model().placements.params_tier {
             MemoryTier::Host => resident.address(),
-            MemoryTier::Device => room().params(own),
+            MemoryTier::Device => staging().params(own),
             MemoryTier::Nvme => {
-                let through = room().params(own);
-                update.after.push((Location::Memory(through), resident));
+                let staged = staging().params(own);
+                update.write_backs.push((Location::Memory(staged), resident));
                 if residents.resident(ParamState::Master).is_none() {
-                    update.before.push((resident, Location::Memory(through)));
+                    update.fetches.push((resident, Location::Memory(staged)));
                 }
-                through
+                staged
             }
         };
         self.update_range(unit, working, address)
@@ -404,7 +409,7 @@ impl TaskBuilder<'_> {
 
     fn copies(
         &self,
-        what: CopyPayload,
+        payload: CopyPayload,
         from: CopyEnd,
         to: CopyEnd,
         span: SpanId,
@@ -412,11 +417,13 @@ impl TaskBuilder<'_> {
         let (to_resident, buffer) = match (from, to) {
             (CopyEnd::Resident, CopyEnd::Buffer(id)) => (false, id),
             (CopyEnd::Buffer(id), CopyEnd::Resident) => (true, id),
-            (CopyEnd::Buffer(from), CopyEnd::Buffer(to)) => return self.copies_between(what, from, to, span),
-            (CopyEnd::Resident, CopyEnd::Resident) => unreachable!("a state has one resident"),
+            (CopyEnd::Buffer(from), CopyEnd::Buffer(to)) => {
+                return self.copies_between(payload, from, to, span);
+            }
+            (CopyEnd::Resident, CopyEnd::Resident) => unreachable!("a state has one resident copy"),
         };
         let buffer = self.buffer(buffer);
-        let pairs = match what {
+        let pairs = match payload {
             CopyPayload::Params if to_resident => self.updated_params(span, buffer),
             CopyPayload::Params => {
                 let resident = self.residents[self.only_part(span).unit as usize].working().location;
@@ -424,7 +431,7 @@ impl TaskBuilder<'_> {
             }
             CopyPayload::Grad => self.gradient(span, buffer),
             CopyPayload::OptimizerStates => self.optimizer_states(span, buffer),
-            CopyPayload::NormLeaves => unreachable!("squares have no resident"),
+            CopyPayload::NormLeaves => unreachable!("norm leaves are not resident"),
         };
         if to_resident {
             pairs.into_iter().map(|(resident, other)| (other, resident)).collect()
@@ -435,90 +442,94 @@ impl TaskBuilder<'_> {
 
     fn copies_between(
         &self,
-        what: CopyPayload,
+        payload: CopyPayload,
         from: BufferId,
         to: BufferId,
         span: SpanId,
     ) -> Vec<(Location, Location)> {
         let (from, to) = (self.buffer(from), self.buffer(to));
-        match what {
-            // Units that stay are the first, so their leaves are, in both places.
+        match payload {
+            // Units on the device are the first ones, so their leaves come first in both buffers.
             CopyPayload::NormLeaves => {
                 let units = self.phase.schedule.span(span).parts.iter();
                 let own = units.flat_map(|part| &self.grad(part.unit).owned).map(OwnedPart::elems);
                 let elems = own.sum::<usize>() / lockstep_core::ALIGN_ELEMS;
                 vec![(Location::Memory(from.slice(0, elems)), Location::Memory(to.slice(0, elems)))]
             }
-            // A whole gradient on the device, a piece of this rank's share on the host.
+            // From the unsharded gradient on the device to a piece of this rank's shard on the host.
             CopyPayload::Grad => {
                 let SpanPart { unit, start, end } = self.only_part(span);
                 let own = self.own(unit, ParamState::Grad, (start, end)).into_iter();
                 own.map(|own| {
                     let from = from.slice(own.trained_start, own.elems);
-                    (Location::Memory(from), Location::Memory(to.slice(own.at - start, own.elems)))
+                    (Location::Memory(from), Location::Memory(to.slice(own.local_start - start, own.elems)))
                 })
                 .collect()
             }
             CopyPayload::Params | CopyPayload::OptimizerStates => {
-                unreachable!("{what:?} come from resident, or go there")
+                unreachable!("{payload:?} are copied from or to the resident copy")
             }
         }
     }
 
-    /// Homes of a gradient's pieces, and where they are in the whole gradient on the device.
+    /// Pairs of the resident parts of a gradient and their ranges in the unsharded gradient on the device.
     fn gradient(&self, span: SpanId, whole: Address) -> Vec<(Location, Location)> {
         let SpanPart { unit, start, end } = self.only_part(span);
         let own = self.own(unit, ParamState::Grad, (start, end)).into_iter();
         let resident = self.grad(unit).location;
         own.map(|own| {
-            (resident.slice(own.at, own.elems), Location::Memory(whole.slice(own.trained_start, own.elems)))
+            (
+                resident.slice(own.local_start, own.elems),
+                Location::Memory(whole.slice(own.trained_start, own.elems)),
+            )
         })
         .collect()
     }
 
-    /// Homes of updated parameters, and where the update left them.
+    /// Pairs of resident parameters and the staging memory that the update wrote.
     fn updated_params(&self, span: SpanId, staging: Address) -> Vec<(Location, Location)> {
         let SpanPart { unit, start, end } = self.only_part(span);
         let resident = self.residents[unit as usize].working();
         let on_host = self.plan.input.optimizer_tier(self.phase.model, unit) != MemoryTier::Device;
-        let room = on_host.then(|| HostStaging::new(self, unit, staging, (start, end)));
+        let host_staging = on_host.then(|| HostStaging::new(self, unit, staging, (start, end)));
         let own = self.own(unit, ParamState::Master, (start, end)).into_iter();
         own.map(|own| {
-            let staged = match &room {
-                Some(room) => room.params(&own),
-                None => staging.slice(own.at - start, own.elems),
+            let staged = match &host_staging {
+                Some(staging) => staging.params(&own),
+                None => staging.slice(own.local_start - start, own.elems),
             };
             (own.of(resident), Location::Memory(staged))
         })
         .collect()
     }
 
-    /// Homes of a piece's states, and where they are staged.
+    /// Pairs of a piece's resident states and their staging memory.
     fn optimizer_states(&self, span: SpanId, staging: Address) -> Vec<(Location, Location)> {
         let SpanPart { unit, start, end } = self.only_part(span);
-        let (residents, room) =
+        let (residents, staging) =
             (&self.residents[unit as usize], HostStaging::new(self, unit, staging, (start, end)));
         let mut pairs = Vec::new();
         for own in self.own(unit, ParamState::Master, (start, end)) {
             let states = self.plan.input.optimizer_states(self.phase.model, unit).into_iter();
             pairs.extend(states.map(|state| {
-                let resident = residents.resident(state).expect("a state that is moved is there");
-                (own.of(resident), Location::Memory(room.state(state, &own)))
+                let resident = residents.resident(state).expect("a state that is copied is resident");
+                (own.of(resident), Location::Memory(staging.state(state, &own)))
             }));
         }
         pairs
     }
 }
 
-/// A part of a share that this rank holds, within one cut of the unit.
+/// A part of a shard that this rank holds, within one flat parameter of the unit.
 #[derive(Clone, Copy, Debug)]
 struct OwnedRange {
-    /// First element in the unit, and among its trained ones.
+    /// The index of its first element in the unit.
     start: usize,
+    /// The index of its first element among the unit's trained elements.
     trained_start: usize,
     elems: usize,
-    /// First element in the rank's share.
-    at: usize,
+    /// The index of its first element in the rank's shard.
+    local_start: usize,
 }
 
 impl OwnedRange {
@@ -530,11 +541,11 @@ impl OwnedRange {
 /// The parts of a [`BufferKind::HostStaging`](lockstep_plan::BufferKind::HostStaging): a piece's states, then its parameters.
 struct HostStaging {
     staging: Address,
-    /// Where each state begins, and its type.
+    /// The offset and type of each state.
     states: Vec<(ParamState, Bytes, DType)>,
     params: Bytes,
     storage: DType,
-    /// First element of the piece in the share.
+    /// The index of the piece's first element in the shard.
     start: usize,
 }
 
@@ -564,7 +575,7 @@ impl HostStaging {
     }
 
     fn address(&self, begin: Bytes, dtype: DType, own: &OwnedRange) -> Address {
-        let first = own.at - self.start;
+        let first = own.local_start - self.start;
         self.staging.at(begin, first + own.elems, dtype).slice(first, own.elems)
     }
 }

@@ -1,4 +1,4 @@
-//! How a rank reaches the others: carriers, NCCL between GPUs, groups of the mesh, and how waits for others end.
+//! How a rank reaches the others: carriers, NCCL between GPUs, the groups of the mesh, and aborting waits.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -7,27 +7,27 @@ use lockstep_core::{Axis, Mesh, Rank};
 
 use crate::error::EngineError;
 
-/// How a rank reaches the others. Both connect the same ranks.
+/// The two communicators of a rank. Both connect the same ranks.
 #[derive(Debug)]
 pub struct Comms {
     /// For the collectives of a schedule, on the comm lane.
     pub lane: Comm,
-    /// For calls between steps, on the caller's thread: they need not wait for what the comm lane still sends.
+    /// For collectives between steps, on the caller's thread: they do not wait for what the comm lane is still sending.
     pub host: Comm,
 }
 
-/// The same, as lanes share it.
+/// The communicators as the lanes share them, with NCCL and the groups of the mesh.
 pub(crate) struct Transport {
     lane: Option<Mutex<Comm>>,
     host: Option<Mutex<Comm>>,
     nccl: Option<NcclWorld>,
-    /// End the waits for other ranks when this one fails.
+    /// Abort the waits for other ranks when this rank fails.
     aborts: Vec<Abort>,
     groups: [Group; 3],
 }
 
 impl Transport {
-    /// `nccl`: ranks compute on GPUs, and reach each other's by it.
+    /// `nccl` is set if ranks compute on GPUs.
     pub(crate) fn new(
         mesh: &Mesh,
         rank: Rank,
@@ -55,7 +55,7 @@ impl Transport {
         Ok(Transport { lane, host, nccl, aborts, groups })
     }
 
-    /// The ranks along an axis, this one among them.
+    /// The ranks along an axis, including this one.
     pub(crate) fn group(&self, axis: Axis) -> &Group {
         match axis {
             Axis::Replicate => &self.groups[0],
@@ -69,21 +69,21 @@ impl Transport {
         lock(&self.lane)
     }
 
-    /// For the calls between steps.
+    /// For the collectives between steps.
     pub(crate) fn host(&self) -> MutexGuard<'_, Comm> {
         lock(&self.host)
     }
 
-    /// What carries between GPUs.
+    /// NCCL, if ranks compute on GPUs.
     pub(crate) fn nccl(&self) -> Option<&NcclWorld> {
         self.nccl.as_ref()
     }
 
-    pub(crate) fn is_alone(&self) -> bool {
+    pub(crate) fn is_single_rank(&self) -> bool {
         self.lane.is_none()
     }
 
-    /// Ends every wait for another rank.
+    /// Aborts every wait for another rank.
     pub(crate) fn abort(&self, why: &str) {
         self.aborts.iter().for_each(|abort| abort.raise(why));
     }

@@ -1,5 +1,5 @@
-//! Which axes of the mesh a state is sharded over and a gradient is reduced over. Every collective and the norm ask here;
-//! nothing else reads the mesh's axes.
+//! Which mesh axes a state is sharded over and a gradient is reduced over. Every collective and the gradient norm ask
+//! here; nothing else reads the mesh's axes.
 
 use lockstep_core::Axis;
 
@@ -7,17 +7,17 @@ use crate::buffer::ParamState;
 use crate::input::{AccumulationOrder, Placement, PlanInput};
 use crate::schedule::ModelId;
 
-/// A set of axes, nearest ranks first.
+/// A set of axes, the one with the closest ranks first.
 pub type Axes = &'static [Axis];
 
 impl PlanInput {
-    /// The axes that a state is sharded over: ranks along them hold different parts of it. Empty: every rank holds all.
+    /// The axes a state is sharded over: ranks along them hold different parts of it. Empty: every rank holds all.
     pub fn sharded_over(&self, model: ModelId, state: ParamState) -> Axes {
         let placement = self.model(model).placements.of(state);
         if placement == Placement::Shard && self.mesh.shard > 1 { &[Axis::Shard] } else { &[] }
     }
 
-    /// The axes that a micro-batch's gradients are summed over. Each rank has a micro-batch of its own, so: all.
+    /// The axes a micro-batch's gradients are summed over: all of them, because every rank has its own micro-batch.
     pub fn summed_over(&self) -> Axes {
         match (self.mesh.shard > 1, self.mesh.replicate > 1) {
             (false, false) => &[],
@@ -27,15 +27,16 @@ impl PlanInput {
         }
     }
 
-    /// The sums that bring a unit's gradient to its accumulator, one after the other. Alone, a sum over one rank adds
-    /// micro-batches up, where backward does not add to the accumulator itself and the host does not either.
+    /// The axes of the reductions that bring a unit's gradient to its accumulator, in order. On a single rank one
+    /// reduction adds micro-batches up, unless backward or the host already adds to the accumulator.
     pub fn reductions(&self, model: ModelId, unit: u32) -> Axes {
         let axes = self.summed_over();
-        let alone = axes.is_empty() && self.order == AccumulationOrder::Reduced;
-        if alone && !self.grads_offloaded(model, unit) { &[Axis::World] } else { axes }
+        let single_rank = axes.is_empty() && self.order == AccumulationOrder::Reduced;
+        if single_rank && !self.grads_offloaded(model, unit) { &[Axis::World] } else { axes }
     }
 
-    /// The axes that an updated parameter has to be sent along: the optimizer is sharded over them, the parameters are not.
+    /// The axes that updated parameters are all-gathered over: the optimizer is sharded over them, the parameters are
+    /// not.
     pub fn updates_gathered_over(&self, model: ModelId) -> Axes {
         match self.sharded_over(model, ParamState::Working) {
             [] => self.sharded_over(model, ParamState::Master),

@@ -1,4 +1,5 @@
-//! What a configuration leaves to the plan: how much is computed again, and whose optimizer states are on the device.
+//! The choices that a configuration leaves to the plan: how much to recompute, and which optimizer states stay on the
+//! device.
 
 use lockstep_core::Bytes;
 
@@ -7,42 +8,42 @@ use crate::input::{ModelPlan, PlanInput, RecomputePolicy};
 use crate::run_plan::lay_out;
 
 impl PlanInput {
-    /// With as little computed again as `budget` has room for; with everything, where it has room for nothing.
+    /// Recomputes as little as `budget` allows. If nothing fits, everything is recomputed.
     pub fn with_least_recompute(self, budget: Bytes) -> PlanInput {
         let blocks = self.models.iter().map(|model| model.shape.layers as u32).max().unwrap_or(0);
-        let nth = |n: u32| self.recomputing(RecomputePolicy::nth(n, blocks));
-        nth(first_that(2 * blocks, |n| nth(n).fits(budget)))
+        let nth = |n: u32| self.with_recompute(RecomputePolicy::nth(n, blocks));
+        nth(first_true(2 * blocks, |n| nth(n).fits(budget)))
     }
 
-    fn recomputing(&self, recompute: RecomputePolicy) -> PlanInput {
-        let models = self.models.iter().cloned().map(|model| model.recomputing(recompute)).collect();
+    fn with_recompute(&self, recompute: RecomputePolicy) -> PlanInput {
+        let models = self.models.iter().cloned().map(|model| model.with_recompute(recompute)).collect();
         PlanInput { models, ..self.clone() }
     }
 
-    /// Where optimizer states are offloaded: with those of as many units on the device as `budget` has room for.
+    /// If optimizer states are offloaded, keeps those of as many units on the device as `budget` allows.
     pub fn with_most_units_on_device(self, budget: Bytes) -> PlanInput {
         let offloads =
             |model: &&ModelPlan| model.trains() && model.placements.optimizer_tier != MemoryTier::Device;
-        // Something is offloaded, for that was asked for.
+        // At least one unit is offloaded, because the configuration asks for offload.
         let units = self.models.iter().filter(offloads).map(|model| model.units.len() as u32 - 1);
         let Some(most) = units.min() else { return self };
-        let leaving = |n: u32| self.with_units_on_device(most - n);
-        leaving(first_that(most, |n| leaving(n).fits(budget)))
+        let offloading = |n: u32| self.with_units_on_device(most - n);
+        offloading(first_true(most, |n| offloading(n).fits(budget)))
     }
 
-    /// Where optimizer states are offloaded: so that those of at least `ratio` of the trained parameters are.
+    /// If optimizer states are offloaded, offloads those of at least `ratio` of the trained parameters.
     pub fn offloading_at_least(self, ratio: f64) -> PlanInput {
         let most = |model: &ModelPlan| {
             let elems = || model.units.iter().map(|unit| unit.trained_elems as f64);
-            let room = (1.0 - ratio) * elems().sum::<f64>();
+            let on_device = (1.0 - ratio) * elems().sum::<f64>();
             let sums = elems().scan(0.0, |sum, elems| {
                 *sum += elems;
                 Some(*sum)
             });
-            sums.take_while(|sum| *sum <= room).count() as u32
+            sums.take_while(|sum| *sum <= on_device).count() as u32
         };
-        let stay = self.models.iter().filter(|model| model.trains()).map(most).min().unwrap_or(0);
-        self.with_units_on_device(stay)
+        let num_units = self.models.iter().filter(|model| model.trains()).map(most).min().unwrap_or(0);
+        self.with_units_on_device(num_units)
     }
 
     fn with_units_on_device(&self, num_units: u32) -> PlanInput {
@@ -56,8 +57,9 @@ impl PlanInput {
     }
 }
 
-/// The first number below `end` for which `is` holds, if it holds for all after the first; `end`, where there is none.
-fn first_that(end: u32, is: impl Fn(u32) -> bool) -> u32 {
+/// The first number below `end` for which `is` holds, by binary search: `is` must hold for all numbers after it.
+/// Returns `end` if there is none.
+fn first_true(end: u32, is: impl Fn(u32) -> bool) -> u32 {
     let (mut from, mut to) = (0, end);
     while from < to {
         let middle = from.midpoint(to);

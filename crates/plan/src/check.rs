@@ -1,4 +1,4 @@
-//! The invariants of a schedule, checked without a device.
+//! Checks the invariants of a schedule, without a device.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
@@ -11,23 +11,23 @@ use crate::memory::MemoryPlan;
 use crate::run_plan::{Phase, PhaseKind, PlanData};
 use crate::schedule::{OpId, OpKind, Schedule, SpanId, Wait};
 
-/// A broken invariant. Operations of a second run, which may overlap the first, are numbered on.
+/// A broken invariant. Ids continue in the second run of a schedule, which may overlap the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// A wait for an operation that comes later in the list, or for itself.
-    WaitsForTheFuture {
+    WaitsForLaterOp {
         op: OpId,
         on: OpId,
     },
     ReadBeforeWritten {
         op: OpId,
-        what: BufferKind,
+        buffer: BufferKind,
     },
-    /// Two lanes touch a buffer, one of them writing, with nothing between them.
+    /// Two lanes use a buffer, at least one writes it, and neither waits for the other.
     Race {
         a: OpId,
         b: OpId,
-        what: BufferKind,
+        buffer: BufferKind,
     },
     GatheredTwice {
         op: OpId,
@@ -36,12 +36,12 @@ pub enum Violation {
     NeverReleased {
         span: SpanId,
     },
-    ReleasedUngathered {
+    ReleasedWithoutGather {
         op: OpId,
         span: SpanId,
     },
-    /// A trainable element of a unit was reduced a wrong number of times for a micro-batch.
-    ReducedTimes {
+    /// A trained element of a unit is not reduced exactly once for a micro-batch.
+    WrongReduceCount {
         unit: u32,
         micro_batch: u32,
         at: usize,
@@ -53,44 +53,49 @@ pub enum Violation {
         a: BufferKind,
         b: BufferKind,
     },
-    NotUpdatedOnce {
+    NotUpdatedExactlyOnce {
         unit: u32,
         times: u32,
     },
-    /// A buffer that operations use has no bytes in its tier's arena.
+    /// A buffer that operations use has no space in its tier's arena.
     NoAddress {
-        what: BufferKind,
+        buffer: BufferKind,
     },
 }
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Violation::WaitsForTheFuture { op, on } => {
+            Violation::WaitsForLaterOp { op, on } => {
                 write!(f, "operation {op} waits for {on}, which comes later")
             }
-            Violation::ReadBeforeWritten { op, what } => {
-                write!(f, "operation {op} reads {what:?} before anything has written it")
+            Violation::ReadBeforeWritten { op, buffer } => {
+                write!(f, "operation {op} reads {buffer:?} before anything has written it")
             }
-            Violation::Race { a, b, what } => {
-                write!(f, "operations {a} and {b} use {what:?} on two lanes, and neither waits for the other")
+            Violation::Race { a, b, buffer } => {
+                write!(
+                    f,
+                    "operations {a} and {b} use {buffer:?} on two lanes, and neither waits for the other"
+                )
             }
             Violation::GatheredTwice { op, span } => {
-                write!(f, "operation {op} gathers span {} again", span.0)
+                write!(f, "operation {op} gathers span {}, which is already gathered", span.0)
             }
             Violation::NeverReleased { span } => write!(f, "span {} is gathered and never released", span.0),
-            Violation::ReleasedUngathered { op, span } => {
+            Violation::ReleasedWithoutGather { op, span } => {
                 write!(f, "operation {op} releases span {}, which is not gathered", span.0)
             }
-            Violation::ReducedTimes { unit, micro_batch, at, times, expected } => write!(
+            Violation::WrongReduceCount { unit, micro_batch, at, times, expected } => write!(
                 f,
                 "element {at} of unit {unit}'s gradient is reduced {times} times for micro-batch {micro_batch}, not {expected}"
             ),
             Violation::Overlap { a, b } => write!(f, "{a:?} and {b:?} share bytes while both are in use"),
-            Violation::NotUpdatedOnce { unit, times } => {
-                write!(f, "unit {unit} is updated in {times} pieces that do not cover its share exactly once")
+            Violation::NotUpdatedExactlyOnce { unit, times } => {
+                write!(f, "unit {unit} is updated in {times} pieces that do not cover its shard exactly once")
             }
-            Violation::NoAddress { what } => write!(f, "{what:?} is used and has no address in its memory"),
+            Violation::NoAddress { buffer } => {
+                write!(f, "{buffer:?} is used, but has no address in its arena")
+            }
         }
     }
 }
@@ -107,7 +112,7 @@ pub(crate) fn check_phase(plan: &PlanData, phase: &Phase) -> Vec<Violation> {
     found
 }
 
-/// Every buffer that an operation uses lies inside its arena, and residents apart from each other.
+/// Checks that every buffer in use lies inside its arena, and that residents do not overlap.
 fn check_addresses(plan: &PlanData, phase: &Phase, found: &mut Vec<Violation>) {
     let arenas = [plan.arena_bytes, plan.host_bytes, plan.nvme_bytes];
     let used: BTreeSet<BufferId> =
@@ -116,7 +121,7 @@ fn check_addresses(plan: &PlanData, phase: &Phase, found: &mut Vec<Violation>) {
         let buffer = &plan.buffers[id.0 as usize];
         let end = plan.offset(phase, id).map(|start| start + buffer.bytes());
         if end.is_none_or(|end| end > arenas[buffer.tier as usize]) {
-            found.push(Violation::NoAddress { what: buffer.kind });
+            found.push(Violation::NoAddress { buffer: buffer.kind });
         }
     }
     for residents in &plan.residents {
@@ -126,11 +131,11 @@ fn check_addresses(plan: &PlanData, phase: &Phase, found: &mut Vec<Violation>) {
             .map(|(id, start)| (*start, *start + plan.buffers[id.0 as usize].bytes(), *id))
             .collect();
         ranges.sort_unstable();
-        let what = |id: BufferId| plan.buffers[id.0 as usize].kind;
+        let kind = |id: BufferId| plan.buffers[id.0 as usize].kind;
         let overlapping = ranges.windows(2).filter(|pair| pair[0].1 > pair[1].0);
-        found.extend(overlapping.map(|pair| Violation::Overlap { a: what(pair[0].2), b: what(pair[1].2) }));
-        let behind = ranges.last().filter(|(_, end, _)| *end > residents.bytes);
-        found.extend(behind.map(|(_, _, id)| Violation::NoAddress { what: what(*id) }));
+        found.extend(overlapping.map(|pair| Violation::Overlap { a: kind(pair[0].2), b: kind(pair[1].2) }));
+        let outside = ranges.last().filter(|(_, end, _)| *end > residents.bytes);
+        found.extend(outside.map(|(_, _, id)| Violation::NoAddress { buffer: kind(*id) }));
     }
 }
 
@@ -151,7 +156,7 @@ fn check_waits(schedule: &Schedule, found: &mut Vec<Violation>) {
             if let Wait::SameRun(on) = wait
                 && on.0 as usize >= i
             {
-                found.push(Violation::WaitsForTheFuture { op: OpId(i as u32), on: *on });
+                found.push(Violation::WaitsForLaterOp { op: OpId(i as u32), on: *on });
             }
         }
     }
@@ -163,19 +168,19 @@ fn check_accesses(
     order: &HappensBefore,
     found: &mut Vec<Violation>,
 ) {
-    // Since the last write: whoever is after that write is after everything before it.
+    // Accesses since the last write: an operation ordered after that write is ordered after everything before it.
     let mut history: HashMap<BufferId, Vec<(OpId, Access)>> = HashMap::new();
     for (at, op) in schedule.in_flight() {
         for (buffer, access) in &op.accesses {
-            let what = buffers[buffer.0 as usize].kind;
+            let kind = buffers[buffer.0 as usize].kind;
             let past = history.entry(*buffer).or_default();
-            if *access != Access::Define && past.is_empty() && !what.is_resident() {
-                found.push(Violation::ReadBeforeWritten { op: at, what });
+            if *access != Access::Define && past.is_empty() && !kind.is_resident() {
+                found.push(Violation::ReadBeforeWritten { op: at, buffer: kind });
             }
             for (other, theirs) in past.iter() {
                 let conflict = *access != Access::Read || *theirs != Access::Read;
                 if conflict && *other != at && !order.before(*other, at) {
-                    found.push(Violation::Race { a: *other, b: at, what });
+                    found.push(Violation::Race { a: *other, b: at, buffer: kind });
                 }
             }
             if *access != Access::Read {
@@ -197,7 +202,7 @@ fn check_gathers(schedule: &Schedule, found: &mut Vec<Violation>) {
             }
             OpKind::Release(span) => {
                 let ungathered = held.insert(span, false) != Some(true);
-                found.extend(ungathered.then_some(Violation::ReleasedUngathered { op: at, span }));
+                found.extend(ungathered.then_some(Violation::ReleasedWithoutGather { op: at, span }));
             }
             _ => {}
         }
@@ -207,8 +212,7 @@ fn check_gathers(schedule: &Schedule, found: &mut Vec<Violation>) {
     found.extend(kept.into_iter().map(|span| Violation::NeverReleased { span }));
 }
 
-/// Replays the packing independently of `pack`: every pair of buffers that share bytes is examined
-/// access by access.
+/// Checks the packing independently of `pack`: compares every pair of buffers that share bytes access by access.
 fn check_overlap(
     schedule: &Schedule,
     buffers: &[Buffer],
@@ -231,8 +235,8 @@ fn check_overlap(
             if a0 >= b1 || b0 >= a1 {
                 continue;
             }
-            // B's accesses between A's definition and each of A's uses destroy A, unless none fall there.
-            // The definition is a use too: nobody else may write while it does.
+            // An access to B between A's definition and a use of A destroys A. The definition counts as a use:
+            // nothing else may write while it does.
             let destroys = |own: &[(OpId, Access)], other: &[(OpId, Access)]| {
                 let mut defined = None;
                 own.iter().any(|(use_at, access)| {
@@ -246,15 +250,15 @@ fn check_overlap(
             let of = |id: BufferId| touched.get(&id).map_or(&[][..], |list| &list[..]);
             let (of_a, of_b) = (of(a.0), of(b.0));
             if destroys(of_a, of_b) || destroys(of_b, of_a) {
-                let what = |id: BufferId| buffers[id.0 as usize].kind;
-                found.push(Violation::Overlap { a: what(a.0), b: what(b.0) });
+                let kind = |id: BufferId| buffers[id.0 as usize].kind;
+                found.push(Violation::Overlap { a: kind(a.0), b: kind(b.0) });
             }
         }
     }
 }
 
-/// Gradients: every trainable element reduced once per micro-batch (or once per window), along the shard
-/// axis and, where there are replicas, along theirs; every unit with trainable elements updated once.
+/// Checks that every trained element is reduced once along each axis, per micro-batch or per accumulation window, and
+/// that every trained unit is updated exactly once.
 pub(crate) fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Violation> {
     let mut found = Vec::new();
     let reductions_per_window = match input.order {
@@ -263,7 +267,7 @@ pub(crate) fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Viol
     };
     let model = schedule.ops.first().map_or(crate::ModelId(0), |op| op.model);
     for (u, unit) in input.model(model).units.iter().enumerate() {
-        let share = input.share(model, u as u32);
+        let shard_elems = input.optimizer_shard_elems(model, u as u32);
         let mut pieces: Vec<(usize, usize)> = schedule
             .ops
             .iter()
@@ -273,11 +277,11 @@ pub(crate) fn check_training(schedule: &Schedule, input: &PlanInput) -> Vec<Viol
             })
             .collect();
         pieces.sort_unstable();
-        // One piece begins where the last one ends, from the first element to the last.
+        // Each piece begins where the previous one ends.
         let end = pieces.iter().try_fold(0, |at, (start, end)| (*start == at).then_some(*end));
-        if end != Some(share) {
+        if end != Some(shard_elems) {
             let times = pieces.len() as u32;
-            found.push(Violation::NotUpdatedOnce { unit: u as u32, times });
+            found.push(Violation::NotUpdatedExactlyOnce { unit: u as u32, times });
         }
         let axes = input.reductions(model, u as u32);
         check_reductions(
@@ -301,7 +305,7 @@ fn check_reductions(
     for axis in axes.iter().copied() {
         for window in 0..windows {
             let micro_batch = if windows == 1 { input.num_micro_batches - 1 } else { window };
-            // Count coverage at every cut point: between cuts it cannot change.
+            // The count can only change where a part starts or ends, so it is enough to look there.
             let mut parts: Vec<&crate::schedule::SpanPart> = Vec::new();
             for op in &schedule.ops {
                 if let OpKind::Reduce { span, micro_batch: m, axis: a, .. } = op.kind
@@ -315,7 +319,7 @@ fn check_reductions(
             for at in cuts {
                 let times = parts.iter().filter(|p| p.start <= at && at < p.end).count() as u32;
                 if times != 1 {
-                    found.push(Violation::ReducedTimes { unit, micro_batch, at, times, expected: 1 });
+                    found.push(Violation::WrongReduceCount { unit, micro_batch, at, times, expected: 1 });
                 }
             }
         }

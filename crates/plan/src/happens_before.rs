@@ -1,15 +1,15 @@
-//! Which operations are certain to be finished when another starts.
+//! Which operations are guaranteed to have finished when another starts.
 
 use crate::schedule::{Lane, OpId, Schedule, Wait};
 
-/// For every operation, the last operation of each lane that is finished before it starts. Operations of a
-/// second run of the schedule are numbered on.
+/// The happens-before relation of a schedule, as vector clocks: for every operation, the last operation of each lane
+/// that has finished before it starts. Ids continue in a second run of the schedule.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HappensBefore {
     clocks: Vec<Clock>,
     lanes: Vec<Lane>,
     last_on_lane: Clock,
-    /// What was over before the run began.
+    /// What had finished before the current run began.
     before_run: Clock,
 }
 
@@ -22,7 +22,7 @@ fn join(clock: &mut Clock, other: &Clock) {
 }
 
 impl HappensBefore {
-    /// Follows lane order and waits, through all runs that can overlap.
+    /// Follows lane order and waits through all runs that can overlap.
     pub(crate) fn of(schedule: &Schedule) -> HappensBefore {
         let mut order = HappensBefore::default();
         let len = schedule.ops.len() as u32;
@@ -35,9 +35,9 @@ impl HappensBefore {
         order
     }
 
-    /// The next run begins, when `over` are.
-    pub(crate) fn begin_run(&mut self, over: &[OpId]) {
-        for id in over {
+    /// Begins the next run, which starts after the operations `finished`.
+    pub(crate) fn begin_run(&mut self, finished: &[OpId]) {
+        for id in finished {
             let mut clock = self.clocks[id.0 as usize];
             clock[self.lanes[id.0 as usize] as usize] = Some(*id);
             join(&mut self.before_run, &clock);
@@ -56,7 +56,7 @@ impl HappensBefore {
 
     fn clock_of(&self, lane: Lane, waits: &[OpId]) -> Clock {
         let mut clock = self.before_run;
-        // A wait for the future is reported by `check`; here it orders nothing.
+        // `check` reports a wait for a later operation; here it orders nothing.
         let waits = waits.iter().copied().filter(|id| (id.0 as usize) < self.clocks.len());
         for before in waits.chain(self.last_on_lane[lane as usize]) {
             join(&mut clock, &self.clocks[before.0 as usize]);
@@ -66,18 +66,19 @@ impl HappensBefore {
         clock
     }
 
-    /// Whether `a` would be finished if an operation with these waits came next on `lane`.
+    /// Whether `a` would have finished if an operation with these waits came next on `lane`.
     pub(crate) fn before_next(&self, a: OpId, lane: Lane, waits: &[OpId]) -> bool {
         self.clock_of(lane, waits)[self.lanes[a.0 as usize] as usize] >= Some(a)
     }
 
-    /// Whether `a` is finished whenever `b` starts.
+    /// Whether `a` has always finished when `b` starts.
     pub(crate) fn before(&self, a: OpId, b: OpId) -> bool {
         self.clocks[b.0 as usize][self.lanes[a.0 as usize] as usize] >= Some(a)
     }
 }
 
-/// What waits come to in the given run of a schedule of `len` operations, numbered through all runs.
+/// The ids of the operations that `waits` names in the given run of a schedule of `len` operations. Ids continue from
+/// run to run.
 pub(crate) fn waits_in_run(waits: &[Wait], run: u32, len: u32) -> Vec<OpId> {
     let in_run = |wait: &Wait| match *wait {
         Wait::SameRun(id) => Some(OpId(id.0 + run * len)),

@@ -1,4 +1,4 @@
-//! What a plan is made from.
+//! The input of a plan: models, mesh, strategy and bounds.
 
 use lockstep_core::{Bytes, DType, Mesh, Rank, shard_range};
 use lockstep_shape::{
@@ -11,14 +11,14 @@ use crate::optimizer::OptimizerSpec;
 use crate::schedule::ModelId;
 use crate::unit_layout::{Sizes, UnitLayout};
 
-/// Whole on every rank, or sharded over the shard axis.
+/// How a state is distributed: replicated on every rank, or sharded over the shard axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     Replicate,
     Shard,
 }
 
-/// The cells of the strategy table: how each state is placed, and where.
+/// How each state is distributed over ranks, and which memory it lives in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placements {
     pub params: Placement,
@@ -26,14 +26,14 @@ pub struct Placements {
     pub optimizer: Placement,
     pub params_tier: MemoryTier,
     pub optimizer_tier: MemoryTier,
-    /// Units, counted from the first, whose optimizer states are on the device wherever those of the others are:
-    /// a device with room to spare updates them while the host updates the rest. The first, for the next
-    /// forward begins with them.
+    /// The optimizer states of this many units, counted from the first, are on the device even if `optimizer_tier` is
+    /// not: the device updates these units while the host updates the others. The first units, because the next
+    /// forward starts with them.
     pub optimizer_units_on_device: u32,
 }
 
 impl Placements {
-    /// Everything whole and on the device.
+    /// Everything replicated, on the device.
     pub const REPLICATED: Placements = Placements {
         params: Placement::Replicate,
         grads: Placement::Replicate,
@@ -52,16 +52,16 @@ impl Placements {
     }
 }
 
-/// The order in which a window's gradients are summed.
+/// The order in which the gradients of an accumulation window are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccumulationOrder {
-    /// Over micro-batches on each rank, then over ranks: whole gradients.
+    /// Over micro-batches on each rank, then over ranks.
     Local,
     /// Over ranks for each micro-batch, then over micro-batches.
     Reduced,
 }
 
-/// The largest micro-batch a phase can meet.
+/// The size of the largest micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchBounds {
     /// Tokens, rounded up to 256.
@@ -71,8 +71,8 @@ pub struct BatchBounds {
 }
 
 impl BatchBounds {
-    /// `rows` rows of at most `max_length` tokens, one of which is never an input. A row may hold many
-    /// short documents, each at least two tokens long.
+    /// Bounds for `rows` rows of at most `max_length` tokens, the last of which is never an input. A packed row may
+    /// hold many short documents of at least two tokens each.
     pub fn of_rows(rows: usize, max_length: usize, packed: bool) -> BatchBounds {
         let positions = rows * (max_length - 1);
         let docs = if packed { rows * (max_length / 2).max(1) } else { rows };
@@ -80,37 +80,37 @@ impl BatchBounds {
     }
 }
 
-/// What the device's kernels ask for, and what is not ours.
+/// Memory that the device needs besides buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceNeeds {
-    /// The largest workspace of any operation.
+    /// The largest workspace that any operation needs.
     pub workspace_bytes: Bytes,
-    /// Bytes on the device that the plan does not hand out. On the CPU: code, stacks, libraries, the data set.
+    /// Bytes on the device that the plan does not manage. On the CPU: code, stacks, libraries, the data set.
     pub overhead_bytes: Bytes,
-    /// The same of the process, where the device has memory of its own; `None`: the device is the host.
+    /// The same for the host process, if the device has its own memory. `None`: the device is the host.
     pub host_overhead_bytes: Option<Bytes>,
 }
 
-/// What backward computes again: one thing in the first blocks, less in the last, for what those keep is given back
-/// first.
+/// How much backward recomputes in each block. The last blocks recompute less, because backward frees their saved
+/// activations first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecomputePolicy {
     pub early: Recompute,
     pub late: Recompute,
-    /// How many blocks are late.
+    /// The number of blocks, counted from the last, that use `late`.
     pub late_blocks: u32,
 }
 
 impl From<Recompute> for RecomputePolicy {
-    /// The same in all blocks.
+    /// The same mode in all blocks.
     fn from(all: Recompute) -> RecomputePolicy {
         RecomputePolicy { early: all, late: all, late_blocks: 0 }
     }
 }
 
 impl RecomputePolicy {
-    /// The choices for a model of so many blocks, from nothing (0) to everything (twice their number), each a little
-    /// more than the one before.
+    /// The choices for a model of `blocks` blocks, ordered by how much they recompute: nothing for `n` = 0, everything
+    /// for `n` = 2 · `blocks`.
     pub fn nth(n: u32, blocks: u32) -> RecomputePolicy {
         if n <= blocks {
             let late_blocks = blocks - n;
@@ -121,7 +121,7 @@ impl RecomputePolicy {
     }
 }
 
-/// What a model is in the run for.
+/// The part a model plays in the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelRole {
     Policy,
@@ -137,23 +137,22 @@ impl ModelRole {
     }
 }
 
-/// How a model is held and what is done with it.
+/// How a model is placed, and which phases it has.
 #[derive(Clone, Debug)]
 pub struct ModelSettings {
     pub placements: Placements,
-    /// The largest micro-batch it meets.
     pub bounds: BatchBounds,
-    /// Tokens whose logits are there at once.
+    /// The head computes the logits of this many tokens at a time.
     pub head_chunk_tokens: usize,
     pub recompute: RecomputePolicy,
-    /// What its head is asked for.
+    /// The outputs that its head computes.
     pub channels: Channels,
     pub optimizer: OptimizerSpec,
     pub freeze: Freeze,
     pub decay_norms: bool,
-    /// Whether it is also scored: evaluation during training, a reference, a reward model.
+    /// Whether it has a score phase: for evaluation during training, or as a reference or reward model.
     pub scores: bool,
-    /// Whether it generates: documents that grow at once, and the room each has.
+    /// `Some` if it has a generate phase.
     pub generation: Option<GenerationBounds>,
 }
 
@@ -171,14 +170,14 @@ pub struct ModelPlan {
     pub optimizer: OptimizerSpec,
     pub scores: bool,
     pub generation: Option<GenerationBounds>,
-    /// Units that compute alike share one.
+    /// The distinct programs: units that compute the same share one.
     programs: Vec<Programs>,
-    /// For every unit, its place among the programs.
+    /// For every unit, its index in `programs`.
     program_of: Vec<usize>,
 }
 
 impl ModelPlan {
-    /// A model in a role that is not trained is frozen, whatever the settings say.
+    /// A model whose role is not trained is frozen, whatever the settings say.
     pub fn new(role: ModelRole, shape: &ModelShape, settings: ModelSettings) -> ModelPlan {
         let ModelSettings { placements, bounds, head_chunk_tokens, recompute, channels, .. } = settings;
         let ModelSettings { optimizer, scores, generation, .. } = settings;
@@ -211,18 +210,18 @@ impl ModelPlan {
         self.units.iter().any(|u| u.trained_elems > 0)
     }
 
-    /// The same model, with other recomputation.
-    pub(crate) fn recomputing(self, recompute: RecomputePolicy) -> ModelPlan {
+    /// The same model with another recompute policy.
+    pub(crate) fn with_recompute(self, recompute: RecomputePolicy) -> ModelPlan {
         let (programs, program_of) = programs(&self.shape, &self.units, recompute);
         ModelPlan { recompute, programs, program_of, ..self }
     }
 
-    /// The unit that holds the embedding's table.
+    /// The unit with the embedding table.
     pub fn embed(&self) -> u32 {
         self.unit_of(UnitKind::Embed)
     }
 
-    /// The unit that ends the model.
+    /// The last unit.
     pub fn head(&self) -> u32 {
         self.unit_of(match self.shape.head {
             Head::LanguageModel => UnitKind::Head,
@@ -234,7 +233,7 @@ impl ModelPlan {
         self.units.iter().position(|unit| unit.kind == kind).expect("every model has one") as u32
     }
 
-    /// A unit's place among [`crate::PlanData::layouts`].
+    /// The index of a unit's layout in [`crate::PlanData::layouts`].
     pub fn layout_of(&self, unit: u32) -> usize {
         self.program_of[unit as usize]
     }
@@ -243,7 +242,7 @@ impl ModelPlan {
         &self.programs[self.layout_of(unit)]
     }
 
-    /// Slot layouts of its programs. See [`ModelPlan::layout_of`].
+    /// The slot layouts of its programs. See [`ModelPlan::layout_of`].
     pub(crate) fn layouts(&self, storage: DType) -> Vec<UnitLayout> {
         let sizes = Sizes { tokens: self.bounds.tokens, chunk: self.head_chunk_tokens, storage };
         self.programs.iter().map(|programs| UnitLayout::new(programs, sizes)).collect()
@@ -253,41 +252,41 @@ impl ModelPlan {
         self.units.iter().map(|u| u.params()).sum()
     }
 
-    /// Tokens, targets, positions and document bounds of a micro-batch; in generation also places in the
-    /// cache and the rows to draw from; with dropout also samples. In u32.
+    /// Elements (u32) of the inputs of a micro-batch: tokens, targets, positions and sequence bounds; for generation
+    /// also KV cache slots and the rows to sample from; with dropout also sample indices.
     pub fn inputs_elems(&self, has_separate_memory: bool) -> usize {
-        let (docs, grown) = (self.max_docs(has_separate_memory), self.max_decode_docs());
+        let (docs, decode_docs) = (self.max_docs(has_separate_memory), self.max_decode_docs());
         let samples = if self.shape.dropout.is_on() { docs } else { 0 };
-        3 * self.bounds.tokens + docs.max(grown) + 1 + 2 * grown + samples
+        3 * self.bounds.tokens + docs.max(decode_docs) + 1 + 2 * decode_docs + samples
     }
 
-    /// Documents of a micro-batch as the device sees it. One with memory of its own is given whole blocks of 256 tokens,
-    /// so that shapes are few; what fills the last block is a document besides.
+    /// The largest number of documents of a micro-batch on the device. A device with its own memory gets multiples of
+    /// 256 tokens, so that there are few distinct shapes; the padding is one more document.
     pub fn max_docs(&self, has_separate_memory: bool) -> usize {
         self.bounds.docs + usize::from(has_separate_memory)
     }
 
-    /// Documents that grow at once.
+    /// The largest number of sequences in one decode batch.
     pub fn max_decode_docs(&self) -> usize {
         self.generation.map_or(0, |generation| generation.docs)
     }
 
-    /// What of the port belongs to one micro-batch: its inputs, coefficients and outputs, each on a boundary of 256
-    /// elements of four bytes.
+    /// Elements (of four bytes) of I/O staging per micro-batch: its inputs, coefficients and outputs, each padded to a
+    /// multiple of 256 elements.
     pub fn io_staging_stride_elems(&self) -> usize {
         let per_channel = 2 * self.bounds.tokens.next_multiple_of(256);
         self.inputs_elems(true).next_multiple_of(256) + self.channels.count() * per_channel
     }
 }
 
-/// The programs of a model, and for each unit which it runs.
+/// The distinct programs of a model, and for each unit the index of its own.
 fn programs(
     shape: &ModelShape,
     units: &[UnitShape],
     recompute: RecomputePolicy,
 ) -> (Vec<Programs>, Vec<usize>) {
     let blocks = units.iter().filter(|unit| matches!(unit.kind, UnitKind::Block(_))).count() as u32;
-    // What tells programs apart: what is recomputed, and which tensors are trained.
+    // Blocks have equal programs if they recompute the same and train the same tensors.
     let mut keys: Vec<(Option<Recompute>, Vec<bool>)> = Vec::new();
     let (mut programs, mut program_of) = (Vec::new(), Vec::new());
     for unit in units {
@@ -324,13 +323,13 @@ pub struct PlanInput {
     pub order: AccumulationOrder,
     pub num_micro_batches: u32,
     pub prefetch: u32,
-    /// Whole gradients are reduced in buckets of this size.
+    /// Replicated gradients are all-reduced in buckets of this size.
     pub ddp_bucket_bytes: Bytes,
-    /// Sharded gradients are reduced in buckets of at least this many elements, of whole units.
+    /// Sharded gradients are reduce-scattered in buckets of whole units, of at least this many elements.
     pub reduce_bucket_elems: usize,
-    /// Updated parameters are published in buckets of at least this many elements, of whole units.
+    /// Updated parameters are all-gathered in buckets of whole units, of at least this many elements.
     pub allgather_bucket_elems: usize,
-    /// Storage type of activations and working parameters.
+    /// The type that activations and working parameters are stored in.
     pub storage: DType,
     pub needs: DeviceNeeds,
     /// Whether the objective's coefficients are known before the head runs.
@@ -338,7 +337,7 @@ pub struct PlanInput {
 }
 
 impl PlanInput {
-    /// Models on one rank, one micro-batch a step, nothing ahead of its use: what others differ from.
+    /// The simplest input: one rank, one micro-batch per step, no prefetch. Others are described by what differs.
     pub fn single_rank(models: Vec<ModelPlan>, storage: DType, needs: DeviceNeeds) -> PlanInput {
         PlanInput {
             models,
@@ -364,16 +363,16 @@ impl PlanInput {
         &self.model(model).units[unit as usize]
     }
 
-    /// Tier, elements and type of a resident state on the rank that holds most.
+    /// Tier, elements and type of a resident state, on the rank with the largest shard.
     pub fn resident(&self, model: ModelId, unit: u32, state: ParamState) -> (MemoryTier, usize, DType) {
-        let parts = self.mesh.size_of(self.sharded_over(model, state));
-        let cuts = self.flat_params_with(model, unit, state);
-        let elems = cuts.map(|cut| shard_range(cut.elems(), parts, 0).elems()).sum();
+        let num_shards = self.mesh.size_of(self.sharded_over(model, state));
+        let flat_params = self.flat_params_with(model, unit, state);
+        let elems = flat_params.map(|flat| shard_range(flat.elems(), num_shards, 0).elems()).sum();
         let plan = self.model(model);
         match state {
             ParamState::Working => (plan.placements.params_tier, elems, self.storage),
-            // Gradients live where the optimizer reads them: updates on the host find theirs there, also when the
-            // states come from a disk.
+            // Gradients live where the optimizer reads them: on the host for updates on the host, even if the states
+            // are on NVMe.
             ParamState::Grad => {
                 let tier =
                     if self.grads_offloaded(model, unit) { MemoryTier::Host } else { MemoryTier::Device };
@@ -386,29 +385,30 @@ impl PlanInput {
         }
     }
 
-    /// The flat parameters of a unit for which a state exists: parameters for all, anything else for the trained ones.
+    /// The flat parameters of a unit that have a state: all of them have working parameters, trained ones have the
+    /// other states.
     fn flat_params_with(
         &self,
         model: ModelId,
         unit: u32,
         state: ParamState,
     ) -> impl Iterator<Item = FlatParam> {
-        let cuts = self.unit(model, unit).flat_params().into_iter();
-        cuts.filter(move |cut| state == ParamState::Working || cut.trained_start.is_some())
+        let flat_params = self.unit(model, unit).flat_params().into_iter();
+        flat_params.filter(move |flat| state == ParamState::Working || flat.trained_start.is_some())
     }
 
-    /// Elements of a unit that the rank with the longest share updates.
-    pub fn share(&self, model: ModelId, unit: u32) -> usize {
+    /// Elements of the largest shard of a unit that a rank updates.
+    pub fn optimizer_shard_elems(&self, model: ModelId, unit: u32) -> usize {
         self.resident(model, unit, ParamState::Master).1
     }
 
-    /// Whether the device has memory of its own: then batches and results cross over through a port on the
-    /// host, and what decides an update stays on the device.
+    /// Whether the device has its own memory. Then batches and outputs pass through staging memory on the host, and
+    /// the clip factor of an update stays on the device.
     pub fn has_separate_memory(&self) -> bool {
         self.needs.host_overhead_bytes.is_some()
     }
 
-    /// The port: a part for each micro-batch, then, in generation, a chunk of logits.
+    /// Elements of I/O staging: a part for each micro-batch, then, for generation, the logits to sample from.
     pub fn io_staging_elems(&self) -> usize {
         let of = |model: &ModelPlan| {
             self.num_micro_batches as usize * model.io_staging_stride_elems()
@@ -417,24 +417,24 @@ impl PlanInput {
         self.models.iter().map(of).max().unwrap_or(0)
     }
 
-    /// The parts of a unit that a rank holds of a state, in order. Every flat parameter is sharded by itself, so that each
-    /// rank has its share of all; a part begins at the same place of the buffer on every rank.
+    /// The parts of a unit's state that a rank holds, in order. Every flat parameter is sharded by itself, so that each
+    /// rank has a shard of each; a part starts at the same local offset on every rank.
     pub fn owned(&self, model: ModelId, unit: u32, state: ParamState, rank: Rank) -> Vec<OwnedPart> {
         let axes = self.sharded_over(model, state);
-        let (parts, index) = (self.mesh.size_of(axes), self.mesh.index_along(axes, rank));
-        let mut at = 0;
-        let own = |cut: FlatParam| {
-            let own = shard_range(cut.elems(), parts, index);
+        let (num_shards, shard_idx) = (self.mesh.size_of(axes), self.mesh.index_along(axes, rank));
+        let mut local_start = 0;
+        let owned_part = |flat: FlatParam| {
+            let shard = shard_range(flat.elems(), num_shards, shard_idx);
             let part = OwnedPart {
-                start: cut.start + own.start,
-                end: cut.start + own.end,
-                trained_start: cut.trained_start.map(|first| first + own.start),
-                at,
+                start: flat.start + shard.start,
+                end: flat.start + shard.end,
+                trained_start: flat.trained_start.map(|first| first + shard.start),
+                local_start,
             };
-            at += shard_range(cut.elems(), parts, 0).elems();
+            local_start += shard_range(flat.elems(), num_shards, 0).elems();
             part
         };
-        self.flat_params_with(model, unit, state).map(own).collect()
+        self.flat_params_with(model, unit, state).map(owned_part).collect()
     }
 
     /// Where a unit's optimizer states live.
@@ -447,40 +447,40 @@ impl PlanInput {
         }
     }
 
-    /// Whether a unit's gradients are only made on the device, and live on the host.
+    /// Whether a unit's gradients are offloaded to the host as soon as backward has computed them.
     pub fn grads_offloaded(&self, model: ModelId, unit: u32) -> bool {
         self.optimizer_tier(model, unit) != MemoryTier::Device
     }
 
-    /// Whether the optimizer keeps an f32 copy of a unit of its own: where the working copy is narrower, or lies
-    /// on the other side of the bus.
+    /// Whether the optimizer keeps its own f32 copy of a unit: if the working copy is narrower, or one is on the
+    /// device and the other is not.
     fn has_master(&self, model: ModelId, unit: u32) -> bool {
         let params_tier = self.model(model).placements.params_tier;
         self.storage != DType::F32
             || (params_tier == MemoryTier::Device) != (self.optimizer_tier(model, unit) == MemoryTier::Device)
     }
 
-    /// The states a unit's update reads and writes, besides the working copy.
+    /// The states that a unit's update reads and writes, besides the working copy.
     pub fn optimizer_states(&self, model: ModelId, unit: u32) -> Vec<ParamState> {
         let master = self.has_master(model, unit).then_some(ParamState::Master);
         self.model(model).optimizer.states().chain(master).collect()
     }
 
-    /// Bytes of `elems` elements of all states that a unit's update needs, one state after the other.
+    /// Bytes of all states that an update of `elems` elements of a unit needs.
     pub fn optimizer_state_bytes(&self, model: ModelId, unit: u32, elems: usize) -> usize {
         let states = self.optimizer_states(model, unit).into_iter();
         states.map(|state| elems * self.resident(model, unit, state).2.size()).sum()
     }
 }
 
-/// Elements `[start, end)` of a unit, kept from element `at` of a rank's buffer on.
+/// Elements `[start, end)` of a unit that a rank holds, stored from element `local_start` of its buffer on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnedPart {
     pub start: usize,
     pub end: usize,
-    /// Its first element among the unit's trained ones; `None`: frozen.
+    /// The index of its first element among the unit's trained elements; `None`: frozen.
     pub trained_start: Option<usize>,
-    pub at: usize,
+    pub local_start: usize,
 }
 
 impl OwnedPart {
@@ -489,11 +489,11 @@ impl OwnedPart {
     }
 }
 
-/// Bounds of generation.
+/// The largest number of sequences that are generated at once, and their length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GenerationBounds {
     pub docs: usize,
     pub tokens_per_doc: usize,
-    /// What the kernels keep of one layer's keys and values for all of these documents, in f32.
+    /// Elements (f32) of one layer's KV cache for all of these sequences, in the layout of the kernels.
     pub cache_elems: usize,
 }

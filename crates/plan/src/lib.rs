@@ -1,12 +1,12 @@
-//! From a configuration and a model's shape to a [`RunPlan`]: who holds which bytes where, and the list
-//! of operations that one optimizer step is.
+//! Turns a configuration and a model's shape into a [`RunPlan`]: which rank holds which bytes where, and the list of
+//! operations that make up one optimizer step.
 //!
-//! A strategy is a small function that emits operations through a [`StepBuilder`]. Every operation says
-//! which buffers it defines, reads and updates; from that the builder derives the waits between lanes,
-//! the memory plan derives lifetimes and packs an arena, and the tests derive that nothing is read
-//! before it is written. The executor runs the same list.
+//! A strategy is a small function that emits operations through a [`StepBuilder`]. Every operation states which
+//! buffers it defines, reads and updates. From that the builder derives the waits between lanes, the memory plan
+//! derives lifetimes and packs the arena, and the checks derive that nothing is read before it is written. The engine
+//! runs the same list.
 //!
-//! Nothing here touches a device, a clock, the environment, a disk or a network.
+//! This crate uses no device, clock, environment, disk or network.
 
 #![forbid(unsafe_code)]
 

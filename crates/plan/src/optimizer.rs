@@ -1,5 +1,5 @@
-//! What optimizers keep for every trained parameter. Plans, placements, checkpoints and printed tables go through these
-//! tables; only the update itself knows what the states mean.
+//! The states that each optimizer keeps for every trained parameter. Plans, placements, checkpoints and printed tables
+//! read this list; only the update itself knows what the states mean.
 
 use lockstep_core::DType;
 
@@ -10,14 +10,14 @@ use crate::buffer::ParamState;
 pub struct OptimizerSpec {
     pub name: &'static str,
     pub states: &'static [OptimizerStateSpec],
-    /// What the states are together, as a plan prints them.
+    /// A name for all states together, as `lockstep plan` prints it.
     pub title: &'static str,
 }
 
-/// One number for every trained parameter, zero before the first step.
+/// One optimizer state: a number for every trained parameter, zero before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptimizerStateSpec {
-    /// As checkpoints and PyTorch name it.
+    /// The name in PyTorch and in checkpoints.
     pub name: &'static str,
     pub dtype: DType,
 }
@@ -33,7 +33,7 @@ impl OptimizerSpec {
         title: "Adam moments",
     };
 
-    /// Without momentum.
+    /// SGD without momentum.
     pub const SGD: OptimizerSpec = OptimizerSpec { name: "sgd", states: &[], title: "momentum" };
 
     pub const SGD_MOMENTUM: OptimizerSpec =
@@ -45,7 +45,7 @@ impl OptimizerSpec {
     /// The most states any optimizer has.
     pub const MAX_STATES: usize = 2;
 
-    /// The states, in the table's order.
+    /// The states, in the order of the list.
     pub fn states(&self) -> impl Iterator<Item = ParamState> + use<> {
         (0..self.states.len() as u8).map(ParamState::Optimizer)
     }

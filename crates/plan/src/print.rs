@@ -1,4 +1,4 @@
-//! The plan as people read it: where the bytes go, and the schedule.
+//! Prints a plan: the memory table and the schedule.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,10 +12,10 @@ use crate::input::{ModelPlan, RecomputePolicy};
 use crate::run_plan::{Phase, RunPlan};
 use crate::schedule::{CopyEnd, CopyPayload, Lane, Op, OpKind, ReduceInto, SpanId, SpanPart, Wait};
 
-/// What buffers are aligned to, and therefore counted in.
+/// Buffers are aligned to this, so the table rounds their sizes up to it.
 const ALIGN: u64 = 4096;
 
-/// A table of bytes per rank by what they are for. Indented rows add up to the row above them.
+/// A table of bytes per rank by use. Indented rows add up to the row above them.
 pub fn memory_table(plan: &RunPlan) -> String {
     let mut out = String::new();
     let input = &plan.input;
@@ -32,15 +32,15 @@ pub fn memory_table(plan: &RunPlan) -> String {
     }
     let (mesh, tokens) =
         (input.mesh, input.models.iter().map(|model| model.bounds.tokens).max().unwrap_or(0));
-    let arranged = match mesh.replicate {
+    let mesh_text = match mesh.replicate {
         1 => String::new(),
         _ => format!(" = {} replicas x {} shards", mesh.replicate, mesh.shard),
     };
-    let _ = writeln!(out, "{:<10}{}{arranged}", "ranks", mesh.world_size());
+    let _ = writeln!(out, "{:<10}{}{mesh_text}", "ranks", mesh.world_size());
     let batches = if input.num_micro_batches == 1 { "micro-batch" } else { "micro-batches" };
     let _ =
         writeln!(out, "{:<10}{} {batches} of {tokens} tokens on each rank", "step", input.num_micro_batches);
-    input.models.iter().filter(|model| model.trains()).for_each(|model| choices(&mut out, model));
+    input.models.iter().filter(|model| model.trains()).for_each(|model| choice_rows(&mut out, model));
 
     let _ = writeln!(out, "\n{:<38}{:>12}{:>12}{:>12}", "bytes per rank", "device", "host", "nvme");
     let residents = resident_rows(plan);
@@ -54,42 +54,43 @@ pub fn memory_table(plan: &RunPlan) -> String {
         let whole = [phase.memory.bytes, phase.host.bytes, Bytes::ZERO];
         row(&mut out, &format!("phase {}", phase.name), whole);
         let rows = phase_rows(plan, phase);
-        // The same phase of another model of the same shape has the same parts.
+        // The same phase of another model with the same shape has the same rows; they are printed once.
         if rows != before {
             for (name, cells) in &rows {
                 row(&mut out, &format!("    {name}"), *cells);
             }
-            // Nothing, where the room that another phase lends leaves a gap.
+            // Exported buffers of another phase can leave a gap in this one, which makes the difference negative.
             let parts = |tier: usize| rows.iter().map(|(_, cells)| cells[tier]).sum::<Bytes>();
-            let shared = |tier: usize| Bytes(parts(tier).0.saturating_sub(whole[tier].0));
-            shared_row(&mut out, [shared(0), shared(1)]);
+            let reused = |tier: usize| Bytes(parts(tier).0.saturating_sub(whole[tier].0));
+            reuse_row(&mut out, [reused(0), reused(1)]);
         }
         before = rows;
     }
     row(&mut out, "arena: residents + largest phase", [plan.arena_bytes, plan.host_bytes, plan.nvme_bytes]);
     let on_host = input.needs.host_overhead_bytes.unwrap_or_default();
-    row(&mut out, "foreign: process, libraries, data", [input.needs.overhead_bytes, on_host, Bytes::ZERO]);
+    row(&mut out, "overhead: process, libraries, data", [input.needs.overhead_bytes, on_host, Bytes::ZERO]);
     row(&mut out, "total", [plan.device_bytes(), plan.host_bytes + on_host, plan.nvme_bytes]);
     out
 }
 
-/// What is not the same in all units.
-fn choices(out: &mut String, model: &ModelPlan) {
+/// The recompute and offload choices that differ between units.
+fn choice_rows(out: &mut String, model: &ModelPlan) {
     let RecomputePolicy { early, late, late_blocks } = model.recompute;
     let blocks = model.shape.layers as u32;
     if (1..blocks).contains(&late_blocks) {
-        let words = |again: Recompute| format!("{again:?}").to_lowercase();
+        let name = |mode: Recompute| format!("{mode:?}").to_lowercase();
         let first = blocks - late_blocks;
-        let (early, late) = (words(early), words(late));
+        let (early, late) = (name(early), name(late));
         let _ = writeln!(
             out,
             "{:<10}{early} in the first {first} blocks, {late} in the last {late_blocks}",
             "recompute"
         );
     }
-    let (units, stay) = (model.units.len(), model.placements.optimizer_units_on_device);
-    if stay > 0 && model.placements.optimizer_tier != MemoryTier::Device {
-        let _ = writeln!(out, "{:<10}of the first {stay} of {units} units stay on the device", "states");
+    let (units, on_device) = (model.units.len(), model.placements.optimizer_units_on_device);
+    if on_device > 0 && model.placements.optimizer_tier != MemoryTier::Device {
+        let offloaded = units.saturating_sub(on_device as usize);
+        let _ = writeln!(out, "{:<10}optimizer states of the last {offloaded} of {units} units", "offload");
     }
 }
 
@@ -99,45 +100,45 @@ fn row(out: &mut String, name: &str, cells: [Bytes; 3]) {
     let _ = writeln!(out, "{name:<38}{device:>12}{host:>12}{nvme:>12}");
 }
 
-/// What a phase saves because buffers that are never alive together lie on the same bytes.
-fn shared_row(out: &mut String, cells: [Bytes; 2]) {
+/// The bytes a phase saves because buffers that are never live at the same time share memory.
+fn reuse_row(out: &mut String, cells: [Bytes; 2]) {
     let text = |cell: Bytes| if cell == Bytes::ZERO { "-".to_string() } else { format!("-{cell}") };
     let [device, host] = cells.map(text);
     if cells.iter().any(|cell| *cell > Bytes::ZERO) {
-        let _ = writeln!(out, "{:<38}{device:>12}{host:>12}{:>12}", "    less bytes shared over time", "-");
+        let _ = writeln!(out, "{:<38}{device:>12}{host:>12}{:>12}", "    memory reuse", "-");
     }
 }
 
 fn resident_rows(plan: &RunPlan) -> Vec<(String, [Bytes; 3])> {
     let mut rows: BTreeMap<u8, (String, [Bytes; 3])> = BTreeMap::new();
     for buffer in plan.buffers.iter().filter(|b| b.kind.is_resident()) {
-        let (place, name) = resident_name(plan, buffer);
-        let row = rows.entry(place).or_insert((name, [Bytes::ZERO; 3]));
+        let (position, name) = resident_row(plan, buffer);
+        let row = rows.entry(position).or_insert((name, [Bytes::ZERO; 3]));
         row.1[buffer.tier as usize] += buffer.bytes().align_to(ALIGN);
     }
     rows.into_values().collect()
 }
 
-/// A resident's place in the table and its name, with the share of it that a rank holds.
-fn resident_name(plan: &RunPlan, buffer: &Buffer) -> (u8, String) {
+/// A resident's position in the table and its name, with the fraction of it that a rank holds.
+fn resident_row(plan: &RunPlan, buffer: &Buffer) -> (u8, String) {
     let BufferKind::ParamState { model, state, .. } = buffer.kind else {
         return if buffer.kind == BufferKind::IoStaging {
-            (5, "batches on their way".into())
+            (5, "input and output staging".into())
         } else {
-            (4, "tables".into())
+            (4, "rotary tables".into())
         };
     };
-    let share = match plan.input.mesh.size_of(plan.input.sharded_over(model, state)) {
+    let fraction = match plan.input.mesh.size_of(plan.input.sharded_over(model, state)) {
         1 => String::new(),
         parts => format!(", 1/{parts}"),
     };
-    let (place, name) = match state {
+    let (position, name) = match state {
         ParamState::Working => (0, "parameters"),
         ParamState::Master => (1, "master parameters"),
         ParamState::Grad => (2, "gradients"),
         ParamState::Optimizer(_) => (3, plan.input.model(model).optimizer.title),
     };
-    (place, format!("{name}, {}{share}", buffer.dtype))
+    (position, format!("{name}, {}{fraction}", buffer.dtype))
 }
 
 /// A phase's buffers by kind, largest first.
@@ -151,20 +152,20 @@ fn phase_rows(plan: &RunPlan, phase: &Phase) -> Vec<(&'static str, [Bytes; 3])> 
                 "residual stream and its gradient"
             }
             BufferKind::Residual { .. } => "residual stream",
-            BufferKind::SavedActivations { .. } if trains => "kept for backward",
+            BufferKind::SavedActivations { .. } if trains => "activations saved for backward",
             BufferKind::SavedActivations { .. } => "activations inside a unit",
-            BufferKind::RecomputedActivations { .. } => "recomputed for backward",
+            BufferKind::RecomputedActivations { .. } => "recomputed activations",
             BufferKind::Scratch => "scratch and workspace",
-            BufferKind::UnshardedParams { .. } => "parameters gathered whole",
+            BufferKind::UnshardedParams { .. } => "gathered parameters",
             BufferKind::UnshardedGrad { model, unit } if plan.input.grads_offloaded(model, unit) => {
-                "gradients on their way to the host"
+                "gradients before offload"
             }
             BufferKind::UnshardedGrad { .. } => "gradients before reduction",
-            BufferKind::GradStaging { .. } => "gradients to be added on the host",
-            BufferKind::ReduceScratch => "partial sums of gradients",
-            BufferKind::ParamStaging { .. } => "parameters between host and device",
-            BufferKind::HostStaging { .. } => "update on the host",
-            BufferKind::KvCache { .. } => "key-value cache",
+            BufferKind::GradStaging { .. } => "gradient staging on the host",
+            BufferKind::ReduceScratch => "reduction scratch",
+            BufferKind::ParamStaging { .. } => "parameter staging",
+            BufferKind::HostStaging { .. } => "update staging on the host",
+            BufferKind::KvCache { .. } => "KV cache",
             _ => "inputs and outputs",
         };
         if !rows.iter().any(|(n, _)| *n == name) {
@@ -177,7 +178,7 @@ fn phase_rows(plan: &RunPlan, phase: &Phase) -> Vec<(&'static str, [Bytes; 3])> 
     rows
 }
 
-/// A schedule as a numbered list: lane, operation, the bytes it moves, what it waits for.
+/// A schedule as a numbered list: lane, operation, the bytes it copies or communicates, and what it waits for.
 pub fn schedule_text(plan: &RunPlan, phase: &Phase) -> String {
     let ops = &phase.schedule.ops;
     let lines: Vec<(String, String)> = ops.iter().map(|op| op_text(plan, phase, op)).collect();
@@ -185,14 +186,14 @@ pub fn schedule_text(plan: &RunPlan, phase: &Phase) -> String {
     let mut out = format!("phase {}: {} operations\n", phase.name, ops.len());
     if ops.iter().any(|op| op.lane != Lane::Compute) {
         out.push_str(
-            "Lanes run side by side, each in this order; `after`: what must be over on another lane.\n",
+            "Lanes run concurrently, each in this order. `after`: operations of other lanes that must finish first.\n",
         );
     }
-    let _ = writeln!(out, "\n{:>5}  {:<8} {:<width$} {:>9}  after", "", "lane", "operation", "moves");
-    for (i, (op, (text, moves))) in ops.iter().zip(&lines).enumerate() {
+    let _ = writeln!(out, "\n{:>5}  {:<8} {:<width$} {:>9}  after", "", "lane", "operation", "bytes");
+    for (i, (op, (text, bytes))) in ops.iter().zip(&lines).enumerate() {
         let waits: Vec<String> = op.waits.iter().map(wait_text).collect();
         let (number, waits) = (format!("#{i}"), waits.join(", "));
-        let line = format!("{number:>5}  {:<8} {text:<width$} {moves:>9}  {waits}", op.lane);
+        let line = format!("{number:>5}  {:<8} {text:<width$} {bytes:>9}  {waits}", op.lane);
         let _ = writeln!(out, "{}", line.trim_end());
     }
     out
@@ -201,78 +202,81 @@ pub fn schedule_text(plan: &RunPlan, phase: &Phase) -> String {
 fn wait_text(wait: &Wait) -> String {
     match wait {
         Wait::SameRun(id) => id.to_string(),
-        Wait::PreviousRun(id) => format!("{id} of the step before"),
+        Wait::PreviousRun(id) => format!("{id} of the previous step"),
     }
 }
 
-/// One operation of a schedule, as [`schedule_text`] has it: its number and what it does.
+/// One operation of a schedule, as [`schedule_text`] prints it: its number and what it does.
 pub fn operation_text(plan: &RunPlan, phase: &Phase, i: usize) -> String {
     format!("#{i} {}", op_text(plan, phase, &phase.schedule.ops[i]).0)
 }
 
-/// An operation in words, and the bytes it moves.
+/// The text of an operation, and the bytes it copies or communicates.
 fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
-    let words = Words { plan, phase };
-    let micro_text = |micro_batch: u32| match plan.input.num_micro_batches {
+    let operands = OperandPrinter { plan, phase };
+    let micro_batch_text = |micro_batch: u32| match plan.input.num_micro_batches {
         1 => String::new(),
         _ => format!(", micro-batch {micro_batch}"),
     };
     let text = match op.kind {
-        OpKind::Release(span) => format!("release {}", words.span(span)),
-        OpKind::Feed { micro_batch } => format!("feed inputs{}", micro_text(micro_batch)),
+        OpKind::Release(span) => format!("release {}", operands.span(span)),
+        OpKind::Feed { micro_batch } => format!("feed inputs{}", micro_batch_text(micro_batch)),
         OpKind::Forward { unit, micro_batch } => {
-            format!("forward {}{}", words.unit(unit), micro_text(micro_batch))
+            format!("forward {}{}", operands.unit(unit), micro_batch_text(micro_batch))
         }
-        OpKind::HeadForward { micro_batch } => format!("forward head{}", micro_text(micro_batch)),
-        OpKind::Objective { micro_batch } => format!("objective{}", micro_text(micro_batch)),
-        OpKind::HeadBackward { micro_batch, .. } => format!("backward head{}", micro_text(micro_batch)),
+        OpKind::HeadForward { micro_batch } => format!("forward head{}", micro_batch_text(micro_batch)),
+        OpKind::Objective { micro_batch } => format!("objective{}", micro_batch_text(micro_batch)),
+        OpKind::HeadBackward { micro_batch, .. } => format!("backward head{}", micro_batch_text(micro_batch)),
         OpKind::HeadStep { micro_batch, .. } => {
-            format!("forward and backward head{}", micro_text(micro_batch))
+            format!("forward and backward head{}", micro_batch_text(micro_batch))
         }
         OpKind::Recompute { unit, micro_batch } => {
-            format!("recompute {}{}", words.unit(unit), micro_text(micro_batch))
+            format!("recompute {}{}", operands.unit(unit), micro_batch_text(micro_batch))
         }
         OpKind::Backward { unit, micro_batch, .. } => {
-            format!("backward {}{}", words.unit(unit), micro_text(micro_batch))
+            format!("backward {}{}", operands.unit(unit), micro_batch_text(micro_batch))
         }
         OpKind::Gather { span, axes, .. } => {
-            let bytes = words.bytes(span, plan.input.storage);
-            return (words.gather_text(span, axes), bytes.to_string());
+            let bytes = operands.bytes(span, plan.input.storage);
+            return (operands.gather_text(span, axes), bytes.to_string());
         }
-        OpKind::Copy { payload, from, to, span } => return words.copy_text(payload, from, to, span),
+        OpKind::Copy { payload, from, to, span } => return operands.copy_text(payload, from, to, span),
         OpKind::AllGatherUpdated { span, axes } => {
-            let text = format!("publish {} to {} ranks", words.span(span), plan.input.mesh.size_of(axes));
-            return (text, words.bytes(span, plan.input.storage).to_string());
+            let ranks = plan.input.mesh.size_of(axes);
+            let text = format!("all-gather updated {} over {ranks} ranks", operands.span(span));
+            return (text, operands.bytes(span, plan.input.storage).to_string());
         }
         OpKind::Reduce { span, micro_batch, axis, into, .. } => {
-            let text = format!("{}{}", words.reduce_text(span, axis, into), micro_text(micro_batch));
-            return (text, words.reduced_bytes(span, axis).to_string());
+            let text = format!("{}{}", operands.reduce_text(span, axis, into), micro_batch_text(micro_batch));
+            return (text, operands.reduced_bytes(span, axis).to_string());
         }
         OpKind::Add { span, micro_batch, .. } => {
-            let text = format!("add gradient of {}{}", words.span(span), micro_text(micro_batch));
-            return (text, words.bytes(span, DType::F32).to_string());
+            let text = format!("add gradient of {}{}", operands.span(span), micro_batch_text(micro_batch));
+            return (text, operands.bytes(span, DType::F32).to_string());
         }
-        OpKind::Squares { span, .. } => words.squares_text(span),
+        OpKind::Squares { span, .. } => operands.squares_text(span),
         OpKind::ClipNorm { axes: [] } => "gradient norm and clip factor".into(),
         OpKind::ClipNorm { axes } => {
             format!("gradient norm over {} ranks and clip factor", plan.input.mesh.size_of(axes))
         }
         OpKind::Update { unit, start, end, .. } => match (start, end) {
-            (0, end) if end == plan.input.share(phase.model, unit) => format!("update {}", words.unit(unit)),
-            _ => format!("update {}[{start}..{end}]", words.unit(unit)),
+            (0, end) if end == plan.input.optimizer_shard_elems(phase.model, unit) => {
+                format!("update {}", operands.unit(unit))
+            }
+            _ => format!("update {}[{start}..{end}]", operands.unit(unit)),
         },
-        OpKind::Generate => "generate: new tokens through all units and into the cache, repeated".into(),
+        OpKind::Generate => "generate: prefill and decode until all sequences end".into(),
     };
     (text, String::new())
 }
 
-/// Names for one operation.
-struct Words<'a> {
+/// Prints the operands of operations.
+struct OperandPrinter<'a> {
     plan: &'a RunPlan,
     phase: &'a Phase,
 }
 
-impl Words<'_> {
+impl OperandPrinter<'_> {
     fn unit(&self, unit: u32) -> String {
         self.plan.input.model(self.phase.model).units[unit as usize].kind.to_string()
     }
@@ -289,7 +293,7 @@ impl Words<'_> {
                 let (unit, name) = (&units[p.unit as usize], self.unit(p.unit));
                 match (p.start, p.end) {
                     (0, end) if end == unit.elems => name,
-                    (0, end) if end == unit.trained_elems => format!("{name}'s trained part"),
+                    (0, end) if end == unit.trained_elems => format!("{name} (trained)"),
                     (start, end) => format!("{name}[{start}..{end}]"),
                 }
             })
@@ -301,69 +305,79 @@ impl Words<'_> {
         Elems(self.phase.schedule.span(id).elems() as u64).bytes(dtype)
     }
 
-    /// Of a gradient that is cut, only the owner's slice moves along any other axis.
+    /// The bytes of a reduction. Of a sharded gradient only the shard is reduced along the other axes.
     fn reduced_bytes(&self, span: SpanId, axis: Axis) -> Bytes {
         let (all, mesh) = (self.bytes(span, DType::F32), self.plan.input.mesh);
-        let cut = self.plan.input.sharded_over(self.phase.model, ParamState::Grad);
-        if cut.contains(&axis) { all } else { Bytes(all.0.div_ceil(u64::from(mesh.size_of(cut)))) }
+        let sharded_over = self.plan.input.sharded_over(self.phase.model, ParamState::Grad);
+        if sharded_over.contains(&axis) {
+            all
+        } else {
+            Bytes(all.0.div_ceil(u64::from(mesh.size_of(sharded_over))))
+        }
     }
 
     fn gather_text(&self, span: SpanId, axes: Axes) -> String {
         let input = &self.plan.input;
-        let source = match axes {
-            [] => input.model(self.phase.model).placements.params_tier.to_string(),
-            axes => format!("{} ranks", input.mesh.size_of(axes)),
-        };
-        format!("gather {} from {source}", self.span(span))
+        match axes {
+            [] => {
+                let tier = input.model(self.phase.model).placements.params_tier;
+                format!("fetch {} from {tier}", self.span(span))
+            }
+            axes => format!("all-gather {} from {} ranks", self.span(span), input.mesh.size_of(axes)),
+        }
     }
 
-    /// Whether the sum is added to what earlier micro-batches left.
     fn reduce_text(&self, span: SpanId, axis: Axis, into: ReduceInto) -> String {
-        let mesh = self.plan.input.mesh;
-        let text = match mesh.size(axis) {
-            1 => return format!("accumulate {}", self.span(span)),
-            n if mesh.replicate > 1 => format!("reduce {} over {n} ranks ({axis})", self.span(span)),
-            n => format!("reduce {} over {n} ranks", self.span(span)),
+        let (input, span) = (&self.plan.input, self.span(span));
+        let is_sharded = input.sharded_over(self.phase.model, ParamState::Grad).contains(&axis);
+        let name = if is_sharded { "reduce-scatter" } else { "all-reduce" };
+        let text = match input.mesh.size(axis) {
+            1 => return format!("accumulate {span}"),
+            n if input.mesh.replicate > 1 => format!("{name} {span} over {n} ranks ({axis})"),
+            n => format!("{name} {span} over {n} ranks"),
         };
-        if into == (ReduceInto::Accumulator { fresh: false }) { format!("{text}, adding") } else { text }
+        if into == (ReduceInto::Accumulator { fresh: false }) {
+            format!("{text}, accumulating")
+        } else {
+            text
+        }
     }
 
-    /// A copy between memories, as people read it, and its bytes on the rank that has most.
+    /// The text of a copy between memories, and its bytes on the rank with the largest shard.
     fn copy_text(&self, payload: CopyPayload, from: CopyEnd, to: CopyEnd, span: SpanId) -> (String, String) {
         let (input, model) = (&self.plan.input, self.phase.model);
         let SpanPart { unit, start, end } = self.phase.schedule.span(span).parts[0];
         let elems = end - start;
-        let home = |state: ParamState| input.resident(model, unit, state).0;
-        let (text, tier, bytes) = match payload {
+        let tier = |state: ParamState| input.resident(model, unit, state).0;
+        let (text, resident_tier, bytes) = match payload {
             CopyPayload::Params => {
-                let share = elems.min(input.resident(model, unit, ParamState::Working).1);
-                let bytes = Elems(share as u64).bytes(input.storage);
-                (format!("parameters of {}", self.span(span)), home(ParamState::Working), bytes)
+                let shard_elems = elems.min(input.resident(model, unit, ParamState::Working).1);
+                let bytes = Elems(shard_elems as u64).bytes(input.storage);
+                (format!("parameters of {}", self.span(span)), tier(ParamState::Working), bytes)
             }
             CopyPayload::Grad => {
                 let bytes = Elems(elems as u64).bytes(DType::F32);
-                (format!("gradient of {}", self.span(span)), home(ParamState::Grad), bytes)
+                (format!("gradient of {}", self.span(span)), tier(ParamState::Grad), bytes)
             }
             CopyPayload::OptimizerStates => {
                 let bytes = Bytes(input.optimizer_state_bytes(model, unit, elems) as u64);
                 (format!("states of {}", self.span(span)), input.optimizer_tier(model, unit), bytes)
             }
             CopyPayload::NormLeaves => {
-                return ("squares of what stays on the device to the others".into(), String::new());
+                return ("copy sums of squares from device to host".into(), String::new());
             }
         };
         let tier_of = |end: CopyEnd| match end {
-            CopyEnd::Resident => tier,
+            CopyEnd::Resident => resident_tier,
             CopyEnd::Buffer(id) => self.plan.buffers[id.0 as usize].tier,
         };
-        (format!("move {text} from {} to {}", tier_of(from), tier_of(to)), bytes.to_string())
+        (format!("copy {text} from {} to {}", tier_of(from), tier_of(to)), bytes.to_string())
     }
 
-    /// Where squares are summed unit by unit, of which.
     fn squares_text(&self, span: SpanId) -> String {
         match &self.phase.schedule.span(span).parts[..] {
-            [part] => format!("squares of {}'s gradient", self.unit(part.unit)),
-            _ => "squares of the gradients".into(),
+            [part] => format!("sum of squares of {}'s gradient", self.unit(part.unit)),
+            _ => "sum of squares of gradients".into(),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! From a configuration to what a plan is made from: the one way there, and the same on every rank.
+//! Turns a configuration into a [`PlanInput`]. There is no other way to do it, and the result is the same on every
+//! rank.
 
 use lockstep_config::{self as config, Offload, OptimConfig, OptimizerName, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh};
@@ -13,36 +14,36 @@ use crate::optimizer::OptimizerSpec;
 use crate::run_plan::PlanError;
 use crate::strategy;
 
-/// The logits of a head chunk take about this much, and at least one block of 256 tokens.
+/// The size of a head chunk's logits; a chunk has at least 256 tokens.
 const HEAD_CHUNK_BYTES: usize = 16 << 20;
 
-/// The same on a GPU, whose products want more rows.
+/// The same on a GPU, whose matmuls need more rows to be efficient.
 const GPU_HEAD_CHUNK_BYTES: usize = 512 << 20;
 
-/// What a context, the libraries' code and our kernels take of a GPU's memory: measured on an H200 with CUDA 13.
+/// GPU memory used by the CUDA context, the libraries' code and our kernels: measured on an H200 with CUDA 13.
 const GPU_OVERHEAD: Bytes = Bytes(536 << 20);
 
-/// What NCCL takes besides.
+/// GPU memory used by NCCL.
 const NCCL_OVERHEAD: Bytes = Bytes(400 << 20);
 
-/// What CUDA's libraries take of the host's memory.
+/// Host memory used by CUDA's libraries.
 const GPU_HOST_OVERHEAD: Bytes = Bytes(1 << 30);
 
-/// What a plan depends on beside the configuration and the model.
+/// What a plan depends on besides the configuration and the model.
 pub struct Hardware<'a> {
     pub device: DeviceMemory,
-    /// The largest workspace that an operation of a model asks for, with micro-batches of this size.
+    /// The largest workspace that an operation of a model needs, for micro-batches of this size.
     pub workspace: &'a dyn Fn(&ModelShape, &BatchBounds) -> Bytes,
-    /// What the process holds beside the plan's memory.
-    pub process: Bytes,
+    /// Host memory that the process uses besides the plan's.
+    pub process_bytes: Bytes,
 }
 
-/// What ranks compute on.
+/// The memory of the device that ranks compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceMemory {
-    /// The CPU: the host's memory.
+    /// The device is the CPU, with the host's memory.
     Host,
-    /// A GPU; how much it has, where there is one to be asked.
+    /// A GPU and its memory size, if there is a GPU on this machine.
     Gpu(Option<Bytes>),
 }
 
@@ -52,18 +53,18 @@ impl DeviceMemory {
     }
 }
 
-/// What an objective needs of a plan.
+/// What an objective needs from a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectiveNeeds {
-    /// What the head is asked for.
+    /// The outputs that the head computes.
     pub channels: Channels,
-    /// Whether its coefficients are known before the head has run: from the batch, or from scores.
+    /// Whether the coefficients are known before the head runs: from the batch, or from scores.
     pub coefficients_ahead: bool,
     /// Whether the model is scored before each step.
     pub scores: bool,
 }
 
-/// What the plan of a configuration is made from.
+/// The plan input of a configuration.
 pub fn resolve(
     config: &RunConfig,
     shape: &ModelShape,
@@ -104,8 +105,8 @@ pub fn resolve(
     }
     let budget = budget(config);
     if p.recompute == config::Recompute::Auto {
-        let room = budget.or_else(|| room_on_gpu(config, hardware.device)).ok_or(PlanError::NoBudget)?;
-        input = input.with_least_recompute(room);
+        let available = budget.or_else(|| gpu_budget(config, hardware.device)).ok_or(PlanError::NoBudget)?;
+        input = input.with_least_recompute(available);
     }
     if let (Some(budget), None) = (budget, p.offload_ratio) {
         input = input.with_most_units_on_device(budget);
@@ -113,7 +114,7 @@ pub fn resolve(
     Ok(input)
 }
 
-/// What the plan may take of the device, where the configuration says.
+/// The device memory that the plan may use, if the configuration sets it.
 pub fn budget(config: &RunConfig) -> Option<Bytes> {
     config.plan.memory_budget_gib.map(|gib| Bytes((gib * (1u64 << 30) as f64) as u64))
 }
@@ -149,7 +150,7 @@ fn settings(
         recompute: match p.recompute {
             config::Recompute::None => Recompute::None,
             config::Recompute::Selective => Recompute::Selective,
-            // Less, as soon as it is known what there is room for.
+            // `auto` starts from `full`; `with_least_recompute` reduces it.
             config::Recompute::Full | config::Recompute::Auto => Recompute::Full,
         }
         .into(),
@@ -162,7 +163,7 @@ fn settings(
     })
 }
 
-/// The states of the optimizer that a configuration names.
+/// The states of the configured optimizer.
 pub fn optimizer_spec(optim: &OptimConfig) -> OptimizerSpec {
     match optim.optimizer {
         OptimizerName::AdamW => OptimizerSpec::ADAMW,
@@ -172,18 +173,18 @@ pub fn optimizer_spec(optim: &OptimConfig) -> OptimizerSpec {
     }
 }
 
-/// A tensor's module, as people write it.
+/// The name of a tensor's module: suggestions show that, not the tensor.
 fn module(tensor: &str) -> &str {
     tensor.trim_end_matches(".weight")
 }
 
-/// What `freeze` names. A pattern that names nothing is a mistake.
+/// The tensors that `freeze` names. A pattern that matches no tensor is an error.
 fn freeze(config: &RunConfig, shape: &ModelShape) -> Result<Freeze, PlanError> {
     let patterns = &config.optim.freeze;
     let all = units(shape, &Freeze::Nothing, false);
     let names = || all.iter().flat_map(|unit| &unit.segments).map(|segment| segment.name.as_str());
     match patterns.iter().find(|pattern| !names().any(|name| pattern_matches(pattern, name))) {
-        Some(pattern) => Err(PlanError::FreezesNothing {
+        Some(pattern) => Err(PlanError::UnmatchedFreezePattern {
             pattern: pattern.clone(),
             closest: lockstep_core::closest(pattern, names().map(module)).map(str::to_string),
         }),
@@ -192,7 +193,7 @@ fn freeze(config: &RunConfig, shape: &ModelShape) -> Result<Freeze, PlanError> {
     }
 }
 
-/// What `auto` comes to: ddp below a billion parameters, zero2 up to seven, zero3 beyond.
+/// Resolves the strategy `auto`: ddp below one billion parameters, zero2 up to seven billion, zero3 above.
 pub fn chosen_strategy(config: &RunConfig, shape: &ModelShape) -> StrategyName {
     const BILLION: u64 = 1_000_000_000;
     match config.plan.strategy {
@@ -207,18 +208,18 @@ pub fn chosen_strategy(config: &RunConfig, shape: &ModelShape) -> StrategyName {
     }
 }
 
-/// What a rank may take of its GPU, where nobody says: all but a little, for the driver's own needs are not the same
-/// everywhere. Not what is free, which differs between the ranks of a run, whose plans must not.
-fn room_on_gpu(config: &RunConfig, device: DeviceMemory) -> Option<Bytes> {
+/// The budget on a GPU if none is configured: 97 % of its memory, because drivers need different amounts. The free
+/// memory is not asked for: it differs between ranks, and their plans must not.
+fn gpu_budget(config: &RunConfig, device: DeviceMemory) -> Option<Bytes> {
     let DeviceMemory::Gpu(Some(memory)) = device else { return None };
     let ranks = if config.device.share_gpus { u64::from(config.plan.nproc_per_node) } else { 1 };
     Some(Bytes(memory.0 / 100 * 97 / ranks))
 }
 
-/// What activations and working parameters are stored in.
+/// The type that activations and working parameters are stored in.
 pub fn storage(precision: config::Precision, device: DeviceMemory) -> DType {
     match precision {
-        // Every GPU that works here has bf16.
+        // Every supported GPU has bf16.
         config::Precision::Auto if device.is_gpu() => DType::BF16,
         config::Precision::Auto => DType::F32,
         config::Precision::F32 => DType::F32,
@@ -227,7 +228,7 @@ pub fn storage(precision: config::Precision, device: DeviceMemory) -> DType {
     }
 }
 
-/// Tokens whose logits are there at once, where nobody says how many.
+/// How many tokens' logits the head computes at a time, if the configuration does not set it.
 pub fn default_head_chunk_tokens(vocab: usize, device: DeviceMemory) -> usize {
     let bytes = if device.is_gpu() { GPU_HEAD_CHUNK_BYTES } else { HEAD_CHUNK_BYTES };
     (bytes / 4 / vocab / 256 * 256).max(256)
@@ -235,20 +236,20 @@ pub fn default_head_chunk_tokens(vocab: usize, device: DeviceMemory) -> usize {
 
 fn needs(config: &RunConfig, shape: &ModelShape, bounds: &BatchBounds, hardware: &Hardware) -> DeviceNeeds {
     let workspace_bytes = (hardware.workspace)(shape, bounds);
-    let alone = config.plan.world_size() == 1;
+    let single_rank = config.plan.world_size() == 1;
     match hardware.device {
         DeviceMemory::Host => {
-            DeviceNeeds { workspace_bytes, overhead_bytes: hardware.process, host_overhead_bytes: None }
+            DeviceNeeds { workspace_bytes, overhead_bytes: hardware.process_bytes, host_overhead_bytes: None }
         }
         DeviceMemory::Gpu(_) => DeviceNeeds {
             workspace_bytes,
-            overhead_bytes: if alone { GPU_OVERHEAD } else { GPU_OVERHEAD + NCCL_OVERHEAD },
-            host_overhead_bytes: Some(hardware.process + GPU_HOST_OVERHEAD),
+            overhead_bytes: if single_rank { GPU_OVERHEAD } else { GPU_OVERHEAD + NCCL_OVERHEAD },
+            host_overhead_bytes: Some(hardware.process_bytes + GPU_HOST_OVERHEAD),
         },
     }
 }
 
-/// The largest micro-batch.
+/// The size of the largest micro-batch.
 pub fn bounds(config: &RunConfig) -> BatchBounds {
     let rows = config.batch.per_device_train_batch_size as usize;
     let packed = config.data.packing != config::Packing::None;

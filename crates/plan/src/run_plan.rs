@@ -1,4 +1,4 @@
-//! The whole plan: models, buffers with offsets, and a schedule per phase.
+//! The complete plan: models, buffers with offsets, and a schedule for each phase.
 
 use std::ops::{Deref, Range};
 
@@ -12,31 +12,33 @@ use crate::memory::{MemoryPlan, pack};
 use crate::schedule::{ModelId, OpKind, Schedule};
 use crate::unit_layout::UnitLayout;
 
-/// What a phase is for.
+/// The kind of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PhaseKind {
-    /// Documents grow token by token, with a cache of keys and values.
+    /// Prefill and decode with a KV cache.
     Generate,
-    /// The head's outputs alone.
+    /// Forward only: computes the head's outputs.
     Score,
-    /// An optimizer step.
+    /// One optimizer step.
     Train,
 }
 
-/// One phase: its operations and where its buffers lie behind the residents.
+/// One phase: its operations, and the offsets of its buffers after the residents.
 #[derive(Clone, Debug)]
 pub struct Phase {
     pub kind: PhaseKind,
     pub name: String,
     pub model: ModelId,
     pub schedule: Schedule,
+    /// Buffers on the device.
     pub memory: MemoryPlan,
+    /// Buffers on the host.
     pub host: MemoryPlan,
 }
 
-/// A plan that has been checked: nothing is read before it is written, no two buffers that are alive together share
-/// bytes, every gradient is reduced and every parameter updated exactly once. Only [`build`] makes one, and nothing can
-/// change it afterwards, so an engine need not ask again.
+/// A checked plan: nothing is read before it is written, buffers that are live at the same time do not share bytes,
+/// every gradient is reduced once and every parameter is updated once. Only [`build`] creates one and nothing can
+/// change it afterwards, so the engine does not check again.
 #[derive(Clone, Debug)]
 pub struct RunPlan(PlanData);
 
@@ -48,27 +50,27 @@ impl Deref for RunPlan {
     }
 }
 
-/// Everything a run does and holds, known before it starts.
+/// Everything that a run does and stores, known before it starts.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PlanData {
     pub input: PlanInput,
     pub buffers: Vec<Buffer>,
-    /// Residents by tier: at the front of the device's arena, of the host's, and of the spill file.
+    /// Residents by tier: at the start of the device arena, of the host arena, and of the NVMe file.
     pub residents: [Residents; MemoryTier::COUNT],
     pub phases: Vec<Phase>,
-    /// The device arena: residents and the largest phase.
+    /// Size of the device arena: residents and the largest phase.
     pub arena_bytes: Bytes,
-    /// The part of it that other ranks read, where ranks read each other's memory: at the end of the residents, and
-    /// at the front of what is behind them. The rest is a rank's own.
+    /// The part of the device arena that other ranks can read: the last residents and the first buffers of each phase.
+    /// The rest is private to the rank.
     pub exported: Range<Bytes>,
-    /// The host arena, likewise.
+    /// Size of the host arena: residents and the largest phase.
     pub host_bytes: Bytes,
-    /// The spill file.
+    /// Size of the NVMe file that states are offloaded to.
     pub nvme_bytes: Bytes,
 }
 
-/// Buffers that live from step to step in one tier, and where.
+/// The buffers of one tier that live from step to step, and their offsets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Residents {
     pub offsets: Vec<(BufferId, Bytes)>,
@@ -83,23 +85,21 @@ pub enum PlanError {
     OverBudget { needed: Bytes, over: Bytes, budget: Bytes },
     #[error("every tensor is frozen: there is nothing to train")]
     NothingTrains,
-    #[error("`freeze` has the pattern `{pattern}`, which names no tensor of the model")]
-    FreezesNothing { pattern: String, closest: Option<String> },
-    #[error(
-        "`recompute: auto` computes as little again as there is room for, and nothing says how much there is"
-    )]
+    #[error("the `freeze` pattern `{pattern}` matches no tensor of the model")]
+    UnmatchedFreezePattern { pattern: String, closest: Option<String> },
+    #[error("`recompute: auto` recomputes as little as fits into memory, but the memory size is unknown")]
     NoBudget,
-    #[error("offloading parameters needs sharded parameters (zero3 or full_shard), not {strategy}")]
+    #[error("`offload_param` needs sharded parameters (zero3 or full_shard), but the strategy is {strategy}")]
     ParamOffload { strategy: String },
     #[error(
-        "hybrid_shard shards inside a node and replicates across nodes: it needs more than one of each, not {nodes} node(s) of {per_node}"
+        "hybrid_shard shards inside a node and replicates across nodes; it needs at least two nodes of at least two ranks, found {nodes} node(s) of {per_node} rank(s)"
     )]
     HybridMesh { nodes: u32, per_node: u32 },
-    #[error("the strategy's {phase} phase is unsound: {}", list(violations))]
-    Unsound { phase: String, violations: Vec<Violation> },
+    #[error("the strategy's {phase} phase is invalid: {}", list(violations))]
+    InvalidSchedule { phase: String, violations: Vec<Violation> },
 }
 
-/// The first few, and how many there are beside them.
+/// The first few violations, and how many more there are.
 fn list(violations: &[Violation]) -> String {
     const SHOWN: usize = 3;
     let mut text = violations.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join("; ");
@@ -112,7 +112,7 @@ fn list(violations: &[Violation]) -> String {
 impl Fault for PlanError {
     fn class(&self) -> FaultClass {
         match self {
-            PlanError::Unsound { .. } => FaultClass::Internal,
+            PlanError::InvalidSchedule { .. } => FaultClass::Internal,
             _ => FaultClass::BadConfig,
         }
     }
@@ -120,22 +120,28 @@ impl Fault for PlanError {
     fn hint(&self) -> Option<String> {
         match self {
             PlanError::OverBudget { .. } => Some(
-                "Smaller, in order of cost: recompute: auto, or selective, then full; fewer rows per device with more \
-                 gradient_accumulation_steps; a smaller max_length; a strategy that shards more; offload_optimizer: cpu."
+                "To use less memory, cheapest first: set recompute to auto, selective or full; lower \
+                 per_device_train_batch_size and raise gradient_accumulation_steps; lower max_length; use a strategy \
+                 that shards more; set offload_optimizer: cpu."
                     .into(),
             ),
             PlanError::NoBudget => Some(
-                "Set memory_budget_gib. Without it a GPU's own memory counts, where there is one to be asked.".into(),
-            ),
-            PlanError::Unsound { .. } => Some(
-                "A strategy emits its operations through StepBuilder; `lockstep plan --schedule` shows a sound one."
+                "Set memory_budget_gib. Without it the GPU's memory size is used, which needs a GPU on this machine."
                     .into(),
             ),
-            PlanError::FreezesNothing { closest, .. } => Some(match closest {
-                Some(name) => format!("did you mean `{name}`? `*` stands for any text, a module's name for all in it."),
-                None => "`*` stands for any text, as in `model.layers.*.mlp`; a module's name stands for all in it.".into(),
+            PlanError::InvalidSchedule { .. } => Some(
+                "Emit all operations of a custom strategy through StepBuilder; `lockstep plan --schedule` prints the \
+                 schedule of a built-in one."
+                    .into(),
+            ),
+            PlanError::UnmatchedFreezePattern { closest, .. } => Some(match closest {
+                Some(name) => format!(
+                    "Did you mean `{name}`? `*` matches any text; the name of a module matches all its tensors."
+                ),
+                None => "`*` matches any text, as in `model.layers.*.mlp`; the name of a module matches all its tensors."
+                    .into(),
             }),
-            PlanError::NothingTrains => Some("`freeze` names too much.".into()),
+            PlanError::NothingTrains => Some("Remove patterns from `freeze`.".into()),
             PlanError::ParamOffload { .. } | PlanError::HybridMesh { .. } => None,
         }
     }
@@ -152,7 +158,7 @@ impl std::fmt::Display for PhaseKind {
 }
 
 const ALIGN: u64 = 4096;
-/// What is lent starts and ends on a page, of whatever size this system has.
+/// The exported range starts and ends on a page boundary, for every page size in use.
 const EXPORT_ALIGN: u64 = 64 << 10;
 
 /// Emits every phase, packs memory, and checks the result.
@@ -161,17 +167,17 @@ pub fn build(input: PlanInput) -> Result<RunPlan, PlanError> {
     for phase in &plan.phases {
         let violations = check_phase(&plan, phase);
         if !violations.is_empty() {
-            return Err(PlanError::Unsound { phase: phase.name.clone(), violations });
+            return Err(PlanError::InvalidSchedule { phase: phase.name.clone(), violations });
         }
     }
     Ok(RunPlan(plan))
 }
 
-/// Emits every phase and packs memory: what [`build`] checks. For comparing sizes, before one is chosen.
+/// Emits every phase and packs memory, without the checks of [`build`]. Used to compare the sizes of several choices.
 pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
     let sharded = |i: usize| input.is_sharded(ModelId(i as u8), ParamState::Grad);
     if input.num_micro_batches == 1 && !(0..input.models.len()).any(sharded) {
-        // With one micro-batch both orders are the same sum, and this one needs no second buffer.
+        // With one micro-batch both orders give the same sum, and `Local` needs no second buffer.
         input.order = AccumulationOrder::Local;
     }
     let mut table = BufferTable::default();
@@ -195,7 +201,7 @@ pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
     }
     let many = input.models.len() > 1;
     let buffers = table.buffers;
-    let is_exported = exported(&input, &buffers, schedules.iter().map(|(_, _, schedule)| schedule));
+    let is_exported = exported_buffers(&input, &buffers, schedules.iter().map(|(_, _, schedule)| schedule));
     let on = |tier: MemoryTier, id: BufferId| buffers[id.0 as usize].tier == tier;
     let pack_exported =
         |schedule| pack(schedule, &buffers, |id| on(MemoryTier::Device, id) && is_exported[id.0 as usize]);
@@ -215,11 +221,11 @@ pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
             Phase { kind, name, model, schedule, memory: exported.then(largest_exported, own), host }
         })
         .collect();
-    place(input, buffers, phases, &is_exported, largest_exported)
+    assign_offsets(input, buffers, phases, &is_exported, largest_exported)
 }
 
-/// Which buffers other ranks read: those of the device that collectives send from. GPUs have their own ways.
-fn exported<'s>(
+/// Which buffers other ranks read directly: those that collectives send from. On GPUs NCCL does this instead.
+fn exported_buffers<'s>(
     input: &PlanInput,
     buffers: &[Buffer],
     schedules: impl Iterator<Item = &'s Schedule>,
@@ -231,7 +237,7 @@ fn exported<'s>(
     for op in schedules.flat_map(|schedule| &schedule.ops) {
         if matches!(op.kind, OpKind::Gather { .. } | OpKind::Reduce { .. } | OpKind::AllGatherUpdated { .. })
         {
-            // What is only written receives.
+            // A buffer that is only written is a destination.
             for (id, _) in op.accesses.iter().filter(|(_, access)| *access != Access::Define) {
                 is_exported[id.0 as usize] |= buffers[id.0 as usize].tier == MemoryTier::Device;
             }
@@ -240,7 +246,7 @@ fn exported<'s>(
     is_exported
 }
 
-/// Residents exist whether or not a phase touches them.
+/// Adds all residents to the table: they exist whether or not a phase uses them.
 fn register_residents(input: &PlanInput, table: &mut BufferTable) {
     for (m, model) in input.models.iter().enumerate() {
         for (u, unit) in model.units.iter().enumerate() {
@@ -263,7 +269,8 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
     }
 }
 
-fn place(
+/// Assigns offsets to residents, and computes the sizes of all arenas.
+fn assign_offsets(
     input: PlanInput,
     buffers: Vec<Buffer>,
     phases: Vec<Phase>,
@@ -306,45 +313,46 @@ fn place(
 }
 
 impl PlanData {
-    /// A model's phase of a kind, if the plan has one.
+    /// The index of a model's phase of this kind, if the plan has one.
     pub fn phase(&self, kind: PhaseKind, model: ModelId) -> Option<usize> {
         self.phases.iter().position(|p| p.kind == kind && p.model == model)
     }
 
-    pub fn find(&self, what: BufferKind) -> Option<BufferId> {
-        self.buffers.iter().position(|b| b.kind == what).map(|i| BufferId(i as u32))
+    pub fn find(&self, kind: BufferKind) -> Option<BufferId> {
+        self.buffers.iter().position(|b| b.kind == kind).map(|i| BufferId(i as u32))
     }
 
-    /// Where a buffer lies in its tier's arena during `phase`.
+    /// The offset of a buffer in its tier's arena during `phase`.
     pub fn offset(&self, phase: &Phase, id: BufferId) -> Option<Bytes> {
         let tier = self.buffers[id.0 as usize].tier;
-        let passing = match tier {
+        let transient = match tier {
             MemoryTier::Device => &phase.memory.offsets[..],
             MemoryTier::Host => &phase.host.offsets[..],
             MemoryTier::Nvme => &[],
         };
-        self.resident_offset(id).or_else(|| Some(self.residents[tier as usize].bytes + among(passing, id)?))
+        self.resident_offset(id)
+            .or_else(|| Some(self.residents[tier as usize].bytes + offset_in(transient, id)?))
     }
 
-    /// Where a buffer lies in its tier's arena from step to step, if it does.
+    /// The offset of a resident buffer in its tier's arena. `None`: it is not resident.
     pub fn resident_offset(&self, id: BufferId) -> Option<Bytes> {
         let tier = self.buffers[id.0 as usize].tier;
-        among(&self.residents[tier as usize].offsets, id)
+        offset_in(&self.residents[tier as usize].offsets, id)
     }
 
-    /// Slot layouts of a model's units, by [`ModelPlan::layout_of`].
+    /// The slot layouts of a model's units, indexed by [`ModelPlan::layout_of`].
     ///
     /// [`ModelPlan::layout_of`]: crate::ModelPlan::layout_of
     pub fn layouts(&self, model: ModelId) -> Vec<UnitLayout> {
         self.input.model(model).layouts(self.input.storage)
     }
 
-    /// The first byte of the scratch buffer that belongs to the kernels' workspace.
+    /// The offset of the kernels' workspace in the scratch buffer.
     pub fn workspace_offset(&self, model: ModelId) -> Bytes {
         self.layouts(model).iter().map(UnitLayout::scratch).max().unwrap_or_default().align_to(4096)
     }
 
-    /// What the process will hold of the host's memory: arenas and what is not ours.
+    /// The host memory that the process will use: arenas and overhead.
     pub fn process_bytes(&self) -> Bytes {
         match self.input.needs.host_overhead_bytes {
             Some(foreign) => self.host_bytes + foreign,
@@ -352,7 +360,7 @@ impl PlanData {
         }
     }
 
-    /// What the device will hold: the arena and what is not ours.
+    /// The device memory that the process will use: the arena and overhead.
     pub fn device_bytes(&self) -> Bytes {
         self.arena_bytes + self.input.needs.overhead_bytes
     }
@@ -366,6 +374,6 @@ impl PlanData {
     }
 }
 
-fn among(list: &[(BufferId, Bytes)], id: BufferId) -> Option<Bytes> {
+fn offset_in(list: &[(BufferId, Bytes)], id: BufferId) -> Option<Bytes> {
     list.binary_search_by_key(&id, |(id, _)| *id).ok().map(|i| list[i].1)
 }

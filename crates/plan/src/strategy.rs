@@ -1,7 +1,7 @@
-//! Strategies: each a small function that emits the operations of a training step.
+//! Strategies. Each is a small function that emits the operations of a training step.
 //!
-//! They differ in when parameters are gathered and released and in how gradients reach their owners;
-//! what a unit computes is the same in all. A user's own strategy has the same type.
+//! They differ in when parameters are gathered and released, and in how gradients are reduced; units compute the same
+//! in all of them. A custom strategy has the same type.
 
 use lockstep_config::StrategyName;
 
@@ -11,7 +11,7 @@ use crate::input::Placement;
 /// Emits one training step.
 pub type Strategy = fn(&mut StepBuilder);
 
-/// The function and the placements (parameters, gradients, optimizer) behind a name.
+/// The function of a named strategy, and its placements of parameters, gradients and optimizer states.
 pub fn by_name(name: StrategyName) -> (Strategy, [Placement; 3]) {
     use Placement::{Replicate, Shard};
     match name {
@@ -27,12 +27,12 @@ pub fn by_name(name: StrategyName) -> (Strategy, [Placement; 3]) {
     }
 }
 
-/// Everything whole; gradients summed in buckets while backward goes on.
+/// Everything is replicated. Gradients are all-reduced in buckets while backward runs.
 pub fn ddp(b: &mut StepBuilder) {
     for micro_batch in 0..b.num_micro_batches() {
-        let uses = b.micro_batch_passes(micro_batch);
-        b.run_with_prefetch(&uses, &mut |b, done| {
-            if let Some(unit) = b.unit_to_reduce(done) {
+        let passes = b.micro_batch_passes(micro_batch);
+        b.run_with_prefetch(&passes, &mut |b, pass| {
+            if let Some(unit) = b.unit_to_reduce(pass) {
                 b.add_to_bucket(unit, micro_batch);
             }
         });
@@ -41,34 +41,34 @@ pub fn ddp(b: &mut StepBuilder) {
     b.clip_and_update();
 }
 
-/// As ddp, but each rank updates its shard and publishes it.
+/// Like ddp, but each rank updates its shard, and updated parameters are all-gathered.
 pub fn zero1(b: &mut StepBuilder) {
     ddp(b);
 }
 
-/// Gradients reach their owners unit by unit.
+/// Gradients are reduce-scattered unit by unit.
 pub fn zero2(b: &mut StepBuilder) {
-    let uses = b.step_passes();
-    b.run_with_prefetch(&uses, &mut reduce_own_unit);
+    let passes = b.step_passes();
+    b.run_with_prefetch(&passes, &mut reduce_own_unit);
     b.clip_and_update();
 }
 
-/// Parameters whole only while in use; gathered ahead by the prefetch depth.
+/// Parameters are gathered for each use, ahead of it by the prefetch depth, and released after it.
 pub fn zero3(b: &mut StepBuilder) {
     zero2(b);
 }
 
-/// Parameters whole from a micro-batch's forward to its backward.
+/// Parameters stay gathered from a micro-batch's forward to its backward.
 pub fn shard_grad_op(b: &mut StepBuilder) {
     for micro_batch in 0..b.num_micro_batches() {
-        let uses = b.micro_batch_passes(micro_batch);
-        b.run_keeping_gathered(&uses, &mut reduce_own_unit);
+        let passes = b.micro_batch_passes(micro_batch);
+        b.run_keeping_gathered(&passes, &mut reduce_own_unit);
     }
     b.clip_and_update();
 }
 
-fn reduce_own_unit(b: &mut StepBuilder, done: &UnitPass) {
-    if let Some(unit) = b.unit_to_reduce(done) {
-        b.reduce_unit(unit, done.micro_batch);
+fn reduce_own_unit(b: &mut StepBuilder, pass: &UnitPass) {
+    if let Some(unit) = b.unit_to_reduce(pass) {
+        b.reduce_unit(unit, pass.micro_batch);
     }
 }

@@ -1,25 +1,26 @@
-//! Where each slot of a unit lives: in the stream, in what is kept, or in the operation's scratch, and at
-//! which offset. Scratch slots share bytes when no step needs both.
+//! Which buffer each slot of a unit is in, and at which offset: the residual stream, the saved activations or the
+//! operation's scratch. Scratch slots share bytes if no step needs both.
 
 use lockstep_core::{Bytes, DType};
 use lockstep_shape::{Program, Programs, Slot};
 
-/// Offsets keep every slot on a cache line and vectors aligned.
+/// Slots start on multiples of this many bytes, so that cache lines and vectors are aligned.
 const ALIGN: u64 = 256;
 
-/// The buffer a slot is part of, and its offset there.
+/// The buffer that a slot is in, and its offset there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotBuffer {
-    /// The unit's input, output or the stream's gradient.
+    /// The residual stream before the unit.
     Input,
+    /// The residual stream after the unit.
     Output,
-    GradStream,
+    ResidualGrad,
     Saved(Bytes),
-    Rebuilt(Bytes),
+    Recomputed(Bytes),
     Scratch(Bytes),
 }
 
-/// Where every slot of one program lives.
+/// The buffers of all slots of one program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProgramLayout {
     buffers: Vec<Option<SlotBuffer>>,
@@ -32,19 +33,19 @@ impl ProgramLayout {
     }
 }
 
-/// The layouts of a kind of unit.
+/// The layouts of a unit's programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnitLayout {
     pub forward: ProgramLayout,
-    pub recompute_program: ProgramLayout,
+    pub recompute: ProgramLayout,
     pub backward: ProgramLayout,
     pub fused: ProgramLayout,
-    pub next: ProgramLayout,
+    pub decode: ProgramLayout,
     pub saved: Bytes,
     pub recomputed: Bytes,
 }
 
-/// Row counts and storage that turn widths into bytes.
+/// The row counts and the storage type that slot sizes are computed from.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub(crate) tokens: usize,
@@ -59,28 +60,28 @@ impl UnitLayout {
         let mut fixed = vec![None; Slot::COUNT];
         fixed[Slot::X.index()] = Some(SlotBuffer::Input);
         fixed[Slot::Y.index()] = Some(SlotBuffer::Output);
-        fixed[Slot::DX.index()] = Some(SlotBuffer::GradStream);
-        let mut in_a_row = |slots: &[Slot], home: fn(Bytes) -> SlotBuffer| {
+        fixed[Slot::DX.index()] = Some(SlotBuffer::ResidualGrad);
+        let mut contiguous = |slots: &[Slot], buffer: fn(Bytes) -> SlotBuffer| {
             let mut at = Bytes::ZERO;
             for slot in slots {
-                fixed[slot.index()] = Some(home(at));
+                fixed[slot.index()] = Some(buffer(at));
                 at += bytes(*slot);
             }
             at
         };
-        let saved = in_a_row(&programs.saved, SlotBuffer::Saved);
-        let recomputed = in_a_row(&programs.recomputed, SlotBuffer::Rebuilt);
-        // A rebuilt slot is not there yet when forward runs: forward has it in scratch.
+        let saved = contiguous(&programs.saved, SlotBuffer::Saved);
+        let recomputed = contiguous(&programs.recomputed, SlotBuffer::Recomputed);
+        // The buffer of recomputed slots does not exist during forward, which keeps them in scratch.
         let mut in_forward = fixed.clone();
         for slot in &programs.recomputed {
             in_forward[slot.index()] = None;
         }
         UnitLayout {
             forward: lay_out(&programs.forward, in_forward, &bytes),
-            recompute_program: lay_out(&programs.recompute_program, fixed.clone(), &bytes),
+            recompute: lay_out(&programs.recompute, fixed.clone(), &bytes),
             backward: lay_out(&programs.backward, fixed.clone(), &bytes),
             fused: lay_out(&programs.fused, fixed.clone(), &bytes),
-            next: lay_out(&programs.next, fixed, &bytes),
+            decode: lay_out(&programs.decode, fixed, &bytes),
             saved,
             recomputed,
         }
@@ -88,7 +89,7 @@ impl UnitLayout {
 
     /// The most scratch any of the unit's programs needs.
     pub fn scratch(&self) -> Bytes {
-        [&self.forward, &self.recompute_program, &self.backward, &self.fused, &self.next]
+        [&self.forward, &self.recompute, &self.backward, &self.fused, &self.decode]
             .map(|p| p.scratch)
             .into_iter()
             .max()
@@ -96,8 +97,8 @@ impl UnitLayout {
     }
 }
 
-/// Gives scratch offsets to the slots that have no home yet: largest first, each at the lowest offset
-/// that no slot alive at the same step occupies.
+/// Assigns scratch offsets to the slots that have no buffer yet: largest first, each at the lowest offset that is not
+/// used by a slot that is live at the same time.
 fn lay_out(
     program: &Program,
     mut buffers: Vec<Option<SlotBuffer>>,
@@ -111,22 +112,22 @@ fn lay_out(
     }
     let mut slots: Vec<(Slot, usize, usize)> = Vec::new();
     for slot in program.slots().into_iter().filter(|s| buffers[s.index()].is_none()) {
-        let touched = |step: &lockstep_shape::ProgramStep| {
+        let uses = |step: &lockstep_shape::ProgramStep| {
             step.reads().contains(&slot) || step.writes().contains(&slot)
         };
-        let first = program.steps.iter().position(touched).expect("the slot is touched");
-        let last = program.steps.iter().rposition(touched).expect("the slot is touched");
+        let first = program.steps.iter().position(uses).expect("a slot of the program is used");
+        let last = program.steps.iter().rposition(uses).expect("a slot of the program is used");
         slots.push((slot, first, last));
     }
     slots.sort_by_key(|(slot, first, _)| (std::cmp::Reverse(bytes(*slot)), *first));
     let mut placed: Vec<Placed> = Vec::new();
     for (slot, first, last) in slots {
         let size = bytes(slot).0;
-        let mut together: Vec<&Placed> =
+        let mut conflicts: Vec<&Placed> =
             placed.iter().filter(|p| p.first <= last && first <= p.last).collect();
-        together.sort_by_key(|p| p.start);
+        conflicts.sort_by_key(|p| p.start);
         let mut start = 0;
-        for other in together {
+        for other in conflicts {
             if start + size <= other.start {
                 break;
             }
@@ -146,9 +147,9 @@ mod tests {
         Architecture, Biases, Freeze, ModelShape, Recompute, block_programs, head_programs, units,
     };
 
-    /// Slots alive at the same step never overlap, in any program, and every touched slot has a home.
+    /// Slots that are live at the same step do not overlap, in any program, and every slot in use has a buffer.
     #[test]
-    fn scratch_slots_alive_together_are_apart() {
+    fn live_scratch_slots_do_not_overlap() {
         let llama = ModelShape::named("tiny", 300).unwrap();
         let qwen = ModelShape { architecture: Architecture::Qwen3, ..llama.clone() };
         let biases = Biases { qkv: true, out: true, mlp: true };
@@ -161,30 +162,46 @@ mod tests {
                     let layout = UnitLayout::new(&programs, sizes);
                     for (program, buffers) in [
                         (&programs.forward, &layout.forward),
-                        (&programs.recompute_program, &layout.recompute_program),
+                        (&programs.recompute, &layout.recompute),
                         (&programs.backward, &layout.backward),
                         (&programs.fused, &layout.fused),
-                        (&programs.next, &layout.next),
+                        (&programs.decode, &layout.decode),
                     ] {
+<<<<<<< ours
                         assert_disjoint(program, buffers, &programs, sizes);
+||||||| base
+                        assert_apart(program, buffers, &programs, sizes);
+=======
+                        assert_no_overlap(program, buffers, &programs, sizes);
+>>>>>>> theirs
                     }
                 }
             }
         }
     }
 
+<<<<<<< ours
     fn assert_disjoint(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
         let alive = |slot: Slot, at: usize| {
             let touched =
+||||||| base
+    fn assert_apart(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
+        let alive = |slot: Slot, at: usize| {
+            let touched =
+=======
+    fn assert_no_overlap(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
+        let is_live = |slot: Slot, at: usize| {
+            let uses =
+>>>>>>> theirs
                 |s: &lockstep_shape::ProgramStep| s.reads().contains(&slot) || s.writes().contains(&slot);
-            program.steps[..=at].iter().any(touched) && program.steps[at..].iter().any(touched)
+            program.steps[..=at].iter().any(uses) && program.steps[at..].iter().any(uses)
         };
         for at in 0..program.steps.len() {
             let mut ranges: Vec<(u64, u64)> = program
                 .slots()
                 .into_iter()
-                .filter(|slot| alive(*slot, at))
-                .filter_map(|slot| match layout.buffer_of(slot).expect("every slot has a home") {
+                .filter(|slot| is_live(*slot, at))
+                .filter_map(|slot| match layout.buffer_of(slot).expect("every slot has a buffer") {
                     SlotBuffer::Scratch(start) => {
                         let size = programs.spec(slot).bytes(sizes.tokens, sizes.chunk, sizes.storage);
                         Some((start.0, start.0 + size.0))

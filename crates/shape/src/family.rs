@@ -11,9 +11,9 @@ pub fn embed_programs(m: &ModelShape) -> Programs {
     Programs {
         forward: Program::new(vec![ProgramStep::Embed { y: Slot::Y, w: Param::Embedding }]),
         backward: Program::new(vec![ProgramStep::EmbedBack { dy: Slot::DX, w: Param::Embedding }]),
-        recompute_program: Program::default(),
+        recompute: Program::default(),
         fused: Program::default(),
-        next: Program::default(),
+        decode: Program::default(),
         saved: vec![],
         recomputed: vec![],
         specs: vec![SlotSpec::activation(Slot::Y, m.dim), SlotSpec::activation(Slot::DX, m.dim)],
@@ -40,12 +40,12 @@ pub fn head_programs(m: &ModelShape) -> Programs {
         forward: Program::new(vec![norm, ProgramStep::HeadOutputs { x: nf, w, logits: Slot::Logits }]),
         backward: Program::new(vec![norm, fused, norm_back]),
         fused: Program::new(vec![norm, fused, norm_back]),
-        next: Program::new(vec![
+        decode: Program::new(vec![
             norm,
             ProgramStep::Pick { x: nf, y: Slot::Last },
             ProgramStep::HeadLogits { x: Slot::Last, w, logits: Slot::Logits },
         ]),
-        recompute_program: Program::default(),
+        recompute: Program::default(),
         saved: vec![],
         recomputed: vec![],
         specs: vec![
@@ -74,8 +74,8 @@ pub fn score_head_programs(m: &ModelShape) -> Programs {
         forward: Program::new(vec![norm, score]),
         backward: Program::new(vec![norm, back, norm_back]),
         fused: Program::new(vec![norm, score, back, norm_back]),
-        next: Program::default(),
-        recompute_program: Program::default(),
+        decode: Program::default(),
+        recompute: Program::default(),
         saved: vec![],
         recomputed: vec![],
         specs: vec![
@@ -122,10 +122,10 @@ pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute) -
     let backward = with_recomputation(backward, &forward, &there);
     Programs {
         forward: Program::new(forward),
-        recompute_program: Program::new(recompute_program),
+        recompute: Program::new(recompute_program),
         backward: Program::new(backward),
         fused: Program::default(),
-        next: Program::default(),
+        decode: Program::default(),
         saved,
         recomputed,
         specs: block_specs(m),
@@ -435,7 +435,7 @@ mod tests {
                 };
                 let after = check(&p.forward, vec![Slot::X]);
                 assert!(after.contains(&Slot::Y) && p.saved.iter().all(|s| after.contains(s)));
-                let after = check(&p.recompute_program, vec![Slot::X]);
+                let after = check(&p.recompute, vec![Slot::X]);
                 assert!(p.recomputed.iter().all(|s| after.contains(s)));
                 let there = p.saved.iter().chain(&p.recomputed).copied().chain([Slot::X, Slot::DX]).collect();
                 check(&p.backward, there);

@@ -290,12 +290,12 @@ impl Program {
 pub struct Programs {
     pub forward: Program,
     /// Runs before `backward` when the unit is recomputed in full; else empty.
-    pub recompute_program: Program,
+    pub recompute: Program,
     pub backward: Program,
     /// The head's forward and backward in one pass; empty for other units.
     pub fused: Program,
     /// The head's logits for the last token of every document; empty for other units.
-    pub next: Program,
+    pub decode: Program,
     /// Slots that live from forward to backward.
     pub saved: Vec<Slot>,
     /// Slots that live from rebuild to backward.

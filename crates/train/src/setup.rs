@@ -340,7 +340,7 @@ pub(crate) fn plan_with(
     let workspace = |shape: &ModelShape, bounds: &BatchBounds| {
         lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels)
     };
-    let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process };
+    let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process_bytes: process };
     let plan = build(resolve(config, shape, &hardware, objective)?)?;
     if let Some(budget) = budget(config) {
         plan.check_budget(budget)?;

@@ -1,12 +1,12 @@
-//! What units compute: forward, head, recomputation, backward.
+//! The computation of units: forward, head, recompute, backward.
 
 use crate::buffer::{Access, BufferId, BufferKind};
-use crate::builder::{FLIGHT, StepBuilder};
+use crate::builder::{IN_FLIGHT, StepBuilder};
 use crate::input::AccumulationOrder;
 use crate::schedule::{Lane, OpId, OpKind};
 
 impl StepBuilder<'_> {
-    /// Forward of a unit of the body; before the first one, the batch is brought to the device.
+    /// Forward of a unit of the body. The first one also copies the batch to the device.
     pub fn forward(&mut self, unit: u32, micro_batch: u32) -> OpId {
         if unit == self.embed_unit() {
             let [inputs, _] = self.inputs();
@@ -15,14 +15,14 @@ impl StepBuilder<'_> {
         let mut accesses = self.common_accesses();
         accesses.push((self.params(unit), Access::Read));
         if unit != self.embed_unit() {
-            accesses.push((self.stream(unit), Access::Read));
+            accesses.push((self.residual(unit), Access::Read));
         }
-        accesses.push((self.stream(unit + 1), Access::Define));
+        accesses.push((self.residual(unit + 1), Access::Define));
         let saved = self.layout(unit).saved;
         if saved.0 > 0 {
             accesses.push((
                 self.bytes(
-                    BufferKind::SavedActivations { model: self.model, unit, in_flight: FLIGHT },
+                    BufferKind::SavedActivations { model: self.model, unit, in_flight: IN_FLIGHT },
                     saved,
                 ),
                 Access::Define,
@@ -40,19 +40,19 @@ impl StepBuilder<'_> {
         let head = self.head_unit();
         let mut accesses = self.common_accesses();
         accesses.push((self.params(head), Access::Read));
-        if self.tied() {
+        if self.is_tied() {
             accesses.push((self.params(self.embed_unit()), Access::Read));
         }
-        accesses.push((self.stream(head), Access::Read));
+        accesses.push((self.residual(head), Access::Read));
         accesses
     }
 
-    /// The head and the objective, in one pass where the objective allows it.
+    /// The head and the objective: one fused pass if the coefficients do not depend on the head's outputs.
     pub fn head(&mut self, micro_batch: u32) -> OpId {
         let [inputs, _] = self.inputs();
         let (outputs, coefficients) = (
-            self.per_token(BufferKind::Outputs { in_flight: FLIGHT }),
-            self.per_token(BufferKind::Coefficients { in_flight: FLIGHT }),
+            self.per_token(BufferKind::Outputs { in_flight: IN_FLIGHT }),
+            self.per_token(BufferKind::Coefficients { in_flight: IN_FLIGHT }),
         );
         let ahead = self.input.coefficients_ahead;
         if !ahead {
@@ -66,7 +66,7 @@ impl StepBuilder<'_> {
         let mut accesses = self.head_accesses();
         accesses.push((coefficients, Access::Read));
         accesses.push((outputs, if ahead { Access::Define } else { Access::Update }));
-        accesses.push((self.grad_stream(), Access::Define));
+        accesses.push((self.residual_grad(), Access::Define));
         let trained = self.trained_by_head();
         for unit in trained.iter().copied() {
             let access = if fresh { Access::Define } else { Access::Update };
@@ -85,33 +85,33 @@ impl StepBuilder<'_> {
 
     /// The units whose gradients the head's backward writes.
     fn trained_by_head(&self) -> Vec<u32> {
-        let units = [Some(self.head_unit()), self.tied().then_some(self.embed_unit())];
+        let units = [Some(self.head_unit()), self.is_tied().then_some(self.embed_unit())];
         units.into_iter().flatten().filter(|u| self.trained_elems(*u) > 0).collect()
     }
 
-    /// The head's outputs, with no backward to follow.
+    /// The head's forward, without a backward.
     pub(super) fn head_score(&mut self, micro_batch: u32) -> OpId {
         let mut accesses = self.head_accesses();
-        accesses.push((self.per_token(BufferKind::Outputs { in_flight: FLIGHT }), Access::Define));
+        accesses.push((self.per_token(BufferKind::Outputs { in_flight: IN_FLIGHT }), Access::Define));
         self.emit(OpKind::HeadForward { micro_batch }, Lane::Compute, accesses, &[])
     }
 
-    /// Whether a gradient written for `micro` starts a new sum.
+    /// Whether the gradient of `micro_batch` starts a new sum.
     fn fresh(&self, micro_batch: u32) -> bool {
         micro_batch == 0 || self.input.order == AccumulationOrder::Reduced
     }
 
-    /// Backward of a unit of the body, after its recomputation where there is one.
+    /// Backward of a unit of the body, preceded by its recompute pass if it has one.
     pub fn backward(&mut self, unit: u32, micro_batch: u32) -> OpId {
         let layout = self.layout(unit);
         let (saved, recomputed) = (layout.saved, layout.recomputed);
         if recomputed.0 > 0 {
             let mut accesses = self.common_accesses();
             accesses.push((self.params(unit), Access::Read));
-            accesses.push((self.stream(unit), Access::Read));
+            accesses.push((self.residual(unit), Access::Read));
             accesses.push((
                 self.bytes(
-                    BufferKind::RecomputedActivations { model: self.model, unit, in_flight: FLIGHT },
+                    BufferKind::RecomputedActivations { model: self.model, unit, in_flight: IN_FLIGHT },
                     recomputed,
                 ),
                 Access::Define,
@@ -121,20 +121,20 @@ impl StepBuilder<'_> {
         let mut accesses = self.common_accesses();
         if unit != self.embed_unit() {
             accesses.push((self.params(unit), Access::Read));
-            accesses.push((self.stream(unit), Access::Read));
+            accesses.push((self.residual(unit), Access::Read));
         }
-        for (what, bytes) in [
-            (BufferKind::SavedActivations { model: self.model, unit, in_flight: FLIGHT }, saved),
-            (BufferKind::RecomputedActivations { model: self.model, unit, in_flight: FLIGHT }, recomputed),
+        for (kind, bytes) in [
+            (BufferKind::SavedActivations { model: self.model, unit, in_flight: IN_FLIGHT }, saved),
+            (BufferKind::RecomputedActivations { model: self.model, unit, in_flight: IN_FLIGHT }, recomputed),
         ] {
             if bytes.0 > 0 {
-                // Updated: the gated unit's gradients take the place of its values.
-                accesses.push((self.bytes(what, bytes), Access::Update));
+                // Updated, because SwiGLU's gradients overwrite its inputs.
+                accesses.push((self.bytes(kind, bytes), Access::Update));
             }
         }
-        accesses.push((self.grad_stream(), Access::Update));
-        // A tied table already holds the head's part.
-        let fresh = self.fresh(micro_batch) && !(unit == self.embed_unit() && self.tied());
+        accesses.push((self.residual_grad(), Access::Update));
+        // The head has already written its part of a tied table's gradient.
+        let fresh = self.fresh(micro_batch) && !(unit == self.embed_unit() && self.is_tied());
         if self.trained_elems(unit) > 0 {
             accesses.push((self.grad_target(unit), if fresh { Access::Define } else { Access::Update }));
         }
@@ -144,7 +144,7 @@ impl StepBuilder<'_> {
         id
     }
 
-    /// What every computation of a unit touches besides parameters and activations.
+    /// The accesses of every computation, besides parameters and activations.
     fn common_accesses(&mut self) -> Vec<(BufferId, Access)> {
         let [inputs, tables] = self.inputs();
         vec![(inputs, Access::Read), (tables, Access::Read), (self.scratch(), Access::Define)]

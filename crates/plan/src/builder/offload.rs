@@ -1,10 +1,10 @@
-//! Gradients that live on the host: they leave the device as soon as backward and the ranks' sum are over,
-//! so that it holds two units' gradients and not all of them.
+//! Offload of gradients to the host. Each is offloaded as soon as backward and the reduction have finished, so that the
+//! device holds the gradients of two units and not of all.
 //!
-//! The order of summation is the plan's, wherever gradients are. `reduced`: a micro-batch's sum over ranks is
-//! added to those before it, by the host's cores. `local`: backward itself adds to what earlier micro-batches
-//! left, which is fetched back for it. That is possible where the host keeps whole gradients; where it keeps
-//! a rank's share alone, the local sums of all units stay on the device until the window is over.
+//! The order of summation does not depend on where gradients are. `reduced`: the host's cores add a micro-batch's
+//! reduced gradient to the earlier ones. `local`: backward adds to the sum of the earlier micro-batches, which is
+//! fetched back for it. That works only if the host holds whole gradients; if it holds one rank's shard, the local
+//! sums of all units stay on the device until the end of the accumulation window.
 
 use lockstep_core::{ALIGN_ELEMS, DType};
 
@@ -13,35 +13,36 @@ use crate::builder::StepBuilder;
 use crate::input::AccumulationOrder;
 use crate::schedule::{CopyEnd, CopyPayload, Lane, OpId, OpKind, SpanPart};
 
-/// Elements of the smallest piece that is added at a time, 2 MiB of f32, and pieces of a share at most.
-const SMALLEST_PIECE: usize = 1 << 19;
-const MOST_PIECES: usize = 8;
+/// A shard is added in pieces of at least 2 MiB of f32, and in at most `MAX_PIECES` pieces.
+const MIN_PIECE_ELEMS: usize = 1 << 19;
+const MAX_PIECES: usize = 8;
 
 impl StepBuilder<'_> {
-    /// Whether a unit's gradient leaves the device after `micro`.
+    /// Whether a unit's gradient is offloaded after `micro_batch`.
     pub(super) fn offloads_after(&self, unit: u32, micro_batch: u32) -> bool {
-        let window_over = micro_batch + 1 == self.input.num_micro_batches;
-        let sums_leave = self.input.order == AccumulationOrder::Reduced
+        let is_last = micro_batch + 1 == self.input.num_micro_batches;
+        let offloads_each = self.input.order == AccumulationOrder::Reduced
             || !self.input.is_sharded(self.model, ParamState::Grad);
-        self.grads_offloaded(unit) && (window_over || sums_leave)
+        self.grads_offloaded(unit) && (is_last || offloads_each)
     }
 
-    /// Moves this rank's share of a unit's gradient to the host; the last copy that reads it on the device.
+    /// Copies this rank's shard of a unit's gradient to the host. Returns the last copy that reads it on the device.
     pub(super) fn offload_gradient(&mut self, unit: u32, micro_batch: u32) -> OpId {
-        let share = self.input.resident(self.model, unit, ParamState::Grad).1;
-        let (whole, home) = (self.grad_target(unit), self.state(unit, ParamState::Grad));
+        let shard_elems = self.input.resident(self.model, unit, ParamState::Grad).1;
+        let (whole, resident) = (self.grad_target(unit), self.state(unit, ParamState::Grad));
         let adds = micro_batch > 0 && self.input.order == AccumulationOrder::Reduced;
         let last = if adds {
-            let len = share.div_ceil(MOST_PIECES).next_multiple_of(ALIGN_ELEMS).max(SMALLEST_PIECE);
-            let pieces = (0..share).step_by(len).map(|start| (start, (start + len).min(share)));
-            let copies = pieces
-                .map(|(start, end)| self.offload_piece_to_add(whole, home, unit, micro_batch, (start, end)));
+            let len = shard_elems.div_ceil(MAX_PIECES).next_multiple_of(ALIGN_ELEMS).max(MIN_PIECE_ELEMS);
+            let pieces = (0..shard_elems).step_by(len).map(|start| (start, (start + len).min(shard_elems)));
+            let copies = pieces.map(|(start, end)| {
+                self.offload_piece_to_add(whole, resident, unit, micro_batch, (start, end))
+            });
             copies.last().expect("a trained unit has a gradient")
         } else {
-            let span = self.front_span(unit, share);
+            let span = self.prefix_span(unit, shard_elems);
             let (from, to) = (CopyEnd::Buffer(whole), CopyEnd::Resident);
             let kind = OpKind::Copy { payload: CopyPayload::Grad, from, to, span };
-            self.emit(kind, Lane::Copy, vec![(whole, Access::Read), (home, Access::Define)], &[])
+            self.emit(kind, Lane::Copy, vec![(whole, Access::Read), (resident, Access::Define)], &[])
         };
         if micro_batch + 1 == self.input.num_micro_batches {
             self.squares_on_host(unit);
@@ -49,57 +50,59 @@ impl StepBuilder<'_> {
         last
     }
 
-    /// One piece, through a staging buffer of the host, to what is there.
+    /// Copies one piece to a staging buffer on the host and adds it to the sum there.
     fn offload_piece_to_add(
         &mut self,
         whole: BufferId,
-        home: BufferId,
+        resident: BufferId,
         unit: u32,
         micro_batch: u32,
         (start, end): (usize, usize),
     ) -> OpId {
-        let what = BufferKind::GradStaging { turn: self.spills % 2 };
-        self.spills += 1;
-        let staging = self.table.get(what, MemoryTier::Host, end - start, DType::F32);
+        let kind = BufferKind::GradStaging { turn: self.num_staged_pieces % 2 };
+        self.num_staged_pieces += 1;
+        let staging = self.table.get(kind, MemoryTier::Host, end - start, DType::F32);
         let span = self.span(vec![SpanPart { unit, start, end }]);
         let accesses = vec![(whole, Access::Read), (staging, Access::Define)];
         let (from, to) = (CopyEnd::Buffer(whole), CopyEnd::Buffer(staging));
         let copy =
             self.emit(OpKind::Copy { payload: CopyPayload::Grad, from, to, span }, Lane::Copy, accesses, &[]);
-        let accesses = vec![(staging, Access::Read), (home, Access::Update)];
+        let accesses = vec![(staging, Access::Read), (resident, Access::Update)];
         self.emit(OpKind::Add { span, micro_batch, from: staging }, Lane::Host, accesses, &[]);
         copy
     }
 
-    /// Whether backward of `micro` adds to a gradient that has left.
+    /// Whether backward of `micro_batch` adds to a gradient that was offloaded.
     fn is_fetched_back(&self, unit: u32, micro_batch: u32) -> bool {
         micro_batch > 0
             && self.input.order == AccumulationOrder::Local
             && self.offloads_after(unit, micro_batch - 1)
     }
 
-    /// Brings what earlier micro-batches left of some units' gradients back to the device, before backward
-    /// adds to it.
+    /// Fetches the offloaded sums of earlier micro-batches back to the device, before backward adds to them.
     pub(super) fn fetch_gradients(&mut self, units: &[u32], micro_batch: u32) {
         for unit in units.iter().filter(|unit| self.is_fetched_back(**unit, micro_batch)).collect::<Vec<_>>()
         {
-            let share = self.input.resident(self.model, *unit, ParamState::Grad).1;
-            let (whole, home, span) =
-                (self.grad_target(*unit), self.state(*unit, ParamState::Grad), self.front_span(*unit, share));
-            // Behind the move of the unit before, on the same lane: with the one that backward is writing there
-            // are two on the device.
-            let accesses = vec![(home, Access::Read), (whole, Access::Define)];
+            let shard_elems = self.input.resident(self.model, *unit, ParamState::Grad).1;
+            let (whole, resident, span) = (
+                self.grad_target(*unit),
+                self.state(*unit, ParamState::Grad),
+                self.prefix_span(*unit, shard_elems),
+            );
+            // This copy comes after the previous unit's copy to the host, on the same lane. So there are two gradients
+            // on the device: this one, and the one that backward is writing.
+            let accesses = vec![(resident, Access::Read), (whole, Access::Define)];
             let (from, to) = (CopyEnd::Resident, CopyEnd::Buffer(whole));
             self.emit(OpKind::Copy { payload: CopyPayload::Grad, from, to, span }, Lane::Copy, accesses, &[]);
         }
     }
 
-    /// As [`StepBuilder::bring_back`], for the unit whose backward follows that of `unit`: issued before the
-    /// move of `unit` to the host, which waits for its backward, so that this one does not.
+    /// Does the same for the unit whose backward follows that of `unit`. Emit it before the copy of `unit`'s gradient
+    /// to the host: that copy waits for the backward of `unit`, and this one must not.
     pub(super) fn fetch_next_gradient(&mut self, unit: u32, micro_batch: u32) {
         let next = (0..unit).rev().find(|u| self.trained_elems(*u) > 0);
-        // A tied table's gradient came back for the head.
-        if let Some(next) = next.filter(|next| *next != self.embed_unit() || !self.tied()) {
+        // A tied table's gradient was fetched for the head already.
+        if let Some(next) = next.filter(|next| *next != self.embed_unit() || !self.is_tied()) {
             self.fetch_gradients(&[next], micro_batch);
         }
     }

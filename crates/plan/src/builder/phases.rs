@@ -1,26 +1,26 @@
-//! Phases that do not train: scoring and generation.
+//! The phases that do not train: score and generate.
 
 use lockstep_core::DType;
 
 use crate::buffer::{Access, BufferKind};
-use crate::builder::{FLIGHT, PassKind, StepBuilder};
+use crate::builder::{IN_FLIGHT, PassKind, StepBuilder};
 use crate::schedule::{Lane, OpKind};
 
 impl StepBuilder<'_> {
-    /// Forward through the body and the head's outputs: a score or evaluation phase.
+    /// Forward only, for scoring and evaluation.
     pub fn score(&mut self) {
-        let uses = self.forward_passes(0, PassKind::Score);
-        self.run_with_prefetch(&uses, &mut |_, _| {});
+        let passes = self.forward_passes(0, PassKind::Score);
+        self.run_with_prefetch(&passes, &mut |_, _| {});
     }
 
-    /// Documents grow with a key-value cache until the caller has no more: one operation, for how long it
-    /// takes depends on what is drawn. Parameters stay whole meanwhile. Each unit reads one stream and
-    /// writes the other; the cache is all that a pass leaves to the next.
+    /// Prefill and decode with a KV cache. This is one operation, because its length depends on the sampled tokens.
+    /// Parameters stay gathered throughout. Units alternate between two residual buffers; only the cache is carried
+    /// from one decode batch to the next.
     pub fn generate(&mut self) {
         let generation = self.plan().generation.expect("a phase that generates has bounds");
         assert!(
             generation.docs <= self.plan().head_chunk_tokens,
-            "logits of all documents are there at once"
+            "one head chunk holds the logits of all sequences"
         );
         let cache = self.plan().shape.layers * generation.cache_elems;
         let cache = self.device(BufferKind::KvCache { model: self.model }, cache, DType::F32);
@@ -29,19 +29,19 @@ impl StepBuilder<'_> {
             units.iter().for_each(|u| self.gather(*u, None));
         }
         let [inputs, tables] = self.inputs();
-        let mut made = vec![cache, inputs, self.scratch(), self.stream(1), self.stream(2)];
-        made.push(self.per_token(BufferKind::Outputs { in_flight: FLIGHT }));
-        // All blocks share what the one that keeps most would keep.
+        let mut defined = vec![cache, inputs, self.scratch(), self.residual(1), self.residual(2)];
+        defined.push(self.per_token(BufferKind::Outputs { in_flight: IN_FLIGHT }));
+        // All blocks share one buffer, as large as the largest block needs.
         let blocks = self.body().skip(1);
         let saved = blocks.map(|unit| self.layout(unit).saved).max().unwrap_or_default();
         if saved.0 > 0 {
-            made.push(self.bytes(
-                BufferKind::SavedActivations { model: self.model, unit: 1, in_flight: FLIGHT },
+            defined.push(self.bytes(
+                BufferKind::SavedActivations { model: self.model, unit: 1, in_flight: IN_FLIGHT },
                 saved,
             ));
         }
         let mut accesses = vec![(tables, Access::Read)];
-        accesses.extend(made.into_iter().map(|id| (id, Access::Define)));
+        accesses.extend(defined.into_iter().map(|id| (id, Access::Define)));
         for unit in &units {
             accesses.push((self.params(*unit), Access::Read));
         }

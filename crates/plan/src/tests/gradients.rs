@@ -1,6 +1,6 @@
-//! Follows every block of 256 gradient elements through a step: which micro-batches have added to it,
-//! over which axes each addition has been summed, and whether it reached the host where gradients live
-//! there. Knows what operations mean, not how they are made. Shares are those of the first rank.
+//! Follows every block of 256 gradient elements through a step on the first rank: which micro-batches have been added
+//! to it, over which axes each addition has been reduced, and whether an offloaded gradient reaches the host. It uses
+//! only the kinds of operations, not the builder.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use crate::{
     Placement, PlanInput, ReduceInto, RunPlan, Schedule, SpanId, SpanPart,
 };
 
-/// One addition: its micro-batch, whether a tied head made it, the axes it has been summed over.
+/// One addition: its micro-batch, whether it comes from a tied head, and the axes it has been reduced over.
 type Term = (u32, bool, Vec<Axis>);
 type Block = Vec<Term>;
 
@@ -20,18 +20,19 @@ pub(super) struct Gradients {
     model: ModelId,
     tied: bool,
     trains: bool,
-    /// What backward writes, and the accumulator the update reads; one buffer for units not `separate`.
-    whole: Vec<Vec<Block>>,
+    /// The buffers that backward writes and the accumulators that updates read; one and the same for units that are
+    /// not `separate`.
+    unsharded: Vec<Vec<Block>>,
     accumulated: Vec<Vec<Block>>,
     separate: Vec<bool>,
-    /// Pieces on the host that wait to be added.
+    /// Pieces staged on the host, not added yet.
     staged: HashMap<BufferKind, Vec<Block>>,
-    /// Blocks read by reductions and copies under way.
-    moving: HashMap<usize, Vec<Block>>,
+    /// Blocks read by reductions and copies that are running.
+    in_transit: HashMap<usize, Vec<Block>>,
     buffers: Vec<Buffer>,
-    /// Elements of each unit that this rank holds, counted from the first.
-    shares: Vec<usize>,
-    /// Units whose squares are summed.
+    /// Elements of each unit's shard on this rank.
+    shard_elems: Vec<usize>,
+    /// Units whose sums of squares are done.
     squared: Vec<usize>,
     clipped: bool,
     updates: Vec<u32>,
@@ -43,26 +44,27 @@ impl Gradients {
         let model = input.model(phase.model);
         let empty: Vec<Vec<Block>> =
             model.units.iter().map(|u| vec![Block::new(); u.trained_elems / ALIGN_ELEMS]).collect();
-        let cut = model.placements.grads == Placement::Shard && input.mesh.shard > 1;
+        let is_sharded = model.placements.grads == Placement::Shard && input.mesh.shard > 1;
         Gradients {
             model: phase.model,
             tied: model.shape.head_is_tied(),
             trains: phase.name.starts_with("train"),
             separate: (0..empty.len())
                 .map(|u| {
-                    cut || input.order == AccumulationOrder::Reduced
+                    is_sharded
+                        || input.order == AccumulationOrder::Reduced
                         || input.grads_offloaded(phase.model, u as u32)
                 })
                 .collect(),
             staged: HashMap::new(),
             buffers: plan.buffers.clone(),
-            shares: (0..empty.len())
+            shard_elems: (0..empty.len())
                 .map(|unit| input.resident(phase.model, unit as u32, ParamState::Grad).1)
                 .collect(),
-            whole: empty.clone(),
+            unsharded: empty.clone(),
             updates: vec![0; empty.len()],
             accumulated: empty,
-            moving: HashMap::new(),
+            in_transit: HashMap::new(),
             squared: Vec::new(),
             clipped: false,
             input,
@@ -82,9 +84,9 @@ impl Gradients {
         axes
     }
 
-    fn made_by_backward(&mut self, unit: u32) -> &mut Vec<Block> {
+    fn backward_blocks(&mut self, unit: u32) -> &mut Vec<Block> {
         let unit = unit as usize;
-        if self.separate[unit] { &mut self.whole[unit] } else { &mut self.accumulated[unit] }
+        if self.separate[unit] { &mut self.unsharded[unit] } else { &mut self.accumulated[unit] }
     }
 
     fn blocks(part: &SpanPart) -> std::ops::Range<usize> {
@@ -95,26 +97,29 @@ impl Gradients {
     pub(super) fn start(&mut self, i: usize, op: &Op, schedule: &Schedule) {
         match op.kind {
             OpKind::Reduce { span, axis, micro_batch, .. } => {
-                let window_over = micro_batch + 1 == self.input.num_micro_batches;
-                assert!(window_over || self.input.order == AccumulationOrder::Reduced);
+                let is_last = micro_batch + 1 == self.input.num_micro_batches;
+                assert!(is_last || self.input.order == AccumulationOrder::Reduced);
                 let mut taken = Vec::new();
                 for part in &schedule.span(span).parts {
                     for block in Self::blocks(part) {
-                        let mut terms = self.made_by_backward(part.unit)[block].clone();
-                        assert!(!terms.is_empty(), "#{i} reduces a gradient that is not there");
+                        let mut terms = self.backward_blocks(part.unit)[block].clone();
+                        assert!(!terms.is_empty(), "#{i} reduces a gradient that does not exist");
                         for (_, _, axes) in &mut terms {
-                            assert!(!axes.contains(&axis), "#{i} sums twice over {axis}");
+                            assert!(!axes.contains(&axis), "#{i} reduces twice over {axis}");
                             axes.push(axis);
                         }
                         taken.push(terms);
                     }
                 }
-                self.moving.insert(i, taken);
+                self.in_transit.insert(i, taken);
             }
             OpKind::Copy { payload: CopyPayload::Grad, from, span, .. } => {
                 let taken = self.take(&self.end_of(from, schedule, span), schedule, span);
-                assert!(taken.iter().all(|terms| !terms.is_empty()), "#{i} moves what is not there");
-                self.moving.insert(i, taken);
+                assert!(
+                    taken.iter().all(|terms| !terms.is_empty()),
+                    "#{i} copies a gradient that does not exist"
+                );
+                self.in_transit.insert(i, taken);
             }
             OpKind::Squares { span, .. } => self.assert_complete(&schedule.span(span).parts),
             OpKind::ClipNorm { .. } => assert_eq!(self.squared.len(), self.trained()),
@@ -130,13 +135,13 @@ impl Gradients {
         match op.kind {
             OpKind::Backward { unit, micro_batch, fresh } => self.add(unit, micro_batch, false, fresh),
             OpKind::HeadBackward { micro_batch, fresh } | OpKind::HeadStep { micro_batch, fresh } => {
-                self.add(self.whole.len() as u32 - 1, micro_batch, false, fresh);
+                self.add(self.unsharded.len() as u32 - 1, micro_batch, false, fresh);
                 if self.tied {
                     self.add(0, micro_batch, true, fresh);
                 }
             }
             OpKind::Reduce { span, axis, into, .. } => {
-                let mut taken = self.moving.remove(&i).unwrap().into_iter();
+                let mut taken = self.in_transit.remove(&i).unwrap().into_iter();
                 for part in &schedule.span(span).parts {
                     let last = self.axes(part.unit).last() == Some(&axis);
                     for block in Self::blocks(part) {
@@ -145,19 +150,19 @@ impl Gradients {
                 }
             }
             OpKind::Copy { payload: CopyPayload::Grad, from, to, span } => {
-                let taken = self.moving.remove(&i).unwrap();
+                let taken = self.in_transit.remove(&i).unwrap();
                 let [from, to] = [from, to].map(|end| self.end_of(end, schedule, span));
                 self.give(&to, schedule, span, taken);
                 if matches!(from, BufferKind::UnshardedGrad { .. }) {
-                    // Gone once moved, as after a reduction.
+                    // The source is invalid after the copy, as it is after a reduction.
                     self.part(&from, schedule, span).iter_mut().for_each(Vec::clear);
                 }
             }
             OpKind::Add { span, from, .. } => {
-                let home = self.end_of(CopyEnd::Resident, schedule, span);
+                let resident = self.end_of(CopyEnd::Resident, schedule, span);
                 let staging = self.buffers[from.0 as usize].kind;
                 let terms = self.staged.remove(&staging).expect("what is added was moved");
-                let to = self.part(&home, schedule, span);
+                let to = self.part(&resident, schedule, span);
                 assert_eq!(to.len(), terms.len());
                 for (block, terms) in to.iter_mut().zip(terms) {
                     assert!(!block.is_empty(), "#{i} adds to nothing");
@@ -169,7 +174,7 @@ impl Gradients {
         }
     }
 
-    /// The buffer that one end of a move of a gradient is.
+    /// The buffer at one end of a gradient's copy.
     fn end_of(&self, end: CopyEnd, schedule: &Schedule, span: SpanId) -> BufferKind {
         let unit = schedule.span(span).parts[0].unit;
         match end {
@@ -179,10 +184,10 @@ impl Gradients {
     }
 
     /// The blocks of a span in a unit's buffer.
-    fn part(&mut self, what: &BufferKind, schedule: &Schedule, span: SpanId) -> &mut [Block] {
-        let [part] = &schedule.span(span).parts[..] else { panic!("gradients move unit by unit") };
-        let blocks = match what {
-            BufferKind::UnshardedGrad { unit, .. } if *unit == part.unit => &mut self.whole,
+    fn part(&mut self, kind: &BufferKind, schedule: &Schedule, span: SpanId) -> &mut [Block] {
+        let [part] = &schedule.span(span).parts[..] else { panic!("gradients are copied unit by unit") };
+        let blocks = match kind {
+            BufferKind::UnshardedGrad { unit, .. } if *unit == part.unit => &mut self.unsharded,
             BufferKind::ParamState { unit, state: ParamState::Grad, .. } if *unit == part.unit => {
                 &mut self.accumulated
             }
@@ -204,21 +209,21 @@ impl Gradients {
         }
     }
 
-    /// The last axis moves the sum into the accumulator, others leave it in place.
+    /// The reduction over the last axis goes to the accumulator, the others are in place.
     fn put(&mut self, unit: u32, block: usize, terms: Block, last: bool, into: ReduceInto) {
-        let stays = !last || !self.separate[unit as usize] || self.input.grads_offloaded(self.model, unit);
+        let in_place = !last || !self.separate[unit as usize] || self.input.grads_offloaded(self.model, unit);
         let fresh = match into {
             ReduceInto::InPlace => {
-                assert!(stays, "a sum that belongs to the accumulator stays in its place");
-                self.made_by_backward(unit)[block] = terms;
+                assert!(in_place, "a reduction that belongs in the accumulator is in place");
+                self.backward_blocks(unit)[block] = terms;
                 return;
             }
             ReduceInto::Accumulator { fresh } => fresh,
         };
-        assert!(!stays, "a sum goes to the accumulator too early");
+        assert!(!in_place, "a reduction goes to the accumulator before the last axis");
         let unit = unit as usize;
-        // Gone once moved: a second reduction would find nothing.
-        self.whole[unit][block].clear();
+        // The source is invalid now: a second reduction would find nothing.
+        self.unsharded[unit][block].clear();
         if fresh {
             self.accumulated[unit][block].clear();
         }
@@ -226,7 +231,7 @@ impl Gradients {
     }
 
     fn add(&mut self, unit: u32, micro_batch: u32, by_tied_head: bool, fresh: bool) {
-        for block in self.made_by_backward(unit) {
+        for block in self.backward_blocks(unit) {
             if fresh {
                 block.clear();
             }
@@ -234,16 +239,16 @@ impl Gradients {
         }
     }
 
-    /// Every micro-batch once, summed once over every axis; a tied table also by the head.
+    /// Asserts that every micro-batch is there once, reduced once over every axis; in a tied table also from the head.
     fn assert_complete(&mut self, parts: &[SpanPart]) {
         for part in parts {
             let unit = part.unit as usize;
-            assert!(!self.squared.contains(&unit), "squares of unit {unit} twice");
+            assert!(!self.squared.contains(&unit), "squares of unit {unit} are summed twice");
             self.squared.push(unit);
             let blocks = &self.accumulated[unit];
-            // What stays is followed as if whole; what leaves, as far as it is this rank's.
+            // Gradients on the device are followed whole, offloaded ones as far as this rank holds them.
             let held = if self.input.grads_offloaded(self.model, unit as u32) {
-                self.shares[unit] / ALIGN_ELEMS
+                self.shard_elems[unit] / ALIGN_ELEMS
             } else {
                 blocks.len()
             };
@@ -263,11 +268,11 @@ impl Gradients {
     }
 
     fn trained(&self) -> usize {
-        self.whole.iter().filter(|blocks| !blocks.is_empty()).count()
+        self.unsharded.iter().filter(|blocks| !blocks.is_empty()).count()
     }
 
     pub(super) fn finish(&self) {
-        for (updates, blocks) in self.updates.iter().zip(&self.whole) {
+        for (updates, blocks) in self.updates.iter().zip(&self.unsharded) {
             assert_eq!(*updates, u32::from(self.trains && !blocks.is_empty()));
         }
     }

@@ -1,14 +1,14 @@
-//! Properties of plans, without a device: schedules are run by a simulator of lanes that takes nothing
-//! from the builder but the list of operations and the offsets.
+//! Tests of plans without a device. Schedules run in a lane simulator that uses only the list of operations and the
+//! offsets.
 
 mod gradients;
-mod lanes;
+mod lane_simulator;
 mod offload;
 mod overlap;
 mod packing;
-mod promises;
 mod properties;
 mod snapshots;
+mod strategy_memory;
 mod violations;
 
 use lockstep_config::StrategyName;
@@ -21,7 +21,7 @@ use crate::{
     RecomputePolicy, RunPlan, build, strategy,
 };
 
-/// A run in the few words that tests vary.
+/// The settings that tests vary.
 #[derive(Clone, Debug)]
 struct TestSetup {
     shape: ModelShape,
@@ -36,11 +36,12 @@ struct TestSetup {
     params_tier: MemoryTier,
     optimizer_tier: MemoryTier,
     optimizer_units_on_device: u32,
-    bucket: u64,
-    joined: usize,
+    bucket_bytes: u64,
+    /// Both the reduce and the all-gather bucket.
+    bucket_elems: usize,
     tokens: usize,
     coefficients_ahead: bool,
-    /// Tensors that are not trained.
+    /// Patterns of frozen tensors.
     frozen: Vec<String>,
     optimizer: OptimizerSpec,
     /// Policy, value, reference and reward models with a rollout.
@@ -61,8 +62,8 @@ impl TestSetup {
             params_tier: MemoryTier::Device,
             optimizer_tier: MemoryTier::Device,
             optimizer_units_on_device: 0,
-            bucket: 25 << 20,
-            joined: 0,
+            bucket_bytes: 25 << 20,
+            bucket_elems: 0,
             tokens: 512,
             coefficients_ahead: true,
             frozen: vec![],
@@ -124,16 +125,16 @@ impl TestSetup {
             order: self.order.unwrap_or(default_order),
             num_micro_batches: self.num_micro_batches,
             prefetch: self.prefetch,
-            ddp_bucket_bytes: Bytes(self.bucket),
-            reduce_bucket_elems: self.joined,
-            allgather_bucket_elems: self.joined,
+            ddp_bucket_bytes: Bytes(self.bucket_bytes),
+            reduce_bucket_elems: self.bucket_elems,
+            allgather_bucket_elems: self.bucket_elems,
             coefficients_ahead: self.coefficients_ahead,
             ..PlanInput::single_rank(roles.iter().map(|role| model(*role)).collect(), self.storage, needs)
         }
     }
 
     fn plan(&self) -> RunPlan {
-        build(self.input()).expect("a sound plan")
+        build(self.input()).expect("a valid plan")
     }
 }
 
@@ -141,9 +142,9 @@ fn train_phase(plan: &RunPlan) -> &Phase {
     plan.phases.iter().find(|p| p.name.starts_with("train")).expect("something is trained")
 }
 
-/// Bytes of residents of some states, on a tier.
+/// Bytes of the residents of some states in a tier.
 fn resident_bytes(plan: &RunPlan, tier: MemoryTier, states: &[ParamState]) -> u64 {
     let wanted =
-        |what: &BufferKind| matches!(what, BufferKind::ParamState { state, .. } if states.contains(state));
+        |kind: &BufferKind| matches!(kind, BufferKind::ParamState { state, .. } if states.contains(state));
     plan.buffers.iter().filter(|b| b.tier == tier && wanted(&b.kind)).map(|b| b.bytes().0).sum()
 }

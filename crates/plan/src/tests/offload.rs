@@ -1,4 +1,4 @@
-//! Gradients that live on the host: what stays of them on the device, and what their copies overlap.
+//! Offload of gradients: how many are on the device at a time, and what their copies overlap.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::{
     Schedule, StepBuilder, build, memory_table,
 };
 
-use super::{TestSetup, lanes, resident_bytes, train_phase};
+use super::{TestSetup, lane_simulator, resident_bytes, train_phase};
 
 fn deep(strategy: StrategyName, shard: u32) -> TestSetup {
     TestSetup::new("tiny", strategy, 1, shard).with(|s| {
@@ -28,11 +28,11 @@ fn phase_bytes(plan: &RunPlan, wanted: impl Fn(&BufferKind) -> bool) -> Vec<u64>
     ids.filter(|b| wanted(&b.kind)).map(|b| b.bytes().0).collect()
 }
 
-/// The most whole gradients on the device at once in a run: from the operation that begins one to the last
-/// that reads it.
-fn most_in_flight(plan: &RunPlan, seed: u64) -> usize {
+/// The largest number of unsharded gradients on the device at once in a run, each from the operation that defines it to
+/// the last that reads it.
+fn max_unsharded_grads(plan: &RunPlan, seed: u64) -> usize {
     let schedule = &train_phase(plan).schedule;
-    let times = lanes::random_times(schedule, seed);
+    let times = lane_simulator::random_times(schedule, seed);
     let mut lives: HashMap<BufferId, Vec<(u64, u64)>> = HashMap::new();
     for (op, (start, end)) in schedule.ops.iter().zip(&times) {
         for (id, access) in &op.accesses {
@@ -43,7 +43,7 @@ fn most_in_flight(plan: &RunPlan, seed: u64) -> usize {
             if *access == Access::Define {
                 lives.push((*start, *end));
             }
-            let life = lives.last_mut().expect("a gradient begins with its definition");
+            let life = lives.last_mut().expect("the first access defines the gradient");
             life.1 = life.1.max(*end);
         }
     }
@@ -58,9 +58,9 @@ fn most_in_flight(plan: &RunPlan, seed: u64) -> usize {
     counts.max().unwrap_or(0) as usize
 }
 
-/// One being made and one on its way; a tied table's waits from the head's backward to its own.
+/// One is being computed and one is being offloaded; a tied table's also waits from the head's backward to its own.
 #[test]
-fn the_device_holds_two_gradients() {
+fn at_most_two_gradients_are_on_the_device() {
     for (strategy, shard) in
         [(StrategyName::Ddp, 1), (StrategyName::Ddp, 2), (StrategyName::Zero1, 2), (StrategyName::Zero3, 2)]
     {
@@ -68,25 +68,26 @@ fn the_device_holds_two_gradients() {
             for tied in [false, true] {
                 let setup = deep(strategy, shard).with(|s| {
                     (s.num_micro_batches, s.order, s.shape.tied) = (num_micro_batches, Some(order), tied);
-                    // Smaller than any unit: those are joined and leave together.
-                    s.bucket = 1 << 10;
+                    // Smaller than any unit, so that units are not joined and offloaded together.
+                    s.bucket_bytes = 1 << 10;
                 });
                 let plan = setup.plan();
-                let most = (0..20).map(|seed| most_in_flight(&plan, seed)).max().unwrap();
-                // Local sums of sharded gradients stay until the window is over.
-                let all_stay = strategy == StrategyName::Zero3 && num_micro_batches > 1 && order == Local;
-                let expected = if all_stay { 8 } else { 2 + usize::from(tied) };
+                let most = (0..20).map(|seed| max_unsharded_grads(&plan, seed)).max().unwrap();
+                // Local sums of sharded gradients stay on the device until the end of the accumulation window.
+                let all_on_device =
+                    strategy == StrategyName::Zero3 && num_micro_batches > 1 && order == Local;
+                let expected = if all_on_device { 8 } else { 2 + usize::from(tied) };
                 let words = format!(
                     "{strategy:?} on {shard}, {num_micro_batches} micro-batches {order:?}, tied {tied}"
                 );
-                assert!(most <= expected && (most == 8) == all_stay, "{words}: {most}");
+                assert!(most <= expected && (most == 8) == all_on_device, "{words}: {most}");
             }
         }
     }
 }
 
 #[test]
-fn the_device_holds_less_by_the_gradients() {
+fn offloaded_gradients_free_device_memory() {
     for (num_micro_batches, order) in [(1, Local), (3, Local), (3, Reduced)] {
         let of = |tier| {
             let setup = TestSetup::new("15m", StrategyName::Ddp, 1, 1).with(|s| {
@@ -102,7 +103,7 @@ fn the_device_holds_less_by_the_gradients() {
         let moved = resident_bytes(&stay, MemoryTier::Device, &states);
         assert_eq!(resident_bytes(&leave, MemoryTier::Device, &states), 0);
         assert_eq!(resident_bytes(&leave, MemoryTier::Host, &states), moved);
-        let mut in_flight = phase_bytes(&leave, |what| matches!(what, BufferKind::UnshardedGrad { .. }));
+        let mut in_flight = phase_bytes(&leave, |kind| matches!(kind, BufferKind::UnshardedGrad { .. }));
         in_flight.sort_unstable_by(|a, b| b.cmp(a));
         let two: u64 = in_flight.iter().take(2).sum();
         assert!(
@@ -113,8 +114,8 @@ fn the_device_holds_less_by_the_gradients() {
     }
 }
 
-/// A gradient leaves while the next unit's gradient is made; a gradient that is added to comes back while the
-/// one before it is.
+/// A gradient is offloaded while the next unit's is computed; a gradient that backward adds to is fetched back while the
+/// previous unit's is computed.
 #[test]
 fn copies_of_gradients_overlap_backward() {
     for (num_micro_batches, order) in [(1, Local), (2, Local), (2, Reduced)] {
@@ -122,7 +123,7 @@ fn copies_of_gradients_overlap_backward() {
             .with(|s| (s.num_micro_batches, s.order) = (num_micro_batches, Some(order)));
         let plan = setup.plan();
         let schedule = &train_phase(&plan).schedule;
-        let times = lanes::times(schedule, |i| match schedule.ops[i].lane {
+        let times = lane_simulator::times(schedule, |i| match schedule.ops[i].lane {
             Lane::Compute => 200,
             _ => 100,
         });
@@ -137,39 +138,39 @@ fn copies_of_gradients_overlap_backward() {
         };
         let overlaps = |i: usize, other: usize| times[i].0 < times[other].1 && times[other].0 < times[i].1;
         for unit in 2..5 {
-            let leaves = last_copy(&plan, schedule, unit + 1, true);
-            assert!(overlaps(leaves, backward(unit)), "{order:?}: unit {} leaves late", unit + 1);
+            let offload = last_copy(&plan, schedule, unit + 1, true);
+            assert!(overlaps(offload, backward(unit)), "{order:?}: unit {} is offloaded late", unit + 1);
             if num_micro_batches > 1 && order == Local {
-                let back = last_copy(&plan, schedule, unit - 1, false);
-                assert!(overlaps(back, backward(unit)), "unit {} comes back late", unit - 1);
+                let fetch = last_copy(&plan, schedule, unit - 1, false);
+                assert!(overlaps(fetch, backward(unit)), "unit {} is fetched late", unit - 1);
             }
         }
-        // The norm is known soon after the last gradient has left.
+        // The norm is known soon after the last gradient is offloaded.
         let norm = schedule.ops.iter().position(|op| matches!(op.kind, OpKind::ClipNorm { .. })).unwrap();
         assert!(times[norm].0 <= times[backward(0)].1 + 300, "{order:?}");
     }
 }
 
-/// The last move of a unit's gradient: away from the device, or back to it.
-fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, away: bool) -> usize {
+/// The last copy of a unit's gradient, from the device or back to it.
+fn last_copy(plan: &RunPlan, schedule: &Schedule, unit: u32, from_device: bool) -> usize {
     let is = |op: &crate::Op| match op.kind {
         OpKind::Copy { payload: CopyPayload::Grad, from, span, .. } => {
             let on_device =
                 matches!(from, CopyEnd::Buffer(id) if plan.buffers[id.0 as usize].tier == MemoryTier::Device);
-            on_device == away && schedule.span(span).parts[0].unit == unit
+            on_device == from_device && schedule.span(span).parts[0].unit == unit
         }
         _ => false,
     };
     schedule.ops.iter().rposition(is).expect("the gradient is copied")
 }
 
-/// A strategy of one's own, that passes gradients on when the whole backward is over.
+/// A custom strategy that reduces gradients only after the whole backward.
 #[test]
-fn gradients_may_leave_late() {
+fn gradients_may_be_offloaded_late() {
     fn reduce_last(b: &mut StepBuilder) {
         for micro_batch in 0..b.num_micro_batches() {
-            let uses = b.micro_batch_passes(micro_batch);
-            b.run_with_prefetch(&uses, &mut |_, _| {});
+            let passes = b.micro_batch_passes(micro_batch);
+            b.run_with_prefetch(&passes, &mut |_, _| {});
             for unit in (0..=b.head_unit()).rev() {
                 if b.reduces_after(unit, micro_batch) {
                     b.add_to_bucket(unit, micro_batch);
@@ -188,14 +189,13 @@ fn gradients_may_leave_late() {
             assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), []);
             assert_eq!(check_training(&phase.schedule, &plan.input), []);
             for seed in 0..10 {
-                lanes::run(&plan, phase, &lanes::random_times(&phase.schedule, seed));
+                lane_simulator::run(&plan, phase, &lane_simulator::random_times(&phase.schedule, seed));
             }
         }
     }
 }
 
-/// LLaMA 7b on one GPU, 4 rows of 2048 tokens, full recomputation, optimizer on the host: what a device of
-/// 44 GiB has to hold, by kind.
+/// LLaMA 7b on one GPU of 44 GiB: 4 rows of 2048 tokens, full recompute, optimizer on the host.
 #[test]
 fn seven_billion_parameters_fit_one_gpu() {
     const MIB: u64 = 1 << 20;
@@ -222,25 +222,25 @@ fn seven_billion_parameters_fit_one_gpu() {
         assert_eq!(resident_bytes(&plan, MemoryTier::Host, &[ParamState::Grad]), 4 * params);
         let block = 4 * plan.input.models[0].units[1].elems as u64;
         assert_eq!(block.div_ceil(MIB), 773, "a block's gradient in f32");
-        // Of 33 streams of 64 MiB, two gradients, what one block keeps and scratch.
+        // The phase needs 33 residual streams of 64 MiB, two gradients, one block's activations, and scratch.
         let phase = train_phase(&plan).memory.bytes;
         let streams: u64 =
-            phase_bytes(&plan, |what| matches!(what, BufferKind::Residual { .. })).into_iter().sum::<u64>();
-        let recomputed = phase_bytes(&plan, |what| matches!(what, BufferKind::RecomputedActivations { .. }))
+            phase_bytes(&plan, |kind| matches!(kind, BufferKind::Residual { .. })).into_iter().sum::<u64>();
+        let recomputed = phase_bytes(&plan, |kind| matches!(kind, BufferKind::RecomputedActivations { .. }))
             .into_iter()
             .max();
-        let scratch: u64 = phase_bytes(&plan, |what| *what == BufferKind::Scratch).into_iter().sum();
+        let scratch: u64 = phase_bytes(&plan, |kind| *kind == BufferKind::Scratch).into_iter().sum();
         let alive = streams + 2 * block + recomputed.unwrap() + scratch;
         assert!(phase.0 <= alive + 200 * MIB, "{phase} is more than {}:\n{table}", Bytes(alive));
         assert!(plan.arena_bytes < Bytes(20 << 30), "{order:?}, {num_micro_batches}:\n{table}");
-        // All states on the host, and little besides.
+        // The host holds all states, and little else.
         assert!(plan.host_bytes.0 < 16 * params + 512 * MIB, "{order:?}, {num_micro_batches}:\n{table}");
     }
 }
 
-/// The same on a device of 44 GiB: the budget is used, for what is updated on the device does not wait for the host.
+/// With a budget of 44 GiB as many units as fit keep their optimizer states on the device.
 #[test]
-fn a_budget_is_filled_with_states_that_stay() {
+fn optimizer_states_fill_the_budget() {
     let budget = Bytes(44 << 30);
     let setup = TestSetup::new("7b", StrategyName::Ddp, 1, 1).with(|s| {
         s.shape.vocab = 32_000;
@@ -253,7 +253,7 @@ fn a_budget_is_filled_with_states_that_stay() {
     assert!(stay > 6 && plan.device_bytes() <= budget, "{words}");
     let one_more = setup.clone().with(|s| s.optimizer_units_on_device = stay + 1).plan();
     assert!(one_more.device_bytes() > budget, "{words}");
-    // Neither what is too small to begin with nor what is not offloaded changes.
+    // Nothing changes if the budget is too small anyway, or if nothing is offloaded.
     assert_eq!(
         setup.input().with_most_units_on_device(Bytes(10 << 30)).models[0]
             .placements
@@ -270,7 +270,7 @@ fn a_budget_is_filled_with_states_that_stay() {
 }
 
 #[test]
-fn a_ratio_says_how_many_units_stay_at_most() {
+fn the_offload_ratio_limits_the_units_on_the_device() {
     let setup = TestSetup::new("tiny", StrategyName::Zero1, 1, 2).with(|s| s.shape.layers = 6);
     let input = setup.input();
     let elems: Vec<f64> = input.models[0].units.iter().map(|u| u.trained_elems as f64).collect();

@@ -1,17 +1,17 @@
-//! Lanes really work side by side: what may overlap does, when every operation takes as long.
+//! Tests that lanes overlap: what may run at the same time does, if every operation takes the same time.
 
 use lockstep_config::StrategyName;
 use lockstep_core::DType;
 
 use crate::{CopyEnd, Lane, MemoryTier, OpKind, RunPlan, Schedule};
 
-use super::{TestSetup, lanes, train_phase};
+use super::{TestSetup, lane_simulator, train_phase};
 
 const EQUAL: u64 = 100;
 
-/// Every operation takes as long; releases only mark an end.
+/// Every operation takes the same time, except releases, which take none.
 fn equal_times(schedule: &Schedule) -> Vec<(u64, u64)> {
-    lanes::times(schedule, |i| match schedule.ops[i].kind {
+    lane_simulator::times(schedule, |i| match schedule.ops[i].kind {
         OpKind::Release(_) => 0,
         _ => EQUAL,
     })
@@ -39,7 +39,7 @@ fn overlap(times: &[(u64, u64)], a: usize, b: usize) -> bool {
     times[a].0 < times[b].1 && times[b].0 < times[a].1
 }
 
-/// The time of a run against the sum of its operations, and against its busiest lane.
+/// The duration of a run, the sum of its operations, and the sum of its busiest lane.
 fn makespan(schedule: &Schedule) -> (u64, u64, u64) {
     let times = equal_times(schedule);
     let end = times.iter().map(|t| t.1).max().unwrap();
@@ -68,13 +68,13 @@ fn assert_zero3_overlaps(plan: &RunPlan, prefetch: u32) {
         let reduce = find_last(schedule, |k| {
             matches!(k, OpKind::Reduce { .. }) && unit_of(schedule, k) == Some(unit + 1)
         });
-        // With nothing prefetched, backward waits for its own gather, and the reduction runs after that.
+        // Without prefetch, backward waits for its own gather, and the reduction runs after that.
         assert!(times[reduce].1 > times[backward].0, "reduce of {} and backward of {unit}", unit + 1);
     }
 }
 
 #[test]
-fn zero3_gathers_ahead_and_reduces_behind() {
+fn zero3_prefetches_gathers_and_overlaps_reductions() {
     for prefetch in 0..3 {
         let plan = deep(StrategyName::Zero3).with(|s| s.prefetch = prefetch).plan();
         assert_zero3_overlaps(&plan, prefetch);
@@ -82,7 +82,7 @@ fn zero3_gathers_ahead_and_reduces_behind() {
 }
 
 #[test]
-fn runs_are_shorter_than_their_operations_in_a_row() {
+fn runs_are_shorter_than_the_sum_of_their_operations() {
     for strategy in [
         StrategyName::Ddp,
         StrategyName::Zero1,
@@ -93,7 +93,7 @@ fn runs_are_shorter_than_their_operations_in_a_row() {
         for num_micro_batches in [1, 3] {
             let setup = deep(strategy).with(|s| {
                 s.num_micro_batches = num_micro_batches;
-                s.bucket = 64 << 10;
+                s.bucket_bytes = 64 << 10;
             });
             let (end, serial, busiest) = makespan(&train_phase(&setup.plan()).schedule);
             assert!(end < serial, "{strategy:?}: {end} of {serial}");
@@ -102,20 +102,20 @@ fn runs_are_shorter_than_their_operations_in_a_row() {
     }
 }
 
-/// Small buckets do not hold backward back: a unit's reductions run while the next unit is computed.
+/// Small buckets do not delay backward: a unit's reductions run while the next unit is computed.
 #[test]
 fn small_buckets_in_reduced_order_overlap_backward() {
     let setup = deep(StrategyName::Ddp).with(|s| {
         s.num_micro_batches = 2;
         s.order = Some(crate::AccumulationOrder::Reduced);
-        s.bucket = 16 << 10;
+        s.bucket_bytes = 16 << 10;
     });
     let plan = setup.plan();
     let schedule = &train_phase(&plan).schedule;
     // Reductions of a unit together take as long as its backward.
     let parts = schedule.ops.iter().filter(|op| matches!(op.kind, OpKind::Reduce { .. })).count() as u64;
     let per_unit = parts / (2 * 8);
-    let times = lanes::times(schedule, |i| match schedule.ops[i].kind {
+    let times = lane_simulator::times(schedule, |i| match schedule.ops[i].kind {
         OpKind::Reduce { .. } => EQUAL,
         _ => EQUAL * per_unit,
     });
@@ -124,10 +124,10 @@ fn small_buckets_in_reduced_order_overlap_backward() {
     assert!(end * 10 < serial * 8, "{end} of {serial}");
 }
 
-/// Parameters on the host: copy and comm lanes overlap each other and compute; reductions share no
-/// buffer with fetches.
+/// With parameters on the host, copy and comm lanes overlap each other and compute; reductions share no buffer with
+/// fetches.
 #[test]
-fn fetching_parameters_does_not_hold_the_network_back() {
+fn fetching_parameters_does_not_delay_collectives() {
     let plan = deep(StrategyName::Zero3).with(|s| s.params_tier = MemoryTier::Host).plan();
     let schedule = &train_phase(&plan).schedule;
     let times = equal_times(schedule);
@@ -150,9 +150,9 @@ fn fetching_parameters_does_not_hold_the_network_back() {
     }
 }
 
-/// The neighbour's copies run while the host updates a unit, and updates wait for the norm.
+/// Copies of the next unit run while the host updates a unit, and updates wait for the norm.
 #[test]
-fn updates_on_the_host_overlap_their_neighbours_copies() {
+fn updates_on_the_host_overlap_copies() {
     for tier in [MemoryTier::Host, MemoryTier::Nvme] {
         let setup = deep(StrategyName::Zero2).with(|s| {
             s.optimizer_tier = tier;
@@ -173,36 +173,39 @@ fn updates_on_the_host_overlap_their_neighbours_copies() {
     }
 }
 
-/// The host updates the later units while the next step's forward runs through the earlier ones; no unit's
-/// forward begins before its own parameters are there.
+/// The host updates later units while the next step's forward runs through earlier ones; no unit's forward starts before
+/// its parameters are updated.
 #[test]
 fn updates_on_the_host_overlap_the_next_forward() {
     let plan = deep(StrategyName::Zero1).with(|s| s.optimizer_tier = MemoryTier::Host).plan();
     let schedule = &train_phase(&plan).schedule;
-    let times = lanes::times_of_runs(2, schedule, |_| EQUAL);
+    let times = lane_simulator::times_of_runs(2, schedule, |_| EQUAL);
     let (first, second) = times.split_at(schedule.ops.len());
     let forward = |unit| find(schedule, |k| matches!(k, OpKind::Forward { unit: u, .. } if *u == unit));
     for unit in 0..6 {
-        let publish = find_last(schedule, |k| {
+        let gather_updated = find_last(schedule, |k| {
             matches!(k, OpKind::AllGatherUpdated { span: s, .. }
             if schedule.span(*s).parts.iter().any(|p| p.unit == unit))
         });
-        assert!(second[forward(unit)].0 >= first[publish].1, "unit {unit} is used before it is there");
+        assert!(
+            second[forward(unit)].0 >= first[gather_updated].1,
+            "unit {unit} is used before it is updated"
+        );
     }
     let last = find_last(schedule, |k| matches!(k, OpKind::Update { .. }));
     assert!(second[forward(3)].1 <= first[last].0, "the forward waits for all updates");
 }
 
-/// Units whose states stay are updated by the device while the host begins with the others, and the next forward goes
-/// through them meanwhile.
+/// The device updates the units whose states it holds while the host updates the others, and the next forward already
+/// runs through them.
 #[test]
-fn the_next_forward_begins_with_units_that_stay() {
+fn the_next_forward_overlaps_updates_on_the_host() {
     let setup = deep(StrategyName::Ddp).with(|s| {
         (s.optimizer_tier, s.optimizer_units_on_device, s.storage) = (MemoryTier::Host, 3, DType::BF16)
     });
     let plan = setup.with(|s| s.mesh = lockstep_core::Mesh::SINGLE).plan();
     let schedule = &train_phase(&plan).schedule;
-    let times = lanes::times_of_runs(2, schedule, |i| match schedule.ops[i].lane {
+    let times = lane_simulator::times_of_runs(2, schedule, |i| match schedule.ops[i].lane {
         // A host much slower than the device.
         Lane::Host => 10 * EQUAL,
         _ => EQUAL,
@@ -218,9 +221,9 @@ fn the_next_forward_begins_with_units_that_stay() {
     assert!(second[forward(3)].0 >= first[update(3)].1);
 }
 
-/// Updates on the device leave nothing to the next step but what goes to other ranks.
+/// With updates on the device only all-gathers of updated parameters overlap the next step.
 #[test]
-fn a_step_that_updates_on_the_device_is_over_when_it_returns() {
+fn a_step_that_updates_on_the_device_has_finished_when_it_returns() {
     for strategy in [StrategyName::Ddp, StrategyName::Zero2, StrategyName::Zero3] {
         let plan = deep(strategy).plan();
         let schedule = &train_phase(&plan).schedule;
@@ -235,13 +238,13 @@ fn a_step_that_updates_on_the_device_is_over_when_it_returns() {
     }
 }
 
-/// Whole gradients in flight: one being made and one being reduced.
+/// One gradient is being computed and one is being reduced.
 #[test]
-fn two_whole_gradients_are_in_flight() {
+fn at_most_two_unsharded_gradients_are_in_flight() {
     let plan = deep(StrategyName::Zero3).with(|s| s.num_micro_batches = 2).plan();
     let schedule = &train_phase(&plan).schedule;
     for seed in 0..20 {
-        let times = lanes::random_times(schedule, seed);
+        let times = lane_simulator::random_times(schedule, seed);
         let mut events: Vec<(u64, i32)> = Vec::new();
         for (op, (start, end)) in schedule.ops.iter().zip(&times) {
             match op.kind {

@@ -1,5 +1,5 @@
-//! Whatever the configuration, a plan keeps its invariants: by `check`, and by running random
-//! interleavings of its lanes.
+//! Property tests: plans of random configurations pass `check`, and random interleavings of their lanes in the
+//! simulator.
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
@@ -11,7 +11,7 @@ use crate::{
     Access, AccumulationOrder, BufferKind, MemoryTier, OpKind, OptimizerSpec, RecomputePolicy, RunPlan,
 };
 
-use super::{TestSetup, lanes};
+use super::{TestSetup, lane_simulator};
 
 const STRATEGIES: [StrategyName; 6] = [
     StrategyName::Ddp,
@@ -40,7 +40,7 @@ fn any_shape() -> impl Strategy<Value = ModelShape> {
     )
 }
 
-/// Nothing, for the most part; single tensors of every block, whole blocks, all but the head.
+/// Mostly nothing; otherwise single tensors of every block, whole blocks, or everything but the head.
 fn any_frozen() -> impl Strategy<Value = Vec<String>> {
     let patterns: [&[&str]; 6] = [
         &[],
@@ -98,9 +98,9 @@ fn any_setup() -> impl Strategy<Value = TestSetup> {
             params_tier: if sharded { params_tier } else { MemoryTier::Device },
             optimizer_tier,
             optimizer_units_on_device: stay,
-            bucket,
+            bucket_bytes: bucket,
             // Each unit by itself, some joined, all joined.
-            joined: [0, 40_000, usize::MAX][bucket.trailing_zeros() as usize % 3],
+            bucket_elems: [0, 40_000, usize::MAX][bucket.trailing_zeros() as usize % 3],
             coefficients_ahead,
             frozen: models.0,
             optimizer: models.2,
@@ -110,8 +110,8 @@ fn any_setup() -> impl Strategy<Value = TestSetup> {
     })
 }
 
-/// The arena ends where the last buffer does, and no packing could be smaller than what is alive.
-fn assert_plan_is_peak(plan: &RunPlan) {
+/// The arena ends where the last buffer ends, and is not smaller than the lower bound.
+fn assert_arena_is_tight(plan: &RunPlan) {
     let mut largest = 0;
     for phase in &plan.phases {
         for memory in [&phase.memory, &phase.host] {
@@ -127,8 +127,8 @@ fn assert_plan_is_peak(plan: &RunPlan) {
     assert_eq!(plan.arena_bytes.0, plan.residents[0].bytes.0 + largest);
 }
 
-/// Collectives send from what is lent, and nothing but states, and gradients and parameters on their way, is.
-fn assert_ranks_lend_enough_and_no_more(plan: &RunPlan) {
+/// All buffers that collectives send from are exported, and only states, unsharded gradients and parameter staging are.
+fn assert_exported_range_is_exact(plan: &RunPlan) {
     for phase in &plan.phases {
         for op in &phase.schedule.ops {
             let sends = matches!(
@@ -140,7 +140,7 @@ fn assert_ranks_lend_enough_and_no_more(plan: &RunPlan) {
                 if buffer.tier != MemoryTier::Device {
                     continue;
                 }
-                let start = plan.offset(phase, *id).expect("what is used has a place");
+                let start = plan.offset(phase, *id).expect("a buffer in use has an offset");
                 let is_exported = plan.exported.start <= start && start + buffer.bytes() <= plan.exported.end;
                 let must = sends && *access != Access::Define && plan.input.mesh.world_size() > 1;
                 assert!(is_exported || !must, "{:?} is sent from by {:?}", buffer.kind, op.kind);
@@ -154,7 +154,7 @@ fn assert_ranks_lend_enough_and_no_more(plan: &RunPlan) {
             }
         }
     }
-    assert!(plan.input.mesh.world_size() > 1 || plan.exported.is_empty(), "nobody is there to lend to");
+    assert!(plan.input.mesh.world_size() > 1 || plan.exported.is_empty(), "a single rank exports nothing");
 }
 
 proptest! {
@@ -170,12 +170,12 @@ proptest! {
                 prop_assert_eq!(check_training(&phase.schedule, &plan.input), vec![]);
             }
             for n in 0..6 {
-                // Two that overlap, and one that meets what they left.
-                let times = lanes::random_times_of_runs(3, &phase.schedule, seed.wrapping_add(n));
-                lanes::run(&plan, phase, &times);
+                // Two runs that overlap, and a third that uses what they leave.
+                let times = lane_simulator::random_times_of_runs(3, &phase.schedule, seed.wrapping_add(n));
+                lane_simulator::run(&plan, phase, &times);
             }
         }
-        assert_plan_is_peak(&plan);
-        assert_ranks_lend_enough_and_no_more(&plan);
+        assert_arena_is_tight(&plan);
+        assert_exported_range_is_exact(&plan);
     }
 }

@@ -1,4 +1,4 @@
-//! What people read: tables and schedules of small plans, kept as text.
+//! Snapshots of the printed tables and schedules of small plans.
 
 use lockstep_config::StrategyName;
 use lockstep_core::DType;
@@ -8,7 +8,7 @@ use crate::{MemoryTier, memory_table, schedule_text};
 use super::TestSetup;
 
 /// The table, then every phase's schedule.
-fn assert_reads(name: &str, setup: &TestSetup) {
+fn assert_plan_text(name: &str, setup: &TestSetup) {
     let plan = setup.plan();
     let mut text = memory_table(&plan);
     for phase in &plan.phases {
@@ -22,25 +22,25 @@ fn assert_reads(name: &str, setup: &TestSetup) {
 
 #[test]
 fn zero3_on_eight_ranks() {
-    assert_reads("zero3_on_eight_ranks", &TestSetup::new("tiny", StrategyName::Zero3, 1, 8));
+    assert_plan_text("zero3_on_eight_ranks", &TestSetup::new("tiny", StrategyName::Zero3, 1, 8));
 }
 
 #[test]
 fn zero3_on_two_nodes_of_four() {
     let setup = TestSetup::new("tiny", StrategyName::Zero3, 2, 4).with(|s| s.num_micro_batches = 2);
-    assert_reads("zero3_on_two_nodes_of_four", &setup);
+    assert_plan_text("zero3_on_two_nodes_of_four", &setup);
 }
 
 #[test]
 fn ddp_with_buckets() {
-    let setup = TestSetup::new("tiny", StrategyName::Ddp, 1, 2).with(|s| s.bucket = 256 << 10);
-    assert_reads("ddp_with_buckets", &setup);
+    let setup = TestSetup::new("tiny", StrategyName::Ddp, 1, 2).with(|s| s.bucket_bytes = 256 << 10);
+    assert_plan_text("ddp_with_buckets", &setup);
 }
 
 #[test]
 fn hybrid_shard() {
     let setup = TestSetup::new("tiny", StrategyName::HybridShard, 2, 2).with(|s| s.storage = DType::BF16);
-    assert_reads("hybrid_shard", &setup);
+    assert_plan_text("hybrid_shard", &setup);
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn optimizer_on_the_host() {
         s.storage = DType::BF16;
         s.optimizer_tier = MemoryTier::Host;
     });
-    assert_reads("optimizer_on_the_host", &setup);
+    assert_plan_text("optimizer_on_the_host", &setup);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn ppo_with_four_models() {
         s.ppo = true;
         s.coefficients_ahead = false;
     });
-    assert_reads("ppo_with_four_models", &setup);
+    assert_plan_text("ppo_with_four_models", &setup);
 }
 
 #[test]
@@ -67,5 +67,5 @@ fn frozen_tensors() {
         s.frozen = vec!["model.layers.0".into(), "*embed_tokens".into(), "*k_proj".into()];
         s.storage = DType::BF16;
     });
-    assert_reads("frozen_tensors", &setup);
+    assert_plan_text("frozen_tensors", &setup);
 }

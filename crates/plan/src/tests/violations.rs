@@ -1,4 +1,4 @@
-//! Plans broken on purpose: `check` names what is wrong.
+//! Tests that `check` finds what is wrong with plans that are broken on purpose.
 
 use lockstep_config::StrategyName;
 use lockstep_core::Bytes;
@@ -12,7 +12,7 @@ use crate::{
 
 use super::TestSetup;
 
-/// Violations of a zero3 plan after a change to it.
+/// The violations of a zero3 plan after a change to it.
 fn found(change: impl FnOnce(&mut PlanData)) -> Vec<Violation> {
     let mut plan = lay_out(TestSetup::new("tiny", StrategyName::Zero3, 1, 2).input());
     change(&mut plan);
@@ -20,7 +20,7 @@ fn found(change: impl FnOnce(&mut PlanData)) -> Vec<Violation> {
 }
 
 #[test]
-fn a_whole_plan_has_no_violations() {
+fn an_unchanged_plan_has_no_violations() {
     assert_eq!(found(|_| {}), []);
 }
 
@@ -30,9 +30,9 @@ fn missing_waits_are_races() {
     assert!(all.iter().any(|v| matches!(v, Violation::Race { .. })));
 }
 
-/// A step must not begin to use parameters that the one before it still updates.
+/// A step must not use parameters that the previous step is still updating.
 #[test]
-fn missing_waits_for_the_step_before_are_races() {
+fn missing_waits_for_the_previous_step_are_races() {
     let setup = TestSetup::new("tiny", StrategyName::Ddp, 1, 1).with(|s| s.optimizer_tier = MemoryTier::Host);
     let mut plan = lay_out(setup.input());
     let phase = &mut plan.phases[0];
@@ -42,12 +42,12 @@ fn missing_waits_for_the_step_before_are_races() {
     }
     let all = check(&phase.schedule, &plan.buffers, &phase.memory);
     let working =
-        |what: &BufferKind| matches!(what, BufferKind::ParamState { state: ParamState::Working, .. });
-    assert!(all.iter().any(|v| matches!(v, Violation::Race { what, .. } if working(what))), "{all:?}");
+        |kind: &BufferKind| matches!(kind, BufferKind::ParamState { state: ParamState::Working, .. });
+    assert!(all.iter().any(|v| matches!(v, Violation::Race { buffer, .. } if working(buffer))), "{all:?}");
 }
 
 #[test]
-fn a_missing_release_is_named() {
+fn a_missing_release_is_found() {
     let all = found(|plan| {
         let ops = &mut plan.phases[0].schedule.ops;
         let last = ops.iter().rposition(|op| matches!(op.kind, OpKind::Release(_))).unwrap();
@@ -57,7 +57,7 @@ fn a_missing_release_is_named() {
 }
 
 #[test]
-fn a_missing_reduction_and_a_second_update_are_named() {
+fn a_missing_reduction_and_a_second_update_are_found() {
     let all = found(|plan| {
         for op in &mut plan.phases[0].schedule.ops {
             op.kind = match op.kind {
@@ -66,12 +66,12 @@ fn a_missing_reduction_and_a_second_update_are_named() {
             };
         }
     });
-    assert!(all.iter().any(|v| matches!(v, Violation::ReducedTimes { times: 0, .. })));
-    assert!(all.iter().any(|v| matches!(v, Violation::NotUpdatedOnce { unit: 0, .. })));
+    assert!(all.iter().any(|v| matches!(v, Violation::WrongReduceCount { times: 0, .. })));
+    assert!(all.iter().any(|v| matches!(v, Violation::NotUpdatedExactlyOnce { unit: 0, .. })));
 }
 
 #[test]
-fn a_missing_definition_is_a_read_too_early() {
+fn a_missing_definition_is_a_read_before_write() {
     let all = found(|plan| {
         for op in &mut plan.phases[0].schedule.ops {
             op.accesses.retain(|(_, access)| *access != Access::Define);
@@ -80,15 +80,15 @@ fn a_missing_definition_is_a_read_too_early() {
     assert!(all.iter().any(|v| matches!(v, Violation::ReadBeforeWritten { .. })));
 }
 
-/// Scratch and staging are only ever defined, never read, and still must not share bytes: the lanes that
-/// write them run at the same time.
+/// Scratch buffers are defined and never read. They still must not share bytes if two lanes write them at the same
+/// time.
 #[test]
-fn buffers_written_at_the_same_time_are_kept_apart() {
+fn buffers_written_at_the_same_time_must_not_overlap() {
     let all = found(|plan| {
         let (scratch, staging) =
             (plan.find(BufferKind::Scratch).unwrap(), plan.find(BufferKind::ReduceScratch).unwrap());
         for (id, at) in &mut plan.phases[0].memory.offsets {
-            // Far from everything else, and together.
+            // At the same offset, far from everything else.
             if *id == scratch || *id == staging {
                 *at = Bytes(1 << 40);
             }
@@ -98,36 +98,35 @@ fn buffers_written_at_the_same_time_are_kept_apart() {
     assert!(matches!(all[..], [Violation::Overlap { .. }]), "{all:?}");
 }
 
-/// A strategy that forgets the reductions of the last micro-batch makes no plan that an engine could take.
 #[test]
-fn a_strategy_that_forgets_a_reduction_makes_no_plan() {
-    fn forgetful(b: &mut StepBuilder) {
+fn a_strategy_without_reductions_is_rejected() {
+    fn without_reductions(b: &mut StepBuilder) {
         for micro_batch in 0..b.num_micro_batches() {
-            let uses = b.micro_batch_passes(micro_batch);
-            b.run_with_prefetch(&uses, &mut |_, _| {});
+            let passes = b.micro_batch_passes(micro_batch);
+            b.run_with_prefetch(&passes, &mut |_, _| {});
         }
         b.clip_and_update();
     }
     let input = TestSetup::new("tiny", StrategyName::Ddp, 1, 2).input();
-    let error = build(PlanInput { strategy: forgetful, ..input }).expect_err("nothing is reduced");
-    let PlanError::Unsound { phase, violations } = &error else { panic!("{error}") };
+    let error = build(PlanInput { strategy: without_reductions, ..input }).expect_err("nothing is reduced");
+    let PlanError::InvalidSchedule { phase, violations } = &error else { panic!("{error}") };
     assert_eq!(phase, "train");
     assert!(
-        violations.iter().all(|v| matches!(v, Violation::ReducedTimes { times: 0, .. })),
+        violations.iter().all(|v| matches!(v, Violation::WrongReduceCount { times: 0, .. })),
         "{violations:?}"
     );
     let text = error.to_string();
     assert!(
-        text.starts_with("the strategy's train phase is unsound: element 0 of unit 0's gradient"),
+        text.starts_with("the strategy's train phase is invalid: element 0 of unit 0's gradient"),
         "{text}"
     );
 }
 
 #[test]
-fn buffers_outside_their_memory_are_found() {
+fn buffers_outside_the_arena_are_found() {
     let outside = found(|plan| plan.arena_bytes = Bytes(plan.arena_bytes.0 / 2));
     assert!(outside.iter().any(|v| matches!(v, Violation::NoAddress { .. })), "{outside:?}");
-    let over_each_other =
+    let overlapping =
         found(|plan| plan.residents[0].offsets.iter_mut().for_each(|(_, at)| *at = Bytes::ZERO));
-    assert!(over_each_other.iter().any(|v| matches!(v, Violation::Overlap { .. })), "{over_each_other:?}");
+    assert!(overlapping.iter().any(|v| matches!(v, Violation::Overlap { .. })), "{overlapping:?}");
 }

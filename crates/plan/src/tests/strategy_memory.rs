@@ -1,4 +1,4 @@
-//! What each strategy promises about memory.
+//! How much memory each strategy needs.
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Axis, Bytes, DType};
@@ -6,11 +6,11 @@ use lockstep_shape::Recompute;
 
 use crate::{BufferKind, MemoryTier, ModelRole, OpKind, ParamState, Phase, RecomputePolicy, RunPlan, build};
 
-use super::{TestSetup, lanes, resident_bytes, train_phase};
+use super::{TestSetup, lane_simulator, resident_bytes, train_phase};
 
 const OPTIMIZER: [ParamState; 3] = [ParamState::Master, ParamState::Optimizer(0), ParamState::Optimizer(1)];
 
-/// Equal up to the blocks of 256 elements that shards are rounded to, one per unit and state.
+/// Equal up to rounding: shards are rounded up to blocks of 256 elements, per unit and state.
 fn assert_about(found: u64, expected: u64, plan: &RunPlan) {
     let rounding = plan.input.models[0].units.len() as u64 * 3 * 1024;
     assert!(found >= expected && found <= expected + rounding, "{found} is not about {expected}");
@@ -46,23 +46,23 @@ fn zero3_holds_a_quarter_of_everything_on_four_ranks() {
     }
 }
 
-/// Besides what one rank needs: the window of gathered units, two whole gradients and the staging of one.
+/// Four ranks need no more than one rank plus the prefetched units, two unsharded gradients and the reduction scratch.
 #[test]
-fn zero3_adds_a_window_of_gathered_units_and_two_gradients() {
+fn zero3_adds_prefetched_units_and_two_gradients() {
     for (tied, prefetch, num_micro_batches) in [(false, 0, 1), (false, 1, 2), (false, 3, 1), (true, 1, 2)] {
         let setup = |shard| {
             of_15m(StrategyName::Zero3, 1, shard).with(|s| {
                 s.prefetch = prefetch;
                 s.num_micro_batches = num_micro_batches;
                 s.shape.tied = tied;
-                // One rank adds gradients where they lie, so that only activations are compared.
+                // One rank accumulates in place, so that only activations are compared.
                 s.order = (shard == 1).then_some(crate::AccumulationOrder::Local);
             })
         };
         let (one, four) = (setup(1).plan(), setup(4).plan());
-        let wholes = sizes(&four, |w| matches!(w, BufferKind::UnshardedParams { .. }));
-        let grads = sizes(&four, |w| matches!(w, BufferKind::UnshardedGrad { .. }));
-        let staging: u64 = sizes(&four, |w| matches!(w, BufferKind::ReduceScratch)).iter().sum();
+        let wholes = sizes(&four, |kind| matches!(kind, BufferKind::UnshardedParams { .. }));
+        let grads = sizes(&four, |kind| matches!(kind, BufferKind::UnshardedGrad { .. }));
+        let staging: u64 = sizes(&four, |kind| matches!(kind, BufferKind::ReduceScratch)).iter().sum();
         // A tied table is gathered with the head, and its gradient waits for the embedding's backward.
         let extra = usize::from(tied);
         let window: u64 = wholes.iter().take(prefetch as usize + 1 + extra).sum();
@@ -71,15 +71,15 @@ fn zero3_adds_a_window_of_gathered_units_and_two_gradients() {
         let bytes = train_phase(&four).memory.bytes.0;
         assert!(bytes <= bound, "tied {tied}, prefetch {prefetch}: {bytes} over {bound}");
         for seed in 0..10 {
-            let most = most_gathered(&four, train_phase(&four), seed);
-            assert!(most <= prefetch as usize + 1 + extra, "{most} units whole, prefetch {prefetch}");
+            let most = max_gathered(&four, train_phase(&four), seed);
+            assert!(most <= prefetch as usize + 1 + extra, "{most} units gathered, prefetch {prefetch}");
         }
     }
 }
 
-/// The most units whole at once in a run, from the start of a gather to its release.
-fn most_gathered(plan: &RunPlan, phase: &Phase, seed: u64) -> usize {
-    let times = lanes::random_times(&phase.schedule, seed);
+/// The largest number of units gathered at once in a run, each from the start of its gather to its release.
+fn max_gathered(plan: &RunPlan, phase: &Phase, seed: u64) -> usize {
+    let times = lane_simulator::random_times(&phase.schedule, seed);
     assert!(plan.input.mesh.shard > 1);
     let mut events: Vec<(u64, i64)> = Vec::new();
     for (op, (start, end)) in phase.schedule.ops.iter().zip(&times) {
@@ -134,12 +134,12 @@ fn offload_moves_the_optimizer_to_its_tier() {
         assert_eq!((device(&plan, &OPTIMIZER), resident_bytes(&plan, tier, &OPTIMIZER)), (0, moved));
         assert!(
             plan.arena_bytes.0 + moved <= on_device.arena_bytes.0,
-            "the device holds less by what was moved"
+            "the device arena shrinks by what was offloaded"
         );
         let column = if tier == MemoryTier::Host { plan.host_bytes } else { plan.nvme_bytes };
         assert!(column.0 >= moved);
     }
-    // Away from f32 parameters the host needs a copy to update.
+    // If f32 parameters are on the device, the host needs its own copy to update.
     let f32 = of_15m(StrategyName::Ddp, 1, 1).with(|s| {
         s.storage = DType::F32;
         s.optimizer_tier = MemoryTier::Host;
@@ -178,9 +178,9 @@ fn frozen_tensors_have_no_gradients_or_moments() {
         train_phase(&plan).schedule.ops.iter().any(is)
     };
     assert_eq!([backs(0), backs(1), backs(2)], [false, false, true]);
-    // What only frozen weights would need is not kept.
+    // Activations that only frozen weights would need are not saved.
     let kept = |plan: &RunPlan| {
-        sizes(plan, |w| matches!(w, BufferKind::SavedActivations { unit: 3, .. })).iter().sum::<u64>()
+        sizes(plan, |kind| matches!(kind, BufferKind::SavedActivations { unit: 3, .. })).iter().sum::<u64>()
     };
     assert!(kept(&plan) < kept(&frozen(&[])));
 
@@ -195,7 +195,7 @@ fn frozen_tensors_have_no_gradients_or_moments() {
     assert_eq!(trained, [0, 1]);
 }
 
-/// A reference model judges preference pairs without any rollout.
+/// A reference model scores preference pairs without a rollout.
 #[test]
 fn a_frozen_model_has_a_score_phase() {
     let mut input = of_15m(StrategyName::Zero3, 1, 2).with(|s| s.ppo = true).input();
@@ -207,10 +207,10 @@ fn a_frozen_model_has_a_score_phase() {
 }
 
 #[test]
-fn recomputation_keeps_less() {
+fn recompute_saves_fewer_activations() {
     let of = |recompute: Recompute| {
         let plan = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.recompute = recompute.into()).plan();
-        let kept: u64 = sizes(&plan, |w| matches!(w, BufferKind::SavedActivations { .. })).iter().sum();
+        let kept: u64 = sizes(&plan, |kind| matches!(kind, BufferKind::SavedActivations { .. })).iter().sum();
         (kept, train_phase(&plan).memory.bytes.0)
     };
     let [full, selective, none] = [Recompute::Full, Recompute::Selective, Recompute::None].map(of);
@@ -218,17 +218,16 @@ fn recomputation_keeps_less() {
     assert!(full.1 < selective.1 && selective.1 < none.1, "{full:?} {selective:?} {none:?}");
 }
 
-/// From computing nothing again to everything the plan becomes smaller block by block, and a budget is met by the first
-/// that fits.
+/// The plan becomes smaller with every block that recomputes more, and a budget selects the first that fits.
 #[test]
-fn a_budget_decides_how_much_is_computed_again() {
+fn a_budget_decides_how_much_is_recomputed() {
     let setup = of_15m(StrategyName::Ddp, 1, 1).with(|s| s.tokens = 4096);
     let bytes_of = |n: u32| {
         let plan = setup.clone().with(|s| s.recompute = RecomputePolicy::nth(n, 6)).plan();
         plan.device_bytes()
     };
     let sizes: Vec<Bytes> = (0..=12).map(bytes_of).collect();
-    // The last block's own forward is no more than its backward needs anyway.
+    // The last choice saves nothing: the last block's backward needs as much memory as its recompute pass.
     assert!(sizes[..12].windows(2).all(|pair| pair[1] < pair[0]), "{sizes:?}");
     let like = |all: Recompute| setup.clone().with(|s| s.recompute = all.into()).plan().device_bytes();
     assert_eq!(
@@ -244,7 +243,7 @@ fn a_budget_decides_how_much_is_computed_again() {
     }
 }
 
-/// Accumulating over ranks first needs no whole gradient beyond those in flight; locally first needs all.
+/// `Reduced` order needs only the unsharded gradients in flight; `Local` order needs those of all units.
 #[test]
 fn the_plan_shows_the_cost_of_the_accumulation_order() {
     let of = |order| {

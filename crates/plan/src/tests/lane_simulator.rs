@@ -1,5 +1,5 @@
-//! A simulator of lanes: each runs its operations in order, each operation starts when its waits are
-//! over, and takes as long as it is told. What it watches are bytes.
+//! A simulator of lanes. Each lane runs its operations in order; an operation starts when its waits have finished and
+//! takes a given time. The simulator tracks who wrote each byte.
 
 use std::collections::HashMap;
 
@@ -12,8 +12,8 @@ pub(super) fn times(schedule: &Schedule, duration: impl FnMut(usize) -> u64) -> 
     times_of_runs(1, schedule, duration)
 }
 
-/// Start and end of every operation of several runs, one run after the other. A run begins when the one before
-/// it has returned and the one before that is over.
+/// Start and end of every operation of several runs, one run after the other. A run begins when the previous one has
+/// returned and the one before that has finished.
 pub(super) fn times_of_runs(
     runs: usize,
     schedule: &Schedule,
@@ -50,7 +50,7 @@ pub(super) fn times_of_runs(
     times
 }
 
-/// A small generator, seeded: splitmix64.
+/// A small random number generator: splitmix64.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -63,7 +63,7 @@ impl Random {
     }
 }
 
-/// Durations in which now one lane, now another is far ahead.
+/// Random durations that let any lane run far ahead of the others.
 pub(super) fn random_times(schedule: &Schedule, seed: u64) -> Vec<(u64, u64)> {
     random_times_of_runs(1, schedule, seed)
 }
@@ -77,8 +77,8 @@ pub(super) fn random_times_of_runs(runs: usize, schedule: &Schedule, seed: u64) 
     })
 }
 
-/// Runs a phase, as often as there are `times`, and panics where an operation finds other bytes than the list
-/// promises it.
+/// Runs a phase, as often as there are `times`, and panics if an operation finds bytes that another buffer or another
+/// run has overwritten.
 pub(super) fn run(plan: &RunPlan, phase: &Phase, times: &[(u64, u64)]) {
     let ops = &phase.schedule.ops;
     let runs = times.len() / ops.len();
@@ -86,10 +86,10 @@ pub(super) fn run(plan: &RunPlan, phase: &Phase, times: &[(u64, u64)]) {
     for (i, (start, end)) in times.iter().enumerate() {
         events.extend([(*start, true, i), (*end, false, i)]);
     }
-    // At the same time ends come first: a wait is over when the other has ended.
+    // At equal times ends come first: a wait is over when the other operation has ended.
     events.sort_unstable();
-    let mut bytes = Bytes::new(plan, phase, runs);
-    let mut params = Params::new(plan, phase);
+    let mut bytes = ByteOwners::new(plan, phase, runs);
+    let mut params = GatheredParams::new(plan, phase);
     let mut gradients: Vec<Gradients> = (0..runs).map(|_| Gradients::new(plan, phase)).collect();
     let mut running: Vec<usize> = Vec::new();
     for (_, starts, i) in events {
@@ -122,17 +122,16 @@ fn assert_no_conflict(a: &Op, b: &Op) {
     }
 }
 
-/// Who last wrote each byte, and which version of the buffer. The space of addresses is cut where some
-/// buffer begins or ends.
-struct Bytes {
+/// Which buffer, in which version, last wrote each range of bytes. Ranges are split where a buffer starts or ends.
+struct ByteOwners {
     ranges: HashMap<BufferId, std::ops::Range<usize>>,
     owners: Vec<Option<(BufferId, u32)>>,
-    /// For each operation, the version of each of its buffers by the order of the list: before and after.
+    /// For each operation, the version of each of its buffers before and after it, in the order of the list.
     versions: Vec<Vec<(u32, u32)>>,
 }
 
-impl Bytes {
-    fn new(plan: &RunPlan, phase: &Phase, runs: usize) -> Bytes {
+impl ByteOwners {
+    fn new(plan: &RunPlan, phase: &Phase, runs: usize) -> ByteOwners {
         let addresses = addresses(plan, phase);
         let mut cuts: Vec<u64> = addresses.values().flat_map(|(start, end)| [*start, *end]).collect();
         cuts.sort_unstable();
@@ -158,7 +157,7 @@ impl Bytes {
             };
             versions.push(op.accesses.iter().map(touch).collect());
         }
-        Bytes { ranges, owners, versions }
+        ByteOwners { ranges, owners, versions }
     }
 
     fn start(&mut self, i: usize, op: &Op) {
@@ -182,7 +181,7 @@ impl Bytes {
     }
 }
 
-/// First and last byte of every buffer the phase can touch, tiers far apart.
+/// The address range of every buffer that the phase can use, with tiers far apart.
 fn addresses(plan: &RunPlan, phase: &Phase) -> HashMap<BufferId, (u64, u64)> {
     const HOST: u64 = 1 << 60;
     let mut apart = 1 << 61;
@@ -207,30 +206,35 @@ fn addresses(plan: &RunPlan, phase: &Phase) -> HashMap<BufferId, (u64, u64)> {
     found
 }
 
-/// Which units' parameters are whole, judged by the kinds of operations alone.
-struct Params {
+/// Which units' parameters are gathered, derived from the kinds of operations only.
+struct GatheredParams {
     gathers: bool,
     tied: bool,
     head: u32,
-    whole: Vec<u32>,
+    gathered: Vec<u32>,
 }
 
-impl Params {
-    fn new(plan: &RunPlan, phase: &Phase) -> Params {
+impl GatheredParams {
+    fn new(plan: &RunPlan, phase: &Phase) -> GatheredParams {
         let model = &plan.input.models[phase.model.0 as usize];
         let gathers = phase.schedule.ops.iter().any(|op| matches!(op.kind, OpKind::Gather { .. }));
         let p = plan.input.model(phase.model).placements;
         let sharded = p.params == crate::Placement::Shard && plan.input.mesh.shard > 1;
         assert_eq!(gathers, sharded || p.params_tier != MemoryTier::Device);
-        Params { gathers, tied: model.shape.tied, head: model.units.len() as u32 - 1, whole: vec![] }
+        GatheredParams {
+            gathers,
+            tied: model.shape.tied,
+            head: model.units.len() as u32 - 1,
+            gathered: vec![],
+        }
     }
 
     fn start(&mut self, schedule: &Schedule, op: &Op) {
         let needed = match op.kind {
             OpKind::Release(span) => {
                 let unit = schedule.span(span).parts[0].unit;
-                let at = self.whole.iter().position(|u| *u == unit).expect("released, but not gathered");
-                self.whole.remove(at);
+                let at = self.gathered.iter().position(|u| *u == unit).expect("released, but not gathered");
+                self.gathered.remove(at);
                 return;
             }
             OpKind::Forward { unit, .. } | OpKind::Recompute { unit, .. } => vec![unit],
@@ -245,19 +249,19 @@ impl Params {
             _ => vec![],
         };
         if self.gathers {
-            assert!(needed.iter().all(|u| self.whole.contains(u)), "{:?} without parameters", op.kind);
+            assert!(needed.iter().all(|u| self.gathered.contains(u)), "{:?} without parameters", op.kind);
         }
     }
 
     fn end(&mut self, schedule: &Schedule, op: &Op) {
         if let OpKind::Gather { span, .. } = op.kind {
             let unit = schedule.span(span).parts[0].unit;
-            assert!(!self.whole.contains(&unit), "unit {unit} gathered twice");
-            self.whole.push(unit);
+            assert!(!self.gathered.contains(&unit), "unit {unit} gathered twice");
+            self.gathered.push(unit);
         }
     }
 
     fn finish(&self) {
-        assert!(self.whole.is_empty(), "never released: {:?}", self.whole);
+        assert!(self.gathered.is_empty(), "never released: {:?}", self.gathered);
     }
 }

@@ -1,4 +1,4 @@
-//! The phases of a plan on this rank: addresses and tasks, worked out before the first step.
+//! A phase of the plan prepared for this rank: addresses, tasks and events, computed before the first step.
 
 use lockstep_core::Rank;
 use lockstep_device::Device;
@@ -9,13 +9,13 @@ use crate::addresses::{Addresses, UnitResidents};
 use crate::error::EngineError;
 use crate::task::{Squares, Task, tasks};
 
-/// Where a phase's buffers are, and what its operations come to on this rank.
+/// The addresses of a phase's buffers, and what its operations do on this rank.
 pub(crate) struct PreparedPhase {
     pub(crate) addresses: Addresses,
     pub(crate) tasks: Vec<Task>,
     pub(crate) squares: Vec<Squares>,
-    /// For each operation, a mark in its lane's stream, if one of another lane waits for it. Runs take turns with
-    /// two of them.
+    /// For each operation that another lane waits for, a CUDA event on its lane's stream. Runs alternate between two
+    /// sets.
     pub(crate) events: [Vec<Option<Event>>; 2],
 }
 
@@ -42,8 +42,8 @@ impl PreparedPhase {
     }
 }
 
-/// Marks for the operations of streams that another lane waits for. What the host's cores do needs none: it is
-/// done when it is said to be.
+/// Events for the operations on streams that another lane waits for. The host lane needs none: its operations have
+/// finished when they are recorded as finished.
 fn events(schedule: &Schedule, gpu: &'static Gpu) -> Result<Vec<Option<Event>>, EngineError> {
     let mut events: Vec<Option<Event>> = schedule.ops.iter().map(|_| None).collect();
     for wait in schedule.ops.iter().flat_map(|op| &op.waits) {
