@@ -20,8 +20,8 @@ pub const BOUNCE_BYTES: usize = 128 << 10;
 ///
 /// A call with a peer is `post`, `meet`, any number of `pull`s, `done`, `finish`. A rank may have one open call with
 /// each of several peers at once. Each pair numbers its calls, and both sides count the same way. Every wait is
-/// limited by the carrier's deadline and ends early if the run is aborted. After an error the carrier must not be used
-/// again. Nothing here allocates, except to report an error.
+/// limited by the carrier's deadline and ends early if the run is aborted. After an error the carrier must not be
+/// used again. Nothing here allocates, except to report an error.
 pub trait Carrier: Send {
     /// This rank.
     fn rank(&self) -> Rank;

@@ -123,8 +123,8 @@ impl Comm {
         Ok(())
     }
 
-    /// Gathers every member's view on the root. On the root, `into` has one view for each member, in member order; its
-    /// own may already be filled. On the other members `into` is empty. Lengths may differ between members.
+    /// Gathers every member's view on the root. On the root, `into` has one view for each member, in member order;
+    /// its own may already be filled. On the other members `into` is empty. Lengths may differ between members.
     pub fn gather(
         &mut self,
         group: &Group,

@@ -1,8 +1,9 @@
 //! Connects a rank to all others: chooses a carrier and sets it up.
 //!
 //! Ranks exchange their addresses through an all-gather of small byte strings that the caller provides (the
-//! rendezvous). Ranks on one host try to open each other's memory and share the result. If one of them fails, all ranks
-//! of that host use TCP among themselves. Every rank decides from the same results, so all make the same choice.
+//! rendezvous). Ranks on one host try to open each other's memory and share the result. If one of them fails, all
+//! ranks of that host use TCP among themselves. Every rank decides from the same results, so all make the same
+//! choice.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -92,8 +93,8 @@ pub fn connect(spec: &ConnectSpec<'_>, exchange: &mut Exchange<'_>) -> Result<Co
     let shm = shm.ok().filter(|_| why_not.is_none() && num_same_host > 0);
     let by_shm: Vec<bool> = same_host.iter().map(|same| *same && shm.is_some()).collect();
     let by_tcp: Vec<bool> = (0..).zip(&by_shm).map(|(r, shm)| r != spec.rank.0 && !shm).collect();
-    // Whether any pair needs TCP follows from data that every rank has. Opening TCP takes one more exchange, which all
-    // ranks must take part in, or none.
+    // Whether any pair needs TCP follows from data that every rank has. Opening TCP takes one more exchange, which
+    // all ranks must take part in, or none.
     let one_host = all.iter().all(|at| at.host == mine.host);
     let note = match (&why_not, one_host) {
         (None, true) => "shared memory".to_string(),

@@ -1,6 +1,6 @@
-//! The TCP carrier on a simulated network with a simulated clock. Each of thousands of seeds decides a world, a list of
-//! collectives and the network's faults. A run must never hang and never return a wrong result: it gives the right bits,
-//! or an error that says what happened.
+//! The TCP carrier on a simulated network with a simulated clock. Each of thousands of seeds decides a world, a list
+//! of collectives and the network's faults. A run must never hang and never return a wrong result: it gives the right
+//! bits, or an error that says what happened.
 //!
 //! A failing seed is printed. `LOCKSTEP_NET_SEED=<seed>` runs only that seed; `LOCKSTEP_NET_SEEDS=<n>` runs n seeds.
 

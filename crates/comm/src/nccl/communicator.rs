@@ -18,9 +18,9 @@ const TEARDOWN_LIMIT: Duration = Duration::from_secs(10);
 
 /// The collectives of one group between GPUs.
 ///
-/// All members must issue the same collectives in the same order. A collective returns once its work is in the stream;
-/// its buffers may be touched only after the stream has completed it. After an error the communicator must not be used
-/// again. A group of one rank does nothing and never calls NCCL.
+/// All members must issue the same collectives in the same order. A collective returns once its work is in the
+/// stream; its buffers may be touched only after the stream has completed it. After an error the communicator must
+/// not be used again. A group of one rank does nothing and never calls NCCL.
 pub struct NcclComm {
     pub(super) nccl: &'static Nccl,
     gpu: &'static Gpu,

@@ -43,8 +43,8 @@ impl NcclComm {
         })
     }
 
-    /// Sums f32 parts over the members. Each member ends with the sum in its own share of each part; the contents of the
-    /// other shares are unspecified.
+    /// Sums f32 parts over the members. Each member ends with the sum in its own share of each part; the contents of
+    /// the other shares are unspecified.
     pub fn reduce_scatter(&self, queue: &CudaQueue, parts: &[View<'_>]) -> Result<(), CommError> {
         assert!(parts.iter().all(|part| part.dtype() == DType::F32), "reduce-scatter sums f32 parts only");
         let all = parts.iter().copied();
@@ -106,9 +106,9 @@ fn address(view: View<'_>) -> *mut c_void {
     view.as_ptr::<u8>().cast()
 }
 
-// SAFETY of every call below: the communicator is alive and its lock is held. Views lie in live memory of this GPU and
-// have the element counts that are passed. The plan's waits keep other operations off them until the collective has
-// completed in the stream.
+// SAFETY of every call below: the communicator is alive and its lock is held. Views lie in live memory of this GPU
+// and have the element counts that are passed. The plan's waits keep other operations off them until the collective
+// has completed in the stream.
 impl Issue<'_> {
     fn share<'m>(&self, part: View<'m>, member: usize) -> View<'m> {
         share(&self.comm.group, part, member)

@@ -52,8 +52,8 @@ impl Nccl {
         format!("{major}.{minor}.{patch}")
     }
 
-    /// A new identifier that members use to find each other. The process that creates it listens until the communicator
-    /// is set up.
+    /// A new identifier that members use to find each other. The process that creates it listens until the
+    /// communicator is set up.
     pub(crate) fn unique_id(&self) -> Result<UniqueId, String> {
         let mut id = UniqueId([0; UNIQUE_ID_BYTES]);
         // SAFETY: NCCL writes the identifier to `id`.

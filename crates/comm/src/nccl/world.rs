@@ -70,8 +70,8 @@ impl NcclWorld {
         check(&self.comms)
     }
 
-    /// Waits until the stream has completed everything issued to it. `what` names the work in error messages. An error
-    /// ends every communicator.
+    /// Waits until the stream has completed everything issued to it. `what` names the work in error messages. An
+    /// error ends every communicator.
     pub fn wait(&self, queue: &CudaQueue, what: &str) -> Result<(), CommError> {
         wait(&self.comms, queue, what)
     }
@@ -112,8 +112,8 @@ pub(super) fn wait(comms: &[NcclComm], queue: &CudaQueue, what: &str) -> Result<
 
 // ---- how members agree on a unique id ------------------------------------------------------------------------
 
-/// What members exchange before they create a communicator: the version of NCCL and, from the first member, the unique
-/// id or the reason why there is none.
+/// What members exchange before they create a communicator: the version of NCCL and, from the first member, the
+/// unique id or the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NcclSetup {
     version: (u32, u32, u32),

@@ -122,8 +122,8 @@ impl Block {
         assert!(peer < self.world, "rank {peer} is outside a world of {}", self.world);
         let start = size_of::<Header>() + peer as usize * size_of::<Cell>();
         // SAFETY: the cell is within the mapping, which lives as long as this block and never shrinks. It is aligned:
-        // the base is page-aligned and sizes are multiples of 64. All fields are atomics, valid for any bits. A peer's
-        // block is mapped read-only, and is only accessed with relaxed loads.
+        // the base is page-aligned and sizes are multiples of 64. All fields are atomics, valid for any bits. A
+        // peer's block is mapped read-only, and is only accessed with relaxed loads.
         unsafe { &*self.map.as_ptr().add(start).cast::<Cell>() }
     }
 

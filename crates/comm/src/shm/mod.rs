@@ -1,9 +1,9 @@
 //! The shared-memory carrier, for ranks that are processes on one host.
 //!
-//! Each rank's memory lies in unnamed files (memfd). Peers copy from them directly into their own memory, with `pread`
-//! or, for long reads, through a small moving [`window`]. So bytes are copied once, and a rank's memory use stays its
-//! own. Ranks announce their offers in memory-mapped control blocks ([`block`]), which also hold the bytes of small
-//! offers. A wait spins briefly and then sleeps on the peer's doorbell.
+//! Each rank's memory lies in unnamed files (memfd). Peers copy from them directly into their own memory, with
+//! `pread` or, for long reads, through a small moving [`window`]. So bytes are copied once, and a rank's memory use
+//! stays its own. Ranks announce their offers in memory-mapped control blocks ([`block`]), which also hold the bytes
+//! of small offers. A wait spins briefly and then sleeps on the peer's doorbell.
 
 mod block;
 mod open;
@@ -108,8 +108,8 @@ impl ShmCarrier {
         Ok(RegionRange { region, offset: offset as u64, len: view.len() as u64, dtype: view.dtype() })
     }
 
-    /// Writes the ranges of the offers, or their bytes if they are small, to the slot of the next post. Returns whether
-    /// peers will read this rank's regions.
+    /// Writes the ranges of the offers, or their bytes if they are small, to the slot of the next post. Returns
+    /// whether peers will read this rank's regions.
     fn fill(&self, slot: &Slot, offers: &[View<'_>]) -> Result<bool, CommError> {
         let padded = |view: &View<'_>| view.bytes().next_multiple_of(8);
         let inline = offers.iter().map(padded).sum::<usize>() <= INLINE_BYTES;

@@ -16,8 +16,8 @@ pub const SHM_WINDOW_BYTES: u64 = 2 << 20;
 /// Parts shorter than this are copied with `pread`, because moving the window would cost more.
 pub(super) const MIN_WINDOW_READ_BYTES: u64 = 256 << 10;
 
-/// Reads of at least this many bytes use non-temporal stores: the data would not stay in the caches anyway, and a cache
-/// line that is overwritten completely need not be fetched first.
+/// Reads of at least this many bytes use non-temporal stores: the data would not stay in the caches anyway, and a
+/// cache line that is overwritten completely need not be fetched first.
 const STREAMING_COPY_BYTES: usize = 16 << 20;
 
 /// A mapped part of one region of a peer, or nothing.

@@ -147,7 +147,8 @@ impl State {
                     self.attempts.push(Attempt { link, to: None, handshake, started: net.now() });
                 }
                 Ok(None) => return Ok(()),
-                // A connection failed before it was accepted, or there are too many open files. Later ones may succeed.
+                // A connection failed before it was accepted, or there are too many open files. Later ones may
+                // succeed.
                 Err(_) => return Ok(()),
             }
         }

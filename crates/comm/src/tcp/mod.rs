@@ -1,9 +1,9 @@
 //! The TCP carrier, for ranks connected by a network.
 //!
 //! Every pair of ranks has one connection, authenticated by a handshake. A call starts with a header from each side.
-//! Once a rank has found the peer's header equal to its own it sends the data of its offers: the peer will make the same
-//! comparison and expect it. A rank that waits keeps sending to all peers, so ranks that wait for each other in a
-//! circle still make progress.
+//! Once a rank has found the peer's header equal to its own it sends the data of its offers: the peer will make the
+//! same comparison and expect it. A rank that waits keeps sending to all peers, so ranks that wait for each other in
+//! a circle still make progress.
 
 mod establish;
 mod frame;

@@ -1,9 +1,9 @@
 //! A simulated network and clock, driven by a seed.
 //!
-//! Ranks run in threads, one at a time. A rank that waits hands over to another that can continue, chosen by the seed; if
-//! none can, the clock jumps to the next event. So a seed always gives the same run. Bytes of one connection stay in
-//! order. The seed decides everything else: how they are split, how long they take, how much a connection buffers, which
-//! connection breaks or stalls, and what intruders send to listeners.
+//! Ranks run in threads, one at a time. A rank that waits hands over to another that can continue, chosen by the
+//! seed; if none can, the clock jumps to the next event. So a seed always gives the same run. Bytes of one connection
+//! stay in order. The seed decides everything else: how they are split, how long they take, how much a connection
+//! buffers, which connection breaks or stalls, and what intruders send to listeners.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
