@@ -98,7 +98,17 @@ impl AbortKind {
             AbortKind::Silent => Some(
                 "The process may be stopped, or its host may be overloaded, down or cut off from the network.",
             ),
-            _ => None,
+            AbortKind::Desync => Some(
+                "All ranks must run the same binary with the same configuration. If they do, this is a bug in \
+                 lockstep: please report it.",
+            ),
+            AbortKind::Overdue => Some(
+                "Look at the last lines of the missing ranks in the log: they may be stuck, or slow to prepare their \
+                 data.",
+            ),
+            AbortKind::Protocol => Some("Use the same build of lockstep on every node."),
+            // The message holds the rank's own error.
+            AbortKind::Failed => None,
         }
     }
 }

@@ -125,6 +125,11 @@ impl Fault for LaunchError {
                  firewall blocks the port. Raise --join-timeout if node 0 starts slowly."
                     .into()
             }
+            ServerLost { .. } => {
+                "The rendezvous runs in the launcher of node 0, or in rank 0 without a launcher: look there for the \
+                 first error."
+                    .into()
+            }
             Aborted(abort) => abort.kind.hint()?.into(),
             _ => return None,
         })

@@ -18,7 +18,7 @@ pub(super) const MIN_WINDOW_READ_BYTES: u64 = 256 << 10;
 
 /// Reads of at least this many bytes use non-temporal stores: the data would not stay in the caches anyway, and a
 /// cache line that is overwritten completely need not be fetched first.
-const STREAMING_COPY_BYTES: usize = 16 << 20;
+const NONTEMPORAL_READ_BYTES: usize = 16 << 20;
 
 /// A mapped part of one region of a peer, or nothing.
 pub(super) struct MappedWindow(Option<Mapping>);
@@ -60,7 +60,7 @@ impl MappedWindow {
             offset.checked_add(into.len() as u64).is_some_and(|end| end <= size),
             "a read must lie inside its region"
         );
-        let past_caches = into.len() >= STREAMING_COPY_BYTES;
+        let nontemporal = into.len() >= NONTEMPORAL_READ_BYTES;
         while !into.is_empty() {
             let inside = |m: &Mapping| m.region == region && m.start <= offset && offset < m.start + m.len;
             if !self.0.as_ref().is_some_and(inside) {
@@ -73,7 +73,7 @@ impl MappedWindow {
             // peer does not change them until this rank is done with the call. Only this rank accesses `into`.
             unsafe {
                 let from = mapped.base.as_ptr().add(at as usize);
-                if past_caches {
+                if nontemporal {
                     copy_nontemporal(from, into.as_mut_ptr(), len);
                 } else {
                     std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len);
