@@ -1,8 +1,8 @@
-//! Reading a checkpoint: only what the manifest names, only what is asked for.
+//! Reads a checkpoint: only files that the manifest lists, and only the parts that are requested.
 //!
-//! Opening reads the manifest alone, so that it costs the same however many ranks wrote the checkpoint and however
-//! many read it. What the files hold is trusted after [`Checkpoint::verify`], or after every one of several ranks
-//! has called [`Checkpoint::verify_share`].
+//! Opening reads the manifest only, so its cost does not depend on how many ranks wrote the checkpoint or read it.
+//! The contents of files can be trusted after [`Checkpoint::verify`], or after every rank has called
+//! [`Checkpoint::verify_share`].
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex};
 use lockstep_core::{Bytes, Step};
 
 use crate::durable::{read_bytes, read_error};
-use crate::manifest::{Logical, MANIFEST, MANIFEST_CAP, Manifest, Piece};
+use crate::manifest::{MANIFEST, MANIFEST_CAP, Manifest, Piece, StoredTensor};
 use crate::retention::step_of;
 use crate::{CkptError, ManifestFault, Meta, SafetensorsFile};
 
-/// Files that [`Checkpoint::read_f32`] keeps open: a process may have about a thousand.
+/// The number of files that [`Checkpoint::read_f32`] keeps open. The usual limit of a process is about a thousand.
 const MAX_OPEN_FILES: usize = 64;
-/// Values are handed on in parts of this many.
+/// The largest number of values passed on at once.
 const PART_ELEMS: usize = 1 << 18;
 
 /// An open checkpoint.
@@ -33,17 +33,17 @@ pub struct Checkpoint {
     pub(crate) bytes_verified: AtomicU64,
 }
 
-/// A flat range of a tensor to be read.
+/// A flat range of a tensor to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPart {
     pub name: String,
-    /// Of the whole tensor: another one in the checkpoint is an error.
+    /// The shape of the whole tensor. It is an error if the checkpoint has another one.
     pub shape: Vec<usize>,
     pub elems: Range<usize>,
 }
 
 impl Checkpoint {
-    /// Opens a checkpoint by its manifest, which is checked; its files are not looked at.
+    /// Opens a checkpoint and validates its manifest. The files are not opened.
     pub fn open(path: &Path) -> Result<Self, CkptError> {
         let (manifest, manifest_hash) = read_manifest(path)?;
         Ok(Checkpoint {
@@ -56,7 +56,7 @@ impl Checkpoint {
         })
     }
 
-    /// Opens a checkpoint to be used: as [`Checkpoint::open`], then verifies every byte.
+    /// Like [`Checkpoint::open`], and then verifies every byte.
     pub fn open_verified(path: &Path) -> Result<Self, CkptError> {
         let checkpoint = Checkpoint::open(path)?;
         checkpoint.verify()?;
@@ -75,41 +75,41 @@ impl Checkpoint {
         self.manifest.meta.step
     }
 
-    /// The hash of the manifest, which has the hashes of all files: ranks that have the same one read the same
-    /// checkpoint.
+    /// The hash of the manifest. The manifest contains the hashes of all files, so ranks with the same hash read the
+    /// same checkpoint.
     pub fn manifest_hash(&self) -> &str {
         &self.manifest_hash
     }
 
-    /// Bytes of tensors and headers that were read so far, not counting verification.
+    /// Bytes of tensors and headers read so far, not counting verification.
     pub fn bytes_read(&self) -> Bytes {
         let open = self.open_files.lock().unwrap_or_else(|e| e.into_inner());
         let now_open: u64 = open.values().map(|file| file.bytes_read().0).sum();
         Bytes(self.bytes_read.load(Ordering::Relaxed) + now_open)
     }
 
-    /// Bytes that were hashed so far.
+    /// Bytes hashed so far.
     pub fn bytes_verified(&self) -> Bytes {
         Bytes(self.bytes_verified.load(Ordering::Relaxed))
     }
 
-    /// A counter that must be there.
+    /// A counter. It is an error if the checkpoint does not have it.
     pub fn counter(&self, name: &str) -> Result<u64, CkptError> {
         let found = self.manifest.meta.counters.get(name).copied();
         found.ok_or_else(|| CkptError::NoCounter { file: self.manifest_path(), name: name.into() })
     }
 
-    /// The names of all tensors, and their shapes.
+    /// The names and shapes of all tensors.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &[usize])> {
         self.manifest.tensors.iter().map(|(name, t)| (name.as_str(), t.shape.as_slice()))
     }
 
-    /// The names of files that are no tensors.
+    /// The names of the files that do not hold tensors.
     pub fn other_files(&self) -> impl Iterator<Item = &str> {
         self.manifest.files.iter().filter(|entry| !entry.has_tensors()).map(|entry| entry.name.as_str())
     }
 
-    /// Such a file's content, if it is as it was written. `None`: there is no such file.
+    /// Reads and verifies a file, such as one of [`Checkpoint::other_files`]. `None` if there is no such file.
     pub fn read_file(&self, name: &str) -> Result<Option<Vec<u8>>, CkptError> {
         let Some(entry) = self.manifest.files.iter().find(|entry| entry.name == name) else {
             return Ok(None);
@@ -118,11 +118,11 @@ impl Checkpoint {
         read_bytes(&self.path.join(name), Bytes(entry.bytes)).map(Some)
     }
 
-    /// Reads parts of tensors, whatever pieces they lie in. `put` gets the index into `parts`, a flat range of that
-    /// tensor and its values, a bounded number at a time.
+    /// Reads parts of tensors, whichever pieces hold them. `put` receives the index into `parts`, a flat range of
+    /// that tensor and its values, a bounded number at a time.
     ///
-    /// It goes file by file, in no order that a caller may rely on: every file that has something of the parts is
-    /// opened once, and no other file is.
+    /// Reads file by file, in an unspecified order. Every file that holds some of the parts is opened once, and no
+    /// other file is opened.
     ///
     /// # Panics
     /// If a range is outside its shape.
@@ -135,8 +135,8 @@ impl Checkpoint {
         for (index, part) in parts.iter().enumerate() {
             let logical = self.require(&part.name, &part.shape)?;
             check_range(part);
-            let meets = |piece: &&Piece| piece.part.may_meet(&part.shape, &part.elems);
-            for piece in logical.pieces.iter().filter(meets).filter(|_| !part.elems.is_empty()) {
+            let overlaps = |piece: &&Piece| piece.part.may_overlap(&part.shape, &part.elems);
+            for piece in logical.pieces.iter().filter(overlaps).filter(|_| !part.elems.is_empty()) {
                 by_file.entry(&piece.file).or_default().push((index, piece));
             }
         }
@@ -146,10 +146,10 @@ impl Checkpoint {
             for (index, piece) in pieces {
                 let part = &parts[index];
                 self.check_piece(&part.name, piece, &file)?;
-                for run in piece.part.runs(&part.shape, &part.elems) {
-                    let mut from = run.piece;
-                    for start in run.tensor.clone().step_by(PART_ELEMS) {
-                        let end = (start + PART_ELEMS).min(run.tensor.end);
+                for copy in piece.part.copy_ranges(&part.shape, &part.elems) {
+                    let mut from = copy.piece;
+                    for start in copy.tensor.clone().step_by(PART_ELEMS) {
+                        let end = (start + PART_ELEMS).min(copy.tensor.end);
                         values.resize(end - start, 0.0);
                         file.read_f32(&piece.tensor, from..from + values.len(), &mut values)?;
                         put(index, start..end, &values)?;
@@ -162,10 +162,10 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Reads a flat range of a whole tensor, whatever pieces it lies in.
+    /// Reads a flat range of a whole tensor, whichever pieces hold it.
     ///
     /// # Panics
-    /// If the range is outside `expected_shape` or `out` is not of its size.
+    /// If the range is outside `expected_shape`, or `out` does not have its length.
     pub fn read_f32(
         &self,
         name: &str,
@@ -177,19 +177,19 @@ impl Checkpoint {
         let part = TensorPart { name: name.into(), shape: expected_shape.into(), elems: elems.clone() };
         check_range(&part);
         assert_eq!(elems.len(), out.len(), "{} elements of `{name}` into {}", elems.len(), out.len());
-        let meets = |piece: &&Piece| piece.part.may_meet(expected_shape, &elems);
-        for piece in logical.pieces.iter().filter(meets).filter(|_| !elems.is_empty()) {
+        let overlaps = |piece: &&Piece| piece.part.may_overlap(expected_shape, &elems);
+        for piece in logical.pieces.iter().filter(overlaps).filter(|_| !elems.is_empty()) {
             let file = self.open_file(&piece.file)?;
             self.check_piece(name, piece, &file)?;
-            for run in piece.part.runs(&logical.shape, &elems) {
-                let into = run.tensor.start - elems.start..run.tensor.end - elems.start;
-                file.read_f32(&piece.tensor, run.piece..run.piece + into.len(), &mut out[into])?;
+            for copy in piece.part.copy_ranges(&logical.shape, &elems) {
+                let into = copy.tensor.start - elems.start..copy.tensor.end - elems.start;
+                file.read_f32(&piece.tensor, copy.piece..copy.piece + into.len(), &mut out[into])?;
             }
         }
         Ok(())
     }
 
-    /// A file of tensors that was open, or is from now on.
+    /// Opens a file of tensors, or returns it if it is already open.
     fn open_file(&self, name: &str) -> Result<Arc<SafetensorsFile>, CkptError> {
         let mut open = self.open_files.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(file) = open.get(name) {
@@ -204,7 +204,7 @@ impl Checkpoint {
         Ok(file)
     }
 
-    fn require(&self, name: &str, expected_shape: &[usize]) -> Result<&Logical, CkptError> {
+    fn require(&self, name: &str, expected_shape: &[usize]) -> Result<&StoredTensor, CkptError> {
         let Some(logical) = self.manifest.tensors.get(name) else {
             let names = self.manifest.tensors.keys().map(String::as_str);
             return Err(CkptError::no_tensor(self.manifest_path(), name, names));
@@ -220,7 +220,7 @@ impl Checkpoint {
         Ok(logical)
     }
 
-    /// A piece that the manifest names is in its file with its shape.
+    /// Checks that a piece is in its file with the shape that the manifest lists.
     pub(crate) fn check_piece(
         &self,
         tensor: &str,
@@ -258,7 +258,8 @@ fn check_range(part: &TensorPart) {
     );
 }
 
-/// Reads the manifest and checks it against its own hash, which is returned too, and its folder's name.
+/// Reads the manifest and validates it against its own hash and the name of its folder. Also returns the hash of the
+/// manifest file.
 pub(crate) fn read_manifest(path: &Path) -> Result<(Manifest, String), CkptError> {
     let found = path.metadata().map_err(read_error(path))?;
     if !found.is_dir() {

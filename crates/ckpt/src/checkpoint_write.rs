@@ -1,8 +1,9 @@
-//! Writing a checkpoint: complete or invisible.
+//! Writes a checkpoint that is either complete or not visible.
 //!
-//! Everything goes into `step-N.partial/` and is synced; the manifest comes last; then the folder gets
-//! its name and the parent is synced. A crash at any point leaves the earlier checkpoints as they were
-//! and at most a `.partial`, which nobody reads.
+//! All files are written to `step-N.partial/` and synced, the manifest last. Then the folder is renamed to `step-N`
+//! and its parent is synced. A crash at any point leaves earlier checkpoints intact and at most a `.partial` folder,
+//! which is never read. Several ranks write one checkpoint together: one calls [`CheckpointWriter::begin`], the
+//! others [`CheckpointWriter::join`], and it adds their shares before it finishes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,11 +15,11 @@ use crate::durable::{
     with_suffix, write_model_file, write_synced,
 };
 use crate::format::v1;
-use crate::manifest::{FileEntry, Logical, MANIFEST, MANIFEST_CAP, Manifest, Piece};
+use crate::manifest::{FileEntry, MANIFEST, MANIFEST_CAP, Manifest, Piece, StoredTensor};
 use crate::safetensors_write::write_file;
 use crate::{CkptError, Meta, PieceSource, Source, TensorBox};
 
-/// A tensor to be written whole.
+/// A tensor to write as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     pub name: String,
@@ -35,38 +36,38 @@ impl TensorSpec {
     }
 }
 
-/// Part of a tensor to be written.
+/// A part of a tensor to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceSpec {
-    /// The tensor's state name: `model/`, `exp_avg/` or `exp_avg_sq/`, and its name in the model.
+    /// The state (`model/`, `exp_avg/` or `exp_avg_sq/`) followed by the tensor's name in the model.
     pub name: String,
-    /// Of the whole tensor.
+    /// The shape of the whole tensor.
     pub shape: Vec<usize>,
     pub part: TensorBox,
 }
 
-/// A checkpoint under construction. Dropped before [`CheckpointWriter::finish`], it leaves nothing.
+/// A checkpoint that is being written. If it is dropped before [`CheckpointWriter::finish`], nothing remains.
 #[derive(Debug)]
 pub struct CheckpointWriter {
     step: Step,
     target: PathBuf,
     partial: PathBuf,
     files: Vec<FileEntry>,
-    tensors: BTreeMap<String, Logical>,
-    /// Whoever began it cleans up after it; who joined does not.
+    tensors: BTreeMap<String, StoredTensor>,
+    /// The rank that began the checkpoint cleans up after a failure; ranks that joined do not.
     began: bool,
     finished: bool,
 }
 
-/// What one rank has written of a checkpoint, to be told to the rank that finishes it.
+/// What one rank has written of a checkpoint. It is sent to the rank that finishes the checkpoint.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Share {
+struct RankShare {
     files: Vec<v1::File>,
     tensors: BTreeMap<String, v1::Tensor>,
 }
 
 impl CheckpointWriter {
-    /// Starts `step-N` in `root`, which is made if it is not there. A partial left by a crash goes.
+    /// Starts `step-N` in `root`, which is created if needed. Removes what a crash may have left of it.
     pub fn begin(root: &Path, step: Step) -> Result<Self, CkptError> {
         let target = root.join(format!("step-{step}"));
         let partial = with_suffix(&target, ".partial");
@@ -75,7 +76,7 @@ impl CheckpointWriter {
         Ok(CheckpointWriter { step, target, partial, files, tensors, began: true, finished: false })
     }
 
-    /// Takes part in a checkpoint that another rank has begun.
+    /// Joins a checkpoint that another rank has begun.
     pub fn join(root: &Path, step: Step) -> Self {
         let target = root.join(format!("step-{step}"));
         let partial = with_suffix(&target, ".partial");
@@ -83,30 +84,33 @@ impl CheckpointWriter {
         CheckpointWriter { step, target, partial, files, tensors, began: false, finished: false }
     }
 
-    /// Ends this rank's part: a text for [`CheckpointWriter::add_share`] of the rank that began.
+    /// Completes this rank's share. Returns a text for [`CheckpointWriter::add_share`] of the rank that began.
     pub fn share(mut self) -> Result<String, CkptError> {
         sync_dir(&self.partial)?;
         let (files, tensors) = (std::mem::take(&mut self.files), std::mem::take(&mut self.tensors));
-        let share = Share {
+        let share = RankShare {
             files: files.iter().map(FileEntry::to_disk).collect(),
             tensors: tensors.iter().map(|(name, t)| (name.clone(), t.to_disk())).collect(),
         };
         self.finished = true;
-        Ok(serde_json::to_string(&share).expect("plain data always serialises"))
+        Ok(serde_json::to_string(&share).expect("a share can be serialized"))
     }
 
     /// Adds what another rank has written.
     pub fn add_share(&mut self, share: &str) -> Result<(), CkptError> {
         let bad = |why: String| CkptError::Share { step: self.step, why };
-        let share: Share = serde_json::from_str(share).map_err(|e| bad(e.to_string()))?;
+        let share: RankShare = serde_json::from_str(share).map_err(|e| bad(e.to_string()))?;
         for (name, tensor) in share.tensors {
-            let tensor = Logical::from_disk(tensor);
+            let tensor = StoredTensor::from_disk(tensor);
             let whole = self
                 .tensors
                 .entry(name.clone())
-                .or_insert_with(|| Logical { shape: tensor.shape.clone(), pieces: Vec::new() });
+                .or_insert_with(|| StoredTensor { shape: tensor.shape.clone(), pieces: Vec::new() });
             if whole.shape != tensor.shape {
-                return Err(bad(format!("`{name}` is {:?} here and {:?} there", whole.shape, tensor.shape)));
+                return Err(bad(format!(
+                    "`{name}` has shape {:?}, but on another rank {:?}",
+                    tensor.shape, whole.shape
+                )));
             }
             whole.pieces.extend(tensor.pieces);
         }
@@ -133,8 +137,8 @@ impl CheckpointWriter {
         })
     }
 
-    /// Adds a file that is no tensors, such as the model's `config.json`. What it may be called is what
-    /// [`check_model_files`](crate::check_model_files) accepts.
+    /// Adds a file that does not hold tensors, such as the model's `config.json`.
+    /// [`check_model_files`](crate::check_model_files) says which names are allowed.
     pub fn write_file(&mut self, name: &str, content: &[u8]) -> Result<(), CkptError> {
         let taken = name == MANIFEST || self.files.iter().any(|file| file.name == name);
         if taken || !is_model_file_name(name) || name.ends_with(".safetensors") {
@@ -146,8 +150,8 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Writes parts of tensors into one file. `source` is asked by index into `pieces`, with ranges that
-    /// are flat within the piece.
+    /// Writes parts of tensors into one file. `source` takes the index into `pieces`, and a flat range within the
+    /// piece.
     pub fn write_pieces(
         &mut self,
         file_name: &str,
@@ -167,11 +171,11 @@ impl CheckpointWriter {
             write_file(&path, &specs, dtype, &mut |name, range, out| source(by_name[name], range, out))?;
         self.files.push(FileEntry { name: file_name.into(), bytes: written.bytes.0, blake3: written.blake3 });
         for (piece, spec) in pieces.iter().zip(specs) {
-            assert!(piece.part.fits(&piece.shape), "a piece of `{}` lies outside it", piece.name);
+            assert!(piece.part.fits(&piece.shape), "a piece of `{}` is out of bounds", piece.name);
             let logical = self
                 .tensors
                 .entry(piece.name.clone())
-                .or_insert_with(|| Logical { shape: piece.shape.clone(), pieces: Vec::new() });
+                .or_insert_with(|| StoredTensor { shape: piece.shape.clone(), pieces: Vec::new() });
             assert_eq!(logical.shape, piece.shape, "two shapes for `{}`", piece.name);
             let (file, tensor, part) = (file_name.into(), spec.name, piece.part.clone());
             logical.pieces.push(Piece { file, tensor, part });
@@ -179,12 +183,12 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Writes the manifest and makes the checkpoint visible. The path returned is complete and synced.
+    /// Writes the manifest and makes the checkpoint visible. It is complete and synced when this returns.
     ///
-    /// An older checkpoint of the same step is replaced, in one step where the file system can.
+    /// Replaces an existing checkpoint of the same step, atomically if the file system supports it.
     ///
     /// # Panics
-    /// If `meta` is of another step, or the pieces written do not make up their tensors.
+    /// If `meta` is for another step, or if the pieces do not cover their tensors.
     pub fn finish(mut self, meta: Meta) -> Result<PathBuf, CkptError> {
         assert_eq!(meta.step, self.step, "the checkpoint was begun for another step");
         let files = std::mem::take(&mut self.files);
@@ -195,7 +199,7 @@ impl CheckpointWriter {
             return Err(CkptError::TooLarge { path: self.target.join(MANIFEST), size, cap: MANIFEST_CAP });
         }
         if let Err(fault) = Manifest::from_text(text.as_bytes()) {
-            panic!("the checkpoint would not load: {fault}");
+            panic!("the manifest is not valid: {fault}");
         }
         write_synced(&self.partial.join(MANIFEST), text.as_bytes())?;
         sync_dir(&self.partial)?;
@@ -212,7 +216,7 @@ impl CheckpointWriter {
         }
         self.finished = true;
         sync_dir(root)?;
-        // After an exchange this is the old one.
+        // After an exchange this is the old checkpoint.
         remove_dir(&self.partial)?;
         Ok(self.target.clone())
     }
@@ -221,13 +225,14 @@ impl CheckpointWriter {
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         if self.began && !self.finished {
-            // What cannot be removed stays invisible: nobody reads a partial.
+            // If it cannot be removed, it does no harm: a partial checkpoint is never read.
             let _ = remove_dir(&self.partial);
         }
     }
 }
 
-/// How a piece is named in its file: as its tensor, and for a part where it begins.
+/// The name of a piece in its file: the tensor's name, followed by the start of the piece if it is not the whole
+/// tensor.
 fn stored_as(piece: &PieceSpec) -> TensorSpec {
     let whole = piece.part == TensorBox::whole(&piece.shape);
     let at: Vec<String> = piece.part.start.iter().map(usize::to_string).collect();

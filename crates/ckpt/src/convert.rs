@@ -1,9 +1,9 @@
-//! Elements on disk, little-endian, to and from f32. Narrowing rounds to nearest, ties to even.
+//! Converts little-endian elements on disk to and from f32. Narrowing rounds to nearest, ties to even.
 
 use half::{bf16, f16};
 use lockstep_core::DType;
 
-/// Whether [`decode`] and [`encode`] know `dtype`.
+/// Whether [`decode`] and [`encode`] support `dtype`.
 pub(crate) const fn convertible(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
 }
@@ -15,7 +15,7 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::F32 => fill(bytes, out, f32::from_le_bytes),
         DType::BF16 => fill(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
         DType::F16 => fill(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-        DType::F64 | DType::U32 => panic!("{dtype} is not read as f32"),
+        DType::F64 | DType::U32 => panic!("{dtype} cannot be read as f32"),
     }
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn encode(dtype: DType, values: &[f32], out: &mut Vec<u8>) {
         DType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
         DType::BF16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
         DType::F16 => out.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
-        DType::F64 | DType::U32 => panic!("{dtype} is not written from f32"),
+        DType::F64 | DType::U32 => panic!("{dtype} cannot be written from f32"),
     }
 }
 
@@ -40,7 +40,7 @@ fn fill<const N: usize>(bytes: &[u8], out: &mut [f32], one: impl Fn([u8; N]) -> 
 mod tests {
     use super::*;
 
-    fn through(dtype: DType, value: f32) -> f32 {
+    fn round_trip(dtype: DType, value: f32) -> f32 {
         let (mut bytes, mut out) = (Vec::new(), [0.0]);
         encode(dtype, &[value], &mut bytes);
         decode(dtype, &bytes, &mut out);
@@ -49,17 +49,17 @@ mod tests {
 
     #[test]
     fn narrowing_rounds_to_nearest_even() {
-        // bf16 keeps 7 bits after the point: 1 + 2^-8 lies halfway and goes down, 1 + 3*2^-8 up.
+        // bf16 has 7 fraction bits: 1 + 2^-8 is a tie and rounds down to even, 1 + 3*2^-8 rounds up.
         let ulp = |n: f32, bits: i32| 1.0 + n * 2f32.powi(-bits);
-        assert_eq!(through(DType::BF16, ulp(1.0, 8)), 1.0);
-        assert_eq!(through(DType::BF16, ulp(3.0, 8)), ulp(2.0, 7));
-        assert_eq!(through(DType::BF16, ulp(1.01, 8)), ulp(1.0, 7));
-        assert_eq!(through(DType::F16, ulp(1.0, 11)), 1.0);
-        assert_eq!(through(DType::F16, ulp(3.0, 11)), ulp(2.0, 10));
+        assert_eq!(round_trip(DType::BF16, ulp(1.0, 8)), 1.0);
+        assert_eq!(round_trip(DType::BF16, ulp(3.0, 8)), ulp(2.0, 7));
+        assert_eq!(round_trip(DType::BF16, ulp(1.01, 8)), ulp(1.0, 7));
+        assert_eq!(round_trip(DType::F16, ulp(1.0, 11)), 1.0);
+        assert_eq!(round_trip(DType::F16, ulp(3.0, 11)), ulp(2.0, 10));
         for dtype in [DType::F32, DType::BF16, DType::F16] {
-            assert!(through(dtype, f32::NAN).is_nan());
-            assert_eq!(through(dtype, f32::NEG_INFINITY), f32::NEG_INFINITY);
-            assert_eq!(through(dtype, -0.0).to_bits(), (-0.0f32).to_bits());
+            assert!(round_trip(dtype, f32::NAN).is_nan());
+            assert_eq!(round_trip(dtype, f32::NEG_INFINITY), f32::NEG_INFINITY);
+            assert_eq!(round_trip(dtype, -0.0).to_bits(), (-0.0f32).to_bits());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Files and folders that are on the disk when a call returns, and names that stay inside a folder.
+//! Durable file operations, which are on disk when a call returns, and checks that names stay inside a folder.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -20,7 +20,8 @@ pub(crate) fn read_error(path: &Path) -> impl Fn(io::Error) -> CkptError {
     }
 }
 
-/// A regular file opened for reading, and its length. Asked before opening: opening a pipe would wait.
+/// Opens a regular file for reading and returns its length. Checks the kind first, because opening a pipe would
+/// block.
 pub(crate) fn open_file(path: &Path) -> Result<(File, u64), CkptError> {
     let found = path.metadata().map_err(read_error(path))?;
     if !found.is_file() {
@@ -31,14 +32,14 @@ pub(crate) fn open_file(path: &Path) -> Result<(File, u64), CkptError> {
     Ok((file, len))
 }
 
-/// A whole text file of at most `cap` bytes.
+/// Reads a whole file of at most `cap` bytes.
 pub(crate) fn read_bytes(path: &Path, cap: Bytes) -> Result<Vec<u8>, CkptError> {
     let (file, len) = open_file(path)?;
     let too_large = |size| CkptError::TooLarge { path: path.into(), size: Bytes(size), cap };
     if len > cap.0 {
         return Err(too_large(len));
     }
-    // The file may grow meanwhile.
+    // The file may grow in the meantime, so limit the read as well.
     let mut bytes = Vec::with_capacity(len as usize);
     file.take(cap.0.saturating_add(1)).read_to_end(&mut bytes).map_err(read_error(path))?;
     if bytes.len() as u64 > cap.0 { Err(too_large(bytes.len() as u64)) } else { Ok(bytes) }
@@ -50,12 +51,12 @@ pub(crate) fn write_synced(path: &Path, content: &[u8]) -> Result<(), CkptError>
     file.write_all(content).and_then(|()| file.sync_all()).map_err(write_error(path))
 }
 
-/// Makes the entries of a folder durable.
+/// Syncs the entries of a folder to disk.
 pub(crate) fn sync_dir(path: &Path) -> Result<(), CkptError> {
     File::open(path).and_then(|dir| dir.sync_all()).map_err(write_error(path))
 }
 
-/// An empty folder at `path`, whatever was there. Folders made above it are durable.
+/// Creates an empty folder at `path`, replacing what was there. Parent folders that it creates are synced.
 pub(crate) fn fresh_dir(path: &Path) -> Result<(), CkptError> {
     remove_dir(path)?;
     let above: Vec<&Path> = path.ancestors().skip(1).take_while(|dir| !dir.exists()).collect();
@@ -63,7 +64,7 @@ pub(crate) fn fresh_dir(path: &Path) -> Result<(), CkptError> {
     above.into_iter().filter(|dir| !dir.as_os_str().is_empty()).try_for_each(|dir| sync_dir(parent(dir)))
 }
 
-/// Removes a folder if it is there, or the file that has its name.
+/// Removes a folder or file if it exists.
 pub(crate) fn remove_dir(path: &Path) -> Result<(), CkptError> {
     let removed = match fs::remove_dir_all(path) {
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => fs::remove_file(path),
@@ -79,7 +80,7 @@ pub(crate) fn rename(from: &Path, to: &Path) -> Result<(), CkptError> {
     fs::rename(from, to).map_err(write_error(to))
 }
 
-/// Swaps two paths in one step; `false` where the file system cannot.
+/// Swaps two paths atomically. Returns `false` if the file system does not support it.
 pub(crate) fn exchange(a: &Path, b: &Path) -> Result<bool, CkptError> {
     use rustix::io::Errno;
     match renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE) {
@@ -89,7 +90,7 @@ pub(crate) fn exchange(a: &Path, b: &Path) -> Result<bool, CkptError> {
     }
 }
 
-/// The folder that holds `path`.
+/// The folder that contains `path`.
 pub(crate) fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -101,10 +102,10 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The one folder inside a model folder: transformers keeps chat templates in it beyond the first.
+/// The only subfolder allowed in a model folder: transformers stores additional chat templates in it.
 pub(crate) const TEMPLATE_FOLDER: &str = "additional_chat_templates";
 
-/// Whether `name` may be a file beside a model's weights: a plain name, or one in [`TEMPLATE_FOLDER`].
+/// Whether `name` is allowed for a file next to a model's weights: a plain name, or one in [`TEMPLATE_FOLDER`].
 pub(crate) fn is_model_file_name(name: &str) -> bool {
     match name.split_once('/') {
         Some((folder, file)) => folder == TEMPLATE_FOLDER && is_plain_name(file),
@@ -112,7 +113,7 @@ pub(crate) fn is_model_file_name(name: &str) -> bool {
     }
 }
 
-/// Writes a file of a model folder and syncs it, and the folder that it is in if that is not `dir`.
+/// Writes a file of a model folder and syncs it, together with its folder if that is not `dir` itself.
 pub(crate) fn write_model_file(dir: &Path, name: &str, content: &[u8]) -> Result<(), CkptError> {
     let path = dir.join(name);
     let folder = parent(&path);
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn one_folder_may_be_inside() {
+    fn only_the_template_subfolder_is_allowed() {
         for name in ["config.json", "additional_chat_templates/rag.jinja"] {
             assert!(is_model_file_name(name), "{name}");
         }

@@ -1,4 +1,4 @@
-//! What can be wrong with weight files, model folders and checkpoints.
+//! Errors of weight files, model folders and checkpoints.
 
 use std::error::Error;
 use std::fmt;
@@ -23,45 +23,45 @@ pub enum CkptError {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("a rank's share of the checkpoint of step {step} does not fit: {why}")]
+    #[error("a rank reported an invalid share of the checkpoint of step {step}: {why}")]
     Share { step: lockstep_core::Step, why: String },
-    #[error("{} is {size}, more than the {cap} such a file may have", path.display())]
+    #[error("{} is {size}, which exceeds the limit of {cap} for such a file", path.display())]
     TooLarge { path: PathBuf, size: Bytes, cap: Bytes },
-    #[error("{} is not a usable safetensors file: {fault}", file.display())]
+    #[error("{} is not a valid safetensors file: {fault}", file.display())]
     Safetensors { file: PathBuf, fault: Box<SafetensorsFault> },
     #[error("{} has no tensor `{tensor}`", path.display())]
     NoTensor {
         path: PathBuf,
         tensor: String,
-        /// A tensor of nearly that name.
+        /// A tensor with a similar name.
         similar: Option<String>,
     },
     #[error("`{tensor}` in {} has shape {found:?}, expected {expected:?}", file.display())]
     Shape { file: PathBuf, tensor: String, expected: Vec<usize>, found: Vec<usize> },
-    #[error("`{tensor}` in {} has dtype {dtype}; F32, F16 and BF16 can be read", file.display())]
+    #[error("`{tensor}` in {} has dtype {dtype}, but only F32, F16 and BF16 are supported", file.display())]
     DtypeUnreadable { file: PathBuf, tensor: String, dtype: String },
     #[error("tensors cannot be written as {dtype}")]
     DtypeUnwritable { dtype: DType },
     #[error("{} has no config.json", folder.display())]
     NoConfig { folder: PathBuf },
-    #[error("{} has no safetensors weights{}", folder.display(), Beside(pickled))]
+    #[error("{} has no safetensors weights{}", folder.display(), OtherWeights(pickled))]
     NoWeights {
         folder: PathBuf,
-        /// Weight files of the pickled kind, which are not read.
+        /// Pickled weight files, which are not read.
         pickled: Vec<String>,
     },
-    #[error("{} is not a usable index: {fault}", file.display())]
+    #[error("{} is not a valid index: {fault}", file.display())]
     Index { file: PathBuf, fault: Box<IndexFault> },
-    /// A link out of the folder, other than into the cache it belongs to.
-    #[error("{} is a link that leaves its folder, to {}", file.display(), target.display())]
-    LinkLeaves { file: PathBuf, target: PathBuf },
+    /// A symbolic link out of the folder, other than into the Hugging Face cache that the folder belongs to.
+    #[error("{} is a symbolic link to {}, outside its folder", file.display(), target.display())]
+    LinkOutside { file: PathBuf, target: PathBuf },
     #[error("{} exists and is not a model folder", folder.display())]
     WouldReplace { folder: PathBuf },
-    #[error("`{}` cannot be the name of a file in a model folder", name.escape_debug())]
+    #[error("`{}` is not allowed as a file name in a model folder", name.escape_debug())]
     FileName { name: String },
     #[error("{} is not a complete checkpoint: it has no manifest.json", path.display())]
     NoManifest { path: PathBuf },
-    #[error("{} is not a usable manifest: {fault}", file.display())]
+    #[error("{} is not a valid manifest: {fault}", file.display())]
     Manifest { file: PathBuf, fault: Box<ManifestFault> },
     #[error("{} has {found} bytes, expected {expected}", file.display())]
     Length { file: PathBuf, expected: u64, found: u64 },
@@ -69,10 +69,10 @@ pub enum CkptError {
     Hash { file: PathBuf, expected: String, found: String },
     #[error("{} is not in the manifest", file.display())]
     ExtraFile { file: PathBuf },
-    #[error("{} does not say `{name}`", file.display())]
+    #[error("{} has no counter `{name}`", file.display())]
     NoCounter { file: PathBuf, name: String },
-    /// Whoever had to give a tensor's values could not.
-    #[error("no values for `{tensor}`: {source}")]
+    /// The caller's [`Source`](crate::Source) failed.
+    #[error("cannot get the values of `{tensor}`: {source}")]
     Source { tensor: String, source: Box<dyn Error + Send + Sync> },
 }
 
@@ -88,25 +88,25 @@ pub enum SafetensorsFault {
     OtherKind { what: &'static str },
     #[error("its header claims {size} bytes, more than the {cap} allowed")]
     HeaderTooLarge { size: u64, cap: u64 },
-    #[error("its header is not valid: {why}")]
+    #[error("its header is invalid: {why}")]
     Header { why: String },
-    #[error("tensor `{tensor}` is there twice")]
+    #[error("tensor `{tensor}` is listed twice")]
     Duplicate { tensor: String },
     #[error("tensor `{tensor}` has unknown dtype `{dtype}`")]
     UnknownDtype { tensor: String, dtype: String },
-    #[error("tensor `{tensor}` of shape {shape:?} is larger than can be addressed")]
+    #[error("tensor `{tensor}` of shape {shape:?} is too large to address")]
     Overflow { tensor: String, shape: Vec<u64> },
     #[error(
-        "tensor `{tensor}` of shape {shape:?} and dtype {dtype} needs {needed} bytes, its offsets give {given}"
+        "tensor `{tensor}` of shape {shape:?} and dtype {dtype} needs {needed} bytes, but its offsets span {given}"
     )]
     Size { tensor: String, shape: Vec<u64>, dtype: String, needed: u64, given: u64 },
-    #[error("tensor `{tensor}` of shape {shape:?} and dtype {dtype} does not fill whole bytes")]
+    #[error("tensor `{tensor}` of shape {shape:?} and dtype {dtype} is not a whole number of bytes")]
     PartByte { tensor: String, shape: Vec<u64>, dtype: String },
-    #[error("tensor `{tensor}` ends at {end} before it starts at {start}")]
+    #[error("tensor `{tensor}` ends at {end}, before its start at {start}")]
     Backwards { tensor: String, start: u64, end: u64 },
     #[error("tensor `{tensor}` starts at {start}, inside `{other}`, which ends at {end}")]
     Overlap { tensor: String, start: u64, other: String, end: u64 },
-    #[error("nothing is at {from}..{to}, before tensor `{tensor}`")]
+    #[error("bytes {from}..{to}, before tensor `{tensor}`, belong to no tensor")]
     Gap { tensor: String, from: u64, to: u64 },
 }
 
@@ -120,11 +120,11 @@ pub enum IndexFault {
     Duplicate { tensor: String },
     #[error("shard `{shard}` is not a plain file name in the same folder")]
     ShardPath { shard: String },
-    #[error("it puts `{tensor}` into {shard}, which does not have it")]
+    #[error("it lists `{tensor}` in {shard}, which does not contain it")]
     NotInShard { tensor: String, shard: String },
     #[error("tensor `{tensor}` is in both {first} and {second}")]
     TwoShards { tensor: String, first: String, second: String },
-    #[error("{shard} has `{tensor}`, which it does not list")]
+    #[error("{shard} contains `{tensor}`, which the index does not list")]
     Unlisted { tensor: String, shard: String },
     #[error("it lists no tensors")]
     Empty,
@@ -134,23 +134,25 @@ pub enum IndexFault {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestFault {
-    #[error("its frame is damaged or cut short")]
+    #[error("it is damaged or truncated")]
     Frame,
     #[error("its BLAKE3 hash is {found}, expected {expected}")]
     Hash { expected: String, found: String },
     #[error("{why}")]
     Json { why: String },
-    #[error("it has format version {found}; this program knows {known}")]
+    #[error("it has format version {found}, but this version of lockstep supports up to {known}")]
     Version { found: u64, known: u64 },
-    #[error("it is of step {found}, but its folder is named for step {expected}")]
+    #[error("it is for step {found}, but its folder is named for step {expected}")]
     Step { expected: u64, found: u64 },
-    #[error("file `{name}` is listed twice or is no plain file name")]
+    #[error("file `{name}` is listed twice or is not a plain file name")]
     File { name: String },
     #[error("`{tensor}` refers to `{file}`, which is not listed")]
     UnlistedFile { tensor: String, file: String },
-    #[error("`{tensor}` has a piece of {found:?}, but `{piece}` in {file} has shape {shape:?}")]
+    #[error(
+        "it lists a piece of `{tensor}` with shape {found:?}, but `{piece}` in {file} has shape {shape:?}"
+    )]
     PieceShape { tensor: String, piece: String, file: String, found: Vec<usize>, shape: Vec<usize> },
-    #[error("the pieces of `{tensor}` do not make up its shape {shape:?}")]
+    #[error("the pieces of `{tensor}` do not cover its shape {shape:?} exactly once")]
     Pieces { tensor: String, shape: Vec<usize> },
 }
 
@@ -161,7 +163,7 @@ impl CkptError {
         tensor: &str,
         names: impl IntoIterator<Item = &'a str>,
     ) -> Self {
-        // The search is quadratic in the name's length; a hostile header must not make it slow.
+        // The search is quadratic in the length of a name. Limit it, so that a hostile header cannot make it slow.
         let near = names.into_iter().filter(|name| name.len() <= 256).take(10_000);
         let similar = if tensor.len() <= 256 { closest(tensor, near).map(str::to_string) } else { None };
         CkptError::NoTensor { path, tensor: tensor.into(), similar }
@@ -196,51 +198,52 @@ impl Fault for CkptError {
                 _ => return None,
             },
             CkptError::NoWeights { pickled, .. } if !pickled.is_empty() => {
-                "pickled weights can run code when read, so they are not; load the folder in transformers \
-                 and save it with save_pretrained(folder, safe_serialization=True)."
+                "pickled weights can run code when they are loaded, so they are not supported: load the folder in \
+                 transformers and save it with save_pretrained(folder, safe_serialization=True)."
             }
             CkptError::NoWeights { .. } | CkptError::NoConfig { .. } => {
-                "a model folder has config.json and model.safetensors, or shards with \
+                "a model folder contains config.json and model.safetensors, or shards with \
                  model.safetensors.index.json."
             }
             CkptError::NoTensor { similar: Some(similar), .. } => {
-                return Some(format!("there is a tensor `{similar}`."));
+                return Some(format!("the most similar name is `{similar}`."));
             }
             CkptError::NoTensor { .. } | CkptError::Shape { .. } => {
-                "the config does not describe these weights."
+                "the model configuration does not match these weights."
             }
             CkptError::Safetensors { fault, .. } if matches!(**fault, SafetensorsFault::Truncated { .. }) => {
-                "the download or copy was cut short; fetch the file again."
+                "the download or copy is incomplete: fetch the file again."
             }
             CkptError::Safetensors { fault, .. } if matches!(**fault, SafetensorsFault::OtherKind { .. }) => {
                 "fetch the file itself with `git lfs pull`, or convert it with safetensors' converter."
             }
-            CkptError::Safetensors { .. } => "the file is damaged; fetch or write it again.",
-            CkptError::DtypeUnreadable { .. } => "convert the weights to one of these.",
+            CkptError::Safetensors { .. } => "the file is damaged: fetch or write it again.",
+            CkptError::DtypeUnreadable { .. } => "convert the weights to one of these dtypes.",
             CkptError::WouldReplace { .. } => {
                 "choose another folder, or remove this one if it is not needed."
             }
-            CkptError::NoManifest { .. } => "the save was cut short; use an earlier checkpoint.",
+            CkptError::NoManifest { .. } => "the save did not finish: use an earlier checkpoint.",
             CkptError::Hash { .. } | CkptError::Length { .. } | CkptError::ExtraFile { .. } => {
-                "the checkpoint was changed after it was written; use an earlier one."
+                "the checkpoint was changed after it was written: use an earlier one."
             }
             CkptError::Manifest { fault, .. } if matches!(**fault, ManifestFault::Version { .. }) => {
-                "use the version of this program that wrote it, or a newer one."
+                "use the version of lockstep that wrote it, or a newer one."
             }
             CkptError::FileName { .. } => {
-                "rename the file; a name has no separators, colons or control characters, and is not one that \
-                 weights or manifests have."
+                "rename the file: a name must not contain separators, colons or control characters, and must not \
+                 be that of a weights file, an index or a manifest."
             }
-            CkptError::LinkLeaves { .. } => "replace the link by the file.",
+            CkptError::LinkOutside { .. } => "replace the link with the file.",
             _ => return None,
         };
         Some(text.into())
     }
 }
 
-struct Beside<'a>(&'a [String]);
+/// Lists the weight files of a folder that are not safetensors.
+struct OtherWeights<'a>(&'a [String]);
 
-impl fmt::Display for Beside<'_> {
+impl fmt::Display for OtherWeights<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [] => Ok(()),

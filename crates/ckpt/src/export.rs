@@ -1,4 +1,4 @@
-//! Writing a Hugging Face model folder, streamed: one chunk of one tensor is in memory at a time.
+//! Writes a Hugging Face model folder as a stream: only one chunk of one tensor is in memory at a time.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,27 +15,27 @@ use crate::manifest::MANIFEST;
 use crate::safetensors_write::write_file;
 use crate::{CkptError, Source, TensorSpec};
 
-/// Where the peers cut shards.
+/// The default limit for a shard, the same as in transformers.
 pub const DEFAULT_SHARD_BYTES: Bytes = Bytes(5_000_000_000);
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// What a model folder is made of.
+/// The contents of a model folder.
 #[derive(Clone, Copy, Debug)]
 pub struct Export<'a> {
-    /// Name and content of the files beside the weights: `config.json`, `generation_config.json`, the
-    /// tokenizer's.
+    /// Names and contents of the files next to the weights: `config.json`, `generation_config.json` and the tokenizer
+    /// files.
     pub files: &'a [(String, Vec<u8>)],
-    /// Written in this order.
+    /// The tensors, in the order in which they are written.
     pub tensors: &'a [TensorSpec],
-    /// F32, BF16 or F16; narrowing rounds to nearest even.
+    /// F32, BF16 or F16. Narrowing rounds to nearest, ties to even.
     pub dtype: DType,
-    /// A file's tensors take no more than this, unless one alone does.
+    /// The size limit of a shard. Only a single tensor that is larger exceeds it.
     pub shard_limit: Bytes,
 }
 
-/// Writes a model folder to `dir`, complete or not at all. A folder that is there is replaced if it is
-/// a model folder (it has a `config.json`), and refused otherwise.
+/// Writes a model folder to `dir`, either completely or not at all. Replaces an existing folder only if it is a model
+/// folder, that is, if it contains `config.json`, or if it is empty.
 pub fn export_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Result<(), CkptError> {
     let replaces = dir.symlink_metadata().is_ok();
     if replaces && !dir.join("config.json").is_file() && !is_empty_dir(dir) {
@@ -45,14 +45,15 @@ pub fn export_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -
     fresh_dir(&partial)?;
     let result = write_folder(&partial, export, source).and_then(|()| publish(&partial, dir, replaces));
     if result.is_err() {
-        // The first error is the one worth telling.
+        // Report the first error, not one of the cleanup.
         let _ = remove_dir(&partial);
     }
     result
 }
 
-/// Checks that files of these names can stand beside the weights, in a model folder and in a checkpoint: each is a
-/// plain name, or one in `additional_chat_templates`, comes once, and is not what the weights or the manifest need.
+/// Checks that these names are allowed for files next to the weights, in a model folder and in a checkpoint. Each
+/// must be a plain name, or one in `additional_chat_templates`, must occur once, and must not be reserved for
+/// weights, index or manifest.
 pub fn check_model_files<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<(), CkptError> {
     let mut known = BTreeSet::new();
     for name in names {
@@ -69,7 +70,7 @@ fn write_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Res
     for (name, content) in export.files {
         write_model_file(dir, name, content)?;
     }
-    let shards = cut(export.tensors, export.dtype, export.shard_limit);
+    let shards = split_into_shards(export.tensors, export.dtype, export.shard_limit);
     let mut weight_map = Map::new();
     for (idx, tensors) in shards.iter().enumerate() {
         let name = match shards.len() {
@@ -87,8 +88,8 @@ fn write_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Res
     sync_dir(dir)
 }
 
-/// Gives a complete folder its name: in one step where the file system can swap names, otherwise the
-/// old one is moved away first. It is removed last.
+/// Moves a complete folder to its final name: atomically if the file system can swap names, otherwise after moving
+/// the old folder away. The old folder is removed last.
 fn publish(partial: &Path, dir: &Path, replaces: bool) -> Result<(), CkptError> {
     let old = with_suffix(dir, ".old");
     if replaces && exchange(partial, dir)? {
@@ -109,8 +110,8 @@ fn publish(partial: &Path, dir: &Path, replaces: bool) -> Result<(), CkptError> 
     if replaces { remove_any(&old) } else { Ok(()) }
 }
 
-/// Runs of tensors that stay within the limit, in order; at least one run.
-fn cut(tensors: &[TensorSpec], dtype: DType, limit: Bytes) -> Vec<&[TensorSpec]> {
+/// Splits the tensors into consecutive shards within the limit; at least one shard.
+fn split_into_shards(tensors: &[TensorSpec], dtype: DType, limit: Bytes) -> Vec<&[TensorSpec]> {
     let mut shards = Vec::new();
     let (mut first, mut size) = (0, 0);
     for (idx, tensor) in tensors.iter().enumerate() {
@@ -133,7 +134,7 @@ fn is_empty_dir(dir: &Path) -> bool {
     dir.read_dir().is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// Removes a folder, or the link that stood for one.
+/// Removes a folder, or a symbolic link to one.
 fn remove_any(path: &Path) -> Result<(), CkptError> {
     if path.is_symlink() { fs::remove_file(path).map_err(write_error(path)) } else { remove_dir(path) }
 }

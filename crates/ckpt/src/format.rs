@@ -1,25 +1,25 @@
-//! The manifest as it is on disk. Types here are serialised and nothing else is; a change that old
-//! programs could not read gets a new version and a new module.
+//! The manifest's format on disk. Only the types in this file are serialized. A change that older programs could not
+//! read gets a new version and a new module.
 //!
-//! The file is a frame around a body: the frame's hash covers the body's bytes, so that a changed
-//! counter is found like a changed weight. The whole is still plain JSON.
+//! The file consists of a frame around a body. The frame holds a hash of the body's bytes, so that a changed counter
+//! is detected like a changed weight. The whole file is still plain JSON.
 
 use crate::ManifestFault;
 
-/// The version written. Version 1 is read, too.
+/// The version that is written. Version 1 can still be read.
 pub(crate) const VERSION: u64 = 2;
 
 const OPEN: &str = "{\n\"blake3\": \"";
 const MIDDLE: &str = "\",\n\"manifest\": ";
 const CLOSE: &str = "\n}\n";
 
-/// Puts `body` into its frame.
+/// Puts a frame around `body`.
 pub(crate) fn frame(body: &str) -> String {
     let hash = blake3::hash(body.as_bytes()).to_hex();
     format!("{OPEN}{hash}{MIDDLE}{body}{CLOSE}")
 }
 
-/// The body of a frame, if every byte is what was written.
+/// Returns the body of a frame, after verifying its hash.
 pub(crate) fn unframe(text: &str) -> Result<&str, ManifestFault> {
     let inside = text.strip_prefix(OPEN).and_then(|t| t.strip_suffix(CLOSE)).ok_or(ManifestFault::Frame)?;
     let (expected, body) = inside.split_once(MIDDLE).ok_or(ManifestFault::Frame)?;
@@ -27,14 +27,14 @@ pub(crate) fn unframe(text: &str) -> Result<&str, ManifestFault> {
     if expected == found {
         return Ok(body);
     }
-    // Shown as it is, so only if it can be a hash.
+    // The expected hash is shown to the user, so report it only if it looks like a hash.
     if expected.len() != found.len() || !expected.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Err(ManifestFault::Frame);
     }
     Err(ManifestFault::Hash { expected: expected.into(), found })
 }
 
-/// Read first, whatever else the body holds.
+/// The version, which is read before the rest of the body.
 #[derive(serde::Deserialize)]
 pub(crate) struct Version {
     pub(crate) format: u64,
@@ -45,7 +45,7 @@ pub(crate) mod v1 {
 
     use serde::{Deserialize, Serialize};
 
-    /// Only read.
+    /// Never written, only read.
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     pub(crate) struct Manifest {
@@ -87,7 +87,7 @@ pub(crate) mod v1 {
         pub(crate) extent: Vec<usize>,
     }
 
-    /// A float by its bits, because decimal text may lose the last one; `shown` is for people.
+    /// A float as its bits, because decimal text may lose the last bit. `shown` is for human readers.
     #[derive(Debug, Serialize, Deserialize)]
     #[serde(deny_unknown_fields)]
     pub(crate) struct Real {
@@ -106,7 +106,7 @@ pub(crate) mod v1 {
     }
 }
 
-/// Version 1 with the fingerprint of numbers and the settings.
+/// Version 1 plus the fingerprint of numbers and the settings.
 pub(crate) mod v2 {
     use std::collections::BTreeMap;
 

@@ -1,39 +1,42 @@
-//! Boxes: the part of a tensor that a piece holds, by start and extent in every dimension.
+//! Boxes: the part of a tensor that a piece holds, as start and extent in every dimension.
 //!
-//! Boxes rather than flat ranges, because nothing on disk may depend on how a run laid its memory out.
+//! Pieces are boxes and not flat ranges, because the format on disk must not depend on the memory layout of a run.
 
 use std::ops::Range;
 
-/// Part of a tensor.
+/// A box-shaped part of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorBox {
     pub start: Vec<usize>,
     pub extent: Vec<usize>,
 }
 
-/// Elements that lie together both in a tensor and in a piece of it.
+/// A range of elements that is contiguous both in a tensor and in a piece of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    /// Flat position in the whole tensor.
+pub(crate) struct CopyRange {
+    /// The flat range in the whole tensor.
     pub(crate) tensor: Range<usize>,
-    /// Flat position of the first of them in the piece.
+    /// The flat position of its first element in the piece.
     pub(crate) piece: usize,
 }
 
 impl TensorBox {
-    /// The box that is the whole tensor.
+    /// The box that covers a whole tensor of `shape`.
     pub fn whole(shape: &[usize]) -> Self {
         TensorBox { start: vec![0; shape.len()], extent: shape.to_vec() }
     }
 
-    /// The boxes that make up the flat elements `range` of a tensor of `shape`: whole rows, and a part of the
-    /// row before and after them, in order.
+    /// The boxes that together are the flat `range` of a tensor of `shape`, in order: whole rows, preceded and
+    /// followed by parts of a row.
     pub fn of_range(shape: &[usize], range: Range<usize>) -> Vec<TensorBox> {
         if range.is_empty() {
             return Vec::new();
         }
         let Some((rows, inner_shape)) = shape.split_first() else { return vec![TensorBox::whole(shape)] };
-        debug_assert!(range.end <= rows * inner_shape.iter().product::<usize>(), "a range of the tensor");
+        debug_assert!(
+            range.end <= rows * inner_shape.iter().product::<usize>(),
+            "the range must lie inside the tensor"
+        );
         let inner: usize = inner_shape.iter().product();
         let inside = |row: usize, part: Range<usize>| {
             TensorBox::of_range(inner_shape, part).into_iter().map(move |mut b| {
@@ -44,7 +47,7 @@ impl TensorBox {
         };
         let (first, last) = (range.start.div_ceil(inner), range.end / inner);
         if first > last {
-            // Inside one row.
+            // The range lies inside one row.
             return inside(last, range.start - last * inner..range.end - last * inner).collect();
         }
         let mut boxes: Vec<TensorBox> = Vec::new();
@@ -66,7 +69,7 @@ impl TensorBox {
         self.extent.iter().product()
     }
 
-    /// Whether it lies inside a tensor of `shape`.
+    /// Whether the box lies inside a tensor of `shape`.
     pub fn fits(&self, shape: &[usize]) -> bool {
         self.start.len() == shape.len()
             && self.extent.len() == shape.len()
@@ -74,9 +77,9 @@ impl TensorBox {
                 .all(|d| self.start[d].checked_add(self.extent[d]).is_some_and(|end| end <= shape[d]))
     }
 
-    /// Whether some element of the flat range `wanted` may lie in it: exact for boxes that are contiguous in the
-    /// tensor, which is how ranks write them.
-    pub(crate) fn may_meet(&self, shape: &[usize], wanted: &Range<usize>) -> bool {
+    /// Whether an element of the flat range `wanted` may lie in the box. Exact for boxes that are contiguous in the
+    /// tensor, which is what ranks write; otherwise it may return a false positive.
+    pub(crate) fn may_overlap(&self, shape: &[usize], wanted: &Range<usize>) -> bool {
         let (mut first, mut last, mut stride) = (0, 0, 1);
         for d in (0..shape.len()).rev() {
             if self.extent[d] == 0 {
@@ -89,9 +92,13 @@ impl TensorBox {
         first < wanted.end && wanted.start <= last
     }
 
-    /// The runs of this box within a tensor of `shape` that meet the flat range `wanted`.
-    pub(crate) fn runs(&self, shape: &[usize], wanted: &Range<usize>) -> impl Iterator<Item = Run> {
-        // Dimensions after `split` are whole, so the box is contiguous from `split` on.
+    /// The contiguous ranges of this box, within a tensor of `shape`, that overlap the flat range `wanted`.
+    pub(crate) fn copy_ranges(
+        &self,
+        shape: &[usize],
+        wanted: &Range<usize>,
+    ) -> impl Iterator<Item = CopyRange> {
+        // Dimensions after `split` are complete, so the box is contiguous from `split` on.
         let split = (0..shape.len()).rev().find(|d| self.extent[*d] != shape[*d]).unwrap_or(0);
         let inner: usize = shape.iter().skip(split + 1).product();
         let run_len = self.extent.get(split).copied().unwrap_or(1) * inner;
@@ -106,19 +113,21 @@ impl TensorBox {
             }
             at += self.start.get(split).copied().unwrap_or(0) * inner;
             let (start, end) = (at.max(wanted.start), (at + run_len).min(wanted.end));
-            (start < end).then(|| Run { tensor: start..end, piece: run * run_len + (start - at) })
+            (start < end).then(|| CopyRange { tensor: start..end, piece: run * run_len + (start - at) })
         })
     }
 }
 
-/// Bounds the memory and time that a hostile manifest can ask for: a million pieces of a matrix.
+/// Bounds the memory and time that a hostile manifest can cause. A million pieces of a matrix fit.
 const MAX_CORNERS: usize = 1 << 22;
 
-/// Whether the boxes cover a tensor of `shape` exactly once. More than [`MAX_CORNERS`] corners: no.
+/// Whether the boxes cover a tensor of `shape` exactly once. Returns `false` if they have more than [`MAX_CORNERS`]
+/// corners.
 ///
-/// In n log n: how often elements are covered is a function on the tensor, and such a function is known from its
-/// differences along all dimensions. A box's differences are its corners, each with a sign. So the boxes cover the
-/// tensor exactly once if, corner by corner, their signs add up to those of the whole tensor.
+/// Runs in O(n log n). How often each element is covered is a function on the tensor, and such a function is
+/// determined by its differences along all dimensions. The differences of a box are non-zero at its corners only,
+/// with alternating signs. So the boxes cover the tensor exactly once if, at every corner, their signs sum to that of
+/// the whole tensor.
 pub(crate) fn tiles(boxes: &[&TensorBox], shape: &[usize]) -> bool {
     let Some(total) = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)) else { return false };
     if !boxes.iter().all(|b| b.fits(shape)) {
@@ -128,7 +137,7 @@ pub(crate) fn tiles(boxes: &[&TensorBox], shape: &[usize]) -> bool {
         return true;
     }
     let whole = TensorBox::whole(shape);
-    // A dimension that no box divides makes no difference.
+    // Dimensions that no box splits can be ignored.
     let divided: Vec<usize> = (0..shape.len())
         .filter(|d| boxes.iter().any(|b| b.extent[*d] != 0 && b.extent[*d] != shape[*d]))
         .collect();
@@ -149,7 +158,7 @@ pub(crate) fn tiles(boxes: &[&TensorBox], shape: &[usize]) -> bool {
         .all(|same| same.iter().map(|(_, sign)| i64::from(*sign)).sum::<i64>() == 0)
 }
 
-/// Adds the corners of a box along the dimensions `divided`, as one number each.
+/// Adds the corners of a box along the dimensions `divided`, each encoded as one number.
 fn add_corners(
     part: &TensorBox,
     shape: &[usize],
@@ -162,7 +171,8 @@ fn add_corners(
     for &d in divided {
         for i in from..corners.len() {
             let (at, sign) = corners[i];
-            // A corner is at most `shape[d]`; shapes multiply to 64 bits, so this fits.
+            // A coordinate is at most `shape[d]`, and the product of a shape fits into 64 bits, so this cannot
+            // overflow.
             let at = at * (shape[d] as u128 + 1) + part.start[d] as u128;
             corners[i].0 = at;
             corners.push((at + part.extent[d] as u128, -sign));
@@ -175,8 +185,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition: every element of the box by its coordinates.
-    fn plainly(part: &TensorBox, shape: &[usize]) -> Vec<usize> {
+    /// The flat index of every element of the box, computed from its coordinates.
+    fn flat_indices(part: &TensorBox, shape: &[usize]) -> Vec<usize> {
         (0..part.elems())
             .map(|elem| {
                 let (mut rest, mut at, mut stride) = (elem, 0, 1);
@@ -208,29 +218,29 @@ mod tests {
 
     proptest! {
         #[test]
-        fn runs_are_the_box(case in shape_and_box(), from in 0usize..64, len in 0usize..64) {
+        fn copy_ranges_cover_the_box(case in shape_and_box(), from in 0usize..64, len in 0usize..64) {
             let (shape, part) = case;
             let total: usize = shape.iter().product();
             let wanted = from.min(total)..(from + len).min(total);
-            let by_run: Vec<(usize, usize)> = part
-                .runs(&shape, &wanted)
-                .flat_map(|run| run.tensor.enumerate().map(move |(i, at)| (run.piece + i, at)))
+            let by_range: Vec<(usize, usize)> = part
+                .copy_ranges(&shape, &wanted)
+                .flat_map(|copy| copy.tensor.enumerate().map(move |(i, at)| (copy.piece + i, at)))
                 .collect();
             let expected: Vec<(usize, usize)> =
-                plainly(&part, &shape).into_iter().enumerate().filter(|(_, at)| wanted.contains(at)).collect();
-            prop_assert_eq!(by_run, expected);
+                flat_indices(&part, &shape).into_iter().enumerate().filter(|(_, at)| wanted.contains(at)).collect();
+            prop_assert_eq!(by_range, expected);
         }
     }
 
     proptest! {
         #[test]
-        fn a_range_is_its_boxes_in_order(
+        fn boxes_of_a_range_cover_it_in_order(
             shape in prop::collection::vec(1usize..6, 0..4), from in 0usize..200, len in 0usize..200,
         ) {
             let total: usize = shape.iter().product();
             let range = from.min(total)..(from + len).min(total);
             let boxes = TensorBox::of_range(&shape, range.clone());
-            let elems: Vec<usize> = boxes.iter().flat_map(|b| plainly(b, &shape)).collect();
+            let elems: Vec<usize> = boxes.iter().flat_map(|b| flat_indices(b, &shape)).collect();
             prop_assert_eq!(elems, range.collect::<Vec<_>>());
             prop_assert!(boxes.len() < 2 * shape.len().max(1) + 1);
         }
@@ -238,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tiles_is_every_element_once(
+        fn tiles_matches_a_count_of_every_element(
             shape in prop::collection::vec(1usize..4, 0..4),
             cuts in prop::collection::vec((0usize..3, 0usize..4), 0..6),
             change in 0usize..4,
@@ -259,7 +269,7 @@ mod tests {
                 _ => {}
             }
             let mut counts = vec![0; shape.iter().product()];
-            boxes.iter().flat_map(|b| plainly(b, &shape)).for_each(|at| counts[at] += 1);
+            boxes.iter().flat_map(|b| flat_indices(b, &shape)).for_each(|at| counts[at] += 1);
             let boxes: Vec<&TensorBox> = boxes.iter().collect();
             prop_assert_eq!(tiles(&boxes, &shape), counts.iter().all(|n| *n == 1));
         }
@@ -267,17 +277,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn boxes_that_cannot_meet_a_range_have_no_runs_in_it(
+        fn boxes_that_cannot_overlap_a_range_have_no_copy_ranges_in_it(
             case in shape_and_box(), from in 0usize..64, len in 0usize..64,
         ) {
             let (shape, part) = case;
             let wanted = from..from + len;
-            prop_assert!(part.may_meet(&shape, &wanted) || part.runs(&shape, &wanted).next().is_none());
+            prop_assert!(part.may_overlap(&shape, &wanted) || part.copy_ranges(&shape, &wanted).next().is_none());
         }
     }
 
     #[test]
-    fn tiles_means_every_element_once() {
+    fn tiles_accepts_only_exact_covers() {
         let part =
             |start: [usize; 2], extent: [usize; 2]| TensorBox { start: start.into(), extent: extent.into() };
         let (top, bottom, left) = (part([0, 0], [2, 3]), part([2, 0], [2, 3]), part([0, 0], [4, 1]));
@@ -293,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_pieces_of_any_cut_make_up_a_tensor() {
+    fn ten_thousand_pieces_of_either_kind_cover_a_tensor() {
         let (rows, columns) = (4000, 25_000);
         let range = |i: usize| i * 10_000..(i + 1) * 10_000;
         let contiguous: Vec<TensorBox> =
@@ -304,9 +314,9 @@ mod tests {
             let mut boxes: Vec<&TensorBox> = boxes.iter().collect();
             assert!(tiles(&boxes, &[rows, columns]));
             let last = boxes.pop().unwrap();
-            assert!(!tiles(&boxes, &[rows, columns]), "one is missing");
+            assert!(!tiles(&boxes, &[rows, columns]), "one piece is missing");
             boxes.extend([last, last]);
-            assert!(!tiles(&boxes, &[rows, columns]), "one is there twice");
+            assert!(!tiles(&boxes, &[rows, columns]), "one piece occurs twice");
         }
     }
 

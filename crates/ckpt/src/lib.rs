@@ -1,13 +1,13 @@
-//! State on disk: Hugging Face model folders in and out, and checkpoints that are complete and
-//! checksummed, or invisible.
+//! State on disk: Hugging Face model folders and checkpoints. A checkpoint is either complete and checksummed, or not
+//! visible at all.
 //!
-//! [`SafetensorsFile`] reads tensors without trusting the file, [`ModelFolder`] finds them over shards,
-//! [`export_folder`] streams a folder in bounded memory. [`CheckpointWriter`] and [`Checkpoint`] keep a
-//! run's whole state by logical tensor, so that any layout loads what any other wrote: a rank reads the ranges it
-//! owns, and ranks divide the files to verify between them. [`latest`] and [`retain`] look after the folder that
-//! checkpoints lie in.
+//! [`SafetensorsFile`] reads tensors without trusting the file, [`ModelFolder`] finds them across shards, and
+//! [`export_folder`] writes a model folder in bounded memory. [`CheckpointWriter`] and [`Checkpoint`] store a run's
+//! whole state by logical tensor, so that a checkpoint can be loaded with any sharding. Ranks write one checkpoint
+//! together: each writes the pieces it holds, reads the ranges it needs, and verifies its share of the files.
+//! [`latest`] and [`retain`] manage the folder that contains the checkpoints.
 //!
-//! Left out so far: pickled weights (`.bin`, `.pt`), checking that the disk has room before a save.
+//! Not implemented: pickled weights (`.bin`, `.pt`), and checking for free disk space before a save.
 
 #![forbid(unsafe_code)]
 
@@ -33,14 +33,14 @@ pub use export::{DEFAULT_SHARD_BYTES, Export, check_model_files, export_folder};
 pub use geometry::TensorBox;
 pub use manifest::{DataCursor, Meta, NumbersRecord};
 pub use model_folder::ModelFolder;
-pub use retention::{Latest, SkippedCheckpoint, latest, open_latest, retain};
+pub use retention::{LatestCheckpoint, SkippedCheckpoint, latest, open_latest, retain};
 pub use safetensors_file::{SafetensorsFile, TensorInfo};
 pub use safetensors_write::{SafetensorsWriter, WrittenFile};
 pub use verify::Damage;
 
-/// Fills the slice with the elements of the named tensor in the flat range. Called with ranges that
-/// go up through each tensor in turn, so whoever answers can stream.
+/// Fills the slice with the elements of the named tensor in the flat range. Tensors are requested one after the
+/// other, with ascending ranges, so an implementation can stream.
 pub type Source<'a> = dyn FnMut(&str, std::ops::Range<usize>, &mut [f32]) -> Result<(), CkptError> + 'a;
 
-/// As [`Source`], for pieces: asked by index into the list of pieces, with ranges flat within the piece.
+/// Like [`Source`], for pieces: takes the index into the list of pieces, and a flat range within the piece.
 pub type PieceSource<'a> = dyn FnMut(usize, std::ops::Range<usize>, &mut [f32]) -> Result<(), CkptError> + 'a;

@@ -1,4 +1,4 @@
-//! What a checkpoint holds besides weights, and the way to and from its form on disk.
+//! The contents of a manifest, and its conversion to and from the format on disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,51 +9,52 @@ use crate::format::{self, v1, v2};
 use crate::{ManifestFault, TensorBox, geometry};
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-/// Bounds what a damaged or hostile manifest can make us read. Room for about seven million pieces: ten thousand
-/// ranks that divide a hundred units with three states each.
+/// Limits how much a damaged or hostile manifest can make us read. Enough for about seven million pieces: ten
+/// thousand ranks that shard a hundred units with three states each.
 pub(crate) const MANIFEST_CAP: Bytes = Bytes(1 << 30);
-/// A manifest with at most this many pieces is indented for reading; a larger one is compact, in a third of the space.
+/// Manifests with at most this many pieces are indented for readability; larger ones are compact, in a third of the
+/// space.
 const MAX_PRETTY_PIECES: usize = 10_000;
 
-/// Everything a run needs to go on, besides its tensors.
+/// Everything that a run needs to resume, besides its tensors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Meta {
-    /// The steps that are done, which is the index of the next one.
+    /// The number of completed steps, which is the index of the next one.
     pub step: Step,
-    /// Ranks that wrote the checkpoint; any number may read it.
+    /// The number of ranks that wrote the checkpoint. Any number of ranks can read it.
     pub world: u32,
-    /// Exact counts by name: tokens seen, Adam's t.
+    /// Exact counts by name, such as tokens seen and Adam's t.
     pub counters: BTreeMap<String, u64>,
-    /// Real numbers by name, kept bit for bit: best metric, loss scale.
+    /// Real numbers by name, stored bit for bit, such as the best metric and the loss scale.
     pub reals: BTreeMap<String, f64>,
     pub data: DataCursor,
     pub config_hash: String,
     pub tokenizer_hash: String,
     /// The run's configuration, as text.
     pub run_config: String,
-    /// What decided the bits of the run's results.
+    /// What determined the bits of the run's results.
     pub numbers: NumbersRecord,
-    /// The run's settings by key. None in a checkpoint that does not say.
+    /// The run's settings by key. Empty in checkpoints of format version 1.
     pub settings: BTreeMap<String, String>,
 }
 
-/// The fingerprint of numbers of the run that wrote a checkpoint. Empty in a checkpoint that does not say.
+/// The fingerprint of numbers of the run that wrote a checkpoint. Empty in checkpoints of format version 1.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NumbersRecord {
     pub fingerprint: String,
-    /// Names and values.
+    /// The names and values that the fingerprint is computed from.
     pub fields: Vec<(String, String)>,
 }
 
-/// Where in the data a run is. The order of rows is a function of seed and step, so this is all of it;
-/// the rest lets a resumed run see that it has the same data.
+/// The position of a run in its data. The order of rows is a function of seed and step, so these are enough; the
+/// other fields let a resumed run check that it has the same data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataCursor {
     pub seed: u64,
     pub next_step: u64,
     pub rows_per_step: u64,
     pub num_rows: u64,
-    /// Hash of the prepared data.
+    /// A hash of the prepared data.
     pub fingerprint: String,
 }
 
@@ -61,7 +62,7 @@ pub struct DataCursor {
 pub(crate) struct Manifest {
     pub(crate) meta: Meta,
     pub(crate) files: Vec<FileEntry>,
-    pub(crate) tensors: BTreeMap<String, Logical>,
+    pub(crate) tensors: BTreeMap<String, StoredTensor>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,9 +72,9 @@ pub(crate) struct FileEntry {
     pub(crate) blake3: String,
 }
 
-/// A tensor as a whole and the pieces it lies in.
+/// The shape of a tensor, and the pieces that hold it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Logical {
+pub(crate) struct StoredTensor {
     pub(crate) shape: Vec<usize>,
     pub(crate) pieces: Vec<Piece>,
 }
@@ -93,10 +94,10 @@ impl Manifest {
             0..=MAX_PRETTY_PIECES => serde_json::to_string_pretty(&self.to_disk()),
             _ => serde_json::to_string(&self.to_disk()),
         };
-        format::frame(&body.expect("plain data always serialises"))
+        format::frame(&body.expect("a manifest can be serialized"))
     }
 
-    /// Reads and checks `manifest.json`.
+    /// Parses and validates `manifest.json`.
     pub(crate) fn from_text(text: &[u8]) -> Result<Self, ManifestFault> {
         let json = |e: serde_json::Error| ManifestFault::Json { why: e.to_string() };
         let text = std::str::from_utf8(text).map_err(|_| ManifestFault::Frame)?;
@@ -182,13 +183,14 @@ impl Manifest {
                 settings: disk.settings,
             },
             files: disk.files.into_iter().map(FileEntry::from_disk).collect(),
-            tensors: disk.tensors.into_iter().map(|(name, t)| (name, Logical::from_disk(t))).collect(),
+            tensors: disk.tensors.into_iter().map(|(name, t)| (name, StoredTensor::from_disk(t))).collect(),
         }
     }
 }
 
 impl FileEntry {
-    /// Other files belong to the model folder that the checkpoint can become.
+    /// Whether the file holds tensors. All other files belong to the model folder that can be exported from the
+    /// checkpoint.
     pub(crate) fn has_tensors(&self) -> bool {
         self.name.ends_with(".safetensors")
     }
@@ -202,7 +204,7 @@ impl FileEntry {
     }
 }
 
-impl Logical {
+impl StoredTensor {
     pub(crate) fn to_disk(&self) -> v1::Tensor {
         let piece = |p: &Piece| v1::Piece {
             file: p.file.clone(),
@@ -213,12 +215,12 @@ impl Logical {
         v1::Tensor { shape: self.shape.clone(), pieces: self.pieces.iter().map(piece).collect() }
     }
 
-    pub(crate) fn from_disk(t: v1::Tensor) -> Logical {
+    pub(crate) fn from_disk(t: v1::Tensor) -> StoredTensor {
         let piece = |p: v1::Piece| Piece {
             file: p.file,
             tensor: p.tensor,
             part: TensorBox { start: p.start, extent: p.extent },
         };
-        Logical { shape: t.shape, pieces: t.pieces.into_iter().map(piece).collect() }
+        StoredTensor { shape: t.shape, pieces: t.pieces.into_iter().map(piece).collect() }
     }
 }

@@ -1,8 +1,8 @@
-//! Reading a Hugging Face model folder: its config's text and its weights, over one file or shards.
+//! Reads a Hugging Face model folder: the text of its config, and its weights in one file or in shards.
 //!
-//! No code comes from files: pickled weights are refused with a way to convert them. The index is
-//! checked against the shards both ways, and nothing outside the folder is opened, save through the
-//! links of the cache that the folder belongs to.
+//! No code is ever loaded: pickled weights are refused, with a hint on how to convert them. The index is checked
+//! against the shards in both directions. No file outside the folder is opened, except through the links of the
+//! Hugging Face cache that the folder belongs to.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -27,15 +27,15 @@ pub struct ModelFolder {
     path: PathBuf,
     config_json: String,
     files: Vec<SafetensorsFile>,
-    /// Tensor to the index of its file.
+    /// Maps each tensor to the index of its file.
     file_of: HashMap<String, usize>,
 }
 
 impl ModelFolder {
-    /// Opens a folder and checks its headers; no weights are read yet.
+    /// Opens a folder and validates the headers of its files. Does not read weights.
     pub fn open(path: &Path) -> Result<Self, CkptError> {
         let config_json = Self::read_config(path)?;
-        // As transformers: a single file wins over an index beside it.
+        // Like transformers, prefer a single file over an index.
         let (files, file_of) = if path.join(SINGLE).exists() {
             let file = open_inside(path, SINGLE)?;
             let file_of = file.tensors().map(|t| (t.name.clone(), 0)).collect();
@@ -48,7 +48,7 @@ impl ModelFolder {
         Ok(ModelFolder { path: path.into(), config_json, files, file_of })
     }
 
-    /// The text of a folder's `config.json` alone: a shape to start from needs no weights.
+    /// The text of a folder's `config.json`. Works without weights, for a model that is initialized from its config.
     pub fn read_config(path: &Path) -> Result<String, CkptError> {
         let found = path.metadata().map_err(read_error(path))?;
         if !found.is_dir() {
@@ -79,7 +79,7 @@ impl ModelFolder {
         &self.config_json
     }
 
-    /// Bytes of weights and their headers that were read so far.
+    /// Bytes of weights and headers read so far.
     pub fn bytes_read(&self) -> Bytes {
         Bytes(self.files.iter().map(|file| file.bytes_read().0).sum())
     }
@@ -95,10 +95,10 @@ impl ModelFolder {
         self.files.iter().flat_map(SafetensorsFile::tensors)
     }
 
-    /// Reads a flat range of a tensor, which must have `expected_shape`, widened to f32.
+    /// Reads a flat range of a tensor, widened to f32. The tensor must have `expected_shape`.
     ///
     /// # Panics
-    /// If the range is outside the tensor or `out` is not of its size.
+    /// If the range is outside the tensor, or `out` does not have its length.
     pub fn read_f32(
         &self,
         name: &str,
@@ -121,11 +121,11 @@ impl ModelFolder {
         file.read_f32(name, elems, out)
     }
 
-    /// The tensors that are there but not among `asked`, sorted.
-    pub fn unused<'a>(&self, asked: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-        let asked: HashSet<&str> = asked.into_iter().collect();
+    /// The tensors of the folder that are not in `used`, sorted.
+    pub fn unused<'a>(&self, used: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+        let used: HashSet<&str> = used.into_iter().collect();
         let mut unused: Vec<String> =
-            self.tensors().filter(|t| !asked.contains(t.name.as_str())).map(|t| t.name.clone()).collect();
+            self.tensors().filter(|t| !used.contains(t.name.as_str())).map(|t| t.name.clone()).collect();
         unused.sort_unstable();
         unused
     }
@@ -133,7 +133,7 @@ impl ModelFolder {
 
 type Shards = (Vec<SafetensorsFile>, HashMap<String, usize>);
 
-/// Opens every shard that the index names, and holds the two against each other.
+/// Opens every shard that the index lists, and checks that index and shards agree.
 fn open_shards(path: &Path) -> Result<Shards, CkptError> {
     let index = path.join(INDEX);
     let fail = |fault| CkptError::Index { file: index.clone(), fault: Box::new(fault) };
@@ -168,8 +168,8 @@ fn open_shards(path: &Path) -> Result<Shards, CkptError> {
         files.push(file);
     }
     for (tensor, shard) in &listed {
-        let there = names.iter().position(|name| name == shard);
-        if file_of.get(*tensor).copied() != there {
+        let listed_in = names.iter().position(|name| name == shard);
+        if file_of.get(*tensor).copied() != listed_in {
             let (tensor, shard) = (tensor.to_string(), shard.to_string());
             return Err(fail(IndexFault::NotInShard { tensor, shard }));
         }
@@ -177,8 +177,8 @@ fn open_shards(path: &Path) -> Result<Shards, CkptError> {
     if files.is_empty() { Err(fail(IndexFault::Empty)) } else { Ok((files, file_of)) }
 }
 
-/// Opens a file of the folder, refusing a link that leads out of it. In the Hugging Face cache a
-/// snapshot is a folder of links into `blobs`, two levels up; those are followed.
+/// Opens a file of the folder, and refuses links to targets outside it. In the Hugging Face cache a snapshot is a
+/// folder of links into `blobs`, two levels up; these are followed.
 fn open_inside(folder: &Path, name: &str) -> Result<SafetensorsFile, CkptError> {
     let file = folder.join(name);
     let target = file.canonicalize().map_err(read_error(&file))?;
@@ -187,7 +187,7 @@ fn open_inside(folder: &Path, name: &str) -> Result<SafetensorsFile, CkptError> 
     let cache = snapshots.file_name().is_some_and(|name| name == "snapshots");
     let in_cache = cache && target.starts_with(parent(snapshots).join("blobs"));
     if !target.starts_with(&folder) && !in_cache {
-        return Err(CkptError::LinkLeaves { file, target });
+        return Err(CkptError::LinkOutside { file, target });
     }
     SafetensorsFile::open(&file)
 }
@@ -200,7 +200,7 @@ fn read_text(path: &Path, cap: Bytes) -> Result<String, CkptError> {
     })
 }
 
-/// Weight files of the kind that can run code when read.
+/// Pickled weight files, which could run code when they are loaded.
 fn pickled(path: &Path) -> Result<Vec<String>, CkptError> {
     let mut names = Vec::new();
     for entry in path.read_dir().map_err(read_error(path))? {
@@ -218,7 +218,7 @@ struct Index {
     weight_map: WeightMap,
 }
 
-/// The index's entries in order, repetitions included.
+/// The entries of the index in order, including duplicates.
 struct WeightMap(Vec<(String, String)>);
 
 impl<'de> Deserialize<'de> for WeightMap {

@@ -1,6 +1,7 @@
-//! The folder that checkpoints lie in: which is the latest, and which may go.
+//! Finds the latest checkpoint in a folder, and deletes old ones.
 //!
-//! The latest is computed from what is there and valid; there is no pointer file that could be wrong.
+//! The latest checkpoint is determined from the folders that exist and are valid. There is no pointer file that could
+//! be out of date.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,46 +9,47 @@ use std::path::{Path, PathBuf};
 use lockstep_core::Step;
 
 use crate::durable::{read_error, remove_dir, rename, sync_dir, with_suffix};
-use crate::verify::check_cheaply;
+use crate::verify::check_without_reading;
 use crate::{Checkpoint, CkptError};
 
-/// The answer of [`latest`].
+/// The result of [`latest`].
 #[derive(Debug)]
-pub struct Latest {
-    /// The highest step that is complete.
+pub struct LatestCheckpoint {
+    /// The complete checkpoint with the highest step.
     pub path: Option<PathBuf>,
-    /// Higher ones that are not usable, highest first. Worth a warning.
+    /// Higher steps that are not usable, highest first. Worth a warning.
     pub skipped: Vec<SkippedCheckpoint>,
-    /// Lower ones, highest first. Nobody has looked at them.
+    /// Lower steps, highest first. They have not been checked.
     pub earlier: Vec<PathBuf>,
 }
 
-/// A checkpoint passed over.
+/// A checkpoint that was skipped because it is not usable.
 #[derive(Debug)]
 pub struct SkippedCheckpoint {
     pub path: PathBuf,
     pub why: CkptError,
 }
 
-/// The highest step in `root` whose manifest is valid and whose files have their lengths. Reads no
-/// weights. A folder that is not there has none.
-pub fn latest(root: &Path) -> Result<Latest, CkptError> {
+/// Finds the highest step in `root` whose manifest is valid and whose files have the right lengths. Does not read
+/// weights. If `root` does not exist, there is none.
+pub fn latest(root: &Path) -> Result<LatestCheckpoint, CkptError> {
     let mut skipped = Vec::new();
     let mut steps = steps(root)?;
     while let Some(path) = steps.pop() {
-        match check_cheaply(&path) {
+        match check_without_reading(&path) {
             Ok(_) => {
                 steps.reverse();
-                return Ok(Latest { path: Some(path), skipped, earlier: steps });
+                return Ok(LatestCheckpoint { path: Some(path), skipped, earlier: steps });
             }
             Err(why) => skipped.push(SkippedCheckpoint { path, why }),
         }
     }
-    Ok(Latest { path: None, skipped, earlier: Vec::new() })
+    Ok(LatestCheckpoint { path: None, skipped, earlier: Vec::new() })
 }
 
-/// Opens the highest step in `root` that verifies to the last byte, and tells what was passed over.
-/// `None` with something passed over is for the caller to judge: starting afresh is rarely what is meant.
+/// Opens the highest step in `root` in which every byte verifies. Also returns the checkpoints that were skipped. If
+/// there is none to open but some were skipped, the caller must decide what to do: starting from scratch is rarely
+/// intended.
 pub fn open_latest(root: &Path) -> Result<(Option<Checkpoint>, Vec<SkippedCheckpoint>), CkptError> {
     let mut skipped = Vec::new();
     for path in steps(root)?.into_iter().rev() {
@@ -59,11 +61,11 @@ pub fn open_latest(root: &Path) -> Result<(Option<Checkpoint>, Vec<SkippedCheckp
     Ok((None, skipped))
 }
 
-/// Deletes the oldest complete checkpoints beyond `keep`, and what an earlier call left half deleted.
-/// At least one complete checkpoint stays, whatever `keep` says, and so does the one of step `best`, beside
-/// the newest. Returns what was deleted.
+/// Deletes the oldest complete checkpoints beyond `keep`, and checkpoints that an earlier call left half deleted.
+/// Always keeps the newest complete checkpoint and that of step `best`, whatever `keep` is. Returns the deleted
+/// paths.
 ///
-/// Partial and damaged folders are left alone: they are not counted and not ours to judge here.
+/// Partial and damaged folders are neither counted nor deleted.
 pub fn retain(root: &Path, keep: usize, best: Option<Step>) -> Result<Vec<PathBuf>, CkptError> {
     for path in entries(root)? {
         let of_step = path.file_stem().is_some_and(|stem| step_of(Path::new(stem)).is_some());
@@ -72,7 +74,7 @@ pub fn retain(root: &Path, keep: usize, best: Option<Step>) -> Result<Vec<PathBu
         }
     }
     let mut complete: Vec<PathBuf> = steps(root)?;
-    complete.retain(|path| check_cheaply(path).is_ok());
+    complete.retain(|path| check_without_reading(path).is_ok());
     let is_best = |path: &PathBuf| best.is_some() && step_of(path) == best;
     let best_is_old = complete.iter().rev().skip(1).any(is_best);
     let keep = keep.max(if best_is_old { 2 } else { 1 });
@@ -82,22 +84,22 @@ pub fn retain(root: &Path, keep: usize, best: Option<Step>) -> Result<Vec<PathBu
     for path in &complete {
         let trash = with_suffix(path, ".trash");
         rename(path, &trash)?;
-        // Gone by name before a byte of it goes, also after a crash.
+        // Sync the rename before deleting, so that a crash cannot leave an incomplete checkpoint under its name.
         sync_dir(root)?;
         remove_dir(&trash)?;
     }
     Ok(complete)
 }
 
-/// The step that a folder's name says, if it is exactly `step-N`.
+/// The step in a folder's name, if the name is exactly `step-N`.
 pub(crate) fn step_of(path: &Path) -> Option<Step> {
     let digits = path.file_name()?.to_str()?.strip_prefix("step-")?;
     let step: u64 = digits.parse().ok()?;
-    // `step-007` and `step-+7` are not ours.
+    // Reject `step-007` and `step-+7`, which we never write.
     (step.to_string() == digits).then_some(Step(step))
 }
 
-/// The folders of steps, lowest first.
+/// The folders named `step-N`, lowest step first.
 fn steps(root: &Path) -> Result<Vec<PathBuf>, CkptError> {
     let mut steps: Vec<(Step, PathBuf)> =
         entries(root)?.into_iter().filter_map(|path| Some((step_of(&path)?, path))).collect();

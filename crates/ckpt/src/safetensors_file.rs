@@ -1,9 +1,9 @@
-//! Reading safetensors without trusting them.
+//! Reads safetensors files without trusting them.
 //!
-//! Opening reads the header alone and checks all that can be checked from it: sizes against shapes with
-//! checked arithmetic, offsets that tile the data exactly, names once each, the file's length. After
-//! that a read is a `pread` of a known range. There is no mapping: a file that shrinks under a mapping
-//! kills the process, under `pread` it is an error.
+//! Opening reads the header only and validates everything that follows from it: sizes match shapes (with checked
+//! arithmetic), offsets cover the data exactly, names are unique, and the file has the right length. After that a
+//! read is a `pread` of a known range. Files are not memory-mapped: if a mapped file shrinks, the process is killed;
+//! with `pread` it is an error.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,21 +22,21 @@ use serde::de::{self, MapAccess, Visitor};
 use crate::durable::{open_file, read_error};
 use crate::{CkptError, SafetensorsFault, convert};
 
-/// The header's own length comes first, in this many bytes.
+/// Size of the length field at the start of the file.
 const PREFIX_BYTES: u64 = 8;
-/// What the format allows a header to have.
+/// The largest header that the format allows.
 const HEADER_CAP_BYTES: u64 = 100_000_000;
-/// Values are converted in pieces of this many bytes.
+/// Values are converted in chunks of this many bytes.
 const CHUNK_BYTES: usize = 1 << 18;
-/// The most dimensions a tensor may have.
+/// The largest number of dimensions of a tensor.
 const MAX_DIMS: usize = 32;
 
-/// An open file and what its header says.
+/// An open file and the contents of its header.
 #[derive(Debug)]
 pub struct SafetensorsFile {
     path: PathBuf,
     file: File,
-    /// In the order in which they lie in the file.
+    /// In file order.
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
     bytes_read: AtomicU64,
@@ -46,12 +46,12 @@ pub struct SafetensorsFile {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     pub name: String,
-    /// The dtype, if it is one of ours.
+    /// The dtype, if it is a supported one.
     pub dtype: Option<DType>,
-    /// The dtype as the header spells it.
+    /// The dtype as it is spelled in the header.
     pub dtype_name: String,
     pub shape: Vec<usize>,
-    /// Where its bytes are, from the start of the file.
+    /// The position of its bytes, from the start of the file.
     pub bytes: Range<u64>,
     elem_bits: usize,
 }
@@ -63,7 +63,7 @@ impl TensorInfo {
 }
 
 impl SafetensorsFile {
-    /// Opens a file and checks its header. Memory stays in proportion to the header.
+    /// Opens a file and validates its header. Uses memory in proportion to the size of the header.
     pub fn open(path: &Path) -> Result<Self, CkptError> {
         let fault = |fault| CkptError::Safetensors { file: path.into(), fault: Box::new(fault) };
         let (file, len) = open_file(path)?;
@@ -96,12 +96,12 @@ impl SafetensorsFile {
         &self.path
     }
 
-    /// Bytes that were read so far, the header's included.
+    /// Bytes read so far, including the header.
     pub fn bytes_read(&self) -> Bytes {
         Bytes(self.bytes_read.load(Ordering::Relaxed))
     }
 
-    /// The tensors, in the order in which they lie in the file.
+    /// The tensors in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.tensors.iter()
     }
@@ -110,10 +110,10 @@ impl SafetensorsFile {
         self.by_name.get(name).map(|idx| &self.tensors[*idx])
     }
 
-    /// Reads the elements `elems` of a tensor, as they are in the file.
+    /// Reads the elements `elems` of a tensor without converting them.
     ///
     /// # Panics
-    /// If the range is outside the tensor or `out` is not of its size.
+    /// If the range is outside the tensor, or `out` does not have its size.
     pub fn read_into(&self, name: &str, elems: Range<usize>, out: &mut [u8]) -> Result<(), CkptError> {
         let info = self.require(name)?;
         if !info.elem_bits.is_multiple_of(8) {
@@ -125,7 +125,7 @@ impl SafetensorsFile {
     /// Reads the elements `elems` of a tensor and widens them to f32.
     ///
     /// # Panics
-    /// If the range is outside the tensor or `out` is not of its size.
+    /// If the range is outside the tensor, or `out` does not have its length.
     pub fn read_f32(&self, name: &str, elems: Range<usize>, out: &mut [f32]) -> Result<(), CkptError> {
         let info = self.require(name)?;
         let dtype = info.dtype.filter(|dtype| convert::convertible(*dtype));
@@ -166,7 +166,7 @@ impl SafetensorsFile {
         let start = info.bytes.start + (elems.start * size) as u64;
         self.bytes_read.fetch_add(out.len() as u64, Ordering::Relaxed);
         self.file.read_exact_at(out, start).map_err(|e| match e.kind() {
-            // The length was right when the file was opened: someone cut it since.
+            // The length was right when the file was opened, so it has been truncated since.
             io::ErrorKind::UnexpectedEof => {
                 let found = self.file.metadata().map_or(0, |m| m.len());
                 let fault = SafetensorsFault::Truncated { expected: start + out.len() as u64, found };
@@ -177,16 +177,16 @@ impl SafetensorsFile {
     }
 }
 
-/// What people have under this name instead, by its first bytes.
+/// Recognizes other kinds of files that are often found under this name, by their first bytes.
 fn other_kind(prefix: &[u8]) -> Option<&'static str> {
     match prefix {
-        b"version " => Some("a Git LFS pointer, not the file it stands for"),
+        b"version " => Some("a Git LFS pointer, not the file itself"),
         [b'P', b'K', 3, 4, ..] => Some("a zip archive, as torch.save writes"),
         _ => None,
     }
 }
 
-/// One tensor as the header has it.
+/// One tensor of the header.
 #[derive(Deserialize)]
 struct Entry {
     dtype: String,
@@ -195,7 +195,7 @@ struct Entry {
     data_offsets: [u64; 2],
 }
 
-/// A shape of a length that tensors have: a header of a hundred million digits must not become a list.
+/// Parses a shape of at most [`MAX_DIMS`] dimensions, so that a hostile header cannot make us build a huge list.
 fn dims<'de, D: de::Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::Error> {
     struct Dims;
     impl<'de> Visitor<'de> for Dims {
@@ -219,7 +219,7 @@ fn dims<'de, D: de::Deserializer<'de>>(deserializer: D) -> Result<Vec<u64>, D::E
     deserializer.deserialize_seq(Dims)
 }
 
-/// The header's entries in order, repetitions included.
+/// The entries of the header in order, including duplicates.
 struct Header(Vec<(String, Entry)>);
 
 impl<'de> Deserialize<'de> for Header {
@@ -250,7 +250,7 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// The tensors of a header, whose data lies at `data_start..len` of the file.
+/// Parses a header. The data is at `data_start..len` of the file.
 fn parse(header: &[u8], data_start: u64, len: u64) -> Result<Vec<TensorInfo>, SafetensorsFault> {
     if header.first() != Some(&b'{') {
         return Err(SafetensorsFault::Header { why: "it does not begin with `{`".into() });
@@ -302,7 +302,7 @@ fn check(name: String, entry: Entry, data_start: u64) -> Result<TensorInfo, Safe
     let elem_bits = dtype.bitsize();
     let bits = entry.shape.iter().try_fold(elem_bits as u64, |bits, dim| bits.checked_mul(*dim));
     let shape: Option<Vec<usize>> = entry.shape.iter().map(|dim| usize::try_from(*dim).ok()).collect();
-    // A zero anywhere makes the product small whatever the rest; the rest must still multiply.
+    // A zero dimension makes the product zero, but the other dimensions must not overflow either.
     let elems = entry.shape.iter().filter(|dim| **dim > 0).try_fold(1u64, |n, dim| n.checked_mul(*dim));
     let range = data_start.checked_add(start).zip(data_start.checked_add(end));
     let (Some(bits), Some(shape), Some(_), Some(range)) = (bits, shape, elems, range) else {
@@ -317,7 +317,7 @@ fn check(name: String, entry: Entry, data_start: u64) -> Result<TensorInfo, Safe
         let (shape, dtype) = (entry.shape, entry.dtype);
         return Err(SafetensorsFault::Size { tensor: name, shape, dtype, needed, given });
     }
-    let ours = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32];
-    let dtype = ours.into_iter().find(|ours| ours.safetensors_name() == entry.dtype);
+    let supported = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32];
+    let dtype = supported.into_iter().find(|dtype| dtype.safetensors_name() == entry.dtype);
     Ok(TensorInfo { name, dtype, dtype_name: entry.dtype, shape, bytes: range.0..range.1, elem_bits })
 }

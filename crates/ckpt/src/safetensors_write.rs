@@ -1,6 +1,6 @@
-//! Writing safetensors as a stream: the header is computed from names and shapes, then values follow
-//! tensor by tensor through a buffer of fixed size. The hash is taken on the way, so a file is read
-//! once less.
+//! Writes safetensors files as a stream: the header is computed from names and shapes, then the values follow, tensor
+//! by tensor, through a buffer of fixed size. The hash is computed while writing, so that the file need not be read
+//! again.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -13,19 +13,19 @@ use serde_json::Value;
 use crate::durable::write_error;
 use crate::{CkptError, Source, TensorSpec, convert};
 
-/// Values pass through in chunks of this many elements.
+/// Values are written in chunks of this many elements.
 const CHUNK_ELEMS: usize = 1 << 18;
 
-/// A file that is written and synced.
+/// A file that has been written and synced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenFile {
     pub path: PathBuf,
     pub bytes: Bytes,
-    /// In hex.
+    /// The hash in hexadecimal.
     pub blake3: String,
 }
 
-/// A safetensors file under construction.
+/// A safetensors file that is being written.
 #[derive(Debug)]
 pub struct SafetensorsWriter {
     path: PathBuf,
@@ -38,7 +38,7 @@ pub struct SafetensorsWriter {
 }
 
 impl SafetensorsWriter {
-    /// Creates the file and writes its header; `tensors` must then follow in this order, all in `dtype`.
+    /// Creates the file and writes its header. The values of `tensors` must follow in this order, all in `dtype`.
     pub fn create(path: &Path, tensors: &[TensorSpec], dtype: DType) -> Result<Self, CkptError> {
         if !convert::convertible(dtype) {
             return Err(CkptError::DtypeUnwritable { dtype });
@@ -58,7 +58,7 @@ impl SafetensorsWriter {
         Ok(writer)
     }
 
-    /// Appends values of the current tensor; tensors follow one another without a mark.
+    /// Appends values. The tensors follow each other without any separator.
     pub fn append(&mut self, values: &[f32]) -> Result<(), CkptError> {
         let mut encoded = std::mem::take(&mut self.encoded);
         for chunk in values.chunks(CHUNK_ELEMS) {
@@ -70,10 +70,10 @@ impl SafetensorsWriter {
         Ok(())
     }
 
-    /// Flushes and syncs.
+    /// Flushes and syncs the file.
     ///
     /// # Panics
-    /// If not all values were appended, or too many.
+    /// If too few or too many values were appended.
     pub fn finish(self) -> Result<WrittenFile, CkptError> {
         assert_eq!(self.written, self.expected, "bytes written to {}", self.path.display());
         let file = self.out.into_inner().map_err(|e| write_error(&self.path)(e.into_error()))?;
@@ -89,7 +89,7 @@ impl SafetensorsWriter {
     }
 }
 
-/// Writes a whole file, asking `source` for values.
+/// Writes a whole file with the values from `source`.
 pub(crate) fn write_file(
     path: &Path,
     tensors: &[TensorSpec],
@@ -110,9 +110,10 @@ pub(crate) fn write_file(
     writer.finish()
 }
 
-/// Length prefix and header, padded with spaces so that data starts on 8 bytes; and the data's length.
+/// The length prefix and the header, padded with spaces so that the data is aligned to 8 bytes; and the size of the
+/// data.
 fn header(tensors: &[TensorSpec], dtype: DType) -> (Vec<u8>, u64) {
-    // Spelled out rather than built as a map: the bytes are hashed and must not depend on a map's order.
+    // Formatted by hand and not through a map: the bytes are hashed, so they must not depend on a map's order.
     let mut text = String::from(r#"{"__metadata__":{"format":"pt"}"#);
     let mut names = HashSet::new();
     let mut at = 0u64;
@@ -140,7 +141,7 @@ mod tests {
     use crate::SafetensorsFile;
 
     #[test]
-    fn the_safetensors_crate_reads_what_we_write_and_we_read_what_it_writes() {
+    fn files_are_compatible_with_the_safetensors_crate_in_both_directions() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.safetensors");
         let tensors =
@@ -163,8 +164,8 @@ mod tests {
         assert!(len.is_multiple_of(8));
         assert_eq!(metadata.metadata().as_ref().unwrap()["format"], "pt");
         let views: Vec<(String, _)> = theirs.tensors();
-        let again = safetensors::serialize(views, None).unwrap();
-        std::fs::write(&path, again).unwrap();
+        let reserialized = safetensors::serialize(views, None).unwrap();
+        std::fs::write(&path, reserialized).unwrap();
         let file = SafetensorsFile::open(&path).unwrap();
         let mut out = [0.0; 4];
         file.read_f32("w", 2..6, &mut out).unwrap();

@@ -1,7 +1,7 @@
-//! Whether a checkpoint is as it was written: every file's length, its hash, and that it holds the pieces that the
-//! manifest names.
+//! Verifies that a checkpoint is intact: the length and hash of every file, and that it holds the pieces that the
+//! manifest lists.
 //!
-//! Several ranks divide the files between them, so that each file is read once for this, whatever the world's size.
+//! Ranks divide the files among themselves, so that each file is read once, whatever the world size.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
@@ -19,13 +19,13 @@ use crate::durable::{open_file, read_error};
 use crate::manifest::{FileEntry, Manifest, Piece};
 use crate::{CkptError, SafetensorsFile};
 
-/// Each thread that hashes has one buffer of this size: little beside what a rank's plan counts on.
+/// The buffer of each hashing thread, negligible compared to the memory in a rank's plan.
 const BUFFER_BYTES: usize = 1 << 17;
 
 /// What is wrong with a checkpoint.
 #[derive(Debug)]
 pub struct Damage {
-    /// Orders what several ranks find: all report the first.
+    /// Orders the findings of several ranks, so that all of them report the first.
     pub order: usize,
     pub error: CkptError,
 }
@@ -36,9 +36,8 @@ impl Checkpoint {
         self.verify_share(0, 1).map_err(|damage| damage.error)
     }
 
-    /// Verifies the files that are member `member`'s to verify, of `members` that each call this. If none finds
-    /// damage, every byte of the checkpoint is as it was written. Shares are about the same size, and files are
-    /// not divided.
+    /// Verifies the share of files of `member`, of `members` that each call this. If none finds damage, every byte of
+    /// the checkpoint is intact. Shares have about the same size; a file is never split.
     pub fn verify_share(&self, member: usize, members: usize) -> Result<(), Damage> {
         assert!(member < members, "member {member} of {members}");
         if member == 0 {
@@ -56,22 +55,22 @@ impl Checkpoint {
                 scope.spawn(|| {
                     while let Some(&idx) = mine.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let entry = &files[idx];
-                        // The hash comes first: a damaged file is reported as such and not by its symptoms.
+                        // Check the hash first, so that a damaged file is reported as such and not by its symptoms.
                         let outcome =
                             self.verify_file(entry).and_then(|()| self.verify_pieces(entry, &pieces));
                         if let Err(error) = outcome {
                             let damage = Damage { order: 1 + idx, error };
-                            found.lock().expect("no thread panics with the lock").push(damage);
+                            found.lock().expect("no thread panics while it holds the lock").push(damage);
                         }
                     }
                 });
             }
         });
-        let found = found.into_inner().expect("no thread panics with the lock");
+        let found = found.into_inner().expect("no thread panics while it holds the lock");
         found.into_iter().min_by_key(|damage| damage.order).map_or(Ok(()), Err)
     }
 
-    /// The pieces that the manifest puts into these files, by file, each with its tensor's name.
+    /// The pieces that the manifest lists for these files, by file, each with the name of its tensor.
     fn pieces_of(&self, files: &[usize]) -> BTreeMap<&str, Vec<(&str, &Piece)>> {
         let mut by_file: BTreeMap<&str, Vec<(&str, &Piece)>> =
             files.iter().map(|idx| (self.manifest.files[*idx].name.as_str(), Vec::new())).collect();
@@ -125,7 +124,8 @@ impl Checkpoint {
     }
 }
 
-/// Which member verifies each file: from the largest down, each goes to who has least so far.
+/// Which member verifies each file: files are assigned from the largest to the smallest, each to the member with the
+/// least so far.
 fn owners(files: &[FileEntry], members: usize) -> Vec<usize> {
     let mut largest_first: Vec<usize> = (0..files.len()).collect();
     largest_first.sort_by_key(|idx| Reverse(files[*idx].bytes));
@@ -133,16 +133,16 @@ fn owners(files: &[FileEntry], members: usize) -> Vec<usize> {
         (0..members).map(|member| Reverse((0, member))).collect();
     let mut owners = vec![0; files.len()];
     for idx in largest_first {
-        let Reverse((load, member)) = loads.pop().expect("there is a member");
+        let Reverse((load, member)) = loads.pop().expect("there is at least one member");
         owners[idx] = member;
-        // Opening a file costs something too: many small ones are divided as well.
+        // Add one byte for opening the file, so that empty files are distributed too.
         loads.push(Reverse((load.saturating_add(files[idx].bytes).saturating_add(1), member)));
     }
     owners
 }
 
-/// The check that finds a checkpoint usable without reading it: manifest, files, lengths.
-pub(crate) fn check_cheaply(path: &Path) -> Result<Step, CkptError> {
+/// Checks a checkpoint without reading its files: the manifest must be valid, and the files must have their lengths.
+pub(crate) fn check_without_reading(path: &Path) -> Result<Step, CkptError> {
     let (manifest, _) = read_manifest(path)?;
     for entry in &manifest.files {
         check_length(path, entry)?;
@@ -156,7 +156,7 @@ fn check_length(path: &Path, entry: &FileEntry) -> Result<(), CkptError> {
     if found == entry.bytes { Ok(()) } else { Err(CkptError::Length { file, expected: entry.bytes, found }) }
 }
 
-/// A shard that the manifest does not know was put there by someone else.
+/// Refuses safetensors files that the manifest does not list: another program must have added them.
 fn refuse_extra_files(path: &Path, manifest: &Manifest) -> Result<(), CkptError> {
     let listed: HashSet<&str> = manifest.files.iter().map(|entry| entry.name.as_str()).collect();
     for entry in path.read_dir().map_err(read_error(path))? {
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_file_has_one_owner_and_shares_are_even() {
+    fn verification_is_divided_evenly() {
         let file = |bytes: u64| FileEntry { name: String::new(), bytes, blake3: String::new() };
         let files: Vec<FileEntry> = (0..40).map(|i| file(100 + i % 7)).chain([file(4000), file(0)]).collect();
         for members in [1, 2, 3, 8] {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockstep_comm::{CommError, ConnectSpec, Nccl, NcclSpec, Prefer};
+use lockstep_comm::{CarrierChoice, CommError, ConnectSpec, Nccl, NcclSpec};
 use lockstep_config::{Carrier, Origin, Resume, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
@@ -290,10 +290,10 @@ pub(crate) fn connect<'a>(
         let (world, secret, ip) = (session.world().clone(), session.secret().clone(), session.local_ip());
         // On the loopback others of this host reach us there, and nobody else does.
         let bind: IpAddr = if ip.is_ipv4() { ip } else { IpAddr::from([0u16; 8]) };
-        let prefer = match config.plan.carrier {
-            Carrier::Auto => Prefer::Auto,
-            Carrier::Shm => Prefer::Shm,
-            Carrier::Tcp => Prefer::Tcp,
+        let carrier = match config.plan.carrier {
+            Carrier::Auto => CarrierChoice::Auto,
+            Carrier::Shm => CarrierChoice::Shm,
+            Carrier::Tcp => CarrierChoice::Tcp,
         };
         let mut exchange = |mine: &[u8]| {
             session.exchange("where ranks are", mine).map_err(|e| CommError::Aborted { why: e.to_string() })
@@ -310,7 +310,7 @@ pub(crate) fn connect<'a>(
                 run_id: &format!("restart {}, {purpose}", world.restart),
                 deadline,
                 abort: abort.clone(),
-                prefer,
+                carrier,
                 spin: None,
             };
             lockstep_comm::connect(&spec, &mut exchange)

@@ -38,7 +38,7 @@ impl Stopper {
             prints: world.is_none_or(|world| world.rank == 0),
         };
         let thread = std::thread::Builder::new().name("signals".into()).spawn(move || watch.run());
-        thread.map_err(|cause| failed(LaunchError::System { what: "listen to signals", cause }))?;
+        thread.map_err(|cause| failed(LaunchError::System { what: "catch signals", cause }))?;
         Ok(stopper)
     }
 

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use lockstep_config::RunConfig;
 use lockstep_core::{Elems, Rank, panics};
 use lockstep_launch::{LaunchError, STOPPED, Session, World};
-use lockstep_observe::{PlainLines, Progress, Silent, TerminalBar};
+use lockstep_observe::{NoProgress, PlainLines, Progress, TerminalBar};
 
 use crate::args::{Launch, Train};
 use crate::report::{self, Bug, Failure};
@@ -104,7 +104,7 @@ fn train(
         session.agree("the plan", &pairs).map_err(launch_failed)?;
     }
     let mut progress: Box<dyn Progress> = if rank != Rank(0) {
-        Box::new(Silent)
+        Box::new(NoProgress)
     } else if std::io::stderr().is_terminal() {
         Box::new(TerminalBar::new())
     } else {

@@ -42,7 +42,7 @@ fn no_config() {
     let remove = |folder: &Folder| fs::remove_file(folder.path("model/config.json")).unwrap();
     assert_snapshot!(refused(66, remove), @r"
     error: model has no config.json
-    hint: a model folder has config.json and model.safetensors, or shards with model.safetensors.index.json.
+    hint: a model folder contains config.json and model.safetensors, or shards with model.safetensors.index.json.
     ");
 }
 
@@ -51,7 +51,7 @@ fn no_weights() {
     let remove = |folder: &Folder| fs::remove_file(folder.path(WEIGHTS)).unwrap();
     assert_snapshot!(refused(66, remove), @r"
     error: model has no safetensors weights
-    hint: a model folder has config.json and model.safetensors, or shards with model.safetensors.index.json.
+    hint: a model folder contains config.json and model.safetensors, or shards with model.safetensors.index.json.
     ");
 }
 
@@ -60,7 +60,7 @@ fn pickled_weights() {
     let pickle = |f: &Folder| fs::rename(f.path(WEIGHTS), f.path("model/pytorch_model.bin")).unwrap();
     assert_snapshot!(refused(66, pickle), @r"
     error: model has no safetensors weights; pytorch_model.bin is not safetensors
-    hint: pickled weights can run code when read, so they are not; load the folder in transformers and save it with save_pretrained(folder, safe_serialization=True).
+    hint: pickled weights can run code when they are loaded, so they are not supported: load the folder in transformers and save it with save_pretrained(folder, safe_serialization=True).
     ");
 }
 
@@ -80,8 +80,8 @@ fn truncated() {
         folder.write(WEIGHTS, &bytes[..bytes.len() - 100]);
     };
     assert_snapshot!(refused(65, cut), @r"
-    error: model/model.safetensors is not a usable safetensors file: truncated: expected 150464 bytes, found 150364
-    hint: the download or copy was cut short; fetch the file again.
+    error: model/model.safetensors is not a valid safetensors file: truncated: expected 150464 bytes, found 150364
+    hint: the download or copy is incomplete: fetch the file again.
     ");
 }
 
@@ -93,8 +93,8 @@ fn malformed_header() {
         folder.write(WEIGHTS, bytes);
     };
     assert_snapshot!(refused(65, spoil), @r"
-    error: model/model.safetensors is not a usable safetensors file: its header is not valid: key must be a string at line 1 column 2
-    hint: the file is damaged; fetch or write it again.
+    error: model/model.safetensors is not a valid safetensors file: its header is invalid: key must be a string at line 1 column 2
+    hint: the file is damaged: fetch or write it again.
     ");
 }
 
@@ -104,7 +104,7 @@ fn not_fetched() {
         folder.write(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n");
     };
     assert_snapshot!(refused(65, pointer), @r"
-    error: model/model.safetensors is not a usable safetensors file: it is a Git LFS pointer, not the file it stands for
+    error: model/model.safetensors is not a valid safetensors file: it is a Git LFS pointer, not the file itself
     hint: fetch the file itself with `git lfs pull`, or convert it with safetensors' converter.
     ");
 }
@@ -117,7 +117,7 @@ fn wrong_shape() {
     };
     assert_snapshot!(with_tensors(65, change), @r"
     error: `model.layers.1.mlp.up_proj.weight` in model/model.safetensors has shape [32, 64], expected [64, 32]
-    hint: the config does not describe these weights.
+    hint: the model configuration does not match these weights.
     ");
 }
 
@@ -125,8 +125,8 @@ fn wrong_shape() {
 fn wrong_dtype() {
     let change = |tensors: &mut Vec<tensors::Tensor>| tensors[0].dtype = "I32".into();
     assert_snapshot!(with_tensors(65, change), @r"
-    error: `lm_head.weight` in model/model.safetensors has dtype I32; F32, F16 and BF16 can be read
-    hint: convert the weights to one of these.
+    error: `lm_head.weight` in model/model.safetensors has dtype I32, but only F32, F16 and BF16 are supported
+    hint: convert the weights to one of these dtypes.
     ");
 }
 
@@ -135,7 +135,7 @@ fn missing_tensor() {
     let change = |tensors: &mut Vec<tensors::Tensor>| tensors.retain(|t| t.name != "model.norm.weight");
     assert_snapshot!(with_tensors(65, change), @r"
     error: model has no tensor `model.norm.weight`
-    hint: the config does not describe these weights.
+    hint: the model configuration does not match these weights.
     ");
 }
 

@@ -42,10 +42,10 @@ fn additional_chat_templates_go_along() {
 fn what_cannot_be_saved_is_refused_before_the_first_step() {
     type Damage = fn(&Folder);
     let cases: [(&str, i32, Damage); 11] = [
-        ("cannot be the name of a file in a model folder", 65, |f| {
+        ("is not allowed as a file name in a model folder", 65, |f| {
             f.write("model/additional_chat_templates/a:b.jinja", RAG);
         }),
-        ("cannot be the name of a file in a model folder", 65, |f| {
+        ("is not allowed as a file name in a model folder", 65, |f| {
             f.write("model/additional_chat_templates/a\nb.jinja", RAG);
         }),
         ("is not UTF-8", 65, |f| {

@@ -90,7 +90,7 @@ fn a_killed_rank_ends_all() {
         assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
         let expected = format!(
             "error: rank {victim} (pid [pid] on [host]) was killed by signal 9 (SIGKILL)\n\
-             hint: the system ends processes like this when memory runs out: see the kernel's log (dmesg).\n"
+             hint: the kernel kills processes with SIGKILL when memory runs out: check the kernel log (dmesg).\n"
         );
         assert_eq!(nameless(&ended.stderr), expected);
     }
@@ -106,8 +106,8 @@ fn a_rank_that_only_stops_is_missed() {
     assert!(ended.took > Duration::from_secs(2) && ended.took < Duration::from_secs(6), "{:?}", ended.took);
     assert_eq!(ended.code, Some(71));
     assert_snapshot!(nameless(&ended.stderr), @r"
-    error: rank 1 (pid [pid] on [host]) has given no sign of life for 3 s
-    hint: the process may be stopped, or its host overloaded, down or cut off from the network.
+    error: rank 1 (pid [pid] on [host]) has sent no heartbeat for 3 s
+    hint: the process may be stopped, or its host may be overloaded, down or cut off from the network.
     ");
 }
 
@@ -197,7 +197,7 @@ fn ranks_start_again_from_the_newest_checkpoint() {
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     assert!(ended.stdout.contains("resumed from out/checkpoints/step-"), "{}", ended.stdout);
     assert!(ended.stdout.contains("step 3000/3000"));
-    assert!(ended.stderr.contains("the ranks start again in 1 s (restart 1 of 2)"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("restarting all ranks in 1 s (restart 1 of 2)"), "{}", ended.stderr);
 }
 
 /// A node that is lost ends the others, which say so.
@@ -221,8 +221,8 @@ fn a_node_that_is_lost() {
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert_eq!(output.status.code(), Some(71));
     assert_snapshot!(nameless(&String::from_utf8(output.stderr).unwrap()), @r"
-    error: rank 1 (pid [pid] on [host]) is gone: its connection closed without a word
-    hint: the system may have ended the process for want of memory: see the kernel's log on that host (dmesg).
+    error: lost rank 1 (pid [pid] on [host]): its connection closed unexpectedly
+    hint: the kernel may have killed the process because the host ran out of memory: check the kernel log on that host (dmesg).
     ");
 }
 

@@ -27,8 +27,8 @@ fn flags(args: &str, code: i32) -> String {
 
 #[test]
 fn variables_that_contradict_each_other() {
-    assert_snapshot!(refused(RUN, "RANK=2 WORLD_SIZE=2", 64), @"[rank 2] error: environment variables do not fit: RANK is 2, but ranks count from 0 and WORLD_SIZE is 2");
-    assert_snapshot!(refused(RUN, "RANK=x WORLD_SIZE=2", 64), @"error: environment variable RANK is `x`: a whole number from 0 is expected");
+    assert_snapshot!(refused(RUN, "RANK=2 WORLD_SIZE=2", 64), @"[rank 2] error: environment variables contradict each other: RANK is 2, but WORLD_SIZE is 2 and ranks count from 0");
+    assert_snapshot!(refused(RUN, "RANK=x WORLD_SIZE=2", 64), @"error: environment variable RANK is `x`: expected a whole number, 0 or greater");
     assert_snapshot!(refused(RUN, "RANK=0", 64), @"error: environment variable WORLD_SIZE is not set, but RANK is 0");
 }
 
@@ -97,8 +97,8 @@ fn a_bad_configuration_starts_no_rank() {
 fn tokens() {
     let nodes = "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1";
     assert_snapshot!(flags(nodes, 77), @r"
-    error: 2 nodes meet over the network, but no token says who may join
-    hint: make one with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set LOCKSTEP_TOKEN_FILE=token there.
+    error: a run on 2 nodes needs a token, but none is set
+    hint: create one with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set LOCKSTEP_TOKEN_FILE=token there.
     ");
     let folder = Folder::new(RUN);
     folder.write("token", "0123456789abcdef0123456789abcdef");
@@ -107,7 +107,7 @@ fn tokens() {
     let open = ran(folder.command(&args).env("LOCKSTEP_TOKEN_FILE", "token").output().unwrap());
     assert_eq!(open.code, Some(77));
     assert_snapshot!(open.stderr, @r"
-    error: token file token can be read by others (mode 0644)
+    error: token file token can be read by other users (mode 0644)
     hint: run `chmod 600 token`.
     ");
     let short = ran(folder.command(&args).env("LOCKSTEP_TOKEN", "hunter2").output().unwrap());
@@ -116,7 +116,7 @@ fn tokens() {
     assert!(
         short
             .stderr
-            .starts_with("error: the token in LOCKSTEP_TOKEN has 7 characters; at least 16 are needed\n")
+            .starts_with("error: the token in LOCKSTEP_TOKEN has 7 characters; at least 16 are required\n")
     );
 }
 
@@ -140,8 +140,8 @@ fn a_port_in_use() {
     let own = std::fs::read_to_string("/proc/self/comm").unwrap();
     let text = nameless(&text).replace(&port, "[port]").replace(own.trim(), "[name]");
     assert_snapshot!(text, @r"
-    error: port [port] is in use (by pid [pid], [name])
-    hint: choose another with --master-port (without a launcher: MASTER_PORT or LOCKSTEP_PORT), the same on every node.
+    error: port [port] is already in use (by pid [pid], [name])
+    hint: choose another port with --master-port (without a launcher: MASTER_PORT or LOCKSTEP_PORT), the same on every node.
     ");
 }
 
@@ -153,14 +153,14 @@ fn a_node_that_never_comes() {
     let zero = ran(node("0", &extra).output().unwrap());
     assert_eq!(zero.code, Some(72), "{zero:#?}");
     assert_snapshot!(zero.stderr, @r"
-    error: ranks 2, 3 (node 1) did not come within 0.5 s; ranks 0, 1 did
-    hint: start the launcher on every node with the same --nnodes, --nproc-per-node, --master-addr and --master-port; --join-timeout gives slow nodes more time.
+    error: ranks 2, 3 (node 1) did not join within 0.5 s; ranks 0, 1 did
+    hint: start the launcher on every node with the same --nnodes, --nproc-per-node, --master-addr and --master-port. Raise --join-timeout if some nodes start slowly.
     ");
     let one = ran(node("1", &["--join-timeout", "0.3"]).output().unwrap());
     assert_eq!(one.code, Some(72), "{one:#?}");
     assert_snapshot!(nameless(&one.stderr).replace(&port, "[port]"), @r"
-    error: rank 1: no rendezvous at 127.0.0.1:[port] within 0 s: Connection refused (os error 111)
-    hint: is node 0 running, and can this host reach it? --master-addr and --master-port say where it is; --join-timeout gives it more time.
+    error: rank 1 could not reach the rendezvous at 127.0.0.1:[port] within 0.3 s: Connection refused (os error 111)
+    hint: check that node 0 is running, that --master-addr and --master-port point to it, and that no firewall blocks the port. Raise --join-timeout if node 0 starts slowly.
     ");
     assert!(!folder.path("out").exists());
 }
@@ -174,7 +174,7 @@ fn nodes_of_different_worlds() {
         assert_eq!(node.code, Some(64), "{nodes:#?}");
     }
     assert_snapshot!(nameless(&nodes[0].stderr), @r"
-    error: nodes were started for different worlds: node 1 ([host]) with --nnodes 2 --nproc-per-node 1, node 0 with --nnodes 2 --nproc-per-node 2
+    error: nodes were started with different world sizes: node 1 ([host]) with --nnodes 2 --nproc-per-node 1, node 0 with --nnodes 2 --nproc-per-node 2
     hint: start every node with the same --nnodes and --nproc-per-node.
     ");
 }
@@ -196,8 +196,8 @@ fn nodes_with_the_same_number() {
     let (well, twice): (Vec<_>, Vec<_>) = ones.iter().partition(|ran| ran.code == Some(0));
     assert_eq!((well.len(), twice[0].code), (1, Some(64)), "{ones:#?}");
     assert_snapshot!(nameless(&twice[0].stderr), @r"
-    error: rank 1 was started twice: pid [pid] on [host] has it, pid [pid] on [host] came later
-    hint: give every node its own --node-rank; started by hand, every process its own RANK.
+    error: rank 1 was started twice: first as pid [pid] on [host], then as pid [pid] on [host]
+    hint: give every node its own --node-rank. Without a launcher, give every process its own RANK.
     ");
 }
 
@@ -212,8 +212,8 @@ fn another_token() {
     assert!(nodes[0].stderr.contains(": wrong token\n"), "the address is logged: {nodes:#?}");
     let text = nameless(&nodes[1].stderr).replace(&port, "[port]");
     assert_snapshot!(text, @r"
-    error: rank 1 (pid [pid] on [host]) failed with exit code 77: the rendezvous at 127.0.0.1:[port] has another token
-    hint: give every node the same LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE; another run may hold this port.
+    error: rank 1 (pid [pid] on [host]) failed with exit code 77: the rendezvous at 127.0.0.1:[port] has a different token
+    hint: set the same LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE on every node. If it is the same, another run may be using this port: choose another with --master-port.
     ");
 }
 

@@ -97,7 +97,7 @@ fn all_damaged() {
     let one = ["resume_from_checkpoint=out/checkpoints/step-4"];
     assert_snapshot!(refused(damage, &one, 65), @r"
     error: out/checkpoints/step-4/model-rank-0.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
-    hint: the checkpoint was changed after it was written; use an earlier one.
+    hint: the checkpoint was changed after it was written: use an earlier one.
     ");
 }
 
@@ -237,12 +237,12 @@ fn changed_model() {
         |f: &Folder| f.write("run.yaml", RUN.replace("intermediate_size: 64", "intermediate_size: 96"));
     assert_snapshot!(refused(other, &[], 65), @r"
     error: `model/model.layers.0.mlp.gate_proj.weight` in out/checkpoints/step-4/manifest.json has shape [64, 32], expected [96, 32]
-    hint: the config does not describe these weights.
+    hint: the model configuration does not match these weights.
     ");
     let more = |f: &Folder| f.write("run.yaml", RUN.replace("num_hidden_layers: 2", "num_hidden_layers: 3"));
     assert_snapshot!(refused(more, &[], 65), @r"
     error: out/checkpoints/step-4/manifest.json has no tensor `model/model.layers.2.self_attn.q_proj.weight`
-    hint: there is a tensor `model/model.layers.0.self_attn.q_proj.weight`.
+    hint: the most similar name is `model/model.layers.0.self_attn.q_proj.weight`.
     ");
     let fewer = |f: &Folder| f.write("run.yaml", RUN.replace("num_hidden_layers: 2", "num_hidden_layers: 1"));
     assert_snapshot!(refused(fewer, &[], 65), @r"

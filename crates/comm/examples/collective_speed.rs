@@ -1,10 +1,9 @@
-//! How fast collectives are between processes of this machine.
+//! Measures collectives between processes on this machine.
 //!
 //!     cargo run --release -p lockstep-comm --example collective_speed -- --ranks 2 --by shm tcp
 //!
-//! Starts itself once for every rank. A line of JSON for every carrier, operation and size: the seconds that
-//! one call takes, as median and minimum of several batches of calls. Sizes are bytes of the whole that all
-//! ranks share.
+//! Starts itself once for every rank. Prints one line of JSON for every carrier, operation and size: the time of one
+//! call, as the median and minimum over several batches of calls. Sizes are bytes over all ranks together.
 
 #![allow(clippy::print_stdout)]
 
@@ -13,7 +12,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockstep_comm::{Abort, Call, Comm, CommError, ConnectSpec, Gathered, Group, Prefer, connect};
+use lockstep_comm::{Abort, Call, CarrierChoice, Comm, CommError, ConnectSpec, GatherPart, Group, connect};
 use lockstep_core::fold::fold_scratch_elems;
 use lockstep_core::proof::Secret;
 use lockstep_core::{Axis, Bytes, DType, Mesh, Rank};
@@ -26,10 +25,10 @@ const BATCHES: usize = 7;
 #[derive(Clone, Debug)]
 struct Options {
     ranks: u32,
-    by: Vec<String>,
+    carriers: Vec<String>,
     operations: Vec<String>,
     sizes: Vec<usize>,
-    /// For one batch of calls.
+    /// Target duration of one batch of calls.
     seconds: f64,
 }
 
@@ -43,12 +42,12 @@ fn main() -> ExitCode {
         }
     };
     if let Ok(child) = std::env::var("COLLECTIVE_SPEED_CHILD") {
-        let (by, rank) = child.split_once(' ').expect("a carrier and a rank");
-        run_rank(by, rank.parse().expect("a rank"), &options).expect("collectives work");
+        let (carrier, rank) = child.split_once(' ').expect("a carrier and a rank");
+        run_rank(carrier, rank.parse().expect("a rank"), &options).expect("collectives succeed");
         return ExitCode::SUCCESS;
     }
-    for by in &options.by {
-        run_world(by, &options, &words);
+    for carrier in &options.carriers {
+        run_world(carrier, &options, &words);
     }
     ExitCode::SUCCESS
 }
@@ -56,7 +55,7 @@ fn main() -> ExitCode {
 fn parse(words: &[String]) -> Result<Options, String> {
     let mut options = Options {
         ranks: 2,
-        by: vec!["shm".into(), "tcp".into()],
+        carriers: vec!["shm".into(), "tcp".into()],
         operations: OPERATIONS.map(String::from).to_vec(),
         sizes: SIZES.to_vec(),
         seconds: 0.1,
@@ -67,25 +66,24 @@ fn parse(words: &[String]) -> Result<Options, String> {
         let first = values.first().ok_or_else(|| format!("{} needs a value", group[0]));
         match group[0].as_str() {
             "--ranks" => options.ranks = number(first?)? as u32,
-            "--by" => options.by = values.to_vec(),
+            "--by" => options.carriers = values.to_vec(),
             "--operations" => options.operations = values.to_vec(),
             "--sizes" => options.sizes = values.iter().map(number).collect::<Result<_, _>>()?,
             "--seconds" => options.seconds = first?.parse().map_err(|e| format!("--seconds: {e}"))?,
-            other => return Err(format!("{other} is not known")),
+            other => return Err(format!("unknown option {other}")),
         }
     }
     Ok(options)
 }
 
-// ---- the parent: starts ranks, passes their addresses around, prints what rank 0 measured
-// -------------------------
+// ---- the parent: starts the ranks, exchanges their addresses, prints what rank 0 measured --------------------
 
-fn run_world(by: &str, options: &Options, words: &[String]) {
+fn run_world(carrier: &str, options: &Options, words: &[String]) {
     let mut ranks: Vec<Child> = (0..options.ranks)
         .map(|rank| {
             Command::new(std::env::current_exe().expect("this program's path"))
                 .args(words)
-                .env("COLLECTIVE_SPEED_CHILD", format!("{by} {rank}"))
+                .env("COLLECTIVE_SPEED_CHILD", format!("{carrier} {rank}"))
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn()
@@ -97,7 +95,7 @@ fn run_world(by: &str, options: &Options, words: &[String]) {
         .iter_mut()
         .map(|rank| std::io::BufReader::new(rank.stdout.take().expect("a pipe")).lines())
         .collect();
-    // Ranks say lines in step: "exchange" lines come from all before anyone goes on.
+    // Ranks print lines in lockstep. A line that is not JSON is an exchange: all ranks wait for everyone's line.
     loop {
         let lines: Vec<Option<String>> =
             outputs.iter_mut().map(|out| out.next().and_then(Result::ok)).collect();
@@ -105,7 +103,9 @@ fn run_world(by: &str, options: &Options, words: &[String]) {
             Some(line) if line.starts_with('{') => println!("{line}"),
             Some(_) => {
                 let all = lines.iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" ");
-                inputs.iter_mut().for_each(|input| writeln!(input, "{all}").expect("a rank listens"));
+                inputs
+                    .iter_mut()
+                    .for_each(|input| writeln!(input, "{all}").expect("the rank reads its input"));
             }
             None => break,
         }
@@ -113,10 +113,9 @@ fn run_world(by: &str, options: &Options, words: &[String]) {
     ranks.iter_mut().for_each(|rank| assert!(rank.wait().expect("a rank ends").success(), "a rank failed"));
 }
 
-// ---- a rank
-// -------------------------------------------------------------------------------------------------------
+// ---- a rank ---------------------------------------------------------------------------------------------------
 
-fn run_rank(by: &str, rank: u32, options: &Options) -> Result<(), CommError> {
+fn run_rank(carrier: &str, rank: u32, options: &Options) -> Result<(), CommError> {
     let largest = options.sizes.iter().copied().max().unwrap_or(4).next_multiple_of(4096);
     let scratch_bytes = fold_scratch_elems(options.ranks) * 4;
     let memory = Memory::allocate_shared(Bytes((largest + scratch_bytes) as u64), &Pool::new(1));
@@ -132,7 +131,7 @@ fn run_rank(by: &str, rank: u32, options: &Options) -> Result<(), CommError> {
         run_id: "collective_speed",
         deadline: Duration::from_secs(60),
         abort: Abort::default(),
-        prefer: if by == "shm" { Prefer::Shm } else { Prefer::Tcp },
+        carrier: if carrier == "shm" { CarrierChoice::Shm } else { CarrierChoice::Tcp },
         spin: None,
     };
     let comm = connect(&spec, &mut |mine| {
@@ -154,7 +153,7 @@ fn run_rank(by: &str, rank: u32, options: &Options) -> Result<(), CommError> {
             let seconds = bench.measure(operation, view, options.seconds)?;
             let size = if operation == "barrier" { 0 } else { *size };
             println!(
-                "{{\"program\": \"lockstep {by}\", \"operation\": \"{operation}\", \"bytes\": {size}, \
+                "{{\"program\": \"lockstep {carrier}\", \"operation\": \"{operation}\", \"bytes\": {size}, \
                  \"ranks\": {}, \"median_us\": {:.2}, \"min_us\": {:.2}}}",
                 options.ranks,
                 seconds[BATCHES / 2] * 1e6,
@@ -180,7 +179,7 @@ impl Bench<'_> {
         batch_seconds: f64,
     ) -> Result<Vec<f64>, CommError> {
         let mut calls = 1;
-        // As many calls as fill the time, on rank 0's clock.
+        // Double the number of calls until they fill the time, measured by rank 0.
         loop {
             let seconds = self.batch(operation, view, calls)?;
             let mut enough = u32::from(seconds > batch_seconds / 4.0);
@@ -214,9 +213,9 @@ impl Bench<'_> {
                 "all_gather" => {
                     let share = group.share(view.len(), group.me());
                     let own = view.slice(share.start, share.elems());
-                    comm.all_gather(group, 5, &[Gathered { own, whole: view }])?;
+                    comm.all_gather(group, 5, &[GatherPart { own, whole: view }])?;
                 }
-                other => panic!("{other} is no operation"),
+                other => panic!("unknown operation {other}"),
             }
         }
         comm.barrier(group, Call::HOST)?;

@@ -1,4 +1,4 @@
-//! Byte strings of the host: norms, losses, hashes.
+//! All-gather of byte strings on the host, such as norms, losses and hashes.
 
 use lockstep_core::DType;
 
@@ -9,16 +9,16 @@ use crate::error::CommError;
 use crate::group::Group;
 use crate::offers::Offers;
 
-/// Bytes before each piece: the length of the member's whole string.
-const HEAD: usize = 8;
+/// Size of the header before each piece, which holds the length of the member's whole string.
+const HEADER_BYTES: usize = 8;
 
-/// Bytes of a string that one round carries: a multiple of 64, so that records of a power of two stay whole.
-pub const BYTES_PER_ROUND: usize = (BOUNCE_BYTES / 2 - HEAD) / 64 * 64;
+/// Payload bytes of one round: a multiple of 64, so that records whose size is a power of two up to 64 are not split.
+pub const BYTES_PER_ROUND: usize = (BOUNCE_BYTES / 2 - HEADER_BYTES) / 64 * 64;
 
 impl Comm {
-    /// Every member's byte string to every member. Strings may differ in length. `each(member, bytes)` is
-    /// called in the members' order, this rank's own included; strings of up to [`BYTES_PER_ROUND`] come in
-    /// one piece, longer ones in several, in order.
+    /// Gathers every member's byte string on every member. Lengths may differ. `each(member, bytes)` is called in
+    /// member order, for this rank too. Strings of up to [`BYTES_PER_ROUND`] arrive in one piece, longer ones in
+    /// several consecutive pieces.
     pub fn all_gather_bytes(
         &mut self,
         group: &Group,
@@ -37,7 +37,7 @@ impl Comm {
         Ok(())
     }
 
-    /// One piece of every member. Returns the length of the longest string.
+    /// Exchanges one piece of every member's string. Returns the length of the longest string.
     fn bytes_round(
         &mut self,
         group: &Group,
@@ -48,12 +48,12 @@ impl Comm {
     ) -> Result<u64, CommError> {
         let bounce = self.bounce.clone();
         let half = |i: usize| bounce.view(i * BOUNCE_BYTES / 2, BOUNCE_BYTES / 2 / 4, DType::U32);
-        let out = half(0).first((HEAD + piece.len()).div_ceil(4));
-        // SAFETY: the outgoing half is this rank's alone between calls.
+        let out = half(0).first((HEADER_BYTES + piece.len()).div_ceil(4));
+        // SAFETY: between calls, only this rank accesses the outgoing half.
         let bytes = unsafe { out.as_bytes_mut() };
-        bytes[..HEAD].copy_from_slice(&(whole as u64).to_le_bytes());
-        bytes[HEAD..][..piece.len()].copy_from_slice(piece);
-        bytes[HEAD + piece.len()..].fill(0);
+        bytes[..HEADER_BYTES].copy_from_slice(&(whole as u64).to_le_bytes());
+        bytes[HEADER_BYTES..][..piece.len()].copy_from_slice(piece);
+        bytes[HEADER_BYTES + piece.len()..].fill(0);
         let call = Call { elems: round as u64, ..self.call(CallKind::Bytes, group, tag, [].into_iter()) };
         self.open(group, &call, &mut |_| Offers::from_views([out].into_iter()))?;
         let mut longest = whole as u64;
@@ -65,14 +65,14 @@ impl Comm {
                 continue;
             }
             let carrier: &mut dyn Carrier = &mut *self.carrier;
-            let head = half(1).first(HEAD / 4);
-            carrier.pull(*peer, head)?;
-            // SAFETY: the incoming half is this rank's alone.
-            let theirs = u64::from_le_bytes(unsafe { head.as_bytes() }.try_into().expect("eight bytes"));
+            let header = half(1).first(HEADER_BYTES / 4);
+            carrier.pull(*peer, header)?;
+            // SAFETY: only this rank accesses the incoming half.
+            let theirs = u64::from_le_bytes(unsafe { header.as_bytes() }.try_into().expect("eight bytes"));
             longest = longest.max(theirs);
             let left = theirs.saturating_sub(round as u64 * BYTES_PER_ROUND as u64);
             let len = left.min(BYTES_PER_ROUND as u64) as usize;
-            let body = half(1).slice(HEAD / 4, len.div_ceil(4));
+            let body = half(1).slice(HEADER_BYTES / 4, len.div_ceil(4));
             carrier.pull(*peer, body)?;
             if round == 0 || len > 0 {
                 // SAFETY: as above.

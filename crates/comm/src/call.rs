@@ -1,4 +1,4 @@
-//! What ranks must agree on before data moves.
+//! The description of a collective that ranks compare before data moves.
 
 use std::fmt;
 
@@ -16,32 +16,32 @@ pub enum CallKind {
     Gather,
     /// A message from one rank to another.
     Message,
-    /// A sum that is small enough for every member to fold all of it.
+    /// A sum small enough that every member reduces all of it.
     AllReduce,
     /// One round of a gather of byte strings.
     Bytes,
 }
 
-/// One collective as a rank sees it. Every member's must be equal.
+/// One collective as a rank sees it. It must be equal on every member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     pub kind: CallKind,
     pub dtype: DType,
-    /// Elements of the whole, all members together; of [`CallKind::Bytes`], the round.
+    /// Elements over all members together. For [`CallKind::Bytes`], the number of the round instead.
     pub elems: u64,
-    /// The caller's name for it: the operation's place in its schedule, or [`Call::HOST`] between steps.
+    /// The caller's identifier: the operation's index in its schedule, or [`Call::HOST`] and above between steps.
     pub tag: u64,
-    /// A hash of the members, so that two groups that share ranks are told apart.
+    /// A hash of the members, which distinguishes groups that share ranks.
     pub group: u32,
-    /// A hash of the parts' lengths and types: the same sum of elements may be cut in other ways.
+    /// A hash of the parts' lengths and types: the same number of elements can be split into different parts.
     pub shape: u32,
 }
 
-/// A call as four words, the form in which it crosses between processes.
+/// A call as four words, the form in which it is exchanged between processes.
 pub(crate) type CallWords = [u64; 4];
 
 impl Call {
-    /// Tags from here on are calls of the host between steps.
+    /// The first tag of calls made by the host between steps; all tags below it belong to schedules.
     pub const HOST: u64 = 1 << 32;
 
     pub(crate) fn to_words(self) -> CallWords {
@@ -49,7 +49,7 @@ impl Call {
         [first, self.elems, self.tag, u64::from(self.group)]
     }
 
-    /// `None` if no call has these words.
+    /// `None` if the words do not encode a call.
     pub(crate) fn from_words(words: CallWords) -> Option<Call> {
         let [first, elems, tag, group] = words;
         let kind = KINDS.iter().copied().find(|k| *k as u64 == first & 0xff)?;
@@ -61,7 +61,7 @@ impl Call {
     }
 }
 
-/// A hash of parts' lengths and types, on every rank alike.
+/// A hash of the parts' lengths and types, the same on every rank.
 pub(crate) fn shape_of<'v>(parts: impl Iterator<Item = View<'v>>) -> u32 {
     parts.fold(FNV_START, |hash, part| fnv(fnv(hash, part.len() as u64), dtype_code(part.dtype())))
 }
@@ -129,15 +129,15 @@ impl fmt::Display for Call {
     }
 }
 
-/// Two calls that differ, each told so that the difference shows.
-pub(crate) fn tell_apart(mine: &Call, theirs: &Call) -> (String, String) {
+/// Describes two calls that differ, so that the descriptions differ too.
+pub(crate) fn describe_mismatch(mine: &Call, theirs: &Call) -> (String, String) {
     let (mut a, mut b) = (mine.to_string(), theirs.to_string());
     if a == b && mine.group != theirs.group {
         a += &format!(" (group {:08x})", mine.group);
         b += &format!(" (group {:08x})", theirs.group);
     } else if a == b {
-        a += &format!(" (cut {:08x})", mine.shape);
-        b += &format!(" (cut {:08x})", theirs.shape);
+        a += &format!(" (shape {:08x})", mine.shape);
+        b += &format!(" (shape {:08x})", theirs.shape);
     }
     (a, b)
 }
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_and_back() {
+    fn calls_survive_encoding_and_invalid_words_are_rejected() {
         for kind in KINDS {
             for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32] {
                 let call =

@@ -1,4 +1,4 @@
-//! Collectives, written once over any carrier. Sums are in `reduce.rs`, byte strings in `bytes.rs`.
+//! Collectives, implemented once on top of any carrier. Reductions are in `reduce.rs`, byte strings in `bytes.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use crate::error::{Abort, CommError};
 use crate::group::Group;
 use crate::offers::Offers;
 
-/// One part of an all-gather: this rank's piece and the whole that all members' pieces make up, cut by
-/// [`Group::share`]. The piece may lie in the whole already.
+/// One part of an all-gather: this rank's shard, and the whole that all members' shards make up ([`Group::share`]).
+/// The shard may already lie inside the whole.
 #[derive(Clone, Copy, Debug)]
-pub struct Gathered<'m> {
+pub struct GatherPart<'m> {
     pub own: View<'m>,
     pub whole: View<'m>,
 }
 
 /// Pulls what one member offers.
-type Take<'a> = dyn FnMut(&mut dyn Carrier, usize, Rank) -> Result<(), CommError> + 'a;
+type PullFn<'a> = dyn FnMut(&mut dyn Carrier, usize, Rank) -> Result<(), CommError> + 'a;
 
-/// A rank's side of every collective.
+/// The collectives of one rank.
 ///
-/// Calls are made in the same order by all members of a group. Views that peers read must lie in memory
-/// the carrier knows. Nothing here allocates.
+/// All members of a group must make the same calls in the same order. Views that peers read must lie in memory
+/// registered with the carrier. Collectives do not allocate.
 pub struct Comm {
     pub(crate) carrier: Box<dyn Carrier>,
-    /// For byte strings: half goes out, half comes in.
+    /// Staging for byte strings: one half for outgoing bytes, one half for incoming bytes.
     pub(crate) bounce: Arc<Memory>,
     pub(crate) isa: Isa,
     note: String,
@@ -39,9 +39,9 @@ impl Comm {
     pub fn new(carrier: Box<dyn Carrier>) -> Comm {
         let bounce = carrier.bounce().unwrap_or_else(|| {
             let memory = Memory::allocate(Bytes(BOUNCE_BYTES as u64), &Pool::new(1));
-            Arc::new(memory.expect("the system has 128 KiB for a rank's small messages"))
+            Arc::new(memory.expect("128 KiB of host memory for small messages can be allocated"))
         });
-        assert!(bounce.bytes().0 >= BOUNCE_BYTES as u64, "a carrier's bounce memory is large enough");
+        assert!(bounce.bytes().0 >= BOUNCE_BYTES as u64, "the carrier's bounce buffer is too small");
         Comm { carrier, bounce, isa: Isa::detect(), note: String::new() }
     }
 
@@ -49,7 +49,7 @@ impl Comm {
         Comm { note, ..self }
     }
 
-    /// Who carries, and why not something faster, for a line in the log.
+    /// For the log: which carrier is in use, and why a faster one is not.
     pub fn note(&self) -> &str {
         &self.note
     }
@@ -62,24 +62,24 @@ impl Comm {
         self.carrier.world()
     }
 
-    /// Ends every wait when it is raised, from any thread.
+    /// The signal that ends every wait; any thread may raise it.
     pub fn abort(&self) -> Abort {
         self.carrier.abort()
     }
 
-    /// How long one wait may last, from the next call on.
+    /// Sets the limit for a single wait, starting with the next call.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.carrier.set_deadline(deadline);
     }
 
-    /// Returns when every member has called it.
+    /// Waits until every member has called it.
     pub fn barrier(&mut self, group: &Group, tag: u64) -> Result<(), CommError> {
         let call = self.call(CallKind::Barrier, group, tag, [].into_iter());
         self.exchange(group, &call, &mut |_| Offers::none(), &mut |_, _, _| Ok(()))
     }
 
-    /// Every member's pieces to every member.
-    pub fn all_gather(&mut self, group: &Group, tag: u64, parts: &[Gathered<'_>]) -> Result<(), CommError> {
+    /// Gathers every member's shards on every member.
+    pub fn all_gather(&mut self, group: &Group, tag: u64, parts: &[GatherPart<'_>]) -> Result<(), CommError> {
         for parts in parts.chunks(MAX_OFFERS) {
             let call = self.call(CallKind::AllGather, group, tag, parts.iter().map(|p| p.whole));
             let mut offer = |_| Offers::from_views(parts.iter().map(|p| p.own));
@@ -87,16 +87,16 @@ impl Comm {
                 parts.iter().try_for_each(|part| carrier.pull(peer, share(group, part.whole, m)))
             })?;
             for part in parts {
-                let home = share(group, part.whole, group.me());
-                if home.as_ptr::<u8>() != part.own.as_ptr::<u8>() {
-                    home.copy_from_host(&part.own);
+                let own_range = share(group, part.whole, group.me());
+                if own_range.as_ptr::<u8>() != part.own.as_ptr::<u8>() {
+                    own_range.copy_from_host(&part.own);
                 }
             }
         }
         Ok(())
     }
 
-    /// The root's parts to every member, in place. `root` is a member.
+    /// Copies the root's parts to every member, in place. `root` must be a member.
     pub fn broadcast(
         &mut self,
         group: &Group,
@@ -104,10 +104,10 @@ impl Comm {
         root: Rank,
         parts: &[View<'_>],
     ) -> Result<(), CommError> {
-        let from = place(group, root);
+        let from = member_idx(group, root);
         for parts in parts.chunks(MAX_OFFERS) {
             let call = self.call(CallKind::Broadcast, group, tag, parts.iter().copied());
-            // Every pair of a broadcast has the root in it; two that see different roots do not agree.
+            // Every pair in a broadcast includes the root, so ranks that assume different roots fail to match.
             let call = Call { group: fnv(call.group, u64::from(root.0)), ..call };
             if group.me() == from {
                 self.exchange(
@@ -117,14 +117,14 @@ impl Comm {
                     &mut |_, _, _| Ok(()),
                 )?;
             } else {
-                self.fetch(root, &call, parts)?;
+                self.recv_parts(root, &call, parts)?;
             }
         }
         Ok(())
     }
 
-    /// Every member's piece to the root, which has a place for each in `into`, in the order of the members;
-    /// its own may be there already. The others' `into` is empty. Pieces may differ in length.
+    /// Gathers every member's view on the root. On the root, `into` has one view for each member, in member order;
+    /// its own may already be filled. On the other members `into` is empty. Lengths may differ between members.
     pub fn gather(
         &mut self,
         group: &Group,
@@ -133,17 +133,17 @@ impl Comm {
         mine: View<'_>,
         into: &[View<'_>],
     ) -> Result<(), CommError> {
-        let to = place(group, root);
-        // Pairs agree on the piece that passes between them; members do not know each other's.
+        let to = member_idx(group, root);
+        // Each pair agrees on its own transfer only: members do not know each other's lengths.
         let call_for = |comm: &Comm, piece: View<'_>| {
             let call = comm.call(CallKind::Gather, group, tag, [piece].into_iter());
             Call { group: fnv(call.group, u64::from(root.0)), ..call }
         };
         if group.me() != to {
             let call = call_for(self, mine);
-            return self.lend(root, &call, &[mine]);
+            return self.send_parts(root, &call, &[mine]);
         }
-        assert_eq!(into.len(), group.len(), "a root has one place for every member's piece");
+        assert_eq!(into.len(), group.len(), "the root needs one destination for each member");
         for (m, peer) in others(group) {
             self.carrier.post(peer, &call_for(self, into[m]), &[])?;
         }
@@ -161,34 +161,34 @@ impl Comm {
         Ok(())
     }
 
-    /// Parts to one rank, which receives them by [`Comm::recv`]. Returns when it has them.
+    /// Sends parts to one rank, which receives them with [`Comm::recv`]. Returns once it has received them.
     pub fn send(&mut self, to: Rank, tag: u64, parts: &[View<'_>]) -> Result<(), CommError> {
         let from = self.rank();
         for parts in parts.chunks(MAX_OFFERS) {
-            self.lend(to, &message(from, to, tag, parts), parts)?;
+            self.send_parts(to, &message(from, to, tag, parts), parts)?;
         }
         Ok(())
     }
 
-    /// Parts that another rank sends by [`Comm::send`].
+    /// Receives parts that another rank sends with [`Comm::send`].
     pub fn recv(&mut self, from: Rank, tag: u64, parts: &[View<'_>]) -> Result<(), CommError> {
         let to = self.rank();
         for parts in parts.chunks(MAX_OFFERS) {
-            self.fetch(from, &message(from, to, tag, parts), parts)?;
+            self.recv_parts(from, &message(from, to, tag, parts), parts)?;
         }
         Ok(())
     }
 
-    // ---- calls with one peer ------------------------------------------------------------------------------
+    // ---- calls with a single peer -------------------------------------------------------------------------
 
-    fn lend(&mut self, peer: Rank, call: &Call, parts: &[View<'_>]) -> Result<(), CommError> {
+    fn send_parts(&mut self, peer: Rank, call: &Call, parts: &[View<'_>]) -> Result<(), CommError> {
         self.carrier.post(peer, call, parts)?;
         self.carrier.meet(peer, call)?;
         self.carrier.done(peer)?;
         self.carrier.finish(peer)
     }
 
-    fn fetch(&mut self, peer: Rank, call: &Call, parts: &[View<'_>]) -> Result<(), CommError> {
+    fn recv_parts(&mut self, peer: Rank, call: &Call, parts: &[View<'_>]) -> Result<(), CommError> {
         self.carrier.post(peer, call, &[])?;
         self.carrier.meet(peer, call)?;
         parts.iter().try_for_each(|part| self.carrier.pull(peer, *part))?;
@@ -196,7 +196,7 @@ impl Comm {
         self.carrier.finish(peer)
     }
 
-    // ---- one call with every other member -----------------------------------------------------------------
+    // ---- calls with every other member --------------------------------------------------------------------
 
     pub(crate) fn call<'v>(
         &self,
@@ -215,11 +215,11 @@ impl Comm {
         group: &Group,
         call: &Call,
         offer: &mut dyn FnMut(usize) -> Offers<'m>,
-        take: &mut Take<'_>,
+        pull: &mut PullFn<'_>,
     ) -> Result<(), CommError> {
         self.open(group, call, offer)?;
         for (m, peer) in others(group) {
-            take(&mut *self.carrier, m, peer)?;
+            pull(&mut *self.carrier, m, peer)?;
         }
         self.close(group)
     }
@@ -248,7 +248,7 @@ impl std::fmt::Debug for Comm {
     }
 }
 
-/// The other members, starting after this one, so that not everybody asks the first at once.
+/// The other members, starting after this one, so that members do not all contact the first one at the same time.
 pub(crate) fn others(group: &Group) -> impl Iterator<Item = (usize, Rank)> + '_ {
     (1..group.len()).map(|i| (group.me() + i) % group.len()).map(|m| (m, group.members()[m]))
 }
@@ -259,11 +259,12 @@ pub(crate) fn share<'m>(group: &Group, part: View<'m>, m: usize) -> View<'m> {
     part.slice(range.start, range.elems())
 }
 
-fn place(group: &Group, root: Rank) -> usize {
-    group.place(root).unwrap_or_else(|| panic!("{root} is not a member of this collective"))
+fn member_idx(group: &Group, root: Rank) -> usize {
+    group.member_idx(root).unwrap_or_else(|| panic!("{root} is not a member of this collective"))
 }
 
-/// The call of a message. Its "group" is the direction, so that two ranks that both send do not agree.
+/// The call of a point-to-point message. Its `group` hash encodes the direction, so that two ranks that both send to
+/// each other fail to match.
 fn message(from: Rank, to: Rank, tag: u64, parts: &[View<'_>]) -> Call {
     Call {
         kind: CallKind::Message,

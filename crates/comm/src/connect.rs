@@ -1,9 +1,9 @@
-//! From a rank that knows nobody to one that reaches all: which carrier, and how.
+//! Connects a rank to all others: chooses a carrier and sets it up.
 //!
-//! Ranks tell each other where they are through an all-gather of small byte strings that somebody else
-//! provides (the rendezvous). Ranks of one host try to open each other's memory, and tell whether they
-//! could. If one could not, all ranks of that host use TCP among themselves; everyone decides from the same
-//! answers, so all decide alike.
+//! Ranks exchange their addresses through an all-gather of small byte strings that the caller provides (the
+//! rendezvous). Ranks on one host try to open each other's memory and share the result. If one of them fails, all
+//! ranks of that host use TCP among themselves. Every rank decides from the same results, so all make the same
+//! choice.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,189 +17,198 @@ use crate::carrier::Carrier;
 use crate::comm::Comm;
 use crate::error::{Abort, CommError};
 use crate::host::host_identity;
-use crate::mixed::Mixed;
-use crate::shm::{Prepared, ShmAddress, ShmCarrier};
+use crate::mixed::MixedCarrier;
+use crate::shm::{ShmAddress, ShmCarrier, ShmExport};
 use crate::tcp::{Sockets, TcpCarrier, TcpSpec};
 use crate::thread::thread_world;
-use crate::wire::{Whereabouts, decode_text, encode_text};
+use crate::wire::{RankAddress, decode_text, encode_text};
 
-/// How long a wait tries again and again before it sleeps, if every rank of the host has a core.
+/// How long a wait spins before it sleeps, if the host has a core for each of its ranks.
 const SPIN: Duration = Duration::from_micros(20);
 
 /// Which carrier to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Prefer {
-    /// Shared memory on one host where it can be had, TCP for the rest.
+pub enum CarrierChoice {
+    /// Shared memory within a host where it is available, TCP otherwise.
     #[default]
     Auto,
-    /// Shared memory or nothing.
+    /// Shared memory; an error if it is not available.
     Shm,
-    /// TCP, also on one host.
+    /// TCP, even within a host.
     Tcp,
 }
 
-/// A rank that wants to be connected.
+/// What [`connect`] needs to know about a rank.
 pub struct ConnectSpec<'a> {
     pub rank: Rank,
     pub world: u32,
-    /// Ranks with the same one try shared memory. `None`: [`host_identity`].
+    /// Ranks with the same host try to use shared memory. Defaults to [`host_identity`].
     pub host: Option<String>,
-    /// The memory that views offered to peers lie in, taken with [`Memory::allocate_shared`].
+    /// The memory that holds all views offered to peers, allocated with [`Memory::allocate_shared`].
     pub regions: Vec<Arc<Memory>>,
-    /// Where to listen, if TCP is used at all. Port 0 is any.
+    /// The address to listen on, if TCP is needed. Port 0 picks a free port.
     pub bind: SocketAddr,
-    /// The address that others reach this rank at, if it is not the one it listens at.
+    /// The address at which other ranks reach this one, if it differs from `bind`.
     pub advertise: Option<IpAddr>,
-    /// What all ranks of the run know, and nobody else.
+    /// The secret shared by all ranks of the run.
     pub session: &'a Secret,
     pub run_id: &'a str,
-    /// For every wait of the carrier, and for connecting.
+    /// The limit for every wait of the carrier, and for connecting.
     pub deadline: Duration,
     pub abort: Abort,
-    pub prefer: Prefer,
-    /// How long a wait tries again and again before it sleeps. `None`: 20 microseconds if the host has a
-    /// core for every one of its ranks, else not at all.
+    pub carrier: CarrierChoice,
+    /// How long a wait spins before it sleeps. By default 20 microseconds if the host has a core for each of its
+    /// ranks, else zero.
     pub spin: Option<Duration>,
 }
 
 /// An all-gather of byte strings over the world, in the order of ranks.
 pub type Exchange<'a> = dyn FnMut(&[u8]) -> Result<Vec<Vec<u8>>, CommError> + 'a;
 
-/// Connects a rank to all others. Every rank of the world calls it, and it calls `exchange` equally often on
-/// all.
+/// Connects a rank to all others. Every rank of the world must call it; it calls `exchange` the same number of times
+/// on each.
 pub fn connect(spec: &ConnectSpec<'_>, exchange: &mut Exchange<'_>) -> Result<Comm, CommError> {
-    assert!(spec.rank.0 < spec.world, "{} of a world of {}", spec.rank, spec.world);
+    assert!(spec.rank.0 < spec.world, "{} is outside a world of {}", spec.rank, spec.world);
     if spec.world == 1 {
         let alone = thread_world(1, spec.deadline).remove(0);
-        return Ok(Comm::new(Box::new(alone)).with_note("nobody to talk to".into()));
+        return Ok(Comm::new(Box::new(alone)).with_note("none needed, one rank".into()));
     }
-    let (mine, prepared) = prepare(spec);
-    let all = tell_whereabouts(&mine, exchange)?;
-    let near: Vec<bool> = (0..).zip(&all).map(|(r, at)| r != spec.rank.0 && at.host == mine.host).collect();
-    let num_near = near.iter().filter(|near| **near).count();
+    let (mine, export) = prepare(spec);
+    let all = exchange_addresses(&mine, exchange)?;
+    let same_host: Vec<bool> =
+        (0..).zip(&all).map(|(r, at)| r != spec.rank.0 && at.host == mine.host).collect();
+    let num_same_host = same_host.iter().filter(|same| **same).count();
     let spin = spec.spin.unwrap_or_else(|| {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        if cores > num_near { SPIN } else { Duration::ZERO }
+        if cores > num_same_host { SPIN } else { Duration::ZERO }
     });
-    let shm = open_shm(spec, prepared, &all, &near, spin);
-    let all = tell_verdicts(all, &shm, exchange)?;
-    let why_not = failure(&all, &mine.host);
-    if let (Prefer::Shm, Some(why)) = (spec.prefer, why_not.clone().or_else(|| far_rank(&all, &mine.host))) {
+    let shm = open_shm(spec, export, &all, &same_host, spin);
+    let all = exchange_shm_results(all, &shm, exchange)?;
+    let why_not = shm_failure(&all, &mine.host);
+    if let (CarrierChoice::Shm, Some(why)) =
+        (spec.carrier, why_not.clone().or_else(|| rank_elsewhere(&all, &mine.host)))
+    {
         return Err(CommError::Setup { what: "shared memory", why });
     }
-    let shm = shm.ok().filter(|_| why_not.is_none() && num_near > 0);
-    let by_shm: Vec<bool> = near.iter().map(|near| *near && shm.is_some()).collect();
+    let shm = shm.ok().filter(|_| why_not.is_none() && num_same_host > 0);
+    let by_shm: Vec<bool> = same_host.iter().map(|same| *same && shm.is_some()).collect();
     let by_tcp: Vec<bool> = (0..).zip(&by_shm).map(|(r, shm)| r != spec.rank.0 && !shm).collect();
-    // From what everyone knows: whether any pair needs TCP. Opening it is one more exchange, for all or for
-    // none.
+    // Whether any pair needs TCP follows from data that every rank has. Opening TCP takes one more exchange, which
+    // all ranks must take part in, or none.
     let one_host = all.iter().all(|at| at.host == mine.host);
     let note = match (&why_not, one_host) {
         (None, true) => "shared memory".to_string(),
-        (None, false) if num_near == 0 => "TCP".to_string(),
-        (None, false) => format!("shared memory with {num_near} of the other ranks, TCP with the rest"),
+        (None, false) if num_same_host == 0 => "TCP".to_string(),
+        (None, false) => {
+            format!("shared memory with {num_same_host} of the other ranks, TCP with the rest")
+        }
         (Some(why), _) => format!("TCP ({why})"),
     };
     let carrier: Box<dyn Carrier> = match shm {
         Some(shm) if one_host => Box::new(shm),
-        Some(shm) => Box::new(Mixed::new(shm, open_tcp(spec, &by_tcp, spin, exchange)?, by_shm)),
+        Some(shm) => Box::new(MixedCarrier::new(shm, open_tcp(spec, &by_tcp, spin, exchange)?, by_shm)),
         None => Box::new(open_tcp(spec, &by_tcp, spin, exchange)?),
     };
     Ok(Comm::new(carrier).with_note(note))
 }
 
-/// This rank's whereabouts, and its part of shared memory where that is wanted and can be had.
-fn prepare(spec: &ConnectSpec<'_>) -> (Whereabouts, Option<Prepared>) {
-    let prepared = match spec.prefer {
-        Prefer::Tcp => Err("TCP was asked for".to_string()),
-        _ => Prepared::new(spec.rank.0, spec.world, &spec.regions)
-            .and_then(|prepared| Ok((prepared.address()?, prepared)))
+/// This rank's address, and its shared memory if that is requested and available.
+fn prepare(spec: &ConnectSpec<'_>) -> (RankAddress, Option<ShmExport>) {
+    let export = match spec.carrier {
+        CarrierChoice::Tcp => Err("carrier is set to tcp".to_string()),
+        _ => ShmExport::new(spec.rank.0, spec.world, &spec.regions)
+            .and_then(|export| Ok((export.address()?, export)))
             .map_err(|e| e.to_string()),
     };
-    let (shm, prepared) = match prepared {
-        Ok((address, prepared)) => (Ok(address), Some(prepared)),
+    let (shm, export) = match export {
+        Ok((address, export)) => (Ok(address), Some(export)),
         Err(why) => (Err(why), None),
     };
     let host = spec.host.clone().unwrap_or_else(host_identity);
-    (Whereabouts { rank: spec.rank.0, world: spec.world, host, shm }, prepared)
+    (RankAddress { rank: spec.rank.0, world: spec.world, host, shm }, export)
 }
 
-/// The first exchange: where everyone is.
-fn tell_whereabouts(mine: &Whereabouts, exchange: &mut Exchange<'_>) -> Result<Vec<Whereabouts>, CommError> {
+/// The first exchange: the address of every rank.
+fn exchange_addresses(
+    mine: &RankAddress,
+    exchange: &mut Exchange<'_>,
+) -> Result<Vec<RankAddress>, CommError> {
     let answers = exchange(&mine.encode())?;
-    let all: Vec<Whereabouts> = answers.iter().filter_map(|bytes| Whereabouts::decode(bytes)).collect();
-    let right = |(r, at): (u32, &Whereabouts)| at.rank == r && at.world == mine.world;
-    if all.len() != mine.world as usize || answers.len() != all.len() || !(0..).zip(&all).all(right) {
-        return Err(unclear("where the ranks are"));
+    let all: Vec<RankAddress> = answers.iter().filter_map(|bytes| RankAddress::decode(bytes)).collect();
+    let is_valid = |(r, at): (u32, &RankAddress)| at.rank == r && at.world == mine.world;
+    if all.len() != mine.world as usize || answers.len() != all.len() || !(0..).zip(&all).all(is_valid) {
+        return Err(not_decodable());
     }
     Ok(all)
 }
 
 fn open_shm(
     spec: &ConnectSpec<'_>,
-    prepared: Option<Prepared>,
-    all: &[Whereabouts],
-    near: &[bool],
+    export: Option<ShmExport>,
+    all: &[RankAddress],
+    same_host: &[bool],
     spin: Duration,
 ) -> Result<ShmCarrier, String> {
-    let Some(prepared) = prepared else {
+    let Some(export) = export else {
         return Err(all[spec.rank.0 as usize].shm.as_ref().err().cloned().unwrap_or_default());
     };
     let addresses: Vec<Option<ShmAddress>> = all
         .iter()
-        .zip(near)
-        .map(|(at, near)| if *near { at.shm.clone().map(Some) } else { Ok(None) })
+        .zip(same_host)
+        .map(|(at, same)| if *same { at.shm.clone().map(Some) } else { Ok(None) })
         .collect::<Result<_, _>>()?;
-    ShmCarrier::open(spec.rank, prepared, &addresses, (spec.deadline, spin), spec.abort.clone())
+    ShmCarrier::open(spec.rank, export, &addresses, (spec.deadline, spin), spec.abort.clone())
         .map_err(|e| e.to_string())
 }
 
-/// The second exchange: who could open the memory of all ranks of its host. Whereabouts come back without
-/// that of ranks who could not.
-fn tell_verdicts(
-    mut all: Vec<Whereabouts>,
+/// The second exchange: whether each rank could open the memory of all ranks on its host. In the result, the `shm` of
+/// a rank that failed holds the reason.
+fn exchange_shm_results(
+    mut all: Vec<RankAddress>,
     shm: &Result<ShmCarrier, String>,
     exchange: &mut Exchange<'_>,
-) -> Result<Vec<Whereabouts>, CommError> {
-    let verdict = shm.as_ref().err().map_or("", String::as_str);
-    let verdicts = exchange(&encode_text(verdict))?;
-    if verdicts.len() != all.len() {
-        return Err(unclear("whether memory is shared"));
+) -> Result<Vec<RankAddress>, CommError> {
+    // An empty string means success.
+    let failure = shm.as_ref().err().map_or("", String::as_str);
+    let failures = exchange(&encode_text(failure))?;
+    if failures.len() != all.len() {
+        return Err(not_decodable());
     }
-    for (at, verdict) in all.iter_mut().zip(&verdicts) {
-        let verdict = decode_text(verdict).ok_or_else(|| unclear("whether memory is shared"))?;
-        if !verdict.is_empty() {
-            at.shm = Err(verdict);
+    for (at, failure) in all.iter_mut().zip(&failures) {
+        let failure = decode_text(failure).ok_or_else(not_decodable)?;
+        if !failure.is_empty() {
+            at.shm = Err(failure);
         }
     }
     Ok(all)
 }
 
-/// Why ranks of a host cannot share memory: the first of them that could not says it for all.
-fn failure(all: &[Whereabouts], host: &str) -> Option<String> {
+/// Why the ranks of a host cannot share memory: the reason of the first of them that failed.
+fn shm_failure(all: &[RankAddress], host: &str) -> Option<String> {
     all.iter().filter(|at| at.host == host).find_map(|at| at.shm.as_ref().err().cloned())
 }
 
-fn far_rank(all: &[Whereabouts], host: &str) -> Option<String> {
+fn rank_elsewhere(all: &[RankAddress], host: &str) -> Option<String> {
     all.iter().find(|at| at.host != host).map(|at| format!("{} is on another host", Rank(at.rank)))
 }
 
-/// Links by TCP, after one more exchange of addresses.
+/// Opens the TCP connections, after one more exchange: the addresses that ranks listen on.
 fn open_tcp(
     spec: &ConnectSpec<'_>,
     peers: &[bool],
     spin: Duration,
     exchange: &mut Exchange<'_>,
 ) -> Result<TcpCarrier<Sockets>, CommError> {
-    let setup = |why: String| CommError::Setup { what: "the TCP links", why };
+    let setup = |why: String| CommError::Setup { what: "TCP connections", why };
     let listening = listen(spec);
-    // Who cannot listen tells the others by an empty address, so that nobody waits for it.
-    let told = listening.as_ref().map_or_else(|_| String::new(), |(_, address)| address.to_string());
-    let answers = exchange(&encode_text(&told))?;
+    // A rank that cannot listen sends an empty address, so that the others do not wait for it.
+    let mine = listening.as_ref().map_or_else(|_| String::new(), |(_, address)| address.to_string());
+    let answers = exchange(&encode_text(&mine))?;
     let (mut sockets, _) = listening.map_err(setup)?;
     let parse = |bytes: &Vec<u8>| decode_text(bytes).and_then(|text| text.parse::<SocketAddr>().ok());
     let addresses: Vec<_> = answers.iter().map(parse).collect();
     if let Some(r) = (0..peers.len()).find(|r| addresses.get(*r).is_none_or(Option::is_none)) {
-        return Err(setup(format!("{} cannot listen", Rank(r as u32))));
+        return Err(setup(format!("{} cannot listen for connections; see its error", Rank(r as u32))));
     }
     sockets.set_addresses(addresses);
     let tcp = TcpSpec {
@@ -216,20 +225,21 @@ fn open_tcp(
     Ok(carrier)
 }
 
-/// A listener, and the address that others reach it at.
+/// A listener, and the address at which other ranks reach it.
 fn listen(spec: &ConnectSpec<'_>) -> Result<(Sockets, SocketAddr), String> {
-    let failed = |e| format!("{} cannot listen at {}: {e}", spec.rank, spec.bind);
+    let failed = |e| format!("{} cannot listen on {}: {e}", spec.rank, spec.bind);
     let sockets = Sockets::listen(spec.bind).map_err(failed)?;
     let mut address = sockets.local_address().map_err(failed)?;
     address.set_ip(spec.advertise.unwrap_or(address.ip()));
     if address.ip().is_unspecified() {
-        let why = format!("{} listens at {address}, which leads nobody to it", spec.rank);
-        return Err(format!("{why}; an address to be reached at is needed"));
+        let why = format!("{} listens on {address}, which other ranks cannot connect to", spec.rank);
+        return Err(format!("{why}; give it an address to advertise"));
     }
     Ok((sockets, address))
 }
 
-fn unclear(what: &'static str) -> CommError {
-    let why = "ranks do not understand each other; they must run the same version of lockstep".to_string();
-    CommError::Setup { what, why }
+fn not_decodable() -> CommError {
+    let why =
+        "a rank sent an address that cannot be decoded; all ranks must run the same version of lockstep";
+    CommError::Setup { what: "connections between ranks", why: why.into() }
 }

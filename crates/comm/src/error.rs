@@ -1,4 +1,4 @@
-//! Why a collective fails, and the signal that ends all waits.
+//! Errors of collectives, and the signal that aborts all waits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,43 +7,53 @@ use std::time::Duration;
 use lockstep_core::{Fault, FaultClass, Rank};
 use lockstep_device::cuda::GpuError;
 
-use crate::call::{Call, tell_apart};
+use crate::call::{Call, describe_mismatch};
 
-/// Why a collective could not be finished.
+/// Why a collective failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    #[error("{rank} and {peer} are not in the same call: {rank} in {mine}, {peer} in {theirs}")]
+    /// Two ranks are in different collectives.
+    #[error("collective mismatch: {rank} called {mine}, but {peer} called {theirs}")]
     Mismatch { rank: Rank, peer: Rank, mine: String, theirs: String },
-    #[error("{peer} is gone ({why}) while {rank} waits for it in {call}")]
+    /// The peer ended or closed its connection.
+    #[error("{rank} lost {peer} in {call}: {why}")]
     Lost { rank: Rank, peer: Rank, call: String, why: String },
-    #[error("{rank} has waited {:.1} s for {peer} in {call}", waited.as_secs_f64())]
+    /// The peer is alive, but did not take part in the call before the deadline.
+    #[error("{rank} timed out in {call} after waiting {:.1} s for {peer}", waited.as_secs_f64())]
     TimedOut { rank: Rank, peer: Rank, call: String, waited: Duration },
-    #[error("what {peer} told {rank} in {call} cannot be right: {why}")]
-    Garbled { rank: Rank, peer: Rank, call: String, why: String },
-    #[error("the run was stopped: {why}")]
+    /// The peer sent something that no correct rank sends.
+    #[error("{rank} received invalid data from {peer} in {call}: {why}")]
+    InvalidData { rank: Rank, peer: Rank, call: String, why: String },
+    /// [`Abort`] was raised.
+    #[error("the run was aborted: {why}")]
     Aborted { why: String },
-    #[error("{what} could not be set up: {why}")]
+    /// A connection or a resource could not be set up.
+    #[error("could not set up {what}: {why}")]
     Setup { what: &'static str, why: String },
-    #[error("{rank} and {peer} could not prove to each other that they belong to the same run: {why}")]
+    /// A handshake failed: the two ranks hold different secrets.
+    #[error("{rank} and {peer} could not authenticate each other as members of the same run: {why}")]
     NotAuthorised { rank: Rank, peer: Rank, why: String },
+    /// NCCL reported an error.
     #[error("NCCL failed on {rank} in {call}: {text}")]
     Nccl {
         rank: Rank,
         call: String,
         text: String,
-        /// It is what a rank sees when another one ends.
+        /// The status is one that NCCL reports when another rank ends.
         by_peer: bool,
     },
-    #[error("{rank} has waited {:.1} s in {call}, which is not done on its GPU", waited.as_secs_f64())]
+    /// A collective on the GPU did not complete before the deadline.
+    #[error("{rank} timed out: {call} did not complete on its GPU within {:.1} s", waited.as_secs_f64())]
     Stalled { rank: Rank, call: String, waited: Duration },
+    /// The GPU itself failed.
     #[error("the GPU of {rank} failed in {call}: {cause}")]
     Gpu { rank: Rank, call: String, cause: GpuError },
 }
 
 impl CommError {
     pub(crate) fn mismatch(rank: Rank, peer: Rank, mine: &Call, theirs: &Call) -> CommError {
-        let (mine, theirs) = tell_apart(mine, theirs);
+        let (mine, theirs) = describe_mismatch(mine, theirs);
         CommError::Mismatch { rank, peer, mine, theirs }
     }
 }
@@ -56,7 +66,7 @@ impl Fault for CommError {
             }
             CommError::Lost { .. }
             | CommError::Aborted { .. }
-            | CommError::Garbled { .. }
+            | CommError::InvalidData { .. }
             | CommError::Nccl { by_peer: true, .. } => FaultClass::PeerFailed,
             CommError::Setup { .. } | CommError::Nccl { .. } => FaultClass::Unavailable,
             CommError::Gpu { cause, .. } => cause.class(),
@@ -67,30 +77,34 @@ impl Fault for CommError {
     fn hint(&self) -> Option<String> {
         match self {
             CommError::Mismatch { .. } => Some(
-                "Ranks must run the same binary on the same configuration; if they do, this is a bug in lockstep."
+                "All ranks must run the same binary with the same configuration. If they do, this is a bug in \
+                 lockstep: please report it with both lines."
                     .into(),
             ),
-            CommError::TimedOut { peer, .. } | CommError::Lost { peer, .. } => {
-                Some(format!("Look at what {peer} does; its last lines are in the log."))
+            CommError::TimedOut { peer, .. } => Some(format!(
+                "Find out what {peer} is doing: look at its last lines in the log. It may be stuck, or slower than \
+                 the deadline allows."
+            )),
+            CommError::Lost { peer, .. } => {
+                Some(format!("Look for the error of {peer}: its last lines in the log say why it ended."))
             }
-            CommError::Garbled { .. } => Some(
-                "Ranks must run the same binary, and nothing else may write to their memory or connections."
+            CommError::InvalidData { .. } => Some(
+                "All ranks must run the same binary, and nothing else may write to their memory or connections."
                     .into(),
             ),
             CommError::Nccl { by_peer: true, .. } | CommError::Stalled { .. } => Some(
-                "Look at what the other ranks do; their last lines are in the log. NCCL_DEBUG=INFO lets NCCL tell \
-                 what it waits for."
+                "Look for errors of the other ranks in the log. Set NCCL_DEBUG=INFO to see what NCCL is waiting for."
                     .into(),
             ),
             CommError::Nccl { .. } | CommError::Setup { what: "NCCL", .. } => Some(
-                "NCCL_DEBUG=INFO lets NCCL tell what it tried. `lockstep doctor` shows which libraries were found \
-                 where; NCCL_SOCKET_IFNAME names the network interface that ranks reach each other by."
+                "Set NCCL_DEBUG=INFO to see what NCCL tried, and run `lockstep doctor` to see which libraries were \
+                 found where. NCCL_SOCKET_IFNAME selects the network interface between ranks."
                     .into(),
             ),
             CommError::Gpu { cause, .. } => cause.hint(),
             CommError::NotAuthorised { .. } => Some(
-                "All ranks need the same token and run id, the same version of lockstep, and addresses that \
-                 lead to each other."
+                "Check that all ranks use the same token, the same run id and the same version of lockstep, and \
+                 that their addresses belong to this run."
                     .into(),
             ),
             _ => None,
@@ -98,17 +112,18 @@ impl Fault for CommError {
     }
 }
 
-/// Ends every wait of a rank's carriers: raised when the run is known to be lost.
+/// A flag that ends every wait of a rank's carriers. It is raised once the run is known to have failed.
 #[derive(Clone, Debug, Default)]
 pub struct Abort(Arc<(AtomicBool, OnceLock<String>)>);
 
 impl Abort {
-    /// The first reason given stays.
+    /// Raises the flag. The first reason wins; later ones are ignored.
     pub fn raise(&self, why: impl Into<String>) {
         self.0.1.get_or_init(|| why.into());
         self.0.0.store(true, Ordering::Release);
     }
 
+    /// [`CommError::Aborted`] if the flag has been raised.
     pub fn check(&self) -> Result<(), CommError> {
         if self.0.0.load(Ordering::Acquire) {
             let why = self.0.1.get().cloned().unwrap_or_default();

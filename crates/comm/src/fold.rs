@@ -1,4 +1,4 @@
-//! Summing members' contributions, a chunk at a time.
+//! Sums the contributions of a group's members, one chunk at a time.
 
 use lockstep_core::fold::{FOLD_CHUNK, FoldStep, fold_steps};
 use lockstep_device::{Isa, View};
@@ -7,20 +7,20 @@ use crate::carrier::Carrier;
 use crate::error::CommError;
 use crate::group::Group;
 
-/// Partial sums open at once: twice the levels of a tree over 2^32 members.
+/// The largest number of partial sums held at once: twice the levels of a tree over 2^32 members.
 const MAX_DEPTH: usize = 64;
 
-/// Where the sum goes.
+/// Where the sum is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// Over this rank's contribution, which no peer may be reading.
     InPlace,
-    /// To element `at` of the scratch, which must stay below a chunk with the sum's elements.
+    /// At element `at` of the scratch buffer; `at` plus the length of the sum must not exceed one chunk.
     Scratch { at: usize },
 }
 
-/// Sums `mine`, this rank's contribution, and the others', of which there is at least one; theirs come next
-/// in what they offered. The order of summation is fixed whatever the order of arrival.
+/// Sums `mine`, this rank's contribution, and those of the other members, of which there is at least one. Theirs are
+/// pulled from the current position of their offers. The order of summation is fixed, whatever the order of arrival.
 pub(crate) fn fold(
     carrier: &mut dyn Carrier,
     isa: Isa,
@@ -30,9 +30,9 @@ pub(crate) fn fold(
     target: Target,
 ) -> Result<(), CommError> {
     let at = if let Target::Scratch { at } = target { at } else { 0 };
-    assert!(at + mine.len() <= FOLD_CHUNK, "a fold of more than a chunk");
+    assert!(at + mine.len() <= FOLD_CHUNK, "a fold must fit into one chunk");
     let level = |depth: usize| scratch.slice(depth * FOLD_CHUNK + at, mine.len());
-    // Contributions and partial sums, each in the scratch's chunk of its depth unless it is `mine`.
+    // Contributions and partial sums. Each lies in the scratch chunk of its depth, unless it is `mine`.
     let mut stack = [View::empty(); MAX_DEPTH];
     let mut depth = 0;
     let mut outcome = Ok(());
@@ -54,7 +54,7 @@ pub(crate) fn fold(
                 depth -= 1;
                 let (left, right) = (stack[depth - 1], stack[depth]);
                 let has_mine = same(&left, &mine) || same(&right, &mine);
-                // In place, a sum that has this rank's contribution in it replaces it, and so ends there.
+                // In place, every partial sum that includes `mine` overwrites it, so the final sum ends up there.
                 stack[depth - 1] =
                     if has_mine && target == Target::InPlace { mine } else { level(depth - 1) };
                 add(isa, stack[depth - 1], left, right);
@@ -70,12 +70,12 @@ fn same(a: &View<'_>, b: &View<'_>) -> bool {
 
 /// `to = left + right`, element by element. `to` may be one of the two.
 fn add(isa: Isa, to: View<'_>, left: View<'_>, right: View<'_>) {
-    // Addition of two numbers gives the same bits either way round.
+    // Floating-point addition is commutative, so swapping the operands does not change a bit.
     let (left, right) = if same(&to, &right) { (right, left) } else { (left, right) };
-    assert_eq!((to.len(), to.len()), (left.len(), right.len()), "a sum of views that differ");
+    assert_eq!((to.len(), to.len()), (left.len(), right.len()), "operands must have equal lengths");
     to.assert_disjoint(&right);
     if same(&to, &left) {
-        // SAFETY: `to` and `right` are f32, apart (just checked), and this rank's own to use.
+        // SAFETY: `to` and `right` are f32, do not overlap (just checked), and only this rank accesses them.
         let (to, right) = unsafe { (to.as_mut::<f32>(), right.as_slice::<f32>()) };
         return isa.run(
             #[inline(always)]
@@ -87,7 +87,7 @@ fn add(isa: Isa, to: View<'_>, left: View<'_>, right: View<'_>) {
         );
     }
     to.assert_disjoint(&left);
-    // SAFETY: as above; `to` shares no byte with either, and `left` and `right` are only read.
+    // SAFETY: as above; `to` overlaps neither operand, and `left` and `right` are only read.
     let (to, left, right) = unsafe { (to.as_mut::<f32>(), left.as_slice::<f32>(), right.as_slice::<f32>()) };
     isa.run(
         #[inline(always)]

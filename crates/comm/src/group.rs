@@ -1,4 +1,4 @@
-//! The ranks of one collective, and how they share its elements.
+//! The ranks that take part in a collective, and how they divide its elements.
 
 use lockstep_core::{ALIGN_ELEMS, Axis, Mesh, Rank, ShardRange, padded_elems, shard_range};
 
@@ -29,22 +29,22 @@ impl Group {
         self.members.len()
     }
 
-    /// A group always has its own rank.
+    /// Always `false`: a group contains at least its own rank.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// This rank's place among the members.
+    /// This rank's index among the members.
     pub fn me(&self) -> usize {
         self.me
     }
 
-    /// The place of `rank` among the members.
-    pub fn place(&self, rank: Rank) -> Option<usize> {
+    /// The index of `rank` among the members.
+    pub fn member_idx(&self, rank: Rank) -> Option<usize> {
         self.members.iter().position(|m| *m == rank)
     }
 
-    /// Tells groups with the same members from others, on every rank alike.
+    /// A hash of the members, the same on every rank.
     pub fn hash(&self) -> u32 {
         self.members.iter().fold(FNV_START, |hash, m| fnv(hash, u64::from(m.0)))
     }
@@ -54,7 +54,7 @@ impl Group {
         &self.nodes
     }
 
-    /// The elements of a part of `elems` that are member `m`'s: [`shard_range`], where the last block of
+    /// Member `m`'s shard of a part of `elems` elements: its [`shard_range`], except that the last block of
     /// [`ALIGN_ELEMS`] may be short.
     pub fn share(&self, elems: usize, m: usize) -> ShardRange {
         let padded = shard_range(padded_elems(elems), self.members.len() as u32, m as u32);

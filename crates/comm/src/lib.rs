@@ -1,9 +1,9 @@
-//! Bytes between ranks.
+//! Collectives between ranks.
 //!
-//! A [`Carrier`] knows how two ranks agree on a call and how one reads what the other offers; threads,
-//! shared memory and TCP differ in nothing else. [`Comm`] writes every collective once, over any carrier,
-//! and folds contributions by the mesh's tree, so that a sum has the same bits whoever carried it. Between GPUs
-//! [`NcclComm`] has the same collectives, issued to streams.
+//! A [`Carrier`] is a transport: it lets two ranks agree on a call, and lets one read what the other offers.
+//! Threads, shared memory and TCP each implement it. [`Comm`] implements every collective once, on top of any
+//! carrier, and sums contributions along the mesh's fixed tree, so a sum has the same bits over every carrier.
+//! [`NcclComm`] provides the same collectives between GPUs, issued to streams.
 
 mod bytes;
 mod call;
@@ -26,14 +26,14 @@ mod wire;
 pub use bytes::BYTES_PER_ROUND;
 pub use call::{Call, CallKind};
 pub use carrier::{BOUNCE_BYTES, Carrier, MAX_OFFERS};
-pub use comm::{Comm, Gathered};
-pub use connect::{ConnectSpec, Exchange, Prefer, connect};
+pub use comm::{Comm, GatherPart};
+pub use connect::{CarrierChoice, ConnectSpec, Exchange, connect};
 pub use error::{Abort, CommError};
 pub use group::Group;
 pub use host::host_identity;
-pub use mixed::Mixed;
+pub use mixed::MixedCarrier;
 pub use nccl::{Nccl, NcclComm, NcclSpec, NcclWorld};
-pub use shm::{ShmCarrier, WINDOW};
+pub use shm::{SHM_WINDOW_BYTES, ShmCarrier};
 pub use tcp::net;
 pub use tcp::{Sockets, TcpCarrier, TcpSpec};
 pub use thread::{ThreadCarrier, thread_world};

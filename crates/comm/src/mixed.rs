@@ -1,4 +1,4 @@
-//! Ranks of several hosts: shared memory with those of this one, TCP with the others.
+//! The carrier of a run on several hosts: shared memory within a host, TCP between hosts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,30 +13,30 @@ use crate::net::Net;
 use crate::shm::ShmCarrier;
 use crate::tcp::TcpCarrier;
 
-/// Both carriers of a rank. While it waits for a rank of its host it keeps sending to those of others,
-/// because somebody may wait for those bytes whom the awaited one waits for.
-pub struct Mixed<N: Net> {
+/// Combines a rank's two carriers. While it waits for a rank on its own host it keeps sending to the other hosts:
+/// the rank it waits for may itself be waiting for a rank that needs those bytes.
+pub struct MixedCarrier<N: Net> {
     shm: ShmCarrier,
     tcp: TcpCarrier<N>,
-    /// By rank: those reached by shared memory.
-    near: Vec<bool>,
+    /// For each rank: whether it is reached through shared memory.
+    same_host: Vec<bool>,
 }
 
-impl<N: Net> Mixed<N> {
-    pub(crate) fn new(shm: ShmCarrier, tcp: TcpCarrier<N>, near: Vec<bool>) -> Mixed<N> {
-        Mixed { shm, tcp, near }
+impl<N: Net> MixedCarrier<N> {
+    pub(crate) fn new(shm: ShmCarrier, tcp: TcpCarrier<N>, same_host: Vec<bool>) -> MixedCarrier<N> {
+        MixedCarrier { shm, tcp, same_host }
     }
 
-    fn is_near(&self, peer: Rank) -> bool {
-        self.near[peer.0 as usize]
+    fn on_same_host(&self, peer: Rank) -> bool {
+        self.same_host[peer.0 as usize]
     }
 
     fn carrier(&mut self, peer: Rank) -> &mut dyn Carrier {
-        if self.is_near(peer) { &mut self.shm } else { &mut self.tcp }
+        if self.on_same_host(peer) { &mut self.shm } else { &mut self.tcp }
     }
 }
 
-impl<N: Net> Carrier for Mixed<N> {
+impl<N: Net> Carrier for MixedCarrier<N> {
     fn rank(&self) -> Rank {
         self.shm.rank()
     }
@@ -45,7 +45,7 @@ impl<N: Net> Carrier for Mixed<N> {
         self.shm.world()
     }
 
-    /// Both carriers were made with the same one.
+    /// Both carriers were created with the same signal.
     fn abort(&self) -> Abort {
         self.shm.abort()
     }
@@ -64,7 +64,7 @@ impl<N: Net> Carrier for Mixed<N> {
     }
 
     fn meet(&mut self, peer: Rank, call: &Call) -> Result<(), CommError> {
-        match self.is_near(peer) {
+        match self.on_same_host(peer) {
             true => self.shm.meet_with(peer, call, &mut self.tcp),
             false => self.tcp.meet(peer, call),
         }
@@ -79,7 +79,7 @@ impl<N: Net> Carrier for Mixed<N> {
     }
 
     fn finish(&mut self, peer: Rank) -> Result<(), CommError> {
-        match self.is_near(peer) {
+        match self.on_same_host(peer) {
             true => self.shm.finish_with(peer, &mut self.tcp),
             false => self.tcp.finish(peer),
         }

@@ -1,10 +1,10 @@
-//! What one rank offers another in a call.
+//! The views that a rank offers to a peer in one call.
 
 use lockstep_device::View;
 
 use crate::carrier::MAX_OFFERS;
 
-/// A short list of views that needs no allocation.
+/// A list of up to [`MAX_OFFERS`] views, stored inline so that a call does not allocate.
 pub(crate) struct Offers<'m> {
     views: [View<'m>; MAX_OFFERS],
     len: usize,

@@ -1,18 +1,18 @@
-//! Sums over members, in the order of [`lockstep_core::fold`].
+//! Reductions over the members of a group, summed in the order of [`lockstep_core::fold`].
 
 use lockstep_core::fold::FOLD_CHUNK;
 use lockstep_device::View;
 
 use crate::call::CallKind;
 use crate::carrier::MAX_OFFERS;
-use crate::comm::{Comm, Gathered, share};
+use crate::comm::{Comm, GatherPart, share};
 use crate::error::CommError;
 use crate::fold::{Target, fold};
 use crate::group::Group;
 use crate::offers::Offers;
 
-/// Sums of up to this many elements are folded by everyone at once: one exchange instead of two, at the
-/// price of more traffic and more additions. That pays where a carrier's head and the data travel together.
+/// Up to this many elements, every member computes the whole sum: one exchange instead of two, at the price of more
+/// traffic and more additions. This pays off because a carrier sends the header and this little data together.
 const DIRECT_ELEMS: usize = 1 << 10;
 
 impl Comm {
@@ -65,16 +65,17 @@ impl Comm {
                 continue;
             }
             self.reduce_scatter(group, tag, parts, scratch)?;
-            let mut gathered = [Gathered { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
+            let mut gathered = [GatherPart { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
             for (g, part) in gathered.iter_mut().zip(parts) {
-                *g = Gathered { own: share(group, *part, group.me()), whole: *part };
+                *g = GatherPart { own: share(group, *part, group.me()), whole: *part };
             }
             self.all_gather(group, tag, &gathered[..parts.len()])?;
         }
         Ok(())
     }
 
-    /// Everyone folds everything. Peers still read this rank's parts meanwhile, so sums wait in the scratch.
+    /// Every member computes the whole sum. Peers may still be reading this rank's parts, so sums are kept in the
+    /// scratch buffer until the call is closed.
     fn all_reduce_direct(
         &mut self,
         group: &Group,

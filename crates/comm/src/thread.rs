@@ -1,4 +1,4 @@
-//! Ranks that are threads of one process.
+//! The carrier between ranks that are threads of one process.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::call::Call;
 use crate::carrier::{Carrier, MAX_OFFERS};
 use crate::error::{Abort, CommError};
 
-/// Carriers for `world` ranks that live in this process.
+/// Creates the carriers for `world` ranks that run as threads of this process.
 pub fn thread_world(world: u32, deadline: Duration) -> Vec<ThreadCarrier> {
     let n = world as usize;
     let cells = (0..n * n).map(|_| Cell::default()).collect();
@@ -22,30 +22,30 @@ pub fn thread_world(world: u32, deadline: Duration) -> Vec<ThreadCarrier> {
             deadline,
             abort: Abort::default(),
             calls: vec![None; n],
-            taken: vec![(0, 0); n],
+            pull_position: vec![(0, 0); n],
         })
         .collect()
 }
 
-/// One rank's side.
+/// One rank's carrier.
 pub struct ThreadCarrier {
     shared: Arc<Shared>,
     rank: Rank,
     deadline: Duration,
     abort: Abort,
-    /// The call open with each peer, for messages.
+    /// The open call with each peer, for error messages.
     calls: Vec<Option<Call>>,
-    /// Part and element that the next pull from each peer starts at.
-    taken: Vec<(usize, usize)>,
+    /// For each peer: the part, and the element in it, at which the next pull starts.
+    pull_position: Vec<(usize, usize)>,
 }
 
 struct Shared {
-    /// `from * world + to`
+    /// Indexed by `from * world + to`.
     cells: Vec<Cell>,
     world: usize,
 }
 
-/// What one rank has announced to another.
+/// The mailbox from one rank to another.
 #[derive(Default)]
 struct Cell {
     state: Mutex<State>,
@@ -54,21 +54,22 @@ struct Cell {
 
 #[derive(Default)]
 struct State {
-    posted: Option<Posted>,
-    /// The one it is announced to has all it wants.
+    posted: Option<Announcement>,
+    /// The receiver has pulled everything it needs.
     done: bool,
+    /// The sender has dropped its carrier.
     gone: bool,
 }
 
 #[derive(Clone, Copy)]
-struct Posted {
+struct Announcement {
     call: Call,
     offers: [Offer; MAX_OFFERS],
     num_offers: usize,
 }
 
-impl Posted {
-    /// Where the next element is: the offer, and how much of it was taken.
+impl Announcement {
+    /// The next element to pull: its part, its index in that part, and the offer.
     fn next(&self, mut part: usize, mut start: usize) -> Option<(usize, usize, Offer)> {
         while part < self.num_offers {
             if start < self.offers[part].len {
@@ -89,7 +90,7 @@ struct Offer {
 }
 
 impl ThreadCarrier {
-    /// Ends waits when `abort` is raised.
+    /// Replaces the signal that ends this carrier's waits.
     pub fn with_abort(mut self, abort: Abort) -> ThreadCarrier {
         self.abort = abort;
         self
@@ -115,7 +116,7 @@ impl ThreadCarrier {
             }
             self.abort.check()?;
             let (rank, waited) = (self.rank, start.elapsed());
-            // Whoever leaves marks the cells it writes; the other direction is looked at too.
+            // A rank that leaves marks only the cells it writes, so check the other direction too.
             if state.gone || (from == rank && self.is_gone(peer)) {
                 return Err(self.lost(peer));
             }
@@ -127,14 +128,14 @@ impl ThreadCarrier {
         }
     }
 
-    fn garbled(&self, peer: Rank, why: String) -> CommError {
+    fn invalid_data(&self, peer: Rank, why: String) -> CommError {
         let call = self.calls[peer.0 as usize].map_or_else(String::new, |c| c.to_string());
-        CommError::Garbled { rank: self.rank, peer, call, why }
+        CommError::InvalidData { rank: self.rank, peer, call, why }
     }
 
     fn lost(&self, peer: Rank) -> CommError {
         let call = self.calls[peer.0 as usize].map_or_else(String::new, |c| c.to_string());
-        CommError::Lost { rank: self.rank, peer, call, why: "its thread ended".into() }
+        CommError::Lost { rank: self.rank, peer, call, why: "its thread has ended".into() }
     }
 
     fn is_gone(&self, peer: Rank) -> bool {
@@ -161,9 +162,9 @@ impl Carrier for ThreadCarrier {
 
     fn post(&mut self, peer: Rank, call: &Call, offers: &[View<'_>]) -> Result<(), CommError> {
         self.calls[peer.0 as usize] = Some(*call);
-        self.taken[peer.0 as usize] = (0, 0);
+        self.pull_position[peer.0 as usize] = (0, 0);
         let none = Offer { base: 0, len: 0, dtype: DType::U32 };
-        let mut posted = Posted { call: *call, offers: [none; MAX_OFFERS], num_offers: offers.len() };
+        let mut posted = Announcement { call: *call, offers: [none; MAX_OFFERS], num_offers: offers.len() };
         for (offer, view) in posted.offers.iter_mut().zip(offers) {
             *offer = Offer { base: view.as_ptr::<u8>() as usize, len: view.len(), dtype: view.dtype() };
         }
@@ -186,33 +187,34 @@ impl Carrier for ThreadCarrier {
         if into.is_empty() {
             return Ok(());
         }
-        let (part, start) = self.taken[peer.0 as usize];
-        // Held while bytes are copied: a peer that leaves waits for it, and only then gives its memory back.
+        let (part, start) = self.pull_position[peer.0 as usize];
+        // Hold the lock while copying: a peer that drops its carrier blocks on it, and frees its memory only after.
         let state = lock(self.cell(peer, self.rank));
         if state.gone {
             return Err(self.lost(peer));
         }
         let Some((part, start, offer)) = state.posted.as_ref().and_then(|posted| posted.next(part, start))
         else {
-            return Err(self.garbled(peer, "a pull of more than was offered".into()));
+            return Err(self.invalid_data(peer, "it offers less data than this rank expects".into()));
         };
         if offer.dtype != into.dtype() || start + into.len() > offer.len {
             let why = format!(
-                "elements [{start}, +{}] of {} asked of an offer of {} {}",
+                "expected {} {} from element {start} on, but it offers {} {}",
                 into.len(),
                 into.dtype(),
                 offer.len,
                 offer.dtype
             );
-            return Err(self.garbled(peer, why));
+            return Err(self.invalid_data(peer, why));
         }
         let from = (offer.base + start * offer.dtype.size()) as *const u8;
         let bytes = into.len() * into.dtype().size();
-        // SAFETY: the offer is a live view of the peer, in bounds as just checked: the peer is not gone, and cannot go
-        // while the lock is held. It stays unchanged until this rank is done; `into` is this rank's own.
+        // SAFETY: the offer is a live view of the peer, and the range is in bounds (just checked). The peer has not
+        // dropped its carrier and cannot while the lock is held. It does not change the bytes until this rank is
+        // done. Only this rank accesses `into`.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_ptr::<u8>(), bytes) };
         drop(state);
-        self.taken[peer.0 as usize] = (part, start + into.len());
+        self.pull_position[peer.0 as usize] = (part, start + into.len());
         Ok(())
     }
 

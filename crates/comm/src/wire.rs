@@ -1,24 +1,24 @@
-//! What ranks tell each other while they set up, as bytes. Version 1.
+//! The wire format of the messages that ranks exchange while they connect. Version 1.
 //!
-//! Read with care: whoever answers a rendezvous may have been another version, so nothing is taken on trust.
+//! A peer may run another version of lockstep, so every field is checked when it is decoded.
 
 use crate::shm::{FileAddress, ShmAddress};
 
 const VERSION: u64 = 1;
-/// No string or list of a message is longer.
+/// The limit on the length of every string and list in a message.
 const MAX_LEN: u64 = 1 << 16;
 
-/// The first round: who is where.
+/// The first round: the rank's host, and how its memory can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Whereabouts {
+pub(crate) struct RankAddress {
     pub(crate) rank: u32,
     pub(crate) world: u32,
     pub(crate) host: String,
-    /// How its memory can be read on its host, or why not.
+    /// How ranks on the same host can open its memory, or why they cannot.
     pub(crate) shm: Result<ShmAddress, String>,
 }
 
-impl Whereabouts {
+impl RankAddress {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Writer::new();
         out.words(&[self.rank.into(), self.world.into()]);
@@ -38,7 +38,7 @@ impl Whereabouts {
         out.0
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Whereabouts> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<RankAddress> {
         let mut from = Reader::new(bytes)?;
         let (rank, world, host) = (from.small()?, from.small()?, from.text()?);
         let shm = match from.word()? {
@@ -58,11 +58,11 @@ impl Whereabouts {
             }
             _ => return None,
         };
-        from.end(Whereabouts { rank, world, host, shm })
+        from.end(RankAddress { rank, world, host, shm })
     }
 }
 
-/// The later rounds: a text, such as an address or why something failed.
+/// The later rounds: a string, such as an address or the reason for a failure.
 pub(crate) fn encode_text(text: &str) -> Vec<u8> {
     let mut out = Writer::new();
     out.text(text);
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
         String::from_utf8(text.to_vec()).ok()
     }
 
-    /// The value, if nothing is left over.
+    /// Returns the value if all bytes have been read.
     fn end<T>(self, value: T) -> Option<T> {
         self.0.is_empty().then_some(value)
     }
@@ -132,17 +132,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whereabouts_and_back_and_nothing_cut_short() {
+    fn addresses_survive_encoding_and_truncated_ones_are_rejected() {
         let file = FileAddress { fd: 3, device: 4, inode: 5, len: 6 };
         let shm = Ok(ShmAddress { pid: 77, block: file, regions: vec![file, FileAddress { fd: 9, ..file }] });
-        for shm in [shm, Err("no such luck".to_string())] {
-            let at = Whereabouts { rank: 1, world: 2, host: "host".into(), shm };
-            let bytes = at.encode();
-            assert_eq!(Whereabouts::decode(&bytes), Some(at));
+        for shm in [shm, Err("no shared memory".to_string())] {
+            let address = RankAddress { rank: 1, world: 2, host: "host".into(), shm };
+            let bytes = address.encode();
+            assert_eq!(RankAddress::decode(&bytes), Some(address));
             for len in 0..bytes.len() {
-                assert_eq!(Whereabouts::decode(&bytes[..len]), None);
+                assert_eq!(RankAddress::decode(&bytes[..len]), None);
             }
-            assert_eq!(Whereabouts::decode(&[&bytes[..], &[0]].concat()), None);
+            assert_eq!(RankAddress::decode(&[&bytes[..], &[0]].concat()), None);
         }
         assert_eq!(decode_text(&encode_text("10.0.0.1:80")).as_deref(), Some("10.0.0.1:80"));
         assert_eq!(decode_text(&[0; 16]), None);

@@ -1,12 +1,13 @@
-//! Every collective over every carrier, on meshes of many shapes: right, and the same bits whoever carries.
+//! Every collective over every carrier, on meshes of many shapes: results are correct, with the same bits over every
+//! carrier.
 
 mod support;
 
 use std::time::Duration;
 
-use lockstep_comm::{BYTES_PER_ROUND, Call, Gathered, Group, MAX_OFFERS};
+use lockstep_comm::{BYTES_PER_ROUND, Call, GatherPart, Group, MAX_OFFERS};
 use lockstep_core::{Axis, DType, Mesh, Rank};
-use support::{EVERY_CARRIER, Member, bits, plain_fold, read, run_world, values};
+use support::{ALL_CARRIERS, Member, bits, plain_fold, read, run_world, values};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const MEMORY: usize = 4 << 20;
@@ -22,27 +23,27 @@ const MESHES: &[Mesh] = &[
 ];
 const AXES: [Axis; 3] = [Axis::World, Axis::Shard, Axis::Replicate];
 
-/// One element, less than a block, an odd number, a padded unit, more than a chunk of the fold.
+/// One element, less than a block, a whole block, odd numbers, and more than one chunk of the fold.
 const LENGTHS: &[usize] = &[1, 3, 256, 1000, 2560, 70_001];
 
 /// Runs `body` over every carrier and mesh.
-fn everywhere(body: impl Fn(&mut Member, &Mesh) + Sync) {
+fn over_all_carriers(body: impl Fn(&mut Member, &Mesh) + Sync) {
     for mesh in MESHES {
-        for by in EVERY_CARRIER {
-            run_world(by, mesh.world_size(), DEADLINE, MEMORY, |member| body(member, mesh));
+        for carrier in ALL_CARRIERS {
+            run_world(carrier, mesh.world_size(), DEADLINE, MEMORY, |member| body(member, mesh));
         }
     }
 }
 
-/// The contributions of a group's members, and their sum.
+/// The expected sum of the contributions of a group's members.
 fn sum_of(group: &Group, salt: u32, len: usize) -> Vec<f32> {
     let contributions: Vec<_> = group.members().iter().map(|m| values(m.0, salt, len)).collect();
     plain_fold(group.nodes(), &contributions)
 }
 
 #[test]
-fn all_reduce_is_the_fold_of_the_mesh() {
-    everywhere(|member, mesh| {
+fn all_reduce_sums_along_the_mesh_tree() {
+    over_all_carriers(|member, mesh| {
         let scratch = member.scratch();
         for axis in AXES {
             let group = Group::along(mesh, axis, member.rank);
@@ -58,8 +59,8 @@ fn all_reduce_is_the_fold_of_the_mesh() {
 }
 
 #[test]
-fn reduce_scatter_sums_the_own_share_and_leaves_the_rest() {
-    everywhere(|member, mesh| {
+fn reduce_scatter_sums_the_own_share_and_keeps_the_rest() {
+    over_all_carriers(|member, mesh| {
         let scratch = member.scratch();
         let group = Group::along(mesh, Axis::World, member.rank);
         let parts: Vec<_> = (0..).zip(LENGTHS).map(|(s, len)| values(member.rank.0, s, *len)).collect();
@@ -67,35 +68,36 @@ fn reduce_scatter_sums_the_own_share_and_leaves_the_rest() {
         member.comm.reduce_scatter(&group, 3, &views, scratch).unwrap();
         for (salt, (view, before)) in (0..).zip(views.iter().zip(&parts)) {
             let own = group.share(view.len(), group.me());
-            let mut wanted = before.clone();
-            wanted[own.start..own.end].copy_from_slice(&sum_of(&group, salt, view.len())[own.start..own.end]);
-            assert_eq!(bits(&read(*view)), bits(&wanted), "{} elements", view.len());
+            let mut expected = before.clone();
+            expected[own.start..own.end]
+                .copy_from_slice(&sum_of(&group, salt, view.len())[own.start..own.end]);
+            assert_eq!(bits(&read(*view)), bits(&expected), "{} elements", view.len());
         }
     });
 }
 
 #[test]
 fn all_gather_of_many_parts() {
-    everywhere(|member, mesh| {
+    over_all_carriers(|member, mesh| {
         let group = Group::along(mesh, Axis::World, member.rank);
-        // More parts than one call offers; some members' shares are empty.
+        // More parts than fit into one call; the shares of some members are empty.
         let lengths: Vec<usize> = (0..MAX_OFFERS * 2 + 5).map(|i| [256, 0, 700, 5000][i % 4]).collect();
         let whole = |i: usize| values(99, i as u32, lengths[i]);
-        let parts: Vec<Gathered<'_>> = (0..lengths.len())
+        let parts: Vec<GatherPart<'_>> = (0..lengths.len())
             .map(|i| {
                 let share = group.share(lengths[i], group.me());
                 let view = member.take_f32(&vec![-1.0; lengths[i]]);
                 let own = &whole(i)[share.start..share.end];
-                // Every other piece lies in its whole already.
+                // Every other shard already lies in its whole.
                 let own = match i % 2 {
                     0 => member.take_f32(own),
                     _ => {
-                        let home = view.slice(share.start, share.elems());
-                        home.write_host(own);
-                        home
+                        let in_place = view.slice(share.start, share.elems());
+                        in_place.write_host(own);
+                        in_place
                     }
                 };
-                Gathered { own, whole: view }
+                GatherPart { own, whole: view }
             })
             .collect();
         member.comm.all_gather(&group, 5, &parts).unwrap();
@@ -107,7 +109,7 @@ fn all_gather_of_many_parts() {
 
 #[test]
 fn broadcast_from_every_root() {
-    everywhere(|member, mesh| {
+    over_all_carriers(|member, mesh| {
         let group = Group::along(mesh, Axis::World, member.rank);
         for root in group.members() {
             for len in [1, 1000, 40_000] {
@@ -126,8 +128,8 @@ fn broadcast_from_every_root() {
 }
 
 #[test]
-fn gather_of_pieces_that_differ() {
-    everywhere(|member, mesh| {
+fn gather_of_different_lengths() {
+    over_all_carriers(|member, mesh| {
         let group = Group::along(mesh, Axis::World, member.rank);
         let len = |rank: Rank| 5 + 3000 * rank.0 as usize;
         for root in group.members() {
@@ -147,13 +149,13 @@ fn gather_of_pieces_that_differ() {
 }
 
 #[test]
-fn messages_go_around() {
-    everywhere(|member, mesh| {
+fn messages_pass_along_a_chain() {
+    over_all_carriers(|member, mesh| {
         let world = mesh.world_size();
         if world == 1 {
             return;
         }
-        // Along a line: everyone passes on what it has received. Both sizes of message.
+        // Every rank forwards what it has received. One length is sent inline, the other is not.
         let me = member.rank.0;
         for len in [10, 70_000] {
             let start = member.taken_mark();
@@ -173,10 +175,10 @@ fn messages_go_around() {
 
 #[test]
 fn byte_strings_of_any_length() {
-    everywhere(|member, mesh| {
+    over_all_carriers(|member, mesh| {
         let group = Group::along(mesh, Axis::World, member.rank);
         for base in [0, 1, 13, 5000, BYTES_PER_ROUND - 1, BYTES_PER_ROUND + 1, 3 * BYTES_PER_ROUND] {
-            // Lengths differ, and one member has nothing to say.
+            // Lengths differ, and one member sends nothing.
             let text = |m: usize| -> Vec<u8> {
                 let len = if m == 1 { 0 } else { base + m * 3 };
                 (0..len).map(|i| (i * 7 + m) as u8).collect()
@@ -199,17 +201,17 @@ fn byte_strings_of_any_length() {
 }
 
 #[test]
-fn other_types_and_barriers_between() {
-    everywhere(|member, mesh| {
+fn all_gather_of_every_dtype_with_barriers_between() {
+    over_all_carriers(|member, mesh| {
         let group = Group::along(mesh, Axis::World, member.rank);
         for dtype in [DType::BF16, DType::F16, DType::F64, DType::U32] {
             member.comm.barrier(&group, 1).unwrap();
             let whole = member.take(1024, dtype);
             let share = group.share(1024, group.me());
             let own = whole.slice(share.start, share.elems());
-            // SAFETY: a test's own memory.
+            // SAFETY: only this test accesses the memory.
             unsafe { own.as_bytes_mut() }.fill(member.rank.0 as u8 + 1);
-            member.comm.all_gather(&group, 2, &[Gathered { own, whole }]).unwrap();
+            member.comm.all_gather(&group, 2, &[GatherPart { own, whole }]).unwrap();
             for m in 0..group.len() {
                 let share = group.share(1024, m);
                 // SAFETY: as above.

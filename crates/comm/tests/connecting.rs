@@ -1,17 +1,17 @@
-//! Which carrier ranks end up with, and what they say about it.
+//! Which carrier ranks choose, and how they report it.
 
 mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockstep_comm::{Abort, Comm, CommError, ConnectSpec, Group, Prefer, connect, host_identity};
+use lockstep_comm::{Abort, CarrierChoice, Comm, CommError, ConnectSpec, Group, connect, host_identity};
 use lockstep_core::proof::Secret;
 use lockstep_core::{Axis, Bytes, Mesh, Rank};
 use lockstep_device::{Memory, Pool};
 use support::Rendezvous;
 
-/// Connects `world` ranks, each set up by `change`.
+/// Connects `world` ranks. `change` modifies the specification of each.
 fn connect_all(
     world: u32,
     change: impl Fn(u32, &mut ConnectSpec<'_>) + Sync,
@@ -35,7 +35,7 @@ fn connect_all(
                         run_id: "run",
                         deadline: Duration::from_secs(5),
                         abort: Abort::default(),
-                        prefer: Prefer::Auto,
+                        carrier: CarrierChoice::Auto,
                         spin: None,
                     };
                     change(r, &mut spec);
@@ -47,7 +47,7 @@ fn connect_all(
     })
 }
 
-/// The connected ranks meet once, and say how they are connected.
+/// Runs a barrier over the connected ranks and returns their notes.
 fn notes(comms: Vec<Result<Comm, CommError>>) -> Vec<String> {
     let world = comms.len() as u32;
     std::thread::scope(|scope| {
@@ -71,14 +71,14 @@ fn private_memory() -> Vec<Arc<Memory>> {
 }
 
 #[test]
-fn one_host_shares_memory() {
+fn ranks_on_one_host_use_shared_memory() {
     assert!(host_identity().len() > 40);
     assert_eq!(notes(connect_all(3, |_, _| {})), ["shared memory"; 3]);
-    assert_eq!(notes(connect_all(1, |_, _| {})), ["nobody to talk to"]);
+    assert_eq!(notes(connect_all(1, |_, _| {})), ["none needed, one rank"]);
 }
 
 #[test]
-fn hosts_use_tcp_between_them() {
+fn ranks_on_different_hosts_use_tcp() {
     let two_and_one = |r: u32, spec: &mut ConnectSpec<'_>| spec.host = Some(format!("host {}", r / 2));
     let notes = notes(connect_all(3, two_and_one));
     let both = "shared memory with 1 of the other ranks, TCP with the rest";
@@ -86,7 +86,7 @@ fn hosts_use_tcp_between_them() {
 }
 
 #[test]
-fn one_rank_that_cannot_share_moves_its_host_to_tcp() {
+fn a_rank_without_shared_memory_moves_its_host_to_tcp() {
     let change = |r: u32, spec: &mut ConnectSpec<'_>| {
         spec.host = Some(format!("host {}", r / 2));
         if r == 1 {
@@ -95,26 +95,26 @@ fn one_rank_that_cannot_share_moves_its_host_to_tcp() {
     };
     let notes = notes(connect_all(4, change));
     for note in &notes[..2] {
-        assert!(note.starts_with("TCP (") && note.contains("not taken as shared"), "{note}");
+        assert!(note.starts_with("TCP (") && note.contains("not allocated as shared"), "{note}");
     }
     assert_eq!(notes[2..], ["shared memory with 1 of the other ranks, TCP with the rest"; 2]);
 }
 
 #[test]
-fn tcp_if_it_is_asked_for() {
-    let notes = notes(connect_all(2, |_, spec| spec.prefer = Prefer::Tcp));
-    assert_eq!(notes, ["TCP (TCP was asked for)"; 2]);
+fn tcp_is_used_if_configured() {
+    let notes = notes(connect_all(2, |_, spec| spec.carrier = CarrierChoice::Tcp));
+    assert_eq!(notes, ["TCP (carrier is set to tcp)"; 2]);
 }
 
 #[test]
-fn shared_memory_or_nothing() {
+fn shm_fails_where_shared_memory_is_unavailable() {
     let failed = |change: fn(u32, &mut ConnectSpec<'_>), why: &str| {
         for outcome in connect_all(2, |r, spec| {
-            spec.prefer = Prefer::Shm;
+            spec.carrier = CarrierChoice::Shm;
             change(r, spec);
         }) {
             let error = outcome.expect_err("no shared memory").to_string();
-            assert!(error.starts_with("shared memory could not be set up") && error.contains(why), "{error}");
+            assert!(error.starts_with("could not set up shared memory") && error.contains(why), "{error}");
         }
     };
     failed(|r, spec| spec.host = Some(r.to_string()), "another host");
@@ -124,20 +124,21 @@ fn shared_memory_or_nothing() {
                 spec.regions = private_memory()
             }
         },
-        "not taken as shared",
+        "not allocated as shared",
     );
 }
 
 #[test]
-fn a_rank_that_cannot_listen_is_named_to_all() {
+fn a_rank_that_cannot_listen_is_reported_on_all_ranks() {
     let errors = connect_all(2, |r, spec| {
-        spec.prefer = Prefer::Tcp;
+        spec.carrier = CarrierChoice::Tcp;
         if r == 1 {
-            // An address that leads nowhere in particular.
+            // The unspecified address: other ranks cannot connect to it.
             spec.bind = "0.0.0.0:0".parse().unwrap();
         }
     });
-    let texts: Vec<String> = errors.into_iter().map(|e| e.expect_err("no way").to_string()).collect();
+    let texts: Vec<String> =
+        errors.into_iter().map(|e| e.expect_err("rank 1 cannot listen").to_string()).collect();
     assert!(texts[0].contains("rank 1 cannot listen"), "{}", texts[0]);
-    assert!(texts[1].contains("leads nobody to it"), "{}", texts[1]);
+    assert!(texts[1].contains("other ranks cannot connect to"), "{}", texts[1]);
 }

@@ -1,6 +1,6 @@
-//! NCCL between processes that share one GPU: results, and peers that end or never come.
+//! NCCL between processes that share one GPU: results, and peers that end or never call.
 //!
-//! Ranks with host identifiers of their own pass for ranks of different hosts, which is how NCCL lets them share.
+//! NCCL refuses two ranks on one GPU of the same host, so each rank gets its own `NCCL_HOSTID`.
 
 mod support;
 
@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockstep_comm::{Abort, Call, Comm, CommError, Gathered, Group, Nccl, NcclSpec, NcclWorld};
+use lockstep_comm::{Abort, Call, Comm, CommError, GatherPart, Group, Nccl, NcclSpec, NcclWorld};
 use lockstep_core::{Axis, Bytes, DType, Mesh, Rank};
 use lockstep_device::cuda::{self, CudaQueue, Gpu, GpuError, LibrarySearch};
 use lockstep_device::{Memory, Pool, View};
-use support::children::{Folder, Role, role, start_with, wait_for_file};
-use support::{By, bits, connect_by, read, values};
+use support::children::{FolderRendezvous, Role, role, start_with, wait_for_file};
+use support::{TestCarrier, bits, connect_by, read, values};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -24,13 +24,13 @@ fn search() -> LibrarySearch {
     LibrarySearch::around(&roots(&["CUDA_HOME", "CUDA_PATH"]), &roots(&["VIRTUAL_ENV", "CONDA_PREFIX"]))
 }
 
-/// What is missing here for these tests.
+/// Why these tests cannot run on this machine, if they cannot.
 fn missing() -> Option<GpuError> {
     let search = search();
     cuda::find_driver(&search).and_then(|_| Nccl::open(&search)).err()
 }
 
-/// Starts `world` ranks, waits for those of `awaited`, and wants them to end well.
+/// Starts `world` ranks, waits for those in `awaited`, and asserts that they succeed.
 fn run(name: &str, world: u32, awaited: std::ops::Range<u32>) {
     let folder = tempfile::tempdir().unwrap();
     let mut children: Vec<_> = (0..world)
@@ -43,12 +43,13 @@ fn run(name: &str, world: u32, awaited: std::ops::Range<u32>) {
             start_with("child", name, rank, world, folder.path(), &variables)
         })
         .collect();
-    let ended: Vec<bool> = awaited.map(|rank| children[rank as usize].wait().unwrap().success()).collect();
+    let succeeded: Vec<bool> =
+        awaited.map(|rank| children[rank as usize].wait().unwrap().success()).collect();
     for child in &mut children {
         let _ = child.kill();
         let _ = child.wait();
     }
-    assert!(ended.iter().all(|well| *well), "{name}: {ended:?}");
+    assert!(succeeded.iter().all(|success| *success), "{name}: {succeeded:?}");
 }
 
 /// A rank with its GPU and its communicators.
@@ -69,10 +70,11 @@ impl Member {
         let search = search();
         let gpu = Gpu::open(0, &search, None).unwrap();
         let shared = Arc::new(Memory::allocate_shared(Bytes(1 << 20), &Pool::new(1)).unwrap());
-        let mut meeting = Folder::new(&role.folder, rank.0, world);
+        let mut rendezvous = FolderRendezvous::new(&role.folder, rank.0, world);
         let abort = Abort::default();
-        let exchange = &mut |mine: &[u8]| Ok(meeting.gather(mine));
-        let mut comm = connect_by(By::Shm, rank.0, world, DEADLINE, &shared, &abort, exchange).unwrap();
+        let exchange = &mut |mine: &[u8]| Ok(rendezvous.gather(mine));
+        let mut comm =
+            connect_by(TestCarrier::Shm, rank.0, world, DEADLINE, &shared, &abort, exchange).unwrap();
         let nccl = Nccl::open(&search).unwrap();
         let spec = NcclSpec { nccl, gpu, deadline, abort: abort.clone() };
         let groups = [Axis::World, Axis::Shard, Axis::Replicate].map(|axis| Group::along(&mesh, axis, rank));
@@ -88,7 +90,7 @@ impl Member {
     fn take(&mut self, len: usize, dtype: DType) -> View<'static> {
         let view = self.memory.view(self.taken, len, dtype);
         self.taken += (len * dtype.size()).next_multiple_of(256);
-        // SAFETY: a member outlives what the test does with its views.
+        // SAFETY: a member outlives every use of its views in a test.
         unsafe { std::mem::transmute::<View<'_>, View<'static>>(view) }
     }
 
@@ -97,7 +99,7 @@ impl Member {
     }
 }
 
-/// What a started rank does; nothing in an ordinary run of the tests.
+/// The entry point of a child process; does nothing in an ordinary run of the tests.
 #[test]
 fn child() {
     let Some(role) = role() else { return };
@@ -112,7 +114,7 @@ fn child() {
     }
 }
 
-/// Every collective on every axis; equal shares, short ones, empty ones; several parts at once.
+/// Every collective on every axis, with equal, short and empty shares, and several parts at once.
 fn sums(member: &mut Member) {
     for axis in [Axis::World, Axis::Shard, Axis::Replicate] {
         for lens in [&[1usize][..], &[3, 1000], &[256 * 12], &[5 * 256, 70_001, 256, 0], &[1 << 20]] {
@@ -127,7 +129,7 @@ fn sums(member: &mut Member) {
 }
 
 fn gathers(member: &mut Member, group: &Group, lens: &[usize]) {
-    // What element `i` of part `p` is, whoever owns it.
+    // The value of element `i` of part `p`, whichever rank owns it.
     let value = |p: usize, i: usize| (i * 31 + p * 7 + 1) as u16;
     for in_place in [true, false] {
         let mut parts = Vec::new();
@@ -139,7 +141,7 @@ fn gathers(member: &mut Member, group: &Group, lens: &[usize]) {
                 false => member.take(range.elems(), DType::BF16),
             };
             own.write(&(range.start..range.end).map(|i| value(p, i)).collect::<Vec<u16>>()).unwrap();
-            parts.push(Gathered { own, whole });
+            parts.push(GatherPart { own, whole });
         }
         member.nccl.of(group).all_gather(&member.queue, &parts).unwrap();
         member.wait();
@@ -167,7 +169,7 @@ fn reduces(member: &mut Member, group: &Group, lens: &[usize]) {
             part.write(&values(me, salt, part.len())).unwrap();
         }
     };
-    // Twice: the same bits.
+    // Repeated to check that the bits are the same.
     for _ in 0..2 {
         fill(&parts);
         member.nccl.of(group).reduce_scatter(&member.queue, &parts).unwrap();
@@ -188,7 +190,7 @@ fn reduces(member: &mut Member, group: &Group, lens: &[usize]) {
         }
         seen.push(all);
     }
-    assert!(seen[0] == seen[1], "{lens:?}: other bits the second time");
+    assert!(seen[0] == seen[1], "{lens:?}: the second run gave other bits");
     let norm = member.take(1, DType::F64);
     norm.write(&[f64::from(me) + 0.5]).unwrap();
     member.nccl.of(group).all_reduce(&member.queue, &[norm]).unwrap();
@@ -204,7 +206,7 @@ fn reduces(member: &mut Member, group: &Group, lens: &[usize]) {
     assert_eq!(ids, [root.0; 5]);
 }
 
-/// Rank 1 ends without a word while rank 0 waits for it on the GPU.
+/// Rank 1 aborts while rank 0 waits for it on the GPU.
 fn killed(member: &mut Member) {
     let group = member.group(Axis::World);
     let view = member.take(1000, DType::F32);
@@ -222,13 +224,13 @@ fn killed(member: &mut Member) {
         .of(&group)
         .all_reduce(&member.queue, &[view])
         .and_then(|()| member.nccl.wait(&member.queue, "a sum that cannot end"))
-        .expect_err("its peer is gone");
+        .expect_err("rank 1 has ended");
     assert!(matches!(&error, CommError::Nccl { rank: Rank(0), .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20), "{error}: after {:?}", start.elapsed());
     assert_eq!(member.nccl.check(), Err(error));
 }
 
-/// The run is stopped while rank 0 waits for rank 1, which sleeps.
+/// The run is aborted while rank 0 waits for rank 1, which sleeps.
 fn aborted(member: &mut Member) {
     let group = member.group(Axis::World);
     let view = member.take(1000, DType::F32);
@@ -250,14 +252,14 @@ fn aborted(member: &mut Member) {
         .of(&group)
         .all_reduce(&member.queue, &[view])
         .and_then(|()| member.nccl.wait(&member.queue, "a sum"))
-        .expect_err("the run is stopped");
+        .expect_err("the run was aborted");
     assert_eq!(error, CommError::Aborted { why: "another rank failed".into() });
     assert!(start.elapsed() < Duration::from_secs(15), "after {:?}", start.elapsed());
-    // The kernel has ended too, so that the stream is of use.
+    // The kernel has ended too, so the stream can still be used.
     member.queue.synchronize().unwrap();
 }
 
-/// Rank 1 comes later than the deadline.
+/// Rank 1 does not call before the deadline.
 fn late(member: &mut Member) {
     let group = member.group(Axis::World);
     let view = member.take(1000, DType::F32);
@@ -271,12 +273,12 @@ fn late(member: &mut Member) {
         .of(&group)
         .all_reduce(&member.queue, &[view])
         .and_then(|()| member.nccl.wait(&member.queue, "a sum"))
-        .expect_err("its peer does not come");
+        .expect_err("rank 1 is late");
     assert!(matches!(&error, CommError::Stalled { rank: Rank(0), .. }), "{error}");
 }
 
 #[test]
-fn ranks_on_one_gpu() {
+fn collectives_between_ranks_on_one_gpu() {
     if role().is_some() {
         return;
     }
@@ -289,7 +291,7 @@ fn ranks_on_one_gpu() {
 }
 
 #[test]
-fn peers_that_end_or_never_come() {
+fn peers_that_end_or_never_call() {
     if role().is_some() {
         return;
     }

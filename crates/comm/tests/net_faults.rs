@@ -1,9 +1,8 @@
-//! The TCP carrier on a fake network with a fake clock: thousands of seeds, each a world, a list of
-//! collectives and some weather. Never a hang, never a wrong result: the right bits, or an error that says
-//! what happened.
+//! The TCP carrier on a simulated network with a simulated clock. Each of thousands of seeds decides a world, a list
+//! of collectives and the network's faults. A run must never hang and never return a wrong result: it gives the right
+//! bits, or an error that says what happened.
 //!
-//! A failing seed is printed. `LOCKSTEP_NET_SEED=<seed>` runs that one alone; `LOCKSTEP_NET_SEEDS=<n>` runs
-//! n.
+//! A failing seed is printed. `LOCKSTEP_NET_SEED=<seed>` runs only that seed; `LOCKSTEP_NET_SEEDS=<n>` runs n seeds.
 
 mod fake_net;
 mod support;
@@ -11,8 +10,8 @@ mod support;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use fake_net::{Dice, FakeNet, Fault, Turn, Weather, fake_world};
-use lockstep_comm::{Abort, Comm, CommError, Gathered, Group, TcpCarrier, TcpSpec};
+use fake_net::{FakeNet, Fault, NetConditions, SeededRng, TurnGuard, fake_world};
+use lockstep_comm::{Abort, Comm, CommError, GatherPart, Group, TcpCarrier, TcpSpec};
 use lockstep_core::fold::fold_scratch_elems;
 use lockstep_core::proof::Secret;
 use lockstep_core::{Axis, Bytes, DType, Mesh, Rank};
@@ -39,62 +38,62 @@ enum Step {
 struct Case {
     mesh: Mesh,
     steps: Vec<Step>,
-    weather: Weather,
-    /// A rank that leaves before this step; before the first, it never comes.
+    conditions: NetConditions,
+    /// A rank, and the step before which it leaves. At step 0 it never connects.
     leaves: Option<(usize, usize)>,
 }
 
 fn case(seed: u64) -> Case {
-    let dice = &mut Dice(seed ^ 0x5eed);
-    let world = 2 + dice.below(MAX_WORLD - 1);
-    let mesh = if world == 4 && dice.one_in(2) {
+    let rng = &mut SeededRng(seed ^ 0x5eed);
+    let world = 2 + rng.below(MAX_WORLD - 1);
+    let mesh = if world == 4 && rng.one_in(2) {
         Mesh { replicate: 2, shard: 2, per_node: 2 }
     } else {
         Mesh::on_one_node(1, world as u32)
     };
-    let elems = |dice: &mut Dice| match dice.below(4) {
-        0 => 1 + dice.below(5),
-        1 => 256 * (1 + dice.below(8)),
-        2 => 1 + dice.below(3000),
-        _ => 1 + dice.below(MAX_ELEMS),
+    let elems = |rng: &mut SeededRng| match rng.below(4) {
+        0 => 1 + rng.below(5),
+        1 => 256 * (1 + rng.below(8)),
+        2 => 1 + rng.below(3000),
+        _ => 1 + rng.below(MAX_ELEMS),
     };
-    let steps = (0..1 + dice.below(5))
-        .map(|_| match dice.below(6) {
-            0 => Step::AllReduce(elems(dice)),
-            1 => Step::AllGather(elems(dice)),
-            2 => Step::ReduceScatter(elems(dice)),
-            3 => Step::Broadcast(elems(dice), dice.below(world) as u32),
-            4 => Step::Bytes(dice.below(2000)),
+    let steps = (0..1 + rng.below(5))
+        .map(|_| match rng.below(6) {
+            0 => Step::AllReduce(elems(rng)),
+            1 => Step::AllGather(elems(rng)),
+            2 => Step::ReduceScatter(elems(rng)),
+            3 => Step::Broadcast(elems(rng), rng.below(world) as u32),
+            4 => Step::Bytes(rng.below(2000)),
             _ => Step::Barrier,
         })
         .collect::<Vec<_>>();
     let links = world * (world - 1) / 2;
-    // Some fall into the handshakes, some among the calls.
-    let after = if dice.one_in(3) { dice.below(260) } else { dice.below(40_000) };
-    let fault = match dice.below(4) {
-        0 => Some((dice.below(links), Fault::Cut { after })),
-        1 => Some((dice.below(links), Fault::Stall { after })),
+    // Some faults hit the handshakes, others the calls.
+    let after = if rng.one_in(3) { rng.below(260) } else { rng.below(40_000) };
+    let fault = match rng.below(4) {
+        0 => Some((rng.below(links), Fault::Cut { after })),
+        1 => Some((rng.below(links), Fault::Stall { after })),
         _ => None,
     };
-    let strangers = (0..dice.below(4)).map(|_| stranger(dice, world)).collect();
-    let window = [80, 300, 4000, 60_000][dice.below(4)];
-    let longest_delay = Duration::from_micros([1, 200, 20_000][dice.below(3)]);
-    let leaves = dice.one_in(8).then(|| (dice.below(world), dice.below(steps.len())));
-    Case { mesh, steps, weather: Weather { window, longest_delay, fault, strangers }, leaves }
+    let intruders = (0..rng.below(4)).map(|_| intruder(rng, world)).collect();
+    let window = [80, 300, 4000, 60_000][rng.below(4)];
+    let longest_delay = Duration::from_micros([1, 200, 20_000][rng.below(3)]);
+    let leaves = rng.one_in(8).then(|| (rng.below(world), rng.below(steps.len())));
+    Case { mesh, steps, conditions: NetConditions { window, longest_delay, fault, intruders }, leaves }
 }
 
-/// Garbage, or a hello that is cut short or wrong.
-fn stranger(dice: &mut Dice, world: usize) -> (usize, Vec<u8>, bool) {
-    let mut bytes: Vec<u8> = (0..dice.below(300)).map(|_| dice.next() as u8).collect();
-    if dice.one_in(2) {
+/// A client that sends garbage, or a hello that is truncated or wrong.
+fn intruder(rng: &mut SeededRng, world: usize) -> (usize, Vec<u8>, bool) {
+    let mut bytes: Vec<u8> = (0..rng.below(300)).map(|_| rng.next() as u8).collect();
+    if rng.one_in(2) {
         let hello = [&b"lockstep\x01\x00\x00\x00"[..], &[1, 0, 0, 0, 0, 0, 0, 0, world as u8]].concat();
         let len = bytes.len().min(hello.len());
         bytes[..len].copy_from_slice(&hello[..len]);
     }
-    (dice.below(world), bytes, dice.one_in(2))
+    (rng.below(world), bytes, rng.one_in(2))
 }
 
-/// One rank's run. `Ok(true)` if it went to the end.
+/// Runs one rank. `Ok(true)` if it completed all steps.
 fn run_rank(net: FakeNet, rank: u32, case: &Case, memory: &Memory) -> Result<bool, CommError> {
     let world = case.mesh.world_size();
     if case.leaves == Some((rank as usize, 0)) {
@@ -125,7 +124,7 @@ fn run_rank(net: FakeNet, rank: u32, case: &Case, memory: &Memory) -> Result<boo
     Ok(true)
 }
 
-/// One collective, and whether its result is right.
+/// Runs one collective and checks its result.
 fn run_step(
     comm: &mut Comm,
     group: &Group,
@@ -171,8 +170,8 @@ fn run_step(
             let whole = filled(len);
             let own = group.share(len, group.me());
             let own = whole.slice(own.start, own.elems());
-            comm.all_gather(group, tag, &[Gathered { own, whole }])?;
-            let wanted: Vec<f32> = group
+            comm.all_gather(group, tag, &[GatherPart { own, whole }])?;
+            let expected: Vec<f32> = group
                 .members()
                 .iter()
                 .enumerate()
@@ -181,7 +180,7 @@ fn run_step(
                     values(rank.0, i, len)[share.start..share.end].to_vec()
                 })
                 .collect();
-            assert_eq!(bits(&read(whole)), bits(&wanted), "step {i}: {step:?}");
+            assert_eq!(bits(&read(whole)), bits(&expected), "step {i}: {step:?}");
         }
         Step::Bytes(len) => {
             let text = |r: u32| vec![r as u8 + 1; len * r as usize / 2 + 1];
@@ -193,10 +192,10 @@ fn run_step(
     Ok(())
 }
 
-/// Runs one seed and judges it. Returns what the ranks came to, and when.
+/// Runs one seed and checks the outcome. Returns the result of every rank, and the simulated time.
 fn run_seed(seed: u64, memories: &[Memory]) -> (Vec<Result<bool, CommError>>, Duration) {
     let case = case(seed);
-    let nets = fake_world(case.mesh.world_size() as usize, seed, case.weather.clone());
+    let nets = fake_world(case.mesh.world_size() as usize, seed, case.conditions.clone());
     let clock = nets[0].clock();
     let outcomes: Vec<Result<bool, CommError>> = std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..)
@@ -204,31 +203,31 @@ fn run_seed(seed: u64, memories: &[Memory]) -> (Vec<Result<bool, CommError>>, Du
             .map(|(rank, (net, memory))| {
                 let case = &case;
                 scope.spawn(move || {
-                    let _turn = Turn::begin(&net);
+                    let _turn = TurnGuard::begin(&net);
                     run_rank(net, rank, case, memory)
                 })
             })
             .collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a right result")).collect()
+        ranks.into_iter().map(|rank| rank.join().expect("results are correct")).collect()
     });
-    // Handshakes and every step may each wait once for somebody in trouble, and once more for its neighbour.
+    // Handshakes and steps may each wait once for a rank that is in trouble, and once more for its neighbour.
     let limit = DEADLINE * (2 * case.mesh.world_size() + 2);
-    assert!(clock() < limit, "it took {:?} of fake time", clock());
-    let calm = case.weather.fault.is_none() && case.leaves.is_none();
+    assert!(clock() < limit, "the run took {:?} of simulated time", clock());
+    let no_faults = case.conditions.fault.is_none() && case.leaves.is_none();
     for (rank, outcome) in outcomes.iter().enumerate() {
         match outcome {
             Ok(_) => {}
-            Err(e) if calm => panic!("rank {rank} failed in calm weather: {e}"),
+            Err(e) if no_faults => panic!("rank {rank} failed without a fault: {e}"),
             Err(
                 CommError::Lost { .. }
                 | CommError::TimedOut { .. }
                 | CommError::Setup { .. }
                 | CommError::NotAuthorised { .. },
             ) => {}
-            Err(e) => panic!("rank {rank} failed in a way that the weather does not explain: {e}"),
+            Err(e) => panic!("rank {rank} failed with an error that the faults do not explain: {e}"),
         }
     }
-    // Nobody is left alone with a call that others have given up: if a rank fails, it says whom it missed.
+    // Every error names the rank it concerns.
     for error in outcomes.iter().filter_map(|o| o.as_ref().err()) {
         assert!(error.to_string().contains("rank "), "{error}");
     }
@@ -241,14 +240,14 @@ fn memories() -> Vec<Memory> {
 }
 
 #[test]
-fn a_seed_repeats() {
+fn a_seed_gives_the_same_run_twice() {
     let memories = memories();
     for seed in 0..40 {
         assert_eq!(run_seed(seed, &memories), run_seed(seed, &memories), "seed {seed}");
     }
 }
 
-/// The weather is bad enough to be worth the trouble, and not so bad that nothing ever works.
+/// The faults are frequent enough to test every failure, and rare enough that most runs succeed.
 #[test]
 fn seeds_cover_success_and_every_failure() {
     let memories = memories();
@@ -261,7 +260,7 @@ fn seeds_cover_success_and_every_failure() {
 }
 
 #[test]
-fn no_hang_and_no_wrong_result() {
+fn no_seed_hangs_or_gives_a_wrong_result() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let (first, count) = match number("LOCKSTEP_NET_SEED") {
         Some(seed) => (seed, 1),

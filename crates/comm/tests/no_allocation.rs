@@ -1,23 +1,23 @@
-//! Nothing allocates in a call: a training step is held to that, and collectives are in it.
+//! Collectives do not allocate: a training step must not, and collectives are part of it.
 
 mod support;
 
 use std::sync::Barrier;
 use std::time::Duration;
 
-use lockstep_comm::{Call, Gathered, Group};
+use lockstep_comm::{Call, GatherPart, Group};
 use lockstep_core::{Axis, DType, Mesh, Rank};
 use lockstep_device::CountingAllocator;
-use support::{By, Member, run_world};
+use support::{Member, TestCarrier, run_world};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 #[test]
 fn collectives_allocate_nothing() {
-    for by in [By::Threads, By::Shm, By::Tcp, By::Mixed(2)] {
-        let together = Barrier::new(3);
-        run_world(by, 3, Duration::from_secs(20), 8 << 20, |member| {
+    for carrier in [TestCarrier::Threads, TestCarrier::Shm, TestCarrier::Tcp, TestCarrier::Mixed(2)] {
+        let all_ranks = Barrier::new(3);
+        run_world(carrier, 3, Duration::from_secs(20), 8 << 20, |member| {
             let group = Group::along(&Mesh::on_one_node(1, 3), Axis::World, member.rank);
             let scratch = member.scratch();
             let parts = [member.take(300_000, DType::F32), member.take(700, DType::F32)];
@@ -27,7 +27,7 @@ fn collectives_allocate_nothing() {
                 let comm = &mut member.comm;
                 let gathered = parts.map(|whole| {
                     let share = group.share(whole.len(), group.me());
-                    Gathered { own: whole.slice(share.start, share.elems()), whole }
+                    GatherPart { own: whole.slice(share.start, share.elems()), whole }
                 });
                 comm.all_gather(&group, 1, &gathered).unwrap();
                 comm.reduce_scatter(&group, 2, &parts, scratch).unwrap();
@@ -36,12 +36,12 @@ fn collectives_allocate_nothing() {
                 comm.broadcast(&group, 5, Rank(1), &parts).unwrap();
                 let into: &[_] = if member.rank.0 == 2 { &pieces } else { &[] };
                 comm.gather(&group, 6, Rank(2), pieces[group.me()], into).unwrap();
-                let mut heard = 0;
+                let mut received = 0;
                 comm.all_gather_bytes(&group, Call::HOST, &[7; 100_000], &mut |_, bytes| {
-                    heard += bytes.len()
+                    received += bytes.len()
                 })
                 .unwrap();
-                assert_eq!(heard, 300_000);
+                assert_eq!(received, 300_000);
                 match member.rank.0 {
                     0 => comm.send(Rank(1), 7, &parts).unwrap(),
                     1 => comm.recv(Rank(0), 7, &parts).unwrap(),
@@ -50,16 +50,16 @@ fn collectives_allocate_nothing() {
                 comm.barrier(&group, 8).unwrap();
             };
             step(member);
-            together.wait();
+            all_ranks.wait();
             let before = ALLOCATOR.calls();
-            together.wait();
+            all_ranks.wait();
             for _ in 0..20 {
                 step(member);
             }
-            together.wait();
+            all_ranks.wait();
             let after = ALLOCATOR.calls();
-            together.wait();
-            assert_eq!(after - before, 0, "{by:?}: allocations in 20 steps of 3 ranks");
+            all_ranks.wait();
+            assert_eq!(after - before, 0, "{carrier:?}: allocations in 20 steps of 3 ranks");
         });
     }
 }

@@ -1,37 +1,37 @@
-//! Ranks that are processes: results, and death by `kill -9`.
+//! Ranks in processes of their own: results, and what happens after `kill -9`.
 
 mod support;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockstep_comm::{Abort, Comm, CommError, Gathered, Group};
+use lockstep_comm::{Abort, Comm, CommError, GatherPart, Group};
 use lockstep_core::fold::fold_scratch_elems;
 use lockstep_core::{Axis, Bytes, DType, Mesh, Rank};
 use lockstep_device::{Memory, Pool};
-use support::children::{Folder, role, start, wait_for_file};
-use support::{By, bits, connect_by, plain_fold, read, values};
+use support::children::{FolderRendezvous, role, start, wait_for_file};
+use support::{TestCarrier, bits, connect_by, plain_fold, read, values};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-fn carrier(name: &str) -> By {
+fn carrier(name: &str) -> TestCarrier {
     match name.rsplit('-').next() {
-        Some("shm") => By::Shm,
-        Some("tcp") => By::Tcp,
-        _ => By::Mixed(2),
+        Some("shm") => TestCarrier::Shm,
+        Some("tcp") => TestCarrier::Tcp,
+        _ => TestCarrier::Mixed(2),
     }
 }
 
 fn member(name: &str, rank: u32, world: u32, folder: &std::path::Path) -> (Comm, Arc<Memory>) {
     let memory = Arc::new(Memory::allocate_shared(Bytes(8 << 20), &Pool::new(1)).unwrap());
-    let mut meeting = Folder::new(folder, rank, world);
-    let exchange = &mut |mine: &[u8]| Ok(meeting.gather(mine));
+    let mut rendezvous = FolderRendezvous::new(folder, rank, world);
+    let exchange = &mut |mine: &[u8]| Ok(rendezvous.gather(mine));
     let comm =
         connect_by(carrier(name), rank, world, DEADLINE, &memory, &Abort::default(), exchange).unwrap();
     (comm, memory)
 }
 
-/// What a started rank does; nothing in an ordinary run of the tests.
+/// The entry point of a child process; does nothing in an ordinary run of the tests.
 #[test]
 fn child() {
     let Some(role) = role() else { return };
@@ -45,7 +45,7 @@ fn child() {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-/// Sums and gathers, judged by a plain fold.
+/// Sums and gathers, compared with a plain fold.
 fn sums(comm: &mut Comm, memory: &Memory) {
     let mesh = Mesh::on_one_node(1, comm.world());
     let group = Group::along(&mesh, Axis::World, comm.rank());
@@ -58,7 +58,7 @@ fn sums(comm: &mut Comm, memory: &Memory) {
         assert_eq!(bits(&read(view)), bits(&plain_fold(group.nodes(), &all)));
         let share = group.share(len, group.me());
         let own = view.slice(share.start, share.elems());
-        comm.all_gather(&group, 3, &[Gathered { own, whole: view }]).unwrap();
+        comm.all_gather(&group, 3, &[GatherPart { own, whole: view }]).unwrap();
         assert_eq!(bits(&read(view)), bits(&plain_fold(group.nodes(), &all)));
     }
     comm.barrier(&group, 4).unwrap();
@@ -80,7 +80,7 @@ fn processes_sum_like_threads() {
     }
 }
 
-/// A peer is killed while this rank waits for it, or before.
+/// Kills a peer while this rank waits for it, or before that.
 fn killed(name: &str, while_waiting: bool) {
     let folder = tempfile::tempdir().unwrap();
     let mut child = start("child", name, 1, 2, folder.path());
@@ -101,7 +101,7 @@ fn killed(name: &str, while_waiting: bool) {
                 std::thread::yield_now();
             }
         }
-        let error = comm.barrier(&group, 2).expect_err("it is dead");
+        let error = comm.barrier(&group, 2).expect_err("rank 1 was killed");
         let noticed = Instant::now();
         (error, noticed.saturating_duration_since(killer.join().unwrap()))
     });
@@ -111,7 +111,7 @@ fn killed(name: &str, while_waiting: bool) {
 }
 
 #[test]
-fn a_killed_peer_is_missed_within_half_a_second() {
+fn a_killed_peer_is_noticed_within_half_a_second() {
     if role().is_some() {
         return;
     }

@@ -1,6 +1,6 @@
 //! Runs tasks other than the computation of units, on any lane: collectives, copies, the norm, updates.
 
-use lockstep_comm::{CommError, Gathered, MAX_OFFERS};
+use lockstep_comm::{CommError, GatherPart, MAX_OFFERS};
 use lockstep_core::Axis;
 use lockstep_device::{Queue, View};
 use lockstep_ops::{adamw, lion, reduce, sgd};
@@ -62,10 +62,10 @@ impl Shared {
     fn gather(&self, axis: Axis, parts: &[Gather], tag: u64, queue: &Queue) -> Result<(), CommError> {
         let group = self.transport.group(axis);
         for parts in parts.chunks(MAX_OFFERS) {
-            let mut views = [Gathered { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
+            let mut views = [GatherPart { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
             for (view, part) in views.iter_mut().zip(parts) {
                 *view =
-                    Gathered { own: part.own.view(&self.memories), whole: part.whole.view(&self.memories) };
+                    GatherPart { own: part.own.view(&self.memories), whole: part.whole.view(&self.memories) };
             }
             let views = &views[..parts.len()];
             match self.transport.nccl().zip(queue.cuda()) {

@@ -1,11 +1,11 @@
-//! Who is in a run, and why it was ended.
+//! The members of a run, and the reason why it was aborted.
 
 use std::fmt;
 
 use lockstep_core::FaultClass;
 use serde::{Deserialize, Serialize};
 
-/// A rank that has joined.
+/// A rank that has joined the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub rank: u32,
@@ -21,15 +21,15 @@ impl fmt::Display for Member {
     }
 }
 
-/// Why all ranks stop, as the rendezvous tells each of them.
+/// Why the run was aborted. The rendezvous sends it to every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Abort {
     pub kind: AbortKind,
-    /// The rank at fault, where there is one.
+    /// The rank at fault, if it is known.
     pub by: Option<Member>,
-    /// What that rank ends with, where it said so.
+    /// The exit code of that rank, if it reported one.
     pub code: Option<u8>,
-    /// What happened, in words; names the rank.
+    /// The message for users, which names the rank.
     pub text: String,
 }
 
@@ -38,34 +38,35 @@ impl Abort {
         Abort { kind, by, code: None, text }
     }
 
-    /// What the run as a whole ends with.
+    /// The exit code of the whole run.
     pub fn exit_code(&self) -> u8 {
         self.code.unwrap_or(self.kind.class().exit_code())
     }
 }
 
+/// The kinds of [`Abort`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum AbortKind {
-    /// A rank failed and said why.
+    /// A rank failed and reported why.
     Failed,
-    /// A rank's connection closed without a word.
+    /// A rank's connection closed unexpectedly.
     Lost,
-    /// A rank's connection is open, but nothing comes.
+    /// A rank's connection is open, but its heartbeats have stopped.
     Silent,
-    /// Ranks that never came.
+    /// Some ranks did not join in time.
     Missing,
-    /// Ranks that were started for another world.
+    /// A rank was started with another world size.
     World,
-    /// Ranks of another version.
+    /// A rank runs another version of lockstep.
     Version,
-    /// A rank that is there already.
+    /// A rank with this number has already joined.
     Twice,
-    /// Ranks that wait for each other in different places.
+    /// Ranks are at different exchanges.
     Desync,
-    /// Ranks that did not come to a common point in time.
+    /// Some ranks did not reach an exchange in time.
     Overdue,
-    /// What an authenticated rank sent makes no sense.
+    /// An authenticated rank sent an invalid message.
     Protocol,
 }
 
@@ -83,21 +84,31 @@ impl AbortKind {
         match self {
             AbortKind::Missing => Some(
                 "Start the launcher on every node with the same --nnodes, --nproc-per-node, --master-addr and \
-                 --master-port; --join-timeout gives slow nodes more time.",
+                 --master-port. Raise --join-timeout if some nodes start slowly.",
             ),
             AbortKind::World => Some("Start every node with the same --nnodes and --nproc-per-node."),
             AbortKind::Version => Some("Use the same build of lockstep on every node."),
-            AbortKind::Twice => {
-                Some("Give every node its own --node-rank; started by hand, every process its own RANK.")
-            }
-            AbortKind::Lost => Some(
-                "The system may have ended the process for want of memory: see the kernel's log on that host \
-                 (dmesg).",
+            AbortKind::Twice => Some(
+                "Give every node its own --node-rank. Without a launcher, give every process its own RANK.",
             ),
-            AbortKind::Silent => {
-                Some("The process may be stopped, or its host overloaded, down or cut off from the network.")
-            }
-            _ => None,
+            AbortKind::Lost => Some(
+                "The kernel may have killed the process because the host ran out of memory: check the kernel log \
+                 on that host (dmesg).",
+            ),
+            AbortKind::Silent => Some(
+                "The process may be stopped, or its host may be overloaded, down or cut off from the network.",
+            ),
+            AbortKind::Desync => Some(
+                "All ranks must run the same binary with the same configuration. If they do, this is a bug in \
+                 lockstep: please report it.",
+            ),
+            AbortKind::Overdue => Some(
+                "Look at the last lines of the missing ranks in the log: they may be stuck, or slow to prepare their \
+                 data.",
+            ),
+            AbortKind::Protocol => Some("Use the same build of lockstep on every node."),
+            // The message holds the rank's own error.
+            AbortKind::Failed => None,
         }
     }
 }
@@ -108,7 +119,7 @@ impl fmt::Display for Abort {
     }
 }
 
-/// `rank 3`, `ranks 1, 2`, `ranks 0-3, 7`.
+/// Formats a list of ranks: `rank 3`, `ranks 1, 2` or `ranks 0-3, 7`.
 pub(crate) fn ranks(list: impl IntoIterator<Item = u32>) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     let mut count = 0;

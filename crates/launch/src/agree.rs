@@ -1,18 +1,18 @@
-//! Comparing what ranks are about to do.
+//! Compares the settings of ranks before a run.
 
 use std::collections::BTreeMap;
 
 use crate::abort::ranks;
 use crate::error::printable;
 
-/// More differences than these are counted, not told.
-const MAX_TOLD: usize = 3;
+/// The number of differences to list; the others are only counted.
+const MAX_LISTED: usize = 3;
 
 pub(crate) fn encode(list: &[(&str, String)]) -> Vec<u8> {
-    serde_json::to_vec(list).expect("pairs of text are plain data")
+    serde_json::to_vec(list).expect("pairs of strings can be serialized")
 }
 
-/// In what the ranks differ, the first keys of the list first. `None`: in nothing.
+/// Describes how the ranks' lists differ, in the order of their keys. `None` if they are equal.
 pub(crate) fn difference(name: &str, lists: &[Vec<u8>]) -> Option<String> {
     if lists.windows(2).all(|pair| pair[0] == pair[1]) {
         return None;
@@ -25,14 +25,14 @@ pub(crate) fn difference(name: &str, lists: &[Vec<u8>]) -> Option<String> {
             keys.push(key);
         }
     }
-    let told: Vec<String> = keys.iter().filter_map(|key| of_key(key, &lists)).collect();
-    let more = told.len().saturating_sub(MAX_TOLD);
-    let mut text = told[..told.len().min(MAX_TOLD)].join("; ");
+    let differences: Vec<String> = keys.iter().filter_map(|key| of_key(key, &lists)).collect();
+    let more = differences.len().saturating_sub(MAX_LISTED);
+    let mut text = differences[..differences.len().min(MAX_LISTED)].join("; ");
     if more > 0 {
         text.push_str(&format!("; and {more} more"));
     }
     if text.is_empty() {
-        text = "their lists are in another order".into();
+        text = "the same keys are in a different order".into();
     }
     Some(format!("ranks do not agree on {}: {text}", printable(name)))
 }
@@ -44,9 +44,9 @@ fn of_key(key: &str, lists: &[Vec<(String, String)>]) -> Option<String> {
         let value = list.iter().find(|(k, _)| k == key).map(|(_, value)| value.as_str());
         by_value.entry(value).or_default().push(rank as u32);
     }
-    // The largest group is `the others`; of equals, the one with rank 0.
+    // The largest group is called `the others`; among groups of equal size, the one with the lowest rank.
     let most = by_value.iter().max_by_key(|(_, who)| (who.len(), !who[0])).map(|(value, _)| *value)?;
-    let shown = |value: Option<&str>| value.map_or_else(|| "nothing".into(), printable);
+    let shown = |value: Option<&str>| value.map_or_else(|| "(unset)".into(), printable);
     let mut groups: Vec<_> = by_value.iter().filter(|(value, _)| **value != most).collect();
     groups.sort_by_key(|(_, who)| who[0]);
     let parts: Vec<String> = groups
@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    fn told(lists: &[&[(&str, &str)]]) -> String {
+    fn report(lists: &[&[(&str, &str)]]) -> String {
         let lists: Vec<Vec<u8>> = lists
             .iter()
             .map(|list| encode(&list.iter().map(|(k, v)| (*k, v.to_string())).collect::<Vec<_>>()))
@@ -81,12 +81,12 @@ mod tests {
     fn differences_name_ranks_keys_and_values() {
         let (a, b, c) = (("strategy", "zero3"), ("strategy", "zero2"), ("strategy", "ddp"));
         let (x, y) = (("seed", "1"), ("seed", "2"));
-        assert_snapshot!(told(&[&[a], &[a]]), @"nothing");
-        assert_snapshot!(told(&[&[a], &[a], &[b], &[a]]), @"ranks do not agree on the plan: rank 2 has strategy zero2, the others zero3");
-        assert_snapshot!(told(&[&[a], &[b]]), @"ranks do not agree on the plan: rank 1 has strategy zero2, rank 0 zero3");
-        assert_snapshot!(told(&[&[a], &[b], &[c], &[a], &[b], &[a]]), @"ranks do not agree on the plan: ranks 1, 4 have strategy zero2, rank 2 has ddp, the others zero3");
-        assert_snapshot!(told(&[&[a, x], &[a, y], &[b, x]]), @"ranks do not agree on the plan: rank 2 has strategy zero2, the others zero3; rank 1 has seed 2, the others 1");
-        assert_snapshot!(told(&[&[a, x], &[a], &[a, x]]), @"ranks do not agree on the plan: rank 1 has seed nothing, the others 1");
-        assert_snapshot!(told(&[&[a, x], &[x, a]]), @"ranks do not agree on the plan: their lists are in another order");
+        assert_snapshot!(report(&[&[a], &[a]]), @"nothing");
+        assert_snapshot!(report(&[&[a], &[a], &[b], &[a]]), @"ranks do not agree on the plan: rank 2 has strategy zero2, the others zero3");
+        assert_snapshot!(report(&[&[a], &[b]]), @"ranks do not agree on the plan: rank 1 has strategy zero2, rank 0 zero3");
+        assert_snapshot!(report(&[&[a], &[b], &[c], &[a], &[b], &[a]]), @"ranks do not agree on the plan: ranks 1, 4 have strategy zero2, rank 2 has ddp, the others zero3");
+        assert_snapshot!(report(&[&[a, x], &[a, y], &[b, x]]), @"ranks do not agree on the plan: rank 2 has strategy zero2, the others zero3; rank 1 has seed 2, the others 1");
+        assert_snapshot!(report(&[&[a, x], &[a], &[a, x]]), @"ranks do not agree on the plan: rank 1 has seed (unset), the others 1");
+        assert_snapshot!(report(&[&[a, x], &[x, a]]), @"ranks do not agree on the plan: the same keys are in a different order");
     }
 }

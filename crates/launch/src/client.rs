@@ -1,4 +1,4 @@
-//! What a rank decides about its connection to the rendezvous. Pure, like `server`.
+//! The decisions of a rank about its connection to the rendezvous. Pure, like `server`.
 
 use std::time::Duration;
 
@@ -7,38 +7,38 @@ use lockstep_core::proof::Secret;
 use crate::abort::{Abort, Member};
 use crate::error::LaunchError;
 use crate::seal::{FROM_RANK, FROM_SERVER, Opener, Sealer};
-use crate::server::{BEAT, OWN_STALL, SILENCE};
+use crate::server::{HEARTBEAT, HEARTBEAT_TIMEOUT, OWN_STALL};
 use crate::wire::{
-    Hello, REPLY_BYTES, Reply, ToRank, ToServer, Transcript, VERSION, Verdict, from_hex, greets,
+    Hello, REPLY_BYTES, Reply, ReplyStatus, ToRank, ToServer, Transcript, VERSION, from_hex, has_magic,
     max_frame_to_rank,
 };
 
-/// The server gives up first, and says who is missing; a rank waits so much longer for its word.
+/// The server times out first and reports which ranks are missing. A rank waits this much longer for that report.
 const GRACE: Duration = Duration::from_secs(2);
-/// A server that has accepted and says nothing.
+/// How long to wait for an answer from a server that has accepted the connection.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const RETRY_FIRST: Duration = Duration::from_millis(20);
 const RETRY_MOST: Duration = Duration::from_millis(200);
-/// For the word that a farewell has arrived.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// How long to wait for the confirmation that this rank may leave.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub(crate) struct ClientConfig {
     pub(crate) secret: Secret,
-    /// Where the rendezvous is, for people.
+    /// The address of the rendezvous, for messages.
     pub(crate) addr: String,
     pub(crate) member: Member,
     pub(crate) world_size: u32,
     pub(crate) local_world_size: u32,
     pub(crate) attempt: u32,
-    /// Of the program.
+    /// The version of the program.
     pub(crate) version: String,
     pub(crate) join_timeout: Duration,
 }
 
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
-    /// `nonce` was never used before.
+    /// `nonce` is fresh.
     Connected {
         nonce: [u8; 32],
     },
@@ -62,7 +62,7 @@ pub(crate) enum Event<'a> {
 pub(crate) enum Action {
     Connect,
     Send(Vec<u8>),
-    /// No event of this connection is expected any more.
+    /// No further events for this connection are expected.
     Close,
     Joined {
         members: Vec<Member>,
@@ -72,23 +72,23 @@ pub(crate) enum Action {
         name: String,
         values: Vec<Vec<u8>>,
     },
-    /// The last action of all. `Ok`: this rank has left.
+    /// The last action. `Ok` if this rank has left.
     Ended(Result<(), LaunchError>),
 }
 
 enum State {
-    /// Until the next attempt to connect.
+    /// Waits for the next attempt to connect.
     Waiting {
         until: Duration,
     },
     Connecting,
-    /// The hello is out.
+    /// The hello was sent.
     Greeted {
         hello: Hello,
         since: Duration,
         got: Vec<u8>,
     },
-    /// The proof is out.
+    /// The proof was sent.
     Proved {
         transcript: Transcript,
         since: Duration,
@@ -101,8 +101,8 @@ enum State {
 struct Channel {
     sealer: Sealer,
     opener: Opener,
-    heard: Duration,
-    next_beat: Duration,
+    last_heard: Duration,
+    next_heartbeat: Duration,
     joined: bool,
     leaving: Option<Duration>,
 }
@@ -111,10 +111,10 @@ pub(crate) struct Client {
     config: ClientConfig,
     state: State,
     started: Option<Duration>,
-    last_run: Duration,
+    last_event: Duration,
     retry: Duration,
     /// Why the last attempt failed.
-    trouble: String,
+    last_error: String,
     out: Vec<Action>,
 }
 
@@ -124,9 +124,9 @@ impl Client {
             config,
             state: State::Waiting { until: Duration::ZERO },
             started: None,
-            last_run: Duration::ZERO,
+            last_event: Duration::ZERO,
             retry: RETRY_FIRST,
-            trouble: "it was not tried".into(),
+            last_error: "no attempt was made".into(),
             out: Vec::new(),
         }
     }
@@ -140,15 +140,15 @@ impl Client {
         self.forgive_own_stall(now);
         match event {
             Event::Connected { nonce } => self.connected(now, nonce),
-            Event::ConnectFailed(why) => self.again(now, why),
+            Event::ConnectFailed(why) => self.retry_later(now, why),
             Event::Bytes(bytes) => self.bytes(now, bytes),
             Event::Closed(why) => self.closed(now, why),
             Event::Put { name, hex, timeout } => {
                 let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-                self.say(&ToServer::Put { name, hex, timeout_ms });
+                self.send(&ToServer::Put { name, hex, timeout_ms });
             }
-            Event::Fail { text, code } => self.farewell(now, &ToServer::Failed { text, code }),
-            Event::Leave => self.farewell(now, &ToServer::Leave),
+            Event::Fail { text, code } => self.leave_with(now, &ToServer::Failed { text, code }),
+            Event::Leave => self.leave_with(now, &ToServer::Leave),
             Event::Tick => {}
         }
         self.tick(now, started);
@@ -192,20 +192,20 @@ impl Client {
             self.state = State::Channel(Channel {
                 sealer,
                 opener: Opener::new(key, FROM_SERVER, max_frame_to_rank(self.config.world_size)),
-                heard: now,
-                next_beat: now + BEAT,
+                last_heard: now,
+                next_heartbeat: now + HEARTBEAT,
                 joined: false,
                 leaving: None,
             });
         }
         if let State::Channel(channel) = &mut self.state {
-            channel.heard = now;
+            channel.last_heard = now;
             channel.opener.push(bytes);
             self.messages();
         }
     }
 
-    /// Goes on with a favourable reply.
+    /// Returns the reply if it allows this rank to continue.
     fn check(&mut self, now: Duration, reply: Option<Reply>) -> Option<Reply> {
         let addr = self.config.addr.clone();
         let Some(reply) = reply else {
@@ -217,18 +217,18 @@ impl Client {
             return None;
         }
         let (theirs, ours) = (reply.attempt, self.config.attempt);
-        match reply.verdict {
-            Verdict::GoOn => return Some(reply),
-            Verdict::WrongProof => self.end(LaunchError::WrongToken { addr }),
-            Verdict::OtherVersion => {
+        match reply.status {
+            ReplyStatus::Continue => return Some(reply),
+            ReplyStatus::WrongProof => self.end(LaunchError::WrongToken { addr }),
+            ReplyStatus::OtherVersion => {
                 self.end(LaunchError::OtherProtocol { addr, theirs: reply.version, ours: VERSION });
             }
-            // The other nodes have not noticed yet that the ranks start anew.
-            Verdict::OtherAttempt if theirs < ours => {
+            // The other nodes have not noticed yet that the ranks are being restarted.
+            ReplyStatus::OtherAttempt if theirs < ours => {
                 self.out.push(Action::Close);
-                self.again(now, "the ranks before have not ended yet".into());
+                self.retry_later(now, "the previous attempt has not ended yet".into());
             }
-            Verdict::OtherAttempt | Verdict::Over => {
+            ReplyStatus::OtherAttempt | ReplyStatus::Over => {
                 self.end(LaunchError::OtherAttempt { addr, theirs, ours })
             }
         }
@@ -249,26 +249,26 @@ impl Client {
                     channel.joined = true;
                     match from_hex(&run) {
                         Some(run) => self.out.push(Action::Joined { members, run }),
-                        None => return self.lost("its first word was garbled".into()),
+                        None => return self.lost("its start message is invalid".into()),
                     }
                 }
                 ToRank::All { name, hex } => {
                     match hex.iter().map(|text| from_hex(text)).collect::<Option<Vec<_>>>() {
                         Some(values) => self.out.push(Action::All { name, values }),
-                        None => return self.lost("an exchange came back garbled".into()),
+                        None => return self.lost("the result of an exchange is invalid".into()),
                     }
                 }
-                // What ends a rank that is leaving anyway is no news to it.
+                // A rank that is already leaving does not care why the run ends.
                 ToRank::Abort(_) | ToRank::Bye if channel.leaving.is_some() => return self.left(),
                 ToRank::Abort(abort) => return self.aborted(abort),
-                ToRank::Bye => return self.lost("it said goodbye".into()),
+                ToRank::Bye => return self.lost("it ended the session".into()),
             }
         }
     }
 
     fn closed(&mut self, now: Duration, why: String) {
         match &self.state {
-            State::Greeted { .. } | State::Proved { .. } => self.again(now, why),
+            State::Greeted { .. } | State::Proved { .. } => self.retry_later(now, why),
             State::Channel(Channel { leaving: Some(_), .. }) => self.left(),
             State::Channel(_) => self.lost(why),
             State::Waiting { .. } | State::Connecting | State::Over => {}
@@ -280,23 +280,23 @@ impl Client {
         match &mut self.state {
             State::Over => {}
             State::Channel(channel) => {
-                if channel.leaving.is_some_and(|since| now.saturating_sub(since) >= FAREWELL) {
+                if channel.leaving.is_some_and(|since| now.saturating_sub(since) >= LEAVE_TIMEOUT) {
                     return self.left();
                 }
-                if now.saturating_sub(channel.heard) >= SILENCE {
-                    return self.lost(format!("no sign of life for {} s", SILENCE.as_secs()));
+                if now.saturating_sub(channel.last_heard) >= HEARTBEAT_TIMEOUT {
+                    return self.lost(format!("no heartbeat for {} s", HEARTBEAT_TIMEOUT.as_secs()));
                 }
                 if !channel.joined && late {
-                    return self.lost("it did not say who is missing".into());
+                    return self.lost("it did not report which ranks are missing".into());
                 }
-                if now >= channel.next_beat {
-                    channel.next_beat = now + BEAT;
-                    self.say(&ToServer::Beat);
+                if now >= channel.next_heartbeat {
+                    channel.next_heartbeat = now + HEARTBEAT;
+                    self.send(&ToServer::Beat);
                 }
             }
             _ if late => {
                 let (rank, addr) = (self.config.member.rank, self.config.addr.clone());
-                let last = std::mem::take(&mut self.trouble);
+                let last = std::mem::take(&mut self.last_error);
                 let waited = self.config.join_timeout;
                 self.end(LaunchError::NoServer { rank, addr, waited, last });
             }
@@ -308,31 +308,31 @@ impl Client {
                 if now.saturating_sub(*since) >= HANDSHAKE =>
             {
                 self.out.push(Action::Close);
-                self.again(now, "it accepts connections, but says nothing".into());
+                self.retry_later(now, "it accepts connections but does not answer".into());
             }
             State::Waiting { .. } | State::Connecting | State::Greeted { .. } | State::Proved { .. } => {}
         }
     }
 
-    fn again(&mut self, now: Duration, why: String) {
+    fn retry_later(&mut self, now: Duration, why: String) {
         if !self.is_over() {
-            self.trouble = why;
+            self.last_error = why;
             self.state = State::Waiting { until: now + self.retry };
             self.retry = (self.retry * 2).min(RETRY_MOST);
         }
     }
 
-    fn say(&mut self, message: &ToServer) {
+    fn send(&mut self, message: &ToServer) {
         if let State::Channel(channel) = &mut self.state
-            // After the farewell nothing more is to be said.
+            // Send nothing after `Leave` or `Failed`.
             && channel.leaving.is_none()
         {
             self.out.push(Action::Send(channel.sealer.seal(message)));
         }
     }
 
-    fn farewell(&mut self, now: Duration, message: &ToServer) {
-        self.say(message);
+    fn leave_with(&mut self, now: Duration, message: &ToServer) {
+        self.send(message);
         match &mut self.state {
             State::Channel(channel) => _ = channel.leaving.get_or_insert(now),
             State::Over => {}
@@ -365,22 +365,23 @@ impl Client {
     }
 
     fn forgive_own_stall(&mut self, now: Duration) {
-        let gap = now.saturating_sub(self.last_run);
-        self.last_run = now;
+        let gap = now.saturating_sub(self.last_event);
+        self.last_event = now;
         if gap >= OWN_STALL
             && let State::Channel(channel) = &mut self.state
         {
-            channel.heard += gap;
+            channel.last_heard += gap;
         }
     }
 }
 
-/// A reply, when all of it is here; `Some(None)` where it is none. Takes what it needs off `bytes`.
+/// Reads a reply and removes its bytes from `bytes`. `None` if it has not arrived completely, `Some(None)` if the
+/// bytes are not a reply.
 fn read_reply(got: &mut Vec<u8>, bytes: &mut &[u8]) -> Option<Option<Reply>> {
-    let (now, rest) = bytes.split_at((REPLY_BYTES - got.len()).min(bytes.len()));
-    got.extend_from_slice(now);
+    let (head, rest) = bytes.split_at((REPLY_BYTES - got.len()).min(bytes.len()));
+    got.extend_from_slice(head);
     *bytes = rest;
-    if !greets(got) {
+    if !has_magic(got) {
         return Some(None);
     }
     <&[u8; REPLY_BYTES]>::try_from(&got[..]).ok().map(Reply::from_bytes)

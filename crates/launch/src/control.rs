@@ -1,4 +1,4 @@
-//! A rank's end of the control connection on a real socket: one thread that asks `client` what to do.
+//! A rank's end of the control connection: one thread that runs `client` on a real socket.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -16,22 +16,22 @@ use crate::error::LaunchError;
 use crate::serve::IDLE;
 use crate::token::nonce;
 
-const CONNECT: Duration = Duration::from_secs(2);
-/// A server that does not take what it is sent.
-const WRITE: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// The limit for a server to accept what it is sent.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(crate) type Hook = Box<dyn FnOnce(String) + Send>;
 
-/// What a rank asks of its control thread.
+/// A request from a rank to its control thread.
 pub(crate) enum Command {
     Put { name: String, hex: String, timeout: Duration },
     Fail { text: String, code: u8 },
     Leave,
 }
 
-/// What the control thread has heard.
+/// The state that a rank shares with its control thread.
 #[derive(Default)]
-pub(crate) struct Heard {
+pub(crate) struct ControlState {
     pub(crate) start: Option<Start>,
     pub(crate) exchanged: VecDeque<(String, Vec<Vec<u8>>)>,
     pub(crate) ended: Option<Result<(), LaunchError>>,
@@ -42,11 +42,11 @@ pub(crate) struct Heard {
 pub(crate) struct Start {
     pub(crate) members: Vec<Member>,
     pub(crate) run: Vec<u8>,
-    /// Where the others can reach this host.
+    /// The address at which other ranks can reach this host.
     pub(crate) local_ip: IpAddr,
 }
 
-/// The control thread, as the rank sees it.
+/// A rank's handle to its control thread.
 pub(crate) struct Control {
     shared: Arc<Shared>,
     wake: UnixStream,
@@ -54,50 +54,50 @@ pub(crate) struct Control {
 }
 
 struct Shared {
-    heard: Mutex<Heard>,
+    state: Mutex<ControlState>,
     changed: Condvar,
 }
 
 impl Shared {
-    fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, ControlState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, mut wake: &UnixStream, command: Command) {
-        self.heard().commands.push_back(command);
+    fn submit(&self, mut wake: &UnixStream, command: Command) {
+        self.state().commands.push_back(command);
         let _ = wake.write(&[0]);
     }
 
-    fn wait_for_end(&self, most: Duration) {
-        let _ = self.changed.wait_timeout_while(self.heard(), most, |heard| heard.ended.is_none());
+    fn wait_for_end(&self, limit: Duration) {
+        let _ = self.changed.wait_timeout_while(self.state(), limit, |state| state.ended.is_none());
     }
 }
 
-/// Asks things of the control thread; may outlive the session.
+/// Sends commands to the control thread; may outlive the session.
 pub(crate) struct ControlHandle {
     shared: Arc<Shared>,
     wake: UnixStream,
 }
 
 impl ControlHandle {
-    pub(crate) fn ask(&self, command: Command) {
-        self.shared.ask(&self.wake, command);
+    pub(crate) fn submit(&self, command: Command) {
+        self.shared.submit(&self.wake, command);
     }
 
-    pub(crate) fn wait_for_end(&self, most: Duration) {
-        self.shared.wait_for_end(most);
+    pub(crate) fn wait_for_end(&self, limit: Duration) {
+        self.shared.wait_for_end(limit);
     }
 }
 
-/// Says why a session was ended by another rank; outlives the session.
+/// The reason why another rank ended a session; outlives the session.
 #[derive(Clone)]
 pub struct AbortReason(Arc<Shared>);
 
 impl AbortReason {
-    /// `None`: it was not, so far.
+    /// `None` if no other rank has ended the session so far.
     pub fn get(&self) -> Option<LaunchError> {
-        match &self.0.heard().ended {
-            Some(Err(error)) => Some(error.again()),
+        match &self.0.state().ended {
+            Some(Err(error)) => Some(error.duplicate()),
             _ => None,
         }
     }
@@ -109,8 +109,8 @@ impl Control {
         let failed = |cause| LaunchError::System { what: "start the control connection", cause };
         let (wake, woken) = UnixStream::pair().map_err(failed)?;
         woken.set_nonblocking(true).map_err(failed)?;
-        let shared = Arc::new(Shared { heard: Mutex::default(), changed: Condvar::new() });
-        let mut io = Io {
+        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+        let mut io = ControlLoop {
             host: host.into(),
             port,
             stream: None,
@@ -123,15 +123,15 @@ impl Control {
         Ok(Control { shared, wake, thread: Some(thread) })
     }
 
-    pub(crate) fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.shared.heard()
+    pub(crate) fn state(&self) -> MutexGuard<'_, ControlState> {
+        self.shared.state()
     }
 
-    pub(crate) fn ask(&self, command: Command) {
-        self.shared.ask(&self.wake, command);
+    pub(crate) fn submit(&self, command: Command) {
+        self.shared.submit(&self.wake, command);
     }
 
-    /// The same for another thread.
+    /// A handle for another thread.
     pub(crate) fn handle(&self) -> Result<ControlHandle, LaunchError> {
         let wake = self.wake.try_clone();
         let wake =
@@ -139,38 +139,38 @@ impl Control {
         Ok(ControlHandle { shared: Arc::clone(&self.shared), wake })
     }
 
-    /// Waits until `ready` finds what it looks for. The control thread itself keeps the deadlines: it
-    /// always ends.
-    pub(crate) fn wait<T>(&self, mut ready: impl FnMut(&mut Heard) -> Option<T>) -> T {
-        let mut heard = self.heard();
+    /// Waits until `ready` returns a value. It needs no timeout, because the control thread enforces all deadlines
+    /// and always ends.
+    pub(crate) fn wait<T>(&self, mut ready: impl FnMut(&mut ControlState) -> Option<T>) -> T {
+        let mut state = self.state();
         loop {
-            if let Some(found) = ready(&mut heard) {
+            if let Some(found) = ready(&mut state) {
                 return found;
             }
-            heard = self.shared.changed.wait(heard).unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Waits for the end of the session, for at most so long.
-    pub(crate) fn wait_for_end(&self, most: Duration) {
-        self.shared.wait_for_end(most);
+    /// Waits for the end of the session, for at most `limit`.
+    pub(crate) fn wait_for_end(&self, limit: Duration) {
+        self.shared.wait_for_end(limit);
     }
 
     pub(crate) fn reason(&self) -> AbortReason {
         AbortReason(Arc::clone(&self.shared))
     }
 
-    /// Calls `hook` when the session is ended by another; at once where that has happened.
+    /// Calls `hook` when another rank ends the session, or immediately if that has already happened.
     pub(crate) fn on_abort(&self, hook: Hook) {
-        let mut heard = self.heard();
-        match &heard.ended {
+        let mut state = self.state();
+        match &state.ended {
             Some(Err(error)) => {
                 let text = error.to_string();
-                drop(heard);
+                drop(state);
                 hook(text);
             }
             Some(Ok(())) => {}
-            None => heard.hooks.push(hook),
+            None => state.hooks.push(hook),
         }
     }
 }
@@ -179,7 +179,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         let _ = self.wake.shutdown(std::net::Shutdown::Both);
         if let Some(thread) = self.thread.take()
-            // The hook may drop the session it was given to.
+            // A hook runs on this thread and may drop its own session: a thread cannot join itself.
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();
@@ -187,7 +187,7 @@ impl Drop for Control {
     }
 }
 
-struct Io {
+struct ControlLoop {
     host: String,
     port: u16,
     stream: Option<TcpStream>,
@@ -196,7 +196,7 @@ struct Io {
     shared: Arc<Shared>,
 }
 
-impl Io {
+impl ControlLoop {
     fn run(&mut self, mut client: Client) {
         self.event(&mut client, Event::Tick);
         while !client.is_over() {
@@ -230,7 +230,7 @@ impl Io {
         (hit(0), hit(1))
     }
 
-    /// Takes the wake-up bytes; whether the rank has let go.
+    /// Reads the wake-up bytes. Returns whether the rank has dropped its handle.
     fn dropped(&mut self) -> bool {
         matches!(self.woken.read(&mut [0; 64]), Ok(0))
     }
@@ -274,9 +274,11 @@ impl Io {
                 Action::Joined { members, run } => {
                     let local = self.stream.as_ref().and_then(|stream| stream.local_addr().ok());
                     let local_ip = local.map_or(IpAddr::from([127, 0, 0, 1]), |addr| addr.ip());
-                    self.tell(|heard| heard.start = Some(Start { members, run, local_ip }));
+                    self.update(|state| state.start = Some(Start { members, run, local_ip }));
                 }
-                Action::All { name, values } => self.tell(|heard| heard.exchanged.push_back((name, values))),
+                Action::All { name, values } => {
+                    self.update(|state| state.exchanged.push_back((name, values)))
+                }
                 Action::Ended(result) => self.ended(result),
             }
         }
@@ -285,14 +287,15 @@ impl Io {
     fn connect(&mut self) -> Result<[u8; 32], String> {
         let host = &self.host;
         let addrs = (host.as_str(), self.port).to_socket_addrs();
-        let mut last = format!("the host `{}` has no address", host.escape_debug());
-        for addr in addrs.map_err(|e| format!("cannot find the host `{}`: {e}", host.escape_debug()))? {
-            match TcpStream::connect_timeout(&addr, CONNECT) {
+        let mut last = format!("host `{}` has no address", host.escape_debug());
+        for addr in addrs.map_err(|e| format!("cannot resolve host `{}`: {e}", host.escape_debug()))? {
+            match TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT) {
                 Ok(stream) => {
                     let _ = stream.set_nodelay(true);
-                    // Reads come after `poll`; a time limit still guards them.
-                    let timeouts =
-                        stream.set_read_timeout(Some(WRITE)).and(stream.set_write_timeout(Some(WRITE)));
+                    // Reads follow `poll` and should not block; the timeout is a safeguard.
+                    let timeouts = stream
+                        .set_read_timeout(Some(WRITE_TIMEOUT))
+                        .and(stream.set_write_timeout(Some(WRITE_TIMEOUT)));
                     timeouts.map_err(|e| e.to_string())?;
                     self.stream = Some(stream);
                     return nonce().map_err(|e| e.to_string());
@@ -306,21 +309,21 @@ impl Io {
     fn ended(&mut self, result: Result<(), LaunchError>) {
         let why = result.as_ref().err().map(ToString::to_string);
         let mut hooks = Vec::new();
-        self.tell(|heard| {
-            hooks = std::mem::take(&mut heard.hooks);
-            heard.ended = Some(result);
+        self.update(|state| {
+            hooks = std::mem::take(&mut state.hooks);
+            state.ended = Some(result);
         });
         if let Some(why) = why {
             hooks.into_iter().for_each(|hook| hook(why.clone()));
         }
     }
 
-    fn tell(&self, change: impl FnOnce(&mut Heard)) {
+    fn update(&self, change: impl FnOnce(&mut ControlState)) {
         change(&mut self.lock());
         self.shared.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Heard> {
-        self.shared.heard()
+    fn lock(&self) -> MutexGuard<'_, ControlState> {
+        self.shared.state()
     }
 }

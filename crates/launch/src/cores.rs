@@ -1,15 +1,15 @@
-//! Which cores a rank may use.
+//! Divides the cores of a node among its ranks.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The cores this process may run on, in ascending order. Empty where the system does not say.
+/// The cores this process may run on, in ascending order. Empty if the system does not report them.
 pub fn available() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
     (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
 }
 
-/// The part of `cores` that falls to one of `local_world` ranks: contiguous, disjoint, together all of
-/// them. `None` where there are fewer cores than ranks.
+/// The share of `cores` for one of `local_world` ranks. Shares are contiguous and disjoint, and together cover all
+/// cores. `None` if there are fewer cores than ranks.
 pub fn share(cores: &[usize], local_rank: u32, local_world: u32) -> Option<&[usize]> {
     let (rank, ranks) = (local_rank as usize, local_world as usize);
     if ranks == 0 || rank >= ranks || cores.len() < ranks {
@@ -18,12 +18,12 @@ pub fn share(cores: &[usize], local_rank: u32, local_world: u32) -> Option<&[usi
     Some(&cores[cores.len() * rank / ranks..cores.len() * (rank + 1) / ranks])
 }
 
-/// Threads for each of `local_world` ranks on `cores` cores: as many for every rank, at least one.
+/// The number of threads for each of `local_world` ranks on `cores` cores: the same for every rank, and at least one.
 pub fn threads(cores: usize, local_world: u32) -> usize {
     (cores / (local_world as usize).max(1)).max(1)
 }
 
-/// Keeps this thread, and every thread it starts from now on, on `cores`.
+/// Pins this thread, and every thread it starts from now on, to `cores`.
 pub fn pin(cores: &[usize]) -> std::io::Result<()> {
     let mut set = CpuSet::new();
     cores.iter().filter(|&&core| core < CpuSet::MAX_CPU).for_each(|&core| set.set(core));

@@ -1,4 +1,4 @@
-//! Why ranks could not start, find each other or go on.
+//! Errors of starting, connecting and supervising ranks.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use lockstep_core::{Fault, FaultClass};
 use crate::abort::Abort;
 use crate::port::Holder;
 
-/// Why ranks could not start, find each other or go on.
+/// Why ranks could not start, find each other or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -17,41 +17,42 @@ pub enum LaunchError {
     Variable { name: &'static str, value: String, want: &'static str },
     #[error("environment variable {name} is not set, but {because}")]
     VariableMissing { name: &'static str, because: String },
-    #[error("environment variables do not fit: {text}")]
-    VariablesDiffer { text: String },
+    #[error("environment variables contradict each other: {text}")]
+    VariableConflict { text: String },
     #[error("cannot read the token from {}: {cause}", path.display())]
     TokenUnreadable { path: PathBuf, cause: std::io::Error },
-    #[error("token file {} can be read by others (mode {mode:04o})", path.display())]
+    #[error("token file {} can be read by other users (mode {mode:04o})", path.display())]
     TokenFileOpen { path: PathBuf, mode: u32 },
-    #[error("the token in {place} has {chars} characters; at least {least} are needed")]
-    TokenShort { place: String, chars: usize, least: usize },
-    #[error("{nodes} nodes meet over the network, but no token says who may join")]
+    #[error("the token in {origin} has {chars} characters; at least {least} are required")]
+    TokenShort { origin: String, chars: usize, least: usize },
+    #[error("a run on {nodes} nodes needs a token, but none is set")]
     NoToken { nodes: u32 },
-    #[error("port {} is in use{}", addr.port(), held(holder))]
+    #[error("port {} is already in use{}", addr.port(), held(holder))]
     PortInUse { addr: SocketAddr, holder: Option<Holder> },
     #[error("cannot listen on {addr}: {cause}")]
     Bind { addr: SocketAddr, cause: std::io::Error },
-    #[error("rank {rank}: no rendezvous at {addr} within {:.0} s: {last}", waited.as_secs_f64())]
+    #[error("rank {rank} could not reach the rendezvous at {addr} within {} s: {last}", waited.as_secs_f64())]
     NoServer { rank: u32, addr: String, waited: Duration, last: String },
-    #[error("what answers at {addr} is not a lockstep rendezvous")]
+    #[error("the program that answers at {addr} is not a lockstep rendezvous")]
     NotLockstep { addr: String },
-    #[error("the rendezvous at {addr} speaks protocol {theirs}, this build {ours}")]
+    #[error("the rendezvous at {addr} uses protocol version {theirs}, but this build uses version {ours}")]
     OtherProtocol { addr: String, theirs: u16, ours: u16 },
-    #[error("the rendezvous at {addr} has another token")]
+    #[error("the rendezvous at {addr} has a different token")]
     WrongToken { addr: String },
     #[error(
-        "the run at {addr} has been restarted or has ended (attempt {theirs}, this rank is of attempt {ours})"
+        "the run at {addr} was restarted or has ended: it is at attempt {theirs}, but this rank belongs to attempt \
+         {ours}"
     )]
     OtherAttempt { addr: String, theirs: u32, ours: u32 },
     #[error("{}", .0.text)]
     Aborted(Abort),
-    #[error("the connection to the rendezvous at {addr} was lost: {why}")]
+    #[error("lost the connection to the rendezvous at {addr}: {why}")]
     ServerLost { addr: String, why: String },
     #[error("{text}")]
     Disagree { text: String },
-    #[error("`{name}`: {bytes} bytes are more than ranks may exchange ({most})")]
+    #[error("cannot exchange `{name}` between ranks: {bytes} bytes exceed the limit of {most}")]
     TooLarge { name: String, bytes: usize, most: usize },
-    #[error("the session has ended")]
+    #[error("the session with the rendezvous has ended")]
     Ended,
     #[error("cannot start {}: {cause}", program.display())]
     Spawn { program: PathBuf, cause: std::io::Error },
@@ -62,8 +63,8 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
-    /// The same once more, for another who waits.
-    pub(crate) fn again(&self) -> LaunchError {
+    /// The same error for another thread that waits for it.
+    pub(crate) fn duplicate(&self) -> LaunchError {
         match self {
             LaunchError::Aborted(abort) => LaunchError::Aborted(abort.clone()),
             LaunchError::ServerLost { addr, why } => {
@@ -78,7 +79,7 @@ impl Fault for LaunchError {
     fn class(&self) -> FaultClass {
         use LaunchError::*;
         match self {
-            Variable { .. } | VariableMissing { .. } | VariablesDiffer { .. } | Disagree { .. } => {
+            Variable { .. } | VariableMissing { .. } | VariableConflict { .. } | Disagree { .. } => {
                 FaultClass::BadConfig
             }
             NotLockstep { .. } | OtherProtocol { .. } => FaultClass::BadConfig,
@@ -100,27 +101,33 @@ impl Fault for LaunchError {
         Some(match self {
             TokenFileOpen { path, .. } => format!("Run `chmod 600 {}`.", path.display()),
             TokenShort { .. } | NoToken { .. } => {
-                "Make one with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set \
+                "Create one with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set \
                  LOCKSTEP_TOKEN_FILE=token there."
                     .into()
             }
-            TokenUnreadable { .. } => "LOCKSTEP_TOKEN_FILE names the file.".into(),
+            TokenUnreadable { .. } => "Set LOCKSTEP_TOKEN_FILE to a file that this user can read.".into(),
             WrongToken { .. } => {
-                "Give every node the same LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE; another run may hold this port."
+                "Set the same LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE on every node. If it is the same, another run \
+                 may be using this port: choose another with --master-port."
                     .into()
             }
             PortInUse { .. } => {
-                "Choose another with --master-port (without a launcher: MASTER_PORT or LOCKSTEP_PORT), the same \
-                 on every node."
+                "Choose another port with --master-port (without a launcher: MASTER_PORT or LOCKSTEP_PORT), the \
+                 same on every node."
                     .into()
             }
             NotLockstep { .. } => {
-                "Another program has this port: choose another with --master-port, the same on every node.".into()
+                "Another program uses this port. Choose another with --master-port, the same on every node.".into()
             }
             OtherProtocol { .. } => "Use the same build of lockstep on every node.".into(),
             NoServer { .. } => {
-                "Is node 0 running, and can this host reach it? --master-addr and --master-port say where it is; \
-                 --join-timeout gives it more time."
+                "Check that node 0 is running, that --master-addr and --master-port point to it, and that no \
+                 firewall blocks the port. Raise --join-timeout if node 0 starts slowly."
+                    .into()
+            }
+            ServerLost { .. } => {
+                "The rendezvous runs in the launcher of node 0, or in rank 0 without a launcher: look there for the \
+                 first error."
                     .into()
             }
             Aborted(abort) => abort.kind.hint()?.into(),
@@ -129,7 +136,7 @@ impl Fault for LaunchError {
     }
 }
 
-/// Text from outside, fit for one line.
+/// Escapes and shortens text from outside, so that it is safe to print on one line.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().take(100).flat_map(|c| c.escape_debug()).collect()
 }

@@ -1,4 +1,4 @@
-//! A rank finds the others.
+//! Joins the other ranks of a run.
 
 use std::time::Duration;
 
@@ -10,28 +10,28 @@ use crate::host::host_name;
 use crate::serve::{ServerOptions, open, serve};
 use crate::session::Session;
 use crate::token::{Token, no_secret};
-use crate::world::{ServerPlace, World};
+use crate::world::{RendezvousHost, World};
 
-/// What a rank brings along.
+/// What a rank needs to join.
 pub struct JoinOptions {
     pub token: Option<Token>,
-    /// Of the program: all ranks must have the same.
+    /// The version of the program, which must be the same on all ranks.
     pub version: String,
     /// How long ranks wait for each other.
     pub timeout: Duration,
-    /// Is given lines about refused connections, where this process has the rendezvous.
+    /// Receives messages about rejected connections, if this process runs the rendezvous.
     pub log: Box<dyn FnMut(&str) + Send>,
 }
 
-/// Joins the other ranks of `world`; returns when all are there. Rank 0 brings the rendezvous, unless the
-/// launcher has it.
+/// Joins the other ranks of `world`, and returns once all have joined. Rank 0 starts the rendezvous, unless the
+/// launcher runs it.
 pub fn join(world: &World, options: JoinOptions) -> Result<Session, LaunchError> {
     let JoinOptions { token, version, timeout, log } = options;
     if world.nodes() > 1 && token.is_none() {
         return Err(LaunchError::NoToken { nodes: world.nodes() });
     }
     let secret = token.as_ref().map_or_else(no_secret, Token::secret);
-    let server = if world.rank == 0 && world.server == ServerPlace::RankZero {
+    let server = if world.rank == 0 && world.server == RendezvousHost::RankZero {
         let listener = open(world.nodes(), world.port, token.as_ref())?;
         let options = ServerOptions {
             world_size: world.world_size,
@@ -63,7 +63,7 @@ pub fn join(world: &World, options: JoinOptions) -> Result<Session, LaunchError>
         join_timeout: timeout,
     };
     let control = Control::start(&world.master_addr, world.port, config)?;
-    let started = control.wait(|heard| match (heard.start.take(), &mut heard.ended) {
+    let started = control.wait(|state| match (state.start.take(), &mut state.ended) {
         (Some(start), _) => Some(Ok(start)),
         (None, Some(ended)) => {
             Some(Err(std::mem::replace(ended, Ok(())).err().unwrap_or(LaunchError::Ended)))
@@ -74,7 +74,7 @@ pub fn join(world: &World, options: JoinOptions) -> Result<Session, LaunchError>
         Ok(start) => Ok(Session::new(world.clone(), secret, start, control, server)),
         Err(error) => {
             drop(control);
-            // The others are to hear why as well.
+            // Keep the rendezvous running until the other ranks have received the reason too.
             if let Some(server) = server {
                 server.finish();
             }

@@ -1,15 +1,14 @@
-//! Starts ranks, brings them together and watches over them. The control plane: no byte of training
-//! travels here.
+//! Starts ranks, connects them to each other and supervises them. This is the control plane: no training data passes
+//! through it.
 //!
-//! - `world`: which rank this process is, as the environment says it.
-//! - `join` and [`Session`]: the ranks find each other, compare what they are about to do, and hear
-//!   within a moment when one of them fails. One server, in the launcher or in rank 0's process.
-//! - [`Supervisor`]: starts the ranks of one node, relays what they print, stops them together and starts
-//!   them anew.
+//! - `world`: reads from the environment which rank this process is.
+//! - `join` and [`Session`]: ranks find each other through the rendezvous, compare their configurations, and learn
+//!   within a moment when one of them fails. There is one rendezvous server, in the launcher or in rank 0's process.
+//! - [`Supervisor`]: starts the ranks of one node, relays their output, stops them together and restarts them.
 //!
-//! Decisions are pure: `server`, `client` and `watch` turn `(now, event)` into actions and see no socket,
-//! process or clock. `serve`, `control` and `supervise` are the thin loops that carry the actions out. Nothing
-//! here prints, exits or reads the environment: the caller hands in what it has read and prints what it is given.
+//! Decisions are pure functions: `server`, `client` and `stop_policy` turn `(now, event)` into actions and use no
+//! socket, process or clock. `serve`, `control` and `supervise` are thin loops that carry the actions out. Nothing
+//! here prints, exits or reads the environment: the caller passes in what it has read and prints what it gets back.
 
 #![forbid(unsafe_code)]
 
@@ -20,22 +19,22 @@ mod client;
 mod control;
 pub mod cores;
 mod error;
+mod exchanges;
 mod host;
 mod join;
 mod lifeline;
 pub mod names;
 mod port;
 mod relay;
-mod rounds;
 mod seal;
 mod serve;
 mod server;
 mod session;
 mod signals;
 mod spawn;
+mod stop_policy;
 mod supervise;
 mod token;
-mod watch;
 mod wire;
 mod world;
 
@@ -50,9 +49,9 @@ pub use host::host_name;
 pub use join::{JoinOptions, join};
 pub use lifeline::die_with;
 pub use relay::Console;
-pub use serve::{Outcome, RunningServer, ServerOptions, serve};
+pub use serve::{RendezvousOutcome, RunningServer, ServerOptions, serve};
 pub use session::{FailureNotice, Session};
 pub use signals::{EndSignal, Signals};
 pub use supervise::{Ending, Supervisor, Tee, supervise};
 pub use token::Token;
-pub use world::{ServerPlace, World};
+pub use world::{RendezvousHost, World};

@@ -1,12 +1,12 @@
-//! A rank does not outlive its launcher.
+//! Ties the lifetime of a rank to its launcher.
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-/// Asks the system to end this process when its launcher ends, however that comes about. `false`: the
-/// launcher is gone already. To be called before anything else is started.
+/// Asks the kernel to kill this process when its launcher ends for any reason. Returns `false` if the launcher has
+/// already ended. Call it before starting any thread.
 pub fn die_with(launcher: u32) -> bool {
-    // Where the system has no such thing, the lost connection to the rendezvous does the same, later.
+    // If the kernel does not support it, the lost connection to the rendezvous ends this process later.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    // It may have gone between starting us and the call.
+    // The launcher may have ended before the call above.
     getppid().map(Pid::as_raw_pid) == i32::try_from(launcher).ok()
 }

@@ -1,14 +1,14 @@
-//! The environment variables of a run, with what they say. The caller reads them; this is the list.
+//! The environment variables of a run. This module only names them; the caller reads and sets them.
 
-/// This process's number among all ranks. Read and set.
+/// The rank of this process. Read and set.
 pub const RANK: &str = "RANK";
-/// How many ranks there are. Read and set.
+/// The number of ranks. Read and set.
 pub const WORLD_SIZE: &str = "WORLD_SIZE";
-/// This process's number among the ranks of its node. Read and set.
+/// The index of this process among the ranks of its node. Read and set.
 pub const LOCAL_RANK: &str = "LOCAL_RANK";
-/// How many ranks each node has. Read and set.
+/// The number of ranks on each node. Read and set.
 pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
-/// The node's number. Read and set.
+/// The index of the node. Read and set.
 pub const GROUP_RANK: &str = "GROUP_RANK";
 /// Another name for [`GROUP_RANK`]. Read and set.
 pub const NODE_RANK: &str = "NODE_RANK";
@@ -16,44 +16,45 @@ pub const NODE_RANK: &str = "NODE_RANK";
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
 /// The port of the rendezvous on that host. Read and set.
 pub const MASTER_PORT: &str = "MASTER_PORT";
-/// `True` where torchrun's own store holds [`MASTER_PORT`]: the rendezvous is then one port higher. Read.
+/// `True` if torchrun's own store uses [`MASTER_PORT`]; the rendezvous then uses the next higher port. Read.
 pub const TORCHELASTIC_USE_AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
-/// How often torchrun has restarted the ranks. Read where [`RESTART`] is not set.
+/// How many times torchrun has restarted the ranks. Read if [`RESTART`] is not set.
 pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
-/// Port of the rendezvous, whatever [`MASTER_PORT`] says. Read.
+/// The port of the rendezvous; overrides [`MASTER_PORT`]. Read.
 pub const PORT: &str = "LOCKSTEP_PORT";
-/// The run's token: whoever knows it may join. Read and set.
+/// The run's token, the secret that allows a process to join. Read and set.
 pub const TOKEN: &str = "LOCKSTEP_TOKEN";
-/// A file, readable by its owner alone, that holds the token. Read.
+/// A file that holds the token and that only its owner can read. Read.
 pub const TOKEN_FILE: &str = "LOCKSTEP_TOKEN_FILE";
-/// `launcher` where the rendezvous is in the launcher of node 0, not in rank 0. Set.
+/// `launcher` if the launcher of node 0 runs the rendezvous, and not rank 0. Set.
 pub const SERVER: &str = "LOCKSTEP_SERVER";
-/// The process a rank must not outlive. Set.
+/// The process id of the launcher. A rank ends when the launcher does. Set.
 pub const LAUNCHER_PID: &str = "LOCKSTEP_LAUNCHER_PID";
-/// Tells a launch from all others; the same after a restart. Set.
+/// Identifies a launch; stays the same after a restart. Set.
 pub const LAUNCH_ID: &str = "LOCKSTEP_LAUNCH_ID";
-/// The same of torchrun, where its user gave it one: `none` otherwise. Read where [`LAUNCH_ID`] is not set.
+/// torchrun's run id, or `none` if its user set none. Read if [`LAUNCH_ID`] is not set.
 pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
-/// Where a rank that fails writes why, for the launcher to tell. Set.
+/// The file to which a failing rank writes its error, for the launcher to report. Set.
 pub const ERROR_FILE: &str = "LOCKSTEP_ERROR_FILE";
-/// How often the ranks have been restarted. Set.
+/// How many times the ranks have been restarted. Set.
 pub const RESTART: &str = "LOCKSTEP_RESTART";
 /// Seconds that ranks wait for each other at the start. Set.
 pub const JOIN_TIMEOUT: &str = "LOCKSTEP_JOIN_TIMEOUT";
-/// `0`: ranks are not pinned to cores. Read.
+/// `0` disables pinning ranks to cores. Read.
 pub const PIN: &str = "LOCKSTEP_PIN";
-/// For tests: `RANK/NAME:PASSES` makes a rank panic at a named place of the code. Read.
+/// For tests: `RANK/NAME:PASSES` makes a rank panic at a named point in the code. Read.
 pub const FAILPOINT: &str = "LOCKSTEP_FAILPOINT";
-/// The GPUs that a process is shown. Read by the driver, and left as it is.
+/// The GPUs that are visible to a process. Read by the driver, never changed.
 pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// Which algorithms NCCL may use. Read, by NCCL too.
+/// The algorithms that NCCL may use. Read, also by NCCL.
 pub const NCCL_ALGO: &str = "NCCL_ALGO";
-/// `0`: NCCL does not sum in switches, so that a run repeats bit for bit. Set, unless this or [`NCCL_ALGO`] is.
+/// `0` stops NCCL from reducing in switches, so that a run repeats bit for bit. Set, unless this or [`NCCL_ALGO`] is
+/// already set.
 pub const NCCL_NVLS_ENABLE: &str = "NCCL_NVLS_ENABLE";
-/// Which host a rank passes for. Set, unless it is, where ranks share a GPU, which NCCL lets only those of several
-/// hosts do.
+/// The host that NCCL takes a rank to be on. If ranks share a GPU it is set, unless it already is, because NCCL
+/// allows sharing only between different hosts.
 pub const NCCL_HOSTID: &str = "NCCL_HOSTID";
-/// The network interface by which ranks reach each other. Set with [`NCCL_HOSTID`] where there is one node.
+/// The network interface between ranks. Set together with [`NCCL_HOSTID`] on a single node.
 pub const NCCL_SOCKET_IFNAME: &str = "NCCL_SOCKET_IFNAME";
-/// `1`: NCCL does not look for InfiniBand. Set with [`NCCL_HOSTID`] where there is one node.
+/// `1` stops NCCL from using InfiniBand. Set together with [`NCCL_HOSTID`] on a single node.
 pub const NCCL_IB_DISABLE: &str = "NCCL_IB_DISABLE";

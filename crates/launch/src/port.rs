@@ -1,4 +1,4 @@
-//! Listening, and who holds a port that cannot be had.
+//! Listens on a port, and finds out which process holds it if that fails.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use crate::error::{LaunchError, printable};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub pid: u32,
-    /// What it was started as.
+    /// The name of its command.
     pub name: String,
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn listen(addr: SocketAddr) -> Result<TcpListener, LaunchError> {
     })
 }
 
-/// The process that listens on `port`, where `/proc` shows it to us.
+/// The process that listens on `port`, if `/proc` shows it to this user.
 fn holder(port: u16) -> Option<Holder> {
     let inodes: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
         .into_iter()
@@ -49,7 +49,7 @@ fn holder(port: u16) -> Option<Holder> {
     None
 }
 
-/// Inodes of the sockets in a table of `/proc/net` that listen on `port`.
+/// The inodes of the sockets that listen on `port`, according to a table in `/proc/net`.
 fn listening(table: &str, port: u16) -> Vec<u64> {
     const LISTEN: &str = "0A";
     let inode = |line: &str| {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_read() {
+    fn listening_sockets_are_found_in_the_table() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
              0: 0100007F:733C 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1\n\
              1: 0100007F:733C 0100007F:99AA 01 00000000:00000000 00:00000000 00000000     0        0 4712 1\n\
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holder_is_named_soon() {
+    fn the_error_names_the_holder_within_300_ms() {
         let first = TcpListener::bind("127.0.0.1:0").unwrap();
         let start = Instant::now();
         let error = listen(first.local_addr().unwrap()).unwrap_err();
@@ -87,10 +87,10 @@ mod tests {
         let port = first.local_addr().unwrap().port();
         let text = error.to_string();
         assert!(
-            text.starts_with(&format!("port {port} is in use (by pid {}, ", std::process::id())),
+            text.starts_with(&format!("port {port} is already in use (by pid {}, ", std::process::id())),
             "{text}"
         );
-        println!("told in {took:?}");
+        println!("reported in {took:?}");
         assert!(took < Duration::from_millis(300), "{took:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What ranks print: rank 0's as it is, the others' line by line with their number in front.
+//! Relays the output of ranks: rank 0's unchanged, that of the others line by line with a `[rank N]` prefix.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -10,7 +10,7 @@ pub trait Console {
     fn stderr(&mut self, bytes: &[u8]);
 }
 
-/// Longer lines are cut, so that a rank cannot fill the launcher's memory.
+/// Longer lines are truncated, so that a rank cannot fill the launcher's memory.
 const MAX_LINE_BYTES: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) enum Stream {
     Err,
 }
 
-/// One stream of one rank.
+/// One output stream of one rank.
 pub(crate) struct Pipe {
     source: File,
     rank: u32,
@@ -47,10 +47,10 @@ impl Pipe {
         self.open
     }
 
-    /// Relays what is there.
+    /// Relays the output that is available now.
     pub(crate) fn relay(&mut self, console: &mut dyn Console) {
         let mut buffer = [0; 16 << 10];
-        // A few rounds each, so that one rank cannot keep the launcher from the others.
+        // Read a few times only, so that one rank cannot keep the launcher from the others.
         for _ in 0..4 {
             if !self.open {
                 return;
@@ -65,7 +65,8 @@ impl Pipe {
         }
     }
 
-    /// Relays what is there and gives up the rest: a process that the rank started may hold the pipe open.
+    /// Relays the output that is available now and closes the pipe: a process started by the rank may still hold it
+    /// open.
     pub(crate) fn finish(&mut self, console: &mut dyn Console) {
         for _ in 0..64 {
             self.relay(console);
@@ -83,7 +84,7 @@ impl Pipe {
 
     fn take(&mut self, bytes: &[u8], console: &mut dyn Console) {
         if let Some(copy) = &mut self.copy {
-            // A full disk must not stop the run for the sake of a copy.
+            // A full disk must not stop the run just because the copy fails.
             let _ = copy.write_all(bytes);
         }
         if !self.shown {
@@ -96,8 +97,8 @@ impl Pipe {
             };
         }
         for part in bytes.split_inclusive(|b| *b == b'\n') {
-            let room = MAX_LINE_BYTES.saturating_sub(self.line.len());
-            self.line.extend_from_slice(&part[..part.len().min(room)]);
+            let free = MAX_LINE_BYTES.saturating_sub(self.line.len());
+            self.line.extend_from_slice(&part[..part.len().min(free)]);
             if part.ends_with(b"\n") {
                 if self.line.last() != Some(&b'\n') {
                     self.line.push(b'\n');
@@ -107,7 +108,7 @@ impl Pipe {
         }
     }
 
-    /// Standard output is rank 0's alone, so whatever the others print goes to standard error.
+    /// Standard output is reserved for rank 0, so the output of all other ranks goes to standard error.
     fn flush_line(&mut self, console: &mut dyn Console) {
         let mut text = format!("[rank {}] ", self.rank).into_bytes();
         text.append(&mut self.line);

@@ -1,5 +1,5 @@
-//! Frames of an authenticated connection: `length 4 | payload | tag 32`. The tag is made over the frame's
-//! number, so that frames can be neither changed, left out, repeated nor turned back to their sender.
+//! Frames of an authenticated connection: `length 4 | payload | tag 32`. The tag covers the frame's number and
+//! direction, so that frames cannot be changed, dropped, replayed or reflected to their sender.
 
 use std::fmt;
 
@@ -23,15 +23,15 @@ impl Sealer {
     }
 
     pub(crate) fn seal(&mut self, message: &impl Serialize) -> Vec<u8> {
-        let payload = serde_json::to_vec(message).expect("messages are plain data");
-        let length = u32::try_from(payload.len()).expect("messages are bounded where they are made");
+        let payload = serde_json::to_vec(message).expect("messages can be serialized");
+        let length = u32::try_from(payload.len()).expect("the sender bounds the size of messages");
         let tag = self.key.tag(self.label, &[&self.count.to_le_bytes(), &payload]);
         self.count += 1;
         [&length.to_le_bytes()[..], &payload, &tag].concat()
     }
 }
 
-/// Takes bytes as they come and gives messages.
+/// Collects bytes and returns verified messages.
 #[derive(Debug)]
 pub(crate) struct Opener {
     key: Secret,
@@ -41,7 +41,7 @@ pub(crate) struct Opener {
     buffer: Vec<u8>,
 }
 
-/// What is wrong with a frame. After one of these, the connection is worth nothing.
+/// What is wrong with a frame. After a fault the connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FrameFault {
     TooLong,
@@ -52,9 +52,9 @@ pub(crate) enum FrameFault {
 impl fmt::Display for FrameFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            FrameFault::TooLong => "a frame is longer than any message",
-            FrameFault::WrongTag => "a frame was changed on its way",
-            FrameFault::NotAMessage => "a frame holds no message",
+            FrameFault::TooLong => "a frame exceeds the size limit",
+            FrameFault::WrongTag => "a frame failed authentication",
+            FrameFault::NotAMessage => "a frame does not contain a valid message",
         })
     }
 }
@@ -68,7 +68,7 @@ impl Opener {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next message, if all of it is here.
+    /// The next message, if it has arrived completely.
     pub(crate) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, FrameFault> {
         let Some(length) = self.buffer.first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
@@ -102,20 +102,20 @@ mod tests {
     }
 
     proptest! {
-        /// However the bytes are cut.
+        /// Bytes may be split in any way.
         #[test]
-        fn messages_come_through_in_order(texts: Vec<String>, cuts in prop::collection::vec(1..40usize, 1..50)) {
+        fn messages_arrive_complete_and_in_order(texts: Vec<String>, cuts in prop::collection::vec(1..40usize, 1..50)) {
             let (mut sealer, mut opener) = pair();
             let texts: Vec<String> = texts.into_iter().map(|t| t.chars().take(100).collect()).collect();
             let bytes: Vec<u8> = texts.iter().flat_map(|text| sealer.seal(text)).collect();
             let (mut got, mut rest) = (Vec::new(), &bytes[..]);
             for cut in cuts.iter().cycle() {
-                let (now, later) = rest.split_at((*cut).min(rest.len()));
-                opener.push(now);
+                let (chunk, tail) = rest.split_at((*cut).min(rest.len()));
+                opener.push(chunk);
                 while let Some(text) = opener.next::<String>().unwrap() {
                     got.push(text);
                 }
-                rest = later;
+                rest = tail;
                 if rest.is_empty() {
                     break;
                 }
@@ -124,19 +124,19 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_bit_is_seen(text in ".{0,100}", at: prop::sample::Index, bit in 0..8u32) {
+        fn a_flipped_bit_is_detected(text in ".{0,100}", at: prop::sample::Index, bit in 0..8u32) {
             let (mut sealer, mut opener) = pair();
             let mut bytes = sealer.seal(&text);
             let at = at.index(bytes.len());
             bytes[at] ^= 1 << bit;
             opener.push(&bytes);
-            // A changed length may ask for more bytes than there are.
+            // A changed length may make the opener wait for more bytes.
             prop_assert!(matches!(opener.next::<String>(), Err(_) | Ok(None)));
         }
     }
 
     #[test]
-    fn repeated_reordered_and_reflected_frames_are_seen() {
+    fn replayed_reordered_and_reflected_frames_are_detected() {
         let (mut sealer, _) = pair();
         let frames: Vec<Vec<u8>> = ["a", "b"].iter().map(|text| sealer.seal(text)).collect();
         let (_, mut opener) = pair();

@@ -1,5 +1,5 @@
-//! The rendezvous on real sockets: one thread that asks `server` what to do. In the launcher of node 0,
-//! or in rank 0's process where no launcher of ours is.
+//! The rendezvous server: one thread that runs `server` on real sockets. It runs in the launcher of node 0, or in
+//! rank 0's process if another launcher started the ranks.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -17,47 +17,48 @@ use crate::port;
 use crate::server::{Action, ConnId, Event, Server, ServerConfig};
 use crate::token::{Token, no_secret, nonce};
 
-/// How the loops wake where nothing happens.
+/// The longest sleep of the event loops.
 pub(crate) const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-/// After the end, for the ranks to hear of it.
+/// After the end of a run: how long to stay, so that ranks receive the outcome.
 const LINGER: Duration = Duration::from_secs(1);
-/// After a failure, for ranks that are just arriving to hear of it.
+/// After a failure: how long to stay at least, so that ranks that connect late receive the reason.
 const LATECOMERS: Duration = Duration::from_millis(200);
-/// A rank that does not take what it is sent.
-const MAX_UNSENT: usize = 256 << 20;
+/// A rank with more unsent bytes than this is considered lost.
+const MAX_UNSENT_BYTES: usize = 256 << 20;
 const MAX_ACCEPTS: usize = 64;
 const MAX_CLOSING: usize = 128;
 
+/// What [`serve`] needs to know about the run.
 pub struct ServerOptions {
     pub world_size: u32,
     pub local_world_size: u32,
     pub attempt: u32,
     pub token: Option<Token>,
-    /// Of the program: ranks of another version are refused.
+    /// The version of the program. Ranks with another version are refused.
     pub version: String,
     pub join_timeout: Duration,
-    /// Is given lines about refused connections.
+    /// Receives messages about rejected connections.
     pub log: Box<dyn FnMut(&str) + Send>,
 }
 
 /// How a run ended, as the rendezvous saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RendezvousOutcome {
     /// Every rank has left.
     Done,
     Failed(Abort),
 }
 
-/// A rendezvous at work. Dropping it ends it.
+/// A running rendezvous server. Dropping it stops the server.
 pub struct RunningServer {
     addr: SocketAddr,
     wake: UnixStream,
     thread: Option<JoinHandle<()>>,
-    outcome: Arc<(Mutex<Option<Outcome>>, Condvar)>,
+    outcome: Arc<(Mutex<Option<RendezvousOutcome>>, Condvar)>,
 }
 
-/// Opens the port of a rendezvous: to the network only for a run of several nodes, which needs a token.
-/// Port 0: any that is free.
+/// Opens the port of a rendezvous. It is reachable from the network only for a run on several nodes, which needs a
+/// token. Port 0 picks a free port.
 pub(crate) fn open(nodes: u32, port: u16, token: Option<&Token>) -> Result<TcpListener, LaunchError> {
     let ip = match (nodes, token) {
         (..=1, _) => Ipv4Addr::LOCALHOST,
@@ -75,7 +76,7 @@ pub fn serve(listener: &TcpListener, options: ServerOptions) -> Result<RunningSe
     let addr = listener.local_addr().map_err(failed)?;
     let (wake, woken) = UnixStream::pair().map_err(failed)?;
     let outcome = Arc::new((Mutex::new(None), Condvar::new()));
-    let mut io = Io {
+    let mut io = ServerLoop {
         listener,
         woken,
         peers: BTreeMap::new(),
@@ -107,13 +108,13 @@ impl RunningServer {
         self.addr
     }
 
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub fn outcome(&self) -> Option<RendezvousOutcome> {
         self.outcome.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until every rank has left or one has failed. There is no deadline: a rank that is there
-    /// gives signs of life, and one that is not is missed within seconds.
-    pub fn wait(&self) -> Outcome {
+    /// Waits until every rank has left or one has failed. It needs no deadline: ranks send heartbeats, and one that
+    /// stops is noticed within seconds.
+    pub fn wait(&self) -> RendezvousOutcome {
         let mut outcome = self.outcome.0.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(outcome) = &*outcome {
@@ -123,7 +124,7 @@ impl RunningServer {
         }
     }
 
-    /// Waits until the thread has told everyone how it ended, for at most about a second.
+    /// Waits until the thread has sent the outcome to all ranks, for about a second at most.
     pub(crate) fn finish(mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -146,21 +147,22 @@ struct Peer {
     answered: bool,
 }
 
-struct Io {
+struct ServerLoop {
     listener: TcpListener,
     woken: UnixStream,
     peers: BTreeMap<ConnId, Peer>,
-    /// Closed by us, waiting for the other side: closing at once could destroy our last word on its way.
+    /// Connections that are shut down, but kept open until the peer closes: closing at once could discard our last
+    /// message in flight.
     closing: Vec<(TcpStream, Instant)>,
     next_id: ConnId,
     start: Instant,
-    outcome: Arc<(Mutex<Option<Outcome>>, Condvar)>,
+    outcome: Arc<(Mutex<Option<RendezvousOutcome>>, Condvar)>,
     log: Box<dyn FnMut(&str) + Send>,
-    /// Since when, and how long to stay at least.
+    /// When the run ended, and how long to stay at least.
     over: Option<(Instant, Duration)>,
 }
 
-impl Io {
+impl ServerLoop {
     fn run(&mut self, mut server: Server) {
         loop {
             let (stop, accept, ready) = self.wait();
@@ -187,7 +189,7 @@ impl Io {
         }
     }
 
-    /// Whether to stop, whether someone knocks, and who has sent something.
+    /// Whether to stop, whether there are new connections, and which connections are ready.
     fn wait(&self) -> (bool, bool, Vec<ConnId>) {
         let mut fds =
             vec![PollFd::new(&self.woken, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
@@ -195,7 +197,7 @@ impl Io {
             let out = if peer.unsent.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
             PollFd::new(&peer.stream, PollFlags::IN | out)
         }));
-        // Interrupted or not, everything is looked at again soon.
+        // An interrupted call does not matter: the loop polls again soon.
         let _ = poll(&mut fds, Some(&IDLE));
         let hit = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let ready = self.peers.keys().zip(&fds[2..]).filter(|(_, fd)| hit(fd)).map(|(id, _)| *id).collect();
@@ -216,20 +218,20 @@ impl Io {
 
     fn read(&mut self, server: &mut Server, conn: ConnId) {
         let mut buffer = [0; 16 << 10];
-        // A few rounds each, so that nobody keeps the others waiting.
+        // Read a few times only, so that one connection cannot keep the others waiting.
         for _ in 0..4 {
             let Some(peer) = self.peers.get_mut(&conn) else { return };
             match peer.stream.read(&mut buffer) {
-                Ok(0) => return self.gone(server, conn),
+                Ok(0) => return self.lost(server, conn),
                 Ok(count) => self.event(server, Event::Bytes { conn, bytes: &buffer[..count] }),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return self.gone(server, conn),
+                Err(_) => return self.lost(server, conn),
             }
         }
     }
 
-    fn gone(&mut self, server: &mut Server, conn: ConnId) {
+    fn lost(&mut self, server: &mut Server, conn: ConnId) {
         self.peers.remove(&conn);
         self.event(server, Event::Closed { conn });
     }
@@ -248,7 +250,7 @@ impl Io {
                 Action::Over(result) => {
                     let least = if result.is_ok() { Duration::ZERO } else { LATECOMERS };
                     self.over = Some((Instant::now(), least));
-                    let outcome = result.map_or_else(Outcome::Failed, |()| Outcome::Done);
+                    let outcome = result.map_or_else(RendezvousOutcome::Failed, |()| RendezvousOutcome::Done);
                     *self.outcome.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
                     self.outcome.1.notify_all();
                 }
@@ -269,7 +271,7 @@ impl Io {
     }
 
     fn flush(&mut self, server: &mut Server) {
-        let mut gone = Vec::new();
+        let mut lost = Vec::new();
         for (conn, peer) in &mut self.peers {
             while !peer.unsent.is_empty() {
                 match peer.stream.write(&peer.unsent) {
@@ -278,16 +280,16 @@ impl Io {
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
                     Err(_) => {
                         peer.unsent.clear();
-                        gone.push(*conn);
+                        lost.push(*conn);
                     }
                 }
             }
-            if peer.unsent.len() > MAX_UNSENT {
-                gone.push(*conn);
+            if peer.unsent.len() > MAX_UNSENT_BYTES {
+                lost.push(*conn);
             }
         }
-        for conn in gone {
-            self.gone(server, conn);
+        for conn in lost {
+            self.lost(server, conn);
         }
     }
 }

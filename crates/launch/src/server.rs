@@ -1,5 +1,5 @@
-//! What the rendezvous decides: who may join, when all are there, when one is gone. Pure: events with
-//! their time come in, actions go out; bytes are parsed here, sockets are elsewhere (`serve`).
+//! The decisions of the rendezvous: which connections may join, when all ranks have joined, and when one is lost.
+//! Pure: it turns events with their time into actions. It parses bytes, but sockets are in `serve`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,27 +7,31 @@ use std::time::Duration;
 use lockstep_core::proof::Secret;
 
 use crate::abort::{Abort, AbortKind, Member, ranks};
-use crate::rounds::{Put, Rounds, Settled};
+use crate::exchanges::{Contribution, ExchangeState, Exchanges};
 use crate::seal::{FROM_RANK, FROM_SERVER, Opener, Sealer};
 use crate::wire::{
-    HELLO_BYTES, Hello, MAX_FRAME_TO_SERVER, PROOF_BYTES, Reply, ToRank, ToServer, Transcript, VERSION,
-    Verdict, greets, to_hex,
+    HELLO_BYTES, Hello, MAX_FRAME_TO_SERVER, PROOF_BYTES, Reply, ReplyStatus, ToRank, ToServer, Transcript,
+    VERSION, has_magic, to_hex,
 };
 
-/// How often both sides give a sign of life.
-pub(crate) const BEAT: Duration = Duration::from_millis(500);
-/// Six beats.
-pub(crate) const SILENCE: Duration = Duration::from_secs(3);
-/// A side that has not run for so long knows nothing of the others' silence: it was stopped itself.
+/// The interval at which both sides send heartbeats.
+pub(crate) const HEARTBEAT: Duration = Duration::from_millis(500);
+/// A peer that sends nothing for six heartbeats is considered lost.
+pub(crate) const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(3);
+/// After a gap of this length between its own events, a process was suspended itself and cannot tell whether its
+/// peers were silent.
 pub(crate) const OWN_STALL: Duration = Duration::from_secs(1);
-/// From connecting to having joined.
+/// The limit from connecting to having joined.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Connections that have proved nothing yet; the oldest goes when there are more.
-const MAX_STRANGERS: usize = 64;
-/// A rank that fails because another one did may be heard first. So long the cause may come.
-const SECOND_THOUGHTS: Duration = Duration::from_millis(100);
-/// Lines about strangers, each second.
+/// The largest number of unauthenticated connections; beyond it the oldest is closed.
+const MAX_UNAUTHENTICATED: usize = 64;
+/// A rank that fails because of another may report first. This is the time for the cause to arrive.
+const CAUSE_DELAY: Duration = Duration::from_millis(100);
+/// The limit on messages about rejected connections per second.
 const MAX_LOG_LINES: u32 = 10;
+
+/// Why a connection without our magic bytes is rejected.
+const NOT_A_RANK: &str = "it is not a lockstep rank";
 
 pub(crate) type ConnId = u64;
 
@@ -37,17 +41,17 @@ pub(crate) struct ServerConfig {
     pub(crate) world_size: u32,
     pub(crate) local_world_size: u32,
     pub(crate) attempt: u32,
-    /// Of the program.
+    /// The version of the program.
     pub(crate) version: String,
-    /// Never used before; tells this run from all others.
+    /// Random bytes that identify this run.
     pub(crate) run: [u8; 32],
-    /// From the first event on.
+    /// The limit for all ranks to join, from the first event on.
     pub(crate) join_timeout: Duration,
 }
 
 #[derive(Debug)]
 pub(crate) enum Event<'a> {
-    /// `nonce` was never used before.
+    /// A new connection. `nonce` is fresh.
     Opened {
         conn: ConnId,
         from: String,
@@ -69,12 +73,12 @@ pub(crate) enum Action {
         conn: ConnId,
         bytes: Vec<u8>,
     },
-    /// After what is still to be sent. The connection is forgotten; no event of it is expected.
+    /// Close the connection once everything has been sent. No further events for it are expected.
     Close {
         conn: ConnId,
     },
     Log(String),
-    /// Told once.
+    /// The run is over. Returned once.
     Over(Result<(), Abort>),
 }
 
@@ -93,16 +97,17 @@ enum Stage {
         transcript: Transcript,
         got: Vec<u8>,
     },
-    /// Proved; `member` once it has joined.
+    /// Authenticated; `member` is set once the rank has joined.
     Channel {
         hello: Hello,
         sealer: Sealer,
         opener: Opener,
-        heard: Duration,
+        last_heard: Duration,
         member: Option<u32>,
     },
 }
 
+/// A rank that has joined.
 struct Seat {
     member: Member,
     left: bool,
@@ -112,7 +117,7 @@ struct Seat {
 enum Phase {
     Joining,
     Running,
-    /// With the reason, for those who come late.
+    /// With the reason for an abort, which is sent to ranks that connect late.
     Over(Option<Abort>),
 }
 
@@ -121,12 +126,12 @@ pub(crate) struct Server {
     phase: Phase,
     seats: Vec<Option<Seat>>,
     conns: BTreeMap<ConnId, Conn>,
-    rounds: Rounds,
+    exchanges: Exchanges,
     started: Option<Duration>,
-    last_run: Duration,
-    next_beat: Duration,
-    /// A failure that may be the consequence of another, and when it counts.
-    suspect: Option<(Duration, Abort)>,
+    last_event: Duration,
+    next_heartbeat: Duration,
+    /// A failure that may be the consequence of another, and the time at which it is taken as the cause.
+    pending_abort: Option<(Duration, Abort)>,
     log: LogLimit,
     out: Vec<Action>,
 }
@@ -139,11 +144,11 @@ impl Server {
             phase: Phase::Joining,
             seats: (0..world).map(|_| None).collect(),
             conns: BTreeMap::new(),
-            rounds: Rounds::new(world),
+            exchanges: Exchanges::new(world),
             started: None,
-            last_run: Duration::ZERO,
-            next_beat: Duration::ZERO,
-            suspect: None,
+            last_event: Duration::ZERO,
+            next_heartbeat: Duration::ZERO,
+            pending_abort: None,
             log: LogLimit::default(),
             out: Vec::new(),
         }
@@ -153,7 +158,7 @@ impl Server {
         matches!(self.phase, Phase::Over(_))
     }
 
-    /// No connection is left to serve.
+    /// Whether no connection is left.
     pub(crate) fn is_empty(&self) -> bool {
         self.conns.is_empty()
     }
@@ -172,14 +177,15 @@ impl Server {
     }
 
     fn opened(&mut self, now: Duration, conn: ConnId, from: String, nonce: [u8; 32]) {
-        let strangers: Vec<ConnId> = self
+        let unauthenticated: Vec<ConnId> = self
             .conns
             .iter()
             .filter(|(_, c)| !matches!(c.stage, Stage::Channel { .. }))
             .map(|(id, _)| *id)
             .collect();
-        if let (true, Some(&oldest)) = (strangers.len() >= MAX_STRANGERS, strangers.first()) {
-            self.turn_away(now, oldest, "too many others are greeting");
+        if let (true, Some(&oldest)) = (unauthenticated.len() >= MAX_UNAUTHENTICATED, unauthenticated.first())
+        {
+            self.reject(now, oldest, "too many connections are waiting to authenticate");
         }
         let stage = Stage::Hello { nonce, got: Vec::new() };
         self.conns.insert(conn, Conn { from, opened: now, stage });
@@ -190,8 +196,8 @@ impl Server {
         match &mut state.stage {
             Stage::Hello { nonce, got } => {
                 got.extend_from_slice(&bytes[..bytes.len().min(HELLO_BYTES + 1)]);
-                if !greets(got) || got.len() > HELLO_BYTES {
-                    return self.turn_away(now, conn, "this is no greeting of a rank");
+                if !has_magic(got) || got.len() > HELLO_BYTES {
+                    return self.reject(now, conn, NOT_A_RANK);
                 }
                 if let Ok(whole) = <&[u8; HELLO_BYTES]>::try_from(&got[..]) {
                     let (hello, nonce) = (Hello::from_bytes(whole), *nonce);
@@ -205,13 +211,13 @@ impl Server {
                 }
                 let transcript = *transcript;
                 if !transcript.rank_proved(&self.config.secret, got) {
-                    self.reply(conn, Verdict::WrongProof, [0; 32]);
-                    return self.turn_away(now, conn, "wrong token");
+                    self.reply(conn, ReplyStatus::WrongProof, [0; 32]);
+                    return self.reject(now, conn, "wrong token");
                 }
                 self.proved(now, conn, transcript);
             }
-            Stage::Channel { opener, heard, .. } => {
-                *heard = now;
+            Stage::Channel { opener, last_heard, .. } => {
+                *last_heard = now;
                 opener.push(bytes);
                 self.messages(now, conn);
             }
@@ -219,42 +225,46 @@ impl Server {
     }
 
     fn hello(&mut self, now: Duration, conn: ConnId, hello: Option<Hello>, nonce: [u8; 32]) {
-        let Some(hello) = hello else { return self.turn_away(now, conn, "this is no greeting of a rank") };
-        let (verdict, why) = if hello.version != VERSION {
-            (Verdict::OtherVersion, format!("it speaks protocol {}, this run {VERSION}", hello.version))
+        let Some(hello) = hello else { return self.reject(now, conn, NOT_A_RANK) };
+        let (status, why) = if hello.version != VERSION {
+            let theirs = hello.version;
+            (ReplyStatus::OtherVersion, format!("it uses protocol version {theirs}, this run uses {VERSION}"))
         } else if hello.attempt != self.config.attempt {
             let (theirs, ours) = (hello.attempt, self.config.attempt);
-            (Verdict::OtherAttempt, format!("it is of attempt {theirs}, this run of {ours}"))
+            (
+                ReplyStatus::OtherAttempt,
+                format!("it belongs to attempt {theirs}, this run is at attempt {ours}"),
+            )
         } else if self.phase == Phase::Over(None) {
-            (Verdict::Over, "the run is over".into())
+            (ReplyStatus::Over, "the run is over".into())
         } else {
             let transcript = Transcript { hello, server_nonce: nonce };
-            self.reply(conn, Verdict::GoOn, nonce);
+            self.reply(conn, ReplyStatus::Continue, nonce);
             if let Some(state) = self.conns.get_mut(&conn) {
                 state.stage = Stage::Proof { transcript, got: Vec::new() };
             }
             return;
         };
-        self.reply(conn, verdict, [0; 32]);
-        self.turn_away(now, conn, &why);
+        self.reply(conn, status, [0; 32]);
+        self.reject(now, conn, &why);
     }
 
     fn proved(&mut self, now: Duration, conn: ConnId, transcript: Transcript) {
         let secret = &self.config.secret;
         let (tag, key) = (transcript.server_proof(secret), transcript.key(secret));
-        self.reply(conn, Verdict::GoOn, tag);
+        self.reply(conn, ReplyStatus::Continue, tag);
         if let Some(state) = self.conns.get_mut(&conn) {
             state.stage = Stage::Channel {
                 hello: transcript.hello,
                 sealer: Sealer::new(key.clone(), FROM_SERVER),
                 opener: Opener::new(key, FROM_RANK, MAX_FRAME_TO_SERVER),
-                heard: now,
+                last_heard: now,
                 member: None,
             };
         }
     }
 
-    /// Every whole message that has come.
+    /// Handles every message that has arrived completely.
     fn messages(&mut self, now: Duration, conn: ConnId) {
         loop {
             let Some(Conn { stage: Stage::Channel { hello, opener, member, .. }, .. }) =
@@ -270,14 +280,18 @@ impl Server {
                 }
                 (Ok(Some(ToServer::Beat)), Some(_)) => {}
                 (Ok(Some(ToServer::Put { name, hex, timeout_ms })), Some(rank)) => {
-                    self.put(now, rank, Put { name, hex, timeout: Duration::from_millis(timeout_ms) });
+                    self.put(
+                        now,
+                        rank,
+                        Contribution { name, hex, timeout: Duration::from_millis(timeout_ms) },
+                    );
                 }
                 (Ok(Some(ToServer::Failed { text, code })), Some(rank)) => {
                     self.failed(now, conn, rank, &text, code)
                 }
                 (Ok(Some(ToServer::Leave)), Some(rank)) => self.leave(conn, rank),
-                (Ok(Some(_)), _) => return self.broken(now, conn, "a message came out of turn"),
-                (Err(fault), _) => return self.broken(now, conn, &fault.to_string()),
+                (Ok(Some(_)), _) => return self.protocol_error(now, conn, "unexpected message"),
+                (Err(fault), _) => return self.protocol_error(now, conn, &fault.to_string()),
             }
         }
     }
@@ -295,7 +309,7 @@ impl Server {
             && member.local_rank == member.rank % per_node;
         if version != self.config.version {
             let text = format!(
-                "{member} runs lockstep {}, the rendezvous is of {}",
+                "{member} runs lockstep {}, but the rendezvous runs {}",
                 clean(&version, 32),
                 self.config.version
             );
@@ -305,21 +319,23 @@ impl Server {
             let [theirs, ours] = [world, own]
                 .map(|[all, local]| format!("--nnodes {} --nproc-per-node {local}", all / local.max(1)));
             let text = format!(
-                "nodes were started for different worlds: node {} ({}) with {theirs}, node 0 with {ours}",
+                "nodes were started with different world sizes: node {} ({}) with {theirs}, node 0 with {ours}",
                 member.node, member.host
             );
             return self.abort(AbortKind::World, Some(member), text);
         }
         let Some(seat) = self.seats.get_mut(member.rank as usize).filter(|_| placed) else {
-            let text =
-                format!("{member} says that it is number {} on node {}", member.local_rank, member.node);
+            let text = format!(
+                "{member} claims to be local rank {} on node {}, which does not match its rank",
+                member.local_rank, member.node
+            );
             return self.refuse(conn, Abort::new(AbortKind::Protocol, Some(member), text));
         };
-        if let Some(there) = seat {
-            let (first, second) = (&there.member, format!("pid {} on {}", member.pid, member.host));
+        if let Some(taken) = seat {
+            let first = &taken.member;
             let text = format!(
-                "rank {} was started twice: pid {} on {} has it, {second} came later",
-                member.rank, first.pid, first.host
+                "rank {} was started twice: first as pid {} on {}, then as pid {} on {}",
+                member.rank, first.pid, first.host, member.pid, member.host
             );
             self.out.push(Action::Log(text.clone()));
             return self.refuse(conn, Abort::new(AbortKind::Twice, Some(member), text));
@@ -332,18 +348,18 @@ impl Server {
         if self.phase == Phase::Joining && self.seats.iter().all(Option::is_some) {
             self.phase = Phase::Running;
             let members = self.seats.iter().flatten().map(|seat| seat.member.clone()).collect();
-            self.tell_members(&ToRank::Start { members, run: to_hex(&self.config.run) });
+            self.broadcast(&ToRank::Start { members, run: to_hex(&self.config.run) });
         }
     }
 
-    fn put(&mut self, now: Duration, rank: u32, put: Put) {
+    fn put(&mut self, now: Duration, rank: u32, contribution: Contribution) {
         if self.phase != Phase::Running {
             return;
         }
-        match self.rounds.put(now, rank, put) {
-            Settled::Waiting => {}
-            Settled::All { name, hex } => self.tell_members(&ToRank::All { name, hex }),
-            Settled::Desync(text) => self.abort(AbortKind::Desync, self.member(rank), text),
+        match self.exchanges.put(now, rank, contribution) {
+            ExchangeState::Waiting => {}
+            ExchangeState::Complete { name, hex } => self.broadcast(&ToRank::All { name, hex }),
+            ExchangeState::Desync(text) => self.abort(AbortKind::Desync, self.member(rank), text),
         }
     }
 
@@ -355,7 +371,7 @@ impl Server {
         let abort = Abort { kind: AbortKind::Failed, by: Some(by), code: Some(code), text };
         let consequence = [71, 72].contains(&code);
         if consequence && !self.is_over() {
-            self.suspect.get_or_insert((now + SECOND_THOUGHTS, abort));
+            self.pending_abort.get_or_insert((now + CAUSE_DELAY, abort));
         } else {
             self.end(abort);
         }
@@ -367,7 +383,7 @@ impl Server {
         if self.is_over() {
             return;
         }
-        if let Some(text) = self.rounds.left(rank) {
+        if let Some(text) = self.exchanges.left(rank) {
             return self.abort(AbortKind::Desync, self.member(rank), text);
         }
         let done = self.seats.iter().all(|seat| seat.as_ref().is_some_and(|seat| seat.left));
@@ -380,34 +396,34 @@ impl Server {
     fn closed(&mut self, now: Duration, conn: ConnId) {
         let Some(state) = self.conns.remove(&conn) else { return };
         match state.stage {
-            // A rank that was still greeting when the run ended has gone with it.
+            // A rank that was still in its handshake when the run ended has ended with it.
             Stage::Hello { .. } | Stage::Proof { .. } if matches!(self.phase, Phase::Over(_)) => {}
             Stage::Hello { got, .. } if got.is_empty() => {
-                self.note(now, &state.from, "it closed without a word");
+                self.log_rejection(now, &state.from, "it closed the connection without sending anything");
             }
             Stage::Hello { .. } | Stage::Proof { .. } => {
-                self.note(now, &state.from, "it closed while greeting")
+                self.log_rejection(now, &state.from, "it closed the connection during the handshake")
             }
             Stage::Channel { member: Some(rank), .. } if !self.has_left(rank) => {
                 let Some(by) = self.member(rank) else { return };
-                let text = format!("{by} is gone: its connection closed without a word");
+                let text = format!("lost {by}: its connection closed unexpectedly");
                 self.abort(AbortKind::Lost, Some(by), text);
             }
             Stage::Channel { .. } => {}
         }
     }
 
-    /// A proved connection that sends nonsense.
-    fn broken(&mut self, now: Duration, conn: ConnId, why: &str) {
+    /// An authenticated connection sent an invalid message.
+    fn protocol_error(&mut self, now: Duration, conn: ConnId, why: &str) {
         let Some(state) = self.conns.remove(&conn) else { return };
         self.out.push(Action::Close { conn });
         match state.stage {
             Stage::Channel { member: Some(rank), .. } if !self.has_left(rank) => {
                 let by = self.member(rank);
-                let text = format!("rank {rank} cannot be understood: {why}");
+                let text = format!("rank {rank} sent an invalid message: {why}");
                 self.abort(AbortKind::Protocol, by, text);
             }
-            _ => self.note(now, &state.from, why),
+            _ => self.log_rejection(now, &state.from, why),
         }
     }
 
@@ -420,12 +436,12 @@ impl Server {
             .map(|(id, _)| *id)
             .collect();
         for conn in late {
-            self.turn_away(now, conn, "it did not finish its greeting in 5 s");
+            self.reject(now, conn, "it did not finish the handshake within 5 s");
         }
         if self.is_over() {
             return;
         }
-        if let Some((_, abort)) = self.suspect.take_if(|(at, _)| *at <= now) {
+        if let Some((_, abort)) = self.pending_abort.take_if(|(at, _)| *at <= now) {
             return self.end(abort);
         }
         let joined_late = now.saturating_sub(self.started.unwrap_or(now)) >= self.config.join_timeout;
@@ -433,36 +449,38 @@ impl Server {
             let text = self.missing_text();
             return self.abort(AbortKind::Missing, None, text);
         }
-        if let Some(text) = self.rounds.overdue(now) {
+        if let Some(text) = self.exchanges.overdue(now) {
             return self.abort(AbortKind::Overdue, None, text);
         }
         let silent = self.conns.values().find_map(|c| match &c.stage {
-            Stage::Channel { member: Some(rank), heard, .. } if now.saturating_sub(*heard) >= SILENCE => {
+            Stage::Channel { member: Some(rank), last_heard, .. }
+                if now.saturating_sub(*last_heard) >= HEARTBEAT_TIMEOUT =>
+            {
                 Some(*rank)
             }
             _ => None,
         });
         if let Some(by) = silent.filter(|rank| !self.has_left(*rank)).and_then(|rank| self.member(rank)) {
-            let text = format!("{by} has given no sign of life for {} s", SILENCE.as_secs());
+            let text = format!("{by} has sent no heartbeat for {} s", HEARTBEAT_TIMEOUT.as_secs());
             return self.abort(AbortKind::Silent, Some(by), text);
         }
-        if now >= self.next_beat {
-            self.next_beat = now + BEAT;
-            self.tell_members(&ToRank::Beat);
+        if now >= self.next_heartbeat {
+            self.next_heartbeat = now + HEARTBEAT;
+            self.broadcast(&ToRank::Beat);
         }
     }
 
     fn missing_text(&self) -> String {
-        let here: Vec<u32> = self.seats.iter().flatten().map(|seat| seat.member.rank).collect();
-        let absent: Vec<u32> = (0..self.config.world_size).filter(|rank| !here.contains(rank)).collect();
+        let joined: Vec<u32> = self.seats.iter().flatten().map(|seat| seat.member.rank).collect();
+        let absent: Vec<u32> = (0..self.config.world_size).filter(|rank| !joined.contains(rank)).collect();
         let mut nodes: Vec<u32> =
             absent.iter().map(|rank| rank / self.config.local_world_size.max(1)).collect();
         nodes.dedup();
         let nodes: Vec<String> = nodes.iter().map(u32::to_string).collect();
-        let place = if nodes.len() == 1 { "node" } else { "nodes" };
-        let came = if here.is_empty() { "nobody".into() } else { ranks(here) };
+        let noun = if nodes.len() == 1 { "node" } else { "nodes" };
+        let joined = if joined.is_empty() { "no rank".into() } else { ranks(joined) };
         format!(
-            "{} ({place} {}) did not come within {} s; {came} did",
+            "{} ({noun} {}) did not join within {} s; {joined} did",
             ranks(absent),
             nodes.join(", "),
             self.config.join_timeout.as_secs_f64()
@@ -473,7 +491,7 @@ impl Server {
         self.end(Abort::new(kind, by, text));
     }
 
-    /// Ends the run for all; the first cause counts.
+    /// Ends the run for all ranks. The first reason wins; later ones are ignored.
     fn end(&mut self, abort: Abort) {
         if self.is_over() {
             return;
@@ -486,25 +504,29 @@ impl Server {
         self.out.push(Action::Over(Err(abort)));
     }
 
-    /// Sends one connection away with a reason; the run goes on.
+    /// Closes one connection with a reason. The run continues.
     fn refuse(&mut self, conn: ConnId, abort: Abort) {
         self.send(conn, &ToRank::Abort(abort));
         self.conns.remove(&conn);
         self.out.push(Action::Close { conn });
     }
 
-    fn turn_away(&mut self, now: Duration, conn: ConnId, why: &str) {
+    fn reject(&mut self, now: Duration, conn: ConnId, why: &str) {
         let Some(state) = self.conns.remove(&conn) else { return };
         self.out.push(Action::Close { conn });
-        self.note(now, &state.from, why);
+        self.log_rejection(now, &state.from, why);
     }
 
-    fn note(&mut self, now: Duration, from: &str, why: &str) {
-        self.out.extend(self.log.line(now, format!("rendezvous: refused {from}: {why}")).map(Action::Log));
+    fn log_rejection(&mut self, now: Duration, from: &str, why: &str) {
+        self.out.extend(
+            self.log
+                .line(now, format!("rendezvous: rejected a connection from {from}: {why}"))
+                .map(Action::Log),
+        );
     }
 
-    fn reply(&mut self, conn: ConnId, verdict: Verdict, value: [u8; 32]) {
-        let reply = Reply { version: VERSION, verdict, attempt: self.config.attempt, value };
+    fn reply(&mut self, conn: ConnId, status: ReplyStatus, value: [u8; 32]) {
+        let reply = Reply { version: VERSION, status, attempt: self.config.attempt, value };
         self.out.push(Action::Send { conn, bytes: reply.to_bytes().to_vec() });
     }
 
@@ -514,7 +536,7 @@ impl Server {
         }
     }
 
-    fn tell_members(&mut self, message: &ToRank) {
+    fn broadcast(&mut self, message: &ToRank) {
         for (conn, state) in &mut self.conns {
             if let Stage::Channel { sealer, member: Some(_), .. } = &mut state.stage {
                 self.out.push(Action::Send { conn: *conn, bytes: sealer.seal(message) });
@@ -537,24 +559,24 @@ impl Server {
     }
 
     fn forgive_own_stall(&mut self, now: Duration) {
-        let gap = now.saturating_sub(self.last_run);
-        self.last_run = now;
+        let gap = now.saturating_sub(self.last_event);
+        self.last_event = now;
         if gap >= OWN_STALL {
             for state in self.conns.values_mut() {
-                if let Stage::Channel { heard, .. } = &mut state.stage {
-                    *heard += gap;
+                if let Stage::Channel { last_heard, .. } = &mut state.stage {
+                    *last_heard += gap;
                 }
             }
         }
     }
 }
 
-/// Text of a peer, fit to be printed.
+/// Removes control characters from a peer's text and shortens it, so that it is safe to print.
 fn clean(text: &str, max_chars: usize) -> String {
     text.chars().filter(|c| *c == '\n' || !c.is_control()).take(max_chars).collect()
 }
 
-/// A flood of strangers does not become a flood of lines.
+/// Limits the rate of log lines, so that a flood of connections does not flood the log.
 #[derive(Default)]
 struct LogLimit {
     window: Duration,

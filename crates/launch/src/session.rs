@@ -1,4 +1,4 @@
-//! A rank among the others, from joining to leaving.
+//! A rank's session with the rendezvous, from joining to leaving.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::serve::RunningServer;
 use crate::wire::{MAX_VALUE_BYTES, to_hex};
 use crate::world::World;
 
-/// Ranks may be minutes apart when one of them prepares data.
-const EXCHANGE: Duration = Duration::from_secs(1800);
-/// For a failure to reach the others before this process ends.
-const LAST_WORD: Duration = Duration::from_millis(300);
+/// The default limit for an exchange. Ranks may be minutes apart when one of them prepares data.
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(1800);
+/// How long to wait for a failure report to be delivered before this process ends.
+const REPORT_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// A rank's place in a run. While it lives, signs of life go to the rendezvous and come from it. Dropped
-/// without [`leave`](Session::leave), it counts as a failure of this rank.
+/// A rank's membership in a run. While it exists, it exchanges heartbeats with the rendezvous. Dropping it without
+/// [`leave`](Session::leave) counts as a failure of this rank.
 pub struct Session {
     world: World,
     members: Vec<Member>,
@@ -45,28 +45,29 @@ impl Session {
         &self.world
     }
 
-    /// Every rank of the run, by number.
+    /// The ranks of the run, indexed by rank.
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// A secret that the ranks of this run share, and no other run has.
+    /// A secret shared by the ranks of this run only.
     pub fn secret(&self) -> &Secret {
         &self.secret
     }
 
-    /// The address of this host on the way to the rendezvous: where other ranks can reach it.
+    /// This host's address on its connection to the rendezvous, at which other ranks can reach it.
     pub fn local_ip(&self) -> IpAddr {
         self.local_ip
     }
 
-    /// Gives `mine` to all ranks and returns what each of them gave, by rank. All ranks make the same
-    /// exchanges in the same order; a rank that comes to another one is named to all.
+    /// Sends `mine` to all ranks and returns the values of all ranks, indexed by rank. All ranks must make the same
+    /// exchanges in the same order; if one does not, all ranks get an error that names it.
     pub fn exchange(&mut self, name: &str, mine: &[u8]) -> Result<Vec<Vec<u8>>, LaunchError> {
-        self.exchange_within(name, mine, EXCHANGE)
+        self.exchange_within(name, mine, EXCHANGE_TIMEOUT)
     }
 
-    /// As [`exchange`](Session::exchange); after `timeout` the ranks that have not come are named to all.
+    /// Like [`exchange`](Session::exchange), with a time limit. After `timeout` all ranks get an error that names the
+    /// ranks that are missing.
     pub fn exchange_within(
         &mut self,
         name: &str,
@@ -80,22 +81,22 @@ impl Session {
                 most: MAX_VALUE_BYTES,
             });
         }
-        self.control.ask(Command::Put { name: name.into(), hex: to_hex(mine), timeout });
-        self.control.wait(|heard| match (heard.exchanged.pop_front(), &heard.ended) {
+        self.control.submit(Command::Put { name: name.into(), hex: to_hex(mine), timeout });
+        self.control.wait(|state| match (state.exchanged.pop_front(), &state.ended) {
             (Some((_, values)), _) => Some(Ok(values)),
-            (None, Some(Err(error))) => Some(Err(error.again())),
+            (None, Some(Err(error))) => Some(Err(error.duplicate())),
             (None, Some(Ok(()))) => Some(Err(LaunchError::Ended)),
             (None, None) => None,
         })
     }
 
-    /// Waits until all ranks have come here.
+    /// Waits until all ranks have reached this point.
     pub fn barrier(&mut self, name: &str) -> Result<(), LaunchError> {
         self.exchange(name, &[]).map(drop)
     }
 
-    /// Compares a list of keys and values with all ranks'. Where they differ, every rank gets an error
-    /// that says which ranks have what.
+    /// Compares a list of keys and values over all ranks. If they differ, every rank gets an error that says which
+    /// ranks have which values.
     pub fn agree(&mut self, name: &str, mine: &[(&str, String)]) -> Result<(), LaunchError> {
         let lists = self.exchange(name, &agree::encode(mine))?;
         match agree::difference(name, &lists) {
@@ -104,8 +105,8 @@ impl Session {
         }
     }
 
-    /// Calls `hook` from the control thread when another rank ends the run, with the reason. At once
-    /// where that has happened already. Several hooks are called one after the other.
+    /// Calls `hook` with the reason, on the control thread, when another rank ends the run; immediately if that has
+    /// already happened. Several hooks are called one after the other.
     pub fn on_abort(&self, hook: Box<dyn FnOnce(String) + Send>) {
         self.control.on_abort(hook);
     }
@@ -115,46 +116,46 @@ impl Session {
         self.abort_reason().get()
     }
 
-    /// As [`aborted`](Session::aborted), after waiting for it a while: what a rank runs into when another
-    /// one fails may come before the news.
-    pub fn aborted_within(&self, most: Duration) -> Option<LaunchError> {
-        self.control.wait_for_end(most);
+    /// Like [`aborted`](Session::aborted), but waits for up to `limit`: a rank may see the consequences of another
+    /// rank's failure before it receives the reason.
+    pub fn aborted_within(&self, limit: Duration) -> Option<LaunchError> {
+        self.control.wait_for_end(limit);
         self.aborted()
     }
 
-    /// For a thread that wants to know later.
+    /// A handle with which another thread can ask for the reason later.
     pub fn abort_reason(&self) -> AbortReason {
         self.control.reason()
     }
 
-    /// For a thread that may have to end this process while the session is in use.
+    /// A handle for a thread that may have to end this process while the session is in use.
     pub fn failure_notice(&self) -> Result<FailureNotice, LaunchError> {
         Ok(FailureNotice { handle: self.control.handle()?, serves: self.server.is_some() })
     }
 
-    /// Tells all ranks that this one has failed, and why. Waits a moment for the word to get out.
+    /// Reports to all ranks that this one has failed, and why. Waits briefly for the report to be delivered.
     pub fn fail(self, text: &str, code: u8) {
-        self.control.ask(Command::Fail { text: text.into(), code });
-        self.control.wait_for_end(LAST_WORD);
+        self.control.submit(Command::Fail { text: text.into(), code });
+        self.control.wait_for_end(REPORT_TIMEOUT);
         if let Some(server) = self.server {
-            // This process has the rendezvous: the others hear of it from here.
+            // This process runs the rendezvous, so it must still forward the report to the other ranks.
             drop(self.control);
             server.finish();
         }
     }
 
-    /// This rank is done. Where it has the rendezvous, it stays until the others are done as well.
+    /// Leaves the run successfully. If this process runs the rendezvous, it waits until all other ranks have left.
     pub fn leave(self) -> Result<(), LaunchError> {
-        self.control.ask(Command::Leave);
-        let result = self.control.wait(|heard| match &heard.ended {
-            Some(Err(error)) => Some(Err(error.again())),
+        self.control.submit(Command::Leave);
+        let result = self.control.wait(|state| match &state.ended {
+            Some(Err(error)) => Some(Err(error.duplicate())),
             Some(Ok(())) => Some(Ok(())),
             None => None,
         });
         if let Some(server) = self.server {
             let outcome = server.wait();
             server.finish();
-            if let crate::serve::Outcome::Failed(abort) = outcome {
+            if let crate::serve::RendezvousOutcome::Failed(abort) = outcome {
                 return Err(LaunchError::Aborted(abort));
             }
         }
@@ -162,21 +163,21 @@ impl Session {
     }
 }
 
-/// Tells the other ranks that this one ends, from any thread, right before the process does.
+/// Reports a failure of this rank to the others, from any thread, right before the process ends.
 pub struct FailureNotice {
     handle: ControlHandle,
-    /// This process has the rendezvous.
+    /// Whether this process runs the rendezvous.
     serves: bool,
 }
 
 impl FailureNotice {
-    /// As [`Session::fail`].
+    /// Like [`Session::fail`].
     pub fn fail(&self, text: &str, code: u8) {
-        self.handle.ask(Command::Fail { text: text.into(), code });
-        self.handle.wait_for_end(LAST_WORD);
+        self.handle.submit(Command::Fail { text: text.into(), code });
+        self.handle.wait_for_end(REPORT_TIMEOUT);
         if self.serves {
-            // The server that forwards the message runs in this process: give it time to.
-            std::thread::sleep(LAST_WORD);
+            // The server runs in this process: give it time to forward the report.
+            std::thread::sleep(REPORT_TIMEOUT);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Signals as bytes in pipes: a loop or thread reads them when it looks.
+//! Delivers signals as bytes in pipes, so that a loop or a thread can poll for them.
 
 use std::io::Read as _;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ pub enum EndSignal {
     /// Ctrl-C.
     Interrupt,
     Hangup,
-    /// SIGTERM and SIGUSR1, as schedulers send them some time before they end the process: save, then end.
+    /// SIGTERM or SIGUSR1, which schedulers send some time before they kill a process: save, then end.
     Stop {
         name: &'static str,
     },
@@ -34,12 +34,12 @@ impl EndSignal {
         }
     }
 
-    /// What a process ends with that was ended by it.
+    /// The exit code of a process that this signal ended.
     pub fn exit_code(self) -> u8 {
         128 + self.number()
     }
 
-    /// SIGUSR1 counts as SIGTERM.
+    /// The signal's number. SIGUSR1 counts as SIGTERM.
     pub(crate) fn number(self) -> u8 {
         let number = match self {
             EndSignal::Interrupt => SIGINT,
@@ -52,60 +52,62 @@ impl EndSignal {
 
 /// Catches signals while it lives.
 pub struct Signals {
-    ends: Vec<(i32, UnixStream)>,
+    /// For each signal: the read end of its pipe.
+    pipes: Vec<(i32, UnixStream)>,
     ids: Vec<signal_hook::SigId>,
 }
 
 impl Signals {
-    /// SIGTERM and SIGUSR1.
+    /// Catches SIGTERM and SIGUSR1.
     pub fn that_stop() -> Result<Signals, LaunchError> {
         Signals::catch(&[SIGTERM, SIGUSR1])
     }
 
-    /// The signals that ask the launcher to stop, and SIGCHLD.
+    /// Catches the signals that ask the launcher to stop, and SIGCHLD.
     pub(crate) fn of_launcher() -> Result<Signals, LaunchError> {
         Signals::catch(&[SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD])
     }
 
     fn catch(list: &[i32]) -> Result<Signals, LaunchError> {
-        let mut signals = Signals { ends: Vec::new(), ids: Vec::new() };
+        let mut signals = Signals { pipes: Vec::new(), ids: Vec::new() };
         let mut add = |signal| -> std::io::Result<()> {
             let (read, write) = UnixStream::pair()?;
             read.set_nonblocking(true)?;
             signals.ids.push(signal_hook::low_level::pipe::register(signal, write)?);
-            signals.ends.push((signal, read));
+            signals.pipes.push((signal, read));
             Ok(())
         };
         for signal in list {
-            add(*signal).map_err(|cause| LaunchError::System { what: "listen to signals", cause })?;
+            add(*signal).map_err(|cause| LaunchError::System { what: "catch signals", cause })?;
         }
         Ok(signals)
     }
 
-    /// Waits for a signal that asks us to end: for at most so long, or until one comes.
+    /// Waits for a signal that asks this process to end, for at most `timeout`, or forever.
     pub fn next(&self, timeout: Option<Duration>) -> Option<EndSignal> {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         self.poll::<UnixStream>(&[], timeout.as_ref())
     }
 
-    /// Waits a moment for a signal, a child's end or something to read. The signal that asks us to end.
+    /// Waits briefly for a signal, the end of a child process or readable input. Returns a signal that asks this
+    /// process to end, if one has arrived.
     pub(crate) fn wait<T: AsFd>(&self, others: &[&T]) -> Option<EndSignal> {
         self.poll(others, Some(&IDLE))
     }
 
     fn poll<T: AsFd>(&self, others: &[&T], timeout: Option<&Timespec>) -> Option<EndSignal> {
         let mut fds: Vec<PollFd<'_>> =
-            self.ends.iter().map(|(_, end)| PollFd::new(end, PollFlags::IN)).collect();
+            self.pipes.iter().map(|(_, pipe)| PollFd::new(pipe, PollFlags::IN)).collect();
         fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)));
         let _ = poll(&mut fds, timeout);
-        let mut came = None;
-        for (signal, end) in &self.ends {
-            // Every repetition counts as one: what matters is that it came again later.
-            if matches!((&*end).read(&mut [0; 64]), Ok(1..)) {
-                came = EndSignal::of(*signal).or(came);
+        let mut received = None;
+        for (signal, pipe) in &self.pipes {
+            // Repetitions that are read together count as one signal; only one that arrives later is a second.
+            if matches!((&*pipe).read(&mut [0; 64]), Ok(1..)) {
+                received = EndSignal::of(*signal).or(received);
             }
         }
-        came
+        received
     }
 }
 

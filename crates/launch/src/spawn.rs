@@ -1,4 +1,4 @@
-//! Starting a rank: its environment, its streams, its place for a last word.
+//! Starts a rank: sets up its environment, its output streams and its error file.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -13,14 +13,14 @@ use crate::error::LaunchError;
 use crate::host::host_name;
 use crate::names::{ERROR_FILE, JOIN_TIMEOUT, LAUNCH_ID, LAUNCHER_PID, TORCHELASTIC_USE_AGENT_STORE};
 use crate::relay::{Pipe, Stream};
+use crate::stop_policy::Exit;
 use crate::supervise::{Supervisor, Tee};
 use crate::token::{Token, nonce};
-use crate::watch::Exit;
 use crate::world::World;
 
 const PREFIX: &str = "lockstep-launch-";
 
-/// A folder that only this user can look into, and that goes when the launcher does.
+/// A folder that only this user can read, and that is removed when the launcher ends.
 #[derive(Debug)]
 pub(crate) struct Scratch(PathBuf);
 
@@ -34,7 +34,7 @@ impl Scratch {
         Ok(Scratch(path))
     }
 
-    /// Tells this launch from all others; restarts have the same.
+    /// Identifies this launch; stays the same after a restart.
     fn launch_id(&self) -> String {
         self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -50,8 +50,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes what launchers that were killed have left behind. Only what is ours can be removed, and only
-/// what nobody uses any more is.
+/// Removes the folders that killed launchers have left behind: those of this user whose launcher no longer runs.
 fn sweep(root: &Path) {
     for entry in root.read_dir().into_iter().flatten().filter_map(Result::ok) {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -62,13 +61,13 @@ fn sweep(root: &Path) {
     }
 }
 
-/// A rank as a process of this launcher.
+/// A rank, as a child process of this launcher.
 pub(crate) struct RankProcess {
     pub(crate) member: Member,
     pub(crate) pipes: Vec<Pipe>,
     pub(crate) error_file: PathBuf,
     pub(crate) exit: Option<Exit>,
-    /// We asked it to end, or ended it.
+    /// The launcher asked it to end, or killed it.
     pub(crate) stopped: bool,
     child: Child,
 }
@@ -82,7 +81,7 @@ impl RankProcess {
     ) -> Result<RankProcess, LaunchError> {
         let error_file = scratch.error_file(world);
         let shown = job.shown.as_ref().is_none_or(|list| list.contains(&world.local_rank));
-        // Rank 0 has the terminal itself, so that what it draws there works.
+        // Rank 0 inherits the terminal, so that its progress bar works.
         let direct = world.rank == 0 && shown && job.tee.is_none();
         let stdio = || if direct { Stdio::inherit() } else { Stdio::piped() };
         let mut command = Command::new(&job.program);
@@ -120,7 +119,7 @@ impl RankProcess {
             let Some(source) = source else { continue };
             let pipe = copy(job.tee.as_ref(), world.rank, stream).and_then(|copy| {
                 Pipe::new(source, world.rank, stream, shown, copy)
-                    .map_err(|cause| LaunchError::System { what: "read what a rank prints", cause })
+                    .map_err(|cause| LaunchError::System { what: "read the output of a rank", cause })
             });
             match pipe {
                 Ok(pipe) => pipes.push(pipe),
@@ -135,7 +134,7 @@ impl RankProcess {
         Ok(rank)
     }
 
-    /// How it ended, if it has just ended.
+    /// How the process ended, if it has ended since the last call.
     pub(crate) fn reap(&mut self) -> Option<Exit> {
         use std::os::unix::process::ExitStatusExt as _;
         if self.exit.is_some() {
@@ -150,7 +149,7 @@ impl RankProcess {
         Some(exit)
     }
 
-    /// Sends a signal, unless the process has ended: its number may belong to another by now.
+    /// Sends a signal, unless the process has ended: its PID may have been reused.
     pub(crate) fn signal(&mut self, signal: Signal) {
         if self.exit.is_none() {
             let _ = kill_process(Pid::from_child(&self.child), signal);
@@ -170,6 +169,6 @@ fn copy(tee: Option<&Tee>, rank: u32, stream: Stream) -> Result<Option<File>, La
     let path = tee.dir.join(format!("rank-{rank}.{name}.log"));
     let failed = |cause| LaunchError::Scratch { path: path.clone(), cause };
     std::fs::create_dir_all(&tee.dir).map_err(failed)?;
-    // A restart goes on in the same file.
+    // A restart appends to the same file.
     OpenOptions::new().create(true).append(true).mode(0o644).open(&path).map(Some).map_err(failed)
 }

@@ -1,5 +1,5 @@
-//! The ranks of one node, from start to end: what they print is relayed, one's failure is everyone's, a
-//! signal to the launcher reaches all, and none is left behind. `watch` decides; this loop does it.
+//! Supervises the ranks of one node from start to end: relays their output, stops all when one fails, passes signals
+//! on, and leaves no process behind. `stop_policy` decides; this loop carries out the decisions.
 
 use std::ffi::OsString;
 use std::net::TcpListener;
@@ -10,49 +10,50 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::cause::{Ended, ErrorNote, RankFailure, STOPPED, cause, not_saved, own_failure};
+use crate::cause::{EndedRank, ErrorNote, RankFailure, STOPPED, cause, not_saved, own_failure};
 use crate::error::LaunchError;
 use crate::relay::Console;
-use crate::serve::{Outcome, RunningServer, ServerOptions, open, serve};
+use crate::serve::{RendezvousOutcome, RunningServer, ServerOptions, open, serve};
 use crate::signals::{EndSignal, Signals};
 use crate::spawn::{RankProcess, Scratch};
+use crate::stop_policy::{Action, Event, Restarts, StopPolicy};
 use crate::token::Token;
-use crate::watch::{Action, Event, Restarts, Watch};
-use crate::world::{LOOPBACK, ServerPlace, World};
+use crate::world::{LOOPBACK, RendezvousHost, World};
 
-/// What to start, and how.
+/// What to start on this node, and how.
 #[derive(Clone, Debug)]
 pub struct Supervisor {
-    /// What a rank runs.
+    /// The program that each rank runs.
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub nodes: u32,
-    /// This node's number.
+    /// The index of this node.
     pub node: u32,
-    /// Ranks on each node.
+    /// The number of ranks on each node.
     pub local_world_size: u32,
-    /// Node 0's host, and the port of the rendezvous there; a single node needs neither and takes a free
-    /// port of its own, unless one is given.
+    /// The host of node 0. A single node does not need it.
     pub master_addr: String,
+    /// The port of the rendezvous on node 0. By default a single node picks a free port.
     pub master_port: Option<u16>,
-    /// A single node makes its own.
+    /// A single node creates its own token if there is none.
     pub token: Option<Token>,
-    /// Of the program.
+    /// The version of the program.
     pub version: String,
     pub join_timeout: Duration,
     pub max_restarts: u32,
-    /// From asking ranks to end to killing them, when the launcher or a rank is asked to stop.
+    /// When the launcher or a rank is asked to stop: the time from asking ranks to end to killing them.
     pub grace: Duration,
-    /// For files that live as long as the launcher.
+    /// A folder for files that exist only while the launcher runs.
     pub scratch: PathBuf,
-    /// Copies what ranks print into files. Rank 0 then has no terminal.
+    /// Copies the output of ranks to files. Rank 0 then does not write to the terminal directly.
     pub tee: Option<Tee>,
-    /// The local ranks whose output is shown; all where there is no list.
+    /// The local ranks whose output is shown; `None` shows all.
     pub shown: Option<Vec<u32>>,
-    /// By local rank: variables of its environment besides those of the run. No more than there are ranks.
+    /// Additional environment variables, indexed by local rank. The list may be shorter than the number of ranks.
     pub variables: Vec<Vec<(String, String)>>,
 }
 
+/// Which output of ranks is copied to files in `dir`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tee {
     pub dir: PathBuf,
@@ -69,14 +70,14 @@ pub enum Ending {
     Signalled(EndSignal),
 }
 
-/// A rank ended with 143.
+/// The signal reported when a rank exits with code 143.
 const STOP: EndSignal = EndSignal::Stop { name: "SIGTERM" };
 
-/// The port of several nodes where none is given, as torchrun has it.
+/// The default port of a run on several nodes, the same as torchrun's.
 const DEFAULT_PORT: u16 = 29500;
 
-/// Starts the ranks and stays until they have ended. To be called from a thread that lives as long as
-/// the process: ranks are ended with the thread that started them.
+/// Starts the ranks and waits until they have ended. Call it from a thread that lives as long as the process: ranks
+/// are killed when the thread that started them ends.
 pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, LaunchError> {
     let token = match &job.token {
         Some(token) => token.clone(),
@@ -84,12 +85,12 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
         None => return Err(LaunchError::NoToken { nodes: job.nodes }),
     };
     let port = job.master_port.unwrap_or(if job.nodes == 1 { 0 } else { DEFAULT_PORT });
-    // A rank that is alone has nobody to meet.
-    let meets = job.node == 0 && job.nodes * job.local_world_size > 1;
-    let listener = if meets { Some(open(job.nodes, port, Some(&token))?) } else { None };
+    // A single rank needs no rendezvous.
+    let hosts_rendezvous = job.node == 0 && job.nodes * job.local_world_size > 1;
+    let listener = if hosts_rendezvous { Some(open(job.nodes, port, Some(&token))?) } else { None };
     let port = match listener.as_ref().map(TcpListener::local_addr) {
         Some(Ok(addr)) => addr.port(),
-        // Nobody will ask there, but what is set must be a port.
+        // Nobody connects to it, but the variable must hold a valid port.
         _ if port == 0 => DEFAULT_PORT,
         _ => port,
     };
@@ -113,7 +114,7 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
         }
         let Some(wait) = restarts.next(failure.code) else { return Ok(ending) };
         let text = format!(
-            "{failure}\nthe ranks start again in {} s (restart {} of {})\n",
+            "{failure}\nrestarting all ranks in {} s (restart {} of {})\n",
             wait.as_secs(),
             restarts.done,
             restarts.most
@@ -128,7 +129,7 @@ pub fn supervise(job: &Supervisor, console: &mut dyn Console) -> Result<Ending, 
     }
 }
 
-/// For ranks of other nodes to end after those of this one have.
+/// How long to wait for ranks on other nodes after those on this node have ended.
 const OTHER_NODES: Duration = Duration::from_secs(10);
 
 /// One start of all ranks of this node.
@@ -143,16 +144,16 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// How it ended, and whether the launcher was asked to stop meanwhile.
+    /// Returns how the attempt ended, and whether the launcher was asked to stop during it.
     fn run(&self, console: &mut dyn Console) -> Result<(Ending, bool), LaunchError> {
         let lines = Arc::new(Mutex::new(Vec::new()));
         let server = self.serve(&lines)?;
         let mut ranks = self.start()?;
         let start = Instant::now();
-        let mut watch = Watch::new(ranks.len(), self.job.grace);
+        let mut policy = StopPolicy::new(ranks.len(), self.job.grace);
         let mut order = Vec::new();
         let mut events = Vec::new();
-        let mut told = false;
+        let mut run_failed = false;
         loop {
             let pipes: Vec<_> =
                 ranks.iter().flat_map(|rank| &rank.pipes).filter(|pipe| pipe.is_open()).collect();
@@ -169,17 +170,18 @@ impl Attempt<'_> {
                     events.push(Event::Exited { local, exit });
                 }
             }
-            if !told && matches!(server.as_ref().and_then(RunningServer::outcome), Some(Outcome::Failed(_))) {
-                told = true;
+            let outcome = server.as_ref().and_then(RunningServer::outcome);
+            if !run_failed && matches!(outcome, Some(RendezvousOutcome::Failed(_))) {
+                run_failed = true;
                 events.push(Event::RunFailed);
             }
             events.push(Event::Tick);
             let mut finished = false;
             for event in events.drain(..) {
-                for action in watch.handle(start.elapsed(), event) {
+                for action in policy.handle(start.elapsed(), event) {
                     match action {
                         Action::Stop => stop(&mut ranks, Signal::TERM),
-                        // SIGTERM would make ranks save, and a shell may start them with SIGINT ignored.
+                        // Not SIGTERM, which makes ranks save; not SIGINT, which a shell may have set to be ignored.
                         Action::Interrupt => stop(&mut ranks, Signal::USR2),
                         Action::Kill => stop(&mut ranks, Signal::KILL),
                         Action::Finished => finished = true,
@@ -192,21 +194,21 @@ impl Attempt<'_> {
         }
         ranks.iter_mut().flat_map(|rank| &mut rank.pipes).for_each(|pipe| pipe.finish(console));
         let ended = in_order(&ranks, &order);
-        let ending = self.ending(&watch, &ended, server.as_ref());
+        let ending = self.ending(&policy, &ended, server.as_ref());
         if let (Ending::Signalled(EndSignal::Stop { .. }), Some(failure)) = (&ending, not_saved(&ended)) {
             let text = format!("the run ended without a checkpoint of its last steps: {failure}\n");
             console.stderr(text.as_bytes());
         }
         let ending = match (ending, server) {
             (Ending::Failed(failure), _) => Ending::Failed(failure),
-            (ending, Some(server)) if self.job.nodes > 1 => self.outlive(server, ending),
+            (ending, Some(server)) if self.job.nodes > 1 => self.wait_for_other_nodes(server, ending),
             (ending, _) => ending,
         };
-        Ok((ending, watch.stop_requested()))
+        Ok((ending, policy.stop_requested()))
     }
 
-    /// Ranks of other nodes may still be taking their leave of the rendezvous, which is here.
-    fn outlive(&self, server: RunningServer, ending: Ending) -> Ending {
+    /// Ranks on other nodes may still be leaving the rendezvous, which runs in this process.
+    fn wait_for_other_nodes(&self, server: RunningServer, ending: Ending) -> Ending {
         let start = Instant::now();
         while server.outcome().is_none() && start.elapsed() < OTHER_NODES {
             if let Some(signal) = self.signals.wait::<UnixStream>(&[]) {
@@ -214,7 +216,7 @@ impl Attempt<'_> {
             }
         }
         match server.outcome() {
-            Some(Outcome::Failed(abort)) if ending == Ending::Done => {
+            Some(RendezvousOutcome::Failed(abort)) if ending == Ending::Done => {
                 Ending::Failed(cause(&[], Some(&abort)))
             }
             Some(_) => {
@@ -225,11 +227,11 @@ impl Attempt<'_> {
         }
     }
 
-    fn ending(&self, watch: &Watch, ended: &[Ended], server: Option<&RunningServer>) -> Ending {
+    fn ending(&self, policy: &StopPolicy, ended: &[EndedRank], server: Option<&RunningServer>) -> Ending {
         let all = self.job.local_world_size as usize;
         let done = ended.len() == all && ended.iter().all(|e| e.exit.is_success());
-        match watch.signal() {
-            // The last step came first: the run is done. Or a rank could not save, and says why.
+        match policy.signal() {
+            // The run completed its last step before it stopped, or a rank failed to save and reported why.
             Some(EndSignal::Stop { .. }) if done => return Ending::Done,
             Some(signal @ EndSignal::Stop { .. }) => {
                 return own_failure(ended).map_or(Ending::Signalled(signal), Ending::Failed);
@@ -239,11 +241,11 @@ impl Attempt<'_> {
             None => {}
         }
         let abort = match server.and_then(RunningServer::outcome) {
-            Some(Outcome::Failed(abort)) => Some(abort),
+            Some(RendezvousOutcome::Failed(abort)) => Some(abort),
             _ => None,
         };
         match cause(ended, abort.as_ref()) {
-            // A rank of another node was asked to stop.
+            // A rank on another node was asked to stop.
             failure if failure.code == STOPPED => Ending::Signalled(STOP),
             failure => Ending::Failed(failure),
         }
@@ -276,7 +278,7 @@ impl Attempt<'_> {
                 node,
                 master_addr: if nodes == 1 { LOOPBACK.into() } else { self.job.master_addr.clone() },
                 port: self.port,
-                server: ServerPlace::Launcher,
+                server: RendezvousHost::Launcher,
                 restart: self.number,
             };
             match RankProcess::start(self.job, &world, Some(self.token), self.scratch) {
@@ -294,10 +296,10 @@ impl Attempt<'_> {
     }
 }
 
-/// The ranks that have ended, in the order in which they did.
-fn in_order(ranks: &[RankProcess], order: &[usize]) -> Vec<Ended> {
+/// The ranks that have ended, in the order in which they ended.
+fn in_order(ranks: &[RankProcess], order: &[usize]) -> Vec<EndedRank> {
     let ended = |rank: &RankProcess| {
-        Some(Ended {
+        Some(EndedRank {
             member: rank.member.clone(),
             exit: rank.exit?,
             stopped: rank.stopped,

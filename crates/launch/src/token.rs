@@ -1,4 +1,4 @@
-//! The token of a run: whoever knows it may join.
+//! The token of a run, a shared secret: any process that has it may join.
 
 use std::fmt;
 use std::io::Read as _;
@@ -9,16 +9,16 @@ use lockstep_core::proof::Secret;
 use crate::error::LaunchError;
 use crate::names::{TOKEN, TOKEN_FILE};
 
-/// A run's token. Never printed.
+/// The token of a run. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token(String);
 
-/// Fewer characters can be guessed.
+/// Shorter tokens could be guessed.
 const LEAST_CHARS: usize = 16;
 const MOST_BYTES: u64 = 4096;
 
 impl Token {
-    /// The token that the environment gives, through `get`: as text, or as a file.
+    /// Reads the token from the environment through `get`: from [`TOKEN`], or from the file named by [`TOKEN_FILE`].
     pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Token>, LaunchError> {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         if let Some(text) = get(TOKEN) {
@@ -40,22 +40,22 @@ impl Token {
         Token::checked(&text, path.display().to_string())
     }
 
-    fn checked(text: &str, place: String) -> Result<Token, LaunchError> {
+    fn checked(text: &str, origin: String) -> Result<Token, LaunchError> {
         let text = text.trim();
         let chars = text.chars().count();
         if chars < LEAST_CHARS {
-            return Err(LaunchError::TokenShort { place, chars, least: LEAST_CHARS });
+            return Err(LaunchError::TokenShort { origin, chars, least: LEAST_CHARS });
         }
         Ok(Token(text.into()))
     }
 
-    /// A new one, from the system's random numbers.
+    /// A new random token.
     pub fn random() -> Result<Token, LaunchError> {
         let bytes = nonce()?;
         Ok(Token(bytes.iter().map(|b| format!("{b:02x}")).collect()))
     }
 
-    /// For the environment of a rank, and nothing else.
+    /// The variable that passes the token to a rank. Use it for a rank's environment only.
     pub fn variable(&self) -> (&'static str, String) {
         (TOKEN, self.0.clone())
     }
@@ -71,18 +71,17 @@ impl fmt::Debug for Token {
     }
 }
 
-/// 32 bytes that nobody has seen before.
+/// 32 fresh random bytes.
 pub(crate) fn nonce() -> Result<[u8; 32], LaunchError> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|cause| LaunchError::System {
-        what: "get random numbers from the system",
+        what: "get random bytes from the system",
         cause: std::io::Error::other(cause.to_string()),
     })?;
     Ok(bytes)
 }
 
-/// What ranks on one host prove where nobody gave a token: nothing but the protocol. The rendezvous then
-/// listens on the loopback alone.
+/// The secret of a run without a token. It proves nothing, so the rendezvous then listens on loopback only.
 pub(crate) fn no_secret() -> Secret {
     Secret::from_text("")
 }
@@ -109,25 +108,25 @@ mod tests {
     }
 
     #[test]
-    fn a_file_only_its_owner_reads() {
+    fn a_token_file_must_be_readable_by_its_owner_only() {
         assert_eq!(from_file(&format!("{TEXT}\n"), 0o600), Ok(Token(TEXT.into())));
         assert_eq!(from_file(TEXT, 0o400), Ok(Token(TEXT.into())));
-        assert_snapshot!(from_file(TEXT, 0o640).unwrap_err(), @"token file /token can be read by others (mode 0640)");
-        assert_snapshot!(from_file(TEXT, 0o604).unwrap_err(), @"token file /token can be read by others (mode 0604)");
-        assert_snapshot!(from_file("short\n", 0o600).unwrap_err(), @"the token in /token has 5 characters; at least 16 are needed");
+        assert_snapshot!(from_file(TEXT, 0o640).unwrap_err(), @"token file /token can be read by other users (mode 0640)");
+        assert_snapshot!(from_file(TEXT, 0o604).unwrap_err(), @"token file /token can be read by other users (mode 0604)");
+        assert_snapshot!(from_file("short\n", 0o600).unwrap_err(), @"the token in /token has 5 characters; at least 16 are required");
     }
 
     #[test]
-    fn the_variable_comes_before_the_file() {
+    fn the_variable_takes_precedence_over_the_file() {
         let get = |name: &str| (name == TOKEN).then(|| TEXT.to_string()).or(Some("/nowhere".into()));
         assert_eq!(Token::read(&get).unwrap(), Some(Token(TEXT.into())));
         assert_eq!(Token::read(&|_| None).unwrap(), None);
         let error = Token::read(&|name| (name == TOKEN).then(|| "hunter2".into())).unwrap_err();
-        assert_snapshot!(error, @"the token in LOCKSTEP_TOKEN has 7 characters; at least 16 are needed");
+        assert_snapshot!(error, @"the token in LOCKSTEP_TOKEN has 7 characters; at least 16 are required");
     }
 
     #[test]
-    fn nothing_of_a_token_is_printed() {
+    fn debug_output_does_not_show_the_token() {
         let token = Token::random().unwrap();
         assert_eq!(format!("{token:?}"), "Token(..)");
         assert_eq!(token.0.len(), 64);

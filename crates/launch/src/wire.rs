@@ -1,16 +1,17 @@
-//! What travels between a rank and the rendezvous, version 1.
+//! The protocol between a rank and the rendezvous, version 1.
 //!
-//! Before a rank has proved that it knows the token, messages have fixed sizes and nothing is parsed:
+//! Until a rank has proved that it has the token, messages have fixed sizes and nothing is parsed:
 //!
 //! ```text
 //! rank   -> server   hello   64 bytes   magic 8 | version 2 | 0 2 | rank 4 | attempt 4 | 0 12 | nonce 32
-//! server -> rank     reply   64 bytes   magic 8 | version 2 | verdict 2 | attempt 4 | 0 16 | nonce 32
+//! server -> rank     reply   64 bytes   magic 8 | version 2 | status 2 | attempt 4 | 0 16 | nonce 32
 //! rank   -> server   proof   32 bytes   tag over everything above
-//! server -> rank     reply   64 bytes   the same, with the server's tag in place of the nonce
+//! server -> rank     reply   64 bytes   the same, with the server's tag instead of the nonce
 //! ```
 //!
-//! Both nonces are fresh, so an old proof is worthless; both sides prove. From then on frames travel, each
-//! sealed with a key that follows from both nonces and with its number (`seal`). Numbers are little-endian.
+//! Both sides prove that they have the token. Both nonces are fresh, so a recorded proof cannot be replayed. After
+//! that both sides send frames, sealed with a key derived from both nonces and with the frame's number (`seal`).
+//! Numbers are little-endian.
 
 use lockstep_core::proof::Secret;
 use serde::{Deserialize, Serialize};
@@ -23,17 +24,17 @@ pub(crate) const HELLO_BYTES: usize = 64;
 pub(crate) const REPLY_BYTES: usize = 64;
 pub(crate) const PROOF_BYTES: usize = 32;
 
-/// The most a rank may put into an exchange.
+/// The largest value that a rank may contribute to an exchange.
 pub(crate) const MAX_VALUE_BYTES: usize = 64 << 10;
-/// The largest frame a rank sends: a value in hexadecimal, and what stands around it.
+/// The largest frame that a rank sends: a value in hexadecimal, and the message around it.
 pub(crate) const MAX_FRAME_TO_SERVER: usize = 2 * MAX_VALUE_BYTES + 4096;
 
-/// The largest frame the server sends: everybody's values.
+/// The largest frame that the server sends: the values of all ranks.
 pub(crate) fn max_frame_to_rank(world_size: u32) -> usize {
     MAX_FRAME_TO_SERVER.saturating_mul(world_size.max(1) as usize).min(256 << 20)
 }
 
-/// The first thing a rank says.
+/// The first message of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) version: u16,
@@ -53,7 +54,7 @@ impl Hello {
         out
     }
 
-    /// `None` where the magic or the zeros are not there.
+    /// `None` if the magic bytes or the zeros are missing.
     pub(crate) fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Hello> {
         let zeros = bytes[10..12].iter().chain(&bytes[20..32]).all(|&b| b == 0);
         (bytes[..8] == MAGIC && zeros).then(|| Hello {
@@ -65,43 +66,48 @@ impl Hello {
     }
 }
 
-/// Whether `start` can be the beginning of a greeting.
-pub(crate) fn greets(start: &[u8]) -> bool {
+/// Whether `start` matches the magic bytes, as far as it goes.
+pub(crate) fn has_magic(start: &[u8]) -> bool {
     start.iter().zip(&MAGIC).all(|(a, b)| a == b)
 }
 
-/// What the server makes of a hello or a proof.
+/// The server's answer to a hello or a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    GoOn,
+pub(crate) enum ReplyStatus {
+    Continue,
     OtherVersion,
     WrongProof,
-    /// The ranks of this run have been started more or less often than this one.
+    /// The run is at another attempt: its ranks have been restarted more or fewer times than this rank.
     OtherAttempt,
     /// The run is over.
     Over,
 }
 
-/// The server's answer.
+/// The server's reply to a hello or a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) version: u16,
-    pub(crate) verdict: Verdict,
+    pub(crate) status: ReplyStatus,
     pub(crate) attempt: u32,
-    /// A nonce, then a tag.
+    /// The nonce in the first reply, the tag in the second.
     pub(crate) value: [u8; 32],
 }
 
-const VERDICTS: [Verdict; 5] =
-    [Verdict::GoOn, Verdict::OtherVersion, Verdict::WrongProof, Verdict::OtherAttempt, Verdict::Over];
+const STATUSES: [ReplyStatus; 5] = [
+    ReplyStatus::Continue,
+    ReplyStatus::OtherVersion,
+    ReplyStatus::WrongProof,
+    ReplyStatus::OtherAttempt,
+    ReplyStatus::Over,
+];
 
 impl Reply {
     pub(crate) fn to_bytes(self) -> [u8; REPLY_BYTES] {
-        let verdict = VERDICTS.iter().position(|v| *v == self.verdict).unwrap_or_default() as u16;
+        let status = STATUSES.iter().position(|v| *v == self.status).unwrap_or_default() as u16;
         let mut out = [0; REPLY_BYTES];
         out[..8].copy_from_slice(&MAGIC);
         out[8..10].copy_from_slice(&self.version.to_le_bytes());
-        out[10..12].copy_from_slice(&verdict.to_le_bytes());
+        out[10..12].copy_from_slice(&status.to_le_bytes());
         out[12..16].copy_from_slice(&self.attempt.to_le_bytes());
         out[32..].copy_from_slice(&self.value);
         out
@@ -109,17 +115,17 @@ impl Reply {
 
     pub(crate) fn from_bytes(bytes: &[u8; REPLY_BYTES]) -> Option<Reply> {
         let version = u16::from_le_bytes([bytes[8], bytes[9]]);
-        let verdict = *VERDICTS.get(usize::from(u16::from_le_bytes([bytes[10], bytes[11]])))?;
+        let status = *STATUSES.get(usize::from(u16::from_le_bytes([bytes[10], bytes[11]])))?;
         (bytes[..8] == MAGIC).then(|| Reply {
             version,
-            verdict,
+            status,
             attempt: u32_at(bytes, 12),
             value: half(bytes),
         })
     }
 }
 
-/// Everything both sides have said before the proofs, which are made over it.
+/// Everything that both sides have sent before the proofs. The proofs cover it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transcript {
     pub(crate) hello: Hello,
@@ -149,18 +155,19 @@ impl Transcript {
     }
 }
 
-/// From a rank.
+/// A message from a rank to the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToServer {
     Join {
         member: Member,
         world_size: u32,
         local_world_size: u32,
-        /// Of the program.
+        /// The version of the program.
         version: String,
     },
+    /// A heartbeat.
     Beat,
-    /// This rank's part of an exchange.
+    /// This rank's value for an exchange.
     Put {
         name: String,
         hex: String,
@@ -173,22 +180,23 @@ pub(crate) enum ToServer {
     Leave,
 }
 
-/// To a rank.
+/// A message from the server to a rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ToRank {
-    /// All have joined. `run` is a number that no other run has, in hexadecimal.
+    /// All ranks have joined. `run` is a random number that identifies the run, in hexadecimal.
     Start {
         members: Vec<Member>,
         run: String,
     },
+    /// A heartbeat.
     Beat,
-    /// Everybody's part of an exchange.
+    /// The values of all ranks for an exchange.
     All {
         name: String,
         hex: Vec<String>,
     },
     Abort(Abort),
-    /// A `Leave` or `Failed` has arrived.
+    /// Confirms a `Leave` or `Failed`.
     Bye,
 }
 
@@ -224,10 +232,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn greetings_read_back(version: u16, rank: u32, attempt: u32, nonce: [u8; 32], v in 0..5usize) {
+        fn hellos_and_replies_read_back(version: u16, rank: u32, attempt: u32, nonce: [u8; 32], v in 0..5usize) {
             let hello = Hello { version, rank, attempt, nonce };
             prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
-            let reply = Reply { version, verdict: VERDICTS[v], attempt, value: nonce };
+            let reply = Reply { version, status: STATUSES[v], attempt, value: nonce };
             prop_assert_eq!(Reply::from_bytes(&reply.to_bytes()), Some(reply));
         }
 
@@ -237,7 +245,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_without_panic(bytes in prop::array::uniform32(any::<[u8; 2]>()), text: String) {
+        fn decoding_arbitrary_bytes_does_not_panic(bytes in prop::array::uniform32(any::<[u8; 2]>()), text: String) {
             let flat: [u8; 64] = bytes.concat().try_into().unwrap();
             let _ = (Hello::from_bytes(&flat), Reply::from_bytes(&flat), from_hex(&text));
         }

@@ -1,22 +1,22 @@
-//! Which rank this process is, as the environment says it.
+//! Reads from the environment which rank this process is.
 //!
-//! torchrun, `torch.distributed.launch`, the DeepSpeed launcher, a loop in a shell and our own launcher
-//! all speak through the same variables. What a shell loop leaves out is derived where there is only one
-//! answer; what contradicts itself is refused by name.
+//! torchrun, `torch.distributed.launch`, the DeepSpeed launcher, a shell loop and our own launcher all set the same
+//! variables. Variables that a shell loop leaves out are derived if there is only one possible value. Contradictions
+//! are errors that name the variables.
 
 use crate::error::LaunchError;
 use crate::names::*;
 
-/// Where the rendezvous of a run is.
+/// The process that runs the rendezvous server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerPlace {
-    /// In the lockstep launcher of node 0.
+pub enum RendezvousHost {
+    /// The lockstep launcher of node 0.
     Launcher,
-    /// In a thread of rank 0's process: nobody else is there to have it.
+    /// A thread of rank 0's process, if another launcher started the ranks.
     RankZero,
 }
 
-/// This process among the ranks of its run.
+/// This process's position among the ranks of its run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct World {
     pub rank: u32,
@@ -24,15 +24,15 @@ pub struct World {
     pub local_rank: u32,
     pub local_world_size: u32,
     pub node: u32,
-    /// Where the rendezvous is.
+    /// The host of the rendezvous.
     pub master_addr: String,
     pub port: u16,
-    pub server: ServerPlace,
-    /// How often the ranks have been restarted.
+    pub server: RendezvousHost,
+    /// How many times the ranks have been restarted.
     pub restart: u32,
 }
 
-/// More ranks than any machine has; larger numbers are typing errors.
+/// An upper limit on the number of ranks, to catch typing errors.
 const MAX_RANKS: u32 = 1 << 16;
 const DEFAULT_PORT: u16 = 29500;
 pub(crate) const LOOPBACK: &str = "127.0.0.1";
@@ -42,7 +42,7 @@ impl World {
         self.world_size / self.local_world_size
     }
 
-    /// Reads the variables through `get`. `None`: the environment names no rank, so there is one.
+    /// Reads the variables through `get`. `None` if the environment names no rank, so that this process runs alone.
     pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<World>, LaunchError> {
         let get = |name: &'static str| get(name).filter(|value| !value.is_empty());
         let number = |name: &'static str| read_number(name, get(name));
@@ -54,12 +54,12 @@ impl World {
             (None, Some(size)) => return Err(missing(RANK, format!("{WORLD_SIZE} is {size}"))),
         };
         if world_size == 0 || world_size > MAX_RANKS {
-            let want = "a number of ranks from 1 to 65536 is expected";
+            let want = "expected a number of ranks from 1 to 65536";
             return Err(LaunchError::Variable { name: WORLD_SIZE, value: world_size.to_string(), want });
         }
         if rank >= world_size {
-            return Err(differ(format!(
-                "{RANK} is {rank}, but ranks count from 0 and {WORLD_SIZE} is {world_size}"
+            return Err(conflict(format!(
+                "{RANK} is {rank}, but {WORLD_SIZE} is {world_size} and ranks count from 0"
             )));
         }
         let addr = get(MASTER_ADDR);
@@ -69,16 +69,17 @@ impl World {
             None if here || world_size == 1 => world_size,
             None => {
                 let because = format!(
-                    "{WORLD_SIZE} is {world_size} and {MASTER_ADDR} is `{}`: how many ranks has each host?",
+                    "{WORLD_SIZE} is {world_size} and {MASTER_ADDR} is `{}`; set it to the number of ranks on each \
+                     node",
                     addr.as_deref().unwrap_or_default().escape_debug()
                 );
                 return Err(missing(LOCAL_WORLD_SIZE, because));
             }
         };
         if local_world_size == 0 || !world_size.is_multiple_of(local_world_size) {
-            return Err(differ(format!(
-                "{LOCAL_WORLD_SIZE} is {local_world_size} and {WORLD_SIZE} is {world_size}: all nodes must have as \
-                 many ranks"
+            return Err(conflict(format!(
+                "{WORLD_SIZE} is {world_size}, which is not a multiple of {LOCAL_WORLD_SIZE} {local_world_size}; \
+                 every node must have the same number of ranks"
             )));
         }
         let local_rank = number(LOCAL_RANK)?.unwrap_or(rank % local_world_size);
@@ -88,14 +89,15 @@ impl World {
             (None, None) => (GROUP_RANK, rank / local_world_size),
         };
         if local_rank >= local_world_size {
-            return Err(differ(format!(
-                "{LOCAL_RANK} is {local_rank}, but it counts from 0 and {LOCAL_WORLD_SIZE} is {local_world_size}"
+            return Err(conflict(format!(
+                "{LOCAL_RANK} is {local_rank}, but {LOCAL_WORLD_SIZE} is {local_world_size} and local ranks count \
+                 from 0"
             )));
         }
         if u64::from(node) * u64::from(local_world_size) + u64::from(local_rank) != u64::from(rank) {
-            return Err(differ(format!(
-                "{RANK} is {rank}, but {name} {node} with {LOCAL_WORLD_SIZE} {local_world_size} and {LOCAL_RANK} \
-                 {local_rank} make it {}",
+            return Err(conflict(format!(
+                "{RANK} is {rank}, but {name} {node}, {LOCAL_WORLD_SIZE} {local_world_size} and {LOCAL_RANK} \
+                 {local_rank} imply rank {}",
                 u64::from(node) * u64::from(local_world_size) + u64::from(local_rank)
             )));
         }
@@ -106,12 +108,12 @@ impl World {
             local_rank,
             local_world_size,
             node,
-            // On one host the name of the host may lead anywhere; the loopback does not.
+            // On one host, use loopback: the host's name may resolve to any address.
             master_addr: if one_host { LOOPBACK.into() } else { addr.unwrap_or_else(|| LOOPBACK.into()) },
             port: port(&get)?,
             server: match get(SERVER).as_deref() {
-                Some("launcher") => ServerPlace::Launcher,
-                _ => ServerPlace::RankZero,
+                Some("launcher") => RendezvousHost::Launcher,
+                _ => RendezvousHost::RankZero,
             },
             restart: match number(RESTART)? {
                 Some(count) => count,
@@ -120,7 +122,7 @@ impl World {
         }))
     }
 
-    /// The variables that tell a rank what it is.
+    /// The environment variables that describe this rank.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let mut list = vec![
             (RANK, self.rank.to_string()),
@@ -134,7 +136,7 @@ impl World {
             (PORT, self.port.to_string()),
             (RESTART, self.restart.to_string()),
         ];
-        if self.server == ServerPlace::Launcher {
+        if self.server == RendezvousHost::Launcher {
             list.push((SERVER, "launcher".into()));
         }
         list
@@ -146,18 +148,18 @@ fn port(get: &dyn Fn(&'static str) -> Option<String>) -> Result<u16, LaunchError
         None => Ok(None),
         Some(value) => match value.parse::<u16>() {
             Ok(port) if port > 0 => Ok(Some(port)),
-            _ => Err(LaunchError::Variable { name, value, want: "a port from 1 to 65535 is expected" }),
+            _ => Err(LaunchError::Variable { name, value, want: "expected a port from 1 to 65535" }),
         },
     };
     if let Some(port) = read(PORT)? {
         return Ok(port);
     }
     let port = read(MASTER_PORT)?.unwrap_or(DEFAULT_PORT);
-    let taken = get(TORCHELASTIC_USE_AGENT_STORE).is_some_and(|v| v.eq_ignore_ascii_case("true"));
-    if !taken {
+    let used_by_torchrun = get(TORCHELASTIC_USE_AGENT_STORE).is_some_and(|v| v.eq_ignore_ascii_case("true"));
+    if !used_by_torchrun {
         return Ok(port);
     }
-    let want = "torchrun holds this port, and there is none above it; set LOCKSTEP_PORT";
+    let want = "torchrun uses this port, and there is no next higher one; set LOCKSTEP_PORT";
     port.checked_add(1).ok_or(LaunchError::Variable { name: MASTER_PORT, value: port.to_string(), want })
 }
 
@@ -165,7 +167,7 @@ fn read_number(name: &'static str, value: Option<String>) -> Result<Option<u32>,
     let Some(value) = value else { return Ok(None) };
     match value.trim().parse() {
         Ok(number) => Ok(Some(number)),
-        Err(_) => Err(LaunchError::Variable { name, value, want: "a whole number from 0 is expected" }),
+        Err(_) => Err(LaunchError::Variable { name, value, want: "expected a whole number, 0 or greater" }),
     }
 }
 
@@ -177,8 +179,8 @@ fn missing(name: &'static str, because: String) -> LaunchError {
     LaunchError::VariableMissing { name, because }
 }
 
-fn differ(text: String) -> LaunchError {
-    LaunchError::VariablesDiffer { text }
+fn conflict(text: String) -> LaunchError {
+    LaunchError::VariableConflict { text }
 }
 
 #[cfg(test)]
@@ -200,24 +202,24 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said() {
+    fn no_rank_in_the_environment() {
         assert_eq!(read("").unwrap(), None);
         assert_eq!(read("LOCAL_RANK=0 MASTER_PORT=1").unwrap(), None);
         assert_eq!(read("WORLD_SIZE=1").unwrap().unwrap().world_size, 1);
     }
 
     #[test]
-    fn a_shell_loop_says_little() {
+    fn variables_that_a_shell_loop_leaves_out_are_derived() {
         let world = read("RANK=1 WORLD_SIZE=2").unwrap().unwrap();
         assert_eq!((world.local_rank, world.local_world_size, world.node, world.nodes()), (1, 2, 0, 1));
         assert_eq!((world.master_addr.as_str(), world.port), ("127.0.0.1", 29500));
-        assert_eq!(world.server, ServerPlace::RankZero);
+        assert_eq!(world.server, RendezvousHost::RankZero);
         let world = read("RANK=3 WORLD_SIZE=4 MASTER_ADDR=localhost MASTER_PORT=77").unwrap().unwrap();
         assert_eq!((world.local_rank, world.local_world_size, world.port), (3, 4, 77));
     }
 
     #[test]
-    fn torchrun_says_all() {
+    fn all_variables_of_torchrun_are_read() {
         let text = "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 MASTER_ADDR=alpha \
                     MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2";
         let world = read(text).unwrap().unwrap();
@@ -226,15 +228,15 @@ mod tests {
         assert_eq!(read(&format!("{text} LOCKSTEP_PORT=4000")).unwrap().unwrap().port, 4000);
     }
 
-    /// torchrun writes the host's name there, which may resolve to anything.
+    /// torchrun sets MASTER_ADDR to the host's name, which may resolve to any address.
     #[test]
-    fn one_host_meets_on_the_loopback() {
+    fn ranks_on_one_host_use_loopback() {
         let world = read("RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=some-host").unwrap().unwrap();
         assert_eq!(world.master_addr, "127.0.0.1");
     }
 
     #[test]
-    fn what_is_set_reads_back() {
+    fn variables_that_are_set_read_back() {
         let text = "RANK=6 WORLD_SIZE=8 LOCAL_WORLD_SIZE=4 MASTER_ADDR=alpha MASTER_PORT=500 LOCKSTEP_SERVER=launcher";
         let world = read(text).unwrap().unwrap();
         let list = world.variables();
@@ -243,19 +245,19 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_name_their_variables() {
-        assert_snapshot!(error("RANK=2 WORLD_SIZE=2"), @"environment variables do not fit: RANK is 2, but ranks count from 0 and WORLD_SIZE is 2");
-        assert_snapshot!(error("RANK=two WORLD_SIZE=2"), @"environment variable RANK is `two`: a whole number from 0 is expected");
-        assert_snapshot!(error("RANK=-1 WORLD_SIZE=2"), @"environment variable RANK is `-1`: a whole number from 0 is expected");
+    fn errors_name_the_variables() {
+        assert_snapshot!(error("RANK=2 WORLD_SIZE=2"), @"environment variables contradict each other: RANK is 2, but WORLD_SIZE is 2 and ranks count from 0");
+        assert_snapshot!(error("RANK=two WORLD_SIZE=2"), @"environment variable RANK is `two`: expected a whole number, 0 or greater");
+        assert_snapshot!(error("RANK=-1 WORLD_SIZE=2"), @"environment variable RANK is `-1`: expected a whole number, 0 or greater");
         assert_snapshot!(error("RANK=0"), @"environment variable WORLD_SIZE is not set, but RANK is 0");
         assert_snapshot!(error("WORLD_SIZE=2"), @"environment variable RANK is not set, but WORLD_SIZE is 2");
-        assert_snapshot!(error("RANK=0 WORLD_SIZE=0"), @"environment variable WORLD_SIZE is `0`: a number of ranks from 1 to 65536 is expected");
-        assert_snapshot!(error("RANK=0 WORLD_SIZE=4 MASTER_ADDR=alpha"), @"environment variable LOCAL_WORLD_SIZE is not set, but WORLD_SIZE is 4 and MASTER_ADDR is `alpha`: how many ranks has each host?");
-        assert_snapshot!(error("RANK=0 WORLD_SIZE=3 LOCAL_WORLD_SIZE=2"), @"environment variables do not fit: LOCAL_WORLD_SIZE is 2 and WORLD_SIZE is 3: all nodes must have as many ranks");
-        assert_snapshot!(error("RANK=0 WORLD_SIZE=2 LOCAL_RANK=2"), @"environment variables do not fit: LOCAL_RANK is 2, but it counts from 0 and LOCAL_WORLD_SIZE is 2");
-        assert_snapshot!(error("RANK=1 WORLD_SIZE=2 LOCAL_RANK=0"), @"environment variables do not fit: RANK is 1, but GROUP_RANK 0 with LOCAL_WORLD_SIZE 2 and LOCAL_RANK 0 make it 0");
-        assert_snapshot!(error("RANK=1 WORLD_SIZE=2 NODE_RANK=4294967295"), @"environment variables do not fit: RANK is 1, but NODE_RANK 4294967295 with LOCAL_WORLD_SIZE 2 and LOCAL_RANK 1 make it 8589934591");
-        assert_snapshot!(error("RANK=0 WORLD_SIZE=2 MASTER_PORT=http"), @"environment variable MASTER_PORT is `http`: a port from 1 to 65535 is expected");
-        assert_snapshot!(error("RANK=0 WORLD_SIZE=2 MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True"), @"environment variable MASTER_PORT is `65535`: torchrun holds this port, and there is none above it; set LOCKSTEP_PORT");
+        assert_snapshot!(error("RANK=0 WORLD_SIZE=0"), @"environment variable WORLD_SIZE is `0`: expected a number of ranks from 1 to 65536");
+        assert_snapshot!(error("RANK=0 WORLD_SIZE=4 MASTER_ADDR=alpha"), @"environment variable LOCAL_WORLD_SIZE is not set, but WORLD_SIZE is 4 and MASTER_ADDR is `alpha`; set it to the number of ranks on each node");
+        assert_snapshot!(error("RANK=0 WORLD_SIZE=3 LOCAL_WORLD_SIZE=2"), @"environment variables contradict each other: WORLD_SIZE is 3, which is not a multiple of LOCAL_WORLD_SIZE 2; every node must have the same number of ranks");
+        assert_snapshot!(error("RANK=0 WORLD_SIZE=2 LOCAL_RANK=2"), @"environment variables contradict each other: LOCAL_RANK is 2, but LOCAL_WORLD_SIZE is 2 and local ranks count from 0");
+        assert_snapshot!(error("RANK=1 WORLD_SIZE=2 LOCAL_RANK=0"), @"environment variables contradict each other: RANK is 1, but GROUP_RANK 0, LOCAL_WORLD_SIZE 2 and LOCAL_RANK 0 imply rank 0");
+        assert_snapshot!(error("RANK=1 WORLD_SIZE=2 NODE_RANK=4294967295"), @"environment variables contradict each other: RANK is 1, but NODE_RANK 4294967295, LOCAL_WORLD_SIZE 2 and LOCAL_RANK 1 imply rank 8589934591");
+        assert_snapshot!(error("RANK=0 WORLD_SIZE=2 MASTER_PORT=http"), @"environment variable MASTER_PORT is `http`: expected a port from 1 to 65535");
+        assert_snapshot!(error("RANK=0 WORLD_SIZE=2 MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True"), @"environment variable MASTER_PORT is `65535`: torchrun uses this port, and there is no next higher one; set LOCKSTEP_PORT");
     }
 }

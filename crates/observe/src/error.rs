@@ -1,21 +1,21 @@
-//! What can go wrong while telling.
+//! Errors of writing logs and metrics.
 
 use std::io;
 use std::path::PathBuf;
 
 use lockstep_core::{Fault, FaultClass};
 
-/// A log that cannot be kept.
+/// Why a log or a metrics file cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObserveError {
-    /// A folder or file that cannot be made or opened.
+    /// A folder or file cannot be created or opened.
     #[error("cannot open {}: {source}", .path.display())]
     Open { path: PathBuf, source: io::Error },
-    /// An existing log that cannot be read, so that what is in it cannot be kept.
+    /// An existing file cannot be read, so its contents cannot be kept.
     #[error("cannot read {}: {source}", .path.display())]
     Read { path: PathBuf, source: io::Error },
-    /// A line that cannot be written.
+    /// A line cannot be written.
     #[error("cannot write {}: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
 }

@@ -1,12 +1,12 @@
-//! What a run tells: `metrics.jsonl` for programs, `logs/training.log` for people and their scripts, and
-//! progress on a terminal or as plain lines, and TensorBoard's event files.
+//! The output of a run: `metrics.jsonl` for programs, `logs/training.log` for people and their scripts, TensorBoard
+//! event files, and progress on a terminal or as plain lines.
 //!
-//! Nothing is printed here: views write to what they are handed, and the terminal bar draws on stderr
-//! alone. Left out so far: other trackers, the ledger, the dashboard.
+//! Nothing is printed here: views write to the writer they are given, and the progress bar draws on stderr only.
+//! Not implemented: other trackers, the ledger, the dashboard.
 //!
-//! The log's grammar is a contract with the parsers people have: a line that contains `loss` also
-//! contains `step <digits>` and `loss: <digits>.<digits>`. Whatever cannot be said so, such as a value
-//! that is not a number, is said with the word `objective`.
+//! The format of the log is a contract with existing parsers: a line that contains `loss` also contains `step
+//! <digits>` and `loss: <digits>.<digits>`. Values that do not fit this format, such as NaN, are written with the
+//! word `objective` instead.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +19,7 @@ mod terminal;
 mod time;
 
 pub use error::ObserveError;
-pub use progress::{PlainLines, Progress, Silent};
+pub use progress::{NoProgress, PlainLines, Progress};
 pub use record::{EvalRecord, StepRecord};
 pub use run_log::RunLog;
 pub use tensorboard::TensorBoard;

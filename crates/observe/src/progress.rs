@@ -1,34 +1,37 @@
-//! Views of a run while it runs.
+//! Views that show the progress of a run.
 
 use std::io::Write;
 
-use crate::record::{EvalRecord, StepRecord, reworded};
+use crate::record::{EvalRecord, StepRecord, log_lines};
 
-/// Someone who watches a run. A view never fails a run: what it cannot show is lost.
+/// A view of a running training. A view never fails the run: output that it cannot write is dropped.
 pub trait Progress: Send {
-    /// The run goes from `first_step` (the first it will take, counted from 1) to `total_steps`.
+    /// The run starts. It will run the steps from `first_step` to `total_steps`, counted from 1.
     fn start(&mut self, first_step: u64, total_steps: u64);
+    /// A step is complete.
     fn step(&mut self, record: &StepRecord);
+    /// An evaluation is complete.
     fn evaluation(&mut self, record: &EvalRecord) {
         self.note(&record.line());
     }
-    /// Something worth a line.
+    /// Shows a message.
     fn note(&mut self, text: &str);
+    /// The run has ended.
     fn finish(&mut self);
 }
 
 /// Shows nothing.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Silent;
+pub struct NoProgress;
 
-impl Progress for Silent {
+impl Progress for NoProgress {
     fn start(&mut self, _first_step: u64, _total_steps: u64) {}
     fn step(&mut self, _record: &StepRecord) {}
     fn note(&mut self, _text: &str) {}
     fn finish(&mut self) {}
 }
 
-/// One line per step it is told of, in the log's grammar: for pipes, files and continuous integration.
+/// Writes one line per step, in the format of the log: for pipes, files and continuous integration.
 #[derive(Debug)]
 pub struct PlainLines<W> {
     out: W,
@@ -40,13 +43,13 @@ impl<W: Write> PlainLines<W> {
         PlainLines { out, total_steps: None }
     }
 
-    /// What it wrote to.
+    /// Returns the writer.
     pub fn into_inner(self) -> W {
         self.out
     }
 
     fn push(&mut self, line: &str) {
-        // A reader that went away is no reason to stop training.
+        // Training continues even if the reader has closed the pipe.
         let _ = self.out.write_all(format!("{line}\n").as_bytes()).and_then(|()| self.out.flush());
     }
 }
@@ -62,7 +65,7 @@ impl<W: Write + Send> Progress for PlainLines<W> {
     }
 
     fn note(&mut self, text: &str) {
-        reworded(text).for_each(|line| self.push(&line));
+        log_lines(text).for_each(|line| self.push(&line));
     }
 
     fn finish(&mut self) {
@@ -76,7 +79,7 @@ mod tests {
     use crate::record::tests::RECORD;
 
     #[test]
-    fn plain_lines() {
+    fn plain_lines_follow_the_log_format() {
         let mut lines = PlainLines::new(Vec::new());
         lines.start(12, 100);
         lines.note("the loss is global");
@@ -91,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_survived() {
+    fn a_closed_pipe_does_not_fail_the_run() {
         struct Closed;
         impl Write for Closed {
             fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {

@@ -1,36 +1,36 @@
-//! One optimizer step as a record, and its two forms: a JSON line and a line of text.
+//! Records of steps and evaluations, and their two forms: a JSON line and a line of text.
 
 use std::fmt::Write;
 
-/// What is known of one step once it is done.
+/// The metrics of one completed step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepRecord {
-    /// Steps completed, this one included: the first is 1.
+    /// The number of completed steps, including this one. The first step is 1.
     pub step: u64,
     pub epoch: f64,
     pub loss: f64,
     pub grad_norm: f64,
     pub learning_rate: f64,
-    /// Supervised tokens of the step, over all ranks.
+    /// Supervised tokens of this step, over all ranks.
     pub tokens: u64,
-    /// All tokens seen so far.
+    /// All tokens processed so far.
     pub tokens_total: u64,
     pub tokens_per_second: f64,
     pub step_seconds: f64,
-    /// The update was not applied, because a number was not finite.
+    /// The update was skipped, because a value was not finite.
     pub skipped: bool,
-    /// What losses are multiplied by, in fp16.
+    /// The loss scale, in fp16.
     pub loss_scale: Option<f64>,
 }
 
 impl StepRecord {
-    /// One JSON object without a line break, keys always in the same order. A number that JSON cannot
-    /// hold is null, and `<key>_text` beside it says what it was.
+    /// A JSON object on one line, with the keys always in the same order. A number that JSON cannot represent is
+    /// null, and the key `<key>_text` holds it as text.
     pub fn json(&self) -> String {
         self.json_with(&[])
     }
 
-    /// With further numbers by name, after the step's own.
+    /// Like [`StepRecord::json`], with additional named numbers at the end.
     pub fn json_with(&self, others: &[(&str, f64)]) -> String {
         let mut out = format!("{{\"step\":{}", self.step);
         push_float(&mut out, "epoch", self.epoch);
@@ -51,7 +51,7 @@ impl StepRecord {
         out
     }
 
-    /// The step as a line of text without a line break, in the log's grammar; `total` adds `/total`.
+    /// A line of text in the format of the log, without a line break. `total` adds `/total` after the step.
     pub fn line(&self, total: Option<u64>) -> String {
         let mut out = format!("step {}", self.step);
         if let Some(total) = total {
@@ -69,14 +69,14 @@ impl StepRecord {
         let _ = write!(out, " | {} s", decimals(self.step_seconds, 2));
         if self.skipped {
             out.push_str(" | skipped");
-            // Not by its name, which has the word that belongs to the step's number.
+            // Not called `loss_scale`, because `loss` may only appear before the loss itself.
             let scale = self.loss_scale.map(|scale| format!(", scale {}", decimals(scale, 0)));
             out.push_str(&scale.unwrap_or_default());
         }
         out
     }
 
-    /// `loss: 3.456789`; `objective nan` where that is not digits, a point and digits.
+    /// `loss: 3.456789`, or for example `objective nan` if the value is negative or not finite.
     pub(crate) fn loss_text(&self) -> String {
         let number = decimals(self.loss, 6);
         if number.starts_with(|c: char| c.is_ascii_digit()) {
@@ -87,10 +87,10 @@ impl StepRecord {
     }
 }
 
-/// One evaluation of a run, after so many steps.
+/// The metrics of one evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EvalRecord {
-    /// 0 before the first step.
+    /// The number of completed steps; 0 before the first.
     pub step: u64,
     pub epoch: f64,
     /// The mean over all supervised tokens of all ranks.
@@ -105,7 +105,7 @@ impl EvalRecord {
         self.loss.exp()
     }
 
-    /// As [`StepRecord::json`].
+    /// Like [`StepRecord::json`].
     pub fn json(&self) -> String {
         let mut out = format!("{{\"step\":{}", self.step);
         push_float(&mut out, "epoch", self.epoch);
@@ -117,7 +117,7 @@ impl EvalRecord {
         out
     }
 
-    /// A line of text. It says `nll`, so that nobody who collects the losses of steps takes it for one.
+    /// A line of text. It says `nll` and not `loss`, so that parsers do not mistake it for the loss of a step.
     pub fn line(&self) -> String {
         format!(
             "step {} | evaluation | nll {} | perplexity {} | {} tokens | {} s",
@@ -130,15 +130,15 @@ impl EvalRecord {
     }
 }
 
-/// Free text in the log's grammar, as lines: the word `loss` belongs to steps, so it is said otherwise,
-/// and control characters are escaped.
-pub(crate) fn reworded(text: &str) -> impl Iterator<Item = String> {
+/// Converts free text to lines in the format of the log: the word `loss` is reserved for steps, so it is replaced by
+/// `objective`, and control characters are escaped.
+pub(crate) fn log_lines(text: &str) -> impl Iterator<Item = String> {
     text.lines().map(|line| {
         let mut plain = String::new();
         for c in line.chars() {
             if c.is_control() { plain.extend(c.escape_default()) } else { plain.push(c) }
         }
-        // ASCII lower case keeps byte positions.
+        // Converting ASCII to lower case does not change byte positions.
         let lower = plain.to_ascii_lowercase();
         let mut out = String::new();
         let mut done = 0;
@@ -190,7 +190,7 @@ pub(crate) mod tests {
         loss_scale: None,
     };
 
-    /// What a parser of the log does: `step (\d+)` and `loss: (\d+\.\d+)`, searched anywhere.
+    /// Parses a line like typical log parsers: searches for `step (\d+)` and `loss: (\d+\.\d+)` anywhere in it.
     pub(crate) fn parsed(line: &str) -> Option<(u64, f64)> {
         let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
         let step = line.match_indices("step ").find_map(|(at, word)| {
@@ -207,7 +207,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_line_of_a_step() {
+    fn a_step_as_a_line() {
         let line = "step 12 | loss: 3.456789 | grad_norm 1.23 | lr 3.00e-4 | 2345 tok/s | 0.87 s";
         assert_eq!(RECORD.line(None), line);
         assert_eq!(parsed(line), Some((12, 3.456789)));
@@ -223,7 +223,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_json_of_a_step() {
+    fn a_step_as_json() {
         assert_eq!(
             RECORD.json(),
             "{\"step\":12,\"epoch\":0.25,\"loss\":3.456789,\"grad_norm\":1.234,\"learning_rate\":0.0003,\
@@ -241,7 +241,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_evaluation_is_not_taken_for_a_step() {
+    fn an_evaluation_cannot_be_mistaken_for_a_step() {
         let record = EvalRecord { step: 20, epoch: 0.5, loss: 0.0, tokens: 77, seconds: 1.25 };
         let line = "step 20 | evaluation | nll 0.000000 | perplexity 1.000 | 77 tokens | 1.25 s";
         assert_eq!(record.line(), line);
@@ -254,8 +254,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn events_are_reworded() {
-        let lines: Vec<_> = reworded("Loss is flat\nlolossss, no loss\u{7}").collect();
+    fn the_word_loss_is_replaced_in_events() {
+        let lines: Vec<_> = log_lines("Loss is flat\nlolossss, no loss\u{7}").collect();
         assert_eq!(lines, ["objective is flat", "loobjectivess, no objective\\u{7}"]);
     }
 
@@ -289,7 +289,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn a_line_with_the_word_parses(record in any_record(), total in any::<Option<u64>>()) {
+        fn a_line_that_contains_loss_parses(record in any_record(), total in any::<Option<u64>>()) {
             let line = record.line(total);
             prop_assert!(!line.contains('\n'));
             if line.to_lowercase().contains("loss") {
@@ -302,8 +302,8 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn an_event_never_has_the_word(text in "(\\PC|\n|\t|loss|Loss|lo|ss|step 3 ){0,30}") {
-            for line in reworded(&text) {
+        fn an_event_never_contains_loss(text in "(\\PC|\n|\t|loss|Loss|lo|ss|step 3 ){0,30}") {
+            for line in log_lines(&text) {
                 prop_assert!(!line.to_ascii_lowercase().contains("loss"));
                 prop_assert!(!line.chars().any(char::is_control));
             }

@@ -1,14 +1,14 @@
-//! The two files of a run: `metrics.jsonl` and `logs/training.log`.
+//! The two log files of a run: `metrics.jsonl` and `logs/training.log`.
 //!
-//! Each line is one write to a file opened for appending, so that a kill leaves at most one torn line,
-//! at the end; opening cuts it off. Resuming drops the steps that will be taken again, so that
-//! `metrics.jsonl` has each step once; the log keeps them, as the history it is.
+//! Each line is a single write to a file opened for appending, so that a killed run leaves at most one incomplete
+//! line, at the end, which is removed when the file is opened again. Resuming drops the steps that will be repeated,
+//! so that `metrics.jsonl` has each step once. The log keeps them, as a history.
 //!
-//! The first line of `metrics.jsonl` also says what decides the bits of its numbers: `fingerprint`, and `numbers` with its
-//! fields. So does the first line after a resume that changes them. Every line stays a step or an evaluation.
+//! The first line of `metrics.jsonl` also holds the fingerprint of numbers, under the keys `fingerprint` and
+//! `numbers`. So does the first line after a resume that changes it. Every line is a step or an evaluation.
 //!
-//! Left out: keeping two runs out of one folder, which the run's lock does, and syncing every line:
-//! [`RunLog::sync`] is for the moments that must last, such as a checkpoint.
+//! Two things are left to others: the run's lock keeps two runs out of one folder, and the caller decides with
+//! [`RunLog::sync`] when lines must be on disk, such as after a checkpoint.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -16,31 +16,32 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use crate::error::ObserveError;
-use crate::record::{EvalRecord, StepRecord, reworded};
+use crate::record::{EvalRecord, StepRecord, log_lines};
 use crate::time::utc;
 
-/// Keeps a run's metrics and log.
+/// Writes the metrics and the log of a run.
 #[derive(Debug)]
 pub struct RunLog {
-    metrics: Lines,
-    log: Lines,
-    /// The fingerprint that the metrics have so far.
+    metrics: LineFile,
+    log: LineFile,
+    /// The last fingerprint in the metrics.
     last_fingerprint: Option<String>,
-    /// Keys that the next line of the metrics has besides its own, as JSON.
-    described: Option<String>,
+    /// Additional keys for the next line of the metrics, as JSON.
+    pending_keys: Option<String>,
 }
 
+/// A file that lines are appended to.
 #[derive(Debug)]
-struct Lines {
+struct LineFile {
     path: PathBuf,
     file: File,
 }
 
 impl RunLog {
-    /// Opens the files below `dir`, which is made if need be.
+    /// Opens the files in `dir`, which is created if needed.
     ///
-    /// With `resume_step`, the number of steps the run is resumed after, later lines of `metrics.jsonl`
-    /// are dropped. Without, the run is new: the metrics of an older one are set aside as
+    /// `resume_step` is the number of completed steps of a resumed run: lines of later steps are dropped from
+    /// `metrics.jsonl`. Without it the run is new, and the metrics of an older run are moved to
     /// `metrics.previous.jsonl`.
     pub fn open(dir: &Path, resume_step: Option<u64>) -> Result<Self, ObserveError> {
         let logs = dir.join("logs");
@@ -53,74 +54,74 @@ impl RunLog {
                 None
             }
         };
-        let (metrics, log) = (Lines::open(path)?, Lines::open(logs.join("training.log"))?);
-        Ok(RunLog { metrics, log, last_fingerprint, described: None })
+        let (metrics, log) = (LineFile::open(path)?, LineFile::open(logs.join("training.log"))?);
+        Ok(RunLog { metrics, log, last_fingerprint, pending_keys: None })
     }
 
-    /// Logs the fingerprint of numbers with its fields. The next line of the metrics has them, too, unless a line before
-    /// it has the same.
+    /// Logs the fingerprint of numbers with its fields. They are also added to the next line of the metrics, unless
+    /// the fingerprint is unchanged.
     pub fn fingerprint(&mut self, hash: &str, fields: &[(String, String)]) -> Result<(), ObserveError> {
         let all = fields.iter().map(|(name, value)| (name.clone(), value.clone().into()));
         let numbers = serde_json::Value::Object(all.collect());
         if self.last_fingerprint.as_deref() != Some(hash) {
             let keys = format!(",\"fingerprint\":{},\"numbers\":{numbers}}}", serde_json::json!(hash));
-            self.described = Some(keys);
+            self.pending_keys = Some(keys);
         }
         let fields: Vec<String> = fields.iter().map(|(name, value)| format!("{name}: {value}")).collect();
         self.event(&format!("fingerprint {hash} | {}", fields.join(" | ")))
     }
 
     fn push_metrics(&mut self, mut json: String) -> Result<(), ObserveError> {
-        if let Some(described) = self.described.take() {
-            assert_eq!(json.pop(), Some('}'), "a line is an object");
-            json.push_str(&described);
+        if let Some(pending_keys) = self.pending_keys.take() {
+            assert_eq!(json.pop(), Some('}'), "a line must be a JSON object");
+            json.push_str(&pending_keys);
         }
         self.metrics.push(&json)
     }
 
-    /// Tells a step: a line in each file.
+    /// Writes a step to both files.
     pub fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
         self.step_with(record, &[])
     }
 
-    /// Tells a step, and in the metrics further numbers by name.
+    /// Writes a step to both files, with additional named numbers in the metrics.
     pub fn step_with(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
         self.push_metrics(record.json_with(others))?;
         self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line(None)))
     }
 
-    /// Tells an evaluation: a line in each file.
+    /// Writes an evaluation to both files.
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
         self.push_metrics(record.json())?;
         self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line()))
     }
 
-    /// Tells something else, in the log alone: a line for each line of `text`.
+    /// Writes a message to the log, one line for each line of `text`.
     pub fn event(&mut self, text: &str) -> Result<(), ObserveError> {
         let now = utc(SystemTime::now());
-        reworded(text).try_for_each(|line| self.log.push(&format!("{now} {line}")))
+        log_lines(text).try_for_each(|line| self.log.push(&format!("{now} {line}")))
     }
 
-    /// Returns once everything told so far is on the disk.
+    /// Returns once everything written so far is on disk.
     pub fn sync(&mut self) -> Result<(), ObserveError> {
         self.metrics.sync()?;
         self.log.sync()
     }
 }
 
-impl Lines {
-    /// Opens for appending, without the torn line of a killed run.
+impl LineFile {
+    /// Opens a file for appending, and removes an incomplete last line.
     fn open(path: PathBuf) -> Result<Self, ObserveError> {
         let open = || -> io::Result<File> {
             let mut file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
-            let whole = end_of_last_line(&mut file)?;
-            if whole < file.metadata()?.len() {
-                file.set_len(whole)?;
+            let complete = end_of_last_line(&mut file)?;
+            if complete < file.metadata()?.len() {
+                file.set_len(complete)?;
             }
             Ok(file)
         };
         match open() {
-            Ok(file) => Ok(Lines { path, file }),
+            Ok(file) => Ok(LineFile { path, file }),
             Err(source) => Err(ObserveError::Open { path, source }),
         }
     }
@@ -139,7 +140,7 @@ impl Lines {
     }
 }
 
-/// The length of `file` up to and with its last line break.
+/// The length of `file` up to and including its last line break.
 fn end_of_last_line(file: &mut File) -> io::Result<u64> {
     const CHUNK_BYTES: u64 = 64 * 1024;
     let mut end = file.metadata()?.len();
@@ -156,6 +157,7 @@ fn end_of_last_line(file: &mut File) -> io::Result<u64> {
     Ok(0)
 }
 
+/// Moves the metrics of an older run away, if there are any.
 fn set_aside(path: &Path, previous: &Path) -> Result<(), ObserveError> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.len() > 0 => fs::rename(path, previous)
@@ -164,8 +166,8 @@ fn set_aside(path: &Path, previous: &Path) -> Result<(), ObserveError> {
     }
 }
 
-/// Rewrites the metrics without steps after `step`, without lines that are none, and with each step
-/// once. The file is the old one or the new one at every moment. Returns the last fingerprint in it.
+/// Rewrites the metrics without steps after `step`, without invalid lines, and with each step once. The file is
+/// replaced atomically. Returns the last fingerprint in it.
 fn drop_after(path: &Path, step: u64) -> Result<Option<String>, ObserveError> {
     let old = match File::open(path) {
         Ok(file) => file,
@@ -178,11 +180,13 @@ fn drop_after(path: &Path, step: u64) -> Result<Option<String>, ObserveError> {
         let mut out = BufWriter::new(File::create(&partial)?);
         let mut old = BufReader::new(old);
         let mut line = Vec::new();
-        // Evaluations are lines of their own, of the steps after which they were made.
+        // An evaluation is a separate line, with the step after which it was made.
         let (mut next_step, mut next_evaluation) = (1, 0);
         while old.read_until(b'\n', &mut line)? > 0 {
-            let whole = line.last() == Some(&b'\n');
-            if let Some(Parsed { step: found, evaluation, fingerprint }) = parsed(&line).filter(|_| whole) {
+            let complete = line.last() == Some(&b'\n');
+            if let Some(MetricsLine { step: found, evaluation, fingerprint }) =
+                parsed(&line).filter(|_| complete)
+            {
                 let next = if evaluation { &mut next_evaluation } else { &mut next_step };
                 if (*next..=step).contains(&found) {
                     out.write_all(&line)?;
@@ -194,7 +198,7 @@ fn drop_after(path: &Path, step: u64) -> Result<Option<String>, ObserveError> {
         }
         out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&partial, path)?;
-        // The rename itself must last, too; not every system can sync a folder.
+        // Sync the rename too. Ignore errors, because not every system can sync a folder.
         if let Some(folder) = path.parent().and_then(|parent| File::open(parent).ok()) {
             let _ = folder.sync_all();
         }
@@ -206,17 +210,17 @@ fn drop_after(path: &Path, step: u64) -> Result<Option<String>, ObserveError> {
     })
 }
 
-/// What resuming needs to know of a line.
-struct Parsed {
+/// The parts of a line that resuming needs.
+struct MetricsLine {
     step: u64,
     evaluation: bool,
     fingerprint: Option<String>,
 }
 
-fn parsed(line: &[u8]) -> Option<Parsed> {
+fn parsed(line: &[u8]) -> Option<MetricsLine> {
     let line: serde_json::Value = serde_json::from_slice(line).ok()?;
     let fingerprint = line.get("fingerprint").and_then(|text| text.as_str()).map(str::to_string);
-    Some(Parsed {
+    Some(MetricsLine {
         step: line.get("step")?.as_u64()?,
         evaluation: line.get("eval_tokens").is_some(),
         fingerprint,
@@ -235,11 +239,11 @@ mod tests {
 
     fn steps(dir: &Path) -> Vec<u64> {
         let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
-        text.lines().map(|line| super::parsed(line.as_bytes()).expect("a whole line").step).collect()
+        text.lines().map(|line| super::parsed(line.as_bytes()).expect("a complete line").step).collect()
     }
 
     #[test]
-    fn resuming_leaves_each_step_once() {
+    fn after_a_resume_each_step_occurs_once() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RunLog::open(dir.path(), None).unwrap();
         (1..=5).for_each(|step| log.step(&record(step)).unwrap());
@@ -256,10 +260,10 @@ mod tests {
     }
 
     #[test]
-    fn the_first_line_has_the_fingerprint() {
+    fn the_first_line_holds_the_fingerprint() {
         let dir = tempfile::tempdir().unwrap();
         let fields = [("storage", "f32"), ("device", "CPU")].map(|(name, value)| (name.into(), value.into()));
-        // Resumed as it was, with another fingerprint, and again as it was.
+        // Resumed with the same fingerprint, with another one, and with the first one again.
         for (resumed, hash) in [(None, "a"), (Some(2), "a"), (Some(4), "b"), (Some(5), "a")] {
             let mut log = RunLog::open(dir.path(), resumed).unwrap();
             log.fingerprint(hash, &fields).unwrap();
@@ -280,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_stay_beside_their_steps() {
+    fn evaluations_are_kept_with_their_steps() {
         let dir = tempfile::tempdir().unwrap();
         let evaluation = |step| EvalRecord { step, epoch: 0.0, loss: 1.5, tokens: 3, seconds: 0.1 };
         let mut log = RunLog::open(dir.path(), None).unwrap();
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_line_is_cut_off() {
+    fn an_incomplete_line_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let mut log = RunLog::open(dir.path(), None).unwrap();
         log.step(&record(1)).unwrap();
@@ -315,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_run_sets_old_metrics_aside() {
+    fn a_new_run_moves_old_metrics_away() {
         let dir = tempfile::tempdir().unwrap();
         RunLog::open(dir.path(), None).unwrap().step(&record(1)).unwrap();
         RunLog::open(dir.path(), None).unwrap().step(&record(9)).unwrap();
@@ -326,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_way_is_an_error_with_its_path() {
+    fn a_file_in_place_of_the_folder_is_reported_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out");
         fs::write(&path, "").unwrap();
@@ -337,7 +341,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn the_log_keeps_its_grammar(
+        fn the_log_follows_its_format(
             records in prop::collection::vec(any_record(), 0..6),
             events in prop::collection::vec("(\\PC|\n|loss|step ){0,12}", 0..6),
         ) {

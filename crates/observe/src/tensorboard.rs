@@ -1,8 +1,8 @@
-//! TensorBoard's event files, written by hand: scalars only.
+//! Writes TensorBoard event files, with scalars only.
 //!
-//! A file is a row of records: length, checksum of the length, an `Event` message, checksum of the message.
-//! Messages hold so little that their protobuf form is written out here. Each record is one write, so that a
-//! kill leaves at most a torn last record, which readers pass over; every run opens a file of its own.
+//! A file is a sequence of records: length, checksum of the length, an `Event` message, checksum of the message. The
+//! messages are simple enough to encode as protobuf by hand. Each record is a single write, so that a killed run
+//! leaves at most one incomplete record at the end, which readers skip. Every run opens its own file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -20,8 +20,8 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// Makes a new event file in `dir`. With `resume_step`, the number of steps that the run is resumed after,
-    /// readers forget what older files say of later steps.
+    /// Creates a new event file in `dir`. `resume_step` is the number of completed steps of a resumed run: readers
+    /// then discard later steps of older files.
     pub fn open(dir: &Path, resume_step: Option<u64>) -> Result<Self, ObserveError> {
         let open = |path: &Path, source| ObserveError::Open { path: path.to_owned(), source };
         fs::create_dir_all(dir).map_err(|source| open(dir, source))?;
@@ -35,7 +35,7 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// Tells a step and further numbers by name, under the tags that Hugging Face uses.
+    /// Writes a step and additional named numbers, under the tags that Hugging Face uses.
     pub fn step(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
         let mut scalars = vec![
             ("train/loss", record.loss),
@@ -50,7 +50,7 @@ impl TensorBoard {
         self.scalars(record.step, &scalars)
     }
 
-    /// Tells an evaluation.
+    /// Writes an evaluation.
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
         let scalars = [
             ("eval/loss", record.loss),
@@ -60,7 +60,7 @@ impl TensorBoard {
         self.scalars(record.step, &scalars)
     }
 
-    /// Tells any scalars of a step.
+    /// Writes any scalars of a step.
     pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<(), ObserveError> {
         let mut summary = Message::default();
         for (tag, value) in scalars {
@@ -70,7 +70,7 @@ impl TensorBoard {
         self.push(&Message::event(step).message(SUMMARY, &summary))
     }
 
-    /// Returns once everything told so far is on the disk.
+    /// Returns once everything written so far is on disk.
     pub fn sync(&mut self) -> Result<(), ObserveError> {
         self.file.sync_data().map_err(|source| self.cannot_write(source))
     }
@@ -89,7 +89,7 @@ impl TensorBoard {
     }
 }
 
-/// A file of the name that TensorBoard looks for, which no other run has.
+/// Creates a file with a name that TensorBoard looks for, and that no other run uses.
 fn new_file(dir: &Path) -> Result<(PathBuf, File), (PathBuf, io::Error)> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
@@ -117,10 +117,10 @@ const STEP: u8 = 2;
 const FILE_VERSION: u8 = 3;
 const SUMMARY: u8 = 5;
 const SESSION_LOG: u8 = 7;
-// Of `SessionLog`.
+// Fields of `SessionLog`.
 const SESSION_STATUS: u8 = 1;
 const SESSION_START: u64 = 1;
-// Of `Summary` and `Summary.Value`.
+// Fields of `Summary` and `Summary.Value`.
 const VALUE: u8 = 1;
 const TAG: u8 = 1;
 const SIMPLE_VALUE: u8 = 2;
@@ -136,7 +136,7 @@ const FIXED_32: u8 = 5;
 struct Message(Vec<u8>);
 
 impl Message {
-    /// An `Event` of now.
+    /// An `Event` with the current time.
     fn event(step: u64) -> Message {
         let mut event = Message::default();
         event.key(WALL_TIME, FIXED_64);
@@ -180,7 +180,8 @@ impl Message {
     }
 }
 
-/// The checksum of a record: CRC-32C, turned and shifted so that a checksum of checksums is none.
+/// The checksum of a record: a CRC-32C, masked by a rotation and an offset, because the CRC of data that contains its
+/// own CRC is degenerate.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
     use crate::record::tests::RECORD;
 
-    /// CRC-32C bit by bit, as its polynomial says: independent of the table above.
+    /// CRC-32C computed bit by bit from its polynomial, independently of the table above.
     fn slow_masked_crc(bytes: &[u8]) -> u32 {
         let mut crc = u32::MAX;
         for byte in bytes {
@@ -225,7 +226,7 @@ mod tests {
         crc.rotate_left(17).wrapping_add(0xa282_ead8)
     }
 
-    /// The messages of a file, each record's checksums held against its bytes.
+    /// The messages of a file. Checks the checksums of each record.
     fn messages(bytes: &[u8]) -> Vec<Vec<u8>> {
         let (mut at, mut found) = (0, Vec::new());
         while at < bytes.len() {
@@ -240,7 +241,7 @@ mod tests {
         found
     }
 
-    /// A field's number and its bytes; numbers are widened to eight.
+    /// The number and bytes of each field; varints are widened to eight bytes.
     fn fields(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
         fn varint(bytes: &mut &[u8]) -> u64 {
             let (mut value, mut shift) = (0u64, 0);
@@ -298,13 +299,13 @@ mod tests {
     }
 
     #[test]
-    fn a_known_checksum() {
+    fn known_checksums() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn records_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let mut board = TensorBoard::open(dir.path(), None).unwrap();
         board
@@ -315,7 +316,7 @@ mod tests {
         let found = messages(&only_file(dir.path()));
         assert_eq!(found.len(), 3);
         assert_eq!(fields(&found[0])[2], (3, b"brain.Event:2".to_vec()));
-        let told: Vec<_> = scalars(&found[1]);
+        let train: Vec<_> = scalars(&found[1]);
         let expected = [
             ("train/loss", 3.456789f32),
             ("train/learning_rate", 3e-4),
@@ -325,7 +326,7 @@ mod tests {
             ("train/loss_scale", 65536.0),
             ("train/entropy", 0.5),
         ];
-        assert_eq!(told, expected.map(|(tag, value)| (300, tag.to_string(), value)));
+        assert_eq!(train, expected.map(|(tag, value)| (300, tag.to_string(), value)));
         assert_eq!(
             scalars(&found[2])[..2],
             [(300, "eval/loss".to_string(), 0.0), (300, "eval/perplexity".to_string(), 1.0)]
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_has_a_file_of_its_own() {
+    fn a_resumed_run_writes_its_own_file() {
         let dir = tempfile::tempdir().unwrap();
         drop(TensorBoard::open(dir.path(), None).unwrap());
         drop(TensorBoard::open(dir.path(), Some(7)).unwrap());
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_way_is_told() {
+    fn a_file_in_place_of_the_folder_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("runs"), "").unwrap();
         let error = TensorBoard::open(&dir.path().join("runs"), None).unwrap_err();

@@ -1,22 +1,21 @@
 //! A progress bar on a terminal.
 //!
-//! It is drawn on stderr, so that stdout stays clean, and only if stderr is a terminal; elsewhere use
-//! `PlainLines`. Fields have fixed widths, so that nothing moves from step to step; what does not fit the
-//! terminal is cut off at the right, where the least wanted stands. At the end the bar becomes one line
-//! that sums up.
+//! It is drawn on stderr, to keep stdout clean, and only if stderr is a terminal; otherwise use `PlainLines`. Fields
+//! have fixed widths, so that nothing moves from step to step. If the terminal is too narrow the line is truncated at
+//! the right, where the least important fields are. At the end the bar is replaced by a one-line summary.
 
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::progress::Progress;
-use crate::record::{StepRecord, reworded};
-use crate::time::spoken;
+use crate::record::{StepRecord, log_lines};
+use crate::time::human_duration;
 
 /// Redraws per second at most.
 const REDRAWS_PER_SECOND: u8 = 10;
 
-/// See the module's text.
+/// A progress bar on stderr.
 #[derive(Debug)]
 pub struct TerminalBar {
     bar: ProgressBar,
@@ -44,7 +43,7 @@ impl TerminalBar {
         TerminalBar { bar, started: Instant::now(), first_step: 1, total_steps: 0, first: None, last: None }
     }
 
-    /// What is left, at the pace so far.
+    /// The estimated time for the remaining steps, at the speed so far.
     fn remaining_seconds(&self, record: &StepRecord) -> f64 {
         let taken = record.step.saturating_sub(self.first_step) + 1;
         let left = self.total_steps.saturating_sub(record.step);
@@ -53,31 +52,32 @@ impl TerminalBar {
 
     fn summary(&self, seconds: f64) -> String {
         let (Some(first), Some(last)) = (self.first, self.last) else {
-            return "no step was taken".into();
+            return "no steps were run".into();
         };
         let taken = last.step.saturating_sub(self.first_step) + 1;
         let tokens = last.tokens_total.saturating_sub(first.tokens_total) as f64;
-        // The first step's tokens are in its total already, so the pace counts from its end.
-        let pace = tokens / (seconds - first.step_seconds);
-        let pace = if taken > 1 && pace.is_finite() && pace > 0.0 { pace } else { last.tokens_per_second };
+        // The first total already includes the tokens of the first step, so measure from the end of that step.
+        let speed = tokens / (seconds - first.step_seconds);
+        let speed =
+            if taken > 1 && speed.is_finite() && speed > 0.0 { speed } else { last.tokens_per_second };
         format!(
-            "step {}/{} | {} (at first {:.4}) | {taken} steps in {} | {pace:.0} tok/s",
+            "step {}/{} | {} (initially {:.4}) | {taken} steps in {} | {speed:.0} tok/s",
             last.step,
             self.total_steps,
             last.loss_text(),
             first.loss,
-            spoken(seconds),
+            human_duration(seconds),
         )
     }
 }
 
-/// A bar, the step of `digits` digits, and the message.
+/// The style of a running bar: the bar, the step with `digits` digits, and the message.
 fn running(digits: usize) -> ProgressStyle {
     style(&format!("{{bar:12.cyan/dim}} {{pos:>{digits}}}/{{len}} | {{wide_msg}}"))
 }
 
 fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).expect("a template written here is well-formed")
+    ProgressStyle::with_template(template).expect("the template is valid")
 }
 
 impl Progress for TerminalBar {
@@ -95,7 +95,7 @@ impl Progress for TerminalBar {
         self.bar.set_message(format!(
             "{:<14} | {:>7} left | {:>6.0} tok/s | lr {:.2e}",
             record.loss_text(),
-            spoken(self.remaining_seconds(record)),
+            human_duration(self.remaining_seconds(record)),
             record.tokens_per_second,
             record.learning_rate,
         ));
@@ -103,7 +103,7 @@ impl Progress for TerminalBar {
     }
 
     fn note(&mut self, text: &str) {
-        reworded(text).for_each(|line| self.bar.println(line));
+        log_lines(text).for_each(|line| self.bar.println(line));
     }
 
     fn finish(&mut self) {
@@ -118,7 +118,7 @@ mod tests {
     use crate::record::tests::{RECORD, parsed};
 
     #[test]
-    fn the_bar_ends_as_one_line() {
+    fn the_bar_ends_as_a_one_line_summary() {
         let mut bar = TerminalBar::on(ProgressDrawTarget::hidden());
         bar.start(12, 13);
         bar.note("a note");
@@ -126,21 +126,24 @@ mod tests {
         let message = bar.bar.message();
         assert!(message.starts_with("loss: 3.456789 | "), "{message}");
         assert!(message.ends_with(" left |   2345 tok/s | lr 3.00e-4"), "{message}");
-        assert!(message.len() <= 57, "beside the bar it fits 80 columns: {message}");
+        assert!(message.len() <= 57, "next to the bar it must fit into 80 columns: {message}");
         bar.step(&StepRecord { step: 13, loss: 2.5, tokens_total: 26576, ..RECORD });
         assert_eq!(bar.bar.position(), 13);
         let summary = bar.summary(2.873);
-        assert_eq!(summary, "step 13/13 | loss: 2.500000 (at first 3.4568) | 2 steps in 2.87 s | 1000 tok/s");
+        assert_eq!(
+            summary,
+            "step 13/13 | loss: 2.500000 (initially 3.4568) | 2 steps in 2.87 s | 1000 tok/s"
+        );
         assert_eq!(parsed(&summary), Some((13, 2.5)));
         bar.finish();
         assert!(bar.bar.is_finished());
     }
 
     #[test]
-    fn a_run_without_steps_ends_too() {
+    fn a_run_without_steps_has_a_summary() {
         let mut bar = TerminalBar::on(ProgressDrawTarget::hidden());
         bar.start(1, 0);
         bar.finish();
-        assert_eq!(bar.bar.message(), "no step was taken");
+        assert_eq!(bar.bar.message(), "no steps were run");
     }
 }

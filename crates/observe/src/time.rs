@@ -1,8 +1,8 @@
-//! Timestamps: UTC, to the millisecond, in the form of RFC 3339.
+//! Formats timestamps (RFC 3339, UTC, to the millisecond) and durations.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// For example `2026-03-01T09:05:07.250Z`. Times before 1970 are told as 1970.
+/// Formats a time, for example as `2026-03-01T09:05:07.250Z`. Times before 1970 become 1970.
 pub(crate) fn utc(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -11,9 +11,9 @@ pub(crate) fn utc(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
 }
 
-/// Year, month and day of a number of days since 1970-01-01.
+/// The year, month and day for a number of days since 1970-01-01.
 fn date(days: u64) -> (u64, u64, u64) {
-    // Whole spans of 400 years, which are all equally long, then year by year and month by month.
+    // First whole spans of 400 years, which all have the same length, then year by year and month by month.
     const SPAN_DAYS: u64 = 400 * 365 + 97;
     let mut year = 1970 + days / SPAN_DAYS * 400;
     let mut left = days % SPAN_DAYS;
@@ -34,8 +34,8 @@ fn date(days: u64) -> (u64, u64, u64) {
     (year, month, left + 1)
 }
 
-/// A duration as people say it: `0.87 s`, `42 s`, `3m 05s`, `2h 01m`.
-pub(crate) fn spoken(seconds: f64) -> String {
+/// Formats a duration for people: `0.87 s`, `42 s`, `3m 05s` or `2h 01m`.
+pub(crate) fn human_duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".into();
     }
@@ -54,7 +54,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn known_moments() {
+    fn known_timestamps() {
         let at = |seconds: u64| utc(UNIX_EPOCH + Duration::from_millis(seconds * 1000 + 250));
         assert_eq!(at(0), "1970-01-01T00:00:00.250Z");
         assert_eq!(at(951_782_399), "2000-02-28T23:59:59.250Z");
@@ -65,11 +65,11 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
-        assert_eq!(spoken(0.874), "0.87 s");
-        assert_eq!(spoken(42.2), "42 s");
-        assert_eq!(spoken(185.0), "3m 05s");
-        assert_eq!(spoken(7290.0), "2h 01m");
-        assert_eq!(spoken(f64::NAN), "?");
+    fn durations_of_all_magnitudes() {
+        assert_eq!(human_duration(0.874), "0.87 s");
+        assert_eq!(human_duration(42.2), "42 s");
+        assert_eq!(human_duration(185.0), "3m 05s");
+        assert_eq!(human_duration(7290.0), "2h 01m");
+        assert_eq!(human_duration(f64::NAN), "?");
     }
 }

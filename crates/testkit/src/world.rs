@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use lockstep_comm::{Abort, Comm, ConnectSpec, Prefer, connect, thread_world};
+use lockstep_comm::{Abort, CarrierChoice, Comm, ConnectSpec, connect, thread_world};
 use lockstep_core::proof::Secret;
 use lockstep_core::{Rank, Step};
 use lockstep_device::{Memory, Pool, Queue};
@@ -63,14 +63,14 @@ pub fn run_plan_in_world<R: Send>(
                 let (rank, table) = (Rank(rank), &table);
                 scope.spawn(move || {
                     let memory = arena(plan);
-                    let connected = |prefer| Comms {
-                        lane: connected(setup, rank, vec![memory.clone()], prefer, table),
-                        host: connected(setup, rank, vec![], prefer, table),
+                    let connected = |choice| Comms {
+                        lane: connected(setup, rank, vec![memory.clone()], choice, table),
+                        host: connected(setup, rank, vec![], choice, table),
                     };
                     let comms = (world > 1).then(|| match carrier {
                         CarrierKind::Thread => Comms { lane, host },
-                        CarrierKind::Shm => connected(Prefer::Auto),
-                        CarrierKind::Tcp => connected(Prefer::Tcp),
+                        CarrierKind::Shm => connected(CarrierChoice::Auto),
+                        CarrierKind::Tcp => connected(CarrierChoice::Tcp),
                     });
                     body(&mut rank_engine(plan, setup, rank, memory, comms, nvme_dir))
                 })
@@ -105,7 +105,7 @@ fn connected(
     setup: &TestSetup,
     rank: Rank,
     regions: Vec<Arc<Memory>>,
-    prefer: Prefer,
+    carrier: CarrierChoice,
     table: &ExchangeTable,
 ) -> Comm {
     let spec = ConnectSpec {
@@ -119,7 +119,7 @@ fn connected(
         run_id: "test",
         deadline: DEADLINE,
         abort: Abort::default(),
-        prefer,
+        carrier,
         spin: None,
     };
     connect(&spec, &mut |mine| Ok(table.exchange(rank, mine))).expect("ranks of one process reach each other")

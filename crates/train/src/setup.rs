@@ -367,7 +367,7 @@ fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>)
     let micros = u64::from(config.batch.gradient_accumulation_steps);
     let batch_bytes = windows * micros * positions as u64 * BYTES_PER_POSITION;
     // What is mapped of the other ranks of this host while they are read.
-    let peers = u64::from(config.plan.nproc_per_node.saturating_sub(1)) * lockstep_comm::WINDOW;
+    let peers = u64::from(config.plan.nproc_per_node.saturating_sub(1)) * lockstep_comm::SHM_WINDOW_BYTES;
     let held = tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
     FOREIGN + preparing_bytes(tokenizer) + Bytes(held)
 }

@@ -9,7 +9,7 @@ use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Device, View};
 use lockstep_engine::Comms;
-use lockstep_observe::Silent;
+use lockstep_observe::NoProgress;
 use lockstep_plan::{ModelId, OpKind, PhaseKind, RunPlan};
 use lockstep_train::{
     Coefficients, Connection, Metrics, Objective, Outputs, Sft, WindowCounts, prepare_for, train_with,
@@ -162,7 +162,8 @@ fn overlaps(folder: &Path, strategy: &str) -> bool {
                     let held = HeldBack { inner: lane, tag, progress, seen: Arc::clone(&seen) };
                     let comms = Comms { lane: Comm::new(Box::new(held)), host: Comm::new(Box::new(host)) };
                     let connect = Box::new(move |_: &_| Ok(Connection { comms, nccl: None }));
-                    train_with(config, text, prepared, Some(connect), &mut objective, &mut Silent).unwrap();
+                    train_with(config, text, prepared, Some(connect), &mut objective, &mut NoProgress)
+                        .unwrap();
                     *seen.lock().unwrap()
                 })
             })

@@ -5,7 +5,7 @@ use std::path::Path;
 use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::Device;
-use lockstep_observe::Silent;
+use lockstep_observe::NoProgress;
 use lockstep_train::{Coefficients, Metrics, Objective, Outputs, WindowCounts, prepare_for, train_with};
 
 /// L = Σ −sg(p)·log p / N, with p from the head's outputs or from the window's scores; `centred`: p less its mean over
@@ -95,7 +95,7 @@ fn run(objective: &mut Weighted) -> (String, Vec<u8>) {
     let source = lockstep_config::Source { name: "window", text };
     let config = lockstep_config::load(Some(source), &settings).unwrap();
     let prepared = prepare_for(&config, Rank(0), Device::Cpu, objective).unwrap();
-    let outcome = train_with(&config, text, prepared, None, objective, &mut Silent).unwrap();
+    let outcome = train_with(&config, text, prepared, None, objective, &mut NoProgress).unwrap();
     assert_eq!(outcome.steps, 3);
     let metrics = std::fs::read_to_string(at("out/metrics.jsonl")).unwrap();
     let losses = metrics.lines().map(|line| {

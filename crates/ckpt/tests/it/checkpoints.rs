@@ -1,3 +1,5 @@
+//! Writing, reading, verifying and retaining checkpoints.
+
 use std::fs;
 
 use lockstep_ckpt::{
@@ -10,7 +12,7 @@ use proptest::prelude::*;
 use crate::{meta, save, source, states, value};
 
 #[test]
-fn what_is_written_is_read() {
+fn a_checkpoint_reads_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = save(&dir.path().join("run"), 7);
     assert_eq!(path, dir.path().join("run/step-7"));
@@ -31,9 +33,9 @@ fn what_is_written_is_read() {
     }
 }
 
-/// A checkpoint of the program before it kept the fingerprint of numbers and the settings.
+/// Format version 1 has neither the fingerprint of numbers nor the settings.
 #[test]
-fn version_1_is_read() {
+fn format_version_1_can_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = save(dir.path(), 7).join("manifest.json");
     let text = fs::read_to_string(&path).unwrap();
@@ -52,7 +54,7 @@ fn version_1_is_read() {
 }
 
 #[test]
-fn large_tensors_pass_in_chunks() {
+fn large_tensors_are_written_in_chunks() {
     let dir = tempfile::tempdir().unwrap();
     let tensors = [TensorSpec::new("model/a", [1000, 700]), TensorSpec::new("model/b", [3])];
     let mut largest = 0;
@@ -87,7 +89,7 @@ fn a_writer_that_does_not_finish_leaves_nothing() {
         DType::F32,
         &mut |tensor, _, _| Err(CkptError::Source { tensor: tensor.into(), source: "device lost".into() }),
     );
-    assert_eq!(failed.unwrap_err().to_string(), "no values for `model/a`: device lost");
+    assert_eq!(failed.unwrap_err().to_string(), "cannot get the values of `model/a`: device lost");
 }
 
 #[test]
@@ -104,7 +106,7 @@ fn an_older_checkpoint_of_the_same_step_is_replaced() {
 }
 
 #[test]
-fn shard_names_stay_in_the_folder() {
+fn shard_names_outside_the_folder_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = CheckpointWriter::begin(dir.path(), Step(1)).unwrap();
     for name in ["../a.safetensors", "/a.safetensors", "manifest.json", "a/b.safetensors", ""] {
@@ -118,7 +120,7 @@ fn shard_names_stay_in_the_folder() {
 }
 
 #[test]
-fn latest_is_the_highest_that_is_complete() {
+fn latest_is_the_highest_complete_step() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path().join("run");
     assert_eq!(latest(&root).unwrap().path, None);
@@ -128,7 +130,7 @@ fn latest_is_the_highest_that_is_complete() {
     let answer = latest(&root).unwrap();
     assert_eq!(answer.path, Some(root.join("step-100")));
     assert_eq!(answer.earlier, [root.join("step-10"), root.join("step-9")]);
-    // Cut short after the fact, never finished, renamed, and not ours at all.
+    // Truncated later, never finished, renamed, and not a checkpoint at all.
     fs::File::options()
         .write(true)
         .open(root.join("step-100/model.safetensors"))
@@ -149,7 +151,7 @@ fn latest_is_the_highest_that_is_complete() {
 }
 
 #[test]
-fn resuming_falls_back_to_the_last_that_verifies() {
+fn open_latest_falls_back_to_the_last_checkpoint_that_verifies() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), 1);
     let newer = save(dir.path(), 2).join("optimizer.safetensors");
@@ -164,13 +166,13 @@ fn resuming_falls_back_to_the_last_that_verifies() {
 }
 
 #[test]
-fn retention_never_deletes_the_last_complete_one() {
+fn retention_never_deletes_the_last_complete_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for step in 1..=5 {
         save(root, step);
     }
-    // Damaged ones do not count as kept.
+    // Damaged checkpoints are not counted.
     fs::remove_file(root.join("step-5/manifest.json")).unwrap();
     fs::create_dir(root.join("step-0.trash")).unwrap();
     assert_eq!(retain(root, 2, None).unwrap(), [root.join("step-1"), root.join("step-2")]);
@@ -182,7 +184,7 @@ fn retention_never_deletes_the_last_complete_one() {
 }
 
 #[test]
-fn retention_keeps_the_best_beside_the_newest() {
+fn retention_keeps_the_best_and_the_newest() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     let paths = |steps: &[u64]| steps.iter().map(|s| root.join(format!("step-{s}"))).collect::<Vec<_>>();
@@ -190,13 +192,13 @@ fn retention_keeps_the_best_beside_the_newest() {
     assert_eq!(retain(root, 3, Some(Step(2))).unwrap(), paths(&[1, 3]));
     assert_eq!(retain(root, 1, Some(Step(2))).unwrap(), paths(&[4]));
     save(root, 6);
-    // The best moves on, and the old one may go.
+    // With a new best step, the old one may be deleted.
     assert_eq!(retain(root, 1, Some(Step(6))).unwrap(), paths(&[2, 5]));
     assert_eq!(retain(root, 1, Some(Step(99))).unwrap(), paths(&[]));
 }
 
 #[test]
-fn other_files_are_as_safe_as_tensors() {
+fn other_files_are_verified_like_tensors() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = CheckpointWriter::begin(dir.path(), Step(3)).unwrap();
     writer.write_file("config.json", b"{}").unwrap();
@@ -227,9 +229,9 @@ fn other_files_are_as_safe_as_tensors() {
     assert!(matches!(Checkpoint::open_verified(&path), Err(CkptError::Hash { .. })));
 }
 
-/// As many ranks as the design is for, each with its part of every tensor, over a few files.
+/// The largest number of ranks in the design, each with its part of the tensor, in a few files.
 #[test]
-fn a_tensor_in_ten_thousand_pieces_is_saved_and_read() {
+fn a_tensor_in_ten_thousand_pieces_reads_back() {
     const RANKS: usize = 10_000;
     const FILES: usize = 8;
     let dir = tempfile::tempdir().unwrap();
@@ -266,7 +268,7 @@ fn a_tensor_in_ten_thousand_pieces_is_saved_and_read() {
 }
 
 #[test]
-fn a_part_is_read_from_the_files_that_have_it_and_no_others() {
+fn reading_a_part_opens_only_the_files_that_hold_it() {
     let dir = tempfile::tempdir().unwrap();
     let shape = vec![64, 32];
     let mut writer = CheckpointWriter::begin(dir.path(), Step(1)).unwrap();
@@ -301,7 +303,7 @@ fn a_part_is_read_from_the_files_that_have_it_and_no_others() {
 }
 
 #[test]
-fn ranks_verify_each_file_once_and_one_of_them_finds_the_damage() {
+fn ranks_verify_each_file_once_and_one_of_them_detects_the_damage() {
     let dir = tempfile::tempdir().unwrap();
     let path = save(dir.path(), 1);
     let all: u64 = ["model", "optimizer"]
@@ -325,7 +327,7 @@ fn ranks_verify_each_file_once_and_one_of_them_finds_the_damage() {
     assert!(matches!(&found[0].error, CkptError::Hash { file, .. } if *file == damaged));
 }
 
-/// Cuts a tensor into boxes by splitting the largest of them at random.
+/// Splits a tensor into boxes, by splitting one box after the other.
 fn split(shape: &[usize], cuts: &[(usize, usize)]) -> Vec<TensorBox> {
     let mut boxes = vec![TensorBox::whole(shape)];
     for (dim, at) in cuts {
@@ -343,7 +345,7 @@ fn split(shape: &[usize], cuts: &[(usize, usize)]) -> Vec<TensorBox> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn any_cut_into_pieces_reads_as_the_whole(
+    fn a_tensor_in_any_pieces_reads_as_a_whole(
         shape in prop::collection::vec(1usize..6, 1..4),
         cuts in prop::collection::vec((0usize..3, 0usize..6), 0..6),
         from in 0usize..200, len in 0usize..200,
@@ -380,7 +382,7 @@ proptest! {
     }
 }
 
-/// Where element `elem` of a piece lies in the whole tensor.
+/// The flat index in the whole tensor of element `elem` of a piece.
 fn flat(part: &TensorBox, shape: &[usize], elem: usize) -> usize {
     let (mut rest, mut at, mut stride) = (elem, 0, 1);
     for d in (0..shape.len()).rev() {

@@ -1,4 +1,4 @@
-//! Damage done to a complete checkpoint: always found, always told as bad data, never a panic.
+//! Damage to a complete checkpoint is always detected and reported as bad data, and never causes a panic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn files(path: &Path) -> Vec<PathBuf> {
 
 fn refused(path: &Path, what: &str) -> CkptError {
     match Checkpoint::open_verified(path) {
-        Ok(_) => panic!("not noticed: {what}"),
+        Ok(_) => panic!("not detected: {what}"),
         Err(e) => {
             assert!(matches!(e.class(), FaultClass::BadData | FaultClass::InputMissing), "{what}: {e}");
             e
@@ -27,20 +27,20 @@ fn refused(path: &Path, what: &str) -> CkptError {
 }
 
 #[test]
-fn every_truncation_is_found() {
+fn every_truncation_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let path = save(dir.path(), 1);
     for file in files(&path) {
         let whole = fs::read(&file).unwrap();
         for len in 0..whole.len() {
             fs::write(&file, &whole[..len]).unwrap();
-            let error = refused(&path, &format!("{} cut to {len}", file.display()));
+            let error = refused(&path, &format!("{} truncated to {len}", file.display()));
             assert_eq!(error.class(), FaultClass::BadData);
-            // The cheap check sees lengths too.
+            // `latest` checks lengths too.
             assert_eq!(latest(dir.path()).unwrap().path, None);
         }
         fs::write(&file, [&whole[..], b"\0"].concat()).unwrap();
-        refused(&path, "one byte more");
+        refused(&path, "one extra byte");
         fs::write(&file, vec![0; whole.len()]).unwrap();
         refused(&path, "all zeros");
         fs::write(&file, whole).unwrap();
@@ -49,7 +49,7 @@ fn every_truncation_is_found() {
 }
 
 #[test]
-fn every_flipped_bit_is_found() {
+fn every_flipped_bit_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let path = save(dir.path(), 1);
     let stream = RngStream::new(5, Purpose::Sampling, 0, 0);
@@ -69,7 +69,7 @@ fn every_flipped_bit_is_found() {
 }
 
 #[test]
-fn missing_extra_and_swapped_files_are_found() {
+fn missing_extra_and_swapped_files_are_detected() {
     let dir = tempfile::tempdir().unwrap();
     let path = save(dir.path(), 1);
     let (model, optimizer) = (path.join("model.safetensors"), path.join("optimizer.safetensors"));
@@ -88,7 +88,7 @@ fn missing_extra_and_swapped_files_are_found() {
     fs::rename(&model, &optimizer).unwrap();
     fs::rename(&away, &model).unwrap();
 
-    // The same length, another step's content.
+    // Same length, but the content of another step.
     let other = save(&dir.path().join("other"), 2);
     let mut bytes = fs::read(other.join("model.safetensors")).unwrap();
     let last = bytes.len() - 1;

@@ -1,4 +1,4 @@
-//! Files made to break a reader. Each must be refused in words, without a panic and without much memory.
+//! Hostile files. Each must be refused with a message, without a panic and without using much memory.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use lockstep_ckpt::{CkptError, SafetensorsFile};
 use lockstep_core::{Fault, FaultClass};
 use proptest::prelude::*;
 
-/// A file of this header and this many bytes of data.
+/// A file with this header and this many bytes of data.
 fn file(header: &str, data_bytes: usize) -> Vec<u8> {
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header.as_bytes());
@@ -28,7 +28,7 @@ fn two(a: String, b: String) -> String {
     format!("{{{a},{b}}}")
 }
 
-/// Kind and content of every hostile file.
+/// The kind and content of every hostile file.
 fn corpus() -> Vec<(&'static str, Vec<u8>)> {
     let good = one("F32", "[2]", 0, 8);
     let huge_dims = format!("[{}]", vec!["1"; 100_000].join(","));
@@ -98,59 +98,59 @@ fn open(path: &Path, bytes: &[u8]) -> Result<SafetensorsFile, CkptError> {
 fn every_hostile_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("w.safetensors");
-    let mut told = String::new();
+    let mut messages = String::new();
     for (kind, bytes) in corpus() {
         let error = open(&path, &bytes).err().unwrap_or_else(|| panic!("accepted: {kind}"));
         assert_eq!(error.class(), FaultClass::BadData, "{kind}");
         let CkptError::Safetensors { fault, .. } = error else { panic!("{kind}: {error}") };
-        told.push_str(&format!("{kind}: {fault}\n"));
+        messages.push_str(&format!("{kind}: {fault}\n"));
     }
-    assert_snapshot!(told, @r"
+    assert_snapshot!(messages, @r"
     empty file: truncated: expected 8 bytes, found 0
     truncated length: truncated: expected 8 bytes, found 3
-    no header: its header is not valid: it does not begin with `{`
+    no header: its header is invalid: it does not begin with `{`
     huge header length: its header claims 18446744073709551615 bytes, more than the 100000000 allowed
     header above the cap: its header claims 100000001 bytes, more than the 100000000 allowed
     header beyond the file: truncated: expected 1008 bytes, found 70
     truncated header: truncated: expected 62 bytes, found 30
     truncated data: truncated: expected 70 bytes, found 69
     trailing data: 1 bytes after the last tensor; expected 70 bytes, found 71
-    not UTF-8: its header is not valid: invalid unicode code point at line 1 column 3
-    not JSON: its header is not valid: key must be a string at line 1 column 2
-    not an object: its header is not valid: it does not begin with `{`
-    leading space: its header is not valid: it does not begin with `{`
-    two objects: its header is not valid: trailing characters at line 1 column 3
-    deep nesting: its header is not valid: tensor `w`: invalid type: sequence, expected a string at line 1 column 6
-    duplicate names: tensor `a` is there twice
-    duplicate fields: its header is not valid: tensor `w`: duplicate field `dtype` at line 1 column 27
-    missing field: its header is not valid: tensor `w`: missing field `data_offsets` at line 1 column 32
+    not UTF-8: its header is invalid: invalid unicode code point at line 1 column 3
+    not JSON: its header is invalid: key must be a string at line 1 column 2
+    not an object: its header is invalid: it does not begin with `{`
+    leading space: its header is invalid: it does not begin with `{`
+    two objects: its header is invalid: trailing characters at line 1 column 3
+    deep nesting: its header is invalid: tensor `w`: invalid type: sequence, expected a string at line 1 column 6
+    duplicate names: tensor `a` is listed twice
+    duplicate fields: its header is invalid: tensor `w`: duplicate field `dtype` at line 1 column 27
+    missing field: its header is invalid: tensor `w`: missing field `data_offsets` at line 1 column 32
     overlapping offsets: tensor `b` starts at 4, inside `a`, which ends at 8
     same offsets: tensor `b` starts at 0, inside `a`, which ends at 8
-    gap: nothing is at 8..12, before tensor `b`
-    gap at the start: nothing is at 0..8, before tensor `w`
-    backwards offsets: tensor `w` ends at 0 before it starts at 8
+    gap: bytes 8..12, before tensor `b`, belong to no tensor
+    gap at the start: bytes 0..8, before tensor `w`, belong to no tensor
+    backwards offsets: tensor `w` ends at 0, before its start at 8
     offsets beyond the file: truncated: expected 4068 bytes, found 76
-    offsets beyond addressing: tensor `w` of shape [0] is larger than can be addressed
-    three offsets: its header is not valid: tensor `w`: trailing characters at line 1 column 53
-    negative shape: its header is not valid: tensor `w`: invalid value: integer `-1`, expected u64 at line 1 column 31
-    fractional shape: its header is not valid: tensor `w`: invalid type: floating point `1.5`, expected u64 at line 1 column 32
-    shape beyond u64: its header is not valid: tensor `w`: invalid type: floating point `1e+20`, expected u64 at line 1 column 49
-    shape overflow: tensor `w` of shape [4294967296, 4294967296, 4294967296] is larger than can be addressed
-    overflow hidden by a zero: tensor `w` of shape [0, 4294967296, 4294967296, 4294967296] is larger than can be addressed
-    too many dimensions: its header is not valid: tensor `w`: invalid length 33, expected a list of at most 32 sizes at line 1 column 95
-    shape against size: tensor `w` of shape [3] and dtype F32 needs 12 bytes, its offsets give 8
-    half a byte: tensor `w` of shape [3] and dtype F4 does not fill whole bytes
+    offsets beyond addressing: tensor `w` of shape [0] is too large to address
+    three offsets: its header is invalid: tensor `w`: trailing characters at line 1 column 53
+    negative shape: its header is invalid: tensor `w`: invalid value: integer `-1`, expected u64 at line 1 column 31
+    fractional shape: its header is invalid: tensor `w`: invalid type: floating point `1.5`, expected u64 at line 1 column 32
+    shape beyond u64: its header is invalid: tensor `w`: invalid type: floating point `1e+20`, expected u64 at line 1 column 49
+    shape overflow: tensor `w` of shape [4294967296, 4294967296, 4294967296] is too large to address
+    overflow hidden by a zero: tensor `w` of shape [0, 4294967296, 4294967296, 4294967296] is too large to address
+    too many dimensions: its header is invalid: tensor `w`: invalid length 33, expected a list of at most 32 sizes at line 1 column 95
+    shape against size: tensor `w` of shape [3] and dtype F32 needs 12 bytes, but its offsets span 8
+    half a byte: tensor `w` of shape [3] and dtype F4 is not a whole number of bytes
     unknown dtype: tensor `w` has unknown dtype `F33`
     dtype in lower case: tensor `w` has unknown dtype `f32`
-    metadata that is not text: its header is not valid: invalid type: integer `1`, expected a string at line 1 column 27
+    metadata that is not text: its header is invalid: invalid type: integer `1`, expected a string at line 1 column 27
     a pickle: its header claims 278201472 bytes, more than the 100000000 allowed
     a zip: it is a zip archive, as torch.save writes
-    a git-lfs pointer: it is a Git LFS pointer, not the file it stands for
+    a git-lfs pointer: it is a Git LFS pointer, not the file itself
     ");
 }
 
 #[test]
-fn what_is_only_unusual_is_accepted() {
+fn unusual_but_valid_files_are_accepted() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("w.safetensors");
     for (kind, header, data) in [
@@ -174,7 +174,7 @@ fn what_is_only_unusual_is_accepted() {
 }
 
 #[test]
-fn pipes_folders_and_absences_are_refused() {
+fn pipes_folders_and_missing_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     assert!(matches!(SafetensorsFile::open(dir.path()), Err(CkptError::WrongKind { .. })));
     assert!(matches!(SafetensorsFile::open(&dir.path().join("no")), Err(CkptError::Missing { .. })));
@@ -184,7 +184,7 @@ fn pipes_folders_and_absences_are_refused() {
 }
 
 #[test]
-fn a_file_cut_while_open_is_an_error() {
+fn truncating_an_open_file_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("w.safetensors");
     let file = open(&path, &file(&one("F32", "[2]", 0, 8), 8)).unwrap();
@@ -209,7 +209,7 @@ proptest! {
         let mut bytes = if honest { (header.len() as u64).to_le_bytes().to_vec() } else { vec![] };
         bytes.extend(header);
         bytes.resize(bytes.len() + data, 7);
-        // Never more lenient than the format's own reader.
+        // We must not accept a file that the safetensors crate refuses.
         if let Ok(file) = open(&path, &bytes) {
             prop_assert!(safetensors::SafeTensors::deserialize(&bytes).is_ok());
             for tensor in file.tensors() {

@@ -1,4 +1,4 @@
-//! State on disk, from outside: round trips, damage, hostile files, and every message.
+//! Tests of the public interface: round trips, damage, hostile files, and every message.
 
 mod checkpoints;
 mod damage;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use lockstep_ckpt::{CheckpointWriter, CkptError, DataCursor, Meta, NumbersRecord, TensorSpec};
 use lockstep_core::{DType, Fault, Step};
 
-/// A value that tells the tensor and the element apart, exact in f32.
+/// A value that identifies the tensor and the element, exact in f32.
 fn value(name: &str, elem: usize) -> f32 {
     let salt: usize = name.bytes().map(usize::from).sum();
     (salt * 1000 + elem) as f32
@@ -69,7 +69,7 @@ fn save(root: &Path, step: u64) -> PathBuf {
     writer.finish(meta(step)).unwrap()
 }
 
-/// Exit code, message and hint, with `dir` taken out of paths and hashes hidden.
+/// Exit code, message and hint, with `dir` removed from paths and hashes replaced.
 fn show(dir: &Path, error: &CkptError) -> String {
     let hint = error.hint().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
     let text = format!("[{}] {error}{hint}", error.class().exit_code());

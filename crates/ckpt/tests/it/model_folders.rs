@@ -1,3 +1,5 @@
+//! Export and import of Hugging Face model folders.
+
 use std::fs;
 use std::ops::Range;
 use std::path::Path;
@@ -37,7 +39,7 @@ fn names(dir: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_folder_reads_as_it_was_exported() {
+fn an_exported_folder_reads_back() {
     let root = tempfile::tempdir().unwrap();
     for (dtype, limit) in [
         (DType::F32, DEFAULT_SHARD_BYTES),
@@ -81,7 +83,7 @@ fn a_folder_reads_as_it_was_exported() {
 }
 
 #[test]
-fn a_model_folder_is_replaced_and_anything_else_is_not() {
+fn only_a_model_folder_is_replaced() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("model");
     export(&dir, DType::F32, Bytes(1)).unwrap();
@@ -111,7 +113,7 @@ fn a_failed_export_leaves_the_old_folder() {
         shard_limit: DEFAULT_SHARD_BYTES,
     };
     let mut fails = |tensor: &str, _: Range<usize>, _: &mut [f32]| {
-        Err(CkptError::Source { tensor: tensor.into(), source: "gone".into() })
+        Err(CkptError::Source { tensor: tensor.into(), source: "device lost".into() })
     };
     assert!(export_folder(&dir, &spec, &mut fails).is_err());
     assert_eq!(names(root.path()), ["model"]);
@@ -119,7 +121,7 @@ fn a_failed_export_leaves_the_old_folder() {
 }
 
 #[test]
-fn links_are_followed_in_the_cache_only() {
+fn links_are_followed_only_within_the_cache() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = root.path().join("hub/models--x/snapshots/abc");
     export(&snapshot, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
@@ -134,5 +136,5 @@ fn links_are_followed_in_the_cache_only() {
     fs::copy(&blob, &outside).unwrap();
     fs::remove_file(&weights).unwrap();
     std::os::unix::fs::symlink(&outside, &weights).unwrap();
-    assert!(matches!(ModelFolder::open(&snapshot), Err(CkptError::LinkLeaves { .. })));
+    assert!(matches!(ModelFolder::open(&snapshot), Err(CkptError::LinkOutside { .. })));
 }

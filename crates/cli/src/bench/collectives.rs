@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use lockstep_comm::{Call, Comm, CommError, Gathered, Group, NcclWorld};
+use lockstep_comm::{Call, Comm, CommError, GatherPart, Group, NcclWorld};
 use lockstep_config::RunConfig;
 use lockstep_core::fold::fold_scratch_elems;
 use lockstep_core::{Axis, Bytes, DType, Fault, FaultClass, Mesh, Rank};
@@ -254,7 +254,7 @@ impl Bench {
 
     fn call(&mut self, operation: Operation, view: View<'_>) -> Result<(), CommError> {
         let share = self.group.share(view.len(), self.group.me());
-        let gathered = [Gathered { own: view.slice(share.start, share.elems()), whole: view }];
+        let gathered = [GatherPart { own: view.slice(share.start, share.elems()), whole: view }];
         if let (Some(nccl), Some(cuda)) = (&self.nccl, self.queue.cuda()) {
             let comm = nccl.of(&self.group);
             return match operation {

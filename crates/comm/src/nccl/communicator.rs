@@ -1,4 +1,4 @@
-//! One group's communicator: how it comes up, how it is asked whether it is well, how it goes down.
+//! The communicator of one group: setup, status checks and shutdown.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -13,14 +13,14 @@ use super::sys::{self, Config, Handle, Status, UniqueId};
 use crate::error::{Abort, CommError};
 use crate::group::Group;
 
-/// How long a communicator that is no longer needed may take to go. The process can end without.
-const LAST_WAIT: Duration = Duration::from_secs(10);
+/// The limit for destroying a communicator. After that it is left behind; the process can end without it.
+const TEARDOWN_LIMIT: Duration = Duration::from_secs(10);
 
-/// A rank's side of the collectives of one group on a GPU.
+/// The collectives of one group between GPUs.
 ///
-/// Members issue the same collectives in the same order. They return when the work is in the stream, and what it
-/// touches is at rest when the stream has come that far. After an error the communicator is of no further use. A
-/// group of one has nothing to do, and needs no library for it.
+/// All members must issue the same collectives in the same order. A collective returns once its work is in the
+/// stream; its buffers may be touched only after the stream has completed it. After an error the communicator must
+/// not be used again. A group of one rank does nothing and never calls NCCL.
 pub struct NcclComm {
     pub(super) nccl: &'static Nccl,
     gpu: &'static Gpu,
@@ -30,11 +30,11 @@ pub struct NcclComm {
     state: Mutex<State>,
 }
 
-/// What changes.
+/// The mutable state, protected by a lock.
 struct State {
-    /// Null in a group of one, and after the end.
+    /// Null in a group of one rank, and after shutdown.
     handle: Handle,
-    /// All members have met; what goes wrong from now on is more likely another's fault.
+    /// All members have connected; from now on a system error is most likely caused by a peer that ended.
     is_up: bool,
     failure: Option<CommError>,
 }
@@ -45,14 +45,14 @@ unsafe impl Send for NcclComm {}
 unsafe impl Sync for NcclComm {}
 
 impl NcclComm {
-    /// Meets the other members at `id`, which is the same for all; `None` in a group of one.
+    /// Connects to the other members. `id` is the same on all of them, and `None` in a group of one rank.
     pub(super) fn meet(
         (nccl, gpu): (&'static Nccl, &'static Gpu),
         group: &Group,
         id: Option<UniqueId>,
         (deadline, abort): (Duration, Abort),
     ) -> Result<NcclComm, CommError> {
-        assert_eq!(id.is_some(), group.len() > 1, "several members meet, and one does not");
+        assert_eq!(id.is_some(), group.len() > 1, "a group of several members needs a unique id");
         let state = Mutex::new(State { handle: std::ptr::null_mut(), is_up: false, failure: None });
         let comm = NcclComm { nccl, gpu, group: group.clone(), deadline, abort, state };
         if let Some(id) = id {
@@ -61,8 +61,8 @@ impl NcclComm {
             comm.gpu.enter().map_err(|cause| comm.gpu_failed(&mut state, &what, cause))?;
             let (members, me) = (comm.group.len() as c_int, comm.group.me() as c_int);
             let mut config = Config::non_blocking();
-            // SAFETY: places for the handle and of the configuration, which the library reads before it returns; the
-            // GPU's context is current.
+            // SAFETY: NCCL writes the handle and reads the configuration before it returns. The GPU's context is
+            // current.
             let status = unsafe { (nccl.table.init)(&mut state.handle, members, id, me, &mut config) };
             comm.accept(&mut state, status, &what)?;
             comm.settle(&mut state, &what)?;
@@ -79,7 +79,7 @@ impl NcclComm {
         self.group.members()[self.group.me()]
     }
 
-    /// How long one wait may last, from the next call on.
+    /// Sets the limit for a single wait, starting with the next call.
     pub fn set_deadline(&mut self, deadline: Duration) {
         self.deadline = deadline;
     }
@@ -88,39 +88,39 @@ impl NcclComm {
         self.deadline
     }
 
-    /// Whether the communicator and the run are well. Does not wait.
+    /// Fails if the communicator has failed or the run was aborted. Does not wait.
     pub fn check(&self) -> Result<(), CommError> {
         let mut state = self.lock();
         self.check_alive(&mut state)?;
         match self.status(&state) {
             sys::SUCCESS | sys::IN_PROGRESS => Ok(()),
-            status => Err(self.failed(&mut state, status, &|| "what was issued".into())),
+            status => Err(self.failed(&mut state, status, &|| "a collective issued earlier".into())),
         }
     }
 
-    /// Waits until the stream has done all that was issued to it. `what` names it in an error.
+    /// Waits until the stream has completed everything issued to it. `what` names the work in error messages.
     pub fn wait(&self, queue: &CudaQueue, what: &str) -> Result<(), CommError> {
         super::world::wait(std::slice::from_ref(self), queue, what)
     }
 
-    /// Ends the communicator, and with it what it has on the GPU. The first reason given stays.
+    /// Aborts the communicator and its kernels on the GPU. The first reason wins; later ones are ignored.
     pub fn end(&self, why: &CommError) {
-        self.take_down(&mut self.lock(), why.clone());
+        self.shut_down(&mut self.lock(), why.clone());
     }
 
-    /// Why it ended, if it did.
+    /// Why the communicator was aborted, if it was.
     pub(super) fn failure(&self) -> Option<CommError> {
         self.lock().failure.clone()
     }
 
-    // ---- for those who issue ------------------------------------------------------------------------------
+    // ---- issuing ------------------------------------------------------------------------------------------
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Issues what `issue` issues as one, and waits until it is in the stream: NCCL may first have to connect to
-    /// peers, which takes as long as they take to come.
+    /// Runs `issue` inside an NCCL group and waits until its work is in the stream. NCCL may first have to connect to
+    /// peers, and waits for them.
     pub(super) fn grouped(
         &self,
         queue: &CudaQueue,
@@ -130,7 +130,7 @@ impl NcclComm {
         let mut state = self.lock();
         self.check_alive(&mut state)?;
         let stream = queue.raw_stream().map_err(|cause| self.gpu_failed(&mut state, what, cause))?;
-        // SAFETY: a group is opened and closed on this thread, and what is between them is of this communicator.
+        // SAFETY: the group is opened and closed on this thread, and everything in it uses this communicator.
         let (opened, issued, closed) = unsafe {
             let opened = (self.nccl.table.group_start)();
             let issued = issue(state.handle, stream);
@@ -142,13 +142,13 @@ impl NcclComm {
         self.settle(&mut state, what)
     }
 
-    // ---- asking -------------------------------------------------------------------------------------------
+    // ---- status -------------------------------------------------------------------------------------------
 
     fn check_alive(&self, state: &mut State) -> Result<(), CommError> {
         if let Some(failure) = &state.failure {
             return Err(failure.clone());
         }
-        self.abort.check().map_err(|why| self.take_down(state, why))
+        self.abort.check().map_err(|why| self.shut_down(state, why))
     }
 
     fn status(&self, state: &State) -> Status {
@@ -156,16 +156,16 @@ impl NcclComm {
             return sys::SUCCESS;
         }
         let mut found = sys::SUCCESS;
-        // SAFETY: the handle is alive, as it is until it is taken from the state.
+        // SAFETY: the handle is alive until it is taken out of the state.
         match unsafe { (self.nccl.table.async_error)(state.handle, &mut found) } {
             sys::SUCCESS => found,
             status => status,
         }
     }
 
-    /// Waits until NCCL has done on the host what it was asked for.
+    /// Waits until NCCL has finished its work on the host.
     fn settle(&self, state: &mut State, what: &dyn Fn() -> String) -> Result<(), CommError> {
-        let mut wait = Wait::new(self.deadline);
+        let mut wait = PollWait::new(self.deadline);
         loop {
             match self.status(state) {
                 sys::SUCCESS => return Ok(()),
@@ -173,13 +173,13 @@ impl NcclComm {
                 status => return Err(self.failed(state, status, what)),
             }
             self.check_alive(state)?;
-            if let Err(waited) = wait.a_moment() {
+            if let Err(waited) = wait.pause() {
                 return Err(self.stalled(state, what, waited));
             }
         }
     }
 
-    /// A call's own answer: done, or begun.
+    /// Checks the status that a call returned: success and in-progress are both fine.
     fn accept(&self, state: &mut State, status: Status, what: &dyn Fn() -> String) -> Result<(), CommError> {
         match status {
             sys::SUCCESS | sys::IN_PROGRESS => Ok(()),
@@ -187,21 +187,21 @@ impl NcclComm {
         }
     }
 
-    // ---- failing ------------------------------------------------------------------------------------------
+    // ---- failures -----------------------------------------------------------------------------------------
 
     fn failed(&self, state: &mut State, status: Status, what: &dyn Fn() -> String) -> CommError {
-        // When a peer ends, what is first seen of it may be a connection that broke.
+        // When a peer ends, the first symptom may be a broken connection, which is a system error.
         let by_peer = status == sys::REMOTE_ERROR || (state.is_up && status == sys::SYSTEM_ERROR);
         let text = self.nccl.text_of(status, state.handle);
-        self.take_down(state, CommError::Nccl { rank: self.rank(), call: what(), text, by_peer })
+        self.shut_down(state, CommError::Nccl { rank: self.rank(), call: what(), text, by_peer })
     }
 
     fn stalled(&self, state: &mut State, what: &dyn Fn() -> String, waited: Duration) -> CommError {
-        self.take_down(state, CommError::Stalled { rank: self.rank(), call: what(), waited })
+        self.shut_down(state, CommError::Stalled { rank: self.rank(), call: what(), waited })
     }
 
     fn gpu_failed(&self, state: &mut State, what: &dyn Fn() -> String, cause: GpuError) -> CommError {
-        self.take_down(state, CommError::Gpu { rank: self.rank(), call: what(), cause })
+        self.shut_down(state, CommError::Gpu { rank: self.rank(), call: what(), cause })
     }
 
     pub(super) fn end_stalled(&self, what: &str, waited: Duration) -> CommError {
@@ -212,31 +212,31 @@ impl NcclComm {
         self.gpu_failed(&mut self.lock(), &|| what.into(), cause)
     }
 
-    /// Aborts the communicator for this reason, unless there was one before. Returns the reason that counts.
-    fn take_down(&self, state: &mut State, why: CommError) -> CommError {
+    /// Aborts the communicator. Returns the first reason, which is `why` unless there was an earlier one.
+    fn shut_down(&self, state: &mut State, why: CommError) -> CommError {
         let why = state.failure.get_or_insert(why).clone();
         self.release(state, self.nccl.table.abort);
         why
     }
 
-    /// Gives the handle to a last function, which gets [`LAST_WAIT`].
+    /// Passes the handle to `ncclCommDestroy` or `ncclCommAbort`, and waits for at most [`TEARDOWN_LIMIT`].
     fn release(&self, state: &mut State, last: unsafe extern "C" fn(Handle) -> Status) {
         let handle = std::mem::replace(&mut state.handle, std::ptr::null_mut());
         if handle.is_null() {
             return;
         }
         let (gpu, at) = (self.gpu, handle as usize);
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let run = move || {
-            // What a lost GPU answers does not matter: the communicator goes either way.
+            // An error of a lost GPU does not matter: the communicator is destroyed either way.
             let _ = gpu.enter();
             // SAFETY: the handle was alive, and was taken from the only place that held it.
             let status = unsafe { last(at as Handle) };
-            let _ = tell.send(status);
+            let _ = sender.send(status);
         };
-        // Where there is no thread to be had the process is about to end, and takes the communicator along.
+        // If no thread can be created the process is about to end, and the communicator with it.
         if std::thread::Builder::new().name("nccl-end".into()).spawn(run).is_ok() {
-            let _ = told.recv_timeout(LAST_WAIT);
+            let _ = receiver.recv_timeout(TEARDOWN_LIMIT);
         }
     }
 }
@@ -247,22 +247,21 @@ impl Drop for NcclComm {
         if state.handle.is_null() {
             return;
         }
-        let is_well = !std::thread::panicking() && self.abort.check().is_ok() && self.finalize(&state);
-        self.release(&mut state, if is_well { self.nccl.table.destroy } else { self.nccl.table.abort });
+        let is_clean = !std::thread::panicking() && self.abort.check().is_ok() && self.finalize(&state);
+        self.release(&mut state, if is_clean { self.nccl.table.destroy } else { self.nccl.table.abort });
     }
 }
 
 impl NcclComm {
-    /// Takes leave of the other members. `false` if that does not work.
+    /// Finalizes the communicator together with the other members. Returns `false` if that fails.
     fn finalize(&self, state: &State) -> bool {
         if self.gpu.enter().is_err() {
             return false;
         }
         // SAFETY: the handle is alive.
-        let begun = unsafe { (self.nccl.table.finalize)(state.handle) };
-        let mut wait = Wait::new(LAST_WAIT);
-        let mut status = begun;
-        while status == sys::IN_PROGRESS && self.abort.check().is_ok() && wait.a_moment().is_ok() {
+        let mut status = unsafe { (self.nccl.table.finalize)(state.handle) };
+        let mut wait = PollWait::new(TEARDOWN_LIMIT);
+        while status == sys::IN_PROGRESS && self.abort.check().is_ok() && wait.pause().is_ok() {
             status = self.status(state);
         }
         status == sys::SUCCESS
@@ -275,26 +274,26 @@ impl fmt::Debug for NcclComm {
     }
 }
 
-/// A wait that asks again and again: at first at once, later with pauses that leave the core to others.
-pub(super) struct Wait {
+/// A polling wait: it first spins, then yields, then sleeps between polls to leave the core to others.
+pub(super) struct PollWait {
     start: Instant,
     deadline: Duration,
-    asked: u32,
+    num_polls: u32,
 }
 
-impl Wait {
-    pub(super) fn new(deadline: Duration) -> Wait {
-        Wait { start: Instant::now(), deadline, asked: 0 }
+impl PollWait {
+    pub(super) fn new(deadline: Duration) -> PollWait {
+        PollWait { start: Instant::now(), deadline, num_polls: 0 }
     }
 
-    /// Passes a moment. The time waited, once it is the deadline.
-    pub(super) fn a_moment(&mut self) -> Result<(), Duration> {
+    /// Pauses between two polls. Returns the time waited once the deadline has passed.
+    pub(super) fn pause(&mut self) -> Result<(), Duration> {
         let waited = self.start.elapsed();
         if waited >= self.deadline {
             return Err(waited);
         }
-        self.asked += 1;
-        match self.asked {
+        self.num_polls += 1;
+        match self.num_polls {
             ..100 => std::hint::spin_loop(),
             100..2000 => std::thread::yield_now(),
             _ => std::thread::sleep(Duration::from_micros(100)),
@@ -308,11 +307,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_ends() {
+    fn a_wait_ends_at_its_deadline() {
         let start = Instant::now();
-        let mut wait = Wait::new(Duration::from_millis(30));
+        let mut wait = PollWait::new(Duration::from_millis(30));
         let waited = loop {
-            if let Err(waited) = wait.a_moment() {
+            if let Err(waited) = wait.pause() {
                 break waited;
             }
         };

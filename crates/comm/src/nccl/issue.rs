@@ -1,4 +1,4 @@
-//! The collectives. Each is issued to a stream, all its parts as one.
+//! The collectives. Each issues all of its parts to a stream as one NCCL group.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,13 +7,13 @@ use lockstep_device::View;
 use lockstep_device::cuda::CudaQueue;
 
 use super::communicator::NcclComm;
-use super::cut::equal_share;
+use super::shares::equal_share;
 use super::sys::{self, Handle, Status, Stream, data_type};
 use crate::call::CallKind;
-use crate::comm::{Gathered, share};
+use crate::comm::{GatherPart, share};
 use crate::error::CommError;
 
-/// A communicator and a stream between the opening and the closing of a group.
+/// A communicator and a stream, between `ncclGroupStart` and `ncclGroupEnd`.
 struct Issue<'a> {
     comm: &'a NcclComm,
     handle: Handle,
@@ -21,14 +21,14 @@ struct Issue<'a> {
 }
 
 impl NcclComm {
-    /// Every member's pieces to every member, as [`crate::Comm::all_gather`].
-    pub fn all_gather(&self, queue: &CudaQueue, parts: &[Gathered<'_>]) -> Result<(), CommError> {
+    /// Gathers every member's shards on every member, like [`crate::Comm::all_gather`].
+    pub fn all_gather(&self, queue: &CudaQueue, parts: &[GatherPart<'_>]) -> Result<(), CommError> {
         for part in parts {
             let own = self.group.share(part.whole.len(), self.group.me()).elems();
             assert_eq!(
                 (part.own.len(), part.own.dtype()),
                 (own, part.whole.dtype()),
-                "a piece is this rank's share of the whole"
+                "`own` must be this rank's share of `whole`"
             );
         }
         if self.group.len() == 1 {
@@ -43,10 +43,10 @@ impl NcclComm {
         })
     }
 
-    /// Sums f32 parts over the members. Each member ends with the sum in its own share of each part; the other
-    /// shares hold nothing of use.
+    /// Sums f32 parts over the members. Each member ends with the sum in its own share of each part; the contents of
+    /// the other shares are unspecified.
     pub fn reduce_scatter(&self, queue: &CudaQueue, parts: &[View<'_>]) -> Result<(), CommError> {
-        assert!(parts.iter().all(|part| part.dtype() == DType::F32), "gradients are summed in f32");
+        assert!(parts.iter().all(|part| part.dtype() == DType::F32), "reduce-scatter sums f32 parts only");
         let all = parts.iter().copied();
         self.issue(queue, CallKind::ReduceScatter, all, |to| {
             first_failure(parts.iter().map(|part| to.reduce_scatter(*part)))
@@ -56,17 +56,19 @@ impl NcclComm {
     /// Sums f32 or f64 parts over the members: every member ends with the whole sum in place.
     pub fn all_reduce(&self, queue: &CudaQueue, parts: &[View<'_>]) -> Result<(), CommError> {
         let is_sum = |part: &View<'_>| matches!(part.dtype(), DType::F32 | DType::F64);
-        assert!(parts.iter().all(is_sum), "sums are in f32 or f64");
+        assert!(parts.iter().all(is_sum), "all-reduce sums f32 or f64 parts only");
         let all = parts.iter().copied();
         self.issue(queue, CallKind::AllReduce, all, |to| {
             first_failure(parts.iter().map(|part| to.all_reduce(*part)))
         })
     }
 
-    /// The root's parts to every member, in place. `root` is a member.
+    /// Copies the root's parts to every member, in place. `root` must be a member.
     pub fn broadcast(&self, queue: &CudaQueue, root: Rank, parts: &[View<'_>]) -> Result<(), CommError> {
-        let from =
-            self.group.place(root).unwrap_or_else(|| panic!("{root} is not a member of this collective"));
+        let from = self
+            .group
+            .member_idx(root)
+            .unwrap_or_else(|| panic!("{root} is not a member of this collective"));
         let all = parts.iter().copied();
         self.issue(queue, CallKind::Broadcast, all, |to| {
             first_failure(parts.iter().map(|part| to.broadcast(from, *part, *part)))
@@ -80,8 +82,8 @@ impl NcclComm {
         parts: impl Iterator<Item = View<'v>> + Clone,
         each: impl FnOnce(&Issue<'_>) -> Status,
     ) -> Result<(), CommError> {
-        assert!(parts.clone().all(|part| part.on_gpu() || part.is_empty()), "NCCL moves the GPU's memory");
-        // Members agree on what is empty, so none waits for a call that another leaves out.
+        assert!(parts.clone().all(|part| part.on_gpu() || part.is_empty()), "NCCL moves GPU memory only");
+        // All members see the same parts as empty, so none waits for a call that another skips.
         if self.group.len() == 1 || parts.clone().all(|part| part.is_empty()) {
             return Ok(());
         }
@@ -94,7 +96,7 @@ impl NcclComm {
     }
 }
 
-/// Calls are made until one fails.
+/// Makes the calls in order, up to the first that fails.
 fn first_failure(mut calls: impl Iterator<Item = Status>) -> Status {
     let fails = |status: &Status| !matches!(*status, sys::SUCCESS | sys::IN_PROGRESS);
     calls.find(fails).unwrap_or(sys::SUCCESS)
@@ -104,28 +106,29 @@ fn address(view: View<'_>) -> *mut c_void {
     view.as_ptr::<u8>().cast()
 }
 
-// SAFETY of every call below: the communicator is alive and its lock is held; views lie in live memory of this GPU, as
-// many elements as are told, and the plan's waits keep others off them until the stream has come past the collective.
+// SAFETY of every call below: the communicator is alive and its lock is held. Views lie in live memory of this GPU
+// and have the element counts that are passed. The plan's waits keep other operations off them until the collective
+// has completed in the stream.
 impl Issue<'_> {
     fn share<'m>(&self, part: View<'m>, member: usize) -> View<'m> {
         share(&self.comm.group, part, member)
     }
 
-    fn all_gather(&self, part: &Gathered<'_>) -> Status {
+    fn all_gather(&self, part: &GatherPart<'_>) -> Status {
         let (me, dtype) = (self.comm.group.me(), data_type(part.whole.dtype()));
         if part.whole.is_empty() {
             return sys::SUCCESS;
         }
         if let Some(count) = equal_share(&self.comm.group, part.whole.len()) {
             let (from, to) = (address(part.own), address(part.whole));
-            // SAFETY: as above; the whole has room for every member's piece.
+            // SAFETY: as above; the whole holds every member's share.
             return unsafe {
                 (self.comm.nccl.table.all_gather)(from, to, count, dtype, self.handle, self.stream)
             };
         }
         first_failure((0..self.comm.group.len()).map(|member| {
-            let place = self.share(part.whole, member);
-            self.broadcast(member, if member == me { part.own } else { place }, place)
+            let to = self.share(part.whole, member);
+            self.broadcast(member, if member == me { part.own } else { to }, to)
         }))
     }
 
@@ -137,15 +140,15 @@ impl Issue<'_> {
         let table = &self.comm.nccl.table;
         if let Some(count) = equal_share(&self.comm.group, part.len()) {
             let own = address(self.share(part, self.comm.group.me()));
-            // SAFETY: as above; the sum goes to this rank's place in what is summed, which NCCL knows as in place.
+            // SAFETY: as above; the sum goes to this rank's share of the part, which NCCL treats as in-place.
             return unsafe {
                 (table.reduce_scatter)(address(part), own, count, dtype, sys::SUM, self.handle, self.stream)
             };
         }
         let members = (0..self.comm.group.len()).map(|member| (member, self.share(part, member)));
-        first_failure(members.filter(|(_, place)| !place.is_empty()).map(|(member, place)| {
-            let (at, len, root) = (address(place), place.len(), member as c_int);
-            // SAFETY: as above; in place at the root, and elsewhere only read.
+        first_failure(members.filter(|(_, share)| !share.is_empty()).map(|(member, share)| {
+            let (at, len, root) = (address(share), share.len(), member as c_int);
+            // SAFETY: as above; in place at the root, only read on the other members.
             unsafe { (table.reduce)(at, at, len, dtype, sys::SUM, root, self.handle, self.stream) }
         }))
     }
@@ -161,13 +164,13 @@ impl Issue<'_> {
         }
     }
 
-    /// From member `root`, whose elements are at `from`, to `to` of every member.
+    /// Copies `from` of member `root` to `to` on every member.
     fn broadcast(&self, root: usize, from: View<'_>, to: View<'_>) -> Status {
         if to.is_empty() {
             return sys::SUCCESS;
         }
         let dtype = data_type(to.dtype());
-        // SAFETY: as above; both have as many elements.
+        // SAFETY: as above; both have the same number of elements.
         unsafe {
             (self.comm.nccl.table.broadcast)(
                 address(from),

@@ -1,4 +1,4 @@
-//! The library itself.
+//! Loads the NCCL library.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -9,10 +9,10 @@ use lockstep_device::cuda::{GpuError, LibrarySearch};
 
 use super::sys::{Handle, NcclTable, SUCCESS, Status, UNIQUE_ID_BYTES, UniqueId};
 
-/// The least version, as NCCL counts: 22403 is 2.24.3.
+/// The oldest supported version in NCCL's encoding, in which 22403 means 2.24.3.
 const OLDEST: u32 = 22400;
 
-/// NCCL as it was found. It stays until the process ends: threads of its own run in it.
+/// The loaded NCCL library. It is never unloaded, because it runs threads of its own.
 #[derive(Debug)]
 pub struct Nccl {
     pub(crate) table: NcclTable,
@@ -21,7 +21,7 @@ pub struct Nccl {
 }
 
 impl Nccl {
-    /// Opens the library, or gives the one that was opened before.
+    /// Opens the library, or returns it if it is already open.
     pub fn open(search: &LibrarySearch) -> Result<&'static Nccl, GpuError> {
         static OPENED: OnceLock<&'static Nccl> = OnceLock::new();
         static OPENING: Mutex<()> = Mutex::new(());
@@ -31,7 +31,7 @@ impl Nccl {
         }
         let table = NcclTable::load(open("NCCL", &["libnccl.so.2", "libnccl.so"], search)?)?;
         let mut code = 0;
-        // SAFETY: a place for the number.
+        // SAFETY: NCCL writes the version to `code`.
         let status = unsafe { (table.version)(&mut code) };
         if status != SUCCESS {
             return Err(GpuError::Call { call: "ncclGetVersion", text: format!("error {status}") });
@@ -41,31 +41,32 @@ impl Nccl {
         Ok(OPENED.get_or_init(|| nccl))
     }
 
-    /// Where it was found.
+    /// Where the library was found.
     pub fn path(&self) -> &Path {
         &self.table.library.path
     }
 
-    /// `2.24.3`
+    /// The version in the form `2.24.3`.
     pub fn version_text(&self) -> String {
         let (major, minor, patch) = self.version;
         format!("{major}.{minor}.{patch}")
     }
 
-    /// A new meeting place. The process that makes it listens there until the communicator is up.
+    /// A new identifier that members use to find each other. The process that creates it listens until the
+    /// communicator is set up.
     pub(crate) fn unique_id(&self) -> Result<UniqueId, String> {
         let mut id = UniqueId([0; UNIQUE_ID_BYTES]);
-        // SAFETY: a place for the identifier.
+        // SAFETY: NCCL writes the identifier to `id`.
         match unsafe { (self.table.unique_id)(&mut id) } {
             SUCCESS => Ok(id),
             status => Err(self.text_of(status, std::ptr::null_mut())),
         }
     }
 
-    /// What a status means, with what the library has to say of the last one.
+    /// The meaning of a status, together with the library's last error message.
     pub(crate) fn text_of(&self, status: Status, handle: Handle) -> String {
-        // SAFETY: the first takes any number, the second any live handle or none; what they return is null or a C
-        // string that stays.
+        // SAFETY: the first function accepts any number, the second a live handle or null. Both return null or a C
+        // string that stays valid.
         let [meaning, last] = unsafe {
             [(self.table.error_string)(status), (self.table.last_error)(handle)].map(|at| {
                 match at.is_null() {
@@ -78,7 +79,7 @@ impl Nccl {
     }
 }
 
-/// Of the number that NCCL gives: from 2.9 on two digits each for minor and patch.
+/// Decodes NCCL's version number: since 2.9 it has two digits each for minor and patch.
 fn version_of(code: u32) -> Result<(u32, u32, u32), GpuError> {
     let version = if code < 10_000 {
         (code / 1000, code / 100 % 10, code % 100)
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_and_old_ones_refused() {
+    fn versions_are_decoded_and_old_ones_refused() {
         assert_eq!(version_of(22403), Ok((2, 24, 3)));
         assert_eq!(version_of(23203), Ok((2, 32, 3)));
         let old = version_of(22105).unwrap_err();
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_there_or_missing_with_a_reason() {
+    fn the_library_opens_or_the_error_says_why_not() {
         match Nccl::open(&LibrarySearch::default()) {
             Ok(nccl) => assert!(nccl.version >= (2, 24, 0) && nccl.path().is_absolute(), "{nccl:?}"),
             Err(GpuError::LibraryMissing { what: "NCCL", names, why }) => {

@@ -1,4 +1,4 @@
-//! NCCL's functions and types that are used here, as `nccl.h` has them from 2.24 on.
+//! The functions and types of NCCL that are used here, as declared in `nccl.h` since 2.24.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -8,7 +8,7 @@ use lockstep_device::cuda::library::function_table;
 pub(crate) type Status = c_int;
 /// `ncclComm_t`
 pub(crate) type Handle = *mut c_void;
-/// `cudaStream_t`, which is the driver's stream.
+/// `cudaStream_t`, the same as the driver's `CUstream`.
 pub(crate) type Stream = *mut c_void;
 
 pub(crate) const SUCCESS: Status = 0;
@@ -22,12 +22,12 @@ pub(crate) const SUM: c_int = 0;
 
 pub(crate) const UNIQUE_ID_BYTES: usize = 128;
 
-/// `ncclUniqueId`: where the members of a communicator meet.
+/// `ncclUniqueId`: identifies a communicator while its members connect.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct UniqueId(pub(crate) [u8; UNIQUE_ID_BYTES]);
 
-/// `ncclConfig_t` of 2.17 to 2.24. Later ones are longer; a library reads as much as `size` says, and takes its own
+/// `ncclConfig_t` of versions 2.17 to 2.24. Later versions are longer; the library reads `size` bytes and uses its
 /// defaults for the rest.
 #[repr(C)]
 pub(crate) struct Config {
@@ -46,12 +46,12 @@ pub(crate) struct Config {
 const UNDEFINED: c_int = c_int::MIN;
 
 impl Config {
-    /// A communicator whose calls return at once.
+    /// A communicator whose calls return immediately.
     pub(crate) fn non_blocking() -> Config {
         Config {
             size: size_of::<Config>(),
             magic: 0xcafe_beef,
-            // Of the header that this is taken from.
+            // The version of the header that this struct mirrors.
             version: 22403,
             blocking: 0,
             cga_cluster_size: UNDEFINED,
@@ -75,7 +75,7 @@ pub(crate) fn data_type(dtype: DType) -> c_int {
 }
 
 function_table! {
-    /// Of `libnccl`.
+    /// The functions of `libnccl`.
     pub(crate) struct NcclTable {
         fn version = "ncclGetVersion"(*mut c_int) -> Status;
         fn error_string = "ncclGetErrorString"(Status) -> *const c_char;
@@ -88,7 +88,7 @@ function_table! {
         fn abort = "ncclCommAbort"(Handle) -> Status;
         fn group_start = "ncclGroupStart"() -> Status;
         fn group_end = "ncclGroupEnd"() -> Status;
-        // Sendbuff, recvbuff, count, type, then what each has of operation and root, communicator, stream.
+        // All take sendbuff, recvbuff, count and datatype, then op and root where they apply, comm and stream.
         fn all_gather = "ncclAllGather"(
             *const c_void, *mut c_void, usize, c_int, Handle, Stream,
         ) -> Status;
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_are_laid_out_as_in_the_header() {
+    fn struct_layouts_match_the_header() {
         assert_eq!(size_of::<UniqueId>(), 128);
         assert_eq!(size_of::<Config>(), 48);
         assert_eq!(std::mem::offset_of!(Config, blocking), 16);

@@ -1,8 +1,8 @@
-//! A rank's control block: what it has told each other rank of its host.
+//! A rank's control block, in which it announces calls to the other ranks on its host.
 //!
-//! A block is a small file in memory that its owner alone writes; peers map it read-only. It has a cell for
-//! every rank. Whatever a peer finds there it copies and checks before use: a rank gone wrong gives others
-//! errors and nothing worse, so all access is atomic and nothing is trusted.
+//! A block is a small memfd that only its owner writes; peers map it read-only. It has one cell for each rank. Peers
+//! copy and validate everything they read from it, and all accesses are atomic, so a faulty rank can cause errors in
+//! its peers but never undefined behaviour.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,22 +12,23 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 
 use crate::carrier::MAX_OFFERS;
 
-/// Bytes of offers that travel in the cell itself.
+/// Offers of up to this many bytes in total are stored in the cell itself.
 pub(crate) const INLINE_BYTES: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"lstpshm1");
 
-/// What one rank tells another. Two slots: a call's stays readable while the next is posted, and the one
-/// after that is posted only when the peer has begun the next, so it has left this one.
+/// What one rank announces to another. It has two slots, so that a call stays readable while the next one is posted.
+/// Two are enough: the call after the next is posted only once the peer has started the next, and so no longer reads
+/// this one.
 #[repr(C, align(64))]
 pub(crate) struct Cell {
-    /// Changes after every change that the peer may wait for; the peer sleeps on it.
-    pub(crate) bell: AtomicU32,
-    /// The owner sleeps, or is about to, on the peer's bell.
+    /// A futex that the peer sleeps on. The owner increments it after every change that the peer may be waiting for.
+    pub(crate) doorbell: AtomicU32,
+    /// Non-zero while the owner sleeps on the peer's doorbell, or is about to.
     pub(crate) waiting: AtomicU32,
-    /// The number of the newest call posted.
+    /// The number of the latest call posted.
     pub(crate) posted: AtomicU64,
-    /// The peer's posts up to this one are no longer needed.
+    /// The owner has finished reading the peer's posts up to this number.
     pub(crate) done: AtomicU64,
     slots: [Slot; 2],
 }
@@ -36,24 +37,24 @@ pub(crate) struct Cell {
 #[repr(C, align(64))]
 pub(crate) struct Slot {
     pub(crate) call: [AtomicU64; 4],
-    /// Offers, and above [`INLINE`] whether their bytes are here.
+    /// The number of offers, and the flag [`INLINE`].
     pub(crate) offers: AtomicU64,
-    /// Where and how many: see `Place`.
-    pub(crate) places: [[AtomicU64; 2]; MAX_OFFERS],
+    /// Encoded `RegionRange`s.
+    pub(crate) ranges: [[AtomicU64; 2]; MAX_OFFERS],
     pub(crate) bytes: [AtomicU64; INLINE_BYTES / 8],
 }
 
-/// The flag in [`Slot::offers`].
+/// The flag in [`Slot::offers`] that says that the bytes are in [`Slot::bytes`].
 pub(crate) const INLINE: u64 = 1 << 32;
 
 #[repr(C, align(64))]
-struct Head {
+struct Header {
     magic: AtomicU64,
     rank: AtomicU32,
     world: AtomicU32,
-    /// The owner has left the run.
+    /// Non-zero once the owner has left the run.
     gone: AtomicU32,
-    /// The core that the owner was last seen on, plus one.
+    /// The core that the owner last ran on, plus one.
     core: AtomicU32,
 }
 
@@ -72,10 +73,10 @@ pub(crate) struct Block {
 
 impl Block {
     fn bytes(world: u32) -> usize {
-        size_of::<Head>() + world as usize * size_of::<Cell>()
+        size_of::<Header>() + world as usize * size_of::<Cell>()
     }
 
-    /// A new block of `rank`, all zero but for its head.
+    /// Creates the block of `rank`, zeroed except for its header.
     pub(crate) fn create(rank: u32, world: u32) -> std::io::Result<Block> {
         let file = memfd_create("lockstep-control", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let len = Block::bytes(world);
@@ -83,31 +84,31 @@ impl Block {
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let map = MmapOptions::new().len(len).map_raw(&file)?;
         let block = Block { map, world, file };
-        block.head().rank.store(rank, Ordering::Relaxed);
-        block.head().world.store(world, Ordering::Relaxed);
-        block.head().magic.store(MAGIC, Ordering::Release);
+        block.header().rank.store(rank, Ordering::Relaxed);
+        block.header().world.store(world, Ordering::Relaxed);
+        block.header().magic.store(MAGIC, Ordering::Release);
         Ok(block)
     }
 
-    /// Maps the block of `rank` that lies in `file`.
+    /// Maps the block of `rank` in `file`.
     pub(crate) fn open(file: OwnedFd, rank: u32, world: u32) -> std::io::Result<Block> {
         let wrong = |what: &str| std::io::Error::other(format!("not a control block of rank {rank}: {what}"));
         let len = Block::bytes(world);
-        // A file that could shrink under the mapping would kill this process.
+        // If the file could shrink under the mapping, an access would kill this process with SIGBUS.
         if fstat(&file)?.st_size as u64 != len as u64 {
-            return Err(wrong("its size"));
+            return Err(wrong("unexpected size"));
         }
         if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
-            return Err(wrong("it may shrink"));
+            return Err(wrong("not sealed against shrinking"));
         }
         let map = MmapOptions::new().len(len).map_raw_read_only(&file)?;
         let block = Block { map, world, file };
-        let head = block.head();
-        if head.magic.load(Ordering::Relaxed) != MAGIC
-            || head.rank.load(Ordering::Relaxed) != rank
-            || head.world.load(Ordering::Relaxed) != world
+        let header = block.header();
+        if header.magic.load(Ordering::Relaxed) != MAGIC
+            || header.rank.load(Ordering::Relaxed) != rank
+            || header.world.load(Ordering::Relaxed) != world
         {
-            return Err(wrong("its head"));
+            return Err(wrong("unexpected header"));
         }
         Ok(block)
     }
@@ -116,44 +117,44 @@ impl Block {
         self.file.as_fd()
     }
 
-    /// What the owner tells `peer`.
+    /// The owner's cell for `peer`.
     pub(crate) fn cell(&self, peer: u32) -> &Cell {
-        assert!(peer < self.world, "rank {peer} of a world of {}", self.world);
-        let start = size_of::<Head>() + peer as usize * size_of::<Cell>();
-        // SAFETY: in bounds of the mapping, which lives as long as this block and never shrinks;
-        // page-aligned base and multiples of 64 keep it aligned; all fields are atomics, valid for any bits.
-        // A peer's block is mapped read-only and only loaded from, relaxed.
+        assert!(peer < self.world, "rank {peer} is outside a world of {}", self.world);
+        let start = size_of::<Header>() + peer as usize * size_of::<Cell>();
+        // SAFETY: the cell is within the mapping, which lives as long as this block and never shrinks. It is aligned:
+        // the base is page-aligned and sizes are multiples of 64. All fields are atomics, valid for any bits. A
+        // peer's block is mapped read-only, and is only accessed with relaxed loads.
         unsafe { &*self.map.as_ptr().add(start).cast::<Cell>() }
     }
 
-    /// Says that the owner leaves.
+    /// Marks the owner as having left the run.
     pub(crate) fn leave(&self) {
-        self.head().gone.store(1, Ordering::Release);
+        self.header().gone.store(1, Ordering::Release);
     }
 
     pub(crate) fn is_gone(&self) -> bool {
-        self.head().gone.load(Ordering::Relaxed) != 0
+        self.header().gone.load(Ordering::Relaxed) != 0
     }
 
-    /// Notes the core that the owner runs on.
-    pub(crate) fn note_core(&self) {
+    /// Records the core that the owner runs on.
+    pub(crate) fn record_core(&self) {
         let core = rustix::thread::sched_getcpu() as u32 + 1;
-        self.head().core.store(core, Ordering::Relaxed);
+        self.header().core.store(core, Ordering::Relaxed);
     }
 
-    /// The core that the owner was last seen on; 0 if it never was.
+    /// The core that the owner last ran on, plus one; 0 if none was recorded.
     pub(crate) fn core(&self) -> u32 {
-        self.head().core.load(Ordering::Relaxed)
+        self.header().core.load(Ordering::Relaxed)
     }
 
-    fn head(&self) -> &Head {
-        // SAFETY: as in `cell`; the head is at the start.
-        unsafe { &*self.map.as_ptr().cast::<Head>() }
+    fn header(&self) -> &Header {
+        // SAFETY: as in `cell`; the header is at the start.
+        unsafe { &*self.map.as_ptr().cast::<Header>() }
     }
 }
 
 impl Slot {
-    /// Copies `from` to byte `at` (a multiple of eight) of the slot's bytes.
+    /// Copies `from` into the slot's inline bytes at offset `at`, a multiple of eight.
     pub(crate) fn write_bytes(&self, at: usize, from: &[u8]) {
         let words = &self.bytes[at / 8..];
         let mut chunks = from.chunks_exact(8);
@@ -168,15 +169,15 @@ impl Slot {
         }
     }
 
-    /// Copies from byte `at` of the slot's bytes.
+    /// Copies from the slot's inline bytes at offset `at`.
     pub(crate) fn read_bytes(&self, mut at: usize, mut into: &mut [u8]) {
         while !into.is_empty() {
             let word = self.bytes[at / 8].load(Ordering::Relaxed).to_ne_bytes();
             let from = &word[at % 8..];
             let len = from.len().min(into.len());
-            let (now, later) = into.split_at_mut(len);
-            now.copy_from_slice(&from[..len]);
-            (at, into) = (at + len, later);
+            let (head, tail) = into.split_at_mut(len);
+            head.copy_from_slice(&from[..len]);
+            (at, into) = (at + len, tail);
         }
     }
 }
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_go_through_a_slot() {
+    fn inline_bytes_can_be_read_at_any_offset() {
         let block = Block::create(0, 2).unwrap();
         let slot = block.cell(1).slot(1);
         let data: Vec<u8> = (0..100).collect();
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_right_block_opens() {
+    fn a_block_of_another_rank_or_world_is_rejected() {
         let block = Block::create(3, 4).unwrap();
         let file = || block.file().try_clone_to_owned().unwrap();
         assert!(Block::open(file(), 3, 4).is_ok());

@@ -1,13 +1,13 @@
-//! Ranks that are processes of one host.
+//! The shared-memory carrier, for ranks that are processes on one host.
 //!
-//! Every rank's memory lies in files without names. Peers read from them straight into their own memory, by
-//! `pread` or, where there is much to read, through a small moving [`window`]; so a rank's memory stays its
-//! own, and bytes are copied once. Who offers what to whom is told in control blocks ([`block`]), which are
-//! mapped; small offers are in them. A wait spins for a moment and then sleeps on the peer's bell.
+//! Each rank's memory lies in unnamed files (memfd). Peers copy from them directly into their own memory, with
+//! `pread` or, for long reads, through a small moving [`window`]. So bytes are copied once, and a rank's memory use
+//! stays its own. Ranks announce their offers in memory-mapped control blocks ([`block`]), which also hold the bytes
+//! of small offers. A wait spins briefly and then sleeps on the peer's doorbell.
 
 mod block;
 mod open;
-mod place;
+mod region_range;
 #[cfg(test)]
 mod tests;
 mod wait;
@@ -25,71 +25,64 @@ use crate::call::Call;
 use crate::carrier::{Carrier, MAX_OFFERS};
 use crate::error::{Abort, CommError};
 use block::{Block, INLINE, INLINE_BYTES, Slot};
-use open::Peer;
-pub(crate) use open::{FileAddress, Prepared, ShmAddress};
-use place::Place;
-pub(crate) use wait::{Meanwhile, NoWork};
-pub use window::WINDOW;
-use window::{WORTH_A_WINDOW, Window};
+use open::PeerMemory;
+pub(crate) use open::{FileAddress, ShmAddress, ShmExport};
+use region_range::RegionRange;
+pub(crate) use wait::{BackgroundWork, NoBackgroundWork};
+pub use window::SHM_WINDOW_BYTES;
+use window::{MIN_WINDOW_READ_BYTES, MappedWindow};
 
-/// One rank's side.
+/// One rank's carrier.
 pub struct ShmCarrier {
     rank: Rank,
     block: Block,
     regions: Vec<Arc<Memory>>,
-    /// By rank; `None` for this rank and those on other hosts.
+    /// Indexed by rank; `None` for this rank and for ranks on other hosts.
     links: Vec<Option<Link>>,
     deadline: Duration,
     spin: Duration,
     abort: Abort,
 }
 
-/// What this rank knows of a pair it is in.
+/// This rank's state for one peer.
 struct Link {
-    peer: Peer,
-    /// The number of the newest call; both sides count alike.
+    peer: PeerMemory,
+    /// The number of the latest call; both sides count the same way.
     sequence: u64,
-    /// The open call, for messages.
+    /// The open call, for error messages.
     call: Option<Call>,
     /// Whether the peer reads this rank's memory in the open call.
-    lent: bool,
-    met: Met,
-    window: Window,
+    exported: bool,
+    post: PeerPost,
+    window: MappedWindow,
 }
 
-/// The peer's post, copied and checked.
-struct Met {
-    places: [Place; MAX_OFFERS],
-    num_places: usize,
+/// A validated copy of what the peer posted.
+struct PeerPost {
+    ranges: [RegionRange; MAX_OFFERS],
+    num_ranges: usize,
+    /// The bytes are in the control block, not in the peer's regions.
     inline: bool,
-    /// The place and the element in it that the next pull starts at.
+    /// The range, and the element in it, at which the next pull starts.
     next: (usize, u64),
 }
 
 impl ShmCarrier {
-    /// `peers` by rank; those without an address are not reached by this carrier.
+    /// `peers` is indexed by rank; this carrier does not connect to ranks without an address.
     pub(crate) fn open(
         rank: Rank,
-        prepared: Prepared,
+        export: ShmExport,
         peers: &[Option<ShmAddress>],
         (deadline, spin): (Duration, Duration),
         abort: Abort,
     ) -> Result<ShmCarrier, CommError> {
         let world = peers.len() as u32;
         let link = |(peer, at): (u32, &Option<ShmAddress>)| match at {
-            Some(at) if peer != rank.0 => Peer::open(at, peer, world).map(|peer| Some(Link::new(peer))),
+            Some(at) if peer != rank.0 => PeerMemory::open(at, peer, world).map(|peer| Some(Link::new(peer))),
             _ => Ok(None),
         };
         let links = (0..).zip(peers).map(link).collect::<Result<_, _>>()?;
-        Ok(ShmCarrier {
-            rank,
-            block: prepared.block,
-            regions: prepared.regions,
-            links,
-            deadline,
-            spin,
-            abort,
-        })
+        Ok(ShmCarrier { rank, block: export.block, regions: export.regions, links, deadline, spin, abort })
     }
 
     fn link(&self, peer: Rank) -> &Link {
@@ -100,39 +93,39 @@ impl ShmCarrier {
         self.links[peer.0 as usize].as_mut().unwrap_or_else(|| panic!("{peer} is not on this host"))
     }
 
-    fn garbled(&self, peer: Rank, why: impl Into<String>) -> CommError {
+    fn invalid_data(&self, peer: Rank, why: impl Into<String>) -> CommError {
         let call = self.link(peer).call.map_or_else(String::new, |call| call.to_string());
-        CommError::Garbled { rank: self.rank, peer, call, why: why.into() }
+        CommError::InvalidData { rank: self.rank, peer, call, why: why.into() }
     }
 
-    /// Where `view` lies in this rank's regions.
-    fn place(&self, view: &View<'_>) -> Result<Place, CommError> {
+    /// The position of `view` in this rank's regions.
+    fn locate(&self, view: &View<'_>) -> Result<RegionRange, CommError> {
         let found = (0u8..).zip(&self.regions).find_map(|(i, memory)| Some((i, memory.shared_offset(view)?)));
         let Some((region, offset)) = found else {
-            let why =
-                format!("{} {} are offered from memory that peers cannot read", view.len(), view.dtype());
-            return Err(CommError::Setup { what: "an offer", why });
+            let why = format!("{} {} lie in memory that peers cannot read", view.len(), view.dtype());
+            return Err(CommError::Setup { what: "a transfer through shared memory", why });
         };
-        Ok(Place { region, offset: offset as u64, len: view.len() as u64, dtype: view.dtype() })
+        Ok(RegionRange { region, offset: offset as u64, len: view.len() as u64, dtype: view.dtype() })
     }
 
-    /// Writes the offers' places, or their bytes, to the slot of the next post.
+    /// Writes the ranges of the offers, or their bytes if they are small, to the slot of the next post. Returns
+    /// whether peers will read this rank's regions.
     fn fill(&self, slot: &Slot, offers: &[View<'_>]) -> Result<bool, CommError> {
         let padded = |view: &View<'_>| view.bytes().next_multiple_of(8);
         let inline = offers.iter().map(padded).sum::<usize>() <= INLINE_BYTES;
         let mut at = 0;
-        for (view, words) in offers.iter().zip(&slot.places) {
-            let place = if inline {
-                // SAFETY: the caller offers the view to be read until `finish`.
+        for (view, words) in offers.iter().zip(&slot.ranges) {
+            let range = if inline {
+                // SAFETY: the caller keeps the offered bytes alive and unchanged until `finish`.
                 slot.write_bytes(at, unsafe { view.as_bytes() });
-                Place { region: 0, offset: at as u64, len: view.len() as u64, dtype: view.dtype() }
+                RegionRange { region: 0, offset: at as u64, len: view.len() as u64, dtype: view.dtype() }
             } else if view.is_empty() {
-                Place { dtype: view.dtype(), ..Place::NONE }
+                RegionRange { dtype: view.dtype(), ..RegionRange::NONE }
             } else {
-                self.place(view)?
+                self.locate(view)?
             };
             at += padded(view);
-            store(words, place.to_words());
+            store(words, range.to_words());
         }
         let flag = if inline { INLINE } else { 0 };
         slot.offers.store(offers.len() as u64 | flag, Ordering::Relaxed);
@@ -143,36 +136,44 @@ impl ShmCarrier {
         &mut self,
         peer: Rank,
         call: &Call,
-        meanwhile: &mut dyn Meanwhile,
+        background: &mut dyn BackgroundWork,
     ) -> Result<(), CommError> {
         let sequence = self.link(peer).sequence;
         let me = self.rank.0;
-        self.wait(peer, meanwhile, &|link| {
+        self.wait(peer, background, &|link| {
             link.peer.block.cell(me).posted.load(Ordering::Relaxed) >= sequence
         })?;
         let cell = self.link(peer).peer.block.cell(me);
         let posted = cell.posted.load(Ordering::Relaxed);
         if posted > sequence + 1 {
-            return Err(self.garbled(peer, format!("it posted call {posted} of the pair in call {sequence}")));
+            return Err(self.invalid_data(
+                peer,
+                format!("it posted call {posted}, but this rank is in call {sequence}"),
+            ));
         }
         let slot = cell.slot(sequence);
         let Some(theirs) = Call::from_words(load(&slot.call)) else {
-            return Err(self.garbled(peer, "its call cannot be read"));
+            return Err(self.invalid_data(peer, "its announcement cannot be decoded"));
         };
         if theirs != *call {
             return Err(CommError::mismatch(self.rank, peer, call, &theirs));
         }
-        let met = read_post(slot, &self.link(peer).peer.regions);
-        let met = met.ok_or_else(|| self.garbled(peer, "it offers what is not in its memory"))?;
-        self.link_mut(peer).met = met;
+        let post = read_post(slot, &self.link(peer).peer.regions);
+        let post =
+            post.ok_or_else(|| self.invalid_data(peer, "it offers bytes outside its shared memory"))?;
+        self.link_mut(peer).post = post;
         Ok(())
     }
 
-    pub(crate) fn finish_with(&mut self, peer: Rank, meanwhile: &mut dyn Meanwhile) -> Result<(), CommError> {
-        let (sequence, lent) = (self.link(peer).sequence, self.link(peer).lent);
+    pub(crate) fn finish_with(
+        &mut self,
+        peer: Rank,
+        background: &mut dyn BackgroundWork,
+    ) -> Result<(), CommError> {
+        let (sequence, exported) = (self.link(peer).sequence, self.link(peer).exported);
         let me = self.rank.0;
-        if lent {
-            self.wait(peer, meanwhile, &|link| {
+        if exported {
+            self.wait(peer, background, &|link| {
                 link.peer.block.cell(me).done.load(Ordering::Relaxed) >= sequence
             })?;
         }
@@ -207,43 +208,43 @@ impl Carrier for ShmCarrier {
         let cell = self.block.cell(peer.0);
         let slot = cell.slot(sequence);
         store(&slot.call, call.to_words());
-        let lent = self.fill(slot, offers)?;
+        let exported = self.fill(slot, offers)?;
         cell.posted.store(sequence, Ordering::Release);
-        self.block.note_core();
-        self.ring(peer);
+        self.block.record_core();
+        self.ring_doorbell(peer);
         let link = self.link_mut(peer);
-        (link.sequence, link.call, link.lent) = (sequence, Some(*call), lent);
+        (link.sequence, link.call, link.exported) = (sequence, Some(*call), exported);
         Ok(())
     }
 
     fn meet(&mut self, peer: Rank, call: &Call) -> Result<(), CommError> {
-        self.meet_with(peer, call, &mut NoWork)
+        self.meet_with(peer, call, &mut NoBackgroundWork)
     }
 
     fn pull(&mut self, peer: Rank, into: View<'_>) -> Result<(), CommError> {
         if into.is_empty() {
             return Ok(());
         }
-        let met = &mut self.link_mut(peer).met;
-        let (mut part, mut start) = met.next;
-        while part < met.num_places && start == met.places[part].len {
+        let post = &mut self.link_mut(peer).post;
+        let (mut part, mut start) = post.next;
+        while part < post.num_ranges && start == post.ranges[part].len {
             (part, start) = (part + 1, 0);
         }
-        let place = if part < met.num_places { met.places[part] } else { Place::NONE };
-        if place.dtype != into.dtype() || start + into.len() as u64 > place.len {
+        let range = if part < post.num_ranges { post.ranges[part] } else { RegionRange::NONE };
+        if range.dtype != into.dtype() || start + into.len() as u64 > range.len {
             let why = format!(
-                "elements [{start}, +{}] of {} are wanted of an offer of {} {}",
+                "expected {} {} from element {start} on, but it offers {} {}",
                 into.len(),
                 into.dtype(),
-                place.len,
-                place.dtype
+                range.len,
+                range.dtype
             );
-            return Err(self.garbled(peer, why));
+            return Err(self.invalid_data(peer, why));
         }
-        met.next = (part, start + into.len() as u64);
-        let inline = met.inline;
-        let offset = place.offset + start * place.dtype.size() as u64;
-        // SAFETY: the caller gives `into` to be written, and any bits are a valid value of every dtype.
+        post.next = (part, start + into.len() as u64);
+        let inline = post.inline;
+        let offset = range.offset + start * range.dtype.size() as u64;
+        // SAFETY: the caller passes `into` to be written, and any bits are a valid value of every dtype.
         let into = unsafe { into.as_bytes_mut() };
         let me = self.rank.0;
         let link = self.link_mut(peer);
@@ -252,29 +253,29 @@ impl Carrier for ShmCarrier {
             slot.read_bytes(offset as usize, into);
             return Ok(());
         }
-        let (file, size) = &link.peer.regions[place.region as usize];
-        let outcome = if place.len * place.dtype.size() as u64 >= WORTH_A_WINDOW {
-            link.window.read(file, (place.region, *size), offset, into)
+        let (file, size) = &link.peer.regions[range.region as usize];
+        let outcome = if range.len * range.dtype.size() as u64 >= MIN_WINDOW_READ_BYTES {
+            link.window.read(file, (range.region, *size), offset, into)
         } else {
             read_all(file, into, offset)
         };
-        outcome.map_err(|e| self.garbled(peer, format!("its memory cannot be read: {e}")))
+        outcome.map_err(|e| self.invalid_data(peer, format!("its memory cannot be read: {e}")))
     }
 
     fn done(&mut self, peer: Rank) -> Result<(), CommError> {
         let link = self.link_mut(peer);
         link.window.close();
-        let (inline, sequence) = (link.met.inline, link.sequence);
-        // Nobody waits for the end of a call whose bytes were in the cell.
+        let (inline, sequence) = (link.post.inline, link.sequence);
+        // If the bytes were inline, the peer does not wait for this rank to finish.
         if !inline {
             self.block.cell(peer.0).done.store(sequence, Ordering::Release);
-            self.ring(peer);
+            self.ring_doorbell(peer);
         }
         Ok(())
     }
 
     fn finish(&mut self, peer: Rank) -> Result<(), CommError> {
-        self.finish_with(peer, &mut NoWork)
+        self.finish_with(peer, &mut NoBackgroundWork)
     }
 }
 
@@ -283,33 +284,34 @@ impl Drop for ShmCarrier {
         self.block.leave();
         for peer in (0..).map(Rank).take(self.links.len()) {
             if self.links[peer.0 as usize].is_some() {
-                self.ring(peer);
+                self.ring_doorbell(peer);
             }
         }
     }
 }
 
 impl Link {
-    fn new(peer: Peer) -> Link {
-        let met = Met { places: [Place::NONE; MAX_OFFERS], num_places: 0, inline: true, next: (0, 0) };
-        Link { peer, sequence: 0, call: None, lent: false, met, window: Window::closed() }
+    fn new(peer: PeerMemory) -> Link {
+        let post =
+            PeerPost { ranges: [RegionRange::NONE; MAX_OFFERS], num_ranges: 0, inline: true, next: (0, 0) };
+        Link { peer, sequence: 0, call: None, exported: false, post, window: MappedWindow::closed() }
     }
 }
 
-/// Copies a post and checks every place in it; `None` if one is not there.
-fn read_post(slot: &Slot, regions: &[(OwnedFd, u64)]) -> Option<Met> {
+/// Copies a post and validates every range in it; `None` if one lies outside the peer's regions.
+fn read_post(slot: &Slot, regions: &[(OwnedFd, u64)]) -> Option<PeerPost> {
     let offers = slot.offers.load(Ordering::Relaxed);
     let inline = offers & INLINE != 0;
-    let num_places = usize::try_from(offers & !INLINE).ok().filter(|n| *n <= MAX_OFFERS)?;
+    let num_ranges = usize::try_from(offers & !INLINE).ok().filter(|n| *n <= MAX_OFFERS)?;
     let size = |region: u8| match inline {
         true => Some(INLINE_BYTES as u64),
         false => regions.get(region as usize).map(|(_, len)| *len),
     };
-    let mut met = Met { places: [Place::NONE; MAX_OFFERS], num_places, inline, next: (0, 0) };
-    for (place, words) in met.places[..num_places].iter_mut().zip(&slot.places) {
-        *place = Place::from_words(load(words), size)?;
+    let mut post = PeerPost { ranges: [RegionRange::NONE; MAX_OFFERS], num_ranges, inline, next: (0, 0) };
+    for (range, words) in post.ranges[..num_ranges].iter_mut().zip(&slot.ranges) {
+        *range = RegionRange::from_words(load(words), size)?;
     }
-    Some(met)
+    Some(post)
 }
 
 /// Reads until `into` is full.

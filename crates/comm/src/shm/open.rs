@@ -1,4 +1,4 @@
-//! How ranks of one host find each other's memory: through `/proc/<pid>/fd`, checked by inode.
+//! Opens the memory of other ranks on the same host through `/proc/<pid>/fd`, and verifies it by inode.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::carrier::BOUNCE_BYTES;
 use crate::error::CommError;
 use crate::shm::block::Block;
 
-/// Regions of one rank, its bounce memory included.
+/// The largest number of regions of one rank, including its bounce buffer.
 const MAX_REGIONS: usize = 255;
 
-/// A file of a process, as others find it.
+/// A file descriptor of a process, with what identifies the file behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileAddress {
     pub(crate) fd: u32,
@@ -24,7 +24,7 @@ pub(crate) struct FileAddress {
     pub(crate) len: u64,
 }
 
-/// What a rank tells others of its host.
+/// How other ranks on the host find a rank's control block and regions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ShmAddress {
     pub(crate) pid: u32,
@@ -32,35 +32,39 @@ pub(crate) struct ShmAddress {
     pub(crate) regions: Vec<FileAddress>,
 }
 
-/// A rank's own part, before it knows the others.
-pub(crate) struct Prepared {
+/// The memory that a rank exports to its peers.
+pub(crate) struct ShmExport {
     pub(crate) block: Block,
-    /// The caller's, then the bounce memory.
+    /// The caller's regions, then the bounce buffer.
     pub(crate) regions: Vec<Arc<Memory>>,
 }
 
-/// A peer's part as this rank sees it.
-pub(crate) struct Peer {
+/// A peer's exported memory, opened by this rank.
+pub(crate) struct PeerMemory {
     pub(crate) block: Block,
     pub(crate) regions: Vec<(OwnedFd, u64)>,
-    /// Readable when the process has ended.
+    /// A pidfd: it becomes readable when the process ends.
     pub(crate) process: OwnedFd,
 }
 
-impl Prepared {
-    pub(crate) fn new(rank: u32, world: u32, regions: &[Arc<Memory>]) -> Result<Prepared, CommError> {
+impl ShmExport {
+    pub(crate) fn new(rank: u32, world: u32, regions: &[Arc<Memory>]) -> Result<ShmExport, CommError> {
         let setup = |why: String| CommError::Setup { what: "shared memory", why };
         let mut regions: Vec<_> = regions.iter().filter(|m| m.bytes() != Bytes::ZERO).cloned().collect();
         if let Some(memory) = regions.iter().find(|m| m.shared_fd().is_none()) {
-            return Err(setup(format!("{} of memory were not taken as shared", memory.bytes())));
+            return Err(setup(format!("{} of memory were not allocated as shared", memory.bytes())));
         }
         if regions.len() >= MAX_REGIONS {
-            return Err(setup(format!("{} regions, of which {MAX_REGIONS} can be shared", regions.len())));
+            return Err(setup(format!(
+                "{} regions are more than the {} that can be shared",
+                regions.len(),
+                MAX_REGIONS - 1
+            )));
         }
         let bounce = Memory::allocate_shared(Bytes(BOUNCE_BYTES as u64), &Pool::new(1));
         regions.push(Arc::new(bounce.map_err(|e| setup(e.to_string()))?));
         let block = Block::create(rank, world).map_err(|e| setup(e.to_string()))?;
-        Ok(Prepared { block, regions })
+        Ok(ShmExport { block, regions })
     }
 
     pub(crate) fn address(&self) -> Result<ShmAddress, CommError> {
@@ -74,20 +78,21 @@ impl Prepared {
     }
 }
 
-impl Peer {
-    /// Opens what `rank` has told.
-    pub(crate) fn open(at: &ShmAddress, rank: u32, world: u32) -> Result<Peer, CommError> {
+impl PeerMemory {
+    /// Opens the memory that `rank` has announced.
+    pub(crate) fn open(at: &ShmAddress, rank: u32, world: u32) -> Result<PeerMemory, CommError> {
         let setup = |why: String| CommError::Setup { what: "shared memory", why };
-        let of_rank = |e: std::io::Error| setup(format!("of rank {rank} (process {}): {e}", at.pid));
+        let of_rank = |e: std::io::Error| setup(format!("memory of rank {rank} (process {}): {e}", at.pid));
         let pid = i32::try_from(at.pid).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| setup(format!("of rank {rank}: no process has id {}", at.pid)))?;
-        // The process first: that its files are the right ones then shows that it is the right process.
+        let pid =
+            pid.ok_or_else(|| setup(format!("memory of rank {rank}: {} is not a process id", at.pid)))?;
+        // Open the process first. If its files then turn out to be the announced ones, the PID was not reused.
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| of_rank(e.into()))?;
         let block = open_file(at.pid, &at.block).map_err(of_rank)?;
         let block = Block::open(block, rank, world).map_err(of_rank)?;
         let regions = at.regions.iter().map(|file| Ok((open_file(at.pid, file)?, file.len)));
         let regions = regions.collect::<std::io::Result<Vec<_>>>().map_err(of_rank)?;
-        Ok(Peer { block, regions, process })
+        Ok(PeerMemory { block, regions, process })
     }
 }
 
@@ -108,7 +113,7 @@ fn open_file(pid: u32, at: &FileAddress) -> std::io::Result<OwnedFd> {
     let found = address(file.as_fd())?;
     let sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     if (found.device, found.inode, found.len) != (at.device, at.inode, at.len) || !sealed {
-        return Err(std::io::Error::other(format!("{path} is not the file that was announced")));
+        return Err(std::io::Error::other(format!("{path} is not the file that the rank announced")));
     }
     Ok(file)
 }

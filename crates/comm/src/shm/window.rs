@@ -1,8 +1,8 @@
-//! A moving window onto a peer's memory.
+//! A moving window into a peer's memory.
 //!
-//! Reading through a mapping is about twice as fast as asking the system to copy, but pages that were read stay
-//! charged to the reader. So a rank maps a little of the peer's memory at a time and lets it go: what it holds
-//! of others is bounded, and its peak is its own.
+//! Reading through a mapping is about twice as fast as `pread`, but the pages that were read stay charged to the
+//! reader. So a rank maps a small part of the peer's memory at a time and unmaps it again: the memory it holds of its
+//! peers is bounded.
 
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
@@ -10,45 +10,45 @@ use std::ptr::NonNull;
 use lockstep_device::copy_nontemporal;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Bytes of a peer that are mapped at a time.
-pub const WINDOW: u64 = 2 << 20;
+/// Bytes of a peer's memory that are mapped at a time.
+pub const SHM_WINDOW_BYTES: u64 = 2 << 20;
 
-/// Parts shorter than this are copied by the system: moving a window costs more.
-pub(super) const WORTH_A_WINDOW: u64 = 256 << 10;
+/// Parts shorter than this are copied with `pread`, because moving the window would cost more.
+pub(super) const MIN_WINDOW_READ_BYTES: u64 = 256 << 10;
 
-/// Reads of this many bytes are written past the caches: they would not stay there, and a line that is written
-/// whole need not be fetched first.
-const PAST_THE_CACHES: usize = 16 << 20;
+/// Reads of at least this many bytes use non-temporal stores: the data would not stay in the caches anyway, and a
+/// cache line that is overwritten completely need not be fetched first.
+const NONTEMPORAL_READ_BYTES: usize = 16 << 20;
 
-/// Part of one region of a peer, or nothing.
-pub(super) struct Window(Option<Mapped>);
+/// A mapped part of one region of a peer, or nothing.
+pub(super) struct MappedWindow(Option<Mapping>);
 
-struct Mapped {
+struct Mapping {
     base: NonNull<u8>,
     len: u64,
     region: u8,
     start: u64,
 }
 
-// SAFETY: the mapping is owned by the window alone; moving it to another thread moves that ownership.
-unsafe impl Send for Window {}
-// SAFETY: nothing can be done through `&Window`.
-unsafe impl Sync for Window {}
+// SAFETY: the window is the only owner of the mapping; moving it to another thread moves that ownership.
+unsafe impl Send for MappedWindow {}
+// SAFETY: `&MappedWindow` gives access to nothing.
+unsafe impl Sync for MappedWindow {}
 
-impl Window {
-    pub(super) fn closed() -> Window {
-        Window(None)
+impl MappedWindow {
+    pub(super) fn closed() -> MappedWindow {
+        MappedWindow(None)
     }
 
     pub(super) fn close(&mut self) {
         if let Some(mapped) = self.0.take() {
-            // SAFETY: the range was mapped by `open` and nothing refers to it: `read` keeps no pointer.
-            // It cannot fail on a range that is mapped.
+            // SAFETY: the range was mapped by `open`, and nothing refers to it, because `read` keeps no pointer.
+            // Unmapping a mapped range cannot fail.
             let _ = unsafe { munmap(mapped.base.as_ptr().cast(), mapped.len as usize) };
         }
     }
 
-    /// Copies bytes from `offset` of a region of `size` bytes, which contains them.
+    /// Copies bytes from `offset` of a region of `size` bytes. The range must lie inside the region.
     pub(super) fn read(
         &mut self,
         file: &OwnedFd,
@@ -58,49 +58,49 @@ impl Window {
     ) -> std::io::Result<()> {
         assert!(
             offset.checked_add(into.len() as u64).is_some_and(|end| end <= size),
-            "a read outside a region"
+            "a read must lie inside its region"
         );
-        let past_caches = into.len() >= PAST_THE_CACHES;
+        let nontemporal = into.len() >= NONTEMPORAL_READ_BYTES;
         while !into.is_empty() {
-            let inside = |m: &Mapped| m.region == region && m.start <= offset && offset < m.start + m.len;
+            let inside = |m: &Mapping| m.region == region && m.start <= offset && offset < m.start + m.len;
             if !self.0.as_ref().is_some_and(inside) {
                 self.open(file, (region, size), offset)?;
             }
             let mapped = self.0.as_ref().expect("just opened");
             let at = offset - mapped.start;
-            let now = into.len().min((mapped.len - at) as usize);
-            // SAFETY: `at + now` is inside the mapping; the file is sealed against shrinking, so its pages are
-            // there; the peer leaves them as they are until this rank is done with the call. `into` is ours.
+            let len = into.len().min((mapped.len - at) as usize);
+            // SAFETY: `at + len` is inside the mapping. The file is sealed against shrinking, so its pages exist. The
+            // peer does not change them until this rank is done with the call. Only this rank accesses `into`.
             unsafe {
                 let from = mapped.base.as_ptr().add(at as usize);
-                if past_caches {
-                    copy_nontemporal(from, into.as_mut_ptr(), now);
+                if nontemporal {
+                    copy_nontemporal(from, into.as_mut_ptr(), len);
                 } else {
-                    std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), now);
+                    std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len);
                 }
             }
-            (into, offset) = (&mut into[now..], offset + now as u64);
+            (into, offset) = (&mut into[len..], offset + len as u64);
         }
         Ok(())
     }
 
     fn open(&mut self, file: &OwnedFd, (region, size): (u8, u64), offset: u64) -> std::io::Result<()> {
         self.close();
-        // A multiple of every system's pages.
+        // A multiple of the page size of every supported system.
         const LARGEST_PAGE: u64 = 64 << 10;
         let start = offset / LARGEST_PAGE * LARGEST_PAGE;
-        let len = WINDOW.min(size - start);
-        // SAFETY: a new mapping at a place of the system's choice.
+        let len = SHM_WINDOW_BYTES.min(size - start);
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe {
             mmap(std::ptr::null_mut(), len as usize, ProtFlags::READ, MapFlags::SHARED, file, start)?
         };
         let base = NonNull::new(base.cast()).expect("a mapping is never at address zero");
-        self.0 = Some(Mapped { base, len, region, start });
+        self.0 = Some(Mapping { base, len, region, start });
         Ok(())
     }
 }
 
-impl Drop for Window {
+impl Drop for MappedWindow {
     fn drop(&mut self) {
         self.close();
     }

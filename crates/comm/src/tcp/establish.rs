@@ -1,7 +1,7 @@
-//! Connecting every pair of ranks: higher ranks connect to lower ones.
+//! Connects every pair of ranks: the higher rank connects to the lower one.
 //!
-//! All handshakes go on at once, so a stranger that says nothing keeps nobody waiting, and the listener
-//! survives whatever is said to it.
+//! All handshakes run concurrently, so an unknown client that sends nothing blocks nobody, and no input can bring the
+//! listener down.
 
 use std::io::{ErrorKind, IoSlice};
 use std::time::Duration;
@@ -13,21 +13,21 @@ use crate::error::{Abort, CommError};
 use crate::tcp::handshake::{Handshake, Pair};
 use crate::tcp::net::{Interest, LinkId, Net};
 
-/// How long one handshake may take.
+/// The limit for one handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// The longest wait between looks at the abort signal.
+/// The longest sleep between checks of the abort signal.
 const SLICE: Duration = Duration::from_millis(50);
-/// Between attempts to reach a rank.
+/// The pause between attempts to connect to a rank.
 const RETRY: Duration = Duration::from_millis(50);
-/// A rank that has turned this many handshakes down is not asked again.
+/// Connecting fails once a rank has refused this many handshakes.
 const MAX_REFUSALS: u32 = 3;
-/// Unproved connections at once; beyond that the oldest goes.
+/// The largest number of unauthenticated connections; beyond it the oldest is closed.
 const MAX_ATTEMPTS: usize = 256;
 
-/// What is to be connected.
-pub(crate) struct Wanted<'a> {
+/// The connections to establish.
+pub(crate) struct LinkSpec<'a> {
     pub(crate) rank: Rank,
-    /// By rank: those to be linked with.
+    /// For each rank: whether to connect to it.
     pub(crate) peers: &'a [bool],
     /// From [`super::handshake::link_key`].
     pub(crate) key: &'a Secret,
@@ -35,44 +35,45 @@ pub(crate) struct Wanted<'a> {
     pub(crate) abort: &'a Abort,
 }
 
-/// A connection that has not proved itself.
+/// A connection that is not authenticated yet.
 struct Attempt {
     link: LinkId,
-    /// The rank this side connects to; `None` for a link that came in.
+    /// The rank this side connects to; `None` for an incoming connection.
     to: Option<Rank>,
     handshake: Handshake,
     started: Duration,
 }
 
-/// How it went with a rank that this one connects to.
+/// The attempts so far to connect to a rank.
 #[derive(Clone, Default)]
-struct Tries {
+struct ConnectHistory {
+    /// When to try again.
     next: Duration,
     refusals: u32,
     why: Option<String>,
 }
 
-/// What driving an attempt came to.
+/// The state of an attempt after [`Attempt::drive`].
 enum Progress {
-    Going,
+    Pending,
     Done(Rank),
     /// The network failed.
     Failed(String),
-    /// The other side was refused, or refused.
+    /// One side refused the other.
     Refused(String),
 }
 
-/// Links to all wanted ranks, by rank.
-pub(crate) fn establish<N: Net>(net: &mut N, wanted: &Wanted<'_>) -> Result<Vec<Option<LinkId>>, CommError> {
-    let world = wanted.peers.len();
+/// Connects to all requested ranks. The result is indexed by rank.
+pub(crate) fn establish<N: Net>(net: &mut N, spec: &LinkSpec<'_>) -> Result<Vec<Option<LinkId>>, CommError> {
+    let world = spec.peers.len();
     let mut state = State {
         links: vec![None; world],
         attempts: Vec::new(),
-        tries: vec![Tries::default(); world],
-        stranger: None,
+        history: vec![ConnectHistory::default(); world],
+        rejected: None,
     };
-    let end = net.now() + wanted.limit;
-    let outcome = state.run(net, wanted, end);
+    let end = net.now() + spec.limit;
+    let outcome = state.run(net, spec, end);
     state.attempts.iter().for_each(|attempt| net.close(attempt.link));
     outcome.map(|()| state.links)
 }
@@ -80,26 +81,26 @@ pub(crate) fn establish<N: Net>(net: &mut N, wanted: &Wanted<'_>) -> Result<Vec<
 struct State {
     links: Vec<Option<LinkId>>,
     attempts: Vec<Attempt>,
-    tries: Vec<Tries>,
-    /// Why the last stranger was turned away.
-    stranger: Option<String>,
+    history: Vec<ConnectHistory>,
+    /// Why the last incoming connection was rejected.
+    rejected: Option<String>,
 }
 
 impl State {
-    fn run<N: Net>(&mut self, net: &mut N, wanted: &Wanted<'_>, end: Duration) -> Result<(), CommError> {
+    fn run<N: Net>(&mut self, net: &mut N, spec: &LinkSpec<'_>, end: Duration) -> Result<(), CommError> {
         let mut interests = Vec::new();
         loop {
-            self.connect(net, wanted)?;
-            self.accept(net, wanted)?;
-            self.drive(net, wanted)?;
-            let missing = |peer: &usize| wanted.peers[*peer] && self.links[*peer].is_none();
+            self.connect(net, spec)?;
+            self.accept(net, spec)?;
+            self.drive(net, spec)?;
+            let missing = |peer: &usize| spec.peers[*peer] && self.links[*peer].is_none();
             let Some(peer) = (0..self.links.len()).find(missing) else {
                 return Ok(());
             };
-            wanted.abort.check()?;
+            spec.abort.check()?;
             let now = net.now();
             if now >= end {
-                return Err(self.out_of_time(wanted, Rank(peer as u32)));
+                return Err(self.out_of_time(spec, Rank(peer as u32)));
             }
             interests.clear();
             interests.extend(self.attempts.iter_mut().map(|attempt| Interest {
@@ -111,28 +112,28 @@ impl State {
         }
     }
 
-    /// Begins with every lower rank that is neither linked nor being asked.
-    fn connect<N: Net>(&mut self, net: &mut N, wanted: &Wanted<'_>) -> Result<(), CommError> {
+    /// Starts to connect to every lower rank that has no link and no attempt under way.
+    fn connect<N: Net>(&mut self, net: &mut N, spec: &LinkSpec<'_>) -> Result<(), CommError> {
         let now = net.now();
-        for to in (0..wanted.rank.0).map(Rank) {
+        for to in (0..spec.rank.0).map(Rank) {
             let i = to.0 as usize;
-            let asked = self.attempts.iter().any(|attempt| attempt.to == Some(to));
-            if !wanted.peers[i] || self.links[i].is_some() || asked || now < self.tries[i].next {
+            let pending = self.attempts.iter().any(|attempt| attempt.to == Some(to));
+            if !spec.peers[i] || self.links[i].is_some() || pending || now < self.history[i].next {
                 continue;
             }
-            let pair = Pair { connects: wanted.rank, accepts: to, world: wanted.peers.len() as u32 };
+            let pair = Pair { connects: spec.rank, accepts: to, world: spec.peers.len() as u32 };
             match net.connect(to) {
                 Ok(link) => {
-                    let handshake = Handshake::connect(wanted.key, pair, nonce()?);
+                    let handshake = Handshake::connect(spec.key, pair, nonce()?);
                     self.attempts.push(Attempt { link, to: Some(to), handshake, started: now });
                 }
-                Err(e) => self.tries[i].failed(now, e.to_string()),
+                Err(e) => self.history[i].failed(now, e.to_string()),
             }
         }
         Ok(())
     }
 
-    fn accept<N: Net>(&mut self, net: &mut N, wanted: &Wanted<'_>) -> Result<(), CommError> {
+    fn accept<N: Net>(&mut self, net: &mut N, spec: &LinkSpec<'_>) -> Result<(), CommError> {
         loop {
             match net.accept() {
                 Ok(Some(link)) => {
@@ -141,49 +142,50 @@ impl State {
                     {
                         net.close(self.attempts.remove(oldest).link);
                     }
-                    let world = wanted.peers.len() as u32;
-                    let handshake = Handshake::accept(wanted.key, wanted.rank, world, nonce()?);
+                    let world = spec.peers.len() as u32;
+                    let handshake = Handshake::accept(spec.key, spec.rank, world, nonce()?);
                     self.attempts.push(Attempt { link, to: None, handshake, started: net.now() });
                 }
                 Ok(None) => return Ok(()),
-                // One connection that failed before it was taken, or too many files: later ones may do.
+                // A connection failed before it was accepted, or there are too many open files. Later ones may
+                // succeed.
                 Err(_) => return Ok(()),
             }
         }
     }
 
-    fn drive<N: Net>(&mut self, net: &mut N, wanted: &Wanted<'_>) -> Result<(), CommError> {
+    fn drive<N: Net>(&mut self, net: &mut N, spec: &LinkSpec<'_>) -> Result<(), CommError> {
         let mut i = 0;
         while i < self.attempts.len() {
             let progress = self.attempts[i].drive(net);
-            if matches!(progress, Progress::Going) {
+            if matches!(progress, Progress::Pending) {
                 i += 1;
                 continue;
             }
             let Attempt { link, to, .. } = self.attempts.swap_remove(i);
             match (progress, to) {
-                (Progress::Done(peer), _) if wanted.peers[peer.0 as usize] => {
-                    // A rank that comes again has given its first connection up.
+                (Progress::Done(peer), _) if spec.peers[peer.0 as usize] => {
+                    // A rank that connects again has given up its first connection.
                     if let Some(old) = self.links[peer.0 as usize].replace(link) {
                         net.close(old);
                     }
                 }
                 (Progress::Failed(why), Some(to)) => {
                     net.close(link);
-                    self.tries[to.0 as usize].failed(net.now(), why);
+                    self.history[to.0 as usize].failed(net.now(), why);
                 }
                 (Progress::Refused(why), Some(to)) => {
                     net.close(link);
-                    let tries = &mut self.tries[to.0 as usize];
-                    tries.refusals += 1;
-                    tries.failed(net.now(), why.clone());
-                    if tries.refusals >= MAX_REFUSALS {
-                        return Err(CommError::NotAuthorised { rank: wanted.rank, peer: to, why });
+                    let history = &mut self.history[to.0 as usize];
+                    history.refusals += 1;
+                    history.failed(net.now(), why.clone());
+                    if history.refusals >= MAX_REFUSALS {
+                        return Err(CommError::NotAuthorised { rank: spec.rank, peer: to, why });
                     }
                 }
                 (Progress::Failed(why) | Progress::Refused(why), None) => {
                     net.close(link);
-                    self.stranger = Some(why);
+                    self.rejected = Some(why);
                 }
                 _ => net.close(link),
             }
@@ -191,19 +193,22 @@ impl State {
         Ok(())
     }
 
-    fn out_of_time(&self, wanted: &Wanted<'_>, peer: Rank) -> CommError {
-        let why = match (&self.tries[peer.0 as usize].why, &self.stranger) {
-            (Some(why), _) => format!("{peer} cannot be reached by {}: {why}", wanted.rank),
-            (None, Some(why)) if peer > wanted.rank => {
-                format!("{peer} has not come to {}; somebody was turned away because {why}", wanted.rank)
+    fn out_of_time(&self, spec: &LinkSpec<'_>, peer: Rank) -> CommError {
+        let (rank, limit) = (spec.rank, spec.limit.as_secs_f64());
+        let why = match (&self.history[peer.0 as usize].why, &self.rejected) {
+            (Some(why), _) => format!("{rank} could not connect to {peer} within {limit:.1} s: {why}"),
+            (None, Some(why)) if peer > rank => {
+                format!(
+                    "{peer} did not connect to {rank} within {limit:.1} s; a connection was rejected because {why}"
+                )
             }
-            _ => format!("{peer} has not come to {}", wanted.rank),
+            _ => format!("{peer} did not connect to {rank} within {limit:.1} s"),
         };
-        CommError::Setup { what: "the TCP links", why }
+        CommError::Setup { what: "TCP connections", why }
     }
 }
 
-impl Tries {
+impl ConnectHistory {
     fn failed(&mut self, now: Duration, why: String) {
         self.next = now + RETRY;
         self.why = Some(why);
@@ -211,7 +216,7 @@ impl Tries {
 }
 
 impl Attempt {
-    /// Sends and reads what can be sent and read now.
+    /// Sends and reads as much as possible without blocking.
     fn drive<N: Net>(&mut self, net: &mut N) -> Progress {
         loop {
             let mut moved = false;
@@ -244,7 +249,7 @@ impl Attempt {
                 }
             }
             if self.handshake.is_done() && self.handshake.output().is_empty() {
-                return Progress::Done(self.handshake.peer().expect("a rank proved itself"));
+                return Progress::Done(self.handshake.peer().expect("a finished handshake knows its peer"));
             }
             if !moved {
                 break;
@@ -253,13 +258,13 @@ impl Attempt {
         if net.now() - self.started >= HANDSHAKE_LIMIT {
             return Progress::Failed(format!("no handshake within {} s", HANDSHAKE_LIMIT.as_secs()));
         }
-        Progress::Going
+        Progress::Pending
     }
 }
 
 fn nonce() -> Result<[u8; 32], CommError> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce)
-        .map_err(|e| CommError::Setup { what: "the TCP links", why: format!("no random numbers: {e}") })?;
+        .map_err(|e| CommError::Setup { what: "TCP connections", why: format!("no random numbers: {e}") })?;
     Ok(nonce)
 }

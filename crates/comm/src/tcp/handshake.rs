@@ -1,23 +1,23 @@
-//! How two ranks that met on a connection prove to each other that they belong to the same run.
+//! Mutual authentication: two ranks prove to each other that they belong to the same run.
 //!
-//! Both know the session's key. Each sends a fresh nonce, and each proves the key over both nonces and
-//! everything else that was said, so that nothing heard on another connection is of use. All messages have
-//! fixed lengths, and no byte beyond the current one is read before it has been found right:
+//! Both hold the session's key. Each side sends a fresh nonce and proves that it holds the key with a MAC over both
+//! nonces and all other fields, so nothing recorded on another connection can be replayed. All messages have fixed
+//! lengths, and no byte beyond the current message is read before that message has been verified:
 //!
 //! ```text
-//! connects                            accepts
+//! connecting side                     accepting side
 //! hello, tag over it         ->
 //!                            <-       hello, tag over both
 //! proof over both            ->
 //!                            <-       proof over both
 //! ```
 //!
-//! The key is derived from the session's and the run's id. This file moves no bytes; `establish.rs` does.
+//! The key is derived from the session's secret and the run id. This file does no I/O; `establish.rs` does.
 
 use lockstep_core::Rank;
 use lockstep_core::proof::{PROOF_BYTES, Secret};
 
-/// Changes when frames or handshakes do. Ranks of different versions refuse each other.
+/// Incremented when frames or handshakes change. Ranks with different versions refuse each other.
 pub(crate) const VERSION: u16 = 1;
 
 const MAGIC: [u8; 8] = *b"lockstep";
@@ -41,7 +41,7 @@ pub(crate) struct Handshake {
     nonce: [u8; 32],
     stage: Stage,
     peer: Option<Rank>,
-    /// The first hello's fields, and the second's.
+    /// The fields of the first and of the second hello.
     first: [u8; FIELDS_BYTES],
     second: [u8; FIELDS_BYTES],
     input: Vec<u8>,
@@ -50,13 +50,13 @@ pub(crate) struct Handshake {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Accepts: wants the first hello.
+    /// The accepting side expects the first hello.
     First,
-    /// Connects: wants the second.
+    /// The connecting side expects the second hello.
     Second,
-    /// Accepts: wants the proof of who connects.
+    /// The accepting side expects the proof of the connecting side.
     ConnectProof,
-    /// Connects: wants the proof of who accepts.
+    /// The connecting side expects the proof of the accepting side.
     AcceptProof,
     Done,
 }
@@ -78,7 +78,7 @@ impl Handshake {
         this
     }
 
-    /// The side of the rank that accepts, from whichever rank.
+    /// The side of the rank that accepts a connection from any rank.
     pub(crate) fn accept(key: &Secret, me: Rank, world: u32, nonce: [u8; 32]) -> Handshake {
         Handshake::new(key, me, world, nonce, Stage::First)
     }
@@ -98,12 +98,12 @@ impl Handshake {
         }
     }
 
-    /// The other side; proved when [`Handshake::is_done`].
+    /// The other side; authenticated once [`Handshake::is_done`].
     pub(crate) fn peer(&self) -> Option<Rank> {
         self.peer
     }
 
-    /// Both sides have proved themselves. Output may still have to be sent.
+    /// Whether the other side is authenticated. There may still be output to send.
     pub(crate) fn is_done(&self) -> bool {
         self.stage == Stage::Done
     }
@@ -113,7 +113,7 @@ impl Handshake {
         &mut self.output
     }
 
-    /// Bytes to read now; no more may be.
+    /// The number of bytes to read now. The caller must not read more.
     pub(crate) fn wants(&self) -> usize {
         let message = match self.stage {
             Stage::First | Stage::Second => HELLO_BYTES,
@@ -123,14 +123,14 @@ impl Handshake {
         message - self.input.len()
     }
 
-    /// Takes up to [`Handshake::wants`] bytes. An error is why the other side is refused.
+    /// Processes up to [`Handshake::wants`] bytes. An error is the reason to refuse the other side.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<(), &'static str> {
-        assert!(bytes.len() <= self.wants(), "a handshake is fed what it wants");
+        assert!(bytes.len() <= self.wants(), "more bytes than the current message has");
         self.input.extend_from_slice(bytes);
-        // What is no hello of ours is refused before the rest of it has come.
+        // Refuse anything without our magic bytes before the rest of it arrives.
         let magic = self.input.len().min(MAGIC.len());
         if matches!(self.stage, Stage::First | Stage::Second) && self.input[..magic] != MAGIC[..magic] {
-            return Err("what it said is not lockstep's");
+            return Err("it does not speak lockstep's protocol");
         }
         if self.wants() > 0 {
             return Ok(());
@@ -158,11 +158,11 @@ impl Handshake {
         self.first.copy_from_slice(hello);
         check_version(hello)?;
         if !self.key.verify("first hello", &[hello], tag) {
-            return Err("its key, run or version is another");
+            return Err("its token, run id or version differs");
         }
         let (from, to, world) = ranks(hello);
         if to != self.me || world != self.world || from.0 >= world || from == self.me {
-            return Err("it wants another rank or world");
+            return Err("it expects another rank or world size here");
         }
         self.peer = Some(from);
         self.second = fields(self.me, from, self.world, &self.nonce);
@@ -178,7 +178,7 @@ impl Handshake {
         self.second.copy_from_slice(hello);
         check_version(hello)?;
         if !self.key.verify("second hello", &[&self.first, hello], tag) {
-            return Err("its key, run or version is another");
+            return Err("its token, run id or version differs");
         }
         let (from, to, world) = ranks(hello);
         if Some(from) != self.peer || to != self.me || world != self.world {
@@ -211,11 +211,11 @@ fn fields(from: Rank, to: Rank, world: u32, nonce: &[u8; 32]) -> [u8; FIELDS_BYT
 fn check_version(hello: &[u8]) -> Result<(), &'static str> {
     match hello[8..10] == VERSION.to_le_bytes() {
         true => Ok(()),
-        false => Err("it speaks another version"),
+        false => Err("its version of the protocol differs"),
     }
 }
 
-/// From, to, world.
+/// The fields `(from, to, world)` of a hello.
 fn ranks(hello: &[u8]) -> (Rank, Rank, u32) {
     let word = |at: usize| u32::from_le_bytes(hello[at..at + 4].try_into().expect("four bytes"));
     (Rank(word(12)), Rank(word(16)), word(20))
@@ -231,13 +231,13 @@ mod tests {
         link_key(&Secret::from_text("token"), run)
     }
 
-    /// Passes bytes until nobody has any, `cut` bytes at a time; then what each side came to.
-    fn talk(a: &mut Handshake, b: &mut Handshake, cut: usize) -> Result<(), &'static str> {
+    /// Passes bytes between both sides, up to `chunk` at a time, until neither has any left.
+    fn exchange(a: &mut Handshake, b: &mut Handshake, chunk: usize) -> Result<(), &'static str> {
         loop {
             let mut moved = false;
             for turn in 0..2 {
                 let (from, to) = if turn == 0 { (&mut *a, &mut *b) } else { (&mut *b, &mut *a) };
-                let n = from.output.len().min(to.wants()).min(cut);
+                let n = from.output.len().min(to.wants()).min(chunk);
                 if n > 0 {
                     let bytes: Vec<u8> = from.output.drain(..n).collect();
                     to.feed(&bytes)?;
@@ -251,40 +251,40 @@ mod tests {
     }
 
     #[test]
-    fn two_ranks_of_a_run_meet_however_bytes_are_cut() {
-        for cut in [1, 7, 96, 1000] {
+    fn two_ranks_of_a_run_authenticate_whatever_the_chunk_size() {
+        for chunk in [1, 7, 96, 1000] {
             let mut a = Handshake::connect(&key("run"), PAIR, [1; 32]);
             let mut b = Handshake::accept(&key("run"), Rank(1), 4, [2; 32]);
-            talk(&mut a, &mut b, cut).unwrap();
+            exchange(&mut a, &mut b, chunk).unwrap();
             assert!(a.is_done() && b.is_done());
             assert_eq!((a.peer(), b.peer()), (Some(Rank(1)), Some(Rank(2))));
         }
     }
 
     #[test]
-    fn strangers_are_refused() {
+    fn ranks_of_another_run_or_world_are_refused() {
         let accept = || Handshake::accept(&key("run"), Rank(1), 4, [2; 32]);
         let refused = |mut a: Handshake| {
             let mut b = accept();
-            let outcome = talk(&mut a, &mut b, 1000);
+            let outcome = exchange(&mut a, &mut b, 1000);
             assert!(outcome.is_err() && !a.is_done() && !b.is_done(), "{outcome:?}");
             outcome.unwrap_err()
         };
         let other_run = Handshake::connect(&key("other"), PAIR, [1; 32]);
-        assert_eq!(refused(other_run), "its key, run or version is another");
+        assert_eq!(refused(other_run), "its token, run id or version differs");
         let wrong_world = Handshake::connect(&key("run"), Pair { world: 5, ..PAIR }, [1; 32]);
-        assert_eq!(refused(wrong_world), "it wants another rank or world");
+        assert_eq!(refused(wrong_world), "it expects another rank or world size here");
         let wrong_rank = Handshake::connect(&key("run"), Pair { accepts: Rank(0), ..PAIR }, [1; 32]);
-        assert_eq!(refused(wrong_rank), "it wants another rank or world");
+        assert_eq!(refused(wrong_rank), "it expects another rank or world size here");
         let mut version = Handshake::connect(&key("run"), PAIR, [1; 32]);
         version.output[8] = 9;
-        assert_eq!(refused(version), "it speaks another version");
+        assert_eq!(refused(version), "its version of the protocol differs");
         let mut b = accept();
-        assert_eq!(b.feed(b"GET / HTTP"), Err("what it said is not lockstep's"));
+        assert_eq!(b.feed(b"GET / HTTP"), Err("it does not speak lockstep's protocol"));
     }
 
     #[test]
-    fn any_changed_bit_is_refused() {
+    fn every_flipped_bit_is_refused() {
         for message in 0..4 {
             let len = [96, 96, 32, 32][message];
             for bit in (0..len * 8).step_by(5) {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_is_refused() {
+    fn a_replayed_handshake_is_refused() {
         let mut a = Handshake::connect(&key("run"), PAIR, [1; 32]);
         let mut b = Handshake::accept(&key("run"), Rank(1), 4, [2; 32]);
         let hello = a.output.clone();
@@ -315,9 +315,9 @@ mod tests {
         let proof = a.output[HELLO_BYTES..].to_vec();
         b.feed(&proof).unwrap();
         assert!(b.is_done());
-        // The same bytes again, to an acceptor with another nonce.
-        let mut again = Handshake::accept(&key("run"), Rank(1), 4, [3; 32]);
-        again.feed(&hello).unwrap();
-        assert_eq!(again.feed(&proof), Err("its proof is not for this connection"));
+        // The same bytes once more, to an accepting side with another nonce.
+        let mut second = Handshake::accept(&key("run"), Rank(1), 4, [3; 32]);
+        second.feed(&hello).unwrap();
+        assert_eq!(second.feed(&proof), Err("its proof is not for this connection"));
     }
 }

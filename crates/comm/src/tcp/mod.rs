@@ -1,9 +1,9 @@
-//! Ranks that a network connects.
+//! The TCP carrier, for ranks connected by a network.
 //!
-//! A connection for every pair, proved in a handshake when it is made. A call is a head from each side; when
-//! a rank has found the peer's head equal to its own, the peer will as well, and the data of its offers
-//! follows. No wait leaves other peers' data lying: whoever waits keeps sending to all, so ranks that wait
-//! for each other in a circle get on.
+//! Every pair of ranks has one connection, authenticated by a handshake. A call starts with a header from each side.
+//! Once a rank has found the peer's header equal to its own it sends the data of its offers: the peer will make the
+//! same comparison and expect it. A rank that waits keeps sending to all peers, so ranks that wait for each other in
+//! a circle still make progress.
 
 mod establish;
 mod frame;
@@ -22,86 +22,86 @@ use lockstep_device::View;
 use crate::call::Call;
 use crate::carrier::{Carrier, MAX_OFFERS};
 use crate::error::{Abort, CommError};
-use crate::shm::Meanwhile;
-use crate::tcp::establish::{Wanted, establish};
-use crate::tcp::frame::{Frame, HEAD_BYTES};
+use crate::shm::BackgroundWork;
+use crate::tcp::establish::{LinkSpec, establish};
+use crate::tcp::frame::{FrameHeader, HEADER_BYTES};
 use crate::tcp::net::{Interest, LinkId, Net};
 use crate::tcp::queue::{Inbox, Outbox};
 pub use sockets::Sockets;
 
-/// The longest wait between looks at the abort signal.
+/// The longest sleep between checks of the abort signal.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// How long a wait on another carrier is left alone for sending.
-const MEANWHILE: Duration = Duration::from_micros(200);
+/// How long sending may take at a time while another carrier waits.
+const BACKGROUND_SEND: Duration = Duration::from_micros(200);
 
-/// How long a rank that has found itself in another call than its peer tries to tell the peer.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// After a mismatch: how long a rank tries to send its header, so that the peer can report the mismatch too.
+const MISMATCH_FLUSH: Duration = Duration::from_millis(500);
 
-/// One rank's side, over sockets or another [`Net`].
+/// One rank's carrier, over sockets or another [`Net`].
 pub struct TcpCarrier<N: Net> {
     net: N,
     rank: Rank,
-    /// By rank; `None` for this rank and those that another carrier reaches.
+    /// Indexed by rank; `None` for this rank and for ranks reached through another carrier.
     pairs: Vec<Option<Pair>>,
     deadline: Duration,
     spin: Duration,
     abort: Abort,
-    /// Filled for each wait; kept, so that it allocates nothing.
+    /// Scratch list for each wait, kept so that waiting does not allocate.
     interests: Vec<Interest>,
 }
 
-/// Whether a wait is for bytes to come or to go.
+/// Whether a wait is for incoming or for outgoing bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     In,
     Out,
 }
 
-/// How a TCP carrier is set up.
+/// What [`TcpCarrier::establish`] needs to know.
 pub struct TcpSpec<'a> {
     pub rank: Rank,
-    /// By rank: those to be linked with.
+    /// For each rank: whether to connect to it.
     pub peers: &'a [bool],
     pub session: &'a Secret,
     pub run_id: &'a str,
-    /// For every wait, and for all handshakes together.
+    /// The limit for every wait, and for all handshakes together.
     pub deadline: Duration,
-    /// How long a wait tries again and again before it sleeps.
+    /// How long a wait spins before it sleeps.
     pub spin: Duration,
     pub abort: Abort,
 }
 
-/// What this rank knows of a pair it is in.
+/// This rank's state for one peer.
 struct Pair {
     link: LinkId,
-    /// The number of the newest call; both sides count alike.
+    /// The number of the latest call; both sides count the same way.
     sequence: u64,
-    /// The open call, for messages.
+    /// The open call, for error messages.
     call: Option<Call>,
     outbox: Outbox,
     inbox: Inbox,
-    /// The peer's head, as far as it has come.
-    head: [u8; HEAD_BYTES],
-    head_read: usize,
-    /// Bytes of the open call that have not been pulled.
+    /// The peer's header, of which `header_read` bytes have arrived.
+    header: [u8; HEADER_BYTES],
+    header_read: usize,
+    /// Bytes of the open call that have not been pulled yet.
     incoming: u64,
     /// Why nothing can be sent any more.
     broken: Option<std::io::Error>,
 }
 
 impl<N: Net> TcpCarrier<N> {
-    /// Connects to all wanted peers and has them prove that they belong to the run.
+    /// Connects to all requested peers and authenticates them.
     pub fn establish(mut net: N, spec: &TcpSpec<'_>) -> Result<TcpCarrier<N>, CommError> {
         let key = handshake::link_key(spec.session, spec.run_id);
-        let wanted = Wanted {
+        let link_spec = LinkSpec {
             rank: spec.rank,
             peers: spec.peers,
             key: &key,
             limit: spec.deadline,
             abort: &spec.abort,
         };
-        let links = establish(&mut net, &wanted)?;
+        let links = establish(&mut net, &link_spec)?;
         Ok(TcpCarrier {
             net,
             rank: spec.rank,
@@ -118,7 +118,7 @@ impl<N: Net> TcpCarrier<N> {
     }
 
     fn pair(&mut self, peer: Rank) -> &mut Pair {
-        self.pairs[peer.0 as usize].as_mut().unwrap_or_else(|| panic!("{peer} is not reached by TCP"))
+        self.pairs[peer.0 as usize].as_mut().unwrap_or_else(|| panic!("{peer} has no TCP connection"))
     }
 
     fn call_text(&mut self, peer: Rank) -> String {
@@ -130,12 +130,12 @@ impl<N: Net> TcpCarrier<N> {
         CommError::Lost { rank, peer, call, why: why.to_string() }
     }
 
-    fn garbled(&mut self, peer: Rank, why: String) -> CommError {
+    fn invalid_data(&mut self, peer: Rank, why: String) -> CommError {
         let (rank, call) = (self.rank, self.call_text(peer));
-        CommError::Garbled { rank, peer, call, why }
+        CommError::InvalidData { rank, peer, call, why }
     }
 
-    /// Sends what can be sent now, to everyone. Trouble with a peer is told when it is waited for.
+    /// Sends whatever can be sent now, to every peer. An error is reported when this rank waits for that peer.
     fn send_all(&mut self) {
         for pair in self.pairs.iter_mut().flatten() {
             if pair.broken.is_none()
@@ -147,11 +147,11 @@ impl<N: Net> TcpCarrier<N> {
         }
     }
 
-    /// Waits until `attempt` is through, which is about `peer`, and keeps sending to everyone meanwhile. The
-    /// limit is for a time in which nothing moves between the two.
+    /// Waits for `peer` until `attempt` returns `Ok(true)`, and keeps sending to every peer in the meantime. `limit`
+    /// bounds the time without progress between the two ranks.
     fn wait(
         &mut self,
-        (peer, way): (Rank, Way),
+        (peer, direction): (Rank, Direction),
         limit: Duration,
         attempt: &mut dyn FnMut(&mut Pair, &mut N) -> std::io::Result<bool>,
     ) -> Result<(), CommError> {
@@ -161,7 +161,7 @@ impl<N: Net> TcpCarrier<N> {
             self.send_all();
             let pair = self.pairs[peer.0 as usize]
                 .as_mut()
-                .unwrap_or_else(|| panic!("{peer} is not reached by TCP"));
+                .unwrap_or_else(|| panic!("{peer} has no TCP connection"));
             let mut moved = pair.outbox.progress() != before;
             match attempt(pair, &mut self.net) {
                 Ok(true) => return Ok(()),
@@ -184,12 +184,12 @@ impl<N: Net> TcpCarrier<N> {
                 std::hint::spin_loop();
                 continue;
             }
-            self.note_interests((way == Way::In).then_some(peer));
+            self.collect_interests((direction == Direction::In).then_some(peer));
             self.net.wait(&self.interests, false, now + SLICE.min(limit - waited));
         }
     }
 
-    fn note_interests(&mut self, awaited: Option<Rank>) {
+    fn collect_interests(&mut self, awaited: Option<Rank>) {
         self.interests.clear();
         for (rank, pair) in (0..).map(Rank).zip(&self.pairs) {
             let Some(pair) = pair else { continue };
@@ -201,10 +201,10 @@ impl<N: Net> TcpCarrier<N> {
         }
     }
 
-    /// Sends for up to `time` if there is anything to send. `false` if there is not.
-    pub(crate) fn send_meanwhile(&mut self, time: Duration) -> bool {
+    /// Sends for up to `time`. Returns `false` if there is nothing to send.
+    pub(crate) fn send_in_background(&mut self, time: Duration) -> bool {
         self.send_all();
-        self.note_interests(None);
+        self.collect_interests(None);
         if self.interests.is_empty() {
             return false;
         }
@@ -214,18 +214,18 @@ impl<N: Net> TcpCarrier<N> {
         true
     }
 
-    /// Reads the peer's head.
-    fn read_head(&mut self, peer: Rank) -> Result<Frame, CommError> {
-        self.wait((peer, Way::In), self.deadline, &mut |pair, net| {
-            let n = pair.inbox.read(net, pair.link, &mut pair.head[pair.head_read..])?;
-            pair.head_read += n;
-            Ok(pair.head_read == HEAD_BYTES)
+    /// Reads the peer's header.
+    fn read_header(&mut self, peer: Rank) -> Result<FrameHeader, CommError> {
+        self.wait((peer, Direction::In), self.deadline, &mut |pair, net| {
+            let n = pair.inbox.read(net, pair.link, &mut pair.header[pair.header_read..])?;
+            pair.header_read += n;
+            Ok(pair.header_read == HEADER_BYTES)
         })?;
         let pair = self.pair(peer);
-        pair.head_read = 0;
-        match Frame::decode(&pair.head) {
+        pair.header_read = 0;
+        match FrameHeader::decode(&pair.header) {
             Some(frame) => Ok(frame),
-            None => Err(self.garbled(peer, "what it sent is no head of a call".into())),
+            None => Err(self.invalid_data(peer, "it sent bytes that are not a call header".into())),
         }
     }
 }
@@ -254,18 +254,18 @@ impl<N: Net> Carrier for TcpCarrier<N> {
         pair.call = Some(*call);
         pair.incoming = 0;
         let bytes = offers.iter().map(|view| view.bytes() as u64).sum();
-        pair.outbox.fill(Frame { sequence: pair.sequence, call: *call, bytes }.encode(), offers);
+        pair.outbox.fill(FrameHeader { sequence: pair.sequence, call: *call, bytes }.encode(), offers);
         self.send_all();
         Ok(())
     }
 
     fn meet(&mut self, peer: Rank, call: &Call) -> Result<(), CommError> {
-        let frame = self.read_head(peer)?;
+        let frame = self.read_header(peer)?;
         let sequence = self.pair(peer).sequence;
         if frame.call != *call || frame.sequence != sequence {
-            // The peer should find it out too, so it must have this rank's head.
-            let _ = self.wait((peer, Way::Out), FAREWELL, &mut |pair, _| match (
-                pair.outbox.head_is_sent(),
+            // The peer needs this rank's header to detect the mismatch too.
+            let _ = self.wait((peer, Direction::Out), MISMATCH_FLUSH, &mut |pair, _| match (
+                pair.outbox.header_is_sent(),
                 &pair.broken,
             ) {
                 (false, None) => Err(ErrorKind::WouldBlock.into()),
@@ -276,8 +276,8 @@ impl<N: Net> Carrier for TcpCarrier<N> {
             return Err(CommError::mismatch(self.rank, peer, call, &frame.call));
         }
         if frame.sequence != sequence {
-            let why = format!("it is in call {} of the pair, not {sequence}", frame.sequence);
-            return Err(self.garbled(peer, why));
+            let why = format!("it is in call {}, but this rank is in call {sequence}", frame.sequence);
+            return Err(self.invalid_data(peer, why));
         }
         let pair = self.pair(peer);
         pair.incoming = frame.bytes;
@@ -290,16 +290,16 @@ impl<N: Net> Carrier for TcpCarrier<N> {
         let bytes = into.bytes() as u64;
         let incoming = self.pair(peer).incoming;
         if bytes > incoming {
-            return Err(self.garbled(peer, format!("{bytes} bytes are wanted of {incoming} that it offers")));
+            return Err(self.invalid_data(peer, format!("expected {bytes} bytes, but it offers {incoming}")));
         }
         if into.is_empty() {
             return Ok(());
         }
         self.pair(peer).incoming -= bytes;
-        // SAFETY: the caller gives `into` to be written, and any bits are a valid value of every dtype.
+        // SAFETY: the caller passes `into` to be written, and any bits are a valid value of every dtype.
         let into = unsafe { into.as_bytes_mut() };
         let mut at = 0;
-        self.wait((peer, Way::In), self.deadline, &mut |pair, net| {
+        self.wait((peer, Direction::In), self.deadline, &mut |pair, net| {
             at += pair.inbox.read(net, pair.link, &mut into[at..])?;
             Ok(at == into.len())
         })
@@ -308,12 +308,12 @@ impl<N: Net> Carrier for TcpCarrier<N> {
     fn done(&mut self, peer: Rank) -> Result<(), CommError> {
         match self.pair(peer).incoming {
             0 => Ok(()),
-            left => Err(self.garbled(peer, format!("it offers {left} bytes that nobody wants"))),
+            left => Err(self.invalid_data(peer, format!("it offers {left} bytes more than expected"))),
         }
     }
 
     fn finish(&mut self, peer: Rank) -> Result<(), CommError> {
-        self.wait((peer, Way::Out), self.deadline, &mut |pair, _| match (
+        self.wait((peer, Direction::Out), self.deadline, &mut |pair, _| match (
             &mut pair.broken,
             pair.outbox.is_sent(),
         ) {
@@ -324,9 +324,9 @@ impl<N: Net> Carrier for TcpCarrier<N> {
     }
 }
 
-impl<N: Net> Meanwhile for TcpCarrier<N> {
+impl<N: Net> BackgroundWork for TcpCarrier<N> {
     fn work(&mut self) -> Result<bool, CommError> {
-        Ok(self.send_meanwhile(MEANWHILE))
+        Ok(self.send_in_background(BACKGROUND_SEND))
     }
 }
 
@@ -338,8 +338,8 @@ impl Pair {
             call: None,
             outbox: Outbox::new(),
             inbox: Inbox::new(),
-            head: [0; HEAD_BYTES],
-            head_read: 0,
+            header: [0; HEADER_BYTES],
+            header_read: 0,
             incoming: 0,
             broken: None,
         }

@@ -1,14 +1,14 @@
-//! What the TCP carrier needs of a network and a clock. Sockets have it, and so has a fake network in tests.
+//! The network and clock that the TCP carrier needs. Sockets implement it, and so does a fake network in tests.
 
 use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use lockstep_core::Rank;
 
-/// A connection, by a number that its [`Net`] gave it.
+/// The number that a [`Net`] assigns to a connection.
 pub type LinkId = usize;
 
-/// What somebody waits for on a link.
+/// The events to wait for on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
     pub link: LinkId,
@@ -16,26 +16,26 @@ pub struct Interest {
     pub write: bool,
 }
 
-/// Connections that never block, and the time.
+/// Non-blocking connections, and a clock.
 pub trait Net: Send {
-    /// Time since some start.
+    /// The time since an arbitrary start.
     fn now(&self) -> Duration;
 
-    /// Begins to connect to a rank. Until the link stands, reads and writes would block.
+    /// Starts to connect to a rank. Reads and writes would block until the connection is established.
     fn connect(&mut self, peer: Rank) -> io::Result<LinkId>;
 
     /// A new incoming link, if there is one.
     fn accept(&mut self) -> io::Result<Option<LinkId>>;
 
-    /// Some bytes; none if the other side has closed; [`io::ErrorKind::WouldBlock`] if there are none yet.
+    /// Reads some bytes. Returns 0 if the other side has closed, [`io::ErrorKind::WouldBlock`] if there are none yet.
     fn try_read(&mut self, link: LinkId, into: &mut [u8]) -> io::Result<usize>;
 
-    /// Takes some bytes; [`io::ErrorKind::WouldBlock`] if there is no room.
+    /// Writes some of the bytes; [`io::ErrorKind::WouldBlock`] if the send buffer is full.
     fn try_write(&mut self, link: LinkId, from: &[IoSlice<'_>]) -> io::Result<usize>;
 
     fn close(&mut self, link: LinkId);
 
-    /// Waits until an interest can be served, a link comes in (if `accept`) or it is `until`. May return
+    /// Waits until one of the events occurs, a link comes in (if `accept`) or the clock reaches `until`. May return
     /// early.
     fn wait(&mut self, interests: &[Interest], accept: bool, until: Duration);
 }

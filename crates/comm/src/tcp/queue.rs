@@ -1,50 +1,51 @@
-//! What waits to be sent to a peer, and what has come from it.
+//! Buffers for one connection: outgoing calls, and bytes that were read ahead.
 
 use std::io::{self, ErrorKind, IoSlice};
 
 use lockstep_device::View;
 
 use crate::carrier::MAX_OFFERS;
-use crate::tcp::frame::HEAD_BYTES;
+use crate::tcp::frame::HEADER_BYTES;
 use crate::tcp::net::{LinkId, Net};
 
-/// Bytes moved in one go, so that reading and writing take turns while the bytes are in a core's cache.
+/// Bytes moved at a time, so that reading and writing alternate while the bytes are still in a core's cache.
 pub(super) const BURST: usize = 256 << 10;
 
-/// Reads of fewer bytes go through the inbox, which fetches what follows them as well.
+/// Reads of fewer bytes go through the inbox, which reads ahead.
 const SMALL_READ: usize = 8 << 10;
 const INBOX_BYTES: usize = 16 << 10;
 
-/// Slices that one write takes at most: the head and some parts.
+/// The largest number of slices in one write: the header and some parts.
 const MAX_SLICES: usize = 8;
 
-/// A call's head and, once both sides agree, its data.
+/// A call's header and, once both sides agree on the call, its data.
 pub(super) struct Outbox {
-    head: [u8; HEAD_BYTES],
-    head_sent: usize,
+    header: [u8; HEADER_BYTES],
+    header_sent: usize,
     parts: [Part; MAX_OFFERS],
     num_parts: usize,
-    /// The part and byte of it that are next.
+    /// The part, and the byte in it, to send next.
     next: (usize, usize),
+    /// Whether data may be sent after the header.
     released: bool,
 }
 
-/// The bytes of a view that its owner leaves as they are until all are sent.
+/// The bytes of a view. Its owner does not change them until all are sent.
 #[derive(Clone, Copy)]
 struct Part {
     base: *const u8,
     len: usize,
 }
 
-// SAFETY: a part is an address; the carrier's caller keeps what is there alive and unchanged until `finish`.
+// SAFETY: a part is an address. The carrier's caller keeps the bytes alive and unchanged until `finish`.
 unsafe impl Send for Part {}
 
 impl Outbox {
     pub(super) fn new() -> Outbox {
         let none = Part { base: std::ptr::null(), len: 0 };
         Outbox {
-            head: [0; HEAD_BYTES],
-            head_sent: HEAD_BYTES,
+            header: [0; HEADER_BYTES],
+            header_sent: HEADER_BYTES,
             parts: [none; MAX_OFFERS],
             num_parts: 0,
             next: (0, 0),
@@ -52,47 +53,48 @@ impl Outbox {
         }
     }
 
-    pub(super) fn fill(&mut self, head: [u8; HEAD_BYTES], offers: &[View<'_>]) {
+    pub(super) fn fill(&mut self, header: [u8; HEADER_BYTES], offers: &[View<'_>]) {
         debug_assert!(self.is_sent());
-        (self.head, self.head_sent, self.num_parts, self.next, self.released) = (head, 0, 0, (0, 0), false);
+        (self.header, self.header_sent, self.num_parts, self.next, self.released) =
+            (header, 0, 0, (0, 0), false);
         for view in offers.iter().filter(|view| !view.is_empty()) {
             self.parts[self.num_parts] = Part { base: view.as_ptr(), len: view.bytes() };
             self.num_parts += 1;
         }
     }
 
-    /// Lets the data go after the head.
+    /// Allows the data to be sent after the header.
     pub(super) fn release(&mut self) {
         self.released = true;
     }
 
-    /// Changes whenever something was sent.
+    /// A position that changes whenever something is sent.
     pub(super) fn progress(&self) -> (usize, (usize, usize)) {
-        (self.head_sent, self.next)
+        (self.header_sent, self.next)
     }
 
-    pub(super) fn head_is_sent(&self) -> bool {
-        self.head_sent == HEAD_BYTES
+    pub(super) fn header_is_sent(&self) -> bool {
+        self.header_sent == HEADER_BYTES
     }
 
-    /// Whether all that may be sent now is.
+    /// Whether everything that may be sent now has been sent.
     pub(super) fn is_idle(&self) -> bool {
-        self.head_is_sent() && (!self.released || self.next.0 == self.num_parts)
+        self.header_is_sent() && (!self.released || self.next.0 == self.num_parts)
     }
 
-    /// Whether everything is sent.
+    /// Whether header and data have been sent.
     pub(super) fn is_sent(&self) -> bool {
-        self.head_is_sent() && self.next.0 == self.num_parts
+        self.header_is_sent() && self.next.0 == self.num_parts
     }
 
-    /// Sends what the link takes now, up to about [`BURST`] bytes.
+    /// Sends as much as the link accepts now, up to about [`BURST`] bytes.
     pub(super) fn send<N: Net>(&mut self, net: &mut N, link: LinkId) -> io::Result<()> {
         let mut burst = 0;
         while !self.is_idle() && burst < BURST {
             let mut slices = [IoSlice::new(&[]); MAX_SLICES];
             let mut num = 0;
-            if !self.head_is_sent() {
-                slices[0] = IoSlice::new(&self.head[self.head_sent..]);
+            if !self.header_is_sent() {
+                slices[0] = IoSlice::new(&self.header[self.header_sent..]);
                 num = 1;
             }
             if self.released {
@@ -105,7 +107,7 @@ impl Outbox {
                     slices[num] = IoSlice::new(unsafe { std::slice::from_raw_parts(part.base, part.len) });
                     num += 1;
                 }
-                let skipped = usize::from(!self.head_is_sent());
+                let skipped = usize::from(!self.header_is_sent());
                 slices[skipped..num].first_mut().into_iter().for_each(|slice| slice.advance(skip));
             }
             match net.try_write(link, &slices[..num]) {
@@ -122,19 +124,19 @@ impl Outbox {
     }
 
     fn sent(&mut self, mut bytes: usize) {
-        let head = bytes.min(HEAD_BYTES - self.head_sent);
-        self.head_sent += head;
-        bytes -= head;
+        let header = bytes.min(HEADER_BYTES - self.header_sent);
+        self.header_sent += header;
+        bytes -= header;
         while bytes > 0 {
             let (part, at) = self.next;
-            let now = bytes.min(self.parts[part].len - at);
-            bytes -= now;
-            self.next = if at + now == self.parts[part].len { (part + 1, 0) } else { (part, at + now) };
+            let len = bytes.min(self.parts[part].len - at);
+            bytes -= len;
+            self.next = if at + len == self.parts[part].len { (part + 1, 0) } else { (part, at + len) };
         }
     }
 }
 
-/// Bytes that were read along with others.
+/// Bytes that were read ahead.
 pub(super) struct Inbox {
     bytes: Box<[u8]>,
     start: usize,
@@ -146,8 +148,7 @@ impl Inbox {
         Inbox { bytes: vec![0; INBOX_BYTES].into_boxed_slice(), start: 0, end: 0 }
     }
 
-    /// Moves bytes from the link to the front of `into`: how many; [`ErrorKind::WouldBlock`] if none are
-    /// there.
+    /// Reads bytes into the front of `into` and returns how many; [`ErrorKind::WouldBlock`] if there are none yet.
     pub(super) fn read<N: Net>(&mut self, net: &mut N, link: LinkId, into: &mut [u8]) -> io::Result<usize> {
         if self.start == self.end {
             if into.len() >= SMALL_READ {

@@ -1,4 +1,4 @@
-//! The network as it is: sockets that do not block, and `poll`.
+//! The real network: non-blocking sockets and `poll`.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,19 +11,19 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use crate::tcp::net::{Interest, LinkId, Net};
 
-/// TCP connections of one rank.
+/// The TCP connections of one rank.
 pub struct Sockets {
     start: Instant,
     listener: Option<TcpListener>,
-    /// Where each rank listens.
+    /// The address that each rank listens on.
     addresses: Vec<Option<SocketAddr>>,
     streams: Vec<Option<TcpStream>>,
-    /// Filled for each `poll` and emptied after it; kept, so that a wait allocates nothing.
+    /// Filled before each `poll` and cleared after it; kept so that waiting does not allocate.
     polled: Vec<PollFd<'static>>,
 }
 
 impl Sockets {
-    /// Listens at `bind`; its port may be 0, for any.
+    /// Listens on `bind`; port 0 picks a free port.
     pub fn listen(bind: SocketAddr) -> io::Result<Sockets> {
         let listener = TcpListener::bind(bind)?;
         listener.set_nonblocking(true)?;
@@ -43,12 +43,12 @@ impl Sockets {
         }
     }
 
-    /// Tells where ranks listen, by rank.
+    /// Sets the addresses that ranks listen on, indexed by rank.
     pub fn set_addresses(&mut self, addresses: Vec<Option<SocketAddr>>) {
         self.addresses = addresses;
     }
 
-    /// Takes no more connections.
+    /// Closes the listener.
     pub fn stop_listening(&mut self) {
         self.listener = None;
         self.polled.reserve(self.streams.len() + 1);
@@ -78,7 +78,7 @@ impl Net for Sockets {
 
     fn connect(&mut self, peer: Rank) -> io::Result<LinkId> {
         let address = self.addresses.get(peer.0 as usize).copied().flatten();
-        let address = address.ok_or_else(|| io::Error::other("it has told no address"))?;
+        let address = address.ok_or_else(|| io::Error::other("its address is not known"))?;
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
@@ -116,7 +116,7 @@ impl Net for Sockets {
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, interest.read);
             flags.set(PollFlags::OUT, interest.write);
-            // SAFETY: the stream stays open until this call has emptied the list again.
+            // SAFETY: the stream stays open until this call has cleared the list.
             let fd = unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) };
             self.polled.push(PollFd::from_borrowed_fd(fd, flags));
         }
@@ -127,13 +127,13 @@ impl Net for Sockets {
         }
         let time = until.saturating_sub(self.now());
         let time = Timespec::try_from(time).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
-        // Ready, too late or interrupted: the caller looks in every case.
+        // Whether a socket is ready, the time is up or a signal interrupted it, the caller checks again.
         let _ = poll(&mut self.polled, Some(&time));
         self.polled.clear();
     }
 }
 
-/// Again when a signal came between. A connection that does not stand yet blocks.
+/// Retries after signals. A connection that is not established yet counts as one that would block.
 fn retry(mut attempt: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match attempt() {

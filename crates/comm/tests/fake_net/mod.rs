@@ -1,10 +1,9 @@
-//! A network and a clock that exist only in memory, driven by a seed.
+//! A simulated network and clock, driven by a seed.
 //!
-//! Ranks run in threads, one at a time: a rank that waits hands over to another that has something to do,
-//! chosen by the seed; if nobody has, the clock jumps to the next event. A seed therefore always gives the
-//! same run. Bytes of one connection stay in order; everything else is up to the seed: how they are cut, how
-//! long they take, how much fits into a connection, which connection is cut or stalls, and what strangers
-//! say to listeners.
+//! Ranks run in threads, one at a time. A rank that waits hands over to another that can continue, chosen by the
+//! seed; if none can, the clock jumps to the next event. So a seed always gives the same run. Bytes of one connection
+//! stay in order. The seed decides everything else: how they are split, how long they take, how much a connection
+//! buffers, which connection breaks or stalls, and what intruders send to listeners.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -14,14 +13,14 @@ use std::time::Duration;
 use lockstep_comm::net::{Interest, LinkId, Net};
 use lockstep_core::Rank;
 
-/// Calls after which a run is taken to go in circles.
+/// The number of network calls after which a run is considered an endless loop.
 const MAX_CALLS: u64 = 3_000_000;
 
-/// Numbers from a seed (splitmix64).
+/// A random number generator (splitmix64).
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct SeededRng(pub(crate) u64);
 
-impl Dice {
+impl SeededRng {
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -29,7 +28,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// Below `bound`.
+    /// A number below `bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }
@@ -39,23 +38,23 @@ impl Dice {
     }
 }
 
-/// What goes wrong with a connection's bytes, after so many of them.
+/// A fault of a connection, and the number of bytes after which it occurs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Cut { after: usize },
     Stall { after: usize },
 }
 
-/// How a run's network behaves.
+/// How the network behaves in a run.
 #[derive(Clone, Debug)]
-pub(crate) struct Weather {
-    /// Bytes that one direction of a connection holds.
+pub(crate) struct NetConditions {
+    /// Bytes that one direction of a connection buffers.
     pub(crate) window: usize,
     pub(crate) longest_delay: Duration,
-    /// The connection, in the order in which they are made, that a fault befalls.
+    /// A fault, and the connection it affects, in the order in which connections are made.
     pub(crate) fault: Option<(usize, Fault)>,
-    /// What strangers say, to which rank; then they stay or close.
-    pub(crate) strangers: Vec<(usize, Vec<u8>, bool)>,
+    /// For each intruder: the rank it connects to, what it sends, and whether it then closes.
+    pub(crate) intruders: Vec<(usize, Vec<u8>, bool)>,
 }
 
 pub(crate) struct FakeNet {
@@ -66,130 +65,134 @@ pub(crate) struct FakeNet {
 
 struct Shared {
     state: Mutex<State>,
-    turns: Vec<Condvar>,
+    wakeups: Vec<Condvar>,
 }
 
 struct State {
-    dice: Dice,
+    rng: SeededRng,
     now: Duration,
-    weather: Weather,
+    conditions: NetConditions,
     connections: Vec<Connection>,
-    /// Connections made between ranks, strangers' not counted.
+    /// The number of connections made between ranks.
     num_made: usize,
-    /// By rank: connections that came in and were not taken.
+    /// For each rank: incoming connections that are not accepted yet.
     backlog: Vec<VecDeque<usize>>,
-    ranks: Vec<Doing>,
+    ranks: Vec<RankState>,
     running: Option<usize>,
     calls: u64,
 }
 
-enum Doing {
+enum RankState {
     Ready,
-    Waits { interests: Vec<(usize, usize, bool, bool)>, accept: bool, until: Duration },
+    Waiting { interests: Vec<(usize, usize, bool, bool)>, accept: bool, until: Duration },
     Ended,
 }
 
-/// Two directions: `ways[side]` is what `side` reads.
+/// Both directions: `halves[side]` holds the bytes that `side` reads.
 struct Connection {
-    ways: [Way; 2],
+    halves: [HalfConnection; 2],
     fault: Option<Fault>,
     reset: bool,
 }
 
 #[derive(Default)]
-struct Way {
-    coming: VecDeque<(Duration, Vec<u8>)>,
+struct HalfConnection {
+    /// Bytes in flight, with their time of arrival.
+    in_flight: VecDeque<(Duration, Vec<u8>)>,
+    /// Bytes that have arrived.
     ready: VecDeque<u8>,
+    /// Bytes written so far.
     total: usize,
     /// The writer has closed.
     ended: bool,
+    /// The arrival time of the last bytes in flight.
     last: Duration,
     stalled: bool,
 }
 
-impl Way {
+impl HalfConnection {
     fn held(&self) -> usize {
-        self.ready.len() + self.coming.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
+        self.ready.len() + self.in_flight.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
     }
 
     fn arrive(&mut self, now: Duration) {
-        while !self.stalled && self.coming.front().is_some_and(|(at, _)| *at <= now) {
-            self.ready.extend(self.coming.pop_front().unwrap().1);
+        while !self.stalled && self.in_flight.front().is_some_and(|(at, _)| *at <= now) {
+            self.ready.extend(self.in_flight.pop_front().unwrap().1);
         }
     }
 }
 
-/// The networks of `world` ranks, and what runs them.
-pub(crate) fn fake_world(world: usize, seed: u64, weather: Weather) -> Vec<FakeNet> {
+/// The simulated networks of `world` ranks.
+pub(crate) fn fake_world(world: usize, seed: u64, conditions: NetConditions) -> Vec<FakeNet> {
     let mut state = State {
-        dice: Dice(seed),
+        rng: SeededRng(seed),
         now: Duration::ZERO,
         connections: Vec::new(),
         num_made: 0,
         backlog: vec![VecDeque::new(); world],
-        ranks: (0..world).map(|_| Doing::Ready).collect(),
+        ranks: (0..world).map(|_| RankState::Ready).collect(),
         running: None,
         calls: 0,
-        weather,
+        conditions,
     };
-    for (to, says, closes) in std::mem::take(&mut state.weather.strangers) {
+    for (to, bytes, closes) in std::mem::take(&mut state.conditions.intruders) {
         let mut connection = Connection::new(None);
-        connection.ways[1].coming.push_back((Duration::from_micros(state.dice.next() % 3000), says));
-        connection.ways[1].ended = closes;
+        connection.halves[1].in_flight.push_back((Duration::from_micros(state.rng.next() % 3000), bytes));
+        connection.halves[1].ended = closes;
         state.connections.push(connection);
         state.backlog[to].push_back(state.connections.len() - 1);
     }
-    let turns = (0..world).map(|_| Condvar::new()).collect();
-    let shared = Arc::new(Shared { state: Mutex::new(state), turns });
+    let wakeups = (0..world).map(|_| Condvar::new()).collect();
+    let shared = Arc::new(Shared { state: Mutex::new(state), wakeups });
     (0..world).map(|rank| FakeNet { shared: shared.clone(), rank, links: Vec::new() }).collect()
 }
 
-/// Lets a rank of a fake world begin when it is its turn, and passes the turn on when it is dropped.
-pub(crate) struct Turn {
+/// Holds a rank's turn: it blocks until the rank may run, and passes the turn on when dropped.
+pub(crate) struct TurnGuard {
     shared: Arc<Shared>,
     rank: usize,
 }
 
-impl Turn {
-    /// Call in the rank's thread, before it touches its net. The first to come gets the first turn.
-    pub(crate) fn begin(net: &FakeNet) -> Turn {
+impl TurnGuard {
+    /// Must be called in the rank's thread, before it uses its network.
+    pub(crate) fn begin(net: &FakeNet) -> TurnGuard {
         let (shared, rank) = (net.shared.clone(), net.rank);
         let mut state = shared.lock();
-        // Everyone starts in the order of ranks, so that threads' timing does not matter.
+        // Rank 0 always starts first, so that the timing of threads does not matter.
         if rank == 0 {
             state.running = Some(0);
         }
         while state.running != Some(rank) {
-            state = shared.turns[rank].wait(state).unwrap();
+            state = shared.wakeups[rank].wait(state).unwrap();
         }
         drop(state);
-        Turn { shared, rank }
+        TurnGuard { shared, rank }
     }
 }
 
-impl Drop for Turn {
+impl Drop for TurnGuard {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        state.ranks[self.rank] = Doing::Ended;
+        state.ranks[self.rank] = RankState::Ended;
         self.shared.pass_on(&mut state);
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A rank that panicked has failed its test; the others still get their turns.
+        // If a rank panics its test has failed, but the others must still get their turns.
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Gives the turn to a rank that can go on, moving the clock if need be.
+    /// Passes the turn to a rank that can continue, advancing the clock if none can.
     fn pass_on(&self, state: &mut State) {
         loop {
             let able: Vec<usize> = (0..state.ranks.len()).filter(|r| state.is_able(*r)).collect();
             if !able.is_empty() {
-                let next = able[state.dice.below(able.len())];
-                state.ranks[next] = Doing::Ready;
+                let next = able[state.rng.below(able.len())];
+                state.ranks[next] = RankState::Ready;
                 state.running = Some(next);
-                self.turns[next].notify_all();
+                self.wakeups[next].notify_all();
                 return;
             }
             let Some(next) = state.next_event() else {
@@ -205,47 +208,49 @@ impl State {
     fn is_able(&mut self, rank: usize) -> bool {
         let now = self.now;
         match &self.ranks[rank] {
-            Doing::Ready => true,
-            Doing::Ended => false,
-            Doing::Waits { until, .. } if *until <= now => true,
-            Doing::Waits { interests, accept, .. } => {
+            RankState::Ready => true,
+            RankState::Ended => false,
+            RankState::Waiting { until, .. } if *until <= now => true,
+            RankState::Waiting { interests, accept, .. } => {
                 (*accept && !self.backlog[rank].is_empty())
                     || interests.iter().any(|(c, side, read, write)| {
                         let connection = &mut self.connections[*c];
-                        connection.ways[*side].arrive(now);
-                        let (mine, theirs) = (&connection.ways[*side], &connection.ways[1 - *side]);
+                        connection.halves[*side].arrive(now);
+                        let (mine, theirs) = (&connection.halves[*side], &connection.halves[1 - *side]);
                         connection.reset
-                            || (*read && (!mine.ready.is_empty() || (mine.ended && mine.coming.is_empty())))
-                            || (*write && (theirs.held() < self.weather.window || mine.ended))
+                            || (*read
+                                && (!mine.ready.is_empty() || (mine.ended && mine.in_flight.is_empty())))
+                            || (*write && (theirs.held() < self.conditions.window || mine.ended))
                     })
             }
         }
     }
 
     fn next_event(&self) -> Option<Duration> {
-        let arrivals = self.connections.iter().filter(|c| !c.reset).flat_map(|c| &c.ways);
-        let arrivals =
-            arrivals.filter(|way| !way.stalled).filter_map(|way| way.coming.front().map(|(at, _)| *at));
+        let arrivals = self.connections.iter().filter(|c| !c.reset).flat_map(|c| &c.halves);
+        let arrivals = arrivals
+            .filter(|half| !half.stalled)
+            .filter_map(|half| half.in_flight.front().map(|(at, _)| *at));
         let ends = self.ranks.iter().filter_map(|doing| match doing {
-            Doing::Waits { until, .. } => Some(*until),
+            RankState::Waiting { until, .. } => Some(*until),
             _ => None,
         });
-        // Without a rank that waits there is nothing to go on for.
+        // If no rank waits, the run is over.
         ends.clone().next()?;
         arrivals.chain(ends).filter(|at| *at > self.now).min()
     }
 
     fn count(&mut self) {
         self.calls += 1;
-        assert!(self.calls < MAX_CALLS, "ranks go in circles");
+        assert!(self.calls < MAX_CALLS, "the run is in an endless loop");
     }
 
     fn close(&mut self, (connection, side): (usize, usize)) {
         let connection = &mut self.connections[connection];
-        // As TCP does: what nobody read is answered by a reset, which may overtake what was sent.
-        let unread = connection.ways[side].held() > 0;
-        connection.ways[1 - side].ended = true;
-        if unread && self.dice.one_in(2) {
+        // Like TCP: closing with unread bytes sends a reset, which may overtake bytes in flight.
+        let unread = connection.halves[side].held() > 0;
+        connection.halves[1 - side].ended = true;
+        if unread && self.rng.one_in(2) {
             connection.reset = true;
         }
     }
@@ -253,12 +258,12 @@ impl State {
 
 impl Connection {
     fn new(fault: Option<Fault>) -> Connection {
-        Connection { ways: [Way::default(), Way::default()], fault, reset: false }
+        Connection { halves: [HalfConnection::default(), HalfConnection::default()], fault, reset: false }
     }
 }
 
 impl FakeNet {
-    /// The fake time, for judging how long a run took.
+    /// Reads the simulated clock, to check how long a run took.
     pub(crate) fn clock(&self) -> impl Fn() -> Duration + use<> {
         let shared = self.shared.clone();
         move || shared.lock().now
@@ -285,7 +290,7 @@ impl Net for FakeNet {
         state.count();
         let number = state.num_made;
         state.num_made += 1;
-        let fault = state.weather.fault.filter(|(which, _)| *which == number).map(|(_, fault)| fault);
+        let fault = state.conditions.fault.filter(|(which, _)| *which == number).map(|(_, fault)| fault);
         state.connections.push(Connection::new(fault));
         let connection = state.connections.len() - 1;
         state.backlog[peer.0 as usize].push_back(connection);
@@ -304,22 +309,22 @@ impl Net for FakeNet {
         let (connection, side) = self.end(link)?;
         let mut state = self.shared.lock();
         state.count();
-        let State { dice, now, connections, .. } = &mut *state;
+        let State { rng, now, connections, .. } = &mut *state;
         let connection = &mut connections[connection];
-        let way = &mut connection.ways[side];
-        way.arrive(*now);
-        if connection.reset && (way.ready.is_empty() || dice.one_in(2)) {
+        let half = &mut connection.halves[side];
+        half.arrive(*now);
+        if connection.reset && (half.ready.is_empty() || rng.one_in(2)) {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
-        if way.ready.is_empty() {
-            return match way.ended && way.coming.is_empty() {
+        if half.ready.is_empty() {
+            return match half.ended && half.in_flight.is_empty() {
                 true => Ok(0),
                 false => Err(io::ErrorKind::WouldBlock.into()),
             };
         }
-        let most = way.ready.len().min(into.len());
-        let len = if dice.one_in(3) { 1 + dice.below(most) } else { most };
-        for (into, byte) in into[..len].iter_mut().zip(way.ready.drain(..len)) {
+        let most = half.ready.len().min(into.len());
+        let len = if rng.one_in(3) { 1 + rng.below(most) } else { most };
+        for (into, byte) in into[..len].iter_mut().zip(half.ready.drain(..len)) {
             *into = byte;
         }
         Ok(len)
@@ -329,28 +334,28 @@ impl Net for FakeNet {
         let (connection, side) = self.end(link)?;
         let mut state = self.shared.lock();
         state.count();
-        let State { dice, now, connections, weather, .. } = &mut *state;
+        let State { rng, now, connections, conditions, .. } = &mut *state;
         let connection = &mut connections[connection];
-        if connection.reset || connection.ways[side].ended {
+        if connection.reset || connection.halves[side].ended {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let way = &mut connection.ways[1 - side];
-        let room = weather.window.saturating_sub(way.held());
-        let all: Vec<u8> = from.iter().flat_map(|slice| slice.iter().copied()).take(room).collect();
+        let half = &mut connection.halves[1 - side];
+        let free = conditions.window.saturating_sub(half.held());
+        let all: Vec<u8> = from.iter().flat_map(|slice| slice.iter().copied()).take(free).collect();
         if all.is_empty() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let len = if dice.one_in(3) { 1 + dice.below(all.len()) } else { all.len() };
-        let delay = Duration::from_nanos(dice.next() % weather.longest_delay.as_nanos().max(1) as u64);
-        way.last = way.last.max(*now + delay);
-        let cut = dice.below(len);
+        let len = if rng.one_in(3) { 1 + rng.below(all.len()) } else { all.len() };
+        let delay = Duration::from_nanos(rng.next() % conditions.longest_delay.as_nanos().max(1) as u64);
+        half.last = half.last.max(*now + delay);
+        let cut = rng.below(len);
         for piece in [&all[..cut], &all[cut..len]] {
-            way.coming.push_back((way.last, piece.to_vec()));
+            half.in_flight.push_back((half.last, piece.to_vec()));
         }
-        way.total += len;
+        half.total += len;
         match connection.fault {
-            Some(Fault::Cut { after }) if way.total > after => connection.reset = true,
-            Some(Fault::Stall { after }) if way.total > after => way.stalled = true,
+            Some(Fault::Cut { after }) if half.total > after => connection.reset = true,
+            Some(Fault::Stall { after }) if half.total > after => half.stalled = true,
             _ => {}
         }
         Ok(len)
@@ -370,15 +375,15 @@ impl Net for FakeNet {
             Some((connection, side, i.read, i.write))
         });
         let interests = interests.collect();
-        // Now and then a wait ends for no reason.
-        if state.dice.one_in(20) {
-            state.ranks[self.rank] = Doing::Ready;
+        // Occasionally a wait ends for no reason.
+        if state.rng.one_in(20) {
+            state.ranks[self.rank] = RankState::Ready;
         } else {
-            state.ranks[self.rank] = Doing::Waits { interests, accept, until };
+            state.ranks[self.rank] = RankState::Waiting { interests, accept, until };
         }
         self.shared.pass_on(&mut state);
         while state.running != Some(self.rank) {
-            state = self.shared.turns[self.rank].wait(state).unwrap();
+            state = self.shared.wakeups[self.rank].wait(state).unwrap();
         }
     }
 }

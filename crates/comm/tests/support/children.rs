@@ -1,13 +1,13 @@
-//! Ranks in processes of their own: a test starts its own executable again, and ranks meet in a folder.
+//! Ranks in processes of their own: a test starts its own executable again, and ranks exchange data through a folder.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The variable by which an executable knows that it is a rank of a test: "role rank world folder".
+/// The variable that tells an executable that it is a child process: "role rank world folder".
 const VARIABLE: &str = "LOCKSTEP_COMM_TEST_CHILD";
 
-/// What a child was started for.
+/// What a child process was started for.
 pub struct Role {
     pub name: String,
     pub rank: u32,
@@ -15,7 +15,7 @@ pub struct Role {
     pub folder: PathBuf,
 }
 
-/// This process's role, if a test has started it.
+/// This process's role, if a test started it.
 pub fn role() -> Option<Role> {
     let text = std::env::var(VARIABLE).ok()?;
     let mut words = text.splitn(4, ' ');
@@ -28,12 +28,12 @@ pub fn role() -> Option<Role> {
     })
 }
 
-/// Starts this executable as a rank; it runs the test `entry`, which looks at [`role`].
+/// Starts this executable as a rank. It runs the test `entry`, which reads [`role`].
 pub fn start(entry: &str, name: &str, rank: u32, world: u32, folder: &Path) -> Child {
     start_with(entry, name, rank, world, folder, &[])
 }
 
-/// The same with variables of the environment.
+/// Like [`start`], with environment variables.
 pub fn start_with(
     entry: &str,
     name: &str,
@@ -51,17 +51,17 @@ pub fn start_with(
         .unwrap()
 }
 
-/// An all-gather through files, for setting up.
-pub struct Folder {
+/// An all-gather through files, used to connect.
+pub struct FolderRendezvous {
     path: PathBuf,
     rank: u32,
     world: u32,
     round: u32,
 }
 
-impl Folder {
-    pub fn new(path: &Path, rank: u32, world: u32) -> Folder {
-        Folder { path: path.to_path_buf(), rank, world, round: 0 }
+impl FolderRendezvous {
+    pub fn new(path: &Path, rank: u32, world: u32) -> FolderRendezvous {
+        FolderRendezvous { path: path.to_path_buf(), rank, world, round: 0 }
     }
 
     pub fn gather(&mut self, mine: &[u8]) -> Vec<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! Worlds of ranks in one process, over every carrier, and plain folds to judge them by.
+//! Worlds of ranks in one process, over every carrier, and plain folds to compare their results with.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod children;
@@ -6,25 +6,26 @@ pub mod children;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use lockstep_comm::{Abort, Comm, CommError, ConnectSpec, Exchange, Prefer, connect, thread_world};
+use lockstep_comm::{Abort, CarrierChoice, Comm, CommError, ConnectSpec, Exchange, connect, thread_world};
 use lockstep_core::fold::{FoldStep, fold_scratch_elems, fold_steps};
 use lockstep_core::proof::Secret;
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_device::{Memory, Pool, View};
 
-/// Who carries.
+/// The carrier under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum TestCarrier {
     Threads,
     Shm,
     Tcp,
-    /// Shared memory inside fake hosts of so many ranks, TCP between them.
+    /// Shared memory within simulated hosts of this many ranks, TCP between them.
     Mixed(u32),
 }
 
-pub const EVERY_CARRIER: [By; 5] = [By::Threads, By::Shm, By::Tcp, By::Mixed(2), By::Mixed(3)];
+pub const ALL_CARRIERS: [TestCarrier; 5] =
+    [TestCarrier::Threads, TestCarrier::Shm, TestCarrier::Tcp, TestCarrier::Mixed(2), TestCarrier::Mixed(3)];
 
-/// One rank of a test: its collectives and memory that peers can read.
+/// One rank of a test, with memory that peers can read.
 pub struct Member {
     pub rank: Rank,
     pub comm: Comm,
@@ -34,11 +35,11 @@ pub struct Member {
 }
 
 impl Member {
-    /// The next `len` elements of the memory.
+    /// Allocates the next `len` elements of the memory.
     pub fn take(&mut self, len: usize, dtype: DType) -> View<'static> {
         let view = self.memory.view(self.taken, len, dtype);
         self.taken += (len * dtype.size()).next_multiple_of(64);
-        // SAFETY: members of a test outlive what the test does with their views.
+        // SAFETY: a member outlives every use of its views in a test.
         unsafe { std::mem::transmute::<View<'_>, View<'static>>(view) }
     }
 
@@ -48,7 +49,7 @@ impl Member {
         view
     }
 
-    /// Where the next view will be taken, to go back to.
+    /// The current allocation mark, for [`Member::reset_mark`].
     pub fn taken_mark(&self) -> usize {
         self.taken
     }
@@ -63,9 +64,9 @@ impl Member {
     }
 }
 
-/// Runs `body` on every rank of a world, each in a thread, and returns what they return.
+/// Runs `body` on every rank of a world, each in its own thread, and returns the results.
 pub fn run_world<T: Send>(
-    by: By,
+    carrier: TestCarrier,
     world: u32,
     deadline: Duration,
     bytes: usize,
@@ -80,12 +81,12 @@ pub fn run_world<T: Send>(
                 scope.spawn(move || {
                     let memory = Memory::allocate_shared(Bytes(bytes as u64), &Pool::new(1)).unwrap();
                     let (memory, abort) = (Arc::new(memory), Abort::default());
-                    let comm = match by {
-                        By::Threads => {
+                    let comm = match carrier {
+                        TestCarrier::Threads => {
                             let carrier = threads[r as usize].lock().unwrap().take().unwrap();
                             Comm::new(Box::new(carrier.with_abort(abort.clone())))
                         }
-                        _ => connect_by(by, r, world, deadline, &memory, &abort, &mut |mine| {
+                        _ => connect_by(carrier, r, world, deadline, &memory, &abort, &mut |mine| {
                             Ok(rendezvous.gather(r, mine))
                         })
                         .unwrap(),
@@ -99,7 +100,7 @@ pub fn run_world<T: Send>(
 }
 
 pub fn connect_by(
-    by: By,
+    carrier: TestCarrier,
     rank: u32,
     world: u32,
     deadline: Duration,
@@ -111,8 +112,8 @@ pub fn connect_by(
     let spec = ConnectSpec {
         rank: Rank(rank),
         world,
-        host: match by {
-            By::Mixed(per_host) => Some(format!("host {}", rank / per_host)),
+        host: match carrier {
+            TestCarrier::Mixed(per_host) => Some(format!("host {}", rank / per_host)),
             _ => Some("host".into()),
         },
         regions: vec![memory.clone()],
@@ -122,37 +123,38 @@ pub fn connect_by(
         run_id: "run",
         deadline,
         abort: abort.clone(),
-        prefer: match by {
-            By::Tcp => Prefer::Tcp,
-            By::Shm => Prefer::Shm,
-            _ => Prefer::Auto,
+        carrier: match carrier {
+            TestCarrier::Tcp => CarrierChoice::Tcp,
+            TestCarrier::Shm => CarrierChoice::Shm,
+            _ => CarrierChoice::Auto,
         },
         spin: None,
     };
     connect(&spec, exchange)
 }
 
-/// An all-gather between threads, for setting up.
+/// An all-gather between threads, used to connect.
 pub struct Rendezvous {
-    told: Mutex<Vec<Vec<u8>>>,
-    come: Barrier,
+    messages: Mutex<Vec<Vec<u8>>>,
+    barrier: Barrier,
 }
 
 impl Rendezvous {
     pub fn new(world: u32) -> Rendezvous {
-        Rendezvous { told: Mutex::new(vec![Vec::new(); world as usize]), come: Barrier::new(world as usize) }
+        let messages = Mutex::new(vec![Vec::new(); world as usize]);
+        Rendezvous { messages, barrier: Barrier::new(world as usize) }
     }
 
     pub fn gather(&self, rank: u32, mine: &[u8]) -> Vec<Vec<u8>> {
-        self.told.lock().unwrap()[rank as usize] = mine.to_vec();
-        self.come.wait();
-        let all = self.told.lock().unwrap().clone();
-        self.come.wait();
+        self.messages.lock().unwrap()[rank as usize] = mine.to_vec();
+        self.barrier.wait();
+        let all = self.messages.lock().unwrap().clone();
+        self.barrier.wait();
         all
     }
 }
 
-/// Values that round when they are added, so that another order gives other bits.
+/// Values whose sums round, so that another order of summation gives other bits.
 pub fn values(rank: u32, salt: u32, len: usize) -> Vec<f32> {
     let mut state = 0x9e37_79b9u32 ^ rank.wrapping_mul(0x85eb_ca6b) ^ salt.wrapping_mul(0xc2b2_ae35);
     (0..len)
@@ -165,7 +167,7 @@ pub fn values(rank: u32, salt: u32, len: usize) -> Vec<f32> {
         .collect()
 }
 
-/// The sum of members' contributions by the tree over their nodes.
+/// The sum of the members' contributions along the tree over their nodes.
 pub fn plain_fold(nodes: &[u32], contributions: &[Vec<f32>]) -> Vec<f32> {
     let mut stack: Vec<Vec<f32>> = Vec::new();
     fold_steps(nodes, &mut |step| match step {

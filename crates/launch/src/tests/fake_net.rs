@@ -1,5 +1,5 @@
-//! A network and a clock that exist only in a test: links between two ends that deliver bytes in order,
-//! late, in pieces of any size, or not at all. One seed decides everything.
+//! A simulated network and clock. Links deliver bytes in order, with delays, in chunks of any size, or not at all. A
+//! seed decides everything.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -63,7 +63,7 @@ pub(super) enum Delivery {
         link: LinkId,
         to: End,
     },
-    /// Whatever the test means by it.
+    /// A timer that the test has set.
     Timer(usize),
 }
 
@@ -74,9 +74,9 @@ pub(super) struct Net {
     count: u64,
     next_link: LinkId,
     queue: BinaryHeap<Reverse<(Duration, u64, Delivery)>>,
-    /// Ends that are still open, with the time until which what is sent to them is on its way.
+    /// Ends that are still open, with the arrival time of the last delivery to them.
     open: BTreeMap<(LinkId, End), Duration>,
-    /// Everything that callers have said, for those who listen and repeat.
+    /// Everything that callers have sent, for replay attacks.
     pub(super) recorded: Vec<Vec<u8>>,
 }
 
@@ -108,7 +108,7 @@ impl Net {
         link
     }
 
-    /// Sends in pieces.
+    /// Sends in chunks of random size.
     pub(super) fn send(&mut self, link: LinkId, to: End, bytes: &[u8]) {
         if to == End::Server {
             self.recorded.push(bytes.to_vec());
@@ -116,20 +116,20 @@ impl Net {
         let mut rest = bytes;
         while !rest.is_empty() {
             let size = 1 + self.rng.below(2 * rest.len() as u64) as usize;
-            let (piece, later) = rest.split_at(size.min(rest.len()));
-            self.deliver(link, to, Delivery::Bytes { link, to, bytes: piece.to_vec() });
-            rest = later;
+            let (chunk, tail) = rest.split_at(size.min(rest.len()));
+            self.deliver(link, to, Delivery::Bytes { link, to, bytes: chunk.to_vec() });
+            rest = tail;
         }
     }
 
-    /// One end closes: the other hears of it after all that was sent before.
+    /// Closes one end. The other end is notified after everything that was sent before.
     pub(super) fn close(&mut self, link: LinkId, by: End) {
         let to = if by == End::Caller { End::Server } else { End::Caller };
         self.open.remove(&(link, by));
         self.deliver(link, to, Delivery::Closed { link, to });
     }
 
-    /// Both ends hear that the link is gone; what was on its way may be lost.
+    /// Breaks the link: both ends are notified, and bytes in flight may be lost.
     pub(super) fn cut(&mut self, link: LinkId) {
         for to in [End::Caller, End::Server] {
             if self.open.contains_key(&(link, to)) {

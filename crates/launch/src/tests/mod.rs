@@ -1,4 +1,4 @@
-//! Tests that need more than one module.
+//! Tests that span several modules.
 
 mod fake_net;
 mod processes;

@@ -1,4 +1,4 @@
-//! A supervisor over real processes: shell scripts stand in for ranks.
+//! The supervisor with real processes: shell scripts act as ranks.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,12 +8,12 @@ use insta::assert_snapshot;
 use crate::*;
 
 #[derive(Default)]
-struct Captured {
+struct CapturedOutput {
     stdout: String,
     stderr: String,
 }
 
-impl Console for Captured {
+impl Console for CapturedOutput {
     fn stdout(&mut self, bytes: &[u8]) {
         self.stdout.push_str(&String::from_utf8_lossy(bytes));
     }
@@ -23,14 +23,14 @@ impl Console for Captured {
     }
 }
 
-struct Ran {
+struct FinishedRun {
     ending: Result<Ending, LaunchError>,
-    console: Captured,
+    console: CapturedOutput,
     took: Duration,
     dir: tempfile::TempDir,
 }
 
-impl Ran {
+impl FinishedRun {
     fn failure(&self) -> RankFailure {
         match &self.ending {
             Ok(Ending::Failed(failure)) => failure.clone(),
@@ -38,8 +38,8 @@ impl Ran {
         }
     }
 
-    /// The failure with what differs from run to run taken out.
-    fn told(&self) -> String {
+    /// The failure, with everything that differs from run to run replaced.
+    fn report(&self) -> String {
         let RankFailure { text, hint, code } = self.failure();
         let mut text = text.replace(&host_name(), "[host]");
         if let Some(at) = text.find("pid ") {
@@ -50,7 +50,7 @@ impl Ran {
     }
 }
 
-fn run_with(ranks: u32, script: &str, change: impl FnOnce(&mut Supervisor)) -> Ran {
+fn run_with(ranks: u32, script: &str, change: impl FnOnce(&mut Supervisor)) -> FinishedRun {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("scratch")).unwrap();
     let mut job = Supervisor {
@@ -67,22 +67,22 @@ fn run_with(ranks: u32, script: &str, change: impl FnOnce(&mut Supervisor)) -> R
         max_restarts: 0,
         grace: Duration::from_secs(1),
         scratch: dir.path().join("scratch"),
-        // Rank 0 would write to this test's own streams.
+        // Without it, rank 0 would write to this test's own output.
         tee: Some(Tee { dir: dir.path().join("logs"), stdout: true, stderr: true }),
         shown: None,
         variables: Vec::new(),
     };
     change(&mut job);
-    let mut console = Captured::default();
+    let mut console = CapturedOutput::default();
     let start = Instant::now();
     let ending = supervise(&job, &mut console);
     let took = start.elapsed();
     let left: Vec<_> = job.scratch.read_dir().into_iter().flatten().collect();
     assert!(left.is_empty(), "{left:?}");
-    Ran { ending, console, took, dir }
+    FinishedRun { ending, console, took, dir }
 }
 
-fn run(ranks: u32, script: &str) -> Ran {
+fn run(ranks: u32, script: &str) -> FinishedRun {
     run_with(ranks, script, |_| ())
 }
 
@@ -91,7 +91,7 @@ fn read(path: &Path) -> String {
 }
 
 #[test]
-fn rank_zero_prints_and_the_others_have_their_number_in_front() {
+fn output_of_all_ranks_but_zero_has_a_prefix() {
     let ran = run(2, "echo out $RANK; echo err $RANK >&2; printf 'no end of line'");
     assert_eq!(ran.ending.as_ref().unwrap(), &Ending::Done);
     assert_eq!(ran.console.stdout, "out 0\nno end of line");
@@ -100,18 +100,18 @@ fn rank_zero_prints_and_the_others_have_their_number_in_front() {
     assert_eq!(lines, ["[rank 1] err 1", "[rank 1] no end of line", "[rank 1] out 1", "err 0"]);
     assert_eq!(read(&ran.dir.path().join("logs/rank-1.stdout.log")), "out 1\nno end of line");
     assert_eq!(read(&ran.dir.path().join("logs/rank-0.stderr.log")), "err 0\n");
-    println!("two ranks came and went in {:?}", ran.took);
+    println!("two ranks started and ended in {:?}", ran.took);
 }
 
 #[test]
-fn only_chosen_ranks_are_shown() {
+fn only_selected_ranks_are_shown() {
     let ran = run_with(3, "echo out $RANK", |job| job.shown = Some(vec![2]));
     assert_eq!((ran.console.stdout.as_str(), ran.console.stderr.as_str()), ("", "[rank 2] out 2\n"));
     assert_eq!(read(&ran.dir.path().join("logs/rank-0.stdout.log")), "out 0\n");
 }
 
 #[test]
-fn ranks_know_their_world() {
+fn ranks_get_the_variables_of_their_world() {
     let script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $NODE_RANK $MASTER_ADDR \
                   $LOCKSTEP_SERVER $LOCKSTEP_RESTART ${#LOCKSTEP_TOKEN} $((MASTER_PORT > 0))";
     let ran = run(2, script);
@@ -130,45 +130,45 @@ fn ranks_know_their_world() {
 fn one_failure_ends_all_within_a_second() {
     for others in ["exec sleep 60", "trap '' TERM; while :; do sleep 0.05; done"] {
         let ran = run(4, &format!("if [ $RANK = 2 ]; then sleep 0.2; exit 3; fi; {others}"));
-        assert_eq!(ran.told(), "71: rank 2 (pid [pid] on [host]) ended with exit code 3 []");
+        assert_eq!(ran.report(), "71: rank 2 (pid [pid] on [host]) exited with code 3 []");
         println!("all ended {:?} after the failure", ran.took - Duration::from_millis(200));
         assert!(ran.took < Duration::from_millis(1200), "{:?}", ran.took);
     }
 }
 
 #[test]
-fn a_killed_rank() {
+fn a_killed_rank_is_reported_with_its_signal() {
     let ran = run(2, "if [ $RANK = 1 ]; then kill -9 $$; fi; exec sleep 60");
-    assert_snapshot!(ran.told(), @"71: rank 1 (pid [pid] on [host]) was killed by signal 9 (SIGKILL) [The system ends processes like this when memory runs out: see the kernel's log (dmesg).]");
+    assert_snapshot!(ran.report(), @"71: rank 1 (pid [pid] on [host]) was killed by signal 9 (SIGKILL) [The kernel kills processes with SIGKILL when memory runs out: check the kernel log (dmesg).]");
 }
 
 #[test]
-fn what_a_rank_leaves_in_its_error_file_is_told_last() {
-    let script = "if [ $RANK = 1 ]; then echo '{\"error\": \"row 3\", \"hint\": \"mend it\", \"cause_code\": null}' \
+fn the_error_file_of_a_rank_is_reported() {
+    let script = "if [ $RANK = 1 ]; then echo '{\"error\": \"row 3\", \"hint\": \"fix it\", \"cause_code\": null}' \
                   > $LOCKSTEP_ERROR_FILE; exit 65; fi; sleep 0.1; echo last words >&2; exit 71";
     let ran = run(2, script);
-    assert_snapshot!(ran.told(), @"65: rank 1 (pid [pid] on [host]) failed with exit code 65: row 3 [mend it]");
-    assert!(!ran.console.stderr.contains("row 3"), "told by the caller, once");
+    assert_snapshot!(ran.report(), @"65: rank 1 (pid [pid] on [host]) failed with exit code 65: row 3 [fix it]");
+    assert!(!ran.console.stderr.contains("row 3"), "only the caller prints it");
 }
 
 #[test]
-fn ranks_start_again() {
+fn failed_ranks_are_restarted() {
     let script = "echo attempt $LOCKSTEP_RESTART; if [ $LOCKSTEP_RESTART = 0 ] && [ $RANK = 1 ]; then exit 70; fi; \
                   if [ $LOCKSTEP_RESTART = 0 ]; then exec sleep 60; fi";
     let ran = run_with(2, script, |job| job.max_restarts = 3);
     assert_eq!(ran.ending.as_ref().unwrap(), &Ending::Done);
     assert_eq!(ran.console.stdout, "attempt 0\nattempt 1\n");
     assert!(
-        ran.console.stderr.contains("the ranks start again in 1 s (restart 1 of 3)\n"),
+        ran.console.stderr.contains("restarting all ranks in 1 s (restart 1 of 3)\n"),
         "{}",
         ran.console.stderr
     );
     assert!(ran.took > Duration::from_secs(1) && ran.took < Duration::from_millis(2500), "{:?}", ran.took);
-    println!("failed, waited 1 s, started again and done in {:?}", ran.took);
+    println!("failed, waited 1 s, restarted and finished in {:?}", ran.took);
 }
 
 #[test]
-fn what_cannot_get_better_is_not_tried_again() {
+fn permanent_errors_are_not_retried() {
     for code in [2, 64, 65, 66, 77] {
         let ran = run_with(1, &format!("exit {code}"), |job| job.max_restarts = 3);
         assert_eq!((i32::from(ran.failure().code), ran.console.stderr.as_str()), (code, ""));
@@ -177,22 +177,22 @@ fn what_cannot_get_better_is_not_tried_again() {
     assert_eq!(ran.failure().code, 70);
 }
 
-/// What a rank has started may hold its streams open.
+/// A process started by a rank may hold the rank's output streams open.
 #[test]
-fn a_grandchild_does_not_keep_the_launcher() {
+fn a_grandchild_does_not_block_the_launcher() {
     let ran = run(1, "sleep 3 & echo done");
     assert_eq!(ran.console.stdout, "done\n");
     assert!(ran.took < Duration::from_secs(1), "{:?}", ran.took);
 }
 
 #[test]
-fn a_program_that_is_not_there() {
+fn a_missing_program_is_reported() {
     let ran = run_with(2, "", |job| job.program = "/nowhere/lockstep".into());
     assert_snapshot!(ran.ending.unwrap_err(), @"cannot start /nowhere/lockstep: No such file or directory (os error 2)");
 }
 
 #[test]
-fn long_lines_and_bytes_that_are_no_text() {
+fn long_lines_are_truncated_and_invalid_utf8_is_relayed() {
     let ran =
         run(2, "if [ $RANK = 1 ]; then head -c 300000 /dev/zero | tr '\\0' x; printf '\\n\\377\\n'; fi");
     let lines: Vec<&str> = ran.console.stderr.lines().collect();
@@ -208,7 +208,7 @@ fn several_nodes_need_a_token() {
 }
 
 #[test]
-fn folders_of_killed_launchers_are_swept() {
+fn folders_of_killed_launchers_are_removed() {
     let ran = run_with(1, "true", |job| {
         let dead =
             std::process::Command::new("true").spawn().and_then(|mut child| child.wait().map(|_| child.id()));
@@ -218,7 +218,7 @@ fn folders_of_killed_launchers_are_swept() {
 }
 
 #[test]
-fn nothing_of_the_token_is_printed() {
+fn debug_output_does_not_show_the_token() {
     let token = Token::random().unwrap();
     let secret = token.variable().1;
     let job = Supervisor {

@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, over real sockets on the loopback.
+//! Ranks as threads of one process, over real loopback sockets.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -59,7 +59,7 @@ impl Rendezvous {
             node: 0,
             master_addr: "127.0.0.1".into(),
             port: self.addr().port(),
-            server: ServerPlace::Launcher,
+            server: RendezvousHost::Launcher,
             restart: 0,
         }
     }
@@ -91,7 +91,7 @@ impl Rendezvous {
     }
 }
 
-/// Runs the same on every session, each in a thread.
+/// Runs `f` on every session, each in its own thread.
 fn each<T: Send + 'static>(
     sessions: Vec<Session>,
     f: impl Fn(Session) -> T + Send + Sync + 'static,
@@ -119,7 +119,7 @@ fn ranks_join_exchange_agree_and_leave() {
     let sessions = rendezvous.sessions();
     println!("4 ranks joined in {:?}", start.elapsed());
     let tags: Vec<_> = sessions.iter().map(|s| s.secret().tag("x", &[])).collect();
-    assert!(tags.windows(2).all(|pair| pair[0] == pair[1]), "one secret for all");
+    assert!(tags.windows(2).all(|pair| pair[0] == pair[1]), "all ranks derive the same secret");
     each(sessions, |mut session| {
         let rank = session.world().rank;
         assert_eq!(session.members().len(), 4);
@@ -129,7 +129,7 @@ fn ranks_join_exchange_agree_and_leave() {
         assert_eq!(texts, ["rank 0", "rank 1", "rank 2", "rank 3"]);
         let start = Instant::now();
         for _ in 0..100 {
-            session.barrier("once more").unwrap();
+            session.barrier("step").unwrap();
         }
         if rank == 0 {
             println!("a barrier takes {:?}", start.elapsed() / 100);
@@ -144,7 +144,7 @@ fn ranks_join_exchange_agree_and_leave() {
         assert!(matches!(session.exchange("big", &vec![0; 1 << 20]), Err(LaunchError::TooLarge { .. })));
         session.leave().unwrap();
     });
-    assert_eq!(rendezvous.server.wait(), Outcome::Done);
+    assert_eq!(rendezvous.server.wait(), RendezvousOutcome::Done);
     assert_eq!(rendezvous.log(), "");
 }
 
@@ -161,33 +161,33 @@ fn a_failure_reaches_every_rank_with_its_cause() {
     failing.fail("data.jsonl row 3: no text", 65);
     let errors = waiting.join().unwrap();
     let (hook, at) = receive.recv().unwrap();
-    println!("told in {:?}", at - start);
+    println!("reported in {:?}", at - start);
     assert!(at - start < Duration::from_millis(500));
     assert!(errors.iter().all(|error| *error == hook));
     assert_snapshot!(without_pids(&hook), @"rank 1 (pid [pid] on [host]) failed with exit code 65: data.jsonl row 3: no text");
-    let Outcome::Failed(abort) = rendezvous.server.wait() else { panic!() };
+    let RendezvousOutcome::Failed(abort) = rendezvous.server.wait() else { panic!() };
     assert_eq!((abort.kind, abort.exit_code()), (AbortKind::Failed, 65));
 }
 
 #[test]
-fn a_rank_that_vanishes_is_named() {
+fn a_lost_rank_is_named() {
     let rendezvous = Rendezvous::new(2, Duration::from_secs(5));
     let mut sessions = rendezvous.sessions();
     let start = Instant::now();
     drop(sessions.remove(0));
     let error = sessions.remove(0).barrier("step").unwrap_err();
     assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
-    assert_snapshot!(without_pids(&error.to_string()), @"rank 0 (pid [pid] on [host]) is gone: its connection closed without a word");
+    assert_snapshot!(without_pids(&error.to_string()), @"lost rank 0 (pid [pid] on [host]): its connection closed unexpectedly");
 }
 
 #[test]
-fn ranks_in_different_places_are_told_apart() {
+fn ranks_out_of_step_are_reported() {
     let rendezvous = Rendezvous::new(3, Duration::from_secs(5));
     let errors = each(rendezvous.sessions(), |mut session| {
         let name = if session.world().rank == 1 { "save" } else { "step" };
         session.barrier(name).unwrap_err().to_string()
     });
-    assert!(errors[0].starts_with("ranks are not doing the same: rank "), "{}", errors[0]);
+    assert!(errors[0].starts_with("ranks are out of step: rank "), "{}", errors[0]);
     assert!(errors[0].contains("`save`") && errors[0].contains("`step`"));
     let rendezvous = Rendezvous::new(2, Duration::from_secs(5));
     let ends = each(rendezvous.sessions(), |mut session| match session.world().rank {
@@ -196,7 +196,7 @@ fn ranks_in_different_places_are_told_apart() {
     });
     assert_eq!(
         ends[1].as_deref(),
-        Some("ranks are not doing the same: rank 0 has finished, rank 1 waits for it in `step`")
+        Some("ranks are out of step: rank 0 has finished, but rank 1 is waiting for it at `step`")
     );
     let rendezvous = Rendezvous::new(2, Duration::from_secs(5));
     let ends = each(rendezvous.sessions(), |mut session| {
@@ -207,12 +207,12 @@ fn ranks_in_different_places_are_told_apart() {
         std::thread::sleep(Duration::from_millis(600));
         session.aborted().unwrap().to_string()
     });
-    assert_eq!(ends[0], "rank 1 did not come to `plan` within 0 s of rank 0");
+    assert_eq!(ends[0], "rank 1 did not reach `plan` within 0.3 s of rank 0");
     assert_eq!(ends[0], ends[1]);
 }
 
 #[test]
-fn nodes_that_never_come_are_listed() {
+fn ranks_that_never_join_are_listed() {
     let rendezvous = Rendezvous::new(4, Duration::from_millis(300));
     let ranks: Vec<_> = [0, 2]
         .into_iter()
@@ -222,25 +222,25 @@ fn nodes_that_never_come_are_listed() {
         })
         .collect();
     for rank in ranks {
-        assert_eq!(rank.join().unwrap(), "ranks 1, 3 (node 0) did not come within 0.3 s; ranks 0, 2 did");
+        assert_eq!(rank.join().unwrap(), "ranks 1, 3 (node 0) did not join within 0.3 s; ranks 0, 2 did");
     }
 }
 
 #[test]
-fn a_rank_started_twice() {
+fn a_rank_started_twice_is_refused() {
     let rendezvous = Rendezvous::new(2, Duration::from_secs(5));
     let world = rendezvous.world(1);
     let first = std::thread::spawn(move || join(&world, options(Some(token(TOKEN)))).unwrap());
     std::thread::sleep(Duration::from_millis(100));
     let second = join(&rendezvous.world(1), options(Some(token(TOKEN)))).err().unwrap();
-    assert_snapshot!(without_pids(&second.to_string()), @"rank 1 was started twice: pid [pid] on [host] has it, pid [pid] on [host] came later");
+    assert_snapshot!(without_pids(&second.to_string()), @"rank 1 was started twice: first as pid [pid] on [host], then as pid [pid] on [host]");
     let zero = join(&rendezvous.world(0), options(Some(token(TOKEN)))).unwrap();
     let one = first.join().unwrap();
     each(vec![zero, one], |session| session.leave().unwrap());
 }
 
 #[test]
-fn other_worlds_and_versions_end_the_run_for_all() {
+fn a_rank_of_another_world_or_version_ends_the_run_for_all() {
     let rendezvous = Rendezvous::new(2, Duration::from_secs(5));
     let world = rendezvous.world(0);
     let first =
@@ -249,15 +249,15 @@ fn other_worlds_and_versions_end_the_run_for_all() {
         World { world_size: 8, local_world_size: 4, local_rank: 0, rank: 4, node: 1, ..rendezvous.world(1) };
     let error = join(&other, options(Some(token(TOKEN)))).err().unwrap().to_string();
     assert_eq!(first.join().unwrap(), error);
-    assert_snapshot!(error.replace(&host_name(), "[host]"), @"nodes were started for different worlds: node 1 ([host]) with --nnodes 2 --nproc-per-node 4, node 0 with --nnodes 1 --nproc-per-node 2");
+    assert_snapshot!(error.replace(&host_name(), "[host]"), @"nodes were started with different world sizes: node 1 ([host]) with --nnodes 2 --nproc-per-node 4, node 0 with --nnodes 1 --nproc-per-node 2");
     let rendezvous = Rendezvous::new(2, Duration::from_secs(5));
     let newer = JoinOptions { version: "1.3.0".into(), ..options(Some(token(TOKEN))) };
     let error = join(&rendezvous.world(1), newer).err().unwrap();
-    assert_snapshot!(without_pids(&error.to_string()), @"rank 1 (pid [pid] on [host]) runs lockstep 1.3.0, the rendezvous is of 1.2.3");
+    assert_snapshot!(without_pids(&error.to_string()), @"rank 1 (pid [pid] on [host]) runs lockstep 1.3.0, but the rendezvous runs 1.2.3");
 }
 
-/// Sends `bytes` and waits to be turned away; how long that took.
-fn turned_away(addr: SocketAddr, bytes: &[u8]) -> (Duration, Vec<u8>) {
+/// Sends `bytes` and waits until the connection is closed. Returns how long that took, and the answer.
+fn send_and_wait_for_close(addr: SocketAddr, bytes: &[u8]) -> (Duration, Vec<u8>) {
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(8))).unwrap();
     let start = Instant::now();
@@ -268,16 +268,16 @@ fn turned_away(addr: SocketAddr, bytes: &[u8]) -> (Duration, Vec<u8>) {
 }
 
 #[test]
-fn strangers_are_refused_at_once_and_the_job_goes_on() {
+fn unknown_clients_are_rejected_at_once_and_the_run_continues() {
     let rendezvous = Rendezvous::new(2, Duration::from_secs(20));
     let addr = rendezvous.addr();
     let hello = Hello { version: VERSION, rank: 1, attempt: 0, nonce: [7; 32] };
-    // No greeting at all; too much of it; another version; another attempt; a proof made up.
-    let too_much = [&hello.to_bytes()[..], &[0; 8]].concat();
+    // Not a hello, a hello that is too long, another version, another attempt; below, a forged proof.
+    let too_long = [&hello.to_bytes()[..], &[0; 8]].concat();
     let other = Hello { version: 9, ..hello }.to_bytes();
     let earlier = Hello { attempt: 3, ..hello }.to_bytes();
-    for bytes in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0; 4096], &too_much, &other, &earlier] {
-        let (took, answer) = turned_away(addr, bytes);
+    for bytes in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0; 4096], &too_long, &other, &earlier] {
+        let (took, answer) = send_and_wait_for_close(addr, bytes);
         assert!(took < Duration::from_millis(100), "{took:?}");
         assert!(answer.len() <= 64);
     }
@@ -290,7 +290,7 @@ fn strangers_are_refused_at_once_and_the_job_goes_on() {
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
     assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
-    // Truncated: it says half a hello and goes.
+    // A truncated hello.
     drop({
         let mut stream = TcpStream::connect(addr).unwrap();
         stream.write_all(&hello.to_bytes()[..20]).unwrap();
@@ -302,20 +302,20 @@ fn strangers_are_refused_at_once_and_the_job_goes_on() {
     assert!(matches!(wrong, LaunchError::WrongToken { .. }), "{wrong}");
     assert!(matches!(join(&rendezvous.world(0), options(None)), Err(LaunchError::WrongToken { .. })));
     assert_snapshot!(rendezvous.log_lines(9), @r"
-    rendezvous: refused [address]: this is no greeting of a rank
-    rendezvous: refused [address]: this is no greeting of a rank
-    rendezvous: refused [address]: this is no greeting of a rank
-    rendezvous: refused [address]: it speaks protocol 9, this run 1
-    rendezvous: refused [address]: it is of attempt 3, this run of 0
-    rendezvous: refused [address]: wrong token
-    rendezvous: refused [address]: it closed while greeting
-    rendezvous: refused [address]: wrong token
-    rendezvous: refused [address]: wrong token
+    rendezvous: rejected a connection from [address]: it is not a lockstep rank
+    rendezvous: rejected a connection from [address]: it is not a lockstep rank
+    rendezvous: rejected a connection from [address]: it is not a lockstep rank
+    rendezvous: rejected a connection from [address]: it uses protocol version 9, this run uses 1
+    rendezvous: rejected a connection from [address]: it belongs to attempt 3, this run is at attempt 0
+    rendezvous: rejected a connection from [address]: wrong token
+    rendezvous: rejected a connection from [address]: it closed the connection during the handshake
+    rendezvous: rejected a connection from [address]: wrong token
+    rendezvous: rejected a connection from [address]: wrong token
     ");
     each(rendezvous.sessions(), |session| session.leave().unwrap());
 }
 
-/// What one connection proved is worth nothing on the next.
+/// A proof from one connection is not valid on the next.
 #[test]
 fn a_recorded_handshake_cannot_be_replayed() {
     let rendezvous = Rendezvous::new(2, Duration::from_secs(20));
@@ -342,28 +342,28 @@ fn a_recorded_handshake_cannot_be_replayed() {
     replay.read_to_end(&mut answer).unwrap();
     assert!(start.elapsed() < Duration::from_millis(100));
     assert_eq!(
-        crate::wire::Reply::from_bytes(answer[..].try_into().unwrap()).unwrap().verdict,
-        wire::Verdict::WrongProof
+        crate::wire::Reply::from_bytes(answer[..].try_into().unwrap()).unwrap().status,
+        wire::ReplyStatus::WrongProof
     );
-    assert!(rank.join().unwrap().unwrap().contains("no rendezvous at"));
+    assert!(rank.join().unwrap().unwrap().contains("could not reach the rendezvous at"));
 }
 
-/// A thousand connections of garbage each second, and as many that say nothing.
+/// A thousand connections per second that send garbage, and as many that send nothing.
 #[test]
-fn a_flood_of_strangers_does_not_keep_ranks_out() {
+fn a_flood_of_connections_does_not_keep_ranks_out() {
     let rendezvous = Rendezvous::new(2, Duration::from_secs(20));
     let addr = rendezvous.addr();
     let (stop, stopped) = mpsc::channel::<()>();
     let flood = std::thread::spawn(move || {
-        let mut quiet = Vec::new();
+        let mut silent = Vec::new();
         let mut count = 0;
         while stopped.try_recv().is_err() {
             if let Ok(mut stream) = TcpStream::connect(addr) {
                 let _ = stream.write_all(&[0xAA; 300]);
             }
-            quiet.extend(TcpStream::connect(addr));
-            if quiet.len() > 200 {
-                quiet.drain(..100);
+            silent.extend(TcpStream::connect(addr));
+            if silent.len() > 200 {
+                silent.drain(..100);
             }
             count += 2;
             std::thread::sleep(Duration::from_millis(1));
@@ -381,12 +381,12 @@ fn a_flood_of_strangers_does_not_keep_ranks_out() {
         session.leave().unwrap();
     });
     stop.send(()).unwrap();
-    println!("{} strangers in {:?}", flood.join().unwrap(), start.elapsed());
+    println!("{} connections in {:?}", flood.join().unwrap(), start.elapsed());
     assert!(rendezvous.log.lock().unwrap().len() < 60, "the log is bounded");
 }
 
 #[test]
-fn a_program_that_is_no_rendezvous() {
+fn another_program_on_the_port_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let http = std::thread::spawn(move || {
@@ -395,13 +395,16 @@ fn a_program_that_is_no_rendezvous() {
     });
     let rendezvous = Rendezvous::new(2, Duration::from_secs(5));
     let error = join(&World { port, ..rendezvous.world(1) }, options(Some(token(TOKEN)))).err().unwrap();
-    assert_eq!(error.to_string(), format!("what answers at 127.0.0.1:{port} is not a lockstep rendezvous"));
+    assert_eq!(
+        error.to_string(),
+        format!("the program that answers at 127.0.0.1:{port} is not a lockstep rendezvous")
+    );
     http.join().unwrap();
 }
 
-/// Without a launcher, rank 0 has the rendezvous; the others may come first.
+/// Without a launcher, rank 0 runs the rendezvous. Other ranks may start before it.
 #[test]
-fn rank_zero_brings_the_rendezvous() {
+fn rank_zero_runs_the_rendezvous() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let world = move |rank| World {
         rank,
@@ -411,7 +414,7 @@ fn rank_zero_brings_the_rendezvous() {
         node: 0,
         master_addr: "127.0.0.1".into(),
         port,
-        server: ServerPlace::RankZero,
+        server: RendezvousHost::RankZero,
         restart: 0,
     };
     let ranks: Vec<_> = (0..3)
@@ -424,9 +427,9 @@ fn rank_zero_brings_the_rendezvous() {
     let sessions: Vec<Session> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
     each(sessions, |mut session| {
         session.barrier("step").unwrap();
-        // Rank 0 is done first, and stays for the others.
+        // Rank 0 finishes first and waits for the others.
         std::thread::sleep(Duration::from_millis(u64::from(session.world().rank) * 100));
-        session.barrier("again").unwrap();
+        session.barrier("last step").unwrap();
         session.leave().unwrap();
     });
 }
@@ -441,10 +444,10 @@ fn several_nodes_need_a_token() {
         node: 0,
         master_addr: "alpha".into(),
         port: 1,
-        server: ServerPlace::RankZero,
+        server: RendezvousHost::RankZero,
         restart: 0,
     };
     let error = join(&world, options(None)).err().unwrap();
-    assert_snapshot!(error, @"2 nodes meet over the network, but no token says who may join");
-    assert_snapshot!(lockstep_core::Fault::hint(&error).unwrap(), @"Make one with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set LOCKSTEP_TOKEN_FILE=token there.");
+    assert_snapshot!(error, @"a run on 2 nodes needs a token, but none is set");
+    assert_snapshot!(lockstep_core::Fault::hint(&error).unwrap(), @"Create one with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set LOCKSTEP_TOKEN_FILE=token there.");
 }

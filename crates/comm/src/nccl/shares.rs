@@ -1,9 +1,9 @@
-//! How parts are cut among members, and what that means for NCCL, which knows equal pieces only.
+//! How parts are divided among members. NCCL's collectives need equal shares.
 
 use crate::group::Group;
 
-/// Elements of each member's share where all are equal, which NCCL moves as one. `None`: the last ones are
-/// shorter, and every share moves by itself.
+/// The elements of each member's share if all shares are equal, so that one NCCL call moves them all. `None` if the
+/// last shares are shorter, so that each share needs its own call.
 pub(crate) fn equal_share(group: &Group, elems: usize) -> Option<usize> {
     // Only the last shares can be shorter than the first.
     let last = group.share(elems, group.len() - 1).elems();
@@ -17,11 +17,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_equal_or_move_by_themselves() {
+    fn equal_share_is_none_unless_all_shares_are_equal() {
         let group = |n| Group::along(&Mesh::on_one_node(1, n), Axis::World, Rank(0));
         assert_eq!(equal_share(&group(1), 1000), Some(1000));
         assert_eq!(equal_share(&group(4), 4 * 512), Some(512));
-        // Whole blocks that do not go round, a short last block, fewer blocks than members.
+        // A number of blocks that members do not divide, a short last block, fewer blocks than members.
         for (n, elems) in [(4, 5 * 256), (2, 1000), (4, 256), (3, 1)] {
             assert_eq!(equal_share(&group(n), elems), None, "{elems} among {n}");
         }

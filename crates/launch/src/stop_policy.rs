@@ -1,19 +1,20 @@
-//! When the ranks of a node are stopped, and when they are started again. Pure.
+//! Decides when the ranks of a node are stopped, and when they are restarted. Pure: no clock, no processes.
 
 use std::time::Duration;
 
 use crate::cause::STOPPED;
 use crate::signals::EndSignal;
 
-/// From asking ranks to end to ending them, when one has failed: they have nothing to save.
+/// After a failure: the time from asking ranks to end to killing them. It is short, because they have nothing to
+/// save.
 const FAILURE_GRACE: Duration = Duration::from_millis(500);
-/// A rank that ends because of another may end first; the other one still has to write why.
-const SECOND_THOUGHTS: Duration = Duration::from_millis(200);
+/// A rank that fails because of another may end first. This is the time for the other rank to write its error.
+const CAUSE_DELAY: Duration = Duration::from_millis(200);
 /// A rank that is asked to stop notifies the others. Ranks that still run this long after it ended are sent SIGTERM.
 const OTHERS_STOP: Duration = Duration::from_secs(1);
-/// `timeout` sends its signal twice, to the process and to its group: that is one request.
+/// `timeout` sends its signal twice, to the process and to its group. Within this time both count as one request.
 const REPEATED: Duration = Duration::from_millis(100);
-/// A process that does not go even when it is killed hangs in the system, and is left there.
+/// A process that still exists this long after SIGKILL is stuck in the kernel, and is left behind.
 const UNKILLABLE: Duration = Duration::from_secs(5);
 
 /// How a process ended.
@@ -28,7 +29,7 @@ impl Exit {
         self == Exit::Code(0)
     }
 
-    /// Whether the rank ended because another one did.
+    /// Whether the rank ended because another rank failed.
     pub(crate) fn is_consequence(self) -> bool {
         matches!(self, Exit::Code(71 | 72))
     }
@@ -41,60 +42,61 @@ impl Exit {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A rank, by its place on this node.
+    /// A rank, by its index on this node, has ended.
     Exited {
         local: usize,
         exit: Exit,
     },
     /// The launcher was asked to stop.
     Signalled(EndSignal),
-    /// The rendezvous has told the ranks to end.
+    /// The rendezvous has aborted the run.
     RunFailed,
     Tick,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Asks every rank that runs to save a checkpoint and end.
+    /// Ask every running rank to save a checkpoint and end.
     Stop,
-    /// Asks every rank that runs to end at once.
+    /// Ask every running rank to end at once.
     Interrupt,
-    /// Ends every rank that runs.
+    /// Kill every running rank.
     Kill,
-    /// Nothing is left to watch.
+    /// No rank is left to supervise.
     Finished,
 }
 
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct StopPolicy {
     exits: Vec<Option<Exit>>,
     grace: Duration,
-    stopping: Option<Stopping>,
+    stopping: Option<StopPlan>,
     /// When the launcher was first asked to stop.
     stop_requested: Option<Duration>,
     finished: bool,
 }
 
+/// When running ranks will be asked to end, and when they will be killed.
 #[derive(Debug)]
-struct Stopping {
-    /// The signal that stopped the launcher or a rank. `None`: a rank has failed.
+struct StopPlan {
+    /// The signal that stopped the launcher or a rank; `None` if a rank has failed.
     signal: Option<EndSignal>,
     ask_at: Option<Duration>,
     kill_at: Duration,
     killed: Option<Duration>,
 }
 
-impl Watch {
-    pub(crate) fn new(ranks: usize, grace: Duration) -> Watch {
-        Watch { exits: vec![None; ranks], grace, stopping: None, stop_requested: None, finished: false }
+impl StopPolicy {
+    pub(crate) fn new(ranks: usize, grace: Duration) -> StopPolicy {
+        StopPolicy { exits: vec![None; ranks], grace, stopping: None, stop_requested: None, finished: false }
     }
 
-    /// The signal that made everything stop, if one did.
+    /// The signal that made all ranks stop, if one did.
     pub(crate) fn signal(&self) -> Option<EndSignal> {
         self.stopping.as_ref().and_then(|stopping| stopping.signal)
     }
 
-    /// Whether the launcher itself was asked to stop, whatever else ended the ranks.
+    /// Whether the launcher itself was asked to stop, even if something else ended the ranks.
     pub(crate) fn stop_requested(&self) -> bool {
         self.stop_requested.is_some()
     }
@@ -110,13 +112,13 @@ impl Watch {
                         self.stop(now + OTHERS_STOP, self.grace, Some(signal));
                     }
                 } else if !exit.is_success() {
-                    // Ctrl-C reaches the ranks as well, and perhaps before us.
+                    // Ctrl-C reaches the ranks too, possibly before the launcher.
                     let early = exit.is_consequence() || matches!(exit, Exit::Signal(1 | 2 | 15));
-                    let wait = if early { SECOND_THOUGHTS } else { Duration::ZERO };
+                    let wait = if early { CAUSE_DELAY } else { Duration::ZERO };
                     self.stop(now + wait, FAILURE_GRACE, None);
                 }
             }
-            // The ranks hear of it from the rendezvous, and mostly end by themselves.
+            // The rendezvous has notified the ranks, and most of them end by themselves.
             Event::RunFailed => self.stop(now + FAILURE_GRACE, FAILURE_GRACE, None),
             Event::Signalled(signal) => self.signalled(now, signal),
             Event::Tick => {}
@@ -131,8 +133,9 @@ impl Watch {
                 out.push(Action::Kill);
             }
         }
-        let hopeless = self.stopping.as_ref().and_then(|s| s.killed).is_some_and(|at| now >= at + UNKILLABLE);
-        if !self.finished && (self.exits.iter().all(Option::is_some) || hopeless) {
+        let unkillable =
+            self.stopping.as_ref().and_then(|s| s.killed).is_some_and(|at| now >= at + UNKILLABLE);
+        if !self.finished && (self.exits.iter().all(Option::is_some) || unkillable) {
             self.finished = true;
             out.push(Action::Finished);
         }
@@ -144,7 +147,7 @@ impl Watch {
         let by_same = Exit::Signal(signal.number().into());
         match (&mut self.stopping, first) {
             (None, _) => self.stop(now, self.grace, Some(signal)),
-            // The ranks got it as well, and were faster.
+            // The ranks received the same signal, and one of them ended before the launcher handled it.
             (Some(stopping), None) if stopping.signal.is_none() && self.exits.contains(&Some(by_same)) => {
                 stopping.signal = Some(signal);
                 stopping.ask_at = stopping.ask_at.map(|_| now);
@@ -161,18 +164,18 @@ impl Watch {
         }
     }
 
-    /// Asks ranks to end at `at`, and ends them after `grace`. What has been decided before may only come sooner: a
-    /// rank that fails while all are stopping leaves nothing to wait for.
+    /// Plans to ask ranks to end at `at`, and to kill them after `grace`. An existing plan can only be moved forward:
+    /// when a rank fails while all are stopping, there is nothing left to wait for.
     fn stop(&mut self, at: Duration, grace: Duration, signal: Option<EndSignal>) {
         let kill_at = at + grace;
-        let stopping = Stopping { signal, ask_at: Some(at), kill_at, killed: None };
+        let stopping = StopPlan { signal, ask_at: Some(at), kill_at, killed: None };
         let stopping = self.stopping.get_or_insert(stopping);
         stopping.kill_at = stopping.kill_at.min(kill_at);
         stopping.ask_at = stopping.ask_at.map(|before| before.min(at));
     }
 }
 
-/// How often ranks have been and may be started again.
+/// How many times ranks have been restarted, and how many times they may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Restarts {
     pub(crate) done: u32,
@@ -180,8 +183,8 @@ pub(crate) struct Restarts {
 }
 
 impl Restarts {
-    /// How long to wait before ranks that ended with `code` are started again; `None`: they are not. What
-    /// was wrong with the configuration, the data or the token is wrong the next time as well.
+    /// How long to wait before ranks that ended with `code` are restarted; `None` if they are not. An error in the
+    /// configuration, the data or the token would only occur again.
     pub(crate) fn next(&mut self, code: u8) -> Option<Duration> {
         if self.done >= self.most || [2, 64, 65, 66, 77].contains(&code) {
             return None;
@@ -205,113 +208,113 @@ mod tests {
     }
 
     #[test]
-    fn one_failure_stops_all() {
-        let mut watch = Watch::new(2, ms(5000));
+    fn one_failure_stops_all_ranks() {
+        let mut policy = StopPolicy::new(2, ms(5000));
         assert_eq!(
-            watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }),
+            policy.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }),
             [Action::Interrupt]
         );
-        assert_eq!(watch.handle(ms(499), Event::Tick), []);
-        assert_eq!(watch.handle(ms(500), Event::Tick), [Action::Kill]);
+        assert_eq!(policy.handle(ms(499), Event::Tick), []);
+        assert_eq!(policy.handle(ms(500), Event::Tick), [Action::Kill]);
         assert_eq!(
-            watch.handle(ms(510), Event::Exited { local: 0, exit: Exit::Signal(9) }),
+            policy.handle(ms(510), Event::Exited { local: 0, exit: Exit::Signal(9) }),
             [Action::Finished]
         );
-        assert_eq!(watch.signal(), None);
+        assert_eq!(policy.signal(), None);
     }
 
     #[test]
-    fn a_consequence_waits_for_its_cause() {
-        let mut watch = Watch::new(2, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(71) }), []);
-        assert_eq!(watch.handle(ms(199), Event::Tick), []);
-        assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Interrupt]);
+    fn a_consequence_leaves_time_for_its_cause() {
+        let mut policy = StopPolicy::new(2, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(71) }), []);
+        assert_eq!(policy.handle(ms(199), Event::Tick), []);
+        assert_eq!(policy.handle(ms(200), Event::Tick), [Action::Interrupt]);
     }
 
     #[test]
-    fn a_second_signal_kills() {
-        let mut watch = Watch::new(1, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
-        assert_eq!(watch.handle(ms(50), Event::Signalled(TERM)), [], "sent twice at once");
-        assert_eq!(watch.handle(ms(1000), Event::Tick), []);
-        assert_eq!(watch.handle(ms(1001), Event::Signalled(TERM)), [Action::Kill]);
-        assert_eq!(watch.signal(), Some(TERM));
-        let mut watch = Watch::new(1, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
-        assert_eq!(watch.handle(ms(50), Event::Signalled(CTRL_C)), [Action::Kill]);
-        let mut watch = Watch::new(1, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Signalled(CTRL_C)), [Action::Interrupt]);
-        assert_eq!(watch.handle(ms(200), Event::Signalled(CTRL_C)), [Action::Kill]);
-        assert_eq!(watch.signal(), Some(CTRL_C));
+    fn a_second_signal_kills_the_ranks() {
+        let mut policy = StopPolicy::new(1, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
+        assert_eq!(policy.handle(ms(50), Event::Signalled(TERM)), [], "sent twice at once");
+        assert_eq!(policy.handle(ms(1000), Event::Tick), []);
+        assert_eq!(policy.handle(ms(1001), Event::Signalled(TERM)), [Action::Kill]);
+        assert_eq!(policy.signal(), Some(TERM));
+        let mut policy = StopPolicy::new(1, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
+        assert_eq!(policy.handle(ms(50), Event::Signalled(CTRL_C)), [Action::Kill]);
+        let mut policy = StopPolicy::new(1, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Signalled(CTRL_C)), [Action::Interrupt]);
+        assert_eq!(policy.handle(ms(200), Event::Signalled(CTRL_C)), [Action::Kill]);
+        assert_eq!(policy.signal(), Some(CTRL_C));
     }
 
     #[test]
-    fn ranks_that_stop_have_the_grace() {
-        let mut watch = Watch::new(2, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
-        assert_eq!(watch.handle(ms(100), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
-        assert_eq!(watch.handle(ms(4999), Event::Tick), []);
-        assert_eq!(watch.handle(ms(5000), Event::Tick), [Action::Kill]);
-        // One that fails leaves the others nothing to save.
-        let mut watch = Watch::new(2, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
-        assert_eq!(watch.handle(ms(100), Event::Exited { local: 1, exit: Exit::Code(73) }), []);
-        assert_eq!(watch.handle(ms(600), Event::Tick), [Action::Kill]);
-        assert_eq!(watch.signal(), Some(TERM));
+    fn ranks_get_the_grace_period_to_stop() {
+        let mut policy = StopPolicy::new(2, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
+        assert_eq!(policy.handle(ms(100), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
+        assert_eq!(policy.handle(ms(4999), Event::Tick), []);
+        assert_eq!(policy.handle(ms(5000), Event::Tick), [Action::Kill]);
+        // If one rank fails, the others cannot save any more.
+        let mut policy = StopPolicy::new(2, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Signalled(TERM)), [Action::Stop]);
+        assert_eq!(policy.handle(ms(100), Event::Exited { local: 1, exit: Exit::Code(73) }), []);
+        assert_eq!(policy.handle(ms(600), Event::Tick), [Action::Kill]);
+        assert_eq!(policy.signal(), Some(TERM));
     }
 
-    /// It was asked to stop, and all ranks stop with it: not a failure.
+    /// If one rank is asked to stop, all ranks stop with it. That is not a failure.
     #[test]
-    fn a_rank_that_was_asked_to_stop() {
-        let mut watch = Watch::new(2, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
-        assert_eq!(watch.signal(), Some(TERM));
-        assert!(!watch.stop_requested());
-        // The launcher's first signal is not the second request.
-        assert_eq!(watch.handle(ms(1), Event::Signalled(TERM)), [Action::Stop]);
-        assert!(watch.stop_requested());
+    fn a_signal_to_one_rank_stops_all_ranks() {
+        let mut policy = StopPolicy::new(2, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
+        assert_eq!(policy.signal(), Some(TERM));
+        assert!(!policy.stop_requested());
+        // The first signal to the launcher does not count as a second request.
+        assert_eq!(policy.handle(ms(1), Event::Signalled(TERM)), [Action::Stop]);
+        assert!(policy.stop_requested());
         assert_eq!(
-            watch.handle(ms(300), Event::Exited { local: 0, exit: Exit::Code(143) }),
+            policy.handle(ms(300), Event::Exited { local: 0, exit: Exit::Code(143) }),
             [Action::Finished]
         );
-        let mut watch = Watch::new(2, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
-        assert_eq!(watch.handle(ms(1000), Event::Tick), [Action::Stop]);
-        assert_eq!(watch.handle(ms(6000), Event::Tick), [Action::Kill]);
+        let mut policy = StopPolicy::new(2, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(143) }), []);
+        assert_eq!(policy.handle(ms(1000), Event::Tick), [Action::Stop]);
+        assert_eq!(policy.handle(ms(6000), Event::Tick), [Action::Kill]);
     }
 
-    /// A signal that comes while ranks are ended for a failure is not forgotten.
+    /// A signal that arrives while ranks are being stopped after a failure is recorded.
     #[test]
-    fn a_signal_after_a_failure() {
-        let mut watch = Watch::new(2, ms(5000));
+    fn a_signal_after_a_failure_is_recorded() {
+        let mut policy = StopPolicy::new(2, ms(5000));
         assert_eq!(
-            watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }),
+            policy.handle(ms(0), Event::Exited { local: 1, exit: Exit::Code(70) }),
             [Action::Interrupt]
         );
-        assert_eq!(watch.handle(ms(10), Event::Signalled(TERM)), [Action::Kill]);
-        assert_eq!((watch.signal(), watch.stop_requested()), (None, true));
+        assert_eq!(policy.handle(ms(10), Event::Signalled(TERM)), [Action::Kill]);
+        assert_eq!((policy.signal(), policy.stop_requested()), (None, true));
     }
 
-    /// As a terminal sends it, to all processes of a job.
+    /// A terminal sends Ctrl-C to all processes of a job.
     #[test]
-    fn a_signal_that_ranks_got_first() {
-        let mut watch = Watch::new(2, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(2) }), []);
-        assert_eq!(watch.handle(ms(1), Event::Signalled(CTRL_C)), [Action::Interrupt]);
-        assert_eq!(watch.signal(), Some(CTRL_C));
+    fn a_signal_that_reached_the_ranks_first() {
+        let mut policy = StopPolicy::new(2, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(2) }), []);
+        assert_eq!(policy.handle(ms(1), Event::Signalled(CTRL_C)), [Action::Interrupt]);
+        assert_eq!(policy.signal(), Some(CTRL_C));
         assert_eq!(
-            watch.handle(ms(2), Event::Exited { local: 0, exit: Exit::Signal(2) }),
+            policy.handle(ms(2), Event::Exited { local: 0, exit: Exit::Signal(2) }),
             [Action::Finished]
         );
         // A rank that SIGTERM killed before it handled signals has failed, unless the whole run was asked to stop.
-        let mut watch = Watch::new(2, ms(5000));
-        assert_eq!(watch.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(15) }), []);
-        assert_eq!(watch.handle(ms(200), Event::Tick), [Action::Interrupt]);
-        assert_eq!(watch.signal(), None);
+        let mut policy = StopPolicy::new(2, ms(5000));
+        assert_eq!(policy.handle(ms(0), Event::Exited { local: 1, exit: Exit::Signal(15) }), []);
+        assert_eq!(policy.handle(ms(200), Event::Tick), [Action::Interrupt]);
+        assert_eq!(policy.signal(), None);
     }
 
     #[test]
-    fn restarts() {
+    fn restarts_back_off_and_stop_at_the_limit() {
         let mut restarts = Restarts { done: 0, most: 4 };
         assert_eq!(restarts.next(64), None);
         let waits: Vec<_> = (0..5).map(|_| restarts.next(71).map(|wait| wait.as_secs())).collect();
@@ -336,11 +339,12 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens: asked to end before killed, each once, and finished exactly when all are gone
-        /// or cannot be killed; from the first sign of trouble on, that takes grace + 5.7 s at most.
+        /// For any sequence of events: ranks are asked to end before they are killed, each at most once, and the
+        /// policy finishes exactly when all ranks have ended or cannot be killed. After the first failure or signal
+        /// this takes at most grace + 5.7 s.
         #[test]
         fn always_ends(events in prop::collection::vec((any_event(4), 0..300u64), 1..60)) {
-            let mut watch = Watch::new(4, ms(1000));
+            let mut policy = StopPolicy::new(4, ms(1000));
             let (mut now, mut all, mut trouble) = (Duration::ZERO, Vec::new(), None);
             let mut gone = [false; 4];
             for (event, wait) in events {
@@ -356,14 +360,14 @@ mod tests {
                     Event::Tick => {}
                     _ => _ = trouble.get_or_insert(now),
                 }
-                all.extend(watch.handle(now, event));
+                all.extend(policy.handle(now, event));
                 if let Some(since) = trouble && now > since + ms(1000 + 500 + 500 + 200) {
                     prop_assert!(all.contains(&Action::Kill) || all.contains(&Action::Finished));
                 }
             }
             let end = now + ms(10_000);
-            all.extend(watch.handle(end, Event::Tick));
-            all.extend(watch.handle(end + ms(10_000), Event::Tick));
+            all.extend(policy.handle(end, Event::Tick));
+            all.extend(policy.handle(end + ms(10_000), Event::Tick));
             let asks = |action: &Action| matches!(action, Action::Stop | Action::Interrupt);
             prop_assert!(all.iter().filter(|a| asks(a)).count() <= 1);
             for action in [Action::Kill, Action::Finished] {
