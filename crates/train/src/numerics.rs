@@ -83,7 +83,7 @@ impl NumericsFingerprint {
         fingerprint.add("gradients", "f32");
         fingerprint.add("optimizer", format!("{}, f32 states", model.optimizer.name));
         fingerprint.add("matmul", matmul(config, input.storage, cuda.is_some()));
-        fingerprint.add("head chunk", head_chunk(model.head_chunk, model.bounds.tokens));
+        fingerprint.add("head chunk", head_chunk_text(model.head_chunk_tokens, model.bounds.tokens));
         fingerprint.add("gradient scaling", gradient_scaling(config.precision));
         fingerprint.add("micro-batches", input.num_micro_batches.to_string());
         fingerprint.add("accumulation order", accumulation_order(input.order, input.num_micro_batches));
@@ -202,7 +202,7 @@ fn matmul(config: &RunConfig, storage: DType, on_gpu: bool) -> &'static str {
 }
 
 /// The chunk size matters because the gradient of the head's weight is summed chunk by chunk.
-fn head_chunk(chunk: usize, tokens: usize) -> String {
+fn head_chunk_text(chunk: usize, tokens: usize) -> String {
     if chunk < tokens { format!("{chunk} tokens") } else { "whole micro-batch".into() }
 }
 

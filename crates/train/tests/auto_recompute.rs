@@ -9,7 +9,7 @@ use lockstep_train::{load_tokenizer, model_shape, plan_for};
 const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"b"}}"#;
 
 /// The recomputation of a 7b model's plan on a GPU with `gib` GiB.
-fn recomputed(gib: u64, settings: &[&str]) -> Recomputation {
+fn recomputed(gib: u64, settings: &[&str]) -> RecomputePolicy {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = dir.path().join("tokenizer.json");
     std::fs::write(&tokenizer, TOKENIZER).unwrap();

@@ -182,7 +182,7 @@ impl DecodeDriver for Batcher<'_> {
         Some(DecodeBatch { tokens, positions, cu_seqlens, slots })
     }
 
-    fn draw(&mut self, doc: usize, logits: &[f32]) -> u32 {
+    fn sample(&mut self, doc: usize, logits: &[f32]) -> u32 {
         let sequence = &mut self.active[self.in_pass[doc]];
         if !sequence.samples {
             // The rest of the prompt follows in a later pass, so these logits are not used.
@@ -193,7 +193,7 @@ impl DecodeDriver for Batcher<'_> {
         token
     }
 
-    fn drawn(&mut self, log_probs: &[f32]) {
+    fn sampled(&mut self, log_probs: &[f32]) {
         let mut ended: Vec<(usize, FinishReason)> = Vec::new();
         for (i, log_prob) in self.in_pass.iter().zip(log_probs) {
             let sequence = &mut self.active[*i];
