@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::io::{BufRead, IsTerminal};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lockstep_data::{Chat as Conversation, ChatTemplate, DataError, Moment, TemplateSource, Tokenizer};
-use lockstep_train::generate::Drawn;
+use lockstep_data::{Chat as Conversation, ChatTemplate, DataError, DateTime, TemplateSource, Tokenizer};
+use lockstep_train::generate::SampledToken;
 use serde_json::{Value, json};
 
 use crate::args::{Chat, TemplateFlags};
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Chat) -> Result<(), Failure> {
         }
         talk.next_prompt()
     };
-    let mut listener = |drawn: Drawn| talk.borrow_mut().hear(drawn.token);
+    let mut listener = |drawn: SampledToken| talk.borrow_mut().hear(drawn.token);
     generator.converse(args.sampling.max_new_tokens, how, &mut turn, &mut listener).map_err(boxed)?;
     talk.into_inner().failed.map_or(Ok(()), Err)
 }
@@ -76,7 +76,7 @@ pub(crate) fn load_template(flags: &TemplateFlags, tokenizer: &Tokenizer) -> Res
         Some(path) => TemplateSource::Path(path.into()),
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let loaded = ChatTemplate::load(&source, tokenizer, Moment::from_unix(now));
+    let loaded = ChatTemplate::load(&source, tokenizer, DateTime::from_unix(now));
     loaded.map_err(|e: DataError| -> Failure { Box::new(e) })
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn to_settings(typed: Vec<String>) -> Vec<String> {
         } else if key == "config" {
             // TRL's way to name the file, which here stands by itself.
             out.extend(given.or_else(|| rest.next()));
-        } else if lockstep_config::knows(&key) || lockstep_config::is_secret(&key) {
+        } else if lockstep_config::is_known_key(&key) || lockstep_config::is_secret(&key) {
             // A secret is refused as a setting, which hides its value; clap would print it.
             let value = given.or_else(|| rest.next_if(|next| !next.starts_with("--")));
             out.push(format!("{key}={}", value.as_deref().unwrap_or("true")));

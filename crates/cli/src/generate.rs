@@ -7,7 +7,7 @@ use lockstep_core::{Bytes, DType, Fault, FaultClass};
 use lockstep_data::Tokenizer;
 use lockstep_device::Machine;
 use lockstep_train::generate::{
-    Completion, Drawn, End, Generator, GeneratorSpec, Sampling, StopStrings, TextStream,
+    Completion, FinishReason, Generator, GeneratorSpec, SampledToken, SamplingParams, StopStrings, TextStream,
 };
 use serde_json::{Value, json};
 
@@ -74,7 +74,7 @@ fn available_threads() -> usize {
 }
 
 /// The folder's defaults, with what was typed.
-pub(crate) fn sampling(defaults: Sampling, flags: &SamplingFlags) -> Sampling {
+pub(crate) fn sampling(defaults: SamplingParams, flags: &SamplingFlags) -> SamplingParams {
     let sampled = flags.top_k.is_some() || flags.top_p.is_some() || flags.min_p.is_some();
     let temperature = match flags.temperature {
         Some(temperature) => temperature,
@@ -82,7 +82,7 @@ pub(crate) fn sampling(defaults: Sampling, flags: &SamplingFlags) -> Sampling {
         None if sampled && defaults.temperature == 0.0 => 1.0,
         None => defaults.temperature,
     };
-    Sampling {
+    SamplingParams {
         temperature,
         top_k: flags.top_k.unwrap_or(defaults.top_k),
         top_p: flags.top_p.unwrap_or(defaults.top_p),
@@ -112,7 +112,8 @@ pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
     let completions = {
         // Without stop strings nobody asks for the text before its end.
         let listens = !args.sampling.stop.is_empty();
-        let mut listener = |drawn: Drawn| !listens || stops[drawn.prompt].hear(&tokenizer, drawn.token).1;
+        let mut listener =
+            |drawn: SampledToken| !listens || stops[drawn.prompt].hear(&tokenizer, drawn.token).1;
         generator.generate(&ids, args.sampling.max_new_tokens, how, &mut listener).map_err(boxed)?
     };
     let seconds = begun.elapsed().as_secs_f64();
@@ -141,7 +142,7 @@ fn stream(
     prompt: &str,
     ids: &[u32],
     args: &Generate,
-    how: Sampling,
+    how: SamplingParams,
 ) -> Result<(), Failure> {
     let tokenizer = generator.tokenizer();
     report::print(prompt)?;
@@ -150,7 +151,7 @@ fn stream(
     let mut failed = None;
     let prompts = [ids.to_vec()];
     let completions = {
-        let mut listener = |drawn: Drawn| {
+        let mut listener = |drawn: SampledToken| {
             let (text, goes_on) = listening.hear(&tokenizer, drawn.token);
             failed = failed.take().or(report::print(&text).err());
             goes_on && failed.is_none()
@@ -212,9 +213,9 @@ fn row(prompt: &str, reply: &str, completion: &Completion) -> Value {
         "tokens": completion.tokens,
         "log_probs": completion.log_probs,
         "end": match completion.end {
-            End::EndToken => "end_token",
-            End::Length => "length",
-            End::Stopped => "stop_string",
+            FinishReason::EndToken => "end_token",
+            FinishReason::Length => "length",
+            FinishReason::Stopped => "stop_string",
         },
     })
 }

@@ -3,7 +3,7 @@
 use lockstep_config::{DeviceKind, RunConfig};
 use lockstep_model::KernelBackend;
 use lockstep_plan::RunPlan;
-use lockstep_train::Numbers;
+use lockstep_train::NumericsFingerprint;
 
 use crate::args::Plan;
 use crate::gpu;
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
 /// The fingerprint of numbers, with its fields.
 fn fingerprint(config: &RunConfig, plan: &RunPlan) -> String {
     let cuda = plan.input.has_separate_memory().then(gpu::versions);
-    let numbers = Numbers::of(config, plan, cuda.as_ref());
+    let numbers = NumericsFingerprint::of(config, plan, cuda.as_ref());
     let known = if numbers.is_complete() { "" } else { ", incomplete" };
     let mut text =
         format!("\nfingerprint {}{known}: equal fingerprints and inputs give equal bits\n", numbers.hash());

@@ -18,7 +18,7 @@ pub(crate) fn run(args: &Prepare) -> Result<(), Failure> {
     let (config, _) = report::load(&args.run.settings, &[])?;
     config.check_trainable().map_err(|e| -> Failure { Box::new(e) })?;
     let mut tokenizer = lockstep_train::load_tokenizer(&config).map_err(boxed)?;
-    let chat = lockstep_train::chat_rows(&config, &mut tokenizer).map_err(boxed)?;
+    let chat = lockstep_train::chat_encoder(&config, &mut tokenizer).map_err(boxed)?;
     let start = Instant::now();
     let train = lockstep_train::prepare_train(&config, &tokenizer, chat.as_ref()).map_err(boxed)?;
     let train = Made { name: "train", dataset: train, seconds: start.elapsed().as_secs_f64() };

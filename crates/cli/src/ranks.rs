@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockstep_comm::{CarrierChoice, CommError, ConnectSpec, Nccl, NcclSpec};
-use lockstep_config::{Carrier, Origin, Resume, RunConfig};
+use lockstep_config::{CarrierName, Origin, Resume, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
 use lockstep_launch::{
@@ -291,9 +291,9 @@ pub(crate) fn connect<'a>(
         // On the loopback others of this host reach us there, and nobody else does.
         let bind: IpAddr = if ip.is_ipv4() { ip } else { IpAddr::from([0u16; 8]) };
         let carrier = match config.plan.carrier {
-            Carrier::Auto => CarrierChoice::Auto,
-            Carrier::Shm => CarrierChoice::Shm,
-            Carrier::Tcp => CarrierChoice::Tcp,
+            CarrierName::Auto => CarrierChoice::Auto,
+            CarrierName::Shm => CarrierChoice::Shm,
+            CarrierName::Tcp => CarrierChoice::Tcp,
         };
         let mut exchange = |mine: &[u8]| {
             session.exchange("where ranks are", mine).map_err(|e| CommError::Aborted { why: e.to_string() })

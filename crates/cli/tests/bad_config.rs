@@ -53,7 +53,7 @@ fn several_at_once() {
        |
     10 | zero_stage: 3
        | ^^^^^^^^^^
-      hint: write `strategy: zero1`, `zero2` or `zero3`.
+      hint: use `strategy: zero1`, `zero2` or `zero3`.
 
     flag learning_rate=fast: `learning_rate` expects a number, found `fast`
     ");
@@ -162,8 +162,8 @@ fn nothing_to_train_on() {
 #[test]
 fn evaluation_without_data() {
     assert_snapshot!(refused(&["eval_steps=100"], 64), @r"
-    error: evaluation is asked for, and there is nothing to evaluate on
-    hint: name files in `eval_files`, or write `eval_strategy: no`.
+    error: evaluation is enabled, but there is no evaluation data
+    hint: set `eval_files`, or turn evaluation off with `eval_strategy: no`.
     ");
 }
 
@@ -171,15 +171,15 @@ fn evaluation_without_data() {
 fn unimplemented_algorithm() {
     assert_snapshot!(refused(&["algorithm=dpo"], 69), @r"
     error: algorithm `dpo` is not implemented yet
-    hint: this build trains with `algorithm: sft` or `clm`.
+    hint: use `algorithm: sft` or `clm`.
     ");
 }
 
 #[test]
 fn unimplemented_adapter() {
     assert_snapshot!(refused(&["adapter={r: 8, target_modules: [q_proj]}"], 69), @r"
-    error: adapters cannot be trained yet
-    hint: remove `adapter` to train all weights; `freeze` names those that are left alone.
+    error: training a LoRA adapter is not implemented yet
+    hint: remove `adapter` to train all weights, or use `freeze` to train only some of them.
     ");
 }
 
@@ -200,7 +200,7 @@ fn momentum_of_the_wrong_optimizer() {
     assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @"error: flag nesterov=true: `nesterov` must be used with a `momentum` above 0, found true");
     assert_snapshot!(refused(&["optim=muon"], 64), @r"
     error: flag optim=muon: `optim: muon` is known, but not implemented yet
-      hint: write `optim: adamw`, `sgd` or `lion`.
+      hint: use `optim: adamw`, `sgd` or `lion`.
     ");
 }
 
@@ -237,7 +237,7 @@ fn recomputation_without_a_budget() {
 #[test]
 fn rows_longer_than_the_model() {
     assert_snapshot!(refused(&["max_length=100"], 64), @r"
-    error: max_length 100 is more than the model's 64 positions
+    error: max_length 100 exceeds the model's 64 positions
     hint: set max_length to at most 64.
     ");
 }
@@ -246,7 +246,7 @@ fn rows_longer_than_the_model() {
 fn no_full_batch() {
     assert_snapshot!(refused(&["per_device_train_batch_size=9", "dataloader_drop_last=true"], 64), @r"
     error: a step takes 9 rows, but there are only 8
-    hint: make the global batch smaller, turn packing or drop_last off, or add data.
+    hint: reduce per_device_train_batch_size or gradient_accumulation_steps, turn off packing or dataloader_drop_last, or add data.
     ");
 }
 

@@ -14,7 +14,7 @@ fn refused(data: impl AsRef<[u8]>, settings: &[&str], code: i32) -> String {
 fn missing_file() {
     assert_snapshot!(Folder::new(RUN).train_refused(&["train_files=dta.jsonl"], 66), @r"
     error: data file dta.jsonl does not exist
-    hint: check the spelling; relative paths start at the folder the command runs in.
+    hint: check the spelling; relative paths are resolved from the directory that the command runs in.
     ");
 }
 
@@ -24,7 +24,7 @@ fn a_folder_without_data() {
     std::fs::create_dir(folder.path("empty")).unwrap();
     assert_snapshot!(folder.train_refused(&["train_files=empty"], 66), @r"
     error: empty has no data files in it
-    hint: files whose names end in .jsonl, .json, .txt, .csv, .tsv, .parquet, .arrow, .ndjson are read; text also compressed, as .gz or .zst.
+    hint: supported file types are .jsonl, .json, .txt, .csv, .tsv, .parquet, .arrow, .ndjson; the text formats may also be compressed (.gz or .zst).
     ");
 }
 
@@ -40,8 +40,8 @@ fn a_data_set_that_is_not_here() {
         .unwrap();
     assert_eq!(ran.status.code(), Some(66));
     assert_snapshot!(String::from_utf8(ran.stderr).unwrap(), @r"
-    error: data set owner/name is not on this machine; looked for hf/hub/datasets--owner--name and hf/datasets/owner___name
-    hint: nothing is downloaded: fetch it first with `hf download --repo-type dataset owner/name`, or name its files in train_files.
+    error: dataset owner/name is not on this machine; searched hf/hub/datasets--owner--name and hf/datasets/owner___name
+    hint: datasets are not downloaded automatically: run `hf download --repo-type dataset owner/name` first, or list the files in train_files.
     ");
 }
 
@@ -50,37 +50,37 @@ fn a_row_that_is_too_long() {
     let long = format!("{{\"text\": \"{}\"}}\n", "long ".repeat(20));
     assert_snapshot!(refused(rows(2) + &long, &["on_long_row=stop"], 65), @r"
     error: data.jsonl row 3: 101 tokens, more than max_length 64
-    hint: raise max_length, set on_long_row to truncate or drop, or pack with bfd_split, which loses nothing.
+    hint: raise max_length, set on_long_row to truncate or drop, or use `packing: bfd_split`, which keeps all tokens.
     ");
 }
 
 #[test]
 fn not_json() {
     assert_snapshot!(refused(rows(3) + "{\"text\": \"no end\n", &[], 65), @r#"
-    error: data.jsonl row 4: not valid JSON at column 16: EOF while parsing a string
+    error: data.jsonl row 4: invalid JSON at column 16: EOF while parsing a string
       {"text": "no end
-    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row: skip to leave out such rows.
     "#);
 }
 
 #[test]
 fn not_an_object() {
     assert_snapshot!(refused("[1, 2]\n", &[], 65), @r"
-    error: data.jsonl row 1: expected an object, found a list
+    error: data.jsonl row 1: expected a JSON object, found a list
       [1, 2]
-    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row: skip to leave out such rows.
     ");
 }
 
 #[test]
 fn missing_field() {
     assert_snapshot!(refused("{\"txt\": \"a\"}\n", &[], 65), @r"
-    error: data.jsonl row 1: no column to train on; found `txt`
-    hint: `txt` looks like `text`; rename it, or write `columns: {text: txt}`.
+    error: data.jsonl row 1: no column to train on; columns found: `txt`
+    hint: did you mean `text` by `txt`? Rename it, or set `columns: {text: txt}`.
     ");
     assert_snapshot!(refused("{\"prompt\": \"a\", \"answer\": \"b\"}\n", &[], 65), @r"
-    error: data.jsonl row 1: `prompt` without `completion`; found `answer`, `prompt`
-    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they are called otherwise.
+    error: data.jsonl row 1: found `prompt` but no `completion`; columns found: `answer`, `prompt`
+    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; if your columns have other names, map them with `columns: {text: NAME}`.
     ");
 }
 
@@ -89,23 +89,23 @@ fn wrong_type() {
     assert_snapshot!(refused(rows(1) + "\n{\"text\": 17}\n", &[], 65), @r"
     error: data.jsonl row 3: `text` is a number, expected a string
       17
-    hint: write it as a string, or set on_bad_row to skip to leave such rows out.
+    hint: write it as a string, or set on_bad_row: skip to leave out such rows.
     ");
 }
 
 #[test]
 fn not_utf8() {
     assert_snapshot!(refused(b"{\"text\": \"a\xff\"}\n", &[], 65), @r"
-    error: data.jsonl row 1: not UTF-8 at byte 11 of the row
-    hint: convert the file to UTF-8, or set on_bad_row to skip to leave such rows out.
+    error: data.jsonl row 1: invalid UTF-8 at byte 11 of the row
+    hint: convert the file to UTF-8, or set on_bad_row: skip to leave out such rows.
     ");
 }
 
 #[test]
 fn conversations() {
     assert_snapshot!(refused("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n", &[], 65), @r"
-    error: data.jsonl row 1: this row (`messages`) is a conversation, and there is no chat template
-    hint: give one with chat_template_path, take the plain one with `chat_template: builtin`, or render the messages to `text`, or to `prompt` and `completion`, first.
+    error: data.jsonl row 1: the row is a conversation (`messages`), but there is no chat template
+    hint: set chat_template_path, use the plain template with `chat_template: builtin`, or render the messages to `text` or to `prompt` and `completion` beforehand.
     ");
 }
 
@@ -113,24 +113,24 @@ fn conversations() {
 fn empty() {
     assert_snapshot!(refused("", &[], 65), @r"
     error: no rows in data.jsonl
-    hint: a row has `text`, `messages`, or `prompt` and `completion`.
+    hint: every row needs `text`, `messages`, or `prompt` and `completion`.
     ");
     assert_snapshot!(refused("\n\n", &[], 65), @r"
     error: no rows in data.jsonl
-    hint: a row has `text`, `messages`, or `prompt` and `completion`.
+    hint: every row needs `text`, `messages`, or `prompt` and `completion`.
     ");
 }
 
 #[test]
 fn all_rows_dropped() {
     assert_snapshot!(refused("nonsense\n17\n", &["on_bad_row=skip"], 65), @r"
-    error: no row of data.jsonl can be trained on: of 2 read, 2 bad, 0 shorter than two tokens, 0 longer than 64, 0 without a supervised token in the first 64
-    hint: set on_bad_row to stop to see what is wrong with the first one.
+    error: no trainable rows in data.jsonl: of 2 rows, 2 are invalid, 0 have fewer than two tokens, 0 are longer than max_length (64), and 0 have no supervised token within max_length
+    hint: set on_bad_row: stop to see what is wrong with the first row.
     ");
     let prompt = format!("{{\"prompt\": \"{}\", \"completion\": \"b\"}}\n", "long ".repeat(20));
     assert_snapshot!(refused(prompt, &[], 65), @r"
-    error: no row of data.jsonl can be trained on: of 1 read, 0 bad, 0 shorter than two tokens, 0 longer than 64, 1 without a supervised token in the first 64
-    hint: prompts that fill max_length leave no completion to learn; raise max_length.
+    error: no trainable rows in data.jsonl: of 1 rows, 0 are invalid, 0 have fewer than two tokens, 0 are longer than max_length (64), and 1 have no supervised token within max_length
+    hint: raise max_length: the prompts fill it and leave no completion to train on.
     ");
 }
 
@@ -138,7 +138,7 @@ fn all_rows_dropped() {
 fn completions_without_prompts() {
     assert_snapshot!(Folder::new(RUN).train_refused(&["completion_only_loss=true"], 64), @r"
     error: completion_only_loss is true, but the rows of data.jsonl have no `completion`
-    hint: leave completion_only_loss out, or give rows with `prompt` and `completion`.
+    hint: remove completion_only_loss, or provide rows with `prompt` and `completion`.
     ");
 }
 
@@ -149,7 +149,7 @@ fn bad_rows_can_be_skipped() {
     assert_snapshot!(steady(&folder.succeeds(&["train", "run.yaml", "on_bad_row=skip"])), @r"
     LlamaForCausalLM, 37.1 k parameters | f32 ddp on 2 threads | memory [size]
     6 documents in 6 rows, 170 tokens
-    1 bad row skipped; the first: data.jsonl row 4: not valid JSON at column 2: expected ident
+    1 bad row skipped; the first: data.jsonl row 4: invalid JSON at column 2: expected ident
       nonsense
     step 1/2 | loss: 5.527451 | grad_norm 1.73 | lr 5.00e-5 | [speed] | [time]
     step 2/2 | loss: 5.534704 | grad_norm 1.62 | lr 2.50e-5 | [speed] | [time]
@@ -163,7 +163,7 @@ fn bad_rows_can_be_skipped() {
 fn missing_tokenizer() {
     assert_snapshot!(Folder::new(RUN).train_refused(&["tokenizer=tokenizer.json"], 66), @r"
     error: no tokenizer at tokenizer.json
-    hint: name a tokenizer.json, a folder that has one, or use the built-in `byte` tokenizer.
+    hint: set `tokenizer` to a tokenizer.json, to a folder that contains one, or to `byte` for the built-in byte tokenizer.
     ");
 }
 
@@ -172,7 +172,7 @@ fn malformed_tokenizer() {
     let folder = Folder::new(RUN);
     folder.write("tokenizer.json", "{\"model\": 1}");
     assert_snapshot!(folder.train_refused(&["tokenizer=tokenizer.json"], 65), @r"
-    error: tokenizer.json is not a tokenizer: data did not match any variant of untagged enum ModelUntagged at line 1 column 12
-    hint: write the tokenizer's files again, with save_pretrained in transformers.
+    error: tokenizer.json is not a valid tokenizer file: data did not match any variant of untagged enum ModelUntagged at line 1 column 12
+    hint: write the tokenizer files again with save_pretrained in transformers.
     ");
 }

@@ -33,7 +33,7 @@ fn with_config(code: i32, from: &str, to: &str) -> String {
 fn no_folder() {
     assert_snapshot!(Folder::new(TUNE).train_refused(&[], 66), @r"
     error: model folder model does not exist
-    hint: model_name_or_path is a folder on this machine. Nothing is downloaded: fetch the model first, for example with `hf download NAME --local-dir FOLDER`.
+    hint: model_name_or_path must be a folder on this machine. Models are not downloaded automatically: download the model first, for example with `hf download NAME --local-dir FOLDER`.
     ");
 }
 
@@ -69,7 +69,7 @@ fn no_tokenizer() {
     let remove = |folder: &Folder| fs::remove_file(folder.path("model/tokenizer.json")).unwrap();
     assert_snapshot!(refused(66, remove), @r"
     error: model has no tokenizer.json
-    hint: text needs the tokenizer that the model was trained with: copy its tokenizer.json into the folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with save_pretrained.
+    hint: copy the tokenizer.json that the model was trained with into the folder, or load the tokenizer with AutoTokenizer.from_pretrained in transformers and write it there with save_pretrained.
     ");
 }
 
@@ -149,8 +149,8 @@ fn extra_tensors() {
         }
     };
     assert_snapshot!(with_tensors(65, change), @r"
-    error: model: these tensors are in the folder, but the model has no place for them: model.layers.2.self_attn.q_proj.bias, model.layers.3.self_attn.q_proj.bias, model.layers.4.self_attn.q_proj.bias, model.layers.5.self_attn.q_proj.bias, model.layers.6.self_attn.q_proj.bias, model.layers.7.self_attn.q_proj.bias and 2 more
-    hint: the model described is not the one these weights are of.
+    error: model: the model has no tensors of these names: model.layers.2.self_attn.q_proj.bias, model.layers.3.self_attn.q_proj.bias, model.layers.4.self_attn.q_proj.bias, model.layers.5.self_attn.q_proj.bias, model.layers.6.self_attn.q_proj.bias, model.layers.7.self_attn.q_proj.bias and 2 more
+    hint: these weights belong to a different model than the one in the configuration.
     ");
 }
 
@@ -204,8 +204,8 @@ fn vocabulary_smaller_than_the_tokenizer() {
     let folder = Folder::new(TUNE);
     golden("qwen3-tied", &folder.path("model"));
     assert_snapshot!(folder.train_refused(&["tokenizer=byte"], 64), @r"
-    error: the tokenizer has 257 tokens, the model's vocabulary 101: ids from 101 on have no embedding
-    hint: use the model's own tokenizer, or a model with vocab_size of at least 257.
+    error: the tokenizer has 257 tokens, but the model's vocab_size is 101: ids from 101 on have no embedding
+    hint: use the model's own tokenizer, or a model with a vocab_size of at least 257.
     ");
 }
 
@@ -226,7 +226,7 @@ fn weights_that_are_not_numbers() {
         assert!(folder.read("out/logs/training.log").contains("step 1 was skipped: objective "));
         if bad.is_nan() {
             assert_snapshot!(ran.stderr, @r"
-    error: step 2: the loss is NaN, the gradient norm NaN, and so for 2 steps in a row, first in the gradient of model.norm.weight (rows [1, 6] of the data set)
+    error: step 2: loss is NaN, gradient norm is NaN; 2 steps in a row were not finite; the first non-finite gradient is that of model.norm.weight (dataset rows [1, 6])
     hint: nothing was applied. First steps like this come from the model: check its weights for NaN and infinity.
     ");
         }

@@ -85,7 +85,10 @@ fn the_best_checkpoint_stays_and_becomes_the_model() {
     let best = found.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0;
     assert!(best < 6, "{found:?}");
     assert_eq!(steps(&folder, "out"), [format!("step-{best}"), "step-6".to_string()]);
-    assert!(printed.contains(&format!("the model is that of step {best}, the best one")), "{printed}");
+    assert!(
+        printed.contains(&format!("using the model of step {best}, which had the best evaluation")),
+        "{printed}"
+    );
     folder.succeeds(&["export", &format!("out/checkpoints/step-{best}"), "exported"]);
     let read = |name: &str| std::fs::read(folder.path(name)).unwrap();
     let tensors = |dir: &str| tensors::read(&folder.path(dir).join("model.safetensors"));
@@ -119,8 +122,8 @@ fn epochs_and_what_is_missing() {
     assert_eq!(evaluations(&folder, "out").iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 8]);
     assert_eq!(steps(&folder, "out"), ["step-4", "step-8"]);
     assert_snapshot!(folder.train_refused(&["eval_files=[]", "output_dir=other"], 64), @r"
-    error: evaluation is asked for, and there is nothing to evaluate on
-    hint: name files in `eval_files`, or write `eval_strategy: no`.
+    error: evaluation is enabled, but there is no evaluation data
+    hint: set `eval_files`, or turn evaluation off with `eval_strategy: no`.
     ");
 }
 
@@ -137,7 +140,7 @@ fn a_model_is_evaluated_by_itself() {
     let told = folder.succeeds(&["eval", "out", "eval_files=eval.jsonl", "max_length=64", &cache]);
     assert!(told.starts_with("loss ") && told.contains("perplexity "), "{told}");
     assert_snapshot!(folder.refused(&["eval", "out", "max_length=64", &cache], 64), @r"
-    error: evaluation is asked for, and there is nothing to evaluate on
-    hint: name files in `eval_files`, or write `eval_strategy: no`.
+    error: evaluation is enabled, but there is no evaluation data
+    hint: set `eval_files`, or turn evaluation off with `eval_strategy: no`.
     ");
 }

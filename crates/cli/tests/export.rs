@@ -138,13 +138,13 @@ fn a_checkpoint_is_exported() {
 fn what_cannot_be_exported() {
     let folder = Folder::new(RUN);
     insta::assert_snapshot!(folder.refused(&["export", "nowhere", "exported"], 66), @r"
-    error: nowhere has no complete checkpoint
-    hint: give a checkpoint (a folder `step-N`), or the output folder of a run that made one.
+    error: no complete checkpoint in nowhere
+    hint: give a checkpoint (a `step-N` folder), or the output folder of a run that has saved one.
     ");
     folder.succeeds(&["train", "run.yaml", "save_steps=1"]);
     insta::assert_snapshot!(folder.refused(&["export", "out/model", "exported"], 66), @r"
-    error: out/model has no complete checkpoint
-    hint: give a checkpoint (a folder `step-N`), or the output folder of a run that made one.
+    error: no complete checkpoint in out/model
+    hint: give a checkpoint (a `step-N` folder), or the output folder of a run that has saved one.
     ");
     folder.write("taken", "");
     insta::assert_snapshot!(folder.refused(&["export", "out", "taken"], 73), @r"
@@ -155,5 +155,8 @@ fn what_cannot_be_exported() {
     let ran = folder.run(&["export", "out/checkpoints/step-2", "exported"]);
     assert_eq!(ran.code, Some(65), "{ran:#?}");
     let printed = folder.succeeds(&["export", "out", "exported"]);
-    assert!(printed.contains("passed over") && printed.contains("step-1 as f32"), "{printed}");
+    assert!(
+        printed.contains("skipped a damaged checkpoint") && printed.contains("step-1 as f32"),
+        "{printed}"
+    );
 }

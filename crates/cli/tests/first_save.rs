@@ -102,7 +102,7 @@ fn something_else_where_checkpoints_go() {
     symlink("nowhere/at/all", folder.path("out/checkpoints")).unwrap();
     assert_snapshot!(folder.train_refused(&[], 73), @r"
     error: cannot write out/checkpoints: File exists (os error 17)
-    hint: output_dir must be a folder; a file of that name is in the way.
+    hint: output_dir must be a folder, but a file of that name exists.
     ");
     // A run that is refused later leaves nothing of the probe.
     fs::remove_file(folder.path("out/checkpoints")).unwrap();

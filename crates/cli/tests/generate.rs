@@ -69,7 +69,7 @@ fn what_cannot_be_generated_from_is_told() {
     ");
     assert_snapshot!(folder.refused(&["generate", "nowhere", "-p", "x"], 66), @r"
     error: model folder nowhere does not exist
-    hint: model_name_or_path is a folder on this machine. Nothing is downloaded: fetch the model first, for example with `hf download NAME --local-dir FOLDER`.
+    hint: model_name_or_path must be a folder on this machine. Models are not downloaded automatically: download the model first, for example with `hf download NAME --local-dir FOLDER`.
     ");
     folder.write("p.jsonl", "{\"prompt\": \"one\"}\n{\"text\": \"two\"}\n");
     assert_snapshot!(folder.refused(&["generate", "out", "--prompts", "p.jsonl"], 65), @r"
@@ -77,8 +77,8 @@ fn what_cannot_be_generated_from_is_told() {
     hint: each line is a JSON object with a text under `prompt`.
     ");
     assert_snapshot!(folder.refused(&["generate", "out", "-p", &"long ".repeat(20)], 64), @r"
-    error: prompt 0 has 100 tokens; a document has room for 64, and needs one for a reply
-    hint: give a shorter prompt, or more room with --context.
+    error: prompt 0 has 100 tokens; the context has 64, and the reply needs at least one of them
+    hint: shorten the prompt, or increase the context with --context.
     ");
     assert_snapshot!(folder.refused(&["generate", "out", "-p", "x", "--top-p", "1.5"], 2), @r"
     error: invalid value '1.5' for '--top-p <P>': a number from 0 to 1 is expected
@@ -87,7 +87,7 @@ fn what_cannot_be_generated_from_is_told() {
     ");
     assert_snapshot!(folder.refused(&["chat", "out"], 66), @r"
     error: no chat template at out/model
-    hint: give a Jinja file, or a folder that has chat_template.jinja, with chat_template_path (--chat-template for commands), or take the plain one that is called `builtin`.
+    hint: set chat_template_path (on the command line: --chat-template) to a Jinja template or to a folder with a chat_template.jinja, or use `builtin` for the plain template.
     ");
 }
 

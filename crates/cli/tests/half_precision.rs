@@ -48,7 +48,7 @@ fn overflows_are_skipped_told_and_named() {
     assert_eq!(warnings.len(), skipped);
     assert!(
         warnings[1].starts_with(
-            "step 2 was skipped: fp16 overflowed at scale 1099511627776, first in the gradient of "
+            "step 2 was skipped: fp16 overflow at scale 1099511627776; the first non-finite gradient is that of "
         ),
         "{}",
         warnings[1]
@@ -70,10 +70,10 @@ fn at_the_lowest_scale_the_run_ends() {
     let folder = Folder::new(&format!("{RUN}fp16: {scale}\n"));
     let ran = folder.run(&["train", "run.yaml", "max_steps=9"]);
     assert_eq!(ran.code, Some(76), "{ran:#?}");
-    let expected = "error: step 2: fp16 overflows even at the lowest loss scale, 549755813888, first in the gradient of ";
+    let expected = "error: step 2: fp16 gradients overflow even at the minimum loss scale 549755813888; the first non-finite gradient is that of ";
     assert!(ran.stderr.starts_with(expected), "{}", ran.stderr);
     assert!(
-        ran.stderr.contains("hint: write mixed_precision: bf16, which needs no loss scale."),
+        ran.stderr.contains("hint: use mixed_precision: bf16, which needs no loss scaling."),
         "{}",
         ran.stderr
     );

@@ -176,8 +176,8 @@ fn a_failure_is_told_once_and_last() {
     let (rank, rest) = text.strip_prefix("error: rank ").unwrap().split_at(1);
     assert!("012".contains(rank));
     assert_snapshot!(rest.trim_start(), @r"
-    (pid [pid] on [host]) failed with exit code 65: data.jsonl row 2: no column to train on; found `txt`
-    hint: `txt` looks like `text`; rename it, or write `columns: {text: txt}`.
+    (pid [pid] on [host]) failed with exit code 65: data.jsonl row 2: no column to train on; columns found: `txt`
+    hint: did you mean `text` by `txt`? Rename it, or set `columns: {text: txt}`.
     ");
 }
 
@@ -272,6 +272,6 @@ fn a_restart_does_not_take_over_an_older_run() {
     let output = killed_at_its_start(&folder, &[]);
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(64), "{stderr}");
-    assert!(stderr.contains("checkpoints of an earlier run are here"), "{stderr}");
+    assert!(stderr.contains("the output folder has checkpoints of an earlier run"), "{stderr}");
     assert_eq!(folder.read("out/metrics.jsonl").lines().count(), 4);
 }

@@ -57,8 +57,8 @@ fn in_use() {
     let folder = Folder::new(RUN);
     folder.succeeds(&["train", "run.yaml"]);
     assert_snapshot!(folder.train_refused(&[], 64), @r"
-    error: out: checkpoints of an earlier run are here (the last is step-2)
-    hint: set resume_from_checkpoint: true to go on with it, overwrite_output_dir: true to delete its checkpoints, or choose another output_dir.
+    error: out: the output folder has checkpoints of an earlier run (the newest is step-2)
+    hint: set resume_from_checkpoint: true to continue that run, overwrite_output_dir: true to delete its checkpoints, or choose another output_dir.
     ");
     // Not even a damaged checkpoint is trained over without being asked to.
     fs::remove_file(folder.path("out/checkpoints/step-2/manifest.json")).unwrap();
@@ -97,8 +97,8 @@ fn locked_by_a_running_process() {
     let (before, after) = ran.stderr.split_once(&pid).unwrap_or_else(|| panic!("{}", ran.stderr));
     let (_, after) = after.split_once(')').unwrap();
     assert_snapshot!(format!("{before}[holder]{after}"), @r"
-    error: out: another run holds this output directory [holder]
-    hint: wait for it to end, or choose another output_dir.
+    error: out: another run is using this output folder [holder]
+    hint: wait for that run to end, or choose another output_dir.
     ");
     // A killed run holds nothing.
     folder.succeeds(&["train", "run.yaml"]);
@@ -109,17 +109,17 @@ fn not_writable() {
     let folder = Folder::new(RUN);
     assert_snapshot!(folder.train_refused(&["output_dir=data.jsonl"], 73), @r"
     error: cannot write data.jsonl: File exists (os error 17)
-    hint: output_dir must be a folder; a file of that name is in the way.
+    hint: output_dir must be a folder, but a file of that name exists.
     ");
     assert_snapshot!(folder.train_refused(&["output_dir=data.jsonl/out"], 73), @r"
     error: cannot write data.jsonl/out: Not a directory (os error 20)
-    hint: output_dir must be a folder; a file of that name is in the way.
+    hint: output_dir must be a folder, but a file of that name exists.
     ");
     if cfg!(target_os = "linux") {
         // Nobody, root included, can make a folder there.
         assert_snapshot!(folder.train_refused(&["output_dir=/proc/self/out"], 73), @r"
         error: cannot write /proc/self/out: No such file or directory (os error 2)
-        hint: choose an output_dir that this user may write to.
+        hint: choose an output_dir that you have permission to write to.
         ");
     }
 }

@@ -39,7 +39,7 @@ fn statistics_and_samples() {
     assert_snapshot!(steady(&folder.succeeds(&settings)), @r"
     prepared out/cache/[key].tokens | [time] | [speed]
     rows        5 read, 1 bad and skipped, 1 dropped: 0 shorter than two tokens, 1 with nothing to learn, 0 too long
-      skipped   data.jsonl row 3: not valid JSON at column 2: expected ident
+      skipped   data.jsonl row 3: invalid JSON at column 2: expected ident
     documents   3, 0 of them cut | tokens: median 6, 90 % up to 83, 99 % up to 83, most 83
     packed      1 rows of up to 64 tokens, 40.6 % full
     tokens      26, 53.8 % to learn
@@ -56,7 +56,7 @@ fn statistics_and_samples() {
     assert_snapshot!(steady(&folder.succeeds(&[&settings[..], &["--samples", "0"]].concat())), @r"
     found out/cache/[key].tokens | prepared before
     rows        5 read, 1 bad and skipped, 1 dropped: 0 shorter than two tokens, 1 with nothing to learn, 0 too long
-      skipped   data.jsonl row 3: not valid JSON at column 2: expected ident
+      skipped   data.jsonl row 3: invalid JSON at column 2: expected ident
     documents   3, 0 of them cut | tokens: median 6, 90 % up to 83, 99 % up to 83, most 83
     packed      1 rows of up to 64 tokens, 40.6 % full
     tokens      26, 53.8 % to learn

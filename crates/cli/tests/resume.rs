@@ -39,12 +39,12 @@ fn without_hashes(text: &str) -> String {
 #[test]
 fn nothing_there() {
     assert_snapshot!(Folder::new(RUN).train_refused(&[RESUME], 66), @r"
-    error: nothing to resume from in out/checkpoints
-    hint: remove resume_from_checkpoint to start from the beginning, or write resume_from_checkpoint: auto, which starts there where nothing is to be resumed.
+    error: no checkpoint to resume from in out/checkpoints
+    hint: remove resume_from_checkpoint to start from the beginning, or set resume_from_checkpoint: auto, which starts from the beginning if there is no checkpoint.
     ");
     assert_snapshot!(Folder::new(RUN).train_refused(&["resume_from_checkpoint=out/checkpoints/step-7"], 66), @r"
-    error: nothing to resume from in out/checkpoints/step-7
-    hint: remove resume_from_checkpoint to start from the beginning, or write resume_from_checkpoint: auto, which starts there where nothing is to be resumed.
+    error: no checkpoint to resume from in out/checkpoints/step-7
+    hint: remove resume_from_checkpoint to start from the beginning, or set resume_from_checkpoint: auto, which starts from the beginning if there is no checkpoint.
     ");
 }
 
@@ -63,7 +63,7 @@ fn going_on() {
     peak memory [size] (planned [size])
     ");
     let again = folder.succeeds(&["train", "run.yaml", "max_steps=5", RESUME]);
-    assert!(again.contains("no step is left: the run ends at step 5\n"), "{again}");
+    assert!(again.contains("there are no steps left: the run ends at step 5\n"), "{again}");
     folder.succeeds(&["train", "run.yaml", "max_steps=6", "resume_from_checkpoint=out/checkpoints/step-4"]);
     assert_eq!(folder.read("out/metrics.jsonl").lines().count(), 6);
 }
@@ -75,12 +75,12 @@ fn a_flipped_bit_in_the_latest() {
     let ran = folder.run(&["train", "run.yaml", "max_steps=6", RESUME]);
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let notes: Vec<&str> =
-        ran.stdout.lines().filter(|l| l.contains("passed over") || l.contains("resumed")).collect();
+        ran.stdout.lines().filter(|l| l.contains("damaged checkpoint") || l.contains("resumed")).collect();
     assert_snapshot!(without_hashes(&notes.join("\n")), @r"
-    checkpoint passed over: out/checkpoints/step-4/exp_avg-rank-0.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
+    skipped a damaged checkpoint: out/checkpoints/step-4/exp_avg-rank-0.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
     resumed from out/checkpoints/step-2 at step 2
     ");
-    assert!(folder.read("out/logs/training.log").contains("checkpoint passed over"));
+    assert!(folder.read("out/logs/training.log").contains("skipped a damaged checkpoint"));
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn all_damaged() {
         }
     };
     assert_snapshot!(refused(damage, &[], 65), @r"
-    error: no checkpoint in out/checkpoints can be used; the newest one: out/checkpoints/step-4/model-rank-0.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
+    error: all checkpoints in out/checkpoints are damaged; the newest one: out/checkpoints/step-4/model-rank-0.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
     hint: remove the damaged folders, or start over with overwrite_output_dir: true.
     ");
     let one = ["resume_from_checkpoint=out/checkpoints/step-4"];
@@ -108,7 +108,7 @@ fn cut_short() {
         folder.write("out/checkpoints/step-4/model-rank-0.safetensors", "");
     };
     assert_snapshot!(refused(cut, &[], 65), @r"
-    error: no checkpoint in out/checkpoints can be used; the newest one: out/checkpoints/step-4/model-rank-0.safetensors has 0 bytes, expected 150592
+    error: all checkpoints in out/checkpoints are damaged; the newest one: out/checkpoints/step-4/model-rank-0.safetensors has 0 bytes, expected 150592
     hint: remove the damaged folders, or start over with overwrite_output_dir: true.
     ");
 }
@@ -116,33 +116,33 @@ fn cut_short() {
 #[test]
 fn changed_data() {
     assert_snapshot!(refused(|f| f.write("data.jsonl", rows(9)), &[], 64), @r"
-    error: out/checkpoints/step-4: the checkpoint was made with rows in the data set: 8, this run has 9
-    hint: A resumed run must be the one that was interrupted: restore the data files, the tokenizer, max_length and packing, or start a new run in another output_dir.
+    error: out/checkpoints/step-4: the checkpoint has dataset rows 8, but this run has 9
+    hint: to resume, restore the data files, the tokenizer, max_length and packing. Otherwise start a new run in another output_dir.
     ");
     let other = |f: &Folder| f.write("data.jsonl", rows(8).replace("lockstep", "Lockstep"));
     assert_snapshot!(refused(other, &[], 64), @r"
-    error: out/checkpoints/step-4: the checkpoint was made with data set hash: [hash], this run has [hash]
-    hint: A resumed run must be the one that was interrupted: restore the data files, the tokenizer, max_length and packing, or start a new run in another output_dir.
+    error: out/checkpoints/step-4: the checkpoint has dataset hash [hash], but this run has [hash]
+    hint: to resume, restore the data files, the tokenizer, max_length and packing. Otherwise start a new run in another output_dir.
     ");
     assert_snapshot!(refused(|_| (), &["max_length=20"], 64), @r"
-    error: out/checkpoints/step-4: the checkpoint was made with data set hash: [hash], this run has [hash]
-    hint: A resumed run must be the one that was interrupted: restore the data files, the tokenizer, max_length and packing, or start a new run in another output_dir.
+    error: out/checkpoints/step-4: the checkpoint has dataset hash [hash], but this run has [hash]
+    hint: to resume, restore the data files, the tokenizer, max_length and packing. Otherwise start a new run in another output_dir.
     ");
 }
 
 #[test]
 fn changed_settings() {
     assert_snapshot!(refused(|_| (), &["per_device_train_batch_size=4"], 64), @r"
-    error: out/checkpoints/step-4: the checkpoint was made with rows per step: 2, this run has 4
-    hint: A resumed run must be the one that was interrupted: restore per_device_train_batch_size times gradient_accumulation_steps, or start a new run in another output_dir.
+    error: out/checkpoints/step-4: the checkpoint has rows per step 2, but this run has 4
+    hint: to resume, restore per_device_train_batch_size times gradient_accumulation_steps. Otherwise start a new run in another output_dir.
     ");
     assert_snapshot!(refused(|_| (), &["seed=7"], 64), @r"
-    error: out/checkpoints/step-4: the checkpoint was made with data_seed: 42, this run has 7
-    hint: A resumed run must be the one that was interrupted: restore data_seed, or start a new run in another output_dir.
+    error: out/checkpoints/step-4: the checkpoint has data_seed 42, but this run has 7
+    hint: to resume, restore data_seed. Otherwise start a new run in another output_dir.
     ");
     assert_snapshot!(refused(|_| (), &["shuffle=false"], 64), @r"
-    error: out/checkpoints/step-4: the checkpoint was made with shuffle: true, this run has false
-    hint: A resumed run must be the one that was interrupted: restore shuffle, or start a new run in another output_dir.
+    error: out/checkpoints/step-4: the checkpoint has shuffle true, but this run has false
+    hint: to resume, restore shuffle. Otherwise start a new run in another output_dir.
     ");
     // The same rows in other portions are the same run, up to the order of sums.
     let folder = interrupted();
@@ -246,8 +246,8 @@ fn changed_model() {
     ");
     let fewer = |f: &Folder| f.write("run.yaml", RUN.replace("num_hidden_layers: 2", "num_hidden_layers: 1"));
     assert_snapshot!(refused(fewer, &[], 65), @r"
-    error: out/checkpoints/step-4: these tensors are in the folder, but the model has no place for them: exp_avg/model.layers.1.input_layernorm.weight, exp_avg/model.layers.1.mlp.down_proj.weight, exp_avg/model.layers.1.mlp.gate_proj.weight, exp_avg/model.layers.1.mlp.up_proj.weight, exp_avg/model.layers.1.post_attention_layernorm.weight, exp_avg/model.layers.1.self_attn.k_proj.weight and 21 more
-    hint: the model described is not the one these weights are of.
+    error: out/checkpoints/step-4: the model has no tensors of these names: exp_avg/model.layers.1.input_layernorm.weight, exp_avg/model.layers.1.mlp.down_proj.weight, exp_avg/model.layers.1.mlp.gate_proj.weight, exp_avg/model.layers.1.mlp.up_proj.weight, exp_avg/model.layers.1.post_attention_layernorm.weight, exp_avg/model.layers.1.self_attn.k_proj.weight and 21 more
+    hint: these weights belong to a different model than the one in the configuration.
     ");
 }
 
@@ -329,9 +329,9 @@ fn ranks_agree_on_what_is_damaged() {
     let ran = folder.run(&[&ranks[..], &["max_steps=6", RESUME]].concat());
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let notes: Vec<&str> =
-        ran.stdout.lines().filter(|l| l.contains("passed over") || l.contains("resumed")).collect();
+        ran.stdout.lines().filter(|l| l.contains("damaged checkpoint") || l.contains("resumed")).collect();
     assert_snapshot!(without_hashes(&notes.join("\n")), @r"
-    checkpoint passed over: out/checkpoints/step-4/exp_avg-rank-1.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
+    skipped a damaged checkpoint: out/checkpoints/step-4/exp_avg-rank-1.safetensors is corrupt: its BLAKE3 hash is [hash], expected [hash]
     resumed from out/checkpoints/step-2 at step 2
     ");
 }
@@ -351,8 +351,8 @@ fn divergence_leaves_earlier_checkpoints_intact() {
     let ran = folder.run(&wild);
     assert_eq!(ran.code, Some(76), "{ran:#?}");
     assert_snapshot!(ran.stderr, @r"
-    error: step 4: the loss is NaN, the gradient norm NaN, and so for 3 steps in a row, first in the gradient of model.norm.weight (rows [7, 2] of the data set)
-    hint: nothing of these steps was applied. Try a lower learning_rate, a longer warmup, or max_grad_norm: 1.0. out/checkpoints/step-1 is intact.
+    error: step 4: loss is NaN, gradient norm is NaN; 3 steps in a row were not finite; the first non-finite gradient is that of model.norm.weight (dataset rows [7, 2])
+    hint: none of these steps was applied. Lower learning_rate, use a longer warmup, or set max_grad_norm: 1.0. Checkpoint out/checkpoints/step-1 is intact.
     ");
     folder.assert_no_partial();
     let kept = folder.path("out/checkpoints/step-1");
@@ -374,11 +374,11 @@ fn auto() {
     let resume_lines =
         |text: &str| text.lines().filter(|l| l.contains("resume")).collect::<Vec<_>>().join("\n");
     let first = folder.succeeds(&["train", "run.yaml", "max_steps=4", "save_strategy=no", AUTO]);
-    assert_snapshot!(resume_lines(&first), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints, the run starts from the beginning");
+    assert_snapshot!(resume_lines(&first), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints; starting from the beginning");
     // What a run without checkpoints has left is in nobody's way.
     fs::create_dir_all(folder.path("out/checkpoints/step-3.partial")).unwrap();
     let second = folder.succeeds(&["train", "run.yaml", "max_steps=4", "save_steps=2", AUTO]);
-    assert_snapshot!(resume_lines(&second), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints, the run starts from the beginning");
+    assert_snapshot!(resume_lines(&second), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints; starting from the beginning");
     let third = folder.succeeds(&["train", "run.yaml", "max_steps=5", AUTO]);
     assert_snapshot!(resume_lines(&third), @"resumed from out/checkpoints/step-4 at step 4");
     // `overwrite_output_dir` does not throw away what can be gone on with.
@@ -389,7 +389,7 @@ fn auto() {
     }
     let refused = folder.train_refused(&["max_steps=7", AUTO], 65);
     assert!(
-        refused.starts_with("error: no checkpoint in out/checkpoints can be used; the newest one: "),
+        refused.starts_with("error: all checkpoints in out/checkpoints are damaged; the newest one: "),
         "{refused}"
     );
 }
@@ -446,11 +446,11 @@ fn other_optimizers_and_frozen_tensors_reshard() {
 #[test]
 fn another_optimizer() {
     assert_snapshot!(refused(|_| {}, &["optim=lion"], 64), @r"
-    error: out/checkpoints/step-4 holds exp_avg and exp_avg_sq of an optimizer, and lion keeps exp_avg
-    hint: resume with the optimizer and the momentum of the run before, or train on from its model folder.
+    error: out/checkpoints/step-4: the checkpoint's optimizer state is exp_avg and exp_avg_sq, but lion needs exp_avg
+    hint: resume with the optimizer and momentum of the original run, or start a new run from its model folder.
     ");
     assert_snapshot!(refused(|_| {}, &["optim=sgd"], 64), @r"
-    error: out/checkpoints/step-4 holds exp_avg and exp_avg_sq of an optimizer, and sgd keeps no states
-    hint: resume with the optimizer and the momentum of the run before, or train on from its model folder.
+    error: out/checkpoints/step-4: the checkpoint's optimizer state is exp_avg and exp_avg_sq, but sgd needs none
+    hint: resume with the optimizer and momentum of the original run, or start a new run from its model folder.
     ");
 }

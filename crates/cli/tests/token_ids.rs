@@ -85,8 +85,8 @@ fn a_model_given_by_its_size_needs_its_vocabulary_said() {
     assert!(folder.read("out/model/config.json").contains("\"vocab_size\": 400"));
     fs::remove_dir_all(folder.path("out")).unwrap();
     assert_snapshot!(folder.train_refused(&["tokenizer=none"], 64), @r"
-    error: there is no tokenizer, and the model does not say how many tokens it knows
-    hint: write `vocab_size: N`, one more than the largest id.
+    error: there is no tokenizer, and the model does not define vocab_size
+    hint: set `vocab_size: N`, one more than the largest token id.
     ");
     let outside = folder.train_refused(&["tokenizer=none", "vocab_size=30"], 65);
     assert!(outside.contains("is outside the vocabulary of 30"), "{outside}");
@@ -97,8 +97,8 @@ fn what_is_not_an_id_of_the_model_is_refused() {
     let folder = Folder::new(&of_vocab(50));
     folder.write("data.jsonl", ids(50) + "{\"input_ids\": [1, 2, 50]}\n");
     assert_snapshot!(folder.train_refused(&[], 65), @r"
-    error: data.jsonl row 9: token id 50 is outside the vocabulary of 50
-    hint: the rows were tokenised with another tokenizer: name that one. With `tokenizer: none` the model's vocab_size decides.
+    error: data.jsonl row 9: token id 50 is out of range for a vocabulary of 50 tokens
+    hint: the rows were tokenized with another tokenizer: set `tokenizer` to that one. With `tokenizer: none`, ids must be below the model's vocab_size.
     ");
     // Text among ids, which are said to need no tokenizer; it is not left out in silence either.
     folder.write("data.jsonl", ids(50));
@@ -116,7 +116,7 @@ fn text_is_asked_of_no_model_without_a_tokenizer() {
     let folder = trained();
     assert_snapshot!(folder.refused(&["generate", "out", "--prompt", "hello"], 66), @r"
     error: out/model has no tokenizer.json
-    hint: text needs the tokenizer that the model was trained with: copy its tokenizer.json into the folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with save_pretrained.
+    hint: copy the tokenizer.json that the model was trained with into the folder, or load the tokenizer with AutoTokenizer.from_pretrained in transformers and write it there with save_pretrained.
     ");
     folder.refused(&["chat", "out"], 66);
     folder.write("text.jsonl", crate::support::rows(2));

@@ -1,13 +1,13 @@
-//! Text and overrides become a `RunConfig`, in which every value is typed and knows its origin.
+//! Parses configuration text and overrides into a [`RunConfig`], in which every value is typed and has an origin.
 //!
-//! Two stages. The first only recognises what was typed: a YAML or JSON text becomes a tree with places
-//! (`yaml`), the tree and the `key=value` overrides become one untyped value per key (`raw`). The second
-//! gives each value its type, range and default, section by section (`sections`). All errors of both
-//! stages are told at once, each with its place, the quoted line and what was probably meant.
+//! There are two stages. The first parses: YAML or JSON text becomes a tree with source locations (`yaml`), and
+//! the tree and the `key=value` overrides become one untyped value per key (`raw`). The second checks the type and
+//! range of each value and fills in defaults, section by section (`sections`). All errors of both stages are
+//! reported together, each with its location, the quoted line and a suggestion.
 //!
-//! Nothing is ignored: a key of another trainer either has no effect here, which is noted, or is refused
-//! by name. Left out: DeepSpeed and accelerate files as a whole, and everything that needs a disk, the
-//! environment, a clock or a network; whether a path exists is for the crate that opens it to say.
+//! No key is ignored silently: a key of another trainer is either accepted with a note that it has no effect, or
+//! it is an error. Not supported: whole DeepSpeed and accelerate files. This crate does not access the disk, the
+//! environment, the clock or the network; the crate that opens a path checks whether it exists.
 
 #![forbid(unsafe_code)]
 
@@ -38,13 +38,12 @@ pub use sections::*;
 pub use settings::{ChangedSetting, changed_settings};
 pub use yaml::MAX_TEXT_BYTES;
 
-/// Whether `name` is a key of this program, or one of the peers' that is answered by name.
-pub fn knows(name: &str) -> bool {
+/// Whether `name` is a key of Lockstep, or a key of another trainer that is recognized.
+pub fn is_known_key(name: &str) -> bool {
     keys::find(name).is_some() || foreign::inert(name).is_some() || foreign::refused(name).is_some()
 }
 
-/// Reads a configuration from a file's text and `key=value` overrides, which take the place of the
-/// file's values.
+/// Reads a configuration from a file's text and `key=value` overrides, which replace the file's values.
 pub fn load(file: Option<Source<'_>>, overrides: &[String]) -> Result<RunConfig, ConfigErrors> {
     RunConfig::resolve(raw::RawConfig::read(file, overrides))
 }

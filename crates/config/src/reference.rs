@@ -1,11 +1,11 @@
-//! The reference page of the keys, from the same tables that read them.
+//! Generates the reference page of all keys from the tables that the parser uses.
 
 use std::fmt::Write;
 
 use crate::foreign::{INERT, REFUSED};
 use crate::keys::{KEYS, Section};
 
-/// A markdown page of all keys.
+/// The reference page of all keys, in Markdown.
 pub fn reference() -> String {
     let sections = [
         (Section::Model, "Model"),
@@ -20,27 +20,27 @@ pub fn reference() -> String {
     ];
     let mut page = String::from(
         "# Configuration keys\n\n\
-         Keys stand at the top level of a YAML or JSON file, or under `training:`. Dashes count as\n\
-         underscores, `a.b: x` as `a: {b: x}`. On the command line, `key=value` takes the place of the\n\
-         file's value.\n",
+         Put keys at the top level of a YAML or JSON file, or under `training:`. Dashes are the same as\n\
+         underscores, and `a.b: x` is the same as `a: {b: x}`. On the command line, `key=value` overrides\n\
+         the file. Names follow Hugging Face's Trainer and TRL where they have one.\n",
     );
     for (section, title) in sections {
-        let _ = write!(page, "\n## {title}\n\n| key | default | |\n|---|---|---|\n");
+        let _ = write!(page, "\n## {title}\n\n| Key | Default | Description |\n|---|---|---|\n");
         for key in KEYS.iter().filter(|k| k.section == section) {
             let default = if key.default == "null" { String::new() } else { format!("`{}`", key.default) };
             let _ = write!(page, "| `{}` | {default} | {}", key.name, key.doc);
             if !key.aliases.is_empty() {
-                let _ = write!(page, " Also: {}.", quoted(key.aliases));
+                let _ = write!(page, " Aliases: {}.", quoted(key.aliases));
             }
             page.push_str(" |\n");
         }
     }
-    page.push_str("\n## Accepted without effect\n\n| key | values | why |\n|---|---|---|\n");
+    page.push_str("\n## Accepted without effect\n\n| Key | Values | Reason |\n|---|---|---|\n");
     for inert in INERT {
         let values = if inert.only.is_empty() { "any".into() } else { quoted(inert.only) };
         let _ = writeln!(page, "| {} | {values} | {} |", quoted(inert.names), inert.why);
     }
-    page.push_str("\n## Known, but not implemented yet\n\n| key | instead |\n|---|---|\n");
+    page.push_str("\n## Not implemented\n\n| Key | Alternative |\n|---|---|\n");
     for (name, instead) in REFUSED {
         let _ = writeln!(page, "| `{name}` | {instead} |");
     }
@@ -61,7 +61,7 @@ mod tests {
         for key in KEYS {
             assert!(page.contains(&format!("\n| `{}` |", key.name)), "{}", key.name);
         }
-        // A bar inside a cell would end it.
+        // A `|` inside a cell would end it.
         assert!(page.lines().filter(|l| l.starts_with('|')).all(|l| matches!(l.matches('|').count(), 3 | 4)));
     }
 }

@@ -1,4 +1,4 @@
-//! The typed, resolved configuration of a run.
+//! The typed and validated configuration of a run.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::sections::{
 };
 use crate::settings;
 
-/// Everything a run is told, with nothing left to decide from text.
+/// The typed and validated configuration of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunConfig {
     pub model: ModelConfig,
@@ -24,9 +24,9 @@ pub struct RunConfig {
     pub eval: EvalConfig,
     pub plan: PlanConfig,
     pub output: OutputConfig,
-    /// Keys that were accepted but have no effect here, as full sentences without the period.
+    /// Notes for the user, such as keys without effect. Sentences without the final period.
     pub notes: Vec<String>,
-    /// Every key's value as text, its default included; see [`crate::changed_settings`].
+    /// The value of every key as text, including defaults; see [`crate::changed_settings`].
     pub settings: BTreeMap<String, String>,
     /// Where each key's value came from, by the key's canonical name.
     pub origins: BTreeMap<&'static str, Origin>,
@@ -38,7 +38,7 @@ impl RunConfig {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
-    /// Rows per optimizer step, over all ranks and micro-batches.
+    /// The rows of one optimizer step, over all ranks and micro-batches.
     pub fn global_batch_rows(&self) -> u64 {
         let per_rank = u64::from(self.batch.per_device_train_batch_size)
             * u64::from(self.batch.gradient_accumulation_steps);
@@ -50,13 +50,12 @@ impl RunConfig {
         self.optim.learning_rate * self.optim.lr_scaling.factor(self.plan.world_size())
     }
 
-    /// Whether training has what a plan does without: data.
+    /// Checks that there is training data, which planning does not need.
     pub fn check_trainable(&self) -> Result<(), ConfigErrors> {
         if !self.data.train_files.is_empty() || self.data.dataset.is_some() {
             return Ok(());
         }
-        let what =
-            "write `train_files:` with a file, a folder or a list of them to train on, or `dataset_name:`";
+        let what = "set `train_files` to a file, a folder or a list of them, or set `dataset_name`";
         Err(ConfigErrors(vec![ConfigError::new(Problem::Missing { key: "train_files", what }, Vec::new())]))
     }
 
@@ -103,7 +102,7 @@ fn note_scaling(r: &mut Reader<'_>, optim: &OptimConfig, world: u32) {
         let (rate, factor) = (optim.learning_rate, optim.lr_scaling.factor(world));
         let how = format!("{:?}", optim.lr_scaling).to_lowercase();
         r.note(format!(
-            "`lr_scaling: {how}`: {rate:e} times {factor} for {world} ranks is {:e}",
+            "`lr_scaling: {how}` multiplies the learning rate {rate:e} by {factor} for {world} ranks: {:e}",
             rate * factor
         ));
     }

@@ -1,19 +1,19 @@
-//! Secrets: which keys have one for a value, and text without their values.
+//! Recognizes secrets in configurations and redacts them.
 //!
-//! No key of this program is a secret, but configurations are written for other programs too, and flags are mistyped.
-//! What such a key says is never printed, logged or kept in a checkpoint. Hiding works on the text as it was typed,
-//! because text that cannot be parsed is quoted in errors as well: it errs on the side of hiding too much. Where the
-//! text can be parsed, the words of every secret value are looked for once more, wherever they stand.
+//! No key of Lockstep is a secret, but configurations are shared with other programs, and flags are mistyped. The values
+//! of secret keys are never printed, logged or stored in a checkpoint. Redaction works on the text as it was typed,
+//! because errors also quote text that cannot be parsed; it hides too much rather than too little. If the text can be
+//! parsed, the words of every secret value are also redacted wherever else they occur.
 
 use std::collections::BTreeSet;
 
 use crate::yaml::{self, Input, Node, Value};
 use crate::{foreign, keys};
 
-/// What stands in the place of a secret.
+/// Replaces a secret.
 const HIDDEN: &str = "[hidden]";
 
-/// Words that make a name secret, wherever they stand in it.
+/// Strings that make a key secret anywhere in its name.
 const PARTS: [&str; 9] = [
     "token",
     "secret",
@@ -26,13 +26,13 @@ const PARTS: [&str; 9] = [
     "authorization",
 ];
 
-/// Words that make a name secret if they stand between underscores.
+/// Words that make a key secret if they stand between underscores.
 const WORDS: [&str; 6] = ["auth", "oauth", "pass", "pwd", "cookie", "pat"];
 
-/// Shorter words of a secret are not looked for elsewhere: they would be found everywhere.
+/// Shorter words of a secret are not redacted elsewhere: they would match everywhere.
 const MIN_WORD_CHARS: usize = 6;
 
-/// Whether the value of `key` may be a secret: `hub_token`, `wandb.api_key`. Keys that this program knows are not.
+/// Whether the value of `key` may be a secret, such as `hub_token` or `wandb.api_key`. Known keys are not secret.
 pub fn is_secret(key: &str) -> bool {
     let name = key.to_lowercase().replace('-', "_");
     let name = name.strip_prefix("training.").unwrap_or(&name);
@@ -43,7 +43,7 @@ pub fn is_secret(key: &str) -> bool {
 }
 
 fn is_secret_part(name: &str) -> bool {
-    // Tokens of a tokenizer, and numbers of tokens.
+    // Tokens of a tokenizer, and counts of tokens.
     let special =
         ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
     let counted = ["max_", "min_", "num_"].iter().any(|start| name.starts_with(start));
@@ -60,7 +60,7 @@ fn is_secret_part(name: &str) -> bool {
         || name.ends_with("key")
 }
 
-/// A setting of the command line as it may be shown: `hub_token=[hidden]`.
+/// A `key=value` setting with secrets redacted: `hub_token=[hidden]`.
 pub fn redact_setting(text: &str) -> String {
     match text.split_once('=') {
         Some((key, _)) if is_secret(key.trim()) => format!("{key}={HIDDEN}"),
@@ -69,14 +69,14 @@ pub fn redact_setting(text: &str) -> String {
     }
 }
 
-/// The text of a configuration as it may be shown. It has as many lines, and what stands before a secret on its line
-/// is where it was.
+/// The text of a configuration with secrets redacted. The number of lines stays the same, and so does the text before
+/// a secret on its line.
 pub fn redact(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
-    let mut hiding = Hiding::Nothing;
+    let mut redaction = Redaction::Nothing;
     for line in text.split_inclusive('\n') {
         let (content, end) = line.split_at(line.trim_end_matches(['\n', '\r']).len());
-        hiding.line(content, &mut shown);
+        redaction.line(content, &mut shown);
         shown.push_str(end);
     }
     for word in secret_words(text) {
@@ -85,17 +85,17 @@ pub fn redact(text: &str) -> String {
     shown
 }
 
-/// What of the lines to come belongs to a secret.
+/// Which part of the following lines belongs to a secret.
 #[derive(Clone, Copy)]
-enum Hiding {
+enum Redaction {
     Nothing,
-    /// Lines that stand deeper than this many characters, and list items there. `empty`: nothing has been found of the
-    /// value yet.
+    /// Lines that are indented deeper than `indent`, and list items at `indent`. `empty`: no part of the value has been
+    /// found yet.
     Below {
         indent: usize,
         empty: bool,
     },
-    /// Up to the end of a quoted text.
+    /// Up to the end of a quoted string.
     Quoted {
         quote: char,
         indent: usize,
@@ -107,15 +107,15 @@ enum Hiding {
     },
 }
 
-impl Hiding {
+impl Redaction {
     fn line(&mut self, line: &str, shown: &mut String) {
         let trimmed = line.trim_start();
         let indent = line.chars().count() - trimmed.chars().count();
         let hidden = match *self {
-            Hiding::Nothing => false,
-            Hiding::Quoted { .. } | Hiding::Bracketed { .. } => true,
-            Hiding::Below { .. } if trimmed.is_empty() => false,
-            Hiding::Below { indent: above, empty } => {
+            Redaction::Nothing => false,
+            Redaction::Quoted { .. } | Redaction::Bracketed { .. } => true,
+            Redaction::Below { .. } if trimmed.is_empty() => false,
+            Redaction::Below { indent: above, empty } => {
                 let item = indent == above && trimmed.starts_with('-');
                 let stray = empty && key_of(trimmed).is_none() && !trimmed.starts_with('#');
                 indent > above || item || stray
@@ -123,7 +123,7 @@ impl Hiding {
         };
         if !hidden {
             if !trimmed.is_empty() {
-                *self = Hiding::Nothing;
+                *self = Redaction::Nothing;
                 self.keys(line, indent, shown);
             } else {
                 shown.push_str(line);
@@ -133,20 +133,20 @@ impl Hiding {
         shown.extend(std::iter::repeat_n(' ', indent));
         shown.push_str(HIDDEN);
         *self = match *self {
-            Hiding::Quoted { quote, indent } => match after_quote(trimmed, quote) {
-                Some(_) => Hiding::Below { indent, empty: false },
-                None => Hiding::Quoted { quote, indent },
+            Redaction::Quoted { quote, indent } => match after_quote(trimmed, quote) {
+                Some(_) => Redaction::Below { indent, empty: false },
+                None => Redaction::Quoted { quote, indent },
             },
-            Hiding::Bracketed { depth, indent } => match after_brackets(trimmed, depth) {
-                Ok(_) => Hiding::Below { indent, empty: false },
-                Err(depth) => Hiding::Bracketed { depth, indent },
+            Redaction::Bracketed { depth, indent } => match after_brackets(trimmed, depth) {
+                Ok(_) => Redaction::Below { indent, empty: false },
+                Err(depth) => Redaction::Bracketed { depth, indent },
             },
-            Hiding::Below { indent, .. } => value_of(trimmed, indent).1,
-            Hiding::Nothing => Hiding::Nothing,
+            Redaction::Below { indent, .. } => value_of(trimmed, indent).1,
+            Redaction::Nothing => Redaction::Nothing,
         };
     }
 
-    /// Shows a line that begins outside of secrets.
+    /// Processes a line that begins outside of a secret.
     fn keys(&mut self, line: &str, indent: usize, shown: &mut String) {
         let mut rest = line;
         let mut open_brackets = 0isize;
@@ -161,7 +161,7 @@ impl Hiding {
             let (end, next) = value_of(value, indent);
             let count = |brackets: [char; 2]| before.matches(brackets).count() as isize;
             open_brackets += count(['{', '[']) - count(['}', ']']);
-            // Inside brackets that this line has opened a comma ends the value; elsewhere it may be part of it.
+            // Inside brackets that this line has opened, a comma ends the value; elsewhere it may be part of it.
             let after = end.map(|end| &value[end..]).filter(|_| open_brackets > 0);
             match after.filter(|after| after.trim_start().starts_with([',', '}', ']'])) {
                 Some(after) => rest = after,
@@ -175,13 +175,13 @@ impl Hiding {
     }
 }
 
-/// Where the value begins of the first secret key of `line`: behind its colon or equals sign.
+/// Where the value of the first secret key of `line` begins: after its colon or equals sign.
 fn secret_value(line: &str) -> Option<usize> {
     let separators = line.char_indices().filter(|(_, c)| matches!(c, ':' | '='));
     // `? key` has its value on the next line.
-    let asked = line.trim_start().strip_prefix('?').is_some_and(|key| is_secret(unquoted(key.trim())));
+    let explicit_key = line.trim_start().strip_prefix('?').is_some_and(|key| is_secret(unquoted(key.trim())));
     let found = separators.map(|(at, _)| at).find(|at| is_secret(key_before(&line[..*at])));
-    found.map(|at| at + 1).or(asked.then_some(line.len()))
+    found.map(|at| at + 1).or(explicit_key.then_some(line.len()))
 }
 
 /// The key that `text` ends with.
@@ -192,7 +192,7 @@ fn key_before(text: &str) -> &str {
     start.map_or("", |(at, _)| &text[at..]).trim_start_matches('-')
 }
 
-/// The key that a line begins with, if it is one of a map.
+/// The key of a map that a line begins with, if there is one.
 fn key_of(line: &str) -> Option<&str> {
     let quote = line.chars().next().filter(|c| matches!(c, '"' | '\''));
     let end = match quote {
@@ -209,23 +209,23 @@ fn unquoted(text: &str) -> &str {
     text.trim_matches(['"', '\''])
 }
 
-/// Where a value ends that begins with `text`, if it ends on this line, and what is hidden of the next lines.
-fn value_of(text: &str, indent: usize) -> (Option<usize>, Hiding) {
-    let below = Hiding::Below { indent, empty: text.is_empty() || text.starts_with(['#', '&', '!']) };
+/// Where the value at the start of `text` ends, if it ends on this line, and what to redact in the following lines.
+fn value_of(text: &str, indent: usize) -> (Option<usize>, Redaction) {
+    let below = Redaction::Below { indent, empty: text.is_empty() || text.starts_with(['#', '&', '!']) };
     match text.chars().next() {
         Some(quote @ ('"' | '\'')) => match after_quote(&text[1..], quote) {
             Some(end) => (Some(1 + end), below),
-            None => (None, Hiding::Quoted { quote, indent }),
+            None => (None, Redaction::Quoted { quote, indent }),
         },
         Some('{' | '[') => match after_brackets(text, 0) {
             Ok(end) => (Some(end), below),
-            Err(depth) => (None, Hiding::Bracketed { depth, indent }),
+            Err(depth) => (None, Redaction::Bracketed { depth, indent }),
         },
         _ => (text.find([',', '}', ']']), below),
     }
 }
 
-/// Where the first `quote` of `text` ends that ends a quoted text.
+/// The position after the closing `quote` in `text`.
 fn after_quote(text: &str, quote: char) -> Option<usize> {
     let mut chars = text.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
@@ -241,7 +241,7 @@ fn after_quote(text: &str, quote: char) -> Option<usize> {
     None
 }
 
-/// Where brackets close of which `depth` are open before `text`; else how many are open behind it.
+/// The position after the bracket that closes `depth` open ones. `Err`: the number still open at the end of `text`.
 fn after_brackets(text: &str, mut depth: usize) -> Result<usize, usize> {
     let mut rest = text;
     while let Some(at) = rest.find(['{', '[', '}', ']', '"', '\'']) {
@@ -264,7 +264,7 @@ fn after_brackets(text: &str, mut depth: usize) -> Result<usize, usize> {
     Err(depth)
 }
 
-/// The words of all secret values, longest first, as far as the text can be parsed.
+/// The words of all secret values, longest first. Empty if the text cannot be parsed.
 fn secret_words(text: &str) -> Vec<String> {
     let mut words = BTreeSet::new();
     if let Some(root) = yaml::parse(text, Input::File).0 {
@@ -296,7 +296,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_secrets() {
+    fn secret_keys_are_recognized() {
         for name in [
             "hub_token",
             "hub-token",
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_hidden_in_every_style() {
+    fn values_are_redacted_in_every_yaml_style() {
         for (text, expected) in [
             ("hub_token: x1", "hub_token: [hidden]"),
             ("hub_token : x1 # note", "hub_token : [hidden]"),
@@ -359,7 +359,7 @@ mod tests {
             ("a:\n  token: x1\n  b: 2\n", "a:\n  token: [hidden]\n  b: 2\n"),
             ("token: \"x1", "token: [hidden]"),
             ("a: [1\nhub_token: x1\n", "a: [1\nhub_token: [hidden]\n"),
-            // Said a second time, by an alias and in passing.
+            // Secrets that occur again, by an alias and inside another value.
             ("a: &t secret-word\nhub_token: *t\n", "a: &t [hidden]\nhub_token: [hidden]\n"),
             ("api_key: secret-word\nb: my secret-word\n", "api_key: [hidden]\nb: my [hidden]\n"),
             ("seed: 3 # nothing to hide\r\nlr: 1", "seed: 3 # nothing to hide\r\nlr: 1"),
@@ -374,9 +374,9 @@ mod tests {
     }
 
     proptest! {
-        /// Any text is answered, line by line, and a secret on a line of its own is never shown.
+        /// Redaction keeps the lines of any text, and never shows a secret that is on its own line.
         #[test]
-        fn any_text_is_answered(
+        fn any_text_is_redacted(
             before in r#"([a-z]: |[{}\[\]"'#&*|>,:=-]|é|\n| ){0,30}"#,
             after in r#"([{}\[\]"',:#-]|\n| |b: 1\n){0,12}"#,
         ) {

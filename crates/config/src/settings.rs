@@ -1,4 +1,4 @@
-//! The settings of a run as text, by key: what a checkpoint keeps, so that a resumed run can report what has changed.
+//! The settings of a run as text, by key. A checkpoint stores them, so that a resumed run can report changes.
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use crate::secret;
 use crate::value;
 use crate::yaml::{self, Input, Node, Value};
 
-/// Settings that say how this start of a run relates to earlier ones. They change whenever a run is resumed.
-const OF_ONE_START: [&str; 2] = ["resume_from_checkpoint", "overwrite_output_dir"];
+/// Settings that concern a single start of a run. They change whenever a run is resumed.
+const PER_START: [&str; 2] = ["resume_from_checkpoint", "overwrite_output_dir"];
 
-/// What stands for a part of a map that has no value.
+/// Shown for a part of a map that has no value.
 const NOT_SET: &str = "not set";
 
-/// A setting that is not what it was.
+/// A setting that has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedSetting {
     pub key: String,
@@ -29,8 +29,8 @@ impl std::fmt::Display for ChangedSetting {
     }
 }
 
-/// The settings that differ between two runs, by key. Two spellings of one value (`1e-3`, `0.001`) do not differ. A key
-/// that the earlier program did not know is left out.
+/// The settings that differ between two runs. Two spellings of the same value (`1e-3`, `0.001`) do not differ. Keys that
+/// the earlier version did not have are left out.
 pub fn changed_settings(
     then: &BTreeMap<String, String>,
     now: &BTreeMap<String, String>,
@@ -56,11 +56,11 @@ fn same(key: &str, a: &str, b: &str) -> bool {
     a == b || matches!((node(a), node(b)), (Some(a), Some(b)) if value::same(&a, &b, words))
 }
 
-/// Every key with its value or default, without secrets. The parts of a map are settings of their own, such as
+/// Every key with its value or default, without secrets. Each part of a map is a separate setting, such as
 /// `model.hidden_size`.
 pub(crate) fn of(raw: &RawConfig<'_>) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
-    for key in KEYS.iter().filter(|key| !OF_ONE_START.contains(&key.name)) {
+    for key in KEYS.iter().filter(|key| !PER_START.contains(&key.name)) {
         match raw.given.get(key.name) {
             Some(given) => add(&mut settings, key.name.to_string(), &given.node),
             None => drop(settings.insert(key.name.to_string(), key.default.to_string())),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_of_values() {
+    fn changes_are_compared_by_value() {
         assert!(changes("model: tiny\nlearning_rate: 1e-3", "model: tiny\nlearning_rate: 0.001").is_empty());
         assert!(changes("model: tiny\nstrategy: full-shard", "model: tiny\nstrategy: FULL_SHARD").is_empty());
         assert!(changes("model: tiny\nseed: 42", "model: tiny").is_empty(), "42 is the default");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_map_are_settings() {
+    fn parts_of_a_map_are_separate_settings() {
         let map = |size: &str| {
             format!("model: {{architectures: [LlamaForCausalLM], hidden_size: {size}, num_hidden_layers: 2}}")
         };
@@ -122,11 +122,11 @@ mod tests {
     }
 
     #[test]
-    fn starts_are_not_compared() {
+    fn settings_of_a_single_start_are_not_compared() {
         assert!(changes("model: tiny", "model: tiny\nresume_from_checkpoint: true").is_empty());
         let mut then = load(None, &["model=tiny".into(), "output_dir=out".into()]).unwrap().settings;
         let now = then.clone();
         then.remove("seed");
-        assert!(changed_settings(&then, &now).is_empty(), "a key that was not known then");
+        assert!(changed_settings(&then, &now).is_empty(), "the earlier version did not have this key");
     }
 }

@@ -1,7 +1,7 @@
-//! What a node of the tree means where a number, a boolean, a word or a list is expected.
+//! Interprets a node of the tree as a number, a boolean, a word or a list.
 //!
-//! The reader of a key knows which type it wants, so quoting never matters: `"5e-5"` is a number where a
-//! number is expected, and `no` a boolean or a word.
+//! The code that reads a key knows the expected type, so quoting does not matter: `"5e-5"` is a number if a
+//! number is expected, and `no` is a boolean or a word.
 
 use crate::origin::printable;
 use crate::yaml::{Node, Value};
@@ -35,7 +35,7 @@ impl Node {
         number(self.text()?)
     }
 
-    /// A whole number; a float counts if it is one exactly, so that `2e8` is an integer.
+    /// A whole number. A float with an integral value counts, so that `2e8` is accepted.
     pub(crate) fn integer(&self) -> Option<i128> {
         let text = self.text()?;
         if let Ok(integer) = text.parse::<i64>() {
@@ -44,12 +44,12 @@ impl Node {
         if let Ok(integer) = text.parse::<u64>() {
             return Some(integer.into());
         }
-        // 2^53: beyond it, not every whole number is a float.
+        // Above 2^53 a float cannot represent every whole number.
         let float = number(text)?;
         (float.fract() == 0.0 && float.abs() <= 9_007_199_254_740_992.0).then_some(float as i128)
     }
 
-    /// As JSON, typed by YAML's core rules: for parts that another crate reads.
+    /// As JSON, typed by YAML's core schema, for parts that another crate interprets.
     pub(crate) fn json(&self) -> serde_json::Value {
         use serde_json::Value as Json;
         match &self.value {
@@ -77,7 +77,7 @@ fn number(text: &str) -> Option<f64> {
 }
 
 fn json_number(text: &str) -> Option<serde_json::Value> {
-    // Words such as `inf` are names here, not numbers.
+    // Words such as `inf` are strings, not numbers.
     if !text.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.')) {
         return None;
     }
@@ -90,12 +90,12 @@ fn json_number(text: &str) -> Option<serde_json::Value> {
     serde_json::Number::from_f64(number(text)?).map(serde_json::Value::Number)
 }
 
-/// Lower case without dashes and underscores: the form in which words are compared.
+/// Lower case without dashes and underscores, for comparing words.
 pub(crate) fn fold(word: &str) -> String {
     word.chars().filter(|c| !matches!(c, '-' | '_')).flat_map(char::to_lowercase).collect()
 }
 
-/// Whether two values say the same. `words`: they are words, whose case does not matter.
+/// Whether two values are equal. `words`: they are words, whose case does not matter.
 pub(crate) fn same(a: &Node, b: &Node, words: bool) -> bool {
     match (&a.value, &b.value) {
         (Value::Scalar { text: x, .. }, Value::Scalar { text: y, .. }) => {
@@ -115,7 +115,7 @@ pub(crate) fn same(a: &Node, b: &Node, words: bool) -> bool {
     }
 }
 
-/// A value in a few words, for "found ...".
+/// Describes a value for messages: "found ...".
 pub(crate) fn describe(value: &Value) -> String {
     match value {
         Value::Scalar { text, plain: true } if is_null(text) => "nothing".into(),
@@ -125,7 +125,7 @@ pub(crate) fn describe(value: &Value) -> String {
     }
 }
 
-/// A value on one line, as it would be written.
+/// A value on one line, in YAML.
 pub(crate) fn brief(node: &Node) -> String {
     match &node.value {
         Value::Scalar { text, plain: true } if is_null(text) => "null".into(),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_as_people_write_them() {
+    fn numbers_are_parsed_in_common_notations() {
         assert_eq!(node("5e-5").float(), Some(5e-5));
         assert_eq!(node("\"5e-5\"").float(), Some(5e-5));
         assert_eq!(node("2e8").integer(), Some(200_000_000));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn booleans_in_all_spellings() {
+    fn booleans_are_parsed_in_all_spellings() {
         for text in ["true", "True", "yes", "on", "'true'"] {
             assert_eq!(node(text).bool(), Some(true), "{text}");
         }
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn sameness_is_of_values() {
+    fn equality_is_by_value() {
         assert!(same(&node("1.0"), &node("1"), false));
         assert!(same(&node("True"), &node("yes"), false));
         assert!(same(&node("FULL_SHARD"), &node("full-shard"), true));

@@ -1,7 +1,7 @@
 //! Alpaca rows: `instruction`, `input`, `output`, and LLaMA-Factory's `system` and `history`.
 //!
-//! With a chat template a row is a conversation whose last answer is the completion. Without one it gets
-//! the texts that Alpaca was trained with.
+//! With a chat template, a row becomes a conversation whose last reply is the completion. Without one, it
+//! becomes the prompt text that Alpaca was trained with.
 
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ pub(crate) fn row(columns: &mut Record, template: bool) -> Result<Row, RowFault>
     Ok(Row::ChatPair { prompt, completion: vec![message("assistant", &output)] })
 }
 
-/// Earlier rounds: pairs of what was asked and answered.
+/// The earlier turns: pairs of a question and an answer.
 fn history(columns: &mut Record) -> Result<Vec<[String; 2]>, RowFault> {
     let expected = "a list of pairs of strings";
     let rounds = match optional(columns, "history") {
@@ -56,7 +56,7 @@ fn history(columns: &mut Record) -> Result<Vec<[String; 2]>, RowFault> {
     rounds.iter().map(pair).collect()
 }
 
-/// The prompt as Alpaca writes it; a row's own system text takes the place of the first sentence.
+/// The prompt in Alpaca's format. A row's `system` text replaces the preamble.
 fn plain(system: Option<&str>, history: &[[String; 2]], instruction: &str, input: Option<&str>) -> String {
     let preamble = system.unwrap_or(if input.is_some() { PREAMBLE_WITH_INPUT } else { PREAMBLE });
     let mut prompt = format!("{preamble}\n\n");

@@ -1,32 +1,32 @@
-//! Rows laid out for the model: documents end to end, no padding, bounds in `cu_seqlens`.
+//! Rows laid out for the model: documents are concatenated without padding, and `cu_seqlens` holds their bounds.
 //!
 //! Position t of a document has token t as input and token t+1 as target, so a document of n tokens
-//! takes n-1 positions. Its last token is no input: nothing would attend to it and it predicts nothing.
+//! takes n-1 positions. Its last token is only a target: as an input it would predict nothing.
 
 use crate::doc::SUPERVISED;
 use crate::{DataError, Dataset};
 
-/// One micro-batch. `tokens`, `targets`, `weights` and `positions` are of one length T.
+/// One micro-batch. `tokens`, `targets`, `weights` and `positions` all have the same length T.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub tokens: Vec<u32>,
     pub targets: Vec<u32>,
-    /// 1 where the target is supervised, otherwise 0.
+    /// 1 where the target counts in the loss, otherwise 0.
     pub weights: Vec<f32>,
     /// The position within the document, from 0.
     pub positions: Vec<u32>,
-    /// 0, then the end of every document: documents + 1 entries, the last one T.
+    /// 0, then the end of every document: `num_docs` + 1 entries, the last of which is T.
     pub cu_seqlens: Vec<u32>,
-    /// Which document of the data set each is.
+    /// The index of each document in the dataset.
     pub samples: Vec<u32>,
     /// The number of ones in `weights`.
     pub supervised: u64,
-    /// A document's bytes on their way from the file; empty between calls.
+    /// Read buffer for one document; empty between calls.
     bytes: Vec<u8>,
 }
 
 impl Batch {
-    /// Empties the batch and keeps its memory.
+    /// Empties the batch but keeps its memory.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.targets.clear();
@@ -38,8 +38,8 @@ impl Batch {
         self.supervised = 0;
     }
 
-    /// Replaces the content by `rows` of `dataset`, in that order. No rows make an empty batch, which a
-    /// rank without work still runs.
+    /// Replaces the content with `rows` of `dataset`, in that order. Without rows the batch is empty; a rank
+    /// without work still runs it, so that all ranks make the same collective calls.
     pub fn fill(&mut self, dataset: &Dataset, rows: &[u32]) -> Result<(), DataError> {
         self.clear();
         let mut bytes = std::mem::take(&mut self.bytes);
@@ -96,7 +96,7 @@ mod tests {
                 .unwrap();
         }
         builder.finish().unwrap();
-        // The file may go: what is open stays.
+        // The file may be removed now: the dataset has it open.
         Dataset::open(&path).unwrap()
     }
 
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn splitting_keeps_what_cutting_loses() {
+    fn bfd_split_keeps_the_tokens_that_bfd_truncates() {
         let docs = documents(&[&[1, 2, 3, 4, 5, 6], &[7, 8], &[9, 10, 11], &[12]]);
         let ds = dataset(&docs, Packing::Bfd, 4);
         let batch = filled(&ds, &[0, 1, 2]);
@@ -123,13 +123,13 @@ mod tests {
         assert_eq!(batch.targets, [2, 3, 4, 10, 11, 6, 8]);
         assert_eq!(batch.cu_seqlens, [0, 3, 5, 6, 7]);
         assert_eq!((ds.stats().truncated, ds.stats().docs, ds.stats().rows), (0, 3, 3));
-        // A piece of one token predicts nothing.
+        // A piece of one token has no target.
         let ds = dataset(&documents(&[&[1, 2, 3, 4, 5]]), Packing::BfdSplit, 4);
         assert_eq!((ds.num_rows(), ds.num_tokens(), ds.num_supervised()), (1, 4, 3));
     }
 
     #[test]
-    fn wrapping_cuts_the_stream_and_isolates_nothing() {
+    fn wrapped_rows_cut_the_stream_and_span_documents() {
         let mut docs = documents(&[&[1, 2, 3, 4, 5], &[6, 7], &[], &[8, 9, 10]]);
         docs.push((vec![11], Mask::From(0)));
         let ds = dataset(&docs, Packing::Wrapped, 4);
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(batch.cu_seqlens, [0, 3, 6, 8]);
         assert_eq!(batch.supervised, 8);
         assert_eq!((ds.stats().docs, ds.stats().rows, ds.stats().dropped_short), (4, 3, 1));
-        // Rows without a target that counts are in no step; a mask crosses documents as it stands.
+        // Rows without a supervised target are dropped; the masks of documents are concatenated like their tokens.
         let docs = [
             (vec![1, 2, 3, 4], Mask::From(4)),
             (vec![5, 6], Mask::From(1)),
@@ -180,10 +180,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn documents_stay_apart_and_nothing_is_lost(
+        fn packed_documents_are_isolated_and_complete(
             lengths in prop::collection::vec((0usize..20, 0usize..20), 1..40),
         ) {
-            // The document's number is in every token, so a leak would show.
+            // Every token encodes its document's number, so mixing documents would be visible.
             let docs: Vec<(Vec<u32>, Mask)> = lengths
                 .iter()
                 .enumerate()

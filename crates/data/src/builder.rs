@@ -1,8 +1,8 @@
-//! Takes documents in order and leaves a data set in a file.
+//! Builds a prepared dataset file from documents.
 //!
-//! Tokens go to the disk as they come; bounds, counts and rows, a few words for every document, stay in
-//! memory until the end. Splitting and wrapping happen here, so that what is stored as a document is what
-//! the model sees as one.
+//! Tokens are written to disk as they arrive. Bounds, counts and rows, a few words per document, stay in
+//! memory until the end. Documents are split or wrapped here, so that a stored document is exactly what the
+//! model sees as one document.
 
 use std::fs::File;
 use std::ops::Range;
@@ -18,26 +18,26 @@ pub(crate) struct Builder<'a> {
     out: TokenFile,
     /// Stored document `d` is tokens `bounds[d]..bounds[d + 1]`.
     bounds: Vec<u64>,
-    /// The targets of every stored document that count.
+    /// For every stored document, the number of targets that count in the loss.
     supervised: Vec<u32>,
-    /// Of `wrapped`: supervised targets in the row that is being filled.
-    open: u32,
+    /// With `packing: wrapped`, the supervised targets in the row that is being filled.
+    open_supervised: u32,
     skipped: Vec<SkippedRow>,
     stats: Stats,
     lengths: Lengths,
 }
 
-/// What became of a document that was handed over.
+/// The result of adding a document.
 pub(crate) enum Taken {
     /// Kept, or left out and counted.
     Yes,
-    /// Longer than a row may be, and such rows stop the run.
+    /// Longer than `max_length`, with `on_long_row: stop`.
     TooLong(RowFault),
 }
 
 impl<'a> Builder<'a> {
-    /// Bad rows listed one by one; the rest are only counted.
-    const LISTED: usize = 100;
+    /// The number of skipped rows that are listed; the rest are only counted.
+    const MAX_LISTED: usize = 100;
 
     pub(crate) fn new(spec: &'a DataSpec, path: &Path, file: File) -> Self {
         Builder {
@@ -45,14 +45,14 @@ impl<'a> Builder<'a> {
             out: TokenFile::new(path, file),
             bounds: vec![0],
             supervised: Vec::new(),
-            open: 0,
+            open_supervised: 0,
             skipped: Vec::new(),
             stats: Stats::default(),
             lengths: Lengths::default(),
         }
     }
 
-    /// Takes a document, or leaves it out and counts why.
+    /// Adds a document, or leaves it out and counts the reason.
     pub(crate) fn push(&mut self, doc: &Doc) -> Result<Taken, DataError> {
         let (len, max) = (doc.tokens.len(), self.spec.max_length);
         self.stats.read += 1;
@@ -61,7 +61,7 @@ impl<'a> Builder<'a> {
         let mut kept = 0..len;
         if len > max && !self.spec.packing.keeps_all() {
             match self.spec.on_long_row {
-                OnLongRow::Truncate => kept = cut(len, max, self.spec.truncation),
+                OnLongRow::Truncate => kept = truncated(len, max, self.spec.truncation),
                 OnLongRow::Drop => {
                     self.stats.dropped_long += 1;
                     return Ok(Taken::Yes);
@@ -93,7 +93,7 @@ impl<'a> Builder<'a> {
         Ok(Taken::Yes)
     }
 
-    /// Puts a document behind the last one and closes the rows that are full.
+    /// Appends a document to the token stream and closes the rows that are full.
     fn wrap(&mut self, doc: &Doc) -> Result<(), DataError> {
         if doc.tokens.is_empty() {
             self.stats.dropped_short += 1;
@@ -101,8 +101,8 @@ impl<'a> Builder<'a> {
         }
         self.stats.docs += 1;
         for t in 0..doc.tokens.len() {
-            let at_start = self.out.len() == *self.bounds.last().expect("it begins with 0");
-            self.open += u32::from(!at_start && doc.mask.at(t));
+            let at_start = self.out.len() == *self.bounds.last().expect("bounds start with 0");
+            self.open_supervised += u32::from(!at_start && doc.mask.at(t));
             self.out.push(word(doc, t))?;
             if self.out.len().is_multiple_of(self.spec.max_length as u64) {
                 self.close();
@@ -113,13 +113,13 @@ impl<'a> Builder<'a> {
 
     fn close(&mut self) {
         self.bounds.push(self.out.len());
-        self.supervised.push(std::mem::take(&mut self.open));
+        self.supervised.push(std::mem::take(&mut self.open_supervised));
     }
 
     pub(crate) fn skip(&mut self, row: SkippedRow) {
         self.stats.read += 1;
         self.stats.skipped += 1;
-        if self.skipped.len() < Self::LISTED {
+        if self.skipped.len() < Self::MAX_LISTED {
             self.skipped.push(row);
         }
     }
@@ -128,18 +128,18 @@ impl<'a> Builder<'a> {
         self.stats
     }
 
-    /// How many stored documents have something to learn.
+    /// The number of stored documents with a supervised target.
     pub(crate) fn usable(&self) -> usize {
-        self.supervised.iter().filter(|count| **count > 0).count() + usize::from(self.open > 0)
+        self.supervised.iter().filter(|count| **count > 0).count() + usize::from(self.open_supervised > 0)
     }
 
-    /// Packs, and writes what belongs behind the tokens.
+    /// Packs the documents into rows and writes the index after the tokens.
     pub(crate) fn finish(mut self) -> Result<(), DataError> {
-        if self.out.len() > *self.bounds.last().expect("it begins with 0") {
+        if self.out.len() > *self.bounds.last().expect("bounds start with 0") {
             self.close();
         }
         let len = |doc: u32| (self.bounds[doc as usize + 1] - self.bounds[doc as usize]) as usize;
-        // What has nothing to learn is in no row: a step of nothing else would have no loss.
+        // Documents without a supervised target are left out: a step of only such documents would have no loss.
         let docs = (0..self.supervised.len() as u32).filter(|doc| self.supervised[*doc as usize] > 0);
         let docs: Vec<u32> = docs.collect();
         let rows = pack(self.spec.packing, &docs, len, self.spec.max_length);
@@ -162,14 +162,14 @@ impl<'a> Builder<'a> {
     }
 }
 
-fn cut(len: usize, max: usize, truncation: Truncation) -> Range<usize> {
+fn truncated(len: usize, max: usize, truncation: Truncation) -> Range<usize> {
     match truncation {
         Truncation::KeepStart => 0..max,
         Truncation::KeepEnd => len - max..len,
     }
 }
 
-/// The targets in a piece that count. Its first token has nothing before it to be predicted from.
+/// The number of supervised targets in a piece. Its first token is not a target: nothing comes before it.
 fn targets(doc: &Doc, piece: Range<usize>) -> u32 {
     (piece.start + 1..piece.end).map(|t| u32::from(doc.mask.at(t))).sum()
 }

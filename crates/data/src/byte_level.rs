@@ -1,14 +1,13 @@
-//! The built-in tokenizer: one token per byte, and one that ends a document.
+//! The built-in byte tokenizer: one token per byte, and an EOS token.
 //!
-//! It needs no file, so a run can start from nothing, and it has a file all the same: [`tokenizer_json`]
-//! describes exactly this encoding to the `tokenizers` library, so that an exported model loads
-//! elsewhere. A test holds the two against each other.
+//! It needs no file, so a run can start without a tokenizer. [`tokenizer_json`] describes the same encoding
+//! to the `tokenizers` library, so that an exported model loads in transformers. A test compares the two.
 
 use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// Ends a document. The text itself is read as this token wherever it occurs, as the file format does.
+/// The EOS token. Wherever this text occurs it is encoded as the token, as the `tokenizers` library does.
 pub(crate) const EOS: &str = "<|endoftext|>";
 pub(crate) const EOS_ID: u32 = 256;
 pub(crate) const VOCAB_SIZE: usize = 257;
@@ -23,8 +22,7 @@ pub(crate) fn encode(text: &str, out: &mut Vec<u32>) {
     }
 }
 
-/// The text of `ids`; bytes that are not UTF-8 become U+FFFD. `Err` is the first id outside the
-/// vocabulary.
+/// The text of `ids`; invalid UTF-8 becomes U+FFFD. `Err` is the first id outside the vocabulary.
 pub(crate) fn decode(ids: &[u32], skip_special: bool) -> Result<String, u32> {
     let mut bytes = Vec::with_capacity(ids.len());
     for id in ids {
@@ -38,11 +36,11 @@ pub(crate) fn decode(ids: &[u32], skip_special: bool) -> Result<String, u32> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A `tokenizer.json` with this encoding: byte-level BPE without merges and without splitting.
+/// A `tokenizer.json` for this encoding: byte-level BPE without merges and without splitting.
 ///
-/// Spelled out rather than built as a map: the bytes are hashed and must not depend on a map's order.
+/// Written as text rather than built as a map: the bytes are hashed and must not depend on the order of a map.
 pub(crate) fn tokenizer_json() -> String {
-    let token = |byte: u8| format!("      {}: {byte},\n", Value::from(stand_in(byte).to_string()));
+    let token = |byte: u8| format!("      {}: {byte},\n", Value::from(byte_char(byte).to_string()));
     let vocab: String = (0..=255u8).map(token).collect();
     let byte_level = r#"{
     "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false
@@ -73,9 +71,9 @@ pub(crate) fn tokenizer_json() -> String {
     )
 }
 
-/// The character that stands for a byte in a byte-level vocabulary: itself where it prints, otherwise
-/// the next one from U+0100 on.
-pub(crate) fn stand_in(byte: u8) -> char {
+/// The character that represents a byte in a byte-level vocabulary, as in GPT-2: the byte itself if it is printable,
+/// otherwise the next unused character from U+0100 on.
+pub(crate) fn byte_char(byte: u8) -> char {
     static TABLE: LazyLock<[char; 256]> = LazyLock::new(|| {
         let prints = |b: u8| matches!(b, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
         let mut next = 0x100;
@@ -83,7 +81,7 @@ pub(crate) fn stand_in(byte: u8) -> char {
             byte if prints(byte) => char::from(byte),
             _ => {
                 next += 1;
-                char::from_u32(next - 1).expect("below U+0200 every number is a character")
+                char::from_u32(next - 1).expect("all code points below U+0200 are characters")
             }
         })
     });
@@ -106,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_covers_every_byte() {
+    fn the_vocabulary_has_every_byte_and_eos() {
         let vocab = library().get_vocab(true);
         assert_eq!(vocab.len(), VOCAB_SIZE);
         assert_eq!(vocab[EOS], EOS_ID);
@@ -117,7 +115,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_file_encodes_as_the_built_in_path(
+        fn the_library_encodes_and_decodes_the_same(
             parts in prop::collection::vec(
                 prop_oneof![".*", any::<String>(), Just(EOS.to_string()), Just("<|endof".to_string())],
                 0..5,

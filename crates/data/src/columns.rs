@@ -1,8 +1,8 @@
-//! Which columns mean something, and what files call them.
+//! The known columns, and the names that files use for them.
 
 use crate::DataError;
 
-/// The columns that mean something here.
+/// All columns that are read.
 pub(crate) const KNOWN: [&str; 16] = [
     "text",
     "messages",
@@ -22,19 +22,19 @@ pub(crate) const KNOWN: [&str; 16] = [
     "chat_template_kwargs",
 ];
 
-/// Those that make a row something by themselves, or in a pair.
+/// The columns that determine the format of a row, alone or in a pair.
 pub(crate) const DECIDING: [&str; 8] =
     ["text", "messages", "prompt", "completion", "conversations", "instruction", "output", "input_ids"];
 
-/// What the columns of a file are called here.
+/// A mapping between known columns and the names that files use for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// A known name, and the file's own for it.
+    /// Pairs of a known column and the file's name for it.
     renamed: Vec<(&'static str, String)>,
 }
 
 impl Columns {
-    /// `pairs` of a known name and what the files call it.
+    /// From `pairs` of a known column and the files' name for it. A later pair replaces an earlier one.
     pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Columns, DataError> {
         let mut renamed: Vec<(&'static str, String)> = Vec::new();
         for (name, theirs) in pairs {
@@ -46,7 +46,7 @@ impl Columns {
         Ok(Columns { renamed })
     }
 
-    /// What the file's column `theirs` is here, if it means something.
+    /// The known column that the file's column `theirs` maps to, if there is one.
     pub(crate) fn known(&self, theirs: &str) -> Option<&'static str> {
         if let Some((known, _)) = self.renamed.iter().find(|(_, name)| name == theirs) {
             return Some(known);
@@ -55,7 +55,7 @@ impl Columns {
         KNOWN.into_iter().find(|known| *known == theirs && !taken(known))
     }
 
-    /// Known names with the files' own, as they were given.
+    /// The pairs of a known column and the files' name for it.
     pub(crate) fn renamed(&self) -> &[(&'static str, String)] {
         &self.renamed
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_renamed_column_leaves_its_own_name_unknown() {
+    fn renaming_a_column_frees_its_original_name() {
         let columns = Columns::new([("text", "body")]).unwrap();
         assert_eq!(columns.known("body"), Some("text"));
         assert_eq!(columns.known("text"), None);

@@ -1,11 +1,11 @@
-//! One document on its way into a data set.
+//! One tokenized document, before it is stored.
 
-/// Which tokens of a document are to be predicted.
+/// Which tokens of a document count in the loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Mask {
-    /// All from this one on.
+    /// All tokens from this index on.
     From(usize),
-    /// As said for each; as long as the tokens.
+    /// One flag per token.
     Each(Vec<bool>),
 }
 
@@ -18,14 +18,14 @@ impl Mask {
     }
 }
 
-/// Tokens that attend to each other.
+/// A sequence of tokens that attend to each other.
 #[derive(Debug)]
 pub(crate) struct Doc {
     pub(crate) tokens: Vec<u32>,
     pub(crate) mask: Mask,
-    /// The prompt, tokenised alone, is not how the whole begins.
+    /// The prompt, tokenized alone, is not a prefix of the whole document.
     pub(crate) prefix_mismatch: bool,
 }
 
-/// Set on the stored word of a token that is supervised; vocabularies stay far below.
+/// The bit that marks a supervised token in its stored word. Vocabularies stay far below it.
 pub(crate) const SUPERVISED: u32 = 1 << 31;

@@ -1,30 +1,31 @@
-//! A row to tokens and a mask: the end token is appended to text, prompts are left out of the loss.
+//! Turns a row into tokens and a loss mask: appends the EOS token to text and masks prompts.
 
 use serde_json::Value;
 
 use crate::doc::{Doc, Mask, SUPERVISED};
 use crate::read::RawRow;
 use crate::row::{self, Format, Row};
-use crate::{Chat, DataError, DataSpec, Encoded, RowFault, Tokenizer};
+use crate::{Chat, DataError, DataSpec, EncodedChat, RowFault, Tokenizer};
 
-/// What turns conversations into tokens: a template and a tokenizer, and which turns are learned.
+/// Turns conversations into tokens and loss masks.
 pub trait EncodeChat: Sync {
-    /// What tokens and masks depend on beside the tokenizer, hashed.
+    /// A hash of everything besides the tokenizer that tokens and masks depend on.
     fn fingerprint(&self) -> String;
 
-    fn conversation(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Encoded, RowFault>;
+    /// Encodes a whole conversation.
+    fn conversation(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<EncodedChat, RowFault>;
 
-    /// A prompt and the messages that answer it. With `completion_only` the prompt is not learned.
+    /// Encodes a prompt and the messages that answer it. With `completion_only` the prompt does not count in the loss.
     fn pair(
         &self,
         tokenizer: &Tokenizer,
         prompt: &Chat,
         completion: &[Value],
         completion_only: bool,
-    ) -> Result<Encoded, RowFault>;
+    ) -> Result<EncodedChat, RowFault>;
 }
 
-/// All that rows are encoded with.
+/// Everything that is needed to encode rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Encoder<'a> {
     pub(crate) spec: &'a DataSpec,
@@ -48,7 +49,7 @@ impl Encoder<'_> {
                 let prompt_ids = self.tokens(&prompt)?;
                 let tokens = self.tokens(&self.with_eos(prompt + &completion))?;
                 let prefix_mismatch = !tokens.starts_with(&prompt_ids);
-                // Where the two part: a prompt's last token may go on into the completion.
+                // The completion starts where the two differ: the prompt's last token may merge with its first one.
                 let shared = tokens.iter().zip(&prompt_ids).take_while(|(a, b)| a == b).count();
                 let mask = Mask::From(if completion_only { shared } else { 0 });
                 Doc { tokens, mask, prefix_mismatch }
@@ -93,8 +94,8 @@ impl Encoder<'_> {
     }
 }
 
-fn rendered(encoded: Encoded) -> Doc {
-    let Encoded { tokens, supervised, prefix_mismatch } = encoded;
+fn rendered(encoded: EncodedChat) -> Doc {
+    let EncodedChat { tokens, supervised, prefix_mismatch } = encoded;
     assert_eq!(tokens.len(), supervised.len(), "a mask covers its tokens");
     Doc { tokens, mask: Mask::Each(supervised), prefix_mismatch }
 }

@@ -1,5 +1,4 @@
-//! What can be wrong with data and tokenizers. Every message says what, where and why; hints say what
-//! to do.
+//! What can go wrong with data and tokenizers. Every message says what, where and why; the hint says what to do.
 
 use std::fmt;
 use std::io;
@@ -16,31 +15,31 @@ use crate::row::Format;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    #[error("no data files are given")]
+    #[error("no data files were given")]
     NoFiles,
     #[error("data file {} does not exist", path.display())]
     FileMissing { path: PathBuf },
-    #[error("{} has no data files in it", path.display())]
+    #[error("folder {} contains no data files", path.display())]
     EmptyFolder { path: PathBuf },
-    #[error("{} lies more than {max_depth} folders deep", path.display())]
+    #[error("folder {} is nested more than {max_depth} levels deep", path.display())]
     TooDeep { path: PathBuf, max_depth: usize },
-    #[error("no file matches {}", pattern.display())]
+    #[error("no file matches the pattern {}", pattern.display())]
     NoMatch { pattern: PathBuf },
-    #[error("{} is of no kind that is read", path.display())]
+    #[error("{} is not a supported data file", path.display())]
     UnknownKind { path: PathBuf },
-    #[error("{} is compressed with {codec} inside, which this build does not read", path.display())]
+    #[error("{}: this build does not support the compression codec {codec}", path.display())]
     Codec { path: PathBuf, codec: &'static str },
-    #[error("{} cannot be read: {why}", path.display())]
+    #[error("cannot read {}: {why}", path.display())]
     Damaged { path: PathBuf, why: String },
-    #[error("data set {name} is not on this machine; looked for {}", Places(looked))]
+    #[error("dataset {name} is not on this machine; searched {}", SearchedPaths(looked))]
     DatasetMissing { name: String, looked: Vec<PathBuf> },
-    #[error("data set {name} has no split `{split}` here; found {}", Splits(splits))]
+    #[error("dataset {name} has no split `{split}`; found {}", SplitList(splits))]
     NoSplit { name: String, split: String, splits: Vec<String>, looked: Vec<PathBuf> },
-    #[error("data set {name} has the configurations {}", configs.join(", "))]
+    #[error("dataset {name} has several configurations: {}", configs.join(", "))]
     WhichConfig { name: String, configs: Vec<String> },
-    #[error("there is no column `{name}` to give another name to")]
+    #[error("`columns` cannot rename `{name}`: no row format has a column of that name")]
     UnknownColumn { name: String },
-    /// A pipe, a socket.
+    /// A pipe, a socket or a device.
     #[error("{} is not a regular file", path.display())]
     NotAFile { path: PathBuf },
     #[error("cannot read {}: {source}", path.display())]
@@ -48,20 +47,21 @@ pub enum DataError {
     #[error("{} row {row}: {fault}", file.display())]
     BadRow {
         file: PathBuf,
-        /// Its number, from 1: of the line in files of lines, blank ones counted, of the record elsewhere.
+        /// Counted from 1: the line number in line-based files (blank lines count), otherwise the record number.
         row: u64,
         fault: RowFault,
     },
-    #[error("max_length is {max_length}, but a document needs two tokens for one target")]
+    #[error("max_length is {max_length}, but a document needs at least two tokens: one input and one target")]
     MaxLengthTooSmall { max_length: usize },
-    #[error("completion_only_loss is true, but the rows of {} have no `completion`", file.display())]
+    #[error("completion_only_loss is true, but the rows of {} have no `completion` column", file.display())]
     NoCompletion { file: PathBuf },
-    #[error("no rows in {}", Paths(files))]
+    #[error("no rows in {}", FileList(files))]
     Empty { files: Vec<PathBuf> },
     #[error(
-        "no row of {} can be trained on: of {read} read, {skipped} bad, {too_short} shorter than two \
-         tokens, {too_long} longer than {max_length}, {unsupervised} without a supervised token in the first {max_length}",
-        Paths(files)
+        "no trainable rows in {}: of {read} rows, {skipped} are invalid, {too_short} have fewer than two tokens, \
+         {too_long} are longer than max_length ({max_length}), and {unsupervised} have no supervised token within \
+         max_length",
+        FileList(files)
     )]
     AllDropped {
         files: Vec<PathBuf>,
@@ -72,21 +72,21 @@ pub enum DataError {
         unsupervised: u64,
         max_length: usize,
     },
-    #[error("a step takes {rows_per_step} rows, but there are only {num_rows}")]
+    #[error("one step needs {rows_per_step} rows, but the dataset has only {num_rows}")]
     TooFewRows { num_rows: usize, rows_per_step: usize },
     #[error("no tokenizer at {}", path.display())]
     TokenizerMissing { path: PathBuf },
-    #[error("{} has no tokenizer.json{}", folder.display(), Found(found))]
+    #[error("{} has no tokenizer.json{}", folder.display(), OtherTokenizers(found))]
     TokenizerNotInFolder {
         folder: PathBuf,
-        /// Tokenizers of other kinds that are there.
+        /// Tokenizer files of other kinds that the folder has.
         found: Vec<String>,
     },
-    #[error("{} is not a tokenizer: {why}", path.display())]
+    #[error("{} is not a valid tokenizer file: {why}", path.display())]
     TokenizerMalformed { path: PathBuf, why: String },
-    #[error("{} is {size}, more than the {cap} a tokenizer file may have", path.display())]
+    #[error("{} is {size}; a tokenizer file may have at most {cap}", path.display())]
     TokenizerTooLarge { path: PathBuf, size: Bytes, cap: Bytes },
-    #[error("the tokenizer cannot {action}: {why}")]
+    #[error("the tokenizer failed to {action}: {why}")]
     Tokenizer {
         /// `encode` or `decode`.
         action: &'static str,
@@ -94,9 +94,9 @@ pub enum DataError {
     },
     #[error(transparent)]
     ChatTemplate(TemplateFault),
-    #[error("no chat template {}", Place(path.as_deref()))]
+    #[error("{}", MissingTemplate(path.as_deref()))]
     NoChatTemplate {
-        /// The file or the folder; `None` for the byte tokenizer.
+        /// The file or folder that was searched; `None` for the byte tokenizer.
         path: Option<PathBuf>,
     },
     #[error("cannot write {}: {source}", path.display())]
@@ -107,57 +107,61 @@ pub enum DataError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RowFault {
-    #[error("not valid JSON at column {column}: {why}\n  {excerpt}")]
+    #[error("invalid JSON at column {column}: {why}\n  {excerpt}")]
     Json { column: usize, why: String, excerpt: String },
-    #[error("not UTF-8 at byte {byte} of the row")]
+    #[error("invalid UTF-8 at byte {byte} of the row")]
     NotUtf8 {
-        /// Offset of the first bad byte within the row, from 0.
+        /// Offset of the first invalid byte within the row, from 0.
         byte: usize,
     },
-    #[error("longer than {cap}")]
+    #[error("the row is longer than the limit of {cap}")]
     TooLong { cap: Bytes },
-    #[error("expected an object, found {found}\n  {excerpt}")]
+    #[error("expected a JSON object, found {found}\n  {excerpt}")]
     NotAnObject { found: &'static str, excerpt: String },
-    #[error("no column to train on; found {}", Columns(columns))]
+    #[error("no column to train on; columns found: {}", ColumnList(columns))]
     UnknownColumns { columns: Vec<String> },
-    #[error("`{present}` without `{missing}`; found {}", Columns(columns))]
+    #[error("found `{present}` but no `{missing}`; columns found: {}", ColumnList(columns))]
     MissingColumn { present: &'static str, missing: &'static str, columns: Vec<String> },
     #[error("`{field}` is {found}, expected {expected}\n  {excerpt}")]
     WrongType { field: &'static str, expected: &'static str, found: &'static str, excerpt: String },
-    #[error("{found} of the header's {expected} fields")]
+    #[error("the row has {found} fields, but the header has {expected}")]
     Fields { expected: u64, found: u64 },
-    #[error("column `{column}` has the Arrow type {found}, which means nothing here")]
+    #[error("column `{column}` has the unsupported Arrow type {found}")]
     ArrowType { column: &'static str, found: String },
-    #[error("`{column}`{}: {why}", Number(*number))]
+    #[error("`{column}`{}: {why}", MessageNumber(*number))]
     Message {
         column: &'static str,
         /// From 1; 0 for the list as a whole.
         number: usize,
         why: &'static str,
     },
-    #[error("`conversations`, message {number}: `from` is `{tag}`")]
+    #[error("`conversations`, message {number}: unknown value `{tag}` of `from`")]
     UnknownTag { number: usize, tag: String },
-    #[error("token id {id} is outside the vocabulary of {vocab}")]
+    #[error("token id {id} is out of range for a vocabulary of {vocab} tokens")]
     IdOutside { id: u32, vocab: usize },
-    #[error("`{field}` has {found} entries, `input_ids` {ids}")]
+    #[error("`{field}` has {found} entries, but `input_ids` has {ids}")]
     LengthsDiffer { field: &'static str, found: usize, ids: usize },
-    #[error("`labels` has {label} at {at}, where `input_ids` has {id}")]
+    #[error("`labels` has {label} at index {at}, but `input_ids` has {id} there")]
     LabelDiffers { at: usize, id: u32, label: i64 },
-    #[error("{tokens} tokens, more than max_length {max_length}")]
+    #[error("the row has {tokens} tokens, more than max_length ({max_length})")]
     LongerThanContext { tokens: usize, max_length: usize },
-    #[error("{format} row in a file whose first row, {first_row}, is {first}")]
+    #[error("the row has {format}, but row {first_row}, the first of the file, has {first}")]
     MixedFormats { format: Format, first: Format, first_row: u64 },
-    #[error("this row ({format}) is a conversation, and there is no chat template")]
+    #[error("the row is a conversation ({format}), but there is no chat template")]
     NoTemplate { format: Format },
-    #[error("this row ({format}) is text, and there is no tokenizer")]
+    #[error("the row is text ({format}), but there is no tokenizer")]
     NoTokenizer { format: Format },
-    #[error("the chat template cannot render it: {why}")]
+    #[error("the chat template failed: {why}")]
     Template { why: String },
-    #[error("the tokenizer cannot encode it: {why}")]
+    #[error("the tokenizer failed to encode the row: {why}")]
     NotEncodable { why: String },
     #[error(transparent)]
     Chat(#[from] ChatFault),
 }
+
+const CHECK_PATH: &str =
+    "check the spelling; relative paths are resolved from the directory that the command runs in.";
+const DAMAGED_FILE: &str = "the file is truncated or corrupt: download or write it again.";
 
 impl Fault for DataError {
     fn class(&self) -> FaultClass {
@@ -186,102 +190,136 @@ impl Fault for DataError {
     }
 
     fn hint(&self) -> Option<String> {
+        match self {
+            DataError::BadRow { fault, .. } => fault.hint(),
+            DataError::TokenizerMissing { .. }
+            | DataError::TokenizerNotInFolder { .. }
+            | DataError::TokenizerMalformed { .. }
+            | DataError::TokenizerTooLarge { .. }
+            | DataError::ChatTemplate(_)
+            | DataError::NoChatTemplate { .. } => self.tokenizer_hint(),
+            DataError::MaxLengthTooSmall { .. }
+            | DataError::NoCompletion { .. }
+            | DataError::AllDropped { .. }
+            | DataError::TooFewRows { .. }
+            | DataError::Empty { .. } => self.rows_hint(),
+            _ => self.files_hint(),
+        }
+    }
+}
+
+impl DataError {
+    /// Hints about finding, reading and writing files and datasets.
+    fn files_hint(&self) -> Option<String> {
         let text = match self {
-            DataError::NoFiles => "name one or more files or folders.".into(),
-            DataError::FileMissing { .. } | DataError::NoMatch { .. } => {
-                "check the spelling; relative paths start at the folder the command runs in.".into()
-            }
+            DataError::NoFiles => "give one or more files, folders or patterns.".into(),
+            DataError::FileMissing { .. } | DataError::NoMatch { .. } => CHECK_PATH.into(),
             DataError::EmptyFolder { .. } | DataError::UnknownKind { .. } => format!(
-                "files whose names end in {} are read; text also compressed, as .gz or .zst.",
+                "supported file types are {}; the text formats may also be compressed (.gz or .zst).",
                 ENDINGS.map(|ending| format!(".{ending}")).join(", ")
             ),
-            DataError::TooDeep { .. } => "name the folders that have the data.".into(),
-            DataError::NotAFile { .. } => "name a file, not a pipe or a device.".into(),
-            DataError::TokenizerTooLarge { .. } => {
-                "it is not what its name says: fetch or write the tokenizer's files again.".into()
-            }
+            DataError::TooDeep { .. } => "give the folders that contain the data.".into(),
+            DataError::NotAFile { .. } => "give a file, not a pipe or a device.".into(),
             DataError::Codec { path, .. } => format!(
-                "write it again with another compression, in Python: import pyarrow.parquet as pq; \
+                "rewrite the file with another codec, in Python: import pyarrow.parquet as pq; \
                  pq.write_table(pq.read_table({0:?}), {0:?}, compression=\"snappy\")",
                 path.display().to_string()
             ),
-            DataError::Damaged { .. } => "the file is cut short or damaged: fetch or write it again.".into(),
+            DataError::Damaged { .. } => DAMAGED_FILE.into(),
             DataError::Read { source, .. }
                 if matches!(source.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData) =>
             {
-                "the file is cut short or damaged: fetch or write it again.".into()
+                DAMAGED_FILE.into()
             }
             DataError::DatasetMissing { name, .. } if crate::hub::looks_like_a_path(name) => {
-                "check the spelling; relative paths start at the folder the command runs in.".into()
+                CHECK_PATH.into()
             }
             DataError::DatasetMissing { name, .. } => format!(
-                "nothing is downloaded: fetch it first with `hf download --repo-type dataset {name}`, or name \
-                 its files in train_files."
+                "datasets are not downloaded automatically: run `hf download --repo-type dataset {name}` first, or \
+                 list the files in train_files."
             ),
             DataError::NoSplit { looked, .. } => format!(
-                "set dataset_train_split or dataset_test_split, or name the files in train_files or \
-                 eval_files; looked in {}.",
-                Places(looked)
+                "set dataset_train_split or dataset_test_split, or list the files in train_files or eval_files; \
+                 searched {}.",
+                SearchedPaths(looked)
             ),
             DataError::WhichConfig { .. } => "set dataset_config to one of them.".into(),
             DataError::UnknownColumn { name } => match closest(name, KNOWN) {
                 Some(known) => format!("did you mean `{known}`?"),
-                None => format!("these columns mean something: {}.", KNOWN.join(", ")),
+                None => format!("the columns that can be renamed are {}.", KNOWN.join(", ")),
             },
-            DataError::BadRow { fault, .. } => return fault.hint(),
-            DataError::MaxLengthTooSmall { .. } => "set max_length to 2 or more.".into(),
-            DataError::NoCompletion { .. } => {
-                "leave completion_only_loss out, or give rows with `prompt` and `completion`.".into()
-            }
-            DataError::AllDropped { skipped, read, .. } if skipped == read => {
-                "set on_bad_row to stop to see what is wrong with the first one.".into()
-            }
-            DataError::AllDropped { unsupervised, .. } if *unsupervised > 0 => {
-                "prompts that fill max_length leave no completion to learn; raise max_length.".into()
-            }
-            DataError::AllDropped { too_long, .. } if *too_long > 0 => {
-                "raise max_length, or set on_long_row to truncate.".into()
-            }
-            DataError::TooFewRows { .. } => {
-                "make the global batch smaller, turn packing or drop_last off, or add data.".into()
-            }
-            DataError::TokenizerMissing { .. } => {
-                "name a tokenizer.json, a folder that has one, or use the built-in `byte` tokenizer.".into()
-            }
-            DataError::TokenizerNotInFolder { .. } => {
-                "text needs the tokenizer that the model was trained with: copy its tokenizer.json into the \
-                 folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with \
-                 save_pretrained."
-                    .into()
-            }
-            DataError::TokenizerMalformed { .. } => {
-                "write the tokenizer's files again, with save_pretrained in transformers.".into()
-            }
-            DataError::ChatTemplate(fault) => fault.hint(),
-            DataError::NoChatTemplate { path: None } => {
-                "set chat_template to `builtin`, or give one with chat_template_path.".into()
-            }
-            DataError::NoChatTemplate { .. } => {
-                "give a Jinja file, or a folder that has chat_template.jinja, with chat_template_path \
-                 (--chat-template for commands), or take the plain one that is called `builtin`."
-                    .into()
-            }
-            DataError::Empty { .. } => "a row has `text`, `messages`, or `prompt` and `completion`.".into(),
             DataError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                "the disk is full: free space, or choose another output_dir or data_cache_dir.".into()
+                "the disk is full: free some space, or choose another output_dir or data_cache_dir.".into()
             }
             _ => return None,
         };
         Some(text)
     }
+
+    /// Hints about datasets whose rows cannot be trained on.
+    fn rows_hint(&self) -> Option<String> {
+        let text = match self {
+            DataError::MaxLengthTooSmall { .. } => "set max_length to 2 or more.",
+            DataError::NoCompletion { .. } => {
+                "remove completion_only_loss, or provide rows with `prompt` and `completion`."
+            }
+            DataError::AllDropped { skipped, read, .. } if skipped == read => {
+                "set on_bad_row: stop to see what is wrong with the first row."
+            }
+            DataError::AllDropped { unsupervised, .. } if *unsupervised > 0 => {
+                "raise max_length: the prompts fill it and leave no completion to train on."
+            }
+            DataError::AllDropped { too_long, .. } if *too_long > 0 => {
+                "raise max_length, or set on_long_row: truncate."
+            }
+            DataError::TooFewRows { .. } => {
+                "reduce per_device_train_batch_size or gradient_accumulation_steps, turn off packing or \
+                 dataloader_drop_last, or add data."
+            }
+            DataError::Empty { .. } => "every row needs `text`, `messages`, or `prompt` and `completion`.",
+            _ => return None,
+        };
+        Some(text.into())
+    }
+
+    /// Hints about tokenizers and chat templates.
+    fn tokenizer_hint(&self) -> Option<String> {
+        let text = match self {
+            DataError::TokenizerMissing { .. } => {
+                "set `tokenizer` to a tokenizer.json, to a folder that contains one, or to `byte` for the built-in \
+                 byte tokenizer."
+            }
+            DataError::TokenizerNotInFolder { .. } => {
+                "copy the tokenizer.json that the model was trained with into the folder, or load the tokenizer \
+                 with AutoTokenizer.from_pretrained in transformers and write it there with save_pretrained."
+            }
+            DataError::TokenizerMalformed { .. } => {
+                "write the tokenizer files again with save_pretrained in transformers."
+            }
+            DataError::TokenizerTooLarge { .. } => {
+                "this is probably not a tokenizer file: download or write the tokenizer files again."
+            }
+            DataError::ChatTemplate(fault) => return Some(fault.hint()),
+            DataError::NoChatTemplate { path: None } => {
+                "set `chat_template: builtin`, or set chat_template_path to a Jinja template."
+            }
+            DataError::NoChatTemplate { .. } => {
+                "set chat_template_path (on the command line: --chat-template) to a Jinja template or to a folder \
+                 with a chat_template.jinja, or use `builtin` for the plain template."
+            }
+            _ => return None,
+        };
+        Some(text.into())
+    }
 }
 
-const NEEDED: &str = "rows need `text`, `messages`, `prompt` and `completion`, `conversations`, \
-                      `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they \
-                      are called otherwise.";
+const NEEDED: &str = "rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and \
+                      `output`, or `input_ids`; if your columns have other names, map them with \
+                      `columns: {text: NAME}`.";
+const FIX_ROW: &str = "fix the row, or set on_bad_row: skip to leave out such rows.";
 
 impl RowFault {
-    /// The same with the names of all columns of the row.
+    /// Adds the names of all columns of the row to a fault about columns.
     pub(crate) fn with_columns(mut self, mut names: Vec<String>) -> RowFault {
         if let RowFault::UnknownColumns { columns } | RowFault::MissingColumn { columns, .. } = &mut self {
             names.sort_unstable();
@@ -291,92 +329,75 @@ impl RowFault {
     }
 
     fn hint(&self) -> Option<String> {
-        match self {
+        let text = match self {
             RowFault::WrongType { expected: "a string", .. } => {
-                Some("write it as a string, or set on_bad_row to skip to leave such rows out.".into())
+                "write it as a string, or set on_bad_row: skip to leave out such rows."
             }
             RowFault::WrongType { .. }
             | RowFault::Message { .. }
             | RowFault::Fields { .. }
             | RowFault::LengthsDiffer { .. }
-            | RowFault::Template { .. } => {
-                Some("mend the row, or set on_bad_row to skip to leave such rows out.".into())
-            }
+            | RowFault::Template { .. } => FIX_ROW,
             RowFault::UnknownTag { .. } => {
-                Some("known are human, gpt, system, observation, function_call, and their like.".into())
+                "`from` can be human, gpt, system, observation or function_call, or an alias such as user, \
+                 assistant or tool."
             }
-            RowFault::ArrowType { .. } => {
-                Some("drop the column, or set `columns` so that another one is read.".into())
-            }
+            RowFault::ArrowType { .. } => "remove the column, or use `columns` to read another one instead.",
             RowFault::IdOutside { .. } => {
-                Some(
-                    "the rows were tokenised with another tokenizer: name that one. With `tokenizer: none` the \
-                     model's vocab_size decides."
-                        .into(),
-                )
+                "the rows were tokenized with another tokenizer: set `tokenizer` to that one. With \
+                 `tokenizer: none`, ids must be below the model's vocab_size."
             }
-            RowFault::NoTokenizer { .. } => {
-                Some("name a tokenizer with `tokenizer`, or give rows of `input_ids` alone.".into())
-            }
+            RowFault::NoTokenizer { .. } => "set `tokenizer`, or provide rows with `input_ids` only.",
             RowFault::LabelDiffers { .. } => {
-                Some("a label is the token itself, or -100 where it is not to be learned.".into())
+                "a label must be the token id itself, or -100 to leave the token out of the loss."
             }
-            RowFault::LongerThanContext { .. } => Some(
-                "raise max_length, set on_long_row to truncate or drop, or pack with bfd_split, which loses \
-                 nothing."
-                    .into(),
-            ),
-            RowFault::Json { .. } | RowFault::NotAnObject { .. } => Some(
-                "each row must be one JSON object; set on_bad_row to skip to leave such rows out.".into(),
-            ),
+            RowFault::LongerThanContext { .. } => {
+                "raise max_length, set on_long_row to truncate or drop, or use `packing: bfd_split`, which keeps \
+                 all tokens."
+            }
+            RowFault::Json { .. } | RowFault::NotAnObject { .. } => {
+                "each row must be one JSON object; set on_bad_row: skip to leave out such rows."
+            }
             RowFault::NotUtf8 { .. } => {
-                Some("convert the file to UTF-8, or set on_bad_row to skip to leave such rows out.".into())
+                "convert the file to UTF-8, or set on_bad_row: skip to leave out such rows."
             }
-            RowFault::UnknownColumns { columns } => {
-                let meant = columns
-                    .iter()
-                    .find_map(|c| Some((c, closest(c, DECIDING)?)))
-                    .filter(|(c, known)| c != known);
-                Some(match meant {
-                    Some((column, known)) => format!(
-                        "`{column}` looks like `{known}`; rename it, or write `columns: {{{known}: {column}}}`."
-                    ),
-                    None => NEEDED.into(),
-                })
+            RowFault::MixedFormats { .. } => "put rows of different formats into separate files.",
+            RowFault::NoTemplate { .. } => {
+                "set chat_template_path, use the plain template with `chat_template: builtin`, or render the \
+                 messages to `text` or to `prompt` and `completion` beforehand."
             }
+            RowFault::UnknownColumns { columns } => return Some(rename_hint(columns)),
             RowFault::MissingColumn { missing, columns, .. } => {
-                Some(match closest(missing, names(columns)) {
-                    Some(column) => format!(
-                        "`{column}` looks like `{missing}`; rename it, or write `columns: {{{missing}: {column}}}`."
-                    ),
-                    None => NEEDED.into(),
-                })
+                let similar = closest(missing, columns.iter().map(String::as_str));
+                return Some(similar.map_or_else(|| NEEDED.into(), |column| looks_like(column, missing)));
             }
-            RowFault::MixedFormats { .. } => {
-                Some("put rows of different formats into different files.".into())
-            }
-            RowFault::Chat(fault) => fault.hint(),
-            RowFault::NoTemplate { .. } => Some(
-                "give one with chat_template_path, take the plain one with `chat_template: builtin`, or render \
-                 the messages to `text`, or to `prompt` and `completion`, first."
-                    .into(),
-            ),
-            _ => None,
-        }
+            RowFault::Chat(fault) => return fault.hint(),
+            _ => return None,
+        };
+        Some(text.into())
     }
 }
 
-fn names(columns: &[String]) -> impl Iterator<Item = &str> {
-    columns.iter().map(String::as_str)
+/// The hint for a row without a known column: the column that was probably meant, or what rows need.
+fn rename_hint(columns: &[String]) -> String {
+    let similar = columns.iter().find_map(|column| Some((column, closest(column, DECIDING)?)));
+    match similar.filter(|(column, known)| column != known) {
+        Some((column, known)) => looks_like(column, known),
+        None => NEEDED.into(),
+    }
 }
 
-struct Columns<'a>(&'a [String]);
+fn looks_like(column: &str, known: &str) -> String {
+    format!("did you mean `{known}` by `{column}`? Rename it, or set `columns: {{{known}: {column}}}`.")
+}
 
-impl fmt::Display for Columns<'_> {
+struct ColumnList<'a>(&'a [String]);
+
+impl fmt::Display for ColumnList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 12;
         if self.0.is_empty() {
-            return f.write_str("no columns at all");
+            return f.write_str("none");
         }
         for (idx, column) in self.0.iter().take(SHOWN).enumerate() {
             write!(f, "{}`{}`", if idx == 0 { "" } else { ", " }, crate::value::excerpt(column))?;
@@ -388,35 +409,35 @@ impl fmt::Display for Columns<'_> {
     }
 }
 
-struct Places<'a>(&'a [PathBuf]);
+struct SearchedPaths<'a>(&'a [PathBuf]);
 
-impl fmt::Display for Places<'_> {
+impl fmt::Display for SearchedPaths<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all: Vec<String> = self.0.iter().map(|path| path.display().to_string()).collect();
         f.write_str(&all.join(" and "))
     }
 }
 
-struct Splits<'a>(&'a [String]);
+struct SplitList<'a>(&'a [String]);
 
-impl fmt::Display for Splits<'_> {
+impl fmt::Display for SplitList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { f.write_str("no data files") } else { f.write_str(&self.0.join(", ")) }
     }
 }
 
-/// Which message of a list.
-struct Number(usize);
+/// Which message of a list; nothing for the list as a whole.
+struct MessageNumber(usize);
 
-impl fmt::Display for Number {
+impl fmt::Display for MessageNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0 == 0 { Ok(()) } else { write!(f, ", message {}", self.0) }
     }
 }
 
-struct Paths<'a>(&'a [PathBuf]);
+struct FileList<'a>(&'a [PathBuf]);
 
-impl fmt::Display for Paths<'_> {
+impl fmt::Display for FileList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             [] => f.write_str("no files"),
@@ -426,21 +447,21 @@ impl fmt::Display for Paths<'_> {
     }
 }
 
-struct Place<'a>(Option<&'a Path>);
+struct MissingTemplate<'a>(Option<&'a Path>);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for MissingTemplate<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(path) => write!(f, "at {}", path.display()),
-            None => f.write_str("comes with the byte tokenizer"),
+            Some(path) => write!(f, "no chat template at {}", path.display()),
+            None => f.write_str("the byte tokenizer has no chat template"),
         }
     }
 }
 
-struct Found<'a>(&'a [String]);
+struct OtherTokenizers<'a>(&'a [String]);
 
-impl fmt::Display for Found<'_> {
+impl fmt::Display for OtherTokenizers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, "; it has {}", self.0.join(", ")) }
+        if self.0.is_empty() { Ok(()) } else { write!(f, " (found {})", self.0.join(", ")) }
     }
 }

@@ -1,10 +1,10 @@
-//! Byte-level BPE by words, for tokenizers whose text is split by one of a few known patterns.
+//! A fast path for byte-level BPE tokenizers that split text with one of a few known patterns.
 //!
-//! The library keeps for every character where it came from, which training never asks, and looks at a
-//! word again each time it meets it. Here text is split at the same places, and a word that was met before is
-//! looked up; a new one goes to the library's own model, so its merges are never done otherwise. A file that has
-//! anything unexpected gets no fast path, and one that has is tried on texts when it is loaded. Tests hold
-//! the two against each other.
+//! The `tokenizers` library tracks the offset of every character, which training does not need, and merges a
+//! word anew each time it occurs. This path splits text at the same places and caches the ids of words. A new
+//! word goes to the library's own model, so the merges are always the library's. A tokenizer file with
+//! anything unexpected gets no fast path, and one that gets it is first checked against the library on a few
+//! texts ([`PROBES`]). Property tests compare the two.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,21 +18,21 @@ use tokenizers::Model as _;
 
 use crate::byte_level;
 
-/// The end that all known patterns have: white space before a word leaves its last character to the word.
-/// The rest needs no look-ahead.
+/// The suffix that all known patterns share: whitespace before a word leaves its last character to the word.
+/// It is the only part that needs look-ahead; [`FastBpe::trailing_space_bytes`] implements it.
 const TAIL: &str = r"|\s+(?!\S)|\s+";
-/// Patterns without their tail: GPT-2's, Llama 3's, Qwen 2's.
+/// The patterns of GPT-2, Llama 3 and Qwen 2, without their tail.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+";
 const LLAMA3: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+";
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+";
 
-/// Words remembered by a thread in each of two generations, and the longest that is.
-const REMEMBERED: usize = 1 << 13;
-const REMEMBERED_BYTES: usize = 64;
+/// The words that a thread caches in each of two generations, and the longest word that is cached.
+const CACHED_WORDS: usize = 1 << 13;
+const MAX_CACHED_WORD_BYTES: usize = 64;
 
-/// Texts that show the difference between patterns.
+/// Texts on which the known patterns differ.
 const PROBES: [&str; 4] = [
     "",
     "It's 12345 o'CLOCK,  and we'LL\tgo.\n\n  Then --\r\n x",
@@ -43,19 +43,20 @@ const PROBES: [&str; 4] = [
 #[derive(Debug)]
 pub(crate) struct FastBpe {
     words: Regex,
-    /// White space that ends in a newline stays whole.
+    /// Whitespace that ends in a newline is not split.
     newlines_bind: bool,
-    /// All added tokens; what stands for each, or `None` for one that the library must treat.
+    /// Finds all added tokens. Each has an id, or `None` if only the library can handle it.
     added: Option<AhoCorasick>,
     added_ids: Vec<Option<u32>>,
-    /// What the post-processor puts around a text.
+    /// The ids that the post-processor adds before and after a text.
     before: Vec<u32>,
     after: Vec<u32>,
-    /// Tells apart what threads remember for one tokenizer and for another.
-    number: u64,
+    /// Identifies the tokenizer whose words a thread has cached.
+    tokenizer_id: u64,
 }
 
-/// What is asked of a file: all but its vocabulary, of which a tree would take many times the file.
+/// The parts of a tokenizer file that decide whether it has a fast path. The vocabulary is left out: as a JSON tree it
+/// would take many times the size of the file.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct File {
@@ -74,18 +75,18 @@ struct ModelHead {
     dropout: Value,
 }
 
-/// What a thread keeps for the tokenizer it used last.
-struct Memory {
-    number: u64,
-    /// A copy: threads that share one wait for each other.
+/// What a thread caches for the tokenizer that it used last.
+struct WordCache {
+    tokenizer_id: u64,
+    /// A clone per thread: threads that share a regex contend for its scratch space.
     words: Option<Regex>,
-    /// Words met lately, and those met before them. When the young are many, the old are forgotten: frequent
-    /// words are met again in time.
+    /// Recent words, and those of the generation before. When `young` is full it replaces `old`; frequent words are
+    /// moved to `young` before that.
     young: HashMap<Box<str>, Box<[u32]>>,
     old: HashMap<Box<str>, Box<[u32]>>,
 }
 
-impl Memory {
+impl WordCache {
     fn get(&mut self, word: &str) -> Option<&[u32]> {
         if !self.young.contains_key(word) {
             let (word, ids) = self.old.remove_entry(word)?;
@@ -95,7 +96,7 @@ impl Memory {
     }
 
     fn keep(&mut self, word: Box<str>, ids: Box<[u32]>) {
-        if self.young.len() >= REMEMBERED {
+        if self.young.len() >= CACHED_WORDS {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(word, ids);
@@ -103,15 +104,15 @@ impl Memory {
 }
 
 thread_local! {
-    static MEMORY: RefCell<Memory> = RefCell::new(Memory {
-        number: 0, words: None, young: HashMap::new(), old: HashMap::new(),
+    static WORD_CACHE: RefCell<WordCache> = RefCell::new(WordCache {
+        tokenizer_id: 0, words: None, young: HashMap::new(), old: HashMap::new(),
     });
 }
 
 impl FastBpe {
-    /// A fast path for the tokenizer in `json`, if it is of a kind that has one.
+    /// A fast path for the tokenizer in `json`, if it is of a supported kind.
     pub(crate) fn of(json: &[u8], library: &tokenizers::Tokenizer) -> Option<FastBpe> {
-        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let file: File = serde_json::from_slice(json).ok()?;
         if file.model.kind != "BPE" || !file.model.dropout.is_null() || !file.normalizer.is_null() {
             return None;
@@ -126,7 +127,7 @@ impl FastBpe {
             added_ids,
             before,
             after,
-            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            tokenizer_id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
         };
         let agrees = |text: &str| {
             let slow = library.encode_fast(text, true).ok().map(|encoding| encoding.get_ids().to_vec());
@@ -135,72 +136,72 @@ impl FastBpe {
         PROBES.into_iter().all(agrees).then_some(fast)
     }
 
-    /// The ids of `text`; `None` where only the library can tell.
+    /// The ids of `text`; `None` if only the library can encode it.
     pub(crate) fn encode(&self, text: &str, library: &tokenizers::Tokenizer) -> Option<Vec<u32>> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         ids.extend_from_slice(&self.before);
-        MEMORY.with_borrow_mut(|memory| {
-            if memory.number != self.number {
-                (memory.young, memory.old) = (HashMap::new(), HashMap::new());
-                (memory.number, memory.words) = (self.number, None);
+        WORD_CACHE.with_borrow_mut(|cache| {
+            if cache.tokenizer_id != self.tokenizer_id {
+                (cache.young, cache.old) = (HashMap::new(), HashMap::new());
+                (cache.tokenizer_id, cache.words) = (self.tokenizer_id, None);
             }
-            let words = memory.words.take().unwrap_or_else(|| self.words.clone());
-            let done = self.parts(text, &words, library, memory, &mut ids);
-            memory.words = Some(words);
+            let words = cache.words.take().unwrap_or_else(|| self.words.clone());
+            let done = self.encode_with_added_tokens(text, &words, library, cache, &mut ids);
+            cache.words = Some(words);
             done
         })?;
         ids.extend_from_slice(&self.after);
         Some(ids)
     }
 
-    /// Added tokens, and the text between them.
-    fn parts(
+    /// Encodes added tokens, and the text between them.
+    fn encode_with_added_tokens(
         &self,
         text: &str,
         words: &Regex,
         library: &tokenizers::Tokenizer,
-        memory: &mut Memory,
+        cache: &mut WordCache,
         ids: &mut Vec<u32>,
     ) -> Option<()> {
         let mut at = 0;
         for found in self.added.iter().flat_map(|added| added.find_iter(text)) {
-            self.plain(&text[at..found.start()], words, library, memory, ids)?;
+            self.encode_plain(&text[at..found.start()], words, library, cache, ids)?;
             ids.push(self.added_ids[found.pattern().as_usize()]?);
             at = found.end();
         }
-        self.plain(&text[at..], words, library, memory, ids)
+        self.encode_plain(&text[at..], words, library, cache, ids)
     }
 
-    /// Text without added tokens.
-    fn plain(
+    /// Encodes text without added tokens.
+    fn encode_plain(
         &self,
         text: &str,
         words: &Regex,
         library: &tokenizers::Tokenizer,
-        memory: &mut Memory,
+        cache: &mut WordCache,
         ids: &mut Vec<u32>,
     ) -> Option<()> {
         let mut at = 0;
         while at < text.len() {
             let found = words.find_at(text, at)?;
             if found.start() != at {
-                // A character that no alternative takes: the known patterns have none.
+                // No alternative matches this character. The known patterns match every character.
                 return None;
             }
             let mut end = found.end();
             if end < text.len() {
-                end = self.given_back(found.as_str()).map_or(end, |bytes| end - bytes);
+                end = self.trailing_space_bytes(found.as_str()).map_or(end, |bytes| end - bytes);
             }
             let word = &text[at..end];
-            match memory.get(word) {
+            match cache.get(word) {
                 Some(known) => ids.extend_from_slice(known),
                 None => {
-                    let stood_in: String = word.bytes().map(byte_level::stand_in).collect();
-                    let tokens = library.get_model().tokenize(&stood_in).ok()?;
+                    let mapped: String = word.bytes().map(byte_level::byte_char).collect();
+                    let tokens = library.get_model().tokenize(&mapped).ok()?;
                     let new: Box<[u32]> = tokens.into_iter().map(|token| token.id).collect();
                     ids.extend_from_slice(&new);
-                    if word.len() <= REMEMBERED_BYTES {
-                        memory.keep(word.into(), new);
+                    if word.len() <= MAX_CACHED_WORD_BYTES {
+                        cache.keep(word.into(), new);
                     }
                 }
             }
@@ -209,9 +210,9 @@ impl FastBpe {
         Some(())
     }
 
-    /// The bytes of the last character of white space, which goes to the word that follows. A single one
-    /// stays.
-    fn given_back(&self, found: &str) -> Option<usize> {
+    /// The bytes of the last whitespace character of a match, which belongs to the word that follows. A match of a
+    /// single whitespace character is kept.
+    fn trailing_space_bytes(&self, found: &str) -> Option<usize> {
         let last = found.chars().next_back().filter(|c| c.is_whitespace())?;
         let rest = &found[..found.len() - last.len_utf8()];
         let binds = self.newlines_bind && matches!(last, '\r' | '\n');
@@ -220,7 +221,7 @@ impl FastBpe {
     }
 }
 
-/// The pattern without its tail, where the text is split by it and nothing else is done.
+/// The pattern without its tail, if the pre-tokenizer only splits text by a known pattern.
 fn pattern(pre_tokenizer: &Value) -> Option<&'static str> {
     let plain = |step: &Value, regex: bool| {
         step["type"] == "ByteLevel"
@@ -240,7 +241,7 @@ fn pattern(pre_tokenizer: &Value) -> Option<&'static str> {
     [GPT2, LLAMA3, QWEN2].into_iter().find(|known| *known == found)
 }
 
-/// What finds added tokens, and their ids.
+/// A matcher of added tokens, and their ids.
 fn added(tokens: &Value, library: &tokenizers::Tokenizer) -> Option<(Option<AhoCorasick>, Vec<Option<u32>>)> {
     let tokens: &[Value] = tokens.as_array().map_or(&[], Vec::as_slice);
     let (mut contents, mut ids) = (Vec::new(), Vec::new());
@@ -248,7 +249,7 @@ fn added(tokens: &Value, library: &tokenizers::Tokenizer) -> Option<(Option<AhoC
         contents.push(token["content"].as_str().filter(|content| !content.is_empty())?);
         let off = |name: &str| token[name] == false;
         let simple = ["single_word", "lstrip", "rstrip", "normalized"].into_iter().all(off);
-        // Not the file's own id: the library counts on from the vocabulary where the two are apart.
+        // The library's id, not the file's: where the two differ, the library numbers on from the vocabulary.
         let id = library.token_to_id(token["content"].as_str()?)?;
         ids.push(simple.then_some(id));
     }
@@ -259,7 +260,7 @@ fn added(tokens: &Value, library: &tokenizers::Tokenizer) -> Option<(Option<AhoC
     Some((Some(finder), ids))
 }
 
-/// The ids that a post-processor puts before and after a text.
+/// The ids that a post-processor adds before and after a text.
 fn around(processor: &Value) -> Option<(Vec<u32>, Vec<u32>)> {
     match processor["type"].as_str() {
         None if processor.is_null() => Some(Default::default()),
@@ -275,15 +276,15 @@ fn around(processor: &Value) -> Option<(Vec<u32>, Vec<u32>)> {
         }
         Some("TemplateProcessing") => {
             let mut all = (Vec::new(), Vec::new());
-            let mut passed = false;
+            let mut after_text = false;
             for piece in processor["single"].as_array()? {
                 if !piece["Sequence"].is_null() {
-                    passed = true;
+                    after_text = true;
                     continue;
                 }
                 let ids = &processor["special_tokens"][piece["SpecialToken"]["id"].as_str()?]["ids"];
                 let ids = ids.as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
-                let side = if passed { &mut all.1 } else { &mut all.0 };
+                let side = if after_text { &mut all.1 } else { &mut all.0 };
                 side.extend(ids.collect::<Option<Vec<u32>>>()?);
             }
             Some(all)
@@ -348,7 +349,7 @@ mod tests {
         ];
         let load = |file: Vec<u8>| {
             let library = tokenizers::Tokenizer::from_bytes(&file).unwrap();
-            let fast = FastBpe::of(&file, &library).expect("a kind that is known");
+            let fast = FastBpe::of(&file, &library).expect("the tokenizer has a fast path");
             (library, fast)
         };
         files.into_iter().map(load).collect()
@@ -360,13 +361,13 @@ mod tests {
             if let Some(fast) = fast.encode(text, library) {
                 assert_eq!(fast, slow, "{text:?}");
             } else {
-                assert!(text.contains("<|strip|>"), "{text:?} needs no library");
+                assert!(text.contains("<|strip|>"), "{text:?} should take the fast path");
             }
         }
     }
 
     #[test]
-    fn words_white_space_and_added_tokens() {
+    fn words_whitespace_and_added_tokens_match_the_library() {
         let all = &*ALL;
         for text in [
             "hello the  the   the\n\n\n the",
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_has_no_fast_path() {
+    fn unknown_kinds_have_no_fast_path() {
         let none = |change: &dyn Fn(&mut Value)| {
             let mut file: Value = serde_json::from_slice(&file(None, Value::Null)).unwrap();
             change(&mut file);
@@ -408,12 +409,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_library_agrees_on_any_text(text in any::<String>()) {
+        fn any_text_matches_the_library(text in any::<String>()) {
             assert_same(&text, &ALL);
         }
 
         #[test]
-        fn the_library_agrees_on_texts_of_many_borders(
+        fn texts_with_many_boundaries_match_the_library(
             parts in prop::collection::vec(prop::sample::select(vec![
                 " ", "  ", "\n", "\r", "\t", "the", "hello", "'s", "'LL", "1", "23", "é", "水", "!", "<|x|>", "<|", "\u{a0}", "ing",
                 "<|strip|>", "\u{2003}", "\u{301}",

@@ -1,21 +1,21 @@
-//! Names as people write them to the files they mean: a file, a folder, a pattern.
+//! Expands file names, folders and glob patterns to lists of data files.
 //!
-//! Links are followed, for Hugging Face's caches are made of them. A folder that can be reached in several ways, or
-//! from inside itself, is entered once, and a file that one name reaches through several links is read once.
+//! Symbolic links are followed, because Hugging Face's caches consist of them. A folder that is reachable by several
+//! paths, or from inside itself, is visited once, and a file that one name reaches through several links is read once.
 
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use crate::DataError;
-use crate::read::Kind;
+use crate::read::FileKind;
 
-/// Folders within folders that are entered: more than anyone makes on purpose, and few enough for the stack.
+/// The deepest folder nesting that is followed: deeper than anyone nests on purpose, and safe for the stack.
 const MAX_DEPTH: usize = 64;
 
-/// The files that `names` mean, in their order; those of a folder or a pattern sorted by name. A folder
-/// stands for all files of a known kind in it and below, hidden ones left out. A file that is named twice is read
-/// twice; one that a single name reaches in two ways is read once.
+/// The files that `names` stand for, in their order; the files of a folder or a pattern are sorted by name. A folder
+/// stands for all data files in it and below, without hidden ones. A file that is named twice is read twice; a file
+/// that a single name reaches by two paths is read once.
 pub(crate) fn expand(names: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for name in names {
@@ -39,7 +39,7 @@ pub(crate) fn expand(names: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
     Ok(files)
 }
 
-/// The files of a known kind in a folder and below, sorted.
+/// Calls `found` with the data files in a folder and below, sorted.
 pub(crate) fn walk(dir: &Path, found: &mut dyn FnMut(PathBuf)) -> Result<(), DataError> {
     walk_new(dir, &mut Visited::default(), 0, found)
 }
@@ -56,41 +56,41 @@ fn walk_new(
     for path in entries(dir)? {
         if path.is_dir() {
             walk_new(&path, visited, depth + 1, found)?;
-        } else if Kind::of(&path).is_some() && (path.is_file() || leads_nowhere(&path)) {
+        } else if FileKind::of(&path).is_some() && (path.is_file() || is_dangling_link(&path)) {
             found(path);
         }
     }
     Ok(())
 }
 
-/// Whether a path is a link to nothing. Such a file is kept among the data, so that reading it fails: rows that are
-/// silently missing would be worse.
-fn leads_nowhere(path: &Path) -> bool {
+/// Whether a path is a dangling symbolic link. Such a file is kept in the list, so that reading it fails: silently
+/// missing rows would be worse.
+fn is_dangling_link(path: &Path) -> bool {
     path.is_symlink() && path.metadata().is_err()
 }
 
-/// The folders that have been entered, by their true paths.
+/// The folders that have been visited, by their canonical paths.
 #[derive(Default)]
 struct Visited(HashSet<PathBuf>);
 
 impl Visited {
-    /// Whether `dir` is new.
+    /// Records a visit. Returns whether `dir` is new.
     fn enter(&mut self, dir: &Path, depth: usize) -> Result<bool, DataError> {
         if depth > MAX_DEPTH {
             return Err(DataError::TooDeep { path: dir.into(), max_depth: MAX_DEPTH });
         }
-        let true_path = dir.canonicalize().map_err(|source| DataError::Read { path: dir.into(), source })?;
-        Ok(self.0.insert(true_path))
+        let canonical = dir.canonicalize().map_err(|source| DataError::Read { path: dir.into(), source })?;
+        Ok(self.0.insert(canonical))
     }
 }
 
-/// `files` without those that are links to an earlier one, or to the same file as an earlier one.
+/// `files` without those that refer to the same file as an earlier one.
 fn each_once(files: Vec<PathBuf>) -> impl Iterator<Item = PathBuf> {
     let mut known = HashSet::new();
     files.into_iter().filter(move |path| known.insert(path.canonicalize().unwrap_or_else(|_| path.clone())))
 }
 
-/// What is in a folder, sorted by name, hidden entries left out.
+/// The entries of a folder, sorted by name, without hidden ones.
 pub(crate) fn entries(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
     let failed = |source| DataError::Read { path: dir.into(), source };
     let mut paths = Vec::new();
@@ -108,7 +108,7 @@ fn is_pattern(path: &Path) -> bool {
     path.to_string_lossy().contains(['*', '?', '['])
 }
 
-/// The files that a pattern matches: `*` and `?` within a name, `[a-z]` one character, `**` any folders.
+/// The files that a glob pattern matches: `*` and `?` within a name, `[a-z]` for one character, `**` for any folders.
 fn matches(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut found = vec![PathBuf::new()];
     for part in pattern.components() {
@@ -137,12 +137,12 @@ fn matches(pattern: &Path) -> Result<Vec<PathBuf>, DataError> {
                 next.push(base.join(&*name));
             }
         }
-        // Several `**` find the same folder in several ways.
+        // Several `**` can find the same folder more than once.
         next.sort();
         next.dedup();
         found = next;
     }
-    found.retain(|path| path.is_file() || leads_nowhere(path));
+    found.retain(|path| path.is_file() || is_dangling_link(path));
     Ok(each_once(found).collect())
 }
 
@@ -164,8 +164,8 @@ fn folders_below(
     Ok(())
 }
 
-/// Whether `pattern` matches all of `name`. The last star takes up what does not match, so the time is at
-/// most the product of the lengths.
+/// Whether `pattern` matches all of `name`. On a mismatch only the last star backtracks, so the time is at most the
+/// product of the two lengths.
 fn wild(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -193,7 +193,7 @@ fn wild(pattern: &[char], name: &[char]) -> bool {
     pattern[p..].iter().all(|c| *c == '*')
 }
 
-/// The width of the `[...]` at the start of `pattern`, if it has `c`. Without an end it is a bracket.
+/// The width of the `[...]` at the start of `pattern`, if it matches `c`. An unclosed `[` is a plain character.
 fn class(pattern: &[char], c: char) -> Option<usize> {
     let negated = matches!(pattern.get(1), Some('!' | '^'));
     let first = if negated { 2 } else { 1 };
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_and_patterns_name_files_in_order() {
+    fn folders_and_patterns_expand_to_sorted_files() {
         let dir = tempfile::tempdir().unwrap();
         let file = |name: &str| {
             let path = dir.path().join(name);
@@ -270,7 +270,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn links_are_followed_and_no_file_is_read_twice() {
+    fn links_are_followed_but_no_file_is_read_twice() {
         use std::os::unix::fs::symlink;
         let dir = tempfile::tempdir().unwrap();
         let data = dir.path().join("data");
@@ -283,19 +283,19 @@ mod tests {
         };
         let (a, c, far, blob) =
             (file("data/a.jsonl"), file("data/sub/deep/c.jsonl"), file("elsewhere/far.jsonl"), file("blob"));
-        // To itself, to a folder above, to each other, to one folder twice.
+        // Links to the folder itself, to a parent, to each other, and two links to one folder.
         symlink(&data, data.join("self")).unwrap();
         symlink("..", data.join("sub/up")).unwrap();
         symlink(data.join("sub"), data.join("sub/deep/around")).unwrap();
         symlink(dir.path().join("elsewhere"), data.join("link1")).unwrap();
         symlink(dir.path().join("elsewhere"), data.join("link2")).unwrap();
-        // A cache's file, and a second name for a file that is here already.
+        // A file as in Hugging Face's cache, and a second name for a file that is already listed.
         symlink(&blob, data.join("cached.jsonl")).unwrap();
         symlink(&a, data.join("b.jsonl")).unwrap();
         let names = ["a.jsonl", "cached.jsonl", "link1/far.jsonl", "sub/deep/c.jsonl"];
         let expected = names.map(|name| data.join(name));
         assert_eq!(expand(std::slice::from_ref(&data)).unwrap(), expected);
-        let true_paths = |files: Vec<PathBuf>| {
+        let canonical_paths = |files: Vec<PathBuf>| {
             let mut paths: Vec<PathBuf> = files.iter().map(|path| path.canonicalize().unwrap()).collect();
             paths.sort();
             paths
@@ -303,18 +303,18 @@ mod tests {
         let mut all: Vec<PathBuf> = [&a, &c, &far, &blob].map(|path| path.canonicalize().unwrap()).into();
         all.sort();
         for pattern in ["**/*.jsonl", "**/**/**/*.jsonl"] {
-            assert_eq!(true_paths(expand(&[data.join(pattern)]).unwrap()), all, "{pattern}");
+            assert_eq!(canonical_paths(expand(&[data.join(pattern)]).unwrap()), all, "{pattern}");
         }
-        // What is named twice is meant twice.
+        // A file that is named twice is read twice.
         assert_eq!(expand(&[a.clone(), a.clone()]).unwrap().len(), 2);
     }
 
     #[cfg(unix)]
     #[test]
-    fn many_ways_to_one_folder_cost_no_more_than_one() {
+    fn many_paths_to_one_folder_cost_no_more_than_one() {
         use std::os::unix::fs::symlink;
         let dir = tempfile::tempdir().unwrap();
-        // Two links from each folder to the next: 2^30 ways to the last.
+        // Two links from each folder to the next: 2^30 paths to the last.
         for level in 0..30 {
             let folder = dir.path().join(format!("{level}"));
             fs::create_dir(&folder).unwrap();
@@ -330,7 +330,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_link_to_nothing_is_not_passed_over() {
+    fn dangling_links_are_listed() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("a.jsonl"), "").unwrap();
         std::os::unix::fs::symlink("gone", dir.path().join("b.jsonl")).unwrap();
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_have_a_bounded_depth() {
+    fn the_folder_depth_is_bounded() {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join(["d"; MAX_DEPTH + 1].join("/"));
         fs::create_dir_all(&deep).unwrap();

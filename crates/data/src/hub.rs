@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::DataError;
 use crate::files::{entries, walk};
-use crate::read::Kind;
+use crate::read::FileKind;
 
 /// Where Hugging Face libraries keep things on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -171,7 +171,7 @@ fn choose(placed: Vec<Placed>, split: &str) -> Split {
 }
 
 fn place(root: &Path, path: PathBuf) -> Option<Placed> {
-    Kind::of(&path)?;
+    FileKind::of(&path)?;
     let below = path.strip_prefix(root).ok()?.to_path_buf();
     let (mut config, mut names) = (Vec::new(), Vec::new());
     let folders = below.parent()?.components().map(|c| c.as_os_str().to_string_lossy().into_owned());
@@ -227,7 +227,7 @@ fn in_prepared(root: &Path, named: Named<'_>) -> Result<Split, DataError> {
     let mut by_folder: Vec<(PathBuf, Vec<Placed>)> = Vec::new();
     let mut all = Vec::new();
     walk(config, &mut |path| all.push(path))?;
-    for path in all.into_iter().filter(|path| Kind::of(path) == Some(Kind::Arrow)) {
+    for path in all.into_iter().filter(|path| FileKind::of(path) == Some(FileKind::Arrow)) {
         let folder = path.parent().unwrap_or(root).to_path_buf();
         let stem = stem(&path);
         // Beside the splits lie results of `map`, which are called cache-HASH.
@@ -247,7 +247,9 @@ fn in_prepared(root: &Path, named: Named<'_>) -> Result<Split, DataError> {
 
 /// Whether a name could be a path that is misspelled rather than a data set's.
 pub(crate) fn looks_like_a_path(name: &str) -> bool {
-    name.starts_with(['.', '/', '~']) || name.matches('/').count() > 1 || Kind::of(Path::new(name)).is_some()
+    name.starts_with(['.', '/', '~'])
+        || name.matches('/').count() > 1
+        || FileKind::of(Path::new(name)).is_some()
 }
 
 #[cfg(test)]
@@ -313,9 +315,9 @@ mod tests {
             home.find("d/e", Some("de"), "train").unwrap(),
             ["hub/datasets--d--e/snapshots/r/de/train/0000.parquet"]
         );
-        insta::assert_snapshot!(home.find("d/e", None, "train").unwrap_err(), @"data set d/e has the configurations de, en");
-        insta::assert_snapshot!(home.find("a/b", None, "validation").unwrap_err(), @"data set a/b has no split `validation` here; found test, train, train_sft");
-        insta::assert_snapshot!(home.find("no/such", None, "train").unwrap_err(), @"data set no/such is not on this machine; looked for hub/datasets--no--such and datasets/no___such");
+        insta::assert_snapshot!(home.find("d/e", None, "train").unwrap_err(), @"dataset d/e has several configurations: de, en");
+        insta::assert_snapshot!(home.find("a/b", None, "validation").unwrap_err(), @"dataset a/b has no split `validation`; found test, train, train_sft");
+        insta::assert_snapshot!(home.find("no/such", None, "train").unwrap_err(), @"dataset no/such is not on this machine; searched hub/datasets--no--such and datasets/no___such");
     }
 
     #[test]
@@ -330,6 +332,6 @@ mod tests {
         let root = "datasets/a___b/default/0.0.0/1f";
         assert_eq!(home.find("a/b", None, "train").unwrap(), [format!("{root}/b-train.arrow")]);
         assert_eq!(home.find("a/b", None, "test").unwrap().len(), 2);
-        insta::assert_snapshot!(home.find("a/b", Some("x"), "train").unwrap_err(), @"data set a/b has the configurations default");
+        insta::assert_snapshot!(home.find("a/b", Some("x"), "train").unwrap_err(), @"dataset a/b has several configurations: default");
     }
 }

@@ -1,12 +1,11 @@
-//! From rows in files to batches on a device: reading, tokenising, masking, packing, and the order in
-//! which rows are met.
+//! From rows in files to micro-batches: reading, tokenizing, loss masks, packing, and the order of rows.
 //!
-//! [`prepare`] does all the work that does not depend on the run's mesh and leaves the result in a file
-//! that later runs find; [`Order`] says which rows step `s` takes, from the seed and `s` alone; [`Batch`]
-//! lays those rows out for the model, and [`Loader`] does so ahead of the step. Nothing here knows ranks: a
-//! caller takes its share of the rows.
+//! [`prepare`] does all the work that does not depend on the number of ranks and caches the result in a file
+//! for later runs. [`SampleOrder`] computes which rows a step uses, from the seed and the step number alone.
+//! [`Batch`] lays out those rows for the model, and [`Loader`] fills batches ahead of the step. Nothing here
+//! communicates with other ranks: each rank picks its own share of the rows ([`RankShare`]).
 //!
-//! Left out so far: preference pairs, data that is downloaded.
+//! Not implemented yet: preference pairs.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +25,6 @@ mod files;
 mod hub;
 mod loader;
 mod lock_file;
-mod order;
 mod packing;
 mod part;
 mod pipeline;
@@ -34,6 +32,7 @@ mod prepare;
 mod read;
 mod record;
 mod row;
+mod sample_order;
 mod sharegpt;
 mod stats;
 mod store;
@@ -44,47 +43,47 @@ use std::path::{Path, PathBuf};
 
 pub use batch::Batch;
 pub use chat::{
-    Chat, ChatFault, ChatRows, ChatTemplate, Encoded, Masks, Moment, TemplateFault, TemplateSource, encode,
-    encode_pair,
+    Chat, ChatEncoder, ChatFault, ChatTemplate, DateTime, EncodedChat, LossMasks, TemplateFault,
+    TemplateSource, encode_chat, encode_chat_pair,
 };
 pub use columns::Columns;
 pub use dataset::Dataset;
 pub use encode::EncodeChat;
 pub use error::{DataError, RowFault};
 pub use hub::{HubFolders, Named, locate};
-pub use loader::{Loader, Share, Window};
+pub use loader::{Loader, RankShare, StepBatches};
 pub use lock_file::{LockError, LockFile};
-pub use order::Order;
 pub use packing::{Packing, Rows, pack};
 pub use part::Part;
 pub use prepare::{first_format, prepare, preparing_bytes};
 pub use row::Format;
+pub use sample_order::SampleOrder;
 pub use stats::{SkippedRow, Stats};
 pub use tokenizer::{Tokenizer, TokenizerSource};
 
-/// What to read and how to turn it into rows.
+/// Which files to read, and how to turn them into rows of tokens.
 #[derive(Clone, Debug)]
 pub struct DataSpec {
-    /// Files, folders and patterns, read in this order.
+    /// Files, folders and glob patterns, read in this order.
     pub files: Vec<PathBuf>,
-    /// What the files call their columns.
+    /// The names that the files use for known columns.
     pub columns: Columns,
-    /// Which of the rows are taken.
+    /// Which of the rows to use.
     pub part: Part,
-    /// Tokens kept of a document, and the capacity of a packed row.
+    /// The most tokens of a document, and the capacity of a packed row.
     pub max_length: usize,
     pub packing: Packing,
     pub truncation: Truncation,
     pub on_long_row: OnLongRow,
-    /// Whether the prompt is left out of the loss. `None`: yes for rows that have one.
+    /// Whether to exclude the prompt from the loss. `None`: exclude it for rows that have one.
     pub completion_only_loss: Option<bool>,
     pub on_bad_row: OnBadRow,
-    /// Where prepared data is kept; made where it is missing.
+    /// The folder of prepared data; created if it does not exist.
     pub cache_dir: PathBuf,
 }
 
 impl DataSpec {
-    /// All rows of `files`, with nothing special about them.
+    /// All rows of `files`, with the default settings.
     pub fn new(files: Vec<PathBuf>, cache_dir: &Path) -> DataSpec {
         DataSpec {
             files,
@@ -101,7 +100,7 @@ impl DataSpec {
     }
 }
 
-/// Which end of a document that is too long stays.
+/// Which end of a document longer than `max_length` is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Truncation {
     #[default]
@@ -109,21 +108,21 @@ pub enum Truncation {
     KeepEnd,
 }
 
-/// What becomes of a document longer than `max_length`, unless packing keeps all of it.
+/// What to do with a document longer than `max_length`, unless packing keeps all of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLongRow {
     #[default]
     Truncate,
-    /// Leave it out and count it.
+    /// Leave the document out and count it.
     Drop,
     Stop,
 }
 
-/// What a row that cannot be used does to the run.
+/// What to do with a row that cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBadRow {
     #[default]
     Stop,
-    /// Leave it out, count it, and list it in [`Dataset::skipped`].
+    /// Leave the row out, count it, and list it in [`Dataset::skipped`].
     Skip,
 }

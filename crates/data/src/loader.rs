@@ -1,9 +1,10 @@
-//! Fills the batches of coming steps while a step runs.
+//! Fills the batches of upcoming steps while a step runs.
 //!
-//! Worker `w` of `n` fills the steps `s` with `s mod n = w`, a few ahead, and each has its own queue: the
-//! loop asks the one whose turn it is, so what comes, and in which order, does not depend on their number
-//! or speed. Windows go back to the worker that filled them, so that after the first few nothing is
-//! allocated. With no worker at all the loop's own thread fills.
+//! Worker `w` of `n` fills the steps `s` with `s mod n = w`, a few steps ahead, and every worker has its own
+//! queue. The training loop reads the queue of the worker that owns the step, so the batches and their order
+//! do not depend on the number or speed of the workers. A used [`StepBatches`] goes back to the worker that
+//! filled it, so that nothing is allocated after the first few steps. Without workers, the training loop's own
+//! thread fills the batches.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -11,37 +12,36 @@ use std::thread::{self, JoinHandle};
 
 use lockstep_core::Step;
 
-use crate::{Batch, DataError, Dataset, Order};
+use crate::{Batch, DataError, Dataset, SampleOrder};
 
-/// What one rank takes of a step.
+/// How the rows of a step are divided among ranks and micro-batches, and which rank this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct RankShare {
     pub rank: usize,
     pub world: usize,
-    /// Rows of a micro-batch.
-    pub rows_per_micro: usize,
-    /// Micro-batches of a step.
-    pub micros: usize,
+    pub rows_per_micro_batch: usize,
+    /// Micro-batches per step and rank.
+    pub num_micro_batches: usize,
 }
 
-/// The batches of one step.
+/// All micro-batches of one rank for one step.
 #[derive(Debug, Default)]
-pub struct Window {
+pub struct StepBatches {
     pub step: u64,
-    /// All rows of the step, on all ranks.
+    /// All rows of the step, over all ranks.
     pub rows: Vec<u32>,
-    /// One for each micro-batch of this rank.
-    pub batches: Vec<Batch>,
-    /// Targets of all rows that count in the loss.
+    /// The micro-batches of this rank.
+    pub micro_batches: Vec<Batch>,
+    /// The number of targets that count in the loss, over all ranks.
     pub supervised: u64,
-    /// Positions of all rows.
+    /// The number of positions, over all ranks.
     pub tokens: u64,
 }
 
-/// Gives the windows of steps in order.
+/// Hands out the batches of consecutive steps.
 #[derive(Debug)]
 pub struct Loader {
-    filler: Arc<Filler>,
+    filler: Arc<BatchFiller>,
     workers: Vec<Worker>,
     first: u64,
     next: u64,
@@ -50,112 +50,115 @@ pub struct Loader {
 
 #[derive(Debug)]
 struct Worker {
-    full: Receiver<Result<Window, DataError>>,
-    empty: Sender<Window>,
+    full: Receiver<Result<StepBatches, DataError>>,
+    empty: Sender<StepBatches>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Filler {
+struct BatchFiller {
     dataset: Arc<Dataset>,
-    order: Arc<Order>,
-    share: Share,
+    order: Arc<SampleOrder>,
+    share: RankShare,
 }
 
-impl Filler {
-    fn fill(&self, step: u64, window: &mut Window) -> Result<(), DataError> {
-        let Share { rank, world, rows_per_micro, micros } = self.share;
-        window.step = step;
-        self.order.rows(Step(step), &mut window.rows);
-        window.batches.resize_with(micros, Batch::default);
-        for (micro, batch) in window.batches.iter_mut().enumerate() {
-            // The last step of an epoch may be short: its last micro-batches are empty.
-            let mine = window.rows.chunks(rows_per_micro).nth(micro * world + rank);
+impl BatchFiller {
+    fn fill(&self, step: u64, batches: &mut StepBatches) -> Result<(), DataError> {
+        let RankShare { rank, world, rows_per_micro_batch, num_micro_batches } = self.share;
+        batches.step = step;
+        self.order.rows(Step(step), &mut batches.rows);
+        batches.micro_batches.resize_with(num_micro_batches, Batch::default);
+        for (idx, batch) in batches.micro_batches.iter_mut().enumerate() {
+            // The last step of an epoch may have fewer rows: its last micro-batches are then empty.
+            let mine = batches.rows.chunks(rows_per_micro_batch).nth(idx * world + rank);
             batch.fill(&self.dataset, mine.unwrap_or(&[]))?;
         }
-        // Denominators are those of the whole window on all ranks, which everybody can count.
-        window.supervised = window.rows.iter().map(|row| self.dataset.row_supervised(*row as usize)).sum();
-        window.tokens = window.rows.iter().map(|row| self.dataset.row_tokens(*row as usize) as u64).sum();
+        // The loss is normalized over the whole step on all ranks. Every rank can count that by itself.
+        let rows = || batches.rows.iter().map(|row| *row as usize);
+        batches.supervised = rows().map(|row| self.dataset.row_supervised(row)).sum();
+        batches.tokens = rows().map(|row| self.dataset.row_tokens(row) as u64).sum();
         Ok(())
     }
 }
 
 impl Loader {
-    /// Windows of the steps `first..end`. `workers` threads fill, each up to `ahead` windows in advance.
+    /// Loads the steps `first..end` with `workers` threads, each of which stays up to `ahead` steps ahead.
     pub fn new(
         dataset: Arc<Dataset>,
-        order: Arc<Order>,
-        share: Share,
+        order: Arc<SampleOrder>,
+        share: RankShare,
         first: u64,
         end: u64,
         workers: usize,
         ahead: usize,
     ) -> Loader {
-        let filler = Arc::new(Filler { dataset, order, share });
+        let filler = Arc::new(BatchFiller { dataset, order, share });
         let workers = (0..workers as u64).map(|w| {
-            // Worker w fills first + w, first + w + n, and so on.
+            // Worker w fills the steps first + w, first + w + n, and so on.
             Worker::start(Arc::clone(&filler), (first + w..end).step_by(workers), ahead.max(1))
         });
         Loader { workers: workers.collect(), filler, first, next: first, end }
     }
 
-    /// The window of the next step, waiting for it if need be. `back`: a window that is done with.
+    /// Waits for the batches of the next step. `used`: batches of an earlier step, whose memory is reused.
     ///
     /// # Panics
-    /// If asked for more steps than there are, or if a worker panicked.
-    pub fn next(&mut self, back: Option<Window>) -> Result<Window, DataError> {
+    /// If called more often than there are steps, or if a worker panicked.
+    pub fn next(&mut self, used: Option<StepBatches>) -> Result<StepBatches, DataError> {
         assert!(self.next < self.end, "step {} is beyond the last", self.next);
         let step = self.next;
         self.next += 1;
         if self.workers.is_empty() {
-            let mut window = back.unwrap_or_default();
-            self.filler.fill(step, &mut window)?;
-            return Ok(window);
+            let mut batches = used.unwrap_or_default();
+            self.filler.fill(step, &mut batches)?;
+            return Ok(batches);
         }
-        if let Some(window) = back {
-            // A worker that is done needs it no more.
-            let turn = self.turn(window.step);
-            let _ = self.workers[turn].empty.send(window);
+        if let Some(batches) = used {
+            let owner = self.worker_of(batches.step);
+            // Sending fails if the worker has filled its last step; then the memory is not needed any more.
+            let _ = self.workers[owner].empty.send(batches);
         }
-        let turn = self.turn(step);
-        let worker = &mut self.workers[turn];
+        let owner = self.worker_of(step);
+        let worker = &mut self.workers[owner];
         match worker.full.recv() {
-            Ok(window) => window,
+            Ok(batches) => batches,
             Err(_) => match worker.thread.take().map(JoinHandle::join) {
                 Some(Err(panic)) => std::panic::resume_unwind(panic),
                 _ => unreachable!("a worker ends after its last step"),
             },
         }
     }
-}
 
-impl Loader {
-    /// The worker that fills `step`.
-    fn turn(&self, step: u64) -> usize {
+    /// The index of the worker that fills `step`.
+    fn worker_of(&self, step: u64) -> usize {
         ((step - self.first) % self.workers.len() as u64) as usize
     }
 }
 
 impl Worker {
-    fn start(filler: Arc<Filler>, steps: impl Iterator<Item = u64> + Send + 'static, ahead: usize) -> Worker {
-        // What waits in the queue, what is being filled, and what the loop works on.
+    fn start(
+        filler: Arc<BatchFiller>,
+        steps: impl Iterator<Item = u64> + Send + 'static,
+        ahead: usize,
+    ) -> Worker {
+        // One less than `ahead`: the worker holds another step while it fills it.
         let (full_out, full) = sync_channel(ahead - 1);
         let (empty, empty_in) = channel();
-        let thread = thread::spawn(move || work(&filler, steps, &full_out, &empty_in));
+        let thread = thread::spawn(move || fill_steps(&filler, steps, &full_out, &empty_in));
         Worker { full, empty, thread: Some(thread) }
     }
 }
 
-/// Ends after the last step, the first error, or when nobody listens any more.
-fn work(
-    filler: &Filler,
+/// The worker's thread. Ends after the last step, after the first error, or when the loader is dropped.
+fn fill_steps(
+    filler: &BatchFiller,
     steps: impl Iterator<Item = u64>,
-    full: &SyncSender<Result<Window, DataError>>,
-    empty: &Receiver<Window>,
+    full: &SyncSender<Result<StepBatches, DataError>>,
+    empty: &Receiver<StepBatches>,
 ) {
     for step in steps {
-        let mut window = empty.try_recv().unwrap_or_default();
-        let filled = filler.fill(step, &mut window).map(|()| window);
+        let mut batches = empty.try_recv().unwrap_or_default();
+        let filled = filler.fill(step, &mut batches).map(|()| batches);
         let failed = filled.is_err();
         if full.send(filled).is_err() || failed {
             return;
@@ -167,7 +170,7 @@ impl Drop for Loader {
     fn drop(&mut self) {
         for Worker { full, empty, thread } in self.workers.drain(..) {
             drop((full, empty));
-            // It ends as soon as it has filled what it is at; a panic was met by whoever waited for it.
+            // The worker ends once it has filled its current step. A panic was already raised in `next`.
             let _ = thread.map(JoinHandle::join);
         }
     }
@@ -188,20 +191,21 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_does_not_depend_on_the_workers() {
+    fn batches_do_not_depend_on_the_workers() {
         let dir = tempfile::tempdir().unwrap();
         let dataset = dataset(dir.path());
-        let order = Arc::new(Order::new(5, dataset.num_rows(), 12, false, true).unwrap());
-        let share = Share { rank: 1, world: 2, rows_per_micro: 2, micros: 3 };
+        let order = Arc::new(SampleOrder::new(5, dataset.num_rows(), 12, false, true).unwrap());
+        let share = RankShare { rank: 1, world: 2, rows_per_micro_batch: 2, num_micro_batches: 3 };
         let all = |workers: usize, ahead: usize, first: u64| {
             let (dataset, order) = (Arc::clone(&dataset), Arc::clone(&order));
             let mut loader = Loader::new(dataset, order, share, first, 11, workers, ahead);
-            let (mut seen, mut back) = (Vec::new(), None);
+            let (mut seen, mut used) = (Vec::new(), None);
             for step in first..11 {
-                let window = loader.next(back.take()).unwrap();
-                assert_eq!(window.step, step);
-                seen.push((window.rows.clone(), window.batches.clone(), window.supervised, window.tokens));
-                back = Some(window);
+                let batches = loader.next(used.take()).unwrap();
+                assert_eq!(batches.step, step);
+                let StepBatches { rows, micro_batches, supervised, tokens, .. } = &batches;
+                seen.push((rows.clone(), micro_batches.clone(), *supervised, *tokens));
+                used = Some(batches);
             }
             seen
         };
@@ -214,19 +218,19 @@ mod tests {
     }
 
     #[test]
-    fn an_error_arrives_at_its_step_and_a_dropped_loader_ends() {
+    fn errors_arrive_at_their_step_and_a_dropped_loader_ends() {
         let dir = tempfile::tempdir().unwrap();
         let dataset = dataset(dir.path());
-        let order = Arc::new(Order::new(5, dataset.num_rows(), 4, false, false).unwrap());
-        let share = Share { rank: 0, world: 1, rows_per_micro: 4, micros: 1 };
-        // Cut under the reader, as nothing but another program would.
+        let order = Arc::new(SampleOrder::new(5, dataset.num_rows(), 4, false, false).unwrap());
+        let share = RankShare { rank: 0, world: 1, rows_per_micro_batch: 4, num_micro_batches: 1 };
+        // Truncate the file while it is open, as only another program would.
         std::fs::OpenOptions::new().write(true).open(dataset.path()).unwrap().set_len(100).unwrap();
         for workers in [0, 1, 2] {
             let mut loader = Loader::new(Arc::clone(&dataset), Arc::clone(&order), share, 0, 9, workers, 2);
-            let (mut step, mut back) = (0, None);
+            let (mut step, mut used) = (0, None);
             let error = loop {
-                match loader.next(back.take()) {
-                    Ok(window) => back = Some(window),
+                match loader.next(used.take()) {
+                    Ok(batches) => used = Some(batches),
                     Err(error) => break error,
                 }
                 step += 1;

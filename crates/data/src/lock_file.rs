@@ -1,27 +1,29 @@
-//! A file that one process at a time holds, in folders that are made for it and go with it if nothing else came in.
+//! A lock file that one process at a time holds. Folders that are created for it are removed with it, if they are
+//! still empty then.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How often the folder may vanish between its making and the opening of the file. Others who made it and have
-/// nothing to keep remove it; but a link that leads nowhere and a file in the folder's place look the same, for ever.
-const MOST_VANISHINGS: u32 = 1000;
+/// How often to retry when the folder disappears between its creation and the opening of the file. Another process
+/// removes it when it releases its own lock. The limit is for dangling links and for files in place of the folder,
+/// which look the same but never go away.
+const MAX_RETRIES: u32 = 1000;
 
-/// A lock, held until dropped.
+/// A lock that is held until it is dropped.
 #[derive(Debug)]
 pub struct LockFile {
     path: PathBuf,
     file: Option<File>,
-    /// Folders made for it, the innermost first.
+    /// The folders that were created for the file, innermost first.
     made: Vec<PathBuf>,
 }
 
-/// What could not be done, and where.
+/// The path that could not be opened or locked, and why.
 pub type LockError = (PathBuf, io::Error);
 
 impl LockFile {
-    /// Takes the lock, or gives the file as whoever holds it has written it.
+    /// Takes the lock. If another process holds it, returns the open file, as its holder has written it.
     pub fn try_take(path: &Path) -> Result<Result<LockFile, File>, LockError> {
         let mut lock = LockFile::new(path);
         loop {
@@ -31,7 +33,7 @@ impl LockFile {
                     lock.file = Some(file);
                     return Ok(Ok(lock));
                 }
-                // Its last holder has removed it between opening and locking.
+                // The last holder removed the file after we opened it: open it again.
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(Err(file)),
                 Err(TryLockError::Error(cause)) => return Err((path.into(), cause)),
@@ -39,7 +41,7 @@ impl LockFile {
         }
     }
 
-    /// Waits until nobody else holds it. No deadline: the system gives it back when its holder ends, however it ends.
+    /// Waits for the lock. There is no deadline: the system releases the lock when its holder exits, even by a crash.
     pub fn take(path: &Path) -> Result<LockFile, LockError> {
         let mut lock = LockFile::new(path);
         loop {
@@ -52,12 +54,12 @@ impl LockFile {
         }
     }
 
-    /// The file, to write into it who holds it.
+    /// The locked file, into which the holder can write who it is.
     pub fn file(&self) -> &File {
-        self.file.as_ref().expect("a lock that was taken has its file")
+        self.file.as_ref().expect("a held lock has its file")
     }
 
-    /// Something else is in the folders: they stay.
+    /// Keeps the folders that were created for the lock, because they now contain other files.
     pub fn keep_folders(&mut self) {
         self.made.clear();
     }
@@ -68,10 +70,10 @@ impl LockFile {
         LockFile { path: path.into(), file: None, made: made.map(Path::to_path_buf).collect() }
     }
 
-    /// Opens the file, in a folder that is made again as often as others remove it.
+    /// Opens the file, and creates its folder again whenever another process removes it.
     fn open(&self) -> Result<File, LockError> {
         let dir = self.path.parent().unwrap_or(Path::new("."));
-        let mut vanishings = 0;
+        let mut retries = 0;
         loop {
             let mut options = OpenOptions::new();
             options.create(true).truncate(false).read(true).write(true);
@@ -79,9 +81,9 @@ impl LockFile {
             match made.map_err(at(dir)).and_then(|()| options.open(&self.path).map_err(at(&self.path))) {
                 Err((_, e))
                     if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists)
-                        && vanishings < MOST_VANISHINGS =>
+                        && retries < MAX_RETRIES =>
                 {
-                    vanishings += 1;
+                    retries += 1;
                 }
                 opened => return opened,
             }
@@ -92,11 +94,11 @@ impl LockFile {
 impl Drop for LockFile {
     fn drop(&mut self) {
         if self.file.is_some() {
-            // While the lock is held: whoever waits for it sees that the file is gone, and makes a new one.
+            // Remove the file while the lock is held: a waiting process then sees that it is gone and creates a new one.
             let _ = fs::remove_file(&self.path);
         }
         for dir in &self.made {
-            // Fails where something is inside, which is then there to stay.
+            // Fails if the folder is not empty, and then it stays.
             if fs::remove_dir(dir).is_err() {
                 break;
             }
@@ -131,9 +133,9 @@ mod tests {
 
     use super::*;
 
-    /// Another process makes the folder, fails, and removes it, while this one takes the lock.
+    /// Another process creates and removes the folder while this one takes the lock.
     #[test]
-    fn a_folder_that_comes_and_goes() {
+    fn locking_succeeds_while_another_process_removes_the_folder() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("runs/out");
         let done = AtomicBool::new(false);
@@ -156,7 +158,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_lock_that_leads_nowhere() {
+    fn a_dangling_link_is_an_error() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("lock");
         std::os::unix::fs::symlink("nowhere/at/all", &path).unwrap();
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_and_nothing_stays() {
+    fn the_lock_is_exclusive_and_leaves_no_files() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b/lock");
         let held = LockFile::try_take(&path).unwrap().unwrap();

@@ -1,29 +1,29 @@
-//! Which documents share a row.
+//! Packing: which documents share a row.
 //!
-//! `bfd` is best-fit decreasing: documents by length, longest first, each into the fullest row that
-//! still holds it. Rows of equal room are filled in the order in which they came to have it, which is
-//! what TRL does. `bfd_split` packs the pieces of documents that are too long instead of cutting them,
-//! `wrapped` cuts the stream of all documents into rows; both are settled when documents come in, and
-//! what is left to do here is `bfd` and nothing.
+//! `bfd` is best-fit decreasing: it takes documents from longest to shortest and puts each into the fullest
+//! row that still has space for it. Among rows with equal space, it takes the one that reached that space
+//! first, as TRL does. `bfd_split` splits documents that are too long instead of truncating them, and
+//! `wrapped` cuts the stream of all documents into rows. The builder has already split or wrapped the
+//! documents, so that here `bfd_split` is the same as `bfd`, and `wrapped` the same as `none`.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// How documents are grouped into rows.
+/// How documents are packed into rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Packing {
-    /// One document, one row.
+    /// One document per row.
     #[default]
     None,
     /// Best-fit decreasing.
     Bfd,
-    /// The same, after documents longer than a row were split.
+    /// Best-fit decreasing, after splitting documents longer than a row.
     BfdSplit,
-    /// All documents end to end, cut into rows; a row is one document to the model.
+    /// All documents are concatenated and cut into rows. The model sees a row as one document.
     Wrapped,
 }
 
 impl Packing {
-    /// Whether every token finds a place, however long its document is.
+    /// Whether every token is kept, however long its document is.
     pub fn keeps_all(self) -> bool {
         matches!(self, Packing::BfdSplit | Packing::Wrapped)
     }
@@ -46,7 +46,7 @@ impl Rows {
         &self.docs[self.bounds[row] as usize..self.bounds[row + 1] as usize]
     }
 
-    /// From the row of every document; documents of a row keep the order of `docs`.
+    /// Builds rows from the row index of every document. The documents of a row keep the order of `docs`.
     fn grouped(docs: Vec<u32>, row_of: &[u32], num_rows: usize) -> Rows {
         let mut bounds = vec![0u32; num_rows + 1];
         for row in row_of {
@@ -58,15 +58,15 @@ impl Rows {
         let mut next = bounds.clone();
         let mut grouped = vec![0; docs.len()];
         for (doc, row) in docs.iter().zip(row_of) {
-            let place = &mut next[*row as usize];
-            grouped[*place as usize] = *doc;
-            *place += 1;
+            let at = &mut next[*row as usize];
+            grouped[*at as usize] = *doc;
+            *at += 1;
         }
         Rows { docs: grouped, bounds }
     }
 }
 
-/// The rows that `docs` make, each with its length.
+/// Packs `docs` into rows of `capacity` tokens. `len` returns the length of a document.
 ///
 /// # Panics
 /// If a document is longer than `capacity`.
@@ -85,19 +85,19 @@ fn best_fit_decreasing(docs: &[u32], len: impl Fn(u32) -> usize, capacity: usize
     by_length.sort_by_key(|doc| std::cmp::Reverse(len(*doc)));
     let mut row_of: Vec<u32> = Vec::with_capacity(by_length.len());
     let mut num_rows = 0u32;
-    // Room left -> rows that have exactly that much, oldest first.
+    // Free space -> the rows that have exactly that much, oldest first.
     let mut open: BTreeMap<usize, VecDeque<u32>> = BTreeMap::new();
     for doc in &by_length {
         let need = len(*doc);
         assert!(need <= capacity, "document {doc} of {need} tokens in rows of {capacity}");
         let fit =
-            open.range_mut(need..).next().map(|(room, queue)| (*room, queue.pop_front(), queue.is_empty()));
-        let (room, row) = match fit {
-            Some((room, row, now_empty)) => {
+            open.range_mut(need..).next().map(|(space, queue)| (*space, queue.pop_front(), queue.is_empty()));
+        let (space, row) = match fit {
+            Some((space, row, now_empty)) => {
                 if now_empty {
-                    open.remove(&room);
+                    open.remove(&space);
                 }
-                (room, row.expect("queues in the map are never empty"))
+                (space, row.expect("queues in the map are never empty"))
             }
             None => {
                 num_rows += 1;
@@ -105,8 +105,8 @@ fn best_fit_decreasing(docs: &[u32], len: impl Fn(u32) -> usize, capacity: usize
             }
         };
         row_of.push(row);
-        if room > need {
-            open.entry(room - need).or_default().push_back(row);
+        if space > need {
+            open.entry(space - need).or_default().push_back(row);
         }
     }
     Rows::grouped(by_length, &row_of, num_rows as usize)
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn bfd_matches_the_documented_vector() {
+    fn bfd_matches_trl_on_a_small_example() {
         // [[1,2,3,4],[6,7],[8,9,10],[11]] after truncation to 4.
         assert_eq!(packed(Packing::Bfd, &[4, 2, 3, 1], 4), [vec![0], vec![2, 3], vec![1]]);
         // [[1,2,3,4],[5],[6,7],[8,9,10],[11]] after splitting at 4.
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_equal_room_fill_oldest_first() {
+    fn rows_with_equal_space_fill_oldest_first() {
         assert_eq!(packed(Packing::Bfd, &[3, 3, 3, 1, 1], 4), [vec![0, 3], vec![1, 4], vec![2]]);
     }
 
@@ -149,23 +149,23 @@ mod tests {
         assert!(used as f64 / (rows.len() * 1024) as f64 > 0.99);
     }
 
-    /// The definition, without any index.
-    fn plainly(lengths: &[usize], capacity: usize) -> usize {
+    /// The number of rows by the definition of best-fit decreasing, in quadratic time.
+    fn num_rows_by_definition(lengths: &[usize], capacity: usize) -> usize {
         let mut sorted: Vec<usize> = lengths.to_vec();
         sorted.sort_by_key(|n| std::cmp::Reverse(*n));
-        let mut rooms: Vec<usize> = Vec::new();
+        let mut spaces: Vec<usize> = Vec::new();
         for need in sorted {
-            match rooms.iter_mut().filter(|room| **room >= need).min() {
-                Some(room) => *room -= need,
-                None => rooms.push(capacity - need),
+            match spaces.iter_mut().filter(|space| **space >= need).min() {
+                Some(space) => *space -= need,
+                None => spaces.push(capacity - need),
             }
         }
-        rooms.len()
+        spaces.len()
     }
 
     proptest! {
         #[test]
-        fn every_document_once_and_no_row_overfull(
+        fn every_document_is_packed_once_and_no_row_overflows(
             lengths in prop::collection::vec(1usize..=64, 0..300),
         ) {
             let rows = packed(Packing::Bfd, &lengths, 64);
@@ -176,7 +176,7 @@ mod tests {
             for row in &rows {
                 prop_assert!(row.iter().map(|d| lengths[*d as usize]).sum::<usize>() <= 64);
             }
-            prop_assert_eq!(rows.len(), plainly(&lengths, 64));
+            prop_assert_eq!(rows.len(), num_rows_by_definition(&lengths, 64));
         }
     }
 }

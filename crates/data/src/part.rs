@@ -1,16 +1,16 @@
-//! A share of the rows held back for evaluation.
+//! Holding out a fraction of the training rows for evaluation (`eval_fraction`).
 
 use lockstep_core::rng::{Purpose, RngStream};
 
-/// Which rows are taken. Whether a row is held back depends on the seed, the file's place in the list and
-/// the row's number alone, so that both parts agree on it without having met.
+/// Which rows to use. Whether a row is held out depends only on the seed, the file's index and the row's
+/// number, so the training and evaluation parts agree without communicating.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Part {
     #[default]
     All,
-    /// Rows that are not held back.
+    /// The rows that are not held out.
     Train { fraction: f64, seed: u64 },
-    /// Rows that are.
+    /// The rows that are held out.
     Eval { fraction: f64, seed: u64 },
 }
 
@@ -18,14 +18,14 @@ impl Part {
     pub(crate) fn has(self, file: usize, row: u64) -> bool {
         match self {
             Part::All => true,
-            Part::Train { fraction, seed } => !held_back(fraction, seed, file, row),
-            Part::Eval { fraction, seed } => held_back(fraction, seed, file, row),
+            Part::Train { fraction, seed } => !is_held_out(fraction, seed, file, row),
+            Part::Eval { fraction, seed } => is_held_out(fraction, seed, file, row),
         }
     }
 }
 
-fn held_back(fraction: f64, seed: u64, file: usize, row: u64) -> bool {
-    // Rows repeat after 2^32 of a file.
+fn is_held_out(fraction: f64, seed: u64, file: usize, row: u64) -> bool {
+    // The decisions repeat after 2^32 rows of a file.
     let [word, ..] = RngStream::new(seed, Purpose::DataSplit, file as u32, 0).block(row as u32);
     f64::from(word) < fraction * 4_294_967_296.0
 }
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_disjoint_cover_all_and_have_their_share() {
+    fn parts_are_disjoint_complete_and_of_the_right_size() {
         let (train, eval) = (Part::Train { fraction: 0.1, seed: 3 }, Part::Eval { fraction: 0.1, seed: 3 });
         let all: Vec<(usize, u64)> = (0..3).flat_map(|file| (1..4000).map(move |row| (file, row))).collect();
         assert!(all.iter().all(|(file, row)| train.has(*file, *row) != eval.has(*file, *row)));

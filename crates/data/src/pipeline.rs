@@ -1,8 +1,8 @@
-//! Work on a stream in three stages: one thread reads, several compute, the caller takes the results in
-//! the order in which they were read.
+//! A three-stage pipeline: one thread reads, several threads compute, and the caller consumes the results in
+//! the order in which the items were read.
 //!
-//! Only so many items are under way at a time, counted from reading to taking, so that neither a slow item
-//! nor a slow taker lets results pile up.
+//! The number of items in flight, from reading to consuming, is bounded, so that neither a slow item nor a
+//! slow consumer lets results pile up.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -12,17 +12,17 @@ use std::thread;
 
 use crate::DataError;
 
-/// What is read.
+/// Produces the items.
 pub(crate) trait Source {
     type Item: Send;
 
     fn next(&mut self) -> Result<Option<Self::Item>, DataError>;
 }
 
-/// Items under way for each computing thread.
+/// Items in flight per compute thread.
 pub(crate) const AHEAD: usize = 3;
 
-/// Runs to the end, or to the first error of reading or taking, in the order of the items.
+/// Runs until the source is exhausted, or until the first error of reading or consuming in the order of the items.
 pub(crate) fn run<S: Source + Send, R: Send>(
     threads: usize,
     mut source: S,
@@ -41,8 +41,8 @@ pub(crate) fn run<S: Source + Send, R: Send>(
     let item = Mutex::new(item);
     let (item, compute) = (&item, &compute);
     thread::scope(|scope| {
-        // Everything a thread waits for is a channel whose other end is dropped when the scope's closure
-        // returns or another thread panics, so none is left waiting.
+        // No thread can wait forever: each waits only for channels whose other end is dropped when the scope's
+        // closure returns or another thread panics.
         let reader = scope.spawn(move || -> Result<(), DataError> {
             for number in 0.. {
                 if tickets.send(()).is_err() {
@@ -61,7 +61,7 @@ pub(crate) fn run<S: Source + Send, R: Send>(
                 loop {
                     let next = item.lock().map(|item| item.recv());
                     let Ok(Ok((number, next))) = next else { break };
-                    // A panic is handed on: the taker would wait for this item for ever.
+                    // Forward a panic: otherwise the consumer would wait for this item forever.
                     let computed = catch_unwind(AssertUnwindSafe(|| compute(next)));
                     if results.send((number, computed)).is_err() {
                         break;
@@ -72,7 +72,7 @@ pub(crate) fn run<S: Source + Send, R: Send>(
         drop(results);
         let taken = in_order(&result, &mut take, &ticket);
         drop((ticket, result));
-        // What was read before a reading error was taken before it.
+        // Items that were read before a read error have been consumed by now, so the error comes last.
         let read = reader.join().unwrap_or_else(|panic| resume_unwind(panic));
         taken.and(read)
     })
@@ -90,7 +90,7 @@ fn in_order<R>(
         while let Some(value) = early.remove(&next) {
             take(value)?;
             next += 1;
-            // Never waits: an item under way has its ticket in the channel.
+            // Never blocks: every item in flight has a ticket in the channel.
             let _ = ticket.recv();
         }
     }
@@ -121,11 +121,11 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_order_and_errors_after_what_was_before_them() {
+    fn results_arrive_in_order_and_errors_after_earlier_items() {
         for threads in [1, 2, 5] {
             let mut seen = Vec::new();
             let count = Count { next: 0, end: 500, fail_at: u64::MAX };
-            // Early items take longest.
+            // Early items take the longest.
             let slow = |n: u64| {
                 thread::sleep(std::time::Duration::from_micros(500 - n));
                 n * n
@@ -157,16 +157,16 @@ mod tests {
     }
 
     #[test]
-    fn only_so_much_is_under_way() {
-        let (under_way, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    fn the_number_of_items_in_flight_is_bounded() {
+        let (in_flight, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let compute = |n: u64| {
-            most.fetch_max(under_way.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            most.fetch_max(in_flight.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             if n == 0 {
                 thread::sleep(std::time::Duration::from_millis(30));
             }
         };
         let take = |()| {
-            under_way.fetch_sub(1, Ordering::SeqCst);
+            in_flight.fetch_sub(1, Ordering::SeqCst);
             Ok(())
         };
         run(2, Count { next: 0, end: 2000, fail_at: u64::MAX }, compute, take).unwrap();

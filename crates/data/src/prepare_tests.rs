@@ -15,7 +15,7 @@ fn byte() -> Tokenizer {
 }
 
 #[test]
-fn the_result_does_not_depend_on_the_threads() {
+fn the_result_does_not_depend_on_the_number_of_threads() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.jsonl");
     fs::write(&file, rows(5000) + "not json\n{\"text\": 1}\n").unwrap();
@@ -45,7 +45,7 @@ fn the_result_does_not_depend_on_the_threads() {
 }
 
 #[test]
-fn prepared_data_is_found_again_and_made_again_when_it_must_be() {
+fn prepared_data_is_reused_and_rebuilt_when_changed_or_damaged() {
     let dir = tempfile::tempdir().unwrap();
     let (file, cache) = (dir.path().join("a.jsonl"), dir.path().join("deep/cache"));
     fs::write(&file, rows(100) + "{\"text\": 1}\n").unwrap();
@@ -53,12 +53,12 @@ fn prepared_data_is_found_again_and_made_again_when_it_must_be() {
     let prepared = |spec: &DataSpec| prepare(spec, &byte(), None).unwrap();
     let first = prepared(&spec);
     assert!(!first.was_cached());
-    let again = prepared(&spec);
-    assert!(again.was_cached() && again.notes().is_empty());
-    assert_eq!((again.fingerprint(), again.stats()), (first.fingerprint(), first.stats()));
-    assert_eq!(again.skipped(), first.skipped());
-    assert_eq!(again.doc(7).unwrap(), first.doc(7).unwrap());
-    // Nothing is left behind but the file.
+    let second = prepared(&spec);
+    assert!(second.was_cached() && second.notes().is_empty());
+    assert_eq!((second.fingerprint(), second.stats()), (first.fingerprint(), first.stats()));
+    assert_eq!(second.skipped(), first.skipped());
+    assert_eq!(second.doc(7).unwrap(), first.doc(7).unwrap());
+    // Only the prepared file remains: no lock and no partial file.
     assert_eq!(fs::read_dir(&cache).unwrap().count(), 1);
 
     spec.max_length = 20;
@@ -79,15 +79,15 @@ fn prepared_data_is_found_again_and_made_again_when_it_must_be() {
     ];
     for (case, damaged) in damage.iter().enumerate() {
         fs::write(changed.path(), damaged()).unwrap();
-        let mended = prepared(&spec);
-        assert!(mended.notes()[0].contains("is damaged"), "{case}: {:?}", mended.notes());
-        assert_eq!(mended.fingerprint(), changed.fingerprint());
+        let rebuilt = prepared(&spec);
+        assert!(rebuilt.notes()[0].contains("is damaged"), "{case}: {:?}", rebuilt.notes());
+        assert_eq!(rebuilt.fingerprint(), changed.fingerprint());
         assert_eq!(fs::read(changed.path()).unwrap(), whole);
     }
 }
 
 #[test]
-fn a_failure_leaves_nothing_behind() {
+fn a_failure_leaves_no_files() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.jsonl");
     fs::write(&file, rows(5) + "x\n").unwrap();
@@ -96,42 +96,42 @@ fn a_failure_leaves_nothing_behind() {
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
-/// Counts what it renders, so that it shows whether work was done twice.
-struct Counted(AtomicUsize);
+/// Counts the conversations that it renders, to show whether work was done twice.
+struct CountingEncoder(AtomicUsize);
 
-impl EncodeChat for Counted {
+impl EncodeChat for CountingEncoder {
     fn fingerprint(&self) -> String {
         "counted".into()
     }
 
-    fn conversation(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<crate::Encoded, RowFault> {
+    fn conversation(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<crate::EncodedChat, RowFault> {
         self.0.fetch_add(1, Ordering::SeqCst);
         thread::sleep(std::time::Duration::from_millis(1));
         let text = chat.messages[0]["content"].as_str().unwrap_or_default();
         let tokens = tokenizer.encode(text).map_err(|e| RowFault::Template { why: e.to_string() })?;
         let supervised = (0..tokens.len()).map(|t| t % 2 == 1).collect();
-        Ok(crate::Encoded { tokens, supervised, prefix_mismatch: false })
+        Ok(crate::EncodedChat { tokens, supervised, prefix_mismatch: false })
     }
 
-    fn pair(&self, _: &Tokenizer, _: &Chat, _: &[Value], _: bool) -> Result<crate::Encoded, RowFault> {
+    fn pair(&self, _: &Tokenizer, _: &Chat, _: &[Value], _: bool) -> Result<crate::EncodedChat, RowFault> {
         Err(RowFault::Template { why: "no pairs".into() })
     }
 }
 
 #[test]
-fn of_many_who_want_the_same_one_does_the_work() {
+fn concurrent_callers_prepare_the_data_once() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.jsonl");
     let row = "{\"messages\": [{\"role\": \"user\", \"content\": \"hello\"}]}\n";
     fs::write(&file, row.repeat(60)).unwrap();
     let spec = DataSpec::new(vec![file], &dir.path().join("cache"));
-    let chat = Counted(AtomicUsize::new(0));
-    let prints: Vec<String> = thread::scope(|scope| {
+    let chat = CountingEncoder(AtomicUsize::new(0));
+    let fingerprints: Vec<String> = thread::scope(|scope| {
         let many =
             (0..6).map(|_| scope.spawn(|| prepare(&spec, &byte(), Some(&chat)).unwrap().fingerprint()));
         many.collect::<Vec<_>>().into_iter().map(|one| one.join().unwrap()).collect()
     });
-    assert!(prints.iter().all(|print| *print == prints[0]));
+    assert!(fingerprints.iter().all(|fingerprint| *fingerprint == fingerprints[0]));
     assert_eq!(chat.0.load(Ordering::SeqCst), 60);
     assert_eq!(fs::read_dir(&spec.cache_dir).unwrap().count(), 1);
     let dataset = prepare(&spec, &byte(), Some(&chat)).unwrap();

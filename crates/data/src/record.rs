@@ -1,5 +1,5 @@
-//! The text of one JSON object to a record: known columns are kept under their known names, the others
-//! are passed over without being built.
+//! Parses one JSON object into a record: known columns are kept under their known names, the others are skipped
+//! without being built.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use crate::columns::Columns;
 use crate::read::Record;
 use crate::value::{excerpt, kind};
 
-/// The names of all columns of an object; for messages.
+/// The names of all columns of an object, for messages.
 pub(crate) fn names(line: &[u8]) -> Vec<String> {
     match serde_json::from_slice(line) {
         Ok(Value::Object(columns)) => columns.into_iter().map(|(name, _)| name).collect(),
@@ -23,7 +23,7 @@ pub(crate) fn names(line: &[u8]) -> Vec<String> {
 pub(crate) fn parse(line: &[u8], columns: &Columns) -> Result<Record, RowFault> {
     let text = str::from_utf8(line).map_err(|e| RowFault::NotUtf8 { byte: e.valid_up_to() })?;
     let mut json = serde_json::Deserializer::from_str(text);
-    match Known(columns).deserialize(&mut json).and_then(|record| json.end().map(|()| record)) {
+    match KnownColumns(columns).deserialize(&mut json).and_then(|record| json.end().map(|()| record)) {
         Ok(record) => Ok(record),
         Err(e) => Err(match serde_json::from_str::<Value>(text) {
             Ok(value) => RowFault::NotAnObject { found: kind(&value), excerpt: excerpt(text) },
@@ -32,10 +32,10 @@ pub(crate) fn parse(line: &[u8], columns: &Columns) -> Result<Record, RowFault> 
     }
 }
 
-/// Reads an object and keeps its known columns.
-struct Known<'a>(&'a Columns);
+/// Deserializes an object and keeps its known columns.
+struct KnownColumns<'a>(&'a Columns);
 
-impl<'de> DeserializeSeed<'de> for Known<'_> {
+impl<'de> DeserializeSeed<'de> for KnownColumns<'_> {
     type Value = Record;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Record, D::Error> {
@@ -43,7 +43,7 @@ impl<'de> DeserializeSeed<'de> for Known<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Known<'_> {
+impl<'de> Visitor<'de> for KnownColumns<'_> {
     type Value = Record;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,7 +62,7 @@ impl<'de> Visitor<'de> for Known<'_> {
     }
 }
 
-/// serde_json's message without the place, which is given separately.
+/// serde_json's message without its line and column, which the message gives separately.
 fn cause(e: &serde_json::Error) -> String {
     let text = e.to_string();
     match text.rfind(" at line ") {

@@ -1,8 +1,8 @@
-//! A record to a row: what its columns say it is.
+//! Turns a record into a row, whose format follows from its columns.
 //!
-//! Columns that are not needed are ignored, as people keep ids and sources beside the text. Where a row
-//! could be read in two ways, the first of these counts: `input_ids`, `prompt` with `completion`,
-//! `messages`, `conversations`, `text`, `instruction`.
+//! Other columns are ignored: people keep ids and sources beside the text. If a row matches several formats,
+//! the first of these wins: `input_ids`, `prompt` with `completion`, `messages`, `conversations`, `text`,
+//! `instruction`.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::read::{Body, Named, Record};
 use crate::value::{list, optional, string, wrong_type};
 use crate::{Chat, Columns, RowFault, alpaca, record, sharegpt};
 
-/// What kind of row a file has.
+/// The format of a row. All rows of a file have the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Text,
@@ -30,13 +30,13 @@ pub enum Format {
 }
 
 impl Format {
-    /// Whether rows say which part of them is to be learned.
+    /// Whether rows of this format mark the part that counts in the loss.
     pub(crate) fn has_completion(self) -> bool {
         !matches!(self, Format::Text | Format::Messages | Format::ShareGpt)
     }
 }
 
-/// A row before it is tokenised.
+/// A row before it is tokenized.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Row {
     Text(String),
@@ -52,14 +52,14 @@ pub(crate) enum Row {
     },
     Tokens {
         ids: Vec<u32>,
-        /// For each, whether predicting it counts; all where not said.
+        /// For each token, whether it counts in the loss. `None`: all of them do.
         supervised: Option<Vec<bool>>,
     },
 }
 
-/// What a raw row is. `template`: whether conversations can be rendered.
+/// Parses a raw row. `template`: whether there is a chat template to render conversations with.
 pub(crate) fn parse(body: Body, columns: &Columns, template: bool) -> Result<(Format, Row), RowFault> {
-    // Only messages about columns need all names; a row that is fine needs none.
+    // The names of all columns are needed only for error messages, so they are collected lazily.
     match body {
         Body::Record(Named { columns, names }) => interpret(columns, template, || names.to_vec()),
         Body::Json(bytes) => interpret(record::parse(&bytes, columns)?, template, || record::names(&bytes)),
@@ -110,7 +110,7 @@ fn pair(columns: &mut Record) -> Result<(Format, Row), RowFault> {
             Ok((Format::MessagePair, row))
         }
         [true, false] if columns["completion"].is_string() => {
-            Err(wrong_type("completion", "a list of messages, as the prompt is", &columns["completion"]))
+            Err(wrong_type("completion", "a list of messages like the prompt", &columns["completion"]))
         }
         _ => {
             let prompt = string(columns, "prompt")?;
@@ -120,7 +120,7 @@ fn pair(columns: &mut Record) -> Result<(Format, Row), RowFault> {
     }
 }
 
-/// A list of messages, each of which has a role.
+/// Takes a list of messages and checks that each has a role.
 pub(crate) fn messages(columns: &mut Record, column: &'static str) -> Result<Vec<Value>, RowFault> {
     let messages = list(columns, column)?;
     check_messages(&messages, column)?;
@@ -129,21 +129,21 @@ pub(crate) fn messages(columns: &mut Record, column: &'static str) -> Result<Vec
 
 pub(crate) fn check_messages(messages: &[Value], column: &'static str) -> Result<(), RowFault> {
     if messages.is_empty() {
-        return Err(RowFault::Message { column, number: 0, why: "there is none" });
+        return Err(RowFault::Message { column, number: 0, why: "the list is empty" });
     }
     for (idx, message) in messages.iter().enumerate() {
         let why = match message.get("role") {
             Some(Value::String(_)) => continue,
-            Some(_) => "its `role` is not a string",
-            None if message.is_object() => "it has no `role`",
-            None => "it is not an object",
+            Some(_) => "`role` is not a string",
+            None if message.is_object() => "`role` is missing",
+            None => "not an object",
         };
         return Err(RowFault::Message { column, number: idx + 1, why });
     }
     Ok(())
 }
 
-/// Messages with what else the row says to a template.
+/// The conversation of a row: its messages, tools and template arguments.
 pub(crate) fn chat(messages: Vec<Value>, columns: &mut Record) -> Result<Chat, RowFault> {
     let tools = match columns.contains_key("tools") && !columns["tools"].is_null() {
         true => Some(Value::Array(list(columns, "tools")?)).filter(|tools| tools[0] != Value::Null),
@@ -157,8 +157,8 @@ pub(crate) fn chat(messages: Vec<Value>, columns: &mut Record) -> Result<Chat, R
     Ok(Chat { messages, tools, kwargs })
 }
 
-/// The label of a token that is not to be learned.
-const IGNORED: i64 = -100;
+/// The label of a token that does not count in the loss, as in Hugging Face's data collators.
+const IGNORE_INDEX: i64 = -100;
 
 fn tokens(columns: &mut Record) -> Result<Row, RowFault> {
     let ids: Vec<u32> = list(columns, "input_ids")?
@@ -185,7 +185,7 @@ fn tokens(columns: &mut Record) -> Result<Row, RowFault> {
         for (at, item) in items.iter().enumerate() {
             let number = item.as_i64().or_else(|| item.as_bool().map(i64::from));
             all[at] &= match number {
-                Some(IGNORED) if field == "labels" => false,
+                Some(IGNORE_INDEX) if field == "labels" => false,
                 Some(id) if field == "labels" && id == i64::from(ids[at]) => true,
                 Some(_) if field == "labels" => {
                     return Err(RowFault::LabelDiffers { at, id: ids[at], label: number.unwrap_or(0) });
@@ -204,7 +204,7 @@ impl fmt::Display for Format {
             Format::Text => "`text`",
             Format::PromptCompletion => "`prompt` and `completion`",
             Format::Messages => "`messages`",
-            Format::MessagePair => "`prompt` and `completion` of messages",
+            Format::MessagePair => "`prompt` and `completion` as messages",
             Format::ShareGpt => "`conversations`",
             Format::Alpaca => "`instruction` and `output`",
             Format::Tokens => "`input_ids`",

@@ -10,12 +10,12 @@ fn parse(text: &str) -> Result<Row, RowFault> {
     parse_with(text, false).map(|(_, row)| row)
 }
 
-fn said(role: &str, content: &str) -> Value {
+fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
 #[test]
-fn columns_decide_the_format() {
+fn columns_determine_the_format() {
     assert_eq!(parse(r#"{"id": 3, "text": "a"}"#), Ok(Row::Text("a".into())));
     let pair = Row::Pair { prompt: "p".into(), completion: "c".into() };
     assert_eq!(parse(r#"{"prompt": "p", "completion": "c", "text": "t"}"#), Ok(pair));
@@ -27,7 +27,7 @@ fn columns_decide_the_format() {
 }
 
 #[test]
-fn conversations_keep_what_templates_read() {
+fn conversations_keep_all_fields_of_messages() {
     let row = parse(
         r#"{"messages": [{"role": "user", "content": "hi", "name": "n"}], "tools": "[{\"name\": \"f\"}]",
             "chat_template_kwargs": {"thinking": true}, "id": 1}"#,
@@ -39,7 +39,7 @@ fn conversations_keep_what_templates_read() {
     let row = parse(
         r#"{"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant"}], "tools": []}"#,
     );
-    let prompt = Chat { messages: vec![said("user", "q")], ..Chat::default() };
+    let prompt = Chat { messages: vec![message("user", "q")], ..Chat::default() };
     assert_eq!(row, Ok(Row::ChatPair { prompt, completion: vec![json!({ "role": "assistant" })] }));
 }
 
@@ -49,18 +49,18 @@ fn sharegpt_tags_become_roles() {
         r#"{"system": "be brief", "conversations": [{"from": "human", "value": "a"},
             {"from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {}}"},
             {"from": "observation", "value": "1"}, {"from": "gpt", "value": "b"},
-            {"role": "user", "content": "c"}, {"from": "function_call", "value": "no call"}]}"#,
+            {"role": "user", "content": "c"}, {"from": "function_call", "value": "not a call"}]}"#,
     );
     let Ok(Row::Chat(chat)) = row else { panic!("{row:?}") };
     let call = json!({ "type": "function", "function": { "name": "f", "arguments": {} } });
     let expected = [
-        said("system", "be brief"),
-        said("user", "a"),
+        message("system", "be brief"),
+        message("user", "a"),
         json!({ "role": "assistant", "content": "", "tool_calls": [call] }),
-        said("tool", "1"),
-        said("assistant", "b"),
-        said("user", "c"),
-        said("assistant", "no call"),
+        message("tool", "1"),
+        message("assistant", "b"),
+        message("user", "c"),
+        message("assistant", "not a call"),
     ];
     assert_eq!(chat.messages, expected);
     let unknown = parse(r#"{"conversations": [{"from": "alien", "value": "b"}]}"#);
@@ -78,11 +78,11 @@ fn alpaca_is_text_without_a_template_and_a_conversation_with_one() {
                     ### Response:\nb\n\n### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n";
     assert_eq!(prompt, expected);
     let (format, row) = parse_with(text, true).unwrap();
-    let messages = vec![said("user", "a"), said("assistant", "b"), said("user", "Add.\n1 2")];
+    let messages = vec![message("user", "a"), message("assistant", "b"), message("user", "Add.\n1 2")];
     let prompt = Chat { messages, ..Chat::default() };
     assert_eq!(
         (format, row),
-        (Format::Alpaca, Row::ChatPair { prompt, completion: vec![said("assistant", "3")] })
+        (Format::Alpaca, Row::ChatPair { prompt, completion: vec![message("assistant", "3")] })
     );
     let Ok(Row::Pair { prompt, .. }) =
         parse(r#"{"instruction": "Go.", "input": "", "output": "", "system": "S"}"#)
@@ -98,7 +98,7 @@ fn alpaca_is_text_without_a_template_and_a_conversation_with_one() {
 }
 
 #[test]
-fn tokens_are_taken_as_they_are() {
+fn token_ids_are_used_unchanged() {
     let tokens = |text: &str| match parse(text) {
         Ok(Row::Tokens { ids, supervised }) => Ok((ids, supervised)),
         Err(fault) => Err(fault.to_string()),
@@ -115,8 +115,11 @@ fn tokens_are_taken_as_they_are() {
     );
     for (text, expected) in [
         (r#"{"input_ids": [1, -2]}"#, "`input_ids` is a number, expected a list of token ids\n  -2"),
-        (r#"{"input_ids": [1, 2], "labels": [1]}"#, "`labels` has 1 entries, `input_ids` 2"),
-        (r#"{"input_ids": [1, 2], "labels": [-100, 7]}"#, "`labels` has 7 at 1, where `input_ids` has 2"),
+        (r#"{"input_ids": [1, 2], "labels": [1]}"#, "`labels` has 1 entries, but `input_ids` has 2"),
+        (
+            r#"{"input_ids": [1, 2], "labels": [-100, 7]}"#,
+            "`labels` has 7 at index 1, but `input_ids` has 2 there",
+        ),
         (
             r#"{"input_ids": [1], "completion_mask": [2]}"#,
             "`completion_mask` is a number, expected a list of 0 and 1\n  2",
@@ -127,7 +130,7 @@ fn tokens_are_taken_as_they_are() {
 }
 
 #[test]
-fn deep_nesting_is_refused_not_followed() {
+fn deep_nesting_is_an_error() {
     for text in [format!("{}1{}", "[".repeat(100_000), "]".repeat(100_000)), "{\"a\":".repeat(100_000)] {
         assert!(matches!(parse(&text), Err(RowFault::Json { .. })));
     }
@@ -135,12 +138,12 @@ fn deep_nesting_is_refused_not_followed() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_answered(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_parse_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let _ = super::parse(Body::Json(bytes), &Columns::default(), false);
     }
 
     #[test]
-    fn any_text_survives(text in any::<String>()) {
+    fn any_text_is_kept_unchanged(text in any::<String>()) {
         let line = json!({ "text": text }).to_string();
         prop_assert_eq!(parse(&line), Ok(Row::Text(text)));
     }

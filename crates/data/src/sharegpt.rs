@@ -1,4 +1,4 @@
-//! ShareGPT rows: `conversations` of `from` and `value`, with the tags that LLaMA-Factory knows.
+//! ShareGPT rows: `conversations` with `from` and `value`, and the senders that LLaMA-Factory accepts.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::value::{list, optional_string};
 
 const COLUMN: &str = "conversations";
 
-/// Tags and the roles they mean.
+/// Values of `from` and the roles they map to.
 const ROLES: [(&str, &str); 12] = [
     ("human", "user"),
     ("user", "user"),
@@ -25,8 +25,8 @@ const ROLES: [(&str, &str); 12] = [
     ("function_call", "function_call"),
 ];
 
-/// The messages of a row. Messages that already have a role stay as they are; the row's `system` comes
-/// first where the conversation has none of its own.
+/// The messages of a row. Messages that already have a role are kept as they are. The row's `system` comes
+/// first if the conversation does not begin with a system message.
 pub(crate) fn messages(columns: &mut Record) -> Result<Vec<Value>, RowFault> {
     let mut messages = list(columns, COLUMN)?;
     for (idx, message) in messages.iter_mut().enumerate() {
@@ -45,8 +45,8 @@ pub(crate) fn messages(columns: &mut Record) -> Result<Vec<Value>, RowFault> {
 
 fn converted(message: &Value, number: usize) -> Result<Value, RowFault> {
     let fault = |why| RowFault::Message { column: COLUMN, number, why };
-    let tag = message["from"].as_str().ok_or_else(|| fault("it has neither `role` nor `from`"))?;
-    let text = message["value"].as_str().ok_or_else(|| fault("its `value` is not a string"))?;
+    let tag = message["from"].as_str().ok_or_else(|| fault("neither `role` nor `from` is present"))?;
+    let text = message["value"].as_str().ok_or_else(|| fault("`value` is not a string"))?;
     let known = ROLES.iter().find(|(name, _)| name.eq_ignore_ascii_case(tag));
     let (_, role) = known.ok_or_else(|| RowFault::UnknownTag { number, tag: crate::value::excerpt(tag) })?;
     Ok(match *role {
@@ -55,7 +55,7 @@ fn converted(message: &Value, number: usize) -> Result<Value, RowFault> {
     })
 }
 
-/// A call as templates expect it. Text that is no JSON object with a name is what the assistant said.
+/// A tool call in the form that templates expect. Text that is not a JSON object with a name is plain content.
 fn call(text: &str) -> Value {
     let calls = match serde_json::from_str(text) {
         Ok(Value::Array(calls)) => calls,

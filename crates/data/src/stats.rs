@@ -1,15 +1,15 @@
-//! What became of the rows that were read.
+//! Counts of the rows that were read, kept and left out.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-/// A row left out because it is bad.
+/// A row that was left out because it cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedRow {
     pub file: PathBuf,
-    /// Its number, from 1: of the line in files of lines, of the record elsewhere.
+    /// Counted from 1: the line number in line-based files, otherwise the record number.
     pub row: u64,
     /// What is wrong with it.
     pub why: String,
@@ -17,14 +17,14 @@ pub struct SkippedRow {
 
 macro_rules! stats {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Counts over a whole data set.
+        /// Counts over a whole dataset.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
         }
 
         impl Stats {
-            /// Every count with its name.
+            /// Every count by name.
             pub fn pairs(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),*]
             }
@@ -42,43 +42,43 @@ macro_rules! stats {
 }
 
 stats! {
-    /// Rows in the files, blank lines not counted, of the part that was asked for.
+    /// Rows that were read, without blank lines and rows of other parts.
     read,
-    /// Bad rows left out.
+    /// Rows left out because they cannot be used.
     skipped,
-    /// Documents of fewer than two tokens left out.
+    /// Documents left out because they have fewer than two tokens.
     dropped_short,
-    /// Documents without a supervised target left out.
+    /// Documents left out because they have no supervised target.
     dropped_unsupervised,
-    /// Documents longer than `max_length` left out.
+    /// Documents left out because they are longer than `max_length`.
     dropped_long,
-    /// Documents cut to `max_length`.
+    /// Documents truncated to `max_length`.
     truncated,
-    /// Documents whose prompt, tokenised alone, is not how the whole begins: the mask's edge may be off
-    /// by a token.
+    /// Documents whose prompt, tokenized alone, is not a prefix of the whole: the boundary of the mask may be off
+    /// by one token.
     prefix_mismatches,
     /// Documents kept.
     docs,
     rows,
     /// Tokens in rows.
     tokens,
-    /// Tokens that are predicted and counted in the loss.
+    /// Tokens that count in the loss.
     supervised,
-    /// Tokens in the longest document of a row.
+    /// Tokens in the longest document that was kept.
     longest,
-    /// Tokens that rows of `max_length` could have held.
+    /// Tokens that the rows could hold: rows times `max_length`.
     capacity,
-    /// Half of the documents have at most this many tokens, before any is cut.
+    /// Median length of the documents in tokens, before truncation.
     length_p50,
-    /// Nine in ten have at most this many.
+    /// 90th percentile of the lengths.
     length_p90,
-    /// Ninety-nine in a hundred have at most this many.
+    /// 99th percentile of the lengths.
     length_p99,
-    /// The longest document, before any is cut.
+    /// Tokens in the longest document, before truncation.
     length_max,
 }
 
-/// How many documents have how many tokens.
+/// A histogram of document lengths.
 #[derive(Debug, Default)]
 pub(crate) struct Lengths(BTreeMap<usize, u64>);
 
@@ -87,7 +87,7 @@ impl Lengths {
         *self.0.entry(len).or_default() += 1;
     }
 
-    /// The least length that `share` of the documents do not exceed.
+    /// The smallest length that at least `share` of the documents do not exceed.
     pub(crate) fn percentile(&self, share: f64) -> u64 {
         let total: u64 = self.0.values().sum();
         let rank = (share * total as f64).ceil().max(1.0) as u64;
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_are_lengths_that_occur() {
+    fn percentiles_are_actual_lengths() {
         let mut lengths = Lengths::default();
         assert_eq!(lengths.percentile(0.5), 0);
         (1..=10).for_each(|len| lengths.add(len * 10));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn stats_read_back() {
+    fn stats_round_trip_through_json() {
         let stats = Stats { read: 7, length_max: 9, ..Stats::default() };
         assert_eq!(Stats::from_json(&stats.to_json()), Some(stats));
         assert_eq!(Stats::from_json(&json!({})), None);

@@ -1,10 +1,10 @@
-//! The file of a prepared data set.
+//! The file format of a prepared dataset.
 //!
-//! First all tokens, a word of four bytes each, little-endian, the top bit set where the token is
-//! supervised. Then the index: a JSON header with counts and names, and the arrays. Last a footer of fixed
-//! size with the index's place and BLAKE3 hash. The footer is written last and the file renamed after that,
-//! so a file that is cut short has no footer, and one that is changed has another hash; a changed token
-//! alone would not be seen.
+//! The file starts with all tokens, as little-endian words of four bytes whose top bit marks supervised
+//! tokens. Then comes the index: a JSON header with counts and names, and the arrays. A footer of fixed size
+//! holds the offset and BLAKE3 hash of the index. The footer is written last and the file is renamed after
+//! that, so a truncated file has no footer and a changed index has the wrong hash. A change to the tokens
+//! alone is not detected.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -15,16 +15,16 @@ use serde_json::{Value, json};
 use crate::packing::Rows;
 use crate::{DataError, SkippedRow, Stats};
 
-/// Raised whenever the file or what goes into it changes.
+/// The format version. Increase it whenever the format or the content for the same input changes.
 pub(crate) const VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"LSTOKENS";
-/// Magic, place and length of the index, its hash.
+/// The magic number, the offset, length and hash of the index.
 const FOOTER_BYTES: u64 = 8 + 8 + 8 + 32;
-const WORD: u64 = 4;
+const WORD_BYTES: u64 = 4;
 const CHUNK_BYTES: usize = 1 << 16;
 
-/// All but the tokens.
+/// Everything but the tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Index {
     pub(crate) bounds: Vec<u64>,
@@ -36,7 +36,7 @@ pub(crate) struct Index {
     pub(crate) fingerprint: String,
 }
 
-/// The file while tokens are added.
+/// A prepared file that is being written.
 pub(crate) struct TokenFile {
     path: PathBuf,
     out: BufWriter<File>,
@@ -46,14 +46,14 @@ pub(crate) struct TokenFile {
 }
 
 impl TokenFile {
-    /// `file` is empty; `path` is what messages call it.
+    /// Starts with an empty `file`; `path` is for error messages.
     pub(crate) fn new(path: &Path, file: File) -> Self {
         let out = BufWriter::with_capacity(CHUNK_BYTES, file);
         let chunk = Vec::with_capacity(CHUNK_BYTES);
         TokenFile { path: path.into(), out, chunk, content: blake3::Hasher::new(), words: 0 }
     }
 
-    /// Words so far.
+    /// The number of tokens so far.
     pub(crate) fn len(&self) -> u64 {
         self.words
     }
@@ -75,7 +75,7 @@ impl TokenFile {
         DataError::Write { path: self.path.clone(), source }
     }
 
-    /// Adds index and footer, and waits until the disk has it all.
+    /// Writes the index and the footer, and syncs the file to disk.
     pub(crate) fn finish(mut self, index: Index) -> Result<(), DataError> {
         self.flush()?;
         let path = self.path.clone();
@@ -102,7 +102,7 @@ impl TokenFile {
         }
         let (hash, bytes) = (out.hasher.finalize(), out.bytes);
         self.out.write_all(MAGIC)?;
-        self.out.write_all(&(self.words * WORD).to_le_bytes())?;
+        self.out.write_all(&(self.words * WORD_BYTES).to_le_bytes())?;
         self.out.write_all(&bytes.to_le_bytes())?;
         self.out.write_all(hash.as_bytes())?;
         self.out.flush()?;
@@ -124,27 +124,28 @@ impl Index {
         })
     }
 
-    /// Reads the index of a file. `InvalidData` and `UnexpectedEof` mean that the file is not whole.
+    /// Reads the index of a file. The errors `InvalidData` and `UnexpectedEof` mean that the file is incomplete or
+    /// corrupt.
     pub(crate) fn read(file: &File) -> io::Result<Index> {
         let size = file.metadata()?.len();
         let mut reader = BufReader::with_capacity(CHUNK_BYTES, file);
-        let footer_at = size.checked_sub(FOOTER_BYTES).ok_or_else(|| torn("it is too short"))?;
+        let footer_at = size.checked_sub(FOOTER_BYTES).ok_or_else(|| corrupt("the file is too short"))?;
         reader.seek(SeekFrom::Start(footer_at))?;
         let mut footer = [0; FOOTER_BYTES as usize];
         reader.read_exact(&mut footer)?;
         let number = |at: usize| u64::from_le_bytes(footer[at..at + 8].try_into().expect("eight bytes"));
         let (index_at, index_bytes) = (number(8), number(16));
         if footer[..8] != *MAGIC || index_at.checked_add(index_bytes) != Some(footer_at) {
-            return Err(torn("its end is missing"));
+            return Err(corrupt("the footer is missing"));
         }
         reader.seek(SeekFrom::Start(index_at))?;
         let mut reader = Hashing { inner: reader.take(index_bytes), hasher: blake3::Hasher::new(), bytes: 0 };
         let index = Index::read_from(&mut reader, index_bytes)?;
         if reader.bytes != index_bytes || reader.hasher.finalize().as_bytes()[..] != footer[24..] {
-            return Err(torn("its index is not what was written"));
+            return Err(corrupt("the hash of the index does not match"));
         }
-        if index.bounds.last().copied().and_then(|words| words.checked_mul(WORD)) != Some(index_at) {
-            return Err(torn("its tokens are not all there"));
+        if index.bounds.last().copied().and_then(|words| words.checked_mul(WORD_BYTES)) != Some(index_at) {
+            return Err(corrupt("the number of tokens does not match the index"));
         }
         Ok(index)
     }
@@ -154,15 +155,15 @@ impl Index {
         reader.read_exact(&mut bytes)?;
         let header_bytes = u64::from_le_bytes(bytes);
         if header_bytes > limit {
-            return Err(torn("its header is not what was written"));
+            return Err(corrupt("the header length is invalid"));
         }
         let mut header = vec![0; header_bytes as usize];
         reader.read_exact(&mut header)?;
-        let header: Value = serde_json::from_slice(&header).map_err(|_| torn("its header is no JSON"))?;
-        let missing = || torn("its header is not complete");
+        let header: Value = serde_json::from_slice(&header).map_err(|_| corrupt("the header is not JSON"))?;
+        let missing = || corrupt("the header is incomplete");
         let count = |name: &str| header[name].as_u64().filter(|n| *n <= limit).ok_or_else(missing);
         if header["version"] != VERSION {
-            return Err(torn("it is of another version"));
+            return Err(corrupt("the file has another format version"));
         }
         let (docs, row_docs, rows) = (count("docs")?, count("row_docs")?, count("rows")?);
         let bounds = array(reader, docs + 1, u64::from_le_bytes)?;
@@ -199,11 +200,11 @@ fn array<T, const N: usize>(
     Ok(out)
 }
 
-fn torn(why: &str) -> io::Error {
+fn corrupt(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Passes bytes on and hashes them.
+/// Forwards bytes to `inner` and hashes them.
 struct Hashing<T> {
     inner: T,
     hasher: blake3::Hasher,

@@ -1,9 +1,9 @@
-//! Text to ids and back: the built-in byte tokenizer, or any `tokenizer.json`.
+//! Tokenizers: the built-in byte tokenizer, or any `tokenizer.json`.
 //!
-//! A tokenizer keeps the files it came from, so that a model folder gets the same bytes and a
-//! checkpoint can name them by hash. Encoding adds what the file's post-processor adds (a beginning
-//! token for LLaMA), as the peers do. Left out: `tokenizer.model` (sentencepiece) without a
-//! `tokenizer.json`, and slow Python tokenizers.
+//! A tokenizer keeps the files it was loaded from, so that a model folder gets the same bytes and a
+//! checkpoint can record their hash. Encoding adds the tokens of the file's post-processor (a BOS token for
+//! LLaMA), as transformers does. Not supported: `tokenizer.model` (SentencePiece) without a `tokenizer.json`,
+//! and slow Python tokenizers.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -17,12 +17,12 @@ use crate::chat::additional;
 use crate::fast_bpe::FastBpe;
 use crate::{DataError, byte_level};
 
-/// Where the tokenizer comes from.
+/// Where a tokenizer is loaded from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenizerSource {
     /// One token per byte; needs no file.
     Byte,
-    /// A `tokenizer.json`, or a folder that has one.
+    /// A `tokenizer.json`, or a folder that contains one.
     File(PathBuf),
 }
 
@@ -30,38 +30,38 @@ const MAIN: &str = "tokenizer.json";
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
 const SPECIALS: &str = "special_tokens_map.json";
 pub(crate) const TEMPLATE: &str = "chat_template.jinja";
-/// Folder of chat templates that have names.
+/// The folder of named chat templates.
 pub(crate) const TEMPLATE_DIR: &str = "additional_chat_templates";
-/// Files beside `tokenizer.json` that belong to it.
-const BESIDE: [&str; 3] = [CONFIG, SPECIALS, TEMPLATE];
-/// What special tokens are called, in files and in chat templates.
+/// Files next to `tokenizer.json` that belong to the tokenizer.
+const COMPANION_FILES: [&str; 3] = [CONFIG, SPECIALS, TEMPLATE];
+/// The names of special tokens, in files and in chat templates.
 const SPECIAL_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 const FILE_CAP: Bytes = Bytes(256 << 20);
-/// Chat templates are written by people, and rendered for every row.
+/// Chat templates are written by hand and are far smaller than other tokenizer files.
 const TEMPLATE_CAP: Bytes = Bytes(1 << 20);
-/// What ends a document in tokenizers that do not say, most telling first.
+/// Tokens to try as EOS if the tokenizer's files do not name one, most specific first.
 const KNOWN_EOS: [&str; 6] =
     ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "<|eot_id|>"];
 
 /// A loaded tokenizer.
 #[derive(Debug)]
 pub struct Tokenizer {
-    kind: Kind,
+    kind: TokenizerKind,
     eos: Option<(u32, String)>,
     vocab_size: usize,
     fingerprint: String,
-    /// Name and content of every file a model folder needs.
+    /// Name and content of every file that a model folder needs.
     files: Vec<(String, Vec<u8>)>,
-    /// Where the files were; the byte tokenizer's were nowhere.
+    /// The folder of the files; `None` for the byte tokenizer.
     folder: Option<PathBuf>,
-    /// Name and text of every special token that the files name.
+    /// Name and text of every special token that the files define.
     special_tokens: Vec<(String, String)>,
 }
 
 #[derive(Debug)]
-enum Kind {
-    /// Rows are token ids, and there is no text.
+enum TokenizerKind {
+    /// There is no tokenizer: rows are token ids.
     None,
     Byte,
     Library {
@@ -78,11 +78,11 @@ impl Tokenizer {
         }
     }
 
-    /// What stands for a tokenizer where all rows are token ids below `vocab_size`: it has no files and knows no text.
+    /// A placeholder for datasets whose rows are token ids below `vocab_size`: it has no files and cannot encode text.
     pub fn none(vocab_size: usize) -> Self {
         let hash = blake3::hash(format!("token ids below {vocab_size}").as_bytes());
         Tokenizer {
-            kind: Kind::None,
+            kind: TokenizerKind::None,
             eos: None,
             vocab_size,
             fingerprint: hash.to_hex().to_string(),
@@ -94,14 +94,14 @@ impl Tokenizer {
 
     /// Whether this is [`Tokenizer::none`].
     pub fn is_none(&self) -> bool {
-        matches!(self.kind, Kind::None)
+        matches!(self.kind, TokenizerKind::None)
     }
 
     fn byte() -> Self {
         let main = byte_level::tokenizer_json().into_bytes();
         let eos = (byte_level::EOS_ID, byte_level::EOS.to_string());
         Tokenizer {
-            kind: Kind::Byte,
+            kind: TokenizerKind::Byte,
             vocab_size: byte_level::VOCAB_SIZE,
             fingerprint: fingerprint(&main, Some(&eos)),
             files: vec![(MAIN.into(), main), (CONFIG.into(), config_json(Some(&eos)))],
@@ -117,23 +117,23 @@ impl Tokenizer {
         let main = read(&path)?.ok_or_else(|| DataError::TokenizerMissing { path: path.clone() })?;
         let malformed = |why: String| DataError::TokenizerMalformed { path: path.clone(), why };
         let mut library = tokenizers::Tokenizer::from_bytes(&main).map_err(|e| malformed(e.to_string()))?;
-        // Files may carry someone's truncation and padding; lengths are decided here.
+        // Files may enable truncation and padding; lengths are handled by this crate.
         library.with_padding(None);
         library.with_truncation(None).map_err(|e| malformed(e.to_string()))?;
         let vocab_size = match library.get_vocab(true).values().max() {
             Some(id) => *id as usize + 1,
-            None => return Err(malformed("it has no tokens".into())),
+            None => return Err(malformed("the vocabulary is empty".into())),
         };
         let eos = find_eos(&library, folder)?;
         let fingerprint = fingerprint(&main, eos.as_ref());
         let fast = FastBpe::of(&main, &library).map(Box::new);
         let mut files = vec![(MAIN.to_string(), main)];
-        files.extend(beside(folder)?);
+        files.extend(companion_files(folder)?);
         if !files.iter().any(|(name, _)| name == CONFIG) {
             files.push((CONFIG.into(), config_json(eos.as_ref())));
         }
         Ok(Tokenizer {
-            kind: Kind::Library { library: Box::new(library), fast },
+            kind: TokenizerKind::Library { library: Box::new(library), fast },
             special_tokens: special_tokens(folder, eos.as_ref())?,
             eos,
             vocab_size,
@@ -143,25 +143,25 @@ impl Tokenizer {
         })
     }
 
-    /// The ids of `text`, with what the tokenizer's own post-processor adds.
+    /// The ids of `text`, with the tokens that the tokenizer's post-processor adds.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.ids(text, true)
     }
 
-    /// The ids of `text` alone: special tokens are those that are written in it.
+    /// The ids of `text` without added tokens; special tokens that are written in the text are recognized.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, DataError> {
         self.ids(text, false)
     }
 
     fn ids(&self, text: &str, add_special: bool) -> Result<Vec<u32>, DataError> {
         match &self.kind {
-            Kind::None => Err(no_tokenizer()),
-            Kind::Byte => {
+            TokenizerKind::None => Err(no_tokenizer()),
+            TokenizerKind::Byte => {
                 let mut ids = Vec::with_capacity(text.len());
                 byte_level::encode(text, &mut ids);
                 Ok(ids)
             }
-            Kind::Library { library, fast } => {
+            TokenizerKind::Library { library, fast } => {
                 let fast = fast.as_ref().filter(|_| add_special);
                 if let Some(ids) = fast.and_then(|fast| fast.encode(text, library)) {
                     return Ok(ids);
@@ -174,12 +174,12 @@ impl Tokenizer {
         }
     }
 
-    /// [`Tokenizer::encode_plain`], and the bytes of `text` that each id stands for. A character of
-    /// several tokens may be given to each of them whole.
+    /// Like [`Tokenizer::encode_plain`], with the byte range of `text` for each id. If several tokens share a
+    /// character, each may have the range of the whole character.
     pub fn encode_with_offsets(&self, text: &str) -> Result<(Vec<u32>, Vec<Range<usize>>), DataError> {
         match &self.kind {
-            Kind::None => Err(no_tokenizer()),
-            Kind::Byte => {
+            TokenizerKind::None => Err(no_tokenizer()),
+            TokenizerKind::Byte => {
                 let ids = self.ids(text, false)?;
                 let mut end = 0;
                 let offsets = ids.iter().map(|id| {
@@ -190,7 +190,7 @@ impl Tokenizer {
                 let offsets = offsets.collect();
                 Ok((ids, offsets))
             }
-            Kind::Library { library, .. } => match library.encode(text, false) {
+            TokenizerKind::Library { library, .. } => match library.encode(text, false) {
                 Ok(encoding) => {
                     let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end).collect();
                     Ok((encoding.get_ids().to_vec(), offsets))
@@ -200,25 +200,26 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`, with or without special tokens. Without a tokenizer, the ids themselves.
+    /// The text of `ids`, with or without special tokens. Without a tokenizer, the ids as numbers.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
         let error = |why| DataError::Tokenizer { action: "decode", why };
         match &self.kind {
-            Kind::None => Ok(ids.iter().map(|id| format!("{id} ")).collect()),
-            Kind::Byte => byte_level::decode(ids, skip_special)
-                .map_err(|id| error(format!("id {id} is outside the vocabulary of {}", self.vocab_size))),
-            Kind::Library { library, .. } => {
+            TokenizerKind::None => Ok(ids.iter().map(|id| format!("{id} ")).collect()),
+            TokenizerKind::Byte => byte_level::decode(ids, skip_special).map_err(|id| {
+                error(format!("id {id} is out of range for a vocabulary of {}", self.vocab_size))
+            }),
+            TokenizerKind::Library { library, .. } => {
                 library.decode(ids, skip_special).map_err(|e| error(e.to_string()))
             }
         }
     }
 
-    /// What a thread that encodes keeps for it: words it has met, and what patterns are matched with. Measured
-    /// as what the first preparing takes beyond a run that finds its data, for each of two threads.
+    /// The memory that each encoding thread needs: cached words and the scratch space of regexes. Measured, for each
+    /// of two threads, as the peak memory of preparing data minus that of a run that finds it prepared.
     pub(crate) fn thread_bytes(&self) -> Bytes {
         match &self.kind {
-            Kind::None | Kind::Byte => Bytes::ZERO,
-            Kind::Library { .. } => Bytes(6 << 20),
+            TokenizerKind::None | TokenizerKind::Byte => Bytes::ZERO,
+            TokenizerKind::Library { .. } => Bytes(6 << 20),
         }
     }
 
@@ -227,7 +228,7 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// The id that ends a document, if the tokenizer has one.
+    /// The id of the EOS token, if the tokenizer has one.
     pub fn eos_id(&self) -> Option<u32> {
         self.eos.as_ref().map(|(id, _)| *id)
     }
@@ -237,22 +238,22 @@ impl Tokenizer {
         self.eos.as_ref().map(|(_, token)| token.as_str())
     }
 
-    /// BLAKE3, in hex, of `tokenizer.json` and the end-of-document id: what token streams depend on.
+    /// BLAKE3, in hex, of `tokenizer.json` and the EOS id: everything that the tokens of a text depend on.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// Name (`bos_token` and its like) and text of the special tokens that the files name.
+    /// Name (such as `bos_token`) and text of the special tokens that the files define.
     pub fn special_tokens(&self) -> &[(String, String)] {
         &self.special_tokens
     }
 
-    /// Where the files come from; `None` for the byte tokenizer.
+    /// The folder of the files; `None` for the byte tokenizer.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// Makes `text` the chat template that a model folder gets.
+    /// Sets the chat template that is written to the model folder.
     pub fn set_chat_template(&mut self, text: &str) {
         self.files.retain(|(name, _)| name != TEMPLATE);
         self.files.push((TEMPLATE.into(), text.into()));
@@ -267,10 +268,10 @@ impl Tokenizer {
     pub fn copy_files_to(&self, dir: &Path) -> Result<(), DataError> {
         for (name, content) in &self.files {
             let path = dir.join(name);
-            let named = dir.join(TEMPLATE_DIR);
-            let room = if path.starts_with(&named) { fs::create_dir(&named) } else { Ok(()) };
-            let room = room.or_else(|e| if named.is_dir() { Ok(()) } else { Err(e) });
-            let written = room.and_then(|()| fs::write(&path, content));
+            let templates = dir.join(TEMPLATE_DIR);
+            let created = if path.starts_with(&templates) { fs::create_dir(&templates) } else { Ok(()) };
+            let created = created.or_else(|e| if templates.is_dir() { Ok(()) } else { Err(e) });
+            let written = created.and_then(|()| fs::write(&path, content));
             written.map_err(|source| DataError::Write { path, source })?;
         }
         Ok(())
@@ -278,10 +279,13 @@ impl Tokenizer {
 }
 
 fn no_tokenizer() -> DataError {
-    DataError::Tokenizer { action: "encode", why: "there is none, for the data was token ids".into() }
+    DataError::Tokenizer {
+        action: "encode",
+        why: "there is no tokenizer, because the data consists of token ids".into(),
+    }
 }
 
-/// The `tokenizer.json` that `path` names.
+/// The `tokenizer.json` at `path`, which is the file or its folder.
 fn locate(path: &Path) -> Result<PathBuf, DataError> {
     if !path.is_dir() {
         return Ok(path.into());
@@ -295,9 +299,9 @@ fn locate(path: &Path) -> Result<PathBuf, DataError> {
     Err(DataError::TokenizerNotInFolder { folder: path.into(), found })
 }
 
-/// Name and content of the files in `folder` that belong to a tokenizer, `tokenizer.json` apart.
-pub(crate) fn beside(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, DataError> {
-    let names = BESIDE.map(str::to_string).into_iter().chain(additional(folder)?);
+/// Name and content of the tokenizer files in `folder`, without `tokenizer.json`.
+pub(crate) fn companion_files(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, DataError> {
+    let names = COMPANION_FILES.map(str::to_string).into_iter().chain(additional(folder)?);
     let mut files = Vec::new();
     for name in names {
         if let Some(content) = read(&folder.join(&name))? {
@@ -307,7 +311,7 @@ pub(crate) fn beside(folder: &Path) -> Result<Vec<(String, Vec<u8>)>, DataError>
     Ok(files)
 }
 
-/// A whole file, or `None` where there is none. A link to nothing is an error: whoever made it meant a file.
+/// Reads a whole file; `None` if it does not exist. A dangling link is an error, because a file was intended.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     let error = |source| DataError::Read { path: path.into(), source };
     let found = match path.metadata() {
@@ -324,7 +328,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     if found.len() > cap.0 {
         return Err(too_large(found.len()));
     }
-    // The file may grow meanwhile.
+    // The file may grow while it is read, so the limit is enforced again.
     let mut bytes = Vec::with_capacity(found.len() as usize);
     let file = fs::File::open(path).map_err(error)?;
     file.take(cap.0 + 1).read_to_end(&mut bytes).map_err(error)?;
@@ -334,8 +338,8 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, DataError> {
     Ok(Some(bytes))
 }
 
-/// The token that ends a document: as the files beside the tokenizer name it, else a well-known one.
-/// A name that is not in the vocabulary is passed over.
+/// The EOS token: the one that the tokenizer's files name, otherwise a well-known one. A name that is not in the
+/// vocabulary is ignored.
 fn find_eos(library: &tokenizers::Tokenizer, folder: &Path) -> Result<Option<(u32, String)>, DataError> {
     let by_name = |name: &str| library.token_to_id(name).map(|id| (id, name.to_string()));
     for file in [CONFIG, SPECIALS] {
@@ -355,7 +359,7 @@ fn find_eos(library: &tokenizers::Tokenizer, folder: &Path) -> Result<Option<(u3
     Ok(KNOWN_EOS.into_iter().find_map(by_name))
 }
 
-/// The special tokens that the files name, else the end token that was found without them.
+/// The special tokens that the files define; EOS falls back to the one that was found without them.
 fn special_tokens(folder: &Path, eos: Option<&(u32, String)>) -> Result<Vec<(String, String)>, DataError> {
     let (config, map) = (read_json(&folder.join(CONFIG))?, read_json(&folder.join(SPECIALS))?);
     let named = |name: &str| token_text(&config[name]).or_else(|| token_text(&map[name]));
@@ -366,19 +370,19 @@ fn special_tokens(folder: &Path, eos: Option<&(u32, String)>) -> Result<Vec<(Str
     Ok(found.collect())
 }
 
-/// A token as files write it: its text, or an object that has it.
+/// The text of a token entry, which is a string or an object with `content`.
 fn token_text(entry: &Value) -> Option<&str> {
     entry.as_str().or_else(|| entry["content"].as_str())
 }
 
-/// The JSON in `path`; null where there is no such file.
+/// The JSON in `path`; null if the file does not exist.
 fn read_json(path: &Path) -> Result<Value, DataError> {
     let Some(bytes) = read(path)? else { return Ok(Value::Null) };
     serde_json::from_slice(&bytes)
         .map_err(|e| DataError::TokenizerMalformed { path: path.into(), why: e.to_string() })
 }
 
-/// The least `tokenizer_config.json` that makes a `tokenizer.json` load in transformers.
+/// The smallest `tokenizer_config.json` with which transformers loads a `tokenizer.json`.
 fn config_json(eos: Option<&(u32, String)>) -> Vec<u8> {
     let config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -400,7 +404,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_byte_tokenizer_survives_its_own_files() {
+    fn the_byte_tokenizer_round_trips_through_its_files() {
         let dir = tempfile::tempdir().unwrap();
         let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
         byte.copy_files_to(dir.path()).unwrap();
@@ -416,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_token_is_what_the_files_say() {
+    fn the_eos_token_comes_from_the_files() {
         let dir = tempfile::tempdir().unwrap();
         let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
         let eos = |name: &str, content: &str| {

@@ -1,11 +1,11 @@
-//! Small questions about JSON values, and how messages show them.
+//! Helpers for JSON values: reading columns of a type, and showing values in messages.
 
 use serde_json::Value;
 
 use crate::RowFault;
 use crate::read::Record;
 
-/// How much of a bad row a message shows, in characters.
+/// How many characters of a bad row a message shows.
 const EXCERPT_CHARS: usize = 80;
 
 pub(crate) fn kind(value: &Value) -> &'static str {
@@ -19,7 +19,7 @@ pub(crate) fn kind(value: &Value) -> &'static str {
     }
 }
 
-/// The first characters of `text`, on one line, control characters made visible.
+/// The first characters of `text` on one line, with control characters replaced.
 pub(crate) fn excerpt(text: &str) -> String {
     let mut out: String = text
         .chars()
@@ -36,7 +36,7 @@ pub(crate) fn wrong_type(field: &'static str, expected: &'static str, value: &Va
     RowFault::WrongType { field, expected, found: kind(value), excerpt: excerpt(&value.to_string()) }
 }
 
-/// Takes a column that must be a string.
+/// Takes a column out of the record; it must be a string.
 pub(crate) fn string(columns: &mut Record, field: &'static str) -> Result<String, RowFault> {
     match columns.remove(field).unwrap_or(Value::Null) {
         Value::String(text) => Ok(text),
@@ -44,12 +44,12 @@ pub(crate) fn string(columns: &mut Record, field: &'static str) -> Result<String
     }
 }
 
-/// Takes a column that may be missing or null, which are the same.
+/// Takes a column that may be missing or null; both mean `None`.
 pub(crate) fn optional(columns: &mut Record, field: &'static str) -> Option<Value> {
     columns.remove(field).filter(|value| !value.is_null())
 }
 
-/// Takes a string that may be missing, null or empty, which are the same.
+/// Takes a string that may be missing, null or empty; all three mean `None`.
 pub(crate) fn optional_string(columns: &mut Record, field: &'static str) -> Result<Option<String>, RowFault> {
     match optional(columns, field) {
         None => Ok(None),
@@ -58,7 +58,7 @@ pub(crate) fn optional_string(columns: &mut Record, field: &'static str) -> Resu
     }
 }
 
-/// Takes a list; a string that holds one as JSON counts, as tables without lists have it.
+/// Takes a list. A string that contains a JSON list is accepted, because tables without list columns store it so.
 pub(crate) fn list(columns: &mut Record, field: &'static str) -> Result<Vec<Value>, RowFault> {
     match columns.remove(field).unwrap_or(Value::Null) {
         Value::Array(items) => Ok(items),

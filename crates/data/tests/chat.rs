@@ -1,4 +1,4 @@
-//! Chat templates against transformers and TRL: text, tokens and masks, from `goldens/chat`.
+//! Compares chat templates with transformers and TRL: text, tokens and masks from `goldens/chat`.
 
 use std::fs;
 use std::ops::Range;
@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use lockstep_core::Fault;
 use lockstep_data::{
-    Chat, ChatFault, ChatTemplate, DataError, Masks, Moment, RowFault, TemplateSource, Tokenizer,
-    TokenizerSource, encode, encode_pair,
+    Chat, ChatFault, ChatTemplate, DataError, DateTime, LossMasks, RowFault, TemplateSource, Tokenizer,
+    TokenizerSource, encode_chat, encode_chat_pair,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json as object};
 
-const COMPLETION: Masks = Masks { completion_only: true, assistant_only: false };
-const ASSISTANT: Masks = Masks { completion_only: false, assistant_only: true };
-const BOTH: Masks = Masks { completion_only: true, assistant_only: true };
+const COMPLETION: LossMasks = LossMasks { completion_only: true, assistant_only: false };
+const ASSISTANT: LossMasks = LossMasks { completion_only: false, assistant_only: true };
+const BOTH: LossMasks = LossMasks { completion_only: true, assistant_only: true };
 
 fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/chat")
@@ -29,10 +29,11 @@ fn tokenizer() -> Tokenizer {
 }
 
 fn template(source: &TemplateSource) -> ChatTemplate {
-    ChatTemplate::load(source, &tokenizer(), Moment::default()).unwrap()
+    ChatTemplate::load(source, &tokenizer(), DateTime::default()).unwrap()
 }
 
-fn own(name: &str) -> TemplateSource {
+/// A template of the goldens.
+fn golden_template(name: &str) -> TemplateSource {
     TemplateSource::Path(goldens().join("templates").join(format!("{name}.jinja")))
 }
 
@@ -65,8 +66,8 @@ fn mask(ranges: &Value, len: usize) -> Vec<bool> {
     out
 }
 
-/// Where `found` departs from what transformers gives for one conversation.
-fn departure(template: &ChatTemplate, tokenizer: &Tokenizer, chat: &Chat, case: &Value) -> Option<String> {
+/// How the result for one conversation differs from transformers, if it does.
+fn difference(template: &ChatTemplate, tokenizer: &Tokenizer, chat: &Chat, case: &Value) -> Option<String> {
     let prompt = case["prompt"].as_bool().unwrap();
     let text = match template.render(chat, prompt) {
         Ok(text) => text,
@@ -74,23 +75,23 @@ fn departure(template: &ChatTemplate, tokenizer: &Tokenizer, chat: &Chat, case: 
         Err(fault) => return Some(format!("failed: {fault}")),
     };
     let Some(expected) = case["text"].as_str() else {
-        // The one leniency: null is walked over as an empty list.
+        // The only known leniency: iterating over null is the same as iterating over an empty list.
         if case["error"].as_str().unwrap().contains("'NoneType' object is not iterable") {
             return None;
         }
-        return Some(format!("rendered although transformers says {}: {text:?}", case["error"]));
+        return Some(format!("rendered, although transformers reports {}: {text:?}", case["error"]));
     };
     if text != expected {
-        return Some(format!("\n  is        {text:?}\n  should be {expected:?}"));
+        return Some(format!("\n  found    {text:?}\n  expected {expected:?}"));
     }
     if tokenizer.encode_plain(&text).unwrap() != ids(case) {
         return Some("tokens differ".into());
     }
     if case["mask"].is_array() {
         let supervised = mask(&case["mask"], ids(case).len());
-        return match encode(template, tokenizer, chat, ASSISTANT) {
+        return match encode_chat(template, tokenizer, chat, ASSISTANT) {
             Ok(found) if found.supervised == supervised => None,
-            // transformers loses the end of a character of several tokens at the end of a block.
+            // transformers drops the last tokens of a multi-token character at the end of a block.
             Ok(found)
                 if !case["text"].as_str().unwrap().is_ascii() && contains(&found.supervised, &supervised) =>
             {
@@ -104,13 +105,13 @@ fn departure(template: &ChatTemplate, tokenizer: &Tokenizer, chat: &Chat, case: 
     None
 }
 
-/// Whether `inner` is on only where `outer` is, and `outer` goes on for a few tokens at most.
+/// Whether `inner` is set only where `outer` is, and `outer` has at most a few more tokens.
 fn contains(outer: &[bool], inner: &[bool]) -> bool {
     let more = outer.iter().zip(inner).filter(|(outer, inner)| **outer && !**inner).count();
     more <= 8 && outer.iter().zip(inner).all(|(outer, inner)| *outer || !*inner)
 }
 
-/// Whether every run of `mask` ends where one of `other` ends, and some begin later.
+/// Whether every range of `mask` ends where one of `other` ends, and some begin later.
 fn later_starts(mask: &[bool], other: &[bool]) -> bool {
     let (ours, others) = (ranges(mask), ranges(other));
     let within = |(a, b): (&Range<usize>, &Range<usize>)| a.end == b.end && a.start >= b.start;
@@ -129,32 +130,33 @@ fn ranges(mask: &[bool]) -> Vec<Range<usize>> {
 }
 
 #[test]
-fn text_tokens_and_masks_are_those_of_transformers() {
+fn text_tokens_and_masks_match_transformers() {
     let (chats, tokenizer) = (chats(), tokenizer());
     let cases = json(&goldens().join("cases.json"));
-    let mut departures = Vec::new();
+    let mut differences = Vec::new();
     for (name, list) in cases["templates"].as_object().unwrap() {
-        let template = template(&own(name));
+        let template = template(&golden_template(name));
         for case in list.as_array().unwrap() {
-            if let Some(what) = departure(&template, &tokenizer, named(&chats, case), case) {
-                departures.push(format!("{name} {} {}: {what}", case["chat"], case["prompt"]));
+            if let Some(what) = difference(&template, &tokenizer, named(&chats, case), case) {
+                differences.push(format!("{name} {} {}: {what}", case["chat"], case["prompt"]));
             }
         }
     }
-    assert!(departures.is_empty(), "{} departures\n{}", departures.len(), departures.join("\n"));
+    assert!(differences.is_empty(), "{} differences\n{}", differences.len(), differences.join("\n"));
 }
 
 #[test]
-fn prompts_and_completions_are_cut_and_masked_as_by_trl() {
+fn prompts_and_completions_are_split_and_masked_like_trl() {
     let (chats, tokenizer) = (chats(), tokenizer());
     let cases = json(&goldens().join("cases.json"));
     let mut mismatches = 0;
     for (name, list) in cases["pairs"].as_object().unwrap() {
-        let template = template(&own(name));
+        let template = template(&golden_template(name));
         for case in list.as_array().unwrap() {
             let mut prompt = named(&chats, case).clone();
             let completion = vec![prompt.messages.pop().unwrap()];
-            let encode = |masks| encode_pair(&template, &tokenizer, &prompt, &completion, masks).unwrap();
+            let encode =
+                |masks| encode_chat_pair(&template, &tokenizer, &prompt, &completion, masks).unwrap();
             let found = encode(COMPLETION);
             let what = format!("{name} {}", case["chat"]);
             assert_eq!(found.tokens, ids(case), "{what}");
@@ -162,29 +164,30 @@ fn prompts_and_completions_are_cut_and_masked_as_by_trl() {
             assert_eq!(found.prefix_mismatch, case["mismatch"].as_bool().unwrap(), "{what}");
             let both = encode(BOTH);
             assert_eq!(both.supervised, mask(&case["both"], found.tokens.len()), "{what}");
-            assert_eq!(encode(Masks::default()).supervised, vec![true; found.tokens.len()]);
+            assert_eq!(encode(LossMasks::default()).supervised, vec![true; found.tokens.len()]);
             mismatches += usize::from(found.prefix_mismatch);
         }
     }
-    assert!(mismatches > 0, "the goldens should have prompts that are no prefix");
+    assert!(mismatches > 0, "the goldens should have prompts that are not a prefix");
 }
 
-/// A template's own tags and the turns found without them agree.
+/// The turns that are located without generation blocks are the same as with them.
 #[test]
-fn turns_are_found_where_a_template_does_not_mark_them() {
+fn turns_are_located_without_generation_blocks() {
     let (chats, tokenizer) = (chats(), tokenizer());
     let mut untraceable = Vec::new();
     let mut found = 0;
     for name in ["headers", "dated", "markup", "thoughts", "brackets"] {
-        let TemplateSource::Path(path) = own(name) else { unreachable!() };
+        let TemplateSource::Path(path) = golden_template(name) else { unreachable!() };
         let text = fs::read_to_string(path).unwrap();
         let bare = text.replace("% endgeneration", "% endif").replace("%- endgeneration", "%- endif");
         let bare = bare.replace("% generation", "% if true").replace("%- generation", "%- if true");
-        let (tagged, bare) = (template(&own(name)), template(&TemplateSource::Inline(bare)));
-        // Without thinking, an empty thought is part of the prompt: the tags count it to the turn.
+        let (tagged, bare) = (template(&golden_template(name)), template(&TemplateSource::Inline(bare)));
+        // With thinking disabled, the generation prompt contains an empty reasoning block; the generation block has it
+        // inside the turn.
         for (chat_name, chat) in chats.iter().filter(|(chat, _)| chat != "no_thinking") {
-            let Ok(expected) = encode(&tagged, &tokenizer, chat, ASSISTANT) else { continue };
-            match encode(&bare, &tokenizer, chat, ASSISTANT) {
+            let Ok(expected) = encode_chat(&tagged, &tokenizer, chat, ASSISTANT) else { continue };
+            match encode_chat(&bare, &tokenizer, chat, ASSISTANT) {
                 Ok(encoded) => assert_eq!(encoded, expected, "{name} {chat_name}"),
                 Err(fault) => untraceable.push(format!("{name} {chat_name}: {fault}")),
             }
@@ -194,11 +197,12 @@ fn turns_are_found_where_a_template_does_not_mark_them() {
     insta::assert_snapshot!(format!("{found} conversations\n{}", untraceable.join("\n")));
 }
 
-/// The templates that models have are not ours to keep. `make.py --originals` collects and renders them.
+/// The templates of real models are not part of this repository, for licensing reasons. `make.py --originals` collects
+/// and renders them.
 #[test]
-fn the_templates_of_models_render_as_in_transformers() {
+fn templates_of_real_models_render_like_transformers() {
     let Some(folder) = std::env::var_os("LOCKSTEP_CHAT_ORIGINALS").map(PathBuf::from) else {
-        println!("skipped: LOCKSTEP_CHAT_ORIGINALS does not name the output of make.py --originals");
+        println!("skipped: set LOCKSTEP_CHAT_ORIGINALS to the output folder of make.py --originals");
         return;
     };
     let (chats, tokenizer) = (chats(), tokenizer());
@@ -206,7 +210,7 @@ fn the_templates_of_models_render_as_in_transformers() {
     names.retain(|path| path.extension().is_some_and(|ext| ext == "jinja"));
     names.sort();
     assert!(!names.is_empty(), "{} has no templates", folder.display());
-    let mut departures = Vec::new();
+    let mut differences = Vec::new();
     for path in names {
         let name = path.file_stem().unwrap().to_str().unwrap();
         let template = template(&TemplateSource::Path(path.clone()));
@@ -216,17 +220,17 @@ fn the_templates_of_models_render_as_in_transformers() {
         let mut untraced = Vec::new();
         for case in list {
             let chat = named(&chats, case);
-            match departure(&template, &tokenizer, chat, case) {
-                Some(what) => departures.push(format!("{name} {} {}: {what}", case["chat"], case["prompt"])),
+            match difference(&template, &tokenizer, chat, case) {
+                Some(what) => differences.push(format!("{name} {} {}: {what}", case["chat"], case["prompt"])),
                 None => same += 1,
             }
             if case["prompt"] == false && case["text"].is_string() {
-                let found = encode(&template, &tokenizer, chat, ASSISTANT);
+                let found = encode_chat(&template, &tokenizer, chat, ASSISTANT);
                 let lost = matches!(found, Err(ChatFault::Untraceable { .. }));
                 untraced.extend(lost.then(|| case["chat"].to_string()));
             }
             if case["trl"].as_array().is_some_and(|spans| !spans.is_empty()) {
-                let found = encode(&template, &tokenizer, chat, ASSISTANT);
+                let found = encode_chat(&template, &tokenizer, chat, ASSISTANT);
                 let expected = mask(&case["trl"], ids(case).len());
                 trl += 1;
                 if let Ok(found) = found {
@@ -242,21 +246,21 @@ fn the_templates_of_models_render_as_in_transformers() {
             untraced.join(" ")
         );
     }
-    assert!(departures.is_empty(), "{} departures\n{}", departures.len(), departures.join("\n"));
+    assert!(differences.is_empty(), "{} differences\n{}", differences.len(), differences.join("\n"));
 }
 
 #[test]
-fn expressions_come_to_what_jinja_makes_of_them() {
+fn expressions_evaluate_like_jinja() {
     let cases = json(&goldens().join("cases.json"));
     let chat = Chat {
         messages: vec![object!({"role": "user", "content": "hi"})],
         kwargs: cases["variables"].as_object().unwrap().clone(),
         ..Chat::default()
     };
-    let mut departures = Vec::new();
+    let mut differences = Vec::new();
     for case in cases["expressions"].as_array().unwrap() {
         let source = TemplateSource::Inline(case["template"].as_str().unwrap().into());
-        let rendered = ChatTemplate::load(&source, &tokenizer(), Moment::default())
+        let rendered = ChatTemplate::load(&source, &tokenizer(), DateTime::default())
             .map_err(|e| e.to_string())
             .and_then(|template| template.render(&chat, false).map_err(|e| e.to_string()));
         let same = match &rendered {
@@ -264,25 +268,25 @@ fn expressions_come_to_what_jinja_makes_of_them() {
             Err(_) => case["error"].is_string(),
         };
         if !same {
-            departures.push(format!(
-                "{}\n  is        {rendered:?}\n  should be {}{}",
+            differences.push(format!(
+                "{}\n  found    {rendered:?}\n  expected {}{}",
                 case["template"], case["text"], case["error"]
             ));
         }
     }
-    assert!(departures.is_empty(), "{} departures\n{}", departures.len(), departures.join("\n"));
+    assert!(differences.is_empty(), "{} differences\n{}", differences.len(), differences.join("\n"));
 }
 
 fn user(content: &str) -> Chat {
     Chat { messages: vec![object!({"role": "user", "content": content})], ..Chat::default() }
 }
 
-fn talk(turns: &[(&str, &str)]) -> Chat {
+fn conversation(turns: &[(&str, &str)]) -> Chat {
     let message = |(role, content): &(&str, &str)| object!({"role": role, "content": content});
     Chat { messages: turns.iter().map(message).collect(), ..Chat::default() }
 }
 
-/// The whole report of a fault, hint included, for snapshots.
+/// The message and hint of an error.
 fn report(error: DataError) -> String {
     match error.hint() {
         Some(hint) => format!("{error}\nhint: {hint}"),
@@ -290,7 +294,7 @@ fn report(error: DataError) -> String {
     }
 }
 
-/// A row's fault as a data set's error reports it.
+/// The message and hint of a row's fault, as preparing a dataset reports it.
 fn row_report(fault: ChatFault) -> String {
     report(DataError::BadRow { file: "train.jsonl".into(), row: 7, fault: RowFault::Chat(fault) })
 }
@@ -301,10 +305,7 @@ fn messages_about_bad_templates() {
         ("{% if messages %}\nhello\n", "an unclosed block"),
         ("a\n{{ messages[0].content | shout }}", "an unknown filter"),
         ("a\n\n{{ raise_exception('Only one system message, ' ~ messages | length) }}", "a refusal"),
-        (
-            "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
-            "a loop without end",
-        ),
+        ("{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}", "an endless loop"),
         ("{{ messages[0].content }}\n{{ messages[0].tool.name }}", "an undefined attribute"),
         ("{{ 'a' + messages[0].missing }}", "an undefined operand"),
         ("{% macro deep(n) %}{{ deep(n + 1) }}{% endmacro %}{{ deep(0) }}", "recursion"),
@@ -319,7 +320,7 @@ fn messages_about_bad_templates() {
     let mut out = String::new();
     for (text, what) in bad {
         let loaded =
-            ChatTemplate::load(&TemplateSource::Inline(text.into()), &tokenizer(), Moment::default());
+            ChatTemplate::load(&TemplateSource::Inline(text.into()), &tokenizer(), DateTime::default());
         let answer = match loaded {
             Err(error) => report(error),
             Ok(template) => template.render(&user("hi"), false).map_err(row_report).unwrap_or_else(|e| e),
@@ -331,26 +332,31 @@ fn messages_about_bad_templates() {
 
 #[test]
 fn messages_about_conversations() {
-    let tagged = template(&own("markup"));
-    let silent = template(&TemplateSource::Inline("{{ messages | length }} said".into()));
+    let tagged = template(&golden_template("markup"));
+    let without_content = template(&TemplateSource::Inline("{{ messages | length }} messages".into()));
     let tokenizer = tokenizer();
     let reserved = object!({"messages": []}).as_object().unwrap().clone();
     let odd = |message: Value| Chat { messages: vec![message], ..Chat::default() };
     let faults = [
-        encode(&tagged, &tokenizer, &Chat::default(), ASSISTANT),
-        encode(&tagged, &tokenizer, &odd(object!("hello")), ASSISTANT),
-        encode(&tagged, &tokenizer, &odd(object!({"from": "human", "value": "x"})), ASSISTANT),
-        encode(&tagged, &tokenizer, &Chat { kwargs: reserved, ..user("x") }, ASSISTANT),
-        encode(&tagged, &tokenizer, &Chat { tools: Some(object!("[1")), ..user("x") }, ASSISTANT),
-        encode(&tagged, &tokenizer, &Chat { tools: Some(object!({"a": 1})), ..user("x") }, ASSISTANT),
-        encode(&tagged, &tokenizer, &user("nobody answers"), ASSISTANT),
-        encode(&silent, &tokenizer, &talk(&[("user", "a"), ("assistant", "b")]), ASSISTANT),
+        encode_chat(&tagged, &tokenizer, &Chat::default(), ASSISTANT),
+        encode_chat(&tagged, &tokenizer, &odd(object!("hello")), ASSISTANT),
+        encode_chat(&tagged, &tokenizer, &odd(object!({"from": "human", "value": "x"})), ASSISTANT),
+        encode_chat(&tagged, &tokenizer, &Chat { kwargs: reserved, ..user("x") }, ASSISTANT),
+        encode_chat(&tagged, &tokenizer, &Chat { tools: Some(object!("[1")), ..user("x") }, ASSISTANT),
+        encode_chat(&tagged, &tokenizer, &Chat { tools: Some(object!({"a": 1})), ..user("x") }, ASSISTANT),
+        encode_chat(&tagged, &tokenizer, &user("nobody answers"), ASSISTANT),
+        encode_chat(
+            &without_content,
+            &tokenizer,
+            &conversation(&[("user", "a"), ("assistant", "b")]),
+            ASSISTANT,
+        ),
     ];
     let out: Vec<String> = faults.into_iter().map(|fault| row_report(fault.unwrap_err())).collect();
     insta::assert_snapshot!(out.join("\n\n"));
 }
 
-/// A folder with a tokenizer and `files` beside it.
+/// A folder with a tokenizer and `files`.
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::copy(goldens().join("tokenizer/tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
@@ -362,16 +368,16 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 #[test]
-fn templates_are_found_as_transformers_finds_them() {
+fn templates_are_found_like_in_transformers() {
     let render = |files: &[(&str, &str)], tools: bool| {
         let dir = folder(files);
         let tokenizer = Tokenizer::load(&TokenizerSource::File(dir.path().into())).unwrap();
         let chat = Chat { tools: tools.then(|| object!([])), ..user("x") };
-        let load = |source: &TemplateSource| ChatTemplate::load(source, &tokenizer, Moment::default());
+        let load = |source: &TemplateSource| ChatTemplate::load(source, &tokenizer, DateTime::default());
         let own = load(&TemplateSource::Tokenizer)?;
         let by_path = load(&TemplateSource::Path(dir.path().into()))?;
         assert_eq!(own.fingerprint(), by_path.fingerprint());
-        // What a model folder gets is found again there.
+        // A model folder that gets the files has the same template.
         let copy = tempfile::tempdir().unwrap();
         tokenizer.copy_files_to(copy.path()).unwrap();
         let copied = load(&TemplateSource::Path(copy.path().into()))?;
@@ -398,19 +404,19 @@ fn templates_are_found_as_transformers_finds_them() {
     assert_eq!(render(&[list], true).unwrap().unwrap(), "two");
     assert_eq!(render(&[file, named, list], true).unwrap().unwrap(), "named");
     assert_eq!(render(&[file, named, list], false).unwrap().unwrap(), "file </s>");
-    // Named templates hide the configuration's, and none of them is the default.
-    insta::assert_snapshot!(render(&[named, config], false).unwrap().unwrap_err(), @"chat template DIR/additional_chat_templates/tool_use.jinja: none of them is called `default`; there are tool_use");
+    // Template files take precedence over tokenizer_config.json, and none of them is the default.
+    insta::assert_snapshot!(render(&[named, config], false).unwrap().unwrap_err(), @"chat template DIR/additional_chat_templates/tool_use.jinja: there is no template named `default`; found tool_use");
     assert!(matches!(render(&[], false), Err(DataError::NoChatTemplate { path: Some(_) })));
-    let error = ChatTemplate::load(&TemplateSource::Tokenizer, &byte(), Moment::default()).unwrap_err();
+    let error = ChatTemplate::load(&TemplateSource::Tokenizer, &byte(), DateTime::default()).unwrap_err();
     insta::assert_snapshot!(report(error), @r"
-    no chat template comes with the byte tokenizer
-    hint: set chat_template to `builtin`, or give one with chat_template_path.
+    the byte tokenizer has no chat template
+    hint: set `chat_template: builtin`, or set chat_template_path to a Jinja template.
     ");
     let missing = TemplateSource::Path("/nowhere/chat.jinja".into());
-    let error = ChatTemplate::load(&missing, &byte(), Moment::default()).unwrap_err();
+    let error = ChatTemplate::load(&missing, &byte(), DateTime::default()).unwrap_err();
     insta::assert_snapshot!(report(error), @r"
     no chat template at /nowhere/chat.jinja
-    hint: give a Jinja file, or a folder that has chat_template.jinja, with chat_template_path (--chat-template for commands), or take the plain one that is called `builtin`.
+    hint: set chat_template_path (on the command line: --chat-template) to a Jinja template or to a folder with a chat_template.jinja, or use `builtin` for the plain template.
     ");
 }
 
@@ -419,48 +425,48 @@ fn byte() -> Tokenizer {
 }
 
 #[test]
-fn the_built_in_template_serves_the_byte_tokenizer() {
+fn the_built_in_template_works_with_the_byte_tokenizer() {
     let mut tokenizer = byte();
-    let template = ChatTemplate::load(&TemplateSource::Builtin, &tokenizer, Moment::default()).unwrap();
-    let chat = talk(&[("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello!")]);
+    let template = ChatTemplate::load(&TemplateSource::Builtin, &tokenizer, DateTime::default()).unwrap();
+    let chat = conversation(&[("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello!")]);
     let text = "system: Be kind.\nuser: Hi\nassistant: Hello!<|endoftext|>\n";
     assert_eq!(template.render(&chat, false).unwrap(), text);
     assert_eq!(template.prompt(&user("Hi")).unwrap(), "user: Hi\nassistant: ");
-    let encoded = encode(&template, &tokenizer, &chat, ASSISTANT).unwrap();
-    let learnt: Vec<u32> =
+    let encoded = encode_chat(&template, &tokenizer, &chat, ASSISTANT).unwrap();
+    let supervised: Vec<u32> =
         encoded.tokens.iter().zip(&encoded.supervised).filter(|(_, on)| **on).map(|(id, _)| *id).collect();
-    assert_eq!(tokenizer.decode(&learnt, false).unwrap(), "Hello!<|endoftext|>");
-    // The model folder gets it, and finds it again.
+    assert_eq!(tokenizer.decode(&supervised, false).unwrap(), "Hello!<|endoftext|>");
+    // The template is written to the model folder and found there.
     tokenizer.set_chat_template(template.file().unwrap());
     let dir = tempfile::tempdir().unwrap();
     tokenizer.copy_files_to(dir.path()).unwrap();
-    let again = Tokenizer::load(&TokenizerSource::File(dir.path().into())).unwrap();
-    let again = ChatTemplate::load(&TemplateSource::Tokenizer, &again, Moment::default()).unwrap();
-    assert_eq!(again.render(&chat, false).unwrap(), text);
+    let loaded = Tokenizer::load(&TokenizerSource::File(dir.path().into())).unwrap();
+    let loaded = ChatTemplate::load(&TemplateSource::Tokenizer, &loaded, DateTime::default()).unwrap();
+    assert_eq!(loaded.render(&chat, false).unwrap(), text);
 }
 
 #[test]
-fn long_conversations_have_fuel_enough() {
-    fn shared_between_threads<T: Send + Sync>(_: &T) {}
+fn long_conversations_stay_within_the_instruction_limit() {
+    fn assert_send_and_sync<T: Send + Sync>(_: &T) {}
     let turns: Vec<(&str, &str)> = (0..10_000).flat_map(|_| [("user", "a"), ("assistant", "b")]).collect();
     for name in ["headers", "dated", "markup", "thoughts", "brackets", "spaces"] {
-        let template = template(&own(name));
-        shared_between_threads(&template);
-        template.render(&talk(&turns), true).unwrap();
+        let template = template(&golden_template(name));
+        assert_send_and_sync(&template);
+        template.render(&conversation(&turns), true).unwrap();
     }
 }
 
 #[test]
-fn fingerprints_change_with_what_is_rendered() {
-    let load = |text: &str, now: Moment| {
+fn fingerprints_change_with_the_rendered_text() {
+    let load = |text: &str, now: DateTime| {
         let template = ChatTemplate::load(&TemplateSource::Inline(text.into()), &tokenizer(), now).unwrap();
         template.fingerprint().to_string()
     };
-    let later = Moment { year: 2026, ..Moment::default() };
-    assert_eq!(load("a", Moment::default()), load("a", later), "no clock, no difference");
-    assert_ne!(load("a", Moment::default()), load("b", Moment::default()));
+    let later = DateTime { year: 2026, ..DateTime::default() };
+    assert_eq!(load("a", DateTime::default()), load("a", later), "the template does not use the date");
+    assert_ne!(load("a", DateTime::default()), load("b", DateTime::default()));
     let dated = "{{ strftime_now('%Y') }}";
-    assert_ne!(load(dated, Moment::default()), load(dated, later));
+    assert_ne!(load(dated, DateTime::default()), load(dated, later));
     let bytes = ChatTemplate::load(&TemplateSource::Inline("a".into()), &byte(), later).unwrap();
     assert_ne!(load("a", later), bytes.fingerprint(), "other special tokens");
 }
@@ -469,7 +475,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn any_content_survives(
+    fn any_content_is_rendered_unchanged(
         turns in prop::collection::vec((0..4usize, any::<String>()), 1..5),
         private in "[\u{f0000}-\u{f0005}\u{10fffd}]{0,4}",
     ) {
@@ -478,14 +484,14 @@ proptest! {
         let turns: Vec<(&str, String)> =
             turns.iter().map(|(role, text)| (roles[*role], format!("{private}{text}"))).collect();
         let borrowed: Vec<(&str, &str)> = turns.iter().map(|(role, text)| (*role, text.as_str())).collect();
-        let chat = talk(&borrowed);
+        let chat = conversation(&borrowed);
         for name in ["headers", "dated", "markup", "thoughts", "brackets", "spaces"] {
-            let template = template(&own(name));
-            let _ = encode(&template, &tokenizer, &chat, BOTH);
+            let template = template(&golden_template(name));
+            let _ = encode_chat(&template, &tokenizer, &chat, BOTH);
             if name == "markup" && turns.iter().all(|(role, _)| *role != "tool") {
                 let text = template.render(&chat, false).unwrap();
-                prop_assert!(turns.iter().all(|(_, said)| text.contains(said.as_str())));
-                if let Ok(encoded) = encode(&template, &tokenizer, &chat, ASSISTANT) {
+                prop_assert!(turns.iter().all(|(_, content)| text.contains(content.as_str())));
+                if let Ok(encoded) = encode_chat(&template, &tokenizer, &chat, ASSISTANT) {
                     prop_assert_eq!(&encoded.tokens, &tokenizer.encode_plain(&text).unwrap());
                 }
             }

@@ -1,4 +1,4 @@
-//! Preparing data from files: what comes out, and every message when it cannot.
+//! Preparing data from files: the resulting documents, and the message of every error.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use insta::assert_snapshot;
 use lockstep_core::{Fault, FaultClass};
 use lockstep_data::{
-    Batch, DataError, DataSpec, Dataset, OnBadRow, Order, Packing, Tokenizer, TokenizerSource, prepare,
+    Batch, DataError, DataSpec, Dataset, OnBadRow, Packing, SampleOrder, Tokenizer, TokenizerSource, prepare,
 };
 use tempfile::TempDir;
 
@@ -33,7 +33,7 @@ impl Folder {
         DataSpec { max_length: 32, ..DataSpec::new(files, &self.path("cache")) }
     }
 
-    /// Class, message and hint, without the temporary path.
+    /// Exit code, message and hint of an error, without the temporary path.
     fn show(&self, error: &DataError) -> String {
         let hint = error.hint().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
         let text = format!("[{}] {error}{hint}", error.class().exit_code());
@@ -64,7 +64,7 @@ fn ids(text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn text_is_supervised_and_ends_once() {
+fn text_is_supervised_and_gets_one_eos_token() {
     let dir = Folder::new();
     let ds =
         load(&dir.spec("{\"text\": \"ab\"}\n\n{\"text\": \"c<|endoftext|>\", \"id\": 1}\n{\"text\": \"\"}"))
@@ -89,7 +89,7 @@ fn completions_are_supervised_prompts_are_not() {
 }
 
 #[test]
-fn truncation_keeps_the_start_and_drops_what_has_no_target() {
+fn truncation_keeps_the_start_and_drops_rows_without_targets() {
     let dir = Folder::new();
     let rows =
         "{\"prompt\": \"abcd\", \"completion\": \"e\"}\n{\"prompt\": \"ab\", \"completion\": \"cdef\"}\n";
@@ -102,9 +102,9 @@ fn truncation_keeps_the_start_and_drops_what_has_no_target() {
 }
 
 #[test]
-fn a_prompt_that_merges_with_its_completion_is_counted() {
+fn prompts_that_merge_with_their_completion_are_counted() {
     let dir = Folder::new();
-    // Byte-level BPE with one merge, `a` + `b`: the token of both is where the whole parts from the prompt.
+    // Byte-level BPE with one merge, `a` + `b`, which spans the end of the prompt and the start of the completion.
     let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
     let json = String::from_utf8(byte.files()[0].1.clone()).unwrap();
     let mut json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -118,14 +118,14 @@ fn a_prompt_that_merges_with_its_completion_is_counted() {
 }
 
 #[test]
-fn packed_rows_reach_the_batch_in_the_order_of_the_step() {
+fn an_epoch_of_packed_rows_has_all_supervised_tokens() {
     let dir = Folder::new();
     let rows: String = (1..30).map(|n| format!("{{\"text\": \"{}\"}}\n", "y".repeat(n))).collect();
     let spec = DataSpec { packing: Packing::Bfd, ..dir.spec(rows) };
     let ds = load(&spec).unwrap();
     let stats = ds.stats();
     assert!(stats.rows < stats.docs && stats.tokens <= stats.capacity);
-    let order = Order::new(1, ds.num_rows(), 4, false, true).unwrap();
+    let order = SampleOrder::new(1, ds.num_rows(), 4, false, true).unwrap();
     let (mut rows, mut batch, mut supervised) = (Vec::new(), Batch::default(), 0);
     for step in 0..order.steps_per_epoch() {
         order.rows(lockstep_core::Step(step), &mut rows);
@@ -136,7 +136,7 @@ fn packed_rows_reach_the_batch_in_the_order_of_the_step() {
 }
 
 #[test]
-fn bad_rows_can_be_skipped_and_are_listed() {
+fn bad_rows_are_skipped_and_listed() {
     let dir = Folder::new();
     let content = b"{\"text\": \"good\"}\n{\"text\"\n[1]\n{\"text\": \"\xFF\"}\n{\"txt\": \"\"}\n\
         {\"prompt\": \"p\", \"completion\": \"c\"}\n{\"text\": \"also good\"}\n";
@@ -158,27 +158,27 @@ fn messages_about_files() {
     let spec = dir.spec("");
     let with = |files: Vec<PathBuf>| dir.fails(&DataSpec { files, ..spec.clone() });
     assert_snapshot!(with(vec![]), @r"
-    [64] no data files are given
-    hint: name one or more files or folders.
+    [64] no data files were given
+    hint: give one or more files, folders or patterns.
     ");
     assert_snapshot!(with(vec![dir.path("tarin.jsonl")]), @r"
     [66] data file tarin.jsonl does not exist
-    hint: check the spelling; relative paths start at the folder the command runs in.
+    hint: check the spelling; relative paths are resolved from the directory that the command runs in.
     ");
     assert_snapshot!(with(vec![dir.0.path().into()]), @r"
     [65] no rows in train.jsonl
-    hint: a row has `text`, `messages`, or `prompt` and `completion`.
+    hint: every row needs `text`, `messages`, or `prompt` and `completion`.
     ");
     assert_snapshot!(dir.row("\n \n"), @r"
     [65] no rows in train.jsonl
-    hint: a row has `text`, `messages`, or `prompt` and `completion`.
+    hint: every row needs `text`, `messages`, or `prompt` and `completion`.
     ");
     assert_snapshot!(with(vec![spec.files[0].clone(), spec.files[0].clone()]), @r"
     [65] no rows in train.jsonl and 1 more
-    hint: a row has `text`, `messages`, or `prompt` and `completion`.
+    hint: every row needs `text`, `messages`, or `prompt` and `completion`.
     ");
     assert_snapshot!(dir.fails(&DataSpec { max_length: 1, ..spec.clone() }), @r"
-    [64] max_length is 1, but a document needs two tokens for one target
+    [64] max_length is 1, but a document needs at least two tokens: one input and one target
     hint: set max_length to 2 or more.
     ");
 }
@@ -187,81 +187,81 @@ fn messages_about_files() {
 fn messages_about_rows() {
     let dir = Folder::new();
     assert_snapshot!(dir.row("{\"text\": \"a\"}\n{\"text\": \"b\"\n"), @r#"
-    [65] train.jsonl row 2: not valid JSON at column 12: EOF while parsing an object
+    [65] train.jsonl row 2: invalid JSON at column 12: EOF while parsing an object
       {"text": "b"
-    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row: skip to leave out such rows.
     "#);
     assert_snapshot!(dir.row(format!("{{\"text\": {}\n", "z".repeat(200))), @r#"
-    [65] train.jsonl row 1: not valid JSON at column 10: expected value
+    [65] train.jsonl row 1: invalid JSON at column 10: expected value
       {"text": zzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz…
-    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row: skip to leave out such rows.
     "#);
     assert_snapshot!(dir.row("[\"a\", 1]\n"), @r#"
-    [65] train.jsonl row 1: expected an object, found a list
+    [65] train.jsonl row 1: expected a JSON object, found a list
       ["a", 1]
-    hint: each row must be one JSON object; set on_bad_row to skip to leave such rows out.
+    hint: each row must be one JSON object; set on_bad_row: skip to leave out such rows.
     "#);
     assert_snapshot!(dir.row(b"{\"text\": \"caf\xE9\"}\n"), @r"
-    [65] train.jsonl row 1: not UTF-8 at byte 13 of the row
-    hint: convert the file to UTF-8, or set on_bad_row to skip to leave such rows out.
+    [65] train.jsonl row 1: invalid UTF-8 at byte 13 of the row
+    hint: convert the file to UTF-8, or set on_bad_row: skip to leave out such rows.
     ");
     assert_snapshot!(dir.row("{\"txet\": \"a\", \"id\": 7}\n"), @r"
-    [65] train.jsonl row 1: no column to train on; found `id`, `txet`
-    hint: `txet` looks like `text`; rename it, or write `columns: {text: txet}`.
+    [65] train.jsonl row 1: no column to train on; columns found: `id`, `txet`
+    hint: did you mean `text` by `txet`? Rename it, or set `columns: {text: txet}`.
     ");
     assert_snapshot!(dir.row("{\"question\": \"a\", \"answer\": \"b\"}\n"), @r"
-    [65] train.jsonl row 1: no column to train on; found `answer`, `question`
-    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they are called otherwise.
+    [65] train.jsonl row 1: no column to train on; columns found: `answer`, `question`
+    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; if your columns have other names, map them with `columns: {text: NAME}`.
     ");
     assert_snapshot!(dir.row("{}\n"), @r"
-    [65] train.jsonl row 1: no column to train on; found no columns at all
-    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they are called otherwise.
+    [65] train.jsonl row 1: no column to train on; columns found: none
+    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; if your columns have other names, map them with `columns: {text: NAME}`.
     ");
     assert_snapshot!(dir.row("{\"prompt\": \"a\", \"competion\": \"b\"}\n"), @r"
-    [65] train.jsonl row 1: `prompt` without `completion`; found `competion`, `prompt`
-    hint: `competion` looks like `completion`; rename it, or write `columns: {completion: competion}`.
+    [65] train.jsonl row 1: found `prompt` but no `completion`; columns found: `competion`, `prompt`
+    hint: did you mean `completion` by `competion`? Rename it, or set `columns: {completion: competion}`.
     ");
     assert_snapshot!(dir.row("{\"completion\": \"b\"}\n"), @r"
-    [65] train.jsonl row 1: `completion` without `prompt`; found `completion`
-    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; `columns: {text: NAME}` says that they are called otherwise.
+    [65] train.jsonl row 1: found `completion` but no `prompt`; columns found: `completion`
+    hint: rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and `output`, or `input_ids`; if your columns have other names, map them with `columns: {text: NAME}`.
     ");
     assert_snapshot!(dir.row("{\"text\": [1, 2]}\n"), @r"
     [65] train.jsonl row 1: `text` is a list, expected a string
       [1,2]
-    hint: write it as a string, or set on_bad_row to skip to leave such rows out.
+    hint: write it as a string, or set on_bad_row: skip to leave out such rows.
     ");
     assert_snapshot!(dir.row("{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n"), @r"
-    [65] train.jsonl row 2: `prompt` and `completion` row in a file whose first row, 1, is `text`
-    hint: put rows of different formats into different files.
+    [65] train.jsonl row 2: the row has `prompt` and `completion`, but row 1, the first of the file, has `text`
+    hint: put rows of different formats into separate files.
     ");
     assert_snapshot!(dir.row("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n"), @r"
-    [65] train.jsonl row 1: this row (`messages`) is a conversation, and there is no chat template
-    hint: give one with chat_template_path, take the plain one with `chat_template: builtin`, or render the messages to `text`, or to `prompt` and `completion`, first.
+    [65] train.jsonl row 1: the row is a conversation (`messages`), but there is no chat template
+    hint: set chat_template_path, use the plain template with `chat_template: builtin`, or render the messages to `text` or to `prompt` and `completion` beforehand.
     ");
     let long = format!("{{\"text\": \"{}\"}}\n", "a".repeat(65 << 20));
-    assert_snapshot!(dir.row(long), @"[65] train.jsonl row 1: longer than 64.0 MiB");
+    assert_snapshot!(dir.row(long), @"[65] train.jsonl row 1: the row is longer than the limit of 64.0 MiB");
 }
 
 #[test]
-fn messages_about_what_is_left() {
+fn messages_about_datasets_without_trainable_rows() {
     let dir = Folder::new();
     let spec = dir.spec("{\"text\": \"a\"}\n");
     assert_snapshot!(dir.fails(&DataSpec { completion_only_loss: Some(true), ..spec }), @r"
-    [64] completion_only_loss is true, but the rows of train.jsonl have no `completion`
-    hint: leave completion_only_loss out, or give rows with `prompt` and `completion`.
+    [64] completion_only_loss is true, but the rows of train.jsonl have no `completion` column
+    hint: remove completion_only_loss, or provide rows with `prompt` and `completion`.
     ");
     let row = "{\"prompt\": \"a long prompt\", \"completion\": \"b\"}\n";
     assert_snapshot!(dir.fails(&DataSpec { max_length: 8, ..dir.spec(row) }), @r"
-    [65] no row of train.jsonl can be trained on: of 1 read, 0 bad, 0 shorter than two tokens, 0 longer than 8, 1 without a supervised token in the first 8
-    hint: prompts that fill max_length leave no completion to learn; raise max_length.
+    [65] no trainable rows in train.jsonl: of 1 rows, 0 are invalid, 0 have fewer than two tokens, 0 are longer than max_length (8), and 1 have no supervised token within max_length
+    hint: raise max_length: the prompts fill it and leave no completion to train on.
     ");
     assert_snapshot!(dir.fails(&DataSpec { on_bad_row: OnBadRow::Skip, ..dir.spec("x\ny\n") }), @r"
-    [65] no row of train.jsonl can be trained on: of 2 read, 2 bad, 0 shorter than two tokens, 0 longer than 32, 0 without a supervised token in the first 32
-    hint: set on_bad_row to stop to see what is wrong with the first one.
+    [65] no trainable rows in train.jsonl: of 2 rows, 2 are invalid, 0 have fewer than two tokens, 0 are longer than max_length (32), and 0 have no supervised token within max_length
+    hint: set on_bad_row: stop to see what is wrong with the first row.
     ");
-    assert_snapshot!(dir.show(&Order::new(1, 3, 8, true, true).unwrap_err()), @r"
-    [64] a step takes 8 rows, but there are only 3
-    hint: make the global batch smaller, turn packing or drop_last off, or add data.
+    assert_snapshot!(dir.show(&SampleOrder::new(1, 3, 8, true, true).unwrap_err()), @r"
+    [64] one step needs 8 rows, but the dataset has only 3
+    hint: reduce per_device_train_batch_size or gradient_accumulation_steps, turn off packing or dataloader_drop_last, or add data.
     ");
 }
 
@@ -271,25 +271,25 @@ fn messages_about_tokenizers() {
     let load = |path: PathBuf| dir.show(&Tokenizer::load(&TokenizerSource::File(path)).unwrap_err());
     assert_snapshot!(load(dir.path("nowhere/tokenizer.json")), @r"
     [66] no tokenizer at nowhere/tokenizer.json
-    hint: name a tokenizer.json, a folder that has one, or use the built-in `byte` tokenizer.
+    hint: set `tokenizer` to a tokenizer.json, to a folder that contains one, or to `byte` for the built-in byte tokenizer.
     ");
     dir.write("tokenizer.model", "");
     assert_snapshot!(load(dir.0.path().into()), @r"
-    [66] DIR has no tokenizer.json; it has tokenizer.model
-    hint: text needs the tokenizer that the model was trained with: copy its tokenizer.json into the folder, or load it with AutoTokenizer.from_pretrained in transformers and save it there with save_pretrained.
+    [66] DIR has no tokenizer.json (found tokenizer.model)
+    hint: copy the tokenizer.json that the model was trained with into the folder, or load the tokenizer with AutoTokenizer.from_pretrained in transformers and write it there with save_pretrained.
     ");
     assert_snapshot!(load(dir.write("tokenizer.json", "{\"version\": ")), @r"
-    [65] tokenizer.json is not a tokenizer: EOF while parsing a value at line 1 column 12
-    hint: write the tokenizer's files again, with save_pretrained in transformers.
+    [65] tokenizer.json is not a valid tokenizer file: EOF while parsing a value at line 1 column 12
+    hint: write the tokenizer files again with save_pretrained in transformers.
     ");
     let byte = Tokenizer::load(&TokenizerSource::Byte).unwrap();
     byte.copy_files_to(dir.0.path()).unwrap();
     dir.write("tokenizer_config.json", "{");
     assert_snapshot!(load(dir.0.path().into()), @r"
-    [65] tokenizer_config.json is not a tokenizer: EOF while parsing an object at line 1 column 1
-    hint: write the tokenizer's files again, with save_pretrained in transformers.
+    [65] tokenizer_config.json is not a valid tokenizer file: EOF while parsing an object at line 1 column 1
+    hint: write the tokenizer files again with save_pretrained in transformers.
     ");
-    assert_snapshot!(dir.show(&byte.decode(&[97, 300], false).unwrap_err()), @"[65] the tokenizer cannot decode: id 300 is outside the vocabulary of 257");
+    assert_snapshot!(dir.show(&byte.decode(&[97, 300], false).unwrap_err()), @"[65] the tokenizer failed to decode: id 300 is out of range for a vocabulary of 257");
     let unwritable = byte.copy_files_to(&dir.path("not/there")).unwrap_err();
     assert_eq!(unwritable.class(), FaultClass::CannotWrite);
     assert_snapshot!(dir.show(&unwritable), @"[73] cannot write not/there/tokenizer.json: No such file or directory (os error 2)");
@@ -297,11 +297,11 @@ fn messages_about_tokenizers() {
     let tokenizer = TokenizerSource::File(dir.write("words.json", words));
     let spec = dir.spec("{\"text\": \"b\"}\n");
     fs::remove_file(dir.path("tokenizer_config.json")).unwrap();
-    assert_snapshot!(dir.show(&load_with(&spec, &tokenizer).unwrap_err()), @"[65] train.jsonl row 1: the tokenizer cannot encode it: WordLevel error: Missing [UNK] token from the vocabulary");
+    assert_snapshot!(dir.show(&load_with(&spec, &tokenizer).unwrap_err()), @"[65] train.jsonl row 1: the tokenizer failed to encode the row: WordLevel error: Missing [UNK] token from the vocabulary");
     let large = dir.path("large.json");
     fs::File::create(&large).unwrap().set_len(1 << 30).unwrap();
     assert_snapshot!(load(large), @r"
-    [65] large.json is 1.00 GiB, more than the 256 MiB a tokenizer file may have
-    hint: it is not what its name says: fetch or write the tokenizer's files again.
+    [65] large.json is 1.00 GiB; a tokenizer file may have at most 256 MiB
+    hint: this is probably not a tokenizer file: download or write the tokenizer files again.
     ");
 }

@@ -100,8 +100,12 @@ fn a_port_changes_no_bit() {
             for (optimizer_tier, optimizer_units_on_device) in
                 [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Host, 1)]
             {
-                let setup =
-                    TestSetup { separate: true, optimizer_tier, optimizer_units_on_device: optimizer_units_on_device, ..here };
+                let setup = TestSetup {
+                    separate: true,
+                    optimizer_tier,
+                    optimizer_units_on_device: optimizer_units_on_device,
+                    ..here
+                };
                 assert_eq!(
                     run(&shape, &setup),
                     want,

@@ -167,32 +167,16 @@ mod tests {
                         (&programs.fused, &layout.fused),
                         (&programs.decode, &layout.decode),
                     ] {
-<<<<<<< ours
-                        assert_disjoint(program, buffers, &programs, sizes);
-||||||| base
-                        assert_apart(program, buffers, &programs, sizes);
-=======
                         assert_no_overlap(program, buffers, &programs, sizes);
->>>>>>> theirs
                     }
                 }
             }
         }
     }
 
-<<<<<<< ours
-    fn assert_disjoint(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
-        let alive = |slot: Slot, at: usize| {
-            let touched =
-||||||| base
-    fn assert_apart(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
-        let alive = |slot: Slot, at: usize| {
-            let touched =
-=======
     fn assert_no_overlap(program: &Program, layout: &ProgramLayout, programs: &Programs, sizes: Sizes) {
         let is_live = |slot: Slot, at: usize| {
             let uses =
->>>>>>> theirs
                 |s: &lockstep_shape::ProgramStep| s.reads().contains(&slot) || s.writes().contains(&slot);
             program.steps[..=at].iter().any(uses) && program.steps[at..].iter().any(uses)
         };

@@ -1,10 +1,10 @@
 //! A custom objective: dynamic fine-tuning, L = Σ −sg(p)·log p / N, where sg stops the gradient.
-//! Tokens that the model finds unlikely have a smaller gradient than in plain fine-tuning.
+//! Tokens that the model finds unlikely have less influence than in plain fine-tuning.
 //!
 //!     cargo run --release -p lockstep-train --example custom_objective
 //!
-//! An objective gives each token one coefficient, ∂L/∂log p. Here it is −p/N, which needs the head's outputs, so
-//! the coefficients are not known before forward. Ranks, memory, checkpoints and logs work as for any objective.
+//! An objective computes one coefficient per token, ∂L/∂log p. Here that is −p/N, which needs the head's outputs,
+//! so the coefficients are not known ahead. Ranks, memory, checkpoints and logs work as with any other objective.
 
 use std::error::Error;
 
@@ -12,7 +12,7 @@ use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::Device;
 use lockstep_observe::PlainLines;
-use lockstep_train::{Coefficients, Metrics, Objective, Outputs, WindowCounts, prepare_for, train_with};
+use lockstep_train::{Coefficients, Metrics, Objective, Outputs, StepCounts, prepare_for, train_with};
 
 #[derive(Default)]
 struct Dft {
@@ -22,7 +22,7 @@ struct Dft {
 }
 
 impl Objective for Dft {
-    fn begin(&mut self, counts: &WindowCounts) {
+    fn begin(&mut self, counts: &StepCounts) {
         *self = Dft { supervised: counts.supervised as f64, sums: [0.0; 2] };
     }
 
@@ -52,7 +52,7 @@ impl Objective for Dft {
     }
 
     fn metrics(&self, sums: &[f64]) -> Metrics {
-        // This loss rises at first, because p does. The plain loss `nll`, also in metrics.jsonl and TensorBoard, falls.
+        // This loss rises at first, because p does. The plain loss, in metrics.jsonl and TensorBoard, falls.
         Metrics { loss: -sums[0] / self.supervised, others: vec![("nll", -sums[1] / self.supervised)] }
     }
 }

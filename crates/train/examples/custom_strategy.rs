@@ -1,10 +1,10 @@
-//! A custom strategy: reduce gradients over ranks once, after the whole backward, instead of while it runs.
-//! It is slower than ddp and gives the same bits, which this example checks on two ranks that run as threads.
+//! A custom strategy: it reduces all gradients after backward instead of while it runs. It is slower than ddp but
+//! gives the same bits, which this example shows on two ranks in threads.
 //!
 //!     cargo run --release -p lockstep-train --example custom_strategy
 //!
-//! A strategy is a function that emits operations through a `StepBuilder`. Waits between lanes, the memory plan
-//! and the checks are derived from the buffers that each operation declares.
+//! A strategy is a function that emits operations through a `StepBuilder`. The waits between lanes, the memory plan and
+//! the checks follow from the buffers that the operations declare.
 
 #![allow(clippy::print_stdout)]
 
@@ -20,7 +20,7 @@ use lockstep_engine::{Comms, Engine, Resources, UpdateRule, UpdateSettings};
 use lockstep_model::KernelBackend;
 use lockstep_plan::strategy::{Strategy, ddp};
 use lockstep_plan::{ModelId, ParamState, PlanInput, RunPlan, StepBuilder, build};
-use lockstep_train::{Sft, WindowCounts, train_step};
+use lockstep_train::{Sft, StepCounts, train_step};
 
 const RANKS: u32 = 2;
 const TOKENS: u32 = 31;
@@ -41,14 +41,14 @@ fn reduce_last(b: &mut StepBuilder) {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mine = train(reduce_last)?;
-    let theirs = train(ddp)?;
-    assert!(mine == theirs, "the strategies differ");
-    println!("{} numbers, the same to the bit", mine.len());
+    let custom = train(reduce_last)?;
+    let builtin = train(ddp)?;
+    assert!(custom == builtin, "the strategies differ");
+    println!("{} weights are bit-identical", custom.len());
     Ok(())
 }
 
-/// Plans a small model on two ranks, with the given strategy instead of ddp.
+/// The plan of a small model on two ranks, with the given strategy instead of ddp.
 fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let text = "model: tiny\noutput_dir: out\nmax_length: 32\nthreads: 1\nnproc: 2\nper_device_train_batch_size: 1\n\
                 gradient_accumulation_steps: 2\n";
@@ -59,12 +59,12 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let kernels = KernelBackend::Cpu { num_threads: 1 };
     let ddp = lockstep_train::plan_for(&config, &shape, &tokenizer, None, kernels)?;
     let input = PlanInput { strategy, ..ddp.input.clone() };
-    // Checks the rules for every strategy: nothing is read before it is written, each gradient is reduced once, and so
-    // on. An engine accepts only a plan that passed.
+    // `build` checks the invariants of every strategy: nothing is read before it is written, each gradient is reduced
+    // once, and so on. An engine only accepts plans that pass.
     Ok(build(input)?)
 }
 
-/// Trains three steps on two ranks and returns the final weights as bits.
+/// Trains three steps on two ranks. Returns the final weights as bits.
 fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
     let plan = plan(strategy)?;
     let world = || thread_world(RANKS, Duration::from_secs(30)).into_iter();
@@ -92,9 +92,9 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
     let mut engine = Engine::new(plan, resources)?;
     engine.model_mut(ModelId::FIRST).initialise(42)?;
     for step in 0..3 {
-        let window = [batch(rank, 2 * step), batch(rank, 2 * step + 1)];
+        let batches = [batch(rank, 2 * step), batch(rank, 2 * step + 1)];
         let tokens = u64::from(RANKS * 2 * TOKENS);
-        let counts = WindowCounts { supervised: tokens, tokens };
+        let counts = StepCounts { supervised: tokens, tokens };
         let updates = UpdateSettings {
             t: u64::from(step) + 1,
             lr: 1e-3,
@@ -102,7 +102,7 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
             weight_decay: 0.0,
             max_norm: Some(1.0),
         };
-        let (_, metrics) = train_step(&mut engine, &mut Sft::default(), &window, &counts, &updates)?;
+        let (_, metrics) = train_step(&mut engine, &mut Sft::default(), &batches, &counts, &updates)?;
         if rank == Rank(0) {
             println!("step {} | loss: {:.6}", step + 1, metrics.loss);
         }
@@ -124,7 +124,7 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
     Ok(bits)
 }
 
-/// Makes a document of consecutive tokens; `rank` and `number` choose the first one.
+/// A document of consecutive token ids.
 fn batch(rank: Rank, number: u32) -> Batch {
     let token = |at: u32| (at + 17 * number + 5 * rank.0) % 256;
     let mut batch = Batch::default();

@@ -1,4 +1,4 @@
-//! A training step on made-up tokens: how fast it is, and what it holds.
+//! Benchmarks a training step on random tokens: speed and memory.
 
 use lockstep_plan::ModelId;
 use std::time::Instant;
@@ -17,25 +17,27 @@ use crate::optimizer::update_rule;
 use crate::setup::{check_built, plan_with};
 use crate::sft::Sft;
 
-/// What was measured.
+/// The measurements of a step benchmark.
 #[derive(Clone, Debug)]
 pub struct StepSpeed {
     pub parameters: u64,
     pub tokens_per_step: usize,
-    /// Of every step, the first among them.
+    /// The duration of every step, including the first.
     pub seconds: Vec<f64>,
     pub losses: Vec<f64>,
-    /// Operations of a step: 6 for every parameter but the embedding's and every token, 6·L·T·d for attention.
+    /// Floating-point operations of a step: 6 per token and parameter (without the embedding), and 6·L·T·d per token for
+    /// attention.
     pub flops_per_step: f64,
-    /// The device's memory: the plan's number, and what the driver says, where there is one.
+    /// The planned device memory.
     pub planned: Bytes,
+    /// The used device memory that the driver reports. `None` on the CPU.
     pub driver: Option<Bytes>,
-    /// The host's arenas.
+    /// The arenas on the host.
     pub host: Bytes,
 }
 
 impl StepSpeed {
-    /// The median, without the first `dropped`.
+    /// The median duration, without the first `dropped` steps.
     pub fn median_seconds(&self, dropped: usize) -> f64 {
         let mut counted = self.seconds[dropped.min(self.seconds.len().saturating_sub(1))..].to_vec();
         counted.sort_by(f64::total_cmp);
@@ -43,7 +45,7 @@ impl StepSpeed {
     }
 }
 
-/// Runs `steps` steps of the configuration's plan on tokens drawn at random, the same in every step.
+/// Runs `steps` steps of the configuration's plan on random tokens, which are the same in every step.
 pub fn bench_step(
     config: &RunConfig,
     shape: &ModelShape,
@@ -55,8 +57,8 @@ pub fn bench_step(
     let (planned, parameters) = (plan.device_bytes(), plan.input.models[0].params());
     let host = plan.host_bytes;
     let rows = config.batch.per_device_train_batch_size as usize;
-    let mut made_up = MadeUp::new(shape.vocab, rows, config.data.max_length as usize - 1);
-    let tokens_per_step = made_up.tokens.len() * plan.input.num_micro_batches as usize;
+    let mut synthetic = SyntheticBatch::new(shape.vocab, rows, config.data.max_length as usize - 1);
+    let tokens_per_step = synthetic.tokens.len() * plan.input.num_micro_batches as usize;
     let micros = f64::from(plan.input.num_micro_batches);
     let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
     engine.model_mut(ModelId::FIRST).initialise(config.batch.seed)?;
@@ -70,15 +72,15 @@ pub fn bench_step(
             weight_decay: optim.weight_decay,
             max_norm: optim.max_grad_norm,
         };
-        made_up.start(micros);
+        synthetic.start(micros);
         let start = Instant::now();
-        engine.model_mut(ModelId::FIRST).train_step(&mut made_up, &updates)?;
+        engine.model_mut(ModelId::FIRST).train_step(&mut synthetic, &updates)?;
         seconds.push(start.elapsed().as_secs_f64());
-        losses.push(made_up.loss);
+        losses.push(synthetic.loss);
     }
     let embedding = (shape.vocab * shape.dim) as f64;
-    let attention = 6.0 * (shape.layers * made_up.length * shape.q_width()) as f64;
-    // A tied table is still multiplied by, at the head.
+    let attention = 6.0 * (shape.layers * synthetic.length * shape.q_width()) as f64;
+    // A tied embedding still counts, because the head multiplies by it.
     let multiplied = parameters as f64 - if shape.tied { 0.0 } else { embedding };
     let driver = match machine.device {
         Device::Cpu => None,
@@ -96,8 +98,8 @@ pub fn bench_step(
     })
 }
 
-/// Rows of random tokens, each a document.
-pub(crate) struct MadeUp {
+/// A micro-batch of random tokens. Every row is one document.
+pub(crate) struct SyntheticBatch {
     tokens: Vec<u32>,
     targets: Vec<u32>,
     positions: Vec<u32>,
@@ -108,14 +110,14 @@ pub(crate) struct MadeUp {
     pub(crate) loss: f64,
 }
 
-impl MadeUp {
-    pub(crate) fn new(vocab: usize, rows: usize, length: usize) -> MadeUp {
+impl SyntheticBatch {
+    pub(crate) fn new(vocab: usize, rows: usize, length: usize) -> SyntheticBatch {
         let stream = RngStream::new(1, Purpose::Sampling, 0, 0);
-        let drawn = |i: u32| stream.block(i / 4)[i as usize % 4] % vocab as u32;
+        let token = |i: u32| stream.block(i / 4)[i as usize % 4] % vocab as u32;
         let all = (rows * length) as u32;
-        MadeUp {
-            tokens: (0..all).map(drawn).collect(),
-            targets: (0..all).map(|i| drawn(all + i)).collect(),
+        SyntheticBatch {
+            tokens: (0..all).map(token).collect(),
+            targets: (0..all).map(|i| token(all + i)).collect(),
             positions: (0..all).map(|i| i % length as u32).collect(),
             bounds: (0..=rows as u32).map(|row| row * length as u32).collect(),
             samples: (0..rows as u32).collect(),
@@ -131,7 +133,7 @@ impl MadeUp {
     }
 }
 
-impl StepDriver for MadeUp {
+impl StepDriver for SyntheticBatch {
     fn batch(&self, _: u32) -> MicroBatch<'_> {
         MicroBatch {
             tokens: &self.tokens,

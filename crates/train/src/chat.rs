@@ -1,21 +1,24 @@
-//! The chat template of a run's conversations.
+//! Loads the chat template of a run.
 
-use lockstep_config::{ChatTemplate as Given, RunConfig};
-use lockstep_data::{ChatRows, ChatTemplate, DataError, Moment, TemplateSource, Tokenizer};
+use lockstep_config::{ChatTemplateChoice, RunConfig};
+use lockstep_data::{ChatEncoder, ChatTemplate, DataError, DateTime, TemplateSource, Tokenizer};
 
 use crate::error::TrainError;
 
-/// What turns the run's conversations into tokens. `None`: nobody gave a template, which is an error only
-/// if there is a conversation. A template of the run's own goes into the model folder with the tokenizer.
-pub fn chat_rows(config: &RunConfig, tokenizer: &mut Tokenizer) -> Result<Option<ChatRows>, TrainError> {
+/// Loads the chat template and returns the encoder of conversations. `None`: there is no template, which is an error
+/// only if the data has conversations. A template from the configuration is also written to the model folder.
+pub fn chat_encoder(
+    config: &RunConfig,
+    tokenizer: &mut Tokenizer,
+) -> Result<Option<ChatEncoder>, TrainError> {
     let source = match &config.data.chat_template {
-        Given::Auto => TemplateSource::Tokenizer,
-        Given::Builtin => TemplateSource::Builtin,
-        Given::Inline(text) => TemplateSource::Inline(text.clone()),
-        Given::Path(path) => TemplateSource::Path(path.clone()),
+        ChatTemplateChoice::Auto => TemplateSource::Tokenizer,
+        ChatTemplateChoice::Builtin => TemplateSource::Builtin,
+        ChatTemplateChoice::Inline(text) => TemplateSource::Inline(text.clone()),
+        ChatTemplateChoice::Path(path) => TemplateSource::Path(path.clone()),
     };
-    // A fixed day: what is trained on does not depend on when.
-    let template = match ChatTemplate::load(&source, tokenizer, Moment::default()) {
+    // Use a fixed date, so that the training data does not depend on the day.
+    let template = match ChatTemplate::load(&source, tokenizer, DateTime::default()) {
         Ok(template) => template,
         Err(DataError::NoChatTemplate { .. }) if source == TemplateSource::Tokenizer => return Ok(None),
         Err(error) => return Err(error.into()),
@@ -23,5 +26,5 @@ pub fn chat_rows(config: &RunConfig, tokenizer: &mut Tokenizer) -> Result<Option
     if let Some(text) = template.file() {
         tokenizer.set_chat_template(text);
     }
-    Ok(Some(ChatRows { template, assistant_only: config.data.assistant_only_loss }))
+    Ok(Some(ChatEncoder { template, assistant_only: config.data.assistant_only_loss }))
 }

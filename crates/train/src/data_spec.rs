@@ -1,34 +1,34 @@
-//! What a configuration says about data, prepared.
+//! Prepares the training and evaluation data of a configuration.
 
 use std::path::PathBuf;
 
 use lockstep_config::{self as config, RunConfig};
 use lockstep_data::{
-    ChatRows, Columns, DataError, DataSpec, Dataset, EncodeChat, HubFolders, Named, OnBadRow, OnLongRow,
+    ChatEncoder, Columns, DataError, DataSpec, Dataset, EncodeChat, HubFolders, Named, OnBadRow, OnLongRow,
     Packing, Part, Tokenizer, Truncation, locate,
 };
 
 use crate::error::TrainError;
 
-/// Prepares what to train on, or finds it prepared.
+/// Prepares the training data, or finds it in the cache.
 pub fn prepare_train(
     config: &RunConfig,
     tokenizer: &Tokenizer,
-    chat: Option<&ChatRows>,
+    chat: Option<&ChatEncoder>,
 ) -> Result<Dataset, TrainError> {
     run(&train_spec(config)?, tokenizer, chat)
 }
 
-/// The same for what to evaluate on, if the configuration names something.
+/// Prepares the evaluation data, if the configuration has any.
 pub fn prepare_eval(
     config: &RunConfig,
     tokenizer: &Tokenizer,
-    chat: Option<&ChatRows>,
+    chat: Option<&ChatEncoder>,
 ) -> Result<Option<Dataset>, TrainError> {
     eval_spec(config)?.map(|spec| run(&spec, tokenizer, chat)).transpose()
 }
 
-fn run(spec: &DataSpec, tokenizer: &Tokenizer, chat: Option<&ChatRows>) -> Result<Dataset, TrainError> {
+fn run(spec: &DataSpec, tokenizer: &Tokenizer, chat: Option<&ChatEncoder>) -> Result<Dataset, TrainError> {
     Ok(lockstep_data::prepare(spec, tokenizer, chat.map(|chat| chat as &dyn EncodeChat))?)
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn train_spec(config: &RunConfig) -> Result<DataSpec, TrainError> {
     Ok(spec(config, files, part)?)
 }
 
-/// Files, a split, or a share held back.
+/// The evaluation data: files, a split, or a fraction of the training rows.
 pub(crate) fn eval_spec(config: &RunConfig) -> Result<Option<DataSpec>, TrainError> {
     let data = &config.data;
     let (files, part) = match (&data.dataset, data.eval_fraction) {

@@ -1,3 +1,5 @@
+//! Why a run cannot start or continue: errors of this crate, and those of the crates it uses.
+
 use std::fmt;
 use std::path::PathBuf;
 
@@ -11,9 +13,9 @@ use lockstep_observe::ObserveError;
 use lockstep_plan::PlanError;
 use lockstep_shape::ShapeError;
 
-use crate::output_dir::Holder;
+use crate::output_dir::LockHolder;
 
-/// Why a run could not start or go on.
+/// Why a run cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
@@ -33,78 +35,81 @@ pub enum TrainError {
     Observe(#[from] ObserveError),
 
     #[error(
-        "the tokenizer has {tokenizer} tokens, the model's vocabulary {vocab}: ids from {vocab} on have no embedding"
+        "the tokenizer has {tokenizer} tokens, but the model's vocab_size is {vocab}: ids from {vocab} on have no embedding"
     )]
     VocabularyTooSmall { tokenizer: usize, vocab: usize },
-    #[error("there is no tokenizer, and the model does not say how many tokens it knows")]
+    #[error("there is no tokenizer, and the model does not define vocab_size")]
     NoVocabulary,
     #[error("model folder {} does not exist", path.display())]
     ModelMissing { path: PathBuf },
-    #[error("max_length {max_length} is more than the model's {positions} positions")]
+    #[error("max_length {max_length} exceeds the model's {positions} positions")]
     TooLong { max_length: usize, positions: usize },
-    #[error("{}: these tensors are in the folder, but the model has no place for them: {}", folder.display(), Names(names))]
+    #[error("{}: the model has no tensors of these names: {}", folder.display(), NameList(names))]
     UnusedTensors { folder: PathBuf, names: Vec<String> },
     #[error("algorithm `{name}` is not implemented yet")]
     Algorithm { name: String },
-    #[error("{} holds {then} of an optimizer, and {optimizer} keeps {now}", checkpoint.display())]
+    #[error("{}: the checkpoint's optimizer state is {then}, but {optimizer} needs {now}", checkpoint.display())]
     OtherOptimizer { checkpoint: PathBuf, then: String, optimizer: &'static str, now: String },
-    #[error("adapters cannot be trained yet")]
+    #[error("training a LoRA adapter is not implemented yet")]
     Adapter,
     #[error(
-        "prompt {index} has {tokens} tokens; a document has room for {capacity}, and needs one for a reply"
+        "prompt {index} has {tokens} tokens; the context has {capacity}, and the reply needs at least one of them"
     )]
     Prompt { index: usize, tokens: usize, capacity: usize },
     #[error(transparent)]
     Comm(#[from] CommError),
-    #[error("{}: checkpoints of an earlier run are here (the last is {last})", dir.display())]
+    #[error("{}: the output folder has checkpoints of an earlier run (the newest is {last})", dir.display())]
     OutputInUse { dir: PathBuf, last: String },
-    #[error("{}: another run holds this output directory{}", dir.display(), Held(holder))]
-    OutputLocked { dir: PathBuf, holder: Option<Holder> },
+    #[error("{}: another run is using this output folder{}", dir.display(), HolderNote(holder))]
+    OutputLocked { dir: PathBuf, holder: Option<LockHolder> },
     #[error("cannot write {}: {cause}", path.display())]
     Output { path: PathBuf, cause: std::io::Error },
-    #[error("nothing to resume from in {}", dir.display())]
+    #[error("no checkpoint to resume from in {}", dir.display())]
     NothingToResume { dir: PathBuf },
-    #[error("no checkpoint in {} can be used; the newest one: {why}", dir.display())]
+    #[error("all checkpoints in {} are damaged; the newest one: {why}", dir.display())]
     AllDamaged { dir: PathBuf, why: String },
-    /// What one rank found, as all of them report it.
+    /// Damage that one rank found, as all ranks report it.
     #[error("{why}")]
     DamagedCheckpoint { why: String, hint: Option<String>, class: FaultClass },
-    #[error("{}: the checkpoint was made with {what}: {then}, this run has {now}", path.display())]
+    #[error("{}: the checkpoint has {what} {then}, but this run has {now}", path.display())]
     ResumeMismatch { path: PathBuf, what: &'static str, then: String, now: String },
-    #[error("{} has no complete checkpoint", path.display())]
+    #[error("no complete checkpoint in {}", path.display())]
     NothingToExport { path: PathBuf },
-    #[error("evaluation is asked for, and there is nothing to evaluate on")]
+    #[error("evaluation is enabled, but there is no evaluation data")]
     NothingToEvaluate,
-    #[error("there is no model folder to evaluate")]
+    #[error("evaluation needs a model folder")]
     NoFolder,
     #[error(
-        "step {step}: the loss is {loss}, the gradient norm {grad_norm}{}{} (rows {rows:?} of the data set)",
+        "step {step}: loss is {loss}, gradient norm is {grad_norm}{}{} (dataset rows {rows:?})",
         InARow(*in_a_row), FirstBad(tensor)
     )]
     Diverged {
         step: u64,
         loss: f64,
         grad_norm: f64,
-        /// Steps like this one, it included, with none between whose numbers were finite.
+        /// The number of consecutive steps with a non-finite loss or gradient norm, including this one.
         in_a_row: u64,
-        /// Those of them that were applied, because their gradients were finite.
+        /// How many of them were applied, because their gradients were finite.
         applied: u64,
-        /// The first whose gradient was not finite.
+        /// The first tensor with a non-finite gradient.
         tensor: Option<String>,
         rows: Box<[u32]>,
-        /// Whether any step was applied before.
+        /// Whether any step of the run was applied.
         trained: bool,
-        /// In fp16, the scale that would come next.
+        /// In fp16, the next loss scale.
         scale: Option<f64>,
         /// The newest checkpoint of this run.
         checkpoint: Option<PathBuf>,
     },
-    #[error("step {step}: fp16 overflows even at the lowest loss scale, {scale}{}", FirstBad(tensor))]
+    #[error(
+        "step {step}: fp16 gradients overflow even at the minimum loss scale {scale}{}",
+        FirstBad(tensor)
+    )]
     ScaleAtFloor { step: u64, scale: f64, tensor: Option<String>, checkpoint: Option<PathBuf> },
 }
 
 impl TrainError {
-    /// Names the checkpoint that a run which diverged has.
+    /// Adds the newest checkpoint to the error of a run that diverged.
     pub(crate) fn with_checkpoint(mut self, newest: Option<PathBuf>) -> TrainError {
         if let TrainError::Diverged { checkpoint, .. } | TrainError::ScaleAtFloor { checkpoint, .. } =
             &mut self
@@ -156,100 +161,143 @@ impl Fault for TrainError {
             Checkpoint(e) => e.hint(),
             Observe(e) => e.hint(),
             Comm(e) => e.hint(),
-            Prompt { .. } => Some("Give a shorter prompt, or more room with --context.".into()),
-            VocabularyTooSmall { tokenizer, .. } => {
-                Some(format!("Use the model's own tokenizer, or a model with vocab_size of at least {tokenizer}."))
-            }
-            NoVocabulary => Some("Write `vocab_size: N`, one more than the largest id.".into()),
-            ModelMissing { .. } => Some(
-                "model_name_or_path is a folder on this machine. Nothing is downloaded: fetch the model first, for \
-                 example with `hf download NAME --local-dir FOLDER`."
-                    .into(),
-            ),
-            TooLong { positions, .. } => Some(format!("Set max_length to at most {positions}.")),
-            UnusedTensors { .. } => Some("The model described is not the one these weights are of.".into()),
-            Algorithm { .. } => Some("This build trains with `algorithm: sft` or `clm`.".into()),
-            OtherOptimizer { .. } => Some(
-                "Resume with the optimizer and the momentum of the run before, or train on from its model folder.".into(),
-            ),
-            Adapter => Some("Remove `adapter` to train all weights; `freeze` names those that are left alone.".into()),
-            OutputInUse { .. } => Some(
-                "Set resume_from_checkpoint: true to go on with it, overwrite_output_dir: true to delete its \
-                 checkpoints, or choose another output_dir."
-                    .into(),
-            ),
-            OutputLocked { .. } => Some("Wait for it to end, or choose another output_dir.".into()),
-            NothingToResume { .. } => Some(
-                "Remove resume_from_checkpoint to start from the beginning, or write resume_from_checkpoint: auto, \
-                 which starts there where nothing is to be resumed."
-                    .into(),
-            ),
-            AllDamaged { .. } => Some("Remove the damaged folders, or start over with overwrite_output_dir: true.".into()),
-            DamagedCheckpoint { hint, .. } => hint.clone(),
-            ResumeMismatch { what, .. } => {
-                let decided_by = match *what {
-                    "rows per step" => "per_device_train_batch_size times gradient_accumulation_steps",
-                    "tokenizer hash" => "the tokenizer's files",
-                    "data_seed" | "shuffle" | "dataloader_drop_last" | "mixed_precision" => what,
-                    _ => "the data files, the tokenizer, max_length and packing",
-                };
-                Some(format!(
-                    "A resumed run must be the one that was interrupted: restore {decided_by}, or start a new run \
-                     in another output_dir."
-                ))
-            }
-            NothingToExport { .. } => {
-                Some("Give a checkpoint (a folder `step-N`), or the output folder of a run that made one.".into())
-            }
-            NoFolder => Some("Give a folder with config.json and safetensors.".into()),
-            NothingToEvaluate => {
-                Some("Name files in `eval_files`, or write `eval_strategy: no`.".into())
-            }
-            Diverged { applied, checkpoint, .. } if *applied > 0 => Some(format!(
-                "{} applied: the loss was not finite, but the gradients were. Check how the objective computes its \
-                 loss, or try a lower learning_rate.{}",
-                if *applied == 1 { "One of these steps was".into() } else { format!("{applied} of these steps were") },
-                kept(checkpoint)
-            )),
-            Diverged { trained: false, scale: Some(scale), .. } => Some(format!(
-                "Every step overflowed while the loss scale was on its way down to {scale}: train longer, start \
-                 lower with fp16: {{enabled: true, initial_scale_power: 8}}, or write mixed_precision: bf16."
-            )),
-            Diverged { trained: false, .. } => Some(
-                "Nothing was applied. First steps like this come from the model: check its weights for NaN \
-                 and infinity."
-                    .into(),
-            ),
-            Diverged { checkpoint, .. } => Some(format!(
-                "Nothing of these steps was applied. Try a lower learning_rate, a longer warmup, or \
-                 max_grad_norm: 1.0.{}",
-                kept(checkpoint)
-            )),
-            ScaleAtFloor { checkpoint, .. } => {
-                Some(format!("Write mixed_precision: bf16, which needs no loss scale.{}", kept(checkpoint)))
-            }
-            Output { cause, .. } => match cause.kind() {
-                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                    Some("The disk or quota is full: free space, or choose another output_dir.".into())
-                }
-                std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => {
-                    Some("output_dir must be a folder; a file of that name is in the way.".into())
-                }
-                _ => Some("Choose an output_dir that this user may write to.".into()),
-            },
+            Diverged { .. } | ScaleAtFloor { .. } => Some(self.divergence_hint()),
+            OtherOptimizer { .. }
+            | OutputInUse { .. }
+            | OutputLocked { .. }
+            | Output { .. }
+            | NothingToResume { .. }
+            | AllDamaged { .. }
+            | DamagedCheckpoint { .. }
+            | ResumeMismatch { .. }
+            | NothingToExport { .. } => self.output_hint(),
+            VocabularyTooSmall { .. }
+            | NoVocabulary
+            | ModelMissing { .. }
+            | TooLong { .. }
+            | UnusedTensors { .. }
+            | Algorithm { .. }
+            | Adapter
+            | Prompt { .. }
+            | NoFolder
+            | NothingToEvaluate => self.model_hint(),
         }
     }
 }
 
-fn kept(checkpoint: &Option<PathBuf>) -> String {
-    checkpoint.as_ref().map_or_else(String::new, |path| format!(" {} is intact.", path.display()))
+impl TrainError {
+    /// Hints about the model, its weights, and what to do with it.
+    fn model_hint(&self) -> Option<String> {
+        use TrainError::*;
+        let text = match self {
+            VocabularyTooSmall { tokenizer, .. } => {
+                return Some(format!(
+                    "Use the model's own tokenizer, or a model with a vocab_size of at least {tokenizer}."
+                ));
+            }
+            TooLong { positions, .. } => return Some(format!("Set max_length to at most {positions}.")),
+            NoVocabulary => "Set `vocab_size: N`, one more than the largest token id.",
+            ModelMissing { .. } => {
+                "model_name_or_path must be a folder on this machine. Models are not downloaded automatically: download \
+                 the model first, for example with `hf download NAME --local-dir FOLDER`."
+            }
+            UnusedTensors { .. } => {
+                "These weights belong to a different model than the one in the configuration."
+            }
+            Algorithm { .. } => "Use `algorithm: sft` or `clm`.",
+            Adapter => "Remove `adapter` to train all weights, or use `freeze` to train only some of them.",
+            Prompt { .. } => "Shorten the prompt, or increase the context with --context.",
+            NoFolder => "Give a folder with config.json and safetensors files.",
+            NothingToEvaluate => "Set `eval_files`, or turn evaluation off with `eval_strategy: no`.",
+            _ => return None,
+        };
+        Some(text.into())
+    }
+
+    /// Hints about the output folder and its checkpoints.
+    fn output_hint(&self) -> Option<String> {
+        use TrainError::*;
+        let text = match self {
+            OtherOptimizer { .. } => {
+                "Resume with the optimizer and momentum of the original run, or start a new run from its model folder."
+            }
+            OutputInUse { .. } => {
+                "Set resume_from_checkpoint: true to continue that run, overwrite_output_dir: true to delete its \
+                 checkpoints, or choose another output_dir."
+            }
+            OutputLocked { .. } => "Wait for that run to end, or choose another output_dir.",
+            NothingToResume { .. } => {
+                "Remove resume_from_checkpoint to start from the beginning, or set resume_from_checkpoint: auto, which \
+                 starts from the beginning if there is no checkpoint."
+            }
+            AllDamaged { .. } => "Remove the damaged folders, or start over with overwrite_output_dir: true.",
+            DamagedCheckpoint { hint, .. } => return hint.clone(),
+            ResumeMismatch { what, .. } => {
+                let determined_by = match *what {
+                    "rows per step" => "per_device_train_batch_size times gradient_accumulation_steps",
+                    "tokenizer hash" => "the tokenizer files",
+                    "data_seed" | "shuffle" | "dataloader_drop_last" | "mixed_precision" => what,
+                    _ => "the data files, the tokenizer, max_length and packing",
+                };
+                return Some(format!(
+                    "To resume, restore {determined_by}. Otherwise start a new run in another output_dir."
+                ));
+            }
+            NothingToExport { .. } => {
+                "Give a checkpoint (a `step-N` folder), or the output folder of a run that has saved one."
+            }
+            Output { cause, .. } => match cause.kind() {
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                    "The disk or quota is full: free some space, or choose another output_dir."
+                }
+                std::io::ErrorKind::NotADirectory | std::io::ErrorKind::AlreadyExists => {
+                    "output_dir must be a folder, but a file of that name exists."
+                }
+                _ => "Choose an output_dir that you have permission to write to.",
+            },
+            _ => return None,
+        };
+        Some(text.into())
+    }
+
+    /// Hints about a loss or gradients that are not finite.
+    fn divergence_hint(&self) -> String {
+        use TrainError::*;
+        match self {
+            Diverged { applied, checkpoint, .. } if *applied > 0 => format!(
+                "{} applied: the loss was not finite, but the gradients were. Check how the objective computes its loss, \
+                 or lower learning_rate.{}",
+                if *applied == 1 { "One of these steps was".into() } else { format!("{applied} of these steps were") },
+                intact(checkpoint)
+            ),
+            Diverged { trained: false, scale: Some(scale), .. } => format!(
+                "Every step overflowed while the loss scale decreased to {scale}. Train longer, start lower with fp16: \
+                 {{enabled: true, initial_scale_power: 8}}, or use mixed_precision: bf16."
+            ),
+            Diverged { trained: false, .. } => {
+                "No step was applied. If the first steps fail, check the model's weights for NaN and infinity.".into()
+            }
+            Diverged { checkpoint, .. } => format!(
+                "None of these steps was applied. Lower learning_rate, use a longer warmup, or set max_grad_norm: 1.0.{}",
+                intact(checkpoint)
+            ),
+            ScaleAtFloor { checkpoint, .. } => {
+                format!("Use mixed_precision: bf16, which needs no loss scaling.{}", intact(checkpoint))
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+fn intact(checkpoint: &Option<PathBuf>) -> String {
+    checkpoint.as_ref().map_or_else(String::new, |path| format!(" Checkpoint {} is intact.", path.display()))
 }
 
 struct InARow(u64);
 
 impl fmt::Display for InARow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 > 1 { write!(f, ", and so for {} steps in a row", self.0) } else { Ok(()) }
+        if self.0 > 1 { write!(f, "; {} steps in a row were not finite", self.0) } else { Ok(()) }
     }
 }
 
@@ -257,14 +305,14 @@ struct FirstBad<'a>(&'a Option<String>);
 
 impl fmt::Display for FirstBad<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.as_ref().map_or(Ok(()), |name| write!(f, ", first in the gradient of {name}"))
+        self.0.as_ref().map_or(Ok(()), |name| write!(f, "; the first non-finite gradient is that of {name}"))
     }
 }
 
-/// A few of many names.
-struct Names<'a>(&'a [String]);
+/// The first few of many names.
+struct NameList<'a>(&'a [String]);
 
-impl fmt::Display for Names<'_> {
+impl fmt::Display for NameList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 6;
         let shown = &self.0[..self.0.len().min(SHOWN)];
@@ -276,9 +324,9 @@ impl fmt::Display for Names<'_> {
     }
 }
 
-struct Held<'a>(&'a Option<Holder>);
+struct HolderNote<'a>(&'a Option<LockHolder>);
 
-impl fmt::Display for Held<'_> {
+impl fmt::Display for HolderNote<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(holder) => write!(f, " ({})", holder.described()),

@@ -1,5 +1,4 @@
-//! Evaluation during training: the mean over all supervised tokens of a data set, on all ranks, and which
-//! step had the best one.
+//! Evaluation: the mean loss over all supervised tokens of a dataset, computed by all ranks, and the best result so far.
 
 use std::time::Instant;
 
@@ -11,7 +10,7 @@ use lockstep_engine::Engine;
 use lockstep_observe::EvalRecord;
 use lockstep_plan::{BatchBounds, ModelId};
 
-use crate::chat::chat_rows;
+use crate::chat::chat_encoder;
 use crate::data_spec::prepare_eval;
 use crate::error::TrainError;
 use crate::inference::Inference;
@@ -20,10 +19,10 @@ use crate::save;
 use crate::setup::{device_memory, load_tokenizer, model_shape, num_threads};
 use crate::sft::add_weighted;
 
-/// Evaluates a data set. Rows are taken in their order, so that every evaluation sums alike.
+/// Evaluates a dataset. Rows are used in order, so that every evaluation sums in the same order.
 pub(crate) struct Evaluator<'a> {
     dataset: &'a Dataset,
-    /// Per rank at once.
+    /// Rows per rank and micro-batch.
     rows: usize,
     world: usize,
     batch: Batch,
@@ -31,14 +30,14 @@ pub(crate) struct Evaluator<'a> {
 
 impl<'a> Evaluator<'a> {
     pub(crate) fn new(config: &RunConfig, dataset: &'a Dataset) -> Evaluator<'a> {
-        // No more than the plan has room for. A token's log-probability does not depend on its batch.
+        // The plan's buffers hold a training micro-batch. A token's log-probability does not depend on its batch.
         let trained = config.batch.per_device_train_batch_size;
         let rows = config.eval.per_device_batch_size.map_or(trained, |rows| rows.min(trained));
         let world = config.plan.world_size() as usize;
         Evaluator { dataset, rows: rows as usize, world, batch: Batch::default() }
     }
 
-    /// Evaluates the model as it is after `step` steps. All ranks call it alike.
+    /// Evaluates the model after `step` steps. A collective call.
     pub(crate) fn evaluate(
         &mut self,
         engine: &mut Engine,
@@ -50,7 +49,7 @@ impl<'a> Evaluator<'a> {
         let rounds = all.len().div_ceil(self.rows * self.world);
         let mut sum = 0.0;
         for round in 0..rounds {
-            // A rank without rows comes along with an empty batch: others may need its parameters.
+            // A rank without rows runs an empty batch: other ranks may need its parameters.
             let mine = all.chunks(self.rows).nth(round * self.world + engine.rank().0 as usize);
             self.batch.fill(self.dataset, mine.unwrap_or(&[]))?;
             let batch = &self.batch;
@@ -65,7 +64,7 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-/// Evaluates the model folder that a configuration names on what it names to evaluate on.
+/// Evaluates the configuration's model folder on its evaluation data.
 pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainError> {
     let ModelSource::Folder(path) = &config.model.source else {
         return Err(TrainError::NoFolder);
@@ -74,7 +73,7 @@ pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainE
     let shape = model_shape(config, &tokenizer)?;
     let folder = ModelFolder::open(path)?;
     save::check_weights(&folder, &shape)?;
-    let chat = chat_rows(config, &mut tokenizer)?;
+    let chat = chat_encoder(config, &mut tokenizer)?;
     let dataset = prepare_eval(config, &tokenizer, chat.as_ref())?.ok_or(TrainError::NothingToEvaluate)?;
     let (rows, max_length) =
         (config.batch.per_device_train_batch_size as usize, config.data.max_length as usize);
@@ -94,15 +93,15 @@ pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainE
 
 /// The best evaluation so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Best {
+pub(crate) struct BestEval {
     pub(crate) metric: f64,
-    /// The steps done then.
+    /// The step after which it was measured.
     pub(crate) step: u64,
 }
 
-impl Best {
-    /// `found` takes the place of `best` if it is better. A metric that is not a number never is.
-    pub(crate) fn update(best: &mut Option<Best>, found: &EvalRecord, config: &RunConfig) -> bool {
+impl BestEval {
+    /// Replaces `best` with `found` if it is better. NaN is never better.
+    pub(crate) fn update(best: &mut Option<BestEval>, found: &EvalRecord, config: &RunConfig) -> bool {
         let metric = match config.eval.metric {
             EvalMetric::Loss => found.loss,
             EvalMetric::Perplexity => found.perplexity(),
@@ -113,7 +112,7 @@ impl Best {
             Some(best) => metric < best.metric,
         };
         if better {
-            *best = Some(Best { metric, step: found.step });
+            *best = Some(BestEval { metric, step: found.step });
         }
         better
     }
@@ -124,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_is_what_was_asked_for() {
+    fn the_best_evaluation_follows_the_configured_metric() {
         let config = |more: &str| {
             let text = format!("model: tiny\noutput_dir: out\n{more}");
             lockstep_config::load(Some(lockstep_config::Source { name: "a", text: &text }), &[]).unwrap()
@@ -134,7 +133,7 @@ mod tests {
             let mut best = None;
             let losses = [(1, f64::NAN), (2, 2.0), (3, 1.0), (4, 1.0), (5, 3.0), (6, f64::NAN)];
             let better =
-                losses.map(|(step, loss)| Best::update(&mut best, &record(step, loss), &config(more)));
+                losses.map(|(step, loss)| BestEval::update(&mut best, &record(step, loss), &config(more)));
             (best.unwrap(), better)
         };
         let (best, better) = best_of("");

@@ -1,4 +1,4 @@
-//! A model that is not trained: weights, whole, on one rank, and what passes over them need.
+//! Engines for inference: whole weights on one rank, for scoring and generation.
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::Machine;
@@ -13,19 +13,19 @@ use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 use crate::error::TrainError;
 use crate::setup::device_memory;
 
-/// What an engine is asked to do with a model.
+/// What an inference engine is built for.
 pub(crate) struct Inference<'a> {
     pub(crate) shape: &'a ModelShape,
     pub(crate) storage: DType,
     pub(crate) bounds: BatchBounds,
     pub(crate) machine: Machine,
     pub(crate) scores: bool,
-    /// To generate: documents that grow at once, and the room each has.
+    /// For generation: the number of concurrent sequences, and the capacity of each in tokens.
     pub(crate) slots: Option<(usize, usize)>,
 }
 
 impl Inference<'_> {
-    /// Takes the memory; the weights are yet to be loaded.
+    /// Creates the engine and allocates its memory. The weights are not loaded yet.
     pub(crate) fn engine(&self) -> Result<Engine, TrainError> {
         let plan = self.plan()?;
         let queue = self.machine.queue().map_err(EngineError::from)?;

@@ -1,18 +1,19 @@
-//! The run's log, which rank 0 keeps and the others do not.
+//! The run's log and TensorBoard files. Only rank 0 writes them.
 
 use std::path::Path;
 
 use lockstep_observe::{EvalRecord, ObserveError, RunLog, StepRecord, TensorBoard};
 
-use crate::numbers::Numbers;
+use crate::numerics::NumericsFingerprint;
 
+/// Writes the log and TensorBoard files on rank 0, and nothing on other ranks.
 pub(crate) struct Journal {
     log: Option<RunLog>,
     board: Option<TensorBoard>,
 }
 
 impl Journal {
-    /// `board` is the folder of TensorBoard's files, if they are wanted.
+    /// `board` is the folder of TensorBoard's files, if enabled.
     pub(crate) fn open(
         dir: &Path,
         board: Option<&Path>,
@@ -26,7 +27,7 @@ impl Journal {
         Journal { log: None, board: None }
     }
 
-    /// TensorBoard is told of the steps that are `shown`.
+    /// Logs a step. TensorBoard gets only the steps that are `shown`.
     pub(crate) fn step(
         &mut self,
         record: &StepRecord,
@@ -50,8 +51,8 @@ impl Journal {
         self.log.as_mut().map_or(Ok(()), |log| log.event(text))
     }
 
-    pub(crate) fn fingerprint(&mut self, numbers: &Numbers) -> Result<(), ObserveError> {
-        self.log.as_mut().map_or(Ok(()), |log| log.fingerprint(&numbers.hash(), numbers.fields()))
+    pub(crate) fn fingerprint(&mut self, numerics: &NumericsFingerprint) -> Result<(), ObserveError> {
+        self.log.as_mut().map_or(Ok(()), |log| log.fingerprint(&numerics.hash(), numerics.fields()))
     }
 
     pub(crate) fn sync(&mut self) -> Result<(), ObserveError> {

@@ -1,7 +1,7 @@
-//! Training: from a `RunConfig` to a trained model folder.
+//! Trains a model: from a `RunConfig` to a model folder.
 //!
-//! [`prepare`] resolves everything before step one (tokenizer, data, model shape, plan); [`train`] is the
-//! loop. Objectives are short files that turn log-probabilities into coefficients.
+//! [`prepare`] loads and checks everything before the first step: the tokenizer, the data, the model shape and the
+//! plan. [`train`] runs the training loop. An [`Objective`] turns the model's outputs into gradient coefficients.
 
 #![forbid(unsafe_code)]
 
@@ -17,40 +17,41 @@ mod finish;
 pub mod generate;
 mod inference;
 mod journal;
-mod numbers;
+mod lr_schedule;
+mod numerics;
 mod objective;
 mod open;
 mod optimizer;
 mod output_dir;
 mod position;
-mod rate;
 mod resume;
-mod run;
 mod save;
 mod scaler;
 mod selftest;
 mod setup;
 mod sft;
 mod stop;
+mod train_state;
+mod trainer;
 
 pub use bench::{StepSpeed, bench_step};
-pub use chat::chat_rows;
+pub use chat::chat_encoder;
 pub use data_spec::{prepare_eval, prepare_train};
 pub use error::TrainError;
 pub use evaluate::evaluate;
-pub use export::{Exported, export_checkpoint};
+pub use export::{ExportSummary, export_checkpoint};
 pub use finish::MemoryUse;
 pub use lockstep_engine::{Coefficients, Outputs};
 pub use lockstep_shape::{Channel, Channels};
-pub use numbers::{CudaVersions, Difference, Numbers};
-pub use objective::{Metrics, Objective, WindowCounts, objective_needs, train_step};
-pub use output_dir::{Holder, belongs_to};
-pub use rate::RateSchedule;
-pub use run::{Connect, Connection, Outcome, train, train_with};
+pub use lr_schedule::LrSchedule;
+pub use numerics::{CudaVersions, FingerprintDifference, NumericsFingerprint};
+pub use objective::{Metrics, Objective, StepCounts, objective_needs, train_step};
+pub use output_dir::{LockHolder, belongs_to};
 pub use selftest::selftest_steps;
 pub use setup::{
-    Prepared, device_memory, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
+    PreparedRun, device_memory, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
     prepare_for,
 };
 pub use sft::Sft;
 pub use stop::StopRequest;
+pub use trainer::{Connect, Connection, TrainOutcome, train, train_with};

@@ -1,5 +1,5 @@
-//! What is optimised. Every algorithm is coefficients: for each token, how the loss changes with what the head says of it,
-//! the log-probability of its target for one; the model does the rest.
+//! Training objectives. An objective gives one coefficient per token and output channel: the derivative of the loss with
+//! respect to that output, such as the log-probability of the target. The engine computes all gradients from them.
 
 use lockstep_data::Batch;
 use lockstep_engine::{
@@ -11,55 +11,56 @@ use lockstep_shape::Channels;
 /// The model that is trained.
 const TRAINED: ModelId = ModelId::FIRST;
 
-/// What a step is over: all its micro-batches, on all ranks. Denominators come from here.
+/// Token counts over all micro-batches of a step on all ranks. They are the denominators of the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WindowCounts {
-    /// Tokens that are trained on.
+pub struct StepCounts {
+    /// Tokens that count in the loss.
     pub supervised: u64,
     /// All tokens.
     pub tokens: u64,
 }
 
-/// An objective: short, and free of ranks, memory and schedules.
+/// A training objective. It does not deal with ranks, memory or schedules.
 ///
-/// In each step `begin` comes first; then for every micro-batch `coefficients` and `outputs`; then, from sums
-/// over all ranks, `metrics`. An objective that needs the whole window before it can give a coefficient sees its scores
-/// first (`sees_window`): `scored` for every micro-batch, then, from sums over all ranks, `window`. Batches are called in their order, and nothing may depend on how rows were cut
-/// into them. Between `begin` and `metrics` nothing should allocate, so that the step does not.
+/// Each step calls `begin` first, then `coefficients` and `outputs` for every micro-batch, then `metrics` with sums over
+/// all ranks. An objective that needs the outputs of the whole step before it can compute a coefficient sets
+/// `needs_scores`: then `scored` is called for every micro-batch, and `scores_done` with sums over all ranks, before the
+/// first `coefficients`. Micro-batches come in order, and results must not depend on how rows are divided into them.
+/// Avoid allocations between `begin` and `metrics`, so that the step does not allocate.
 pub trait Objective {
-    /// Whether coefficients are known before the head has run. Its forward and backward are then one pass,
-    /// which saves one of its products.
+    /// Whether coefficients are known before the head has run. Its forward and backward are then one pass, which saves
+    /// one of its matmuls.
     fn coefficients_ahead(&self) -> bool {
         false
     }
 
-    /// What it needs of every token.
+    /// The outputs that the objective needs for every token.
     fn channels(&self) -> Channels {
         Channels::LOG_PROB
     }
 
-    /// Whether the whole window is scored, with the weights before the step and without dropout, before coefficients
-    /// are asked for. These are then known ahead.
-    fn sees_window(&self) -> bool {
+    /// Whether to score all micro-batches of the step, with the weights before the step and without dropout, before the
+    /// first call of `coefficients`. Coefficients are then known ahead.
+    fn needs_scores(&self) -> bool {
         false
     }
 
-    /// A step begins.
-    fn begin(&mut self, counts: &WindowCounts);
+    /// Called at the start of a step.
+    fn begin(&mut self, counts: &StepCounts);
 
-    /// Sees the scores of a micro-batch of the window, `index` of them having come before.
+    /// Called with the scores of micro-batch `index` of the step, if `needs_scores`.
     fn scored(&mut self, _index: usize, _batch: &Batch, _outputs: Outputs<'_>) {}
 
-    /// What is to be summed over all ranks once the window is scored: always as many numbers.
-    fn window_sums(&self) -> Vec<f64> {
+    /// The values to sum over all ranks after scoring. The number of values must always be the same.
+    fn score_sums(&self) -> Vec<f64> {
         Vec::new()
     }
 
-    /// The window is scored; the sums are over all ranks.
-    fn window(&mut self, _sums: &[f64]) {}
+    /// Called after scoring, with `score_sums` summed over all ranks.
+    fn scores_done(&mut self, _sums: &[f64]) {}
 
-    /// Writes the derivative of the loss by every output of every token of the batch, the `index`-th of its window.
-    /// `outputs` are there unless coefficients are known ahead. Tokens whose weight is zero must get zero.
+    /// Writes the derivative of the loss with respect to every output of every token of micro-batch `index`. `outputs` is
+    /// `None` if coefficients are known ahead. Tokens with weight zero must get zero.
     fn coefficients(
         &mut self,
         index: usize,
@@ -68,44 +69,44 @@ pub trait Objective {
         out: &mut Coefficients<'_>,
     );
 
-    /// Sees what the head said of the batch's tokens.
+    /// Called with the head's outputs for a micro-batch.
     fn outputs(&mut self, batch: &Batch, outputs: Outputs<'_>);
 
-    /// What is to be summed over all ranks: always as many numbers.
+    /// The values to sum over all ranks at the end of the step. The number of values must always be the same.
     fn sums(&self) -> Vec<f64>;
 
-    /// What the step is told as, from the sums over all ranks.
+    /// The metrics of the step, from `sums` summed over all ranks.
     fn metrics(&self, sums: &[f64]) -> Metrics;
 }
 
-/// What a step is told as.
+/// The metrics of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Metrics {
     pub loss: f64,
-    /// Further numbers by name, for metrics.jsonl and TensorBoard.
+    /// Additional metrics by name, for metrics.jsonl and TensorBoard.
     pub others: Vec<(&'static str, f64)>,
 }
 
-/// One optimizer step of an objective over a window of micro-batches, as many as the plan has. All ranks call
-/// it alike, each with its own batches.
+/// Runs one optimizer step over the micro-batches of this rank, as many as the plan has. A collective call.
 pub fn train_step(
     engine: &mut Engine,
     objective: &mut dyn Objective,
-    window: &[Batch],
-    counts: &WindowCounts,
+    batches: &[Batch],
+    counts: &StepCounts,
     updates: &UpdateSettings,
 ) -> Result<(StepReport, Metrics), EngineError> {
-    let (report, metrics, _) = train_step_asking(engine, objective, window, counts, updates, &|| false)?;
+    let (report, metrics, _) = train_step_with_stop(engine, objective, batches, counts, updates, &|| false)?;
     Ok((report, metrics))
 }
 
-/// As [`train_step`]. `stop` tells at the end of the step whether this rank was asked to stop. The last value says whether any rank was, which all ranks
-/// learn alike: the request is summed with the losses, so it costs no exchange of its own.
-pub(crate) fn train_step_asking(
+/// Like [`train_step`], and also agrees on stopping. `stop` is called at the end of the step and returns whether this rank
+/// was asked to stop. The last value returned is whether any rank was, and is the same on all ranks: the requests are
+/// summed together with the losses, so they need no collective of their own.
+pub(crate) fn train_step_with_stop(
     engine: &mut Engine,
     objective: &mut dyn Objective,
-    window: &[Batch],
-    counts: &WindowCounts,
+    batches: &[Batch],
+    counts: &StepCounts,
     updates: &UpdateSettings,
     stop: &dyn Fn() -> bool,
 ) -> Result<(StepReport, Metrics, bool), EngineError> {
@@ -115,52 +116,53 @@ pub(crate) fn train_step_asking(
     assert_eq!(
         planned,
         (needs.coefficients_ahead, needs.channels),
-        "the plan was made for another objective"
+        "the plan was built for another objective"
     );
     objective.begin(counts);
-    if objective.sees_window() {
-        for (index, batch) in window.iter().enumerate() {
+    if objective.needs_scores() {
+        for (index, batch) in batches.iter().enumerate() {
             let scored = &mut |outputs: Outputs<'_>| objective.scored(index, batch, outputs);
             engine.model_mut(TRAINED).score(micro_batch(batch), scored)?;
         }
-        let sums = engine.all_reduce_sum_slice("the window's scores", &objective.window_sums())?;
-        objective.window(&sums);
+        let sums = engine.all_reduce_sum_slice("the scores of the step", &objective.score_sums())?;
+        objective.scores_done(&sums);
     }
-    let report = engine.model_mut(TRAINED).train_step(&mut Driven { objective, window }, updates)?;
+    let report =
+        engine.model_mut(TRAINED).train_step(&mut ObjectiveDriver { objective, batches }, updates)?;
     let mut sums = objective.sums();
     sums.push(f64::from(u8::from(stop())));
     let mut sums = engine.all_reduce_sum_slice("the loss", &sums)?;
-    let stops = sums.pop().is_some_and(|asked| asked > 0.0);
+    let stops = sums.pop().is_some_and(|requests| requests > 0.0);
     Ok((report, objective.metrics(&sums), stops))
 }
 
-/// What a plan has to have for an objective.
+/// What the plan must provide for an objective.
 pub fn objective_needs(objective: &dyn Objective) -> ObjectiveNeeds {
     ObjectiveNeeds {
         channels: objective.channels(),
-        coefficients_ahead: objective.coefficients_ahead() || objective.sees_window(),
-        scores: objective.sees_window(),
+        coefficients_ahead: objective.coefficients_ahead() || objective.needs_scores(),
+        scores: objective.needs_scores(),
     }
 }
 
-/// The engine's side of an objective.
-struct Driven<'a> {
+/// Connects an objective to the engine.
+struct ObjectiveDriver<'a> {
     objective: &'a mut dyn Objective,
-    window: &'a [Batch],
+    batches: &'a [Batch],
 }
 
-impl StepDriver for Driven<'_> {
+impl StepDriver for ObjectiveDriver<'_> {
     fn batch(&self, micro: u32) -> MicroBatch<'_> {
-        micro_batch(&self.window[micro as usize])
+        micro_batch(&self.batches[micro as usize])
     }
 
     fn coefficients(&mut self, micro: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
         let index = micro as usize;
-        self.objective.coefficients(index, &self.window[index], outputs, out);
+        self.objective.coefficients(index, &self.batches[index], outputs, out);
     }
 
     fn outputs(&mut self, micro: u32, outputs: Outputs<'_>) {
-        self.objective.outputs(&self.window[micro as usize], outputs);
+        self.objective.outputs(&self.batches[micro as usize], outputs);
     }
 }
 

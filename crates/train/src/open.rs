@@ -1,4 +1,4 @@
-//! The start of a run: the engine, the state it starts from, and the log.
+//! Starts a run: creates the engine, loads a checkpoint or weights, and opens the log.
 
 use std::sync::Arc;
 
@@ -14,42 +14,42 @@ use lockstep_plan::{ModelId, RunPlan};
 use crate::error::TrainError;
 use crate::evaluate::Evaluator;
 use crate::journal::Journal;
-use crate::numbers::{CudaVersions, Numbers};
+use crate::numerics::{CudaVersions, NumericsFingerprint};
 use crate::position::Position;
-use crate::resume::{self, Loaded};
-use crate::run::{Connect, Outcome, Run, Trainer};
-use crate::save::{self, Identity};
-use crate::setup::Prepared;
+use crate::resume::{self, BytesLoaded};
+use crate::save::{self, RunIdentity};
+use crate::setup::PreparedRun;
+use crate::train_state::TrainState;
+use crate::trainer::{Connect, TrainOutcome, Trainer};
 
 impl<'a> Trainer<'a> {
-    /// Makes the engine, loads a checkpoint or weights, opens the log, and reports what a user should know before the
-    /// first step. A collective call.
+    /// Creates the engine, loads a checkpoint or weights, opens the log, and reports notes to the user. A collective call.
     pub(crate) fn open(
-        run: Run<'a>,
+        state: TrainState<'a>,
         config_text: &str,
-        prepared: Prepared,
+        prepared: PreparedRun,
         connect: Option<Connect<'_>>,
         evaluator: Option<Evaluator<'a>>,
         progress: &'a mut dyn Progress,
     ) -> Result<Trainer<'a>, TrainError> {
-        let config = run.config;
-        let mut identity = identity(&run, config_text, &prepared);
-        let Prepared { rank, folder, plan, machine, output, mut notes, stop, .. } = prepared;
+        let config = state.config;
+        let mut identity = identity(&state, config_text, &prepared);
+        let PreparedRun { rank, folder, plan, machine, output, mut notes, stop, .. } = prepared;
         let (mut engine, nccl) = connect_engine(config, plan, rank, machine, connect)?;
         let cuda = match machine.device {
             Device::Cpu => None,
             Device::Cuda(gpu) => Some(CudaVersions::of(gpu, nccl.map(Nccl::version_text))),
         };
-        identity.numbers = Numbers::of(config, engine.plan(), cuda.as_ref());
+        identity.numerics = NumericsFingerprint::of(config, engine.plan(), cuda.as_ref());
         let planned = engine.plan().arena_bytes + engine.plan().host_bytes;
         assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
         let (resume, candidates) = (&config.output.resume_from_checkpoint, &prepared.candidates);
         let mut note = |text: &str| notes.push(text.to_string());
         let checkpoint = resume::open_agreed(&engine, resume, &output.checkpoints(), candidates, &mut note)?;
-        let position = load_state(&mut engine, &run, checkpoint.as_ref(), folder.as_ref(), &identity)?;
-        notes.extend(identity.numbers.differing_ranks(&engine)?);
-        // Nobody trains, and nothing is swept away, before everybody is ready to.
-        let loaded = Loaded::of_all(&engine, checkpoint.as_ref(), folder.as_ref())?;
+        let position = load_state(&mut engine, &state, checkpoint.as_ref(), folder.as_ref(), &identity)?;
+        notes.extend(identity.numerics.differing_ranks(&engine)?);
+        // This exchange is also a barrier: no rank trains or deletes files before all ranks have loaded.
+        let loaded = BytesLoaded::of_all(&engine, checkpoint.as_ref(), folder.as_ref())?;
         let log = if rank == Rank(0) {
             output.sweep(prepared.launch_id.as_deref())?;
             let resume_step = checkpoint.as_ref().map(|_| position.step);
@@ -57,7 +57,7 @@ impl<'a> Trainer<'a> {
         } else {
             Journal::closed()
         };
-        let outcome = Outcome {
+        let outcome = TrainOutcome {
             steps: position.step,
             last_loss: None,
             model_dir: output.model(),
@@ -67,7 +67,7 @@ impl<'a> Trainer<'a> {
         };
         let peak_memory = prepared.peak_memory;
         let mut trainer = Trainer {
-            run,
+            state,
             engine,
             position,
             identity,
@@ -82,15 +82,15 @@ impl<'a> Trainer<'a> {
         };
         let changes = checkpoint.map_or_else(Vec::new, |c| resume::changes_since(&c, &trainer.identity));
         trainer.announce(&notes, &changes)?;
-        loaded.iter().try_for_each(|loaded| trainer.log.event(&loaded.exact()))?;
+        loaded.iter().try_for_each(|loaded| trainer.log.event(&loaded.log_line()))?;
         Ok(trainer)
     }
 
-    /// Reports what a user should know before the first step.
+    /// Reports what the user should know before the first step.
     fn announce(&mut self, notes: &[String], changes: &[String]) -> Result<(), TrainError> {
-        self.log.fingerprint(&self.identity.numbers)?;
+        self.log.fingerprint(&self.identity.numerics)?;
         if let Some(carrier) = self.engine.carrier() {
-            let world = self.run.config.plan.world_size();
+            let world = self.state.config.plan.world_size();
             self.log.event(&format!("{world} ranks over {carrier}"))?;
         }
         if let Some(spill) = self.engine.nvme_io() {
@@ -99,22 +99,22 @@ impl<'a> Trainer<'a> {
         }
         notes.iter().try_for_each(|note| self.report(note))?;
         let Some(path) = self.outcome.checkpoint.clone() else { return Ok(()) };
-        let (step, total_steps) = (self.position.step, self.run.total_steps);
+        let (step, total_steps) = (self.position.step, self.state.total_steps);
         self.report(&format!("resumed from {} at step {step}", path.display()))?;
         changes.iter().try_for_each(|change| self.report(change))?;
         if step >= total_steps {
-            self.progress.note(&format!("no step is left: the run ends at step {total_steps}"));
+            self.progress.note(&format!("there are no steps left: the run ends at step {total_steps}"));
         }
         Ok(())
     }
 }
 
-/// What must be the same when the run goes on.
-fn identity(run: &Run<'_>, config_text: &str, prepared: &Prepared) -> Identity {
-    let (config, tokenizer) = (run.config, &prepared.tokenizer);
+/// What must stay the same when the run is resumed.
+fn identity(state: &TrainState<'_>, config_text: &str, prepared: &PreparedRun) -> RunIdentity {
+    let (config, tokenizer) = (state.config, &prepared.tokenizer);
     let storage = prepared.plan.input.storage;
-    Identity {
-        data: run.cursor(&prepared.dataset),
+    RunIdentity {
+        data: state.cursor(&prepared.dataset),
         switches: [
             ("shuffle", config.data.shuffle),
             ("dataloader_drop_last", config.batch.dataloader_drop_last),
@@ -122,21 +122,21 @@ fn identity(run: &Run<'_>, config_text: &str, prepared: &Prepared) -> Identity {
         config_hash: blake3::hash(config_text.as_bytes()).to_hex().to_string(),
         tokenizer_hash: tokenizer.fingerprint().to_string(),
         run_config: config_text.to_string(),
-        numbers: Numbers::default(),
+        numerics: NumericsFingerprint::default(),
         settings: config.settings.clone(),
         model_files: save::model_files(&prepared.shape, &prepared.folder_texts, tokenizer, storage),
     }
 }
 
-/// Brings the engine to where the run starts: a checkpoint, the weights of a model folder, or new weights.
+/// Loads the initial state: a checkpoint, the weights of a model folder, or random weights.
 fn load_state(
     engine: &mut Engine,
-    run: &Run<'_>,
+    state: &TrainState<'_>,
     checkpoint: Option<&Checkpoint>,
     folder: Option<&ModelFolder>,
-    identity: &Identity,
+    identity: &RunIdentity,
 ) -> Result<Position, TrainError> {
-    let (seed, scale) = (run.config.batch.seed, run.scale_state());
+    let (seed, scale) = (state.config.batch.seed, state.scale_state());
     let mut position = Position::start(scale);
     match (checkpoint, folder) {
         (Some(checkpoint), _) => position = save::load_checkpoint(engine, checkpoint, identity, scale)?,
@@ -147,7 +147,7 @@ fn load_state(
     Ok(position)
 }
 
-/// Takes the plan's memory, reaches the other ranks, and is ready to run.
+/// Allocates the plan's memory and connects to the other ranks.
 pub(crate) fn make_engine(
     config: &RunConfig,
     plan: RunPlan,
@@ -158,7 +158,7 @@ pub(crate) fn make_engine(
     connect_engine(config, plan, rank, machine, connect).map(|(engine, _)| engine)
 }
 
-/// As [`make_engine`]; also returns NCCL, where ranks use it.
+/// Like [`make_engine`]; also returns NCCL if the ranks use it.
 fn connect_engine(
     config: &RunConfig,
     plan: RunPlan,
@@ -178,7 +178,7 @@ fn connect_engine(
         _ => Memory::allocate(plan.arena_bytes, queue.pool()),
     };
     let memory = Arc::new(taken.map_err(EngineError::from)?);
-    // What passes between GPUs does not pass through the host's memory; what ranks tell each other does.
+    // GPUs exchange tensors without host memory. Messages between ranks still need a small shared region.
     let exported = match machine.device {
         Device::Cpu if !plan.exported.is_empty() => Arc::clone(&memory),
         _ => Arc::new(Memory::allocate_shared(Bytes(4096), queue.pool()).map_err(EngineError::from)?),

@@ -1,10 +1,9 @@
-//! The optimizer that a configuration names.
+//! The update rule of the configured optimizer.
 
 use lockstep_config::{OptimConfig, OptimizerName};
 use lockstep_engine::UpdateRule;
 
-/// How parameters are updated. The plan has the states of the same optimizer
-/// ([`lockstep_plan::optimizer_spec`]).
+/// The update rule of the configured optimizer. [`lockstep_plan::optimizer_spec`] defines its states.
 pub(crate) fn update_rule(optim: &OptimConfig) -> UpdateRule {
     let betas = (optim.adam_beta1, optim.adam_beta2);
     match optim.optimizer {

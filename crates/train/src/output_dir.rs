@@ -1,7 +1,7 @@
-//! The output directory: `checkpoints/`, `model/`, `logs/`, `metrics.jsonl`, and a lock while a run has it.
+//! The output folder: `checkpoints/`, `model/`, `logs/`, `metrics.jsonl`, and a lock while a run uses it.
 //!
-//! A run that ends before its first step leaves the directory as it found it: what it made and did not
-//! fill goes when the run lets go.
+//! A run that ends before its first step leaves the folder unchanged: empty folders that it created are
+//! removed when it releases the lock.
 
 use std::fmt;
 use std::fs;
@@ -15,24 +15,23 @@ use lockstep_data::LockFile;
 
 use crate::error::TrainError;
 
-/// The directory, held by this run until dropped.
+/// The output folder, locked by this run until dropped.
 #[derive(Debug)]
 pub(crate) struct OutputDir {
     path: PathBuf,
-    /// Checkpoints of an earlier run are here, and may go.
+    /// The folder has checkpoints of an earlier run, which may be deleted.
     replaces: bool,
-    /// Held for what it does when it is dropped.
+    /// Releases the lock when it is dropped.
     _lock: Option<LockFile>,
 }
 
 impl OutputDir {
-    /// Takes the directory. Refuses one with another run's checkpoints, unless this run resumes or says
-    /// that they may go.
+    /// Locks the folder. Fails if it has checkpoints of another run, unless this run resumes or may overwrite them.
     pub(crate) fn take(output: &OutputConfig) -> Result<OutputDir, TrainError> {
         let path = output.output_dir.clone();
         let lock = lock(&path)?;
         let mut dir = OutputDir { path, replaces: false, _lock: Some(lock) };
-        // `auto` resumes from what is there: nothing is replaced.
+        // With `auto`, existing checkpoints are resumed from, never replaced.
         if output.resume_from_checkpoint == Resume::No {
             let latest = lockstep_ckpt::latest(&dir.checkpoints())?;
             let damaged = latest.skipped.first().map(|skipped| &skipped.path);
@@ -49,14 +48,14 @@ impl OutputDir {
         Ok(dir)
     }
 
-    /// The directory as a rank sees it that leaves it to another.
+    /// The folder for ranks other than 0, which do not lock it.
     pub(crate) fn follow(output: &OutputConfig) -> OutputDir {
         OutputDir { path: output.output_dir.clone(), replaces: false, _lock: None }
     }
 
-    /// Removes what must not stay beside a new run: checkpoints that are to be replaced, and what killed
-    /// runs left unfinished. Called when nothing but training is left to do. From here on the checkpoints are those of
-    /// this launch, and a restart of it may resume from them: see [`belongs_to`].
+    /// Deletes checkpoints that are to be replaced, and incomplete files of killed runs. Called immediately before
+    /// training starts. From here on the checkpoints belong to this launch, and a restart of it may resume from them; see
+    /// [`belongs_to`].
     pub(crate) fn sweep(&self, launch_id: Option<&str>) -> Result<(), TrainError> {
         let checkpoints = self.checkpoints();
         if self.replaces {
@@ -81,7 +80,7 @@ impl OutputDir {
         }
     }
 
-    /// What is in the way of the model folder is told now, not when the training is done.
+    /// Checks before training that the model folder can be written: another folder of that name must not be replaced.
     fn check_model_folder(&self) -> Result<(), TrainError> {
         let folder = self.model();
         let empty = || folder.read_dir().is_ok_and(|mut entries| entries.next().is_none());
@@ -91,7 +90,8 @@ impl OutputDir {
         Ok(())
     }
 
-    /// Writes a file where checkpoints go, and takes it away again. The lock has shown the same for the folder above.
+    /// Checks that checkpoints can be written, by writing and removing a file. The lock has shown this for the folder
+    /// above.
     fn check_checkpoints(&self) -> Result<(), TrainError> {
         let folder = self.checkpoints();
         let probe = LockFile::try_take(&folder.join(PROBE));
@@ -101,7 +101,7 @@ impl OutputDir {
                 let written = file.write_all(b"probe").and_then(|()| file.sync_all());
                 written.map_err(failed(&folder))
             }
-            // Somebody else writes there.
+            // Another process is writing there, so the folder is writable.
             Err(_) => Ok(()),
         }
     }
@@ -120,13 +120,13 @@ impl OutputDir {
 }
 
 const LOCK: &str = ".lock";
-/// Written and removed at once, to see whether it can be.
+/// Written and removed at once, to test that the folder is writable.
 const PROBE: &str = ".probe";
-/// Names the launch whose run has the directory, restarts included.
+/// Contains the id of the launch that the checkpoints belong to. Restarts have the same id.
 const LAUNCH: &str = ".launch";
 
-/// Whether the ranks of this launch have come to their first step in this output directory. Until then, what is there
-/// is an earlier run's.
+/// Whether this launch has reached its first step in this output folder. Until then, its checkpoints belong to an
+/// earlier run.
 pub fn belongs_to(output_dir: &Path, launch_id: &str) -> bool {
     let mut text = String::new();
     let read =
@@ -134,59 +134,59 @@ pub fn belongs_to(output_dir: &Path, launch_id: &str) -> bool {
     read.is_ok() && text.trim_end() == launch_id
 }
 
-/// Makes the directory, takes its lock and writes into that who has it.
+/// Creates the folder, takes its lock, and writes the holder into the lock file.
 fn lock(dir: &Path) -> Result<LockFile, TrainError> {
     let path = dir.join(LOCK);
     match LockFile::try_take(&path).map_err(|(path, cause)| TrainError::Output { path, cause })? {
         Ok(lock) => {
-            let (mut file, text) = (lock.file(), Holder::this().to_string());
+            let (mut file, text) = (lock.file(), LockHolder::this().to_string());
             file.set_len(0).and_then(|()| file.write_all(text.as_bytes())).map_err(failed(&path))?;
             Ok(lock)
         }
         Err(held) => {
             let mut text = String::new();
             let _ = held.take(1024).read_to_string(&mut text);
-            Err(TrainError::OutputLocked { dir: dir.into(), holder: Holder::parse(&text) })
+            Err(TrainError::OutputLocked { dir: dir.into(), holder: LockHolder::parse(&text) })
         }
     }
 }
 
-/// Who holds a lock, as its file says.
+/// The process that holds a lock, as written in the lock file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
+pub struct LockHolder {
     pub pid: u32,
     pub host: String,
     /// Seconds since 1970.
     pub since: u64,
 }
 
-impl Holder {
-    fn this() -> Holder {
+impl LockHolder {
+    fn this() -> LockHolder {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = host.trim();
-        Holder {
+        LockHolder {
             pid: std::process::id(),
             host: if host.is_empty() { "this host".into() } else { host.into() },
             since: now(),
         }
     }
 
-    fn parse(text: &str) -> Option<Holder> {
+    fn parse(text: &str) -> Option<LockHolder> {
         let mut words = text.split('\t');
         let (pid, host, since) = (words.next()?, words.next()?, words.next()?);
         let host = host.chars().filter(|c| !c.is_control()).collect();
-        Some(Holder { pid: pid.parse().ok()?, host, since: since.trim().parse().ok()? })
+        Some(LockHolder { pid: pid.parse().ok()?, host, since: since.trim().parse().ok()? })
     }
 
-    /// For people: `pid 4121 on alpha, started 42 s ago`.
+    /// Readable text: `pid 4121 on alpha, started 42 s ago`.
     pub(crate) fn described(&self) -> String {
         let ago = now().saturating_sub(self.since);
         format!("pid {} on {}, started {ago} s ago", self.pid, self.host)
     }
 }
 
-impl fmt::Display for Holder {
-    /// The line of the lock file.
+impl fmt::Display for LockHolder {
+    /// The content of the lock file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}\t{}\t{}", self.pid, self.host, self.since)
     }
@@ -206,11 +206,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_holder_reads_back() {
-        let holder = Holder { pid: 7, host: "alpha".into(), since: 1_700_000_000 };
-        assert_eq!(Holder::parse(&holder.to_string()), Some(holder));
-        for torn in ["", "7", "7\talpha", "x\talpha\t1", "7\talpha\t"] {
-            assert_eq!(Holder::parse(torn), None, "{torn:?}");
+    fn a_holder_round_trips_through_text() {
+        let holder = LockHolder { pid: 7, host: "alpha".into(), since: 1_700_000_000 };
+        assert_eq!(LockHolder::parse(&holder.to_string()), Some(holder));
+        for incomplete in ["", "7", "7\talpha", "x\talpha\t1", "7\talpha\t"] {
+            assert_eq!(LockHolder::parse(incomplete), None, "{incomplete:?}");
         }
     }
 }

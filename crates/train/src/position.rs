@@ -1,43 +1,43 @@
-//! Where a run stands, beside its tensors and its data, and how a checkpoint says it.
+//! The position of a run: its counters and the loss scale, and how checkpoints store them.
 
 use std::collections::BTreeMap;
 
 use lockstep_ckpt::Checkpoint;
 
 use crate::error::TrainError;
-use crate::evaluate::Best;
+use crate::evaluate::BestEval;
 use crate::scaler::ScaleState;
 
-/// Where a run stands: what a checkpoint says beside its tensors.
+/// The position of a run: everything that a checkpoint stores besides tensors and the data cursor.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Position {
     pub(crate) step: u64,
     pub(crate) updates: u64,
     pub(crate) tokens_total: u64,
-    /// Steps that were not applied, in all and without one between that was.
+    /// Steps that were not applied: in total, and since the last one that was.
     pub(crate) skipped: u64,
     pub(crate) skipped_in_a_row: u64,
-    /// Not in checkpoints: none is made while it is not zero.
-    pub(crate) bad_in_a_row: BadInARow,
+    /// Not stored in checkpoints, because none is saved while it is not zero.
+    pub(crate) bad_in_a_row: BadStepStreak,
     /// The best evaluation so far.
-    pub(crate) best: Option<Best>,
-    /// In fp16.
+    pub(crate) best: Option<BestEval>,
+    /// The loss scaler's state, in fp16.
     pub(crate) scale: Option<ScaleState>,
-    /// The run was stopped before the evaluation that is due after this step.
+    /// The run was stopped before the evaluation that was due after this step.
     pub(crate) owes_evaluation: bool,
 }
 
-/// The last steps, as far back as their loss or gradient is not finite. Overflows while the loss scale moves are left
-/// out.
+/// The number of consecutive steps up to now whose loss or gradient is not finite. Overflows under dynamic loss scaling
+/// do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct BadInARow {
+pub(crate) struct BadStepStreak {
     pub(crate) steps: u64,
-    /// Those that were applied all the same: their gradients were finite.
+    /// Those that were applied, because their gradients were finite.
     pub(crate) applied: u64,
 }
 
 impl Position {
-    /// Before the first step.
+    /// The position before the first step.
     pub(crate) fn start(scale: Option<ScaleState>) -> Position {
         Position {
             step: 0,
@@ -45,7 +45,7 @@ impl Position {
             tokens_total: 0,
             skipped: 0,
             skipped_in_a_row: 0,
-            bad_in_a_row: BadInARow::default(),
+            bad_in_a_row: BadStepStreak::default(),
             best: None,
             scale,
             owes_evaluation: false,
@@ -73,11 +73,11 @@ impl Position {
         best.into_iter().chain(scale).collect()
     }
 
-    /// The position of a checkpoint. `scale` is where a run begins that needs one.
+    /// The position stored in a checkpoint. `scale` is the initial state of the loss scaler, if this run has one.
     pub(crate) fn of(checkpoint: &Checkpoint, scale: Option<ScaleState>) -> Result<Position, TrainError> {
         let reals = &checkpoint.meta().reals;
         let best = match reals.get("best_metric") {
-            Some(metric) => Some(Best { metric: *metric, step: checkpoint.counter("best_step")? }),
+            Some(metric) => Some(BestEval { metric: *metric, step: checkpoint.counter("best_step")? }),
             None => None,
         };
         let scale = match (scale, reals.get("loss_scale")) {
@@ -91,7 +91,7 @@ impl Position {
                 return Err(TrainError::ResumeMismatch {
                     path: checkpoint.path().to_path_buf(),
                     what: "mixed_precision",
-                    then: "another, without a loss scale".into(),
+                    then: "without a loss scale".into(),
                     now: "fp16".into(),
                 });
             }
@@ -102,7 +102,7 @@ impl Position {
             tokens_total: checkpoint.counter("tokens_total")?,
             skipped: checkpoint.counter("skipped")?,
             skipped_in_a_row: checkpoint.counter("skipped_in_a_row")?,
-            bad_in_a_row: BadInARow::default(),
+            bad_in_a_row: BadStepStreak::default(),
             best,
             scale,
             owes_evaluation: checkpoint.meta().counters.contains_key("owes_evaluation"),

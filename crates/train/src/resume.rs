@@ -1,8 +1,8 @@
-//! Which checkpoint a run resumes from: rank 0 finds candidates, all ranks verify them and agree on one.
+//! Chooses the checkpoint to resume from: rank 0 finds candidates, and all ranks verify them and agree on one.
 //!
-//! Every rank opens the manifest and verifies its share of the files. Ranks then exchange what they found, so that
-//! all resume from the same checkpoint, skip the same damaged ones, or fail with the same error. What a rank loads
-//! afterwards by ranges was verified by one of them.
+//! Every rank opens the manifest and verifies its share of the files. The ranks then exchange their results, so that
+//! all resume from the same checkpoint, skip the same damaged ones, or fail with the same error. Every byte that a rank
+//! loads afterwards has been verified by one of them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -15,25 +15,25 @@ use lockstep_engine::Engine;
 use serde_json::{Value, json};
 
 use crate::error::TrainError;
-use crate::numbers::Numbers;
-use crate::save::Identity;
+use crate::numerics::NumericsFingerprint;
+use crate::save::RunIdentity;
 
-/// Checkpoints that a run may resume from, as rank 0 finds them.
+/// The checkpoints that a run may resume from. Only rank 0 looks for them.
 #[derive(Debug, Default)]
-pub(crate) struct Candidates {
-    /// Newest first. Only the first was looked at, and only at its manifest and the lengths of its files.
+pub(crate) struct ResumeCandidates {
+    /// Newest first. Only the first one was checked, and only its manifest and the sizes of its files.
     paths: Vec<PathBuf>,
-    /// What is wrong with the newest of all, if it is not among them.
+    /// What is wrong with the newest checkpoint, if it is damaged and therefore not in `paths`.
     newest_damage: String,
 }
 
-impl Candidates {
-    /// Finds checkpoints, without reading them. Damaged ones are skipped and reported through `note`.
+impl ResumeCandidates {
+    /// Finds checkpoints without reading their tensors. Damaged ones are skipped and reported through `note`.
     pub(crate) fn find(
         resume: &Resume,
         root: &Path,
         note: &mut dyn FnMut(&str),
-    ) -> Result<Candidates, TrainError> {
+    ) -> Result<ResumeCandidates, TrainError> {
         let root = match (folder_of(resume, root), resume) {
             (Some(root), _) => root,
             (None, Resume::Path(path)) if !path.exists() => {
@@ -41,23 +41,23 @@ impl Candidates {
             }
             (None, Resume::Path(path)) => {
                 Checkpoint::open(path)?;
-                return Ok(Candidates { paths: vec![path.clone()], newest_damage: String::new() });
+                return Ok(ResumeCandidates { paths: vec![path.clone()], newest_damage: String::new() });
             }
-            (None, _) => return Ok(Candidates::default()),
+            (None, _) => return Ok(ResumeCandidates::default()),
         };
         let found = lockstep_ckpt::latest(&root)?;
         for damaged in &found.skipped {
-            note(&passed_over(&damaged.why));
+            note(&skipped_note(&damaged.why));
         }
         let newest_damage = found.skipped.first().map_or(String::new(), |damaged| damaged.why.to_string());
         match found.path {
-            Some(path) => Ok(Candidates { paths: [vec![path], found.earlier].concat(), newest_damage }),
+            Some(path) => Ok(ResumeCandidates { paths: [vec![path], found.earlier].concat(), newest_damage }),
             None if newest_damage.is_empty() && *resume == Resume::Auto => {
                 let dir = root.display();
                 note(&format!(
-                    "resume_from_checkpoint: auto: no checkpoint in {dir}, the run starts from the beginning"
+                    "resume_from_checkpoint: auto: no checkpoint in {dir}; starting from the beginning"
                 ));
-                Ok(Candidates::default())
+                Ok(ResumeCandidates::default())
             }
             None if newest_damage.is_empty() => Err(TrainError::NothingToResume { dir: root }),
             None => Err(TrainError::AllDamaged { dir: root, why: newest_damage }),
@@ -70,23 +70,23 @@ impl Candidates {
         parts.map(OsStrExt::as_bytes).collect::<Vec<_>>().join(&0)
     }
 
-    fn from_bytes(bytes: &[u8]) -> Candidates {
+    fn from_bytes(bytes: &[u8]) -> ResumeCandidates {
         let mut parts = bytes.split(|byte| *byte == 0);
         let newest_damage = String::from_utf8_lossy(parts.next().unwrap_or_default()).into_owned();
-        Candidates {
+        ResumeCandidates {
             paths: parts.map(|path| PathBuf::from(OsStr::from_bytes(path))).collect(),
             newest_damage,
         }
     }
 }
 
-/// Opens the checkpoint that all ranks resume from: the newest of rank 0's candidates that all ranks find sound. A
-/// collective call; only rank 0's candidates count. `None`: the run starts from the beginning.
+/// Opens the checkpoint that all ranks resume from: the newest of rank 0's candidates that all ranks find intact. A
+/// collective call. `None`: the run starts from the beginning.
 pub(crate) fn open_agreed(
     engine: &Engine,
     resume: &Resume,
     root: &Path,
-    candidates: &Candidates,
+    candidates: &ResumeCandidates,
     note: &mut dyn FnMut(&str),
 ) -> Result<Option<Checkpoint>, TrainError> {
     if *resume == Resume::No {
@@ -94,7 +94,7 @@ pub(crate) fn open_agreed(
     }
     let of_rank_0 =
         engine.all_gather_bytes("checkpoints to resume from", &candidates.to_bytes())?.swap_remove(0);
-    let Candidates { paths, mut newest_damage } = Candidates::from_bytes(&of_rank_0);
+    let ResumeCandidates { paths, mut newest_damage } = ResumeCandidates::from_bytes(&of_rank_0);
     if *resume == Resume::Auto && paths.is_empty() {
         return Ok(None);
     }
@@ -104,7 +104,7 @@ pub(crate) fn open_agreed(
             (Ok(checkpoint), _) => return Ok(Some(checkpoint)),
             (Err(damage), None) => return Err(damage.into()),
             (Err(damage), Some(_)) => {
-                note(&passed_over(&damage.why));
+                note(&skipped_note(&damage.why));
                 if newest_damage.is_empty() {
                     newest_damage = damage.why;
                 }
@@ -115,14 +115,14 @@ pub(crate) fn open_agreed(
     Err(TrainError::AllDamaged { dir, why: newest_damage })
 }
 
-/// Opens a checkpoint that must be sound. A collective call.
-pub(crate) fn open_sound(engine: &Engine, path: &Path) -> Result<Checkpoint, TrainError> {
+/// Opens a checkpoint that must be intact. A collective call.
+pub(crate) fn open_intact(engine: &Engine, path: &Path) -> Result<Checkpoint, TrainError> {
     verify_on_all_ranks(engine, path)?.map_err(TrainError::from)
 }
 
-/// What is not as it was when the checkpoint was made, a line each: settings, and fields of the fingerprint of numbers.
-/// A checkpoint that does not say has none.
-pub(crate) fn changes_since(checkpoint: &Checkpoint, identity: &Identity) -> Vec<String> {
+/// The settings and the fields of the numerics fingerprint that have changed since the checkpoint, one line each. Empty
+/// for checkpoints that do not record them.
+pub(crate) fn changes_since(checkpoint: &Checkpoint, identity: &RunIdentity) -> Vec<String> {
     let meta = checkpoint.meta();
     let mut changes = Vec::new();
     if !meta.settings.is_empty() {
@@ -131,8 +131,8 @@ pub(crate) fn changes_since(checkpoint: &Checkpoint, identity: &Identity) -> Vec
             .extend(changed.iter().map(|change| format!("setting changed since the checkpoint: {change}")));
     }
     if !meta.numbers.fields.is_empty() {
-        let then = Numbers::from_fields(meta.numbers.fields.clone());
-        let changed = identity.numbers.differences(&then);
+        let then = NumericsFingerprint::from_fields(meta.numbers.fields.clone());
+        let changed = identity.numerics.differences(&then);
         changes.extend(
             changed.iter().map(|change| format!("fingerprint changed since the checkpoint: {change}")),
         );
@@ -140,7 +140,7 @@ pub(crate) fn changes_since(checkpoint: &Checkpoint, identity: &Identity) -> Vec
     changes
 }
 
-/// The folder whose newest checkpoint is meant. `None`: one checkpoint is named, or none is asked for.
+/// The folder whose newest checkpoint to resume from. `None`: a specific checkpoint is given, or none.
 fn folder_of(resume: &Resume, root: &Path) -> Option<PathBuf> {
     match resume {
         Resume::Latest | Resume::Auto => Some(root.to_path_buf()),
@@ -151,11 +151,11 @@ fn folder_of(resume: &Resume, root: &Path) -> Option<PathBuf> {
     }
 }
 
-fn passed_over(why: &dyn std::fmt::Display) -> String {
-    format!("checkpoint passed over: {why}")
+pub(crate) fn skipped_note(why: &dyn std::fmt::Display) -> String {
+    format!("skipped a damaged checkpoint: {why}")
 }
 
-/// Damage to a checkpoint, in the same words on all ranks.
+/// Damage to a checkpoint, with the same message on all ranks.
 #[derive(Clone, Debug)]
 struct SharedDamage {
     why: String,
@@ -170,7 +170,7 @@ impl From<SharedDamage> for TrainError {
     }
 }
 
-/// Every rank verifies its share of the files; the answer is the same on all.
+/// Every rank verifies its share of the files; all ranks return the same result.
 fn verify_on_all_ranks(engine: &Engine, path: &Path) -> Result<Result<Checkpoint, SharedDamage>, TrainError> {
     let (rank, world) = (engine.rank().0 as usize, engine.plan().input.mesh.world_size() as usize);
     let mine = Checkpoint::open(path).map_err(|error| Damage { order: 0, error });
@@ -194,7 +194,7 @@ fn verify_on_all_ranks(engine: &Engine, path: &Path) -> Result<Result<Checkpoint
     }
 }
 
-/// The first damage that any rank reports; also that they do not read the same manifest.
+/// The first damage that any rank reports, including ranks that read different manifests.
 fn first_damage(path: &Path, reports: &[Value]) -> Option<SharedDamage> {
     let damaged = reports.iter().filter(|report| report.get("why").is_some());
     if let Some(first) = damaged.min_by_key(|report| report["order"].as_u64()) {
@@ -205,28 +205,26 @@ fn first_damage(path: &Path, reports: &[Value]) -> Option<SharedDamage> {
     let other = reports.iter().position(|report| report["manifest"] != reports[0]["manifest"])?;
     Some(SharedDamage {
         why: format!("{}: rank 0 and rank {other} read different manifests", path.display()),
-        hint: Some(
-            "All ranks must see the same files: put output_dir on a file system that they share.".into(),
-        ),
+        hint: Some("All ranks must see the same files: put output_dir on a shared file system.".into()),
         class: FaultClass::BadData,
     })
 }
 
-/// What all ranks read from files before the first step.
+/// The bytes that all ranks read from files before the first step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Loaded {
+pub(crate) struct BytesLoaded {
     read: Bytes,
-    /// By hashes, beside what was read to be used.
+    /// Bytes that were hashed to verify files, in addition to `read`.
     verified: Bytes,
 }
 
-impl Loaded {
-    /// Sums what all ranks have read. A collective call. `None`: there was nothing to read.
+impl BytesLoaded {
+    /// Sums the bytes of all ranks. A collective call. `None`: nothing was read.
     pub(crate) fn of_all(
         engine: &Engine,
         checkpoint: Option<&Checkpoint>,
         folder: Option<&ModelFolder>,
-    ) -> Result<Option<Loaded>, TrainError> {
+    ) -> Result<Option<BytesLoaded>, TrainError> {
         let mine = match (checkpoint, folder) {
             (Some(checkpoint), _) => [checkpoint.bytes_read(), checkpoint.bytes_verified()],
             (None, Some(folder)) => [folder.bytes_read(), Bytes::ZERO],
@@ -239,12 +237,12 @@ impl Loaded {
             let number = |bytes: &Vec<u8>| bytes[at..at + 8].try_into().map(u64::from_le_bytes).unwrap_or(0);
             *sum = all.iter().map(number).sum();
         }
-        let loaded = Loaded { read: Bytes(sums[0]), verified: Bytes(sums[1]) };
-        Ok((loaded != Loaded::default()).then_some(loaded))
+        let loaded = BytesLoaded { read: Bytes(sums[0]), verified: Bytes(sums[1]) };
+        Ok((loaded != BytesLoaded::default()).then_some(loaded))
     }
 
-    /// To the byte, for the log.
-    pub(crate) fn exact(&self) -> String {
+    /// The line for the log, with exact numbers.
+    pub(crate) fn log_line(&self) -> String {
         format!("loading: all ranks read {} bytes and verified {} bytes", self.read.0, self.verified.0)
     }
 }
@@ -254,24 +252,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn candidates_encode_and_decode() {
+    fn candidates_round_trip_through_bytes() {
         for (paths, newest_damage) in [(vec![], ""), (vec!["a b/step-3", "ü/step-1"], "step-4 is corrupt")] {
             let paths: Vec<PathBuf> = paths.into_iter().map(PathBuf::from).collect();
-            let sent = Candidates { paths: paths.clone(), newest_damage: newest_damage.into() };
-            let got = Candidates::from_bytes(&sent.to_bytes());
+            let sent = ResumeCandidates { paths: paths.clone(), newest_damage: newest_damage.into() };
+            let got = ResumeCandidates::from_bytes(&sent.to_bytes());
             assert_eq!((got.paths, got.newest_damage.as_str()), (paths, newest_damage));
         }
     }
 
     #[test]
     fn all_ranks_report_the_first_damage() {
-        let sound = || json!({ "manifest": "a" });
+        let intact = || json!({ "manifest": "a" });
         let path = Path::new("step-1");
-        assert!(first_damage(path, &[sound(), sound()]).is_none());
+        assert!(first_damage(path, &[intact(), intact()]).is_none());
         let damage = |order: u64| json!({ "order": order, "why": format!("file {order}"), "missing": false });
-        let found = first_damage(path, &[sound(), damage(7), damage(2), sound()]).unwrap();
+        let found = first_damage(path, &[intact(), damage(7), damage(2), intact()]).unwrap();
         assert_eq!((found.why.as_str(), found.class), ("file 2", FaultClass::BadData));
-        let differ = first_damage(path, &[sound(), sound(), json!({ "manifest": "b" })]).unwrap();
+        let differ = first_damage(path, &[intact(), intact(), json!({ "manifest": "b" })]).unwrap();
         assert_eq!(differ.why, "step-1: rank 0 and rank 2 read different manifests");
     }
 }

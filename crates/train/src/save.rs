@@ -1,4 +1,4 @@
-//! Weights in, checkpoints in and out, the model folder out.
+//! Loads weights, saves and loads checkpoints, and exports model folders.
 
 use std::collections::BTreeMap;
 use std::collections::BTreeSet;
@@ -17,24 +17,24 @@ use lockstep_shape::{Freeze, ModelShape};
 use serde_json::{Map, Value};
 
 use crate::error::TrainError;
-use crate::numbers::Numbers;
+use crate::numerics::NumericsFingerprint;
 use crate::position::Position;
 use crate::scaler::ScaleState;
 
 /// The model that checkpoints and model folders hold.
 const TRAINED: ModelId = ModelId::FIRST;
 
-/// The states a checkpoint holds, by the names it holds them under: the parameters, and the optimizer's own.
+/// The states that a checkpoint contains, with their names in it: the parameters and the optimizer states.
 fn states(engine: &Engine) -> Vec<(&'static str, ParamState)> {
     let optimizer = engine.model(TRAINED).plan().optimizer;
     let own = optimizer.states.iter().map(|spec| spec.name).zip(optimizer.states());
     std::iter::once(("model", ParamState::Working)).chain(own).collect()
 }
 
-/// Elements moved at a time between files and the engine.
-const PART: usize = 1 << 20;
+/// Elements to copy at a time between files and the engine.
+const CHUNK_ELEMS: usize = 1 << 20;
 
-/// Checks a model folder's weights by their headers: every tensor is there in its shape, and nothing else.
+/// Checks the headers of a model folder's weights: every tensor exists in its shape, and there are no others.
 pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<(), TrainError> {
     let units = lockstep_shape::units(shape, &Freeze::Nothing, false);
     let segments: Vec<_> = units.iter().flat_map(|unit| &unit.segments).collect();
@@ -53,15 +53,15 @@ pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<
     Ok(())
 }
 
-/// Loads the weights of a folder that was checked: of each tensor, what this rank holds.
+/// Loads the weights of a folder that was checked: the part of each tensor that this rank holds.
 pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder) -> Result<(), TrainError> {
-    let mut values = vec![0f32; PART];
+    let mut values = vec![0f32; CHUNK_ELEMS];
     for (unit, segment) in all_tensors(engine) {
         for part in engine
             .model(TRAINED)
             .written_ranges(unit, &segment, ParamState::Working)
             .into_iter()
-            .flat_map(parts)
+            .flat_map(chunks)
         {
             let values = &mut values[..part.len()];
             folder.read_f32(&segment.name, &segment.shape, part.clone(), values)?;
@@ -71,24 +71,24 @@ pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder) -> Result<
     Ok(())
 }
 
-/// Writes a checkpoint of the run as it stands: every rank what it holds, rank 0 the manifest.
+/// Saves a checkpoint: every rank writes the state it owns, and rank 0 writes the manifest.
 pub(crate) fn save_checkpoint(
     engine: &Engine,
     root: &Path,
     position: &Position,
-    identity: &Identity,
+    identity: &RunIdentity,
 ) -> Result<PathBuf, TrainError> {
     let (step, rank) = (Step(position.step), engine.rank());
     let begun = if rank == Rank(0) { Some(CheckpointWriter::begin(root, step)?) } else { None };
-    engine.barrier("the begin of a checkpoint")?;
+    engine.barrier("the start of a checkpoint")?;
     let mut writer = begun.unwrap_or_else(|| CheckpointWriter::join(root, step));
     for (prefix, state) in states(engine) {
-        let pieces = kept_pieces(engine, prefix, state);
+        let pieces = owned_pieces(engine, prefix, state);
         if !pieces.is_empty() {
             let specs: Vec<PieceSpec> = pieces.iter().map(|p| p.spec.clone()).collect();
             let file = format!("{prefix}-rank-{}.safetensors", rank.0);
             writer.write_pieces(&file, &specs, DType::F32, &mut |i, range, out| {
-                let Kept { unit, segment, start, .. } = &pieces[i];
+                let OwnedPiece { unit, segment, start, .. } = &pieces[i];
                 read_state(engine, *unit, segment, state, start + range.start..start + range.end, out)
             })?;
         }
@@ -115,7 +115,7 @@ pub(crate) fn save_checkpoint(
         config_hash: identity.config_hash.clone(),
         tokenizer_hash: identity.tokenizer_hash.clone(),
         run_config: identity.run_config.clone(),
-        numbers: identity.numbers.record(),
+        numbers: identity.numerics.record(),
         settings: identity.settings.clone(),
     };
     let path = writer.finish(meta)?;
@@ -123,15 +123,16 @@ pub(crate) fn save_checkpoint(
     Ok(path)
 }
 
-/// A piece that this rank writes, and where it starts in its tensor, flat.
-struct Kept {
+/// A piece of a tensor that this rank writes.
+struct OwnedPiece {
     spec: PieceSpec,
     unit: usize,
     segment: lockstep_shape::Segment,
+    /// The flat index of its first element in the tensor.
     start: usize,
 }
 
-fn kept_pieces(engine: &Engine, prefix: &str, state: ParamState) -> Vec<Kept> {
+fn owned_pieces(engine: &Engine, prefix: &str, state: ParamState) -> Vec<OwnedPiece> {
     let mut pieces = Vec::new();
     for (unit, segment) in all_tensors(engine) {
         let truth = engine.model(TRAINED).authoritative_state(unit, &segment, state);
@@ -146,34 +147,34 @@ fn kept_pieces(engine: &Engine, prefix: &str, state: ParamState) -> Vec<Kept> {
         for part in TensorBox::of_range(&segment.shape, own) {
             let (elems, shape) = (part.elems(), segment.shape.clone());
             let spec = PieceSpec { name: format!("{prefix}/{}", segment.name), shape, part };
-            pieces.push(Kept { spec, unit, segment: segment.clone(), start });
+            pieces.push(OwnedPiece { spec, unit, segment: segment.clone(), start });
             start += elems;
         }
     }
     pieces
 }
 
-/// What must be the same when a run goes on.
+/// What identifies a run: a resumed run must have the same data and tokenizer.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct RunIdentity {
     pub(crate) data: DataCursor,
-    /// Keys beside the cursor that decide the order of the data.
+    /// Further settings that determine the order of the data.
     pub(crate) switches: [(&'static str, bool); 2],
     pub(crate) config_hash: String,
     pub(crate) tokenizer_hash: String,
     pub(crate) run_config: String,
-    /// What a resumed run is compared with, but may differ in.
-    pub(crate) numbers: Numbers,
+    /// A resumed run may have a different fingerprint; differences are reported.
+    pub(crate) numerics: NumericsFingerprint,
     pub(crate) settings: BTreeMap<String, String>,
-    /// What a model folder has beside its weights, so that a checkpoint can become one.
+    /// The files of a model folder besides its weights, so that a checkpoint can be exported.
     pub(crate) model_files: Vec<(String, Vec<u8>)>,
 }
 
-/// Brings an engine to where a checkpoint was made. Of each tensor, a rank reads what it holds.
+/// Loads a checkpoint into the engine. A rank reads the part of each tensor that it holds.
 pub(crate) fn load_checkpoint(
     engine: &mut Engine,
     checkpoint: &Checkpoint,
-    identity: &Identity,
+    identity: &RunIdentity,
     scale: Option<ScaleState>,
 ) -> Result<Position, TrainError> {
     let meta = checkpoint.meta();
@@ -186,7 +187,7 @@ pub(crate) fn load_checkpoint(
     };
     for (what, then, now) in [
         ("rows per step", then.rows_per_step, now.rows_per_step),
-        ("rows in the data set", then.num_rows, now.num_rows),
+        ("dataset rows", then.num_rows, now.num_rows),
         ("data_seed", then.seed, now.seed),
     ] {
         if then != now {
@@ -195,7 +196,7 @@ pub(crate) fn load_checkpoint(
     }
     for (what, then, now) in [
         ("tokenizer hash", &meta.tokenizer_hash, &identity.tokenizer_hash),
-        ("data set hash", &then.fingerprint, &now.fingerprint),
+        ("dataset hash", &then.fingerprint, &now.fingerprint),
     ] {
         if then != now {
             let brief = |hash: &str| hash.chars().take(12).collect();
@@ -229,7 +230,7 @@ pub(crate) fn load_checkpoint(
             }
             let mut held = engine.model(TRAINED).written_ranges(*unit, segment, state);
             if held.is_empty() {
-                // Asked for all the same, so that every rank refuses a checkpoint without this tensor.
+                // Request an empty range anyway, so that every rank rejects a checkpoint without this tensor.
                 held.push(0..0);
             }
             for elems in held {
@@ -246,8 +247,8 @@ pub(crate) fn load_checkpoint(
     Ok(position)
 }
 
-/// Whether a checkpoint's states are those of this run's optimizer. Two may have a state of the same name that does not
-/// mean the same.
+/// Checks that a checkpoint's states are those of this run's optimizer. All state names must match: two optimizers may
+/// use the same name for different states.
 fn check_optimizer(engine: &Engine, checkpoint: &Checkpoint) -> Result<(), TrainError> {
     let prefixes = checkpoint.tensors().filter_map(|(name, _)| Some(name.split_once('/')?.0));
     let then: BTreeSet<&str> = prefixes.collect();
@@ -257,7 +258,7 @@ fn check_optimizer(engine: &Engine, checkpoint: &Checkpoint) -> Result<(), Train
     }
     let words = |all: &BTreeSet<&str>| {
         let states: Vec<&str> = all.iter().copied().filter(|name| *name != "model").collect();
-        if states.is_empty() { "no states".into() } else { states.join(" and ") }
+        if states.is_empty() { "none".into() } else { states.join(" and ") }
     };
     Err(TrainError::OtherOptimizer {
         checkpoint: checkpoint.path().to_path_buf(),
@@ -267,9 +268,9 @@ fn check_optimizer(engine: &Engine, checkpoint: &Checkpoint) -> Result<(), Train
     })
 }
 
-/// What a model folder has beside its weights: `config.json`, `generation_config.json` and the tokenizer's
-/// files. A model that came from a folder keeps that folder's first two, `folder_texts`: they say more than this
-/// program reads.
+/// The files of a model folder besides its weights: `config.json`, `generation_config.json` and the tokenizer files. A
+/// model that was loaded from a folder keeps that folder's first two (`folder_texts`), which may contain keys that
+/// Lockstep does not use.
 pub(crate) fn model_files(
     shape: &ModelShape,
     folder_texts: &[Option<String>; 2],
@@ -286,14 +287,13 @@ pub(crate) fn model_files(
     files
 }
 
-/// Checks that what [`model_files`] gives can be written, so that no run trains a model that it cannot save. The
-/// contents are in memory already.
+/// Checks before training that the files of [`model_files`] can be written to a model folder.
 pub(crate) fn check_writable(tokenizer: &Tokenizer) -> Result<(), TrainError> {
     let others = tokenizer.files().iter().map(|(name, _)| name.as_str());
     Ok(lockstep_ckpt::check_model_files(["config.json", "generation_config.json"].into_iter().chain(others))?)
 }
 
-/// Writes a folder that transformers loads, with `files` beside the weights.
+/// Exports a model folder that transformers can load, with `files` besides the weights. A collective call.
 pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -> Result<(), TrainError> {
     let tensors: Vec<TensorSpec> =
         all_tensors(engine).into_iter().map(|(_, s)| TensorSpec::new(s.name, s.shape)).collect();
@@ -305,20 +305,21 @@ pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -
     export_folder(dir, &export, &mut |name, part, out| {
         let (unit, segment) =
             engine.model(TRAINED).find_tensor(name).expect("the names come from the engine");
-        ask(engine, Some((name, &part))).map_err(|e| source_failed(name, e))?;
+        request_part(engine, Some((name, &part))).map_err(|e| source_failed(name, e))?;
         let read = engine.model(TRAINED).read_whole(unit, segment, ParamState::Working, part, out);
         read.map(drop).map_err(|e| source_failed(name, e))
     })?;
-    Ok(ask(engine, None)?)
+    Ok(request_part(engine, None)?)
 }
 
-/// Rank 0 says which part of which tensor it reads next; the others give what they hold of it.
-fn ask(engine: &Engine, part: Option<(&str, &Range<usize>)>) -> Result<(), EngineError> {
+/// Rank 0 announces which part of which tensor it reads next; the others send what they hold of it. `None` ends the
+/// export.
+fn request_part(engine: &Engine, part: Option<(&str, &Range<usize>)>) -> Result<(), EngineError> {
     let text = part.map_or(String::new(), |(name, range)| format!("{} {} {name}", range.start, range.end));
     engine.all_gather_bytes("the export", text.as_bytes()).map(drop)
 }
 
-/// The other side of [`ask`].
+/// The other ranks' side of [`request_part`].
 fn serve_reads(engine: &Engine) -> Result<(), TrainError> {
     let mut values = Vec::new();
     loop {
@@ -339,16 +340,18 @@ fn source_failed(name: &str, error: EngineError) -> CkptError {
     CkptError::Source { tensor: name.to_string(), source: Box::new(error) }
 }
 
-/// The folder's `config.json` with what has changed, or one made from the shape.
+/// The folder's `config.json` with the new dtype and missing keys filled in, or one generated from the shape.
 fn config_text(shape: &ModelShape, folder: Option<&str>, dtype: DType) -> String {
-    let made = shape.to_hf_text(dtype);
+    let generated = shape.to_hf_text(dtype);
     let parsed = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
-    let (Some(mut config), Some(made)) = (folder.and_then(parsed), parsed(&made)) else { return made };
-    // No code comes from files, and none goes along.
+    let (Some(mut config), Some(generated)) = (folder.and_then(parsed), parsed(&generated)) else {
+        return generated;
+    };
+    // It refers to Python code that is not exported.
     config.remove("auto_map");
     let dtypes = ["dtype", "torch_dtype"];
     let has_dtype = dtypes.iter().any(|key| config.contains_key(*key));
-    for (key, value) in made {
+    for (key, value) in generated {
         let changed = match config.get(&key) {
             Some(_) if dtypes.contains(&key.as_str()) => true,
             None => dtypes.contains(&key.as_str()) && !has_dtype,
@@ -382,8 +385,8 @@ fn read_state(
     Ok(())
 }
 
-fn parts(elems: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    elems.clone().step_by(PART).map(move |start| start..(start + PART).min(elems.end))
+fn chunks(elems: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    elems.clone().step_by(CHUNK_ELEMS).map(move |start| start..(start + CHUNK_ELEMS).min(elems.end))
 }
 
 #[cfg(test)]

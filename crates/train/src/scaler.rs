@@ -1,33 +1,34 @@
-//! The loss scale of fp16, by DeepSpeed's rules: halved after overflows, doubled after quiet.
+//! Dynamic loss scaling for fp16, by DeepSpeed's rules: halve the scale after overflows, double it after a window of
+//! steps without one.
 //!
-//! Whether a step overflowed is the engine's to say, alike on all ranks; this decides what follows.
+//! The engine determines whether a step overflowed, with the same result on all ranks.
 
 use lockstep_config::LossScaling;
 
-/// The scale and what decides when it changes.
+/// The loss scale and the rules by which it changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LossScaler {
     rules: LossScaling,
     pub(crate) state: ScaleState,
 }
 
-/// What a checkpoint keeps of it.
+/// The state that a checkpoint stores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct ScaleState {
     pub(crate) scale: f64,
-    /// Overflows until the scale is halved.
+    /// The remaining overflows until the scale is halved.
     pub(crate) patience: u64,
     /// Steps since the last overflow.
     pub(crate) stable: u64,
 }
 
-/// What an overflow comes to.
+/// How the scaler reacts to an overflow.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Overflow {
-    /// The scale stays, for now or because it is fixed.
+    /// The scale stays the same, because of hysteresis or because it is static.
     Kept,
     Halved,
-    /// There is no lower scale to try.
+    /// The scale is already at its minimum.
     AtFloor,
 }
 
@@ -38,12 +39,12 @@ impl LossScaler {
         LossScaler { rules, state }
     }
 
-    /// The same scale at every step.
-    pub(crate) fn is_fixed(&self) -> bool {
+    /// Whether the scale is static.
+    pub(crate) fn is_static(&self) -> bool {
         self.rules.loss_scale.is_some()
     }
 
-    /// A step without an overflow.
+    /// Records a step without an overflow.
     pub(crate) fn applied(&mut self) {
         let state = &mut self.state;
         state.stable += 1;
@@ -76,18 +77,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_overflow_is_forgiven_and_the_next_ones_halve() {
+    fn the_first_overflow_keeps_the_scale_and_later_ones_halve_it() {
         let mut scaler = LossScaler::new(LossScaling::default());
         assert_eq!(scaler.state.scale, 65536.0);
         assert_eq!(scaler.overflowed(), Overflow::Kept);
         assert_eq!((scaler.overflowed(), scaler.state.scale), (Overflow::Halved, 32768.0));
-        // Patience comes back only when the scale goes up again.
+        // The hysteresis is restored only when the scale is doubled.
         scaler.applied();
         assert_eq!((scaler.overflowed(), scaler.state.scale), (Overflow::Halved, 16384.0));
     }
 
     #[test]
-    fn a_window_without_overflow_doubles() {
+    fn a_window_without_overflow_doubles_the_scale() {
         let rules = LossScaling { initial_scale_power: 4, loss_scale_window: 3, ..LossScaling::default() };
         let mut scaler = LossScaler::new(rules);
         scaler.overflowed();
@@ -99,7 +100,7 @@ mod tests {
             .collect();
         assert_eq!(scales, [16.0, 16.0, 32.0, 32.0, 32.0, 64.0, 64.0]);
         assert_eq!(scaler.state.patience, 2);
-        // An overflow starts the count again.
+        // An overflow restarts the window.
         scaler.overflowed();
         (0..2).for_each(|_| scaler.applied());
         assert_eq!(scaler.state.scale, 64.0);
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_floor_there_is_nothing_left_to_try() {
+    fn overflow_at_the_minimum_scale_is_reported() {
         let rules = LossScaling {
             initial_scale_power: 2,
             hysteresis: 1,
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_scale_stays() {
+    fn a_static_scale_never_changes() {
         let rules = LossScaling { loss_scale: Some(100.0), loss_scale_window: 1, ..LossScaling::default() };
         let mut scaler = LossScaler::new(rules);
         scaler.applied();

@@ -1,7 +1,7 @@
-//! Whole training steps on a device, against the CPU: does the machine compute what training needs?
+//! Self-test of whole training steps: compares a device with the CPU.
 //!
-//! Operations are checked one by one in `lockstep_ops::selftest`; this checks that they are put together rightly:
-//! forward, backward, norm, update and, in half precision, the master copies.
+//! `lockstep_ops::selftest` checks single operations. This checks that they work together: forward, backward, gradient
+//! norm, update and, in half precision, the master weights.
 
 use lockstep_config::RunConfig;
 use lockstep_core::{Bytes, Rank};
@@ -11,7 +11,7 @@ use lockstep_ops::selftest::Check;
 use lockstep_plan::{ModelId, ParamState};
 use lockstep_shape::{Architecture, Biases, ModelShape};
 
-use crate::bench::MadeUp;
+use crate::bench::SyntheticBatch;
 use crate::error::TrainError;
 use crate::objective::objective_needs;
 use crate::open::make_engine;
@@ -36,11 +36,11 @@ pub fn selftest_steps(device: Device, seed: u64, each: &mut dyn FnMut(Check)) ->
                     format!("mixed_precision={precision}"),
                     format!("recompute={recompute}"),
                 ];
-                let config = lockstep_config::load(None, &settings).expect("these settings are right");
-                let on_cpu = Trained::on(&config, &shape, Machine::cpu(2), seed)?;
-                let there = Trained::on(&config, &shape, Machine { device, num_threads: 2 }, seed)?;
+                let config = lockstep_config::load(None, &settings).expect("these settings are valid");
+                let on_cpu = StepResults::on(&config, &shape, Machine::cpu(2), seed)?;
+                let on_device = StepResults::on(&config, &shape, Machine { device, num_threads: 2 }, seed)?;
                 let what = format!("training step, {name}, {precision}, recompute {recompute}");
-                there.compare(&on_cpu, &what, precision == "fp32", each);
+                on_device.compare(&on_cpu, &what, precision == "fp32", each);
             }
         }
     }
@@ -57,12 +57,12 @@ fn shapes() -> Result<Vec<(&'static str, ModelShape)>, TrainError> {
             "Qwen3 with a tied head",
             ModelShape { architecture: Architecture::Qwen3, tied: true, ..grouped.clone() },
         ),
-        ("LLaMA with biases and shared heads", ModelShape { biases, ..grouped }),
+        ("LLaMA with biases and GQA", ModelShape { biases, ..grouped }),
     ])
 }
 
-/// What came of a few steps.
-struct Trained {
+/// The results of a few training steps.
+struct StepResults {
     losses: Vec<f64>,
     norms: Vec<f64>,
     tensors: Vec<Tensor>,
@@ -70,24 +70,24 @@ struct Trained {
 
 struct Tensor {
     name: String,
-    /// Of the first step.
+    /// The gradient of the first step.
     gradient: Vec<f64>,
-    /// After the last.
+    /// The weights after the last step.
     weights: Vec<f64>,
 }
 
-impl Trained {
+impl StepResults {
     fn on(
         config: &RunConfig,
         shape: &ModelShape,
         machine: Machine,
         seed: u64,
-    ) -> Result<Trained, TrainError> {
+    ) -> Result<StepResults, TrainError> {
         let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), &objective_needs(&Sft::default()))?;
         let micros = f64::from(plan.input.num_micro_batches);
         let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
         engine.model_mut(ModelId::FIRST).initialise(seed)?;
-        let mut made_up = MadeUp::new(VOCAB, 3, 128);
+        let mut synthetic = SyntheticBatch::new(VOCAB, 3, 128);
         let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), Vec::new());
         for t in 1..=STEPS {
             let updates = UpdateSettings {
@@ -97,9 +97,9 @@ impl Trained {
                 weight_decay: 0.1,
                 max_norm: Some(1.0),
             };
-            made_up.start(micros);
-            norms.push(engine.model_mut(ModelId::FIRST).train_step(&mut made_up, &updates)?.grad_norm);
-            losses.push(made_up.loss);
+            synthetic.start(micros);
+            norms.push(engine.model_mut(ModelId::FIRST).train_step(&mut synthetic, &updates)?.grad_norm);
+            losses.push(synthetic.loss);
             if t == 1 {
                 gradients = read_all(&engine, ParamState::Grad)?;
             }
@@ -108,28 +108,29 @@ impl Trained {
         let tensors = gradients.into_iter().zip(weights);
         let tensors =
             tensors.map(|((name, gradient), (_, weights))| Tensor { name, gradient, weights }).collect();
-        Ok(Trained { losses, norms, tensors })
+        Ok(StepResults { losses, norms, tensors })
     }
 
-    /// Gradients are compared after the first step: Adam makes a whole step of the smallest difference. In half
-    /// precision every product rounds its result, each machine in its own order.
-    fn compare(&self, right: &Trained, what: &str, exact: bool, each: &mut dyn FnMut(Check)) {
+    /// Gradients are compared after the first step, because Adam turns even a tiny difference into a full step. In half
+    /// precision every matmul rounds its result, in an order that depends on the device.
+    fn compare(&self, expected: &StepResults, what: &str, exact: bool, each: &mut dyn FnMut(Check)) {
         let (losses, norms, gradients, weights) =
             if exact { (1e-5, 1e-4, 1e-4, 1e-3) } else { (5e-3, 3e-2, 4e-2, 2e-2) };
-        each(check(format!("{what}: losses"), losses, &self.losses, &right.losses));
-        each(check(format!("{what}: gradient norms"), norms, &self.norms, &right.norms));
+        each(check(format!("{what}: losses"), losses, &self.losses, &expected.losses));
+        each(check(format!("{what}: gradient norms"), norms, &self.norms, &expected.norms));
         let worst = |kind: &str, tolerance: f64, least: f64, pick: &dyn Fn(&Tensor) -> &Vec<f64>| {
-            let pairs = self.tensors.iter().zip(&right.tensors);
-            // What is zero but for rounding has no relative error: the gradient of a bias that softmax ignores.
-            let scale = right
+            let pairs = self.tensors.iter().zip(&expected.tensors);
+            // Tensors that are zero except for rounding have no meaningful relative error, such as the gradient of a bias
+            // that softmax cancels. Their error is measured against the scale of the other tensors.
+            let scale = expected
                 .tensors
                 .iter()
                 .map(|t| norm(pick(t)) / (pick(t).len() as f64).sqrt())
                 .fold(0.0, f64::max);
-            let checks = pairs.map(|(found, right)| {
-                let (found, right, name) = (pick(found), pick(right), &found.name);
-                let least = least * scale * (right.len() as f64).sqrt();
-                check_at(format!("{what}: {kind} {name}"), tolerance, found, right, least)
+            let checks = pairs.map(|(found, expected)| {
+                let (found, expected, name) = (pick(found), pick(expected), &found.name);
+                let least = least * scale * (expected.len() as f64).sqrt();
+                check_at(format!("{what}: {kind} {name}"), tolerance, found, expected, least)
             });
             let order = |check: &Check| if check.error.is_nan() { f64::INFINITY } else { check.error };
             checks.max_by(|a, b| order(a).total_cmp(&order(b))).expect("a model has tensors")
@@ -139,7 +140,7 @@ impl Trained {
     }
 }
 
-/// A state of every tensor, by name.
+/// Reads a state of every tensor, with the tensor's name.
 fn read_all(engine: &Engine, state: ParamState) -> Result<Vec<(String, Vec<f64>)>, TrainError> {
     let units = engine.model(ModelId::FIRST).units().iter().enumerate();
     let tensors = units.flat_map(|(unit, shape)| shape.segments.iter().map(move |segment| (unit, segment)));
@@ -156,13 +157,13 @@ fn norm(values: &[f64]) -> f64 {
     values.iter().map(|v| v * v).sum::<f64>().sqrt()
 }
 
-fn check(name: String, tolerance: f64, found: &[f64], right: &[f64]) -> Check {
-    check_at(name, tolerance, found, right, 0.0)
+fn check(name: String, tolerance: f64, found: &[f64], expected: &[f64]) -> Check {
+    check_at(name, tolerance, found, expected, 0.0)
 }
 
-/// Relative to what is right, or to `least` where that is less.
-fn check_at(name: String, tolerance: f64, found: &[f64], right: &[f64], least: f64) -> Check {
-    let apart: Vec<f64> = found.iter().zip(right).map(|(a, b)| a - b).collect();
-    let error = norm(&apart) / norm(right).max(least).max(1e-30);
+/// The error relative to the norm of `expected`, or to `least` if that is larger.
+fn check_at(name: String, tolerance: f64, found: &[f64], expected: &[f64], least: f64) -> Check {
+    let difference: Vec<f64> = found.iter().zip(expected).map(|(a, b)| a - b).collect();
+    let error = norm(&difference) / norm(expected).max(least).max(1e-30);
     Check { name, error, tolerance, note: None }
 }

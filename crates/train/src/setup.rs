@@ -1,4 +1,4 @@
-//! From a configuration to everything a run needs, before its first step.
+//! Prepares a run: loads and checks everything that it needs before its first step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,72 +14,72 @@ use lockstep_plan::{
 };
 use lockstep_shape::ModelShape;
 
-use crate::chat::chat_rows;
+use crate::chat::chat_encoder;
 use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
 use crate::error::TrainError;
 use crate::objective::{Objective, objective_needs};
 use crate::output_dir::OutputDir;
-use crate::resume::Candidates;
+use crate::resume::ResumeCandidates;
 use crate::save;
 use crate::sft::Sft;
 use crate::stop::StopRequest;
 
-/// Resident bytes of a process beside its arena, tokenizer and data: code, stacks, the allocator, buffers
-/// between files and the arena. Measured on Linux x86-64 as the peak that the kernel reports less the
-/// arena, for 3 million parameters on 1 to 16 threads: 11.5 MiB from scratch, 14.2 MiB with weights or a
-/// checkpoint loaded; 15.2 MiB in a development build. `crates/cli/tests/memory.rs` holds it to that.
+/// Resident memory of a process besides its arena, tokenizer and data: code, stacks, the allocator, and buffers
+/// between files and the arena. Measured on Linux x86-64 as the kernel's peak minus the arena, for 3 million
+/// parameters on 1 to 16 threads: 11.5 MiB from scratch, 14.2 MiB with weights or a checkpoint loaded; 15.2 MiB in a
+/// development build. `crates/cli/tests/memory.rs` checks it.
 const FOREIGN: Bytes = Bytes(18 << 20);
 
-/// What a tokenizer's tables take at most, for each byte of its files: measured 8.0 for a byte-level BPE
-/// of 32 thousand tokens, 5.7 for one of 150 thousand.
+/// The most memory that a tokenizer's tables need per byte of its files: measured 8.0 for a byte-level BPE of 32
+/// thousand tokens, 5.7 for one of 150 thousand.
 const TOKENIZER_FACTOR: u64 = 8;
 
-/// Bounds, its row, and what packing remembers of a document. Tokens stay in their file.
+/// The index of a document: its bounds, its row, and the state of packing. The tokens stay in their file.
 const BYTES_PER_DOC: u64 = 32;
 
-/// A position of a batch: token, target, weight and place, and the room that vectors grow by.
+/// A position of a batch: token, target, weight and position, and the spare capacity of the vectors.
 const BYTES_PER_POSITION: u64 = 32;
 
-/// What `train` starts from.
-pub struct Prepared {
+/// Everything that [`train`](crate::train) needs.
+pub struct PreparedRun {
     pub rank: Rank,
     pub tokenizer: Tokenizer,
     pub dataset: Arc<Dataset>,
-    /// What to evaluate on, where the configuration names something.
+    /// The evaluation data, if the configuration has any.
     pub eval: Option<Dataset>,
     pub shape: ModelShape,
-    /// The folder weights are loaded from.
+    /// The folder to load weights from.
     pub folder: Option<ModelFolder>,
     pub plan: RunPlan,
     pub machine: Machine,
-    /// Asks the system for the most memory this process has held, where it can say.
+    /// Returns the peak memory of this process, if the system reports it.
     pub peak_memory: fn() -> Option<Bytes>,
-    /// Asks the run to stop after the step it is in.
+    /// Asks the run to stop after its current step.
     pub stop: StopRequest,
     /// Identifies this launch and its restarts: a restart resumes only from checkpoints of its own launch.
     pub launch_id: Option<String>,
     pub(crate) output: OutputDir,
     /// Checkpoints that the run may resume from.
-    pub(crate) candidates: Candidates,
-    /// What is worth telling before the first step.
+    pub(crate) candidates: ResumeCandidates,
+    /// Notes to report before the first step.
     pub(crate) notes: Vec<String>,
-    /// The texts of `config.json` and `generation_config.json` that the model folder has.
+    /// The texts of the model folder's `config.json` and `generation_config.json`.
     pub(crate) folder_texts: [Option<String>; 2],
 }
 
-/// Takes the output directory, reads tokenizer, model description and data, and makes the plan. What is
-/// quick to check comes first: a data set may take minutes to read. Rank 0 alone takes the directory.
-pub fn prepare(config: &RunConfig, rank: Rank, device: Device) -> Result<Prepared, TrainError> {
+/// Locks the output folder (on rank 0), loads the tokenizer, the model's configuration and the data, and builds the
+/// plan. Quick checks come first, because preparing a dataset may take minutes.
+pub fn prepare(config: &RunConfig, rank: Rank, device: Device) -> Result<PreparedRun, TrainError> {
     prepare_for(config, rank, device, &Sft::default())
 }
 
-/// As [`prepare`], for an objective of one's own.
+/// Like [`prepare`], for a custom objective.
 pub fn prepare_for(
     config: &RunConfig,
     rank: Rank,
     device: Device,
     objective: &dyn Objective,
-) -> Result<Prepared, TrainError> {
+) -> Result<PreparedRun, TrainError> {
     config.check_trainable()?;
     check_built(config)?;
     let output = match rank {
@@ -87,18 +87,18 @@ pub fn prepare_for(
         _ => OutputDir::follow(&config.output),
     };
     let mut notes = config.notes.clone();
-    // Only rank 0 looks for checkpoints; it sends them to the others once they are connected.
+    // Only rank 0 looks for checkpoints. It sends the list to the others once they are connected.
     let candidates = match rank {
         Rank(0) => {
             let resume = &config.output.resume_from_checkpoint;
-            Candidates::find(resume, &output.checkpoints(), &mut |text| notes.push(text.to_string()))?
+            ResumeCandidates::find(resume, &output.checkpoints(), &mut |text| notes.push(text.to_string()))?
         }
-        _ => Candidates::default(),
+        _ => ResumeCandidates::default(),
     };
     let mut tokenizer = load_tokenizer(config)?;
     let shape = model_shape(config, &tokenizer)?;
     let folder = match (&config.model.source, config.model.init) {
-        (ModelSource::Folder(path), config::Init::Pretrained) => Some(ModelFolder::open(path)?),
+        (ModelSource::Folder(path), config::InitialWeights::Pretrained) => Some(ModelFolder::open(path)?),
         _ => None,
     };
     if let Some(folder) = &folder {
@@ -111,7 +111,7 @@ pub fn prepare_for(
     }
     let machine = Machine { device, num_threads: num_threads(config) };
     let (kernels, needs) = (machine.into(), objective_needs(objective));
-    // Whether the memory suffices is known without the data, but for what little a document takes.
+    // Check the memory before preparing the data, which changes the estimate only by a few bytes per document.
     let plan = plan_with(config, &shape, foreign(config, &tokenizer, None), kernels, &needs)?;
     if let Device::Cuda(gpu) = device {
         plan.check_budget(gpu.total)?;
@@ -119,14 +119,14 @@ pub fn prepare_for(
     if config.eval.evaluates() && eval_spec(config)?.is_none() {
         return Err(TrainError::NothingToEvaluate);
     }
-    let chat = chat_rows(config, &mut tokenizer)?;
+    let chat = chat_encoder(config, &mut tokenizer)?;
     save::check_writable(&tokenizer)?;
     let dataset = Arc::new(prepare_train(config, &tokenizer, chat.as_ref())?);
     let eval = prepare_eval(config, &tokenizer, chat.as_ref())?;
     notes.extend(evaluation_notes(config, eval.is_some()));
     notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(Dataset::notes)).cloned());
     let plan = plan_with(config, &shape, foreign(config, &tokenizer, Some(&dataset)), kernels, &needs)?;
-    Ok(Prepared {
+    Ok(PreparedRun {
         rank,
         tokenizer,
         dataset,
@@ -145,7 +145,7 @@ pub fn prepare_for(
     })
 }
 
-/// Whether this build can run what the configuration asks for, and not only plan it.
+/// Checks that this build can train what the configuration asks for, and not only plan it.
 pub(crate) fn check_built(config: &RunConfig) -> Result<(), TrainError> {
     if !matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm) {
         return Err(TrainError::Algorithm { name: format!("{:?}", config.plan.algorithm).to_lowercase() });
@@ -156,24 +156,24 @@ pub(crate) fn check_built(config: &RunConfig) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// What is not done as it was asked for, though with the same results.
+/// Notes about evaluation settings that are adjusted or have no effect.
 fn evaluation_notes(config: &RunConfig, has_data: bool) -> Vec<String> {
     let mut notes = Vec::new();
     let trained = config.batch.per_device_train_batch_size;
     match config.eval.per_device_batch_size {
         Some(rows) if rows > trained => notes.push(format!(
-            "`per_device_eval_batch_size: {rows}` is taken as {trained}, which the plan has room for: results \
-             do not depend on it"
+            "`per_device_eval_batch_size: {rows}` is reduced to {trained}, the training batch size; the results are \
+             the same"
         )),
         _ => {}
     }
     if has_data && !config.eval.evaluates() {
-        notes.push("what there is to evaluate on has no effect here: `eval_strategy` is no".into());
+        notes.push("the evaluation data has no effect: `eval_strategy` is no".into());
     }
     notes
 }
 
-/// The model folder that a path stands for: itself, or that of the run whose output folder it is.
+/// The model folder at `path`: the folder itself, or `model` inside the output folder of a run.
 pub fn model_folder(path: &Path) -> PathBuf {
     let inner = path.join("model");
     let is_run = !path.join("config.json").exists() && inner.join("config.json").exists();
@@ -189,14 +189,14 @@ fn folder_texts(config: &RunConfig) -> Result<[Option<String>; 2], TrainError> {
     })
 }
 
-impl Prepared {
-    /// What every rank of a run must have alike, by name.
+impl PreparedRun {
+    /// Named values that must be equal on all ranks of a run.
     pub fn must_agree(&self, config: &RunConfig) -> Vec<(String, String)> {
-        // Not the memory: hosts with more threads need more of it, and run the same step.
+        // Compare the schedules, not the memory: hosts with more threads need more memory for the same step.
         let phases = self.plan.phases.iter();
         let plan: String = phases.map(|phase| lockstep_plan::schedule_text(&self.plan, phase)).collect();
         let brief = |text: &str| blake3::hash(text.as_bytes()).to_hex()[..16].to_string();
-        // Everything that decides numbers and is not in the plan.
+        // Everything that affects results and is not in the plan.
         let numbers = format!(
             "{:?} {:?} {:?} {:?} {:?}",
             config.optim, config.batch, config.precision, config.eval, self.shape.dropout
@@ -205,51 +205,52 @@ impl Prepared {
             ("version", env!("CARGO_PKG_VERSION").to_string()),
             ("strategy", config.plan.strategy.to_string()),
             ("plan", brief(&plan)),
-            ("data set", brief(&self.dataset.fingerprint())),
+            ("dataset", brief(&self.dataset.fingerprint())),
             ("evaluation data", self.eval.as_ref().map_or("none".into(), |d| brief(&d.fingerprint()))),
             ("tokenizer", brief(self.tokenizer.fingerprint())),
             ("batch and optimizer", brief(&numbers)),
-            ("products of bf16", self.products_of_bf16().to_string()),
+            ("bf16 matmul", self.bf16_matmul().to_string()),
         ]
         .map(|(name, value)| (name.to_string(), value))
         .into()
     }
 
-    /// In which of two orders this machine sums them, if the run has any on the CPU. All other results are the same on
-    /// every CPU.
-    fn products_of_bf16(&self) -> &'static str {
+    /// How this CPU computes bf16 matmuls, if the run has any: AMX sums in a different order. All other results are the
+    /// same on every CPU.
+    fn bf16_matmul(&self) -> &'static str {
         match (self.machine.device, self.plan.input.storage) {
-            (Device::Cpu, DType::BF16) if Amx::detect().is_some() => "on AMX tiles",
-            (Device::Cpu, DType::BF16) => "on vectors",
-            _ => "not on the CPU",
+            (Device::Cpu, DType::BF16) if Amx::detect().is_some() => "AMX tiles",
+            (Device::Cpu, DType::BF16) => "vector instructions",
+            _ => "none on the CPU",
         }
     }
 }
 
+/// The number of CPU threads of a rank: `threads`, or all available ones.
 pub fn num_threads(config: &RunConfig) -> usize {
     let available = || std::thread::available_parallelism().map_or(1, |n| n.get());
     config.plan.threads.map_or_else(available, |n| n as usize)
 }
 
-/// The tokenizer that a configuration names, by itself or through its model folder.
+/// Loads the configured tokenizer, or that of the model folder.
 pub fn load_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
     if let ModelSource::Folder(path) = &config.model.source
         && !path.exists()
     {
-        // Told as what it is, not as the tokenizer that is not in it.
+        // Report the missing folder, not its missing tokenizer.
         return Err(TrainError::ModelMissing { path: path.clone() });
     }
     let source = match (&config.data.tokenizer, &config.model.source) {
-        (config::Tokenizer::None, _) => return without_tokenizer(config),
-        (config::Tokenizer::Byte, _) => return Ok(Tokenizer::load(&TokenizerSource::Byte)?),
-        (config::Tokenizer::File(path), _) => {
+        (config::TokenizerChoice::None, _) => return without_tokenizer(config),
+        (config::TokenizerChoice::Byte, _) => return Ok(Tokenizer::load(&TokenizerSource::Byte)?),
+        (config::TokenizerChoice::File(path), _) => {
             return Ok(Tokenizer::load(&TokenizerSource::File(path.clone()))?);
         }
-        (config::Tokenizer::Auto, ModelSource::Folder(path)) => TokenizerSource::File(path.clone()),
-        (config::Tokenizer::Auto, _) => TokenizerSource::Byte,
+        (config::TokenizerChoice::Auto, ModelSource::Folder(path)) => TokenizerSource::File(path.clone()),
+        (config::TokenizerChoice::Auto, _) => TokenizerSource::Byte,
     };
-    // Nobody named a tokenizer. Rows of token ids need none that is missing or does not fit, and bytes are not what
-    // they are made of.
+    // No tokenizer is configured. Rows of token ids can do without one if the model folder's tokenizer is missing or too
+    // large for the model; the byte tokenizer would be wrong for them.
     let needs_none = match (&source, model_vocab(config)?) {
         (_, None) => false,
         (TokenizerSource::Byte, Some(_)) => true,
@@ -262,12 +263,12 @@ pub fn load_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
     if needs_none && rows_are_ids(config) { without_tokenizer(config) } else { Ok(Tokenizer::load(&source)?) }
 }
 
-/// What stands for a tokenizer where rows are token ids.
+/// The placeholder for a tokenizer if rows are token ids.
 fn without_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
     Ok(Tokenizer::none(model_vocab(config)?.ok_or(TrainError::NoVocabulary)?))
 }
 
-/// The size of the vocabulary that the model's description says by itself.
+/// The vocabulary size that the model's configuration defines.
 fn model_vocab(config: &RunConfig) -> Result<Option<usize>, TrainError> {
     let in_keys = |keys: &serde_json::Value| keys.get("vocab_size").and_then(serde_json::Value::as_u64);
     Ok(match &config.model.source {
@@ -283,7 +284,7 @@ fn folder_shape(path: &Path) -> Result<ModelShape, TrainError> {
     Ok(ModelShape::from_hf_text(&text, &path.join("config.json").display().to_string())?)
 }
 
-/// Whether the first row of the data is token ids. Data that cannot be read has its own error later.
+/// Whether the first row of the data has token ids. Data that cannot be read is reported later.
 fn rows_are_ids(config: &RunConfig) -> bool {
     let spec = match config.data.dataset.is_none() && config.data.train_files.is_empty() {
         true => eval_spec(config).ok().flatten(),
@@ -292,7 +293,7 @@ fn rows_are_ids(config: &RunConfig) -> bool {
     spec.and_then(|spec| first_format(&spec).ok()).flatten() == Some(Format::Tokens)
 }
 
-/// The model's shape: from a folder's `config.json`, a named size, or the keys given.
+/// The model's shape, from a folder's `config.json`, a named size, or the keys of the `model` map.
 pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelShape, TrainError> {
     let vocab = config.model.vocab_size.map_or(tokenizer.vocab_size(), |vocab| vocab as usize);
     let mut shape = match &config.model.source {
@@ -316,7 +317,7 @@ pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelSha
     Ok(shape)
 }
 
-/// The plan of a configuration.
+/// Builds the plan of a configuration.
 pub fn plan_for(
     config: &RunConfig,
     shape: &ModelShape,
@@ -329,7 +330,7 @@ pub fn plan_for(
     plan_with(config, shape, foreign(config, tokenizer, dataset), kernels, &needs)
 }
 
-/// `process`: what the process holds beside the plan's memory.
+/// Builds a plan. `process`: the memory of the process besides the plan's arenas.
 pub(crate) fn plan_with(
     config: &RunConfig,
     shape: &ModelShape,
@@ -348,7 +349,7 @@ pub(crate) fn plan_with(
     Ok(plan)
 }
 
-/// What kernels run on, as a plan sees it.
+/// The memory of the device that kernels run on, for the planner.
 pub fn device_memory(kernels: KernelBackend) -> DeviceMemory {
     match kernels {
         KernelBackend::Cpu { .. } => DeviceMemory::Host,
@@ -356,17 +357,18 @@ pub fn device_memory(kernels: KernelBackend) -> DeviceMemory {
     }
 }
 
-/// What the process holds beside the arena.
+/// The estimated memory of the process besides the arena.
 fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>) -> Bytes {
     let positions = bounds(config).tokens;
     let tokenizer_bytes: usize = tokenizer.files().iter().map(|(_, content)| content.len()).sum();
     let data_bytes = dataset.map_or(0, |d| d.num_docs() as u64 * BYTES_PER_DOC);
     let data = &config.data;
-    // Those that workers have filled or are filling, and the step's own.
-    let windows = u64::from(data.dataloader_num_workers) * u64::from(data.dataloader_prefetch_factor) + 1;
+    // The batches of the steps that workers have filled or are filling, and of the current step.
+    let steps_in_flight =
+        u64::from(data.dataloader_num_workers) * u64::from(data.dataloader_prefetch_factor) + 1;
     let micros = u64::from(config.batch.gradient_accumulation_steps);
-    let batch_bytes = windows * micros * positions as u64 * BYTES_PER_POSITION;
-    // What is mapped of the other ranks of this host while they are read.
+    let batch_bytes = steps_in_flight * micros * positions as u64 * BYTES_PER_POSITION;
+    // The window through which this rank maps the memory of each other rank of the host.
     let peers = u64::from(config.plan.nproc_per_node.saturating_sub(1)) * lockstep_comm::SHM_WINDOW_BYTES;
     let held = tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
     FOREIGN + preparing_bytes(tokenizer) + Bytes(held)

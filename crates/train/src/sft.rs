@@ -1,12 +1,12 @@
 //! Supervised fine-tuning and causal language modelling:
-//! L = Σ w·(−log p(target)) / N, with N the supervised tokens of the whole accumulation window.
+//! L = Σ w·(−log p(target)) / N, where N is the number of supervised tokens of the step over all ranks.
 
 use lockstep_data::Batch;
 use lockstep_engine::{Coefficients, Outputs};
 
-use crate::objective::{Metrics, Objective, WindowCounts};
+use crate::objective::{Metrics, Objective, StepCounts};
 
-/// See the module's text.
+/// Supervised fine-tuning and causal language modelling.
 #[derive(Clone, Debug, Default)]
 pub struct Sft {
     supervised: f64,
@@ -19,7 +19,7 @@ impl Objective for Sft {
         true
     }
 
-    fn begin(&mut self, counts: &WindowCounts) {
+    fn begin(&mut self, counts: &StepCounts) {
         *self = Sft { supervised: counts.supervised as f64, weighted_log_probs: 0.0 };
     }
 
@@ -42,8 +42,8 @@ impl Objective for Sft {
     }
 }
 
-/// Adds Σ w·log p of a batch: in token order and f64, so that the loss does not depend on how rows were cut
-/// into batches.
+/// Adds Σ w·log p of a batch, in token order and in f64, so that the loss does not depend on how rows are divided into
+/// batches.
 pub(crate) fn add_weighted(sum: &mut f64, batch: &Batch, log_probs: &[f32]) {
     for (log_prob, weight) in log_probs.iter().zip(&batch.weights) {
         if *weight != 0.0 {

@@ -1,4 +1,4 @@
-//! A loss that is not finite while the gradients are: the step is applied, and everything says so.
+//! If the loss is not finite but the gradients are, the step is applied and reported as applied.
 
 use std::path::Path;
 
@@ -7,23 +7,23 @@ use lockstep_data::Batch;
 use lockstep_device::Device;
 use lockstep_observe::{EvalRecord, Progress, StepRecord};
 use lockstep_train::{
-    Coefficients, Metrics, Objective, Outcome, Outputs, Sft, TrainError, WindowCounts, prepare_for,
+    Coefficients, Metrics, Objective, Outputs, Sft, StepCounts, TrainError, TrainOutcome, prepare_for,
     train_with,
 };
 
-/// Plain fine-tuning that reports no number as its loss at some steps, counted from 1.
-struct Unreported {
+/// Plain fine-tuning that reports NaN as its loss at some steps, counted from 1.
+struct NanLoss {
     sft: Sft,
     at: &'static [u64],
     step: u64,
 }
 
-impl Objective for Unreported {
+impl Objective for NanLoss {
     fn coefficients_ahead(&self) -> bool {
         true
     }
 
-    fn begin(&mut self, counts: &WindowCounts) {
+    fn begin(&mut self, counts: &StepCounts) {
         self.step += 1;
         self.sft.begin(counts);
     }
@@ -65,8 +65,8 @@ impl Progress for Notes {
     fn finish(&mut self) {}
 }
 
-/// Trains six steps in `dir`, with the loss missing at the steps `at`.
-fn run(dir: &Path, at: &'static [u64], settings: &[&str]) -> (Result<Outcome, TrainError>, Vec<String>) {
+/// Trains six steps in `dir`, with NaN as the loss of the steps `at`.
+fn run(dir: &Path, at: &'static [u64], settings: &[&str]) -> (Result<TrainOutcome, TrainError>, Vec<String>) {
     let rows: String = (0..16).map(|i| format!("{{\"text\": \"{i} and {} follow\"}}\n", i + 1)).collect();
     std::fs::write(dir.join("data.jsonl"), rows).unwrap();
     let text = "model: tiny\nmax_length: 32\nmax_steps: 6\nsave_steps: 1\nthreads: 1\nper_device_train_batch_size: 2\n";
@@ -76,7 +76,7 @@ fn run(dir: &Path, at: &'static [u64], settings: &[&str]) -> (Result<Outcome, Tr
     ];
     all.extend(settings.iter().map(|s| s.to_string()));
     let config = lockstep_config::load(Some(lockstep_config::Source { name: "test", text }), &all).unwrap();
-    let mut objective = Unreported { sft: Sft::default(), at, step: 0 };
+    let mut objective = NanLoss { sft: Sft::default(), at, step: 0 };
     let prepared = prepare_for(&config, Rank(0), Device::Cpu, &objective).unwrap();
     let mut notes = Notes::default();
     let outcome = train_with(&config, text, prepared, None, &mut objective, &mut notes);
@@ -93,13 +93,13 @@ fn has_checkpoint(dir: &Path, step: u64) -> bool {
 }
 
 #[test]
-fn the_step_is_applied_and_told_as_applied() {
+fn the_step_is_applied_and_reported_as_applied() {
     let dirs = [0, 1].map(|_| tempfile::tempdir().unwrap());
     let [sound, bad] = dirs.each_ref().map(|dir| dir.path());
     run(sound, &[], &[]).0.unwrap();
     let (outcome, notes) = run(bad, &[2, 3, 5], &[]);
     outcome.unwrap();
-    // It was: weights, moments, schedule and Adam's t are those of the run whose loss was there.
+    // Weights, moments, schedule and Adam's t are those of the run without NaN.
     assert_eq!(file(sound, "model/model.safetensors"), file(bad, "model/model.safetensors"));
     let last = "checkpoints/step-6/exp_avg-rank-0.safetensors";
     assert_eq!(file(sound, last), file(bad, last));
@@ -114,20 +114,20 @@ fn the_step_is_applied_and_told_as_applied() {
     assert!(!notes.iter().any(|note| note.contains("skipped") || note.contains("went wrong")), "{notes:#?}");
     let metrics = String::from_utf8(file(bad, "metrics.jsonl")).unwrap();
     assert!(!metrics.contains("\"skipped\":true"), "{metrics}");
-    // No checkpoint is made of a step that is not sound.
+    // No checkpoint is saved after a step that is not finite.
     let made: Vec<u64> = (1..=6).filter(|step| has_checkpoint(bad, *step)).collect();
     assert_eq!(made, [1, 4, 6]);
 }
 
 #[test]
-fn three_in_a_row_end_the_run_and_the_error_says_that_they_were_applied() {
+fn three_in_a_row_end_the_run_with_an_error_that_says_they_were_applied() {
     let dir = tempfile::tempdir().unwrap();
     let (outcome, _) = run(dir.path(), &[3, 4, 5], &[]);
     let error = outcome.unwrap_err();
     assert_eq!(error.class().exit_code(), 76);
     let text = error.to_string();
-    assert!(text.starts_with("step 5: the loss is NaN, the gradient norm "), "{text}");
-    assert!(text.contains(", and so for 3 steps in a row (rows "), "{text}");
+    assert!(text.starts_with("step 5: loss is NaN, gradient norm is "), "{text}");
+    assert!(text.contains("; 3 steps in a row were not finite (dataset rows "), "{text}");
     let hint = error.hint().unwrap();
     assert!(
         hint.starts_with("3 of these steps were applied: the loss was not finite, but the gradients were."),
@@ -136,9 +136,9 @@ fn three_in_a_row_end_the_run_and_the_error_says_that_they_were_applied() {
     assert!(hint.ends_with("step-2 is intact."), "{hint}");
 }
 
-/// No overflow: the loss scale does not answer to a loss that is missing.
+/// A NaN loss with finite gradients is not an overflow, so the loss scale does not change.
 #[test]
-fn the_loss_scale_of_fp16_counts_it_as_applied() {
+fn the_fp16_loss_scaler_counts_the_step_as_applied() {
     let dirs = [0, 1].map(|_| tempfile::tempdir().unwrap());
     let [sound, bad] = dirs.each_ref().map(|dir| dir.path());
     let fp16 = ["fp16={enabled: true, initial_scale_power: 4, loss_scale_window: 3}"];

@@ -1,9 +1,9 @@
-//! Generation against transformers, against scoring, and against itself in other batches.
+//! Compares generation with transformers, with scoring, and with itself in other batches.
 
 use std::path::{Path, PathBuf};
 
 use lockstep_device::Machine;
-use lockstep_train::generate::{Completion, End, Generator, GeneratorSpec, Sampling};
+use lockstep_train::generate::{Completion, FinishReason, Generator, GeneratorSpec, SamplingParams};
 use serde_json::Value;
 
 const SPEC: GeneratorSpec =
@@ -13,7 +13,7 @@ fn goldens() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens")
 }
 
-/// A golden's folder with room for 128 positions, no end token, and a tokenizer.
+/// A copy of a golden's model folder with 128 positions, the EOS token `end`, and a tokenizer.
 fn folder(case: &str, end: Option<u32>) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(goldens().join(case)).unwrap() {
@@ -31,12 +31,17 @@ fn folder(case: &str, end: Option<u32>) -> tempfile::TempDir {
     dir
 }
 
-fn generate(generator: &mut Generator, prompts: &[Vec<u32>], new: usize, how: Sampling) -> Vec<Completion> {
+fn generate(
+    generator: &mut Generator,
+    prompts: &[Vec<u32>],
+    new: usize,
+    how: SamplingParams,
+) -> Vec<Completion> {
     generator.generate(prompts, new, how, &mut |_| true).unwrap()
 }
 
 #[test]
-fn greedy_tokens_are_those_of_transformers() {
+fn greedy_tokens_match_transformers() {
     let text = std::fs::read_to_string(goldens().join("generate.json")).unwrap();
     let cases: Value = serde_json::from_str(&text).unwrap();
     assert!(cases.as_object().unwrap().len() >= 4);
@@ -48,22 +53,22 @@ fn greedy_tokens_are_those_of_transformers() {
         let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
         let rows = rows.as_array().unwrap();
         let prompts: Vec<Vec<u32>> = rows.iter().map(|row| ids(&row["prompt"])).collect();
-        // Three prompts in two slots: the third begins when one of the others is done.
-        let ours = generate(&mut generator, &prompts, 64, Sampling::default());
+        // Three prompts in two slots: the third begins when one of the others has ended.
+        let ours = generate(&mut generator, &prompts, 64, SamplingParams::default());
         for (row, ours) in rows.iter().zip(&ours) {
             assert_eq!(ours.tokens, ids(&row["tokens"]), "{case}");
-            assert_eq!(ours.end, End::Length);
+            assert_eq!(ours.end, FinishReason::Length);
         }
     }
 }
 
 #[test]
-fn log_probs_are_those_of_scoring_and_batches_do_not_matter() {
+fn log_probs_equal_scoring_and_do_not_depend_on_the_batch() {
     let dir = folder("qwen3", None);
     let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
     let prompts: Vec<Vec<u32>> =
         (0..7).map(|p| (0..3 + 5 * p).map(|i| (i * 7 + p) % 120).collect()).collect();
-    let how = Sampling { temperature: 1.3, top_k: 40, top_p: 0.95, ..Sampling::default() };
+    let how = SamplingParams { temperature: 1.3, top_k: 40, top_p: 0.95, ..SamplingParams::default() };
     let together = generate(&mut generator, &prompts, 30, how);
     for (prompt, completion) in prompts.iter().zip(&together) {
         let whole: Vec<u32> = prompt.iter().chain(&completion.tokens).copied().collect();
@@ -73,46 +78,47 @@ fn log_probs_are_those_of_scoring_and_batches_do_not_matter() {
     }
     let spec = GeneratorSpec { slots: 5, machine: Machine::cpu(1), ..SPEC };
     assert_eq!(generate(&mut Generator::open(dir.path(), &spec).unwrap(), &prompts, 30, how), together);
-    let other = generate(&mut generator, &prompts, 30, Sampling { seed: 43, ..how });
+    let other = generate(&mut generator, &prompts, 30, SamplingParams { seed: 43, ..how });
     assert_ne!(other, together);
 }
 
 #[test]
-fn ends_are_told_apart() {
+fn finish_reasons_are_distinguished() {
     let dir = folder("llama-untied", None);
     let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
     let prompts = [vec![5, 6, 7], vec![1]];
-    let free = generate(&mut generator, &prompts, 20, Sampling::default());
-    // The third token of the first completion as the end token.
+    let free = generate(&mut generator, &prompts, 20, SamplingParams::default());
+    // Use the third token of the first completion as the EOS token.
     let end = free[0].tokens[2];
     let first = free[0].tokens.iter().position(|t| *t == end).unwrap();
     let dir = folder("llama-untied", Some(end));
     let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
-    let ended = generate(&mut generator, &prompts[..1], 20, Sampling::default());
-    assert_eq!((ended[0].end, &ended[0].tokens[..]), (End::EndToken, &free[0].tokens[..first]));
+    let ended = generate(&mut generator, &prompts[..1], 20, SamplingParams::default());
+    assert_eq!((ended[0].end, &ended[0].tokens[..]), (FinishReason::EndToken, &free[0].tokens[..first]));
     assert_eq!(ended[0].log_probs.len(), first + 1);
-    let mut heard = 0;
+    let mut calls = 0;
     let mut stop_after_one = |_| {
-        heard += 1;
+        calls += 1;
         false
     };
-    let stopped = generator.generate(&prompts[1..], 20, Sampling::default(), &mut stop_after_one).unwrap();
-    assert_eq!((stopped[0].end, stopped[0].tokens.len(), heard), (End::Stopped, 1, 1));
-    // The cache's room ends it too.
-    let full = generate(&mut generator, &[vec![3; 120]], 1000, Sampling::default());
-    assert!(full[0].end != End::Length || full[0].tokens.len() == 8);
-    let error = generator.generate(&[vec![3; 128]], 1, Sampling::default(), &mut |_| true).unwrap_err();
+    let stopped =
+        generator.generate(&prompts[1..], 20, SamplingParams::default(), &mut stop_after_one).unwrap();
+    assert_eq!((stopped[0].end, stopped[0].tokens.len(), calls), (FinishReason::Stopped, 1, 1));
+    // The capacity of the KV cache also limits the length.
+    let full = generate(&mut generator, &[vec![3; 120]], 1000, SamplingParams::default());
+    assert!(full[0].end != FinishReason::Length || full[0].tokens.len() == 8);
+    let error = generator.generate(&[vec![3; 128]], 1, SamplingParams::default(), &mut |_| true).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "prompt 0 has 128 tokens; a document has room for 128, and needs one for a reply"
+        "prompt 0 has 128 tokens; the context has 128, and the reply needs at least one of them"
     );
 }
 
 #[test]
-fn a_conversation_says_what_whole_prompts_would_say() {
+fn a_conversation_gives_the_same_replies_as_whole_prompts() {
     let dir = folder("llama-tied", None);
     let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
-    // Three turns: each prompt is the one before, the reply, and something new; the last goes back to the start.
+    // Each prompt is the previous one, its reply and something new. The last one shares only its first tokens.
     let mut prompts: Vec<Vec<u32>> = Vec::new();
     let mut replies: Vec<Vec<u32>> = Vec::new();
     let mut turn = |reply: &[u32]| {
@@ -128,9 +134,9 @@ fn a_conversation_says_what_whole_prompts_would_say() {
         prompts.push(prompt.clone());
         Some(prompt)
     };
-    generator.converse(10, Sampling::default(), &mut turn, &mut |_| true).unwrap();
+    generator.converse(10, SamplingParams::default(), &mut turn, &mut |_| true).unwrap();
     assert_eq!((prompts.len(), replies.len()), (4, 4));
-    let alone = generate(&mut generator, &prompts, 10, Sampling::default());
+    let alone = generate(&mut generator, &prompts, 10, SamplingParams::default());
     for (reply, alone) in replies.iter().zip(alone) {
         assert_eq!(*reply, alone.tokens);
     }

@@ -1,4 +1,4 @@
-//! Steps overlap in the training loop itself: the next step begins while parameters of the last are still published.
+//! Steps overlap in the training loop: the next step begins while parameters of the last one are still being published.
 
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
@@ -12,15 +12,15 @@ use lockstep_engine::Comms;
 use lockstep_observe::NoProgress;
 use lockstep_plan::{ModelId, OpKind, PhaseKind, RunPlan};
 use lockstep_train::{
-    Coefficients, Connection, Metrics, Objective, Outputs, Sft, WindowCounts, prepare_for, train_with,
+    Coefficients, Connection, Metrics, Objective, Outputs, Sft, StepCounts, prepare_for, train_with,
 };
 
 const RANKS: u32 = 2;
 
-/// Longer than any step here.
-const IN_VAIN: Duration = Duration::from_secs(3);
+/// Much longer than any step of this test.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Which step a rank's loop has begun.
+/// The number of steps that a rank's loop has begun.
 #[derive(Default)]
 struct Progress {
     begun: Mutex<u64>,
@@ -33,25 +33,25 @@ impl Progress {
         self.changed.notify_all();
     }
 
-    /// Whether the loop begins this step in time.
+    /// Whether the loop begins this step before the timeout.
     fn begins(&self, step: u64) -> bool {
         let begun = self.begun.lock().unwrap();
-        !self.changed.wait_timeout_while(begun, IN_VAIN, |begun| *begun < step).unwrap().1.timed_out()
+        !self.changed.wait_timeout_while(begun, TIMEOUT, |begun| *begun < step).unwrap().1.timed_out()
     }
 }
 
-/// Fine-tuning that tells when a step begins.
-struct Watched {
+/// Plain fine-tuning that records when a step begins.
+struct WatchedSft {
     sft: Sft,
     progress: Arc<Progress>,
 }
 
-impl Objective for Watched {
+impl Objective for WatchedSft {
     fn coefficients_ahead(&self) -> bool {
         self.sft.coefficients_ahead()
     }
 
-    fn begin(&mut self, counts: &WindowCounts) {
+    fn begin(&mut self, counts: &StepCounts) {
         self.progress.begin();
         self.sft.begin(counts);
     }
@@ -79,8 +79,8 @@ impl Objective for Watched {
     }
 }
 
-/// A carrier that holds one operation of the first step back until the loop has begun the second.
-struct HeldBack<C> {
+/// A carrier that delays one collective of the first step until the loop has begun the second step.
+struct DelayingCarrier<C> {
     inner: C,
     tag: u64,
     progress: Arc<Progress>,
@@ -88,7 +88,7 @@ struct HeldBack<C> {
     seen: Arc<Mutex<Option<bool>>>,
 }
 
-impl<C: Carrier> Carrier for HeldBack<C> {
+impl<C: Carrier> Carrier for DelayingCarrier<C> {
     fn rank(&self) -> Rank {
         self.inner.rank()
     }
@@ -129,7 +129,7 @@ impl<C: Carrier> Carrier for HeldBack<C> {
     }
 }
 
-/// The last operation that publishes parameters: the head's, which forward needs last.
+/// The last operation that publishes parameters: those of the head, which forward needs last.
 fn last_publish(plan: &RunPlan) -> u64 {
     let train = &plan.phases[plan.phase(PhaseKind::Train, ModelId::FIRST).unwrap()];
     let publishes =
@@ -156,11 +156,11 @@ fn overlaps(folder: &Path, strategy: &str) -> bool {
                 let (config, text) = (&config, &text);
                 scope.spawn(move || {
                     let progress = Arc::new(Progress::default());
-                    let mut objective = Watched { sft: Sft::default(), progress: progress.clone() };
+                    let mut objective = WatchedSft { sft: Sft::default(), progress: progress.clone() };
                     let prepared = prepare_for(config, lane.rank(), Device::Cpu, &objective).unwrap();
                     let (tag, seen) = (last_publish(&prepared.plan), Arc::default());
-                    let held = HeldBack { inner: lane, tag, progress, seen: Arc::clone(&seen) };
-                    let comms = Comms { lane: Comm::new(Box::new(held)), host: Comm::new(Box::new(host)) };
+                    let delayed = DelayingCarrier { inner: lane, tag, progress, seen: Arc::clone(&seen) };
+                    let comms = Comms { lane: Comm::new(Box::new(delayed)), host: Comm::new(Box::new(host)) };
                     let connect = Box::new(move |_: &_| Ok(Connection { comms, nccl: None }));
                     train_with(config, text, prepared, Some(connect), &mut objective, &mut NoProgress)
                         .unwrap();

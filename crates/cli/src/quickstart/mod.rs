@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use lockstep_core::{Fault, FaultClass};
 use lockstep_device::Machine;
-use lockstep_train::generate::{Generator, GeneratorSpec, Sampling};
+use lockstep_train::generate::{Generator, GeneratorSpec, SamplingParams};
 
 use crate::args::Quickstart;
 use crate::report::{self, Failure};
@@ -100,7 +100,8 @@ fn score(dir: &Path, problems: &[corpus::Problem]) -> Result<String, Failure> {
         .map(|p| generator.tokenizer().encode(&p.prompt))
         .collect::<Result<Vec<_>, _>>()
         .map_err(failed)?;
-    let completions = generator.generate(&prompts, 64, Sampling::default(), &mut |_| true).map_err(boxed)?;
+    let completions =
+        generator.generate(&prompts, 64, SamplingParams::default(), &mut |_| true).map_err(boxed)?;
     let mut right = 0;
     report::say("\nThe model on problems it has never seen:");
     for (i, (problem, completion)) in problems.iter().zip(&completions).enumerate() {

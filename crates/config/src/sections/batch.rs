@@ -1,19 +1,20 @@
-//! How much is trained on, in what portions, in what order.
+//! Batch sizes, the length of the run, and the seeds.
 
 use crate::reader::Reader;
 
+/// Batch sizes, the length of the run, and the seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchConfig {
     /// Rows per rank and micro-batch.
     pub per_device_train_batch_size: u32,
     /// Micro-batches per optimizer step.
     pub gradient_accumulation_steps: u32,
-    /// Optimizer steps, 0 to write the model as it is; `None`: `num_train_epochs` decides.
+    /// Optimizer steps; 0 only writes the model folder. `None`: `num_train_epochs` determines the steps.
     pub max_steps: Option<u64>,
     pub num_train_epochs: f64,
     pub dataloader_drop_last: bool,
     pub seed: u64,
-    /// Resolved: `seed`, unless another was given.
+    /// The value of `seed` unless set.
     pub data_seed: u64,
 }
 
@@ -42,7 +43,7 @@ fn read_max_steps(r: &mut Reader<'_>) -> Option<u64> {
         Some(-1) => None,
         Some(n) if n >= 0 => u64::try_from(n).ok(),
         Some(_) => {
-            r.out_of_range("max_steps", "at least 0, or -1 to let `num_train_epochs` decide", &node);
+            r.out_of_range("max_steps", "at least 0, or -1 to use `num_train_epochs`", &node);
             None
         }
         None => {

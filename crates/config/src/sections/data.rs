@@ -1,4 +1,4 @@
-//! What is trained on and how rows become tokens.
+//! The training and evaluation data, and how rows become tokens.
 
 use std::path::PathBuf;
 
@@ -6,49 +6,50 @@ use crate::reader::{Later, Reader};
 use crate::sections::ModelSource;
 use crate::yaml::Value;
 
+/// The training and evaluation data, and how rows become tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataConfig {
-    /// May be empty: a plan needs no data. `RunConfig::check_trainable` asks for it.
+    /// May be empty: planning needs no data. `RunConfig::check_trainable` requires it for training.
     pub train_files: Vec<PathBuf>,
-    /// Evaluated on; may be empty.
+    /// May be empty.
     pub eval_files: Vec<PathBuf>,
-    /// A data set by name, instead of files.
+    /// A dataset by name, instead of files.
     pub dataset: Option<NamedDataset>,
-    /// The share of the training rows that is held back for evaluation.
+    /// The fraction of the training rows that is held out for evaluation.
     pub eval_fraction: Option<f64>,
-    /// Known columns with what the files call them.
+    /// Pairs of a known column and the files' name for it.
     pub columns: Vec<(String, String)>,
-    pub tokenizer: Tokenizer,
-    pub chat_template: ChatTemplate,
-    /// Of conversations, only what the assistant says is learned.
+    pub tokenizer: TokenizerChoice,
+    pub chat_template: ChatTemplateChoice,
+    /// In conversations, only the assistant's tokens count in the loss.
     pub assistant_only_loss: bool,
-    /// Tokens per row at most.
+    /// The most tokens of a row.
     pub max_length: u32,
     pub packing: Packing,
-    /// `None`: yes exactly for rows with a prompt and a completion.
+    /// `None`: true for rows with a prompt and a completion, otherwise false.
     pub completion_only_loss: Option<bool>,
     pub truncation: Truncation,
     pub on_long_row: OnLongRow,
     pub on_bad_row: OnBadRow,
-    /// Where prepared data is kept; `None`: in the output folder.
+    /// The folder of prepared data; `None`: the default folder.
     pub data_cache_dir: Option<PathBuf>,
     pub shuffle: bool,
-    /// Threads that fill batches ahead; 0: the loop does.
+    /// Threads that fill batches ahead of the step. 0: the training loop fills them itself.
     pub dataloader_num_workers: u32,
-    /// Steps that each of them is ahead.
+    /// The steps that each worker stays ahead.
     pub dataloader_prefetch_factor: u32,
-    /// Where Hugging Face libraries keep data sets on this machine. Not a key: the program fills it in.
+    /// The dataset caches of Hugging Face libraries on this machine. Not a key: the program sets it.
     pub hub: HubFolders,
 }
 
-/// A data set by name.
+/// A dataset by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedDataset {
     pub name: String,
     pub config: Option<String>,
     pub train_split: String,
     pub test_split: String,
-    /// The split to evaluate on was named, not left at its default.
+    /// Whether `dataset_test_split` was set explicitly.
     pub test_split_given: bool,
 }
 
@@ -73,27 +74,27 @@ pub enum OnLongRow {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Tokenizer {
-    /// The model folder's own, and bytes without a folder. Rows of token ids need none.
+pub enum TokenizerChoice {
+    /// The model folder's tokenizer, or the byte tokenizer if there is no folder. Rows of token ids need none.
     Auto,
-    /// All rows are token ids.
+    /// No tokenizer: all rows are token ids.
     None,
-    /// Bytes are tokens.
+    /// The built-in byte tokenizer.
     Byte,
-    /// A tokenizer file, or a folder with one.
+    /// A tokenizer file, or a folder that contains one.
     File(PathBuf),
 }
 
-/// How conversations become text.
+/// The chat template that renders conversations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ChatTemplate {
-    /// As the tokenizer's files say.
+pub enum ChatTemplateChoice {
+    /// The template in the tokenizer's files.
     Auto,
-    /// The one that needs no file.
+    /// The built-in template.
     Builtin,
-    /// The template's own text.
+    /// The text of a template.
     Inline(String),
-    /// A file, or a folder with a tokenizer.
+    /// A template file, or a folder with tokenizer files.
     Path(PathBuf),
 }
 
@@ -102,9 +103,9 @@ pub enum Packing {
     None,
     /// Best-fit decreasing.
     Bfd,
-    /// The same, with rows that are too long split instead of cut.
+    /// Best-fit decreasing, after splitting documents longer than `max_length`.
     BfdSplit,
-    /// All rows end to end, cut into rows of `max_length`.
+    /// All documents concatenated and cut into rows of `max_length`.
     Wrapped,
 }
 
@@ -156,9 +157,9 @@ fn read_dataset(r: &mut Reader<'_>) -> Option<NamedDataset> {
     r.prefer_flags(&["train_files", "dataset_name"]);
     let (files, named) = (r.given("train_files"), r.given("dataset_name"));
     if let (Some(files), Some(named)) = (&files, &named) {
-        r.conflict(files, named, "one of them says what is trained on.");
+        r.conflict(files, named, "both set the training data; keep one.");
     }
-    let name = r.text("dataset_name", "the name of a data set, or a path");
+    let name = r.text("dataset_name", "the name of a dataset, or a path");
     let config = r.text("dataset_config", "a name");
     let train_split = r.text("dataset_train_split", "the name of a split");
     let test_split_given = r.given("dataset_test_split").is_some();
@@ -172,7 +173,7 @@ fn read_dataset(r: &mut Reader<'_>) -> Option<NamedDataset> {
     })
 }
 
-/// `columns: {text: body}`, and `text_column: body` for the most frequent case.
+/// Reads `columns: {text: body}`, and `text_column: body` for the most common case.
 fn read_columns(r: &mut Reader<'_>) -> Vec<(String, String)> {
     let mut columns = Vec::new();
     if let Some(text) = r.text("text_column", "the name of a column").filter(|name| name != "text") {
@@ -192,36 +193,36 @@ fn read_columns(r: &mut Reader<'_>) -> Vec<(String, String)> {
     columns
 }
 
-fn read_tokenizer(r: &mut Reader<'_>, model: &ModelSource) -> Tokenizer {
+fn read_tokenizer(r: &mut Reader<'_>, model: &ModelSource) -> TokenizerChoice {
     match (r.text("tokenizer", "`byte`, `none` or a path"), model) {
-        (Some(text), _) if text.eq_ignore_ascii_case("byte") => Tokenizer::Byte,
-        (Some(text), _) if text.eq_ignore_ascii_case("none") => Tokenizer::None,
-        (Some(path), _) => Tokenizer::File(path.into()),
+        (Some(text), _) if text.eq_ignore_ascii_case("byte") => TokenizerChoice::Byte,
+        (Some(text), _) if text.eq_ignore_ascii_case("none") => TokenizerChoice::None,
+        (Some(path), _) => TokenizerChoice::File(path.into()),
         (None, ModelSource::Folder(_)) => {
             r.derived("tokenizer", "model_name_or_path");
-            Tokenizer::Auto
+            TokenizerChoice::Auto
         }
-        (None, _) => Tokenizer::Auto,
+        (None, _) => TokenizerChoice::Auto,
     }
 }
 
-fn read_chat_template(r: &mut Reader<'_>) -> ChatTemplate {
+fn read_chat_template(r: &mut Reader<'_>) -> ChatTemplateChoice {
     let rivals = ["chat_template", "chat_template_path"];
     r.prefer_flags(&rivals);
     if let (Some(text), Some(path)) = (r.given(rivals[0]), r.given(rivals[1])) {
-        r.conflict(&text, &path, "both say how conversations are written; keep one.");
+        r.conflict(&text, &path, "both set the chat template; keep one.");
     }
     let text = r.text("chat_template", "`builtin` or a template");
     match (text, r.text("chat_template_path", "a path")) {
-        (Some(text), _) if text.eq_ignore_ascii_case("builtin") => ChatTemplate::Builtin,
-        (Some(text), _) => ChatTemplate::Inline(text),
-        (None, Some(path)) => ChatTemplate::Path(path.into()),
-        (None, None) => ChatTemplate::Auto,
+        (Some(text), _) if text.eq_ignore_ascii_case("builtin") => ChatTemplateChoice::Builtin,
+        (Some(text), _) => ChatTemplateChoice::Inline(text),
+        (None, Some(path)) => ChatTemplateChoice::Path(path.into()),
+        (None, None) => ChatTemplateChoice::Auto,
     }
 }
 
 fn read_packing(r: &mut Reader<'_>) -> Packing {
-    // TRL's `packing_strategy` has no effect by itself: it says how `packing: true` packs.
+    // As in TRL, `packing_strategy` only has an effect with `packing: true`.
     let strategy = r.word("packing_strategy", &PACKINGS[1..], Later::NONE).unwrap_or(Packing::Bfd);
     let Some(node) = r.node("packing") else { return Packing::None };
     match node.bool() {

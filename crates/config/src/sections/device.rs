@@ -1,22 +1,23 @@
-//! What computes: the CPU or a GPU.
+//! The device to compute on: the CPU or a GPU.
 
 use crate::reader::{Later, Reader};
 
+/// The device to compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
     pub kind: DeviceKind,
-    /// More ranks than GPUs on a host take turns on them, instead of being refused.
+    /// Allow more ranks than GPUs on a host; the ranks then share the GPUs.
     pub share_gpus: bool,
-    /// Products in fp32 may round their operands to tf32 on a GPU.
+    /// Allow TF32 in fp32 matrix multiplications on a GPU.
     pub tf32: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
-    /// A GPU where one works, else the CPU.
+    /// A GPU if one works, otherwise the CPU.
     Auto,
     Cpu,
-    /// A GPU or nothing.
+    /// A GPU; it is an error if none works.
     Cuda,
 }
 
@@ -30,7 +31,7 @@ impl DeviceConfig {
     }
 }
 
-/// `device`, or Hugging Face's `use_cpu`, which asks for the CPU or for nothing.
+/// Reads `device` and Hugging Face's `use_cpu`. `use_cpu: false` has no effect.
 fn read_kind(r: &mut Reader<'_>) -> DeviceKind {
     r.prefer_flags(&["device", "use_cpu"]);
     let words = [
@@ -39,13 +40,13 @@ fn read_kind(r: &mut Reader<'_>) -> DeviceKind {
         ("cuda", DeviceKind::Cuda),
         ("gpu", DeviceKind::Cuda),
     ];
-    let later = Later(&["mps", "xpu", "npu", "hpu", "tpu"], "write `device: cpu` or `cuda`.");
+    let later = Later(&["mps", "xpu", "npu", "hpu", "tpu"], "use `device: cpu` or `cuda`.");
     let given = r.given("device");
     let kind = r.word("device", &words, later).unwrap_or(DeviceKind::Auto);
     match r.given("use_cpu").zip(r.bool("use_cpu")) {
         Some((switch, true)) => match (&given, kind) {
             (Some(device), DeviceKind::Cuda) => {
-                r.conflict(device, &switch, "keep `device` and remove the other.");
+                r.conflict(device, &switch, "keep `device` and remove `use_cpu`.");
                 kind
             }
             _ => {

@@ -1,27 +1,30 @@
-//! Evaluation during training, and which checkpoint is the best.
+//! Evaluation during training, and how the best checkpoint is chosen.
 
 use crate::error::Problem;
 use crate::reader::{Later, Reader};
 use crate::sections::Precision;
 
+/// Evaluation during training, and how the best checkpoint is chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvalConfig {
-    pub when: EvalWhen,
-    /// Also before the first step.
+    pub when: EvalStrategy,
+    /// Also evaluate before the first step.
     pub on_start: bool,
-    /// Rows per rank; `None`: as many as are trained on at once.
+    /// Rows per rank; `None`: the training batch size.
     pub per_device_batch_size: Option<u32>,
     pub metric: EvalMetric,
     pub greater_is_better: bool,
-    /// The best checkpoint is kept, and the model folder is made from it.
+    /// Keep the best checkpoint and export the model folder from it.
     pub load_best_model_at_end: bool,
 }
 
+/// When to evaluate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EvalWhen {
+pub enum EvalStrategy {
     No,
+    /// Every this many steps.
     Steps(u64),
-    /// After every pass over the data.
+    /// At the end of every epoch.
     Epoch,
 }
 
@@ -31,7 +34,8 @@ pub enum EvalMetric {
     Perplexity,
 }
 
-/// Steps between evaluations where nobody says: Hugging Face's `logging_steps`.
+/// Steps between evaluations if neither `eval_steps` nor `logging_steps` is set: Hugging Face's default of
+/// `logging_steps`.
 const DEFAULT_STEPS: u64 = 500;
 
 impl EvalConfig {
@@ -52,25 +56,25 @@ impl EvalConfig {
             greater_is_better: r.bool("greater_is_better").unwrap_or(false),
             load_best_model_at_end: r.bool("load_best_model_at_end").unwrap_or(false),
         };
-        if let (EvalWhen::No, true, Some(given)) =
+        if let (EvalStrategy::No, true, Some(given)) =
             (when, config.load_best_model_at_end, r.given("load_best_model_at_end"))
         {
             r.out_of_range(
                 "load_best_model_at_end",
-                "false without evaluation (`eval_strategy: steps` or `epoch`)",
+                "false unless evaluation is enabled (`eval_strategy: steps` or `epoch`)",
                 &given.node,
             );
         }
         config
     }
 
-    /// Whether a plan needs room for it.
+    /// Whether the run evaluates at all, so that the plan must include it.
     pub fn evaluates(&self) -> bool {
-        self.when != EvalWhen::No || self.on_start
+        self.when != EvalStrategy::No || self.on_start
     }
 }
 
-fn read_when(r: &mut Reader<'_>) -> EvalWhen {
+fn read_when(r: &mut Reader<'_>) -> EvalStrategy {
     #[derive(Clone, Copy)]
     enum Word {
         No,
@@ -82,7 +86,7 @@ fn read_when(r: &mut Reader<'_>) -> EvalWhen {
     let steps_given = r.given("eval_steps");
     let steps: Option<u64> = r.count("eval_steps", 1);
     let word = match given {
-        // `none` and `false` are what other trainers' files have.
+        // `none` and `false` occur in the files of other trainers.
         Some(given) if given.node.bool() == Some(false) => Word::No,
         Some(_) => r.word("eval_strategy", &words, Later::NONE).unwrap_or(Word::No),
         None if steps_given.is_some() => {
@@ -92,16 +96,16 @@ fn read_when(r: &mut Reader<'_>) -> EvalWhen {
         None => Word::No,
     };
     match word {
-        Word::No => EvalWhen::No,
-        Word::Epoch => EvalWhen::Epoch,
-        Word::Steps => EvalWhen::Steps(steps.unwrap_or_else(|| {
+        Word::No => EvalStrategy::No,
+        Word::Epoch => EvalStrategy::Epoch,
+        Word::Steps => EvalStrategy::Steps(steps.unwrap_or_else(|| {
             let logging = r.given("logging_steps").is_some();
             r.count("logging_steps", 1).filter(|_| logging).unwrap_or(DEFAULT_STEPS)
         })),
     }
 }
 
-/// Evaluation reads the weights as they are stored; in another type it would need a second copy of them.
+/// Evaluation uses the weights as they are stored; another data type would need a second copy of them.
 fn check_precision(r: &mut Reader<'_>, precision: &Precision) {
     for (key, stored) in [
         ("bf16_full_eval", *precision == Precision::Bf16),
@@ -110,13 +114,13 @@ fn check_precision(r: &mut Reader<'_>, precision: &Precision) {
         let given = r.given(key);
         let (Some(given), Some(true)) = (given, r.bool(key)) else { continue };
         if stored {
-            r.note(format!("`{key}` has no effect here: evaluation computes in what training does"));
+            r.note(format!("`{key}` has no effect: evaluation already uses the precision of training"));
         } else {
             let word = &key[..4];
             let instead = if word == "bf16" {
-                "evaluation reads the weights as they are stored; write `mixed_precision: bf16` to store them so."
+                "evaluation uses the precision of training; set `mixed_precision: bf16` to use bf16 for both."
             } else {
-                "evaluation reads the weights as they are stored; write `mixed_precision: fp16` to store them so."
+                "evaluation uses the precision of training; set `mixed_precision: fp16` to use fp16 for both."
             };
             let value = "true".to_owned();
             r.fail(Problem::ValueNotImplemented { key, value, instead }, given.node.at);

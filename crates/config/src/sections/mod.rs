@@ -1,4 +1,4 @@
-//! The sections of a `RunConfig`: one file each, with its types and how they are read from the keys.
+//! The sections of a `RunConfig`. Each file has the types of one section and reads them from the keys.
 
 mod batch;
 mod data;
@@ -13,15 +13,16 @@ mod schedule;
 
 pub use batch::BatchConfig;
 pub use data::{
-    ChatTemplate, DataConfig, HubFolders, NamedDataset, OnBadRow, OnLongRow, Packing, Tokenizer, Truncation,
+    ChatTemplateChoice, DataConfig, HubFolders, NamedDataset, OnBadRow, OnLongRow, Packing, TokenizerChoice,
+    Truncation,
 };
 pub use device::{DeviceConfig, DeviceKind};
-pub use eval::{EvalConfig, EvalMetric, EvalWhen};
-pub use model::{Init, ModelConfig, ModelSource, NAMED_MODELS};
+pub use eval::{EvalConfig, EvalMetric, EvalStrategy};
+pub use model::{InitialWeights, ModelConfig, ModelSource, NAMED_MODELS};
 pub use optim::{LrScaling, OptimConfig, OptimizerName, Warmup};
-pub use output::{OutputConfig, Resume, SaveWhen};
+pub use output::{OutputConfig, Resume, SaveStrategy};
 pub use plan::{
-    AccumulationOrder, Adapter, Algorithm, Carrier, Offload, PlanConfig, Recompute, StrategyName,
+    AccumulationOrder, Adapter, Algorithm, CarrierName, Offload, PlanConfig, Recompute, StrategyName,
 };
 pub use precision::{LossScaling, Precision};
-pub use schedule::{Growth, MinRate, Schedule, WarmupRates};
+pub use schedule::{LrSchedulerType, MinLr, WarmupLrParams, WarmupType};

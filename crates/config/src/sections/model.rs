@@ -1,38 +1,39 @@
-//! Which model, and what its weights are at the start.
+//! The model, and its initial weights.
 
 use std::path::PathBuf;
 
 use crate::reader::{Later, Reader};
 use crate::yaml::Value;
 
-/// The sizes that have a name.
+/// The model sizes that have a name.
 pub const NAMED_MODELS: &[&str] = &["tiny", "15m", "90m", "300m", "1b", "7b"];
 
+/// The model, and its initial weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     pub source: ModelSource,
-    /// Tokens that the model knows, where `source` does not say.
+    /// The vocabulary size, if `source` does not define it.
     pub vocab_size: Option<u32>,
-    pub init: Init,
-    /// Shares that training sets to zero, where not what `config.json` says.
+    pub init: InitialWeights,
+    /// Dropout probabilities that override those of `config.json`.
     pub attention_dropout: Option<f64>,
     pub resid_dropout: Option<f64>,
 }
 
-/// Where the model's shape comes from.
+/// Where the model's architecture and size come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
     /// A Hugging Face folder on this machine.
     Folder(PathBuf),
     /// One of [`NAMED_MODELS`].
     Named(String),
-    /// A map with the names of `config.json`.
+    /// A map with the keys of `config.json`.
     Explicit(serde_json::Value),
 }
 
-/// What the weights are at the start.
+/// The weights that training starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Init {
+pub enum InitialWeights {
     Pretrained,
     Random,
 }
@@ -44,7 +45,7 @@ impl ModelConfig {
         let model = r.given("model");
         let source = match (folder, model) {
             (Some(folder), Some(model)) => {
-                r.conflict(&folder, &model, "both say which model to train; keep one.");
+                r.conflict(&folder, &model, "both set the model; keep one.");
                 None
             }
             (Some(folder), None) => r
@@ -54,7 +55,7 @@ impl ModelConfig {
             (None, None) => {
                 r.missing(
                     "model",
-                    "write `model: 15m` (or another size), or `model_name_or_path:` with the folder of a model",
+                    "set `model: 15m` (or another size), or set `model_name_or_path` to a model folder",
                 );
                 None
             }
@@ -62,8 +63,9 @@ impl ModelConfig {
         let source = source.unwrap_or(ModelSource::Named(String::new()));
         let vocab_size = read_vocab_size(r, &source);
         let init = read_init(r, &source);
-        let mut share = |key| r.float(key, "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
-        let (attention_dropout, resid_dropout) = (share("attention_dropout"), share("resid_dropout"));
+        let mut probability = |key| r.float(key, "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
+        let (attention_dropout, resid_dropout) =
+            (probability("attention_dropout"), probability("resid_dropout"));
         ModelConfig { source, vocab_size, init, attention_dropout, resid_dropout }
     }
 }
@@ -72,7 +74,7 @@ fn named_or_explicit(r: &mut Reader<'_>, node: &crate::yaml::Node) -> Option<Mod
     match &node.value {
         Value::Map(entries) if !entries.is_empty() => Some(ModelSource::Explicit(node.json())),
         Value::Scalar { text, .. } if text.contains(['/', '\\']) || text.starts_with('.') => {
-            r.out_of_range("model", "the name of a size (a folder goes into `model_name_or_path`)", node);
+            r.out_of_range("model", "the name of a size (use `model_name_or_path` for a folder)", node);
             None
         }
         Value::Scalar { .. } => {
@@ -95,30 +97,30 @@ fn read_vocab_size(r: &mut Reader<'_>, source: &ModelSource) -> Option<u32> {
         ModelSource::Named(_) => false,
     };
     if elsewhere {
-        r.out_of_range("vocab_size", "left out: the model says it", &given.node);
+        r.out_of_range("vocab_size", "left out: the model defines it", &given.node);
     }
     r.count_of(&given.spelled, 1, &given.node)
 }
 
-fn read_init(r: &mut Reader<'_>, source: &ModelSource) -> Init {
+fn read_init(r: &mut Reader<'_>, source: &ModelSource) -> InitialWeights {
     let given = r.given("init");
-    let choices = [("pretrained", Init::Pretrained), ("random", Init::Random)];
+    let choices = [("pretrained", InitialWeights::Pretrained), ("random", InitialWeights::Random)];
     let init = r.word("init", &choices, Later::NONE);
     let is_folder = matches!(source, ModelSource::Folder(_));
     match (init, given) {
-        (Some(Init::Pretrained), Some(given)) if !is_folder => {
+        (Some(InitialWeights::Pretrained), Some(given)) if !is_folder => {
             r.out_of_range(
                 "init",
-                "`random` without `model_name_or_path`, which has the weights",
+                "`random` without `model_name_or_path`: there are no weights to load",
                 &given.node,
             );
-            Init::Random
+            InitialWeights::Random
         }
         (Some(init), _) => init,
-        (None, _) if is_folder => Init::Pretrained,
+        (None, _) if is_folder => InitialWeights::Pretrained,
         (None, _) => {
             r.derived("init", "model");
-            Init::Random
+            InitialWeights::Random
         }
     }
 }

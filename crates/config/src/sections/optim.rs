@@ -1,15 +1,17 @@
-//! The optimizer and its schedule.
+//! The optimizer and the learning-rate schedule.
 
 use crate::reader::{Later, Reader};
-use crate::sections::schedule::Schedule;
+use crate::sections::schedule::{LrSchedulerType, ScheduleSettings};
 
+/// The optimizer, its hyperparameters and the learning-rate schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimConfig {
     pub optimizer: OptimizerName,
-    /// Of SGD.
+    /// SGD only.
     pub momentum: f64,
+    /// SGD only.
     pub nesterov: bool,
-    /// Patterns of tensors that are not trained.
+    /// Name patterns of tensors that are not trained.
     pub freeze: Vec<String>,
     pub learning_rate: f64,
     pub lr_scaling: LrScaling,
@@ -17,11 +19,11 @@ pub struct OptimConfig {
     pub adam_beta2: f64,
     pub adam_epsilon: f64,
     pub weight_decay: f64,
-    /// Whether norm weights and biases decay too.
+    /// Whether weight decay also applies to norm weights and biases.
     pub decay_norms_and_biases: bool,
     /// `None`: gradients are not clipped.
     pub max_grad_norm: Option<f64>,
-    pub lr_scheduler_type: Schedule,
+    pub lr_scheduler_type: LrSchedulerType,
     pub warmup: Warmup,
 }
 
@@ -32,7 +34,7 @@ pub enum OptimizerName {
     Lion,
 }
 
-/// What the number of ranks does to the learning rate.
+/// How the learning rate is scaled with the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LrScaling {
     None,
@@ -41,7 +43,7 @@ pub enum LrScaling {
 }
 
 impl LrScaling {
-    /// What the learning rate is multiplied by in a world of so many ranks.
+    /// The factor of the learning rate for `world` ranks.
     pub fn factor(self, world: u32) -> f64 {
         match self {
             LrScaling::None => 1.0,
@@ -54,11 +56,11 @@ impl LrScaling {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Warmup {
     Steps(u64),
-    /// A share of all steps, in (0, 1).
+    /// A fraction of all steps, in (0, 1).
     Ratio(f64),
 }
 
-/// DeepSpeed's, where nothing says otherwise.
+/// DeepSpeed's default.
 const DEEPSPEED_WARMUP: Warmup = Warmup::Steps(1000);
 
 const OTHER_OPTIMIZERS: Later = Later(
@@ -86,12 +88,12 @@ const OTHER_OPTIMIZERS: Later = Later(
         "apollo_adamw",
         "onebitadam",
     ],
-    "write `optim: adamw`, `sgd` or `lion`.",
+    "use `optim: adamw`, `sgd` or `lion`.",
 );
 
 impl OptimConfig {
     pub(crate) fn read(r: &mut Reader<'_>) -> Self {
-        // All of them are the same arithmetic in full precision; only the implementation differs.
+        // Implementations of the same full-precision arithmetic.
         let adamw =
             ["adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "fused_adam"];
         let others =
@@ -99,8 +101,8 @@ impl OptimConfig {
         let names: Vec<(&str, OptimizerName)> =
             adamw.map(|name| (name, OptimizerName::AdamW)).into_iter().chain(others).collect();
         let optimizer = r.word("optim", &names, OTHER_OPTIMIZERS).unwrap_or(OptimizerName::AdamW);
-        let share = "at least 0 and below 1";
-        let is_share = |x: f64| (0.0..1.0).contains(&x);
+        let below_one = "at least 0 and below 1";
+        let is_below_one = |x: f64| (0.0..1.0).contains(&x);
         let scalings = [("none", LrScaling::None), ("linear", LrScaling::Linear), ("sqrt", LrScaling::Sqrt)];
         let scaling_off = ["no", "off", "false"].map(|word| (word, LrScaling::None));
         let (lr_scheduler_type, warmup) = read_schedule(r);
@@ -121,8 +123,8 @@ impl OptimConfig {
                     r.word_of("lr_scaling", shown, Later::NONE, &node)
                 })
                 .unwrap_or(LrScaling::None),
-            adam_beta1: r.float("adam_beta1", share, is_share).unwrap_or(0.0),
-            adam_beta2: r.float("adam_beta2", share, is_share).unwrap_or(0.0),
+            adam_beta1: r.float("adam_beta1", below_one, is_below_one).unwrap_or(0.0),
+            adam_beta2: r.float("adam_beta2", below_one, is_below_one).unwrap_or(0.0),
             adam_epsilon: r.float("adam_epsilon", "above 0", |x| x > 0.0).unwrap_or(1.0),
             weight_decay: r.float("weight_decay", "a finite number, at least 0", |x| x >= 0.0).unwrap_or(0.0),
             decay_norms_and_biases: r.bool("decay_norms_and_biases").unwrap_or(false),
@@ -135,47 +137,47 @@ impl OptimConfig {
     }
 }
 
-/// Only SGD has them.
+/// Reads `momentum` and `nesterov`, which only SGD uses.
 fn read_momentum(r: &mut Reader<'_>, optimizer: OptimizerName) -> (f64, bool) {
     let given = [r.given("momentum"), r.given("nesterov")];
     let momentum = r.float("momentum", "at least 0 and below 1", |x| (0.0..1.0).contains(&x)).unwrap_or(0.0);
     let nesterov = r.bool("nesterov").unwrap_or(false);
     if optimizer != OptimizerName::Sgd {
         for given in given.iter().flatten() {
-            r.note(format!("`{}` has no effect here: it belongs to `optim: sgd`", given.spelled));
+            r.note(format!("`{}` has no effect: only `optim: sgd` uses it", given.spelled));
         }
         return (0.0, false);
     }
     if let (true, Some(given)) = (nesterov && momentum == 0.0, &given[1]) {
-        r.out_of_range("nesterov", "used with a `momentum` above 0", &given.node);
+        r.out_of_range("nesterov", "false unless `momentum` is above 0", &given.node);
     }
     (momentum, nesterov)
 }
 
-fn read_schedule(r: &mut Reader<'_>) -> (Schedule, Warmup) {
-    let read = Schedule::read(r);
+fn read_schedule(r: &mut Reader<'_>) -> (LrSchedulerType, Warmup) {
+    let ScheduleSettings { scheduler, warmup_num_steps } = LrSchedulerType::read(r);
     let given = r.given("warmup_steps").or(r.given("warmup_ratio"));
-    let warmup = match (read_warmup(r), read.warmup) {
-        (warmup, Some(own)) => {
-            // The schedule's own count is the more exact one; two that differ are a contradiction.
-            if let (Some(given), true) = (&given, warmup != Warmup::Steps(own)) {
-                let rule = "what the schedule's `warmup_num_steps` says";
+    let warmup = match (read_warmup(r), warmup_num_steps) {
+        (warmup, Some(steps)) => {
+            // The scheduler's own count takes precedence; a different `warmup_steps` contradicts it.
+            if let (Some(given), true) = (&given, warmup != Warmup::Steps(steps)) {
+                let rule = "equal to the scheduler's `warmup_num_steps`";
                 r.out_of_range(&given.spelled, rule, &given.node);
             }
-            Warmup::Steps(own)
+            Warmup::Steps(steps)
         }
-        (_, None) if read.schedule.is_deepspeed() && given.is_none() => DEEPSPEED_WARMUP,
+        (_, None) if scheduler.is_deepspeed() && given.is_none() => DEEPSPEED_WARMUP,
         (warmup, None) => warmup,
     };
-    if let (Schedule::Constant, Some(given)) = (read.schedule, given)
+    if let (LrSchedulerType::Constant, Some(given)) = (scheduler, given)
         && warmup != Warmup::Steps(0)
     {
         r.note(format!(
-            "`{}` has no effect here: `constant` has no warm-up, `constant_with_warmup` has",
+            "`{}` has no effect: `constant` has no warmup; use `constant_with_warmup`",
             given.spelled
         ));
     }
-    (read.schedule, warmup)
+    (scheduler, warmup)
 }
 
 fn read_warmup(r: &mut Reader<'_>) -> Warmup {
@@ -185,11 +187,11 @@ fn read_warmup(r: &mut Reader<'_>) -> Warmup {
     let ratio = r.float("warmup_ratio", "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
     let (Some(ratio), Some(by_ratio)) = (ratio.filter(|x| *x > 0.0), ratio_given) else { return steps };
     match (steps_given, steps) {
-        // As with Hugging Face, zero steps leave the ratio alone.
+        // As in Hugging Face's Trainer, `warmup_steps: 0` does not override the ratio.
         (None, _) | (_, Warmup::Steps(0)) => {}
         (_, Warmup::Ratio(same)) if same == ratio => {}
         (Some(by_steps), _) => {
-            r.conflict(&by_steps, &by_ratio, "both say how long to warm up; keep one.");
+            r.conflict(&by_steps, &by_ratio, "both set the length of the warmup; keep one.");
         }
     }
     r.derived("warmup_steps", "warmup_ratio");
@@ -200,9 +202,13 @@ fn read_warmup_steps(r: &mut Reader<'_>) -> Warmup {
     let Some(node) = r.node("warmup_steps") else { return Warmup::Steps(0) };
     match (node.integer().map(u64::try_from), node.float()) {
         (Some(Ok(steps)), _) => return Warmup::Steps(steps),
-        (None, Some(share)) if share > 0.0 && share < 1.0 => return Warmup::Ratio(share),
+        (None, Some(ratio)) if ratio > 0.0 && ratio < 1.0 => return Warmup::Ratio(ratio),
         (_, Some(_)) => {
-            r.out_of_range("warmup_steps", "a whole number of steps, or a share of them below 1", &node);
+            r.out_of_range(
+                "warmup_steps",
+                "a whole number of steps, or a fraction of all steps below 1",
+                &node,
+            );
         }
         (_, None) => r.wrong_type("warmup_steps", "a number", &node),
     }

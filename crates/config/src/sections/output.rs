@@ -1,42 +1,44 @@
-//! Where a run is written, how often, and where it starts from.
+//! The output folder, checkpoints, logging, and resuming.
 
 use std::path::PathBuf;
 
 use crate::reader::{Later, Reader};
 use crate::yaml::{Node, Value};
 
+/// The output folder, checkpoints, logging, and resuming.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputConfig {
-    /// Resolved: `outputs/<experiment_name>` where only that was given.
+    /// `outputs/<experiment_name>` if only `experiment_name` is set.
     pub output_dir: PathBuf,
     pub experiment_name: Option<String>,
     pub overwrite_output_dir: bool,
     pub logging_steps: u64,
-    pub save: SaveWhen,
+    pub save: SaveStrategy,
     /// `None`: keep all.
     pub save_total_limit: Option<u32>,
     pub resume_from_checkpoint: Resume,
-    /// Where TensorBoard's event files go, if they are wanted.
+    /// The folder of TensorBoard's event files. `None`: write none.
     pub tensorboard: Option<PathBuf>,
 }
 
-/// When checkpoints are made. By steps and by epochs, one is made after the last step too.
+/// When to save checkpoints. With `Steps` and `Epoch`, one is also saved after the last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SaveWhen {
+pub enum SaveStrategy {
     No,
     Steps(u64),
-    /// After every pass over the data.
+    /// At the end of every epoch.
     Epoch,
-    /// After an evaluation that was better than all before.
+    /// After an evaluation that is better than all earlier ones.
     Best,
 }
 
+/// Which checkpoint to resume from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resume {
     No,
-    /// From the newest complete checkpoint of the output folder.
+    /// The newest complete checkpoint of the output folder.
     Latest,
-    /// As `Latest`; where there is no checkpoint, the run starts from the beginning.
+    /// Like `Latest`, but start from the beginning if there is no checkpoint.
     Auto,
     Path(PathBuf),
 }
@@ -58,11 +60,15 @@ impl OutputConfig {
     }
 }
 
-fn read_save(r: &mut Reader<'_>) -> SaveWhen {
-    let steps = SaveWhen::Steps(r.count("save_steps", 1).unwrap_or(1));
-    let strategies =
-        [("steps", steps), ("no", SaveWhen::No), ("epoch", SaveWhen::Epoch), ("best", SaveWhen::Best)];
-    r.word("save_strategy", &strategies, Later::NONE).unwrap_or(SaveWhen::No)
+fn read_save(r: &mut Reader<'_>) -> SaveStrategy {
+    let steps = SaveStrategy::Steps(r.count("save_steps", 1).unwrap_or(1));
+    let strategies = [
+        ("steps", steps),
+        ("no", SaveStrategy::No),
+        ("epoch", SaveStrategy::Epoch),
+        ("best", SaveStrategy::Best),
+    ];
+    r.word("save_strategy", &strategies, Later::NONE).unwrap_or(SaveStrategy::No)
 }
 
 const OTHER_TRACKERS: Later = Later(
@@ -81,10 +87,10 @@ const OTHER_TRACKERS: Later = Later(
         "azure_ml",
         "flyte",
     ],
-    "write `report_to: tensorboard`; metrics.jsonl in the output folder has everything that a tracker is sent.",
+    "use `report_to: tensorboard`; metrics.jsonl in the output folder has all metrics as well.",
 );
 
-/// A tracker, several, `all` there are, or `none`.
+/// Reads `report_to`: one tracker, a list of them, `all` or `none`.
 fn read_tensorboard(r: &mut Reader<'_>, output_dir: &std::path::Path) -> Option<PathBuf> {
     let choices = [("tensorboard", true), ("all", true), ("none", false)];
     let node = r.node("report_to");
@@ -105,9 +111,7 @@ fn read_tensorboard(r: &mut Reader<'_>, output_dir: &std::path::Path) -> Option<
     }
     if let Some(given) = given {
         let spelled = given.spelled;
-        r.note(format!(
-            "`{spelled}` has no effect here: it is TensorBoard's folder, and `report_to` is none"
-        ));
+        r.note(format!("`{spelled}` has no effect: it sets TensorBoard's folder, but `report_to` is none"));
     }
     None
 }
@@ -116,7 +120,7 @@ fn read_experiment_name(r: &mut Reader<'_>) -> Option<String> {
     let node = r.node("experiment_name")?;
     let name = r.text_of("experiment_name", "a name", &node)?;
     if name.contains(['/', '\\']) || name.starts_with('.') {
-        r.out_of_range("experiment_name", "one folder name without separators or a leading dot", &node);
+        r.out_of_range("experiment_name", "a single folder name without separators or a leading dot", &node);
         return None;
     }
     Some(name)
@@ -133,10 +137,7 @@ fn read_output_dir(r: &mut Reader<'_>, experiment_name: Option<&str>) -> PathBuf
             PathBuf::from("outputs").join(name)
         }
         (None, None) => {
-            r.missing(
-                "output_dir",
-                "write `output_dir: outputs/first-run`, or give the run an `experiment_name`",
-            );
+            r.missing("output_dir", "set `output_dir: outputs/first-run`, or set `experiment_name`");
             PathBuf::new()
         }
     }

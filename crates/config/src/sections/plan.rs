@@ -1,4 +1,4 @@
-//! How the work is laid out: strategy, ranks, memory, what is computed again.
+//! The strategy, the ranks, memory, offload and recomputation.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,27 +7,29 @@ use crate::error::Problem;
 use crate::reader::{Later, Reader};
 use crate::yaml::Value;
 
+/// The strategy, the ranks, memory, offload and recomputation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanConfig {
-    /// `auto` is already `Ddp` where there is one rank.
+    /// With one rank, `auto` is already resolved to `Ddp`.
     pub strategy: StrategyName,
     pub recompute: Recompute,
     pub accumulation_order: AccumulationOrder,
-    /// Units ahead that weights are gathered.
+    /// The number of units to gather ahead.
     pub prefetch: u32,
     /// MiB per gradient bucket.
     pub ddp_bucket_cap_mb: u32,
     /// Elements.
     pub reduce_bucket_size: u64,
+    /// Elements.
     pub allgather_bucket_size: u64,
     pub offload_optimizer: Offload,
-    /// The share of the parameters whose optimizer state is offloaded, at least. `None`: as few as the memory budget
-    /// allows, all without one.
+    /// The minimum fraction of the parameters whose optimizer state is offloaded. `None`: as few as the memory budget
+    /// allows, or all without a budget.
     pub offload_ratio: Option<f64>,
     pub offload_param: Offload,
-    /// Where `nvme` offload spills to.
+    /// The folder for NVMe offload.
     pub nvme_path: Option<PathBuf>,
-    pub carrier: Carrier,
+    pub carrier: CarrierName,
     /// Seconds.
     pub collective_timeout: f64,
     pub nodes: u32,
@@ -42,7 +44,7 @@ pub struct PlanConfig {
 }
 
 impl PlanConfig {
-    /// Ranks in all.
+    /// The number of ranks.
     pub fn world_size(&self) -> u32 {
         self.nodes * self.nproc_per_node
     }
@@ -63,7 +65,7 @@ pub enum StrategyName {
 }
 
 impl fmt::Display for StrategyName {
-    /// As it is written in a configuration.
+    /// The name that configurations use.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             StrategyName::Ddp => "ddp",
@@ -79,6 +81,7 @@ impl fmt::Display for StrategyName {
     }
 }
 
+/// Which activations backward recomputes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompute {
     None,
@@ -88,32 +91,36 @@ pub enum Recompute {
     Auto,
 }
 
+/// The order in which gradients are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccumulationOrder {
-    /// Over micro-batches, then ranks.
+    /// Over micro-batches, then over ranks.
     Local,
-    /// Over ranks, then micro-batches.
+    /// Over ranks, then over micro-batches.
     Reduced,
-    /// The strategy's own.
+    /// The strategy's default.
     Auto,
 }
 
+/// Where offloaded state is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
-    /// On the device.
+    /// Not offloaded: on the device.
     None,
     Cpu,
     Nvme,
 }
 
+/// What carries the communication between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum CarrierName {
     /// Shared memory on one host, TCP between hosts.
     Auto,
     Shm,
     Tcp,
 }
 
+/// The training algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     Sft,
@@ -124,7 +131,7 @@ pub enum Algorithm {
     Grpo,
 }
 
-/// A low-rank adapter; it can be planned, not trained.
+/// A LoRA adapter. It can be planned, but not trained yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
     pub r: u32,
@@ -154,7 +161,7 @@ impl PlanConfig {
             ("reduced", AccumulationOrder::Reduced),
             ("auto", AccumulationOrder::Auto),
         ];
-        let carriers = [("auto", Carrier::Auto), ("shm", Carrier::Shm), ("tcp", Carrier::Tcp)];
+        let carriers = [("auto", CarrierName::Auto), ("shm", CarrierName::Shm), ("tcp", CarrierName::Tcp)];
         let optimizer = read_offload(r, "offload_optimizer", true);
         let param = read_offload(r, "offload_param", false);
         let algorithms = [
@@ -184,7 +191,7 @@ impl PlanConfig {
             offload_ratio: optimizer.ratio,
             offload_param: param.to,
             nvme_path: r.text("nvme_path", "a folder").map(PathBuf::from).or(optimizer.path).or(param.path),
-            carrier: r.word("carrier", &carriers, Later::NONE).unwrap_or(Carrier::Auto),
+            carrier: r.word("carrier", &carriers, Later::NONE).unwrap_or(CarrierName::Auto),
             collective_timeout: r.float("collective_timeout", "above 0", |x| x > 0.0).unwrap_or(1800.0),
             nodes,
             nproc_per_node,
@@ -198,7 +205,7 @@ impl PlanConfig {
 }
 
 fn read_world(r: &mut Reader<'_>) -> (u32, u32) {
-    // 16 bits each, so that the product fits.
+    // 16 bits each, so that the product fits into 32.
     let nodes: u16 = r.count("nodes", 1).unwrap_or(1);
     let nproc: u16 = r.count("nproc_per_node", 1).unwrap_or(1);
     let world = u32::from(nodes) * u32::from(nproc);
@@ -215,7 +222,7 @@ fn read_strategy(r: &mut Reader<'_>) -> StrategyName {
     use StrategyName as S;
     let later = Later(
         &["deepspeed", "fsdp", "fsdp2", "hybrid_shard_zero2", "tp", "pp"],
-        "write zero1, zero2, zero3, full_shard or shard_grad_op.",
+        "use zero1, zero2, zero3, full_shard or shard_grad_op.",
     );
     let given = r.given("strategy");
     let strategy = r.word("strategy", &STRATEGIES, later);
@@ -229,7 +236,7 @@ fn read_strategy(r: &mut Reader<'_>) -> StrategyName {
         (Some(S::Ddp | S::Zero1 | S::Zero2 | S::Zero3), Some(true))
         | (Some(S::FullShard | S::ShardGradOp | S::HybridShard), Some(false)) => {
             if let (Some(a), Some(b)) = (&given, &fsdp_given) {
-                r.conflict(a, b, "keep `strategy` and remove the other.");
+                r.conflict(a, b, "keep `strategy` and remove `fsdp`.");
             }
         }
         _ => {}
@@ -249,9 +256,9 @@ fn read_recompute(r: &mut Reader<'_>) -> Recompute {
     let switch = r.given("gradient_checkpointing").zip(r.bool("gradient_checkpointing"));
     match (by_word, switch) {
         (Some((word, recompute)), Some((given, on))) => {
-            // `true` beside `selective` asks for the same thing in less detail.
+            // `gradient_checkpointing: true` is compatible with any recomputation.
             if (recompute != Recompute::None) != on {
-                r.conflict(&word, &given, "keep `recompute` and remove the other.");
+                r.conflict(&word, &given, "keep `recompute` and remove `gradient_checkpointing`.");
             }
             recompute
         }
@@ -264,7 +271,7 @@ fn read_recompute(r: &mut Reader<'_>) -> Recompute {
     }
 }
 
-/// What DeepSpeed asks besides: how copies are made, which the plan decides.
+/// DeepSpeed's other offload settings. They control how copies are made, which the planner determines here.
 const OFFLOAD_DETAILS: [&str; 7] = [
     "pin_memory",
     "buffer_count",
@@ -275,17 +282,17 @@ const OFFLOAD_DETAILS: [&str; 7] = [
     "fast_init",
 ];
 
-/// What one of the two keys says.
-struct ReadOffload {
+/// The value of `offload_optimizer` or `offload_param`.
+struct OffloadSettings {
     to: Offload,
     path: Option<PathBuf>,
     ratio: Option<f64>,
 }
 
-/// A word, or DeepSpeed's `{device: nvme, nvme_path: /local, pin_memory: true}`. `in_part`: whether a share of it can be
-/// offloaded.
-fn read_offload(r: &mut Reader<'_>, key: &'static str, in_part: bool) -> ReadOffload {
-    let mut read = ReadOffload { to: Offload::None, path: None, ratio: None };
+/// Reads a word, or DeepSpeed's `{device: nvme, nvme_path: /local, pin_memory: true}`. `in_part`: whether `ratio` is
+/// allowed.
+fn read_offload(r: &mut Reader<'_>, key: &'static str, in_part: bool) -> OffloadSettings {
+    let mut read = OffloadSettings { to: Offload::None, path: None, ratio: None };
     let Some(node) = r.node(key) else { return read };
     let Value::Map(entries) = &node.value else {
         read.to = r.word_of(key, &OFFLOADS, Later::NONE, &node).unwrap_or(Offload::None);
@@ -308,7 +315,7 @@ fn read_offload(r: &mut Reader<'_>, key: &'static str, in_part: bool) -> ReadOff
                 r.fail(Problem::KeyNotImplemented { key: format!("{key}.ratio"), instead: "" }, entry.key_at);
             }
             other if OFFLOAD_DETAILS.contains(&other) => {
-                r.note(format!("`{key}.{other}` has no effect here: the plan decides"));
+                r.note(format!("`{key}.{other}` has no effect: the planner determines it"));
             }
             other => {
                 let known = ["device", "nvme_path", "ratio"].into_iter().chain(OFFLOAD_DETAILS);

@@ -1,32 +1,33 @@
-//! What the model computes in. Three keys say it: `mixed_precision`, `bf16` and `fp16`; the last may be
-//! DeepSpeed's map, which also says how losses are scaled.
+//! The compute precision. Three keys set it: `mixed_precision`, `bf16` and `fp16`. The last may be DeepSpeed's
+//! map, which also configures loss scaling.
 
 use crate::error::Problem;
 use crate::raw::Given;
 use crate::reader::{Later, Reader};
 use crate::yaml::{Node, Value};
 
+/// The compute precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Precision {
-    /// What suits the device: bf16 on a GPU, fp32 on the CPU.
+    /// bf16 on a GPU, fp32 on the CPU.
     Auto,
     F32,
-    /// bf16 compute with fp32 masters and sums.
+    /// bf16 compute with fp32 master weights and accumulation.
     Bf16,
-    /// fp16 compute with fp32 masters and sums; losses are scaled, so that small gradients stay.
+    /// fp16 compute with fp32 master weights and accumulation, and with loss scaling against underflow of gradients.
     F16(LossScaling),
 }
 
-/// How losses are scaled in fp16, by DeepSpeed's names.
+/// Loss scaling in fp16, with DeepSpeed's names.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaling {
-    /// The same scale throughout; `None`: it is found as training goes.
+    /// A static scale. `None`: dynamic loss scaling.
     pub loss_scale: Option<f64>,
-    /// The scale at first, as a power of two.
+    /// The initial dynamic scale is 2 to this power.
     pub initial_scale_power: u32,
     /// Steps without an overflow after which the scale is doubled.
     pub loss_scale_window: u64,
-    /// Overflows until the scale is halved.
+    /// Overflows after which the scale is halved.
     pub hysteresis: u32,
     pub min_loss_scale: f64,
 }
@@ -44,7 +45,7 @@ impl Default for LossScaling {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum PrecisionWord {
     Auto,
     Fp32,
     Bf16,
@@ -55,13 +56,13 @@ impl Precision {
     pub(crate) fn read(r: &mut Reader<'_>) -> Self {
         r.prefer_flags(&["mixed_precision", "bf16", "fp16"]);
         let words = [
-            ("auto", Asked::Auto),
-            ("fp32", Asked::Fp32),
-            ("no", Asked::Fp32),
-            ("bf16", Asked::Bf16),
-            ("fp16", Asked::Fp16),
+            ("auto", PrecisionWord::Auto),
+            ("fp32", PrecisionWord::Fp32),
+            ("no", PrecisionWord::Fp32),
+            ("bf16", PrecisionWord::Bf16),
+            ("fp16", PrecisionWord::Fp16),
         ];
-        let later = Later(&["fp8"], "write `mixed_precision: bf16`.");
+        let later = Later(&["fp8"], "use `mixed_precision: bf16`.");
         let word = r.given("mixed_precision").zip(r.word("mixed_precision", &words, later));
         let mut scaling = LossScaling::default();
         let bf16 = read_switch(r, "bf16", None);
@@ -71,14 +72,14 @@ impl Precision {
             r.conflict(a, b, "at most one of `bf16` and `fp16` can be true.");
             return Precision::F32;
         }
-        let mut asked: Option<(Given, Asked)> = word;
-        for (switch, means) in [(bf16, Asked::Bf16), (fp16, Asked::Fp16)] {
+        let mut asked: Option<(Given, PrecisionWord)> = word;
+        for (switch, means) in [(bf16, PrecisionWord::Bf16), (fp16, PrecisionWord::Fp16)] {
             let Some((given, on)) = switch else { continue };
             match &asked {
-                // `fp16: false` beside `mixed_precision: bf16` is no contradiction.
+                // `fp16: false` does not contradict `mixed_precision: bf16`.
                 Some((_, word)) if (*word == means) == on => {}
                 Some((word, _)) => {
-                    r.conflict(word, &given, "both say what to compute in; keep one.");
+                    r.conflict(word, &given, "both set the precision; keep one.");
                     return Precision::F32;
                 }
                 None if on => asked = Some((given, means)),
@@ -87,18 +88,19 @@ impl Precision {
         }
         let Some((given, precision)) = asked else { return Precision::F32 };
         if given.spelled.ends_with("16") || given.spelled.contains("16.") {
-            r.derived("mixed_precision", if precision == Asked::Bf16 { "bf16" } else { "fp16" });
+            r.derived("mixed_precision", if precision == PrecisionWord::Bf16 { "bf16" } else { "fp16" });
         }
         match precision {
-            Asked::Auto => Precision::Auto,
-            Asked::Fp32 => Precision::F32,
-            Asked::Bf16 => Precision::Bf16,
-            Asked::Fp16 => Precision::F16(scaling),
+            PrecisionWord::Auto => Precision::Auto,
+            PrecisionWord::Fp32 => Precision::F32,
+            PrecisionWord::Bf16 => Precision::Bf16,
+            PrecisionWord::Fp16 => Precision::F16(scaling),
         }
     }
 }
 
-/// `true`, `false`, or DeepSpeed's map with `enabled`; a map without it, or with `auto`, asks for nothing.
+/// Reads `true`, `false`, or DeepSpeed's map with `enabled`. Without `enabled`, or with `auto`, the map does not set the
+/// precision.
 fn read_switch(
     r: &mut Reader<'_>,
     key: &'static str,
@@ -127,7 +129,7 @@ fn read_switch(
                 }
             }
             ("loss_scale", Some(s)) => {
-                let scale = r.float_of(&name, "at least 0, and 0 to find it", |x| x >= 0.0, node);
+                let scale = r.float_of(&name, "at least 0; 0 means dynamic", |x| x >= 0.0, node);
                 s.loss_scale = scale.filter(|scale| *scale > 0.0);
             }
             ("initial_scale_power", Some(s)) => s.initial_scale_power = power_of(r, &name, node),
@@ -141,7 +143,7 @@ fn read_switch(
             ("auto_cast" | "consecutive_hysteresis" | "fp16_master_weights_and_grads", Some(_))
                 if node.bool() == Some(false) =>
             {
-                r.note(format!("`{name}` has no effect here: it is off"));
+                r.note(format!("`{name}` has no effect: it is off"));
             }
             _ => {
                 let known = [
@@ -163,7 +165,7 @@ fn read_switch(
 
 fn power_of(r: &mut Reader<'_>, name: &str, node: &Node) -> u32 {
     let power: u32 = r.count_of(name, 0, node).unwrap_or(0);
-    // Beyond, the largest gradient that f32 holds is not one.
+    // Beyond 2^64 even small losses overflow f32.
     if power > 64 {
         r.out_of_range(name, "at most 64", node);
     }

@@ -1,76 +1,80 @@
-//! The schedule of the learning rate: Hugging Face's by `lr_scheduler_type`, DeepSpeed's by the same key or
-//! as its `scheduler: {type, params}`.
+//! The learning-rate schedule: Hugging Face's schedulers by `lr_scheduler_type`, DeepSpeed's by the same key or
+//! in DeepSpeed's form, `scheduler: {type, params}`.
 
 use crate::error::Problem;
 use crate::raw::Given;
 use crate::reader::{Later, Reader};
 use crate::yaml::{Entry, Node, Value};
 
-/// How the learning rate goes.
+/// The learning-rate scheduler and its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Schedule {
-    /// The same at every step; there is no warm-up.
+pub enum LrSchedulerType {
+    /// The same rate at every step, without warmup.
     Constant,
     ConstantWithWarmup,
     Linear,
     Cosine {
-        /// Waves after the warm-up; a half goes down once.
+        /// Cosine periods after the warmup; with 0.5 the rate decays once.
         cycles: f64,
     },
     CosineWithMinLr {
         cycles: f64,
-        min: MinRate,
+        min: MinLr,
     },
-    /// DeepSpeed's, by the rates it starts and stays at.
-    WarmupLr(WarmupRates),
-    WarmupDecayLr(WarmupRates),
-    /// DeepSpeed's, by shares of the learning rate.
+    /// DeepSpeed's WarmupLR: warms up and then stays constant.
+    WarmupLr(WarmupLrParams),
+    /// DeepSpeed's WarmupDecayLR: warms up and then decays linearly.
+    WarmupDecayLr(WarmupLrParams),
+    /// DeepSpeed's WarmupCosineLR, whose rates are ratios of the learning rate.
     WarmupCosineLr {
-        growth: Growth,
+        warmup_type: WarmupType,
         warmup_min_ratio: f64,
         cos_min_ratio: f64,
-        /// `None`: the run's.
+        /// `None`: the steps of the run.
         total_num_steps: Option<u64>,
     },
 }
 
-impl Schedule {
-    /// Whether it is one of DeepSpeed's, which warm up in their own way.
+impl LrSchedulerType {
+    /// Whether this is one of DeepSpeed's schedulers, which have their own warmup.
     pub fn is_deepspeed(&self) -> bool {
-        use Schedule::*;
+        use LrSchedulerType::*;
         matches!(self, WarmupLr(_) | WarmupDecayLr(_) | WarmupCosineLr { .. })
     }
 }
 
-/// What the rate does not fall below.
+/// The minimum learning rate of `cosine_with_min_lr`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum MinRate {
-    Rate(f64),
-    /// A share of the learning rate.
-    Share(f64),
+pub enum MinLr {
+    /// `min_lr`.
+    Lr(f64),
+    /// `min_lr_rate`: a ratio of the learning rate.
+    Ratio(f64),
 }
 
+/// Parameters of DeepSpeed's WarmupLR and WarmupDecayLR.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct WarmupRates {
+pub struct WarmupLrParams {
     pub warmup_min_lr: f64,
     /// `None`: the learning rate.
     pub warmup_max_lr: Option<f64>,
-    pub growth: Growth,
-    /// `None`: the run's.
+    pub warmup_type: WarmupType,
+    /// `None`: the steps of the run.
     pub total_num_steps: Option<u64>,
 }
 
 /// DeepSpeed's `warmup_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Growth {
+pub enum WarmupType {
     Log,
     Linear,
 }
 
-/// A schedule, and the steps of warm-up that it names itself.
-pub(crate) struct Read {
-    pub(crate) schedule: Schedule,
-    pub(crate) warmup: Option<u64>,
+/// The scheduler that the configuration names.
+pub(crate) struct ScheduleSettings {
+    pub(crate) scheduler: LrSchedulerType,
+    /// The scheduler's own `warmup_num_steps`, if it is set.
+    pub(crate) warmup_num_steps: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,11 +111,11 @@ const OTHERS: Later = Later(
         "OneCycle",
         "LRRangeTest",
     ],
-    "write linear, cosine or constant.",
+    "use linear, cosine or constant.",
 );
 
-impl Schedule {
-    pub(crate) fn read(r: &mut Reader<'_>) -> Read {
+impl LrSchedulerType {
+    pub(crate) fn read(r: &mut Reader<'_>) -> ScheduleSettings {
         r.prefer_flags(&["lr_scheduler_type", "scheduler"]);
         let by_word = r.given("lr_scheduler_type");
         let word = r.word("lr_scheduler_type", &NAMES, OTHERS).unwrap_or(Name::Linear);
@@ -123,14 +127,14 @@ impl Schedule {
         let (name, params) = read_scheduler(r, &scheduler);
         let name = name.unwrap_or(word);
         if let Some(rival) = by_word.filter(|_| name != word).or(kwargs) {
-            r.conflict(&scheduler, &rival, "both say how the learning rate goes; keep one.");
+            r.conflict(&scheduler, &rival, "both set the learning-rate schedule; keep one.");
         }
         r.derived("lr_scheduler_type", "scheduler");
         Params::of(r, "scheduler.params", params.as_ref()).schedule(r, name)
     }
 }
 
-/// DeepSpeed's `{type: WarmupLR, params: {...}}`.
+/// Reads DeepSpeed's `{type: WarmupLR, params: {...}}`.
 fn read_scheduler(r: &mut Reader<'_>, given: &Given) -> (Option<Name>, Option<Node>) {
     let Value::Map(entries) = &given.node.value else {
         r.wrong_type("scheduler", "a map with `type` and `params`", &given.node);
@@ -153,7 +157,7 @@ fn read_scheduler(r: &mut Reader<'_>, given: &Given) -> (Option<Name>, Option<No
     (name.flatten(), params)
 }
 
-/// The named numbers of a schedule, each of which must be asked for.
+/// The parameters of a scheduler. Those that the scheduler does not read are reported as unknown.
 struct Params {
     under: &'static str,
     entries: Vec<Entry>,
@@ -166,14 +170,14 @@ impl Params {
             None => Vec::new(),
             Some(Value::Map(entries)) => entries.clone(),
             Some(_) => {
-                r.wrong_type(under, "a map of names and numbers", node.expect("there is one"));
+                r.wrong_type(under, "a map of names and numbers", node.expect("the node exists"));
                 Vec::new()
             }
         };
         Params { under, entries, known: Vec::new() }
     }
 
-    /// The value of `name`; `auto` leaves it to what the rest of the configuration says.
+    /// Takes the value of `name`. `auto` means that the rest of the configuration determines it.
     fn take(&mut self, name: &'static str) -> Option<Node> {
         self.known.push(name);
         let at = self.entries.iter().position(|entry| entry.key == name)?;
@@ -193,34 +197,34 @@ impl Params {
         r.count_of(&format!("{}.{name}", self.under), 0, &node)
     }
 
-    fn schedule(&mut self, r: &mut Reader<'_>, name: Name) -> Read {
-        let mut warmup = None;
-        let schedule = match name {
-            Name::Constant => Schedule::Constant,
-            Name::ConstantWithWarmup => Schedule::ConstantWithWarmup,
-            Name::Linear => Schedule::Linear,
-            Name::Cosine => Schedule::Cosine { cycles: self.cycles(r) },
+    fn schedule(&mut self, r: &mut Reader<'_>, name: Name) -> ScheduleSettings {
+        let mut warmup_num_steps = None;
+        let scheduler = match name {
+            Name::Constant => LrSchedulerType::Constant,
+            Name::ConstantWithWarmup => LrSchedulerType::ConstantWithWarmup,
+            Name::Linear => LrSchedulerType::Linear,
+            Name::Cosine => LrSchedulerType::Cosine { cycles: self.cycles(r) },
             Name::CosineWithMinLr => {
-                Schedule::CosineWithMinLr { cycles: self.cycles(r), min: self.min_rate(r) }
+                LrSchedulerType::CosineWithMinLr { cycles: self.cycles(r), min: self.min_rate(r) }
             }
             Name::WarmupLr | Name::WarmupDecayLr => {
-                warmup = self.count(r, "warmup_num_steps");
-                let rates = WarmupRates {
+                warmup_num_steps = self.count(r, "warmup_num_steps");
+                let rates = WarmupLrParams {
                     warmup_min_lr: self.real(r, "warmup_min_lr").unwrap_or(0.0),
                     warmup_max_lr: self.real(r, "warmup_max_lr"),
-                    growth: self.growth(r),
+                    warmup_type: self.warmup_type(r),
                     total_num_steps: self.count(r, "total_num_steps"),
                 };
                 if name == Name::WarmupLr {
-                    Schedule::WarmupLr(rates)
+                    LrSchedulerType::WarmupLr(rates)
                 } else {
-                    Schedule::WarmupDecayLr(rates)
+                    LrSchedulerType::WarmupDecayLr(rates)
                 }
             }
             Name::WarmupCosineLr => {
-                warmup = self.count(r, "warmup_num_steps");
-                Schedule::WarmupCosineLr {
-                    growth: self.growth(r),
+                warmup_num_steps = self.count(r, "warmup_num_steps");
+                LrSchedulerType::WarmupCosineLr {
+                    warmup_type: self.warmup_type(r),
                     warmup_min_ratio: self.real(r, "warmup_min_ratio").unwrap_or(0.0),
                     cos_min_ratio: self.real(r, "cos_min_ratio").unwrap_or(0.0001),
                     total_num_steps: self.count(r, "total_num_steps"),
@@ -228,7 +232,7 @@ impl Params {
             }
         };
         if self.entries.iter().any(|entry| entry.key == "last_batch_iteration") {
-            r.note("`last_batch_iteration` has no effect here: a checkpoint knows its step".into());
+            r.note("`last_batch_iteration` has no effect: the step comes from the checkpoint".into());
             self.entries.retain(|entry| entry.key != "last_batch_iteration");
         }
         for entry in &self.entries {
@@ -236,40 +240,40 @@ impl Params {
             let key = format!("{}.{}", self.under, entry.key);
             r.fail(Problem::UnknownKey { key, closest }, entry.key_at);
         }
-        Read { schedule, warmup }
+        ScheduleSettings { scheduler, warmup_num_steps }
     }
 
     fn cycles(&mut self, r: &mut Reader<'_>) -> f64 {
         self.real(r, "num_cycles").unwrap_or(0.5)
     }
 
-    fn min_rate(&mut self, r: &mut Reader<'_>) -> MinRate {
-        let (rate_node, share_node) = (self.find("min_lr"), self.find("min_lr_rate"));
+    fn min_rate(&mut self, r: &mut Reader<'_>) -> MinLr {
+        let (lr_node, ratio_node) = (self.find("min_lr"), self.find("min_lr_rate"));
         match (self.real(r, "min_lr"), self.real(r, "min_lr_rate")) {
-            (Some(rate), None) => MinRate::Rate(rate),
-            (None, Some(share)) => MinRate::Share(share),
+            (Some(lr), None) => MinLr::Lr(lr),
+            (None, Some(ratio)) => MinLr::Ratio(ratio),
             (Some(_), Some(_)) => {
-                let node = share_node.or(rate_node).expect("both are there");
-                r.out_of_range("lr_scheduler_kwargs.min_lr_rate", "absent where `min_lr` is given", &node);
-                MinRate::Share(0.0)
+                let node = ratio_node.or(lr_node).expect("both are given");
+                r.out_of_range("lr_scheduler_kwargs.min_lr_rate", "absent if `min_lr` is set", &node);
+                MinLr::Ratio(0.0)
             }
             (None, None) => {
-                if rate_node.or(share_node).is_none() {
+                if lr_node.or(ratio_node).is_none() {
                     r.missing(
                         "lr_scheduler_kwargs",
-                        "cosine_with_min_lr needs `lr_scheduler_kwargs: {min_lr_rate: 0.1}`, or `min_lr`",
+                        "cosine_with_min_lr needs `min_lr_rate` or `min_lr`, such as `lr_scheduler_kwargs: {min_lr_rate: 0.1}`",
                     );
                 }
-                MinRate::Share(0.0)
+                MinLr::Ratio(0.0)
             }
         }
     }
 
-    fn growth(&mut self, r: &mut Reader<'_>) -> Growth {
-        let Some(node) = self.take("warmup_type") else { return Growth::Log };
+    fn warmup_type(&mut self, r: &mut Reader<'_>) -> WarmupType {
+        let Some(node) = self.take("warmup_type") else { return WarmupType::Log };
         let key = if self.under == "scheduler.params" { "scheduler" } else { "lr_scheduler_kwargs" };
-        let kinds = [("log", Growth::Log), ("linear", Growth::Linear)];
-        r.word_of(key, &kinds, Later::NONE, &node).unwrap_or(Growth::Log)
+        let kinds = [("log", WarmupType::Log), ("linear", WarmupType::Linear)];
+        r.word_of(key, &kinds, Later::NONE, &node).unwrap_or(WarmupType::Log)
     }
 
     fn find(&self, name: &str) -> Option<Node> {

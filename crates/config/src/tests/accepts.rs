@@ -1,4 +1,4 @@
-//! What is accepted and what becomes of it.
+//! Accepted configurations and the values that they result in.
 
 use std::path::PathBuf;
 
@@ -7,14 +7,14 @@ use crate::keys::KEYS;
 use crate::*;
 
 #[test]
-fn defaults_are_those_of_the_page() {
+fn defaults_are_those_of_the_reference_page() {
     let config = run("model: 15m\noutput_dir: out\n", &[]).unwrap();
     assert_eq!(
         config.model,
         ModelConfig {
             source: ModelSource::Named("15m".into()),
             vocab_size: None,
-            init: Init::Random,
+            init: InitialWeights::Random,
             attention_dropout: None,
             resid_dropout: None
         }
@@ -27,10 +27,10 @@ fn defaults_are_those_of_the_page() {
             dataset: None,
             eval_fraction: None,
             columns: vec![],
-            tokenizer: Tokenizer::Auto,
+            tokenizer: TokenizerChoice::Auto,
             max_length: 1024,
             packing: Packing::None,
-            chat_template: ChatTemplate::Auto,
+            chat_template: ChatTemplateChoice::Auto,
             assistant_only_loss: false,
             completion_only_loss: None,
             truncation: Truncation::KeepStart,
@@ -70,7 +70,7 @@ fn defaults_are_those_of_the_page() {
             weight_decay: 0.0,
             decay_norms_and_biases: false,
             max_grad_norm: Some(1.0),
-            lr_scheduler_type: Schedule::Linear,
+            lr_scheduler_type: LrSchedulerType::Linear,
             warmup: Warmup::Steps(0),
         }
     );
@@ -79,13 +79,13 @@ fn defaults_are_those_of_the_page() {
     assert_eq!(config.plan.recompute, Recompute::Selective);
     assert_eq!((config.plan.prefetch, config.plan.ddp_bucket_cap_mb), (1, 25));
     assert_eq!(config.plan.world_size(), 1);
-    assert_eq!((config.output.logging_steps, config.output.save), (1, SaveWhen::Steps(500)));
+    assert_eq!((config.output.logging_steps, config.output.save), (1, SaveStrategy::Steps(500)));
     assert_eq!(config.output.resume_from_checkpoint, Resume::No);
     assert!(config.check_trainable().is_err());
 }
 
 #[test]
-fn data_by_name_columns_and_packing() {
+fn datasets_columns_and_packing() {
     let text = "dataset_name: HuggingFaceH4/ultrachat_200k\ndataset_train_split: train_sft\n\
                 dataset_text_field: body\ncolumns: {prompt: question}\npacking: true\n\
                 packing_strategy: wrapped\ntruncation_mode: keep_end\nval_size: 0.1\n\
@@ -114,7 +114,7 @@ fn every_key_of_the_table_is_read() {
 }
 
 #[test]
-fn every_value_knows_its_origin() {
+fn every_value_has_an_origin() {
     let config = accepted("  \n\nlearning_rate: 1e-4\n", &["seed=7"]);
     assert_eq!(config.origin("learning_rate").to_string(), "run.yaml:5:1");
     assert_eq!(config.origin("seed").to_string(), "flag seed=7");
@@ -124,7 +124,7 @@ fn every_value_knows_its_origin() {
 }
 
 #[test]
-fn json_yaml_training_and_dots_are_the_same() {
+fn json_yaml_nested_and_dotted_keys_are_equivalent() {
     let texts = [
         "{\"model\": \"15m\", \"output_dir\": \"o\", \"dataloader\": {\"batch_size\": 2}, \"seed\": 1}",
         "training:\n  model: 15m\n  output-dir: o\n  dataloader:\n    batch_size: 2\n  seed: 1\n",
@@ -139,7 +139,7 @@ fn json_yaml_training_and_dots_are_the_same() {
 }
 
 #[test]
-fn without_a_file_flags_suffice() {
+fn overrides_work_without_a_file() {
     let flags = ["model=tiny", "output_dir=o", "train_files=[a.jsonl, b.jsonl]"].map(String::from);
     let config = load(None, &flags).unwrap();
     assert_eq!(config.data.train_files, ["a.jsonl", "b.jsonl"].map(PathBuf::from));
@@ -147,7 +147,7 @@ fn without_a_file_flags_suffice() {
 }
 
 #[test]
-fn flags_take_the_place_of_the_file() {
+fn overrides_replace_values_of_the_file() {
     let config =
         accepted("seed: 1\nbf16: true\nwarmup_ratio: 0.1\n", &["seed=2", "seed=3", "warmup-steps=10"]);
     assert_eq!(config.batch.seed, 3);
@@ -155,11 +155,14 @@ fn flags_take_the_place_of_the_file() {
     assert_eq!(accepted("bf16: true\n", &["mixed_precision=no"]).precision, Precision::F32);
     let folder = accepted("", &["model_name_or_path=/models/m"]);
     assert_eq!(folder.model.source, ModelSource::Folder("/models/m".into()));
-    assert_eq!((folder.model.init, folder.data.tokenizer), (Init::Pretrained, Tokenizer::Auto));
+    assert_eq!(
+        (folder.model.init, folder.data.tokenizer),
+        (InitialWeights::Pretrained, TokenizerChoice::Auto)
+    );
 }
 
 #[test]
-fn models_may_be_maps_and_flags_reach_into_them() {
+fn models_may_be_maps_and_overrides_may_set_parts() {
     let text = "model:\n  architecture: LlamaForCausalLM\n  hidden_size: 64\n  rope_theta: 1e4\n\
                 output_dir: o\nmodel.num_hidden_layers: 2\n";
     let config = run(text, &["model.hidden_size=128", "model.rope_scaling.factor=2"]).unwrap();
@@ -227,19 +230,19 @@ fn evaluation_during_training() {
     let config = accepted("eval_strategy: no\n", &[]);
     assert!(!config.eval.evaluates());
     let config = accepted("eval_steps: 20\nmetric_for_best_model: perplexity\n", &[]);
-    assert_eq!((config.eval.when, config.eval.metric), (EvalWhen::Steps(20), EvalMetric::Perplexity));
+    assert_eq!((config.eval.when, config.eval.metric), (EvalStrategy::Steps(20), EvalMetric::Perplexity));
     let config = accepted("eval_strategy: steps\nlogging_steps: 7\n", &[]);
-    assert_eq!(config.eval.when, EvalWhen::Steps(7));
-    assert_eq!(accepted("eval_strategy: steps\n", &[]).eval.when, EvalWhen::Steps(500));
+    assert_eq!(config.eval.when, EvalStrategy::Steps(7));
+    assert_eq!(accepted("eval_strategy: steps\n", &[]).eval.when, EvalStrategy::Steps(500));
     let text = "evaluation_strategy: epoch\nsave_strategy: best\nload_best_model_at_end: true\nbf16: true\n\
                 bf16_full_eval: true\n";
     let config = accepted(text, &[]);
-    assert_eq!((config.eval.when, config.output.save), (EvalWhen::Epoch, SaveWhen::Best));
+    assert_eq!((config.eval.when, config.output.save), (EvalStrategy::Epoch, SaveStrategy::Best));
     assert!(config.eval.load_best_model_at_end && config.notes.len() == 1);
 }
 
 #[test]
-fn tensorboard_is_asked_for() {
+fn report_to_enables_tensorboard() {
     let dir = |text: &str| accepted(text, &[]).output.tensorboard;
     for text in ["report_to: none\n", "report_to: []\n", "report_to: no\n", ""] {
         assert_eq!(dir(text), None, "{text}");
@@ -266,7 +269,7 @@ fn spellings_of_strategies() {
 }
 
 #[test]
-fn equal_values_in_two_spellings_are_fine() {
+fn aliases_with_equal_values_are_accepted() {
     let config =
         accepted("max_grad_norm: 0.5\ngradient_clipping: 5e-1\nblock_size: 64\nmax-seq-length: 64.0", &[]);
     assert_eq!(config.optim.max_grad_norm, Some(0.5));
@@ -278,7 +281,7 @@ fn equal_values_in_two_spellings_are_fine() {
 }
 
 #[test]
-fn the_rest_of_the_sections() {
+fn other_settings() {
     let config = accepted(
         "train_file: a.jsonl\ntokenizer: tok/tokenizer.json\npacking: true\npacking_strategy: bfd\n\
          completion_only_loss: false\non_bad_row: skip\nshuffle: no\nmax_steps: 1e3\nmax_grad_norm: 0\n\
@@ -289,13 +292,13 @@ fn the_rest_of_the_sections() {
          save_strategy: no\nsave_total_limit: 3\nresume_from_checkpoint: latest\n",
         &[],
     );
-    assert_eq!(config.data.tokenizer, Tokenizer::File("tok/tokenizer.json".into()));
+    assert_eq!(config.data.tokenizer, TokenizerChoice::File("tok/tokenizer.json".into()));
     assert_eq!((config.data.packing, config.data.on_bad_row), (Packing::Bfd, OnBadRow::Skip));
     assert_eq!((config.data.completion_only_loss, config.data.shuffle), (Some(false), false));
     assert_eq!((config.batch.max_steps, config.optim.max_grad_norm), (Some(1000), None));
     assert_eq!(
         (config.optim.lr_scheduler_type, config.optim.warmup),
-        (Schedule::Cosine { cycles: 0.5 }, Warmup::Ratio(0.05))
+        (LrSchedulerType::Cosine { cycles: 0.5 }, Warmup::Ratio(0.05))
     );
     let plan = &config.plan;
     assert_eq!((plan.recompute, plan.accumulation_order), (Recompute::Full, AccumulationOrder::Reduced));
@@ -304,20 +307,20 @@ fn the_rest_of_the_sections() {
     assert_eq!((plan.memory_budget_gib, plan.threads, plan.algorithm), (Some(40.0), Some(2), Algorithm::Ppo));
     let adapter = plan.adapter.as_ref().unwrap();
     assert_eq!((adapter.r, adapter.target_modules.len()), (8, 2));
-    assert_eq!((config.output.save, config.output.save_total_limit), (SaveWhen::No, Some(3)));
+    assert_eq!((config.output.save, config.output.save_total_limit), (SaveStrategy::No, Some(3)));
     assert_eq!(config.output.resume_from_checkpoint, Resume::Latest);
     assert_eq!(config.notes.len(), 1, "{:?}", config.notes);
 }
 
 #[test]
-fn recomputation_by_budget() {
+fn recompute_auto_with_a_memory_budget() {
     let config = accepted("recompute: auto\ngradient_checkpointing: true\nmemory_budget_gib: 40\n", &[]);
     assert_eq!(config.plan.recompute, Recompute::Auto);
 }
 
-/// DeepSpeed's map: a share of the optimizer's states, and settings that the plan makes unneeded.
+/// DeepSpeed's map: a fraction of the optimizer states, and settings without effect.
 #[test]
-fn offload_in_part() {
+fn partial_offload() {
     let config = accepted(
         "offload_optimizer: {device: nvme, ratio: 0.3, buffer_count: 4, pipeline_read: true}\n",
         &[],
@@ -330,22 +333,25 @@ fn offload_in_part() {
 }
 
 #[test]
-fn schedules_of_both_dialects() {
+fn schedulers_of_hugging_face_and_deepspeed() {
     let config = accepted("lr_scheduler_type: WarmupDecayLR\nwarmup_steps: 7\n", &[]);
-    let rates = |growth, total_num_steps| WarmupRates {
+    let params = |warmup_type, total_num_steps| WarmupLrParams {
         warmup_min_lr: 0.0,
         warmup_max_lr: None,
-        growth,
+        warmup_type,
         total_num_steps,
     };
-    assert_eq!(config.optim.lr_scheduler_type, Schedule::WarmupDecayLr(rates(Growth::Log, None)));
+    assert_eq!(config.optim.lr_scheduler_type, LrSchedulerType::WarmupDecayLr(params(WarmupType::Log, None)));
     assert_eq!(config.optim.warmup, Warmup::Steps(7));
 
     let config = accepted(
         "scheduler:\n  type: WarmupLR\n  params: {warmup_num_steps: 5, warmup_type: linear, warmup_max_lr: auto}\n",
         &["scheduler.params.total_num_steps=50"],
     );
-    assert_eq!(config.optim.lr_scheduler_type, Schedule::WarmupLr(rates(Growth::Linear, Some(50))));
+    assert_eq!(
+        config.optim.lr_scheduler_type,
+        LrSchedulerType::WarmupLr(params(WarmupType::Linear, Some(50)))
+    );
     assert_eq!(config.optim.warmup, Warmup::Steps(5));
     assert_eq!(config.origin("lr_scheduler_type").to_string(), "derived from scheduler");
 
@@ -354,39 +360,39 @@ fn schedules_of_both_dialects() {
 
     let config =
         accepted("lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-6}\n", &[]);
-    let min = MinRate::Rate(1e-6);
-    assert_eq!(config.optim.lr_scheduler_type, Schedule::CosineWithMinLr { cycles: 0.5, min });
+    let min = MinLr::Lr(1e-6);
+    assert_eq!(config.optim.lr_scheduler_type, LrSchedulerType::CosineWithMinLr { cycles: 0.5, min });
 }
 
 #[test]
-fn the_rate_follows_the_ranks_if_asked() {
+fn lr_scaling_multiplies_the_learning_rate() {
     let text = "learning_rate: 1e-4\nlr_scaling: sqrt\nnproc: 4\n";
     let config = accepted(text, &[]);
     assert_eq!(config.peak_learning_rate(), 2e-4);
-    assert_eq!(config.notes, ["`lr_scaling: sqrt`: 1e-4 times 2 for 4 ranks is 2e-4"]);
+    assert_eq!(config.notes, ["`lr_scaling: sqrt` multiplies the learning rate 1e-4 by 2 for 4 ranks: 2e-4"]);
     assert_eq!(accepted(text, &["lr_scaling=linear"]).peak_learning_rate(), 4e-4);
     assert_eq!(accepted(text, &["lr_scaling=none"]).peak_learning_rate(), 1e-4);
     assert_eq!(accepted(text, &["lr_scaling=off"]).notes.len(), 0);
 }
 
 #[test]
-fn constant_does_not_warm_up_and_says_so() {
+fn constant_ignores_the_warmup_with_a_note() {
     let config = accepted("lr_scheduler_type: constant\nwarmup_steps: 10\n", &[]);
     assert_eq!(
         config.notes,
-        ["`warmup_steps` has no effect here: `constant` has no warm-up, `constant_with_warmup` has"]
+        ["`warmup_steps` has no effect: `constant` has no warmup; use `constant_with_warmup`"]
     );
 }
 
 #[test]
-fn an_experiment_names_its_folder() {
+fn the_experiment_name_sets_the_output_folder() {
     let config = run("model: tiny\nexperiment_name: first\n", &[]).unwrap();
     assert_eq!(config.output.output_dir, PathBuf::from("outputs/first"));
     assert_eq!(config.origin("output_dir").to_string(), "derived from experiment_name");
 }
 
 #[test]
-fn what_has_no_effect_is_noted() {
+fn keys_without_effect_are_noted() {
     let config = accepted("dataloader:\n  pin_memory: true\ncompile: False\n", &[]);
     assert_eq!(
         config.notes,
@@ -399,7 +405,7 @@ fn what_has_no_effect_is_noted() {
 }
 
 #[test]
-fn errors_carry_their_class() {
+fn errors_have_the_exit_code_of_bad_configurations() {
     use lockstep_core::{Fault, FaultClass};
     let errors = run("sed: 1\n", &[]).unwrap_err();
     assert_eq!(errors.class(), FaultClass::BadConfig);
@@ -407,10 +413,13 @@ fn errors_carry_their_class() {
 }
 
 #[test]
-fn a_chat_template_is_builtin_a_text_or_a_path() {
+fn chat_templates_may_be_builtin_inline_or_a_path() {
     let template = |line: &str| accepted(line, &[]).data.chat_template;
-    assert_eq!(template("chat_template: builtin"), ChatTemplate::Builtin);
-    assert_eq!(template("chat_template: \"{{ messages }}\""), ChatTemplate::Inline("{{ messages }}".into()));
-    assert_eq!(template("chat_template_path: chat.jinja"), ChatTemplate::Path("chat.jinja".into()));
-    assert_eq!(template("chat_template_path: null"), ChatTemplate::Auto);
+    assert_eq!(template("chat_template: builtin"), ChatTemplateChoice::Builtin);
+    assert_eq!(
+        template("chat_template: \"{{ messages }}\""),
+        ChatTemplateChoice::Inline("{{ messages }}".into())
+    );
+    assert_eq!(template("chat_template_path: chat.jinja"), ChatTemplateChoice::Path("chat.jinja".into()));
+    assert_eq!(template("chat_template_path: null"), ChatTemplateChoice::Auto);
 }

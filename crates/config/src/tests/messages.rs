@@ -1,4 +1,4 @@
-//! How errors read. Each snapshot is the whole text that a user sees.
+//! The texts of errors. Each snapshot is the whole text that a user sees.
 
 use super::{refused, run};
 
@@ -185,7 +185,7 @@ fn range_warmup() {
 #[test]
 fn range_warmup_steps() {
     insta::assert_snapshot!(refused("warmup_steps: 1.5\n", &[]), @r#"
-    run.yaml:3:15: `warmup_steps` must be a whole number of steps, or a share of them below 1, found 1.5
+    run.yaml:3:15: `warmup_steps` must be a whole number of steps, or a fraction of all steps below 1, found 1.5
       |
     3 | warmup_steps: 1.5
       |               ^^^
@@ -195,7 +195,7 @@ fn range_warmup_steps() {
 #[test]
 fn range_max_steps() {
     insta::assert_snapshot!(refused("max_steps: -2\n", &[]), @r#"
-    run.yaml:3:12: `max_steps` must be at least 0, or -1 to let `num_train_epochs` decide, found -2
+    run.yaml:3:12: `max_steps` must be at least 0, or -1 to use `num_train_epochs`, found -2
       |
     3 | max_steps: -2
       |            ^^
@@ -251,7 +251,7 @@ fn schedule_not_implemented() {
       |
     3 | lr_scheduler_type: OneCycle
       |                    ^^^^^^^^
-      hint: write linear, cosine or constant.
+      hint: use linear, cosine or constant.
     "#);
 }
 
@@ -262,12 +262,12 @@ fn optimizer_not_implemented() {
       |
     3 | optim: adamw_bnb_8bit
       |        ^^^^^^^^^^^^^^
-      hint: write `optim: adamw`, `sgd` or `lion`.
+      hint: use `optim: adamw`, `sgd` or `lion`.
     "#);
 }
 
 #[test]
-fn packing_by_name() {
+fn unknown_packing() {
     insta::assert_snapshot!(refused("packing: bdf\npacking_strategy: none\n", &[]), @r"
     run.yaml:3:10: `packing` cannot be `bdf`
       |
@@ -284,7 +284,7 @@ fn packing_by_name() {
 }
 
 #[test]
-fn an_unknown_part_of_fp16() {
+fn unknown_key_in_a_map() {
     insta::assert_snapshot!(refused("fp16: {enabled: true, inital_scale_power: 200}\n", &[]), @r#"
     run.yaml:3:23: unknown key `fp16.inital_scale_power`
       |
@@ -295,7 +295,7 @@ fn an_unknown_part_of_fp16() {
 }
 
 #[test]
-fn a_scale_that_no_gradient_survives() {
+fn range_loss_scale() {
     insta::assert_snapshot!(refused("fp16: {enabled: true, initial_scale_power: 200}\n", &[]), @r#"
     run.yaml:3:44: `fp16.initial_scale_power` must be at most 64, found 200
       |
@@ -326,7 +326,7 @@ fn precision_contradiction() {
       | ^^^^^^^^^^^^^^^
     4 | bf16: true
       | ^^^^
-      hint: both say what to compute in; keep one.
+      hint: both set the precision; keep one.
     "#);
 }
 
@@ -360,7 +360,7 @@ fn recompute_contradiction() {
       | ^^^^^^^^^
     4 | gradient_checkpointing: false
       | ^^^^^^^^^^^^^^^^^^^^^^
-      hint: keep `recompute` and remove the other.
+      hint: keep `recompute` and remove `gradient_checkpointing`.
     "#);
 }
 
@@ -373,7 +373,7 @@ fn fsdp_contradiction() {
       | ^^^^^^^^
     4 | fsdp: true
       | ^^^^
-      hint: keep `strategy` and remove the other.
+      hint: keep `strategy` and remove `fsdp`.
     "#);
 }
 
@@ -386,7 +386,7 @@ fn warmup_contradiction() {
       | ^^^^^^^^^^^^
     4 | warmup_ratio: 0.1
       | ^^^^^^^^^^^^
-      hint: both say how long to warm up; keep one.
+      hint: both set the length of the warmup; keep one.
     "#);
 }
 
@@ -401,18 +401,18 @@ fn key_not_implemented() {
 }
 
 #[test]
-fn key_not_implemented_group() {
+fn map_not_implemented() {
     insta::assert_snapshot!(refused("deepspeed:\n  config_path: ds.json\n", &[]), @r#"
     run.yaml:3:1: `deepspeed` is known, but not implemented yet
       |
     3 | deepspeed:
       | ^^^^^^^^^
-      hint: write its settings here: `strategy: zero3`, `offload_optimizer: cpu` and so on.
+      hint: set the options here: `strategy: zero3`, `offload_optimizer: cpu` and so on.
     "#);
 }
 
 #[test]
-fn two_sources_of_data() {
+fn two_datasets() {
     insta::assert_snapshot!(refused("dataset_name: wikitext\ntrain_files: a.jsonl\n", &[]), @r"
     run.yaml:3:1: `dataset_name: wikitext` here contradicts `train_files: a.jsonl` (run.yaml:4:1)
       |
@@ -420,12 +420,12 @@ fn two_sources_of_data() {
       | ^^^^^^^^^^^^
     4 | train_files: a.jsonl
       | ^^^^^^^^^^^
-      hint: one of them says what is trained on.
+      hint: both set the training data; keep one.
     ");
 }
 
 #[test]
-fn columns_are_names() {
+fn columns_must_be_a_map_of_names() {
     insta::assert_snapshot!(refused("columns: text\n", &[]), @r"
     run.yaml:3:10: `columns` expects a map such as `{text: body}`, found `text`
       |
@@ -446,7 +446,7 @@ fn columns_are_names() {
 }
 
 #[test]
-fn schedules_that_contradict_themselves() {
+fn schedule_contradictions() {
     insta::assert_snapshot!(refused(
         "lr_scheduler_type: cosine\nscheduler: {type: WarmupLR, params: {warmup_steps: 5}}\n", &[]), @r#"
     run.yaml:3:1: `lr_scheduler_type: cosine` here contradicts `scheduler: {...}` (run.yaml:4:1)
@@ -455,7 +455,7 @@ fn schedules_that_contradict_themselves() {
       | ^^^^^^^^^^^^^^^^^
     4 | scheduler: {type: WarmupLR, params: {warmup_steps: 5}}
       | ^^^^^^^^^
-      hint: both say how the learning rate goes; keep one.
+      hint: both set the learning-rate schedule; keep one.
 
     run.yaml:4:38: unknown key `scheduler.params.warmup_steps`
       |
@@ -464,11 +464,11 @@ fn schedules_that_contradict_themselves() {
       hint: did you mean `warmup_type`?
     "#);
     insta::assert_snapshot!(refused("lr_scheduler_type: cosine_with_min_lr\n", &[]), @r#"
-    `lr_scheduler_kwargs` is missing: cosine_with_min_lr needs `lr_scheduler_kwargs: {min_lr_rate: 0.1}`, or `min_lr`
+    `lr_scheduler_kwargs` is missing: cosine_with_min_lr needs `min_lr_rate` or `min_lr`, such as `lr_scheduler_kwargs: {min_lr_rate: 0.1}`
     "#);
     insta::assert_snapshot!(refused(
         "warmup_steps: 3\nscheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}\n", &[]), @r#"
-    run.yaml:3:15: `warmup_steps` must be what the schedule's `warmup_num_steps` says, found 3
+    run.yaml:3:15: `warmup_steps` must be equal to the scheduler's `warmup_num_steps`, found 3
       |
     3 | warmup_steps: 3
       |               ^
@@ -476,9 +476,9 @@ fn schedules_that_contradict_themselves() {
 }
 
 #[test]
-fn the_best_model_without_evaluation() {
+fn best_model_without_evaluation() {
     insta::assert_snapshot!(refused("load_best_model_at_end: true\n", &[]), @r#"
-    run.yaml:3:25: `load_best_model_at_end` must be false without evaluation (`eval_strategy: steps` or `epoch`), found true
+    run.yaml:3:25: `load_best_model_at_end` must be false unless evaluation is enabled (`eval_strategy: steps` or `epoch`), found true
       |
     3 | load_best_model_at_end: true
       |                         ^^^^
@@ -488,23 +488,23 @@ fn the_best_model_without_evaluation() {
       |
     4 | fp16_full_eval: true
       |                 ^^^^
-      hint: evaluation reads the weights as they are stored; write `mixed_precision: fp16` to store them so.
+      hint: evaluation uses the precision of training; set `mixed_precision: fp16` to use fp16 for both.
     "#);
 }
 
 #[test]
-fn report_to() {
+fn tracker_not_implemented() {
     insta::assert_snapshot!(refused("report_to: [tensorboard, wandb]\n", &[]), @r#"
     run.yaml:3:26: `report_to: wandb` is known, but not implemented yet
       |
     3 | report_to: [tensorboard, wandb]
       |                          ^^^^^
-      hint: write `report_to: tensorboard`; metrics.jsonl in the output folder has everything that a tracker is sent.
+      hint: use `report_to: tensorboard`; metrics.jsonl in the output folder has all metrics as well.
     "#);
 }
 
 #[test]
-fn backend() {
+fn backend_not_implemented() {
     insta::assert_snapshot!(refused("distributed_backend: mpi\n", &[]), @r#"
     run.yaml:3:22: `distributed_backend: mpi` is known, but not implemented yet
       |
@@ -514,7 +514,7 @@ fn backend() {
 }
 
 #[test]
-fn offload_part() {
+fn offload_keys() {
     insta::assert_snapshot!(refused("offload_param: {device: cpu, ratio: 0.5}\n", &["offload_optimizer={device: cpu, ratio: 0}"]), @r#"
     run.yaml:3:30: `offload_param.ratio` is known, but not implemented yet
       |
@@ -533,7 +533,7 @@ fn offload_part() {
 }
 
 #[test]
-fn adapter_part() {
+fn adapter_keys() {
     insta::assert_snapshot!(refused("adapter: {rr: 8, target_modules: [q_proj]}\n", &[]), @r#"
     run.yaml:3:11: unknown key `adapter.rr`
       |
@@ -557,7 +557,7 @@ fn repeated_key() {
 }
 
 #[test]
-fn syntax() {
+fn invalid_yaml() {
     insta::assert_snapshot!(refused("seed: [1, 2\nmax_steps: 3\n", &[]), @r#"
     run.yaml:4:10: cannot read this text: illegal placement of ':' indicator
       |
@@ -567,7 +567,7 @@ fn syntax() {
 }
 
 #[test]
-fn long_lines_are_cut() {
+fn long_lines_are_shortened() {
     insta::assert_snapshot!(refused("train_files: [xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx, {a: 1}]\n", &[]), @r#"
     run.yaml:3:167: `train_files` expects a path or a list of paths, found a map
       |
@@ -577,20 +577,20 @@ fn long_lines_are_cut() {
 }
 
 #[test]
-fn strategy_deepspeed() {
+fn strategy_not_implemented() {
     insta::assert_snapshot!(refused("distributed_strategy: deepspeed\n", &[]), @r#"
     run.yaml:3:23: `strategy: deepspeed` is known, but not implemented yet
       |
     3 | distributed_strategy: deepspeed
       |                       ^^^^^^^^^
-      hint: write zero1, zero2, zero3, full_shard or shard_grad_op.
+      hint: use zero1, zero2, zero3, full_shard or shard_grad_op.
     "#);
 }
 
 #[test]
-fn experiment_name_is_one_folder() {
+fn experiment_name_is_not_a_path() {
     insta::assert_snapshot!(refused("experiment_name: ../x\n", &[]), @r#"
-    run.yaml:3:18: `experiment_name` must be one folder name without separators or a leading dot, found ../x
+    run.yaml:3:18: `experiment_name` must be a single folder name without separators or a leading dot, found ../x
       |
     3 | experiment_name: ../x
       |                  ^^^^
@@ -598,16 +598,16 @@ fn experiment_name_is_one_folder() {
 }
 
 #[test]
-fn nothing_given() {
+fn empty_configuration() {
     insta::assert_snapshot!(whole("", &[]), @r#"
-    `model` is missing: write `model: 15m` (or another size), or `model_name_or_path:` with the folder of a model
+    `model` is missing: set `model: 15m` (or another size), or set `model_name_or_path` to a model folder
 
-    `output_dir` is missing: write `output_dir: outputs/first-run`, or give the run an `experiment_name`
+    `output_dir` is missing: set `output_dir: outputs/first-run`, or set `experiment_name`
     "#);
 }
 
 #[test]
-fn no_map() {
+fn file_without_keys() {
     insta::assert_snapshot!(whole("- a\n- b\n", &[]), @r#"
     run.yaml:1:1: `the file` expects lines of `key: value`, found a list
       |
@@ -625,7 +625,7 @@ fn two_models() {
       | ^^^^^
     2 | model_name_or_path: /models/llama
       | ^^^^^^^^^^^^^^^^^^
-      hint: both say which model to train; keep one.
+      hint: both set the model; keep one.
     "#);
 }
 
@@ -643,7 +643,7 @@ fn unknown_model() {
 #[test]
 fn model_as_path() {
     insta::assert_snapshot!(whole("model: ./llama\noutput_dir: o\n", &[]), @r#"
-    run.yaml:1:8: `model` must be the name of a size (a folder goes into `model_name_or_path`), found ./llama
+    run.yaml:1:8: `model` must be the name of a size (use `model_name_or_path` for a folder), found ./llama
       |
     1 | model: ./llama
       |        ^^^^^^^
@@ -653,7 +653,7 @@ fn model_as_path() {
 #[test]
 fn pretrained_without_folder() {
     insta::assert_snapshot!(whole("model: 15m\ninit: pretrained\noutput_dir: o\n", &[]), @r#"
-    run.yaml:2:7: `init` must be `random` without `model_name_or_path`, which has the weights, found pretrained
+    run.yaml:2:7: `init` must be `random` without `model_name_or_path`: there are no weights to load, found pretrained
       |
     2 | init: pretrained
       |       ^^^^^^^^^^
@@ -661,7 +661,7 @@ fn pretrained_without_folder() {
 }
 
 #[test]
-fn a_part_of_a_word() {
+fn part_of_a_value_that_is_not_a_map() {
     insta::assert_snapshot!(refused("", &["model.hidden_size=64"]), @r#"
     run.yaml:1:1: `model: 15m` here contradicts `model.hidden_size` (flag model.hidden_size=64)
       |

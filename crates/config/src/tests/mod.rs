@@ -1,4 +1,4 @@
-//! `load` as a whole: what it accepts, and how it words what it does not.
+//! Tests of `load` as a whole: accepted configurations, and the texts of errors.
 
 mod accepts;
 mod messages;
@@ -11,7 +11,7 @@ fn run(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
     load(Some(Source { name: "run.yaml", text }), &overrides)
 }
 
-/// A complete configuration with `text` after it.
+/// Loads a complete configuration followed by `text`.
 fn accepted(text: &str, overrides: &[&str]) -> RunConfig {
     match run(&format!("model: 15m\noutput_dir: out\n{text}"), overrides) {
         Ok(config) => config,
@@ -19,7 +19,7 @@ fn accepted(text: &str, overrides: &[&str]) -> RunConfig {
     }
 }
 
-/// The errors of a complete configuration with `text` after it, from line 3.
+/// The errors of a complete configuration followed by `text`, which starts at line 3.
 fn refused(text: &str, overrides: &[&str]) -> String {
     match run(&format!("model: 15m\noutput_dir: out\n{text}"), overrides) {
         Ok(config) => panic!("{text} was accepted: {config:?}"),

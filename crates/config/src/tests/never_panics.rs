@@ -1,4 +1,4 @@
-//! No text, however strange, ends in a panic, and errors stay printable.
+//! No text causes a panic, and errors contain no control characters.
 
 use proptest::prelude::*;
 
@@ -8,12 +8,12 @@ use crate::keys::KEYS;
 fn check(text: &str, overrides: &[&str]) {
     if let Err(errors) = run(text, overrides) {
         assert!(!errors.0.is_empty());
-        let told = errors.to_string();
-        assert!(told.chars().all(|c| c == '\n' || !c.is_control()), "{told:?}");
+        let text = errors.to_string();
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
     }
 }
 
-/// Lines that look like a configuration more often than not.
+/// Lines that look like a configuration most of the time.
 fn line() -> impl Strategy<Value = String> {
     let key = prop_oneof![
         8 => (0..KEYS.len()).prop_map(|idx| KEYS[idx].name.to_owned()),
@@ -59,7 +59,7 @@ proptest! {
 }
 
 #[test]
-fn on_as_much_as_the_bounds_allow() {
+fn on_configurations_as_large_as_allowed() {
     let lines = |line: &dyn Fn(usize) -> String| (0..9_000).map(line).collect::<String>();
     check(&lines(&|i| format!("unknown_key_{i}: 1\n")), &[]);
     check(&lines(&|i| format!("model.part_{i}: 1\n")), &[]);

@@ -1,57 +1,58 @@
-//! What a template may make: bounds on every value, on all of them together, and on how deep they are nested.
+//! Limits on the values that a template creates: on the size of each, on their total size, and on their nesting.
 //!
-//! Templates come with models from strangers. [`lower`](super::lower) lets every value that a template makes pass
-//! through the filters here. What an operation makes is counted, before it is made if it may be much larger than what
-//! it is made of. So memory is at most [`MAX_TOTAL`], and a small multiple of [`MAX_VALUE`] for what an operation holds
-//! meanwhile. A list counts as what it would be if it were written down, so that a list of the same list twice, and so
-//! on, is not an exponential tree of a few bytes.
+//! Templates come with downloaded models and are untrusted. [`lower`](super::lower) passes every value that a template
+//! creates through the filters here. The size of a result is counted; if it may be much larger than its operands, it is
+//! estimated before the operation runs. Memory is therefore at most [`MAX_TOTAL_BYTES`], plus a small multiple of
+//! [`MAX_VALUE_BYTES`] while an operation runs. A list counts with its fully expanded size, so that a list that contains
+//! the same list twice, and so on, cannot be an exponential tree of a few bytes.
 //!
-//! Left out: time beyond the number of instructions. Each may go through a value of [`MAX_VALUE`].
+//! Not limited: time beyond the number of instructions. Each instruction may visit a value of [`MAX_VALUE_BYTES`].
 
 use lockstep_core::Bytes;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, filters};
 
-/// Largest value, in bytes of text or [`NODE_BYTES`] for each element.
-pub(crate) const MAX_VALUE: usize = 32 << 20;
-/// All values that one rendering makes.
-pub(crate) const MAX_TOTAL: usize = 256 << 20;
-/// Elements that may be gone through to measure values, in one rendering.
+/// The largest value: bytes of text, or [`NODE_BYTES`] per element.
+pub(crate) const MAX_VALUE_BYTES: usize = 32 << 20;
+/// The total size of all values that one rendering creates.
+pub(crate) const MAX_TOTAL_BYTES: usize = 256 << 20;
+/// The elements that one rendering may visit to measure values.
 const MAX_VISITS: u64 = 200_000_000;
-/// Lists within lists. Values are gone through by recursion.
+/// The deepest nesting of lists and maps. Values are visited by recursion.
 const MAX_DEPTH: usize = 160;
-/// What an element of a list takes.
+/// The memory of a list element.
 const NODE_BYTES: usize = 32;
-/// What a macro keeps each time that it is declared.
+/// The memory that each declaration of a macro keeps.
 const MACRO_BYTES: usize = 1024;
 
-/// Filters that [`lower`](super::lower) puts into templates. `~`, `+` and `*`:
+/// Filters that [`lower`](super::lower) inserts into templates. In place of the operators `~`, `+` and `*`:
 pub(crate) const CAT: &str = "__lockstep_cat";
 pub(crate) const ADD: &str = "__lockstep_add";
 pub(crate) const MUL: &str = "__lockstep_mul";
-/// Around what was just made.
+/// Around a value that was just created.
 pub(crate) const NEW: &str = "__lockstep_new";
-/// Around what is gone through element by element.
+/// Around a value that is iterated over.
 pub(crate) const ITER: &str = "__lockstep_iter";
-/// Where something is kept that is no value.
+/// Where memory is kept that is not a value.
 pub(crate) const CHARGE: &str = "__lockstep_charge";
 
-/// What a rendering has made so far.
+/// What one rendering has used so far.
 #[derive(Default)]
-struct Spent {
+struct RenderUsage {
     bytes: usize,
     visits: u64,
 }
 
-/// Adds the filters that bound values, and bounded versions of the engine's that make much out of little.
+/// Adds the filters above, and bounded versions of the engine's filters whose results can be much larger than their
+/// arguments.
 pub(crate) fn install(env: &mut Environment<'static>) {
-    env.add_filter(NEW, |state: &mut State, value: Value| made(state, value));
+    env.add_filter(NEW, |state: &mut State, value: Value| count_new(state, value));
     env.add_filter(CAT, |state: &mut State, a: Value, b: Value| concat(state, &a, &b));
     env.add_filter(ADD, |state: &mut State, a: Value, b: Value| add(state, &a, &b));
     env.add_filter(MUL, |state: &mut State, a: Value, b: Value| multiply(state, &a, &b));
-    env.add_filter(ITER, |value: Value| check(spread(&value)).map(|()| value));
+    env.add_filter(ITER, |value: Value| check(iteration_bytes(&value)).map(|()| value));
     env.add_filter(CHARGE, |state: &mut State, value: Value| charge(state, MACRO_BYTES).map(|()| value));
-    // Dumps everything there is, of any size; the peers have no such function.
+    // Prints all variables, of any size. Jinja in transformers has no such function.
     env.remove_global("debug");
     macro_rules! bounded {
         ($($name:ident)*) => {$({
@@ -61,7 +62,7 @@ pub(crate) fn install(env: &mut Environment<'static>) {
                 if kwargs.args().next().is_some() {
                     args.0.push(kwargs.into());
                 }
-                check(foreseen(state, stringify!($name), &args)?)?;
+                check(estimated_bytes(state, stringify!($name), &args)?)?;
                 state.apply_filter(PLAIN, &args)
             });
         })*};
@@ -70,99 +71,99 @@ pub(crate) fn install(env: &mut Environment<'static>) {
     bounded! { list sort unique map select reject selectattr rejectattr reverse zip chain groupby min max sum }
 }
 
-/// Counts `bytes` that are about to be made as one value.
+/// Counts a value of `bytes` that is about to be created.
 pub(crate) fn charge(state: &mut State, bytes: usize) -> Result<(), Error> {
     check(bytes)?;
-    let spent = state.get_or_insert_extension_with(Spent::default);
-    spent.bytes = spent.bytes.saturating_add(bytes);
-    if spent.bytes > MAX_TOTAL {
-        return Err(excess(format!("it makes more than {} in all", Bytes(MAX_TOTAL as u64))));
+    let usage = state.get_or_insert_extension_with(RenderUsage::default);
+    usage.bytes = usage.bytes.saturating_add(bytes);
+    if usage.bytes > MAX_TOTAL_BYTES {
+        return Err(limit_exceeded(format!("the values exceed {} in total", Bytes(MAX_TOTAL_BYTES as u64))));
     }
     Ok(())
 }
 
-/// Refuses a value of so many bytes.
+/// Checks that a value of `bytes` is within the limit.
 pub(crate) fn check(bytes: usize) -> Result<(), Error> {
-    if bytes <= MAX_VALUE {
+    if bytes <= MAX_VALUE_BYTES {
         return Ok(());
     }
-    Err(excess(format!("it makes a value of more than {}", Bytes(MAX_VALUE as u64))))
+    Err(limit_exceeded(format!("a value exceeds {}", Bytes(MAX_VALUE_BYTES as u64))))
 }
 
-fn excess(detail: String) -> Error {
+fn limit_exceeded(detail: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, detail)
 }
 
-/// Counts a value that was made, and refuses one that is too large.
-fn made(state: &mut State, value: Value) -> Result<Value, Error> {
+/// Counts a value that was created, and refuses one that is too large.
+fn count_new(state: &mut State, value: Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::String => charge(state, value.as_str().map_or(0, str::len))?,
         ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
-            let measured = measure(state, &value)?;
-            charge(state, measured.items.saturating_mul(NODE_BYTES))?;
+            let size = measure(state, &value)?;
+            charge(state, size.items.saturating_mul(NODE_BYTES))?;
         }
         _ => {}
     }
     Ok(value)
 }
 
-/// What a value is when it is written down.
+/// The size of a value when it is fully expanded.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Measured {
+pub(crate) struct ValueSize {
     pub(crate) bytes: usize,
-    /// Elements of the value itself.
+    /// Direct elements.
     pub(crate) items: usize,
-    /// Elements in all, and how deep they are nested.
+    /// Elements at all levels, and the depth of their nesting.
     pub(crate) nodes: usize,
     pub(crate) depth: usize,
 }
 
-/// Measures a value, as far as the bounds allow.
-pub(crate) fn measure(state: &mut State, value: &Value) -> Result<Measured, Error> {
-    let mut measured = Measured::default();
-    let walked = walk(value, 0, &mut measured);
-    let spent = state.get_or_insert_extension_with(Spent::default);
-    spent.visits += measured.nodes as u64;
-    if spent.visits > MAX_VISITS {
-        return Err(excess(format!("it goes through more than {MAX_VISITS} elements")));
+/// Measures a value, up to the limits.
+pub(crate) fn measure(state: &mut State, value: &Value) -> Result<ValueSize, Error> {
+    let mut size = ValueSize::default();
+    let walked = walk(value, 0, &mut size);
+    let usage = state.get_or_insert_extension_with(RenderUsage::default);
+    usage.visits += size.nodes as u64;
+    if usage.visits > MAX_VISITS {
+        return Err(limit_exceeded(format!("the template visits more than {MAX_VISITS} elements")));
     }
-    walked.map(|()| measured)
+    walked.map(|()| size)
 }
 
-fn walk(value: &Value, depth: usize, measured: &mut Measured) -> Result<(), Error> {
-    measured.nodes += 1;
-    measured.items += usize::from(depth == 1);
-    measured.depth = measured.depth.max(depth);
-    measured.bytes += NODE_BYTES;
+fn walk(value: &Value, depth: usize, size: &mut ValueSize) -> Result<(), Error> {
+    size.nodes += 1;
+    size.items += usize::from(depth == 1);
+    size.depth = size.depth.max(depth);
+    size.bytes += NODE_BYTES;
     if depth > MAX_DEPTH {
-        return Err(excess(format!("it nests values more than {MAX_DEPTH} deep")));
+        return Err(limit_exceeded(format!("values are nested more than {MAX_DEPTH} levels deep")));
     }
     match value.kind() {
-        ValueKind::String => measured.bytes += value.as_str().map_or(0, str::len),
+        ValueKind::String => size.bytes += value.as_str().map_or(0, str::len),
         ValueKind::Seq | ValueKind::Iterable => {
             for item in value.try_iter()? {
-                walk(&item, depth + 1, measured)?;
+                walk(&item, depth + 1, size)?;
             }
         }
         ValueKind::Map => {
             for key in value.try_iter()? {
-                measured.bytes += key.as_str().map_or(0, str::len);
-                walk(&value.get_item(&key)?, depth + 1, measured)?;
+                size.bytes += key.as_str().map_or(0, str::len);
+                walk(&value.get_item(&key)?, depth + 1, size)?;
             }
         }
         _ => {}
     }
-    check(measured.bytes)
+    check(size.bytes)
 }
 
-/// The text of a value, which `show` gives, counted.
+/// The text of a value, printed by `show` and counted.
 pub(crate) fn shown(
     state: &mut State,
     value: &Value,
     show: impl FnOnce(&Value) -> String,
 ) -> Result<String, Error> {
     if value.as_str().is_none() {
-        // Quotes and escapes make text longer.
+        // Quotes and escapes make the text longer than the value.
         check(measure(state, value)?.bytes.saturating_mul(4))?;
     }
     let text = show(value);
@@ -194,8 +195,8 @@ fn add(state: &mut State, a: &Value, b: &Value) -> Result<Value, Error> {
         charge(state, a.len() + b.len())?;
         return Ok([a, b].concat().into());
     }
-    let sum = plain("a + b", a, b)?;
-    made(state, sum)
+    let sum = engine_operator("a + b", a, b)?;
+    count_new(state, sum)
 }
 
 fn multiply(state: &mut State, a: &Value, b: &Value) -> Result<Value, Error> {
@@ -205,26 +206,26 @@ fn multiply(state: &mut State, a: &Value, b: &Value) -> Result<Value, Error> {
             check(measure(state, value)?.bytes.saturating_sub(NODE_BYTES).saturating_mul(times))?;
         }
     }
-    let product = plain("a * b", a, b)?;
-    made(state, product)
+    let product = engine_operator("a * b", a, b)?;
+    count_new(state, product)
 }
 
-/// What the engine itself makes of an operator.
-fn plain(operator: &'static str, a: &Value, b: &Value) -> Result<Value, Error> {
+/// Applies an operator of the engine itself.
+fn engine_operator(operator: &'static str, a: &Value, b: &Value) -> Result<Value, Error> {
     let env = Environment::empty();
     let values = Value::from_pairs([("a", a.clone()), ("b", b.clone())]);
     let result = env.compile_expression(operator).and_then(|expression| expression.eval(values));
-    // Without the place, which is one in `operator`.
+    // Drop the location, which refers to `operator` and not to the template.
     result.map_err(|e| Error::new(e.kind(), e.detail().unwrap_or_default().to_string()))
 }
 
-/// Bytes of the elements that going through a value makes: a string's are its characters.
-fn spread(value: &Value) -> usize {
+/// The bytes of the elements that iterating over a value creates. A string's elements are its characters.
+fn iteration_bytes(value: &Value) -> usize {
     value.as_str().map_or(0, |text| text.chars().count().saturating_mul(NODE_BYTES))
 }
 
-/// What the engine's filter or method `name` would make of its arguments at most, the value first.
-pub(crate) fn foreseen(state: &mut State, name: &str, args: &[Value]) -> Result<usize, Error> {
+/// An upper bound on the result of the engine's filter or method `name`. The first argument is the value itself.
+pub(crate) fn estimated_bytes(state: &mut State, name: &str, args: &[Value]) -> Result<usize, Error> {
     let Some((subject, args)) = args.split_first() else { return Ok(0) };
     let text = subject.as_str();
     let words = strings(args);
@@ -232,9 +233,9 @@ pub(crate) fn foreseen(state: &mut State, name: &str, args: &[Value]) -> Result<
     let largest = || numbers(args).into_iter().max().unwrap_or(0);
     Ok(match (name, text) {
         ("join", _) => {
-            let measured = measure(state, subject)?;
-            let items = text.map_or(measured.items, |text| text.chars().count());
-            measured.bytes.saturating_add(items.saturating_mul(longest))
+            let size = measure(state, subject)?;
+            let items = text.map_or(size.items, |text| text.chars().count());
+            size.bytes.saturating_add(items.saturating_mul(longest))
         }
         ("replace", Some(text)) => {
             let (old, new) = (words.first().map_or("", String::as_str), words.get(1).map_or(0, String::len));
@@ -244,7 +245,7 @@ pub(crate) fn foreseen(state: &mut State, name: &str, args: &[Value]) -> Result<
             let lines = text.matches('\n').count() + 1;
             text.len().saturating_add(lines.saturating_mul(largest().max(longest)))
         }
-        ("format", Some(text)) => formatted(state, text, args)?,
+        ("format", Some(text)) => formatted_bytes(state, text, args)?,
         ("split" | "rsplit", Some(text)) => {
             let pieces = match words.first() {
                 Some(at) => text.matches(at.as_str()).count() + 1,
@@ -255,19 +256,22 @@ pub(crate) fn foreseen(state: &mut State, name: &str, args: &[Value]) -> Result<
         ("lines" | "splitlines", Some(text)) => {
             text.len().saturating_add(text.matches(['\n', '\r']).count().saturating_mul(NODE_BYTES))
         }
-        ("batch" | "slice", _) => spread(subject).saturating_add(largest().saturating_mul(NODE_BYTES)),
-        ("pprint", _) => {
-            let measured = measure(state, subject)?;
-            let indent = measured.nodes.saturating_mul(measured.depth).saturating_mul(8);
-            measured.bytes.saturating_mul(4).saturating_add(indent)
+        ("batch" | "slice", _) => {
+            iteration_bytes(subject).saturating_add(largest().saturating_mul(NODE_BYTES))
         }
-        _ => spread(subject),
+        ("pprint", _) => {
+            let size = measure(state, subject)?;
+            let indent = size.nodes.saturating_mul(size.depth).saturating_mul(8);
+            size.bytes.saturating_mul(4).saturating_add(indent)
+        }
+        _ => iteration_bytes(subject),
     })
 }
 
-/// What `format` makes: each place of the pattern may take the longest argument, and any number in it may be a width.
-fn formatted(state: &mut State, pattern: &str, args: &[Value]) -> Result<usize, Error> {
-    let places = pattern.matches(['%', '{']).count();
+/// An upper bound on the result of `format`: each placeholder may hold the longest argument, and any number in the
+/// pattern may be a width.
+fn formatted_bytes(state: &mut State, pattern: &str, args: &[Value]) -> Result<usize, Error> {
+    let placeholders = pattern.matches(['%', '{']).count();
     let mut longest = 0usize;
     for arg in args {
         longest = longest.max(measure(state, arg)?.bytes);
@@ -278,17 +282,18 @@ fn formatted(state: &mut State, pattern: &str, args: &[Value]) -> Result<usize, 
     // A width may also be an argument: `%*d`, `{:{}}`.
     let nested =
         pattern.contains('*') || pattern.split('{').any(|part| part.contains(':') && !part.contains('}'));
-    let given = if nested { numbers(args).into_iter().max().unwrap_or(0) } else { 0 };
-    let widths = in_pattern.unwrap_or(usize::MAX).saturating_add(given.saturating_mul(places));
-    Ok(pattern.len().saturating_add(places.saturating_mul(longest.saturating_mul(4))).saturating_add(widths))
+    let in_args = if nested { numbers(args).into_iter().max().unwrap_or(0) } else { 0 };
+    let widths = in_pattern.unwrap_or(usize::MAX).saturating_add(in_args.saturating_mul(placeholders));
+    let texts = placeholders.saturating_mul(longest.saturating_mul(4));
+    Ok(pattern.len().saturating_add(texts).saturating_add(widths))
 }
 
-/// The texts among arguments, those given by name too.
+/// The strings among the arguments, including keyword arguments.
 fn strings(args: &[Value]) -> Vec<String> {
     each(args).filter_map(|arg| arg.as_str().map(str::to_string)).collect()
 }
 
-/// The whole numbers among arguments, those given by name too; what is negative counts as nothing.
+/// The integers among the arguments, including keyword arguments. Negative numbers count as 0.
 fn numbers(args: &[Value]) -> Vec<usize> {
     each(args).filter(|arg| arg.is_number()).map(|arg| usize::try_from(arg).unwrap_or(0)).collect()
 }

@@ -1,78 +1,79 @@
-//! Templates that make much out of little, each in another way: all end in an error, soon, and in little memory.
+//! Templates that create huge values, each in a different way. All of them must end in an error, soon and without
+//! using much memory.
 
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::{MAX_TOTAL, MAX_VALUE};
-use crate::{Chat, ChatTemplate, Moment, TemplateSource, Tokenizer, TokenizerSource};
+use super::{MAX_TOTAL_BYTES, MAX_VALUE_BYTES};
+use crate::{Chat, ChatTemplate, DateTime, TemplateSource, Tokenizer, TokenizerSource};
 
 fn render(template: &str) -> Result<String, String> {
     let tokenizer = Tokenizer::load(&TokenizerSource::Byte).unwrap();
     let source = TemplateSource::Inline(template.into());
-    let template = ChatTemplate::load(&source, &tokenizer, Moment::default()).map_err(|e| e.to_string())?;
+    let template = ChatTemplate::load(&source, &tokenizer, DateTime::default()).map_err(|e| e.to_string())?;
     let chat = Chat { messages: vec![json!({"role": "user", "content": "hi"})], ..Chat::default() };
     template.render(&chat, false).map_err(|e| e.to_string())
 }
 
-/// The most memory that this process has held, where the system says.
+/// The peak memory of this process; 0 if the system does not report it.
 fn peak_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok()).map_or(0, |kib| kib << 10)
 }
 
-/// `{% set ns.s = ... %}`, forty times.
-fn grown(first: &str, step: &str) -> String {
+/// A template that repeats `step` forty times, which sets `ns.s`.
+fn repeated(first: &str, step: &str) -> String {
     format!(
         "{{% set ns = namespace(s={first}) %}}{{% for i in range(40) %}}{step}{{% endfor %}}{{{{ ns.s|length }}}}"
     )
 }
 
-/// Something, as often as loops can say it.
-fn many(body: &str) -> String {
+/// A template that runs `body` in nested loops, about 10^8 times.
+fn in_loops(body: &str) -> String {
     let loops = "{% for i in range(9999) %}{% for j in range(9999) %}";
     format!("{{% set ns = namespace(l=[]) %}}{loops}{body}{{% endfor %}}{{% endfor %}}")
 }
 
 #[test]
-fn no_template_makes_much_out_of_little() {
+fn templates_cannot_create_huge_values() {
     let long = "{% set s = 'x' * 1000000 %}";
     let cases: Vec<String> = vec![
         // Strings that double.
-        grown("'x'", "{% set ns.s = ns.s ~ ns.s %}"),
-        grown("'x'", "{% set ns.s = ns.s + ns.s %}"),
-        grown("'x'", "{% set ns.s = ns.s * 2 %}"),
-        grown("'x'", "{% set ns.s = 2 * ns.s %}"),
-        grown("'x'", "{% set ns.s = [ns.s, ns.s]|join %}"),
-        grown("'x'", "{% set ns.s = ''.join([ns.s, ns.s]) %}"),
-        grown("'x'", "{% set ns.s = ns.s|replace('x', 'xx') %}"),
-        grown("'x'", "{% set ns.s = ns.s.replace('x', 'xx') %}"),
-        grown("'x'", "{% set ns.s = '%s%s'|format(ns.s, ns.s) %}"),
-        grown("'x'", "{% set ns.s = '{}{}'.format(ns.s, ns.s) %}"),
-        grown("'x'", "{% set ns.s = [ns.s, ns.s]|sum(start='') %}"),
-        grown("'x'", "{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = t %}"),
-        grown("'x'", "{% set t %}{% filter upper %}{{ ns.s }}{{ ns.s }}{% endfilter %}{% endset %}{% set ns.s = t %}"),
-        grown("'x'", "{% set ns.s = [ns.s, ns.s]|string %}"),
-        grown("'x'", "{% set ns.s = [ns.s, ns.s]|tojson %}"),
-        grown("'x'", "{% set ns.s = [ns.s, ns.s]|pprint %}"),
-        grown("'x'", "{% set ns.s = ns.s if false else ns.s ~ ns.s %}"),
-        "{% macro twice(s) %}{{ s }}{{ s }}{% endmacro %}".to_string() + &grown("'x'", "{% set ns.s = twice(ns.s) %}"),
+        repeated("'x'", "{% set ns.s = ns.s ~ ns.s %}"),
+        repeated("'x'", "{% set ns.s = ns.s + ns.s %}"),
+        repeated("'x'", "{% set ns.s = ns.s * 2 %}"),
+        repeated("'x'", "{% set ns.s = 2 * ns.s %}"),
+        repeated("'x'", "{% set ns.s = [ns.s, ns.s]|join %}"),
+        repeated("'x'", "{% set ns.s = ''.join([ns.s, ns.s]) %}"),
+        repeated("'x'", "{% set ns.s = ns.s|replace('x', 'xx') %}"),
+        repeated("'x'", "{% set ns.s = ns.s.replace('x', 'xx') %}"),
+        repeated("'x'", "{% set ns.s = '%s%s'|format(ns.s, ns.s) %}"),
+        repeated("'x'", "{% set ns.s = '{}{}'.format(ns.s, ns.s) %}"),
+        repeated("'x'", "{% set ns.s = [ns.s, ns.s]|sum(start='') %}"),
+        repeated("'x'", "{% set t %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = t %}"),
+        repeated("'x'", "{% set t %}{% filter upper %}{{ ns.s }}{{ ns.s }}{% endfilter %}{% endset %}{% set ns.s = t %}"),
+        repeated("'x'", "{% set ns.s = [ns.s, ns.s]|string %}"),
+        repeated("'x'", "{% set ns.s = [ns.s, ns.s]|tojson %}"),
+        repeated("'x'", "{% set ns.s = [ns.s, ns.s]|pprint %}"),
+        repeated("'x'", "{% set ns.s = ns.s if false else ns.s ~ ns.s %}"),
+        "{% macro twice(s) %}{{ s }}{{ s }}{% endmacro %}".to_string() + &repeated("'x'", "{% set ns.s = twice(ns.s) %}"),
         "{% macro wrap() %}{{ caller() }}{{ caller() }}{% endmacro %}".to_string()
-            + &grown("'x'", "{% set t %}{% call wrap() %}{{ ns.s }}{% endcall %}{% endset %}{% set ns.s = t %}"),
+            + &repeated("'x'", "{% set t %}{% call wrap() %}{{ ns.s }}{% endcall %}{% endset %}{% set ns.s = t %}"),
         "{% macro more(s, n) %}{% if n %}{{ more(s ~ s, n - 1) }}{% endif %}{% endmacro %}{{ more('x', 40) }}".into(),
         // Lists that double, also as trees that share their branches.
-        grown("[0]", "{% set ns.s = ns.s + ns.s %}"),
-        grown("[0]", "{% set ns.s = ns.s * 2 %}"),
-        grown("[0]", "{% set ns.s = (ns.s + ns.s)|list %}"),
-        grown("(0,)", "{% set ns.s = ns.s + ns.s %}"),
-        grown("(0,)", "{% set ns.s = ns.s * 2 %}"),
-        grown("[0]", "{% set ns.s = [ns.s, ns.s] %}"),
-        grown("[0]", "{% set ns.s = (ns.s, ns.s) %}"),
-        grown("[0]", "{% set ns.s = {'a': ns.s, 'b': ns.s} %}"),
-        grown("[0]", "{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
-        grown("[0]", "{% set ns.s = ns.s|chain(ns.s)|list %}"),
-        // One step that makes much.
+        repeated("[0]", "{% set ns.s = ns.s + ns.s %}"),
+        repeated("[0]", "{% set ns.s = ns.s * 2 %}"),
+        repeated("[0]", "{% set ns.s = (ns.s + ns.s)|list %}"),
+        repeated("(0,)", "{% set ns.s = ns.s + ns.s %}"),
+        repeated("(0,)", "{% set ns.s = ns.s * 2 %}"),
+        repeated("[0]", "{% set ns.s = [ns.s, ns.s] %}"),
+        repeated("[0]", "{% set ns.s = (ns.s, ns.s) %}"),
+        repeated("[0]", "{% set ns.s = {'a': ns.s, 'b': ns.s} %}"),
+        repeated("[0]", "{% set ns.s = dict(a=ns.s, b=ns.s) %}"),
+        repeated("[0]", "{% set ns.s = ns.s|chain(ns.s)|list %}"),
+        // Single operations with a huge result.
         "{{ 'x' * 10**9 }}".into(),
         "{{ ([0] * 10**9)|length }}".into(),
         "{{ (0, 1) * 10**9 }}".into(),
@@ -98,13 +99,13 @@ fn no_template_makes_much_out_of_little() {
         format!("{long}{{% set s = s * 10 %}}{{{{ s|list|length }}}}"),
         format!("{long}{{% set s = s * 10 %}}{{{{ s.split('x')|length }}}}"),
         format!("{long}{{% set s = s * 10 %}}{{% for c in s %}}{{% endfor %}}"),
-        // Much that is kept: copies, text between tags, macros.
-        format!("{long}{}", many("{% set ns.l = ns.l + [s[1:]] %}")),
-        format!("{long}{}", many("{% set ns.l = ns.l + [s|upper] %}")),
-        many(&"raw ".repeat(100)),
-        format!("{{% set t %}}{}{{% endset %}}", many(&"raw ".repeat(100))),
-        many("{% macro m() %}{{ i }}{{ j }}{% endmacro %}"),
-        // Depth, and a value inside itself.
+        // Many values that are kept: copies, text between tags, macros.
+        format!("{long}{}", in_loops("{% set ns.l = ns.l + [s[1:]] %}")),
+        format!("{long}{}", in_loops("{% set ns.l = ns.l + [s|upper] %}")),
+        in_loops(&"raw ".repeat(100)),
+        format!("{{% set t %}}{}{{% endset %}}", in_loops(&"raw ".repeat(100))),
+        in_loops("{% macro m() %}{{ i }}{{ j }}{% endmacro %}"),
+        // Deep nesting, and values that contain themselves.
         "{% set ns = namespace(s=[]) %}{% for i in range(9999) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s }}".into(),
         "{% set ns = namespace() %}{% set ns.a = ns %}{{ ns }}".into(),
         "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ ns|tojson }}".into(),
@@ -112,9 +113,9 @@ fn no_template_makes_much_out_of_little() {
         "{% set ns = namespace() %}{% set ns.a = [ns] %}{{ [ns, 1] }}".into(),
     ];
     let expected = [
-        "it makes a value of more than 32.0 MiB",
-        "it makes more than 256 MiB in all",
-        "it nests values more than 160 deep",
+        "a value exceeds 32.0 MiB",
+        "the values exceed 256 MiB in total",
+        "values are nested more than 160 levels deep",
         "range has too many elements",
     ];
     for case in &cases {
@@ -122,15 +123,15 @@ fn no_template_makes_much_out_of_little() {
         let error = render(case).unwrap_err();
         assert!(expected.iter().any(|text| error.contains(text)), "{case}: {error}");
         let grew = peak_bytes().saturating_sub(before);
-        // What is kept, what grows by doubling, and what an operation holds meanwhile.
-        assert!(grew < 2 * MAX_TOTAL, "{case}: {grew} bytes");
+        // The values themselves, growth by doubling, and what an operation holds while it runs.
+        assert!(grew < 2 * MAX_TOTAL_BYTES, "{case}: {grew} bytes");
         assert!(start.elapsed() < Duration::from_secs(20), "{case}: {:?}", start.elapsed());
     }
 }
 
-/// Deep trees of code would end the process in the engine's recursion.
+/// Deep syntax trees would overflow the stack in the engine's recursion.
 #[test]
-fn long_chains_are_refused() {
+fn long_chains_are_errors() {
     for (before, link, after) in [
         ("{{ 1", " ~ 1", " }}"),
         ("{{ 1", "|abs", " }}"),
@@ -142,23 +143,23 @@ fn long_chains_are_refused() {
         ("{% if 1 %}", "{% elif 1 %}", "{% endif %}"),
     ] {
         let error = render(&format!("{before}{}{after}", link.repeat(50_000))).unwrap_err();
-        let limits = ["it has more than 2000 parts of one tag", "it has more than 500 elif branches"];
+        let limits = ["a tag has more than 2000 tokens", "the template has more than 500 elif branches"];
         assert!(limits.iter().any(|limit| error.contains(limit)), "{link}: {error}");
-        // A chain that someone might write.
+        // A chain of a plausible length is accepted.
         let short = render(&format!("{before}{}{after}", link.repeat(300)));
-        assert!(!matches!(&short, Err(e) if e.contains("it has more than")), "{link}: {short:?}");
+        assert!(!matches!(&short, Err(e) if e.contains("has more than")), "{link}: {short:?}");
     }
 }
 
 #[test]
-fn what_fits_is_made() {
-    let most = MAX_VALUE - 64;
+fn values_within_the_limits_are_created() {
+    let most = MAX_VALUE_BYTES - 64;
     assert_eq!(render(&format!("{{{{ ('x' * {most})|length }}}}")), Ok(most.to_string()));
     assert_eq!(render("{{ ([0] * 100000)|length }}"), Ok("100000".into()));
     assert_eq!(render("{{ 3 * 4 }} {{ 2.5 * 2 }} {{ 1 + 2 }} {{ 1 + 0.5 }}"), Ok("12 5.0 3 1.5".into()));
     assert_eq!(render("{{ 'a' + 'b' ~ 1 ~ [1, 'b'] }}"), Ok("ab1[1, 'b']".into()));
     assert_eq!(render("{{ ([1] + [2])|join('-') }} {{ (1, 2) + (3,) }}"), Ok("1-2 (1, 2, 3)".into()));
-    // The error is told at the place and in the words that the template has.
+    // Errors refer to the line and the code of the original template.
     let error = render("one\n{{ ['b', 2] ~ 1 }}\n{{ 'a' + 1 }}").unwrap_err();
     assert!(error.contains("`chat_template` line 3") && error.ends_with("in `'a' + 1`"), "{error}");
 }

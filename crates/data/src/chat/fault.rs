@@ -1,27 +1,27 @@
-//! What can be wrong with a template, and with a conversation under one.
+//! What can be wrong with a chat template, and with a conversation rendered by one.
 
-/// A template that cannot be read, or fails on a conversation.
+/// A template that cannot be parsed, or that fails on a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("chat template {origin}{}: {why}", Line(*line))]
+#[error("chat template {origin}{}: {why}", LineNumber(*line))]
 pub struct TemplateFault {
-    /// The file, or what the template is called.
+    /// The template's file, or its name.
     pub origin: String,
     /// From 1.
     pub line: Option<usize>,
     pub why: String,
-    /// Whether the template itself refused, through `raise_exception`.
+    /// Whether the template itself refused the conversation, through `raise_exception`.
     pub raised: bool,
 }
 
-/// Why a conversation has no tokens.
+/// Why a conversation could not be turned into tokens.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatFault {
     #[error(transparent)]
     Template(#[from] TemplateFault),
-    #[error("there are no messages")]
+    #[error("the conversation has no messages")]
     NoMessages,
-    #[error("message {number} is {found}; a message is an object with `role` and `content`")]
+    #[error("message {number} is {found}, expected an object with `role` and `content`")]
     NotAMessage {
         /// From 1.
         number: usize,
@@ -29,14 +29,14 @@ pub enum ChatFault {
     },
     #[error("`tools` is {found}, expected a list")]
     BadTools { found: String },
-    #[error("`chat_template_kwargs` may not set `{name}`")]
+    #[error("`chat_template_kwargs` must not set `{name}`")]
     Reserved { name: String },
-    /// Asked for, but the row has none.
-    #[error("assistant_only_loss is on, but no assistant token is in the conversation")]
+    /// `assistant_only_loss` is on, but the row has nothing to train on.
+    #[error("assistant_only_loss is on, but the conversation has no assistant tokens")]
     NoAssistantTokens,
     #[error(
-        "assistant_only_loss is on, but chat template {origin} has no {{% generation %}} block, and where \
-         message {number} begins and ends in its output cannot be told: {why}"
+        "assistant_only_loss is on, but chat template {origin} has no {{% generation %}} block, and message {number} \
+         cannot be located in its output: {why}"
     )]
     Untraceable {
         origin: String,
@@ -44,18 +44,18 @@ pub enum ChatFault {
         number: usize,
         why: &'static str,
     },
-    #[error("the tokenizer cannot encode it: {why}")]
+    #[error("the tokenizer failed to encode the conversation: {why}")]
     NotEncodable { why: String },
 }
 
 impl TemplateFault {
     pub(crate) fn hint(&self) -> String {
         if self.raised {
-            "the template refuses this conversation; change the conversation, or give another template with \
-             chat_template_path."
+            "the template rejects this conversation: change the conversation, or set chat_template_path to another \
+             template."
                 .into()
         } else {
-            "mend the template, or give another with chat_template_path.".into()
+            "fix the template, or set chat_template_path to another one.".into()
         }
     }
 }
@@ -68,13 +68,13 @@ impl ChatFault {
                 "write messages as {\"role\": \"user\", \"content\": \"…\"}."
             }
             ChatFault::BadTools { .. } => "write tools as a list of JSON schemas.",
-            ChatFault::Reserved { .. } => "give it as a column of its own.",
+            ChatFault::Reserved { .. } => "remove it: messages and tools are columns of their own.",
             ChatFault::NoAssistantTokens => {
-                "give every conversation an assistant message, or turn assistant_only_loss off."
+                "add an assistant message to every conversation, or turn assistant_only_loss off."
             }
             ChatFault::Untraceable { .. } => {
-                "write {% generation %} and {% endgeneration %} around what the assistant says in a copy of \
-                 the template, and give it with chat_template_path."
+                "copy the template, put {% generation %} and {% endgeneration %} around the assistant's content, and \
+                 set chat_template_path to the copy."
             }
             ChatFault::NotEncodable { .. } => return None,
         };
@@ -82,9 +82,9 @@ impl ChatFault {
     }
 }
 
-struct Line(Option<usize>);
+struct LineNumber(Option<usize>);
 
-impl std::fmt::Display for Line {
+impl std::fmt::Display for LineNumber {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Some(line) => write!(f, " line {line}"),

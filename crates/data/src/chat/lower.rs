@@ -1,12 +1,12 @@
-//! Templates written again so that everything they make passes through a bound.
+//! Rewrites templates so that every value they create passes through a limit.
 //!
-//! The engine counts instructions, not bytes, and one instruction may double a string. It has no hook to count them, so
-//! the template is: the engine's own parser reads it, and what is compiled is a template with the same meaning in which
-//! operators that make strings or lists are filters of ours, what literals, slices, filters and calls give is handed to
-//! one ([`bounds`](super::bounds)), and text between tags is an expression like any other. Nothing that makes a value
-//! is left as it was, because nothing of the source is copied: all of it is printed from the tree.
+//! The engine counts instructions, not bytes, and one instruction may double a string. It has no hook for counting
+//! bytes, so the template itself is rewritten. The engine's own parser reads it, and this module prints an equivalent
+//! template from the syntax tree: operators that create strings or lists become filters of ours, the results of literals,
+//! slices, filters and calls pass through a filter ([`bounds`](super::bounds)), and text between tags becomes an
+//! expression. Nothing of the source is copied, so no construct that creates a value can be missed.
 //!
-//! Lines stay where they were, and [`Lowered::original`] finds the code that an error is about.
+//! Line numbers stay the same, and [`LoweredTemplate::original`] finds the original code that an error refers to.
 
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -18,33 +18,33 @@ use minijinja::{Error, ErrorKind};
 
 use super::bounds::{ADD, CAT, CHARGE, ITER, MUL, NEW};
 
-/// A template as it is compiled.
+/// A template in the form that is compiled.
 #[derive(Debug)]
-pub(crate) struct Lowered {
+pub(crate) struct LoweredTemplate {
     pub(crate) source: String,
-    /// Bytes of `source`, and those of the template that they stand for.
+    /// Byte ranges of `source`, and the corresponding ranges of the original template.
     spans: Vec<(Range<usize>, Range<usize>)>,
 }
 
-impl Lowered {
+impl LoweredTemplate {
     pub(crate) fn new(source: &str, name: &str, syntax: SyntaxConfig) -> Result<Self, Error> {
         check_depth(source, syntax.clone())?;
         let template = parse(source, name, syntax)?;
         let mut printer =
             Printer { out: String::with_capacity(2 * source.len()), line: 1, spans: Vec::new() };
         printer.statement(&template);
-        Ok(Lowered { source: printer.out, spans: printer.spans })
+        Ok(LoweredTemplate { source: printer.out, spans: printer.spans })
     }
 
-    /// The part of the template that a part of [`Lowered::source`] stands for.
+    /// The range of the original template that corresponds to a range of [`LoweredTemplate::source`].
     pub(crate) fn original(&self, part: Range<usize>) -> Option<Range<usize>> {
         let around = self.spans.iter().filter(|(here, _)| here.start <= part.start && part.end <= here.end);
         around.min_by_key(|(here, _)| here.len()).map(|(_, there)| there.clone())
     }
 }
 
-/// Tokens of one tag, and `elif` tags of a template: more than anyone writes, and few enough for the stack. The parser
-/// bounds brackets within brackets, but chains of operators and of conditions are trees as deep as they are long.
+/// Limits on the tokens of one tag and on the `elif` tags of a template, far above what templates need. They protect the
+/// stack: the parser limits nested brackets, but a chain of operators or conditions is a tree as deep as it is long.
 const MAX_TAG_TOKENS: usize = 2000;
 const MAX_ELIFS: usize = 500;
 
@@ -57,9 +57,11 @@ fn check_depth(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
             _ => in_tag += 1,
         }
         if in_tag > MAX_TAG_TOKENS || elifs > MAX_ELIFS {
-            let what = if elifs > MAX_ELIFS { "elif branches" } else { "parts of one tag" };
-            let limit = if elifs > MAX_ELIFS { MAX_ELIFS } else { MAX_TAG_TOKENS };
-            return Err(Error::new(ErrorKind::SyntaxError, format!("it has more than {limit} {what}")));
+            let what = match elifs > MAX_ELIFS {
+                true => format!("the template has more than {MAX_ELIFS} elif branches"),
+                false => format!("a tag has more than {MAX_TAG_TOKENS} tokens"),
+            };
+            return Err(Error::new(ErrorKind::SyntaxError, what));
         }
     }
     Ok(())
@@ -77,7 +79,7 @@ impl Printer {
         self.out.push_str(text);
     }
 
-    /// Goes on to a line. Only inside a tag, where breaks mean nothing.
+    /// Adds newlines up to the line of `span`. Only used inside a tag, where newlines have no effect.
     fn line_of(&mut self, span: Span) {
         while self.line < usize::from(span.start_line) {
             self.out.push('\n');
@@ -93,7 +95,7 @@ impl Printer {
         statements.iter().for_each(|statement| self.statement(statement));
     }
 
-    /// `{% keyword`, on its line; where the keyword begins.
+    /// Prints `{% keyword` on its line. Returns where the keyword begins.
     fn tag(&mut self, keyword: &str, span: Span) -> usize {
         self.put("{% ");
         self.line_of(span);
@@ -123,7 +125,7 @@ impl Printer {
             Stmt::EmitExpr(emit) => {
                 self.put("{{ ");
                 match &emit.expr {
-                    // What is emitted is counted there; a recursive loop is told by its call.
+                    // The formatter counts the output. A call stays a plain call, because `loop(...)` is a recursive loop.
                     ast::Expr::Call(call) => self.call(call),
                     expr => self.expr(expr),
                 }
@@ -134,6 +136,34 @@ impl Printer {
                 self.tag("if", node.span());
                 self.condition(node);
             }
+            Stmt::Set(node) => {
+                self.tag("set", node.span());
+                self.target(&node.target);
+                self.put(" = ");
+                self.expr(&node.expr);
+                self.put(" %}");
+            }
+            Stmt::Do(node) => {
+                self.tag("do", node.span());
+                self.call(&node.call);
+                self.put(" %}");
+            }
+            Stmt::Continue(node) => {
+                self.tag("continue", node.span());
+                self.put("%}");
+            }
+            Stmt::Break(node) => {
+                self.tag("break", node.span());
+                self.put("%}");
+            }
+            other => self.block_statement(other),
+        }
+    }
+
+    /// Statements with a body and an end tag, other than loops and conditions.
+    fn block_statement(&mut self, statement: &ast::Stmt<'_>) {
+        use ast::Stmt;
+        match statement {
             Stmt::WithBlock(node) => {
                 self.tag("with", node.span());
                 for (idx, (target, value)) in node.assignments.iter().enumerate() {
@@ -145,13 +175,6 @@ impl Printer {
                 self.put(" %}");
                 self.body(&node.body);
                 self.end("endwith");
-            }
-            Stmt::Set(node) => {
-                self.tag("set", node.span());
-                self.target(&node.target);
-                self.put(" = ");
-                self.expr(&node.expr);
-                self.put(" %}");
             }
             Stmt::SetBlock(node) => {
                 self.tag("set", node.span());
@@ -197,25 +220,12 @@ impl Printer {
                 self.body(&node.macro_decl.body);
                 self.end("endcall");
             }
-            Stmt::Do(node) => {
-                self.tag("do", node.span());
-                self.call(&node.call);
-                self.put(" %}");
-            }
-            Stmt::Continue(node) => {
-                self.tag("continue", node.span());
-                self.put("%}");
-            }
-            Stmt::Break(node) => {
-                self.tag("break", node.span());
-                self.put("%}");
-            }
-            other => self.several_templates(other),
+            other => self.multi_template_statement(other),
         }
     }
 
-    /// Statements that name other templates: those that a tokenizer has beside its first.
-    fn several_templates(&mut self, statement: &ast::Stmt<'_>) {
+    /// Statements that refer to other templates, which a tokenizer may have besides its default one.
+    fn multi_template_statement(&mut self, statement: &ast::Stmt<'_>) {
         use ast::Stmt;
         match statement {
             Stmt::Block(node) => {
@@ -262,7 +272,7 @@ impl Printer {
                 self.record(start, node.span());
                 self.put(" %}");
             }
-            _ => unreachable!("all other statements are printed above"),
+            _ => unreachable!("all other statements are handled above"),
         }
     }
 
@@ -274,7 +284,7 @@ impl Printer {
         self.filter(ITER);
         if let Some(condition) = &node.filter_expr {
             self.put(" if ");
-            self.operand(condition);
+            self.subject(condition);
         }
         self.put(if node.recursive { " recursive %}" } else { " %}" });
         self.body(&node.body);
@@ -287,7 +297,7 @@ impl Printer {
 
     /// The rest of an `if` or `elif` tag and what follows it, `endif` included.
     fn condition(&mut self, node: &ast::IfCond<'_>) {
-        self.operand(&node.expr);
+        self.subject(&node.expr);
         self.put(" %}");
         self.body(&node.true_body);
         match &node.false_body[..] {
@@ -304,7 +314,7 @@ impl Printer {
         }
     }
 
-    /// Macros keep what they close over for the whole of a rendering.
+    /// Counts a macro, which keeps the variables it captures until the rendering ends.
     fn charge(&mut self) {
         self.put("{{ ''");
         self.filter(CHARGE);
@@ -325,7 +335,7 @@ impl Printer {
         self.put(")");
     }
 
-    /// What is assigned to: names, attributes, and lists of them.
+    /// The target of an assignment: names, attributes, and lists of them.
     fn target(&mut self, target: &ast::Expr<'_>) {
         match target {
             ast::Expr::Var(var) => {
@@ -344,7 +354,7 @@ impl Printer {
                 }
                 self.put(if list.items.len() == 1 { "," } else { "" });
             }
-            // The engine refuses what cannot be assigned to.
+            // The engine reports targets that cannot be assigned to.
             other => self.expr(other),
         }
     }
@@ -361,12 +371,7 @@ impl Printer {
         self.put(name);
     }
 
-    /// An expression in brackets, unless it is a name, a literal, or ends with a filter.
-    fn operand(&mut self, expr: &ast::Expr<'_>) {
-        self.subject(expr);
-    }
-
-    /// What a filter or a test is applied to.
+    /// The operand of a filter or a test, in parentheses if it binds less tightly.
     fn subject(&mut self, expr: &ast::Expr<'_>) {
         use ast::BinOpKind::{Add, Concat, Mul};
         let loose = match expr {
@@ -374,26 +379,36 @@ impl Printer {
             ast::Expr::BinOp(node) => !matches!(node.op, Add | Concat | Mul),
             _ => false,
         };
-        self.bracketed(expr, loose);
+        self.parenthesized(expr, loose);
     }
 
-    /// What an attribute, an item or a call is of.
+    /// The operand of an attribute, an index or a call, in parentheses unless it is a plain path.
     fn base(&mut self, expr: &ast::Expr<'_>) {
         let tight = matches!(expr, ast::Expr::Var(_) | ast::Expr::GetAttr(_) | ast::Expr::GetItem(_));
-        self.bracketed(expr, !tight);
+        self.parenthesized(expr, !tight);
     }
 
-    fn bracketed(&mut self, expr: &ast::Expr<'_>, brackets: bool) {
-        self.put(if brackets { "(" } else { "" });
+    fn parenthesized(&mut self, expr: &ast::Expr<'_>, parentheses: bool) {
+        self.put(if parentheses { "(" } else { "" });
         self.expr(expr);
-        self.put(if brackets { ")" } else { "" });
+        self.put(if parentheses { ")" } else { "" });
     }
 
+    /// Prints an expression; if it creates a value, through the filter that counts it.
     fn expr(&mut self, expr: &ast::Expr<'_>) {
+        use ast::Expr::{Call, Filter, List, Map, Slice, Tuple};
+        let (start, span) = (self.out.len(), expr.span());
+        self.uncounted_expr(expr);
+        self.record(start, span);
+        if matches!(expr, Slice(_) | Filter(_) | Call(_) | List(_) | Tuple(_) | Map(_)) {
+            self.filter(NEW);
+            self.record(start, span);
+        }
+    }
+
+    fn uncounted_expr(&mut self, expr: &ast::Expr<'_>) {
         use ast::Expr;
-        let start = self.out.len();
         let span = expr.span();
-        let mut makes = false;
         match expr {
             Expr::Var(var) => {
                 self.line_of(span);
@@ -403,47 +418,26 @@ impl Printer {
                 self.line_of(span);
                 self.literal(&constant.value);
             }
-            Expr::Slice(node) => {
-                self.base(&node.expr);
-                self.put("[");
-                self.optional(node.start.as_ref());
-                self.put(":");
-                self.optional(node.stop.as_ref());
-                self.put(":");
-                self.optional(node.step.as_ref());
-                self.put("]");
-                makes = true;
-            }
+            Expr::Slice(node) => self.slice(node),
             Expr::UnaryOp(node) => self.unary(node),
             Expr::BinOp(node) => self.binary(node),
             Expr::Compare(node) => {
-                self.operand(&node.expr);
+                self.subject(&node.expr);
                 for next in &node.ops {
                     self.put(comparison(next.op));
-                    self.operand(&next.expr);
+                    self.subject(&next.expr);
                 }
             }
             Expr::IfExpr(node) => {
-                self.operand(&node.true_expr);
+                self.subject(&node.true_expr);
                 self.put(" if ");
-                self.operand(&node.test_expr);
+                self.subject(&node.test_expr);
                 if let Some(other) = &node.false_expr {
                     self.put(" else ");
-                    self.operand(other);
+                    self.subject(other);
                 }
             }
-            Expr::Filter(node) => {
-                if let Some(subject) = &node.expr {
-                    self.subject(subject);
-                    self.put("|");
-                }
-                self.line_of(span);
-                let named = self.out.len();
-                self.put(node.name);
-                self.arguments(&node.args, false);
-                self.record(named, span);
-                makes = true;
-            }
+            Expr::Filter(node) => self.filter_expr(node, span),
             Expr::Test(node) => {
                 self.subject(&node.expr);
                 self.put(" is ");
@@ -462,39 +456,55 @@ impl Printer {
                 self.expr(&node.subscript_expr);
                 self.put("]");
             }
-            Expr::Call(node) => {
-                self.call(node);
-                makes = true;
-            }
+            Expr::Call(node) => self.call(node),
             Expr::List(node) => {
                 self.line_of(span);
                 self.items("[", &node.items, "]");
-                makes = true;
             }
             Expr::Tuple(node) => {
                 self.line_of(span);
                 self.items("(", &node.items, if node.items.len() == 1 { ",)" } else { ")" });
-                makes = true;
             }
             Expr::Map(node) => {
                 self.line_of(span);
-                self.put("{");
-                for (idx, (key, value)) in node.keys.iter().zip(&node.values).enumerate() {
-                    self.put(if idx > 0 { ", " } else { "" });
-                    self.expr(key);
-                    self.put(": ");
-                    self.expr(value);
-                }
-                // Apart from a brace that may follow: two would end an expression.
-                self.put(" }");
-                makes = true;
+                self.map(node);
             }
         }
-        self.record(start, span);
-        if makes {
-            self.filter(NEW);
-            self.record(start, span);
+    }
+
+    fn slice(&mut self, node: &ast::Slice<'_>) {
+        self.base(&node.expr);
+        self.put("[");
+        self.optional(node.start.as_ref());
+        self.put(":");
+        self.optional(node.stop.as_ref());
+        self.put(":");
+        self.optional(node.step.as_ref());
+        self.put("]");
+    }
+
+    fn filter_expr(&mut self, node: &ast::Filter<'_>, span: Span) {
+        if let Some(subject) = &node.expr {
+            self.subject(subject);
+            self.put("|");
         }
+        self.line_of(span);
+        let start = self.out.len();
+        self.put(node.name);
+        self.arguments(&node.args, false);
+        self.record(start, span);
+    }
+
+    fn map(&mut self, node: &ast::Map<'_>) {
+        self.put("{");
+        for (idx, (key, value)) in node.keys.iter().zip(&node.values).enumerate() {
+            self.put(if idx > 0 { ", " } else { "" });
+            self.expr(key);
+            self.put(": ");
+            self.expr(value);
+        }
+        // A space before the brace: another brace may follow, and two would end the expression.
+        self.put(" }");
     }
 
     fn unary(&mut self, node: &ast::UnaryOp<'_>) {
@@ -502,7 +512,7 @@ impl Printer {
         self.put(if negates(&node.op) { "- " } else { "not " });
         match &node.expr {
             ast::Expr::UnaryOp(inner) if negates(&inner.op) == negates(&node.op) => self.expr(&node.expr),
-            // A minus binds tighter than a filter.
+            // A minus binds more tightly than a filter.
             expr if negates(&node.op) => self.base(expr),
             expr => self.subject(expr),
         }
@@ -515,22 +525,22 @@ impl Printer {
             Concat => CAT,
             Mul => MUL,
             op => {
-                self.operand(&node.left);
+                self.subject(&node.left);
                 self.put(operator(op));
-                return self.operand(&node.right);
+                return self.subject(&node.right);
             }
         };
         self.subject(&node.left);
         self.put("|");
-        let named = self.out.len();
+        let start = self.out.len();
         self.put(filter);
         self.put("(");
         self.expr(&node.right);
         self.put(")");
-        self.record(named, node.span());
+        self.record(start, node.span());
     }
 
-    /// A call as the engine knows them: of a name, of a method, of anything else.
+    /// A call of a name, a method or any other expression.
     fn call(&mut self, node: &ast::Spanned<ast::Call<'_>>) {
         let start = self.out.len();
         self.base(&node.expr);
@@ -542,7 +552,7 @@ impl Printer {
         self.record(start, node.span());
     }
 
-    /// Arguments in brackets, nothing if there are none. `iterated`: they are looped over.
+    /// Arguments in parentheses, or nothing if there are none. `iterated`: the callee iterates over them.
     fn arguments(&mut self, args: &[ast::CallArg<'_>], iterated: bool) {
         if args.is_empty() {
             return;
@@ -590,12 +600,12 @@ impl Printer {
             ValueKind::String => self.quoted(value.as_str().unwrap_or_default()),
             ValueKind::Number if !value.is_integer() => {
                 let float = f64::try_from(value.clone()).unwrap_or(f64::INFINITY);
-                // The only float without digits that can be written.
+                // The only literal for infinity.
                 let text = if float.is_finite() { format!("{float:?}") } else { "1e999".into() };
                 self.put(&text);
             }
             ValueKind::None => self.put("none"),
-            _ => write!(self.out, "{value}").expect("a String takes any text"),
+            _ => write!(self.out, "{value}").expect("writing to a String cannot fail"),
         }
     }
 
@@ -631,7 +641,7 @@ fn operator(op: ast::BinOpKind) -> &'static str {
         Rem => " % ",
         Pow => " ** ",
         In => " in ",
-        Add | Mul | Concat => unreachable!("these are filters"),
+        Add | Mul | Concat => unreachable!("printed as filters"),
     }
 }
 

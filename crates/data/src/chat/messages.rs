@@ -1,26 +1,26 @@
-//! Rows as the engine sees them: checked, and turned into its values.
+//! Validates conversations and converts them to the template engine's values.
 
 use minijinja::value::{Value as Engine, ValueKind};
 use serde_json::{Map, Value};
 
 use super::{Chat, ChatFault};
 
-/// Variables that are not a row's to set through `chat_template_kwargs`.
+/// Variables that a row must not set through `chat_template_kwargs`.
 const RESERVED: [&str; 6] =
     ["messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"];
 
-/// Names that reasoning goes by, the standard one first.
+/// The names of the reasoning field, the standard one first.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// A conversation ready to be rendered, as often as it takes.
+/// A validated conversation in the engine's values, which can be rendered any number of times.
 #[derive(Clone, Debug)]
-pub(crate) struct Ready {
+pub(crate) struct RenderInput {
     pub(crate) messages: Vec<Engine>,
     pub(crate) tools: Engine,
     pub(crate) kwargs: Vec<(String, Engine)>,
 }
 
-impl Ready {
+impl RenderInput {
     pub(crate) fn new(chat: &Chat) -> Result<Self, ChatFault> {
         if chat.messages.is_empty() {
             return Err(ChatFault::NoMessages);
@@ -35,7 +35,7 @@ impl Ready {
             }
             other => Err(ChatFault::NotAMessage { number: idx + 1, found: kind(other) }),
         };
-        Ok(Ready {
+        Ok(RenderInput {
             messages: chat.messages.iter().enumerate().map(message).collect::<Result<_, _>>()?,
             tools: tools(chat.tools.as_ref())?,
             kwargs: chat.kwargs.iter().map(|(name, value)| (name.clone(), engine(value))).collect(),
@@ -47,7 +47,7 @@ impl Ready {
     }
 
     pub(crate) fn with_messages(&self, messages: Vec<Engine>) -> Self {
-        Ready { messages, ..self.clone() }
+        RenderInput { messages, ..self.clone() }
     }
 }
 
@@ -56,9 +56,9 @@ pub(crate) fn role(message: &Engine) -> Engine {
     message.get_attr("role").unwrap_or_default()
 }
 
-/// A message that says `text`, in parts if `model` says what it says in parts.
-pub(crate) fn saying(role: &str, text: &str, model: &Engine) -> Engine {
-    let in_parts = model.get_attr("content").is_ok_and(|content| content.kind() == ValueKind::Seq);
+/// A message with the content `text`, as a list of parts if the content of `like` is a list of parts.
+pub(crate) fn message_with_text(role: &str, text: &str, like: &Engine) -> Engine {
+    let in_parts = like.get_attr("content").is_ok_and(|content| content.kind() == ValueKind::Seq);
     let content = match in_parts {
         true => [Engine::from_pairs([("type", "text"), ("text", text)])].into_iter().collect(),
         false => Engine::from(text),
@@ -66,7 +66,7 @@ pub(crate) fn saying(role: &str, text: &str, model: &Engine) -> Engine {
     Engine::from_pairs([("role", Engine::from(role)), ("content", content)])
 }
 
-/// `message` with `text` for its content.
+/// `message` with its content replaced by `text`.
 pub(crate) fn with_content(message: &Engine, text: &str) -> Engine {
     let names = message.try_iter().into_iter().flatten();
     let kept = names.map(|name| {
@@ -80,17 +80,17 @@ fn tools(tools: Option<&Value>) -> Result<Engine, ChatFault> {
     match tools {
         None | Some(Value::Null) => Ok(Engine::from(())),
         Some(list @ Value::Array(_)) => Ok(engine(list)),
-        // Tables whose columns have one type keep tools as text.
+        // Tables with one type per column store tools as text.
         Some(Value::String(text)) => match serde_json::from_str(text) {
             Ok(list @ Value::Array(_)) => Ok(engine(&list)),
             Ok(Value::Null) => Ok(Engine::from(())),
-            _ => Err(ChatFault::BadTools { found: "text that is not a list in JSON".into() }),
+            _ => Err(ChatFault::BadTools { found: "a string that is not a JSON list".into() }),
         },
         Some(other) => Err(ChatFault::BadTools { found: kind(other).into() }),
     }
 }
 
-/// Reasoning under every name that templates read it by, as transformers passes it.
+/// Adds the reasoning under every name that templates use for it, as transformers does.
 fn aliased(message: &Map<String, Value>) -> Map<String, Value> {
     let given = REASONING.into_iter().filter_map(|name| message.get(name)).find(|value| !value.is_null());
     let Some(reasoning) = given.cloned() else { return message.clone() };
@@ -101,7 +101,7 @@ fn aliased(message: &Map<String, Value>) -> Map<String, Value> {
     out
 }
 
-/// JSON as the engine's value. Keys keep their order: `tojson` of a tool prints it.
+/// Converts JSON to the engine's value. Keys keep their order, which `tojson` of a tool prints.
 pub(crate) fn engine(value: &Value) -> Engine {
     match value {
         Value::Null => Engine::from(()),

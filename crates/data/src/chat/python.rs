@@ -1,9 +1,9 @@
-//! The engine set up as transformers sets up Jinja: the same whitespace rules, filters, functions and
-//! methods, with Python's way of printing.
+//! Configures the template engine like transformers configures Jinja: the same whitespace rules, filters,
+//! functions and methods, and Python's way of printing values.
 //!
-//! Templates come with models from strangers, so work is bounded: [`FUEL`] instructions a rendering, values
-//! within [`bounds`], no access to files, no clock. Left out: the `%` operator on strings, and methods that change a
-//! list or a map, which the peers forbid too.
+//! Templates come with downloaded models and are untrusted, so their work is bounded: [`FUEL`] instructions per
+//! rendering, values within [`bounds`], no access to files and no clock. Not supported: the `%` operator on
+//! strings, and methods that modify a list or a map, which transformers' sandbox forbids too.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, from_args};
@@ -11,24 +11,24 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, UndefinedBehav
 use minijinja_contrib::pycompat;
 
 use super::bounds;
-use super::clock::Moment;
+use super::date_time::DateTime;
 use super::repr::{self, JsonStyle};
-use super::tags::{self, Marks};
+use super::tags::{self, SpanMarkers};
 
-/// Instructions that one rendering may take: enough for tens of thousands of turns.
+/// The instructions that one rendering may execute: enough for tens of thousands of turns.
 pub(crate) const FUEL: u64 = 20_000_000;
 
-/// What `raise_exception` puts before the template's own words, so that they can be told from ours.
+/// The prefix that distinguishes messages of `raise_exception` from errors of the engine.
 pub(crate) const RAISED: &str = "raise_exception: ";
 
 /// An engine without templates.
-pub(crate) fn environment(now: Moment) -> Environment<'static> {
+pub(crate) fn environment(now: DateTime) -> Environment<'static> {
     let mut env = Environment::new();
     env.set_syntax(syntax());
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
     env.set_fuel(Some(FUEL));
-    // Lines are kept without it; what it adds are dumps of variables, a conversation among them.
+    // Line numbers are available without debug mode, which would only add dumps of variables, including conversations.
     env.set_debug(false);
     env.set_formatter(|out, state, value| match value.as_str() {
         Some(text) => {
@@ -47,7 +47,7 @@ pub(crate) fn environment(now: Moment) -> Environment<'static> {
             Ok(strip(&bounds::shown(state, &value, repr::str)?, chars.as_deref(), true, true))
         },
     );
-    env.add_filter(tags::FILTER, |body: &str, marks: &str| Marks::put_around(body, marks));
+    env.add_filter(tags::FILTER, |body: &str, markers: &str| SpanMarkers::put_around(body, markers));
     for name in ["length", "count"] {
         env.add_filter(name, length);
     }
@@ -55,7 +55,7 @@ pub(crate) fn environment(now: Moment) -> Environment<'static> {
         env.add_filter(name, default);
     }
     env.add_filter("int", |value: &Value, other: Option<i64>| match to_number(value) {
-        // Texts of whole numbers are read as such: a float would round large ones.
+        // Parse integers as integers: going through a float would round large ones.
         _ if value.is_integer() => value.clone(),
         Some(float) => match repr::str(value).trim().parse::<i64>() {
             Ok(whole) => whole.into(),
@@ -68,7 +68,7 @@ pub(crate) fn environment(now: Moment) -> Environment<'static> {
         Ok(bounds::shown(state, &value, repr::str)?.split_whitespace().count())
     });
     env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
-    // Python counts texts among the sequences, and does not iterate over None.
+    // In Python, strings are sequences and None is not iterable.
     env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     env.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
@@ -85,13 +85,13 @@ pub(crate) fn environment(now: Moment) -> Environment<'static> {
     env
 }
 
-/// Whitespace around tags as the peers treat it.
+/// The whitespace rules around tags, as in transformers.
 pub(crate) fn syntax() -> SyntaxConfig {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     syntax.expect("the standard delimiters differ")
 }
 
-/// Undefined values have no elements, rather than no length.
+/// Undefined values have length 0, as in Jinja.
 fn length(value: &Value) -> Result<usize, Error> {
     let none = || Error::new(ErrorKind::InvalidOperation, format!("{} has no length", value.kind()));
     if value.is_undefined() { Ok(0) } else { value.len().ok_or_else(none) }
@@ -104,7 +104,7 @@ fn default(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<Value, Er
     Ok(if missing { other.unwrap_or_else(|| "".into()) } else { value.clone() })
 }
 
-/// Arguments by place or by name, as Python takes them.
+/// Positional or keyword arguments, as in a Python call.
 fn by_name<const N: usize>(
     args: &[Value],
     kwargs: &Kwargs,
@@ -125,7 +125,7 @@ fn by_name<const N: usize>(
     Ok(given)
 }
 
-/// What `float` makes of numbers and texts.
+/// Python's `float` for numbers and strings.
 fn to_number(value: &Value) -> Option<f64> {
     match value.as_str() {
         Some(text) => text.trim().parse().ok(),
@@ -133,7 +133,7 @@ fn to_number(value: &Value) -> Option<f64> {
     }
 }
 
-/// transformers' `tojson`: `json.dumps` with what it lets templates choose.
+/// transformers' `tojson`: `json.dumps` with the arguments that templates may pass.
 fn to_json(state: &mut State, value: Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let given = by_name(&args, &kwargs, names)?.map(|value| value.filter(|value| !value.is_none()));
@@ -154,26 +154,25 @@ fn to_json(state: &mut State, value: Value, args: Rest<Value>, kwargs: Kwargs) -
     let on = |flag: Option<Value>| flag.is_some_and(|flag| flag.is_true());
     let style =
         JsonStyle { ensure_ascii: on(ascii), indent, item_separator, key_separator, sort_keys: on(sort) };
-    let measured = bounds::measure(state, &value)?;
-    let indent =
-        style.indent.as_ref().map_or(0, |indent| indent.len() + 1).saturating_mul(measured.depth + 1);
+    let size = bounds::measure(state, &value)?;
+    let indent = style.indent.as_ref().map_or(0, |indent| indent.len() + 1).saturating_mul(size.depth + 1);
     let each = indent.saturating_add(style.item_separator.len()).saturating_add(style.key_separator.len());
-    bounds::check(measured.bytes.saturating_add(measured.nodes.saturating_mul(each)))?;
+    bounds::check(size.bytes.saturating_add(size.nodes.saturating_mul(each)))?;
     let text = repr::json(&value, &style)?;
     bounds::charge(state, text.len())?;
     Ok(text)
 }
 
-/// Methods that Python's values have and the engine's have not.
+/// Methods that Python's values have and the engine's do not.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let mut all = vec![value.clone()];
     all.extend_from_slice(args);
     if name == "join" {
-        // A text joins what it is given; as a filter it is the other way round.
+        // The method is called on the separator, the filter on the list.
         all.reverse();
     }
     if matches!(name, "join" | "replace" | "format" | "split" | "rsplit" | "splitlines") {
-        bounds::check(bounds::foreseen(state, name, &all)?)?;
+        bounds::check(bounds::estimated_bytes(state, name, &all)?)?;
     }
     match (value.as_str(), name) {
         (Some(text), "strip" | "lstrip" | "rstrip") => {
@@ -182,7 +181,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         }
         (Some(text), "rsplit") if !args.is_empty() => {
             let (at, most): (&str, Option<i64>) = from_args(args)?;
-            // A negative number, the default, means any number of cuts.
+            // A negative number, which is the default, means no limit.
             let most = most.and_then(|most| usize::try_from(most).ok()).map_or(usize::MAX, |most| most + 1);
             let parts: Vec<Value> = text.rsplitn(most, at).map(Value::from).collect();
             Ok(parts.into_iter().rev().collect())
@@ -217,13 +216,13 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
 
 /// `str.strip` and its halves.
 fn strip(text: &str, chars: Option<&str>, start: bool, end: bool) -> String {
-    let gone = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
-    let text = if start { text.trim_start_matches(gone) } else { text };
-    let text = if end { text.trim_end_matches(gone) } else { text };
+    let stripped = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
+    let text = if start { text.trim_start_matches(stripped) } else { text };
+    let text = if end { text.trim_end_matches(stripped) } else { text };
     text.to_string()
 }
 
-/// What Python calls white space: Unicode's, and four old separators.
+/// Python's whitespace: Unicode's, and four control characters that separate information.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }

@@ -1,19 +1,19 @@
-//! Values as Python prints them: `str`, `repr` and `json.dumps`.
+//! Prints values like Python: `str`, `repr` and `json.dumps`.
 //!
-//! Templates were written against Python, and what they print becomes tokens: a space after a colon
-//! more or less is another token stream. Left out: Python's table of unprintable characters, of which
-//! `repr` here knows the control, space, format and private-use ones.
+//! Templates were written for Python, and their output becomes tokens: one space more or less changes the
+//! token sequence. Not exact: instead of Python's full table of unprintable characters, `repr` treats control,
+//! space, format and private-use characters as unprintable.
 
 use std::fmt::Write as _;
 
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-/// What `json.dumps` can be asked for.
+/// The arguments of `json.dumps`.
 #[derive(Debug)]
 pub(crate) struct JsonStyle {
     pub(crate) ensure_ascii: bool,
-    /// What one level is indented by; `None` keeps everything on one line.
+    /// The indentation of one level; `None` prints everything on one line.
     pub(crate) indent: Option<String>,
     pub(crate) item_separator: String,
     pub(crate) key_separator: String,
@@ -93,10 +93,10 @@ fn quote(out: &mut String, text: &str) {
 }
 
 fn printable(c: char) -> bool {
-    let unseen = matches!(c as u32,
+    let invisible = matches!(c as u32,
         0xad | 0x200b..=0x200f | 0x202a..=0x202e | 0x2060..=0x206f | 0xfeff | 0xfff9..=0xfffb
         | 0xe000..=0xf8ff | 0xf0000..);
-    c == ' ' || !(c.is_control() || c.is_whitespace() || unseen)
+    c == ' ' || !(c.is_control() || c.is_whitespace() || invisible)
 }
 
 /// `repr` of a number.
@@ -107,7 +107,7 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// Python's shortest text of a float: an exponent below 1e-4 and from 1e16 on.
+/// Python's `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16 on.
 fn float_repr(float: f64) -> String {
     if float.is_nan() {
         return "nan".into();
@@ -227,11 +227,11 @@ fn json_string(out: &mut String, text: &str, style: &JsonStyle) {
 }
 
 fn not_json(what: &str) -> Error {
-    Error::new(ErrorKind::InvalidOperation, format!("{what} cannot be written as JSON"))
+    Error::new(ErrorKind::InvalidOperation, format!("{what} is not JSON serializable"))
 }
 
 fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text).expect("a String takes any text");
+    out.write_fmt(text).expect("writing to a String cannot fail");
 }
 
 #[cfg(test)]
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_are_written_as_python_writes_them() {
+    fn floats_print_as_in_python() {
         // Python 3.11: [repr(x) for x in ...].
         let cases = [
             (0.0, "0.0"),

@@ -1,12 +1,11 @@
-//! Where templates are found: beside the tokenizer, as transformers keeps them, or as the user gives
-//! one.
+//! Finds chat templates: in the tokenizer's files, where transformers stores them, or where the user points.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::tokenizer::{CONFIG, TEMPLATE, TEMPLATE_DIR, beside, read};
+use crate::tokenizer::{CONFIG, TEMPLATE, TEMPLATE_DIR, companion_files, read};
 use crate::{DataError, Tokenizer};
 
 use super::TemplateFault;
@@ -14,40 +13,40 @@ use super::TemplateFault;
 /// Where a chat template comes from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TemplateSource {
-    /// The tokenizer's own.
+    /// The tokenizer's files.
     #[default]
     Tokenizer,
-    /// A file with a template, or a folder with a tokenizer's files.
+    /// A template file, or a folder with tokenizer files.
     Path(PathBuf),
-    /// The template itself.
+    /// The text of the template.
     Inline(String),
-    /// The one for models that never had another: `role: content` lines.
+    /// The built-in template, for models without one: `role: content` lines.
     Builtin,
 }
 
-/// `role: content` lines, where the assistant's end with the tokenizer's end token.
+/// The built-in template: `role: content` lines; the assistant's lines end with the EOS token.
 pub(crate) const BUILTIN: &str = include_str!("builtin.jinja");
 
-/// The name of a template that has no other.
+/// The name of the template that is used unless another one is chosen.
 pub(crate) const DEFAULT: &str = "default";
 
-/// A template's text, and what to call it.
+/// A template's name, origin and text.
 #[derive(Debug)]
-pub(crate) struct Named {
-    /// `default`, `tool_use`, or any other name that its author gave.
+pub(crate) struct NamedTemplate {
+    /// `default`, `tool_use`, or any other name that its author chose.
     pub(crate) name: String,
     pub(crate) origin: String,
     pub(crate) text: String,
 }
 
-/// The templates of `source`, at least one.
-pub(crate) fn find(source: &TemplateSource, tokenizer: &Tokenizer) -> Result<Vec<Named>, DataError> {
-    let single = |origin: String, text: String| vec![Named { name: DEFAULT.into(), origin, text }];
+/// The templates of `source`; at least one.
+pub(crate) fn find(source: &TemplateSource, tokenizer: &Tokenizer) -> Result<Vec<NamedTemplate>, DataError> {
+    let single = |origin: String, text: String| vec![NamedTemplate { name: DEFAULT.into(), origin, text }];
     match source {
         TemplateSource::Builtin => Ok(single("`builtin`".into(), BUILTIN.into())),
         TemplateSource::Inline(text) => Ok(single("`chat_template`".into(), text.clone())),
         TemplateSource::Tokenizer => among(tokenizer.files(), tokenizer.folder()),
-        TemplateSource::Path(path) if path.is_dir() => among(&beside(path)?, Some(path)),
+        TemplateSource::Path(path) if path.is_dir() => among(&companion_files(path)?, Some(path)),
         TemplateSource::Path(path) => {
             let bytes = read(path)?.ok_or_else(|| DataError::NoChatTemplate { path: Some(path.clone()) })?;
             let origin = path.display().to_string();
@@ -56,8 +55,8 @@ pub(crate) fn find(source: &TemplateSource, tokenizer: &Tokenizer) -> Result<Vec
     }
 }
 
-/// The templates among a tokenizer's files. Files of their own win over `tokenizer_config.json`.
-fn among(files: &[(String, Vec<u8>)], folder: Option<&Path>) -> Result<Vec<Named>, DataError> {
+/// The templates among a tokenizer's files. Template files take precedence over `tokenizer_config.json`.
+fn among(files: &[(String, Vec<u8>)], folder: Option<&Path>) -> Result<Vec<NamedTemplate>, DataError> {
     let origin = |file: &str| folder.map_or_else(|| file.to_string(), |f| f.join(file).display().to_string());
     let mut found = Vec::new();
     for (file, bytes) in files {
@@ -67,7 +66,7 @@ fn among(files: &[(String, Vec<u8>)], folder: Option<&Path>) -> Result<Vec<Named
             None => continue,
         };
         let text = text(origin(file), bytes.clone())?;
-        found.push(Named { name: name.into(), origin: origin(file), text });
+        found.push(NamedTemplate { name: name.into(), origin: origin(file), text });
     }
     if found.is_empty()
         && let Some((_, bytes)) = files.iter().find(|(file, _)| file == CONFIG)
@@ -80,13 +79,13 @@ fn among(files: &[(String, Vec<u8>)], folder: Option<&Path>) -> Result<Vec<Named
     Ok(found)
 }
 
-/// `chat_template` of a `tokenizer_config.json`: one, or several with names.
-fn in_config(bytes: &[u8], origin: String) -> Result<Vec<Named>, DataError> {
+/// The `chat_template` of a `tokenizer_config.json`: one template, or several with names.
+fn in_config(bytes: &[u8], origin: String) -> Result<Vec<NamedTemplate>, DataError> {
     let malformed = |why: String| DataError::TokenizerMalformed { path: origin.clone().into(), why };
     let config: Value = serde_json::from_slice(bytes).map_err(|e| malformed(e.to_string()))?;
     let named = |name: &str, text: &Value| {
         let text = text.as_str().ok_or_else(|| malformed(format!("template `{name}` is not a string")))?;
-        Ok(Named { name: name.into(), origin: origin.clone(), text: text.into() })
+        Ok(NamedTemplate { name: name.into(), origin: origin.clone(), text: text.into() })
     };
     match &config["chat_template"] {
         Value::Null => Ok(Vec::new()),
@@ -108,16 +107,15 @@ fn in_config(bytes: &[u8], origin: String) -> Result<Vec<Named>, DataError> {
 fn text(origin: String, bytes: Vec<u8>) -> Result<String, DataError> {
     String::from_utf8(bytes).map_err(|e| {
         let line = 1 + e.as_bytes()[..e.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count();
-        let why = "it is not UTF-8".to_string();
+        let why = "invalid UTF-8".to_string();
         DataError::ChatTemplate(TemplateFault { origin, line: Some(line), why, raised: false })
     })
 }
 
-/// More templates than this are not what someone wrote for a model.
+/// A limit on the number of template files, far above what models have.
 const MAX_TEMPLATES: usize = 64;
 
-/// The names of the files in a folder's `additional_chat_templates`, in order. A file whose name does not end in
-/// `.jinja` is no template.
+/// The template files in a folder's `additional_chat_templates`, sorted by name. Only files that end in `.jinja` count.
 pub(crate) fn additional(folder: &Path) -> Result<Vec<String>, DataError> {
     let dir = folder.join(TEMPLATE_DIR);
     let error = |source| DataError::Read { path: dir.clone(), source };
@@ -131,12 +129,14 @@ pub(crate) fn additional(folder: &Path) -> Result<Vec<String>, DataError> {
             continue;
         }
         let why = match name.to_str() {
-            Some(_) if names.len() == MAX_TEMPLATES => format!("it has more than {MAX_TEMPLATES} templates"),
+            Some(_) if names.len() == MAX_TEMPLATES => {
+                format!("the folder has more than {MAX_TEMPLATES} templates")
+            }
             Some(name) => {
                 names.push(format!("{TEMPLATE_DIR}/{name}"));
                 continue;
             }
-            None => format!("the name of {name:?} is not UTF-8"),
+            None => format!("the file name {name:?} is not valid UTF-8"),
         };
         return Err(DataError::TokenizerMalformed { path: dir, why });
     }

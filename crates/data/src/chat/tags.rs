@@ -1,27 +1,27 @@
-//! `{% generation %}`: the part of a template's output that the model is to write.
+//! `{% generation %}` blocks: the parts of a template's output that the model generates.
 //!
-//! The engine knows no custom tags, but a generation block is a filter block in all but name: its body
-//! is rendered in an own scope and handed to someone. So the tags are renamed to those of a filter in a
-//! `with`, whitespace control and lines as they are, and the filter puts [`Marks`] around the body.
-//! Marks are two characters that nothing in the conversation's text contains.
+//! The engine has no custom tags, but a generation block can be expressed as a filter block: its body is
+//! rendered in its own scope and passed to a filter. The tags are therefore rewritten to a filter inside a
+//! `with` block, and the filter puts [`SpanMarkers`] around the body. Whitespace control and line numbers stay
+//! the same.
 
 use std::ops::Range;
 
-/// The filter that generation blocks become.
+/// The filter that replaces generation blocks.
 pub(crate) const FILTER: &str = "__lockstep_generation";
-/// The variable that it is given, the marks.
+/// The variable that passes the markers to the filter.
 pub(crate) const VARIABLE: &str = "__lockstep_marks";
 
-/// A template's source with its generation tags renamed.
+/// A template's source with its generation tags rewritten.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Rewritten {
+pub(crate) struct RewrittenTemplate {
     pub(crate) source: String,
     /// Whether there was a generation block.
     pub(crate) tagged: bool,
 }
 
-/// Renames the generation tags of `source`, or says on which line one has no partner.
-pub(crate) fn rewrite(source: &str) -> Result<Rewritten, (usize, &'static str)> {
+/// Rewrites the generation tags of `source`. `Err` is the line of a tag without a counterpart.
+pub(crate) fn rewrite(source: &str) -> Result<RewrittenTemplate, (usize, &'static str)> {
     let mut out = String::with_capacity(source.len());
     let mut open = Vec::new();
     let mut tagged = false;
@@ -60,25 +60,25 @@ pub(crate) fn rewrite(source: &str) -> Result<Rewritten, (usize, &'static str)> 
     out.push_str(rest);
     match open.pop() {
         Some(line) => Err((line, "`generation` without `endgeneration`")),
-        None => Ok(Rewritten { source: out, tagged }),
+        None => Ok(RewrittenTemplate { source: out, tagged }),
     }
 }
 
-/// Two tags in place of one: the first keeps its left side, the second its right.
+/// Two tags in place of one: the first keeps the left whitespace control, the second the right one.
 fn opening() -> String {
     format!("with %}}{{% filter {FILTER}({VARIABLE})")
 }
 
 const CLOSING: &str = "endfilter %}{% endwith";
 
-/// The whole content of a tag after `{%`, if it is one word.
+/// The content of a tag after `{%`, without whitespace control. For tags of one word this is the name.
 fn tag_name(inside: &str) -> &str {
     let inside = inside.strip_suffix("%}").unwrap_or_default();
     let inside = inside.strip_prefix(['-', '+']).unwrap_or(inside);
     inside.strip_suffix(['-', '+']).unwrap_or(inside).trim()
 }
 
-/// Where the code that `text` begins with ends: behind the first `close` that is not in a string.
+/// The length of the code at the start of `text`: up to and including the first `close` outside a string.
 fn end_of_code(text: &str, close: &str) -> usize {
     let mut quote = None;
     let mut chars = text.char_indices().skip(2);
@@ -94,7 +94,7 @@ fn end_of_code(text: &str, close: &str) -> usize {
     text.len()
 }
 
-/// The length of raw text up to its `endraw` tag.
+/// The length of the raw text before its `endraw` tag.
 fn end_of_raw(text: &str) -> usize {
     let starts = text.match_indices("{%").map(|(at, _)| at);
     let mut ends = starts.filter(|at| {
@@ -105,20 +105,21 @@ fn end_of_raw(text: &str) -> usize {
     ends.next().unwrap_or(text.len())
 }
 
-/// The two characters that stand around generated text while a conversation is rendered.
+/// The two characters that mark the start and end of generated text while a conversation is rendered. They do not
+/// occur in the conversation itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Marks {
+pub(crate) struct SpanMarkers {
     open: char,
     close: char,
 }
 
-impl Marks {
-    /// Two private-use characters for which `used` is false. There are more of them than a conversation
-    /// that fits a context has characters; `None` where one holds them all nevertheless.
+impl SpanMarkers {
+    /// Two private-use characters for which `used` is false. `None` if the text uses all of them, which is more
+    /// characters than a conversation that fits a context has.
     pub(crate) fn outside(used: impl Fn(char) -> bool) -> Option<Self> {
         let private = ('\u{f0000}'..='\u{ffffd}').chain('\u{100000}'..='\u{10fffd}');
         let mut free = private.filter(|c| !used(*c));
-        Some(Marks { open: free.next()?, close: free.next()? })
+        Some(SpanMarkers { open: free.next()?, close: free.next()? })
     }
 
     /// The value of [`VARIABLE`].
@@ -126,17 +127,17 @@ impl Marks {
         String::from_iter([self.open, self.close])
     }
 
-    /// [`FILTER`]: `body` between the marks, or as it is where there are none.
+    /// Implements [`FILTER`]: puts the markers around `body`, or returns it unchanged if there are none.
     pub(crate) fn put_around(body: &str, marks: &str) -> String {
         let (open, close) = marks.split_at(marks.chars().next().map_or(0, char::len_utf8));
         format!("{open}{body}{close}")
     }
 
-    /// Takes the marks out of `text`: what is left, and the byte ranges that were between marks.
-    pub(crate) fn cut(self, text: &str) -> (String, Vec<Range<usize>>) {
+    /// Removes the markers from `text`. Returns the text and the byte ranges that were between markers.
+    pub(crate) fn remove(self, text: &str) -> (String, Vec<Range<usize>>) {
         let mut out = String::with_capacity(text.len());
         let mut spans = Vec::new();
-        // Blocks may be nested; the outermost says it all.
+        // Blocks may be nested; the outermost one counts.
         let (mut depth, mut start) = (0usize, 0);
         for c in text.chars() {
             if c == self.open {
@@ -151,7 +152,7 @@ impl Marks {
                 out.push(c);
             }
         }
-        // A template that cuts its own output may have lost a mark.
+        // A template that truncates its own output may have lost a marker.
         if depth > 0 {
             spans.push(start..out.len());
         }
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_the_tags_is_found() {
+    fn every_spelling_of_the_tags_is_rewritten() {
         let open = opening();
         for (left, right) in [("{%", "%}"), ("{%-", "-%}"), ("{%+ ", " +%}"), ("{%-\n", "\t%}")] {
             let text = format!("a{left} generation {right}b{left} endgeneration {right}c");
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_only_looks_like_a_tag_is_left_alone() {
+    fn text_that_only_looks_like_a_tag_is_unchanged() {
         for text in [
             "{# {% generation %} #}",
             "{{ '{% generation %}' }}",
@@ -190,31 +191,31 @@ mod tests {
             "{% set generation = 1 %}{ % generation %}{",
             "{% generations %}",
         ] {
-            assert_eq!(rewrite(text).unwrap(), Rewritten { source: text.into(), tagged: false });
+            assert_eq!(rewrite(text).unwrap(), RewrittenTemplate { source: text.into(), tagged: false });
         }
     }
 
     #[test]
-    fn tags_without_a_partner_are_refused() {
+    fn unmatched_tags_are_errors() {
         assert_eq!(rewrite("\n{% generation %}\n"), Err((2, "`generation` without `endgeneration`")));
         assert_eq!(rewrite("{% endgeneration %}"), Err((1, "`endgeneration` without `generation`")));
     }
 
     proptest! {
         #[test]
-        fn any_source_is_answered(text in r#"(\{%|%\}|\{\{|\}\}|\{#|#\}|"|'|\\|-|raw|endraw|generation|é| |\n){0,40}"#) {
+        fn any_source_is_rewritten_without_a_panic(text in r#"(\{%|%\}|\{\{|\}\}|\{#|#\}|"|'|\\|-|raw|endraw|generation|é| |\n){0,40}"#) {
             let _ = rewrite(&text);
         }
 
         #[test]
-        fn marks_go_and_text_stays(parts in prop::collection::vec(".{0,8}", 1..6)) {
+        fn removing_markers_restores_the_text(parts in prop::collection::vec(".{0,8}", 1..6)) {
             let all = parts.concat();
-            let marks = Marks::outside(|c| all.contains(c)).unwrap();
-            let marked: String = parts.iter().map(|p| format!("{}{p}{}", marks.open, marks.close)).collect();
-            let (text, spans) = marks.cut(&marked);
+            let markers = SpanMarkers::outside(|c| all.contains(c)).unwrap();
+            let marked: String = parts.iter().map(|p| format!("{}{p}{}", markers.open, markers.close)).collect();
+            let (text, spans) = markers.remove(&marked);
             prop_assert_eq!(&text, &all);
-            let cut: Vec<&str> = spans.iter().map(|span| &text[span.clone()]).collect();
-            prop_assert_eq!(cut, parts);
+            let found: Vec<&str> = spans.iter().map(|span| &text[span.clone()]).collect();
+            prop_assert_eq!(found, parts);
         }
     }
 }

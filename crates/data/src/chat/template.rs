@@ -9,60 +9,59 @@ use minijinja::{Environment, Error, ErrorKind};
 
 use crate::{DataError, Tokenizer};
 
-use super::lower::Lowered;
-use super::messages::Ready;
-use super::source::{DEFAULT, Named, TemplateSource, find};
-use super::tags::{self, Marks, Rewritten};
-use super::{Chat, ChatFault, Moment, TemplateFault, python, turns};
+use super::lower::LoweredTemplate;
+use super::messages::RenderInput;
+use super::source::{DEFAULT, NamedTemplate, TemplateSource, find};
+use super::tags::{self, RewrittenTemplate, SpanMarkers};
+use super::{Chat, ChatFault, DateTime, TemplateFault, python, turns};
 
-/// The template that conversations with tools prefer, where there are several.
+/// The template for conversations with tools, if there is one of this name.
 const TOOL_USE: &str = "tool_use";
 
-/// Code that is longer is not shown in messages, in bytes.
-const SHOWN_CODE: usize = 80;
+/// The longest piece of a template's code that messages quote.
+const MAX_SHOWN_CODE_BYTES: usize = 80;
 
-/// Part of every fingerprint; raised when the same template and row come to other text.
+/// Part of every fingerprint. Increase it when the same template and row render to different text.
 const RENDERER_VERSION: u64 = 2;
 
-/// What turns conversations into text, compiled once; shared between threads as it is.
+/// A compiled chat template, which can be shared between threads.
 pub struct ChatTemplate {
     env: Environment<'static>,
-    templates: Vec<Compiled>,
-    /// `bos_token` and its like.
+    templates: Vec<CompiledTemplate>,
+    /// Special tokens such as `bos_token`.
     specials: Vec<(String, Engine)>,
     fingerprint: String,
-    /// The text of the template that a model folder gets, if it is not the tokenizer's own.
-    given: Option<String>,
+    /// The template's text, if it does not come from the tokenizer's files and must be written to the model folder.
+    custom_text: Option<String>,
 }
 
-struct Compiled {
+struct CompiledTemplate {
     name: String,
     origin: String,
-    /// Whether it has generation blocks.
+    /// Whether the template has generation blocks.
     tagged: bool,
-    /// Whether the line break before a turn is learnt.
-    learns_break: bool,
-    /// Its text with generation tags renamed, and what the engine has of it.
+    /// Whether the newline before a turn counts in the loss; see [`NEWLINE_SUPERVISED`].
+    newline_supervised: bool,
+    /// The source with rewritten generation tags, and what the engine compiles.
     source: String,
-    lowered: Option<Lowered>,
+    lowered: Option<LoweredTemplate>,
 }
 
-/// Templates without generation blocks for which TRL has a variant that puts them around the line break before a
-/// turn's content too, by the hash of their text: Qwen2.5's. Elsewhere what the prompt for a turn gives is never
-/// part of it.
-const LEARN_BREAK: [&str; 1] = ["72e8302eb275e75b189b6a9ebfaa7aaba1b868c610b169b3b16c5cae2172148e"];
+/// Templates, by the hash of their text, whose assistant turns include the newline before the content: Qwen2.5's. The
+/// template has no generation blocks, and TRL's training variant of it puts that newline inside the block. For all
+/// other templates, text that is part of the generation prompt is never part of the turn.
+const NEWLINE_SUPERVISED: [&str; 1] = ["72e8302eb275e75b189b6a9ebfaa7aaba1b868c610b169b3b16c5cae2172148e"];
 
 impl ChatTemplate {
-    /// The template of `source`, with the special tokens of `tokenizer` as variables. `now` is what
-    /// `strftime_now` prints.
-    pub fn load(source: &TemplateSource, tokenizer: &Tokenizer, now: Moment) -> Result<Self, DataError> {
+    /// Loads the template of `source`, with the special tokens of `tokenizer` as variables. `strftime_now` prints `now`.
+    pub fn load(source: &TemplateSource, tokenizer: &Tokenizer, now: DateTime) -> Result<Self, DataError> {
         let found = find(source, tokenizer)?;
         let mut env = python::environment(now);
         let mut templates = Vec::with_capacity(found.len());
         for template in &found {
             templates.push(compile(&mut env, template).map_err(DataError::ChatTemplate)?);
         }
-        let given = match source {
+        let custom_text = match source {
             TemplateSource::Tokenizer => None,
             _ => found.iter().find(|template| template.name == DEFAULT).map(|template| template.text.clone()),
         };
@@ -72,137 +71,148 @@ impl ChatTemplate {
             templates,
             fingerprint: fingerprint(&found, specials, now),
             specials: specials.iter().map(|(name, token)| (name.clone(), token.as_str().into())).collect(),
-            given,
+            custom_text,
         })
     }
 
-    /// The conversation as text, and with `add_generation_prompt` what comes before an answer.
+    /// Renders a conversation, with the generation prompt if `add_generation_prompt` is set.
     pub fn render(&self, chat: &Chat, add_generation_prompt: bool) -> Result<String, ChatFault> {
-        self.text(&Ready::new(chat)?, add_generation_prompt)
+        self.text(&RenderInput::new(chat)?, add_generation_prompt)
     }
 
-    /// The text that a model continues with its answer.
+    /// Renders a conversation with the generation prompt: the text that the model continues.
     pub fn prompt(&self, chat: &Chat) -> Result<String, ChatFault> {
         self.render(chat, true)
     }
 
-    /// BLAKE3, in hex, of everything but the row that rendered text depends on.
+    /// BLAKE3, in hex, of everything besides the row that the rendered text depends on.
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// The `chat_template.jinja` of a model folder; `None` if the tokenizer's files have it already.
+    /// The `chat_template.jinja` to write to a model folder; `None` if the tokenizer's files already contain it.
     pub fn file(&self) -> Option<&str> {
-        self.given.as_deref()
+        self.custom_text.as_deref()
     }
 
-    /// The conversation as text, and the byte ranges of it that are the assistant's.
-    pub(crate) fn text_and_spans(&self, chat: &Ready) -> Result<(String, Vec<Range<usize>>), ChatFault> {
+    /// Renders a conversation, and returns the byte ranges of the assistant's turns.
+    pub(crate) fn text_and_spans(
+        &self,
+        chat: &RenderInput,
+    ) -> Result<(String, Vec<Range<usize>>), ChatFault> {
         let text = self.text(chat, false)?;
         let template = self.choose(chat)?;
         if !template.tagged {
             let mut spans = turns::spans(self, chat, &text)?;
-            for span in spans.iter_mut().filter(|_| template.learns_break) {
+            for span in spans.iter_mut().filter(|_| template.newline_supervised) {
                 span.start -= usize::from(text[..span.start].ends_with('\n'));
             }
             return Ok((text, spans));
         }
-        // Text that has no marks with marks in it can be told from marks.
-        let marks = Marks::outside(|c| text.contains(c));
-        let marked = self.run(template, chat, false, marks)?;
-        let (unmarked, spans) = marks.map_or_else(Default::default, |marks| marks.cut(&marked));
+        // Render a second time with markers: characters that do not occur in the plain text.
+        let markers = SpanMarkers::outside(|c| text.contains(c));
+        let marked = self.run(template, chat, false, markers)?;
+        let (unmarked, spans) = markers.map_or_else(Default::default, |markers| markers.remove(&marked));
         if unmarked != text {
-            let why = "its generation blocks are in text that it changes afterwards";
+            let why = "the template modifies the output of its generation blocks";
             return Err(template.fault(None, why.into()).into());
         }
         Ok((text, spans))
     }
 
-    pub(crate) fn text(&self, chat: &Ready, add_generation_prompt: bool) -> Result<String, ChatFault> {
+    pub(crate) fn text(&self, chat: &RenderInput, add_generation_prompt: bool) -> Result<String, ChatFault> {
         Ok(self.run(self.choose(chat)?, chat, add_generation_prompt, None)?)
     }
 
-    pub(crate) fn origin(&self, chat: &Ready) -> String {
+    pub(crate) fn origin(&self, chat: &RenderInput) -> String {
         self.choose(chat).map(|template| template.origin.clone()).unwrap_or_default()
     }
 
-    fn choose(&self, chat: &Ready) -> Result<&Compiled, TemplateFault> {
+    fn choose(&self, chat: &RenderInput) -> Result<&CompiledTemplate, TemplateFault> {
         let named = |name: &str| self.templates.iter().find(|template| template.name == name);
         let special = if chat.has_tools() { named(TOOL_USE) } else { None };
         special.or_else(|| named(DEFAULT)).ok_or_else(|| {
             let names: Vec<&str> = self.templates.iter().map(|template| template.name.as_str()).collect();
-            let why = format!("none of them is called `{DEFAULT}`; there are {}", names.join(", "));
+            let why = format!("there is no template named `{DEFAULT}`; found {}", names.join(", "));
             self.templates[0].fault(None, why)
         })
     }
 
     fn run(
         &self,
-        template: &Compiled,
-        chat: &Ready,
+        template: &CompiledTemplate,
+        chat: &RenderInput,
         add_generation_prompt: bool,
-        marks: Option<Marks>,
+        markers: Option<SpanMarkers>,
     ) -> Result<String, TemplateFault> {
         let own = [
             ("messages", chat.messages.iter().cloned().collect()),
             ("tools", chat.tools.clone()),
             ("add_generation_prompt", add_generation_prompt.into()),
-            (tags::VARIABLE, marks.map(Marks::text).unwrap_or_default().into()),
+            (tags::VARIABLE, markers.map(SpanMarkers::text).unwrap_or_default().into()),
         ];
-        // Later ones win: a row may replace a special token, as with the peers.
+        // Later entries win: a row may replace a special token, as in transformers.
         let variables = std::iter::once(("documents", Engine::from(())))
             .chain(self.specials.iter().map(|(name, value)| (name.as_str(), value.clone())))
             .chain(chat.kwargs.iter().map(|(name, value)| (name.as_str(), value.clone())))
             .chain(own);
         let variables = Engine::from_pairs(variables);
-        let compiled = self.env.get_template(&template.name).map_err(|e| template.blame(&e))?;
-        // The engine panics on some slices (`''[::-1]`); a stranger's template must not end a run. What is
-        // rendered into is dropped with the panic, and the engine itself keeps nothing.
+        let compiled = self.env.get_template(&template.name).map_err(|e| template.fault_of(&e))?;
+        // The engine panics on some slices (`''[::-1]`), and an untrusted template must not crash a run. Unwinding
+        // is safe: the output is dropped with the panic, and the engine keeps no state.
         let rendered = catch_unwind(AssertUnwindSafe(|| compiled.render(variables)));
         match rendered {
-            Ok(rendered) => rendered.map_err(|e| template.blame(&e)),
-            Err(_) => Err(template.fault(None, "the template engine failed on it".into())),
+            Ok(rendered) => rendered.map_err(|e| template.fault_of(&e)),
+            Err(_) => Err(template.fault(None, "the template engine crashed while rendering".into())),
         }
     }
 }
 
-fn compile(env: &mut Environment<'static>, named: &Named) -> Result<Compiled, TemplateFault> {
-    let learns_break = LEARN_BREAK.contains(&blake3::hash(named.text.as_bytes()).to_hex().as_str());
+fn compile(env: &mut Environment<'static>, named: &NamedTemplate) -> Result<CompiledTemplate, TemplateFault> {
+    let text_hash = blake3::hash(named.text.as_bytes()).to_hex();
+    let newline_supervised = NEWLINE_SUPERVISED.contains(&text_hash.as_str());
     let (name, origin) = (named.name.clone(), named.origin.clone());
-    let mut template =
-        Compiled { name, origin, tagged: false, learns_break, source: String::new(), lowered: None };
-    let Rewritten { source, tagged } =
+    let mut template = CompiledTemplate {
+        name,
+        origin,
+        tagged: false,
+        newline_supervised,
+        source: String::new(),
+        lowered: None,
+    };
+    let RewrittenTemplate { source, tagged } =
         tags::rewrite(&named.text).map_err(|(line, why)| template.fault(Some(line), why.into()))?;
     template.tagged = tagged;
-    let lowered = Lowered::new(&source, &named.name, python::syntax()).map_err(|e| template.blame(&e))?;
+    let lowered =
+        LoweredTemplate::new(&source, &named.name, python::syntax()).map_err(|e| template.fault_of(&e))?;
     let compiled = env.add_template_owned(named.name.clone(), lowered.source.clone());
-    compiled.map_err(|e| template.blame(&e))?;
+    compiled.map_err(|e| template.fault_of(&e))?;
     (template.source, template.lowered) = (source, Some(lowered));
     Ok(template)
 }
 
-impl Compiled {
+impl CompiledTemplate {
     fn fault(&self, line: Option<usize>, why: String) -> TemplateFault {
         TemplateFault { origin: self.origin.clone(), line, why, raised: false }
     }
 
-    /// The fault that `error` is, with the part of the template that failed.
-    fn blame(&self, error: &Error) -> TemplateFault {
+    /// Converts an engine error to a fault that quotes the code that failed.
+    fn fault_of(&self, error: &Error) -> TemplateFault {
         let detail = error.detail().unwrap_or_default();
-        if let Some(said) = detail.strip_prefix(python::RAISED) {
-            return TemplateFault { raised: true, ..self.fault(error.line(), said.into()) };
+        if let Some(message) = detail.strip_prefix(python::RAISED) {
+            return TemplateFault { raised: true, ..self.fault(error.line(), message.into()) };
         }
-        let place = error.range().and_then(|range| self.lowered.as_ref()?.original(range));
-        let code = place.and_then(|place| self.source.get(place)).filter(|code| {
+        let range = error.range().and_then(|range| self.lowered.as_ref()?.original(range));
+        let code = range.and_then(|range| self.source.get(range)).filter(|code| {
             !code.is_empty()
-                && code.len() <= SHOWN_CODE
+                && code.len() <= MAX_SHOWN_CODE_BYTES
                 && !code.contains(['\n', '`'])
                 && !code.contains(tags::FILTER)
         });
         let at = code.map(|code| format!(" in `{code}`")).unwrap_or_default();
         let why = match error.kind() {
             ErrorKind::OutOfFuel => {
-                format!("stopped after {} instructions; does a loop never end?", python::FUEL)
+                format!("stopped after {} instructions; is there an endless loop?", python::FUEL)
             }
             kind if detail.is_empty() => format!("{kind}{at}"),
             kind => format!("{kind}: {detail}{at}"),
@@ -218,7 +228,7 @@ impl fmt::Debug for ChatTemplate {
     }
 }
 
-fn fingerprint(templates: &[Named], specials: &[(String, String)], now: Moment) -> String {
+fn fingerprint(templates: &[NamedTemplate], specials: &[(String, String)], now: DateTime) -> String {
     let mut hasher = blake3::Hasher::new();
     let mut add = |bytes: &[u8]| {
         hasher.update(&(bytes.len() as u64).to_le_bytes());

@@ -1,4 +1,4 @@
-//! Comma- or tab-separated files with a header.
+//! CSV and TSV files with a header.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::{DataError, RowFault};
 pub(super) struct CsvRows {
     reader: Reader<Metered>,
     path: PathBuf,
-    /// For every field what its column is here.
+    /// The known column of every field, if it has one.
     known: Vec<Option<&'static str>>,
     names: Arc<[String]>,
-    /// Bytes that the record at hand may still take.
+    /// The bytes that the current record may still read.
     left: Arc<AtomicU64>,
     record: ByteRecord,
 }
@@ -41,7 +41,7 @@ impl CsvRows {
 
 impl Rows for CsvRows {
     fn next(&mut self) -> Result<Option<RawRow>, DataError> {
-        // What is buffered beyond the last record counts for the next one; the cap is not meant to the byte.
+        // Bytes that were buffered with the last record are not counted again: the limit is approximate.
         self.left.store(LINE_CAP.0, Ordering::Relaxed);
         let body = match self.reader.read_byte_record(&mut self.record) {
             Ok(false) => return Ok(None),
@@ -84,7 +84,7 @@ fn read_error(path: &Path, e: csv::Error) -> DataError {
     DataError::Read { path: path.into(), source }
 }
 
-/// A quote that is never closed must not be able to fill the memory.
+/// Limits the bytes of a record, so that an unclosed quote cannot fill the memory.
 struct Metered {
     inner: TextFile,
     left: Arc<AtomicU64>,
@@ -94,7 +94,7 @@ impl Read for Metered {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let left = self.left.load(Ordering::Relaxed);
         if left == 0 {
-            let text = format!("a record is longer than {LINE_CAP}; is a quote not closed?");
+            let text = format!("a record is longer than {LINE_CAP}; is there an unclosed quote?");
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
         let count = self.inner.read(out)?;

@@ -1,8 +1,8 @@
-//! JSON files: a list of objects, an object that has such a list under one key, or objects one after the
-//! other, which many files of this name are.
+//! JSON files: a list of objects, an object that contains such a list under one key, or a sequence of objects
+//! (many files named `.json` are in fact JSON lines).
 //!
-//! Elements are found by counting brackets outside strings and handed on as bytes, so a file of any size
-//! is read with the memory of one element. Whether an element is valid is for the parser to say.
+//! Elements are found by counting brackets outside strings and returned as bytes, so a file of any size is read
+//! with the memory of one element. The parser checks later whether an element is valid.
 
 use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
@@ -24,17 +24,17 @@ pub(super) fn open(path: &Path, columns: &Columns) -> Result<Box<dyn Rows>, Data
     Ok(Box::new(Elements { reader, path: path.into(), listed, row: 0, ended: false }))
 }
 
-/// Where rows begin.
+/// Where the rows begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
-    /// Objects one after the other from this byte on.
+    /// A sequence of objects, which begins at this byte.
     Objects { at: u64 },
-    /// The elements of a list, after its bracket.
+    /// The elements of a list, which begin at this byte, after the bracket.
     List { at: u64 },
 }
 
-/// Reads as far as it takes to know. An object without a known column, but with a list of objects, is
-/// what surrounds the rows; its first such list counts.
+/// Reads the file until the start of the rows is known. An object without a known column but with a list of objects
+/// is a container, and the first such list holds the rows.
 fn find_rows(reader: &mut dyn BufRead, columns: &Columns) -> io::Result<Start> {
     let mut bytes = Bytes { reader, at: 0 };
     if bytes.peek()? == Some(0xEF) {
@@ -80,7 +80,7 @@ fn find_rows(reader: &mut dyn BufRead, columns: &Columns) -> io::Result<Start> {
     Ok(list.unwrap_or(start))
 }
 
-/// A reader that is looked at byte by byte.
+/// Reads byte by byte and counts the bytes.
 struct Bytes<'a> {
     reader: &'a mut dyn BufRead,
     at: u64,
@@ -113,7 +113,7 @@ impl Bytes<'_> {
         Ok(())
     }
 
-    /// The rest of a string, its escapes as they are written; kept up to a length no name has.
+    /// Reads the rest of a string, without decoding escapes. Keeps at most 256 bytes, which is enough for any column name.
     fn string(&mut self, mut out: Option<&mut Vec<u8>>) -> io::Result<()> {
         if let Some(out) = &mut out {
             out.clear();
@@ -130,7 +130,7 @@ impl Bytes<'_> {
     }
 }
 
-/// Elements of a list, or objects one after the other.
+/// Reads the elements of a list, or a sequence of objects.
 struct Elements {
     reader: TextFile,
     path: PathBuf,
@@ -152,7 +152,7 @@ impl Rows for Elements {
 }
 
 impl Elements {
-    /// The bytes of the next value, or that there are too many.
+    /// The bytes of the next value, or a fault if it is too long.
     fn element(&mut self) -> io::Result<Option<Result<Vec<u8>, RowFault>>> {
         let mut bytes = Bytes { reader: &mut self.reader, at: 0 };
         loop {
@@ -191,7 +191,7 @@ impl Elements {
     }
 }
 
-/// How far into a value the bytes so far go.
+/// The state of scanning for the end of a value.
 #[derive(Default)]
 struct Scan {
     depth: usize,
@@ -200,7 +200,7 @@ struct Scan {
 }
 
 impl Scan {
-    /// How many of `bytes` belong to the value, and whether it ends there.
+    /// Returns how many of `bytes` belong to the value, and whether it ends there.
     fn take(&mut self, bytes: &[u8]) -> (usize, bool) {
         for (at, byte) in bytes.iter().enumerate() {
             if self.in_string {
@@ -217,7 +217,7 @@ impl Scan {
                 b'{' | b'[' => self.depth += 1,
                 b'}' | b']' if self.depth > 1 => self.depth -= 1,
                 b'}' | b']' if self.depth == 1 => return (at + 1, true),
-                // A value that is no object: it ends where the next would begin.
+                // A value that is not an object or a list ends where the next one could begin.
                 b',' | b']' | b'}' | b'\n' if self.depth == 0 => return (at, true),
                 _ => {}
             }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_objects_with_a_list_and_objects() {
+    fn lists_containers_and_sequences_are_read() {
         let two = [r#"{"text": "a]\"}"}"#, r#"{"text": [1, {"x": "\\"}]}"#];
         let [a, b] = two;
         assert_eq!(rows(&format!(" [ {a} ,\n{b}\n] ")), two);

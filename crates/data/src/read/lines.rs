@@ -1,5 +1,5 @@
-//! Lines of a file, streamed, with a cap on the length of one: a file without newlines must not be
-//! able to fill the memory.
+//! Reads files line by line, with a limit on the length of a line, so that a file without newlines cannot fill
+//! the memory.
 
 use std::io::{self, BufRead};
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use super::text_file::{self, TextFile};
 use super::{Body, Named, RawRow, Record, Rows};
 use crate::{DataError, RowFault};
 
-/// The longest row that is read.
+/// The longest row that is accepted.
 pub(crate) const LINE_CAP: Bytes = Bytes(64 << 20);
 
-/// One JSON object on every line.
+/// Files with one JSON object per line.
 pub(super) struct JsonLines {
     lines: Lines<TextFile>,
     path: PathBuf,
@@ -35,7 +35,7 @@ impl Rows for JsonLines {
     }
 }
 
-/// A document on every line, as the `text` loader of `datasets` reads.
+/// Text files with one document per line, like the `text` loader of `datasets`.
 pub(super) struct TextLines(JsonLines);
 
 impl TextLines {
@@ -63,11 +63,11 @@ impl Rows for TextLines {
     }
 }
 
-/// One line that is not blank.
+/// A line that is not blank.
 struct Line {
     /// The line's number, from 1.
     row: u64,
-    /// Its bytes without the newline, or that there are too many.
+    /// The bytes without the newline, or a fault if the line is too long.
     bytes: Result<Vec<u8>, RowFault>,
 }
 
@@ -83,7 +83,7 @@ impl<R: BufRead> Lines<R> {
         Lines { reader, row: 0, cap: cap.0 as usize }
     }
 
-    /// The next line that has something on it.
+    /// The next line that is not blank.
     fn next(&mut self) -> io::Result<Option<Line>> {
         loop {
             let Some(mut bytes) = self.read_line()? else { return Ok(None) };
@@ -100,7 +100,7 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
-    /// One line without its newline; past the cap the rest is read and thrown away.
+    /// Reads one line without its newline. The rest of a line beyond the limit is discarded.
     fn read_line(&mut self) -> io::Result<Option<Result<Vec<u8>, RowFault>>> {
         let mut line = Vec::new();
         let mut any = false;
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_keep_their_numbers_whatever_the_buffer() {
+    fn line_numbers_do_not_depend_on_the_buffer_size() {
         let text = b"\xEF\xBB\xBFone\n\n  \r\nlonger than ten\nlast\r";
         let expected = vec![(1, Some("one".to_string())), (4, None), (5, Some("last\r".to_string()))];
         for buffer in 1..40 {

@@ -1,10 +1,10 @@
-//! Rows out of files of any known kind.
+//! Reads rows from data files of all supported kinds.
 //!
-//! A reader gives one row after the other and holds no more of a file than it is working on. What a row
-//! means is not decided here: text formats hand over the bytes of one JSON object, which threads parse
-//! later, the others a record of named values. Compressed text is decompressed on the way.
+//! A reader returns one row after the other and holds only the part of the file that it works on. It does not
+//! interpret rows: JSON formats return the bytes of one object, which other threads parse later, and the other
+//! formats return a record of named values. Compressed text is decompressed while it is read.
 //!
-//! Left out: parquet pages compressed with LZO, for which there is no decoder that is kept.
+//! Not supported: Parquet pages compressed with LZO, for which there is no maintained decoder.
 
 mod arrow_rows;
 mod arrow_value;
@@ -24,13 +24,13 @@ use crate::{DataError, RowFault};
 pub(crate) use lines::LINE_CAP;
 pub(crate) use text_file::check;
 
-/// A row's columns by the names that mean something here.
+/// The known columns of a row, by their known names.
 pub(crate) type Record = Map<String, Value>;
 
-/// A row as a reader found it.
+/// A row before it is interpreted.
 #[derive(Debug)]
 pub(crate) struct RawRow {
-    /// Its number, from 1: of the line in files of lines, of the record elsewhere.
+    /// Counted from 1: the line number in line-based files, otherwise the record number.
     pub(crate) row: u64,
     pub(crate) body: Result<Body, RowFault>,
 }
@@ -42,7 +42,7 @@ pub(crate) enum Body {
     Record(Named),
 }
 
-/// A record, and for messages the names of all columns that its file has.
+/// A record, and the names of all columns of its file for error messages.
 #[derive(Debug)]
 pub(crate) struct Named {
     pub(crate) columns: Record,
@@ -50,7 +50,7 @@ pub(crate) struct Named {
 }
 
 impl RawRow {
-    /// About how much there is to tokenise.
+    /// The approximate amount of text to tokenize.
     pub(crate) fn bytes(&self) -> usize {
         match &self.body {
             Ok(Body::Json(bytes)) => bytes.len(),
@@ -69,14 +69,14 @@ fn size(value: &Value) -> usize {
     }
 }
 
-/// The rows of one file.
+/// Reads the rows of one file.
 pub(crate) trait Rows: Send {
     fn next(&mut self) -> Result<Option<RawRow>, DataError>;
 }
 
-/// What a file is, by its name without the ending of a compression.
+/// The kind of a file, by the extension of its name without the one for compression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     Jsonl,
     Json,
     Text,
@@ -85,38 +85,38 @@ pub(crate) enum Kind {
     Arrow,
 }
 
-/// Endings of file names that are read.
+/// The supported file name extensions.
 pub(crate) const ENDINGS: [&str; 8] = ["jsonl", "json", "txt", "csv", "tsv", "parquet", "arrow", "ndjson"];
 
-impl Kind {
-    pub(crate) fn of(path: &Path) -> Option<Kind> {
+impl FileKind {
+    pub(crate) fn of(path: &Path) -> Option<FileKind> {
         let name = path.file_name()?.to_str()?.to_ascii_lowercase();
         let plain = text_file::COMPRESSED.iter().find_map(|ending| name.strip_suffix(ending));
         let kind = match plain.unwrap_or(&name).rsplit_once('.')?.1 {
-            "jsonl" | "ndjson" => Kind::Jsonl,
-            "json" => Kind::Json,
-            "txt" => Kind::Text,
-            "csv" => Kind::Csv { delimiter: b',' },
-            "tsv" => Kind::Csv { delimiter: b'\t' },
-            "parquet" => Kind::Parquet,
-            "arrow" => Kind::Arrow,
+            "jsonl" | "ndjson" => FileKind::Jsonl,
+            "json" => FileKind::Json,
+            "txt" => FileKind::Text,
+            "csv" => FileKind::Csv { delimiter: b',' },
+            "tsv" => FileKind::Csv { delimiter: b'\t' },
+            "parquet" => FileKind::Parquet,
+            "arrow" => FileKind::Arrow,
             _ => return None,
         };
-        // These compress inside.
-        (plain.is_none() || !matches!(kind, Kind::Parquet | Kind::Arrow)).then_some(kind)
+        // Parquet and Arrow files are compressed internally, not as a whole.
+        (plain.is_none() || !matches!(kind, FileKind::Parquet | FileKind::Arrow)).then_some(kind)
     }
 }
 
-/// Opens a file. `columns` says which ones are worth reading.
+/// Opens a file. Only the known columns of `columns` are read.
 pub(crate) fn open(path: &Path, columns: &Columns) -> Result<Box<dyn Rows>, DataError> {
     check(path)?;
-    Ok(match Kind::of(path) {
-        Some(Kind::Jsonl) => Box::new(lines::JsonLines::open(path)?),
-        Some(Kind::Text) => Box::new(lines::TextLines::open(path)?),
-        Some(Kind::Json) => json_rows::open(path, columns)?,
-        Some(Kind::Csv { delimiter }) => Box::new(csv_rows::CsvRows::open(path, delimiter, columns)?),
-        Some(Kind::Parquet) => Box::new(arrow_rows::parquet(path, columns)?),
-        Some(Kind::Arrow) => Box::new(arrow_rows::ipc(path, columns)?),
+    Ok(match FileKind::of(path) {
+        Some(FileKind::Jsonl) => Box::new(lines::JsonLines::open(path)?),
+        Some(FileKind::Text) => Box::new(lines::TextLines::open(path)?),
+        Some(FileKind::Json) => json_rows::open(path, columns)?,
+        Some(FileKind::Csv { delimiter }) => Box::new(csv_rows::CsvRows::open(path, delimiter, columns)?),
+        Some(FileKind::Parquet) => Box::new(arrow_rows::parquet(path, columns)?),
+        Some(FileKind::Arrow) => Box::new(arrow_rows::ipc(path, columns)?),
         None => return Err(DataError::UnknownKind { path: path.into() }),
     })
 }
@@ -126,12 +126,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_the_kind() {
-        let of = |name: &str| Kind::of(Path::new(name));
-        assert_eq!(of("a/b.JSONL"), Some(Kind::Jsonl));
-        assert_eq!(of("b.jsonl.gz"), Some(Kind::Jsonl));
-        assert_eq!(of("b.csv.zst"), Some(Kind::Csv { delimiter: b',' }));
-        assert_eq!(of("train-00000-of-00001.parquet"), Some(Kind::Parquet));
+    fn the_kind_follows_from_the_name() {
+        let of = |name: &str| FileKind::of(Path::new(name));
+        assert_eq!(of("a/b.JSONL"), Some(FileKind::Jsonl));
+        assert_eq!(of("b.jsonl.gz"), Some(FileKind::Jsonl));
+        assert_eq!(of("b.csv.zst"), Some(FileKind::Csv { delimiter: b',' }));
+        assert_eq!(of("train-00000-of-00001.parquet"), Some(FileKind::Parquet));
         for none in ["b.parquet.gz", "b", "b.gz", "README.md", ".jsonl/b"] {
             assert_eq!(of(none), None, "{none}");
         }

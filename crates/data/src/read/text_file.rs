@@ -1,4 +1,4 @@
-//! A text file as a stream of bytes, whatever it is compressed with.
+//! Opens text files as byte streams, decompressing gzip and zstd.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -9,14 +9,14 @@ use zstd::stream::read::Decoder;
 
 use crate::DataError;
 
-/// Endings of compressed files.
+/// Extensions of compressed files.
 pub(super) const COMPRESSED: [&str; 3] = [".gz", ".zst", ".zstd"];
 
 const BUFFER_BYTES: usize = 1 << 18;
 
 pub(super) type TextFile = Box<dyn BufRead + Send>;
 
-/// That `path` is a file that can be opened: opening a pipe would wait for a writer.
+/// Checks that `path` is a regular file: opening a pipe would block until something writes to it.
 pub(crate) fn check(path: &Path) -> Result<(), DataError> {
     match path.metadata() {
         Ok(found) if found.is_file() => Ok(()),
@@ -41,17 +41,16 @@ pub(super) fn open(path: &Path) -> Result<TextFile, DataError> {
     })
 }
 
-/// All frames of a zstd file, one after the other.
+/// Decompresses all frames of a zstd file.
 struct Zstd<R: BufRead>(Decoder<'static, R>);
 
 impl<R: BufRead> Read for Zstd<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        // What the system refused keeps its own words.
+        // Errors of the system are passed on; those of the decoder describe its internals.
         self.0.read(out).map_err(|e| if e.raw_os_error().is_some() { e } else { damaged() })
     }
 }
 
-/// The decoder's own words are about its inside.
 fn damaged() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "this is no zstd data, or not all of it")
+    io::Error::new(io::ErrorKind::InvalidData, "not zstd data, or truncated")
 }

@@ -1,79 +1,80 @@
-//! Many prompts through a few slots: as one document ends, the next prompt takes its place.
+//! Continuous batching: many prompts share a few KV-cache slots, and when one sequence ends, the next prompt takes its
+//! slot.
 
 use lockstep_engine::{DecodeBatch, DecodeDriver};
 
-use super::sample::{Sampler, Sampling};
+use super::sample::{Sampler, SamplingParams};
 
-/// What a prompt became.
+/// The completion of a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Completion {
-    /// Without the end token.
+    /// The generated tokens, without the EOS token.
     pub tokens: Vec<u32>,
-    /// Of each token that was drawn, the end token included, at temperature 1.
+    /// The log-probability of each generated token, including the EOS token, at temperature 1.
     pub log_probs: Vec<f32>,
-    pub end: End,
+    pub end: FinishReason,
 }
 
 /// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// The model drew an end token.
+pub enum FinishReason {
+    /// The model generated an EOS token.
     EndToken,
-    /// It has as many tokens as it may.
+    /// The completion reached its maximum length.
     Length,
-    /// The listener wanted no more.
+    /// The callback stopped it.
     Stopped,
 }
 
-/// A token as it is drawn.
+/// A generated token.
 #[derive(Clone, Copy, Debug)]
-pub struct Drawn {
+pub struct SampledToken {
     /// The prompt's index.
     pub prompt: usize,
     pub token: u32,
     pub log_prob: f32,
 }
 
-/// Hears every token, and says whether its document goes on.
-pub type Listener<'a> = dyn FnMut(Drawn) -> bool + 'a;
+/// Called with every token. Returns whether to continue its sequence.
+pub type TokenCallback<'a> = dyn FnMut(SampledToken) -> bool + 'a;
 
-/// How far documents may grow.
+/// Limits on the sequences and on one pass.
 #[derive(Clone, Debug)]
-pub(super) struct Limits {
+pub(super) struct DecodeLimits {
     pub(super) slots: usize,
     /// New tokens in one pass.
     pub(super) pass_tokens: usize,
-    /// Tokens of a document, its prompt included.
+    /// Tokens of a sequence, including its prompt.
     pub(super) capacity: usize,
     pub(super) max_new_tokens: usize,
     pub(super) end_ids: Vec<u32>,
 }
 
-/// A document in a slot.
+/// A sequence in a slot.
 #[derive(Debug)]
-struct Running {
+struct ActiveSequence {
     prompt: usize,
     slot: u32,
-    /// The prompt and what was drawn.
+    /// The prompt and the generated tokens.
     tokens: Vec<u32>,
-    /// Tokens in the cache, those of the pass that runs included.
+    /// Tokens in the cache, including those of the current pass.
     cached: usize,
     prompt_len: usize,
     log_probs: Vec<f32>,
-    /// Whether all its tokens are in the pass, so that the next one can be drawn.
-    draws: bool,
+    /// Whether the current pass includes all its tokens, so that the next one can be sampled.
+    samples: bool,
 }
 
-/// Grows all prompts to their ends.
+/// Generates the completions of all prompts.
 pub(super) struct Batcher<'a> {
     prompts: &'a [Vec<u32>],
-    limits: Limits,
+    limits: DecodeLimits,
     sampler: Sampler,
-    listener: &'a mut Listener<'a>,
+    on_token: &'a mut TokenCallback<'a>,
     waiting: std::ops::Range<usize>,
-    free: Vec<u32>,
-    running: Vec<Running>,
-    /// Indices of running documents that have tokens in the pass.
+    free_slots: Vec<u32>,
+    active: Vec<ActiveSequence>,
+    /// Indices of the active sequences with tokens in the current pass.
     in_pass: Vec<usize>,
     tokens: Vec<u32>,
     positions: Vec<u32>,
@@ -85,17 +86,17 @@ pub(super) struct Batcher<'a> {
 impl<'a> Batcher<'a> {
     pub(super) fn new(
         prompts: &'a [Vec<u32>],
-        limits: Limits,
-        sampling: Sampling,
-        listener: &'a mut Listener<'a>,
+        limits: DecodeLimits,
+        sampling: SamplingParams,
+        on_token: &'a mut TokenCallback<'a>,
     ) -> Batcher<'a> {
         Batcher {
             prompts,
             sampler: Sampler::new(sampling),
-            listener,
+            on_token,
             waiting: 0..prompts.len(),
-            free: (0..limits.slots as u32).rev().collect(),
-            running: Vec::new(),
+            free_slots: (0..limits.slots as u32).rev().collect(),
+            active: Vec::new(),
             in_pass: Vec::new(),
             tokens: Vec::new(),
             positions: Vec::new(),
@@ -106,29 +107,29 @@ impl<'a> Batcher<'a> {
         }
     }
 
-    /// Prompts take free slots.
+    /// Assigns waiting prompts to free slots.
     fn admit(&mut self) {
-        while let Some(slot) = self.free.pop() {
+        while let Some(slot) = self.free_slots.pop() {
             let Some(prompt) = self.waiting.next() else {
-                self.free.push(slot);
+                self.free_slots.push(slot);
                 return;
             };
             let tokens = self.prompts[prompt].clone();
             let (prompt_len, log_probs) = (tokens.len(), Vec::new());
-            self.running.push(Running {
+            self.active.push(ActiveSequence {
                 prompt,
                 slot,
                 tokens,
                 cached: 0,
                 prompt_len,
                 log_probs,
-                draws: false,
+                samples: false,
             });
         }
     }
 
-    /// Puts as many tokens of each running document into the pass as there is room for. Documents that wait
-    /// for one token come first: a long prompt does not hold them up.
+    /// Fills the pass with as many tokens of each active sequence as fit. Sequences with the fewest new tokens come first,
+    /// so that a long prompt does not delay those that decode one token.
     fn fill(&mut self) {
         self.tokens.clear();
         self.positions.clear();
@@ -136,34 +137,34 @@ impl<'a> Batcher<'a> {
         self.cu_seqlens.clear();
         self.cu_seqlens.push(0);
         self.in_pass.clear();
-        let mut order: Vec<usize> = (0..self.running.len()).collect();
-        order.sort_by_key(|i| self.running[*i].tokens.len() - self.running[*i].cached);
+        let mut order: Vec<usize> = (0..self.active.len()).collect();
+        order.sort_by_key(|i| self.active[*i].tokens.len() - self.active[*i].cached);
         for i in order {
-            let doc = &mut self.running[i];
-            let room = self.limits.pass_tokens - self.tokens.len();
-            let new = doc.cached..(doc.cached + room).min(doc.tokens.len());
-            doc.draws = false;
+            let sequence = &mut self.active[i];
+            let space = self.limits.pass_tokens - self.tokens.len();
+            let new = sequence.cached..(sequence.cached + space).min(sequence.tokens.len());
+            sequence.samples = false;
             if new.is_empty() {
                 continue;
             }
-            self.tokens.extend_from_slice(&doc.tokens[new.clone()]);
+            self.tokens.extend_from_slice(&sequence.tokens[new.clone()]);
             self.positions.extend(new.start as u32..new.end as u32);
             self.cu_seqlens.push(self.tokens.len() as u32);
-            self.slots.push(doc.slot);
-            doc.cached = new.end;
-            doc.draws = new.end == doc.tokens.len();
+            self.slots.push(sequence.slot);
+            sequence.cached = new.end;
+            sequence.samples = new.end == sequence.tokens.len();
             self.in_pass.push(i);
         }
     }
 
-    fn end_of(&self, doc: &Running, token: u32, goes_on: bool) -> Option<End> {
-        let new = doc.tokens.len() - doc.prompt_len;
+    fn finish_reason(&self, sequence: &ActiveSequence, token: u32, continues: bool) -> Option<FinishReason> {
+        let new = sequence.tokens.len() - sequence.prompt_len;
         if self.limits.end_ids.contains(&token) {
-            Some(End::EndToken)
-        } else if !goes_on {
-            Some(End::Stopped)
-        } else if new >= self.limits.max_new_tokens || doc.tokens.len() >= self.limits.capacity {
-            Some(End::Length)
+            Some(FinishReason::EndToken)
+        } else if !continues {
+            Some(FinishReason::Stopped)
+        } else if new >= self.limits.max_new_tokens || sequence.tokens.len() >= self.limits.capacity {
+            Some(FinishReason::Length)
         } else {
             None
         }
@@ -173,7 +174,7 @@ impl<'a> Batcher<'a> {
 impl DecodeDriver for Batcher<'_> {
     fn next_batch(&mut self) -> Option<DecodeBatch<'_>> {
         self.admit();
-        if self.running.is_empty() {
+        if self.active.is_empty() {
             return None;
         }
         self.fill();
@@ -182,42 +183,42 @@ impl DecodeDriver for Batcher<'_> {
     }
 
     fn sample(&mut self, doc: usize, logits: &[f32]) -> u32 {
-        let doc = &mut self.running[self.in_pass[doc]];
-        if !doc.draws {
-            // More of its prompt is to come: nobody asks what these logits say.
+        let sequence = &mut self.active[self.in_pass[doc]];
+        if !sequence.samples {
+            // The rest of the prompt follows in a later pass, so these logits are not used.
             return 0;
         }
-        let token = self.sampler.draw(logits, &doc.tokens, doc.prompt as u32);
-        doc.tokens.push(token);
+        let token = self.sampler.sample(logits, &sequence.tokens, sequence.prompt as u32);
+        sequence.tokens.push(token);
         token
     }
 
     fn sampled(&mut self, log_probs: &[f32]) {
-        let mut ended: Vec<(usize, End)> = Vec::new();
+        let mut ended: Vec<(usize, FinishReason)> = Vec::new();
         for (i, log_prob) in self.in_pass.iter().zip(log_probs) {
-            let doc = &mut self.running[*i];
-            if !doc.draws {
+            let sequence = &mut self.active[*i];
+            if !sequence.samples {
                 continue;
             }
-            doc.log_probs.push(*log_prob);
-            let token = doc.tokens[doc.tokens.len() - 1];
+            sequence.log_probs.push(*log_prob);
+            let token = sequence.tokens[sequence.tokens.len() - 1];
             let is_end = self.limits.end_ids.contains(&token);
-            let heard = Drawn { prompt: doc.prompt, token, log_prob: *log_prob };
-            let goes_on = is_end || (self.listener)(heard);
-            if let Some(end) = self.end_of(&self.running[*i], token, goes_on) {
+            let sampled = SampledToken { prompt: sequence.prompt, token, log_prob: *log_prob };
+            let continues = is_end || (self.on_token)(sampled);
+            if let Some(end) = self.finish_reason(&self.active[*i], token, continues) {
                 ended.push((*i, end));
             }
         }
-        // From the back, so that indices stay what they are.
+        // Remove from the back, so that `swap_remove` does not move sequences that are still to be removed.
         ended.sort_unstable_by_key(|(i, _)| std::cmp::Reverse(*i));
         for (i, end) in ended {
-            let mut doc = self.running.swap_remove(i);
-            if end == End::EndToken {
-                doc.tokens.pop();
+            let mut sequence = self.active.swap_remove(i);
+            if end == FinishReason::EndToken {
+                sequence.tokens.pop();
             }
-            self.free.push(doc.slot);
-            let tokens = doc.tokens.split_off(doc.prompt_len);
-            self.done[doc.prompt] = Some(Completion { tokens, log_probs: doc.log_probs, end });
+            self.free_slots.push(sequence.slot);
+            let tokens = sequence.tokens.split_off(sequence.prompt_len);
+            self.done[sequence.prompt] = Some(Completion { tokens, log_probs: sequence.log_probs, end });
         }
     }
 }

@@ -1,19 +1,20 @@
-//! One conversation: each turn's prompt begins with what the cache already holds, and only the rest runs.
+//! One conversation with a reused KV cache: each turn's prompt starts with tokens that are already in the cache, and
+//! only the rest is computed.
 
 use lockstep_engine::{DecodeBatch, DecodeDriver};
 
-use super::batch::{Drawn, Limits, Listener};
-use super::sample::{Sampler, Sampling};
+use super::batch::{DecodeLimits, SampledToken, TokenCallback};
+use super::sample::{Sampler, SamplingParams};
 
-/// Asked for the next turn's whole prompt, given the last reply; `None` ends the conversation.
+/// Called with the last reply. Returns the whole prompt of the next turn, or `None` to end the conversation.
 pub type NextTurn<'a> = dyn FnMut(&[u32]) -> Option<Vec<u32>> + 'a;
 
 pub(super) struct Dialogue<'a> {
-    limits: Limits,
+    limits: DecodeLimits,
     sampler: Sampler,
     turn: &'a mut NextTurn<'a>,
-    listener: &'a mut Listener<'a>,
-    /// The document, and how much of it is in the cache.
+    on_token: &'a mut TokenCallback<'a>,
+    /// The conversation so far, and how many of its tokens are in the cache.
     tokens: Vec<u32>,
     cached: usize,
     prompt_len: usize,
@@ -23,16 +24,16 @@ pub(super) struct Dialogue<'a> {
 
 impl<'a> Dialogue<'a> {
     pub(super) fn new(
-        limits: Limits,
-        sampling: Sampling,
+        limits: DecodeLimits,
+        sampling: SamplingParams,
         turn: &'a mut NextTurn<'a>,
-        listener: &'a mut Listener<'a>,
+        on_token: &'a mut TokenCallback<'a>,
     ) -> Dialogue<'a> {
         Dialogue {
             limits,
             sampler: Sampler::new(sampling),
             turn,
-            listener,
+            on_token,
             tokens: Vec::new(),
             cached: 0,
             prompt_len: 0,
@@ -41,10 +42,10 @@ impl<'a> Dialogue<'a> {
         }
     }
 
-    /// Takes a prompt; what it shares with the document stays in the cache.
+    /// Starts a reply to `prompt`. The prefix that it shares with the conversation so far stays in the cache.
     fn begin(&mut self, prompt: Vec<u32>) {
         let shared = prompt.iter().zip(&self.tokens[..self.cached]).take_while(|(a, b)| a == b).count();
-        // At least one token runs: the first of the reply is drawn from it.
+        // Compute at least one token: the first token of the reply is sampled from its logits.
         self.cached = shared.min(prompt.len().saturating_sub(1));
         self.prompt_len = prompt.len();
         self.tokens = prompt;
@@ -76,7 +77,7 @@ impl DecodeDriver for Dialogue<'_> {
         if self.cached < self.tokens.len() {
             return 0;
         }
-        let token = self.sampler.draw(logits, &self.tokens, 0);
+        let token = self.sampler.sample(logits, &self.tokens, 0);
         self.tokens.push(token);
         token
     }
@@ -91,9 +92,9 @@ impl DecodeDriver for Dialogue<'_> {
             self.replying = false;
             return;
         }
-        let goes_on = (self.listener)(Drawn { prompt: 0, token, log_prob: log_probs[0] });
+        let continues = (self.on_token)(SampledToken { prompt: 0, token, log_prob: log_probs[0] });
         let new = self.tokens.len() - self.prompt_len;
         let full = new >= self.limits.max_new_tokens || self.tokens.len() >= self.limits.capacity;
-        self.replying = goes_on && !full;
+        self.replying = continues && !full;
     }
 }

@@ -1,7 +1,7 @@
-//! Trying a model: text from prompts, on the engine that trains it.
+//! Generates text with the engine that trains the model.
 //!
-//! A [`Generator`] has a plan with a generate and a score phase, its memory and the weights of a model
-//! folder. Prompts grow in slots of a key-value cache; log-probabilities are those of training, bit for bit.
+//! A [`Generator`] has a plan with a generate phase and a score phase, its memory, and the weights of a model folder.
+//! Sequences are decoded in the slots of a KV cache. Log-probabilities are bit-identical to those of training.
 
 mod batch;
 mod dialogue;
@@ -25,28 +25,28 @@ use crate::inference::Inference;
 use crate::save;
 use crate::setup::model_folder;
 
-pub use batch::{Completion, Drawn, End, Listener};
+pub use batch::{Completion, FinishReason, SampledToken, TokenCallback};
 pub use dialogue::NextTurn;
-pub use sample::Sampling;
+pub use sample::SamplingParams;
 pub use text::{StopStrings, TextStream};
 
-use batch::{Batcher, Limits};
+use batch::{Batcher, DecodeLimits};
 use dialogue::Dialogue;
 
-/// New tokens in one pass: long enough for products to be fast, short enough for memory to stay small.
+/// New tokens in one pass: enough for efficient matmuls, and few enough to need little memory.
 const PASS_TOKENS: usize = 512;
 
-/// What a generator is made for.
+/// The size and device of a generator.
 #[derive(Clone, Copy, Debug)]
 pub struct GeneratorSpec {
-    /// How weights and activations are stored; `None`: as the folder's weights are.
+    /// The data type of weights and activations; `None`: that of the folder's weights.
     pub storage: Option<DType>,
     pub machine: Machine,
-    /// Documents that grow at once.
+    /// The number of concurrent sequences.
     pub slots: usize,
-    /// Tokens of a document, its prompt included; the model's positions if those are fewer.
+    /// The most tokens of a sequence, including its prompt. Limited by the model's positions.
     pub capacity: usize,
-    /// Tokens of documents that are scored at once; 0 if none are.
+    /// The most tokens that are scored at once; 0 if scoring is not needed.
     pub score_tokens: usize,
 }
 
@@ -58,11 +58,11 @@ pub struct Generator {
     capacity: usize,
     slots: usize,
     end_ids: Vec<u32>,
-    defaults: Sampling,
+    defaults: SamplingParams,
 }
 
 impl Generator {
-    /// Opens a model folder, or the folder of a run that has one.
+    /// Opens a model folder, or the output folder of a run that contains one.
     pub fn open(path: &Path, spec: &GeneratorSpec) -> Result<Generator, TrainError> {
         if !path.exists() {
             return Err(TrainError::ModelMissing { path: path.into() });
@@ -96,7 +96,7 @@ impl Generator {
         Ok(Generator { engine, tokenizer, shape, capacity, slots: spec.slots, end_ids, defaults })
     }
 
-    /// To keep: a listener decodes while the generator is at work.
+    /// A shared handle, so that a callback can decode tokens while the generator runs.
     pub fn tokenizer(&self) -> Arc<Tokenizer> {
         Arc::clone(&self.tokenizer)
     }
@@ -105,23 +105,23 @@ impl Generator {
         &self.shape
     }
 
-    /// Bytes of weights, cache and work.
+    /// The memory of weights, KV cache and activations.
     pub fn memory(&self) -> Bytes {
         self.engine.arena_bytes()
     }
 
-    /// Tokens of a document, its prompt included.
+    /// The most tokens of a sequence, including its prompt.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// What `generation_config.json` asks for; greedy if it asks for nothing.
-    pub fn default_sampling(&self) -> Sampling {
+    /// The sampling parameters of `generation_config.json`; greedy decoding by default.
+    pub fn default_sampling(&self) -> SamplingParams {
         self.defaults
     }
 
-    fn limits(&self, max_new_tokens: usize) -> Limits {
-        Limits {
+    fn limits(&self, max_new_tokens: usize) -> DecodeLimits {
+        DecodeLimits {
             slots: self.slots,
             pass_tokens: self.engine.model(ModelId::FIRST).plan().bounds.tokens,
             capacity: self.capacity,
@@ -130,13 +130,13 @@ impl Generator {
         }
     }
 
-    /// Grows every prompt to its end. `listener` hears tokens as they are drawn.
+    /// Generates the completion of every prompt. `on_token` is called with each token as it is generated.
     pub fn generate<'a>(
         &mut self,
         prompts: &'a [Vec<u32>],
         max_new_tokens: usize,
-        sampling: Sampling,
-        listener: &'a mut Listener<'a>,
+        sampling: SamplingParams,
+        on_token: &'a mut TokenCallback<'a>,
     ) -> Result<Vec<Completion>, TrainError> {
         for (i, prompt) in prompts.iter().enumerate() {
             if prompt.is_empty() || prompt.len() >= self.capacity {
@@ -144,25 +144,25 @@ impl Generator {
             }
         }
         let limits = self.limits(max_new_tokens);
-        let mut batcher = Batcher::new(prompts, limits, sampling, listener);
+        let mut batcher = Batcher::new(prompts, limits, sampling, on_token);
         self.engine.model_mut(ModelId::FIRST).generate(&mut batcher)?;
         Ok(batcher.done.into_iter().map(|one| one.expect("every prompt has ended")).collect())
     }
 
-    /// A conversation: `turn` is given the last reply and gives the next prompt, whole; of that only what is
-    /// new runs. A prompt that does not fit, or is empty, is asked for again.
+    /// Runs a conversation: `turn` gets the last reply and returns the whole next prompt, of which only the new tokens are
+    /// computed. If a prompt is empty or does not fit, `turn` is called again.
     pub fn converse<'a>(
         &mut self,
         max_new_tokens: usize,
-        sampling: Sampling,
+        sampling: SamplingParams,
         turn: &'a mut NextTurn<'a>,
-        listener: &'a mut Listener<'a>,
+        on_token: &'a mut TokenCallback<'a>,
     ) -> Result<(), TrainError> {
-        let mut dialogue = Dialogue::new(self.limits(max_new_tokens), sampling, turn, listener);
+        let mut dialogue = Dialogue::new(self.limits(max_new_tokens), sampling, turn, on_token);
         Ok(self.engine.model_mut(ModelId::FIRST).generate(&mut dialogue)?)
     }
 
-    /// The log-probability of every token of a document after its first.
+    /// The log-probability of every token of a sequence after the first.
     pub fn score(&mut self, tokens: &[u32]) -> Result<Vec<f32>, TrainError> {
         let len = tokens.len().saturating_sub(1);
         let positions: Vec<u32> = (0..len as u32).collect();
@@ -181,7 +181,7 @@ impl Generator {
     }
 }
 
-/// `generation_config.json`, as far as it is read. What is not JSON asks for nothing.
+/// The supported keys of `generation_config.json`. A file that is not JSON is treated as empty.
 struct GenerationConfig(Value);
 
 impl GenerationConfig {
@@ -190,7 +190,7 @@ impl GenerationConfig {
         Ok(GenerationConfig(serde_json::from_str(&text).unwrap_or(Value::Null)))
     }
 
-    /// One id or a list of them; else what the model or its tokenizer says.
+    /// `eos_token_id`, which is one id or a list; otherwise the EOS id of the model or its tokenizer.
     fn end_ids(&self, shape: &ModelShape, tokenizer: &Tokenizer) -> Vec<u32> {
         let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
         let given: Vec<u32> = match self.0.get("eos_token_id") {
@@ -201,15 +201,15 @@ impl GenerationConfig {
         if given.is_empty() { shape.eos_id.or(tokenizer.eos_id()).into_iter().collect() } else { given }
     }
 
-    fn sampling(&self) -> Sampling {
-        let greedy = Sampling::default();
+    fn sampling(&self) -> SamplingParams {
+        let greedy = SamplingParams::default();
         if self.0.get("do_sample").and_then(Value::as_bool) != Some(true) {
             return greedy;
         }
         let number = |key: &str, default: f32| {
             self.0.get(key).and_then(Value::as_f64).map_or(default, |value| value as f32)
         };
-        Sampling {
+        SamplingParams {
             temperature: number("temperature", 1.0),
             top_k: self.0.get("top_k").and_then(Value::as_u64).map_or(50, |k| k as usize),
             top_p: number("top_p", 1.0),

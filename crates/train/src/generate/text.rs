@@ -1,46 +1,47 @@
-//! Tokens to text as they come.
+//! Decodes a stream of tokens to text, and finds stop strings.
 
 use lockstep_data::{DataError, Tokenizer};
 
-/// Turns a stream of tokens into a stream of text. A token may hold part of a character only, and some
-/// tokenizers write a word differently at the start of a text; so the new text is what a few tokens add to
-/// the text of those before them, and nothing while the last character is unfinished.
+/// Turns a stream of tokens into a stream of text. A token may hold only part of a character, and some tokenizers decode
+/// a word differently at the start of a text. The new text is therefore what the last tokens add to the text of a few
+/// tokens before them, and nothing while the last character is incomplete.
 #[derive(Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
-    /// Decoding starts here; text up to `told` has been given out.
+    /// The token that decoding starts at.
     from: usize,
-    told: usize,
+    /// The text of the tokens before this one has been returned.
+    returned: usize,
 }
 
 impl TextStream {
     /// The text that `id` completes.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, DataError> {
         self.ids.push(id);
-        let before = tokenizer.decode(&self.ids[self.from..self.told], true)?;
+        let before = tokenizer.decode(&self.ids[self.from..self.returned], true)?;
         let now = tokenizer.decode(&self.ids[self.from..], true)?;
         if now.len() <= before.len() || now.ends_with(char::REPLACEMENT_CHARACTER) {
             return Ok(String::new());
         }
         let new = now.get(before.len()..).unwrap_or_default().to_string();
-        (self.from, self.told) = (self.told, self.ids.len());
+        (self.from, self.returned) = (self.returned, self.ids.len());
         Ok(new)
     }
 
-    /// What is left when no more tokens come.
+    /// The remaining text after the last token.
     pub fn finish(&mut self, tokenizer: &Tokenizer) -> Result<String, DataError> {
-        let before = tokenizer.decode(&self.ids[self.from..self.told], true)?;
+        let before = tokenizer.decode(&self.ids[self.from..self.returned], true)?;
         let now = tokenizer.decode(&self.ids[self.from..], true)?;
-        (self.from, self.told) = (self.ids.len(), self.ids.len());
+        (self.from, self.returned) = (self.ids.len(), self.ids.len());
         Ok(now.get(before.len()..).unwrap_or_default().to_string())
     }
 }
 
-/// Ends a text at the first of some strings, which may come in pieces.
+/// Ends a text at the first stop string, which may arrive in pieces.
 #[derive(Clone, Debug)]
 pub struct StopStrings {
     stops: Vec<String>,
-    /// Text that may be the beginning of a stop string.
+    /// Text that may be the start of a stop string.
     held: String,
 }
 
@@ -49,7 +50,7 @@ impl StopStrings {
         StopStrings { stops: stops.into_iter().filter(|s| !s.is_empty()).collect(), held: String::new() }
     }
 
-    /// The text that may be shown, and whether a stop string has come.
+    /// Returns the text that can be shown, and whether a stop string was found.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         self.held.push_str(text);
         if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop)).min() {
@@ -62,7 +63,7 @@ impl StopStrings {
         (std::mem::replace(&mut self.held, rest), false)
     }
 
-    /// What was held back in vain.
+    /// The text that was held back and turned out not to be a stop string.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -74,7 +75,7 @@ mod tests {
     use lockstep_data::TokenizerSource;
 
     #[test]
-    fn characters_come_whole() {
+    fn characters_are_returned_whole() {
         let tokenizer = Tokenizer::load(&TokenizerSource::Byte).unwrap();
         let text = "Grüße, 世界 🚲!";
         let mut stream = TextStream::default();

@@ -1,4 +1,4 @@
-//! A checkpoint whose states cannot be read is not made, and the one before it stays.
+//! If a state cannot be read, no checkpoint is saved, and the previous one is kept.
 
 use std::path::Path;
 
@@ -11,15 +11,15 @@ use lockstep_testkit::{TestSetup, plan};
 
 use super::*;
 
-fn identity() -> Identity {
+fn identity() -> RunIdentity {
     let data = DataCursor { next_step: 0, rows_per_step: 1, num_rows: 1, seed: 0, fingerprint: "f".into() };
-    Identity {
+    RunIdentity {
         data,
         switches: [("packing", false), ("shuffle", false)],
         config_hash: "c".into(),
         tokenizer_hash: "t".into(),
         run_config: String::new(),
-        numbers: Numbers::default(),
+        numerics: NumericsFingerprint::default(),
         settings: BTreeMap::new(),
         model_files: Vec::new(),
     }
@@ -29,14 +29,14 @@ fn save(engine: &Engine, root: &Path, step: u64) -> Result<PathBuf, TrainError> 
     save_checkpoint(engine, root, &Position { step, ..Position::start(None) }, &identity())
 }
 
-/// Saves once, breaks what holds the states, and saves again.
+/// Saves once, breaks the storage of the states, and saves again. Returns the error.
 #[track_caller]
-fn assert_the_last_one_stays(engine: &Engine, break_it: impl FnOnce()) -> TrainError {
+fn assert_previous_checkpoint_is_kept(engine: &Engine, break_it: impl FnOnce()) -> TrainError {
     let dir = tempfile::tempdir().unwrap();
     save(engine, dir.path(), 1).unwrap();
     break_it();
     let failed = save(engine, dir.path(), 2).expect_err("a checkpoint of states that cannot be read");
-    assert!(!dir.path().join("step-2").exists(), "and it is there");
+    assert!(!dir.path().join("step-2").exists(), "the failed checkpoint exists");
     let (latest, skipped) = lockstep_ckpt::open_latest(dir.path()).unwrap();
     assert_eq!(latest.unwrap().meta().step, Step(1));
     assert!(skipped.is_empty(), "{skipped:?}");
@@ -44,21 +44,21 @@ fn assert_the_last_one_stays(engine: &Engine, break_it: impl FnOnce()) -> TrainE
 }
 
 #[test]
-fn a_gpu_that_is_lost_during_a_save_leaves_the_last_checkpoint() {
+fn losing_the_gpu_during_a_save_keeps_the_previous_checkpoint() {
     let shape = ModelShape::named("tiny", 101).unwrap();
-    // The first read fails, or one in the middle; for good, or once.
+    // The first read fails or a later one, permanently or once.
     for failing in [0..usize::MAX, 0..1, 31..32, 40..usize::MAX] {
         let (gpu, fake) = FakeGpu::make(None);
         let plan = plan(&shape, &TestSetup { separate: true, ..TestSetup::default() });
         let resources = Resources::single_rank(&plan, Queue::Cuda(CudaQueue::new(gpu, 1).unwrap())).unwrap();
         let mut engine = Engine::new(plan, resources).unwrap();
         engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
-        let failed = assert_the_last_one_stays(&engine, || fake.fail(failing));
+        let failed = assert_previous_checkpoint_is_kept(&engine, || fake.fail(failing));
         assert!(failed.to_string().contains("the GPU is lost"), "{failed}");
     }
 }
 
-/// The file has no name; the system still has one for it.
+/// Truncates the unnamed file through its path in `/proc`.
 #[cfg(target_os = "linux")]
 fn cut_spill_file(dir: &Path) {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
@@ -78,6 +78,6 @@ fn a_spill_file_that_cannot_be_read_leaves_the_last_checkpoint() {
     resources.nvme_dir = Some(dir.path().to_path_buf());
     let mut engine = Engine::new(plan, resources).unwrap();
     engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
-    let failed = assert_the_last_one_stays(&engine, || cut_spill_file(dir.path()));
+    let failed = assert_previous_checkpoint_is_kept(&engine, || cut_spill_file(dir.path()));
     assert!(failed.to_string().contains("offload file"), "{failed}");
 }

@@ -1,4 +1,4 @@
-//! An objective that sees the outputs of a whole accumulation window before it gives a coefficient.
+//! An objective that uses the scores of the whole step before it computes a coefficient.
 
 use std::path::Path;
 
@@ -6,17 +6,17 @@ use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::Device;
 use lockstep_observe::NoProgress;
-use lockstep_train::{Coefficients, Metrics, Objective, Outputs, WindowCounts, prepare_for, train_with};
+use lockstep_train::{Coefficients, Metrics, Objective, Outputs, StepCounts, prepare_for, train_with};
 
-/// L = Σ −sg(p)·log p / N, with p from the head's outputs or from the window's scores; `centred`: p less its mean over
-/// the whole window, which no micro-batch knows alone.
+/// L = Σ −sg(p)·log p / N, with p from the head's outputs or from the scores. `centred`: subtracts the mean of p over
+/// the whole step, which no single micro-batch knows.
 #[derive(Default)]
 struct Weighted {
-    sees_window: bool,
+    needs_scores: bool,
     centred: bool,
     supervised: f64,
     scores: Vec<Vec<f32>>,
-    /// Batches that were scored when the first coefficient was asked for.
+    /// For each step, the number of micro-batches that were scored before the first coefficient.
     scored_first: Vec<usize>,
     mean: f64,
     sum: f64,
@@ -29,11 +29,11 @@ impl Weighted {
 }
 
 impl Objective for Weighted {
-    fn sees_window(&self) -> bool {
-        self.sees_window
+    fn needs_scores(&self) -> bool {
+        self.needs_scores
     }
 
-    fn begin(&mut self, counts: &WindowCounts) {
+    fn begin(&mut self, counts: &StepCounts) {
         (self.supervised, self.sum, self.mean) = (counts.supervised as f64, 0.0, 0.0);
         self.scores.clear();
     }
@@ -43,12 +43,12 @@ impl Objective for Weighted {
         self.scores.push(outputs.log_probs().to_vec());
     }
 
-    fn window_sums(&self) -> Vec<f64> {
+    fn score_sums(&self) -> Vec<f64> {
         let all = self.scores.iter().flatten();
         vec![all.clone().map(|l| f64::from(*l).exp()).sum(), all.count() as f64]
     }
 
-    fn window(&mut self, sums: &[f64]) {
+    fn scores_done(&mut self, sums: &[f64]) {
         self.scored_first.push(self.scores.len());
         self.mean = if self.centred { sums[0] / sums[1] } else { 0.0 };
     }
@@ -60,7 +60,7 @@ impl Objective for Weighted {
         outputs: Option<Outputs<'_>>,
         out: &mut Coefficients<'_>,
     ) {
-        assert_eq!(outputs.is_none(), self.sees_window, "scores stand for outputs");
+        assert_eq!(outputs.is_none(), self.needs_scores, "scores replace outputs");
         let log_probs = outputs.as_ref().map_or_else(|| &self.scores[index][..], Outputs::log_probs);
         for ((out, log_prob), weight) in out.log_probs().iter_mut().zip(log_probs).zip(&batch.weights) {
             *out = self.coefficient(*weight, *log_prob);
@@ -81,7 +81,7 @@ impl Objective for Weighted {
     }
 }
 
-/// Three steps of two micro-batches each. The losses and the weights at the end.
+/// Trains three steps of two micro-batches each. Returns the losses and the final weights.
 fn run(objective: &mut Weighted) -> (String, Vec<u8>) {
     let folder = tempfile::tempdir().unwrap();
     let rows: String = (0..40).map(|i| format!("{{\"text\": \"{} and {} follow\"}}\n", i, i + 1)).collect();
@@ -92,7 +92,7 @@ fn run(objective: &mut Weighted) -> (String, Vec<u8>) {
     let shown = |path: &Path| path.display().to_string();
     let settings =
         [format!("train_files={}", shown(&at("data.jsonl"))), format!("output_dir={}", shown(&at("out")))];
-    let source = lockstep_config::Source { name: "window", text };
+    let source = lockstep_config::Source { name: "step_scores", text };
     let config = lockstep_config::load(Some(source), &settings).unwrap();
     let prepared = prepare_for(&config, Rank(0), Device::Cpu, objective).unwrap();
     let outcome = train_with(&config, text, prepared, None, objective, &mut NoProgress).unwrap();
@@ -105,11 +105,11 @@ fn run(objective: &mut Weighted) -> (String, Vec<u8>) {
     (losses.collect(), std::fs::read(at("out/model/model.safetensors")).unwrap())
 }
 
-/// The same coefficients from scores as from outputs: scoring has the bits of training, so all that follows has.
+/// Scores are bit-identical to the outputs of training, so the coefficients and everything after them are too.
 #[test]
-fn scores_of_the_window_stand_for_outputs() {
+fn scores_give_the_same_result_as_outputs() {
     let mut by_outputs = Weighted::default();
-    let mut by_scores = Weighted { sees_window: true, ..Weighted::default() };
+    let mut by_scores = Weighted { needs_scores: true, ..Weighted::default() };
     assert!(run(&mut by_outputs) == run(&mut by_scores), "the two differ");
     assert_eq!(
         by_scores.scored_first,
@@ -119,11 +119,11 @@ fn scores_of_the_window_stand_for_outputs() {
     assert!(by_outputs.scored_first.is_empty());
 }
 
-/// What only the window as a whole knows reaches every coefficient.
+/// A value that depends on the whole step can be part of every coefficient.
 #[test]
-fn a_mean_over_the_window_changes_every_micro_batch() {
-    let plain = run(&mut Weighted { sees_window: true, ..Weighted::default() });
-    let mut centred = Weighted { sees_window: true, centred: true, ..Weighted::default() };
+fn a_mean_over_the_step_reaches_every_micro_batch() {
+    let plain = run(&mut Weighted { needs_scores: true, ..Weighted::default() });
+    let mut centred = Weighted { needs_scores: true, centred: true, ..Weighted::default() };
     let other = run(&mut centred);
     assert!(centred.mean > 0.0 && other.1 != plain.1);
 }

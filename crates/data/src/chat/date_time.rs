@@ -1,11 +1,11 @@
-//! The time that templates may print, given by the caller: rendering reads no clock, so that the same
-//! row is the same tokens tomorrow.
+//! The date and time that templates print. The caller provides it: rendering reads no clock, so that a row
+//! gives the same tokens on every day.
 
 use std::fmt::Write as _;
 
-/// A moment on someone's calendar. Templates ask for it through `strftime_now`.
+/// A date and time without a time zone. Templates read it through `strftime_now`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct DateTime {
     pub year: i32,
     /// From 1.
     pub month: u32,
@@ -16,10 +16,10 @@ pub struct Moment {
     pub second: u32,
 }
 
-/// The date that LLaMA 3.1's template falls back to.
-impl Default for Moment {
+/// The default is the date that LLaMA 3.1's template falls back to.
+impl Default for DateTime {
     fn default() -> Self {
-        Moment { year: 2024, month: 7, day: 26, hour: 0, minute: 0, second: 0 }
+        DateTime { year: 2024, month: 7, day: 26, hour: 0, minute: 0, second: 0 }
     }
 }
 
@@ -39,8 +39,8 @@ const MONTHS: [&str; 12] = [
 ];
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-impl Moment {
-    /// Seconds since 1970 in UTC as a moment.
+impl DateTime {
+    /// The UTC date and time of a Unix timestamp in seconds.
     pub fn from_unix(seconds: u64) -> Self {
         let (mut days, rest) = (seconds / 86_400, (seconds % 86_400) as u32);
         let mut year = 1970;
@@ -54,10 +54,10 @@ impl Moment {
             month += 1;
         }
         let day = days as u32 + 1;
-        Moment { year, month, day, hour: rest / 3600, minute: rest / 60 % 60, second: rest % 60 }
+        DateTime { year, month, day, hour: rest / 3600, minute: rest / 60 % 60, second: rest % 60 }
     }
 
-    /// `strftime` of C in the C locale; the directive that is not known, if there is one.
+    /// C's `strftime` in the C locale. `Err` is the first unknown directive.
     pub(crate) fn format(&self, format: &str) -> Result<String, String> {
         let mut out = String::new();
         let mut chars = format.chars();
@@ -67,28 +67,28 @@ impl Moment {
                 continue;
             }
             let mut directive = chars.next();
-            let bare = directive == Some('-');
-            if bare {
+            let unpadded = directive == Some('-');
+            if unpadded {
                 directive = chars.next();
             }
             let Some(directive) = directive else { return Err("%".into()) };
-            self.put(&mut out, directive, bare).ok_or_else(|| format!("%{directive}"))?;
+            self.put(&mut out, directive, unpadded).ok_or_else(|| format!("%{directive}"))?;
         }
         Ok(out)
     }
 
-    fn put(&self, out: &mut String, directive: char, bare: bool) -> Option<()> {
-        let half_day = (self.hour + 11) % 12 + 1;
+    fn put(&self, out: &mut String, directive: char, unpadded: bool) -> Option<()> {
+        let hour_12 = (self.hour + 11) % 12 + 1;
         let mut padded = |number: u32, width: usize| {
-            let width = if bare { 0 } else { width };
-            write!(out, "{number:0width$}").expect("a String takes any text");
+            let width = if unpadded { 0 } else { width };
+            write!(out, "{number:0width$}").expect("writing to a String cannot fail");
         };
         match directive {
             'd' => padded(self.day, 2),
             'm' => padded(self.month, 2),
             'y' => padded(self.year.rem_euclid(100) as u32, 2),
             'H' => padded(self.hour, 2),
-            'I' => padded(half_day, 2),
+            'I' => padded(hour_12, 2),
             'M' => padded(self.minute, 2),
             'S' => padded(self.second, 2),
             'j' => padded(self.day_of_year(), 3),
@@ -108,7 +108,7 @@ impl Moment {
             'c' => out.push_str(&self.format("%a %b %e %H:%M:%S %Y").ok()?),
             'n' => out.push('\n'),
             't' => out.push('\t'),
-            // Moments have no zone, as the peers' `datetime.now()` has none.
+            // There is no time zone, as in Python's `datetime.now()`.
             'z' | 'Z' => {}
             '%' => out.push('%'),
             _ => return None,
@@ -124,7 +124,7 @@ impl Moment {
         (1..self.month).map(|month| month_days(self.year, month)).sum::<u32>() + self.day
     }
 
-    /// From Sunday, 0.
+    /// The day of the week; Sunday is 0.
     fn weekday(&self) -> usize {
         let years = i64::from(self.year) - 1;
         let days = years * 365 + years.div_euclid(4) - years.div_euclid(100) + years.div_euclid(400);
@@ -153,22 +153,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_print_as_in_c() {
-        let new_year = Moment { year: 2025, month: 1, day: 1, hour: 13, minute: 5, second: 9 };
+    fn strftime_matches_python() {
+        let new_year = DateTime { year: 2025, month: 1, day: 1, hour: 13, minute: 5, second: 9 };
         // Python 3.11: datetime(2025, 1, 1, 13, 5, 9).strftime(...).
         let text = new_year.format("%d %b %Y|%-d %B %y|%A %a %j|%I:%M:%S %p|%e %F %T|%c %%").unwrap();
         let expected = "01 Jan 2025|1 January 25|Wednesday Wed 001|01:05:09 PM| 1 2025-01-01 13:05:09|\
                         Wed Jan  1 13:05:09 2025 %";
         assert_eq!(text, expected);
-        assert_eq!(Moment::default().format("%A %j"), Ok("Friday 208".into()));
+        assert_eq!(DateTime::default().format("%A %j"), Ok("Friday 208".into()));
         assert_eq!(new_year.format("%Q"), Err("%Q".into()));
         assert_eq!(new_year.format("50%"), Err("%".into()));
     }
 
     #[test]
-    fn unix_seconds_are_calendar_days() {
-        let at = Moment::from_unix(1_709_210_096);
-        assert_eq!(at, Moment { year: 2024, month: 2, day: 29, hour: 12, minute: 34, second: 56 });
-        assert_eq!(Moment::from_unix(0).format("%F %T %A"), Ok("1970-01-01 00:00:00 Thursday".into()));
+    fn unix_timestamps_become_dates() {
+        let at = DateTime::from_unix(1_709_210_096);
+        assert_eq!(at, DateTime { year: 2024, month: 2, day: 29, hour: 12, minute: 34, second: 56 });
+        assert_eq!(DateTime::from_unix(0).format("%F %T %A"), Ok("1970-01-01 00:00:00 Thursday".into()));
     }
 }

@@ -5,7 +5,7 @@ use super::*;
 use crate::setup::{load_tokenizer, model_shape, plan_for};
 
 /// The fingerprint of a small model with these settings.
-fn numbers_with(settings: &[&str], cuda: Option<&CudaVersions>) -> Numbers {
+fn numbers_with(settings: &[&str], cuda: Option<&CudaVersions>) -> NumericsFingerprint {
     let base = ["model=tiny", "output_dir=out", "max_length=64", "threads=1"];
     let settings: Vec<String> = base.iter().chain(settings).map(ToString::to_string).collect();
     let config = load(None, &settings).unwrap();
@@ -16,32 +16,33 @@ fn numbers_with(settings: &[&str], cuda: Option<&CudaVersions>) -> Numbers {
         None => KernelBackend::Cpu { num_threads: 1 },
     };
     let plan = plan_for(&config, &shape, &tokenizer, None, kernels).unwrap();
-    Numbers::of(&config, &plan, cuda)
+    NumericsFingerprint::of(&config, &plan, cuda)
 }
 
-fn numbers(settings: &[&str]) -> Numbers {
+fn numbers(settings: &[&str]) -> NumericsFingerprint {
     numbers_with(settings, None)
 }
 
-fn changed(now: &Numbers, then: &Numbers) -> Vec<String> {
+fn changed(now: &NumericsFingerprint, then: &NumericsFingerprint) -> Vec<String> {
     now.differences(then).iter().map(ToString::to_string).collect()
 }
 
 #[test]
-fn the_hash_is_of_the_lines() {
+fn the_hash_covers_the_lines() {
     let fields = [("storage", "bf16"), ("micro-batches", "2")];
-    let numbers = Numbers::from_fields(fields.map(|(name, value)| (name.into(), value.into())).into());
+    let numbers =
+        NumericsFingerprint::from_fields(fields.map(|(name, value)| (name.into(), value.into())).into());
     assert_eq!(numbers.lines().collect::<Vec<_>>(), ["storage: bf16", "micro-batches: 2"]);
     let hash = blake3::hash(b"storage: bf16\nmicro-batches: 2\n").to_hex();
     assert_eq!(numbers.hash(), hash[..12]);
-    // Kept in checkpoints and logs: it must not change.
+    // Checkpoints and logs store the hash, so it must not change between versions.
     assert_eq!(numbers.hash(), "b15401e2354d");
     let lines = numbers.lines().collect::<Vec<_>>().join("\n");
-    assert_eq!(Numbers::from_lines(lines.as_bytes()), numbers);
+    assert_eq!(NumericsFingerprint::from_lines(lines.as_bytes()), numbers);
 }
 
 #[test]
-fn the_fields_of_a_run_on_the_cpu() {
+fn fields_of_a_cpu_run() {
     let numbers = numbers(&["gradient_accumulation_steps=2", "nproc_per_node=3"]);
     let lines: Vec<String> = numbers.lines().filter(|line| !line.starts_with("math library: ")).collect();
     let version = format!("lockstep: {}", env!("CARGO_PKG_VERSION"));
@@ -65,18 +66,18 @@ fn the_fields_of_a_run_on_the_cpu() {
 }
 
 #[test]
-fn the_accumulation_order_counts_with_several_micro_batches() {
+fn the_accumulation_order_matters_with_several_micro_batches() {
     let [local, reduced] = ["local", "reduced"].map(|order| format!("accumulation_order={order}"));
     let two = |order: &str| numbers(&["gradient_accumulation_steps=2", order]);
     assert_ne!(two(&local).hash(), two(&reduced).hash());
     assert_eq!(changed(&two(&reduced), &two(&local)), ["accumulation order: local -> reduced"]);
-    assert_eq!(numbers(&[&local]), numbers(&[&reduced]), "of one micro-batch there is one order");
+    assert_eq!(numbers(&[&local]), numbers(&[&reduced]), "one micro-batch has only one order");
 }
 
-/// `docs/worlds.md`: strategies that sum by the same tree give the same bits, except that their default orders of
-/// accumulation are not the same.
+/// `docs/worlds.md`: strategies sum by the same tree and give the same bits, but they have different default
+/// accumulation orders.
 #[test]
-fn strategies_differ_in_the_accumulation_order_alone() {
+fn strategies_differ_only_in_the_accumulation_order() {
     let of = |strategy: &str, settings: &[&str]| {
         let strategy = format!("strategy={strategy}");
         numbers(&[&["nproc_per_node=4", strategy.as_str()], settings].concat())
@@ -97,7 +98,7 @@ fn strategies_differ_in_the_accumulation_order_alone() {
 }
 
 #[test]
-fn what_changes_no_bit_is_left_out() {
+fn settings_that_change_no_bits_are_left_out() {
     let plain = numbers(&["nproc_per_node=2"]);
     for setting in [
         "recompute=full",
@@ -118,7 +119,7 @@ fn what_changes_no_bit_is_left_out() {
 }
 
 #[test]
-fn nodes_count_where_their_tree_is_another() {
+fn nodes_matter_only_if_they_change_the_tree() {
     let tree = |replicate, per_node| fixed_tree(&Mesh { replicate, shard: 1, per_node });
     assert_eq!(tree(1, 1), "one rank");
     assert_eq!(tree(4, 2), tree(4, 4));
@@ -126,9 +127,9 @@ fn nodes_count_where_their_tree_is_another() {
     assert_eq!(tree(6, 3), "fixed tree over 6 ranks, in nodes of 3 first");
 }
 
-/// The claim behind the test above: nodes of a power of two do not change the tree.
+/// The claim behind the test above: with a power of two of ranks per node, the nodes do not change the tree.
 #[test]
-fn nodes_of_a_power_of_two_fold_as_one() {
+fn nodes_with_a_power_of_two_of_ranks_do_not_change_the_tree() {
     let steps = |world: u32, per_node: u32| {
         let nodes: Vec<u32> = (0..world).map(|rank| rank / per_node).collect();
         let mut steps = Vec::new();
@@ -143,7 +144,7 @@ fn nodes_of_a_power_of_two_fold_as_one() {
 }
 
 #[test]
-fn gpus_have_versions() {
+fn gpu_runs_have_library_versions() {
     let cuda = CudaVersions {
         gpu: Some(("NVIDIA H200".into(), 90)),
         driver: Some(13000),
@@ -167,7 +168,7 @@ fn gpus_have_versions() {
     assert!(one.is_complete());
     let tf32 = numbers_with(&["tf32=true"], Some(&cuda));
     assert_eq!(changed(&tf32, &one), ["matmul: cuBLASLt, tf32 off -> cuBLASLt, tf32 on"]);
-    // NCCL sums in its own order, which the strategy changes.
+    // NCCL's order of summation depends on the strategy.
     let [ddp, zero3] = ["ddp", "zero3"]
         .map(|strategy| numbers_with(&["nproc_per_node=2", &format!("strategy={strategy}")], Some(&cuda)));
     assert_ne!(ddp.hash(), zero3.hash());
@@ -180,7 +181,7 @@ fn gpus_have_versions() {
 }
 
 #[test]
-fn an_opened_gpu_says_its_versions() {
+fn an_opened_gpu_reports_its_versions() {
     let (gpu, _fake) = lockstep_device::cuda::fake::FakeGpu::make(None);
     let versions = CudaVersions::of(gpu, None);
     assert_eq!(versions.gpu, Some((gpu.name.clone(), gpu.sm)));

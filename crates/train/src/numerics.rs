@@ -1,12 +1,12 @@
-//! The fingerprint of numbers: everything besides a run's inputs that decides the bits of its results.
+//! The numerics fingerprint: everything besides a run's inputs that determines the bits of its results.
 //!
-//! Two runs with equal fingerprints and equal inputs give equal bits. Inputs are the data, the weights at the start and
-//! the settings that say what to compute: batch, lengths, seeds, optimizer, schedule, dropout. The fingerprint says how
-//! it is computed: in which order sums are made and by which code.
+//! Two runs with equal fingerprints and equal inputs give bit-identical results. The inputs are the data, the initial
+//! weights and the settings that define what to compute: batch size, lengths, seeds, optimizer, schedule, dropout. The
+//! fingerprint covers how it is computed: the order of summation and the code that runs.
 //!
-//! Left out, because it changes no bit: threads, instruction sets other than AMX, recomputation, prefetch, and between
-//! ranks of CPUs the strategy, offload and the carrier. Left out, although it may change bits, because it is not known
-//! here: environment variables that steer NCCL or cuBLAS, and the commit that `lockstep` was built from.
+//! Left out because they change no bits: threads, instruction sets other than AMX, recomputation, prefetch, and on CPUs
+//! the strategy, offload and the carrier. Left out although they may change bits, because they are not known here:
+//! environment variables that configure NCCL or cuBLAS, and the commit that `lockstep` was built from.
 
 use lockstep_ckpt::NumbersRecord;
 use lockstep_config::{Offload, Precision, RunConfig};
@@ -18,48 +18,48 @@ use lockstep_plan::{AccumulationOrder, ModelId, RunPlan, chosen_strategy};
 
 use crate::error::TrainError;
 
-/// The value of a field that cannot be found out on this machine.
+/// The value of a field that is not known on this machine.
 const UNKNOWN: &str = "unknown here";
 
-/// Hex digits of the hash that are shown and kept.
+/// The number of hex digits of the hash that are shown and stored.
 const HASH_DIGITS: usize = 12;
 
 /// The fields of the fingerprint, in a fixed order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Numbers {
+pub struct NumericsFingerprint {
     fields: Vec<(String, String)>,
 }
 
-/// A field that two fingerprints do not have alike. `None`: one of them does not have it.
+/// A field in which two fingerprints differ. `None`: the fingerprint does not have the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub struct FingerprintDifference {
     pub field: String,
     pub then: Option<String>,
     pub now: Option<String>,
 }
 
-impl std::fmt::Display for Difference {
+impl std::fmt::Display for FingerprintDifference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".into());
         write!(f, "{}: {} -> {}", self.field, text(&self.then), text(&self.now))
     }
 }
 
-/// A GPU and the versions of what computes on it. `None`: it cannot be found out here.
+/// A GPU and the versions of the libraries that run on it. `None`: not known here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CudaVersions {
     /// Name and compute capability: 90 is 9.0.
     pub gpu: Option<(String, u32)>,
-    /// Of CUDA, as the driver tells it: 13000 is 13.0.
+    /// The driver's CUDA version: 13000 is 13.0.
     pub driver: Option<u32>,
     pub nvrtc: Option<(u32, u32)>,
-    /// As cuBLASLt tells it: 130100 is 13.1.0.
+    /// cuBLASLt's version number: 130100 is 13.1.0.
     pub cublas_lt: Option<usize>,
     pub nccl: Option<String>,
 }
 
 impl CudaVersions {
-    /// Those of a GPU that was opened. `nccl`: the version of NCCL, where ranks use it.
+    /// The versions for a GPU that was opened. `nccl`: the version of NCCL, if the ranks use it.
     pub fn of(gpu: &Gpu, nccl: Option<String>) -> CudaVersions {
         CudaVersions {
             gpu: Some((gpu.name.clone(), gpu.sm)),
@@ -71,32 +71,33 @@ impl CudaVersions {
     }
 }
 
-impl Numbers {
-    /// The fingerprint of a plan on this machine. `cuda`: the run computes on GPUs.
-    pub fn of(config: &RunConfig, plan: &RunPlan, cuda: Option<&CudaVersions>) -> Numbers {
-        let (input, mut numbers) = (&plan.input, Numbers::default());
+impl NumericsFingerprint {
+    /// The fingerprint of a plan on this machine. `cuda` is set if the run uses GPUs.
+    pub fn of(config: &RunConfig, plan: &RunPlan, cuda: Option<&CudaVersions>) -> NumericsFingerprint {
+        let (input, mut fingerprint) = (&plan.input, NumericsFingerprint::default());
         let model = input.model(ModelId::FIRST);
-        numbers.add("lockstep", env!("CARGO_PKG_VERSION"));
-        numbers.add("device", if cuda.is_some() { "GPU" } else { "CPU" });
-        numbers.add("math library", c_library());
-        numbers.add("storage", input.storage.to_string());
-        numbers.add("gradients", "f32");
-        numbers.add("optimizer", format!("{}, f32 states", model.optimizer.name));
-        numbers.add("matmul", matmul(config, input.storage, cuda.is_some()));
-        numbers.add("head chunk", head_chunk_text(model.head_chunk_tokens, model.bounds.tokens));
-        numbers.add("gradient scaling", gradient_scaling(config.precision));
-        numbers.add("micro-batches", input.num_micro_batches.to_string());
-        numbers.add("accumulation order", accumulation_order(input.order, input.num_micro_batches));
+        fingerprint.add("lockstep", env!("CARGO_PKG_VERSION"));
+        fingerprint.add("device", if cuda.is_some() { "GPU" } else { "CPU" });
+        fingerprint.add("math library", c_library());
+        fingerprint.add("storage", input.storage.to_string());
+        fingerprint.add("gradients", "f32");
+        fingerprint.add("optimizer", format!("{}, f32 states", model.optimizer.name));
+        fingerprint.add("matmul", matmul(config, input.storage, cuda.is_some()));
+        fingerprint.add("head chunk", head_chunk_text(model.head_chunk_tokens, model.bounds.tokens));
+        fingerprint.add("gradient scaling", gradient_scaling(config.precision));
+        fingerprint.add("micro-batches", input.num_micro_batches.to_string());
+        fingerprint.add("accumulation order", accumulation_order(input.order, input.num_micro_batches));
         let sum = match cuda {
             Some(_) if input.mesh.world_size() > 1 => nccl_sum(config, plan),
             _ => fixed_tree(&input.mesh),
         };
-        numbers.add("sum over ranks", sum);
+        fingerprint.add("sum over ranks", sum);
         if let Some(cuda) = cuda {
-            numbers.add("optimizer step", optimizer_step(config, model.placements.optimizer_units_on_device));
-            numbers.add_versions(cuda, input.mesh.world_size() > 1);
+            fingerprint
+                .add("optimizer step", optimizer_step(config, model.placements.optimizer_units_on_device));
+            fingerprint.add_versions(cuda, input.mesh.world_size() > 1);
         }
-        numbers
+        fingerprint
     }
 
     fn add_versions(&mut self, cuda: &CudaVersions, with_nccl: bool) {
@@ -113,35 +114,37 @@ impl Numbers {
         }
     }
 
-    /// From fields that a checkpoint or another rank has.
-    pub(crate) fn from_fields(fields: Vec<(String, String)>) -> Numbers {
-        Numbers { fields }
+    /// A fingerprint from the fields of a checkpoint or of another rank.
+    pub(crate) fn from_fields(fields: Vec<(String, String)>) -> NumericsFingerprint {
+        NumericsFingerprint { fields }
     }
 
-    /// Compares the ranks' fingerprints: a note if some rank differs from rank 0, whose fingerprint is the run's. A
-    /// collective call.
+    /// Compares the fingerprints of all ranks. Returns a note if a rank differs from rank 0, whose fingerprint is that of
+    /// the run. A collective call.
     pub(crate) fn differing_ranks(&self, engine: &Engine) -> Result<Option<String>, TrainError> {
         let mine = self.lines().collect::<Vec<_>>().join("\n");
-        let all = engine.all_gather_bytes("the fingerprint of numbers", mine.as_bytes())?;
-        let all: Vec<Numbers> = all.iter().map(|bytes| Numbers::from_lines(bytes)).collect();
-        let mut others = all.iter().enumerate().filter(|(_, numbers)| **numbers != all[0]);
-        let Some((rank, numbers)) = others.next() else { return Ok(None) };
-        let differences: Vec<String> = numbers.differences(&all[0]).iter().map(ToString::to_string).collect();
+        let all = engine.all_gather_bytes("the numerics fingerprint", mine.as_bytes())?;
+        let all: Vec<NumericsFingerprint> =
+            all.iter().map(|bytes| NumericsFingerprint::from_lines(bytes)).collect();
+        let mut others = all.iter().enumerate().filter(|(_, fingerprint)| **fingerprint != all[0]);
+        let Some((rank, fingerprint)) = others.next() else { return Ok(None) };
+        let differences: Vec<String> =
+            fingerprint.differences(&all[0]).iter().map(ToString::to_string).collect();
         let more = match others.count() {
             0 => String::new(),
             more => format!(" ({more} more ranks differ)"),
         };
         let differences = differences.join("; ");
-        Ok(Some(format!("rank {rank} has another fingerprint than rank 0: {differences}{more}")))
+        Ok(Some(format!("the numerics fingerprint of rank {rank} differs from rank 0: {differences}{more}")))
     }
 
-    fn from_lines(text: &[u8]) -> Numbers {
+    fn from_lines(text: &[u8]) -> NumericsFingerprint {
         let text = String::from_utf8_lossy(text);
         let field = |line: &str| line.split_once(": ").map(|(name, value)| (name.into(), value.into()));
-        Numbers { fields: text.lines().filter_map(field).collect() }
+        NumericsFingerprint { fields: text.lines().filter_map(field).collect() }
     }
 
-    /// As a checkpoint keeps it.
+    /// The form that checkpoints store.
     pub(crate) fn record(&self) -> NumbersRecord {
         NumbersRecord { fingerprint: self.hash(), fields: self.fields.clone() }
     }
@@ -154,31 +157,35 @@ impl Numbers {
         &self.fields
     }
 
-    /// `field: value`, a line for each field.
+    /// One line per field: `field: value`.
     pub fn lines(&self) -> impl Iterator<Item = String> {
         self.fields.iter().map(|(name, value)| format!("{name}: {value}"))
     }
 
-    /// The first 12 hex digits of BLAKE3 over the lines, each with its line feed.
+    /// The first 12 hex digits of BLAKE3 over the lines, each with a line feed.
     pub fn hash(&self) -> String {
         let text: String = self.lines().map(|line| line + "\n").collect();
         blake3::hash(text.as_bytes()).to_hex()[..HASH_DIGITS].to_string()
     }
 
-    /// Whether every field could be found out on this machine.
+    /// Whether every field is known on this machine.
     pub fn is_complete(&self) -> bool {
         self.fields.iter().all(|(_, value)| value != UNKNOWN)
     }
 
-    /// What differs from an earlier fingerprint, in the order of the fields.
-    pub fn differences(&self, then: &Numbers) -> Vec<Difference> {
-        let value = |of: &Numbers, name: &str| {
+    /// The fields that differ from an earlier fingerprint, in order.
+    pub fn differences(&self, then: &NumericsFingerprint) -> Vec<FingerprintDifference> {
+        let value = |of: &NumericsFingerprint, name: &str| {
             of.fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.clone())
         };
         let gone = then.fields.iter().filter(|(name, _)| value(self, name).is_none());
         let names = self.fields.iter().chain(gone).map(|(name, _)| name);
         names
-            .map(|name| Difference { field: name.clone(), then: value(then, name), now: value(self, name) })
+            .map(|name| FingerprintDifference {
+                field: name.clone(),
+                then: value(then, name),
+                now: value(self, name),
+            })
             .filter(|difference| difference.then != difference.now)
             .collect()
     }
@@ -194,7 +201,7 @@ fn matmul(config: &RunConfig, storage: DType, on_gpu: bool) -> &'static str {
     }
 }
 
-/// The gradient of the head's weight is summed chunk by chunk.
+/// The chunk size matters because the gradient of the head's weight is summed chunk by chunk.
 fn head_chunk_text(chunk: usize, tokens: usize) -> String {
     if chunk < tokens { format!("{chunk} tokens") } else { "whole micro-batch".into() }
 }
@@ -223,7 +230,8 @@ fn accumulation_order(order: AccumulationOrder, micros: u32) -> &'static str {
     }
 }
 
-/// The tree that [`lockstep_core::fold`] sums ranks by. It depends on nodes only if their ranks are not a power of two.
+/// The tree by which [`lockstep_core::fold`] sums over ranks. It depends on the nodes only if the number of ranks per node
+/// is not a power of two.
 fn fixed_tree(mesh: &Mesh) -> String {
     let (world, per_node) = (mesh.world_size(), mesh.per_node);
     match world {
@@ -233,7 +241,7 @@ fn fixed_tree(mesh: &Mesh) -> String {
     }
 }
 
-/// NCCL's order depends on which ranks sum how much at a time.
+/// NCCL's order of summation depends on the ranks of a collective and on the sizes of the buckets.
 fn nccl_sum(config: &RunConfig, plan: &RunPlan) -> String {
     let input = &plan.input;
     let Mesh { replicate, shard, per_node } = input.mesh;
@@ -245,7 +253,7 @@ fn nccl_sum(config: &RunConfig, plan: &RunPlan) -> String {
     )
 }
 
-/// AdamW and the gradient norm on the host are other code than on the GPU.
+/// The optimizer step and the gradient norm have different code on the host and on the GPU.
 fn optimizer_step(config: &RunConfig, units_on_gpu: u32) -> String {
     match (config.plan.offload_optimizer, units_on_gpu) {
         (Offload::None, _) => "on the GPU".into(),

@@ -1,4 +1,4 @@
-//! How much is computed again where a GPU's own memory decides.
+//! `recompute: auto` chooses the amount of recomputation from the GPU's memory.
 
 use lockstep_core::Bytes;
 use lockstep_model::KernelBackend;
@@ -8,7 +8,7 @@ use lockstep_train::{load_tokenizer, model_shape, plan_for};
 
 const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"b"}}"#;
 
-/// What a 7b model's plan computes again on a GPU of so many GiB.
+/// The recomputation of a 7b model's plan on a GPU with `gib` GiB.
 fn recomputed(gib: u64, settings: &[&str]) -> RecomputePolicy {
     let dir = tempfile::tempdir().unwrap();
     let tokenizer = dir.path().join("tokenizer.json");
@@ -29,7 +29,7 @@ fn recomputed(gib: u64, settings: &[&str]) -> RecomputePolicy {
 }
 
 #[test]
-fn a_larger_gpu_computes_less_again() {
+fn a_larger_gpu_recomputes_less() {
     const BLOCKS: u32 = 32;
     let (nothing, everything) = (RecomputePolicy::nth(0, BLOCKS), RecomputePolicy::nth(2 * BLOCKS, BLOCKS));
     assert_eq!(recomputed(100, &[]), everything);
@@ -37,7 +37,7 @@ fn a_larger_gpu_computes_less_again() {
     assert_eq!((some.early, some.late), (Recompute::Full, Recompute::Selective));
     assert!((1..BLOCKS).contains(&some.late_blocks), "{some:?}");
     assert_eq!(recomputed(190, &[]), nothing);
-    // A budget goes before what the GPU has, and ranks that share one have a part of it each.
+    // A memory budget overrides the GPU's memory, and ranks that share a GPU divide its memory.
     assert_eq!(recomputed(190, &["memory_budget_gib=126"]), some);
     assert_eq!(recomputed(190, &["share_gpus=true", "nproc_per_node=2", "strategy=ddp"]), everything);
 }
