@@ -2,15 +2,15 @@
 
 use std::fmt;
 
-/// What one element of a buffer is.
+/// The element type of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     F32,
     BF16,
     F16,
-    /// Sums that must not round: squared norms.
+    /// For sums of squares.
     F64,
-    /// Token ids and document offsets.
+    /// For token ids and document offsets.
     U32,
 }
 
@@ -24,7 +24,7 @@ impl DType {
         }
     }
 
-    /// The name safetensors headers use.
+    /// The name in safetensors headers.
     pub const fn safetensors_name(self) -> &'static str {
         match self {
             DType::F32 => "F32",
@@ -35,7 +35,7 @@ impl DType {
         }
     }
 
-    /// The name `config.json` uses in `dtype` (or `torch_dtype`).
+    /// The name in `config.json`, under `dtype` or `torch_dtype`.
     pub const fn hf_name(self) -> &'static str {
         match self {
             DType::F32 => "float32",

@@ -1,6 +1,6 @@
-//! Named places in the code that a test can make fail, in the real binary too.
+//! Failpoints: named places in the code where a test can cause a panic, even in the real binary.
 //!
-//! Nothing is armed unless a caller asks for it, and a place that is passed then costs one load.
+//! No failpoint is armed by default. Passing one that is not armed costs one atomic load.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static IS_ARMED: AtomicBool = AtomicBool::new(false);
 static ARMED: Mutex<Option<Failpoint>> = Mutex::new(None);
 
-/// Where to panic, and after how many passes.
+/// Which failpoint panics, and after how many passes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failpoint {
     pub name: String,
-    /// Passes that are let through first.
+    /// How many passes succeed first.
     pub passes: u64,
 }
 
-/// A text that describes no failpoint.
+/// A text that is not a failpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadFailpoint {
     pub text: String,
@@ -44,13 +44,13 @@ impl std::str::FromStr for Failpoint {
     }
 }
 
-/// Arms one failpoint of this process, in place of an earlier one.
+/// Arms a failpoint in this process. It replaces an earlier one.
 pub fn arm(failpoint: Failpoint) {
     *lock() = Some(failpoint);
     IS_ARMED.store(true, Ordering::SeqCst);
 }
 
-/// Panics if this failpoint is armed and has been passed as often as it should be. It then is armed no more.
+/// Panics if this failpoint is armed and its passes are used up, and disarms it.
 #[inline]
 #[track_caller]
 pub fn pass(name: &str) {

@@ -1,28 +1,28 @@
-//! What every user-facing error carries beyond its text: a class, which decides the exit code, and a
-//! hint, which says what to do. Errors say what, where and why in `Display`; the hint is the remedy.
+//! What every user-facing error has besides its text: a class, which determines the exit code, and a hint. `Display` says
+//! what went wrong, where and why; the hint says what to do.
 
 use std::error::Error;
 
-/// Why a run ended, as the exit code tells it. The table is documented in `docs/exit-codes.md`.
+/// The class of an error, which determines the exit code. `docs/exit-codes.md` lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultClass {
-    /// A key, value or combination that cannot run.
+    /// An invalid key, value or combination in the configuration.
     BadConfig,
     /// A data row, weight file or checkpoint that cannot be used.
     BadData,
-    /// A file or folder that is not there.
+    /// A file or folder that does not exist.
     InputMissing,
-    /// A device, library or feature this build or machine does not have.
+    /// A device, library or feature that this build or machine does not have.
     Unavailable,
-    /// A broken invariant of ours.
+    /// A bug: a broken invariant.
     Internal,
     /// The disk is full or a path cannot be written.
     CannotWrite,
     /// NaN, infinity or divergence.
     Diverged,
-    /// Another rank failed, and this one with it.
+    /// Another rank failed.
     PeerFailed,
-    /// Ranks wait for each other in different calls, or one never comes.
+    /// Ranks are in different collectives, or one never arrives.
     Desync,
     /// A wrong, missing or replayed proof of the run's token.
     NotAuthorised,
@@ -45,20 +45,20 @@ impl FaultClass {
     }
 }
 
-/// An error that knows its class and its remedy.
+/// An error with a class and a hint.
 pub trait Fault: Error + Send + Sync + 'static {
     fn class(&self) -> FaultClass;
 
-    /// What to do about it, as one or more full sentences. `None` where the text already says.
+    /// What to do about it, in full sentences. `None` if the text already says it.
     fn hint(&self) -> Option<String> {
         None
     }
 }
 
-/// The candidate closest to `word`, if it is close enough to be what was meant.
+/// The candidate closest to `word`, if it is close enough to be a typo.
 ///
-/// Distance is Damerau-Levenshtein (adjacent swaps count once) and must stay within a third of the
-/// word's length, so that `lerning_rate` finds `learning_rate` and `foo` finds nothing.
+/// The Damerau-Levenshtein distance (adjacent swaps count once) must be at most a third of the word's length, so that
+/// `lerning_rate` finds `learning_rate` and `foo` finds nothing.
 pub fn closest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let limit = word.chars().count().div_ceil(3);
     candidates
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suggests_only_what_is_close() {
+    fn only_close_candidates_are_suggested() {
         let keys = ["learning_rate", "max_steps", "seed"];
         assert_eq!(closest("lerning_rate", keys), Some("learning_rate"));
         assert_eq!(closest("max_setps", keys), Some("max_steps"));

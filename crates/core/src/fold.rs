@@ -1,38 +1,37 @@
-//! The fixed order in which ranks' contributions are summed: a binary tree over the ranks of each node,
-//! then one over the nodes. Strategies that sum along one axis of the mesh after another, and those that
-//! sum over the whole world at once, build the same tree.
+//! The fixed order in which the contributions of ranks are summed: a binary tree over the ranks of each node, then one
+//! over the nodes. Reducing along one mesh axis after the other and reducing over all ranks at once give the same tree.
 
-/// Elements folded at a time: small enough that all partial sums of a chunk stay in a core's cache.
+/// Elements that are summed at a time: few enough that all partial sums of a chunk stay in a core's cache.
 pub const FOLD_CHUNK: usize = 1 << 15;
 
-/// Elements of scratch that folding `members` contributions takes at most: a chunk for every partial sum
-/// that can be open at once.
+/// Elements of scratch that summing `members` contributions needs at most: one chunk for every partial sum that exists at
+/// the same time.
 pub const fn fold_scratch_elems(members: u32) -> usize {
     (members.next_power_of_two().trailing_zeros() as usize + 3) * FOLD_CHUNK
 }
 
-/// One move of a fold over members in rank order, on a stack of partial sums.
+/// One step of a fold over members in rank order, on a stack of partial sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoldStep {
-    /// The next member's contribution goes on the stack.
+    /// Pushes a member's contribution onto the stack.
     Push(usize),
-    /// The two topmost sums become one: the lower plus the upper.
+    /// Replaces the two topmost sums by their sum, lower plus upper.
     Add,
 }
 
-/// The moves that fold members whose nodes are `nodes` (equal neighbours are one node).
+/// Calls `each` with the steps that fold members on these nodes (equal neighbours are on one node).
 pub fn fold_steps(nodes: &[u32], each: &mut dyn FnMut(FoldStep)) {
     fn tree(range: std::ops::Range<usize>, leaf: &mut dyn FnMut(usize), add: &mut dyn FnMut()) {
         if range.len() == 1 {
             return leaf(range.start);
         }
-        // The left part is the largest power of two below the whole, so that neighbours pair level by level.
+        // The left part is the largest power of two below the length, so that neighbours are paired level by level.
         let half = range.len().next_power_of_two() / 2;
         tree(range.start..range.start + half, leaf, add);
         tree(range.start + half..range.end, leaf, add);
         add();
     }
-    // Both closures need `each`; a cell lends it to one at a time.
+    // Both closures need `each`, so they borrow it through a cell.
     let each = std::cell::RefCell::new(each);
     let emit = |step| (each.borrow_mut())(step);
     let starts = || (0..nodes.len()).filter(|i| *i == 0 || nodes[*i] != nodes[*i - 1]);
@@ -72,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_fold_first() {
+    fn ranks_of_a_node_are_summed_first() {
         assert_eq!(text(&[0]), "0");
         assert_eq!(text(&[0, 0]), "(0+1)");
         assert_eq!(text(&[0, 0, 0]), "((0+1)+2)");
@@ -82,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_is_enough_for_many_shapes() {
+    fn scratch_suffices_for_many_shapes() {
         for nodes in 1..9u32 {
             for per_node in 1..18u32 {
                 let all: Vec<u32> = (0..nodes).flat_map(|n| (0..per_node).map(move |_| n)).collect();

@@ -1,7 +1,7 @@
-//! How a flat unit is cut into shards: contiguous slices that start on multiples of 256 elements.
+//! Shard ranges: how a flat parameter is split over ranks, on multiples of 256 elements.
 
-/// Tensors and shards start on multiples of this many elements: 1 KiB of f32, a whole number of cache
-/// lines and vectors in every dtype, and the leaf of the squared-norm tree.
+/// Tensors and shards start on multiples of this many elements: 1 KiB of f32, a whole number of cache lines and vectors
+/// in every type, and the block of the gradient norm's leaves.
 pub const ALIGN_ELEMS: usize = 256;
 
 /// `elems` rounded up to a whole number of alignment blocks.
@@ -9,7 +9,7 @@ pub const fn padded_elems(elems: usize) -> usize {
     elems.div_ceil(ALIGN_ELEMS) * ALIGN_ELEMS
 }
 
-/// The slice `[start, end)` of a unit that one member of a shard group owns.
+/// Elements `[start, end)`, owned by one rank of a shard group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardRange {
     pub start: usize,
@@ -22,11 +22,14 @@ impl ShardRange {
     }
 }
 
-/// The slice that member `idx` of `num_shards` owns of a unit of `unit_elems` (a multiple of
-/// [`ALIGN_ELEMS`]). Every member's share is the same number of blocks except the last ones, which may
-/// be shorter or empty, so that equal-sized collectives can pad to [`ShardRange::elems`] of member 0.
+/// The shard with index `idx` of `num_shards`, of `unit_elems` elements (a multiple of [`ALIGN_ELEMS`]). All shards have
+/// the same size, except the last ones, which may be shorter or empty. So collectives with equal sizes can pad to the size
+/// of shard 0.
 pub fn shard_range(unit_elems: usize, num_shards: u32, idx: u32) -> ShardRange {
-    assert!(unit_elems.is_multiple_of(ALIGN_ELEMS), "unit of {unit_elems} elements is not padded");
+    assert!(
+        unit_elems.is_multiple_of(ALIGN_ELEMS),
+        "{unit_elems} elements are not a multiple of {ALIGN_ELEMS}"
+    );
     assert!(idx < num_shards, "shard {idx} of {num_shards}");
     let blocks = unit_elems / ALIGN_ELEMS;
     let per_shard = blocks.div_ceil(num_shards as usize);

@@ -1,8 +1,7 @@
-//! The vocabulary every other crate shares: data types, counted quantities, ranks and meshes, how a
-//! flat unit is cut into shards, the counter-based generator, the fixed order of summation, and how an
-//! error says what to do about it.
+//! The types that all other crates share: data types, counted quantities, ranks and meshes, shard ranges, the
+//! counter-based random number generator, fixed orders of summation, and errors with an exit code and a hint.
 //!
-//! Nothing here touches a clock, the environment, a disk or a network.
+//! This crate uses no clock, environment, disk or network.
 
 #![forbid(unsafe_code)]
 

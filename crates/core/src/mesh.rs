@@ -1,29 +1,29 @@
-//! Ranks and the mesh they form: named axes `replicate` and `shard`.
+//! Ranks and the device mesh they form, with the axes `replicate` and `shard`.
 
 use std::fmt;
 
-/// The index of a process in the world.
+/// The index of a process among all processes of the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Rank(pub u32);
 
-/// A named axis of the mesh. `dim` is reserved for tensors.
+/// An axis of the mesh. (`dim` is used for tensors only.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
     /// Ranks that hold the same shard.
     Replicate,
-    /// Ranks that together hold one copy.
+    /// Ranks that together hold one copy of the sharded states.
     Shard,
     /// Every rank.
     World,
 }
 
-/// How the world's ranks are arranged. Rank = replica * shard + shard index: the ranks of one shard
-/// group are neighbours, so a shard group lies inside a node and replicas lie across nodes.
+/// The arrangement of ranks: rank = replica * shard + shard index. The ranks of a shard group are consecutive, so that a
+/// shard group can be inside one node and replicas on different nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
     pub replicate: u32,
     pub shard: u32,
-    /// Ranks of one node, which are neighbours too. Sums fold inside nodes first.
+    /// The number of ranks per node; they are consecutive too. Reductions sum inside nodes first.
     pub per_node: u32,
 }
 
@@ -36,6 +36,7 @@ impl Mesh {
         Mesh { replicate, shard, per_node: replicate * shard }
     }
 
+    /// The number of all ranks.
     pub const fn world_size(&self) -> u32 {
         self.replicate * self.shard
     }
@@ -49,12 +50,12 @@ impl Mesh {
         }
     }
 
-    /// The number of ranks along several axes together: 1 for none.
+    /// The number of ranks along several axes together; 1 for no axes.
     pub fn size_of(&self, axes: &[Axis]) -> u32 {
         axes.iter().map(|axis| self.size(*axis)).product()
     }
 
-    /// Where `rank` stands among the ranks along several axes together, the first axis counting fastest.
+    /// The index of `rank` among the ranks along several axes together; the first axis varies fastest.
     pub fn index_along(&self, axes: &[Axis], rank: Rank) -> u32 {
         let mut stride = 1;
         let mut index = 0;
@@ -73,12 +74,12 @@ impl Mesh {
         }
     }
 
-    /// Where `rank` stands along the shard axis: which slice of each unit it owns.
+    /// The index of `rank` along the shard axis: which shard it owns.
     pub const fn shard_idx(&self, rank: Rank) -> u32 {
         rank.0 % self.shard
     }
 
-    /// Where `rank` stands along the replicate axis.
+    /// The index of `rank` along the replicate axis.
     pub const fn replica(&self, rank: Rank) -> u32 {
         rank.0 / self.shard
     }
@@ -88,7 +89,7 @@ impl Mesh {
         rank.0 / self.per_node
     }
 
-    /// The ranks of the line along `axis` through `rank`, in order.
+    /// The ranks of `rank`'s group along `axis`, in order.
     pub fn ranks_along(&self, axis: Axis, rank: Rank) -> Vec<Rank> {
         let (first, stride) = match axis {
             Axis::Replicate => (self.shard_idx(rank), self.shard),
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_a_two_by_three_mesh() {
+    fn groups_of_a_two_by_three_mesh() {
         let mesh = Mesh { replicate: 2, shard: 3, per_node: 3 };
         let ranks_along =
             |axis, rank| mesh.ranks_along(axis, Rank(rank)).iter().map(|r| r.0).collect::<Vec<_>>();
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_together_count_all_ranks_once() {
+    fn several_axes_together_index_all_ranks_once() {
         let mesh = Mesh { replicate: 2, shard: 3, per_node: 3 };
         let axes = [Axis::Shard, Axis::Replicate];
         assert_eq!((mesh.size_of(&axes), mesh.size_of(&[Axis::Shard]), mesh.size_of(&[])), (6, 3, 1));

@@ -1,7 +1,7 @@
-//! What panicked, and where: a caught panic carries its message but not its place.
+//! Messages and source locations of caught panics: the payload of a caught panic has no location.
 //!
-//! [`record`] adds a panic hook that remembers the last panics of the process and then calls the hook that was there
-//! before. [`describe`] finds the place of a caught one.
+//! [`install_hook`] installs a panic hook that records the last panics of the process and then calls the previous hook.
+//! [`from_payload`] finds the location of a caught panic.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use std::fmt;
 use std::panic::PanicHookInfo;
 use std::sync::{Mutex, MutexGuard, Once};
 
-/// Panics remembered. One failure rarely causes more than one per thread.
+/// How many panics are recorded. One failure rarely causes more than one per thread.
 const MAX_RECORDS: usize = 64;
 
 static RECORDS: Mutex<VecDeque<Panic>> = Mutex::new(VecDeque::new());
@@ -18,7 +18,7 @@ static RECORDS: Mutex<VecDeque<Panic>> = Mutex::new(VecDeque::new());
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Panic {
     pub message: String,
-    /// `file:line:column`. `None` if it panicked before [`record`] was called.
+    /// `file:line:column`. `None` if it panicked before [`install_hook`] was called.
     pub location: Option<String>,
 }
 
@@ -31,10 +31,10 @@ impl fmt::Display for Panic {
     }
 }
 
-/// Remembers panics from now on. Further calls do nothing.
+/// Records panics from now on. Further calls do nothing.
 pub fn install_hook() {
     static INSTALLED: Once = Once::new();
-    // A hook cannot be replaced by a thread that is panicking.
+    // A thread that is panicking cannot replace the hook.
     if std::thread::panicking() {
         return;
     }
@@ -47,7 +47,7 @@ pub fn install_hook() {
     });
 }
 
-/// What `catch_unwind` or a thread's `join` returned, with its place where that is known.
+/// The panic behind a payload from `catch_unwind` or a thread's `join`, with its location if that is known.
 pub fn from_payload(payload: &(dyn Any + Send)) -> Panic {
     let message = message_of(payload);
     let location =
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_caught_panic_has_its_message_and_place() {
+    fn a_caught_panic_has_its_message_and_location() {
         install_hook();
         install_hook();
         let thread = std::thread::spawn(|| panic!("number {}", 17));

@@ -1,9 +1,9 @@
-//! Proving knowledge of a secret without sending it: HMAC-SHA-256 over labelled parts.
+//! Proofs of knowledge of a shared secret, without sending it: HMAC-SHA-256 over labelled parts.
 //!
-//! Whoever wants a proof sends a fresh nonce; the answer is a tag over a label (what is proved, by which
-//! side), the nonces of both sides and everything the two must agree on. Parts are counted and
-//! length-prefixed, so that no two lists of parts give the same message, and a label makes a tag for one
-//! purpose useless for any other. What a nonce is made of, and who sends what, is the protocols' affair.
+//! The verifier sends a fresh nonce. The answer is a tag over a label (what is proved, and by which side), the nonces of
+//! both sides, and everything that the two must agree on. Parts are counted and length-prefixed, so that different lists
+//! of parts never give the same message, and the label makes a tag useless for any other purpose. Nonces and the order of
+//! messages are up to the protocols.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
-/// Bytes of a secret, of a tag and of a nonce.
+/// The size of a secret, a tag and a nonce.
 pub const PROOF_BYTES: usize = 32;
 
 /// A 32-byte key shared by the ranks of a run. Never printed; wiped when dropped.
@@ -19,12 +19,12 @@ pub const PROOF_BYTES: usize = 32;
 pub struct Secret(Zeroizing<[u8; PROOF_BYTES]>);
 
 impl Secret {
-    /// A key as it is, for instance from the system's random numbers.
+    /// Uses these bytes as the key, for example from the system's random number generator.
     pub fn from_bytes(bytes: [u8; PROOF_BYTES]) -> Secret {
         Secret(Zeroizing::new(bytes))
     }
 
-    /// The key that a token stands for. A token is as hard to guess as it is long: nothing is added here.
+    /// Derives the key from a token. This adds no strength: a short token is easy to guess.
     pub fn from_text(token: &str) -> Secret {
         let mut hash = Sha256::new();
         hash.update(b"lockstep token\0");
@@ -32,7 +32,7 @@ impl Secret {
         Secret(Zeroizing::new(hash.finalize().into()))
     }
 
-    /// Another secret that follows from this one, for one purpose: a run's session, a pair of ranks.
+    /// Derives another secret for one purpose, such as the session of a run or a pair of ranks.
     pub fn derive(&self, label: &str, parts: &[&[u8]]) -> Secret {
         Secret(Zeroizing::new(self.mac(b'd', label, parts).finalize().into_bytes().into()))
     }
@@ -42,7 +42,7 @@ impl Secret {
         self.mac(b't', label, parts).finalize().into_bytes().into()
     }
 
-    /// Whether `tag` is the proof over `parts`. Takes the same time whichever byte is wrong.
+    /// Whether `tag` is the proof over `parts`, in constant time.
     pub fn verify(&self, label: &str, parts: &[&[u8]], tag: &[u8]) -> bool {
         self.mac(b't', label, parts).verify_slice(tag).is_ok()
     }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_verifies_only_as_it_was_made() {
+    fn a_tag_verifies_only_with_its_secret_label_and_parts() {
         let secret = Secret::from_text("correct horse");
         let tag = secret.tag("hello", &[b"ab", b"c"]);
         assert!(secret.verify("hello", &[b"ab", b"c"], &tag));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_a_secret_is_printed() {
+    fn a_secret_is_never_printed() {
         assert_eq!(format!("{:?}", Secret::from_text("token")), "Secret(..)");
     }
 }

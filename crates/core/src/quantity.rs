@@ -1,4 +1,4 @@
-//! Counted quantities as types, so that a byte size never passes for an element count.
+//! Counted quantities as types, so that a number of bytes cannot be used as a number of elements.
 
 use std::fmt;
 use std::iter::Sum;
@@ -19,7 +19,7 @@ pub struct Elems(pub u64);
 pub struct Step(pub u64);
 
 impl Elems {
-    /// The bytes these elements take in `dtype`.
+    /// The size of these elements in `dtype`.
     pub const fn bytes(self, dtype: DType) -> Bytes {
         Bytes(self.0 * dtype.size() as u64)
     }
@@ -76,7 +76,7 @@ impl fmt::Display for Bytes {
 }
 
 impl fmt::Display for Elems {
-    /// Parameter counts as people say them: `8.34 M`, `6.74 B`.
+    /// Like parameter counts: `8.34 M`, `6.74 B`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.0 as f64;
         let text = match self.0 {
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_read_like_people_write_them() {
+    fn quantities_have_three_digits_and_a_unit() {
         assert_eq!(Bytes(12).to_string(), "12 B");
         assert_eq!(Bytes(317 << 20).to_string(), "317 MiB");
         assert_eq!(Bytes(1536 << 20).to_string(), "1.50 GiB");

@@ -1,28 +1,27 @@
 //! Counter-based random numbers: Philox 4x32 with ten rounds.
 //!
-//! A number is a pure function of (seed, purpose, a, b, index). There is no state to save, so a resumed
-//! run draws what the uninterrupted one would have drawn, and any rank can draw any sample's numbers.
+//! A random number is a pure function of (seed, purpose, a, b, index). There is no state to save: a resumed run draws the
+//! same numbers as an uninterrupted one, and any rank can draw the numbers of any sample.
 
 use sha2::{Digest, Sha256};
 
-/// What a stream of numbers is for. Streams of different purposes never overlap.
+/// What random numbers are used for. Streams with different purposes never overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Purpose {
-    /// Of a tensor, by its name ([`RngStream::named`]).
+    /// Initial weights of a tensor, by its name ([`RngStream::named`]).
     Init = 1,
     /// `a` = epoch.
     DataOrder = 2,
-    /// `a` = step, `b` = sample. Its blocks are the seeds of one mask each, in which `a` = position,
-    /// `b` = head.
+    /// `a` = step, `b` = sample. Each block is the seed of one mask, whose stream has `a` = position and `b` = head.
     Dropout = 3,
     /// `a` = step, `b` = sample.
     Sampling = 4,
-    /// Which rows are held back for evaluation. `a` = file.
+    /// The split into training and evaluation rows. `a` = file.
     DataSplit = 5,
 }
 
-/// One stream: four words of 32 bits for every index.
+/// One stream of random numbers: four words of 32 bits for every index.
 #[derive(Clone, Copy, Debug)]
 pub struct RngStream {
     key: [u32; 2],
@@ -36,21 +35,21 @@ impl RngStream {
         RngStream { key: [seed as u32, (seed >> 32) as u32], purpose, a, b }
     }
 
-    /// The stream of something that has a name, such as a tensor: `a` and `b` are a hash of it.
+    /// The stream of something with a name, such as a tensor: `a` and `b` are a hash of the name.
     pub fn named(seed: u64, purpose: Purpose, name: &str) -> Self {
         let hash = Sha256::digest(name.as_bytes());
         let word = |at: usize| u32::from_le_bytes([hash[at], hash[at + 1], hash[at + 2], hash[at + 3]]);
         RngStream::new(seed, purpose, word(0), word(4))
     }
 
-    /// The block of four words at `index` (below 2^32; purposes are mixed into the key).
+    /// The block of four words at `index`. The purpose is mixed into the key.
     #[inline]
     pub fn block(&self, index: u32) -> [u32; 4] {
         let key = [self.key[0] ^ (self.purpose as u32).wrapping_mul(0x85EB_CA6B), self.key[1]];
         philox([index, self.a, self.b, self.purpose as u32], key)
     }
 
-    /// Two independent standard normals from block `index`, by Box-Muller.
+    /// Two independent standard normal numbers from block `index`, by the Box-Muller transform.
     pub fn normal_pair(&self, index: u32) -> [f32; 2] {
         let [w0, w1, w2, _] = self.block(index);
         // 53 bits in (0, 1], so that the logarithm is finite.
@@ -60,7 +59,7 @@ impl RngStream {
         [(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]
     }
 
-    /// A uniform integer below `bound`, without bias that matters (bound < 2^32; 64-bit multiply).
+    /// A uniform integer below `bound`. For `bound` < 2^32 the bias of the 64-bit multiplication is negligible.
     pub fn below(&self, index: u32, bound: u64) -> u64 {
         let [w0, w1, _, _] = self.block(index);
         let word = (u64::from(w0) << 32) | u64::from(w1);
@@ -110,9 +109,9 @@ mod tests {
         );
     }
 
-    /// Weights of fresh runs depend on it.
+    /// The initial weights of new runs depend on this.
     #[test]
-    fn a_name_is_its_hash() {
+    fn a_named_stream_is_keyed_by_the_hash_of_its_name() {
         // The first eight bytes of SHA-256("abc").
         let [named, numbered] = [
             RngStream::named(7, Purpose::Init, "abc"),

@@ -1,12 +1,11 @@
-//! The fixed order of summation for squared norms.
+//! The fixed order of summation of the gradient norm.
 //!
-//! A model's flat elements are cut into blocks of 256 at absolute offsets; each block's sum of squares
-//! is a leaf, in f64. Leaves fold by the binary tree over their indices: node (level, i) is the sum of
-//! nodes (level-1, 2i) and (level-1, 2i+1), a missing right child counting as nothing. Whoever holds a
-//! contiguous range of leaves folds it to the few whole subtrees inside the range; merging those nodes,
-//! from whatever ranks they come, gives the same bits as folding all the leaves in one place.
+//! A model's elements are divided into blocks of 256; the sum of squares of each block, in f64, is a leaf. Leaves are
+//! summed in a binary tree over their indices: node (level, i) is the sum of nodes (level-1, 2i) and (level-1, 2i+1),
+//! where a missing right child counts as zero. A rank that holds a contiguous range of leaves folds it into the complete
+//! subtrees inside that range. Merging the subtrees of all ranks gives the same bits as folding all leaves on one rank.
 
-/// A whole subtree: the fold of leaves `[index << level, (index + 1) << level)`.
+/// A complete subtree: the sum of leaves `[index << level, (index + 1) << level)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SumNode {
     pub level: u32,
@@ -14,7 +13,7 @@ pub struct SumNode {
     pub sum: f64,
 }
 
-/// Folds the leaves that start at absolute index `first` to maximal whole subtrees, left to right.
+/// Folds the leaves that start at index `first` into maximal complete subtrees, from left to right.
 pub fn fold_range(leaves: &[f64], first: u64, out: &mut Vec<SumNode>) {
     let mut at = 0usize;
     while at < leaves.len() {
@@ -27,10 +26,10 @@ pub fn fold_range(leaves: &[f64], first: u64, out: &mut Vec<SumNode>) {
     }
 }
 
-/// The root over all leaves: merges nodes that together tile `[0, num_leaves)`. Reorders them.
+/// The sum of all leaves, from nodes that together cover `[0, num_leaves)`. Reorders the nodes.
 pub fn merge(nodes: &mut [SumNode]) -> f64 {
     nodes.sort_unstable_by_key(|n| n.index << n.level);
-    // A binary counter: equal neighbours merge as soon as both are there. Its depth is the tree's.
+    // Like a binary counter: siblings are merged as soon as both are on the stack, so its depth is that of the tree.
     let mut stack = [SumNode { level: 0, index: 0, sum: 0.0 }; 65];
     let mut depth = 0;
     for node in nodes {
@@ -41,13 +40,13 @@ pub fn merge(nodes: &mut [SumNode]) -> f64 {
             if left.level != right.level || !left.index.is_multiple_of(2) {
                 break;
             }
-            debug_assert_eq!(left.index + 1, right.index, "nodes do not tile the leaves");
+            debug_assert_eq!(left.index + 1, right.index, "nodes must cover all leaves");
             depth -= 1;
             stack[depth - 1] =
                 SumNode { level: left.level + 1, index: left.index / 2, sum: left.sum + right.sum };
         }
     }
-    // The ragged right edge: a lone left child stands for its parent, so fold from the right.
+    // At the right edge of the tree a left child without sibling takes its parent's place, so fold from the right.
     stack[..depth].iter().rev().map(|n| n.sum).reduce(|right, left| left + right).unwrap_or(0.0)
 }
 
@@ -80,7 +79,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_the_same_bits(
+        fn any_split_gives_the_same_bits(
             leaves in prop::collection::vec(0.0f64..1e6, 1..700),
             cuts in prop::collection::vec(0usize..700, 0..9),
         ) {

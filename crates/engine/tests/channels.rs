@@ -1,4 +1,4 @@
-//! What a head says of every token beside the log-probability: gradients are slopes, and no strategy changes a bit.
+//! Head outputs other than the log-probability: gradients match finite differences, and no strategy changes a bit.
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
@@ -17,7 +17,7 @@ const STILL: UpdateSettings = UpdateSettings {
     max_norm: None,
 };
 
-/// L = Σ over tokens and channels of a loss of that number, given with its slope.
+/// L = Σ over tokens and channels of a function of that output, which returns its value and its derivative.
 struct PerChannel<F> {
     num_micro_batches: Vec<TestBatch>,
     channels: Channels,
@@ -58,13 +58,13 @@ fn batch(micro_batch: &TestBatch) -> MicroBatch<'_> {
     }
 }
 
-/// (v − y)², with a goal y of its own for every token.
+/// (v − y)², with a different target y for every token.
 fn regression(_: Channel, token: usize, value: f32) -> (f64, f32) {
     let error = value - (token as f32 * 0.7).sin();
     (f64::from(error).powi(2), 2.0 * error)
 }
 
-/// Another smooth function for each channel.
+/// A different smooth function for each channel.
 fn mixed(channel: Channel, token: usize, value: f32) -> (f64, f32) {
     let weight = 0.1 + (token % 5) as f32 * 0.05;
     match channel {
@@ -83,7 +83,7 @@ fn num_micro_batches(count: u32, seed: u64) -> Vec<TestBatch> {
     (0..count).map(|m| TestBatch::random(&[20, 9, 14], 101, seed + u64::from(m))).collect()
 }
 
-/// The loss with the weights as they are.
+/// The loss with the current weights.
 fn loss(
     engine: &mut Engine,
     num_micro_batches: &[TestBatch],
@@ -114,8 +114,8 @@ fn read(engine: &Engine, (unit, segment): &(usize, Segment), state: ParamState) 
     values
 }
 
-/// Along the gradient of each tensor the loss rises as fast as the gradient is long.
-fn assert_slopes(
+/// Asserts that the slope of the loss along the gradient of each tensor is the length of that gradient.
+fn assert_gradients_match_slopes(
     shape: &ModelShape,
     setup: &TestSetup,
     of: impl Fn(Channel, usize, f32) -> (f64, f32) + Copy,
@@ -129,7 +129,7 @@ fn assert_slopes(
     let here = loss(&mut engine, &all, of);
     assert!(
         (driver.total - here).abs() <= 1e-9 * here.abs(),
-        "{what}: a step sees other outputs than a score"
+        "{what}: the outputs of a step differ from those of a score"
     );
     for tensor in tensors(&engine) {
         let (gradient, start) =
@@ -165,7 +165,7 @@ fn assert_slopes(
 }
 
 #[test]
-fn gradients_of_a_scalar_head_are_slopes() {
+fn gradients_of_a_scalar_head_match_finite_differences() {
     let setup = TestSetup {
         channels: Channels::VALUE,
         coefficients_ahead: false,
@@ -173,28 +173,33 @@ fn gradients_of_a_scalar_head_are_slopes() {
         num_micro_batches: 2,
         ..TestSetup::default()
     };
-    assert_slopes(&score_model(), &setup, regression, "a scalar head");
+    assert_gradients_match_slopes(&score_model(), &setup, regression, "a scalar head");
     let tied = ModelShape { tied: true, ..score_model() };
-    assert_slopes(
+    assert_gradients_match_slopes(
         &tied,
-        &TestSetup { separate: true, ..setup },
+        &TestSetup { separate_memory: true, ..setup },
         regression,
         "a scalar head, separate memory",
     );
 }
 
 #[test]
-fn gradients_of_entropy_and_mean_are_slopes() {
+fn gradients_of_entropy_and_mean_match_finite_differences() {
     let shape = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let channels = Channels::of(&[Channel::LogProb, Channel::Entropy, Channel::MeanLogProb]);
     let setup = TestSetup { channels, coefficients_ahead: false, evaluates: true, ..TestSetup::default() };
-    assert_slopes(&shape, &setup, mixed, "three channels");
-    assert_slopes(&shape, &TestSetup { separate: true, ..setup }, mixed, "three channels, separate memory");
+    assert_gradients_match_slopes(&shape, &setup, mixed, "three channels");
+    assert_gradients_match_slopes(
+        &shape,
+        &TestSetup { separate_memory: true, ..setup },
+        mixed,
+        "three channels, separate memory",
+    );
     let two = Channels::of(&[Channel::LogProb, Channel::MeanLogProb]);
-    assert_slopes(&shape, &TestSetup { channels: two, ..setup }, mixed, "two channels");
+    assert_gradients_match_slopes(&shape, &TestSetup { channels: two, ..setup }, mixed, "two channels");
 }
 
-/// Channels that are there and have no coefficient change nothing.
+/// Channels without coefficients change nothing.
 #[test]
 fn log_probabilities_have_the_same_bits_with_other_channels() {
     let shape = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
@@ -207,15 +212,15 @@ fn log_probabilities_have_the_same_bits_with_other_channels() {
     let all = Channels::of(&[Channel::LogProb, Channel::Entropy, Channel::MeanLogProb]);
     let (one, other) = (run(Channels::LOG_PROB), run(all));
     assert!(one.0 == other.0, "the step's log-probabilities differ");
-    // The update came from the channel's own kernel, whose gradient may round otherwise.
+    // The update used another kernel, whose gradient may round differently.
     let close = one.1.iter().zip(&other.1).all(|(a, b)| (a - b).abs() < 1e-4);
-    assert!(close, "the next ones do");
+    assert!(close, "the next step's log-probabilities differ too much");
 }
 
-/// Trained by scalar regression, step after step: the loss falls, and the bits are those of one plain rank of the
-/// same mesh, wherever states and parameters are.
+/// The loss of a scalar regression falls, and its bits are those of plain ddp on the same mesh, wherever states and
+/// parameters live.
 #[test]
-fn a_scalar_regression_trains_alike_under_every_strategy() {
+fn a_scalar_regression_has_the_same_bits_under_every_strategy() {
     let shape = score_model();
     let updates = |t: u64| UpdateSettings { t, lr: 3e-3, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };
     for storage in [DType::F32, DType::BF16] {

@@ -1,5 +1,5 @@
-//! Dropout: masks depend on the seed, the step and the sample, and on nothing else. So recomputation, packs,
-//! the cut into micro-batches, threads and ranks leave gradients as they were, and scoring knows none of it.
+//! Dropout masks depend only on the seed, the step and the sample. So recompute, packing, micro-batches, threads and
+//! ranks do not change gradients. Scoring uses no dropout.
 
 use lockstep_core::{DType, Mesh, Rank};
 use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
@@ -26,7 +26,7 @@ fn shapes() -> Vec<ModelShape> {
     ]
 }
 
-/// Documents whose samples are told apart from their places.
+/// Documents whose sample indices differ from their positions in the batch.
 fn batch(seed: u64) -> TestBatch {
     let mut micro_batch = TestBatch::random(&[50, 3, 70, 20], 101, seed);
     micro_batch.samples = vec![900, 17, 4, 33];
@@ -70,7 +70,7 @@ fn assert_near(got: &Tensors, want: &Tensors, tolerance: f64) {
 }
 
 #[test]
-fn recomputation_and_threads_find_the_same_masks() {
+fn recompute_and_threads_do_not_change_masks() {
     for shape in shapes() {
         for storage in [DType::F32, DType::BF16] {
             let run = |recompute, threads| {
@@ -87,7 +87,7 @@ fn recomputation_and_threads_find_the_same_masks() {
 }
 
 #[test]
-fn masks_change_with_seed_step_and_sample_and_not_with_packs() {
+fn masks_depend_on_seed_step_and_sample_but_not_on_packing() {
     for shape in shapes() {
         let mut engine = engine(&shape, &TestSetup::default());
         let mut run = |seed, t, micro_batch: TestBatch| {
@@ -102,29 +102,29 @@ fn masks_change_with_seed_step_and_sample_and_not_with_packs() {
         let changed = run(5, 3, other);
         assert_ne!(whole[..50], changed[..50]);
         assert_eq!(whole[50..], changed[50..]);
-        // Alone, or in another order: the same bits.
+        // A document alone or in another order has the same bits.
         assert_eq!(whole[53..123], run(5, 3, batch(1).select(&[2])));
         let turned = run(5, 3, batch(1).select(&[2, 0]));
         assert_eq!((&whole[53..123], &whole[..50]), (&turned[..70], &turned[70..]));
     }
 }
 
-/// That masks keep the mean is the operation's test: behind norms and softmax the mean of many passes is not
-/// the pass without masks.
+/// That dropout preserves the mean is tested with the operation itself: after norms and softmax, the mean of many passes
+/// is not the pass without dropout.
 #[test]
-fn scoring_drops_nothing() {
+fn scoring_uses_no_dropout() {
     for shape in shapes() {
         let mut engine = engine(&shape, &TestSetup { evaluates: true, ..TestSetup::default() });
         let micro_batch = batch(1);
         let before = score(&mut engine, &micro_batch);
-        assert_ne!(before, step(&mut engine, vec![micro_batch.clone()], 1).0[0], "training drops");
+        assert_ne!(before, step(&mut engine, vec![micro_batch.clone()], 1).0[0], "training uses dropout");
         assert_eq!(before, score(&mut engine, &micro_batch), "training left no mask behind");
     }
 }
 
-/// Central differences of the loss along a random direction, the mask being fixed by seed, step and samples.
+/// Central differences of the loss, with the mask fixed by seed, step and samples.
 #[test]
-fn gradients_are_the_slope_of_the_loss_under_the_mask() {
+fn gradients_match_finite_differences_under_a_fixed_mask() {
     for shape in shapes() {
         let mut engine = engine(&shape, &TestSetup::default());
         engine.set_dropout_seed(9);
@@ -140,7 +140,7 @@ fn gradients_are_the_slope_of_the_loss_under_the_mask() {
         let grads = grads(&engine);
         let units = engine.model(ModelId::FIRST).units().to_vec();
         let squares: f64 = grads.iter().flat_map(|(_, g)| g).map(|g| f64::from(*g).powi(2)).sum();
-        // Along the gradient itself the slope is its norm.
+        // The slope along the gradient is its norm.
         let mut at = |by: f64| {
             let mut all = grads.iter();
             for (u, unit) in units.iter().enumerate() {
@@ -170,7 +170,7 @@ fn gradients_are_the_slope_of_the_loss_under_the_mask() {
 }
 
 #[test]
-fn micro_batches_and_ranks_have_the_masks_of_one() {
+fn micro_batches_and_ranks_do_not_change_masks() {
     let shape = shapes().remove(2);
     let whole = batch(1);
     let denominator = whole.tokens.len() as f64;

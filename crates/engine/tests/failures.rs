@@ -1,4 +1,4 @@
-//! A panic or an error on any lane ends all lanes and all ranks at once, and says what it was and where.
+//! A panic or an error on any lane stops all lanes and all ranks at once, and the error says what happened and where.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -20,10 +20,10 @@ const UPDATES: UpdateSettings = UpdateSettings {
     max_norm: Some(1.0),
 };
 
-/// What every rank may take to end after a failure.
+/// How long every rank may take to end after a failure.
 const SOON: Duration = Duration::from_secs(1);
 
-/// The failpoint and the number of threads are the process's: one test at a time.
+/// Failpoints and thread counts are global to the process, so tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn shape() -> ModelShape {
@@ -52,7 +52,7 @@ impl StepDriver for Panics {
     }
 }
 
-/// Steps until one fails; how it did, and how long the failing step took. `tokens`: of a document.
+/// Runs steps until one fails. Returns its error and how long the failing step took. `tokens` is the length of a document.
 fn until_failure(engine: &mut Engine, bad: u64, tokens: usize) -> (EngineError, Duration) {
     for step in 0..20 {
         let num_micro_batches =
@@ -69,7 +69,7 @@ fn until_failure(engine: &mut Engine, bad: u64, tokens: usize) -> (EngineError, 
     panic!("no step failed");
 }
 
-/// Lanes that still have a thread.
+/// The names of the lane threads that are still running.
 #[cfg(target_os = "linux")]
 fn lane_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
@@ -97,7 +97,7 @@ fn two_ranks(strategy: StrategyName) -> TestSetup {
 }
 
 #[test]
-fn a_panic_of_an_objective_ends_a_rank_with_offload() {
+fn a_panic_in_an_objective_stops_a_rank_with_offload() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     for tier in [MemoryTier::Device, MemoryTier::Host] {
         let mut engine = engine(&shape(), &one_rank(tier));
@@ -112,7 +112,7 @@ fn a_panic_of_an_objective_ends_a_rank_with_offload() {
     }
 }
 
-/// Rank 1 fails; what each rank reports, and when it had ended after the failure.
+/// Lets rank 1 fail, and returns what each rank reports.
 fn failing_rank(
     setup: &TestSetup,
     carrier: CarrierKind,
@@ -124,14 +124,14 @@ fn failing_rank(
         let (error, _) = until_failure(engine, bad, tokens);
         error.to_string()
     });
-    // All of it, the engines' start and their end included.
+    // This includes the start and the end of the engines.
     assert!(start.elapsed() < 2 * SOON, "{carrier:?}: {:?}", start.elapsed());
     assert_eq!(lane_threads(), [""; 0], "{carrier:?}");
     ended
 }
 
 #[test]
-fn a_panic_of_one_rank_ends_all() {
+fn a_panic_on_one_rank_stops_all_ranks() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     for carrier in [CarrierKind::Thread, CarrierKind::Shm, CarrierKind::Tcp] {
         for strategy in [StrategyName::Ddp, StrategyName::Zero1, StrategyName::Zero3] {
@@ -147,7 +147,7 @@ fn a_panic_of_one_rank_ends_all() {
 }
 
 #[test]
-fn an_error_of_one_rank_ends_all() {
+fn an_error_on_one_rank_stops_all_ranks() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let of = |rank| (u64::MAX, if rank == 1 { 200 } else { 20 });
     let reports = failing_rank(&two_ranks(StrategyName::Zero3), CarrierKind::Thread, &of);
@@ -156,9 +156,9 @@ fn an_error_of_one_rank_ends_all() {
 }
 
 #[test]
-fn a_panic_on_any_lane_ends_all_lanes() {
+fn a_panic_on_any_lane_stops_all_lanes() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    let spill = tempfile::tempdir().unwrap();
+    let nvme_dir = tempfile::tempdir().unwrap();
     let offloaded = |optimizer_tier| TestSetup { optimizer_tier, ..two_ranks(StrategyName::Zero3) };
     let cases = [
         ("compute", two_ranks(StrategyName::Zero3)),
@@ -173,7 +173,7 @@ fn a_panic_on_any_lane_ends_all_lanes() {
             failpoint::arm(format!("lane.{lane}:{passes}").parse().unwrap());
             let start = Instant::now();
             let reports =
-                run_in_world(&shape(), &setup, CarrierKind::Thread, Some(spill.path()), &|engine| {
+                run_in_world(&shape(), &setup, CarrierKind::Thread, Some(nvme_dir.path()), &|engine| {
                     until_failure(engine, u64::MAX, 20).0.to_string()
                 });
             let what = format!("{lane} after {passes}: {reports:?}");
@@ -187,9 +187,9 @@ fn a_panic_on_any_lane_ends_all_lanes() {
     }
 }
 
-/// What the caller does between steps may panic too: the engine is then dropped while lanes are at work.
+/// The caller may panic between steps; the engine is then dropped while lanes are working.
 #[test]
-fn a_panic_between_steps_ends_the_lanes() {
+fn a_panic_between_steps_stops_the_lanes() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let start = Instant::now();
     let ended = std::panic::catch_unwind(|| {

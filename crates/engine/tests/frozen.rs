@@ -1,4 +1,4 @@
-//! Frozen tensors: no gradient, no state, no share in the norm, and not a bit of difference for the rest.
+//! Frozen tensors have no gradient, no optimizer state and no part in the norm, and do not change a bit of the others.
 
 use lockstep_core::DType;
 use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
@@ -13,17 +13,17 @@ const UPDATES: UpdateSettings = UpdateSettings {
     lr: 1e-2,
     rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
     weight_decay: 0.1,
-    // The norm is of what is trained alone, so clipping would not be the same.
+    // No clipping: the norm includes trained tensors only, so the clip factor would differ.
     max_norm: None,
 };
 
 const PATTERNS: [&[&str]; 6] = [
-    // Part of a joined product, and part of another.
+    // Parts of two joined weights.
     &["*k_proj", "*up_proj"],
-    // Everything that only weight gradients would be computed for.
+    // All matrices of the blocks.
     &["*self_attn*", "*mlp*"],
     &["*norm*", "*bias"],
-    // Blocks below, between and above what is trained.
+    // Units below, between and above trained ones.
     &["*embed_tokens", "model.layers.0", "model.layers.2"],
     &["lm_head", "model.norm"],
     &["model.layers.*.mlp.down_proj", "*o_proj"],
@@ -47,9 +47,8 @@ fn window(num_micro_batches: u32, t: u64) -> TestObjective {
     )
 }
 
-/// The same run in which all gradients are computed, and those of the frozen tensors thrown away: their weights are put
-/// back after every step.
-fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str], setup: TestSetup) {
+/// Compares with a run that trains all tensors and restores the weights of the frozen ones after every step.
+fn assert_same_as_restored(shape: &ModelShape, frozen: &'static [&'static str], setup: TestSetup) {
     let words = format!("{frozen:?}, {setup:?}");
     let (mut part, mut all) = (engine(shape, &TestSetup { frozen, ..setup }), engine(shape, &setup));
     let freeze = Freeze::Matching(frozen.iter().map(ToString::to_string).collect());
@@ -62,7 +61,7 @@ fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str
         let [mut here, mut there] = [0, 1].map(|_| window(setup.num_micro_batches, t));
         let norm = part.model_mut(ModelId::FIRST).train_step(&mut here, &updates).unwrap().grad_norm;
         all.model_mut(ModelId::FIRST).train_step(&mut there, &updates).unwrap();
-        assert!(here.log_probs == there.log_probs, "step {t}: other log-probabilities: {words}");
+        assert!(here.log_probs == there.log_probs, "step {t}: log-probabilities differ: {words}");
         let mut squares = 0.0;
         for tensor in tensors(&part).iter().filter(|(_, s)| s.is_trained()) {
             let full = everything.iter().find(|(_, s)| s.name == tensor.1.name).unwrap();
@@ -75,10 +74,7 @@ fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str
                 assert!(mine == theirs, "step {t}: {state:?} of {} differs: {words}", tensor.1.name);
             }
         }
-        assert!(
-            (norm - squares.sqrt()).abs() <= 1e-6 * norm,
-            "the norm has a share of frozen tensors: {words}"
-        );
+        assert!((norm - squares.sqrt()).abs() <= 1e-6 * norm, "the norm includes frozen tensors: {words}");
         for ((unit, segment), values) in held.iter().zip(&start) {
             let elems = 0..segment.elems();
             all.model_mut(ModelId::FIRST).write(*unit, segment, ParamState::Working, elems, values).unwrap();
@@ -89,7 +85,7 @@ fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str
             read(&part, tensor, ParamState::Grad).is_none()
                 && read(&part, tensor, ParamState::Optimizer(0)).is_none()
         );
-        // Without a master copy, in the storage type.
+        // Frozen tensors have no master copy, so they are compared in the storage type.
         let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b.abs() / 256.0;
         let mine = read(&part, tensor, ParamState::Working).unwrap();
         assert!(mine.iter().zip(values).all(close), "{} was changed: {words}", tensor.1.name);
@@ -97,13 +93,13 @@ fn assert_same_as_thrown_away(shape: &ModelShape, frozen: &'static [&'static str
 }
 
 #[test]
-fn trained_tensors_are_as_if_the_other_gradients_were_thrown_away() {
+fn freezing_does_not_change_the_other_tensors() {
     let tiny = ModelShape { layers: 3, ..ModelShape::named("tiny", 101).unwrap() };
     let biases = Biases { qkv: true, out: true, mlp: true };
     let shapes = [
         tiny.clone(),
         ModelShape { architecture: Architecture::Qwen3, biases, ..tiny.clone() },
-        // Nothing is joined.
+        // No weights are joined.
         ModelShape { dim: 60, heads: 3, kv_heads: 1, head_dim: 20, ffn: 50, ..tiny },
     ];
     for (i, frozen) in PATTERNS.into_iter().enumerate() {
@@ -113,7 +109,7 @@ fn trained_tensors_are_as_if_the_other_gradients_were_thrown_away() {
             let num_micro_batches = 1 + (i + j) as u32 % 2;
             let order = if j == 1 { AccumulationOrder::Reduced } else { AccumulationOrder::Local };
             for shape in &shapes {
-                assert_same_as_thrown_away(
+                assert_same_as_restored(
                     shape,
                     frozen,
                     TestSetup { recompute, storage, num_micro_batches, order, ..TestSetup::default() },
@@ -123,19 +119,19 @@ fn trained_tensors_are_as_if_the_other_gradients_were_thrown_away() {
     }
 }
 
-/// A table that the head shares is frozen for both.
+/// A frozen tied table is frozen for the head too.
 #[test]
-fn a_tied_table_freezes_for_the_head_too() {
+fn a_frozen_tied_table_is_not_trained_by_the_head() {
     let tied = ModelShape { layers: 2, tied: true, ..ModelShape::named("tiny", 101).unwrap() };
-    assert_same_as_thrown_away(&tied, &["*embed_tokens"], TestSetup::default());
-    assert_same_as_thrown_away(
+    assert_same_as_restored(&tied, &["*embed_tokens"], TestSetup::default());
+    assert_same_as_restored(
         &tied,
         &["model.layers.0", "*norm*"],
         TestSetup { num_micro_batches: 2, ..TestSetup::default() },
     );
 }
 
-/// Cuts of trained and frozen tensors, shards of each, wherever they live.
+/// Trained and frozen flat parameters are sharded separately, in every memory tier.
 #[test]
 fn frozen_tensors_have_the_same_bits_under_every_strategy() {
     let rule = UPDATES.rule;

@@ -1,5 +1,5 @@
-//! Phases beside training: scoring has the bits of training's forward, and documents that grow with a cache
-//! have the bits of documents scored whole. A rollout's log-probabilities are therefore training's own.
+//! Scoring has the bits of training's forward, and decoding with a KV cache has the bits of scoring whole documents. So
+//! the log-probabilities of a rollout are those of training.
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
@@ -35,8 +35,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Grows the documents of a batch by their own tokens, `stride(doc, pass)` at a time, and "draws" their
-/// targets.
+/// Decodes the documents of a batch token by token, `stride(doc, pass)` at a time, and "samples" their targets.
 struct Replay<'a> {
     micro_batch: &'a TestBatch,
     stride: fn(usize, usize) -> usize,
@@ -44,7 +43,7 @@ struct Replay<'a> {
     grown: Vec<usize>,
     running: Vec<usize>,
     new: (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>),
-    /// Of every position that was drawn from: where, and the log-probability.
+    /// For every sampled position: its index, and the log-probability.
     seen: Vec<(usize, f32)>,
 }
 
@@ -114,7 +113,7 @@ fn scoring_has_the_bits_of_training() {
 }
 
 #[test]
-fn growing_documents_have_the_bits_of_whole_ones() {
+fn decoding_has_the_bits_of_scoring_whole_documents() {
     let strides: [fn(usize, usize) -> usize; 3] =
         [|_, _| 1, |_, pass| if pass == 1 { 40 } else { 1 }, |doc, pass| (doc + pass * 7) % 20];
     for shape in shapes() {
@@ -140,9 +139,9 @@ fn growing_documents_have_the_bits_of_whole_ones() {
     }
 }
 
-/// Sharded parameters are gathered for a phase; what ranks grow is their own.
+/// Sharded parameters are gathered for the phase; every rank decodes its own sequences.
 #[test]
-fn ranks_that_share_parameters_grow_what_one_rank_grows() {
+fn decoding_with_sharded_parameters_has_the_same_bits() {
     let shape = &shapes()[0];
     let alone = TestSetup { recompute: Recompute::Full, ..setup(DType::F32, Recompute::Full) };
     let micro_batch = batch(shape.vocab);
@@ -153,7 +152,7 @@ fn ranks_that_share_parameters_grow_what_one_rank_grows() {
             let scored = score(engine, &micro_batch);
             let mut replay = Replay::new(&micro_batch, |_, pass| if pass == 1 { 9 } else { 3 });
             engine.model_mut(ModelId::FIRST).generate(&mut replay).unwrap();
-            // A step in between leaves both phases as they were.
+            // A training step in between does not disturb the other phases.
             engine
                 .model_mut(ModelId::FIRST)
                 .train_step(&mut TestObjective::new(vec![micro_batch.clone()]), &UPDATES)
@@ -168,9 +167,9 @@ fn ranks_that_share_parameters_grow_what_one_rank_grows() {
     }
 }
 
-/// Documents of one pack do not see each other.
+/// Documents of one pack do not attend to each other.
 #[test]
-fn changing_a_document_leaves_its_neighbours_alone() {
+fn changing_a_document_does_not_change_its_neighbours() {
     for shape in shapes() {
         let mut engine = engine(&shape, &setup(DType::F32, Recompute::None));
         let micro_batch = batch(shape.vocab);

@@ -1,5 +1,5 @@
-//! The whole model against PyTorch and transformers: log-probabilities of every token, every parameter's
-//! gradient, ten AdamW steps. `goldens/README.md` says how the files were made.
+//! Compares the whole model with PyTorch and transformers: log-probabilities of every token, the gradient of every
+//! parameter, ten AdamW steps. `goldens/README.md` describes how the files were made.
 
 use lockstep_core::DType;
 use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
@@ -67,7 +67,7 @@ fn relative_error(got: &[f32], want: &[f32]) -> f64 {
     difference / norm(&mut want.iter().map(|w| f64::from(*w))).max(1e-30)
 }
 
-/// log softmax of the golden logits.
+/// The log softmax of the golden logits.
 fn log_softmax(golden: &Golden) -> Vec<f32> {
     let rows = golden.f32("logits");
     rows.chunks(golden.shape.vocab)
@@ -79,7 +79,7 @@ fn log_softmax(golden: &Golden) -> Vec<f32> {
         .collect()
 }
 
-/// The head never shows its logits, so every vocabulary entry is made the target once: that gives
+/// The engine does not return logits, so every vocabulary entry is used as the target once: that gives
 /// log softmax(logits), entry by entry.
 fn all_log_probs(engine: &mut Engine, golden: &Golden) -> Vec<f32> {
     let batch = golden.batch();
@@ -108,9 +108,9 @@ fn logits_match_to_1e_5() {
     }
 }
 
-/// The goldens see what sets families apart: without it, logits are far off.
+/// Without the features of its family, the logits of a golden model are wrong. So the goldens test those features.
 #[test]
-fn what_a_family_adds_matters() {
+fn goldens_depend_on_the_features_of_each_family() {
     let window = |shape: &mut ModelShape| shape.window = None;
     let rope = |shape: &mut ModelShape| shape.rope = Rope::plain(shape.rope.theta);
     let biases = |shape: &mut ModelShape| shape.biases = Biases::default();
@@ -172,7 +172,8 @@ fn every_gradient_matches_to_1e_4() {
     }
 }
 
-/// Warmup, cosine, decay on matrices only, clipping, two micro-batches: losses, norms and weights.
+/// Losses, norms and weights with warmup, a cosine schedule, weight decay on matrices only, clipping and two
+/// micro-batches.
 #[test]
 fn ten_adamw_steps_match() {
     for case in CASES {
@@ -211,9 +212,9 @@ fn ten_adamw_steps_match() {
     }
 }
 
-/// Half storage follows f32 within its rounding; fp16, whose gradients are scaled, the closer.
+/// Losses with bf16 and fp16 storage follow those of f32 within rounding. fp16, with a loss scale, is closer.
 #[test]
-fn losses_in_half_precision_stay_near() {
+fn losses_in_half_precision_are_close_to_f32() {
     for (storage, scale, within) in [(DType::BF16, 1.0, 3e-2), (DType::F16, 1024.0, 4e-3)] {
         for case in CASES {
             let golden = Golden::open(case);

@@ -1,4 +1,4 @@
-//! Weights drawn at the start: decided by the seed and a tensor's name, and by nothing else.
+//! Initial weights depend only on the seed and on a tensor's name.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ fn shape() -> ModelShape {
     ModelShape { architecture: Architecture::Qwen3, layers: 2, ..tiny }
 }
 
-/// Every tensor's first values, by its name.
+/// The initial values of every tensor, by its name.
 fn weights(setup: TestSetup, seed: u64) -> BTreeMap<String, Vec<f32>> {
     let plan = plan(&shape(), &setup);
     let resources = Resources::single_rank(&plan, Queue::cpu(1)).unwrap();
@@ -37,25 +37,25 @@ fn weights(setup: TestSetup, seed: u64) -> BTreeMap<String, Vec<f32>> {
     found
 }
 
-/// Every tensor of `some` is in `all` with the same values.
+/// Asserts that every tensor of `some` is in `all` with the same values.
 fn assert_among(some: &BTreeMap<String, Vec<f32>>, all: &BTreeMap<String, Vec<f32>>, what: &str) {
     let other = some.iter().find(|(name, values)| all.get(*name) != Some(*values));
     assert!(other.is_none(), "{what}: {} differs", other.unwrap().0);
 }
 
 #[test]
-fn the_layout_does_not_change_them() {
+fn the_layout_does_not_change_initial_weights() {
     let plain = weights(TestSetup::default(), 7);
     let decaying = weights(TestSetup { decay_norms: true, ..TestSetup::default() }, 7);
     assert_among(&plain, &decaying, "decay_norms_and_biases moves norms");
     let frozen = weights(TestSetup { frozen: &["*k_proj", "model.layers.1"], ..TestSetup::default() }, 7);
     assert_among(&plain, &frozen, "freeze");
-    // bf16 keeps an f32 copy, which is read.
+    // With bf16 storage the f32 master copy is read.
     assert_among(&plain, &weights(TestSetup { storage: DType::BF16, ..TestSetup::default() }, 7), "bf16");
 }
 
 #[test]
-fn every_tensor_and_every_seed_has_its_own() {
+fn every_tensor_and_every_seed_has_different_weights() {
     let (one, other) = (weights(TestSetup::default(), 7), weights(TestSetup::default(), 8));
     let drawn: Vec<&Vec<f32>> = one.values().filter(|values| values[0] != values[1]).collect();
     assert!(drawn.len() >= 2 * 7 + 2, "every matrix is drawn");

@@ -1,5 +1,5 @@
-//! Batches that kernels could not run are refused by name before anything reaches the device: a GPU would read past
-//! the end of a table, or stop without saying why.
+//! Invalid batches are rejected with a precise error before anything reaches the device. A GPU would read past the end
+//! of a table, or fail without a reason.
 
 use lockstep_core::{DType, Fault, FaultClass};
 use lockstep_engine::{DecodeBatch, DecodeDriver, Engine, EngineError, UpdateRule, UpdateSettings};
@@ -41,7 +41,7 @@ fn a_batch_within_bounds_runs() {
 }
 
 #[test]
-fn ids_outside_the_vocabulary_are_refused() {
+fn ids_outside_the_vocabulary_are_rejected() {
     for id in [VOCAB as u32, u32::MAX] {
         let error = step(|micro_batch| micro_batch.tokens[3] = id).unwrap_err();
         assert_eq!(
@@ -55,15 +55,15 @@ fn ids_outside_the_vocabulary_are_refused() {
 }
 
 #[test]
-fn positions_past_the_table_are_refused() {
-    // The plan has angles for its longest document, in training and in generation.
+fn positions_past_the_rotary_table_are_rejected() {
+    // The rotary table covers the longest document, in training and in generation.
     let planned = 96.max(TestSetup::default().max_doc);
     for position in [planned as u32, u32::MAX] {
         let error = step(|micro_batch| micro_batch.positions[7] = position).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!(
-                "position {position}, at index 7 of a micro-batch: the plan has rotary angles for {planned} positions"
+                "position {position}, at index 7 of a micro-batch, is outside the {planned} positions of the rotary table"
             )
         );
     }
@@ -71,7 +71,7 @@ fn positions_past_the_table_are_refused() {
 }
 
 #[test]
-fn bounds_that_no_batch_has_are_refused() {
+fn invalid_cu_seqlens_are_rejected() {
     for bounds in [vec![0, 30, 25], vec![1, 20, 25], vec![0, 20, 24], vec![0, 20, 26], vec![]] {
         let error = step(|micro_batch| micro_batch.cu_seqlens.clone_from(&bounds)).unwrap_err();
         assert!(matches!(error, EngineError::BadSequenceBounds { .. }), "{bounds:?}: {error}");
@@ -82,7 +82,7 @@ fn bounds_that_no_batch_has_are_refused() {
     assert_eq!(error.to_string(), "a micro-batch of 25 tokens has 24 positions");
 }
 
-/// One extension, and then no more.
+/// Returns one decode batch, and then no more.
 struct Once {
     tokens: Vec<u32>,
     positions: Vec<u32>,
@@ -109,7 +109,7 @@ impl DecodeDriver for Once {
 }
 
 #[test]
-fn an_extension_is_held_to_the_same() {
+fn invalid_decode_batches_are_rejected() {
     let run = |token: u32, position: u32, slot: u32| {
         let mut once = Once { tokens: vec![1, token], positions: vec![0, position], slot, done: false };
         fresh_engine().model_mut(ModelId::FIRST).generate(&mut once)

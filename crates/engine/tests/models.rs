@@ -1,4 +1,4 @@
-//! Several models in one engine: of different families and sizes, one trained while another is scored.
+//! Several models of different families and sizes in one engine: one is trained while another is scored.
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Mesh, Rank};
@@ -26,7 +26,7 @@ fn policy() -> ModelShape {
     ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() }
 }
 
-/// Another family, wider, deeper, with another vocabulary and other rotary angles.
+/// A model of another family: wider and deeper, with another vocabulary and other rotary angles.
 fn reference() -> ModelShape {
     let tiny = ModelShape::named("tiny", 77).unwrap();
     ModelShape {
@@ -46,7 +46,7 @@ fn micro_batch(vocab: usize, seed: u64) -> TestBatch {
     TestBatch::random(&[20, 9], vocab, seed)
 }
 
-/// The policy of `setup`, a reference in longer micro-batches, and a value model with placements of its own.
+/// A plan with the policy of `setup`, a reference with longer micro-batches, and a value model with other placements.
 fn plan(setup: &TestSetup) -> RunPlan {
     let longer = TestSetup { tokens: 512, max_doc: 200, generates: None, ..*setup };
     let whole = TestSetup {
@@ -56,14 +56,14 @@ fn plan(setup: &TestSetup) -> RunPlan {
         tokens: 256,
         ..*setup
     };
-    // The wider model's workspace is enough for all.
+    // The workspace of the wider model is enough for all.
     let one = input(&reference(), &longer);
     let models = vec![
         model(ModelRole::Policy, &policy(), setup),
         model(ModelRole::Reference, &reference(), &longer),
         model(ModelRole::Value, &policy(), &whole),
     ];
-    build(PlanInput { models, ..one }).expect("a sound plan")
+    build(PlanInput { models, ..one }).expect("a valid plan")
 }
 
 fn train(engine: &mut Engine, id: ModelId, vocab: usize, t: u64) -> (u64, Vec<Vec<f32>>) {
@@ -93,40 +93,40 @@ type StepStates = Vec<(u64, Vec<Vec<f32>>)>;
 /// The policy's steps, the reference's scores, the policy's weights.
 type Seen = (StepStates, Vec<Vec<f32>>, Vec<u32>);
 
-/// Steps of the policy, each followed by a look at the reference; what both were like at the end.
+/// Trains the policy and scores the reference after each step. Returns the results of both.
 fn together(engine: &mut Engine) -> (Seen, Vec<u32>) {
     let (mut steps, mut scores) = (Vec::new(), Vec::new());
     let at_start = weights(engine, REFERENCE);
     for t in 1..=3 {
         steps.push(train(engine, POLICY, policy().vocab, t));
         let seed = 7 * t + u64::from(engine.rank().0);
-        // Longer than any micro-batch of the policy may be.
+        // Longer than the policy's bounds allow.
         let long = TestBatch::random(&[150, 180], reference().vocab, seed);
         scores.push(score_with(engine, REFERENCE, &long));
         if t == 2 {
             train(engine, VALUE, policy().vocab, 1);
         }
     }
-    // What is read after another model was run is the model that was asked for.
+    // After running another model, reads return the weights of the requested model.
     score_with(engine, REFERENCE, &micro_batch(reference().vocab, 1));
     let policy = weights(engine, POLICY);
     assert!(weights(engine, REFERENCE) == at_start, "scoring changed the reference");
     ((steps, scores, policy), weights(engine, VALUE))
 }
 
-/// The policy by itself, with the same weights at the start.
-fn policy_alone(setup: &TestSetup, spill: &std::path::Path) -> Vec<(StepStates, Vec<u32>)> {
-    run_in_world(&policy(), setup, CarrierKind::Thread, Some(spill), &|engine| {
+/// The policy alone, with the same initial weights.
+fn policy_alone(setup: &TestSetup, nvme_dir: &std::path::Path) -> Vec<(StepStates, Vec<u32>)> {
+    run_in_world(&policy(), setup, CarrierKind::Thread, Some(nvme_dir), &|engine| {
         let steps = (1..=3).map(|t| train(engine, POLICY, policy().vocab, t)).collect();
         (steps, weights(engine, POLICY))
     })
 }
 
-/// The reference by itself.
+/// The reference alone.
 fn reference_alone(setup: &TestSetup) -> Vec<Vec<Vec<f32>>> {
     let setup = TestSetup { tokens: 512, max_doc: 200, evaluates: true, ..*setup };
     run_in_world(&reference(), &setup, CarrierKind::Thread, None, &|engine| {
-        // The weights that a second model of an engine starts from.
+        // The initial weights of an engine's second model.
         engine.model_mut(ModelId::FIRST).initialise(8).unwrap();
         let rank = u64::from(engine.rank().0);
         let long = |t: u64| TestBatch::random(&[150, 180], reference().vocab, 7 * t + rank);
@@ -134,8 +134,8 @@ fn reference_alone(setup: &TestSetup) -> Vec<Vec<Vec<f32>>> {
     })
 }
 
-/// One is trained while the other is scored, as if each were alone: under zero3, on one rank, with states and
-/// parameters on the host and on a disk.
+/// One model is trained while the other is scored, with the same results as if each were alone: under zero3, on one rank,
+/// with states and parameters on the host and on NVMe.
 #[test]
 fn models_of_two_families_share_an_engine() {
     let zero3 = TestSetup {
@@ -150,7 +150,7 @@ fn models_of_two_families_share_an_engine() {
         TestSetup { optimizer_tier: MemoryTier::Host, params_tier: MemoryTier::Host, ..zero3 },
         TestSetup { optimizer_tier: MemoryTier::Nvme, params_tier: MemoryTier::Nvme, ..zero3 },
         TestSetup { optimizer_tier: MemoryTier::Host, ..TestSetup::default() },
-        TestSetup { separate: true, optimizer_tier: MemoryTier::Host, ..TestSetup::default() },
+        TestSetup { separate_memory: true, optimizer_tier: MemoryTier::Host, ..TestSetup::default() },
     ];
     for setup in setups {
         let dir = tempfile::tempdir().unwrap();
@@ -164,19 +164,18 @@ fn models_of_two_families_share_an_engine() {
             assert!(*steps == policies[rank].0, "the policy's steps differ on {words}");
             assert!(*policy == policies[rank].1, "the policy's weights differ on {words}");
             assert!(*scores == references[rank], "the reference's scores differ on {words}");
-            assert!(value != policy, "the value model has weights of its own on {words}");
+            assert!(value != policy, "the value model has the policy's weights on {words}");
         }
     }
 }
 
-/// Where a frozen model's parameters live changes nothing.
+/// The same setup with parameters on the device, for a model that is only scored.
 fn zero_params(setup: &TestSetup) -> TestSetup {
     TestSetup { params_tier: MemoryTier::Device, optimizer_tier: MemoryTier::Device, ..*setup }
 }
 
-/// Ids are places in the plan.
 #[test]
 #[should_panic(expected = "model 1 of a plan of 1")]
-fn a_model_that_is_not_there_is_refused_by_name() {
+fn an_unknown_model_id_panics() {
     lockstep_testkit::engine(&policy(), &TestSetup::default()).model(REFERENCE);
 }

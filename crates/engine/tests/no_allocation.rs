@@ -1,4 +1,4 @@
-//! A step allocates nothing: not on the calling thread, not on the pool's.
+//! A step does not allocate, neither on the calling thread nor on the threads of the pool and the lanes.
 
 use std::sync::Barrier;
 
@@ -21,9 +21,9 @@ const UPDATES: UpdateSettings = UpdateSettings {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// One test in this executable, so that no other test allocates meanwhile.
+/// This executable has only one test, so that no other test allocates at the same time.
 #[test]
-fn steps_allocate_nothing() {
+fn steps_do_not_allocate() {
     let llama = ModelShape::named("tiny", 101).unwrap();
     let qwen = ModelShape { architecture: Architecture::Qwen3, tied: true, ..llama.clone() };
     let sliding = ModelShape {
@@ -50,7 +50,7 @@ fn steps_allocate_nothing() {
                     .train_step(&mut window, &UpdateSettings { t, ..UPDATES })
                     .unwrap();
             };
-            // Threads set themselves up when they first run.
+            // Threads allocate when they run for the first time.
             step(1);
             let before = ALLOCATOR.calls();
             (2..=4).for_each(&mut step);
@@ -58,11 +58,11 @@ fn steps_allocate_nothing() {
         }
     }
     assert!(ALLOCATOR.calls() > 0, "the allocator is installed");
-    worlds_allocate_nothing();
+    steps_of_several_ranks_do_not_allocate();
 }
 
-/// Nor do other lanes, carriers and spill files, on any rank.
-fn worlds_allocate_nothing() {
+/// Nor do other lanes, carriers and nvme_dir files, on any rank.
+fn steps_of_several_ranks_do_not_allocate() {
     let shape = ModelShape::named("tiny", 101).unwrap();
     let (ddp, zero3) = (StrategyName::Ddp, StrategyName::Zero3);
     for (strategy, mesh, tier, carrier) in [
@@ -98,7 +98,7 @@ fn worlds_allocate_nothing() {
                     .train_step(&mut window, &UpdateSettings { t, ..UPDATES })
                     .unwrap()
             };
-            // Threads set themselves up when they first run.
+            // Threads allocate when they run for the first time.
             step(1);
             quiet.wait();
             let before = ALLOCATOR.calls();

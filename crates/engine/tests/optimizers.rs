@@ -1,4 +1,4 @@
-//! Optimizers other than AdamW: the plain formula, and the same bits whatever the strategy.
+//! Optimizers other than AdamW follow their formula, and give the same bits under every strategy.
 
 use lockstep_core::DType;
 use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
@@ -14,7 +14,7 @@ const MOMENTUM: UpdateRule = UpdateRule::Sgd { momentum: 0.9, nesterov: false };
 const NESTEROV: UpdateRule = UpdateRule::Sgd { momentum: 0.9, nesterov: true };
 const LION: UpdateRule = UpdateRule::Lion { betas: (0.9, 0.99) };
 
-/// Every two choices meet, each compared with plain ddp on its mesh.
+/// Runs cases that cover every pair of settings, and compares each with plain ddp on its mesh.
 fn agrees_with_plain_ddp(trained: CaseTraining) {
     let mut plain: Vec<(Case, TrainingTrace)> = Vec::new();
     for case in pairwise_cases() {
@@ -37,9 +37,9 @@ fn lion_has_the_same_bits_under_every_strategy() {
     agrees_with_plain_ddp(CaseTraining { rule: LION, frozen: &[] });
 }
 
-/// Without states there is nothing to move or to keep: where parameters live on a disk, it is all that does.
+/// SGD without momentum has no optimizer states; it must still run with every offload setting.
 #[test]
-fn sgd_without_momentum_runs_wherever_states_would_be() {
+fn sgd_without_momentum_runs_with_every_offload() {
     let offloads = |case: &Case| case.optimizer.tier != MemoryTier::Device;
     for case in pairwise_cases().into_iter().filter(offloads) {
         let trained = CaseTraining { rule: SGD, frozen: &[] };
@@ -65,7 +65,7 @@ fn decays(engine: &Engine) -> Vec<bool> {
     units.flat_map(|u| &u.segments).flat_map(|s| vec![s.decay; s.elems()]).collect()
 }
 
-/// The weights and the first state after a step, from those before it and the gradient, in f64.
+/// The weight and the first state after a step, from those before it and the gradient, in f64.
 fn step(rule: UpdateRule, lr: f64, decay: f64, [p, g, m]: [f64; 3]) -> [f64; 2] {
     match rule {
         UpdateRule::Sgd { momentum, nesterov } => {
@@ -83,10 +83,10 @@ fn step(rule: UpdateRule, lr: f64, decay: f64, [p, g, m]: [f64; 3]) -> [f64; 2] 
     }
 }
 
-/// Four steps, each from what the engine had before it. Lion's sign may fall to either side where the direction is all
-/// but zero.
+/// Checks four steps, each against the formula applied to the engine's previous state. The sign in Lion's update may
+/// differ where its argument is almost zero.
 #[test]
-fn updates_follow_the_plain_formula() {
+fn updates_follow_the_formula() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     for rule in [SGD, MOMENTUM, NESTEROV, LION] {
         for storage in [DType::F32, DType::BF16] {

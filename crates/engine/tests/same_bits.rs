@@ -1,5 +1,5 @@
-//! What must not change a bit: recomputation, threads, the head's chunk and form, where a document stands
-//! in a pack; and what may only change rounding: the order of accumulation, the cut into micro-batches.
+//! Settings that must not change a bit: recompute, threads, the head chunk, the fused head, a document's position in a
+//! pack. Settings that may change rounding only: the accumulation order, the split into micro-batches.
 
 use lockstep_core::DType;
 use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
@@ -37,7 +37,7 @@ fn windows(vocab: usize) -> Vec<Vec<TestBatch>> {
         .collect()
 }
 
-/// Three steps: bits of losses, norms and all states.
+/// Runs three steps and returns the bits of losses, norms and all states.
 fn run(shape: &ModelShape, setup: &TestSetup) -> Vec<u64> {
     let mut engine = engine(shape, setup);
     let mut bits = Vec::new();
@@ -73,7 +73,7 @@ fn state_bits(engine: &Engine) -> Vec<u64> {
     bits
 }
 
-/// What a step leaves behind in memory is poison, and no number depends on it.
+/// With poisoned memory the results are the same.
 #[test]
 fn poison_changes_no_bit() {
     let shape = &shapes()[0];
@@ -88,10 +88,9 @@ fn poison_changes_no_bit() {
     }
 }
 
-/// Batches that cross over to a device with memory of its own come in whole blocks of tokens; what fills them adds
-/// nothing.
+/// Batches for a device with its own memory are padded to whole blocks of tokens; the padding changes nothing.
 #[test]
-fn a_port_changes_no_bit() {
+fn separate_device_memory_changes_no_bit() {
     for shape in shapes() {
         for coefficients_ahead in [true, false] {
             let here =
@@ -101,9 +100,9 @@ fn a_port_changes_no_bit() {
                 [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Host, 1)]
             {
                 let setup = TestSetup {
-                    separate: true,
+                    separate_memory: true,
                     optimizer_tier,
-                    optimizer_units_on_device: optimizer_units_on_device,
+                    optimizer_units_on_device,
                     ..here
                 };
                 assert_eq!(
@@ -117,7 +116,7 @@ fn a_port_changes_no_bit() {
 }
 
 #[test]
-fn recomputation_threads_chunks_and_head_form_change_nothing() {
+fn recompute_threads_chunks_and_the_fused_head_change_no_bit() {
     for shape in shapes() {
         for storage in [DType::F32, DType::BF16, DType::F16] {
             let base = TestSetup { num_micro_batches: 2, storage, ..TestSetup::default() };
@@ -145,10 +144,9 @@ fn recomputation_threads_chunks_and_head_form_change_nothing() {
     }
 }
 
-/// Scaled by a power of two, gradients are the same numbers with another exponent, and norms, moments and
-/// weights are the same bits.
+/// A power of two only changes the exponents of gradients, so norms, optimizer states and weights have the same bits.
 #[test]
-fn a_loss_scale_changes_nothing() {
+fn a_power_of_two_loss_scale_changes_no_bit() {
     for shape in shapes() {
         let run = |scale: f64, max_norm| {
             let mut engine = engine(&shape, &TestSetup { num_micro_batches: 2, ..TestSetup::default() });
@@ -174,15 +172,15 @@ fn a_loss_scale_changes_nothing() {
             let plain = run(1.0, max_norm);
             assert!(run(65536.0, max_norm) == plain, "{max_norm:?}");
             assert!(run(0.5, max_norm) == plain, "{max_norm:?}");
-            // Another factor rounds.
+            // Any other factor changes the rounding.
             assert!(run(1000.0, max_norm) != plain, "{max_norm:?}");
         }
     }
 }
 
-/// What overflows fp16 skips the step, leaves everything as it was, and is named.
+/// A step that overflows fp16 is skipped, changes nothing, and the tensor is reported.
 #[test]
-fn an_overflow_is_skipped_and_named() {
+fn an_overflowing_step_is_skipped_and_reported() {
     let shape = &shapes()[0];
     let mut engine = engine(shape, &TestSetup { storage: DType::F16, ..TestSetup::default() });
     let micro_batch = || TestObjective::new(vec![TestBatch::random(&[50, 3, 70], shape.vocab, 1)]);
@@ -201,7 +199,7 @@ fn an_overflow_is_skipped_and_named() {
         engine.model(ModelId::FIRST).first_non_finite_gradient().unwrap().as_deref(),
         Some("model.norm.weight")
     );
-    // The next step that fits is none the worse.
+    // The next step with a smaller scale is not affected.
     engine.set_loss_scale(1024.0);
     let report = engine
         .model_mut(ModelId::FIRST)
@@ -211,9 +209,9 @@ fn an_overflow_is_skipped_and_named() {
     assert_eq!(engine.model(ModelId::FIRST).first_non_finite_gradient().unwrap(), None);
 }
 
-/// A chunk that is a whole number of inner blocks does not even change the head's weight gradient.
+/// A head chunk that is a multiple of the matmul's inner block does not even change the head's weight gradient.
 #[test]
-fn head_chunks_of_whole_blocks_change_nothing() {
+fn head_chunks_of_whole_blocks_change_no_bit() {
     let shape = &shapes()[0];
     let micro_batch = || TestBatch::random(&[500, 460], shape.vocab, 3);
     let at = |head_chunk_tokens| {
@@ -225,13 +223,12 @@ fn head_chunks_of_whole_blocks_change_nothing() {
     };
     let (log_probs, states) = at(1024);
     assert!((log_probs.clone(), states) == at(384));
-    // Any other chunk: the same log-probabilities.
+    // With any other chunk the log-probabilities are the same.
     assert!(log_probs == at(256).0);
     assert!(log_probs == at(7).0);
 }
 
-/// The row contract for the whole model: a document's log-probabilities alone, first, last or among
-/// others are the same bits.
+/// A document's log-probabilities have the same bits alone, first, last or between others.
 #[test]
 fn a_document_does_not_depend_on_its_pack() {
     for shape in shapes() {
@@ -242,7 +239,7 @@ fn a_document_does_not_depend_on_its_pack() {
             let mut of = |docs: &[usize]| {
                 let mut window = TestObjective::new(vec![pack.select(docs)]);
                 engine.model_mut(ModelId::FIRST).train_step(&mut window, &still).unwrap();
-                let (micro_batch, all) = (&window.num_micro_batches[0], &window.log_probs[0]);
+                let (micro_batch, all) = (&window.micro_batches[0], &window.log_probs[0]);
                 let bounds = micro_batch.cu_seqlens.windows(2);
                 bounds.map(|w| all[w[0] as usize..w[1] as usize].to_vec()).collect::<Vec<_>>()
             };
@@ -256,10 +253,10 @@ fn a_document_does_not_depend_on_its_pack() {
     }
 }
 
-/// The same window cut into one, two or four micro-batches, with ragged documents: the same gradient to
-/// rounding, because the denominator is the window's.
+/// The same global batch in one, two or four micro-batches, with documents of different lengths, gives the same gradient
+/// up to rounding, because the loss is divided by the tokens of all micro-batches.
 #[test]
-fn the_cut_into_micro_batches_changes_only_rounding() {
+fn the_split_into_micro_batches_changes_only_rounding() {
     for shape in shapes() {
         let all = TestBatch::random(&[50, 3, 70, 1, 65, 20, 9, 30], shape.vocab, 5);
         let grads = |cut: &[&[usize]], order| {

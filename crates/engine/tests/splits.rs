@@ -1,5 +1,5 @@
-//! The same global batch cut into (ranks x rows x accumulation) in four ways gives the same gradient to
-//! rounding, with ragged documents: denominators are those of the whole window on all ranks.
+//! The same global batch, split over ranks, rows and gradient accumulation in four ways, gives the same gradient up to
+//! rounding, even with documents of different lengths: the loss is divided by the tokens of the whole global batch.
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Mesh, Rank, Step};
@@ -11,7 +11,7 @@ use lockstep_testkit::{CarrierKind, TestBatch, TestSetup, TrainingTrace, train_w
 /// Eight documents of very different lengths.
 const LENGTHS: [usize; 8] = [70, 3, 41, 1, 120, 9, 17, 60];
 
-/// Plain descent, so that the parameters after one step are the gradient.
+/// Plain SGD, so that the parameters after one step show the gradient.
 const DESCENT: UpdateSettings = UpdateSettings {
     t: 1,
     lr: 1e-2,
@@ -54,7 +54,7 @@ fn run(
 }
 
 #[test]
-fn the_sharded_over_ranks_rows_and_accumulation_changes_only_rounding() {
+fn the_split_over_ranks_rows_and_accumulation_changes_only_rounding() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let values =
         |trace: &TrainingTrace| trace.states.iter().map(|bits| f32::from_bits(*bits)).collect::<Vec<_>>();
@@ -75,9 +75,10 @@ fn the_sharded_over_ranks_rows_and_accumulation_changes_only_rounding() {
     }
 }
 
-/// The bug that others shipped for years: each rank divides by its own tokens, and ranks are averaged.
+/// A common bug is to divide by the tokens of each rank and to average over ranks. This test shows that it would be
+/// found.
 #[test]
-fn averaging_ranks_would_be_seen() {
+fn averaging_over_ranks_gives_another_gradient() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let all = TestBatch::random(&LENGTHS, shape.vocab, 11);
     let setup = TestSetup { mesh: Mesh::on_one_node(2, 1), tokens: 512, threads: 1, ..TestSetup::default() };

@@ -1,5 +1,5 @@
-//! The same numbers, whatever the strategy: cases in which every two choices meet, each compared with plain
-//! ddp on its mesh. `cargo run --release -p lockstep-engine --example all_worlds` runs every case there is.
+//! Every strategy gives the same bits. The cases cover every pair of settings, and each is compared with plain ddp on its
+//! mesh. `cargo run --release -p lockstep-engine --example all_worlds` runs all cases.
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
@@ -19,7 +19,7 @@ const UPDATES: UpdateSettings = UpdateSettings {
 };
 
 #[test]
-fn every_two_choices_agree_with_plain_ddp() {
+fn every_pair_of_settings_has_the_bits_of_plain_ddp() {
     let mut plain = Vec::new();
     for case in pairwise_cases() {
         let base = case.baseline();
@@ -28,19 +28,19 @@ fn every_two_choices_agree_with_plain_ddp() {
         }
         let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
         let got = run_case(&case);
-        assert!(got.norms == want.norms, "{case}: other gradient norms than plain ddp");
-        assert!(got.log_probs == want.log_probs, "{case}: other log-probabilities than plain ddp");
-        assert!(got.states == want.states, "{case}: other weights or moments than plain ddp");
+        assert!(got.norms == want.norms, "{case}: gradient norms differ from plain ddp");
+        assert!(got.log_probs == want.log_probs, "{case}: log-probabilities differ from plain ddp");
+        assert!(got.states == want.states, "{case}: weights or optimizer states differ from plain ddp");
     }
 }
 
-/// Where optimizer states are, and how many units' are on the device all the same.
+/// Where optimizer states are, and for how many units they are on the device nevertheless.
 const PLACES: [(MemoryTier, u32); 4] =
     [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Nvme, 0), (MemoryTier::Host, 1)];
 
-/// One rank's gradient is not finite: no rank updates anything, wherever its states are, and all say so.
+/// If the gradient of one rank is not finite, no rank updates anything, wherever its states are, and all ranks report it.
 #[test]
-fn a_step_that_is_not_finite_is_skipped_by_all() {
+fn all_ranks_skip_a_step_with_a_non_finite_gradient() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     for strategy in [StrategyName::Ddp, StrategyName::Zero1, StrategyName::Zero3] {
         for (tier, stay) in PLACES {
@@ -69,16 +69,16 @@ fn a_step_that_is_not_finite_is_skipped_by_all() {
                 assert!(states(engine) == before, "{strategy:?}, {tier}: a skipped step changed a state");
                 (report.skipped, engine.model(ModelId::FIRST).first_non_finite_gradient().unwrap())
             });
-            // Whoever holds the gradient that went wrong first, all hear of it.
+            // All ranks get the same answer, whichever rank holds the bad gradient.
             let first = Some("model.norm.weight".to_string());
             assert_eq!(skipped, vec![(true, first); 3], "{strategy:?}, {tier}");
         }
     }
 }
 
-/// Steps that are skipped and steps that are not, one right after the other, so that updates of one overlap the next.
+/// Skipped steps directly before and after others, so that the updates of one overlap the next.
 #[test]
-fn skipped_steps_leave_those_around_them_alone() {
+fn skipped_steps_do_not_disturb_their_neighbours() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let run = |(tier, stay): (MemoryTier, u32)| {
         let setup = TestSetup {
@@ -109,10 +109,10 @@ fn skipped_steps_leave_those_around_them_alone() {
     }
 }
 
-/// Where gradients live does not change them, however they are summed: with a tied table, whose gradient has
-/// two makers, and one so large that it is added in pieces.
+/// Offloading gradients does not change their bits, in either accumulation order. The model has a tied table, whose
+/// gradient comes from two units and is so large that it is added in pieces.
 #[test]
-fn gradients_on_the_host_are_the_same() {
+fn offloaded_gradients_have_the_same_bits() {
     let shape = ModelShape { vocab: 9000, layers: 2, tied: true, ..ModelShape::named("tiny", 9000).unwrap() };
     let meshes = [
         (StrategyName::Ddp, Mesh::on_one_node(1, 1)),

@@ -1,14 +1,14 @@
-//! The families, and what each takes for granted where `config.json` is silent.
+//! Model families, and their defaults for keys that are absent from `config.json`.
 
-/// The decoder families this build can run: LLaMA, and what sets the others apart from it.
+/// The supported decoder families: LLaMA, and how the others differ from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     Llama,
     /// A sliding window in every layer.
     Mistral,
-    /// Biases on queries, keys and values; a sliding window in chosen layers.
+    /// Biases on queries, keys and values; a sliding window in some layers.
     Qwen2,
-    /// Norms on queries and keys; a sliding window in chosen layers.
+    /// Norms on queries and keys; a sliding window in some layers.
     Qwen3,
 }
 
@@ -34,13 +34,13 @@ impl Architecture {
         }
     }
 
-    /// Norms on queries and keys, over each head.
+    /// Whether queries and keys are normalized, per head.
     pub const fn qk_norm(self) -> bool {
         matches!(self, Architecture::Qwen3)
     }
 
-    /// Whether layers choose between full attention and a window.
-    pub(crate) const fn chooses_windows(self) -> bool {
+    /// Whether each layer has either full attention or a sliding window.
+    pub(crate) const fn has_window_per_layer(self) -> bool {
         matches!(self, Architecture::Qwen2 | Architecture::Qwen3)
     }
 
@@ -62,7 +62,7 @@ impl Architecture {
         }
     }
 
-    /// Key-value heads where the key is absent. Where it is null, every family has as many as heads.
+    /// The number of key-value heads if the key is absent. If it is null, it is the number of heads in every family.
     pub(crate) const fn default_kv_heads(self, heads: usize) -> usize {
         match self {
             Architecture::Llama => heads,

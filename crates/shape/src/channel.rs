@@ -1,13 +1,13 @@
-//! What a head says of every token.
+//! Channels: the outputs of a head for every token.
 
-/// One number per token. An objective gives a coefficient for each: the derivative of the loss by that number.
+/// One number per token. For each, an objective gives a coefficient: the derivative of the loss with respect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Channel {
     /// The log-probability of the token's target.
     LogProb,
-    /// The entropy of the distribution that the target is drawn from.
+    /// The entropy of the predicted distribution.
     Entropy,
-    /// The mean of the log-probabilities over the vocabulary.
+    /// The mean log-probability over the vocabulary.
     MeanLogProb,
     /// The scalar head's output: a value or a reward.
     Value,
@@ -28,7 +28,7 @@ pub struct Channels {
 impl Channels {
     /// Log-probabilities alone.
     pub const LOG_PROB: Channels = Channels::of(&[Channel::LogProb]);
-    /// What a scalar head gives.
+    /// The output of a scalar head.
     pub const VALUE: Channels = Channels::of(&[Channel::Value]);
 
     pub const fn of(channels: &[Channel]) -> Channels {
@@ -45,7 +45,7 @@ impl Channels {
         self.has[channel as usize]
     }
 
-    /// In the order in which buffers have them.
+    /// The channels in the order they have in buffers.
     pub fn iter(&self) -> impl Iterator<Item = Channel> + use<> {
         let has = self.has;
         Channel::ALL.into_iter().filter(move |channel| has[*channel as usize])
@@ -55,7 +55,7 @@ impl Channels {
         self.iter().count()
     }
 
-    /// A channel's place in that order.
+    /// The index of a channel in that order.
     pub fn index(&self, channel: Channel) -> Option<usize> {
         self.iter().position(|one| one == channel)
     }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn channels_stand_in_one_order() {
+    fn channels_have_a_fixed_order() {
         let some = Channels::of(&[Channel::MeanLogProb, Channel::LogProb]);
         assert_eq!(some.iter().collect::<Vec<_>>(), [Channel::LogProb, Channel::MeanLogProb]);
         assert_eq!((some.index(Channel::MeanLogProb), some.index(Channel::Value)), (Some(1), None));

@@ -1,10 +1,10 @@
-//! What can be wrong with a model's description.
+//! Errors in a model's description.
 
 use lockstep_core::{Fault, FaultClass};
 
 use crate::Architecture;
 
-/// A `config.json` that cannot be used. Each variant names the key.
+/// Why a `config.json` cannot be used. Messages name the key.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
@@ -14,11 +14,11 @@ pub enum ShapeError {
     Missing { origin: String, key: String },
     #[error("{origin}: `{key}` should be {expected}, found {found}")]
     WrongType { origin: String, key: String, expected: &'static str, found: String },
-    #[error("{origin}: architecture {name} is not implemented")]
+    #[error("{origin}: architecture {name} is not supported")]
     UnknownArchitecture { origin: String, name: String },
-    #[error("{origin}: `{key}` = {value} is not implemented")]
+    #[error("{origin}: `{key}` = {value} is not supported")]
     Unsupported { origin: String, key: String, value: String },
-    #[error("{origin}: `{key}` = {value} means nothing to {family}")]
+    #[error("{origin}: `{key}` = {value} is not an option of {family}")]
     NotOfFamily { origin: String, key: String, value: String, family: &'static str },
     #[error("{origin}: {what}")]
     Inconsistent { origin: String, what: String },
@@ -35,17 +35,17 @@ impl Fault for ShapeError {
         match self {
             ShapeError::UnknownArchitecture { .. } => {
                 let known: Vec<_> = Architecture::ALL.iter().map(|a| a.class_name()).collect();
-                Some(format!("Implemented: {}.", known.join(", ")))
+                Some(format!("Supported architectures: {}.", known.join(", ")))
             }
             ShapeError::UnknownSize { .. } => {
                 let known: Vec<_> = crate::NAMED_SIZES.iter().map(|s| s.name).collect();
                 Some(format!("Known sizes: {}. Or give a map of config.json keys.", known.join(", ")))
             }
             ShapeError::Unsupported { .. } => {
-                Some("Using the model without it would compute something else, so it is refused.".into())
+                Some("Ignoring it would give wrong results, so the model is rejected.".into())
             }
             ShapeError::NotOfFamily { key, .. } => Some(format!(
-                "Remove `{key}` if the model was trained without it, or name the architecture that has it."
+                "Remove `{key}` if the model was trained without it, or set the architecture that has it."
             )),
             _ => None,
         }

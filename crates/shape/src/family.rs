@@ -1,5 +1,5 @@
-//! The programs of the families. One list of steps serves them all: norms on queries and keys, and biases,
-//! are steps that are there or not. Windows are none: a layer's own is looked up when it runs.
+//! The programs of the model families. They all share one list of steps, in which QK norms and biases are optional
+//! steps. Sliding windows need no step: the attention step looks up its layer's window.
 
 use crate::program::with_recomputation;
 use crate::{
@@ -20,7 +20,7 @@ pub fn embed_programs(m: &ModelShape) -> Programs {
     }
 }
 
-/// The norm before a head, forward and backward.
+/// The forward and backward steps of the final norm.
 fn final_norm() -> [ProgramStep; 2] {
     let (x, w, rstd) = (Slot::X.into(), Param::FinalNorm, Slot::RF);
     let (dy, dx) = (Slot::DNF.into(), Slot::DX.into());
@@ -30,7 +30,7 @@ fn final_norm() -> [ProgramStep; 2] {
     ]
 }
 
-/// The head: final norm and LM head. A tied head reads and trains the embedding's table.
+/// The language-model head: final norm and output projection. A tied head reads and trains the embedding table.
 pub fn head_programs(m: &ModelShape) -> Programs {
     let w = if m.tied { Param::Embedding } else { Param::LmHead };
     let (x, nf) = (Slot::X, Slot::NF);
@@ -65,7 +65,7 @@ pub fn head_programs(m: &ModelShape) -> Programs {
     }
 }
 
-/// A scalar head: final norm and one product with a vector. Its forward costs so little that backward runs it again.
+/// A scalar head: final norm and a dot product. Backward recomputes the forward, which costs little.
 pub fn score_head_programs(m: &ModelShape) -> Programs {
     let (x, nf, w) = (Slot::X, Slot::NF, Param::Score);
     let [norm, norm_back] = final_norm();
@@ -88,24 +88,24 @@ pub fn score_head_programs(m: &ModelShape) -> Programs {
     }
 }
 
-/// A block's programs. Weights that are frozen get no gradient, and what only they would need is not kept.
+/// The programs of a block. Frozen weights get no gradient, and activations that only they would need are not saved.
 pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Programs {
     let qk_norm = m.architecture.qk_norm();
     let forward = block_forward(m, block);
     let backward = block_backward(m, block, recompute);
-    let mut all_kept = vec![Slot::N1, Slot::R1, Slot::Qkv];
+    let mut all_saved = vec![Slot::N1, Slot::R1, Slot::Qkv];
     if qk_norm {
-        all_kept.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
+        all_saved.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
     }
-    all_kept.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp, Slot::S]);
-    // What the gated unit's backward has at hand again is not read either.
-    all_kept.retain(|slot| backward.iter().any(|step| step.reads().contains(slot)));
+    all_saved.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp, Slot::S]);
+    // An output that SwiGLU's backward recomputes is not read from the saved activations.
+    all_saved.retain(|slot| backward.iter().any(|step| step.reads().contains(slot)));
 
     let cheap = [Slot::N1, Slot::N2, Slot::Qn, Slot::Kn];
     let (saved, recomputed) = match recompute {
-        Recompute::None => (all_kept, vec![]),
-        Recompute::Selective => (all_kept.into_iter().filter(|s| !cheap.contains(s)).collect(), vec![]),
-        Recompute::Full => (vec![], all_kept),
+        Recompute::None => (all_saved, vec![]),
+        Recompute::Selective => (all_saved.into_iter().filter(|s| !cheap.contains(s)).collect(), vec![]),
+        Recompute::Full => (vec![], all_saved),
     };
     let recompute_program = match recompute {
         Recompute::Full => {
@@ -118,8 +118,8 @@ pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute) -
         }
         _ => vec![],
     };
-    let there: Vec<Slot> = saved.iter().chain(&recomputed).copied().chain([Slot::X]).collect();
-    let backward = with_recomputation(backward, &forward, &there);
+    let available: Vec<Slot> = saved.iter().chain(&recomputed).copied().chain([Slot::X]).collect();
+    let backward = with_recomputation(backward, &forward, &available);
     Programs {
         forward: Program::new(forward),
         recompute: Program::new(recompute_program),
@@ -158,8 +158,8 @@ fn block_specs(m: &ModelShape) -> Vec<SlotSpec> {
     activations.into_iter().chain(statistics.map(|(slot, width)| SlotSpec::statistic(slot, width))).collect()
 }
 
-/// Queries, keys and values as column ranges of one slot.
-fn thirds(m: &ModelShape, slot: Slot) -> [SlotCols; 3] {
+/// The columns of queries, keys and values in one slot.
+fn qkv_cols(m: &ModelShape, slot: Slot) -> [SlotCols; 3] {
     let (q, kv) = (m.q_width(), m.kv_width());
     [
         SlotCols { slot, start: 0, len: q },
@@ -168,15 +168,15 @@ fn thirds(m: &ModelShape, slot: Slot) -> [SlotCols; 3] {
     ]
 }
 
-/// Gate and up as column ranges of one slot.
-fn halves(m: &ModelShape) -> [SlotCols; 2] {
+/// The columns of gate and up in one slot.
+fn gate_up_cols(m: &ModelShape) -> [SlotCols; 2] {
     let (slot, len) = (Slot::GateUp, m.ffn);
     [SlotCols { slot, start: 0, len }, SlotCols { slot, start: len, len }]
 }
 
-/// The products that fill these columns of a slot from one input: a single one where their weights lie side by
-/// side in the unit, else one for each.
-fn products(block: &UnitShape, joined: Param, columns: &[SlotCols]) -> Vec<(Param, SlotCols)> {
+/// The matmuls that compute these columns of a slot from one input: a single one if their weights are adjacent in the
+/// unit, otherwise one for each.
+fn matmuls(block: &UnitShape, joined: Param, columns: &[SlotCols]) -> Vec<(Param, SlotCols)> {
     if block.extent(joined).is_some() {
         return vec![(joined, columns[0].slot.into())];
     }
@@ -187,10 +187,10 @@ fn parts(joined: Param, columns: &[SlotCols]) -> Vec<(Param, SlotCols)> {
     joined.parts().iter().copied().zip(columns.iter().copied()).collect()
 }
 
-/// The same products as far as their weights are trained: where only some are, one for each of those.
-fn trained_products(block: &UnitShape, joined: Param, columns: &[SlotCols]) -> Vec<(Param, SlotCols)> {
+/// The matmuls whose weights are trained. If only some of the joined weights are, one matmul for each of those.
+fn trained_matmuls(block: &UnitShape, joined: Param, columns: &[SlotCols]) -> Vec<(Param, SlotCols)> {
     let trained = |(param, _): &(Param, SlotCols)| param.parts().iter().all(|part| block.is_trained(*part));
-    let whole = products(block, joined, columns);
+    let whole = matmuls(block, joined, columns);
     if whole.iter().all(trained) {
         whole
     } else {
@@ -198,20 +198,20 @@ fn trained_products(block: &UnitShape, joined: Param, columns: &[SlotCols]) -> V
     }
 }
 
-/// The columns of queries and keys that turn: both at once where they lie in one slot.
-fn turned(m: &ModelShape, [q, k]: [SlotCols; 2]) -> Vec<SlotCols> {
+/// The columns of queries and keys that are rotated: one range if both are in one slot.
+fn rotated_cols(m: &ModelShape, [q, k]: [SlotCols; 2]) -> Vec<SlotCols> {
     if q.slot == k.slot { vec![SlotCols { len: m.q_width() + m.kv_width(), ..q }] } else { vec![q, k] }
 }
 
-/// What attention reads: the projections, or their normed copies for queries and keys.
+/// The operands of attention: the projections, or, for queries and keys with QK norm, their normalized copies.
 fn attention_inputs(m: &ModelShape, qk_norm: bool) -> [SlotCols; 3] {
-    let [q, k, v] = thirds(m, Slot::Qkv);
+    let [q, k, v] = qkv_cols(m, Slot::Qkv);
     if qk_norm { [Slot::Qn.into(), Slot::Kn.into(), v] } else { [q, k, v] }
 }
 
 fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<ProgramStep> {
     let qk_norm = m.architecture.qk_norm();
-    let [q, k, v] = thirds(m, Slot::Qkv);
+    let [q, k, v] = qkv_cols(m, Slot::Qkv);
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
     let linear = |x: Slot, w: Param, y: SlotCols| ProgramStep::Linear { x: x.into(), w, y, residual: None };
     let bias = |of: Projection, y: SlotCols| ProgramStep::Bias { y, b: Param::BiasOf(of) };
@@ -221,7 +221,7 @@ fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<ProgramStep> {
         y: Slot::N1.into(),
         rstd: Slot::R1,
     }];
-    steps.extend(products(block, Param::Qkv, &[q, k, v]).into_iter().map(|(w, y)| linear(Slot::N1, w, y)));
+    steps.extend(matmuls(block, Param::Qkv, &[q, k, v]).into_iter().map(|(w, y)| linear(Slot::N1, w, y)));
     if m.biases.qkv {
         steps.extend([bias(Projection::Q, q), bias(Projection::K, k), bias(Projection::V, v)]);
     }
@@ -230,20 +230,20 @@ fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<ProgramStep> {
         steps.push(ProgramStep::Norm { x: k, w: Param::KNorm, y: k_in, rstd: Slot::Rk });
     }
     steps.extend(
-        turned(m, [q_in, k_in])
+        rotated_cols(m, [q_in, k_in])
             .into_iter()
             .map(|x| ProgramStep::Rope { x, direction: RopeDirection::Forward }),
     );
     steps.push(ProgramStep::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse });
     add_branch(m, &mut steps, (Slot::O, Projection::O), Slot::X2, Slot::X, DropoutSite::AttentionOut);
-    let [g, u] = halves(m);
+    let [g, u] = gate_up_cols(m);
     steps.push(ProgramStep::Norm {
         x: Slot::X2.into(),
         w: Param::PostNorm,
         y: Slot::N2.into(),
         rstd: Slot::R2,
     });
-    steps.extend(products(block, Param::GateUp, &[g, u]).into_iter().map(|(w, y)| linear(Slot::N2, w, y)));
+    steps.extend(matmuls(block, Param::GateUp, &[g, u]).into_iter().map(|(w, y)| linear(Slot::N2, w, y)));
     if m.biases.mlp {
         steps.extend([bias(Projection::Gate, g), bias(Projection::Up, u)]);
     }
@@ -252,8 +252,8 @@ fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<ProgramStep> {
     steps
 }
 
-/// What a branch adds to the residual stream: its projection of x, with bias and dropout. Without dropout
-/// the product itself starts from the stream.
+/// Adds a branch to the residual stream: the projection of x, with bias and dropout. Without dropout the matmul itself
+/// accumulates onto the stream.
 fn add_branch(
     m: &ModelShape,
     steps: &mut Vec<ProgramStep>,
@@ -262,20 +262,20 @@ fn add_branch(
     residual: Slot,
     site: DropoutSite,
 ) {
-    let drops = m.dropout.residual > 0.0;
-    let start = (!drops).then_some(residual);
+    let has_dropout = m.dropout.residual > 0.0;
+    let start = (!has_dropout).then_some(residual);
     steps.push(ProgramStep::Linear { x: x.into(), w: of.weight().0, y: y.into(), residual: start });
     if of.has_bias(m.biases) {
         steps.push(ProgramStep::Bias { y: y.into(), b: Param::BiasOf(of) });
     }
-    if drops {
+    if has_dropout {
         steps.push(ProgramStep::Dropout { y, residual, site });
     }
 }
 
-/// The forward's steps in reverse. A weight's gradient comes before the input's, so that an operand made again for it
-/// is gone before the next large slot is needed. Where the gated unit's or a norm's output is not kept, its own
-/// backward puts it in the place of the gradient that it was given, and the weight waits for that.
+/// The steps of forward in reverse. The gradient of a weight comes before that of the input, so that an operand
+/// recomputed for it can be freed before the next large slot is needed. If the output of SwiGLU or of a norm is not
+/// saved, its backward recomputes it over the gradient it has consumed, and the weight gradient comes after that.
 fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Vec<ProgramStep> {
     let qk_norm = m.architecture.qk_norm();
     let (dx, dn) = (Slot::DX, Slot::DN);
@@ -286,13 +286,13 @@ fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Ve
         dx: dx.into(),
         add,
     };
-    // The gradients of the weights, that of the normed input they share, and the norm's.
+    // The gradients of the weights, of the normalized input they share, and of the norm.
     let normed_back = |joined: Param, columns: &[SlotCols], (n, x, w, rstd): (Slot, Slot, Param, Slot)| {
-        let trained = trained_products(block, joined, columns);
+        let trained = trained_matmuls(block, joined, columns);
         let recompute_output = recompute == Recompute::Selective && !trained.is_empty();
         let normed = if recompute_output { dn } else { n };
         let weights = trained.into_iter().map(|(w, dy)| weight(dy, normed, w));
-        let all = products(block, joined, columns).into_iter().enumerate();
+        let all = matmuls(block, joined, columns).into_iter().enumerate();
         let inputs = all.map(|(i, (w, dy))| input(dy, w, dn, i > 0));
         let norm = [ProgramStep::NormBack {
             dy: dn.into(),
@@ -310,24 +310,24 @@ fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Ve
         }
     };
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
-    let [q, k, _] = thirds(m, Slot::Qkv);
-    let dqkv = thirds(m, Slot::DQkv);
+    let [q, k, _] = qkv_cols(m, Slot::Qkv);
+    let dqkv = qkv_cols(m, Slot::DQkv);
     let [dq, dk, dv] = dqkv;
-    let [g, u] = halves(m);
+    let [g, u] = gate_up_cols(m);
     let bias = |of: Projection, dy: SlotCols| ProgramStep::BiasBack { dy, b: Param::BiasOf(of) };
-    // The gradient of what a branch adds: the stream's own, or, dropped from, in a slot that is free then.
-    let drops = m.dropout.residual > 0.0;
-    let branch = if drops { dn } else { dx };
-    let drop = |site: DropoutSite| drops.then_some(ProgramStep::DropoutBack { dy: dx, dx: dn, site });
-    let (down, gated_again) = (block.is_trained(Param::Down), recompute != Recompute::None);
+    // The gradient of a branch: that of the residual stream, or, with dropout, a masked copy in a free slot.
+    let has_dropout = m.dropout.residual > 0.0;
+    let branch = if has_dropout { dn } else { dx };
+    let drop = |site: DropoutSite| has_dropout.then_some(ProgramStep::DropoutBack { dy: dx, dx: dn, site });
+    let (down, recompute_swiglu) = (block.is_trained(Param::Down), recompute != Recompute::None);
     let mut steps = Vec::new();
     steps.extend(drop(DropoutSite::MlpOut));
-    steps.extend((down && !gated_again).then(|| weight(branch.into(), Slot::S, Param::Down)));
+    steps.extend((down && !recompute_swiglu).then(|| weight(branch.into(), Slot::S, Param::Down)));
     steps.extend([
         input(branch.into(), Param::Down, Slot::DS, false),
-        ProgramStep::SwiGluBack { g, u, dy: Slot::DS, recompute_output: down && gated_again },
+        ProgramStep::SwiGluBack { g, u, dy: Slot::DS, recompute_output: down && recompute_swiglu },
     ]);
-    steps.extend((down && gated_again).then(|| weight(branch.into(), Slot::DS, Param::Down)));
+    steps.extend((down && recompute_swiglu).then(|| weight(branch.into(), Slot::DS, Param::Down)));
     if m.biases.mlp {
         steps.extend([
             bias(Projection::Down, branch.into()),
@@ -352,7 +352,9 @@ fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Ve
         },
     ]);
     steps.extend(
-        turned(m, [dq, dk]).into_iter().map(|x| ProgramStep::Rope { x, direction: RopeDirection::Backward }),
+        rotated_cols(m, [dq, dk])
+            .into_iter()
+            .map(|x| ProgramStep::Rope { x, direction: RopeDirection::Backward }),
     );
     if m.biases.out {
         steps.push(bias(Projection::O, branch.into()));
@@ -380,7 +382,7 @@ mod tests {
     use crate::unit::units;
     use crate::{Architecture, Biases, Dropout, Freeze};
 
-    /// The first block of a model of which the tensors that these patterns name are frozen.
+    /// The first block of a model in which the tensors that match these patterns are frozen.
     fn block(shape: &ModelShape, frozen: &[&str]) -> UnitShape {
         let freeze = Freeze::Matching(frozen.iter().map(ToString::to_string).collect());
         units(shape, &freeze, false).swap_remove(1)
@@ -403,42 +405,42 @@ mod tests {
             ModelShape { architecture: Architecture::Qwen3, biases, ..llama.clone() },
             ModelShape { biases, ..llama.clone() },
             ModelShape { biases, dropout: Dropout { attention: 0.1, residual: 0.1 }, ..llama.clone() },
-            apart(),
+            with_padding(),
             ModelShape { ffn: 172, biases, ..llama.clone() },
             llama,
         ]
     }
 
-    /// Padding stands between all of its projections.
-    fn apart() -> ModelShape {
+    /// A shape with padding between all projections.
+    fn with_padding() -> ModelShape {
         let tiny = ModelShape::named("tiny", 300).unwrap();
         ModelShape { dim: 60, heads: 3, kv_heads: 1, head_dim: 20, ffn: 50, ..tiny }
     }
 
-    /// Whatever is kept, no step of any program reads a slot that nothing wrote.
     #[test]
-    fn nothing_is_read_before_it_is_written() {
+    fn no_slot_is_read_before_it_is_written() {
         for (shape, frozen) in shapes().iter().flat_map(|shape| FROZEN.map(|frozen| (shape, frozen))) {
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
                 let p = block_programs(shape, &block(shape, frozen), recompute);
-                let check = |program: &Program, mut there: Vec<Slot>| {
+                let check = |program: &Program, mut available: Vec<Slot>| {
                     for step in &program.steps {
                         for slot in step.reads() {
                             assert!(
-                                there.contains(&slot),
+                                available.contains(&slot),
                                 "{recompute:?}: {step:?} reads {slot:?} too early"
                             );
                         }
-                        there.extend(step.writes());
+                        available.extend(step.writes());
                     }
-                    there
+                    available
                 };
                 let after = check(&p.forward, vec![Slot::X]);
                 assert!(after.contains(&Slot::Y) && p.saved.iter().all(|s| after.contains(s)));
                 let after = check(&p.recompute, vec![Slot::X]);
                 assert!(p.recomputed.iter().all(|s| after.contains(s)));
-                let there = p.saved.iter().chain(&p.recomputed).copied().chain([Slot::X, Slot::DX]).collect();
-                check(&p.backward, there);
+                let available =
+                    p.saved.iter().chain(&p.recomputed).copied().chain([Slot::X, Slot::DX]).collect();
+                check(&p.backward, available);
             }
         }
     }
@@ -454,7 +456,7 @@ mod tests {
                         ProgramStep::LinearBackWeight { w, .. } | ProgramStep::BiasBack { b: w, .. } => {
                             w.parts().contains(&segment.param)
                         }
-                        // Also for the sake of the input's gradient.
+                        // A frozen norm has the step too, for the gradient of its input.
                         ProgramStep::NormBack { w, .. } => *w == segment.param && segment.is_trained(),
                         _ => false,
                     });
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_for_frozen_weights() {
+    fn nothing_is_saved_for_frozen_weights() {
         let shape = ModelShape::named("tiny", 300).unwrap();
         let saved = |frozen: &[&str]| block_programs(&shape, &block(&shape, frozen), Recompute::None).saved;
         let without = |slots: &[Slot]| {
@@ -477,10 +479,10 @@ mod tests {
         assert_eq!(saved(&["*"]), without(&[Slot::N1, Slot::N2, Slot::S]));
     }
 
-    /// One product for weights that lie side by side, and none across padding.
+    /// Adjacent weights are joined, weights with padding between them are not.
     #[test]
-    fn projections_of_one_input_are_one_product_where_they_can() {
-        let products = |shape: &ModelShape| -> Vec<Param> {
+    fn projections_of_one_input_are_one_matmul_if_adjacent() {
+        let matmuls = |shape: &ModelShape| -> Vec<Param> {
             let linear =
                 |s: &ProgramStep| if let ProgramStep::Linear { w, .. } = s { Some(*w) } else { None };
             block_programs(shape, &block(shape, &[]), Recompute::None)
@@ -491,17 +493,17 @@ mod tests {
                 .collect()
         };
         let llama = ModelShape::named("tiny", 300).unwrap();
-        assert_eq!(products(&llama), [Param::Qkv, Param::O, Param::GateUp, Param::Down]);
+        assert_eq!(matmuls(&llama), [Param::Qkv, Param::O, Param::GateUp, Param::Down]);
         use Param::*;
-        assert_eq!(products(&apart()), [Q, K, V, O, Gate, Up, Down]);
-        assert_eq!(products(&ModelShape { ffn: 170, ..llama }), [Qkv, O, Gate, Up, Down]);
+        assert_eq!(matmuls(&with_padding()), [Q, K, V, O, Gate, Up, Down]);
+        assert_eq!(matmuls(&ModelShape { ffn: 170, ..llama }), [Qkv, O, Gate, Up, Down]);
         for name in ["15m", "90m", "300m", "1b", "7b"] {
-            assert_eq!(products(&ModelShape::named(name, 300).unwrap()), [Qkv, O, GateUp, Down], "{name}");
+            assert_eq!(matmuls(&ModelShape::named(name, 300).unwrap()), [Qkv, O, GateUp, Down], "{name}");
         }
     }
 
     #[test]
-    fn an_input_shared_by_products_gets_its_gradient_once() {
+    fn the_gradient_of_a_shared_input_is_overwritten_once() {
         for shape in shapes() {
             let steps = block_programs(&shape, &block(&shape, &[]), Recompute::None).backward.steps;
             let into_dn: Vec<bool> = steps
@@ -527,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_stand_in_order_and_start_aligned() {
+    fn groups_are_ordered_and_aligned() {
         for shape in shapes() {
             for unit in units(&shape, &Freeze::Nothing, false) {
                 assert!(unit.segments.iter().all(|s| s.start % 256 == 0));
@@ -537,7 +539,7 @@ mod tests {
                 assert_eq!(unit.trained_elems, unit.elems);
             }
             let decaying = &units(&shape, &Freeze::Nothing, true)[1].segments;
-            assert!(decaying.iter().all(|s| s.decay), "norms and biases decay if told so");
+            assert!(decaying.iter().all(|s| s.decay), "norms and biases decay if configured");
             let plain = &units(&shape, &Freeze::Nothing, false)[1];
             assert!(plain.segments.iter().all(|s| s.decay == (s.shape.len() == 2)));
             assert!(units(&shape, &Freeze::All, false).iter().all(|u| u.trained_elems == 0));

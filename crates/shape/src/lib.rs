@@ -1,9 +1,9 @@
 //! Model families as data.
 //!
-//! A model is a row of units (`embed`, `block 0..L-1`, and a head: of a language model, or a scalar one). A unit has segments, the tensors that
-//! lie in its flat buffer, and programs: the ordered steps of its forward, recomputation and backward,
-//! each step naming the slots it reads and writes. The planner walks programs for lifetimes; `model`
-//! walks the same programs to compute. A new family is a new list of steps.
+//! A model is a sequence of units: `embed`, `block 0..L-1`, and a language-model head or a scalar head. A unit has
+//! segments, the tensors in its flat buffer, and programs: the ordered steps of its forward, recompute and backward
+//! passes. Each step names the slots it reads and writes. The planner walks programs to find lifetimes; `model` walks
+//! the same programs to compute. A new family is a new list of steps.
 //!
 //! Letters in shapes: T tokens, D model width, H query heads, G key-value heads, h head width,
 //! F feed-forward width, V vocabulary.

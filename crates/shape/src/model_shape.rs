@@ -1,8 +1,8 @@
-//! What a model is.
+//! The shape of a model.
 
 use crate::{Architecture, Rope};
 
-/// Everything that decides a model's tensors and arithmetic.
+/// Everything that determines a model's tensors and arithmetic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelShape {
     pub architecture: Architecture,
@@ -21,13 +21,13 @@ pub struct ModelShape {
     pub dropout: Dropout,
     pub tied: bool,
     pub max_positions: usize,
-    /// Standard deviation of random weights.
+    /// The standard deviation of randomly initialised weights.
     pub init_std: f64,
     pub bos_id: Option<u32>,
     pub eos_id: Option<u32>,
 }
 
-/// What a model ends with.
+/// The kind of a model's head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Head {
     /// Logits over the vocabulary.
@@ -37,7 +37,7 @@ pub enum Head {
     Score,
 }
 
-/// Which projections of a block add a bias.
+/// Which projections of a block have a bias.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Biases {
     /// Queries, keys and values.
@@ -48,12 +48,12 @@ pub struct Biases {
     pub mlp: bool,
 }
 
-/// The shares of elements that training sets to zero.
+/// Dropout probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Dropout {
-    /// Of attention's probabilities.
+    /// On attention probabilities.
     pub attention: f64,
-    /// Of what attention and the feed-forward layer add to the residual stream.
+    /// On what attention and the MLP add to the residual stream.
     pub residual: f64,
 }
 
@@ -63,12 +63,12 @@ impl Dropout {
     }
 }
 
-/// Attention that does not look back for ever.
+/// Sliding-window attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
-    /// Keys a query sees, its own among them.
+    /// The number of keys that a query attends to, including its own.
     pub keys: usize,
-    /// Which layers have the window; the others see all keys.
+    /// For each layer, whether it has the window; the others have full attention.
     pub layers: Vec<bool>,
 }
 
@@ -81,18 +81,18 @@ impl ModelShape {
         self.kv_heads * self.head_dim
     }
 
-    /// Whether the head multiplies by the embedding's table. A scalar head has a weight of its own.
+    /// Whether the head uses the embedding table. A scalar head always has its own weight.
     pub fn head_is_tied(&self) -> bool {
         self.tied && self.head == Head::LanguageModel
     }
 
-    /// Keys that a query of this layer sees, its own among them; all where `None`.
+    /// The number of keys that a query of this layer attends to, including its own. `None`: all.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         let window = self.window.as_ref()?;
         window.layers.get(layer).copied().unwrap_or(false).then_some(window.keys)
     }
 
-    /// Inverse frequencies of the rotary embedding, one per pair of a head.
+    /// The inverse frequencies of the rotary embedding, one per pair of a head.
     pub fn rope_inverse_frequencies(&self) -> Vec<f64> {
         self.rope.inverse_frequencies(self.head_dim)
     }

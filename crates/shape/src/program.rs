@@ -1,33 +1,33 @@
-//! Programs: ordered steps over slots and weights.
+//! Programs: ordered lists of steps on slots and weights.
 
 use crate::{Param, Slot, SlotSpec};
 
-/// What is kept for backward.
+/// Which activations a block recomputes in backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Recompute {
-    /// Everything backward reads.
+    /// None: forward saves everything that backward reads.
     None,
-    /// All but the norms' and the gated unit's outputs, which cost little to make again.
+    /// The outputs of norms and of SwiGLU, which cost little.
     Selective,
-    /// Only each block's input; the block runs forward again before its backward.
+    /// All: only the block's input is saved, and the block runs forward again before its backward.
     Full,
 }
 
-/// Which way rotary embedding turns.
+/// The direction of a rotation by the rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeDirection {
     Forward,
     Backward,
 }
 
-/// Where the residual stream takes something in.
+/// The two places in a block where dropout is applied to the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropoutSite {
     AttentionOut,
     MlpOut,
 }
 
-/// Columns `[start, start + len)` of a slot; `len` 0 stands for all of it.
+/// Columns `[start, start + len)` of a slot; `len` 0 means all columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotCols {
     pub slot: Slot,
@@ -41,7 +41,7 @@ impl From<Slot> for SlotCols {
     }
 }
 
-/// One operation on slots and weights. Weight gradients accumulate.
+/// One operation on slots and weights. Weight gradients are accumulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramStep {
     /// y = table\[tokens\]
@@ -61,7 +61,7 @@ pub enum ProgramStep {
         y: SlotCols,
         rstd: Slot,
     },
-    /// dx (+)= ∂/∂x, dw += ∂/∂w; `again`: and dy becomes what y was
+    /// dx (+)= ∂/∂x, dw += ∂/∂w; `recompute_output`: also overwrites dy with a recomputed y
     NormBack {
         dy: SlotCols,
         x: SlotCols,
@@ -107,13 +107,13 @@ pub enum ProgramStep {
         residual: Slot,
         site: DropoutSite,
     },
-    /// dx = the gradient of what was dropped from
+    /// dx = dy with the mask of the forward pass applied
     DropoutBack {
         dy: Slot,
         dx: Slot,
         site: DropoutSite,
     },
-    /// Turns heads in place
+    /// Rotates queries and keys in place
     Rope {
         x: SlotCols,
         direction: RopeDirection,
@@ -140,19 +140,19 @@ pub enum ProgramStep {
         u: SlotCols,
         y: Slot,
     },
-    /// g, u become their gradients; `again`: and dy becomes what y was
+    /// Overwrites g and u with their gradients; `recompute_output`: also overwrites dy with a recomputed y
     SwiGluBack {
         g: SlotCols,
         u: SlotCols,
         dy: Slot,
         recompute_output: bool,
     },
-    /// y = x\[picks\]: the last row of every document
+    /// y = x\[picks\]: the last row of every sequence
     Pick {
         x: Slot,
         y: Slot,
     },
-    /// Logits of at most a chunk of rows, all at once
+    /// The logits of at most one head chunk of rows
     HeadLogits {
         x: Slot,
         w: Param,
@@ -164,7 +164,7 @@ pub enum ProgramStep {
         w: Param,
         logits: Slot,
     },
-    /// The same, and dx, dw from the objective's coefficients in the same pass
+    /// The same, and in the same pass dx and dw from the objective's coefficients
     HeadFused {
         x: Slot,
         w: Param,
@@ -176,7 +176,7 @@ pub enum ProgramStep {
         x: Slot,
         w: Param,
     },
-    /// dx = c · w, dw += Σ c · x, of the objective's coefficients c
+    /// dx = c · w, dw += Σ c · x, where c are the objective's coefficients
     ScoreBack {
         x: Slot,
         w: Param,
@@ -185,7 +185,7 @@ pub enum ProgramStep {
 }
 
 impl ProgramStep {
-    /// Slots read, in no order. In-place slots are both read and written.
+    /// The slots that the step reads. A slot that is updated in place is both read and written.
     pub fn reads(&self) -> Vec<Slot> {
         use ProgramStep::*;
         match *self {
@@ -226,7 +226,7 @@ impl ProgramStep {
         }
     }
 
-    /// Slots written.
+    /// The slots that the step writes.
     pub fn writes(&self) -> Vec<Slot> {
         use ProgramStep::*;
         match *self {
@@ -271,7 +271,7 @@ impl Program {
         Program { steps }
     }
 
-    /// Every slot the program touches, in order of first touch.
+    /// All slots that the program uses, in the order of their first use.
     pub fn slots(&self) -> Vec<Slot> {
         let mut seen = Vec::new();
         for step in &self.steps {
@@ -285,20 +285,20 @@ impl Program {
     }
 }
 
-/// All programs of a kind of unit, and its slots.
+/// All programs of a unit, and its slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Programs {
     pub forward: Program,
-    /// Runs before `backward` when the unit is recomputed in full; else empty.
+    /// Runs before `backward` with full recompute; otherwise empty.
     pub recompute: Program,
     pub backward: Program,
     /// The head's forward and backward in one pass; empty for other units.
     pub fused: Program,
-    /// The head's logits for the last token of every document; empty for other units.
+    /// The head's logits for the last token of every sequence, for generation; empty for other units.
     pub decode: Program,
-    /// Slots that live from forward to backward.
+    /// Slots that forward saves for backward.
     pub saved: Vec<Slot>,
-    /// Slots that live from rebuild to backward.
+    /// Slots that `recompute` computes for backward.
     pub recomputed: Vec<Slot>,
     pub specs: Vec<SlotSpec>,
 }
@@ -309,30 +309,35 @@ impl Programs {
     }
 }
 
-/// Puts the steps that make missing slots in front of the steps that read them. `forward` makes every
-/// slot; `kept` are there already. A slot that was made once stays for the rest of the program.
+/// Inserts the forward steps that compute missing slots before the backward steps that read them. The slots `saved` are
+/// available already. A slot that was recomputed stays available for the rest of the program.
 pub(crate) fn with_recomputation(
     backward: Vec<ProgramStep>,
     forward: &[ProgramStep],
     saved: &[Slot],
 ) -> Vec<ProgramStep> {
-    fn make(slot: Slot, forward: &[ProgramStep], there: &mut Vec<Slot>, out: &mut Vec<ProgramStep>) {
-        if there.contains(&slot) || !forward.iter().any(|step| step.writes().contains(&slot)) {
+    fn recompute_slot(
+        slot: Slot,
+        forward: &[ProgramStep],
+        available: &mut Vec<Slot>,
+        out: &mut Vec<ProgramStep>,
+    ) {
+        if available.contains(&slot) || !forward.iter().any(|step| step.writes().contains(&slot)) {
             return;
         }
-        there.push(slot);
+        available.push(slot);
         for step in forward.iter().filter(|step| step.writes().contains(&slot)) {
             for read in step.reads() {
-                make(read, forward, there, out);
+                recompute_slot(read, forward, available, out);
             }
             out.push(*step);
         }
     }
-    let mut there = saved.to_vec();
+    let mut available = saved.to_vec();
     let mut out = Vec::new();
     for step in backward {
         for slot in step.reads() {
-            make(slot, forward, &mut there, &mut out);
+            recompute_slot(slot, forward, &mut available, &mut out);
         }
         out.push(step);
     }

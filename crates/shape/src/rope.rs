@@ -1,25 +1,25 @@
-//! Rotary embedding: which angle a position turns each pair of a head by.
+//! Rotary embedding: the angle by which each pair of a head is rotated at a position.
 //!
-//! transformers computes frequencies in f32, some of it on Python's f64 numbers. The same steps are taken
-//! here in the same types, so that angles agree at long positions. Frequencies that change with the
-//! length of a sequence (`dynamic`, `longrope`) are left out: a document's result would depend on more
-//! than the document.
+//! transformers computes frequencies in f32, partly from Python's f64 numbers. This code does the same steps in the same
+//! types, so that angles agree at long positions. Frequencies that depend on the length of the sequence (`dynamic`,
+//! `longrope`) are not supported: a document's result would depend on the other documents in its pack.
 
-/// The base and how frequencies are stretched for longer contexts than the model was first trained on.
+/// The base, and how frequencies are scaled for contexts longer than the original one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
     pub theta: f64,
     pub scaling: RopeScaling,
 }
 
+/// How frequencies are scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
     None,
-    /// All frequencies divided by `factor`.
+    /// All frequencies are divided by `factor`.
     Linear {
         factor: f64,
     },
-    /// Low frequencies divided by `factor`, high ones left, those between blended.
+    /// Low frequencies are divided by `factor`, high ones are unchanged, those between are interpolated.
     Llama3 {
         factor: f64,
         low_freq_factor: f64,
@@ -29,17 +29,17 @@ pub enum RopeScaling {
     Yarn(Yarn),
 }
 
-/// Frequencies that turn fewer than `beta_slow` times within the original context are divided by
-/// `factor`, those that turn more than `beta_fast` times are left, and a ramp lies between.
+/// Frequencies with fewer than `beta_slow` rotations within the original context are divided by `factor`, those with more
+/// than `beta_fast` rotations are unchanged, and those between are interpolated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
     pub factor: f64,
     pub original_max_positions: usize,
     pub beta_fast: f64,
     pub beta_slow: f64,
-    /// Whether the ramp's ends are rounded to whole pairs.
+    /// Whether the ends of the interpolated range are rounded to whole pairs.
     pub truncate: bool,
-    /// Multiplies cosines and sines, where given; else it follows from the factor and `mscale`.
+    /// Multiplies cosines and sines. If `None`, it is computed from the factor and `mscale`.
     pub attention_factor: Option<f64>,
     /// `mscale` and `mscale_all_dim`.
     pub mscale: Option<(f64, f64)>,
@@ -50,7 +50,7 @@ impl Rope {
         Rope { theta, scaling: RopeScaling::None }
     }
 
-    /// Inverse frequencies, one per pair of a head.
+    /// The inverse frequencies, one per pair of a head.
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f64> {
         let power = |pair: usize| (self.theta as f32).powf((2 * pair) as f32 / head_dim as f32);
         let ramp = match self.scaling {
@@ -69,7 +69,7 @@ impl Rope {
         (0..head_dim / 2).map(|pair| f64::from(frequency(pair))).collect()
     }
 
-    /// What cosines and sines are multiplied by.
+    /// The factor of cosines and sines.
     pub fn attention_factor(&self) -> f64 {
         match self.scaling {
             RopeScaling::Yarn(yarn) => yarn.attention_factor(),
@@ -78,7 +78,8 @@ impl Rope {
     }
 }
 
-/// One frequency, by its wavelength: short ones stay, long ones stretch, medium ones blend.
+/// Scales one frequency by its wavelength: short ones are unchanged, long ones divided by `factor`, those between
+/// interpolated.
 fn llama3(frequency: f32, factor: f64, low: f64, high: f64, original: f64) -> f32 {
     let wavelength = std::f64::consts::TAU as f32 / frequency;
     let (longest, shortest) = ((original / low) as f32, (original / high) as f32);
@@ -109,20 +110,20 @@ impl Yarn {
         stretched * (1.0 - saved) + 1.0 / power * saved
     }
 
-    /// The pairs between which frequencies go from left alone to stretched.
+    /// The first and last pair of the interpolated range.
     fn ramp(&self, theta: f64, head_dim: usize) -> (f64, f64) {
         let dim = head_dim as f64;
-        // The pair that turns this often within the original context.
-        let pair = |turns: f64| {
-            let turns = self.original_max_positions as f64 / (turns * std::f64::consts::TAU);
-            dim * turns.ln() / (2.0 * theta.ln())
+        // The pair with this many rotations within the original context.
+        let pair = |rotations: f64| {
+            let ratio = self.original_max_positions as f64 / (rotations * std::f64::consts::TAU);
+            dim * ratio.ln() / (2.0 * theta.ln())
         };
         let (mut low, mut high) = (pair(self.beta_fast), pair(self.beta_slow));
         if self.truncate {
             (low, high) = (low.floor(), high.ceil());
         }
         (low, high) = (low.max(0.0), high.min(dim - 1.0));
-        // Ends that fall together would divide by zero.
+        // An empty range would divide by zero.
         if low == high { (low, high + 0.001) } else { (low, high) }
     }
 }
@@ -131,10 +132,10 @@ impl Yarn {
 mod tests {
     use super::*;
 
-    /// Figures of transformers 5.22 for heads of 16 and theta 10000: frequencies of each kind, and the
-    /// factor of cosines and sines.
+    /// The numbers of transformers 5.22 for heads of 16 and theta 10000: frequencies of each kind, and the factor of
+    /// cosines and sines.
     #[test]
-    fn frequencies_are_those_of_transformers() {
+    fn frequencies_match_transformers() {
         for (scaling, want, factor) in expected() {
             let rope = Rope { theta: 10_000.0, scaling };
             assert_eq!(rope.attention_factor() as f32, factor as f32, "{scaling:?}");

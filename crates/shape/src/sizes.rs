@@ -1,8 +1,8 @@
-//! The sizes people name.
+//! The model sizes that a configuration can name.
 
 use crate::{Architecture, Biases, Dropout, Head, ModelShape, Rope, ShapeError};
 
-/// A size people name. The vocabulary comes from the tokenizer.
+/// A named model size. The vocabulary size comes from the tokenizer.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedSize {
     pub name: &'static str,

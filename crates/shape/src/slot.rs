@@ -1,4 +1,4 @@
-//! Slots: the named places in memory that a unit's steps read and write.
+//! Slots: the named tensors that a unit's steps read and write.
 
 use lockstep_core::{Bytes, DType};
 
@@ -11,47 +11,53 @@ pub enum SlotRows {
     Chunk,
 }
 
-/// A place that steps read and write. Names follow a block from its input to its output.
+/// A tensor that steps read and write, in the order of a block's computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Slot {
     /// The unit's input: the residual stream before it. \[T, D\]
     X,
     /// The unit's output: the residual stream after it. \[T, D\]
     Y,
-    /// The gradient of the residual stream, turned from ∂L/∂y to ∂L/∂x in place. \[T, D\]
+    /// The gradient of the residual stream. Backward turns ∂L/∂y into ∂L/∂x in place. \[T, D\]
     DX,
-    /// Normed input of attention and its reciprocal deviations. \[T, D\], \[T, 1\]
+    /// The normalized input of attention. \[T, D\]
     N1,
+    /// The reciprocal standard deviations of that norm. \[T, 1\]
     R1,
-    /// Queries, keys and values side by side. \[T, (H + 2G)·h\]
+    /// Queries, keys and values, in adjacent columns. \[T, (H + 2G)·h\]
     Qkv,
-    /// Normed queries and keys with their reciprocal deviations (QK-norm families).
+    /// Normalized queries and keys, in families with QK norm.
     Qn,
     Kn,
+    /// The reciprocal standard deviations of the QK norms.
     Rq,
     Rk,
-    /// Attention's output and log-sum-exp. \[T, H·h\], \[T, H\]
+    /// Attention's output. \[T, H·h\]
     O,
+    /// Attention's log-sum-exp. \[T, H\]
     Lse,
     /// The residual stream after attention. \[T, D\]
     X2,
+    /// The normalized input of the MLP and its reciprocal standard deviations, like `N1` and `R1`.
     N2,
     R2,
-    /// Gate and up projections side by side, replaced by their gradients in backward. \[T, 2F\]
+    /// Gate and up projections, in adjacent columns. Backward replaces them by their gradients. \[T, 2F\]
     GateUp,
-    /// Their product. \[T, F\]
+    /// The output of SwiGLU. \[T, F\]
     S,
-    /// Gradients that live within one backward. The first may become `S` again, the second `N1` and `N2`.
+    /// The gradient of `S`. Backward may replace it by a recomputed `S`.
     DS,
+    /// The gradient of `N1` or `N2`. Backward may replace it by a recomputed `N1` or `N2`.
     DN,
     DO,
     DQkv,
-    /// The head's normed input, its gradient and the logits of one chunk.
+    /// The normalized input of the head, and its reciprocal standard deviations.
     NF,
     RF,
     DNF,
-    /// The rows of `NF` that a next token is drawn from. \[documents, D\]
+    /// The rows of `NF` that the next tokens are sampled from. \[sequences, D\]
     Last,
+    /// The logits of one head chunk.
     Logits,
 }
 
@@ -63,14 +69,14 @@ impl Slot {
     }
 }
 
-/// The size of a slot.
+/// The shape and type of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotSpec {
     pub slot: Slot,
     pub rows: SlotRows,
     /// Elements per row.
     pub width: usize,
-    /// `None` for activations, whose storage type the precision decides.
+    /// `None` for activations, which have the storage type.
     pub dtype: Option<DType>,
 }
 

@@ -1,4 +1,4 @@
-//! Units and their segments: which tensors a unit has and where each lies in its flat buffer.
+//! Units and their segments: the tensors of a unit, and their offsets in its flat buffer.
 
 use std::fmt;
 
@@ -11,9 +11,9 @@ use crate::{Biases, Head, ModelShape};
 pub enum UnitKind {
     Embed,
     Block(u32),
-    /// The language model's head.
+    /// A language-model head.
     Head,
-    /// A scalar head.
+    /// A scalar head, of a reward or value model.
     ScoreHead,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for UnitKind {
     }
 }
 
-/// A weight's role in its unit's programs.
+/// A weight, by its role in the unit's programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Param {
     Embedding,
@@ -43,30 +43,29 @@ pub enum Param {
     Gate,
     Up,
     Down,
-    /// What a projection adds after its product.
+    /// The bias of a projection.
     BiasOf(Projection),
     FinalNorm,
     LmHead,
     /// The scalar head's weight.
     Score,
-    /// Weights of one input as a single matrix, their rows one after the other. No tensors of their own:
-    /// [`Param::parts`] are.
+    /// Several weights with the same input as a single matrix. Not tensors themselves: their [`Param::parts`] are.
     Qkv,
     GateUp,
 }
 
 impl Param {
-    /// The tensors that a joined weight stands for; of any other, itself alone.
+    /// The tensors of a joined weight; any other weight has one part, itself.
     pub fn parts(&self) -> &[Param] {
         match self {
             Param::Qkv => &[Param::Q, Param::K, Param::V],
             Param::GateUp => &[Param::Gate, Param::Up],
-            alone => std::slice::from_ref(alone),
+            single => std::slice::from_ref(single),
         }
     }
 }
 
-/// The projections of a block: what a bias belongs to.
+/// The projections of a block, each of which may have a bias.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Projection {
     Q,
@@ -89,7 +88,7 @@ impl Projection {
         Projection::Down,
     ];
 
-    /// Its weight, and its name as people write it.
+    /// Its weight, and the name of its module.
     pub(crate) const fn weight(self) -> (Param, &'static str) {
         match self {
             Projection::Q => (Param::Q, "q_proj"),
@@ -111,14 +110,14 @@ impl Projection {
     }
 }
 
-/// Which tensors of a model are not trained.
+/// Which tensors of a model are frozen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Freeze {
     #[default]
     Nothing,
     /// A model that is never trained: a reference, a reward model.
     All,
-    /// Those that one of the patterns matches. See [`pattern_matches`].
+    /// Tensors that one of the patterns matches. See [`pattern_matches`].
     Matching(Vec<String>),
 }
 
@@ -132,8 +131,8 @@ impl Freeze {
     }
 }
 
-/// Whether a pattern names a tensor: its whole name, or a module that it is in (`model.layers.0` names all of block
-/// 0). `*` stands for any text, dots too.
+/// Whether a pattern matches a tensor: its full name, or the name of a module that contains it (`model.layers.0` matches
+/// all of block 0). `*` matches any text, including dots.
 pub fn pattern_matches(pattern: &str, tensor: &str) -> bool {
     fn glob(pattern: &[u8], text: &[u8]) -> bool {
         match pattern.split_first() {
@@ -145,7 +144,7 @@ pub fn pattern_matches(pattern: &str, tensor: &str) -> bool {
     glob(pattern.as_bytes(), tensor.as_bytes())
 }
 
-/// How a weight starts when it is not loaded.
+/// How a weight is initialised if it is not loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightInit {
     /// Normal with the model's standard deviation.
@@ -158,13 +157,14 @@ pub enum WeightInit {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     pub param: Param,
-    /// The name in a Hugging Face folder.
+    /// The name in a Hugging Face checkpoint.
     pub name: String,
     pub shape: Vec<usize>,
-    /// First element in the unit; a multiple of 256.
+    /// The offset in the unit's flat buffer, in elements; a multiple of 256.
     pub start: usize,
-    /// First element among the unit's trained ones, where gradients and optimizer states are kept; `None`: frozen.
+    /// The offset in the unit's gradients and optimizer states, which hold trained elements only; `None`: frozen.
     pub trained_start: Option<usize>,
+    /// Whether it has weight decay.
     pub decay: bool,
     pub init: WeightInit,
 }
@@ -179,14 +179,14 @@ impl Segment {
     }
 }
 
-/// Where a weight lies in its unit: a tensor's segment, or those of a joined weight as one matrix. A vector
-/// has one column.
+/// The elements of a weight in its unit, as a matrix: one segment, or the segments of a joined weight. A vector has one
+/// column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightExtent {
     pub start: usize,
     pub rows: usize,
     pub cols: usize,
-    /// Where its gradient begins, if all of it is trained.
+    /// The offset of its gradient, if all of it is trained.
     pub trained_start: Option<usize>,
 }
 
@@ -206,18 +206,18 @@ impl WeightExtent {
     }
 }
 
-/// Tensors that lie side by side and are treated alike.
+/// Adjacent tensors that are all trained or all frozen, and have the same weight decay setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamGroup {
-    /// Elements `[start, end)` of the unit, whole tensors with their padding.
+    /// Elements `[start, end)` of the unit: whole tensors with their padding.
     pub start: usize,
     pub end: usize,
-    /// Where it begins among the unit's trained elements; `None`: frozen.
+    /// The offset among the unit's trained elements; `None`: frozen.
     pub trained_start: Option<usize>,
     pub decay: bool,
 }
 
-/// Groups that lie side by side and have the same states. Ranks shard it as one range, like FSDP's flat parameter.
+/// Adjacent parameter groups that are all trained or all frozen. Ranks shard it as one range, like FSDP's flat parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlatParam {
     pub start: usize,
@@ -231,14 +231,14 @@ impl FlatParam {
     }
 }
 
-/// A unit: its tensors, the groups they form, and its length with padding.
+/// A unit: its tensors, their parameter groups, and its size with padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitShape {
     pub kind: UnitKind,
     pub segments: Vec<Segment>,
     pub groups: Vec<ParamGroup>,
     pub elems: usize,
-    /// Gradients and optimizer states exist for these alone, one trained group after the other.
+    /// The number of trained elements. Only they have gradients and optimizer states.
     pub trained_elems: usize,
 }
 
@@ -247,8 +247,7 @@ impl UnitShape {
         self.segments.iter().find(|s| s.param == param)
     }
 
-    /// Where a weight lies. A joined one has a place only if its tensors lie side by side with nothing between
-    /// them.
+    /// The elements of a weight. A joined weight has an extent only if its tensors are adjacent without padding.
     pub fn extent(&self, param: Param) -> Option<WeightExtent> {
         let mut parts = param.parts().iter().map(|part| self.find(*part).map(WeightExtent::of));
         let mut all = parts.next()??;
@@ -267,8 +266,8 @@ impl UnitShape {
         self.find(param).is_some_and(Segment::is_trained)
     }
 
-    /// What ranks shard: neighbouring groups that are all trained or all frozen make one, so that small tensors are not
-    /// sharded by themselves.
+    /// The ranges that ranks shard. Adjacent groups that are all trained or all frozen are merged, so that small tensors
+    /// are not sharded one by one.
     pub fn flat_params(&self) -> Vec<FlatParam> {
         let mut flat: Vec<FlatParam> = Vec::new();
         for group in &self.groups {
@@ -286,19 +285,19 @@ impl UnitShape {
         flat
     }
 
-    /// Elements of the tensors themselves, padding not counted.
+    /// The number of parameters, without padding.
     pub fn params(&self) -> u64 {
         self.segments.iter().map(|s| s.elems() as u64).sum()
     }
 
-    /// The same of those that are trained.
+    /// The number of trained parameters, without padding.
     pub fn trained_params(&self) -> u64 {
         self.segments.iter().filter(|s| s.is_trained()).map(|s| s.elems() as u64).sum()
     }
 
     fn lay_out(kind: UnitKind, mut segments: Vec<Segment>) -> UnitShape {
-        // A stable sort: decaying before not, else in the family's order. Freezing a tensor moves none, so that
-        // products of joined weights stay joined.
+        // A stable sort: tensors with weight decay first, otherwise in the family's order. Freezing a tensor does not
+        // move any, so joined weights stay adjacent.
         segments.sort_by_key(|s| !s.decay);
         let mut groups: Vec<ParamGroup> = Vec::new();
         let (mut at, mut trained) = (0, 0);
@@ -341,7 +340,7 @@ impl UnitBuilder<'_> {
             param,
             shape: shape.to_vec(),
             start: 0,
-            // Where, is known when all are there.
+            // The offset is assigned by `lay_out`.
             trained_start: (!self.freeze.freezes(&name)).then_some(0),
             name,
             decay: !is_norm || self.decay_norms,
@@ -376,10 +375,10 @@ impl UnitBuilder<'_> {
         UnitShape::lay_out(UnitKind::Block(layer as u32), segments)
     }
 
-    /// Biases start at zero, and decay where norms do.
+    /// Biases are initialised to zero, and have weight decay if norms have it.
     fn add_biases(&self, biases: Biases, segments: &mut Vec<Segment>) {
         for of in Projection::ALL.into_iter().filter(|of| of.has_bias(biases)) {
-            let weight = base(segments, of);
+            let weight = weight_of(segments, of);
             let (name, len) = (format!("{}.bias", stem(weight)), weight.shape[0]);
             let bias = self.segment(Param::BiasOf(of), name, &[len]);
             segments.push(Segment { init: WeightInit::Zero, ..bias });
@@ -399,8 +398,8 @@ impl UnitBuilder<'_> {
     }
 }
 
-/// The weight of a projection.
-fn base(segments: &[Segment], of: Projection) -> &Segment {
+/// The segment of a projection's weight.
+fn weight_of(segments: &[Segment], of: Projection) -> &Segment {
     segments.iter().find(|s| s.param == of.weight().0).expect("every block has its projections")
 }
 
@@ -417,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_name_tensors_modules_and_anything_between() {
+    fn patterns_match_tensors_modules_and_wildcards() {
         let name = "model.layers.10.self_attn.q_proj.weight";
         for pattern in
             [name, "model.layers.10", "*q_proj", "*.self_attn.*", "model.layers.1*", "*", "model*weight"]
@@ -429,10 +428,10 @@ mod tests {
         }
     }
 
-    /// A joined weight covers its tensors' elements, all of them and no others, or it is not there. Freezing
-    /// and decay do not change which.
+    /// A joined weight covers exactly the elements of its tensors, or has no extent. Freezing and weight decay do not
+    /// change that.
     #[test]
-    fn joined_weights_are_their_tensors_without_padding() {
+    fn joined_weights_cover_exactly_their_tensors() {
         let tiny = ModelShape::named("tiny", 300).unwrap();
         for (dim, head_dim, kv_heads, ffn) in
             [(64, 16, 2, 176), (60, 20, 1, 64), (64, 2, 2, 50), (48, 16, 1, 3)]
@@ -476,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_is_where_its_segment_is() {
+    fn a_tensor_has_the_extent_of_its_segment() {
         let shape = ModelShape::named("tiny", 300).unwrap();
         for unit in units(&shape, &Freeze::Nothing, false) {
             for segment in &unit.segments {

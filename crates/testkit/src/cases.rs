@@ -1,4 +1,4 @@
-//! Every way to run the same training: what may not change a bit.
+//! The settings that must not change a bit of a training run, and their combinations.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::setup::TestSetup;
 use crate::test_objective::TestBatch;
 use crate::world::{TrainingTrace, train_world};
 
-/// Who carries bytes between ranks.
+/// How bytes are sent between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CarrierKind {
     Thread,
@@ -20,7 +20,7 @@ pub enum CarrierKind {
     Tcp,
 }
 
-/// Where optimizer states are, and how many units' are on the device all the same.
+/// Where optimizer states are, and for how many units they are on the device nevertheless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptimizerPlacement {
     pub tier: MemoryTier,
@@ -36,10 +36,10 @@ impl fmt::Display for OptimizerPlacement {
     }
 }
 
-/// One way to run.
+/// One combination of settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// Nodes, and ranks on each.
+    /// The number of nodes, and of ranks per node.
     pub mesh: (u32, u32),
     pub accumulation: (u32, AccumulationOrder),
     pub storage: DType,
@@ -64,7 +64,7 @@ const STRATEGIES: [StrategyName; 6] = [
     StrategyName::HybridShard,
 ];
 const TIERS: [MemoryTier; 3] = [MemoryTier::Device, MemoryTier::Host, MemoryTier::Nvme];
-/// The embedding and one block of three stay.
+/// Two units on the device are the embedding and one of three blocks.
 const OPTIMIZERS: [OptimizerPlacement; 5] = [
     OptimizerPlacement { tier: MemoryTier::Device, optimizer_units_on_device: 0 },
     OptimizerPlacement { tier: MemoryTier::Host, optimizer_units_on_device: 0 },
@@ -76,7 +76,7 @@ const RECOMPUTES: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recom
 const PREFETCHES: [u32; 4] = [0, 1, 2, 3];
 const CARRIERS: [CarrierKind; 3] = [CarrierKind::Thread, CarrierKind::Shm, CarrierKind::Tcp];
 
-/// How many values each part of a case has.
+/// The number of values of each setting.
 const LEVELS: [usize; 9] = [
     MESHES.len(),
     ACCUMULATIONS.len(),
@@ -92,8 +92,7 @@ const LEVELS: [usize; 9] = [
 type Levels = [usize; LEVELS.len()];
 
 impl Case {
-    /// The plainest case of a mesh, a cut into micro-batches and a storage type: the others of the same
-    /// must equal it.
+    /// The simplest case with the same mesh, micro-batches and storage type. This case must give the same bits.
     pub fn baseline(&self) -> Case {
         Case {
             strategy: StrategyName::Ddp,
@@ -120,7 +119,7 @@ impl Case {
         }
     }
 
-    /// What the planner refuses, or what would run something else.
+    /// Whether the planner accepts the case, and it is not a duplicate of another one.
     fn is_possible(&self) -> bool {
         let whole_params =
             matches!(self.strategy, StrategyName::Ddp | StrategyName::Zero1 | StrategyName::Zero2);
@@ -150,7 +149,7 @@ impl Case {
                 _ => Mesh { replicate: 1, shard: world, per_node },
             },
             prefetch: self.prefetch,
-            // Smaller than a unit, so that buckets are cut and joined.
+            // Smaller than a unit, so that units are split over buckets and buckets hold several units.
             ddp_bucket_bytes: Bytes(100 << 10),
             params_tier: self.params,
             optimizer_tier: self.optimizer.tier,
@@ -173,16 +172,16 @@ impl fmt::Display for Case {
     }
 }
 
-/// What is trained, and how, in a case.
+/// The optimizer of a case, and its frozen tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CaseTraining {
     pub rule: UpdateRule,
-    /// Tensors that are not.
+    /// Patterns of frozen tensors.
     pub frozen: &'static [&'static str],
 }
 
 impl CaseTraining {
-    /// Everything, with AdamW.
+    /// All tensors are trained, with AdamW.
     pub const ADAMW: CaseTraining =
         CaseTraining { rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 }, frozen: &[] };
 }
@@ -192,15 +191,15 @@ pub fn run_case(case: &Case) -> TrainingTrace {
     run_case_with(case, CaseTraining::ADAMW)
 }
 
-/// Runs a case: three steps of a small model, of which two overlap, on random batches that depend on the mesh and the
-/// cut alone.
+/// Runs a case: three steps of a small model, of which two overlap. The batches are random and depend only on the mesh and
+/// on the number of micro-batches.
 pub fn run_case_with(case: &Case, trained: CaseTraining) -> TrainingTrace {
     let shape = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).expect("a named size") };
     let world = case.world();
     let setup = TestSetup { optimizer: trained.rule.spec(), frozen: trained.frozen, ..case.setup() };
     let micro_batch = |s: Step, rank: Rank, m: u32| {
         let seed = s.0 * 1000 + u64::from(m * world + rank.0);
-        // One rank has no work in the last micro-batch, which it runs all the same.
+        // One rank has an empty last micro-batch, which it must run nevertheless.
         let idle = rank.0 + 1 == world
             && world > 1
             && m + 1 == setup.num_micro_batches
@@ -215,13 +214,13 @@ pub fn run_case_with(case: &Case, trained: CaseTraining) -> TrainingTrace {
     };
     let updates =
         UpdateSettings { t: 1, lr: 1e-2, rule: trained.rule, weight_decay: 0.1, max_norm: Some(1.0) };
-    let spill = tempfile::tempdir().expect("a temporary folder");
-    let trace = train_world(&shape, &setup, case.carrier, 3, updates, &batches, Some(spill.path()));
+    let nvme_dir = tempfile::tempdir().expect("a temporary folder");
+    let trace = train_world(&shape, &setup, case.carrier, 3, updates, &batches, Some(nvme_dir.path()));
     assert!(trace.norms.iter().all(|norm| f64::from_bits(*norm) > 0.0), "{case}: nothing was trained");
     trace
 }
 
-/// All cases there are.
+/// All possible cases.
 pub fn all_cases() -> Vec<Case> {
     let total: usize = LEVELS.iter().product();
     let nth = |n: usize| {
@@ -236,7 +235,7 @@ pub fn all_cases() -> Vec<Case> {
     (0..total).map(nth).filter(Case::is_possible).collect()
 }
 
-/// Few cases in which every two values that can meet do meet, chosen greedily.
+/// A small set of cases, chosen greedily, in which every pair of values occurs that can occur.
 pub fn pairwise_cases() -> Vec<Case> {
     let all = all_cases();
     let pairs_of = |case: &Case| {
@@ -252,7 +251,7 @@ pub fn pairwise_cases() -> Vec<Case> {
     let mut open: std::collections::HashSet<_> = all.iter().flat_map(pairs_of).collect();
     let mut chosen = Vec::new();
     while !open.is_empty() {
-        // Of cases that meet equally many new pairs, the first: the choice does not depend on hashing.
+        // Of cases with equally many new pairs the first one is chosen, so that the choice does not depend on hashing.
         let gain = |case: &Case| pairs_of(case).iter().filter(|pair| open.contains(*pair)).count();
         let mut best = (0, all[0]);
         for case in &all {
@@ -291,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cover_is_small_and_complete() {
+    fn the_pairwise_cases_are_few_and_possible() {
         let cases = pairwise_cases();
         assert!(cases.len() <= 60, "{} cases", cases.len());
         assert!(cases.iter().all(Case::is_possible));

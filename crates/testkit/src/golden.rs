@@ -12,7 +12,7 @@ pub fn golden_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens")
 }
 
-/// One case: a model folder and what PyTorch computes with it.
+/// One golden case: a model folder, and what PyTorch computes with it.
 pub struct Golden {
     pub folder: ModelFolder,
     pub shape: ModelShape,
@@ -46,7 +46,7 @@ impl Golden {
         bytes
     }
 
-    /// The batch of the single pass.
+    /// The batch of the single forward and backward pass.
     pub fn batch(&self) -> TestBatch {
         TestBatch::new(self.u32("tokens"), self.u32("targets"), self.f32("weights"), self.u32("cu_seqlens"))
     }

@@ -1,5 +1,5 @@
-//! Help for tests: goldens made with PyTorch and transformers, plans for small models, engines on them,
-//! whole worlds of ranks in one process. A dev-dependency only.
+//! Test support: goldens made with PyTorch and transformers, plans and engines for small models, and runs with all ranks
+//! in one process. Used as a dev-dependency only.
 
 #![forbid(unsafe_code)]
 

@@ -11,11 +11,11 @@ use lockstep_plan::{
 };
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
-/// What tests vary.
+/// The settings that tests vary.
 #[derive(Clone, Copy, Debug)]
 pub struct TestSetup {
     pub recompute: Recompute,
-    /// What the last blocks compute again instead, and how many of them.
+    /// Another recompute mode for the last blocks, and their number.
     pub late: Option<(Recompute, u32)>,
     pub storage: DType,
     pub num_micro_batches: u32,
@@ -31,20 +31,20 @@ pub struct TestSetup {
     pub ddp_bucket_bytes: Bytes,
     pub params_tier: MemoryTier,
     pub optimizer_tier: MemoryTier,
-    /// Units whose optimizer states stay on the device.
+    /// The number of units whose optimizer states are on the device.
     pub optimizer_units_on_device: u32,
-    /// What the head is asked for.
+    /// The outputs that the head computes.
     pub channels: Channels,
     pub optimizer: OptimizerSpec,
-    /// Tensors that are not trained.
+    /// Patterns of frozen tensors.
     pub frozen: &'static [&'static str],
     pub decay_norms: bool,
     pub evaluates: bool,
-    /// Documents that grow at once, and the tokens each has room for.
+    /// For generation: the number of sequences at once, and the largest number of tokens of each.
     pub generates: Option<(usize, usize)>,
-    /// As if the device had memory of its own: batches cross over through a port, in whole blocks of tokens.
-    pub separate: bool,
-    /// Bytes that no operation may count on are NaN.
+    /// Plans as if the device had its own memory: batches pass through staging memory, padded to whole blocks of tokens.
+    pub separate_memory: bool,
+    /// Fills memory that no operation may read with NaN.
     pub poison: bool,
 }
 
@@ -74,7 +74,7 @@ impl Default for TestSetup {
             decay_norms: false,
             evaluates: false,
             generates: None,
-            separate: false,
+            separate_memory: false,
             poison: true,
         }
     }
@@ -85,7 +85,7 @@ pub fn plan(shape: &ModelShape, setup: &TestSetup) -> RunPlan {
     build(input(shape, setup)).expect("a sound plan")
 }
 
-/// What the plan is made from: one model, which is trained.
+/// The plan input for one model, which is trained.
 pub fn input(shape: &ModelShape, setup: &TestSetup) -> PlanInput {
     let kernels = KernelBackend::Cpu { num_threads: setup.threads };
     let model = model(ModelRole::Policy, shape, setup);
@@ -93,7 +93,7 @@ pub fn input(shape: &ModelShape, setup: &TestSetup) -> PlanInput {
     let needs = DeviceNeeds {
         workspace_bytes: lockstep_model::workspace_bytes(shape, tokens, max_doc, kernels),
         overhead_bytes: Bytes::ZERO,
-        host_overhead_bytes: setup.separate.then_some(Bytes::ZERO),
+        host_overhead_bytes: setup.separate_memory.then_some(Bytes::ZERO),
     };
     PlanInput {
         mesh: setup.mesh,
@@ -102,7 +102,7 @@ pub fn input(shape: &ModelShape, setup: &TestSetup) -> PlanInput {
         num_micro_batches: setup.num_micro_batches,
         prefetch: setup.prefetch,
         ddp_bucket_bytes: setup.ddp_bucket_bytes,
-        // Some units of a small model are joined, some are not.
+        // Some units of a small model share a bucket, some do not.
         reduce_bucket_elems: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
         allgather_bucket_elems: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
         coefficients_ahead: setup.coefficients_ahead,

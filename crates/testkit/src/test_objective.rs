@@ -1,4 +1,4 @@
-//! A window of micro-batches with the plain causal-LM objective.
+//! Test batches, and a step driver with the plain causal-LM objective.
 
 use lockstep_engine::{Coefficients, Engine, MicroBatch, Outputs, StepDriver};
 use lockstep_plan::ModelId;
@@ -11,7 +11,7 @@ pub struct TestBatch {
     pub weights: Vec<f32>,
     pub positions: Vec<u32>,
     pub cu_seqlens: Vec<u32>,
-    /// Which sample each document is: its place, unless a test says otherwise.
+    /// The data set index of each document: its position in the batch, counted from 1, unless a test sets it.
     pub samples: Vec<u32>,
 }
 
@@ -22,7 +22,7 @@ impl TestBatch {
         TestBatch { tokens, targets, weights, positions, cu_seqlens, samples }
     }
 
-    /// Documents of random tokens, all supervised.
+    /// Documents of random tokens, all with weight 1.
     pub fn random(lengths: &[usize], vocab: usize, seed: u64) -> TestBatch {
         use lockstep_core::rng::{Purpose, RngStream};
         let total: usize = lengths.iter().sum();
@@ -37,7 +37,7 @@ impl TestBatch {
         TestBatch::new(draw(0), draw(1), vec![1.0; total], cu)
     }
 
-    /// The given documents of this batch, in the given order.
+    /// A batch of the given documents of this one, in the given order.
     pub fn select(&self, docs: &[usize]) -> TestBatch {
         let mut out = TestBatch { cu_seqlens: vec![0], ..TestBatch::default() };
         for doc in docs {
@@ -53,31 +53,30 @@ impl TestBatch {
     }
 }
 
-/// Drives a step: coefficient −w/N, and remembers the log-probabilities.
+/// Drives a step with coefficients −w/N, and records the log-probabilities.
 #[derive(Clone, Debug)]
 pub struct TestObjective {
-    pub num_micro_batches: Vec<TestBatch>,
+    pub micro_batches: Vec<TestBatch>,
     pub denominator: f64,
     pub log_probs: Vec<Vec<f32>>,
 }
 
 impl TestObjective {
-    pub fn new(num_micro_batches: Vec<TestBatch>) -> TestObjective {
-        let denominator = num_micro_batches.iter().flat_map(|m| &m.weights).map(|w| f64::from(*w)).sum();
-        let log_probs = num_micro_batches.iter().map(|m| vec![0.0; m.tokens.len()]).collect();
-        TestObjective { num_micro_batches, denominator, log_probs }
+    pub fn new(micro_batches: Vec<TestBatch>) -> TestObjective {
+        let denominator = micro_batches.iter().flat_map(|m| &m.weights).map(|w| f64::from(*w)).sum();
+        let log_probs = micro_batches.iter().map(|m| vec![0.0; m.tokens.len()]).collect();
+        TestObjective { micro_batches, denominator, log_probs }
     }
 
     pub fn loss(&self) -> f64 {
-        let all =
-            self.num_micro_batches.iter().zip(&self.log_probs).flat_map(|(m, l)| m.weights.iter().zip(l));
+        let all = self.micro_batches.iter().zip(&self.log_probs).flat_map(|(m, l)| m.weights.iter().zip(l));
         -all.map(|(w, l)| f64::from(*w) * f64::from(*l)).sum::<f64>() / self.denominator
     }
 }
 
 impl StepDriver for TestObjective {
     fn batch(&self, micro_batch: u32) -> MicroBatch<'_> {
-        let m = &self.num_micro_batches[micro_batch as usize];
+        let m = &self.micro_batches[micro_batch as usize];
         MicroBatch {
             tokens: &m.tokens,
             targets: &m.targets,
@@ -88,8 +87,7 @@ impl StepDriver for TestObjective {
     }
 
     fn coefficients(&mut self, micro_batch: u32, _: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
-        for (out, weight) in
-            out.log_probs().iter_mut().zip(&self.num_micro_batches[micro_batch as usize].weights)
+        for (out, weight) in out.log_probs().iter_mut().zip(&self.micro_batches[micro_batch as usize].weights)
         {
             *out = (-f64::from(*weight) / self.denominator) as f32;
         }
@@ -100,12 +98,12 @@ impl StepDriver for TestObjective {
     }
 }
 
-/// The log-probability of every target of a batch, with the parameters of the first model as they are.
+/// The log-probability of every target of a batch, under the first model.
 pub fn score(engine: &mut Engine, micro_batch: &TestBatch) -> Vec<f32> {
     score_with(engine, ModelId::FIRST, micro_batch)
 }
 
-/// As [`score`], with those of any model.
+/// Like [`score`], under any model.
 pub fn score_with(engine: &mut Engine, model: ModelId, micro_batch: &TestBatch) -> Vec<f32> {
     let mut all = Vec::new();
     let batch = MicroBatch {

@@ -1,4 +1,4 @@
-//! A whole world of ranks in one process: a thread and an engine each.
+//! Runs with all ranks in one process: a thread and an engine for each.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -17,23 +17,23 @@ use crate::cases::CarrierKind;
 use crate::setup::{TestSetup, plan};
 use crate::test_objective::{TestBatch, TestObjective};
 
-/// The micro-batches of step `s` on a rank, and the window's denominator over all ranks.
+/// Returns the micro-batches of a step on a rank, and the loss denominator over all ranks.
 pub type BatchSource<'a> = dyn Fn(Step, Rank) -> (Vec<TestBatch>, f64) + Sync + 'a;
 
-/// What a run left behind: the same on every rank, or the test fails.
+/// The results of a run. They must be the same on every rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingTrace {
-    /// Bits of each step's gradient norm.
+    /// The bits of each step's gradient norm.
     pub norms: Vec<u64>,
-    /// Log-probabilities of every rank and step.
+    /// The log-probabilities of every rank and step.
     pub log_probs: Vec<Vec<f32>>,
-    /// Bits of parameters and moments, tensor by tensor.
+    /// The bits of parameters and optimizer states, tensor by tensor.
     pub states: Vec<u32>,
 }
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Runs `body` on every rank of a world of threads, and returns what it returns, by rank.
+/// Runs `body` on every rank, each on a thread, and returns the results by rank.
 pub fn run_in_world<R: Send>(
     shape: &ModelShape,
     setup: &TestSetup,
@@ -44,7 +44,7 @@ pub fn run_in_world<R: Send>(
     run_plan_in_world(&plan(shape, setup), setup, carrier, nvme_dir, body)
 }
 
-/// As [`run_in_world`], with any plan on the same mesh, for example of several models.
+/// Like [`run_in_world`], with any plan on the same mesh, for example of several models.
 pub fn run_plan_in_world<R: Send>(
     plan: &RunPlan,
     setup: &TestSetup,
@@ -80,7 +80,7 @@ pub fn run_plan_in_world<R: Send>(
     })
 }
 
-/// Trains `steps` steps on a world of threads, each a rank.
+/// Trains `steps` steps on all ranks, each on a thread.
 pub fn train_world(
     shape: &ModelShape,
     setup: &TestSetup,
@@ -93,14 +93,14 @@ pub fn train_world(
     let run = |engine: &mut Engine| run_rank(engine, steps, updates, batches);
     let traces = run_in_world(shape, setup, carrier, nvme_dir, &run);
     for (rank, trace) in traces.iter().enumerate() {
-        assert!(trace.norms == traces[0].norms, "rank {rank} has other norms than rank 0");
-        assert!(trace.states == traces[0].states, "rank {rank} has other states than rank 0");
+        assert!(trace.norms == traces[0].norms, "the norms of rank {rank} differ from those of rank 0");
+        assert!(trace.states == traces[0].states, "the states of rank {rank} differ from those of rank 0");
     }
     let log_probs = traces.iter().flat_map(|t| t.log_probs.clone()).collect();
     TrainingTrace { log_probs, ..traces.into_iter().next().expect("a world has a rank") }
 }
 
-/// Connects a rank as a process would be: nodes are hosts of their own.
+/// Connects a rank as a process would be connected; every node is a host.
 fn connected(
     setup: &TestSetup,
     rank: Rank,
@@ -125,7 +125,7 @@ fn connected(
     connect(&spec, &mut |mine| Ok(table.exchange(rank, mine))).expect("ranks of one process reach each other")
 }
 
-/// What a rendezvous does for processes: everybody's bytes to everybody.
+/// Does what the rendezvous does for processes: an all-gather of bytes.
 struct ExchangeTable {
     slots: Mutex<Vec<Vec<u8>>>,
     barrier: Barrier,
@@ -145,13 +145,13 @@ impl ExchangeTable {
     }
 }
 
-/// The memory of one rank's plan, such that others can read what it lends them.
+/// The device arena of one rank, of which other ranks can read the exported part.
 fn arena(plan: &RunPlan) -> Arc<Memory> {
     let memory = Memory::allocate_exporting(plan.arena_bytes, plan.exported.clone(), &Pool::new(1));
     Arc::new(memory.expect("the memory of a small model"))
 }
 
-/// One rank's engine, with random parameters in all models.
+/// The engine of one rank, with random parameters in all models.
 fn rank_engine(
     plan: &RunPlan,
     setup: &TestSetup,
@@ -185,8 +185,8 @@ fn run_rank(
 ) -> TrainingTrace {
     let mut trace = TrainingTrace { norms: Vec::new(), log_probs: Vec::new(), states: Vec::new() };
     for s in 0..steps {
-        let (num_micro_batches, denominator) = batches(Step(s), engine.rank());
-        let mut window = TestObjective { denominator, ..TestObjective::new(num_micro_batches) };
+        let (micro_batches, denominator) = batches(Step(s), engine.rank());
+        let mut window = TestObjective { denominator, ..TestObjective::new(micro_batches) };
         let report = engine
             .model_mut(ModelId::FIRST)
             .train_step(&mut window, &UpdateSettings { t: s + 1, ..updates })

@@ -1,20 +1,20 @@
-//! Typed access to the keys of a JSON object, with errors that say which key and where.
+//! Typed access to the keys of a JSON object, with errors that name the key and its file.
 
 use serde_json::{Map, Value};
 
 use crate::{Architecture, ShapeError};
 
-/// An object of a `config.json`: the whole, or one inside it.
+/// An object of a `config.json`: the top level, or a nested one.
 #[derive(Clone, Copy)]
 pub(super) struct Keys<'a> {
     pub(super) map: &'a Map<String, Value>,
     pub(super) origin: &'a str,
-    /// The name of the object with a dot, or nothing for the whole.
+    /// The name of the nested object with a dot; empty at the top level.
     pub(super) within: &'a str,
 }
 
 impl<'a> Keys<'a> {
-    /// A key that is there and not null.
+    /// The value of a key, if it is present and not null.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
@@ -46,7 +46,7 @@ impl<'a> Keys<'a> {
         ShapeError::Inconsistent { origin: self.origin.into(), what }
     }
 
-    /// The object under a key, if there is one with anything in it.
+    /// The nested object under a key, if present.
     pub(super) fn object(&self, key: &'a str, within: &'a str) -> Result<Option<Keys<'a>>, ShapeError> {
         match self.get(key) {
             None => Ok(None),
@@ -90,8 +90,8 @@ impl<'a> Keys<'a> {
         if self.get(key).is_some() { self.number(key) } else { Ok(default) }
     }
 
-    /// At least 0 and below 1; 0 where absent.
-    pub(super) fn share(&self, key: &str) -> Result<f64, ShapeError> {
+    /// A number in [0, 1); 0 if absent.
+    pub(super) fn fraction(&self, key: &str) -> Result<f64, ShapeError> {
         match self.get(key) {
             None => Ok(0.0),
             Some(value) => match value.as_f64() {
@@ -108,7 +108,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// One id; of a list, the first.
+    /// One token id, or the first of a list.
     pub(super) fn token_id(&self, key: &str) -> Result<Option<u32>, ShapeError> {
         let value = match self.get(key) {
             None => return Ok(None),

@@ -1,7 +1,7 @@
-//! `config.json` of a Hugging Face folder, in and out.
+//! Reads and writes the `config.json` of a Hugging Face model folder.
 //!
-//! Keys mean what transformers 5 takes them to mean, and an absent key is the family's default. What would
-//! change the arithmetic and is not implemented is refused by name, never ignored.
+//! Keys have the meaning they have in transformers 5, and an absent key has the family's default. An option that would
+//! change the results and is not supported is an error, never ignored.
 
 mod keys;
 mod rope;
@@ -14,21 +14,21 @@ use crate::{Architecture, Biases, Dropout, Head, ModelShape, ShapeError};
 use keys::Keys;
 
 impl ModelShape {
-    /// Reads the text of a `config.json`; `origin` is its path, for messages.
+    /// Reads the text of a `config.json`; `origin` is its path, for error messages.
     pub fn from_hf_text(text: &str, origin: &str) -> Result<ModelShape, ShapeError> {
         let value: Value = serde_json::from_str(text)
             .map_err(|e| ShapeError::NotJson { origin: origin.into(), cause: e.to_string() })?;
         ModelShape::from_hf(&value, origin)
     }
 
-    /// Reads `config.json` keys, old and new spellings.
+    /// Reads the keys of a `config.json`, in old and new spellings.
     pub fn from_hf(value: &Value, origin: &str) -> Result<ModelShape, ShapeError> {
         let Value::Object(map) = value else {
             return Err(ShapeError::NotJson { origin: origin.into(), cause: "not an object".into() });
         };
         let keys = Keys { map, origin, within: "" };
         let architecture = keys.architecture()?;
-        refuse_unsupported(&keys)?;
+        reject_unsupported(&keys)?;
         let dim = keys.positive("hidden_size")?;
         let heads = keys.positive("num_attention_heads")?;
         let layers = keys.positive("num_hidden_layers")?;
@@ -74,21 +74,24 @@ impl ModelShape {
                 "`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}"
             ));
         }
-        // transformers refuses such a LLaMA, even where `head_dim` is given.
+        // transformers rejects such a LLaMA, even if `head_dim` is given.
         if self.architecture == Architecture::Llama && !self.dim.is_multiple_of(self.heads) {
             let (dim, heads) = (self.dim, self.heads);
             return wrong(format!("`hidden_size` {dim} is not a multiple of `num_attention_heads` {heads}"));
         }
         if !self.head_dim.is_multiple_of(2) {
-            return wrong(format!("head width {} is odd; rotary embedding needs pairs", self.head_dim));
+            return wrong(format!(
+                "`head_dim` {} is odd, but rotary embedding needs an even number",
+                self.head_dim
+            ));
         }
         if self.rope_inverse_frequencies().iter().any(|f| !f.is_finite()) {
-            return wrong(format!("rotary embedding has no finite frequencies with {:?}", self.rope));
+            return wrong(format!("the rotary embedding has infinite frequencies with {:?}", self.rope));
         }
         Ok(())
     }
 
-    /// The `config.json` that transformers loads unchanged.
+    /// The text of a `config.json` that transformers can load.
     pub fn to_hf_text(&self, dtype: DType) -> String {
         let mut config = json!({
             "architectures": [self.architecture.class_name()],
@@ -127,7 +130,7 @@ impl ModelShape {
         serde_json::to_string_pretty(&config).expect("plain values serialise") + "\n"
     }
 
-    /// `generation_config.json` beside it.
+    /// The text of the `generation_config.json` next to it.
     pub fn generation_config_text(&self) -> String {
         let mut map = Map::new();
         for (key, id) in [("bos_token_id", self.bos_id), ("eos_token_id", self.eos_id)] {
@@ -139,8 +142,8 @@ impl ModelShape {
     }
 }
 
-/// Options that would change the arithmetic and are not implemented.
-fn refuse_unsupported(keys: &Keys) -> Result<(), ShapeError> {
+/// Rejects options that would change the results and are not supported.
+fn reject_unsupported(keys: &Keys) -> Result<(), ShapeError> {
     match keys.get("hidden_act") {
         None => {}
         Some(Value::String(name)) if name == "silu" || name == "swish" => {}
@@ -156,21 +159,21 @@ fn refuse_unsupported(keys: &Keys) -> Result<(), ShapeError> {
     }
 }
 
-/// No family has dropout on the residual stream in transformers; the names are those of others.
+/// None of these families has residual dropout in transformers; the accepted keys are those of other families.
 fn dropout(keys: &Keys) -> Result<Dropout, ShapeError> {
     const RESIDUAL: [&str; 4] = ["resid_pdrop", "resid_dropout", "residual_dropout", "hidden_dropout"];
-    let mut residual = keys.share(RESIDUAL[0])?;
+    let mut residual = keys.fraction(RESIDUAL[0])?;
     for key in &RESIDUAL[1..] {
-        let other = keys.share(key)?;
+        let other = keys.fraction(key)?;
         if other > 0.0 && residual > 0.0 && other != residual {
-            return Err(keys.inconsistent(format!("`{key}` {other} is at odds with {residual} elsewhere")));
+            return Err(keys.inconsistent(format!("`{key}` {other} contradicts another key with {residual}")));
         }
         residual = residual.max(other);
     }
-    Ok(Dropout { attention: keys.share("attention_dropout")?, residual })
+    Ok(Dropout { attention: keys.fraction("attention_dropout")?, residual })
 }
 
-/// LLaMA and Qwen3 are told; Qwen2 always has biases on queries, keys and values; Mistral has none.
+/// LLaMA and Qwen3 have a key for biases; Qwen2 always has them on queries, keys and values; Mistral never.
 fn biases(keys: &Keys, architecture: Architecture) -> Result<Biases, ShapeError> {
     let has = |key: &str, known: bool| match keys.bool_or(key, false)? {
         true if !known => Err(keys.not_of_family(key, &Value::Bool(true), architecture)),

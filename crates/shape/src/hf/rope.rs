@@ -1,5 +1,5 @@
-//! The keys of rotary embedding: `rope_scaling` beside `rope_theta`, as folders have had them for long, and
-//! `rope_parameters`, as transformers 5 writes them.
+//! The keys of rotary embedding: `rope_scaling` and `rope_theta` of older models, and `rope_parameters` of transformers
+//! 5.
 
 use serde_json::{Map, Value, json};
 
@@ -8,10 +8,10 @@ use crate::{ModelShape, Rope, RopeScaling, ShapeError, Yarn};
 
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// As transformers reads them: `rope_scaling` counts where it holds anything, else `rope_parameters`; a
-/// base inside the object counts before the one beside it.
+/// Reads them as transformers does: `rope_scaling` if it is not empty, otherwise `rope_parameters`. A `rope_theta` inside
+/// the object takes precedence over the one next to it.
 pub(super) fn read(keys: Keys, max_positions: usize) -> Result<Rope, ShapeError> {
-    refuse_partial(&keys)?;
+    reject_partial(&keys)?;
     let old = keys.object("rope_scaling", "rope_scaling.")?.filter(|k| !k.map.is_empty());
     let object = match old {
         Some(old) => Some(old),
@@ -19,12 +19,12 @@ pub(super) fn read(keys: Keys, max_positions: usize) -> Result<Rope, ShapeError>
     };
     let theta = keys.number_or("rope_theta", DEFAULT_THETA)?;
     let Some(object) = object else { return Ok(Rope::plain(theta)) };
-    refuse_partial(&object)?;
+    reject_partial(&object)?;
     if let Some((name, value)) = object.map.iter().find(|(name, v)| v.is_object() || *name == "mrope_section")
     {
         return Err(object.unsupported(name, value));
     }
-    // Some models keep the first length beside the object; there it counts more than inside.
+    // Some models have this key next to the object, where it takes precedence.
     let original = || match keys.get("original_max_position_embeddings") {
         Some(_) => keys.positive("original_max_position_embeddings"),
         None => object.positive_or("original_max_position_embeddings", max_positions),
@@ -40,8 +40,8 @@ pub(super) fn read(keys: Keys, max_positions: usize) -> Result<Rope, ShapeError>
     Ok(Rope { theta: object.number_or("rope_theta", theta)?, scaling })
 }
 
-/// Heads that turn only in part.
-fn refuse_partial(keys: &Keys) -> Result<(), ShapeError> {
+/// Rejects heads that are rotated only in part.
+fn reject_partial(keys: &Keys) -> Result<(), ShapeError> {
     match keys.get("partial_rotary_factor") {
         Some(value) if value.as_f64() != Some(1.0) => Err(keys.unsupported("partial_rotary_factor", value)),
         _ => Ok(()),
@@ -65,8 +65,8 @@ fn llama3(object: &Keys, original_max_positions: usize) -> Result<RopeScaling, S
 }
 
 fn yarn(object: &Keys, original_max_positions: usize, max_positions: usize) -> Result<Yarn, ShapeError> {
-    // Zero stands for "not given" in these.
-    let given = |key: &str| match object.get(key) {
+    // Zero means "not set" in these keys.
+    let optional = |key: &str| match object.get(key) {
         Some(value) if value.as_f64() != Some(0.0) => object.number(key).map(Some),
         _ => Ok(None),
     };
@@ -77,8 +77,8 @@ fn yarn(object: &Keys, original_max_positions: usize, max_positions: usize) -> R
     Ok(Yarn {
         factor,
         original_max_positions,
-        beta_fast: given("beta_fast")?.unwrap_or(32.0),
-        beta_slow: given("beta_slow")?.unwrap_or(1.0),
+        beta_fast: optional("beta_fast")?.unwrap_or(32.0),
+        beta_slow: optional("beta_slow")?.unwrap_or(1.0),
         truncate: match object.map.get("truncate") {
             Some(Value::Null) => false,
             _ => object.bool_or("truncate", true)?,
@@ -87,12 +87,12 @@ fn yarn(object: &Keys, original_max_positions: usize, max_positions: usize) -> R
             .get("attention_factor")
             .map(|_| object.number("attention_factor"))
             .transpose()?,
-        mscale: given("mscale")?.zip(given("mscale_all_dim")?),
+        mscale: optional("mscale")?.zip(optional("mscale_all_dim")?),
     })
 }
 
-/// `rope_parameters`, with the base; and, where frequencies are scaled, `rope_scaling` without it, which
-/// is what transformers before 5 reads.
+/// Writes `rope_parameters` with the base, and, if frequencies are scaled, `rope_scaling` without it, which transformers
+/// before version 5 reads.
 pub(super) fn write(shape: &ModelShape, config: &mut Map<String, Value>) {
     let mut object = match shape.rope.scaling {
         RopeScaling::None => json!({ "rope_type": "default" }),

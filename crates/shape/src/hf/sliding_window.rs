@@ -1,5 +1,6 @@
-//! The keys of sliding windows. Mistral: `sliding_window`, in every layer. Qwen: the same, if
-//! `use_sliding_window`, in the layers that `layer_types` names, or else from `max_window_layers` on.
+//! The keys of sliding windows. Mistral has `sliding_window`, for every layer. Qwen has the same key; it applies if
+//! `use_sliding_window` is true, to the layers that `layer_types` names or, without that list, to the layers from
+//! `max_window_layers` on.
 
 use serde_json::{Map, Value, json};
 
@@ -14,47 +15,49 @@ pub(super) fn read(
     architecture: Architecture,
     layers: usize,
 ) -> Result<Option<SlidingWindow>, ShapeError> {
-    let slides = match architecture {
+    let window = match architecture {
         Architecture::Llama => {
-            refuse(&keys, architecture, "sliding_window", None)?;
-            refuse(&keys, architecture, "use_sliding_window", Some(false))?;
+            reject(&keys, architecture, "sliding_window", None)?;
+            reject(&keys, architecture, "use_sliding_window", Some(false))?;
             None
         }
         Architecture::Mistral => {
-            let window = size(&keys)?;
-            refuse(&keys, architecture, "use_sliding_window", Some(window.is_some()))?;
-            refuse(&keys, architecture, "max_window_layers", None)?;
+            let window = window_size(&keys)?;
+            reject(&keys, architecture, "use_sliding_window", Some(window.is_some()))?;
+            reject(&keys, architecture, "max_window_layers", None)?;
             window
         }
         Architecture::Qwen2 | Architecture::Qwen3 if keys.bool_or("use_sliding_window", false)? => {
-            size(&keys)?
+            window_size(&keys)?
         }
         Architecture::Qwen2 | Architecture::Qwen3 => None,
     };
-    let which = match layer_types(&keys, layers)? {
+    let slides_in = match layer_types(&keys, layers)? {
         Some(types) => types,
-        None if architecture.chooses_windows() => {
-            let first = first_layer(&keys)?;
-            (0..layers).map(|layer| slides.is_some() && layer >= first).collect()
+        None if architecture.has_window_per_layer() => {
+            let first = first_sliding_layer(&keys)?;
+            (0..layers).map(|layer| window.is_some() && layer >= first).collect()
         }
-        None => vec![slides.is_some(); layers],
+        None => vec![window.is_some(); layers],
     };
-    // In the families whose layers do not choose, the list can only repeat what holds anyway.
-    if !architecture.chooses_windows() && which.iter().any(|layer| *layer != slides.is_some()) {
-        let value = keys.get("layer_types").expect("it made the difference");
+    // In the other families all layers are the same, and the list may only repeat that.
+    if !architecture.has_window_per_layer() && slides_in.iter().any(|layer| *layer != window.is_some()) {
+        let value = keys.get("layer_types").expect("only `layer_types` can differ");
         return Err(keys.not_of_family("layer_types", value, architecture));
     }
-    match slides {
-        None if which.contains(&true) => {
+    match window {
+        None if slides_in.contains(&true) => {
             Err(keys
                 .inconsistent("`layer_types` has sliding layers, but no `sliding_window` is in use".into()))
         }
-        _ => Ok(slides.filter(|_| which.contains(&true)).map(|keys| SlidingWindow { keys, layers: which })),
+        _ => Ok(window
+            .filter(|_| slides_in.contains(&true))
+            .map(|keys| SlidingWindow { keys, layers: slides_in })),
     }
 }
 
-/// A key absent is the default; null is no window.
-fn size(keys: &Keys) -> Result<Option<usize>, ShapeError> {
+/// The size of the window: the default if the key is absent, no window if it is null.
+fn window_size(keys: &Keys) -> Result<Option<usize>, ShapeError> {
     match keys.map.get("sliding_window") {
         None => Ok(Some(DEFAULT_WINDOW)),
         Some(Value::Null) => Ok(None),
@@ -62,10 +65,10 @@ fn size(keys: &Keys) -> Result<Option<usize>, ShapeError> {
     }
 }
 
-fn first_layer(keys: &Keys) -> Result<usize, ShapeError> {
+fn first_sliding_layer(keys: &Keys) -> Result<usize, ShapeError> {
     match keys.get("max_window_layers") {
         None => Ok(DEFAULT_MAX_WINDOW_LAYERS),
-        // Zero is allowed: every layer slides.
+        // Zero is allowed: every layer has the window.
         Some(value) => match value.as_u64() {
             Some(n) => Ok(n.min(u64::from(u32::MAX)) as usize),
             None => Err(keys.wrong("max_window_layers", "a number of layers", value)),
@@ -73,8 +76,8 @@ fn first_layer(keys: &Keys) -> Result<usize, ShapeError> {
     }
 }
 
-/// Refuses a key that the family does not have, unless it says what holds without it.
-fn refuse(keys: &Keys, family: Architecture, key: &str, harmless: Option<bool>) -> Result<(), ShapeError> {
+/// Rejects a key that the family does not have, unless its value is what the family does anyway.
+fn reject(keys: &Keys, family: Architecture, key: &str, harmless: Option<bool>) -> Result<(), ShapeError> {
     match keys.get(key) {
         Some(value) if harmless.is_none() || value.as_bool() != harmless => {
             Err(keys.not_of_family(key, value, family))
@@ -83,7 +86,7 @@ fn refuse(keys: &Keys, family: Architecture, key: &str, harmless: Option<bool>) 
     }
 }
 
-/// For each layer, whether it slides.
+/// For each layer, whether it has a sliding window.
 fn layer_types(keys: &Keys, layers: usize) -> Result<Option<Vec<bool>>, ShapeError> {
     let Some(value) = keys.get("layer_types") else { return Ok(None) };
     let Some(kinds) = value.as_array() else { return Err(keys.wrong("layer_types", "a list", value)) };
@@ -93,12 +96,12 @@ fn layer_types(keys: &Keys, layers: usize) -> Result<Option<Vec<bool>>, ShapeErr
             kinds.len()
         )));
     }
-    let slides = |kind: &Value| match kind.as_str() {
+    let window = |kind: &Value| match kind.as_str() {
         Some("full_attention") => Ok(false),
         Some("sliding_attention") => Ok(true),
         _ => Err(keys.unsupported("layer_types", kind)),
     };
-    kinds.iter().map(slides).collect::<Result<_, _>>().map(Some)
+    kinds.iter().map(window).collect::<Result<_, _>>().map(Some)
 }
 
 pub(super) fn write(shape: &ModelShape, config: &mut Map<String, Value>) {
@@ -106,10 +109,10 @@ pub(super) fn write(shape: &ModelShape, config: &mut Map<String, Value>) {
     if shape.architecture == Architecture::Mistral {
         config.insert("sliding_window".into(), json!(size));
     }
-    if shape.architecture.chooses_windows() {
-        let slides = |layer: usize| shape.window_of(layer).is_some();
-        let kind = |layer| if slides(layer) { "sliding_attention" } else { "full_attention" };
-        let first = (0..shape.layers).find(|layer| slides(*layer)).unwrap_or(shape.layers);
+    if shape.architecture.has_window_per_layer() {
+        let window = |layer: usize| shape.window_of(layer).is_some();
+        let kind = |layer| if window(layer) { "sliding_attention" } else { "full_attention" };
+        let first = (0..shape.layers).find(|layer| window(*layer)).unwrap_or(shape.layers);
         config.insert("layer_types".into(), (0..shape.layers).map(kind).collect());
         config.insert("max_window_layers".into(), first.into());
         config.insert("sliding_window".into(), json!(size));

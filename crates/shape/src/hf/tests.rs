@@ -12,7 +12,7 @@ fn with(key: &str, value: &str) -> Result<ModelShape, ShapeError> {
 }
 
 #[test]
-fn reads_old_and_new_spellings_and_writes_what_it_reads() {
+fn old_and_new_spellings_round_trip() {
     let shape = ModelShape::from_hf_text(CONFIG, "config.json").unwrap();
     assert_eq!((shape.head_dim, shape.kv_heads, shape.rope.theta, shape.eos_id), (16, 2, 5000.0, Some(7)));
     let recompute_output = ModelShape::from_hf_text(&shape.to_hf_text(DType::BF16), "out").unwrap();
@@ -22,25 +22,25 @@ fn reads_old_and_new_spellings_and_writes_what_it_reads() {
 }
 
 #[test]
-fn what_is_not_implemented_is_named() {
+fn unsupported_options_are_named() {
     let text = |r: Result<ModelShape, ShapeError>| r.unwrap_err().to_string();
-    insta::assert_snapshot!(text(with("architectures", r#"["MixtralForCausalLM"]"#)), @"config.json: architecture MixtralForCausalLM is not implemented");
-    insta::assert_snapshot!(text(with("hidden_act", r#""gelu""#)), @r#"config.json: `hidden_act` = "gelu" is not implemented"#);
-    insta::assert_snapshot!(text(with("rope_scaling", r#"{"type":"dynamic","factor":4}"#)), @r#"config.json: `rope_scaling.rope_type` = "dynamic" is not implemented"#);
-    insta::assert_snapshot!(text(with("rope_parameters", r#"{"rope_type":"longrope","factor":4}"#)), @r#"config.json: `rope_parameters.rope_type` = "longrope" is not implemented"#);
-    insta::assert_snapshot!(text(with("rope_parameters", r#"{"full_attention":{"rope_type":"default"}}"#)), @r#"config.json: `rope_parameters.full_attention` = {"rope_type":"default"} is not implemented"#);
-    insta::assert_snapshot!(text(with("partial_rotary_factor", "0.5")), @"config.json: `partial_rotary_factor` = 0.5 is not implemented");
+    insta::assert_snapshot!(text(with("architectures", r#"["MixtralForCausalLM"]"#)), @"config.json: architecture MixtralForCausalLM is not supported");
+    insta::assert_snapshot!(text(with("hidden_act", r#""gelu""#)), @r#"config.json: `hidden_act` = "gelu" is not supported"#);
+    insta::assert_snapshot!(text(with("rope_scaling", r#"{"type":"dynamic","factor":4}"#)), @r#"config.json: `rope_scaling.rope_type` = "dynamic" is not supported"#);
+    insta::assert_snapshot!(text(with("rope_parameters", r#"{"rope_type":"longrope","factor":4}"#)), @r#"config.json: `rope_parameters.rope_type` = "longrope" is not supported"#);
+    insta::assert_snapshot!(text(with("rope_parameters", r#"{"full_attention":{"rope_type":"default"}}"#)), @r#"config.json: `rope_parameters.full_attention` = {"rope_type":"default"} is not supported"#);
+    insta::assert_snapshot!(text(with("partial_rotary_factor", "0.5")), @"config.json: `partial_rotary_factor` = 0.5 is not supported");
     insta::assert_snapshot!(text(with("rope_scaling", r#"{"type":"linear"}"#)), @"config.json: `rope_scaling.factor` is missing");
     insta::assert_snapshot!(text(with("rope_scaling", r#"{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":1}"#)), @"config.json: `rope_scaling.high_freq_factor` 1 is not above `rope_scaling.low_freq_factor` 4");
-    insta::assert_snapshot!(text(with("sliding_window", "4096")), @"config.json: `sliding_window` = 4096 means nothing to LlamaForCausalLM");
-    insta::assert_snapshot!(text(with("layer_types", r#"["full_attention","chunked_attention"]"#)), @r#"config.json: `layer_types` = "chunked_attention" is not implemented"#);
+    insta::assert_snapshot!(text(with("sliding_window", "4096")), @"config.json: `sliding_window` = 4096 is not an option of LlamaForCausalLM");
+    insta::assert_snapshot!(text(with("layer_types", r#"["full_attention","chunked_attention"]"#)), @r#"config.json: `layer_types` = "chunked_attention" is not supported"#);
     insta::assert_snapshot!(text(with("num_attention_heads", "6")), @"config.json: `hidden_size` 64 is not a multiple of `num_attention_heads` 6");
     insta::assert_snapshot!(text(with("hidden_size", r#""64""#)), @r#"config.json: `hidden_size` should be a positive integer, found "64""#);
     insta::assert_snapshot!(text(with("num_key_value_heads", "3")), @"config.json: `num_attention_heads` 4 is not a multiple of `num_key_value_heads` 3");
     insta::assert_snapshot!(text(with("vocab_size", "null")), @"config.json: `vocab_size` is missing");
 }
 
-/// A shape of another family; `keys` are laid over [`CONFIG`].
+/// The shape of another family; `keys` override those of [`CONFIG`].
 fn family(class: &str, keys: &str) -> Result<ModelShape, ShapeError> {
     let mut config: Value = serde_json::from_str(CONFIG).unwrap();
     config["architectures"] = json!([class]);
@@ -56,7 +56,7 @@ fn windows(shape: &ModelShape) -> Vec<Option<usize>> {
 }
 
 #[test]
-fn windows_are_where_transformers_has_them() {
+fn sliding_windows_match_transformers() {
     let mistral = |keys| windows(&family("MistralForCausalLM", keys).unwrap());
     assert_eq!(mistral("{}"), [Some(4096); 2]);
     assert_eq!(mistral(r#"{"sliding_window":null}"#), [None; 2]);
@@ -77,20 +77,20 @@ fn windows_are_where_transformers_has_them() {
     let text = |class, keys| family(class, keys).unwrap_err().to_string();
     insta::assert_snapshot!(text("Qwen2ForCausalLM", r#"{"layer_types":["sliding_attention","full_attention"]}"#), @"config.json: `layer_types` has sliding layers, but no `sliding_window` is in use");
     insta::assert_snapshot!(text("Qwen2ForCausalLM", r#"{"layer_types":["full_attention"]}"#), @"config.json: `layer_types` names 1 layers, `num_hidden_layers` is 2");
-    insta::assert_snapshot!(text("MistralForCausalLM", r#"{"layer_types":["sliding_attention","full_attention"]}"#), @r#"config.json: `layer_types` = ["sliding_attention","full_attention"] means nothing to MistralForCausalLM"#);
-    insta::assert_snapshot!(text("MistralForCausalLM", r#"{"use_sliding_window":false}"#), @"config.json: `use_sliding_window` = false means nothing to MistralForCausalLM");
+    insta::assert_snapshot!(text("MistralForCausalLM", r#"{"layer_types":["sliding_attention","full_attention"]}"#), @r#"config.json: `layer_types` = ["sliding_attention","full_attention"] is not an option of MistralForCausalLM"#);
+    insta::assert_snapshot!(text("MistralForCausalLM", r#"{"use_sliding_window":false}"#), @"config.json: `use_sliding_window` = false is not an option of MistralForCausalLM");
     insta::assert_snapshot!(text("Qwen2ForCausalLM", r#"{"use_sliding_window":true,"sliding_window":0}"#), @"config.json: `sliding_window` should be a positive integer, found 0");
 }
 
 #[test]
-fn biases_and_defaults_are_the_family_s() {
+fn biases_and_defaults_depend_on_the_family() {
     let biases = |class, keys| family(class, keys).map(|shape| shape.biases).map_err(|e| e.to_string());
     let (all, none) = (Biases { qkv: true, out: true, mlp: false }, Biases::default());
     assert_eq!(biases("Qwen2ForCausalLM", "{}"), Ok(Biases { out: false, ..all }));
     assert_eq!(biases("Qwen3ForCausalLM", "{}"), Ok(none));
     assert_eq!(biases("Qwen3ForCausalLM", r#"{"attention_bias":true}"#), Ok(all));
     assert_eq!(biases("LlamaForCausalLM", r#"{"mlp_bias":true}"#), Ok(Biases { mlp: true, ..none }));
-    insta::assert_snapshot!(biases("MistralForCausalLM", r#"{"attention_bias":true}"#).unwrap_err(), @"config.json: `attention_bias` = true means nothing to MistralForCausalLM");
+    insta::assert_snapshot!(biases("MistralForCausalLM", r#"{"attention_bias":true}"#).unwrap_err(), @"config.json: `attention_bias` = true is not an option of MistralForCausalLM");
 
     let shape = family("MistralForCausalLM", r#"{"num_key_value_heads":null}"#).unwrap();
     assert_eq!((shape.kv_heads, shape.max_positions, shape.norm_eps), (4, 131_072, 1e-5));
@@ -99,7 +99,7 @@ fn biases_and_defaults_are_the_family_s() {
 }
 
 #[test]
-fn both_spellings_of_scaled_rotary_embedding_read_alike_and_are_written_again() {
+fn both_spellings_of_scaled_rotary_embedding_round_trip() {
     let kinds = [
         (r#""factor":4"#, "linear"),
         (
@@ -117,7 +117,7 @@ fn both_spellings_of_scaled_rotary_embedding_read_alike_and_are_written_again() 
         assert_ne!(old.rope, Rope::plain(5000.0));
         let written = old.to_hf_text(DType::F32);
         assert_eq!(ModelShape::from_hf_text(&written, "out").unwrap(), old);
-        // Each spelling alone says all of it.
+        // Each spelling alone is complete.
         for key in ["rope_scaling", "rope_parameters"] {
             let mut config: Value = serde_json::from_str(&written).unwrap();
             config.as_object_mut().unwrap().remove(key);
@@ -143,5 +143,5 @@ fn dropout_is_read_and_written() {
     assert_eq!(ModelShape::from_hf_text(&shape.to_hf_text(DType::F32), "out").unwrap(), shape);
     let text = |r: Result<ModelShape, ShapeError>| r.unwrap_err().to_string();
     insta::assert_snapshot!(text(with("attention_dropout", "1.0")), @"config.json: `attention_dropout` should be at least 0 and below 1, found 1.0");
-    insta::assert_snapshot!(text(family("LlamaForCausalLM", r#"{"resid_pdrop":0.1,"hidden_dropout":0.2}"#)), @"config.json: `hidden_dropout` 0.2 is at odds with 0.1 elsewhere");
+    insta::assert_snapshot!(text(family("LlamaForCausalLM", r#"{"resid_pdrop":0.1,"hidden_dropout":0.2}"#)), @"config.json: `hidden_dropout` 0.2 contradicts another key with 0.1");
 }
