@@ -186,12 +186,12 @@ fn unimplemented_adapter() {
 #[test]
 fn a_pattern_that_freezes_nothing() {
     assert_snapshot!(refused(&["freeze=[model.embed_token]"], 64), @r"
-    error: `freeze` has the pattern `model.embed_token`, which names no tensor of the model
-    hint: did you mean `model.embed_tokens`? `*` stands for any text, a module's name for all in it.
+    error: the `freeze` pattern `model.embed_token` matches no tensor of the model
+    hint: did you mean `model.embed_tokens`? `*` matches any text; the name of a module matches all its tensors.
     ");
     assert_snapshot!(refused(&["freeze=['*']"], 64), @r"
     error: every tensor is frozen: there is nothing to train
-    hint: `freeze` names too much.
+    hint: remove patterns from `freeze`.
     ");
 }
 
@@ -214,7 +214,7 @@ fn several_ranks_are_planned() {
 fn hybrid_shard_on_one_node() {
     let args = ["plan", "run.yaml", "strategy=hybrid_shard", "nproc_per_node=4"];
     assert_snapshot!(Folder::new(RUN).refused(&args, 64), @r"
-    error: hybrid_shard shards inside a node and replicates across nodes: it needs more than one of each, not 1 node(s) of 4
+    error: hybrid_shard shards inside a node and replicates across nodes; it needs at least two nodes of at least two ranks, found 1 node(s) of 4 rank(s)
     ");
 }
 
@@ -222,15 +222,15 @@ fn hybrid_shard_on_one_node() {
 fn over_the_memory_budget() {
     assert_snapshot!(refused(&["memory_budget_gib=0.001"], 64), @r"
     error: the plan needs 24.4 MiB on the device, 23.3 MiB over the budget of 1.02 MiB
-    hint: smaller, in order of cost: recompute: auto, or selective, then full; fewer rows per device with more gradient_accumulation_steps; a smaller max_length; a strategy that shards more; offload_optimizer: cpu.
+    hint: to use less memory, cheapest first: set recompute to auto, selective or full; lower per_device_train_batch_size and raise gradient_accumulation_steps; lower max_length; use a strategy that shards more; set offload_optimizer: cpu.
     ");
 }
 
 #[test]
 fn recomputation_without_a_budget() {
     assert_snapshot!(refused(&["recompute=auto", "device=cpu"], 64), @r"
-    error: `recompute: auto` computes as little again as there is room for, and nothing says how much there is
-    hint: set memory_budget_gib. Without it a GPU's own memory counts, where there is one to be asked.
+    error: `recompute: auto` recomputes as little as fits into memory, but the memory size is unknown
+    hint: set memory_budget_gib. Without it the GPU's memory size is used, which needs a GPU on this machine.
     ");
 }
 

@@ -164,8 +164,8 @@ fn config_that_is_not_json() {
 #[test]
 fn unimplemented_architecture() {
     assert_snapshot!(with_config(64, "LlamaForCausalLM", "MixtralForCausalLM"), @r"
-    error: model/config.json: architecture MixtralForCausalLM is not implemented
-    hint: implemented: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM.
+    error: model/config.json: architecture MixtralForCausalLM is not supported
+    hint: supported architectures: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM.
     ");
 }
 
@@ -173,8 +173,8 @@ fn unimplemented_architecture() {
 fn rope_scaling() {
     let scaling = "\"rope_scaling\": {\"rope_type\": \"dynamic\", \"factor\": 4.0}, \"hidden_size\"";
     assert_snapshot!(with_config(64, "\"hidden_size\"", scaling), @r#"
-    error: model/config.json: `rope_scaling.rope_type` = "dynamic" is not implemented
-    hint: using the model without it would compute something else, so it is refused.
+    error: model/config.json: `rope_scaling.rope_type` = "dynamic" is not supported
+    hint: ignoring it would give wrong results, so the model is rejected.
     "#);
 }
 
@@ -182,8 +182,8 @@ fn rope_scaling() {
 fn window_of_another_family() {
     let window = "\"sliding_window\": 4096, \"hidden_size\"";
     assert_snapshot!(with_config(64, "\"hidden_size\"", window), @r"
-    error: model/config.json: `sliding_window` = 4096 means nothing to LlamaForCausalLM
-    hint: remove `sliding_window` if the model was trained without it, or name the architecture that has it.
+    error: model/config.json: `sliding_window` = 4096 is not an option of LlamaForCausalLM
+    hint: remove `sliding_window` if the model was trained without it, or set the architecture that has it.
     ");
 }
 

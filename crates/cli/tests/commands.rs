@@ -19,12 +19,12 @@ fn planned(settings: &[&str], words: &[&str]) -> String {
 
 #[test]
 fn plan_of_one_rank() {
-    assert_snapshot!(planned(&[], &["parameters", "Adam moments", "arena", "foreign", "total"]), @r"
+    assert_snapshot!(planned(&[], &["parameters", "Adam moments", "arena", "overhead", "total"]), @r"
     policy    LlamaForCausalLM, 37.1 k parameters
         parameters, f32                        160 KiB           -           -
         Adam moments, f32                      320 KiB           -           -
     arena: residents + largest phase          6.05 MiB           -           -
-    foreign: process, libraries, data         18.1 MiB           -           -
+    overhead: process, libraries, data        18.1 MiB           -           -
     total                                     24.1 MiB           -           -
     ");
 }
@@ -34,7 +34,7 @@ fn zero3_with_prefetch() {
     let settings = ["strategy=zero3", "--nodes", "2", "--nproc-per-node", "4", "prefetch=1", "--schedule"];
     assert_snapshot!(planned(&settings, &["ranks", "gathered", "gather block", "release block"]), @r"
     ranks     8
-        parameters gathered whole              160 KiB           -           -
+        gathered parameters                    160 KiB           -           -
        #0  comm     gather embed from 8 ranks                   33.0 KiB
        #1  comm     gather block 0 from 8 ranks                 42.0 KiB
        #5  comm     gather block 1 from 8 ranks                 42.0 KiB  #4

@@ -28,39 +28,39 @@ fn a_7b_model_within_44_gib() {
     let words = ["states", "parameters, bf16", "gradients", "moments", "total"];
     let kept = |line: &&str| words.iter().any(|w| line.contains(w));
     assert_snapshot!(text.lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
-    states    of the first 9 of 34 units stay on the device
+    offload   optimizer states of the last 25 of 34 units
         parameters, bf16                      12.1 GiB           -           -
         gradients, f32                        6.04 GiB    18.1 GiB           -
         Adam moments, f32                     12.1 GiB    36.2 GiB           -
-        gradients on their way to the host    18.1 GiB           -           -
+        gradients before offload              18.1 GiB           -           -
     total                                     41.6 GiB    73.6 GiB           -
     ");
 }
 
 /// The same model on a card that has room for its states, and for what most of its blocks keep.
 #[test]
-fn a_7b_model_computes_little_again() {
+fn a_7b_model_recomputes_little() {
     let folder = Folder::new(RUN);
     let settings = ["memory_budget_gib=130", "recompute=auto"];
     let text = folder.succeeds(&[&SEVEN_B[..], &settings].concat());
     let (text, _) = text.split_once("\nfingerprint ").unwrap();
-    let kept = |line: &&str| ["recompute", "kept", "total"].iter().any(|w| line.contains(w));
+    let kept = |line: &&str| ["recompute", "saved", "total"].iter().any(|w| line.contains(w));
     assert_snapshot!(text.lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
     recompute full in the first 5 blocks, selective in the last 27
-        kept for backward                     17.5 GiB           -           -
-        recomputed for backward               3.87 GiB           -           -
+        activations saved for backward        17.5 GiB           -           -
+        recomputed activations                3.87 GiB           -           -
     total                                      129 GiB    1.02 GiB           -
     ");
 }
 
 /// A plan for a GPU is not one for the CPU, and says what each holds.
 #[test]
-fn a_gpu_s_plan_has_a_port() {
+fn the_plan_of_a_gpu_has_staging_memory() {
     let folder = Folder::new(RUN);
     let text = folder.succeeds(&["plan", "run.yaml", "device=cuda"]);
-    assert!(text.contains("batches on their way"), "{text}");
+    assert!(text.contains("input and output staging"), "{text}");
     let text = folder.succeeds(&["plan", "run.yaml", "device=cpu"]);
-    assert!(!text.contains("batches on their way"), "{text}");
+    assert!(!text.contains("input and output staging"), "{text}");
 }
 
 /// Whoever asks for a GPU that is not there hears so, and what still works; nothing is left behind.

@@ -19,7 +19,7 @@ const STILL: UpdateSettings = UpdateSettings {
 
 /// L = Σ over tokens and channels of a function of that output, which returns its value and its derivative.
 struct PerChannel<F> {
-    num_micro_batches: Vec<TestBatch>,
+    micro_batches: Vec<TestBatch>,
     channels: Channels,
     loss: F,
     total: f64,
@@ -27,7 +27,7 @@ struct PerChannel<F> {
 
 impl<F: Fn(Channel, usize, f32) -> (f64, f32)> StepDriver for PerChannel<F> {
     fn batch(&self, micro_batch: u32) -> MicroBatch<'_> {
-        batch(&self.num_micro_batches[micro_batch as usize])
+        batch(&self.micro_batches[micro_batch as usize])
     }
 
     fn coefficients(&mut self, _: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>) {
@@ -79,19 +79,19 @@ fn score_model() -> ModelShape {
     ModelShape { head: Head::Score, layers: 2, ..ModelShape::named("tiny", 101).unwrap() }
 }
 
-fn num_micro_batches(count: u32, seed: u64) -> Vec<TestBatch> {
+fn micro_batches(count: u32, seed: u64) -> Vec<TestBatch> {
     (0..count).map(|m| TestBatch::random(&[20, 9, 14], 101, seed + u64::from(m))).collect()
 }
 
 /// The loss with the current weights.
 fn loss(
     engine: &mut Engine,
-    num_micro_batches: &[TestBatch],
+    micro_batches: &[TestBatch],
     of: impl Fn(Channel, usize, f32) -> (f64, f32),
 ) -> f64 {
     let channels = engine.model(MODEL).plan().channels;
     let mut total = 0.0;
-    for micro_batch in num_micro_batches {
+    for micro_batch in micro_batches {
         let mut add = |outputs: Outputs<'_>| {
             for channel in channels.iter() {
                 let values = outputs.get(channel).iter().enumerate();
@@ -122,9 +122,9 @@ fn assert_gradients_match_slopes(
     what: &str,
 ) {
     let mut engine = engine(shape, setup);
-    let all = num_micro_batches(setup.num_micro_batches, 5);
+    let all = micro_batches(setup.num_micro_batches, 5);
     let channels = setup.channels;
-    let mut driver = PerChannel { num_micro_batches: all.clone(), channels, loss: of, total: 0.0 };
+    let mut driver = PerChannel { micro_batches: all.clone(), channels, loss: of, total: 0.0 };
     engine.model_mut(MODEL).train_step(&mut driver, &STILL).unwrap();
     let here = loss(&mut engine, &all, of);
     assert!(
@@ -205,9 +205,9 @@ fn log_probabilities_have_the_same_bits_with_other_channels() {
     let shape = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let run = |channels: Channels| {
         let mut engine = engine(&shape, &TestSetup { channels, evaluates: true, ..TestSetup::default() });
-        let mut window = TestObjective::new(num_micro_batches(1, 3));
+        let mut window = TestObjective::new(micro_batches(1, 3));
         engine.model_mut(MODEL).train_step(&mut window, &UpdateSettings { lr: 1e-2, ..STILL }).unwrap();
-        (window.log_probs, lockstep_testkit::score(&mut engine, &num_micro_batches(1, 9)[0]))
+        (window.log_probs, lockstep_testkit::score(&mut engine, &micro_batches(1, 9)[0]))
     };
     let all = Channels::of(&[Channel::LogProb, Channel::Entropy, Channel::MeanLogProb]);
     let (one, other) = (run(Channels::LOG_PROB), run(all));
@@ -238,9 +238,9 @@ fn a_scalar_regression_has_the_same_bits_under_every_strategy() {
             run_in_world(&shape, &setup, CarrierKind::Thread, Some(dir.path()), &|engine| {
                 let mut trace: Vec<f64> = Vec::new();
                 for t in 1..=12 {
-                    let num_micro_batches = num_micro_batches(2, 100 + u64::from(engine.rank().0));
+                    let micro_batches = micro_batches(2, 100 + u64::from(engine.rank().0));
                     let channels = Channels::VALUE;
-                    let mut driver = PerChannel { num_micro_batches, channels, loss: regression, total: 0.0 };
+                    let mut driver = PerChannel { micro_batches, channels, loss: regression, total: 0.0 };
                     let report = engine.model_mut(MODEL).train_step(&mut driver, &updates(t)).unwrap();
                     trace.extend([report.grad_norm, driver.total]);
                 }

@@ -54,8 +54,8 @@ fn grads(engine: &Engine) -> Tensors {
 }
 
 /// One step: log-probabilities and gradients.
-fn step(engine: &mut Engine, num_micro_batches: Vec<TestBatch>, t: u64) -> (Vec<Vec<f32>>, Tensors) {
-    let mut window = TestObjective::new(num_micro_batches);
+fn step(engine: &mut Engine, micro_batches: Vec<TestBatch>, t: u64) -> (Vec<Vec<f32>>, Tensors) {
+    let mut window = TestObjective::new(micro_batches);
     engine.model_mut(ModelId::FIRST).train_step(&mut window, &UpdateSettings { t, ..STILL }).unwrap();
     (window.log_probs.clone(), grads(engine))
 }

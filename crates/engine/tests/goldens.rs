@@ -182,8 +182,8 @@ fn ten_adamw_steps_match() {
             (golden.f32("steps.losses"), golden.f32("steps.grad_norms"), golden.f32("steps.lr"));
         let mut engine = engine(&golden.shape, &TestSetup { num_micro_batches: 2, ..TestSetup::default() });
         load(&mut engine, &golden);
-        for (s, num_micro_batches) in golden.step_batches().into_iter().enumerate() {
-            let mut window = TestObjective::new(num_micro_batches.to_vec());
+        for (s, micro_batches) in golden.step_batches().into_iter().enumerate() {
+            let mut window = TestObjective::new(micro_batches.to_vec());
             let updates = UpdateSettings {
                 t: s as u64 + 1,
                 lr: f64::from(rates[s]),
@@ -223,8 +223,8 @@ fn losses_in_half_precision_are_close_to_f32() {
                 engine(&golden.shape, &TestSetup { num_micro_batches: 2, storage, ..TestSetup::default() });
             load(&mut engine, &golden);
             engine.set_loss_scale(scale);
-            for (s, num_micro_batches) in golden.step_batches().into_iter().enumerate() {
-                let mut window = TestObjective::new(num_micro_batches.to_vec());
+            for (s, micro_batches) in golden.step_batches().into_iter().enumerate() {
+                let mut window = TestObjective::new(micro_batches.to_vec());
                 let lr = f64::from(rates[s]);
                 let updates =
                     UpdateSettings { t: s as u64 + 1, lr, weight_decay: 0.1, max_norm: Some(1.0), ..STILL };

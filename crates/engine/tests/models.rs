@@ -89,12 +89,12 @@ fn weights(engine: &Engine, id: ModelId) -> Vec<u32> {
 }
 
 /// Norms and log-probabilities of a model's steps.
-type StepStates = Vec<(u64, Vec<Vec<f32>>)>;
+type StepResults = Vec<(u64, Vec<Vec<f32>>)>;
 /// The policy's steps, the reference's scores, the policy's weights.
-type Seen = (StepStates, Vec<Vec<f32>>, Vec<u32>);
+type PolicyAndReference = (StepResults, Vec<Vec<f32>>, Vec<u32>);
 
 /// Trains the policy and scores the reference after each step. Returns the results of both.
-fn together(engine: &mut Engine) -> (Seen, Vec<u32>) {
+fn train_and_score(engine: &mut Engine) -> (PolicyAndReference, Vec<u32>) {
     let (mut steps, mut scores) = (Vec::new(), Vec::new());
     let at_start = weights(engine, REFERENCE);
     for t in 1..=3 {
@@ -115,7 +115,7 @@ fn together(engine: &mut Engine) -> (Seen, Vec<u32>) {
 }
 
 /// The policy alone, with the same initial weights.
-fn policy_alone(setup: &TestSetup, nvme_dir: &std::path::Path) -> Vec<(StepStates, Vec<u32>)> {
+fn policy_alone(setup: &TestSetup, nvme_dir: &std::path::Path) -> Vec<(StepResults, Vec<u32>)> {
     run_in_world(&policy(), setup, CarrierKind::Thread, Some(nvme_dir), &|engine| {
         let steps = (1..=3).map(|t| train(engine, POLICY, policy().vocab, t)).collect();
         (steps, weights(engine, POLICY))
@@ -156,7 +156,7 @@ fn models_of_two_families_share_an_engine() {
         let dir = tempfile::tempdir().unwrap();
         let plan = plan(&setup);
         assert_eq!(plan.phases.len(), 3, "two are trained, one is scored");
-        let both = run_plan_in_world(&plan, &setup, CarrierKind::Thread, Some(dir.path()), &together);
+        let both = run_plan_in_world(&plan, &setup, CarrierKind::Thread, Some(dir.path()), &train_and_score);
         let (policies, references) =
             (policy_alone(&setup, dir.path()), reference_alone(&zero_params(&setup)));
         for (rank, ((steps, scores, policy), value)) in both.iter().enumerate() {

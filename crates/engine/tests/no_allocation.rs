@@ -61,7 +61,7 @@ fn steps_do_not_allocate() {
     steps_of_several_ranks_do_not_allocate();
 }
 
-/// Nor do other lanes, carriers and nvme_dir files, on any rank.
+/// The same with several ranks: other lanes, carriers and NVMe files do not allocate either.
 fn steps_of_several_ranks_do_not_allocate() {
     let shape = ModelShape::named("tiny", 101).unwrap();
     let (ddp, zero3) = (StrategyName::Ddp, StrategyName::Zero3);

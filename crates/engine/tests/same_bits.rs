@@ -41,8 +41,8 @@ fn windows(vocab: usize) -> Vec<Vec<TestBatch>> {
 fn run(shape: &ModelShape, setup: &TestSetup) -> Vec<u64> {
     let mut engine = engine(shape, setup);
     let mut bits = Vec::new();
-    for (s, num_micro_batches) in windows(shape.vocab).into_iter().enumerate() {
-        let mut window = TestObjective::new(num_micro_batches);
+    for (s, micro_batches) in windows(shape.vocab).into_iter().enumerate() {
+        let mut window = TestObjective::new(micro_batches);
         let report = engine
             .model_mut(ModelId::FIRST)
             .train_step(&mut window, &UpdateSettings { t: s as u64 + 1, ..UPDATES })
@@ -152,8 +152,8 @@ fn a_power_of_two_loss_scale_changes_no_bit() {
             let mut engine = engine(&shape, &TestSetup { num_micro_batches: 2, ..TestSetup::default() });
             engine.set_loss_scale(scale);
             let mut bits = Vec::new();
-            for (s, num_micro_batches) in windows(shape.vocab).into_iter().enumerate() {
-                let mut window = TestObjective::new(num_micro_batches);
+            for (s, micro_batches) in windows(shape.vocab).into_iter().enumerate() {
+                let mut window = TestObjective::new(micro_batches);
                 let updates = UpdateSettings { t: s as u64 + 1, max_norm, ..UPDATES };
                 bits.push(
                     engine

@@ -47,8 +47,8 @@ fn run(
             let first = (micro_batch * ranks + rank.0) as usize * rows;
             (first..first + rows).collect::<Vec<_>>()
         };
-        let num_micro_batches = (0..num_micro_batches).map(|m| all.select(&docs(m))).collect();
-        (num_micro_batches, all.tokens.len() as f64)
+        let micro_batches = (0..num_micro_batches).map(|m| all.select(&docs(m))).collect();
+        (micro_batches, all.tokens.len() as f64)
     };
     train_world(shape, &setup, CarrierKind::Thread, 1, DESCENT, &batches, None)
 }
@@ -64,11 +64,11 @@ fn the_split_over_ranks_rows_and_accumulation_changes_only_rounding() {
     let (ddp, zero3) = (StrategyName::Ddp, StrategyName::Zero3);
     for how in [(ddp, Local), (ddp, Reduced), (zero3, Local), (zero3, Reduced)] {
         for (ranks, rows, num_micro_batches) in [(1, 8, 1), (2, 2, 2), (4, 1, 2), (2, 1, 4)] {
-            let cut = run(&shape, how, ranks, rows, num_micro_batches);
+            let split = run(&shape, how, ranks, rows, num_micro_batches);
             let what = format!("{how:?}, {ranks} ranks x {rows} rows x {num_micro_batches} micro-batches");
-            let off = (norm(&cut) - norm(&whole)).abs() / norm(&whole);
+            let off = (norm(&split) - norm(&whole)).abs() / norm(&whole);
             assert!(off < 1e-6, "{what}: the norm is off by {off:e}");
-            for (a, b) in values(&cut).iter().zip(values(&whole)) {
+            for (a, b) in values(&split).iter().zip(values(&whole)) {
                 assert!((a - b).abs() <= 1e-6 + 1e-5 * b.abs(), "{what}: {a} for {b}");
             }
         }

@@ -35,7 +35,7 @@ fn every_pair_of_settings_has_the_bits_of_plain_ddp() {
 }
 
 /// Where optimizer states are, and for how many units they are on the device nevertheless.
-const PLACES: [(MemoryTier, u32); 4] =
+const PLACEMENTS: [(MemoryTier, u32); 4] =
     [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Nvme, 0), (MemoryTier::Host, 1)];
 
 /// If the gradient of one rank is not finite, no rank updates anything, wherever its states are, and all ranks report it.
@@ -43,7 +43,7 @@ const PLACES: [(MemoryTier, u32); 4] =
 fn all_ranks_skip_a_step_with_a_non_finite_gradient() {
     let shape = ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     for strategy in [StrategyName::Ddp, StrategyName::Zero1, StrategyName::Zero3] {
-        for (tier, stay) in PLACES {
+        for (tier, stay) in PLACEMENTS {
             let mesh = match strategy {
                 StrategyName::Ddp => Mesh::on_one_node(3, 1),
                 _ => Mesh::on_one_node(1, 3),
@@ -103,9 +103,9 @@ fn skipped_steps_do_not_disturb_their_neighbours() {
             (norms, states(engine))
         })
     };
-    let want = run(PLACES[0]);
-    for address in PLACES {
-        assert!(run(address) == want, "{address:?}");
+    let want = run(PLACEMENTS[0]);
+    for placement in PLACEMENTS {
+        assert!(run(placement) == want, "{placement:?}");
     }
 }
 
@@ -148,12 +148,12 @@ fn offloaded_gradients_have_the_same_bits() {
                 let dir = tempfile::tempdir().unwrap();
                 train_world(&shape, &setup, CarrierKind::Thread, 2, UPDATES, &batches, Some(dir.path()))
             };
-            let here = run(PLACES[0]);
-            for address in &PLACES[1..] {
-                let left = run(*address);
+            let here = run(PLACEMENTS[0]);
+            for placement in &PLACEMENTS[1..] {
+                let offloaded = run(*placement);
                 assert!(
-                    left == here,
-                    "{strategy:?} on {mesh:?}, {num_micro_batches} micro-batches {order:?}, {address:?}"
+                    offloaded == here,
+                    "{strategy:?} on {mesh:?}, {num_micro_batches} micro-batches {order:?}, {placement:?}"
                 );
             }
         }

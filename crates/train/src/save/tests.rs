@@ -49,7 +49,7 @@ fn losing_the_gpu_during_a_save_keeps_the_previous_checkpoint() {
     // The first read fails or a later one, permanently or once.
     for failing in [0..usize::MAX, 0..1, 31..32, 40..usize::MAX] {
         let (gpu, fake) = FakeGpu::make(None);
-        let plan = plan(&shape, &TestSetup { separate: true, ..TestSetup::default() });
+        let plan = plan(&shape, &TestSetup { separate_memory: true, ..TestSetup::default() });
         let resources = Resources::single_rank(&plan, Queue::Cuda(CudaQueue::new(gpu, 1).unwrap())).unwrap();
         let mut engine = Engine::new(plan, resources).unwrap();
         engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
