@@ -51,9 +51,9 @@ fn products_of_one_shape() {
     assert_eq!(
         names(&rates(&found)),
         [
-            "product, forward, 48×33×65",
-            "product, input gradient, 48×33×65",
-            "product, weight gradient, 48×33×65"
+            "matmul, forward, 48×33×65",
+            "matmul, input gradient, 48×33×65",
+            "matmul, weight gradient, 48×33×65"
         ]
     );
 }

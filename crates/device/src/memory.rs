@@ -16,7 +16,7 @@ use crate::{Pool, Real};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    #[error("the system did not grant {wanted} of memory: {cause}")]
+    #[error("cannot allocate {wanted} of host memory: {cause}")]
     Refused { wanted: Bytes, cause: std::io::Error },
     #[error(transparent)]
     Gpu(#[from] GpuError),

@@ -274,7 +274,7 @@ impl Shared {
                 samples,
             }),
         };
-        lockstep_model::run(program, &unit);
+        lockstep_model::run_program(program, &unit);
     }
 
     /// A block's part of the KV cache.

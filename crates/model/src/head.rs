@@ -1,4 +1,4 @@
-//! The LM head, a chunk of tokens at a time: \[chunk, V\] logits, never \[T, V\].
+//! The LM head, one chunk of tokens at a time: \[chunk, V\] logits, never \[T, V\].
 
 use lockstep_device::View;
 use lockstep_ops::cross_entropy::Channels;
@@ -8,31 +8,31 @@ use lockstep_shape::{Channel, Param, Slot};
 
 use crate::unit::{PerChannel, Unit};
 
-/// The chunk of `rows` tokens that starts at `first`.
+/// The first token of each chunk, and its number of tokens.
 fn chunks(unit: &Unit) -> impl Iterator<Item = (usize, usize)> + use<> {
     let (tokens, chunk) = (unit.tokens(), unit.head_chunk);
-    // An empty micro-batch still has one empty chunk, so that a overwrite_grads gradient is set to zero.
+    // An empty micro-batch still has one empty chunk, so that a gradient that is to be overwritten becomes zero.
     (0..tokens.max(1)).step_by(chunk).map(move |first| (first, chunk.min(tokens - first)))
 }
 
-/// Logits of the rows that next tokens are drawn from.
+/// Logits of the rows from which next tokens are sampled.
 pub(crate) fn next_logits(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     let rows = unit.decode().last_rows.len();
     let (x, w) = (unit.chunk_mat(x, rows), unit.weight_mat(w));
     matmul::nt(unit.queue, unit.chunk_mat(logits, rows), x, w, Accumulate::Overwrite, unit.workspace);
 }
 
-/// Some rows of the channels that a language model's head has.
+/// Some rows of the channels of a language model's head.
 fn channels<'m>(of: &PerChannel<'m>, first: usize, rows: usize) -> Channels<'m> {
     let part = |channel: Channel| of[channel as usize].map(|view| view.slice(first, rows));
     Channels {
-        log_prob: part(Channel::LogProb).expect("a language model's head has log-probabilities"),
+        log_prob: part(Channel::LogProb).expect("a language model's head computes log-probabilities"),
         entropy: part(Channel::Entropy),
         mean_log_prob: part(Channel::MeanLogProb),
     }
 }
 
-/// What the head says of every token.
+/// The head's outputs for every token.
 pub(crate) fn outputs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     let (x, w) = (unit.mat(x.into()), unit.weight_mat(w));
     for (first, rows) in chunks(unit) {
@@ -43,10 +43,10 @@ pub(crate) fn outputs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     }
 }
 
-/// The same, and for the coefficients given: dx, and dw added to (or begun).
+/// The same, and backward for the given coefficients: dx, and dw, which is added to or overwritten.
 pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) {
     let (x, dx, w) = (unit.mat(x.into()), unit.mat(dx.into()), unit.weight_mat(param));
-    let coefficients = unit.inputs.coefficients.expect("backward is given coefficients");
+    let coefficients = unit.inputs.coefficients.expect("backward needs coefficients");
     for (first, rows) in chunks(unit) {
         let logits = Mat::dense(unit.view(logits), rows, w.rows);
         let x = x.row_range(first, rows);
@@ -68,12 +68,12 @@ pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) 
     }
 }
 
-/// The scalar head's output.
+/// The output of the score head.
 pub(crate) fn score(unit: &Unit, x: Slot, w: Param) {
     score_head::forward(unit.queue, value(&unit.inputs.outputs), unit.mat(x.into()), unit.weight(w));
 }
 
-/// Its backward for the coefficients given: dx, and dw added to (or begun).
+/// Backward of the score head for the given coefficients: dx, and dw, which is added to or overwritten.
 pub(crate) fn score_back(unit: &Unit, x: Slot, param: Param, dx: Slot) {
     let x = unit.mat(x.into());
     let call = score_head::BackwardArgs {
@@ -81,7 +81,7 @@ pub(crate) fn score_back(unit: &Unit, x: Slot, param: Param, dx: Slot) {
         add_dx: false,
         dw: unit.grad(param),
         add_dw: !unit.overwrite_grads,
-        c: value(&unit.inputs.coefficients.expect("backward is given coefficients")),
+        c: value(&unit.inputs.coefficients.expect("backward needs coefficients")),
         x,
         w: unit.weight(param),
         scratch: unit.workspace.first(score_head::scratch_elems(x.rows, x.cols)),
@@ -90,5 +90,5 @@ pub(crate) fn score_back(unit: &Unit, x: Slot, param: Param, dx: Slot) {
 }
 
 fn value<'m>(of: &PerChannel<'m>) -> View<'m> {
-    of[Channel::Value as usize].expect("a scalar head has a value")
+    of[Channel::Value as usize].expect("a score head has a value channel")
 }

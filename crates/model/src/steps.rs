@@ -1,4 +1,4 @@
-//! A step of a program to calls of operations.
+//! Maps the steps of a program to calls of operations.
 
 use lockstep_ops::matmul::Accumulate;
 use lockstep_ops::{attention, bias, dropout, embedding, matmul, reduce, rmsnorm, rope, swiglu};
@@ -7,8 +7,8 @@ use lockstep_shape::{DropoutSite, Program, ProgramStep, RopeDirection, SlotCols}
 use crate::head;
 use crate::unit::Unit;
 
-/// Runs all steps in order.
-pub fn run(program: &Program, unit: &Unit) {
+/// Runs all steps of a program in order.
+pub fn run_program(program: &Program, unit: &Unit) {
     for step in &program.steps {
         run_step(step, unit);
     }
@@ -119,7 +119,7 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
             dx: unit.mat(dx),
             add,
             recompute: again,
-            // A frozen weight's gradient is computed along the way and thrown away.
+            // The gradient of a frozen weight is computed as a by-product and discarded.
             dw: grad.unwrap_or(unwanted),
             dy: unit.mat(dy),
             x: unit.mat(x),
@@ -156,7 +156,7 @@ fn attention_step(step: &ProgramStep, unit: &Unit) {
                     cu_seqlens: unit.inputs.cu_seqlens,
                     positions: unit.inputs.positions,
                     slots: decode.slots,
-                    cache: decode.cache.expect("a block has a cache"),
+                    cache: decode.cache.expect("a block has a KV cache"),
                     scratch: unit.workspace,
                 },
             ),

@@ -1,4 +1,4 @@
-//! What a program runs on.
+//! The operands of a unit's program.
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::cuda::{CublasLt, GpuError, KernelSource, KernelVariant};
@@ -10,36 +10,36 @@ use lockstep_shape::{
     Channel, Head, ModelShape, Param, Programs, Slot, SlotCols, UnitKind, UnitShape, WeightExtent,
 };
 
-/// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the batch's own
-/// lengths, not the planned ones.
+/// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the micro-batch's own lengths,
+/// not the planned maxima.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'m> {
     pub tokens: View<'m>,
     pub targets: View<'m>,
     pub positions: View<'m>,
     pub cu_seqlens: View<'m>,
-    /// Out: what the head says of each token, by [`Channel`]. In: the derivative of the loss by each.
+    /// `outputs` are the head's outputs for each token, by [`Channel`]; `coefficients` are the loss's derivatives by
+    /// them.
     pub outputs: PerChannel<'m>,
     pub coefficients: Option<PerChannel<'m>>,
-    /// While documents grow.
+    /// Set in decode.
     pub decode: Option<DecodeInputs<'m>>,
 }
 
 /// A view \[T\] for each channel that the model has.
 pub type PerChannel<'m> = [Option<View<'m>>; Channel::COUNT];
 
-/// What a pass over new tokens of growing documents needs besides. `tokens` are the new ones, `positions`
-/// where they stand in their documents.
+/// Additional inputs of decode. `tokens` are then the new tokens, and `positions` their positions in their documents.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeInputs<'m> {
-    /// One layer's keys and values; of units without attention, none.
+    /// One layer's keys and values; `None` for units without attention.
     pub cache: Option<KvCache<'m>>,
-    /// Each document's slot in the cache, and its last row among the new tokens: \[documents\] each.
+    /// Each document's slot in the cache, and the row of its last new token: \[documents\] each.
     pub slots: View<'m>,
     pub last_rows: View<'m>,
 }
 
-/// The embedding's table, where the head shares it.
+/// The embedding table, if the head shares it.
 #[derive(Clone, Copy, Debug)]
 pub struct TiedEmbedding<'m> {
     pub unit: &'m UnitShape,
@@ -47,18 +47,18 @@ pub struct TiedEmbedding<'m> {
     pub grads: Option<View<'m>>,
 }
 
-/// One unit, ready to run a program.
+/// A unit with everything its program needs.
 #[derive(Clone, Copy)]
 pub struct Unit<'m> {
     pub queue: &'m Queue,
     pub model: &'m ModelShape,
     pub shape: &'m UnitShape,
     pub programs: &'m Programs,
-    /// The unit's working parameters, whole.
+    /// The unit's working parameters, unsharded.
     pub params: View<'m>,
-    /// Gradients of its trained elements, whole, in f32.
+    /// Gradients of its trained elements, unsharded, in f32.
     pub grads: Option<View<'m>>,
-    /// Gradients are overwritten, not added to.
+    /// Whether gradients are overwritten instead of added to.
     pub overwrite_grads: bool,
     pub tied: Option<TiedEmbedding<'m>>,
     pub slots: [Option<View<'m>>; Slot::COUNT],
@@ -67,16 +67,16 @@ pub struct Unit<'m> {
     pub tables: View<'m>,
     pub workspace: View<'m>,
     pub head_chunk: usize,
-    /// Whether the model's dropout is on, and what its masks depend on: off in scoring and generation.
+    /// What dropout's masks depend on. `None` if dropout is off, as in scoring and generation.
     pub dropout: Option<DropoutKey<'m>>,
 }
 
-/// What tells the masks of a step apart, besides layer and site.
+/// What masks depend on besides layer and site.
 #[derive(Clone, Copy, Debug)]
 pub struct DropoutKey<'m> {
     pub seed: u64,
     pub step: u32,
-    /// Which sample each document is: \[documents\].
+    /// The sample that each document is: \[documents\].
     pub samples: View<'m>,
 }
 
@@ -93,14 +93,14 @@ impl<'m> Unit<'m> {
         if cols.len == 0 { whole } else { whole.columns(cols.start, cols.len) }
     }
 
-    /// The first rows of a slot that has a row for each of a chunk, or for each document.
+    /// The first rows of a slot that has one row per token of a chunk, or per document.
     pub(crate) fn chunk_mat(&self, slot: Slot, rows: usize) -> Mat<'m> {
         let width = self.programs.spec(slot).width;
         Mat::dense(self.view(slot).first(rows * width), rows, width)
     }
 
     pub(crate) fn decode(&self) -> &DecodeInputs<'m> {
-        self.inputs.decode.as_ref().expect("this step runs while documents grow")
+        self.inputs.decode.as_ref().expect("this step only runs in decode")
     }
 
     /// A per-token statistic: T rows of the slot's width.
@@ -109,7 +109,7 @@ impl<'m> Unit<'m> {
     }
 
     pub(crate) fn view(&self, slot: Slot) -> View<'m> {
-        self.slots[slot.index()].unwrap_or_else(|| panic!("slot {slot:?} has no place in this operation"))
+        self.slots[slot.index()].unwrap_or_else(|| panic!("slot {slot:?} has no buffer in this operation"))
     }
 
     fn owner(&self, param: Param) -> (&'m UnitShape, View<'m>, Option<View<'m>>) {
@@ -128,14 +128,14 @@ impl<'m> Unit<'m> {
         self.weight_mat(param).view
     }
 
-    /// The same as a matrix; a joined weight has the rows of all its parts.
+    /// The same as a matrix; a fused weight has the rows of all its parts.
     pub(crate) fn weight_mat(&self, param: Param) -> Mat<'m> {
         let (unit, params, _) = self.owner(param);
         let WeightExtent { start, rows, cols, .. } = Self::extent(unit, param);
         Mat::dense(params.slice(start, rows * cols), rows, cols)
     }
 
-    /// Where a weight's gradient goes; `None` if it is frozen.
+    /// The buffer of a weight's gradient; `None` if the weight is frozen.
     pub(crate) fn grad(&self, param: Param) -> Option<View<'m>> {
         self.grad_mat(param).map(|grad| grad.view)
     }
@@ -158,7 +158,7 @@ impl<'m> Unit<'m> {
         }
     }
 
-    /// The mask of a site, unless dropout is off.
+    /// The mask of a site; `None` if dropout is off.
     pub(crate) fn mask(&self, site: dropout::Site) -> Option<Mask<'m>> {
         let DropoutKey { seed, step, samples } = self.dropout?;
         let UnitKind::Block(layer) = self.shape.kind else { panic!("{} has no dropout", self.shape.kind) };
@@ -177,19 +177,19 @@ fn rope_table<'m>(model: &ModelShape, tables: View<'m>) -> rope::Table<'m> {
     rope::Table { cos: tables.first(half), sin: tables.slice(half, half), half: model.head_dim / 2 }
 }
 
-/// Computes the rotary angles once, before the first step.
+/// Computes the RoPE tables, once, before the first step.
 pub fn fill_rope_tables(model: &ModelShape, tables: View) -> Result<(), GpuError> {
     let frequencies = model.rope_inverse_frequencies();
     rope::fill(rope_table(model, tables), &frequencies, model.rope.attention_factor())
 }
 
-/// Whose kernels run a model: what they ask for depends on it.
+/// The kernels that run a model. Their memory requirements differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelBackend {
     Cpu {
         num_threads: usize,
     },
-    /// `memory`: the GPU's, where there is one to be asked.
+    /// `memory` is the GPU's, if there is a GPU to ask.
     Cuda {
         memory: Option<Bytes>,
     },
@@ -204,7 +204,7 @@ impl From<Machine> for KernelBackend {
     }
 }
 
-/// One layer's cache of keys and values for `docs` documents of at most `tokens` tokens, in f32 elements.
+/// The size of one layer's KV cache for `docs` documents of at most `tokens` tokens, in f32 elements.
 pub fn kv_cache_elems(
     model: &ModelShape,
     docs: usize,
@@ -220,7 +220,7 @@ pub fn kv_cache_elems(
     }
 }
 
-/// The kernels that a model's steps run on a GPU.
+/// The sources of the kernels that a model's steps run on a GPU.
 pub fn kernel_sources(
     model: &ModelShape,
     storage: DType,
@@ -233,7 +233,7 @@ pub fn kernel_sources(
     all
 }
 
-/// The largest workspace an operation of this model asks for.
+/// The largest workspace that an operation of this model needs.
 pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernels: KernelBackend) -> Bytes {
     let norm = |dim| rmsnorm::scratch_elems(tokens, dim) + dim;
     let norm = norm(model.dim).max(norm(model.head_dim));

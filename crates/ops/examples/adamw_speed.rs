@@ -1,5 +1,5 @@
-//! Bytes per second of AdamW, SGD and Lion on this machine's cores, beside those of a copy: an update on the host is
-//! bound by memory, or it is badly written.
+//! Bytes per second of AdamW, SGD and Lion on this machine's cores, next to those of a copy. A good update on the host
+//! is limited by memory bandwidth.
 //!
 //!     cargo run --release -p lockstep-ops --example adamw_speed -- [threads] [millions of parameters]
 #![allow(clippy::print_stdout)]
@@ -22,7 +22,7 @@ fn main() {
 fn measure(isa: Isa, threads: usize, elems: usize) {
     let queue = Queue::cpu_with(threads, isa);
     let Queue::Cpu(cpu) = &queue else { unreachable!() };
-    let memory = Memory::allocate(Bytes(20 * elems as u64), &cpu.pool).expect("room for the states");
+    let memory = Memory::allocate(Bytes(20 * elems as u64), &cpu.pool).expect("memory for the states");
     let view = |i: usize, dtype| memory.view(4 * i * elems, elems, dtype);
     let [master, grad, m, v] = [0, 1, 2, 3].map(|i| view(i, DType::F32));
     let values: Vec<f32> = (0..elems).map(|i| ((i * 7919) % 1013) as f32 / 1013.0 - 0.5).collect();
@@ -31,7 +31,7 @@ fn measure(isa: Isa, threads: usize, elems: usize) {
     }
     v.zero_host();
     println!("{isa}, {threads} threads, {elems} parameters");
-    // Read, written, and read because they are written.
+    // Bytes read and written, including the read of a cache line before it is overwritten.
     report("copy", 12 * elems, || reduce::copy(&queue, view(4, DType::F32), grad));
     report("sum of squares", 4 * elems, || {
         let leaves = memory.view(16 * elems, elems / 256, DType::F64);

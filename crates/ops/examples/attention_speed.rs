@@ -1,9 +1,9 @@
-//! Rates of attention on a GPU, for the shapes of training and generation.
+//! Rates of attention on a GPU, for shapes of training and decode.
 //!
 //!     cargo run --release -p lockstep-ops --example attention_speed
 //!
-//! Products that no query sees count for nothing, and backward counts as two and a half times forward, so that
-//! rates compare with what others publish.
+//! Only scores of visible keys count as operations, and backward counts as two and a half times forward, so that rates
+//! are comparable with published ones.
 #![allow(clippy::print_stdout)]
 
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ struct Bench {
     memory: Memory,
 }
 
-/// Hands out the memory from its start on.
+/// Allocates memory from its start on.
 struct Places<'m> {
     memory: &'m Memory,
     at: usize,
@@ -92,7 +92,7 @@ impl Bench {
         Places { memory: &self.memory, at: 0 }
     }
 
-    /// Seconds of one call, of twenty in a row.
+    /// Seconds of one call, averaged over twenty.
     fn time(&self, call: impl Fn()) -> Result<f64, GpuError> {
         const CALLS: usize = 20;
         let Queue::Cuda(cuda) = &self.queue else { unreachable!() };
@@ -141,7 +141,7 @@ impl Bench {
         Ok(())
     }
 
-    /// `new` tokens for each of `docs` documents that have `past` already.
+    /// `new` tokens for each of `docs` documents that already have `past`.
     fn generate(&self, heads: Heads, docs: usize, past: usize, new: usize) -> Result<(), GpuError> {
         let Heads { num_q, num_kv, width, .. } = heads;
         let (tokens, q_cols, kv_cols) = (docs * new, num_q * width, num_kv * width);
@@ -164,7 +164,7 @@ impl Bench {
         };
         let seconds = self.time(|| attention::decode(&self.queue, call))?;
         println!(
-            "generation, {dtype} heads {num_q}/{num_kv}×{width}, {docs} documents of {past} and {new} new: {:.3} ms, \
+            "decode, {dtype} heads {num_q}/{num_kv}×{width}, {docs} documents of {past} and {new} new: {:.3} ms, \
              cache read once at {:.0} GB/s",
             seconds * 1e3,
             4.0 * elems as f64 / seconds / 1e9,

@@ -1,5 +1,5 @@
-//! What the products of one generated token cost for a 15m model, over all its layers' weights in turn, as a share
-//! of reading those weights and of the multiply-add peak.
+//! The time of the matmuls of one decoded token for a 15m model, over all its layers' weights in turn, relative to
+//! reading those weights and to the multiply-add peak.
 //!
 //!     cargo run --release -p lockstep-ops --example decode_speed -- [threads] [documents] [bf16]
 #![allow(clippy::print_stdout)]
@@ -19,7 +19,7 @@ fn main() {
     println!("vectors");
     measure(&Queue::cpu_with(threads, isa), rows, dtype);
     if dtype == DType::BF16 && Amx::detect().is_some() {
-        println!("tiles");
+        println!("AMX");
         measure(&Queue::cpu(threads), rows, dtype);
     }
 }

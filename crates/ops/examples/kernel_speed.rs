@@ -1,9 +1,9 @@
-//! Rates of the operations that move bytes on a GPU: all but products and attention.
+//! Rates of the memory-bound operations on a GPU: all but matmul and attention.
 //!
 //!     cargo run --release -p lockstep-ops --example kernel_speed [tokens] [width]
 //!
-//! Bytes are those that must be read and written once; what a cache gives again counts for nothing. A rate near
-//! the memory's own means that a faster kernel would not help.
+//! Bytes are those that must be read and written once; rereads from a cache do not count. A rate near the memory's own
+//! means that a faster kernel would not help.
 #![allow(clippy::print_stdout)]
 
 use std::cell::Cell;
@@ -64,7 +64,7 @@ impl Bench {
         view
     }
 
-    /// Prints the rate of a call that moves so many bytes, from the best of several.
+    /// Prints the rate of a call that moves this many bytes, from the best of several runs.
     fn time(&self, name: &str, bytes: usize, call: impl Fn(&Queue)) -> Result<(), GpuError> {
         let cuda = self.queue.cuda().expect("a GPU's queue");
         let (start, end) = (Event::timed(self.gpu)?, Event::timed(self.gpu)?);

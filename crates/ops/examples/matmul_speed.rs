@@ -1,5 +1,5 @@
-//! Rates of the product shapes of a training step, as a share of the multiply-add peak, on every
-//! instruction set of this machine, in f32; or in bf16, on vectors and on tiles where it has them.
+//! Rates of the matmul shapes of a training step, relative to the multiply-add peak, on every instruction set of this
+//! machine in f32; or in bf16, with vectors and with AMX if there is any.
 //!
 //!     cargo run --release -p lockstep-ops --example matmul_speed -- [threads] [bf16]
 #![allow(clippy::print_stdout)]
@@ -26,7 +26,7 @@ fn measure(queue: &Queue, dtype: DType) {
     let Queue::Cpu(cpu) = queue else { unreachable!() };
     let (isa, threads) = (cpu.isa, cpu.pool.num_threads());
     let memory = Memory::allocate(Bytes(512 << 20), &cpu.pool).expect("512 MiB");
-    // All threads at once: cores that share units or power do not each reach the peak of one.
+    // Measure all threads at the same time: cores that share execution units or power do not each reach the peak alone.
     let peaks: Vec<f64> = std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(|| fma_peak_gflops(isa, 500))).collect();
         running.into_iter().map(|r| r.join().expect("a thread that only computes")).collect()

@@ -1,43 +1,44 @@
-//! How far a result is from its reference: as a whole, in its worst row and in its worst element.
+//! The error of a result against its reference: of the whole tensor, of its worst row and of its worst element.
 //!
-//! A norm over a whole tensor hides what is wrong in a part of it: one row in four thousand that is off by a tenth
-//! moves it by a thousandth. So rows are judged by their own size, and elements by that of their row.
+//! The norm of a whole tensor hides errors in a part of it: one row in four thousand that is off by a tenth changes it
+//! by a thousandth. So rows are compared relative to their own norm, and elements relative to their row's.
 //!
-//! Tolerances are those of whole tensors: a few roundings to the storage type, whose errors partly cancel. With u the
-//! unit roundoff (2⁻⁸ of bf16, 2⁻¹¹ of f16, 2⁻²⁴ of f32), one rounding moves an element by at most u and a large tensor
-//! by about 0.4 u, and the tolerances of 16-bit types are 2 u. In the worst row, which may have one element, nothing
-//! cancels: [`ROW_ALLOWANCE`] times the tolerance is eight roundings that all go one way. A row's error may be a multiple of
-//! another row, whose worst element is four to five times its root mean square: [`ELEMENT_ALLOWANCE`] is four times as much.
-//! In f32 the tolerance is 50 u, for sums of hundreds of terms.
+//! Tolerances are stated for whole tensors. They allow for a few roundings to the storage type, whose errors partly
+//! cancel. With u the unit roundoff (2⁻⁸ for bf16, 2⁻¹¹ for f16, 2⁻²⁴ for f32), one rounding changes an element by at
+//! most u and a large tensor by about 0.4 u, and the tolerances of 16-bit types are 2 u. In the worst row, which may
+//! have a single element, nothing cancels: [`ROW_ALLOWANCE`] times the tolerance is eight roundings in the same
+//! direction. A row's error may be a multiple of another row, whose worst element is four to five times its root mean
+//! square: [`ELEMENT_ALLOWANCE`] is four times as much. In f32 the tolerance is 50 u, for sums of hundreds of terms.
 
-/// What the worst row's error may be, in tolerances of a whole tensor.
+/// The permitted error of the worst row, in units of the tolerance of the whole tensor.
 pub(crate) const ROW_ALLOWANCE: f64 = 4.0;
-/// What the worst element's may be, relative to its own size or its row's, whichever is larger.
+/// The permitted error of the worst element, relative to its own magnitude or its row's, whichever is larger.
 pub(crate) const ELEMENT_ALLOWANCE: f64 = 16.0;
-/// Rows that are smaller than this part of an average one are judged as if they had its size: what is left of terms
-/// that cancelled says little of their errors.
+/// Rows smaller than this fraction of an average row are compared as if they had that size: what remains after terms
+/// have cancelled says little about their errors.
 const SMALLEST_ROW: f64 = 1e-3;
 
-/// Relative errors, and where the worst are. NaN where a number is missing.
+/// Relative errors, and where the worst ones are. NaN where a value is NaN.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Errors {
     /// ‖got − want‖ / ‖want‖.
     pub(crate) whole: f64,
-    /// The same of the worst row, and which it is.
+    /// The same for the worst row, and its index.
     pub(crate) row: (f64, usize),
-    /// |got − want| of the worst element relative to the larger of itself and its row's root mean square.
+    /// |got − want| of the worst element relative to the larger of |want| and its row's root mean square, and its
+    /// index.
     pub(crate) element: (f64, usize),
 }
 
 impl Errors {
-    /// Of a tensor with rows of `cols`. Where terms may cancel, `scale` is a norm that the whole may be measured
-    /// against, and rows against their share of it.
+    /// The errors of a tensor with rows of `cols` elements. Where terms may cancel, `scale` is a norm to measure the
+    /// whole against; rows are then measured against their share of it.
     pub(crate) fn of(got: &[f64], want: &[f64], cols: usize, scale: f64) -> Errors {
         let num_rows = (got.len() / cols.max(1)).max(1) as f64;
         Errors::of_rows(got, want, cols, scale, |_| scale / num_rows.sqrt())
     }
 
-    /// As [`Errors::of`], with a norm that each row may be measured against.
+    /// As [`Errors::of`], with a norm to measure each row against.
     pub(crate) fn of_rows(
         got: &[f64],
         want: &[f64],
@@ -45,7 +46,7 @@ impl Errors {
         scale: f64,
         of_row: impl Fn(usize) -> f64,
     ) -> Errors {
-        assert_eq!(got.len(), want.len(), "a reference of the same shape");
+        assert_eq!(got.len(), want.len(), "result and reference must have the same length");
         let cols = cols.clamp(1, got.len().max(1));
         assert!(got.len().is_multiple_of(cols), "{} elements in rows of {cols}", got.len());
         let num_rows = got.len() / cols;
@@ -71,26 +72,26 @@ impl Errors {
         errors
     }
 
-    /// The worst of the three, in units that a tolerance for the whole can be compared with.
+    /// The worst of the three, in units of a tolerance for the whole tensor.
     pub(crate) fn worst(&self) -> f64 {
         let all = [self.whole, self.row.0 / ROW_ALLOWANCE, self.element.0 / ELEMENT_ALLOWANCE];
         all.into_iter().fold(0.0, |worst, error| if error.is_nan() || error > worst { error } else { worst })
     }
 
-    /// Where a part is off by more than a tolerance, though the whole may not be.
+    /// Describes the first part whose error exceeds its allowance, if any.
     pub(crate) fn failure(&self, tolerance: f64) -> Option<String> {
-        // A NaN is worse than any number.
+        // Written so that NaN fails.
         let within = |error: f64, most: f64| error <= most;
         if !within(self.row.0, ROW_ALLOWANCE * tolerance) {
-            return Some(format!("row {} is off by {:.1e} of its size", self.row.1, self.row.0));
+            return Some(format!("row {} is off by {:.1e} of its norm", self.row.1, self.row.0));
         }
         if !within(self.element.0, ELEMENT_ALLOWANCE * tolerance) {
             return Some(format!(
-                "element {} is off by {:.1e} of its row's size",
+                "element {} is off by {:.1e} of its row's magnitude",
                 self.element.1, self.element.0
             ));
         }
-        (!within(self.whole, tolerance)).then(|| format!("the whole is off by {:.1e}", self.whole))
+        (!within(self.whole, tolerance)).then(|| format!("the whole tensor is off by {:.1e}", self.whole))
     }
 }
 
@@ -100,7 +101,7 @@ fn keep_worse(worst: &mut (f64, usize), error: f64, at: usize) {
     }
 }
 
-/// Nothing is off by nothing, whatever its size.
+/// Zero difference is zero error, whatever the size.
 fn relative(difference: f64, size: f64) -> f64 {
     if difference == 0.0 { 0.0 } else { difference / size }
 }
@@ -115,27 +116,27 @@ mod tests {
 
     const ROWS: usize = 4096;
     const COLS: usize = 16;
-    /// That of bf16.
+    /// The tolerance of bf16.
     const TOLERANCE: f64 = 8e-3;
 
     fn reference() -> Vec<f64> {
         (0..ROWS * COLS).map(|i| (i as f64 * 0.7).sin()).collect()
     }
 
-    /// What the norm over the whole tensor misses is found in its row, and said.
+    /// A wrong row is reported even if the norm of the whole tensor hides it.
     #[test]
     fn one_wrong_row_is_found() {
         let want = reference();
         let mut got = want.clone();
         got[1234 * COLS..][..COLS].iter_mut().for_each(|x| *x *= 1.1);
         let errors = Errors::of(&got, &want, COLS, 0.0);
-        assert!(errors.whole < TOLERANCE / 4.0, "the whole shows it: {errors:?}");
+        assert!(errors.whole < TOLERANCE / 4.0, "the whole tensor shows the error: {errors:?}");
         assert!(errors.worst() > TOLERANCE);
         assert!(errors.failure(TOLERANCE).unwrap().starts_with("row 1234 is off by 1.0e-1"));
         assert_eq!(Errors::of(&want, &want, COLS, 0.0).failure(0.0), None);
     }
 
-    /// A wrong element of a long row moves neither the whole nor its row.
+    /// A wrong element of a long row changes neither the whole nor the row by much.
     #[test]
     fn one_wrong_element_is_found() {
         let want = reference();
@@ -147,7 +148,7 @@ mod tests {
         assert!(errors.failure(TOLERANCE).unwrap().starts_with("element 77 is off by"));
     }
 
-    /// A row a thousand times smaller than the others is judged by its own size.
+    /// A row a thousand times smaller than the others is compared relative to its own norm.
     #[test]
     fn small_rows_are_not_hidden_by_large_ones() {
         let mut want = reference();
@@ -155,12 +156,12 @@ mod tests {
         let mut got = want.clone();
         got[9 * COLS..][..COLS].iter_mut().for_each(|x| *x *= 1.1);
         assert!(Errors::of(&got, &want, COLS, 0.0).failure(TOLERANCE).is_some());
-        // Unless it is said that rows of this size are what is left of larger ones.
+        // With a scale, rows of this size count as what remains of larger terms.
         assert_eq!(Errors::of(&got, &want, COLS, norm(want.iter().copied())).failure(TOLERANCE), None);
     }
 
     #[test]
-    fn what_is_not_a_number_never_passes() {
+    fn nan_never_passes() {
         let want = reference();
         let mut got = want.clone();
         (got[5], got[6]) = (f64::NAN, 0.0);

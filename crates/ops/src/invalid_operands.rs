@@ -1,5 +1,5 @@
-//! Every operation refuses operands of wrong shapes and types, and outputs that share memory with what they are made
-//! of, in checks that come before it turns to a device: what is refused here is refused on a GPU as well.
+//! Every operation refuses operands of wrong shapes and types, and outputs that overlap its inputs. The checks come
+//! before the choice of device, so what is refused here on the CPU is refused on a GPU as well.
 
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};
@@ -16,9 +16,9 @@ use crate::{Mat, bias, embedding, lion, reduce, rmsnorm, score_head, sgd, swiglu
 const OVERLAP: &str = "operands overlap";
 
 #[track_caller]
-fn refused(expected: &str, call: impl FnOnce(&Queue)) {
+fn assert_refused(expected: &str, call: impl FnOnce(&Queue)) {
     let message = panic_message(|| call(&Queue::cpu(1)));
-    assert!(message.contains(expected), "refused for another reason than {expected:?}: {message}");
+    assert!(message.contains(expected), "expected a message with {expected:?}: {message}");
 }
 
 fn f32s(arena: &TestArena, len: usize) -> View<'_> {
@@ -29,7 +29,7 @@ fn mat(arena: &TestArena, rows: usize, cols: usize) -> Mat<'_> {
     Mat::dense(f32s(arena, rows * cols), rows, cols)
 }
 
-/// The matrix of the same shape that starts an element later: it overlaps the first, but is not the same.
+/// Two matrices of the same shape, the second starting one element later: they overlap but are not the same.
 fn shifted<'m>(arena: &'m TestArena, rows: usize, cols: usize) -> [Mat<'m>; 2] {
     let view = f32s(arena, rows * cols + 1);
     [0, 1].map(|start| Mat::dense(view.slice(start, rows * cols), rows, cols))
@@ -46,14 +46,18 @@ fn updates() {
     };
     update(&Queue::cpu(1), good);
     let (short, whole) = (f32s(&arena, 7), arena.input_u32(&[0; 8]));
-    refused("state of a range", |queue| update(queue, ParamRange { m: short, ..good }));
-    refused("state of a range", |queue| update(queue, ParamRange { master: whole, ..good }));
-    refused("working copy", |queue| update(queue, ParamRange { working: Some(short), ..good }));
-    refused(OVERLAP, |queue| update(queue, ParamRange { master: grad, ..good }));
-    refused(OVERLAP, |queue| update(queue, ParamRange { m: v, ..good }));
-    refused(OVERLAP, |queue| update(queue, ParamRange { m: grad, ..good }));
+    assert_refused("states of a range must be f32 of its length", |queue| {
+        update(queue, ParamRange { m: short, ..good })
+    });
+    assert_refused("states of a range must be f32 of its length", |queue| {
+        update(queue, ParamRange { master: whole, ..good })
+    });
+    assert_refused("working copy", |queue| update(queue, ParamRange { working: Some(short), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { master: grad, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { m: v, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { m: grad, ..good }));
     let over_master = Some(master.cast(DType::BF16).first(8));
-    refused(OVERLAP, |queue| update(queue, ParamRange { working: over_master, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { working: over_master, ..good }));
 }
 
 #[test]
@@ -67,13 +71,17 @@ fn updates_with_momentum() {
     );
     let update = |queue: &Queue, range: sgd::ParamRange| sgd::update(queue, range, &rates, None);
     update(&Queue::cpu(1), good);
-    refused("state of a range", |queue| update(queue, sgd::ParamRange { momentum: Some(short), ..good }));
-    refused("state of a range", |queue| update(queue, sgd::ParamRange { grad: short, ..good }));
-    refused("working copy", |queue| update(queue, sgd::ParamRange { working: Some(short), ..good }));
-    refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(grad), ..good }));
-    refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(master), ..good }));
+    assert_refused("states of a range must be f32 of its length", |queue| {
+        update(queue, sgd::ParamRange { momentum: Some(short), ..good })
+    });
+    assert_refused("states of a range must be f32 of its length", |queue| {
+        update(queue, sgd::ParamRange { grad: short, ..good })
+    });
+    assert_refused("working copy", |queue| update(queue, sgd::ParamRange { working: Some(short), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(grad), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(master), ..good }));
     let plain = sgd::Hyperparams { momentum: 0.0, nesterov: false, ..rates };
-    refused(OVERLAP, |queue| {
+    assert_refused(OVERLAP, |queue| {
         sgd::update(queue, sgd::ParamRange { grad: master, momentum: None, ..good }, &plain, None)
     });
 
@@ -83,37 +91,43 @@ fn updates_with_momentum() {
     );
     let update = |queue: &Queue, range: lion::ParamRange| lion::update(queue, range, &rates, None);
     update(&Queue::cpu(1), good);
-    refused("state of a range", |queue| update(queue, lion::ParamRange { m: short, ..good }));
-    refused("working copy", |queue| update(queue, lion::ParamRange { working: Some(short), ..good }));
-    refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: grad, ..good }));
-    refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: master, ..good }));
+    assert_refused("states of a range must be f32 of its length", |queue| {
+        update(queue, lion::ParamRange { m: short, ..good })
+    });
+    assert_refused("working copy", |queue| update(queue, lion::ParamRange { working: Some(short), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: grad, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: master, ..good }));
     let over_state = Some(buffer.cast(DType::BF16).first(8));
-    refused(OVERLAP, |queue| update(queue, lion::ParamRange { working: over_state, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { working: over_state, ..good }));
 }
 
 #[test]
 fn sums() {
     let arena = TestArena::new(1);
     let (x, leaves) = (f32s(&arena, 512), arena.output(2, DType::F64));
-    refused("a leaf per block", |queue| reduce::squared_sum_leaves(queue, leaves.first(1), x));
-    refused("squares of f32", |queue| reduce::squared_sum_leaves(queue, leaves, arena.input_u32(&[0; 512])));
+    assert_refused("one f64 leaf per block", |queue| reduce::squared_sum_leaves(queue, leaves.first(1), x));
+    assert_refused("x must be f32", |queue| {
+        reduce::squared_sum_leaves(queue, leaves, arena.input_u32(&[0; 512]))
+    });
     let inside = x.cast(DType::F64).first(2);
-    refused(OVERLAP, |queue| reduce::squared_sum_leaves(queue, inside, x));
-    refused(OVERLAP, |queue| reduce::sum_leaves(queue, leaves.first(1), leaves));
-    refused(OVERLAP, |queue| reduce::add(queue, x.first(10), x.slice(9, 10)));
-    refused(OVERLAP, |queue| reduce::copy(queue, x.first(10), x.slice(9, 10)));
+    assert_refused(OVERLAP, |queue| reduce::squared_sum_leaves(queue, inside, x));
+    assert_refused(OVERLAP, |queue| reduce::sum_leaves(queue, leaves.first(1), leaves));
+    assert_refused(OVERLAP, |queue| reduce::add(queue, x.first(10), x.slice(9, 10)));
+    assert_refused(OVERLAP, |queue| reduce::copy(queue, x.first(10), x.slice(9, 10)));
 }
 
 #[test]
 fn biases() {
     let arena = TestArena::new(1);
     let (y, b, scratch) = (mat(&arena, 3, 4), f32s(&arena, 4), f32s(&arena, 4));
-    refused("a bias per column", |queue| bias::forward(queue, y, b.first(3)));
-    refused(OVERLAP, |queue| bias::forward(queue, y, y.row(2)));
-    refused(OVERLAP, |queue| bias::backward(queue, y.row(0), y, scratch));
-    refused(OVERLAP, |queue| bias::backward(queue, b, y, y.row(1)));
-    refused(OVERLAP, |queue| bias::backward(queue, b, y, b));
-    refused("scratch of a bias gradient", |queue| bias::backward(queue, b, y, scratch.first(3)));
+    assert_refused("one bias per column", |queue| bias::forward(queue, y, b.first(3)));
+    assert_refused(OVERLAP, |queue| bias::forward(queue, y, y.row(2)));
+    assert_refused(OVERLAP, |queue| bias::backward(queue, y.row(0), y, scratch));
+    assert_refused(OVERLAP, |queue| bias::backward(queue, b, y, y.row(1)));
+    assert_refused(OVERLAP, |queue| bias::backward(queue, b, y, b));
+    assert_refused("scratch is too small for a bias gradient", |queue| {
+        bias::backward(queue, b, y, scratch.first(3))
+    });
 }
 
 #[test]
@@ -122,11 +136,11 @@ fn scores() {
     let [x, dx] = [(); 2].map(|()| mat(&arena, 3, 4));
     let [y, c] = [(); 2].map(|()| f32s(&arena, 3));
     let [w, dw, scratch] = [(); 3].map(|()| f32s(&arena, 4));
-    refused("a weight per column", |queue| score_head::forward(queue, y, x, w.first(3)));
-    refused("a score per token", |queue| score_head::forward(queue, y.first(2), x, w));
-    refused("a score per token", |queue| score_head::forward(queue, y.cast(DType::U32), x, w));
-    refused(OVERLAP, |queue| score_head::forward(queue, x.view.first(3), x, w));
-    refused(OVERLAP, |queue| score_head::forward(queue, w.first(3), x, w));
+    assert_refused("one weight per column", |queue| score_head::forward(queue, y, x, w.first(3)));
+    assert_refused("one f32 score per token", |queue| score_head::forward(queue, y.first(2), x, w));
+    assert_refused("one f32 score per token", |queue| score_head::forward(queue, y.cast(DType::U32), x, w));
+    assert_refused(OVERLAP, |queue| score_head::forward(queue, x.view.first(3), x, w));
+    assert_refused(OVERLAP, |queue| score_head::forward(queue, w.first(3), x, w));
 
     let good = score_head::BackwardArgs { dx, add_dx: false, dw: Some(dw), add_dw: false, c, x, w, scratch };
     score_head::backward(&Queue::cpu(1), good);
@@ -144,16 +158,20 @@ fn scores() {
         score_head::BackwardArgs { c: scratch.first(3), ..good },
         score_head::BackwardArgs { scratch: x.view, ..good },
     ] {
-        refused(OVERLAP, |queue| score_head::backward(queue, call));
+        assert_refused(OVERLAP, |queue| score_head::backward(queue, call));
     }
     let short = score_head::BackwardArgs { scratch: scratch.first(3), ..good };
-    refused("scratch of a head's backward", |queue| score_head::backward(queue, short));
+    assert_refused("scratch is too small for a score head's backward", |queue| {
+        score_head::backward(queue, short)
+    });
     let narrow = score_head::BackwardArgs { dx: mat(&arena, 3, 3), ..good };
-    refused("gradient of the hidden state", |queue| score_head::backward(queue, narrow));
+    assert_refused("dx must match x", |queue| score_head::backward(queue, narrow));
     let none = score_head::BackwardArgs { dw: Some(dw.first(3)), ..good };
-    refused("weight gradient", |queue| score_head::backward(queue, none));
+    assert_refused("the weight gradient must be f32, with the shape of the weight", |queue| {
+        score_head::backward(queue, none)
+    });
     let few = score_head::BackwardArgs { c: c.first(2), ..good };
-    refused("a coefficient per token", |queue| score_head::backward(queue, few));
+    assert_refused("one f32 coefficient per token", |queue| score_head::backward(queue, few));
 }
 
 #[test]
@@ -161,18 +179,20 @@ fn likelihoods() {
     let arena = TestArena::new(1);
     let (logits, [logp, c]) = (mat(&arena, 3, 5), [(); 2].map(|()| f32s(&arena, 3)));
     let targets = arena.input_u32(&[0, 1, 2]);
-    refused("a target per token", |queue| cross_entropy::forward(queue, logp, logits, targets.first(2)));
-    refused(OVERLAP, |queue| cross_entropy::forward(queue, logits.view.first(3), logits, targets));
-    refused(OVERLAP, |queue| cross_entropy::forward(queue, targets.cast(DType::F32), logits, targets));
-    refused(OVERLAP, |queue| {
+    assert_refused("one target per token", |queue| {
+        cross_entropy::forward(queue, logp, logits, targets.first(2))
+    });
+    assert_refused(OVERLAP, |queue| cross_entropy::forward(queue, logits.view.first(3), logits, targets));
+    assert_refused(OVERLAP, |queue| cross_entropy::forward(queue, targets.cast(DType::F32), logits, targets));
+    assert_refused(OVERLAP, |queue| {
         cross_entropy::forward(queue, logp, logits, logits.view.cast(DType::U32).first(3))
     });
     let both = |queue: &Queue, logp: View, c: View| {
         cross_entropy::forward_backward(queue, logp, logits, targets, c, DType::F32);
     };
-    refused("a coefficient per token", |queue| both(queue, logp, c.first(2)));
-    refused(OVERLAP, |queue| both(queue, logp, logp));
-    refused(OVERLAP, |queue| both(queue, logp, logits.view.slice(12, 3)));
+    assert_refused("one f32 coefficient per token", |queue| both(queue, logp, c.first(2)));
+    assert_refused(OVERLAP, |queue| both(queue, logp, logp));
+    assert_refused(OVERLAP, |queue| both(queue, logp, logits.view.slice(12, 3)));
 
     let [entropy, mean, c_entropy, short] = [3, 3, 3, 2].map(|len| f32s(&arena, len));
     let out = Channels { log_prob: logp, entropy: Some(entropy), mean_log_prob: Some(mean) };
@@ -181,15 +201,23 @@ fn likelihoods() {
     let both = |queue: &Queue, with: Channels| {
         cross_entropy::forward_backward(queue, out, logits, targets, with, DType::F32);
     };
-    refused("an output per token", |queue| forward(queue, Channels { entropy: Some(short), ..out }));
-    refused("an output per token", |queue| forward(queue, Channels { mean_log_prob: Some(targets), ..out }));
-    refused(OVERLAP, |queue| forward(queue, Channels { entropy: Some(logp), ..out }));
-    refused(OVERLAP, |queue| forward(queue, Channels { mean_log_prob: Some(entropy), ..out }));
-    refused(OVERLAP, |queue| forward(queue, Channels { entropy: Some(logits.view.first(3)), ..out }));
-    refused("a coefficient per token", |queue| both(queue, Channels { entropy: Some(short), ..with }));
-    refused(OVERLAP, |queue| both(queue, Channels { entropy: Some(mean), ..with }));
-    refused(OVERLAP, |queue| both(queue, Channels { mean_log_prob: Some(logp), ..with }));
-    refused(OVERLAP, |queue| both(queue, Channels { mean_log_prob: Some(logits.view.slice(1, 3)), ..with }));
+    assert_refused("one f32 output per token", |queue| {
+        forward(queue, Channels { entropy: Some(short), ..out })
+    });
+    assert_refused("one f32 output per token", |queue| {
+        forward(queue, Channels { mean_log_prob: Some(targets), ..out })
+    });
+    assert_refused(OVERLAP, |queue| forward(queue, Channels { entropy: Some(logp), ..out }));
+    assert_refused(OVERLAP, |queue| forward(queue, Channels { mean_log_prob: Some(entropy), ..out }));
+    assert_refused(OVERLAP, |queue| forward(queue, Channels { entropy: Some(logits.view.first(3)), ..out }));
+    assert_refused("one f32 coefficient per token", |queue| {
+        both(queue, Channels { entropy: Some(short), ..with })
+    });
+    assert_refused(OVERLAP, |queue| both(queue, Channels { entropy: Some(mean), ..with }));
+    assert_refused(OVERLAP, |queue| both(queue, Channels { mean_log_prob: Some(logp), ..with }));
+    assert_refused(OVERLAP, |queue| {
+        both(queue, Channels { mean_log_prob: Some(logits.view.slice(1, 3)), ..with })
+    });
     both(&Queue::cpu(1), with);
 }
 
@@ -202,16 +230,22 @@ fn dropouts() {
     for run in [dropout::forward, dropout::backward] {
         run(&Queue::cpu(1), y, residual, bounds, Some(&mask));
         let [one, other] = shifted(&arena, 3, 4);
-        refused(OVERLAP, |queue| run(queue, one, other, bounds, Some(&mask)));
-        refused("dropout shapes", |queue| run(queue, y, mat(&arena, 3, 5), bounds, Some(&mask)));
-        refused("documents have bounds", |queue| run(queue, y, residual, bounds.first(1), None));
-        refused("bounds of documents", |queue| run(queue, y, residual, f32s(&arena, 3), None));
-        refused("a sample per document", |queue| run(queue, y, residual, bounds.first(2), Some(&mask)));
+        assert_refused(OVERLAP, |queue| run(queue, one, other, bounds, Some(&mask)));
+        assert_refused("shapes of a dropout must match", |queue| {
+            run(queue, y, mat(&arena, 3, 5), bounds, Some(&mask))
+        });
+        assert_refused("cu_seqlens must not be empty", |queue| {
+            run(queue, y, residual, bounds.first(1), None)
+        });
+        assert_refused("cu_seqlens must be u32", |queue| run(queue, y, residual, f32s(&arena, 3), None));
+        assert_refused("one sample per document", |queue| {
+            run(queue, y, residual, bounds.first(2), Some(&mask))
+        });
         let floats = Mask { samples: f32s(&arena, 2), ..mask };
-        refused("samples", |queue| run(queue, y, residual, bounds, Some(&floats)));
+        assert_refused("samples must be u32", |queue| run(queue, y, residual, bounds, Some(&floats)));
         let over = y.view.cast(DType::U32);
-        refused(OVERLAP, |queue| run(queue, y, residual, over.first(3), None));
-        refused(OVERLAP, |queue| {
+        assert_refused(OVERLAP, |queue| run(queue, y, residual, over.first(3), None));
+        assert_refused(OVERLAP, |queue| {
             run(queue, y, residual, bounds, Some(&Mask { samples: over.first(2), ..mask }))
         });
     }
@@ -221,19 +255,21 @@ fn dropouts() {
 fn embeddings() {
     let arena = TestArena::new(1);
     let (x, table, tokens) = (mat(&arena, 3, 4), mat(&arena, 5, 4), arena.input_u32(&[0, 1, 4]));
-    refused("embedding shapes", |queue| embedding::forward(queue, x, table, tokens.first(2)));
-    refused("tokens", |queue| embedding::forward(queue, x, table, f32s(&arena, 3)));
-    refused(OVERLAP, |queue| embedding::forward(queue, table.row_range(1, 3), table, tokens));
-    refused(OVERLAP, |queue| embedding::forward(queue, x, table, x.view.cast(DType::U32).first(3)));
+    assert_refused("shapes of an embedding must match", |queue| {
+        embedding::forward(queue, x, table, tokens.first(2))
+    });
+    assert_refused("tokens", |queue| embedding::forward(queue, x, table, f32s(&arena, 3)));
+    assert_refused(OVERLAP, |queue| embedding::forward(queue, table.row_range(1, 3), table, tokens));
+    assert_refused(OVERLAP, |queue| embedding::forward(queue, x, table, x.view.cast(DType::U32).first(3)));
     let scratch = arena.input_u32(&[0; 6]);
     let backward = |queue: &Queue, dx: Mat, tokens: View, scratch: View| {
         embedding::backward(queue, table, dx, tokens, scratch);
     };
     backward(&Queue::cpu(1), x, tokens, scratch);
-    refused(OVERLAP, |queue| backward(queue, table.row_range(0, 3), tokens, scratch));
-    refused(OVERLAP, |queue| backward(queue, x, tokens, tokens));
-    refused(OVERLAP, |queue| backward(queue, x, tokens, table.view.first(6)));
-    refused("weight gradients", |queue| backward(queue, x, f32s(&arena, 3), scratch));
+    assert_refused(OVERLAP, |queue| backward(queue, table.row_range(0, 3), tokens, scratch));
+    assert_refused(OVERLAP, |queue| backward(queue, x, tokens, tokens));
+    assert_refused(OVERLAP, |queue| backward(queue, x, tokens, table.view.first(6)));
+    assert_refused("weight gradients", |queue| backward(queue, x, f32s(&arena, 3), scratch));
 }
 
 #[test]
@@ -243,16 +279,16 @@ fn norms() {
     let ([w, dw], rstd, scratch) = ([(); 2].map(|()| f32s(&arena, 4)), f32s(&arena, 3), f32s(&arena, 12));
     let forward = |queue: &Queue, y, rstd, x, w| rmsnorm::forward(queue, y, rstd, x, w, 1e-5);
     let [one, other] = shifted(&arena, 3, 4);
-    refused(OVERLAP, |queue| forward(queue, one, rstd, other, w));
-    refused(OVERLAP, |queue| forward(queue, x, rstd, x, w));
-    refused(OVERLAP, |queue| forward(queue, y, x.view.first(3), x, w));
-    refused(OVERLAP, |queue| forward(queue, y, rstd, x, y.row(0)));
-    refused("one rstd per group", |queue| forward(queue, y, rstd.first(2), x, w));
-    refused("one rstd per group", |queue| forward(queue, y, rstd.cast(DType::U32), x, w));
+    assert_refused(OVERLAP, |queue| forward(queue, one, rstd, other, w));
+    assert_refused(OVERLAP, |queue| forward(queue, x, rstd, x, w));
+    assert_refused(OVERLAP, |queue| forward(queue, y, x.view.first(3), x, w));
+    assert_refused(OVERLAP, |queue| forward(queue, y, rstd, x, y.row(0)));
+    assert_refused("one rstd per group", |queue| forward(queue, y, rstd.first(2), x, w));
+    assert_refused("one rstd per group", |queue| forward(queue, y, rstd.cast(DType::U32), x, w));
 
     let good = rmsnorm::BackwardArgs { dx: y, add: false, recompute: false, dw, dy, x, rstd, w, scratch };
     rmsnorm::backward(&Queue::cpu(1), good);
-    // In place of dy, whole; not beside it.
+    // dx may be dy itself, but must not overlap it partly.
     rmsnorm::backward(&Queue::cpu(1), rmsnorm::BackwardArgs { dx: dy, ..good });
     let overlaps = [
         rmsnorm::BackwardArgs { dx: one, dy: other, ..good },
@@ -268,11 +304,11 @@ fn norms() {
         rmsnorm::BackwardArgs { rstd: y.view.first(3), ..good },
     ];
     for call in overlaps {
-        refused(OVERLAP, |queue| rmsnorm::backward(queue, call));
+        assert_refused(OVERLAP, |queue| rmsnorm::backward(queue, call));
     }
     let short = rmsnorm::BackwardArgs { scratch: scratch.first(11), ..good };
-    refused("scratch of a norm's backward", |queue| rmsnorm::backward(queue, short));
-    refused("weight gradient", |queue| {
+    assert_refused("scratch is too small for a norm's backward", |queue| rmsnorm::backward(queue, short));
+    assert_refused("the weight gradient must be f32, with the shape of the weight", |queue| {
         rmsnorm::backward(queue, rmsnorm::BackwardArgs { dw: dw.first(3), ..good })
     });
 }
@@ -282,22 +318,26 @@ fn rotations() {
     let arena = TestArena::new(1);
     let (x, positions) = (mat(&arena, 3, 8), arena.input_u32(&[0, 1, 4]));
     let table = Table { cos: f32s(&arena, 10), sin: f32s(&arena, 10), half: 2 };
-    let turn =
+    let rotate =
         |queue: &Queue, x, positions, table| rope::apply(queue, x, positions, table, Direction::Forward);
-    turn(&Queue::cpu(1), x, positions, table);
-    refused("a position per token", |queue| turn(queue, x, positions.first(2), table));
-    refused("a position per token", |queue| turn(queue, x, f32s(&arena, 3), table));
-    refused("8 columns in heads of 6", |queue| turn(queue, x, positions, Table { half: 3, ..table }));
-    refused("angles for every position", |queue| {
-        turn(queue, x, positions, Table { sin: f32s(&arena, 8), ..table })
+    rotate(&Queue::cpu(1), x, positions, table);
+    assert_refused("one position per token", |queue| rotate(queue, x, positions.first(2), table));
+    assert_refused("one position per token", |queue| rotate(queue, x, f32s(&arena, 3), table));
+    assert_refused("8 columns in heads of 6", |queue| {
+        rotate(queue, x, positions, Table { half: 3, ..table })
     });
-    refused("angles for every position", |queue| {
-        turn(queue, x, positions, Table { cos: f32s(&arena, 11), ..table })
+    assert_refused("cos and sin must cover every position", |queue| {
+        rotate(queue, x, positions, Table { sin: f32s(&arena, 8), ..table })
     });
-    refused(OVERLAP, |queue| turn(queue, x, positions, Table { cos: x.view.first(10), ..table }));
-    // The table has no angles for it.
-    refused("position 5 of 5", |queue| turn(queue, x, arena.input_u32(&[0, 5, 1]), table));
-    refused("position 4294967295 of 5", |queue| turn(queue, x, arena.input_u32(&[0, 1, u32::MAX]), table));
+    assert_refused("cos and sin must cover every position", |queue| {
+        rotate(queue, x, positions, Table { cos: f32s(&arena, 11), ..table })
+    });
+    assert_refused(OVERLAP, |queue| rotate(queue, x, positions, Table { cos: x.view.first(10), ..table }));
+    // The table has no angles for this position.
+    assert_refused("position 5 of 5", |queue| rotate(queue, x, arena.input_u32(&[0, 5, 1]), table));
+    assert_refused("position 4294967295 of 5", |queue| {
+        rotate(queue, x, arena.input_u32(&[0, 1, u32::MAX]), table)
+    });
 }
 
 #[test]
@@ -305,38 +345,40 @@ fn gates() {
     let arena = TestArena::new(1);
     let [g, u, y] = [(); 3].map(|()| mat(&arena, 3, 4));
     let [one, other] = shifted(&arena, 3, 4);
-    refused("one shape", |queue| swiglu::forward(queue, y, g, mat(&arena, 3, 5)));
-    refused(OVERLAP, |queue| swiglu::forward(queue, one, other, u));
-    refused(OVERLAP, |queue| swiglu::backward_in_place(queue, g, g, y));
-    refused(OVERLAP, |queue| swiglu::backward_and_recompute_in_place(queue, g, u, u));
+    assert_refused("shapes must match", |queue| swiglu::forward(queue, y, g, mat(&arena, 3, 5)));
+    assert_refused(OVERLAP, |queue| swiglu::forward(queue, one, other, u));
+    assert_refused(OVERLAP, |queue| swiglu::backward_in_place(queue, g, g, y));
+    assert_refused(OVERLAP, |queue| swiglu::backward_and_recompute_in_place(queue, g, u, u));
 }
 
 #[test]
-fn products() {
+fn matmuls() {
     let arena = TestArena::new(1);
     let scratch = arena.output(matmul::scratch_bytes(1).0 as usize / 4, DType::F32);
     let [c, a, b, r] = [(); 4].map(|()| mat(&arena, 4, 4));
     let [one, other] = shifted(&arena, 4, 4);
     for run in [matmul::nt, matmul::nn, matmul::tn] {
         run(&Queue::cpu(1), c, a, b, Accumulate::Residual(r), scratch);
-        // Factors may be one matrix, and a sum may be made in its place.
+        // A and B may be the same matrix, and the residual may be C.
         run(&Queue::cpu(1), c, a, a, Accumulate::Residual(c), scratch);
-        refused("shapes of A", |queue| run(queue, c, mat(&arena, 5, 5), b, Accumulate::Overwrite, scratch));
-        refused("shape of the residual", |queue| {
+        assert_refused("shapes of A", |queue| {
+            run(queue, c, mat(&arena, 5, 5), b, Accumulate::Overwrite, scratch)
+        });
+        assert_refused("the residual must match C", |queue| {
             run(queue, c, a, b, Accumulate::Residual(mat(&arena, 4, 5)), scratch)
         });
-        refused(OVERLAP, |queue| run(queue, c, c, b, Accumulate::Overwrite, scratch));
-        refused(OVERLAP, |queue| run(queue, one, a, other, Accumulate::Overwrite, scratch));
-        refused(OVERLAP, |queue| run(queue, one, a, b, Accumulate::Residual(other), scratch));
+        assert_refused(OVERLAP, |queue| run(queue, c, c, b, Accumulate::Overwrite, scratch));
+        assert_refused(OVERLAP, |queue| run(queue, one, a, other, Accumulate::Overwrite, scratch));
+        assert_refused(OVERLAP, |queue| run(queue, one, a, b, Accumulate::Residual(other), scratch));
         let inside = Mat::dense(scratch.slice(100, 16), 4, 4);
-        refused(OVERLAP, |queue| run(queue, inside, a, b, Accumulate::Overwrite, scratch));
-        refused(OVERLAP, |queue| run(queue, c, inside, b, Accumulate::Overwrite, scratch));
-        refused(OVERLAP, |queue| run(queue, c, a, b, Accumulate::Residual(inside), scratch));
+        assert_refused(OVERLAP, |queue| run(queue, inside, a, b, Accumulate::Overwrite, scratch));
+        assert_refused(OVERLAP, |queue| run(queue, c, inside, b, Accumulate::Overwrite, scratch));
+        assert_refused(OVERLAP, |queue| run(queue, c, a, b, Accumulate::Residual(inside), scratch));
     }
 }
 
 #[test]
-fn attentions() {
+fn attention_forward_and_backward() {
     let arena = TestArena::new(1);
     let heads = Heads { num_q: 2, num_kv: 1, width: 4, scale: 0.5, window: None };
     let scratch = arena.output(attention::scratch_bytes(1, 3, 4).0 as usize / 4, DType::F32);
@@ -355,12 +397,16 @@ fn attentions() {
         ForwardArgs { scratch: qkv.view, ..good },
         ForwardArgs { cu_seqlens: out.view.cast(DType::U32).first(3), ..good },
     ] {
-        refused(OVERLAP, |queue| attention::forward(queue, call));
+        assert_refused(OVERLAP, |queue| attention::forward(queue, call));
     }
-    refused("attention shapes", |queue| attention::forward(queue, ForwardArgs { k: q, ..good }));
-    refused("lse per token", |queue| attention::forward(queue, ForwardArgs { lse: lse.first(5), ..good }));
+    assert_refused("shapes of attention must match", |queue| {
+        attention::forward(queue, ForwardArgs { k: q, ..good })
+    });
+    assert_refused("lse per token", |queue| {
+        attention::forward(queue, ForwardArgs { lse: lse.first(5), ..good })
+    });
     let floats = f32s(&arena, 3);
-    refused("bounds of documents", |queue| {
+    assert_refused("cu_seqlens must be u32", |queue| {
         attention::forward(queue, ForwardArgs { cu_seqlens: floats, ..good })
     });
 
@@ -375,13 +421,15 @@ fn attentions() {
         BackwardArgs { forward: ForwardArgs { lse: dqkv.view.first(6), ..forward }, ..good },
         BackwardArgs { forward: ForwardArgs { scratch: dqkv.view, ..forward }, ..good },
     ] {
-        refused(OVERLAP, |queue| attention::backward(queue, call));
+        assert_refused(OVERLAP, |queue| attention::backward(queue, call));
     }
-    refused("gradient shapes", |queue| attention::backward(queue, BackwardArgs { dk: dq, ..good }));
+    assert_refused("a gradient must have the shape of its tensor", |queue| {
+        attention::backward(queue, BackwardArgs { dk: dq, ..good })
+    });
 }
 
 #[test]
-fn caches() {
+fn attention_decode() {
     let arena = TestArena::new(1);
     let heads = Heads { num_q: 2, num_kv: 1, width: 4, scale: 0.5, window: None };
     let view = arena.output(attention::kv_cache_elems(1, 4, 2, 8), DType::F32);
@@ -407,14 +455,16 @@ fn caches() {
         DecodeArgs { scratch: view, ..good },
         DecodeArgs { positions: out.view.cast(DType::U32).first(3), ..good },
     ] {
-        refused(OVERLAP, |queue| attention::decode(queue, call));
+        assert_refused(OVERLAP, |queue| attention::decode(queue, call));
     }
     let floats = f32s(&arena, 3);
-    refused("a position per token", |queue| {
+    assert_refused("one position per token", |queue| {
         attention::decode(queue, DecodeArgs { positions: good.positions.first(2), ..good })
     });
-    refused("bounds, slots and positions", |queue| {
+    assert_refused("cu_seqlens, slots and positions must be u32", |queue| {
         attention::decode(queue, DecodeArgs { positions: floats, ..good })
     });
-    refused("a slot per document", |queue| attention::decode(queue, DecodeArgs { slots: floats, ..good }));
+    assert_refused("one slot per document", |queue| {
+        attention::decode(queue, DecodeArgs { slots: floats, ..good })
+    });
 }

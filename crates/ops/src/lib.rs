@@ -1,10 +1,11 @@
-//! The operations of a decoder, forward and backward, a folder each.
+//! The operations of a decoder, forward and backward, one folder each.
 //!
-//! A folder holds what the operation means (`mod.rs`), the CPU and the CUDA version (`kernels.cu`, compiled at run
-//! time), and tests that judge them by a plain reference in f64, by finite differences and by the row contract: an
-//! output row depends on its row and its document alone. `selftest` runs the comparison with the reference on the
-//! user's device. Operations allocate nothing; scratch comes from the caller. On a GPU activations and weights have
-//! one storage type; statistics, logits and weight gradients are f32.
+//! A folder holds the operation's definition and argument checks (`mod.rs`), its CPU and CUDA versions (`kernels.cu`,
+//! compiled at run time), a reference implementation in f64, and tests. The tests compare with the reference and with
+//! finite differences, and check the row contract: an output row depends only on its own row and its document.
+//! `selftest` runs the comparison with the reference on the user's device. Operations allocate nothing; the caller
+//! provides scratch memory. On a GPU activations and weights have one storage type; statistics, logits and weight
+//! gradients are f32.
 //!
 //! Letters in shapes: T tokens, D model width, H query heads, G key-value heads, h head width, F feed-forward width,
 //! V vocabulary.
@@ -46,5 +47,5 @@ pub use sources::{
     all_kernel_sources, model_kernel_sources, optimizer_kernel_source, score_head_kernel_source,
 };
 
-/// Rows of work that a pool item takes: small enough to balance, large enough to be worth a hand-out.
+/// Rows that a pool item processes: few enough for load balancing, enough to outweigh the cost of taking an item.
 pub(crate) const ROWS_PER_ITEM: usize = 32;

@@ -2,7 +2,7 @@
 
 use lockstep_device::View;
 
-/// A row-major matrix in a view: `rows` rows of `cols` elements, `stride` elements apart.
+/// A row-major matrix in a view: `rows` rows of `cols` elements; row starts are `stride` elements apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Mat<'m> {
     pub view: View<'m>,
@@ -12,19 +12,19 @@ pub struct Mat<'m> {
 }
 
 impl<'m> Mat<'m> {
-    /// A matrix whose rows lie one after the other from the start of `view`.
+    /// A matrix whose rows are contiguous from the start of `view`.
     pub fn dense(view: View<'m>, rows: usize, cols: usize) -> Mat<'m> {
         Mat::strided(view, rows, cols, cols)
     }
 
     pub fn strided(view: View<'m>, rows: usize, cols: usize, stride: usize) -> Mat<'m> {
-        assert!(stride >= cols, "rows of {cols} cannot lie {stride} apart");
+        assert!(stride >= cols, "rows of {cols} elements cannot have a stride of {stride}");
         let whole_rows = if cols == 0 { Some(0) } else { rows.saturating_sub(1).checked_mul(stride) };
         let last_row = if rows == 0 { 0 } else { cols };
         let needed = whole_rows.and_then(|elems| elems.checked_add(last_row));
         match needed.filter(|needed| *needed <= view.len()) {
             Some(needed) => Mat { view: view.first(needed), rows, cols, stride },
-            None => panic!("[{rows}, {cols}] by {stride} in a view of {}", view.len()),
+            None => panic!("[{rows}, {cols}] with stride {stride} does not fit a view of {}", view.len()),
         }
     }
 
@@ -44,13 +44,13 @@ impl<'m> Mat<'m> {
         self.view.slice(row * self.stride, self.cols)
     }
 
-    /// Panics if the two share an element. Column ranges of one matrix are apart, though their views are not.
+    /// Panics if the two share an element. Column ranges of one matrix are disjoint even though their views overlap.
     #[track_caller]
     pub fn assert_disjoint(&self, other: &Mat<'_>) {
         let bytes = |elems: usize| elems * self.view.dtype().size();
         let alike = self.view.dtype() == other.view.dtype() && self.stride == other.stride;
         if alike && !self.view.is_empty() && !other.view.is_empty() {
-            // How far the other's rows begin behind the start of a row of this one.
+            // The distance of the other's row starts behind the start of a row of this one.
             let [from, to] = [self.view, other.view].map(|view| view.as_ptr::<u8>() as usize);
             let behind = to.wrapping_sub(from) as isize;
             let behind = behind.rem_euclid(bytes(self.stride) as isize) as usize;
@@ -77,9 +77,9 @@ mod tests {
     use super::*;
     use crate::testing::{Operands, TestArena, panic_message};
 
-    /// Sizes whose product or sum overflows are no way around a bound.
+    /// Sizes whose product or sum overflows must not bypass the bounds check.
     #[test]
-    fn huge_sizes_are_refused_by_name() {
+    fn huge_sizes_are_refused() {
         let arena = TestArena::new(1);
         let view = arena.output(100, DType::F32);
         let half = 1 << (usize::BITS / 2);
@@ -90,15 +90,15 @@ mod tests {
             (usize::MAX, 1, 1),
             (11, 10, 10),
         ] {
-            let said = panic_message(|| _ = Mat::strided(view, rows, cols, stride));
-            assert!(said.starts_with(&format!("[{rows}, {cols}] by {stride}")), "{said}");
+            let message = panic_message(|| _ = Mat::strided(view, rows, cols, stride));
+            assert!(message.starts_with(&format!("[{rows}, {cols}] with stride {stride}")), "{message}");
         }
         let mat = Mat::dense(view, 10, 10);
         for (start, len) in [(usize::MAX, 2), (2, usize::MAX), (11, 0), (10, 1)] {
-            let said = panic_message(|| _ = mat.columns(start, len));
-            assert!(said.starts_with(&format!("columns [{start}, +{len}]")), "{said}");
-            let said = panic_message(|| _ = mat.row_range(start, len));
-            assert!(said.starts_with(&format!("rows [{start}, +{len}]")), "{said}");
+            let message = panic_message(|| _ = mat.columns(start, len));
+            assert!(message.starts_with(&format!("columns [{start}, +{len}]")), "{message}");
+            let message = panic_message(|| _ = mat.row_range(start, len));
+            assert!(message.starts_with(&format!("rows [{start}, +{len}]")), "{message}");
         }
         for row in [10, usize::MAX / 10 + 1, usize::MAX] {
             assert_eq!(panic_message(|| _ = mat.row(row)), format!("row {row} of 10"));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_matrices_take_no_room() {
+    fn empty_matrices_need_no_memory() {
         let empty = View::empty();
         for (rows, cols) in [(0, 5), (5, 0), (usize::MAX, 0), (0, 0)] {
             assert_eq!(Mat::strided(empty, rows, cols, usize::MAX).view.len(), 0);

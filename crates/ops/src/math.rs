@@ -1,12 +1,12 @@
-//! Scalar functions and sums written so that loops over them become vectors, with the same bits on
-//! every instruction set: explicit fused multiply-adds and a fixed number of lanes.
+//! Scalar functions and sums that the compiler vectorizes, with the same bits on every instruction set: they use
+//! explicit fused multiply-adds and a fixed number of lanes.
 
 use lockstep_device::Real;
 
 /// Lanes of a row sum: one AVX-512 vector, two AVX2 vectors.
 pub(crate) const LANES: usize = 16;
 
-/// eˣ to about 1.5 units in the last place; 0 below -87.3, where the result would be subnormal.
+/// eˣ with an error of about 1.5 ulp; 0 below -87.3, where the result would be subnormal.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23: adding it leaves the nearest integer in the low bits.
@@ -39,14 +39,14 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Lanes as one piece of memory. The compiler sees sixteen numbers, and how they come together afterwards; it would
-/// take the vector apart in the loop before, to suit that.
+/// Forces the lanes into memory. Otherwise the compiler, seeing how the lanes are combined later, would split the
+/// vector in the loop before to suit that.
 #[inline(always)]
 fn materialized(lanes: [f32; LANES]) -> [f32; LANES] {
     std::hint::black_box(lanes)
 }
 
-/// The lanes of a partial result brought together in a fixed tree.
+/// Reduces lanes in a fixed tree.
 #[inline(always)]
 fn tree(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = materialized(lanes);
@@ -60,23 +60,23 @@ fn tree(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     lanes[0]
 }
 
-/// Adds the lanes of a partial sum in a fixed tree.
+/// Adds lanes in a fixed tree.
 #[inline(always)]
 pub(crate) fn fold(lanes: [f32; LANES]) -> f32 {
     tree(lanes, |a, b| a + b)
 }
 
-/// The larger of two, `a` where `b` is NaN.
+/// The larger of two values; `a` if `b` is NaN.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
-/// out = f(x), element for element, a vector at a time. Loops over rows as short as a head are otherwise unrolled by
-/// more than such a row has, and never get to it.
+/// out = f(x) for each element, one vector at a time. The compiler would otherwise unroll the loop by more elements
+/// than a head-sized row has, and never enter the unrolled body.
 #[inline(always)]
 pub(crate) fn map_lanes<A: Copy, B>(out: &mut [B], x: &[A], f: impl Fn(A) -> B) {
-    assert_eq!(out.len(), x.len(), "rows of one length");
+    assert_eq!(out.len(), x.len(), "rows must have the same length");
     let ((out, out_tail), (x, x_tail)) = (out.as_chunks_mut::<LANES>(), x.as_chunks::<LANES>());
     for (out, x) in out.iter_mut().zip(x) {
         *out = x.map(&f);
@@ -86,7 +86,7 @@ pub(crate) fn map_lanes<A: Copy, B>(out: &mut [B], x: &[A], f: impl Fn(A) -> B) 
     }
 }
 
-/// x = x · factor, a vector at a time as well.
+/// x = x · factor, also one vector at a time.
 #[inline(always)]
 pub(crate) fn multiply(x: &mut [f32], factor: f32) {
     let (whole, tail) = x.as_chunks_mut::<LANES>();
@@ -98,8 +98,8 @@ pub(crate) fn multiply(x: &mut [f32], factor: f32) {
     }
 }
 
-/// Σ f(a, b) over two rows: lane i % 16 sums its elements in order, then the lanes fold. The tail goes
-/// into the same lanes.
+/// Σ f(a, b) over two rows: lane i % 16 sums its elements in order, then the lanes are added. The tail uses the same
+/// lanes.
 #[inline(always)]
 pub(crate) fn sum2<A: Real, B: Real>(a: &[A], b: &[B], f: impl Fn(f32, f32) -> f32) -> f32 {
     sum3(a, b, b, |a, b, _| f(a, b))
@@ -113,7 +113,7 @@ pub(crate) fn sum3<A: Real, B: Real, C: Real>(
     c: &[C],
     f: impl Fn(f32, f32, f32) -> f32,
 ) -> f32 {
-    assert!(a.len() == b.len() && b.len() == c.len(), "rows of one length");
+    assert!(a.len() == b.len() && b.len() == c.len(), "rows must have the same length");
     let mut lanes = [0f32; LANES];
     let ((a, a_tail), (b, b_tail), (c, c_tail)) = (a.as_chunks(), b.as_chunks(), c.as_chunks());
     for ((a, b), c) in a.iter().zip(b).zip(c) {
@@ -132,7 +132,7 @@ pub(crate) fn sum3<A: Real, B: Real, C: Real>(
     fold(lanes)
 }
 
-/// The largest of `values`, or negative infinity. NaN is ignored here, as no lane takes it; sums carry it on.
+/// The largest of `values`, or negative infinity if there are none. Ignores NaN; sums propagate it.
 #[inline(always)]
 pub(crate) fn max(values: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -1,4 +1,4 @@
-//! Operands for tests and checks: fresh numbers, outputs that hold nothing yet, matrices with margins.
+//! Operands for tests and the selftest: random inputs, unwritten outputs, matrices with padding.
 
 use lockstep_core::DType;
 use lockstep_core::rng::{Purpose, RngStream};
@@ -7,24 +7,24 @@ use lockstep_device::cuda::GpuError;
 
 use crate::Mat;
 
-/// What lies between the rows of a [`PaddedMat`] matrix. Exact in every storage type.
-const MARGIN: f32 = 77.0;
+/// The value of the padding between the rows of a [`PaddedMat`]. Exact in every storage type.
+const PADDING: f32 = 77.0;
 
-/// After so many normals they come again: a prime, so that rows differ all the same.
+/// Random normals repeat after this many. It is a prime, so that rows still differ.
 const PERIOD: usize = 65_537;
 
-/// Whoever has memory to hand out, and seeds to draw from.
+/// A source of memory and random streams.
 pub(crate) trait Operands {
-    /// Room that holds anything.
+    /// Memory with unspecified contents.
     fn allocate(&self, len: usize, dtype: DType) -> View<'_>;
 
-    /// A stream that nobody has drawn from.
+    /// A random stream that was not used before.
     fn stream(&self, purpose: Purpose) -> RngStream;
 
-    /// Takes the outcome of filling an operand: a GPU may have failed.
+    /// Handles the result of a device call: a GPU may have failed.
     fn check_device(&self, outcome: Result<(), GpuError>);
 
-    /// An output, or scratch: every float is NaN until it is written.
+    /// An output or scratch buffer. Floats are NaN until they are written.
     fn output(&self, len: usize, dtype: DType) -> View<'_> {
         let view = self.allocate(len, dtype);
         self.check_device(match dtype {
@@ -47,7 +47,7 @@ pub(crate) trait Operands {
         view
     }
 
-    /// Fresh standard normals, in the storage type.
+    /// Random standard normals, in the storage type.
     fn normals(&self, len: usize, dtype: DType) -> View<'_> {
         self.input(&self.normal_values(len), dtype)
     }
@@ -59,16 +59,16 @@ pub(crate) trait Operands {
         (0..len).map(|i| fresh[i % PERIOD]).collect()
     }
 
-    /// Fresh integers below `bound`.
+    /// Random integers below `bound`.
     fn indices(&self, len: usize, bound: usize) -> Vec<u32> {
         let stream = self.stream(Purpose::Sampling);
         (0..len as u32).map(|i| stream.below(i, bound as u64) as u32).collect()
     }
 
-    /// A matrix of the given rows, `pad` foreign elements before and after each.
+    /// A matrix of the given rows, with `pad` elements of padding before and after each.
     fn padded(&self, values: &[f32], cols: usize, pad: usize, dtype: DType) -> PaddedMat<'_> {
         let (rows, stride) = (values.len() / cols, cols + 2 * pad);
-        let mut all = vec![MARGIN; pad + rows * stride];
+        let mut all = vec![PADDING; pad + rows * stride];
         for (row, values) in values.chunks_exact(cols).enumerate() {
             all[pad + row * stride..][..cols].copy_from_slice(values);
         }
@@ -76,7 +76,7 @@ pub(crate) trait Operands {
         PaddedMat { mat: Mat::strided(whole.slice(pad, rows * stride), rows, cols, stride), whole, pad }
     }
 
-    /// The same, to be written: NaN between the margins.
+    /// A padded matrix to be written: NaN inside the padding.
     fn padded_output(&self, rows: usize, cols: usize, pad: usize, dtype: DType) -> PaddedMat<'_> {
         self.padded(&vec![f32::NAN; rows * cols], cols, pad, dtype)
     }
@@ -86,7 +86,7 @@ pub(crate) trait Operands {
     }
 }
 
-/// A strided matrix with margins that an operation must leave alone.
+/// A strided matrix with padding that an operation must not change.
 #[derive(Clone, Copy)]
 pub(crate) struct PaddedMat<'m> {
     pub(crate) mat: Mat<'m>,
@@ -95,8 +95,9 @@ pub(crate) struct PaddedMat<'m> {
 }
 
 impl PaddedMat<'_> {
-    /// Of the values of the whole, the matrix's rows, one after the other, and how many of the margins were written to.
-    pub(crate) fn inside(&self, whole: Vec<f64>) -> (Vec<f64>, usize) {
+    /// Splits the values of the whole view: the matrix's rows, contiguous, and how many elements of padding were
+    /// changed.
+    pub(crate) fn split(&self, whole: Vec<f64>) -> (Vec<f64>, usize) {
         let Mat { rows, cols, stride, .. } = self.mat;
         let mut inside = Vec::with_capacity(rows * cols);
         let mut outside = 0;
@@ -104,7 +105,7 @@ impl PaddedMat<'_> {
             if i >= self.pad && (i - self.pad) % stride < cols {
                 inside.push(value);
             } else {
-                outside += usize::from(value != f64::from(MARGIN));
+                outside += usize::from(value != f64::from(PADDING));
             }
         }
         (inside, outside)

@@ -1,4 +1,4 @@
-//! All kernels of this crate, for those who compile ahead: a test without a GPU, or a cache to fill.
+//! All kernels of this crate, for those who compile them in advance: a test without a GPU, or a cache to fill.
 
 use lockstep_core::DType;
 use lockstep_device::cuda::{KernelSource, KernelVariant};
@@ -8,7 +8,7 @@ use crate::{
     adamw, bias, cross_entropy, dropout, embedding, lion, reduce, rmsnorm, rope, score_head, sgd, swiglu,
 };
 
-/// Every source with every variant that a run on such a GPU may ask for.
+/// Every source in every variant that a run on such a GPU may use.
 pub fn all_kernel_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)> {
     let by_type = [
         &adamw::cuda::SOURCE,
@@ -30,23 +30,23 @@ pub fn all_kernel_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)
     all
 }
 
-/// What an optimizer's updates ask for, by its name.
+/// The source of an optimizer's update kernels, by the optimizer's name.
 pub fn optimizer_kernel_source(optimizer: &str, storage: DType) -> (&'static KernelSource, KernelVariant) {
     let source = match optimizer {
         "adamw" => &adamw::cuda::SOURCE,
         "sgd" => &sgd::cuda::SOURCE,
         "lion" => &lion::cuda::SOURCE,
-        other => panic!("no optimizer is called {other}"),
+        other => panic!("unknown optimizer {other}"),
     };
     (source, KernelVariant::of(storage))
 }
 
-/// What a scalar head asks for.
+/// The source of the score head's kernels.
 pub fn score_head_kernel_source(storage: DType) -> (&'static KernelSource, KernelVariant) {
     (&score_head::cuda::SOURCE, KernelVariant::of(storage))
 }
 
-/// What the steps of a model ask for: weights and activations of one type, heads of one width.
+/// The sources that a model's steps use: weights and activations of one type, heads of one width.
 pub fn model_kernel_sources(
     sm: u32,
     storage: DType,
@@ -78,9 +78,9 @@ mod tests {
 
     use super::*;
 
-    /// Numbers come from the host: kernels use what they are given, and define none of it themselves.
+    /// Constants are defined by the host: kernels use all of them and define none of them again.
     #[test]
-    fn shared_sizes_are_defined_once() {
+    fn shared_constants_are_defined_once() {
         let mut count = 0;
         for (source, variant) in all_kernel_sources(90) {
             for (name, value) in
@@ -91,15 +91,15 @@ mod tests {
                 assert!(uses.count() > 0 && *value > 0, "{} does not use {name} = {value}", source.name);
                 for kind in ["int", "u32"] {
                     let own = source.text.contains(&format!("{kind} {name} ="));
-                    assert!(!own, "{} has a {name} of its own", source.name);
+                    assert!(!own, "{} defines {name} itself", source.name);
                 }
                 count += 1;
             }
         }
-        assert!(count > 100, "{count} numbers");
+        assert!(count > 100, "{count} constants");
     }
 
-    /// Where the environment says that the compiler is, for the oldest and a newer GPU.
+    /// Compiles for the oldest supported GPU and a newer one, with the compiler that the environment names.
     #[test]
     fn kernels_compile() {
         let folder = |name| std::env::var_os(name).map(PathBuf::from).into_iter().collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Help for the operations' tests: memory to run on, finite finite_differences, tolerances.
+//! Utilities for the operations' tests: memory, finite differences, tolerances.
 
 use std::cell::{Cell, OnceCell};
 
@@ -11,18 +11,18 @@ use proptest::prelude::*;
 use crate::errors::Errors;
 pub(crate) use crate::operands::{Operands, PaddedMat};
 
-/// A block of a arena's memory. Small, for taking memory touches every page of it; larger where a single
+/// The size of a block of the arena. It is small because allocation touches every page; a block is larger if a single
 /// operand needs it.
 const BLOCK: usize = 4 << 20;
 
-/// Memory that is handed out piece by piece, as much as a test asks for.
+/// Memory that grows block by block as a test allocates operands.
 pub(crate) struct TestArena {
     block: Block,
     draws: Cell<u32>,
     seed: u64,
 }
 
-/// A block of memory, and the one taken when it was full.
+/// A block of memory, and the next one once it is full.
 struct Block {
     memory: Memory,
     used: Cell<usize>,
@@ -67,10 +67,10 @@ impl Operands for TestArena {
 }
 
 impl PaddedMat<'_> {
-    /// The rows, one after the other, once the margins are found untouched.
+    /// The rows, contiguous, after checking that the padding is unchanged.
     #[track_caller]
     pub(crate) fn values(&self) -> Vec<f64> {
-        let (inside, outside) = self.inside(values(self.whole));
+        let (inside, outside) = self.split(values(self.whole));
         assert_eq!(outside, 0, "elements written outside the matrix");
         inside
     }
@@ -81,11 +81,13 @@ impl PaddedMat<'_> {
     }
 }
 
-/// What a call says when it panics.
+/// The message of a call that must panic.
 pub(crate) fn panic_message(call: impl FnOnce()) -> String {
     let call = std::panic::AssertUnwindSafe(call);
-    let cause = std::panic::catch_unwind(call).expect_err("the call must be refused");
-    cause.downcast::<String>().map_or_else(|cause| (*cause.downcast::<&str>().unwrap()).into(), |said| *said)
+    let cause = std::panic::catch_unwind(call).expect_err("the call must panic");
+    cause
+        .downcast::<String>()
+        .map_or_else(|cause| (*cause.downcast::<&str>().unwrap()).into(), |message| *message)
 }
 
 /// A view's values as f64.
@@ -101,14 +103,14 @@ pub(crate) fn bits(view: View) -> Vec<u32> {
     out.into_iter().map(f32::to_bits).collect()
 }
 
-/// Panics unless all of the rows of `cols`, each of them and every element are as near as the tolerance asks.
+/// Panics unless the tensor with rows of `cols` elements, each row and each element are within the tolerance.
 #[track_caller]
 pub(crate) fn assert_close(got: View, want: &[f64], cols: usize, tolerance: f64) {
     assert_near(&values(got), want, cols, 0.0, tolerance);
 }
 
-/// As [`assert_close`], for results whose terms may cancel: errors are measured against `scale`, a norm of the whole,
-/// where the result is smaller than that, and those of rows against their share of it.
+/// As [`assert_close`], for results whose terms may cancel: errors are measured against `scale`, a norm of the whole
+/// tensor, where the result is smaller; rows are measured against their share of it.
 #[track_caller]
 pub(crate) fn assert_near(got: &[f64], want: &[f64], cols: usize, scale: f64, tolerance: f64) {
     assert_within(&Errors::of(got, want, cols, scale), tolerance);
@@ -117,7 +119,7 @@ pub(crate) fn assert_near(got: &[f64], want: &[f64], cols: usize, scale: f64, to
 #[track_caller]
 pub(crate) fn assert_within(errors: &Errors, tolerance: f64) {
     if let Some(failure) = errors.failure(tolerance) {
-        panic!("{failure}, at a tolerance of {tolerance:.1e}: {errors:?}");
+        panic!("{failure}, with a tolerance of {tolerance:.1e}: {errors:?}");
     }
 }
 
@@ -147,8 +149,8 @@ pub(crate) fn finite_differences(x: &[f64], loss: impl Fn(&[f64]) -> f64) -> Vec
         .collect()
 }
 
-/// What rounding to the dtype costs a whole tensor, with room for a few of them: `errors` says what that means for rows
-/// and elements.
+/// The permitted error of a whole tensor: a few roundings to the dtype. `errors` derives the allowances of rows and
+/// elements from it.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 3e-6,
@@ -158,8 +160,8 @@ pub(crate) fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// A queue for every instruction set of this machine, on one, two and three threads. None has tiles: products of bf16
-/// on those are a class of their own, with tests of their own.
+/// A queue for every instruction set of this machine, and queues of one and three threads. None uses AMX: its bf16
+/// matmuls have bits of their own, and tests of their own.
 pub(crate) fn queues() -> Vec<Queue> {
     let mut all: Vec<Queue> = Isa::all().map(|isa| Queue::cpu_with(2, isa)).collect();
     all.push(Queue::cpu_with(1, Isa::detect()));
@@ -167,18 +169,18 @@ pub(crate) fn queues() -> Vec<Queue> {
     all
 }
 
-/// One of those queues and more: any instruction set on one to three threads.
+/// One of many queues: any instruction set, on one to three threads.
 pub(crate) fn queue(pick: usize) -> Queue {
     let sets: Vec<Isa> = Isa::all().collect();
     Queue::cpu_with(pick % 3 + 1, sets[pick / 3 % sets.len()])
 }
 
-/// Storage types, f32 most often.
+/// Storage types, most often f32.
 pub(crate) fn dtype() -> impl Strategy<Value = DType> {
     prop_oneof![3 => Just(DType::F32), 1 => Just(DType::BF16), 1 => Just(DType::F16)]
 }
 
-/// Panics unless every queue gave the bits the first one gave.
+/// Checks that all queues give the same bits as the first.
 pub(crate) struct SameBits(Option<Vec<Vec<u32>>>);
 
 impl SameBits {

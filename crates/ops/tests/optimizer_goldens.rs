@@ -1,4 +1,4 @@
-//! SGD and Lion against PyTorch, bit for bit: `goldens/optimizers/make.py` says how the steps were made.
+//! SGD and Lion against PyTorch, bit for bit. `goldens/optimizers/make.py` describes how the goldens were made.
 
 use std::path::Path;
 
@@ -69,8 +69,8 @@ fn sgd_has_the_bits_of_torch() {
         let range =
             sgd::ParamRange { master, working: None, grad, momentum, weight_decay: factor("weight_decay") };
         let nesterov = settings["nesterov"].as_bool().unwrap();
-        let rates = sgd::Hyperparams { lr, momentum: factor("momentum"), nesterov, clip: 1.0 };
-        sgd::update(queue, range, &rates, None);
+        let params = sgd::Hyperparams { lr, momentum: factor("momentum"), nesterov, clip: 1.0 };
+        sgd::update(queue, range, &params, None);
     });
 }
 

@@ -43,13 +43,13 @@ impl Table {
     }
 
     fn line(&self, rate: &Measurement) -> String {
-        let speed = if self.ceilings.is_by_memory(rate) {
+        let speed = if self.ceilings.is_memory_bound(rate) {
             per_second(rate.bytes_per_second(), "B")
         } else {
             operations(rate.flops_per_second())
         };
         let share = 100.0 * self.ceilings.share(rate);
-        let step = match rate.times {
+        let step = match rate.calls_per_step {
             _ if !self.of_step => String::new(),
             0 => format!("{:>8}", "-"),
             times => format!("{times:>8}{:>12.3}", 1e3 * rate.seconds_per_step()),
@@ -93,7 +93,7 @@ impl Table {
 
     fn as_json(&self, rate: &Measurement) -> Value {
         json!({
-            "name": rate.name, "times": rate.times, "seconds": rate.seconds, "fastest": rate.spread[0],
+            "name": rate.name, "times": rate.calls_per_step, "seconds": rate.seconds, "fastest": rate.spread[0],
             "slowest": rate.spread[1], "bytes": rate.bytes, "flops": rate.flops, "share": self.ceilings.share(rate),
         })
     }

@@ -1,9 +1,9 @@
-// What every kernel file includes: element types, conversions, reductions. No header of the CUDA toolkit is
-// needed: the compiler is given this text and nothing else.
+// Included by every kernel file: element types, conversions, reductions. No header of the CUDA toolkit is needed: the
+// compiler gets this text and nothing else.
 //
-// REAL is the storage type of activations and working parameters of this compilation: f32, bf16 or f16.
-// Sizes that the host shares, such as VECTOR_BYTES, are defined by it. Arithmetic is in float. Letters in shapes as in
-// lib.rs: T tokens, D model width, H query heads, G key-value heads, h head width, F feed-forward width, V vocabulary.
+// REAL is the storage type of activations and working parameters: f32, bf16 or f16. The host defines the constants that
+// it shares with kernels, such as VECTOR_BYTES. Arithmetic is in f32. Letters in shapes are those of lib.rs: T tokens,
+// D model width, H query heads, G key-value heads, h head width, F feed-forward width, V vocabulary.
 #pragma once
 
 typedef unsigned char u8;
@@ -41,7 +41,7 @@ template <> __device__ __forceinline__ f16 from_f32<f16>(f32 x) {
 
 // ---- vectors of 16 bytes --------------------------------------------------------------------------------------
 
-// N elements that are read and written as one, where the address is a multiple of 16 bytes.
+// N elements that are loaded and stored together. The address must be a multiple of 16 bytes.
 template <typename R> struct alignas(VECTOR_BYTES) Vec16 {
     static constexpr int N = VECTOR_BYTES / sizeof(R);
     R at[N];
@@ -50,11 +50,11 @@ template <typename R> struct alignas(VECTOR_BYTES) Vec16 {
 template <typename R> __device__ __forceinline__ Vec16<R> load_vec(const R* from) {
     return *reinterpret_cast<const Vec16<R>*>(from);
 }
-template <typename R> __device__ __forceinline__ void store_vec(R* to, const Vec16<R>& pack) {
-    *reinterpret_cast<Vec16<R>*>(to) = pack;
+template <typename R> __device__ __forceinline__ void store_vec(R* to, const Vec16<R>& vec) {
+    *reinterpret_cast<Vec16<R>*>(to) = vec;
 }
 
-// N elements that are read and written together: a pack, or one element where addresses do not allow more.
+// N elements that are loaded and stored together: a whole Vec16, or fewer where the alignment does not allow more.
 template <typename R, int N> struct alignas(sizeof(R) * N < 16 ? sizeof(R) * N : 16) Chunk {
     R at[N];
 };
@@ -66,22 +66,22 @@ template <int N, typename R> __device__ __forceinline__ void store_chunk(R* to, 
     *reinterpret_cast<Chunk<R, N>*>(to) = chunk;
 }
 
-// ---- copies to shared memory that nobody waits for -------------------------------------------------------------
+// ---- asynchronous copies to shared memory ---------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
 
-// 16 bytes, both addresses multiples of 16.
-__device__ __forceinline__ void begin_copy(void* to, const void* from) {
+// Copies 16 bytes. Both addresses are multiples of 16.
+__device__ __forceinline__ void copy_async_16(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-// Ends a group of this thread's copies, which may be empty.
+// Closes a group of this thread's copies, which may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until all but the last N groups of this thread's copies are done. Other threads see them after a barrier.
 template <int N> __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-// ---- sums over threads, in an order that depends on the number of threads alone -------------------------------
+// ---- sums over threads, in an order that depends only on the number of threads --------------------------------
 
 __device__ __forceinline__ f32 warp_sum(f32 x) {
 #pragma unroll
@@ -95,23 +95,23 @@ __device__ __forceinline__ f32 warp_max(f32 x) {
     return x;
 }
 
-// Every thread of the block gets the sum; `room` has a float for each warp. Blocks are whole warps, at most 32.
-__device__ __forceinline__ f32 block_sum(f32 x, f32* room) {
+// Returns the sum to every thread of the block. `scratch` has one float per warp. A block is 1 to 32 whole warps.
+__device__ __forceinline__ f32 block_sum(f32 x, f32* scratch) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     x = warp_sum(x);
     __syncthreads();
-    if (lane == 0) room[warp] = x;
+    if (lane == 0) scratch[warp] = x;
     __syncthreads();
-    return warp_sum(lane < warps ? room[lane] : 0.0f);
+    return warp_sum(lane < warps ? scratch[lane] : 0.0f);
 }
 
-__device__ __forceinline__ f32 block_max(f32 x, f32* room) {
+__device__ __forceinline__ f32 block_max(f32 x, f32* scratch) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     x = warp_max(x);
     __syncthreads();
-    if (lane == 0) room[warp] = x;
+    if (lane == 0) scratch[warp] = x;
     __syncthreads();
-    return warp_max(lane < warps ? room[lane] : __int_as_float(0xff800000));
+    return warp_max(lane < warps ? scratch[lane] : __int_as_float(0xff800000));
 }
 
 // ---- packed documents -----------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ __device__ __forceinline__ u32 doc_of_row(const u32* bounds, u32 docs, u32 row) 
     return low;
 }
 
-// ---- random numbers: `lockstep_core::rng`, word for word ------------------------------------------------------
+// ---- random numbers, identical to `lockstep_core::rng` --------------------------------------------------------
 
 struct Words { u32 at[4]; };
 
@@ -152,28 +152,28 @@ __device__ __forceinline__ Words dropout_words(u64 seed, u32 a, u32 b, u32 index
     return philox(index, a, b, purpose, (u32)seed ^ (purpose * 0x85EBCA6Bu), (u32)(seed >> 32));
 }
 
-// ---- dropout: the masks of `dropout::DocMask`, element for element --------------------------------------------
+// ---- dropout, with the masks of `dropout::DocMask` ------------------------------------------------------------
 
 // The mask of one document at one site of one layer.
 struct DocMask {
     u64 seed;
-    // Words below this drop their element.
+    // An element is dropped if its random word is below this.
     u32 threshold;
     // 1 / (1 - rate)
     f32 scale;
 };
 
-// `seed` and `step` are the run's, `sample` is the one the document is, `place` = layer * 3 + site. `threshold`
-// and `scale` come from the rate, on the host.
-__device__ __forceinline__ DocMask doc_mask(u64 seed, u32 step, u32 sample, u32 place, u32 threshold, f32 scale) {
-    const Words words = dropout_words(seed, step, sample, place);
+// `seed` and `step` are the run's, `sample` is the document's sample, `mask_index` = layer * 3 + site. The host
+// computes `threshold` and `scale` from the dropout rate.
+__device__ __forceinline__ DocMask doc_mask(u64 seed, u32 step, u32 sample, u32 mask_index, u32 threshold, f32 scale) {
+    const Words words = dropout_words(seed, step, sample, mask_index);
     return DocMask{(u64)words.at[1] << 32 | words.at[0], threshold, scale};
 }
 
 struct Factors { f32 at[4]; };
 
-// What the elements in columns 4 * block .. 4 * block + 3 of a row are multiplied by. `position` is the row's in
-// its document; `head` is 0 outside attention, where columns are keys counted from the document's start.
+// The factors of the elements in columns 4 * block .. 4 * block + 3 of a row. `position` is the row's position in its
+// document. `head` is 0 outside attention; in attention, columns are keys counted from the document's start.
 __device__ __forceinline__ Factors mask_factors(const DocMask& mask, u32 head, u32 position, u32 block) {
     const Words words = dropout_words(mask.seed, position, head, block);
     Factors factors;

@@ -15,13 +15,13 @@ pub(super) fn update(cpu: &CpuQueue, range: ParamRange, params: &Hyperparams) {
 
 #[inline(always)]
 fn update_part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], weight_decay: f32, r: &Hyperparams) {
-    let keep = 1.0 - r.lr * weight_decay;
+    let decay_factor = 1.0 - r.lr * weight_decay;
     let step = r.lr / r.bias_correction1;
     for (((p, m), v), g) in p.iter_mut().zip(m).zip(v).zip(g) {
         let g = g * r.clip;
         *m = r.beta1.mul_add(*m, r.one_minus_beta1 * g);
         *v = r.beta2.mul_add(*v, r.one_minus_beta2 * g * g);
         let denominator = v.sqrt() / r.bias_correction2_sqrt + r.eps;
-        *p = *p * keep - step * (*m / denominator);
+        *p = *p * decay_factor - step * (*m / denominator);
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn update(cuda: &CudaQueue, range: ParamRange, params: &Hyperparams, 
         params.eps,
         params.bias_correction2_sqrt,
     ];
-    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and reads
-    // the four numbers of the decision.
+    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one length,
+    // and reads the four numbers of the decision.
     unsafe { cuda.launch(kernel, launch, args) };
 }

@@ -1,4 +1,4 @@
-//! AdamW with decoupled decay over a flat range of parameters.
+//! AdamW with decoupled weight decay over a flat range of parameters.
 //!
 //! p ← p·(1 − lr·wd); m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²;
 //! p ← p − lr/(1−β₁ᵗ) · m / (√v/√(1−β₂ᵗ) + ε), with g scaled by the clip factor first.
@@ -13,8 +13,8 @@ use lockstep_device::{Queue, View};
 
 use crate::optimizer::FlatRange;
 
-/// What is the same for all parameters of a step. Corrections and complements are computed once, in
-/// f64: 1 − β taken in f32 would be off by 1e-5 at β = 0.999 and by 1e-3 at 0.99999.
+/// Hyperparameters of one step, the same for all parameters. Bias corrections and 1 − β are computed in f64: in f32,
+/// 1 − β would be off by 1e-5 at β = 0.999 and by 1e-3 at 0.99999.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyperparams {
     pub lr: f32,
@@ -29,12 +29,12 @@ pub struct Hyperparams {
     pub bias_correction1: f32,
     /// √(1 − β₂ᵗ)
     pub bias_correction2_sqrt: f32,
-    /// Multiplies every gradient: 1, or less when the norm is clipped.
+    /// Multiplies every gradient: 1, or less if the norm is clipped.
     pub clip: f32,
 }
 
 impl Hyperparams {
-    /// Hyperparams at update `t`, counted from 1.
+    /// The hyperparameters of update `t`, counted from 1.
     pub fn at(t: u64, lr: f64, betas: (f64, f64), eps: f64, clip: f32) -> Hyperparams {
         let power = |beta: f64| 1.0 - beta.powf(t as f64);
         Hyperparams {
@@ -51,8 +51,8 @@ impl Hyperparams {
     }
 }
 
-/// One range of parameters and its states, all f32 and of one length. `working`, where there is one,
-/// receives the parameters rounded to its storage type.
+/// A range of parameters and its states, all f32 and of the same length. If there is a working copy, it receives the
+/// parameters rounded to its storage type.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamRange<'m> {
     pub master: View<'m>,
@@ -70,8 +70,8 @@ impl<'m> ParamRange<'m> {
     }
 }
 
-/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `decision`
-/// ([`crate::reduce::decide_step`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+/// Updates a range. On a GPU the clip factor and whether to skip can come from a step decision in device memory
+/// ([`crate::reduce::decide_step`]), which replaces `params.clip`. On the CPU they are known before the update.
 pub fn update(queue: &Queue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
     range.flat().check(decision);
     match queue {

@@ -1,6 +1,6 @@
 //! AdamW as PyTorch documents it, in f64.
 
-/// The settings of one update.
+/// The hyperparameters of an update.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub lr: f64,
@@ -9,7 +9,7 @@ pub struct Settings {
     pub weight_decay: f64,
 }
 
-/// Update `t`, counted from 1, of the parameters `p` and their moments `m` and `v`.
+/// Update `t`, counted from 1, of parameters `p` and moments `m` and `v`.
 pub fn update(p: &mut [f64], m: &mut [f64], v: &mut [f64], g: &[f64], t: i32, with: &Settings) {
     let (beta1, beta2) = with.betas;
     for i in 0..p.len() {

@@ -15,14 +15,14 @@ fn settings() -> impl Strategy<Value = reference::Settings> {
         .prop_map(|(betas, weight_decay, eps)| reference::Settings { lr: 1e-2, betas, eps, weight_decay })
 }
 
-fn rates(t: u64, with: &reference::Settings, clip: f32) -> Hyperparams {
+fn hyperparams(t: u64, with: &reference::Settings, clip: f32) -> Hyperparams {
     Hyperparams::at(t, with.lr, with.betas, with.eps, clip)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Parameters are as small as their updates, so that an error in an update cannot hide.
+    /// Parameters are as small as their updates, so that they cannot hide an error in an update.
     #[test]
     fn ten_steps_match_the_reference(
         len in prop_oneof![5 => 1usize..600, 1 => 33_000usize..36_000], with in settings(),
@@ -53,9 +53,9 @@ proptest! {
             };
             for (t, g) in (1..).zip(&gradients) {
                 grad.write_f32(g).unwrap();
-                update(&queue, range, &rates(t, &with, clip), None);
+                update(&queue, range, &hyperparams(t, &with, clip), None);
                 let read = values(grad).into_iter().zip(g).all(|(kept, g)| kept == f64::from(*g));
-                prop_assert!(read, "gradients are only read");
+                prop_assert!(read, "gradients must not change");
             }
             assert_close(range.m, &m, m.len(), tolerance(DType::F32));
             assert_close(range.v, &v, v.len(), tolerance(DType::F32));
@@ -68,7 +68,7 @@ proptest! {
         }
     }
 
-    /// A shard is updated as it would be inside the whole, wherever it begins and ends.
+    /// A shard is updated as it would be inside the whole range, wherever it starts and ends.
     #[test]
     fn an_element_does_not_depend_on_the_others(
         len in 1usize..600, from in 0usize..600, part in 1usize..600, with in settings(),
@@ -83,7 +83,7 @@ proptest! {
             let working = arena.output(len, DType::BF16);
             let range =
                 ParamRange { master, working: Some(working), grad, m, v, weight_decay: with.weight_decay as f32 };
-            update(&queue(pick), range, &rates(3, &with, 0.5), None);
+            update(&queue(pick), range, &hyperparams(3, &with, 0.5), None);
             [master, working, m, v].map(bits)
         };
         let from = from % len;
@@ -96,7 +96,7 @@ proptest! {
 }
 
 #[test]
-fn without_gradients_only_the_decay_is_left() {
+fn without_gradients_only_weight_decay_applies() {
     let arena = TestArena::new(1);
     let zeros = || arena.input(&[0.0; 3], DType::F32);
     let master = arena.input(&[1.0, -2.0, 0.0], DType::F32);

@@ -1,4 +1,4 @@
-//! Small products on one document's head: blocks of rows against packed panels.
+//! Small matmuls on one head of a document: blocks of rows against packed panels.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ pub(super) struct Operand {
     pub(super) col: usize,
 }
 
-/// B of a product: panels of NR columns, `panel` elements apart, whose rows lie `row` apart.
+/// The B operand of a matmul: panels of NR columns, `panel` elements apart, whose rows are `row` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     pub(super) ptr: *const f32,
@@ -26,20 +26,20 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// Without the rows before `first`.
+    /// Skips the rows before `first`.
     pub(super) fn rows_from(self, first: usize) -> Panels {
         Panels { ptr: self.ptr.wrapping_add(first * self.row), ..self }
     }
 
-    /// Without the panels before the one that begins with column `first`.
+    /// Skips the panels before the one that starts with column `first`.
     pub(super) fn columns_from(self, first: usize) -> Panels {
         Panels { ptr: self.ptr.wrapping_add(first / NR * self.panel), ..self }
     }
 }
 
-/// C\[rows, cols\] (+)= A\[rows, depth\] · B.
+/// C\[rows, cols\] = A\[rows, depth\] · B, added to C if `accumulate`.
 #[derive(Clone, Copy)]
-pub(super) struct Product {
+pub(super) struct BlockMatmul {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) depth: usize,
@@ -50,40 +50,41 @@ pub(super) struct Product {
     pub(super) accumulate: bool,
 }
 
-impl Product {
-    /// Computes the columns that somebody looks at: those below `seen(i)` for row i, which does not fall. Others keep
-    /// what they hold, or get what comes.
+impl BlockMatmul {
+    /// Computes, in row i, the columns below `visible(i)`, which must not decrease with i. Other columns keep their
+    /// values or become unspecified.
     ///
     /// # Safety
     /// The operands cover the sizes; C overlaps neither A nor B.
     #[inline(always)]
-    pub(super) unsafe fn of_seen_columns(&self, isa: Isa, seen: impl Fn(usize) -> usize) {
+    pub(super) unsafe fn run_columns_below(&self, isa: Isa, visible: impl Fn(usize) -> usize) {
         // SAFETY: guaranteed by the caller.
-        unsafe { self.run(isa, |rows| (seen(rows.end - 1), 0..self.depth)) }
+        unsafe { self.run(isa, |rows| (visible(rows.end - 1), 0..self.depth)) }
     }
 
-    /// A is zero from column `seen(i)` on in row i, which does not fall: the sum ends there.
+    /// Sums, in row i, over the inner indices below `visible(i)`, which must not decrease with i: A is zero from there
+    /// on.
     ///
     /// # Safety
     /// As above.
     #[inline(always)]
-    pub(super) unsafe fn over_seen(&self, isa: Isa, seen: impl Fn(usize) -> usize) {
+    pub(super) unsafe fn run_inner_below(&self, isa: Isa, visible: impl Fn(usize) -> usize) {
         // SAFETY: guaranteed by the caller.
-        unsafe { self.run(isa, |rows| (self.cols, 0..seen(rows.end - 1))) }
+        unsafe { self.run(isa, |rows| (self.cols, 0..visible(rows.end - 1))) }
     }
 
-    /// A is zero before column `first(i)` in row i, which does not fall: the sum starts there.
+    /// Sums, in row i, over the inner indices from `first(i)` on, which must not decrease with i: A is zero before.
     ///
     /// # Safety
     /// As above.
     #[inline(always)]
-    pub(super) unsafe fn over_seeing(&self, isa: Isa, first: impl Fn(usize) -> usize) {
+    pub(super) unsafe fn run_inner_from(&self, isa: Isa, first: impl Fn(usize) -> usize) {
         // SAFETY: guaranteed by the caller.
         unsafe { self.run(isa, |rows| (self.cols, first(rows.start)..self.depth)) }
     }
 
-    /// Row by row of tiles, each with its columns and its part of the inner dimension. What is left out are products
-    /// with zero, which change no sum.
+    /// Runs over rows of tiles, each with its columns and its part of the inner dimension. What is skipped are products
+    /// with zero, which do not change a sum.
     #[inline(always)]
     unsafe fn run(&self, isa: Isa, part: impl Fn(Range<usize>) -> (usize, Range<usize>)) {
         for first_row in (0..self.rows).step_by(MR) {
@@ -93,7 +94,7 @@ impl Product {
             if inner.is_empty() {
                 continue;
             }
-            // SAFETY: inside the sizes the caller vouched for.
+            // SAFETY: inside the sizes that the caller guarantees.
             unsafe {
                 let c = self.c.add(first_row * self.c_row);
                 let all = Tile {
@@ -125,7 +126,7 @@ impl Product {
     }
 }
 
-/// Rows that are summed up in f32, `row` elements apart.
+/// Rows that are accumulated in f32, `row` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct Sums {
     pub(super) ptr: *mut f32,
@@ -134,36 +135,36 @@ pub(super) struct Sums {
 
 /// One head's columns of a document's rows.
 #[derive(Clone, Copy)]
-pub(super) struct Head<'m> {
+pub(super) struct HeadRows<'m> {
     mat: Mat<'m>,
 }
 
-impl<'m> Head<'m> {
-    pub(super) fn new(mat: &Mat<'m>, first: usize, len: usize, head: usize, width: usize) -> Head<'m> {
-        Head { mat: mat.row_range(first, len).columns(head * width, width) }
+impl<'m> HeadRows<'m> {
+    pub(super) fn new(mat: &Mat<'m>, first: usize, len: usize, head: usize, width: usize) -> HeadRows<'m> {
+        HeadRows { mat: mat.row_range(first, len).columns(head * width, width) }
     }
 
     pub(super) fn len(&self) -> usize {
         self.mat.rows
     }
 
-    /// The rows in f32: where they lie, or widened into `room`.
-    pub(super) fn rows<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Operand {
+    /// The rows in f32: in place, or widened into `scratch`.
+    pub(super) fn rows<R: Real>(&self, isa: Isa, scratch: &mut [f32]) -> Operand {
         if R::DTYPE == DType::F32 {
             return Operand { ptr: self.mat.view.as_ptr(), row: self.mat.stride, col: 1 };
         }
         let (rows, cols) = (self.mat.rows, self.mat.cols);
         isa.run(
             #[inline(always)]
-            || matmul::pack::widen_rows(self.source::<R>(), self.mat.stride, rows, cols, room),
+            || matmul::pack::widen_rows(self.source::<R>(), self.mat.stride, rows, cols, scratch),
         );
-        Operand { ptr: room.as_ptr(), row: cols, col: 1 }
+        Operand { ptr: scratch.as_ptr(), row: cols, col: 1 }
     }
 
-    /// xᵀ as B, packed into `room`: panel p is \[h, NR\] and holds rows p·NR.. as columns.
-    pub(super) fn transposed<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Panels {
+    /// xᵀ as a B operand, packed into `scratch`: panel p is \[h, NR\] and holds rows p·NR.. as columns.
+    pub(super) fn transposed<R: Real>(&self, isa: Isa, scratch: &mut [f32]) -> Panels {
         let width = self.mat.cols;
-        for (p, panel) in room.chunks_mut(width * NR).take(self.len().div_ceil(NR)).enumerate() {
+        for (p, panel) in scratch.chunks_mut(width * NR).take(self.len().div_ceil(NR)).enumerate() {
             let cols = (self.len() - p * NR).min(NR);
             let source = &self.source::<R>()[p * NR * self.mat.stride..];
             isa.run(
@@ -171,20 +172,20 @@ impl<'m> Head<'m> {
                 || matmul::pack::transposed::<_, NR>(isa, source, self.mat.stride, width, cols, panel),
             );
         }
-        Panels { ptr: room.as_ptr(), row: NR, panel: width * NR }
+        Panels { ptr: scratch.as_ptr(), row: NR, panel: width * NR }
     }
 
-    /// x as B: panel p is \[rows, NR\] and holds columns p·NR... Where they lie if that is in f32 and in whole vectors,
-    /// or packed into `room`.
-    pub(super) fn natural<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Panels {
+    /// x as a B operand: panel p is \[rows, NR\] and holds columns p·NR... In place if x is f32 and its rows are whole
+    /// vectors; otherwise packed into `scratch`.
+    pub(super) fn natural<R: Real>(&self, isa: Isa, scratch: &mut [f32]) -> Panels {
         let (rows, width) = (self.len(), self.mat.cols);
         if R::DTYPE == DType::F32 && width.is_multiple_of(LANES) {
             return Panels { ptr: self.mat.view.as_ptr(), row: self.mat.stride, panel: NR };
         }
         let panel = rows * NR;
-        assert!(rows * padded(width) <= room.len(), "room for all panels");
-        let out = room.as_mut_ptr();
-        // SAFETY: the panels were just checked to lie inside the slice, which is ours alone.
+        assert!(rows * padded(width) <= scratch.len(), "scratch for all panels");
+        let out = scratch.as_mut_ptr();
+        // SAFETY: the panels were just checked to lie inside the slice, which only this call uses.
         isa.run(
             #[inline(always)]
             || unsafe { matmul::pack::natural(self.source::<R>(), self.mat.stride, rows, width, out, panel) },
@@ -192,12 +193,12 @@ impl<'m> Head<'m> {
         Panels { ptr: out, row: NR, panel }
     }
 
-    /// Where sums of these rows are made, beginning with zeros: in their place if they are stored in f32, or in `room`,
-    /// from where [`Head::round`] takes them.
+    /// Zeroed sums for these rows: in place if they are stored in f32, otherwise in `scratch`, from where
+    /// [`HeadRows::round`] reads them.
     ///
     /// # Safety
-    /// As [`Head::row_mut`], as long as the sums are used.
-    pub(super) unsafe fn sums<R: Real>(&self, isa: Isa, room: &mut [f32]) -> Sums {
+    /// As [`HeadRows::row_mut`], for as long as the sums are used.
+    pub(super) unsafe fn sums<R: Real>(&self, isa: Isa, scratch: &mut [f32]) -> Sums {
         if R::DTYPE == DType::F32 {
             isa.run(
                 #[inline(always)]
@@ -212,15 +213,15 @@ impl<'m> Head<'m> {
             );
             return Sums { ptr: self.mat.view.as_ptr(), row: self.mat.stride };
         }
-        let room = &mut room[..self.len() * self.mat.cols];
-        room.fill(0.0);
-        Sums { ptr: room.as_mut_ptr(), row: self.mat.cols }
+        let scratch = &mut scratch[..self.len() * self.mat.cols];
+        scratch.fill(0.0);
+        Sums { ptr: scratch.as_mut_ptr(), row: self.mat.cols }
     }
 
-    /// Rounds sums that were not made in place.
+    /// Rounds sums that are not in place.
     ///
     /// # Safety
-    /// They are this head's, and their room is still there.
+    /// They are this head's sums, and their scratch is still valid.
     pub(super) unsafe fn round<R: Real>(&self, isa: Isa, sums: Sums) {
         if R::DTYPE == DType::F32 {
             return;

@@ -1,21 +1,21 @@
-//! Attention of new tokens over a cache of keys and values: what generation runs.
+//! Decode: attention of new tokens over a KV cache.
 //!
-//! The cache keeps keys and values in the panels that the products read, in f32, so that a pass over it
-//! packs nothing. The arithmetic is forward's: a row's result has the same bits as in training, whether
-//! its document came in one pass or token by token.
+//! The cache holds keys and values in f32 panels, as the matmuls read them, so a pass over it packs nothing. The
+//! arithmetic is that of forward: a row's result has the same bits as in training, whether its document was processed
+//! in one pass or token by token.
 
 use lockstep_core::DType;
 use lockstep_device::{CpuQueue, Isa, Queue, Real, View};
 
-use super::block::{Head, Operand, Panels, padded};
-use super::forward::{Keys, QueryBlock, Room};
+use super::block::{HeadRows, Operand, Panels, padded};
+use super::forward::{BlockScratch, Keys, QueryBlock};
 use super::{BLOCK_K, BLOCK_Q, Heads, cuda, cuda_kv_cache_elems};
 use crate::Mat;
 use crate::disjoint::assert_disjoint;
 use crate::dispatch::with_real;
 use crate::matmul::NR;
 
-/// One layer's keys and values of `slots` documents, each with room for `capacity` tokens.
+/// One layer's keys and values for `slots` documents of up to `capacity` tokens each.
 #[derive(Clone, Copy, Debug)]
 pub struct KvCache<'m> {
     pub view: View<'m>,
@@ -23,8 +23,8 @@ pub struct KvCache<'m> {
     pub capacity: usize,
 }
 
-/// `out`\[T, H·h\] from the new tokens' q, k, v and what the cache holds of their documents; k and v join
-/// the cache.
+/// `out`\[T, H·h\] from the new tokens' q, k, v and the cached keys and values of their documents. The new k and v are
+/// added to the cache.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeArgs<'m> {
     pub heads: Heads,
@@ -32,9 +32,9 @@ pub struct DecodeArgs<'m> {
     pub q: Mat<'m>,
     pub k: Mat<'m>,
     pub v: Mat<'m>,
-    /// Where the new tokens of each document begin and end: \[documents + 1\] in u32.
+    /// Where the new tokens of each document start and end: \[documents + 1\] in u32.
     pub cu_seqlens: View<'m>,
-    /// Where each token stands in its document: \[T\] in u32. All before it are in the cache.
+    /// Each token's position in its document: \[T\] in u32. All earlier tokens are in the cache.
     pub positions: View<'m>,
     /// Each document's slot in the cache: \[documents\] in u32.
     pub slots: View<'m>,
@@ -42,7 +42,7 @@ pub struct DecodeArgs<'m> {
     pub scratch: View<'m>,
 }
 
-/// The size of one layer's cache on the CPU, in f32 elements.
+/// The size of one layer's KV cache on the CPU, in f32 elements.
 pub fn kv_cache_elems(num_kv: usize, width: usize, slots: usize, capacity: usize) -> usize {
     slots * num_kv * head_elems(width, capacity)
 }
@@ -63,25 +63,25 @@ fn check(queue: &Queue, call: &DecodeArgs) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     assert!(num_q.is_multiple_of(num_kv), "{num_q} query heads over {num_kv} key-value heads");
     for (mat, heads) in [(&call.q, num_q), (&call.out, num_q), (&call.k, num_kv), (&call.v, num_kv)] {
-        assert_eq!((mat.rows, mat.cols), (call.q.rows, heads * width), "attention shapes");
-        assert_eq!(mat.view.dtype(), call.q.view.dtype(), "one storage type");
+        assert_eq!((mat.rows, mat.cols), (call.q.rows, heads * width), "shapes of attention must match");
+        assert_eq!(mat.view.dtype(), call.q.view.dtype(), "storage types must match");
     }
     let KvCache { view, slots, capacity } = call.cache;
     let elems = match queue {
         Queue::Cpu(_) => kv_cache_elems(num_kv, width, slots, capacity),
         Queue::Cuda(_) => cuda_kv_cache_elems(num_kv, width, slots, capacity, call.q.view.dtype()),
     };
-    assert_eq!((view.len(), view.dtype()), (elems, DType::F32), "size of the cache");
-    assert_eq!(call.cu_seqlens.len(), call.slots.len() + 1, "a slot per document");
-    assert_eq!(call.positions.len(), call.q.rows, "a position per token");
+    assert_eq!((view.len(), view.dtype()), (elems, DType::F32), "size of the KV cache");
+    assert_eq!(call.cu_seqlens.len(), call.slots.len() + 1, "one slot per document");
+    assert_eq!(call.positions.len(), call.q.rows, "one position per token");
     for indices in [call.cu_seqlens, call.slots, call.positions] {
-        assert_eq!(indices.dtype(), DType::U32, "bounds, slots and positions");
+        assert_eq!(indices.dtype(), DType::U32, "cu_seqlens, slots and positions must be u32");
     }
     let DecodeArgs { out, q, k, v, cu_seqlens, positions, slots, scratch, .. } = *call;
     assert_disjoint(&[out.view, view, scratch], &[q.view, k.view, v.view, cu_seqlens, positions, slots]);
 }
 
-/// An item is one key-value head of one document: it stores the new keys and values, then attends.
+/// An item is one key-value head of one document: it stores the new keys and values, then computes attention.
 fn run(cpu: &CpuQueue, call: &DecodeArgs) {
     // SAFETY: bounds, positions and slots are only read.
     let (bounds, positions, slots) = unsafe {
@@ -98,7 +98,7 @@ fn run(cpu: &CpuQueue, call: &DecodeArgs) {
             }
             let (slot, past) = (slots[doc] as usize, positions[first] as usize);
             assert!(slot < call.cache.slots, "slot {slot} of {}", call.cache.slots);
-            assert!(past + end - first <= call.cache.capacity, "a document outgrows its cache");
+            assert!(past + end - first <= call.cache.capacity, "a document exceeds the capacity of the KV cache");
             // SAFETY: a worker uses only its own part of the scratch.
             let scratch = unsafe { call.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
             let item = Item { call, first, len: end - first, slot, past, kv_head };
@@ -122,7 +122,7 @@ impl Item<'_, '_> {
         let rows_padded = self.call.cache.capacity.next_multiple_of(BLOCK_K);
         let elems = head_elems(width, self.call.cache.capacity);
         let place = self.call.cache.view.slice((self.slot * num_kv + self.kv_head) * elems, elems);
-        // SAFETY: documents have slots of their own and the item is alone with this head of its slot.
+        // SAFETY: each document has its own slot, and only this item uses this head of its slot.
         let (k, v) = unsafe { place.as_mut::<f32>() }.split_at_mut(rows_padded * width);
         self.store::<R>(k, v, rows_padded);
         let keys = Keys {
@@ -131,13 +131,13 @@ impl Item<'_, '_> {
         };
 
         let group = num_q / num_kv;
-        let (q_room, rest) = scratch.split_at_mut(BLOCK_Q * width);
-        let mut room = Room::new(rest, width);
+        let (q_rows, rest) = scratch.split_at_mut(BLOCK_Q * width);
+        let mut scratch = BlockScratch::new(rest, width);
         let heads = self.kv_head * group..(self.kv_head + 1) * group;
         if self.len == 1 && group <= BLOCK_Q {
-            // One token: the heads of a group pass over the keys together.
-            let row = Head::new(&self.call.q, self.first, 1, self.kv_head, group * width);
-            let mut q = row.rows::<R>(isa, q_room);
+            // For a single token, process all heads of a group together.
+            let row = HeadRows::new(&self.call.q, self.first, 1, self.kv_head, group * width);
+            let mut q = row.rows::<R>(isa, q_rows);
             q.row = width;
             let block = QueryBlock {
                 q,
@@ -147,35 +147,35 @@ impl Item<'_, '_> {
                 heads: self.call.heads,
                 dropout: None,
             };
-            // SAFETY: every key up to this one is in the panels.
-            unsafe { block.attend(isa, &keys, &mut room) };
+            // SAFETY: the panels hold every key up to this one.
+            unsafe { block.attend(isa, &keys, &mut scratch) };
             for (i, head) in heads.enumerate() {
-                self.write::<R>(&room, i, 0, head);
+                self.write::<R>(&scratch, i, 0, head);
             }
             return;
         }
         for head in heads {
             for first_q in (0..self.len).step_by(BLOCK_Q) {
                 let rows = BLOCK_Q.min(self.len - first_q);
-                let q: Operand =
-                    Head::new(&self.call.q, self.first + first_q, rows, head, width).rows::<R>(isa, q_room);
+                let q: Operand = HeadRows::new(&self.call.q, self.first + first_q, rows, head, width)
+                    .rows::<R>(isa, q_rows);
                 let position = self.past + first_q;
                 let block =
                     QueryBlock { q, rows, position, advance: 1, heads: self.call.heads, dropout: None };
                 // SAFETY: as above.
-                unsafe { block.attend(isa, &keys, &mut room) };
+                unsafe { block.attend(isa, &keys, &mut scratch) };
                 for i in 0..rows {
-                    self.write::<R>(&room, i, first_q + i, head);
+                    self.write::<R>(&scratch, i, first_q + i, head);
                 }
             }
         }
     }
 
-    /// New keys as columns of their panels, new values as rows of theirs.
+    /// Stores new keys as columns of their panels, and new values as rows of theirs.
     fn store<R: Real>(&self, k: &mut [f32], v: &mut [f32], rows_padded: usize) {
         let width = self.call.heads.width;
-        let keys = Head::new(&self.call.k, self.first, self.len, self.kv_head, width);
-        let values = Head::new(&self.call.v, self.first, self.len, self.kv_head, width);
+        let keys = HeadRows::new(&self.call.k, self.first, self.len, self.kv_head, width);
+        let values = HeadRows::new(&self.call.v, self.first, self.len, self.kv_head, width);
         for t in 0..self.len {
             let at = self.past + t;
             let panel = &mut k[at / NR * width * NR..][..width * NR];
@@ -191,11 +191,11 @@ impl Item<'_, '_> {
         }
     }
 
-    fn write<R: Real>(&self, room: &Room, row: usize, token: usize, head: usize) {
+    fn write<R: Real>(&self, scratch: &BlockScratch, row: usize, token: usize, head: usize) {
         let width = self.call.heads.width;
-        let out = Head::new(&self.call.out, self.first, self.len, head, width);
-        // SAFETY: the item alone writes this head of this document.
-        room.write_row(row, width, unsafe { out.row_mut::<R>(token) });
+        let out = HeadRows::new(&self.call.out, self.first, self.len, head, width);
+        // SAFETY: only this item writes this head of this document.
+        scratch.write_row(row, width, unsafe { out.row_mut::<R>(token) });
     }
 }
 
@@ -208,9 +208,9 @@ mod tests {
     use crate::testing::{Operands, TestArena, bits, dtype};
 
     proptest! {
-        /// Documents that grow by any steps, in any slots, beside any others: the bits of training.
+        /// Decoding in steps of any size, in any slots, beside any other documents, gives the bits of training.
         #[test]
-        fn growing_has_the_bits_of_forward(
+        fn decode_has_the_bits_of_forward(
             num_kv in 1usize..3, group in 1usize..4, width in 1usize..70, storage in dtype(),
             window in prop_oneof![Just(None), (1usize..100).prop_map(Some)],
             lens in prop::collection::vec(1usize..150, 1..4), seed in any::<u64>(),
@@ -242,7 +242,7 @@ mod tests {
             let cache = KvCache { view: cache, slots, capacity: 150 };
             let mut grown = vec![0; lens.len()];
             for pass in 0.. {
-                // A token at a time, or many, or none yet.
+                // One token at a time, or many, or none yet.
                 let steps = arena.indices(lens.len(), 3);
                 let news: Vec<(usize, usize)> = (0..lens.len())
                     .map(|d| (d, [0, 1, 40][steps[d] as usize].min(lens[d] - grown[d])))

@@ -2,14 +2,14 @@
 
 use lockstep_device::{CpuQueue, Isa, Real};
 
-use super::block::{Head, Operand, Panels, Product, padded};
-use super::{BLOCK_K, BLOCK_Q, ForwardArgs, HeadMask, Heads, is_seen};
+use super::block::{BlockMatmul, HeadRows, Operand, Panels, padded};
+use super::{BLOCK_K, BLOCK_Q, ForwardArgs, HeadMask, Heads, is_visible};
 use crate::dispatch::with_real;
 use crate::math::{LANES, exp, fold, map_lanes, max, multiply};
 
 pub(super) fn scratch_elems(max_doc: usize, width: usize) -> usize {
     let rows = max_doc.next_multiple_of(BLOCK_K);
-    rows * width + rows * padded(width) + BLOCK_Q * width + Room::elems(width)
+    rows * width + rows * padded(width) + BLOCK_Q * width + BlockScratch::elems(width)
 }
 
 pub(super) fn run(cpu: &CpuQueue, call: &ForwardArgs) {
@@ -26,13 +26,13 @@ pub(super) fn run(cpu: &CpuQueue, call: &ForwardArgs) {
             }
             // SAFETY: a worker uses only its own part of the scratch.
             let scratch = unsafe { call.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
-            one_head::<R>(cpu.isa, call, (doc, first, end - first), head, scratch);
+            forward_head::<R>(cpu.isa, call, (doc, first, end - first), head, scratch);
         });
     });
 }
 
 /// One head of document `doc`, whose `len` rows start at `first`.
-fn one_head<R: Real>(
+fn forward_head<R: Real>(
     isa: Isa,
     call: &ForwardArgs,
     (doc, first, len): (usize, usize, usize),
@@ -41,40 +41,40 @@ fn one_head<R: Real>(
 ) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     let kv_head = head / (num_q / num_kv);
-    let k = Head::new(&call.k, first, len, kv_head, width);
-    let v = Head::new(&call.v, first, len, kv_head, width);
-    let out = Head::new(&call.out, first, len, head, width);
+    let k = HeadRows::new(&call.k, first, len, kv_head, width);
+    let v = HeadRows::new(&call.v, first, len, kv_head, width);
+    let out = HeadRows::new(&call.out, first, len, head, width);
 
     let rows_padded = len.next_multiple_of(BLOCK_K);
     let (k_panels, rest) = scratch.split_at_mut(rows_padded * width);
     let (v_panels, rest) = rest.split_at_mut(rows_padded * padded(width));
     let keys = Keys { k: k.transposed::<R>(isa, k_panels), v: v.natural::<R>(isa, v_panels) };
-    let (q_room, rest) = rest.split_at_mut(BLOCK_Q * width);
-    let mut room = Room::new(rest, width);
+    let (q_rows, rest) = rest.split_at_mut(BLOCK_Q * width);
+    let mut scratch = BlockScratch::new(rest, width);
     let dropout = HeadMask::of(call, doc, head);
 
     for first_q in (0..len).step_by(BLOCK_Q) {
         let rows = BLOCK_Q.min(len - first_q);
-        let q = Head::new(&call.q, first + first_q, rows, head, width).rows::<R>(isa, q_room);
+        let q = HeadRows::new(&call.q, first + first_q, rows, head, width).rows::<R>(isa, q_rows);
         let block = QueryBlock { q, rows, position: first_q, advance: 1, heads: call.heads, dropout };
         // SAFETY: the panels were packed above, for every key up to the last query's own.
-        unsafe { block.attend(isa, &keys, &mut room) };
+        unsafe { block.attend(isa, &keys, &mut scratch) };
         isa.run(
             #[inline(always)]
             || {
                 for i in 0..rows {
                     let lse = call.lse.slice((first + first_q + i) * num_q + head, 1);
-                    // SAFETY: the item alone writes this head's log-sum-exps and output rows.
+                    // SAFETY: only this item writes this head's log-sum-exps and output rows.
                     let (lse, out) = unsafe { (lse.as_mut::<f32>(), out.row_mut::<R>(first_q + i)) };
-                    lse[0] = room.state.largest[i] + room.state.sum[i].ln();
-                    room.write_row(i, width, out);
+                    lse[0] = scratch.state.largest[i] + scratch.state.sum[i].ln();
+                    scratch.write_row(i, width, out);
                 }
             },
         );
     }
 }
 
-/// Keys and values of one head of one document, in panels: keys transposed, values as they are.
+/// Keys and values of one head of one document, in panels: keys transposed, values as stored.
 #[derive(Clone, Copy)]
 pub(super) struct Keys {
     /// Panel p is \[h, NR\] and holds keys p·NR.. as columns.
@@ -83,21 +83,21 @@ pub(super) struct Keys {
     pub(super) v: Panels,
 }
 
-/// A thread's room for a block of queries: what is summed, the scores of a block of keys, the softmax.
-pub(super) struct Room<'a> {
+/// A thread's scratch for a block of queries: output sums, scores of a block of keys, and the state of the softmax.
+pub(super) struct BlockScratch<'a> {
     sums: &'a mut [f32],
     scores: &'a mut [f32],
-    state: State,
+    state: SoftmaxState,
 }
 
-impl<'a> Room<'a> {
+impl<'a> BlockScratch<'a> {
     pub(super) const fn elems(width: usize) -> usize {
         BLOCK_Q * width + BLOCK_Q * BLOCK_K
     }
 
-    pub(super) fn new(scratch: &'a mut [f32], width: usize) -> Room<'a> {
+    pub(super) fn new(scratch: &'a mut [f32], width: usize) -> BlockScratch<'a> {
         let (sums, rest) = scratch.split_at_mut(BLOCK_Q * width);
-        Room { sums, scores: &mut rest[..BLOCK_Q * BLOCK_K], state: State::START }
+        BlockScratch { sums, scores: &mut rest[..BLOCK_Q * BLOCK_K], state: SoftmaxState::START }
     }
 
     /// The output of row `i`, after [`QueryBlock::attend`].
@@ -108,13 +108,13 @@ impl<'a> Room<'a> {
     }
 }
 
-/// Rows of queries that pass over the same keys together.
+/// Rows of queries that are processed together against the same keys.
 #[derive(Clone, Copy)]
 pub(super) struct QueryBlock {
     pub(super) q: Operand,
     /// At most `BLOCK_Q`.
     pub(super) rows: usize,
-    /// Where the first row stands in its document, and how much further each next one.
+    /// The position of the first row in its document, and the distance from each row to the next.
     pub(super) position: usize,
     pub(super) advance: usize,
     pub(super) heads: Heads,
@@ -122,23 +122,23 @@ pub(super) struct QueryBlock {
 }
 
 impl QueryBlock {
-    /// Leaves unnormalised outputs and the softmax's state in `room`.
+    /// Leaves the unnormalized outputs and the state of the softmax in `scratch`.
     ///
     /// # Safety
-    /// The queries are there, and the panels hold every key up to the last row's position.
-    pub(super) unsafe fn attend(&self, isa: Isa, keys: &Keys, room: &mut Room) {
+    /// The queries are valid, and the panels hold every key up to the last row's position.
+    pub(super) unsafe fn attend(&self, isa: Isa, keys: &Keys, scratch: &mut BlockScratch) {
         let QueryBlock { q, rows, position, advance, heads, dropout } = *self;
         let width = heads.width;
-        let Room { sums, scores, state } = room;
-        *state = State::START;
+        let BlockScratch { sums, scores, state } = scratch;
+        *state = SoftmaxState::START;
         sums[..rows * width].fill(0.0);
-        let visible = position + (rows - 1) * advance + 1;
-        for first_k in heads.key_blocks(position, visible) {
-            let num_keys = BLOCK_K.min(visible - first_k);
-            let seen = |i: usize| heads.seen(position + i * advance, first_k).end;
-            // SAFETY: guaranteed by the caller; scores and sums have room for the block and overlap nothing.
+        let end_k = position + (rows - 1) * advance + 1;
+        for first_k in heads.key_blocks(position, end_k) {
+            let num_keys = BLOCK_K.min(end_k - first_k);
+            let visible = |i: usize| heads.visible_keys(position + i * advance, first_k).end;
+            // SAFETY: guaranteed by the caller; scores and sums hold the block and overlap nothing.
             unsafe {
-                let of_scores = Product {
+                let scores_matmul = BlockMatmul {
                     rows,
                     cols: num_keys,
                     depth: width,
@@ -148,7 +148,7 @@ impl QueryBlock {
                     c_row: BLOCK_K,
                     accumulate: false,
                 };
-                of_scores.of_seen_columns(isa, seen);
+                scores_matmul.run_columns_below(isa, visible);
             }
             isa.run(
                 #[inline(always)]
@@ -162,7 +162,7 @@ impl QueryBlock {
             }
             // SAFETY: as above.
             unsafe {
-                let of_values = Product {
+                let values_matmul = BlockMatmul {
                     rows,
                     cols: width,
                     depth: num_keys,
@@ -172,13 +172,13 @@ impl QueryBlock {
                     c_row: width,
                     accumulate: true,
                 };
-                of_values.over_seen(isa, seen);
+                values_matmul.run_inner_below(isa, visible);
             }
         }
     }
 }
 
-/// Drops probabilities of a block after they were summed. Queries stand one after the other.
+/// Drops probabilities of a block after they were summed. The queries are at consecutive positions.
 #[inline(always)]
 fn drop_block(
     scores: &mut [f32],
@@ -190,34 +190,34 @@ fn drop_block(
 ) {
     let mut kept = [0f32; BLOCK_K];
     for i in 0..rows {
-        let seen = heads.seen(position + i, first_k);
-        mask.fill(position + i, first_k, seen.clone(), &mut kept);
-        for (score, kept) in scores[i * BLOCK_K..][seen.clone()].iter_mut().zip(&kept[seen]) {
+        let visible = heads.visible_keys(position + i, first_k);
+        mask.fill(position + i, first_k, visible.clone(), &mut kept);
+        for (score, kept) in scores[i * BLOCK_K..][visible.clone()].iter_mut().zip(&kept[visible]) {
             *score *= kept;
         }
     }
 }
 
 /// The running softmax of a block's rows: the largest score so far, and the sum of exponentials relative to it.
-struct State {
+struct SoftmaxState {
     largest: [f32; BLOCK_Q],
     sum: [f32; BLOCK_Q],
 }
 
-impl State {
-    const START: State = State { largest: [f32::NEG_INFINITY; BLOCK_Q], sum: [0.0; BLOCK_Q] };
+impl SoftmaxState {
+    const START: SoftmaxState = SoftmaxState { largest: [f32::NEG_INFINITY; BLOCK_Q], sum: [0.0; BLOCK_Q] };
 }
 
-/// Turns a block of scores into unnormalised probabilities, zero for keys that are not seen, and rescales
-/// the running sums to the new maximum.
+/// Turns a block of scores into unnormalized probabilities, zero for keys that are not visible, and rescales the
+/// running sums to the new maximum.
 ///
-/// First the maxima of all rows, then the exponentials: what the one waits for, the next row does not.
+/// Computes the maxima of all rows before the exponentials, so that consecutive rows do not wait for each other.
 #[inline(always)]
 fn softmax_block(
     scores: &mut [f32],
     sums: &mut [f32],
     heads: &Heads,
-    state: &mut State,
+    state: &mut SoftmaxState,
     (rows, position, advance): (usize, usize, usize),
     first_k: usize,
 ) {
@@ -225,13 +225,13 @@ fn softmax_block(
     let scores = &mut scores.as_chunks_mut::<BLOCK_K>().0[..rows];
     let mut rescale = state.largest;
     for (i, row) in scores.iter_mut().enumerate() {
-        let seen = heads.seen(position + i * advance, first_k);
-        if seen == (0..BLOCK_K) {
+        let visible = heads.visible_keys(position + i * advance, first_k);
+        if visible == (0..BLOCK_K) {
             row.iter_mut().for_each(|score| *score *= scale);
         } else {
-            let is_seen = is_seen(&seen);
+            let is_visible = is_visible(&visible);
             for (score, key) in row.iter_mut().zip(0..) {
-                *score = if is_seen(key) { *score * scale } else { f32::NEG_INFINITY };
+                *score = if is_visible(key) { *score * scale } else { f32::NEG_INFINITY };
             }
         }
         state.largest[i] = state.largest[i].max(max(row));
@@ -240,14 +240,14 @@ fn softmax_block(
         *rescale = exp(*rescale - largest);
     }
     for (i, row) in scores.iter_mut().enumerate() {
-        let seen = heads.seen(position + i * advance, first_k);
-        if seen.is_empty() {
+        let visible = heads.visible_keys(position + i * advance, first_k);
+        if visible.is_empty() {
             row.fill(0.0);
             continue;
         }
-        // Whole lanes that nobody sees would add zeros.
-        let (row, unseen) = row.split_at_mut(seen.end.next_multiple_of(LANES));
-        unseen.fill(0.0);
+        // Skip whole lanes of hidden keys, which would only add zeros.
+        let (row, hidden) = row.split_at_mut(visible.end.next_multiple_of(LANES));
+        hidden.fill(0.0);
         let largest = state.largest[i];
         let mut lanes = [0f32; LANES];
         for chunk in row.as_chunks_mut::<LANES>().0 {

@@ -1,9 +1,9 @@
-//! Causal attention over packed documents, forward and backward, without ever holding T×T.
+//! Causal attention over packed documents, forward and backward, without ever storing a T×T matrix.
 //!
-//! Query blocks and key blocks count from their document's start, keys that a query does not see (later
-//! ones, and those before its window) contribute exact zeros, and a row's softmax runs over its key blocks
-//! in order. So a row's result depends on its document alone. Blocks that no query of a query block sees
-//! are skipped. BackwardArgs recomputes the probabilities from the kept log-sum-exp.
+//! Blocks of queries and keys are counted from their document's start. Keys that a query does not see (later ones, and
+//! those before its sliding window) contribute exact zeros, and a row's softmax runs over its key blocks in order. So a
+//! row's result depends only on its document. Blocks that no query of a query block sees are skipped. Backward
+//! recomputes the probabilities from the saved log-sum-exp.
 
 mod backward;
 mod block;
@@ -27,9 +27,9 @@ pub(crate) use cuda::TensorCores;
 pub use cuda::{all_cuda_sources, cuda_kv_cache_elems, cuda_scratch_bytes, model_cuda_sources};
 pub use decode::{DecodeArgs, KvCache, decode, kv_cache_elems};
 
-/// Query rows that move together through the key blocks: four row tiles.
+/// Query rows that are processed together: four row tiles.
 const BLOCK_Q: usize = 48;
-/// Keys of a block: part of the definition of a result, like the inner block of a product.
+/// Keys of a block. It determines the bits of results, like the inner block of a matmul.
 const BLOCK_K: usize = 64;
 
 /// How a row of q, k, v and the output divides into heads. Query head i uses key-value head i / (H/G).
@@ -40,7 +40,7 @@ pub struct Heads {
     pub width: usize,
     /// Multiplies the scores: usually 1 / √width.
     pub scale: f32,
-    /// Keys a query sees, its own among them: key j for query i iff i − j < window. All where `None`.
+    /// How many keys a query sees, including its own: key j for query i iff i − j < window. All if `None`.
     pub window: Option<usize>,
 }
 
@@ -56,19 +56,19 @@ impl Heads {
         (first..end_q).step_by(BLOCK_K)
     }
 
-    /// Of the key block at `first_k`, the keys that query i sees.
+    /// The keys of the block at `first_k` that query i sees.
     #[inline(always)]
-    fn seen(&self, i: usize, first_k: usize) -> Range<usize> {
+    fn visible_keys(&self, i: usize, first_k: usize) -> Range<usize> {
         let within = |key: usize| key.saturating_sub(first_k).min(BLOCK_K);
         within(self.first_key(i))..within(i + 1)
     }
 }
 
-/// Whether keys of a block are seen, by their place in it. In words as narrow as the scores: a comparison of wider ones
-/// takes two vectors for each of theirs.
+/// Whether a key of a block is visible, by its index in the block. Indices are as wide as scores, 32 bits: comparing
+/// wider ones would take two vectors per vector of scores.
 #[inline(always)]
-fn is_seen(seen: &Range<usize>) -> impl Fn(u32) -> bool + use<> {
-    let (start, count) = (seen.start as u32, (seen.end - seen.start) as u32);
+fn is_visible(visible: &Range<usize>) -> impl Fn(u32) -> bool + use<> {
+    let (start, count) = (visible.start as u32, (visible.end - visible.start) as u32);
     move |key| key.wrapping_sub(start) < count
 }
 
@@ -81,9 +81,9 @@ pub struct ForwardArgs<'m> {
     pub q: Mat<'m>,
     pub k: Mat<'m>,
     pub v: Mat<'m>,
-    /// Document starts and the end: \[documents + 1\] in u32.
+    /// Document starts and the final end: \[documents + 1\] in u32.
     pub cu_seqlens: View<'m>,
-    /// Drops probabilities on their way to the output; `lse` knows nothing of it.
+    /// Applied to probabilities before they are multiplied by v; does not affect `lse`.
     pub dropout: Option<Mask<'m>>,
     pub scratch: View<'m>,
 }
@@ -100,15 +100,15 @@ impl HeadMask {
         call.dropout.map(|mask| HeadMask { mask: mask.of_doc(doc), head })
     }
 
-    /// What the seen keys of a block are multiplied by, in query i's row. The rest of `out` is left.
+    /// Writes the factors of the visible keys of a block in query i's row. The rest of `out` is unchanged.
     #[inline(always)]
-    fn fill(&self, i: usize, first_k: usize, seen: Range<usize>, out: &mut [f32; BLOCK_K]) {
-        let first = seen.start / 4 * 4;
-        self.mask.fill(self.head as u32, i, first_k + first, &mut out[first..seen.end.max(first)]);
+    fn fill(&self, i: usize, first_k: usize, visible: Range<usize>, out: &mut [f32; BLOCK_K]) {
+        let first = visible.start / 4 * 4;
+        self.mask.fill(self.head as u32, i, first_k + first, &mut out[first..visible.end.max(first)]);
     }
 }
 
-/// Writes dq, dk, dv from the output's gradient and what forward kept.
+/// Computes dq, dk, dv from the output's gradient and the saved tensors of forward.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardArgs<'m> {
     pub dq: Mat<'m>,
@@ -118,7 +118,7 @@ pub struct BackwardArgs<'m> {
     pub forward: ForwardArgs<'m>,
 }
 
-/// The scratch both directions need on the CPU, for documents of at most `max_doc` tokens.
+/// The scratch that forward and backward need on the CPU, for documents of at most `max_doc` tokens.
 pub fn scratch_bytes(num_threads: usize, max_doc: usize, width: usize) -> Bytes {
     let per_thread = forward::scratch_elems(max_doc, width).max(backward::scratch_elems(max_doc, width));
     Bytes(4 * (num_threads * per_thread) as u64)
@@ -128,7 +128,7 @@ pub fn forward(queue: &Queue, call: ForwardArgs) {
     forward_on(queue, call, TensorCores::Best);
 }
 
-/// With a choice that tests compare.
+/// Forward with a choice of tensor cores, which tests compare.
 pub(crate) fn forward_on(queue: &Queue, call: ForwardArgs, cores: TensorCores) {
     check(&call);
     let ForwardArgs { out, lse, q, k, v, cu_seqlens, scratch, .. } = call;
@@ -155,8 +155,12 @@ fn check_backward(call: &BackwardArgs) {
     check(&call.forward);
     let f = &call.forward;
     for (gradient, of) in [(&call.dq, &f.q), (&call.dk, &f.k), (&call.dv, &f.v), (&call.dout, &f.out)] {
-        assert_eq!((gradient.rows, gradient.cols), (of.rows, of.cols), "gradient shapes");
-        assert_eq!(gradient.view.dtype(), of.view.dtype(), "one storage type");
+        assert_eq!(
+            (gradient.rows, gradient.cols),
+            (of.rows, of.cols),
+            "a gradient must have the shape of its tensor"
+        );
+        assert_eq!(gradient.view.dtype(), of.view.dtype(), "storage types must match");
     }
     // The three may be columns of one matrix.
     call.dq.assert_disjoint(&call.dk);
@@ -171,18 +175,22 @@ fn check_backward(call: &BackwardArgs) {
 fn check(call: &ForwardArgs) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     assert!(num_q.is_multiple_of(num_kv), "{num_q} query heads over {num_kv} key-value heads");
-    assert!(call.heads.window != Some(0), "a query sees itself");
+    assert!(call.heads.window != Some(0), "a window of 0 hides a query from itself");
     if let Some(mask) = &call.dropout {
         assert!((0.0..1.0).contains(&mask.rate), "dropout at rate {}", mask.rate);
-        assert_eq!(mask.samples.len() + 1, call.cu_seqlens.len(), "a sample per document");
-        assert_eq!(mask.samples.dtype(), DType::U32, "samples");
+        assert_eq!(mask.samples.len() + 1, call.cu_seqlens.len(), "one sample per document");
+        assert_eq!(mask.samples.dtype(), DType::U32, "samples must be u32");
     }
     let tokens = call.q.rows;
     for (mat, heads) in [(&call.q, num_q), (&call.out, num_q), (&call.k, num_kv), (&call.v, num_kv)] {
-        assert_eq!((mat.rows, mat.cols), (tokens, heads * width), "attention shapes");
-        assert_eq!(mat.view.dtype(), call.q.view.dtype(), "one storage type");
+        assert_eq!((mat.rows, mat.cols), (tokens, heads * width), "shapes of attention must match");
+        assert_eq!(mat.view.dtype(), call.q.view.dtype(), "storage types must match");
     }
-    assert_eq!((call.lse.len(), call.lse.dtype()), (tokens * num_q, DType::F32), "lse per token and head");
-    assert_eq!(call.cu_seqlens.dtype(), DType::U32, "bounds of documents");
-    assert!(!call.cu_seqlens.is_empty() || tokens == 0, "documents have bounds");
+    assert_eq!(
+        (call.lse.len(), call.lse.dtype()),
+        (tokens * num_q, DType::F32),
+        "one f32 lse per token and head"
+    );
+    assert_eq!(call.cu_seqlens.dtype(), DType::U32, "cu_seqlens must be u32");
+    assert!(!call.cu_seqlens.is_empty() || tokens == 0, "cu_seqlens must not be empty");
 }

@@ -1,5 +1,5 @@
-//! Causal attention as the textbook has it, in f64: per document and head,
-//! P = softmax(scale · Q·Kᵀ) over the keys that the query sees, O = P·V.
+//! Textbook causal attention in f64. Per document and head, P = softmax(scale · Q·Kᵀ) over the keys that the query
+//! sees, and O = P·V.
 
 use super::Heads;
 
@@ -11,11 +11,11 @@ pub struct Gradients {
     pub dv: Vec<f64>,
 }
 
-/// What the probability of a key is multiplied by: f(document, query head, query, key), the last two counted
-/// from the document's start.
-pub type Dropped<'a> = &'a dyn Fn(usize, usize, usize, usize) -> f64;
+/// The dropout factor of a probability: f(document, query head, query, key), the last two counted from the document's
+/// start.
+pub type DropoutFactor<'a> = &'a dyn Fn(usize, usize, usize, usize) -> f64;
 
-/// out\[T, H·h\] and lse\[T, H\], for documents between neighbouring `bounds`.
+/// out\[T, H·h\] and lse\[T, H\], for documents delimited by `bounds`.
 pub fn forward(heads: Heads, bounds: &[u32], q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
     forward_dropped(heads, bounds, q, k, v, &|_, _, _, _| 1.0)
 }
@@ -27,7 +27,7 @@ pub fn forward_dropped(
     q: &[f64],
     k: &[f64],
     v: &[f64],
-    mask: Dropped,
+    mask: DropoutFactor,
 ) -> (Vec<f64>, Vec<f64>) {
     let (num_q, width) = (heads.num_q, heads.width);
     let mut out = vec![0.0; q.len()];
@@ -56,7 +56,7 @@ pub fn backward_dropped(
     bounds: &[u32],
     [q, k, v]: [&[f64]; 3],
     dout: &[f64],
-    mask: Dropped,
+    mask: DropoutFactor,
 ) -> Gradients {
     let Heads { num_q, num_kv, width, scale, .. } = heads;
     let mut all = Gradients { dq: vec![0.0; q.len()], dk: vec![0.0; k.len()], dv: vec![0.0; v.len()] };
@@ -81,7 +81,7 @@ pub fn backward_dropped(
     all
 }
 
-/// One query of one head: its document and that one's first token, the first token it sees, and itself.
+/// One query of one head: its document, that document's first token, the first token it sees, and itself.
 struct Row {
     doc: usize,
     start: usize,
@@ -103,7 +103,7 @@ fn each_row(heads: Heads, bounds: &[u32], mut f: impl FnMut(Row)) {
     }
 }
 
-/// Token i's probabilities of tokens first..=i, and the log of the sum they were divided by.
+/// Token i's probabilities of tokens first..=i, and the log of the sum that normalizes them.
 fn probabilities(
     heads: Heads,
     q: &[f64],

@@ -16,19 +16,19 @@ fn width() -> impl Strategy<Value = usize> {
     prop_oneof![6 => 1usize..=40, 1 => Just(48usize), 1 => Just(64), 1 => Just(80), 1 => Just(128)]
 }
 
-/// A document's length: short, none at all, or at an edge of the query or key blocks.
+/// A document's length: short, empty, or at an edge of the query or key blocks.
 fn length() -> impl Strategy<Value = usize> {
     let edges = prop::sample::select(vec![1usize, 47, 48, 49, 63, 64, 65, 95, 97, 128, 130]);
     prop_oneof![3 => 0usize..20, 2 => edges]
 }
 
-/// The sizes and numbers of one pack of documents.
+/// The sizes and values of one pack of documents.
 #[derive(Clone, Debug)]
 struct Pack {
     heads: Heads,
     dtype: DType,
     lens: Vec<usize>,
-    /// Dropout's rate, and which sample each document is.
+    /// The dropout rate, and the sample that each document is.
     rate: f64,
     samples: Vec<u32>,
     q: Vec<f32>,
@@ -93,7 +93,7 @@ impl Pack {
         }
     }
 
-    /// This pack, then the other.
+    /// This pack followed by another.
     fn then(mut self, other: Pack) -> Pack {
         self.lens.extend(other.lens);
         self.samples.extend(other.samples);
@@ -114,14 +114,14 @@ impl Pack {
     }
 
     fn run(&self, arena: &TestArena, queue: &Queue) -> Results {
-        let placed = Placed::new(arena, self, 0);
+        let placed = PackOperands::new(arena, self, 0);
         placed.run(arena, queue, self)
     }
 }
 
-/// A pack in memory. q, k and v are columns of one matrix, and so are their gradients, with `pad` foreign
-/// columns around the rows.
-struct Placed<'b> {
+/// A pack in memory. q, k and v are columns of one matrix, and so are their gradients, with `pad` columns of padding
+/// around the rows.
+struct PackOperands<'b> {
     qkv: PaddedMat<'b>,
     dqkv: PaddedMat<'b>,
     out: PaddedMat<'b>,
@@ -129,8 +129,8 @@ struct Placed<'b> {
     lse: View<'b>,
 }
 
-impl<'b> Placed<'b> {
-    fn new(arena: &'b TestArena, pack: &Pack, pad: usize) -> Placed<'b> {
+impl<'b> PackOperands<'b> {
+    fn new(arena: &'b TestArena, pack: &Pack, pad: usize) -> PackOperands<'b> {
         let Heads { num_q, num_kv, width, .. } = pack.heads;
         let (tokens, q_cols, kv_cols) = (pack.tokens(), num_q * width, num_kv * width);
         let mut fused = Vec::new();
@@ -139,7 +139,7 @@ impl<'b> Placed<'b> {
             fused.extend_from_slice(&pack.k[t * kv_cols..][..kv_cols]);
             fused.extend_from_slice(&pack.v[t * kv_cols..][..kv_cols]);
         }
-        Placed {
+        PackOperands {
             qkv: arena.padded(&fused, q_cols + 2 * kv_cols, pad, pack.dtype),
             dqkv: arena.padded_output(tokens, q_cols + 2 * kv_cols, pad, pack.dtype),
             out: arena.padded_output(tokens, q_cols, pad, pack.dtype),
@@ -175,7 +175,7 @@ impl<'b> Placed<'b> {
         Results { out: self.out.bits(), lse: bits(self.lse), dq, dk, dv }
     }
 
-    /// The three parts of a fused matrix, each by rows.
+    /// The three parts of a fused matrix, each contiguous.
     fn split<T: Copy>(&self, pack: &Pack, fused: &[T]) -> [Vec<T>; 3] {
         let (q_cols, kv_cols) = (pack.heads.num_q * pack.heads.width, pack.heads.num_kv * pack.heads.width);
         [(0, q_cols), (q_cols, kv_cols), (q_cols + kv_cols, kv_cols)].map(|(first, cols)| {
@@ -186,7 +186,7 @@ impl<'b> Placed<'b> {
 }
 
 impl Results {
-    /// Document `doc`'s rows.
+    /// The rows of document `doc`.
     fn of_doc(&self, pack: &Pack, doc: usize) -> Results {
         let (first, len) = (pack.start(doc), pack.lens[doc]);
         let rows = |x: &[u32], row: usize| x[first * row..(first + len) * row].to_vec();
@@ -205,17 +205,17 @@ impl Results {
     }
 }
 
-/// A scale in units of the usual one.
+/// Heads with a scale relative to the usual one.
 fn scaled(num_q: usize, num_kv: usize, width: usize, sharpness: f32) -> Heads {
     Heads { num_q, num_kv, width, scale: sharpness / (width as f32).sqrt(), window: None }
 }
 
-/// From scores that hardly differ to such as leave one key alone.
+/// From scores that hardly differ to scores where one key dominates.
 fn sharpness() -> impl Strategy<Value = f32> {
     prop_oneof![Just(1e-3f32), Just(0.1), Just(1.0), Just(4.0), Just(30.0)]
 }
 
-/// A score of size s has an error of about s roundings of f32, and its exponential has it relative to itself.
+/// A score of magnitude s has an error of about s roundings of f32, and its exponential has that relative error.
 fn sharp_tolerance(dtype: DType, sharpness: f32) -> f64 {
     tolerance(dtype).max(f64::from(sharpness) * 4e-7)
 }
@@ -230,11 +230,11 @@ fn window() -> impl Strategy<Value = Option<usize>> {
     prop_oneof![2 => Just(None), 3 => edges.prop_map(Some)]
 }
 
-/// Every queue against the reference, and against each other to the bit.
+/// Compares every queue with the reference, and all queues with each other bit for bit.
 fn check_against_reference(arena: &TestArena, pack: &Pack, pad: usize, tolerance: f64) {
     let mut same = SameBits::new();
     for queue in queues() {
-        let placed = Placed::new(arena, pack, pad);
+        let placed = PackOperands::new(arena, pack, pad);
         let results = placed.run(arena, &queue, pack);
         let [q, k, v] = placed.split(pack, &placed.qkv.values());
         let [dq, dk, dv] = placed.split(pack, &placed.dqkv.values());
@@ -245,15 +245,15 @@ fn check_against_reference(arena: &TestArena, pack: &Pack, pad: usize, tolerance
         };
         let (out, lse) = reference::forward_dropped(pack.heads, &bounds, &q, &k, &v, &factor);
         let want = reference::backward_dropped(pack.heads, &bounds, [&q, &k, &v], &dout, &factor);
-        // dq and dk are made of differences with what forward has stored, rounded: of a first token, of equal
-        // numbers. So errors are judged against the size of random rows, scaled as scores and outputs are; of a
-        // document of two tokens a single rounding makes all the error, so with room for an unlucky one.
+        // dq and dk are sums of differences with rounded results of forward; for a first token, of equal numbers. So
+        // their errors are measured against the norm of random rows, scaled like scores and outputs. For a document of
+        // two tokens a single rounding is the whole error, so allow for an unlucky one.
         let (size, width) = ((q.len() as f64).sqrt(), pack.heads.width);
-        // Where scores are sharp, of products over the width of a head.
+        // With sharp scores, the differences are between dot products over the width of a head.
         let (scale, sharp) =
             (f64::from(pack.heads.scale), f64::from(pack.heads.scale) * (width as f64).sqrt());
         let slope = 2.0 * size * scale.max(1.0).max(sharp / 4.0) / (1.0 - pack.rate);
-        // Values of opposite signs cancel; of what they are, a tenth is left to judge a row by.
+        // Values of opposite signs cancel; measure a row against a tenth of their norm.
         let tenth = 0.1 * (width as f64).sqrt();
         assert_within(&Errors::of_rows(&placed.out.values(), &out, width, 0.0, |_| tenth), tolerance);
         assert_near(&values(placed.lse), &lse, lse.len(), (lse.len() as f64).sqrt(), 3e-6);
@@ -269,7 +269,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn both_directions_match_the_reference(
+    fn forward_and_backward_match_the_reference(
         (num_q, num_kv) in heads(2, 3), width in width(), lens in prop::collection::vec(length(), 1..4),
         sharpness in sharpness(), window in window(), rate in rate(),
         pad in 0usize..3, dtype in dtype(), seed in any::<u64>(),
@@ -281,14 +281,14 @@ proptest! {
     }
 
     #[test]
-    fn backward_is_the_slope_of_the_forward_reference(
+    fn backward_matches_finite_differences_of_the_reference(
         (num_q, num_kv) in heads(2, 2), width in 1usize..5, lens in prop::collection::vec(1usize..6, 1..3),
         window in prop_oneof![Just(None), (1usize..5).prop_map(Some)], rate in rate(), seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
         let heads = Heads { window, ..scaled(num_q, num_kv, width, 1.0) };
         let pack = Pack::new(&arena, heads, DType::F32, &lens).dropped(rate);
-        let placed = Placed::new(&arena, &pack, 0);
+        let placed = PackOperands::new(&arena, &pack, 0);
         placed.run(&arena, &Queue::cpu(1), &pack);
         let [q, k, v] = placed.split(&pack, &placed.qkv.values());
         let (bounds, r) = (pack.bounds(), placed.dout.values());
@@ -309,8 +309,8 @@ proptest! {
         }
     }
 
-    /// The row contract: a document alone has the bits it has in any pack, at any place, on any queue.
-    /// So a document that changes leaves the others as they were.
+    /// Row contract: a document alone has the same bits as in any pack, at any position, on any queue. So changing one
+    /// document does not affect the others.
     #[test]
     fn a_document_does_not_depend_on_its_pack(
         (num_q, num_kv) in heads(2, 2), width in width(), len in length(),
@@ -325,17 +325,17 @@ proptest! {
         let alone = doc.run(&arena, &queue(picks[0]));
         let pack = head.clone().then(doc.clone()).then(tail);
         let packed = pack.run(&arena, &queue(picks[1]));
-        prop_assert!(packed.of_doc(&pack, before.len()) == alone, "a document sees its pack");
+        prop_assert!(packed.of_doc(&pack, before.len()) == alone, "a document depends on its pack");
 
         let changed = head.then(doc).then(new(&after));
         let again = changed.run(&arena, &queue(picks[2]));
         for i in 0..=before.len() {
-            prop_assert!(again.of_doc(&changed, i) == packed.of_doc(&pack, i), "document {} sees a later one", i);
+            prop_assert!(again.of_doc(&changed, i) == packed.of_doc(&pack, i), "document {} depends on a later one", i);
         }
     }
 
-    /// The row contract along a document: cut after a token, its rows have the bits they have in the
-    /// whole. dk and dv gather from later tokens, so they are not among them.
+    /// Row contract along a document: if it is cut after a token, its rows have the same bits as in the whole. dk and
+    /// dv are excluded, because they sum over later tokens.
     #[test]
     fn a_row_does_not_depend_on_later_tokens(
         (num_q, num_kv) in heads(2, 2), width in width(), len in 1usize..140, cut in 0usize..140,
@@ -354,7 +354,7 @@ proptest! {
     }
 }
 
-/// Every edge of the blocks at once, with heads that fill panels, spill over and stay within.
+/// All block edges at once, with heads that fill panels exactly, exceed them or stay below.
 #[test]
 fn documents_at_the_edges_of_blocks() {
     for (num_q, num_kv, width, dtype) in
@@ -367,9 +367,9 @@ fn documents_at_the_edges_of_blocks() {
     }
 }
 
-/// A window that no document fills changes no bit; one key alone gives its value.
+/// A window larger than every document changes no bit; a window of one key returns its value.
 #[test]
-fn windows_of_every_key_and_of_one() {
+fn windows_of_all_keys_and_of_one() {
     let arena = TestArena::new(3);
     let pack = Pack::new(&arena, scaled(2, 2, 8, 1.0), DType::F32, &[65, 130, 3]);
     let with = |window| Pack { heads: Heads { window, ..pack.heads }, ..pack.clone() };
@@ -380,9 +380,9 @@ fn windows_of_every_key_and_of_one() {
     assert!(alone.out.iter().zip(&pack.v).all(|(got, want)| near(*got, *want)));
 }
 
-/// A key changes only the rows whose window it is in, however large it is.
+/// A key affects only the rows whose window contains it, however large it is.
 #[test]
-fn keys_before_the_window_are_not_seen() {
+fn keys_before_the_window_are_hidden() {
     let arena = TestArena::new(4);
     let heads = Heads { window: Some(40), ..scaled(1, 1, 4, 1.0) };
     let mut pack = Pack::new(&arena, heads, DType::F32, &[200]);
@@ -396,8 +396,8 @@ fn keys_before_the_window_are_not_seen() {
     assert_eq!(after.dv[79 * 4..], before.dv[79 * 4..]);
 }
 
-/// Scores that rise by hundreds from block to block: the running maximum must carry the sums along. They
-/// reach 1000, where the kept log-sum-exp has steps of 6e-5: that much backward may be off.
+/// Scores that rise by hundreds from block to block: the running maximum must rescale the sums. They reach 1000, where
+/// the saved log-sum-exp has a resolution of 6e-5, and backward may be off by that much.
 #[test]
 fn rising_and_falling_scores_stay_finite() {
     let arena = TestArena::new(1);
@@ -411,7 +411,7 @@ fn rising_and_falling_scores_stay_finite() {
 }
 
 #[test]
-fn no_documents_are_no_work() {
+fn zero_documents_are_a_no_op() {
     let arena = TestArena::new(1);
     let heads = scaled(2, 1, 4, 1.0);
     for queue in queues() {

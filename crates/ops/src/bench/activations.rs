@@ -1,4 +1,4 @@
-//! Operations on activations, a row after the other: norms, rotary embedding, the gated unit, biases, dropout.
+//! Row-wise operations on activations: norms, RoPE, SwiGLU, biases, dropout.
 
 use lockstep_core::DType;
 use lockstep_device::{MemoryError, View};
@@ -11,7 +11,7 @@ use crate::{Mat, bias, dropout, reduce, rmsnorm, rope, swiglu};
 
 pub(super) fn run(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     norm(runner, step)?;
-    turn(runner, step)?;
+    rotate(runner, step)?;
     gate(runner, step)?;
     biased(runner, step)?;
     dropped(runner, step)
@@ -53,12 +53,12 @@ fn norm(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
             );
         })?;
     }
-    let case = Case::moves("norm, zero of its gradient", 2 * step.layers + 1, 4 * dim);
+    let case = Case::moves("norm, zero gradient", 2 * step.layers + 1, 4 * dim);
     runner.measure(case, [zeros(dim, DType::F32)], |queue, [dw]| reduce::zero(queue, dw))
 }
 
-/// Queries and keys are turned where they lie, beside each other.
-fn turn(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
+/// Queries and keys are rotated in place; they are adjacent columns of one matrix.
+fn rotate(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let StepShape { tokens, docs, dtype, head_dim, .. } = *step;
     let (q, kv, half) = (step.q_width(), step.kv_width(), head_dim / 2);
     let (width, length) = (q + 2 * kv, tokens / docs);
@@ -79,7 +79,7 @@ fn turn(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
 fn gate(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let (elems, dtype) = (step.tokens * step.ffn, step.dtype);
     let bytes = elems * dtype.size();
-    // Gates and ups lie side by side.
+    // Gate and up are columns of one matrix.
     let operands = || [normals(2 * elems, dtype), normals(elems, dtype)];
     let case = Case::moves("swiglu, forward", step.layers, 3 * bytes);
     runner.measure(case, operands(), |queue, [both, y]| {
@@ -107,7 +107,7 @@ fn gate_and_up<'m>(both: View<'m>, step: &StepShape) -> [Mat<'m>; 2] {
     [both.columns(0, step.ffn), both.columns(step.ffn, step.ffn)]
 }
 
-/// Of queries, as in Qwen2.
+/// The bias of queries, as in Qwen2.
 fn biased(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let (tokens, dtype, cols) = (step.tokens, step.dtype, step.q_width());
     let bytes = tokens * cols * dtype.size();

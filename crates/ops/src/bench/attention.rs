@@ -1,7 +1,7 @@
-//! Attention: over packed documents in training, over a cache in generation.
+//! Attention: over packed documents in training, over a KV cache in decode.
 //!
-//! Products that no query sees count for nothing, and backward counts as two and a half times forward, so that rates
-//! compare with what others publish.
+//! Only scores of visible keys count as operations, and backward counts as two and a half times forward, so that rates
+//! are comparable with published ones.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use super::runner::{Case, Runner};
 use crate::Mat;
 use crate::attention::{self, BackwardArgs, DecodeArgs, ForwardArgs, Heads, KvCache};
 
-/// Packed documents of one length.
+/// Packed documents of the same length.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionShape {
     pub dtype: DType,
@@ -23,11 +23,11 @@ pub struct AttentionShape {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Keys that a query sees, its own among them; all where `None`.
+    /// How many keys a query sees, including its own; all if `None`.
     pub window: Option<usize>,
 }
 
-/// Documents that have `past` tokens in the cache and get `new` ones.
+/// Documents with `past` tokens in the KV cache that get `new` more.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeShape {
     pub dtype: DType,
@@ -44,33 +44,36 @@ fn heads(num_q: usize, num_kv: usize, width: usize, window: Option<usize>) -> He
     Heads { num_q, num_kv, width, scale: 1.0 / (width as f32).sqrt(), window }
 }
 
-/// Queries, keys and values, side by side.
-fn thirds<'m>(heads: &Heads, qkv: View<'m>, tokens: usize) -> [Mat<'m>; 3] {
+/// Queries, keys and values, as columns of one matrix.
+fn split_qkv<'m>(heads: &Heads, qkv: View<'m>, tokens: usize) -> [Mat<'m>; 3] {
     let (q, kv) = (heads.num_q * heads.width, heads.num_kv * heads.width);
     let qkv = Mat::dense(qkv, tokens, q + 2 * kv);
     [qkv.columns(0, q), qkv.columns(q, kv), qkv.columns(q + kv, kv)]
 }
 
-/// How many keys queries at these positions of a document see, together.
-fn seen(positions: Range<usize>, window: Option<usize>) -> f64 {
+/// The total number of keys that queries at these positions of a document see.
+fn num_visible_keys(positions: Range<usize>, window: Option<usize>) -> f64 {
     positions.map(|i| (i + 1).min(window.unwrap_or(usize::MAX))).sum::<usize>() as f64
 }
 
 impl AttentionShape {
-    fn described(&self) -> String {
+    fn description(&self) -> String {
         let AttentionShape { docs, length, heads, kv_heads, head_dim, window, .. } = self;
-        format!("{docs}×{length}, heads {heads}/{kv_heads}×{head_dim}{}", seeing(*window))
+        format!("{docs}×{length}, heads {heads}/{kv_heads}×{head_dim}{}", window_suffix(*window))
     }
 }
 
 impl DecodeShape {
-    fn described(&self) -> String {
+    fn description(&self) -> String {
         let DecodeShape { docs, past, new, heads, kv_heads, head_dim, window, .. } = self;
-        format!("attention, {docs}×({past} + {new}), heads {heads}/{kv_heads}×{head_dim}{}", seeing(*window))
+        format!(
+            "attention, {docs}×({past} + {new}), heads {heads}/{kv_heads}×{head_dim}{}",
+            window_suffix(*window)
+        )
     }
 }
 
-fn seeing(window: Option<usize>) -> String {
+fn window_suffix(window: Option<usize>) -> String {
     window.map_or_else(String::new, |window| format!(", window {window}"))
 }
 
@@ -96,13 +99,17 @@ pub(super) fn of_step(runner: &Runner, step: &StepShape) -> Result<(), MemoryErr
     train(runner, &step.attention(), [step.forward_times(), step.layers])
 }
 
-/// Forward and backward; a step runs them so many times.
-pub(super) fn train(runner: &Runner, shape: &AttentionShape, times: [usize; 2]) -> Result<(), MemoryError> {
+/// Forward and backward; `calls_per_step` is how often a step runs each.
+pub(super) fn train(
+    runner: &Runner,
+    shape: &AttentionShape,
+    calls_per_step: [usize; 2],
+) -> Result<(), MemoryError> {
     let AttentionShape { dtype, docs, length, window, .. } = *shape;
     let heads = heads(shape.heads, shape.kv_heads, shape.head_dim, window);
     let (tokens, q, kv) = (docs * length, heads.num_q * heads.width, heads.num_kv * heads.width);
     let scratch = runner.workspace();
-    let flops = 4.0 * (docs * q) as f64 * seen(0..length, window);
+    let flops = 4.0 * (docs * q) as f64 * num_visible_keys(0..length, window);
     let (in_bytes, out_bytes) = (tokens * (q + 2 * kv) * dtype.size(), tokens * q * dtype.size());
     let operands = || {
         [
@@ -113,20 +120,20 @@ pub(super) fn train(runner: &Runner, shape: &AttentionShape, times: [usize; 2]) 
         ]
     };
     let case = Case {
-        name: format!("attention, forward, {}", shape.described()),
-        times: times[0],
+        name: format!("attention, forward, {}", shape.description()),
+        calls_per_step: calls_per_step[0],
         bytes: in_bytes + out_bytes,
         flops,
     };
     runner.measure(case, operands(), |queue, [qkv, out, lse, cu_seqlens]| {
-        let [q_mat, k, v] = thirds(&heads, qkv, tokens);
+        let [q_mat, k, v] = split_qkv(&heads, qkv, tokens);
         let out = Mat::dense(out, tokens, q);
         let call = ForwardArgs { heads, out, lse, q: q_mat, k, v, cu_seqlens, dropout: None, scratch };
         attention::forward(queue, call);
     })?;
     let case = Case {
-        name: format!("attention, backward, {}", shape.described()),
-        times: times[1],
+        name: format!("attention, backward, {}", shape.description()),
+        calls_per_step: calls_per_step[1],
         bytes: 2 * in_bytes + 2 * out_bytes,
         flops: 2.5 * flops,
     };
@@ -134,8 +141,8 @@ pub(super) fn train(runner: &Runner, shape: &AttentionShape, times: [usize; 2]) 
     let operands =
         [qkv, out, lse, cu_seqlens, zeros(tokens * (q + 2 * kv), dtype), normals(tokens * q, dtype)];
     runner.measure(case, operands, |queue, [qkv, out, lse, cu_seqlens, dqkv, dout]| {
-        let [q_mat, k, v] = thirds(&heads, qkv, tokens);
-        let [dq, dk, dv] = thirds(&heads, dqkv, tokens);
+        let [q_mat, k, v] = split_qkv(&heads, qkv, tokens);
+        let [dq, dk, dv] = split_qkv(&heads, dqkv, tokens);
         let [out, dout] = [out, dout].map(|view| Mat::dense(view, tokens, q));
         let forward = ForwardArgs { heads, out, lse, q: q_mat, k, v, cu_seqlens, dropout: None, scratch };
         attention::backward(queue, BackwardArgs { dq, dk, dv, dout, forward });
@@ -147,7 +154,7 @@ pub(super) fn decode(runner: &Runner, shape: &DecodeShape) -> Result<(), MemoryE
     let heads = heads(shape.heads, shape.kv_heads, shape.head_dim, window);
     let Heads { num_q, num_kv, width, .. } = heads;
     let (tokens, capacity, q, kv) = (docs * new, past + new, num_q * width, num_kv * width);
-    // The CPU's cache is f32.
+    // The CPU's KV cache is f32.
     let (elems, stored) = if runner.on_gpu() {
         (attention::cuda_kv_cache_elems(num_kv, width, docs, capacity, dtype), dtype)
     } else {
@@ -155,10 +162,10 @@ pub(super) fn decode(runner: &Runner, shape: &DecodeShape) -> Result<(), MemoryE
     };
     let read = docs * window.map_or(capacity, |window| capacity.min(window + new - 1));
     let case = Case {
-        name: shape.described(),
-        times: 0,
+        name: shape.description(),
+        calls_per_step: 0,
         bytes: 2 * read * kv * stored.size() + tokens * (2 * q + 2 * kv) * dtype.size(),
-        flops: 4.0 * (docs * q) as f64 * seen(past..capacity, window),
+        flops: 4.0 * (docs * q) as f64 * num_visible_keys(past..capacity, window),
     };
     let operands = [
         normals(tokens * (q + 2 * kv), dtype),
@@ -170,7 +177,7 @@ pub(super) fn decode(runner: &Runner, shape: &DecodeShape) -> Result<(), MemoryE
     ];
     let scratch = runner.workspace();
     runner.measure(case, operands, |queue, [qkv, out, cu_seqlens, positions, slots, cache]| {
-        let [q_mat, k, v] = thirds(&heads, qkv, tokens);
+        let [q_mat, k, v] = split_qkv(&heads, qkv, tokens);
         let call = DecodeArgs {
             heads,
             out: Mat::dense(out, tokens, q),

@@ -1,4 +1,4 @@
-//! Matrix products: those of a step with what they are added to, and any shape in the three layouts.
+//! Matmul: those of a training step, with what they are added to, and any shape in the three layouts.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ impl fmt::Display for Layout {
     }
 }
 
-/// A product of \[m, k\] and \[k, n\].
+/// A matmul of \[m, k\] and \[k, n\].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatmulCase {
     pub(super) layout: Layout,
@@ -39,15 +39,15 @@ pub(super) struct MatmulCase {
     pub(super) dtype: DType,
     pub(super) out: DType,
     pub(super) adds: AddTo,
-    /// Elements between rows of A, where those are wider: the logits' gradient lies in the bytes of the logits.
+    /// Elements from one row of A to the next, if they have gaps: the logits' gradient is stored in the logits' bytes.
     pub(super) a_stride: Option<usize>,
 }
 
-/// What a product is added to.
+/// What a matmul's result is added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AddTo {
     Nothing,
-    /// What is there.
+    /// The previous contents of the output.
     Output,
     /// The residual stream.
     Residual,
@@ -63,7 +63,7 @@ impl MatmulCase {
         &self,
         runner: &Runner,
         name: impl Into<String>,
-        times: usize,
+        calls_per_step: usize,
     ) -> Result<(), MemoryError> {
         let MatmulCase { layout, sizes: [m, n, k], dtype, out, adds, a_stride } = *self;
         let (a_rows, a_cols) = if layout == Layout::Tn { (k, m) } else { (m, k) };
@@ -73,7 +73,7 @@ impl MatmulCase {
         let read = usize::from(adds != AddTo::Nothing);
         let case = Case {
             name: name.into(),
-            times,
+            calls_per_step,
             bytes: (a_rows * a_cols + b_rows * b_cols) * dtype.size() + (1 + read) * m * n * out.size(),
             flops: 2.0 * (m * n) as f64 * k as f64,
         };
@@ -104,29 +104,29 @@ impl MatmulCase {
 /// The three layouts of one shape.
 pub(super) fn layouts(runner: &Runner, dtype: DType, [m, n, k]: [usize; 3]) -> Result<(), MemoryError> {
     for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
-        let name = format!("product, {layout}, {m}×{n}×{k}");
+        let name = format!("matmul, {layout}, {m}×{n}×{k}");
         MatmulCase::plain(layout, [m, n, k], dtype).measure(runner, name, 0)?;
     }
     Ok(())
 }
 
-/// A linear layer of every block. Queries, keys and values are one, and so are gate and up.
+/// A linear layer of every block. Queries, keys and values are one layer, and so are gate and up.
 struct Linear {
     name: &'static str,
     /// Columns of its input and its output.
-    from: usize,
-    to: usize,
-    /// Its output is added to the residual stream.
-    joins: bool,
+    in_cols: usize,
+    out_cols: usize,
+    /// Whether its output is added to the residual stream.
+    adds_residual: bool,
 }
 
 pub(super) fn of_step(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let (dim, ffn, q, kv) = (step.dim, step.ffn, step.q_width(), step.kv_width());
     let linears = [
-        Linear { name: "q, k, v", from: dim, to: q + 2 * kv, joins: false },
-        Linear { name: "o", from: q, to: dim, joins: true },
-        Linear { name: "gate, up", from: dim, to: 2 * ffn, joins: false },
-        Linear { name: "down", from: ffn, to: dim, joins: true },
+        Linear { name: "q, k, v", in_cols: dim, out_cols: q + 2 * kv, adds_residual: false },
+        Linear { name: "o", in_cols: q, out_cols: dim, adds_residual: true },
+        Linear { name: "gate, up", in_cols: dim, out_cols: 2 * ffn, adds_residual: false },
+        Linear { name: "down", in_cols: ffn, out_cols: dim, adds_residual: true },
     ];
     for linear in linears {
         linear.measure(runner, step)?;
@@ -136,42 +136,42 @@ pub(super) fn of_step(runner: &Runner, step: &StepShape) -> Result<(), MemoryErr
 
 impl Linear {
     fn measure(&self, runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
-        let Linear { name, from, to, joins } = *self;
+        let Linear { name, in_cols: from, out_cols: to, adds_residual } = *self;
         let (tokens, layers) = (step.tokens, step.layers);
-        // The last product of a block is not made again: nothing in its backward reads it.
+        // The last matmul of a block is not recomputed: nothing in its backward reads the result.
         let forward = if name == "down" { layers } else { step.forward_times() };
-        let adds = if joins { AddTo::Residual } else { AddTo::Nothing };
-        let products = [
+        let adds = if adds_residual { AddTo::Residual } else { AddTo::Nothing };
+        let cases = [
             (MatmulCase { adds, ..MatmulCase::plain(Layout::Nt, [tokens, to, from], step.dtype) }, forward),
             (MatmulCase::plain(Layout::Nn, [tokens, from, to], step.dtype), layers),
             (MatmulCase::plain(Layout::Tn, [to, from, tokens], step.dtype), layers),
         ];
-        for (product, times) in products {
-            product.measure(runner, format!("product {name}, {}", product.layout), times)?;
+        for (case, calls_per_step) in cases {
+            case.measure(runner, format!("matmul {name}, {}", case.layout), calls_per_step)?;
         }
         Ok(())
     }
 }
 
-/// The head's, a chunk of tokens at a time. The logits are f32; their gradient lies in their bytes, on a GPU in the
-/// type that products want.
+/// The matmuls of the head, one chunk of tokens at a time. The logits are f32. Their gradient is stored in their bytes;
+/// on a GPU it has the storage type.
 fn head(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let ((chunks, rows), StepShape { vocab, dim, dtype, .. }) = (step.chunks(), *step);
-    let product = |layout, sizes| MatmulCase::plain(layout, sizes, dtype);
-    let logits = MatmulCase { out: DType::F32, ..product(Layout::Nt, [rows, vocab, dim]) };
-    logits.measure(runner, format!("product head, {}", Layout::Nt), chunks)?;
+    let case = |layout, sizes| MatmulCase::plain(layout, sizes, dtype);
+    let logits = MatmulCase { out: DType::F32, ..case(Layout::Nt, [rows, vocab, dim]) };
+    logits.measure(runner, format!("matmul head, {}", Layout::Nt), chunks)?;
     let a_stride = Some(vocab * (DType::F32.size() / dtype.size()));
-    MatmulCase { a_stride, ..product(Layout::Nn, [rows, dim, vocab]) }.measure(
+    MatmulCase { a_stride, ..case(Layout::Nn, [rows, dim, vocab]) }.measure(
         runner,
-        format!("product head, {}", Layout::Nn),
+        format!("matmul head, {}", Layout::Nn),
         chunks,
     )?;
-    let weight = MatmulCase { a_stride, ..product(Layout::Tn, [vocab, dim, rows]) };
-    weight.measure(runner, format!("product head, {}", Layout::Tn), 1)?;
+    let weight = MatmulCase { a_stride, ..case(Layout::Tn, [vocab, dim, rows]) };
+    weight.measure(runner, format!("matmul head, {}", Layout::Tn), 1)?;
     if chunks > 1 {
         MatmulCase { adds: AddTo::Output, ..weight }.measure(
             runner,
-            format!("product head, {} added", Layout::Tn),
+            format!("matmul head, {} added", Layout::Tn),
             chunks - 1,
         )?;
     }

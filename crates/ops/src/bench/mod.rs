@@ -1,10 +1,9 @@
-//! How fast this device computes what training is made of.
+//! Benchmarks of the operations that training consists of, on this device.
 //!
-//! Every operation of a training step at a model's shapes, products and attention of any shape, and beside them what
-//! the device does at most: a large copy and a large product of the same run, so that a rate is a share of something
-//! measured. Operands are random and change from call to call, so that no cache holds them. Bytes are those that must
-//! be read and written once, operations those that the result needs: a kernel that does more than it must is slower
-//! for it, not faster.
+//! They measure every operation of a training step at a model's shapes, and matmul and attention of any shape. Rates
+//! are stated relative to the device's limits, which are measured in the same run: a large copy and a large matmul.
+//! Operands are random and change from call to call, so that they are not in a cache. Bytes are those that must be read
+//! and written once, and operations those that the result needs: extra work of a kernel lowers its rate.
 
 mod activations;
 mod attention;
@@ -24,19 +23,19 @@ use runner::Runner;
 pub use attention::{AttentionShape, DecodeShape};
 pub use roofline::Roofline;
 
-/// One call, measured.
+/// The measurement of one operation.
 #[derive(Clone, Debug)]
 pub struct Measurement {
     pub name: String,
-    /// How often a step of the model runs it; 0 where it never does.
-    pub times: usize,
-    /// The median.
+    /// How often a step of the model runs it; 0 if it never does.
+    pub calls_per_step: usize,
+    /// The median time of a call.
     pub seconds: f64,
-    /// The fastest and the slowest.
+    /// The fastest and the slowest call.
     pub spread: [f64; 2],
-    /// What must be read and written.
+    /// Bytes that must be read and written.
     pub bytes: f64,
-    /// Multiplications and additions.
+    /// Floating-point operations.
     pub flops: f64,
 }
 
@@ -50,15 +49,15 @@ impl Measurement {
     }
 
     pub fn seconds_per_step(&self) -> f64 {
-        self.times as f64 * self.seconds
+        self.calls_per_step as f64 * self.seconds
     }
 }
 
-/// What backward makes again instead of reading.
+/// What backward recomputes instead of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompute {
     Nothing,
-    /// The outputs of norms and of the gated unit.
+    /// The outputs of norms and of SwiGLU.
     Cheap,
     /// Whole blocks.
     Blocks,
@@ -69,7 +68,7 @@ pub enum Recompute {
 pub struct StepShape {
     pub dtype: DType,
     pub tokens: usize,
-    /// Documents, all of one length.
+    /// Documents, all of the same length.
     pub docs: usize,
     pub dim: usize,
     pub heads: usize,
@@ -78,7 +77,7 @@ pub struct StepShape {
     pub ffn: usize,
     pub vocab: usize,
     pub layers: usize,
-    /// Tokens whose logits are there at once.
+    /// Tokens whose logits exist at the same time.
     pub head_chunk: usize,
     pub recompute: Recompute,
 }
@@ -92,18 +91,18 @@ impl StepShape {
         self.kv_heads * self.head_dim
     }
 
-    /// Elements of a block's matrices.
+    /// Elements of a block's weight matrices.
     fn block_elems(&self) -> usize {
         self.dim * (2 * self.q_width() + 2 * self.kv_width() + 3 * self.ffn)
     }
 
-    /// The head's chunks, and the tokens of the largest.
+    /// The number of the head's chunks, and the tokens of the largest.
     fn chunks(&self) -> (usize, usize) {
         let chunk = self.head_chunk.clamp(1, self.tokens);
         (self.tokens.div_ceil(chunk), chunk)
     }
 
-    /// How often a step runs what every block does once on its way forward.
+    /// How often a step runs an operation that every block runs once in forward.
     fn forward_times(&self) -> usize {
         self.layers * (1 + usize::from(self.recompute == Recompute::Blocks))
     }
@@ -121,10 +120,10 @@ impl StepShape {
     }
 }
 
-/// Measures every operation of a step, and some that other models' steps have. `each` hears of each as soon as it
-/// is known; times its `times` they sum up to the step.
+/// Measures every operation of a step, and some that other models' steps have. `each` is called with each measurement
+/// as soon as it is known. The sum of their `seconds_per_step` is the time of the step.
 pub fn step(queue: &Queue, step: &StepShape, each: &mut dyn FnMut(Measurement)) -> Result<(), MemoryError> {
-    assert!(step.docs > 0 && step.tokens.is_multiple_of(step.docs), "documents of one length");
+    assert!(step.docs > 0 && step.tokens.is_multiple_of(step.docs), "documents must have the same length");
     let runner = Runner::new(queue, runner::workspace_bytes(queue, step), each)?;
     activations::run(&runner, step)?;
     matmul::of_step(&runner, step)?;
@@ -133,7 +132,7 @@ pub fn step(queue: &Queue, step: &StepShape, each: &mut dyn FnMut(Measurement)) 
     optimizer::run(&runner, step)
 }
 
-/// Measures a product of \[m, k\] and \[k, n\] in the three layouts of training.
+/// Measures a matmul of \[m, k\] and \[k, n\] in the three layouts of training.
 pub fn matmul(
     queue: &Queue,
     dtype: DType,
@@ -154,7 +153,7 @@ pub fn attention(
     attention::train(&Runner::new(queue, workspace, each)?, shape, [0, 0])
 }
 
-/// Measures attention of new tokens over a cache.
+/// Measures attention of new tokens over a KV cache.
 pub fn decode(
     queue: &Queue,
     shape: &DecodeShape,
@@ -164,7 +163,7 @@ pub fn decode(
     attention::decode(&Runner::new(queue, workspace, each)?, shape)
 }
 
-/// Measures what the device does at most.
+/// Measures the device's limits.
 pub fn roofline(queue: &Queue, dtype: DType) -> Result<Roofline, MemoryError> {
     roofline::measure(queue, dtype)
 }
@@ -173,7 +172,7 @@ pub fn roofline(queue: &Queue, dtype: DType) -> Result<Roofline, MemoryError> {
 mod tests {
     use super::*;
 
-    /// All of it runs, and every rate is a number.
+    /// Everything runs, and every measurement is a number.
     #[test]
     fn everything_is_measured_on_the_cpu() {
         let queue = Queue::cpu(2);
@@ -215,12 +214,12 @@ mod tests {
         let mut names: Vec<&str> = rates.iter().map(|rate| rate.name.as_str()).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), rates.len(), "every row has a name of its own: {names:#?}");
+        assert_eq!(names.len(), rates.len(), "names must be unique: {names:#?}");
     }
 
-    /// Products that the rows say a step runs are those that its operations are counted by.
+    /// The operations of the measured matmuls add up to those of a step.
     #[test]
-    fn times_sum_up_to_a_step() {
+    fn measurements_add_up_to_a_step() {
         let shape = StepShape {
             dtype: DType::F32,
             tokens: 32,
@@ -237,8 +236,8 @@ mod tests {
         };
         let mut flops = 0.0;
         step(&Queue::cpu(1), &shape, &mut |rate| {
-            if rate.name.starts_with("product") {
-                flops += rate.times as f64 * rate.flops;
+            if rate.name.starts_with("matmul") {
+                flops += rate.calls_per_step as f64 * rate.flops;
             }
         })
         .unwrap();

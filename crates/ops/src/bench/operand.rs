@@ -1,4 +1,4 @@
-//! What calls read and write.
+//! Operands of the measured calls.
 
 use lockstep_core::DType;
 use lockstep_core::rng::{Purpose, RngStream};
@@ -7,10 +7,10 @@ use lockstep_device::{Queue, View};
 
 use crate::reduce;
 
-/// After so many normals they come again.
+/// Random normals repeat after this many.
 const PERIOD: usize = 61 << 12;
 
-/// A range of memory, and what it holds at first.
+/// A range of memory and its initial contents.
 pub(super) struct Operand {
     pub(super) len: usize,
     pub(super) dtype: DType,
@@ -38,13 +38,13 @@ pub(super) fn numbers(values: impl IntoIterator<Item = u32>) -> Operand {
     Operand { len: values.len(), dtype: DType::U32, fill: Fill::Numbers(values) }
 }
 
-/// Random numbers below `bound`.
+/// Random integers below `bound`.
 pub(super) fn below(len: usize, bound: usize) -> Operand {
     let stream = RngStream::new(1, Purpose::Sampling, 0, 0);
     numbers((0..len as u32).map(|i| stream.below(i, bound as u64) as u32))
 }
 
-/// Where documents of one length begin and end.
+/// The bounds of documents of the same length.
 pub(super) fn bounds(docs: usize, length: usize) -> Operand {
     numbers((0..=docs).map(|doc| (doc * length) as u32))
 }
@@ -60,12 +60,12 @@ pub(super) fn period() -> Vec<f32> {
 }
 
 impl Operand {
-    /// Bytes, with those that the next operand's alignment takes.
-    pub(super) fn room(&self) -> usize {
+    /// Bytes, rounded up for the alignment of the next operand.
+    pub(super) fn aligned_bytes(&self) -> usize {
         (self.len * self.dtype.size()).next_multiple_of(256)
     }
 
-    /// Fills the `number`th operand of a call; each begins elsewhere in the period.
+    /// Fills the `number`th operand of a call; each starts at another offset in the period.
     pub(super) fn fill(
         &self,
         queue: &Queue,
@@ -82,11 +82,11 @@ impl Operand {
                 let skip = (number * 7919) % period.len();
                 let values: Vec<f32> = period.iter().cycle().skip(skip).take(first).copied().collect();
                 view.write_f32(&values)?;
-                let mut there = first;
-                while there < self.len {
-                    let more = there.min(self.len - there);
-                    reduce::copy(queue, view.slice(there, more), view.first(more));
-                    there += more;
+                let mut filled = first;
+                while filled < self.len {
+                    let more = filled.min(self.len - filled);
+                    reduce::copy(queue, view.slice(filled, more), view.first(more));
+                    filled += more;
                 }
             }
         }

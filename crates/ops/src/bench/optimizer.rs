@@ -12,7 +12,7 @@ pub(super) fn run(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> 
     let (dim, layers) = (step.dim, step.layers);
     let whole = |elems: usize| elems.next_multiple_of(ALIGN_ELEMS);
     let (block, table) = (whole(step.block_elems()), whole(step.vocab * dim));
-    // A block's norms decay otherwise, and so are a range of their own.
+    // A block's norms have no weight decay, so they are a range of their own.
     let ranges =
         [("a block", block, layers), ("norms of a block", whole(2 * dim), layers + 1), ("a table", table, 2)];
     for (name, len, times) in ranges {
@@ -20,12 +20,12 @@ pub(super) fn run(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> 
     }
     let norms = whole(2 * dim);
     for (name, len, times) in [("a block", block + norms, layers), ("a table", table, 2)] {
-        let case = Case::moves(format!("squares of {name}"), times, 4 * len);
+        let case = Case::moves(format!("squared norm of {name}"), times, 4 * len);
         let operands = [zeros(len / ALIGN_ELEMS, DType::F64), normals(len, DType::F32)];
         runner.measure(case, operands, |queue, [leaves, x]| reduce::squared_sum_leaves(queue, leaves, x))?;
     }
     let leaves = (layers * (block + norms) + 2 * table + whole(dim)) / ALIGN_ELEMS;
-    let case = Case::moves("sum of squares and decision", 1, 8 * leaves);
+    let case = Case::moves("gradient norm and step decision", 1, 8 * leaves);
     runner.measure(case, [zeros(leaves, DType::F64), doubles(&[1.0; 4])], |queue, [leaves, decision]| {
         reduce::sum_leaves(queue, decision.first(1), leaves);
         reduce::decide_step(queue, decision, Some(1.0), 1.0);
@@ -39,7 +39,7 @@ fn update(
     len: usize,
     times: usize,
 ) -> Result<(), MemoryError> {
-    // In f32 the master is what computes.
+    // In f32 there is no working copy: the master parameters are used directly.
     let working = if step.dtype == DType::F32 { 0 } else { len };
     let bytes = 7 * 4 * len + working * step.dtype.size();
     let params = adamw::Hyperparams::at(3, 1e-3, (0.9, 0.95), 1e-8, 1.0);

@@ -1,4 +1,4 @@
-//! What rows are written with: operands in the device's memory, one set of them after the other, and the timer.
+//! Runs and times calls, with several sets of operands in device memory.
 
 use std::cell::RefCell;
 
@@ -11,26 +11,26 @@ use super::timer::Timer;
 use super::{Measurement, StepShape, attention};
 use crate::{bias, embedding, matmul, rmsnorm};
 
-/// A GPU's cache holds nothing of a set when so many times its bytes have been used since.
+/// A set of operands is no longer in a GPU's cache when this many times the cache's size has been used since.
 const ROTATED_CACHES: u64 = 4;
-/// The same for a CPU, whose last cache many share.
+/// The same for a CPU, whose last-level cache is shared.
 const ROTATED_ON_CPU: Bytes = Bytes(64 << 20);
-/// Small operands do not take more sets than that: a GPU's cache then holds them in training as well.
-const MOST_SETS: usize = 16;
+/// The maximum number of sets. Operands so small that this matters are in a GPU's cache in training as well.
+const MAX_SETS: usize = 16;
 const BALLAST: Bytes = Bytes(128 << 20);
 
-/// What a row says besides its time.
+/// What is known about a call besides its time.
 pub(super) struct Case {
     pub(super) name: String,
-    pub(super) times: usize,
+    pub(super) calls_per_step: usize,
     pub(super) bytes: usize,
     pub(super) flops: f64,
 }
 
 impl Case {
-    /// An operation that moves bytes.
-    pub(super) fn moves(name: impl Into<String>, times: usize, bytes: usize) -> Case {
-        Case { name: name.into(), times, bytes, flops: 0.0 }
+    /// An operation that is limited by memory traffic.
+    pub(super) fn moves(name: impl Into<String>, calls_per_step: usize, bytes: usize) -> Case {
+        Case { name: name.into(), calls_per_step, bytes, flops: 0.0 }
     }
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Runner<'a> {
     queue: &'a Queue,
     timer: Timer,
     period: Vec<f32>,
-    /// Where operands lie: replaced by a larger one when a row needs it.
+    /// The memory of the operands. Replaced by a larger one if a case needs it.
     memory: RefCell<Memory>,
     workspace: Memory,
     ballast: Memory,
@@ -46,7 +46,7 @@ pub(super) struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    /// With a workspace that is the same for all calls.
+    /// Creates a runner with a workspace that all calls share.
     pub(super) fn new(
         queue: &'a Queue,
         workspace: Bytes,
@@ -76,26 +76,26 @@ impl<'a> Runner<'a> {
         self.workspace.view(0, self.workspace.bytes().0 as usize / 4, DType::F32)
     }
 
-    /// Measures one call. It is given its operands, in the order of `operands`.
+    /// Measures one call. The call receives views of `operands`, in order.
     pub(super) fn measure<const N: usize>(
         &self,
         case: Case,
         operands: [Operand; N],
         call: impl Fn(&Queue, [View<'_>; N]),
     ) -> Result<(), MemoryError> {
-        let set: usize = operands.iter().map(Operand::room).sum();
+        let set: usize = operands.iter().map(Operand::aligned_bytes).sum();
         let rotated = match self.queue.device() {
             Device::Cpu => ROTATED_ON_CPU.0,
             Device::Cuda(gpu) => ROTATED_CACHES * gpu.l2.0,
         };
-        let sets = (rotated as usize).div_ceil(set.max(1)).clamp(1, MOST_SETS);
+        let sets = (rotated as usize).div_ceil(set.max(1)).clamp(1, MAX_SETS);
         self.grow(sets * set)?;
         let memory = self.memory.borrow();
         let (mut at, mut filled) = (0, Ok(()));
         let mut place = |set: usize, i: usize| {
             let operand = &operands[i];
             let view = memory.view(at, operand.len, operand.dtype);
-            at += operand.room();
+            at += operand.aligned_bytes();
             let number = set * N + i;
             if filled.is_ok() {
                 filled = operand.fill(self.queue, view, &self.period, number);
@@ -108,7 +108,7 @@ impl<'a> Runner<'a> {
         let seconds = self.timer.measure(self.queue, &self.ballast, &call)?;
         (self.each.borrow_mut())(Measurement {
             name: case.name,
-            times: case.times,
+            calls_per_step: case.calls_per_step,
             seconds: seconds[seconds.len() / 2],
             spread: [seconds[0], seconds[seconds.len() - 1]],
             bytes: case.bytes as f64,
@@ -117,7 +117,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Nothing is running when a row begins, so that memory may go.
+    /// Nothing runs between two cases, so the old memory can be freed first.
     fn grow(&self, bytes: usize) -> Result<(), MemoryError> {
         let bytes = Bytes(bytes as u64);
         let mut memory = self.memory.borrow_mut();
@@ -130,7 +130,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// What products work in.
+/// The workspace of a matmul.
 pub(super) fn matmul_workspace_bytes(queue: &Queue) -> Bytes {
     match queue {
         Queue::Cpu(_) => matmul::scratch_bytes(queue.num_threads()),
@@ -138,7 +138,7 @@ pub(super) fn matmul_workspace_bytes(queue: &Queue) -> Bytes {
     }
 }
 
-/// The largest workspace that an operation of the step asks for.
+/// The largest workspace that an operation of the step needs.
 pub(super) fn workspace_bytes(queue: &Queue, step: &StepShape) -> Bytes {
     let rows =
         rmsnorm::scratch_elems(step.tokens, step.dim).max(bias::scratch_elems(step.tokens, step.q_width()));

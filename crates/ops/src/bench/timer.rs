@@ -1,22 +1,22 @@
-//! Seconds that calls take: by events on a GPU, by the clock on a CPU.
+//! The time of calls: by events on a GPU, by the clock on a CPU.
 
 use std::time::Instant;
 
 use lockstep_device::cuda::{CudaQueue, Event, GpuError};
 use lockstep_device::{Memory, Queue};
 
-/// Calls that are not counted: the first compiles kernels and chooses algorithms.
+/// Warm-up calls: the first one compiles kernels and chooses algorithms.
 const WARM: usize = 3;
-/// Calls that are, on a GPU.
+/// Timed calls on a GPU.
 const TIMED: usize = 15;
-/// On a CPU as many as fit into this time, but not fewer than three.
+/// On a CPU, as many calls as fit into this time, but at least three.
 const CPU_SECONDS: f64 = 0.3;
 
-/// What the GPU is kept busy with while calls are issued, so that it never waits for the host between two of them.
+/// Memsets that keep the GPU busy while calls are issued, so that it never waits for the host between two of them.
 const BALLAST_ROUNDS: usize = 8;
 
 pub(super) struct Timer {
-    /// Before and after every call that counts; none on a CPU.
+    /// Recorded before and after every timed call; empty on a CPU.
     events: Vec<[Event; 2]>,
 }
 
@@ -27,7 +27,7 @@ impl Timer {
         Ok(Timer { events: (0..TIMED).map(pair).collect::<Result<_, GpuError>>()? })
     }
 
-    /// Seconds of each call that counts, in order of length. Calls are numbered.
+    /// Seconds of each timed call, sorted. The argument of `call` is its number.
     pub(super) fn measure(
         &self,
         queue: &Queue,
@@ -69,7 +69,7 @@ fn by_clock(call: &dyn Fn(usize)) -> Vec<f64> {
     let timed = |i| {
         let start = Instant::now();
         call(i);
-        // A clock that ticks rarely shows no time at all for the shortest calls.
+        // A coarse clock shows no time at all for the shortest calls.
         start.elapsed().as_secs_f64().max(1e-9)
     };
     let first: f64 = timed(0);

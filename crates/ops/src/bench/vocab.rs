@@ -1,4 +1,4 @@
-//! The ends of a model: the embedding's table, and log-probabilities from logits.
+//! Operations over the vocabulary: the embedding, and log-probabilities from logits.
 
 use lockstep_core::DType;
 use lockstep_device::MemoryError;
@@ -21,14 +21,14 @@ fn table(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
         embedding::forward(queue, Mat::dense(x, tokens, dim), Mat::dense(table, vocab, dim), ids);
     })?;
     let scratch = runner.workspace();
-    // Every row that a token names is read and written once.
+    // Every row that some token selects is read and written once.
     let touched = 8 * tokens.min(vocab) * dim;
     let operands = [zeros(vocab * dim, DType::F32), normals(tokens * dim, dtype), below(tokens, vocab)];
     runner.measure(
         Case::moves("embedding, backward", 1, bytes + touched),
         operands,
         |queue, [dtable, dx, ids]| {
-            // The scratch is of numbers, two for each token.
+            // The scratch holds two u32 per token.
             let scratch = scratch.cast(DType::U32);
             embedding::backward(
                 queue,
@@ -39,11 +39,11 @@ fn table(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
             );
         },
     )?;
-    let case = Case::moves("embedding, zero of its gradient", 1, 4 * vocab * dim);
+    let case = Case::moves("embedding, zero gradient", 1, 4 * vocab * dim);
     runner.measure(case, [zeros(vocab * dim, DType::F32)], |queue, [dtable]| reduce::zero(queue, dtable))
 }
 
-/// Of a chunk of tokens.
+/// Log-probabilities of one chunk of tokens.
 fn log_probs(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let ((chunks, rows), StepShape { vocab, dtype, .. }) = (step.chunks(), *step);
     let elems = rows * vocab;

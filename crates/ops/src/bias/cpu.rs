@@ -1,5 +1,5 @@
-//! Gradients are summed in blocks of GRAD_ROWS rows into scratch, then block after block, so that their
-//! order does not depend on threads.
+//! Gradients are summed over blocks of GRAD_ROWS rows into scratch, and then over blocks in order, so that the order of
+//! additions does not depend on the threads.
 
 use lockstep_device::{CpuQueue, Real, View};
 
@@ -12,7 +12,7 @@ pub(super) fn forward(cpu: &CpuQueue, y: Mat, b: View) {
         cpu.pool.run(y.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {
             let first = item * ROWS_PER_ITEM;
             let rows = ROWS_PER_ITEM.min(y.rows - first);
-            // SAFETY: items write disjoint rows; a range of rows ends with the last one's columns.
+            // SAFETY: items write disjoint rows; a range of rows ends with the last row's columns.
             let (data, b) = unsafe { (y.row_range(first, rows).view.as_mut::<R>(), b.as_slice::<W>()) };
             cpu.isa.run(#[inline(always)] || add_to_rows(data, y.stride, b));
         });
@@ -50,7 +50,7 @@ pub(super) fn backward(cpu: &CpuQueue, db: View, dy: Mat, scratch: View) {
             });
         });
     });
-    // SAFETY: db and scratch are this call's own; the parallel part is over.
+    // SAFETY: only this call uses db and scratch, and the parallel part is over.
     let (db, parts) = unsafe { (db.as_mut::<f32>(), scratch.first(blocks * dim).as_slice::<f32>()) };
     cpu.isa.run(
         #[inline(always)]

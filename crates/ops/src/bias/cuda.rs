@@ -13,13 +13,13 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
     defines: &[("GRAD_ROWS", GRAD_ROWS as u32), ("GRAD_THREADS", GRAD_THREADS as u32)],
 };
 
-/// Threads of a block of backward, whose lanes have neighbouring columns.
+/// Threads of a block of backward. Adjacent lanes have adjacent columns.
 const GRAD_THREADS: usize = 256;
 const WARP: usize = 32;
 
 pub(super) fn forward(cuda: &CudaQueue, y: Mat, b: View) {
     let dtype = y.view.dtype();
-    assert_eq!(b.dtype(), dtype, "one storage type");
+    assert_eq!(b.dtype(), dtype, "storage types must match");
     let pack = vector_elems(dtype);
     let vectorized = rows_aligned(&[y], pack) && views_aligned(&[b]);
     let items = y.rows * if vectorized { y.cols / pack } else { y.cols };

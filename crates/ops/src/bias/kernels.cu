@@ -1,4 +1,4 @@
-// The bias of a projection, and the sums of rows that are its gradient.
+// The bias of a linear layer, and its gradient: the sum of rows.
 #include "lockstep.cuh"
 
 // GRAD_ROWS rows are summed together, by blocks of GRAD_THREADS threads.
@@ -17,10 +17,10 @@ __device__ __forceinline__ void add_to_rows(REAL* y, u32 stride, const REAL* b, 
     store_chunk<N>(at, row);
 }
 
-// A block takes GRAD_ROWS rows and 32 * N columns; each warp sums every eighth row, and the warps are added in order.
+// A block sums GRAD_ROWS rows of 32 * N columns. Each warp sums every eighth row; the warps' sums are added in order.
 template <int N>
 __device__ __forceinline__ void sum_rows(f32* parts, const REAL* dy, u32 stride, u32 rows, u32 dim) {
-    __shared__ f32 room[WARPS][32 * N];
+    __shared__ f32 scratch[WARPS][32 * N];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 first = blockIdx.y * GRAD_ROWS, left = blockIdx.x * 32 * N, column = left + lane * N;
     const u32 end = min(rows, first + GRAD_ROWS);
@@ -34,11 +34,11 @@ __device__ __forceinline__ void sum_rows(f32* parts, const REAL* dy, u32 stride,
         }
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) room[warp][lane * N + i] = sums[i];
+    for (int i = 0; i < N; i++) scratch[warp][lane * N + i] = sums[i];
     __syncthreads();
     for (u32 c = threadIdx.x; c < 32 * N && left + c < dim; c += WARPS * 32) {
         f32 sum = 0.0f;
-        for (u32 w = 0; w < WARPS; w++) sum += room[w][c];
+        for (u32 w = 0; w < WARPS; w++) sum += scratch[w][c];
         parts[(u64)blockIdx.y * dim + left + c] = sum;
     }
 }

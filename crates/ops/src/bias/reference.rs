@@ -1,4 +1,4 @@
-//! The bias as the textbook has it, in f64.
+//! The textbook bias, in f64.
 
 /// y + b, row by row.
 pub fn forward(y: &[f64], b: &[f64]) -> Vec<f64> {

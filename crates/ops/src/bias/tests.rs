@@ -12,7 +12,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn both_directions_match_the_reference(
+    fn forward_and_backward_match_the_reference(
         rows in 1usize..200, dim in 1usize..90, pad in 0usize..4, act in dtype(), param in dtype(),
         seed in any::<u64>(),
     ) {
@@ -37,7 +37,7 @@ proptest! {
     }
 
     #[test]
-    fn backward_is_the_slope_of_the_forward_reference(
+    fn backward_matches_finite_differences_of_the_reference(
         rows in 1usize..4, dim in 1usize..7, seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
@@ -49,7 +49,7 @@ proptest! {
         assert_near(&values(db), &slope, dim, 1.0, tolerance(DType::F32));
     }
 
-    /// The row contract: any range of rows, on any queue, has the bits it has in the whole.
+    /// Row contract: any range of rows has the same bits as in the whole, on any queue.
     #[test]
     fn a_row_does_not_depend_on_the_others(
         rows in 1usize..150, dim in 1usize..60, from in 0usize..150, len in 1usize..150, act in dtype(),
@@ -68,7 +68,7 @@ proptest! {
 }
 
 #[test]
-fn no_rows_leave_the_gradient_as_it_was() {
+fn zero_rows_leave_the_gradient_unchanged() {
     let arena = TestArena::new(1);
     let (empty, db) = (Mat::dense(arena.output(0, DType::F32), 0, 5), arena.input(&[1.0; 5], DType::F32));
     for queue in queues() {

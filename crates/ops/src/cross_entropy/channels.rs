@@ -1,5 +1,5 @@
-//! The CPU version with more channels than the log-probability. One pass over a row sums what all channels are made of;
-//! the gradient is written in another.
+//! The CPU version for channels besides the log-probability. One pass over a row computes the sums that all channels
+//! need; another writes the gradient.
 //!
 //! With d = logit − largest, S = Σ eᵈ and W = Σ d·eᵈ: log p = d − ln S, H = ln S − W/S, and log p + H = d − W/S.
 
@@ -38,7 +38,7 @@ pub(super) fn run(cpu: &CpuQueue, out: Channels, logits: Mat, targets: View, c: 
     });
 }
 
-/// The channels of a row. With coefficients, its logits become their gradient.
+/// The channels of a row. With coefficients, its logits are replaced by their gradient.
 #[inline(always)]
 fn run_row(logits: &mut [f32], target: usize, c: Option<[f32; 3]>) -> [f32; 3] {
     let vocab = logits.len() as f32;
@@ -51,7 +51,7 @@ fn run_row(logits: &mut [f32], target: usize, c: Option<[f32; 3]>) -> [f32; 3] {
             let d = *z - sums.largest;
             let e = exp(d);
             let slope = (-(e * scale)).mul_add(c_entropy.mul_add(d - mean, pull), even);
-            // A token that is ruled out has no probability to change, though d may be infinite.
+            // A masked token has probability zero, so its gradient is zero even if d is infinite.
             *z = if e == 0.0 { even } else { slope };
         }
         logits[target] += c;
@@ -62,7 +62,7 @@ fn run_row(logits: &mut [f32], target: usize, c: Option<[f32; 3]>) -> [f32; 3] {
 /// Sums over a row, of the distances d of its logits from the largest.
 struct Sums {
     largest: f32,
-    /// Σ eᵈ, in the order in which it is summed without channels.
+    /// Σ eᵈ, in the same order as without channels.
     exps: f32,
     /// Σ d·eᵈ.
     weighted: f32,
@@ -85,7 +85,7 @@ impl Sums {
     }
 }
 
-/// Adds up to a vector of logits to the lanes of the three sums.
+/// Adds up to one vector of logits to the lanes of the three sums.
 #[inline(always)]
 fn add([exps, weighted, distances]: &mut [[f32; LANES]; 3], chunk: &[f32], largest: f32) {
     for (((exps, weighted), distances), z) in exps.iter_mut().zip(weighted).zip(distances).zip(chunk) {

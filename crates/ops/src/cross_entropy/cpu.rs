@@ -3,7 +3,7 @@ use lockstep_device::{CpuQueue, View};
 use crate::Mat;
 use crate::math::{LANES, exp, fold, max};
 
-/// Rows a pool item takes: a row of logits is long.
+/// Rows of a pool item: few, because rows of logits are long.
 pub(super) const ROWS_PER_ITEM: usize = 4;
 
 pub(super) fn run(cpu: &CpuQueue, logp: View, logits: Mat, targets: View, coefficients: Option<View>) {
@@ -53,7 +53,7 @@ fn log_prob(logits: &[f32], target: usize) -> f32 {
     logits[target] - largest - fold(lanes).ln()
 }
 
-/// The same sum in the same order, with the exponentials kept in place of the logits.
+/// The same sum in the same order, with the exponentials stored in the place of the logits.
 #[inline(always)]
 fn gradient(logits: &mut [f32], target: usize, c: f32) -> f32 {
     let at_target = logits[target];

@@ -1,5 +1,5 @@
-//! Rows that a block can hold are shared out among as many blocks as the GPU runs at a time; of wider rows each has a
-//! block of its own. A gradient in 16 bits lies in the first half of its row's bytes.
+//! Rows that fit in a block's registers are shared by as many blocks as the GPU runs at once; a wider row has a block
+//! of its own. A 16-bit gradient is in the first half of its row's bytes.
 
 use lockstep_core::DType;
 use lockstep_device::View;
@@ -14,27 +14,29 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
     name: "cross_entropy",
     text: include_str!("kernels.cu"),
     defines: &[
-        ("MOST_THREADS", MOST_THREADS as u32),
-        ("HELD", HELD as u32),
-        ("HELD_THREADS", HELD_THREADS as u32),
-        ("HELD_STATIC", HELD_STATIC as u32),
+        ("MAX_THREADS", MAX_THREADS as u32),
+        ("THREAD_VECS", THREAD_VECS as u32),
+        ("REGISTER_THREADS", REGISTER_THREADS as u32),
+        ("STATIC_SHARED_BYTES", STATIC_SHARED_BYTES as u32),
     ],
 };
 
 const WARP: usize = 32;
-/// The most threads of a block.
-const MOST_THREADS: usize = 1024;
-/// Packs of a row that a thread holds, and the threads that a multiprocessor has registers for.
-const HELD: usize = 8;
-const HELD_THREADS: usize = 1024;
-/// Bytes of shared memory that the kernels use besides: two numbers of every warp, twice.
-const HELD_STATIC: usize = 2 * (HELD_THREADS / WARP) * 8;
+/// The maximum number of threads of a block.
+const MAX_THREADS: usize = 1024;
+/// Vectors of a row that a thread holds in registers, and threads that a multiprocessor has registers for.
+const THREAD_VECS: usize = 8;
+const REGISTER_THREADS: usize = 1024;
+/// Static shared memory of the kernels: two numbers per warp, twice.
+const STATIC_SHARED_BYTES: usize = 2 * (REGISTER_THREADS / WARP) * 8;
 
 pub(super) fn forward(cuda: &CudaQueue, logp: View, logits: Mat, targets: View) {
-    let (way, launch) = way(cuda, &logits);
-    let kernel = cuda.kernel(&SOURCE, DType::F32, ["forward", "forward_vec", "forward_held"][way as usize]);
+    let (access, launch) = row_access(cuda, &logits);
+    let kernel =
+        cuda.kernel(&SOURCE, DType::F32, ["forward", "forward_vec", "forward_registers"][access as usize]);
     let args = args![logp, logits.view, logits.stride, targets, logits.rows, logits.cols];
-    // SAFETY: these are the kernel's parameters; it reads rows of logits and writes logp, and stops at a target that is none.
+    // SAFETY: these are the kernel's parameters; it reads rows of logits and writes logp, and traps on a target outside
+    // the vocabulary.
     unsafe { cuda.launch(kernel, launch, args) };
 }
 
@@ -46,20 +48,20 @@ pub(super) fn forward_backward<'m>(
     c: View,
     grad: DType,
 ) -> Mat<'m> {
-    let (way, launch) = way(cuda, &logits);
-    let names = ["forward_backward", "forward_backward_vec", "forward_backward_held"];
-    let kernel = cuda.kernel(&SOURCE, grad, names[way as usize]);
+    let (access, launch) = row_access(cuda, &logits);
+    let names = ["forward_backward", "forward_backward_vec", "forward_backward_registers"];
+    let kernel = cuda.kernel(&SOURCE, grad, names[access as usize]);
     let args = args![logp, logits.view, logits.stride, targets, c, logits.rows, logits.cols];
-    // SAFETY: these are the kernel's parameters; a block reads and writes its own rows of logits, in an order in which nothing
-    // is read after it was overwritten.
+    // SAFETY: these are the kernel's parameters; a block reads and writes its own rows of logits, and nothing is read
+    // after it was overwritten.
     unsafe { cuda.launch(kernel, launch, args) };
     gradient_in(logits, grad)
 }
 
 pub(super) fn forward_channels(cuda: &CudaQueue, out: Channels, logits: Mat, targets: View) {
-    let (way, launch) = way(cuda, &logits);
-    let names = ["forward_channels", "forward_channels_vec", "forward_channels_held"];
-    let kernel = cuda.kernel(&SOURCE, DType::F32, names[way as usize]);
+    let (access, launch) = row_access(cuda, &logits);
+    let names = ["forward_channels", "forward_channels_vec", "forward_channels_registers"];
+    let kernel = cuda.kernel(&SOURCE, DType::F32, names[access as usize]);
     let Channels { log_prob, entropy, mean_log_prob } = out;
     let args = args![
         log_prob,
@@ -71,7 +73,7 @@ pub(super) fn forward_channels(cuda: &CudaQueue, out: Channels, logits: Mat, tar
         logits.rows,
         logits.cols
     ];
-    // SAFETY: these are the kernel's parameters; it reads rows of logits and writes the outputs that are there.
+    // SAFETY: these are the kernel's parameters; it reads rows of logits and writes the outputs that are not null.
     unsafe { cuda.launch(kernel, launch, args) };
 }
 
@@ -83,10 +85,10 @@ pub(super) fn forward_backward_channels<'m>(
     c: Channels,
     grad: DType,
 ) -> Mat<'m> {
-    let (way, launch) = way(cuda, &logits);
+    let (access, launch) = row_access(cuda, &logits);
     let names =
-        ["forward_backward_channels", "forward_backward_channels_vec", "forward_backward_channels_held"];
-    let kernel = cuda.kernel(&SOURCE, grad, names[way as usize]);
+        ["forward_backward_channels", "forward_backward_channels_vec", "forward_backward_channels_registers"];
+    let kernel = cuda.kernel(&SOURCE, grad, names[access as usize]);
     let args = args![
         out.log_prob,
         out.entropy,
@@ -105,33 +107,35 @@ pub(super) fn forward_backward_channels<'m>(
     gradient_in(logits, grad)
 }
 
-/// The gradient of the type `grad` that a kernel wrote from the first byte of each row of logits on.
+/// The gradient of type `grad` that a kernel wrote, starting at the first byte of each row of logits.
 fn gradient_in<'m>(logits: Mat<'m>, grad: DType) -> Mat<'m> {
     let stride = logits.stride * (DType::F32.size() / grad.size());
     Mat::strided(logits.view.cast(grad), logits.rows, logits.cols, stride)
 }
 
-/// How a row is read: an element or a pack at a time, or by vectorized into registers that hold it all.
+/// How a row is read: by element, by vector, or by vector into registers that hold all of it.
 #[derive(Clone, Copy)]
-enum Way {
+enum RowAccess {
     Elements,
-    Packs,
-    Held,
+    Vectors,
+    Registers,
 }
 
-/// Both directions go one way, with channels and without, so that their log-probabilities are the same.
-fn way(cuda: &CudaQueue, logits: &Mat) -> (Way, Launch) {
+/// Forward and backward, with and without channels, read rows in the same way, so their log-probabilities are equal.
+fn row_access(cuda: &CudaQueue, logits: &Mat) -> (RowAccess, Launch) {
     let Mat { rows, cols, .. } = *logits;
-    let threads_of = |chunks: usize| chunks.next_multiple_of(WARP).clamp(WARP, MOST_THREADS);
+    let threads_of = |chunks: usize| chunks.next_multiple_of(WARP).clamp(WARP, MAX_THREADS);
     if !rows_aligned(&[*logits], vector_elems(DType::F32)) {
-        return (Way::Elements, Launch::new(rows, threads_of(cols)));
+        return (RowAccess::Elements, Launch::new(rows, threads_of(cols)));
     }
-    let vectorized = cols / vector_elems(DType::F32);
+    let vectors = cols / vector_elems(DType::F32);
     let row_bytes = DType::F32.size() * cols;
-    if vectorized > HELD * HELD_THREADS || row_bytes + HELD_STATIC > cuda.gpu.shared_per_block as usize {
-        return (Way::Packs, Launch::new(rows, threads_of(vectorized)));
+    if vectors > THREAD_VECS * REGISTER_THREADS
+        || row_bytes + STATIC_SHARED_BYTES > cuda.gpu.shared_per_block as usize
+    {
+        return (RowAccess::Vectors, Launch::new(rows, threads_of(vectors)));
     }
-    let threads = threads_of(vectorized.div_ceil(HELD));
-    let at_a_time = cuda.gpu.multiprocessors as usize * (HELD_THREADS / threads);
-    (Way::Held, Launch { shared: row_bytes, ..Launch::new(rows.min(at_a_time), threads) })
+    let threads = threads_of(vectors.div_ceil(THREAD_VECS));
+    let resident = cuda.gpu.multiprocessors as usize * (REGISTER_THREADS / threads);
+    (RowAccess::Registers, Launch { shared: row_bytes, ..Launch::new(rows.min(resident), threads) })
 }

@@ -1,12 +1,12 @@
-//! Log-probabilities of target tokens from a chunk of logits, and the logits' gradient in their place.
+//! Log-probabilities of target tokens from a chunk of logits, and the gradient of the logits in their place.
 //!
-//! The head computes logits a chunk of tokens at a time, so \[tokens, vocabulary\] never exists. What an
-//! algorithm wants is expressed as one coefficient per token, c = ∂L/∂log p(target): then
+//! The head computes logits for one chunk of tokens at a time, so \[tokens, vocabulary\] is never materialized. An
+//! objective is expressed as one coefficient per token, c = ∂L/∂log p(target); then
 //! ∂L/∂logits = c · (onehot(target) − softmax(logits)).
 //!
-//! Two more numbers per token may be asked for, each with a coefficient of its own ([`Channels`]): the entropy of the
-//! distribution and the mean log-probability over the vocabulary. A call that asks for neither runs the kernels that
-//! know neither; log-probabilities have the same bits either way.
+//! Two more numbers per token are available, each with a coefficient of its own ([`Channels`]): the entropy of the
+//! distribution and the mean log-probability over the vocabulary. Calls that need neither use kernels without them;
+//! log-probabilities have the same bits either way.
 
 mod channels;
 mod cpu;
@@ -21,8 +21,8 @@ use lockstep_device::{Queue, View};
 use crate::Mat;
 use crate::disjoint::assert_disjoint;
 
-/// Numbers per token, each \[T\] in f32: what [`forward`] writes, or the coefficients ∂L/∂number that
-/// [`forward_backward`] reads. A view alone stands for the log-probability and nothing else.
+/// Numbers per token, each \[T\] in f32: the outputs of [`forward`], or the coefficients ∂L/∂output that
+/// [`forward_backward`] reads. A single view converts to the log-probability alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Channels<'m> {
     /// log p(target).
@@ -40,7 +40,7 @@ impl<'m> From<View<'m>> for Channels<'m> {
 }
 
 impl<'m> Channels<'m> {
-    /// Whether there is more than the log-probability.
+    /// Whether there are channels besides the log-probability.
     fn has_more(&self) -> bool {
         self.entropy.is_some() || self.mean_log_prob.is_some()
     }
@@ -58,7 +58,7 @@ impl<'m> Channels<'m> {
     }
 }
 
-/// `out.log_prob`\[T\] = log softmax(logits)\[target\], and the other channels of `out`. Leaves the logits as they are.
+/// `out.log_prob`\[T\] = log softmax(logits)\[target\], and the other channels of `out`. Does not change the logits.
 pub fn forward<'o>(queue: &Queue, out: impl Into<Channels<'o>>, logits: Mat, targets: View) {
     let out = out.into();
     check(&out, &logits, targets);
@@ -70,9 +70,9 @@ pub fn forward<'o>(queue: &Queue, out: impl Into<Channels<'o>>, logits: Mat, tar
     }
 }
 
-/// As [`forward`], and turns the logits into their gradient for coefficients `c`, which is returned and lies in
-/// the logits' own bytes. On a GPU it is of the type `grad`, in which products want it; on the CPU, in f32. A channel
-/// may be in `out` alone, in `c` alone or in both.
+/// As [`forward`], and replaces the logits by their gradient for coefficients `c`. The returned gradient uses the
+/// logits' own bytes. On a GPU its type is `grad`, for the matmuls that read it; on the CPU it is f32. A channel may be
+/// in `out`, in `c` or in both.
 pub fn forward_backward<'m, 'o, 'c>(
     queue: &Queue,
     out: impl Into<Channels<'o>>,
@@ -83,7 +83,7 @@ pub fn forward_backward<'m, 'o, 'c>(
 ) -> Mat<'m> {
     let (out, c) = (out.into(), c.into());
     check(&out, &logits, targets);
-    c.check(logits.rows, "a coefficient");
+    c.check(logits.rows, "one f32 coefficient");
     let [log_prob, entropy, mean_log_prob] = out.views();
     assert_disjoint(&[logits.view, log_prob, entropy, mean_log_prob], &c.views());
     let more = out.has_more() || c.has_more();
@@ -102,9 +102,9 @@ pub fn forward_backward<'m, 'o, 'c>(
 }
 
 fn check(out: &Channels, logits: &Mat, targets: View) {
-    assert_eq!((out.log_prob.len(), targets.len()), (logits.rows, logits.rows), "a target per token");
+    assert_eq!((out.log_prob.len(), targets.len()), (logits.rows, logits.rows), "one target per token");
     assert_eq!((logits.view.dtype(), targets.dtype()), (DType::F32, DType::U32));
-    out.check(logits.rows, "an output");
+    out.check(logits.rows, "one f32 output");
     let [log_prob, entropy, mean_log_prob] = out.views();
     assert_disjoint(&[logits.view, log_prob, entropy, mean_log_prob], &[targets]);
 }

@@ -1,4 +1,4 @@
-//! Log-probabilities as the textbook has them, in f64.
+//! Textbook log-probabilities, in f64.
 
 /// log softmax(logits)\[target\] of each row.
 pub fn forward(logits: &[f64], vocab: usize, targets: &[u32]) -> Vec<f64> {
@@ -17,7 +17,7 @@ pub fn backward(logits: &[f64], vocab: usize, targets: &[u32], c: &[f64]) -> Vec
     gradient
 }
 
-/// H = −Σ p log p of each row. Tokens without probability add nothing.
+/// H = −Σ p log p of each row. Tokens with probability zero contribute nothing.
 pub fn entropy(logits: &[f64], vocab: usize) -> Vec<f64> {
     let term = |logp: &f64| if logp.exp() == 0.0 { 0.0 } else { -logp.exp() * logp };
     logits.chunks_exact(vocab).map(|row| log_softmax(row).iter().map(term).sum()).collect()
@@ -47,7 +47,7 @@ pub fn mean_log_prob_backward(logits: &[f64], vocab: usize, c: &[f64]) -> Vec<f6
     .collect()
 }
 
-/// Relative to the largest logit, so that its size costs no digits.
+/// Computed relative to the largest logit, so that its magnitude costs no precision.
 fn log_softmax(row: &[f64]) -> Vec<f64> {
     let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let sum: f64 = row.iter().map(|x| (x - largest).exp()).sum();

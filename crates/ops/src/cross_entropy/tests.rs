@@ -12,7 +12,7 @@ fn vocab() -> impl Strategy<Value = usize> {
     prop_oneof![Just(1usize), Just(5), Just(16), Just(17), Just(1000), 1usize..300]
 }
 
-/// The gradient of all channels, for a coefficient of each.
+/// The gradient of all channels, given a coefficient for each.
 fn reference_gradient(logits: &[f64], vocab: usize, targets: &[u32], c: &[Vec<f64>; 3]) -> Vec<f64> {
     let parts = [
         reference::backward(logits, vocab, targets, &c[0]),
@@ -25,10 +25,10 @@ fn reference_gradient(logits: &[f64], vocab: usize, targets: &[u32], c: &[Vec<f6
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// From nearly uniform to nearly certain distributions. Both calls give the same log-probabilities,
-    /// and a token without a coefficient has a gradient of exact zeros.
+    /// From nearly uniform to nearly certain distributions. Both calls give the same log-probabilities, and the
+    /// gradient of a token with coefficient zero is exactly zero.
     #[test]
-    fn both_directions_match_the_reference(
+    fn forward_and_backward_match_the_reference(
         rows in 1usize..40, vocab in vocab(), pad in 0usize..4,
         spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e4)], seed in any::<u64>(),
     ) {
@@ -62,8 +62,8 @@ proptest! {
         }
     }
 
-    /// Every choice of channels for outputs and coefficients. Log-probabilities have the bits that they have without
-    /// channels, and the other outputs the same bits in both calls.
+    /// Every combination of channels for outputs and coefficients. Log-probabilities have the same bits as without
+    /// channels, and the other outputs have the same bits in both calls.
     #[test]
     fn channels_match_the_reference(
         rows in 1usize..20, vocab in vocab(), pad in 0usize..4,
@@ -123,7 +123,7 @@ proptest! {
     }
 
     #[test]
-    fn gradients_of_channels_are_slopes_of_the_forward_reference(
+    fn gradients_of_channels_match_finite_differences_of_the_reference(
         rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn backward_is_the_slope_of_the_forward_reference(
+    fn backward_matches_finite_differences_of_the_reference(
         rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
@@ -158,7 +158,7 @@ proptest! {
         assert_near(&logits.values(), &slope, vocab, norm(&rv), tolerance(DType::F32));
     }
 
-    /// The row contract: any range of rows, on any queue, has the bits it has in the whole.
+    /// Row contract: any range of rows has the same bits as in the whole, on any queue.
     #[test]
     fn a_row_does_not_depend_on_the_others(
         rows in 1usize..40, vocab in vocab(), from in 0usize..40, len in 1usize..40,
@@ -183,7 +183,7 @@ proptest! {
     }
 }
 
-/// Logits near the ends of f32, equal ones, and tokens that are ruled out by negative infinity.
+/// Logits near the limits of f32, equal logits, and tokens masked by negative infinity.
 #[test]
 fn extreme_logits_stay_finite() {
     let arena = TestArena::new(1);
@@ -220,7 +220,7 @@ fn extreme_logits_stay_finite() {
     }
 }
 
-/// Tokens that are ruled out have no part in the entropy and get no gradient from it.
+/// Masked tokens contribute nothing to the entropy and get no gradient from it.
 #[test]
 fn channels_of_extreme_logits() {
     let arena = TestArena::new(1);
@@ -253,7 +253,7 @@ fn channels_of_extreme_logits() {
 }
 
 #[test]
-fn a_broken_logit_is_not_hidden() {
+fn a_nan_logit_is_not_hidden() {
     let arena = TestArena::new(1);
     for queue in queues() {
         let logits = arena.padded(&[0.0, f32::NAN, 1.0], 3, 0, DType::F32);
@@ -269,7 +269,7 @@ fn a_broken_logit_is_not_hidden() {
 }
 
 #[test]
-fn no_rows_are_no_work() {
+fn zero_rows_are_a_no_op() {
     let arena = TestArena::new(1);
     let empty = arena.output(0, DType::F32);
     let targets = arena.input_u32(&[]);

@@ -4,13 +4,13 @@ use super::{DocMask, Mask};
 use crate::dispatch::with_real;
 use crate::{Mat, ROWS_PER_ITEM};
 
-/// Columns whose mask is made at once.
+/// Columns whose mask is generated at once.
 const CHUNK: usize = 64;
 
 pub(super) fn forward(cpu: &CpuQueue, y: Mat, residual: Mat, cu_seqlens: View, mask: Option<&Mask>) {
     with_real!(y.view.dtype(), R => {
         each_row(cpu, y.rows, cu_seqlens, mask, &|row, doc| {
-            // SAFETY: every row is written once, and the residual lies apart.
+            // SAFETY: every row is written once, and the residual does not overlap it.
             let (y, residual) = unsafe { (row_of(&y, row).as_mut::<R>(), row_of(&residual, row).as_slice::<R>()) };
             cpu.isa.run(#[inline(always)] || with_mask(doc, y.len(), |columns, kept| {
                 let pairs = y[columns.clone()].iter_mut().zip(&residual[columns]);
@@ -67,7 +67,7 @@ fn each_row(
     });
 }
 
-/// Calls `f` with ranges of columns and what each of them is multiplied by.
+/// Calls `f` with ranges of columns and the factors of their elements.
 #[inline(always)]
 fn with_mask(row: RowMask, cols: usize, mut f: impl FnMut(std::ops::Range<usize>, &[f32])) {
     let mut kept = [1f32; CHUNK];

@@ -12,7 +12,7 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
     defines: &[("PER_BLOCK", PER_BLOCK as u32)],
 };
 
-/// to = (residual: residual +) mask · from. `from` may be `to`.
+/// to = mask · from, plus the residual if there is one. `from` may be `to`.
 pub(super) fn drop(
     cuda: &CudaQueue,
     to: Mat,
@@ -25,13 +25,13 @@ pub(super) fn drop(
     let pack = vector_elems(dtype);
     let vectorized = rows_aligned(&[to, from, residual.unwrap_or(to)], pack);
     let columns = if vectorized { pack } else { PER_BLOCK };
-    // A block takes a row.
+    // One block per row.
     let threads = to.cols.div_ceil(columns).next_multiple_of(32).min(256);
     let kernel = cuda.kernel(&SOURCE, dtype, if vectorized { "drop_vec" } else { "drop" });
     let (samples, seed, step, place, threshold, scale) = match mask {
         None => (None, 0, 0, 0, 0, 1.0),
         Some(mask) => {
-            (Some(mask.samples), mask.seed, mask.step, mask.place(), mask.threshold(), mask.scale())
+            (Some(mask.samples), mask.seed, mask.step, mask.index(), mask.threshold(), mask.scale())
         }
     };
     let docs = cu_seqlens.len().saturating_sub(1);
@@ -53,7 +53,7 @@ pub(super) fn drop(
         threshold,
         scale,
     ];
-    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of the rows, and the bounds hold
-    // every row in a document that has a sample.
+    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of the rows, and every row
+    // lies in a document that has a sample.
     unsafe { cuda.launch(kernel, Launch::new(to.rows, threads), args) };
 }

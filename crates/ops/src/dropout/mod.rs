@@ -1,9 +1,8 @@
-//! Dropout: an element is set to zero with probability p, else divided by 1 − p.
+//! Dropout: an element is set to zero with probability p, otherwise divided by 1 − p.
 //!
-//! Whether an element stays is a pure function of the seed, the step, the sample its document is, the
-//! layer, the site, the head, and its position and column in the document. So it does not depend on the
-//! pack a document came in, on ranks or threads, and backward and recomputation find the same mask again
-//! without keeping it.
+//! Whether an element is kept is a pure function of the seed, the step, the document's sample, the layer, the site, the
+//! head, and the element's position and column in the document. So it depends neither on the packing of documents nor
+//! on ranks or threads, and backward and recompute regenerate the same mask without storing it.
 
 mod cpu;
 pub(crate) mod cuda;
@@ -17,15 +16,15 @@ use lockstep_device::{Queue, View};
 
 use crate::Mat;
 
-/// Where in a block.
+/// Where in a block dropout is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Site {
-    /// Attention's probabilities: rows are queries, columns keys.
+    /// The probabilities of attention: rows are queries, columns are keys.
     Probabilities = 0,
-    /// What attention adds to the residual stream.
+    /// The output of attention, before it is added to the residual stream.
     AttentionOut = 1,
-    /// What the feed-forward layer adds to it.
+    /// The output of the feed-forward layer, before it is added to the residual stream.
     MlpOut = 2,
 }
 
@@ -42,7 +41,7 @@ pub struct Mask<'m> {
     pub step: u32,
     pub layer: u32,
     pub site: Site,
-    /// Which sample each document is: \[documents\] in u32.
+    /// The sample that each document is: \[documents\] in u32.
     pub samples: View<'m>,
 }
 
@@ -53,18 +52,18 @@ impl Mask<'_> {
         DocMask::new(self, sample)
     }
 
-    /// Words of the generator below this drop their element.
+    /// An element is dropped if its random word is below this.
     pub(crate) fn threshold(&self) -> u32 {
         (self.rate * 4_294_967_296.0) as u32
     }
 
-    /// What elements that stay are multiplied by.
+    /// The factor of elements that are kept.
     pub(crate) fn scale(&self) -> f32 {
         (1.0 / (1.0 - self.rate)) as f32
     }
 
-    /// The index of the seed among those of a sample in a step: `place` of the kernels.
-    pub(crate) fn place(&self) -> u32 {
+    /// The index of this mask's seed among those of a sample in a step: `mask_index` in the kernels.
+    pub(crate) fn index(&self) -> u32 {
         self.layer * Site::COUNT + self.site as u32
     }
 }
@@ -73,18 +72,18 @@ impl Mask<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DocMask {
     seed: u64,
-    /// Words below this drop their element.
+    /// An element is dropped if its random word is below this.
     threshold: u32,
     scale: f32,
 }
 
-/// Elements whose fate one block of the generator decides.
+/// Elements that one block of the generator decides.
 const PER_BLOCK: usize = 4;
 
 impl DocMask {
     fn new(mask: &Mask, sample: u32) -> DocMask {
         let stream = RngStream::new(mask.seed, Purpose::Dropout, mask.step, sample);
-        let [low, high, ..] = stream.block(mask.place());
+        let [low, high, ..] = stream.block(mask.index());
         DocMask {
             seed: u64::from(high) << 32 | u64::from(low),
             threshold: mask.threshold(),
@@ -92,7 +91,7 @@ impl DocMask {
         }
     }
 
-    /// What elements from column `first` on, a multiple of four, are multiplied by.
+    /// Writes the factors of the elements from column `first` on, which must be a multiple of four.
     #[inline(always)]
     pub(crate) fn fill(&self, head: u32, position: usize, first: usize, out: &mut [f32]) {
         debug_assert!(first.is_multiple_of(PER_BLOCK));
@@ -127,15 +126,15 @@ pub fn backward(queue: &Queue, dx: Mat, dy: Mat, cu_seqlens: View, mask: Option<
 }
 
 fn check(y: &Mat, x: &Mat, cu_seqlens: &View, mask: Option<&Mask>) {
-    assert_eq!((y.rows, y.cols), (x.rows, x.cols), "dropout shapes");
-    assert_eq!(y.view.dtype(), x.view.dtype(), "one storage type");
-    assert_eq!(cu_seqlens.dtype(), DType::U32, "bounds of documents");
-    assert!(cu_seqlens.len() > 1 || y.rows == 0, "documents have bounds");
+    assert_eq!((y.rows, y.cols), (x.rows, x.cols), "shapes of a dropout must match");
+    assert_eq!(y.view.dtype(), x.view.dtype(), "storage types must match");
+    assert_eq!(cu_seqlens.dtype(), DType::U32, "cu_seqlens must be u32");
+    assert!(cu_seqlens.len() > 1 || y.rows == 0, "cu_seqlens must not be empty");
     y.view.assert_disjoint(cu_seqlens);
     if let Some(mask) = mask {
         assert!((0.0..1.0).contains(&mask.rate), "dropout at rate {}", mask.rate);
-        assert_eq!(mask.samples.len() + 1, cu_seqlens.len(), "a sample per document");
-        assert_eq!(mask.samples.dtype(), DType::U32, "samples");
+        assert_eq!(mask.samples.len() + 1, cu_seqlens.len(), "one sample per document");
+        assert_eq!(mask.samples.dtype(), DType::U32, "samples must be u32");
         y.view.assert_disjoint(&mask.samples);
     }
 }

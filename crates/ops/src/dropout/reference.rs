@@ -1,10 +1,10 @@
-//! Dropout as the textbook has it, in f64, for a mask that is given element by element.
+//! Textbook dropout, in f64, for a mask given element by element.
 
 use lockstep_core::rng::{Purpose, RngStream};
 
 use super::{Mask, PER_BLOCK, Site};
 
-/// What one element is multiplied by: 0 or 1 / (1 − p).
+/// The factor of one element: 0 or 1 / (1 − p).
 pub fn factor(mask: &Mask, sample: u32, head: u32, position: usize, column: usize) -> f64 {
     let site = mask.layer * Site::COUNT + mask.site as u32;
     let [low, high, ..] = RngStream::new(mask.seed, Purpose::Dropout, mask.step, sample).block(site);

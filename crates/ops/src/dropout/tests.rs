@@ -34,7 +34,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn both_directions_match_the_reference(
+    fn forward_and_backward_match_the_reference(
         lens in prop::collection::vec(0usize..70, 1..5), cols in 1usize..150, pad in 0usize..3,
         rate in prop_oneof![Just(0.0), Just(0.1), Just(0.5), Just(0.9)], act in dtype(), seed in any::<u64>(),
     ) {
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn backward_is_the_slope_of_the_forward_reference(
+    fn backward_matches_finite_differences_of_the_reference(
         lens in prop::collection::vec(1usize..4, 1..3), cols in 1usize..9, seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
@@ -76,7 +76,7 @@ proptest! {
         assert_near(&dx.values(), &slope, cols, 1.0, tolerance(DType::F32));
     }
 
-    /// The row contract: a document has the bits it has in any pack, on any queue.
+    /// Row contract: a document has the same bits in any pack, on any queue.
     #[test]
     fn a_document_does_not_depend_on_its_pack(
         before in prop::collection::vec(0usize..50, 0..3), len in 1usize..80, cols in 1usize..90,
@@ -99,9 +99,9 @@ proptest! {
     }
 }
 
-/// Off, it is a plain addition; on, the mean stays and the share of zeros is the rate.
+/// Without a mask it is plain addition. With one, the mean is preserved and the fraction of zeros is the rate.
 #[test]
-fn masks_keep_the_mean() {
+fn masks_preserve_the_mean() {
     let arena = TestArena::new(1);
     let (rows, cols) = (400, 500);
     let (zero, cu) =
@@ -121,7 +121,7 @@ fn masks_keep_the_mean() {
     assert!(y.values().iter().all(|y| *y == 1.0));
 }
 
-/// Every part of the key tells masks apart.
+/// Masks differ if any part of their key does.
 #[test]
 fn masks_differ_by_everything_they_depend_on() {
     let arena = TestArena::new(1);

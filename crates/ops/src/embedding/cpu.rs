@@ -3,7 +3,7 @@ use lockstep_device::{CpuQueue, Real, View};
 use crate::dispatch::with_real;
 use crate::{Mat, ROWS_PER_ITEM};
 
-/// Columns a backward item takes: four cache lines, all tokens.
+/// Columns of a backward item: four cache lines, for all tokens.
 const COLS_PER_ITEM: usize = 64;
 
 pub(super) fn forward(cpu: &CpuQueue, x: Mat, table: Mat, tokens: View) {

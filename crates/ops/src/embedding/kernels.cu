@@ -1,10 +1,10 @@
-// Token embedding. Backward adds rows of the same token in a fixed order, without atomics: tokens are sorted by
-// (token, position), then each run of one token has one owner.
+// Token embedding. Backward adds the rows of equal tokens in a fixed order, without atomics: it sorts tokens by
+// (token, position), so that each run of equal tokens has one owner.
 #include "lockstep.cuh"
 
 // Runs of LONG_RUN rows or more are summed by blocks of THREADS threads, shorter ones by a warp.
 constexpr u32 WARPS = THREADS / 32;
-static_assert(LONG_RUN == 32, "a lane looks at each position that a block has");
+static_assert(LONG_RUN == 32, "one lane checks each position of a block");
 
 template <int N>
 __device__ __forceinline__ void copy_rows(
@@ -30,8 +30,8 @@ extern "C" __global__ void forward_vec(
     copy_rows<Vec16<REAL>::N>(x, x_stride, table, table_stride, tokens, items, cols, table_rows);
 }
 
-// order[T] and sorted[T]: positions and tokens by (token, position). A thread counts what comes before its own.
-extern "C" __global__ void __launch_bounds__(THREADS) rank(
+// order[T] and sorted[T]: positions and tokens, sorted by (token, position). A thread counts the tokens before its own.
+extern "C" __global__ void __launch_bounds__(THREADS) sort_tokens(
     u32* order, u32* sorted, const u32* tokens, u32 len, u32 table_rows
 ) {
     __shared__ u32 tile[THREADS];
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank(
     u32 before = 0;
     for (u32 start = 0; start < len; start += THREADS) {
         __syncthreads();
-        // What is past the end comes after every token.
+        // Positions past the end sort after every token.
         tile[threadIdx.x] = start + threadIdx.x < len ? tokens[start + threadIdx.x] : 0xffffffffu;
         __syncthreads();
         const u32 of_tile = start / THREADS;
@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) rank(
     }
 }
 
-// Adds rows order[from], order[from + step] .. below `end`, columns `column` .., to sums.
+// Adds rows order[from], order[from + step], … below `end` to `sums`, in columns from `column` on.
 template <int N>
 __device__ __forceinline__ void add_rows(
     f32* sums, const REAL* dx, u32 stride, const u32* order, u32 from, u32 end, u32 step, u32 column
@@ -74,7 +74,7 @@ __device__ __forceinline__ void add_rows(
     }
 }
 
-// A warp per sorted position; the one at the start of a short run adds it to the token's row.
+// One warp per sorted position. The warp at the start of a short run adds the run to the token's row.
 template <int N>
 __device__ __forceinline__ void add_short_runs(
     f32* dtable, u32 table_stride, const REAL* dx, u32 stride, const u32* order, const u32* sorted, u32 len, u32 cols
@@ -97,15 +97,15 @@ __device__ __forceinline__ void add_short_runs(
     }
 }
 
-// A block per LONG_RUN sorted positions, among which at most one long run starts, and 32 * N columns. Its warps take
-// the run's rows in turn; their sums are added in order.
+// One block per LONG_RUN sorted positions, among which at most one long run starts, and per 32 * N columns. Its warps
+// take the run's rows in turn; their sums are added in order.
 template <int N>
 __device__ __forceinline__ void add_long_runs(
     f32* dtable, u32 table_stride, const REAL* dx, u32 stride, const u32* order, const u32* sorted, u32 len, u32 cols
 ) {
-    __shared__ f32 room[WARPS][32 * N];
+    __shared__ f32 scratch[WARPS][32 * N];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, at = blockIdx.x * LONG_RUN + lane;
-    // Every warp finds out for itself.
+    // Every warp determines this by itself.
     const bool is_long = at + LONG_RUN - 1 < len && sorted[at] == sorted[at + LONG_RUN - 1];
     const u32 starts = __ballot_sync(0xffffffffu, is_long && (at == 0 || sorted[at - 1] != sorted[at]));
     if (starts == 0) return;
@@ -119,16 +119,16 @@ __device__ __forceinline__ void add_long_runs(
     f32 sums[N] = {};
     if (column < cols) add_rows<N>(sums, dx, stride, order, start + warp, end, WARPS, column);
 #pragma unroll
-    for (int j = 0; j < N; j++) room[warp][lane * N + j] = sums[j];
+    for (int j = 0; j < N; j++) scratch[warp][lane * N + j] = sums[j];
     __syncthreads();
     for (u32 c = threadIdx.x; c < 32 * N && left + c < cols; c += WARPS * 32) {
         f32 sum = 0.0f;
-        for (u32 w = 0; w < WARPS; w++) sum += room[w][c];
+        for (u32 w = 0; w < WARPS; w++) sum += scratch[w][c];
         dtable[(u64)token * table_stride + left + c] += sum;
     }
 }
 
-// dtable[tokens] += dx[T, cols], the table in f32; order and sorted from `rank`.
+// dtable[tokens] += dx[T, cols], the table in f32; order and sorted from `sort_tokens`.
 extern "C" __global__ void short_runs(
     f32* dtable, u32 table_stride, const REAL* dx, u32 stride, const u32* order, const u32* sorted, u32 len, u32 cols
 ) {

@@ -1,4 +1,4 @@
-//! The look-up as the textbook has it, in f64.
+//! The textbook lookup, in f64.
 
 /// Row t is the table's row tokens\[t\].
 pub fn forward(table: &[f64], cols: usize, tokens: &[u32]) -> Vec<f64> {

@@ -10,9 +10,9 @@ use crate::testing::{
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Few rows in the table, so that most tokens come several times.
+    /// The table has few rows, so that most tokens occur several times.
     #[test]
-    fn both_directions_match_the_reference(
+    fn forward_and_backward_match_the_reference(
         tokens in 1usize..120, rows in 1usize..40, cols in 1usize..150, pad in 0usize..4,
         act in dtype(), weight in dtype(), seed in any::<u64>(),
     ) {
@@ -38,7 +38,7 @@ proptest! {
     }
 
     #[test]
-    fn backward_is_the_slope_of_the_forward_reference(
+    fn backward_matches_finite_differences_of_the_reference(
         tokens in 1usize..6, rows in 1usize..5, cols in 1usize..6, seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
@@ -51,10 +51,10 @@ proptest! {
         assert_near(&dtable.values(), &slope, cols, 1.0, tolerance(DType::F32));
     }
 
-    /// The row contract forward; backward, the same sums in the same order however the tokens are cut
-    /// into calls.
+    /// The row contract in forward; in backward, the same sums in the same order however the tokens are split into
+    /// calls.
     #[test]
-    fn cuts_between_tokens_change_nothing(
+    fn splitting_tokens_into_calls_changes_nothing(
         tokens in 2usize..150, rows in 1usize..20, cols in 1usize..150, cut in 0usize..150, act in dtype(),
         picks in (0usize..9, 0usize..9), seed in any::<u64>(),
     ) {

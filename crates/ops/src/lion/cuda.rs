@@ -22,14 +22,14 @@ pub(super) fn update(cuda: &CudaQueue, range: ParamRange, params: &Hyperparams, 
         master.len() as u64,
         decision,
         params.clip,
-        params.keep(weight_decay),
+        params.decay_factor(weight_decay),
         params.lr,
         params.beta1,
         params.beta2,
         params.one_minus_beta1,
         params.one_minus_beta2,
     ];
-    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and reads
-    // the four numbers of the decision.
+    // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one length,
+    // and reads the four numbers of the decision.
     unsafe { cuda.launch(kernel, launch, args) };
 }

@@ -13,7 +13,7 @@ use lockstep_device::{Queue, View};
 
 use crate::optimizer::FlatRange;
 
-/// What is the same for all parameters of a step. Complements are computed in f64, as for AdamW.
+/// Hyperparameters of one step, the same for all parameters. 1 − β is computed in f64, as for AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyperparams {
     pub lr: f32,
@@ -23,7 +23,7 @@ pub struct Hyperparams {
     pub one_minus_beta1: f32,
     /// 1 − β₂
     pub one_minus_beta2: f32,
-    /// Multiplies every gradient: 1, or less when the norm is clipped.
+    /// Multiplies every gradient: 1, or less if the norm is clipped.
     pub clip: f32,
 }
 
@@ -40,13 +40,13 @@ impl Hyperparams {
     }
 
     /// 1 − lr·wd, rounded once, as in PyTorch.
-    fn keep(&self, weight_decay: f32) -> f32 {
+    fn decay_factor(&self, weight_decay: f32) -> f32 {
         (1.0 - f64::from(self.lr) * f64::from(weight_decay)) as f32
     }
 }
 
-/// One range of parameters, its gradients and their moving average, all f32 and of one length. `working`, where there
-/// is one, receives the parameters rounded to its storage type.
+/// A range of parameters, its gradients and their moving average, all f32 and of the same length. If there is a working
+/// copy, it receives the parameters rounded to its storage type.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamRange<'m> {
     pub master: View<'m>,
@@ -63,8 +63,8 @@ impl<'m> ParamRange<'m> {
     }
 }
 
-/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `decision`
-/// ([`crate::reduce::decide_step`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+/// Updates a range. On a GPU the clip factor and whether to skip can come from a step decision in device memory
+/// ([`crate::reduce::decide_step`]), which replaces `params.clip`. On the CPU they are known before the update.
 pub fn update(queue: &Queue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
     range.flat().check(decision);
     match queue {

@@ -1,6 +1,6 @@
-//! Lion as its authors write it, in f64.
+//! Lion as in the authors' paper, in f64.
 
-/// The settings of one update.
+/// The hyperparameters of an update.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub lr: f64,
@@ -8,12 +8,12 @@ pub struct Settings {
     pub weight_decay: f64,
 }
 
-/// What an update takes the sign of: β₁m + (1−β₁)g.
+/// The value whose sign an update uses: β₁m + (1−β₁)g.
 pub fn direction(m: f64, g: f64, with: &Settings) -> f64 {
     with.betas.0 * m + (1.0 - with.betas.0) * g
 }
 
-/// An update of the parameters `p` and the moving average `m` of gradients, which is zeros before the first.
+/// An update of parameters `p` and the moving average `m` of gradients, which is zero at first.
 pub fn update(p: &mut [f64], m: &mut [f64], g: &[f64], with: &Settings) {
     let beta2 = with.betas.1;
     for i in 0..p.len() {

@@ -17,14 +17,14 @@ fn settings() -> impl Strategy<Value = reference::Settings> {
     })
 }
 
-fn rates(with: &reference::Settings, clip: f32) -> Hyperparams {
+fn hyperparams(with: &reference::Settings, clip: f32) -> Hyperparams {
     Hyperparams::new(with.lr, with.betas, clip)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Rounding decides the sign of what is nearly zero: parameters to which that happened are left out.
+    /// Rounding decides the sign of a value near zero: parameters to which that happened are excluded.
     #[test]
     fn ten_steps_match_the_reference(
         len in prop_oneof![5 => 1usize..600, 1 => 33_000usize..36_000], with in settings(),
@@ -57,9 +57,9 @@ proptest! {
             };
             for g in &gradients {
                 grad.write_f32(g).unwrap();
-                update(&queue, range, &rates(&with, clip), None);
+                update(&queue, range, &hyperparams(&with, clip), None);
                 let read = values(grad).into_iter().zip(g).all(|(kept, g)| kept == f64::from(*g));
-                prop_assert!(read, "gradients are only read");
+                prop_assert!(read, "gradients must not change");
             }
             let scale = 0.1 * f64::from(clip * size) * (1.0 - with.betas.1) * (len as f64).sqrt();
             assert_near(&values(range.m), &m, len, scale, tolerance(DType::F32));
@@ -74,7 +74,7 @@ proptest! {
         }
     }
 
-    /// A shard is updated as it would be inside the whole, wherever it begins and ends.
+    /// A shard is updated as it would be inside the whole range, wherever it starts and ends.
     #[test]
     fn an_element_does_not_depend_on_the_others(
         len in 1usize..600, from in 0usize..600, part in 1usize..600, with in settings(),
@@ -86,7 +86,7 @@ proptest! {
             let [master, m, grad] = [&p, &m, &g].map(|x| arena.input(&x[from..from + len], DType::F32));
             let working = arena.output(len, DType::BF16);
             let range = ParamRange { master, working: Some(working), grad, m, weight_decay: with.weight_decay as f32 };
-            update(&queue(pick), range, &rates(&with, 0.5), None);
+            update(&queue(pick), range, &hyperparams(&with, 0.5), None);
             [master, working, m].map(bits)
         };
         let from = from % len;
@@ -98,9 +98,9 @@ proptest! {
     }
 }
 
-/// The sign of zero is zero, and a NaN is not hidden.
+/// The sign of zero is zero, and NaN is not hidden.
 #[test]
-fn signs() {
+fn signs_of_zero_and_nan() {
     let arena = TestArena::new(1);
     for queue in queues() {
         let input = |values: &[f32]| arena.input(values, DType::F32);
@@ -114,7 +114,7 @@ fn signs() {
 }
 
 #[test]
-fn without_gradients_only_the_decay_is_left() {
+fn without_gradients_only_weight_decay_applies() {
     let arena = TestArena::new(1);
     let zeros = || arena.input(&[0.0; 3], DType::F32);
     let master = arena.input(&[1.0, -2.0, 0.0], DType::F32);

@@ -1,7 +1,7 @@
-//! The CPU driver: packs B, hands out row blocks of C to threads, walks tiles.
+//! The CPU driver: packs B, distributes row blocks of C over threads, and iterates over tiles.
 //!
-//! B is taken in slabs that stay in the second-level cache. For each slab the pool first packs (an item is
-//! a panel, or some rows), then computes (an item is some rows of C against the whole slab).
+//! B is processed in slabs that fit in the L2 cache. For each slab the pool first packs (an item is a panel, or some
+//! rows), then computes (an item is some rows of C against the whole slab).
 
 use std::ops::Range;
 
@@ -14,18 +14,18 @@ use super::{Accumulate, KC, MR, NR, amx, few_rows, pack};
 use crate::Mat;
 use crate::dispatch::with_real;
 
-/// Packed B of one slab, as a rule: 1.25 MiB.
+/// Packed B of one slab in the usual case: 1.25 MiB.
 const SLAB_ELEMS: usize = 320 << 10;
-/// The most a slab takes, for an inner dimension that is not cut: 4 MiB.
+/// The maximum size of a slab, for an inner dimension that is not divided: 4 MiB.
 pub(super) const PACKED_ELEMS: usize = 1 << 20;
-/// The most rows of C in one item of work.
+/// The maximum number of rows of C in one item.
 pub(super) const ROW_BLOCK: usize = 8 * MR;
 const ITEMS_PER_THREAD: usize = 16;
-/// Panels that a row block takes at a time: a block of C in f32 has room for these.
-const PANELS_AT_A_TIME: usize = 16;
+/// Panels that a row block processes at a time: a block of C in f32 holds as many.
+const PANELS_PER_STEP: usize = 16;
 /// Per thread: A of one row block and inner block, widened or packed, and a block of C in f32.
 pub(super) const A_ELEMS: usize = ROW_BLOCK * KC;
-pub(super) const C_ELEMS: usize = ROW_BLOCK * PANELS_AT_A_TIME * NR;
+pub(super) const C_ELEMS: usize = ROW_BLOCK * PANELS_PER_STEP * NR;
 
 #[derive(Clone, Copy)]
 pub(super) enum A<'m> {
@@ -47,7 +47,7 @@ pub(super) fn scratch_bytes(num_threads: usize) -> Bytes {
     Bytes(4 * (PACKED_ELEMS + num_threads * (A_ELEMS + C_ELEMS)) as u64)
 }
 
-pub(super) fn matmul(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Accumulate, scratch: View) {
+pub(super) fn matmul(cpu: &CpuQueue, c: Mat, a: A, b: B, accumulate: Accumulate, scratch: View) {
     let (m, n) = (c.rows, c.cols);
     let (a_mat, k) = match a {
         A::Rows(mat) => (mat, mat.cols),
@@ -64,14 +64,14 @@ pub(super) fn matmul(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Accumulate, scrat
     let per_thread = scratch.slice(PACKED_ELEMS, num_threads * (A_ELEMS + C_ELEMS));
 
     if k == 0 {
-        return initialise(c, init);
+        return initialize(c, accumulate);
     }
-    // A rule by types alone, so that every product of a pair of types is of one class.
+    // Decide by types alone, so that every matmul of a pair of types has the same order of summation.
     let amx = cpu.amx.filter(|_| [a_mat, b_mat].iter().all(|mat| mat.view.dtype() == DType::BF16));
     if let (A::Rows(a), B::Transposed(b)) = (a, b)
         && few_rows::applies(m, k)
     {
-        return few_rows::matmul(cpu, amx, c, a, b, init, scratch);
+        return few_rows::matmul(cpu, amx, c, a, b, accumulate, scratch);
     }
     let (slab_depth, slab_cols) = slab_shape(n, k, c.view.dtype(), amx);
     for first_col in (0..n).step_by(slab_cols) {
@@ -79,17 +79,17 @@ pub(super) fn matmul(cpu: &CpuQueue, c: Mat, a: A, b: B, init: Accumulate, scrat
         for first_k in (0..k).step_by(slab_depth) {
             let slab = Slab { first_k, depth: (k - first_k).min(slab_depth), first_col, cols, amx, packed_b };
             pack_slab(cpu, b, &slab);
-            let init = if first_k == 0 { init } else { Accumulate::Add };
-            compute_slab(cpu, c, a, init, &slab, per_thread);
+            let accumulate = if first_k == 0 { accumulate } else { Accumulate::Add };
+            compute_slab(cpu, c, a, accumulate, &slab, per_thread);
         }
     }
 }
 
-/// How much of B is packed at a time: what stays in the second-level cache while all rows pass over it.
+/// How much of B is packed at a time: what stays in the L2 cache while all rows are multiplied with it.
 ///
-/// All columns and as many whole inner blocks as fit, so that A is prepared once; where not even one
-/// block fits, columns are split. A narrow C is rounded at the end of each slab, so it takes the whole
-/// inner dimension and splits columns. Where B stays bf16, twice as much of it fits.
+/// All columns and as many whole inner blocks as fit, so that A is prepared once; if not even one block fits, columns
+/// are split. A 16-bit C is rounded at the end of each slab, so its slabs cover the whole inner dimension and split
+/// columns. If B stays bf16, twice as many elements fit.
 fn slab_shape(n: usize, k: usize, c: DType, amx: Option<Amx>) -> (usize, usize) {
     let (slab_elems, step) = if amx.is_some() { (2 * SLAB_ELEMS, amx::STEP) } else { (SLAB_ELEMS, 1) };
     let all_cols = n.next_multiple_of(NR);
@@ -103,11 +103,11 @@ fn slab_shape(n: usize, k: usize, c: DType, amx: Option<Amx>) -> (usize, usize) 
     (depth, cols)
 }
 
-/// A product over nothing.
-fn initialise(c: Mat, init: Accumulate) {
+/// The result of a matmul with an inner dimension of zero.
+fn initialize(c: Mat, accumulate: Accumulate) {
     for row in 0..c.rows {
         let to = c.view.slice(row * c.stride, c.cols);
-        match init {
+        match accumulate {
             Accumulate::Add => {}
             Accumulate::Overwrite => to.zero_host(),
             Accumulate::Residual(r) => with_real!(to.dtype(), R => {
@@ -125,13 +125,13 @@ struct Slab<'m> {
     depth: usize,
     first_col: usize,
     cols: usize,
-    /// Packed for tiles: in pairs of bf16, not in f32.
+    /// Packed for AMX: in pairs of bf16 instead of f32.
     amx: Option<Amx>,
     packed_b: View<'m>,
 }
 
-/// Bytes between packed panels. Their lengths are multiples of 4 KiB as a rule: without a gap the same row of all of
-/// them would compete for one set of the first-level cache while it is packed.
+/// Bytes between packed panels. Their lengths are usually multiples of 4 KiB: without a gap the same row of all panels
+/// would compete for one set of the L1 cache during packing.
 const GAP_BYTES: usize = 64;
 
 impl<'m> Slab<'m> {
@@ -144,8 +144,8 @@ impl<'m> Slab<'m> {
         (self.depth - k).min(KC)
     }
 
-    /// From one packed panel of the inner block at `k` to the next, in packed elements.
-    fn apart(&self, k: usize) -> usize {
+    /// The distance from one packed panel of the inner block at `k` to the next, in packed elements.
+    fn panel_stride(&self, k: usize) -> usize {
         match self.amx {
             None => self.block(k) * NR + GAP_BYTES / size_of::<f32>(),
             Some(_) => self.block(k).next_multiple_of(amx::STEP) * NR + GAP_BYTES / size_of::<bf16>(),
@@ -155,12 +155,12 @@ impl<'m> Slab<'m> {
     /// A panel of the inner block that starts at `k`.
     fn panel(&self, k: usize, panel: usize) -> View<'m> {
         let packed = if self.amx.is_some() { self.packed_b.cast(DType::BF16) } else { self.packed_b };
-        let apart = self.apart(k);
-        packed.slice(k / KC * self.panels() * self.apart(0) + panel * apart, apart)
+        let panel_stride = self.panel_stride(k);
+        packed.slice(k / KC * self.panels() * self.panel_stride(0) + panel * panel_stride, panel_stride)
     }
 }
 
-/// Rows of the inner dimension that a packing item takes.
+/// Rows of the inner dimension that a packing item processes.
 const PACK_ROWS: usize = 32;
 const _: () = assert!(PACK_ROWS == amx::STEP && KC.is_multiple_of(amx::STEP));
 
@@ -173,14 +173,17 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             let k = row / KC * KC;
             let rows = PACK_ROWS.min(depth - row);
             let out = slab.panel(k, 0);
-            assert!(slab.panel(k, panels - 1).len() == slab.apart(k), "room for all panels");
+            assert!(
+                slab.panel(k, panels - 1).len() == slab.panel_stride(k),
+                "the last panel must lie in the scratch"
+            );
             if slab.amx.is_some() {
                 let source = mat.row_range(first_k + row, rows).columns(first_col, cols);
                 // SAFETY: as below.
                 return cpu.isa.run(
                     #[inline(always)]
                     || unsafe {
-                        amx::natural(source, out.as_ptr::<bf16>().add((row - k) * NR), slab.apart(k));
+                        amx::natural(source, out.as_ptr::<bf16>().add((row - k) * NR), slab.panel_stride(k));
                     },
                 );
             }
@@ -190,7 +193,7 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
                 cpu.isa.run(#[inline(always)] || unsafe {
                     let source = &mat.view.as_slice::<R>()[(first_k + row) * mat.stride + first_col..];
                     let out = out.as_ptr::<f32>().add((row - k) * NR);
-                    pack::natural(source, mat.stride, rows, cols, out, slab.apart(k));
+                    pack::natural(source, mat.stride, rows, cols, out, slab.panel_stride(k));
                 })
             });
         }),
@@ -201,7 +204,7 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
             let out = slab.panel(k, panel);
             if slab.amx.is_some() {
                 let source = mat.row_range(first_col + panel * NR, width).columns(first_k + k, block);
-                // SAFETY: as below; the machine has tiles.
+                // SAFETY: as below; the machine has AMX.
                 return cpu.isa.run(
                     #[inline(always)]
                     || unsafe { amx::transposed(source, NR, out.as_mut()) },
@@ -221,8 +224,8 @@ fn pack_slab(cpu: &CpuQueue, b: B, slab: &Slab) {
 }
 
 /// Computes C over a slab.
-fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Accumulate, slab: &Slab, per_thread: View) {
-    // Several items a thread, so that one that falls behind leaves work to the others.
+fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, accumulate: Accumulate, slab: &Slab, per_thread: View) {
+    // Use several items per thread, so that faster threads can take over work from slower ones.
     let unit = if slab.amx.is_some() { amx::SIDE } else { MR };
     let wanted = c.rows.div_ceil(ITEMS_PER_THREAD * cpu.pool.num_threads()).next_multiple_of(unit);
     let row_block = wanted.clamp(2 * MR, ROW_BLOCK).next_multiple_of(unit);
@@ -238,14 +241,14 @@ fn compute_slab(cpu: &CpuQueue, c: Mat, a: A, init: Accumulate, slab: &Slab, per
             c_scratch: scratch.slice(A_ELEMS, C_ELEMS),
         };
         if c.view.dtype() == DType::F32 {
-            row_block_f32(cpu, c, a, init, slab, &block);
+            row_block_f32(cpu, c, a, accumulate, slab, &block);
         } else {
-            with_real!(c.view.dtype(), R => row_block_narrow::<R>(cpu, c, a, init, slab, &block));
+            with_real!(c.view.dtype(), R => row_block_narrow::<R>(cpu, c, a, accumulate, slab, &block));
         }
     });
 }
 
-/// Some rows of C, with the working thread's scratch, and its tiles if B was packed for them.
+/// Some rows of C, with the working thread's scratch, and its tiles if B was packed for AMX.
 struct RowBlock<'m> {
     first_row: usize,
     rows: usize,
@@ -259,15 +262,15 @@ struct RowBlock<'m> {
 enum PreparedA<'t> {
     /// In f32: element (i, k) of tile t is at `base + t * tile_step + i * row + k * col`.
     Wide { base: *const f32, tile_step: usize, row: usize, col: usize },
-    /// In bf16, for tiles.
+    /// In bf16, for AMX.
     Tiled(&'t Tiles, amx::Rows),
 }
 
 fn prepare_a<'b>(cpu: &CpuQueue, a: A, block: &'b RowBlock, k: usize, depth: usize) -> PreparedA<'b> {
     if let Some(tiles) = &block.tiles {
         let (first, rows) = (block.first_row, block.rows);
-        // SAFETY: the scratch belongs to the working thread for the length of its item; A is an input of this call,
-        // and nobody writes it during the call; the machine has tiles.
+        // SAFETY: the scratch belongs to the working thread for the duration of its item; A is an input of this call,
+        // and nobody writes it during the call; the machine has AMX.
         let rows = cpu.isa.run(
             #[inline(always)]
             || unsafe {
@@ -280,7 +283,7 @@ fn prepare_a<'b>(cpu: &CpuQueue, a: A, block: &'b RowBlock, k: usize, depth: usi
         );
         return PreparedA::Tiled(tiles, rows);
     }
-    // SAFETY: the scratch belongs to the working thread for the length of its item.
+    // SAFETY: the scratch belongs to the working thread for the duration of its item.
     let scratch = unsafe { block.a_scratch.as_mut::<f32>() };
     match a {
         A::Rows(mat) if mat.view.dtype() == DType::F32 => {
@@ -294,10 +297,9 @@ fn prepare_a<'b>(cpu: &CpuQueue, a: A, block: &'b RowBlock, k: usize, depth: usi
             cpu.isa.run(#[inline(always)] || pack::widen_rows(source, mat.stride, block.rows, depth, scratch));
             PreparedA::Wide { base: scratch.as_ptr(), tile_step: MR * depth, row: depth, col: 1 }
         }),
-        // A block at a time, where it stays in the second-level cache: as one large piece it would go to memory and
-        // come back.
+        // Pack one block at a time, so that it stays in the L2 cache: packed as a whole, A would go to memory and back.
         A::Columns(mat) => with_real!(mat.view.dtype(), R => {
-            // SAFETY: A is an input of this call; nobody writes it during the call. The scratch has room for a row block.
+            // SAFETY: A is an input of this call; nobody writes it during the call. The scratch holds a row block.
             cpu.isa.run(#[inline(always)] || unsafe {
                 let source = &mat.view.as_slice::<R>()[k * mat.stride + block.first_row..];
                 pack::a_columns(source, mat.stride, depth, block.rows, scratch.as_mut_ptr(), MR * depth);
@@ -315,8 +317,8 @@ struct Destination {
     init_row: usize,
 }
 
-/// All tiles of a row block against panels `[first_panel, last_panel)` over one inner block. The
-/// destination's column 0 is column `first_panel * NR` of the slab.
+/// All tiles of a row block against `panels` over one inner block. The destination's column 0 is column
+/// `panels.start * NR` of the slab.
 fn tiles(
     cpu: &CpuQueue,
     prepared: &PreparedA,
@@ -327,8 +329,8 @@ fn tiles(
     to: &Destination,
 ) {
     let depth = slab.block(k);
-    // Panels lie one after the other; where each one is need not be worked out for every tile.
-    let (first_b, apart) = (slab.panel(k, panels.start), slab.apart(k));
+    // Panels have a constant stride; no need to compute each one's address for every tile.
+    let (first_b, panel_stride) = (slab.panel(k, panels.start), slab.panel_stride(k));
     assert!(panels.end <= slab.panels(), "panels {panels:?} of {}", slab.panels());
     let side = if matches!(prepared, PreparedA::Tiled(..)) { amx::SIDE } else { MR };
     for first_row in (0..all_rows).step_by(side) {
@@ -336,8 +338,8 @@ fn tiles(
             let column = (panel - panels.start) * NR;
             let rows = (all_rows - first_row).min(side);
             let cols = (slab.cols - panel * NR).min(NR);
-            // SAFETY: rows and columns stay inside this item's block of C, which no other item writes;
-            // A and B were checked to be apart from C; the panel was packed before this item started.
+            // SAFETY: rows and columns stay inside this item's block of C, which no other item writes; A and B were
+            // checked not to overlap C; the panel was packed before this item started.
             unsafe {
                 let init =
                     if to.init.is_null() { to.init } else { to.init.add(first_row * to.init_row + column) };
@@ -346,7 +348,8 @@ fn tiles(
                 match *prepared {
                     PreparedA::Wide { base, tile_step, row, col } => {
                         let a = base.add(first_row / MR * tile_step);
-                        let (b, b_row) = (first_b.as_ptr::<f32>().add((panel - panels.start) * apart), NR);
+                        let (b, b_row) =
+                            (first_b.as_ptr::<f32>().add((panel - panels.start) * panel_stride), NR);
                         let (a_row, a_col) = (row, col);
                         tile(
                             cpu.isa,
@@ -354,7 +357,8 @@ fn tiles(
                         );
                     }
                     PreparedA::Tiled(tiles, a) => {
-                        let (b, b_width) = (first_b.as_ptr::<bf16>().add((panel - panels.start) * apart), NR);
+                        let (b, b_width) =
+                            (first_b.as_ptr::<bf16>().add((panel - panels.start) * panel_stride), NR);
                         amx::block(
                             tiles,
                             &amx::Block {
@@ -378,17 +382,17 @@ fn tiles(
     }
 }
 
-fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, init: Accumulate, slab: &Slab, block: &RowBlock) {
+fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, accumulate: Accumulate, slab: &Slab, block: &RowBlock) {
     let at = |mat: &Mat, column: usize| -> *mut f32 {
         mat.view.slice(block.first_row * mat.stride + slab.first_col + column, 0).as_ptr()
     };
     let all_panels = slab.panels();
     for k in (0..slab.depth).step_by(KC) {
         let prepared = prepare_a(cpu, a, block, slab.first_k + k, slab.block(k));
-        for first_panel in (0..all_panels).step_by(PANELS_AT_A_TIME) {
-            let last_panel = (first_panel + PANELS_AT_A_TIME).min(all_panels);
+        for first_panel in (0..all_panels).step_by(PANELS_PER_STEP) {
+            let last_panel = (first_panel + PANELS_PER_STEP).min(all_panels);
             let column = first_panel * NR;
-            let (init, init_row) = match init {
+            let (init, init_row) = match accumulate {
                 _ if k > 0 => (at(&c, column).cast_const(), c.stride),
                 Accumulate::Overwrite => (std::ptr::null(), 0),
                 Accumulate::Add => (at(&c, column).cast_const(), c.stride),
@@ -401,16 +405,23 @@ fn row_block_f32(cpu: &CpuQueue, c: Mat, a: A, init: Accumulate, slab: &Slab, bl
 }
 
 /// C in bf16 or fp16: a block is summed in f32 and rounded once at the end.
-fn row_block_narrow<R: Real>(cpu: &CpuQueue, c: Mat, a: A, init: Accumulate, slab: &Slab, block: &RowBlock) {
-    // SAFETY: the scratch belongs to the working thread; items write disjoint rows of C; a residual is
-    // either C itself, read before it is written, or another matrix that nobody writes.
+fn row_block_narrow<R: Real>(
+    cpu: &CpuQueue,
+    c: Mat,
+    a: A,
+    accumulate: Accumulate,
+    slab: &Slab,
+    block: &RowBlock,
+) {
+    // SAFETY: the scratch belongs to the working thread; items write disjoint rows of C; a residual is either C itself,
+    // read before it is written, or another matrix that nobody writes.
     let sums = unsafe { block.c_scratch.as_mut::<f32>() };
     let all_panels = slab.panels();
-    for first_panel in (0..all_panels).step_by(PANELS_AT_A_TIME) {
-        let last_panel = (first_panel + PANELS_AT_A_TIME).min(all_panels);
+    for first_panel in (0..all_panels).step_by(PANELS_PER_STEP) {
+        let last_panel = (first_panel + PANELS_PER_STEP).min(all_panels);
         let column = slab.first_col + first_panel * NR;
-        let cols = (slab.cols - first_panel * NR).min(PANELS_AT_A_TIME * NR);
-        let from = match init {
+        let cols = (slab.cols - first_panel * NR).min(PANELS_PER_STEP * NR);
+        let from = match accumulate {
             Accumulate::Overwrite => None,
             Accumulate::Add => Some(c),
             Accumulate::Residual(r) => Some(r),

@@ -1,4 +1,4 @@
-//! Products through cuBLASLt. Factors have one type; the library accumulates in f32.
+//! Matmul through cuBLASLt. A and B have the same type; the library accumulates in f32.
 
 use lockstep_device::View;
 use lockstep_device::cuda::{CudaQueue, Gemm, GemmOperand};
@@ -6,17 +6,17 @@ use lockstep_device::cuda::{CudaQueue, Gemm, GemmOperand};
 use super::Accumulate;
 use crate::Mat;
 
-/// `transposed`: whether A and B are used so.
+/// `transposed` says whether A and B are used transposed.
 pub(super) fn matmul(
     cuda: &CudaQueue,
     c: Mat,
     (a, b): (Mat, Mat),
     transposed: [bool; 2],
-    init: Accumulate,
+    accumulate: Accumulate,
     scratch: View,
 ) {
     let k = if transposed[0] { a.rows } else { a.cols };
-    let start = match init {
+    let start = match accumulate {
         Accumulate::Overwrite => None,
         Accumulate::Add => Some((c.view, c.stride)),
         Accumulate::Residual(residual) => Some((residual.view, residual.stride)),
@@ -25,14 +25,14 @@ pub(super) fn matmul(
         m: c.rows,
         n: c.cols,
         k,
-        a: factor(a, transposed[0]),
-        b: factor(b, transposed[1]),
+        a: operand(a, transposed[0]),
+        b: operand(b, transposed[1]),
         c: start,
         d: (c.view, c.stride),
         workspace: scratch,
     });
 }
 
-fn factor(mat: Mat<'_>, transposed: bool) -> GemmOperand<'_> {
+fn operand(mat: Mat<'_>, transposed: bool) -> GemmOperand<'_> {
     GemmOperand { view: mat.view, stride: mat.stride, transposed }
 }

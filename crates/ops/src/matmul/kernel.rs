@@ -1,13 +1,13 @@
-//! The tile kernels: up to MR rows by one panel, one block of the inner dimension.
+//! The tile kernels: up to MR rows by one panel, over one block of the inner dimension.
 //!
-//! All of them compute, for each element, `sum = fma(a[k], b[k], sum)` for k in order from `sum = 0`,
-//! then `c = init + sum`. Vectors run along columns, so the instruction set does not change a bit.
+//! All of them compute, for each element, `sum = fma(a[k], b[k], sum)` for k in order, starting with `sum = 0`, and
+//! then `c = init + sum`. Vectors run along columns, so the instruction set does not change any bit.
 
 use lockstep_device::{InstructionSet, Isa};
 
 use super::{MR, NR};
 
-/// One call: a tile of C\[rows, cols\] from A\[rows, depth\] and a panel of B\[depth, NR\].
+/// The operands of one call: a tile of C\[rows, cols\] from A\[rows, depth\] and a panel of B\[depth, NR\].
 #[derive(Clone, Copy)]
 pub(crate) struct Tile {
     pub(crate) depth: usize,
@@ -16,8 +16,8 @@ pub(crate) struct Tile {
     pub(crate) a_row: usize,
     pub(crate) a_col: usize,
     pub(crate) b: *const f32,
-    /// Elements from a row of the panel to the next: NR where it is packed. A row has as many as hold all columns and
-    /// are a multiple of 16.
+    /// Elements from one row of the panel to the next: NR if it is packed. A row's length is the number of columns,
+    /// rounded up to a multiple of 16.
     pub(crate) b_row: usize,
     /// The initial value, or null for zero; may be `c`.
     pub(crate) init: *const f32,
@@ -26,11 +26,11 @@ pub(crate) struct Tile {
     pub(crate) c_row: usize,
     /// 1 to MR.
     pub(crate) rows: usize,
-    /// 1 to NR. What the panel has beyond it is read and goes nowhere.
+    /// 1 to NR. Further columns of the panel are read and ignored.
     pub(crate) cols: usize,
 }
 
-/// Runs one tile.
+/// Computes one tile.
 ///
 /// # Safety
 /// The pointers are valid for the rows, columns and depth given; C overlaps neither A nor B.
@@ -49,7 +49,7 @@ pub(crate) unsafe fn tile(isa: Isa, t: &Tile) {
     }
 }
 
-/// As [`tile`], for rows of weights that are read where they lie: `a_col` is 1 and the panel has WIDTH columns.
+/// As [`tile`], for rows of A that are not packed: `a_col` is 1 and the panel has WIDTH columns.
 ///
 /// # Safety
 /// As [`tile`].
@@ -68,13 +68,13 @@ pub(crate) unsafe fn tile_unpacked_a<const WIDTH: usize>(isa: Isa, t: &Tile) {
     }
 }
 
-/// One row of A against as many panels as its columns take, which lie `apart` elements apart: `t.cols` may be any
-/// number. A single row of a single panel would wait for its own sums at every step; these go on together.
+/// One row of A against as many panels as its columns need, `panel_stride` elements apart; `t.cols` may be any number.
+/// With a single panel, each step would wait for the sums of the step before; several panels are independent.
 ///
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-pub(crate) unsafe fn row(isa: Isa, t: &Tile, apart: usize) {
+pub(crate) unsafe fn row(isa: Isa, t: &Tile, panel_stride: usize) {
     debug_assert!(t.rows == 1 && t.cols >= 1);
     const AT_A_TIME: usize = 2 * NR;
     for first_col in (0..t.cols).step_by(AT_A_TIME) {
@@ -82,15 +82,16 @@ pub(crate) unsafe fn row(isa: Isa, t: &Tile, apart: usize) {
         // SAFETY: guaranteed by the caller; offsets stay inside the row and its panels.
         unsafe {
             let init = if t.init.is_null() { t.init } else { t.init.add(first_col) };
-            let part = Tile { b: t.b.add(first_col / NR * apart), init, c: t.c.add(first_col), cols, ..*t };
+            let part =
+                Tile { b: t.b.add(first_col / NR * panel_stride), init, c: t.c.add(first_col), cols, ..*t };
             match isa.set() {
                 #[cfg(target_arch = "x86_64")]
-                InstructionSet::Avx512 => x86::row_avx512(&part, apart),
+                InstructionSet::Avx512 => x86::row_avx512(&part, panel_stride),
                 _ => {
                     tile(isa, &Tile { cols: cols.min(NR), ..part });
                     if cols > NR {
                         let init = if part.init.is_null() { part.init } else { part.init.add(NR) };
-                        let (b, c) = (part.b.add(apart), part.c.add(NR));
+                        let (b, c) = (part.b.add(panel_stride), part.c.add(NR));
                         tile(isa, &Tile { b, init, c, cols: cols - NR, ..part });
                     }
                 }
@@ -99,7 +100,7 @@ pub(crate) unsafe fn row(isa: Isa, t: &Tile, apart: usize) {
     }
 }
 
-/// Row by row, sixteen columns at a time: what the compiler makes of it is NEON or SSE.
+/// Row by row, sixteen columns at a time, so that the compiler vectorizes it for NEON or SSE.
 unsafe fn tile_portable(t: &Tile) {
     const LANES: usize = 16;
     for i in 0..t.rows {
@@ -132,14 +133,14 @@ mod x86 {
 
     use super::{MR, Tile};
 
-    /// Rows of the panel that are fetched ahead: the panel streams from the second-level cache.
+    /// Rows of the panel that are prefetched: the panel streams from the L2 cache.
     const AHEAD: usize = 12;
 
-    /// Rows of A that are reached from one pointer.
+    /// Rows of A that are addressed from one pointer.
     const GROUP: usize = 3;
 
-    /// A pointer for every three rows. From a single one the compiler makes a chain of additions, one for
-    /// each row, that takes longer than the multiplications; it must not see that these belong together.
+    /// A pointer for every three rows. From a single pointer the compiler would generate a chain of additions, one per
+    /// row, that takes longer than the multiplications. The `black_box` hides that the pointers are related.
     #[inline(always)]
     fn row_groups<const GROUPS: usize>(t: &Tile, rows: usize) -> [*const f32; GROUPS] {
         std::array::from_fn(|group| {
@@ -171,7 +172,7 @@ mod x86 {
 
     #[target_feature(enable = "avx512f")]
     unsafe fn rows_avx512<const ROWS: usize, const VECTORS: usize>(t: &Tile) {
-        // The tile's lines of C, and of the initial value, arrive while the sums are made.
+        // Prefetch the tile's lines of C, and of the initial value, while the sums are computed.
         for i in 0..ROWS {
             for v in 0..VECTORS {
                 _mm_prefetch(t.c.wrapping_add(i * t.c_row + 16 * v).cast::<i8>(), _MM_HINT_ET0);
@@ -183,8 +184,8 @@ mod x86 {
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; ROWS];
         let (mut a, mut b) = (row_groups::<4>(t, ROWS), t.b);
         let (a_row, a_col, b_row) = (t.a_row, t.a_col, t.b_row);
-        // SAFETY: `depth` steps of `a_col` along A's rows and of `b_row` along the panel stay inside both,
-        // and lanes beyond `cols` are masked off for C and the initial value.
+        // SAFETY: `depth` steps of `a_col` along A's rows and of `b_row` along the panel stay inside both, and lanes
+        // beyond `cols` are masked for C and the initial value.
         unsafe {
             for _ in 0..t.depth {
                 let mut columns = [_mm512_setzero_ps(); VECTORS];
@@ -205,20 +206,20 @@ mod x86 {
         }
     }
 
-    /// MR rows at a time against a panel of as many vectors as it has columns for.
+    /// MR rows against a panel of VECTORS vectors.
     ///
     /// # Safety
     /// As [`super::tile_unpacked_a`], on a machine with AVX-512.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn tile_unpacked_a_avx512<const VECTORS: usize>(t: &Tile) {
-        /// Steps that share an addition to the pointers: what is loaded for each lies at a fixed distance.
+        /// Steps per addition to the pointers: each step's loads are at a fixed offset.
         const STEPS: usize = 4;
-        /// Cache lines of weights that so many steps use.
+        /// Cache lines of A that this many steps use.
         const LINES: usize = MR * STEPS / 16;
         let mut acc = [[_mm512_setzero_ps(); VECTORS]; MR];
         let (mut a, mut b) = (row_groups::<4>(t, MR), t.b);
         let a_row = t.a_row;
-        // SAFETY: as in `rows_avx512`; columns of A are side by side, and rows of the panel are full of vectors.
+        // SAFETY: as in `rows_avx512`; columns of A are contiguous, and rows of the panel are whole vectors.
         unsafe {
             let mut steps = |acc: &mut [[__m512; VECTORS]; MR], count: usize| {
                 for step in 0..count {
@@ -234,7 +235,7 @@ mod x86 {
                 a = a.map(|rows| rows.wrapping_add(count));
                 b = b.add(count * VECTORS * 16);
             };
-            // While this tile is computed the next one's rows arrive from far away, LINES at a time.
+            // Prefetch the next tile's rows from memory while this tile is computed, LINES at a time.
             let mut ahead = t.a.wrapping_add(MR * a_row);
             let rounds = t.depth / (MR * STEPS);
             for _ in 0..MR {
@@ -254,7 +255,7 @@ mod x86 {
         }
     }
 
-    /// Adds the initial value and writes the tile; lanes beyond the columns are masked off.
+    /// Adds the initial value and writes the tile; lanes beyond the columns are masked.
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn store_avx512<const ROWS: usize, const VECTORS: usize>(
@@ -281,21 +282,21 @@ mod x86 {
     /// # Safety
     /// As [`super::row`], for at most two panels, on a machine with AVX-512.
     #[target_feature(enable = "avx512f")]
-    pub(super) unsafe fn row_avx512(t: &Tile, apart: usize) {
+    pub(super) unsafe fn row_avx512(t: &Tile, panel_stride: usize) {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match t.cols.div_ceil(16) {
-                1 => vectors_avx512::<1>(t, apart),
-                2 => vectors_avx512::<2>(t, apart),
-                3 => vectors_avx512::<3>(t, apart),
-                _ => vectors_avx512::<4>(t, apart),
+                1 => vectors_avx512::<1>(t, panel_stride),
+                2 => vectors_avx512::<2>(t, panel_stride),
+                3 => vectors_avx512::<3>(t, panel_stride),
+                _ => vectors_avx512::<4>(t, panel_stride),
             }
         }
     }
 
-    /// Two vectors to a panel.
+    /// Two vectors per panel.
     #[target_feature(enable = "avx512f")]
-    unsafe fn vectors_avx512<const VECTORS: usize>(t: &Tile, apart: usize) {
+    unsafe fn vectors_avx512<const VECTORS: usize>(t: &Tile, panel_stride: usize) {
         let mut acc = [_mm512_setzero_ps(); VECTORS];
         let (mut a, mut b) = (t.a, t.b);
         // SAFETY: as in `rows_avx512`; vector v is half of panel v / 2.
@@ -303,7 +304,7 @@ mod x86 {
             for _ in 0..t.depth {
                 let row = _mm512_set1_ps(*a);
                 for (v, sum) in acc.iter_mut().enumerate() {
-                    let column = b.add(v / 2 * apart + v % 2 * 16);
+                    let column = b.add(v / 2 * panel_stride + v % 2 * 16);
                     _mm_prefetch(column.wrapping_add(AHEAD * t.b_row).cast::<i8>(), _MM_HINT_T0);
                     *sum = _mm512_fmadd_ps(row, _mm512_loadu_ps(column), *sum);
                 }
@@ -322,7 +323,7 @@ mod x86 {
         }
     }
 
-    /// A panel is two halves of 16 columns; each takes 6 rows at a time (12 accumulators).
+    /// A panel is two halves of 16 columns; each is processed 6 rows at a time (12 accumulators).
     ///
     /// # Safety
     /// As [`super::tile`], on a machine with AVX2 and FMA.
@@ -330,7 +331,7 @@ mod x86 {
     pub(super) unsafe fn tile_avx2(t: &Tile) {
         for first_col in (0..t.cols).step_by(16) {
             for first_row in (0..t.rows).step_by(6) {
-                // SAFETY: offsets stay inside the tile the caller vouched for.
+                // SAFETY: offsets stay inside the tile, which the caller guarantees to be valid.
                 unsafe {
                     let init = if t.init.is_null() {
                         t.init

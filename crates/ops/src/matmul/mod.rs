@@ -1,21 +1,23 @@
-//! Matrix products with a fixed order of summation.
+//! Matmul with a fixed order of summation.
 //!
-//! Every element of C is computed the same way whatever the shape around it: the inner dimension is cut
-//! into blocks of [`KC`]; a block is summed from 0 by one chain of fused multiply-adds in order of k; the
-//! block sums are added to the initial value in order. So a row of C depends on its own row of A (and on
-//! B) alone, not on the number of rows, the tile it fell into, the threads or the instruction set. That
-//! is the row contract for products. Threads split outputs, never the inner dimension.
+//! The names of the three layouts say whether A and B are transposed (`n`: as stored, `t`: transposed): [`nt`] is a
+//! linear layer forward, [`nn`] the gradient of its input, [`tn`] the gradient of its weight.
 //!
-//! Where both A and B are bf16 and the machine has tiles for that (`amx`), a block is summed in another order, which is
-//! that of the tiles; all else in the definition is the same. So such products are a class of their own: whether a
-//! product is of it depends on the types and the machine, and within it the row contract holds as it does elsewhere,
-//! for any number of rows and threads.
+//! Every element of C is computed in the same way, whatever the shapes: the inner dimension is divided into blocks of
+//! [`KC`]; a block is summed from 0 by one chain of fused multiply-adds in order of k; the block sums are added to the
+//! initial value in order. So a row of C depends only on its own row of A and on B, not on the number of rows, the
+//! tile, the threads or the instruction set. That is the row contract for matmul. Threads split outputs, never the
+//! inner dimension.
 //!
-//! B is packed into panels of [`NR`] columns; for vectors bf16 and fp16 are widened while packing. A is read where
-//! it lies, except where it must be widened or is used transposed. For few rows of A it is the other way
-//! round (`few`). All scratch is the caller's.
+//! If both A and B are bf16 and the machine has AMX (`amx`), a block is summed in the order of the tiles; everything
+//! else is the same. So these matmuls have bits of their own. Whether AMX is used depends only on the types and the
+//! machine, and among matmuls that use it the row contract holds as well, for any number of rows and threads.
+//!
+//! B is packed into panels of [`NR`] columns; vector kernels widen bf16 and fp16 while packing. A is read in place,
+//! unless it must be widened or is transposed. For few rows of A it is the other way round (`few_rows`). The caller
+//! provides all scratch memory.
 
-// Without tiles nothing is made of what is packed for them.
+// Without AMX, nothing uses what is packed for it.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 mod amx;
 mod cpu;
@@ -37,71 +39,71 @@ use crate::disjoint::{assert_disjoint, assert_same_or_disjoint};
 
 pub(crate) use kernel::{Tile, row, tile};
 
-/// Inner-dimension block: part of the definition of a result, so it never changes with the machine.
+/// Inner-dimension block. It determines the bits of results, so it is the same on every machine.
 pub const KC: usize = 384;
 /// Columns of a packed panel of B.
 pub(crate) const NR: usize = 32;
 /// Rows of a tile of C.
 pub(crate) const MR: usize = 12;
 
-/// What a product is added to.
+/// What a matmul's result is added to.
 #[derive(Clone, Copy, Debug)]
 pub enum Accumulate<'m> {
     /// C = A·B
     Overwrite,
     /// C = C + A·B
     Add,
-    /// C = R + A·B; R may be C itself
+    /// C = R + A·B; R may be C itself.
     Residual(Mat<'m>),
 }
 
-/// The scratch a product of any shape needs on a queue of `num_threads`.
+/// The scratch that a matmul of any shape needs on a queue of `num_threads`.
 pub fn scratch_bytes(num_threads: usize) -> Bytes {
     cpu::scratch_bytes(num_threads)
 }
 
-/// What every layout asks of its operands, besides the shapes of the factors. The result lies apart from the factors,
-/// the scratch apart from everything; what the product is added to is C itself or lies apart from it.
-fn check(c: &Mat, a: &Mat, b: &Mat, init: &Accumulate, scratch: View) {
+/// The requirements of all layouts, besides the shapes of A and B. C must not overlap A or B, scratch must not overlap
+/// anything, and the residual must be C itself or not overlap it.
+fn check(c: &Mat, a: &Mat, b: &Mat, accumulate: &Accumulate, scratch: View) {
     assert_disjoint(&[c.view, scratch], &[a.view, b.view]);
-    if let Accumulate::Residual(r) = init {
+    if let Accumulate::Residual(r) = accumulate {
         assert_eq!(
             (r.rows, r.cols, r.view.dtype()),
             (c.rows, c.cols, c.view.dtype()),
-            "shape of the residual"
+            "the residual must match C"
         );
         assert_same_or_disjoint(c, r);
         scratch.assert_disjoint(&r.view);
     }
 }
 
-/// C\[M, N\] = init + A\[M, K\] · B\[N, K\]ᵀ: a linear layer forward.
-pub fn nt(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Accumulate, scratch: View) {
-    assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.rows, b.cols), "shapes of A·Bᵀ");
-    check(&c, &a, &b, &init, scratch);
+/// C\[M, N\] = A\[M, K\] · B\[N, K\]ᵀ, accumulated as `accumulate` says: a linear layer forward.
+pub fn nt(queue: &Queue, c: Mat, a: Mat, b: Mat, accumulate: Accumulate, scratch: View) {
+    assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.rows, b.cols), "shapes of A·Bᵀ must match");
+    check(&c, &a, &b, &accumulate, scratch);
     match queue {
-        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Rows(a), cpu::B::Transposed(b), init, scratch),
-        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [false, true], init, scratch),
+        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Rows(a), cpu::B::Transposed(b), accumulate, scratch),
+        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [false, true], accumulate, scratch),
     }
 }
 
-/// C\[M, N\] = init + A\[M, K\] · B\[K, N\]: the gradient of a linear layer's input.
-pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Accumulate, scratch: View) {
-    assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.cols, b.rows), "shapes of A·B");
-    check(&c, &a, &b, &init, scratch);
+/// C\[M, N\] = A\[M, K\] · B\[K, N\], accumulated as `accumulate` says: the gradient of a linear layer's input.
+pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, accumulate: Accumulate, scratch: View) {
+    assert_eq!((c.rows, c.cols, a.cols), (a.rows, b.cols, b.rows), "shapes of A·B must match");
+    check(&c, &a, &b, &accumulate, scratch);
     match queue {
-        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Rows(a), cpu::B::Natural(b), init, scratch),
-        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [false, false], init, scratch),
+        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Rows(a), cpu::B::Natural(b), accumulate, scratch),
+        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [false, false], accumulate, scratch),
     }
 }
 
-/// C\[M, N\] = init + A\[K, M\]ᵀ · B\[K, N\]: the gradient of a weight. C is f32.
-pub fn tn(queue: &Queue, c: Mat, a: Mat, b: Mat, init: Accumulate, scratch: View) {
-    assert_eq!((c.rows, c.cols, a.rows), (a.cols, b.cols, b.rows), "shapes of Aᵀ·B");
+/// C\[M, N\] = A\[K, M\]ᵀ · B\[K, N\], accumulated as `accumulate` says: the gradient of a weight. C is f32.
+pub fn tn(queue: &Queue, c: Mat, a: Mat, b: Mat, accumulate: Accumulate, scratch: View) {
+    assert_eq!((c.rows, c.cols, a.rows), (a.cols, b.cols, b.rows), "shapes of Aᵀ·B must match");
     assert_eq!(c.view.dtype(), DType::F32, "weight gradients are f32");
-    check(&c, &a, &b, &init, scratch);
+    check(&c, &a, &b, &accumulate, scratch);
     match queue {
-        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Columns(a), cpu::B::Natural(b), init, scratch),
-        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [true, false], init, scratch),
+        Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Columns(a), cpu::B::Natural(b), accumulate, scratch),
+        Queue::Cuda(cuda) => cuda::matmul(cuda, c, (a, b), [true, false], accumulate, scratch),
     }
 }

@@ -1,15 +1,15 @@
-//! Packing: operands rearranged into the order the tile kernels read them, widened to f32.
+//! Packing: operands rearranged into the order in which the tile kernels read them, widened to f32.
 
 use lockstep_device::{Isa, Real};
 
 use super::{MR, NR};
 
-/// Packs `rows` rows of a matrix whose rows start `stride` apart into panels of NR columns, zero beyond
-/// `cols`. `out` is where row 0 of panel 0 goes; panels lie `panel_elems` apart. Rows are read from end
-/// to end, across all panels: that is what hardware prefetches.
+/// Packs `rows` rows of a matrix whose rows are `stride` apart into panels of NR columns, with zeros beyond `cols`.
+/// `out` points to row 0 of panel 0; panels are `panel_elems` apart. Rows are read from end to end, across all panels,
+/// which suits the hardware prefetcher.
 ///
 /// # Safety
-/// `out` is valid for `rows` rows in each of the panels, and nobody else touches those.
+/// `out` is valid for `rows` rows in each of the panels, and nobody else accesses them.
 #[inline(always)]
 pub(crate) unsafe fn natural<R: Real>(
     source: &[R],
@@ -23,7 +23,7 @@ pub(crate) unsafe fn natural<R: Real>(
         let from = &source[k * stride..][..cols];
         let (whole, rest) = from.as_chunks::<NR>();
         for (p, part) in whole.iter().enumerate() {
-            // A row by value: the compiler cannot know that `out` and `source` are apart, and would copy
+            // Copy a row by value: the compiler cannot know that `out` and `source` do not overlap, and would copy
             // element by element.
             let row = part.map(R::to_f32);
             // SAFETY: row k of panel p, as the caller guarantees.
@@ -40,13 +40,13 @@ pub(crate) unsafe fn natural<R: Real>(
     }
 }
 
-/// The side of the squares that [`transposed`] works on.
+/// The side of the squares that [`transposed`] processes.
 const SQUARE: usize = 16;
 
-/// Packs a block stored as \[cols, depth\] (rows of a weight are columns of B) into a panel
-/// \[depth, WIDTH\]. Column j of the panel is the source's row j, which starts at `j * stride`.
+/// Packs a block stored as \[cols, depth\] (rows of a weight are columns of B) into a panel \[depth, WIDTH\]. Column j
+/// of the panel is the source's row j, which starts at `j * stride`.
 ///
-/// Works on squares of 16 by 16 held in registers: read along rows, written along columns.
+/// Processes squares of 16 by 16 in registers: reads rows and writes columns.
 #[inline(always)]
 pub(crate) fn transposed<R: Real, const WIDTH: usize>(
     isa: Isa,
@@ -79,7 +79,7 @@ pub(crate) fn transposed<R: Real, const WIDTH: usize>(
     }
 }
 
-/// Turns one square, between rows that lie `from_row` and `to_row` apart.
+/// Transposes one square. Its rows are `from_row` apart in the source and `to_row` apart in the destination.
 #[inline(always)]
 fn square<R: Real>(isa: Isa, from: &[R], from_row: usize, to: &mut [f32], to_row: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -111,7 +111,7 @@ unsafe fn square_avx512<R: Real>(from: *const R, from_row: usize, to: *mut f32, 
     use std::arch::x86_64::{__m512i, _mm512_loadu_si512, _mm512_setzero_si512, _mm512_storeu_si512};
     let mut rows = [_mm512_setzero_si512(); SQUARE];
     for (i, row) in rows.iter_mut().enumerate() {
-        // SAFETY: guaranteed by the caller; sixteen f32 have the bits of a vector.
+        // SAFETY: guaranteed by the caller; sixteen f32 have the size of a vector.
         *row = unsafe {
             let from = from.add(i * from_row);
             if R::DTYPE == lockstep_core::DType::F32 {
@@ -128,8 +128,8 @@ unsafe fn square_avx512<R: Real>(from: *const R, from_row: usize, to: *mut f32, 
     }
 }
 
-/// Packs `rows` rows of a matrix, whose columns are to be rows of A, into tiles of MR columns. `out` is
-/// where row 0 of tile 0 goes; tiles lie `tile_elems` apart.
+/// Packs `rows` rows of a matrix, whose columns become rows of A, into tiles of MR columns. `out` points to row 0 of
+/// tile 0; tiles are `tile_elems` apart.
 ///
 /// # Safety
 /// As for [`natural`].
@@ -151,13 +151,13 @@ pub(crate) unsafe fn a_columns<R: Real>(
             unsafe { out.add(t * tile_elems + k * MR).cast::<[f32; MR]>().write_unaligned(row) };
         }
         for (i, from) in rest.iter().enumerate() {
-            // SAFETY: as above; the kernel reads no further than the columns there are.
+            // SAFETY: as above; the kernel does not read beyond the columns that exist.
             unsafe { *out.add(whole.len() * tile_elems + k * MR + i) = from.to_f32() };
         }
     }
 }
 
-/// Widens `rows` rows of `depth` elements to f32, row-major and dense.
+/// Widens `rows` rows of `depth` elements to f32, row-major and contiguous.
 #[inline(always)]
 pub(crate) fn widen_rows<R: Real>(source: &[R], stride: usize, rows: usize, depth: usize, out: &mut [f32]) {
     for (i, to) in out[..rows * depth].chunks_exact_mut(depth).enumerate() {

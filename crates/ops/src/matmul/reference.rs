@@ -1,4 +1,4 @@
-//! Products as the textbook has them, in f64: what the fast versions are judged by.
+//! Textbook matmul in f64, the reference for the fast versions.
 
 /// C\[m, n\] = Σₖ a(m, k) · b(k, n).
 pub fn matmul(
@@ -17,7 +17,7 @@ pub fn matmul(
     c
 }
 
-/// About `wanted` of so many indices, the first and the last among them, at uneven distances from each other.
+/// About `wanted` of `count` indices, including the first and the last, at uneven distances.
 pub fn some_of(count: usize, wanted: usize) -> Vec<usize> {
     let step = (count / wanted.max(1)).max(1);
     let mut some: Vec<usize> = (0..count).step_by(step).map(|i| (i + i / step * 5) % count).collect();

@@ -17,10 +17,10 @@ fn dtype() -> impl Strategy<Value = DType> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// All three forms, every initial value, odd shapes and strides, every set and thread count: equal
-    /// to the reference to rounding, and to each other to the bit.
+    /// All three layouts, every way to accumulate, odd shapes and strides, every instruction set and thread count:
+    /// equal to the reference up to rounding, and to each other bit for bit.
     #[test]
-    fn products_match_the_reference(
+    fn matmul_matches_the_reference(
         m in 1usize..140, n in 1usize..140, k in 1usize..900,
         pad in 0usize..5, act in dtype(), weight in dtype(), init_kind in 0..3, seed in any::<u64>(),
     ) {
@@ -66,7 +66,7 @@ proptest! {
                 if init_kind > 0 {
                     want.iter_mut().zip(values(base)).for_each(|(w, b)| *w += b);
                 }
-                // Terms may cancel: most of all where a row has one element.
+                // Terms may cancel, above all if a row has one element.
                 assert_near(&values(c), &want, n, ((m * n * k) as f64).sqrt(), tolerance(out_dtype));
                 all.push(bits(c));
             }
@@ -75,7 +75,7 @@ proptest! {
         }
     }
 
-    /// The row contract: a row alone, and in any range of rows, has the bits it has in the whole.
+    /// Row contract: a row alone, and in any range of rows, has the same bits as in the whole.
     #[test]
     fn a_row_does_not_depend_on_the_others(
         m in 2usize..150, n in 1usize..100, k in 1usize..500, from in 0usize..150, len in 1usize..150,
@@ -137,9 +137,9 @@ fn slabs_of_every_kind() {
     }
 }
 
-/// As large as in training, judged on some rows and some columns.
+/// As large as in training, compared on some rows and some columns.
 #[test]
-fn products_of_training_size() {
+fn matmul_of_training_size() {
     let queue = Queue::cpu(2);
     let (m, n, k) = (512, 1024, 1536);
     for dtype in [DType::F32, DType::BF16] {
@@ -168,9 +168,9 @@ fn products_of_training_size() {
     }
 }
 
-/// Few rows over so long an inner dimension that threads have no room for a copy each.
+/// Few rows over an inner dimension so long that threads have no scratch for a copy each.
 #[test]
-fn few_rows_are_packed_for_all_or_for_each() {
+fn few_rows_are_packed_once_or_per_thread() {
     for k in [300, 30_000] {
         let arena = TestArena::new(11);
         let (m, n) = (17, 50);
@@ -196,7 +196,7 @@ fn few_rows_are_packed_for_all_or_for_each() {
 }
 
 #[test]
-fn an_empty_batch_is_nothing_and_an_empty_sum_is_zero() {
+fn an_empty_batch_is_a_no_op_and_an_empty_sum_is_zero() {
     let arena = TestArena::new(3);
     let queue = Queue::cpu(2);
     let scratch = scratch(&arena, &queue);

@@ -1,4 +1,4 @@
-//! A square of 16 by 16 words, turned within the registers of AVX-512.
+//! Transposes a square of 16 by 16 words in AVX-512 registers.
 
 use std::arch::x86_64::*;
 
@@ -19,7 +19,7 @@ pub(super) fn transpose_16x16(rows: [__m512i; 16]) -> [__m512i; 16] {
         fours[4 * g + 2] = _mm512_unpacklo_epi64(pairs[4 * g + 1], pairs[4 * g + 3]);
         fours[4 * g + 3] = _mm512_unpackhi_epi64(pairs[4 * g + 1], pairs[4 * g + 3]);
     }
-    // Eighths of the columns, then halves: columns j, j + 4, j + 8 and j + 12.
+    // Combine eighths of the columns, then halves: columns j, j + 4, j + 8 and j + 12.
     let mut columns = rows;
     for j in 0..4 {
         let low = (

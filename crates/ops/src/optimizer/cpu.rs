@@ -5,30 +5,30 @@ use crate::dispatch::with_real;
 
 const ELEMS_PER_ITEM: usize = 32 * 1024;
 
-/// What is rounded while it is still in the nearest cache: all states go through memory once.
+/// Parameters are rounded block by block while they are still in the L1 cache, so that all states are read once.
 const ELEMS_PER_BLOCK: usize = 1024;
 
-/// A rounded copy of so many bytes is not found in a cache when it is read again, by a GPU's copies or the next
-/// forward.
-const PAST_THE_CACHES: usize = 64 << 20;
+/// A working copy of this many bytes or more is no longer in a cache when it is read, by a copy to the GPU or by the
+/// next forward.
+const NONTEMPORAL_BYTES: usize = 64 << 20;
 
-/// Runs `formula(parameters, states, gradients)` on parts of the range and rounds the parameters into the working
-/// copy. Mark the formula and whatever it calls `#[inline(always)]`, as for `Isa::run`.
+/// Runs `formula(parameters, states, gradients)` on parts of the range and rounds the parameters into the working copy.
+/// Mark the formula and everything it calls `#[inline(always)]`, as for `Isa::run`.
 #[inline(always)]
 pub(crate) fn update<const S: usize>(
     cpu: &CpuQueue,
     range: FlatRange<S>,
     formula: impl Fn(&mut [f32], [&mut [f32]; S], &[f32]) + Sync,
 ) {
-    update_with(cpu, range, PAST_THE_CACHES, formula);
+    update_with(cpu, range, NONTEMPORAL_BYTES, formula);
 }
 
-/// As [`update`]. A working copy of `past_the_caches` bytes or more is stored past the caches.
+/// As [`update`]. A working copy of `nontemporal_bytes` or more is written with non-temporal stores.
 #[inline(always)]
 pub(super) fn update_with<const S: usize>(
     cpu: &CpuQueue,
     range: FlatRange<S>,
-    past_the_caches: usize,
+    nontemporal_bytes: usize,
     formula: impl Fn(&mut [f32], [&mut [f32]; S], &[f32]) + Sync,
 ) {
     let len = range.master.len();
@@ -49,7 +49,7 @@ pub(super) fn update_with<const S: usize>(
                 || formula(p, states, g),
             ),
             Some(working) => with_real!(working.dtype(), R => {
-                let streams = working.bytes() >= past_the_caches;
+                let nontemporal = working.bytes() >= nontemporal_bytes;
                 // SAFETY: items write disjoint parts of the working copy.
                 let working = unsafe { working.slice(start, part).as_mut::<R>() };
                 cpu.isa.run(
@@ -60,12 +60,12 @@ pub(super) fn update_with<const S: usize>(
                             let p = &mut p[block.clone()];
                             let states = states.each_mut().map(|state| &mut state[block.clone()]);
                             formula(p, states, &g[block]);
-                            if streams {
+                            if nontemporal {
                                 let mut rounded = [R::from_f32(0.0); ELEMS_PER_BLOCK];
                                 let rounded = &mut rounded[..p.len()];
                                 round(rounded, p);
                                 let (from, to) = (rounded.as_ptr().cast(), working.as_mut_ptr().cast());
-                                // SAFETY: both have so many bytes, and one is on this stack.
+                                // SAFETY: both have this many bytes, and one is on this thread's stack.
                                 unsafe { copy_nontemporal(from, to, size_of_val(rounded)) };
                             } else {
                                 round(working, p);

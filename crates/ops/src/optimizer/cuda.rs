@@ -4,8 +4,8 @@ use lockstep_device::cuda::{CudaQueue, Kernel, KernelSource, Launch};
 use super::FlatRange;
 use crate::vectors::{vector_elems, views_aligned};
 
-/// The kernel of a source that updates a range, and its launch: `vectorized` reads 16 bytes at a time where every range
-/// starts at a multiple of 16 bytes, `elements` one element.
+/// The kernel that updates a range, and its launch. `vectorized` is the kernel for ranges that all start at a multiple
+/// of 16 bytes; `elements` processes one element at a time.
 pub(crate) fn kernel<const S: usize>(
     cuda: &CudaQueue,
     source: &'static KernelSource,

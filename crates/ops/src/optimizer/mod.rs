@@ -1,7 +1,7 @@
-//! What all optimizers share: the walk over a flat range of parameters, gradients and states.
+//! What all optimizers share: the loop over a flat range of parameters, gradients and states.
 //!
-//! `adamw`, `sgd` and `lion` bring their formula for an element and nothing else. On both devices the states go through
-//! memory once, and the working copy is rounded on the way.
+//! `adamw`, `sgd` and `lion` only provide their formula for an element. On both devices the states are read and written
+//! once, and the working copy is rounded on the way.
 
 pub(crate) mod cpu;
 pub(crate) mod cuda;
@@ -13,8 +13,8 @@ use lockstep_device::View;
 
 use crate::disjoint::assert_disjoint;
 
-/// One range of parameters with its gradients and `S` states, all f32 and of one length. `working`, where there is
-/// one, receives the parameters rounded to its storage type.
+/// A range of parameters with its gradients and `S` states, all f32 and of the same length. If there is a working copy,
+/// it receives the parameters rounded to its storage type.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlatRange<'m, const S: usize> {
     pub(crate) master: View<'m>,
@@ -24,18 +24,22 @@ pub(crate) struct FlatRange<'m, const S: usize> {
 }
 
 impl<const S: usize> FlatRange<'_, S> {
-    /// Panics unless the shapes fit and nothing that is written overlaps anything else.
+    /// Panics unless the shapes match and nothing that is written overlaps anything else.
     #[track_caller]
     pub(crate) fn check(&self, decision: Option<View>) {
         let FlatRange { master, working, grad, states } = *self;
         for state in [master, grad].iter().chain(&states) {
-            assert_eq!((state.len(), state.dtype()), (master.len(), DType::F32), "state of a range");
+            assert_eq!(
+                (state.len(), state.dtype()),
+                (master.len(), DType::F32),
+                "states of a range must be f32 of its length"
+            );
         }
         if let Some(working) = working {
-            assert_eq!(working.len(), master.len(), "working copy of a range");
+            assert_eq!(working.len(), master.len(), "a working copy must have the length of its range");
         }
         if let Some(decision) = decision {
-            assert_eq!((decision.len(), decision.dtype()), (4, DType::F64), "a decision");
+            assert_eq!((decision.len(), decision.dtype()), (4, DType::F64), "a step decision is four f64");
         }
         let [working, decision] = [working, decision].map(|view| view.unwrap_or(View::empty()));
         assert_disjoint(&states, &[master, working, grad, decision]);

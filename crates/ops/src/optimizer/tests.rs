@@ -4,22 +4,22 @@ use lockstep_device::Queue;
 use super::*;
 use crate::testing::{Operands, TestArena, bits};
 
-/// Where the rounded copy is stored past the caches it is the same copy.
+/// Non-temporal stores write the same copy.
 #[test]
-fn a_copy_past_the_caches_is_the_copy() {
-    let Queue::Cpu(cpu) = Queue::cpu(2) else { unreachable!("made for the CPU") };
+fn a_nontemporal_copy_has_the_same_bits() {
+    let Queue::Cpu(cpu) = Queue::cpu(2) else { unreachable!("created for the CPU") };
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         let arena = TestArena::new(7);
         let len = 70_001;
         let start = arena.normal_values(len);
         let grad = arena.input(&arena.normal_values(len), DType::F32);
-        let both = [0, usize::MAX].map(|past_the_caches| {
+        let both = [0, usize::MAX].map(|nontemporal_bytes| {
             let [master, state] = [(); 2].map(|()| arena.input(&start, DType::F32));
             let range = FlatRange { master, working: Some(arena.output(len, dtype)), grad, states: [state] };
             cpu::update_with(
                 &cpu,
                 range,
-                past_the_caches,
+                nontemporal_bytes,
                 #[inline(always)]
                 |p, [state], g| {
                     for ((p, state), g) in p.iter_mut().zip(state).zip(g) {

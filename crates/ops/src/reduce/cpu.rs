@@ -19,7 +19,7 @@ pub(super) fn squared_sum_leaves(cpu: &CpuQueue, leaves: View, x: View) {
     });
 }
 
-/// Eight lanes sum every eighth element in order, then fold pairwise.
+/// Each of eight lanes sums every eighth element in order; then the lanes are added pairwise.
 #[inline(always)]
 fn leaves_of(leaves: &mut [f64], x: &[f32]) {
     for (leaf, block) in leaves.iter_mut().zip(x.as_chunks::<ALIGN_ELEMS>().0) {
@@ -30,7 +30,7 @@ fn leaves_of(leaves: &mut [f64], x: &[f32]) {
                 *sum = value.mul_add(value, *sum);
             }
         }
-        // In memory, as one piece: the compiler would otherwise sum in pairs, to suit the order of what follows.
+        // Force the lanes into memory: otherwise the compiler sums in pairs to suit the order of the additions below.
         let lanes = std::hint::black_box(lanes);
         *leaf =
             ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
@@ -54,7 +54,7 @@ pub(super) fn decide_step(decision: View, max_norm: Option<f64>, loss_scale: f64
 
 pub(super) fn add(cpu: &CpuQueue, sum: View, x: View) {
     each_part(cpu, x.len(), &|start, len| {
-        // SAFETY: items write disjoint parts of the sum; x is only read and lies apart.
+        // SAFETY: items write disjoint parts of the sum; x is only read and does not overlap.
         let (sum, x) =
             unsafe { (sum.slice(start, len).as_mut::<f32>(), x.slice(start, len).as_slice::<f32>()) };
         cpu.isa.run(

@@ -16,11 +16,11 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
     ],
 };
 
-/// Threads that sum a leaf.
+/// Threads that compute a leaf.
 const LEAF_THREADS: usize = 8;
-/// Leaves that a block adds up.
+/// Leaves that a block adds.
 const FOLD: usize = 4096;
-/// Threads of a block that adds up leaves or rows.
+/// Threads of a block that adds leaves or rows.
 const SUM_THREADS: usize = 1024;
 const WARP: usize = 32;
 
@@ -38,7 +38,7 @@ pub(super) fn sum_leaves(cuda: &CudaQueue, out: View, leaves: View) {
     let (mut count, mut step) = (leaves.len(), 1);
     if count > FOLD {
         let blocks = count.div_ceil(FOLD);
-        // SAFETY: these are the kernel's parameters; a block adds up its own leaves into the first of them.
+        // SAFETY: these are the kernel's parameters; a block adds its own leaves into the first of them.
         unsafe {
             cuda.launch(kernel(cuda, "fold_leaves"), Launch::new(blocks, SUM_THREADS), args![leaves, count])
         };
@@ -52,7 +52,7 @@ pub(super) fn sum_leaves(cuda: &CudaQueue, out: View, leaves: View) {
 
 pub(super) fn decide_step(cuda: &CudaQueue, decision: View, max_norm: Option<f64>, loss_scale: f64) {
     let args = args![decision, max_norm.unwrap_or(f64::INFINITY), loss_scale];
-    // SAFETY: these are the kernel's parameters; the decision has four numbers.
+    // SAFETY: these are the kernel's parameters; the decision has four elements.
     unsafe { cuda.launch(kernel(cuda, "decide_step"), Launch::new(1, 1), args) };
 }
 
@@ -60,7 +60,7 @@ pub(super) fn add(cuda: &CudaQueue, sum: View, x: View) {
     let vectorized = views_aligned(&[sum, x]);
     let threads = if vectorized { sum.len().div_ceil(vector_elems(DType::F32)) } else { sum.len() };
     let kernel = kernel(cuda, if vectorized { "add_vec" } else { "add" });
-    // SAFETY: these are the kernel's parameters; both ranges have the length.
+    // SAFETY: these are the kernel's parameters; both ranges have this length.
     unsafe { cuda.launch(kernel, Launch::each(threads), args![sum, x, sum.len() as u64]) };
 }
 

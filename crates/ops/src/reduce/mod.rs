@@ -1,4 +1,4 @@
-//! Sums over flat f32 ranges: squared-norm leaves, and adding one range to another.
+//! Sums over flat f32 ranges: squared norms, the step decision, and adding one range to another.
 
 mod cpu;
 pub(crate) mod cuda;
@@ -11,12 +11,12 @@ use lockstep_device::{Queue, View};
 
 pub(crate) use cuda::add_rows;
 
-/// `leaves`\[i\] = Σ x² over block i of 256 elements, in f64: the leaves of the norm tree
+/// `leaves`\[i\] = Σ x² over block i of 256 elements, in f64: the leaves of the norm's summation tree
 /// (`lockstep_core::sum`). The range is a whole number of blocks.
 pub fn squared_sum_leaves(queue: &Queue, leaves: View, x: View) {
     assert!(x.len().is_multiple_of(ALIGN_ELEMS), "{} elements are not whole blocks", x.len());
-    assert_eq!((leaves.len(), leaves.dtype()), (x.len() / ALIGN_ELEMS, DType::F64), "a leaf per block");
-    assert_eq!(x.dtype(), DType::F32, "squares of f32");
+    assert_eq!((leaves.len(), leaves.dtype()), (x.len() / ALIGN_ELEMS, DType::F64), "one f64 leaf per block");
+    assert_eq!(x.dtype(), DType::F32, "x must be f32");
     leaves.assert_disjoint(&x);
     match queue {
         Queue::Cpu(cpu) => cpu::squared_sum_leaves(cpu, leaves, x),
@@ -24,11 +24,10 @@ pub fn squared_sum_leaves(queue: &Queue, leaves: View, x: View) {
     }
 }
 
-/// `out`\[0\] = the sum of all leaves, in a fixed order. On a GPU the leaves are used up: part sums
-/// take the place of some.
+/// `out`\[0\] = the sum of all leaves, in a fixed order. On a GPU this overwrites some of the leaves with partial sums.
 pub fn sum_leaves(queue: &Queue, out: View, leaves: View) {
-    assert!(!out.is_empty(), "room for the sum");
-    assert_eq!((out.dtype(), leaves.dtype()), (DType::F64, DType::F64), "sums in f64");
+    assert!(!out.is_empty(), "out must hold the sum");
+    assert_eq!((out.dtype(), leaves.dtype()), (DType::F64, DType::F64), "sums must be f64");
     out.assert_disjoint(&leaves);
     match queue {
         Queue::Cpu(_) => cpu::sum_leaves(out, leaves),
@@ -36,11 +35,11 @@ pub fn sum_leaves(queue: &Queue, out: View, leaves: View) {
     }
 }
 
-/// From the sum of squares in `decision`\[0\] to the whole decision on a step: {sum of squares, norm, factor for
-/// gradients, skip}. Gradients are `loss_scale` times too large; the factor undoes that and clips the norm to
-/// `max_norm`, as torch does. A step whose norm is not finite is to be skipped: 1, else 0.
+/// Completes a step decision, given the sum of squares in `decision`\[0\]: {sum of squares, norm, gradient factor,
+/// skip}. Gradients are `loss_scale` times too large; the factor undoes that and clips the norm to `max_norm`, as torch
+/// does. `skip` is 1 if the norm is not finite, else 0.
 pub fn decide_step(queue: &Queue, decision: View, max_norm: Option<f64>, loss_scale: f64) {
-    assert_eq!((decision.len(), decision.dtype()), (4, DType::F64), "a decision");
+    assert_eq!((decision.len(), decision.dtype()), (4, DType::F64), "a step decision is four f64");
     match queue {
         Queue::Cpu(_) => cpu::decide_step(decision, max_norm, loss_scale),
         Queue::Cuda(cuda) => cuda::decide_step(cuda, decision, max_norm, loss_scale),
@@ -67,7 +66,7 @@ pub fn copy(queue: &Queue, to: View, x: View) {
     }
 }
 
-/// Sets a range to zero on all threads.
+/// Sets a range to zero, on all threads.
 pub fn zero(queue: &Queue, x: View) {
     match queue {
         Queue::Cpu(cpu) => cpu::zero(cpu, x),

@@ -1,4 +1,4 @@
-//! Sums in the plainest order, in f64.
+//! Plain sums, in f64.
 
 /// Σ x² of every block of `block` elements.
 pub fn square_sums(x: &[f64], block: usize) -> Vec<f64> {

@@ -13,8 +13,8 @@ fn leaves_of(view: View) -> Vec<f64> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Up to three pool items of 128 blocks. The fold over the leaves is the plain sum to rounding, and
-    /// the same to the bit when the range is cut into shards, each computed on its own queue.
+    /// Up to three pool items of 128 blocks. The fold over the leaves equals the plain sum up to rounding, and has the
+    /// same bits if the range is split into shards, each computed on its own queue.
     #[test]
     fn leaves_fold_to_the_squared_norm(
         blocks in 1usize..300, cut in 0usize..300, picks in (0usize..9, 0usize..9), seed in any::<u64>(),
@@ -47,7 +47,7 @@ proptest! {
         assert_near(&[root], &[want.iter().sum::<f64>()], 1, 0.0, 1e-13);
     }
 
-    /// `add` is plain f32 addition, element by element.
+    /// `add` is elementwise f32 addition.
     #[test]
     fn add_adds_and_zero_clears(
         len in prop_oneof![4 => 1usize..500, 1 => 32_000usize..70_000], seed in any::<u64>(),
@@ -67,9 +67,9 @@ proptest! {
     }
 }
 
-/// The plain sum of squares would overflow or vanish in f32.
+/// In f32 the plain sum of squares would overflow or underflow.
 #[test]
-fn leaves_hold_the_whole_range_of_f32() {
+fn leaves_cover_the_whole_range_of_f32() {
     let arena = TestArena::new(1);
     for size in [1e30f32, 1e-30] {
         let x = arena.input(&[size; ALIGN_ELEMS], DType::F32);
@@ -90,7 +90,7 @@ fn zero_clears_every_dtype() {
 }
 
 #[test]
-fn leaves_have_a_sum() {
+fn leaves_are_summed() {
     let arena = TestArena::new(1);
     let (leaves, out) = (arena.output(5, DType::F64), arena.output(2, DType::F64));
     leaves.write_host(&[1.0, 2.0, 4.0, 8.0, 0.5f64]);
@@ -100,7 +100,7 @@ fn leaves_have_a_sum() {
 }
 
 #[test]
-fn a_verdict_clips_unscales_and_skips() {
+fn a_decision_clips_unscales_and_skips() {
     let arena = TestArena::new(1);
     let judged = |sum: f64, max_norm| {
         let decision = arena.output(4, DType::F64);
@@ -108,7 +108,7 @@ fn a_verdict_clips_unscales_and_skips() {
         decide_step(&Queue::cpu(1), decision, max_norm, 4.0);
         leaves_of(decision)
     };
-    // A norm of 8 over a loss scale of 4.
+    // A norm of 8 with a loss scale of 4.
     assert_eq!(judged(64.0, None), [64.0, 2.0, 0.25, 0.0]);
     assert_eq!(judged(64.0, Some(3.0)), [64.0, 2.0, 0.25, 0.0]);
     let clipped = judged(64.0, Some(0.5));

@@ -1,5 +1,5 @@
-//! One pass over each row forward, one backward. Weight gradients are summed in blocks of GRAD_ROWS rows
-//! into scratch, then block after block, so that their order does not depend on threads.
+//! One pass over each row forward, and one backward. Weight gradients are summed over blocks of GRAD_ROWS rows into
+//! scratch, and then over blocks in order, so that the order of additions does not depend on the threads.
 
 use lockstep_device::{CpuQueue, Real, View};
 
@@ -14,7 +14,7 @@ pub(super) fn forward(cpu: &CpuQueue, y: Mat, rstd: View, x: Mat, w: View, eps: 
         cpu.pool.run(x.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {
             let first = item * ROWS_PER_ITEM;
             let rows = ROWS_PER_ITEM.min(x.rows - first);
-            // SAFETY: items write disjoint rows of y and rstd; inputs are only read and lie apart.
+            // SAFETY: items write disjoint rows of y and rstd; inputs are only read and do not overlap.
             let (y_rows, x_rows, w, rstd) = unsafe {
                 (
                     y.row_range(first, rows).view.as_mut::<R>(),
@@ -63,8 +63,8 @@ pub(super) fn backward(cpu: &CpuQueue, call: BackwardArgs) {
             let first = block * GRAD_ROWS;
             let rows = GRAD_ROWS.min(x.rows - first);
             let part = scratch.slice(block * dim, dim);
-            // SAFETY: items write disjoint rows of dx and dy and disjoint parts of scratch. dx may be dy: each
-            // element of it is then read before it is written.
+            // SAFETY: items write disjoint rows of dx and dy and disjoint parts of scratch. If dx is dy, each element
+            // is read before it is written.
             let call = unsafe {
                 Rows::<R, W> {
                     dx: dx.row_range(first, rows).view.as_ptr(),
@@ -87,7 +87,7 @@ pub(super) fn backward(cpu: &CpuQueue, call: BackwardArgs) {
             }
         });
     }));
-    // SAFETY: dw and scratch are this call's own; the parallel part is over.
+    // SAFETY: only this call uses dw and scratch, and the parallel part is over.
     let (dw, parts) = unsafe { (dw.as_mut::<f32>(), scratch.first(blocks * dim).as_slice::<f32>()) };
     cpu.isa.run(
         #[inline(always)]
@@ -108,7 +108,7 @@ struct Rows<'a, R, W> {
     groups: usize,
 }
 
-// Five arrays walk together; an index says that plainly.
+// An index is the clearest way to iterate over five arrays together.
 #[allow(clippy::needless_range_loop)]
 #[inline(always)]
 fn backward_rows<R: Real, W: Real, const ADD: bool, const RECOMPUTE: bool>(call: Rows<R, W>) {
@@ -117,16 +117,16 @@ fn backward_rows<R: Real, W: Real, const ADD: bool, const RECOMPUTE: bool>(call:
     for (i, rstd) in call.rstd.iter().copied().enumerate() {
         let (row, start) = (i / call.groups, i % call.groups * dim);
         let x = &call.x[row * call.x_stride + start..][..dim];
-        // SAFETY: the row lies inside the block of rows the pointers were taken from.
+        // SAFETY: the row lies inside the block of rows that the pointers were taken from.
         let (dx, dy) =
             unsafe { (call.dx.add(row * call.dx_stride + start), call.dy.add(row * call.dy_stride + start)) };
-        // SAFETY: dy is only read until the sum is done; dx, which may be dy, is written afterwards.
+        // SAFETY: dy is only read until the sum is complete; dx, which may be dy, is written afterwards.
         let dy_row = unsafe { std::slice::from_raw_parts(dy, dim) };
         let mean = sum3(dy_row, call.w, x, |dy, w, x| dy * w * x) * rstd / dim as f32;
         let grad = |dy: f32, w: f32, normed: f32| rstd * (-normed).mul_add(mean, dy * w);
         let whole = dim - dim % LANES;
         for start in (0..whole).step_by(LANES) {
-            // By value, a vector at a time: dx may be dy, element for element.
+            // Read and write whole vectors by value, because dx may be dy.
             let [dx, dy_at] = [dx, dy].map(|row| row.wrapping_add(start).cast::<[R; LANES]>());
             // SAFETY: the vector lies inside the row.
             let (dy, before) = unsafe { (dy_at.read(), dx.read()) };
@@ -168,7 +168,7 @@ fn backward_rows<R: Real, W: Real, const ADD: bool, const RECOMPUTE: bool>(call:
     }
 }
 
-/// dw += the parts, each column in order of the parts.
+/// dw += the parts, each column in the order of the parts.
 #[inline(always)]
 fn add_parts(dw: &mut [f32], parts: &[f32]) {
     for part in parts.chunks_exact(dw.len()) {

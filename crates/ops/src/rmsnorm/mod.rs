@@ -1,6 +1,6 @@
-//! RMS normalisation: y = x · rstd · w with rstd = 1 / √(mean(x²) + ε), over groups of `dim` columns.
+//! RMS normalization: y = x · rstd · w with rstd = 1 / √(mean(x²) + ε), over groups of `dim` columns.
 //!
-//! A plain norm has one group as wide as the row; the norms of queries and keys have a group per head.
+//! An ordinary norm has one group as wide as the row; the norms of queries and keys have one group per head.
 
 mod cpu;
 pub(crate) mod cuda;
@@ -14,12 +14,12 @@ use lockstep_device::{Queue, View};
 use crate::Mat;
 use crate::disjoint::{assert_disjoint, assert_same_or_disjoint};
 
-/// Rows whose weight gradients are summed together before they join the total, in row order, on the CPU.
+/// On the CPU, rows whose weight gradients are summed together before their sum is added to the total, in row order.
 const GRAD_ROWS: usize = 64;
-/// On a GPU a block's are, whichever rows it takes: enough blocks for any GPU.
+/// On a GPU each block has a sum of its own, over whichever rows it processes: enough blocks for any GPU.
 const GRAD_BLOCKS: usize = 512;
 
-/// Sums of weight gradients that there is scratch for: more rows never have fewer.
+/// Sums of weight gradients that scratch must hold. Never decreases with the number of rows.
 fn parts(rows: usize) -> usize {
     rows.div_ceil(GRAD_ROWS).max(rows.min(GRAD_BLOCKS))
 }
@@ -29,7 +29,7 @@ pub fn scratch_elems(rows: usize, dim: usize) -> usize {
     parts(rows) * dim
 }
 
-/// y\[T, groups·dim\] from x; `rstd`\[T, groups\] is kept for backward. `w`\[dim\].
+/// y\[T, groups·dim\] from x; `rstd`\[T, groups\] is saved for backward. `w`\[dim\].
 pub fn forward(queue: &Queue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     check(&y, &rstd, &x, &w);
     assert_disjoint(&[y.view, rstd], &[x.view, w]);
@@ -39,12 +39,12 @@ pub fn forward(queue: &Queue, y: Mat, rstd: View, x: Mat, w: View, eps: f32) {
     }
 }
 
-/// dx = (add: dx +) ∂L/∂x and dw += ∂L/∂w. `dx` may be `dy` itself when neither adding nor again.
+/// dx = ∂L/∂x, added to dx if `add`, and dw += ∂L/∂w. `dx` may be `dy` itself unless `add` or `recompute` is set.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardArgs<'m> {
     pub dx: Mat<'m>,
     pub add: bool,
-    /// Replaces dy by y as forward made it: a pass less for who did not keep it.
+    /// Recomputes y in the place of dy. This saves a pass if y was not kept.
     pub recompute: bool,
     pub dw: View<'m>,
     pub dy: Mat<'m>,
@@ -66,7 +66,11 @@ fn check_backward(call: &BackwardArgs) {
     let BackwardArgs { dx, add, recompute, dw, dy, x, rstd, w, scratch } = *call;
     check(&dy, &rstd, &x, &w);
     check(&dx, &rstd, &x, &w);
-    assert_eq!((dw.len(), dw.dtype()), (w.len(), DType::F32), "weight gradient");
+    assert_eq!(
+        (dw.len(), dw.dtype()),
+        (w.len(), DType::F32),
+        "the weight gradient must be f32, with the shape of the weight"
+    );
     if add || recompute {
         dx.view.assert_disjoint(&dy.view);
     } else {
@@ -77,13 +81,16 @@ fn check_backward(call: &BackwardArgs) {
     if recompute {
         assert_disjoint(&[dy.view], &[x.view, rstd, w]);
     }
-    assert!(scratch.bytes() >= 4 * scratch_elems(x.rows, w.len()), "scratch of a norm's backward");
+    assert!(
+        scratch.bytes() >= 4 * scratch_elems(x.rows, w.len()),
+        "scratch is too small for a norm's backward"
+    );
 }
 
 fn check(y: &Mat, rstd: &View, x: &Mat, w: &View) {
-    assert_eq!((y.rows, y.cols), (x.rows, x.cols), "norm shapes");
+    assert_eq!((y.rows, y.cols), (x.rows, x.cols), "shapes of a norm must match");
     assert!(x.cols.is_multiple_of(w.len()), "{} columns in groups of {}", x.cols, w.len());
     let groups = x.rows * (x.cols / w.len());
     assert_eq!((rstd.len(), rstd.dtype()), (groups, DType::F32), "one rstd per group, in f32");
-    assert_eq!(y.view.dtype(), x.view.dtype(), "one storage type");
+    assert_eq!(y.view.dtype(), x.view.dtype(), "storage types must match");
 }

@@ -1,4 +1,4 @@
-//! The norm as the textbook has it, in f64. A group is as wide as the weight.
+//! The textbook norm, in f64. A group is as wide as the weight.
 
 /// y = x / √(mean(x²) + ε) · w.
 pub fn forward(x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {

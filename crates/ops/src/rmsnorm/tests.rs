@@ -9,20 +9,20 @@ use crate::testing::{
     finite_differences, norm, queue, queues, tolerance, values,
 };
 
-/// How big dx's terms are before they cancel, of each group: ‖rstd · dy · w‖.
+/// The norm of dx's terms before they cancel, for each group: ‖rstd · dy · w‖.
 fn scales_of_dx(dy: &[f64], x: &[f64], w: &[f64], eps: f64) -> Vec<f64> {
     let groups = dy.chunks_exact(w.len()).zip(x.chunks_exact(w.len()));
     let terms = |dy: &[f64]| norm(&dy.iter().zip(w).map(|(dy, w)| dy * w).collect::<Vec<_>>());
     groups.map(|(dy, x)| reference::rstd(x, eps) * terms(dy)).collect()
 }
 
-/// Fresh rows: all of the size of one, or large, usual and small ones in turn.
+/// Random rows: all of magnitude one, or large, ordinary and small ones alternately.
 fn rows_of_sizes(arena: &TestArena, rows: usize, cols: usize, mixed: bool) -> Vec<f32> {
     let sizes = if mixed { [1e3, 1.0, 1e-4] } else { [1.0; 3] };
     arena.normal_values(rows * cols).iter().enumerate().map(|(i, x)| x * sizes[i / cols % 3]).collect()
 }
 
-/// What becomes of dx: written, added to, or written over dy.
+/// What happens to dx: it is written, added to, or written over dy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Target {
     Fresh,
@@ -34,7 +34,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn both_directions_match_the_reference(
+    fn forward_and_backward_match_the_reference(
         rows in 1usize..140, dim in 1usize..100, groups in 1usize..4, pad in 0usize..4,
         act in dtype(), weight in dtype(), eps in prop_oneof![Just(1e-5f32), Just(1e-6)],
         target in prop_oneof![Just(Target::Fresh), Just(Target::Added), Just(Target::InPlace)],
@@ -78,20 +78,20 @@ proptest! {
             let errors = Errors::of_rows(&dx.values(), &want_dx, dim, norm(&scales), |row| scales[row]);
             assert_within(&errors, tolerance(act));
             assert_near(&values(dw), &want_dw, dim, ((rows * cols) as f64).sqrt(), tolerance(DType::F32));
-            // With the output made again: the same gradients, and the output as forward made it.
+            // With recompute: the same gradients, and the output of forward.
             if target != Target::InPlace {
                 let [grad, dx_recomputed] = [&dy_values, &dx_before].map(|x| arena.padded(x, cols, pad, act));
                 let dw_recomputed = arena.input(&dw_before, DType::F32);
                 backward(&queue, BackwardArgs { dx: dx_recomputed.mat, recompute: true, dw: dw_recomputed, dy: grad.mat, ..call });
-                prop_assert!((dx_recomputed.bits(), bits(dw_recomputed)) == (dx.bits(), bits(dw)), "other gradients");
-                prop_assert!(grad.bits() == y.bits(), "another output");
+                prop_assert!((dx_recomputed.bits(), bits(dw_recomputed)) == (dx.bits(), bits(dw)), "gradients differ");
+                prop_assert!(grad.bits() == y.bits(), "outputs differ");
             }
             same.check(&queue, vec![y.bits(), bits(rstd), dx.bits(), bits(dw)]);
         }
     }
 
     #[test]
-    fn backward_is_the_slope_of_the_forward_reference(
+    fn backward_matches_finite_differences_of_the_reference(
         rows in 1usize..4, dim in 1usize..7, groups in 1usize..3, seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
@@ -115,7 +115,7 @@ proptest! {
         assert_near(&values(dw), &slope_w, dim, (len as f64).sqrt(), tolerance(DType::F32));
     }
 
-    /// The row contract: any range of rows, on any queue, has the bits it has in the whole.
+    /// Row contract: any range of rows has the same bits as in the whole, on any queue.
     #[test]
     fn a_row_does_not_depend_on_the_others(
         rows in 1usize..200, dim in 1usize..80, from in 0usize..200, len in 1usize..200,
@@ -146,8 +146,8 @@ proptest! {
     }
 }
 
-/// The gradient of a weight is summed over blocks of rows in their order: accumulating whole blocks
-/// call by call gives the bits of one call.
+/// The gradient of a weight is summed over blocks of rows in order: accumulating whole blocks call by call gives the
+/// same bits as one call.
 #[test]
 fn weight_gradients_accumulate_over_calls() {
     let arena = TestArena::new(11);
@@ -175,7 +175,7 @@ fn weight_gradients_accumulate_over_calls() {
 }
 
 #[test]
-fn no_rows_are_no_work() {
+fn zero_rows_are_a_no_op() {
     let arena = TestArena::new(1);
     let (w, dw) = (arena.normals(5, DType::F32), arena.input(&[1.0; 5], DType::F32));
     let empty = arena.output(0, DType::F32);
@@ -198,7 +198,7 @@ fn no_rows_are_no_work() {
 
 #[test]
 #[should_panic(expected = "operands overlap")]
-fn adding_in_place_of_dy_is_refused() {
+fn adding_to_dx_in_place_of_dy_is_refused() {
     let arena = TestArena::new(1);
     let (dy, x) =
         (arena.padded_normals(2, 4, 0, DType::F32).mat, arena.padded_normals(2, 4, 0, DType::F32).mat);

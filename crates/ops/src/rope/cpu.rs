@@ -10,8 +10,8 @@ pub(super) fn apply(cpu: &CpuQueue, x: Mat, positions: View, table: Table, direc
         cpu.pool.run(x.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {
             let first = item * ROWS_PER_ITEM;
             let rows = ROWS_PER_ITEM.min(x.rows - first);
-            // SAFETY: items write disjoint rows; positions and angles are only read. Rows of a strided
-            // matrix share no columns with this one's neighbours: the range ends with the last row.
+            // SAFETY: items write disjoint rows; positions and angles are only read. The range ends with the last row,
+            // so it does not include the next item's columns.
             let (data, positions, cos, sin) = unsafe {
                 (
                     x.row_range(first, rows).view.as_mut::<R>(),

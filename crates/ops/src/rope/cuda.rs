@@ -16,9 +16,9 @@ pub(super) fn apply(cuda: &CudaQueue, x: Mat, positions: View, table: Table, dir
     let vectorized = half.is_multiple_of(pack) && rows_aligned(&[x], pack) && views_aligned(&[cos, sin]);
     let items = x.rows * heads * (if vectorized { half / pack } else { half });
     let sign = if direction == Direction::Forward { 1f32 } else { -1.0 };
-    let kernel = cuda.kernel(&SOURCE, dtype, if vectorized { "turn_vec" } else { "turn" });
+    let kernel = cuda.kernel(&SOURCE, dtype, if vectorized { "rotate_vec" } else { "rotate" });
     let args = args![x.view, x.stride, positions, cos, sin, table.positions(), items, heads, half, sign];
-    // SAFETY: these are the kernel's parameters; a thread reads and writes its own pairs of x, and stops at a position that the
-    // table does not have.
+    // SAFETY: these are the kernel's parameters; a thread reads and writes its own pairs of x, and traps on a position
+    // outside the table.
     unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }

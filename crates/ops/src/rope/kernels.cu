@@ -1,8 +1,8 @@
-// Rotary position embedding in place. A thread turns N pairs (x[i], x[i + half]) of one head.
+// Rotary position embedding in place. A thread rotates N pairs (x[i], x[i + half]) of one head.
 #include "lockstep.cuh"
 
 template <int N>
-__device__ __forceinline__ void turn_pairs(
+__device__ __forceinline__ void rotate_pairs(
     REAL* x, u32 stride, const u32* positions, const f32* cos, const f32* sin, u32 table_rows,
     u32 items, u32 heads, u32 half, f32 sign
 ) {
@@ -18,25 +18,25 @@ __device__ __forceinline__ void turn_pairs(
     Chunk<REAL, N> a = load_chunk<N>(low), b = load_chunk<N>(high);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-        const f32 from = to_f32(a.at[j]), across = to_f32(b.at[j]), turned = sign * s.at[j];
-        a.at[j] = from_f32<REAL>(from * c.at[j] - across * turned);
-        b.at[j] = from_f32<REAL>(across * c.at[j] + from * turned);
+        const f32 low_x = to_f32(a.at[j]), high_x = to_f32(b.at[j]), sine = sign * s.at[j];
+        a.at[j] = from_f32<REAL>(low_x * c.at[j] - high_x * sine);
+        b.at[j] = from_f32<REAL>(high_x * c.at[j] + low_x * sine);
     }
     store_chunk<N>(low, a);
     store_chunk<N>(high, b);
 }
 
-// x[T, heads * 2 * half], positions[T], cos and sin [table_rows, half]; sign is -1 to turn back.
-extern "C" __global__ void turn(
+// x[T, heads * 2 * half], positions[T], cos and sin [table_rows, half]; sign is -1 for the inverse rotation.
+extern "C" __global__ void rotate(
     REAL* x, u32 stride, const u32* positions, const f32* cos, const f32* sin, u32 table_rows,
     u32 items, u32 heads, u32 half, f32 sign
 ) {
-    turn_pairs<1>(x, stride, positions, cos, sin, table_rows, items, heads, half, sign);
+    rotate_pairs<1>(x, stride, positions, cos, sin, table_rows, items, heads, half, sign);
 }
 
-extern "C" __global__ void turn_vec(
+extern "C" __global__ void rotate_vec(
     REAL* x, u32 stride, const u32* positions, const f32* cos, const f32* sin, u32 table_rows,
     u32 items, u32 heads, u32 half, f32 sign
 ) {
-    turn_pairs<Vec16<REAL>::N>(x, stride, positions, cos, sin, table_rows, items, heads, half, sign);
+    rotate_pairs<Vec16<REAL>::N>(x, stride, positions, cos, sin, table_rows, items, heads, half, sign);
 }

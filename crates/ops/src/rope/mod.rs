@@ -1,4 +1,4 @@
-//! Rotary position embedding, in the half-split layout of Hugging Face models: for a head of width h,
+//! Rotary position embedding (RoPE) in the half-split layout of Hugging Face models: for a head of width h,
 //! (x₁, x₂) = (x\[..h/2\], x\[h/2..\]) becomes (x₁·cos − x₂·sin, x₂·cos + x₁·sin), in place.
 
 mod cpu;
@@ -14,7 +14,7 @@ use lockstep_device::{Queue, View};
 use crate::Mat;
 use crate::disjoint::assert_disjoint;
 
-/// Which way to turn. Backward is the transpose of the forward one: the inverse rotation, scaled alike.
+/// The direction of the rotation. Backward is the transpose of forward: the inverse rotation with the same scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     Forward,
@@ -30,13 +30,13 @@ pub struct Table<'m> {
 }
 
 impl Table<'_> {
-    /// The positions that it has angles for.
+    /// The number of positions in the table.
     pub fn positions(&self) -> usize {
         self.cos.len() / self.half
     }
 }
 
-/// Turns every head of x\[T, heads·h\]. `positions`\[T\] in u32, each below the table's.
+/// Rotates every head of x\[T, heads·h\]. `positions`\[T\] in u32, each below the table's number of positions.
 pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, direction: Direction) {
     check(&x, positions, &table);
     match queue {
@@ -48,12 +48,12 @@ pub fn apply(queue: &Queue, x: Mat, positions: View, table: Table, direction: Di
 fn check(x: &Mat, positions: View, table: &Table) {
     let Table { cos, sin, half } = *table;
     assert!(half > 0 && x.cols.is_multiple_of(2 * half), "{} columns in heads of {}", x.cols, 2 * half);
-    assert_eq!((positions.len(), positions.dtype()), (x.rows, DType::U32), "a position per token");
+    assert_eq!((positions.len(), positions.dtype()), (x.rows, DType::U32), "one position per token");
     let angles = (table.positions() * half, DType::F32);
     assert_eq!(
         [(cos.len(), cos.dtype()), (sin.len(), sin.dtype())],
         [angles; 2],
-        "angles for every position"
+        "cos and sin must cover every position"
     );
     assert_disjoint(&[x.view], &[positions, cos, sin]);
 }
@@ -61,12 +61,12 @@ fn check(x: &Mat, positions: View, table: &Table) {
 /// Positions that are written to the table at once.
 const FILL_ROWS: usize = 1024;
 
-/// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64. `scale` multiplies
-/// cosines and sines.
+/// Fills the table for `cos.len() / half` positions from the inverse frequencies, in f64. `scale` multiplies cosines
+/// and sines.
 pub fn fill(table: Table, inverse_frequencies: &[f64], scale: f64) -> Result<(), GpuError> {
-    assert_eq!(inverse_frequencies.len(), table.half, "a frequency per pair");
+    assert_eq!(inverse_frequencies.len(), table.half, "one frequency per pair");
     let positions = table.positions();
-    // Many rows at a time, since each write to a GPU is a copy; run once, before training.
+    // Write many rows at a time: each write to a GPU is a copy. This runs once, before training.
     for first in (0..positions).step_by(FILL_ROWS) {
         let rows = FILL_ROWS.min(positions - first);
         let angles =

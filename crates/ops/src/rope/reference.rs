@@ -1,17 +1,17 @@
-//! The rotation as the textbook has it, in f64.
+//! The textbook rotation, in f64.
 
-/// Turns pair i of every head of row t, (x\[i\], x\[i + h/2\]) as a point of the plane, by the angle
-/// positions\[t\] · frequencies\[i\]. A row holds heads of width h = 2 · frequencies.len().
+/// Rotates pair i of every head of row t, (x\[i\], x\[i + h/2\]), by the angle positions\[t\] · frequencies\[i\]. A row
+/// holds heads of width h = 2 · frequencies.len().
 pub fn forward(x: &[f64], cols: usize, positions: &[u32], frequencies: &[f64]) -> Vec<f64> {
-    turn(x, cols, positions, frequencies, 1.0)
+    rotate(x, cols, positions, frequencies, 1.0)
 }
 
-/// The gradient turns back.
+/// The gradient is rotated by the negative angle.
 pub fn backward(dy: &[f64], cols: usize, positions: &[u32], frequencies: &[f64]) -> Vec<f64> {
-    turn(dy, cols, positions, frequencies, -1.0)
+    rotate(dy, cols, positions, frequencies, -1.0)
 }
 
-fn turn(x: &[f64], cols: usize, positions: &[u32], frequencies: &[f64], direction: f64) -> Vec<f64> {
+fn rotate(x: &[f64], cols: usize, positions: &[u32], frequencies: &[f64], direction: f64) -> Vec<f64> {
     let half = frequencies.len();
     let mut out = x.to_vec();
     for (row, position) in out.chunks_exact_mut(cols).zip(positions) {

@@ -30,7 +30,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn both_directions_match_the_reference(
+    fn forward_and_backward_match_the_reference(
         rows in 1usize..110, heads in 1usize..5, half in 1usize..40, pad in 0usize..4, act in dtype(),
         seed in any::<u64>(),
     ) {
@@ -60,7 +60,7 @@ proptest! {
     }
 
     #[test]
-    fn backward_is_the_slope_of_the_forward_reference(
+    fn backward_matches_finite_differences_of_the_reference(
         rows in 1usize..4, heads in 1usize..3, half in 1usize..5, scale in 0.5f64..2.0, seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
@@ -76,8 +76,8 @@ proptest! {
         assert_near(&gradient.values(), &slope, 2 * half, 0.0, tolerance(DType::F32));
     }
 
-    /// The row contract: any range of rows, on any queue, has the bits it has in the whole; so do heads
-    /// reached as columns of a wider matrix.
+    /// Row contract: any range of rows has the same bits as in the whole, on any queue. So do heads that are columns of
+    /// a wider matrix.
     #[test]
     fn a_row_does_not_depend_on_the_others(
         rows in 1usize..150, half in 1usize..40, from in 0usize..150, len in 1usize..150,
@@ -104,7 +104,7 @@ proptest! {
 }
 
 #[test]
-fn the_table_holds_the_angles_of_every_position() {
+fn the_table_has_the_angles_of_every_position() {
     let arena = TestArena::new(1);
     let (half, frequencies) = (7, frequencies(7));
     let table = table(&arena, half);
@@ -116,7 +116,7 @@ fn the_table_holds_the_angles_of_every_position() {
 }
 
 #[test]
-fn no_rows_are_no_work() {
+fn zero_rows_are_a_no_op() {
     let arena = TestArena::new(1);
     let empty = arena.output(0, DType::F32);
     apply(

@@ -1,5 +1,5 @@
-//! Weight gradients are summed in blocks of GRAD_ROWS rows into scratch, then block after block, so that their
-//! order does not depend on threads.
+//! Weight gradients are summed over blocks of GRAD_ROWS rows into scratch, and then over blocks in order, so that the
+//! order of additions does not depend on the threads.
 
 use lockstep_core::DType;
 use lockstep_device::{CpuQueue, Real, View};
@@ -68,7 +68,7 @@ pub(super) fn backward(cpu: &CpuQueue, call: BackwardArgs) {
     }));
     let Some(dw) = dw else { return };
     let parts = scratch.cast(DType::F32).first(blocks * dim);
-    // SAFETY: dw and scratch are this call's own; the parallel part is over.
+    // SAFETY: only this call uses dw and scratch, and the parallel part is over.
     let (dw, parts) = unsafe { (dw.as_mut::<f32>(), parts.as_slice::<f32>()) };
     cpu.isa.run(
         #[inline(always)]
@@ -83,7 +83,7 @@ pub(super) fn backward(cpu: &CpuQueue, call: BackwardArgs) {
     );
 }
 
-/// dx = (ADD: dx +) c · w.
+/// dx = c · w, added to dx if ADD.
 #[inline(always)]
 fn dx_rows_of<R: Real, W: Real, const ADD: bool>(dx: &mut [R], stride: usize, c: &[f32], w: &[W]) {
     for (i, c) in c.iter().enumerate() {

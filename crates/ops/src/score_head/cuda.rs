@@ -19,7 +19,7 @@ const WARP: usize = 32;
 
 pub(super) fn forward(cuda: &CudaQueue, y: View, x: Mat, w: View) {
     let dtype = x.view.dtype();
-    assert_eq!(w.dtype(), dtype, "one storage type");
+    assert_eq!(w.dtype(), dtype, "storage types must match");
     let vectorized = rows_aligned(&[x], vector_elems(dtype)) && views_aligned(&[w]);
     let kernel = cuda.kernel(&SOURCE, dtype, if vectorized { "score_vec" } else { "score" });
     let args = args![y, x.view, x.stride, w, x.rows, x.cols];
@@ -30,7 +30,7 @@ pub(super) fn forward(cuda: &CudaQueue, y: View, x: Mat, w: View) {
 pub(super) fn backward(cuda: &CudaQueue, call: BackwardArgs) {
     let BackwardArgs { dx, add_dx, dw, add_dw, c, x, w, scratch } = call;
     let dtype = x.view.dtype();
-    assert_eq!(w.dtype(), dtype, "one storage type");
+    assert_eq!(w.dtype(), dtype, "storage types must match");
     let pack = vector_elems(dtype);
     let vectorized = rows_aligned(&[dx, x], pack) && views_aligned(&[w]);
     let blocks = x.rows.div_ceil(GRAD_ROWS);
@@ -42,8 +42,8 @@ pub(super) fn backward(cuda: &CudaQueue, call: BackwardArgs) {
         cuda.kernel(&SOURCE, dtype, if vectorized { "score_backward_vec" } else { "score_backward" });
     let add = u32::from(add_dx);
     let args = args![dx.view, dx.stride, add, parts, x.view, x.stride, c, w, x.rows, x.cols];
-    // SAFETY: these are the kernel's parameters; a thread writes its own elements of dx, a block its own of the parts, and the
-    // rest is read.
+    // SAFETY: these are the kernel's parameters; a thread writes its own elements of dx, a block its own elements of
+    // `parts`, and the rest is only read.
     unsafe { cuda.launch(kernel, launch, args) };
     if let (Some(dw), Some(parts)) = (dw, parts) {
         if !add_dw {

@@ -1,10 +1,10 @@
-// The scalar head: a dot product per row, and its gradients.
+// The score head: a dot product per row, and its gradients.
 #include "lockstep.cuh"
 
 // GRAD_ROWS rows are summed together, by blocks of GRAD_THREADS threads.
 constexpr u32 WARPS = GRAD_THREADS / 32;
 
-// A warp takes a row; each lane every 32nd chunk.
+// One warp per row; each lane takes every 32nd chunk.
 template <int N>
 __device__ __forceinline__ void score_row(f32* y, const REAL* x, u32 stride, const REAL* w, u32 rows, u32 dim) {
     const u32 row = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -21,14 +21,14 @@ __device__ __forceinline__ void score_row(f32* y, const REAL* x, u32 stride, con
     if (lane == 0) y[row] = sum;
 }
 
-// A block takes GRAD_ROWS rows and 32 * N columns; each warp has every eighth row, and the warps' sums are added in
-// order. Without parts there are no sums.
+// A block processes GRAD_ROWS rows of 32 * N columns. Each warp has every eighth row; the warps' sums are added in
+// order. If `parts` is null, no sums are computed.
 template <int N>
 __device__ __forceinline__ void backward_tile(
     REAL* dx, u32 dx_stride, u32 add, f32* parts, const REAL* x, u32 x_stride, const f32* c, const REAL* w, u32 rows,
     u32 dim
 ) {
-    __shared__ f32 room[WARPS][32 * N];
+    __shared__ f32 scratch[WARPS][32 * N];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 first = blockIdx.y * GRAD_ROWS, left = blockIdx.x * 32 * N, column = left + lane * N;
     const u32 end = min(rows, first + GRAD_ROWS);
@@ -54,11 +54,11 @@ __device__ __forceinline__ void backward_tile(
     }
     if (!parts) return;
 #pragma unroll
-    for (int i = 0; i < N; i++) room[warp][lane * N + i] = sums[i];
+    for (int i = 0; i < N; i++) scratch[warp][lane * N + i] = sums[i];
     __syncthreads();
     for (u32 i = threadIdx.x; i < 32 * N && left + i < dim; i += WARPS * 32) {
         f32 sum = 0.0f;
-        for (u32 other = 0; other < WARPS; other++) sum += room[other][i];
+        for (u32 other = 0; other < WARPS; other++) sum += scratch[other][i];
         parts[(u64)blockIdx.y * dim + left + i] = sum;
     }
 }
@@ -72,8 +72,8 @@ extern "C" __global__ void score_vec(f32* y, const REAL* x, u32 stride, const RE
     score_row<Vec16<REAL>::N>(y, x, stride, w, rows, dim);
 }
 
-// dx[T, D] = c[T] * w[D], added where `add`; parts[blocks of GRAD_ROWS rows, D] = the sums of c * x[T, D] over each
-// block's rows, or null.
+// dx[T, D] = c[T] * w[D], added to dx if `add`; parts[blocks of GRAD_ROWS rows, D] = the sums of c * x[T, D] over each
+// block's rows; `parts` may be null.
 extern "C" __global__ void score_backward(
     REAL* dx, u32 dx_stride, u32 add, f32* parts, const REAL* x, u32 x_stride, const f32* c, const REAL* w, u32 rows,
     u32 dim

@@ -1,7 +1,7 @@
-//! A scalar head, as of a reward or value model: y = x · w for every token, without a bias.
+//! The score head of a reward or value model: y = x · w for every token, without a bias.
 //!
-//! Its gradients, for one coefficient per token c = ∂L/∂y: dx = c · w for the hidden state and dw = Σ c · x for the
-//! weight.
+//! Given one coefficient per token, c = ∂L/∂y, the gradients are dx = c · w for the hidden state and dw = Σ c · x for
+//! the weight.
 
 mod cpu;
 pub(crate) mod cuda;
@@ -15,7 +15,7 @@ use lockstep_device::{Queue, View};
 use crate::Mat;
 use crate::disjoint::assert_disjoint;
 
-/// Rows whose weight gradients are summed together before they join the total, in row order.
+/// Rows whose weight gradients are summed together before their sum is added to the total, in row order.
 const GRAD_ROWS: usize = 64;
 
 /// f32 elements of scratch that [`backward`] needs for the weight gradient of up to `rows` rows.
@@ -25,7 +25,7 @@ pub fn scratch_elems(rows: usize, dim: usize) -> usize {
 
 /// y\[T\] = x\[T, D\] · w\[D\], in f32.
 pub fn forward(queue: &Queue, y: View, x: Mat, w: View) {
-    check(y, &x, w, "a score per token, in f32");
+    check(y, &x, w, "one f32 score per token");
     assert_disjoint(&[y], &[x.view, w]);
     match queue {
         Queue::Cpu(cpu) => cpu::forward(cpu, y, x, w),
@@ -33,12 +33,13 @@ pub fn forward(queue: &Queue, y: View, x: Mat, w: View) {
     }
 }
 
-/// dx\[T, D\] = (add_dx: dx +) c · w, in the storage type, and dw\[D\] = (add_dw: dw +) Σ c · x, in f32.
+/// dx\[T, D\] = c · w in the storage type, added to dx if `add_dx`, and dw\[D\] = Σ c · x in f32, added to dw if
+/// `add_dw`.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardArgs<'m> {
     pub dx: Mat<'m>,
     pub add_dx: bool,
-    /// None where the weight is frozen; x and scratch are then not read.
+    /// `None` if the weight is frozen; x and scratch are then not read.
     pub dw: Option<View<'m>>,
     pub add_dw: bool,
     /// ∂L/∂y\[T\], in f32.
@@ -58,19 +59,22 @@ pub fn backward(queue: &Queue, call: BackwardArgs) {
 
 fn check_backward(call: &BackwardArgs) {
     let BackwardArgs { dx, dw, c, x, w, scratch, .. } = *call;
-    check(c, &x, w, "a coefficient per token, in f32");
-    assert_eq!(
-        (dx.rows, dx.cols, dx.view.dtype()),
-        (x.rows, x.cols, x.view.dtype()),
-        "gradient of the hidden state"
-    );
+    check(c, &x, w, "one f32 coefficient per token");
+    assert_eq!((dx.rows, dx.cols, dx.view.dtype()), (x.rows, x.cols, x.view.dtype()), "dx must match x");
     let Some(dw) = dw else { return assert_disjoint(&[dx.view], &[c, x.view, w]) };
-    assert_eq!((dw.len(), dw.dtype()), (w.len(), DType::F32), "weight gradient");
-    assert!(scratch.bytes() >= 4 * scratch_elems(x.rows, w.len()), "scratch of a head's backward");
+    assert_eq!(
+        (dw.len(), dw.dtype()),
+        (w.len(), DType::F32),
+        "the weight gradient must be f32, with the shape of the weight"
+    );
+    assert!(
+        scratch.bytes() >= 4 * scratch_elems(x.rows, w.len()),
+        "scratch is too small for a score head's backward"
+    );
     assert_disjoint(&[dx.view, dw, scratch], &[c, x.view, w]);
 }
 
 fn check(per_token: View, x: &Mat, w: View, what: &str) {
-    assert_eq!(w.len(), x.cols, "a weight per column");
+    assert_eq!(w.len(), x.cols, "one weight per column");
     assert_eq!((per_token.len(), per_token.dtype()), (x.rows, DType::F32), "{what}");
 }

@@ -1,4 +1,4 @@
-//! The scalar head as the textbook has it, in f64.
+//! The textbook score head, in f64.
 
 /// x · w of each row.
 pub fn forward(x: &[f64], w: &[f64]) -> Vec<f64> {

@@ -1,4 +1,4 @@
-//! Operations on rows of activations: norms, rotations, gates, biases, dropout, a scalar head.
+//! Row-wise operations on activations: norms, RoPE, SwiGLU, biases, dropout, the score head.
 
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
@@ -11,7 +11,7 @@ use crate::{Mat, bias, rmsnorm, score_head, swiglu};
 const EPS: f32 = 1e-5;
 
 pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
-    // Rows, groups, width of a group, elements between rows.
+    // Rows, groups, width of a group, padding.
     let norms = [
         (0, 1, 64, 0),
         (1, 1, 1, 0),
@@ -26,23 +26,23 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
         (4096, 1, 768, 8),
     ];
     for (rows, groups, dim, pad) in norms {
-        if harness.takes(rows * groups * dim) {
-            norm(harness, dtype, [rows, groups, dim, pad], ALIKE)?;
+        if harness.includes(rows * groups * dim) {
+            norm(harness, dtype, [rows, groups, dim, pad], EQUAL)?;
         }
     }
     for shape in [[65, 1, 288, 0], [130, 3, 37, 2], [2051, 1, 1024, 0]] {
-        if harness.takes(shape[0] * shape[1] * shape[2]) {
-            norm(harness, dtype, shape, FAR_APART)?;
+        if harness.includes(shape[0] * shape[1] * shape[2]) {
+            norm(harness, dtype, shape, MIXED)?;
         }
     }
     for (rows, heads, half, pad) in
         [(0, 2, 4, 0), (1, 1, 1, 0), (67, 3, 20, 3), (130, 5, 64, 8), (2048, 4, 32, 0)]
     {
-        if harness.takes(rows * heads * 2 * half) {
-            turn(harness, dtype, [rows, heads, half, pad])?;
+        if harness.includes(rows * heads * 2 * half) {
+            rotate(harness, dtype, [rows, heads, half, pad])?;
         }
     }
-    // Rows, columns, elements between rows.
+    // Rows, columns, padding.
     let gates = [
         (0, 8, 0),
         (1, 1, 0),
@@ -54,28 +54,28 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
         (1024, 1024, 8),
     ];
     for (rows, cols, pad) in gates {
-        if harness.takes(2 * rows * cols) {
+        if harness.includes(2 * rows * cols) {
             gate(harness, dtype, [rows, cols, pad])?;
         }
     }
     for (rows, dim, pad) in [(0, 8, 0), (1, 5, 0), (63, 37, 3), (200, 256, 8), (65, 2816, 0), (4100, 1024, 0)]
     {
-        if harness.takes(rows * dim) {
+        if harness.includes(rows * dim) {
             biased(harness, dtype, [rows, dim, pad])?;
             scored(harness, dtype, [rows, dim, pad])?;
         }
     }
     for (rows, dim, pad) in [(1, 3, 0), (70, 37, 1), (300, 128, 8), (2048, 1024, 0)] {
-        for masked in [false, true].into_iter().filter(|_| harness.takes(rows * dim)) {
+        for masked in [false, true].into_iter().filter(|_| harness.includes(rows * dim)) {
             dropped(harness, dtype, [rows, dim, pad], masked)?;
         }
     }
     Ok(())
 }
 
-/// The sizes of rows, in turn.
-const ALIKE: [f32; 3] = [1.0; 3];
-const FAR_APART: [f32; 3] = [1e3, 1.0, 1e-4];
+/// The magnitudes of rows, repeating.
+const EQUAL: [f32; 3] = [1.0; 3];
+const MIXED: [f32; 3] = [1e3, 1.0, 1e-4];
 
 fn norm(
     harness: &Harness,
@@ -83,8 +83,8 @@ fn norm(
     [rows, groups, dim, pad]: [usize; 4],
     sizes: [f32; 3],
 ) -> Result<(), GpuError> {
-    let apart = if sizes == ALIKE { "" } else { ", rows of 1e3, 1 and 1e-4" };
-    let (cols, shape) = (groups * dim, format!("{dtype}, {rows}×{groups}×{dim}, margin {pad}{apart}"));
+    let magnitudes = if sizes == EQUAL { "" } else { ", rows of 1e3, 1 and 1e-4" };
+    let (cols, shape) = (groups * dim, format!("{dtype}, {rows}×{groups}×{dim}, padding {pad}{magnitudes}"));
     let fresh_rows = |case: &Case| -> Vec<f32> {
         case.normal_values(rows * cols).iter().enumerate().map(|(i, x)| x * sizes[i / cols % 3]).collect()
     };
@@ -103,10 +103,10 @@ fn norm(
         ("", false, false),
         (", added", true, false),
         (", in place", false, true),
-        (", added, again", true, false),
+        (", added, recompute", true, false),
     ];
     for (how, add, in_place) in ways {
-        let recompute = how.ends_with("again");
+        let recompute = how.ends_with("recompute");
         harness.case(format!("rmsnorm backward{how}, {shape}"), tolerance(dtype), |case| {
             let x = case.padded(&fresh_rows(case), cols, pad, dtype);
             let dy = case.padded_normals(rows, cols, pad, dtype);
@@ -118,7 +118,7 @@ fn norm(
             };
             let (xv, wv) = (case.padded_values(&x), case.values(w));
             let (dyv, before) = (case.padded_values(&dy), case.padded_values(&dx));
-            // As forward leaves them, to rounding.
+            // As forward computes them, up to rounding.
             let rstds: Vec<f32> =
                 xv.chunks_exact(dim).map(|x| rmsnorm::reference::rstd(x, f64::from(EPS)) as f32).collect();
             let (rstd, dw) = (case.input(&rstds, DType::F32), case.normals(dim, DType::F32));
@@ -132,7 +132,8 @@ fn norm(
             let wanted_dx = || -> Vec<f64> {
                 want().0.iter().zip(before).map(|(dx, before)| if add { dx + before } else { *dx }).collect()
             };
-            // In a group of few columns the gradient's terms cancel: errors are measured against what they were before.
+            // In a group of few columns the gradient's terms cancel: measure errors against the norm before
+            // cancellation.
             let squares = |(dy, rstd): (&[f64], &f32)| -> f64 {
                 dy.iter().zip(&wv).map(|(dy, w)| (dy * w * f64::from(*rstd)).powi(2)).sum()
             };
@@ -145,19 +146,19 @@ fn norm(
             });
             if recompute {
                 let want = || rmsnorm::reference::forward(&xv, &wv, f64::from(EPS));
-                case.compare("y again", dim, case.padded_values(&dy), want);
+                case.compare("recomputed y", dim, case.padded_values(&dy), want);
             }
         })?;
     }
     Ok(())
 }
 
-fn turn(harness: &Harness, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -> Result<(), GpuError> {
+fn rotate(harness: &Harness, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -> Result<(), GpuError> {
     const POSITIONS: usize = 500;
     let cols = heads * 2 * half;
     let frequencies: Vec<f64> = (0..half).map(|i| 10_000f64.powf(-(i as f64) / half as f64)).collect();
-    for (name, way) in [("forward", Direction::Forward), ("backward", Direction::Backward)] {
-        let name = format!("rope {name}, {dtype}, {rows}×{heads}×{}, margin {pad}", 2 * half);
+    for (name, direction) in [("forward", Direction::Forward), ("backward", Direction::Backward)] {
+        let name = format!("rope {name}, {dtype}, {rows}×{heads}×{}, padding {pad}", 2 * half);
         harness.case(name, tolerance(dtype), |case| {
             let x = case.padded_normals(rows, cols, pad, dtype);
             let positions = case.indices(rows, POSITIONS);
@@ -165,8 +166,8 @@ fn turn(harness: &Harness, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -
             let table = Table { cos: angles(), sin: angles(), half };
             case.check_device(rope::fill(table, &frequencies, 1.0));
             let before = case.padded_values(&x);
-            rope::apply(case.queue, x.mat, case.input_u32(&positions), table, way);
-            case.compare("x", 2 * half, case.padded_values(&x), || match way {
+            rope::apply(case.queue, x.mat, case.input_u32(&positions), table, direction);
+            case.compare("x", 2 * half, case.padded_values(&x), || match direction {
                 Direction::Forward => rope::reference::forward(&before, cols, &positions, &frequencies),
                 Direction::Backward => rope::reference::backward(&before, cols, &positions, &frequencies),
             });
@@ -176,15 +177,15 @@ fn turn(harness: &Harness, dtype: DType, [rows, heads, half, pad]: [usize; 4]) -
 }
 
 fn gate(harness: &Harness, dtype: DType, [rows, cols, pad]: [usize; 3]) -> Result<(), GpuError> {
-    let shape = format!("{dtype}, {rows}×{cols}, margin {pad}");
-    // Gates and ups as columns of one matrix, then as matrices of their own.
-    harness.case(format!("swiglu, side by side, {shape}"), tolerance(dtype), |case| {
-        // Wide enough to saturate some.
+    let shape = format!("{dtype}, {rows}×{cols}, padding {pad}");
+    // Gate and up as columns of one matrix, then as separate matrices.
+    harness.case(format!("swiglu, gate and up in one matrix, {shape}"), tolerance(dtype), |case| {
+        // Wide enough to saturate some gates.
         let both: Vec<f32> = case.normal_values(2 * rows * cols).iter().map(|x| 6.0 * x).collect();
         let both = case.padded(&both, 2 * cols, pad, dtype);
         let [g, u] = [0, cols].map(|start| both.mat.columns(start, cols));
         gate_both_ways(case, g, u, pad);
-        // Margins are whole.
+        // Check the padding.
         case.padded_values(&both);
     })?;
     harness.case(format!("swiglu, {shape}"), tolerance(dtype), |case| {
@@ -196,7 +197,7 @@ fn gate(harness: &Harness, dtype: DType, [rows, cols, pad]: [usize; 3]) -> Resul
 }
 
 fn gate_both_ways(case: &Case, g: Mat, u: Mat, pad: usize) {
-    // What is left of a gate that is saturated may be too small for f16's full precision.
+    // The output of a saturated gate may be too small for the full precision of f16.
     const SMALL: f64 = 1e-3;
     let (rows, cols, dtype) = (g.rows, g.cols, g.view.dtype());
     let dy = case.padded_normals(rows, cols, pad, dtype);
@@ -208,17 +209,19 @@ fn gate_both_ways(case: &Case, g: Mat, u: Mat, pad: usize) {
     let want = || swiglu::reference::backward(&dyv, &gv, &uv);
     case.compare_at("dg", cols, SMALL, case.mat_values(&g), || want().0);
     case.compare_at("du", cols, SMALL, case.mat_values(&u), || want().1);
-    // Once more from the gradients, as if they were gates, with the output made again.
+    // Once more with the gradients as inputs, and with recompute.
     let [gv, uv] = [g, u].map(|mat| case.mat_values(&mat));
     swiglu::backward_and_recompute_in_place(case.queue, g, u, dy.mat);
     let want = || swiglu::reference::backward(&dyv, &gv, &uv);
     case.compare_at("dg with y", cols, SMALL, case.mat_values(&g), || want().0);
     case.compare_at("du with y", cols, SMALL, case.mat_values(&u), || want().1);
-    case.compare_at("y again", cols, SMALL, case.padded_values(&dy), || swiglu::reference::forward(&gv, &uv));
+    case.compare_at("recomputed y", cols, SMALL, case.padded_values(&dy), || {
+        swiglu::reference::forward(&gv, &uv)
+    });
 }
 
 fn biased(harness: &Harness, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
-    harness.case(format!("bias, {dtype}, {rows}×{dim}, margin {pad}"), tolerance(dtype), |case| {
+    harness.case(format!("bias, {dtype}, {rows}×{dim}, padding {pad}"), tolerance(dtype), |case| {
         let (y, b) = (case.padded_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
         let (before, bv) = (case.padded_values(&y), case.values(b));
         bias::forward(case.queue, y.mat, b);
@@ -244,9 +247,9 @@ fn dropped(
     [rows, dim, pad]: [usize; 3],
     masked: bool,
 ) -> Result<(), GpuError> {
-    let name = format!("dropout{}, {dtype}, {rows}×{dim}, margin {pad}", if masked { "" } else { " off" });
+    let name = format!("dropout{}, {dtype}, {rows}×{dim}, padding {pad}", if masked { "" } else { " off" });
     harness.case(name, tolerance(dtype), |case| {
-        // Documents of different lengths, an empty one among them.
+        // Documents of different lengths, including an empty one.
         let bounds = [0, rows / 3, rows / 3, rows / 2, rows].map(|bound| bound as u32);
         let samples = [7u32, 3, 2_000_000_000, 0];
         let (rate, site) = (0.3, Site::MlpOut);
@@ -281,8 +284,8 @@ fn dropped(
 }
 
 fn scored(harness: &Harness, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
-    let shape = format!("{dtype}, {rows}×{dim}, margin {pad}");
-    // Sums are in f32 whatever the storage type.
+    let shape = format!("{dtype}, {rows}×{dim}, padding {pad}");
+    // Sums are f32 whatever the storage type.
     harness.case(format!("score head forward, {shape}"), tolerance(DType::F32), |case| {
         let (x, w) = (case.padded_normals(rows, dim, pad, dtype), case.normals(dim, dtype));
         let y = case.output(rows, DType::F32);

@@ -1,4 +1,4 @@
-//! Attention over packed documents, forward and backward, and growing documents over a cache.
+//! Attention over packed documents, forward and backward, and decode over a KV cache.
 
 use std::cell::LazyCell;
 use std::ops::Range;
@@ -15,14 +15,14 @@ use crate::dropout::{self, Mask, Site};
 const EDGES: [usize; 9] = [1, 2, 0, 31, 65, 63, 64, 127, 129];
 const LONG: [usize; 10] = [1, 2, 63, 64, 65, 0, 127, 129, 300, 1000];
 
-/// Heads of queries, of keys, their width.
+/// The number of query heads, of key-value heads, and the head width.
 type Shape = (usize, usize, usize);
 
 pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
-    // The reference takes its time over long documents: devices that are quick enough get them.
+    // The reference is slow for long documents: only fast devices get them.
     let quick = matches!(harness.queue, Queue::Cuda(_));
     let edges = if quick { &EDGES[..] } else { &EDGES[..5] };
-    // Rows at multiples of 16 bytes, and at odd places.
+    // Rows at multiples of 16 bytes, and at other addresses.
     let shapes = [
         ((2, 2, 64), 8),
         ((8, 1, 64), 0),
@@ -47,7 +47,7 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     for window in [Some(1), Some(2), Some(64), Some(128), Some(1000)] {
         both(harness, dtype, (2, 1, 64), edges, window, 8, 0.0)?;
     }
-    // Scores that hardly differ, and such as leave one key alone.
+    // Scores that hardly differ, and scores where one key dominates.
     for (shape, pad) in [((2, 1, 64), 8), ((2, 1, 128), 0), ((2, 1, 80), 0), ((4, 2, 20), 1)] {
         for spread in [1e-3, 30.0] {
             both_spread(harness, dtype, shape, edges, None, pad, 0.0, spread)?;
@@ -76,7 +76,7 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     }
     for shape in [(8, 1, 64), (4, 1, 128), (6, 2, 20), (2, 2, 96), (12, 1, 256), (1, 1, 512)] {
         for window in [None, Some(50)] {
-            grown(harness, dtype, shape, window)?;
+            decode(harness, dtype, shape, window)?;
         }
     }
     Ok(())
@@ -100,14 +100,14 @@ fn columns(heads: &Heads) -> [Range<usize>; 3] {
     [0..q, q..q + kv, q + kv..q + 2 * kv]
 }
 
-/// The parts of a fused matrix, each by rows.
+/// The parts of a fused matrix, each contiguous.
 fn split(heads: &Heads, fused: &[f64]) -> [Vec<f64>; 3] {
     let all = columns(heads);
     let row = all[2].end;
     all.map(|part| fused.chunks_exact(row).flat_map(|row| &row[part.clone()]).copied().collect())
 }
 
-/// Scratch for both directions on the case's queue, in f32 elements.
+/// Scratch for forward and backward on the case's queue, in f32 elements.
 fn scratch_elems(case: &Case, heads: &Heads, lens: &[usize]) -> usize {
     let bytes = match case.queue {
         Queue::Cpu(_) => {
@@ -119,8 +119,8 @@ fn scratch_elems(case: &Case, heads: &Heads, lens: &[usize]) -> usize {
     bytes.0 as usize / 4
 }
 
-/// One pack of documents: fused rows of q, k, v and rows of the output's gradient, with dropout's rate and which
-/// sample each document is.
+/// One pack of documents: fused rows of q, k, v and rows of the output's gradient, the dropout rate, and the sample
+/// that each document is.
 struct Pack<'a> {
     heads: Heads,
     lens: &'a [usize],
@@ -132,7 +132,7 @@ struct Pack<'a> {
     cores: TensorCores,
 }
 
-/// A pack's inputs as they are stored, and everything attention writes, by rows.
+/// A pack's inputs as they are stored, and everything that attention writes.
 struct Results {
     qkv: Vec<f64>,
     dout: Vec<f64>,
@@ -147,7 +147,7 @@ impl Pack<'_> {
         Mask { rate: self.rate, seed: 11, step: 5, layer: 2, site: Site::Probabilities, samples }
     }
 
-    /// ForwardArgs, then backward.
+    /// Runs forward, then backward.
     fn run(&self, case: &Case, dtype: DType) -> Results {
         let Pack { heads, lens, pad, .. } = *self;
         let [q_cols, k_cols, v_cols] = columns(&heads);
@@ -182,7 +182,7 @@ impl Pack<'_> {
     }
 }
 
-/// Forward and backward of one pack, on the tensor cores that are used and on those that are left to others.
+/// Forward and backward of one pack, on the best tensor cores and on those of sm_80.
 fn both(
     harness: &Harness,
     dtype: DType,
@@ -195,7 +195,7 @@ fn both(
     both_spread(harness, dtype, shape, lens, window, pad, rate, 1.0)
 }
 
-/// With scores of size `spread`.
+/// With scores of magnitude `spread`.
 #[allow(clippy::too_many_arguments)]
 fn both_spread(
     harness: &Harness,
@@ -233,13 +233,13 @@ fn both_on(
     let (docs, longest) = (lens.len(), lens.iter().max().unwrap_or(&0));
     let name = format!(
         "attention, {dtype}, heads {num_q}/{num_kv}×{width}, {docs} documents of up to {longest}, window {window:?}, \
-         margin {pad}, dropout {rate}, cores {cores:?}, scores of {spread}"
+         padding {pad}, dropout {rate}, tensor cores {cores:?}, score magnitude {spread}"
     );
-    // A score of size s has an error of about s roundings of f32, and its exponential has it relative to itself.
+    // A score of magnitude s has an error of about s roundings of f32, and its exponential has that relative error.
     let tolerance = tolerance(dtype).max(f64::from(spread) * 1e-6);
     harness.case(name, tolerance, |case| {
         let [q_cols, _, v_cols] = columns(&heads);
-        // Queries and keys share the spread.
+        // Queries and keys each have the square root of the spread.
         let factor = |i: usize| if i % v_cols.end < v_cols.start { spread.sqrt() } else { 1.0 };
         let fused = case.normal_values(tokens * v_cols.end);
         let fused: Vec<f32> = fused.iter().enumerate().map(|(i, x)| x * factor(i)).collect();
@@ -257,13 +257,13 @@ fn both_on(
         let want = LazyCell::new(|| reference::forward_dropped(heads, &bounds, &q, &k, &v, &factor));
         let slopes =
             LazyCell::new(|| reference::backward_dropped(heads, &bounds, [&q, &k, &v], &dout, &factor));
-        // Values of opposite signs cancel; of what they are, a tenth is left to judge a row by.
+        // Values of opposite signs cancel; measure a row against a tenth of their norm.
         let tenth = 0.1 * (width as f64).sqrt();
         case.compare_rows("out", width, (0.0, |_| tenth), out, || want.0.clone());
         case.compare_at("lse", lse.len(), (lse.len() as f64).sqrt(), lse, || want.1.clone());
-        // The slopes of a query that sees one key are differences of equal numbers: products over the width of a head
-        // with what forward stored, rounded. A row is judged against their size; the whole against what rows have
-        // otherwise, unless sharp scores leave most queries one key.
+        // The gradients of a query that sees one key are differences of equal numbers: dot products over the width of a
+        // head with rounded results of forward. A row is measured against their magnitude; the whole against that of
+        // ordinary rows, unless sharp scores leave most queries with one key.
         let unit = f64::from(heads.scale * spread.sqrt());
         let of_row = 0.5 * unit * width as f64 / (1.0 - rate);
         let size = |values: &[f64]| match spread > 1.0 {
@@ -277,8 +277,8 @@ fn both_on(
     })
 }
 
-/// The row contract, to the bit: a document alone has the numbers it has in a pack, and the rows of its first
-/// tokens those that they have in the whole, but for dk and dv, which gather from later tokens.
+/// The row contract, bit for bit: a document alone has the same results as in a pack, and the rows of its first tokens
+/// the same as in the whole, except for dk and dv, which sum over later tokens.
 fn contract(
     harness: &Harness,
     dtype: DType,
@@ -291,7 +291,7 @@ fn contract(
     let heads = heads_of(shape, window);
     let (cores, (num_q, num_kv, width)) = (TensorCores::Best, shape);
     let name = format!(
-        "attention of a document alone, {dtype}, heads {num_q}/{num_kv}×{width}, window {window:?}, dropout {rate}"
+        "attention, one document alone, {dtype}, heads {num_q}/{num_kv}×{width}, window {window:?}, dropout {rate}"
     );
     harness.case(name, 0.0, |case| {
         let [q_cols, _, v_cols] = columns(&heads);
@@ -312,22 +312,22 @@ fn contract(
         case.compare("out", width, alone.out, || rows(&packed.out, out_row, LENS[1]));
         case.compare("lse", num_q, alone.lse, || rows(&packed.lse, num_q, LENS[1]));
         case.compare("dq, dk, dv", width, alone.dqkv, || rows(&packed.dqkv, row, LENS[1]));
-        case.compare("out of a part", width, cut.out, || rows(&packed.out, out_row, CUT));
+        case.compare("out of a prefix", width, cut.out, || rows(&packed.out, out_row, CUT));
         let [dq, ..] = split(&heads, &cut.dqkv);
-        case.compare("dq of a part", width, dq, || split(&heads, &rows(&packed.dqkv, row, CUT))[0].clone());
+        case.compare("dq of a prefix", width, dq, || split(&heads, &rows(&packed.dqkv, row, CUT))[0].clone());
     })
 }
 
-/// Documents that grow: first by many tokens, then by a few, then one by one. The outputs are those of forward.
-fn grown(harness: &Harness, dtype: DType, shape: Shape, window: Option<usize>) -> Result<(), GpuError> {
+/// Decodes documents: first many tokens at once, then a few, then one by one. The outputs are those of forward.
+fn decode(harness: &Harness, dtype: DType, shape: Shape, window: Option<usize>) -> Result<(), GpuError> {
     const LENS: [usize; 4] = [1, 9, 75, 150];
-    /// Documents are this long after each round, or as long as they get. The last token comes alone.
+    /// The length of documents after each round, unless they are shorter. The last token is decoded alone.
     const ROUNDS: [usize; 6] = [60, 61, 130, 148, 149, 150];
     let heads = heads_of(shape, window);
     let bounds = bounds_of(LENS);
     let (slots, capacity) = ([2u32, 0, 4, 1], 151);
     let name = format!(
-        "attention over a cache, {dtype}, heads {}/{}×{}, window {window:?}",
+        "attention decode over a KV cache, {dtype}, heads {}/{}×{}, window {window:?}",
         heads.num_q, heads.num_kv, heads.width
     );
     harness.case(name, tolerance(dtype), |case| {

@@ -1,4 +1,4 @@
-//! What checks are written with: operands in the device's memory, comparisons, and a report for each call.
+//! The harness of the checks: operands in device memory, comparisons, and a report for each call.
 
 use std::cell::{Cell, RefCell};
 
@@ -12,8 +12,8 @@ use crate::Mat;
 use crate::errors::Errors;
 pub(crate) use crate::operands::{Operands, PaddedMat};
 
-/// Rounding to the storage type, with room for a few of them. This is for whole tensors; `errors` says what follows for
-/// rows and elements.
+/// The permitted error of a whole tensor: a few roundings to the storage type. `errors` derives the allowances of rows
+/// and elements from it.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,
@@ -23,13 +23,13 @@ pub(crate) fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// A queue to check and where to report to.
+/// A queue to check, and where to report results.
 pub(crate) struct Harness<'a> {
     pub(crate) queue: &'a Queue,
     memory: &'a Memory,
     seed: u64,
     selection: Selection<'a>,
-    /// Whether outputs are compared with references. A GPU for tests computes none.
+    /// Whether outputs are compared with references. Tests turn this off for a fake GPU, which computes nothing.
     pub(super) compares: bool,
     cases: Cell<u32>,
     each: RefCell<&'a mut dyn FnMut(Check)>,
@@ -46,13 +46,13 @@ impl<'a> Harness<'a> {
         Harness { queue, memory, seed, selection, compares: true, cases: 0.into(), each: RefCell::new(each) }
     }
 
-    /// Whether operands of so many elements are checked.
-    pub(crate) fn takes(&self, elems: usize) -> bool {
+    /// Whether operands of this many elements are checked.
+    pub(crate) fn includes(&self, elems: usize) -> bool {
         elems <= self.selection.largest
     }
 
-    /// Runs `call` twice on the same inputs and reports one check. The call makes its operands by the case's
-    /// methods, runs operations on `case.queue` and compares what they wrote ([`Case::compare`]).
+    /// Runs `call` twice on the same inputs and reports one check. The call creates its operands with the case's
+    /// methods, runs operations on `case.queue` and compares their outputs ([`Case::compare`]).
     pub(crate) fn case(
         &self,
         name: impl Into<String>,
@@ -67,7 +67,7 @@ impl<'a> Harness<'a> {
         let mut case = Case {
             queue: self.queue,
             memory: self.memory,
-            // Every case has numbers of its own.
+            // Every case has random numbers of its own.
             seed: self.seed.wrapping_add(u64::from(number) << 32),
             compares: self.compares,
             tolerance,
@@ -100,7 +100,7 @@ pub(crate) struct Case<'a> {
     seed: u64,
     compares: bool,
     tolerance: f64,
-    /// The second run, which must give the first one's bits.
+    /// The second run, which must give the same bits as the first.
     again: bool,
     used: Cell<usize>,
     draws: Cell<u32>,
@@ -112,7 +112,7 @@ pub(crate) struct Case<'a> {
 }
 
 impl<'a> Case<'a> {
-    /// A view's values, once all that was issued is done.
+    /// A view's values, after everything that was issued is done.
     pub(crate) fn values(&self, view: View) -> Vec<f64> {
         self.check_device(self.queue.synchronize());
         match view.dtype() {
@@ -134,9 +134,9 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The rows of a matrix, one after the other; notes margins that were written to.
+    /// The rows of a matrix, contiguous; reports changes of the padding.
     pub(crate) fn padded_values(&self, padded: &PaddedMat) -> Vec<f64> {
-        let (inside, outside) = padded.inside(self.values(padded.whole));
+        let (inside, outside) = padded.split(self.values(padded.whole));
         if outside > 0 {
             self.add_note(format!("{outside} elements written outside a matrix"));
         }
@@ -149,13 +149,12 @@ impl<'a> Case<'a> {
         (0..mat.rows).flat_map(|row| all[row * mat.stride..][..mat.cols].to_vec()).collect()
     }
 
-    /// Judges an output with rows of `cols` by its reference, which is computed once.
+    /// Compares an output with rows of `cols` elements with its reference, which is computed only once.
     pub(crate) fn compare(&self, what: &str, cols: usize, got: Vec<f64>, want: impl FnOnce() -> Vec<f64>) {
         self.compare_at(what, cols, 0.0, got, want);
     }
 
-    /// As [`Case::compare`]. Where terms may cancel, `scale` is a norm of the whole that errors may be measured
-    /// against.
+    /// As [`Case::compare`]. Where terms may cancel, `scale` is a norm of the whole tensor to measure errors against.
     pub(crate) fn compare_at(
         &self,
         what: &str,
@@ -167,7 +166,7 @@ impl<'a> Case<'a> {
         self.compare_with(what, got, want, |got, want| Errors::of(got, want, cols, scale));
     }
 
-    /// As [`Case::compare_at`], with a norm of each row that its errors may be measured against.
+    /// As [`Case::compare_at`], with a norm of each row to measure its errors against.
     pub(crate) fn compare_rows(
         &self,
         what: &str,
@@ -200,7 +199,7 @@ impl<'a> Case<'a> {
         }
         self.bits.borrow_mut().push(bits);
         let want = want();
-        assert_eq!(got.len(), want.len(), "{what}: a reference of the same shape");
+        assert_eq!(got.len(), want.len(), "{what}: result and reference must have the same length");
         let broken = got.iter().filter(|value| value.is_nan()).count();
         if broken > 0 {
             self.add_note(format!("{what}: {broken} of {} elements not written, or NaN", got.len()));
@@ -209,14 +208,14 @@ impl<'a> Case<'a> {
         if let Some(failure) = errors.failure(self.tolerance) {
             self.add_note(format!("{what}: {failure}"));
         }
-        // A NaN is worse than any number.
+        // NaN is worse than any number.
         let error = errors.worst();
         if error.is_nan() || error > self.error.get() {
             self.error.set(error);
         }
     }
 
-    /// Keeps the first thing that was wrong.
+    /// Keeps only the first note.
     pub(crate) fn add_note(&self, note: String) {
         self.note.borrow_mut().get_or_insert(note);
     }

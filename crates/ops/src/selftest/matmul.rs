@@ -1,4 +1,4 @@
-//! Matrix products: every layout, what they are added to, strided operands, outputs of both types.
+//! Matmul: every layout, every way to accumulate, strided operands, outputs of both types.
 
 use lockstep_core::DType;
 use lockstep_device::View;
@@ -16,24 +16,24 @@ enum Layout {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Start {
-    Zero,
-    Accumulate,
+enum AddTo {
+    Overwrite,
+    Add,
     Residual,
 }
 
-/// A product of \[m, k\] and \[k, n\].
+/// A matmul of \[m, k\] and \[k, n\].
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     layout: Layout,
-    start: Start,
+    add_to: AddTo,
     sizes: [usize; 3],
     pad: usize,
     out: DType,
 }
 
 pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
-    // Sizes, and elements between rows.
+    // Sizes, and padding.
     let shapes = [
         ([0, 8, 8], 0),
         ([0, 8, 24], 3),
@@ -44,30 +44,34 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
         ([64, 96, 80], 8),
         ([256, 384, 320], 0),
     ];
-    // As large as in training; a CPU's share of that.
+    // As large as in training; smaller on a CPU.
     let large = if harness.queue.cuda().is_some() { [2048, 1024, 4096] } else { [512, 768, 1024] };
     for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
-        if harness.takes(large[0] * large[1]) {
+        if harness.includes(large[0] * large[1]) {
             let out = if matches!(layout, Layout::Tn) { DType::F32 } else { dtype };
-            large_product(harness, dtype, Shape { layout, start: Start::Zero, sizes: large, pad: 0, out })?;
+            large_matmul(
+                harness,
+                dtype,
+                Shape { layout, add_to: AddTo::Overwrite, sizes: large, pad: 0, out },
+            )?;
         }
     }
-    for (sizes, pad) in shapes.into_iter().filter(|(sizes, _)| harness.takes(sizes[0] * sizes[1])) {
+    for (sizes, pad) in shapes.into_iter().filter(|(sizes, _)| harness.includes(sizes[0] * sizes[1])) {
         for layout in [Layout::Nt, Layout::Nn, Layout::Tn] {
-            // No tokens: no rows, or nothing to sum over.
+            // Zero tokens: no rows, or an empty sum.
             let sizes = match layout {
                 Layout::Tn if sizes[0] == 0 => [sizes[1], sizes[2], 0],
                 _ => sizes,
             };
-            for start in [Start::Zero, Start::Accumulate, Start::Residual] {
+            for add_to in [AddTo::Overwrite, AddTo::Add, AddTo::Residual] {
                 for out in [dtype, DType::F32] {
-                    // Weight gradients are f32; the other outputs are checked in f32 once.
+                    // Weight gradients are f32; check other outputs in f32 only once.
                     let wanted = match layout {
                         Layout::Tn => out == DType::F32,
-                        _ => out == dtype || matches!(start, Start::Zero),
+                        _ => out == dtype || matches!(add_to, AddTo::Overwrite),
                     };
                     if wanted {
-                        product(harness, dtype, Shape { layout, start, sizes, pad, out })?;
+                        small_matmul(harness, dtype, Shape { layout, add_to, sizes, pad, out })?;
                     }
                 }
             }
@@ -76,27 +80,27 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     Ok(())
 }
 
-fn product(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), GpuError> {
-    let Shape { layout, start, sizes: [m, n, k], pad, out } = shape;
-    let tolerance = product_tolerance(harness, dtype, &shape);
-    let name = format!("product {layout:?}, {start:?}, {dtype} to {out}, {m}×{n}×{k}, margin {pad}");
+fn small_matmul(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), GpuError> {
+    let Shape { layout, add_to, sizes: [m, n, k], pad, out } = shape;
+    let tolerance = matmul_tolerance(harness, dtype, &shape);
+    let name = format!("matmul {layout:?}, {add_to:?}, {dtype} to {out}, {m}×{n}×{k}, padding {pad}");
     harness.case(name, tolerance, |case| {
         let (a_rows, a_cols) = if matches!(layout, Layout::Tn) { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if matches!(layout, Layout::Nt) { (n, k) } else { (k, n) };
         let a = case.padded_normals(a_rows, a_cols, pad, dtype);
         let b = case.padded_normals(b_rows, b_cols, pad, dtype);
-        // Of another stride, where that changes no alignment that a product would be chosen by.
-        let apart = if k == 0 && matches!(start, Start::Residual) { pad + 2 } else { pad };
+        // Use another stride where that does not change the alignment by which an algorithm is chosen.
+        let apart = if k == 0 && matches!(add_to, AddTo::Residual) { pad + 2 } else { pad };
         let residual = case.padded_normals(m, n, apart, out);
-        let c = match start {
-            Start::Accumulate => residual,
+        let c = match add_to {
+            AddTo::Add => residual,
             _ => case.padded_output(m, n, pad, out),
         };
         let before = case.padded_values(&residual);
-        let init = match start {
-            Start::Zero => Accumulate::Overwrite,
-            Start::Accumulate => Accumulate::Add,
-            Start::Residual => Accumulate::Residual(residual.mat),
+        let init = match add_to {
+            AddTo::Overwrite => Accumulate::Overwrite,
+            AddTo::Add => Accumulate::Add,
+            AddTo::Residual => Accumulate::Residual(residual.mat),
         };
         let run = match layout {
             Layout::Nt => matmul::nt,
@@ -104,10 +108,10 @@ fn product(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), GpuError
             Layout::Tn => matmul::tn,
         };
         run(case.queue, c.mat, a.mat, b.mat, init, workspace(case));
-        // What a product is added to may cancel it.
+        // The residual may cancel the result.
         case.compare_at("c", n, ((m * n * k) as f64).sqrt(), case.padded_values(&c), || {
             let mut want = reference(case, layout, (&a, &b), [m, n, k]);
-            if !matches!(start, Start::Zero) {
+            if !matches!(add_to, AddTo::Overwrite) {
                 want.iter_mut().zip(&before).for_each(|(want, before)| *want += before);
             }
             want
@@ -115,11 +119,11 @@ fn product(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), GpuError
     })
 }
 
-/// Judged on some rows and some columns, for the reference takes its time.
-fn large_product(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), GpuError> {
+/// Compares only some rows and some columns, because the reference is slow.
+fn large_matmul(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), GpuError> {
     let Shape { layout, sizes: [m, n, k], out, .. } = shape;
-    let name = format!("product {layout:?} of training size, {dtype} to {out}, {m}×{n}×{k}");
-    harness.case(name, product_tolerance(harness, dtype, &shape), |case| {
+    let name = format!("matmul {layout:?} of training size, {dtype} to {out}, {m}×{n}×{k}");
+    harness.case(name, matmul_tolerance(harness, dtype, &shape), |case| {
         let (a_rows, a_cols) = if matches!(layout, Layout::Tn) { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if matches!(layout, Layout::Nt) { (n, k) } else { (k, n) };
         let a = case.padded_normals(a_rows, a_cols, 0, dtype);
@@ -157,8 +161,8 @@ fn large_product(harness: &Harness, dtype: DType, shape: Shape) -> Result<(), Gp
     })
 }
 
-/// That of the output's type; or of sums of `k` terms in f32, whose errors grow with their root.
-fn product_tolerance(harness: &Harness, dtype: DType, shape: &Shape) -> f64 {
+/// The tolerance of the output's type, or of f32 sums of `k` terms, whose errors grow with the square root of `k`.
+fn matmul_tolerance(harness: &Harness, dtype: DType, shape: &Shape) -> f64 {
     let rounds_more = dtype == DType::F32 && harness.queue.cuda().is_some_and(|cuda| cuda.tf32);
     let sums = 8.0 * (shape.sizes[2] as f64).sqrt() * f64::from(f32::EPSILON) / 2.0;
     if rounds_more { 2e-3 } else { tolerance(shape.out).max(sums) }

@@ -1,8 +1,9 @@
-//! Does this device compute right? Every operation against its plain reference in f64, on fresh random inputs.
+//! Checks every operation on this device against its f64 reference, on random inputs.
 //!
-//! Shapes are odd and typical: strided rows, widths that are no multiple of a vector, no rows, one row, thousands.
-//! Outputs and scratch start as NaN, so that what was not written shows; margins between rows must stay as they
-//! were; every call runs twice and must give the same bits. It runs on a CPU queue too, which tests the tests.
+//! Shapes are odd and typical: strided rows, widths that are not multiples of a vector, zero rows, one row, thousands.
+//! Outputs and scratch start as NaN, so that unwritten elements are noticed; padding between rows must not change;
+//! every call runs twice and must give the same bits. The checks also run on a CPU queue, which tests the checks
+//! themselves.
 
 mod activations;
 mod attention;
@@ -17,37 +18,36 @@ use lockstep_device::{Memory, MemoryError, Queue};
 
 use harness::Harness;
 
-/// The outcome of one call.
+/// The result of one check.
 #[derive(Clone, Debug)]
 pub struct Check {
     /// Operation, storage type and shape.
     pub name: String,
-    /// ‖out − reference‖ / ‖reference‖, of the output that is worst; or, where that is larger, the same of its worst
-    /// row, divided by 4, or its worst element's error relative to its row's size, divided by 16: what a few roundings
-    /// leave of a whole is less than what they may do to a part.
+    /// ‖out − reference‖ / ‖reference‖ of the worst output; or, if larger, the same for its worst row, divided by 4, or
+    /// the error of its worst element relative to its row's magnitude, divided by 16: roundings affect a row or an
+    /// element more than the whole.
     pub error: f64,
     pub tolerance: f64,
-    /// What was wrong: the part that is off, elements not written or written outside, bits that differ between two
-    /// runs.
+    /// What failed: the part that is off, elements not written or written outside, bits that differ between two runs.
     pub note: Option<String>,
 }
 
 impl Check {
     pub fn passed(&self) -> bool {
-        // A NaN does not pass.
+        // NaN does not pass.
         self.error <= self.tolerance && self.note.is_none()
     }
 }
 
-/// What operands lie in.
+/// The memory for operands.
 const MEMORY: Bytes = Bytes(256 << 20);
 
 /// Which checks are run.
 #[derive(Clone, Copy, Debug)]
 pub struct Selection<'a> {
-    /// The most elements that an operand has.
+    /// The maximum number of elements of an operand.
     pub largest: usize,
-    /// What the check's name contains.
+    /// Only checks whose name contains this.
     pub only: &'a str,
 }
 
@@ -55,8 +55,8 @@ impl Selection<'_> {
     pub const ALL: Selection<'static> = Selection { largest: usize::MAX, only: "" };
 }
 
-/// Runs checks on a queue and its device's memory. An error is that of a device that stopped working; results that are
-/// wrong are reported to `each`.
+/// Runs checks on a queue and its device's memory. Returns an error if the device stops working; wrong results are
+/// reported to `each`.
 pub fn run(
     selection: Selection,
     queue: &Queue,
@@ -90,9 +90,10 @@ mod tests {
 
     use super::*;
 
-    /// On GPUs that compute nothing: their driver knows what each kernel declares, and launches are held to it.
+    /// On fake GPUs, which compute nothing: their driver knows the parameters of each kernel, and launches must match
+    /// them.
     #[test]
-    fn kernels_are_given_what_they_declare() {
+    fn launch_arguments_match_the_kernels() {
         const LARGEST: usize = 300_000;
         let mut launched = BTreeSet::new();
         for sm in [80, 90] {

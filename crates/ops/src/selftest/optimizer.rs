@@ -1,4 +1,4 @@
-//! Operations on flat ranges: updates, sums, norms.
+//! Operations on flat ranges: optimizer updates, sums, norms.
 
 use lockstep_core::{ALIGN_ELEMS, DType};
 use lockstep_device::cuda::GpuError;
@@ -14,7 +14,7 @@ pub(super) fn run(harness: &Harness) -> Result<(), GpuError> {
             for (len, offset) in [(0, 0), (1, 0), (1003, 0), (1003, 1), (1 << 20, 0)] {
                 for decision in [None, Some(0.0), Some(1.0)] {
                     // On the CPU the clip factor is known before the update.
-                    if harness.takes(len) && (decision.is_none() || harness.queue.cuda().is_some()) {
+                    if harness.includes(len) && (decision.is_none() || harness.queue.cuda().is_some()) {
                         update(harness, optimizer, working, [len, offset], decision)?;
                     }
                 }
@@ -23,32 +23,32 @@ pub(super) fn run(harness: &Harness) -> Result<(), GpuError> {
         Ok(())
     })?;
     for leaves in [0, 1, 5, 4096, 4097, 20_000] {
-        if harness.takes(leaves) {
+        if harness.includes(leaves) {
             sums(harness, leaves)?;
         }
     }
     for (sum, max_norm) in [(16.0, Some(1.0)), (16.0, None), (0.01, Some(1.0)), (f64::INFINITY, Some(1.0))] {
-        judged(harness, sum, max_norm)?;
+        step_decision(harness, sum, max_norm)?;
     }
     for (len, offset) in [(0, 0), (1, 0), (1003, 1), (1 << 20, 0)] {
-        if harness.takes(len) {
+        if harness.includes(len) {
             ranges(harness, len, offset)?;
         }
     }
     Ok(())
 }
 
-/// The factor of gradients in every check of an optimizer.
+/// The clip factor in every check of an optimizer.
 const FACTOR: f32 = 0.25;
 
-/// An optimizer under test. States are those of [`FlatRange`]; one that it has no use for stays as it is.
+/// An optimizer under test. States are those of [`FlatRange`]; an optimizer may ignore some of them.
 struct Optimizer<'a> {
     name: &'a str,
-    /// A state before the first step, from the element's gradient and a normal number.
+    /// A state before the first step, from the element's gradient and a random normal.
     start: fn(f32, f32) -> f32,
-    /// Step `t` of the operation, with the factor of gradients in the rates or in a decision.
+    /// Step `t` of the operation, with the clip factor in the hyperparameters or in a step decision.
     update: Update<'a>,
-    /// The same by the reference, of parameters, states and gradients.
+    /// The same by the reference: parameters, states, gradients, step.
     reference: Reference<'a>,
 }
 
@@ -95,7 +95,7 @@ fn optimizers(run: impl Fn(&Optimizer) -> Result<(), GpuError>) -> Result<(), Gp
     let with = lion::reference::Settings { lr: 1e-2, betas: (0.92, 0.99), weight_decay: 0.1 };
     run(&Optimizer {
         name: "lion",
-        // Rounding decides the sign of what is nearly zero. With these betas the sign changes where gradients are -11.5,
+        // Rounding decides the sign of a value near zero. With these betas the sign changes where gradients are -11.5,
         // -10.2 and -9.2 times the average in the three steps; here they are whole multiples of it.
         start: |g, x| if x.abs() < 0.1 { 0.0 } else { FACTOR * g / (10.0 * x).round() },
         update: &|queue, flat, _, clip, decision| {
@@ -107,7 +107,7 @@ fn optimizers(run: impl Fn(&Optimizer) -> Result<(), GpuError>) -> Result<(), Gp
     })
 }
 
-/// Three steps, with the gradients' factor in the rates or in a decision (`Some(skip)`).
+/// Three steps, with the clip factor in the hyperparameters or in a step decision (`Some(skip)`).
 fn update(
     harness: &Harness,
     optimizer: &Optimizer,
@@ -118,15 +118,15 @@ fn update(
     let copy = working.map_or("none".into(), |dtype| dtype.to_string());
     let how = match decision {
         None => "",
-        Some(0.0) => ", by decision",
+        Some(0.0) => ", clip from the step decision",
         Some(_) => ", skipped",
     };
-    let name = format!("{}{how}, working {copy}, {len} from {offset}", optimizer.name);
+    let name = format!("{}{how}, working copy {copy}, {len} elements at offset {offset}", optimizer.name);
     harness.case(name, working.map_or(1e-5, tolerance), |case| {
         let part = |values: &[f32], dtype| case.input(values, dtype).slice(offset, len);
         let numbers =
             |size: f32| case.normal_values(len + offset).iter().map(|x| size * x).collect::<Vec<f32>>();
-        // Parameters as small as their updates, so that an error in an update cannot hide.
+        // Parameters are as small as their updates, so that they cannot hide an error in an update.
         let (p, g) = (numbers(0.02), numbers(2.0));
         let states = [(); 2].map(|()| {
             let start: Vec<f32> = g.iter().zip(numbers(1.0)).map(|(g, x)| (optimizer.start)(*g, x)).collect();
@@ -138,7 +138,7 @@ fn update(
             grad: part(&g, DType::F32),
             states,
         };
-        let judged = decision.map(|skip| {
+        let decision_view = decision.map(|skip| {
             let view = case.output(4, DType::F64);
             case.check_device(view.write(&[f64::NAN, f64::NAN, f64::from(FACTOR), skip]));
             view
@@ -147,7 +147,7 @@ fn update(
         let grad: Vec<f64> = case.values(range.grad).iter().map(|g| g * f64::from(FACTOR)).collect();
         for t in 1..=3 {
             let clip = if decision.is_some() { f32::NAN } else { FACTOR };
-            (optimizer.update)(case.queue, &range, t, clip, judged);
+            (optimizer.update)(case.queue, &range, t, clip, decision_view);
             if decision != Some(1.0) {
                 (optimizer.reference)(&mut p, &mut states, &grad, t);
             }
@@ -163,7 +163,7 @@ fn update(
 }
 
 fn sums(harness: &Harness, leaves: usize) -> Result<(), GpuError> {
-    harness.case(format!("squares, {leaves} leaves"), 1e-13, |case| {
+    harness.case(format!("squared norm, {leaves} blocks"), 1e-13, |case| {
         let x = case.normals(leaves * ALIGN_ELEMS, DType::F32);
         let (out, sum) = (case.output(leaves, DType::F64), case.output(1, DType::F64));
         reduce::squared_sum_leaves(case.queue, out, x);
@@ -175,9 +175,9 @@ fn sums(harness: &Harness, leaves: usize) -> Result<(), GpuError> {
     })
 }
 
-fn judged(harness: &Harness, sum: f64, max_norm: Option<f64>) -> Result<(), GpuError> {
+fn step_decision(harness: &Harness, sum: f64, max_norm: Option<f64>) -> Result<(), GpuError> {
     const LOSS_SCALE: f64 = 8.0;
-    harness.case(format!("decision on {sum}, clipped to {max_norm:?}"), 1e-7, |case| {
+    harness.case(format!("step decision, squared norm {sum}, max norm {max_norm:?}"), 1e-7, |case| {
         let decision = case.output(4, DType::F64);
         case.check_device(decision.write(&[sum * LOSS_SCALE * LOSS_SCALE]));
         reduce::decide_step(case.queue, decision, max_norm, LOSS_SCALE);
@@ -193,7 +193,7 @@ fn judged(harness: &Harness, sum: f64, max_norm: Option<f64>) -> Result<(), GpuE
 }
 
 fn ranges(harness: &Harness, len: usize, offset: usize) -> Result<(), GpuError> {
-    harness.case(format!("add, copy and zero, {len} from {offset}"), 1e-7, |case| {
+    harness.case(format!("add, copy and zero, {len} elements at offset {offset}"), 1e-7, |case| {
         let [sum, x] = [(); 2].map(|()| case.normals(len + offset, DType::F32).slice(offset, len));
         let (sums, xs) = (case.values(sum), case.values(x));
         reduce::add(case.queue, sum, x);

@@ -1,4 +1,4 @@
-//! Operations at the two ends of a model: embedding and cross-entropy.
+//! Operations over the vocabulary: embedding and cross-entropy.
 
 use std::cell::LazyCell;
 
@@ -10,7 +10,7 @@ use crate::cross_entropy::{self, Channels};
 use crate::embedding;
 
 pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
-    // Tokens, rows of the table, columns, elements between rows: few rows give long runs of one token.
+    // Tokens, rows of the table, columns, padding. A table of few rows gives long runs of equal tokens.
     let tables = [
         (0, 5, 8, 0),
         (1, 1, 1, 0),
@@ -21,14 +21,14 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
         (4097, 20, 256, 0),
     ];
     for (tokens, rows, cols, pad) in tables {
-        if harness.takes(tokens.max(rows) * cols) {
+        if harness.includes(tokens.max(rows) * cols) {
             look_up(harness, dtype, [tokens, rows, cols, pad])?;
         }
     }
     for (rows, vocab, pad) in
         [(0, 9, 0), (1, 1, 0), (5, 17, 1), (33, 1000, 4), (5, 36_864, 0), (7, 50_257, 0), (64, 32_000, 0)]
     {
-        for spread in [1e-3, 0.1, 10.0, 300.0].into_iter().filter(|_| harness.takes(rows * vocab)) {
+        for spread in [1e-3, 0.1, 10.0, 300.0].into_iter().filter(|_| harness.includes(rows * vocab)) {
             likelihood(harness, dtype, [rows, vocab, pad], spread)?;
             channels(harness, dtype, [rows, vocab, pad], spread)?;
         }
@@ -37,7 +37,7 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
 }
 
 fn look_up(harness: &Harness, dtype: DType, [tokens, rows, cols, pad]: [usize; 4]) -> Result<(), GpuError> {
-    let name = format!("embedding, {dtype}, {tokens} of {rows}×{cols}, margin {pad}");
+    let name = format!("embedding forward, {dtype}, {tokens} tokens, table {rows}×{cols}, padding {pad}");
     harness.case(name, tolerance(dtype), |case| {
         let table = case.padded_normals(rows, cols, pad, dtype);
         let indices = case.indices(tokens, rows);
@@ -47,8 +47,8 @@ fn look_up(harness: &Harness, dtype: DType, [tokens, rows, cols, pad]: [usize; 4
             embedding::reference::forward(&case.padded_values(&table), cols, &indices)
         });
     })?;
-    let name = format!("embedding backward, {dtype}, {tokens} of {rows}×{cols}, margin {pad}");
-    // Sums are in f32 whatever the storage type.
+    let name = format!("embedding backward, {dtype}, {tokens} tokens, table {rows}×{cols}, padding {pad}");
+    // Sums are f32 whatever the storage type.
     harness.case(name, tolerance(DType::F32), |case| {
         let dx = case.padded_normals(tokens, cols, pad, dtype);
         let dtable = case.padded_normals(rows, cols, pad, DType::F32);
@@ -69,7 +69,9 @@ fn likelihood(
     [rows, vocab, pad]: [usize; 3],
     spread: f32,
 ) -> Result<(), GpuError> {
-    let name = format!("cross-entropy, gradient in {dtype}, {rows}×{vocab}, margin {pad}, spread {spread}");
+    let name = format!(
+        "cross-entropy, gradient in {dtype}, {rows}×{vocab}, padding {pad}, logit magnitude {spread}"
+    );
     harness.case(name, tolerance(dtype), |case| {
         let start: Vec<f32> = case.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
         let logits = case.padded(&start, vocab, pad, DType::F32);
@@ -86,23 +88,33 @@ fn likelihood(
         let size = cv.iter().map(|c| c * c).sum::<f64>().sqrt();
         let log_probs = || cross_entropy::reference::forward(&before, vocab, &targets);
         case.compare_at("log-probabilities", rows, (rows as f64).sqrt(), case.values(logp), log_probs);
-        case.compare_at("their second time", rows, (rows as f64).sqrt(), case.values(again), log_probs);
+        case.compare_at(
+            "log-probabilities with gradient",
+            rows,
+            (rows as f64).sqrt(),
+            case.values(again),
+            log_probs,
+        );
         case.compare_at("gradient", vocab, size, case.mat_values(&gradient), || {
             cross_entropy::reference::backward(&before, vocab, &targets, &cv)
         });
-        // For the margins: what lies between them has the gradient's type.
+        // Check the padding; the elements inside have the gradient's type.
         case.padded_values(&logits);
     })
 }
 
-/// Entropy and mean log-probability besides, each with a coefficient; then a call with one of them, which must agree.
+/// Also computes entropy and mean log-probability, each with a coefficient; then repeats with one of them, which must
+/// agree.
 fn channels(
     harness: &Harness,
     dtype: DType,
     [rows, vocab, pad]: [usize; 3],
     spread: f32,
 ) -> Result<(), GpuError> {
-    let name = format!("head channels, gradient in {dtype}, {rows}×{vocab}, margin {pad}, spread {spread}");
+    let name = format!(
+        "cross-entropy with entropy and mean log-probability, gradient in {dtype}, {rows}×{vocab}, padding {pad}, \
+         logit magnitude {spread}"
+    );
     harness.case(name, tolerance(dtype), |case| {
         let start: Vec<f32> = case.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
         let [logits, other] = [(); 2].map(|()| case.padded(&start, vocab, pad, DType::F32));
@@ -139,7 +151,8 @@ fn channels(
             alike(name, one, other);
         }
         alike("log-probabilities", Some(case.values(plain)), Some(case.values(out.log_prob)));
-        let [log_prob, entropy, mean] = numbers(&out).map(|values| values.expect("all were asked for"));
+        let [log_prob, entropy, mean] =
+            numbers(&out).map(|values| values.expect("all channels were requested"));
         let size = (rows as f64).sqrt();
         case.compare_at("log-probabilities", rows, size, log_prob, || {
             cross_entropy::reference::forward(&before, vocab, &targets)
@@ -163,7 +176,7 @@ fn channels(
             }
             sum
         });
-        // For the margins: what lies between them has the gradient's type.
+        // Check the padding; the elements inside have the gradient's type.
         case.padded_values(&logits);
 
         let zeros = case.input(&vec![0.0; rows], DType::F32);

@@ -1,4 +1,4 @@
-//! Additions with a factor are fused and the momentum's decay is not, as in torch's vectorized kernels.
+//! Multiply-adds are fused, except for the decay of the momentum, as in torch's vectorized kernels.
 
 use lockstep_device::CpuQueue;
 

@@ -19,8 +19,8 @@ pub(super) fn update(cuda: &CudaQueue, range: ParamRange, params: &Hyperparams, 
         None => {
             let (kernel, launch) = kernel(cuda, &SOURCE, ["update", "update_vec"], &range.flat([]));
             let args = args![master, working, grad, len, decision, clip, lr, weight_decay];
-            // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one length, and
-            // reads the four numbers of the decision.
+            // SAFETY: these are the kernel's parameters; a thread reads and writes its own elements of ranges of one
+            // length, and reads the four numbers of the decision.
             unsafe { cuda.launch(kernel, launch, args) };
         }
         Some(momentum) => {

@@ -1,5 +1,5 @@
-// SGD, with and without a momentum buffer. Rounded as on the CPU: additions with a factor are fused, the momentum's
-// decay is not.
+// SGD, with and without a momentum buffer. Rounded as on the CPU: multiply-adds are fused, except for the decay of the
+// momentum.
 
 struct Sgd {
     f32 lr, weight_decay;

@@ -1,8 +1,8 @@
 //! SGD over a flat range of parameters, as `torch.optim.SGD` with dampening 0.
 //!
 //! g ← clip·g + wd·p; with momentum μ: b ← μb + g, then g ← b, or g ← g + μb for Nesterov; p ← p − lr·g.
-//! Weight decay is an L2 term of the gradient, not decoupled. The momentum buffer starts as zeros, so that it is the
-//! gradient itself after the first step, as in torch. Every operation is rounded where torch rounds it.
+//! Weight decay is an L2 term of the gradient, not decoupled. The momentum buffer starts as zeros, so after the first
+//! step it equals the gradient, as in torch. Every operation is rounded where torch rounds it.
 
 mod cpu;
 pub(crate) mod cuda;
@@ -14,19 +14,19 @@ use lockstep_device::{Queue, View};
 
 use crate::optimizer::FlatRange;
 
-/// What is the same for all parameters of a step.
+/// Hyperparameters of one step, the same for all parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyperparams {
     pub lr: f32,
     /// 0 for a range without a momentum buffer.
     pub momentum: f32,
     pub nesterov: bool,
-    /// Multiplies every gradient: 1, or less when the norm is clipped.
+    /// Multiplies every gradient: 1, or less if the norm is clipped.
     pub clip: f32,
 }
 
-/// One range of parameters, its gradients and its momentum buffer, all f32 and of one length. Without momentum there
-/// is no buffer. `working`, where there is one, receives the parameters rounded to its storage type.
+/// A range of parameters, its gradients and its momentum buffer, all f32 and of the same length. Without momentum there
+/// is no buffer. If there is a working copy, it receives the parameters rounded to its storage type.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamRange<'m> {
     pub master: View<'m>,
@@ -43,15 +43,19 @@ impl<'m> ParamRange<'m> {
     }
 }
 
-/// Updates a range. On a GPU the clip factor and whether to skip may be read from a `decision`
-/// ([`crate::reduce::decide_step`]) when the update runs, in place of the rates' own; the CPU knows them in time.
+/// Updates a range. On a GPU the clip factor and whether to skip can come from a step decision in device memory
+/// ([`crate::reduce::decide_step`]), which replaces `params.clip`. On the CPU they are known before the update.
 pub fn update(queue: &Queue, range: ParamRange, params: &Hyperparams, decision: Option<View>) {
     match range.momentum {
         Some(momentum) => range.flat([momentum]).check(decision),
         None => range.flat([]).check(decision),
     }
-    assert_eq!(range.momentum.is_some(), params.momentum != 0.0, "a momentum buffer where there is momentum");
-    assert!(params.momentum != 0.0 || !params.nesterov, "Nesterov without momentum");
+    assert_eq!(
+        range.momentum.is_some(),
+        params.momentum != 0.0,
+        "momentum needs a buffer, and only momentum does"
+    );
+    assert!(params.momentum != 0.0 || !params.nesterov, "Nesterov needs momentum");
     match queue {
         Queue::Cpu(cpu) => {
             assert!(decision.is_none(), "on the CPU the clip factor is known before the update");

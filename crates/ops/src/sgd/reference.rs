@@ -1,16 +1,16 @@
 //! SGD as PyTorch documents it, in f64.
 
-/// The settings of one update.
+/// The hyperparameters of an update.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub lr: f64,
-    /// 0 for none; the momentum buffer then stays as it is.
+    /// 0 for none; the momentum buffer is then unused.
     pub momentum: f64,
     pub nesterov: bool,
     pub weight_decay: f64,
 }
 
-/// An update of the parameters `p` and their momentum buffer, which is zeros before the first.
+/// An update of parameters `p` and their momentum buffer, which is zero at first.
 pub fn update(p: &mut [f64], momentum: &mut [f64], g: &[f64], with: &Settings) {
     for i in 0..p.len() {
         let mut g = g[i] + with.weight_decay * p[i];

@@ -19,14 +19,14 @@ fn settings() -> impl Strategy<Value = reference::Settings> {
     })
 }
 
-fn rates(with: &reference::Settings, clip: f32) -> Hyperparams {
+fn hyperparams(with: &reference::Settings, clip: f32) -> Hyperparams {
     Hyperparams { lr: with.lr as f32, momentum: with.momentum as f32, nesterov: with.nesterov, clip }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Parameters are as small as their updates, so that an error in an update cannot hide.
+    /// Parameters are as small as their updates, so that they cannot hide an error in an update.
     #[test]
     fn ten_steps_match_the_reference(
         len in prop_oneof![5 => 1usize..600, 1 => 33_000usize..36_000], with in settings(),
@@ -53,9 +53,9 @@ proptest! {
             };
             for g in &gradients {
                 grad.write_f32(g).unwrap();
-                update(&queue, range, &rates(&with, clip), None);
+                update(&queue, range, &hyperparams(&with, clip), None);
                 let read = values(grad).into_iter().zip(g).all(|(kept, g)| kept == f64::from(*g));
-                prop_assert!(read, "gradients are only read");
+                prop_assert!(read, "gradients must not change");
             }
             // Gradients of opposite signs cancel.
             let size = f64::from(clip) * (len as f64).sqrt();
@@ -74,7 +74,7 @@ proptest! {
         prop_assert!(norm(&p).is_finite());
     }
 
-    /// A shard is updated as it would be inside the whole, wherever it begins and ends.
+    /// A shard is updated as it would be inside the whole range, wherever it starts and ends.
     #[test]
     fn an_element_does_not_depend_on_the_others(
         len in 1usize..600, from in 0usize..600, part in 1usize..600, with in settings(),
@@ -88,7 +88,7 @@ proptest! {
             let momentum = (with.momentum != 0.0).then_some(buffer);
             let range =
                 ParamRange { master, working: Some(working), grad, momentum, weight_decay: with.weight_decay as f32 };
-            update(&queue(pick), range, &rates(&with, 0.5), None);
+            update(&queue(pick), range, &hyperparams(&with, 0.5), None);
             [master, working, buffer].map(bits)
         };
         let from = from % len;
@@ -101,7 +101,7 @@ proptest! {
 }
 
 #[test]
-fn momentum_and_its_buffer_go_together() {
+fn momentum_requires_a_buffer_and_only_momentum_does() {
     let arena = TestArena::new(1);
     let [master, grad, buffer] = [(); 3].map(|()| arena.normals(3, DType::F32));
     let run = |momentum: Option<View>, factor: f32, nesterov: bool| {
@@ -115,7 +115,7 @@ fn momentum_and_its_buffer_go_together() {
             )
         })
     };
-    assert!(run(None, 0.9, false).contains("a momentum buffer where there is momentum"));
-    assert!(run(Some(buffer), 0.0, false).contains("a momentum buffer where there is momentum"));
-    assert!(run(None, 0.0, true).contains("Nesterov without momentum"));
+    assert!(run(None, 0.9, false).contains("momentum needs a buffer"));
+    assert!(run(Some(buffer), 0.0, false).contains("momentum needs a buffer"));
+    assert!(run(None, 0.0, true).contains("Nesterov needs momentum"));
 }

@@ -10,7 +10,7 @@ pub(super) fn forward(cpu: &CpuQueue, y: Mat, g: Mat, u: Mat) {
     with_real!(y.view.dtype(), R => each_part(cpu, y, &|first, rows| {
         let [y, g, u] = [y, g, u].map(|mat| mat.row_range(first, rows));
         cpu.isa.run(#[inline(always)] || for row in 0..rows {
-            // SAFETY: items write disjoint rows of y; g and u are only read and lie apart.
+            // SAFETY: items write disjoint rows of y; g and u are only read and do not overlap.
             let (y, g, u) =
                 unsafe { (y.row(row).as_mut::<R>(), g.row(row).as_slice::<R>(), u.row(row).as_slice::<R>()) };
             forward_row(y, g, u);
@@ -18,12 +18,12 @@ pub(super) fn forward(cpu: &CpuQueue, y: Mat, g: Mat, u: Mat) {
     }));
 }
 
-/// `RECOMPUTE`: dy becomes y.
+/// With `RECOMPUTE`, dy is replaced by y.
 pub(super) fn backward_in_place<const RECOMPUTE: bool>(cpu: &CpuQueue, g: Mat, u: Mat, dy: Mat) {
     with_real!(dy.view.dtype(), R => each_part(cpu, dy, &|first, rows| {
         let [g, u, dy] = [g, u, dy].map(|mat| mat.row_range(first, rows));
         cpu.isa.run(#[inline(always)] || for row in 0..rows {
-            // SAFETY: items write disjoint rows of g, u and dy, which lie apart.
+            // SAFETY: items write disjoint rows of g, u and dy, which do not overlap.
             let (g, u, dy) =
                 unsafe { (g.row(row).as_mut::<R>(), u.row(row).as_mut::<R>(), dy.row(row).as_mut::<R>()) };
             backward_row::<R, RECOMPUTE>(g, u, dy);
@@ -31,7 +31,7 @@ pub(super) fn backward_in_place<const RECOMPUTE: bool>(cpu: &CpuQueue, g: Mat, u
     }));
 }
 
-/// Calls `f` with ranges of rows: first one and how many.
+/// Calls `f` with ranges of rows: the first row and the number of rows.
 fn each_part(cpu: &CpuQueue, like: Mat, f: &(dyn Fn(usize, usize) + Sync)) {
     let rows_per_item = (ELEMS_PER_ITEM / like.cols.max(1)).max(1);
     cpu.pool.run(like.rows.div_ceil(rows_per_item), &|item, _| {

@@ -11,11 +11,11 @@ pub(super) fn forward(cuda: &CudaQueue, y: Mat, g: Mat, u: Mat) {
     let (vectorized, items) = items(&[y, g, u]);
     let kernel = cuda.kernel(&SOURCE, y.view.dtype(), if vectorized { "forward_vec" } else { "forward" });
     let args = args![y.view, y.stride, g.view, g.stride, u.view, u.stride, items, y.cols];
-    // SAFETY: these are the kernel's parameters; it writes y and reads g and u, of one shape.
+    // SAFETY: these are the kernel's parameters; it writes y and reads g and u, which have the same shape.
     unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }
 
-/// `RECOMPUTE`: dy becomes y.
+/// With `RECOMPUTE`, dy is replaced by y.
 pub(super) fn backward_in_place<const RECOMPUTE: bool>(cuda: &CudaQueue, g: Mat, u: Mat, dy: Mat) {
     let (vectorized, items) = items(&[g, u, dy]);
     let name = match (RECOMPUTE, vectorized) {
@@ -30,7 +30,7 @@ pub(super) fn backward_in_place<const RECOMPUTE: bool>(cuda: &CudaQueue, g: Mat,
     unsafe { cuda.launch(kernel, Launch::each(items), args) };
 }
 
-/// Whether threads take vectorized, and how many take something. Matrices of one shape and storage type.
+/// Whether threads process vectors, and how many threads have work. The matrices have the same shape and storage type.
 fn items(mats: &[Mat]) -> (bool, usize) {
     let pack = vector_elems(mats[0].view.dtype());
     let vectorized = rows_aligned(mats, pack);

@@ -1,4 +1,4 @@
-// The gated unit over matrices [rows, cols]. A thread takes N elements of a row, where N divides a row.
+// SwiGLU over matrices [rows, cols]. A thread processes N elements of a row, where N divides the row.
 #include "lockstep.cuh"
 
 __device__ __forceinline__ f32 sigmoid(f32 x) { return 1.0f / (1.0f + expf(-x)); }
@@ -8,7 +8,7 @@ __device__ __forceinline__ REAL gated(REAL g, REAL u) {
     return from_f32<REAL>(gate * sigmoid(gate) * to_f32(u));
 }
 
-// Replaces a gate and what it lets through by their gradients; with RECOMPUTE, also dy by what `gated` gives.
+// Replaces gate and up by their gradients; with RECOMPUTE, also dy by the output of `gated`.
 template <bool RECOMPUTE> __device__ __forceinline__ void to_gradients(REAL& g, REAL& u, REAL& dy) {
     const f32 gate = to_f32(g), up = to_f32(u), grad = to_f32(dy);
     const f32 s = sigmoid(gate), silu = gate * s;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void backward_part(
     if (RECOMPUTE) store_chunk<N>(dy, grads);
 }
 
-// y = silu(g) * u; `items` threads take something.
+// y = silu(g) * u; `items` is the number of threads with work.
 extern "C" __global__ void forward(
     REAL* y, u32 y_stride, const REAL* g, u32 g_stride, const REAL* u, u32 u_stride, u32 items, u32 cols
 ) {
@@ -65,7 +65,7 @@ extern "C" __global__ void forward_vec(
     forward_part<Vec16<REAL>::N>(y, y_stride, g, g_stride, u, u_stride, items, cols);
 }
 
-// g and u become their gradients, from dy.
+// Replaces g and u by their gradients.
 extern "C" __global__ void backward(
     REAL* g, u32 g_stride, REAL* u, u32 u_stride, REAL* dy, u32 dy_stride, u32 items, u32 cols
 ) {
@@ -78,7 +78,7 @@ extern "C" __global__ void backward_vec(
     backward_part<Vec16<REAL>::N, false>(g, g_stride, u, u_stride, dy, dy_stride, items, cols);
 }
 
-// The same, and dy becomes y.
+// The same, and replaces dy by y.
 extern "C" __global__ void backward_recompute(
     REAL* g, u32 g_stride, REAL* u, u32 u_stride, REAL* dy, u32 dy_stride, u32 items, u32 cols
 ) {

@@ -1,4 +1,4 @@
-//! The gated unit as the textbook has it, in f64.
+//! The textbook SwiGLU, in f64.
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())

@@ -8,7 +8,7 @@ use crate::testing::{
     queues, tolerance, values,
 };
 
-/// Gates and ups side by side, as a block has them: a matrix of twice the columns, with margins.
+/// Gate and up as columns of one matrix, as a block has them, with padding.
 fn side_by_side<'b>(
     arena: &'b TestArena,
     g: &[f32],
@@ -22,7 +22,7 @@ fn side_by_side<'b>(
     arena.padded(&values, 2 * cols, pad, act)
 }
 
-/// What is left of a gate that is saturated may be too small for f16's full precision.
+/// The output of a saturated gate may be too small for the full precision of f16.
 const SMALL: f64 = 1e-3;
 
 fn halves<'b>(both: &PaddedMat<'b>) -> [Mat<'b>; 2] {
@@ -34,7 +34,7 @@ fn mat_values(mat: &Mat) -> Vec<f64> {
     (0..mat.rows).flat_map(|row| values(mat.row(row))).collect()
 }
 
-/// The first row of a matrix of one.
+/// A matrix of one row.
 fn one_row(view: lockstep_device::View<'_>) -> Mat<'_> {
     Mat::dense(view, 1, view.len())
 }
@@ -42,9 +42,9 @@ fn one_row(view: lockstep_device::View<'_>) -> Mat<'_> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Few short rows, and matrices of several pool items.
+    /// A few short rows, and matrices of several pool items.
     #[test]
-    fn both_directions_match_the_reference(
+    fn forward_and_backward_match_the_reference(
         (rows, cols) in prop_oneof![4 => (1usize..9, 1usize..60), 1 => (1usize..5, 7_000usize..20_000)],
         pad in 0usize..4, spread in 1f32..8.0, act in dtype(), seed in any::<u64>(),
     ) {
@@ -62,21 +62,21 @@ proptest! {
             assert_near(&y.values(), &reference::forward(&gv, &uv), cols, SMALL, tolerance(act));
             let (want_g, want_u) = reference::backward(&dy.values(), &gv, &uv);
             backward_in_place(&queue, g, u, dy.mat);
-            // The slope of the gate has a zero.
+            // The derivative of the gate has a zero.
             assert_near(&mat_values(&g), &want_g, cols, 0.1 * ((rows * cols) as f64).sqrt(), tolerance(act));
             assert_near(&mat_values(&u), &want_u, cols, SMALL, tolerance(act));
-            // With the output made again: the same gradients, and the output as forward made it.
+            // With recompute: the same gradients, and the output of forward.
             let all = side_by_side(&arena, &gates, &ups, cols, pad, act);
             let ([g, u], grad) = (halves(&all), arena.padded(&grads, cols, pad, act));
             backward_and_recompute_in_place(&queue, g, u, grad.mat);
-            prop_assert!(all.bits() == both.bits(), "other gradients");
-            prop_assert!(grad.bits() == y.bits(), "another output");
+            prop_assert!(all.bits() == both.bits(), "gradients differ");
+            prop_assert!(grad.bits() == y.bits(), "outputs differ");
             same.check(&queue, vec![y.bits(), both.bits()]);
         }
     }
 
     #[test]
-    fn backward_is_the_slope_of_the_forward_reference(len in 1usize..20, seed in any::<u64>()) {
+    fn backward_matches_finite_differences_of_the_reference(len in 1usize..20, seed in any::<u64>()) {
         let arena = TestArena::new(seed);
         let [g, u, r] = [(); 3].map(|()| arena.normals(len, DType::F32));
         let (gv, uv, rv) = (values(g), values(u), values(r));
@@ -87,7 +87,7 @@ proptest! {
         assert_near(&values(u), &slope_u, len, (len as f64).sqrt(), tolerance(DType::F32));
     }
 
-    /// The row contract: any range of elements, on any queue, has the bits it has in the whole.
+    /// Row contract: any range of elements has the same bits as in the whole, on any queue.
     #[test]
     fn an_element_does_not_depend_on_the_others(
         len in 1usize..600, from in 0usize..600, part in 1usize..600, act in dtype(),
@@ -111,14 +111,14 @@ proptest! {
     }
 }
 
-/// Columns of one matrix are apart; columns that share one are not.
+/// Column ranges of one matrix are disjoint unless they share a column.
 #[test]
-fn column_ranges_are_told_apart() {
+fn overlapping_column_ranges_are_refused() {
     let arena = TestArena::new(1);
     let whole = arena.padded_normals(5, 12, 3, DType::BF16).mat;
     whole.columns(0, 6).assert_disjoint(&whole.columns(6, 6));
     whole.columns(6, 6).assert_disjoint(&whole.columns(0, 6));
-    // A row further down, too.
+    // Starting one row further down makes no difference.
     whole.row_range(1, 4).columns(6, 6).assert_disjoint(&whole.columns(2, 4));
     whole.row_range(0, 2).assert_disjoint(&whole.row_range(2, 3));
     for (start, cols) in [(5, 7), (0, 12), (0, 1), (3, 2)] {
@@ -127,7 +127,7 @@ fn column_ranges_are_told_apart() {
     }
 }
 
-/// Saturated gates: the unit becomes u · g or nothing, and never infinite or NaN.
+/// Saturated gates: y becomes u · g or zero, and never infinite or NaN.
 #[test]
 fn extreme_gates_saturate() {
     let arena = TestArena::new(1);

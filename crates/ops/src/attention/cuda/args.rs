@@ -1,20 +1,20 @@
-//! The arguments that attention's kernels share, in the order in which all of them declare their parameters: what is
-//! written, what is read, the documents, the heads.
+//! The arguments that attention's kernels share, in the order in which all of them declare their parameters: outputs,
+//! inputs, documents, heads.
 
 use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::Arg;
 
 use super::super::{BackwardArgs, DecodeArgs, ForwardArgs, Heads};
-use super::{Rows, num_docs, window};
+use super::{RowStats, num_docs, window};
 use crate::Mat;
 
-/// Lists one after the other, as many arguments as the kernel has parameters.
+/// Concatenates lists into as many arguments as the kernel has parameters.
 pub(super) fn join<const N: usize>(lists: &[&[Arg]]) -> [Arg; N] {
     let count = lists.iter().map(|list| list.len()).sum::<usize>();
-    assert_eq!(count, N, "an argument for each parameter");
+    assert_eq!(count, N, "one argument per parameter");
     let mut all = lists.iter().flat_map(|list| list.iter().copied());
-    std::array::from_fn(|_| all.next().expect("as many as were counted"))
+    std::array::from_fn(|_| all.next().expect("N arguments were counted"))
 }
 
 /// q, k and v, each with its stride.
@@ -23,24 +23,24 @@ pub(super) fn qkv(call: &ForwardArgs) -> [Arg; 6] {
     args![q.view, q.stride, k.view, k.stride, v.view, v.stride]
 }
 
-/// q with its stride, then k and v with the one they share.
+/// q with its stride, then k and v with their common stride.
 pub(super) fn qkv_one_stride(call: &ForwardArgs) -> [Arg; 5] {
     let ForwardArgs { q, k, v, .. } = *call;
-    assert_eq!(k.stride, v.stride, "one stride of k and v");
+    assert_eq!(k.stride, v.stride, "k and v must have the same stride");
     args![q.view, q.stride, k.view, v.view, k.stride]
 }
 
-/// Forward's, with one of the lists above.
+/// The arguments of a forward kernel, with one of the lists above.
 pub(super) fn forward<const N: usize>(call: &ForwardArgs, qkv: &[Arg]) -> [Arg; N] {
     let ForwardArgs { heads, out, lse, cu_seqlens, .. } = *call;
     join(&[&mat(out), &args![lse], qkv, &documents(cu_seqlens), &of_heads(&heads, heads.num_q)])
 }
 
-/// Those of a kernel of backward that writes `gradients`. `sums` are further arguments of its own.
+/// The arguments of a backward kernel that writes `gradients`. `sums` are additional arguments of some kernels.
 pub(super) fn backward<const G: usize, const N: usize>(
     gradients: [Mat; G],
     call: &BackwardArgs,
-    rows: Rows,
+    stats: RowStats,
     sums: &[Arg],
     qkv: &[Arg],
 ) -> [Arg; N] {
@@ -48,7 +48,7 @@ pub(super) fn backward<const G: usize, const N: usize>(
     join(&[
         gradients.map(mat).as_flattened(),
         &mat(dout),
-        &args![rows.lse, rows.delta],
+        &args![stats.lse, stats.delta],
         sums,
         qkv,
         &documents(cu_seqlens),
@@ -57,7 +57,7 @@ pub(super) fn backward<const G: usize, const N: usize>(
     ])
 }
 
-/// Those of kernels that attend over a cache. They count query heads, or key-value heads: `num_heads`.
+/// The arguments of kernels that read the KV cache. `num_heads` is the number of query heads or of key-value heads.
 pub(super) fn decode(call: &DecodeArgs, num_heads: usize) -> [Arg; 15] {
     let DecodeArgs { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
     let cache = args![cache.view, cache.slots, cache.capacity];
@@ -69,12 +69,12 @@ fn mat(mat: Mat) -> [Arg; 2] {
     args![mat.view, mat.stride]
 }
 
-/// Their bounds, and how many there are.
+/// The bounds of the documents, and their number.
 fn documents(cu_seqlens: View) -> [Arg; 2] {
     args![cu_seqlens, num_docs(cu_seqlens)]
 }
 
-/// How many, the query heads of a group, the scale of scores, the window.
+/// The number of heads, the query heads of a group, the scale of scores, the window.
 fn of_heads(heads: &Heads, num_heads: usize) -> [Arg; 4] {
     args![num_heads, heads.num_q / heads.num_kv, heads.scale, window(heads)]
 }

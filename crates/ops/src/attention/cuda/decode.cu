@@ -1,33 +1,34 @@
-// Generation: the cache of keys and values, and attention of single tokens over it.
+// Decode: the KV cache, and attention of single tokens over it.
 //
-// One layer's cache is [slots, G, 2, capacity, h]. WIDTH is the head width h; HEADS is how many query heads of a
-// group a block takes together.
+// One layer's cache is [slots, G, 2, capacity, h]. WIDTH is the head width h; HEADS is the number of query heads of a
+// group that a block processes together.
 #include "lockstep.cuh"
 
 constexpr int WARPS = THREADS / 32;
-static_assert(DECODE_BYTES == sizeof(f32) * WARPS * HEADS * (WIDTH + 2), "shared memory that the launch counts with");
-// Columns that a thread has side by side, threads that share a row, and how often they go over it.
+static_assert(DECODE_BYTES == sizeof(f32) * WARPS * HEADS * (WIDTH + 2), "must match the shared memory of the launch");
+// Adjacent columns of a thread, threads that share a row, and passes they need to cover it.
 constexpr int STEP = 8;
-__device__ constexpr int power_of_two(int least) {
+__device__ constexpr int next_power_of_two(int least) {
     int power = 1;
     while (power < least) power *= 2;
     return power;
 }
-constexpr int LANES = power_of_two((WIDTH + STEP - 1) / STEP) < 32 ? power_of_two((WIDTH + STEP - 1) / STEP) : 32;
+constexpr int LANES =
+    next_power_of_two((WIDTH + STEP - 1) / STEP) < 32 ? next_power_of_two((WIDTH + STEP - 1) / STEP) : 32;
 constexpr int PASSES = (WIDTH + STEP * LANES - 1) / (STEP * LANES);
-constexpr int OWN = PASSES * STEP;
-// Rows of keys that a warp reads at once, and that a thread takes in one go.
-constexpr int ROWS = 32 / LANES, AT_ONCE = HEADS * OWN <= 32 ? 4 : 2;
+constexpr int THREAD_COLS = PASSES * STEP;
+// Rows of keys that a warp reads at once, and how many of them a thread loads before it uses them.
+constexpr int ROWS = 32 / LANES, KEYS_PER_STEP = HEADS * THREAD_COLS <= 32 ? 4 : 2;
 
 __device__ __forceinline__ f32 infinity() { return __int_as_float(0x7f800000); }
 
-// Where a document's keys of one head begin in the cache; its values are capacity * WIDTH further.
+// The offset of a document's keys of one head in the cache; its values are capacity * WIDTH further on.
 __device__ __forceinline__ size_t cache_at(u32 slot, u32 num_kv, u32 kv_head, u32 capacity) {
     return ((size_t)slot * num_kv + kv_head) * 2 * capacity * WIDTH;
 }
 
-// This thread's columns of a row of h: STEP * lane.. of every pass. Columns past the end are zero.
-__device__ __forceinline__ void load_columns(f32 (&to)[OWN], const REAL* row, int lane) {
+// Loads this thread's columns of a row of h: those from STEP * lane on, in every pass. Columns past the end are zero.
+__device__ __forceinline__ void load_columns(f32 (&to)[THREAD_COLS], const REAL* row, int lane) {
 #pragma unroll
     for (int pass = 0; pass < PASSES; pass++) {
         const int first = (pass * LANES + lane) * STEP;
@@ -36,10 +37,10 @@ __device__ __forceinline__ void load_columns(f32 (&to)[OWN], const REAL* row, in
             constexpr int N = Vec16<REAL>::N;
 #pragma unroll
             for (int part = 0; part < STEP; part += N) {
-                Vec16<REAL> pack;
-                if (first < WIDTH) pack = load_vec(row + first + part);
+                Vec16<REAL> vec;
+                if (first < WIDTH) vec = load_vec(row + first + part);
 #pragma unroll
-                for (int i = 0; i < N; i++) to[pass * STEP + part + i] = first < WIDTH ? to_f32(pack.at[i]) : 0.0f;
+                for (int i = 0; i < N; i++) to[pass * STEP + part + i] = first < WIDTH ? to_f32(vec.at[i]) : 0.0f;
             }
         } else {
 #pragma unroll
@@ -49,7 +50,7 @@ __device__ __forceinline__ void load_columns(f32 (&to)[OWN], const REAL* row, in
     }
 }
 
-// A row of k and of v [T, G h] to its document's place in the cache. A block per row.
+// Stores a row of k and of v [T, G h] in its document's slot of the cache. One block per row.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_store_kv(
     REAL* cache, u32 num_slots, u32 capacity, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
     const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_kv
@@ -64,10 +65,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_store_kv(
     }
 }
 
-extern __shared__ __align__(16) f32 room[];
+extern __shared__ __align__(16) f32 smem[];
 
-// out [T, H h]: a block per row, key-value head and HEADS query heads of its group. Its warps take keys in turn,
-// each with a softmax of its own, and these are joined at the end, in order.
+// out [T, H h]: one block per row, key-value head and HEADS query heads of its group. Its warps take keys in turn, each
+// with a softmax of its own, and the softmaxes are merged at the end, in order.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
     REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
     const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_kv, u32 group, f32 scale, int window
@@ -83,38 +84,38 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
     const REAL* keys = cache + cache_at(slot, num_kv, kv_head, capacity);
     const REAL* values = keys + (size_t)capacity * WIDTH;
 
-    f32 query[HEADS][OWN], sums[HEADS][OWN], largest[HEADS], sum[HEADS];
+    f32 query[HEADS][THREAD_COLS], sums[HEADS][THREAD_COLS], largest[HEADS], sum[HEADS];
 #pragma unroll
     for (int head = 0; head < HEADS; head++) {
         largest[head] = -infinity();
         sum[head] = 0.0f;
 #pragma unroll
-        for (int i = 0; i < OWN; i++) {
+        for (int i = 0; i < THREAD_COLS; i++) {
             const int col = (i / STEP * LANES + lane) * STEP + i % STEP;
-            const bool there = head < heads && col < WIDTH;
+            const bool valid = head < heads && col < WIDTH;
             query[head][i] =
-                there ? to_f32(q[(size_t)row * q_stride + head_at + head * WIDTH + col]) * scale : 0.0f;
+                valid ? to_f32(q[(size_t)row * q_stride + head_at + head * WIDTH + col]) * scale : 0.0f;
             sums[head][i] = 0.0f;
         }
     }
     const int end = (int)position + 1, first = max(0, end - window);
-    // All lanes of a warp stay in the loop together.
-    for (int start = first + warp * ROWS * AT_ONCE; start < end; start += WARPS * ROWS * AT_ONCE) {
-        // All loads before the first use.
-        f32 s[AT_ONCE][HEADS], columns[AT_ONCE][OWN], value[AT_ONCE][OWN];
+    // All lanes of a warp iterate together, as the shuffles require.
+    for (int start = first + warp * ROWS * KEYS_PER_STEP; start < end; start += WARPS * ROWS * KEYS_PER_STEP) {
+        // Issue all loads before the first use.
+        f32 s[KEYS_PER_STEP][HEADS], columns[KEYS_PER_STEP][THREAD_COLS], value[KEYS_PER_STEP][THREAD_COLS];
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) {
+        for (int n = 0; n < KEYS_PER_STEP; n++) {
             const size_t at = (size_t)min(start + n * ROWS + sub, end - 1) * WIDTH;
             load_columns(columns[n], keys + at, lane);
             load_columns(value[n], values + at, lane);
         }
 #pragma unroll
-        for (int n = 0; n < AT_ONCE; n++) {
+        for (int n = 0; n < KEYS_PER_STEP; n++) {
 #pragma unroll
             for (int head = 0; head < HEADS; head++) {
                 f32 dot = 0.0f;
 #pragma unroll
-                for (int i = 0; i < OWN; i++) dot = fmaf(query[head][i], columns[n][i], dot);
+                for (int i = 0; i < THREAD_COLS; i++) dot = fmaf(query[head][i], columns[n][i], dot);
 #pragma unroll
                 for (int offset = LANES / 2; offset > 0; offset /= 2)
                     dot += __shfl_xor_sync(0xffffffffu, dot, offset);
@@ -123,48 +124,48 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
         }
 #pragma unroll
         for (int head = 0; head < HEADS; head++) {
-            f32 most = largest[head];
+            f32 max_score = largest[head];
 #pragma unroll
-            for (int n = 0; n < AT_ONCE; n++) most = fmaxf(most, s[n][head]);
-            const f32 base = most == -infinity() ? 0.0f : most, rescale = expf(largest[head] - base);
-            largest[head] = most;
+            for (int n = 0; n < KEYS_PER_STEP; n++) max_score = fmaxf(max_score, s[n][head]);
+            const f32 base = max_score == -infinity() ? 0.0f : max_score, rescale = expf(largest[head] - base);
+            largest[head] = max_score;
             sum[head] *= rescale;
 #pragma unroll
-            for (int i = 0; i < OWN; i++) sums[head][i] *= rescale;
+            for (int i = 0; i < THREAD_COLS; i++) sums[head][i] *= rescale;
 #pragma unroll
-            for (int n = 0; n < AT_ONCE; n++) {
+            for (int n = 0; n < KEYS_PER_STEP; n++) {
                 const f32 one = expf(s[n][head] - base);
                 sum[head] += one;
 #pragma unroll
-                for (int i = 0; i < OWN; i++) sums[head][i] = fmaf(one, value[n][i], sums[head][i]);
+                for (int i = 0; i < THREAD_COLS; i++) sums[head][i] = fmaf(one, value[n][i], sums[head][i]);
             }
         }
     }
 
-    // The rows that a warp had side by side become one, then the warps do.
+    // Merge the rows that a warp processed in parallel, then the warps.
 #pragma unroll
     for (int head = 0; head < HEADS; head++) {
 #pragma unroll
         for (int offset = LANES; offset < 32; offset *= 2) {
             const f32 other = __shfl_xor_sync(0xffffffffu, largest[head], offset);
-            const f32 most = fmaxf(largest[head], other), base = most == -infinity() ? 0.0f : most;
+            const f32 max_score = fmaxf(largest[head], other), base = max_score == -infinity() ? 0.0f : max_score;
             const f32 own = expf(largest[head] - base), others = expf(other - base);
             sum[head] = sum[head] * own + __shfl_xor_sync(0xffffffffu, sum[head], offset) * others;
 #pragma unroll
-            for (int i = 0; i < OWN; i++) {
+            for (int i = 0; i < THREAD_COLS; i++) {
                 const f32 beside = __shfl_xor_sync(0xffffffffu, sums[head][i], offset);
                 sums[head][i] = sums[head][i] * own + beside * others;
             }
-            largest[head] = most;
+            largest[head] = max_score;
         }
     }
-    // [WARPS, HEADS, h] sums, then [WARPS, HEADS] of each number.
-    f32 *all_sums = room, *all_largest = room + WARPS * HEADS * WIDTH, *all_sum = all_largest + WARPS * HEADS;
+    // [WARPS, HEADS, h] sums, then [WARPS, HEADS] maxima and [WARPS, HEADS] sums of exponentials.
+    f32 *all_sums = smem, *all_largest = smem + WARPS * HEADS * WIDTH, *all_sum = all_largest + WARPS * HEADS;
 #pragma unroll
     for (int head = 0; head < HEADS; head++) {
         if (sub == 0) {
 #pragma unroll
-            for (int i = 0; i < OWN; i++) {
+            for (int i = 0; i < THREAD_COLS; i++) {
                 const int col = (i / STEP * LANES + lane) * STEP + i % STEP;
                 if (col < WIDTH) all_sums[(warp * HEADS + head) * WIDTH + col] = sums[head][i];
             }
@@ -177,13 +178,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
     __syncthreads();
     for (int at = threadIdx.x; at < heads * WIDTH; at += THREADS) {
         const int head = at / WIDTH, col = at % WIDTH;
-        f32 most = -infinity();
+        f32 max_score = -infinity();
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) most = fmaxf(most, all_largest[w * HEADS + head]);
+        for (int w = 0; w < WARPS; w++) max_score = fmaxf(max_score, all_largest[w * HEADS + head]);
         f32 total = 0.0f, value = 0.0f;
 #pragma unroll
         for (int w = 0; w < WARPS; w++) {
-            const f32 weight = expf(all_largest[w * HEADS + head] - most);
+            const f32 weight = expf(all_largest[w * HEADS + head] - max_score);
             total = fmaf(all_sum[w * HEADS + head], weight, total);
             value = fmaf(all_sums[(w * HEADS + head) * WIDTH + col], weight, value);
         }

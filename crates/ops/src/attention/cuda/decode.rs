@@ -1,8 +1,8 @@
-//! Generation on a GPU: new keys and values join the cache, then the new queries attend over it.
+//! Decode on a GPU: stores the new keys and values in the KV cache, then computes attention of the new queries over it.
 //!
-//! One layer's cache is \[slots, G, 2, capacity, h\] in the storage type: a head's keys lie one after the other,
-//! then its values. Few new tokens per document go through `decode`, where the query heads of a group share the
-//! keys they load and the block's warps share out the keys; many go by tiles, as in training.
+//! One layer's cache is \[slots, G, 2, capacity, h\] in the storage type: for each head all keys, then all values. If
+//! there are few new tokens per document, the query heads of a group share the keys they load, and the warps of a block
+//! divide the keys among themselves. If there are many, tiles are used as in training.
 
 use lockstep_core::DType;
 use lockstep_device::args;
@@ -19,10 +19,10 @@ static DECODE: KernelSource = KernelSource {
 
 /// Threads of a block, in both kernels.
 const THREADS: usize = 256;
-/// With at most this many new tokens per document, on average, tiles would be mostly empty.
-const FEW: usize = 4;
+/// With at most this many new tokens per document on average, tiles would be mostly empty.
+const FEW_TOKENS: usize = 4;
 
-/// The size of one layer's cache on a GPU, in f32 elements.
+/// The size of one layer's KV cache on a GPU, in f32 elements.
 pub fn cuda_kv_cache_elems(
     num_kv: usize,
     width: usize,
@@ -33,21 +33,21 @@ pub fn cuda_kv_cache_elems(
     (slots * num_kv * 2 * capacity * width * storage.size()).div_ceil(4)
 }
 
-/// Query heads that a block of `decode` takes together: a thread holds as many columns of each.
-fn heads_at_once(group: usize, width: usize) -> usize {
+/// Query heads that a block of `decode_attention` processes together; a thread holds its columns of all of them.
+fn heads_per_block(group: usize, width: usize) -> usize {
     group.min(if width <= 256 { 8 } else { 4 })
 }
 
 fn variant(real: DType, width: usize, group: usize) -> KernelVariant {
     KernelVariant::of(real)
         .with("WIDTH", width as u32)
-        .with("HEADS", heads_at_once(group, width) as u32)
+        .with("HEADS", heads_per_block(group, width) as u32)
         .with("DECODE_BYTES", decode_bytes(group, width) as u32)
 }
 
-/// A row of sums, a largest score and a sum for each warp and head.
+/// A row of sums, a maximum and a sum of exponentials for each warp and head.
 fn decode_bytes(group: usize, width: usize) -> usize {
-    4 * (THREADS / 32) * heads_at_once(group, width) * (width + 2)
+    4 * (THREADS / 32) * heads_per_block(group, width) * (width + 2)
 }
 
 pub(super) fn source(real: DType, width: usize, group: usize) -> (&'static KernelSource, KernelVariant) {
@@ -57,19 +57,19 @@ pub(super) fn source(real: DType, width: usize, group: usize) -> (&'static Kerne
 pub(in super::super) fn decode(cuda: &CudaQueue, call: &DecodeArgs) {
     assert!(
         call.cache.view.is_empty() || call.cache.view.device_ptr().is_multiple_of(16),
-        "a cache at a multiple of 16 bytes"
+        "the KV cache must start at a multiple of 16 bytes"
     );
     store(cuda, call);
-    if call.q.rows <= FEW * num_docs(call.cu_seqlens) {
+    if call.q.rows <= FEW_TOKENS * num_docs(call.cu_seqlens) {
         decode_few_tokens(cuda, call);
-    } else if flash::can(&call.heads, &[&call.out, &call.q]) {
+    } else if flash::supports(&call.heads, &[&call.out, &call.q]) {
         flash::decode(cuda, call);
     } else {
         plain::decode(cuda, call);
     }
 }
 
-/// The new tokens' k and v to the cache.
+/// Stores the new tokens' k and v in the cache.
 fn store(cuda: &CudaQueue, call: &DecodeArgs) {
     let DecodeArgs { heads, k, v, cu_seqlens, positions, slots, cache, .. } = *call;
     let variant = variant(k.view.dtype(), heads.width, heads.num_q / heads.num_kv);
@@ -89,7 +89,7 @@ fn store(cuda: &CudaQueue, call: &DecodeArgs) {
         heads.num_kv,
     ];
     // SAFETY: these are the kernel's parameters, in order; it has a block per row of k and v, finds the row's document
-    // within the bounds, and writes to slots and positions that the cache has alone.
+    // within the bounds, and only writes to slots and positions inside the cache.
     unsafe { cuda.launch(kernel, Launch::new(k.rows, THREADS), args) };
 }
 
@@ -98,10 +98,10 @@ fn decode_few_tokens(cuda: &CudaQueue, call: &DecodeArgs) {
     let group = heads.num_q / heads.num_kv;
     let kernel =
         cuda.kernel_variant(&DECODE, variant(q.view.dtype(), heads.width, group), "decode_attention");
-    let at_once = heads_at_once(group, heads.width);
+    let at_once = heads_per_block(group, heads.width);
     let blocks = q.rows * heads.num_kv * group.div_ceil(at_once);
     let shared = decode_bytes(group, heads.width);
     let args = args::decode(call, heads.num_kv);
-    // SAFETY: as in `store`: rows of q and out, and what the cache holds of their documents.
+    // SAFETY: as in `store`: rows of q and out, and the cached keys and values of their documents.
     unsafe { cuda.launch(kernel, Launch { shared, ..Launch::new(blocks, THREADS) }, args) };
 }

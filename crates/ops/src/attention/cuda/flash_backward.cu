@@ -1,39 +1,38 @@
-// Attention on tensor cores, backward, without sums that blocks share: one kernel has blocks of queries and sums dq
-// over keys, another has blocks of keys and sums dk and dv over queries. Both compute the probabilities again from
-// the scores and the log-sum-exps; the latter are given in powers of two, and by heads like delta: [H, T].
+// Attention backward on tensor cores, without sums shared between blocks. One kernel has blocks of queries and sums dq
+// over keys; another has blocks of keys and sums dk and dv over queries. Both recompute the probabilities from the
+// scores and the log-sum-exps. The latter are in base 2 and, like delta, laid out by head: [H, T].
 //
-// A block has ROWS rows of its own, 16 to a warp, and goes over COLS rows of the other kind at a time, the next of
-// which are copied meanwhile. With P and dP = dO·Vᵀ: dS = P ∘ (dP − delta), dq = scale · dS·K,
-// dk = scale · dSᵀ·Q, dv = Pᵀ·dO.
+// A block owns ROWS rows, 16 per warp, and processes COLS rows of the other kind at a time while the next ones are
+// copied. With P and dP = dO·Vᵀ: dS = P ∘ (dP − delta), dq = scale · dS·K, dk = scale · dSᵀ·Q, dv = Pᵀ·dO.
 
-static_assert(ROWS == 16 * WARPS, "16 rows to a warp");
+static_assert(ROWS == 16 * WARPS, "16 rows per warp");
 constexpr int TILE_ELEMS = ROWS * STRIDE, STAGE_ELEMS = COLS * STRIDE;
 static_assert(
-    BACKWARD_BYTES == sizeof(REAL) * (2 * TILE_ELEMS + 4 * STAGE_ELEMS), "shared memory that the launch counts with"
+    BACKWARD_BYTES == sizeof(REAL) * (2 * TILE_ELEMS + 4 * STAGE_ELEMS), "must match the shared memory of the launch"
 );
-// Where there are registers for them, a warp keeps its own rows' parts there.
-constexpr bool KEEP = WIDTH <= NARROW;
-// Blocks that a multiprocessor should have registers for.
+// Where there are enough registers, a warp keeps the fragments of its own rows in them.
+constexpr bool IN_REGISTERS = WIDTH <= NARROW;
+// Blocks per multiprocessor that there should be registers for.
 constexpr int BLOCKS = WIDTH <= 64 ? 3 : WIDTH <= 128 ? 2 : 1;
-constexpr int KEPT = KEEP ? WIDTH / 16 : 1;
+constexpr int FRAGMENTS = IN_REGISTERS ? WIDTH / 16 : 1;
 
-// A warp's 16 rows of a tile, as left factors.
-struct Own {
-    u32 kept[KEPT][4];
+// A warp's 16 rows of a tile, as the left operand.
+struct WarpRows {
+    u32 fragments[FRAGMENTS][4];
     const REAL* tile;
     int row;
 
     __device__ __forceinline__ void load() {
-        if constexpr (KEEP) {
+        if constexpr (IN_REGISTERS) {
 #pragma unroll
-            for (int c = 0; c < KEPT; c++) load_a(kept[c], tile, row, 16 * c);
+            for (int c = 0; c < FRAGMENTS; c++) load_a(fragments[c], tile, row, 16 * c);
         }
     }
-    // Columns [16 c, 16 c + 16).
+    // The fragment of columns [16 c, 16 c + 16).
     __device__ __forceinline__ void part(u32 (&a)[4], int c) const {
-        if constexpr (KEEP) {
+        if constexpr (IN_REGISTERS) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) a[i] = kept[c][i];
+            for (int i = 0; i < 4; i++) a[i] = fragments[c][i];
         } else {
             load_a(a, tile, row, 16 * c);
         }
@@ -41,7 +40,7 @@ struct Own {
 };
 
 // s [16, COLS] = own · tileᵀ.
-__device__ __forceinline__ void scores(f32 (&s)[COLS / 8][4], const Own& own, const REAL* tile) {
+__device__ __forceinline__ void scores(f32 (&s)[COLS / 8][4], const WarpRows& own, const REAL* tile) {
     clear(s);
 #pragma unroll
     for (int c = 0; c < WIDTH / 16; c++) {
@@ -57,8 +56,8 @@ __device__ __forceinline__ void scores(f32 (&s)[COLS / 8][4], const Own& own, co
     }
 }
 
-// sums [16, h] += p [16, COLS], rounded, · tile [COLS, h].
-__device__ __forceinline__ void add_product(f32 (&sums)[WIDTH / 8][4], const f32 (&p)[COLS / 8][4], const REAL* tile) {
+// sums [16, h] += p [16, COLS] · tile [COLS, h], with p rounded.
+__device__ __forceinline__ void accumulate(f32 (&sums)[WIDTH / 8][4], const f32 (&p)[COLS / 8][4], const REAL* tile) {
 #pragma unroll
     for (int j = 0; j < COLS / 16; j++) {
         u32 a[4];
@@ -87,13 +86,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_dq(
     dout += base * dout_stride + head * WIDTH;
     k += base * k_stride + kv_head * WIDTH;
     v += base * v_stride + kv_head * WIDTH;
-    REAL *q_tile = room, *dout_tile = q_tile + TILE_ELEMS, *stages = dout_tile + TILE_ELEMS;
+    REAL *q_tile = smem, *dout_tile = q_tile + TILE_ELEMS, *stages = dout_tile + TILE_ELEMS;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp_row = threadIdx.x / 32 * 16, len = tile.len;
     const int first_q = (tile.count - 1 - tile.index) * ROWS, end = min(first_q + ROWS, len);
     const int low_q = first_q + warp_row, high_q = low_q + 15;
     const f32 scale_log2 = scale * LOG2_E;
 
-    // Rows past the end have no probabilities.
+    // Rows past the end have zero probabilities.
     f32 row_lse[2], row_delta[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -110,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_dq(
     commit_copies();
     wait_copies<0>();
     __syncthreads();
-    Own own_q, own_dout;
+    WarpRows own_q, own_dout;
     own_q.tile = q_tile;
     own_dout.tile = dout_tile;
     own_q.row = own_dout.row = warp_row;
@@ -138,11 +137,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_dq(
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int query = low_q + g + i / 2 * 8, key = first_k + 8 * n + 2 * t + i % 2;
-                    f32 p = power_of_two(fmaf(s[n][i], scale_log2, -row_lse[i / 2]));
+                    f32 p = exp2_approx(fmaf(s[n][i], scale_log2, -row_lse[i / 2]));
                     if (border && !sees(query, key, window)) p = 0.0f;
                     s[n][i] = p * (dp[n][i] - row_delta[i / 2]);
                 }
-            add_product(sums, s, k_tile);
+            accumulate(sums, s, k_tile);
         }
         wait_copies<0>();
         __syncthreads();
@@ -151,8 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_dq(
         dq + base * dq_stride + head * WIDTH, dq_stride, low_q, len, q_tile + warp_row * STRIDE, sums, scale, scale);
 }
 
-// dk and dv [T, G h], or one of them. Rows of scores are keys here, columns queries. A block sums over the group's
-// heads, then over the queries that see its keys.
+// dk and dv [T, G h], or one of them. Here rows of scores are keys and columns are queries. A block sums over the
+// group's heads, and for each over the queries that see its keys.
 template <bool DK, bool DV> __device__ __forceinline__ void sum_over_queries(
     REAL* dk, u32 dk_stride, REAL* dv, u32 dv_stride, const REAL* dout, u32 dout_stride, const f32* lse,
     const f32* delta, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
@@ -163,12 +162,12 @@ template <bool DK, bool DV> __device__ __forceinline__ void sum_over_queries(
     if (!find_tile(bounds, docs, ROWS, blockIdx.x / num_kv, tile)) return;
     const u32 kv_head = blockIdx.x % num_kv;
     const size_t base = tile.base;
-    // Of the group's first head.
+    // Start with the group's first head.
     q += base * q_stride + kv_head * group * WIDTH;
     dout += base * dout_stride + kv_head * group * WIDTH;
     lse += (size_t)kv_head * group * tokens + base;
     delta += (size_t)kv_head * group * tokens + base;
-    REAL *k_tile = room, *v_tile = k_tile + TILE_ELEMS, *stages = v_tile + TILE_ELEMS;
+    REAL *k_tile = smem, *v_tile = k_tile + TILE_ELEMS, *stages = v_tile + TILE_ELEMS;
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp_row = threadIdx.x / 32 * 16, len = tile.len;
     const int first_k = tile.index * ROWS, low_k = first_k + warp_row, high_k = low_k + 15;
     const f32 scale_log2 = scale * LOG2_E;
@@ -182,7 +181,7 @@ template <bool DK, bool DV> __device__ __forceinline__ void sum_over_queries(
     commit_copies();
     wait_copies<0>();
     __syncthreads();
-    Own own_k, own_v;
+    WarpRows own_k, own_v;
     own_k.tile = k_tile;
     own_v.tile = v_tile;
     own_k.row = own_v.row = warp_row;
@@ -229,10 +228,10 @@ template <bool DK, bool DV> __device__ __forceinline__ void sum_over_queries(
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     const int query = first_q + 8 * n + 2 * t + i % 2, key = low_k + g + i / 2 * 8;
-                    p[n][i] = power_of_two(fmaf(p[n][i], scale_log2, -column_lse[n][i % 2]));
+                    p[n][i] = exp2_approx(fmaf(p[n][i], scale_log2, -column_lse[n][i % 2]));
                     if (border && !sees(query, key, window)) p[n][i] = 0.0f;
                 }
-            if constexpr (DV) add_product(dv_sums, p, dout_tile);
+            if constexpr (DV) accumulate(dv_sums, p, dout_tile);
             if constexpr (DK) {
                 f32 ds[COLS / 8][4];
                 scores(ds, own_v, dout_tile);
@@ -245,7 +244,7 @@ template <bool DK, bool DV> __device__ __forceinline__ void sum_over_queries(
                         ds[n][e] = p[n][e] * (ds[n][e] - column_delta);
                         ds[n][e + 2] = p[n][e + 2] * (ds[n][e + 2] - column_delta);
                     }
-                add_product(dk_sums, ds, q_tile);
+                accumulate(dk_sums, ds, q_tile);
             }
         }
         first_q = next_q;
@@ -273,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_dkv(
         docs, tokens, num_q, group, scale, window);
 }
 #else
-// Registers hold the sums of one of them.
+// The registers hold the sums of only one of the two.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_dk(
     REAL* dk, u32 dk_stride, REAL* dv, u32 dv_stride, const REAL* dout, u32 dout_stride, const f32* lse,
     const f32* delta, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,

@@ -1,20 +1,20 @@
-// Attention on tensor cores, forward. A block has ROWS queries of one head; a warp has ROWS / 4 of them and goes
-// over KEYS keys at a time. Values are copied while scores are computed, the next keys while values are summed.
-// The softmax is in powers of two: `scale` becomes scale * log2(e).
+// Attention forward on tensor cores. A block has ROWS queries of one head. A warp has ROWS / 4 of them and processes
+// KEYS keys at a time. Values are copied while scores are computed, and the next keys while values are summed. The
+// softmax is in base 2: `scale` becomes scale * log2(e).
 
-// 16-row parts of a warp.
+// 16-row fragments of a warp.
 constexpr int PARTS = ROWS / 16 / WARPS;
-static_assert(FORWARD_BYTES == sizeof(REAL) * (ROWS + 2 * KEYS) * STRIDE, "shared memory that the launch counts with");
-// Blocks that a multiprocessor should have registers for.
+static_assert(FORWARD_BYTES == sizeof(REAL) * (ROWS + 2 * KEYS) * STRIDE, "must match the shared memory of the launch");
+// Blocks per multiprocessor that there should be registers for.
 constexpr int BLOCKS = WIDTH <= 48 ? 3 : WIDTH <= 128 ? 2 : 1;
 
-// Queries of one head over the keys they see. Query and key numbers count from the document's start; the first of
-// the `rows` query rows at q, and of the output rows, is query `past`.
+// Attention of queries of one head over the keys they see. Queries and keys are counted from the document's start. The
+// first of the `rows` rows of q, and of the output, is query `past`.
 __device__ __forceinline__ void attend(
     REAL* out, u32 out_stride, f32* lse, u32 lse_stride, const REAL* q, u32 q_stride, const REAL* k,
     u32 k_stride, const REAL* v, u32 v_stride, int tile, int rows, int past, f32 scale, int window
 ) {
-    REAL *q_tile = room, *k_tile = q_tile + ROWS * STRIDE, *v_tile = k_tile + KEYS * STRIDE;
+    REAL *q_tile = smem, *k_tile = q_tile + ROWS * STRIDE, *v_tile = k_tile + KEYS * STRIDE;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int warp_row = threadIdx.x / 32 * 16 * PARTS;
     const int first_row = tile * ROWS, first_q = past + first_row, keys = past + rows;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void attend(
     commit_copies();
     for (; first_k < end; first_k += KEYS) {
         const int last_k = first_k + KEYS - 1;
-        // Rows that see nothing of these keys leave their sums as they are.
+        // Rows that see none of these keys keep their sums.
         const bool seen = first_k <= high_q && last_k >= first_key(low_q, window);
         wait_copies<0>();
         __syncthreads();
@@ -85,24 +85,24 @@ __device__ __forceinline__ void attend(
         for (int m = 0; m < PARTS; m++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                f32 most = largest[m][r];
+                f32 max_score = largest[m][r];
 #pragma unroll
                 for (int n = 0; n < KEYS / 8; n++)
-                    most = fmaxf(most, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-                most = quad_max(most);
-                const f32 from = most == -infinity() ? 0.0f : most, base = from * scale_log2;
-                // Exactly one where the largest score stays.
-                const f32 rescale = power_of_two((largest[m][r] - from) * scale_log2);
+                    max_score = fmaxf(max_score, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+                max_score = quad_max(max_score);
+                const f32 from = max_score == -infinity() ? 0.0f : max_score, base = from * scale_log2;
+                // Exactly one if the largest score is unchanged.
+                const f32 rescale = exp2_approx((largest[m][r] - from) * scale_log2);
                 f32 total = 0.0f;
 #pragma unroll
                 for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
                     for (int i = 2 * r; i < 2 * r + 2; i++) {
-                        s[m][n][i] = power_of_two(fmaf(s[m][n][i], scale_log2, -base));
+                        s[m][n][i] = exp2_approx(fmaf(s[m][n][i], scale_log2, -base));
                         total += s[m][n][i];
                     }
                 sum[m][r] = fmaf(sum[m][r], rescale, total);
-                largest[m][r] = most;
+                largest[m][r] = max_score;
 #pragma unroll
                 for (int n = 0; n < WIDTH / 8; n++) {
                     sums[m][n][2 * r] *= rescale;
@@ -142,8 +142,8 @@ __device__ __forceinline__ void attend(
     }
 }
 
-// out [T, H h] and lse [T, H] from q [T, H h], k, v [T, G h]. A document's last rows, which see the most keys,
-// come first in the grid.
+// out [T, H h] and lse [T, H] from q [T, H h], k, v [T, G h]. A document's last rows, which see the most keys, come
+// first in the grid.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_forward(
     REAL* out, u32 out_stride, f32* lse, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v,
     u32 v_stride, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_forward(
         v + base * v_stride + kv_head * WIDTH, v_stride, tile.count - 1 - tile.index, tile.len, 0, scale, window);
 }
 
-// The same for new tokens of documents whose keys and values, the new ones among them, are in a cache
+// The same for new tokens of documents whose keys and values, including the new ones, are in a KV cache
 // [slots, G, 2, capacity, h]. `positions` [T], `slots` [documents].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(
     REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,

@@ -1,11 +1,11 @@
 //! Attention on a GPU.
 //!
-//! `flash` works on tensor cores: bf16 and f16, head widths that are multiples of 16, rows at multiples of 16
-//! bytes. `hopper` does some of that faster where the GPU has the instructions. `plain` does everything else: f32,
-//! odd widths, dropout. All go by tiles of a document, as the CPU does, and no sum is shared between blocks, or only in
-//! an order (`turns`), so a run repeats bit for bit and a row depends on its document alone.
-//! The host does not know where documents begin: it starts a block for every tile there can be, and a block finds
-//! its own from the bounds.
+//! `flash` uses tensor cores: bf16 and f16, head widths that are multiples of 16, rows at multiples of 16 bytes.
+//! `hopper` handles some of these cases faster on GPUs that have the instructions. `plain` handles everything else:
+//! f32, odd widths, dropout. All use tiles of a document, like the CPU. Blocks share no sums, or accumulate them in a
+//! fixed order (`hopper_fused_backward`), so runs are reproducible bit for bit and a row depends only on its document.
+//! The host does not know where documents start: it launches a block for every possible tile, and each block finds its
+//! own tile from the bounds.
 
 mod args;
 mod decode;
@@ -41,8 +41,8 @@ pub fn cuda_scratch_bytes(tokens: usize, num_q_heads: usize, width: usize) -> By
     )
 }
 
-/// Every source of attention for a GPU, in variants that between them have every path of the kernels: all tile
-/// shapes, even and odd widths, and each element type.
+/// Every source of attention for a GPU, in variants that together cover every path of the kernels: all tile shapes,
+/// even and odd widths, and each element type.
 pub fn all_cuda_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)> {
     let mut all = Vec::new();
     for real in [DType::F32, DType::BF16, DType::F16] {
@@ -63,7 +63,7 @@ pub fn all_cuda_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)> 
     all
 }
 
-/// What training with such heads asks for.
+/// The sources that training with these heads uses.
 pub fn model_cuda_sources(
     sm: u32,
     real: DType,
@@ -82,20 +82,20 @@ pub fn model_cuda_sources(
     all
 }
 
-/// Which tensor cores to use, where any can be.
+/// Which tensor cores to use, where they are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TensorCores {
-    /// The best of this GPU.
+    /// The best ones of this GPU.
     Best,
-    /// Those that every GPU from sm_80 on has.
+    /// The ones that every GPU from sm_80 on has.
     Sm80,
 }
 
 pub(super) fn forward(cuda: &CudaQueue, call: &ForwardArgs, cores: TensorCores) {
     let ForwardArgs { heads, out, q, k, v, dropout, .. } = call;
-    if dropout.is_some() || !flash::can(heads, &[out, q, k, v]) {
+    if dropout.is_some() || !flash::supports(heads, &[out, q, k, v]) {
         plain::forward(cuda, call);
-    } else if cores == TensorCores::Best && hopper::can(cuda.gpu, call) {
+    } else if cores == TensorCores::Best && hopper::supports(cuda.gpu, call) {
         hopper::forward(cuda, call);
     } else {
         flash::forward(cuda, call);
@@ -104,39 +104,39 @@ pub(super) fn forward(cuda: &CudaQueue, call: &ForwardArgs, cores: TensorCores) 
 
 pub(super) fn backward(cuda: &CudaQueue, call: &BackwardArgs, cores: TensorCores) {
     let BackwardArgs { dq, dk, dv, dout, forward: ForwardArgs { heads, q, k, v, dropout, .. } } = call;
-    if dropout.is_some() || !flash::can(heads, &[dq, dk, dv, dout, q, k, v]) {
-        let rows = prepare(cuda, call, 1.0);
-        plain::backward(cuda, call, rows);
+    if dropout.is_some() || !flash::supports(heads, &[dq, dk, dv, dout, q, k, v]) {
+        let stats = prepare(cuda, call, 1.0);
+        plain::backward(cuda, call, stats);
         return;
     }
-    let rows = prepare(cuda, call, flash::LOG_SCALE);
-    if cores == TensorCores::Best && hopper::can(cuda.gpu, &call.forward) {
-        hopper::backward(cuda, call, rows);
+    let stats = prepare(cuda, call, flash::LOG_SCALE);
+    if cores == TensorCores::Best && hopper::supports(cuda.gpu, &call.forward) {
+        hopper::backward(cuda, call, stats);
     } else {
-        flash::backward(cuda, call, rows);
+        flash::backward(cuda, call, stats);
     }
 }
 
-/// What backward knows of every row and head, by heads: \[H, T\] in f32.
+/// What backward precomputes for every row and head, laid out by head: \[H, T\] in f32.
 #[derive(Clone, Copy)]
-struct Rows<'m> {
-    /// Sums that blocks share, and their turns.
+struct RowStats<'m> {
+    /// Sums that blocks share, and the counts that order them.
     shared: View<'m>,
     delta: View<'m>,
     lse: View<'m>,
 }
 
 /// Fills the scratch. The log-sum-exps are multiplied by `log_scale`.
-fn prepare<'m>(cuda: &CudaQueue, call: &BackwardArgs<'m>, log_scale: f32) -> Rows<'m> {
+fn prepare<'m>(cuda: &CudaQueue, call: &BackwardArgs<'m>, log_scale: f32) -> RowStats<'m> {
     let BackwardArgs { dout, forward: ForwardArgs { heads, out, lse, scratch, .. }, .. } = *call;
     let Heads { num_q, width, .. } = heads;
     let (tokens, scratch) = (out.rows, scratch.cast(DType::F32));
     assert!(
         scratch.bytes() as u64 >= cuda_scratch_bytes(tokens, num_q, width).0,
-        "scratch of attention's backward"
+        "scratch is too small for attention's backward"
     );
     let (shared, each) = (hopper_fused_backward::shared_elems(tokens, num_q, width), tokens * num_q);
-    let rows = Rows {
+    let stats = RowStats {
         shared: scratch.slice(0, shared),
         delta: scratch.slice(shared, each),
         lse: scratch.slice(shared + each, each),
@@ -148,8 +148,8 @@ fn prepare<'m>(cuda: &CudaQueue, call: &BackwardArgs<'m>, log_scale: f32) -> Row
     let kernel = cuda.kernel(&DELTA, real, "attention_delta");
     let launch = Launch::new((tokens * num_q).div_ceil(DELTA_THREADS / lanes), DELTA_THREADS);
     let args = lockstep_device::args![
-        rows.delta,
-        rows.lse,
+        stats.delta,
+        stats.lse,
         out.view,
         out.stride,
         dout.view,
@@ -162,19 +162,19 @@ fn prepare<'m>(cuda: &CudaQueue, call: &BackwardArgs<'m>, log_scale: f32) -> Row
         u32::from(vectors),
         log_scale,
     ];
-    // SAFETY: these are the kernel's parameters, in order; a row of a head is read within its matrices' [T, H h], and the
-    // two results have a number for each.
+    // SAFETY: these are the kernel's parameters, in order; a row of a head is read within its matrices' [T, H h], and
+    // the two results have a number for each.
     unsafe { cuda.launch(kernel, launch, args) };
-    rows
+    stats
 }
 
-/// Whether rows, and heads of a width that is whole in 16 bytes, begin at multiples of 16 bytes.
+/// Whether rows start at multiples of 16 bytes; then heads do too, if their width is a multiple of 16 bytes.
 fn aligned(mat: &Mat) -> bool {
     mat.view.device_ptr().is_multiple_of(16) && (mat.stride * mat.view.dtype().size()).is_multiple_of(16)
 }
 
-/// The most tiles of `rows` rows that documents with these bounds can have.
-fn most_tiles(tokens: usize, cu_seqlens: View, rows: usize) -> usize {
+/// The maximum number of tiles of `rows` rows that documents with these bounds can have.
+fn max_tiles(tokens: usize, cu_seqlens: View, rows: usize) -> usize {
     tokens / rows + num_docs(cu_seqlens)
 }
 
@@ -182,7 +182,7 @@ fn num_docs(cu_seqlens: View) -> usize {
     cu_seqlens.len().saturating_sub(1)
 }
 
-/// The window as kernels take it: one that is never full where there is none.
+/// The window as a kernel argument: larger than any document if there is none.
 fn window(heads: &Heads) -> i32 {
     heads.window.map_or(i32::MAX, |window| i32::try_from(window).unwrap_or(i32::MAX))
 }

@@ -1,44 +1,45 @@
-// Tiles of rows in shared memory for products of groups of four warps: as wgmma.cu says, panels of 64 columns.
+// Tiles of rows in shared memory for wgmma: panels of 64 columns, as described in wgmma.cu.
 
 constexpr int GROUPS = ROWS / GROUP_ROWS, THREADS = GROUP_THREADS * GROUPS;
-// The group of warps that this thread is in, known to be the same for all of a warp.
+// The warp group of this thread. The shuffle tells the compiler that it is uniform across the warp.
 __device__ __forceinline__ int warp_group() { return __shfl_sync(0xffffffffu, (int)threadIdx.x / GROUP_THREADS, 0); }
 
-// 16 bytes of a row.
+// 16-byte vectors of a row.
 constexpr int VECS = WIDTH / 8;
 constexpr int PANEL_VECS = 8, PANEL_COLS = 64, ROW_BYTES = 128;
 
-// How many documents are gone over together, where blocks are of one of so many heads: as many as have their keys and
-// values in the second-level cache.
-__device__ __forceinline__ u32 docs_together(u32 heads) { return max(1u, min(32u, 4096 / (heads * WIDTH))); }
+// How many documents are processed together, if every block handles one of `heads` heads: as many as fit with their
+// keys and values into the L2 cache.
+__device__ __forceinline__ u32 docs_per_group(u32 heads) { return max(1u, min(32u, 4096 / (heads * WIDTH))); }
 
-extern __shared__ __align__(1024) REAL room[];
+extern __shared__ __align__(1024) REAL smem[];
 
-// Where the 16-byte part `pack` of a row of a tile of NUM rows is.
-template <int NUM> __device__ __forceinline__ int place(int row, int pack) {
-    return (pack / PANEL_VECS * NUM + row) * PANEL_COLS + (pack % PANEL_VECS ^ row % 8) * 8;
+// The offset of vector `vec` of a row, in a tile of NUM rows.
+template <int NUM> __device__ __forceinline__ int swizzled(int row, int vec) {
+    return (vec / PANEL_VECS * NUM + row) * PANEL_COLS + (vec % PANEL_VECS ^ row % 8) * 8;
 }
 
-// Rows [first, first + NUM) of one head, of which there are `len`; the rest is zero. With BESIDE, the same rows of
-// another matrix of the same stride, `apart` elements from the first, to a tile BESIDE elements from the first.
-template <int NUM, int BESIDE = 0, int BY = THREADS> __device__ __forceinline__ void copy_rows(
-    REAL* to, const REAL* from, u32 stride, u32 first, u32 len, long long apart = 0, u32 thread = threadIdx.x
+// Copies rows [first, first + NUM) of one head. Rows from `len` on are set to zero. If SECOND_TILE is not zero, the
+// same rows of a second matrix with the same stride, `second_offset` elements after the first, are copied to a tile
+// SECOND_TILE elements after the first.
+template <int NUM, int SECOND_TILE = 0, int NUM_THREADS = THREADS> __device__ __forceinline__ void copy_rows(
+    REAL* to, const REAL* from, u32 stride, u32 first, u32 len, long long second_offset = 0, u32 thread = threadIdx.x
 ) {
-    constexpr int STEP = BY / VECS;
-    static_assert(NUM % STEP == 0 && STEP % 8 == 0, "every thread copies the same part of rows");
-    const u32 pack = thread % VECS, row = first + thread / VECS;
-    const u32 at = shared_address(to) + 2 * place<NUM>(thread / VECS, pack);
-    from += (size_t)row * stride + pack * 8;
+    constexpr int STEP = NUM_THREADS / VECS;
+    static_assert(NUM % STEP == 0 && STEP % 8 == 0, "every thread copies the same vector of each row");
+    const u32 vec = thread % VECS, row = first + thread / VECS;
+    const u32 at = shared_address(to) + 2 * swizzled<NUM>(thread / VECS, vec);
+    from += (size_t)row * stride + vec * 8;
 #pragma unroll
     for (u32 i = 0; i < NUM; i += STEP) {
-        const bool there = row + i < len;
-        copy_async(at + i * ROW_BYTES, from, there);
-        if (BESIDE != 0) copy_async(at + i * ROW_BYTES + 2 * BESIDE, from + apart, there);
+        const bool valid = row + i < len;
+        copy_async(at + i * ROW_BYTES, from, valid);
+        if (SECOND_TILE != 0) copy_async(at + i * ROW_BYTES + 2 * SECOND_TILE, from + second_offset, valid);
         from += (size_t)STEP * stride;
     }
 }
 
-// s [64, N] = own · tileᵀ over the head, of 64 rows of a tile of OWN rows, and a tile of N rows.
+// s [64, N] = own · tileᵀ, summed over the head width: 64 rows of a tile of OWN rows, against a tile of N rows.
 template <int OWN, int N> __device__ __forceinline__ void scores(f32 (&s)[N / 8][4], u32 own, u32 tile) {
 #pragma unroll
     for (int c = 0; c < WIDTH / 16; c++) {
@@ -47,9 +48,9 @@ template <int OWN, int N> __device__ __forceinline__ void scores(f32 (&s)[N / 8]
     }
 }
 
-// Leaves, of columns [0, N) of a thread's row g (r = 0) and row g + 8 (r = 1), those in [from + 8 r, to + 8 r), counted
-// from column 2t on, and sets the others to `hidden`.
-template <int N> __device__ __forceinline__ void leave_between(f32 (&s)[N / 8][4], int from, int to, f32 hidden) {
+// Sets scores outside a range of columns to `hidden`. The range is [from + 8 r, to + 8 r), counted from column 2t,
+// where r is 0 for a thread's row g and 1 for its row g + 8.
+template <int N> __device__ __forceinline__ void mask_outside(f32 (&s)[N / 8][4], int from, int to, f32 hidden) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
 #pragma unroll
@@ -59,8 +60,8 @@ template <int N> __device__ __forceinline__ void leave_between(f32 (&s)[N / 8][4
         }
 }
 
-// sums [64, h] += p [64, K], rounded to a, · tile [K, h].
-template <int K> __device__ __forceinline__ void add_product(
+// sums [64, h] += p [64, K] · tile [K, h], with p rounded in `a`.
+template <int K> __device__ __forceinline__ void accumulate(
     f32 (&sums)[WIDTH / 8][4], const u32 (&a)[K / 16][4], u32 tile
 ) {
 #pragma unroll
@@ -72,26 +73,27 @@ template <int K> __device__ __forceinline__ void round_to_a(u32 (&a)[K / 16][4],
     for (int j = 0; j < K / 16; j++) round_to_a(a[j], c, j);
 }
 
-// 16 rows of results [16, h], with a factor for rows g and one for rows g + 8, through rows [row, row + 16) of a tile
-// of ROWS rows that this warp alone uses, to memory. Of rows [first, first + 16), those before `len` are stored.
+// Stores 16 rows of results [16, h], scaled by one factor for rows g and one for rows g + 8. They go through rows [row,
+// row + 16) of a tile of ROWS rows, which only this warp uses. Of rows [first, first + 16), those before `len` are
+// stored.
 __device__ __forceinline__ void store_rows(
-    REAL* to, size_t stride, int first, int len, REAL* tile, int row, const f32 (&c)[WIDTH / 8][4], f32 by_low,
-    f32 by_high
+    REAL* to, size_t stride, int first, int len, REAL* tile, int row, const f32 (&c)[WIDTH / 8][4], f32 scale_low,
+    f32 scale_high
 ) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < VECS; n++) {
-        u32* low = reinterpret_cast<u32*>(tile + place<ROWS>(row + g, n) + 2 * t);
-        u32* high = reinterpret_cast<u32*>(tile + place<ROWS>(row + g + 8, n) + 2 * t);
-        *low = round_pair(c[n][0] * by_low, c[n][1] * by_low, REAL{});
-        *high = round_pair(c[n][2] * by_high, c[n][3] * by_high, REAL{});
+        u32* low = reinterpret_cast<u32*>(tile + swizzled<ROWS>(row + g, n) + 2 * t);
+        u32* high = reinterpret_cast<u32*>(tile + swizzled<ROWS>(row + g + 8, n) + 2 * t);
+        *low = round_pair(c[n][0] * scale_low, c[n][1] * scale_low, REAL{});
+        *high = round_pair(c[n][2] * scale_high, c[n][3] * scale_high, REAL{});
     }
     __syncwarp();
 #pragma unroll
     for (int at = lane; at < 16 * VECS; at += 32) {
-        const int r = at / VECS, pack = at % VECS;
+        const int r = at / VECS, vec = at % VECS;
         if (first + r < len)
-            store_vec(to + (size_t)(first + r) * stride + pack * 8, load_vec(tile + place<ROWS>(row + r, pack)));
+            store_vec(to + (size_t)(first + r) * stride + vec * 8, load_vec(tile + swizzled<ROWS>(row + r, vec)));
     }
 }

@@ -1,44 +1,45 @@
-// Attention without tensor cores: f32, head widths of any size, dropout. A block of THREADS = 64 works on tiles of
-// TILE queries and TILE keys, held in shared memory as f32; thread (y, x) of the 8 x 8 has rows y + 8 i and
-// columns x + 8 j of a tile of scores, and of a tile of outputs rows y + 8 i and every eighth four columns. The
-// eight threads of a row are neighbours in one warp, so a row's softmax needs no shared memory.
+// Attention without tensor cores: for f32, any head width, and dropout. A block of THREADS = 64 threads processes tiles
+// of TILE queries and TILE keys, which are in shared memory as f32. Thread (y, x) of 8 x 8 has rows y + 8 i and columns
+// x + 8 j of a tile of scores; of a tile of outputs it has rows y + 8 i and every eighth group of four columns. The
+// eight threads of a row are adjacent in one warp, so a row's softmax needs no shared memory.
 //
 // WIDTH is the head width h, at most 512; TILE is 8, 16 or 32.
 
 // Rows (and columns of scores) of a thread.
 constexpr int N = TILE / 8;
-// Fours of columns: of a row, and of a thread.
+// Groups of four columns: of a row, and of a thread.
 constexpr int FOURS = (WIDTH + 3) / 4;
 constexpr int OWN_FOURS = (FOURS + 7) / 8;
-// The host says how far rows are apart: an odd number of fours, so that eight rows' fours lie in different banks.
-static_assert(STRIDE >= 4 * FOURS && STRIDE % 8 == 4, "an odd number of fours that a row fits in");
+// The host chooses the distance between rows: an odd multiple of four, so that eight rows' groups lie in different
+// banks.
+static_assert(STRIDE >= 4 * FOURS && STRIDE % 8 == 4, "an odd multiple of four that holds a row");
 constexpr int TILE_ELEMS = TILE * STRIDE;
 constexpr int SCORE_STRIDE = TILE + 1;
 constexpr int SCORE_ELEMS = TILE * SCORE_STRIDE;
 static_assert(
     FORWARD_BYTES == 4 * (2 * TILE_ELEMS + SCORE_ELEMS) && DQ_BYTES == 4 * (4 * TILE_ELEMS + SCORE_ELEMS)
         && DKV_BYTES == 4 * (4 * TILE_ELEMS + 2 * SCORE_ELEMS),
-    "shared memory that the launch counts with"
+    "must match the shared memory of the launch"
 );
 
-extern __shared__ __align__(16) f32 room[];
+extern __shared__ __align__(16) f32 smem[];
 
-// What dropout's masks are made of; `samples` [documents] is null where there is none.
+// The parameters of dropout's masks; `samples` [documents] is null if there is no dropout.
 struct Dropout {
     const u32* samples;
     u64 seed;
-    u32 step, place, threshold;
+    u32 step, mask_index, threshold;
     f32 scale;
 };
 
 // The mask of one head of one document.
 struct HeadMask {
-    bool some;
+    bool active;
     DocMask mask;
     u32 head;
 
     __device__ __forceinline__ f32 factor(int i, int j) const {
-        if (!some) return 1.0f;
+        if (!active) return 1.0f;
         const Factors four = mask_factors(mask, head, (u32)i, (u32)j / 4);
         const int at = j % 4;
         return at < 2 ? (at == 0 ? four.at[0] : four.at[1]) : (at == 2 ? four.at[2] : four.at[3]);
@@ -48,22 +49,22 @@ struct HeadMask {
 __device__ __forceinline__ HeadMask head_mask(const Dropout& dropout, u32 doc, u32 head) {
     if (dropout.samples == nullptr) return HeadMask{false, DocMask{0, 0, 1.0f}, head};
     const DocMask mask = doc_mask(
-        dropout.seed, dropout.step, dropout.samples[doc], dropout.place, dropout.threshold, dropout.scale);
+        dropout.seed, dropout.step, dropout.samples[doc], dropout.mask_index, dropout.threshold, dropout.scale);
     return HeadMask{true, mask, head};
 }
 
-// Rows [first, first + TILE) of one head, `len` of which there are; the rest is zero, and so are the columns
-// that fill up the last four.
+// Loads rows [first, first + TILE) of one head. Rows from `len` on are zero, and so are the columns that pad the last
+// group of four.
 __device__ __forceinline__ void load_tile(f32* to, const REAL* from, size_t stride, int first, int len) {
     for (int at = threadIdx.x; at < TILE * FOURS * 4; at += THREADS) {
         const int row = at / (FOURS * 4), col = at % (FOURS * 4);
-        const bool there = first + row < len && col < WIDTH;
-        to[row * STRIDE + col] = there ? to_f32(from[(size_t)(first + row) * stride + col]) : 0.0f;
+        const bool valid = first + row < len && col < WIDTH;
+        to[row * STRIDE + col] = valid ? to_f32(from[(size_t)(first + row) * stride + col]) : 0.0f;
     }
 }
 
 // s[i][j] = row y + 8 i of a · row x + 8 j of b.
-__device__ __forceinline__ void products(f32 (&s)[N][N], const f32* a, const f32* b, int y, int x) {
+__device__ __forceinline__ void dot_products(f32 (&s)[N][N], const f32* a, const f32* b, int y, int x) {
 #pragma unroll
     for (int i = 0; i < N; i++)
 #pragma unroll
@@ -88,7 +89,7 @@ __device__ __forceinline__ void products(f32 (&s)[N][N], const f32* a, const f32
     }
 }
 
-// The part of a tile of outputs that a thread sums.
+// The elements of a tile of outputs that a thread sums.
 struct Sums {
     float4 at[N][OWN_FOURS];
 
@@ -131,7 +132,7 @@ struct Sums {
         }
     }
 
-    // Row i, times `by`, to `to` [h].
+    // Writes row i, times `by`, to `to` [h].
     __device__ __forceinline__ void write(REAL* to, int i, f32 by, int x) const {
 #pragma unroll
         for (int g = 0; g < OWN_FOURS; g++) {
@@ -144,7 +145,7 @@ struct Sums {
     }
 };
 
-// Over the eight threads of a row.
+// Reductions over the eight threads of a row.
 __device__ __forceinline__ f32 row_max(f32 x) {
 #pragma unroll
     for (int offset = 4; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
@@ -156,14 +157,14 @@ __device__ __forceinline__ f32 row_sum(f32 x) {
     return x;
 }
 
-// Queries [first_q, first_q + TILE) of one head over the keys they see. Query and key numbers count from the
-// document's start; the first of the `rows` query rows at q, and of the output rows, is query `past`.
+// Attention of queries [first_q, first_q + TILE) of one head over the keys they see. Queries and keys are counted from
+// the document's start. The first of the `rows` rows of q, and of the output, is query `past`.
 __device__ __forceinline__ void attend(
     REAL* out, size_t out_stride, f32* lse, u32 lse_stride, const REAL* q, size_t q_stride, const REAL* k,
     size_t k_stride, const REAL* v, size_t v_stride, int tile, int rows, int past, f32 scale, int window,
-    const HeadMask& dropped
+    const HeadMask& mask
 ) {
-    f32 *q_tile = room, *kv_tile = room + TILE_ELEMS, *p = room + 2 * TILE_ELEMS;
+    f32 *q_tile = smem, *kv_tile = smem + TILE_ELEMS, *p = smem + 2 * TILE_ELEMS;
     const int y = threadIdx.x / 8, x = threadIdx.x % 8;
     const int first_row = tile * TILE, first_q = past + first_row, keys = past + rows;
     const int end = min(first_q + TILE, keys);
@@ -182,19 +183,19 @@ __device__ __forceinline__ void attend(
         load_tile(kv_tile, k, k_stride, first_k, keys);
         __syncthreads();
         f32 s[N][N];
-        products(s, q_tile, kv_tile, y, x);
+        dot_products(s, q_tile, kv_tile, y, x);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const int query = first_q + y + 8 * i;
-            f32 most = largest[i];
+            f32 max_score = largest[i];
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 s[i][j] = sees(query, first_k + x + 8 * j, window) ? s[i][j] * scale : -infinity();
-                most = fmaxf(most, s[i][j]);
+                max_score = fmaxf(max_score, s[i][j]);
             }
-            most = row_max(most);
-            // A row that has seen no key yet keeps its zeros.
-            const f32 base = most == -infinity() ? 0.0f : most;
+            max_score = row_max(max_score);
+            // A row that has not seen a key yet keeps its zeros.
+            const f32 base = max_score == -infinity() ? 0.0f : max_score;
             const f32 rescale = expf(largest[i] - base);
             f32 total = 0.0f;
 #pragma unroll
@@ -202,10 +203,10 @@ __device__ __forceinline__ void attend(
                 const f32 one = expf(s[i][j] - base);
                 total += one;
                 const int key = first_k + x + 8 * j;
-                p[(y + 8 * i) * SCORE_STRIDE + x + 8 * j] = one * dropped.factor(query, key);
+                p[(y + 8 * i) * SCORE_STRIDE + x + 8 * j] = one * mask.factor(query, key);
             }
             sum[i] = sum[i] * rescale + row_sum(total);
-            largest[i] = most;
+            largest[i] = max_score;
             sums.scale(i, rescale);
         }
         __syncthreads();
@@ -226,21 +227,21 @@ __device__ __forceinline__ void attend(
 extern "C" __global__ void __launch_bounds__(THREADS) plain_forward(
     REAL* out, u32 out_stride, f32* lse, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v,
     u32 v_stride, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window, const u32* samples,
-    u64 seed, u32 step, u32 place, u32 threshold, f32 kept
+    u64 seed, u32 step, u32 mask_index, u32 threshold, f32 kept
 ) {
     Tile tile;
     if (!find_tile(bounds, docs, TILE, blockIdx.x / num_q, tile)) return;
     const u32 head = blockIdx.x % num_q, kv_head = head / group;
     const size_t base = tile.base;
-    const HeadMask dropped = head_mask(Dropout{samples, seed, step, place, threshold, kept}, tile.doc, head);
+    const HeadMask mask = head_mask(Dropout{samples, seed, step, mask_index, threshold, kept}, tile.doc, head);
     attend(
         out + base * out_stride + head * WIDTH, out_stride, lse + base * num_q + head, num_q,
         q + base * q_stride + head * WIDTH, q_stride, k + base * k_stride + kv_head * WIDTH, k_stride,
         v + base * v_stride + kv_head * WIDTH, v_stride, tile.count - 1 - tile.index, tile.len, 0, scale, window,
-        dropped);
+        mask);
 }
 
-// The same for new tokens of documents whose keys and values, the new ones among them, are in a cache
+// The same for new tokens of documents whose keys and values, including the new ones, are in a KV cache
 // [slots, G, 2, capacity, h]. `positions` [T], `slots` [documents].
 extern "C" __global__ void __launch_bounds__(THREADS) plain_decode(
     REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
@@ -259,19 +260,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) plain_decode(
         window, HeadMask{false, DocMask{0, 0, 1.0f}, head});
 }
 
-// dq [T, H h] from what forward kept and the gradient of its output. lse and delta lie by heads: [H, T].
+// dq [T, H h] from the saved tensors of forward and the gradient of its output. lse and delta are laid out by head:
+// [H, T].
 extern "C" __global__ void __launch_bounds__(THREADS) plain_dq(
     REAL* dq, u32 dq_stride, const REAL* dout, u32 dout_stride, const f32* lse, const f32* delta, const REAL* q,
     u32 q_stride, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride, const u32* bounds, u32 docs, u32 tokens,
-    u32 num_q, u32 group, f32 scale, int window, const u32* samples, u64 seed, u32 step, u32 place, u32 threshold,
+    u32 num_q, u32 group, f32 scale, int window, const u32* samples, u64 seed, u32 step, u32 mask_index, u32 threshold,
     f32 kept
 ) {
     Tile tile;
     if (!find_tile(bounds, docs, TILE, blockIdx.x / num_q, tile)) return;
     const u32 head = blockIdx.x % num_q, kv_head = head / group;
     const size_t base = tile.base;
-    const HeadMask dropped = head_mask(Dropout{samples, seed, step, place, threshold, kept}, tile.doc, head);
-    f32 *q_tile = room, *dout_tile = q_tile + TILE_ELEMS, *k_tile = dout_tile + TILE_ELEMS;
+    const HeadMask mask = head_mask(Dropout{samples, seed, step, mask_index, threshold, kept}, tile.doc, head);
+    f32 *q_tile = smem, *dout_tile = q_tile + TILE_ELEMS, *k_tile = dout_tile + TILE_ELEMS;
     f32 *v_tile = k_tile + TILE_ELEMS, *ds = v_tile + TILE_ELEMS;
     const int y = threadIdx.x / 8, x = threadIdx.x % 8, len = tile.len;
     const int first_q = (tile.count - 1 - tile.index) * TILE, end = min(first_q + TILE, len);
@@ -293,19 +295,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) plain_dq(
         load_tile(v_tile, v + base * v_stride + kv_head * WIDTH, v_stride, first_k, len);
         __syncthreads();
         f32 s[N][N], dp[N][N];
-        products(s, q_tile, k_tile, y, x);
-        products(dp, dout_tile, v_tile, y, x);
+        dot_products(s, q_tile, k_tile, y, x);
+        dot_products(dp, dout_tile, v_tile, y, x);
 #pragma unroll
         for (int i = 0; i < N; i++)
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 const int query = first_q + y + 8 * i, key = first_k + x + 8 * j;
-                f32 slope = 0.0f;
+                f32 grad = 0.0f;
                 if (query < len && sees(query, key, window)) {
                     const f32 one = expf(s[i][j] * scale - row_lse[i]);
-                    slope = one * (dp[i][j] * dropped.factor(query, key) - row_delta[i]) * scale;
+                    grad = one * (dp[i][j] * mask.factor(query, key) - row_delta[i]) * scale;
                 }
-                ds[(y + 8 * i) * SCORE_STRIDE + x + 8 * j] = slope;
+                ds[(y + 8 * i) * SCORE_STRIDE + x + 8 * j] = grad;
             }
         __syncwarp();
         sums.add(ds, k_tile, y, x);
@@ -317,20 +319,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) plain_dq(
     }
 }
 
-// dk and dv [T, G h]: a block sums one tile of keys over the group's heads, then over the queries that see it.
-// Rows of scores are keys here, columns queries.
+// dk and dv [T, G h]: a block sums one tile of keys over the group's heads, and for each over the queries that see it.
+// Here rows of scores are keys and columns are queries.
 extern "C" __global__ void __launch_bounds__(THREADS) plain_dkv(
     REAL* dk, u32 dk_stride, REAL* dv, u32 dv_stride, const REAL* dout, u32 dout_stride, const f32* lse,
     const f32* delta, const REAL* q, u32 q_stride, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
     const u32* bounds, u32 docs, u32 tokens, u32 num_q, u32 group, f32 scale, int window, const u32* samples,
-    u64 seed, u32 step, u32 place, u32 threshold, f32 kept
+    u64 seed, u32 step, u32 mask_index, u32 threshold, f32 kept
 ) {
     Tile tile;
     const u32 num_kv = num_q / group;
     if (!find_tile(bounds, docs, TILE, blockIdx.x / num_kv, tile)) return;
     const u32 kv_head = blockIdx.x % num_kv;
     const size_t base = tile.base;
-    f32 *k_tile = room, *v_tile = k_tile + TILE_ELEMS, *q_tile = v_tile + TILE_ELEMS;
+    f32 *k_tile = smem, *v_tile = k_tile + TILE_ELEMS, *q_tile = v_tile + TILE_ELEMS;
     f32 *dout_tile = q_tile + TILE_ELEMS, *p = dout_tile + TILE_ELEMS, *ds = p + SCORE_ELEMS;
     const int y = threadIdx.x / 8, x = threadIdx.x % 8, len = tile.len;
     const int first_k = tile.index * TILE;
@@ -342,15 +344,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) plain_dkv(
     dk_sums.clear();
     dv_sums.clear();
     for (u32 head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        const HeadMask dropped = head_mask(Dropout{samples, seed, step, place, threshold, kept}, tile.doc, head);
+        const HeadMask mask = head_mask(Dropout{samples, seed, step, mask_index, threshold, kept}, tile.doc, head);
         for (int first_q = first_k; first_q < end; first_q += TILE) {
             __syncthreads();
             load_tile(q_tile, q + base * q_stride + head * WIDTH, q_stride, first_q, len);
             load_tile(dout_tile, dout + base * dout_stride + head * WIDTH, dout_stride, first_q, len);
             __syncthreads();
             f32 s[N][N], dp[N][N];
-            products(s, k_tile, q_tile, y, x);
-            products(dp, v_tile, dout_tile, y, x);
+            dot_products(s, k_tile, q_tile, y, x);
+            dot_products(dp, v_tile, dout_tile, y, x);
 #pragma unroll
             for (int j = 0; j < N; j++) {
                 const int query = first_q + x + 8 * j;
@@ -359,14 +361,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) plain_dkv(
 #pragma unroll
                 for (int i = 0; i < N; i++) {
                     const int key = first_k + y + 8 * i;
-                    f32 kept_one = 0.0f, slope = 0.0f;
+                    f32 dropped_p = 0.0f, grad = 0.0f;
                     if (query < len && sees(query, key, window)) {
-                        const f32 one = expf(s[i][j] * scale - column_lse), factor = dropped.factor(query, key);
-                        kept_one = one * factor;
-                        slope = one * (dp[i][j] * factor - column_delta) * scale;
+                        const f32 one = expf(s[i][j] * scale - column_lse), factor = mask.factor(query, key);
+                        dropped_p = one * factor;
+                        grad = one * (dp[i][j] * factor - column_delta) * scale;
                     }
-                    p[(y + 8 * i) * SCORE_STRIDE + x + 8 * j] = kept_one;
-                    ds[(y + 8 * i) * SCORE_STRIDE + x + 8 * j] = slope;
+                    p[(y + 8 * i) * SCORE_STRIDE + x + 8 * j] = dropped_p;
+                    ds[(y + 8 * i) * SCORE_STRIDE + x + 8 * j] = grad;
                 }
             }
             __syncwarp();

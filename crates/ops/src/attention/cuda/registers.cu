@@ -1,4 +1,4 @@
-// Parts of matrices in the registers of a warp, laid out as mma.cu says: a C of many columns is an array of them.
+// Matrices in the registers of a warp, laid out as described in mma.cu. A wide C is an array of 16 x 8 fragments.
 
 template <int N> __device__ __forceinline__ void clear(f32 (&c)[N][4]) {
 #pragma unroll
@@ -7,7 +7,7 @@ template <int N> __device__ __forceinline__ void clear(f32 (&c)[N][4]) {
         for (int i = 0; i < 4; i++) c[n][i] = 0.0f;
 }
 
-// Columns [16 k, 16 k + 16) of a C of many columns, rounded, as an A.
+// Rounds columns [16 k, 16 k + 16) of a wide C and returns them as an A fragment.
 template <int N> __device__ __forceinline__ void round_to_a(u32 (&a)[4], const f32 (&c)[N][4], int k) {
     a[0] = round_pair(c[2 * k][0], c[2 * k][1], REAL{});
     a[1] = round_pair(c[2 * k][2], c[2 * k][3], REAL{});
@@ -15,7 +15,7 @@ template <int N> __device__ __forceinline__ void round_to_a(u32 (&a)[4], const f
     a[3] = round_pair(c[2 * k + 1][2], c[2 * k + 1][3], REAL{});
 }
 
-// Over the four threads that share a row.
+// Reductions over the four threads that share a row.
 __device__ __forceinline__ f32 quad_max(f32 x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));

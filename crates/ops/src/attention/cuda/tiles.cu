@@ -1,20 +1,20 @@
-// What all attention kernels share: which tile of which document a block works on, and which keys a query sees.
+// Shared by all attention kernels: which tile of which document a block processes, and which keys a query sees.
 //
-// Tiles count from their document's start, so a row's result depends on its document alone.
+// Tiles are counted from their document's start, so a row's result depends only on its document.
 #include "lockstep.cuh"
 
 // A range of rows of one document.
 struct Tile {
     u32 doc;
-    // The document's first row in the batch, and how many it has.
+    // The document's first row in the batch, and its number of rows.
     u32 base;
     int len;
-    // Which tile of the document this is, and of how many.
+    // The index of this tile in the document, and the document's number of tiles.
     int index, count;
 };
 
-// The `index`-th tile of `rows` rows, counted over all documents. The host knows a bound of their number alone,
-// so surplus blocks are told that there is nothing for them. Every warp searches for itself.
+// Finds the `index`-th tile of `rows` rows, counted over all documents. The host only knows an upper bound on the
+// number of tiles, so for surplus blocks this returns false. Every warp searches by itself.
 __device__ __forceinline__ bool find_tile(const u32* bounds, u32 docs, u32 rows, u32 index, Tile& tile) {
     const u32 lane = threadIdx.x % 32, all = 0xffffffffu;
     u32 before = 0;
@@ -44,22 +44,22 @@ __device__ __forceinline__ bool find_tile(const u32* bounds, u32 docs, u32 rows,
     return false;
 }
 
-// The same in another order: documents by `together` (up to 32), and of those the first tiles of each, then the second
-// ones, and so on. Where later tiles have less to do, what is left to the end is short; and few enough documents are
-// gone over at a time for the cache to hold them.
+// As find_tile, in another order: documents in groups of `group_size` (at most 32), and within a group first the first
+// tiles of all its documents, then their second tiles, and so on. Where later tiles have less work, the last blocks to
+// run are short ones. And a group is small enough for the cache to hold its documents.
 __device__ __forceinline__ bool find_tile_by_rank(
-    const u32* bounds, u32 docs, u32 rows, u32 index, u32 together, Tile& tile
+    const u32* bounds, u32 docs, u32 rows, u32 index, u32 group_size, Tile& tile
 ) {
     if (!find_tile(bounds, docs, rows, index, tile)) return false;
     const u32 lane = threadIdx.x % 32, all = 0xffffffffu;
-    const u32 first = tile.doc / together * together, doc = first + lane;
-    const bool one = lane < together && doc < docs;
+    const u32 first = tile.doc / group_size * group_size, doc = first + lane;
+    const bool one = lane < group_size && doc < docs;
     const u32 base = one ? bounds[doc] : 0;
     const u32 len = one ? bounds[doc + 1] - base : 0;
     const u32 count = (len + rows - 1) / rows;
-    // Tiles of these documents before the one found, in the old order; so many are before it in the new one.
+    // The number of tiles of this group before the one found, in the old order. As many precede it in the new order.
     u32 left = tile.index + __reduce_add_sync(all, doc < tile.doc ? count : 0);
-    // The tiles of ranks below `rank` are as many or fewer.
+    // Binary search for the largest rank such that at most `left` tiles of the group have smaller ranks.
     u32 rank = 0;
     for (u32 step = 1u << (31 - __clz((int)__reduce_max_sync(all, count))); step > 0; step /= 2)
         if (__reduce_add_sync(all, min(count, rank + step)) <= left) rank += step;
@@ -75,7 +75,7 @@ __device__ __forceinline__ bool find_tile_by_rank(
     return true;
 }
 
-// The first key that query i sees. No window is one that is never full.
+// The first key that query i sees. Without a sliding window, `window` exceeds every length.
 __device__ __forceinline__ int first_key(int i, int window) { return max(0, i + 1 - window); }
 __device__ __forceinline__ bool sees(int i, int j, int window) { return j <= i && i - j < window; }
 // One past the last query that sees key j, in a document of `len`.

@@ -1,41 +1,41 @@
-// Tensor cores of sm_90: products of 64 rows that the four warps of a group of 128 threads share, with operands in
-// shared memory. They run by themselves: registers and tiles they use are left alone until they are waited for.
+// Tensor cores of sm_90 (wgmma): matmuls of 64 rows, computed by a group of four warps, with operands in shared memory.
+// They run asynchronously: the registers and tiles that they use must not be touched until they have been waited for.
 //
-// Warp w of the group has rows 16 w to 16 w + 15 of C and of an A in registers, laid out as in mma.cu.
+// Warp w of the group holds rows 16 w to 16 w + 15 of C, and of an A in registers, laid out as in mma.cu.
 //
-// A tile is panels of [rows, 64]: rows of 128 bytes, whose eight 16-byte parts are swizzled: part c of row r lies
-// where part c ^ (r % 8) would. Panels begin at multiples of 1024 bytes, so the hardware's swizzle, which goes by
-// address bits, is this one.
+// A tile consists of panels of [rows, 64]: rows of 128 bytes, whose eight 16-byte vectors are swizzled: vector c of row
+// r is stored in place of vector c ^ (r % 8). Panels start at multiples of 1024 bytes, so this is the hardware's own
+// swizzle, which is defined on address bits.
 
-// The element type's name in instructions.
+// The element type's name in PTX instructions.
 #define NAME_OF(type) #type
 #define NAME(type) NAME_OF(type)
 #define TYPE NAME(REAL)
 
-// A tile at an address, as products are told of it: the lower word of a descriptor, in which a place 16 bytes on is
-// one more. Where columns are not what is summed over, more than 64 of them go on in the next panel, `panel_bytes`
-// away; elsewhere that is not looked at.
+// The lower word of a tile's descriptor; adding one advances it by 16 bytes. Where columns are not the summed
+// dimension, columns beyond the first 64 are in the next panel, `panel_bytes` further on. Otherwise that field is
+// ignored.
 __device__ __forceinline__ u32 tile_at(const REAL* tile, u32 panel_bytes = 16) {
     return panel_bytes / 16 << 16 | shared_address(tile) / 16;
 }
-// The whole: swizzled over 128 bytes, and groups of eight rows are 1024 bytes apart.
+// The full descriptor: a 128-byte swizzle, and groups of eight rows 1024 bytes apart.
 __device__ __forceinline__ u64 descriptor(u32 tile) {
     const u64 swizzle_128 = 1, group_bytes = 1024;
     return swizzle_128 << 62 | group_bytes / 16 << 32 | tile;
 }
 
-// Before products that read registers, sums among them, which other instructions wrote.
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until all but the last N groups of products are done.
-template <int N> __device__ __forceinline__ void wait_products() {
+// Required before matmuls that read registers, accumulators included, that other instructions have written.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until all but the last N groups of matmuls are done.
+template <int N> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-// Makes what this thread wrote to shared memory, or copied and waited for, visible to products.
-__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes shared memory that this thread wrote, or copied and waited for, visible to matmuls.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Keeps the compiler from moving uses of sums across: before they are begun and after they are waited for.
-template <int N> __device__ __forceinline__ void hold(f32 (&c)[N][4]) {
+// Keeps the compiler from moving accesses to accumulators across this point: before matmuls start, and after the wait.
+template <int N> __device__ __forceinline__ void register_fence(f32 (&c)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll
@@ -46,7 +46,7 @@ template <int N> __device__ __forceinline__ void hold(f32 (&c)[N][4]) {
 #define SUMS_16(c, n) SUMS_8(c, n), SUMS_8(c, n + 1)
 #define SUMS_64(c, n) SUMS_16(c, n), SUMS_16(c, n + 2), SUMS_16(c, n + 4), SUMS_16(c, n + 6)
 
-// c [64, N] = a · bᵀ, and what c was where `add`, over 16 columns of tiles a [64, h] and b [N, h].
+// c [64, N] = a · bᵀ, plus the old c if `add`, over 16 columns of tiles a [64, h] and b [N, h].
 __device__ __forceinline__ void multiply(f32 (&c)[8][4], u32 a, u32 b, int add) {
     asm volatile(
         "{ .reg .pred add; setp.ne.b32 add, %34, 0; "

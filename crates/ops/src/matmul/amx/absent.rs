@@ -1,10 +1,10 @@
-//! Machines that have no tiles: there is no proof to call these with.
+//! Platforms without AMX: these functions are never called, because no `Amx` exists there.
 
 use half::bf16;
 
 use super::Block;
 
-const WHY: &str = "no machine of this kind has tiles";
+const WHY: &str = "this platform has no AMX";
 
 pub(super) unsafe fn multiply(_: &Block, _: *mut f32, _: usize) {
     unreachable!("{WHY}")

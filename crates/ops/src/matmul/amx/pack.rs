@@ -1,6 +1,6 @@
-//! Packing for tiles. Operands stay bf16; what is missing to whole tiles is zero.
+//! Packing for AMX. Operands stay bf16; incomplete tiles are padded with zeros.
 //!
-//! Meant to be run by [`Isa::run`](lockstep_device::Isa::run), for loops that become vectors.
+//! Meant to be run by [`Isa::run`](lockstep_device::Isa::run), so that its loops are vectorized.
 
 use half::bf16;
 
@@ -9,13 +9,13 @@ use crate::Mat;
 use crate::matmul::NR;
 use crate::matmul::cpu::ROW_BLOCK;
 
-/// Packs up to [`STEP`] rows of B\[K, N\] as a tile's depth of panels of NR columns: two rows become one of words.
-/// `out` is where the first word of panel 0 goes; panels lie `apart` elements apart.
+/// Packs up to [`STEP`] rows of B\[K, N\], the depth of a tile, into panels of NR columns: two rows become one row of
+/// words. `out` points to the first word of panel 0; panels are `panel_stride` elements apart.
 ///
 /// # Safety
-/// `out` is valid for so many rows in each of the panels, and nobody else touches those; nobody writes B.
+/// `out` is valid for that many rows in each of the panels, and nobody else accesses them; nobody writes B.
 #[inline(always)]
-pub(in crate::matmul) unsafe fn natural(mat: Mat, out: *mut bf16, apart: usize) {
+pub(in crate::matmul) unsafe fn natural(mat: Mat, out: *mut bf16, panel_stride: usize) {
     debug_assert!(mat.rows <= STEP);
     // SAFETY: guaranteed by the caller.
     let source = unsafe { mat.view.as_slice::<bf16>() };
@@ -32,7 +32,7 @@ pub(in crate::matmul) unsafe fn natural(mat: Mat, out: *mut bf16, apart: usize) 
             let words: [[bf16; 2]; NR] = std::array::from_fn(|j| [even[j], odd[j]]);
             // SAFETY: a row of words of this panel, as the caller guarantees.
             unsafe {
-                out.add(panel * apart + word * 2 * NR).cast::<[[bf16; 2]; NR]>().write_unaligned(words)
+                out.add(panel * panel_stride + word * 2 * NR).cast::<[[bf16; 2]; NR]>().write_unaligned(words)
             };
         }
     }
@@ -41,7 +41,7 @@ pub(in crate::matmul) unsafe fn natural(mat: Mat, out: *mut bf16, apart: usize) 
 /// Packs a block stored as \[cols, depth\] (rows of a weight are columns of B) into a panel of `width` columns.
 ///
 /// # Safety
-/// Nobody writes the block, on a machine with tiles.
+/// Nobody writes the block; the machine has AMX.
 #[inline(always)]
 pub(in crate::matmul) unsafe fn transposed(mat: Mat, width: usize, panel: &mut [bf16]) {
     let (cols, depth) = (mat.rows, mat.cols);
@@ -56,7 +56,7 @@ pub(in crate::matmul) unsafe fn transposed(mat: Mat, width: usize, panel: &mut [
             let (to, to_row) = (to.as_mut_ptr(), 2 * width);
             if col + TILE <= cols && k + STEP <= depth {
                 let from = &source[col * mat.stride + k..][..(TILE - 1) * mat.stride + STEP];
-                // SAFETY: both hold the square, as was just checked; a machine with tiles has AVX-512.
+                // SAFETY: both hold the square, as was just checked; a machine with AMX has AVX-512.
                 unsafe { machine::transpose(from.as_ptr(), mat.stride, to, to_row) };
                 continue;
             }
@@ -75,11 +75,11 @@ pub(in crate::matmul) unsafe fn transposed(mat: Mat, width: usize, panel: &mut [
 /// # Safety
 /// Nobody writes A.
 #[inline(always)]
-pub(super) unsafe fn rows(mat: Mat, room: &mut [bf16]) {
+pub(super) unsafe fn rows(mat: Mat, scratch: &mut [bf16]) {
     // SAFETY: guaranteed by the caller.
     let source = unsafe { mat.view.as_slice::<bf16>() };
     let steps = mat.cols.div_ceil(STEP);
-    let (tiles, _) = room.as_chunks_mut::<STEP>();
+    let (tiles, _) = scratch.as_chunks_mut::<STEP>();
     for i in 0..mat.rows.next_multiple_of(TILE) {
         let row = if i < mat.rows { &source[i * mat.stride..][..mat.cols] } else { &[] };
         for step in 0..steps {
@@ -95,29 +95,29 @@ pub(super) unsafe fn rows(mat: Mat, room: &mut [bf16]) {
 /// Copies A stored as \[K, M\] into tiles of its transpose, in the order of [`rows`].
 ///
 /// # Safety
-/// Nobody writes A, on a machine with tiles.
+/// Nobody writes A; the machine has AMX.
 #[inline(always)]
-pub(super) unsafe fn columns(mat: Mat, room: &mut [bf16]) {
+pub(super) unsafe fn columns(mat: Mat, scratch: &mut [bf16]) {
     const PANEL: usize = STEP * NR;
     let mut words = [bf16::ZERO; ROW_BLOCK.div_ceil(NR) * PANEL];
     let (tiles, steps) = (mat.cols.div_ceil(TILE), mat.rows.div_ceil(STEP));
-    let room = &mut room[..tiles * steps * TILE * STEP];
+    let scratch = &mut scratch[..tiles * steps * TILE * STEP];
     for step in 0..steps {
         let k = step * STEP;
         assert!(mat.cols <= ROW_BLOCK);
-        // SAFETY: guaranteed by the caller, and the words have room for as many panels as a row block has columns.
+        // SAFETY: guaranteed by the caller, and `words` holds as many panels as a row block has columns.
         unsafe { natural(mat.row_range(k, STEP.min(mat.rows - k)), words.as_mut_ptr(), PANEL) };
         for tile in 0..tiles {
             let from = &words[tile * TILE / NR * PANEL + tile * TILE % NR * 2..];
-            let to = &mut room[(tile * steps + step) * TILE * STEP..][..TILE * STEP];
+            let to = &mut scratch[(tile * steps + step) * TILE * STEP..][..TILE * STEP];
             assert!(from.len() >= (TILE - 1) * 2 * NR + STEP);
-            // SAFETY: both hold the square, as was just checked; a machine with tiles has AVX-512.
+            // SAFETY: both hold the square, as was just checked; a machine with AMX has AVX-512.
             unsafe { machine::transpose(from.as_ptr(), 2 * NR, to.as_mut_ptr(), STEP) };
         }
     }
 }
 
-/// The part of a row that there is, and zeros.
+/// The elements of `part`, padded with zeros.
 #[inline(always)]
 fn padded<const LEN: usize>(part: &[bf16]) -> [bf16; LEN] {
     let mut row = [bf16::ZERO; LEN];

@@ -10,7 +10,7 @@ fn scratch<'b>(arena: &'b TestArena, queue: &Queue) -> View<'b> {
     arena.output(scratch_bytes(queue.num_threads()).0 as usize / 4, DType::F32)
 }
 
-/// Whether there are tiles to test.
+/// Whether this machine has AMX.
 fn tiles() -> bool {
     if Amx::detect().is_none() {
         println!("skipped: this machine has no AMX tiles");
@@ -18,7 +18,7 @@ fn tiles() -> bool {
     Amx::detect().is_some()
 }
 
-/// The definition, element by element: what a tile instruction does with 32 steps, and what is made of it.
+/// The definition, element by element: what a tile instruction does with 32 steps, and how the results are combined.
 fn defined(k: usize, init: Option<f32>, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
     let steps: Vec<usize> = (0..k).collect();
     steps
@@ -39,17 +39,17 @@ fn defined(k: usize, init: Option<f32>, a: impl Fn(usize) -> f32, b: impl Fn(usi
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// All three forms, every initial value, odd shapes and strides, few rows and many, one thread and three: equal to
-    /// the definition to the bit, and to the reference to rounding.
+    /// All three layouts, every way to accumulate, odd shapes and strides, few rows and many, one thread and three:
+    /// equal to the definition bit for bit, and to the reference up to rounding.
     #[test]
-    fn products_are_those_of_the_definition(
+    fn matmul_follows_the_definition(
         m in 1usize..140, n in 1usize..140, k in 1usize..900, whole in any::<bool>(), pad in 0usize..5,
         narrow in any::<bool>(), init_kind in 0..3, threads in prop_oneof![Just(1), Just(3)], seed in any::<u64>(),
     ) {
         if !tiles() {
             return Ok(());
         }
-        // Inner dimensions that A is read in place for would be rare.
+        // Inner dimensions for which A is read in place would be rare otherwise.
         let k = if whole { k.next_multiple_of(32) } else { k };
         let arena = TestArena::new(seed);
         let queue = Queue::cpu(threads);
@@ -97,11 +97,11 @@ proptest! {
                 }
             }
             assert_near(&values(c), &close, n, ((m * n * k) as f64).sqrt(), tolerance(out));
-            prop_assert!(bits(c) == bits(arena.input(&same, out)), "{form}: other bits than the definition's");
+            prop_assert!(bits(c) == bits(arena.input(&same, out)), "{form}: bits differ from the definition");
         }
     }
 
-    /// The row contract: a row alone, and in any range of rows, has the bits it has in the whole.
+    /// Row contract: a row alone, and in any range of rows, has the same bits as in the whole.
     #[test]
     fn a_row_does_not_depend_on_the_others(
         m in 2usize..260, n in 1usize..100, k in 1usize..500, from in 0usize..260, len in 1usize..260,
@@ -122,7 +122,7 @@ proptest! {
     }
 }
 
-/// Inner dimensions and widths beyond one slab, and few rows without room for a copy each.
+/// Inner dimensions and widths beyond one slab, and few rows without scratch for a copy each.
 #[test]
 fn slabs_of_every_kind() {
     if !tiles() {
@@ -150,9 +150,9 @@ fn slabs_of_every_kind() {
     }
 }
 
-/// A number that is none stays one, and spoils only its own row and column.
+/// NaN and infinity propagate, but only to their own row and column.
 #[test]
-fn what_is_not_finite_stays_where_it_belongs() {
+fn non_finite_values_stay_in_their_row_and_column() {
     let arena = TestArena::new(7);
     let queue = Queue::cpu(1);
     for m in [3, 100] {

@@ -1,4 +1,4 @@
-//! The instructions: tiles, and the vectors around them. Where there are tiles there is AVX-512.
+//! The instructions: tiles, and the vectors around them. Machines with AMX have AVX-512.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -8,8 +8,8 @@ use half::bf16;
 use super::super::transpose::transpose_16x16;
 use super::{Block, SIDE, STEP, TILE};
 
-/// Tiles of C in 0 to 3, of A in 4 and 5, of B in 6 and 7. All in one piece: nothing is left in tiles between two.
-/// Every operand must be named, so where there is no lower tile of C a comment names it.
+/// Tiles 0 to 3 are of C, 4 and 5 of A, 6 and 7 of B. This is one block of assembly: nothing stays in tiles between
+/// two. Every operand must be named, so where there is no lower tile of C a comment names it.
 macro_rules! multiply {
     (
         $call:ident, $to:ident, $to_row:ident,
@@ -43,13 +43,13 @@ macro_rules! multiply {
     };
 }
 
-/// Writes A·B over the block's inner block, in whole tiles, to rows that are `to_row` apart.
+/// Writes A·B over the inner block, in whole tiles, to rows that are `to_row` apart.
 ///
 /// # Safety
-/// As [`super::block`]; this thread's tiles are set up, and `to` is valid for the whole tiles.
+/// As [`super::block`]; this thread's tiles are configured, and `to` is valid for the whole tiles.
 pub(super) unsafe fn multiply(block: &Block, to: *mut f32, to_row: usize) {
     let call = &Block { a: block.a.at_row(block.first_row), ..*block };
-    // SAFETY: as many tiles are read along A and B as the depth has, and of C those that hold its rows and columns.
+    // SAFETY: reads as many tiles of A and B as the depth has, and the tiles of C that hold its rows and columns.
     unsafe {
         match (call.rows > TILE, call.cols > TILE) {
             (true, true) => multiply!(call, to, to_row,
@@ -108,10 +108,10 @@ pub(super) unsafe fn multiply(block: &Block, to: *mut f32, to_row: usize) {
     }
 }
 
-/// Has the block of C on its way while it is computed.
+/// Prefetches the block of C while it is computed.
 ///
 /// # Safety
-/// This thread's tiles are set up.
+/// This thread's tiles are configured.
 pub(super) unsafe fn prefetch(block: &Block) {
     for i in 0..block.rows {
         for column in (0..block.cols).step_by(16) {
@@ -122,7 +122,7 @@ pub(super) unsafe fn prefetch(block: &Block) {
     }
 }
 
-/// Adds sums, dense in rows of [`SIDE`], to the initial value and writes the block.
+/// Adds sums, contiguous in rows of [`SIDE`], to the initial value and writes the block.
 ///
 /// # Safety
 /// As [`super::block`]; `sums` is valid for the block's rows and columns.
@@ -132,7 +132,7 @@ pub(super) unsafe fn add(block: &Block, sums: *const f32) {
         for column in (0..block.cols).step_by(16) {
             let lanes = (block.cols - column).min(16);
             let mask = ((1u32 << lanes) - 1) as __mmask16;
-            // SAFETY: lanes beyond the columns are masked off.
+            // SAFETY: lanes beyond the columns are masked.
             unsafe {
                 let mut value = _mm512_maskz_loadu_ps(mask, sums.add(i * SIDE + column));
                 if !block.init.is_null() {
@@ -145,8 +145,8 @@ pub(super) unsafe fn add(block: &Block, sums: *const f32) {
     }
 }
 
-/// Turns a square of 16 by 16 words: word j of the row at `from + i * from_row` becomes word i of the row at
-/// `to + j * to_row`. A word is two bf16, and distances count those.
+/// Transposes a square of 16 by 16 words: word j of the row at `from + i * from_row` becomes word i of the row at
+/// `to + j * to_row`. A word is two bf16; distances are in bf16.
 ///
 /// # Safety
 /// Both are valid for the square, on a machine with AVX-512.

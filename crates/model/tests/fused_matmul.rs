@@ -1,12 +1,12 @@
-//! A joined product is its parts: a block gives the same with one product for queries, keys and values, and one for
-//! gate and up, as with a product for each.
+//! A fused matmul equals its parts: a block gives the same results with one matmul for queries, keys and values, and
+//! one for gate and up, as with separate matmuls.
 
 use std::cell::Cell;
 
 use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Memory, Pool, Queue, View};
-use lockstep_model::{Inputs, KernelBackend, Unit, fill_rope_tables, run, workspace_bytes};
+use lockstep_model::{Inputs, KernelBackend, Unit, fill_rope_tables, run_program, workspace_bytes};
 use lockstep_shape::{
     Architecture, Biases, Channel, Freeze, ModelShape, Program, ProgramStep, Programs, Recompute, Slot,
     SlotCols, UnitShape, block_programs, units,
@@ -14,7 +14,7 @@ use lockstep_shape::{
 
 const TOKENS: usize = 70;
 
-/// The same steps with a product for each part of a joined weight.
+/// The same steps with a matmul for each part of a fused weight.
 fn split(program: &Program, block: &UnitShape) -> Program {
     let parts = |step: &ProgramStep| -> Vec<ProgramStep> {
         let (ProgramStep::Linear { w, .. }
@@ -50,7 +50,7 @@ fn split(program: &Program, block: &UnitShape) -> Program {
     Program::new(program.steps.iter().flat_map(parts).collect())
 }
 
-/// What a block's forward and backward leave: its output and what it keeps, then ∂x and all gradients.
+/// The results of a block's forward and backward: its output and saved slots, then ∂x and all gradients.
 struct Results {
     forward: Vec<Vec<f32>>,
     backward: Vec<Vec<f32>>,
@@ -115,14 +115,14 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
         values
     };
     let read = |slot: Slot| values(slots[slot.index()].expect("a slot of the block"));
-    run(&programs.forward, &unit);
+    run_program(&programs.forward, &unit);
     let forward = programs.saved.iter().chain(&[Slot::Y]).map(|slot| read(*slot)).collect();
-    run(&programs.backward, &unit);
+    run_program(&programs.backward, &unit);
     Results { forward, backward: vec![read(Slot::DX), values(grads)] }
 }
 
 #[test]
-fn a_joined_product_is_its_parts() {
+fn a_fused_matmul_equals_its_parts() {
     let tiny = ModelShape::named("tiny", 300).unwrap();
     let biases = Biases { qkv: true, out: true, mlp: true };
     let shapes = [
@@ -137,18 +137,19 @@ fn a_joined_product_is_its_parts() {
             [&programs.forward, &programs.backward].map(|program| split(program, block));
         assert_eq!(forward.steps.len(), programs.forward.steps.len() + 3);
         assert_eq!(backward.steps.len(), programs.backward.steps.len() + 6);
-        let apart = Programs { forward, backward, ..programs.clone() };
-        let (joined, apart) =
-            (run_block(shape, &programs, block, storage), run_block(shape, &apart, block, storage));
-        // A row of a product does not know its neighbours; a sum over more of them rounds elsewhere.
-        assert!(joined.forward == apart.forward, "{storage}: forward has other bits");
+        let separate = Programs { forward, backward, ..programs.clone() };
+        let (fused, separate) =
+            (run_block(shape, &programs, block, storage), run_block(shape, &separate, block, storage));
+        // In forward, rows and columns of a matmul are independent. In backward, a fused matmul sums over more terms,
+        // and so rounds differently.
+        assert!(fused.forward == separate.forward, "{storage}: bits of forward differ");
         let tolerance = if storage == DType::F32 { 1e-5 } else { 2e-2 };
-        for (joined, apart) in joined.backward.iter().zip(&apart.backward) {
+        for (fused, separate) in fused.backward.iter().zip(&separate.backward) {
             let norm = |values: &mut dyn Iterator<Item = f32>| {
                 values.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
             };
-            let difference = norm(&mut joined.iter().zip(apart).map(|(a, b)| a - b));
-            let error = difference / norm(&mut apart.iter().copied());
+            let difference = norm(&mut fused.iter().zip(separate).map(|(a, b)| a - b));
+            let error = difference / norm(&mut separate.iter().copied());
             assert!(error < tolerance, "{storage}: {error:e}");
         }
     }
