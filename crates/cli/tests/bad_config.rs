@@ -155,7 +155,7 @@ fn a_config_file_may_have_an_equals_sign_in_its_path() {
 fn nothing_to_train_on() {
     let text = RUN.replace("train_files: data.jsonl\n", "");
     assert_snapshot!(Folder::new(&text).train_refused(&[], 64), @r"
-    error: `train_files` is missing: write `train_files:` with a file, a folder or a list of them to train on, or `dataset_name:`
+    error: `train_files` is missing: set `train_files` to a file, a folder or a list of them, or set `dataset_name`
     ");
 }
 

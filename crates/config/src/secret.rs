@@ -1,9 +1,9 @@
 //! Recognizes secrets in configurations and redacts them.
 //!
-//! No key of Lockstep is a secret, but configurations are shared with other programs, and flags are mistyped. The values
-//! of secret keys are never printed, logged or stored in a checkpoint. Redaction works on the text as it was typed,
-//! because errors also quote text that cannot be parsed; it hides too much rather than too little. If the text can be
-//! parsed, the words of every secret value are also redacted wherever else they occur.
+//! No key of Lockstep is a secret, but configurations are shared with other programs, and flags are mistyped. The
+//! values of secret keys are never printed, logged or stored in a checkpoint. Redaction works on the text as it was
+//! typed, because errors also quote text that cannot be parsed; it hides too much rather than too little. If the text
+//! can be parsed, the words of every secret value are also redacted wherever else they occur.
 
 use std::collections::BTreeSet;
 

@@ -29,8 +29,8 @@ impl std::fmt::Display for ChangedSetting {
     }
 }
 
-/// The settings that differ between two runs. Two spellings of the same value (`1e-3`, `0.001`) do not differ. Keys that
-/// the earlier version did not have are left out.
+/// The settings that differ between two runs. Two spellings of the same value (`1e-3`, `0.001`) do not differ. Keys
+/// that the earlier version did not have are left out.
 pub fn changed_settings(
     then: &BTreeMap<String, String>,
     now: &BTreeMap<String, String>,

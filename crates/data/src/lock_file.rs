@@ -94,7 +94,8 @@ impl LockFile {
 impl Drop for LockFile {
     fn drop(&mut self) {
         if self.file.is_some() {
-            // Remove the file while the lock is held: a waiting process then sees that it is gone and creates a new one.
+            // Remove the file while the lock is held: a waiting process then sees that it is gone and creates a new
+            // one.
             let _ = fs::remove_file(&self.path);
         }
         for dir in &self.made {

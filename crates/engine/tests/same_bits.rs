@@ -99,12 +99,8 @@ fn separate_device_memory_changes_no_bit() {
             for (optimizer_tier, optimizer_units_on_device) in
                 [(MemoryTier::Device, 0), (MemoryTier::Host, 0), (MemoryTier::Host, 1)]
             {
-                let setup = TestSetup {
-                    separate_memory: true,
-                    optimizer_tier,
-                    optimizer_units_on_device,
-                    ..here
-                };
+                let setup =
+                    TestSetup { separate_memory: true, optimizer_tier, optimizer_units_on_device, ..here };
                 assert_eq!(
                     run(&shape, &setup),
                     want,

@@ -1,10 +1,10 @@
 //! Handles steps whose loss or gradients are not finite.
 //!
 //! The gradient decides whether a step is applied: if its norm is not finite, all ranks skip the step, and in fp16 the
-//! loss scaler reacts to the overflow. If only the loss is not finite, the step has been applied: the ranks know the loss
-//! of the whole world only after the update has begun, and waiting for it would delay every step. Either way the step is
-//! reported, with the first tensor whose gradient is not finite, and [`MAX_IN_A_ROW`] such steps in a row end the run.
-//! Overflows under dynamic loss scaling do not count: they are part of finding the scale.
+//! loss scaler reacts to the overflow. If only the loss is not finite, the step has been applied: the ranks know the
+//! loss of the whole world only after the update has begun, and waiting for it would delay every step. Either way the
+//! step is reported, with the first tensor whose gradient is not finite, and [`MAX_IN_A_ROW`] such steps in a row end
+//! the run. Overflows under dynamic loss scaling do not count: they are part of finding the scale.
 //!
 //! Warnings avoid the word "loss": in the log only the lines of steps have it, for scripts that collect losses.
 
@@ -43,8 +43,8 @@ impl TrainState<'_> {
         Some(outcome)
     }
 
-    /// Records a step that was applied although its loss is not finite. Returns the warning to report, or the error that
-    /// ends the run.
+    /// Records a step that was applied although its loss is not finite. Returns the warning to report, or the error
+    /// that ends the run.
     pub(crate) fn bad_loss(
         &mut self,
         position: &mut Position,
@@ -65,8 +65,8 @@ impl TrainState<'_> {
         ))
     }
 
-    /// Records a step that was skipped because its gradients are not finite. Returns the warning to report, or the error
-    /// that ends the run.
+    /// Records a step that was skipped because its gradients are not finite. Returns the warning to report, or the
+    /// error that ends the run.
     pub(crate) fn skipped(
         &mut self,
         engine: &Engine,
@@ -127,8 +127,8 @@ impl TrainState<'_> {
         self.scaler.is_some_and(|scaler| !scaler.is_static())
     }
 
-    /// Whether a checkpoint should be saved now. While steps go wrong it should not: earlier checkpoints are better, and
-    /// `save_total_limit` would delete them. A decreasing loss scale is fine once a step has been applied.
+    /// Whether a checkpoint should be saved now. While steps go wrong it should not: earlier checkpoints are better,
+    /// and `save_total_limit` would delete them. A decreasing loss scale is fine once a step has been applied.
     pub(crate) fn is_sound(&self, position: &Position) -> bool {
         let applied = position.skipped_in_a_row == 0 || self.has_dynamic_scale() && position.updates > 0;
         applied && position.bad_in_a_row.steps == 0

@@ -25,8 +25,8 @@ pub struct StepSpeed {
     /// The duration of every step, including the first.
     pub seconds: Vec<f64>,
     pub losses: Vec<f64>,
-    /// Floating-point operations of a step: 6 per token and parameter (without the embedding), and 6·L·T·d per token for
-    /// attention.
+    /// Floating-point operations of a step: 6 per token and parameter (without the embedding), and 6·L·T·d per token
+    /// for attention.
     pub flops_per_step: f64,
     /// The planned device memory.
     pub planned: Bytes,

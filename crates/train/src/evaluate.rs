@@ -1,4 +1,5 @@
-//! Evaluation: the mean loss over all supervised tokens of a dataset, computed by all ranks, and the best result so far.
+//! Evaluation: the mean loss over all supervised tokens of a dataset, computed by all ranks, and the best result so
+//! far.
 
 use std::time::Instant;
 

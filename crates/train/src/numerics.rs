@@ -119,8 +119,8 @@ impl NumericsFingerprint {
         NumericsFingerprint { fields }
     }
 
-    /// Compares the fingerprints of all ranks. Returns a note if a rank differs from rank 0, whose fingerprint is that of
-    /// the run. A collective call.
+    /// Compares the fingerprints of all ranks. Returns a note if a rank differs from rank 0, whose fingerprint is that
+    /// of the run. A collective call.
     pub(crate) fn differing_ranks(&self, engine: &Engine) -> Result<Option<String>, TrainError> {
         let mine = self.lines().collect::<Vec<_>>().join("\n");
         let all = engine.all_gather_bytes("the numerics fingerprint", mine.as_bytes())?;
@@ -230,8 +230,8 @@ fn accumulation_order(order: AccumulationOrder, micros: u32) -> &'static str {
     }
 }
 
-/// The tree by which [`lockstep_core::fold`] sums over ranks. It depends on the nodes only if the number of ranks per node
-/// is not a power of two.
+/// The tree by which [`lockstep_core::fold`] sums over ranks. It depends on the nodes only if the number of ranks per
+/// node is not a power of two.
 fn fixed_tree(mesh: &Mesh) -> String {
     let (world, per_node) = (mesh.world_size(), mesh.per_node);
     match world {

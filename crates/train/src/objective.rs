@@ -1,5 +1,6 @@
-//! Training objectives. An objective gives one coefficient per token and output channel: the derivative of the loss with
-//! respect to that output, such as the log-probability of the target. The engine computes all gradients from them.
+//! Training objectives. An objective gives one coefficient per token and output channel: the derivative of the loss
+//! with respect to that output, such as the log-probability of the target. The engine computes all gradients from
+//! them.
 
 use lockstep_data::Batch;
 use lockstep_engine::{
@@ -22,11 +23,11 @@ pub struct StepCounts {
 
 /// A training objective. It does not deal with ranks, memory or schedules.
 ///
-/// Each step calls `begin` first, then `coefficients` and `outputs` for every micro-batch, then `metrics` with sums over
-/// all ranks. An objective that needs the outputs of the whole step before it can compute a coefficient sets
-/// `needs_scores`: then `scored` is called for every micro-batch, and `scores_done` with sums over all ranks, before the
-/// first `coefficients`. Micro-batches come in order, and results must not depend on how rows are divided into them.
-/// Avoid allocations between `begin` and `metrics`, so that the step does not allocate.
+/// Each step calls `begin` first, then `coefficients` and `outputs` for every micro-batch, then `metrics` with sums
+/// over all ranks. An objective that needs the outputs of the whole step before it can compute a coefficient sets
+/// `needs_scores`: then `scored` is called for every micro-batch, and `scores_done` with sums over all ranks, before
+/// the first `coefficients`. Micro-batches come in order, and results must not depend on how rows are divided into
+/// them. Avoid allocations between `begin` and `metrics`, so that the step does not allocate.
 pub trait Objective {
     /// Whether coefficients are known before the head has run. Its forward and backward are then one pass, which saves
     /// one of its matmuls.
@@ -59,8 +60,8 @@ pub trait Objective {
     /// Called after scoring, with `score_sums` summed over all ranks.
     fn scores_done(&mut self, _sums: &[f64]) {}
 
-    /// Writes the derivative of the loss with respect to every output of every token of micro-batch `index`. `outputs` is
-    /// `None` if coefficients are known ahead. Tokens with weight zero must get zero.
+    /// Writes the derivative of the loss with respect to every output of every token of micro-batch `index`. `outputs`
+    /// is `None` if coefficients are known ahead. Tokens with weight zero must get zero.
     fn coefficients(
         &mut self,
         index: usize,
@@ -99,9 +100,9 @@ pub fn train_step(
     Ok((report, metrics))
 }
 
-/// Like [`train_step`], and also agrees on stopping. `stop` is called at the end of the step and returns whether this rank
-/// was asked to stop. The last value returned is whether any rank was, and is the same on all ranks: the requests are
-/// summed together with the losses, so they need no collective of their own.
+/// Like [`train_step`], and also agrees on stopping. `stop` is called at the end of the step and returns whether this
+/// rank was asked to stop. The last value returned is whether any rank was, and is the same on all ranks: the requests
+/// are summed together with the losses, so they need no collective of their own.
 pub(crate) fn train_step_with_stop(
     engine: &mut Engine,
     objective: &mut dyn Objective,

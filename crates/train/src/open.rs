@@ -23,7 +23,8 @@ use crate::train_state::TrainState;
 use crate::trainer::{Connect, TrainOutcome, Trainer};
 
 impl<'a> Trainer<'a> {
-    /// Creates the engine, loads a checkpoint or weights, opens the log, and reports notes to the user. A collective call.
+    /// Creates the engine, loads a checkpoint or weights, opens the log, and reports notes to the user. A collective
+    /// call.
     pub(crate) fn open(
         state: TrainState<'a>,
         config_text: &str,

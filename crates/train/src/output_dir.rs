@@ -54,8 +54,8 @@ impl OutputDir {
     }
 
     /// Deletes checkpoints that are to be replaced, and incomplete files of killed runs. Called immediately before
-    /// training starts. From here on the checkpoints belong to this launch, and a restart of it may resume from them; see
-    /// [`belongs_to`].
+    /// training starts. From here on the checkpoints belong to this launch, and a restart of it may resume from them;
+    /// see [`belongs_to`].
     pub(crate) fn sweep(&self, launch_id: Option<&str>) -> Result<(), TrainError> {
         let checkpoints = self.checkpoints();
         if self.replaces {

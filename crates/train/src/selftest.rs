@@ -120,8 +120,8 @@ impl StepResults {
         each(check(format!("{what}: gradient norms"), norms, &self.norms, &expected.norms));
         let worst = |kind: &str, tolerance: f64, least: f64, pick: &dyn Fn(&Tensor) -> &Vec<f64>| {
             let pairs = self.tensors.iter().zip(&expected.tensors);
-            // Tensors that are zero except for rounding have no meaningful relative error, such as the gradient of a bias
-            // that softmax cancels. Their error is measured against the scale of the other tensors.
+            // Tensors that are zero except for rounding have no meaningful relative error, such as the gradient of a
+            // bias that softmax cancels. Their error is measured against the scale of the other tensors.
             let scale = expected
                 .tensors
                 .iter()

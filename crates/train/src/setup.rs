@@ -249,8 +249,8 @@ pub fn load_tokenizer(config: &RunConfig) -> Result<Tokenizer, TrainError> {
         (config::TokenizerChoice::Auto, ModelSource::Folder(path)) => TokenizerSource::File(path.clone()),
         (config::TokenizerChoice::Auto, _) => TokenizerSource::Byte,
     };
-    // No tokenizer is configured. Rows of token ids can do without one if the model folder's tokenizer is missing or too
-    // large for the model; the byte tokenizer would be wrong for them.
+    // No tokenizer is configured. Rows of token ids can do without one if the model folder's tokenizer is missing or
+    // too large for the model; the byte tokenizer would be wrong for them.
     let needs_none = match (&source, model_vocab(config)?) {
         (_, None) => false,
         (TokenizerSource::Byte, Some(_)) => true,

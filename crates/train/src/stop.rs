@@ -20,8 +20,8 @@ struct State {
 }
 
 impl StopRequest {
-    /// Asks the run to stop after its current step. Returns `false` if the first step has not begun, so that the process
-    /// can just exit without losing work.
+    /// Asks the run to stop after its current step. Returns `false` if the first step has not begun, so that the
+    /// process can just exit without losing work.
     pub fn raise(&self, by: &'static str) -> bool {
         let _ = self.0.by.set(by);
         self.0.in_steps.load(Ordering::Acquire)

@@ -63,8 +63,8 @@ pub fn train(
 }
 
 /// Trains until the last step, or until [`PreparedRun::stop`] is raised; then a checkpoint is saved after the current
-/// step. Checkpoints contain `config_text` for people to read. With several ranks this is a collective call; rank 0 keeps
-/// the log and writes the model folder.
+/// step. Checkpoints contain `config_text` for people to read. With several ranks this is a collective call; rank 0
+/// keeps the log and writes the model folder.
 pub fn train_with(
     config: &RunConfig,
     config_text: &str,

@@ -99,8 +99,8 @@ impl Precision {
     }
 }
 
-/// Reads `true`, `false`, or DeepSpeed's map with `enabled`. Without `enabled`, or with `auto`, the map does not set the
-/// precision.
+/// Reads `true`, `false`, or DeepSpeed's map with `enabled`. Without `enabled`, or with `auto`, the map does not set
+/// the precision.
 fn read_switch(
     r: &mut Reader<'_>,
     key: &'static str,

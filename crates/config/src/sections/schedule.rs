@@ -261,7 +261,8 @@ impl Params {
                 if lr_node.or(ratio_node).is_none() {
                     r.missing(
                         "lr_scheduler_kwargs",
-                        "cosine_with_min_lr needs `min_lr_rate` or `min_lr`, such as `lr_scheduler_kwargs: {min_lr_rate: 0.1}`",
+                        "cosine_with_min_lr needs `min_lr_rate` or `min_lr`, such as \
+                         `lr_scheduler_kwargs: {min_lr_rate: 0.1}`",
                     );
                 }
                 MinLr::Ratio(0.0)

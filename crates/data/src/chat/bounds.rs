@@ -1,10 +1,10 @@
 //! Limits on the values that a template creates: on the size of each, on their total size, and on their nesting.
 //!
 //! Templates come with downloaded models and are untrusted. [`lower`](super::lower) passes every value that a template
-//! creates through the filters here. The size of a result is counted; if it may be much larger than its operands, it is
-//! estimated before the operation runs. Memory is therefore at most [`MAX_TOTAL_BYTES`], plus a small multiple of
-//! [`MAX_VALUE_BYTES`] while an operation runs. A list counts with its fully expanded size, so that a list that contains
-//! the same list twice, and so on, cannot be an exponential tree of a few bytes.
+//! creates through the filters here. The size of a result is counted; if it may be much larger than its operands, it
+//! is estimated before the operation runs. Memory is therefore at most [`MAX_TOTAL_BYTES`], plus a small multiple of
+//! [`MAX_VALUE_BYTES`] while an operation runs. A list counts with its fully expanded size, so that a list that
+//! contains the same list twice, and so on, cannot be an exponential tree of a few bytes.
 //!
 //! Not limited: time beyond the number of instructions. Each instruction may visit a value of [`MAX_VALUE_BYTES`].
 

@@ -2,9 +2,9 @@
 //!
 //! The engine counts instructions, not bytes, and one instruction may double a string. It has no hook for counting
 //! bytes, so the template itself is rewritten. The engine's own parser reads it, and this module prints an equivalent
-//! template from the syntax tree: operators that create strings or lists become filters of ours, the results of literals,
-//! slices, filters and calls pass through a filter ([`bounds`](super::bounds)), and text between tags becomes an
-//! expression. Nothing of the source is copied, so no construct that creates a value can be missed.
+//! template from the syntax tree: operators that create strings or lists become filters of ours, the results of
+//! literals, slices, filters and calls pass through a filter ([`bounds`](super::bounds)), and text between tags
+//! becomes an expression. Nothing of the source is copied, so no construct that creates a value can be missed.
 //!
 //! Line numbers stay the same, and [`LoweredTemplate::original`] finds the original code that an error refers to.
 
@@ -43,8 +43,9 @@ impl LoweredTemplate {
     }
 }
 
-/// Limits on the tokens of one tag and on the `elif` tags of a template, far above what templates need. They protect the
-/// stack: the parser limits nested brackets, but a chain of operators or conditions is a tree as deep as it is long.
+/// Limits on the tokens of one tag and on the `elif` tags of a template, far above what templates need. They protect
+/// the stack: the parser limits nested brackets, but a chain of operators or conditions is a tree as deep as it is
+/// long.
 const MAX_TAG_TOKENS: usize = 2000;
 const MAX_ELIFS: usize = 500;
 
@@ -125,7 +126,8 @@ impl Printer {
             Stmt::EmitExpr(emit) => {
                 self.put("{{ ");
                 match &emit.expr {
-                    // The formatter counts the output. A call stays a plain call, because `loop(...)` is a recursive loop.
+                    // The formatter counts the output. A call stays a plain call, because `loop(...)` is a recursive
+                    // loop.
                     ast::Expr::Call(call) => self.call(call),
                     expr => self.expr(expr),
                 }

@@ -53,7 +53,8 @@ struct CompiledTemplate {
 const NEWLINE_SUPERVISED: [&str; 1] = ["72e8302eb275e75b189b6a9ebfaa7aaba1b868c610b169b3b16c5cae2172148e"];
 
 impl ChatTemplate {
-    /// Loads the template of `source`, with the special tokens of `tokenizer` as variables. `strftime_now` prints `now`.
+    /// Loads the template of `source`, with the special tokens of `tokenizer` as variables. `strftime_now` prints
+    /// `now`.
     pub fn load(source: &TemplateSource, tokenizer: &Tokenizer, now: DateTime) -> Result<Self, DataError> {
         let found = find(source, tokenizer)?;
         let mut env = python::environment(now);

@@ -113,7 +113,8 @@ impl Bytes<'_> {
         Ok(())
     }
 
-    /// Reads the rest of a string, without decoding escapes. Keeps at most 256 bytes, which is enough for any column name.
+    /// Reads the rest of a string, without decoding escapes. Keeps at most 256 bytes, which is enough for any column
+    /// name.
     fn string(&mut self, mut out: Option<&mut Vec<u8>>) -> io::Result<()> {
         if let Some(out) = &mut out {
             out.clear();

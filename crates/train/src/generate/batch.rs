@@ -128,8 +128,8 @@ impl<'a> Batcher<'a> {
         }
     }
 
-    /// Fills the pass with as many tokens of each active sequence as fit. Sequences with the fewest new tokens come first,
-    /// so that a long prompt does not delay those that decode one token.
+    /// Fills the pass with as many tokens of each active sequence as fit. Sequences with the fewest new tokens come
+    /// first, so that a long prompt does not delay those that decode one token.
     fn fill(&mut self) {
         self.tokens.clear();
         self.positions.clear();

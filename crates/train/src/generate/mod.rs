@@ -149,8 +149,8 @@ impl Generator {
         Ok(batcher.done.into_iter().map(|one| one.expect("every prompt has ended")).collect())
     }
 
-    /// Runs a conversation: `turn` gets the last reply and returns the whole next prompt, of which only the new tokens are
-    /// computed. If a prompt is empty or does not fit, `turn` is called again.
+    /// Runs a conversation: `turn` gets the last reply and returns the whole next prompt, of which only the new tokens
+    /// are computed. If a prompt is empty or does not fit, `turn` is called again.
     pub fn converse<'a>(
         &mut self,
         max_new_tokens: usize,

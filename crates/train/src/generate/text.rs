@@ -2,9 +2,9 @@
 
 use lockstep_data::{DataError, Tokenizer};
 
-/// Turns a stream of tokens into a stream of text. A token may hold only part of a character, and some tokenizers decode
-/// a word differently at the start of a text. The new text is therefore what the last tokens add to the text of a few
-/// tokens before them, and nothing while the last character is incomplete.
+/// Turns a stream of tokens into a stream of text. A token may hold only part of a character, and some tokenizers
+/// decode a word differently at the start of a text. The new text is therefore what the last tokens add to the text of
+/// a few tokens before them, and nothing while the last character is incomplete.
 #[derive(Debug, Default)]
 pub struct TextStream {
     ids: Vec<u32>,
