@@ -7,6 +7,7 @@ mod bad_data;
 mod bad_model;
 mod bench;
 mod commands;
+mod dependencies;
 mod device;
 mod doctor;
 mod evaluation;
