@@ -32,4 +32,5 @@ mod support;
 mod tensors;
 mod tidy;
 mod token_ids;
+mod workflows;
 mod worlds;
