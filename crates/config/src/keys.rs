@@ -67,7 +67,8 @@ macro_rules! keys {
 }
 
 keys! {
-    Model Exact "model_name_or_path" = "null", "A Hugging Face model folder on this machine. Set either this or `model`.";
+    Model Exact "model_name_or_path" = "null", "The model to train: the name of a model on the Hugging Face Hub (`org/name`), which is downloaded, or a model folder on this machine. Set either this or `model`.";
+    Model Exact "model_revision" = "null", "Branch, tag or commit of a model from the Hub. Defaults to `main`.";
     Model Map "model" = "null", "The model to train from scratch: a named size (`tiny`, `15m`, `90m`, `300m`, `1b`, `7b`), or a map with the keys of `config.json`.";
     Model Exact "vocab_size" = "null", "Vocabulary size of a model given by its size. Defaults to the size of the tokenizer.";
     Model Word "init" = "null", "Initial weights: `pretrained` loads those of `model_name_or_path` (the default with a folder), `random` initializes new ones.";
@@ -77,8 +78,9 @@ keys! {
     Data Exact "train_files" ["train_file", "dataset_path"] = "[]", "Training data: a file, a folder, a glob pattern such as `data/*.jsonl`, or a list of these. Supports jsonl, json, txt, csv and tsv (also compressed as .gz or .zst), parquet and arrow.";
     Data Exact "eval_files" ["eval_file", "validation_file", "validation_files", "test_file", "test_files"] = "[]", "Evaluation data, in the same form as `train_files`.";
     Data Exact "eval_fraction" ["eval_split_ratio", "val_size", "test_size"] = "null", "Fraction of the training rows to hold out for evaluation, chosen at random with `data_seed`.";
-    Data Exact "dataset_name" = "null", "Training dataset, instead of `train_files`: the name of a dataset in the Hugging Face cache of this machine, or the path of a dataset folder.";
+    Data Exact "dataset_name" = "null", "Training dataset, instead of `train_files`: the name of a dataset on the Hugging Face Hub (`org/name`), which is downloaded, or the path of a dataset folder.";
     Data Exact "dataset_config" ["dataset_config_name"] = "null", "Configuration (subset) of the dataset, if it has several.";
+    Data Exact "dataset_revision" = "null", "Branch, tag or commit of a dataset from the Hub. Defaults to `main`.";
     Data Exact "dataset_train_split" = "train", "Split to train on.";
     Data Exact "dataset_test_split" = "test", "Split to evaluate on.";
     Data Exact "text_column" ["dataset_text_field"] = "null", "Name of the column that contains the text, if it is not `text`.";

@@ -37,6 +37,8 @@ pub enum DataError {
     NoSplit { name: String, split: String, splits: Vec<String>, looked: Vec<PathBuf> },
     #[error("dataset {name} has several configurations: {}", configs.join(", "))]
     WhichConfig { name: String, configs: Vec<String> },
+    #[error("the card (README.md) of dataset {name} cannot be read: {why}")]
+    BadCard { name: String, why: String },
     #[error("`columns` cannot rename `{name}`: no row format has a column of that name")]
     UnknownColumn { name: String },
     /// A pipe, a socket or a device.
@@ -234,10 +236,15 @@ impl DataError {
             DataError::DatasetMissing { name, .. } if crate::hub::looks_like_a_path(name) => {
                 CHECK_PATH.into()
             }
-            DataError::DatasetMissing { name, .. } => format!(
-                "datasets are not downloaded automatically: run `hf download --repo-type dataset {name}` first, or \
-                 list the files in train_files."
-            ),
+            DataError::DatasetMissing { name, .. } => {
+                format!("run `lockstep download {name} --repo-type dataset`, or list the files in train_files.")
+            }
+            DataError::BadCard { .. } => {
+                "list the files in train_files instead, and report the problem to the owners of the dataset.".into()
+            }
+            DataError::NoSplit { looked, .. } if looked.is_empty() => {
+                "set dataset_train_split or dataset_test_split to one of them.".into()
+            }
             DataError::NoSplit { looked, .. } => format!(
                 "set dataset_train_split or dataset_test_split, or list the files in train_files or eval_files; \
                  searched {}.",

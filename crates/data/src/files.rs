@@ -166,7 +166,7 @@ fn folders_below(
 
 /// Whether `pattern` matches all of `name`. On a mismatch only the last star backtracks, so the time is at most the
 /// product of the two lengths.
-fn wild(pattern: &[char], name: &[char]) -> bool {
+pub(crate) fn wild(pattern: &[char], name: &[char]) -> bool {
     let (mut p, mut n) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {

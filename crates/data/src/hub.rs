@@ -1,9 +1,8 @@
-//! Data sets by name, found on this machine: nothing is downloaded.
+//! Data sets by name, found on this machine. This crate downloads nothing: the Hub client does, into the same cache.
 //!
 //! A name is looked for as a path, in the Hub's download cache (`datasets--owner--name/snapshots/...`),
 //! and among what the `datasets` library has prepared (`owner___name/config/version/hash/name-train.arrow`).
-//! Which files a split has follows from their names, by the Hub's conventions. The folders come from the
-//! caller: this crate does not read the environment. Left out: splits that only a data set's README knows.
+//! The folders come from the caller: this crate does not read the environment.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -12,6 +11,10 @@ use std::path::{Path, PathBuf};
 use crate::DataError;
 use crate::files::{entries, walk};
 use crate::read::FileKind;
+use crate::splits::{self, Placed, Split};
+
+/// A card is text that people write.
+const MAX_CARD_BYTES: u64 = 8 << 20;
 
 /// Where Hugging Face libraries keep things on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,14 +33,9 @@ pub struct Named<'a> {
     /// A part of the data set with its own files.
     pub config: Option<&'a str>,
     pub split: &'a str,
+    /// A branch, a tag or a commit in the Hub's cache. `None`: `main`, or the newest snapshot.
+    pub revision: Option<&'a str>,
 }
-
-/// Words that mean a split in a file's name, by the split.
-const SPLITS: [(&str, &[&str]); 3] = [
-    ("train", &["train", "training"]),
-    ("validation", &["validation", "valid", "val", "dev"]),
-    ("test", &["test", "testing", "eval", "evaluation"]),
-];
 
 /// The files of a split.
 pub fn locate(named: Named<'_>, folders: &HubFolders) -> Result<Vec<PathBuf>, DataError> {
@@ -51,53 +49,50 @@ pub fn locate(named: Named<'_>, folders: &HubFolders) -> Result<Vec<PathBuf>, Da
         found = Some(in_folder(path, named)?);
         looked.push(path.to_path_buf());
     } else {
-        let snapshots = folders.hub.join(format!("datasets--{}", named.name.replace('/', "--")));
+        let repo = folders.hub.join(format!("datasets--{}", named.name.replace('/', "--")));
         let prepared = folders.datasets.join(named.name.replace('/', "___"));
-        if let Some(snapshot) = newest_snapshot(&snapshots)? {
+        if let Some(snapshot) = snapshot(&repo, named.revision)? {
             found = Some(in_folder(&snapshot, named)?);
         }
-        if prepared.is_dir() && !matches!(found, Some(Split::Files(_))) {
+        // What the `datasets` library has prepared does not say of which revision it is.
+        let may_be_prepared = named.revision.is_none() && prepared.is_dir();
+        if may_be_prepared && !matches!(found, Some((_, Split::Files(_)))) {
             found = Some(in_prepared(&prepared, named)?);
         }
-        looked.extend([snapshots, prepared]);
+        looked.extend([repo, prepared]);
     }
     match found {
-        Some(Split::Files(files)) => Ok(files),
-        Some(Split::Absent { splits }) => {
-            Err(DataError::NoSplit { name: named.name.into(), split: named.split.into(), splits, looked })
-        }
-        Some(Split::Configs(configs)) => Err(DataError::WhichConfig { name: named.name.into(), configs }),
+        Some((paths, Split::Files(files))) => Ok(files.into_iter().map(|idx| paths[idx].clone()).collect()),
+        Some((_, absent)) => Err(absent.error(named, looked)),
         None => Err(DataError::DatasetMissing { name: named.name.into(), looked }),
     }
 }
 
-/// What a folder has of a split.
-enum Split {
-    Files(Vec<PathBuf>),
-    Absent {
-        splits: Vec<String>,
-    },
-    /// Several configurations have files, and none was named, or another one.
-    Configs(Vec<String>),
-}
+/// Paths, and which of them hold a split.
+type Found = (Vec<PathBuf>, Split);
 
-/// The snapshot that `main` refers to, or the last changed one.
-fn newest_snapshot(repo: &Path) -> Result<Option<PathBuf>, DataError> {
+/// The snapshot of a revision. Without one: the snapshot that `main` refers to, or the last changed one.
+fn snapshot(repo: &Path, revision: Option<&str>) -> Result<Option<PathBuf>, DataError> {
     let snapshots = repo.join("snapshots");
     if !snapshots.is_dir() {
         return Ok(None);
     }
-    if let Some(revision) = revision(&repo.join("refs/main")) {
-        let snapshot = snapshots.join(revision.trim());
-        if !revision.trim().is_empty() && snapshot.is_dir() {
+    if let Some(commit) = commit_of(&repo.join("refs").join(revision.unwrap_or("main"))) {
+        let snapshot = snapshots.join(commit.trim());
+        if !commit.trim().is_empty() && snapshot.is_dir() {
             return Ok(Some(snapshot));
         }
     }
-    Ok(entries(&snapshots)?.into_iter().filter(|path| path.is_dir()).max_by_key(|path| changed(path)))
+    match revision {
+        Some(commit) => Ok(Some(snapshots.join(commit)).filter(|path| path.is_dir())),
+        None => {
+            Ok(entries(&snapshots)?.into_iter().filter(|path| path.is_dir()).max_by_key(|path| changed(path)))
+        }
+    }
 }
 
-/// The revision that a reference names: a hash or a name, never long.
-fn revision(reference: &Path) -> Option<String> {
+/// The commit that a reference names. It is never long.
+fn commit_of(reference: &Path) -> Option<String> {
     const MAX_BYTES: u64 = 1024;
     let file = if reference.is_file() { File::open(reference).ok()? } else { return None };
     let mut text = String::new();
@@ -109,110 +104,23 @@ fn changed(path: &Path) -> Option<std::time::SystemTime> {
     path.metadata().and_then(|found| found.modified()).ok()
 }
 
-/// A file with what its place says.
-struct Placed {
-    path: PathBuf,
-    /// Folders on the way that name no split, `data` left out.
-    config: String,
-    /// Names that may be the split: folders, and the name before its shard number.
-    names: Vec<String>,
+fn in_folder(root: &Path, named: Named<'_>) -> Result<Found, DataError> {
+    let mut paths = Vec::new();
+    walk(root, &mut |path| paths.push(path))?;
+    let below = |path: &PathBuf| path.strip_prefix(root).unwrap_or(path).to_string_lossy().into_owned();
+    let names: Vec<String> = paths.iter().map(below).collect();
+    let split = splits::choose(&names, read_card(&root.join("README.md")).as_deref(), named)?;
+    Ok((paths, split))
 }
 
-fn in_folder(root: &Path, named: Named<'_>) -> Result<Split, DataError> {
-    let mut all = Vec::new();
-    walk(root, &mut |path| all.push(path))?;
-    let mut placed: Vec<Placed> = all.into_iter().filter_map(|path| place(root, path)).collect();
-    // Descriptions that lie beside the data and have its ending.
-    placed.retain(|file| {
-        !matches!(file.names.last().map(String::as_str), Some("dataset_infos" | "dataset_info" | "state"))
-    });
-    let mut configs: Vec<String> = placed.iter().map(|file| file.config.clone()).collect();
-    configs.sort();
-    configs.dedup();
-    let config = match named.config {
-        Some(config) => configs.iter().find(|c| *c == config).cloned(),
-        None if configs.len() <= 1 => configs.first().cloned(),
-        None => configs.iter().find(|c| c.is_empty() || *c == "default").cloned(),
-    };
-    match (config, named.config) {
-        (Some(config), _) => placed.retain(|file| file.config == config),
-        // One unnamed configuration, asked for by some name: the Hub calls it `default`.
-        (None, Some("default")) if configs.len() == 1 && configs[0].is_empty() => {}
-        (None, _) if !configs.is_empty() => return Ok(Split::Configs(configs)),
-        _ => {}
-    }
-    Ok(choose(placed, named.split))
-}
-
-fn choose(placed: Vec<Placed>, split: &str) -> Split {
-    let exact = |file: &&Placed| file.names.iter().any(|name| name == split);
-    let words = SPLITS.iter().find(|(name, _)| *name == split).map_or(&[][..], |(_, words)| words);
-    let by_word = |file: &&Placed| file.names.iter().any(|name| has_word(name, words));
-    let unnamed = |file: &&Placed| split == "train" && file.names.iter().all(|name| word_of(name).is_none());
-    let pick = |wanted: &dyn Fn(&&Placed) -> bool| {
-        placed.iter().filter(wanted).map(|file| file.path.clone()).collect::<Vec<_>>()
-    };
-    let chosen = [pick(&exact), pick(&by_word)].into_iter().find(|files| !files.is_empty());
-    // Files that name no split at all are for training.
-    let chosen = chosen.or_else(|| {
-        let files = pick(&unnamed);
-        (files.len() == placed.len() && !files.is_empty()).then_some(files)
-    });
-    match chosen {
-        Some(files) => Split::Files(files),
-        None => {
-            let mut splits: Vec<String> =
-                placed.iter().filter_map(|file| file.names.last().cloned()).collect();
-            splits.sort();
-            splits.dedup();
-            Split::Absent { splits }
-        }
-    }
-}
-
-fn place(root: &Path, path: PathBuf) -> Option<Placed> {
-    FileKind::of(&path)?;
-    let below = path.strip_prefix(root).ok()?.to_path_buf();
-    let (mut config, mut names) = (Vec::new(), Vec::new());
-    let folders = below.parent()?.components().map(|c| c.as_os_str().to_string_lossy().into_owned());
-    for folder in folders.filter(|folder| folder != "data") {
-        match word_of(&folder) {
-            Some(_) => names.push(folder),
-            None => config.push(folder),
-        }
-    }
-    names.push(stem(&below));
-    Some(Placed { path, config: config.join("/"), names })
-}
-
-/// A file's name without endings and shard numbers: `train-00000-of-00002-9f.parquet` is `train`.
-fn stem(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let stem = name.split('.').next().unwrap_or_default();
-    let number = |text: &str| text.len() >= 4 && text.bytes().all(|b| b.is_ascii_digit());
-    let mut parts = stem.split('-').peekable();
-    let mut kept = Vec::new();
-    while let Some(part) = parts.next() {
-        if number(part) && parts.peek() == Some(&"of") {
-            break;
-        }
-        kept.push(part);
-    }
-    kept.join("-")
-}
-
-/// The split that a name means.
-fn word_of(name: &str) -> Option<&'static str> {
-    SPLITS.iter().find(|(_, words)| has_word(name, words)).map(|(split, _)| *split)
-}
-
-fn has_word(name: &str, words: &[&str]) -> bool {
-    name.split(|c: char| !c.is_ascii_alphabetic())
-        .any(|part| words.iter().any(|w| part.eq_ignore_ascii_case(w)))
+fn read_card(path: &Path) -> Option<String> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(MAX_CARD_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// `config/version/hash/name-split.arrow`, the last changed of several.
-fn in_prepared(root: &Path, named: Named<'_>) -> Result<Split, DataError> {
+fn in_prepared(root: &Path, named: Named<'_>) -> Result<Found, DataError> {
     let configs: Vec<PathBuf> = entries(root)?.into_iter().filter(|path| path.is_dir()).collect();
     let name_of = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let wanted = named.config.unwrap_or("default");
@@ -220,29 +128,33 @@ fn in_prepared(root: &Path, named: Named<'_>) -> Result<Split, DataError> {
         [only] if named.config.is_none() => only,
         _ => match configs.iter().find(|path| name_of(path) == wanted) {
             Some(config) => config,
-            None => return Ok(Split::Configs(configs.iter().map(|path| name_of(path)).collect())),
+            None => {
+                let configs = configs.iter().map(|path| name_of(path)).collect();
+                return Ok((Vec::new(), Split::Configs(configs)));
+            }
         },
     };
     let short = named.name.rsplit('/').next().unwrap_or(named.name);
     let mut by_folder: Vec<(PathBuf, Vec<Placed>)> = Vec::new();
-    let mut all = Vec::new();
-    walk(config, &mut |path| all.push(path))?;
-    for path in all.into_iter().filter(|path| FileKind::of(path) == Some(FileKind::Arrow)) {
+    let mut paths = Vec::new();
+    walk(config, &mut |path| paths.push(path))?;
+    for (idx, path) in paths.iter().enumerate().filter(|(_, p)| FileKind::of(p) == Some(FileKind::Arrow)) {
         let folder = path.parent().unwrap_or(root).to_path_buf();
-        let stem = stem(&path);
+        let stem = splits::stem(path);
         // Beside the splits lie results of `map`, which are called cache-HASH.
         let Some(split) = stem.strip_prefix(short).and_then(|rest| rest.strip_prefix('-')) else { continue };
-        let file = Placed { path, config: String::new(), names: vec![split.into()] };
+        let file = Placed::of_split(idx, split);
         match by_folder.iter_mut().find(|(known, _)| *known == folder) {
             Some((_, files)) => files.push(file),
             None => by_folder.push((folder, vec![file])),
         }
     }
     let newest = by_folder.into_iter().max_by_key(|(folder, _)| changed(folder));
-    Ok(match newest {
-        Some((_, files)) => choose(files, named.split),
+    let split = match newest {
+        Some((_, files)) => splits::of_placed(&files, named.split),
         None => Split::Absent { splits: Vec::new() },
-    })
+    };
+    Ok((paths, split))
 }
 
 /// Whether a name could be a path that is misspelled rather than a data set's.
@@ -270,11 +182,21 @@ mod tests {
             home
         }
 
-        fn find(&self, name: &str, config: Option<&str>, split: &str) -> Result<Vec<String>, String> {
+        fn at(
+            &self,
+            name: &str,
+            config: Option<&str>,
+            split: &str,
+            revision: Option<&str>,
+        ) -> Result<Vec<PathBuf>, DataError> {
             let folders =
                 HubFolders { hub: self.0.path().join("hub"), datasets: self.0.path().join("datasets") };
+            locate(Named { name, config, split, revision }, &folders)
+        }
+
+        fn find(&self, name: &str, config: Option<&str>, split: &str) -> Result<Vec<String>, String> {
             let show = |path: PathBuf| path.strip_prefix(self.0.path()).unwrap().display().to_string();
-            match locate(Named { name, config, split }, &folders) {
+            match self.at(name, config, split, None) {
                 Ok(files) => Ok(files.into_iter().map(show).collect()),
                 Err(e) => Err(e.to_string().replace(&format!("{}/", self.0.path().display()), "")),
             }
@@ -318,6 +240,33 @@ mod tests {
         insta::assert_snapshot!(home.find("d/e", None, "train").unwrap_err(), @"dataset d/e has several configurations: de, en");
         insta::assert_snapshot!(home.find("a/b", None, "validation").unwrap_err(), @"dataset a/b has no split `validation`; found test, train, train_sft");
         insta::assert_snapshot!(home.find("no/such", None, "train").unwrap_err(), @"dataset no/such is not on this machine; searched hub/datasets--no--such and datasets/no___such");
+    }
+
+    #[test]
+    fn revisions() {
+        let home = Home::new(&[
+            "hub/datasets--a--b/snapshots/c1/train.jsonl",
+            "hub/datasets--a--b/snapshots/c2/train.jsonl",
+            "datasets/a___b/default/0.0.0/1f/b-test.arrow",
+        ]);
+        fs::create_dir_all(home.0.path().join("hub/datasets--a--b/refs")).unwrap();
+        fs::write(home.0.path().join("hub/datasets--a--b/refs/v1"), "c1").unwrap();
+        let at = |split: &str, revision: &str| home.at("a/b", None, split, Some(revision));
+        for (revision, commit) in [("v1", "c1"), ("c1", "c1"), ("c2", "c2")] {
+            let files = at("train", revision).unwrap();
+            assert!(files.len() == 1 && files[0].to_str().unwrap().contains(commit), "{files:?}");
+        }
+        assert!(matches!(at("train", "v2"), Err(DataError::DatasetMissing { .. })));
+        assert!(matches!(at("test", "c1"), Err(DataError::NoSplit { .. })), "prepared data has no revision");
+    }
+
+    #[test]
+    fn the_card_of_a_snapshot_is_read() {
+        let home = Home::new(&["hub/datasets--a--b/snapshots/c1/x.jsonl", "hub/datasets--a--b/snapshots/c1/y.jsonl"]);
+        let card = "---\nconfigs:\n- data_files:\n  - {split: train, path: y.jsonl}\n---\n";
+        fs::write(home.0.path().join("hub/datasets--a--b/snapshots/c1/README.md"), card).unwrap();
+        assert_eq!(home.find("a/b", None, "train").unwrap(), ["hub/datasets--a--b/snapshots/c1/y.jsonl"]);
+        insta::assert_snapshot!(home.find("a/b", None, "test").unwrap_err(), @"dataset a/b has no split `test`; found train");
     }
 
     #[test]

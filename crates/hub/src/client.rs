@@ -147,6 +147,11 @@ impl Hub {
         Ok(cache.snapshot(commit))
     }
 
+    /// The folder of a repository at a commit, whether it has been downloaded or not.
+    pub fn snapshot(&self, repo: &Repo, commit: &str) -> PathBuf {
+        self.cache(repo).snapshot(commit)
+    }
+
     /// Downloads a small text file, such as a data set's card, and returns its text. `None` if there is none.
     pub fn read_text(
         &self,

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use lockstep_core::{Bytes, Fault, FaultClass};
+use lockstep_core::{Fault, FaultClass};
 
 use crate::repo::Repo;
 
@@ -48,8 +48,8 @@ pub enum HubError {
 
     #[error("{repo} contains a file with the unsafe name {name:?}: {why}")]
     UnsafeFileName { repo: Repo, name: String, why: &'static str },
-    #[error("{file} of {repo} has {found}, expected {expected}")]
-    WrongSize { repo: Repo, file: String, expected: Bytes, found: Bytes },
+    #[error("{file} of {repo} has {found} bytes, expected {expected}")]
+    WrongSize { repo: Repo, file: String, expected: u64, found: u64 },
     #[error("{file} of {repo} has the {kind} {found}, expected {expected}")]
     WrongHash { repo: Repo, file: String, kind: &'static str, expected: String, found: String },
     #[error("{repo} has pickled weights only: {}", files.join(", "))]

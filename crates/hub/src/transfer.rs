@@ -177,7 +177,7 @@ impl Transfer<'_> {
 
     fn wrong_size(&self, expected: u64, found: u64) -> HubError {
         let (repo, file) = (self.subject.repo.clone(), self.file.to_owned());
-        HubError::WrongSize { repo, file, expected: Bytes(expected), found: Bytes(found) }
+        HubError::WrongSize { repo, file, expected, found }
     }
 
     fn broken(&self, origin: &str, cause: &str) -> Failed {

@@ -46,6 +46,12 @@ impl Fixture {
         Hub::new(self.settings()).unwrap()
     }
 
+    fn hub_with(&self, change: impl FnOnce(&mut HubSettings)) -> Hub {
+        let mut settings = self.settings();
+        change(&mut settings);
+        Hub::new(settings).unwrap()
+    }
+
     fn download(&self, files: &[&str]) -> Result<PathBuf, HubError> {
         download(&self.hub(), "main", files)
     }
@@ -207,7 +213,7 @@ fn a_damaged_file_is_downloaded_again_once() {
     fixture.server.misbehave("config.json", 2, Misbehavior::Corrupt);
     let error = fixture.download(&["config.json"]).unwrap_err();
     insta::assert_snapshot!(told(&error, &fixture.server), @r"
-    config.json of model org/name has the git hash 4ed32ba1bdbd2d9e5f9d9f4f4a7a3dc1b1a6d6bb, expected 0967ef424bce6791893e9a57bb952f80fd536e93
+    config.json of model org/name has the git hash e8089fb4292d33a198c2ec2b52e0cd5262e480bc, expected 0967ef424bce6791893e9a57bb952f80fd536e93
     the file was damaged twice on its way: run the command again, without a proxy that changes files.
     exit code 65
     ");
@@ -297,7 +303,7 @@ fn refusals_say_what_to_do() {
 #[test]
 fn refusals_without_a_token() {
     let fixture = Fixture::new();
-    let hub = Hub::new(HubSettings { token: None, ..fixture.settings() }).unwrap();
+    let hub = fixture.hub_with(|settings| settings.token = None);
     let gated = vec![("X-Error-Code".to_owned(), "GatedRepo".to_owned())];
     fixture.server.misbehave("/api/", 1, Misbehavior::Status(401, gated));
     let error = download(&hub, "main", &["config.json"]).unwrap_err();
@@ -314,8 +320,8 @@ fn refusals_without_a_token() {
     check the spelling. If it is private, set HF_TOKEN to a token of an account that has access, or log in with `hf auth login`. To use a folder on this machine, write its path, such as ./folder.
     exit code 66
     ");
-    let wrong = HubSettings { token: HubToken::new("hf_other"), ..fixture.settings() };
-    let error = download(&Hub::new(wrong).unwrap(), "main", &["config.json"]).unwrap_err();
+    let wrong = fixture.hub_with(|settings| settings.token = HubToken::new("hf_other"));
+    let error = download(&wrong, "main", &["config.json"]).unwrap_err();
     assert!(matches!(error, HubError::TokenRejected { .. }), "{error:?}");
 }
 
@@ -379,7 +385,7 @@ fn huge_answers_are_refused() {
 #[test]
 fn offline_nothing_is_requested() {
     let fixture = Fixture::new();
-    let offline = || Hub::new(HubSettings { offline: true, ..fixture.settings() }).unwrap();
+    let offline = || fixture.hub_with(|settings| settings.offline = true);
     let error = download(&offline(), "main", &["config.json"]).unwrap_err();
     let text = told(&error, &fixture.server).replace(&fixture.home.path().display().to_string(), "HOME");
     insta::assert_snapshot!(text, @r"
@@ -408,7 +414,7 @@ fn offline_an_incomplete_model_is_noticed() {
     fixture.server.add_model("org/name", &files);
     let names = ["config.json", "model.safetensors.index.json", shard];
     fixture.download(&names).unwrap();
-    let hub = Hub::new(HubSettings { offline: true, ..fixture.settings() }).unwrap();
+    let hub = fixture.hub_with(|settings| settings.offline = true);
     let error = download(&hub, "main", &names).unwrap_err();
     assert!(error.to_string().ends_with("model-00002-of-00002.safetensors missing"), "{error}");
 }

@@ -67,7 +67,8 @@ fn split_files(
     split: &str,
 ) -> Result<Vec<PathBuf>, DataError> {
     let folders = HubFolders { hub: config.data.hub.hub.clone(), datasets: config.data.hub.datasets.clone() };
-    locate(Named { name: &named.name, config: named.config.as_deref(), split }, &folders)
+    let (config, revision) = (named.config.as_deref(), named.revision.as_deref());
+    locate(Named { name: &named.name, config, split, revision }, &folders)
 }
 
 fn spec(config: &RunConfig, files: Vec<PathBuf>, part: Part) -> Result<DataSpec, DataError> {

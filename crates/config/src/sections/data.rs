@@ -47,6 +47,8 @@ pub struct DataConfig {
 pub struct NamedDataset {
     pub name: String,
     pub config: Option<String>,
+    /// The branch, tag or commit of a dataset from the Hub.
+    pub revision: Option<String>,
     pub train_split: String,
     pub test_split: String,
     /// Whether `dataset_test_split` was set explicitly.
@@ -159,14 +161,16 @@ fn read_dataset(r: &mut Reader<'_>) -> Option<NamedDataset> {
     if let (Some(files), Some(named)) = (&files, &named) {
         r.conflict(files, named, "both set the training data; keep one.");
     }
-    let name = r.text("dataset_name", "the name of a dataset, or a path");
+    let name = r.text("dataset_name", "the name of a dataset on the Hub, or a path");
     let config = r.text("dataset_config", "a name");
+    let revision = r.text("dataset_revision", "a branch, a tag or a commit");
     let train_split = r.text("dataset_train_split", "the name of a split");
     let test_split_given = r.given("dataset_test_split").is_some();
     let test_split = r.text("dataset_test_split", "the name of a split");
     Some(NamedDataset {
         name: name?,
         config,
+        revision,
         train_split: train_split.unwrap_or_default(),
         test_split: test_split.unwrap_or_default(),
         test_split_given,

@@ -12,6 +12,8 @@ pub const NAMED_MODELS: &[&str] = &["tiny", "15m", "90m", "300m", "1b", "7b"];
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     pub source: ModelSource,
+    /// The branch, tag or commit of a model from the Hub.
+    pub revision: Option<String>,
     /// The vocabulary size, if `source` does not define it.
     pub vocab_size: Option<u32>,
     pub init: InitialWeights,
@@ -23,7 +25,8 @@ pub struct ModelConfig {
 /// Where the model's architecture and size come from.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelSource {
-    /// A Hugging Face folder on this machine.
+    /// A Hugging Face folder on this machine, or the name of a model on the Hub, which the program replaces by the
+    /// folder of its download.
     Folder(PathBuf),
     /// One of [`NAMED_MODELS`].
     Named(String),
@@ -49,24 +52,25 @@ impl ModelConfig {
                 None
             }
             (Some(folder), None) => r
-                .text_of(&folder.spelled, "the path of a model folder", &folder.node)
+                .text_of(&folder.spelled, "the path of a model folder or the name of a model on the Hub", &folder.node)
                 .map(|path| ModelSource::Folder(path.into())),
             (None, Some(model)) => named_or_explicit(r, &model.node),
             (None, None) => {
                 r.missing(
                     "model",
-                    "set `model: 15m` (or another size), or set `model_name_or_path` to a model folder",
+                    "set `model: 15m` (or another size), or set `model_name_or_path` to a model on the Hub or a folder",
                 );
                 None
             }
         };
         let source = source.unwrap_or(ModelSource::Named(String::new()));
+        let revision = read_revision(r, &source);
         let vocab_size = read_vocab_size(r, &source);
         let init = read_init(r, &source);
         let mut probability = |key| r.float(key, "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
         let (attention_dropout, resid_dropout) =
             (probability("attention_dropout"), probability("resid_dropout"));
-        ModelConfig { source, vocab_size, init, attention_dropout, resid_dropout }
+        ModelConfig { source, revision, vocab_size, init, attention_dropout, resid_dropout }
     }
 }
 
@@ -87,6 +91,15 @@ fn named_or_explicit(r: &mut Reader<'_>, node: &crate::yaml::Node) -> Option<Mod
             None
         }
     }
+}
+
+fn read_revision(r: &mut Reader<'_>, source: &ModelSource) -> Option<String> {
+    let given = r.given("model_revision");
+    let revision = r.text("model_revision", "a branch, a tag or a commit");
+    if let (Some(given), ModelSource::Named(_) | ModelSource::Explicit(_)) = (given, source) {
+        r.out_of_range("model_revision", "left out without `model_name_or_path`", &given.node);
+    }
+    revision
 }
 
 fn read_vocab_size(r: &mut Reader<'_>, source: &ModelSource) -> Option<u32> {
