@@ -11,7 +11,7 @@
 //!
 //! `data_files` may also be one pattern or a list of patterns, which are the training data.
 
-use granit_parser::{Event, Parser, StrInput};
+use granit_parser::{Event, Parser, ScalarStyle, StrInput};
 use serde_json::{Map, Value};
 
 const MAX_FRONT_MATTER_BYTES: usize = 4 << 20;
@@ -93,7 +93,7 @@ fn patterns(value: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// Reads YAML. Every scalar becomes a string: only names and patterns are used.
+/// Reads YAML. Every scalar but null becomes a string: only names and patterns are used.
 fn parse(text: &str) -> Result<Value, String> {
     if text.len() > MAX_FRONT_MATTER_BYTES {
         return Err("its front matter is too large".into());
@@ -136,6 +136,7 @@ impl<'a> Reader<'a> {
         }
         let anchor = event.anchor_id();
         let value = match event {
+            Event::Scalar(text, ScalarStyle::Plain, ..) if matches!(&*text, "" | "~" | "null") => Value::Null,
             Event::Scalar(text, ..) => Value::String(text.into_owned()),
             Event::SequenceStart(..) => self.sequence(depth)?,
             Event::MappingStart(..) => self.mapping(depth)?,

@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(of("'*.jsonl'").unwrap(), ["b.jsonl"]);
         insta::assert_snapshot!(of("'*.tar'").unwrap_err(), @"a.tar is not a supported data file");
         insta::assert_snapshot!(of("'*.csv'").unwrap_err(), @"no file matches the pattern *.csv");
-        insta::assert_snapshot!(of("{").unwrap_err(), @"");
+        insta::assert_snapshot!(of("{").unwrap_err(), @"the card (README.md) of dataset a/b cannot be read: line 3: unclosed bracket '{'");
     }
 
     #[test]
