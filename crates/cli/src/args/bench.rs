@@ -7,12 +7,12 @@ use super::parsers::{dimension, few};
 use super::train::Nproc;
 
 const COLLECTIVES: &str = "\
-Sizes are bytes of the whole tensor, and rates are these bytes divided by the time of one call. Ranks on GPUs use NCCL;
+Sizes are bytes of the whole tensor, and rates are these bytes divided by the time of one call. Ranks on GPUs use NCCL; \
 ranks on the CPU use shared memory, or sockets with carrier=tcp.";
 
 const ROOFLINE: &str = "\
-Shares are relative to the fastest large copy or large matmul of the same run. Bytes and operations are the minimum that
-the result needs, so extra work lowers the rate.";
+Shares are relative to the fastest large copy or large matmul of the same run. Bytes and operations are the minimum \
+that the result needs, so extra work lowers the rate.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Bench {

@@ -8,12 +8,13 @@ use super::parsers::{nnodes, seconds, tee};
 use crate::stop;
 
 pub(super) const SEVERAL_NODES: &str = "\
-On several nodes, run the same command on every node with its own --node-rank. Give all nodes the same token: create it
-with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node and set LOCKSTEP_TOKEN_FILE=token there.
+On several nodes, run the same command on every node, each with its own --node-rank. All nodes need the same token: \
+create it with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set \
+LOCKSTEP_TOKEN_FILE=token there.\n\n\
 If RANK and WORLD_SIZE are set, by torchrun or by hand, this process is that rank of the run and starts no others.";
 
 pub(super) const SAMPLES: &str = "\
-Samples are rows as the model sees them, decoded to text. Text that is not in the loss, such as prompts, is dimmed on a
+Samples are rows as the model sees them, decoded to text. Text that is not in the loss, such as prompts, is dimmed on a \
 terminal and printed in \u{27e6}\u{27e7} elsewhere. Later runs with the same data and settings find the prepared data.";
 
 /// Seconds that ranks wait for each other at the start.
