@@ -9,21 +9,21 @@ use lockstep_train::generate::SampledToken;
 use serde_json::{Value, json};
 
 use crate::args::{Chat, TemplateFlags};
-use crate::generate::{self, Listening};
+use crate::generate::{self, Decoder};
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
 const HELP: &str =
-    "/new starts over, /system TEXT sets the system message, /undo takes back a turn, /quit ends";
+    "/new starts over, /system TEXT sets the system message, /undo removes the last turn, /quit ends";
 
-/// What is said so far, and what is being said.
-struct Talk<'a> {
+/// The conversation so far, and the reply that is being generated.
+struct Dialogue<'a> {
     template: &'a ChatTemplate,
     tokenizer: &'a Tokenizer,
     stops: &'a [String],
     capacity: usize,
     messages: Vec<Value>,
-    reply: Listening,
+    reply: Decoder,
     so_far: String,
     terminal: bool,
     failed: Option<Failure>,
@@ -33,11 +33,11 @@ pub(crate) fn run(args: &Chat) -> Result<(), Failure> {
     let mut generator = generate::open(&args.model, 1)?;
     let tokenizer = generator.tokenizer();
     let template = load_template(&args.template, &tokenizer)?;
-    let how = generate::sampling(generator.default_sampling(), &args.sampling);
+    let sampling = generate::sampling(generator.default_sampling(), &args.sampling);
     let terminal = std::io::stdin().is_terminal();
     if terminal {
-        report::aside(&format!(
-            "{} with room for {} tokens, {} of memory. {HELP}.",
+        report::print_aside(&format!(
+            "{}: context of {} tokens, {} of memory. {HELP}.",
             args.model.model.display(),
             generator.capacity(),
             generator.memory(),
@@ -45,28 +45,28 @@ pub(crate) fn run(args: &Chat) -> Result<(), Failure> {
     }
     let mut messages = Vec::new();
     messages.extend(args.system.as_ref().map(|text| message("system", text)));
-    let talk = RefCell::new(Talk {
+    let dialogue = RefCell::new(Dialogue {
         template: &template,
         tokenizer: &tokenizer,
         stops: &args.sampling.stop,
         capacity: generator.capacity(),
         messages,
-        reply: Listening::new(&args.sampling.stop),
+        reply: Decoder::new(&args.sampling.stop),
         so_far: String::new(),
         terminal,
         failed: None,
     });
     let mut began = false;
     let mut turn = |_: &[u32]| {
-        let mut talk = talk.borrow_mut();
+        let mut dialogue = dialogue.borrow_mut();
         if std::mem::replace(&mut began, true) {
-            talk.end_reply();
+            dialogue.end_reply();
         }
-        talk.next_prompt()
+        dialogue.next_prompt()
     };
-    let mut listener = |drawn: SampledToken| talk.borrow_mut().hear(drawn.token);
-    generator.converse(args.sampling.max_new_tokens, how, &mut turn, &mut listener).map_err(boxed)?;
-    talk.into_inner().failed.map_or(Ok(()), Err)
+    let mut listener = |sampled: SampledToken| dialogue.borrow_mut().push(sampled.token);
+    generator.converse(args.sampling.max_new_tokens, sampling, &mut turn, &mut listener).map_err(boxed)?;
+    dialogue.into_inner().failed.map_or(Ok(()), Err)
 }
 
 pub(crate) fn load_template(flags: &TemplateFlags, tokenizer: &Tokenizer) -> Result<ChatTemplate, Failure> {
@@ -84,11 +84,12 @@ fn message(role: &str, text: &str) -> Value {
     json!({ "role": role, "content": text })
 }
 
-impl Talk<'_> {
-    fn hear(&mut self, token: u32) -> bool {
-        let (text, goes_on) = self.reply.hear(self.tokenizer, token);
+impl Dialogue<'_> {
+    /// Prints the text of a token. Returns whether the reply continues.
+    fn push(&mut self, token: u32) -> bool {
+        let (text, continues) = self.reply.push(self.tokenizer, token);
         self.show(&text);
-        goes_on && self.failed.is_none()
+        continues && self.failed.is_none()
     }
 
     fn show(&mut self, text: &str) {
@@ -98,17 +99,17 @@ impl Talk<'_> {
         }
     }
 
-    /// The reply is over: what it said becomes part of the conversation.
+    /// Adds the finished reply to the conversation.
     fn end_reply(&mut self) {
         let rest = self.reply.rest(self.tokenizer);
         self.show(&rest);
         self.show("\n");
-        let said = std::mem::take(&mut self.so_far);
-        self.messages.push(message("assistant", said.trim_end_matches('\n')));
-        self.reply = Listening::new(self.stops);
+        let reply = std::mem::take(&mut self.so_far);
+        self.messages.push(message("assistant", reply.trim_end_matches('\n')));
+        self.reply = Decoder::new(self.stops);
     }
 
-    /// Reads lines until one is something to answer. `None`: the conversation is over.
+    /// Reads lines until one needs a reply. `None`: the conversation is over.
     fn next_prompt(&mut self) -> Option<Vec<u32>> {
         while self.failed.is_none() {
             if self.terminal {
@@ -122,22 +123,22 @@ impl Talk<'_> {
             match line.trim() {
                 "" => {}
                 "/quit" | "/exit" => return None,
-                "/help" | "/?" => report::aside(HELP),
+                "/help" | "/?" => report::print_aside(HELP),
                 "/new" => self.messages.retain(|m| m["role"] == "system"),
                 "/undo" => self.undo(),
                 command if command.starts_with("/system") => {
                     self.set_system(command["/system".len()..].trim())
                 }
                 command if command.starts_with('/') => {
-                    report::aside(&format!("{command} is no command. {HELP}."))
+                    report::print_aside(&format!("unknown command {command}. {HELP}."))
                 }
-                said => {
-                    self.messages.push(message("user", said));
+                text => {
+                    self.messages.push(message("user", text));
                     match self.prompt() {
                         Ok(prompt) => return Some(prompt),
                         Err(why) => {
                             self.messages.pop();
-                            report::aside(&why);
+                            report::print_aside(&why);
                         }
                     }
                 }
@@ -153,13 +154,13 @@ impl Talk<'_> {
         if tokens.len() >= self.capacity {
             let (now, room) = (tokens.len(), self.capacity);
             return Err(format!(
-                "the conversation has {now} tokens, and there is room for {room}: /new starts over"
+                "the conversation has {now} tokens, but the context is limited to {room}: /new starts over"
             ));
         }
         Ok(tokens)
     }
 
-    /// Takes back the last question and its answer.
+    /// Removes the last question and its answer.
     fn undo(&mut self) {
         while let Some(last) = self.messages.pop_if(|m| m["role"] != "system") {
             if last["role"] == "user" {

@@ -1,16 +1,17 @@
-//! `lockstep eval`: how well a model predicts.
+//! `lockstep eval`: the loss and perplexity of a model on a data set.
 
 use serde_json::json;
 
+use lockstep_config::{Purpose, RunConfig};
 use lockstep_core::{Fault, FaultClass};
 
 use crate::args::Eval;
 use crate::gpu;
-use crate::host::CacheFolder;
+use crate::host::TemporaryFolder;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
-/// There is nowhere to keep prepared data.
+/// There is no folder for prepared data.
 #[derive(Debug)]
 struct NoCacheFolder {
     cause: std::io::Error,
@@ -18,7 +19,7 @@ struct NoCacheFolder {
 
 impl std::fmt::Display for NoCacheFolder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "cannot make a folder for prepared data: {}", self.cause)
+        write!(f, "cannot create a folder for prepared data: {}", self.cause)
     }
 }
 
@@ -30,19 +31,17 @@ impl Fault for NoCacheFolder {
     }
 
     fn hint(&self) -> Option<String> {
-        Some("Set XDG_CACHE_HOME or HOME, or data_cache_dir=FOLDER.".into())
+        Some("Set data_cache_dir to a folder that can be written to.".into())
     }
 }
 
 pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
     let model = lockstep_train::model_folder(&args.model);
-    // Nothing of a run is written but its prepared data, which later evaluations find.
-    let cache = CacheFolder::open().map_err(|cause| -> Failure { Box::new(NoCacheFolder { cause }) })?;
-    let folder = cache.path().display();
-    let mut settings = vec![format!("data_cache_dir={folder}"), format!("output_dir={folder}")];
-    settings.extend(args.settings.iter().cloned());
-    let (config, _) = report::load(&settings, &[format!("model_name_or_path={}", model.display())])?;
-    let device = gpu::chosen(config.device.kind)?;
+    let model = format!("model_name_or_path={}", model.display());
+    let (mut config, _) = report::load(Purpose::Plan, &args.settings, &[model])?;
+    // Dropped, and with it removed, after the evaluation.
+    let _temporary = use_any_cache(&mut config)?;
+    let device = gpu::choose(config.device.kind)?;
     let found = lockstep_train::evaluate(&config, device).map_err(boxed)?;
     let text = if args.json {
         let (loss, tokens, seconds) = (found.loss, found.tokens, found.seconds);
@@ -58,4 +57,15 @@ pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
         )
     };
     report::print(&(text + "\n"))
+}
+
+/// Makes sure that there is a folder for prepared data: without a shared cache and an output folder, a temporary one.
+fn use_any_cache(config: &mut RunConfig) -> Result<Option<TemporaryFolder>, Failure> {
+    if config.data.data_cache_dir.is_some() || !config.output.output_dir.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let folder =
+        TemporaryFolder::create().map_err(|cause| -> Failure { Box::new(NoCacheFolder { cause }) })?;
+    config.data.data_cache_dir = Some(folder.path().into());
+    Ok(Some(folder))
 }

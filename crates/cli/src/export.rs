@@ -1,4 +1,4 @@
-//! `lockstep export`
+//! `lockstep export`: a checkpoint as a Hugging Face model folder.
 
 use crate::args::Export;
 use crate::report::{self, Failure};
@@ -7,8 +7,8 @@ use crate::train::boxed;
 pub(crate) fn run(args: &Export) -> Result<(), Failure> {
     let dtype = args.dtype.map(Into::into);
     let exported = lockstep_train::export_checkpoint(&args.from, &args.out, dtype).map_err(boxed)?;
-    exported.notes.iter().for_each(|note| report::say(note));
-    report::say(&format!("{} as {}", exported.checkpoint.display(), exported.dtype));
-    report::say(&format!("model in {}", args.out.display()));
+    exported.notes.iter().for_each(|note| report::print_line(note));
+    report::print_line(&format!("{} as {}", exported.checkpoint.display(), exported.dtype));
+    report::print_line(&format!("model in {}", args.out.display()));
     Ok(())
 }

@@ -1,24 +1,58 @@
-//! Configuration keys as flags: `--learning_rate 1e-4`, as other trainers' users type them, is
-//! `learning_rate=1e-4`.
+//! Rewrites flags before clap parses them. Users of other trainers type configuration keys as flags:
+//! `--learning_rate 1e-4` becomes `learning_rate=1e-4`. An unknown flag is an error that suggests what was meant.
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 
 use crate::args::Cli;
 
-/// Rewrites what was typed: flags that no command has and the configuration knows become settings.
-pub(crate) fn to_settings(typed: Vec<String>) -> Vec<String> {
+/// A flag that neither a command nor the configuration has.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct UnknownFlag {
+    pub(crate) message: String,
+    pub(crate) hint: String,
+}
+
+/// Flags of torchrun, `accelerate launch` and `deepspeed` that have no counterpart of the same name, and what to use
+/// instead. Dashes and underscores are the same.
+const FOREIGN_FLAGS: &[(&[&str], &str)] = &[
+    (
+        &["rdzv_backend", "rdzv_conf", "local_addr"],
+        "there is one way for nodes to find each other: --master-addr and --master-port. Remove it.",
+    ),
+    (&["rdzv_endpoint"], "use --master-addr and --master-port."),
+    (&["rdzv_id"], "nodes recognize each other by the token in LOCKSTEP_TOKEN_FILE. Remove it."),
+    (
+        &["role", "event_log_handler", "logs_specs", "monitor_interval"],
+        "ranks have no roles or event logs. Remove it.",
+    ),
+    (&["start_method"], "ranks are always started as new processes. Remove it."),
+    (
+        &["module", "no_python", "run_path", "use_env"],
+        "ranks run this program, not a Python script. Remove it.",
+    ),
+    (&["redirects"], "use --tee to copy the output of ranks into files."),
+    (&["numa_binding"], "every rank is pinned to its share of the cores; LOCKSTEP_PIN=0 turns that off."),
+    (&["num_machines"], "use --nnodes."),
+    (&["machine_rank"], "use --node-rank."),
+    (&["main_process_ip"], "use --master-addr."),
+    (&["main_process_port"], "use --master-port."),
+    (&["multi_gpu"], "use --nproc gpu to start one rank per GPU."),
+    (
+        &["hostfile", "include", "exclude", "launcher"],
+        "run the same command on every node with its own --node-rank.",
+    ),
+];
+
+/// Rewrites the arguments of the process: flags that the command does not have and the configuration knows become
+/// settings.
+pub(crate) fn to_settings(typed: Vec<String>) -> Result<Vec<String>, UnknownFlag> {
     let cli = Cli::command();
     let Some(command) = typed.get(1).and_then(|name| cli.find_subcommand(name)) else {
-        return without_secrets(typed);
+        return Ok(without_secrets(typed));
     };
     if !command.get_positionals().any(|arg| arg.get_id() == "settings") {
-        return without_secrets(typed);
+        return Ok(without_secrets(typed));
     }
-    let is_own = |name: &str| {
-        command.get_arguments().any(|arg| {
-            arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|all| all.contains(&name))
-        })
-    };
     let mut out = Vec::with_capacity(typed.len());
     let mut rest = typed.into_iter().peekable();
     while let Some(arg) = rest.next() {
@@ -31,24 +65,50 @@ pub(crate) fn to_settings(typed: Vec<String>) -> Vec<String> {
             None => (flag, None),
         };
         let key = name.replace('-', "_");
-        if is_own(name) {
+        if name == "help" || flags(command).any(|own| own == name) {
             out.push(arg);
         } else if key == "config" {
-            // TRL's way to name the file, which here stands by itself.
+            // TRL names the file with a flag.
             out.extend(given.or_else(|| rest.next()));
         } else if lockstep_config::is_known_key(&key) || lockstep_config::is_secret(&key) {
-            // A secret is refused as a setting, which hides its value; clap would print it.
+            // The configuration refuses secrets without printing them, which clap would.
             let value = given.or_else(|| rest.next_if(|next| !next.starts_with("--")));
             out.push(format!("{key}={}", value.as_deref().unwrap_or("true")));
         } else {
-            out.push(arg);
+            return Err(unknown(command, name));
         }
     }
-    out
+    Ok(out)
 }
 
-/// The same for commands that take no settings: clap, which refuses flags that it does not know, prints them as they
-/// are.
+/// The long flags of a command, in all spellings.
+fn flags(command: &Command) -> impl Iterator<Item = &str> {
+    command
+        .get_arguments()
+        .flat_map(|arg| arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default()))
+}
+
+fn unknown(command: &Command, name: &str) -> UnknownFlag {
+    let (key, command_name) = (name.replace('-', "_"), command.get_name());
+    let is_train = command_name == "train";
+    if let Some((_, instead)) =
+        FOREIGN_FLAGS.iter().find(|(names, _)| is_train && names.contains(&key.as_str()))
+    {
+        let message = format!("--{name} is a flag of other launchers and has no meaning here");
+        return UnknownFlag { message, hint: (*instead).into() };
+    }
+    let own =
+        lockstep_core::closest(&name.replace('_', "-"), flags(command).filter(|flag| !flag.contains('_')));
+    let hint = match own.or_else(|| lockstep_config::suggested_key(&key)) {
+        Some(meant) => format!("did you mean --{meant}?"),
+        None => format!(
+            "`lockstep {command_name} --help` lists the flags of this command, and `lockstep keys` all configuration keys."
+        ),
+    };
+    UnknownFlag { message: format!("unknown flag --{name}"), hint }
+}
+
+/// Removes the values of secrets. Commands without settings leave unknown flags to clap, which prints them in full.
 fn without_secrets(typed: Vec<String>) -> Vec<String> {
     let bare = |arg: String| match arg.strip_prefix("--").and_then(|flag| flag.split_once('=')) {
         Some((name, _)) if lockstep_config::is_secret(name) => format!("--{name}"),
@@ -61,8 +121,16 @@ fn without_secrets(typed: Vec<String>) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn typed(line: &str) -> Vec<String> {
+        line.split(' ').map(String::from).collect()
+    }
+
     fn rewritten(line: &str) -> String {
-        to_settings(line.split(' ').map(String::from).collect()).join(" ")
+        to_settings(typed(line)).unwrap().join(" ")
+    }
+
+    fn hint(line: &str) -> String {
+        to_settings(typed(line)).unwrap_err().hint
     }
 
     #[test]
@@ -71,16 +139,29 @@ mod tests {
             rewritten("lockstep train --config run.yaml --dataset_name wikitext --bf16 --learning-rate=1e-4"),
             "lockstep train run.yaml dataset_name=wikitext bf16=true learning_rate=1e-4"
         );
-        assert_eq!(rewritten("lockstep train run.yaml --nproc 2"), "lockstep train run.yaml --nproc 2");
+        assert_eq!(
+            rewritten("lockstep train run.yaml --nproc 2 --help"),
+            "lockstep train run.yaml --nproc 2 --help"
+        );
         assert_eq!(
             rewritten("lockstep launch --nproc_per_node 2 --seed 3 run.yaml"),
             "lockstep launch --nproc_per_node 2 seed=3 run.yaml"
         );
-        // A number may be negative; what nobody knows is clap's to refuse.
-        assert_eq!(
-            rewritten("lockstep train --max_steps -1 --what 3"),
-            "lockstep train max_steps=-1 --what 3"
-        );
+        // A number may be negative.
+        assert_eq!(rewritten("lockstep train --max_steps -1"), "lockstep train max_steps=-1");
         assert_eq!(rewritten("lockstep generate out --seed 3"), "lockstep generate out --seed 3");
+    }
+
+    #[test]
+    fn unknown_flags_get_a_suggestion() {
+        assert_eq!(hint("lockstep train --lr 1e-4"), "did you mean --learning_rate?");
+        assert_eq!(hint("lockstep train --nproc_per_nod 2"), "did you mean --nproc-per-node?");
+        assert_eq!(hint("lockstep launch --nnode=2"), "did you mean --nnodes?");
+        assert_eq!(hint("lockstep plan --nproc-per-nodes 2"), "did you mean --nproc-per-node?");
+        assert!(hint("lockstep train --rdzv_backend c10d").contains("--master-addr"));
+        assert!(hint("lockstep train --use-env").contains("not a Python script"));
+        assert!(hint("lockstep train --foo_bar_baz 3").starts_with("`lockstep train --help` lists"));
+        let error = to_settings(typed("lockstep train --my_api_kee=abcdef123")).unwrap_err();
+        assert!(!error.message.contains("abcdef"), "values are not printed: {error:?}");
     }
 }

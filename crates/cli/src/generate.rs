@@ -1,4 +1,4 @@
-//! `lockstep generate`: text from prompts.
+//! `lockstep generate`: generates text from prompts.
 
 use std::io::{IsTerminal, Read as _};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::gpu;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
-/// Why there is nothing to generate from.
+/// There are no usable prompts.
 #[derive(Debug)]
 enum PromptError {
     None,
@@ -27,8 +27,10 @@ enum PromptError {
 impl std::fmt::Display for PromptError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            PromptError::None => write!(f, "no prompt was given"),
-            PromptError::File { path, cause } => write!(f, "cannot read prompts {}: {cause}", path.display()),
+            PromptError::None => write!(f, "there is no prompt"),
+            PromptError::File { path, cause } => {
+                write!(f, "cannot read the prompts in {}: {cause}", path.display())
+            }
             PromptError::Row { path, row, why } => write!(f, "{} row {row}: {why}", path.display()),
         }
     }
@@ -47,9 +49,9 @@ impl Fault for PromptError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            PromptError::Row { .. } => "Each line is a JSON object with a text under `prompt`.".into(),
-            _ => "Write --prompt TEXT (it may be given several times), or --prompts FILE with a JSON object \
-                  and its `prompt` on each line."
+            PromptError::Row { .. } => "Each line must be a JSON object with a text as `prompt`.".into(),
+            _ => "Give --prompt TEXT, once or several times, or --prompts FILE with one JSON object with a `prompt` \
+                  per line."
                 .into(),
         })
     }
@@ -59,7 +61,7 @@ pub(crate) fn open(model: &Model, slots: usize) -> Result<Generator, Failure> {
     let spec = GeneratorSpec {
         storage: model.dtype.map(DType::from),
         machine: Machine {
-            device: gpu::chosen(model.device.into())?,
+            device: gpu::choose(model.device.into())?,
             num_threads: model.threads.unwrap_or_else(available_threads),
         },
         slots,
@@ -73,12 +75,12 @@ fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// The folder's defaults, with what was typed.
+/// The sampling parameters: the flags, and the model's defaults for the others.
 pub(crate) fn sampling(defaults: SamplingParams, flags: &SamplingFlags) -> SamplingParams {
     let sampled = flags.top_k.is_some() || flags.top_p.is_some() || flags.min_p.is_some();
     let temperature = match flags.temperature {
         Some(temperature) => temperature,
-        // Who asks for a cut asks for draws.
+        // `--top-k` and its like only make sense with sampling.
         None if sampled && defaults.temperature == 0.0 => 1.0,
         None => defaults.temperature,
     };
@@ -97,7 +99,7 @@ pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
     let texts: Vec<&String> =
         prompts.iter().flat_map(|p| std::iter::repeat_n(p, args.samples.max(1))).collect();
     let mut generator = open(&args.model, args.slots.min(texts.len()))?;
-    let how = sampling(generator.default_sampling(), &args.sampling);
+    let params = sampling(generator.default_sampling(), &args.sampling);
     let tokenizer = generator.tokenizer();
     let ids = texts
         .iter()
@@ -105,25 +107,25 @@ pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
         .collect::<Result<Vec<_>, _>>()
         .map_err(|e| -> Failure { Box::new(e) })?;
     if texts.len() == 1 && !args.json {
-        return stream(&mut generator, texts[0], &ids[0], args, how);
+        return stream(&mut generator, texts[0], &ids[0], args, params);
     }
-    let mut stops: Vec<Listening> = texts.iter().map(|_| Listening::new(&args.sampling.stop)).collect();
-    let begun = std::time::Instant::now();
+    let mut decoders: Vec<Decoder> = texts.iter().map(|_| Decoder::new(&args.sampling.stop)).collect();
+    let start = std::time::Instant::now();
     let completions = {
-        // Without stop strings nobody asks for the text before its end.
-        let listens = !args.sampling.stop.is_empty();
+        // Without stop strings, the text is decoded once, at the end.
+        let decodes = !args.sampling.stop.is_empty();
         let mut listener =
-            |drawn: SampledToken| !listens || stops[drawn.prompt].hear(&tokenizer, drawn.token).1;
-        generator.generate(&ids, args.sampling.max_new_tokens, how, &mut listener).map_err(boxed)?
+            |sampled: SampledToken| !decodes || decoders[sampled.prompt].push(&tokenizer, sampled.token).1;
+        generator.generate(&ids, args.sampling.max_new_tokens, params, &mut listener).map_err(boxed)?
     };
-    let seconds = begun.elapsed().as_secs_f64();
-    for ((text, completion), listening) in texts.iter().zip(&completions).zip(&mut stops) {
+    let seconds = start.elapsed().as_secs_f64();
+    for ((text, completion), decoder) in texts.iter().zip(&completions).zip(&mut decoders) {
         if args.sampling.stop.is_empty() {
             completion.tokens.iter().for_each(|token| {
-                listening.hear(&tokenizer, *token);
+                decoder.push(&tokenizer, *token);
             });
         }
-        let reply = listening.whole(&tokenizer);
+        let reply = decoder.whole(&tokenizer);
         let line = if args.json {
             row(text, &reply, completion).to_string()
         } else {
@@ -132,69 +134,72 @@ pub(crate) fn run(args: &Generate) -> Result<(), Failure> {
         report::print(&(line + "\n"))?;
     }
     let tokens: usize = completions.iter().map(|c| c.log_probs.len()).sum();
-    report::aside(&format!("{tokens} tokens in {seconds:.2} s, {:.0} tokens/s", tokens as f64 / seconds));
+    report::print_aside(&format!(
+        "{tokens} tokens in {seconds:.2} s, {:.0} tokens/s",
+        tokens as f64 / seconds
+    ));
     Ok(())
 }
 
-/// One prompt: text as it comes.
+/// Prints the text of one prompt while it is generated.
 fn stream(
     generator: &mut Generator,
     prompt: &str,
     ids: &[u32],
     args: &Generate,
-    how: SamplingParams,
+    params: SamplingParams,
 ) -> Result<(), Failure> {
     let tokenizer = generator.tokenizer();
     report::print(prompt)?;
-    let mut listening = Listening::new(&args.sampling.stop);
-    let begun = std::time::Instant::now();
+    let mut decoder = Decoder::new(&args.sampling.stop);
+    let start = std::time::Instant::now();
     let mut failed = None;
     let prompts = [ids.to_vec()];
     let completions = {
-        let mut listener = |drawn: SampledToken| {
-            let (text, goes_on) = listening.hear(&tokenizer, drawn.token);
+        let mut listener = |sampled: SampledToken| {
+            let (text, continues) = decoder.push(&tokenizer, sampled.token);
             failed = failed.take().or(report::print(&text).err());
-            goes_on && failed.is_none()
+            continues && failed.is_none()
         };
-        generator.generate(&prompts, args.sampling.max_new_tokens, how, &mut listener).map_err(boxed)?
+        generator.generate(&prompts, args.sampling.max_new_tokens, params, &mut listener).map_err(boxed)?
     };
     if let Some(failure) = failed {
         return Err(failure);
     }
-    report::print(&(listening.rest(&tokenizer) + "\n"))?;
-    let (tokens, seconds) = (completions[0].log_probs.len(), begun.elapsed().as_secs_f64());
+    report::print(&(decoder.rest(&tokenizer) + "\n"))?;
+    let (tokens, seconds) = (completions[0].log_probs.len(), start.elapsed().as_secs_f64());
     if std::io::stderr().is_terminal() {
-        report::aside(&format!("{tokens} tokens, {:.0} tokens/s", tokens as f64 / seconds));
+        report::print_aside(&format!("{tokens} tokens, {:.0} tokens/s", tokens as f64 / seconds));
     }
     Ok(())
 }
 
-/// Turns a document's tokens into text, up to a stop string.
-pub(crate) struct Listening {
+/// Decodes the tokens of a completion to text, up to a stop string.
+pub(crate) struct Decoder {
     text: TextStream,
     stops: StopStrings,
     so_far: String,
 }
 
-impl Listening {
-    pub(crate) fn new(stops: &[String]) -> Listening {
-        Listening {
+impl Decoder {
+    pub(crate) fn new(stops: &[String]) -> Decoder {
+        Decoder {
             text: TextStream::default(),
             stops: StopStrings::new(stops.to_vec()),
             so_far: String::new(),
         }
     }
 
-    /// What a token adds that may be shown, and whether the document goes on.
-    pub(crate) fn hear(&mut self, tokenizer: &Tokenizer, token: u32) -> (String, bool) {
-        // An id beyond the tokenizer's has no text.
+    /// The text that a token adds, and whether the completion continues.
+    pub(crate) fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> (String, bool) {
+        // An id that the tokenizer does not have has no text.
         let text = self.text.push(tokenizer, token).unwrap_or_default();
         let (shown, stopped) = self.stops.push(&text);
         self.so_far.push_str(&shown);
         (shown, !stopped)
     }
 
-    /// What was held back, when no more tokens come.
+    /// The text that was held back, at the end of the completion.
     pub(crate) fn rest(&mut self, tokenizer: &Tokenizer) -> String {
         let (text, _) = self.stops.push(&self.text.finish(tokenizer).unwrap_or_default());
         text + &self.stops.finish()
@@ -232,20 +237,20 @@ fn prompts(args: &Generate) -> Result<Vec<String>, Failure> {
             let value: Value = serde_json::from_str(line).map_err(|e| bad(format!("not valid JSON: {e}")))?;
             match value.get("prompt").and_then(Value::as_str) {
                 Some(prompt) => all.push(prompt.into()),
-                None => return Err(bad("there is no text under `prompt`".into())),
+                None => return Err(bad("`prompt` is missing or not a text".into())),
             }
         }
     }
     if all.is_empty() { Err(Box::new(PromptError::None)) } else { Ok(all) }
 }
 
-/// All prompts are kept in memory, so what there may be of them is bounded: the file may have no end.
+/// Reads all prompts into memory, up to a limit: the file may have no end.
 fn read_prompts(path: &Path) -> std::io::Result<String> {
     const MAX_BYTES: u64 = 1 << 30;
     let mut text = String::new();
     std::fs::File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MAX_BYTES {
-        return Err(std::io::Error::other(format!("it has more than {}", Bytes(MAX_BYTES))));
+        return Err(std::io::Error::other(format!("it is larger than {}", Bytes(MAX_BYTES))));
     }
     Ok(text)
 }

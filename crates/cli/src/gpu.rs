@@ -1,4 +1,5 @@
-//! What a rank computes on, and where this machine keeps what GPUs need: only this crate reads the environment.
+//! Chooses the device of a rank, and finds CUDA's libraries and the kernel cache through the environment, which only
+//! this crate reads.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,14 +15,14 @@ use crate::gpu_of_rank::ordinal;
 use crate::host;
 use crate::report::{self, Failure};
 
-/// The folders to look for CUDA's libraries in.
+/// The folders to search for CUDA's libraries.
 pub(crate) fn search() -> LibrarySearch {
     let roots = Roots::read(&|name| std::env::var_os(name).filter(|value| !value.is_empty()));
     LibrarySearch::around(&roots.toolkits, &roots.pythons)
 }
 
-/// Where compiled kernels are kept. `None` where this user has no folder of their own: machine code is never
-/// taken from a place that others can write to. Nor is a path of the folder that a run happens to start in.
+/// The folder of compiled kernels. `None` if this user has no cache folder: machine code is never loaded from a folder
+/// that others can write to, nor from a path relative to the current folder.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
     host::cache().filter(|cache| cache.is_absolute()).map(|cache| cache.join("lockstep").join("kernels"))
 }
@@ -30,26 +31,26 @@ pub(crate) fn cache_folder() -> Option<PathBuf> {
 fn cache(prints: bool) -> Option<KernelCache> {
     let opened = KernelCache::open(&cache_folder()?);
     if let (Err(cause), true) = (&opened, prints) {
-        report::aside(&format!("note: compiled kernels are not kept: {cause}\nhint: {CACHE_REMEDY}"));
+        report::print_aside(&format!("note: compiled kernels are not cached: {cause}\nhint: {CACHE_REMEDY}"));
     }
     opened.ok()
 }
 
-pub(crate) const CACHE_REMEDY: &str = "Remove that folder and let lockstep make it again, or set XDG_CACHE_HOME to a \
-     folder of your own: without it every run compiles its kernels again.";
+pub(crate) const CACHE_REMEDY: &str = "Remove that folder so that lockstep can create it again, or set XDG_CACHE_HOME to a \
+     folder of your own. Until then, every run compiles its kernels again.";
 
-/// What a rank computes on: what was asked for, or a GPU where one works. A GPU that is there and does not work is
-/// told of, whoever asked.
-pub(crate) fn chosen(kind: DeviceKind) -> Result<Device, Failure> {
-    chosen_by_rank(DeviceConfig { kind, share_gpus: false, tf32: false }, 0, 1)
+/// Chooses the device: the requested one, or a GPU if there is one. A GPU that does not work is an error, even for
+/// `auto`.
+pub(crate) fn choose(kind: DeviceKind) -> Result<Device, Failure> {
+    choose_for_rank(DeviceConfig { kind, share_gpus: false, tf32: false }, 0, 1)
 }
 
-/// The same for one of a host's ranks.
-pub(crate) fn chosen_by_rank(device: DeviceConfig, local_rank: u32, ranks: u32) -> Result<Device, Failure> {
-    let shown = if device.kind == DeviceKind::Cpu { 0 } else { count() };
-    let ordinal = match (device.kind, shown) {
+/// Like [`choose`], for one of the ranks of a host.
+pub(crate) fn choose_for_rank(device: DeviceConfig, local_rank: u32, ranks: u32) -> Result<Device, Failure> {
+    let visible = if device.kind == DeviceKind::Cpu { 0 } else { count() };
+    let ordinal = match (device.kind, visible) {
         (DeviceKind::Cpu, _) | (DeviceKind::Auto, 0) => return Ok(Device::Cpu),
-        // Opening it tells why there is none.
+        // Opening GPU 0 returns the reason why there is none.
         (_, 0) => 0,
         (_, gpus) => {
             ordinal(local_rank, ranks, gpus, device.share_gpus).map_err(|e| -> Failure { Box::new(e) })?
@@ -59,7 +60,7 @@ pub(crate) fn chosen_by_rank(device: DeviceConfig, local_rank: u32, ranks: u32) 
     gpu.map(Device::Cuda).map_err(|cause| -> Failure { Box::new(cause) })
 }
 
-/// How many GPUs the driver shows: those of CUDA_VISIBLE_DEVICES, where it is set.
+/// The number of GPUs that the driver shows, which CUDA_VISIBLE_DEVICES may limit.
 pub(crate) fn count() -> u32 {
     cuda::find_driver(&search()).map_or(0, |found| found.gpus.len() as u32)
 }
@@ -69,7 +70,7 @@ pub(crate) fn memory() -> Option<Bytes> {
     cuda::find_driver(&search()).ok()?.gpus.first().map(|(_, _, memory)| *memory)
 }
 
-/// The first GPU and the versions of what computes on it, as far as they can be found without taking it.
+/// The first GPU and the versions of its libraries, as far as they can be found without using the GPU.
 pub(crate) fn versions() -> CudaVersions {
     let search = search();
     let installed = cuda::find_driver(&search).ok();
@@ -83,24 +84,24 @@ pub(crate) fn versions() -> CudaVersions {
 }
 
 /// Whether the driver shows a GPU.
-pub(crate) fn is_there() -> bool {
+pub(crate) fn is_available() -> bool {
     count() > 0
 }
 
-/// In words, for the line a run begins with.
-pub(crate) fn described(machine: &Machine) -> String {
+/// The device in words, for the first line of a run.
+pub(crate) fn description(machine: &Machine) -> String {
     match machine.device {
         Device::Cpu => format!("{} threads", machine.num_threads),
         Device::Cuda(gpu) => gpu.name.clone(),
     }
 }
 
-/// What the environment names.
+/// Folders that the environment names.
 #[derive(Debug, PartialEq, Eq)]
 struct Roots {
-    /// Of CUDA toolkits.
+    /// CUDA toolkits.
     toolkits: Vec<PathBuf>,
-    /// Of Python environments, whose packages carry libraries.
+    /// Python environments, whose packages contain libraries.
     pythons: Vec<PathBuf>,
 }
 
@@ -110,17 +111,17 @@ impl Roots {
         let mut toolkits: Vec<PathBuf> = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(folder).collect();
         let mut pythons: Vec<PathBuf> =
             ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(folder).collect();
-        // Conda's own packages of CUDA lie in its environment as in a toolkit.
+        // Conda installs CUDA into its environment, laid out like a toolkit.
         toolkits.extend(folder("CONDA_PREFIX"));
         pythons.extend(variable("PATH").map_or_else(Vec::new, |path| python_prefixes(&path)));
-        // What `pip install --user` installs.
+        // The target of `pip install --user`.
         pythons.extend(folder("HOME").map(|home| home.join(".local")));
         Roots { toolkits: unique(toolkits), pythons: unique(pythons) }
     }
 }
 
-/// The prefix of the `python3` that would be run: `/opt/env` of `/opt/env/bin/python3`. Where that is a link, also
-/// the prefix of what it leads to, for packages that an environment shares with its base.
+/// The prefix of the first `python3` in PATH: `/opt/env` for `/opt/env/bin/python3`. If that is a link, also the prefix
+/// of its target, for packages that an environment shares with its base.
 fn python_prefixes(path: &OsString) -> Vec<PathBuf> {
     let Some(python) = std::env::split_paths(path)
         .filter(|folder| folder.is_absolute())
@@ -134,7 +135,7 @@ fn python_prefixes(path: &OsString) -> Vec<PathBuf> {
     [prefix(&python), resolved.as_deref().and_then(prefix)].into_iter().flatten().collect()
 }
 
-/// Without repeats, the first of each staying where it is.
+/// Removes repeated paths and keeps the first of each.
 fn unique(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     let mut seen: Vec<PathBuf> = Vec::with_capacity(paths.len());
     for path in paths {

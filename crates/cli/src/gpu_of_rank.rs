@@ -1,4 +1,4 @@
-//! Which GPU a rank takes, and what NCCL must be told where ranks share one.
+//! The GPU of each rank, and the settings that NCCL needs if ranks share one.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ pub(crate) struct TooManyRanks {
 impl fmt::Display for TooManyRanks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.gpus == 1 { "" } else { "s" };
-        write!(f, "{} ranks on a host that shows {} GPU{plural}", self.ranks, self.gpus)
+        write!(f, "{} ranks on a host with {} visible GPU{plural}", self.ranks, self.gpus)
     }
 }
 
@@ -29,14 +29,14 @@ impl Fault for TooManyRanks {
 
     fn hint(&self) -> Option<String> {
         Some(format!(
-            "Start {} with --nproc-per-node gpu, or let ranks share with `share_gpus: true`, which is slower; \
-             `device: cpu` uses none. CUDA_VISIBLE_DEVICES decides which GPUs are shown.",
+            "Start {} with --nproc gpu, or let ranks share GPUs with `share_gpus: true`, which is slow; \
+             `device: cpu` uses none. CUDA_VISIBLE_DEVICES determines which GPUs are visible.",
             self.gpus
         ))
     }
 }
 
-/// The GPU of one of `ranks` ranks of a host that shows `gpus`, at least one: its own, or where they share, in turn.
+/// The GPU of a rank, for `ranks` ranks and at least one GPU on its host. Ranks that share GPUs take them in turn.
 pub(crate) fn ordinal(local_rank: u32, ranks: u32, gpus: u32, share: bool) -> Result<u32, TooManyRanks> {
     assert!(gpus > 0 && local_rank < ranks, "rank {local_rank} of {ranks} on {gpus} GPUs");
     if ranks > gpus && !share {
@@ -45,17 +45,17 @@ pub(crate) fn ordinal(local_rank: u32, ranks: u32, gpus: u32, share: bool) -> Re
     Ok(local_rank % gpus)
 }
 
-/// The ranks of one host, as its launcher knows them.
+/// A host, as its launcher sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Host<'a> {
     pub(crate) name: &'a str,
     pub(crate) nodes: u32,
     pub(crate) ranks: u32,
-    /// Those it shows.
+    /// Visible GPUs.
     pub(crate) gpus: u32,
 }
 
-/// What ranks on GPUs are given in their environments, by local rank. What the user has set stays.
+/// Environment variables for ranks on GPUs, by local rank. Variables that the user has set are left alone.
 pub(crate) fn variables(
     device: DeviceConfig,
     host: Host<'_>,
@@ -67,12 +67,12 @@ pub(crate) fn variables(
     ordinal(0, host.ranks, host.gpus, device.share_gpus)?;
     let of_rank = |rank: u32| {
         let mut given: Vec<(&str, String)> = Vec::new();
-        // Sums in switches come in any order, so that a run would not repeat bit for bit.
+        // Switches sum in any order, so that a run would not be reproducible bit for bit.
         if !is_set(names::NCCL_ALGO) {
             given.push((names::NCCL_NVLS_ENABLE, "0".into()));
         }
         if host.ranks > host.gpus {
-            // NCCL refuses two ranks of one host on one GPU. Ranks of several hosts it lets pass.
+            // NCCL refuses two ranks of one host on one GPU, but does not check this between hosts.
             given.push((names::NCCL_HOSTID, format!("{}-{rank}", host.name)));
             if host.nodes == 1 {
                 given.push((names::NCCL_SOCKET_IFNAME, "lo".into()));
@@ -100,15 +100,15 @@ mod tests {
         assert_eq!(all(4, 8, false), [0, 1, 2, 3]);
         assert_eq!(all(5, 2, true), [0, 1, 0, 1, 0]);
         let refused = ordinal(0, 4, 1, false).unwrap_err();
-        assert_eq!(refused.to_string(), "4 ranks on a host that shows 1 GPU");
+        assert_eq!(refused.to_string(), "4 ranks on a host with 1 visible GPU");
         let hint = refused.hint().unwrap();
         assert!(hint.contains("share_gpus: true") && hint.contains("Start 1 "), "{hint}");
-        assert_eq!(ordinal(7, 8, 3, false).unwrap_err().to_string(), "8 ranks on a host that shows 3 GPUs");
+        assert_eq!(ordinal(7, 8, 3, false).unwrap_err().to_string(), "8 ranks on a host with 3 visible GPUs");
     }
 
     const NOTHING: &dyn Fn(&str) -> bool = &|_| false;
 
-    /// What each rank gets, `name=value` in a line.
+    /// The variables of each rank, as `name=value`.
     fn given(share_gpus: bool, host: Host<'_>, is_set: &dyn Fn(&str) -> bool) -> Vec<String> {
         let device = DeviceConfig { kind: DeviceKind::Auto, share_gpus, tf32: false };
         let all = variables(device, host, is_set).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_told_what_it_must_know() {
+    fn variables_for_nccl() {
         let host = Host { name: "alpha", nodes: 1, ranks: 2, gpus: 2 };
         assert_eq!(given(true, host, NOTHING), ["NCCL_NVLS_ENABLE=0"; 2]);
         assert_eq!(given(false, host, &|name| name == "NCCL_ALGO"), ["", ""]);
@@ -133,7 +133,7 @@ mod tests {
                 "NCCL_NVLS_ENABLE=0 NCCL_HOSTID=alpha-1 NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1",
             ]
         );
-        // Several hosts find each other by whatever network there is.
+        // Several hosts use any network between them.
         assert_eq!(
             given(true, Host { nodes: 2, ..shared }, &|name| name == "NCCL_NVLS_ENABLE"),
             ["NCCL_HOSTID=alpha-0", "NCCL_HOSTID=alpha-1"]

@@ -1,18 +1,19 @@
-//! What the system says of this process.
+//! Facts about this process and this user's folders, from the system and the environment.
 
 use std::path::{Path, PathBuf};
 
 use lockstep_config::HubFolders;
 use lockstep_core::Bytes;
+use rustix::fs::{Access, access};
 
-/// The most memory that was resident at any time. `None` where `/proc` does not say.
+/// The peak resident memory of this process, if `/proc` reports it.
 pub(crate) fn peak_memory() -> Option<Bytes> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
     Some(Bytes(kib.trim().parse::<u64>().ok()? << 10))
 }
 
-/// Where Hugging Face libraries keep data sets on this machine, by the environment variables they read.
+/// The caches of the Hugging Face libraries on this machine, from the environment variables that they read.
 pub(crate) fn hub_folders() -> HubFolders {
     let home = folder("HF_HOME").or_else(|| Some(cache()?.join("huggingface"))).unwrap_or_default();
     HubFolders {
@@ -23,7 +24,7 @@ pub(crate) fn hub_folders() -> HubFolders {
     }
 }
 
-/// Whether Hugging Face libraries would find a token; where they look.
+/// Whether there is a Hugging Face token where its libraries look for one.
 pub(crate) fn has_hub_token() -> bool {
     let in_environment = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].iter().any(|name| folder(name).is_some());
     let home = folder("HF_HOME").or_else(|| Some(cache()?.join("huggingface")));
@@ -31,52 +32,53 @@ pub(crate) fn has_hub_token() -> bool {
     in_environment || file.is_some_and(|file| file.metadata().is_ok_and(|file| file.len() > 0))
 }
 
-/// The GPUs that a process is shown, where somebody has said.
+/// The value of CUDA_VISIBLE_DEVICES, if it is set.
 pub(crate) fn visible_gpus() -> Option<String> {
     std::env::var_os(lockstep_launch::names::CUDA_VISIBLE_DEVICES)
         .map(|list| list.to_string_lossy().into_owned())
 }
 
-/// A folder for data that can be prepared again: the user's cache folder or, if there is none, a private temporary folder
-/// that is removed when the process ends.
-pub(crate) enum CacheFolder {
-    Kept(PathBuf),
-    Temporary(PathBuf),
+/// The folder of prepared data that all runs of this user share, or why it cannot be used. Writes nothing.
+pub(crate) fn data_cache() -> Result<PathBuf, String> {
+    let cache = cache().filter(|cache| cache.is_absolute());
+    let folder = cache.ok_or("neither XDG_CACHE_HOME nor HOME is an absolute path")?.join("lockstep/data");
+    let existing = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    match access(existing, Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) => Ok(folder),
+        Err(cause) => Err(format!("cannot write to {}: {}", existing.display(), std::io::Error::from(cause))),
+    }
 }
 
-impl CacheFolder {
-    pub(crate) fn open() -> std::io::Result<CacheFolder> {
-        if let Some(cache) = cache() {
-            return Ok(CacheFolder::Kept(cache.join("lockstep")));
-        }
+/// A private temporary folder, removed when it is dropped.
+pub(crate) struct TemporaryFolder(PathBuf);
+
+impl TemporaryFolder {
+    pub(crate) fn create() -> std::io::Result<TemporaryFolder> {
         let seed =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = std::env::temp_dir().join(format!("lockstep-{}-{seed}", std::process::id()));
-        // Fails if somebody has made one of this name.
+        // Fails if the name is taken, so that nobody else can prepare the folder.
         std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&path)?;
-        Ok(CacheFolder::Temporary(path))
+        Ok(TemporaryFolder(path))
     }
 
     pub(crate) fn path(&self) -> &Path {
-        let (CacheFolder::Kept(path) | CacheFolder::Temporary(path)) = self;
-        path
+        &self.0
     }
 }
 
-impl Drop for CacheFolder {
+impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        if let CacheFolder::Temporary(path) = self {
-            let _ = std::fs::remove_dir_all(path);
-        }
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Where programs keep what they can make again.
+/// This user's cache folder.
 pub(crate) fn cache() -> Option<PathBuf> {
     folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))
 }
 
-/// A folder that an environment variable names.
+/// The path in an environment variable, if it is set and not empty.
 fn folder(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)
 }

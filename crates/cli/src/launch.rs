@@ -1,4 +1,4 @@
-//! `lockstep launch`, and `lockstep train --nproc`: starts the ranks of this node.
+//! Starts the ranks of this node, and supervises them.
 
 use std::fmt;
 use std::io::Write as _;
@@ -9,18 +9,18 @@ use lockstep_config::{DeviceKind, RunConfig};
 use lockstep_core::{Fault, FaultClass};
 use lockstep_launch::{Console, Ending, ErrorNote, LaunchError, Supervisor, Tee, Token, cores, names};
 
-use crate::args::{Launch, Nproc, Run};
+use crate::args::{JOIN_TIMEOUT, LaunchFlags, Nproc};
 use crate::gpu;
 use crate::gpu_of_rank::{self, Host};
 use crate::ranks::variable;
-use crate::report::{self, Failure};
-use crate::voice::Voice;
+use crate::report::Failure;
+use crate::reporter::Reporter;
 
 /// Flags that do not fit this machine or each other.
 #[derive(Debug)]
 enum FlagError {
     NoGpu,
-    /// The process is a rank already.
+    /// The process is already a rank.
     Nested {
         rank: String,
     },
@@ -42,20 +42,20 @@ enum FlagError {
 impl fmt::Display for FlagError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FlagError::NoGpu => write!(f, "--nproc-per-node gpu: no NVIDIA GPU was found"),
+            FlagError::NoGpu => write!(f, "--nproc gpu: this machine has no usable NVIDIA GPU"),
             FlagError::Nested { rank } => {
-                write!(
-                    f,
-                    "ranks were to be started, but this process is a rank already ({} is {rank})",
-                    names::RANK
-                )
+                write!(f, "cannot start ranks: this process is already a rank ({} is {rank})", names::RANK)
             }
-            FlagError::NoNodeRank { nodes } => write!(f, "there are {nodes} nodes: which one is this?"),
+            FlagError::NoNodeRank { nodes } => {
+                write!(f, "--node-rank is missing: the run has {nodes} nodes, and this could be any of them")
+            }
             FlagError::NodeRank { node, nodes } => {
-                write!(f, "--node-rank {node}: nodes count from 0, and there are {nodes}")
+                write!(f, "--node-rank {node} is too large: the run has {nodes} nodes, counted from 0")
             }
-            FlagError::NoAddress { nodes } => write!(f, "there are {nodes} nodes: where is node 0?"),
-            FlagError::Program { cause } => write!(f, "cannot find this program to start it again: {cause}"),
+            FlagError::NoAddress { nodes } => {
+                write!(f, "--master-addr is missing: the run has {nodes} nodes, and they must find node 0")
+            }
+            FlagError::Program { cause } => write!(f, "cannot find this program to start ranks: {cause}"),
         }
     }
 }
@@ -73,14 +73,14 @@ impl Fault for FlagError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             FlagError::NoGpu => {
-                "Use --nproc-per-node with a number, or cpu. `lockstep doctor` tells what was looked for."
-                    .into()
+                "Give a number or `cpu` instead. `lockstep doctor` shows why no GPU was found.".into()
             }
-            FlagError::Nested { .. } => {
-                format!("Leave out --nproc under another launcher, or unset {}.", names::RANK)
-            }
+            FlagError::Nested { .. } => format!(
+                "Under torchrun or another launcher, remove --nproc and the other launcher flags; otherwise unset {}.",
+                names::RANK
+            ),
             FlagError::NoNodeRank { .. } | FlagError::NodeRank { .. } => {
-                "Run `lockstep launch` on every node, with --node-rank 0, 1 and so on.".into()
+                "Run the same command on every node, with --node-rank 0, 1 and so on.".into()
             }
             FlagError::NoAddress { .. } => {
                 "Give the host name or address of node 0 with --master-addr.".into()
@@ -90,7 +90,7 @@ impl Fault for FlagError {
     }
 }
 
-/// Prints what ranks print.
+/// Prints the output of ranks.
 struct Terminal;
 
 impl Console for Terminal {
@@ -104,36 +104,37 @@ impl Console for Terminal {
     }
 }
 
-pub(crate) fn run(args: &Launch) -> Result<ExitCode, Failure> {
-    let config = load(args)?;
-    config.check_trainable().map_err(|e| -> Failure { Box::new(e) })?;
-    start(args, &config, &["train", &format!("--grace={}", args.grace)])
+/// Fails if this process is already a rank, which cannot start others.
+pub(crate) fn check_not_a_rank() -> Result<(), Failure> {
+    match variable(names::RANK) {
+        Some(rank) => Err(Box::new(FlagError::Nested { rank })),
+        None => Ok(()),
+    }
 }
 
-/// The configuration of the ranks. What is wrong with it is told here, once, and not by every rank.
-pub(crate) fn load(args: &Launch) -> Result<RunConfig, Failure> {
-    let failed = |error: FlagError| -> Failure { Box::new(error) };
-    if let Some(rank) = variable(names::RANK) {
-        return Err(failed(FlagError::Nested { rank }));
+/// The settings that `--nnodes` and `--nproc` stand for. They take precedence over those of the configuration.
+pub(crate) fn world_settings(nnodes: Option<u16>, nproc: Option<Nproc>) -> Result<Vec<String>, Failure> {
+    let mut settings = Vec::new();
+    settings.extend(nnodes.map(|nodes| format!("nodes={nodes}")));
+    if let Some(nproc) = nproc {
+        settings.push(format!("nproc_per_node={}", count(nproc).map_err(|e| -> Failure { Box::new(e) })?));
     }
-    let mut world = Vec::new();
-    if args.standalone {
-        world.push("nodes=1".into());
-    }
-    world.extend(args.nnodes.map(|n| format!("nodes={n}")));
-    if let Some(nproc) = args.nproc_per_node {
-        world.push(format!("nproc_per_node={}", count(nproc).map_err(failed)?));
-    }
-    Ok(report::load(&args.run.settings, &world)?.0)
+    Ok(settings)
 }
 
-/// Starts this program again as every rank of this node, with these words and the settings.
-pub(crate) fn start(args: &Launch, config: &RunConfig, words: &[&str]) -> Result<ExitCode, Failure> {
+/// Starts this program again as every rank of this node, with `words` and `settings` as its arguments, and waits for
+/// the ranks to end.
+pub(crate) fn start(
+    flags: &LaunchFlags,
+    config: &RunConfig,
+    words: &[&str],
+    settings: &[String],
+) -> Result<ExitCode, Failure> {
     let failed = |error: FlagError| -> Failure { Box::new(error) };
     let launch_failed = |error: LaunchError| -> Failure { Box::new(error) };
     let nodes = config.plan.nodes;
-    let node = node_rank(args, nodes).map_err(failed)?;
-    let address = args.master_addr.clone().or_else(|| variable(names::MASTER_ADDR));
+    let node = node_rank(flags, nodes).map_err(failed)?;
+    let address = flags.master_addr.clone().or_else(|| variable(names::MASTER_ADDR));
     let master_addr = match address {
         Some(host) => host,
         None if nodes == 1 => String::new(),
@@ -141,63 +142,42 @@ pub(crate) fn start(args: &Launch, config: &RunConfig, words: &[&str]) -> Result
     };
     let port = variable(names::MASTER_PORT).and_then(|port| port.parse().ok()).filter(|_| nodes > 1);
     let program = std::env::current_exe().map_err(|cause| failed(FlagError::Program { cause }))?;
-    let logs = || args.log_dir.clone().unwrap_or_else(|| config.output.output_dir.join("logs"));
+    let logs = || flags.log_dir.clone().unwrap_or_else(|| config.output.output_dir.join("logs"));
     let job = Supervisor {
         program,
-        args: words.iter().map(Into::into).chain(args.run.settings.iter().map(Into::into)).collect(),
+        args: words.iter().map(Into::into).chain(settings.iter().map(Into::into)).collect(),
         nodes,
         node,
         local_world_size: config.plan.nproc_per_node,
         master_addr,
-        master_port: args.master_port.or(port),
+        master_port: flags.master_port.or(port),
         token: Token::read(&variable).map_err(launch_failed)?,
         version: env!("CARGO_PKG_VERSION").into(),
-        join_timeout: Duration::from_secs_f64(args.join_timeout),
-        max_restarts: args.max_restarts,
-        grace: Duration::from_secs_f64(args.grace),
+        join_timeout: Duration::from_secs_f64(flags.join_timeout.unwrap_or(JOIN_TIMEOUT)),
+        max_restarts: flags.max_restarts,
+        grace: Duration::from_secs_f64(flags.grace),
         scratch: std::env::temp_dir(),
-        tee: args.tee.filter(|bits| *bits > 0).map(|bits| Tee {
+        tee: flags.tee.filter(|bits| *bits > 0).map(|bits| Tee {
             dir: logs(),
             stdout: bits & 1 != 0,
             stderr: bits & 2 != 0,
         }),
-        shown: args.local_ranks_filter.clone(),
+        shown: flags.local_ranks_filter.clone(),
         variables: variables(config)?,
     };
     Ok(match lockstep_launch::supervise(&job, &mut Terminal).map_err(launch_failed)? {
         Ending::Done => ExitCode::SUCCESS,
         Ending::Failed(failure) => {
             let note = ErrorNote { error: failure.text, hint: failure.hint, cause_code: None };
-            Voice::of_this_process().error(&note);
+            Reporter::of_this_process().error(&note);
             ExitCode::from(failure.code)
         }
         Ending::Signalled(signal) => ExitCode::from(signal.exit_code()),
     })
 }
 
-impl Launch {
-    /// As many ranks of this host alone.
-    pub(crate) fn on_this_host(settings: &[String], nproc: Option<Nproc>, grace: f64) -> Launch {
-        Launch {
-            run: Run { settings: settings.to_vec() },
-            nproc_per_node: nproc,
-            nnodes: None,
-            node_rank: None,
-            master_addr: None,
-            master_port: None,
-            standalone: false,
-            max_restarts: 0,
-            join_timeout: 60.0,
-            grace,
-            tee: None,
-            log_dir: None,
-            local_ranks_filter: None,
-        }
-    }
-}
-
-fn node_rank(args: &Launch, nodes: u32) -> Result<u32, FlagError> {
-    let given = args.node_rank.map(u32::from);
+fn node_rank(flags: &LaunchFlags, nodes: u32) -> Result<u32, FlagError> {
+    let given = flags.node_rank.map(u32::from);
     let set = || [names::GROUP_RANK, names::NODE_RANK].iter().find_map(|name| variable(name)?.parse().ok());
     match given.or_else(set) {
         Some(node) if node < nodes => Ok(node),
@@ -219,7 +199,7 @@ fn count(nproc: Nproc) -> Result<usize, FlagError> {
     }
 }
 
-/// What ranks on GPUs are given in their environments. More ranks than GPUs are refused here, once.
+/// Environment variables for ranks on GPUs. More ranks than GPUs are refused here, once, and not by every rank.
 fn variables(config: &RunConfig) -> Result<Vec<Vec<(String, String)>>, Failure> {
     let gpus = if config.device.kind == DeviceKind::Cpu { 0 } else { gpu::count() };
     let name = lockstep_launch::host_name();

@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod chat;
 mod doctor;
+mod dry_run;
 mod evaluate;
 mod export;
 mod flags;
@@ -19,26 +20,40 @@ mod prepare;
 mod quickstart;
 mod ranks;
 mod report;
+mod reporter;
 mod selftest;
 mod stop;
 mod train;
-mod voice;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use clap::Parser;
 use lockstep_core::{FaultClass, panics};
+use lockstep_launch::ErrorNote;
 
 use crate::args::{Cli, Command};
+use crate::flags::UnknownFlag;
 use crate::report::Bug;
+use crate::reporter::Reporter;
+
+/// The exit code of an invalid command line, which clap uses as well.
+const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    if !ranks::launcher_is_there() {
+    if !ranks::launcher_is_alive() {
         return ExitCode::from(FaultClass::PeerFailed.exit_code());
     }
     panics::install_hook();
-    let command = Cli::parse_from(flags::to_settings(typed())).command;
+    let arguments = match flags::to_settings(arguments()) {
+        Ok(arguments) => arguments,
+        Err(UnknownFlag { message, hint }) => {
+            let note = ErrorNote { error: message, hint: Some(hint), cause_code: None };
+            Reporter::of_this_process().error(&note);
+            return ExitCode::from(USAGE);
+        }
+    };
+    let command = Cli::parse_from(arguments).command;
     match catch_unwind(AssertUnwindSafe(|| run(&command))) {
         Ok(Ok(code)) => code,
         Ok(Err(fault)) => report::failure(&*fault),
@@ -46,8 +61,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// What was typed. A path that is not text is shown as well as it can be.
-fn typed() -> Vec<String> {
+/// The arguments of the process. Bytes that are not text are replaced.
+fn arguments() -> Vec<String> {
     std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect()
 }
 
@@ -55,7 +70,6 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
     match command {
         Command::Quickstart(args) => quickstart::run(args),
         Command::Train(args) => train::run(args),
-        Command::Launch(args) => launch::run(args),
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
         Command::Chat(args) => chat::run(args).map(|()| ExitCode::SUCCESS),
         Command::Eval(args) => evaluate::run(args).map(|()| ExitCode::SUCCESS),

@@ -1,21 +1,20 @@
-//! `lockstep plan`
+//! `lockstep plan`: the memory and the schedule of a run.
 
-use lockstep_config::{DeviceKind, RunConfig};
+use lockstep_config::{DeviceKind, Purpose, RunConfig};
 use lockstep_model::KernelBackend;
 use lockstep_plan::RunPlan;
+use lockstep_shape::ModelShape;
 use lockstep_train::NumericsFingerprint;
 
 use crate::args::Plan;
-use crate::gpu;
 use crate::report::{self, Failure};
 use crate::train::boxed;
+use crate::{gpu, launch};
 
 pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
-    let mut world = Vec::new();
-    world.extend(args.nodes.map(|n| format!("nodes={n}")));
-    world.extend(args.nproc_per_node.map(|n| format!("nproc_per_node={n}")));
-    let (config, _) = report::load(&args.run.settings, &world)?;
-    let plan = plan_of(&config)?;
+    let world = launch::world_settings(args.nnodes, args.nproc)?;
+    let (config, _) = report::load(Purpose::Plan, &args.run.settings, &world)?;
+    let (plan, _) = plan_of(&config)?;
     let mut text = lockstep_plan::memory_table(&plan);
     if args.schedule {
         for phase in &plan.phases {
@@ -27,7 +26,7 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     report::print(&text)
 }
 
-/// The fingerprint of numbers, with its fields.
+/// The fingerprint of a run's numerics, with its fields.
 fn fingerprint(config: &RunConfig, plan: &RunPlan) -> String {
     let cuda = plan.input.has_separate_memory().then(gpu::versions);
     let numbers = NumericsFingerprint::of(config, plan, cuda.as_ref());
@@ -38,15 +37,24 @@ fn fingerprint(config: &RunConfig, plan: &RunPlan) -> String {
     text
 }
 
-/// A plan needs the model's shape and the tokenizer's size, not the data.
-fn plan_of(config: &RunConfig) -> Result<RunPlan, Failure> {
+/// Builds the plan of a configuration, and the shape of its model. Needs the model's configuration and the tokenizer,
+/// but no data.
+pub(crate) fn plan_of(config: &RunConfig) -> Result<(RunPlan, ModelShape), Failure> {
     let tokenizer = lockstep_train::load_tokenizer(config).map_err(boxed)?;
     let shape = lockstep_train::model_shape(config, &tokenizer).map_err(boxed)?;
-    // Planning for a GPU needs none.
-    let kernels = match config.device.kind {
+    let kernels = match planned_device(config) {
         DeviceKind::Cuda => KernelBackend::Cuda { memory: gpu::memory() },
-        DeviceKind::Auto if gpu::is_there() => KernelBackend::Cuda { memory: gpu::memory() },
         _ => KernelBackend::Cpu { num_threads: lockstep_train::num_threads(config) },
     };
-    lockstep_train::plan_for(config, &shape, &tokenizer, None, kernels).map_err(boxed)
+    let plan = lockstep_train::plan_for(config, &shape, &tokenizer, None, kernels).map_err(boxed)?;
+    Ok((plan, shape))
+}
+
+/// Resolves `device: auto`. A plan for `cuda` needs no GPU on this machine.
+pub(crate) fn planned_device(config: &RunConfig) -> DeviceKind {
+    match config.device.kind {
+        DeviceKind::Auto if gpu::is_available() => DeviceKind::Cuda,
+        DeviceKind::Auto => DeviceKind::Cpu,
+        given => given,
+    }
 }

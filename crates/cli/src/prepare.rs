@@ -1,11 +1,11 @@
-//! `lockstep prepare`
+//! `lockstep prepare`: tokenizes and packs the data of a run, and prints statistics and samples.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::time::Instant;
 
-use lockstep_config::RunConfig;
-use lockstep_core::Elems;
+use lockstep_config::{Purpose, RunConfig};
+use lockstep_core::{Elems, Fault, FaultClass};
 use lockstep_data::{DataError, Dataset, Tokenizer};
 use serde_json::{Value, json};
 
@@ -14,17 +14,44 @@ use crate::host;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
+/// There is neither a shared cache nor an output folder.
+#[derive(Debug)]
+struct NoFolder;
+
+impl std::fmt::Display for NoFolder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "there is no folder for prepared data: this user has no cache folder that can be written to"
+        )
+    }
+}
+
+impl std::error::Error for NoFolder {}
+
+impl Fault for NoFolder {
+    fn class(&self) -> FaultClass {
+        FaultClass::CannotWrite
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some("Set data_cache_dir or output_dir to a folder that can be written to.".into())
+    }
+}
+
 pub(crate) fn run(args: &Prepare) -> Result<(), Failure> {
-    let (config, _) = report::load(&args.run.settings, &[])?;
-    config.check_trainable().map_err(|e| -> Failure { Box::new(e) })?;
+    let (config, _) = report::load(Purpose::Prepare, &args.run.settings, &[])?;
+    if config.data.data_cache_dir.is_none() && config.output.output_dir.as_os_str().is_empty() {
+        return Err(Box::new(NoFolder));
+    }
     let mut tokenizer = lockstep_train::load_tokenizer(&config).map_err(boxed)?;
     let chat = lockstep_train::chat_encoder(&config, &mut tokenizer).map_err(boxed)?;
     let start = Instant::now();
     let train = lockstep_train::prepare_train(&config, &tokenizer, chat.as_ref()).map_err(boxed)?;
-    let train = Made { name: "train", dataset: train, seconds: start.elapsed().as_secs_f64() };
+    let train = Prepared { name: "train", dataset: train, seconds: start.elapsed().as_secs_f64() };
     let start = Instant::now();
     let eval = lockstep_train::prepare_eval(&config, &tokenizer, chat.as_ref()).map_err(boxed)?;
-    let eval = eval.map(|dataset| Made { name: "eval", dataset, seconds: start.elapsed().as_secs_f64() });
+    let eval = eval.map(|dataset| Prepared { name: "eval", dataset, seconds: start.elapsed().as_secs_f64() });
     let mut all = vec![train];
     all.extend(eval);
     let text = if args.json {
@@ -36,55 +63,55 @@ pub(crate) fn run(args: &Prepare) -> Result<(), Failure> {
     report::print(&text)
 }
 
-/// A data set and how long it took.
-struct Made {
+/// A prepared data set, and the time it took.
+struct Prepared {
     name: &'static str,
     dataset: Dataset,
     seconds: f64,
 }
 
-impl Made {
+impl Prepared {
     fn tokens_per_second(&self) -> f64 {
         self.dataset.num_tokens() as f64 / self.seconds.max(1e-9)
     }
 }
 
 fn as_text(
-    all: &[Made],
+    all: &[Prepared],
     config: &RunConfig,
     tokenizer: &Tokenizer,
     samples: usize,
     dim: bool,
 ) -> Result<String, DataError> {
     let mut text = String::new();
-    for made in all {
+    for part in all {
         if all.len() > 1 {
-            let _ = writeln!(text, "{}", made.name);
+            let _ = writeln!(text, "{}", part.name);
         }
-        summary(&mut text, made, config.data.max_length);
-        for row in chosen(&made.dataset, samples) {
-            sample(&mut text, &made.dataset, row, tokenizer, dim)?;
+        summary(&mut text, part, config.data.max_length);
+        for row in sample_rows(&part.dataset, samples) {
+            sample(&mut text, &part.dataset, row, tokenizer, dim)?;
         }
     }
     Ok(text)
 }
 
-fn summary(text: &mut String, made: &Made, max_length: u32) {
-    let stats = made.dataset.stats();
-    for note in made.dataset.notes() {
+fn summary(text: &mut String, part: &Prepared, max_length: u32) {
+    let stats = part.dataset.stats();
+    for note in part.dataset.notes() {
         let _ = writeln!(text, "{note}");
     }
-    let path = made.dataset.path().display();
-    let _ = if made.dataset.was_cached() {
-        writeln!(text, "found {path} | prepared before")
+    let path = part.dataset.path().display();
+    let _ = if part.dataset.was_cached() {
+        writeln!(text, "found {path} | prepared earlier")
     } else {
-        let speed = Elems(made.tokens_per_second() as u64);
-        writeln!(text, "prepared {path} | {:.2} s | {speed} tokens/s", made.seconds)
+        let speed = Elems(part.tokens_per_second() as u64);
+        writeln!(text, "prepared {path} | {:.2} s | {speed} tokens/s", part.seconds)
     };
     let _ = writeln!(
         text,
-        "rows        {} read, {} bad and skipped, {} dropped: {} shorter than two tokens, {} with nothing to \
-         learn, {} too long",
+        "rows        {} read, {} bad and skipped, {} dropped: {} shorter than two tokens, {} without tokens in \
+         the loss, {} too long",
         stats.read,
         stats.skipped,
         stats.dropped_short + stats.dropped_unsupervised + stats.dropped_long,
@@ -92,19 +119,19 @@ fn summary(text: &mut String, made: &Made, max_length: u32) {
         stats.dropped_unsupervised,
         stats.dropped_long,
     );
-    for skipped in made.dataset.skipped().iter().take(3) {
+    for skipped in part.dataset.skipped().iter().take(3) {
         let why = skipped.why.lines().next().unwrap_or_default();
         let _ = writeln!(text, "  skipped   {} row {}: {why}", skipped.file.display(), skipped.row);
     }
     let _ = writeln!(
         text,
-        "documents   {}, {} of them cut | tokens: median {}, 90 % up to {}, 99 % up to {}, most {}",
+        "documents   {}, {} of them truncated | tokens: median {}, 90 % up to {}, 99 % up to {}, maximum {}",
         stats.docs, stats.truncated, stats.length_p50, stats.length_p90, stats.length_p99, stats.length_max,
     );
     if stats.prefix_mismatches > 0 {
         let _ = writeln!(
             text,
-            "  note      in {} of them prompt and completion share a token: the mask's edge is off by one",
+            "  note      in {} of them a token spans prompt and completion: the loss mask is off by one there",
             stats.prefix_mismatches
         );
     }
@@ -114,16 +141,20 @@ fn summary(text: &mut String, made: &Made, max_length: u32) {
         stats.rows,
         percent(stats.tokens, stats.capacity)
     );
-    let _ =
-        writeln!(text, "tokens      {}, {} to learn", stats.tokens, percent(stats.supervised, stats.tokens));
+    let _ = writeln!(
+        text,
+        "tokens      {}, {} in the loss",
+        stats.tokens,
+        percent(stats.supervised, stats.tokens)
+    );
 }
 
 fn percent(part: u64, whole: u64) -> String {
     format!("{:.1} %", 100.0 * part as f64 / whole.max(1) as f64)
 }
 
-/// Rows spread over the data set.
-fn chosen(dataset: &Dataset, samples: usize) -> Vec<usize> {
+/// Sample rows, spread over the data set.
+fn sample_rows(dataset: &Dataset, samples: usize) -> Vec<usize> {
     let rows = dataset.num_rows();
     let samples = samples.min(rows);
     (0..samples).map(|at| at * rows / samples).collect()
@@ -145,8 +176,8 @@ fn sample(
             let _ =
                 writeln!(text, "-- document {} of {}, {} tokens", idx + 1, docs.len(), dataset.doc_len(*doc));
         }
-        for (part, learned) in runs(dataset, *doc, tokenizer)? {
-            let shown: String = part
+        for (run, learned) in runs(dataset, *doc, tokenizer)? {
+            let shown: String = run
                 .chars()
                 .map(|c| if c.is_control() && !"\n\t".contains(c) { char::REPLACEMENT_CHARACTER } else { c })
                 .collect();
@@ -161,7 +192,7 @@ fn sample(
     Ok(())
 }
 
-/// A document as runs of text that is learned and text that is not.
+/// A document as runs of text that are in the loss or not.
 fn runs(dataset: &Dataset, doc: u32, tokenizer: &Tokenizer) -> Result<Vec<(String, bool)>, DataError> {
     let tokens = dataset.masked(doc)?;
     tokens
@@ -173,15 +204,15 @@ fn runs(dataset: &Dataset, doc: u32, tokenizer: &Tokenizer) -> Result<Vec<(Strin
         .collect()
 }
 
-fn as_json(all: &[Made], tokenizer: &Tokenizer, samples: usize) -> Result<String, DataError> {
+fn as_json(all: &[Prepared], tokenizer: &Tokenizer, samples: usize) -> Result<String, DataError> {
     let mut object = serde_json::Map::new();
-    for made in all {
-        let dataset = &made.dataset;
+    for part in all {
+        let dataset = &part.dataset;
         let mut value = json!({
             "path": dataset.path().display().to_string(),
             "cached": dataset.was_cached(),
-            "seconds": made.seconds,
-            "tokens_per_second": (!dataset.was_cached()).then(|| made.tokens_per_second()),
+            "seconds": part.seconds,
+            "tokens_per_second": (!dataset.was_cached()).then(|| part.tokens_per_second()),
             "fingerprint": dataset.fingerprint(),
             "notes": dataset.notes(),
         });
@@ -193,12 +224,12 @@ fn as_json(all: &[Made], tokenizer: &Tokenizer, samples: usize) -> Result<String
             .iter()
             .map(|row| json!({ "file": row.file.display().to_string(), "row": row.row, "why": row.why }))
             .collect();
-        value["samples"] = chosen(dataset, samples)
+        value["samples"] = sample_rows(dataset, samples)
             .into_iter()
             .map(|row| row_json(dataset, row, tokenizer))
             .collect::<Result<Vec<_>, _>>()?
             .into();
-        object.insert(made.name.into(), value);
+        object.insert(part.name.into(), value);
     }
     if let Some(peak) = host::peak_memory() {
         object.insert("peak_memory_bytes".into(), peak.0.into());

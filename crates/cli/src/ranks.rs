@@ -1,4 +1,4 @@
-//! This process as one rank of several: finding the others, hearing of their failures, telling of its own.
+//! This process as one rank of several: joins the others, watches for their failures and reports its own.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -6,38 +6,38 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockstep_comm::{CarrierChoice, CommError, ConnectSpec, Nccl, NcclSpec};
-use lockstep_config::{CarrierName, Origin, Resume, RunConfig};
+use lockstep_config::{CarrierName, Origin, Purpose, Resume, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
 use lockstep_launch::{
     AbortKind, ErrorNote, JoinOptions, LaunchError, Member, STOPPED, Session, Token, World, cores, names,
 };
 
+use crate::args;
 use crate::gpu;
 use crate::report::{self, Failure};
-use crate::voice::Voice;
+use crate::reporter::Reporter;
 use lockstep_engine::Comms;
 use lockstep_train::Connection;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
-/// For a rank to end by itself when another has failed.
+/// The time that a rank has to end by itself after another rank failed.
 const LAST_MOMENT: Duration = Duration::from_millis(300);
-/// What a rank runs into when another fails may come before the news of it.
+/// The time to wait for the cause after a collective failed: the error may arrive before the abort that caused it.
 const NEWS: Duration = Duration::from_millis(150);
 
-/// The environment, as the libraries ask for it.
+/// The value of an environment variable.
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// Ties this process to the launcher that started it, if one of ours did. `false`: it is gone.
-pub(crate) fn launcher_is_there() -> bool {
+/// Makes this process end with the launcher that started it, if that was ours. `false`: the launcher has already ended.
+pub(crate) fn launcher_is_alive() -> bool {
     let pid = variable(names::LAUNCHER_PID).and_then(|pid| pid.parse().ok());
     pid.is_none_or(lockstep_launch::die_with)
 }
 
-/// Arms the failpoint that the environment has for this rank, the first time it starts.
+/// Arms the failpoint that the environment sets for this rank. A restarted rank has none.
 pub(crate) fn arm_failpoint(rank: Rank) -> Result<(), Failure> {
     let restarts = variable(names::RESTART).unwrap_or_default();
     let Some(text) = variable(names::FAILPOINT).filter(|_| matches!(&*restarts, "" | "0")) else {
@@ -67,11 +67,11 @@ impl Fault for FailpointError {
     }
 
     fn hint(&self) -> Option<String> {
-        Some("It is for tests: unset it.".into())
+        Some("It is meant for tests: unset it.".into())
     }
 }
 
-/// A configuration that the launcher's world contradicts.
+/// The configuration contradicts the world of the launcher.
 #[derive(Debug)]
 pub(crate) struct WorldDiffers {
     key: &'static str,
@@ -96,12 +96,11 @@ impl Fault for WorldDiffers {
     }
 
     fn hint(&self) -> Option<String> {
-        Some(format!("Remove `{}` from the configuration, or start as many as it says.", self.key))
+        Some(format!("Remove `{}` from the configuration, or start that many.", self.key))
     }
 }
 
-/// The world that the environment describes, if it describes one. `--local-rank` stands in for a variable
-/// that is not set.
+/// The world that the environment describes, if any. `--local-rank` replaces LOCAL_RANK if that is not set.
 pub(crate) fn world(local_rank: Option<u32>) -> Result<Option<World>, LaunchError> {
     World::read(&|name| match (variable(name), local_rank) {
         (None, Some(rank)) if name == names::LOCAL_RANK => Some(rank.to_string()),
@@ -109,18 +108,22 @@ pub(crate) fn world(local_rank: Option<u32>) -> Result<Option<World>, LaunchErro
     })
 }
 
-/// The configuration as this rank has it: with the world it is in.
-pub(crate) fn load(settings: &[String], world: &World) -> Result<(RunConfig, String), Failure> {
+/// Loads the configuration for this rank, with the size of its world.
+pub(crate) fn load(
+    purpose: Purpose,
+    settings: &[String],
+    world: &World,
+) -> Result<(RunConfig, String), Failure> {
     let extra = [format!("nodes={}", world.nodes()), format!("nproc_per_node={}", world.local_world_size)];
     if variable(names::LAUNCHER_PID).is_none() {
         check_world(settings, world)?;
     }
-    let (mut config, text) = report::load(settings, &extra)?;
+    let (mut config, text) = report::load(purpose, settings, &extra)?;
     use_cores(&mut config, world);
     Ok((config, text))
 }
 
-/// Tells this launch from all others, its restarts included, where the launcher does.
+/// Identifies this launch and its restarts, if the launcher sets an id.
 pub(crate) fn launch_id() -> Option<String> {
     let torchrun = || variable(names::TORCHELASTIC_RUN_ID).filter(|id| id != "none");
     variable(names::LAUNCH_ID).or_else(torchrun).filter(|id| !id.is_empty())
@@ -129,7 +132,7 @@ pub(crate) fn launch_id() -> Option<String> {
 /// What restarted ranks resume from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RestartPoint {
-    /// As the configuration says: this launch has not come to its first step.
+    /// As configured: this launch has not reached its first step.
     AsConfigured,
     /// From the newest checkpoint.
     Resume,
@@ -141,7 +144,7 @@ pub(crate) enum RestartPoint {
 /// configuration asks for them.
 pub(crate) fn restart_point(config: &RunConfig) -> RestartPoint {
     let dir = &config.output.output_dir;
-    // A launcher that gives its launches no names leaves us to take what there is for this one's.
+    // Without a launch id, every checkpoint counts as one of this launch.
     if launch_id().is_some_and(|id| !lockstep_train::belongs_to(dir, &id)) {
         return RestartPoint::AsConfigured;
     }
@@ -185,10 +188,10 @@ pub(crate) fn agree_on_restart_point(
     Ok(())
 }
 
-/// What the file says of the world must fit a launcher that is not ours: ours was told by flags, which win.
+/// Checks the configured world against that of a foreign launcher. With our own launcher, flags take precedence.
 fn check_world(settings: &[String], world: &World) -> Result<(), Failure> {
-    // Where the file says nothing of the world but its product, it does not load without the launcher's word.
-    let Ok((config, _)) = report::load(settings, &[]) else { return Ok(()) };
+    // A configuration with only `world_size` does not load without the launcher's numbers.
+    let Ok((config, _)) = report::load(Purpose::Plan, settings, &[]) else { return Ok(()) };
     let plan = &config.plan;
     let facts = [
         ("nodes", plan.nodes, "WORLD_SIZE / LOCAL_WORLD_SIZE", world.nodes()),
@@ -203,7 +206,7 @@ fn check_world(settings: &[String], world: &World) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gives this rank its share of the host's cores. Before any thread is started: threads inherit it.
+/// Gives this rank its share of the host's cores. Call it before any thread starts: threads inherit the affinity.
 fn use_cores(config: &mut RunConfig, world: &World) {
     if world.local_world_size == 1 {
         return;
@@ -213,20 +216,24 @@ fn use_cores(config: &mut RunConfig, world: &World) {
     if variable(names::PIN).as_deref() != Some("0")
         && let Some(share) = cores::share(&all, world.local_rank, world.local_world_size)
     {
-        // Pinning makes a rank faster, and is no condition.
+        // Pinning is an optimization: a failure does not matter.
         let _ = cores::pin(share);
     }
 }
 
-/// Finds the other ranks and makes sure that all have the same configuration. From then on this process
-/// ends when another rank fails, if it does not by itself.
-pub(crate) fn world_of_ranks(world: &World, text: &str) -> Result<Session, LaunchError> {
-    let timeout = variable(names::JOIN_TIMEOUT).and_then(|text| text.parse().ok());
+/// Joins the other ranks, and checks that all have the same configuration. From then on this process ends when another
+/// rank fails, even if it is stuck.
+pub(crate) fn join_world(
+    world: &World,
+    text: &str,
+    join_timeout: Option<f64>,
+) -> Result<Session, LaunchError> {
+    let timeout = join_timeout.or_else(|| variable(names::JOIN_TIMEOUT)?.parse().ok());
     let options = JoinOptions {
         token: Token::read(&variable)?,
         version: VERSION.into(),
-        timeout: timeout.map_or(JOIN_TIMEOUT, Duration::from_secs_f64),
-        log: Box::new(|line| Voice::of_this_process().warn(line)),
+        timeout: Duration::from_secs_f64(timeout.unwrap_or(args::JOIN_TIMEOUT)),
+        log: Box::new(|line| Reporter::of_this_process().line(line)),
     };
     let mut session = lockstep_launch::join(world, options)?;
     let (reason, place) = (session.abort_reason(), world.clone());
@@ -234,7 +241,7 @@ pub(crate) fn world_of_ranks(world: &World, text: &str) -> Result<Session, Launc
         let end = move || {
             std::thread::sleep(LAST_MOMENT);
             if let Some(error) = reason.get() {
-                let code = tell_abort(&error, &place);
+                let code = report_abort(&error, &place);
                 std::process::exit(code.into());
             }
         };
@@ -246,15 +253,15 @@ pub(crate) fn world_of_ranks(world: &World, text: &str) -> Result<Session, Launc
     match session.agree("the configuration", &pairs) {
         Ok(()) => Ok(session),
         Err(error) => {
-            // All find out by themselves, at the same time.
+            // Every rank finds this out by itself.
             let _ = session.leave();
             Err(error)
         }
     }
 }
 
-/// The lines of a configuration as keys and values, so that a difference can be named; at the end all of
-/// it as a hash. The text has no secrets in it.
+/// The lines of a configuration as keys and values, so that an error can name the difference, and a hash of the whole
+/// text. The text contains no secrets.
 fn description(text: &str) -> Vec<(String, String)> {
     let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex()[..16].to_string();
     let pair = |line: &str| {
@@ -269,7 +276,7 @@ fn description(text: &str) -> Vec<(String, String)> {
     list
 }
 
-/// Opens the way for training's own bytes, over what the session says of the other ranks.
+/// Prepares the connections between ranks that training communicates over.
 pub(crate) fn connect<'a>(
     session: &'a mut Session,
     config: &'a RunConfig,
@@ -288,7 +295,7 @@ pub(crate) fn connect<'a>(
     session.on_abort(Box::new(move |why| raise.raise(why)));
     Ok(Box::new(move |memory| {
         let (world, secret, ip) = (session.world().clone(), session.secret().clone(), session.local_ip());
-        // On the loopback others of this host reach us there, and nobody else does.
+        // A loopback address is reachable from this host only.
         let bind: IpAddr = if ip.is_ipv4() { ip } else { IpAddr::from([0u16; 8]) };
         let carrier = match config.plan.carrier {
             CarrierName::Auto => CarrierChoice::Auto,
@@ -321,39 +328,39 @@ pub(crate) fn connect<'a>(
     }))
 }
 
-/// Ends this rank's part with an error: tells the others, and people unless they have been told.
+/// Ends this rank with an error: notifies the other ranks, and prints the error unless another rank has.
 pub(crate) fn fail(session: Session, fault: &dyn Fault) -> ExitCode {
     let class = fault.class();
     let consequence = matches!(class, FaultClass::PeerFailed | FaultClass::Desync);
     let reason = if consequence { session.aborted_within(NEWS) } else { session.aborted() };
     if let Some(error) = reason {
-        return ExitCode::from(tell_abort(&error, session.world()));
+        return ExitCode::from(report_abort(&error, session.world()));
     }
     session.fail(&fault.to_string(), class.exit_code());
     report::failure(fault)
 }
 
-/// Tells why ranks could not go on together, where nobody else does; the code to end with.
-pub(crate) fn tell_abort(error: &LaunchError, world: &World) -> u8 {
+/// Prints why the ranks cannot continue, unless another rank prints it. Returns the exit code.
+pub(crate) fn report_abort(error: &LaunchError, world: &World) -> u8 {
     let mut note = ErrorNote { error: error.to_string(), hint: error.hint(), cause_code: None };
-    let told = match error {
+    let printed_elsewhere = match error {
         LaunchError::Aborted(abort) => {
             note.cause_code = Some(abort.exit_code());
             let here = |by: &Member| by.host == lockstep_launch::host_name();
             match &abort.by {
-                // It is about this process.
+                // The error is about this process.
                 Some(by) if here(by) && by.pid == std::process::id() => false,
-                // A rank that fails on this host has said so itself.
+                // A rank that fails on this host prints its own error.
                 Some(by) if here(by) && abort.kind == AbortKind::Failed => true,
                 _ => world.local_rank > 0,
             }
         }
-        // All ranks have found this out.
+        // Every rank finds this out, and local rank 0 prints it.
         LaunchError::Disagree { .. } => world.local_rank > 0,
         _ => false,
     };
-    if variable(names::ERROR_FILE).is_some() || !told {
-        Voice::of_this_process().error(&note);
+    if variable(names::ERROR_FILE).is_some() || !printed_elsewhere {
+        Reporter::of_this_process().error(&note);
     }
     // A rank that was asked to stop notifies the others, and all exit with the same code.
     if note.cause_code == Some(STOPPED) { STOPPED } else { error.class().exit_code() }

@@ -1,16 +1,16 @@
-//! Loading configurations, printing, and telling people what went wrong.
+//! Loads configurations, prints output and reports errors.
 
 use std::io::{ErrorKind, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use lockstep_config::{MAX_TEXT_BYTES, RunConfig, Source};
+use lockstep_config::{MAX_TEXT_BYTES, Purpose, RunConfig, Source};
 use lockstep_core::panics::Panic;
 use lockstep_core::{Bytes, Fault, FaultClass};
 use lockstep_launch::ErrorNote;
 
 use crate::host;
-use crate::voice::Voice;
+use crate::reporter::Reporter;
 
 pub(crate) type Failure = Box<dyn Fault>;
 
@@ -30,7 +30,7 @@ impl std::fmt::Display for FileError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             FileError::Missing { path } => {
-                // It may have been meant as a setting.
+                // The path may be a mistyped setting with a secret in it.
                 let name = lockstep_config::redact(&path.display().to_string());
                 write!(f, "configuration file {name} does not exist")
             }
@@ -41,7 +41,7 @@ impl std::fmt::Display for FileError {
                 write!(f, "configuration file {} is {what}, not a regular file", path.display())
             }
             FileError::TooLarge { path, cap } => {
-                write!(f, "configuration file {} has more than {cap}", path.display())
+                write!(f, "configuration file {} is larger than {cap}", path.display())
             }
             FileError::NotText { path } => {
                 write!(f, "configuration file {} is not UTF-8 text", path.display())
@@ -72,16 +72,19 @@ impl Fault for FileError {
     fn hint(&self) -> Option<String> {
         match self {
             FileError::Stdout { .. } => None,
-            FileError::TwoFiles { .. } => {
-                Some("Give one file; settings that override it are written key=value.".into())
-            }
+            FileError::TwoFiles { .. } => Some("Give one file, and override its keys with key=value.".into()),
             _ => Some("Give the path of a YAML or JSON file, or settings as key=value.".into()),
         }
     }
 }
 
-/// Reads the configuration from what was typed; also returns its text, without secrets: it is kept and compared.
-pub(crate) fn load(settings: &[String], extra: &[String]) -> Result<(RunConfig, String), Failure> {
+/// Loads the configuration from a file name and settings, and returns it with its text, which checkpoints store and
+/// ranks compare. Secrets are removed from the text.
+pub(crate) fn load(
+    purpose: Purpose,
+    settings: &[String],
+    extra: &[String],
+) -> Result<(RunConfig, String), Failure> {
     let (mut overrides, files): (Vec<String>, Vec<String>) =
         settings.iter().cloned().partition(|s| is_setting(s));
     overrides.extend_from_slice(extra);
@@ -94,8 +97,10 @@ pub(crate) fn load(settings: &[String], extra: &[String]) -> Result<(RunConfig, 
         Some(path) => Some(read(Path::new(path)).map_err(|e| -> Failure { Box::new(e) })?),
     };
     let source = files.first().zip(text.as_ref()).map(|(name, text)| Source { name, text });
-    let mut config = lockstep_config::load(source, &overrides).map_err(|e| -> Failure { Box::new(e) })?;
+    let mut config =
+        lockstep_config::load_for(purpose, source, &overrides).map_err(|e| -> Failure { Box::new(e) })?;
     config.data.hub = host::hub_folders();
+    use_shared_cache(&mut config);
     let mut whole = lockstep_config::redact(&text.unwrap_or_default());
     for line in &overrides {
         whole.push_str(&format!("# {}\n", lockstep_config::redact_setting(line)));
@@ -103,13 +108,27 @@ pub(crate) fn load(settings: &[String], extra: &[String]) -> Result<(RunConfig, 
     Ok((config, whole))
 }
 
-/// A key has no separators, so `runs/lr=1e-4.yaml` is a file.
+/// Sets the default of `data_cache_dir`. Without a folder that this user can write to, it stays unset, and prepared
+/// data goes to the output folder.
+fn use_shared_cache(config: &mut RunConfig) {
+    if config.data.data_cache_dir.is_some() {
+        return;
+    }
+    match host::data_cache() {
+        Ok(folder) => config.data.data_cache_dir = Some(folder),
+        Err(why) => {
+            config.notes.push(format!("prepared data goes to the output folder and is not shared: {why}"))
+        }
+    }
+}
+
+/// A key contains no path separators, so `runs/lr=1e-4.yaml` is a file.
 fn is_setting(text: &str) -> bool {
     text.split_once('=').is_some_and(|(key, _)| !key.contains(['/', '\\'])) && !Path::new(text).is_file()
 }
 
-/// A configuration's text. No more of a file is read than a configuration may have, and no file is opened that may
-/// keep the reader waiting.
+/// Reads the text of a configuration. Reads no more than the size limit, and opens no file on which reading could
+/// block.
 fn read(path: &Path) -> Result<String, FileError> {
     let failed = |cause: std::io::Error| match cause.kind() {
         ErrorKind::NotFound => FileError::Missing { path: path.into() },
@@ -129,8 +148,8 @@ fn read(path: &Path) -> Result<String, FileError> {
     String::from_utf8(bytes).map_err(|_| FileError::NotText { path: path.into() })
 }
 
-/// Whether `path` is a pipe that this process was started with, as the shell's `<(command)` is. Opening it does not
-/// wait for a writer.
+/// Whether `path` is a pipe that this process inherited, such as the shell's `<(command)`. Opening it does not wait for
+/// a writer.
 fn is_inherited_pipe(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt as _;
     let inherited = path == Path::new("/dev/stdin")
@@ -138,7 +157,7 @@ fn is_inherited_pipe(path: &Path) -> bool {
     inherited && path.metadata().is_ok_and(|found| found.file_type().is_fifo())
 }
 
-/// Prints what was asked for. A reader that has seen enough (`| head`) is no error.
+/// Prints the result of a command. A reader that closes the pipe early (`| head`) is not an error.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -147,24 +166,24 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints a line beside the work: where it cannot be shown, the work goes on.
-pub(crate) fn say(line: &str) {
+/// Prints a line about the work. If it cannot be printed, the work continues.
+pub(crate) fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// Prints a line on the error stream, beside output that others read.
-pub(crate) fn aside(line: &str) {
+/// Prints a line to standard error, so that it does not mix with output that other programs read.
+pub(crate) fn print_aside(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Tells an error with its remedy and gives its exit code.
+/// Reports an error with its hint, and returns its exit code.
 pub(crate) fn failure(fault: &dyn Fault) -> ExitCode {
     let note = ErrorNote { error: fault.to_string(), hint: fault.hint(), cause_code: None };
-    Voice::of_this_process().error(&note);
+    Reporter::of_this_process().error(&note);
     ExitCode::from(fault.class().exit_code())
 }
 
-/// A panic that nothing has caught.
+/// A panic: a bug in this program.
 #[derive(Debug)]
 pub(crate) struct Bug(pub(crate) Panic);
 
@@ -182,8 +201,8 @@ impl Fault for Bug {
     }
 
     fn hint(&self) -> Option<String> {
-        let hint = "This is a bug: please report it with the configuration. Checkpoints are intact: resume \
-                    with resume_from_checkpoint: true.";
+        let hint = "This is a bug in Lockstep: please report it with your configuration. Checkpoints are intact: \
+                    resume with resume_from_checkpoint: true.";
         Some(hint.into())
     }
 }

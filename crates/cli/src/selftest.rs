@@ -1,4 +1,4 @@
-//! `lockstep selftest`: does this machine compute what training needs?
+//! `lockstep selftest`: checks the operations and training steps of a device against references.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -12,39 +12,38 @@ use crate::gpu;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
-/// Elements of an operand that `--small` allows.
+/// The largest number of elements of an input with `--small`.
 const SMALL: usize = 20_000;
 
-/// Some checks did not pass.
 #[derive(Debug)]
-struct Wrong {
+struct ChecksFailed {
     failed: usize,
     all: usize,
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for ChecksFailed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} checks failed", self.failed, self.all)
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for ChecksFailed {}
 
-impl Fault for Wrong {
+impl Fault for ChecksFailed {
     fn class(&self) -> FaultClass {
         FaultClass::Unavailable
     }
 
     fn hint(&self) -> Option<String> {
-        Some("Do not train on this device: its results are not what they should be. The failed checks are above.".into())
+        Some("Do not train on this device: its results are wrong. The failed checks are listed above.".into())
     }
 }
 
 pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
     let seed = args.seed.unwrap_or_else(fresh_seed);
-    let device = gpu::chosen(args.device.into())?;
+    let device = gpu::choose(args.device.into())?;
     let queue = device.queue(2).map_err(|e| -> Failure { Box::new(e) })?;
-    report::say(&format!("{}, seed {seed}", named(&queue)));
+    report::print_line(&format!("{}, seed {seed}", named(&queue)));
     if let Device::Cuda(gpu) = device {
         gpu.compile_ahead(&lockstep_ops::all_kernel_sources(gpu.sm))
             .map_err(|e| -> Failure { Box::new(e) })?;
@@ -54,7 +53,7 @@ pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
         all += 1;
         failed += usize::from(!check.passed());
         if args.verbose || !check.passed() {
-            report::say(&line(&check));
+            report::print_line(&line(&check));
         }
     };
     let largest = if args.small { SMALL } else { usize::MAX };
@@ -65,9 +64,9 @@ pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
         lockstep_train::selftest_steps(device, seed, &mut each).map_err(boxed)?;
     }
     if failed > 0 {
-        return Err(Box::new(Wrong { failed, all }));
+        return Err(Box::new(ChecksFailed { failed, all }));
     }
-    report::say(&format!("all {all} checks passed"));
+    report::print_line(&format!("all {all} checks passed"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -79,12 +78,12 @@ fn named(queue: &Queue) -> String {
 }
 
 fn line(check: &Check) -> String {
-    let verdict = if check.passed() { "ok  " } else { "FAIL" };
+    let status = if check.passed() { "ok  " } else { "FAIL" };
     let note = check.note.as_ref().map_or_else(String::new, |note| format!("; {note}"));
-    format!("{verdict} {:.1e} (at most {:.0e})  {}{note}", check.error, check.tolerance, check.name)
+    format!("{status} {:.1e} (at most {:.0e})  {}{note}", check.error, check.tolerance, check.name)
 }
 
-/// Fresh inputs each time; the seed is printed, so that a failure can be repeated.
+/// A new seed for each run. It is printed, so that a failure can be reproduced.
 fn fresh_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     now.as_nanos() as u64 % 1_000_000

@@ -1,5 +1,5 @@
-//! SIGTERM and SIGUSR1, as schedulers send them some time before they end a process: the run saves a checkpoint after
-//! the step it is in and leaves with 143. It has `--grace` seconds for that; a second signal ends it at once.
+//! Stops a run on SIGTERM and SIGUSR1, which schedulers send some time before they kill a process. The run finishes its
+//! step, saves a checkpoint and exits with 143. It has `--grace` seconds for that; a second signal ends it at once.
 
 use std::process::exit;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,23 +9,23 @@ use lockstep_launch::{EndSignal, FailureNotice, LaunchError, STOPPED, Session, S
 use lockstep_train::StopRequest;
 
 use crate::report::Failure;
-use crate::voice::Voice;
+use crate::reporter::Reporter;
 
 /// Default of `--grace`, in seconds.
 pub(crate) const GRACE: f64 = 30.0;
-/// `timeout` sends its signal twice, to the process and to its group.
+/// `timeout` sends its signal twice: to the process, and to its group.
 const REPEATED: Duration = Duration::from_millis(100);
-/// A launcher passes on to its ranks what they may have got themselves, as one of its group.
+/// A launcher forwards a signal that its ranks may have received as well, as part of its process group.
 const PASSED_ON: Duration = Duration::from_secs(1);
 
-/// Listens to signals for the rest of the process's life.
+/// Listens for signals until the process ends.
 pub(crate) struct Stopper {
     pub(crate) request: StopRequest,
     notice: Arc<Mutex<Option<FailureNotice>>>,
 }
 
 impl Stopper {
-    /// Begins to listen. `world`: of a rank of several.
+    /// Starts to listen. `world`: the world of a rank.
     pub(crate) fn listen(grace: f64, world: Option<&World>) -> Result<Stopper, Failure> {
         let failed = |error: LaunchError| -> Failure { Box::new(error) };
         let stopper = Stopper { request: StopRequest::default(), notice: Arc::default() };
@@ -50,15 +50,15 @@ impl Stopper {
     }
 }
 
-/// The thread that listens.
+/// The thread that waits for signals.
 struct SignalWatch {
     signals: Signals,
     request: StopRequest,
     notice: Arc<Mutex<Option<FailureNotice>>>,
     grace: Duration,
-    /// A signal that comes so soon after the first is the same one.
+    /// A signal that follows the first within this time is the same one.
     repeated: Duration,
-    /// This rank prints for all.
+    /// Whether this rank prints for all ranks.
     prints: bool,
 }
 
@@ -80,8 +80,8 @@ impl SignalWatch {
                 self.exit_now(
                     true,
                     &format!(
-                        "the run did not stop within {grace} s of {by} (--grace): it ends without a checkpoint of \
-                         its last steps"
+                        "the run did not stop within {grace} s of {by} (--grace), so it ends without a checkpoint \
+                         of its last steps"
                     ),
                 );
             }
@@ -89,7 +89,7 @@ impl SignalWatch {
                 Some(EndSignal::Stop { name }) if since.elapsed() >= self.repeated => self.exit_now(
                     true,
                     &format!(
-                        "a second {name} came: the run ends at once, without a checkpoint of its last steps"
+                        "received a second {name}: the run ends at once, without a checkpoint of its last steps"
                     ),
                 ),
                 _ => {}
@@ -97,10 +97,10 @@ impl SignalWatch {
         }
     }
 
-    /// Ends the process, whatever it does.
+    /// Ends the process at once.
     fn exit_now(&self, print: bool, text: &str) -> ! {
         if print {
-            Voice::of_this_process().warn(text);
+            Reporter::of_this_process().line(text);
         }
         if let Some(notice) = &*self.notice.lock().unwrap_or_else(PoisonError::into_inner) {
             notice.fail(text, STOPPED);

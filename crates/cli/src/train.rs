@@ -1,58 +1,70 @@
-//! `lockstep train`
+//! `lockstep train`: one rank in this process, or several that it starts.
 
-use lockstep_plan::ModelId;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use lockstep_config::RunConfig;
+use lockstep_config::{Purpose, RunConfig};
 use lockstep_core::{Elems, Rank, panics};
 use lockstep_launch::{LaunchError, STOPPED, Session, World};
 use lockstep_observe::{NoProgress, PlainLines, Progress, TerminalBar};
+use lockstep_plan::ModelId;
+use lockstep_train::{PreparedRun, TrainOutcome};
 
-use crate::args::{Launch, Train};
+use crate::args::Train;
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
-use crate::{gpu, host, launch, ranks};
+use crate::{dry_run, gpu, host, launch, ranks};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
-    let world = ranks::world(args.local_rank).map_err(launch_failed)?;
-    match world.filter(|_| args.nproc.is_none()) {
+    if args.dry_run {
+        return dry_run::run(args).map(|()| ExitCode::SUCCESS);
+    }
+    if args.launch.starts_ranks() {
+        launch::check_not_a_rank()?;
+    }
+    match ranks::world(args.local_rank).map_err(launch_failed)? {
         Some(world) if world.world_size > 1 => as_rank(args, &world),
         Some(world) => {
-            let stopper = Stopper::listen(args.grace, Some(&world))?;
-            let (mut config, mut text) = ranks::load(&args.run.settings, &world)?;
+            let stopper = Stopper::listen(args.launch.grace, Some(&world))?;
+            let (mut config, mut text) = ranks::load(Purpose::Train, &args.run.settings, &world)?;
             if world.restart > 0 {
                 ranks::apply_restart_point(ranks::restart_point(&config), &mut config, &mut text);
             }
             alone(&config, &text, &stopper)
         }
-        None if args.nproc.is_some() => {
-            launch::run(&Launch::on_this_host(&args.run.settings, args.nproc, args.grace))
-        }
-        None => {
-            let (config, text) = report::load(&args.run.settings, &[])?;
-            // A configuration that says how many ranks there are needs no flag to start them.
-            if config.plan.world_size() > 1 {
-                launch::run(&Launch::on_this_host(&args.run.settings, args.nproc, args.grace))
-            } else {
-                alone(&config, &text, &Stopper::listen(args.grace, None)?)
-            }
-        }
+        None => start(args),
     }
+}
+
+/// The settings that the launcher's flags stand for.
+pub(crate) fn world_settings(args: &Train) -> Result<Vec<String>, Failure> {
+    let nnodes = if args.launch.standalone { Some(1) } else { args.launch.nnodes };
+    launch::world_settings(nnodes, args.launch.nproc)
+}
+
+/// Trains in this process if one rank is enough, and starts ranks otherwise. Configuration errors are reported here,
+/// once, and not by every rank.
+fn start(args: &Train) -> Result<ExitCode, Failure> {
+    let settings = &args.run.settings;
+    let (config, text) = report::load(Purpose::Train, settings, &world_settings(args)?)?;
+    if config.plan.world_size() == 1 && !args.launch.supervises() {
+        return alone(&config, &text, &Stopper::listen(args.launch.grace, None)?);
+    }
+    launch::start(&args.launch, &config, &["train", &format!("--grace={}", args.launch.grace)], settings)
 }
 
 pub(crate) fn alone(config: &RunConfig, text: &str, stopper: &Stopper) -> Result<ExitCode, Failure> {
     train(config, text, None, stopper)
 }
 
-/// One of several ranks. From joining on, the others hear how it ends.
+/// Trains as one of several ranks. Once it has joined, the other ranks learn how it ends.
 fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
-    let stopper = Stopper::listen(args.grace, Some(world))?;
-    let (mut config, mut text) = ranks::load(&args.run.settings, world)?;
-    let mut session = match ranks::world_of_ranks(world, &text) {
+    let stopper = Stopper::listen(args.launch.grace, Some(world))?;
+    let (mut config, mut text) = ranks::load(Purpose::Train, &args.run.settings, world)?;
+    let mut session = match ranks::join_world(world, &text, args.launch.join_timeout) {
         Ok(session) => session,
-        Err(error) => return Ok(ExitCode::from(ranks::tell_abort(&error, world))),
+        Err(error) => return Ok(ExitCode::from(ranks::report_abort(&error, world))),
     };
     let prepared = stopper
         .notify_through(&session)
@@ -65,7 +77,7 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
     };
     match session.leave() {
         Ok(()) => Ok(code),
-        Err(error) => Ok(ExitCode::from(ranks::tell_abort(&error, world))),
+        Err(error) => Ok(ExitCode::from(ranks::report_abort(&error, world))),
     }
 }
 
@@ -84,15 +96,9 @@ fn train(
 ) -> Result<ExitCode, Failure> {
     let rank = Rank(session.as_ref().map_or(0, |session| session.world().rank));
     ranks::arm_failpoint(rank)?;
-    // Rank 0 speaks for all.
-    let say = |line: &str| {
-        if rank == Rank(0) {
-            report::say(line);
-        }
-    };
     let (local_rank, ranks) =
         session.as_ref().map_or((0, 1), |s| (s.world().local_rank, s.world().local_world_size));
-    let device = gpu::chosen_by_rank(config.device, local_rank, ranks)?;
+    let device = gpu::choose_for_rank(config.device, local_rank, ranks)?;
     let mut prepared = lockstep_train::prepare(config, rank, device).map_err(boxed)?;
     prepared.peak_memory = host::peak_memory;
     prepared.stop = stopper.request.clone();
@@ -110,31 +116,9 @@ fn train(
     } else {
         Box::new(PlainLines::new(std::io::stdout()))
     };
-    let stats = prepared.dataset.stats();
-    let plan = &prepared.plan;
-    let model = plan.input.model(ModelId::FIRST);
-    let each = if session.is_some() { " each" } else { "" };
-    let world = session.as_ref().map_or_else(String::new, |s| format!("{} ranks of ", s.world().world_size));
-    say(&format!(
-        "{}, {} parameters | {} {} on {world}{} | memory {}{each}",
-        model.shape.architecture.class_name(),
-        Elems(model.params()),
-        plan.input.storage,
-        lockstep_plan::chosen_strategy(config, &prepared.shape),
-        gpu::described(&prepared.machine),
-        if plan.input.has_separate_memory() { plan.device_bytes() } else { plan.process_bytes() },
-    ));
-    say(&format!("{} documents in {} rows, {} tokens", stats.docs, stats.rows, stats.tokens));
-    if let Some(eval) = &prepared.eval {
-        let stats = eval.stats();
-        say(&format!(
-            "{} documents in {} rows to evaluate on, {} tokens",
-            stats.docs, stats.rows, stats.tokens
-        ));
-    }
-    if stats.skipped > 0 {
-        let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
-        say(&format!("{} {rows} skipped; the first: {}", stats.skipped, first_skipped(&prepared.dataset)));
+    // Rank 0 prints for all ranks.
+    if rank == Rank(0) {
+        print_start(config, &prepared, session.as_ref().map(|session| session.world()));
     }
     let connect = session.map(|session| ranks::connect(session, config, device)).transpose()?;
     let outcome = lockstep_train::train(config, text, prepared, connect, &mut *progress).map_err(boxed)?;
@@ -142,14 +126,51 @@ fn train(
     if outcome.stopped {
         return Ok(ExitCode::from(STOPPED));
     }
-    say(&format!("model in {}", outcome.model_dir.display()));
-    if let Some(checkpoint) = outcome.checkpoint {
-        say(&format!("checkpoint in {}", checkpoint.display()));
-    }
-    if let Some(memory) = outcome.memory {
-        say(&format!("peak memory {} (planned {})", memory.peak, memory.planned()));
+    if rank == Rank(0) {
+        print_end(&outcome);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints what the run trains, on what, and with which data.
+fn print_start(config: &RunConfig, prepared: &PreparedRun, world: Option<&World>) {
+    let plan = &prepared.plan;
+    let model = plan.input.model(ModelId::FIRST);
+    let each = if world.is_some() { " each" } else { "" };
+    let ranks = world.map_or_else(String::new, |world| format!("{} ranks of ", world.world_size));
+    report::print_line(&format!(
+        "{}, {} parameters | {} {} on {ranks}{} | memory {}{each}",
+        model.shape.architecture.class_name(),
+        Elems(model.params()),
+        plan.input.storage,
+        lockstep_plan::chosen_strategy(config, &prepared.shape),
+        gpu::description(&prepared.machine),
+        if plan.input.has_separate_memory() { plan.device_bytes() } else { plan.process_bytes() },
+    ));
+    let stats = prepared.dataset.stats();
+    report::print_line(&format!("{} documents in {} rows, {} tokens", stats.docs, stats.rows, stats.tokens));
+    if let Some(eval) = &prepared.eval {
+        let stats = eval.stats();
+        report::print_line(&format!(
+            "evaluation data: {} documents in {} rows, {} tokens",
+            stats.docs, stats.rows, stats.tokens
+        ));
+    }
+    if stats.skipped > 0 {
+        let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
+        let first = first_skipped(&prepared.dataset);
+        report::print_line(&format!("{} {rows} skipped; the first: {first}", stats.skipped));
+    }
+}
+
+fn print_end(outcome: &TrainOutcome) {
+    report::print_line(&format!("model in {}", outcome.model_dir.display()));
+    if let Some(checkpoint) = &outcome.checkpoint {
+        report::print_line(&format!("checkpoint in {}", checkpoint.display()));
+    }
+    if let Some(memory) = outcome.memory {
+        report::print_line(&format!("peak memory {} (planned {})", memory.peak, memory.planned()));
+    }
 }
 
 fn first_skipped(dataset: &lockstep_data::Dataset) -> String {

@@ -197,7 +197,7 @@ fn a_pattern_that_freezes_nothing() {
 
 #[test]
 fn momentum_of_the_wrong_optimizer() {
-    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @"error: flag nesterov=true: `nesterov` must be used with a `momentum` above 0, found true");
+    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @r"error: flag nesterov=true: `nesterov` must be false unless `momentum` is above 0, found true");
     assert_snapshot!(refused(&["optim=muon"], 64), @r"
     error: flag optim=muon: `optim: muon` is known, but not implemented yet
       hint: use `optim: adamw`, `sgd` or `lion`.
@@ -245,7 +245,7 @@ fn rows_longer_than_the_model() {
 #[test]
 fn no_full_batch() {
     assert_snapshot!(refused(&["per_device_train_batch_size=9", "dataloader_drop_last=true"], 64), @r"
-    error: a step takes 9 rows, but there are only 8
+    error: one step needs 9 rows, but the dataset has only 8
     hint: reduce per_device_train_batch_size or gradient_accumulation_steps, turn off packing or dataloader_drop_last, or add data.
     ");
 }

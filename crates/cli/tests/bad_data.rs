@@ -23,7 +23,7 @@ fn a_folder_without_data() {
     let folder = Folder::new(RUN);
     std::fs::create_dir(folder.path("empty")).unwrap();
     assert_snapshot!(folder.train_refused(&["train_files=empty"], 66), @r"
-    error: empty has no data files in it
+    error: folder empty contains no data files
     hint: supported file types are .jsonl, .json, .txt, .csv, .tsv, .parquet, .arrow, .ndjson; the text formats may also be compressed (.gz or .zst).
     ");
 }
@@ -49,7 +49,7 @@ fn a_data_set_that_is_not_here() {
 fn a_row_that_is_too_long() {
     let long = format!("{{\"text\": \"{}\"}}\n", "long ".repeat(20));
     assert_snapshot!(refused(rows(2) + &long, &["on_long_row=stop"], 65), @r"
-    error: data.jsonl row 3: 101 tokens, more than max_length 64
+    error: data.jsonl row 3: the row has 101 tokens, more than max_length (64)
     hint: raise max_length, set on_long_row to truncate or drop, or use `packing: bfd_split`, which keeps all tokens.
     ");
 }
@@ -137,7 +137,7 @@ fn all_rows_dropped() {
 #[test]
 fn completions_without_prompts() {
     assert_snapshot!(Folder::new(RUN).train_refused(&["completion_only_loss=true"], 64), @r"
-    error: completion_only_loss is true, but the rows of data.jsonl have no `completion`
+    error: completion_only_loss is true, but the rows of data.jsonl have no `completion` column
     hint: remove completion_only_loss, or provide rows with `prompt` and `completion`.
     ");
 }

@@ -220,14 +220,14 @@ fn weights_that_are_not_numbers() {
         });
         let ran = folder.run(&["train", "run.yaml", "save_steps=1"]);
         assert_eq!(ran.code, Some(76), "{ran:#?}");
-        assert!(ran.stderr.starts_with(&format!("error: step 2: the loss is {shown}, ")), "{}", ran.stderr);
+        assert!(ran.stderr.starts_with(&format!("error: step 2: loss is {shown}, ")), "{}", ran.stderr);
         folder.assert_no_partial();
         assert!(!folder.path("out/model").exists() && !folder.path("out/checkpoints").exists());
         assert!(folder.read("out/logs/training.log").contains("step 1 was skipped: objective "));
         if bad.is_nan() {
             assert_snapshot!(ran.stderr, @r"
     error: step 2: loss is NaN, gradient norm is NaN; 2 steps in a row were not finite; the first non-finite gradient is that of model.norm.weight (dataset rows [1, 6])
-    hint: nothing was applied. First steps like this come from the model: check its weights for NaN and infinity.
+    hint: no step was applied. If the first steps fail, check the model's weights for NaN and infinity.
     ");
         }
     }

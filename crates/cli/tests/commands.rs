@@ -35,18 +35,18 @@ fn zero3_with_prefetch() {
     assert_snapshot!(planned(&settings, &["ranks", "gathered", "gather block", "release block"]), @r"
     ranks     8
         gathered parameters                    160 KiB           -           -
-       #0  comm     gather embed from 8 ranks                   33.0 KiB
-       #1  comm     gather block 0 from 8 ranks                 42.0 KiB
-       #5  comm     gather block 1 from 8 ranks                 42.0 KiB  #4
+       #0  comm     all-gather embed from 8 ranks               33.0 KiB
+       #1  comm     all-gather block 0 from 8 ranks             42.0 KiB
+       #5  comm     all-gather block 1 from 8 ranks             42.0 KiB  #4
        #7  compute  release block 0
-       #8  comm     gather head from 8 ranks                    34.0 KiB  #7
-      #13  comm     gather block 0 from 8 ranks                 42.0 KiB  #12
-      #14  comm     reduce head over 8 ranks                    34.0 KiB
+       #8  comm     all-gather head from 8 ranks                34.0 KiB  #7
+      #13  comm     all-gather block 0 from 8 ranks             42.0 KiB  #12
+      #14  comm     reduce-scatter head over 8 ranks            34.0 KiB
       #17  compute  release block 1
-      #18  comm     reduce block 1 over 8 ranks                 42.0 KiB  #16
+      #18  comm     reduce-scatter block 1 over 8 ranks         42.0 KiB  #16
       #21  compute  release block 0
-      #22  comm     reduce block 0 over 8 ranks                 42.0 KiB  #20
-      #24  comm     reduce embed over 8 ranks                   33.0 KiB  #23
+      #22  comm     reduce-scatter block 0 over 8 ranks         42.0 KiB  #20
+      #24  comm     reduce-scatter embed over 8 ranks           33.0 KiB  #23
       #26  comm     gradient norm over 8 ranks and clip factor            #25
     ");
 }
@@ -56,7 +56,7 @@ fn ddp_buckets() {
     let settings = ["strategy=ddp", "nproc_per_node=2", "ddp_bucket_cap_mb=1", "--schedule"];
     assert_snapshot!(planned(&settings, &["ranks", "reduce", "norm and clip"]), @r"
     ranks     2 = 2 replicas x 1 shards
-      #11  comm     reduce head + block 1 + block 0 + embed over 2 ranks (replicate)   151 KiB  #10
+      #11  comm     all-reduce head + block 1 + block 0 + embed over 2 ranks (replicate)   151 KiB  #10
       #13  compute  gradient norm and clip factor
     ");
 }
@@ -66,20 +66,20 @@ fn hybrid_shard() {
     let settings = ["strategy=hybrid_shard", "--nodes", "2", "--nproc-per-node", "2", "--schedule"];
     assert_snapshot!(planned(&settings, &["ranks", "reduce head"]), @r"
     ranks     4 = 2 replicas x 2 shards
-       #0  comm     gather embed from 2 ranks                   33.0 KiB
-       #1  comm     gather block 0 from 2 ranks                 42.0 KiB
-       #5  comm     gather block 1 from 2 ranks                 42.0 KiB  #4
-       #8  comm     gather head from 2 ranks                    34.0 KiB  #7
-      #13  comm     gather block 0 from 2 ranks                 42.0 KiB  #12
-      #14  comm     reduce head over 2 ranks (shard)            34.0 KiB
-      #15  comm     reduce head over 2 ranks (replicate)        17.0 KiB
-      #19  comm     reduce block 1 over 2 ranks (shard)         42.0 KiB  #17
-      #20  comm     reduce block 1 over 2 ranks (replicate)     21.0 KiB
-      #24  comm     reduce block 0 over 2 ranks (shard)         42.0 KiB  #22
-      #25  comm     reduce block 0 over 2 ranks (replicate)     21.0 KiB
-      #27  comm     reduce embed over 2 ranks (shard)           33.0 KiB  #26
-      #28  comm     reduce embed over 2 ranks (replicate)       16.5 KiB
-      #30  comm     gradient norm over 2 ranks and clip factor            #29
+       #0  comm     all-gather embed from 2 ranks                33.0 KiB
+       #1  comm     all-gather block 0 from 2 ranks              42.0 KiB
+       #5  comm     all-gather block 1 from 2 ranks              42.0 KiB  #4
+       #8  comm     all-gather head from 2 ranks                 34.0 KiB  #7
+      #13  comm     all-gather block 0 from 2 ranks              42.0 KiB  #12
+      #14  comm     reduce-scatter head over 2 ranks (shard)     34.0 KiB
+      #15  comm     all-reduce head over 2 ranks (replicate)     17.0 KiB
+      #19  comm     reduce-scatter block 1 over 2 ranks (shard)  42.0 KiB  #17
+      #20  comm     all-reduce block 1 over 2 ranks (replicate)  21.0 KiB
+      #24  comm     reduce-scatter block 0 over 2 ranks (shard)  42.0 KiB  #22
+      #25  comm     all-reduce block 0 over 2 ranks (replicate)  21.0 KiB
+      #27  comm     reduce-scatter embed over 2 ranks (shard)    33.0 KiB  #26
+      #28  comm     all-reduce embed over 2 ranks (replicate)    16.5 KiB
+      #30  comm     gradient norm over 2 ranks and clip factor             #29
     ");
 }
 

@@ -48,7 +48,7 @@ fn what_cannot_be_saved_is_refused_before_the_first_step() {
         ("is not allowed as a file name in a model folder", 65, |f| {
             f.write("model/additional_chat_templates/a\nb.jinja", RAG);
         }),
-        ("is not UTF-8", 65, |f| {
+        ("is not valid UTF-8", 65, |f| {
             use std::os::unix::ffi::OsStrExt as _;
             let name = std::ffi::OsStr::from_bytes(b"a\xff.jinja");
             fs::write(f.path(TEMPLATES).join(name), RAG).unwrap();
@@ -59,7 +59,7 @@ fn what_cannot_be_saved_is_refused_before_the_first_step() {
         ("gone.jinja: No such file", 66, |f| {
             symlink("nowhere", f.path("model/additional_chat_templates/gone.jinja")).unwrap();
         }),
-        ("more than the 1.00 MiB", 65, |f| {
+        ("a tokenizer file may have at most 1.00 MiB", 65, |f| {
             let file = fs::File::create(f.path("model/additional_chat_templates/huge.jinja")).unwrap();
             file.set_len(2 << 20).unwrap();
         }),
@@ -77,7 +77,7 @@ fn what_cannot_be_saved_is_refused_before_the_first_step() {
             fs::remove_file(f.path("model/generation_config.json")).unwrap();
             fs::create_dir(f.path("model/generation_config.json")).unwrap();
         }),
-        ("config.json is 1.00 TiB, more than the 16.0 MiB", 65, |f| {
+        ("config.json is 1.00 TiB, which exceeds the limit of 16.0 MiB", 65, |f| {
             fs::File::create(f.path("model/config.json")).unwrap().set_len(1 << 40).unwrap();
         }),
     ];

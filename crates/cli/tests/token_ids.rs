@@ -89,7 +89,7 @@ fn a_model_given_by_its_size_needs_its_vocabulary_said() {
     hint: set `vocab_size: N`, one more than the largest token id.
     ");
     let outside = folder.train_refused(&["tokenizer=none", "vocab_size=30"], 65);
-    assert!(outside.contains("is outside the vocabulary of 30"), "{outside}");
+    assert!(outside.contains("is out of range for a vocabulary of 30 tokens"), "{outside}");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn what_is_not_an_id_of_the_model_is_refused() {
     for on_bad_row in ["stop", "skip"] {
         let settings = ["train_files=[data.jsonl, more.jsonl]", &format!("on_bad_row={on_bad_row}")];
         let refused = folder.train_refused(&settings, 65);
-        let text = "more.jsonl row 1: this row (`text`) is text, and there is no tokenizer";
+        let text = "more.jsonl row 1: the row is text (`text`), but there is no tokenizer";
         assert!(refused.contains(text), "{refused}");
     }
 }

@@ -1,7 +1,7 @@
-//! What can be wrong with a configuration, and how it is told.
+//! Errors in a configuration, and their texts.
 //!
-//! An error is a [`Problem`] with the places that make it one. It prints as the place, the cause, the
-//! line quoted with a caret, and a hint:
+//! An error is a [`Problem`] with its positions. It prints as the position, the cause, the quoted line with a caret,
+//! and a hint:
 //!
 //! ```text
 //! run.yaml:3:1: unknown key `lerning_rate`
@@ -17,17 +17,20 @@ use lockstep_core::{Fault, FaultClass};
 
 use crate::origin::{Origin, printable};
 
-/// One thing that is wrong.
+/// What is wrong.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The text is not YAML (or JSON).
-    #[error("cannot read this text: {message}")]
+    /// The text is not YAML (or JSON), in the words of the parser.
+    #[error("invalid YAML: {message}")]
     Syntax { message: String },
-    /// The text, its depth or its number of values is beyond the bounds.
+    /// The text is not YAML (or JSON), and the mistake is known.
+    #[error("{message}")]
+    Mistake { message: String },
+    /// The text, its depth or its number of values exceeds a limit.
     #[error("{what}")]
     TooLarge { what: &'static str },
-    /// A feature of YAML that configurations do not use.
+    /// A feature of YAML that is not supported.
     #[error("{what}")]
     UnsupportedYaml { what: &'static str },
     /// The same key twice in one map.
@@ -36,14 +39,14 @@ pub enum Problem {
     /// An override that is not `key=value`.
     #[error("`{}` is not of the form key=value", printable(.text))]
     NotAnOverride { text: String },
-    /// A key nobody knows.
+    /// A key that neither Lockstep nor another trainer has.
     #[error("unknown key `{}`", printable(.key))]
     UnknownKey { key: String, closest: Option<&'static str> },
-    /// A key that other trainers have.
-    #[error("`{key}` is known, but not implemented yet")]
+    /// A key of another trainer.
+    #[error("`{key}` is not implemented yet")]
     KeyNotImplemented { key: String, instead: &'static str },
-    /// A value that other trainers have.
-    #[error("`{key}: {}` is known, but not implemented yet", printable(.value))]
+    /// A value of another trainer.
+    #[error("`{key}: {}` is not implemented yet", printable(.value))]
     ValueNotImplemented { key: &'static str, value: String, instead: &'static str },
     /// A key without a value.
     #[error("`{key}` has no value")]
@@ -51,16 +54,16 @@ pub enum Problem {
     /// A value of another type.
     #[error("`{key}` expects {expected}, found {found}")]
     WrongType { key: String, expected: &'static str, found: String },
-    /// A word that is none of the choices.
+    /// A word that is not one of the choices.
     #[error("`{key}` cannot be `{}`", printable(.value))]
     UnknownValue { key: &'static str, value: String, allowed: Vec<&'static str> },
     /// A value outside its range.
     #[error("`{key}` must be {rule}, found {}", printable(.value))]
     OutOfRange { key: String, value: String, rule: &'static str },
-    /// Two places that contradict each other.
-    #[error("{first} here contradicts {second} ({at})")]
+    /// Two settings that contradict each other.
+    #[error("{first} contradicts {second} ({at})")]
     Conflict { first: String, second: String, at: Origin, why: &'static str },
-    /// A key that must be there.
+    /// A required key.
     #[error("`{key}` is missing: {what}")]
     Missing { key: &'static str, what: &'static str },
 }
@@ -73,23 +76,23 @@ impl Problem {
             Problem::UnknownValue { value, allowed, .. } => {
                 let list = allowed.join(", ");
                 Some(match lockstep_core::closest(&value.to_lowercase(), allowed.iter().copied()) {
-                    Some(closest) => format!("did you mean `{closest}`? It can be {list}."),
-                    None => format!("it can be {list}."),
+                    Some(closest) => format!("did you mean `{closest}`? Possible values: {list}."),
+                    None => format!("possible values: {list}."),
                 })
             }
             Problem::KeyNotImplemented { instead, .. } | Problem::ValueNotImplemented { instead, .. } => {
                 (!instead.is_empty()).then(|| (*instead).to_owned())
             }
             Problem::Conflict { why, .. } => Some((*why).to_owned()),
-            Problem::Empty { default, .. } => Some(format!("without the line it is {default}.")),
+            Problem::Empty { default, .. } => Some(format!("remove the line to use the default, {default}.")),
             Problem::Repeated { .. } => Some("keep one of the two lines.".into()),
-            Problem::NotAnOverride { .. } => Some("write for example `learning_rate=1e-4`.".into()),
+            Problem::NotAnOverride { .. } => Some("write `learning_rate=1e-4`, for example.".into()),
             _ => None,
         }
     }
 }
 
-/// A line of the file with the part of it that matters.
+/// A line of the file, and the part of it to underline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Excerpt {
     pub(crate) line: u32,
@@ -99,7 +102,7 @@ pub(crate) struct Excerpt {
     pub(crate) width: usize,
 }
 
-/// Where a problem stands: its place in words, and the quoted line where there is a file.
+/// The position of a problem, and the quoted line if it is in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) origin: Origin,
@@ -113,7 +116,7 @@ impl Excerpt {
         let column = column.saturating_sub(1) as usize;
         let from = if column > MAX_CHARS { column - MAX_CHARS / 2 } else { 0 };
         let shown = line_text.trim_end_matches(['\r', '\n']).chars().skip(from).take(MAX_CHARS);
-        // One character each, so that the caret stays below what it points at.
+        // Replace each control character by one space, so that the caret stays in its column.
         let text: String = shown.map(|c| if c.is_control() { ' ' } else { c }).collect();
         let len = text.chars().count();
         let skip = (column - from).min(len);
@@ -122,7 +125,7 @@ impl Excerpt {
     }
 }
 
-/// One problem and its places.
+/// A problem and its positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigError {
     pub problem: Problem,
@@ -134,7 +137,7 @@ impl ConfigError {
         ConfigError { problem, places }
     }
 
-    /// Where it is, `None` where something is missing.
+    /// The first position; `None` if a key is missing.
     pub fn origin(&self) -> Option<&Origin> {
         self.places.first().map(|p| &p.origin)
     }
@@ -164,19 +167,23 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Everything that is wrong, in the order of the text, overrides after files.
+/// All errors, in the order of the file, followed by those in overrides.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 
 impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The first one gets its `error: ` from the caller, like any other error.
         for (idx, error) in self.0.iter().enumerate() {
             if idx > 0 {
-                f.write_str("\n\n")?;
+                f.write_str("\n\nerror: ")?;
             }
             error.fmt(f)?;
         }
-        Ok(())
+        match self.0.len() {
+            0 | 1 => Ok(()),
+            count => write!(f, "\n\nerror: the configuration has {count} errors"),
+        }
     }
 }
 

@@ -26,6 +26,48 @@ pub(crate) fn refused(name: &str) -> Option<(&'static str, &'static str)> {
     REFUSED.iter().copied().find(|(key, _)| covers(key))
 }
 
+/// The key behind a name that users of other programs type, such as `lr`. It is only a suggestion: a short name does
+/// not say whether it counts per rank or in total.
+pub(crate) fn common_name(name: &str) -> Option<&'static str> {
+    COMMON_NAMES.iter().find(|(names, _)| names.contains(&name)).map(|(_, key)| *key)
+}
+
+const COMMON_NAMES: &[(&[&str], &str)] = &[
+    (&["lr", "peak_lr", "max_lr", "base_lr"], "learning_rate"),
+    (
+        &["bs", "batch_size", "batch", "micro_batch_size", "per_device_batch_size"],
+        "per_device_train_batch_size",
+    ),
+    (&["epochs", "num_epochs", "n_epochs", "epoch", "max_epochs"], "num_train_epochs"),
+    (&["steps", "num_steps", "iters", "max_iters", "train_steps", "num_train_steps"], "max_steps"),
+    (
+        &["grad_accum", "accum", "accumulation_steps", "grad_accum_steps", "gradient_accumulation"],
+        "gradient_accumulation_steps",
+    ),
+    (&["wd"], "weight_decay"),
+    (&["warmup", "warmup_iters"], "warmup_steps"),
+    (&["lr_scheduler", "lr_schedule", "schedule"], "lr_scheduler_type"),
+    (&["clip", "grad_clip", "clip_grad", "clip_grad_norm", "max_norm"], "max_grad_norm"),
+    (&["beta1"], "adam_beta1"),
+    (&["beta2"], "adam_beta2"),
+    (&["eps", "epsilon"], "adam_epsilon"),
+    (&["precision", "amp"], "mixed_precision"),
+    (&["seq_len", "seq_length", "sequence_length", "max_len", "context_length", "max_tokens"], "max_length"),
+    (&["data", "train_data", "data_path", "train_path"], "train_files"),
+    (&["eval_data", "val_data", "val_files", "validation_data"], "eval_files"),
+    (&["dataset"], "dataset_name"),
+    (&["model_path", "model_name", "model_id", "base_model", "pretrained"], "model_name_or_path"),
+    (&["out", "out_dir", "output", "save_dir", "output_path"], "output_dir"),
+    (&["name", "run_id", "exp_name"], "experiment_name"),
+    (&["resume", "resume_from", "load_checkpoint"], "resume_from_checkpoint"),
+    (&["log_every", "log_steps", "log_interval"], "logging_steps"),
+    (&["save_every", "save_interval"], "save_steps"),
+    (&["eval_every", "eval_interval"], "eval_steps"),
+    (&["gpus", "n_gpus", "num_proc", "nprocs"], "nproc_per_node"),
+    (&["workers", "num_workers"], "dataloader_num_workers"),
+    (&["activation_checkpoint", "grad_checkpointing", "checkpointing"], "gradient_checkpointing"),
+];
+
 const OFF: &[&str] = &["false", "no", "off", "none"];
 const ON: &[&str] = &["true", "yes", "on"];
 

@@ -96,7 +96,7 @@ keys! {
     Data Word "truncation" ["truncation_mode"] = "keep_start", "Which end of a row longer than `max_length` to keep: `keep_start` or `keep_end`.";
     Data Word "on_long_row" = "truncate", "What to do with a row longer than `max_length`: `truncate` it, `drop` it, or `stop` with an error. `packing: bfd_split` and `wrapped` keep all tokens.";
     Data Word "on_bad_row" = "stop", "What to do with a row that cannot be used: `stop` with an error, or `skip` it.";
-    Data Exact "data_cache_dir" = "null", "Folder for prepared data, which later runs find; `cache` in the output folder by default.";
+    Data Exact "data_cache_dir" = "null", "Folder for prepared data. Runs find data there by its content. Defaults to `lockstep/data` in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`), which all runs share.";
     Data Exact "dataloader_num_workers" ["dataloader.num_workers"] = "1", "Number of threads that prepare batches ahead of the step. 0 prepares them in the training loop. The batches do not depend on it.";
     Data Exact "dataloader_prefetch_factor" ["dataloader.prefetch_factor"] = "1", "Number of steps that each worker prepares ahead.";
     Data Exact "shuffle" ["shuffle_dataset"] = "true", "Shuffle the rows in every epoch.";
@@ -169,7 +169,7 @@ keys! {
     Plan Word "algorithm" = "sft", "Training algorithm: `sft` or `clm`. `reward`, `dpo`, `ppo` and `grpo` are not implemented yet.";
     Plan Map "adapter" = "null", "A LoRA adapter, which cannot be trained yet: `{r: 8, target_modules: [q_proj, v_proj]}`.";
 
-    Output Exact "output_dir" = "null", "Folder of the run. Required, unless `experiment_name` is given.";
+    Output Exact "output_dir" = "null", "Folder of the run. Training requires it or `experiment_name`.";
     Output Exact "experiment_name" = "null", "Name of the run. Without `output_dir`, the output folder is `outputs/NAME`.";
     Output Exact "overwrite_output_dir" = "false", "Allow an output folder with checkpoints of another run, and delete them.";
     Output Exact "logging_steps" = "1", "Log every N steps. (The default is 1, unlike 500 in Hugging Face and 10 in TRL.)";

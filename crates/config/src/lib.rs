@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod diagnose;
 mod error;
 mod foreign;
 mod keys;
@@ -32,7 +33,7 @@ pub use error::{ConfigError, ConfigErrors, Problem};
 pub use origin::Origin;
 pub use raw::Source;
 pub use reference::reference;
-pub use run::RunConfig;
+pub use run::{Purpose, RunConfig};
 pub use secret::{is_secret, redact, redact_setting};
 pub use sections::*;
 pub use settings::{ChangedSetting, changed_settings};
@@ -43,7 +44,22 @@ pub fn is_known_key(name: &str) -> bool {
     keys::find(name).is_some() || foreign::inert(name).is_some() || foreign::refused(name).is_some()
 }
 
-/// Reads a configuration from a file's text and `key=value` overrides, which replace the file's values.
+/// The key that a user who wrote `name` probably means, for an unknown `name`.
+pub fn suggested_key(name: &str) -> Option<&'static str> {
+    raw::suggestion(name)
+}
+
+/// Reads a configuration from a file's text and `key=value` overrides, which replace the file's values. It can be
+/// planned; [`RunConfig::check_trainable`] checks whether it can be trained.
 pub fn load(file: Option<Source<'_>>, overrides: &[String]) -> Result<RunConfig, ConfigErrors> {
-    RunConfig::resolve(raw::RawConfig::read(file, overrides))
+    load_for(Purpose::Plan, file, overrides)
+}
+
+/// Like [`load`], and requires the keys that `purpose` needs.
+pub fn load_for(
+    purpose: Purpose,
+    file: Option<Source<'_>>,
+    overrides: &[String],
+) -> Result<RunConfig, ConfigErrors> {
+    RunConfig::resolve(raw::RawConfig::read(file, overrides), purpose)
 }

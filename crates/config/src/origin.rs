@@ -6,13 +6,13 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Nobody set it.
+    /// It is not set.
     Default,
     /// A file, by the name the user typed; line and column of the key, counted from 1.
     File { name: String, line: u32, column: u32 },
     /// A `key=value` of the command line, as typed.
     Flag { text: String },
-    /// It follows from another key.
+    /// Another key determines it.
     Derived { from: &'static str },
 }
 
@@ -21,13 +21,13 @@ impl fmt::Display for Origin {
         match self {
             Origin::Default => f.write_str("default"),
             Origin::File { name, line, column } => write!(f, "{}:{line}:{column}", printable(name)),
-            Origin::Flag { text } => write!(f, "flag {}", printable(text)),
+            Origin::Flag { text } => write!(f, "argument {}", printable(text)),
             Origin::Derived { from } => write!(f, "derived from {from}"),
         }
     }
 }
 
-/// Text from outside, fit for one line of a terminal: control characters escaped, long text cut.
+/// Text from outside, made safe for one line of a terminal: control characters are escaped, long text is cut.
 pub(crate) fn printable(text: &str) -> String {
     const MAX_CHARS: usize = 100;
     let mut out = String::new();
@@ -49,7 +49,10 @@ mod tests {
     fn origins_read_like_places() {
         let file = Origin::File { name: "run.yaml".into(), line: 3, column: 1 };
         assert_eq!(file.to_string(), "run.yaml:3:1");
-        assert_eq!(Origin::Flag { text: "learning_rate=1e-3".into() }.to_string(), "flag learning_rate=1e-3");
+        assert_eq!(
+            Origin::Flag { text: "learning_rate=1e-3".into() }.to_string(),
+            "argument learning_rate=1e-3"
+        );
         assert_eq!(Origin::Default.to_string(), "default");
         assert_eq!(Origin::Derived { from: "seed" }.to_string(), "derived from seed");
     }

@@ -1,8 +1,7 @@
-//! The raw stage: trees and overrides become one value per key, still untyped.
+//! The raw stage: combines the file and the overrides into one untyped value per key.
 //!
-//! Here keys are recognised in all their spellings (dashes, `training.`, dotted, aliases), two spellings
-//! of one key are held against each other, and an override takes the place of the file's value. What a
-//! value means is left to the sections.
+//! It recognizes keys in all their spellings (dashes, `training.`, dots, aliases), reports two spellings of a key that
+//! contradict each other, and replaces the file's values by overrides. The sections interpret the values.
 
 use std::collections::BTreeMap;
 
@@ -24,11 +23,11 @@ pub struct Source<'a> {
     pub text: &'a str,
 }
 
-/// The texts, for telling places in them.
+/// The texts, to describe positions in them.
 pub(crate) struct Texts<'a> {
     pub(crate) file: Option<Source<'a>>,
     pub(crate) overrides: &'a [String],
-    /// The file's text without secrets, line by line as the file has it.
+    /// The file's text with secrets hidden. It has the same lines.
     shown: String,
 }
 
@@ -56,7 +55,7 @@ impl Texts<'_> {
         let (written, shown) = (line(text)?, line(&self.shown)?);
         let same = written.chars().zip(shown.chars()).take_while(|(a, b)| a == b).count();
         let column = at.column as usize;
-        // Behind something hidden the line is shifted; from the end it is not.
+        // A hidden secret shifts the text after it, so count from the end there.
         let column = if column <= same + 1 {
             column
         } else {
@@ -67,26 +66,26 @@ impl Texts<'_> {
     }
 }
 
-/// The value of a key as it was given.
+/// The value of a key as the user gave it.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
     /// The key as it was spelled, such as `training.use-fsdp`.
     pub(crate) spelled: String,
     pub(crate) key_at: At,
     pub(crate) node: Node,
-    /// Given in parts, `model.hidden_size: 64`: joins the map it belongs to.
+    /// A part of a map, such as `model.hidden_size: 64`. It is merged into the map.
     partial: bool,
 }
 
-/// What was given, by canonical key.
+/// The given values, by canonical key.
 pub(crate) struct RawConfig<'a> {
     pub(crate) texts: Texts<'a>,
     pub(crate) given: BTreeMap<&'static str, Given>,
     pub(crate) notes: Vec<String>,
     pub(crate) errors: Vec<ConfigError>,
-    /// The file is no list of keys: what is missing from it cannot be told.
+    /// The file is not a map of keys, so that missing keys cannot be reported.
     pub(crate) unreadable: bool,
-    /// Everything that was given for a key, before it is brought down to one.
+    /// All values of each key, before they are reduced to one.
     all: Vec<(&'static Key, Given)>,
 }
 
@@ -156,6 +155,7 @@ impl<'a> RawConfig<'a> {
             let mut places = vec![self.texts.place(at)];
             let problem = match flaw {
                 Flaw::Syntax(message) => Problem::Syntax { message },
+                Flaw::Mistake(message) => Problem::Mistake { message },
                 Flaw::TooLarge(what) => Problem::TooLarge { what },
                 Flaw::Unsupported(what) => Problem::UnsupportedYaml { what },
                 Flaw::Repeated { key, first } => {
@@ -167,7 +167,7 @@ impl<'a> RawConfig<'a> {
         }
     }
 
-    /// Takes one entry of a map that stands under `prefix` (empty, or ending with a dot).
+    /// Takes one entry of a map below `prefix`, which is empty or ends with a dot.
     fn absorb(&mut self, prefix: &str, entry: Entry) {
         let Entry { key, key_at, node } = entry;
         let spelled = format!("{prefix}{key}");
@@ -197,9 +197,9 @@ impl<'a> RawConfig<'a> {
                 }
             }
         } else {
-            // Guessing costs; a text with this many errors is not a typo away from a configuration.
+            // Suggestions take time, and a text with this many errors needs more than a suggestion.
             let guess = self.errors.len() < 50 && !secret::is_secret(name);
-            let closest = if guess { closest_name(name) } else { None };
+            let closest = if guess { suggestion(name) } else { None };
             self.fail(Problem::UnknownKey { key: spelled.clone(), closest }, key_at);
         }
     }
@@ -224,8 +224,8 @@ impl<'a> RawConfig<'a> {
         }
     }
 
-    /// Brings everything given for `key` down to one value: overrides before the file, the last of equal
-    /// spellings on the command line, and no contradictions between spellings.
+    /// Reduces all values of `key` to one. Overrides take precedence over the file, and the last of several overrides
+    /// with the same spelling counts. Different spellings must agree.
     fn settle(&mut self, key: &'static Key) {
         let of_key = self.all.iter().filter(|(k, _)| k.name == key.name).map(|(_, given)| given.clone());
         let (file, flags): (Vec<_>, Vec<_>) = of_key.partition(|g| g.key_at.from == Input::File);
@@ -240,7 +240,7 @@ impl<'a> RawConfig<'a> {
             (Some(mut file), Some(flag)) if flag.partial => {
                 match (&mut file.node.value, &flag.node.value) {
                     (Value::Map(base), Value::Map(over)) => overlay(base, over),
-                    // Parts of a map cannot be laid on a word such as `15m`.
+                    // A part of a map cannot be merged into a word such as `15m`.
                     _ => {
                         let why = "a part can only be set in a map; give the whole map, or remove one.";
                         self.errors.push(conflict(&self.texts, &file, &flag, why));
@@ -255,7 +255,7 @@ impl<'a> RawConfig<'a> {
         }
     }
 
-    /// One of several that must say the same; parts of a map are joined.
+    /// Checks that several values are equal and returns one of them. Parts of a map are merged.
     fn agree(&mut self, key: &'static Key, several: Vec<Given>) -> Option<Given> {
         let mut several = several.into_iter();
         let mut first = several.next()?;
@@ -278,15 +278,16 @@ impl<'a> RawConfig<'a> {
 
 /// The error that two values contradict each other.
 pub(crate) fn conflict(texts: &Texts<'_>, a: &Given, b: &Given, why: &'static str) -> ConfigError {
-    let say = |g: &Given| match (printable(&g.spelled), g.partial) {
+    let describe = |g: &Given| match (printable(&g.spelled), g.partial) {
         (spelled, true) => format!("`{spelled}`"),
         (spelled, false) => format!("`{spelled}: {}`", value::brief(&g.node)),
     };
-    let problem = Problem::Conflict { first: say(a), second: say(b), at: texts.origin(b.key_at), why };
+    let problem =
+        Problem::Conflict { first: describe(a), second: describe(b), at: texts.origin(b.key_at), why };
     ConfigError::new(problem, vec![texts.place(a.key_at), texts.place(b.key_at)])
 }
 
-/// For `model.hidden_size` the key `model` and its part, as spelled after the dot.
+/// For `model.hidden_size`: the key `model`, and the part as it is spelled after the dot.
 fn part_of_map<'s>(name: &str, spelled: &'s str) -> Option<(&'static Key, &'s str)> {
     let (head, tail) = name.split_once('.')?;
     let key = keys::find(head).filter(|k| k.kind == Kind::Map)?;
@@ -300,7 +301,7 @@ fn wrap(part: &str, key_at: At, node: Node) -> Node {
     })
 }
 
-/// Lays `over` on `base`, by key, maps within maps too.
+/// Merges `over` into `base`, including nested maps.
 fn overlay(base: &mut Vec<Entry>, over: &[Entry]) {
     for entry in over {
         match base.iter_mut().find(|b| b.key == entry.key) {
@@ -313,7 +314,7 @@ fn overlay(base: &mut Vec<Entry>, over: &[Entry]) {
     }
 }
 
-/// Whether two maps set nothing twice.
+/// Whether no key is set in both maps.
 fn disjoint(a: &[Entry], b: &[Entry]) -> bool {
     a.iter().all(|x| {
         b.iter().filter(|y| y.key == x.key).all(|y| match (&x.node.value, &y.node.value) {
@@ -327,9 +328,14 @@ fn is_group(name: &str) -> bool {
     name == "training" || all_names().any(|n| n.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
 }
 
-fn closest_name(name: &str) -> Option<&'static str> {
-    // The length bound keeps the distance cheap on hostile text.
-    (name.len() <= 80).then(|| closest(&name.to_lowercase(), all_names())).flatten()
+/// The key that a user who wrote `name` probably means: a common name of it, or the closest spelling.
+pub(crate) fn suggestion(name: &str) -> Option<&'static str> {
+    // The length bound limits the time on hostile text.
+    if name.len() > 80 {
+        return None;
+    }
+    let name = name.to_lowercase().replace('-', "_");
+    foreign::common_name(&name).or_else(|| closest(&name, all_names()))
 }
 
 fn all_names() -> impl Iterator<Item = &'static str> {

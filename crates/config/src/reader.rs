@@ -1,9 +1,8 @@
-//! The typed stage's tool: takes the value of a key as a number, a word or a path, and collects errors,
-//! origins and notes on the way.
+//! Reads the value of a key as a number, a word or a path, and collects errors, origins and notes.
 //!
-//! Every method records the key's origin and returns `None` where there is no usable value; an error has
-//! then been noted. Sections go on with any stand-in, so that all errors come out at once: a `RunConfig`
-//! is only handed out if there were none.
+//! Every method records the key's origin. It returns `None` if there is no usable value, after it has recorded an
+//! error. Sections then continue with any value, so that all errors are reported at once: a `RunConfig` is only
+//! returned if there are none.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +19,7 @@ pub(crate) struct Reader<'a> {
     pub(crate) origins: BTreeMap<&'static str, Origin>,
 }
 
-/// Words of other trainers that a key cannot be yet, and what to do instead.
+/// Values of other trainers that are not implemented yet, and what to use instead.
 #[derive(Clone, Copy)]
 pub(crate) struct Later(pub(crate) &'static [&'static str], pub(crate) &'static str);
 
@@ -42,7 +41,7 @@ impl<'a> Reader<'a> {
             None => (2, 0, 0),
         };
         errors.sort_by_key(rank);
-        // A key that two places of a section read tells its error twice.
+        // A key that is read twice reports its error twice.
         errors.dedup();
         (errors, self.raw.notes, self.origins)
     }
@@ -51,7 +50,7 @@ impl<'a> Reader<'a> {
         self.raw.notes.push(text);
     }
 
-    /// What was given for `key`; a null is no value where the default is none.
+    /// The given value of `key`. Null counts as not given if the default is null, and is an error otherwise.
     pub(crate) fn given(&mut self, key: &'static str) -> Option<Given> {
         let given = self.raw.given.get(key).cloned();
         let origin = given.as_ref().map_or(Origin::Default, |g| self.raw.texts.origin(g.key_at));
@@ -67,7 +66,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// The value of `key`, its default included.
+    /// The value of `key`, or its default.
     pub(crate) fn node(&mut self, key: &'static str) -> Option<Node> {
         match self.given(key) {
             Some(given) => Some(given.node),
@@ -75,7 +74,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Of keys that exclude each other: one from the command line takes the place of those in the file.
+    /// For keys that exclude each other: one on the command line replaces those in the file.
     pub(crate) fn prefer_flags(&mut self, rivals: &[&'static str]) {
         let is_flag = |g: &Given| matches!(g.key_at.from, Input::Flag(_));
         let given = &mut self.raw.given;
@@ -94,7 +93,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn conflict(&mut self, a: &Given, b: &Given, why: &'static str) {
-        // In the order of the texts, files first.
+        // In the order of the file, then of the overrides.
         let place = |g: &Given| (g.key_at.from != Input::File, g.key_at.line);
         let (first, second) = if place(a) <= place(b) { (a, b) } else { (b, a) };
         let error = conflict(&self.raw.texts, first, second, why);
@@ -143,7 +142,7 @@ impl<'a> Reader<'a> {
         value
     }
 
-    /// A number for which `within` holds; `rule` says so in words.
+    /// A number for which `within` holds; `rule` is the condition in words.
     pub(crate) fn float(
         &mut self,
         key: &'static str,

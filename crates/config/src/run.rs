@@ -12,6 +12,17 @@ use crate::sections::{
 };
 use crate::settings;
 
+/// What a configuration is loaded for, which determines the required keys besides the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Needs neither data nor an output folder.
+    Plan,
+    /// Needs training data.
+    Prepare,
+    /// Needs training data and an output folder.
+    Train,
+}
+
 /// The typed and validated configuration of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunConfig {
@@ -28,6 +39,9 @@ pub struct RunConfig {
     pub notes: Vec<String>,
     /// The value of every key as text, including defaults; see [`crate::changed_settings`].
     pub settings: BTreeMap<String, String>,
+    /// The keys whose values differ from their defaults, in the order of the reference page, each with the YAML that
+    /// sets it.
+    pub changed: Vec<(&'static str, String)>,
     /// Where each key's value came from, by the key's canonical name.
     pub origins: BTreeMap<&'static str, Origin>,
 }
@@ -50,19 +64,27 @@ impl RunConfig {
         self.optim.learning_rate * self.optim.lr_scaling.factor(self.plan.world_size())
     }
 
-    /// Checks that there is training data, which planning does not need.
+    /// Checks that there are training data and an output folder, which planning does not need.
     pub fn check_trainable(&self) -> Result<(), ConfigErrors> {
-        if !self.data.train_files.is_empty() || self.data.dataset.is_some() {
-            return Ok(());
+        let mut missing = Vec::new();
+        if self.data.train_files.is_empty() && self.data.dataset.is_none() {
+            missing.push(NO_DATA);
         }
-        let what = "set `train_files` to a file, a folder or a list of them, or set `dataset_name`";
-        Err(ConfigErrors(vec![ConfigError::new(Problem::Missing { key: "train_files", what }, Vec::new())]))
+        if self.output.output_dir.as_os_str().is_empty() {
+            missing.push(NO_OUTPUT);
+        }
+        let error = |(key, what)| ConfigError::new(Problem::Missing { key, what }, Vec::new());
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(ConfigErrors(missing.into_iter().map(error).collect())),
+        }
     }
 
-    pub(crate) fn resolve(raw: RawConfig<'_>) -> Result<Self, ConfigErrors> {
+    pub(crate) fn resolve(raw: RawConfig<'_>, purpose: Purpose) -> Result<Self, ConfigErrors> {
         if raw.unreadable {
             return Err(ConfigErrors(raw.errors));
         }
+        let changed = settings::changed(&raw);
         let settings = settings::of(&raw);
         let mut r = Reader::new(raw);
         let model = ModelConfig::read(&mut r);
@@ -75,6 +97,7 @@ impl RunConfig {
         let plan = PlanConfig::read(&mut r);
         let output = OutputConfig::read(&mut r);
         note_scaling(&mut r, &optim, plan.world_size());
+        require(&mut r, purpose);
         let (errors, notes, origins) = r.finish();
         if errors.is_empty() {
             Ok(RunConfig {
@@ -89,11 +112,31 @@ impl RunConfig {
                 output,
                 notes,
                 settings,
+                changed,
                 origins,
             })
         } else {
             Err(ConfigErrors(errors))
         }
+    }
+}
+
+/// A missing key, and what to set.
+type MissingKey = (&'static str, &'static str);
+
+const NO_DATA: MissingKey =
+    ("train_files", "set `train_files` to a file, a folder or a list of them, or set `dataset_name`");
+const NO_OUTPUT: MissingKey = ("output_dir", "set `output_dir: outputs/first-run`, or set `experiment_name`");
+
+/// Reports the keys that `purpose` needs and that are not set.
+fn require(r: &mut Reader<'_>, purpose: Purpose) {
+    let mut has = |keys: [&'static str; 2]| keys.into_iter().any(|key| r.given(key).is_some());
+    let (data, output) = (has(["train_files", "dataset_name"]), has(["output_dir", "experiment_name"]));
+    if purpose != Purpose::Plan && !data {
+        r.missing(NO_DATA.0, NO_DATA.1);
+    }
+    if purpose == Purpose::Train && !output {
+        r.missing(NO_OUTPUT.0, NO_OUTPUT.1);
     }
 }
 

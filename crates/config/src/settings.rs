@@ -6,7 +6,7 @@ use crate::keys::{self, KEYS, Kind};
 use crate::raw::RawConfig;
 use crate::secret;
 use crate::value;
-use crate::yaml::{self, Input, Node, Value};
+use crate::yaml::{self, Entry, Input, Node, Value};
 
 /// Settings that concern a single start of a run. They change whenever a run is resumed.
 const PER_START: [&str; 2] = ["resume_from_checkpoint", "overwrite_output_dir"];
@@ -69,6 +69,59 @@ pub(crate) fn of(raw: &RawConfig<'_>) -> BTreeMap<String, String> {
     settings
 }
 
+/// The keys whose values differ from their defaults, each with the YAML that sets it. Secrets are hidden.
+pub(crate) fn changed(raw: &RawConfig<'_>) -> Vec<(&'static str, String)> {
+    let mut changed = Vec::new();
+    for key in KEYS {
+        let Some(given) = raw.given.get(key.name).filter(|given| !given.node.is_null()) else { continue };
+        let default = yaml::parse(key.default, Input::Default).0;
+        if !default.is_some_and(|default| value::same(&given.node, &default, key.kind == Kind::Word)) {
+            let mut text = String::new();
+            write_yaml(&mut text, 0, key.name, &given.node);
+            changed.push((key.name, text));
+        }
+    }
+    changed
+}
+
+/// Writes `key: value`, with maps over several lines.
+fn write_yaml(out: &mut String, depth: usize, key: &str, node: &Node) {
+    out.push_str(&format!("{}{}:", "  ".repeat(depth), scalar(key, true)));
+    match &node.value {
+        Value::Map(entries) if !entries.is_empty() => {
+            out.push('\n');
+            for Entry { key, node, .. } in entries {
+                match secret::is_secret(key) {
+                    true => out.push_str(&format!("{}{key}: hidden\n", "  ".repeat(depth + 1))),
+                    false => write_yaml(out, depth + 1, key, node),
+                }
+            }
+        }
+        _ => out.push_str(&format!(" {}\n", inline(node))),
+    }
+}
+
+/// A value on one line of YAML.
+fn inline(node: &Node) -> String {
+    match &node.value {
+        Value::Scalar { text, plain } => scalar(text, *plain),
+        Value::Seq(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
+        Value::Map(entries) => {
+            let entry = |e: &Entry| format!("{}: {}", scalar(&e.key, true), inline(&e.node));
+            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// A scalar, in quotes if it had them or could mean something else without.
+fn scalar(text: &str, plain: bool) -> String {
+    let is_word = text.chars().all(|c| c.is_alphanumeric() || "_./+-".contains(c));
+    match plain && is_word && !text.is_empty() && text != "-" && !text.starts_with("---") {
+        true => text.to_owned(),
+        false => serde_json::Value::from(text).to_string(),
+    }
+}
+
 fn add(settings: &mut BTreeMap<String, String>, key: String, node: &Node) {
     let text = match &node.value {
         Value::Map(entries) => {
@@ -119,6 +172,29 @@ mod tests {
         let all = changes("model: tiny", &map("64"));
         assert_eq!(all[0], "model: tiny -> not set");
         assert!(all.contains(&"model.hidden_size: not set -> 64".to_string()), "{all:?}");
+    }
+
+    #[test]
+    fn changed_keys_are_yaml_that_loads_again() {
+        let text = "model: {architectures: [LlamaForCausalLM], hidden_size: 32, rope_scaling: {factor: 2}}\n\
+                    chat_template: \"{% for m in messages %}\\n{% endfor %}\"\nsave_strategy: \"no\"\nseed: 42\n\
+                    learning_rate: 1e-3\ntrain_files: ['a b.jsonl', data/*.jsonl]\nmax_steps: -1\n";
+        let load = |text: &str| load(Some(Source { name: "run.yaml", text }), &[]).unwrap();
+        let first = load(text);
+        let yaml: String = first.changed.iter().map(|(_, yaml)| yaml.as_str()).collect();
+        insta::assert_snapshot!(yaml, @r#"
+        model:
+          architectures: [LlamaForCausalLM]
+          hidden_size: 32
+          rope_scaling:
+            factor: 2
+        train_files: ["a b.jsonl", "data/*.jsonl"]
+        chat_template: "{% for m in messages %}\n{% endfor %}"
+        learning_rate: 1e-3
+        save_strategy: "no"
+        "#);
+        let again = load(&yaml);
+        assert_eq!((&again.changed, &again.settings), (&first.changed, &first.settings));
     }
 
     #[test]

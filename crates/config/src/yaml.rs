@@ -1,14 +1,16 @@
-//! Text to a tree in which every node knows where it stands.
+//! Parses text into a tree in which every node knows its position.
 //!
-//! A scalar keeps its text as written (quotes removed): whether `no` is a word or a boolean, and `1b` a
-//! name or a number, is decided by the key that reads it, not by YAML's guesses. JSON is a subset of
-//! YAML, so the same reader takes both. The tree is built from parser events: going
-//! through serde would lose the text of plain scalars and stop at the first repeated key.
+//! A scalar keeps its text as written, without quotes: the key that reads it decides whether `no` is a word or a
+//! boolean, and whether `1b` is a name or a number. JSON is a subset of
+//! YAML, so the same parser reads both. The tree is built from parser events: serde would lose the text of plain
+//! scalars and stop at the first repeated key.
 //!
-//! Left out: several documents in one text, tags, and the merge key `<<`. Each is refused with its
-//! place. Size, depth and the number of nodes are bounded, copies made by aliases included.
+//! Not supported: several documents in one text, tags, and the merge key `<<`. Each is an error with its position.
+//! Size, depth and the number of nodes, including copies by aliases, are bounded.
 
 use granit_parser::{self, Event, Parser, ScalarStyle, Span, StrInput};
+
+use crate::diagnose::{self, Mistake};
 
 /// Larger texts are refused before they are parsed.
 pub const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -25,7 +27,7 @@ pub(crate) enum Input {
     Default,
 }
 
-/// Where something stands in its text. Lines and columns count from 1, columns and width in characters.
+/// A position in a text. Lines and columns count from 1, columns and width in characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At {
     pub(crate) from: Input,
@@ -58,17 +60,23 @@ pub(crate) struct Entry {
     pub(crate) node: Node,
 }
 
-/// What the text itself does wrong.
+/// An error in the text itself.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Flaw {
+    /// The parser's message.
     Syntax(String),
-    Repeated { key: String, first: At },
+    /// A syntax error whose cause is known.
+    Mistake(String),
+    Repeated {
+        key: String,
+        first: At,
+    },
     TooLarge(&'static str),
     Unsupported(&'static str),
 }
 
-/// The tree of `text`, `None` for an empty one. Repeated keys are collected and the first one is kept;
-/// every other flaw ends the reading.
+/// Parses `text`; an empty text has no tree. Repeated keys are collected, and the first one is kept. Every other error
+/// ends the parsing.
 pub(crate) fn parse(text: &str, from: Input) -> (Option<Node>, Vec<(Flaw, At)>) {
     let start = At { from, line: 1, column: 1, width: 1 };
     if text.len() > MAX_TEXT_BYTES {
@@ -90,9 +98,19 @@ pub(crate) fn parse(text: &str, from: Input) -> (Option<Node>, Vec<(Flaw, At)>) 
     match builder.document() {
         Ok(node) => (node, builder.flaws),
         Err(flaw) => {
-            builder.flaws.push(flaw);
+            builder.flaws.push(explained(flaw, text));
             (None, builder.flaws)
         }
+    }
+}
+
+/// Replaces a syntax error by the mistake that causes it, if that can be found.
+fn explained((flaw, at): (Flaw, At), text: &str) -> (Flaw, At) {
+    match (&flaw, diagnose::explain(text)) {
+        (Flaw::Syntax(_), Some(Mistake { message, line, column })) => {
+            (Flaw::Mistake(message), At { line, column, width: 1, ..at })
+        }
+        _ => (flaw, at),
     }
 }
 
@@ -101,7 +119,7 @@ type Outcome<T> = Result<T, (Flaw, At)>;
 struct Builder<'a> {
     parser: Parser<'a, StrInput<'a>>,
     from: Input,
-    /// The place of the last event.
+    /// The position of the last event.
     at: At,
     num_nodes: usize,
     anchors: Vec<(usize, Node)>,
@@ -144,7 +162,7 @@ impl<'a> Builder<'a> {
                     let event = self.next()?;
                     root = Some(self.node(event, 0)?);
                 }
-                _ => return Err((Flaw::Unsupported("only one document may stand in the text"), self.at)),
+                _ => return Err((Flaw::Unsupported("the text may contain only one document"), self.at)),
             }
         }
     }
@@ -159,7 +177,7 @@ impl<'a> Builder<'a> {
             return Err((Flaw::TooLarge("the text is nested more than 32 levels deep"), at));
         }
         if event.tag().is_some() {
-            return Err((Flaw::Unsupported("tags (`!name`) have no meaning here"), at));
+            return Err((Flaw::Unsupported("tags (`!name`) are not supported"), at));
         }
         let anchor = event.anchor_id();
         let value = match event {
@@ -212,7 +230,7 @@ impl<'a> Builder<'a> {
 
     fn alias(&mut self, id: usize, depth: usize) -> Outcome<Value> {
         let Some((_, target)) = self.anchors.iter().find(|(anchor, _)| *anchor == id) else {
-            return Err((Flaw::Unsupported("an alias cannot stand inside the value it names"), self.at));
+            return Err((Flaw::Unsupported("an alias cannot be part of the value that it names"), self.at));
         };
         let (num_nodes, height) = target.extent();
         self.num_nodes += num_nodes;
@@ -251,11 +269,11 @@ mod tests {
     /// For each entry `key line:column, value line:column+width`.
     fn entries(node: &Node) -> Vec<String> {
         let Value::Map(entries) = &node.value else { panic!("not a map: {node:?}") };
-        let told = |e: &Entry| {
+        let described = |e: &Entry| {
             let (k, v) = (e.key_at, e.node.at);
             format!("{} {}:{}, {}:{}+{}", e.key, k.line, k.column, v.line, v.column, v.width)
         };
-        entries.iter().map(told).collect()
+        entries.iter().map(described).collect()
     }
 
     #[test]
@@ -299,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn every_repeated_key_is_told() {
+    fn every_repeated_key_is_reported() {
         let (node, flaws) = parse("a: 1\nb: 2\na: 3\nb: 4\n", Input::File);
         assert!(node.is_some());
         assert_eq!(flaws.len(), 2);

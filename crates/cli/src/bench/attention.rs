@@ -1,4 +1,4 @@
-//! `lockstep bench attention`
+//! `lockstep bench attention`: measures attention in training and in decoding.
 
 use std::fmt;
 
@@ -6,52 +6,52 @@ use lockstep_core::{DType, Fault, FaultClass};
 use lockstep_ops::bench::{self as ops_bench, AttentionShape, DecodeShape};
 use serde_json::json;
 
-use super::place::{Place, failed};
+use super::machine::{BenchTarget, failed};
 use super::table::Table;
 use crate::args::BenchAttention;
 use crate::report::Failure;
 
-/// Heads that cannot be shared out.
+/// Query heads that key-value heads do not divide.
 #[derive(Debug)]
-struct Uneven {
+struct UnevenHeads {
     heads: usize,
     kv_heads: usize,
 }
 
-impl fmt::Display for Uneven {
+impl fmt::Display for UnevenHeads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} query heads cannot share {} key-value heads evenly", self.heads, self.kv_heads)
+        write!(f, "{} query heads are not a multiple of {} key-value heads", self.heads, self.kv_heads)
     }
 }
 
-impl std::error::Error for Uneven {}
+impl std::error::Error for UnevenHeads {}
 
-impl Fault for Uneven {
+impl Fault for UnevenHeads {
     fn class(&self) -> FaultClass {
         FaultClass::BadConfig
     }
 
     fn hint(&self) -> Option<String> {
-        Some("Give --kv-heads a divisor of --heads.".into())
+        Some("Set --kv-heads to a divisor of --heads.".into())
     }
 }
 
 pub(crate) fn run(args: &BenchAttention) -> Result<(), Failure> {
-    let place = Place::of(&args.on)?;
-    let shapes = shapes(args, &place)?;
-    let mut table = Table::begin(&place, false)?;
+    let target = BenchTarget::open(&args.machine)?;
+    let shapes = shapes(args, &target)?;
+    let mut table = Table::begin(&target, false)?;
     for shape in &shapes {
-        ops_bench::attention(&place.queue, shape, &mut |rate| table.add(rate)).map_err(failed)?;
+        ops_bench::attention(&target.queue, shape, &mut |rate| table.add(rate)).map_err(failed)?;
     }
     for shape in &shapes {
-        let decode = one_more(shape);
-        ops_bench::decode(&place.queue, &decode, &mut |rate| table.add(rate)).map_err(failed)?;
+        let decode = decode_shape(shape);
+        ops_bench::decode(&target.queue, &decode, &mut |rate| table.add(rate)).map_err(failed)?;
     }
-    table.end(&place, json!({}), 0)
+    table.end(&target, json!({}), 0)
 }
 
-/// A token more for each of the documents.
-fn one_more(shape: &AttentionShape) -> DecodeShape {
+/// Decodes one more token for each row.
+fn decode_shape(shape: &AttentionShape) -> DecodeShape {
     DecodeShape {
         dtype: shape.dtype,
         docs: shape.docs,
@@ -64,20 +64,24 @@ fn one_more(shape: &AttentionShape) -> DecodeShape {
     }
 }
 
-/// The shape that was given, or several.
-fn shapes(args: &BenchAttention, place: &Place) -> Result<Vec<AttentionShape>, Failure> {
+/// The shape from the flags, or the default shapes.
+fn shapes(args: &BenchAttention, target: &BenchTarget) -> Result<Vec<AttentionShape>, Failure> {
     let given = [args.rows, args.length, args.heads, args.kv_heads, args.head_dim, args.window];
     if given.iter().all(Option::is_none) {
-        return Ok(if place.on_gpu() { usual_on_gpu(place.dtype) } else { usual_on_cpu(place.dtype) });
+        return Ok(if target.on_gpu() {
+            defaults_on_gpu(target.dtype)
+        } else {
+            defaults_on_cpu(target.dtype)
+        });
     }
-    let (docs, length) = if place.on_gpu() { (16, 2048) } else { (8, 256) };
+    let (docs, length) = if target.on_gpu() { (16, 2048) } else { (8, 256) };
     let heads = args.heads.unwrap_or(16);
     let kv_heads = args.kv_heads.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
-        return Err(Box::new(Uneven { heads, kv_heads }));
+        return Err(Box::new(UnevenHeads { heads, kv_heads }));
     }
     Ok(vec![AttentionShape {
-        dtype: place.dtype,
+        dtype: target.dtype,
         docs: args.rows.unwrap_or(docs),
         length: args.length.unwrap_or(length),
         heads,
@@ -95,8 +99,8 @@ fn train(
     AttentionShape { dtype, docs, length, heads, kv_heads, head_dim, window: None }
 }
 
-/// Those of the named sizes, short documents, and one that is long.
-fn usual_on_gpu(dtype: DType) -> Vec<AttentionShape> {
+/// Shapes of the named model sizes, short rows, and a long one.
+fn defaults_on_gpu(dtype: DType) -> Vec<AttentionShape> {
     let long = train(dtype, [1, 16_384], [32, 8, 128]);
     vec![
         train(dtype, [16, 2048], [16, 16, 64]),
@@ -108,6 +112,6 @@ fn usual_on_gpu(dtype: DType) -> Vec<AttentionShape> {
     ]
 }
 
-fn usual_on_cpu(dtype: DType) -> Vec<AttentionShape> {
+fn defaults_on_cpu(dtype: DType) -> Vec<AttentionShape> {
     vec![train(dtype, [8, 256], [6, 6, 48]), train(dtype, [2, 512], [12, 12, 64])]
 }

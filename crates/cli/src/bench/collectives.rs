@@ -1,7 +1,7 @@
-//! `lockstep bench collectives`: how fast ranks of this host share what they hold.
+//! `lockstep bench collectives`: measures collectives between ranks of this host.
 //!
-//! Starts this program again as every rank, as `train --nproc` does. All ranks make the same calls; rank 0's clock
-//! counts.
+//! Starts this program again as every rank, as `train --nproc` does. All ranks make the same calls, and rank 0 measures
+//! the time.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -9,46 +9,45 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use lockstep_comm::{Call, Comm, CommError, GatherPart, Group, NcclWorld};
-use lockstep_config::RunConfig;
+use lockstep_config::{Purpose, RunConfig};
 use lockstep_core::fold::fold_scratch_elems;
 use lockstep_core::{Axis, Bytes, DType, Fault, FaultClass, Mesh, Rank};
 use lockstep_device::{Device, Memory, Pool, Queue, View};
 use lockstep_launch::{Session, World};
 use serde_json::json;
 
-use super::place::failed;
+use super::machine::failed;
 use super::table::per_second;
-use crate::args::{BenchCollectives, Launch};
+use crate::args::{BenchCollectives, LaunchFlags};
 use crate::report::{self, Failure};
-use crate::stop::GRACE;
 use crate::train::launch_failed;
 use crate::{gpu, launch, ranks};
 
 const SMALLEST: usize = 1 << 20;
-/// Measurements of a size; the first is not counted.
+/// Measurements per size. The first is not counted.
 const BATCHES: usize = 8;
-/// A batch moves about so much, so that small sizes are called often enough.
+/// The bytes of one measurement: small sizes are called many times.
 const BATCH_BYTES: usize = 64 << 20;
 
-/// One rank shares nothing.
+/// A single rank has nothing to communicate.
 #[derive(Debug)]
-struct Alone;
+struct SingleRank;
 
-impl fmt::Display for Alone {
+impl fmt::Display for SingleRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "one rank has nobody to share anything with")
+        write!(f, "collectives need at least two ranks")
     }
 }
 
-impl std::error::Error for Alone {}
+impl std::error::Error for SingleRank {}
 
-impl Fault for Alone {
+impl Fault for SingleRank {
     fn class(&self) -> FaultClass {
         FaultClass::BadConfig
     }
 
     fn hint(&self) -> Option<String> {
-        Some("Give --nproc 2 or more.".into())
+        Some("Set --nproc to 2 or more.".into())
     }
 }
 
@@ -69,7 +68,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Seconds of one call, in order of length.
+/// The times of one call in seconds, sorted.
 struct Measured {
     operation: Operation,
     bytes: usize,
@@ -79,50 +78,50 @@ struct Measured {
 pub(crate) fn run(args: &BenchCollectives) -> Result<ExitCode, Failure> {
     match ranks::world(None).map_err(launch_failed)? {
         Some(world) if world.world_size > 1 => as_rank(args, &world),
-        Some(_) => Err(Box::new(Alone)),
+        Some(_) => Err(Box::new(SingleRank)),
         None => start(args),
     }
 }
 
-/// Ranks are configured like those of a run that trains nothing.
+/// The settings of the ranks. The model is not used, but every configuration has one.
 fn settings(args: &BenchCollectives) -> Vec<String> {
-    let nothing = ["model=tiny", "output_dir=."].map(String::from);
-    nothing.into_iter().chain(args.settings.iter().cloned()).collect()
+    [String::from("model=tiny")].into_iter().chain(args.settings.iter().cloned()).collect()
 }
 
 fn start(args: &BenchCollectives) -> Result<ExitCode, Failure> {
-    let config = launch::load(&Launch::on_this_host(&settings(args), Some(args.nproc), GRACE))?;
+    let world = launch::world_settings(None, Some(args.nproc))?;
+    let (config, _) = report::load(Purpose::Plan, &settings(args), &world)?;
     if config.plan.world_size() == 1 {
-        return Err(Box::new(Alone));
+        return Err(Box::new(SingleRank));
     }
     let largest = format!("--largest={}", args.largest);
     let mut words = vec!["bench", "collectives", &largest];
     words.extend(args.json.then_some("--json"));
-    launch::start(&Launch::on_this_host(&args.settings, Some(args.nproc), GRACE), &config, &words)
+    launch::start(&LaunchFlags::default(), &config, &words, &args.settings)
 }
 
 fn as_rank(args: &BenchCollectives, world: &World) -> Result<ExitCode, Failure> {
-    let (config, text) = ranks::load(&settings(args), world)?;
-    let mut session = match ranks::world_of_ranks(world, &text) {
+    let (config, text) = ranks::load(Purpose::Plan, &settings(args), world)?;
+    let mut session = match ranks::join_world(world, &text, None) {
         Ok(session) => session,
-        Err(error) => return Ok(ExitCode::from(ranks::tell_abort(&error, world))),
+        Err(error) => return Ok(ExitCode::from(ranks::report_abort(&error, world))),
     };
     if let Err(fault) = measure(args, &config, &mut session) {
         return Ok(ranks::fail(session, &*fault));
     }
     match session.leave() {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) => Ok(ExitCode::from(ranks::tell_abort(&error, world))),
+        Err(error) => Ok(ExitCode::from(ranks::report_abort(&error, world))),
     }
 }
 
 fn measure(args: &BenchCollectives, config: &RunConfig, session: &mut Session) -> Result<(), Failure> {
     let world = session.world().clone();
-    let device = gpu::chosen_by_rank(config.device, world.local_rank, world.local_world_size)?;
+    let device = gpu::choose_for_rank(config.device, world.local_rank, world.local_world_size)?;
     let mut bench = Bench::new(args, config, session, device)?;
-    let speaks = world.rank == 0;
-    if speaks && !args.json {
-        report::say(&format!("{} ranks, {}", world.world_size, bench.carrier));
+    let prints = world.rank == 0;
+    if prints && !args.json {
+        report::print_line(&format!("{} ranks, {}", world.world_size, bench.carrier));
     }
     let mut all = Vec::new();
     for operation in [Operation::AllReduce, Operation::AllGather, Operation::ReduceScatter] {
@@ -130,14 +129,14 @@ fn measure(args: &BenchCollectives, config: &RunConfig, session: &mut Session) -
         while bytes <= usize::from(args.largest) << 20 {
             let seconds = bench.measure(operation, bytes).map_err(|e| -> Failure { Box::new(e) })?;
             let measured = Measured { operation, bytes, seconds };
-            if speaks && !args.json {
-                report::say(&measured.line());
+            if prints && !args.json {
+                report::print_line(&measured.line());
             }
             all.push(measured);
             bytes *= 4;
         }
     }
-    if speaks && args.json {
+    if prints && args.json {
         let rates: Vec<_> = all.iter().map(Measured::as_json).collect();
         let object = json!({
             "program": "lockstep", "version": env!("CARGO_PKG_VERSION"), "ranks": world.world_size,
@@ -179,10 +178,10 @@ struct Bench {
     group: Group,
     queue: Queue,
     nccl: Option<NcclWorld>,
-    /// What is shared, and after it what sums on the CPU need; on a rank's own device.
+    /// The tensor, followed by the scratch space for reductions on the CPU. On the device of the rank.
     memory: Arc<Memory>,
     largest: usize,
-    /// Who carries, in words.
+    /// The transport, in words.
     carrier: String,
 }
 
@@ -236,7 +235,7 @@ impl Bench {
         Ok(seconds)
     }
 
-    /// Seconds until all ranks have made so many calls.
+    /// The seconds until all ranks have made `calls` calls.
     fn batch(&mut self, operation: Operation, bytes: usize, calls: usize) -> Result<f64, CommError> {
         let memory = Arc::clone(&self.memory);
         let view = memory.view(0, bytes / 4, DType::F32);

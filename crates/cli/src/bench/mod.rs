@@ -1,25 +1,25 @@
-//! `lockstep bench`: how fast this machine computes what training is made of.
+//! `lockstep bench`: measures the speed of this machine.
 
 mod attention;
 mod collectives;
 mod kernels;
-mod place;
-mod products;
+mod machine;
+mod matmul;
 mod step;
 mod table;
 
 use std::process::ExitCode;
 
-use crate::args::{Bench, BenchWhat};
+use crate::args::{Bench, BenchCommand};
 use crate::report::Failure;
 
 pub(crate) fn run(args: &Bench) -> Result<ExitCode, Failure> {
-    match &args.what {
-        BenchWhat::Step(args) => step::run(args)?,
-        BenchWhat::Kernels(args) => kernels::run(args)?,
-        BenchWhat::Products(args) => products::run(args)?,
-        BenchWhat::Attention(args) => attention::run(args)?,
-        BenchWhat::Collectives(args) => return collectives::run(args),
+    match &args.command {
+        BenchCommand::Step(args) => step::run(args)?,
+        BenchCommand::Kernels(args) => kernels::run(args)?,
+        BenchCommand::Matmul(args) => matmul::run(args)?,
+        BenchCommand::Attention(args) => attention::run(args)?,
+        BenchCommand::Collectives(args) => return collectives::run(args),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,8 @@
-//! `lockstep bench step`: a training step on made-up tokens.
+//! `lockstep bench step`: measures training steps on random tokens.
 
 use std::fmt;
 
-use lockstep_config::ModelSource;
+use lockstep_config::{ModelSource, Purpose};
 use lockstep_core::{Fault, FaultClass};
 use lockstep_device::{Device, Machine};
 use lockstep_shape::ModelShape;
@@ -14,19 +14,17 @@ use crate::gpu;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
-/// What a dense bf16 product of an H100 or H200 does at most, by its data sheet: what MFU is counted against.
+/// The peak rate of a dense bf16 matmul on an H100 or H200 by its data sheet, which MFU is relative to.
 const HOPPER_PEAK: f64 = 989e12;
 
 pub(crate) fn run(args: &BenchStep) -> Result<(), Failure> {
-    let mut settings: Vec<String> = ["model=300m", "mixed_precision=auto", "packing=none", "output_dir=."]
-        .into_iter()
-        .map(String::from)
-        .collect();
+    let mut settings: Vec<String> =
+        ["model=300m", "mixed_precision=auto", "packing=none"].into_iter().map(String::from).collect();
     settings.push(format!("per_device_train_batch_size={}", args.rows));
-    // A row of n + 1 tokens has n to learn from.
+    // A row of n + 1 tokens has n targets.
     settings.push(format!("max_length={}", args.length + 1));
     settings.extend(args.settings.iter().cloned());
-    let (config, _) = report::load(&settings, &[])?;
+    let (config, _) = report::load(Purpose::Plan, &settings, &[])?;
     match config.plan.world_size() {
         1 => {}
         ranks => return Err(Box::new(SeveralRanks(ranks))),
@@ -42,20 +40,20 @@ pub(crate) fn run(args: &BenchStep) -> Result<(), Failure> {
     };
     let shape = ModelShape { max_positions: shape.max_positions.max(args.length), ..shape };
     let machine = Machine {
-        device: gpu::chosen(config.device.kind)?,
+        device: gpu::choose(config.device.kind)?,
         num_threads: lockstep_train::num_threads(&config),
     };
     let speed = lockstep_train::bench_step(&config, &shape, machine, args.steps).map_err(boxed)?;
     report::print(&(if args.json { as_json(args, machine, &speed) } else { as_text(machine, &speed) } + "\n"))
 }
 
-/// A step is timed without anybody to wait for.
+/// The settings are for several ranks.
 #[derive(Debug)]
 struct SeveralRanks(u32);
 
 impl fmt::Display for SeveralRanks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the settings are for {} ranks, and a step is timed on one", self.0)
+        write!(f, "the settings are for {} ranks, but this benchmark runs on one", self.0)
     }
 }
 
@@ -67,11 +65,11 @@ impl Fault for SeveralRanks {
     }
 
     fn hint(&self) -> Option<String> {
-        Some("Leave out nproc_per_node and nodes; `lockstep train` tells the speed of several ranks at every step.".into())
+        Some("Remove nproc_per_node and nodes. `lockstep train` prints the speed of several ranks at every step.".into())
     }
 }
 
-/// Steps that are not counted: kernels are compiled and algorithms chosen in the first.
+/// The first steps are not counted: they compile kernels and choose algorithms.
 const DROPPED: usize = 2;
 
 fn as_text(machine: Machine, speed: &StepSpeed) -> String {
@@ -83,15 +81,15 @@ fn as_text(machine: Machine, speed: &StepSpeed) -> String {
         }
     };
     let memory = match speed.driver {
-        Some(driver) => format!("{driver} of the GPU's memory by the driver, planned {}", speed.planned),
+        Some(driver) => format!("{driver} of GPU memory in use, planned {}", speed.planned),
         None => format!("planned {}", speed.planned),
     };
     format!(
-        "{} parameters, {} tokens a step on {}\n{:.1} ms a step, {:.0} tokens/s, {:.1} TFLOP/s{mfu}\n{memory}; \
-         {} of the host's\nloss {:.4} after the first step, {:.4} after the last",
+        "{} parameters, {} tokens per step on {}\n{:.1} ms per step, {:.0} tokens/s, {:.1} TFLOP/s{mfu}\n{memory}; \
+         {} of host memory\nloss {:.4} after the first step, {:.4} after the last",
         lockstep_core::Elems(speed.parameters),
         speed.tokens_per_step,
-        gpu::described(&machine),
+        gpu::description(&machine),
         1e3 * seconds,
         speed.tokens_per_step as f64 / seconds,
         speed.flops_per_step / seconds / 1e12,
@@ -105,7 +103,7 @@ fn as_json(args: &BenchStep, machine: Machine, speed: &StepSpeed) -> String {
     let seconds = speed.median_seconds(DROPPED);
     json!({
         "program": "lockstep", "version": env!("CARGO_PKG_VERSION"), "settings": args.settings,
-        "rows": args.rows, "length": args.length, "vocab": args.vocab, "device": gpu::described(&machine),
+        "rows": args.rows, "length": args.length, "vocab": args.vocab, "device": gpu::description(&machine),
         "parameters": speed.parameters, "tokens_per_step": speed.tokens_per_step,
         "step_seconds": speed.seconds, "tokens_per_second": speed.tokens_per_step as f64 / seconds,
         "tflops": speed.flops_per_step / seconds / 1e12, "mfu989": speed.flops_per_step / seconds / HOPPER_PEAK,

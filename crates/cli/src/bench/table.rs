@@ -1,43 +1,43 @@
-//! Rates as people and programs read them.
+//! Prints measurements as a table or as JSON.
 
 use lockstep_ops::bench::{self as ops_bench, Measurement, Roofline};
 use serde_json::{Value, json};
 
-use super::place::{Place, failed};
+use super::machine::{BenchTarget, failed};
 use crate::gpu;
 use crate::report::{self, Failure};
 
-/// A line for each rate, as soon as it is known; or, at the end, one JSON object.
+/// Prints a line per measurement as soon as it is known, or one JSON object at the end.
 pub(super) struct Table {
     ceilings: Roofline,
     rates: Vec<Measurement>,
     json: bool,
-    /// Whether rows say how often a step runs them.
+    /// Whether the rows are operations of a training step, and show their share of it.
     of_step: bool,
 }
 
 impl Table {
-    /// Measures what rates are shares of, and begins.
-    pub(super) fn begin(place: &Place, of_step: bool) -> Result<Table, Failure> {
-        let ceilings = ops_bench::roofline(&place.queue, place.dtype).map_err(failed)?;
-        let table = Table { ceilings, rates: Vec::new(), json: place.json, of_step };
+    /// Measures the roofline that shares are relative to, and prints the header.
+    pub(super) fn begin(target: &BenchTarget, of_step: bool) -> Result<Table, Failure> {
+        let ceilings = ops_bench::roofline(&target.queue, target.dtype).map_err(failed)?;
+        let table = Table { ceilings, rates: Vec::new(), json: target.json, of_step };
         if !table.json {
-            let (copy, product) =
+            let (copy, matmul) =
                 (per_second(ceilings.bytes_per_second, "B"), operations(ceilings.flops_per_second));
-            report::say(&format!(
-                "{}, {}: at most {copy} (a copy, read and written) and {product} (a product)",
-                gpu::described(&place.machine),
-                place.dtype
+            report::print_line(&format!(
+                "{}, {}: at most {copy} (copy, read and write) and {matmul} (matmul)",
+                gpu::description(&target.machine),
+                target.dtype
             ));
-            let step = if of_step { "   times   ms a step" } else { "" };
-            report::say(&format!("{:<58}{:>10}{:>15}{:>9}{step}", "", "µs", "rate", "share"));
+            let step = if of_step { "   calls ms per step" } else { "" };
+            report::print_line(&format!("{:<58}{:>10}{:>15}{:>9}{step}", "", "µs", "rate", "share"));
         }
         Ok(table)
     }
 
     pub(super) fn add(&mut self, rate: Measurement) {
         if !self.json {
-            report::say(&self.line(&rate));
+            report::print_line(&self.line(&rate));
         }
         self.rates.push(rate);
     }
@@ -57,21 +57,21 @@ impl Table {
         format!("{:<58}{:>10.1}{speed:>15}{share:>7.0} %{step}", rate.name, 1e6 * rate.seconds)
     }
 
-    /// Seconds of a step, by its operations.
-    fn seconds_a_step(&self) -> f64 {
+    /// The time of a step as the sum of its operations.
+    fn step_seconds(&self) -> f64 {
         self.rates.iter().map(Measurement::seconds_per_step).sum()
     }
 
-    /// Ends with what the rates sum up to, for a step of so many tokens.
-    pub(super) fn end(self, place: &Place, mut about: Value, tokens: usize) -> Result<(), Failure> {
-        let seconds = self.seconds_a_step();
+    /// Prints the sum over a step of `tokens` tokens.
+    pub(super) fn end(self, target: &BenchTarget, mut about: Value, tokens: usize) -> Result<(), Failure> {
+        let seconds = self.step_seconds();
         if self.json {
             let object = about.as_object_mut().expect("a description is an object");
             object.extend([
                 ("program".into(), json!("lockstep")),
                 ("version".into(), json!(env!("CARGO_PKG_VERSION"))),
-                ("device".into(), json!(gpu::described(&place.machine))),
-                ("dtype".into(), json!(place.dtype.to_string())),
+                ("device".into(), json!(gpu::description(&target.machine))),
+                ("dtype".into(), json!(target.dtype.to_string())),
                 ("copy_bytes_per_second".into(), json!(self.ceilings.bytes_per_second)),
                 ("product_flops_per_second".into(), json!(self.ceilings.flops_per_second)),
                 ("rates".into(), self.rates.iter().map(|rate| self.as_json(rate)).collect()),
@@ -82,8 +82,8 @@ impl Table {
             return report::print(&format!("{about}\n"));
         }
         if self.of_step {
-            report::say(&format!(
-                "{:.1} ms a step in all, {:.0} tokens/s",
+            report::print_line(&format!(
+                "{:.1} ms per step in total, {:.0} tokens/s",
                 1e3 * seconds,
                 tokens as f64 / seconds
             ));

@@ -8,10 +8,10 @@ use lockstep_device::cuda::{
     CublasLt, DriverInfo, GpuError, KernelCache, LibrarySearch, Nvrtc, find_driver, library,
 };
 
-use super::{Finding, Verdict};
+use super::{Finding, Status};
 use crate::{gpu, host};
 
-/// What there is.
+/// The GPUs of this machine.
 pub(super) struct Gpus {
     pub(super) findings: Vec<Finding>,
     /// GPUs that are new enough.
@@ -23,7 +23,7 @@ pub(super) struct Gpus {
 /// The oldest generation that works: 80 is 8.0.
 const OLDEST: u32 = 80;
 
-pub(super) fn look() -> Gpus {
+pub(super) fn check() -> Gpus {
     let search = gpu::search();
     let driver = find_driver(&search);
     let gpus = driver.as_ref().map_or(&[][..], |installed| &installed.gpus);
@@ -34,7 +34,7 @@ pub(super) fn look() -> Gpus {
         library_finding("NVRTC", nvrtc(&search), num_usable > 0),
         library_finding("cuBLASLt", cublas(&search), num_usable > 0),
     ];
-    let works = num_usable > 0 && libraries.iter().all(|finding| finding.verdict == Verdict::Ok);
+    let works = num_usable > 0 && libraries.iter().all(|finding| finding.status == Status::Ok);
     findings.extend(libraries);
     findings.push(library_finding("NCCL", nccl(&search), num_usable > 1));
     findings.push(library_finding("cuDNN", cudnn(&search), false));
@@ -57,31 +57,31 @@ fn driver_finding(driver: &Result<DriverInfo, GpuError>) -> Finding {
                 false => Finding::ok(PART, found),
             }
         }
-        // A machine without GPUs lacks nothing.
+        // A machine without a GPU needs no driver.
         Err(GpuError::LibraryMissing { .. }) if module.is_none() && !Path::new("/dev/nvidiactl").exists() => {
             Finding::none(PART, "not found: there is no NVIDIA GPU, or its driver is not installed")
         }
         Err(cause @ GpuError::LibraryMissing { .. }) => {
-            let remedy = "The kernel has the driver, but its library libcuda.so.1 is not here. Start the container \
-                          with --gpus all (and NVIDIA's container toolkit), or put its folder on LD_LIBRARY_PATH.";
+            let remedy = "The kernel module is loaded, but libcuda.so.1 is missing. Start the container with --gpus \
+                          all and NVIDIA's container toolkit, or add its folder to LD_LIBRARY_PATH.";
             Finding::warn(PART, cause.to_string(), remedy)
         }
         Err(cause @ GpuError::Call { .. }) => {
-            Finding::warn(PART, cause.to_string(), format!("{} `nvidia-smi` tells more.", visible()))
+            Finding::warn(PART, cause.to_string(), format!("{} Run `nvidia-smi` for details.", visible()))
         }
         Err(cause) => Finding::warn(PART, cause.to_string(), cause.hint().unwrap_or_default()),
     }
 }
 
-/// Why a driver may show nothing.
+/// Why the driver may show no GPU.
 fn visible() -> String {
     match host::visible_gpus() {
-        Some(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\": it decides which GPUs a process sees."),
-        None => "The driver works, and finds no GPU it can use.".into(),
+        Some(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\", which limits the visible GPUs."),
+        None => "The driver works, but finds no GPU that it can use.".into(),
     }
 }
 
-/// The release of the kernel's module: the first word of digits and dots in its line.
+/// The version of the kernel module: the first word of digits and dots.
 fn release(text: &str) -> Option<String> {
     let is_release = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     Some(text.lines().next()?.split_whitespace().find(is_release)?.to_string())
@@ -94,7 +94,7 @@ fn gpu_finding((ordinal, (name, sm, memory)): (usize, &(String, u32, Bytes))) ->
         return Finding::warn(
             part,
             found,
-            "8.0 is the least that works; CUDA_VISIBLE_DEVICES can leave it out.",
+            "GPUs below compute capability 8.0 are not supported. Use CUDA_VISIBLE_DEVICES to leave it out.",
         );
     }
     Finding::ok(part, found)
@@ -118,9 +118,9 @@ fn remedy(part: &str) -> String {
         _ => "nvidia-nccl-cu13 (or -cu12)",
     };
     format!(
-        "Install the CUDA toolkit and set CUDA_HOME, or `pip install {package}` in a Python environment and activate \
-         it. Until then a GPU cannot be used{}.",
-        if part == "NCCL" { " together with others" } else { "" }
+        "Install the CUDA toolkit and set CUDA_HOME, or run `pip install {package}` in an active Python environment. \
+         Without it, training cannot use {}.",
+        if part == "NCCL" { "several GPUs" } else { "a GPU" }
     )
 }
 
@@ -140,23 +140,23 @@ fn nccl(search: &LibrarySearch) -> Result<String, GpuError> {
     Ok(format!("{}, {}", nccl.version_text(), nccl.path().display()))
 }
 
-/// Nothing here needs it. Whether it is there helps to compare with other programs.
+/// Not used. Listed to help compare with other programs.
 fn cudnn(search: &LibrarySearch) -> Result<String, GpuError> {
     Ok(library::open("cuDNN", &["libcudnn.so.9"], search)?.path.display().to_string())
 }
 
-/// Where compiled kernels are kept.
+/// The cache of compiled kernels.
 fn kernels(folder: Option<PathBuf>) -> Finding {
     match folder {
-        // It is made when it is needed.
+        // It is created on first use.
         Some(folder) if !folder.exists() => Finding::ok("kernel cache", folder.display().to_string()),
         Some(folder) => match KernelCache::open(&folder) {
             Ok(cache) => Finding::ok("kernel cache", cache.folder().display().to_string()),
             Err(cause) => Finding::warn("kernel cache", cause.to_string(), gpu::CACHE_REMEDY),
         },
         None => {
-            let remedy = "Set HOME or XDG_CACHE_HOME: without them every run compiles its kernels again.";
-            Finding::warn("kernel cache", "there is no folder for it", remedy)
+            let remedy = "Set HOME or XDG_CACHE_HOME. Without a cache, every run compiles its kernels again.";
+            Finding::warn("kernel cache", "there is no cache folder", remedy)
         }
     }
 }
@@ -171,17 +171,13 @@ mod tests {
     fn a_kernel_cache_that_is_not_used_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("kernels");
-        assert_eq!(kernels(Some(folder.clone())).verdict, Verdict::Ok);
-        assert!(!folder.exists(), "looking makes nothing");
+        assert_eq!(kernels(Some(folder.clone())).status, Status::Ok);
+        assert!(!folder.exists(), "the check creates nothing");
         std::fs::create_dir(&folder).unwrap();
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o777)).unwrap();
         let found = kernels(Some(folder));
-        assert!(
-            found.verdict == Verdict::Warn && found.found.contains("others can write"),
-            "{}",
-            found.found
-        );
-        assert_eq!(kernels(None).verdict, Verdict::Warn);
+        assert!(found.status == Status::Warn && found.found.contains("others can write"), "{}", found.found);
+        assert_eq!(kernels(None).status, Status::Warn);
     }
 
     #[test]
@@ -196,27 +192,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_needed_decides() {
+    fn a_missing_library_is_a_warning_if_it_is_needed() {
         let missing =
             || GpuError::LibraryMissing { what: "NCCL", names: "libnccl.so.2".into(), why: "no".into() };
-        assert_eq!(library_finding("NCCL", Err(missing()), false).verdict, Verdict::None);
+        assert_eq!(library_finding("NCCL", Err(missing()), false).status, Status::None);
         let warned = library_finding("NCCL", Err(missing()), true);
-        assert_eq!(warned.verdict, Verdict::Warn);
-        insta::assert_snapshot!(warned.remedy.unwrap(), @"Install the CUDA toolkit and set CUDA_HOME, or `pip install nvidia-nccl-cu13 (or -cu12)` in a Python environment and activate it. Until then a GPU cannot be used together with others.");
-        assert_eq!(library_finding("NVRTC", Ok("13.0".into()), true).verdict, Verdict::Ok);
+        assert_eq!(warned.status, Status::Warn);
+        insta::assert_snapshot!(warned.remedy.unwrap(), @"Install the CUDA toolkit and set CUDA_HOME, or run `pip install nvidia-nccl-cu13 (or -cu12)` in an active Python environment. Without it, training cannot use several GPUs.");
+        assert_eq!(library_finding("NVRTC", Ok("13.0".into()), true).status, Status::Ok);
         let old = gpu_finding((1, &("Tesla T4".into(), 75, Bytes(16 << 30))));
         assert_eq!(
-            (old.verdict, old.found.as_str()),
-            (Verdict::Warn, "Tesla T4, compute capability 7.5, 16.0 GiB")
+            (old.status, old.found.as_str()),
+            (Status::Warn, "Tesla T4, compute capability 7.5, 16.0 GiB")
         );
     }
 
     #[test]
-    fn a_driver_that_is_there_but_shows_nothing_is_told_of() {
+    fn a_driver_without_a_gpu_is_reported() {
         let driver =
             DriverInfo { driver_version: 13000, driver_path: "/lib/libcuda.so.1".into(), gpus: vec![] };
         let finding = driver_finding(&Ok(driver));
-        assert_eq!(finding.verdict, Verdict::Warn);
+        assert_eq!(finding.status, Status::Warn);
         assert!(finding.found.contains("CUDA 13.0, /lib/libcuda.so.1; it shows no GPU"), "{}", finding.found);
     }
 }

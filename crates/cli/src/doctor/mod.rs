@@ -1,7 +1,7 @@
-//! `lockstep doctor`: what of this machine training can use, what is missing, and the remedy.
+//! `lockstep doctor`: checks this machine for training, and prints what is missing and how to fix it.
 //!
-//! Everything is looked at and nothing is taken: no GPU is opened, no more than a few MiB are written, and a part
-//! that cannot be looked at is told of like one that is missing.
+//! The checks use few resources: no GPU is opened, and at most a few MiB are written. A part that cannot be checked is
+//! reported like a missing one.
 
 mod cuda;
 mod disk;
@@ -16,25 +16,25 @@ use serde_json::{Value, json};
 use crate::args::Doctor;
 use crate::report::{self, Failure};
 
-/// How a part is.
+/// The state of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum Status {
     Ok,
-    /// Not there, and not missed.
+    /// Missing, and not needed.
     None,
-    /// Something will not work, or not well.
+    /// Something does not work, or is slow.
     Warn,
-    /// No training at all.
+    /// Training does not work.
     Fail,
 }
 
-impl Verdict {
+impl Status {
     fn word(self) -> &'static str {
         match self {
-            Verdict::Ok => "ok",
-            Verdict::None => "none",
-            Verdict::Warn => "warn",
-            Verdict::Fail => "fail",
+            Status::Ok => "ok",
+            Status::None => "none",
+            Status::Warn => "warn",
+            Status::Fail => "fail",
         }
     }
 }
@@ -43,32 +43,32 @@ impl Verdict {
 #[derive(Debug)]
 struct Finding {
     part: String,
-    verdict: Verdict,
+    status: Status,
     found: String,
     remedy: Option<String>,
 }
 
 impl Finding {
     fn ok(part: impl Into<String>, found: impl Into<String>) -> Finding {
-        Finding { part: part.into(), verdict: Verdict::Ok, found: found.into(), remedy: None }
+        Finding { part: part.into(), status: Status::Ok, found: found.into(), remedy: None }
     }
 
     fn none(part: impl Into<String>, found: impl Into<String>) -> Finding {
-        Finding { verdict: Verdict::None, ..Finding::ok(part, found) }
+        Finding { status: Status::None, ..Finding::ok(part, found) }
     }
 
     fn warn(part: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        Finding { verdict: Verdict::Warn, remedy: Some(remedy.into()), ..Finding::ok(part, found) }
+        Finding { status: Status::Warn, remedy: Some(remedy.into()), ..Finding::ok(part, found) }
     }
 
     fn fail(part: impl Into<String>, found: impl Into<String>, remedy: impl Into<String>) -> Finding {
-        Finding { verdict: Verdict::Fail, ..Finding::warn(part, found, remedy) }
+        Finding { status: Status::Fail, ..Finding::warn(part, found, remedy) }
     }
 
     fn json(&self) -> Value {
         json!({
             "part": self.part,
-            "verdict": self.verdict.word(),
+            "status": self.status.word(),
             "found": self.found,
             "remedy": self.remedy,
         })
@@ -76,12 +76,12 @@ impl Finding {
 }
 
 pub(crate) fn run(args: &Doctor) -> Result<ExitCode, Failure> {
-    let gpus = cuda::look();
-    let mut findings = system::look(gpus.num_usable);
-    findings.extend(disk::look());
+    let gpus = cuda::check();
+    let mut findings = system::check(gpus.num_usable);
+    findings.extend(disk::check());
     findings.extend(gpus.findings);
-    findings.extend(hub::look());
-    let works = findings.iter().all(|finding| finding.verdict != Verdict::Fail);
+    findings.extend(hub::check());
+    let works = findings.iter().all(|finding| finding.status != Status::Fail);
     let device = match (works, gpus.works) {
         (false, _) => None,
         (true, true) => Some("cuda"),
@@ -98,20 +98,20 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitCode, Failure> {
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::from(FaultClass::Unavailable.exit_code()) })
 }
 
-/// A line for each part, with its remedy below it, and what comes of them all.
+/// One line per part with its remedy below it, and the conclusion.
 fn table(findings: &[Finding], device: Option<&str>) -> String {
     let width = findings.iter().map(|finding| finding.part.len()).max().unwrap_or_default();
     let mut text = format!("lockstep {}\n", env!("CARGO_PKG_VERSION"));
-    for Finding { part, verdict, found, remedy } in findings {
-        text.push_str(&format!("{:<4}  {part:<width$}  {found}\n", verdict.word()));
+    for Finding { part, status, found, remedy } in findings {
+        text.push_str(&format!("{:<4}  {part:<width$}  {found}\n", status.word()));
         if let Some(remedy) = remedy {
             text.push_str(&format!("{:<4}  {:<width$}  {remedy}\n", "", ""));
         }
     }
     text.push_str(match device {
-        Some("cuda") => "training works here, on GPUs and on the CPU\n",
-        Some(_) => "training works here, on the CPU\n",
-        None => "training does not work here\n",
+        Some("cuda") => "This machine can train on GPUs and on the CPU.\n",
+        Some(_) => "This machine can train on the CPU.\n",
+        None => "This machine cannot train.\n",
     });
     text
 }
@@ -125,8 +125,8 @@ mod tests {
         let findings = [
             Finding::ok("CPU", "AVX2, 4 cores"),
             Finding::none("NCCL", "not found"),
-            Finding::warn("open files", "256", "Allow more."),
-            Finding::fail("memory", "1.00 MiB", "Buy some."),
+            Finding::warn("open files", "256", "Raise the limit."),
+            Finding::fail("memory", "1.00 MiB", "End other programs."),
         ];
         let text = table(&findings, None);
         let (head, rest) = text.split_once('\n').unwrap();
@@ -135,12 +135,12 @@ mod tests {
         ok    CPU         AVX2, 4 cores
         none  NCCL        not found
         warn  open files  256
-                          Allow more.
+                          Raise the limit.
         fail  memory      1.00 MiB
-                          Buy some.
-        training does not work here
+                          End other programs.
+        This machine cannot train.
         ");
-        assert_eq!(findings[2].json()["remedy"], "Allow more.");
-        assert_eq!(findings[1].json()["verdict"], "none");
+        assert_eq!(findings[2].json()["remedy"], "Raise the limit.");
+        assert_eq!(findings[1].json()["status"], "none");
     }
 }

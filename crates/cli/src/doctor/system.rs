@@ -1,4 +1,4 @@
-//! Cores, memory, limits.
+//! The CPU, memory, and limits of the system.
 
 use std::path::{Path, PathBuf};
 
@@ -9,14 +9,14 @@ use rustix::process::{Resource, getrlimit};
 
 use super::Finding;
 
-/// Below this not even a small model and its process fit.
+/// With less memory, not even a small model fits.
 const LEAST_MEMORY: Bytes = Bytes(128 << 20);
 const LITTLE_MEMORY: Bytes = Bytes(2 << 30);
-/// What NCCL asks for between a few GPUs of one host.
+/// The shared memory that NCCL needs for a few GPUs of one host.
 const LEAST_SHM: Bytes = Bytes(256 << 20);
 const LEAST_FILES: u64 = 1024;
 
-pub(super) fn look(num_gpus: usize) -> Vec<Finding> {
+pub(super) fn check(num_gpus: usize) -> Vec<Finding> {
     let mut findings = vec![processor(num_gpus), memory()];
     findings.extend(shared_memory(num_gpus));
     findings.push(open_files());
@@ -26,7 +26,7 @@ pub(super) fn look(num_gpus: usize) -> Vec<Finding> {
 fn processor(num_gpus: usize) -> Finding {
     let isa = Isa::detect();
     let allowed = cores::available().len().max(1);
-    // Less than the cores that may be used where a container has a share of their time.
+    // A container may have a CPU quota below the number of its cores.
     let at_once = std::thread::available_parallelism().map_or(allowed, |n| n.get()).min(allowed);
     let tiles = if Amx::detect().is_some() { " and AMX" } else { "" };
     let mut found = format!("{isa}{tiles}, {at_once} {}", if at_once == 1 { "core" } else { "cores" });
@@ -35,14 +35,14 @@ fn processor(num_gpus: usize) -> Finding {
     }
     let per_rank = cores::threads(at_once, num_gpus as u32);
     if num_gpus > 1 {
-        found.push_str(&format!("; {per_rank} for each of {num_gpus} ranks on GPUs"));
+        found.push_str(&format!("; {per_rank} for each rank on {num_gpus} GPUs"));
     }
     if isa.set() == InstructionSet::Baseline && cfg!(target_arch = "x86_64") {
-        let remedy = "AVX2 is missing: training on this CPU works, many times slower than on others.";
+        let remedy = "This CPU has no AVX2: training on it works, but is many times slower.";
         return Finding::warn("CPU", found, remedy);
     }
     if num_gpus > 1 && per_rank < 2 {
-        let remedy = "Ranks on GPUs prepare batches on the CPU: two cores for each are better.";
+        let remedy = "Ranks on GPUs prepare batches on the CPU. Use at least two cores per GPU.";
         return Finding::warn("CPU", found, remedy);
     }
     Finding::ok("CPU", found)
@@ -57,16 +57,16 @@ fn processor_name() -> Option<String> {
 fn memory() -> Finding {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let Some((total, free)) = meminfo(&info, "MemTotal:").zip(meminfo(&info, "MemAvailable:")) else {
-        return Finding::ok("memory", "the system does not say");
+        return Finding::ok("memory", "unknown");
     };
     let (mut found, mut usable) = (format!("{free} free of {total}"), free);
     if let Some((limit, used)) = cgroup_limit().filter(|(limit, _)| *limit < total) {
         let left = Bytes(limit.0.saturating_sub(used.0));
         usable = Bytes(usable.0.min(left.0));
-        found.push_str(&format!("; this container's limit is {limit}, {left} of it free"));
+        found.push_str(&format!("; {left} free of this container's limit of {limit}"));
     }
     let remedy =
-        "End other programs, or raise the container's limit. `lockstep plan` shows what a run needs.";
+        "End other programs, or raise the container's limit. `lockstep plan` shows how much a run needs.";
     match usable {
         usable if usable < LEAST_MEMORY => Finding::fail("memory", found, remedy),
         usable if usable < LITTLE_MEMORY => Finding::warn("memory", found, remedy),
@@ -79,21 +79,21 @@ fn meminfo(text: &str, name: &str) -> Option<Bytes> {
     Some(Bytes(kib.trim().parse::<u64>().ok()?.checked_mul(1024)?))
 }
 
-/// The least limit of the control groups that this process is in, and what counts against it.
+/// The lowest memory limit of the control groups of this process, and the memory in use under it.
 fn cgroup_limit() -> Option<(Bytes, Bytes)> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     limit_below(Path::new("/sys/fs/cgroup"), &groups)
 }
 
-/// The same, with the file system of groups at `root` and the process's groups as `/proc/self/cgroup` has them. Within
-/// a container the named group may not be there; its limit is then that of the root.
+/// Like [`cgroup_limit`], with the cgroup file system at `root` and the contents of `/proc/self/cgroup`. In a container
+/// the named group may not exist; then the root's limit applies.
 fn limit_below(root: &Path, groups: &str) -> Option<(Bytes, Bytes)> {
     let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let mut least: Option<(Bytes, Bytes)> = None;
+    let mut lowest: Option<(Bytes, Bytes)> = None;
     for line in groups.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        // The second version has one tree for all; the first has one for memory.
+        // Version 2 has one tree for all controllers, version 1 has one for memory.
         let (tree, limit, usage) = match controllers {
             "" => (root.to_path_buf(), "memory.max", "memory.current"),
             "memory" => (root.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -102,23 +102,24 @@ fn limit_below(root: &Path, groups: &str) -> Option<(Bytes, Bytes)> {
         for group in Path::new(path.trim_start_matches('/')).ancestors() {
             let folder = tree.join(group);
             if let Some(limit) = number(folder.join(limit))
-                && least.is_none_or(|(least, _)| limit < least.0)
+                && lowest.is_none_or(|(least, _)| limit < least.0)
             {
-                least = Some((Bytes(limit), Bytes(number(folder.join(usage)).unwrap_or_default())));
+                lowest = Some((Bytes(limit), Bytes(number(folder.join(usage)).unwrap_or_default())));
             }
         }
     }
-    least
+    lowest
 }
 
-/// Only NCCL uses it, and only between GPUs of one host.
+/// Shared memory, which NCCL uses between GPUs of one host.
 fn shared_memory(num_gpus: usize) -> Option<Finding> {
     let stat = rustix::fs::statvfs("/dev/shm").ok()?;
     let total = Bytes(stat.f_blocks.saturating_mul(stat.f_frsize));
     let free = Bytes(stat.f_bavail.saturating_mul(stat.f_frsize));
     let found = format!("{free} free of {total}");
     if num_gpus > 1 && free < LEAST_SHM {
-        let remedy = "NCCL needs it between GPUs: start the container with --shm-size=1g or --ipc=host.";
+        let remedy =
+            "NCCL needs more for several GPUs. Start the container with --shm-size=1g or --ipc=host.";
         return Some(Finding::warn("/dev/shm", found, remedy));
     }
     Some(Finding::ok("/dev/shm", found))
@@ -126,12 +127,13 @@ fn shared_memory(num_gpus: usize) -> Option<Finding> {
 
 fn open_files() -> Finding {
     let limit = getrlimit(Resource::Nofile);
-    // None is no limit.
+    // `None` means no limit.
     let shown = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_string(), |n| n.to_string());
     let found = shown(limit.current);
     match limit.current {
         Some(n) if n < LEAST_FILES => {
-            let remedy = format!("`ulimit -n {}` allows more in this shell.", shown(limit.maximum));
+            let remedy =
+                format!("Run `ulimit -n {}` to raise the limit in this shell.", shown(limit.maximum));
             Finding::warn("open files", found, remedy)
         }
         _ => Finding::ok("open files", found),
@@ -143,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_the_least_on_the_way_up() {
+    fn the_lowest_limit_of_all_parents_counts() {
         let dir = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = dir.path().join(path);

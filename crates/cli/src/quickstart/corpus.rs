@@ -1,11 +1,11 @@
-//! The corpus of the quickstart, made here: sums with their working, and a toy language with questions.
+//! Generates the problems of the quickstart: sums with their intermediate steps, and questions about sentences.
 //!
-//! A problem is held out by a hash of its prompt, so that what is scored was never trained on.
+//! A hash of the prompt decides whether a problem is held out, so that no held-out problem is in the training data.
 
 use lockstep_core::rng::{Purpose, RngStream};
 use serde_json::json;
 
-/// A prompt and what should follow.
+/// A prompt and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Problem {
     pub(super) prompt: String,
@@ -16,10 +16,10 @@ const NOUNS: [&str; 10] = ["cat", "dog", "fox", "owl", "hen", "pig", "bee", "ant
 const ADJECTIVES: [&str; 6] = ["red", "big", "old", "shy", "sad", "fat"];
 const VERBS: [&str; 5] = ["sees", "likes", "finds", "helps", "calls"];
 
-/// One problem in so many is held out.
+/// One in this many problems is held out.
 const HELD_OUT: u64 = 20;
 
-/// Draws `num` problems: those to train on, and the held-out ones, each once.
+/// Generates `num` problems. Returns those to train on, and the held-out ones without repeats.
 pub(super) fn problems(num: u32, seed: u64) -> (Vec<Problem>, Vec<Problem>) {
     let (mut train, mut held_out) = (Vec::new(), Vec::<Problem>::new());
     for i in 0..num {
@@ -43,7 +43,7 @@ fn is_held_out(prompt: &str) -> bool {
     word.is_multiple_of(HELD_OUT)
 }
 
-/// Two numbers of two digits, added from the right: units, tens with what is carried, the sum.
+/// Adds two numbers of two digits: the units, the tens with the carry, and the sum.
 fn sum(draw: &impl Fn(u32, u64) -> u64) -> Problem {
     let (a, b) = (10 + draw(1, 90), 10 + draw(2, 90));
     let units = a % 10 + b % 10;
@@ -55,7 +55,7 @@ fn sum(draw: &impl Fn(u32, u64) -> u64) -> Problem {
     }
 }
 
-/// A sentence, and a question about one of its two nouns.
+/// Asks about one of the two nouns of a sentence.
 fn question(draw: &impl Fn(u32, u64) -> u64) -> Problem {
     let word = |words: &[&'static str], index| words[draw(index, words.len() as u64) as usize];
     let subject = format!("{} {}", word(&ADJECTIVES, 1), word(&NOUNS, 2));
@@ -68,7 +68,7 @@ fn question(draw: &impl Fn(u32, u64) -> u64) -> Problem {
     }
 }
 
-/// Rows of a file to train on.
+/// The problems as rows of a jsonl file.
 pub(super) fn to_jsonl(problems: &[Problem]) -> String {
     problems
         .iter()
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_right_and_what_is_held_out_is_never_trained_on() {
+    fn answers_are_right_and_held_out_problems_are_not_in_the_training_data() {
         let (train, held_out) = problems(3000, 1);
         assert!(train.len() > 2500 && held_out.len() > 50);
         let held: std::collections::HashSet<&str> = held_out.iter().map(|p| p.prompt.as_str()).collect();

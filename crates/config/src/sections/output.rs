@@ -8,7 +8,7 @@ use crate::yaml::{Node, Value};
 /// The output folder, checkpoints, logging, and resuming.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputConfig {
-    /// `outputs/<experiment_name>` if only `experiment_name` is set.
+    /// `outputs/<experiment_name>` if only `experiment_name` is set, and empty if neither is.
     pub output_dir: PathBuf,
     pub experiment_name: Option<String>,
     pub overwrite_output_dir: bool,
@@ -136,10 +136,8 @@ fn read_output_dir(r: &mut Reader<'_>, experiment_name: Option<&str>) -> PathBuf
             r.derived("output_dir", "experiment_name");
             PathBuf::from("outputs").join(name)
         }
-        (None, None) => {
-            r.missing("output_dir", "set `output_dir: outputs/first-run`, or set `experiment_name`");
-            PathBuf::new()
-        }
+        // Only training needs one, and `RunConfig` checks that.
+        (None, None) => PathBuf::new(),
     }
 }
 

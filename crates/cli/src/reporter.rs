@@ -1,5 +1,6 @@
-//! How this process speaks: a run on its own prints; a rank of a launcher of ours leaves what went wrong
-//! in a file, for the launcher to tell last and once; a rank of another launcher puts its number in front.
+//! Where this process reports errors. A process on its own prints them. A rank that our launcher started writes its
+//! error to a file, and the launcher prints the cause once, last. A rank of another launcher prints its number in
+//! front of every line.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -7,25 +8,25 @@ use std::path::PathBuf;
 use lockstep_launch::{ErrorNote, names};
 
 #[derive(Debug)]
-pub(crate) struct Voice {
+pub(crate) struct Reporter {
     rank: Option<u32>,
     error_file: Option<PathBuf>,
 }
 
-impl Voice {
-    /// Never fails: it is needed to tell what failed.
-    pub(crate) fn of_this_process() -> Voice {
+impl Reporter {
+    /// Never fails: it is needed to report what failed.
+    pub(crate) fn of_this_process() -> Reporter {
         let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u32>().ok());
         let rank = number(names::RANK).filter(|_| number(names::WORLD_SIZE) > Some(1));
-        Voice { rank, error_file: std::env::var_os(names::ERROR_FILE).map(PathBuf::from) }
+        Reporter { rank, error_file: std::env::var_os(names::ERROR_FILE).map(PathBuf::from) }
     }
 
-    /// Tells an error, with its remedy.
+    /// Reports an error with its hint.
     pub(crate) fn error(&self, note: &ErrorNote) {
         if let Some(path) = &self.error_file {
             match note.write(path) {
                 Ok(()) => return,
-                // Something was told before, and is the cause of this.
+                // An earlier error is the cause of this one.
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => return,
                 Err(_) => {}
             }
@@ -37,13 +38,13 @@ impl Voice {
         self.print(&text);
     }
 
-    /// Tells something that is no error, such as a refused connection.
-    pub(crate) fn warn(&self, line: &str) {
+    /// Prints a line that is not an error, such as a refused connection.
+    pub(crate) fn line(&self, line: &str) {
         self.print(&format!("{line}\n"));
     }
 
     fn print(&self, text: &str) {
-        // A launcher of ours adds the number itself.
+        // Our own launcher adds the rank's number.
         let prefix = match (self.rank, &self.error_file) {
             (Some(rank), None) => format!("[rank {rank}] "),
             _ => String::new(),
@@ -53,7 +54,7 @@ impl Voice {
     }
 }
 
-/// Hints come from many crates; on the screen they look alike.
+/// Hints come from many crates. Print them all in the same form.
 fn uncapitalised(text: &str) -> String {
     let mut chars = text.chars();
     match (chars.next(), chars.clone().next()) {

@@ -1,0 +1,82 @@
+//! The command line: commands and their flags.
+
+mod bench;
+mod model;
+mod parsers;
+mod train;
+
+use clap::{Args, Parser, Subcommand};
+
+pub(crate) use bench::{
+    Bench, BenchAttention, BenchCollectives, BenchCommand, BenchKernels, BenchMachine, BenchMatmul,
+    BenchStep, Recompute,
+};
+pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
+pub(crate) use train::{JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, Train};
+
+/// Train decoder language models (LLaMA, Mistral, Qwen) with one program.
+#[derive(Debug, Parser)]
+#[command(name = "lockstep", version, max_term_width = 100, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a small model on generated data in about a minute, and test it
+    Quickstart(Quickstart),
+    /// Train a model, on one rank or on many
+    #[command(visible_alias = "launch", after_help = train::SEVERAL_NODES)]
+    Train(Train),
+    /// Show the memory use and the schedule of a run, without running it
+    Plan(Plan),
+    /// Generate text from prompts
+    Generate(Generate),
+    /// Chat with a model
+    Chat(Chat),
+    /// Evaluate a model on a data set
+    Eval(Eval),
+    /// Convert a checkpoint to a Hugging Face model folder
+    Export(Export),
+    /// Tokenize and pack the data of a run ahead of time
+    #[command(after_help = train::SAMPLES)]
+    Prepare(Prepare),
+    /// Check the operations and training steps of this machine against references
+    Selftest(Selftest),
+    /// Measure the speed of this machine
+    Bench(Bench),
+    /// Check this machine for training
+    Doctor(Doctor),
+    /// List all configuration keys with their defaults
+    Keys,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Selftest {
+    /// Check this device: auto, cpu or cuda [default: a GPU if one works]
+    #[arg(long, value_enum, value_name = "DEVICE", default_value_t = DeviceArg::Auto, hide_default_value = true, hide_possible_values = true)]
+    pub(crate) device: DeviceArg,
+    /// Draw the inputs from this seed [default: a new one each time]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Check operations only, no training steps
+    #[arg(long)]
+    pub(crate) operations: bool,
+    /// Check only operations whose description contains this text, such as `attention, bf16`
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    pub(crate) only: String,
+    /// Use small inputs only, for runs under a memory checker
+    #[arg(long)]
+    pub(crate) small: bool,
+    /// Print every check, not only those that fail
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+}

@@ -1,0 +1,114 @@
+//! `lockstep train --dry-run`: the resolved configuration and the plan of a run. Trains nothing and writes nothing.
+//!
+//! The output is YAML, with the plan as comments: saved to a file, it is a configuration that runs the same way.
+
+use lockstep_config::{
+    AccumulationOrder, DeviceKind, Precision, Purpose, Recompute, RunConfig, StrategyName,
+};
+use lockstep_core::DType;
+use lockstep_plan::{ModelId, RecomputePolicy, RunPlan};
+use lockstep_shape::ModelShape;
+
+use crate::args::Train;
+use crate::plan::{plan_of, planned_device};
+use crate::report::{self, Failure};
+use crate::train::{self, launch_failed};
+use crate::{launch, ranks};
+
+/// A key with the value that was chosen for `auto`.
+struct Choice {
+    key: &'static str,
+    value: String,
+    /// Printed as a comment.
+    note: String,
+}
+
+impl Choice {
+    fn of(key: &'static str, value: impl ToString) -> Choice {
+        Choice { key, value: value.to_string(), note: "chosen automatically".into() }
+    }
+}
+
+pub(crate) fn run(args: &Train) -> Result<(), Failure> {
+    let settings = &args.run.settings;
+    if args.launch.starts_ranks() {
+        launch::check_not_a_rank()?;
+    }
+    let (config, _) = match ranks::world(args.local_rank).map_err(launch_failed)? {
+        // Rank 0 prints for all.
+        Some(world) if world.rank > 0 => return Ok(()),
+        Some(world) => ranks::load(Purpose::Train, settings, &world)?,
+        None => report::load(Purpose::Train, settings, &train::world_settings(args)?)?,
+    };
+    let (plan, shape) = plan_of(&config)?;
+    report::print(&text(&config, &plan, &shape))
+}
+
+fn text(config: &RunConfig, plan: &RunPlan, shape: &ModelShape) -> String {
+    let mut text = String::from("# keys that differ from their defaults, and automatic choices\n");
+    let choices = choices(config, plan, shape);
+    for (key, yaml) in &config.changed {
+        if !choices.iter().any(|choice| choice.key == *key) {
+            text.push_str(yaml);
+        }
+    }
+    for Choice { key, value, note } in &choices {
+        text.push_str(&format!("{key}: {value}  # {note}\n"));
+    }
+    for note in &config.notes {
+        text.push_str(&format!("# note: {note}\n"));
+    }
+    text.push('\n');
+    for line in lockstep_plan::memory_table(plan).lines() {
+        text.push_str(format!("# {line}").trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// The values of keys that are set to `auto`, or are so by default.
+fn choices(config: &RunConfig, plan: &RunPlan, shape: &ModelShape) -> Vec<Choice> {
+    let mut choices = Vec::new();
+    if config.device.kind == DeviceKind::Auto {
+        let device = if planned_device(config) == DeviceKind::Cuda { "cuda" } else { "cpu" };
+        choices.push(Choice::of("device", device));
+    }
+    if config.precision == Precision::Auto {
+        let precision = match plan.input.storage {
+            DType::F32 => "fp32",
+            DType::F16 => "fp16",
+            _ => "bf16",
+        };
+        choices.push(Choice::of("mixed_precision", precision));
+    }
+    if config.plan.strategy == StrategyName::Auto {
+        choices.push(Choice::of("strategy", lockstep_plan::chosen_strategy(config, shape)));
+    }
+    if config.plan.recompute == Recompute::Auto {
+        choices.push(recompute(&plan.input.model(ModelId::FIRST).recompute, shape.layers));
+    }
+    let sums_twice = plan.input.num_micro_batches > 1 && config.plan.world_size() > 1;
+    if config.plan.accumulation_order == AccumulationOrder::Auto && sums_twice {
+        let order = match plan.input.order {
+            lockstep_plan::AccumulationOrder::Local => "local",
+            lockstep_plan::AccumulationOrder::Reduced => "reduced",
+        };
+        choices.push(Choice::of("accumulation_order", order));
+    }
+    choices
+}
+
+/// The recomputation that fits into memory. Only `auto` can recompute some blocks more than others.
+fn recompute(policy: &RecomputePolicy, layers: usize) -> Choice {
+    let name = |recompute: lockstep_shape::Recompute| format!("{recompute:?}").to_lowercase();
+    let RecomputePolicy { early, late, late_blocks } = *policy;
+    let early_blocks = (layers as u32).saturating_sub(late_blocks);
+    if early == late || late_blocks == 0 {
+        return Choice::of("recompute", name(early));
+    }
+    if early_blocks == 0 {
+        return Choice::of("recompute", name(late));
+    }
+    let note = format!("{} in the first {early_blocks} blocks, {} in the others", name(early), name(late));
+    Choice { key: "recompute", value: "auto".into(), note }
+}
