@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lockstep_config::ModelSource;
+use lockstep_config::{ModelSource, Purpose};
 use lockstep_core::{Fault, FaultClass};
 use lockstep_data::data_files;
 use lockstep_hub::{ModelFiles, Repo, RepoKind};
@@ -102,10 +102,7 @@ fn configured(args: &Download) -> Result<(), Failure> {
     if let Some(flag) = flag {
         return Err(Box::new(DownloadError::NotARepo { flag }));
     }
-    // Nothing is written there, so it need not be configured.
-    let mut settings = vec!["output_dir=.".to_owned()];
-    settings.extend(args.settings.iter().cloned());
-    let (mut config, _) = report::load(&settings, &[])?;
+    let (mut config, _) = report::load(Purpose::Plan, &args.settings, &[])?;
     let mut commits = String::new();
     let model = match &config.model.source {
         ModelSource::Folder(path) => Some(path.clone()),

@@ -27,7 +27,7 @@ struct Bar {
 
 impl DownloadProgress for Bar {
     fn start(&mut self, repo: &Repo, num_files: usize, total_bytes: u64) {
-        report::aside(&announcement(repo, num_files, total_bytes));
+        report::print_aside(&announcement(repo, num_files, total_bytes));
         let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
         self.bar = ProgressBar::new(total_bytes).with_style(style);
     }
@@ -45,7 +45,7 @@ impl DownloadProgress for Bar {
     }
 
     fn note(&mut self, text: &str) {
-        self.bar.suspend(|| report::aside(text));
+        self.bar.suspend(|| report::print_aside(text));
     }
 }
 
@@ -65,7 +65,7 @@ struct Lines {
 
 impl DownloadProgress for Lines {
     fn start(&mut self, repo: &Repo, num_files: usize, total_bytes: u64) {
-        report::aside(&announcement(repo, num_files, total_bytes));
+        report::print_aside(&announcement(repo, num_files, total_bytes));
         let now = Instant::now();
         self.download = Some(CurrentDownload {
             repo: repo.to_string(),
@@ -89,14 +89,14 @@ impl DownloadProgress for Lines {
         if download.last_line.elapsed() >= LINE_INTERVAL {
             download.last_line = Instant::now();
             let (done, total) = (Bytes(done_bytes), Bytes(download.total_bytes));
-            report::aside(&format!("  {done} of {total}, {}", download.file));
+            report::print_aside(&format!("  {done} of {total}, {}", download.file));
         }
     }
 
     fn finish(&mut self) {
         if let Some(download) = self.download.take() {
             let seconds = download.start.elapsed().as_secs_f64();
-            report::aside(&format!(
+            report::print_aside(&format!(
                 "downloaded {}: {} in {seconds:.1} s",
                 download.repo,
                 Bytes(download.done_bytes)
@@ -105,7 +105,7 @@ impl DownloadProgress for Lines {
     }
 
     fn note(&mut self, text: &str) {
-        report::aside(text);
+        report::print_aside(text);
     }
 }
 

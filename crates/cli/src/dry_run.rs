@@ -10,10 +10,11 @@ use lockstep_plan::{ModelId, RecomputePolicy, RunPlan};
 use lockstep_shape::ModelShape;
 
 use crate::args::Train;
+use crate::hub::Need;
 use crate::plan::{plan_of, planned_device};
 use crate::report::{self, Failure};
 use crate::train::{self, launch_failed};
-use crate::{launch, ranks};
+use crate::{hub, launch, ranks};
 
 /// A key with the value that was chosen for `auto`.
 struct Choice {
@@ -34,12 +35,13 @@ pub(crate) fn run(args: &Train) -> Result<(), Failure> {
     if args.launch.starts_ranks() {
         launch::check_not_a_rank()?;
     }
-    let (config, _) = match ranks::world(args.local_rank).map_err(launch_failed)? {
+    let (mut config, _) = match ranks::world(args.local_rank).map_err(launch_failed)? {
         // Rank 0 prints for all.
         Some(world) if world.rank > 0 => return Ok(()),
         Some(world) => ranks::load(Purpose::Train, settings, &world)?,
         None => report::load(Purpose::Train, settings, &train::world_settings(args)?)?,
     };
+    hub::provide(&mut config, &mut String::new(), Need::Plan)?;
     let (plan, shape) = plan_of(&config)?;
     report::print(&text(&config, &plan, &shape))
 }

@@ -6,10 +6,11 @@ use lockstep_config::{Purpose, RunConfig};
 use lockstep_core::{Fault, FaultClass};
 
 use crate::args::Eval;
-use crate::gpu;
 use crate::host::TemporaryFolder;
+use crate::hub::Need;
 use crate::report::{self, Failure};
 use crate::train::boxed;
+use crate::{gpu, hub};
 
 /// There is no folder for prepared data.
 #[derive(Debug)]
@@ -36,9 +37,10 @@ impl Fault for NoCacheFolder {
 }
 
 pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
-    let model = lockstep_train::model_folder(&args.model);
+    let model = lockstep_train::model_folder(&hub::model(&args.model)?);
     let model = format!("model_name_or_path={}", model.display());
     let (mut config, _) = report::load(Purpose::Plan, &args.settings, &[model])?;
+    hub::provide(&mut config, &mut String::new(), Need::Evaluate)?;
     // Dropped, and with it removed, after the evaluation.
     let _temporary = use_any_cache(&mut config)?;
     let device = gpu::choose(config.device.kind)?;

@@ -12,9 +12,9 @@ use lockstep_train::generate::{
 use serde_json::{Value, json};
 
 use crate::args::{Generate, Model, SamplingFlags};
-use crate::gpu;
 use crate::report::{self, Failure};
 use crate::train::boxed;
+use crate::{gpu, hub};
 
 /// There are no usable prompts.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub(crate) fn open(model: &Model, slots: usize) -> Result<Generator, Failure> {
         capacity: model.context,
         score_tokens: 0,
     };
-    Generator::open(&model.model, &spec).map_err(boxed)
+    Generator::open(&hub::model(&model.model)?, &spec).map_err(boxed)
 }
 
 fn available_threads() -> usize {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use lockstep_config::HubFolders;
 use lockstep_core::Bytes;
+use lockstep_hub::HubHome;
 use rustix::fs::{Access, access};
 
 /// The peak resident memory of this process, if `/proc` reports it.
@@ -15,21 +16,8 @@ pub(crate) fn peak_memory() -> Option<Bytes> {
 
 /// The caches of the Hugging Face libraries on this machine, from the environment variables that they read.
 pub(crate) fn hub_folders() -> HubFolders {
-    let home = folder("HF_HOME").or_else(|| Some(cache()?.join("huggingface"))).unwrap_or_default();
-    HubFolders {
-        hub: folder("HF_HUB_CACHE")
-            .or_else(|| folder("HUGGINGFACE_HUB_CACHE"))
-            .unwrap_or_else(|| home.join("hub")),
-        datasets: folder("HF_DATASETS_CACHE").unwrap_or_else(|| home.join("datasets")),
-    }
-}
-
-/// Whether there is a Hugging Face token where its libraries look for one.
-pub(crate) fn has_hub_token() -> bool {
-    let in_environment = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].iter().any(|name| folder(name).is_some());
-    let home = folder("HF_HOME").or_else(|| Some(cache()?.join("huggingface")));
-    let file = folder("HF_TOKEN_PATH").or_else(|| Some(home?.join("token")));
-    in_environment || file.is_some_and(|file| file.metadata().is_ok_and(|file| file.len() > 0))
+    let home = HubHome::from_env(&|name| std::env::var_os(name));
+    HubFolders { hub: home.hub, datasets: home.datasets }
 }
 
 /// The value of CUDA_VISIBLE_DEVICES, if it is set.

@@ -6,6 +6,8 @@ mod args;
 mod bench;
 mod chat;
 mod doctor;
+mod download;
+mod download_progress;
 mod dry_run;
 mod evaluate;
 mod export;
@@ -14,6 +16,7 @@ mod generate;
 mod gpu;
 mod gpu_of_rank;
 mod host;
+mod hub;
 mod launch;
 mod plan;
 mod prepare;
@@ -76,6 +79,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Download(args) => download::run(args).map(|()| ExitCode::SUCCESS),
         Command::Selftest(args) => selftest::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),

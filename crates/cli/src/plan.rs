@@ -7,13 +7,15 @@ use lockstep_shape::ModelShape;
 use lockstep_train::NumericsFingerprint;
 
 use crate::args::Plan;
+use crate::hub::Need;
 use crate::report::{self, Failure};
 use crate::train::boxed;
-use crate::{gpu, launch};
+use crate::{gpu, hub, launch};
 
 pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     let world = launch::world_settings(args.nnodes, args.nproc)?;
-    let (config, _) = report::load(Purpose::Plan, &args.run.settings, &world)?;
+    let (mut config, _) = report::load(Purpose::Plan, &args.run.settings, &world)?;
+    hub::provide(&mut config, &mut String::new(), Need::Plan)?;
     let (plan, _) = plan_of(&config)?;
     let mut text = lockstep_plan::memory_table(&plan);
     if args.schedule {

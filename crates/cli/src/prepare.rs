@@ -10,9 +10,10 @@ use lockstep_data::{DataError, Dataset, Tokenizer};
 use serde_json::{Value, json};
 
 use crate::args::Prepare;
-use crate::host;
+use crate::hub::Need;
 use crate::report::{self, Failure};
 use crate::train::boxed;
+use crate::{host, hub};
 
 /// There is neither a shared cache nor an output folder.
 #[derive(Debug)]
@@ -40,10 +41,11 @@ impl Fault for NoFolder {
 }
 
 pub(crate) fn run(args: &Prepare) -> Result<(), Failure> {
-    let (config, _) = report::load(Purpose::Prepare, &args.run.settings, &[])?;
+    let (mut config, _) = report::load(Purpose::Prepare, &args.run.settings, &[])?;
     if config.data.data_cache_dir.is_none() && config.output.output_dir.as_os_str().is_empty() {
         return Err(Box::new(NoFolder));
     }
+    hub::provide(&mut config, &mut String::new(), Need::Prepare)?;
     let mut tokenizer = lockstep_train::load_tokenizer(&config).map_err(boxed)?;
     let chat = lockstep_train::chat_encoder(&config, &mut tokenizer).map_err(boxed)?;
     let start = Instant::now();

@@ -12,9 +12,10 @@ use lockstep_plan::ModelId;
 use lockstep_train::{PreparedRun, TrainOutcome};
 
 use crate::args::Train;
+use crate::hub::Need;
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
-use crate::{dry_run, gpu, host, launch, ranks};
+use crate::{dry_run, gpu, host, hub, launch, ranks};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     if args.dry_run {
@@ -55,7 +56,9 @@ fn start(args: &Train) -> Result<ExitCode, Failure> {
 }
 
 pub(crate) fn alone(config: &RunConfig, text: &str, stopper: &Stopper) -> Result<ExitCode, Failure> {
-    train(config, text, None, stopper)
+    let (mut config, mut text) = (config.clone(), text.to_owned());
+    hub::provide(&mut config, &mut text, Need::Train)?;
+    train(&config, &text, None, stopper)
 }
 
 /// Trains as one of several ranks. Once it has joined, the other ranks learn how it ends.
@@ -69,7 +72,8 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
     let prepared = stopper
         .notify_through(&session)
         .and_then(|()| ranks::agree_on_restart_point(&mut session, &mut config, &mut text))
-        .map_err(launch_failed);
+        .map_err(launch_failed)
+        .and_then(|()| hub::provide_to_ranks(&mut session, &mut config, &mut text));
     let trained = prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
     let code = match trained {
         Ok(code) => code,

@@ -198,8 +198,7 @@ impl TrainError {
             TooLong { positions, .. } => return Some(format!("Set max_length to at most {positions}.")),
             NoVocabulary => "Set `vocab_size: N`, one more than the largest token id.",
             ModelMissing { .. } => {
-                "model_name_or_path must be a folder on this machine. Models are not downloaded automatically: download \
-                 the model first, for example with `hf download NAME --local-dir FOLDER`."
+                "Give a folder with a model, or the name of a model on the Hugging Face Hub, such as org/name."
             }
             UnusedTensors { .. } => {
                 "These weights belong to a different model than the one in the configuration."

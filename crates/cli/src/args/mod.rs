@@ -1,6 +1,7 @@
 //! The command line: commands and their flags.
 
 mod bench;
+mod download;
 mod model;
 mod parsers;
 mod train;
@@ -11,6 +12,7 @@ pub(crate) use bench::{
     Bench, BenchAttention, BenchCollectives, BenchCommand, BenchKernels, BenchMachine, BenchMatmul,
     BenchStep, Recompute,
 };
+pub(crate) use download::{Download, RepoType};
 pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
 pub(crate) use train::{JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, Train};
 
@@ -42,6 +44,9 @@ pub(crate) enum Command {
     /// Tokenize and pack the data of a run ahead of time
     #[command(after_help = train::SAMPLES)]
     Prepare(Prepare),
+    /// Download a model or a data set from the Hugging Face Hub
+    #[command(after_help = download::CACHE)]
+    Download(Download),
     /// Check the operations and training steps of this machine against references
     Selftest(Selftest),
     /// Measure the speed of this machine
