@@ -16,9 +16,13 @@ use crate::report::{self, Failure};
 #[derive(Debug)]
 enum DownloadError {
     /// Flags of a repository with a configuration.
-    NotARepo { flag: &'static str },
+    NotARepo {
+        flag: &'static str,
+    },
     NothingNamed,
-    NoData { name: String },
+    NoData {
+        name: String,
+    },
 }
 
 impl std::fmt::Display for DownloadError {

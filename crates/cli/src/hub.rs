@@ -11,8 +11,8 @@ use std::time::Duration;
 use lockstep_config::{InitialWeights, ModelSource, RunConfig, TokenizerChoice};
 use lockstep_data::{HubFolders, Named, files_of_splits, locate};
 use lockstep_hub::{
-    DownloadProgress, Hub, HubError, HubSettings, ModelFiles, Repo, RepoKind, ResolvedRepo, looks_like_repo,
-    model_files,
+    DownloadProgress, Hub, HubError, HubSettings, ModelFiles, NoDownloadProgress, Repo, RepoKind,
+    ResolvedRepo, looks_like_repo, model_files,
 };
 use lockstep_launch::Session;
 
@@ -85,11 +85,17 @@ pub(crate) fn provide(config: &mut RunConfig, text: &mut String, need: Need) -> 
         return Ok(());
     }
     let (hub, mut progress) = (open()?, progress());
+    // What is wrong with any of them is reported before anything large is downloaded.
+    let mut downloads = Vec::new();
     for wanted in wanted {
         if let Some(resolved) = wanted.resolve(&hub, config, &mut *progress)? {
-            let folder = wanted.download(&hub, config, &resolved, &mut *progress)?;
-            wanted.apply(config, text, &resolved.commit, folder);
+            let files = wanted.files(&hub, config, &resolved)?;
+            downloads.push((wanted, resolved, files));
         }
+    }
+    for (wanted, resolved, files) in downloads {
+        let folder = hub.download(&resolved, &files, &mut *progress).map_err(failed)?;
+        wanted.apply(config, text, &resolved.commit, folder);
     }
     Ok(())
 }
@@ -106,37 +112,33 @@ pub(crate) fn provide_to_ranks(
         return Ok(());
     }
     let (hub, mut progress) = (open()?, progress());
-    let mut resolved: Vec<Option<ResolvedRepo>> = vec![None; all.len()];
     let mut mine = Vec::new();
     if session.world().rank == 0 {
-        for (wanted, resolved) in all.iter().zip(&mut resolved) {
-            if !wanted.is_path(config) {
-                *resolved = wanted.resolve(&hub, config, &mut *progress)?;
+        for wanted in &all {
+            let resolved = match wanted.is_path(config) {
+                true => None,
+                false => wanted.resolve(&hub, config, &mut *progress)?,
+            };
+            if let Some(resolved) = &resolved {
+                wanted.files(&hub, config, resolved)?;
             }
-            mine.push(resolved.as_ref().map_or(LOCAL, |resolved| &resolved.commit).to_owned());
+            mine.push(resolved.map_or(LOCAL.into(), |resolved| resolved.commit));
         }
     }
     let values = session.exchange_within("the Hub's commits", mine.join(" ").as_bytes(), DOWNLOAD_TIMEOUT);
     let first = values.map_err(launch_failed)?.swap_remove(0);
     let commits = String::from_utf8_lossy(&first).into_owned();
-    let chosen: Vec<(&Wanted, &str, Option<ResolvedRepo>)> = all
-        .iter()
-        .zip(commits.split(' '))
-        .zip(resolved)
-        .map(|((wanted, commit), resolved)| (wanted, commit, resolved))
-        .filter(|(_, commit, _)| *commit != LOCAL)
-        .collect();
+    let chosen: Vec<(&Wanted, &str)> =
+        all.iter().zip(commits.split(' ')).filter(|(_, commit)| *commit != LOCAL).collect();
     if session.world().local_rank == 0 {
-        for (wanted, commit, resolved) in &chosen {
-            let resolved = match resolved {
-                Some(resolved) => resolved.clone(),
-                None => wanted.resolve_commit(&hub, commit, &mut *progress)?,
-            };
-            wanted.download(&hub, config, &resolved, &mut *progress)?;
+        for (wanted, commit) in &chosen {
+            let resolved = wanted.resolve_commit(&hub, commit, &mut *progress)?;
+            let files = wanted.files(&hub, config, &resolved)?;
+            hub.download(&resolved, &files, &mut *progress).map_err(failed)?;
         }
     }
     session.exchange_within("the downloads", &[], DOWNLOAD_TIMEOUT).map_err(launch_failed)?;
-    for (wanted, commit, _) in chosen {
+    for (wanted, commit) in chosen {
         wanted.apply(config, text, commit, hub.snapshot(&wanted.repo, commit));
     }
     Ok(())
@@ -202,7 +204,12 @@ impl Wanted {
         }
         let key = match self.role {
             Role::Model => config.model.revision.as_ref().map(|_| "model_revision"),
-            Role::Dataset => config.data.dataset.as_ref().and_then(|named| named.revision.as_ref()).map(|_| "dataset_revision"),
+            Role::Dataset => config
+                .data
+                .dataset
+                .as_ref()
+                .and_then(|named| named.revision.as_ref())
+                .map(|_| "dataset_revision"),
             Role::Tokenizer => None,
         };
         if let Some(key) = key {
@@ -256,38 +263,31 @@ impl Wanted {
         })
     }
 
-    /// Downloads what is needed and returns the folder.
-    fn download(
-        &self,
-        hub: &Hub,
-        config: &RunConfig,
-        resolved: &ResolvedRepo,
-        progress: &mut dyn DownloadProgress,
-    ) -> Result<PathBuf, Failure> {
-        let files = match (self.role, self.need, config.model.init) {
-            (Role::Dataset, ..) => return self.download_dataset(hub, config, resolved, progress),
+    /// The files that are needed.
+    fn files(&self, hub: &Hub, config: &RunConfig, resolved: &ResolvedRepo) -> Result<Vec<String>, Failure> {
+        let wanted = match (self.role, self.need, config.model.init) {
+            (Role::Dataset, ..) => return self.dataset_files(hub, config, resolved),
             (Role::Tokenizer, ..) => ModelFiles::Tokenizer,
             (Role::Model, Need::Train, InitialWeights::Pretrained) => ModelFiles::All,
             (Role::Model, ..) => ModelFiles::WithoutWeights,
         };
-        download_model(hub, resolved, files, progress)
+        model_files(&self.repo, &resolved.file_names(), wanted).map_err(failed)
     }
 
-    fn download_dataset(
+    /// The files of the splits that are needed. Downloads the card, which is small.
+    fn dataset_files(
         &self,
         hub: &Hub,
         config: &RunConfig,
         resolved: &ResolvedRepo,
-        progress: &mut dyn DownloadProgress,
-    ) -> Result<PathBuf, Failure> {
-        let card = hub.read_text(resolved, CARD, MAX_CARD_BYTES, progress).map_err(failed)?;
+    ) -> Result<Vec<String>, Failure> {
+        let card = hub.read_text(resolved, CARD, MAX_CARD_BYTES, &mut NoDownloadProgress).map_err(failed)?;
         let names: Vec<String> = resolved.file_names().into_iter().map(String::from).collect();
         let splits = splits(config, self.need);
         let splits: Vec<&str> = splits.iter().map(String::as_str).collect();
         let subset = config.data.dataset.as_ref().and_then(|named| named.config.as_deref());
-        let files = files_of_splits(self.repo.name(), subset, &splits, &names, card.as_deref());
-        let files = files.map_err(|e| -> Failure { Box::new(e) })?;
-        hub.download(resolved, &files, progress).map_err(failed)
+        files_of_splits(self.repo.name(), subset, &splits, &names, card.as_deref())
+            .map_err(|e| -> Failure { Box::new(e) })
     }
 
     /// Puts the folder into the configuration, and the commit into the text that checkpoints keep.

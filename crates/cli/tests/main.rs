@@ -15,6 +15,7 @@ mod export;
 mod first_save;
 mod generate;
 mod half_precision;
+mod hub;
 mod kill_and_resume;
 mod launch;
 mod launch_ends;

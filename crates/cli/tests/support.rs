@@ -74,6 +74,8 @@ impl Folder {
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockstep"));
         command.args(args).current_dir(self.temp.path()).stdin(Stdio::null());
+        // A misspelled folder may look like a name on the Hub, and no test may use the network.
+        command.env("HF_HUB_OFFLINE", "1");
         command
     }
 

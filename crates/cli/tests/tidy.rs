@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 const ARROWS: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("config", &["core"]),
+    ("hub", &["core"]),
     ("shape", &["core"]),
     ("plan", &["config", "shape"]),
     ("device", &["core"]),
@@ -21,7 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("launch", &["plan"]),
     ("observe", &["core"]),
     ("train", &["engine", "data", "ckpt", "observe"]),
-    ("cli", &["train", "launch"]),
+    ("cli", &["train", "launch", "hub"]),
 ];
 
 /// Help for tests: may depend on anything, and nothing but tests on it.

@@ -103,8 +103,11 @@ fn parse(text: &str) -> Result<Value, String> {
         flow_nesting_limit: MAX_DEPTH,
         block_nesting_limit: MAX_DEPTH,
     };
-    let mut reader =
-        Reader { parser: Parser::new_from_str_with_options(text, options), num_nodes: 0, anchors: Vec::new() };
+    let mut reader = Reader {
+        parser: Parser::new_from_str_with_options(text, options),
+        num_nodes: 0,
+        anchors: Vec::new(),
+    };
     loop {
         match reader.next()? {
             Event::StreamStart | Event::DocumentStart(..) => {}
@@ -203,8 +206,10 @@ mod tests {
 
     #[test]
     fn every_form_of_data_files() {
-        let found = of("license: mit\nconfigs:\n- config_name: en\n  default: true\n  data_files:\n  - split: train\n    \
-                        path: en/train-*\n  - split: test\n    path: [a, b]\n- config_name: de\n  data_dir: ./de/\n");
+        let found = of(
+            "license: mit\nconfigs:\n- config_name: en\n  default: true\n  data_files:\n  - split: train\n    \
+                        path: en/train-*\n  - split: test\n    path: [a, b]\n- config_name: de\n  data_dir: ./de/\n",
+        );
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].name.as_str(), found[0].is_default), ("en", true));
         assert_eq!(found[0].splits, owned(&[("train", &["en/train-*"]), ("test", &["a", "b"])]));
@@ -217,7 +222,14 @@ mod tests {
 
     #[test]
     fn cards_without_configs() {
-        for card in ["", "# Title\n", "---\nlicense: mit\n---\n", "---\n---\n", "---\nno end\n", "---\nconfigs:\n---\n"] {
+        for card in [
+            "",
+            "# Title\n",
+            "---\nlicense: mit\n---\n",
+            "---\n---\n",
+            "---\nno end\n",
+            "---\nconfigs:\n---\n",
+        ] {
             assert_eq!(configs(card), Ok(Vec::new()), "{card:?}");
         }
         assert_eq!(configs("\u{feff}---\r\nconfigs:\r\n- data_files: a\r\n---\r\n").unwrap().len(), 1);
@@ -225,8 +237,12 @@ mod tests {
 
     #[test]
     fn broken_cards_are_errors() {
-        for yaml in ["configs: [", "configs: x", "configs:\n- data_files: [{split: train}]", "configs:\n- data_files: [[a]]"]
-        {
+        for yaml in [
+            "configs: [",
+            "configs: x",
+            "configs:\n- data_files: [{split: train}]",
+            "configs:\n- data_files: [[a]]",
+        ] {
             assert!(configs(&format!("---\n{yaml}\n---\n")).is_err(), "{yaml}");
         }
         let bomb: String = (1..30).map(|i| format!("a{i}: &a{i} [*a{0}, *a{0}]\n", i - 1)).collect();

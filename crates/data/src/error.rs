@@ -37,6 +37,8 @@ pub enum DataError {
     NoSplit { name: String, split: String, splits: Vec<String>, looked: Vec<PathBuf> },
     #[error("dataset {name} has several configurations: {}", configs.join(", "))]
     WhichConfig { name: String, configs: Vec<String> },
+    #[error("dataset {name} has no configuration `{config}`; found {}", configs.join(", "))]
+    NoConfig { name: String, config: String, configs: Vec<String> },
     #[error("the card (README.md) of dataset {name} cannot be read: {why}")]
     BadCard { name: String, why: String },
     #[error("`columns` cannot rename `{name}`: no row format has a column of that name")]
@@ -173,6 +175,7 @@ impl Fault for DataError {
             | DataError::NoCompletion { .. }
             | DataError::UnknownColumn { .. }
             | DataError::WhichConfig { .. }
+            | DataError::NoConfig { .. }
             | DataError::TooFewRows { .. } => FaultClass::BadConfig,
             DataError::FileMissing { .. }
             | DataError::DatasetMissing { .. }
@@ -237,10 +240,13 @@ impl DataError {
                 CHECK_PATH.into()
             }
             DataError::DatasetMissing { name, .. } => {
-                format!("run `lockstep download {name} --repo-type dataset`, or list the files in train_files.")
+                format!(
+                    "run `lockstep download {name} --repo-type dataset`, or list the files in train_files."
+                )
             }
             DataError::BadCard { .. } => {
-                "list the files in train_files instead, and report the problem to the owners of the dataset.".into()
+                "list the files in train_files instead, and report the problem to the owners of the dataset."
+                    .into()
             }
             DataError::NoSplit { looked, .. } if looked.is_empty() => {
                 "set dataset_train_split or dataset_test_split to one of them.".into()
@@ -250,7 +256,9 @@ impl DataError {
                  searched {}.",
                 SearchedPaths(looked)
             ),
-            DataError::WhichConfig { .. } => "set dataset_config to one of them.".into(),
+            DataError::WhichConfig { .. } | DataError::NoConfig { .. } => {
+                "set dataset_config to one of them.".into()
+            }
             DataError::UnknownColumn { name } => match closest(name, KNOWN) {
                 Some(known) => format!("did you mean `{known}`?"),
                 None => format!("the columns that can be renamed are {}.", KNOWN.join(", ")),

@@ -262,7 +262,10 @@ mod tests {
 
     #[test]
     fn the_card_of_a_snapshot_is_read() {
-        let home = Home::new(&["hub/datasets--a--b/snapshots/c1/x.jsonl", "hub/datasets--a--b/snapshots/c1/y.jsonl"]);
+        let home = Home::new(&[
+            "hub/datasets--a--b/snapshots/c1/x.jsonl",
+            "hub/datasets--a--b/snapshots/c1/y.jsonl",
+        ]);
         let card = "---\nconfigs:\n- data_files:\n  - {split: train, path: y.jsonl}\n---\n";
         fs::write(home.0.path().join("hub/datasets--a--b/snapshots/c1/README.md"), card).unwrap();
         assert_eq!(home.find("a/b", None, "train").unwrap(), ["hub/datasets--a--b/snapshots/c1/y.jsonl"]);
@@ -281,6 +284,6 @@ mod tests {
         let root = "datasets/a___b/default/0.0.0/1f";
         assert_eq!(home.find("a/b", None, "train").unwrap(), [format!("{root}/b-train.arrow")]);
         assert_eq!(home.find("a/b", None, "test").unwrap().len(), 2);
-        insta::assert_snapshot!(home.find("a/b", Some("x"), "train").unwrap_err(), @"dataset a/b has several configurations: default");
+        insta::assert_snapshot!(home.find("a/b", Some("x"), "train").unwrap_err(), @"dataset a/b has no configuration `x`; found default");
     }
 }

@@ -66,7 +66,10 @@ impl Split {
             Split::Absent { splits } => {
                 DataError::NoSplit { name, split: named.split.into(), splits, looked }
             }
-            Split::Configs(configs) => DataError::WhichConfig { name, configs },
+            Split::Configs(configs) => match named.config {
+                Some(config) => DataError::NoConfig { name, config: config.into(), configs },
+                None => DataError::WhichConfig { name, configs },
+            },
         }
     }
 }
@@ -288,7 +291,7 @@ mod tests {
         assert_eq!(of("en", "heldout").unwrap(), [names[4], names[5]]);
         assert_eq!(of("de", "validation").unwrap(), [names[8]]);
         insta::assert_snapshot!(of("en", "test").unwrap_err(), @"dataset a/b has no split `test`; found train, heldout");
-        insta::assert_snapshot!(of("fr", "train").unwrap_err(), @"dataset a/b has several configurations: en, de");
+        insta::assert_snapshot!(of("fr", "train").unwrap_err(), @"dataset a/b has no configuration `fr`; found en, de");
         insta::assert_snapshot!(files(&names, CARD, None, "train").unwrap_err(), @"dataset a/b has several configurations: en, de");
         let default = format!("{CARD}  default: true\n");
         assert_eq!(files(&names, &default, None, "train").unwrap(), [names[7]]);
@@ -296,7 +299,9 @@ mod tests {
 
     #[test]
     fn cards_that_match_nothing() {
-        let of = |pattern: &str| files(&["a.tar", "b.jsonl"], &format!("configs:\n- data_files: {pattern}"), None, "train");
+        let of = |pattern: &str| {
+            files(&["a.tar", "b.jsonl"], &format!("configs:\n- data_files: {pattern}"), None, "train")
+        };
         assert_eq!(of("'*.jsonl'").unwrap(), ["b.jsonl"]);
         insta::assert_snapshot!(of("'*.tar'").unwrap_err(), @"a.tar is not a supported data file");
         insta::assert_snapshot!(of("'*.csv'").unwrap_err(), @"no file matches the pattern *.csv");
@@ -306,12 +311,19 @@ mod tests {
     #[test]
     fn file_names_decide_without_a_card() {
         let of = |names: &[&str], split: &str| files(names, "license: mit", None, split);
-        let shards = ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/val.parquet"];
+        let shards =
+            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/val.parquet"];
         assert_eq!(of(&shards, "train").unwrap(), shards[..2]);
         assert_eq!(of(&shards, "validation").unwrap(), shards[2..]);
         assert_eq!(of(&["test/1.csv", "train/1.csv", "README.md"], "test").unwrap(), ["test/1.csv"]);
-        assert_eq!(of(&["my_dev_set.jsonl", "rest.train.jsonl"], "validation").unwrap(), ["my_dev_set.jsonl"]);
-        assert_eq!(of(&["x.jsonl", "y.txt", ".gitattributes", "z.md"], "train").unwrap(), ["x.jsonl", "y.txt"]);
+        assert_eq!(
+            of(&["my_dev_set.jsonl", "rest.train.jsonl"], "validation").unwrap(),
+            ["my_dev_set.jsonl"]
+        );
+        assert_eq!(
+            of(&["x.jsonl", "y.txt", ".gitattributes", "z.md"], "train").unwrap(),
+            ["x.jsonl", "y.txt"]
+        );
         assert!(of(&["x.jsonl"], "test").is_err());
         insta::assert_snapshot!(of(&["load.py"], "train").unwrap_err(), @"dataset a/b has no split `train`; found no data files");
     }

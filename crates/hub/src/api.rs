@@ -28,9 +28,11 @@ impl RemoteFile {
     pub(crate) fn named(repo: &Repo, name: &str) -> Result<RemoteFile, HubError> {
         match file_name_problem(name) {
             None => Ok(RemoteFile { name: name.into(), size: None, hash: None }),
-            Some(why) => {
-                Err(HubError::UnsafeFileName { repo: repo.clone(), name: name.chars().take(200).collect(), why })
-            }
+            Some(why) => Err(HubError::UnsafeFileName {
+                repo: repo.clone(),
+                name: name.chars().take(200).collect(),
+                why,
+            }),
         }
     }
 }
@@ -120,7 +122,10 @@ mod tests {
         );
         let (commit, files) = parsed(&text).unwrap();
         assert_eq!(commit, SHA);
-        assert_eq!(files.iter().map(RemoteFile::name).collect::<Vec<_>>(), ["a.json", "b/c", "m.safetensors"]);
+        assert_eq!(
+            files.iter().map(RemoteFile::name).collect::<Vec<_>>(),
+            ["a.json", "b/c", "m.safetensors"]
+        );
         assert_eq!(files[0].hash, Some(ContentHash::GitSha1(SHA.into())));
         assert_eq!((files[1].size, &files[1].hash), (None, &None));
         assert_eq!(files[2].hash, Some(ContentHash::Sha256(oid)));

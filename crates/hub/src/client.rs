@@ -84,9 +84,13 @@ impl Hub {
         let attempts = self.settings.retry.attempts;
         let attempts = if cached.is_some() { attempts.min(ATTEMPTS_IF_CACHED) } else { attempts };
         match (self.request_files(repo, revision, attempts, progress), cached) {
-            (Ok((commit, files)), _) => {
-                Ok(ResolvedRepo { repo: repo.clone(), revision: revision.into(), commit, files, cached: None })
-            }
+            (Ok((commit, files)), _) => Ok(ResolvedRepo {
+                repo: repo.clone(),
+                revision: revision.into(),
+                commit,
+                files,
+                cached: None,
+            }),
             (Err(error), Some(commit)) if error.is_unreachable() => {
                 progress.note(&format!("{error}; using {repo} from the cache, commit {}", &commit[..12]));
                 self.from_cache(repo, revision, commit, CachedBecause::Unreachable)
@@ -231,6 +235,7 @@ impl Hub {
             true => Ok(()),
             false => Err(HubError::Incomplete {
                 repo: repo.clone(),
+                revision: resolved.revision.clone(),
                 files: needed,
                 offline: because == CachedBecause::Offline,
             }),

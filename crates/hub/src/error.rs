@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use lockstep_core::{Fault, FaultClass};
 
-use crate::repo::Repo;
+use crate::repo::{Repo, RepoKind};
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -62,7 +62,7 @@ pub enum HubError {
     #[error("{repo} (revision {revision}) is not in the cache {}, and HF_HUB_OFFLINE is set", cache.display())]
     Offline { repo: Repo, revision: String, cache: PathBuf },
     #[error("{repo} is incomplete in the cache{}: {} missing", offline_note(*offline), files.join(", "))]
-    Incomplete { repo: Repo, files: Vec<String>, offline: bool },
+    Incomplete { repo: Repo, revision: String, files: Vec<String>, offline: bool },
 
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -94,7 +94,8 @@ impl HubError {
     }
 
     fn access_hint(&self) -> Option<String> {
-        const SET_TOKEN: &str = "set HF_TOKEN to a token of an account that has access, or log in with `hf auth login`.";
+        const SET_TOKEN: &str =
+            "set HF_TOKEN to a token of an account that has access, or log in with `hf auth login`.";
         Some(match self {
             HubError::TokenRejected { .. } => {
                 "create a new token at https://huggingface.co/settings/tokens and set HF_TOKEN to it. Public \
@@ -126,20 +127,23 @@ impl HubError {
     }
 
     fn offline_hint(&self) -> Option<String> {
-        let (repo, revision) = match self {
-            HubError::Offline { repo, revision, .. } => (repo, Some(revision)),
-            HubError::Incomplete { repo, .. } => (repo, None),
+        let (repo, revision, offline) = match self {
+            HubError::Offline { repo, revision, .. } => (repo, revision.as_str(), true),
+            HubError::Incomplete { repo, revision, offline, .. } => (repo, revision.as_str(), *offline),
             _ => return None,
         };
-        let revision = revision
-            .filter(|revision| *revision != "main")
-            .map_or_else(String::new, |revision| format!(" --revision {revision}"));
-        Some(format!(
-            "run `lockstep download {} --repo-type {}{revision}` on a machine with network access and the same \
-             cache (HF_HOME), or unset HF_HUB_OFFLINE.",
-            repo.name(),
-            repo.kind()
-        ))
+        let kind = match repo.kind() {
+            RepoKind::Model => "",
+            RepoKind::Dataset => " --repo-type dataset",
+        };
+        let revision = if revision == "main" { String::new() } else { format!(" --revision {revision}") };
+        let command = format!("lockstep download {}{kind}{revision}", repo.name());
+        Some(match offline {
+            true => format!(
+                "unset HF_HUB_OFFLINE, or run `{command}` on a machine with a network and the same cache (HF_HOME)."
+            ),
+            false => format!("run `{command}` when the network is back."),
+        })
     }
 }
 

@@ -182,7 +182,11 @@ impl Http {
         };
         let Some(target) = from.join(location) else {
             let target = printable(location.split('?').next().unwrap_or_default());
-            return Err(HubError::BadRedirect { origin, target, why: "this is not an http or https address" });
+            return Err(HubError::BadRedirect {
+                origin,
+                target,
+                why: "this is not an http or https address",
+            });
         };
         if from.is_https() && !target.is_https() {
             let why = "the connection would no longer be encrypted";

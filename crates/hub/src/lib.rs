@@ -5,8 +5,8 @@
 //! file is compared with its size and hash before it gets its final name. The token is sent to the endpoint's own host
 //! only, also when the endpoint redirects elsewhere.
 //!
-//! This crate neither prints nor reads the environment: the caller passes in what it has read ([`HubSettings`]) and
-//! shows the progress ([`DownloadProgress`]). Which files of a data set a run needs is decided by the caller, too.
+//! This crate neither prints nor reads the environment, except for the proxy, whose variables the HTTP library reads: the
+//! caller passes in what it has read ([`HubSettings`]) and shows the progress ([`DownloadProgress`]). Which files of a data set a run needs is decided by the caller, too.
 //!
 //! Not implemented: uploads, parallel downloads, and the Xet protocol (its files are served over HTTP as well).
 

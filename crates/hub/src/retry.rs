@@ -108,7 +108,8 @@ mod tests {
 
     #[test]
     fn waits_grow_and_end() {
-        let policy = RetryPolicy { attempts: 4, max_wait: Duration::from_millis(1500), ..RetryPolicy::default() };
+        let policy =
+            RetryPolicy { attempts: 4, max_wait: Duration::from_millis(1500), ..RetryPolicy::default() };
         let ms = |failures, after: Option<u64>| {
             wait_after(&policy, failures, after.map(Duration::from_secs)).map(|wait| wait.as_millis())
         };

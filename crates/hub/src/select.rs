@@ -68,7 +68,8 @@ fn weights<'a>(repo: &Repo, names: &[&'a str]) -> Result<Vec<&'a str>, HubError>
     if !others.is_empty() {
         return Ok(others);
     }
-    let is_pickled = |name: &&str| PICKLED.iter().any(|end| name.ends_with(end)) && *name != "training_args.bin";
+    let is_pickled =
+        |name: &&str| PICKLED.iter().any(|end| name.ends_with(end)) && *name != "training_args.bin";
     let pickled: Vec<String> = names.iter().copied().filter(is_pickled).take(3).map(String::from).collect();
     match pickled.is_empty() {
         true => Err(HubError::NoWeights { repo: repo.clone() }),

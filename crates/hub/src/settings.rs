@@ -138,9 +138,8 @@ mod tests {
     use super::*;
 
     fn read(pairs: &[(&str, &str)]) -> Result<HubSettings, HubError> {
-        let get = |name: &str| {
-            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
-        };
+        let get =
+            |name: &str| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value));
         HubSettings::from_env(&get)
     }
 

@@ -91,8 +91,7 @@ impl Transfer<'_> {
             done = start_anew(&mut file, &path)?;
         }
         if self.size != Some(done) || done == 0 {
-            let answer =
-                self.http.send(Method::Get, &self.url, (done > 0).then_some(done), self.subject);
+            let answer = self.http.send(Method::Get, &self.url, (done > 0).then_some(done), self.subject);
             let answer = match answer {
                 // The range is not there: what we have does not belong to this file.
                 Err(Failed::Permanent(HubError::Status { status: 416, .. })) if done > 0 => {

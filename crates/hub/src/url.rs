@@ -133,7 +133,9 @@ mod tests {
     fn origins_are_compared_with_their_default_ports() {
         let hub = url("https://Hub.example/a");
         assert!(hub.same_origin(&url("https://hub.example:443/b?x")));
-        for other in ["http://hub.example/", "https://hub.example:444/", "https://hub.example.evil/", "https://a/"] {
+        for other in
+            ["http://hub.example/", "https://hub.example:444/", "https://hub.example.evil/", "https://a/"]
+        {
             assert!(!hub.same_origin(&url(other)), "{other}");
         }
         assert!(url("http://[::1]:80/").same_origin(&url("http://[::1]/")));
@@ -146,7 +148,9 @@ mod tests {
         assert_eq!(base.join("y").unwrap().request_text(), "https://hub.example/a/y");
         assert_eq!(base.join("//cdn.example/x").unwrap().request_text(), "https://cdn.example/x");
         assert_eq!(base.join("http://cdn.example").unwrap().request_text(), "http://cdn.example");
-        for bad in ["ftp://x/y", "file:///etc/passwd", "https://", "https://a@b/", "https://a b/", "/x\r\nY: z"] {
+        for bad in
+            ["ftp://x/y", "file:///etc/passwd", "https://", "https://a@b/", "https://a b/", "/x\r\nY: z"]
+        {
             assert_eq!(base.join(bad), None, "{bad}");
         }
     }

@@ -77,7 +77,8 @@ fn download(hub: &Hub, revision: &str, files: &[&str]) -> Result<PathBuf, HubErr
 
 /// An error's text and hint, with the server's address left out and never with the token.
 fn told(error: &HubError, server: &HubStandIn) -> String {
-    let text = format!("{error}\n{}\nexit code {}", error.hint().unwrap_or_default(), error.class().exit_code());
+    let text =
+        format!("{error}\n{}\nexit code {}", error.hint().unwrap_or_default(), error.class().exit_code());
     assert!(!text.contains(TOKEN) && !format!("{error:?}").contains(TOKEN));
     text.replace(&server.endpoint(), "http://hub")
 }
@@ -390,7 +391,7 @@ fn offline_nothing_is_requested() {
     let text = told(&error, &fixture.server).replace(&fixture.home.path().display().to_string(), "HOME");
     insta::assert_snapshot!(text, @r"
     model org/name (revision main) is not in the cache HOME/hub, and HF_HUB_OFFLINE is set
-    run `lockstep download org/name --repo-type model` on a machine with network access and the same cache (HF_HOME), or unset HF_HUB_OFFLINE.
+    unset HF_HUB_OFFLINE, or run `lockstep download org/name` on a machine with a network and the same cache (HF_HOME).
     exit code 66
     ");
     assert_eq!(fixture.server.requests(), []);

@@ -121,18 +121,14 @@ impl HubStandIn {
         self.add("datasets", name, files)
     }
 
-    /// Adds a model with the files of a folder.
+    /// Adds a model with the files in a folder and below.
     pub fn add_model_folder(&self, name: &str, folder: &Path) -> String {
-        let mut files = Vec::new();
-        for entry in folder.read_dir().expect("the folder is readable") {
-            let path = entry.expect("the folder is readable").path();
-            if path.is_file() {
-                let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                files.push((name, std::fs::read(&path).expect("the file is readable")));
-            }
-        }
-        let files: Vec<(&str, &[u8])> = files.iter().map(|(name, c)| (name.as_str(), c.as_slice())).collect();
-        self.add_model(name, &files)
+        self.add_folder("models", name, folder)
+    }
+
+    /// Adds a data set with the files in a folder and below.
+    pub fn add_dataset_folder(&self, name: &str, folder: &Path) -> String {
+        self.add_folder("datasets", name, folder)
     }
 
     /// Misbehaves for the next `times` requests whose path contains `path`.
@@ -169,6 +165,25 @@ impl HubStandIn {
 
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    fn add_folder(&self, kind: &str, name: &str, folder: &Path) -> String {
+        let mut files = Vec::new();
+        let mut open = vec![folder.to_path_buf()];
+        while let Some(dir) = open.pop() {
+            for entry in dir.read_dir().expect("the folder is readable") {
+                let path = entry.expect("the folder is readable").path();
+                if path.is_dir() {
+                    open.push(path);
+                } else {
+                    let below = path.strip_prefix(folder).expect("it was found there").to_string_lossy();
+                    files.push((below.into_owned(), std::fs::read(&path).expect("the file is readable")));
+                }
+            }
+        }
+        files.sort();
+        let files: Vec<(&str, &[u8])> = files.iter().map(|(name, c)| (name.as_str(), c.as_slice())).collect();
+        self.add(kind, name, &files)
     }
 
     fn add(&self, kind: &str, name: &str, files: &[(&str, &[u8])]) -> String {
@@ -282,8 +297,10 @@ impl Connection {
 
     fn next_misbehavior(&self, path: &str) -> Option<Misbehavior> {
         let mut state = lock(&self.state);
-        let (_, left, how) =
-            state.misbehaviors.iter_mut().find(|(part, left, _)| *left > 0 && path.contains(part.as_str()))?;
+        let (_, left, how) = state
+            .misbehaviors
+            .iter_mut()
+            .find(|(part, left, _)| *left > 0 && path.contains(part.as_str()))?;
         *left -= 1;
         Some(how.clone())
     }
@@ -311,10 +328,10 @@ impl Connection {
         };
         let key = if name.starts_with("datasets/") { name.to_owned() } else { format!("models/{name}") };
         let file = rest.split_once('/').map_or("", |(_, file)| file).replace("%20", " ");
-        match state.repos.get(&key).map(|repo| repo.files.get(&file)) {
-            None => Reply::error(404, "RepoNotFound"),
-            Some(None) => Reply::error(404, "EntryNotFound"),
-            Some(Some(file)) if file.large => {
+        let Some(repo) = state.repos.get(&key) else { return Reply::error(404, "RepoNotFound") };
+        let mut reply = match repo.files.get(&file) {
+            None => return Reply::error(404, "EntryNotFound"),
+            Some(file) if file.large => {
                 let here = format!("http://{}", self.addr);
                 let host = state.storage_endpoint.as_ref().unwrap_or(&here);
                 let location = format!("{host}/storage/{}", file.etag);
@@ -322,8 +339,10 @@ impl Connection {
                 let headers = [("Location", &*location), ("X-Linked-Etag", &etag), ("X-Linked-Size", &size)];
                 Reply::new(302, &headers, Vec::new())
             }
-            Some(Some(file)) => file_reply(&file.content, &file.etag, request, wrong),
-        }
+            Some(file) => file_reply(&file.content, &file.etag, request, wrong),
+        };
+        reply.headers.push(("X-Repo-Commit".into(), repo.commit.clone()));
+        reply
     }
 
     fn write(&mut self, request: &SeenRequest, reply: &Reply) -> std::io::Result<()> {
@@ -353,7 +372,9 @@ fn list(repo: &StoredRepo, hide_blobs: bool) -> Vec<u8> {
         }
     };
     let files: Vec<_> = repo.files.iter().map(file).collect();
-    json!({ "sha": repo.commit, "private": false, "gated": false, "siblings": files }).to_string().into_bytes()
+    json!({ "sha": repo.commit, "private": false, "gated": false, "siblings": files })
+        .to_string()
+        .into_bytes()
 }
 
 /// A file, or the requested part of it.
@@ -364,7 +385,8 @@ fn file_reply(
     wrong: Option<Misbehavior>,
 ) -> Reply {
     let range = request.range.as_ref().filter(|_| wrong != Some(Misbehavior::IgnoreRange));
-    let start = range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
+    let start =
+        range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
     let etag = format!("\"{etag}\"");
     let mut reply = match start {
         None => Reply::new(200, &[("ETag", &etag)], content.to_vec()),

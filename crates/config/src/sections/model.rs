@@ -52,7 +52,11 @@ impl ModelConfig {
                 None
             }
             (Some(folder), None) => r
-                .text_of(&folder.spelled, "the path of a model folder or the name of a model on the Hub", &folder.node)
+                .text_of(
+                    &folder.spelled,
+                    "the path of a model folder or the name of a model on the Hub",
+                    &folder.node,
+                )
                 .map(|path| ModelSource::Folder(path.into())),
             (None, Some(model)) => named_or_explicit(r, &model.node),
             (None, None) => {
