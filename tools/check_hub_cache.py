@@ -15,11 +15,11 @@ import tempfile
 
 
 def tree(root):
-    """Every file and link below `root`, without lock files and huggingface_hub's own marks."""
+    """Every file and link below `root`, without lock files and the lists of files that huggingface_hub keeps."""
     found = {}
     for path in sorted(pathlib.Path(root).rglob("*")):
         name = str(path.relative_to(root))
-        if name.startswith(".locks") or path.name in ("CACHEDIR.TAG", "version.txt") or ".no_exist" in path.parts:
+        if name.startswith(".locks") or path.name == "CACHEDIR.TAG" or "trees" in path.parts:
             continue
         if path.is_symlink():
             found[name] = ("link", os.readlink(path))

@@ -40,8 +40,8 @@ fn a_data_set_that_is_not_here() {
         .unwrap();
     assert_eq!(ran.status.code(), Some(66));
     assert_snapshot!(String::from_utf8(ran.stderr).unwrap(), @r"
-    error: dataset owner/name is not on this machine; searched hf/hub/datasets--owner--name and hf/datasets/owner___name
-    hint: datasets are not downloaded automatically: run `hf download --repo-type dataset owner/name` first, or list the files in train_files.
+    error: dataset owner/name (revision main) is not in the cache hf/hub, and HF_HUB_OFFLINE is set
+    hint: unset HF_HUB_OFFLINE, or run `lockstep download owner/name --repo-type dataset` on a machine with a network and the same cache (HF_HOME).
     ");
 }
 

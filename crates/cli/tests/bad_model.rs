@@ -33,7 +33,7 @@ fn with_config(code: i32, from: &str, to: &str) -> String {
 fn no_folder() {
     assert_snapshot!(Folder::new(TUNE).train_refused(&[], 66), @r"
     error: model folder model does not exist
-    hint: model_name_or_path must be a folder on this machine. Models are not downloaded automatically: download the model first, for example with `hf download NAME --local-dir FOLDER`.
+    hint: give a folder with a model, or the name of a model on the Hugging Face Hub, such as org/name.
     ");
 }
 

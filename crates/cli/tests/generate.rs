@@ -69,7 +69,7 @@ fn what_cannot_be_generated_from_is_told() {
     ");
     assert_snapshot!(folder.refused(&["generate", "nowhere", "-p", "x"], 66), @r"
     error: model folder nowhere does not exist
-    hint: model_name_or_path must be a folder on this machine. Models are not downloaded automatically: download the model first, for example with `hf download NAME --local-dir FOLDER`.
+    hint: give a folder with a model, or the name of a model on the Hugging Face Hub, such as org/name.
     ");
     folder.write("p.jsonl", "{\"prompt\": \"one\"}\n{\"text\": \"two\"}\n");
     assert_snapshot!(folder.refused(&["generate", "out", "--prompts", "p.jsonl"], 65), @r"

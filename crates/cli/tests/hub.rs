@@ -38,11 +38,11 @@ impl HubFolder {
         folder.write("model/README.md", "# A model");
         let model_commit = hub.add_model_folder("org/model", &folder.path("model"));
         fs::remove_dir_all(folder.path("model")).unwrap();
-        let data = rows(8);
+        let (data, more) = (rows(8), rows(4));
         let files: [(&str, &[u8]); 5] = [
             ("README.md", CARD.as_bytes()),
             ("rows-1.jsonl", data.as_bytes()),
-            ("rows-2.jsonl", data.as_bytes()),
+            ("rows-2.jsonl", more.as_bytes()),
             ("held-out.jsonl", data.as_bytes()),
             ("not-declared.jsonl", b"{}"),
         ];

@@ -53,13 +53,13 @@ impl HubHome {
 pub struct Limits {
     /// The size of a JSON answer.
     pub json_bytes: u64,
-    /// The number of files of a repository.
+    /// The number of files of a repository. The Hub cuts longer lists.
     pub num_files: usize,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { json_bytes: 64 << 20, num_files: 200_000 }
+        Limits { json_bytes: 64 << 20, num_files: 50_000 }
     }
 }
 

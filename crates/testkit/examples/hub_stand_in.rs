@@ -12,7 +12,8 @@ use std::path::Path;
 use lockstep_testkit::HubStandIn;
 
 fn main() {
-    let hub = HubStandIn::start();
+    // Large files come from another address, as they do from the Hub.
+    let (hub, storage) = (HubStandIn::start(), HubStandIn::start());
     for arg in std::env::args().skip(1) {
         let (name, folder) = arg.split_once('=').expect("models/NAME=FOLDER or datasets/NAME=FOLDER");
         match (name.strip_prefix("models/"), name.strip_prefix("datasets/")) {
@@ -21,6 +22,7 @@ fn main() {
             _ => panic!("{name} begins with neither models/ nor datasets/"),
         };
     }
+    hub.store_on(&storage);
     println!("{}", hub.endpoint());
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

@@ -20,6 +20,9 @@ use sha2::Sha256;
 /// Connections that send nothing are closed, so that no test hangs.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The size of the text that stands for a large file in git.
+const POINTER_BYTES: u64 = 134;
+
 /// What the stand-in does wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misbehavior {
@@ -313,6 +316,12 @@ impl Connection {
                 None => Reply::error(403, "AccessDenied"),
             };
         }
+        if let Some((name, _)) = path.strip_prefix("/api/").and_then(|rest| rest.split_once("/tree/")) {
+            return match state.repos.get(name) {
+                None => Reply::error(404, "RepoNotFound"),
+                Some(repo) => Reply::new(200, &[], tree(repo)),
+            };
+        }
         if let Some((name, _)) = path.strip_prefix("/api/").and_then(|rest| rest.split_once("/revision/")) {
             let revision = path.rsplit('/').next().unwrap_or_default();
             return match state.repos.get(name) {
@@ -320,7 +329,7 @@ impl Connection {
                 Some(repo) if revision != "main" && revision != repo.commit => {
                     Reply::error(404, "RevisionNotFound")
                 }
-                Some(repo) => Reply::new(200, &[], list(repo, state.hide_blobs)),
+                Some(repo) => Reply::new(200, &[], list(name, repo, state.hide_blobs)),
             };
         }
         let Some((name, rest)) = path.trim_start_matches('/').split_once("/resolve/") else {
@@ -360,21 +369,35 @@ impl Connection {
 }
 
 /// The list of a repository's files, as the Hub's API sends it.
-fn list(repo: &StoredRepo, hide_blobs: bool) -> Vec<u8> {
+fn list(name: &str, repo: &StoredRepo, hide_blobs: bool) -> Vec<u8> {
     let file = |(name, file): (&String, &StoredFile)| {
         let size = file.content.len();
         match (hide_blobs, file.large) {
             (true, _) => json!({ "rfilename": name }),
             (false, true) => {
-                json!({ "rfilename": name, "size": size, "lfs": { "sha256": file.etag, "size": size } })
+                let lfs = json!({ "sha256": file.etag, "size": size, "pointerSize": POINTER_BYTES });
+                json!({ "rfilename": name, "size": size, "lfs": lfs })
             }
             (false, false) => json!({ "rfilename": name, "size": size, "blobId": file.etag }),
         }
     };
     let files: Vec<_> = repo.files.iter().map(file).collect();
-    json!({ "sha": repo.commit, "private": false, "gated": false, "siblings": files })
-        .to_string()
-        .into_bytes()
+    let id = name.split_once('/').map_or(name, |(_, id)| id);
+    json!({ "id": id, "sha": repo.commit, "private": false, "siblings": files }).to_string().into_bytes()
+}
+
+/// The same list in the form that `huggingface_hub` asks for.
+fn tree(repo: &StoredRepo) -> Vec<u8> {
+    let file = |(name, file): (&String, &StoredFile)| {
+        let size = file.content.len();
+        let mut entry = json!({ "type": "file", "path": name, "oid": "0".repeat(40), "size": size });
+        match file.large {
+            true => entry["lfs"] = json!({ "oid": file.etag, "size": size, "pointerSize": POINTER_BYTES }),
+            false => entry["oid"] = file.etag.as_str().into(),
+        }
+        entry
+    };
+    json!(repo.files.iter().map(file).collect::<Vec<_>>()).to_string().into_bytes()
 }
 
 /// A file, or the requested part of it.
