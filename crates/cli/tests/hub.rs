@@ -1,7 +1,8 @@
 //! Models and data sets by their names, from a stand-in for the Hub: what is downloaded, by whom, and what errors say.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use insta::assert_snapshot;
 use lockstep_testkit::{HubStandIn, Misbehavior};
@@ -219,6 +220,38 @@ fn downloads_ahead_of_a_run() {
     let mut train = names.command(&["train", "run.yaml"]);
     let trained = ran(train.env("HF_HUB_OFFLINE", "1").output().unwrap());
     assert_eq!(trained.code, Some(0), "{trained:#?}");
+}
+
+#[test]
+fn two_processes_download_each_file_once() {
+    let names = HubFolder::new();
+    let download = || names.command(&["download", "org/model"]);
+    let both = together(vec![download(), download()]);
+    assert!(both.iter().all(|ran| ran.code == Some(0)), "{both:#?}");
+    assert_eq!((names.sent("model.safetensors"), names.sent("tokenizer.json")), (1, 1));
+}
+
+/// A killed process leaves a lock file and a part of a file behind. Neither is in the way of the next one.
+#[test]
+fn a_killed_download_is_continued() {
+    let names = HubFolder::new();
+    let stall = Misbehavior::StallAfter(1000, Duration::from_secs(20));
+    names.hub.misbehave("/storage/", 1, stall);
+    let mut killed = names.command(&["download", "org/model"]).stderr(Stdio::null()).spawn().unwrap();
+    let part = || {
+        let blobs = fs::read_dir(names.folder.path("hf/hub/models--org--model/blobs")).into_iter().flatten();
+        let parts = blobs.filter_map(|entry| entry.unwrap().metadata().ok()).map(|found| found.len());
+        parts.filter(|length| *length == 1000).count()
+    };
+    let start = Instant::now();
+    while part() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing was downloaded");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    names.succeeds(&["download", "org/model"]);
+    assert!(names.hub.requests().iter().any(|r| r.range.as_deref() == Some("bytes=1000-")));
 }
 
 #[test]

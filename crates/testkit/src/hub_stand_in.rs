@@ -36,6 +36,8 @@ pub enum Misbehavior {
     IgnoreRange,
     /// Send nothing for so long, then close the connection.
     Stall(Duration),
+    /// Send so many bytes of a file, then nothing for so long, then close the connection.
+    StallAfter(usize, Duration),
     /// Answer with a status and headers.
     Status(u16, Vec<(String, String)>),
     /// Redirect to an address.
@@ -247,12 +249,14 @@ struct Reply {
     body: Arc<Vec<u8>>,
     /// Close the connection after so many bytes of the body.
     cut_after: Option<usize>,
+    /// How long to wait before that.
+    stall: Duration,
 }
 
 impl Reply {
     fn new(status: u16, headers: &[(&str, &str)], body: Vec<u8>) -> Reply {
         let headers = headers.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-        Reply { status, headers, body: Arc::new(body), cut_after: None }
+        Reply { status, headers, body: Arc::new(body), cut_after: None, stall: Duration::ZERO }
     }
 
     fn error(status: u16, code: &str) -> Reply {
@@ -290,7 +294,7 @@ impl Connection {
                 None
             }
             Some(Misbehavior::Status(status, headers)) => {
-                Some(Reply { status, headers, body: Arc::default(), cut_after: None })
+                Some(Reply { headers, ..Reply::new(status, &[], Vec::new()) })
             }
             Some(Misbehavior::Redirect(to)) => Some(Reply::new(302, &[("Location", &to)], Vec::new())),
             Some(Misbehavior::Body(body)) => Some(Reply::new(200, &[], body)),
@@ -364,7 +368,9 @@ impl Connection {
             let end = reply.cut_after.unwrap_or(reply.body.len()).min(reply.body.len());
             self.stream.write_all(&reply.body[..end])?;
         }
-        self.stream.flush()
+        self.stream.flush()?;
+        std::thread::sleep(reply.stall);
+        Ok(())
     }
 }
 
@@ -421,6 +427,7 @@ fn file_reply(
     };
     match wrong {
         Some(Misbehavior::CutAfter(bytes)) => reply.cut_after = Some(bytes),
+        Some(Misbehavior::StallAfter(bytes, time)) => (reply.cut_after, reply.stall) = (Some(bytes), time),
         Some(Misbehavior::TooShort) => _ = Arc::make_mut(&mut reply.body).pop(),
         Some(Misbehavior::Corrupt) => {
             if let Some(byte) = Arc::make_mut(&mut reply.body).first_mut() {
