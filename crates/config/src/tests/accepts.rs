@@ -13,6 +13,7 @@ fn defaults_are_those_of_the_reference_page() {
         config.model,
         ModelConfig {
             source: ModelSource::Named("15m".into()),
+            revision: None,
             vocab_size: None,
             init: InitialWeights::Random,
             attention_dropout: None,
