@@ -1,22 +1,19 @@
-//! Where prepared data lies, and who may write it.
+//! The cache of prepared data, which all runs of a user may share.
 //!
-//! A file is named by a hash of all that decides its content: the data files, the tokenizer, the template,
-//! the settings and the version of the format. So it never goes stale, and it need not be removed when
-//! something changes. Whoever comes first holds a lock file while the data is made; others wait for the
-//! lock and then find the file. A process that is killed gives the lock back, and what it left unfinished
-//! is written over.
+//! The name of a file is a hash of everything that determines its content: the content of the data files (not their
+//! paths), the tokenizer, the template, the settings and the version of the format. So a file is never stale, and
+//! another run with the same data finds it. The first process holds a lock file while it prepares the data; others wait
+//! for the lock and then find the file. A process that is killed releases the lock, and the next one overwrites its
+//! unfinished file.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
-use crate::{DataError, DataSpec, Dataset, EncodeChat, LockFile, Tokenizer, store};
+use crate::read::{FileKind, compression};
+use crate::{DataError, DataSpec, Dataset, EncodeChat, LockFile, Tokenizer, content, store};
 
-/// Files up to this size are known by their content, larger ones by size and time of change.
-const HASHED_BYTES: u64 = 1 << 20;
-
-/// The name of what `spec` comes to over `files`.
+/// The name of the prepared data of `files`.
 pub(crate) fn key(
     spec: &DataSpec,
     files: &[PathBuf],
@@ -36,25 +33,12 @@ pub(crate) fn key(
     let settings = (max_length, packing, truncation, on_long_row, completion_only_loss, on_bad_row);
     part(format!("{settings:?} {:?} {:?}", spec.columns.renamed(), spec.part).as_bytes());
     for file in files {
-        part(file.as_os_str().as_encoded_bytes());
-        identity(file, &mut part).map_err(|source| DataError::Read { path: file.clone(), source })?;
+        // The name determines the format.
+        part(format!("{:?} {:?}", FileKind::of(file), compression(file)).as_bytes());
+        let hash = content::hash(file, &spec.cache_dir);
+        part(hash.map_err(|source| DataError::Read { path: file.clone(), source })?.as_bytes());
     }
     Ok(hasher.finalize().to_hex()[..32].to_string())
-}
-
-fn identity(file: &Path, part: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-    let found = file.metadata()?;
-    part(&found.len().to_le_bytes());
-    if found.len() <= HASHED_BYTES {
-        let mut content = Vec::new();
-        fs::File::open(file)?.take(HASHED_BYTES).read_to_end(&mut content)?;
-        part(&content);
-        return Ok(());
-    }
-    part(file.canonicalize()?.as_os_str().as_encoded_bytes());
-    let changed = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
-    part(&changed.as_nanos().to_le_bytes());
-    Ok(())
 }
 
 /// What a cache has under a key.

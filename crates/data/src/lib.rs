@@ -16,6 +16,7 @@ mod byte_level;
 mod cache;
 mod chat;
 mod columns;
+mod content;
 mod dataset;
 mod doc;
 mod encode;
