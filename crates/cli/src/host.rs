@@ -79,6 +79,6 @@ pub(crate) fn cache() -> Option<PathBuf> {
 }
 
 /// The path in an environment variable, if it is set and not empty.
-fn folder(name: &str) -> Option<PathBuf> {
+pub(crate) fn folder(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)
 }

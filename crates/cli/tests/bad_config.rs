@@ -19,7 +19,7 @@ fn misspelt_key() {
       hint: did you mean `learning_rate`?
     ");
     assert_snapshot!(refused(&["max_setps=3"], 64), @r"
-    error: flag max_setps=3: unknown key `max_setps`
+    error: argument max_setps=3: unknown key `max_setps`
       hint: did you mean `max_steps`?
     ");
 }
@@ -55,7 +55,7 @@ fn several_at_once() {
        | ^^^^^^^^^^
       hint: use `strategy: zero1`, `zero2` or `zero3`.
 
-    flag learning_rate=fast: `learning_rate` expects a number, found `fast`
+    argument learning_rate=fast: `learning_rate` expects a number, found `fast`
     ");
 }
 
@@ -197,9 +197,9 @@ fn a_pattern_that_freezes_nothing() {
 
 #[test]
 fn momentum_of_the_wrong_optimizer() {
-    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @r"error: flag nesterov=true: `nesterov` must be false unless `momentum` is above 0, found true");
+    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @r"error: argument nesterov=true: `nesterov` must be false unless `momentum` is above 0, found true");
     assert_snapshot!(refused(&["optim=muon"], 64), @r"
-    error: flag optim=muon: `optim: muon` is known, but not implemented yet
+    error: argument optim=muon: `optim: muon` is known, but not implemented yet
       hint: use `optim: adamw`, `sgd` or `lion`.
     ");
 }

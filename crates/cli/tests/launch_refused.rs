@@ -1,4 +1,4 @@
-//! Worlds that cannot start, and what is said of them.
+//! Worlds that cannot start, and their errors.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -19,9 +19,9 @@ fn refused(config: &str, variables: &str, code: i32) -> String {
     ran.stderr
 }
 
-/// Flags of `launch`, refused.
+/// Flags of the launcher, refused.
 fn flags(args: &str, code: i32) -> String {
-    let args: Vec<&str> = ["launch"].into_iter().chain(args.split_whitespace()).chain(["run.yaml"]).collect();
+    let args: Vec<&str> = ["train"].into_iter().chain(args.split_whitespace()).chain(["run.yaml"]).collect();
     Folder::new(RUN).refused(&args, code)
 }
 
@@ -76,19 +76,19 @@ fn flags_that_cannot_be() {
     hint: give the host name or address of node 0 with --master-addr.
     ");
     let folder = Folder::new(RUN);
-    let nested = folder.command(&["launch", "run.yaml"]).env("RANK", "0").output().unwrap();
+    let nested = folder.command(&["train", "run.yaml", "--nproc", "2"]).env("RANK", "0").output().unwrap();
     assert_snapshot!(String::from_utf8(nested.stderr).unwrap(), @r"
     error: ranks were to be started, but this process is a rank already (RANK is 0)
     hint: leave out --nproc under another launcher, or unset RANK.
     ");
 }
 
-/// Told by the launcher, once.
+/// The launcher reports it, once.
 #[test]
 fn a_bad_configuration_starts_no_rank() {
     let args = ["launch", "--nproc-per-node", "4", "run.yaml", "max_setps=3"];
     assert_snapshot!(Folder::new(RUN).refused(&args, 64), @r"
-    error: flag max_setps=3: unknown key `max_setps`
+    error: argument max_setps=3: unknown key `max_setps`
       hint: did you mean `max_steps`?
     ");
 }

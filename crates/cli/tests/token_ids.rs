@@ -120,6 +120,6 @@ fn text_is_asked_of_no_model_without_a_tokenizer() {
     ");
     folder.refused(&["chat", "out"], 66);
     folder.write("text.jsonl", crate::support::rows(2));
-    let text = folder.refused(&["eval", "out", "eval_files=text.jsonl", "data_cache_dir=out/cache"], 66);
+    let text = folder.refused(&["eval", "out", "eval_files=text.jsonl"], 66);
     assert!(text.contains("out/model has no tokenizer.json"), "{text}");
 }

@@ -66,6 +66,11 @@ impl<'a> Reader<'a> {
         None
     }
 
+    /// Whether a value is given for `key`. Does not record the origin.
+    pub(crate) fn is_set(&self, key: &'static str) -> bool {
+        self.raw.given.get(key).is_some_and(|given| !given.node.is_null())
+    }
+
     /// The value of `key`, or its default.
     pub(crate) fn node(&mut self, key: &'static str) -> Option<Node> {
         match self.given(key) {
