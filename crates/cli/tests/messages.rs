@@ -98,7 +98,6 @@ fn bad_launches() {
     message("no_master_addr", &run, "train run.yaml --nnodes 2 --node-rank 1");
     message("no_token", &run, "train run.yaml --nnodes 2 --node-rank 0 --master-addr 127.0.0.1");
     message("no_gpu", &run, "train run.yaml --nproc gpu");
-    message("no_cuda", &run, "train run.yaml device=cuda");
     message_with("nested", &run, "train run.yaml --nproc 2", &[("RANK", "0"), ("WORLD_SIZE", "2")]);
     message_with("bad_rank", &run, "train run.yaml", &[("RANK", "2"), ("WORLD_SIZE", "2")]);
     message("one_rank_for_collectives", &run, "bench collectives device=cpu --nproc 1");
