@@ -149,9 +149,9 @@ fn print_start(config: &RunConfig, prepared: &PreparedRun, world: Option<&World>
         if plan.input.has_separate_memory() { plan.device_bytes() } else { plan.process_bytes() },
     ));
     let stats = prepared.dataset.stats();
-    report::print_line(&data_line(stats));
+    report::print_line(&data_line(&stats));
     if let Some(eval) = &prepared.eval {
-        report::print_line(&format!("evaluation data: {}", data_line(eval.stats())));
+        report::print_line(&format!("evaluation data: {}", data_line(&eval.stats())));
     }
     if stats.skipped > 0 {
         let (rows, first) = (count(stats.skipped, "bad row"), first_skipped(&prepared.dataset));

@@ -180,14 +180,9 @@ fn plan_needs_no_data_and_no_output_folder() {
 }
 
 #[test]
-fn help_fits_a_screen() {
-    let folder = Folder::new(RUN);
-    for args in ["--help", "train --help", "launch --help", "plan --help", "keys --help", "help train"] {
-        let args: Vec<&str> = args.split(' ').collect();
-        let text = folder.succeeds(&args);
-        assert!(text.lines().count() <= 50 && text.contains("Usage: lockstep"), "{args:?}: {text}");
-    }
-    assert_eq!(folder.succeeds(&["--version"]), format!("lockstep {}\n", env!("CARGO_PKG_VERSION")));
+fn version() {
+    let text = Folder::new(RUN).succeeds(&["--version"]);
+    assert_eq!(text, format!("lockstep {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]

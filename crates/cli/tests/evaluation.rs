@@ -27,7 +27,7 @@ fn steps(folder: &Folder, out: &str) -> Vec<String> {
 }
 
 #[test]
-fn evaluations_are_told_everywhere() {
+fn evaluations_are_reported_everywhere() {
     let folder = folder("eval_steps: 2\neval_on_start: true\nreport_to: tensorboard\n");
     let printed = folder.succeeds(&["train", "run.yaml", "max_steps=5"]);
     let found = evaluations(&folder, "out");
@@ -58,7 +58,7 @@ fn evaluation_leaves_training_alone() {
 }
 
 #[test]
-fn ranks_evaluate_together() {
+fn all_ranks_evaluate() {
     let folder = folder("eval_steps: 1\n");
     let of = |out: &str, more: &[&str]| {
         let out_dir = format!("output_dir={out}");

@@ -159,12 +159,12 @@ fn a_dry_run_can_be_saved() {
     let printed = folder.succeeds(&line);
     assert_eq!(folder.tree(), before);
     folder.write("saved.yaml", &printed);
-    let again = folder.succeeds(&["train", "saved.yaml", "--dry-run"]);
+    let second = folder.succeeds(&["train", "saved.yaml", "--dry-run"]);
     let sorted = |text: &str| {
         let mut lines: Vec<String> =
             text.lines().map(|line| line.split("  # chosen").next().unwrap().to_string()).collect();
         lines.sort();
         lines
     };
-    assert_eq!(sorted(&again), sorted(&printed));
+    assert_eq!(sorted(&second), sorted(&printed));
 }

@@ -42,11 +42,11 @@ fn statistics_and_samples() {
     let settings = ["prepare", "run.yaml", "packing=bfd", "--on-bad-row", "skip"];
     assert_snapshot!(steady(&folder.succeeds(&settings)), @r"
     prepared [cache]/[key].tokens | [time] | [speed]
-    rows        5 read, 1 bad and skipped, 1 dropped: 0 shorter than two tokens, 1 with nothing to learn, 0 too long
+    rows        5 read, 1 bad and skipped, 1 dropped: 0 shorter than two tokens, 1 without tokens in the loss, 0 too long
       skipped   data.jsonl row 3: invalid JSON at column 2: expected ident
-    documents   3, 0 of them cut | tokens: median 6, 90 % up to 83, 99 % up to 83, most 83
+    documents   3, 0 of them truncated | tokens: median 6, 90 % up to 83, 99 % up to 83, maximum 83
     packed      1 rows of up to 64 tokens, 40.6 % full
-    tokens      26, 53.8 % to learn
+    tokens      26, 53.8 % in the loss
 
     row 0: 3 documents, 26 tokens
     -- document 1 of 3, 17 tokens
@@ -58,12 +58,12 @@ fn statistics_and_samples() {
     ⟦a⟧b<|endoftext|>
     ");
     assert_snapshot!(steady(&folder.succeeds(&[&settings[..], &["--samples", "0"]].concat())), @r"
-    found [cache]/[key].tokens | prepared before
-    rows        5 read, 1 bad and skipped, 1 dropped: 0 shorter than two tokens, 1 with nothing to learn, 0 too long
+    found [cache]/[key].tokens | prepared earlier
+    rows        5 read, 1 bad and skipped, 1 dropped: 0 shorter than two tokens, 1 without tokens in the loss, 0 too long
       skipped   data.jsonl row 3: invalid JSON at column 2: expected ident
-    documents   3, 0 of them cut | tokens: median 6, 90 % up to 83, 99 % up to 83, most 83
+    documents   3, 0 of them truncated | tokens: median 6, 90 % up to 83, 99 % up to 83, maximum 83
     packed      1 rows of up to 64 tokens, 40.6 % full
-    tokens      26, 53.8 % to learn
+    tokens      26, 53.8 % in the loss
     ");
     // Nothing but the data, and a run finds it.
     assert!(!folder.path("out").exists());
@@ -82,12 +82,12 @@ fn for_machines() {
     folder.write("data.jsonl", rows(100));
     let settings = ["prepare", "run.yaml", "eval_fraction=0.2", "--json", "--samples", "1"];
     let first: Value = serde_json::from_str(&folder.succeeds(&settings)).unwrap();
-    let again: Value = serde_json::from_str(&folder.succeeds(&settings)).unwrap();
+    let second: Value = serde_json::from_str(&folder.succeeds(&settings)).unwrap();
     let (train, eval) = (&first["train"], &first["eval"]);
     assert_eq!(train["read"].as_u64().unwrap() + eval["read"].as_u64().unwrap(), 100);
     assert!((5..40).contains(&eval["read"].as_u64().unwrap()), "{eval}");
-    assert_eq!((&train["cached"], &again["train"]["cached"]), (&false.into(), &true.into()));
-    assert_eq!(train["fingerprint"], again["train"]["fingerprint"]);
+    assert_eq!((&train["cached"], &second["train"]["cached"]), (&false.into(), &true.into()));
+    assert_eq!(train["fingerprint"], second["train"]["fingerprint"]);
     assert!(train["tokens_per_second"].as_f64().unwrap() > 0.0);
     let sample = &train["samples"][0];
     assert_eq!(sample["documents"][0]["runs"][0]["learned"], true);
@@ -119,7 +119,7 @@ fn a_data_set_by_name() {
 }
 
 #[test]
-fn a_damaged_cache_is_made_again() {
+fn a_damaged_cache_is_prepared_anew() {
     let folder = Folder::new(RUN);
     let made: Value = serde_json::from_str(&folder.succeeds(&["prepare", "run.yaml", "--json"])).unwrap();
     let path = made["train"]["path"].as_str().unwrap();
@@ -175,16 +175,16 @@ fn several_runs_prepare_the_same_data() {
 #[test]
 fn without_a_cache_folder() {
     let folder = Folder::new(RUN);
+    folder.write("file", "");
     let run = |args: &[&str]| {
-        let output = folder.command(args).env("XDG_CACHE_HOME", "/proc/nowhere").output().unwrap();
+        // Permissions do not stop root, who may run this test, but a file does.
+        let output = folder.command(args).env("XDG_CACHE_HOME", folder.path("file")).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     };
     let (code, printed, errors) = run(&["train", "run.yaml"]);
     assert_eq!((code, errors.as_str()), (Some(0), ""), "{printed}");
-    assert!(
-        printed.contains("prepared data goes to the output folder and is not shared: cannot write to /proc")
-    );
+    assert!(printed.contains("prepared data goes to the output folder and is not shared: "));
     assert!(folder.path("out/cache").is_dir());
     assert_eq!(run(&["eval", "out", "eval_files=data.jsonl", "max_length=64"]).0, Some(0));
     let (code, _, errors) = run(&["prepare", "model=tiny", "train_files=data.jsonl"]);

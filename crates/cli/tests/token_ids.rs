@@ -77,7 +77,7 @@ fn a_tokenizer_that_does_not_fit_is_no_matter() {
 }
 
 #[test]
-fn a_model_given_by_its_size_needs_its_vocabulary_said() {
+fn a_named_size_needs_a_vocabulary_size() {
     let folder =
         Folder::new("model: tiny\ntrain_files: data.jsonl\nmax_length: 16\nmax_steps: 0\noutput_dir: out\n");
     folder.write("data.jsonl", ids(400));

@@ -42,41 +42,45 @@ pub(crate) fn key(
 }
 
 /// What a cache has under a key.
-pub(crate) enum Looked {
+pub(crate) enum Lookup {
     Found(Box<Dataset>),
     Absent,
     /// There is a file, and it cannot be used.
     Damaged(String),
 }
 
-pub(crate) fn look(path: &Path) -> Result<Looked, DataError> {
+pub(crate) fn lookup(path: &Path) -> Result<Lookup, DataError> {
     match Dataset::open(path) {
-        Ok(dataset) => Ok(Looked::Found(Box::new(dataset))),
+        Ok(dataset) => Ok(Lookup::Found(Box::new(dataset))),
         Err(e) => match e.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(Looked::Absent),
-            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Ok(Looked::Damaged(e.to_string())),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(Lookup::Absent),
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Ok(Lookup::Damaged(e.to_string())),
             _ => Err(DataError::Read { path: path.into(), source: e }),
         },
     }
 }
 
 /// The right to make one prepared file. What was made and not kept goes when it is dropped.
-pub(crate) struct Place {
+pub(crate) struct CacheEntry {
     path: PathBuf,
     partial: PathBuf,
     lock: LockFile,
 }
 
-impl Place {
+impl CacheEntry {
     pub(crate) fn path_of(dir: &Path, key: &str) -> PathBuf {
         dir.join(format!("{key}.tokens"))
     }
 
     /// Waits until nobody else makes this file.
-    pub(crate) fn take(dir: &Path, key: &str) -> Result<Place, DataError> {
+    pub(crate) fn take(dir: &Path, key: &str) -> Result<CacheEntry, DataError> {
         let lock = LockFile::take(&dir.join(format!("{key}.lock")));
         let lock = lock.map_err(|(path, source)| DataError::Write { path, source })?;
-        Ok(Place { path: Place::path_of(dir, key), partial: dir.join(format!("{key}.partial")), lock })
+        Ok(CacheEntry {
+            path: CacheEntry::path_of(dir, key),
+            partial: dir.join(format!("{key}.partial")),
+            lock,
+        })
     }
 
     /// The file to write, and what it is called meanwhile.
@@ -96,7 +100,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for CacheEntry {
     fn drop(&mut self) {
         // Before the lock goes, and the folders with it.
         let _ = fs::remove_file(&self.partial);
