@@ -9,6 +9,7 @@ use lockstep_config::{DeviceConfig, DeviceKind};
 use lockstep_core::Bytes;
 use lockstep_device::cuda::{self, CublasLt, Gpu, KernelCache, LibrarySearch, Nvrtc};
 use lockstep_device::{Device, Machine};
+use lockstep_launch::names;
 use lockstep_train::CudaVersions;
 
 use crate::gpu_of_rank::ordinal;
@@ -24,7 +25,8 @@ pub(crate) fn search() -> LibrarySearch {
 /// The folder of compiled kernels. `None` if this user has no cache folder: machine code is never loaded from a folder
 /// that others can write to, nor from a path relative to the current folder.
 pub(crate) fn cache_folder() -> Option<PathBuf> {
-    host::cache().filter(|cache| cache.is_absolute()).map(|cache| cache.join("lockstep").join("kernels"))
+    let in_cache = || Some(host::cache()?.join("lockstep").join("kernels"));
+    host::folder(names::KERNEL_CACHE).or_else(in_cache).filter(|folder| folder.is_absolute())
 }
 
 /// The kernel cache, if its folder can be trusted. If not, kernels are not cached, and one rank per host prints why.

@@ -31,6 +31,9 @@ pub(crate) fn data_cache() -> Result<PathBuf, String> {
     let cache = cache().filter(|cache| cache.is_absolute());
     let folder = cache.ok_or("neither XDG_CACHE_HOME nor HOME is an absolute path")?.join("lockstep/data");
     let existing = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    if !existing.is_dir() {
+        return Err(format!("{} is not a folder", existing.display()));
+    }
     match access(existing, Access::WRITE_OK | Access::EXEC_OK) {
         Ok(()) => Ok(folder),
         Err(cause) => Err(format!("cannot write to {}: {}", existing.display(), std::io::Error::from(cause))),
@@ -67,6 +70,6 @@ pub(crate) fn cache() -> Option<PathBuf> {
 }
 
 /// The path in an environment variable, if it is set and not empty.
-fn folder(name: &str) -> Option<PathBuf> {
+pub(crate) fn folder(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from)
 }

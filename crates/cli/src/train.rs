@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use lockstep_config::{Purpose, RunConfig};
 use lockstep_core::{Elems, Rank, panics};
+use lockstep_data::Stats;
 use lockstep_launch::{LaunchError, STOPPED, Session, World};
 use lockstep_observe::{NoProgress, PlainLines, Progress, TerminalBar};
 use lockstep_plan::ModelId;
@@ -152,19 +153,24 @@ fn print_start(config: &RunConfig, prepared: &PreparedRun, world: Option<&World>
         if plan.input.has_separate_memory() { plan.device_bytes() } else { plan.process_bytes() },
     ));
     let stats = prepared.dataset.stats();
-    report::print_line(&format!("{} documents in {} rows, {} tokens", stats.docs, stats.rows, stats.tokens));
+    report::print_line(&data_line(&stats));
     if let Some(eval) = &prepared.eval {
-        let stats = eval.stats();
-        report::print_line(&format!(
-            "evaluation data: {} documents in {} rows, {} tokens",
-            stats.docs, stats.rows, stats.tokens
-        ));
+        report::print_line(&format!("evaluation data: {}", data_line(&eval.stats())));
     }
     if stats.skipped > 0 {
-        let rows = if stats.skipped == 1 { "bad row" } else { "bad rows" };
-        let first = first_skipped(&prepared.dataset);
-        report::print_line(&format!("{} {rows} skipped; the first: {first}", stats.skipped));
+        let (rows, first) = (count(stats.skipped, "bad row"), first_skipped(&prepared.dataset));
+        report::print_line(&format!("{rows} skipped; the first: {first}"));
     }
+}
+
+fn data_line(stats: &Stats) -> String {
+    let (docs, rows) = (count(stats.docs, "document"), count(stats.rows, "row"));
+    format!("{docs} in {rows}, {} tokens", stats.tokens)
+}
+
+fn count(number: u64, name: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {name}{plural}")
 }
 
 fn print_end(outcome: &TrainOutcome) {

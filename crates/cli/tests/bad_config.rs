@@ -19,7 +19,7 @@ fn misspelt_key() {
       hint: did you mean `learning_rate`?
     ");
     assert_snapshot!(refused(&["max_setps=3"], 64), @r"
-    error: flag max_setps=3: unknown key `max_setps`
+    error: argument max_setps=3: unknown key `max_setps`
       hint: did you mean `max_steps`?
     ");
 }
@@ -42,27 +42,29 @@ fn several_at_once() {
       |
     8 | packing: bfdd
       |          ^^^^
-      hint: did you mean `bfd`? It can be none, bfd, bfd_split, wrapped.
+      hint: did you mean `bfd`? Possible values: none, bfd, bfd_split, wrapped.
 
-    run.yaml:9:13: `save_steps` must be at least 1, found 0
+    error: run.yaml:9:13: `save_steps` must be at least 1, found 0
       |
     9 | save_steps: 0
       |             ^
 
-    run.yaml:10:1: `zero_stage` is known, but not implemented yet
+    error: run.yaml:10:1: `zero_stage` is not implemented yet
        |
     10 | zero_stage: 3
        | ^^^^^^^^^^
       hint: use `strategy: zero1`, `zero2` or `zero3`.
 
-    flag learning_rate=fast: `learning_rate` expects a number, found `fast`
+    error: argument learning_rate=fast: `learning_rate` expects a number, found `fast`
+
+    error: the configuration has 4 errors
     ");
 }
 
 #[test]
 fn not_yaml() {
     assert_snapshot!(Folder::new("model: [15m\n").train_refused(&[], 64), @r"
-    error: run.yaml:1:8: cannot read this text: unclosed bracket '['
+    error: run.yaml:1:8: `[` is never closed
       |
     1 | model: [15m
       |        ^
@@ -97,7 +99,7 @@ fn config_that_is_too_large_or_has_no_end() {
     let ran = folder.run(&["train", "huge.yaml"]);
     assert_eq!(ran.code, Some(64));
     assert_snapshot!(ran.stderr, @r"
-    error: configuration file huge.yaml has more than 1.00 MiB
+    error: configuration file huge.yaml is larger than 1.00 MiB
     hint: give the path of a YAML or JSON file, or settings as key=value.
     ");
     // A pipe that nobody writes to would keep the reader waiting.
@@ -136,7 +138,7 @@ fn config_that_is_not_text() {
 fn two_config_files() {
     assert_snapshot!(refused(&["learning_rate"], 64), @r"
     error: two configuration files were given: run.yaml and learning_rate
-    hint: give one file; settings that override it are written key=value.
+    hint: give one file, and override its keys with key=value.
     ");
 }
 
@@ -197,9 +199,9 @@ fn a_pattern_that_freezes_nothing() {
 
 #[test]
 fn momentum_of_the_wrong_optimizer() {
-    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @r"error: flag nesterov=true: `nesterov` must be false unless `momentum` is above 0, found true");
+    assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @r"error: argument nesterov=true: `nesterov` must be false unless `momentum` is above 0, found true");
     assert_snapshot!(refused(&["optim=muon"], 64), @r"
-    error: flag optim=muon: `optim: muon` is known, but not implemented yet
+    error: argument optim=muon: `optim: muon` is not implemented yet
       hint: use `optim: adamw`, `sgd` or `lion`.
     ");
 }

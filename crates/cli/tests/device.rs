@@ -20,8 +20,8 @@ const SEVEN_B: [&str; 9] = [
 #[test]
 fn a_7b_model_within_44_gib() {
     let folder = Folder::new(RUN);
-    let told = folder.refused(&[&SEVEN_B[..], &["memory_budget_gib=44"]].concat(), 64);
-    assert!(told.contains("over the budget of 44.0 GiB"), "{told}");
+    let reported = folder.refused(&[&SEVEN_B[..], &["memory_budget_gib=44"]].concat(), 64);
+    assert!(reported.contains("over the budget of 44.0 GiB"), "{told}");
     let settings = ["memory_budget_gib=44", "offload_optimizer=cpu"];
     let text = folder.succeeds(&[&SEVEN_B[..], &settings].concat());
     let (text, _) = text.split_once("\nfingerprint ").unwrap();
@@ -70,9 +70,9 @@ fn no_gpu() {
     let mut command = folder.command(&["train", "run.yaml", "device=cuda"]);
     // Where there is one, it is hidden.
     let ran = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
-    let told = String::from_utf8_lossy(&ran.stderr).into_owned();
+    let reported = String::from_utf8_lossy(&ran.stderr).into_owned();
     assert_eq!(ran.status.code(), Some(69), "{told}");
-    assert!(told.contains("`device: cpu` runs without"), "{told}");
+    assert!(reported.contains("`device: cpu` runs without"), "{told}");
     assert!(!folder.path("out").exists(), "a run that cannot start leaves nothing");
     let ran = folder.command(&["train", "run.yaml"]).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     assert!(ran.status.success(), "`device: auto` trains on the CPU");

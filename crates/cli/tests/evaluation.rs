@@ -27,7 +27,7 @@ fn steps(folder: &Folder, out: &str) -> Vec<String> {
 }
 
 #[test]
-fn evaluations_are_told_everywhere() {
+fn evaluations_are_reported_everywhere() {
     let folder = folder("eval_steps: 2\neval_on_start: true\nreport_to: tensorboard\n");
     let printed = folder.succeeds(&["train", "run.yaml", "max_steps=5"]);
     let found = evaluations(&folder, "out");
@@ -58,7 +58,7 @@ fn evaluation_leaves_training_alone() {
 }
 
 #[test]
-fn ranks_evaluate_together() {
+fn all_ranks_evaluate() {
     let folder = folder("eval_steps: 1\n");
     let of = |out: &str, more: &[&str]| {
         let out_dir = format!("output_dir={out}");
@@ -127,19 +127,18 @@ fn epochs_and_what_is_missing() {
     ");
 }
 
-/// `eval` says of a model folder what training said of it.
+/// `eval` computes the same loss for a model folder as training did.
 #[test]
 fn a_model_is_evaluated_by_itself() {
     let folder = folder("eval_strategy: steps\neval_steps: 2\n");
     folder.succeeds(&["train", "run.yaml", "max_steps=2"]);
     let during = evaluations(&folder, "out");
-    let cache = format!("data_cache_dir={}", folder.path("cache").display());
-    let alone = folder.succeeds(&["eval", "out", "run.yaml", &cache, "--json"]);
+    let alone = folder.succeeds(&["eval", "out", "run.yaml", "--json"]);
     let alone: Value = serde_json::from_str(&alone).unwrap();
     assert_eq!(alone["loss"].as_f64().unwrap().to_bits(), during[0].1.to_bits());
-    let told = folder.succeeds(&["eval", "out", "eval_files=eval.jsonl", "max_length=64", &cache]);
-    assert!(told.starts_with("loss ") && told.contains("perplexity "), "{told}");
-    assert_snapshot!(folder.refused(&["eval", "out", "max_length=64", &cache], 64), @r"
+    let printed = folder.succeeds(&["eval", "out", "eval_files=eval.jsonl", "max_length=64"]);
+    assert!(printed.starts_with("loss ") && printed.contains("perplexity "), "{printed}");
+    assert_snapshot!(folder.refused(&["eval", "out", "max_length=64"], 64), @r"
     error: evaluation is enabled, but there is no evaluation data
     hint: set `eval_files`, or turn evaluation off with `eval_strategy: no`.
     ");

@@ -112,7 +112,7 @@ fn a_checkpoint_is_exported() {
         std::fs::remove_file(folder.path(gone)).unwrap();
     }
     let printed = folder.succeeds(&["export", "out", "exported"]);
-    assert_eq!(printed, "out/checkpoints/step-2 as bf16\nmodel in exported\n");
+    assert_eq!(printed, "exported out/checkpoints/step-2 as bf16\nmodel in exported\n");
     let names = |dir: &str| {
         let entries = folder.path(dir).read_dir().unwrap();
         let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();

@@ -61,11 +61,11 @@ fn a_stop_string_ends_the_text_before_it() {
 }
 
 #[test]
-fn what_cannot_be_generated_from_is_told() {
+fn bad_prompts_are_reported() {
     let folder = random_model();
     assert_snapshot!(folder.refused(&["generate", "out"], 64), @r"
-    error: no prompt was given
-    hint: write --prompt TEXT (it may be given several times), or --prompts FILE with a JSON object and its `prompt` on each line.
+    error: there is no prompt
+    hint: give --prompt TEXT, once or several times, or --prompts FILE with one JSON object with a `prompt` per line.
     ");
     assert_snapshot!(folder.refused(&["generate", "nowhere", "-p", "x"], 66), @r"
     error: model folder nowhere does not exist
@@ -73,15 +73,15 @@ fn what_cannot_be_generated_from_is_told() {
     ");
     folder.write("p.jsonl", "{\"prompt\": \"one\"}\n{\"text\": \"two\"}\n");
     assert_snapshot!(folder.refused(&["generate", "out", "--prompts", "p.jsonl"], 65), @r"
-    error: p.jsonl row 2: there is no text under `prompt`
-    hint: each line is a JSON object with a text under `prompt`.
+    error: p.jsonl row 2: `prompt` is missing or not a text
+    hint: each line must be a JSON object with a text as `prompt`.
     ");
     assert_snapshot!(folder.refused(&["generate", "out", "-p", &"long ".repeat(20)], 64), @r"
     error: prompt 0 has 100 tokens; the context has 64, and the reply needs at least one of them
     hint: shorten the prompt, or increase the context with --context.
     ");
     assert_snapshot!(folder.refused(&["generate", "out", "-p", "x", "--top-p", "1.5"], 2), @r"
-    error: invalid value '1.5' for '--top-p <P>': a number from 0 to 1 is expected
+    error: invalid value '1.5' for '--top-p <P>': expected a number from 0 to 1
 
     For more information, try '--help'.
     ");
@@ -92,7 +92,7 @@ fn what_cannot_be_generated_from_is_told() {
 }
 
 #[test]
-fn a_conversation_goes_on_until_it_is_over() {
+fn a_conversation_with_commands() {
     let folder = random_model();
     let mut command = folder.command(&["chat", "out", "--chat-template", "builtin", "--max-new-tokens", "3"]);
     let mut child =
@@ -103,16 +103,16 @@ fn a_conversation_goes_on_until_it_is_over() {
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.ends_with('\n'), "{text:?}");
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("/nonsense is no command") && !told.contains("error"), "{told}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("unknown command /nonsense") && !printed.contains("error"), "{printed}");
 }
 
 #[test]
-fn the_quickstart_trains_answers_and_scores() {
+fn the_quickstart_trains_and_tests() {
     let folder = Folder::new(RUN);
     let text = folder.succeeds(&["quickstart", "output_dir=quick", "max_steps=3", "threads=2"]);
     assert!(text.contains("problems in quick/problems.jsonl"), "{text}");
-    assert!(text.contains("of 200 held-out problems answered exactly right"), "{text}");
+    assert!(text.contains("of 200 held-out problems solved"), "{text}");
     assert!(text.contains("step 3/3"), "{text}");
     for file in ["model/model.safetensors", "model/config.json", "model/tokenizer.json", "quickstart.yaml"] {
         assert!(folder.path("quick").join(file).exists(), "{file}");

@@ -25,25 +25,28 @@ fn a_run_in_fp16_learns_as_one_in_fp32_does() {
     };
     let (full, half) = (last("full", &[]), last("half", &["fp16={enabled: true, initial_scale_power: 10}"]));
     assert!(full < 4.5 && (full - half).abs() < 0.02 * full, "{full} and {half}");
-    let told = metrics(&folder, "half");
-    assert!(told.iter().all(|line| line["loss_scale"].as_f64().is_some()));
+    let reported = metrics(&folder, "half");
+    assert!(reported.iter().all(|line| line["loss_scale"].as_f64().is_some()));
     assert!(metrics(&folder, "full").iter().all(|line| line.get("loss_scale").is_none()));
     assert!(folder.read("half/model/config.json").contains("\"dtype\": \"float16\""));
 }
 
 /// The scale starts far too high: the first overflow is forgiven, each further one halves it.
 #[test]
-fn overflows_are_skipped_told_and_named() {
+fn overflows_are_skipped_and_reported() {
     let config = format!("{RUN}fp16: {{enabled: true, initial_scale_power: 40}}\nreport_to: tensorboard\n");
     let folder = Folder::new(&config);
     let printed = folder.succeeds(&["train", "run.yaml", "max_steps=40"]);
-    let told = metrics(&folder, "out");
-    let skipped = told.iter().filter(|line| line["skipped"] == true).count();
+    let reported = metrics(&folder, "out");
+    let skipped = reported.iter().filter(|line| line["skipped"] == true).count();
     assert!((5..35).contains(&skipped), "{skipped} steps were skipped");
-    assert_eq!(told[0]["loss_scale"], told[1]["loss_scale"]);
-    assert_eq!(told[1]["loss_scale"].as_f64().unwrap(), 2.0 * told[2]["loss_scale"].as_f64().unwrap());
+    assert_eq!(reported[0]["loss_scale"], reported[1]["loss_scale"]);
+    assert_eq!(
+        reported[1]["loss_scale"].as_f64().unwrap(),
+        2.0 * reported[2]["loss_scale"].as_f64().unwrap()
+    );
     // Every step has its rows, applied or not.
-    assert_eq!(told.len(), 40);
+    assert_eq!(reported.len(), 40);
     let warnings: Vec<&str> = printed.lines().filter(|line| line.contains("was skipped")).collect();
     assert_eq!(warnings.len(), skipped);
     assert!(
@@ -59,7 +62,7 @@ fn overflows_are_skipped_told_and_named() {
         warnings[1]
     );
     // The schedule counts what was applied.
-    let rates: Vec<f64> = told.iter().map(|line| line["learning_rate"].as_f64().unwrap()).collect();
+    let rates: Vec<f64> = reported.iter().map(|line| line["learning_rate"].as_f64().unwrap()).collect();
     assert_eq!(rates[0], rates[skipped - 1]);
     assert!(folder.path("out/runs").read_dir().unwrap().count() == 1);
 }

@@ -36,7 +36,7 @@ pub(crate) fn ran(output: Output) -> Ran {
 }
 
 /// Starts all commands together, and waits for them.
-pub(crate) fn together(commands: Vec<Command>) -> Vec<Ran> {
+pub(crate) fn run_all(commands: Vec<Command>) -> Vec<Ran> {
     let started: Vec<_> = commands
         .into_iter()
         .map(|mut command| command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
@@ -125,7 +125,7 @@ fn a_loop_in_a_shell() {
         command.env("RANK", rank).env("WORLD_SIZE", "2").env("MASTER_PORT", &port);
         command
     };
-    let ranks = together(vec![rank("1"), rank("0")]);
+    let ranks = run_all(vec![rank("1"), rank("0")]);
     assert!(ranks.iter().all(|ran| ran.code == Some(0) && ran.stderr.is_empty()), "{ranks:#?}");
     assert_eq!(ranks[0].stdout, "");
     assert_eq!(ranks[1].stdout.lines().filter(|line| line.starts_with("step ")).count(), 2);
@@ -145,7 +145,7 @@ fn variables_of_torchrun() {
         command.envs([("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RUN_ID", "none")]);
         command
     };
-    let ranks = together(vec![rank("0", &["--local-rank=0"]), rank("1", &["--local_rank", "1"])]);
+    let ranks = run_all(vec![rank("0", &["--local-rank=0"]), rank("1", &["--local_rank", "1"])]);
     assert!(ranks.iter().all(|ran| ran.code == Some(0) && ran.stderr.is_empty()), "{ranks:#?}");
 }
 
@@ -175,7 +175,7 @@ fn two_nodes() {
     let (folder, port) = (Folder::new(RUN), free_port());
     let node = node(&folder, &port);
     let start = Instant::now();
-    let nodes = together(vec![node("1", &["--nproc-per-node", "2"]), node("0", &["--nproc-per-node", "2"])]);
+    let nodes = run_all(vec![node("1", &["--nproc-per-node", "2"]), node("0", &["--nproc-per-node", "2"])]);
     println!("two launchers with two ranks each trained two steps in {:?}", start.elapsed());
     assert!(nodes.iter().all(|ran| ran.code == Some(0) && ran.stderr.is_empty()), "{nodes:#?}");
     assert_eq!(nodes[0].stdout, "");
@@ -202,9 +202,9 @@ fn the_token_is_in_no_output_and_no_file() {
     let (folder, port) = (Folder::new(RUN), free_port());
     let node = node(&folder, &port);
     let tee = ["--tee", "3", "--nproc-per-node", "1"];
-    let runs = together(vec![node("0", &tee), node("1", &tee)]);
-    let mut said: String = runs.iter().map(|ran| format!("{}{}", ran.stdout, ran.stderr)).collect();
-    assert!(said.contains("step 2/2"), "{runs:#?}");
+    let runs = run_all(vec![node("0", &tee), node("1", &tee)]);
+    let mut printed: String = runs.iter().map(|ran| format!("{}{}", ran.stdout, ran.stderr)).collect();
+    assert!(printed.contains("step 2/2"), "{runs:#?}");
     let wrong = folder
         .command(&["train", "run.yaml", "overwrite_output_dir=true"])
         .envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", &port), ("LOCKSTEP_JOIN_TIMEOUT", "0.3")])
@@ -212,8 +212,8 @@ fn the_token_is_in_no_output_and_no_file() {
         .output();
     let wrong = ran(wrong.unwrap());
     assert_eq!(wrong.code, Some(72), "{wrong:#?}");
-    said.push_str(&wrong.stderr);
-    assert!(!said.contains(TOKEN), "{said}");
+    printed.push_str(&wrong.stderr);
+    assert!(!printed.contains(TOKEN), "{said}");
     for (path, content) in folder.tree() {
         let content = content.unwrap_or_default();
         let found = content.windows(TOKEN.len()).any(|part| part == TOKEN.as_bytes());

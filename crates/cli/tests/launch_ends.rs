@@ -183,7 +183,7 @@ fn a_failure_is_told_once_and_last() {
 
 /// Killed, started again, and gone on from the newest checkpoint.
 #[test]
-fn ranks_start_again_from_the_newest_checkpoint() {
+fn ranks_restart_from_the_newest_checkpoint() {
     let folder = Folder::new(RUN);
     let args = ["max_steps=3000", "logging_steps=100", "save_steps=100", "--max-restarts", "2"];
     let running = start(&folder, &args);

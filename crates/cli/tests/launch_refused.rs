@@ -1,4 +1,4 @@
-//! Worlds that cannot start, and what is said of them.
+//! Worlds that cannot start, and their errors.
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use insta::assert_snapshot;
 
-use crate::launch::{free_port, nameless, node, ran, together};
+use crate::launch::{free_port, nameless, node, ran, run_all};
 use crate::support::{Folder, RUN};
 
 /// `train run.yaml` as a rank, refused before a step.
@@ -19,9 +19,9 @@ fn refused(config: &str, variables: &str, code: i32) -> String {
     ran.stderr
 }
 
-/// Flags of `launch`, refused.
+/// Flags of the launcher, refused.
 fn flags(args: &str, code: i32) -> String {
-    let args: Vec<&str> = ["launch"].into_iter().chain(args.split_whitespace()).chain(["run.yaml"]).collect();
+    let args: Vec<&str> = ["train"].into_iter().chain(args.split_whitespace()).chain(["run.yaml"]).collect();
     Folder::new(RUN).refused(&args, code)
 }
 
@@ -37,12 +37,12 @@ fn a_file_that_contradicts_the_launcher() {
     let config = format!("{RUN}nproc_per_node: 4\n");
     assert_snapshot!(refused(&config, "RANK=0 WORLD_SIZE=2", 64), @r"
     [rank 0] error: `nproc_per_node: 4` (run.yaml:8:1), but the launcher started 2 (LOCAL_WORLD_SIZE)
-    [rank 0] hint: remove `nproc_per_node` from the configuration, or start as many as it says.
+    [rank 0] hint: remove `nproc_per_node` from the configuration, or start that many.
     ");
     let config = format!("{RUN}nodes: 2\n");
     assert_snapshot!(refused(&config, "RANK=0 WORLD_SIZE=2", 64), @r"
     [rank 0] error: `nodes: 2` (run.yaml:8:1), but the launcher started 1 (WORLD_SIZE / LOCAL_WORLD_SIZE)
-    [rank 0] hint: remove `nodes` from the configuration, or start as many as it says.
+    [rank 0] hint: remove `nodes` from the configuration, or start that many.
     ");
 }
 
@@ -54,7 +54,7 @@ fn flags_that_cannot_be() {
     For more information, try '--help'.
     ");
     assert_snapshot!(flags("--nproc-per-node many", 2), @r"
-    error: invalid value 'many' for '--nproc-per-node <N>': a number from 1 to 65535, auto, cpu or gpu is expected
+    error: invalid value 'many' for '--nproc <N>': expected a number from 1 to 65535, auto, cpu or gpu
 
     For more information, try '--help'.
     ");
@@ -64,31 +64,31 @@ fn flags_that_cannot_be() {
     For more information, try '--help'.
     ");
     assert_snapshot!(flags("--nnodes 2", 64), @r"
-    error: there are 2 nodes: which one is this?
-    hint: run `lockstep launch` on every node, with --node-rank 0, 1 and so on.
+    error: --node-rank is missing: the run has 2 nodes, and this could be any of them
+    hint: run the same command on every node, with --node-rank 0, 1 and so on.
     ");
     assert_snapshot!(flags("--nnodes 2 --node-rank 2", 64), @r"
-    error: --node-rank 2: nodes count from 0, and there are 2
-    hint: run `lockstep launch` on every node, with --node-rank 0, 1 and so on.
+    error: --node-rank 2 is too large: the run has 2 nodes, counted from 0
+    hint: run the same command on every node, with --node-rank 0, 1 and so on.
     ");
     assert_snapshot!(flags("--nnodes 2 --node-rank 1", 64), @r"
-    error: there are 2 nodes: where is node 0?
+    error: --master-addr is missing: the run has 2 nodes, and they must find node 0
     hint: give the host name or address of node 0 with --master-addr.
     ");
     let folder = Folder::new(RUN);
-    let nested = folder.command(&["launch", "run.yaml"]).env("RANK", "0").output().unwrap();
+    let nested = folder.command(&["train", "run.yaml", "--nproc", "2"]).env("RANK", "0").output().unwrap();
     assert_snapshot!(String::from_utf8(nested.stderr).unwrap(), @r"
-    error: ranks were to be started, but this process is a rank already (RANK is 0)
-    hint: leave out --nproc under another launcher, or unset RANK.
+    error: cannot start ranks: this process is already a rank (RANK is 0)
+    hint: under torchrun or another launcher, remove --nproc and the other launcher flags; otherwise unset RANK.
     ");
 }
 
-/// Told by the launcher, once.
+/// The launcher reports it, once.
 #[test]
 fn a_bad_configuration_starts_no_rank() {
     let args = ["launch", "--nproc-per-node", "4", "run.yaml", "max_setps=3"];
     assert_snapshot!(Folder::new(RUN).refused(&args, 64), @r"
-    error: flag max_setps=3: unknown key `max_setps`
+    error: argument max_setps=3: unknown key `max_setps`
       hint: did you mean `max_steps`?
     ");
 }
@@ -169,7 +169,7 @@ fn a_node_that_never_comes() {
 fn nodes_of_different_worlds() {
     let (folder, port) = (Folder::new(RUN), free_port());
     let node = node(&folder, &port);
-    let nodes = together(vec![node("0", &["--nproc-per-node", "2"]), node("1", &["--nproc-per-node", "1"])]);
+    let nodes = run_all(vec![node("0", &["--nproc-per-node", "2"]), node("1", &["--nproc-per-node", "1"])]);
     for node in &nodes {
         assert_eq!(node.code, Some(64), "{nodes:#?}");
     }
@@ -188,9 +188,9 @@ fn nodes_with_the_same_number() {
     let last = commands.pop().unwrap();
     let late = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(500));
-        together(vec![last]).remove(0)
+        run_all(vec![last]).remove(0)
     });
-    let ones = together(commands);
+    let ones = run_all(commands);
     let zero = late.join().unwrap();
     assert_eq!(zero.code, Some(0), "{zero:#?}");
     let (well, twice): (Vec<_>, Vec<_>) = ones.iter().partition(|ran| ran.code == Some(0));
@@ -207,7 +207,7 @@ fn another_token() {
     let node = node(&folder, &port);
     let mut wrong = node("1", &["--join-timeout", "5"]);
     wrong.env("LOCKSTEP_TOKEN", "another token, and long enough too");
-    let nodes = together(vec![node("0", &["--join-timeout", "2"]), wrong]);
+    let nodes = run_all(vec![node("0", &["--join-timeout", "2"]), wrong]);
     assert_eq!((nodes[0].code, nodes[1].code), (Some(72), Some(77)), "{nodes:#?}");
     assert!(nodes[0].stderr.contains(": wrong token\n"), "the address is logged: {nodes:#?}");
     let text = nameless(&nodes[1].stderr).replace(&port, "[port]");
@@ -226,7 +226,7 @@ fn ranks_with_different_configurations() {
         command
     };
     let ranks =
-        together(vec![rank("0", "strategy=zero3"), rank("1", "strategy=zero3"), rank("2", "strategy=zero2")]);
+        run_all(vec![rank("0", "strategy=zero3"), rank("1", "strategy=zero3"), rank("2", "strategy=zero2")]);
     assert!(ranks.iter().all(|ran| ran.code == Some(64)), "{ranks:#?}");
     let expected = "[rank 0] error: ranks do not agree on the configuration: rank 2 has strategy zero2, the others zero3; ";
     assert!(ranks[0].stderr.starts_with(expected), "{ranks:#?}");

@@ -126,6 +126,6 @@ fn spilled_states_leave_memory() {
     let all = held(&["offload_optimizer=nvme", "offload_param=nvme", "strategy=zero3"]);
     let moments = 8.0 * 5_253_376.0;
     assert!(host >= resident, "the host's memory is memory too");
-    assert!((resident as f64 - spilled as f64) > 0.5 * moments, "{resident} to {spilled}");
-    assert!((spilled as f64 - all as f64) > 0.1 * moments, "{spilled} to {all}");
+    assert!((resident as f64 - spilled as f64) > 0.5 * moments, "{resident} to {offloaded}");
+    assert!((spilled as f64 - all as f64) > 0.1 * moments, "{offloaded} to {all}");
 }

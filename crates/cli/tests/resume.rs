@@ -62,8 +62,8 @@ fn going_on() {
     checkpoint in out/checkpoints/step-5
     peak memory [size] (planned [size])
     ");
-    let again = folder.succeeds(&["train", "run.yaml", "max_steps=5", RESUME]);
-    assert!(again.contains("there are no steps left: the run ends at step 5\n"), "{again}");
+    let second = folder.succeeds(&["train", "run.yaml", "max_steps=5", RESUME]);
+    assert!(second.contains("there are no steps left: the run ends at step 5\n"), "{again}");
     folder.succeeds(&["train", "run.yaml", "max_steps=6", "resume_from_checkpoint=out/checkpoints/step-4"]);
     assert_eq!(folder.read("out/metrics.jsonl").lines().count(), 6);
 }
@@ -358,8 +358,8 @@ fn divergence_leaves_earlier_checkpoints_intact() {
     let kept = folder.path("out/checkpoints/step-1");
     assert!(kept.exists() && !folder.path("out/checkpoints/step-2").exists());
     let before = folder.tree();
-    let again = folder.run(&[&wild[..], &[RESUME]].concat());
-    assert_eq!((again.code, &again.stderr), (Some(76), &ran.stderr), "it loads, and diverges alike");
+    let second = folder.run(&[&wild[..], &[RESUME]].concat());
+    assert_eq!((second.code, &second.stderr), (Some(76), &ran.stderr), "it loads, and diverges alike");
     let after = folder.tree();
     for (path, content) in before.iter().filter(|(path, _)| path.starts_with("out/checkpoints")) {
         assert_eq!(after.get(path), Some(content), "{}", path.display());
@@ -432,14 +432,14 @@ fn other_optimizers_and_frozen_tensors_reshard() {
         let close = one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 2e-6 * a.abs());
         assert!(close, "{trained:?}: {one:?} and {other:?}");
         // From one checkpoint on, everything agrees to the bit.
-        let again = Folder::new(RUN);
-        train(&again, &split);
-        train(&again, &["--nproc", "2", "strategy=zero1", "offload_optimizer=nvme", "max_steps=4", RESUME]);
+        let second = Folder::new(RUN);
+        train(&second, &split);
+        train(&second, &["--nproc", "2", "strategy=zero1", "offload_optimizer=nvme", "max_steps=4", RESUME]);
         let straight = Folder::new(RUN);
         train(&straight, &["--nproc", "2", "strategy=zero2", "max_steps=4", "save_steps=4"]);
         let model = "out/model/model.safetensors";
-        let [again, straight] = [&again, &straight].map(|f| std::fs::read(f.path(model)).unwrap());
-        assert!(again == straight, "{trained:?}: a run that was resumed ends with other weights");
+        let [second, straight] = [&second, &straight].map(|f| std::fs::read(f.path(model)).unwrap());
+        assert!(second == straight, "{trained:?}: a run that was resumed ends with other weights");
     }
 }
 

@@ -104,7 +104,7 @@ fn a_run_keeps_no_secret() {
 
 /// Ranks compare their configurations, and name what differs.
 #[test]
-fn ranks_tell_each_other_no_secret() {
+fn ranks_exchange_no_secret() {
     let text = RUN.replace(
         "max_position_embeddings: 64}",
         &format!("max_position_embeddings: 64, hub_token: {SECRET}}}"),

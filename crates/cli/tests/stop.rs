@@ -227,7 +227,7 @@ fn a_signal_to_the_whole_group() {
 
 /// A signal to the launcher of one node stops the ranks of both; nobody starts them again.
 #[test]
-fn two_nodes_stop_together() {
+fn two_nodes_stop() {
     let (folder, port) = (folder(), free_port());
     let node = node(&folder, &port);
     let more = ["--max-restarts", "2", "output_dir=out"];
@@ -269,7 +269,7 @@ fn a_second_signal_leaves_at_once() {
     let ended = running.end();
     assert_eq!(ended.code, Some(143));
     assert!(ended.took < Duration::from_millis(500), "{:?}", ended.took);
-    assert_snapshot!(ended.stderr, @"a second SIGTERM came: the run ends at once, without a checkpoint of its last steps");
+    assert_snapshot!(ended.stderr, @"received a second SIGTERM: the run ends at once, without a checkpoint of its last steps");
     assert!(!folder.path("out/checkpoints").exists());
 }
 
@@ -281,7 +281,7 @@ fn the_grace_bounds_the_wait() {
     let ended = running.end();
     assert_eq!(ended.code, Some(143));
     assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
-    assert_snapshot!(ended.stderr, @"the run did not stop within 0.3 s of SIGTERM (--grace): it ends without a checkpoint of its last steps");
+    assert_snapshot!(ended.stderr, @"the run did not stop within 0.3 s of SIGTERM (--grace), so it ends without a checkpoint of its last steps");
 }
 
 /// One rank hangs, and the other waits for it in a collective: the grace holds for both ways to ask.

@@ -1,4 +1,4 @@
-//! A temporary folder, the binary run inside it, and what both look like afterwards.
+//! A temporary folder with a configuration and data, and the program run inside it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,6 +32,9 @@ threads: 2
 pub(crate) struct Folder {
     temp: tempfile::TempDir,
 }
+
+/// The user's cache folder, for commands that run in a [`Folder`].
+pub(crate) const CACHE: &str = "user-cache";
 
 /// How a command ended.
 #[derive(Debug)]
@@ -76,6 +79,10 @@ impl Folder {
         command.args(args).current_dir(self.temp.path()).stdin(Stdio::null());
         // A misspelled folder may look like a name on the Hub, and no test may use the network.
         command.env("HF_HUB_OFFLINE", "1");
+        // Nothing is written to the home of the user who runs the tests.
+        command.env("XDG_CACHE_HOME", self.path(CACHE));
+        // Kernels take seconds to compile, so all tests share them.
+        command.env("LOCKSTEP_KERNEL_CACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels"));
         command
     }
 
@@ -98,9 +105,8 @@ impl Folder {
         ran.stdout
     }
 
-    /// Runs a command that must fail with `code` before it takes a step: everything on the disk is as it
-    /// was, but for data that was prepared in full, and nothing is printed but the error, which is returned,
-    /// and at most the lines that sum up.
+    /// Runs a command that must fail with `code` before its first step. It changes nothing on the disk, except for
+    /// complete prepared data, and prints at most two lines besides the error, which is returned.
     pub(crate) fn refused(&self, args: &[&str], code: i32) -> String {
         let before = self.tree();
         let ran = self.run(args);
@@ -109,7 +115,7 @@ impl Folder {
         assert!(!ran.stderr.contains("panicked"), "{}", ran.stderr);
         let mut after = self.tree();
         let prepared =
-            |path: &PathBuf| path.starts_with("out/cache") && path.extension().is_none_or(|e| e == "tokens");
+            |path: &PathBuf| path.starts_with(CACHE) && path.extension().is_none_or(|e| e == "tokens");
         after.retain(|path, _| before.contains_key(path) || !prepared(path));
         if !before.contains_key(Path::new("out"))
             && !after.keys().any(|path| path.parent() == Some(Path::new("out")))
@@ -170,7 +176,7 @@ pub(crate) fn rows(count: usize) -> String {
         .collect()
 }
 
-/// What differs from run to run, replaced: speeds, times, sizes that the machine decides.
+/// Replaces what differs between runs: speeds, times, and sizes that depend on the machine.
 pub(crate) fn steady(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {

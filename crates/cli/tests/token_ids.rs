@@ -77,7 +77,7 @@ fn a_tokenizer_that_does_not_fit_is_no_matter() {
 }
 
 #[test]
-fn a_model_given_by_its_size_needs_its_vocabulary_said() {
+fn a_named_size_needs_a_vocabulary_size() {
     let folder =
         Folder::new("model: tiny\ntrain_files: data.jsonl\nmax_length: 16\nmax_steps: 0\noutput_dir: out\n");
     folder.write("data.jsonl", ids(400));
@@ -120,6 +120,6 @@ fn text_is_asked_of_no_model_without_a_tokenizer() {
     ");
     folder.refused(&["chat", "out"], 66);
     folder.write("text.jsonl", crate::support::rows(2));
-    let text = folder.refused(&["eval", "out", "eval_files=text.jsonl", "data_cache_dir=out/cache"], 66);
+    let text = folder.refused(&["eval", "out", "eval_files=text.jsonl"], 66);
     assert!(text.contains("out/model has no tokenizer.json"), "{text}");
 }

@@ -138,7 +138,7 @@ fn a_release_has_wheels_and_archives_for_both_targets() {
 }
 
 #[test]
-fn untested_targets_say_so() {
+fn untested_targets_are_marked() {
     let release = workflow("release.yml");
     let build = &release["jobs"]["build"];
     let step = |name: &str| steps(build).iter().find(|step| step["name"] == name).unwrap();

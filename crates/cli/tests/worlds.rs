@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::launch::{TOKEN, ran, together};
+use crate::launch::{TOKEN, ran, run_all};
 use crate::support::{Folder, RUN};
 use crate::tensors;
 
@@ -102,8 +102,8 @@ fn a_checkpoint_loads_on_any_world() {
         let settings =
             ["max_steps=2", &resume, &rows, &strategy, "output_dir=again", "overwrite_output_dir=true"];
         folder.succeeds(&[&["train", "run.yaml", "threads=1", "--nproc", nproc][..], &settings].concat());
-        let again = tensors::read(&folder.path("again/model/model.safetensors"));
-        assert!(again == weights, "{nproc} ranks, {strategy}");
+        let second = tensors::read(&folder.path("again/model/model.safetensors"));
+        assert!(second == weights, "{nproc} ranks, {strategy}");
     }
 }
 
@@ -152,7 +152,7 @@ fn two_hosts_with_addresses_of_their_own() {
             command.current_dir(folder.path("")).env("LOCKSTEP_TOKEN", TOKEN);
             command
         };
-        let ends = together(vec![node(0), node(1)]);
+        let ends = run_all(vec![node(0), node(1)]);
         assert!(ends.iter().all(|end| end.code == Some(0)), "{strategy}: {ends:#?}");
         let log = folder.read("out/logs/training.log");
         assert!(

@@ -104,7 +104,7 @@ pub(crate) struct Excerpt {
 
 /// The position of a problem, and the quoted line if it is in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     pub(crate) origin: Origin,
     pub(crate) excerpt: Option<Excerpt>,
 }
@@ -129,11 +129,11 @@ impl Excerpt {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConfigError {
     pub problem: Problem,
-    pub(crate) places: Vec<Place>,
+    pub(crate) places: Vec<Position>,
 }
 
 impl ConfigError {
-    pub(crate) fn new(problem: Problem, places: Vec<Place>) -> Self {
+    pub(crate) fn new(problem: Problem, places: Vec<Position>) -> Self {
         ConfigError { problem, places }
     }
 

@@ -32,7 +32,8 @@ pub(crate) fn common_name(name: &str) -> Option<&'static str> {
     COMMON_NAMES.iter().find(|(names, _)| names.contains(&name)).map(|(_, key)| *key)
 }
 
-const COMMON_NAMES: &[(&[&str], &str)] = &[
+/// Common names of keys in other programs, and the keys.
+pub(crate) const COMMON_NAMES: &[(&[&str], &str)] = &[
     (&["lr", "peak_lr", "max_lr", "base_lr"], "learning_rate"),
     (
         &["bs", "batch_size", "batch", "micro_batch_size", "per_device_batch_size"],
@@ -59,7 +60,7 @@ const COMMON_NAMES: &[(&[&str], &str)] = &[
     (&["model_path", "model_name", "model_id", "base_model", "pretrained"], "model_name_or_path"),
     (&["out", "out_dir", "output", "save_dir", "output_path"], "output_dir"),
     (&["name", "run_id", "exp_name"], "experiment_name"),
-    (&["resume", "resume_from", "load_checkpoint"], "resume_from_checkpoint"),
+    (&["resume", "load_checkpoint"], "resume_from_checkpoint"),
     (&["log_every", "log_steps", "log_interval"], "logging_steps"),
     (&["save_every", "save_interval"], "save_steps"),
     (&["eval_every", "eval_interval"], "eval_steps"),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use lockstep_core::closest;
 
-use crate::error::{ConfigError, Excerpt, Place, Problem};
+use crate::error::{ConfigError, Excerpt, Position, Problem};
 use crate::foreign;
 use crate::keys::{self, KEYS, Key, Kind};
 use crate::origin::{Origin, printable};
@@ -42,12 +42,12 @@ impl Texts<'_> {
         }
     }
 
-    pub(crate) fn place(&self, at: At) -> Place {
+    pub(crate) fn place(&self, at: At) -> Position {
         let excerpt = match (at.from, self.file) {
             (Input::File, Some(file)) => self.excerpt(at, file.text),
             _ => None,
         };
-        Place { origin: self.origin(at), excerpt }
+        Position { origin: self.origin(at), excerpt }
     }
 
     fn excerpt(&self, at: At, text: &str) -> Option<Excerpt> {
@@ -68,7 +68,7 @@ impl Texts<'_> {
 
 /// The value of a key as the user gave it.
 #[derive(Clone, Debug)]
-pub(crate) struct Given {
+pub(crate) struct Setting {
     /// The key as it was spelled, such as `training.use-fsdp`.
     pub(crate) spelled: String,
     pub(crate) key_at: At,
@@ -80,13 +80,13 @@ pub(crate) struct Given {
 /// The given values, by canonical key.
 pub(crate) struct RawConfig<'a> {
     pub(crate) texts: Texts<'a>,
-    pub(crate) given: BTreeMap<&'static str, Given>,
+    pub(crate) given: BTreeMap<&'static str, Setting>,
     pub(crate) notes: Vec<String>,
     pub(crate) errors: Vec<ConfigError>,
     /// The file is not a map of keys, so that missing keys cannot be reported.
     pub(crate) unreadable: bool,
     /// All values of each key, before they are reduced to one.
-    all: Vec<(&'static Key, Given)>,
+    all: Vec<(&'static Key, Setting)>,
 }
 
 impl<'a> RawConfig<'a> {
@@ -174,10 +174,10 @@ impl<'a> RawConfig<'a> {
         let name = spelled.replace('-', "_");
         let name = name.strip_prefix("training.").unwrap_or(&name);
         if let Some(key) = keys::find(name) {
-            self.all.push((key, Given { spelled, key_at, node, partial: false }));
+            self.all.push((key, Setting { spelled, key_at, node, partial: false }));
         } else if let Some((key, part)) = part_of_map(name, &spelled) {
             let node = wrap(part, key_at, node);
-            self.all.push((key, Given { spelled, key_at, node, partial: true }));
+            self.all.push((key, Setting { spelled, key_at, node, partial: true }));
         } else if let Some(inert) = foreign::inert(name) {
             self.inert(inert, spelled, key_at, &node);
         } else if let Some((_, instead)) = foreign::refused(name) {
@@ -229,7 +229,7 @@ impl<'a> RawConfig<'a> {
     fn settle(&mut self, key: &'static Key) {
         let of_key = self.all.iter().filter(|(k, _)| k.name == key.name).map(|(_, given)| given.clone());
         let (file, flags): (Vec<_>, Vec<_>) = of_key.partition(|g| g.key_at.from == Input::File);
-        let flags = flags.into_iter().fold(Vec::new(), |mut kept: Vec<Given>, flag| {
+        let flags = flags.into_iter().fold(Vec::new(), |mut kept: Vec<Setting>, flag| {
             kept.retain(|k| k.spelled != flag.spelled);
             kept.push(flag);
             kept
@@ -246,7 +246,7 @@ impl<'a> RawConfig<'a> {
                         self.errors.push(conflict(&self.texts, &file, &flag, why));
                     }
                 }
-                Some(Given { node: file.node, ..flag })
+                Some(Setting { node: file.node, ..flag })
             }
             (file, flag) => flag.or(file),
         };
@@ -256,7 +256,7 @@ impl<'a> RawConfig<'a> {
     }
 
     /// Checks that several values are equal and returns one of them. Parts of a map are merged.
-    fn agree(&mut self, key: &'static Key, several: Vec<Given>) -> Option<Given> {
+    fn agree(&mut self, key: &'static Key, several: Vec<Setting>) -> Option<Setting> {
         let mut several = several.into_iter();
         let mut first = several.next()?;
         for next in several {
@@ -277,8 +277,8 @@ impl<'a> RawConfig<'a> {
 }
 
 /// The error that two values contradict each other.
-pub(crate) fn conflict(texts: &Texts<'_>, a: &Given, b: &Given, why: &'static str) -> ConfigError {
-    let describe = |g: &Given| match (printable(&g.spelled), g.partial) {
+pub(crate) fn conflict(texts: &Texts<'_>, a: &Setting, b: &Setting, why: &'static str) -> ConfigError {
+    let describe = |g: &Setting| match (printable(&g.spelled), g.partial) {
         (spelled, true) => format!("`{spelled}`"),
         (spelled, false) => format!("`{spelled}: {}`", value::brief(&g.node)),
     };

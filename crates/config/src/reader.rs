@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use crate::error::{ConfigError, Problem};
 use crate::keys;
 use crate::origin::Origin;
-use crate::raw::{Given, RawConfig, conflict};
+use crate::raw::{RawConfig, Setting, conflict};
 use crate::value::{self, fold};
 use crate::yaml::{self, At, Input, Node, Value};
 
@@ -51,7 +51,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The given value of `key`. Null counts as not given if the default is null, and is an error otherwise.
-    pub(crate) fn given(&mut self, key: &'static str) -> Option<Given> {
+    pub(crate) fn given(&mut self, key: &'static str) -> Option<Setting> {
         let given = self.raw.given.get(key).cloned();
         let origin = given.as_ref().map_or(Origin::Default, |g| self.raw.texts.origin(g.key_at));
         self.origins.insert(key, origin);
@@ -66,6 +66,11 @@ impl<'a> Reader<'a> {
         None
     }
 
+    /// Whether a value is given for `key`. Does not record the origin.
+    pub(crate) fn is_set(&self, key: &'static str) -> bool {
+        self.raw.given.get(key).is_some_and(|given| !given.node.is_null())
+    }
+
     /// The value of `key`, or its default.
     pub(crate) fn node(&mut self, key: &'static str) -> Option<Node> {
         match self.given(key) {
@@ -76,7 +81,7 @@ impl<'a> Reader<'a> {
 
     /// For keys that exclude each other: one on the command line replaces those in the file.
     pub(crate) fn prefer_flags(&mut self, rivals: &[&'static str]) {
-        let is_flag = |g: &Given| matches!(g.key_at.from, Input::Flag(_));
+        let is_flag = |g: &Setting| matches!(g.key_at.from, Input::Flag(_));
         let given = &mut self.raw.given;
         if rivals.iter().any(|key| given.get(key).is_some_and(is_flag)) {
             given.retain(|key, g| is_flag(g) || !rivals.contains(key));
@@ -92,9 +97,9 @@ impl<'a> Reader<'a> {
         self.raw.errors.push(ConfigError::new(Problem::Missing { key, what }, Vec::new()));
     }
 
-    pub(crate) fn conflict(&mut self, a: &Given, b: &Given, why: &'static str) {
+    pub(crate) fn conflict(&mut self, a: &Setting, b: &Setting, why: &'static str) {
         // In the order of the file, then of the overrides.
-        let place = |g: &Given| (g.key_at.from != Input::File, g.key_at.line);
+        let place = |g: &Setting| (g.key_at.from != Input::File, g.key_at.line);
         let (first, second) = if place(a) <= place(b) { (a, b) } else { (b, a) };
         let error = conflict(&self.raw.texts, first, second, why);
         self.raw.errors.push(error);

@@ -130,12 +130,10 @@ const NO_OUTPUT: MissingKey = ("output_dir", "set `output_dir: outputs/first-run
 
 /// Reports the keys that `purpose` needs and that are not set.
 fn require(r: &mut Reader<'_>, purpose: Purpose) {
-    let mut has = |keys: [&'static str; 2]| keys.into_iter().any(|key| r.given(key).is_some());
-    let (data, output) = (has(["train_files", "dataset_name"]), has(["output_dir", "experiment_name"]));
-    if purpose != Purpose::Plan && !data {
+    if purpose != Purpose::Plan && !r.is_set("train_files") && !r.is_set("dataset_name") {
         r.missing(NO_DATA.0, NO_DATA.1);
     }
-    if purpose == Purpose::Train && !output {
+    if purpose == Purpose::Train && !r.is_set("output_dir") && !r.is_set("experiment_name") {
         r.missing(NO_OUTPUT.0, NO_OUTPUT.1);
     }
 }

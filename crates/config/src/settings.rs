@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_keys_are_yaml_that_loads_again() {
+    fn changed_keys_load_as_yaml() {
         let text = "model: {architectures: [LlamaForCausalLM], hidden_size: 32, rope_scaling: {factor: 2}}\n\
                     chat_template: \"{% for m in messages %}\\n{% endfor %}\"\nsave_strategy: \"no\"\nseed: 42\n\
                     learning_rate: 1e-3\ntrain_files: ['a b.jsonl', data/*.jsonl]\nmax_steps: -1\n";

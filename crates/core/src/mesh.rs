@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn several_axes_together_index_all_ranks_once() {
+    fn several_axes_index_all_ranks_once() {
         let mesh = Mesh { replicate: 2, shard: 3, per_node: 3 };
         let axes = [Axis::Shard, Axis::Replicate];
         assert_eq!((mesh.size_of(&axes), mesh.size_of(&[Axis::Shard]), mesh.size_of(&[])), (6, 3, 1));

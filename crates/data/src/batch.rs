@@ -212,9 +212,9 @@ mod tests {
                     prop_assert_eq!(batch.weights[at], if counted { 1.0 } else { 0.0 });
                 }
             }
-            let again = batch.clone();
+            let second = batch.clone();
             batch.fill(&ds, &rows).unwrap();
-            prop_assert_eq!(batch, again);
+            prop_assert_eq!(batch, second);
         }
     }
 }

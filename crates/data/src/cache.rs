@@ -1,22 +1,19 @@
-//! Where prepared data lies, and who may write it.
+//! The cache of prepared data, which all runs of a user may share.
 //!
-//! A file is named by a hash of all that decides its content: the data files, the tokenizer, the template,
-//! the settings and the version of the format. So it never goes stale, and it need not be removed when
-//! something changes. Whoever comes first holds a lock file while the data is made; others wait for the
-//! lock and then find the file. A process that is killed gives the lock back, and what it left unfinished
-//! is written over.
+//! The name of a file is a hash of everything that determines its content: the content of the data files (not their
+//! paths), the tokenizer, the template, the settings and the version of the format. So a file is never stale, and
+//! another run with the same data finds it. The first process holds a lock file while it prepares the data; others wait
+//! for the lock and then find the file. A process that is killed releases the lock, and the next one overwrites its
+//! unfinished file.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
-use crate::{DataError, DataSpec, Dataset, EncodeChat, LockFile, Tokenizer, store};
+use crate::read::{FileKind, compression};
+use crate::{DataError, DataSpec, Dataset, EncodeChat, LockFile, Tokenizer, content, store};
 
-/// Files up to this size are known by their content, larger ones by size and time of change.
-const HASHED_BYTES: u64 = 1 << 20;
-
-/// The name of what `spec` comes to over `files`.
+/// The name of the prepared data of `files`.
 pub(crate) fn key(
     spec: &DataSpec,
     files: &[PathBuf],
@@ -36,63 +33,54 @@ pub(crate) fn key(
     let settings = (max_length, packing, truncation, on_long_row, completion_only_loss, on_bad_row);
     part(format!("{settings:?} {:?} {:?}", spec.columns.renamed(), spec.part).as_bytes());
     for file in files {
-        part(file.as_os_str().as_encoded_bytes());
-        identity(file, &mut part).map_err(|source| DataError::Read { path: file.clone(), source })?;
+        // The name determines the format.
+        part(format!("{:?} {:?}", FileKind::of(file), compression(file)).as_bytes());
+        let hash = content::hash(file, &spec.cache_dir);
+        part(hash.map_err(|source| DataError::Read { path: file.clone(), source })?.as_bytes());
     }
     Ok(hasher.finalize().to_hex()[..32].to_string())
 }
 
-fn identity(file: &Path, part: &mut dyn FnMut(&[u8])) -> io::Result<()> {
-    let found = file.metadata()?;
-    part(&found.len().to_le_bytes());
-    if found.len() <= HASHED_BYTES {
-        let mut content = Vec::new();
-        fs::File::open(file)?.take(HASHED_BYTES).read_to_end(&mut content)?;
-        part(&content);
-        return Ok(());
-    }
-    part(file.canonicalize()?.as_os_str().as_encoded_bytes());
-    let changed = found.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
-    part(&changed.as_nanos().to_le_bytes());
-    Ok(())
-}
-
 /// What a cache has under a key.
-pub(crate) enum Looked {
+pub(crate) enum Lookup {
     Found(Box<Dataset>),
     Absent,
     /// There is a file, and it cannot be used.
     Damaged(String),
 }
 
-pub(crate) fn look(path: &Path) -> Result<Looked, DataError> {
+pub(crate) fn lookup(path: &Path) -> Result<Lookup, DataError> {
     match Dataset::open(path) {
-        Ok(dataset) => Ok(Looked::Found(Box::new(dataset))),
+        Ok(dataset) => Ok(Lookup::Found(Box::new(dataset))),
         Err(e) => match e.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(Looked::Absent),
-            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Ok(Looked::Damaged(e.to_string())),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(Lookup::Absent),
+            io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Ok(Lookup::Damaged(e.to_string())),
             _ => Err(DataError::Read { path: path.into(), source: e }),
         },
     }
 }
 
 /// The right to make one prepared file. What was made and not kept goes when it is dropped.
-pub(crate) struct Place {
+pub(crate) struct CacheEntry {
     path: PathBuf,
     partial: PathBuf,
     lock: LockFile,
 }
 
-impl Place {
+impl CacheEntry {
     pub(crate) fn path_of(dir: &Path, key: &str) -> PathBuf {
         dir.join(format!("{key}.tokens"))
     }
 
     /// Waits until nobody else makes this file.
-    pub(crate) fn take(dir: &Path, key: &str) -> Result<Place, DataError> {
+    pub(crate) fn take(dir: &Path, key: &str) -> Result<CacheEntry, DataError> {
         let lock = LockFile::take(&dir.join(format!("{key}.lock")));
         let lock = lock.map_err(|(path, source)| DataError::Write { path, source })?;
-        Ok(Place { path: Place::path_of(dir, key), partial: dir.join(format!("{key}.partial")), lock })
+        Ok(CacheEntry {
+            path: CacheEntry::path_of(dir, key),
+            partial: dir.join(format!("{key}.partial")),
+            lock,
+        })
     }
 
     /// The file to write, and what it is called meanwhile.
@@ -112,7 +100,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for CacheEntry {
     fn drop(&mut self) {
         // Before the lock goes, and the folders with it.
         let _ = fs::remove_file(&self.partial);

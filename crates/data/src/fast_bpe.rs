@@ -256,8 +256,8 @@ fn added(tokens: &Value, library: &tokenizers::Tokenizer) -> Option<(Option<AhoC
     if contents.is_empty() {
         return Some((None, ids));
     }
-    let finder = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).ok()?;
-    Some((Some(finder), ids))
+    let search = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).ok()?;
+    Some((Some(search), ids))
 }
 
 /// The ids that a post-processor adds before and after a text.

@@ -17,6 +17,7 @@ mod cache;
 mod card;
 mod chat;
 mod columns;
+mod content;
 mod dataset;
 mod doc;
 mod encode;

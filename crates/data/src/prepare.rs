@@ -13,7 +13,7 @@ use std::thread;
 use lockstep_core::Bytes;
 
 use crate::builder::{Builder, Taken};
-use crate::cache::{self, Looked, Place};
+use crate::cache::{self, CacheEntry, Lookup};
 use crate::doc::Doc;
 use crate::encode::Encoder;
 use crate::pipeline::{self, Source};
@@ -73,23 +73,23 @@ fn prepare_on(threads: usize, encoder: Encoder<'_>) -> Result<Dataset, DataError
     // Told before anything is read: a list's last file may be the one that is misspelled.
     files.iter().try_for_each(|file| read::check(file))?;
     let key = cache::key(spec, &files, tokenizer, chat)?;
-    let path = Place::path_of(&spec.cache_dir, &key);
-    if let Looked::Found(dataset) = cache::look(&path)? {
+    let path = CacheEntry::path_of(&spec.cache_dir, &key);
+    if let Lookup::Found(dataset) = cache::lookup(&path)? {
         return Ok(dataset.found_ready());
     }
-    let place = Place::take(&spec.cache_dir, &key)?;
+    let entry = CacheEntry::take(&spec.cache_dir, &key)?;
     let mut notes = Vec::new();
-    match cache::look(&path)? {
-        Looked::Found(dataset) => return Ok(dataset.found_ready()),
-        Looked::Damaged(why) => {
+    match cache::lookup(&path)? {
+        Lookup::Found(dataset) => return Ok(dataset.found_ready()),
+        Lookup::Damaged(why) => {
             notes.push(format!("{} is damaged ({why}); the data is prepared again", path.display()));
         }
-        Looked::Absent => {}
+        Lookup::Absent => {}
     }
-    let (file, partial) = place.create()?;
+    let (file, partial) = entry.create()?;
     let builder = Builder::new(spec, partial, file);
     fill(threads, encoder, &files, builder)?;
-    let path = place.keep()?;
+    let path = entry.keep()?;
     let mut dataset = Dataset::open(&path).map_err(|source| DataError::Read { path, source })?;
     dataset.notes = notes;
     Ok(dataset)
@@ -104,13 +104,13 @@ fn fill(
     let spec = encoder.spec;
     let chunk_bytes = (UNDER_WAY_BYTES / (threads * pipeline::AHEAD)).min(CHUNK_BYTES);
     let source = FileRows { files, at: 0, open: None, part: spec.part, columns: &spec.columns, chunk_bytes };
-    let mut judge = Judge { spec, files, file: 0, first: None };
+    let mut filter = RowFilter { spec, files, file: 0, first: None };
     let encode = |chunk: Chunk| -> Encoded {
         let rows = chunk.rows.into_iter();
         let rows = rows.map(|raw| (raw.row, encoder.encode(raw))).collect();
         Encoded { file: chunk.file, rows }
     };
-    pipeline::run(threads, source, encode, |encoded| judge.take(encoded, &mut builder))?;
+    pipeline::run(threads, source, encode, |encoded| filter.take(encoded, &mut builder))?;
     let stats = builder.stats();
     if stats.read == 0 {
         return Err(DataError::Empty { files: files.to_vec() });
@@ -189,7 +189,7 @@ impl Source for FileRows<'_> {
 }
 
 /// Takes rows in order and decides what becomes of bad ones.
-struct Judge<'a> {
+struct RowFilter<'a> {
     spec: &'a DataSpec,
     files: &'a [PathBuf],
     file: usize,
@@ -197,7 +197,7 @@ struct Judge<'a> {
     first: Option<(Format, u64)>,
 }
 
-impl Judge<'_> {
+impl RowFilter<'_> {
     fn take(&mut self, encoded: Encoded, builder: &mut Builder<'_>) -> Result<(), DataError> {
         if encoded.file != self.file {
             (self.file, self.first) = (encoded.file, None);

@@ -44,6 +44,25 @@ fn the_result_does_not_depend_on_the_number_of_threads() {
     }
 }
 
+/// Other runs find the data wherever its file is, and only if the content and the format are the same.
+#[test]
+fn prepared_data_is_found_by_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let found = |name: &str| {
+        prepare(&DataSpec::new(vec![path(name)], &path("cache")), &byte(), None).unwrap().was_cached()
+    };
+    fs::create_dir(path("elsewhere")).unwrap();
+    fs::write(path("a.jsonl"), rows(10)).unwrap();
+    assert!(!found("a.jsonl"));
+    fs::rename(path("a.jsonl"), path("elsewhere/b.jsonl")).unwrap();
+    assert!(found("elsewhere/b.jsonl"));
+    fs::copy(path("elsewhere/b.jsonl"), path("b.txt")).unwrap();
+    assert!(!found("b.txt"), "the same bytes as lines of text are other data");
+    fs::write(path("elsewhere/b.jsonl"), rows(11)).unwrap();
+    assert!(!found("elsewhere/b.jsonl"));
+}
+
 #[test]
 fn prepared_data_is_reused_and_rebuilt_when_changed_or_damaged() {
     let dir = tempfile::tempdir().unwrap();

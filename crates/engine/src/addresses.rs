@@ -22,7 +22,7 @@ pub(crate) struct Memories {
     /// Shared with the carrier, through which other ranks read it.
     pub(crate) device: Arc<Memory>,
     pub(crate) host: Memory,
-    pub(crate) spill: Option<OffloadFile>,
+    pub(crate) offload_file: Option<OffloadFile>,
 }
 
 impl Memories {
@@ -34,16 +34,16 @@ impl Memories {
         nvme_dir: Option<PathBuf>,
     ) -> Result<Memories, EngineError> {
         assert_eq!(device.bytes(), plan.arena_bytes, "the arena has the planned size");
-        let spill = match (plan.nvme_bytes, nvme_dir) {
+        let offload_file = match (plan.nvme_bytes, nvme_dir) {
             (Bytes::ZERO, _) => None,
             (bytes, Some(dir)) => Some(OffloadFile::create(&dir, bytes)?),
             (bytes, None) => return Err(EngineError::NoNvmeDir { bytes }),
         };
-        Ok(Memories { device, host: host_memory(plan, queue)?, spill })
+        Ok(Memories { device, host: host_memory(plan, queue)?, offload_file })
     }
 
-    fn spill(&self) -> &OffloadFile {
-        self.spill.as_ref().expect("a plan with states on NVMe has a file for them")
+    fn offload_file(&self) -> &OffloadFile {
+        self.offload_file.as_ref().expect("a plan with states on NVMe has a file for them")
     }
 }
 
@@ -147,7 +147,7 @@ impl Location {
     pub(crate) fn read_f32(&self, memories: &Memories, out: &mut [f32]) -> Result<(), EngineError> {
         match self {
             Location::Memory(address) => address.view(memories).read_f32(out)?,
-            Location::File { offset, dtype, .. } => memories.spill().read_f32(*offset, *dtype, out)?,
+            Location::File { offset, dtype, .. } => memories.offload_file().read_f32(*offset, *dtype, out)?,
         }
         Ok(())
     }
@@ -156,7 +156,9 @@ impl Location {
     pub(crate) fn write_f32(&self, memories: &Memories, values: &[f32]) -> Result<(), EngineError> {
         match self {
             Location::Memory(address) => address.view(memories).write_f32(values)?,
-            Location::File { offset, dtype, .. } => memories.spill().write_f32(*offset, *dtype, values)?,
+            Location::File { offset, dtype, .. } => {
+                memories.offload_file().write_f32(*offset, *dtype, values)?
+            }
         }
         Ok(())
     }
@@ -184,7 +186,7 @@ impl Location {
                     if from.on_gpu() {
                         there.copy_from(&from)?;
                     }
-                    Ok(memories.spill().write(*offset, there)?)
+                    Ok(memories.offload_file().write(*offset, there)?)
                 })?
             }
             (Location::File { offset, .. }, Location::Memory(to)) => {
@@ -192,7 +194,7 @@ impl Location {
                 through_host(to, queue, |there| {
                     // Work enqueued earlier may still read the destination.
                     queue.synchronize()?;
-                    memories.spill().read(*offset, there)?;
+                    memories.offload_file().read(*offset, there)?;
                     if to.on_gpu() {
                         to.copy_from(&there)?;
                     }

@@ -17,7 +17,7 @@ impl Engine {
 
     /// A description of how states are read from and written to NVMe. `None` if nothing is offloaded there.
     pub fn nvme_io(&self) -> Option<&'static str> {
-        self.shared.memories.spill.as_ref().map(|spill| spill.described())
+        self.shared.memories.offload_file.as_ref().map(|offload_file| offload_file.described())
     }
 
     /// Gathers the bytes of every rank, in rank order. All ranks must call it.

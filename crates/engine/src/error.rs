@@ -11,7 +11,7 @@ pub enum EngineError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
-    Spill(#[from] OffloadFileError),
+    OffloadFile(#[from] OffloadFileError),
     #[error(transparent)]
     Gpu(#[from] GpuError),
     #[error("{cause} (in {op})")]
@@ -43,7 +43,7 @@ impl Fault for EngineError {
         match self {
             EngineError::Memory(_) => FaultClass::Unavailable,
             EngineError::Gpu(cause) => cause.class(),
-            EngineError::Spill(_) => FaultClass::CannotWrite,
+            EngineError::OffloadFile(_) => FaultClass::CannotWrite,
             EngineError::Comm { cause, .. } => cause.class(),
             EngineError::NoNvmeDir { .. } => FaultClass::BadConfig,
             EngineError::UnknownToken { .. } => FaultClass::BadData,
@@ -62,7 +62,7 @@ impl Fault for EngineError {
             EngineError::Memory(_) => Some(
                 "`lockstep plan` prints how the memory is used. Set recompute: full, or use smaller batches.".into(),
             ),
-            EngineError::Spill(_) => Some(
+            EngineError::OffloadFile(_) => Some(
                 "Set nvme_path to a folder on a local disk with enough free space; `lockstep plan` prints how much."
                     .into(),
             ),

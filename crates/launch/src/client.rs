@@ -101,7 +101,7 @@ enum State {
 struct Channel {
     sealer: Sealer,
     opener: Opener,
-    last_heard: Duration,
+    last_seen: Duration,
     next_heartbeat: Duration,
     joined: bool,
     leaving: Option<Duration>,
@@ -192,14 +192,14 @@ impl Client {
             self.state = State::Channel(Channel {
                 sealer,
                 opener: Opener::new(key, FROM_SERVER, max_frame_to_rank(self.config.world_size)),
-                last_heard: now,
+                last_seen: now,
                 next_heartbeat: now + HEARTBEAT,
                 joined: false,
                 leaving: None,
             });
         }
         if let State::Channel(channel) = &mut self.state {
-            channel.last_heard = now;
+            channel.last_seen = now;
             channel.opener.push(bytes);
             self.messages();
         }
@@ -283,7 +283,7 @@ impl Client {
                 if channel.leaving.is_some_and(|since| now.saturating_sub(since) >= LEAVE_TIMEOUT) {
                     return self.left();
                 }
-                if now.saturating_sub(channel.last_heard) >= HEARTBEAT_TIMEOUT {
+                if now.saturating_sub(channel.last_seen) >= HEARTBEAT_TIMEOUT {
                     return self.lost(format!("no heartbeat for {} s", HEARTBEAT_TIMEOUT.as_secs()));
                 }
                 if !channel.joined && late {
@@ -370,7 +370,7 @@ impl Client {
         if gap >= OWN_STALL
             && let State::Channel(channel) = &mut self.state
         {
-            channel.last_heard += gap;
+            channel.last_seen += gap;
         }
     }
 }

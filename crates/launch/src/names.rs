@@ -42,6 +42,8 @@ pub const RESTART: &str = "LOCKSTEP_RESTART";
 pub const JOIN_TIMEOUT: &str = "LOCKSTEP_JOIN_TIMEOUT";
 /// `0` disables pinning ranks to cores. Read.
 pub const PIN: &str = "LOCKSTEP_PIN";
+/// The folder of compiled GPU kernels, if not the user's cache. Read.
+pub const KERNEL_CACHE: &str = "LOCKSTEP_KERNEL_CACHE";
 /// For tests: `RANK/NAME:PASSES` makes a rank panic at a named point in the code. Read.
 pub const FAILPOINT: &str = "LOCKSTEP_FAILPOINT";
 /// The GPUs that are visible to a process. Read by the driver, never changed.

@@ -102,7 +102,7 @@ enum Stage {
         hello: Hello,
         sealer: Sealer,
         opener: Opener,
-        last_heard: Duration,
+        last_seen: Duration,
         member: Option<u32>,
     },
 }
@@ -216,8 +216,8 @@ impl Server {
                 }
                 self.proved(now, conn, transcript);
             }
-            Stage::Channel { opener, last_heard, .. } => {
-                *last_heard = now;
+            Stage::Channel { opener, last_seen, .. } => {
+                *last_seen = now;
                 opener.push(bytes);
                 self.messages(now, conn);
             }
@@ -258,7 +258,7 @@ impl Server {
                 hello: transcript.hello,
                 sealer: Sealer::new(key.clone(), FROM_SERVER),
                 opener: Opener::new(key, FROM_RANK, MAX_FRAME_TO_SERVER),
-                last_heard: now,
+                last_seen: now,
                 member: None,
             };
         }
@@ -453,8 +453,8 @@ impl Server {
             return self.abort(AbortKind::Overdue, None, text);
         }
         let silent = self.conns.values().find_map(|c| match &c.stage {
-            Stage::Channel { member: Some(rank), last_heard, .. }
-                if now.saturating_sub(*last_heard) >= HEARTBEAT_TIMEOUT =>
+            Stage::Channel { member: Some(rank), last_seen, .. }
+                if now.saturating_sub(*last_seen) >= HEARTBEAT_TIMEOUT =>
             {
                 Some(*rank)
             }
@@ -563,8 +563,8 @@ impl Server {
         self.last_event = now;
         if gap >= OWN_STALL {
             for state in self.conns.values_mut() {
-                if let Stage::Channel { last_heard, .. } = &mut state.stage {
-                    *last_heard += gap;
+                if let Stage::Channel { last_seen, .. } = &mut state.stage {
+                    *last_seen += gap;
                 }
             }
         }

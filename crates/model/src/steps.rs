@@ -101,7 +101,7 @@ const fn mask_site(site: DropoutSite) -> dropout::Site {
 }
 
 fn norm_back(step: &ProgramStep, unit: &Unit) {
-    let &ProgramStep::NormBack { dy, x, w, rstd, dx, add, recompute_output: again } = step else {
+    let &ProgramStep::NormBack { dy, x, w, rstd, dx, add, recompute_output } = step else {
         unreachable!("a norm's backward")
     };
     let grad = unit.grad(w);
@@ -118,7 +118,7 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
         rmsnorm::BackwardArgs {
             dx: unit.mat(dx),
             add,
-            recompute: again,
+            recompute: recompute_output,
             // The gradient of a frozen weight is computed as a by-product and discarded.
             dw: grad.unwrap_or(unwanted),
             dy: unit.mat(dy),

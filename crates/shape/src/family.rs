@@ -277,103 +277,133 @@ fn add_branch(
 /// recomputed for it can be freed before the next large slot is needed. If the output of SwiGLU or of a norm is not
 /// saved, its backward recomputes it over the gradient it has consumed, and the weight gradient comes after that.
 fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Vec<ProgramStep> {
-    let qk_norm = m.architecture.qk_norm();
-    let (dx, dn) = (Slot::DX, Slot::DN);
-    let weight = |dy: SlotCols, x: Slot, w: Param| ProgramStep::LinearBackWeight { dy, x: x.into(), w };
-    let input = |dy: SlotCols, w: Param, dx: Slot, add: bool| ProgramStep::LinearBackInput {
-        dy,
-        w,
-        dx: dx.into(),
-        add,
-    };
-    // The gradients of the weights, of the normalized input they share, and of the norm.
-    let normed_back = |joined: Param, columns: &[SlotCols], (n, x, w, rstd): (Slot, Slot, Param, Slot)| {
-        let trained = trained_matmuls(block, joined, columns);
-        let recompute_output = recompute == Recompute::Selective && !trained.is_empty();
-        let normed = if recompute_output { dn } else { n };
-        let weights = trained.into_iter().map(|(w, dy)| weight(dy, normed, w));
-        let all = matmuls(block, joined, columns).into_iter().enumerate();
-        let inputs = all.map(|(i, (w, dy))| input(dy, w, dn, i > 0));
+    let backward = BlockBackward { m, block, recompute };
+    let mut steps = backward.mlp();
+    steps.extend(backward.attention());
+    steps.retain(|step| !matches!(step, ProgramStep::BiasBack { b, .. } if !block.is_trained(*b)));
+    steps
+}
+
+struct BlockBackward<'a> {
+    m: &'a ModelShape,
+    block: &'a UnitShape,
+    recompute: Recompute,
+}
+
+/// A norm, as its backward sees it.
+struct NormOperands {
+    x: Slot,
+    w: Param,
+    y: Slot,
+    rstd: Slot,
+}
+
+impl BlockBackward<'_> {
+    fn mlp(&self) -> Vec<ProgramStep> {
+        let [g, u] = gate_up_cols(self.m);
+        let branch = self.branch();
+        let is_trained = self.block.is_trained(Param::Down);
+        let recompute_output = is_trained && self.recompute != Recompute::None;
+        let down = |x: Slot| weight_back(branch, x, Param::Down);
+        let mut steps = Vec::new();
+        steps.extend(self.dropout(DropoutSite::MlpOut));
+        steps.extend((is_trained && !recompute_output).then(|| down(Slot::S)));
+        steps.push(input_back(branch, Param::Down, Slot::DS, false));
+        steps.push(ProgramStep::SwiGluBack { g, u, dy: Slot::DS, recompute_output });
+        steps.extend(recompute_output.then(|| down(Slot::DS)));
+        if self.m.biases.mlp {
+            let [down, gate, up] = [(Projection::Down, branch), (Projection::Gate, g), (Projection::Up, u)];
+            steps.extend([bias_back(down), bias_back(gate), bias_back(up)]);
+        }
+        let norm = NormOperands { x: Slot::X2, w: Param::PostNorm, y: Slot::N2, rstd: Slot::R2 };
+        steps.extend(self.normed_linears(Param::GateUp, &[g, u], &norm));
+        steps
+    }
+
+    fn attention(&self) -> Vec<ProgramStep> {
+        let m = self.m;
+        let qk_norm = m.architecture.qk_norm();
+        let [q, k, v] = attention_inputs(m, qk_norm);
+        let dqkv = qkv_cols(m, Slot::DQkv);
+        let [dq, dk, dv] = dqkv;
+        let branch = self.branch();
+        let mut steps = Vec::new();
+        steps.extend(self.dropout(DropoutSite::AttentionOut));
+        steps.extend(self.block.is_trained(Param::O).then(|| weight_back(branch, Slot::O, Param::O)));
+        steps.push(input_back(branch, Param::O, Slot::DO, false));
+        let (out, lse, dout) = (Slot::O, Slot::Lse, Slot::DO);
+        steps.push(ProgramStep::AttentionBack { q, k, v, out, lse, dout, dqkv });
+        let rotated = rotated_cols(m, [dq, dk]).into_iter();
+        steps.extend(rotated.map(|x| ProgramStep::Rope { x, direction: RopeDirection::Backward }));
+        if m.biases.out {
+            steps.push(bias_back((Projection::O, branch)));
+        }
+        if qk_norm {
+            let [q, k, _] = qkv_cols(m, Slot::Qkv);
+            let back = |dy: SlotCols, x: SlotCols, w: Param, rstd: Slot| {
+                let (add, recompute_output) = (false, false);
+                ProgramStep::NormBack { dy, x, w, rstd, dx: dy, add, recompute_output }
+            };
+            steps.push(back(dq, q, Param::QNorm, Slot::Rq));
+            steps.push(back(dk, k, Param::KNorm, Slot::Rk));
+        }
+        if m.biases.qkv {
+            let [q, k, v] = [(Projection::Q, dq), (Projection::K, dk), (Projection::V, dv)];
+            steps.extend([bias_back(q), bias_back(k), bias_back(v)]);
+        }
+        let norm = NormOperands { x: Slot::X, w: Param::InputNorm, y: Slot::N1, rstd: Slot::R1 };
+        steps.extend(self.normed_linears(Param::Qkv, &dqkv, &norm));
+        steps
+    }
+
+    /// The gradient of a branch: that of the residual stream, or, with dropout, a masked copy in a free slot.
+    fn branch(&self) -> SlotCols {
+        if self.has_dropout() { Slot::DN.into() } else { Slot::DX.into() }
+    }
+
+    fn dropout(&self, site: DropoutSite) -> Option<ProgramStep> {
+        self.has_dropout().then_some(ProgramStep::DropoutBack { dy: Slot::DX, dx: Slot::DN, site })
+    }
+
+    fn has_dropout(&self) -> bool {
+        self.m.dropout.residual > 0.0
+    }
+
+    /// The gradients of adjacent weights, of the normalized input they share, and of the norm.
+    fn normed_linears(&self, joined: Param, columns: &[SlotCols], norm: &NormOperands) -> Vec<ProgramStep> {
+        let trained = trained_matmuls(self.block, joined, columns);
+        let recompute_output = self.recompute == Recompute::Selective && !trained.is_empty();
+        let normed = if recompute_output { Slot::DN } else { norm.y };
+        let weights = trained.into_iter().map(|(w, dy)| weight_back(dy, normed, w));
+        let all = matmuls(self.block, joined, columns).into_iter().enumerate();
+        let inputs = all.map(|(i, (w, dy))| input_back(dy, w, Slot::DN, i > 0));
         let norm = [ProgramStep::NormBack {
-            dy: dn.into(),
-            x: x.into(),
-            w,
-            rstd,
-            dx: dx.into(),
+            dy: Slot::DN.into(),
+            x: norm.x.into(),
+            w: norm.w,
+            rstd: norm.rstd,
+            dx: Slot::DX.into(),
             add: true,
             recompute_output,
         }];
         if recompute_output {
-            inputs.chain(norm).chain(weights).collect::<Vec<ProgramStep>>()
+            inputs.chain(norm).chain(weights).collect()
         } else {
             weights.chain(inputs).chain(norm).collect()
         }
-    };
-    let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
-    let [q, k, _] = qkv_cols(m, Slot::Qkv);
-    let dqkv = qkv_cols(m, Slot::DQkv);
-    let [dq, dk, dv] = dqkv;
-    let [g, u] = gate_up_cols(m);
-    let bias = |of: Projection, dy: SlotCols| ProgramStep::BiasBack { dy, b: Param::BiasOf(of) };
-    // The gradient of a branch: that of the residual stream, or, with dropout, a masked copy in a free slot.
-    let has_dropout = m.dropout.residual > 0.0;
-    let branch = if has_dropout { dn } else { dx };
-    let drop = |site: DropoutSite| has_dropout.then_some(ProgramStep::DropoutBack { dy: dx, dx: dn, site });
-    let (down, recompute_swiglu) = (block.is_trained(Param::Down), recompute != Recompute::None);
-    let mut steps = Vec::new();
-    steps.extend(drop(DropoutSite::MlpOut));
-    steps.extend((down && !recompute_swiglu).then(|| weight(branch.into(), Slot::S, Param::Down)));
-    steps.extend([
-        input(branch.into(), Param::Down, Slot::DS, false),
-        ProgramStep::SwiGluBack { g, u, dy: Slot::DS, recompute_output: down && recompute_swiglu },
-    ]);
-    steps.extend((down && recompute_swiglu).then(|| weight(branch.into(), Slot::DS, Param::Down)));
-    if m.biases.mlp {
-        steps.extend([
-            bias(Projection::Down, branch.into()),
-            bias(Projection::Gate, g),
-            bias(Projection::Up, u),
-        ]);
     }
-    let post = (Slot::N2, Slot::X2, Param::PostNorm, Slot::R2);
-    steps.extend(normed_back(Param::GateUp, &[g, u], post));
-    steps.extend(drop(DropoutSite::AttentionOut));
-    steps.extend(block.is_trained(Param::O).then(|| weight(branch.into(), Slot::O, Param::O)));
-    steps.extend([
-        input(branch.into(), Param::O, Slot::DO, false),
-        ProgramStep::AttentionBack {
-            q: q_in,
-            k: k_in,
-            v: v_in,
-            out: Slot::O,
-            lse: Slot::Lse,
-            dout: Slot::DO,
-            dqkv,
-        },
-    ]);
-    steps.extend(
-        rotated_cols(m, [dq, dk])
-            .into_iter()
-            .map(|x| ProgramStep::Rope { x, direction: RopeDirection::Backward }),
-    );
-    if m.biases.out {
-        steps.push(bias(Projection::O, branch.into()));
-    }
-    if qk_norm {
-        let back = |dy: SlotCols, x: SlotCols, w: Param, rstd: Slot| {
-            let (add, recompute_output) = (false, false);
-            ProgramStep::NormBack { dy, x, w, rstd, dx: dy, add, recompute_output }
-        };
-        steps.push(back(dq, q, Param::QNorm, Slot::Rq));
-        steps.push(back(dk, k, Param::KNorm, Slot::Rk));
-    }
-    if m.biases.qkv {
-        steps.extend([bias(Projection::Q, dq), bias(Projection::K, dk), bias(Projection::V, dv)]);
-    }
-    let first = (Slot::N1, Slot::X, Param::InputNorm, Slot::R1);
-    steps.extend(normed_back(Param::Qkv, &dqkv, first));
-    steps.retain(|step| !matches!(step, ProgramStep::BiasBack { b, .. } if !block.is_trained(*b)));
-    steps
+}
+
+fn weight_back(dy: SlotCols, x: Slot, w: Param) -> ProgramStep {
+    ProgramStep::LinearBackWeight { dy, x: x.into(), w }
+}
+
+fn input_back(dy: SlotCols, w: Param, dx: Slot, add: bool) -> ProgramStep {
+    ProgramStep::LinearBackInput { dy, w, dx: dx.into(), add }
+}
+
+fn bias_back((of, dy): (Projection, SlotCols)) -> ProgramStep {
+    ProgramStep::BiasBack { dy, b: Param::BiasOf(of) }
 }
 
 #[cfg(test)]

@@ -94,9 +94,9 @@ impl<'a> Trainer<'a> {
             let world = self.state.config.plan.world_size();
             self.log.event(&format!("{world} ranks over {carrier}"))?;
         }
-        if let Some(spill) = self.engine.nvme_io() {
+        if let Some(offload) = self.engine.nvme_io() {
             let bytes = self.engine.plan().nvme_bytes;
-            self.log.event(&format!("states on a disk: {bytes} of each rank, {spill}"))?;
+            self.log.event(&format!("states on a disk: {bytes} of each rank, {offload}"))?;
         }
         notes.iter().try_for_each(|note| self.report(note))?;
         let Some(path) = self.outcome.checkpoint.clone() else { return Ok(()) };

@@ -69,17 +69,17 @@ fn log_probs_equal_scoring_and_do_not_depend_on_the_batch() {
     let prompts: Vec<Vec<u32>> =
         (0..7).map(|p| (0..3 + 5 * p).map(|i| (i * 7 + p) % 120).collect()).collect();
     let how = SamplingParams { temperature: 1.3, top_k: 40, top_p: 0.95, ..SamplingParams::default() };
-    let together = generate(&mut generator, &prompts, 30, how);
-    for (prompt, completion) in prompts.iter().zip(&together) {
+    let batched = generate(&mut generator, &prompts, 30, how);
+    for (prompt, completion) in prompts.iter().zip(&batched) {
         let whole: Vec<u32> = prompt.iter().chain(&completion.tokens).copied().collect();
         let scored = generator.score(&whole).unwrap();
         let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&scored[prompt.len() - 1..]), bits(&completion.log_probs));
     }
     let spec = GeneratorSpec { slots: 5, machine: Machine::cpu(1), ..SPEC };
-    assert_eq!(generate(&mut Generator::open(dir.path(), &spec).unwrap(), &prompts, 30, how), together);
+    assert_eq!(generate(&mut Generator::open(dir.path(), &spec).unwrap(), &prompts, 30, how), batched);
     let other = generate(&mut generator, &prompts, 30, SamplingParams { seed: 43, ..how });
-    assert_ne!(other, together);
+    assert_ne!(other, batched);
 }
 
 #[test]

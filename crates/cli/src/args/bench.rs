@@ -100,13 +100,13 @@ pub(crate) struct BenchKernels {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchMatmul {
-    /// Multiply to this many rows of the result [default: square matrices of several sizes]
+    /// Set m, the rows of the result [default: square matrices of several sizes]
     #[arg(long, value_name = "N", requires_all = ["n", "k"], value_parser = dimension)]
     pub(crate) m: Option<usize>,
-    /// Multiply to this many columns of the result
+    /// Set n, the columns of the result
     #[arg(long, value_name = "N", requires = "m", value_parser = dimension)]
     pub(crate) n: Option<usize>,
-    /// Sum over an inner dimension of this size
+    /// Set k, the inner dimension
     #[arg(long, value_name = "N", requires = "m", value_parser = dimension)]
     pub(crate) k: Option<usize>,
     #[command(flatten)]

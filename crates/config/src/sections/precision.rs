@@ -2,7 +2,7 @@
 //! map, which also configures loss scaling.
 
 use crate::error::Problem;
-use crate::raw::Given;
+use crate::raw::Setting;
 use crate::reader::{Later, Reader};
 use crate::yaml::{Node, Value};
 
@@ -72,7 +72,7 @@ impl Precision {
             r.conflict(a, b, "at most one of `bf16` and `fp16` can be true.");
             return Precision::F32;
         }
-        let mut asked: Option<(Given, PrecisionWord)> = word;
+        let mut asked: Option<(Setting, PrecisionWord)> = word;
         for (switch, means) in [(bf16, PrecisionWord::Bf16), (fp16, PrecisionWord::Fp16)] {
             let Some((given, on)) = switch else { continue };
             match &asked {
@@ -105,7 +105,7 @@ fn read_switch(
     r: &mut Reader<'_>,
     key: &'static str,
     mut scaling: Option<&mut LossScaling>,
-) -> Option<(Given, bool)> {
+) -> Option<(Setting, bool)> {
     let given = r.given(key)?;
     let Value::Map(entries) = &given.node.value else {
         let on = given.node.bool();

@@ -2,7 +2,7 @@
 //! in DeepSpeed's form, `scheduler: {type, params}`.
 
 use crate::error::Problem;
-use crate::raw::Given;
+use crate::raw::Setting;
 use crate::reader::{Later, Reader};
 use crate::yaml::{Entry, Node, Value};
 
@@ -135,7 +135,7 @@ impl LrSchedulerType {
 }
 
 /// Reads DeepSpeed's `{type: WarmupLR, params: {...}}`.
-fn read_scheduler(r: &mut Reader<'_>, given: &Given) -> (Option<Name>, Option<Node>) {
+fn read_scheduler(r: &mut Reader<'_>, given: &Setting) -> (Option<Name>, Option<Node>) {
     let Value::Map(entries) = &given.node.value else {
         r.wrong_type("scheduler", "a map with `type` and `params`", &given.node);
         return (None, None);

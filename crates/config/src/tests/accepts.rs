@@ -118,7 +118,7 @@ fn every_key_of_the_table_is_read() {
 fn every_value_has_an_origin() {
     let config = accepted("  \n\nlearning_rate: 1e-4\n", &["seed=7"]);
     assert_eq!(config.origin("learning_rate").to_string(), "run.yaml:5:1");
-    assert_eq!(config.origin("seed").to_string(), "flag seed=7");
+    assert_eq!(config.origin("seed").to_string(), "argument seed=7");
     assert_eq!(config.origin("data_seed").to_string(), "derived from seed");
     assert_eq!(config.origin("weight_decay").to_string(), "default");
     assert_eq!(config.batch.data_seed, 7);
@@ -383,6 +383,42 @@ fn constant_ignores_the_warmup_with_a_note() {
         config.notes,
         ["`warmup_steps` has no effect: `constant` has no warmup; use `constant_with_warmup`"]
     );
+}
+
+#[test]
+fn only_training_needs_data_and_an_output_folder() {
+    let load = |purpose, text: &str| {
+        crate::load_for(purpose, Some(Source { name: "run.yaml", text }), &[]).map_err(|e| e.to_string())
+    };
+    let planned = load(Purpose::Plan, "model: tiny\n").unwrap();
+    assert_eq!(planned.check_trainable().unwrap_err().0.len(), 2);
+    assert!(load(Purpose::Prepare, "model: tiny\ntrain_files: a\n").is_ok());
+    assert!(load(Purpose::Train, "model: tiny\ndataset_name: a\nexperiment_name: b\n").is_ok());
+    insta::assert_snapshot!(load(Purpose::Train, "model: tiny\nsed: 1\n").unwrap_err(), @r"
+    run.yaml:2:1: unknown key `sed`
+      |
+    2 | sed: 1
+      | ^^^
+      hint: did you mean `seed`?
+
+    error: `train_files` is missing: set `train_files` to a file, a folder or a list of them, or set `dataset_name`
+
+    error: `output_dir` is missing: set `output_dir: outputs/first-run`, or set `experiment_name`
+
+    error: the configuration has 3 errors
+    ");
+}
+
+/// A suggestion must be a key, and the name must not be one.
+#[test]
+fn common_names_lead_to_keys() {
+    for (names, key) in crate::foreign::COMMON_NAMES {
+        assert!(crate::keys::find(key).is_some_and(|found| found.name == *key), "{key}");
+        for name in *names {
+            assert!(!crate::is_known_key(name), "`{name}` is a key itself");
+            assert_eq!(crate::suggested_key(name), Some(*key));
+        }
+    }
 }
 
 #[test]

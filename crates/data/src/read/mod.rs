@@ -22,7 +22,7 @@ use crate::columns::Columns;
 use crate::{DataError, RowFault};
 
 pub(crate) use lines::LINE_CAP;
-pub(crate) use text_file::check;
+pub(crate) use text_file::{check, compression};
 
 /// The known columns of a row, by their known names.
 pub(crate) type Record = Map<String, Value>;

@@ -12,6 +12,12 @@ use crate::DataError;
 /// Extensions of compressed files.
 pub(super) const COMPRESSED: [&str; 3] = [".gz", ".zst", ".zstd"];
 
+/// The extension by which the content of a file is decompressed.
+pub(crate) fn compression(path: &Path) -> Option<&'static str> {
+    let name = path.file_name()?.to_string_lossy().to_ascii_lowercase();
+    COMPRESSED.into_iter().find(|ending| name.ends_with(ending))
+}
+
 const BUFFER_BYTES: usize = 1 << 18;
 
 pub(super) type TextFile = Box<dyn BufRead + Send>;

@@ -328,9 +328,9 @@ proptest! {
         prop_assert!(packed.of_doc(&pack, before.len()) == alone, "a document depends on its pack");
 
         let changed = head.then(doc).then(new(&after));
-        let again = changed.run(&arena, &queue(picks[2]));
+        let second = changed.run(&arena, &queue(picks[2]));
         for i in 0..=before.len() {
-            prop_assert!(again.of_doc(&changed, i) == packed.of_doc(&pack, i), "document {} depends on a later one", i);
+            prop_assert!(second.of_doc(&changed, i) == packed.of_doc(&pack, i), "document {} depends on a later one", i);
         }
     }
 

@@ -44,14 +44,14 @@ proptest! {
         for queue in queues() {
             let logits = arena.padded(&start, vocab, pad, DType::F32);
             let (before, before_bits) = (logits.values(), logits.bits());
-            let (logp, again) = (arena.output(rows, DType::F32), arena.output(rows, DType::F32));
+            let (logp, second) = (arena.output(rows, DType::F32), arena.output(rows, DType::F32));
             forward(&queue, logp, logits.mat, targets_view);
             prop_assert!(logits.bits() == before_bits, "forward wrote to the logits");
             let want = reference::forward(&before, vocab, &targets);
             assert_near(&values(logp), &want, rows, (rows as f64).sqrt(), tolerance(DType::F32));
 
-            forward_backward(&queue, again, logits.mat, targets_view, c, DType::F32);
-            prop_assert_eq!(bits(logp), bits(again));
+            forward_backward(&queue, second, logits.mat, targets_view, c, DType::F32);
+            prop_assert_eq!(bits(logp), bits(second));
             let cv = values(c);
             let want = reference::backward(&before, vocab, &targets, &cv);
             assert_near(&logits.values(), &want, vocab, norm(&cv), tolerance(DType::F32));
@@ -90,7 +90,7 @@ proptest! {
         for queue in queues() {
             let logits = arena.padded(&start, vocab, pad, DType::F32);
             let before = logits.values();
-            let [out, again] = [(); 2].map(|()| Channels {
+            let [out, second] = [(); 2].map(|()| Channels {
                 log_prob: arena.output(rows, DType::F32),
                 entropy: written[0].then(|| arena.output(rows, DType::F32)),
                 mean_log_prob: written[1].then(|| arena.output(rows, DType::F32)),
@@ -109,8 +109,8 @@ proptest! {
                 assert_near(&values(mean), &want, rows, size, tolerance(DType::F32));
             }
 
-            forward_backward(&queue, again, logits.mat, targets_view, c_channels, DType::F32);
-            prop_assert_eq!(out.views().map(bits), again.views().map(bits));
+            forward_backward(&queue, second, logits.mat, targets_view, c_channels, DType::F32);
+            prop_assert_eq!(out.views().map(bits), second.views().map(bits));
             let all = [c, c_entropy, c_mean].map(values);
             let want = reference_gradient(&before, vocab, &targets, &all);
             let size = all.iter().map(|c| norm(c)).sum::<f64>();
@@ -203,12 +203,12 @@ fn extreme_logits_stay_finite() {
     for queue in queues() {
         let logits = arena.padded(&start, 5, 1, DType::F32);
         let before = logits.values();
-        let (logp, again) = (arena.output(8, DType::F32), arena.output(8, DType::F32));
+        let (logp, second) = (arena.output(8, DType::F32), arena.output(8, DType::F32));
         let c = arena.input(&[-0.5; 8], DType::F32);
         let targets_view = arena.input_u32(&targets);
         forward(&queue, logp, logits.mat, targets_view);
-        forward_backward(&queue, again, logits.mat, targets_view, c, DType::F32);
-        assert_eq!(bits(logp), bits(again));
+        forward_backward(&queue, second, logits.mat, targets_view, c, DType::F32);
+        assert_eq!(bits(logp), bits(second));
         let want = reference::forward(&before, 5, &targets);
         for (got, want) in values(logp).iter().zip(&want) {
             assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{got} for {want}");

@@ -102,19 +102,19 @@ fn leaves_are_summed() {
 #[test]
 fn a_decision_clips_unscales_and_skips() {
     let arena = TestArena::new(1);
-    let judged = |sum: f64, max_norm| {
+    let clip_state = |sum: f64, max_norm| {
         let decision = arena.output(4, DType::F64);
         decision.write_host(&[sum]);
         decide_step(&Queue::cpu(1), decision, max_norm, 4.0);
         leaves_of(decision)
     };
     // A norm of 8 with a loss scale of 4.
-    assert_eq!(judged(64.0, None), [64.0, 2.0, 0.25, 0.0]);
-    assert_eq!(judged(64.0, Some(3.0)), [64.0, 2.0, 0.25, 0.0]);
-    let clipped = judged(64.0, Some(0.5));
+    assert_eq!(clip_state(64.0, None), [64.0, 2.0, 0.25, 0.0]);
+    assert_eq!(clip_state(64.0, Some(3.0)), [64.0, 2.0, 0.25, 0.0]);
+    let clipped = clip_state(64.0, Some(0.5));
     assert!((clipped[2] - 0.0625).abs() < 1e-6 && clipped[3] == 0.0, "{clipped:?}");
-    assert_eq!(judged(f64::INFINITY, Some(1.0))[3], 1.0);
-    assert_eq!(judged(f64::NAN, None)[3], 1.0);
+    assert_eq!(clip_state(f64::INFINITY, Some(1.0))[3], 1.0);
+    assert_eq!(clip_state(f64::NAN, None)[3], 1.0);
 }
 
 #[test]

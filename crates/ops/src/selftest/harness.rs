@@ -71,7 +71,7 @@ impl<'a> Harness<'a> {
             seed: self.seed.wrapping_add(u64::from(number) << 32),
             compares: self.compares,
             tolerance,
-            again: false,
+            is_repeat: false,
             used: 0.into(),
             draws: 0.into(),
             compared: 0.into(),
@@ -80,8 +80,9 @@ impl<'a> Harness<'a> {
             note: RefCell::default(),
             failure: RefCell::default(),
         };
-        for again in [false, true] {
-            (case.again, case.used, case.draws, case.compared) = (again, 0.into(), 0.into(), 0.into());
+        for is_repeat in [false, true] {
+            (case.is_repeat, case.used, case.draws, case.compared) =
+                (is_repeat, 0.into(), 0.into(), 0.into());
             call(&case);
             if let Some(cause) = case.failure.take() {
                 return Err(cause);
@@ -101,7 +102,7 @@ pub(crate) struct Case<'a> {
     compares: bool,
     tolerance: f64,
     /// The second run, which must give the same bits as the first.
-    again: bool,
+    is_repeat: bool,
     used: Cell<usize>,
     draws: Cell<u32>,
     compared: Cell<usize>,
@@ -191,7 +192,7 @@ impl<'a> Case<'a> {
         let bits: Vec<u64> = got.iter().map(|value| value.to_bits()).collect();
         let i = self.compared.get();
         self.compared.set(i + 1);
-        if self.again {
+        if self.is_repeat {
             if self.bits.borrow()[i] != bits {
                 self.add_note(format!("{what}: two runs differ"));
             }

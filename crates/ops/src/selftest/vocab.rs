@@ -78,12 +78,13 @@ fn likelihood(
         let before = case.padded_values(&logits);
         let targets = case.indices(rows, vocab);
         let (targets_view, c) = (case.input_u32(&targets), case.normals(rows, DType::F32));
-        let [logp, again] = [(); 2].map(|()| case.output(rows, DType::F32));
+        let [logp, second] = [(); 2].map(|()| case.output(rows, DType::F32));
         cross_entropy::forward(case.queue, logp, logits.mat, targets_view);
         if case.padded_values(&logits) != before {
             case.add_note("forward changed the logits".into());
         }
-        let gradient = cross_entropy::forward_backward(case.queue, again, logits.mat, targets_view, c, dtype);
+        let gradient =
+            cross_entropy::forward_backward(case.queue, second, logits.mat, targets_view, c, dtype);
         let cv = case.values(c);
         let size = cv.iter().map(|c| c * c).sum::<f64>().sqrt();
         let log_probs = || cross_entropy::reference::forward(&before, vocab, &targets);
@@ -92,7 +93,7 @@ fn likelihood(
             "log-probabilities with gradient",
             rows,
             (rows as f64).sqrt(),
-            case.values(again),
+            case.values(second),
             log_probs,
         );
         case.compare_at("gradient", vocab, size, case.mat_values(&gradient), || {
@@ -126,7 +127,7 @@ fn channels(
             entropy: Some(case.output(rows, DType::F32)),
             mean_log_prob: Some(case.output(rows, DType::F32)),
         };
-        let (out, again, plain) = (all(), all(), case.output(rows, DType::F32));
+        let (out, second, plain) = (all(), all(), case.output(rows, DType::F32));
         let c = [(); 3].map(|()| case.normals(rows, DType::F32));
         let with = Channels { log_prob: c[0], entropy: Some(c[1]), mean_log_prob: Some(c[2]) };
         cross_entropy::forward(case.queue, plain, logits.mat, targets_view);
@@ -135,7 +136,7 @@ fn channels(
             case.add_note("forward changed the logits".into());
         }
         let gradient =
-            cross_entropy::forward_backward(case.queue, again, logits.mat, targets_view, with, dtype);
+            cross_entropy::forward_backward(case.queue, second, logits.mat, targets_view, with, dtype);
         let numbers = |of: &Channels| {
             [Some(of.log_prob), of.entropy, of.mean_log_prob].map(|view| view.map(|view| case.values(view)))
         };
@@ -147,7 +148,7 @@ fn channels(
             }
         };
         let names = ["log-probabilities", "entropies", "mean log-probabilities"];
-        for (name, (one, other)) in names.into_iter().zip(numbers(&out).into_iter().zip(numbers(&again))) {
+        for (name, (one, other)) in names.into_iter().zip(numbers(&out).into_iter().zip(numbers(&second))) {
             alike(name, one, other);
         }
         alike("log-probabilities", Some(case.values(plain)), Some(case.values(out.log_prob)));

@@ -60,17 +60,17 @@ fn losing_the_gpu_during_a_save_keeps_the_previous_checkpoint() {
 
 /// Truncates the unnamed file through its path in `/proc`.
 #[cfg(target_os = "linux")]
-fn cut_spill_file(dir: &Path) {
+fn truncate_offload_file(dir: &Path) {
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
     let ours = |path: &PathBuf| std::fs::read_link(path).is_ok_and(|file| file.starts_with(dir));
     let found: Vec<PathBuf> = open.filter(ours).collect();
-    assert!(!found.is_empty(), "the spill file is open");
+    assert!(!found.is_empty(), "the offload file is open");
     std::fs::OpenOptions::new().write(true).open(&found[0]).unwrap().set_len(0).unwrap();
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_spill_file_that_cannot_be_read_leaves_the_last_checkpoint() {
+fn an_offload_file_that_cannot_be_read_leaves_the_last_checkpoint() {
     let shape = ModelShape::named("tiny", 101).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let plan = plan(&shape, &TestSetup { optimizer_tier: MemoryTier::Nvme, ..TestSetup::default() });
@@ -78,6 +78,6 @@ fn a_spill_file_that_cannot_be_read_leaves_the_last_checkpoint() {
     resources.nvme_dir = Some(dir.path().to_path_buf());
     let mut engine = Engine::new(plan, resources).unwrap();
     engine.model_mut(ModelId::FIRST).initialise(7).unwrap();
-    let failed = assert_previous_checkpoint_is_kept(&engine, || cut_spill_file(dir.path()));
+    let failed = assert_previous_checkpoint_is_kept(&engine, || truncate_offload_file(dir.path()));
     assert!(failed.to_string().contains("offload file"), "{failed}");
 }
