@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use insta::assert_snapshot;
 use lockstep_testkit::{HubStandIn, Misbehavior};
 
-use crate::launch::{TOKEN, free_port, ran, together};
+use crate::launch::{TOKEN, free_port, ran, run_all};
 use crate::support::{Folder, Ran, rows};
 
 const RUN_BY_NAMES: &str = "\
@@ -108,9 +108,9 @@ fn a_run_downloads_what_it_names() {
 
     // Everything is in the cache: a run without a network takes it from there.
     let requests = names.hub.requests().len();
-    let mut again = names.command(&["train", "run.yaml", "overwrite_output_dir=true"]);
-    let again = self::ran(again.env("HF_HUB_OFFLINE", "1").output().unwrap());
-    assert!(again.code == Some(0) && again.stderr.is_empty(), "{again:#?}");
+    let mut offline = names.command(&["train", "run.yaml", "overwrite_output_dir=true"]);
+    let offline = self::ran(offline.env("HF_HUB_OFFLINE", "1").output().unwrap());
+    assert!(offline.code == Some(0) && offline.stderr.is_empty(), "{offline:#?}");
     assert_eq!(names.hub.requests().len(), requests);
 
     // A folder of that name wins.
@@ -142,7 +142,7 @@ fn two_hosts_download_the_same_commit() {
         command.env("HF_HOME", names.folder.path(home));
         command
     };
-    let ranks = together(vec![rank("1", "hf-1"), rank("0", "hf-0")]);
+    let ranks = run_all(vec![rank("1", "hf-1"), rank("0", "hf-0")]);
     assert!(ranks.iter().all(|ran| ran.code == Some(0)), "{ranks:#?}");
     let requests = names.hub.requests();
     let api =
@@ -226,7 +226,7 @@ fn downloads_ahead_of_a_run() {
 fn two_processes_download_each_file_once() {
     let names = HubFolder::new();
     let download = || names.command(&["download", "org/model"]);
-    let both = together(vec![download(), download()]);
+    let both = run_all(vec![download(), download()]);
     assert!(both.iter().all(|ran| ran.code == Some(0)), "{both:#?}");
     assert_eq!((names.sent("model.safetensors"), names.sent("tokenizer.json")), (1, 1));
 }

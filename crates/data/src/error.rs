@@ -31,10 +31,10 @@ pub enum DataError {
     Codec { path: PathBuf, codec: &'static str },
     #[error("cannot read {}: {why}", path.display())]
     Damaged { path: PathBuf, why: String },
-    #[error("dataset {name} is not on this machine; searched {}", SearchedPaths(looked))]
-    DatasetMissing { name: String, looked: Vec<PathBuf> },
+    #[error("dataset {name} is not on this machine; searched {}", SearchedPaths(searched))]
+    DatasetMissing { name: String, searched: Vec<PathBuf> },
     #[error("dataset {name} has no split `{split}`; found {}", SplitList(splits))]
-    NoSplit { name: String, split: String, splits: Vec<String>, looked: Vec<PathBuf> },
+    NoSplit { name: String, split: String, splits: Vec<String>, searched: Vec<PathBuf> },
     #[error("dataset {name} has several configurations: {}", configs.join(", "))]
     WhichConfig { name: String, configs: Vec<String> },
     #[error("dataset {name} has no configuration `{config}`; found {}", configs.join(", "))]
@@ -248,13 +248,13 @@ impl DataError {
                 "list the files in train_files instead, and report the problem to the owners of the dataset."
                     .into()
             }
-            DataError::NoSplit { looked, .. } if looked.is_empty() => {
+            DataError::NoSplit { searched, .. } if searched.is_empty() => {
                 "set dataset_train_split or dataset_test_split to one of them.".into()
             }
-            DataError::NoSplit { looked, .. } => format!(
+            DataError::NoSplit { searched, .. } => format!(
                 "set dataset_train_split or dataset_test_split, or list the files in train_files or eval_files; \
                  searched {}.",
-                SearchedPaths(looked)
+                SearchedPaths(searched)
             ),
             DataError::WhichConfig { .. } | DataError::NoConfig { .. } => {
                 "set dataset_config to one of them.".into()

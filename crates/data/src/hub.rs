@@ -1,6 +1,6 @@
 //! Data sets by name, found on this machine. This crate downloads nothing: the Hub client does, into the same cache.
 //!
-//! A name is looked for as a path, in the Hub's download cache (`datasets--owner--name/snapshots/...`),
+//! A name is looked up as a path, in the Hub's download cache (`datasets--owner--name/snapshots/...`),
 //! and among what the `datasets` library has prepared (`owner___name/config/version/hash/name-train.arrow`).
 //! The folders come from the caller: this crate does not read the environment.
 
@@ -43,11 +43,11 @@ pub fn locate(named: Named<'_>, folders: &HubFolders) -> Result<Vec<PathBuf>, Da
     if path.is_file() {
         return Ok(vec![path.into()]);
     }
-    let mut looked = Vec::new();
+    let mut searched = Vec::new();
     let mut found = None;
     if path.is_dir() {
         found = Some(in_folder(path, named)?);
-        looked.push(path.to_path_buf());
+        searched.push(path.to_path_buf());
     } else {
         let repo = folders.hub.join(format!("datasets--{}", named.name.replace('/', "--")));
         let prepared = folders.datasets.join(named.name.replace('/', "___"));
@@ -59,12 +59,12 @@ pub fn locate(named: Named<'_>, folders: &HubFolders) -> Result<Vec<PathBuf>, Da
         if may_be_prepared && !matches!(found, Some((_, Split::Files(_)))) {
             found = Some(in_prepared(&prepared, named)?);
         }
-        looked.extend([repo, prepared]);
+        searched.extend([repo, prepared]);
     }
     match found {
         Some((paths, Split::Files(files))) => Ok(files.into_iter().map(|idx| paths[idx].clone()).collect()),
-        Some((_, absent)) => Err(absent.error(named, looked)),
-        None => Err(DataError::DatasetMissing { name: named.name.into(), looked }),
+        Some((_, absent)) => Err(absent.error(named, searched)),
+        None => Err(DataError::DatasetMissing { name: named.name.into(), searched }),
     }
 }
 
@@ -169,11 +169,11 @@ mod tests {
     use super::*;
     use std::fs;
 
-    struct Home(tempfile::TempDir);
+    struct TestHome(tempfile::TempDir);
 
-    impl Home {
-        fn new(files: &[&str]) -> Home {
-            let home = Home(tempfile::tempdir().unwrap());
+    impl TestHome {
+        fn new(files: &[&str]) -> TestHome {
+            let home = TestHome(tempfile::tempdir().unwrap());
             for name in files {
                 let path = home.0.path().join(name);
                 fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn snapshots() {
-        let home = Home::new(&[
+        let home = TestHome::new(&[
             "hub/datasets--a--b/snapshots/r1/data/train-00000-of-00002.parquet",
             "hub/datasets--a--b/snapshots/r1/data/train-00001-of-00002-9f3c.parquet",
             "hub/datasets--a--b/snapshots/r1/data/train_sft-00000-of-00001.parquet",
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn revisions() {
-        let home = Home::new(&[
+        let home = TestHome::new(&[
             "hub/datasets--a--b/snapshots/c1/train.jsonl",
             "hub/datasets--a--b/snapshots/c2/train.jsonl",
             "datasets/a___b/default/0.0.0/1f/b-test.arrow",
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn the_card_of_a_snapshot_is_read() {
-        let home = Home::new(&[
+        let home = TestHome::new(&[
             "hub/datasets--a--b/snapshots/c1/x.jsonl",
             "hub/datasets--a--b/snapshots/c1/y.jsonl",
         ]);
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn what_datasets_has_prepared() {
-        let home = Home::new(&[
+        let home = TestHome::new(&[
             "datasets/a___b/default/0.0.0/1f/b-train.arrow",
             "datasets/a___b/default/0.0.0/1f/b-test-00000-of-00002.arrow",
             "datasets/a___b/default/0.0.0/1f/b-test-00001-of-00002.arrow",

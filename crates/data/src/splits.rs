@@ -59,12 +59,12 @@ pub fn data_files(names: &[String]) -> Vec<String> {
 
 impl Split {
     /// The error that explains why there are no files.
-    pub(crate) fn error(self, named: Named<'_>, looked: Vec<std::path::PathBuf>) -> DataError {
+    pub(crate) fn error(self, named: Named<'_>, searched: Vec<std::path::PathBuf>) -> DataError {
         let name = named.name.to_owned();
         match self {
             Split::Files(_) => DataError::NoFiles,
             Split::Absent { splits } => {
-                DataError::NoSplit { name, split: named.split.into(), splits, looked }
+                DataError::NoSplit { name, split: named.split.into(), splits, searched }
             }
             Split::Configs(configs) => match named.config {
                 Some(config) => DataError::NoConfig { name, config: config.into(), configs },

@@ -76,7 +76,7 @@ fn download(hub: &Hub, revision: &str, files: &[&str]) -> Result<PathBuf, HubErr
 }
 
 /// An error's text and hint, with the server's address left out and never with the token.
-fn told(error: &HubError, server: &HubStandIn) -> String {
+fn described(error: &HubError, server: &HubStandIn) -> String {
     let text =
         format!("{error}\n{}\nexit code {}", error.hint().unwrap_or_default(), error.class().exit_code());
     assert!(!text.contains(TOKEN) && !format!("{error:?}").contains(TOKEN));
@@ -213,7 +213,7 @@ fn a_damaged_file_is_downloaded_again_once() {
     let fixture = Fixture::new();
     fixture.server.misbehave("config.json", 2, Misbehavior::Corrupt);
     let error = fixture.download(&["config.json"]).unwrap_err();
-    insta::assert_snapshot!(told(&error, &fixture.server), @r"
+    insta::assert_snapshot!(described(&error, &fixture.server), @r"
     config.json of model org/name has the git hash e8089fb4292d33a198c2ec2b52e0cd5262e480bc, expected 0967ef424bce6791893e9a57bb952f80fd536e93
     the file was damaged twice on its way: run the command again, without a proxy that changes files.
     exit code 65
@@ -265,7 +265,7 @@ fn refusals_say_what_to_do() {
     let refused = |status: u16, code: &str| {
         let headers = vec![("X-Error-Code".to_owned(), code.to_owned())];
         fixture.server.misbehave("/api/", 1, Misbehavior::Status(status, headers));
-        told(&fixture.download(&["config.json"]).unwrap_err(), &fixture.server)
+        described(&fixture.download(&["config.json"]).unwrap_err(), &fixture.server)
     };
     insta::assert_snapshot!(refused(401, ""), @r"
     the Hub rejected the token (status 401) while reading model org/name
@@ -288,13 +288,13 @@ fn refusals_say_what_to_do() {
     exit code 66
     ");
     let error = download(&fixture.hub(), "v9", &["config.json"]).unwrap_err();
-    insta::assert_snapshot!(told(&error, &fixture.server), @r"
+    insta::assert_snapshot!(described(&error, &fixture.server), @r"
     model org/name has no revision `v9`
     check the branches and tags on the repository's page.
     exit code 66
     ");
     let error = fixture.download(&["tokenizer.json"]).unwrap_err();
-    insta::assert_snapshot!(told(&error, &fixture.server), @r"
+    insta::assert_snapshot!(described(&error, &fixture.server), @r"
     model org/name has no file tokenizer.json at revision main
 
     exit code 66
@@ -308,7 +308,7 @@ fn refusals_without_a_token() {
     let gated = vec![("X-Error-Code".to_owned(), "GatedRepo".to_owned())];
     fixture.server.misbehave("/api/", 1, Misbehavior::Status(401, gated));
     let error = download(&hub, "main", &["config.json"]).unwrap_err();
-    insta::assert_snapshot!(told(&error, &fixture.server), @r"
+    insta::assert_snapshot!(described(&error, &fixture.server), @r"
     model org/name is gated: its owners decide who may download it
     visit http://hub/org/name, accept the conditions, and set HF_TOKEN to a token of that account.
     exit code 77
@@ -316,7 +316,7 @@ fn refusals_without_a_token() {
     // The Hub does not disclose whether a private repository exists.
     fixture.server.require_token(TOKEN);
     let error = download(&hub, "main", &["config.json"]).unwrap_err();
-    insta::assert_snapshot!(told(&error, &fixture.server), @r"
+    insta::assert_snapshot!(described(&error, &fixture.server), @r"
     model org/name was not found at http://hub
     check the spelling. If it is private, set HF_TOKEN to a token of an account that has access, or log in with `hf auth login`. To use a folder on this machine, write its path, such as ./folder.
     exit code 66
@@ -339,7 +339,7 @@ fn busy_servers_are_asked_again() {
     let fixture = Fixture::new();
     fixture.server.misbehave("/api/", 100, Misbehavior::Status(429, Vec::new()));
     let error = fixture.download(&["config.json"]).unwrap_err();
-    insta::assert_snapshot!(told(&error, &fixture.server), @r"
+    insta::assert_snapshot!(described(&error, &fixture.server), @r"
     http://hub answered with status 429
     there were too many requests: wait a few minutes; a token (HF_TOKEN) raises the limit.
     exit code 69
@@ -392,7 +392,7 @@ fn offline_nothing_is_requested() {
     let fixture = Fixture::new();
     let offline = || fixture.hub_with(|settings| settings.offline = true);
     let error = download(&offline(), "main", &["config.json"]).unwrap_err();
-    let text = told(&error, &fixture.server).replace(&fixture.home.path().display().to_string(), "HOME");
+    let text = described(&error, &fixture.server).replace(&fixture.home.path().display().to_string(), "HOME");
     insta::assert_snapshot!(text, @r"
     model org/name (revision main) is not in the cache HOME/hub, and HF_HUB_OFFLINE is set
     unset HF_HUB_OFFLINE, or run `lockstep download org/name` on a machine with a network and the same cache (HF_HOME).
