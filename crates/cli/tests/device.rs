@@ -21,7 +21,7 @@ const SEVEN_B: [&str; 9] = [
 fn a_7b_model_within_44_gib() {
     let folder = Folder::new(RUN);
     let reported = folder.refused(&[&SEVEN_B[..], &["memory_budget_gib=44"]].concat(), 64);
-    assert!(reported.contains("over the budget of 44.0 GiB"), "{told}");
+    assert!(reported.contains("over the budget of 44.0 GiB"), "{reported}");
     let settings = ["memory_budget_gib=44", "offload_optimizer=cpu"];
     let text = folder.succeeds(&[&SEVEN_B[..], &settings].concat());
     let (text, _) = text.split_once("\nfingerprint ").unwrap();
@@ -71,8 +71,8 @@ fn no_gpu() {
     // Where there is one, it is hidden.
     let ran = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     let reported = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert_eq!(ran.status.code(), Some(69), "{told}");
-    assert!(reported.contains("`device: cpu` runs without"), "{told}");
+    assert_eq!(ran.status.code(), Some(69), "{reported}");
+    assert!(reported.contains("`device: cpu` runs without"), "{reported}");
     assert!(!folder.path("out").exists(), "a run that cannot start leaves nothing");
     let ran = folder.command(&["train", "run.yaml"]).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     assert!(ran.status.success(), "`device: auto` trains on the CPU");

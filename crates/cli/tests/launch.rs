@@ -213,7 +213,7 @@ fn the_token_is_in_no_output_and_no_file() {
     let wrong = ran(wrong.unwrap());
     assert_eq!(wrong.code, Some(72), "{wrong:#?}");
     printed.push_str(&wrong.stderr);
-    assert!(!printed.contains(TOKEN), "{said}");
+    assert!(!printed.contains(TOKEN), "{printed}");
     for (path, content) in folder.tree() {
         let content = content.unwrap_or_default();
         let found = content.windows(TOKEN.len()).any(|part| part == TOKEN.as_bytes());

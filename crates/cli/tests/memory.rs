@@ -116,16 +116,16 @@ fn ranks_hold_what_was_planned() {
     assert!(saved > 0.5 * all_states, "zero3 on four ranks saves {saved} of {all_states}");
 }
 
-/// What is spilled to a disk is not in memory.
+/// State that is offloaded to a disk is not in memory.
 #[test]
-fn spilled_states_leave_memory() {
+fn offloaded_states_leave_memory() {
     let base = ["threads=1", "recompute=full", "per_device_train_batch_size=1"];
     let held = |settings: &[&str]| holds_what_was_planned(LARGER, &[&base[..], settings].concat());
     let (resident, host) = (held(&[]), held(&["offload_optimizer=cpu"]));
-    let spilled = held(&["offload_optimizer=nvme"]);
+    let offloaded = held(&["offload_optimizer=nvme"]);
     let all = held(&["offload_optimizer=nvme", "offload_param=nvme", "strategy=zero3"]);
     let moments = 8.0 * 5_253_376.0;
     assert!(host >= resident, "the host's memory is memory too");
-    assert!((resident as f64 - spilled as f64) > 0.5 * moments, "{resident} to {offloaded}");
-    assert!((spilled as f64 - all as f64) > 0.1 * moments, "{offloaded} to {all}");
+    assert!((resident as f64 - offloaded as f64) > 0.5 * moments, "{resident} to {offloaded}");
+    assert!((offloaded as f64 - all as f64) > 0.1 * moments, "{offloaded} to {all}");
 }

@@ -63,7 +63,7 @@ fn going_on() {
     peak memory [size] (planned [size])
     ");
     let second = folder.succeeds(&["train", "run.yaml", "max_steps=5", RESUME]);
-    assert!(second.contains("there are no steps left: the run ends at step 5\n"), "{again}");
+    assert!(second.contains("there are no steps left: the run ends at step 5\n"), "{second}");
     folder.succeeds(&["train", "run.yaml", "max_steps=6", "resume_from_checkpoint=out/checkpoints/step-4"]);
     assert_eq!(folder.read("out/metrics.jsonl").lines().count(), 6);
 }
