@@ -1,4 +1,4 @@
-//! Configurations that cannot run: all problems at once, each with its place and a remedy.
+//! Invalid configurations: all errors at once, each with its position and a hint.
 
 use insta::assert_snapshot;
 
@@ -87,7 +87,7 @@ fn config_that_is_a_folder() {
     ");
 }
 
-/// The file is read up to the bound, not whole: these have no end, or are larger than a test machine's memory.
+/// The file is read only up to the size limit: these files have no end, or are larger than the memory.
 #[test]
 fn config_that_is_too_large_or_has_no_end() {
     let folder = Folder::new(RUN);
@@ -102,7 +102,7 @@ fn config_that_is_too_large_or_has_no_end() {
     error: configuration file huge.yaml is larger than 1.00 MiB
     hint: give the path of a YAML or JSON file, or settings as key=value.
     ");
-    // A pipe that nobody writes to would keep the reader waiting.
+    // Opening a pipe without a writer would block.
     let made = std::process::Command::new("mkfifo").arg(folder.path("pipe.yaml")).status().unwrap();
     assert!(made.success());
     let ran = folder.run(&["train", "pipe.yaml"]);
@@ -113,7 +113,7 @@ fn config_that_is_too_large_or_has_no_end() {
     ");
 }
 
-/// What the shell makes of `lockstep train <(command)`.
+/// As in `lockstep train <(command)`.
 #[test]
 fn config_through_a_pipe_of_the_shell() {
     use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! Data that cannot be used: file, row and field are named.
+//! Invalid data: errors name the file, the row and the field.
 
 use insta::assert_snapshot;
 

@@ -1,4 +1,4 @@
-//! Model folders that cannot be used: the file, the tensor and what was expected are named.
+//! Invalid model folders: errors name the file, the tensor and what was expected.
 
 use std::fs;
 
@@ -209,7 +209,7 @@ fn vocabulary_smaller_than_the_tokenizer() {
     ");
 }
 
-/// A weight that is not a number shows at the first step; none is applied, and nothing is kept.
+/// A NaN weight is found at the first step. No step is applied, and nothing is saved.
 #[test]
 fn weights_that_are_not_numbers() {
     for (bad, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "NaN")] {

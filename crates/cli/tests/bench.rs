@@ -1,4 +1,4 @@
-//! `bench`: what it is told, and rates that add up.
+//! `bench`: its arguments, and that its rates add up.
 
 use insta::assert_snapshot;
 use serde_json::Value;

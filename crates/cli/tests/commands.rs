@@ -1,4 +1,4 @@
-//! `plan`, `keys`, help, and readers that leave early.
+//! `plan`, `keys`, and readers that close the pipe early.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -125,7 +125,7 @@ fn other_optimizers() {
     ");
 }
 
-/// A plan is of what can be run: nothing is printed of what cannot.
+/// Only what can be trained is planned.
 #[test]
 fn what_cannot_be_trained_is_not_planned() {
     for setting in ["algorithm=ppo", "adapter={r: 4, target_modules: [q_proj, v_proj]}"] {
@@ -133,7 +133,7 @@ fn what_cannot_be_trained_is_not_planned() {
     }
 }
 
-/// What decides bits, whatever it is called by: some of it depends on the machine.
+/// The numerics fingerprint: its hash, and its fields, some of which depend on the machine.
 fn fingerprint(settings: &[&str]) -> (String, Vec<String>) {
     let text = Folder::new(RUN).succeeds(&[&["plan", "run.yaml"], settings].concat());
     let (_, text) = text.split_once("\nfingerprint ").unwrap();
@@ -161,7 +161,7 @@ fn plan_prints_the_fingerprint() {
     let (other, changed) = fingerprint(&["device=cpu", "gradient_accumulation_steps=2", "--schedule"]);
     assert_ne!(other, hash);
     assert!(changed.contains(&"accumulation order: local".to_string()), "{changed:?}");
-    // A plan for GPUs can be made anywhere; what they would compute with is then not known.
+    // A plan for GPUs can be made anywhere, but without the versions of their libraries.
     let folder = Folder::new(RUN);
     let mut command = folder.command(&["plan", "run.yaml", "device=cuda", "nproc_per_node=2"]);
     let ran = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();

@@ -1,4 +1,4 @@
-//! What computes: plans for a GPU that need none, and machines without one.
+//! Devices: plans for a GPU on machines without one, and errors about missing GPUs.
 
 use insta::assert_snapshot;
 
@@ -16,12 +16,12 @@ const SEVEN_B: [&str; 9] = [
     "output_dir=out",
 ];
 
-/// The founding case: 7b is out of memory with everything on the GPU, and fits with the optimizer on the host.
+/// A 7b model does not fit on the GPU, but does with the optimizer offloaded to the host.
 #[test]
 fn a_7b_model_within_44_gib() {
     let folder = Folder::new(RUN);
     let reported = folder.refused(&[&SEVEN_B[..], &["memory_budget_gib=44"]].concat(), 64);
-    assert!(reported.contains("over the budget of 44.0 GiB"), "{told}");
+    assert!(reported.contains("over the budget of 44.0 GiB"), "{reported}");
     let settings = ["memory_budget_gib=44", "offload_optimizer=cpu"];
     let text = folder.succeeds(&[&SEVEN_B[..], &settings].concat());
     let (text, _) = text.split_once("\nfingerprint ").unwrap();
@@ -37,7 +37,7 @@ fn a_7b_model_within_44_gib() {
     ");
 }
 
-/// The same model on a card that has room for its states, and for what most of its blocks keep.
+/// The same model on a GPU with enough memory for its states and the activations of most blocks.
 #[test]
 fn a_7b_model_recomputes_little() {
     let folder = Folder::new(RUN);
@@ -53,7 +53,7 @@ fn a_7b_model_recomputes_little() {
     ");
 }
 
-/// A plan for a GPU is not one for the CPU, and says what each holds.
+/// Plans for a GPU and for the CPU differ, and show the memory of each.
 #[test]
 fn the_plan_of_a_gpu_has_staging_memory() {
     let folder = Folder::new(RUN);
@@ -63,16 +63,16 @@ fn the_plan_of_a_gpu_has_staging_memory() {
     assert!(!text.contains("input and output staging"), "{text}");
 }
 
-/// Whoever asks for a GPU that is not there hears so, and what still works; nothing is left behind.
+/// A missing GPU is an error with a hint, and nothing is written.
 #[test]
 fn no_gpu() {
     let folder = Folder::new(RUN);
     let mut command = folder.command(&["train", "run.yaml", "device=cuda"]);
-    // Where there is one, it is hidden.
+    // Hide the GPU if there is one.
     let ran = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     let reported = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert_eq!(ran.status.code(), Some(69), "{told}");
-    assert!(reported.contains("`device: cpu` runs without"), "{told}");
+    assert_eq!(ran.status.code(), Some(69), "{reported}");
+    assert!(reported.contains("`device: cpu` runs without"), "{reported}");
     assert!(!folder.path("out").exists(), "a run that cannot start leaves nothing");
     let ran = folder.command(&["train", "run.yaml"]).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
     assert!(ran.status.success(), "`device: auto` trains on the CPU");

@@ -7,7 +7,7 @@ use insta::assert_snapshot;
 
 use crate::support::{Folder, RUN};
 
-/// A command on a machine without a toolkit or a Python environment, as far as the environment can say so.
+/// A command whose environment names no CUDA toolkit and no Python environment.
 fn doctor(folder: &Folder, args: &[&str]) -> Command {
     let mut command = folder.command(&[&["doctor"], args].concat());
     for name in
@@ -35,12 +35,12 @@ fn a_line_for_every_part() {
     let before = folder.tree();
     let start = Instant::now();
     let text = output(&mut doctor(&folder, &[]));
-    // Without a GPU; a driver takes its own time to start.
+    // A GPU driver may take longer to start.
     if !std::path::Path::new("/dev/nvidiactl").exists() {
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     }
     assert_eq!(folder.tree(), before);
-    // What is found differs from machine to machine, and so does how many GPUs there are.
+    // The findings and the number of GPUs differ between machines.
     let parts: Vec<&str> = text
         .lines()
         .filter(|line| !line.starts_with("      "))

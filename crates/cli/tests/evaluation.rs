@@ -1,4 +1,4 @@
-//! Evaluation during training: what is told, and what becomes of the best checkpoint.
+//! Evaluation during training: its reports, and the best checkpoint.
 
 use insta::assert_snapshot;
 use serde_json::Value;
@@ -32,7 +32,7 @@ fn evaluations_are_reported_everywhere() {
     let printed = folder.succeeds(&["train", "run.yaml", "max_steps=5"]);
     let found = evaluations(&folder, "out");
     assert_eq!(found.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [0, 2, 4]);
-    // Before training every byte is about as likely.
+    // Before training, all bytes are about equally likely.
     assert!((found[0].1 - 257f64.ln()).abs() < 0.1, "{found:?}");
     let line = "step 0 | evaluation | nll ";
     assert!(printed.contains(line) && folder.read("out/logs/training.log").contains(line));
@@ -41,7 +41,7 @@ fn evaluations_are_reported_everywhere() {
     assert!(board.windows(9).any(|w| w == b"eval/loss") && board.windows(10).any(|w| w == b"train/loss"));
 }
 
-/// Neither the batch nor evaluating at all changes a bit of anything.
+/// Evaluation and its batch size do not change training by a single bit.
 #[test]
 fn evaluation_leaves_training_alone() {
     let folder = folder("");
@@ -74,7 +74,7 @@ fn all_ranks_evaluate() {
     assert_eq!(ddp.len(), 2);
 }
 
-/// The rate is so high that later steps are worse: an early checkpoint is the best one and stays.
+/// The learning rate is so high that later steps are worse: an early checkpoint is the best one and is kept.
 #[test]
 fn the_best_checkpoint_stays_and_becomes_the_model() {
     let more = "eval_steps: 1\nsave_steps: 1\nsave_total_limit: 2\nload_best_model_at_end: true\n\

@@ -1,4 +1,4 @@
-//! Model folders out and in: nothing is lost, rounded or renamed on the way.
+//! Model folders survive a round trip: nothing is lost, rounded or renamed.
 
 use std::fs;
 use std::path::Path;
@@ -88,7 +88,7 @@ fn a_trained_model_is_fine_tuned() {
     assert_eq!(config["vocab_size"], 257);
 }
 
-/// bf16 working weights are the rounded masters, and say so.
+/// bf16 weights are the rounded master weights, and their type says so.
 #[test]
 fn bf16_is_written_as_bf16() {
     let folder = Folder::new(RUN);
@@ -97,12 +97,12 @@ fn bf16_is_written_as_bf16() {
     assert!(tensors.iter().all(|t| t.dtype == "BF16"));
     let config = json(&folder, "out/model/config.json");
     assert!(config.values().any(|v| v == "bfloat16"), "{config:?}");
-    // The checkpoint keeps what the optimizer keeps.
+    // The checkpoint has the fp32 states of the optimizer.
     let kept = tensors::read(&folder.path("out/checkpoints/step-2/model-rank-0.safetensors"));
     assert!(kept.iter().all(|t| t.dtype == "F32"));
 }
 
-/// A checkpoint becomes the folder that the run itself made, in any type, without the run's data or model.
+/// A checkpoint exports to the same folder as the run's own, in any data type, without the run's data or model.
 #[test]
 fn a_checkpoint_is_exported() {
     let folder = Folder::with_model();

@@ -1,4 +1,4 @@
-//! What a save needs is known before the first step: no run trains a model that it then cannot write.
+//! Everything that saving needs is checked before the first step: no run trains a model that it cannot save.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -31,7 +31,7 @@ fn additional_chat_templates_go_along() {
     assert_eq!(folder.read("exported/additional_chat_templates/rag.jinja"), RAG);
     folder.succeeds(&["train", "run.yaml", "model_name_or_path=out/model", "output_dir=again"]);
     assert_eq!(folder.read("again/model/additional_chat_templates/rag.jinja"), RAG);
-    // What is damaged is noticed.
+    // Damage is noticed.
     folder.write("out/checkpoints/step-3/additional_chat_templates/rag.jinja", RAG.to_uppercase());
     let ran =
         folder.run(&["train", "run.yaml", "max_steps=4", "resume_from_checkpoint=out/checkpoints/step-3"]);
@@ -104,7 +104,7 @@ fn something_else_where_checkpoints_go() {
     error: cannot write out/checkpoints: File exists (os error 17)
     hint: output_dir must be a folder, but a file of that name exists.
     ");
-    // A run that is refused later leaves nothing of the probe.
+    // A run that is refused later leaves no test files behind.
     fs::remove_file(folder.path("out/checkpoints")).unwrap();
     folder.train_refused(&["train_files=nope.jsonl"], 66);
 }

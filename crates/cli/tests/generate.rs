@@ -1,4 +1,4 @@
-//! `generate`, `chat` and `quickstart`: what people see of a model.
+//! `generate`, `chat` and `quickstart`.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -117,6 +117,6 @@ fn the_quickstart_trains_and_tests() {
     for file in ["model/model.safetensors", "model/config.json", "model/tokenizer.json", "quickstart.yaml"] {
         assert!(folder.path("quick").join(file).exists(), "{file}");
     }
-    // The configuration it leaves runs by itself.
+    // The configuration that it writes can be trained again.
     folder.succeeds(&["train", "quick/quickstart.yaml", "max_steps=1"]);
 }

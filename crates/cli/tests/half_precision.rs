@@ -1,4 +1,4 @@
-//! fp16: the loss scale is found, kept in checkpoints and told; what overflows is named.
+//! fp16: the loss scale is found, saved in checkpoints and reported, and overflows are reported.
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ fn weights(folder: &Folder, out: &str) -> Vec<u8> {
 
 #[test]
 fn a_run_in_fp16_learns_as_one_in_fp32_does() {
-    // Warmed up: the very first steps of Adam turn on the signs of the smallest gradients.
+    // With warmup: the first steps of Adam depend on the signs of the smallest gradients.
     let rate = "learning_rate: 5e-3\nlr_scheduler_type: constant_with_warmup\nwarmup_steps: 5\n";
     let folder = Folder::new(&format!("{RUN}{rate}"));
     let last = |out: &str, more: &[&str]| {
@@ -31,7 +31,7 @@ fn a_run_in_fp16_learns_as_one_in_fp32_does() {
     assert!(folder.read("half/model/config.json").contains("\"dtype\": \"float16\""));
 }
 
-/// The scale starts far too high: the first overflow is forgiven, each further one halves it.
+/// The scale starts far too high: hysteresis tolerates the first overflow, and each further one halves the scale.
 #[test]
 fn overflows_are_skipped_and_reported() {
     let config = format!("{RUN}fp16: {{enabled: true, initial_scale_power: 40}}\nreport_to: tensorboard\n");
@@ -61,7 +61,7 @@ fn overflows_are_skipped_and_reported() {
         "{}",
         warnings[1]
     );
-    // The schedule counts what was applied.
+    // The schedule counts applied steps.
     let rates: Vec<f64> = reported.iter().map(|line| line["learning_rate"].as_f64().unwrap()).collect();
     assert_eq!(rates[0], rates[skipped - 1]);
     assert!(folder.path("out/runs").read_dir().unwrap().count() == 1);
@@ -83,7 +83,7 @@ fn at_the_lowest_scale_the_run_ends() {
     folder.assert_no_partial();
 }
 
-/// Scale, patience and count of quiet steps go into the checkpoint: the run goes on to the same bits.
+/// The state of loss scaling is part of the checkpoint: a resumed run is bit-identical.
 #[test]
 fn a_resumed_run_has_the_same_scales() {
     let scale = "{enabled: true, initial_scale_power: 25, loss_scale_window: 4}";
@@ -99,7 +99,7 @@ fn a_resumed_run_has_the_same_scales() {
     folder.succeeds(&["train", "run.yaml", "max_steps=30", "output_dir=two", "resume_from_checkpoint=true"]);
     assert_eq!(scales("two"), whole);
     assert_eq!(weights(&folder, "two"), weights(&folder, "out"));
-    // What has no scale cannot say where to go on.
+    // A checkpoint without a scale cannot be resumed in fp16.
     folder.succeeds(&["train", "run.yaml", "max_steps=7", "fp16=false", "output_dir=plain"]);
     let ran = folder.run(&["train", "run.yaml", "output_dir=plain", "resume_from_checkpoint=true"]);
     assert_eq!(ran.code, Some(64), "{ran:#?}");

@@ -28,9 +28,9 @@ threads: 2
 /// When a run is killed.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// As soon as this path is there; a `.partial` means in the middle of a save.
+    /// As soon as this path exists; a `.partial` means in the middle of a save.
     At(&'static str),
-    /// This long after the path is there.
+    /// This long after the path exists.
     After(&'static str, u64),
 }
 
@@ -76,13 +76,13 @@ fn same_as_never_stopped(settings: &[&str], seed: u64) {
     assert_eq!(straight, out, "seed {seed}, {settings:?}");
 }
 
-/// Starts a run, or goes on with it, and kills it. False if it ended before.
+/// Starts or resumes a run, and kills it. False if it ended before.
 fn killed_at(folder: &Folder, args: &[&str], moment: Moment) -> bool {
     let (path, delay) = match moment {
         Moment::At(path) => (path, 0),
         Moment::After(path, delay) => (path, delay),
     };
-    // What an earlier run left there must not count as this one's.
+    // Files of an earlier run must not count as files of this one.
     let _ = fs::remove_dir_all(folder.path("out/checkpoints/step-10.partial"));
     let mut child = folder.start(&with_resume(folder, args));
     let deadline = Instant::now() + Duration::from_secs(60);

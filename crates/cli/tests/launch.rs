@@ -1,4 +1,4 @@
-//! Several ranks: started by us, by variables as torchrun sets them, on one node and on two.
+//! Several ranks: started by our launcher or with torchrun's variables, on one node and on two.
 
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
@@ -14,7 +14,7 @@ pub(crate) fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
-/// What differs from run to run and host to host, replaced.
+/// Replaces what differs between runs and hosts.
 pub(crate) fn nameless(text: &str) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let mut out = String::new();
@@ -35,7 +35,7 @@ pub(crate) fn ran(output: Output) -> Ran {
     Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }
 
-/// Starts all commands together, and waits for them.
+/// Starts all commands at the same time, and waits for them.
 pub(crate) fn run_all(commands: Vec<Command>) -> Vec<Ran> {
     let started: Vec<_> = commands
         .into_iter()
@@ -84,7 +84,7 @@ fn all_ways_to_ask_for_two_ranks() {
         "launch --nproc-per-node 2 run.yaml",
         "launch --standalone --nproc_per_node=2 run.yaml",
         "launch --nnodes=1 --node_rank=0 --nproc_per_node 2 --master_addr localhost run.yaml",
-        // Flags win over the file and what overrides it.
+        // Flags take precedence over the file and its overrides.
         "launch --nproc-per-node 2 run.yaml nproc_per_node=4",
     ] {
         let folder = Folder::new(RUN);
@@ -96,7 +96,7 @@ fn all_ways_to_ask_for_two_ranks() {
     assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{found:?}");
 }
 
-/// However the states are laid out, and whoever carries the bytes.
+/// Any strategy and any carrier gives the same losses.
 #[test]
 fn strategies_and_carriers_train_alike() {
     let mut found = Vec::new();
@@ -132,7 +132,7 @@ fn a_loop_in_a_shell() {
     folder.assert_no_partial();
 }
 
-/// As torchrun does it: its own store has the port, and a program gets `--local-rank` from older launchers.
+/// As with torchrun, whose own store uses the port, and with older launchers, which append `--local-rank`.
 #[test]
 fn variables_of_torchrun() {
     let folder = Folder::new(RUN);
@@ -149,7 +149,7 @@ fn variables_of_torchrun() {
     assert!(ranks.iter().all(|ran| ran.code == Some(0) && ran.stderr.is_empty()), "{ranks:#?}");
 }
 
-/// One rank of a launcher is a run on its own.
+/// A world of one rank.
 #[test]
 fn a_world_of_one() {
     let folder = Folder::new(RUN);
@@ -159,7 +159,7 @@ fn a_world_of_one() {
     assert!(text.contains(" on 2 threads | "), "{text}");
 }
 
-/// A launcher of a node of a world of two, on this host.
+/// The launcher of one of two nodes, on this host.
 pub(crate) fn node<'a>(folder: &'a Folder, port: &'a str) -> impl Fn(&str, &[&str]) -> Command + 'a {
     move |rank, extra| {
         let fixed =
@@ -196,7 +196,7 @@ fn what_ranks_print_is_copied() {
     assert!(folder.read("here/rank-0.stdout.log").contains("step 2/2"));
 }
 
-/// The token is in the environment of ranks, and nowhere else.
+/// The token is only in the environment of ranks.
 #[test]
 fn the_token_is_in_no_output_and_no_file() {
     let (folder, port) = (Folder::new(RUN), free_port());
@@ -213,7 +213,7 @@ fn the_token_is_in_no_output_and_no_file() {
     let wrong = ran(wrong.unwrap());
     assert_eq!(wrong.code, Some(72), "{wrong:#?}");
     printed.push_str(&wrong.stderr);
-    assert!(!printed.contains(TOKEN), "{said}");
+    assert!(!printed.contains(TOKEN), "{printed}");
     for (path, content) in folder.tree() {
         let content = content.unwrap_or_default();
         let found = content.windows(TOKEN.len()).any(|part| part == TOKEN.as_bytes());
@@ -221,7 +221,7 @@ fn the_token_is_in_no_output_and_no_file() {
     }
 }
 
-/// Ranks share the cores of the host, each in its own part.
+/// Each rank is pinned to its share of the cores.
 #[test]
 fn ranks_share_the_cores() {
     let cores = std::thread::available_parallelism().unwrap().get();

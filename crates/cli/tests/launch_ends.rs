@@ -1,4 +1,4 @@
-//! How several ranks end: together, soon, without leaving a process behind, and with the cause told last.
+//! How several ranks end: all of them, quickly, without leftover processes, and with the cause printed last.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -12,7 +12,7 @@ use crate::support::{Folder, RUN};
 
 const LONG: [&str; 3] = ["max_steps=100000000", "logging_steps=100", "save_strategy=no"];
 
-/// The processes that `pid` has started.
+/// The child processes of `pid`.
 pub(crate) fn children(pid: u32) -> Vec<u32> {
     let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
@@ -68,7 +68,7 @@ fn watch(command: &mut Command) -> Running {
 }
 
 impl Running {
-    /// Waits for the launcher; by then no rank may be there.
+    /// Waits for the launcher, and checks that its ranks have ended.
     fn end(mut self) -> Ended {
         let start = Instant::now();
         let code = self.launcher.wait().unwrap().code();
@@ -124,7 +124,7 @@ pub(crate) fn signals_to_the_launcher_end_every_rank() {
     }
 }
 
-/// As a terminal sends it: to the launcher and the ranks alike.
+/// As a terminal sends it: to the launcher and the ranks.
 #[test]
 fn ctrl_c() {
     let folder = Folder::new(RUN);
@@ -137,7 +137,7 @@ fn ctrl_c() {
     assert!(ended.took < Duration::from_secs(1), "{:?}", ended.took);
 }
 
-/// A stopped process takes no SIGTERM; the second signal does not wait.
+/// A stopped process does not handle SIGTERM; the second signal kills it at once.
 #[test]
 fn a_second_signal_kills_at_once() {
     let folder = Folder::new(RUN);
@@ -181,7 +181,7 @@ fn a_failure_is_told_once_and_last() {
     ");
 }
 
-/// Killed, started again, and gone on from the newest checkpoint.
+/// Killed, restarted, and resumed from the newest checkpoint.
 #[test]
 fn ranks_restart_from_the_newest_checkpoint() {
     let folder = Folder::new(RUN);
@@ -200,7 +200,7 @@ fn ranks_restart_from_the_newest_checkpoint() {
     assert!(ended.stderr.contains("restarting all ranks in 1 s (restart 1 of 2)"), "{}", ended.stderr);
 }
 
-/// A node that is lost ends the others, which say so.
+/// If a node is lost, the others end with an error that names it.
 #[test]
 fn a_node_that_is_lost() {
     let (folder, port) = (Folder::new(RUN), free_port());
@@ -234,7 +234,7 @@ fn with_an_older_run() -> Folder {
     folder
 }
 
-/// Starts two ranks that are restarted once, and kills one as soon as it is there.
+/// Starts two ranks that are restarted once, and kills one as soon as it runs.
 fn killed_at_its_start(folder: &Folder, args: &[&str]) -> std::process::Output {
     let all = [&["launch", "--nproc-per-node", "2", "--max-restarts", "1", "run.yaml", "max_steps=6"], args]
         .concat();
@@ -251,8 +251,7 @@ fn killed_at_its_start(folder: &Folder, args: &[&str]) -> std::process::Output {
     launcher.wait_with_output().unwrap()
 }
 
-/// Ranks that are started again go on from checkpoints of this launch, and never from those of an older run that
-/// this one was to replace.
+/// Restarted ranks resume from checkpoints of this launch, never from those of an older run that this one replaces.
 #[test]
 fn a_restart_before_the_first_step_starts_over() {
     let folder = with_an_older_run();
@@ -265,7 +264,7 @@ fn a_restart_before_the_first_step_starts_over() {
     assert!(!folder.path("out/checkpoints/step-4").exists(), "the older run was to be replaced");
 }
 
-/// A run that may not replace an older one may not go on with it after a restart either.
+/// A run that may not replace an older one may not resume from it after a restart either.
 #[test]
 fn a_restart_does_not_take_over_an_older_run() {
     let folder = with_an_older_run();

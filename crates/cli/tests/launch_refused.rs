@@ -179,7 +179,7 @@ fn nodes_of_different_worlds() {
     ");
 }
 
-/// The same number twice: the second is refused, the first goes on.
+/// The same rank twice: the second is refused, and the first continues.
 #[test]
 fn nodes_with_the_same_number() {
     let (folder, port) = (Folder::new(RUN), free_port());

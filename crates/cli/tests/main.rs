@@ -1,4 +1,4 @@
-//! The real binary in temporary folders: what it prints, how it exits, what it leaves on the disk.
+//! Tests of the real binary in temporary folders: its output, exit codes and files.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The plan against reality: what the process held at its peak is what was planned.
+//! The peak memory of the process matches the plan.
 
 use crate::support::{Folder, RUN, rows};
 
@@ -16,7 +16,7 @@ output_dir: out
 threads: 2
 ";
 
-/// Peak, planned, arena and foreign, in bytes, from the line the run's log ends with.
+/// Peak, planned, arena and other memory in bytes, from the last line of the log.
 fn logged(folder: &Folder) -> [u64; 4] {
     let log = folder.read("out/logs/training.log");
     let line = log.lines().find(|line| line.contains(" peak memory ")).unwrap_or_else(|| panic!("{log}"));
@@ -28,7 +28,7 @@ fn logged(folder: &Folder) -> [u64; 4] {
     numbers.try_into().unwrap_or_else(|_| panic!("{line}"))
 }
 
-/// Twenty times the data, and the process holds what it held: tokens stay in their file.
+/// Memory does not grow with the data: tokens stay in their file.
 #[test]
 fn data_does_not_fill_the_memory() {
     let peak = |count: usize| {
@@ -63,7 +63,7 @@ fn holds_what_was_planned(config: &str, settings: &[&str]) -> u64 {
     assert_eq!(planned, arena + foreign);
     assert!(peak as f64 <= arena as f64 * 1.02 + foreign as f64, "peak {peak} is over {arena} + {foreign}");
     assert!(peak as f64 >= arena as f64 * 0.98, "peak {peak} is under the arena {arena}");
-    // The constant is stated, so it must mean something: not several times what it stands for.
+    // The constant must not be several times the real value.
     assert!(
         peak as f64 >= arena as f64 + foreign as f64 * 0.3,
         "peak {peak} is far under {arena} + {foreign}"
@@ -97,7 +97,7 @@ fn from_a_model_folder() {
     holds_what_was_planned(&format!("model_name_or_path: {model}\n{config}"), &[]);
 }
 
-/// Every rank holds what was planned for it, and zero3 on four a quarter of the states.
+/// The memory of every rank matches its plan, and zero3 on four ranks holds a quarter of the states.
 #[test]
 fn ranks_hold_what_was_planned() {
     let states = |settings: &[&str]| {
@@ -110,22 +110,22 @@ fn ranks_hold_what_was_planned() {
         states(&[&ranks[..], &["per_device_train_batch_size=1", "strategy=zero3", "prefetch=0"]].concat());
     // 5.3 million parameters. their gradients and two moments in f32 are 80 MiB; three units in flight and what backward recomputes are 26.
     let all_states = 16.0 * 5_253_376.0;
-    // Of four ranks one prepares the data, not always the largest.
+    // One of the four ranks prepares the data, not always the largest.
     assert!(ddp as f64 >= alone as f64 * 0.99, "ddp holds all that one rank does: {ddp} of {alone}");
     let saved = ddp as f64 - zero3 as f64;
     assert!(saved > 0.5 * all_states, "zero3 on four ranks saves {saved} of {all_states}");
 }
 
-/// What is spilled to a disk is not in memory.
+/// State that is offloaded to a disk is not in memory.
 #[test]
-fn spilled_states_leave_memory() {
+fn offloaded_states_leave_memory() {
     let base = ["threads=1", "recompute=full", "per_device_train_batch_size=1"];
     let held = |settings: &[&str]| holds_what_was_planned(LARGER, &[&base[..], settings].concat());
     let (resident, host) = (held(&[]), held(&["offload_optimizer=cpu"]));
-    let spilled = held(&["offload_optimizer=nvme"]);
+    let offloaded = held(&["offload_optimizer=nvme"]);
     let all = held(&["offload_optimizer=nvme", "offload_param=nvme", "strategy=zero3"]);
     let moments = 8.0 * 5_253_376.0;
     assert!(host >= resident, "the host's memory is memory too");
-    assert!((resident as f64 - spilled as f64) > 0.5 * moments, "{resident} to {offloaded}");
-    assert!((spilled as f64 - all as f64) > 0.1 * moments, "{offloaded} to {all}");
+    assert!((resident as f64 - offloaded as f64) > 0.5 * moments, "{resident} to {offloaded}");
+    assert!((offloaded as f64 - all as f64) > 0.1 * moments, "{offloaded} to {all}");
 }

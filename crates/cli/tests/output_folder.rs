@@ -55,7 +55,7 @@ fn in_use() {
     error: out: the output folder has checkpoints of an earlier run (the newest is step-2)
     hint: set resume_from_checkpoint: true to continue that run, overwrite_output_dir: true to delete its checkpoints, or choose another output_dir.
     ");
-    // Not even a damaged checkpoint is trained over without being asked to.
+    // Even a damaged checkpoint is only overwritten on request.
     fs::remove_file(folder.path("out/checkpoints/step-2/manifest.json")).unwrap();
     folder.train_refused(&[], 64);
 }
@@ -95,7 +95,7 @@ fn locked_by_a_running_process() {
     error: out: another run is using this output folder [holder]
     hint: wait for that run to end, or choose another output_dir.
     ");
-    // A killed run holds nothing.
+    // A killed run holds no lock.
     folder.succeeds(&["train", "run.yaml"]);
 }
 
@@ -111,7 +111,7 @@ fn not_writable() {
     hint: output_dir must be a folder, but a file of that name exists.
     ");
     if cfg!(target_os = "linux") {
-        // Nobody, root included, can make a folder there.
+        // Not even root can create a folder there.
         assert_snapshot!(folder.train_refused(&["output_dir=/proc/self/out"], 73), @r"
         error: cannot write /proc/self/out: No such file or directory (os error 2)
         hint: choose an output_dir that you have permission to write to.
@@ -147,7 +147,7 @@ fn something_else_where_the_model_goes() {
     ");
 }
 
-/// What killed runs left unfinished goes when the next one starts.
+/// Unfinished files of killed runs are removed when the next one starts.
 #[test]
 fn unfinished_folders_go() {
     let folder = Folder::new(RUN);

@@ -1,4 +1,4 @@
-//! A panic on any lane of any rank ends the run at once, with its message and place printed last.
+//! A panic on any lane of any rank ends the run at once, with its message and location printed last.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! `lockstep prepare`: what it says, what it leaves, and that a run finds it.
+//! `lockstep prepare`: its output, its files, and that later runs find them.
 
 use std::process::Stdio;
 
@@ -65,7 +65,7 @@ fn statistics_and_samples() {
     packed      1 rows of up to 64 tokens, 40.6 % full
     tokens      26, 53.8 % in the loss
     ");
-    // Nothing but the data, and a run finds it.
+    // Only the data is written, and a run finds it.
     assert!(!folder.path("out").exists());
     let before = folder.tree();
     folder.succeeds(&["train", "run.yaml", "packing=bfd", "--on-bad-row", "skip", "max_steps=1"]);
@@ -135,7 +135,7 @@ fn prepared(folder: &Folder, settings: &[&str]) -> Value {
     serde_json::from_str::<Value>(&folder.succeeds(&args)).unwrap()["train"].clone()
 }
 
-/// Another experiment, with the data elsewhere, finds it. `eval` does as well.
+/// Another experiment finds the prepared data after its file was moved, and so does `eval`.
 #[test]
 fn experiments_share_prepared_data() {
     let folder = Folder::new(RUN);
@@ -149,7 +149,7 @@ fn experiments_share_prepared_data() {
     assert_eq!(files.iter().filter(|path| path.extension().is_some()).count(), 1, "{files:?}");
     folder.write("moved.jsonl", rows(9));
     assert_eq!(prepared(&folder, &[moved])["cached"], false);
-    // The key wins over the default.
+    // The key takes precedence over the default.
     let path = prepared(&folder, &[moved, "data_cache_dir=here"])["path"].as_str().unwrap().to_string();
     assert!(path.starts_with("here/"), "{path}");
 }

@@ -1,4 +1,4 @@
-//! Going on: what is damaged is passed over or told, what has changed is refused.
+//! Resuming: damaged checkpoints are skipped or reported, and changes that matter are refused.
 
 use std::fs;
 
@@ -63,7 +63,7 @@ fn going_on() {
     peak memory [size] (planned [size])
     ");
     let second = folder.succeeds(&["train", "run.yaml", "max_steps=5", RESUME]);
-    assert!(second.contains("there are no steps left: the run ends at step 5\n"), "{again}");
+    assert!(second.contains("there are no steps left: the run ends at step 5\n"), "{second}");
     folder.succeeds(&["train", "run.yaml", "max_steps=6", "resume_from_checkpoint=out/checkpoints/step-4"]);
     assert_eq!(folder.read("out/metrics.jsonl").lines().count(), 6);
 }
@@ -144,7 +144,7 @@ fn changed_settings() {
     error: out/checkpoints/step-4: the checkpoint has shuffle true, but this run has false
     hint: to resume, restore shuffle. Otherwise start a new run in another output_dir.
     ");
-    // The same rows in other portions are the same run, up to the order of sums.
+    // The same rows in other micro-batches are the same run, up to the order of summation.
     let folder = interrupted();
     folder.succeeds(&[
         "train",
@@ -156,7 +156,7 @@ fn changed_settings() {
     ]);
 }
 
-/// What may change is reported, in the output and in the log.
+/// Allowed changes are reported, in the output and in the log.
 #[test]
 fn changes_are_reported() {
     let folder = interrupted();
@@ -272,7 +272,7 @@ fn sizes(folder: &Folder, path: &str) -> (u64, u64) {
     listed.fold((0, 0), size)
 }
 
-/// Four ranks go on from what two wrote: each reads what it holds, and each file is verified by one of them.
+/// Four ranks resume from a checkpoint of two: each reads its own part, and each file is verified by one of them.
 #[test]
 fn a_rank_reads_what_it_holds_and_each_file_is_verified_once() {
     let folder = Folder::new(RUN);
@@ -288,7 +288,7 @@ fn a_rank_reads_what_it_holds_and_each_file_is_verified_once() {
     assert_eq!(verified, listed);
     // Headers are read by every rank that needs the file, and this model is hardly larger than its headers.
     assert!((tensors * 9 / 10..tensors * 3 / 2).contains(&read), "{read} bytes read of {tensors}");
-    // Where every rank holds everything, every rank reads it; one verifies it.
+    // If every rank holds everything, every rank reads it, and one verifies it.
     let (tensors, listed) = sizes(&folder, "out/checkpoints/step-3");
     train(&["--nproc", "2", "strategy=ddp", "max_steps=4", "gradient_accumulation_steps=2", RESUME]);
     let (read, verified) = loaded(&folder);
@@ -306,7 +306,7 @@ fn a_rank_reads_what_it_holds_of_a_model_folder() {
     assert!((tensors * 9 / 10..tensors * 11 / 10).contains(&read), "{read} bytes read of {tensors}");
 }
 
-/// Whichever rank finds the damage, all of them pass the checkpoint over or end with the same error.
+/// Whichever rank finds the damage, all of them skip the checkpoint or end with the same error.
 #[test]
 fn ranks_agree_on_what_is_damaged() {
     let folder = Folder::new(RUN);
@@ -336,7 +336,7 @@ fn ranks_agree_on_what_is_damaged() {
     ");
 }
 
-/// The step that diverges is named and not applied; what was saved before it stays and loads.
+/// A step that diverges is reported and not applied. Checkpoints before it are kept and load.
 #[test]
 fn divergence_leaves_earlier_checkpoints_intact() {
     let folder = Folder::new(RUN);
@@ -366,7 +366,7 @@ fn divergence_leaves_earlier_checkpoints_intact() {
     }
 }
 
-/// `auto` goes on from what there is, or starts where there is nothing, and says which.
+/// `auto` resumes from a checkpoint, or starts from the beginning without one, and prints which.
 #[test]
 fn auto() {
     const AUTO: &str = "resume_from_checkpoint=auto";
@@ -375,13 +375,13 @@ fn auto() {
         |text: &str| text.lines().filter(|l| l.contains("resume")).collect::<Vec<_>>().join("\n");
     let first = folder.succeeds(&["train", "run.yaml", "max_steps=4", "save_strategy=no", AUTO]);
     assert_snapshot!(resume_lines(&first), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints; starting from the beginning");
-    // What a run without checkpoints has left is in nobody's way.
+    // Files of a run without checkpoints do not matter.
     fs::create_dir_all(folder.path("out/checkpoints/step-3.partial")).unwrap();
     let second = folder.succeeds(&["train", "run.yaml", "max_steps=4", "save_steps=2", AUTO]);
     assert_snapshot!(resume_lines(&second), @"resume_from_checkpoint: auto: no checkpoint in out/checkpoints; starting from the beginning");
     let third = folder.succeeds(&["train", "run.yaml", "max_steps=5", AUTO]);
     assert_snapshot!(resume_lines(&third), @"resumed from out/checkpoints/step-4 at step 4");
-    // `overwrite_output_dir` does not throw away what can be gone on with.
+    // `overwrite_output_dir` does not delete a checkpoint that `auto` can resume from.
     let fourth = folder.succeeds(&["train", "run.yaml", "max_steps=6", AUTO, "overwrite_output_dir=true"]);
     assert_snapshot!(resume_lines(&fourth), @"resumed from out/checkpoints/step-5 at step 5");
     for step in [2, 4, 5, 6] {
@@ -394,7 +394,7 @@ fn auto() {
     );
 }
 
-/// What `optim` and `freeze` may be in a run that is interrupted and goes on.
+/// Settings of `optim` and `freeze` for runs that are interrupted and resumed.
 const TRAINED: [&[&str]; 4] = [
     &["optim=sgd", "momentum=0.9", "nesterov=true"],
     &["optim=sgd"],
@@ -402,12 +402,12 @@ const TRAINED: [&[&str]; 4] = [
     &["freeze=[model.layers.0, '*k_proj', lm_head]"],
 ];
 
-/// Interrupted and resumed on other ranks, under another strategy, with states elsewhere: the same bits as without an
+/// A run that is resumed on other ranks, with another strategy and other offload, is bit-identical to one without an
 /// interruption.
 #[test]
 fn other_optimizers_and_frozen_tensors_reshard() {
     for trained in TRAINED {
-        // The rate does not depend on how many steps there are.
+        // The learning rate does not depend on the number of steps.
         let common =
             ["train", "run.yaml", "threads=1", "accumulation_order=reduced", "lr_scheduler_type=constant"];
         let train =
@@ -428,10 +428,10 @@ fn other_optimizers_and_frozen_tensors_reshard() {
         };
         let (one, other) = (losses(&whole), losses(&parts));
         assert_eq!(one.len(), 4, "{trained:?}");
-        // Sums over ranks and over micro-batches are grouped in other ways.
+        // Sums over ranks and over micro-batches are grouped differently.
         let close = one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 2e-6 * a.abs());
         assert!(close, "{trained:?}: {one:?} and {other:?}");
-        // From one checkpoint on, everything agrees to the bit.
+        // From the same checkpoint on, everything is bit-identical.
         let second = Folder::new(RUN);
         train(&second, &split);
         train(&second, &["--nproc", "2", "strategy=zero1", "offload_optimizer=nvme", "max_steps=4", RESUME]);

@@ -4,7 +4,7 @@ use crate::support::{Folder, RUN};
 
 const SECRET: &str = "hf_S3cretWord";
 
-/// Nothing that a command printed and no file that it wrote has the secret; `input` is what the user wrote.
+/// Checks that neither the output nor a file of a command contains the secret; `input` is the user's own file.
 fn assert_hidden(folder: &Folder, args: &[&str], code: i32) -> String {
     let ran = folder.run(args);
     assert_eq!(ran.code, Some(code), "{args:?}: {ran:#?}");
@@ -85,7 +85,7 @@ fn a_secret_on_the_command_line_is_refused_without_it() {
     assert_hidden(&folder, &["train", &format!("hub_token: {SECRET}")], 66);
 }
 
-/// A run that succeeds keeps its configuration in its checkpoints, with what the file says in passing.
+/// A run stores its configuration in its checkpoints, without secrets in comments.
 #[test]
 fn a_run_keeps_no_secret() {
     let text = RUN.replace(
@@ -102,7 +102,7 @@ fn a_run_keeps_no_secret() {
     }
 }
 
-/// Ranks compare their configurations, and name what differs.
+/// Ranks compare their configurations, and report differences.
 #[test]
 fn ranks_exchange_no_secret() {
     let text = RUN.replace(

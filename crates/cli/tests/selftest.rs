@@ -1,4 +1,4 @@
-//! `selftest`: what it says of a machine that computes rightly, and of one that has not what was asked for.
+//! `selftest` on a machine that works, and for a device that does not exist.
 
 use crate::support::{Folder, RUN};
 

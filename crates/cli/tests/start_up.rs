@@ -1,4 +1,4 @@
-//! From nothing to the first step.
+//! The time from the start of the process to the first step.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Folder, RUN};
 
-/// Time from starting the process to the line of its first step.
+/// The time from the start of the process to the line of its first step.
 fn first_step() -> Duration {
     let folder = Folder::new(RUN);
     let start = Instant::now();

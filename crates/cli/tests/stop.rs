@@ -46,7 +46,7 @@ struct Running {
 struct Ended {
     code: Option<i32>,
     took: Duration,
-    /// What was printed after the line that was waited for.
+    /// The output after the expected line.
     stdout: String,
     stderr: String,
 }
@@ -124,7 +124,7 @@ fn losses(folder: &Folder, out: &str) -> Vec<String> {
     metrics.lines().map(|line| line.split(",\"tokens_per_second\"").next().unwrap().to_string()).collect()
 }
 
-/// Goes on with the run in `out`, which then has the numbers of the one in `straight`.
+/// Resumes the run in `out`, which then has the numbers of the one in `straight`.
 fn resumes_to_the_same(folder: &Folder, args: &[&str], step: u64) {
     let text = folder.succeeds(&[args, &["resume_from_checkpoint=auto"]].concat());
     assert!(text.contains(&format!("resumed from out/checkpoints/step-{step} at step {step}\n")), "{text}");
@@ -151,7 +151,7 @@ fn one_rank_saves_and_resumes_to_the_same_bits() {
     }
 }
 
-/// An evaluation that was due after the last step is made when the run goes on.
+/// An evaluation that was due after the last step is done when the run is resumed.
 #[test]
 fn an_evaluation_that_was_due_is_made_on_resuming() {
     let folder = folder();
@@ -195,7 +195,7 @@ fn several_ranks_stop_after_the_same_step() {
     let rank = |running: &Running, rank: usize| children(running.child.id())[rank];
     let ways: [(&str, Option<usize>, &str); 4] = [
         ("-TERM", None, "SIGTERM"),
-        // The launcher asks its ranks by SIGTERM.
+        // The launcher sends SIGTERM to its ranks.
         ("-USR1", None, "SIGTERM"),
         ("-TERM", Some(0), "SIGTERM"),
         ("-USR1", Some(1), "a signal to another rank"),
@@ -210,8 +210,8 @@ fn several_ranks_stop_after_the_same_step() {
     }
 }
 
-/// As `timeout`, Slurm or systemd send it: to the launcher and its ranks at the same time. What the launcher passes
-/// on to a rank is then not that rank's second signal.
+/// As `timeout`, Slurm or systemd send it: to the launcher and its ranks at the same time. The signal that the launcher
+/// forwards is then not the second signal of a rank.
 #[test]
 fn a_signal_to_the_whole_group() {
     let folder = folder();
@@ -225,7 +225,7 @@ fn a_signal_to_the_whole_group() {
     stopped_after(&folder, &ended, "SIGTERM");
 }
 
-/// A signal to the launcher of one node stops the ranks of both; nobody starts them again.
+/// A signal to the launcher of one node stops the ranks of both, and they are not restarted.
 #[test]
 fn two_nodes_stop() {
     let (folder, port) = (folder(), free_port());
@@ -239,8 +239,7 @@ fn two_nodes_stop() {
     stopped_after(&folder, &zero, "a signal to another rank");
 }
 
-/// A run that cannot go on after some steps: its log is a pipe that is nearly full, and nobody reads it. The pipe is
-/// to be kept open.
+/// A run that blocks after some steps: its log is a pipe that is nearly full and has no reader. Keep the pipe open.
 fn stuck(folder: &Folder, grace: &str) -> (Running, fs::File) {
     fs::create_dir_all(folder.path("out/logs")).unwrap();
     let pipe = folder.path("out/logs/training.log");
@@ -284,7 +283,7 @@ fn the_grace_bounds_the_wait() {
     assert_snapshot!(ended.stderr, @"the run did not stop within 0.3 s of SIGTERM (--grace), so it ends without a checkpoint of its last steps");
 }
 
-/// One rank hangs, and the other waits for it in a collective: the grace holds for both ways to ask.
+/// One rank hangs, and the other waits for it in a collective. `--grace` limits both.
 #[test]
 fn the_grace_bounds_the_wait_for_a_rank_that_hangs() {
     for to_rank in [false, true] {
@@ -308,7 +307,7 @@ fn the_grace_bounds_the_wait_for_a_rank_that_hangs() {
 fn before_the_first_step() {
     let folder = folder();
     let mut command = folder.command(&["train", "run.yaml", "output_dir=out"]);
-    // It waits for a rank that never comes.
+    // It waits for a rank that never starts.
     let waiting = spawn(command.envs([("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_PORT", &free_port())]));
     sleep(Duration::from_millis(300));
     waiting.signal("-TERM");
@@ -318,7 +317,7 @@ fn before_the_first_step() {
     assert_snapshot!(ended.stderr, @"[rank 0] stopped by SIGTERM before the first step");
 }
 
-/// A checkpoint that cannot be written is told, and the exit code says what was wrong.
+/// A checkpoint that cannot be written is reported, with the exit code of that error.
 #[test]
 fn a_checkpoint_that_cannot_be_saved() {
     let folder = folder();

@@ -1,4 +1,4 @@
-//! Safetensors files taken apart and put together, to damage them.
+//! Reads and writes safetensors files, to damage them.
 
 use std::fs;
 use std::path::Path;

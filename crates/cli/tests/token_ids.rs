@@ -1,4 +1,4 @@
-//! Rows of token ids: no tokenizer is needed for them, and none is made up.
+//! Rows of token ids, which need no tokenizer.
 
 use std::fs;
 
@@ -22,7 +22,7 @@ fn of_vocab(vocab: usize) -> String {
     )
 }
 
-/// A run on ids below 1000 with a model that says its vocabulary; its folder has no tokenizer.
+/// A run on ids below 1000 with a vocabulary size in the model; its folder has no tokenizer.
 fn trained() -> Folder {
     let folder = Folder::new(&of_vocab(1000));
     folder.write("data.jsonl", ids(1000));
@@ -71,7 +71,7 @@ fn a_tokenizer_that_does_not_fit_is_no_matter() {
     folder.write("data.jsonl", ids(100));
     folder.succeeds(&["train", "run.yaml", "init=random"]);
     assert!(!folder.path("out/model/tokenizer.json").exists());
-    // With text it is.
+    // With text, it is needed.
     folder.write("data.jsonl", crate::support::rows(8));
     folder.train_refused(&["init=random", "overwrite_output_dir=true"], 64);
 }
@@ -100,7 +100,7 @@ fn what_is_not_an_id_of_the_model_is_refused() {
     error: data.jsonl row 9: token id 50 is out of range for a vocabulary of 50 tokens
     hint: the rows were tokenized with another tokenizer: set `tokenizer` to that one. With `tokenizer: none`, ids must be below the model's vocab_size.
     ");
-    // Text among ids, which are said to need no tokenizer; it is not left out in silence either.
+    // Text among ids with `tokenizer: none` is an error, even with `on_bad_row: skip`.
     folder.write("data.jsonl", ids(50));
     folder.write("more.jsonl", "{\"text\": \"hello\"}\n");
     for on_bad_row in ["stop", "skip"] {

@@ -1,5 +1,5 @@
-//! Ranks as real processes: the same weights whatever the strategy, checkpoints that any world can load, and
-//! two hosts with addresses of their own.
+//! Ranks as real processes: the same weights with every strategy, checkpoints that any world can load, and two hosts
+//! with their own addresses.
 
 use std::fs;
 use std::process::Command;
@@ -42,7 +42,7 @@ fn processes_agree_whatever_the_strategy() {
     }
 }
 
-/// With gradient accumulation, strategies sum in other orders by default: ddp and zero1 over micro-batches first, zero2
+/// With gradient accumulation, strategies sum in different orders by default: ddp and zero1 over micro-batches first, zero2
 /// and zero3 over ranks first. The fingerprint says so, and `accumulation_order` makes them equal.
 #[test]
 fn equal_fingerprints_give_equal_bits() {
@@ -188,7 +188,7 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// A command that runs on one of them: its arguments follow.
+    /// A command that runs its arguments in one of them.
     fn command(&self, host: usize) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[host]]);
@@ -210,7 +210,7 @@ fn ip(args: &[&str]) -> Result<(), String> {
     if end.code == Some(0) { Ok(()) } else { Err(end.stderr.trim().to_string()) }
 }
 
-/// A world that is killed as a whole goes on where its last checkpoint is.
+/// A world that is killed as a whole resumes from its last checkpoint.
 #[test]
 fn a_killed_world_goes_on() {
     let base = ["train", "run.yaml", "threads=1", "strategy=zero3", "save_steps=1", "--nproc", "2"];
