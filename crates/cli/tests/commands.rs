@@ -92,7 +92,7 @@ fn offloaded_optimizer() {
         gradients, f32                               -     160 KiB           -
         Adam moments, f32                            -     320 KiB           -
     arena: residents + largest phase          5.66 MiB     732 KiB           -
-    total                                     23.7 MiB     732 KiB           -
+    total                                     25.7 MiB     732 KiB           -
     ");
 }
 
