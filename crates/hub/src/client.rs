@@ -73,7 +73,7 @@ impl Hub {
         let cached = self.cache(repo).commit_of(revision);
         if self.settings.offline {
             return match cached {
-                Some(commit) => self.from_cache(repo, revision, commit, CachedBecause::Offline),
+                Some(commit) => self.resolved_in_cache(repo, revision, commit, CachedBecause::Offline),
                 None => Err(HubError::Offline {
                     repo: repo.clone(),
                     revision: revision.into(),
@@ -93,7 +93,7 @@ impl Hub {
             }),
             (Err(error), Some(commit)) if error.is_unreachable() => {
                 progress.note(&format!("{error}; using {repo} from the cache, commit {}", &commit[..12]));
-                self.from_cache(repo, revision, commit, CachedBecause::Unreachable)
+                self.resolved_in_cache(repo, revision, commit, CachedBecause::Unreachable)
             }
             (Err(error), _) => Err(error),
         }
@@ -197,13 +197,13 @@ impl Hub {
                 Ok(json) => {
                     return api::parse(repo, &self.http.endpoint().origin(), &json, limits.num_files);
                 }
-                Err(Failed::Transient(failed)) => backoff.wait(failed, progress)?,
+                Err(Failed::Transient(failed)) => backoff.wait(*failed, progress)?,
                 Err(Failed::Permanent(error)) => return Err(error),
             }
         }
     }
 
-    fn from_cache(
+    fn resolved_in_cache(
         &self,
         repo: &Repo,
         revision: &str,
@@ -303,7 +303,7 @@ impl Hub {
                         }),
                     };
                 }
-                Err(Failed::Transient(failed)) => backoff.wait(failed, progress)?,
+                Err(Failed::Transient(failed)) => backoff.wait(*failed, progress)?,
                 Err(Failed::Permanent(error)) => return Err(error),
             }
         }

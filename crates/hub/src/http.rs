@@ -207,10 +207,10 @@ impl Http {
         let from_endpoint = url.same_origin(&self.endpoint);
         if matches!(status, 408 | 429 | 500 | 502 | 503 | 504) {
             let retry_after = header("retry-after").and_then(|text| text.trim().parse().ok());
-            return Failed::Transient(Transient {
+            return Failed::Transient(Box::new(Transient {
                 error: HubError::Status { origin: url.origin(), status, message },
                 retry_after: retry_after.map(Duration::from_secs),
-            });
+            }));
         }
         if status == 416 {
             // The requested range is beyond the end of the file. The caller starts anew.
@@ -219,7 +219,7 @@ impl Http {
         if !from_endpoint {
             // Signed URLs of storage hosts expire. A new request to the endpoint gets a new one.
             let error = HubError::Status { origin: url.origin(), status, message };
-            return Failed::Transient(Transient { error, retry_after: None });
+            return Failed::Transient(Box::new(Transient { error, retry_after: None }));
         }
         let (repo, had_token) = (subject.repo.clone(), self.token.is_some());
         let endpoint = self.endpoint.to_string();
@@ -252,10 +252,10 @@ pub(crate) fn cut(origin: &str, cause: &std::io::Error) -> Failed {
         std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => "no data came for too long".into(),
         _ => format!("the connection broke ({cause})"),
     };
-    Failed::Transient(Transient {
+    Failed::Transient(Box::new(Transient {
         error: HubError::Network { origin: origin.into(), cause },
         retry_after: None,
-    })
+    }))
 }
 
 fn transport_failure(url: &Url, error: ureq::Error) -> Failed {
@@ -270,10 +270,10 @@ fn transport_failure(url: &Url, error: ureq::Error) -> Failed {
         }
         other => other.to_string(),
     };
-    Failed::Transient(Transient {
+    Failed::Transient(Box::new(Transient {
         error: HubError::Network { origin: url.origin(), cause },
         retry_after: None,
-    })
+    }))
 }
 
 /// `bytes 100-199/200` begins at 100.

@@ -45,7 +45,7 @@ pub(crate) struct Transient {
 /// A failure of one attempt.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    Transient(Transient),
+    Transient(Box<Transient>),
     Permanent(HubError),
 }
 

@@ -57,7 +57,7 @@ impl Transfer<'_> {
                     if self.downloaded() >= before + WORTHWHILE_BYTES {
                         backoff.reset();
                     }
-                    backoff.wait(failed, progress)?;
+                    backoff.wait(*failed, progress)?;
                 }
                 Err(Failed::Permanent(error @ (HubError::WrongSize { .. } | HubError::WrongHash { .. }))) => {
                     let incomplete = self.cache.incomplete(self.etag);
@@ -181,7 +181,7 @@ impl Transfer<'_> {
 
     fn broken(&self, origin: &str, cause: &str) -> Failed {
         let error = HubError::Network { origin: origin.into(), cause: cause.into() };
-        Failed::Transient(Transient { error, retry_after: None })
+        Failed::Transient(Box::new(Transient { error, retry_after: None }))
     }
 }
 
