@@ -3,8 +3,8 @@
 use clap::{Args, ValueEnum};
 
 pub(crate) const CACHE: &str = "\
-Files go into the Hugging Face cache (HF_HOME), where runs and other programs find them. Files that are already there are
-not downloaded again. HF_TOKEN gives access to private and gated repositories.";
+Files go into the Hugging Face cache (HF_HOME), where runs and other programs find them. Files that \
+are already there are not downloaded again. HF_TOKEN gives access to private and gated repositories.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Download {

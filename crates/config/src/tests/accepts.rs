@@ -460,3 +460,16 @@ fn chat_templates_may_be_builtin_inline_or_a_path() {
     assert_eq!(template("chat_template_path: chat.jinja"), ChatTemplateChoice::Path("chat.jinja".into()));
     assert_eq!(template("chat_template_path: null"), ChatTemplateChoice::Auto);
 }
+
+#[test]
+fn revisions_of_models_and_datasets() {
+    let flags = [
+        "model_name_or_path=org/name",
+        "model_revision=v1",
+        "dataset_name=org/data",
+        "dataset_revision=refs/pr/1",
+    ];
+    let config = accepted("", &flags);
+    assert_eq!(config.model.revision.as_deref(), Some("v1"));
+    assert_eq!(config.data.dataset.unwrap().revision.as_deref(), Some("refs/pr/1"));
+}

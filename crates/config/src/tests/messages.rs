@@ -610,7 +610,7 @@ fn experiment_name_is_not_a_path() {
 
 #[test]
 fn empty_configuration() {
-    insta::assert_snapshot!(whole("", &[]), @"`model` is missing: set `model: 15m` (or another size), or set `model_name_or_path` to a model folder");
+    insta::assert_snapshot!(whole("", &[]), @"`model` is missing: set `model: 15m` (or another size), or set `model_name_or_path` to a model on the Hub or a folder");
 }
 
 #[test]
@@ -675,5 +675,15 @@ fn part_of_a_value_that_is_not_a_map() {
     1 | model: 15m
       | ^^^^^
       hint: a part can only be set in a map; give the whole map, or remove one.
+    ");
+}
+
+#[test]
+fn a_revision_needs_a_repository() {
+    insta::assert_snapshot!(refused("model_revision: v1\n", &[]), @r"
+    run.yaml:3:17: `model_revision` must be left out without `model_name_or_path`, found v1
+      |
+    3 | model_revision: v1
+      |                 ^^
     ");
 }
