@@ -3,7 +3,7 @@
 use clap::{Args, ValueEnum};
 
 pub(crate) const CACHE: &str = "\
-Files go into the Hugging Face cache (HF_HOME), where runs and other programs find them. Files that are already there are
+Files go into the Hugging Face cache (HF_HOME), where runs and other programs find them. Files that are already there are \
 not downloaded again. HF_TOKEN gives access to private and gated repositories.";
 
 #[derive(Debug, Args)]
