@@ -40,6 +40,9 @@ pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
     let model = lockstep_train::model_folder(&hub::model(&args.model)?);
     let model = format!("model_name_or_path={}", model.display());
     let (mut config, _) = report::load(Purpose::Plan, &args.settings, &[model])?;
+    if let Some(named) = &mut config.data.dataset {
+        named.evaluates_test_split = true;
+    }
     hub::provide(&mut config, &mut String::new(), Need::Evaluate)?;
     // Dropped, and with it removed, after the evaluation.
     let _temporary = use_any_cache(&mut config)?;

@@ -183,7 +183,7 @@ fn splits(config: &RunConfig, need: Need) -> Vec<String> {
     let Some(named) = &data.dataset else { return Vec::new() };
     let evaluates_part = data.eval_files.is_empty() && data.eval_fraction.is_some();
     let evaluates_split =
-        data.eval_files.is_empty() && data.eval_fraction.is_none() && named.test_split_given;
+        data.eval_files.is_empty() && data.eval_fraction.is_none() && named.evaluates_test_split;
     let (train, test) = match need {
         Need::Train | Need::Prepare => (true, evaluates_split),
         Need::Evaluate => (evaluates_part, evaluates_split),

@@ -229,14 +229,6 @@ fn over_the_memory_budget() {
 }
 
 #[test]
-fn recomputation_without_a_budget() {
-    assert_snapshot!(refused(&["recompute=auto", "device=cpu"], 64), @r"
-    error: `recompute: auto` recomputes as little as fits into memory, but the memory size is unknown
-    hint: set memory_budget_gib. Without it the GPU's memory size is used, which needs a GPU on this machine.
-    ");
-}
-
-#[test]
 fn rows_longer_than_the_model() {
     assert_snapshot!(refused(&["max_length=100"], 64), @r"
     error: max_length 100 exceeds the model's 64 positions

@@ -221,3 +221,11 @@ fn output_that_cannot_be_written() {
     error: cannot write to standard output: No space left on device (os error 28)
     ");
 }
+
+#[test]
+fn recompute_auto_uses_the_memory_of_the_host() {
+    let folder = Folder::new(RUN);
+    let text = folder.succeeds(&["train", "run.yaml", "recompute=auto", "device=cpu", "--dry-run"]);
+    // A small model fits into the host's memory.
+    assert!(text.contains("\nrecompute: none  # chosen automatically\n"), "{text}");
+}

@@ -167,7 +167,7 @@ fn ranks_do_not_outlive_a_killed_launcher() {
 }
 
 #[test]
-fn a_failure_is_told_once_and_last() {
+fn a_failure_is_reported_once_and_last() {
     let folder = Folder::new(RUN);
     folder.write("data.jsonl", "{\"text\": \"good\"}\n{\"txt\": \"bad\"}\n");
     let ran = folder.run(&["train", "run.yaml", "--nproc", "3"]);

@@ -148,7 +148,7 @@ keys! {
 
     Plan Word "strategy" ["sharding_strategy", "fsdp_sharding_strategy", "distributed_strategy"] = "null", "Parallelism strategy: `ddp`, `zero1`, `zero2`, `zero3`, `shard_grad_op`, `full_shard`, `hybrid_shard`, `no_shard` or `auto`. Defaults to `ddp`.";
     Plan Exact "fsdp" ["use_fsdp"] = "null", "`true` selects a sharded strategy: `full_shard` unless `strategy` sets another one.";
-    Plan Word "recompute" = "null", "Activations to recompute in backward instead of storing them: `none`, `selective` (norms and SwiGLU; the default), `full`, or `auto`, which recomputes as little as `memory_budget_gib` or the GPU's memory allows. The results are bit-identical.";
+    Plan Word "recompute" = "null", "Activations to recompute in backward instead of storing them: `none`, `selective` (norms and SwiGLU; the default), `full`, or `auto`, which recomputes as little as `memory_budget_gib`, or else the memory of the GPU or host, allows. The results are bit-identical.";
     Plan Exact "gradient_checkpointing" = "null", "`true` is the same as `recompute: full`, `false` the same as `recompute: none`.";
     Plan Word "accumulation_order" = "auto", "Order in which gradients are summed: `local` (over micro-batches, then over ranks), `reduced` (over ranks, then over micro-batches) or `auto` (the default of the strategy).";
     Plan Exact "prefetch" = "1", "Number of units (transformer blocks) whose weights are gathered ahead.";

@@ -193,8 +193,8 @@ mod tests {
         learning_rate: 1e-3
         save_strategy: "no"
         "#);
-        let again = load(&yaml);
-        assert_eq!((&again.changed, &again.settings), (&first.changed, &first.settings));
+        let reparsed = load(&yaml);
+        assert_eq!((&reparsed.changed, &reparsed.settings), (&first.changed, &first.settings));
     }
 
     #[test]

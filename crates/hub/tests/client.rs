@@ -197,7 +197,7 @@ fn remains_of_another_file_are_discarded() {
 }
 
 #[test]
-fn a_damaged_file_is_downloaded_again_once() {
+fn a_damaged_file_is_downloaded_once_more() {
     for how in [Misbehavior::Corrupt, Misbehavior::TooShort] {
         let fixture = Fixture::new();
         fixture.server.misbehave("/storage/", 1, how.clone());
@@ -260,7 +260,7 @@ fn redirects_are_bounded() {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn refusals_explain_what_to_do() {
     let fixture = Fixture::new();
     let refused = |status: u16, code: &str| {
         let headers = vec![("X-Error-Code".to_owned(), code.to_owned())];
@@ -327,7 +327,7 @@ fn refusals_without_a_token() {
 }
 
 #[test]
-fn busy_servers_are_asked_again() {
+fn busy_servers_are_retried() {
     let fixture = Fixture::new();
     let after = vec![("Retry-After".to_owned(), "1".to_owned())];
     fixture.server.misbehave("/api/", 1, Misbehavior::Status(429, after));

@@ -41,8 +41,8 @@ pub struct Hardware<'a> {
 /// The memory of the device that ranks compute on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceMemory {
-    /// The device is the CPU, with the host's memory.
-    Host,
+    /// The device is the CPU, with the host's memory, if its size is known.
+    Host(Option<Bytes>),
     /// A GPU and its memory size, if there is a GPU on this machine.
     Gpu(Option<Bytes>),
 }
@@ -105,7 +105,8 @@ pub fn resolve(
     }
     let budget = budget(config);
     if p.recompute == config::Recompute::Auto {
-        let available = budget.or_else(|| gpu_budget(config, hardware.device)).ok_or(PlanError::NoBudget)?;
+        let available =
+            budget.or_else(|| default_budget(config, hardware.device)).ok_or(PlanError::NoBudget)?;
         input = input.with_least_recompute(available);
     }
     if let (Some(budget), None) = (budget, p.offload_ratio) {
@@ -208,12 +209,15 @@ pub fn chosen_strategy(config: &RunConfig, shape: &ModelShape) -> StrategyName {
     }
 }
 
-/// The budget on a GPU if none is configured: 97 % of its memory, because drivers need different amounts. The free
-/// memory is not asked for: it differs between ranks, and their plans must not.
-fn gpu_budget(config: &RunConfig, device: DeviceMemory) -> Option<Bytes> {
-    let DeviceMemory::Gpu(Some(memory)) = device else { return None };
-    let ranks = if config.device.share_gpus { u64::from(config.plan.nproc_per_node) } else { 1 };
-    Some(Bytes(memory.0 / 100 * 97 / ranks))
+/// A rank's memory budget if none is configured: 97 % of a GPU's memory, because drivers need different amounts, or an
+/// equal part of 80 % of the host's. Free memory does not count: it differs between ranks, and their plans must not.
+fn default_budget(config: &RunConfig, device: DeviceMemory) -> Option<Bytes> {
+    let ranks = u64::from(config.plan.nproc_per_node);
+    let (memory, percent, sharers) = match device {
+        DeviceMemory::Gpu(memory) => (memory, 97, if config.device.share_gpus { ranks } else { 1 }),
+        DeviceMemory::Host(memory) => (memory, 80, ranks),
+    };
+    memory.map(|memory| Bytes(memory.0 / 100 * percent / sharers))
 }
 
 /// The type that activations and working parameters are stored in.
@@ -238,7 +242,7 @@ fn needs(config: &RunConfig, shape: &ModelShape, bounds: &BatchBounds, hardware:
     let workspace_bytes = (hardware.workspace)(shape, bounds);
     let single_rank = config.plan.world_size() == 1;
     match hardware.device {
-        DeviceMemory::Host => {
+        DeviceMemory::Host(_) => {
             DeviceNeeds { workspace_bytes, overhead_bytes: hardware.process_bytes, host_overhead_bytes: None }
         }
         DeviceMemory::Gpu(_) => DeviceNeeds {

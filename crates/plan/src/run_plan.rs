@@ -126,7 +126,8 @@ impl Fault for PlanError {
                     .into(),
             ),
             PlanError::NoBudget => Some(
-                "Set memory_budget_gib. Without it the GPU's memory size is used, which needs a GPU on this machine."
+                "Set memory_budget_gib. Without it, the memory size of the GPU or the host is used, and this machine does \
+                 not report it."
                     .into(),
             ),
             PlanError::InvalidSchedule { .. } => Some(

@@ -53,7 +53,7 @@ pub(crate) fn eval_spec(config: &RunConfig) -> Result<Option<DataSpec>, TrainErr
         (_, Some(fraction)) => {
             (train_spec(config)?.files, Part::Eval { fraction, seed: config.batch.data_seed })
         }
-        (Some(named), None) if named.test_split_given => {
+        (Some(named), None) if named.evaluates_test_split => {
             (split_files(config, named, &named.test_split)?, Part::All)
         }
         _ => return Ok(None),

@@ -151,16 +151,16 @@ mod tests {
         }
     }
 
-    /// The expected values come from transformers; `goldens/rates.py` prints them.
+    /// Compares with values of transformers, which `goldens/rates.py` prints. `rest` starts after the warmup.
+    fn expect(kind: LrSchedulerType, warmup: u64, rest: &[f64]) {
+        let warmed = [0.0, 9.999999999999999e-05, 0.00019999999999999998, 0.0003];
+        let expected = if warmup > 0 { [&warmed, rest].concat() } else { rest.to_vec() };
+        assert_near(&rates(kind, warmup), &expected);
+    }
+
     #[test]
-    #[expect(clippy::too_many_lines, reason = "a table of expected values")]
     fn rates_match_hugging_face() {
         assert_eq!(rates(LrSchedulerType::Constant, 3), [3e-4; 12]);
-        let warmed = [0.0, 9.999999999999999e-05, 0.00019999999999999998, 0.0003];
-        let expect = |kind, warmup, rest: &[f64]| {
-            let expected = if warmup > 0 { [&warmed, rest].concat() } else { rest.to_vec() };
-            assert_near(&rates(kind, warmup), &expected);
-        };
         expect(LrSchedulerType::ConstantWithWarmup, 3, &[3e-4; 8]);
         expect(
             LrSchedulerType::Linear,
@@ -208,6 +208,10 @@ mod tests {
                 4.393398282201799e-05,
             ],
         );
+    }
+
+    #[test]
+    fn rates_with_a_minimum_match_hugging_face() {
         expect(
             LrSchedulerType::CosineWithMinLr { cycles: 0.5, min: MinLr::Lr(3e-5) },
             3,

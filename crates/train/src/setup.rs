@@ -7,7 +7,7 @@ use lockstep_ckpt::ModelFolder;
 use lockstep_config::{self as config, Algorithm, ModelSource, RunConfig};
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
-use lockstep_device::{Amx, Device, Machine};
+use lockstep_device::{Amx, Device, HostMemory, Machine};
 use lockstep_model::KernelBackend;
 use lockstep_plan::{
     BatchBounds, DeviceMemory, Hardware, ObjectiveNeeds, RunPlan, bounds, budget, build, resolve,
@@ -353,7 +353,7 @@ pub(crate) fn plan_with(
 /// The memory of the device that kernels run on, for the planner.
 pub fn device_memory(kernels: KernelBackend) -> DeviceMemory {
     match kernels {
-        KernelBackend::Cpu { .. } => DeviceMemory::Host,
+        KernelBackend::Cpu { .. } => DeviceMemory::Host(HostMemory::read().map(|memory| memory.capacity())),
         KernelBackend::Cuda { memory } => DeviceMemory::Gpu(memory),
     }
 }

@@ -1,9 +1,7 @@
 //! The CPU, memory, and limits of the system.
 
-use std::path::{Path, PathBuf};
-
 use lockstep_core::Bytes;
-use lockstep_device::{Amx, InstructionSet, Isa};
+use lockstep_device::{Amx, HostMemory, InstructionSet, Isa};
 use lockstep_launch::cores;
 use rustix::process::{Resource, getrlimit};
 
@@ -55,16 +53,12 @@ fn processor_name() -> Option<String> {
 }
 
 fn memory() -> Finding {
-    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let Some((total, free)) = meminfo(&info, "MemTotal:").zip(meminfo(&info, "MemAvailable:")) else {
-        return Finding::ok("memory", "unknown");
-    };
-    let (mut found, mut usable) = (format!("{free} free of {total}"), free);
-    if let Some((limit, used)) = cgroup_limit().filter(|(limit, _)| *limit < total) {
-        let left = Bytes(limit.0.saturating_sub(used.0));
-        usable = Bytes(usable.0.min(left.0));
+    let Some(memory) = HostMemory::read() else { return Finding::ok("memory", "unknown") };
+    let mut found = format!("{} free of {}", memory.free, memory.total);
+    if let Some((limit, left)) = memory.container {
         found.push_str(&format!("; {left} free of this container's limit of {limit}"));
     }
+    let usable = memory.usable();
     let remedy =
         "End other programs, or raise the container's limit. `lockstep plan` shows how much a run needs.";
     match usable {
@@ -72,43 +66,6 @@ fn memory() -> Finding {
         usable if usable < LITTLE_MEMORY => Finding::warn("memory", found, remedy),
         _ => Finding::ok("memory", found),
     }
-}
-
-fn meminfo(text: &str, name: &str) -> Option<Bytes> {
-    let kib = text.lines().find_map(|line| line.strip_prefix(name))?.trim().strip_suffix("kB")?;
-    Some(Bytes(kib.trim().parse::<u64>().ok()?.checked_mul(1024)?))
-}
-
-/// The lowest memory limit of the control groups of this process, and the memory in use under it.
-fn cgroup_limit() -> Option<(Bytes, Bytes)> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    limit_below(Path::new("/sys/fs/cgroup"), &groups)
-}
-
-/// Like [`cgroup_limit`], with the cgroup file system at `root` and the contents of `/proc/self/cgroup`. In a container
-/// the named group may not exist; then the root's limit applies.
-fn limit_below(root: &Path, groups: &str) -> Option<(Bytes, Bytes)> {
-    let number = |path: PathBuf| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let mut lowest: Option<(Bytes, Bytes)> = None;
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        // Version 2 has one tree for all controllers, version 1 has one for memory.
-        let (tree, limit, usage) = match controllers {
-            "" => (root.to_path_buf(), "memory.max", "memory.current"),
-            "memory" => (root.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
-            _ => continue,
-        };
-        for group in Path::new(path.trim_start_matches('/')).ancestors() {
-            let folder = tree.join(group);
-            if let Some(limit) = number(folder.join(limit))
-                && lowest.is_none_or(|(least, _)| limit < least.0)
-            {
-                lowest = Some((Bytes(limit), Bytes(number(folder.join(usage)).unwrap_or_default())));
-            }
-        }
-    }
-    lowest
 }
 
 /// Shared memory, which NCCL uses between GPUs of one host.
@@ -137,38 +94,5 @@ fn open_files() -> Finding {
             Finding::warn("open files", found, remedy)
         }
         _ => Finding::ok("open files", found),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_lowest_limit_of_all_parents_counts() {
-        let dir = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = dir.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        assert_eq!(limit_below(dir.path(), "0::/a/b\n"), None);
-        write("a/memory.max", "1000\n");
-        write("a/memory.current", "300\n");
-        write("a/b/memory.max", "max\n");
-        assert_eq!(limit_below(dir.path(), "0::/a/b\n"), Some((Bytes(1000), Bytes(300))));
-        write("memory.max", "500\n");
-        assert_eq!(limit_below(dir.path(), "0::/elsewhere\n"), Some((Bytes(500), Bytes(0))));
-        write("memory/c/memory.limit_in_bytes", "200\n");
-        let groups = "4:cpu:/c\n3:memory:/c\n0::/\nnonsense\n";
-        assert_eq!(limit_below(dir.path(), groups), Some((Bytes(200), Bytes(0))));
-    }
-
-    #[test]
-    fn memory_is_read_in_kib() {
-        let text = "MemTotal:       16 kB\nMemAvailable:   x kB\n";
-        assert_eq!(meminfo(text, "MemTotal:"), Some(Bytes(16 << 10)));
-        assert_eq!(meminfo(text, "MemAvailable:"), None);
-        assert_eq!(meminfo("", "MemTotal:"), None);
     }
 }

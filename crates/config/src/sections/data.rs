@@ -51,8 +51,8 @@ pub struct NamedDataset {
     pub revision: Option<String>,
     pub train_split: String,
     pub test_split: String,
-    /// Whether `dataset_test_split` was set explicitly.
-    pub test_split_given: bool,
+    /// Whether to evaluate on `test_split`: training does only if `dataset_test_split` is set.
+    pub evaluates_test_split: bool,
 }
 
 /// `$HF_HOME/hub` and `$HF_HOME/datasets`.
@@ -165,7 +165,7 @@ fn read_dataset(r: &mut Reader<'_>) -> Option<NamedDataset> {
     let config = r.text("dataset_config", "a name");
     let revision = r.text("dataset_revision", "a branch, a tag or a commit");
     let train_split = r.text("dataset_train_split", "the name of a split");
-    let test_split_given = r.given("dataset_test_split").is_some();
+    let evaluates_test_split = r.given("dataset_test_split").is_some();
     let test_split = r.text("dataset_test_split", "the name of a split");
     Some(NamedDataset {
         name: name?,
@@ -173,7 +173,7 @@ fn read_dataset(r: &mut Reader<'_>) -> Option<NamedDataset> {
         revision,
         train_split: train_split.unwrap_or_default(),
         test_split: test_split.unwrap_or_default(),
-        test_split_given,
+        evaluates_test_split,
     })
 }
 

@@ -95,7 +95,7 @@ fn datasets_columns_and_packing() {
     let named = data.dataset.unwrap();
     assert_eq!((named.name.as_str(), named.config), ("HuggingFaceH4/ultrachat_200k", None));
     assert_eq!((named.train_split.as_str(), named.test_split.as_str()), ("train_sft", "test"));
-    assert!(!named.test_split_given);
+    assert!(!named.evaluates_test_split);
     let columns = [("text", "body"), ("prompt", "question"), ("completion", "answer")];
     assert_eq!(data.columns, columns.map(|(a, b)| (a.to_string(), b.to_string())));
     assert_eq!((data.packing, data.truncation), (Packing::Wrapped, Truncation::KeepEnd));
