@@ -13,7 +13,7 @@ trap 'tmux kill-session -t "$session" 2>/dev/null || true; rm -rf "$work"' EXIT
 capture() {
     local name=$1 columns=$2 seconds=$3 command=$4
     tmux new-session -d -s "$session" -x "$columns" -y 60 -c "$work" \
-        "env PATH=$bin:$PATH XDG_CACHE_HOME=$work/cache PS1='$ ' TERM=tmux-256color bash --norc --noprofile"
+        "env PATH=$bin:$PATH XDG_CACHE_HOME=.cache HF_HOME=.cache/huggingface PS1='$ ' TERM=tmux-256color bash --norc --noprofile"
     sleep 1
     # The mark ends a command; it is removed from the picture.
     tmux send-keys -t "$session" "clear; $command; tput setaf 0; echo '[ended]'" Enter
@@ -29,6 +29,6 @@ capture() {
 
 capture quickstart 104 300 "lockstep quickstart"
 capture train 104 12 "lockstep train outputs/quickstart/quickstart.yaml output_dir=outputs/second max_steps=2000"
-capture plan 104 30 "lockstep plan model=7b vocab_size=32000 strategy=zero3 mixed_precision=bf16 --nproc 8"
+capture plan 104 30 "lockstep plan model=7b vocab_size=32000 strategy=zero3 mixed_precision=bf16 device=cuda --nproc 8"
 capture doctor 104 30 "lockstep doctor"
 capture generate 104 30 "lockstep generate outputs/quickstart -p '27+45=' -p 'the red fox sees the old owl. whom?'"
