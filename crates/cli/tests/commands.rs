@@ -24,8 +24,8 @@ fn plan_of_one_rank() {
         parameters, f32                        160 KiB           -           -
         Adam moments, f32                      320 KiB           -           -
     arena: residents + largest phase          6.05 MiB           -           -
-    overhead: process, libraries, data        20.1 MiB           -           -
-    total                                     26.1 MiB           -           -
+    overhead: process, libraries, data        22.1 MiB           -           -
+    total                                     28.1 MiB           -           -
     ");
 }
 
@@ -92,7 +92,7 @@ fn offloaded_optimizer() {
         gradients, f32                               -     160 KiB           -
         Adam moments, f32                            -     320 KiB           -
     arena: residents + largest phase          5.66 MiB     732 KiB           -
-    total                                     25.7 MiB     732 KiB           -
+    total                                     27.7 MiB     732 KiB           -
     ");
 }
 
