@@ -70,6 +70,8 @@ def run(commit, args):
         quickstart = ["cargo", "run", "--release", "--locked", "--", "quickstart"]
         quickstart_s, quickstart_cpu_s, _ = measured(quickstart, clone, env)
         binary = folder / "target/release/lockstep"
+        if args.keep:
+            shutil.copy(binary, Path(args.keep) / f"lockstep-{commit}")
         return {
             "commit": commit,
             "clone_s": clone_s,
@@ -95,6 +97,7 @@ def main():
     parser.add_argument("--commits", nargs="+", default=["1658d3a", "HEAD"])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--timings", action="store_true", help="keep cargo's report of every crate's time")
+    parser.add_argument("--keep", help="folder to copy each binary to")
     parser.add_argument("--work", help="folder for clones and builds [default: the system's temporary folder]")
     args = parser.parse_args()
     name = ["git", "rev-parse", "--short=7", "--verify"]
