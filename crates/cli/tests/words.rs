@@ -185,3 +185,22 @@ fn documents(root: &Path) -> Vec<std::path::PathBuf> {
     assert!(found.len() > 10);
     found
 }
+
+#[test]
+fn the_glossary_names_what_exists() {
+    let text = fs::read_to_string(tidy::root().join("ARCHITECTURE.md")).unwrap();
+    let (_, glossary) = text.split_once("\n# Glossary\n").expect("a glossary");
+    let mut known = std::collections::HashSet::new();
+    for path in tidy::sources() {
+        known.extend(identifiers(&fs::read_to_string(&path).unwrap()).map(|(_, name)| name));
+    }
+    let mut checked = 0;
+    for row in glossary.lines().filter(|line| line.starts_with("| ")) {
+        let in_code = row.trim_end_matches(" |").rsplit(" | ").next().expect("a last column");
+        for name in in_code.split('`').skip(1).step_by(2) {
+            assert!(known.contains(name), "the glossary names `{name}`, which does not exist: {row}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 40, "{checked} names");
+}
