@@ -1,23 +1,27 @@
 //! Rows laid out for the model: documents are concatenated without padding, and `cu_seqlens` holds their bounds.
 //!
-//! Position t of a document has token t as input and token t+1 as target, so a document of n tokens
-//! takes n-1 positions. Its last token is only a target: as an input it would predict nothing.
+//! In the next-token layout, position t of a document has token t as input and token t+1 as target, so a document of n
+//! tokens takes n-1 positions. Its last token is only a target: as an input it would predict nothing.
+//!
+//! In the layout of scalar heads (reward and value models) a document of n tokens takes n positions, and the model's
+//! output at the last one is the score of the document.
 
 use crate::doc::SUPERVISED;
-use crate::{DataError, Dataset};
+use crate::{DataError, DataTask, Dataset};
 
 /// One micro-batch. `tokens`, `targets`, `weights` and `positions` all have the same length T.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub tokens: Vec<u32>,
     pub targets: Vec<u32>,
-    /// 1 where the target counts in the loss, otherwise 0.
+    /// 1 where the target counts in the loss, or where the score is read; otherwise 0.
     pub weights: Vec<f32>,
     /// The position within the document, from 0.
     pub positions: Vec<u32>,
     /// 0, then the end of every document: `num_docs` + 1 entries, the last of which is T.
     pub cu_seqlens: Vec<u32>,
-    /// The index of each document in the dataset.
+    /// The index of each document in the dataset, or the number that the caller gave it. In a dataset of preference
+    /// pairs, documents `2 * p` and `2 * p + 1` are the chosen and the rejected one of pair `p`.
     pub samples: Vec<u32>,
     /// The number of ones in `weights`.
     pub supervised: u64,
@@ -38,34 +42,104 @@ impl Batch {
         self.supervised = 0;
     }
 
-    /// Replaces the content with `rows` of `dataset`, in that order. Without rows the batch is empty; a rank
-    /// without work still runs it, so that all ranks make the same collective calls.
+    /// Replaces the content with `rows` of `dataset`, in that order and in the layout of the dataset's task: that of
+    /// scalar heads for [`PreferenceLayout::Sequence`](crate::PreferenceLayout), otherwise the next-token layout.
+    /// Without rows the batch is empty; a rank without work still runs it, so that all ranks make the same collective
+    /// calls.
+    ///
+    /// # Panics
+    /// If the dataset has prompts, which are read with [`Dataset::doc`].
     pub fn fill(&mut self, dataset: &Dataset, rows: &[u32]) -> Result<(), DataError> {
+        if dataset.has_sequences() {
+            return self.fill_sequences(dataset, rows);
+        }
+        assert!(!matches!(dataset.task(), DataTask::Prompt { .. }), "prompts have no targets");
+        self.fill_with(dataset, rows, |batch, words, doc| {
+            let target = |word: u32| (word & !SUPERVISED, word & SUPERVISED != 0);
+            batch.push_next_tokens(words.map(target), doc);
+        })
+    }
+
+    /// Replaces the content with `rows` of `dataset` in the layout of scalar heads.
+    pub fn fill_sequences(&mut self, dataset: &Dataset, rows: &[u32]) -> Result<(), DataError> {
+        self.fill_with(dataset, rows, |batch, words, doc| {
+            batch.push_scored(words.map(|word| word & !SUPERVISED), doc);
+        })
+    }
+
+    fn fill_with(
+        &mut self,
+        dataset: &Dataset,
+        rows: &[u32],
+        push: impl Fn(&mut Batch, &mut dyn Iterator<Item = u32>, u32),
+    ) -> Result<(), DataError> {
         self.clear();
         let mut bytes = std::mem::take(&mut self.bytes);
-        let docs = rows.iter().flat_map(|row| dataset.row_docs(*row as usize));
-        let filled = docs.copied().try_for_each(|doc| self.add(dataset, doc, &mut bytes));
+        let mut docs = rows.iter().flat_map(|row| dataset.row_docs(*row as usize));
+        let filled = docs.try_for_each(|doc| {
+            push(self, &mut dataset.read(*doc, &mut bytes)?, *doc);
+            Ok(())
+        });
         bytes.clear();
         self.bytes = bytes;
         filled
     }
 
-    fn add(&mut self, dataset: &Dataset, doc: u32, bytes: &mut Vec<u8>) -> Result<(), DataError> {
-        let mut words = dataset.read(doc, bytes)?;
-        let mut token = words.next().expect("documents in rows have two tokens or more") & !SUPERVISED;
-        for (position, word) in words.enumerate() {
+    /// Appends a document of two or more tokens in the next-token layout. The targets from index `supervised_from` of
+    /// `tokens` on count in the loss. `sample` identifies the document in [`Batch::samples`].
+    ///
+    /// # Panics
+    /// If there are fewer than two tokens.
+    pub fn push_document(&mut self, tokens: &[u32], supervised_from: usize, sample: u32) {
+        let target = |(idx, token): (usize, &u32)| (*token, idx >= supervised_from);
+        self.push_next_tokens(tokens.iter().enumerate().map(target), sample);
+    }
+
+    /// Appends a document in the layout of scalar heads: the targets repeat the next tokens (0 at the last position),
+    /// and only the last position has the weight 1.
+    ///
+    /// # Panics
+    /// If there are no tokens.
+    pub fn push_sequence(&mut self, tokens: &[u32], sample: u32) {
+        self.push_scored(tokens.iter().copied(), sample);
+    }
+
+    /// Appends tokens, each with whether it counts in the loss as a target.
+    fn push_next_tokens(&mut self, mut tokens: impl Iterator<Item = (u32, bool)>, sample: u32) {
+        let start = self.tokens.len();
+        let (mut token, _) = tokens.next().expect("a document has two tokens or more");
+        for (target, counts) in tokens {
             self.tokens.push(token);
-            token = word & !SUPERVISED;
-            self.targets.push(token);
-            let counts = word & SUPERVISED != 0;
+            self.targets.push(target);
             self.weights.push(if counts { 1.0 } else { 0.0 });
             self.supervised += u64::from(counts);
-            self.positions.push(position as u32);
+            token = target;
         }
+        self.end_document(start, sample);
+    }
+
+    fn push_scored(&mut self, tokens: impl Iterator<Item = u32>, sample: u32) {
+        let start = self.tokens.len();
+        self.tokens.extend(tokens);
+        self.targets.extend_from_slice(self.tokens.get(start + 1..).unwrap_or(&[]));
+        self.targets.push(0);
+        self.weights.resize(self.tokens.len().saturating_sub(1), 0.0);
+        self.weights.push(1.0);
+        self.supervised += 1;
+        self.end_document(start, sample);
+    }
+
+    /// Adds the positions and the bound of the document that begins at `start`.
+    fn end_document(&mut self, start: usize, sample: u32) {
+        assert!(self.tokens.len() > start, "a document takes at least one position");
+        let len = u32::try_from(self.tokens.len() - start).expect("a document has fewer than 2^32 tokens");
+        self.positions.extend(0..len);
         let end = u32::try_from(self.tokens.len()).expect("a batch has fewer than 2^32 tokens");
+        if self.cu_seqlens.is_empty() {
+            self.cu_seqlens.push(0);
+        }
         self.cu_seqlens.push(end);
-        self.samples.push(doc);
-        Ok(())
+        self.samples.push(sample);
     }
 
     pub fn num_tokens(&self) -> usize {
@@ -78,143 +152,5 @@ impl Batch {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::builder::Builder;
-    use crate::doc::{Doc, Mask};
-    use crate::{DataSpec, Packing};
-    use proptest::prelude::*;
-
-    fn dataset(docs: &[(Vec<u32>, Mask)], packing: Packing, max_length: usize) -> Dataset {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.tokens");
-        let spec = DataSpec { max_length, packing, ..DataSpec::new(Vec::new(), dir.path()) };
-        let mut builder = Builder::new(&spec, &path, std::fs::File::create(&path).unwrap());
-        for (tokens, mask) in docs {
-            builder
-                .push(&Doc { tokens: tokens.clone(), mask: mask.clone(), prefix_mismatch: false })
-                .unwrap();
-        }
-        builder.finish().unwrap();
-        // The file may be removed now: the dataset has it open.
-        Dataset::open(&path).unwrap()
-    }
-
-    fn filled(dataset: &Dataset, rows: &[u32]) -> Batch {
-        let mut batch = Batch::default();
-        batch.fill(dataset, rows).unwrap();
-        batch
-    }
-
-    fn documents(docs: &[&[u32]]) -> Vec<(Vec<u32>, Mask)> {
-        docs.iter().map(|tokens| (tokens.to_vec(), Mask::From(0))).collect()
-    }
-
-    #[test]
-    fn bfd_split_keeps_the_tokens_that_bfd_truncates() {
-        let docs = documents(&[&[1, 2, 3, 4, 5, 6], &[7, 8], &[9, 10, 11], &[12]]);
-        let ds = dataset(&docs, Packing::Bfd, 4);
-        let batch = filled(&ds, &[0, 1, 2]);
-        assert_eq!((batch.tokens, batch.targets), (vec![1, 2, 3, 9, 10, 7], vec![2, 3, 4, 10, 11, 8]));
-        assert_eq!((ds.stats().truncated, ds.stats().length_max), (1, 6));
-        let ds = dataset(&docs, Packing::BfdSplit, 4);
-        let batch = filled(&ds, &[0, 1, 2]);
-        assert_eq!(batch.tokens, [1, 2, 3, 9, 10, 5, 7]);
-        assert_eq!(batch.targets, [2, 3, 4, 10, 11, 6, 8]);
-        assert_eq!(batch.cu_seqlens, [0, 3, 5, 6, 7]);
-        assert_eq!((ds.stats().truncated, ds.stats().docs, ds.stats().rows), (0, 3, 3));
-        // A piece of one token has no target.
-        let ds = dataset(&documents(&[&[1, 2, 3, 4, 5]]), Packing::BfdSplit, 4);
-        assert_eq!((ds.num_rows(), ds.num_tokens(), ds.num_supervised()), (1, 4, 3));
-    }
-
-    #[test]
-    fn wrapped_rows_cut_the_stream_and_span_documents() {
-        let mut docs = documents(&[&[1, 2, 3, 4, 5], &[6, 7], &[], &[8, 9, 10]]);
-        docs.push((vec![11], Mask::From(0)));
-        let ds = dataset(&docs, Packing::Wrapped, 4);
-        let batch = filled(&ds, &[0, 1, 2]);
-        assert_eq!(batch.tokens, [1, 2, 3, 5, 6, 7, 9, 10]);
-        assert_eq!(batch.targets, [2, 3, 4, 6, 7, 8, 10, 11]);
-        assert_eq!(batch.positions, [0, 1, 2, 0, 1, 2, 0, 1]);
-        assert_eq!(batch.cu_seqlens, [0, 3, 6, 8]);
-        assert_eq!(batch.supervised, 8);
-        assert_eq!((ds.stats().docs, ds.stats().rows, ds.stats().dropped_short), (4, 3, 1));
-        // Rows without a supervised target are dropped; the masks of documents are concatenated like their tokens.
-        let docs = [
-            (vec![1, 2, 3, 4], Mask::From(4)),
-            (vec![5, 6], Mask::From(1)),
-            (vec![7, 8], Mask::Each(vec![true, false])),
-        ];
-        let ds = dataset(&docs, Packing::Wrapped, 4);
-        assert_eq!((ds.num_rows(), ds.num_docs()), (1, 2));
-        assert_eq!(filled(&ds, &[0]).weights, [1.0, 1.0, 0.0]);
-    }
-
-    #[test]
-    fn targets_are_the_next_tokens_of_the_same_document() {
-        let ds = dataset(
-            &[
-                (vec![1, 2, 3, 4, 5], Mask::From(0)),
-                (vec![6, 7], Mask::From(0)),
-                (vec![8, 9, 10], Mask::Each(vec![true, false, true])),
-                (vec![11], Mask::From(0)),
-            ],
-            Packing::Bfd,
-            6,
-        );
-        assert_eq!((ds.num_docs(), ds.num_rows()), (3, 2));
-        let mut batch = filled(&ds, &[1, 0]);
-        assert_eq!(batch.tokens, [8, 9, 6, 1, 2, 3, 4]);
-        assert_eq!(batch.targets, [9, 10, 7, 2, 3, 4, 5]);
-        assert_eq!(batch.weights, [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]);
-        assert_eq!(batch.positions, [0, 1, 0, 0, 1, 2, 3]);
-        assert_eq!(batch.cu_seqlens, [0, 2, 3, 7]);
-        assert_eq!(batch.samples, [2, 1, 0]);
-        assert_eq!(batch.supervised, 6);
-        assert_eq!(ds.stats().dropped_short, 1);
-        assert_eq!((ds.row_tokens(0), ds.row_tokens(1), ds.max_row_tokens()), (4, 3, 4));
-        batch.fill(&ds, &[]).unwrap();
-        assert_eq!((batch.num_tokens(), batch.cu_seqlens.as_slice()), (0, [0].as_slice()));
-    }
-
-    proptest! {
-        #[test]
-        fn packed_documents_are_isolated_and_complete(
-            lengths in prop::collection::vec((0usize..20, 0usize..20), 1..40),
-        ) {
-            // Every token encodes its document's number, so mixing documents would be visible.
-            let docs: Vec<(Vec<u32>, Mask)> = lengths
-                .iter()
-                .enumerate()
-                .map(|(d, (len, from))| {
-                    ((0..*len).map(|t| (d * 100 + t) as u32).collect(), Mask::From(*from))
-                })
-                .collect();
-            let ds = dataset(&docs, Packing::Bfd, 16);
-            let rows: Vec<u32> = (0..ds.num_rows() as u32).collect();
-            let mut batch = filled(&ds, &rows);
-            prop_assert_eq!(batch.supervised, ds.num_supervised());
-            let by_row: u64 = rows.iter().map(|r| ds.row_supervised(*r as usize)).sum();
-            prop_assert_eq!(batch.supervised, by_row);
-            prop_assert_eq!(batch.num_docs(), ds.num_docs());
-            prop_assert_eq!(batch.num_tokens() as u64, ds.num_tokens() - ds.num_docs() as u64);
-            prop_assert_eq!(batch.weights.iter().sum::<f32>() as u64, batch.supervised);
-            for pair in batch.cu_seqlens.windows(2) {
-                let (start, end) = (pair[0] as usize, pair[1] as usize);
-                let doc = batch.tokens[start] / 100;
-                for at in start..end {
-                    let t = (at - start) as u32;
-                    prop_assert_eq!(batch.tokens[at], doc * 100 + t);
-                    prop_assert_eq!(batch.targets[at], doc * 100 + t + 1);
-                    prop_assert_eq!(batch.positions[at], t);
-                    let counted = (t + 1) as usize >= lengths[doc as usize].1;
-                    prop_assert_eq!(batch.weights[at], if counted { 1.0 } else { 0.0 });
-                }
-            }
-            let second = batch.clone();
-            batch.fill(&ds, &rows).unwrap();
-            prop_assert_eq!(batch, second);
-        }
-    }
-}
+#[path = "batch_tests.rs"]
+mod tests;

@@ -28,9 +28,10 @@ pub(crate) fn key(
     part(&store::VERSION.to_le_bytes());
     part(tokenizer.fingerprint().as_bytes());
     part(chat.map(EncodeChat::fingerprint).unwrap_or_default().as_bytes());
-    let DataSpec { max_length, packing, truncation, on_long_row, completion_only_loss, on_bad_row, .. } =
-        spec;
-    let settings = (max_length, packing, truncation, on_long_row, completion_only_loss, on_bad_row);
+    let DataSpec {
+        task, max_length, packing, truncation, on_long_row, completion_only_loss, on_bad_row, ..
+    } = spec;
+    let settings = (task, max_length, packing, truncation, on_long_row, completion_only_loss, on_bad_row);
     part(format!("{settings:?} {:?} {:?}", spec.columns.renamed(), spec.part).as_bytes());
     for file in files {
         // The name determines the format.
@@ -41,11 +42,11 @@ pub(crate) fn key(
     Ok(hasher.finalize().to_hex()[..32].to_string())
 }
 
-/// What a cache has under a key.
+/// The result of looking for prepared data.
 pub(crate) enum Lookup {
     Found(Box<Dataset>),
     Absent,
-    /// There is a file, and it cannot be used.
+    /// The file is truncated or corrupt.
     Damaged(String),
 }
 
@@ -60,7 +61,7 @@ pub(crate) fn lookup(path: &Path) -> Result<Lookup, DataError> {
     }
 }
 
-/// The right to make one prepared file. What was made and not kept goes when it is dropped.
+/// A cache entry that this process prepares. Holds the entry's lock; an unfinished file is removed on drop.
 pub(crate) struct CacheEntry {
     path: PathBuf,
     partial: PathBuf,
@@ -72,7 +73,7 @@ impl CacheEntry {
         dir.join(format!("{key}.tokens"))
     }
 
-    /// Waits until nobody else makes this file.
+    /// Waits until no other process prepares this entry.
     pub(crate) fn take(dir: &Path, key: &str) -> Result<CacheEntry, DataError> {
         let lock = LockFile::take(&dir.join(format!("{key}.lock")));
         let lock = lock.map_err(|(path, source)| DataError::Write { path, source })?;
@@ -83,13 +84,13 @@ impl CacheEntry {
         })
     }
 
-    /// The file to write, and what it is called meanwhile.
+    /// Creates the file to write, and returns its temporary path.
     pub(crate) fn create(&self) -> Result<(File, &Path), DataError> {
         let file = File::create(&self.partial).map_err(cannot_write(&self.partial))?;
         Ok((file, &self.partial))
     }
 
-    /// Gives the file that was written its name.
+    /// Renames the finished file to its final path.
     pub(crate) fn keep(mut self) -> Result<PathBuf, DataError> {
         fs::rename(&self.partial, &self.path).map_err(cannot_write(&self.path))?;
         self.lock.keep_folders();
@@ -102,7 +103,7 @@ impl CacheEntry {
 
 impl Drop for CacheEntry {
     fn drop(&mut self) {
-        // Before the lock goes, and the folders with it.
+        // Remove the file before the lock is released, which removes empty folders.
         let _ = fs::remove_file(&self.partial);
     }
 }

@@ -1,18 +1,21 @@
 //! Tokenized documents and the rows they form: the tokens are in a file, the index is in memory.
 //!
-//! A document is a sequence of tokens that attend to each other. A row is the unit of sampling: one document,
-//! or several packed together. Documents keep the order of the files; rows refer to documents by index.
+//! A document is a sequence of tokens that attend to each other. A row is the unit of sampling: one document, one
+//! preference pair, or several packed together. Documents keep the order of the files; rows refer to documents by
+//! index. Documents `2 * p` and `2 * p + 1` are the chosen and the rejected one of pair `p`, and a row has them next to
+//! each other.
 //!
 //! Tokens are read with `pread` and served by the page cache, so the memory of the process does not grow with
 //! the number of tokens. The file may be removed while it is open.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::doc::SUPERVISED;
-use crate::store::Index;
-use crate::{DataError, SkippedRow, Stats};
+use crate::store::{Index, num_words};
+use crate::{DataError, DataTask, PreferenceLayout, SkippedRow, Stats};
 
 /// Bytes of a stored token.
 const WORD_BYTES: usize = 4;
@@ -52,6 +55,49 @@ impl Dataset {
         self
     }
 
+    /// The task that the dataset was prepared for.
+    pub fn task(&self) -> DataTask {
+        self.index.task
+    }
+
+    /// Whether the documents are preference pairs.
+    pub fn is_preference(&self) -> bool {
+        self.index.task.is_preference()
+    }
+
+    /// Whether a document gets one score at its last token, rather than a loss at its targets.
+    pub(crate) fn has_sequences(&self) -> bool {
+        self.index.task == DataTask::Preference(PreferenceLayout::Sequence)
+    }
+
+    /// The number of preference pairs; 0 for other tasks.
+    pub fn num_pairs(&self) -> usize {
+        if self.is_preference() { self.num_docs() / 2 } else { 0 }
+    }
+
+    /// Whether rows have a `margin`.
+    pub fn has_margins(&self) -> bool {
+        !self.index.margins.is_empty()
+    }
+
+    /// The margin of a pair. `None` if no row of the dataset has one; 0 if only rows of other files do.
+    pub fn margin(&self, pair: u32) -> Option<f32> {
+        self.index.margins.get(pair as usize).copied()
+    }
+
+    /// All columns of the row that a prompt comes from, as the text of a JSON object, with the file's names.
+    ///
+    /// # Panics
+    /// If the dataset has no prompts.
+    pub fn columns_json(&self, doc: u32) -> Result<String, DataError> {
+        let mut bytes = Vec::new();
+        self.read_words(self.index.columns_span(doc), &mut bytes)?;
+        let why = "the columns of a prompt are not UTF-8";
+        let text = String::from_utf8(bytes)
+            .map_err(|_| DataError::Damaged { path: self.path.clone(), why: why.into() })?;
+        Ok(text.trim_end().into())
+    }
+
     pub fn num_rows(&self) -> usize {
         self.index.rows.num_rows()
     }
@@ -60,7 +106,7 @@ impl Dataset {
         self.index.supervised.len()
     }
 
-    /// Tokens in all rows. Batches have one position fewer per document.
+    /// Tokens in all rows. Batches have one position fewer per document, except for sequences with one score.
     pub fn num_tokens(&self) -> u64 {
         self.index.stats.tokens
     }
@@ -93,14 +139,27 @@ impl Dataset {
         &self.notes
     }
 
-    /// The positions that `row` takes in a batch: one fewer than its tokens per document.
+    /// The positions that `row` takes in a batch: one fewer than its tokens per document, or as many if a document
+    /// gets one score. For a prompt, the tokens that the model reads before it generates.
     pub fn row_tokens(&self, row: usize) -> usize {
-        self.row_docs(row).iter().map(|doc| self.doc_len(*doc) - 1).sum()
+        let positions = |doc: &u32| self.index.task.positions(self.doc_len(*doc));
+        self.row_docs(row).iter().map(positions).sum()
     }
 
-    /// The number of targets of `row` that count in the loss.
+    /// The number of preference pairs in `row`; 0 for other tasks.
+    pub fn row_pairs(&self, row: usize) -> u64 {
+        if self.is_preference() { self.row_docs(row).len() as u64 / 2 } else { 0 }
+    }
+
+    /// The number of targets of `row` that count in the loss, or of its documents if each gets one score.
     pub fn row_supervised(&self, row: usize) -> u64 {
         self.row_docs(row).iter().map(|doc| u64::from(self.index.supervised[*doc as usize])).sum()
+    }
+
+    /// The number of targets of the chosen documents of `row` that count in the loss; 0 without preference pairs.
+    pub fn row_supervised_chosen(&self, row: usize) -> u64 {
+        let chosen = self.row_docs(row).iter().filter(|doc| self.is_preference() && *doc % 2 == 0);
+        chosen.map(|doc| u64::from(self.index.supervised[*doc as usize])).sum()
     }
 
     /// The positions of the longest row.
@@ -115,13 +174,14 @@ impl Dataset {
 
     /// Tokens in a document.
     pub fn doc_len(&self, doc: u32) -> usize {
-        (self.index.bounds[doc as usize + 1] - self.index.bounds[doc as usize]) as usize
+        num_words(&self.span(doc))
     }
 
-    /// The tokens of a document, and for each whether it counts in the loss. The first never does.
+    /// The tokens of a document, and for each whether it counts in the loss. The first never does as a target. If the
+    /// document gets one score, only the last token is marked.
     pub fn doc(&self, doc: u32) -> Result<(Vec<u32>, Vec<bool>), DataError> {
         let (tokens, mut supervised): (Vec<u32>, Vec<bool>) = self.masked(doc)?.into_iter().unzip();
-        supervised[0] = false;
+        supervised[0] &= self.has_sequences();
         Ok((tokens, supervised))
     }
 
@@ -138,14 +198,24 @@ impl Dataset {
         doc: u32,
         bytes: &'a mut Vec<u8>,
     ) -> Result<impl Iterator<Item = u32> + use<'a>, DataError> {
-        bytes.resize(self.doc_len(doc) * WORD_BYTES, 0);
-        read_at(&self.file, bytes, self.index.bounds[doc as usize] * WORD_BYTES as u64)
-            .map_err(|source| DataError::Read { path: self.path.clone(), source })?;
+        self.read_words(self.span(doc), bytes)?;
         let word = |word: &[u8]| u32::from_le_bytes(word.try_into().expect("four bytes"));
         Ok(bytes.chunks_exact(WORD_BYTES).map(word))
     }
 
-    /// BLAKE3, in hex, of the tokens, masks and rows. A resumed run must have the same fingerprint.
+    /// The words of a document in the file.
+    fn span(&self, doc: u32) -> Range<u64> {
+        Index::doc_span(self.index.task, &self.index.bounds, doc)
+    }
+
+    fn read_words(&self, words: Range<u64>, bytes: &mut Vec<u8>) -> Result<(), DataError> {
+        let start = words.start * WORD_BYTES as u64;
+        bytes.resize(num_words(&words) * WORD_BYTES, 0);
+        let read = read_at(&self.file, bytes, start);
+        read.map_err(|source| DataError::Read { path: self.path.clone(), source })
+    }
+
+    /// BLAKE3, in hex, of the tokens, masks, rows, margins and columns. A resumed run must have the same fingerprint.
     pub fn fingerprint(&self) -> String {
         self.index.fingerprint.clone()
     }

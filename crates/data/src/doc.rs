@@ -1,4 +1,4 @@
-//! One tokenized document, before it is stored.
+//! Tokenized documents, before they are stored.
 
 /// Which tokens of a document count in the loss.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,22 @@ pub(crate) struct Doc {
     pub(crate) mask: Mask,
     /// The prompt, tokenized alone, is not a prefix of the whole document.
     pub(crate) prefix_mismatch: bool,
+}
+
+/// The documents of one row of a file.
+#[derive(Debug)]
+pub(crate) enum Sample {
+    Document(Doc),
+    Pair {
+        /// The chosen one, then the rejected one.
+        docs: Box<[Doc; 2]>,
+        margin: Option<f32>,
+    },
+    Prompt {
+        tokens: Vec<u32>,
+        /// All columns of the row, as a JSON object.
+        columns: String,
+    },
 }
 
 /// The bit that marks a supervised token in its stored word. Vocabularies stay far below it.

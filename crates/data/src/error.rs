@@ -1,4 +1,5 @@
-//! What can go wrong with data and tokenizers. Every message says what, where and why; the hint says what to do.
+//! Errors of reading and preparing data, and of tokenizers. A message names the cause and the place; the hint names a
+//! remedy. [`RowFault`] has the errors of a single row.
 
 use std::fmt;
 use std::io;
@@ -6,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use lockstep_core::{Bytes, Fault, FaultClass, closest};
 
-use crate::chat::{ChatFault, TemplateFault};
-use crate::columns::{DECIDING, KNOWN};
+use crate::chat::TemplateFault;
+use crate::columns::KNOWN;
 use crate::read::ENDINGS;
-use crate::row::Format;
+use crate::{DataTask, Packing, PreferenceLayout, RowFault, Stats};
 
 /// Why data could not be prepared.
 #[derive(Debug, thiserror::Error)]
@@ -60,22 +61,12 @@ pub enum DataError {
     #[error("completion_only_loss is true, but the rows of {} have no `completion` column", file.display())]
     NoCompletion { file: PathBuf },
     #[error("no rows in {}", FileList(files))]
-    Empty { files: Vec<PathBuf> },
-    #[error(
-        "no trainable rows in {}: of {read} rows, {skipped} are invalid, {too_short} have fewer than two tokens, \
-         {too_long} are longer than max_length ({max_length}), and {unsupervised} have no supervised token within \
-         max_length",
-        FileList(files)
-    )]
-    AllDropped {
-        files: Vec<PathBuf>,
-        read: u64,
-        skipped: u64,
-        too_short: u64,
-        too_long: u64,
-        unsupervised: u64,
-        max_length: usize,
-    },
+    Empty { files: Vec<PathBuf>, task: DataTask },
+    #[error("no trainable rows in {}: {}", FileList(files), DropCounts(*task, stats, *max_length))]
+    AllDropped { files: Vec<PathBuf>, task: DataTask, stats: Box<Stats>, max_length: usize },
+    /// The packing would separate the documents of a pair, or several prompts would share a row.
+    #[error("{}", PackingConflict(*packing, *task))]
+    Packing { packing: Packing, task: DataTask },
     #[error("one step needs {rows_per_step} rows, but the dataset has only {num_rows}")]
     TooFewRows { num_rows: usize, rows_per_step: usize },
     #[error("no tokenizer at {}", path.display())]
@@ -107,62 +98,6 @@ pub enum DataError {
     Write { path: PathBuf, source: io::Error },
 }
 
-/// What is wrong with one row.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RowFault {
-    #[error("invalid JSON at column {column}: {why}\n  {excerpt}")]
-    Json { column: usize, why: String, excerpt: String },
-    #[error("invalid UTF-8 at byte {byte} of the row")]
-    NotUtf8 {
-        /// Offset of the first invalid byte within the row, from 0.
-        byte: usize,
-    },
-    #[error("the row is longer than the limit of {cap}")]
-    TooLong { cap: Bytes },
-    #[error("expected a JSON object, found {found}\n  {excerpt}")]
-    NotAnObject { found: &'static str, excerpt: String },
-    #[error("no column to train on; columns found: {}", ColumnList(columns))]
-    UnknownColumns { columns: Vec<String> },
-    #[error("found `{present}` but no `{missing}`; columns found: {}", ColumnList(columns))]
-    MissingColumn { present: &'static str, missing: &'static str, columns: Vec<String> },
-    #[error("`{field}` is {found}, expected {expected}\n  {excerpt}")]
-    WrongType { field: &'static str, expected: &'static str, found: &'static str, excerpt: String },
-    #[error("the row has {found} fields, but the header has {expected}")]
-    Fields { expected: u64, found: u64 },
-    #[error("column `{column}` has the unsupported Arrow type {found}")]
-    ArrowType { column: &'static str, found: String },
-    #[error("`{column}`{}: {why}", MessageNumber(*number))]
-    Message {
-        column: &'static str,
-        /// From 1; 0 for the list as a whole.
-        number: usize,
-        why: &'static str,
-    },
-    #[error("`conversations`, message {number}: unknown value `{tag}` of `from`")]
-    UnknownTag { number: usize, tag: String },
-    #[error("token id {id} is out of range for a vocabulary of {vocab} tokens")]
-    IdOutside { id: u32, vocab: usize },
-    #[error("`{field}` has {found} entries, but `input_ids` has {ids}")]
-    LengthsDiffer { field: &'static str, found: usize, ids: usize },
-    #[error("`labels` has {label} at index {at}, but `input_ids` has {id} there")]
-    LabelDiffers { at: usize, id: u32, label: i64 },
-    #[error("the row has {tokens} tokens, more than max_length ({max_length})")]
-    LongerThanContext { tokens: usize, max_length: usize },
-    #[error("the row has {format}, but row {first_row}, the first of the file, has {first}")]
-    MixedFormats { format: Format, first: Format, first_row: u64 },
-    #[error("the row is a conversation ({format}), but there is no chat template")]
-    NoTemplate { format: Format },
-    #[error("the row is text ({format}), but there is no tokenizer")]
-    NoTokenizer { format: Format },
-    #[error("the chat template failed: {why}")]
-    Template { why: String },
-    #[error("the tokenizer failed to encode the row: {why}")]
-    NotEncodable { why: String },
-    #[error(transparent)]
-    Chat(#[from] ChatFault),
-}
-
 const CHECK_PATH: &str =
     "check the spelling; relative paths are resolved from the directory that the command runs in.";
 const DAMAGED_FILE: &str = "the file is truncated or corrupt: download or write it again.";
@@ -176,6 +111,7 @@ impl Fault for DataError {
             | DataError::UnknownColumn { .. }
             | DataError::WhichConfig { .. }
             | DataError::NoConfig { .. }
+            | DataError::Packing { .. }
             | DataError::TooFewRows { .. } => FaultClass::BadConfig,
             DataError::FileMissing { .. }
             | DataError::DatasetMissing { .. }
@@ -206,6 +142,7 @@ impl Fault for DataError {
             DataError::MaxLengthTooSmall { .. }
             | DataError::NoCompletion { .. }
             | DataError::AllDropped { .. }
+            | DataError::Packing { .. }
             | DataError::TooFewRows { .. }
             | DataError::Empty { .. } => self.rows_hint(),
             _ => self.files_hint(),
@@ -278,20 +215,32 @@ impl DataError {
             DataError::NoCompletion { .. } => {
                 "remove completion_only_loss, or provide rows with `prompt` and `completion`."
             }
-            DataError::AllDropped { skipped, read, .. } if skipped == read => {
+            DataError::AllDropped { stats, .. } if stats.skipped == stats.read => {
                 "set on_bad_row: stop to see what is wrong with the first row."
             }
-            DataError::AllDropped { unsupervised, .. } if *unsupervised > 0 => {
+            DataError::AllDropped { task: DataTask::Prompt { .. }, .. } => {
+                "raise max_prompt_length, or shorten the prompts."
+            }
+            DataError::AllDropped { stats, .. } if stats.dropped_unsupervised > 0 => {
                 "raise max_length: the prompts fill it and leave no completion to train on."
             }
-            DataError::AllDropped { too_long, .. } if *too_long > 0 => {
+            DataError::AllDropped {
+                task: DataTask::Preference(PreferenceLayout::Sequence), stats, ..
+            } if stats.dropped_long > 0 => "raise max_length: reward models score whole sequences.",
+            DataError::AllDropped { stats, .. } if stats.dropped_long > 0 => {
                 "raise max_length, or set on_long_row: truncate."
             }
+            DataError::Packing { task: DataTask::Preference(_), .. } => {
+                "use `packing: bfd`, which keeps the two documents of a pair in one row, or `packing: none`."
+            }
+            DataError::Packing { .. } => "set `packing: none`.",
             DataError::TooFewRows { .. } => {
                 "reduce per_device_train_batch_size or gradient_accumulation_steps, turn off packing or \
                  dataloader_drop_last, or add data."
             }
-            DataError::Empty { .. } => "every row needs `text`, `messages`, or `prompt` and `completion`.",
+            DataError::Empty { task, .. } => {
+                return Some(format!("every row needs {}.", task.needed_columns()));
+            }
             _ => return None,
         };
         Some(text.into())
@@ -328,102 +277,6 @@ impl DataError {
     }
 }
 
-const NEEDED: &str = "rows need `text`, `messages`, `prompt` and `completion`, `conversations`, `instruction` and \
-                      `output`, or `input_ids`; if your columns have other names, map them with \
-                      `columns: {text: NAME}`.";
-const FIX_ROW: &str = "fix the row, or set on_bad_row: skip to leave out such rows.";
-
-impl RowFault {
-    /// Adds the names of all columns of the row to a fault about columns.
-    pub(crate) fn with_columns(mut self, mut names: Vec<String>) -> RowFault {
-        if let RowFault::UnknownColumns { columns } | RowFault::MissingColumn { columns, .. } = &mut self {
-            names.sort_unstable();
-            *columns = names;
-        }
-        self
-    }
-
-    fn hint(&self) -> Option<String> {
-        let text = match self {
-            RowFault::WrongType { expected: "a string", .. } => {
-                "write it as a string, or set on_bad_row: skip to leave out such rows."
-            }
-            RowFault::WrongType { .. }
-            | RowFault::Message { .. }
-            | RowFault::Fields { .. }
-            | RowFault::LengthsDiffer { .. }
-            | RowFault::Template { .. } => FIX_ROW,
-            RowFault::UnknownTag { .. } => {
-                "`from` can be human, gpt, system, observation or function_call, or an alias such as user, \
-                 assistant or tool."
-            }
-            RowFault::ArrowType { .. } => "remove the column, or use `columns` to read another one instead.",
-            RowFault::IdOutside { .. } => {
-                "the rows were tokenized with another tokenizer: set `tokenizer` to that one. With \
-                 `tokenizer: none`, ids must be below the model's vocab_size."
-            }
-            RowFault::NoTokenizer { .. } => "set `tokenizer`, or provide rows with `input_ids` only.",
-            RowFault::LabelDiffers { .. } => {
-                "a label must be the token id itself, or -100 to leave the token out of the loss."
-            }
-            RowFault::LongerThanContext { .. } => {
-                "raise max_length, set on_long_row to truncate or drop, or use `packing: bfd_split`, which keeps \
-                 all tokens."
-            }
-            RowFault::Json { .. } | RowFault::NotAnObject { .. } => {
-                "each row must be one JSON object; set on_bad_row: skip to leave out such rows."
-            }
-            RowFault::NotUtf8 { .. } => {
-                "convert the file to UTF-8, or set on_bad_row: skip to leave out such rows."
-            }
-            RowFault::MixedFormats { .. } => "put rows of different formats into separate files.",
-            RowFault::NoTemplate { .. } => {
-                "set chat_template_path, use the plain template with `chat_template: builtin`, or render the \
-                 messages to `text` or to `prompt` and `completion` beforehand."
-            }
-            RowFault::UnknownColumns { columns } => return Some(rename_hint(columns)),
-            RowFault::MissingColumn { missing, columns, .. } => {
-                let similar = closest(missing, columns.iter().map(String::as_str));
-                return Some(similar.map_or_else(|| NEEDED.into(), |column| looks_like(column, missing)));
-            }
-            RowFault::Chat(fault) => return fault.hint(),
-            _ => return None,
-        };
-        Some(text.into())
-    }
-}
-
-/// The hint for a row without a known column: the column that was probably meant, or what rows need.
-fn rename_hint(columns: &[String]) -> String {
-    let similar = columns.iter().find_map(|column| Some((column, closest(column, DECIDING)?)));
-    match similar.filter(|(column, known)| column != known) {
-        Some((column, known)) => looks_like(column, known),
-        None => NEEDED.into(),
-    }
-}
-
-fn looks_like(column: &str, known: &str) -> String {
-    format!("did you mean `{known}` by `{column}`? Rename it, or set `columns: {{{known}: {column}}}`.")
-}
-
-struct ColumnList<'a>(&'a [String]);
-
-impl fmt::Display for ColumnList<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 12;
-        if self.0.is_empty() {
-            return f.write_str("none");
-        }
-        for (idx, column) in self.0.iter().take(SHOWN).enumerate() {
-            write!(f, "{}`{}`", if idx == 0 { "" } else { ", " }, crate::value::excerpt(column))?;
-        }
-        match self.0.len().checked_sub(SHOWN) {
-            Some(more @ 1..) => write!(f, " and {more} more"),
-            _ => Ok(()),
-        }
-    }
-}
-
 struct SearchedPaths<'a>(&'a [PathBuf]);
 
 impl fmt::Display for SearchedPaths<'_> {
@@ -438,15 +291,6 @@ struct SplitList<'a>(&'a [String]);
 impl fmt::Display for SplitList<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { f.write_str("no data files") } else { f.write_str(&self.0.join(", ")) }
-    }
-}
-
-/// Which message of a list; nothing for the list as a whole.
-struct MessageNumber(usize);
-
-impl fmt::Display for MessageNumber {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == 0 { Ok(()) } else { write!(f, ", message {}", self.0) }
     }
 }
 
@@ -478,5 +322,57 @@ struct OtherTokenizers<'a>(&'a [String]);
 impl fmt::Display for OtherTokenizers<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, " (found {})", self.0.join(", ")) }
+    }
+}
+
+/// How many rows were left out, for each reason.
+struct DropCounts<'a>(DataTask, &'a Stats, usize);
+
+impl fmt::Display for DropCounts<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DropCounts(task, stats, max_length) = self;
+        let Stats { read, skipped, dropped_short: short, dropped_long: long, .. } = stats;
+        write!(f, "of {read} rows, {skipped} are invalid, ")?;
+        // With `packing: wrapped` a row can have all its targets beyond the end of a document.
+        let unsupervised = read - skipped - short - long;
+        match task {
+            DataTask::Prompt { max_prompt_length } => write!(
+                f,
+                "{short} have an empty prompt, and {long} have a prompt longer than max_prompt_length \
+                 ({max_prompt_length})"
+            ),
+            DataTask::Preference(PreferenceLayout::Sequence) => write!(
+                f,
+                "{short} have a document without tokens, and {long} have a document longer than max_length \
+                 ({max_length})"
+            ),
+            DataTask::Preference(PreferenceLayout::Completion) => write!(
+                f,
+                "{long} have a document longer than max_length ({max_length}), and {unsupervised} have a document without \
+                 a supervised token within max_length"
+            ),
+            DataTask::Sft => write!(
+                f,
+                "{short} have fewer than two tokens, {long} are longer than max_length ({max_length}), and \
+                 {unsupervised} have no supervised token within max_length"
+            ),
+        }
+    }
+}
+
+struct PackingConflict(Packing, DataTask);
+
+impl fmt::Display for PackingConflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PackingConflict(packing, task) = self;
+        match task {
+            DataTask::Preference(_) => {
+                write!(
+                    f,
+                    "`packing: {packing}` would split preference pairs, whose two documents belong together"
+                )
+            }
+            _ => write!(f, "`packing: {packing}` cannot be used with {task}: prompts do not share rows"),
+        }
     }
 }

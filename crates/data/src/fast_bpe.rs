@@ -75,7 +75,7 @@ struct ModelHead {
     dropout: Value,
 }
 
-/// What a thread caches for the tokenizer that it used last.
+/// A thread's cache for the tokenizer that it used last.
 struct WordCache {
     tokenizer_id: u64,
     /// A clone per thread: threads that share a regex contend for its scratch space.

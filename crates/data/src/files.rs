@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::DataError;
 use crate::read::FileKind;
 
-/// The deepest folder nesting that is followed: deeper than anyone nests on purpose, and safe for the stack.
+/// The deepest folder nesting that is followed: more than real data needs, and safe for the stack.
 const MAX_DEPTH: usize = 64;
 
 /// The files that `names` stand for, in their order; the files of a folder or a pattern are sorted by name. A folder

@@ -1,7 +1,7 @@
 //! Data sets by name, found on this machine. This crate downloads nothing: the Hub client does, into the same cache.
 //!
 //! A name is looked up as a path, in the Hub's download cache (`datasets--owner--name/snapshots/...`),
-//! and among what the `datasets` library has prepared (`owner___name/config/version/hash/name-train.arrow`).
+//! and among the prepared files of the `datasets` library (`owner___name/config/version/hash/name-train.arrow`).
 //! The folders come from the caller: this crate does not read the environment.
 
 use std::fs::File;
@@ -13,10 +13,10 @@ use crate::files::{entries, walk};
 use crate::read::FileKind;
 use crate::splits::{self, Placed, Split};
 
-/// A card is text that people write.
+/// The largest card that is read. Cards are written by hand, so they are small.
 const MAX_CARD_BYTES: u64 = 8 << 20;
 
-/// Where Hugging Face libraries keep things on this machine.
+/// The cache folders of the Hugging Face libraries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HubFolders {
     /// `$HF_HOME/hub`.
@@ -54,7 +54,7 @@ pub fn locate(named: Named<'_>, folders: &HubFolders) -> Result<Vec<PathBuf>, Da
         if let Some(snapshot) = snapshot(&repo, named.revision)? {
             found = Some(in_folder(&snapshot, named)?);
         }
-        // What the `datasets` library has prepared does not say of which revision it is.
+        // The prepared files of the `datasets` library do not record their revision.
         let may_be_prepared = named.revision.is_none() && prepared.is_dir();
         if may_be_prepared && !matches!(found, Some((_, Split::Files(_)))) {
             found = Some(in_prepared(&prepared, named)?);
@@ -91,7 +91,7 @@ fn snapshot(repo: &Path, revision: Option<&str>) -> Result<Option<PathBuf>, Data
     }
 }
 
-/// The commit that a reference names. It is never long.
+/// The commit that a reference names. Reads a limited number of bytes.
 fn commit_of(reference: &Path) -> Option<String> {
     const MAX_BYTES: u64 = 1024;
     let file = if reference.is_file() { File::open(reference).ok()? } else { return None };
@@ -141,7 +141,7 @@ fn in_prepared(root: &Path, named: Named<'_>) -> Result<Found, DataError> {
     for (idx, path) in paths.iter().enumerate().filter(|(_, p)| FileKind::of(p) == Some(FileKind::Arrow)) {
         let folder = path.parent().unwrap_or(root).to_path_buf();
         let stem = splits::stem(path);
-        // Beside the splits lie results of `map`, which are called cache-HASH.
+        // The folder also has results of `map`, which are named cache-HASH.
         let Some(split) = stem.strip_prefix(short).and_then(|rest| rest.strip_prefix('-')) else { continue };
         let file = Placed::of_split(idx, split);
         match by_folder.iter_mut().find(|(known, _)| *known == folder) {
@@ -157,7 +157,7 @@ fn in_prepared(root: &Path, named: Named<'_>) -> Result<Found, DataError> {
     Ok((paths, split))
 }
 
-/// Whether a name could be a path that is misspelled rather than a data set's.
+/// Whether a name looks like a misspelled path rather than the name of a data set.
 pub(crate) fn looks_like_a_path(name: &str) -> bool {
     name.starts_with(['.', '/', '~'])
         || name.matches('/').count() > 1

@@ -5,7 +5,8 @@
 //! [`Batch`] lays out those rows for the model, and [`Loader`] fills batches ahead of the step. Nothing here
 //! communicates with other ranks: each rank picks its own share of the rows ([`RankShare`]).
 //!
-//! Not implemented yet: preference pairs.
+//! [`DataTask`] selects the kind of rows: documents for supervised training, preference pairs, or prompts with the
+//! other columns of their rows. Not supported: unpaired preferences (KTO) and stepwise labels.
 
 #![forbid(unsafe_code)]
 
@@ -30,15 +31,18 @@ mod lock_file;
 mod packing;
 mod part;
 mod pipeline;
+mod preference;
 mod prepare;
 mod read;
 mod record;
 mod row;
+mod row_fault;
 mod sample_order;
 mod sharegpt;
 mod splits;
 mod stats;
 mod store;
+mod task;
 mod tokenizer;
 mod value;
 
@@ -52,7 +56,7 @@ pub use chat::{
 pub use columns::Columns;
 pub use dataset::Dataset;
 pub use encode::EncodeChat;
-pub use error::{DataError, RowFault};
+pub use error::DataError;
 pub use hub::{HubFolders, Named, locate};
 pub use loader::{Loader, RankShare, StepBatches};
 pub use lock_file::{LockError, LockFile};
@@ -60,26 +64,32 @@ pub use packing::{Packing, Rows, pack};
 pub use part::Part;
 pub use prepare::{first_format, prepare, preparing_bytes};
 pub use row::Format;
+pub use row_fault::{RowFault, RowKind};
 pub use sample_order::SampleOrder;
 pub use splits::{data_files, files_of_splits};
 pub use stats::{SkippedRow, Stats};
+pub use task::{DataTask, PreferenceLayout};
 pub use tokenizer::{Tokenizer, TokenizerSource};
 
 /// Which files to read, and how to turn them into rows of tokens.
 #[derive(Clone, Debug)]
 pub struct DataSpec {
+    /// What the rows are for.
+    pub task: DataTask,
     /// Files, folders and glob patterns, read in this order.
     pub files: Vec<PathBuf>,
     /// The names that the files use for known columns.
     pub columns: Columns,
     /// Which of the rows to use.
     pub part: Part,
-    /// The most tokens of a document, and the capacity of a packed row.
+    /// The most tokens of a document, and the capacity of a packed row. A row of preference pairs has twice the
+    /// capacity, and prompts have a limit of their own.
     pub max_length: usize,
     pub packing: Packing,
     pub truncation: Truncation,
     pub on_long_row: OnLongRow,
-    /// Whether to exclude the prompt from the loss. `None`: exclude it for rows that have one.
+    /// Whether to exclude the prompt from the loss. `None`: exclude it for rows that have one. The prompts of
+    /// preference pairs are always excluded.
     pub completion_only_loss: Option<bool>,
     pub on_bad_row: OnBadRow,
     /// The folder of prepared data; created if it does not exist.
@@ -87,9 +97,10 @@ pub struct DataSpec {
 }
 
 impl DataSpec {
-    /// All rows of `files`, with the default settings.
+    /// All rows of `files`, for supervised training, with the default settings.
     pub fn new(files: Vec<PathBuf>, cache_dir: &Path) -> DataSpec {
         DataSpec {
+            task: DataTask::Sft,
             files,
             columns: Columns::default(),
             part: Part::All,
@@ -112,12 +123,13 @@ pub enum Truncation {
     KeepEnd,
 }
 
-/// What to do with a document longer than `max_length`, unless packing keeps all of it.
+/// What to do with a document longer than `max_length`, unless packing keeps all of it. Sequences that get one score
+/// and prompts are never truncated: there, `Truncate` drops the row like `Drop`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLongRow {
     #[default]
     Truncate,
-    /// Leave the document out and count it.
+    /// Leave the document (or the pair) out and count it.
     Drop,
     Stop,
 }

@@ -2,9 +2,9 @@
 //!
 //! Worker `w` of `n` fills the steps `s` with `s mod n = w`, a few steps ahead, and every worker has its own
 //! queue. The training loop reads the queue of the worker that owns the step, so the batches and their order
-//! do not depend on the number or speed of the workers. A used [`StepBatches`] goes back to the worker that
-//! filled it, so that nothing is allocated after the first few steps. Without workers, the training loop's own
-//! thread fills the batches.
+//! do not depend on the number or speed of the workers. The dataset's task determines the layout of the batches.
+//! A used [`StepBatches`] goes back to the worker that filled it, so that nothing is allocated after the first few
+//! steps. Without workers, the training loop's own thread fills the batches.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -36,6 +36,10 @@ pub struct StepBatches {
     pub supervised: u64,
     /// The number of positions, over all ranks.
     pub tokens: u64,
+    /// The number of preference pairs, over all ranks; 0 for other tasks.
+    pub pairs: u64,
+    /// The number of targets of chosen documents that count in the loss, over all ranks; 0 for other tasks.
+    pub supervised_chosen: u64,
 }
 
 /// Hands out the batches of consecutive steps.
@@ -77,6 +81,8 @@ impl BatchFiller {
         let rows = || batches.rows.iter().map(|row| *row as usize);
         batches.supervised = rows().map(|row| self.dataset.row_supervised(row)).sum();
         batches.tokens = rows().map(|row| self.dataset.row_tokens(row) as u64).sum();
+        batches.supervised_chosen = rows().map(|row| self.dataset.row_supervised_chosen(row)).sum();
+        batches.pairs = rows().map(|row| self.dataset.row_pairs(row)).sum();
         Ok(())
     }
 }

@@ -7,6 +7,7 @@
 //! documents, so that here `bfd_split` is the same as `bfd`, and `wrapped` the same as `none`.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 /// How documents are packed into rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,6 +21,17 @@ pub enum Packing {
     BfdSplit,
     /// All documents are concatenated and cut into rows. The model sees a row as one document.
     Wrapped,
+}
+
+impl fmt::Display for Packing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Packing::None => "none",
+            Packing::Bfd => "bfd",
+            Packing::BfdSplit => "bfd_split",
+            Packing::Wrapped => "wrapped",
+        })
+    }
 }
 
 impl Packing {
@@ -44,6 +56,12 @@ impl Rows {
 
     pub fn row(&self, row: usize) -> &[u32] {
         &self.docs[self.bounds[row] as usize..self.bounds[row + 1] as usize]
+    }
+
+    /// The same rows, with each item `i` replaced by the documents `n * i .. n * i + n`.
+    pub(crate) fn expanded(self, n: u32) -> Rows {
+        let docs = self.docs.iter().flat_map(|item| n * item..n * item + n).collect();
+        Rows { docs, bounds: self.bounds.iter().map(|bound| n * bound).collect() }
     }
 
     /// Builds rows from the row index of every document. The documents of a row keep the order of `docs`.

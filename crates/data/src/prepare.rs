@@ -1,10 +1,10 @@
-//! Files to a [`Dataset`]: read rows, tokenise them on all cores, take the results in the order of the
-//! files, write them down, pack.
+//! Prepares a [`Dataset`] from files: reads rows, tokenizes them on all cores, stores the results in the order of the
+//! files, and packs them.
 //!
-//! The order of work per row is the peers': append the end token, tokenise, mask, truncate, leave out
-//! what has nothing to learn, pack. Results are taken in the order of the rows, so neither the data nor
-//! the first error depends on the number of threads. Rows travel in chunks, and only so many chunks are
-//! under way at a time: what preparing holds does not depend on the size of the files.
+//! The steps for a row have the same order as in TRL: append the EOS token, tokenize, mask, truncate, drop rows without
+//! a target, pack. Results are stored in the order of the rows, so neither the data nor the first error depends on the
+//! number of threads. Rows are processed in chunks, and the number of chunks in flight is bounded, so memory does not
+//! depend on the size of the files.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -14,25 +14,26 @@ use lockstep_core::Bytes;
 
 use crate::builder::{Builder, Taken};
 use crate::cache::{self, CacheEntry, Lookup};
-use crate::doc::Doc;
+use crate::doc::Sample;
 use crate::encode::Encoder;
 use crate::pipeline::{self, Source};
-use crate::read::{self, RawRow, Rows};
+use crate::read::{self, RawRow, Rows, Wanted};
 use crate::row::{self, Format};
 use crate::{
-    Columns, DataError, DataSpec, Dataset, EncodeChat, OnBadRow, Part, RowFault, SkippedRow, Tokenizer, files,
+    DataError, DataSpec, DataTask, Dataset, EncodeChat, OnBadRow, Packing, Part, RowFault, SkippedRow,
+    Tokenizer, files,
 };
 
-/// More would wait for the one that reads.
+/// More threads than this would wait for the single thread that reads.
 const MAX_THREADS: usize = 16;
-/// About this much text is under way in all; it and its tokens, four bytes for each of text at worst, are
-/// the memory that preparing takes beyond its result.
-const UNDER_WAY_BYTES: usize = 2 << 20;
-/// Chunks of at most so many bytes of text, and of so many rows, are handed to threads.
+/// Approximate amount of text in flight, over all threads. This text and its tokens, at most four bytes per byte of
+/// text, are the memory that preparing needs besides its result.
+const IN_FLIGHT_BYTES: usize = 2 << 20;
+/// The limits of a chunk of rows, which one thread tokenizes at a time.
 const CHUNK_BYTES: usize = 64 << 10;
 const CHUNK_ROWS: usize = 1 << 12;
 
-/// Finds what `spec` names in its cache, or reads, tokenises and packs it. Without `chat`, rows that are
+/// Finds the dataset of `spec` in the cache, or reads, tokenizes and packs it. Without `chat`, rows that are
 /// conversations cannot be used.
 pub fn prepare(
     spec: &DataSpec,
@@ -42,17 +43,17 @@ pub fn prepare(
     prepare_on(threads(), Encoder { spec, tokenizer, chat })
 }
 
-/// What the first row of the first file is; `None` if that is unknown.
+/// The format of the first row of the first file; `None` if there is no row or its format is unknown.
 pub fn first_format(spec: &DataSpec) -> Result<Option<Format>, DataError> {
     let files = files::expand(&spec.files)?;
     let Some(file) = files.first() else { return Ok(None) };
     read::check(file)?;
-    let row = read::open(file, &spec.columns)?.next()?;
-    let parsed = row.and_then(|raw| row::parse(raw.body.ok()?, &spec.columns, false).ok());
+    let row = read::open(file, wanted(spec))?.next()?;
+    let parsed = row.and_then(|raw| row::parse(raw.body.ok()?, &spec.columns, spec.task, false).ok());
     Ok(parsed.map(|(format, _)| format))
 }
 
-/// What preparing takes while it runs, beyond what the tokenizer itself and the result take.
+/// The memory that preparing needs while it runs, besides that of the tokenizer and the result.
 pub fn preparing_bytes(tokenizer: &Tokenizer) -> Bytes {
     Bytes(threads() as u64 * tokenizer.thread_bytes().0)
 }
@@ -63,14 +64,9 @@ fn threads() -> usize {
 
 fn prepare_on(threads: usize, encoder: Encoder<'_>) -> Result<Dataset, DataError> {
     let Encoder { spec, tokenizer, chat } = encoder;
-    if spec.files.is_empty() {
-        return Err(DataError::NoFiles);
-    }
-    if spec.max_length < 2 {
-        return Err(DataError::MaxLengthTooSmall { max_length: spec.max_length });
-    }
+    check_settings(spec)?;
     let files = files::expand(&spec.files)?;
-    // Told before anything is read: a list's last file may be the one that is misspelled.
+    // Check all files before reading any: the misspelled name may be the last one.
     files.iter().try_for_each(|file| read::check(file))?;
     let key = cache::key(spec, &files, tokenizer, chat)?;
     let path = CacheEntry::path_of(&spec.cache_dir, &key);
@@ -95,6 +91,26 @@ fn prepare_on(threads: usize, encoder: Encoder<'_>) -> Result<Dataset, DataError
     Ok(dataset)
 }
 
+fn check_settings(spec: &DataSpec) -> Result<(), DataError> {
+    let DataSpec { task, packing, max_length, .. } = *spec;
+    if spec.files.is_empty() {
+        return Err(DataError::NoFiles);
+    }
+    if max_length < 2 && !matches!(task, DataTask::Prompt { .. }) {
+        return Err(DataError::MaxLengthTooSmall { max_length });
+    }
+    let allowed = match task {
+        DataTask::Sft => true,
+        DataTask::Preference(_) => !packing.keeps_all(),
+        DataTask::Prompt { .. } => packing == Packing::None,
+    };
+    if allowed { Ok(()) } else { Err(DataError::Packing { packing, task }) }
+}
+
+fn wanted(spec: &DataSpec) -> Wanted<'_> {
+    Wanted { columns: &spec.columns, task: spec.task }
+}
+
 fn fill(
     threads: usize,
     encoder: Encoder<'_>,
@@ -102,9 +118,9 @@ fn fill(
     mut builder: Builder<'_>,
 ) -> Result<(), DataError> {
     let spec = encoder.spec;
-    let chunk_bytes = (UNDER_WAY_BYTES / (threads * pipeline::AHEAD)).min(CHUNK_BYTES);
-    let source = FileRows { files, at: 0, open: None, part: spec.part, columns: &spec.columns, chunk_bytes };
-    let mut filter = RowFilter { spec, files, file: 0, first: None };
+    let chunk_bytes = (IN_FLIGHT_BYTES / (threads * pipeline::AHEAD)).min(CHUNK_BYTES);
+    let source = FileRows { files, at: 0, open: None, part: spec.part, wanted: wanted(spec), chunk_bytes };
+    let mut filter = RowFilter { spec, files, file: 0, first: None, first_margin: None };
     let encode = |chunk: Chunk| -> Encoded {
         let rows = chunk.rows.into_iter();
         let rows = rows.map(|raw| (raw.row, encoder.encode(raw))).collect();
@@ -113,16 +129,13 @@ fn fill(
     pipeline::run(threads, source, encode, |encoded| filter.take(encoded, &mut builder))?;
     let stats = builder.stats();
     if stats.read == 0 {
-        return Err(DataError::Empty { files: files.to_vec() });
+        return Err(DataError::Empty { files: files.to_vec(), task: spec.task });
     }
     if builder.usable() == 0 {
         return Err(DataError::AllDropped {
             files: files.to_vec(),
-            read: stats.read,
-            skipped: stats.skipped,
-            too_short: stats.dropped_short,
-            too_long: stats.dropped_long,
-            unsupervised: stats.read - stats.skipped - stats.dropped_short - stats.dropped_long,
+            task: spec.task,
+            stats: Box::new(stats),
             max_length: spec.max_length,
         });
     }
@@ -131,15 +144,15 @@ fn fill(
 
 /// Rows of one file.
 struct Chunk {
-    /// Its index in the list.
+    /// The file's index in the list.
     file: usize,
     rows: Vec<RawRow>,
 }
 
-/// A row's number, and what came of it.
-type EncodedRow = (u64, Result<(Format, Doc), RowFault>);
+/// A row's number, and its tokens or what is wrong with it.
+type EncodedRow = (u64, Result<(Format, Sample), RowFault>);
 
-/// The same rows, tokenised.
+/// The rows of a chunk, tokenized.
 struct Encoded {
     file: usize,
     rows: Vec<EncodedRow>,
@@ -151,7 +164,7 @@ struct FileRows<'a> {
     at: usize,
     open: Option<Box<dyn Rows>>,
     part: Part,
-    columns: &'a Columns,
+    wanted: Wanted<'a>,
     chunk_bytes: usize,
 }
 
@@ -162,7 +175,7 @@ impl Source for FileRows<'_> {
         while let Some(path) = self.files.get(self.at) {
             let reader = match &mut self.open {
                 Some(reader) => reader,
-                none => none.insert(read::open(path, self.columns)?),
+                none => none.insert(read::open(path, self.wanted)?),
             };
             let mut rows = Vec::new();
             let (mut bytes, mut ended) = (0, false);
@@ -188,28 +201,35 @@ impl Source for FileRows<'_> {
     }
 }
 
-/// Takes rows in order and decides what becomes of bad ones.
+/// Passes rows to the builder in order, and skips bad ones or stops at them.
 struct RowFilter<'a> {
     spec: &'a DataSpec,
     files: &'a [PathBuf],
     file: usize,
     /// The format of the file's first good row, and that row's number.
     first: Option<(Format, u64)>,
+    /// Whether the file's first good pair has a margin, and its row number.
+    first_margin: Option<(bool, u64)>,
 }
 
 impl RowFilter<'_> {
     fn take(&mut self, encoded: Encoded, builder: &mut Builder<'_>) -> Result<(), DataError> {
         if encoded.file != self.file {
-            (self.file, self.first) = (encoded.file, None);
+            (self.file, self.first, self.first_margin) = (encoded.file, None, None);
         }
         let file = &self.files[self.file];
         for (row, result) in encoded.rows {
-            match result.and_then(|(format, doc)| self.same_format(format, row).map(|()| (format, doc))) {
-                Ok((format, doc)) => {
+            let checked = result.and_then(|(format, sample)| {
+                self.same_format(format, row)?;
+                self.same_margin(&sample, row)?;
+                Ok((format, sample))
+            });
+            match checked {
+                Ok((format, sample)) => {
                     if self.spec.completion_only_loss == Some(true) && !format.has_completion() {
                         return Err(DataError::NoCompletion { file: file.into() });
                     }
-                    if let Taken::TooLong(fault) = builder.push(&doc)? {
+                    if let Taken::TooLong(fault) = builder.push(&sample)? {
                         return Err(DataError::BadRow { file: file.into(), row, fault });
                     }
                 }
@@ -224,6 +244,14 @@ impl RowFilter<'_> {
         if format == first { Ok(()) } else { Err(RowFault::MixedFormats { format, first, first_row }) }
     }
 
+    /// Either all pairs of a file have a margin, or none.
+    fn same_margin(&mut self, sample: &Sample, row: u64) -> Result<(), RowFault> {
+        let Sample::Pair { margin, .. } = sample else { return Ok(()) };
+        let present = margin.is_some();
+        let (first, first_row) = *self.first_margin.get_or_insert((present, row));
+        if present == first { Ok(()) } else { Err(RowFault::MixedMargins { present, first_row }) }
+    }
+
     fn bad(
         &self,
         file: &Path,
@@ -232,7 +260,7 @@ impl RowFilter<'_> {
         builder: &mut Builder<'_>,
     ) -> Result<(), DataError> {
         match self.spec.on_bad_row {
-            // That there is no template or tokenizer is no fault of the row.
+            // A missing template or tokenizer concerns all rows, so skipping this one does not help.
             OnBadRow::Skip
                 if !matches!(fault, RowFault::NoTemplate { .. } | RowFault::NoTokenizer { .. }) =>
             {

@@ -132,6 +132,10 @@ impl EncodeChat for CountingEncoder {
         Ok(crate::EncodedChat { tokens, supervised, prefix_mismatch: false })
     }
 
+    fn prompt(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>, RowFault> {
+        self.conversation(tokenizer, chat).map(|encoded| encoded.tokens)
+    }
+
     fn pair(&self, _: &Tokenizer, _: &Chat, _: &[Value], _: bool) -> Result<crate::EncodedChat, RowFault> {
         Err(RowFault::Template { why: "no pairs".into() })
     }

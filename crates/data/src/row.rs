@@ -1,16 +1,17 @@
-//! Turns a record into a row, whose format follows from its columns.
+//! Turns a record into a row, whose format follows from the task and from the record's columns.
 //!
-//! Other columns are ignored: people keep ids and sources beside the text. If a row matches several formats,
-//! the first of these wins: `input_ids`, `prompt` with `completion`, `messages`, `conversations`, `text`,
-//! `instruction`.
+//! Other columns are ignored: people keep ids and sources beside the text. If a row for supervised training matches
+//! several formats, the first of these wins: `input_ids`, `prompt` with `completion`, `messages`, `conversations`,
+//! `text`, `instruction`.
 
 use std::fmt;
 
 use serde_json::Value;
 
+use crate::preference::{self, PreferenceRow};
 use crate::read::{Body, Named, Record};
 use crate::value::{list, optional, string, wrong_type};
-use crate::{Chat, Columns, RowFault, alpaca, record, sharegpt};
+use crate::{Chat, Columns, DataTask, RowFault, alpaca, record, sharegpt};
 
 /// The format of a row. All rows of a file have the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,12 +28,31 @@ pub enum Format {
     Alpaca,
     /// `input_ids`.
     Tokens,
+    /// `prompt`, `chosen` and `rejected`.
+    Preference,
+    /// `chosen` and `rejected`, which both begin with the prompt.
+    ImplicitPreference,
+    /// `prompt`, `chosen` and `rejected`, all lists of messages.
+    MessagePreference,
+    /// `chosen` and `rejected`, lists of messages that both begin with the prompt.
+    ImplicitMessagePreference,
+    /// `chosen_ids` and `rejected_ids`.
+    TokenPreference,
+    /// `prompt`.
+    Prompt,
+    /// `prompt`, a list of messages.
+    MessagePrompt,
 }
 
 impl Format {
     /// Whether rows of this format mark the part that counts in the loss.
     pub(crate) fn has_completion(self) -> bool {
         !matches!(self, Format::Text | Format::Messages | Format::ShareGpt)
+    }
+
+    /// Whether the rows are token ids, for which no tokenizer is needed.
+    pub fn is_tokens(self) -> bool {
+        matches!(self, Format::Tokens | Format::TokenPreference)
     }
 }
 
@@ -55,22 +75,55 @@ pub(crate) enum Row {
         /// For each token, whether it counts in the loss. `None`: all of them do.
         supervised: Option<Vec<bool>>,
     },
+    Preference(PreferenceRow),
+    Prompt(String),
+    ChatPrompt(Chat),
 }
 
 /// Parses a raw row. `template`: whether there is a chat template to render conversations with.
-pub(crate) fn parse(body: Body, columns: &Columns, template: bool) -> Result<(Format, Row), RowFault> {
+pub(crate) fn parse(
+    body: Body,
+    columns: &Columns,
+    task: DataTask,
+    template: bool,
+) -> Result<(Format, Row), RowFault> {
     // The names of all columns are needed only for error messages, so they are collected lazily.
     match body {
-        Body::Record(Named { columns, names }) => interpret(columns, template, || names.to_vec()),
-        Body::Json(bytes) => interpret(record::parse(&bytes, columns)?, template, || record::names(&bytes)),
+        Body::Known(Named { columns, names }) => {
+            interpret(columns, task, template).map_err(|fault| fault.with_columns(|| names.to_vec()))
+        }
+        Body::Json(bytes) => interpret(record::parse(&bytes, columns, task)?, task, template)
+            .map_err(|fault| fault.with_columns(|| record::names(&bytes))),
+        Body::All(all) => {
+            let names: Vec<String> = all.keys().cloned().collect();
+            interpret(record::used(all, columns, task), task, template)
+                .map_err(|fault| fault.with_columns(|| names))
+        }
     }
 }
 
-fn interpret(
-    mut columns: Record,
-    template: bool,
-    names: impl FnOnce() -> Vec<String>,
-) -> Result<(Format, Row), RowFault> {
+fn interpret(mut columns: Record, task: DataTask, template: bool) -> Result<(Format, Row), RowFault> {
+    match task {
+        DataTask::Sft => document(columns, template),
+        DataTask::Preference(layout) => {
+            preference::parse(&mut columns, layout).map(|(format, row)| (format, Row::Preference(row)))
+        }
+        DataTask::Prompt { .. } => prompt(columns, task),
+    }
+}
+
+fn prompt(mut columns: Record, task: DataTask) -> Result<(Format, Row), RowFault> {
+    match columns.get("prompt") {
+        None => Err(RowFault::wrong_task(task)),
+        Some(Value::Array(_)) => {
+            let messages = messages(&mut columns, "prompt")?;
+            Ok((Format::MessagePrompt, Row::ChatPrompt(chat(messages, &mut columns)?)))
+        }
+        Some(_) => Ok((Format::Prompt, Row::Prompt(string(&mut columns, "prompt")?))),
+    }
+}
+
+fn document(mut columns: Record, template: bool) -> Result<(Format, Row), RowFault> {
     let has = |name: &str| columns.contains_key(name);
     if has("input_ids") {
         return Ok((Format::Tokens, tokens(&mut columns)?));
@@ -90,14 +143,13 @@ fn interpret(
         return Ok((Format::Text, Row::Text(string(&mut columns, "text")?)));
     }
     let missing = |present, missing| RowFault::MissingColumn { present, missing, columns: Vec::new() };
-    let fault = match (has("instruction"), has("output")) {
+    Err(match (has("instruction"), has("output")) {
         (true, true) => return Ok((Format::Alpaca, alpaca::row(&mut columns, template)?)),
         _ if has("prompt") => missing("prompt", "completion"),
         _ if has("completion") => missing("completion", "prompt"),
         (true, false) => missing("instruction", "output"),
         _ => RowFault::UnknownColumns { columns: Vec::new() },
-    };
-    Err(fault.with_columns(names()))
+    })
 }
 
 fn pair(columns: &mut Record) -> Result<(Format, Row), RowFault> {
@@ -160,14 +212,17 @@ pub(crate) fn chat(messages: Vec<Value>, columns: &mut Record) -> Result<Chat, R
 /// The label of a token that does not count in the loss, as in Hugging Face's data collators.
 const IGNORE_INDEX: i64 = -100;
 
+/// Takes a list of token ids.
+pub(crate) fn token_ids(columns: &mut Record, column: &'static str) -> Result<Vec<u32>, RowFault> {
+    let id = |id: &Value| {
+        let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
+        number.ok_or_else(|| wrong_type(column, "a list of token ids", id))
+    };
+    list(columns, column)?.iter().map(id).collect()
+}
+
 fn tokens(columns: &mut Record) -> Result<Row, RowFault> {
-    let ids: Vec<u32> = list(columns, "input_ids")?
-        .iter()
-        .map(|id| {
-            let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
-            number.ok_or_else(|| wrong_type("input_ids", "a list of token ids", id))
-        })
-        .collect::<Result<_, _>>()?;
+    let ids = token_ids(columns, "input_ids")?;
     let mut supervised: Option<Vec<bool>> = None;
     for (field, expected) in [
         ("labels", "a list of token ids and -100"),
@@ -208,6 +263,13 @@ impl fmt::Display for Format {
             Format::ShareGpt => "`conversations`",
             Format::Alpaca => "`instruction` and `output`",
             Format::Tokens => "`input_ids`",
+            Format::Preference => "`prompt`, `chosen` and `rejected`",
+            Format::ImplicitPreference => "`chosen` and `rejected` without a `prompt`",
+            Format::MessagePreference => "`prompt`, `chosen` and `rejected` as messages",
+            Format::ImplicitMessagePreference => "`chosen` and `rejected` as messages without a `prompt`",
+            Format::TokenPreference => "`chosen_ids` and `rejected_ids`",
+            Format::Prompt => "`prompt`",
+            Format::MessagePrompt => "`prompt` as messages",
         })
     }
 }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 fn parse_with(text: &str, template: bool) -> Result<(Format, Row), RowFault> {
-    super::parse(Body::Json(text.as_bytes().to_vec()), &Columns::default(), template)
+    super::parse(Body::Json(text.as_bytes().to_vec()), &Columns::default(), DataTask::Sft, template)
 }
 
 fn parse(text: &str) -> Result<Row, RowFault> {
@@ -139,7 +139,7 @@ fn deep_nesting_is_an_error() {
 proptest! {
     #[test]
     fn any_bytes_parse_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = super::parse(Body::Json(bytes), &Columns::default(), false);
+        let _ = super::parse(Body::Json(bytes), &Columns::default(), DataTask::Sft, false);
     }
 
     #[test]

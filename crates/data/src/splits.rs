@@ -8,17 +8,17 @@ use crate::files::wild;
 use crate::read::FileKind;
 use crate::{DataError, Named};
 
-/// Words that mean a split in a file's name, by the split.
+/// The words in file names that denote each split.
 const SPLITS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "val", "dev"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// Files that lie beside the data and have its ending.
+/// Files beside the data that have the same extension but no rows.
 const DESCRIPTIONS: [&str; 3] = ["dataset_infos", "dataset_info", "state"];
 
-/// What a data set has of a split.
+/// The result of looking for a split in a data set.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Split {
     /// Indices of files.
@@ -26,7 +26,7 @@ pub(crate) enum Split {
     Absent {
         splits: Vec<String>,
     },
-    /// There are several configurations, and none was named, or another one.
+    /// There are several configurations, and the caller named none of them.
     Configs(Vec<String>),
 }
 
@@ -134,7 +134,7 @@ fn matches(pattern: &str, name: &str) -> bool {
             }
         }
     }
-    // More `**` than this would take too long, and nobody writes them.
+    // More `**` than this would take too long to match, and no real pattern has as many.
     const MAX_FOLDER_STARS: usize = 4;
     let pattern: Vec<&str> = pattern.split('/').filter(|part| !part.is_empty()).collect();
     let name: Vec<&str> = name.split('/').collect();
@@ -151,17 +151,17 @@ fn is_data_file(name: &str) -> bool {
         && !DESCRIPTIONS.contains(&stem(path).as_str())
 }
 
-/// A file with what its path suggests.
+/// A file, and the configuration and split that its path suggests.
 pub(crate) struct Placed {
     pub(crate) idx: usize,
-    /// Folders on the way that name no split, `data` left out.
+    /// The folders of its path that do not name a split, without `data`.
     config: String,
     /// Names that may be the split: folders, and the name before its shard number.
     pub(crate) names: Vec<String>,
 }
 
 impl Placed {
-    /// A file whose split is known by its name alone.
+    /// A file of which only the name suggests the split.
     pub(crate) fn of_split(idx: usize, split: &str) -> Placed {
         Placed { idx, config: String::new(), names: vec![split.into()] }
     }
@@ -250,7 +250,7 @@ pub(crate) fn stem(path: &Path) -> String {
     kept.join("-")
 }
 
-/// The split that a name means.
+/// The split that a name denotes.
 fn word_of(name: &str) -> Option<&'static str> {
     SPLITS.iter().find(|(_, words)| has_word(name, words)).map(|(split, _)| *split)
 }

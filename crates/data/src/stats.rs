@@ -46,27 +46,27 @@ stats! {
     read,
     /// Rows left out because they cannot be used.
     skipped,
-    /// Documents left out because they have fewer than two tokens.
+    /// Rows left out because they have fewer than two tokens; pairs of sequences and prompts: no tokens.
     dropped_short,
-    /// Documents left out because they have no supervised target.
+    /// Rows left out because they have no supervised target, or a pair of which one document has none.
     dropped_unsupervised,
-    /// Documents left out because they are longer than `max_length`.
+    /// Rows left out because they are longer than `max_length` (prompts: `max_prompt_length`).
     dropped_long,
     /// Documents truncated to `max_length`.
     truncated,
     /// Documents whose prompt, tokenized alone, is not a prefix of the whole: the boundary of the mask may be off
     /// by one token.
     prefix_mismatches,
-    /// Documents kept.
+    /// Documents kept. A preference pair has two.
     docs,
     rows,
     /// Tokens in rows.
     tokens,
-    /// Tokens that count in the loss.
+    /// Targets that count in the loss, or documents if each gets one score.
     supervised,
     /// Tokens in the longest document that was kept.
     longest,
-    /// Tokens that the rows could hold: rows times `max_length`.
+    /// Tokens that the rows could hold: rows times `max_length`, twice that for preference pairs.
     capacity,
     /// Median length of the documents in tokens, before truncation.
     length_p50,

@@ -1,22 +1,23 @@
 //! The file format of a prepared dataset.
 //!
 //! The file starts with all tokens, as little-endian words of four bytes whose top bit marks supervised
-//! tokens. Then comes the index: a JSON header with counts and names, and the arrays. A footer of fixed size
-//! holds the offset and BLAKE3 hash of the index. The footer is written last and the file is renamed after
+//! tokens. After the tokens of a prompt comes the JSON text of its columns, padded with spaces to whole words. Then comes
+//! the index: a JSON header with counts and names, and the arrays. A footer of fixed size holds the offset and BLAKE3 hash of the index. The footer is written last and the file is renamed after
 //! that, so a truncated file has no footer and a changed index has the wrong hash. A change to the tokens
 //! alone is not detected.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
 use crate::packing::Rows;
-use crate::{DataError, SkippedRow, Stats};
+use crate::{DataError, DataTask, SkippedRow, Stats};
 
 /// The format version. Increase it whenever the format or the content for the same input changes.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 const MAGIC: &[u8; 8] = b"LSTOKENS";
 /// The magic number, the offset, length and hash of the index.
@@ -25,14 +26,20 @@ const WORD_BYTES: u64 = 4;
 const CHUNK_BYTES: usize = 1 << 16;
 
 /// Everything but the tokens.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Index {
+    pub(crate) task: DataTask,
+    /// Document `d` is the words `bounds[d]..bounds[d + 1]`. A dataset of prompts has two entries per document: the
+    /// prompt's tokens are `bounds[2 * d]..bounds[2 * d + 1]`, and its columns end at `bounds[2 * d + 2]`.
     pub(crate) bounds: Vec<u64>,
+    /// For every document, the number of targets that count in the loss.
     pub(crate) supervised: Vec<u32>,
+    /// The margin of every pair; empty if no row has one.
+    pub(crate) margins: Vec<f32>,
     pub(crate) rows: Rows,
     pub(crate) skipped: Vec<SkippedRow>,
     pub(crate) stats: Stats,
-    /// BLAKE3, in hex, of tokens, masks, bounds and rows.
+    /// BLAKE3, in hex, of tokens, masks, columns, bounds, rows and margins.
     pub(crate) fingerprint: String,
 }
 
@@ -89,6 +96,9 @@ impl TokenFile {
         for doc in &index.rows.docs {
             self.content.update(&doc.to_le_bytes());
         }
+        for margin in &index.margins {
+            self.content.update(&margin.to_le_bytes());
+        }
         index.fingerprint = self.content.finalize().to_hex().to_string();
         let header = index.header().to_string();
         let mut out = Hashing { inner: &mut self.out, hasher: blake3::Hasher::new(), bytes: 0 };
@@ -99,6 +109,9 @@ impl TokenFile {
         }
         for number in index.supervised.iter().chain(&index.rows.docs).chain(&index.rows.bounds) {
             out.write_all(&number.to_le_bytes())?;
+        }
+        for margin in &index.margins {
+            out.write_all(&margin.to_le_bytes())?;
         }
         let (hash, bytes) = (out.hasher.finalize(), out.bytes);
         self.out.write_all(MAGIC)?;
@@ -111,13 +124,33 @@ impl TokenFile {
 }
 
 impl Index {
+    /// The words of the tokens of a document.
+    pub(crate) fn doc_span(task: DataTask, bounds: &[u64], doc: u32) -> Range<u64> {
+        let at = doc as usize * segments_per_doc(task);
+        bounds[at]..bounds[at + 1]
+    }
+
+    /// The words of the columns of a prompt.
+    pub(crate) fn columns_span(&self, doc: u32) -> Range<u64> {
+        assert!(matches!(self.task, DataTask::Prompt { .. }), "only prompts have columns");
+        let at = 2 * doc as usize + 1;
+        self.bounds[at]..self.bounds[at + 1]
+    }
+
     fn header(&self) -> Value {
+        let max_prompt_length = match self.task {
+            DataTask::Prompt { max_prompt_length } => max_prompt_length,
+            _ => 0,
+        };
         let skipped = |row: &SkippedRow| json!([row.file.to_string_lossy(), row.row, row.why]);
         json!({
             "version": VERSION,
+            "task": self.task.stored_name(),
+            "max_prompt_length": max_prompt_length,
             "docs": self.supervised.len(),
             "row_docs": self.rows.docs.len(),
             "rows": self.rows.num_rows(),
+            "margins": self.margins.len(),
             "fingerprint": self.fingerprint,
             "stats": self.stats.to_json(),
             "skipped": self.skipped.iter().map(skipped).collect::<Vec<_>>(),
@@ -166,24 +199,39 @@ impl Index {
             return Err(corrupt("the file has another format version"));
         }
         let (docs, row_docs, rows) = (count("docs")?, count("row_docs")?, count("rows")?);
-        let bounds = array(reader, docs + 1, u64::from_le_bytes)?;
+        let max_prompt_length = header["max_prompt_length"].as_u64().ok_or_else(missing)? as usize;
+        let task = header["task"].as_str().and_then(|name| DataTask::from_stored(name, max_prompt_length));
+        let task = task.ok_or_else(missing)?;
+        let bounds = array(reader, docs * segments_per_doc(task) as u64 + 1, u64::from_le_bytes)?;
         let supervised = array(reader, docs, u32::from_le_bytes)?;
         let row_docs = array(reader, row_docs, u32::from_le_bytes)?;
         let row_bounds = array(reader, rows + 1, u32::from_le_bytes)?;
+        let margins = array(reader, count("margins")?, f32::from_le_bytes)?;
         let skipped = header["skipped"].as_array().ok_or_else(missing)?;
         let skipped = skipped.iter().filter_map(|row| {
             let (file, why) = (row[0].as_str()?.into(), row[2].as_str()?.into());
             Some(SkippedRow { file, row: row[1].as_u64()?, why })
         });
         Ok(Index {
+            task,
             bounds,
             supervised,
+            margins,
             rows: Rows { docs: row_docs, bounds: row_bounds },
             skipped: skipped.collect(),
             stats: Stats::from_json(&header["stats"]).ok_or_else(missing)?,
             fingerprint: header["fingerprint"].as_str().ok_or_else(missing)?.into(),
         })
     }
+}
+
+pub(crate) fn num_words(span: &Range<u64>) -> usize {
+    (span.end - span.start) as usize
+}
+
+/// The number of entries in [`Index::bounds`] per document.
+fn segments_per_doc(task: DataTask) -> usize {
+    if let DataTask::Prompt { .. } = task { 2 } else { 1 }
 }
 
 fn array<T, const N: usize>(

@@ -106,6 +106,14 @@ impl lockstep_data::EncodeChat for RecordingEncoder {
         })
     }
 
+    fn prompt(
+        &self,
+        tokenizer: &Tokenizer,
+        chat: &lockstep_data::Chat,
+    ) -> Result<Vec<u32>, lockstep_data::RowFault> {
+        self.conversation(tokenizer, chat).map(|encoded| encoded.tokens)
+    }
+
     fn pair(
         &self,
         tokenizer: &Tokenizer,

@@ -36,7 +36,7 @@ pub(crate) const ITER: &str = "__lockstep_iter";
 /// Where memory is kept that is not a value.
 pub(crate) const CHARGE: &str = "__lockstep_charge";
 
-/// What one rendering has used so far.
+/// The resources that one rendering has used so far.
 #[derive(Default)]
 struct RenderUsage {
     bytes: usize,

@@ -51,12 +51,21 @@ pub fn encode_chat_pair(
     let mut whole = prompt.clone();
     whole.messages.extend_from_slice(completion);
     let (tokens, mut supervised) = encode_whole(template, tokenizer, &whole, masks)?;
-    let prompt = tokenizer.encode_plain(&template.prompt(prompt)?).map_err(not_encodable)?;
+    let prompt = encode_prompt(template, tokenizer, prompt)?;
     let shared = prompt.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
     if masks.completion_only {
         supervised[..shared].fill(false);
     }
     Ok(EncodedChat { tokens, supervised, prefix_mismatch: shared < prompt.len() })
+}
+
+/// Encodes a conversation that the model continues, with the generation prompt at its end.
+pub(crate) fn encode_prompt(
+    template: &ChatTemplate,
+    tokenizer: &Tokenizer,
+    chat: &Chat,
+) -> Result<Vec<u32>, ChatFault> {
+    tokenizer.encode_plain(&template.prompt(chat)?).map_err(not_encodable)
 }
 
 fn encode_whole(

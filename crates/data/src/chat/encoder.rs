@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::encode::encode_prompt;
 use super::{Chat, ChatTemplate, EncodedChat, LossMasks, encode_chat, encode_chat_pair};
 use crate::{EncodeChat, RowFault, Tokenizer};
 
@@ -21,6 +22,10 @@ impl EncodeChat for ChatEncoder {
     fn conversation(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<EncodedChat, RowFault> {
         let masks = LossMasks { completion_only: false, assistant_only: self.assistant_only };
         Ok(encode_chat(&self.template, tokenizer, chat, masks)?)
+    }
+
+    fn prompt(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>, RowFault> {
+        Ok(encode_prompt(&self.template, tokenizer, chat)?)
     }
 
     fn pair(

@@ -1,4 +1,4 @@
-//! What can be wrong with a chat template, and with a conversation rendered by one.
+//! Errors of chat templates, and of conversations rendered with them.
 
 /// A template that cannot be parsed, or that fails on a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Parquet and Arrow files, a batch of records at a time, known columns only.
+//! Parquet and Arrow files, read a batch of records at a time. Columns that are not wanted are not decoded.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
@@ -13,8 +13,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::Compression;
 
 use super::arrow_value::value;
-use super::{Body, Named, RawRow, Record, Rows};
-use crate::columns::Columns;
+use super::{Body, RawRow, Record, Rows, Wanted};
 use crate::{DataError, RowFault};
 
 /// Records decoded at a time.
@@ -32,27 +31,29 @@ pub(super) struct ArrowRows {
     /// The next record within the batch.
     at: usize,
     row: u64,
-    known: Vec<&'static str>,
+    /// The names under which the columns of a batch are returned.
+    keys: Vec<String>,
+    all: bool,
 }
 
-/// The columns to read: their places in the schema and what they are here.
-fn select(schema: &Schema, columns: &Columns) -> (Vec<usize>, Vec<&'static str>) {
+/// The columns to read: their indices in the schema, and the names under which they are returned.
+fn select(schema: &Schema, wanted: Wanted<'_>) -> (Vec<usize>, Vec<String>) {
     let fields = schema.fields().iter().enumerate();
-    fields.filter_map(|(place, field)| Some((place, columns.known(field.name())?))).unzip()
+    fields.filter_map(|(idx, field)| Some((idx, wanted.name(field.name())?))).unzip()
 }
 
 fn names(schema: &Schema) -> Arc<[String]> {
     schema.fields().iter().map(|field| field.name().clone()).collect()
 }
 
-pub(super) fn parquet(path: &Path, columns: &Columns) -> Result<ArrowRows, DataError> {
+pub(super) fn parquet(path: &Path, wanted: Wanted<'_>) -> Result<ArrowRows, DataError> {
     let damaged =
         |e: parquet::errors::ParquetError| DataError::Damaged { path: path.into(), why: e.to_string() };
     let builder = ParquetRecordBatchReaderBuilder::try_new(open(path)?).map_err(damaged)?;
     let names = names(builder.schema());
-    let (places, known) = select(builder.schema(), columns);
+    let (indices, keys) = select(builder.schema(), wanted);
     let schema = builder.parquet_schema();
-    let mask = ProjectionMask::roots(schema, places.iter().copied());
+    let mask = ProjectionMask::roots(schema, indices.iter().copied());
     for group in builder.metadata().row_groups() {
         for (leaf, column) in group.columns().iter().enumerate() {
             let codec = match column.compression() {
@@ -65,10 +66,10 @@ pub(super) fn parquet(path: &Path, columns: &Columns) -> Result<ArrowRows, DataE
         }
     }
     let reader = builder.with_projection(mask).with_batch_size(BATCH_ROWS).build().map_err(damaged)?;
-    Ok(ArrowRows::new(path, Box::new(reader), names, known))
+    Ok(ArrowRows::new(path, Box::new(reader), names, keys, wanted.all()))
 }
 
-pub(super) fn ipc(path: &Path, columns: &Columns) -> Result<ArrowRows, DataError> {
+pub(super) fn ipc(path: &Path, wanted: Wanted<'_>) -> Result<ArrowRows, DataError> {
     let damaged = |e: ArrowError| DataError::Damaged { path: path.into(), why: e.to_string() };
     let read = |source| DataError::Read { path: path.into(), source };
     let mut file = BufReader::new(open(path)?);
@@ -79,17 +80,17 @@ pub(super) fn ipc(path: &Path, columns: &Columns) -> Result<ArrowRows, DataError
         Err(e) => return Err(read(e)),
     };
     file.rewind().map_err(read)?;
-    // Opened twice: what is to be read is only known once the schema is.
+    // The file is opened twice, because the schema determines which columns to read.
     if is_file {
         let schema = FileReader::try_new(BufReader::new(open(path)?), None).map_err(damaged)?.schema();
-        let (places, known) = select(&schema, columns);
-        let reader = FileReader::try_new(file, Some(places)).map_err(damaged)?;
-        Ok(ArrowRows::new(path, Box::new(reader), names(&schema), known))
+        let (indices, keys) = select(&schema, wanted);
+        let reader = FileReader::try_new(file, Some(indices)).map_err(damaged)?;
+        Ok(ArrowRows::new(path, Box::new(reader), names(&schema), keys, wanted.all()))
     } else {
         let schema = StreamReader::try_new(BufReader::new(open(path)?), None).map_err(damaged)?.schema();
-        let (places, known) = select(&schema, columns);
-        let reader = StreamReader::try_new(file, Some(places)).map_err(damaged)?;
-        Ok(ArrowRows::new(path, Box::new(reader), names(&schema), known))
+        let (indices, keys) = select(&schema, wanted);
+        let reader = StreamReader::try_new(file, Some(indices)).map_err(damaged)?;
+        Ok(ArrowRows::new(path, Box::new(reader), names(&schema), keys, wanted.all()))
     }
 }
 
@@ -98,16 +99,16 @@ fn open(path: &Path) -> Result<File, DataError> {
 }
 
 impl ArrowRows {
-    fn new(path: &Path, batches: Batches, names: Arc<[String]>, known: Vec<&'static str>) -> Self {
-        ArrowRows { batches, path: path.into(), names, batch: None, at: 0, row: 0, known }
+    fn new(path: &Path, batches: Batches, names: Arc<[String]>, keys: Vec<String>, all: bool) -> Self {
+        ArrowRows { batches, path: path.into(), names, batch: None, at: 0, row: 0, keys, all }
     }
 
     fn record(&self, batch: &RecordBatch) -> Result<Body, RowFault> {
         let mut columns = Record::new();
-        for (known, column) in self.known.iter().zip(batch.columns()) {
-            columns.insert((*known).into(), value(column, self.at, known)?);
+        for (key, column) in self.keys.iter().zip(batch.columns()) {
+            columns.insert(key.clone(), value(column, self.at, key)?);
         }
-        Ok(Body::Record(Named { columns, names: Arc::clone(&self.names) }))
+        Ok(Body::new(columns, &self.names, self.all))
     }
 }
 

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use crate::RowFault;
 
 /// Element `at` of `array`, which belongs to column `column`.
-pub(super) fn value(array: &ArrayRef, at: usize, column: &'static str) -> Result<Value, RowFault> {
+pub(super) fn value(array: &ArrayRef, at: usize, column: &str) -> Result<Value, RowFault> {
     if array.is_null(at) {
         return Ok(Value::Null);
     }
@@ -59,10 +59,10 @@ pub(super) fn value(array: &ArrayRef, at: usize, column: &'static str) -> Result
             let key = dictionary.normalized_keys()[at];
             value(dictionary.values(), key, column)?
         }
-        other => return Err(RowFault::ArrowType { column, found: other.to_string() }),
+        other => return Err(RowFault::ArrowType { column: column.into(), found: other.to_string() }),
     })
 }
 
-fn list(items: &ArrayRef, column: &'static str) -> Result<Value, RowFault> {
+fn list(items: &ArrayRef, column: &str) -> Result<Value, RowFault> {
     (0..items.len()).map(|at| value(items, at, column)).collect::<Result<Vec<_>, _>>().map(Value::Array)
 }

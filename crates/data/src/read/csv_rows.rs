@@ -9,23 +9,23 @@ use csv::{ByteRecord, Reader, ReaderBuilder};
 use serde_json::Value;
 
 use super::text_file::{self, TextFile};
-use super::{Body, LINE_CAP, Named, RawRow, Record, Rows};
-use crate::columns::Columns;
+use super::{Body, LINE_CAP, RawRow, Record, Rows, Wanted};
 use crate::{DataError, RowFault};
 
 pub(super) struct CsvRows {
     reader: Reader<Metered>,
     path: PathBuf,
-    /// The known column of every field, if it has one.
-    known: Vec<Option<&'static str>>,
+    /// The name under which every field is returned, if it is.
+    keys: Vec<Option<String>>,
     names: Arc<[String]>,
+    all: bool,
     /// The bytes that the current record may still read.
     left: Arc<AtomicU64>,
     record: ByteRecord,
 }
 
 impl CsvRows {
-    pub(super) fn open(path: &Path, delimiter: u8, columns: &Columns) -> Result<Self, DataError> {
+    pub(super) fn open(path: &Path, delimiter: u8, wanted: Wanted<'_>) -> Result<Self, DataError> {
         let left = Arc::new(AtomicU64::new(LINE_CAP.0));
         let metered = Metered { inner: text_file::open(path)?, left: Arc::clone(&left) };
         let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(metered);
@@ -34,8 +34,9 @@ impl CsvRows {
             .iter()
             .map(|name| String::from_utf8_lossy(name).trim_start_matches('\u{FEFF}').into())
             .collect();
-        let known = names.iter().map(|name| columns.known(name)).collect();
-        Ok(CsvRows { reader, path: path.into(), known, names, left, record: ByteRecord::new() })
+        let keys = names.iter().map(|name| wanted.name(name)).collect();
+        let record = ByteRecord::new();
+        Ok(CsvRows { reader, path: path.into(), keys, names, all: wanted.all(), left, record })
     }
 }
 
@@ -45,7 +46,9 @@ impl Rows for CsvRows {
         self.left.store(LINE_CAP.0, Ordering::Relaxed);
         let body = match self.reader.read_byte_record(&mut self.record) {
             Ok(false) => return Ok(None),
-            Ok(true) => fields(&self.known, &self.names, &self.record),
+            Ok(true) => {
+                fields(&self.keys, &self.record).map(|columns| Body::new(columns, &self.names, self.all))
+            }
             Err(e) => match e.kind() {
                 csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
                     Err(RowFault::Fields { expected: *expected_len, found: *len })
@@ -58,22 +61,18 @@ impl Rows for CsvRows {
     }
 }
 
-fn fields(
-    known: &[Option<&'static str>],
-    names: &Arc<[String]>,
-    fields: &ByteRecord,
-) -> Result<Body, RowFault> {
+fn fields(keys: &[Option<String>], fields: &ByteRecord) -> Result<Record, RowFault> {
     let mut columns = Record::new();
     let mut before = 0;
-    for (known, field) in known.iter().zip(fields) {
-        if let Some(known) = known {
+    for (key, field) in keys.iter().zip(fields) {
+        if let Some(key) = key {
             let text =
                 str::from_utf8(field).map_err(|e| RowFault::NotUtf8 { byte: before + e.valid_up_to() })?;
-            columns.insert((*known).into(), Value::String(text.into()));
+            columns.insert(key.clone(), Value::String(text.into()));
         }
         before += field.len() + 1;
     }
-    Ok(Body::Record(Named { columns, names: Arc::clone(names) }))
+    Ok(columns)
 }
 
 fn read_error(path: &Path, e: csv::Error) -> DataError {

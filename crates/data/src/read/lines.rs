@@ -9,7 +9,7 @@ use lockstep_core::Bytes;
 use serde_json::Value;
 
 use super::text_file::{self, TextFile};
-use super::{Body, Named, RawRow, Record, Rows};
+use super::{Body, RawRow, Record, Rows, Wanted};
 use crate::{DataError, RowFault};
 
 /// The longest row that is accepted.
@@ -36,17 +36,26 @@ impl Rows for JsonLines {
 }
 
 /// Text files with one document per line, like the `text` loader of `datasets`.
-pub(super) struct TextLines(JsonLines);
+pub(super) struct TextLines {
+    lines: JsonLines,
+    /// The name of the only column.
+    name: String,
+    /// The names of all columns, for error messages.
+    names: Arc<[String]>,
+    all: bool,
+}
 
 impl TextLines {
-    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
-        Ok(TextLines(JsonLines::open(path)?))
+    pub(super) fn open(path: &Path, wanted: Wanted<'_>) -> Result<Self, DataError> {
+        let name = wanted.name("text").unwrap_or_else(|| "text".into());
+        let names = Arc::new(["text".to_string()]);
+        Ok(TextLines { lines: JsonLines::open(path)?, name, names, all: wanted.all() })
     }
 }
 
 impl Rows for TextLines {
     fn next(&mut self) -> Result<Option<RawRow>, DataError> {
-        let Some(RawRow { row, body }) = self.0.next()? else { return Ok(None) };
+        let Some(RawRow { row, body }) = self.lines.next()? else { return Ok(None) };
         let text = |body| match body {
             Body::Json(mut bytes) => {
                 if bytes.last() == Some(&b'\r') {
@@ -54,8 +63,8 @@ impl Rows for TextLines {
                 }
                 let text = String::from_utf8(bytes)
                     .map_err(|e| RowFault::NotUtf8 { byte: e.utf8_error().valid_up_to() })?;
-                let columns = Record::from_iter([("text".to_string(), Value::String(text))]);
-                Ok(Body::Record(Named { columns, names: Arc::new([]) }))
+                let columns = Record::from_iter([(self.name.clone(), Value::String(text))]);
+                Ok(Body::new(columns, &self.names, self.all))
             }
             record => Ok(record),
         };

@@ -19,12 +19,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::columns::Columns;
-use crate::{DataError, RowFault};
+use crate::{DataError, DataTask, RowFault};
 
 pub(crate) use lines::LINE_CAP;
 pub(crate) use text_file::{check, compression};
 
-/// The known columns of a row, by their known names.
+/// The columns of a row, by name.
 pub(crate) type Record = Map<String, Value>;
 
 /// A row before it is interpreted.
@@ -39,14 +39,23 @@ pub(crate) struct RawRow {
 pub(crate) enum Body {
     /// The text of one JSON object.
     Json(Vec<u8>),
-    Record(Named),
+    Known(Named),
+    /// All columns, by the names that the file has for them.
+    All(Record),
 }
 
-/// A record, and the names of all columns of its file for error messages.
+/// The known columns of a record by their known names, and the names of all columns of its file for error messages.
 #[derive(Debug)]
 pub(crate) struct Named {
     pub(crate) columns: Record,
     pub(crate) names: Arc<[String]>,
+}
+
+impl Body {
+    /// A row of `columns` from a file with the columns `names`; `all`: whether all of them are there.
+    fn new(columns: Record, names: &Arc<[String]>, all: bool) -> Body {
+        if all { Body::All(columns) } else { Body::Known(Named { columns, names: Arc::clone(names) }) }
+    }
 }
 
 impl RawRow {
@@ -54,7 +63,8 @@ impl RawRow {
     pub(crate) fn bytes(&self) -> usize {
         match &self.body {
             Ok(Body::Json(bytes)) => bytes.len(),
-            Ok(Body::Record(record)) => record.columns.values().map(size).sum(),
+            Ok(Body::Known(record)) => record.columns.values().map(size).sum(),
+            Ok(Body::All(columns)) => columns.values().map(size).sum(),
             Err(_) => 0,
         }
     }
@@ -66,6 +76,25 @@ fn size(value: &Value) -> usize {
         Value::Array(items) => items.iter().map(size).sum(),
         Value::Object(map) => map.values().map(size).sum(),
         _ => 8,
+    }
+}
+
+/// Which columns to read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) columns: &'a Columns,
+    pub(crate) task: DataTask,
+}
+
+impl Wanted<'_> {
+    /// The name under which to return the file's column `theirs`; `None` to skip it.
+    fn name(&self, theirs: &str) -> Option<String> {
+        if self.all() { Some(theirs.into()) } else { self.columns.used(theirs, self.task).map(Into::into) }
+    }
+
+    /// Whether to read all columns and keep the file's names: reward functions may use any column of a prompt's row.
+    fn all(&self) -> bool {
+        matches!(self.task, DataTask::Prompt { .. })
     }
 }
 
@@ -107,16 +136,16 @@ impl FileKind {
     }
 }
 
-/// Opens a file. Only the known columns of `columns` are read.
-pub(crate) fn open(path: &Path, columns: &Columns) -> Result<Box<dyn Rows>, DataError> {
+/// Opens a file.
+pub(crate) fn open(path: &Path, wanted: Wanted<'_>) -> Result<Box<dyn Rows>, DataError> {
     check(path)?;
     Ok(match FileKind::of(path) {
         Some(FileKind::Jsonl) => Box::new(lines::JsonLines::open(path)?),
-        Some(FileKind::Text) => Box::new(lines::TextLines::open(path)?),
-        Some(FileKind::Json) => json_rows::open(path, columns)?,
-        Some(FileKind::Csv { delimiter }) => Box::new(csv_rows::CsvRows::open(path, delimiter, columns)?),
-        Some(FileKind::Parquet) => Box::new(arrow_rows::parquet(path, columns)?),
-        Some(FileKind::Arrow) => Box::new(arrow_rows::ipc(path, columns)?),
+        Some(FileKind::Text) => Box::new(lines::TextLines::open(path, wanted)?),
+        Some(FileKind::Json) => json_rows::open(path, wanted.columns)?,
+        Some(FileKind::Csv { delimiter }) => Box::new(csv_rows::CsvRows::open(path, delimiter, wanted)?),
+        Some(FileKind::Parquet) => Box::new(arrow_rows::parquet(path, wanted)?),
+        Some(FileKind::Arrow) => Box::new(arrow_rows::ipc(path, wanted)?),
         None => return Err(DataError::UnknownKind { path: path.into() }),
     })
 }
