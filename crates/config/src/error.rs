@@ -11,11 +11,13 @@
 //!   hint: did you mean `learning_rate`?
 //! ```
 
+use std::borrow::Cow;
 use std::fmt;
 
 use lockstep_core::{Fault, FaultClass};
 
 use crate::origin::{Origin, printable};
+use crate::sections::AlgorithmName;
 
 /// What is wrong.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -59,10 +61,25 @@ pub enum Problem {
     UnknownValue { key: &'static str, value: String, allowed: Vec<&'static str> },
     /// A value outside its range.
     #[error("`{key}` must be {rule}, found {}", printable(.value))]
-    OutOfRange { key: String, value: String, rule: &'static str },
+    OutOfRange { key: String, value: String, rule: Cow<'static, str>, hint: Cow<'static, str> },
+    /// A key that the algorithm does not use.
+    #[error("`{}` is a key of {}, but the algorithm is {algorithm}", printable(.key), listed(.algorithms))]
+    OtherAlgorithm { key: String, algorithms: &'static [AlgorithmName], algorithm: AlgorithmName },
+    /// An algorithm other than that of the command, such as `lockstep dpo`.
+    #[error("`algorithm: {}` contradicts the command `lockstep {}`", printable(.algorithm), printable(.command))]
+    OtherCommand { algorithm: String, command: String },
+    /// A batch that cannot be divided into equal parts.
+    #[error(
+        "the {what} of {num_completions} completion{} is not divisible by `{key}`, {divisor}",
+        if *.num_completions == 1 { "" } else { "s" }
+    )]
+    NotDivisible { what: &'static str, num_completions: u64, key: &'static str, divisor: u64, hint: String },
     /// Two settings that contradict each other.
     #[error("{first} contradicts {second} ({at})")]
     Conflict { first: String, second: String, at: Origin, why: &'static str },
+    /// An option of a reward function that must be set.
+    #[error("`{key}` needs the option `{option}`")]
+    OptionMissing { key: String, option: &'static str, example: &'static str },
     /// A required key.
     #[error("`{key}` is missing: {what}")]
     Missing { key: &'static str, what: &'static str },
@@ -84,11 +101,34 @@ impl Problem {
                 (!instead.is_empty()).then(|| (*instead).to_owned())
             }
             Problem::Conflict { why, .. } => Some((*why).to_owned()),
+            Problem::OutOfRange { hint, .. } => (!hint.is_empty()).then(|| hint.clone().into_owned()),
+            Problem::OtherAlgorithm { algorithms, .. } => {
+                let names: Vec<String> = algorithms.iter().map(ToString::to_string).collect();
+                Some(format!("remove it, or set `algorithm` to {}.", join(&names, "or")))
+            }
+            Problem::OtherCommand { .. } => {
+                Some("use `lockstep train`, the command of this algorithm, or remove `algorithm`.".into())
+            }
+            Problem::NotDivisible { hint, .. } => Some(hint.clone()),
+            Problem::OptionMissing { example, .. } => Some(format!("write `{example}`, for example.")),
             Problem::Empty { default, .. } => Some(format!("remove the line to use the default, {default}.")),
             Problem::Repeated { .. } => Some("keep one of the two lines.".into()),
             Problem::NotAnOverride { .. } => Some("write `learning_rate=1e-4`, for example.".into()),
             _ => None,
         }
+    }
+}
+
+fn listed(algorithms: &[AlgorithmName]) -> String {
+    join(&algorithms.iter().map(ToString::to_string).collect::<Vec<_>>(), "and")
+}
+
+/// Words in a sentence: "dpo, ppo and grpo".
+pub(crate) fn join(words: &[String], conjunction: &str) -> String {
+    match words {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} {conjunction} {last}", first.join(", ")),
     }
 }
 

@@ -31,7 +31,7 @@ mod tests;
 
 pub use error::{ConfigError, ConfigErrors, Problem};
 pub use origin::Origin;
-pub use raw::Source;
+pub use raw::{COMMAND_KEY, Source};
 pub use reference::reference;
 pub use run::{Purpose, RunConfig};
 pub use secret::{is_secret, redact, redact_setting};

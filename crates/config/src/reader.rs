@@ -4,6 +4,7 @@
 //! error. Sections then continue with any value, so that all errors are reported at once: a `RunConfig` is only
 //! returned if there are none.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -11,11 +12,13 @@ use crate::error::{ConfigError, Problem};
 use crate::keys;
 use crate::origin::Origin;
 use crate::raw::{RawConfig, Setting, conflict};
+use crate::sections::AlgorithmName;
 use crate::value::{self, fold};
 use crate::yaml::{self, At, Input, Node, Value};
 
 pub(crate) struct Reader<'a> {
     raw: RawConfig<'a>,
+    algorithm: AlgorithmName,
     pub(crate) origins: BTreeMap<&'static str, Origin>,
 }
 
@@ -28,8 +31,13 @@ impl Later {
 }
 
 impl<'a> Reader<'a> {
-    pub(crate) fn new(raw: RawConfig<'a>) -> Self {
-        Reader { raw, origins: BTreeMap::new() }
+    /// `algorithm` determines the keys and their defaults.
+    pub(crate) fn new(raw: RawConfig<'a>, algorithm: AlgorithmName) -> Self {
+        Reader { raw, algorithm, origins: BTreeMap::new() }
+    }
+
+    pub(crate) fn algorithm(&self) -> AlgorithmName {
+        self.algorithm
     }
 
     /// Errors in the order of the texts, and notes.
@@ -50,12 +58,16 @@ impl<'a> Reader<'a> {
         self.raw.notes.push(text);
     }
 
-    /// The given value of `key`. Null counts as not given if the default is null, and is an error otherwise.
+    /// The given value of `key`. Null counts as not given if the default is null, and is an error otherwise. A key that
+    /// the algorithm does not use counts as not given.
     pub(crate) fn given(&mut self, key: &'static str) -> Option<Setting> {
+        if !keys::key(key).is_for(self.algorithm) {
+            return None;
+        }
         let given = self.raw.given.get(key).cloned();
         let origin = given.as_ref().map_or(Origin::Default, |g| self.raw.texts.origin(g.key_at));
         self.origins.insert(key, origin);
-        let default = keys::key(key).default;
+        let default = keys::key(key).default_for(self.algorithm);
         let given = given?;
         if !given.node.is_null() {
             return Some(given);
@@ -75,7 +87,23 @@ impl<'a> Reader<'a> {
     pub(crate) fn node(&mut self, key: &'static str) -> Option<Node> {
         match self.given(key) {
             Some(given) => Some(given.node),
-            None => yaml::parse(keys::key(key).default, Input::Default).0.filter(|node| !node.is_null()),
+            None => yaml::parse(keys::key(key).default_for(self.algorithm), Input::Default)
+                .0
+                .filter(|node| !node.is_null()),
+        }
+    }
+
+    /// Reports the given keys that the algorithm does not use.
+    pub(crate) fn refuse_keys_of_other_algorithms(&mut self) {
+        let algorithm = self.algorithm;
+        let given = self.raw.given.iter().filter(|(_, given)| !given.node.is_null());
+        let others: Vec<_> = given
+            .map(|(name, given)| (keys::key(name), given.clone()))
+            .filter(|(key, _)| !key.is_for(algorithm))
+            .collect();
+        for (key, Setting { spelled, key_at, .. }) in others {
+            let algorithms = key.algorithms();
+            self.fail(Problem::OtherAlgorithm { key: spelled, algorithms, algorithm }, key_at);
         }
     }
 
@@ -91,6 +119,14 @@ impl<'a> Reader<'a> {
     pub(crate) fn fail(&mut self, problem: Problem, at: At) {
         let place = self.raw.texts.place(at);
         self.raw.errors.push(ConfigError::new(problem, vec![place]));
+    }
+
+    /// Reports a problem at the first of `keys` that is set.
+    pub(crate) fn fail_at_key(&mut self, problem: Problem, keys: &[&'static str]) {
+        match keys.iter().find_map(|key| self.raw.given.get(key)).map(|given| given.key_at) {
+            Some(at) => self.fail(problem, at),
+            None => self.raw.errors.push(ConfigError::new(problem, Vec::new())),
+        }
     }
 
     pub(crate) fn missing(&mut self, key: &'static str, what: &'static str) {
@@ -110,8 +146,21 @@ impl<'a> Reader<'a> {
         self.fail(Problem::WrongType { key: key.to_owned(), expected, found }, node.at);
     }
 
-    pub(crate) fn out_of_range(&mut self, key: &str, rule: &'static str, node: &Node) {
-        self.fail(Problem::OutOfRange { key: key.to_owned(), value: value::brief(node), rule }, node.at);
+    pub(crate) fn out_of_range(&mut self, key: &str, rule: impl Into<Cow<'static, str>>, node: &Node) {
+        self.out_of_range_with(key, rule, "", node);
+    }
+
+    /// Like [`Reader::out_of_range`], with a hint.
+    pub(crate) fn out_of_range_with(
+        &mut self,
+        key: &str,
+        rule: impl Into<Cow<'static, str>>,
+        hint: impl Into<Cow<'static, str>>,
+        node: &Node,
+    ) {
+        let (rule, hint) = (rule.into(), hint.into());
+        let problem = Problem::OutOfRange { key: key.to_owned(), value: value::brief(node), rule, hint };
+        self.fail(problem, node.at);
     }
 
     pub(crate) fn bool(&mut self, key: &'static str) -> Option<bool> {
@@ -242,6 +291,30 @@ impl<'a> Reader<'a> {
         match &node.value {
             Value::Seq(items) => items.iter().filter_map(|item| self.text_of(key, expected, item)).collect(),
             _ => self.text_of(key, expected, node).into_iter().collect(),
+        }
+    }
+
+    /// The path of a model folder, or the name of a model on the Hub.
+    pub(crate) fn model_path(&mut self, key: &'static str) -> Option<PathBuf> {
+        self.text(key, "the path of a model folder or the name of a model on the Hub").map(PathBuf::from)
+    }
+
+    /// A list of finite numbers; a single number is a list of one.
+    pub(crate) fn floats(&mut self, key: &'static str) -> Option<Vec<f64>> {
+        let node = self.node(key)?;
+        let items = match &node.value {
+            Value::Seq(items) => items.clone(),
+            _ => vec![node],
+        };
+        let numbers = items.iter().map(|item| self.float_of(key, "finite numbers", |_| true, item));
+        // Every item is read, so that all errors are reported.
+        numbers.collect::<Vec<_>>().into_iter().collect()
+    }
+
+    /// Notes that `key`, if it is set, has no effect.
+    pub(crate) fn note_no_effect(&mut self, key: &'static str, why: &str) {
+        if let Some(given) = self.given(key) {
+            self.note(format!("`{}` has no effect: {why}", given.spelled));
         }
     }
 

@@ -2,13 +2,16 @@
 
 use std::fmt::Write;
 
+use crate::error::join;
 use crate::foreign::{INERT, REFUSED};
-use crate::keys::{KEYS, Section};
+use crate::keys::{KEYS, Key, Section};
+use crate::sections::AlgorithmName;
 
 /// The reference page of all keys, in Markdown.
 pub fn reference() -> String {
     let sections = [
         (Section::Model, "Model"),
+        (Section::Algorithm, "Algorithm"),
         (Section::Data, "Data"),
         (Section::Batch, "Batch"),
         (Section::Optim, "Optimizer"),
@@ -17,6 +20,12 @@ pub fn reference() -> String {
         (Section::Eval, "Evaluation"),
         (Section::Plan, "Plan"),
         (Section::Output, "Output"),
+        (Section::Preference, "Losses of reward models, DPO and GRPO"),
+        (Section::Reference, "Reference model"),
+        (Section::Generation, "Generation of completions (PPO, GRPO, RLOO)"),
+        (Section::Rewards, "Rewards"),
+        (Section::Groups, "GRPO and RLOO"),
+        (Section::Ppo, "PPO"),
     ];
     let mut page = String::from(
         "# Configuration keys\n\n\
@@ -27,8 +36,11 @@ pub fn reference() -> String {
     for (section, title) in sections {
         let _ = write!(page, "\n## {title}\n\n| Key | Default | Description |\n|---|---|---|\n");
         for key in KEYS.iter().filter(|k| k.section == section) {
-            let default = if key.default == "null" { String::new() } else { format!("`{}`", key.default) };
-            let _ = write!(page, "| `{}` | {default} | {}", key.name, key.doc);
+            let _ = write!(page, "| `{}` | {} | {}", key.name, default(key), key.doc);
+            if key.algorithms() != AlgorithmName::ALL {
+                let names: Vec<String> = key.algorithms().iter().map(ToString::to_string).collect();
+                let _ = write!(page, " Used by {}.", join(&names, "and"));
+            }
             if !key.aliases.is_empty() {
                 let _ = write!(page, " Aliases: {}.", quoted(key.aliases));
             }
@@ -45,6 +57,24 @@ pub fn reference() -> String {
         let _ = writeln!(page, "| `{name}` | {instead} |");
     }
     page
+}
+
+/// The default, with the algorithms if it depends on them: "`0.1` (dpo), `0.0` (grpo)".
+fn default(key: &Key) -> String {
+    let mut defaults: Vec<(&str, Vec<&str>)> = Vec::new();
+    for algorithm in key.algorithms() {
+        let text = key.default_for(*algorithm);
+        match defaults.iter_mut().find(|(other, _)| *other == text) {
+            Some((_, names)) => names.push(algorithm.name()),
+            None => defaults.push((text, vec![algorithm.name()])),
+        }
+    }
+    let single = defaults.len() == 1;
+    let shown = defaults.into_iter().filter(|(text, _)| *text != "null").map(|(text, names)| match single {
+        true => format!("`{text}`"),
+        false => format!("`{text}` ({})", names.join(", ")),
+    });
+    shown.collect::<Vec<_>>().join(", ")
 }
 
 fn quoted(names: &[&str]) -> String {

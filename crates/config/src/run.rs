@@ -7,8 +7,8 @@ use crate::origin::Origin;
 use crate::raw::RawConfig;
 use crate::reader::Reader;
 use crate::sections::{
-    BatchConfig, DataConfig, DeviceConfig, EvalConfig, LrScaling, ModelConfig, OptimConfig, OutputConfig,
-    PlanConfig, Precision,
+    AlgorithmConfig, AlgorithmName, BatchConfig, DataConfig, DeviceConfig, EvalConfig, LrScaling,
+    ModelConfig, OptimConfig, OutputConfig, PlanConfig, Precision,
 };
 use crate::settings;
 
@@ -27,6 +27,7 @@ pub enum Purpose {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunConfig {
     pub model: ModelConfig,
+    pub algorithm: AlgorithmConfig,
     pub data: DataConfig,
     pub batch: BatchConfig,
     pub optim: OptimConfig,
@@ -37,7 +38,7 @@ pub struct RunConfig {
     pub output: OutputConfig,
     /// Notes for the user, such as keys without effect. Sentences without the final period.
     pub notes: Vec<String>,
-    /// The value of every key as text, including defaults; see [`crate::changed_settings`].
+    /// The value of every key of the algorithm as text, including defaults; see [`crate::changed_settings`].
     pub settings: BTreeMap<String, String>,
     /// The keys whose values differ from their defaults, in the order of the reference page, each with the YAML that
     /// sets it.
@@ -84,9 +85,16 @@ impl RunConfig {
         if raw.unreadable {
             return Err(ConfigErrors(raw.errors));
         }
-        let changed = settings::changed(&raw);
-        let settings = settings::of(&raw);
-        let mut r = Reader::new(raw);
+        // If the algorithm is unclear, errors about its keys would only distract.
+        let is_unclear = raw.errors.iter().any(|e| matches!(e.problem, Problem::OtherCommand { .. }));
+        let named = AlgorithmName::of(&raw).filter(|_| !is_unclear);
+        let algorithm = AlgorithmName::of(&raw).unwrap_or(AlgorithmName::Sft);
+        let changed = settings::changed(&raw, algorithm);
+        let settings = settings::of(&raw, algorithm);
+        let mut r = Reader::new(raw, algorithm);
+        if named.is_some() {
+            r.refuse_keys_of_other_algorithms();
+        }
         let model = ModelConfig::read(&mut r);
         let data = DataConfig::read(&mut r, &model.source);
         let batch = BatchConfig::read(&mut r);
@@ -96,12 +104,14 @@ impl RunConfig {
         let eval = EvalConfig::read(&mut r, &precision);
         let plan = PlanConfig::read(&mut r);
         let output = OutputConfig::read(&mut r);
+        let algorithm = AlgorithmConfig::read(&mut r, &batch, plan.world_size());
         note_scaling(&mut r, &optim, plan.world_size());
         require(&mut r, purpose);
         let (errors, notes, origins) = r.finish();
         if errors.is_empty() {
             Ok(RunConfig {
                 model,
+                algorithm,
                 data,
                 batch,
                 optim,

@@ -50,6 +50,8 @@ fn is_secret_part(name: &str) -> bool {
     if special.contains(&name)
         || name.ends_with("token_id")
         || name.ends_with("token_ids")
+        // The name of an environment variable.
+        || name.ends_with("_env")
         || (counted && name.ends_with("tokens"))
     {
         return false;
@@ -81,6 +83,22 @@ pub fn redact(text: &str) -> String {
     }
     for word in secret_words(text) {
         shown = shown.replace(&word, HIDDEN);
+    }
+    without_credentials(&shown)
+}
+
+/// Replaces the user name and the password in URLs such as `http://user:password@host`.
+fn without_credentials(text: &str) -> String {
+    let mut parts = text.split("://");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        shown.push_str("://");
+        let authority = part.find(|c: char| c.is_whitespace() || matches!(c, '/' | '"' | '\'' | ','));
+        let at = part[..authority.unwrap_or(part.len())].rfind('@');
+        match at {
+            Some(at) => shown.push_str(&format!("{HIDDEN}{}", &part[at..])),
+            None => shown.push_str(part),
+        }
     }
     shown
 }
@@ -326,6 +344,7 @@ mod tests {
             "eos_token",
             "pad_token_id",
             "max_new_tokens",
+            "token_env",
             "author",
             "keys",
             "model",
@@ -362,6 +381,7 @@ mod tests {
             // Secrets that occur again, by an alias and inside another value.
             ("a: &t secret-word\nhub_token: *t\n", "a: &t [hidden]\nhub_token: [hidden]\n"),
             ("api_key: secret-word\nb: my secret-word\n", "api_key: [hidden]\nb: my [hidden]\n"),
+            ("url: http://me:x1@host/a@b\nc: a@b", "url: http://[hidden]@host/a@b\nc: a@b"),
             ("seed: 3 # nothing to hide\r\nlr: 1", "seed: 3 # nothing to hide\r\nlr: 1"),
         ] {
             let shown = redact(text);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::keys::{self, KEYS, Kind};
 use crate::raw::RawConfig;
 use crate::secret;
+use crate::sections::AlgorithmName;
 use crate::value;
 use crate::yaml::{self, Entry, Input, Node, Value};
 
@@ -56,25 +57,25 @@ fn same(key: &str, a: &str, b: &str) -> bool {
     a == b || matches!((node(a), node(b)), (Some(a), Some(b)) if value::same(&a, &b, words))
 }
 
-/// Every key with its value or default, without secrets. Each part of a map is a separate setting, such as
+/// Every key of the algorithm with its value or default, without secrets. Each part of a map is a separate setting, such as
 /// `model.hidden_size`.
-pub(crate) fn of(raw: &RawConfig<'_>) -> BTreeMap<String, String> {
+pub(crate) fn of(raw: &RawConfig<'_>, algorithm: AlgorithmName) -> BTreeMap<String, String> {
     let mut settings = BTreeMap::new();
-    for key in KEYS.iter().filter(|key| !PER_START.contains(&key.name)) {
+    for key in KEYS.iter().filter(|key| key.is_for(algorithm) && !PER_START.contains(&key.name)) {
         match raw.given.get(key.name) {
             Some(given) => add(&mut settings, key.name.to_string(), &given.node),
-            None => drop(settings.insert(key.name.to_string(), key.default.to_string())),
+            None => drop(settings.insert(key.name.to_string(), key.default_for(algorithm).to_string())),
         }
     }
     settings
 }
 
 /// The keys whose values differ from their defaults, each with the YAML that sets it. Secrets are hidden.
-pub(crate) fn changed(raw: &RawConfig<'_>) -> Vec<(&'static str, String)> {
+pub(crate) fn changed(raw: &RawConfig<'_>, algorithm: AlgorithmName) -> Vec<(&'static str, String)> {
     let mut changed = Vec::new();
-    for key in KEYS {
+    for key in KEYS.iter().filter(|key| key.is_for(algorithm)) {
         let Some(given) = raw.given.get(key.name).filter(|given| !given.node.is_null()) else { continue };
-        let default = yaml::parse(key.default, Input::Default).0;
+        let default = yaml::parse(key.default_for(algorithm), Input::Default).0;
         if !default.is_some_and(|default| value::same(&given.node, &default, key.kind == Kind::Word)) {
             let mut text = String::new();
             write_yaml(&mut text, 0, key.name, &given.node);

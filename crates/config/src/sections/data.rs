@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::reader::{Later, Reader};
-use crate::sections::ModelSource;
+use crate::sections::{AlgorithmName, Lengths, ModelSource};
 use crate::yaml::Value;
 
 /// The training and evaluation data, and how rows become tokens.
@@ -23,7 +23,7 @@ pub struct DataConfig {
     pub chat_template: ChatTemplateChoice,
     /// In conversations, only the assistant's tokens count in the loss.
     pub assistant_only_loss: bool,
-    /// The most tokens of a row.
+    /// The most tokens of a row; with ppo, grpo and rloo, of a prompt and its completion.
     pub max_length: u32,
     pub packing: Packing,
     /// `None`: true for rows with a prompt and a completion, otherwise false.
@@ -140,11 +140,11 @@ impl DataConfig {
             tokenizer: read_tokenizer(r, model),
             chat_template: read_chat_template(r),
             assistant_only_loss: r.bool("assistant_only_loss").unwrap_or(false),
-            max_length: r.count("max_length", 2).unwrap_or(2),
+            max_length: read_max_length(r),
             packing: read_packing(r),
             completion_only_loss: r.bool("completion_only_loss"),
             truncation: r.word("truncation", &TRUNCATIONS, Later::NONE).unwrap_or(Truncation::KeepStart),
-            on_long_row: r.word("on_long_row", &LONG_ROWS, Later::NONE).unwrap_or(OnLongRow::Truncate),
+            on_long_row: read_on_long_row(r),
             on_bad_row: r.word("on_bad_row", &BAD_ROWS, Later::NONE).unwrap_or(OnBadRow::Stop),
             data_cache_dir: r.text("data_cache_dir", "the path of a folder").map(PathBuf::from),
             shuffle: r.bool("shuffle").unwrap_or(true),
@@ -229,9 +229,38 @@ fn read_packing(r: &mut Reader<'_>) -> Packing {
     // As in TRL, `packing_strategy` only has an effect with `packing: true`.
     let strategy = r.word("packing_strategy", &PACKINGS[1..], Later::NONE).unwrap_or(Packing::Bfd);
     let Some(node) = r.node("packing") else { return Packing::None };
-    match node.bool() {
+    let packing = match node.bool() {
         Some(true) => strategy,
         Some(false) => Packing::None,
         None => r.word_of("packing", &PACKINGS, Later::NONE, &node).unwrap_or(Packing::None),
+    };
+    let rule = match r.algorithm() {
+        AlgorithmName::Sft | AlgorithmName::Clm => return packing,
+        AlgorithmName::Reward | AlgorithmName::Dpo if packing == Packing::Bfd => return packing,
+        algorithm @ (AlgorithmName::Reward | AlgorithmName::Dpo) => {
+            format!("none or bfd with {algorithm}, because pairs are not split")
+        }
+        algorithm => format!("none with {algorithm}, because rows are prompts"),
+    };
+    if packing != Packing::None {
+        r.out_of_range("packing", rule, &node);
     }
+    packing
+}
+
+fn read_max_length(r: &mut Reader<'_>) -> u32 {
+    match r.algorithm().generates() {
+        true => Lengths::read(r).total,
+        false => r.count("max_length", 2).unwrap_or(2),
+    }
+}
+
+/// Only documents that are trained on token by token can be truncated: the reward of a sequence is at its end, and a
+/// prompt without its end is another prompt.
+fn read_on_long_row(r: &mut Reader<'_>) -> OnLongRow {
+    let choices = match r.algorithm() {
+        AlgorithmName::Sft | AlgorithmName::Clm | AlgorithmName::Dpo => &LONG_ROWS[..],
+        _ => &LONG_ROWS[1..],
+    };
+    r.word("on_long_row", choices, Later::NONE).unwrap_or(OnLongRow::Drop)
 }

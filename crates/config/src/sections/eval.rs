@@ -2,7 +2,7 @@
 
 use crate::error::Problem;
 use crate::reader::{Later, Reader};
-use crate::sections::Precision;
+use crate::sections::{AlgorithmName, Precision};
 
 /// Evaluation during training, and how the best checkpoint is chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,12 @@ pub enum EvalStrategy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvalMetric {
     Loss,
+    /// Of sft and clm.
     Perplexity,
+    /// The fraction of pairs in which the chosen completion has the greater reward. Of reward and dpo.
+    Accuracy,
+    /// The mean reward of completions. Of ppo, grpo and rloo.
+    Reward,
 }
 
 /// Steps between evaluations if neither `eval_steps` nor `logging_steps` is set: Hugging Face's default of
@@ -41,19 +46,18 @@ const DEFAULT_STEPS: u64 = 500;
 impl EvalConfig {
     pub(crate) fn read(r: &mut Reader<'_>, precision: &Precision) -> Self {
         let when = read_when(r);
-        let metrics = [
-            ("loss", EvalMetric::Loss),
-            ("eval_loss", EvalMetric::Loss),
-            ("perplexity", EvalMetric::Perplexity),
-            ("eval_perplexity", EvalMetric::Perplexity),
-        ];
         check_precision(r, precision);
+        let metric = read_metric(r);
+        let greater = r.bool("greater_is_better");
         let config = EvalConfig {
             when,
             on_start: r.bool("eval_on_start").unwrap_or(false),
             per_device_batch_size: r.count("per_device_eval_batch_size", 1),
-            metric: r.word("metric_for_best_model", &metrics, Later::NONE).unwrap_or(EvalMetric::Loss),
-            greater_is_better: r.bool("greater_is_better").unwrap_or(false),
+            metric,
+            greater_is_better: greater.unwrap_or_else(|| {
+                r.derived("greater_is_better", "metric_for_best_model");
+                matches!(metric, EvalMetric::Accuracy | EvalMetric::Reward)
+            }),
             load_best_model_at_end: r.bool("load_best_model_at_end").unwrap_or(false),
         };
         if let (EvalStrategy::No, true, Some(given)) =
@@ -72,6 +76,27 @@ impl EvalConfig {
     pub fn evaluates(&self) -> bool {
         self.when != EvalStrategy::No || self.on_start
     }
+}
+
+/// Reads the metric; every algorithm has its own, with and without `eval_`.
+fn read_metric(r: &mut Reader<'_>) -> EvalMetric {
+    let losses = [("eval_loss", EvalMetric::Loss), ("loss", EvalMetric::Loss)];
+    let own = match r.algorithm() {
+        AlgorithmName::Sft | AlgorithmName::Clm => {
+            [("eval_perplexity", EvalMetric::Perplexity), ("perplexity", EvalMetric::Perplexity)]
+        }
+        AlgorithmName::Reward => {
+            [("eval_accuracy", EvalMetric::Accuracy), ("accuracy", EvalMetric::Accuracy)]
+        }
+        AlgorithmName::Dpo => {
+            [("eval_rewards/accuracies", EvalMetric::Accuracy), ("rewards/accuracies", EvalMetric::Accuracy)]
+        }
+        AlgorithmName::Ppo | AlgorithmName::Grpo | AlgorithmName::Rloo => {
+            [("eval_reward", EvalMetric::Reward), ("reward", EvalMetric::Reward)]
+        }
+    };
+    let metrics: Vec<_> = losses.into_iter().chain(own).collect();
+    r.word("metric_for_best_model", &metrics, Later::NONE).unwrap_or(EvalMetric::Loss)
 }
 
 fn read_when(r: &mut Reader<'_>) -> EvalStrategy {

@@ -71,11 +71,26 @@ impl ModelConfig {
         let revision = read_revision(r, &source);
         let vocab_size = read_vocab_size(r, &source);
         let init = read_init(r, &source);
+        let off = read_disable_dropout(r);
         let mut probability = |key| r.float(key, "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
-        let (attention_dropout, resid_dropout) =
-            (probability("attention_dropout"), probability("resid_dropout"));
+        let [attention_dropout, resid_dropout] =
+            ["attention_dropout", "resid_dropout"].map(|key| probability(key).or(off.then_some(0.0)));
         ModelConfig { source, revision, vocab_size, init, attention_dropout, resid_dropout }
     }
+}
+
+/// Whether dropout that is not set is 0. By default, and unlike `disable_dropout: true`, this does not contradict
+/// dropout that is set.
+fn read_disable_dropout(r: &mut Reader<'_>) -> bool {
+    let off = r.bool("disable_dropout").unwrap_or(false);
+    if let Some(given) = r.given("disable_dropout").filter(|_| off) {
+        for key in ["attention_dropout", "resid_dropout"] {
+            if let Some(dropout) = r.given(key).filter(|dropout| dropout.node.float() != Some(0.0)) {
+                r.conflict(&given, &dropout, "keep one of the two.");
+            }
+        }
+    }
+    off
 }
 
 fn named_or_explicit(r: &mut Reader<'_>, node: &crate::yaml::Node) -> Option<ModelSource> {

@@ -39,7 +39,6 @@ pub struct PlanConfig {
     /// CPU threads per rank.
     pub threads: Option<u32>,
     pub head_chunk_tokens: Option<u32>,
-    pub algorithm: Algorithm,
     pub adapter: Option<Adapter>,
 }
 
@@ -120,17 +119,6 @@ pub enum CarrierName {
     Tcp,
 }
 
-/// The training algorithm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
-    Sft,
-    Clm,
-    Reward,
-    Dpo,
-    Ppo,
-    Grpo,
-}
-
 /// A LoRA adapter. It can be planned, but not trained yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
@@ -164,14 +152,6 @@ impl PlanConfig {
         let carriers = [("auto", CarrierName::Auto), ("shm", CarrierName::Shm), ("tcp", CarrierName::Tcp)];
         let optimizer = read_offload(r, "offload_optimizer", true);
         let param = read_offload(r, "offload_param", false);
-        let algorithms = [
-            ("sft", Algorithm::Sft),
-            ("clm", Algorithm::Clm),
-            ("reward", Algorithm::Reward),
-            ("dpo", Algorithm::Dpo),
-            ("ppo", Algorithm::Ppo),
-            ("grpo", Algorithm::Grpo),
-        ];
         let recompute = read_recompute(r);
         let memory_budget_gib = r.float("memory_budget_gib", "above 0", |x| x > 0.0);
         PlanConfig {
@@ -198,7 +178,6 @@ impl PlanConfig {
             memory_budget_gib,
             threads: r.count("threads", 1),
             head_chunk_tokens: r.count("head_chunk_tokens", 1),
-            algorithm: r.word("algorithm", &algorithms, Later::NONE).unwrap_or(Algorithm::Sft),
             adapter: read_adapter(r),
         }
     }

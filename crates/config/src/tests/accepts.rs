@@ -107,11 +107,22 @@ fn datasets_columns_and_packing() {
 
 #[test]
 fn every_key_of_the_table_is_read() {
-    let config = run("model: 15m\noutput_dir: out\n", &[]).unwrap();
-    for key in KEYS {
-        assert!(config.origins.contains_key(key.name), "{} is never read", key.name);
+    for algorithm in AlgorithmName::ALL {
+        let config =
+            run(&format!("model: 15m\noutput_dir: out\n{}", super::minimal(algorithm)), &[]).unwrap();
+        let keys: Vec<_> = KEYS.iter().filter(|key| key.is_for(algorithm)).collect();
+        for key in &keys {
+            assert!(config.origins.contains_key(key.name), "{algorithm}: {} is never read", key.name);
+            assert!(
+                config.settings.contains_key(key.name)
+                    || key.name.ends_with("dir")
+                    || key.name.starts_with("resume"),
+                "{}",
+                key.name
+            );
+        }
+        assert_eq!(config.origins.len(), keys.len());
     }
-    assert_eq!(config.origins.len(), KEYS.len());
 }
 
 #[test]
@@ -289,7 +300,7 @@ fn other_settings() {
          lr_scheduler_type: cosine\nwarmup_steps: 0.05\noptim: adamw_torch_fused\n\
          gradient_checkpointing: on\naccumulation_order: reduced\noffload_optimizer: {device: cpu, pin_memory: true}\n\
          offload_param.device: nvme\nnodes: 2\nnproc: 4\nmemory_budget_gib: 40\nthreads: 2\n\
-         head_chunk_tokens: 256\nalgorithm: ppo\nadapter: {r: 8, target_modules: [q_proj, v_proj]}\n\
+         head_chunk_tokens: 256\nalgorithm: clm\nadapter: {r: 8, target_modules: [q_proj, v_proj]}\n\
          save_strategy: no\nsave_total_limit: 3\nresume_from_checkpoint: latest\n",
         &[],
     );
@@ -305,7 +316,7 @@ fn other_settings() {
     assert_eq!((plan.recompute, plan.accumulation_order), (Recompute::Full, AccumulationOrder::Reduced));
     assert_eq!((plan.offload_optimizer, plan.offload_param), (Offload::Cpu, Offload::Nvme));
     assert_eq!((plan.world_size(), config.global_batch_rows()), (8, 64));
-    assert_eq!((plan.memory_budget_gib, plan.threads, plan.algorithm), (Some(40.0), Some(2), Algorithm::Ppo));
+    assert_eq!((plan.memory_budget_gib, plan.threads, config.algorithm.name()), (Some(40.0), Some(2), "clm"));
     let adapter = plan.adapter.as_ref().unwrap();
     assert_eq!((adapter.r, adapter.target_modules.len()), (8, 2));
     assert_eq!((config.output.save, config.output.save_total_limit), (SaveStrategy::No, Some(3)));
