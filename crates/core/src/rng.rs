@@ -19,6 +19,8 @@ pub enum Purpose {
     Sampling = 4,
     /// The split into training and evaluation rows. `a` = file.
     DataSplit = 5,
+    /// Which sequences of a rollout each step uses. `a` = rollout, `b` = pass over it.
+    RolloutOrder = 6,
 }
 
 /// One stream of random numbers: four words of 32 bits for every index.

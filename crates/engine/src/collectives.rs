@@ -42,6 +42,14 @@ impl Engine {
         Ok(all)
     }
 
+    /// Gathers the numbers of every rank, in rank order. All ranks must call it; they may have different amounts.
+    pub fn all_gather_f64(&self, what: &str, mine: &[f64]) -> Result<Vec<Vec<f64>>, EngineError> {
+        let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let number = |b: &[u8]| f64::from_le_bytes(b.try_into().expect("eight bytes"));
+        let all = self.all_gather_bytes(what, &bytes)?;
+        Ok(all.iter().map(|bytes| bytes.chunks_exact(8).map(number).collect()).collect())
+    }
+
     /// Returns when every rank has called it.
     pub fn barrier(&self, what: &str) -> Result<(), EngineError> {
         if self.shared.transport.is_single_rank() {
@@ -78,7 +86,17 @@ impl Engine {
 
     /// Like [`Engine::all_reduce_sum`], for any number of values.
     pub fn all_reduce_sum_slice(&self, what: &str, mine: &[f64]) -> Result<Vec<f64>, EngineError> {
-        let bytes: Vec<u8> = mine.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.all_reduce_sums_and_maxima(what, mine, &[]).map(|(sums, _)| sums)
+    }
+
+    /// Sums some numbers over all ranks, in a fixed order, and takes the maximum of others, in one exchange.
+    pub fn all_reduce_sums_and_maxima(
+        &self,
+        what: &str,
+        sums: &[f64],
+        maxima: &[f64],
+    ) -> Result<(Vec<f64>, Vec<f64>), EngineError> {
+        let bytes: Vec<u8> = sums.iter().chain(maxima).flat_map(|v| v.to_le_bytes()).collect();
         let all = self.all_gather_bytes(what, &bytes)?;
         let mut stack: Vec<Vec<f64>> = Vec::new();
         let nodes: Vec<u32> = self.shared.transport.group(Axis::World).nodes().to_vec();
@@ -88,11 +106,15 @@ impl Engine {
                 stack.push(numbers.map(|b| f64::from_le_bytes(b.try_into().expect("eight bytes"))).collect());
             }
             FoldStep::Add => {
-                let (right, left) = (stack.pop().expect("two sums"), stack.pop().expect("two sums"));
-                stack.push(left.iter().zip(&right).map(|(l, r)| l + r).collect());
+                let (right, left) = (stack.pop().expect("two sides"), stack.pop().expect("two sides"));
+                let fold =
+                    |(i, (l, r)): (usize, (&f64, &f64))| if i < sums.len() { l + r } else { l.max(*r) };
+                stack.push(left.iter().zip(&right).enumerate().map(fold).collect());
             }
         });
-        Ok(stack.pop().expect("a world has a rank"))
+        let mut all = stack.pop().expect("a world has a rank");
+        let maxima = all.split_off(sums.len());
+        Ok((all, maxima))
     }
 
     /// The tag of the next call. All ranks count their calls in the same order, so a tag identifies one call.

@@ -60,7 +60,14 @@ pub struct Coefficients<'a> {
     pub(crate) values: &'a mut [f32],
 }
 
-impl Coefficients<'_> {
+impl<'a> Coefficients<'a> {
+    /// Coefficients outside of a training step, for example to evaluate an objective without training. `values` has
+    /// `tokens` numbers for each channel.
+    pub fn new(channels: Channels, tokens: usize, values: &'a mut [f32]) -> Coefficients<'a> {
+        assert_eq!(values.len(), channels.count() * tokens, "one number per token and channel");
+        Coefficients { channels, stride: tokens, tokens, values }
+    }
+
     /// One number per token.
     pub fn get(&mut self, channel: Channel) -> &mut [f32] {
         let index = self.channels.index(channel);
@@ -82,8 +89,13 @@ pub struct DecodeBatch<'a> {
     pub positions: &'a [u32],
     /// \[documents + 1\]
     pub cu_seqlens: &'a [u32],
-    /// Each sequence's slot in the KV cache. A slot is reused by starting at position 0.
-    pub slots: &'a [u32],
+    /// Each sequence's pages of the KV cache, in the order of its tokens: \[documents, N\], where N is the plan's
+    /// `GenerationBounds::pages_per_doc`. Entries after the last token are ignored. Sequences may share pages, except
+    /// those that new tokens are stored in.
+    pub page_tables: &'a [u32],
+    /// Pages to copy before the tokens run, one after the other, each as (from, to): for sequences that share a prompt
+    /// which does not end where a page ends.
+    pub page_copies: &'a [(u32, u32)],
 }
 
 /// Decides which tokens run next and samples new ones. Called from the compute lane.
@@ -91,10 +103,11 @@ pub trait DecodeDriver {
     /// The next tokens to run; `None` ends the phase.
     fn next_batch(&mut self) -> Option<DecodeBatch<'_>>;
 
-    /// Samples the next token of sequence `doc` of the batch from its logits, which must not be changed.
+    /// Samples the next token of sequence `doc` of the batch from its logits, which are not divided by the model's
+    /// temperature and must not be changed.
     fn sample(&mut self, doc: usize, logits: &[f32]) -> u32;
 
-    /// Receives the log-probability, at temperature 1, of the token sampled for each sequence.
+    /// Receives the log-probability, at the model's temperature, of the token sampled for each sequence.
     fn sampled(&mut self, log_probs: &[f32]);
 }
 

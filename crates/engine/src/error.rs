@@ -36,6 +36,18 @@ pub enum EngineError {
         "cu_seqlens of a micro-batch must rise from 0 to its {tokens} tokens; the value at index {at} does not"
     )]
     BadSequenceBounds { at: usize, tokens: usize },
+    #[error(
+        "a decode batch of {docs} sequences has {found} entries in its page tables, which need {table_len} each"
+    )]
+    PageTableLength { found: usize, docs: usize, table_len: usize },
+    #[error(
+        "page {page} of the KV cache is written to for one sequence of a decode batch and used by another"
+    )]
+    SharedPage { page: u32 },
+    #[error("the positions of sequence {doc} of a decode batch are not consecutive")]
+    PositionGap { doc: usize },
+    #[error("sequence {doc} of a decode batch has no new token")]
+    NoNewToken { doc: usize },
 }
 
 impl Fault for EngineError {
@@ -52,7 +64,11 @@ impl Fault for EngineError {
             | EngineError::TooLarge { .. }
             | EngineError::UnplannedPosition { .. }
             | EngineError::LengthMismatch { .. }
-            | EngineError::BadSequenceBounds { .. } => FaultClass::Internal,
+            | EngineError::BadSequenceBounds { .. }
+            | EngineError::PageTableLength { .. }
+            | EngineError::SharedPage { .. }
+            | EngineError::PositionGap { .. }
+            | EngineError::NoNewToken { .. } => FaultClass::Internal,
         }
     }
 
@@ -81,7 +97,11 @@ impl Fault for EngineError {
             | EngineError::TooLarge { .. }
             | EngineError::UnplannedPosition { .. }
             | EngineError::LengthMismatch { .. }
-            | EngineError::BadSequenceBounds { .. } => None,
+            | EngineError::BadSequenceBounds { .. }
+            | EngineError::PageTableLength { .. }
+            | EngineError::SharedPage { .. }
+            | EngineError::PositionGap { .. }
+            | EngineError::NoNewToken { .. } => None,
         }
     }
 }

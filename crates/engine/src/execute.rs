@@ -193,7 +193,13 @@ impl Shared {
             self.transfer(queue, drawn, staging);
             let log_probs = self.channel(self.outputs(), 0, batch.docs);
             let rows = Mat::dense(logits, batch.docs, vocab);
-            lockstep_ops::cross_entropy::forward(queue, log_probs, rows, drawn);
+            lockstep_ops::cross_entropy::forward(
+                queue,
+                log_probs,
+                rows,
+                drawn,
+                self.model().inverse_temperature(),
+            );
             self.transfer_channels(queue, self.outputs_on_host(0), self.outputs(), batch.docs);
             queue.synchronize()?;
             self.with_outputs(0, batch.docs, |outputs| driver.sampled(outputs.log_probs()));
@@ -259,15 +265,16 @@ impl Shared {
                 cu_seqlens: inputs.cu_seqlens,
                 outputs: self.per_channel(view(&all.outputs), outputs),
                 coefficients: all.coefficients.as_ref().map(|c| self.per_channel(view(c), batch.tokens)),
-                decode: inputs.decode.map(|[slots, picks]| DecodeInputs {
+                decode: inputs.decode.map(|[page_tables, last_rows]| DecodeInputs {
                     cache: self.cache(index),
-                    slots,
-                    last_rows: picks,
+                    page_tables,
+                    last_rows,
                 }),
             },
             tables: view(&all.rope_tables),
             workspace: view(&all.workspace),
             head_chunk: model.head_chunk_tokens,
+            inverse_temperature: model.inverse_temperature(),
             dropout: inputs.samples.map(|samples| DropoutKey {
                 seed: self.dropout_seed.load(std::sync::atomic::Ordering::Relaxed),
                 step: self.steps.of(run).updates.t as u32,
@@ -278,12 +285,12 @@ impl Shared {
     }
 
     /// A block's part of the KV cache.
-    fn cache(&self, unit: u32) -> Option<KvCache<'_>> {
+    pub(crate) fn cache(&self, unit: u32) -> Option<KvCache<'_>> {
         let (generation, all) = (self.model().generation?, self.prepared_phase().addresses.cache?);
         let UnitKind::Block(layer) = self.model().units[unit as usize].kind else { return None };
         let view =
             all.view(&self.memories).slice(layer as usize * generation.cache_elems, generation.cache_elems);
-        Some(KvCache { view, slots: generation.docs, capacity: generation.tokens_per_doc })
+        Some(KvCache { view, pages: generation.pages, page_tokens: generation.page_tokens })
     }
 
     /// Zeroes the padding between segments: the buffer shares memory with others and may hold their bytes there, which

@@ -1,7 +1,7 @@
 //! Checks micro-batches and copies them to the device.
 
 use lockstep_device::{Queue, View};
-use lockstep_plan::PhaseKind;
+use lockstep_plan::{GenerationBounds, PhaseKind};
 
 use crate::driver::{DecodeBatch, MicroBatch};
 use crate::engine::Shared;
@@ -37,7 +37,7 @@ pub(crate) struct InputViews<'m> {
     pub(crate) targets: View<'m>,
     pub(crate) positions: View<'m>,
     pub(crate) cu_seqlens: View<'m>,
-    /// KV cache slots and the rows to sample from; in the generate phase only.
+    /// Page tables and the rows to sample from; in the generate phase only.
     pub(crate) decode: Option<[View<'m>; 2]>,
     /// The data set index of each document; in training with dropout only.
     pub(crate) samples: Option<View<'m>>,
@@ -55,8 +55,10 @@ impl Shared {
         let model = self.model();
         let (max_tokens, decode_docs) = (model.bounds.tokens, model.max_decode_docs());
         let is_generating = self.schedule_phase().kind == PhaseKind::Generate;
-        let slots_start =
+        let tables_start =
             3 * max_tokens + model.max_docs(self.plan.input.has_separate_memory()).max(decode_docs) + 1;
+        let rows_start = tables_start + model.page_table_elems();
+        let pages_per_doc = model.generation.map_or(0, |generation| generation.pages_per_doc());
         InputViews {
             tokens: all.slice(0, tokens),
             // In the generate phase: the sampled token of each sequence.
@@ -64,8 +66,8 @@ impl Shared {
             positions: all.slice(2 * max_tokens, tokens),
             cu_seqlens: all.slice(3 * max_tokens, docs + 1),
             decode: is_generating
-                .then(|| [all.slice(slots_start, docs), all.slice(slots_start + decode_docs, docs)]),
-            samples: self.uses_dropout().then(|| all.slice(slots_start + 2 * decode_docs, docs)),
+                .then(|| [all.slice(tables_start, docs * pages_per_doc), all.slice(rows_start, docs)]),
+            samples: self.uses_dropout().then(|| all.slice(rows_start + decode_docs, docs)),
         }
     }
 
@@ -116,35 +118,39 @@ impl Shared {
         Ok(size)
     }
 
-    /// Checks a decode batch and copies it to the device.
+    /// Checks a decode batch, copies it to the device, and copies pages of the KV cache as it asks.
     pub(crate) fn feed_decode_batch(
         &self,
         new: &DecodeBatch,
         queue: &Queue,
     ) -> Result<BatchSize, EngineError> {
         let generation = self.model().generation.expect("a phase that generates has bounds");
-        let size =
-            BatchSize { tokens: new.tokens.len(), docs: new.slots.len(), real_tokens: new.tokens.len() };
-        assert_eq!((new.positions.len(), new.cu_seqlens.len()), (size.tokens, size.docs + 1));
+        let (tokens, docs) = (new.tokens.len(), new.cu_seqlens.len().saturating_sub(1));
+        let size = BatchSize { tokens, docs, real_tokens: tokens };
+        one_per_token("positions", new.positions.len(), tokens)?;
         let longest = new.positions.iter().map(|p| *p as usize + 1).max().unwrap_or(0);
         within("new tokens", size.tokens, self.model().bounds.tokens)?;
         within("documents", size.docs, generation.docs)?;
         within("tokens in one document", longest, generation.tokens_per_doc)?;
         longest_of(new.cu_seqlens, size.tokens)?;
-        within("slots", new.slots.iter().map(|slot| *slot as usize + 1).max().unwrap_or(0), generation.docs)?;
         self.check_tokens(new.tokens, new.positions)?;
+        check_pages(new, &generation)?;
         let staging = self.inputs_on_host(0);
         let views = self.parts_of(staging, size);
         views.tokens.write_host(new.tokens);
         views.positions.write_host(new.positions);
         views.cu_seqlens.write_host(new.cu_seqlens);
-        let [slots, picks] = views.decode.expect("this phase generates");
-        slots.write_host(new.slots);
+        let [tables, picks] = views.decode.expect("this phase generates");
+        tables.write_host(new.page_tables);
         for (i, end) in new.cu_seqlens[1..].iter().enumerate() {
-            assert!(*end > new.cu_seqlens[i], "every sequence of a decode batch has a new token");
             picks.slice(i, 1).write_host(&[end - 1]);
         }
         self.transfer(queue, self.prepared_phase().addresses.inputs.view(&self.memories), staging);
+        for unit in 0..self.model().units.len() as u32 {
+            if let Some(cache) = self.cache(unit) {
+                lockstep_ops::attention::copy_pages(queue, cache, new.page_copies);
+            }
+        }
         Ok(size)
     }
 
@@ -166,6 +172,55 @@ impl Shared {
             None => Ok(()),
         }
     }
+}
+
+/// Checks the page tables and copies of a decode batch. Kernels process its sequences at the same time, so a page that
+/// new tokens of one are stored in must not be in the table of another.
+fn check_pages(new: &DecodeBatch, generation: &GenerationBounds) -> Result<(), EngineError> {
+    let (docs, table_len) = (new.cu_seqlens.len().saturating_sub(1), generation.pages_per_doc());
+    if new.page_tables.len() != docs * table_len {
+        let found = new.page_tables.len();
+        return Err(EngineError::PageTableLength { found, docs, table_len });
+    }
+    let check_id = |page: u32| within("pages", page as usize + 1, generation.pages);
+    for (from, to) in new.page_copies {
+        check_id(*from)?;
+        check_id(*to)?;
+        if from == to {
+            return Err(EngineError::SharedPage { page: *to });
+        }
+    }
+    // A sequence's pages up to its last token, and those of them that its new tokens are stored in.
+    let tables = || {
+        new.cu_seqlens.windows(2).enumerate().map(|(doc, rows)| {
+            let positions = &new.positions[rows[0] as usize..rows[1] as usize];
+            let [first, last] = [positions[0], positions[positions.len() - 1]]
+                .map(|position| position as usize / generation.page_tokens);
+            (&new.page_tables[doc * table_len..][..last + 1], first..last + 1)
+        })
+    };
+    for (doc, rows) in new.cu_seqlens.windows(2).enumerate() {
+        let positions = &new.positions[rows[0] as usize..rows[1] as usize];
+        if positions.is_empty() {
+            return Err(EngineError::NoNewToken { doc });
+        }
+        if positions.windows(2).any(|pair| pair[0].checked_add(1) != Some(pair[1])) {
+            return Err(EngineError::PositionGap { doc });
+        }
+    }
+    let mut num_users = vec![0u32; generation.pages];
+    for (table, _) in tables() {
+        for page in table {
+            check_id(*page)?;
+            num_users[*page as usize] += 1;
+        }
+    }
+    for (table, written) in tables() {
+        if let Some(page) = table[written].iter().find(|page| num_users[**page as usize] > 1) {
+            return Err(EngineError::SharedPage { page: *page });
+        }
+    }
+    Ok(())
 }
 
 /// The length of the longest document. Checks that `cu_seqlens` rises from 0 to the number of tokens.

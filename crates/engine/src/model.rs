@@ -287,33 +287,42 @@ impl ModelMut<'_> {
     /// Initialises every tensor from the seed. Each tensor has its own random stream, determined by its name, so its
     /// values do not depend on ranks, layout or storage type, nor on the other tensors of the model.
     pub fn initialise(&mut self, seed: u64) -> Result<(), EngineError> {
-        let std = self.as_ref().plan().shape.init_std as f32;
         let units = self.as_ref().units().to_vec();
-        let tensors =
-            units.iter().enumerate().flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s)));
+        for (u, unit) in units.iter().enumerate() {
+            unit.segments.iter().try_for_each(|segment| self.initialise_tensor(u, segment, seed))?;
+        }
+        Ok(())
+    }
+
+    /// Initialises one tensor, as [`ModelMut::initialise`] does.
+    pub fn initialise_tensor(
+        &mut self,
+        unit: usize,
+        segment: &Segment,
+        seed: u64,
+    ) -> Result<(), EngineError> {
+        let std = self.as_ref().plan().shape.init_std as f32;
+        let stream = RngStream::named(seed, Purpose::Init, &segment.name);
+        let states = [ParamState::Working, ParamState::Master];
+        let here: Vec<_> = states.iter().filter_map(|s| self.as_ref().owned(unit, segment, *s)).collect();
         let mut values = Vec::new();
-        for (unit, segment) in tensors {
-            let stream = RngStream::named(seed, Purpose::Init, &segment.name);
-            let states = [ParamState::Working, ParamState::Master];
-            let here: Vec<_> = states.iter().filter_map(|s| self.as_ref().owned(unit, segment, *s)).collect();
-            // One piece per thread at a time, so that memory is bounded.
-            let step = PIECE * self.engine.queue.num_threads();
-            for start in (0..segment.elems()).step_by(step) {
-                let part = start..(start + step).min(segment.elems());
-                if here.iter().all(|own| own.end <= part.start || part.end <= own.start) {
-                    continue;
-                }
-                values.clear();
-                match segment.init {
-                    WeightInit::Zero => values.resize(part.len(), 0.0),
-                    WeightInit::One => values.resize(part.len(), 1.0),
-                    WeightInit::Normal => {
-                        values.resize(part.len(), 0.0);
-                        fill_normal(&mut values, start, stream, std);
-                    }
-                }
-                self.write(unit, segment, ParamState::Working, part, &values)?;
+        // One piece per thread at a time, so that memory is bounded.
+        let step = PIECE * self.engine.queue.num_threads();
+        for start in (0..segment.elems()).step_by(step) {
+            let part = start..(start + step).min(segment.elems());
+            if here.iter().all(|own| own.end <= part.start || part.end <= own.start) {
+                continue;
             }
+            values.clear();
+            match segment.init {
+                WeightInit::Zero => values.resize(part.len(), 0.0),
+                WeightInit::One => values.resize(part.len(), 1.0),
+                WeightInit::Normal => {
+                    values.resize(part.len(), 0.0);
+                    fill_normal(&mut values, start, stream, std);
+                }
+            }
+            self.write(unit, segment, ParamState::Working, part, &values)?;
         }
         Ok(())
     }

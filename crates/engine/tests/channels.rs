@@ -197,6 +197,35 @@ fn gradients_of_entropy_and_mean_match_finite_differences() {
     );
     let two = Channels::of(&[Channel::LogProb, Channel::MeanLogProb]);
     assert_gradients_match_slopes(&shape, &TestSetup { channels: two, ..setup }, mixed, "two channels");
+    for (temperature, channels) in [(0.7, channels), (1.6, Channels::LOG_PROB)] {
+        let setup = TestSetup { temperature, channels, ..setup };
+        assert_gradients_match_slopes(&shape, &setup, mixed, &format!("temperature {temperature}"));
+    }
+}
+
+/// Halving the temperature is doubling the weights of the head, to the bit; and the gradient with respect to the
+/// doubled weights is half of the other.
+#[test]
+fn the_temperature_divides_the_logits() {
+    let shape = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
+    let channels = Channels::of(&[Channel::LogProb, Channel::Entropy, Channel::MeanLogProb]);
+    let run = |temperature: f32, factor: f32| {
+        let setup = TestSetup { channels, temperature, coefficients_ahead: false, ..TestSetup::default() };
+        let mut engine = engine(&shape, &setup);
+        let head =
+            tensors(&engine).into_iter().find(|(_, segment)| segment.name == "lm_head.weight").unwrap();
+        let weights: Vec<f32> =
+            read(&engine, &head, ParamState::Working).iter().map(|w| w * factor).collect();
+        let elems = 0..weights.len();
+        engine.model_mut(MODEL).write(head.0, &head.1, ParamState::Working, elems, &weights).unwrap();
+        let micro_batches = micro_batches(1, 4);
+        let mut driver = PerChannel { micro_batches, channels, loss: mixed, total: 0.0 };
+        engine.model_mut(MODEL).train_step(&mut driver, &STILL).unwrap();
+        let gradient: Vec<f32> =
+            read(&engine, &head, ParamState::Grad).iter().map(|gradient| gradient * factor).collect();
+        (driver.total, gradient)
+    };
+    assert!(run(0.5, 1.0) == run(1.0, 2.0));
 }
 
 /// Channels without coefficients change nothing.

@@ -28,7 +28,10 @@ fn shapes() -> Vec<ModelShape> {
 }
 
 fn setup(storage: DType, recompute: Recompute) -> TestSetup {
-    TestSetup { storage, recompute, evaluates: true, generates: Some((5, 96)), ..TestSetup::default() }
+    // Training, scoring and generation must agree at every temperature.
+    let temperature = if storage == DType::BF16 { 0.8 } else { 1.0 };
+    let generates = Some((5, 96));
+    TestSetup { storage, recompute, temperature, evaluates: true, generates, ..TestSetup::default() }
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -71,13 +74,15 @@ impl DecodeDriver for Replay<'_> {
                 self.new.0.extend(&self.micro_batch.tokens[at.clone()]);
                 self.new.1.extend(&self.micro_batch.positions[at]);
                 self.new.2.push(self.new.0.len() as u32);
-                self.new.3.push(4 - doc as u32);
+                // Two pages for each sequence, in an order of no meaning.
+                self.new.3.extend([9 - doc as u32, 2 * doc as u32 % 5]);
                 self.grown[doc] += len;
                 self.running.push(doc);
             }
         }
-        let (tokens, positions, cu_seqlens, slots) = &self.new;
-        (!self.running.is_empty()).then_some(DecodeBatch { tokens, positions, cu_seqlens, slots })
+        let (tokens, positions, cu_seqlens, page_tables) = &self.new;
+        let batch = DecodeBatch { tokens, positions, cu_seqlens, page_tables, page_copies: &[] };
+        (!self.running.is_empty()).then_some(batch)
     }
 
     fn sample(&mut self, doc: usize, logits: &[f32]) -> u32 {

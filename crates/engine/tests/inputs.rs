@@ -86,7 +86,9 @@ fn invalid_cu_seqlens_are_rejected() {
 struct Once {
     tokens: Vec<u32>,
     positions: Vec<u32>,
-    slot: u32,
+    cu_seqlens: Vec<u32>,
+    page_tables: Vec<u32>,
+    page_copies: Vec<(u32, u32)>,
     done: bool,
 }
 
@@ -96,8 +98,9 @@ impl DecodeDriver for Once {
         first.then_some(DecodeBatch {
             tokens: &self.tokens,
             positions: &self.positions,
-            cu_seqlens: &[0, 2],
-            slots: std::slice::from_ref(&self.slot),
+            cu_seqlens: &self.cu_seqlens,
+            page_tables: &self.page_tables,
+            page_copies: &self.page_copies,
         })
     }
 
@@ -110,12 +113,71 @@ impl DecodeDriver for Once {
 
 #[test]
 fn invalid_decode_batches_are_rejected() {
-    let run = |token: u32, position: u32, slot: u32| {
-        let mut once = Once { tokens: vec![1, token], positions: vec![0, position], slot, done: false };
+    // Three sequences of at most 96 tokens: six pages. Two sequences, with two tokens and one.
+    let run = |change: fn(&mut Once)| {
+        let mut once = Once {
+            tokens: vec![1, 2, 3],
+            positions: vec![0, 1, 0],
+            cu_seqlens: vec![0, 2, 3],
+            page_tables: vec![5, 9, 4, 9],
+            page_copies: vec![(0, 1), (1, 2)],
+            done: false,
+        };
+        change(&mut once);
         fresh_engine().model_mut(ModelId::FIRST).generate(&mut once)
     };
-    run(2, 1, 2).unwrap();
-    assert!(matches!(run(VOCAB as u32, 1, 0), Err(EngineError::UnknownToken { what: "token", .. })));
-    assert!(matches!(run(2, 96, 0), Err(EngineError::TooLarge { .. })));
-    assert!(matches!(run(2, 1, 3), Err(EngineError::TooLarge { what: "slots", found: 4, planned: 3 })));
+    run(|_| {}).unwrap();
+    let vocab = |once: &mut Once| once.tokens[1] = VOCAB as u32;
+    assert!(matches!(run(vocab), Err(EngineError::UnknownToken { what: "token", .. })));
+    let long = |once: &mut Once| once.positions = vec![95, 96, 0];
+    assert!(matches!(run(long), Err(EngineError::TooLarge { .. })));
+    let page = |once: &mut Once| once.page_tables[2] = 6;
+    assert!(matches!(run(page), Err(EngineError::TooLarge { what: "pages", found: 7, planned: 6 })));
+    let copies: [fn(&mut Once); 2] =
+        [|once| once.page_copies[0] = (6, 0), |once| once.page_copies[1] = (0, u32::MAX)];
+    for copy in copies {
+        assert!(matches!(run(copy), Err(EngineError::TooLarge { what: "pages", .. })));
+    }
+    let onto_itself = |once: &mut Once| once.page_copies[0] = (3, 3);
+    assert!(matches!(run(onto_itself), Err(EngineError::SharedPage { page: 3 })));
+    let short = |once: &mut Once| once.page_tables.truncate(3);
+    assert_eq!(
+        run(short).unwrap_err().to_string(),
+        "a decode batch of 2 sequences has 3 entries in its page tables, which need 2 each"
+    );
+    let shared = |once: &mut Once| once.page_tables[2] = 5;
+    assert_eq!(
+        run(shared).unwrap_err().to_string(),
+        "page 5 of the KV cache is written to for one sequence of a decode batch and used by another"
+    );
+    let gap = |once: &mut Once| once.positions[1] = 2;
+    assert!(matches!(run(gap), Err(EngineError::PositionGap { doc: 0 })));
+    let none = |once: &mut Once| once.cu_seqlens = vec![0, 3, 3];
+    assert!(run(none).is_err());
+    let no_token = |once: &mut Once| (once.cu_seqlens, once.positions) = (vec![0, 0, 3], vec![0, 1, 2]);
+    assert!(matches!(run(no_token), Err(EngineError::NoNewToken { doc: 0 })));
+}
+
+/// A page that is full is only read, and may be in several tables.
+#[test]
+fn sequences_share_full_pages() {
+    let mut prefix = Once {
+        tokens: vec![1; 64],
+        positions: (0..64).collect(),
+        cu_seqlens: vec![0, 64],
+        page_tables: vec![3, 9],
+        page_copies: vec![],
+        done: false,
+    };
+    let mut both = Once {
+        tokens: vec![1, 2],
+        positions: vec![64, 64],
+        cu_seqlens: vec![0, 1, 2],
+        page_tables: vec![3, 0, 3, 1],
+        page_copies: vec![],
+        done: false,
+    };
+    let mut engine = fresh_engine();
+    engine.model_mut(ModelId::FIRST).generate(&mut prefix).unwrap();
+    engine.model_mut(ModelId::FIRST).generate(&mut both).unwrap();
 }

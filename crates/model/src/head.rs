@@ -39,7 +39,8 @@ pub(crate) fn outputs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
         let logits = Mat::dense(unit.view(logits), rows, w.rows);
         matmul::nt(unit.queue, logits, x.row_range(first, rows), w, Accumulate::Overwrite, unit.workspace);
         let targets = unit.inputs.targets.slice(first, rows);
-        cross_entropy::forward(unit.queue, channels(&unit.inputs.outputs, first, rows), logits, targets);
+        let outputs = channels(&unit.inputs.outputs, first, rows);
+        cross_entropy::forward(unit.queue, outputs, logits, targets, unit.inverse_temperature);
     }
 }
 
@@ -57,6 +58,7 @@ pub(crate) fn fused(unit: &Unit, x: Slot, param: Param, logits: Slot, dx: Slot) 
             logits,
             unit.inputs.targets.slice(first, rows),
             channels(&coefficients, first, rows),
+            unit.inverse_temperature,
             x.view.dtype(),
         );
         matmul::nn(unit.queue, dx.row_range(first, rows), gradient, w, Accumulate::Overwrite, unit.workspace);

@@ -12,8 +12,9 @@ mod head;
 mod steps;
 mod unit;
 
+pub use lockstep_ops::attention::KV_PAGE_TOKENS;
 pub use steps::run_program;
 pub use unit::{
     DecodeInputs, DropoutKey, Inputs, KernelBackend, PerChannel, TiedEmbedding, Unit, fill_rope_tables,
-    kernel_sources, kv_cache_elems, workspace_bytes,
+    kernel_sources, kv_page_elems, workspace_bytes,
 };

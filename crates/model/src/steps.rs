@@ -155,7 +155,7 @@ fn attention_step(step: &ProgramStep, unit: &Unit) {
                     v: unit.mat(v),
                     cu_seqlens: unit.inputs.cu_seqlens,
                     positions: unit.inputs.positions,
-                    slots: decode.slots,
+                    page_tables: decode.page_tables,
                     cache: decode.cache.expect("a block has a KV cache"),
                     scratch: unit.workspace,
                 },

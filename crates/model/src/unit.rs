@@ -3,7 +3,7 @@
 use lockstep_core::{Bytes, DType};
 use lockstep_device::cuda::{CublasLt, GpuError, KernelSource, KernelVariant};
 use lockstep_device::{Device, Machine, Queue, View};
-use lockstep_ops::attention::{self, Heads, KvCache};
+use lockstep_ops::attention::{self, Heads, KV_PAGE_TOKENS, KvCache};
 use lockstep_ops::dropout::{self, Mask};
 use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope, score_head};
 use lockstep_shape::{
@@ -34,8 +34,9 @@ pub type PerChannel<'m> = [Option<View<'m>>; Channel::COUNT];
 pub struct DecodeInputs<'m> {
     /// One layer's keys and values; `None` for units without attention.
     pub cache: Option<KvCache<'m>>,
-    /// Each document's slot in the cache, and the row of its last new token: \[documents\] each.
-    pub slots: View<'m>,
+    /// Each document's pages in the cache: \[documents, N\].
+    pub page_tables: View<'m>,
+    /// The row of each document's last new token: \[documents\].
     pub last_rows: View<'m>,
 }
 
@@ -67,6 +68,8 @@ pub struct Unit<'m> {
     pub tables: View<'m>,
     pub workspace: View<'m>,
     pub head_chunk: usize,
+    /// The outputs of a language model's head are those of softmax(logits · `inverse_temperature`).
+    pub inverse_temperature: f32,
     /// What dropout's masks depend on. `None` if dropout is off, as in scoring and generation.
     pub dropout: Option<DropoutKey<'m>>,
 }
@@ -204,19 +207,12 @@ impl From<Machine> for KernelBackend {
     }
 }
 
-/// The size of one layer's KV cache for `docs` documents of at most `tokens` tokens, in f32 elements.
-pub fn kv_cache_elems(
-    model: &ModelShape,
-    docs: usize,
-    tokens: usize,
-    storage: DType,
-    kernels: KernelBackend,
-) -> usize {
+/// The size of one layer's page of the KV cache for [`KV_PAGE_TOKENS`] tokens, in f32 elements.
+pub fn kv_page_elems(model: &ModelShape, storage: DType, kernels: KernelBackend) -> usize {
+    let (heads, width) = (model.kv_heads, model.head_dim);
     match kernels {
-        KernelBackend::Cpu { .. } => attention::kv_cache_elems(model.kv_heads, model.head_dim, docs, tokens),
-        KernelBackend::Cuda { .. } => {
-            attention::cuda_kv_cache_elems(model.kv_heads, model.head_dim, docs, tokens, storage)
-        }
+        KernelBackend::Cpu { .. } => attention::kv_page_elems(heads, width, KV_PAGE_TOKENS),
+        KernelBackend::Cuda { .. } => attention::cuda_kv_page_elems(heads, width, KV_PAGE_TOKENS, storage),
     }
 }
 

@@ -107,6 +107,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
         tables,
         workspace: take(workspace.0 as usize / 4, DType::F32),
         head_chunk: 256,
+        inverse_temperature: 1.0,
         dropout: None,
     };
     let values = |view: View| {

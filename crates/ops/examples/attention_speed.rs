@@ -148,8 +148,9 @@ impl Bench {
         let mut places = self.places();
         let dtype = DType::BF16;
         let qkv = places.fill(tokens, q_cols + 2 * kv_cols, dtype);
-        let capacity = past + new;
-        let elems = attention::cuda_kv_cache_elems(num_kv, width, docs, capacity, dtype);
+        let page_tokens = attention::KV_PAGE_TOKENS;
+        let pages = docs * (past + new).div_ceil(page_tokens);
+        let elems = pages * attention::cuda_kv_page_elems(num_kv, width, page_tokens, dtype);
         let call = DecodeArgs {
             heads,
             out: places.fill(tokens, q_cols, dtype),
@@ -158,8 +159,8 @@ impl Bench {
             v: qkv.columns(q_cols + kv_cols, kv_cols),
             cu_seqlens: places.numbers((0..=docs).map(|doc| (doc * new) as u32).collect()),
             positions: places.numbers((0..tokens).map(|t| (past + t % new) as u32).collect()),
-            slots: places.numbers((0..docs as u32).collect()),
-            cache: KvCache { view: places.take(elems, DType::F32), slots: docs, capacity },
+            page_tables: places.numbers((0..pages as u32).collect()),
+            cache: KvCache { view: places.take(elems, DType::F32), pages, page_tokens },
             scratch: View::empty(),
         };
         let seconds = self.time(|| attention::decode(&self.queue, call))?;

@@ -160,10 +160,10 @@ impl Bench {
         let (logits, targets) = (self.fill(rows, VOCAB, DType::F32), self.indices(rows, VOCAB));
         let [logp, c] = [(); 2].map(|()| self.fill(1, rows, DType::F32).view);
         self.time("cross-entropy forward", rows * VOCAB * 4, |queue| {
-            cross_entropy::forward(queue, logp, logits, targets);
+            cross_entropy::forward(queue, logp, logits, targets, 1.0);
         })?;
         self.time(&format!("cross-entropy both, {dtype}"), rows * VOCAB * (4 + dtype.size()), |queue| {
-            cross_entropy::forward_backward(queue, logp, logits, targets, c, dtype);
+            cross_entropy::forward_backward(queue, logp, logits, targets, c, 1.0, dtype);
         })
     }
 

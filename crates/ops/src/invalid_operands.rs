@@ -180,15 +180,24 @@ fn likelihoods() {
     let (logits, [logp, c]) = (mat(&arena, 3, 5), [(); 2].map(|()| f32s(&arena, 3)));
     let targets = arena.input_u32(&[0, 1, 2]);
     assert_refused("one target per token", |queue| {
-        cross_entropy::forward(queue, logp, logits, targets.first(2))
+        cross_entropy::forward(queue, logp, logits, targets.first(2), 1.0)
     });
-    assert_refused(OVERLAP, |queue| cross_entropy::forward(queue, logits.view.first(3), logits, targets));
-    assert_refused(OVERLAP, |queue| cross_entropy::forward(queue, targets.cast(DType::F32), logits, targets));
     assert_refused(OVERLAP, |queue| {
-        cross_entropy::forward(queue, logp, logits, logits.view.cast(DType::U32).first(3))
+        cross_entropy::forward(queue, logits.view.first(3), logits, targets, 1.0)
     });
+    assert_refused(OVERLAP, |queue| {
+        cross_entropy::forward(queue, targets.cast(DType::F32), logits, targets, 1.0)
+    });
+    assert_refused(OVERLAP, |queue| {
+        cross_entropy::forward(queue, logp, logits, logits.view.cast(DType::U32).first(3), 1.0)
+    });
+    for inverse in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+        assert_refused("an inverse temperature of", |queue| {
+            cross_entropy::forward(queue, logp, logits, targets, inverse)
+        });
+    }
     let both = |queue: &Queue, logp: View, c: View| {
-        cross_entropy::forward_backward(queue, logp, logits, targets, c, DType::F32);
+        cross_entropy::forward_backward(queue, logp, logits, targets, c, 1.0, DType::F32);
     };
     assert_refused("one f32 coefficient per token", |queue| both(queue, logp, c.first(2)));
     assert_refused(OVERLAP, |queue| both(queue, logp, logp));
@@ -197,9 +206,9 @@ fn likelihoods() {
     let [entropy, mean, c_entropy, short] = [3, 3, 3, 2].map(|len| f32s(&arena, len));
     let out = Channels { log_prob: logp, entropy: Some(entropy), mean_log_prob: Some(mean) };
     let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: None };
-    let forward = |queue: &Queue, out: Channels| cross_entropy::forward(queue, out, logits, targets);
+    let forward = |queue: &Queue, out: Channels| cross_entropy::forward(queue, out, logits, targets, 1.0);
     let both = |queue: &Queue, with: Channels| {
-        cross_entropy::forward_backward(queue, out, logits, targets, with, DType::F32);
+        cross_entropy::forward_backward(queue, out, logits, targets, with, 1.0, DType::F32);
     };
     assert_refused("one f32 output per token", |queue| {
         forward(queue, Channels { entropy: Some(short), ..out })
@@ -432,7 +441,7 @@ fn attention_forward_and_backward() {
 fn attention_decode() {
     let arena = TestArena::new(1);
     let heads = Heads { num_q: 2, num_kv: 1, width: 4, scale: 0.5, window: None };
-    let view = arena.output(attention::kv_cache_elems(1, 4, 2, 8), DType::F32);
+    let view = arena.output(2 * attention::kv_page_elems(1, 4, 64), DType::F32);
     let (qkv, out) = (mat(&arena, 3, 16), mat(&arena, 3, 8));
     let [q, k, v] = [(0, 8), (8, 4), (12, 4)].map(|(start, cols)| qkv.columns(start, cols));
     let good = DecodeArgs {
@@ -443,8 +452,8 @@ fn attention_decode() {
         v,
         cu_seqlens: arena.input_u32(&[0, 1, 3]),
         positions: arena.input_u32(&[0, 0, 1]),
-        slots: arena.input_u32(&[1, 0]),
-        cache: KvCache { view, slots: 2, capacity: 8 },
+        page_tables: arena.input_u32(&[1, 0]),
+        cache: KvCache { view, pages: 2, page_tokens: 64 },
         scratch: arena.output(attention::scratch_bytes(1, 8, 4).0 as usize / 4, DType::F32),
     };
     attention::decode(&Queue::cpu(1), good);
@@ -461,10 +470,26 @@ fn attention_decode() {
     assert_refused("one position per token", |queue| {
         attention::decode(queue, DecodeArgs { positions: good.positions.first(2), ..good })
     });
-    assert_refused("cu_seqlens, slots and positions must be u32", |queue| {
+    assert_refused("cu_seqlens, page tables and positions must be u32", |queue| {
         attention::decode(queue, DecodeArgs { positions: floats, ..good })
     });
-    assert_refused("one slot per document", |queue| {
-        attention::decode(queue, DecodeArgs { slots: floats, ..good })
+    assert_refused("page tables must have the same length", |queue| {
+        attention::decode(queue, DecodeArgs { page_tables: floats, ..good })
     });
+    for page_tokens in [32, 96] {
+        assert_refused("is not a power of two of at least 64", |queue| {
+            attention::decode(queue, DecodeArgs { cache: KvCache { page_tokens, ..good.cache }, ..good })
+        });
+    }
+    for page in [2, u32::MAX] {
+        let page_tables = arena.input_u32(&[1, page]);
+        assert_refused("a page outside the KV cache", |queue| {
+            attention::decode(queue, DecodeArgs { page_tables, ..good })
+        });
+        assert_refused("page", |queue| attention::copy_pages(queue, good.cache, &[(0, page)]));
+    }
+    assert_refused("a document exceeds its page table", |queue| {
+        attention::decode(queue, DecodeArgs { positions: arena.input_u32(&[0, 63, 64]), ..good })
+    });
+    assert_refused(OVERLAP, |queue| attention::copy_pages(queue, good.cache, &[(1, 1)]));
 }

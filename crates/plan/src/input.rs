@@ -7,6 +7,7 @@ use lockstep_shape::{
 };
 
 use crate::buffer::{MemoryTier, ParamState};
+use crate::generation::GenerationBounds;
 use crate::optimizer::OptimizerSpec;
 use crate::schedule::ModelId;
 use crate::unit_layout::{Sizes, UnitLayout};
@@ -78,6 +79,12 @@ impl BatchBounds {
         let docs = if packed { rows * (max_length / 2).max(1) } else { rows };
         BatchBounds { tokens: positions.next_multiple_of(256), docs, max_doc: max_length - 1 }
     }
+
+    /// Bounds for sequences of at most `max_length` tokens of which every token is an input, as scalar heads need it.
+    pub fn of_sequences(sequences: usize, max_length: usize) -> BatchBounds {
+        let tokens = (sequences * max_length).next_multiple_of(256);
+        BatchBounds { tokens, docs: sequences, max_doc: max_length }
+    }
 }
 
 /// Memory that the device needs besides buffers.
@@ -147,6 +154,8 @@ pub struct ModelSettings {
     pub recompute: RecomputePolicy,
     /// The outputs that its head computes.
     pub channels: Channels,
+    /// The outputs of a language model's head are those of softmax(logits / temperature), in every phase.
+    pub temperature: f32,
     pub optimizer: OptimizerSpec,
     pub freeze: Freeze,
     pub decay_norms: bool,
@@ -167,6 +176,7 @@ pub struct ModelPlan {
     pub head_chunk_tokens: usize,
     pub recompute: RecomputePolicy,
     pub channels: Channels,
+    pub temperature: f32,
     pub optimizer: OptimizerSpec,
     pub scores: bool,
     pub generation: Option<GenerationBounds>,
@@ -180,12 +190,13 @@ impl ModelPlan {
     /// A model whose role is not trained is frozen, whatever the settings say.
     pub fn new(role: ModelRole, shape: &ModelShape, settings: ModelSettings) -> ModelPlan {
         let ModelSettings { placements, bounds, head_chunk_tokens, recompute, channels, .. } = settings;
-        let ModelSettings { optimizer, scores, generation, .. } = settings;
+        let ModelSettings { temperature, optimizer, scores, generation, .. } = settings;
         let fits = match shape.head {
             Head::LanguageModel => channels.contains(Channel::LogProb) && !channels.contains(Channel::Value),
             Head::Score => channels == Channels::VALUE,
         };
         assert!(fits, "a model that ends in {:?} has no {channels:?}", shape.head);
+        assert!(temperature.is_finite() && temperature > 0.0, "a temperature of {temperature}");
         let freeze = if role.trains() { settings.freeze } else { Freeze::All };
         let units = units(shape, &freeze, settings.decay_norms);
         let (programs, program_of) = programs(shape, &units, recompute);
@@ -198,6 +209,7 @@ impl ModelPlan {
             head_chunk_tokens,
             recompute,
             channels,
+            temperature,
             optimizer,
             scores,
             generation,
@@ -208,6 +220,12 @@ impl ModelPlan {
 
     pub fn trains(&self) -> bool {
         self.units.iter().any(|u| u.trained_elems > 0)
+    }
+
+    /// The factor by which the head scales logits. Training, scoring and generation use this one number, so that their
+    /// log-probabilities have the same bits.
+    pub fn inverse_temperature(&self) -> f32 {
+        1.0 / self.temperature
     }
 
     /// The same model with another recompute policy.
@@ -253,11 +271,11 @@ impl ModelPlan {
     }
 
     /// Elements (u32) of the inputs of a micro-batch: tokens, targets, positions and sequence bounds; for generation
-    /// also KV cache slots and the rows to sample from; with dropout also sample indices.
+    /// also page tables and the rows to sample from; with dropout also sample indices.
     pub fn inputs_elems(&self, has_separate_memory: bool) -> usize {
         let (docs, decode_docs) = (self.max_docs(has_separate_memory), self.max_decode_docs());
         let samples = if self.shape.dropout.is_on() { docs } else { 0 };
-        3 * self.bounds.tokens + docs.max(decode_docs) + 1 + 2 * decode_docs + samples
+        3 * self.bounds.tokens + docs.max(decode_docs) + 1 + self.page_table_elems() + decode_docs + samples
     }
 
     /// The largest number of documents of a micro-batch on the device. A device with its own memory gets multiples of
@@ -269,6 +287,11 @@ impl ModelPlan {
     /// The largest number of sequences in one decode batch.
     pub fn max_decode_docs(&self) -> usize {
         self.generation.map_or(0, |generation| generation.docs)
+    }
+
+    /// Elements (u32) of the page tables of a decode batch.
+    pub fn page_table_elems(&self) -> usize {
+        self.generation.map_or(0, |generation| generation.docs * generation.pages_per_doc())
     }
 
     /// Elements (of four bytes) of I/O staging per micro-batch: its inputs, coefficients and outputs, each padded to a
@@ -487,13 +510,4 @@ impl OwnedPart {
     pub const fn elems(&self) -> usize {
         self.end - self.start
     }
-}
-
-/// The largest number of sequences that are generated at once, and their length.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GenerationBounds {
-    pub docs: usize,
-    pub tokens_per_doc: usize,
-    /// Elements (f32) of one layer's KV cache for all of these sequences, in the layout of the kernels.
-    pub cache_elems: usize,
 }

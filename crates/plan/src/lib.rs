@@ -15,6 +15,7 @@ mod budget;
 mod buffer;
 mod builder;
 mod check;
+mod generation;
 mod happens_before;
 mod input;
 mod memory;
@@ -32,16 +33,17 @@ pub use axes::Axes;
 pub use buffer::{Access, Buffer, BufferId, BufferKind, InFlight, MemoryTier, ParamState};
 pub use builder::{PassKind, StepBuilder, UnitPass};
 pub use check::Violation;
+pub use generation::{GenerationBounds, KvPage, WantedGeneration};
 pub use input::{
-    AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, ModelPlan, ModelRole, ModelSettings,
-    OwnedPart, Placement, Placements, PlanInput, RecomputePolicy,
+    AccumulationOrder, BatchBounds, DeviceNeeds, ModelPlan, ModelRole, ModelSettings, OwnedPart, Placement,
+    Placements, PlanInput, RecomputePolicy,
 };
 pub use memory::{MemoryPlan, last_uses, pack};
 pub use optimizer::{OptimizerSpec, OptimizerStateSpec};
 pub use print::{memory_table, operation_text, schedule_text};
 pub use resolve::{
-    DeviceMemory, Hardware, ObjectiveNeeds, bounds, budget, chosen_strategy, default_head_chunk_tokens,
-    optimizer_spec, resolve, storage,
+    DeviceMemory, Hardware, ModelNeeds, RunNeeds, bounds, budget, chosen_strategy, default_head_chunk_tokens,
+    optimizer_spec, resolve, sequence_bounds, storage,
 };
 pub use run_plan::{Phase, PhaseKind, PlanData, PlanError, Residents, RunPlan, build};
 pub use schedule::{

@@ -8,6 +8,7 @@ use lockstep_shape::Recompute;
 
 use crate::axes::Axes;
 use crate::buffer::{Buffer, BufferKind, MemoryTier, ParamState};
+use crate::generation::GenerationBounds;
 use crate::input::{ModelPlan, RecomputePolicy};
 use crate::run_plan::{Phase, RunPlan};
 use crate::schedule::{CopyEnd, CopyPayload, Lane, Op, OpKind, ReduceInto, SpanId, SpanPart, Wait};
@@ -26,8 +27,10 @@ pub fn memory_table(plan: &RunPlan) -> String {
             _ if trained < model.params() => format!(", {} of them trained", Elems(trained)),
             _ => String::new(),
         };
-        let (role, family) =
-            (format!("{:?}", model.role).to_lowercase(), model.shape.architecture.class_name());
+        let (role, family) = (
+            format!("{:?}", model.role).to_lowercase(),
+            model.shape.architecture.class_name(model.shape.head),
+        );
         let _ = writeln!(out, "{role:<10}{family}, {} parameters{note}", Elems(model.params()));
     }
     let (mesh, tokens) =
@@ -41,6 +44,7 @@ pub fn memory_table(plan: &RunPlan) -> String {
     let _ =
         writeln!(out, "{:<10}{} {batches} of {tokens} tokens on each rank", "step", input.num_micro_batches);
     input.models.iter().filter(|model| model.trains()).for_each(|model| choice_rows(&mut out, model));
+    input.models.iter().for_each(|model| generation_row(&mut out, model));
 
     let _ = writeln!(out, "\n{:<38}{:>12}{:>12}{:>12}", "bytes per rank", "device", "host", "nvme");
     let residents = resident_rows(plan);
@@ -91,6 +95,18 @@ fn choice_rows(out: &mut String, model: &ModelPlan) {
     if on_device > 0 && model.placements.optimizer_tier != MemoryTier::Device {
         let offloaded = units.saturating_sub(on_device as usize);
         let _ = writeln!(out, "{:<10}optimizer states of the last {offloaded} of {units} units", "offload");
+    }
+}
+
+/// How many sequences a model generates at once.
+fn generation_row(out: &mut String, model: &ModelPlan) {
+    if let Some(GenerationBounds { docs, tokens_per_doc, pages, page_tokens, .. }) = model.generation {
+        let _ = writeln!(
+            out,
+            "{:<10}up to {docs} sequences of {tokens_per_doc} tokens at once, KV cache of {pages} pages of \
+             {page_tokens} tokens",
+            "generate"
+        );
     }
 }
 

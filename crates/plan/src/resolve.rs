@@ -1,17 +1,21 @@
 //! Turns a configuration into a [`PlanInput`]. There is no other way to do it, and the result is the same on every
 //! rank.
 
-use lockstep_config::{self as config, Offload, OptimConfig, OptimizerName, RunConfig, StrategyName};
+use lockstep_config::{
+    self as config, AlgorithmName, Offload, OptimConfig, OptimizerName, RunConfig, StrategyName,
+};
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute, pattern_matches, units};
 
 use crate::buffer::MemoryTier;
+use crate::generation::WantedGeneration;
 use crate::input::{
     AccumulationOrder, BatchBounds, DeviceNeeds, ModelPlan, ModelRole, ModelSettings, Placement, Placements,
     PlanInput,
 };
 use crate::optimizer::OptimizerSpec;
 use crate::run_plan::PlanError;
+use crate::schedule::ModelId;
 use crate::strategy;
 
 /// The size of a head chunk's logits; a chunk has at least 256 tokens.
@@ -53,34 +57,55 @@ impl DeviceMemory {
     }
 }
 
-/// What an objective needs from a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ObjectiveNeeds {
-    /// The outputs that the head computes.
-    pub channels: Channels,
-    /// Whether the coefficients are known before the head runs: from the batch, or from scores.
+/// What a run needs from its plan: its models, and how it trains them.
+#[derive(Clone, Debug)]
+pub struct RunNeeds<'a> {
+    /// The first one is the policy, which `freeze` applies to.
+    pub models: Vec<ModelNeeds<'a>>,
+    /// Whether the coefficients of all objectives are known before the head runs: from the batch, or from scores.
     pub coefficients_ahead: bool,
-    /// Whether the model is scored before each step.
+    /// Micro-batches per optimizer step.
+    pub num_micro_batches: u32,
+}
+
+/// What a run needs of one model.
+#[derive(Clone, Debug)]
+pub struct ModelNeeds<'a> {
+    pub role: ModelRole,
+    pub shape: &'a ModelShape,
+    /// The size of its largest micro-batch.
+    pub bounds: BatchBounds,
+    /// The outputs that its head computes.
+    pub channels: Channels,
+    /// Whether it is scored: before a step, for a rollout, or for evaluation.
     pub scores: bool,
+    /// The sequences it would generate at once, if it generates and there is memory for them.
+    pub generation: Option<WantedGeneration>,
+    /// The head's distribution is softmax(logits / temperature).
+    pub temperature: f32,
 }
 
 /// The plan input of a configuration.
 pub fn resolve(
     config: &RunConfig,
-    shape: &ModelShape,
+    needs: &RunNeeds<'_>,
     hardware: &Hardware,
-    objective: &ObjectiveNeeds,
 ) -> Result<PlanInput, PlanError> {
     let p = &config.plan;
-    let name = chosen_strategy(config, shape);
+    let policy = needs.models[0].shape;
+    let name = chosen_strategy(config, policy);
     let (strategy, [params, grads, _]) = strategy::by_name(name);
     if p.offload_param != Offload::None && params == Placement::Replicate {
         return Err(PlanError::ParamOffload { strategy: name.to_string() });
     }
-    let bounds = bounds(config);
     let storage = storage(config.precision, hardware.device);
-    let model = ModelPlan::new(ModelRole::Policy, shape, settings(config, shape, name, hardware, objective)?);
-    if !model.trains() {
+    let policy_freeze = freeze(config, policy)?;
+    let models = needs.models.iter().map(|model| {
+        let freeze = if model.role == ModelRole::Policy { policy_freeze.clone() } else { Freeze::Nothing };
+        ModelPlan::new(model.role, model.shape, settings(config, model, name, hardware, freeze))
+    });
+    let models: Vec<ModelPlan> = models.collect();
+    if !models[0].trains() {
         return Err(PlanError::NothingTrains);
     }
     let mut input = PlanInput {
@@ -92,13 +117,13 @@ pub fn resolve(
             config::AccumulationOrder::Auto if grads == Placement::Replicate => AccumulationOrder::Local,
             config::AccumulationOrder::Auto => AccumulationOrder::Reduced,
         },
-        num_micro_batches: config.batch.gradient_accumulation_steps,
+        num_micro_batches: needs.num_micro_batches,
         prefetch: p.prefetch,
         ddp_bucket_bytes: Bytes(u64::from(p.ddp_bucket_cap_mb) << 20),
         reduce_bucket_elems: p.reduce_bucket_size as usize,
         allgather_bucket_elems: p.allgather_bucket_size as usize,
-        coefficients_ahead: objective.coefficients_ahead,
-        ..PlanInput::single_rank(vec![model], storage, needs(config, shape, &bounds, hardware))
+        coefficients_ahead: needs.coefficients_ahead,
+        ..PlanInput::single_rank(models, storage, device_needs(config, &needs.models, hardware))
     };
     if let Some(ratio) = p.offload_ratio {
         input = input.offloading_at_least(ratio);
@@ -112,6 +137,17 @@ pub fn resolve(
     if let (Some(budget), None) = (budget, p.offload_ratio) {
         input = input.with_most_units_on_device(budget);
     }
+    for (i, model) in needs.models.iter().enumerate() {
+        if let Some(wanted) = model.generation {
+            // A GPU has no other use for its memory. A host's memory is shared.
+            let available = match hardware.device {
+                DeviceMemory::Gpu(_) => budget.or_else(|| default_budget(config, hardware.device)),
+                DeviceMemory::Host(_) => budget,
+            };
+            let bounds = input.generation_bounds(ModelId(i as u8), wanted, available)?;
+            input.models[i].generation = Some(bounds);
+        }
+    }
     Ok(input)
 }
 
@@ -122,12 +158,12 @@ pub fn budget(config: &RunConfig) -> Option<Bytes> {
 
 fn settings(
     config: &RunConfig,
-    shape: &ModelShape,
+    model: &ModelNeeds<'_>,
     name: StrategyName,
     hardware: &Hardware,
-    objective: &ObjectiveNeeds,
-) -> Result<ModelSettings, PlanError> {
-    let (p, bounds) = (&config.plan, bounds(config));
+    freeze: Freeze,
+) -> ModelSettings {
+    let p = &config.plan;
     let (_, [params, grads, optimizer]) = strategy::by_name(name);
     let tier = |offload: Offload| match offload {
         Offload::None => MemoryTier::Device,
@@ -135,9 +171,9 @@ fn settings(
         Offload::Nvme => MemoryTier::Nvme,
     };
     let (params_tier, optimizer_tier) = (tier(p.offload_param), tier(p.offload_optimizer));
-    let chunk =
-        p.head_chunk_tokens.map_or(default_head_chunk_tokens(shape.vocab, hardware.device), |n| n as usize);
-    Ok(ModelSettings {
+    let default_chunk = default_head_chunk_tokens(model.shape.vocab, hardware.device);
+    let chunk = p.head_chunk_tokens.map_or(default_chunk, |n| n as usize).min(model.bounds.tokens);
+    ModelSettings {
         placements: Placements {
             params,
             grads,
@@ -146,8 +182,8 @@ fn settings(
             optimizer_tier,
             optimizer_units_on_device: 0,
         },
-        bounds,
-        head_chunk_tokens: chunk.min(bounds.tokens),
+        bounds: model.bounds,
+        head_chunk_tokens: chunk,
         recompute: match p.recompute {
             config::Recompute::None => Recompute::None,
             config::Recompute::Selective => Recompute::Selective,
@@ -155,13 +191,15 @@ fn settings(
             config::Recompute::Full | config::Recompute::Auto => Recompute::Full,
         }
         .into(),
-        channels: objective.channels,
+        channels: model.channels,
+        temperature: model.temperature,
         optimizer: optimizer_spec(&config.optim),
-        freeze: freeze(config, shape)?,
+        freeze,
         decay_norms: config.optim.decay_norms_and_biases,
-        scores: config.eval.evaluates() || objective.scores,
+        scores: model.scores,
+        // `resolve` decides it, when the size of the other phases is known.
         generation: None,
-    })
+    }
 }
 
 /// The states of the configured optimizer.
@@ -238,8 +276,9 @@ pub fn default_head_chunk_tokens(vocab: usize, device: DeviceMemory) -> usize {
     (bytes / 4 / vocab / 256 * 256).max(256)
 }
 
-fn needs(config: &RunConfig, shape: &ModelShape, bounds: &BatchBounds, hardware: &Hardware) -> DeviceNeeds {
-    let workspace_bytes = (hardware.workspace)(shape, bounds);
+fn device_needs(config: &RunConfig, models: &[ModelNeeds<'_>], hardware: &Hardware) -> DeviceNeeds {
+    let workspaces = models.iter().map(|model| (hardware.workspace)(model.shape, &model.bounds));
+    let workspace_bytes = workspaces.max().unwrap_or_default();
     let single_rank = config.plan.world_size() == 1;
     match hardware.device {
         DeviceMemory::Host(_) => {
@@ -253,11 +292,29 @@ fn needs(config: &RunConfig, shape: &ModelShape, bounds: &BatchBounds, hardware:
     }
 }
 
-/// The size of the largest micro-batch.
+/// The size of the policy's largest micro-batch. Rows of preference data are pairs of documents. Models with a scalar
+/// head see the last token of a document as well.
 pub fn bounds(config: &RunConfig) -> BatchBounds {
     let rows = config.batch.per_device_train_batch_size as usize;
     let packed = config.data.packing != config::Packing::None;
-    BatchBounds::of_rows(rows, config.data.max_length as usize, packed)
+    let max_length = config.data.max_length as usize;
+    match config.algorithm.algorithm() {
+        AlgorithmName::Reward => {
+            let docs = if packed { rows * max_length } else { 2 * rows };
+            BatchBounds { docs, ..BatchBounds::of_sequences(2 * rows, max_length) }
+        }
+        AlgorithmName::Dpo => BatchBounds::of_rows(2 * rows, max_length, packed),
+        AlgorithmName::Ppo | AlgorithmName::Grpo | AlgorithmName::Rloo => {
+            BatchBounds::of_rows(rows, max_length, false)
+        }
+        AlgorithmName::Sft | AlgorithmName::Clm => BatchBounds::of_rows(rows, max_length, packed),
+    }
+}
+
+/// The size of the largest micro-batch of a reward or value model that scores the sequences of a rollout.
+pub fn sequence_bounds(config: &RunConfig) -> BatchBounds {
+    let rows = config.batch.per_device_train_batch_size as usize;
+    BatchBounds::of_sequences(rows, config.data.max_length as usize)
 }
 
 /// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node

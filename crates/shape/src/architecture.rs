@@ -1,5 +1,7 @@
 //! Model families, and their defaults for keys that are absent from `config.json`.
 
+use crate::Head;
+
 /// The supported decoder families: LLaMA, and how the others differ from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
@@ -16,12 +18,17 @@ impl Architecture {
     pub const ALL: [Architecture; 4] =
         [Architecture::Llama, Architecture::Mistral, Architecture::Qwen2, Architecture::Qwen3];
 
-    pub const fn class_name(self) -> &'static str {
-        match self {
-            Architecture::Llama => "LlamaForCausalLM",
-            Architecture::Mistral => "MistralForCausalLM",
-            Architecture::Qwen2 => "Qwen2ForCausalLM",
-            Architecture::Qwen3 => "Qwen3ForCausalLM",
+    /// The name of the transformers class with this head.
+    pub const fn class_name(self, head: Head) -> &'static str {
+        match (self, head) {
+            (Architecture::Llama, Head::LanguageModel) => "LlamaForCausalLM",
+            (Architecture::Llama, Head::Score) => "LlamaForSequenceClassification",
+            (Architecture::Mistral, Head::LanguageModel) => "MistralForCausalLM",
+            (Architecture::Mistral, Head::Score) => "MistralForSequenceClassification",
+            (Architecture::Qwen2, Head::LanguageModel) => "Qwen2ForCausalLM",
+            (Architecture::Qwen2, Head::Score) => "Qwen2ForSequenceClassification",
+            (Architecture::Qwen3, Head::LanguageModel) => "Qwen3ForCausalLM",
+            (Architecture::Qwen3, Head::Score) => "Qwen3ForSequenceClassification",
         }
     }
 

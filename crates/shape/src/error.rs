@@ -2,7 +2,7 @@
 
 use lockstep_core::{Fault, FaultClass};
 
-use crate::Architecture;
+use crate::{Architecture, Head};
 
 /// Why a `config.json` cannot be used. Messages name the key.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -34,8 +34,12 @@ impl Fault for ShapeError {
     fn hint(&self) -> Option<String> {
         match self {
             ShapeError::UnknownArchitecture { .. } => {
-                let known: Vec<_> = Architecture::ALL.iter().map(|a| a.class_name()).collect();
-                Some(format!("Supported architectures: {}.", known.join(", ")))
+                let known: Vec<_> =
+                    Architecture::ALL.iter().map(|a| a.class_name(Head::LanguageModel)).collect();
+                Some(format!(
+                    "Supported architectures: {}, and ForSequenceClassification of the same families.",
+                    known.join(", ")
+                ))
             }
             ShapeError::UnknownSize { .. } => {
                 let known: Vec<_> = crate::NAMED_SIZES.iter().map(|s| s.name).collect();

@@ -6,8 +6,9 @@ use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
 use lockstep_model::KernelBackend;
 use lockstep_plan::{
-    AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, MemoryTier, ModelId, ModelPlan, ModelRole,
-    ModelSettings, OptimizerSpec, Placements, PlanInput, RecomputePolicy, RunPlan, build, strategy,
+    AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, KvPage, MemoryTier, ModelId, ModelPlan,
+    ModelRole, ModelSettings, OptimizerSpec, Placements, PlanInput, RecomputePolicy, RunPlan, build,
+    strategy,
 };
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
@@ -35,6 +36,8 @@ pub struct TestSetup {
     pub optimizer_units_on_device: u32,
     /// The outputs that the head computes.
     pub channels: Channels,
+    /// Divides the logits before the softmax.
+    pub temperature: f32,
     pub optimizer: OptimizerSpec,
     /// Patterns of frozen tensors.
     pub frozen: &'static [&'static str],
@@ -69,6 +72,7 @@ impl Default for TestSetup {
             optimizer_tier: MemoryTier::Device,
             optimizer_units_on_device: 0,
             channels: Channels::LOG_PROB,
+            temperature: 1.0,
             optimizer: OptimizerSpec::ADAMW,
             frozen: &[],
             decay_norms: false,
@@ -130,14 +134,15 @@ pub fn model(role: ModelRole, shape: &ModelShape, setup: &TestSetup) -> ModelPla
             Some((late, late_blocks)) => RecomputePolicy { early: setup.recompute, late, late_blocks },
         },
         channels: setup.channels,
+        temperature: setup.temperature,
         optimizer: setup.optimizer,
         freeze: Freeze::Matching(setup.frozen.iter().map(ToString::to_string).collect()),
         decay_norms: setup.decay_norms,
         scores: setup.evaluates || !role.trains(),
-        generation: setup.generates.map(|(docs, tokens_per_doc)| GenerationBounds {
-            docs,
-            tokens_per_doc,
-            cache_elems: lockstep_model::kv_cache_elems(shape, docs, tokens_per_doc, setup.storage, kernels),
+        generation: setup.generates.map(|(docs, tokens_per_doc)| {
+            let elems = lockstep_model::kv_page_elems(shape, setup.storage, kernels);
+            let page = KvPage { tokens: lockstep_model::KV_PAGE_TOKENS, elems };
+            GenerationBounds::of_docs(docs, tokens_per_doc, page)
         }),
     };
     ModelPlan::new(role, shape, settings)

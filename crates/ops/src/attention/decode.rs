@@ -1,26 +1,45 @@
 //! Decode: attention of new tokens over a KV cache.
 //!
-//! The cache holds keys and values in f32 panels, as the matmuls read them, so a pass over it packs nothing. The
-//! arithmetic is that of forward: a row's result has the same bits as in training, whether its document was processed
-//! in one pass or token by token.
+//! A layer's cache is a pool of pages. A page has the keys and values of some consecutive tokens of a document, for all
+//! heads, and documents with a common prefix may share the pages of that prefix. Pages are whole blocks of keys, so
+//! the cache has the blocks that forward has: a row's result has the same bits as in training, whether its document
+//! was processed in one pass or token by token, and wherever its pages are.
+//!
+//! On the CPU, pages hold f32 panels as the matmuls read them, so a pass over the cache packs nothing.
 
 use lockstep_core::DType;
 use lockstep_device::{CpuQueue, Isa, Queue, Real, View};
 
 use super::block::{HeadRows, Operand, Panels, padded};
-use super::forward::{BlockScratch, Keys, QueryBlock};
-use super::{BLOCK_K, BLOCK_Q, Heads, cuda, cuda_kv_cache_elems};
-use crate::Mat;
+use super::forward::{BlockScratch, KeyBlock, QueryBlock};
+use super::{BLOCK_K, BLOCK_Q, Heads, cuda, cuda_kv_page_elems};
 use crate::disjoint::assert_disjoint;
 use crate::dispatch::with_real;
 use crate::matmul::NR;
+use crate::{Mat, reduce};
 
-/// One layer's keys and values for `slots` documents of up to `capacity` tokens each.
+#[cfg(test)]
+#[path = "decode_tests.rs"]
+mod tests;
+
+/// The tokens of a page, unless there is a reason for larger ones: the smallest page wastes the least.
+pub const KV_PAGE_TOKENS: usize = BLOCK_K;
+
+/// One layer's keys and values: a pool of pages.
 #[derive(Clone, Copy, Debug)]
 pub struct KvCache<'m> {
     pub view: View<'m>,
-    pub slots: usize,
-    pub capacity: usize,
+    pub pages: usize,
+    /// A power of two, at least [`KV_PAGE_TOKENS`].
+    pub page_tokens: usize,
+}
+
+impl<'m> KvCache<'m> {
+    fn page(&self, page: usize) -> View<'m> {
+        assert!(page < self.pages, "page {page} of {}", self.pages);
+        let elems = self.view.len() / self.pages;
+        self.view.slice(page * elems, elems)
+    }
 }
 
 /// `out`\[T, H·h\] from the new tokens' q, k, v and the cached keys and values of their documents. The new k and v are
@@ -36,19 +55,20 @@ pub struct DecodeArgs<'m> {
     pub cu_seqlens: View<'m>,
     /// Each token's position in its document: \[T\] in u32. All earlier tokens are in the cache.
     pub positions: View<'m>,
-    /// Each document's slot in the cache: \[documents\] in u32.
-    pub slots: View<'m>,
+    /// Each document's pages in the order of its tokens: \[documents, N\] in u32, where entries after the last token
+    /// are not read. Documents may share pages, except those that the new tokens are stored in.
+    pub page_tables: View<'m>,
     pub cache: KvCache<'m>,
     pub scratch: View<'m>,
 }
 
-/// The size of one layer's KV cache on the CPU, in f32 elements.
-pub fn kv_cache_elems(num_kv: usize, width: usize, slots: usize, capacity: usize) -> usize {
-    slots * num_kv * head_elems(width, capacity)
+/// The size of one layer's page on the CPU, in f32 elements.
+pub fn kv_page_elems(num_kv: usize, width: usize, page_tokens: usize) -> usize {
+    num_kv * head_elems(width, page_tokens)
 }
 
-fn head_elems(width: usize, capacity: usize) -> usize {
-    capacity.next_multiple_of(BLOCK_K) * (width + padded(width))
+fn head_elems(width: usize, page_tokens: usize) -> usize {
+    page_tokens * (width + padded(width))
 }
 
 pub fn decode(queue: &Queue, call: DecodeArgs) {
@@ -59,6 +79,13 @@ pub fn decode(queue: &Queue, call: DecodeArgs) {
     }
 }
 
+/// Copies whole pages of one layer, one after the other, each as (from, to).
+pub fn copy_pages(queue: &Queue, cache: KvCache, copies: &[(u32, u32)]) {
+    for (from, to) in copies {
+        reduce::copy(queue, cache.page(*to as usize), cache.page(*from as usize));
+    }
+}
+
 fn check(queue: &Queue, call: &DecodeArgs) {
     let Heads { num_q, num_kv, width, .. } = call.heads;
     assert!(num_q.is_multiple_of(num_kv), "{num_q} query heads over {num_kv} key-value heads");
@@ -66,42 +93,59 @@ fn check(queue: &Queue, call: &DecodeArgs) {
         assert_eq!((mat.rows, mat.cols), (call.q.rows, heads * width), "shapes of attention must match");
         assert_eq!(mat.view.dtype(), call.q.view.dtype(), "storage types must match");
     }
-    let KvCache { view, slots, capacity } = call.cache;
+    let KvCache { view, pages, page_tokens } = call.cache;
+    assert!(
+        page_tokens.is_power_of_two() && page_tokens >= BLOCK_K,
+        "a page of {page_tokens} tokens is not a power of two of at least {BLOCK_K}"
+    );
     let elems = match queue {
-        Queue::Cpu(_) => kv_cache_elems(num_kv, width, slots, capacity),
-        Queue::Cuda(_) => cuda_kv_cache_elems(num_kv, width, slots, capacity, call.q.view.dtype()),
+        Queue::Cpu(_) => kv_page_elems(num_kv, width, page_tokens),
+        Queue::Cuda(_) => cuda_kv_page_elems(num_kv, width, page_tokens, call.q.view.dtype()),
     };
-    assert_eq!((view.len(), view.dtype()), (elems, DType::F32), "size of the KV cache");
-    assert_eq!(call.cu_seqlens.len(), call.slots.len() + 1, "one slot per document");
+    assert_eq!((view.len(), view.dtype()), (pages * elems, DType::F32), "size of the KV cache");
+    let docs = call.cu_seqlens.len().saturating_sub(1);
+    assert!(call.page_tables.len().is_multiple_of(docs.max(1)), "page tables must have the same length");
     assert_eq!(call.positions.len(), call.q.rows, "one position per token");
-    for indices in [call.cu_seqlens, call.slots, call.positions] {
-        assert_eq!(indices.dtype(), DType::U32, "cu_seqlens, slots and positions must be u32");
+    for indices in [call.cu_seqlens, call.page_tables, call.positions] {
+        assert_eq!(indices.dtype(), DType::U32, "cu_seqlens, page tables and positions must be u32");
     }
-    let DecodeArgs { out, q, k, v, cu_seqlens, positions, slots, scratch, .. } = *call;
-    assert_disjoint(&[out.view, view, scratch], &[q.view, k.view, v.view, cu_seqlens, positions, slots]);
+    let DecodeArgs { out, q, k, v, cu_seqlens, positions, page_tables, scratch, .. } = *call;
+    assert_disjoint(
+        &[out.view, view, scratch],
+        &[q.view, k.view, v.view, cu_seqlens, positions, page_tables],
+    );
 }
 
 /// An item is one key-value head of one document: it stores the new keys and values, then computes attention.
 fn run(cpu: &CpuQueue, call: &DecodeArgs) {
-    // SAFETY: bounds, positions and slots are only read.
-    let (bounds, positions, slots) = unsafe {
-        (call.cu_seqlens.as_slice::<u32>(), call.positions.as_slice::<u32>(), call.slots.as_slice::<u32>())
+    // SAFETY: bounds, positions and page tables are only read.
+    let (bounds, positions, tables) = unsafe {
+        (
+            call.cu_seqlens.as_slice::<u32>(),
+            call.positions.as_slice::<u32>(),
+            call.page_tables.as_slice::<u32>(),
+        )
     };
+    let docs = bounds.len().saturating_sub(1);
+    let table_len = tables.len() / docs.max(1);
+    let KvCache { pages, page_tokens, .. } = call.cache;
     let per_thread = call.scratch.len() / cpu.pool.num_threads();
     let num_kv = call.heads.num_kv;
     with_real!(call.q.view.dtype(), R => {
-        cpu.pool.run(slots.len() * num_kv, &|item, worker| {
+        cpu.pool.run(docs * num_kv, &|item, worker| {
             let (doc, kv_head) = (item / num_kv, item % num_kv);
             let (first, end) = (bounds[doc] as usize, bounds[doc + 1] as usize);
             if first == end {
                 return;
             }
-            let (slot, past) = (slots[doc] as usize, positions[first] as usize);
-            assert!(slot < call.cache.slots, "slot {slot} of {}", call.cache.slots);
-            assert!(past + end - first <= call.cache.capacity, "a document exceeds the capacity of the KV cache");
+            let past = positions[first] as usize;
+            let used = (past + end - first).div_ceil(page_tokens);
+            assert!(used <= table_len, "a document exceeds its page table");
+            let table = &tables[doc * table_len..][..used];
+            assert!(table.iter().all(|page| (*page as usize) < pages), "a page outside the KV cache");
             // SAFETY: a worker uses only its own part of the scratch.
             let scratch = unsafe { call.scratch.slice(worker * per_thread, per_thread).as_mut::<f32>() };
-            let item = Item { call, first, len: end - first, slot, past, kv_head };
+            let item = Item { call, first, len: end - first, table, past, kv_head };
             item.run::<R>(cpu.isa, scratch);
         });
     });
@@ -111,24 +155,17 @@ struct Item<'a, 'm> {
     call: &'a DecodeArgs<'m>,
     first: usize,
     len: usize,
-    slot: usize,
+    /// The document's pages, up to that of its last token.
+    table: &'a [u32],
     past: usize,
     kv_head: usize,
 }
 
-impl Item<'_, '_> {
+impl<'m> Item<'_, 'm> {
     fn run<R: Real>(&self, isa: Isa, scratch: &mut [f32]) {
         let Heads { num_q, num_kv, width, .. } = self.call.heads;
-        let rows_padded = self.call.cache.capacity.next_multiple_of(BLOCK_K);
-        let elems = head_elems(width, self.call.cache.capacity);
-        let place = self.call.cache.view.slice((self.slot * num_kv + self.kv_head) * elems, elems);
-        // SAFETY: each document has its own slot, and only this item uses this head of its slot.
-        let (k, v) = unsafe { place.as_mut::<f32>() }.split_at_mut(rows_padded * width);
-        self.store::<R>(k, v, rows_padded);
-        let keys = Keys {
-            k: Panels { ptr: k.as_ptr(), row: NR, panel: width * NR },
-            v: Panels { ptr: v.as_ptr(), row: NR, panel: rows_padded * NR },
-        };
+        self.store::<R>();
+        let keys = |first_k: usize| self.key_block(first_k);
 
         let group = num_q / num_kv;
         let (q_rows, rest) = scratch.split_at_mut(BLOCK_Q * width);
@@ -147,7 +184,7 @@ impl Item<'_, '_> {
                 heads: self.call.heads,
                 dropout: None,
             };
-            // SAFETY: the panels hold every key up to this one.
+            // SAFETY: the pages hold every key up to this one.
             unsafe { block.attend(isa, &keys, &mut scratch) };
             for (i, head) in heads.enumerate() {
                 self.write::<R>(&scratch, i, 0, head);
@@ -171,19 +208,39 @@ impl Item<'_, '_> {
         }
     }
 
+    /// This head's part of the page that holds a position: keys, then values.
+    fn page_of(&self, position: usize) -> [View<'m>; 2] {
+        let (width, page_tokens) = (self.call.heads.width, self.call.cache.page_tokens);
+        let page = self.call.cache.page(self.table[position / page_tokens] as usize);
+        let elems = head_elems(width, page_tokens);
+        let (start, keys) = (self.kv_head * elems, page_tokens * width);
+        [page.slice(start, keys), page.slice(start + keys, elems - keys)]
+    }
+
+    fn key_block(&self, first_k: usize) -> KeyBlock {
+        let (width, page_tokens) = (self.call.heads.width, self.call.cache.page_tokens);
+        let [k, v] = self.page_of(first_k);
+        let k = Panels { ptr: k.as_ptr(), row: NR, panel: width * NR };
+        let v = Panels { ptr: v.as_ptr(), row: NR, panel: page_tokens * NR };
+        KeyBlock { k: k.columns_from(first_k % page_tokens), v: v.rows_from(first_k % page_tokens) }
+    }
+
     /// Stores new keys as columns of their panels, and new values as rows of theirs.
-    fn store<R: Real>(&self, k: &mut [f32], v: &mut [f32], rows_padded: usize) {
-        let width = self.call.heads.width;
+    fn store<R: Real>(&self) {
+        let (width, page_tokens) = (self.call.heads.width, self.call.cache.page_tokens);
         let keys = HeadRows::new(&self.call.k, self.first, self.len, self.kv_head, width);
         let values = HeadRows::new(&self.call.v, self.first, self.len, self.kv_head, width);
         for t in 0..self.len {
-            let at = self.past + t;
+            let [k, v] = self.page_of(self.past + t);
+            // SAFETY: no other document uses the pages of new tokens, and no other item this head of them.
+            let (k, v) = unsafe { (k.as_mut::<f32>(), v.as_mut::<f32>()) };
+            let at = (self.past + t) % page_tokens;
             let panel = &mut k[at / NR * width * NR..][..width * NR];
             for (j, key) in keys.row::<R>(t).iter().enumerate() {
                 panel[j * NR + at % NR] = key.to_f32();
             }
             for (p, part) in values.row::<R>(t).chunks(NR).enumerate() {
-                let row = &mut v[(p * rows_padded + at) * NR..][..NR];
+                let row = &mut v[(p * page_tokens + at) * NR..][..NR];
                 for (to, value) in row.iter_mut().zip(part) {
                     *to = value.to_f32();
                 }
@@ -196,97 +253,5 @@ impl Item<'_, '_> {
         let out = HeadRows::new(&self.call.out, self.first, self.len, head, width);
         // SAFETY: only this item writes this head of this document.
         scratch.write_row(row, width, unsafe { out.row_mut::<R>(token) });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::attention::{ForwardArgs, forward, scratch_bytes};
-    use crate::testing::{Operands, TestArena, bits, dtype};
-
-    proptest! {
-        /// Decoding in steps of any size, in any slots, beside any other documents, gives the bits of training.
-        #[test]
-        fn decode_has_the_bits_of_forward(
-            num_kv in 1usize..3, group in 1usize..4, width in 1usize..70, storage in dtype(),
-            window in prop_oneof![Just(None), (1usize..100).prop_map(Some)],
-            lens in prop::collection::vec(1usize..150, 1..4), seed in any::<u64>(),
-        ) {
-            let arena = TestArena::new(seed);
-            let queue = Queue::cpu(2);
-            let heads = Heads { num_q: num_kv * group, num_kv, width, scale: 0.3, window };
-            let (q_cols, kv_cols) = (heads.num_q * width, num_kv * width);
-            let tokens: usize = lens.iter().sum();
-            let [q, k, v] = [q_cols, kv_cols, kv_cols].map(|cols| arena.normals(tokens * cols, storage));
-            let scratch = arena.output(scratch_bytes(2, 150, width).0 as usize / 4, DType::F32);
-            let ends: Vec<usize> = lens.iter().scan(0, |end, len| { *end += len; Some(*end) }).collect();
-            let bounds: Vec<u32> = [0].into_iter().chain(ends.iter().map(|e| *e as u32)).collect();
-            let whole = arena.output(tokens * q_cols, storage);
-            forward(&queue, ForwardArgs {
-                heads,
-                out: Mat::dense(whole, tokens, q_cols),
-                lse: arena.output(tokens * heads.num_q, DType::F32),
-                q: Mat::dense(q, tokens, q_cols),
-                k: Mat::dense(k, tokens, kv_cols),
-                v: Mat::dense(v, tokens, kv_cols),
-                cu_seqlens: arena.input_u32(&bounds),
-                dropout: None,
-                scratch,
-            });
-
-            let slots = lens.len() + 1;
-            let cache = arena.output(kv_cache_elems(num_kv, width, slots, 150), DType::F32);
-            let cache = KvCache { view: cache, slots, capacity: 150 };
-            let mut grown = vec![0; lens.len()];
-            for pass in 0.. {
-                // One token at a time, or many, or none yet.
-                let steps = arena.indices(lens.len(), 3);
-                let news: Vec<(usize, usize)> = (0..lens.len())
-                    .map(|d| (d, [0, 1, 40][steps[d] as usize].min(lens[d] - grown[d])))
-                    .filter(|(_, new)| *new > 0)
-                    .collect();
-                if grown == lens {
-                    break;
-                }
-                prop_assert!(pass < 2000);
-                let rows: usize = news.iter().map(|(_, new)| new).sum();
-                let mut bounds = vec![0u32];
-                let (mut positions, mut picked) = (vec![], vec![]);
-                for (doc, new) in &news {
-                    bounds.push(bounds.last().unwrap() + *new as u32);
-                    positions.extend((grown[*doc]..grown[*doc] + new).map(|p| p as u32));
-                    let start = ends[*doc] - lens[*doc];
-                    picked.extend((grown[*doc]..grown[*doc] + new).map(|t| start + t));
-                    grown[*doc] += new;
-                }
-                let arena = TestArena::new(seed ^ pass);
-                let rows_of = |view: View, cols: usize| {
-                    let mut all = vec![0f32; view.len()];
-                    view.read_f32(&mut all).unwrap();
-                    let picked: Vec<f32> =
-                        picked.iter().flat_map(|t| all[t * cols..][..cols].to_vec()).collect();
-                    arena.input(&picked, storage)
-                };
-                let out = arena.output(rows * q_cols, storage);
-                decode(&queue, DecodeArgs {
-                    heads,
-                    out: Mat::dense(out, rows, q_cols),
-                    q: Mat::dense(rows_of(q, q_cols), rows, q_cols),
-                    k: Mat::dense(rows_of(k, kv_cols), rows, kv_cols),
-                    v: Mat::dense(rows_of(v, kv_cols), rows, kv_cols),
-                    cu_seqlens: arena.input_u32(&bounds),
-                    positions: arena.input_u32(&positions),
-                    slots: arena.input_u32(&news.iter().map(|(d, _)| slots as u32 - 1 - *d as u32).collect::<Vec<_>>()),
-                    cache,
-                    scratch,
-                });
-                for (row, t) in picked.iter().enumerate() {
-                    prop_assert_eq!(bits(out.slice(row * q_cols, q_cols)), bits(whole.slice(t * q_cols, q_cols)));
-                }
-            }
-        }
     }
 }

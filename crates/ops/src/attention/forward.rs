@@ -48,7 +48,9 @@ fn forward_head<R: Real>(
     let rows_padded = len.next_multiple_of(BLOCK_K);
     let (k_panels, rest) = scratch.split_at_mut(rows_padded * width);
     let (v_panels, rest) = rest.split_at_mut(rows_padded * padded(width));
-    let keys = Keys { k: k.transposed::<R>(isa, k_panels), v: v.natural::<R>(isa, v_panels) };
+    let (k_panels, v_panels) = (k.transposed::<R>(isa, k_panels), v.natural::<R>(isa, v_panels));
+    let keys =
+        |first_k: usize| KeyBlock { k: k_panels.columns_from(first_k), v: v_panels.rows_from(first_k) };
     let (q_rows, rest) = rest.split_at_mut(BLOCK_Q * width);
     let mut scratch = BlockScratch::new(rest, width);
     let dropout = HeadMask::of(call, doc, head);
@@ -57,7 +59,7 @@ fn forward_head<R: Real>(
         let rows = BLOCK_Q.min(len - first_q);
         let q = HeadRows::new(&call.q, first + first_q, rows, head, width).rows::<R>(isa, q_rows);
         let block = QueryBlock { q, rows, position: first_q, advance: 1, heads: call.heads, dropout };
-        // SAFETY: the panels were packed above, for every key up to the last query's own.
+        // SAFETY: the blocks are panels that were packed above, for every key up to the last query's own.
         unsafe { block.attend(isa, &keys, &mut scratch) };
         isa.run(
             #[inline(always)]
@@ -74,10 +76,10 @@ fn forward_head<R: Real>(
     }
 }
 
-/// Keys and values of one head of one document, in panels: keys transposed, values as stored.
+/// `BLOCK_K` keys and values of one head of one document, in panels: keys transposed, values as stored.
 #[derive(Clone, Copy)]
-pub(super) struct Keys {
-    /// Panel p is \[h, NR\] and holds keys p·NR.. as columns.
+pub(super) struct KeyBlock {
+    /// Panel p is \[h, NR\] and holds keys p·NR.. of the block as columns.
     pub(super) k: Panels,
     /// Panel p holds columns p·NR.. of the values.
     pub(super) v: Panels,
@@ -122,11 +124,17 @@ pub(super) struct QueryBlock {
 }
 
 impl QueryBlock {
-    /// Leaves the unnormalized outputs and the state of the softmax in `scratch`.
+    /// Leaves the unnormalized outputs and the state of the softmax in `scratch`. `keys` returns the block that starts
+    /// with a key, a multiple of `BLOCK_K`.
     ///
     /// # Safety
-    /// The queries are valid, and the panels hold every key up to the last row's position.
-    pub(super) unsafe fn attend(&self, isa: Isa, keys: &Keys, scratch: &mut BlockScratch) {
+    /// The queries are valid, and the blocks hold every key up to the last row's position.
+    pub(super) unsafe fn attend(
+        &self,
+        isa: Isa,
+        keys: &impl Fn(usize) -> KeyBlock,
+        scratch: &mut BlockScratch,
+    ) {
         let QueryBlock { q, rows, position, advance, heads, dropout } = *self;
         let width = heads.width;
         let BlockScratch { sums, scores, state } = scratch;
@@ -134,7 +142,7 @@ impl QueryBlock {
         sums[..rows * width].fill(0.0);
         let end_k = position + (rows - 1) * advance + 1;
         for first_k in heads.key_blocks(position, end_k) {
-            let num_keys = BLOCK_K.min(end_k - first_k);
+            let (num_keys, block) = (BLOCK_K.min(end_k - first_k), keys(first_k));
             let visible = |i: usize| heads.visible_keys(position + i * advance, first_k).end;
             // SAFETY: guaranteed by the caller; scores and sums hold the block and overlap nothing.
             unsafe {
@@ -143,7 +151,7 @@ impl QueryBlock {
                     cols: num_keys,
                     depth: width,
                     a: q,
-                    b: keys.k.columns_from(first_k),
+                    b: block.k,
                     c: scores.as_mut_ptr(),
                     c_row: BLOCK_K,
                     accumulate: false,
@@ -167,7 +175,7 @@ impl QueryBlock {
                     cols: width,
                     depth: num_keys,
                     a: Operand { ptr: scores.as_ptr(), row: BLOCK_K, col: 1 },
-                    b: keys.v.rows_from(first_k),
+                    b: block.v,
                     c: sums.as_mut_ptr(),
                     c_row: width,
                     accumulate: true,

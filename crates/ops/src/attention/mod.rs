@@ -24,8 +24,8 @@ use crate::disjoint::assert_disjoint;
 use crate::dropout::{DocMask, Mask};
 
 pub(crate) use cuda::TensorCores;
-pub use cuda::{all_cuda_sources, cuda_kv_cache_elems, cuda_scratch_bytes, model_cuda_sources};
-pub use decode::{DecodeArgs, KvCache, decode, kv_cache_elems};
+pub use cuda::{all_cuda_sources, cuda_kv_page_elems, cuda_scratch_bytes, model_cuda_sources};
+pub use decode::{DecodeArgs, KV_PAGE_TOKENS, KvCache, copy_pages, decode, kv_page_elems};
 
 /// Query rows that are processed together: four row tiles.
 const BLOCK_Q: usize = 48;

@@ -155,11 +155,13 @@ pub(super) fn decode(runner: &Runner, shape: &DecodeShape) -> Result<(), MemoryE
     let Heads { num_q, num_kv, width, .. } = heads;
     let (tokens, capacity, q, kv) = (docs * new, past + new, num_q * width, num_kv * width);
     // The CPU's KV cache is f32.
-    let (elems, stored) = if runner.on_gpu() {
-        (attention::cuda_kv_cache_elems(num_kv, width, docs, capacity, dtype), dtype)
+    let page_tokens = attention::KV_PAGE_TOKENS;
+    let (page_elems, stored) = if runner.on_gpu() {
+        (attention::cuda_kv_page_elems(num_kv, width, page_tokens, dtype), dtype)
     } else {
-        (attention::kv_cache_elems(num_kv, width, docs, capacity), DType::F32)
+        (attention::kv_page_elems(num_kv, width, page_tokens), DType::F32)
     };
+    let pages = docs * capacity.div_ceil(page_tokens);
     let read = docs * window.map_or(capacity, |window| capacity.min(window + new - 1));
     let case = Case {
         name: shape.description(),
@@ -172,11 +174,11 @@ pub(super) fn decode(runner: &Runner, shape: &DecodeShape) -> Result<(), MemoryE
         zeros(tokens * q, dtype),
         bounds(docs, new),
         numbers((0..tokens).map(|t| (past + t % new) as u32)),
-        numbers(0..docs as u32),
-        zeros(elems, DType::F32),
+        numbers(0..pages as u32),
+        zeros(pages * page_elems, DType::F32),
     ];
     let scratch = runner.workspace();
-    runner.measure(case, operands, |queue, [qkv, out, cu_seqlens, positions, slots, cache]| {
+    runner.measure(case, operands, |queue, [qkv, out, cu_seqlens, positions, page_tables, cache]| {
         let [q_mat, k, v] = split_qkv(&heads, qkv, tokens);
         let call = DecodeArgs {
             heads,
@@ -186,8 +188,8 @@ pub(super) fn decode(runner: &Runner, shape: &DecodeShape) -> Result<(), MemoryE
             v,
             cu_seqlens,
             positions,
-            slots,
-            cache: KvCache { view: cache, slots: docs, capacity },
+            page_tables,
+            cache: KvCache { view: cache, pages, page_tokens },
             scratch,
         };
         attention::decode(queue, call);

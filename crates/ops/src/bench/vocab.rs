@@ -52,11 +52,11 @@ fn log_probs(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     };
     let case = Case::moves("log-probabilities", 0, 4 * elems);
     runner.measure(case, operands(), |queue, [logits, targets, logp, _]| {
-        cross_entropy::forward(queue, logp, Mat::dense(logits, rows, vocab), targets);
+        cross_entropy::forward(queue, logp, Mat::dense(logits, rows, vocab), targets, 1.0);
     })?;
     let written = if runner.on_gpu() { dtype.size() } else { DType::F32.size() };
     let case = Case::moves("log-probabilities and gradient", chunks, elems * (4 + written));
     runner.measure(case, operands(), |queue, [logits, targets, logp, c]| {
-        cross_entropy::forward_backward(queue, logp, Mat::dense(logits, rows, vocab), targets, c, dtype);
+        cross_entropy::forward_backward(queue, logp, Mat::dense(logits, rows, vocab), targets, c, 1.0, dtype);
     })
 }

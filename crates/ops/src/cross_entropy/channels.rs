@@ -1,7 +1,7 @@
 //! The CPU version for channels besides the log-probability. One pass over a row computes the sums that all channels
 //! need; another writes the gradient.
 //!
-//! With d = logit − largest, S = Σ eᵈ and W = Σ d·eᵈ: log p = d − ln S, H = ln S − W/S, and log p + H = d − W/S.
+//! With d = (logit − largest) / temperature, S = Σ eᵈ and W = Σ d·eᵈ: log p = d − ln S, H = ln S − W/S, and log p + H = d − W/S.
 
 use lockstep_device::{CpuQueue, View};
 
@@ -10,7 +10,14 @@ use super::cpu::ROWS_PER_ITEM;
 use crate::Mat;
 use crate::math::{LANES, exp, fold, max};
 
-pub(super) fn run(cpu: &CpuQueue, out: Channels, logits: Mat, targets: View, c: Option<Channels>) {
+pub(super) fn run(
+    cpu: &CpuQueue,
+    out: Channels,
+    logits: Mat,
+    targets: View,
+    c: Option<Channels>,
+    inverse_temperature: f32,
+) {
     cpu.pool.run(logits.rows.div_ceil(ROWS_PER_ITEM), &|item, _| {
         for row in item * ROWS_PER_ITEM..((item + 1) * ROWS_PER_ITEM).min(logits.rows) {
             let read = |view: Option<View>| match view {
@@ -28,7 +35,7 @@ pub(super) fn run(cpu: &CpuQueue, out: Channels, logits: Mat, targets: View, c: 
             };
             let results = cpu.isa.run(
                 #[inline(always)]
-                || run_row(row_logits, target, c),
+                || run_row(row_logits, target, c, inverse_temperature),
             );
             for (view, value) in out.views().into_iter().zip(results).filter(|(view, _)| !view.is_empty()) {
                 // SAFETY: items write disjoint elements of the outputs.
@@ -40,15 +47,16 @@ pub(super) fn run(cpu: &CpuQueue, out: Channels, logits: Mat, targets: View, c: 
 
 /// The channels of a row. With coefficients, its logits are replaced by their gradient.
 #[inline(always)]
-fn run_row(logits: &mut [f32], target: usize, c: Option<[f32; 3]>) -> [f32; 3] {
+fn run_row(logits: &mut [f32], target: usize, c: Option<[f32; 3]>, inverse_temperature: f32) -> [f32; 3] {
     let vocab = logits.len() as f32;
-    let sums = Sums::of(logits);
+    let sums = Sums::of(logits, inverse_temperature);
     let (log_sum, mean) = (sums.exps.ln(), sums.weighted / sums.exps);
-    let log_prob = logits[target] - sums.largest - log_sum;
-    if let Some([c, c_entropy, c_mean]) = c {
+    let log_prob = (logits[target] - sums.largest) * inverse_temperature - log_sum;
+    if let Some(c) = c {
+        let [c, c_entropy, c_mean] = c.map(|c| c * inverse_temperature);
         let (scale, even, pull) = (1.0 / sums.exps, c_mean / vocab, c + c_mean);
         for z in logits.iter_mut() {
-            let d = *z - sums.largest;
+            let d = (*z - sums.largest) * inverse_temperature;
             let e = exp(d);
             let slope = (-(e * scale)).mul_add(c_entropy.mul_add(d - mean, pull), even);
             // A masked token has probability zero, so its gradient is zero even if d is infinite.
@@ -59,7 +67,7 @@ fn run_row(logits: &mut [f32], target: usize, c: Option<[f32; 3]>) -> [f32; 3] {
     [log_prob, log_sum - mean, sums.distances / vocab - log_sum]
 }
 
-/// Sums over a row, of the distances d of its logits from the largest.
+/// Sums over a row, of the distances d of its logits from the largest, divided by the temperature.
 struct Sums {
     largest: f32,
     /// Σ eᵈ, in the same order as without channels.
@@ -72,14 +80,14 @@ struct Sums {
 
 impl Sums {
     #[inline(always)]
-    fn of(logits: &[f32]) -> Sums {
+    fn of(logits: &[f32], inverse_temperature: f32) -> Sums {
         let largest = max(logits);
         let mut lanes = [[0f32; LANES]; 3];
         let (whole, tail) = logits.as_chunks::<LANES>();
         for chunk in whole {
-            add(&mut lanes, chunk, largest);
+            add(&mut lanes, chunk, largest, inverse_temperature);
         }
-        add(&mut lanes, tail, largest);
+        add(&mut lanes, tail, largest, inverse_temperature);
         let [exps, weighted, distances] = lanes.map(fold);
         Sums { largest, exps, weighted, distances }
     }
@@ -87,9 +95,14 @@ impl Sums {
 
 /// Adds up to one vector of logits to the lanes of the three sums.
 #[inline(always)]
-fn add([exps, weighted, distances]: &mut [[f32; LANES]; 3], chunk: &[f32], largest: f32) {
+fn add(
+    [exps, weighted, distances]: &mut [[f32; LANES]; 3],
+    chunk: &[f32],
+    largest: f32,
+    inverse_temperature: f32,
+) {
     for (((exps, weighted), distances), z) in exps.iter_mut().zip(weighted).zip(distances).zip(chunk) {
-        let d = z - largest;
+        let d = (z - largest) * inverse_temperature;
         let e = exp(d);
         *exps += e;
         *weighted = e.mul_add(if e == 0.0 { 0.0 } else { d }, *weighted);

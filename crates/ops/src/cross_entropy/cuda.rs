@@ -30,35 +30,51 @@ const REGISTER_THREADS: usize = 1024;
 /// Static shared memory of the kernels: two numbers per warp, twice.
 const STATIC_SHARED_BYTES: usize = 2 * (REGISTER_THREADS / WARP) * 8;
 
-pub(super) fn forward(cuda: &CudaQueue, logp: View, logits: Mat, targets: View) {
+pub(super) fn forward(cuda: &CudaQueue, logp: View, logits: Mat, targets: View, inverse_temperature: f32) {
     let (access, launch) = row_access(cuda, &logits);
     let kernel =
         cuda.kernel(&SOURCE, DType::F32, ["forward", "forward_vec", "forward_registers"][access as usize]);
-    let args = args![logp, logits.view, logits.stride, targets, logits.rows, logits.cols];
+    let args =
+        args![logp, logits.view, logits.stride, targets, logits.rows, logits.cols, inverse_temperature];
     // SAFETY: these are the kernel's parameters; it reads rows of logits and writes logp, and traps on a target outside
     // the vocabulary.
     unsafe { cuda.launch(kernel, launch, args) };
 }
 
+/// What both versions of forward with backward take.
+pub(super) struct BackwardArgs<'m, 't> {
+    pub(super) logits: Mat<'m>,
+    pub(super) targets: View<'t>,
+    pub(super) inverse_temperature: f32,
+    /// The type of the gradient.
+    pub(super) grad: DType,
+}
+
 pub(super) fn forward_backward<'m>(
     cuda: &CudaQueue,
     logp: View,
-    logits: Mat<'m>,
-    targets: View,
     c: View,
-    grad: DType,
+    call: BackwardArgs<'m, '_>,
 ) -> Mat<'m> {
+    let BackwardArgs { logits, targets, inverse_temperature, grad } = call;
     let (access, launch) = row_access(cuda, &logits);
     let names = ["forward_backward", "forward_backward_vec", "forward_backward_registers"];
     let kernel = cuda.kernel(&SOURCE, grad, names[access as usize]);
-    let args = args![logp, logits.view, logits.stride, targets, c, logits.rows, logits.cols];
+    let args =
+        args![logp, logits.view, logits.stride, targets, c, logits.rows, logits.cols, inverse_temperature];
     // SAFETY: these are the kernel's parameters; a block reads and writes its own rows of logits, and nothing is read
     // after it was overwritten.
     unsafe { cuda.launch(kernel, launch, args) };
     gradient_in(logits, grad)
 }
 
-pub(super) fn forward_channels(cuda: &CudaQueue, out: Channels, logits: Mat, targets: View) {
+pub(super) fn forward_channels(
+    cuda: &CudaQueue,
+    out: Channels,
+    logits: Mat,
+    targets: View,
+    inverse_temperature: f32,
+) {
     let (access, launch) = row_access(cuda, &logits);
     let names = ["forward_channels", "forward_channels_vec", "forward_channels_registers"];
     let kernel = cuda.kernel(&SOURCE, DType::F32, names[access as usize]);
@@ -71,7 +87,8 @@ pub(super) fn forward_channels(cuda: &CudaQueue, out: Channels, logits: Mat, tar
         logits.stride,
         targets,
         logits.rows,
-        logits.cols
+        logits.cols,
+        inverse_temperature,
     ];
     // SAFETY: these are the kernel's parameters; it reads rows of logits and writes the outputs that are not null.
     unsafe { cuda.launch(kernel, launch, args) };
@@ -80,11 +97,10 @@ pub(super) fn forward_channels(cuda: &CudaQueue, out: Channels, logits: Mat, tar
 pub(super) fn forward_backward_channels<'m>(
     cuda: &CudaQueue,
     out: Channels,
-    logits: Mat<'m>,
-    targets: View,
     c: Channels,
-    grad: DType,
+    call: BackwardArgs<'m, '_>,
 ) -> Mat<'m> {
+    let BackwardArgs { logits, targets, inverse_temperature, grad } = call;
     let (access, launch) = row_access(cuda, &logits);
     let names =
         ["forward_backward_channels", "forward_backward_channels_vec", "forward_backward_channels_registers"];
@@ -101,6 +117,7 @@ pub(super) fn forward_backward_channels<'m>(
         c.mean_log_prob,
         logits.rows,
         logits.cols,
+        inverse_temperature,
     ];
     // SAFETY: as in `forward_backward`.
     unsafe { cuda.launch(kernel, launch, args) };

@@ -4,6 +4,9 @@
 //! objective is expressed as one coefficient per token, c = ∂L/∂log p(target); then
 //! ∂L/∂logits = c · (onehot(target) − softmax(logits)).
 //!
+//! All numbers are those of softmax(logits / temperature); the gradient is with respect to the logits themselves, so
+//! it has a factor 1 / temperature. Calls pass the inverse, because a product with 1 changes no bit.
+//!
 //! Two more numbers per token are available, each with a coefficient of its own ([`Channels`]): the entropy of the
 //! distribution and the mean log-probability over the vocabulary. Calls that need neither use kernels without them;
 //! log-probabilities have the same bits either way.
@@ -58,15 +61,23 @@ impl<'m> Channels<'m> {
     }
 }
 
-/// `out.log_prob`\[T\] = log softmax(logits)\[target\], and the other channels of `out`. Does not change the logits.
-pub fn forward<'o>(queue: &Queue, out: impl Into<Channels<'o>>, logits: Mat, targets: View) {
+/// `out.log_prob`\[T\] = log softmax(logits · `inverse_temperature`)\[target\], and the other channels of `out`. Does
+/// not change the logits.
+pub fn forward<'o>(
+    queue: &Queue,
+    out: impl Into<Channels<'o>>,
+    logits: Mat,
+    targets: View,
+    inverse_temperature: f32,
+) {
     let out = out.into();
-    check(&out, &logits, targets);
+    check(&out, &logits, targets, inverse_temperature);
+    let more = out.has_more();
     match queue {
-        Queue::Cpu(cpu) if out.has_more() => channels::run(cpu, out, logits, targets, None),
-        Queue::Cpu(cpu) => cpu::run(cpu, out.log_prob, logits, targets, None),
-        Queue::Cuda(cuda) if out.has_more() => cuda::forward_channels(cuda, out, logits, targets),
-        Queue::Cuda(cuda) => cuda::forward(cuda, out.log_prob, logits, targets),
+        Queue::Cpu(cpu) if more => channels::run(cpu, out, logits, targets, None, inverse_temperature),
+        Queue::Cpu(cpu) => cpu::run(cpu, out.log_prob, logits, targets, None, inverse_temperature),
+        Queue::Cuda(cuda) if more => cuda::forward_channels(cuda, out, logits, targets, inverse_temperature),
+        Queue::Cuda(cuda) => cuda::forward(cuda, out.log_prob, logits, targets, inverse_temperature),
     }
 }
 
@@ -79,10 +90,11 @@ pub fn forward_backward<'m, 'o, 'c>(
     logits: Mat<'m>,
     targets: View,
     c: impl Into<Channels<'c>>,
+    inverse_temperature: f32,
     grad: DType,
 ) -> Mat<'m> {
     let (out, c) = (out.into(), c.into());
-    check(&out, &logits, targets);
+    check(&out, &logits, targets, inverse_temperature);
     c.check(logits.rows, "one f32 coefficient");
     let [log_prob, entropy, mean_log_prob] = out.views();
     assert_disjoint(&[logits.view, log_prob, entropy, mean_log_prob], &c.views());
@@ -90,18 +102,27 @@ pub fn forward_backward<'m, 'o, 'c>(
     match queue {
         Queue::Cpu(cpu) => {
             if more {
-                channels::run(cpu, out, logits, targets, Some(c));
+                channels::run(cpu, out, logits, targets, Some(c), inverse_temperature);
             } else {
-                cpu::run(cpu, out.log_prob, logits, targets, Some(c.log_prob));
+                cpu::run(cpu, out.log_prob, logits, targets, Some(c.log_prob), inverse_temperature);
             }
             logits
         }
-        Queue::Cuda(cuda) if more => cuda::forward_backward_channels(cuda, out, logits, targets, c, grad),
-        Queue::Cuda(cuda) => cuda::forward_backward(cuda, out.log_prob, logits, targets, c.log_prob, grad),
+        Queue::Cuda(cuda) => {
+            let args = cuda::BackwardArgs { logits, targets, inverse_temperature, grad };
+            match more {
+                true => cuda::forward_backward_channels(cuda, out, c, args),
+                false => cuda::forward_backward(cuda, out.log_prob, c.log_prob, args),
+            }
+        }
     }
 }
 
-fn check(out: &Channels, logits: &Mat, targets: View) {
+fn check(out: &Channels, logits: &Mat, targets: View, inverse_temperature: f32) {
+    assert!(
+        inverse_temperature.is_finite() && inverse_temperature > 0.0,
+        "an inverse temperature of {inverse_temperature}"
+    );
     assert_eq!((out.log_prob.len(), targets.len()), (logits.rows, logits.rows), "one target per token");
     assert_eq!((logits.view.dtype(), targets.dtype()), (DType::F32, DType::U32));
     out.check(logits.rows, "one f32 output");

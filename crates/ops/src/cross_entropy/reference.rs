@@ -1,4 +1,12 @@
 //! Textbook log-probabilities, in f64.
+//!
+//! At a temperature t, pass the logits divided by t ([`scaled`]); gradients are then with respect to these, and those
+//! of the logits themselves are the same with coefficients divided by t.
+
+/// Logits, or coefficients, divided by the temperature.
+pub fn scaled(values: &[f64], inverse_temperature: f32) -> Vec<f64> {
+    values.iter().map(|value| value * f64::from(inverse_temperature)).collect()
+}
 
 /// log softmax(logits)\[target\] of each row.
 pub fn forward(logits: &[f64], vocab: usize, targets: &[u32]) -> Vec<f64> {

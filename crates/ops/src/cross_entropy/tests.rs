@@ -8,6 +8,10 @@ use crate::testing::{
     tolerance, values,
 };
 
+fn inverse_temperature() -> impl Strategy<Value = f32> {
+    prop_oneof![Just(1.0f32), 0.3f32..3.0]
+}
+
 fn vocab() -> impl Strategy<Value = usize> {
     prop_oneof![Just(1usize), Just(5), Just(16), Just(17), Just(1000), 1usize..300]
 }
@@ -30,7 +34,8 @@ proptest! {
     #[test]
     fn forward_and_backward_match_the_reference(
         rows in 1usize..40, vocab in vocab(), pad in 0usize..4,
-        spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e4)], seed in any::<u64>(),
+        spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e4)],
+        inverse in inverse_temperature(), seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
         let start: Vec<f32> = arena.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
@@ -45,14 +50,15 @@ proptest! {
             let logits = arena.padded(&start, vocab, pad, DType::F32);
             let (before, before_bits) = (logits.values(), logits.bits());
             let (logp, second) = (arena.output(rows, DType::F32), arena.output(rows, DType::F32));
-            forward(&queue, logp, logits.mat, targets_view);
+            forward(&queue, logp, logits.mat, targets_view, inverse);
             prop_assert!(logits.bits() == before_bits, "forward wrote to the logits");
+            let before = reference::scaled(&before, inverse);
             let want = reference::forward(&before, vocab, &targets);
             assert_near(&values(logp), &want, rows, (rows as f64).sqrt(), tolerance(DType::F32));
 
-            forward_backward(&queue, second, logits.mat, targets_view, c, DType::F32);
+            forward_backward(&queue, second, logits.mat, targets_view, c, inverse, DType::F32);
             prop_assert_eq!(bits(logp), bits(second));
-            let cv = values(c);
+            let cv = reference::scaled(&values(c), inverse);
             let want = reference::backward(&before, vocab, &targets, &cv);
             assert_near(&logits.values(), &want, vocab, norm(&cv), tolerance(DType::F32));
             for (c, gradient) in cv.iter().zip(logits.values().chunks_exact(vocab)) {
@@ -68,7 +74,8 @@ proptest! {
     fn channels_match_the_reference(
         rows in 1usize..20, vocab in vocab(), pad in 0usize..4,
         spread in prop_oneof![Just(0.01f32), Just(1.0), Just(10.0), Just(1e3)],
-        written in any::<[bool; 2]>(), with in any::<[bool; 2]>(), seed in any::<u64>(),
+        written in any::<[bool; 2]>(), with in any::<[bool; 2]>(),
+        inverse in inverse_temperature(), seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
         let start: Vec<f32> = arena.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
@@ -96,9 +103,10 @@ proptest! {
                 mean_log_prob: written[1].then(|| arena.output(rows, DType::F32)),
             });
             let plain = arena.output(rows, DType::F32);
-            forward(&queue, plain, logits.mat, targets_view);
-            forward(&queue, out, logits.mat, targets_view);
+            forward(&queue, plain, logits.mat, targets_view, inverse);
+            forward(&queue, out, logits.mat, targets_view, inverse);
             prop_assert_eq!(&logits.values(), &before, "forward wrote to the logits");
+            let before = reference::scaled(&before, inverse);
             prop_assert_eq!(bits(plain), bits(out.log_prob));
             let size = (rows as f64).sqrt();
             if let Some(entropy) = out.entropy {
@@ -109,9 +117,9 @@ proptest! {
                 assert_near(&values(mean), &want, rows, size, tolerance(DType::F32));
             }
 
-            forward_backward(&queue, second, logits.mat, targets_view, c_channels, DType::F32);
+            forward_backward(&queue, second, logits.mat, targets_view, c_channels, inverse, DType::F32);
             prop_assert_eq!(out.views().map(bits), second.views().map(bits));
-            let all = [c, c_entropy, c_mean].map(values);
+            let all = [c, c_entropy, c_mean].map(|c| reference::scaled(&values(c), inverse));
             let want = reference_gradient(&before, vocab, &targets, &all);
             let size = all.iter().map(|c| norm(c)).sum::<f64>();
             assert_near(&logits.values(), &want, vocab, size, tolerance(DType::F32));
@@ -124,7 +132,7 @@ proptest! {
 
     #[test]
     fn gradients_of_channels_match_finite_differences_of_the_reference(
-        rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
+        rows in 1usize..4, vocab in 1usize..9, inverse in inverse_temperature(), seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
         let logits = arena.padded_normals(rows, vocab, 0, DType::F32);
@@ -132,29 +140,33 @@ proptest! {
         let [c, c_entropy, c_mean] = [(); 3].map(|()| arena.normals(rows, DType::F32));
         let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: Some(c_mean) };
         let (logp, targets_view) = (arena.output(rows, DType::F32), arena.input_u32(&targets));
-        forward_backward(&Queue::cpu(1), logp, logits.mat, targets_view, with, DType::F32);
+        forward_backward(&Queue::cpu(1), logp, logits.mat, targets_view, with, inverse, DType::F32);
         let all = [c, c_entropy, c_mean].map(values);
         let slope = finite_differences(&start, |logits| {
+            let logits = &reference::scaled(logits, inverse);
             dot(&all[0], &reference::forward(logits, vocab, &targets))
                 + dot(&all[1], &reference::entropy(logits, vocab))
                 + dot(&all[2], &reference::mean_log_prob(logits, vocab))
         });
         let size = all.iter().map(|c| norm(c)).sum();
         assert_near(&logits.values(), &slope, vocab, size, tolerance(DType::F32));
+        let (start, all) = (reference::scaled(&start, inverse), all.map(|c| reference::scaled(&c, inverse)));
         assert_near(&reference_gradient(&start, vocab, &targets, &all), &slope, vocab, size, 1e-8);
     }
 
     #[test]
     fn backward_matches_finite_differences_of_the_reference(
-        rows in 1usize..4, vocab in 1usize..9, seed in any::<u64>(),
+        rows in 1usize..4, vocab in 1usize..9, inverse in inverse_temperature(), seed in any::<u64>(),
     ) {
         let arena = TestArena::new(seed);
         let logits = arena.padded_normals(rows, vocab, 0, DType::F32);
         let (start, targets) = (logits.values(), arena.indices(rows, vocab));
         let (r, logp) = (arena.normals(rows, DType::F32), arena.output(rows, DType::F32));
-        forward_backward(&Queue::cpu(1), logp, logits.mat, arena.input_u32(&targets), r, DType::F32);
+        forward_backward(&Queue::cpu(1), logp, logits.mat, arena.input_u32(&targets), r, inverse, DType::F32);
         let rv = values(r);
-        let slope = finite_differences(&start, |logits| dot(&rv, &reference::forward(logits, vocab, &targets)));
+        let slope = finite_differences(&start, |logits| {
+            dot(&rv, &reference::forward(&reference::scaled(logits, inverse), vocab, &targets))
+        });
         assert_near(&logits.values(), &slope, vocab, norm(&rv), tolerance(DType::F32));
     }
 
@@ -171,7 +183,7 @@ proptest! {
         let run = |pick: usize, from: usize, len: usize| {
             let logits = arena.padded(&start[from * vocab..][..len * vocab], vocab, pick, DType::F32);
             let logp = arena.output(len, DType::F32);
-            forward_backward(&queue(pick), logp, logits.mat, targets.slice(from, len), c.slice(from, len), DType::F32);
+            forward_backward(&queue(pick), logp, logits.mat, targets.slice(from, len), c.slice(from, len), 0.7, DType::F32);
             (bits(logp), logits.bits())
         };
         let from = from % rows;
@@ -206,8 +218,8 @@ fn extreme_logits_stay_finite() {
         let (logp, second) = (arena.output(8, DType::F32), arena.output(8, DType::F32));
         let c = arena.input(&[-0.5; 8], DType::F32);
         let targets_view = arena.input_u32(&targets);
-        forward(&queue, logp, logits.mat, targets_view);
-        forward_backward(&queue, second, logits.mat, targets_view, c, DType::F32);
+        forward(&queue, logp, logits.mat, targets_view, 1.0);
+        forward_backward(&queue, second, logits.mat, targets_view, c, 1.0, DType::F32);
         assert_eq!(bits(logp), bits(second));
         let want = reference::forward(&before, 5, &targets);
         for (got, want) in values(logp).iter().zip(&want) {
@@ -240,7 +252,7 @@ fn channels_of_extreme_logits() {
         let [c, c_entropy] = [0.5, -2.0].map(|c| arena.input(&[c; 5], DType::F32));
         let out = Channels { log_prob, entropy: Some(entropy), mean_log_prob: None };
         let with = Channels { log_prob: c, entropy: Some(c_entropy), mean_log_prob: None };
-        forward_backward(&queue, out, logits.mat, targets, with, DType::F32);
+        forward_backward(&queue, out, logits.mat, targets, with, 1.0, DType::F32);
         for (got, want) in values(entropy).iter().zip(reference::entropy(&before, 4)) {
             assert!((got - want).abs() <= 1e-6, "{got} for {want}");
         }
@@ -259,11 +271,11 @@ fn a_nan_logit_is_not_hidden() {
         let logits = arena.padded(&[0.0, f32::NAN, 1.0], 3, 0, DType::F32);
         let logp = arena.output(1, DType::F32);
         logp.write_f32(&[0.0]).unwrap();
-        forward(&queue, logp, logits.mat, arena.input_u32(&[0]));
+        forward(&queue, logp, logits.mat, arena.input_u32(&[0]), 1.0);
         assert!(values(logp)[0].is_nan());
         let [entropy, mean] = [(); 2].map(|()| arena.input(&[0.0], DType::F32));
         let all = Channels { log_prob: logp, entropy: Some(entropy), mean_log_prob: Some(mean) };
-        forward(&queue, all, logits.mat, arena.input_u32(&[0]));
+        forward(&queue, all, logits.mat, arena.input_u32(&[0]), 1.0);
         assert!([logp, entropy, mean].iter().all(|view| values(*view)[0].is_nan()));
     }
 }
@@ -273,6 +285,6 @@ fn zero_rows_are_a_no_op() {
     let arena = TestArena::new(1);
     let empty = arena.output(0, DType::F32);
     let targets = arena.input_u32(&[]);
-    forward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets);
-    forward_backward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets, empty, DType::F32);
+    forward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets, 1.0);
+    forward_backward(&Queue::cpu(2), empty, Mat::dense(empty, 0, 9), targets, empty, 1.0, DType::F32);
 }

@@ -75,8 +75,8 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
         contract(harness, dtype, shape, window, rate)?;
     }
     for shape in [(8, 1, 64), (4, 1, 128), (6, 2, 20), (2, 2, 96), (12, 1, 256), (1, 1, 512)] {
-        for window in [None, Some(50)] {
-            decode(harness, dtype, shape, window)?;
+        for (window, page_tokens) in [(None, 64), (Some(50), 64), (None, 128)] {
+            decode(harness, dtype, shape, window, page_tokens)?;
         }
     }
     Ok(())
@@ -318,32 +318,56 @@ fn contract(
     })
 }
 
-/// Decodes documents: first many tokens at once, then a few, then one by one. The outputs are those of forward.
-fn decode(harness: &Harness, dtype: DType, shape: Shape, window: Option<usize>) -> Result<(), GpuError> {
-    const LENS: [usize; 4] = [1, 9, 75, 150];
+/// Decodes documents: first many tokens at once, then a few, then one by one. The outputs are those of forward. The last
+/// two documents are the same up to token `SHARED`: the second one starts there, with the first one's whole pages and a
+/// copy of the page where they part.
+fn decode(
+    harness: &Harness,
+    dtype: DType,
+    shape: Shape,
+    window: Option<usize>,
+    page_tokens: usize,
+) -> Result<(), GpuError> {
+    const LENS: [usize; 5] = [1, 9, 75, 150, 150];
+    const SHARED: usize = 130;
     /// The length of documents after each round, unless they are shorter. The last token is decoded alone.
     const ROUNDS: [usize; 6] = [60, 61, 130, 148, 149, 150];
     let heads = heads_of(shape, window);
     let bounds = bounds_of(LENS);
-    let (slots, capacity) = ([2u32, 0, 4, 1], 151);
+    // Each row is a page table; entries after the last token are not read.
+    let (pages, whole) = (16, SHARED / page_tokens);
+    let mut tables = [[9, 99, 99, 99], [4, 99, 99, 99], [14, 2, 99, 99], [0, 15, 7, 99], [11, 6, 1, 99u32]];
+    let copy = (tables[3][whole], tables[4][whole]);
+    tables[4] = std::array::from_fn(|i| tables[if i < whole { 3 } else { 4 }][i]);
     let name = format!(
-        "attention decode over a KV cache, {dtype}, heads {}/{}×{}, window {window:?}",
+        "attention decode over a KV cache, {dtype}, heads {}/{}×{}, window {window:?}, pages of {page_tokens} tokens",
         heads.num_q, heads.num_kv, heads.width
     );
     harness.case(name, tolerance(dtype), |case| {
         let [q_cols, k_cols, v_cols] = columns(&heads);
         let (tokens, cols) = (LENS.iter().sum::<usize>(), v_cols.end);
-        let storage = case.values(case.normals(tokens * cols, dtype));
-        let elems = match case.queue {
-            Queue::Cpu(_) => attention::kv_cache_elems(heads.num_kv, heads.width, 5, capacity),
-            Queue::Cuda(_) => attention::cuda_kv_cache_elems(heads.num_kv, heads.width, 5, capacity, dtype),
+        let mut storage = case.values(case.normals(tokens * cols, dtype));
+        let share = |rows: &mut [f64], cols: usize| {
+            let [from, to] = [3, 4].map(|doc| bounds[doc] as usize * cols);
+            rows.copy_within(from..from + SHARED * cols, to);
         };
-        let cache = KvCache { view: case.output(elems, DType::F32), slots: 5, capacity };
+        share(&mut storage, cols);
+        let elems = match case.queue {
+            Queue::Cpu(_) => attention::kv_page_elems(heads.num_kv, heads.width, page_tokens),
+            Queue::Cuda(_) => attention::cuda_kv_page_elems(heads.num_kv, heads.width, page_tokens, dtype),
+        };
+        let cache = KvCache { view: case.output(pages * elems, DType::F32), pages, page_tokens };
         let scratch = case.output(scratch_elems(case, &heads, &LENS), DType::F32);
         let mut all = vec![f64::NAN; tokens * q_cols.len()];
         let mut before = 0;
         for round in ROUNDS {
-            let new = LENS.map(|len| before.min(len)..round.min(len));
+            let mut new = LENS.map(|len| before.min(len)..round.min(len));
+            if round <= SHARED {
+                new[4] = 0..0;
+            }
+            if before == SHARED {
+                attention::copy_pages(case.queue, cache, &[copy]);
+            }
             let rows = || {
                 new.iter().zip(&bounds).flat_map(|(new, start)| new.clone().map(|i| (i, *start as usize + i)))
             };
@@ -360,7 +384,7 @@ fn decode(harness: &Harness, dtype: DType, shape: Shape, window: Option<usize>) 
                 v: qkv.mat.columns(v_cols.start, v_cols.len()),
                 cu_seqlens: case.input_u32(&bounds_of(new.clone().map(|new| new.len()))),
                 positions: case.input_u32(&positions),
-                slots: case.input_u32(&slots),
+                page_tables: case.input_u32(tables.as_flattened()),
                 cache,
                 scratch,
             };
@@ -371,6 +395,8 @@ fn decode(harness: &Harness, dtype: DType, shape: Shape, window: Option<usize>) 
             }
             before = round;
         }
+        // The rows that the documents share were computed once.
+        share(&mut all, q_cols.len());
         let [q, k, v] = split(&heads, &storage);
         case.compare("out", heads.width, all, || reference::forward(heads, &bounds, &q, &k, &v).0);
     })

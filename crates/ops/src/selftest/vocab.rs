@@ -5,8 +5,8 @@ use std::cell::LazyCell;
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
 
-use super::harness::{Harness, Operands, tolerance};
-use crate::cross_entropy::{self, Channels};
+use super::harness::{Case, Harness, Operands, tolerance};
+use crate::cross_entropy::{self, Channels, reference};
 use crate::embedding;
 
 pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
@@ -28,9 +28,10 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     for (rows, vocab, pad) in
         [(0, 9, 0), (1, 1, 0), (5, 17, 1), (33, 1000, 4), (5, 36_864, 0), (7, 50_257, 0), (64, 32_000, 0)]
     {
-        for spread in [1e-3, 0.1, 10.0, 300.0].into_iter().filter(|_| harness.includes(rows * vocab)) {
-            likelihood(harness, dtype, [rows, vocab, pad], spread)?;
-            channels(harness, dtype, [rows, vocab, pad], spread)?;
+        let logits = [(1e-3, 1.0), (0.1, 1.0), (10.0, 1.0), (300.0, 1.0), (10.0, 0.6), (3.0, 1.7)];
+        for logits in logits.into_iter().filter(|_| harness.includes(rows * vocab)) {
+            likelihood(harness, dtype, [rows, vocab, pad], logits)?;
+            channels(harness, dtype, [rows, vocab, pad], logits)?;
         }
     }
     Ok(())
@@ -67,11 +68,13 @@ fn likelihood(
     harness: &Harness,
     dtype: DType,
     [rows, vocab, pad]: [usize; 3],
-    spread: f32,
+    (spread, temperature): (f32, f32),
 ) -> Result<(), GpuError> {
     let name = format!(
-        "cross-entropy, gradient in {dtype}, {rows}×{vocab}, padding {pad}, logit magnitude {spread}"
+        "cross-entropy, gradient in {dtype}, {rows}×{vocab}, padding {pad}, logit magnitude {spread}, \
+         temperature {temperature}"
     );
+    let inverse = 1.0 / temperature;
     harness.case(name, tolerance(dtype), |case| {
         let start: Vec<f32> = case.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
         let logits = case.padded(&start, vocab, pad, DType::F32);
@@ -79,15 +82,15 @@ fn likelihood(
         let targets = case.indices(rows, vocab);
         let (targets_view, c) = (case.input_u32(&targets), case.normals(rows, DType::F32));
         let [logp, second] = [(); 2].map(|()| case.output(rows, DType::F32));
-        cross_entropy::forward(case.queue, logp, logits.mat, targets_view);
+        cross_entropy::forward(case.queue, logp, logits.mat, targets_view, inverse);
         if case.padded_values(&logits) != before {
             case.add_note("forward changed the logits".into());
         }
         let gradient =
-            cross_entropy::forward_backward(case.queue, second, logits.mat, targets_view, c, dtype);
-        let cv = case.values(c);
+            cross_entropy::forward_backward(case.queue, second, logits.mat, targets_view, c, inverse, dtype);
+        let [before, cv] = [before, case.values(c)].map(|x| reference::scaled(&x, inverse));
         let size = cv.iter().map(|c| c * c).sum::<f64>().sqrt();
-        let log_probs = || cross_entropy::reference::forward(&before, vocab, &targets);
+        let log_probs = || reference::forward(&before, vocab, &targets);
         case.compare_at("log-probabilities", rows, (rows as f64).sqrt(), case.values(logp), log_probs);
         case.compare_at(
             "log-probabilities with gradient",
@@ -97,7 +100,7 @@ fn likelihood(
             log_probs,
         );
         case.compare_at("gradient", vocab, size, case.mat_values(&gradient), || {
-            cross_entropy::reference::backward(&before, vocab, &targets, &cv)
+            reference::backward(&before, vocab, &targets, &cv)
         });
         // Check the padding; the elements inside have the gradient's type.
         case.padded_values(&logits);
@@ -110,12 +113,13 @@ fn channels(
     harness: &Harness,
     dtype: DType,
     [rows, vocab, pad]: [usize; 3],
-    spread: f32,
+    (spread, temperature): (f32, f32),
 ) -> Result<(), GpuError> {
     let name = format!(
         "cross-entropy with entropy and mean log-probability, gradient in {dtype}, {rows}×{vocab}, padding {pad}, \
-         logit magnitude {spread}"
+         logit magnitude {spread}, temperature {temperature}"
     );
+    let inverse = 1.0 / temperature;
     harness.case(name, tolerance(dtype), |case| {
         let start: Vec<f32> = case.normal_values(rows * vocab).iter().map(|x| x * spread).collect();
         let [logits, other] = [(); 2].map(|()| case.padded(&start, vocab, pad, DType::F32));
@@ -130,48 +134,46 @@ fn channels(
         let (out, second, plain) = (all(), all(), case.output(rows, DType::F32));
         let c = [(); 3].map(|()| case.normals(rows, DType::F32));
         let with = Channels { log_prob: c[0], entropy: Some(c[1]), mean_log_prob: Some(c[2]) };
-        cross_entropy::forward(case.queue, plain, logits.mat, targets_view);
-        cross_entropy::forward(case.queue, out, logits.mat, targets_view);
+        cross_entropy::forward(case.queue, plain, logits.mat, targets_view, inverse);
+        cross_entropy::forward(case.queue, out, logits.mat, targets_view, inverse);
         if case.padded_values(&logits) != before {
             case.add_note("forward changed the logits".into());
         }
-        let gradient =
-            cross_entropy::forward_backward(case.queue, second, logits.mat, targets_view, with, dtype);
+        let gradient = cross_entropy::forward_backward(
+            case.queue,
+            second,
+            logits.mat,
+            targets_view,
+            with,
+            inverse,
+            dtype,
+        );
+        let before = reference::scaled(&before, inverse);
         let numbers = |of: &Channels| {
             [Some(of.log_prob), of.entropy, of.mean_log_prob].map(|view| view.map(|view| case.values(view)))
         };
-        let alike = |name: &str, one: Option<Vec<f64>>, other: Option<Vec<f64>>| {
-            let pairs = one.iter().flatten().zip(other.iter().flatten());
-            let far = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-            if one != other {
-                case.add_note(format!("the calls differ in their {name} by up to {far:e}"));
-            }
-        };
         let names = ["log-probabilities", "entropies", "mean log-probabilities"];
         for (name, (one, other)) in names.into_iter().zip(numbers(&out).into_iter().zip(numbers(&second))) {
-            alike(name, one, other);
+            compare_calls(case, name, one, other);
         }
-        alike("log-probabilities", Some(case.values(plain)), Some(case.values(out.log_prob)));
+        compare_calls(case, names[0], Some(case.values(plain)), Some(case.values(out.log_prob)));
         let [log_prob, entropy, mean] =
             numbers(&out).map(|values| values.expect("all channels were requested"));
         let size = (rows as f64).sqrt();
         case.compare_at("log-probabilities", rows, size, log_prob, || {
-            cross_entropy::reference::forward(&before, vocab, &targets)
+            reference::forward(&before, vocab, &targets)
         });
-        case.compare_at("entropies", rows, size, entropy, || {
-            cross_entropy::reference::entropy(&before, vocab)
-        });
+        case.compare_at("entropies", rows, size, entropy, || reference::entropy(&before, vocab));
         case.compare_at("mean log-probabilities", rows, size, mean, || {
-            cross_entropy::reference::mean_log_prob(&before, vocab)
+            reference::mean_log_prob(&before, vocab)
         });
-        let [c, c_entropy, c_mean] = c.map(|c| case.values(c));
+        let [c, c_entropy, c_mean] = c.map(|c| reference::scaled(&case.values(c), inverse));
         let squares = c.iter().chain(&c_entropy).chain(&c_mean).map(|c| c * c).sum::<f64>();
         let size = squares.sqrt();
-        let entropy_gradient =
-            LazyCell::new(|| cross_entropy::reference::entropy_backward(&before, vocab, &c_entropy));
+        let entropy_gradient = LazyCell::new(|| reference::entropy_backward(&before, vocab, &c_entropy));
         case.compare_at("gradient", vocab, size, case.mat_values(&gradient), || {
-            let mut sum = cross_entropy::reference::backward(&before, vocab, &targets, &c);
-            let mean = cross_entropy::reference::mean_log_prob_backward(&before, vocab, &c_mean);
+            let mut sum = reference::backward(&before, vocab, &targets, &c);
+            let mean = reference::mean_log_prob_backward(&before, vocab, &c_mean);
             for (sum, (a, b)) in sum.iter_mut().zip(entropy_gradient.iter().zip(mean)) {
                 *sum += a + b;
             }
@@ -183,9 +185,18 @@ fn channels(
         let zeros = case.input(&vec![0.0; rows], DType::F32);
         let with = Channels { log_prob: zeros, mean_log_prob: None, ..with };
         let gradient =
-            cross_entropy::forward_backward(case.queue, plain, other.mat, targets_view, with, dtype);
+            cross_entropy::forward_backward(case.queue, plain, other.mat, targets_view, with, inverse, dtype);
         case.compare_at("gradient of the entropy", vocab, size, case.mat_values(&gradient), || {
             entropy_gradient.clone()
         });
     })
+}
+
+/// Notes if two calls that must agree do not.
+fn compare_calls(case: &Case, name: &str, one: Option<Vec<f64>>, other: Option<Vec<f64>>) {
+    let pairs = one.iter().flatten().zip(other.iter().flatten());
+    let far = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    if one != other {
+        case.add_note(format!("the calls differ in their {name} by up to {far:e}"));
+    }
 }

@@ -1,6 +1,7 @@
 //! Tests of plans without a device. Schedules run in a lane simulator that uses only the list of operations and the
 //! offsets.
 
+mod generation;
 mod gradients;
 mod lane_simulator;
 mod offload;
@@ -16,7 +17,7 @@ use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
 use crate::{
-    AccumulationOrder, BatchBounds, BufferKind, DeviceNeeds, GenerationBounds, MemoryTier, ModelPlan,
+    AccumulationOrder, BatchBounds, BufferKind, DeviceNeeds, GenerationBounds, KvPage, MemoryTier, ModelPlan,
     ModelRole, ModelSettings, OptimizerSpec, ParamState, Phase, Placement, Placements, PlanInput,
     RecomputePolicy, RunPlan, build, strategy,
 };
@@ -94,15 +95,13 @@ impl TestSetup {
                 head_chunk_tokens: 256,
                 recompute: self.recompute,
                 channels: Channels::LOG_PROB,
+                temperature: 1.0,
                 optimizer: self.optimizer,
                 freeze: Freeze::Matching(self.frozen.clone()),
                 decay_norms: false,
                 scores: self.ppo,
-                generation: (self.ppo && role == ModelRole::Policy).then_some(GenerationBounds {
-                    docs: 4,
-                    tokens_per_doc: 192,
-                    cache_elems: 4 * 192 * 64,
-                }),
+                generation: (self.ppo && role == ModelRole::Policy)
+                    .then(|| GenerationBounds::of_docs(4, 192, KvPage { tokens: 64, elems: 64 * 64 })),
             };
             ModelPlan::new(role, &self.shape, settings)
         };

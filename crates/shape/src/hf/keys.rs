@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{Architecture, ShapeError};
+use crate::{Architecture, Head, ShapeError};
 
 /// An object of a `config.json`: the top level, or a nested one.
 #[derive(Clone, Copy)]
@@ -39,7 +39,12 @@ impl<'a> Keys<'a> {
 
     pub(super) fn not_of_family(&self, key: &str, value: &Value, family: Architecture) -> ShapeError {
         let (origin, key) = (self.origin.into(), self.full_name(key));
-        ShapeError::NotOfFamily { origin, key, value: value.to_string(), family: family.class_name() }
+        ShapeError::NotOfFamily {
+            origin,
+            key,
+            value: value.to_string(),
+            family: family.class_name(Head::LanguageModel),
+        }
     }
 
     pub(super) fn inconsistent(&self, what: String) -> ShapeError {
@@ -55,15 +60,29 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn architecture(&self) -> Result<Architecture, ShapeError> {
+    /// The family and the kind of head. A family's name alone means a language model.
+    pub(super) fn architecture(&self) -> Result<(Architecture, Head), ShapeError> {
         let name = match (self.get("architectures"), self.get("architecture"), self.get("model_type")) {
             (Some(Value::Array(names)), _, _) if names.len() == 1 => names[0].as_str().unwrap_or_default(),
             (None, Some(name), _) | (None, None, Some(name)) => name.as_str().unwrap_or_default(),
             (Some(other), _, _) => return Err(self.wrong("architectures", "a list of one name", other)),
             (None, None, None) => return Err(self.missing("architectures")),
         };
-        let known = Architecture::ALL.into_iter().find(|a| a.class_name() == name || a.model_type() == name);
+        let heads = |a: Architecture| [(a, Head::LanguageModel), (a, Head::Score)];
+        let known = Architecture::ALL.into_iter().flat_map(heads).find(|(architecture, head)| {
+            architecture.class_name(*head) == name
+                || *head == Head::LanguageModel && architecture.model_type() == name
+        });
         known.ok_or_else(|| ShapeError::UnknownArchitecture { origin: self.origin.into(), name: name.into() })
+    }
+
+    /// The number of labels of a classification model: `num_labels`, or the length of `id2label`; 2 without either, as
+    /// in transformers.
+    pub(super) fn num_labels(&self) -> Result<usize, ShapeError> {
+        match self.get("id2label") {
+            Some(Value::Object(labels)) if self.get("num_labels").is_none() => Ok(labels.len()),
+            _ => self.positive_or("num_labels", 2),
+        }
     }
 
     pub(super) fn positive(&self, key: &str) -> Result<usize, ShapeError> {

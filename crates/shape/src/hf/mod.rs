@@ -27,7 +27,10 @@ impl ModelShape {
             return Err(ShapeError::NotJson { origin: origin.into(), cause: "not an object".into() });
         };
         let keys = Keys { map, origin, within: "" };
-        let architecture = keys.architecture()?;
+        let (architecture, head) = keys.architecture()?;
+        if head == Head::Score && keys.num_labels()? != 1 {
+            return Err(keys.unsupported("num_labels", &keys.num_labels()?.into()));
+        }
         reject_unsupported(&keys)?;
         let dim = keys.positive("hidden_size")?;
         let heads = keys.positive("num_attention_heads")?;
@@ -35,7 +38,7 @@ impl ModelShape {
         let max_positions =
             keys.positive_or("max_position_embeddings", architecture.default_max_positions())?;
         let shape = ModelShape {
-            head: Head::LanguageModel,
+            head,
             architecture,
             vocab: keys.positive("vocab_size")?,
             dim,
@@ -94,7 +97,7 @@ impl ModelShape {
     /// The text of a `config.json` that transformers can load.
     pub fn to_hf_text(&self, dtype: DType) -> String {
         let mut config = json!({
-            "architectures": [self.architecture.class_name()],
+            "architectures": [self.architecture.class_name(self.head)],
             "attention_dropout": self.dropout.attention,
             "bos_token_id": self.bos_id,
             "eos_token_id": self.eos_id,
@@ -118,6 +121,11 @@ impl ModelShape {
         let map = config.as_object_mut().expect("an object was just made");
         rope::write(self, map);
         sliding_window::write(self, map);
+        if self.head == Head::Score {
+            map.insert("id2label".into(), json!({ "0": "LABEL_0" }));
+            map.insert("label2id".into(), json!({ "LABEL_0": 0 }));
+            map.insert("tie_word_embeddings".into(), false.into());
+        }
         if self.dropout.residual > 0.0 {
             map.insert("resid_pdrop".into(), self.dropout.residual.into());
         }

@@ -5,7 +5,7 @@ use lockstep_device::View;
 use lockstep_device::args;
 use lockstep_device::cuda::Arg;
 
-use super::super::{BackwardArgs, DecodeArgs, ForwardArgs, Heads};
+use super::super::{BackwardArgs, DecodeArgs, ForwardArgs, Heads, KvCache};
 use super::{RowStats, num_docs, window};
 use crate::Mat;
 
@@ -57,12 +57,29 @@ pub(super) fn backward<const G: usize, const N: usize>(
     ])
 }
 
+/// The arguments of the kernel that stores new keys and values in the KV cache.
+pub(super) fn store(call: &DecodeArgs) -> [Arg; 13] {
+    let DecodeArgs { heads, k, v, .. } = *call;
+    join(&[&cache(call), &mat(k), &mat(v), &places(call), &args![heads.num_kv]])
+}
+
 /// The arguments of kernels that read the KV cache. `num_heads` is the number of query heads or of key-value heads.
-pub(super) fn decode(call: &DecodeArgs, num_heads: usize) -> [Arg; 15] {
-    let DecodeArgs { heads, out, q, cu_seqlens, positions, slots, cache, .. } = *call;
-    let cache = args![cache.view, cache.slots, cache.capacity];
-    let documents = documents(cu_seqlens);
-    join(&[&mat(out), &mat(q), &cache, &args![slots, positions], &documents, &of_heads(&heads, num_heads)])
+pub(super) fn decode(call: &DecodeArgs, num_heads: usize) -> [Arg; 16] {
+    let DecodeArgs { heads, out, q, .. } = *call;
+    join(&[&mat(out), &mat(q), &cache(call), &places(call), &of_heads(&heads, num_heads)])
+}
+
+/// The pool of pages, their number, and the logarithm of the tokens of a page.
+fn cache(call: &DecodeArgs) -> [Arg; 3] {
+    let KvCache { view, pages, page_tokens } = call.cache;
+    args![view, pages, page_tokens.ilog2()]
+}
+
+/// Where the tokens of a decode batch are: page tables and their length, positions, documents.
+fn places(call: &DecodeArgs) -> [Arg; 5] {
+    let DecodeArgs { cu_seqlens, positions, page_tables, .. } = *call;
+    let table_len = page_tables.len() / num_docs(cu_seqlens).max(1);
+    join(&[&args![page_tables, table_len, positions], &documents(cu_seqlens)])
 }
 
 fn mat(mat: Mat) -> [Arg; 2] {

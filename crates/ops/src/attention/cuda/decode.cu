@@ -1,8 +1,6 @@
 // Decode: the KV cache, and attention of single tokens over it.
 //
-// One layer's cache is [slots, G, 2, capacity, h]. WIDTH is the head width h; HEADS is the number of query heads of a
-// group that a block processes together.
-#include "lockstep.cuh"
+// HEADS is the number of query heads of a group that a block processes together.
 
 constexpr int WARPS = THREADS / 32;
 static_assert(DECODE_BYTES == sizeof(f32) * WARPS * HEADS * (WIDTH + 2), "must match the shared memory of the launch");
@@ -21,11 +19,6 @@ constexpr int THREAD_COLS = PASSES * STEP;
 constexpr int ROWS = 32 / LANES, KEYS_PER_STEP = HEADS * THREAD_COLS <= 32 ? 4 : 2;
 
 __device__ __forceinline__ f32 infinity() { return __int_as_float(0x7f800000); }
-
-// The offset of a document's keys of one head in the cache; its values are capacity * WIDTH further on.
-__device__ __forceinline__ size_t cache_at(u32 slot, u32 num_kv, u32 kv_head, u32 capacity) {
-    return ((size_t)slot * num_kv + kv_head) * 2 * capacity * WIDTH;
-}
 
 // Loads this thread's columns of a row of h: those from STEP * lane on, in every pass. Columns past the end are zero.
 __device__ __forceinline__ void load_columns(f32 (&to)[THREAD_COLS], const REAL* row, int lane) {
@@ -50,18 +43,21 @@ __device__ __forceinline__ void load_columns(f32 (&to)[THREAD_COLS], const REAL*
     }
 }
 
-// Stores a row of k and of v [T, G h] in its document's slot of the cache. One block per row.
+// Stores a row of k and of v [T, G h] in the page of its document that holds its position. One block per row.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_store_kv(
-    REAL* cache, u32 num_slots, u32 capacity, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
-    const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_kv
+    REAL* cache, u32 num_pages, u32 page_shift, const REAL* k, u32 k_stride, const REAL* v, u32 v_stride,
+    const u32* page_tables, u32 table_len, const u32* positions, const u32* bounds, u32 docs, u32 num_kv
 ) {
-    const u32 row = blockIdx.x, position = positions[row], slot = slots[doc_of_row(bounds, docs, row)];
-    if (slot >= num_slots || position >= capacity) return;
+    const u32 row = blockIdx.x, position = positions[row], index = position >> page_shift;
+    if (index >= table_len) return;
+    const u32 page = page_tables[(size_t)doc_of_row(bounds, docs, row) * table_len + index];
+    if (page >= num_pages) return;
+    const size_t rows_elems = (size_t)WIDTH << page_shift;
+    REAL* keys = cache + (size_t)page * num_kv * 2 * rows_elems + (size_t)(position & ((1u << page_shift) - 1)) * WIDTH;
     for (u32 at = threadIdx.x; at < num_kv * WIDTH; at += THREADS) {
-        const u32 kv_head = at / WIDTH, col = at % WIDTH;
-        REAL* to = cache + cache_at(slot, num_kv, kv_head, capacity) + (size_t)position * WIDTH + col;
+        REAL* to = keys + at / WIDTH * 2 * rows_elems + at % WIDTH;
         to[0] = k[(size_t)row * k_stride + at];
-        to[(size_t)capacity * WIDTH] = v[(size_t)row * v_stride + at];
+        to[rows_elems] = v[(size_t)row * v_stride + at];
     }
 }
 
@@ -70,19 +66,20 @@ extern __shared__ __align__(16) f32 smem[];
 // out [T, H h]: one block per row, key-value head and HEADS query heads of its group. Its warps take keys in turn, each
 // with a softmax of its own, and the softmaxes are merged at the end, in order.
 extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
-    REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
-    const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_kv, u32 group, f32 scale, int window
+    REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_pages, u32 page_shift,
+    const u32* page_tables, u32 table_len, const u32* positions, const u32* bounds, u32 docs, u32 num_kv, u32 group,
+    f32 scale, int window
 ) {
     const u32 parts = (group + HEADS - 1) / HEADS;
     const u32 part = blockIdx.x % parts, kv_head = blockIdx.x / parts % num_kv, row = blockIdx.x / parts / num_kv;
-    const u32 slot = slots[doc_of_row(bounds, docs, row)], position = positions[row];
-    if (slot >= num_slots || position >= capacity) return;
+    const u32 position = positions[row];
+    if (position >> page_shift >= table_len) return;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % LANES, sub = threadIdx.x % 32 / LANES;
     const u32 first_head = part * HEADS;
     const int heads = (int)min((u32)HEADS, group - first_head);
     const size_t head_at = (size_t)(kv_head * group + first_head) * WIDTH;
-    const REAL* keys = cache + cache_at(slot, num_kv, kv_head, capacity);
-    const REAL* values = keys + (size_t)capacity * WIDTH;
+    const HeadCache of_head(
+        cache, num_pages, page_shift, page_tables, table_len, doc_of_row(bounds, docs, row), num_kv, kv_head);
 
     f32 query[HEADS][THREAD_COLS], sums[HEADS][THREAD_COLS], largest[HEADS], sum[HEADS];
 #pragma unroll
@@ -105,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
         f32 s[KEYS_PER_STEP][HEADS], columns[KEYS_PER_STEP][THREAD_COLS], value[KEYS_PER_STEP][THREAD_COLS];
 #pragma unroll
         for (int n = 0; n < KEYS_PER_STEP; n++) {
-            const size_t at = (size_t)min(start + n * ROWS + sub, end - 1) * WIDTH;
-            load_columns(columns[n], keys + at, lane);
-            load_columns(value[n], values + at, lane);
+            const int key = min(start + n * ROWS + sub, end - 1);
+            load_columns(columns[n], of_head.keys.row(key), lane);
+            load_columns(value[n], of_head.values.row(key), lane);
         }
 #pragma unroll
         for (int n = 0; n < KEYS_PER_STEP; n++) {

@@ -1,11 +1,10 @@
 //! Decode on a GPU: stores the new keys and values in the KV cache, then computes attention of the new queries over it.
 //!
-//! One layer's cache is \[slots, G, 2, capacity, h\] in the storage type: for each head all keys, then all values. If
-//! there are few new tokens per document, the query heads of a group share the keys they load, and the warps of a block
+//! One layer's cache is \[pages, G, 2, page_tokens, h\] in the storage type: for each head of a page its keys, then its
+//! values. If there are few new tokens per document, the query heads of a group share the keys they load, and the warps of a block
 //! divide the keys among themselves. If there are many, tiles are used as in training.
 
 use lockstep_core::DType;
-use lockstep_device::args;
 use lockstep_device::cuda::{CudaQueue, KernelSource, KernelVariant, Launch};
 
 use super::super::DecodeArgs;
@@ -13,7 +12,7 @@ use super::{args, flash, num_docs, plain};
 
 static DECODE: KernelSource = KernelSource {
     name: "attention_decode",
-    text: include_str!("decode.cu"),
+    text: concat!(include_str!("pages.cu"), include_str!("decode.cu")),
     defines: &[("THREADS", THREADS as u32)],
 };
 
@@ -22,15 +21,9 @@ const THREADS: usize = 256;
 /// With at most this many new tokens per document on average, tiles would be mostly empty.
 const FEW_TOKENS: usize = 4;
 
-/// The size of one layer's KV cache on a GPU, in f32 elements.
-pub fn cuda_kv_cache_elems(
-    num_kv: usize,
-    width: usize,
-    slots: usize,
-    capacity: usize,
-    storage: DType,
-) -> usize {
-    (slots * num_kv * 2 * capacity * width * storage.size()).div_ceil(4)
+/// The size of one layer's page on a GPU, in f32 elements.
+pub fn cuda_kv_page_elems(num_kv: usize, width: usize, page_tokens: usize, storage: DType) -> usize {
+    (num_kv * 2 * page_tokens * width * storage.size()).div_ceil(4)
 }
 
 /// Query heads that a block of `decode_attention` processes together; a thread holds its columns of all of them.
@@ -71,25 +64,12 @@ pub(in super::super) fn decode(cuda: &CudaQueue, call: &DecodeArgs) {
 
 /// Stores the new tokens' k and v in the cache.
 fn store(cuda: &CudaQueue, call: &DecodeArgs) {
-    let DecodeArgs { heads, k, v, cu_seqlens, positions, slots, cache, .. } = *call;
+    let DecodeArgs { heads, k, .. } = *call;
     let variant = variant(k.view.dtype(), heads.width, heads.num_q / heads.num_kv);
     let kernel = cuda.kernel_variant(&DECODE, variant, "decode_store_kv");
-    let args = args![
-        cache.view,
-        cache.slots,
-        cache.capacity,
-        k.view,
-        k.stride,
-        v.view,
-        v.stride,
-        slots,
-        positions,
-        cu_seqlens,
-        num_docs(cu_seqlens),
-        heads.num_kv,
-    ];
+    let args = args::store(call);
     // SAFETY: these are the kernel's parameters, in order; it has a block per row of k and v, finds the row's document
-    // within the bounds, and only writes to slots and positions inside the cache.
+    // within the bounds, and only writes to pages inside the cache.
     unsafe { cuda.launch(kernel, Launch::new(k.rows, THREADS), args) };
 }
 

@@ -11,6 +11,7 @@ static FORWARD: KernelSource = KernelSource {
     name: "flash_forward",
     text: concat!(
         include_str!("tiles.cu"),
+        include_str!("pages.cu"),
         include_str!("half_precision.cu"),
         include_str!("registers.cu"),
         include_str!("mma.cu"),
@@ -145,6 +146,6 @@ pub(super) fn decode(cuda: &CudaQueue, call: &DecodeArgs) {
     let DecodeArgs { heads, q, cu_seqlens, .. } = *call;
     let kernel = cuda.kernel_variant(&FORWARD, forward_variant(q.view.dtype(), heads.width), "flash_decode");
     let args = args::decode(call, heads.num_q);
-    // SAFETY: as in forward; the kernel skips documents whose slot or length exceeds the cache.
+    // SAFETY: as in forward; the kernel skips documents that exceed their page table, and reads pages of the cache only.
     unsafe { cuda.launch(kernel, forward_launch(q.rows, cu_seqlens, &heads), args) };
 }

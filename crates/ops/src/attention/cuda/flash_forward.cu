@@ -9,10 +9,11 @@ static_assert(FORWARD_BYTES == sizeof(REAL) * (ROWS + 2 * KEYS) * STRIDE, "must 
 constexpr int BLOCKS = WIDTH <= 48 ? 3 : WIDTH <= 128 ? 2 : 1;
 
 // Attention of queries of one head over the keys they see. Queries and keys are counted from the document's start. The
-// first of the `rows` rows of q, and of the output, is query `past`.
+// first of the `rows` rows of q, and of the output, is query `past`. `KeyRows` is how the rows of k and v are found.
+template <typename KeyRows>
 __device__ __forceinline__ void attend(
-    REAL* out, u32 out_stride, f32* lse, u32 lse_stride, const REAL* q, u32 q_stride, const REAL* k,
-    u32 k_stride, const REAL* v, u32 v_stride, int tile, int rows, int past, f32 scale, int window
+    REAL* out, u32 out_stride, f32* lse, u32 lse_stride, const REAL* q, u32 q_stride, const KeyRows& k,
+    u32 k_stride, const KeyRows& v, u32 v_stride, int tile, int rows, int past, f32 scale, int window
 ) {
     REAL *q_tile = smem, *k_tile = q_tile + ROWS * STRIDE, *v_tile = k_tile + KEYS * STRIDE;
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -32,7 +33,7 @@ __device__ __forceinline__ void attend(
     }
     int first_k = first_key(first_q, window) / KEYS * KEYS;
     copy_rows<ROWS>(q_tile, q, q_stride, first_row, rows);
-    copy_rows<KEYS>(k_tile, k, k_stride, first_k, keys);
+    copy_rows<KEYS>(k_tile, k.tile(first_k), k_stride, first_k, keys);
     commit_copies();
     for (; first_k < end; first_k += KEYS) {
         const int last_k = first_k + KEYS - 1;
@@ -40,7 +41,7 @@ __device__ __forceinline__ void attend(
         const bool seen = first_k <= high_q && last_k >= first_key(low_q, window);
         wait_copies<0>();
         __syncthreads();
-        copy_rows<KEYS>(v_tile, v, v_stride, first_k, keys);
+        copy_rows<KEYS>(v_tile, v.tile(first_k), v_stride, first_k, keys);
         commit_copies();
 
         f32 s[PARTS][KEYS / 8][4];
@@ -66,7 +67,8 @@ __device__ __forceinline__ void attend(
         }
         wait_copies<0>();
         __syncthreads();
-        if (first_k + KEYS < end) copy_rows<KEYS>(k_tile, k, k_stride, first_k + KEYS, keys);
+        if (first_k + KEYS < end)
+            copy_rows<KEYS>(k_tile, k.tile(first_k + KEYS), k_stride, first_k + KEYS, keys);
         commit_copies();
         if (!seen) continue;
 
@@ -154,25 +156,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_forward(
     const size_t base = tile.base;
     attend(
         out + base * out_stride + head * WIDTH, out_stride, lse + base * num_q + head, num_q,
-        q + base * q_stride + head * WIDTH, q_stride, k + base * k_stride + kv_head * WIDTH, k_stride,
-        v + base * v_stride + kv_head * WIDTH, v_stride, tile.count - 1 - tile.index, tile.len, 0, scale, window);
+        q + base * q_stride + head * WIDTH, q_stride, ContiguousRows{k + base * k_stride + kv_head * WIDTH}, k_stride,
+        ContiguousRows{v + base * v_stride + kv_head * WIDTH}, v_stride, tile.count - 1 - tile.index, tile.len, 0,
+        scale, window);
 }
 
-// The same for new tokens of documents whose keys and values, including the new ones, are in a KV cache
-// [slots, G, 2, capacity, h]. `positions` [T], `slots` [documents].
+// The same for new tokens of documents whose keys and values, including the new ones, are in the pages of a KV cache.
+// A page holds whole tiles of keys. `positions` [T].
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) flash_decode(
-    REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
-    const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window
+    REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_pages, u32 page_shift,
+    const u32* page_tables, u32 table_len, const u32* positions, const u32* bounds, u32 docs, u32 num_q, u32 group,
+    f32 scale, int window
 ) {
     Tile tile;
     if (!find_tile(bounds, docs, ROWS, blockIdx.x / num_q, tile)) return;
-    const u32 head = blockIdx.x % num_q, kv_head = head / group, slot = slots[tile.doc];
-    const u32 past = positions[tile.base];
-    if (slot >= num_slots || past + tile.len > capacity) return;
+    const u32 head = blockIdx.x % num_q, past = positions[tile.base];
+    if (past + tile.len > table_len << page_shift) return;
     const size_t base = tile.base;
-    const REAL* keys = cache + ((size_t)slot * (num_q / group) + kv_head) * 2 * capacity * WIDTH;
+    const HeadCache of_head(
+        cache, num_pages, page_shift, page_tables, table_len, tile.doc, num_q / group, head / group);
     attend(
         out + base * out_stride + head * WIDTH, out_stride, nullptr, 0, q + base * q_stride + head * WIDTH, q_stride,
-        keys, WIDTH, keys + (size_t)capacity * WIDTH, WIDTH, tile.count - 1 - tile.index, tile.len, (int)past, scale,
-        window);
+        of_head.keys, WIDTH, of_head.values, WIDTH, tile.count - 1 - tile.index, tile.len, (int)past, scale, window);
 }

@@ -21,7 +21,7 @@ use lockstep_device::cuda::{CudaQueue, KernelSource, KernelVariant, Launch};
 use super::{BackwardArgs, ForwardArgs, Heads};
 use crate::Mat;
 
-pub use decode::cuda_kv_cache_elems;
+pub use decode::cuda_kv_page_elems;
 pub(super) use decode::decode;
 
 static DELTA: KernelSource = KernelSource {

@@ -158,10 +158,12 @@ __device__ __forceinline__ f32 row_sum(f32 x) {
 }
 
 // Attention of queries [first_q, first_q + TILE) of one head over the keys they see. Queries and keys are counted from
-// the document's start. The first of the `rows` rows of q, and of the output, is query `past`.
+// the document's start. The first of the `rows` rows of q, and of the output, is query `past`. `KeyRows` is how rows of
+// k and v are found.
+template <typename KeyRows>
 __device__ __forceinline__ void attend(
-    REAL* out, size_t out_stride, f32* lse, u32 lse_stride, const REAL* q, size_t q_stride, const REAL* k,
-    size_t k_stride, const REAL* v, size_t v_stride, int tile, int rows, int past, f32 scale, int window,
+    REAL* out, size_t out_stride, f32* lse, u32 lse_stride, const REAL* q, size_t q_stride, const KeyRows& k,
+    size_t k_stride, const KeyRows& v, size_t v_stride, int tile, int rows, int past, f32 scale, int window,
     const HeadMask& mask
 ) {
     f32 *q_tile = smem, *kv_tile = smem + TILE_ELEMS, *p = smem + 2 * TILE_ELEMS;
@@ -180,7 +182,7 @@ __device__ __forceinline__ void attend(
     }
     for (int first_k = first_key(first_q, window) / TILE * TILE; first_k < end; first_k += TILE) {
         __syncthreads();
-        load_tile(kv_tile, k, k_stride, first_k, keys);
+        load_tile(kv_tile, k.tile(first_k), k_stride, first_k, keys);
         __syncthreads();
         f32 s[N][N];
         dot_products(s, q_tile, kv_tile, y, x);
@@ -210,7 +212,7 @@ __device__ __forceinline__ void attend(
             sums.scale(i, rescale);
         }
         __syncthreads();
-        load_tile(kv_tile, v, v_stride, first_k, keys);
+        load_tile(kv_tile, v.tile(first_k), v_stride, first_k, keys);
         __syncthreads();
         sums.add(p, kv_tile, y, x);
     }
@@ -236,28 +238,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) plain_forward(
     const HeadMask mask = head_mask(Dropout{samples, seed, step, mask_index, threshold, kept}, tile.doc, head);
     attend(
         out + base * out_stride + head * WIDTH, out_stride, lse + base * num_q + head, num_q,
-        q + base * q_stride + head * WIDTH, q_stride, k + base * k_stride + kv_head * WIDTH, k_stride,
-        v + base * v_stride + kv_head * WIDTH, v_stride, tile.count - 1 - tile.index, tile.len, 0, scale, window,
-        mask);
+        q + base * q_stride + head * WIDTH, q_stride, ContiguousRows{k + base * k_stride + kv_head * WIDTH}, k_stride,
+        ContiguousRows{v + base * v_stride + kv_head * WIDTH}, v_stride, tile.count - 1 - tile.index, tile.len, 0,
+        scale, window, mask);
 }
 
-// The same for new tokens of documents whose keys and values, including the new ones, are in a KV cache
-// [slots, G, 2, capacity, h]. `positions` [T], `slots` [documents].
+// The same for new tokens of documents whose keys and values, including the new ones, are in the pages of a KV cache.
+// A page holds whole tiles of keys. `positions` [T].
 extern "C" __global__ void __launch_bounds__(THREADS) plain_decode(
-    REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_slots, u32 capacity,
-    const u32* slots, const u32* positions, const u32* bounds, u32 docs, u32 num_q, u32 group, f32 scale, int window
+    REAL* out, u32 out_stride, const REAL* q, u32 q_stride, const REAL* cache, u32 num_pages, u32 page_shift,
+    const u32* page_tables, u32 table_len, const u32* positions, const u32* bounds, u32 docs, u32 num_q, u32 group,
+    f32 scale, int window
 ) {
     Tile tile;
     if (!find_tile(bounds, docs, TILE, blockIdx.x / num_q, tile)) return;
-    const u32 head = blockIdx.x % num_q, kv_head = head / group, slot = slots[tile.doc];
-    const u32 past = positions[tile.base];
-    if (slot >= num_slots || past + tile.len > capacity) return;
+    const u32 head = blockIdx.x % num_q, past = positions[tile.base];
+    if (past + tile.len > table_len << page_shift) return;
     const size_t base = tile.base;
-    const REAL* keys = cache + ((size_t)slot * (num_q / group) + kv_head) * 2 * capacity * WIDTH;
+    const HeadCache of_head(
+        cache, num_pages, page_shift, page_tables, table_len, tile.doc, num_q / group, head / group);
     attend(
         out + base * out_stride + head * WIDTH, out_stride, nullptr, 0, q + base * q_stride + head * WIDTH, q_stride,
-        keys, WIDTH, keys + (size_t)capacity * WIDTH, WIDTH, tile.count - 1 - tile.index, tile.len, (int)past, scale,
-        window, HeadMask{false, DocMask{0, 0, 1.0f}, head});
+        of_head.keys, WIDTH, of_head.values, WIDTH, tile.count - 1 - tile.index, tile.len, (int)past, scale, window,
+        HeadMask{false, DocMask{0, 0, 1.0f}, head});
 }
 
 // dq [T, H h] from the saved tensors of forward and the gradient of its output. lse and delta are laid out by head:

@@ -10,7 +10,7 @@ use crate::dropout::Mask;
 
 static PLAIN: KernelSource = KernelSource {
     name: "attention_plain",
-    text: concat!(include_str!("tiles.cu"), include_str!("plain.cu")),
+    text: concat!(include_str!("tiles.cu"), include_str!("pages.cu"), include_str!("plain.cu")),
     defines: &[("THREADS", THREADS as u32)],
 };
 
@@ -108,6 +108,6 @@ pub(super) fn decode(cuda: &CudaQueue, call: &DecodeArgs) {
     let kernel = cuda.kernel_variant(source, variant, "plain_decode");
     let blocks = max_tiles(q.rows, cu_seqlens, tile(heads.width)) * heads.num_q;
     let args = args::decode(call, heads.num_q);
-    // SAFETY: as in forward; the kernel skips documents whose slot or length exceeds the cache.
+    // SAFETY: as in forward; the kernel skips documents that exceed their page table, and reads pages of the cache only.
     unsafe { cuda.launch(kernel, launch(blocks, heads.width, FORWARD_TILES), args) };
 }
