@@ -84,6 +84,11 @@ impl ModelFolder {
         Bytes(self.files.iter().map(|file| file.bytes_read().0).sum())
     }
 
+    /// The files of the weights.
+    pub fn weight_files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(SafetensorsFile::path)
+    }
+
     /// A tensor and the file it is in.
     pub fn tensor(&self, name: &str) -> Option<(&SafetensorsFile, &TensorInfo)> {
         let file = &self.files[*self.file_of.get(name)?];

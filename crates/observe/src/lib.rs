@@ -20,7 +20,7 @@ mod time;
 
 pub use error::ObserveError;
 pub use progress::{NoProgress, PlainLines, Progress};
-pub use record::{EvalRecord, StepRecord};
+pub use record::{EvalRecord, NamedMetric, StepRecord};
 pub use run_log::RunLog;
 pub use tensorboard::TensorBoard;
 pub use terminal::TerminalBar;

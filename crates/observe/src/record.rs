@@ -1,9 +1,10 @@
 //! Records of steps and evaluations, and their two forms: a JSON line and a line of text.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 /// The metrics of one completed step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct StepRecord {
     /// The number of completed steps, including this one. The first step is 1.
     pub step: u64,
@@ -21,17 +22,30 @@ pub struct StepRecord {
     pub skipped: bool,
     /// The loss scale, in fp16.
     pub loss_scale: Option<f64>,
+    /// The metrics of the algorithm.
+    pub others: Vec<NamedMetric>,
+}
+
+/// A metric of an algorithm, such as `rewards/margins`.
+pub type NamedMetric = (Cow<'static, str>, f64);
+
+/// The metrics of algorithms that lines of text show, in this order.
+const SHOWN: [&str; 6] =
+    ["reward", "accuracy", "rewards/accuracies", "rewards/margins", "kl", "completions/mean_length"];
+
+/// ` | name value` for each of the shown metrics.
+fn push_shown(out: &mut String, others: &[NamedMetric]) {
+    for name in SHOWN {
+        if let Some((_, value)) = others.iter().find(|(other, _)| other == name) {
+            let _ = write!(out, " | {name} {}", decimals(*value, 3));
+        }
+    }
 }
 
 impl StepRecord {
     /// A JSON object on one line, with the keys always in the same order. A number that JSON cannot represent is
     /// null, and the key `<key>_text` holds it as text.
     pub fn json(&self) -> String {
-        self.json_with(&[])
-    }
-
-    /// Like [`StepRecord::json`], with additional named numbers at the end.
-    pub fn json_with(&self, others: &[(&str, f64)]) -> String {
         let mut out = format!("{{\"step\":{}", self.step);
         push_float(&mut out, "epoch", self.epoch);
         push_float(&mut out, "loss", self.loss);
@@ -44,7 +58,7 @@ impl StepRecord {
         if let Some(scale) = self.loss_scale {
             push_float(&mut out, "loss_scale", scale);
         }
-        for (name, value) in others {
+        for (name, value) in &self.others {
             push_float(&mut out, name, *value);
         }
         out.push('}');
@@ -58,6 +72,7 @@ impl StepRecord {
             let _ = write!(out, "/{total}");
         }
         let _ = write!(out, " | {}", self.loss_text());
+        push_shown(&mut out, &self.others);
         let _ = write!(out, " | grad_norm {}", decimals(self.grad_norm, 2));
         let rate = self.learning_rate;
         if rate.is_finite() {
@@ -76,6 +91,13 @@ impl StepRecord {
         out
     }
 
+    /// The metrics of the algorithm that lines of text show, each as ` | name value`.
+    pub(crate) fn shown_metrics(&self) -> String {
+        let mut out = String::new();
+        push_shown(&mut out, &self.others);
+        out
+    }
+
     /// `loss: 3.456789`, or for example `objective nan` if the value is negative or not finite.
     pub(crate) fn loss_text(&self) -> String {
         let number = decimals(self.loss, 6);
@@ -88,45 +110,69 @@ impl StepRecord {
 }
 
 /// The metrics of one evaluation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvalRecord {
     /// The number of completed steps; 0 before the first.
     pub step: u64,
     pub epoch: f64,
-    /// The mean over all supervised tokens of all ranks.
-    pub loss: f64,
-    /// Supervised tokens, over all ranks.
-    pub tokens: u64,
+    /// The mean over all supervised tokens of all ranks, or the loss of the algorithm. `None`: only rewards are measured.
+    pub loss: Option<f64>,
+    /// Supervised tokens, over all ranks, if the loss is their mean.
+    pub tokens: Option<u64>,
     pub seconds: f64,
+    /// The metrics of the algorithm.
+    pub others: Vec<NamedMetric>,
 }
 
 impl EvalRecord {
-    pub fn perplexity(&self) -> f64 {
-        self.loss.exp()
+    /// A metric of the algorithm.
+    pub fn metric(&self, name: &str) -> Option<f64> {
+        self.others.iter().find(|(other, _)| other == name).map(|(_, value)| *value)
+    }
+
+    /// Only a mean over tokens has a perplexity.
+    pub fn perplexity(&self) -> Option<f64> {
+        self.tokens.and(self.loss).map(f64::exp)
     }
 
     /// Like [`StepRecord::json`].
     pub fn json(&self) -> String {
         let mut out = format!("{{\"step\":{}", self.step);
         push_float(&mut out, "epoch", self.epoch);
-        push_float(&mut out, "eval_loss", self.loss);
-        push_float(&mut out, "eval_perplexity", self.perplexity());
-        let _ = write!(out, ",\"eval_tokens\":{}", self.tokens);
+        if let Some(loss) = self.loss {
+            push_float(&mut out, "eval_loss", loss);
+        }
+        if let Some(perplexity) = self.perplexity() {
+            push_float(&mut out, "eval_perplexity", perplexity);
+        }
+        if let Some(tokens) = self.tokens {
+            let _ = write!(out, ",\"eval_tokens\":{tokens}");
+        }
         push_float(&mut out, "eval_seconds", self.seconds);
+        for (name, value) in &self.others {
+            push_float(&mut out, &format!("eval_{name}"), *value);
+        }
         out.push('}');
         out
     }
 
-    /// A line of text. It says `nll` and not `loss`, so that parsers do not mistake it for the loss of a step.
+    /// A line of text. It says `nll` or `objective` and not `loss`, so that parsers do not mistake it for the loss of a
+    /// step.
     pub fn line(&self) -> String {
-        format!(
-            "step {} | evaluation | nll {} | perplexity {} | {} tokens | {} s",
-            self.step,
-            decimals(self.loss, 6),
-            decimals(self.perplexity(), 3),
-            self.tokens,
-            decimals(self.seconds, 2),
-        )
+        let mut out = format!("step {} | evaluation", self.step);
+        if let Some(loss) = self.loss {
+            let name = if self.tokens.is_some() { "nll" } else { "objective" };
+            let _ = write!(out, " | {name} {}", decimals(loss, 6));
+        }
+        if let Some(perplexity) = self.perplexity() {
+            let _ = write!(out, " | perplexity {}", decimals(perplexity, 3));
+        }
+        push_shown(&mut out, &self.others);
+        if let Some(tokens) = self.tokens {
+            let _ = write!(out, " | {tokens} tokens");
+        }
+        let _ = write!(out, " | {} s", decimals(self.seconds, 2));
+        out
     }
 }
 
@@ -188,6 +234,7 @@ pub(crate) mod tests {
         step_seconds: 0.873,
         skipped: false,
         loss_scale: None,
+        others: Vec::new(),
     };
 
     /// Parses a line like typical log parsers: searches for `step (\d+)` and `loss: (\d+\.\d+)` anywhere in it.
@@ -216,7 +263,7 @@ pub(crate) mod tests {
             skipped.line(Some(100)),
             "step 12/100 | objective nan | grad_norm 1.23 | lr 3.00e-4 | 2345 tok/s | 0.87 s | skipped"
         );
-        let scaled = StepRecord { loss_scale: Some(32768.0), ..skipped };
+        let scaled = StepRecord { loss_scale: Some(32768.0), ..skipped.clone() };
         assert!(scaled.line(None).ends_with(" | skipped, scale 32768"));
         let negative = StepRecord { loss: -0.5, ..RECORD };
         assert!(negative.line(None).starts_with("step 12 | objective -0.500000 | "));
@@ -242,7 +289,14 @@ pub(crate) mod tests {
 
     #[test]
     fn an_evaluation_cannot_be_mistaken_for_a_step() {
-        let record = EvalRecord { step: 20, epoch: 0.5, loss: 0.0, tokens: 77, seconds: 1.25 };
+        let record = EvalRecord {
+            step: 20,
+            epoch: 0.5,
+            loss: Some(0.0),
+            tokens: Some(77),
+            seconds: 1.25,
+            others: vec![],
+        };
         let line = "step 20 | evaluation | nll 0.000000 | perplexity 1.000 | 77 tokens | 1.25 s";
         assert_eq!(record.line(), line);
         assert!(!line.contains("loss"));
@@ -282,7 +336,7 @@ pub(crate) mod tests {
             let [tokens, tokens_total] = tokens;
             StepRecord {
                 step, epoch, loss, grad_norm, learning_rate, tokens, tokens_total, tokens_per_second,
-                step_seconds, skipped, loss_scale,
+                step_seconds, skipped, loss_scale, others: Vec::new(),
             }
         }
     }

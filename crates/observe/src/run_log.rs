@@ -81,12 +81,7 @@ impl RunLog {
 
     /// Writes a step to both files.
     pub fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
-        self.step_with(record, &[])
-    }
-
-    /// Writes a step to both files, with additional named numbers in the metrics.
-    pub fn step_with(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
-        self.push_metrics(record.json_with(others))?;
+        self.push_metrics(record.json())?;
         self.log.push(&format!("{} {}", utc(SystemTime::now()), record.line(None)))
     }
 
@@ -286,7 +281,13 @@ mod tests {
     #[test]
     fn evaluations_are_kept_with_their_steps() {
         let dir = tempfile::tempdir().unwrap();
-        let evaluation = |step| EvalRecord { step, epoch: 0.0, loss: 1.5, tokens: 3, seconds: 0.1 };
+        let evaluation = |step| EvalRecord {
+            step,
+            loss: Some(1.5),
+            tokens: Some(3),
+            seconds: 0.1,
+            ..EvalRecord::default()
+        };
         let mut log = RunLog::open(dir.path(), None).unwrap();
         log.evaluation(&evaluation(0)).unwrap();
         for step in 1..=4 {

@@ -35,8 +35,8 @@ impl TensorBoard {
         Ok(board)
     }
 
-    /// Writes a step and additional named numbers, under the tags that Hugging Face uses.
-    pub fn step(&mut self, record: &StepRecord, others: &[(&str, f64)]) -> Result<(), ObserveError> {
+    /// Writes a step, under the tags that Hugging Face uses.
+    pub fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
         let mut scalars = vec![
             ("train/loss", record.loss),
             ("train/learning_rate", record.learning_rate),
@@ -45,18 +45,19 @@ impl TensorBoard {
             ("train/epoch", record.epoch),
         ];
         scalars.extend(record.loss_scale.map(|scale| ("train/loss_scale", scale)));
-        let tags: Vec<String> = others.iter().map(|(name, _)| format!("train/{name}")).collect();
-        scalars.extend(tags.iter().zip(others).map(|(tag, (_, value))| (tag.as_str(), *value)));
+        let tags: Vec<String> = record.others.iter().map(|(name, _)| format!("train/{name}")).collect();
+        scalars.extend(tags.iter().zip(&record.others).map(|(tag, (_, value))| (tag.as_str(), *value)));
         self.scalars(record.step, &scalars)
     }
 
     /// Writes an evaluation.
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
-        let scalars = [
-            ("eval/loss", record.loss),
-            ("eval/perplexity", record.perplexity()),
-            ("eval/runtime", record.seconds),
-        ];
+        let mut scalars = Vec::new();
+        scalars.extend(record.loss.map(|loss| ("eval/loss", loss)));
+        scalars.extend(record.perplexity().map(|perplexity| ("eval/perplexity", perplexity)));
+        scalars.push(("eval/runtime", record.seconds));
+        let tags: Vec<String> = record.others.iter().map(|(name, _)| format!("eval/{name}")).collect();
+        scalars.extend(tags.iter().zip(&record.others).map(|(tag, (_, value))| (tag.as_str(), *value)));
         self.scalars(record.step, &scalars)
     }
 
@@ -309,9 +310,22 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut board = TensorBoard::open(dir.path(), None).unwrap();
         board
-            .step(&StepRecord { step: 300, loss_scale: Some(65536.0), ..RECORD }, &[("entropy", 0.5)])
+            .step(&StepRecord {
+                step: 300,
+                loss_scale: Some(65536.0),
+                others: vec![("entropy".into(), 0.5)],
+                ..RECORD
+            })
             .unwrap();
-        board.evaluation(&EvalRecord { step: 300, epoch: 0.5, loss: 0.0, tokens: 9, seconds: 2.0 }).unwrap();
+        board
+            .evaluation(&EvalRecord {
+                step: 300,
+                loss: Some(0.0),
+                tokens: Some(9),
+                seconds: 2.0,
+                ..EvalRecord::default()
+            })
+            .unwrap();
         board.sync().unwrap();
         let found = messages(&only_file(dir.path()));
         assert_eq!(found.len(), 3);

@@ -51,7 +51,7 @@ impl TerminalBar {
     }
 
     fn summary(&self, seconds: f64) -> String {
-        let (Some(first), Some(last)) = (self.first, self.last) else {
+        let (Some(first), Some(last)) = (&self.first, &self.last) else {
             return "no steps were run".into();
         };
         let taken = last.step.saturating_sub(self.first_step) + 1;
@@ -90,11 +90,12 @@ impl Progress for TerminalBar {
     }
 
     fn step(&mut self, record: &StepRecord) {
-        self.first.get_or_insert(*record);
-        self.last = Some(*record);
+        self.first.get_or_insert_with(|| record.clone());
+        self.last = Some(record.clone());
         self.bar.set_message(format!(
-            "{:<14} | {:>7} left | {:>6.0} tok/s | lr {:.2e}",
+            "{:<14}{} | {:>7} left | {:>6.0} tok/s | lr {:.2e}",
             record.loss_text(),
+            record.shown_metrics(),
             human_duration(self.remaining_seconds(record)),
             record.tokens_per_second,
             record.learning_rate,
