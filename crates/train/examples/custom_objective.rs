@@ -51,9 +51,9 @@ impl Objective for Dft {
         self.sums.to_vec()
     }
 
-    fn metrics(&self, sums: &[f64]) -> Metrics {
+    fn metrics(&self, sums: &[f64], _: &[f64]) -> Metrics {
         // This loss rises at first, because p does. The plain loss, in metrics.jsonl and TensorBoard, falls.
-        Metrics { loss: -sums[0] / self.supervised, others: vec![("nll", -sums[1] / self.supervised)] }
+        Metrics { loss: -sums[0] / self.supervised, others: vec![("nll".into(), -sums[1] / self.supervised)] }
     }
 }
 

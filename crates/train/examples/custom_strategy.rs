@@ -55,9 +55,9 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let source = lockstep_config::Source { name: "custom_strategy", text };
     let config = lockstep_config::load(Some(source), &[])?;
     let tokenizer = lockstep_train::load_tokenizer(&config)?;
-    let shape = lockstep_train::model_shape(&config, &tokenizer)?;
+    let models = lockstep_train::RunModels::of(&config, &tokenizer)?;
     let kernels = KernelBackend::Cpu { num_threads: 1 };
-    let ddp = lockstep_train::plan_for(&config, &shape, &tokenizer, None, kernels)?;
+    let ddp = lockstep_train::plan_for(&config, &models, &tokenizer, None, kernels)?;
     let input = PlanInput { strategy, ..ddp.input.clone() };
     // `build` checks the invariants of every strategy: nothing is read before it is written, each gradient is reduced
     // once, and so on. An engine only accepts plans that pass.
@@ -94,7 +94,7 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
     for step in 0..3 {
         let batches = [batch(rank, 2 * step), batch(rank, 2 * step + 1)];
         let tokens = u64::from(RANKS * 2 * TOKENS);
-        let counts = StepCounts { supervised: tokens, tokens };
+        let counts = StepCounts { supervised: tokens, tokens, ..StepCounts::default() };
         let updates = UpdateSettings {
             t: u64::from(step) + 1,
             lr: 1e-3,
@@ -102,7 +102,8 @@ fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockste
             weight_decay: 0.0,
             max_norm: Some(1.0),
         };
-        let (_, metrics) = train_step(&mut engine, &mut Sft::default(), &batches, &counts, &updates)?;
+        let (_, metrics) =
+            train_step(&mut engine, ModelId::FIRST, &mut Sft::default(), &batches, &counts, &updates)?;
         if rank == Rank(0) {
             println!("step {} | loss: {:.6}", step + 1, metrics.loss);
         }

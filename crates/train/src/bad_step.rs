@@ -70,12 +70,13 @@ impl TrainState<'_> {
     pub(crate) fn skipped(
         &mut self,
         engine: &Engine,
+        model: ModelId,
         position: &mut Position,
         report: &StepReport,
         loss: f64,
         rows: &[u32],
     ) -> Result<String, TrainError> {
-        let tensor = engine.model(ModelId::FIRST).first_non_finite_gradient()?;
+        let tensor = engine.model(model).first_non_finite_gradient()?;
         position.skipped += 1;
         position.skipped_in_a_row += 1;
         let bad = self.remember(loss, report, tensor.clone(), rows);

@@ -3,19 +3,19 @@
 use lockstep_plan::ModelId;
 use std::time::Instant;
 
-use lockstep_config::RunConfig;
+use lockstep_config::{AlgorithmConfig, RunConfig};
 use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine};
 use lockstep_engine::{Coefficients, EngineError, MicroBatch, Outputs, StepDriver, UpdateSettings};
 use lockstep_shape::ModelShape;
 
+use crate::algorithms::sft::Sft;
 use crate::error::TrainError;
-use crate::objective::objective_needs;
+use crate::models::{ObjectiveNeeds, RunModels};
 use crate::open::make_engine;
 use crate::optimizer::update_rule;
 use crate::setup::{check_built, plan_with};
-use crate::sft::Sft;
 
 /// The measurements of a step benchmark.
 #[derive(Clone, Debug)]
@@ -53,7 +53,11 @@ pub fn bench_step(
     steps: usize,
 ) -> Result<StepSpeed, TrainError> {
     check_built(config)?;
-    let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), &objective_needs(&Sft::default()))?;
+    if !matches!(config.algorithm, AlgorithmConfig::Sft | AlgorithmConfig::Clm) {
+        return Err(TrainError::BenchAlgorithm { name: config.algorithm.name() });
+    }
+    let needs = ObjectiveNeeds::of(&Sft::default());
+    let plan = plan_with(config, &RunModels::single(shape), Bytes::ZERO, machine.into(), &needs)?;
     let (planned, parameters) = (plan.device_bytes(), plan.input.models[0].params());
     let host = plan.host_bytes;
     let rows = config.batch.per_device_train_batch_size as usize;

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use lockstep_config::{self as config, RunConfig};
+use lockstep_config::{self as config, AlgorithmName, RunConfig};
 use lockstep_data::{
-    ChatEncoder, Columns, DataError, DataSpec, Dataset, EncodeChat, HubFolders, Named, OnBadRow, OnLongRow,
-    Packing, Part, Tokenizer, Truncation, locate,
+    ChatEncoder, Columns, DataError, DataSpec, DataTask, Dataset, EncodeChat, HubFolders, Named, OnBadRow,
+    OnLongRow, Packing, Part, PreferenceLayout, Tokenizer, Truncation, locate,
 };
 
 use crate::error::TrainError;
@@ -71,11 +71,22 @@ fn split_files(
     locate(Named { name: &named.name, config, split, revision }, &folders)
 }
 
+/// What the configured algorithm needs the rows for.
+fn task(config: &RunConfig) -> DataTask {
+    match (config.algorithm.algorithm(), config.algorithm.sampling()) {
+        (AlgorithmName::Dpo, _) => DataTask::Preference(PreferenceLayout::Completion),
+        (AlgorithmName::Reward, _) => DataTask::Preference(PreferenceLayout::Sequence),
+        (_, Some(sampling)) => DataTask::Prompt { max_prompt_length: sampling.max_prompt_length as usize },
+        (_, None) => DataTask::Sft,
+    }
+}
+
 fn spec(config: &RunConfig, files: Vec<PathBuf>, part: Part) -> Result<DataSpec, DataError> {
     let data = &config.data;
     let columns = data.columns.iter().map(|(known, theirs)| (known.as_str(), theirs.as_str()));
     let cache_dir = data.data_cache_dir.clone().unwrap_or_else(|| config.output.output_dir.join("cache"));
     Ok(DataSpec {
+        task: task(config),
         files,
         columns: Columns::new(columns)?,
         part,

@@ -11,6 +11,7 @@ use lockstep_data::DataError;
 use lockstep_engine::EngineError;
 use lockstep_observe::ObserveError;
 use lockstep_plan::PlanError;
+use lockstep_rewards::RewardError;
 use lockstep_shape::ShapeError;
 
 use crate::output_dir::LockHolder;
@@ -46,8 +47,6 @@ pub enum TrainError {
     TooLong { max_length: usize, positions: usize },
     #[error("{}: the model has no tensors of these names: {}", folder.display(), NameList(names))]
     UnusedTensors { folder: PathBuf, names: Vec<String> },
-    #[error("algorithm `{name}` is not implemented yet")]
-    Algorithm { name: String },
     #[error("{}: the checkpoint's optimizer state is {then}, but {optimizer} needs {now}", checkpoint.display())]
     OtherOptimizer { checkpoint: PathBuf, then: String, optimizer: &'static str, now: String },
     #[error("training a LoRA adapter is not implemented yet")]
@@ -75,6 +74,26 @@ pub enum TrainError {
     ResumeMismatch { path: PathBuf, what: &'static str, then: String, now: String },
     #[error("no complete checkpoint in {}", path.display())]
     NothingToExport { path: PathBuf },
+    #[error("cannot read {}: {cause}", path.display())]
+    Input { path: PathBuf, cause: std::io::Error },
+    #[error("{algorithm} trains a language model, but the model folder has a reward model")]
+    NeedsLanguageModel { algorithm: &'static str },
+    #[error("{}: this is a language model, not a reward model", path.display())]
+    NotARewardModel { path: PathBuf },
+    #[error(
+        "{}: the reference model must be a language model with the policy's vocabulary ({policy_vocab} tokens); it has \
+         {vocab}",
+        path.display()
+    )]
+    OtherReference { path: PathBuf, vocab: usize, policy_vocab: usize },
+    #[error("`bench step` measures a step of sft, not of {name}")]
+    BenchAlgorithm { name: &'static str },
+    #[error("{origin}: the generated sequences are damaged")]
+    DamagedRollout { origin: String },
+    #[error(transparent)]
+    Rewards(#[from] RewardError),
+    #[error("the environment variable {variable}, which holds the token of a reward endpoint, is not set")]
+    NoRewardToken { variable: String },
     #[error("evaluation is enabled, but there is no evaluation data")]
     NothingToEvaluate,
     #[error("evaluation needs a model folder")]
@@ -132,6 +151,7 @@ impl Fault for TrainError {
             Checkpoint(e) => e.class(),
             Observe(e) => e.class(),
             Comm(e) => e.class(),
+            Rewards(e) => e.class(),
             VocabularyTooSmall { .. }
             | NoVocabulary
             | TooLong { .. }
@@ -140,12 +160,19 @@ impl Fault for TrainError {
             | ResumeMismatch { .. }
             | OtherOptimizer { .. }
             | NothingToEvaluate
+            | NeedsLanguageModel { .. }
+            | NotARewardModel { .. }
+            | OtherReference { .. }
+            | NoRewardToken { .. }
+            | BenchAlgorithm { .. }
             | NoFolder => FaultClass::BadConfig,
-            UnusedTensors { .. } | AllDamaged { .. } => FaultClass::BadData,
+            UnusedTensors { .. } | AllDamaged { .. } | DamagedRollout { .. } => FaultClass::BadData,
             DamagedCheckpoint { class, .. } => *class,
-            Algorithm { .. } | Adapter => FaultClass::Unavailable,
+            Adapter => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
-            ModelMissing { .. } | NothingToResume { .. } | NothingToExport { .. } => FaultClass::InputMissing,
+            ModelMissing { .. } | NothingToResume { .. } | NothingToExport { .. } | Input { .. } => {
+                FaultClass::InputMissing
+            }
             Diverged { .. } | ScaleAtFloor { .. } => FaultClass::Diverged,
         }
     }
@@ -161,6 +188,7 @@ impl Fault for TrainError {
             Checkpoint(e) => e.hint(),
             Observe(e) => e.hint(),
             Comm(e) => e.hint(),
+            Rewards(e) => e.hint(),
             Diverged { .. } | ScaleAtFloor { .. } => Some(self.divergence_hint()),
             OtherOptimizer { .. }
             | OutputInUse { .. }
@@ -169,6 +197,8 @@ impl Fault for TrainError {
             | NothingToResume { .. }
             | AllDamaged { .. }
             | DamagedCheckpoint { .. }
+            | DamagedRollout { .. }
+            | Input { .. }
             | ResumeMismatch { .. }
             | NothingToExport { .. } => self.output_hint(),
             VocabularyTooSmall { .. }
@@ -176,7 +206,11 @@ impl Fault for TrainError {
             | ModelMissing { .. }
             | TooLong { .. }
             | UnusedTensors { .. }
-            | Algorithm { .. }
+            | NeedsLanguageModel { .. }
+            | NotARewardModel { .. }
+            | OtherReference { .. }
+            | NoRewardToken { .. }
+            | BenchAlgorithm { .. }
             | Adapter
             | Prompt { .. }
             | NoFolder
@@ -203,7 +237,17 @@ impl TrainError {
             UnusedTensors { .. } => {
                 "These weights belong to a different model than the one in the configuration."
             }
-            Algorithm { .. } => "Use `algorithm: sft` or `clm`.",
+            NeedsLanguageModel { .. } => {
+                "Give the folder of a language model (…ForCausalLM), or set `algorithm: reward` to train the reward model."
+            }
+            NotARewardModel { .. } => {
+                "Train one with `lockstep reward`, or give another …ForSequenceClassification model with one label."
+            }
+            OtherReference { .. } => {
+                "Remove `ref_model_name_or_path` to compare with the initial policy, or give a model of the same family."
+            }
+            NoRewardToken { .. } => "Set it, or remove `token_env` if the endpoint needs no token.",
+            BenchAlgorithm { .. } => "Remove `algorithm`. The step times of a run are in its metrics.jsonl.",
             Adapter => "Remove `adapter` to train all weights, or use `freeze` to train only some of them.",
             Prompt { .. } => "Shorten the prompt, or increase the context with --context.",
             NoFolder => "Give a folder with config.json and safetensors files.",
@@ -231,6 +275,9 @@ impl TrainError {
             }
             AllDamaged { .. } => "Remove the damaged folders, or start over with overwrite_output_dir: true.",
             DamagedCheckpoint { hint, .. } => return hint.clone(),
+            DamagedRollout { .. } => {
+                "Resume from an earlier checkpoint: set resume_from_checkpoint to its folder."
+            }
             ResumeMismatch { what, .. } => {
                 let determined_by = match *what {
                     "rows per step" => "per_device_train_batch_size times gradient_accumulation_steps",

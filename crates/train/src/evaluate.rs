@@ -1,36 +1,39 @@
-//! Evaluation: the mean loss over all supervised tokens of a dataset, computed by all ranks, and the best result so
-//! far.
+//! Evaluation on a data set by all ranks, and the best result so far.
+//!
+//! Text is measured by the mean loss over all supervised tokens, preference pairs by the objective itself: its loss and
+//! metrics, without training.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use lockstep_ckpt::ModelFolder;
 use lockstep_config::{EvalMetric, ModelSource, RunConfig};
 use lockstep_data::{Batch, Dataset};
 use lockstep_device::{Device, Machine};
-use lockstep_engine::Engine;
-use lockstep_observe::EvalRecord;
+use lockstep_engine::{Coefficients, Engine, Outputs};
+use lockstep_observe::{EvalRecord, NamedMetric};
 use lockstep_plan::{BatchBounds, ModelId};
 
+use crate::algorithms::sft::{Sft, add_weighted};
 use crate::chat::chat_encoder;
 use crate::data_spec::prepare_eval;
 use crate::error::TrainError;
 use crate::inference::Inference;
-use crate::objective::micro_batch;
+use crate::objective::{Metrics, Objective, StepCounts, micro_batch, score_window};
 use crate::save;
 use crate::setup::{device_memory, load_tokenizer, model_shape, num_threads};
-use crate::sft::add_weighted;
 
 /// Evaluates a dataset. Rows are used in order, so that every evaluation sums in the same order.
-pub(crate) struct Evaluator<'a> {
-    dataset: &'a Dataset,
+pub(crate) struct Evaluator {
+    dataset: Arc<Dataset>,
     /// Rows per rank and micro-batch.
     rows: usize,
     world: usize,
     batch: Batch,
 }
 
-impl<'a> Evaluator<'a> {
-    pub(crate) fn new(config: &RunConfig, dataset: &'a Dataset) -> Evaluator<'a> {
+impl Evaluator {
+    pub(crate) fn new(config: &RunConfig, dataset: Arc<Dataset>) -> Evaluator {
         // The plan's buffers hold a training micro-batch. A token's log-probability does not depend on its batch.
         let trained = config.batch.per_device_train_batch_size;
         let rows = config.eval.per_device_batch_size.map_or(trained, |rows| rows.min(trained));
@@ -42,26 +45,101 @@ impl<'a> Evaluator<'a> {
     pub(crate) fn evaluate(
         &mut self,
         engine: &mut Engine,
+        objective: &mut dyn Objective,
         step: u64,
         epoch: f64,
     ) -> Result<EvalRecord, TrainError> {
         let start = Instant::now();
-        let all: Vec<u32> = (0..self.dataset.num_rows() as u32).collect();
-        let rounds = all.len().div_ceil(self.rows * self.world);
+        let record = match self.dataset.is_preference() {
+            true => self.pairs(engine, objective)?,
+            false => self.tokens(engine)?,
+        };
+        Ok(EvalRecord { step, epoch, seconds: start.elapsed().as_secs_f64(), ..record })
+    }
+
+    /// Fills the batch with this rank's rows of a round. A rank without rows runs an empty batch: other ranks may need
+    /// its parameters. Returns all rows of the round.
+    fn fill_round(&mut self, rank: usize, round: usize) -> Result<Vec<u32>, TrainError> {
+        let (first, per_round) = (round * self.rows * self.world, self.rows * self.world);
+        let end = (first + per_round).min(self.dataset.num_rows());
+        let all: Vec<u32> = (first as u32..end as u32).collect();
+        let mine = all.chunks(self.rows).nth(rank).unwrap_or(&[]);
+        self.batch.fill(&self.dataset, mine)?;
+        Ok(all)
+    }
+
+    fn rounds(&self) -> usize {
+        self.dataset.num_rows().div_ceil(self.rows * self.world)
+    }
+
+    fn tokens(&mut self, engine: &mut Engine) -> Result<EvalRecord, TrainError> {
         let mut sum = 0.0;
-        for round in 0..rounds {
-            // A rank without rows runs an empty batch: other ranks may need its parameters.
-            let mine = all.chunks(self.rows).nth(round * self.world + engine.rank().0 as usize);
-            self.batch.fill(self.dataset, mine.unwrap_or(&[]))?;
+        for round in 0..self.rounds() {
+            self.fill_round(engine.rank().0 as usize, round)?;
             let batch = &self.batch;
             engine.model_mut(ModelId::FIRST).score(micro_batch(batch), &mut |outputs| {
                 add_weighted(&mut sum, batch, outputs.log_probs())
             })?;
         }
         let [sum] = engine.all_reduce_sum("an evaluation", [sum])?;
-        let tokens: u64 = all.iter().map(|row| self.dataset.row_supervised(*row as usize)).sum();
-        let seconds = start.elapsed().as_secs_f64();
-        Ok(EvalRecord { step, epoch, loss: -sum / tokens as f64, tokens, seconds })
+        let tokens: u64 = (0..self.dataset.num_rows()).map(|row| self.dataset.row_supervised(row)).sum();
+        let loss = Some(-sum / tokens as f64);
+        Ok(EvalRecord { loss, tokens: Some(tokens), ..EvalRecord::default() })
+    }
+
+    /// Runs the objective on every pair. A round is a step of one micro-batch per rank; the result is the mean of all
+    /// rounds, weighted by their pairs.
+    fn pairs(
+        &mut self,
+        engine: &mut Engine,
+        objective: &mut dyn Objective,
+    ) -> Result<EvalRecord, TrainError> {
+        let (mut loss, mut others, mut total) = (0.0, Vec::<NamedMetric>::new(), 0.0);
+        for round in 0..self.rounds() {
+            let rows = self.fill_round(engine.rank().0 as usize, round)?;
+            let metrics = self.pair_round(engine, objective, &rows)?;
+            let weight =
+                rows.iter().map(|row| self.dataset.row_docs(*row as usize).len() as f64 / 2.0).sum::<f64>();
+            loss += weight * metrics.loss;
+            total += weight;
+            others.resize_with(metrics.others.len(), || ("".into(), 0.0));
+            for (sum, (name, value)) in others.iter_mut().zip(metrics.others) {
+                *sum = (name, sum.1 + weight * value);
+            }
+        }
+        others.iter_mut().for_each(|(_, value)| *value /= total);
+        Ok(EvalRecord { loss: Some(loss / total), others, ..EvalRecord::default() })
+    }
+
+    fn pair_round(
+        &mut self,
+        engine: &mut Engine,
+        objective: &mut dyn Objective,
+        rows: &[u32],
+    ) -> Result<Metrics, TrainError> {
+        objective.begin(&pair_counts(&self.dataset, rows));
+        score_window(engine, objective, std::slice::from_ref(&self.batch))?;
+        let (batch, channels) = (&self.batch, objective.channels());
+        let mut unused = vec![0.0; channels.count() * batch.num_tokens()];
+        engine.model_mut(ModelId::FIRST).score(micro_batch(batch), &mut |outputs: Outputs<'_>| {
+            let mut unused = Coefficients::new(channels, batch.num_tokens(), &mut unused);
+            objective.coefficients(0, batch, Some(outputs), &mut unused);
+            objective.outputs(batch, outputs);
+        })?;
+        let (sums, maxima) =
+            engine.all_reduce_sums_and_maxima("an evaluation", &objective.sums(), &objective.maxima())?;
+        Ok(objective.metrics(&sums, &maxima))
+    }
+}
+
+/// The counts of some rows of preference pairs.
+fn pair_counts(dataset: &Dataset, rows: &[u32]) -> StepCounts {
+    let rows = || rows.iter().map(|row| *row as usize);
+    StepCounts {
+        supervised: rows().map(|row| dataset.row_supervised(row)).sum(),
+        tokens: rows().map(|row| dataset.row_tokens(row) as u64).sum(),
+        pairs: rows().map(|row| dataset.row_docs(row).len() as u64 / 2).sum(),
+        supervised_chosen: rows().map(|row| dataset.row_supervised_chosen(row)).sum(),
     }
 }
 
@@ -88,8 +166,8 @@ pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainE
         slots: None,
     };
     let mut engine = inference.engine()?;
-    save::load_weights(&mut engine, &folder)?;
-    Evaluator::new(config, &dataset).evaluate(&mut engine, 0, 0.0)
+    save::load_weights(&mut engine, ModelId::FIRST, &folder, config.batch.seed)?;
+    Evaluator::new(config, Arc::new(dataset)).evaluate(&mut engine, &mut Sft::default(), 0, 0.0)
 }
 
 /// The best evaluation so far.
@@ -106,7 +184,10 @@ impl BestEval {
         let metric = match config.eval.metric {
             EvalMetric::Loss => found.loss,
             EvalMetric::Perplexity => found.perplexity(),
-        };
+            EvalMetric::Accuracy => found.metric("accuracy").or_else(|| found.metric("rewards/accuracies")),
+            EvalMetric::Reward => found.metric("reward"),
+        }
+        .unwrap_or(f64::NAN);
         let better = match best {
             None => !metric.is_nan(),
             Some(best) if config.eval.greater_is_better => metric > best.metric,
@@ -129,7 +210,8 @@ mod tests {
             let text = format!("model: tiny\noutput_dir: out\n{more}");
             lockstep_config::load(Some(lockstep_config::Source { name: "a", text: &text }), &[]).unwrap()
         };
-        let record = |step, loss| EvalRecord { step, epoch: 0.0, loss, tokens: 1, seconds: 0.0 };
+        let record =
+            |step, loss| EvalRecord { step, loss: Some(loss), tokens: Some(1), ..EvalRecord::default() };
         let best_of = |more: &str| {
             let mut best = None;
             let losses = [(1, f64::NAN), (2, 2.0), (3, 1.0), (4, 1.0), (5, 3.0), (6, f64::NAN)];

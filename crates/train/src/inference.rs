@@ -5,7 +5,7 @@ use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_model::KernelBackend;
 use lockstep_plan::{
-    BatchBounds, DeviceNeeds, GenerationBounds, ModelPlan, ModelRole, ModelSettings, OptimizerSpec,
+    BatchBounds, DeviceNeeds, GenerationBounds, KvPage, ModelPlan, ModelRole, ModelSettings, OptimizerSpec,
     Placements, PlanError, PlanInput, RunPlan, build, default_head_chunk_tokens,
 };
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
@@ -20,8 +20,32 @@ pub(crate) struct Inference<'a> {
     pub(crate) bounds: BatchBounds,
     pub(crate) machine: Machine,
     pub(crate) scores: bool,
-    /// For generation: the number of concurrent sequences, and the capacity of each in tokens.
-    pub(crate) slots: Option<(usize, usize)>,
+    /// For generation.
+    pub(crate) slots: Option<Slots>,
+}
+
+/// The size of the generate phase.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slots {
+    /// The number of concurrent sequences.
+    pub(crate) docs: usize,
+    /// The most tokens of a sequence.
+    pub(crate) capacity: usize,
+    /// Pages of the KV cache; `None`: enough for all sequences at their largest length.
+    pub(crate) pages: Option<usize>,
+}
+
+impl Slots {
+    fn bounds(&self, page: KvPage) -> GenerationBounds {
+        let bounds = GenerationBounds::of_docs(self.docs, self.capacity, page);
+        self.pages.map_or(bounds, |pages| bounds.with_pages(pages, page))
+    }
+}
+
+/// A page of the KV cache in the layout of the kernels.
+pub(crate) fn kv_page(shape: &ModelShape, storage: DType, kernels: KernelBackend) -> KvPage {
+    let elems = lockstep_model::kv_page_elems(shape, storage, kernels);
+    KvPage { tokens: lockstep_model::KV_PAGE_TOKENS, elems }
 }
 
 impl Inference<'_> {
@@ -36,24 +60,21 @@ impl Inference<'_> {
     fn plan(&self) -> Result<RunPlan, PlanError> {
         let Inference { shape, storage, bounds, machine, .. } = *self;
         let kernels = KernelBackend::from(machine);
-        let slots = self.slots.map_or(0, |(slots, _)| slots);
+        let docs = self.slots.map_or(0, |slots| slots.docs);
         let chunk =
-            default_head_chunk_tokens(shape.vocab, device_memory(kernels)).max(slots.next_multiple_of(256));
+            default_head_chunk_tokens(shape.vocab, device_memory(kernels)).max(docs.next_multiple_of(256));
         let settings = ModelSettings {
             placements: Placements::REPLICATED,
             bounds,
             head_chunk_tokens: chunk.min(bounds.tokens),
             recompute: Recompute::Full.into(),
             channels: Channels::LOG_PROB,
+            temperature: 1.0,
             optimizer: OptimizerSpec::SGD,
             freeze: Freeze::All,
             decay_norms: false,
             scores: self.scores,
-            generation: self.slots.map(|(docs, tokens_per_doc)| GenerationBounds {
-                docs,
-                tokens_per_doc,
-                cache_elems: lockstep_model::kv_cache_elems(shape, docs, tokens_per_doc, storage, kernels),
-            }),
+            generation: self.slots.map(|slots| slots.bounds(kv_page(shape, storage, kernels))),
         };
         let needs = DeviceNeeds {
             workspace_bytes: lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels),

@@ -28,16 +28,11 @@ impl Journal {
     }
 
     /// Logs a step. TensorBoard gets only the steps that are `shown`.
-    pub(crate) fn step(
-        &mut self,
-        record: &StepRecord,
-        others: &[(&str, f64)],
-        shown: bool,
-    ) -> Result<(), ObserveError> {
+    pub(crate) fn step(&mut self, record: &StepRecord, shown: bool) -> Result<(), ObserveError> {
         if let Some(board) = self.board.as_mut().filter(|_| shown) {
-            board.step(record, others)?;
+            board.step(record)?;
         }
-        self.log.as_mut().map_or(Ok(()), |log| log.step_with(record, others))
+        self.log.as_mut().map_or(Ok(()), |log| log.step(record))
     }
 
     pub(crate) fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {

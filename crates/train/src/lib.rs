@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod algorithms;
 mod bad_step;
 mod bench;
 mod chat;
@@ -17,23 +18,28 @@ mod finish;
 pub mod generate;
 mod inference;
 mod journal;
+mod learner;
+mod learning;
 mod lr_schedule;
+mod models;
 mod numerics;
 mod objective;
 mod open;
 mod optimizer;
 mod output_dir;
 mod position;
+mod reference;
 mod resume;
+mod rollout;
 mod save;
 mod scaler;
 mod selftest;
 mod setup;
-mod sft;
 mod stop;
 mod train_state;
 mod trainer;
 
+pub use algorithms::sft::Sft;
 pub use bench::{StepSpeed, bench_step};
 pub use chat::chat_encoder;
 pub use data_spec::{prepare_eval, prepare_train};
@@ -44,14 +50,14 @@ pub use finish::MemoryUse;
 pub use lockstep_engine::{Coefficients, Outputs};
 pub use lockstep_shape::{Channel, Channels};
 pub use lr_schedule::LrSchedule;
+pub use models::RunModels;
 pub use numerics::{CudaVersions, FingerprintDifference, NumericsFingerprint};
-pub use objective::{Metrics, Objective, StepCounts, objective_needs, train_step};
+pub use objective::{Metrics, Objective, StepCounts, coefficients_ahead, train_step};
 pub use output_dir::{LockHolder, belongs_to};
 pub use selftest::selftest_steps;
 pub use setup::{
     PreparedRun, device_memory, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
     prepare_for,
 };
-pub use sft::Sft;
 pub use stop::StopRequest;
 pub use trainer::{Connect, Connection, TrainOutcome, train, train_with};

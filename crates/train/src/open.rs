@@ -2,20 +2,23 @@
 
 use std::sync::Arc;
 
-use lockstep_ckpt::{Checkpoint, ModelFolder};
+use lockstep_ckpt::Checkpoint;
 use lockstep_comm::Nccl;
 use lockstep_config::RunConfig;
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine, Memory, Queue};
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_observe::Progress;
-use lockstep_plan::{ModelId, RunPlan};
+use lockstep_plan::RunPlan;
 
 use crate::error::TrainError;
-use crate::evaluate::Evaluator;
 use crate::journal::Journal;
+use crate::learning::{LearnerSources, Learning};
+use crate::models::RunModels;
 use crate::numerics::{CudaVersions, NumericsFingerprint};
+use crate::objective::Objective;
 use crate::position::Position;
+use crate::reference::reference_sync;
 use crate::resume::{self, BytesLoaded};
 use crate::save::{self, RunIdentity};
 use crate::setup::PreparedRun;
@@ -30,12 +33,13 @@ impl<'a> Trainer<'a> {
         config_text: &str,
         prepared: PreparedRun,
         connect: Option<Connect<'_>>,
-        evaluator: Option<Evaluator<'a>>,
+        objective: Option<&'a mut dyn Objective>,
         progress: &'a mut dyn Progress,
     ) -> Result<Trainer<'a>, TrainError> {
         let config = state.config;
         let mut identity = identity(&state, config_text, &prepared);
-        let PreparedRun { rank, folder, plan, machine, output, mut notes, stop, .. } = prepared;
+        let sources = LearnerSources::of(&prepared);
+        let PreparedRun { rank, plan, machine, output, mut notes, stop, .. } = prepared;
         let (mut engine, nccl) = connect_engine(config, plan, rank, machine, connect)?;
         let cuda = match machine.device {
             Device::Cpu => None,
@@ -47,10 +51,16 @@ impl<'a> Trainer<'a> {
         let (resume, candidates) = (&config.output.resume_from_checkpoint, &prepared.candidates);
         let mut note = |text: &str| notes.push(text.to_string());
         let checkpoint = resume::open_agreed(&engine, resume, &output.checkpoints(), candidates, &mut note)?;
-        let position = load_state(&mut engine, &state, checkpoint.as_ref(), folder.as_ref(), &identity)?;
+        let objective = Learning::choose(config, &mut engine, &sources, objective, &mut note)?;
+        let (position, read) =
+            load_state(&mut engine, &state, checkpoint.as_ref(), &sources.models, &identity)?;
+        let mut learner = objective.learner(&state, sources, position.step)?;
+        if let Some(checkpoint) = &checkpoint {
+            learner.restore(checkpoint)?;
+        }
         notes.extend(identity.numerics.differing_ranks(&engine)?);
         // This exchange is also a barrier: no rank trains or deletes files before all ranks have loaded.
-        let loaded = BytesLoaded::of_all(&engine, checkpoint.as_ref(), folder.as_ref())?;
+        let loaded = BytesLoaded::of_all(&engine, checkpoint.as_ref(), read)?;
         let log = if rank == Rank(0) {
             output.sweep(prepared.launch_id.as_deref())?;
             let resume_step = checkpoint.as_ref().map(|_| position.step);
@@ -72,7 +82,7 @@ impl<'a> Trainer<'a> {
             engine,
             position,
             identity,
-            evaluator,
+            learner,
             log,
             progress,
             output,
@@ -125,27 +135,39 @@ fn identity(state: &TrainState<'_>, config_text: &str, prepared: &PreparedRun) -
         run_config: config_text.to_string(),
         numerics: NumericsFingerprint::default(),
         settings: config.settings.clone(),
-        model_files: save::model_files(&prepared.shape, &prepared.folder_texts, tokenizer, storage),
+        model_files: save::model_files(
+            &prepared.models.policy().shape,
+            &prepared.folder_texts,
+            tokenizer,
+            storage,
+        ),
+        syncs_reference: reference_sync(config).is_some(),
     }
 }
 
-/// Loads the initial state: a checkpoint, the weights of a model folder, or random weights.
+/// Loads the initial state of all models: a checkpoint, the weights of model folders, or random weights. Returns also the
+/// bytes that were read from model folders.
 fn load_state(
     engine: &mut Engine,
     state: &TrainState<'_>,
     checkpoint: Option<&Checkpoint>,
-    folder: Option<&ModelFolder>,
+    models: &RunModels,
     identity: &RunIdentity,
-) -> Result<Position, TrainError> {
+) -> Result<(Position, Bytes), TrainError> {
     let (seed, scale) = (state.config.batch.seed, state.scale_state());
-    let mut position = Position::start(scale);
-    match (checkpoint, folder) {
-        (Some(checkpoint), _) => position = save::load_checkpoint(engine, checkpoint, identity, scale)?,
-        (None, Some(folder)) => save::load_weights(engine, folder)?,
-        (None, None) => engine.model_mut(ModelId::FIRST).initialise(seed)?,
+    let mut read = Bytes::ZERO;
+    for id in models.ids() {
+        let in_checkpoint = checkpoint.is_some() && save::is_saved(engine, id, identity.syncs_reference);
+        if !in_checkpoint {
+            read += models.load(engine, id, seed)?;
+        }
     }
+    let position = match checkpoint {
+        Some(checkpoint) => save::load_checkpoint(engine, checkpoint, identity, scale)?,
+        None => Position::start(scale),
+    };
     engine.set_dropout_seed(seed);
-    Ok(position)
+    Ok((position, read))
 }
 
 /// Allocates the plan's memory and connects to the other ranks.

@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use lockstep_ckpt::{Checkpoint, Damage, ModelFolder};
+use lockstep_ckpt::{Checkpoint, Damage};
 use lockstep_config::Resume;
 use lockstep_core::{Bytes, Fault, FaultClass};
 use lockstep_engine::Engine;
@@ -219,16 +219,16 @@ pub(crate) struct BytesLoaded {
 }
 
 impl BytesLoaded {
-    /// Sums the bytes of all ranks. A collective call. `None`: nothing was read.
+    /// Sums the bytes of all ranks. A collective call. `None`: nothing was read. `from_folders`: the bytes that this rank
+    /// read from model folders.
     pub(crate) fn of_all(
         engine: &Engine,
         checkpoint: Option<&Checkpoint>,
-        folder: Option<&ModelFolder>,
+        from_folders: Bytes,
     ) -> Result<Option<BytesLoaded>, TrainError> {
-        let mine = match (checkpoint, folder) {
-            (Some(checkpoint), _) => [checkpoint.bytes_read(), checkpoint.bytes_verified()],
-            (None, Some(folder)) => [folder.bytes_read(), Bytes::ZERO],
-            (None, None) => [Bytes::ZERO; 2],
+        let mine = match checkpoint {
+            Some(checkpoint) => [checkpoint.bytes_read() + from_folders, checkpoint.bytes_verified()],
+            None => [from_folders, Bytes::ZERO],
         };
         let mine: Vec<u8> = mine.iter().flat_map(|bytes| bytes.0.to_le_bytes()).collect();
         let all = engine.all_gather_bytes("the start", &mine)?;

@@ -12,8 +12,8 @@ use lockstep_ckpt::{
 use lockstep_core::{DType, Rank, Step};
 use lockstep_data::Tokenizer;
 use lockstep_engine::{Engine, EngineError};
-use lockstep_plan::{ModelId, ParamState};
-use lockstep_shape::{Freeze, ModelShape};
+use lockstep_plan::{ModelId, ModelRole, ParamState};
+use lockstep_shape::{Freeze, Head, ModelShape};
 use serde_json::{Map, Value};
 
 use crate::error::TrainError;
@@ -21,25 +21,68 @@ use crate::numerics::NumericsFingerprint;
 use crate::position::Position;
 use crate::scaler::ScaleState;
 
-/// The model that checkpoints and model folders hold.
-const TRAINED: ModelId = ModelId::FIRST;
+/// The model that model folders hold.
+const POLICY: ModelId = ModelId::FIRST;
 
-/// The states that a checkpoint contains, with their names in it: the parameters and the optimizer states.
-fn states(engine: &Engine) -> Vec<(&'static str, ParamState)> {
-    let optimizer = engine.model(TRAINED).plan().optimizer;
-    let own = optimizer.states.iter().map(|spec| spec.name).zip(optimizer.states());
-    std::iter::once(("model", ParamState::Working)).chain(own).collect()
+/// A state of a model that checkpoints contain.
+#[derive(Clone, Debug)]
+struct SavedState {
+    model: ModelId,
+    state: ParamState,
+    /// The first part of its tensors' names in a checkpoint: `model`, `exp_avg`, `value.model`, …
+    prefix: String,
+}
+
+/// The states that a checkpoint contains: the parameters and optimizer states of every trained model, and the
+/// parameters of a reference model that follows the policy.
+fn states(engine: &Engine, syncs_reference: bool) -> Vec<SavedState> {
+    let models = engine.plan().input.models.iter().enumerate();
+    let saved =
+        models.filter(|(_, model)| model.trains() || syncs_reference && model.role == ModelRole::Reference);
+    let states = saved.flat_map(|(i, model)| {
+        let owner = match model.role {
+            ModelRole::Policy => String::new(),
+            other => format!("{}.", format!("{other:?}").to_lowercase()),
+        };
+        let optimizer = model.trains().then_some(model.optimizer);
+        let own = optimizer.into_iter().flat_map(|spec| {
+            let names: Vec<&'static str> = spec.states.iter().map(|state| state.name).collect();
+            names.into_iter().zip(spec.states().collect::<Vec<_>>())
+        });
+        let all: Vec<_> = std::iter::once(("model", ParamState::Working)).chain(own).collect();
+        let model = ModelId(i as u8);
+        all.into_iter().map(move |(name, state)| SavedState {
+            model,
+            state,
+            prefix: format!("{owner}{name}"),
+        })
+    });
+    states.collect()
+}
+
+/// Whether checkpoints contain the parameters of a model.
+pub(crate) fn is_saved(engine: &Engine, model: ModelId, syncs_reference: bool) -> bool {
+    states(engine, syncs_reference).iter().any(|saved| saved.model == model)
 }
 
 /// Elements to copy at a time between files and the engine.
 const CHUNK_ELEMS: usize = 1 << 20;
+
+/// The weight of a scalar head. A language model's folder does not have it: a reward or value model that starts from
+/// one gets a new head.
+const SCORE_WEIGHT: &str = "score.weight";
+
+/// Whether a folder has a tensor of the model. Only the weight of a new scalar head may be absent.
+fn is_stored(folder: &ModelFolder, name: &str) -> bool {
+    name != SCORE_WEIGHT || folder.tensors().any(|tensor| tensor.name == SCORE_WEIGHT)
+}
 
 /// Checks the headers of a model folder's weights: every tensor exists in its shape, and there are no others.
 pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<(), TrainError> {
     let units = lockstep_shape::units(shape, &Freeze::Nothing, false);
     let segments: Vec<_> = units.iter().flat_map(|unit| &unit.segments).collect();
     let mut names: Vec<&str> = segments.iter().map(|s| s.name.as_str()).collect();
-    if shape.tied {
+    if shape.tied || shape.head == Head::Score {
         names.push("lm_head.weight");
     }
     let unused: Vec<String> =
@@ -47,49 +90,56 @@ pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<
     if !unused.is_empty() {
         return Err(TrainError::UnusedTensors { folder: folder.path().to_path_buf(), names: unused });
     }
-    for segment in segments {
+    for segment in segments.iter().filter(|segment| is_stored(folder, &segment.name)) {
         folder.read_f32(&segment.name, &segment.shape, 0..0, &mut [])?;
     }
     Ok(())
 }
 
-/// Loads the weights of a folder that was checked: the part of each tensor that this rank holds.
-pub(crate) fn load_weights(engine: &mut Engine, folder: &ModelFolder) -> Result<(), TrainError> {
+/// Loads the weights of a folder that was checked: the part of each tensor that this rank holds. A scalar head that the
+/// folder does not have is initialised from the seed.
+pub(crate) fn load_weights(
+    engine: &mut Engine,
+    model: ModelId,
+    folder: &ModelFolder,
+    seed: u64,
+) -> Result<(), TrainError> {
     let mut values = vec![0f32; CHUNK_ELEMS];
-    for (unit, segment) in all_tensors(engine) {
-        for part in engine
-            .model(TRAINED)
-            .written_ranges(unit, &segment, ParamState::Working)
-            .into_iter()
-            .flat_map(chunks)
-        {
+    for (unit, segment) in all_tensors(engine, model) {
+        if !is_stored(folder, &segment.name) {
+            engine.model_mut(model).initialise_tensor(unit, &segment, seed)?;
+            continue;
+        }
+        let written = engine.model(model).written_ranges(unit, &segment, ParamState::Working);
+        for part in written.into_iter().flat_map(chunks) {
             let values = &mut values[..part.len()];
             folder.read_f32(&segment.name, &segment.shape, part.clone(), values)?;
-            engine.model_mut(TRAINED).write(unit, &segment, ParamState::Working, part, values)?;
+            engine.model_mut(model).write(unit, &segment, ParamState::Working, part, values)?;
         }
     }
     Ok(())
 }
 
-/// Saves a checkpoint: every rank writes the state it owns, and rank 0 writes the manifest.
+/// Saves a checkpoint: every rank writes the state it owns, and rank 0 writes `files` and the manifest.
 pub(crate) fn save_checkpoint(
     engine: &Engine,
     root: &Path,
     position: &Position,
     identity: &RunIdentity,
+    files: &[(String, Vec<u8>)],
 ) -> Result<PathBuf, TrainError> {
     let (step, rank) = (Step(position.step), engine.rank());
     let begun = if rank == Rank(0) { Some(CheckpointWriter::begin(root, step)?) } else { None };
     engine.barrier("the start of a checkpoint")?;
     let mut writer = begun.unwrap_or_else(|| CheckpointWriter::join(root, step));
-    for (prefix, state) in states(engine) {
-        let pieces = owned_pieces(engine, prefix, state);
+    for saved in states(engine, identity.syncs_reference) {
+        let pieces = owned_pieces(engine, &saved);
         if !pieces.is_empty() {
             let specs: Vec<PieceSpec> = pieces.iter().map(|p| p.spec.clone()).collect();
-            let file = format!("{prefix}-rank-{}.safetensors", rank.0);
+            let file = format!("{}-rank-{}.safetensors", saved.prefix, rank.0);
             writer.write_pieces(&file, &specs, DType::F32, &mut |i, range, out| {
                 let OwnedPiece { unit, segment, start, .. } = &pieces[i];
-                read_state(engine, *unit, segment, state, start + range.start..start + range.end, out)
+                read_state(engine, &saved, *unit, segment, start + range.start..start + range.end, out)
             })?;
         }
     }
@@ -101,7 +151,7 @@ pub(crate) fn save_checkpoint(
     for share in engine.all_gather_bytes("a checkpoint", &[])?.into_iter().skip(1) {
         writer.add_share(&String::from_utf8_lossy(&share))?;
     }
-    for (name, content) in &identity.model_files {
+    for (name, content) in identity.model_files.iter().chain(files) {
         writer.write_file(name, content)?;
     }
     let mut counters = position.counters();
@@ -132,21 +182,18 @@ struct OwnedPiece {
     start: usize,
 }
 
-fn owned_pieces(engine: &Engine, prefix: &str, state: ParamState) -> Vec<OwnedPiece> {
+fn owned_pieces(engine: &Engine, saved: &SavedState) -> Vec<OwnedPiece> {
     let mut pieces = Vec::new();
-    for (unit, segment) in all_tensors(engine) {
-        let truth = engine.model(TRAINED).authoritative_state(unit, &segment, state);
-        let Some(own) = engine
-            .model(TRAINED)
-            .owned(unit, &segment, truth)
-            .filter(|_| engine.model(TRAINED).is_writer(truth))
-        else {
+    let model = engine.model(saved.model);
+    for (unit, segment) in all_tensors(engine, saved.model) {
+        let truth = model.authoritative_state(unit, &segment, saved.state);
+        let Some(own) = model.owned(unit, &segment, truth).filter(|_| model.is_writer(truth)) else {
             continue;
         };
         let mut start = own.start;
         for part in TensorBox::of_range(&segment.shape, own) {
             let (elems, shape) = (part.elems(), segment.shape.clone());
-            let spec = PieceSpec { name: format!("{prefix}/{}", segment.name), shape, part };
+            let spec = PieceSpec { name: format!("{}/{}", saved.prefix, segment.name), shape, part };
             pieces.push(OwnedPiece { spec, unit, segment: segment.clone(), start });
             start += elems;
         }
@@ -168,6 +215,8 @@ pub(crate) struct RunIdentity {
     pub(crate) settings: BTreeMap<String, String>,
     /// The files of a model folder besides its weights, so that a checkpoint can be exported.
     pub(crate) model_files: Vec<(String, Vec<u8>)>,
+    /// Whether the reference model follows the policy, so that checkpoints contain it.
+    pub(crate) syncs_reference: bool,
 }
 
 /// Loads a checkpoint into the engine. A rank reads the part of each tensor that it holds.
@@ -210,12 +259,12 @@ pub(crate) fn load_checkpoint(
         }
     }
     let position = Position::of(checkpoint, scale)?;
-    let tensors = all_tensors(engine);
+    let saved = states(engine, identity.syncs_reference);
     let known = |name: &str| {
-        let name = name.split_once('/').map_or(name, |(_, name)| name);
-        engine.model(TRAINED).find_tensor(name).is_some()
+        let (prefix, name) = name.split_once('/').unwrap_or(("model", name));
+        saved.iter().any(|one| one.prefix == prefix && engine.model(one.model).find_tensor(name).is_some())
     };
-    check_optimizer(engine, checkpoint)?;
+    check_optimizer(engine, checkpoint, &saved)?;
     let unused: Vec<String> =
         checkpoint.tensors().map(|(name, _)| name).filter(|name| !known(name)).map(str::to_string).collect();
     if !unused.is_empty() {
@@ -223,12 +272,12 @@ pub(crate) fn load_checkpoint(
     }
     let mut wanted = Vec::new();
     let mut targets = Vec::new();
-    for (prefix, state) in states(engine) {
-        for (unit, segment) in &tensors {
-            if state != ParamState::Working && !segment.is_trained() {
+    for SavedState { model, state, prefix } in &saved {
+        for (unit, segment) in all_tensors(engine, *model) {
+            if *state != ParamState::Working && !segment.is_trained() {
                 continue;
             }
-            let mut held = engine.model(TRAINED).written_ranges(*unit, segment, state);
+            let mut held = engine.model(*model).written_ranges(unit, &segment, *state);
             if held.is_empty() {
                 // Request an empty range anyway, so that every rank rejects a checkpoint without this tensor.
                 held.push(0..0);
@@ -236,23 +285,23 @@ pub(crate) fn load_checkpoint(
             for elems in held {
                 let (name, shape) = (format!("{prefix}/{}", segment.name), segment.shape.clone());
                 wanted.push(TensorPart { name, shape, elems });
-                targets.push((*unit, segment, state));
+                targets.push((*model, unit, segment.clone(), *state));
             }
         }
     }
     checkpoint.read_parts(&wanted, |index, range, values| -> Result<(), TrainError> {
-        let (unit, segment, state) = targets[index];
-        Ok(engine.model_mut(TRAINED).write(unit, segment, state, range, values)?)
+        let (model, unit, segment, state) = &targets[index];
+        Ok(engine.model_mut(*model).write(*unit, segment, *state, range, values)?)
     })?;
     Ok(position)
 }
 
 /// Checks that a checkpoint's states are those of this run's optimizer. All state names must match: two optimizers may
 /// use the same name for different states.
-fn check_optimizer(engine: &Engine, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+fn check_optimizer(engine: &Engine, checkpoint: &Checkpoint, saved: &[SavedState]) -> Result<(), TrainError> {
     let prefixes = checkpoint.tensors().filter_map(|(name, _)| Some(name.split_once('/')?.0));
     let then: BTreeSet<&str> = prefixes.collect();
-    let now: BTreeSet<&str> = states(engine).into_iter().map(|(name, _)| name).collect();
+    let now: BTreeSet<&str> = saved.iter().map(|saved| saved.prefix.as_str()).collect();
     if then == now {
         return Ok(());
     }
@@ -263,7 +312,7 @@ fn check_optimizer(engine: &Engine, checkpoint: &Checkpoint) -> Result<(), Train
     Err(TrainError::OtherOptimizer {
         checkpoint: checkpoint.path().to_path_buf(),
         then: words(&then),
-        optimizer: engine.model(TRAINED).plan().optimizer.name,
+        optimizer: engine.model(POLICY).plan().optimizer.name,
         now: words(&now),
     })
 }
@@ -277,7 +326,7 @@ pub(crate) fn model_files(
     tokenizer: &Tokenizer,
     dtype: DType,
 ) -> Vec<(String, Vec<u8>)> {
-    let config = config_text(shape, folder_texts[0].as_deref(), dtype);
+    let config = config_text(shape, folder_texts[0].as_deref(), dtype, pad_id(tokenizer));
     let generation_config = folder_texts[1].clone().unwrap_or_else(|| shape.generation_config_text());
     let mut files = vec![("config.json".to_string(), config.into_bytes())];
     if !generation_config.is_empty() {
@@ -296,17 +345,16 @@ pub(crate) fn check_writable(tokenizer: &Tokenizer) -> Result<(), TrainError> {
 /// Exports a model folder that transformers can load, with `files` besides the weights. A collective call.
 pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -> Result<(), TrainError> {
     let tensors: Vec<TensorSpec> =
-        all_tensors(engine).into_iter().map(|(_, s)| TensorSpec::new(s.name, s.shape)).collect();
+        all_tensors(engine, POLICY).into_iter().map(|(_, s)| TensorSpec::new(s.name, s.shape)).collect();
     let export =
         Export { files, tensors: &tensors, dtype: engine.working_dtype(), shard_limit: DEFAULT_SHARD_BYTES };
     if engine.rank() != Rank(0) {
         return serve_reads(engine);
     }
     export_folder(dir, &export, &mut |name, part, out| {
-        let (unit, segment) =
-            engine.model(TRAINED).find_tensor(name).expect("the names come from the engine");
+        let (unit, segment) = engine.model(POLICY).find_tensor(name).expect("the names come from the engine");
         request_part(engine, Some((name, &part))).map_err(|e| source_failed(name, e))?;
-        let read = engine.model(TRAINED).read_whole(unit, segment, ParamState::Working, part, out);
+        let read = engine.model(POLICY).read_whole(unit, segment, ParamState::Working, part, out);
         read.map(drop).map_err(|e| source_failed(name, e))
     })?;
     Ok(request_part(engine, None)?)
@@ -329,10 +377,9 @@ fn serve_reads(engine: &Engine) -> Result<(), TrainError> {
         let mut number = || words.next().and_then(|w| w.parse::<usize>().ok());
         let (Some(start), Some(end)) = (number(), number()) else { return Ok(()) };
         let name = words.next().expect("rank 0 names the tensor");
-        let (unit, segment) =
-            engine.model(TRAINED).find_tensor(name).expect("the names come from the engine");
+        let (unit, segment) = engine.model(POLICY).find_tensor(name).expect("the names come from the engine");
         values.resize(end - start, 0.0);
-        engine.model(TRAINED).read_whole(unit, segment, ParamState::Working, start..end, &mut values)?;
+        engine.model(POLICY).read_whole(unit, segment, ParamState::Working, start..end, &mut values)?;
     }
 }
 
@@ -340,15 +387,32 @@ fn source_failed(name: &str, error: EngineError) -> CkptError {
     CkptError::Source { tensor: name.to_string(), source: Box::new(error) }
 }
 
+/// The id of the tokenizer's pad token. `None` if there is none, or if it is the end token: transformers reads the reward
+/// of a sequence at the last token that is not padding, and would not see the end.
+fn pad_id(tokenizer: &Tokenizer) -> Option<u32> {
+    let (_, text) = tokenizer.special_tokens().iter().find(|(name, _)| name == "pad_token")?;
+    match tokenizer.encode_plain(text).ok()?[..] {
+        [id] if Some(id) != tokenizer.eos_id() => Some(id),
+        _ => None,
+    }
+}
+
 /// The folder's `config.json` with the new dtype and missing keys filled in, or one generated from the shape.
-fn config_text(shape: &ModelShape, folder: Option<&str>, dtype: DType) -> String {
+fn config_text(shape: &ModelShape, folder: Option<&str>, dtype: DType, pad: Option<u32>) -> String {
     let generated = shape.to_hf_text(dtype);
     let parsed = |text: &str| serde_json::from_str::<Map<String, Value>>(text).ok();
-    let (Some(mut config), Some(generated)) = (folder.and_then(parsed), parsed(&generated)) else {
-        return generated;
-    };
+    let Some(generated) = parsed(&generated) else { return generated };
+    let mut config = folder.and_then(parsed).unwrap_or_else(|| generated.clone());
     // It refers to Python code that is not exported.
     config.remove("auto_map");
+    if shape.head == Head::Score {
+        // The folder may be a language model's.
+        config.remove("num_labels");
+        for key in ["architectures", "id2label", "label2id"] {
+            config.insert(key.into(), generated[key].clone());
+        }
+        config.insert("pad_token_id".into(), pad.into());
+    }
     let dtypes = ["dtype", "torch_dtype"];
     let has_dtype = dtypes.iter().any(|key| config.contains_key(*key));
     for (key, value) in generated {
@@ -364,28 +428,28 @@ fn config_text(shape: &ModelShape, folder: Option<&str>, dtype: DType) -> String
     format!("{:#}\n", Value::Object(config))
 }
 
-fn all_tensors(engine: &Engine) -> Vec<(usize, lockstep_shape::Segment)> {
-    let units = engine.model(TRAINED).units().iter().enumerate();
+pub(crate) fn all_tensors(engine: &Engine, model: ModelId) -> Vec<(usize, lockstep_shape::Segment)> {
+    let units = engine.model(model).units().iter().enumerate();
     units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone()))).collect()
 }
 
 fn read_state(
     engine: &Engine,
+    saved: &SavedState,
     unit: usize,
     segment: &lockstep_shape::Segment,
-    state: ParamState,
     part: Range<usize>,
     out: &mut [f32],
 ) -> Result<(), CkptError> {
     let read = engine
-        .model(TRAINED)
-        .read(unit, segment, state, part, out)
+        .model(saved.model)
+        .read(unit, segment, saved.state, part, out)
         .map_err(|e| source_failed(&segment.name, e))?;
     assert!(read, "{} has no such state", segment.name);
     Ok(())
 }
 
-fn chunks(elems: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn chunks(elems: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     elems.clone().step_by(CHUNK_ELEMS).map(move |start| start..(start + CHUNK_ELEMS).min(elems.end))
 }
 

@@ -11,12 +11,12 @@ use lockstep_ops::selftest::Check;
 use lockstep_plan::{ModelId, ParamState};
 use lockstep_shape::{Architecture, Biases, ModelShape};
 
+use crate::algorithms::sft::Sft;
 use crate::bench::SyntheticBatch;
 use crate::error::TrainError;
-use crate::objective::objective_needs;
+use crate::models::{ObjectiveNeeds, RunModels};
 use crate::open::make_engine;
 use crate::setup::plan_with;
-use crate::sft::Sft;
 
 const VOCAB: usize = 517;
 const STEPS: u64 = 3;
@@ -83,7 +83,8 @@ impl StepResults {
         machine: Machine,
         seed: u64,
     ) -> Result<StepResults, TrainError> {
-        let plan = plan_with(config, shape, Bytes::ZERO, machine.into(), &objective_needs(&Sft::default()))?;
+        let needs = ObjectiveNeeds::of(&Sft::default());
+        let plan = plan_with(config, &RunModels::single(shape), Bytes::ZERO, machine.into(), &needs)?;
         let micros = f64::from(plan.input.num_micro_batches);
         let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
         engine.model_mut(ModelId::FIRST).initialise(seed)?;

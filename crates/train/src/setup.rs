@@ -4,24 +4,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lockstep_ckpt::ModelFolder;
-use lockstep_config::{self as config, Algorithm, ModelSource, RunConfig};
+use lockstep_config::{self as config, ModelSource, RunConfig};
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
 use lockstep_device::{Amx, Device, HostMemory, Machine};
 use lockstep_model::KernelBackend;
-use lockstep_plan::{
-    BatchBounds, DeviceMemory, Hardware, ObjectiveNeeds, RunPlan, bounds, budget, build, resolve,
-};
+use lockstep_plan::{BatchBounds, DeviceMemory, Hardware, RunPlan, bounds, budget, build, resolve};
+use lockstep_rewards::RewardContext;
 use lockstep_shape::ModelShape;
 
 use crate::chat::chat_encoder;
 use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
 use crate::error::TrainError;
-use crate::objective::{Objective, objective_needs};
+use crate::models::{ObjectiveNeeds, RunModels, run_needs};
+use crate::objective::Objective;
 use crate::output_dir::OutputDir;
 use crate::resume::ResumeCandidates;
 use crate::save;
-use crate::sft::Sft;
 use crate::stop::StopRequest;
 
 /// Resident memory of a process besides its arena, tokenizer and data: code, stacks, the allocator, and buffers
@@ -44,13 +43,11 @@ const BYTES_PER_POSITION: u64 = 32;
 /// Everything that [`train`](crate::train) needs.
 pub struct PreparedRun {
     pub rank: Rank,
-    pub tokenizer: Tokenizer,
+    pub tokenizer: Arc<Tokenizer>,
     pub dataset: Arc<Dataset>,
     /// The evaluation data, if the configuration has any.
-    pub eval: Option<Dataset>,
-    pub shape: ModelShape,
-    /// The folder to load weights from.
-    pub folder: Option<ModelFolder>,
+    pub eval: Option<Arc<Dataset>>,
+    pub(crate) models: RunModels,
     pub plan: RunPlan,
     pub machine: Machine,
     /// Returns the peak memory of this process, if the system reports it.
@@ -59,6 +56,8 @@ pub struct PreparedRun {
     pub stop: StopRequest,
     /// Identifies this launch and its restarts: a restart resumes only from checkpoints of its own launch.
     pub launch_id: Option<String>,
+    /// The environment of the process, which reward programs get a part of.
+    pub environment: RewardContext,
     pub(crate) output: OutputDir,
     /// Checkpoints that the run may resume from.
     pub(crate) candidates: ResumeCandidates,
@@ -71,15 +70,24 @@ pub struct PreparedRun {
 /// Locks the output folder (on rank 0), loads the tokenizer, the model's configuration and the data, and builds the
 /// plan. Quick checks come first, because preparing a dataset may take minutes.
 pub fn prepare(config: &RunConfig, rank: Rank, device: Device) -> Result<PreparedRun, TrainError> {
-    prepare_for(config, rank, device, &Sft::default())
+    prepare_run(config, rank, device, None)
 }
 
-/// Like [`prepare`], for a custom objective.
+/// Like [`prepare`], for a custom objective, which replaces that of `sft`.
 pub fn prepare_for(
     config: &RunConfig,
     rank: Rank,
     device: Device,
     objective: &dyn Objective,
+) -> Result<PreparedRun, TrainError> {
+    prepare_run(config, rank, device, Some(objective))
+}
+
+fn prepare_run(
+    config: &RunConfig,
+    rank: Rank,
+    device: Device,
+    objective: Option<&dyn Objective>,
 ) -> Result<PreparedRun, TrainError> {
     config.check_trainable()?;
     check_built(config)?;
@@ -97,23 +105,20 @@ pub fn prepare_for(
         _ => ResumeCandidates::default(),
     };
     let mut tokenizer = load_tokenizer(config)?;
-    let shape = model_shape(config, &tokenizer)?;
-    let folder = match (&config.model.source, config.model.init) {
-        (ModelSource::Folder(path), config::InitialWeights::Pretrained) => Some(ModelFolder::open(path)?),
-        _ => None,
-    };
-    if let Some(folder) = &folder {
-        save::check_weights(folder, &shape)?;
-    }
+    let models = RunModels::of(config, &tokenizer)?;
+    models.check_weights()?;
     let folder_texts = folder_texts(config)?;
     let max_length = config.data.max_length as usize;
-    if max_length - 1 > shape.max_positions {
-        return Err(TrainError::TooLong { max_length, positions: shape.max_positions });
+    for model in &models.0 {
+        if max_length - 1 > model.shape.max_positions {
+            return Err(TrainError::TooLong { max_length, positions: model.shape.max_positions });
+        }
     }
     let machine = Machine { device, num_threads: num_threads(config) };
-    let (kernels, needs) = (machine.into(), objective_needs(objective));
+    let kernels = machine.into();
+    let needs = objective.map_or_else(|| ObjectiveNeeds::of_algorithm(config, &models), ObjectiveNeeds::of);
     // Check the memory before preparing the data, which changes the estimate only by a few bytes per document.
-    let plan = plan_with(config, &shape, foreign(config, &tokenizer, None), kernels, &needs)?;
+    let plan = plan_with(config, &models, foreign(config, &tokenizer, None), kernels, &needs)?;
     if let Device::Cuda(gpu) = device {
         plan.check_budget(gpu.total)?;
     }
@@ -123,22 +128,22 @@ pub fn prepare_for(
     let chat = chat_encoder(config, &mut tokenizer)?;
     save::check_writable(&tokenizer)?;
     let dataset = Arc::new(prepare_train(config, &tokenizer, chat.as_ref())?);
-    let eval = prepare_eval(config, &tokenizer, chat.as_ref())?;
+    let eval = prepare_eval(config, &tokenizer, chat.as_ref())?.map(Arc::new);
     notes.extend(evaluation_notes(config, eval.is_some()));
-    notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(Dataset::notes)).cloned());
-    let plan = plan_with(config, &shape, foreign(config, &tokenizer, Some(&dataset)), kernels, &needs)?;
+    notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(|data| data.notes())).cloned());
+    let plan = plan_with(config, &models, foreign(config, &tokenizer, Some(&dataset)), kernels, &needs)?;
     Ok(PreparedRun {
         rank,
-        tokenizer,
+        tokenizer: Arc::new(tokenizer),
         dataset,
         eval,
-        shape,
-        folder,
+        models,
         plan,
         machine,
         peak_memory: || None,
         stop: StopRequest::default(),
         launch_id: None,
+        environment: RewardContext::default(),
         output,
         candidates,
         notes,
@@ -148,9 +153,6 @@ pub fn prepare_for(
 
 /// Checks that this build can train what the configuration asks for, and not only plan it.
 pub(crate) fn check_built(config: &RunConfig) -> Result<(), TrainError> {
-    if !matches!(config.plan.algorithm, Algorithm::Sft | Algorithm::Clm) {
-        return Err(TrainError::Algorithm { name: format!("{:?}", config.plan.algorithm).to_lowercase() });
-    }
     if config.plan.adapter.is_some() {
         return Err(TrainError::Adapter);
     }
@@ -199,8 +201,13 @@ impl PreparedRun {
         let brief = |text: &str| blake3::hash(text.as_bytes()).to_hex()[..16].to_string();
         // Everything that affects results and is not in the plan.
         let numbers = format!(
-            "{:?} {:?} {:?} {:?} {:?}",
-            config.optim, config.batch, config.precision, config.eval, self.shape.dropout
+            "{:?} {:?} {:?} {:?} {:?} {:?}",
+            config.optim,
+            config.batch,
+            config.precision,
+            config.eval,
+            config.algorithm,
+            self.models.policy().shape.dropout
         );
         [
             ("version", env!("CARGO_PKG_VERSION").to_string()),
@@ -280,7 +287,7 @@ fn model_vocab(config: &RunConfig) -> Result<Option<usize>, TrainError> {
     .or(config.model.vocab_size.map(|vocab| vocab as usize)))
 }
 
-fn folder_shape(path: &Path) -> Result<ModelShape, TrainError> {
+pub(crate) fn folder_shape(path: &Path) -> Result<ModelShape, TrainError> {
     let text = ModelFolder::read_config(path)?;
     Ok(ModelShape::from_hf_text(&text, &path.join("config.json").display().to_string())?)
 }
@@ -291,7 +298,7 @@ fn rows_are_ids(config: &RunConfig) -> bool {
         true => eval_spec(config).ok().flatten(),
         false => train_spec(config).ok(),
     };
-    spec.and_then(|spec| first_format(&spec).ok()).flatten() == Some(Format::Tokens)
+    spec.and_then(|spec| first_format(&spec).ok()).flatten().is_some_and(Format::is_tokens)
 }
 
 /// The model's shape, from a folder's `config.json`, a named size, or the keys of the `model` map.
@@ -321,20 +328,20 @@ pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelSha
 /// Builds the plan of a configuration.
 pub fn plan_for(
     config: &RunConfig,
-    shape: &ModelShape,
+    models: &RunModels,
     tokenizer: &Tokenizer,
     dataset: Option<&Dataset>,
     kernels: KernelBackend,
 ) -> Result<RunPlan, TrainError> {
     check_built(config)?;
-    let needs = objective_needs(&Sft::default());
-    plan_with(config, shape, foreign(config, tokenizer, dataset), kernels, &needs)
+    let needs = ObjectiveNeeds::of_algorithm(config, models);
+    plan_with(config, models, foreign(config, tokenizer, dataset), kernels, &needs)
 }
 
 /// Builds a plan. `process`: the memory of the process besides the plan's arenas.
 pub(crate) fn plan_with(
     config: &RunConfig,
-    shape: &ModelShape,
+    models: &RunModels,
     process: Bytes,
     kernels: KernelBackend,
     objective: &ObjectiveNeeds,
@@ -343,7 +350,7 @@ pub(crate) fn plan_with(
         lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels)
     };
     let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process_bytes: process };
-    let plan = build(resolve(config, shape, &hardware, objective)?)?;
+    let plan = build(resolve(config, &run_needs(config, models, objective, kernels), &hardware)?)?;
     if let Some(budget) = budget(config) {
         plan.check_budget(budget)?;
     }

@@ -8,23 +8,29 @@ use std::time::Instant;
 use lockstep_ckpt::DataCursor;
 use lockstep_config::{EvalStrategy, Precision, RunConfig, SaveStrategy};
 use lockstep_core::Step;
-use lockstep_data::{Dataset, SampleOrder, StepBatches};
-use lockstep_engine::{Engine, UpdateSettings};
+use lockstep_data::{Dataset, SampleOrder};
+use lockstep_engine::{Engine, StepReport, UpdateSettings};
 use lockstep_observe::StepRecord;
+use lockstep_plan::ModelId;
 
 use crate::bad_step::BadStep;
 use crate::error::TrainError;
+use crate::learner::{Learner, StepWork};
 use crate::lr_schedule::LrSchedule;
-use crate::objective::{Objective, StepCounts, train_step_with_stop};
+use crate::objective::{Metrics, train_step_with_stop};
 use crate::optimizer::update_rule;
 use crate::position::Position;
+use crate::rollout::schedule::RolloutSchedule;
 use crate::scaler::{LossScaler, ScaleState};
 use crate::stop::StopRequest;
 
 /// What the training loop keeps between steps, besides the engine and the position.
 pub(crate) struct TrainState<'a> {
     pub(crate) config: &'a RunConfig,
+    /// The order of the data set's rows: rows of a step, or prompts of a rollout.
     pub(crate) order: Arc<SampleOrder>,
+    /// Optimizer steps that use the rows of one step of `order`: more than one with rollouts.
+    steps_per_draw: u64,
     schedule: LrSchedule,
     pub(crate) total_steps: u64,
     pub(crate) scaler: Option<LossScaler>,
@@ -34,9 +40,8 @@ pub(crate) struct TrainState<'a> {
 /// The result of one step.
 pub(crate) struct StepOutcome {
     pub(crate) record: StepRecord,
-    /// Additional metrics of the objective.
-    pub(crate) others: Vec<(&'static str, f64)>,
-    pub(crate) warning: Option<String>,
+    /// What to report to the user.
+    pub(crate) notes: Vec<String>,
     /// Whether any rank was asked to stop. All ranks learn this in the same step.
     pub(crate) stops: bool,
 }
@@ -44,22 +49,30 @@ pub(crate) struct StepOutcome {
 impl<'a> TrainState<'a> {
     pub(crate) fn new(config: &'a RunConfig, dataset: &Dataset) -> Result<TrainState<'a>, TrainError> {
         let batch = &config.batch;
-        let rows_per_step = config.global_batch_rows() as usize;
+        let rollouts = config.algorithm.algorithm().generates().then(|| RolloutSchedule::of(config));
         let order = SampleOrder::new(
             batch.data_seed,
             dataset.num_rows(),
-            rows_per_step,
-            batch.dataloader_drop_last,
+            rows_per_draw(config) as usize,
+            // A rollout always has the same number of prompts.
+            batch.dataloader_drop_last || rollouts.is_some(),
             config.data.shuffle,
         )?;
-        let epochs = (batch.num_train_epochs * order.steps_per_epoch() as f64).ceil() as u64;
-        let total_steps = batch.max_steps.unwrap_or(epochs);
+        let steps_per_draw = rollouts.map_or(1, |schedule| schedule.steps());
+        let draws = (batch.num_train_epochs * order.steps_per_epoch() as f64).ceil() as u64;
+        let total_steps = batch.max_steps.unwrap_or(draws * steps_per_draw);
         let schedule = LrSchedule::new(config, total_steps);
         let scaler = match config.precision {
             Precision::F16(scaling) => Some(LossScaler::new(scaling)),
             Precision::Auto | Precision::F32 | Precision::Bf16 => None,
         };
-        Ok(TrainState { config, order: Arc::new(order), schedule, total_steps, scaler, last_bad: None })
+        let order = Arc::new(order);
+        Ok(TrainState { config, order, steps_per_draw, schedule, total_steps, scaler, last_bad: None })
+    }
+
+    /// The number of epochs completed after `step` steps, as a fraction.
+    pub(crate) fn epoch(&self, step: u64) -> f64 {
+        step as f64 / (self.order.steps_per_epoch() * self.steps_per_draw) as f64
     }
 
     /// The state of the loss scaler, in fp16.
@@ -68,7 +81,7 @@ impl<'a> TrainState<'a> {
     }
 
     fn ends_epoch(&self, step: u64) -> bool {
-        step.is_multiple_of(self.order.steps_per_epoch()) || step == self.total_steps
+        step.is_multiple_of(self.order.steps_per_epoch() * self.steps_per_draw) || step == self.total_steps
     }
 
     pub(crate) fn evaluates_after(&self, step: u64) -> bool {
@@ -108,74 +121,135 @@ impl<'a> TrainState<'a> {
         DataCursor {
             seed: self.config.batch.data_seed,
             next_step: 0,
-            rows_per_step: self.config.global_batch_rows(),
+            rows_per_step: rows_per_draw(self.config),
             num_rows: dataset.num_rows() as u64,
             fingerprint: dataset.fingerprint(),
         }
     }
 
-    /// Runs one optimizer step: forward, objective, backward, update. `start` is when the loop began to wait for its
-    /// batches.
+    /// Runs one optimizer step of every trained model: forward, objective, backward, update. `start` is when the loop
+    /// began to wait for the batches.
     pub(crate) fn step(
         &mut self,
         engine: &mut Engine,
-        batches: &StepBatches,
+        learner: &mut dyn Learner,
+        work: &StepWork,
         start: Instant,
-        objective: &mut dyn Objective,
         stop: &StopRequest,
         position: &mut Position,
     ) -> Result<StepOutcome, TrainError> {
-        let step = position.step;
-        assert_eq!(step, batches.step, "the batches belong to this step");
-        let (supervised, tokens) = (batches.supervised, batches.tokens);
-        let counts = StepCounts { supervised, tokens };
-        let optim = &self.config.optim;
-        let updates = UpdateSettings {
-            t: position.updates + 1,
-            // As in PyTorch trainers, a skipped step does not advance the schedule.
-            lr: self.schedule.at(position.updates),
-            rule: update_rule(optim),
-            weight_decay: optim.weight_decay,
-            max_norm: optim.max_grad_norm,
-        };
+        let batches = &work.batches;
+        assert_eq!(position.step, batches.step, "the batches belong to this step");
+        let updates = self.updates(position);
         let loss_scale = position.scale.map(|scale| scale.scale);
         if let Some(scale) = loss_scale {
             engine.set_loss_scale(scale);
         }
-        let stop_requested = || stop.is_raised();
-        let (report, metrics, stops) = train_step_with_stop(
-            engine,
-            objective,
-            &batches.micro_batches,
-            &counts,
-            &updates,
-            &stop_requested,
-        )?;
+        let results = self.train_models(engine, learner, work, &updates, stop)?;
         position.step += 1;
-        position.tokens_total += tokens;
+        position.tokens_total += batches.tokens;
+        let ModelResults { report, skipped_model, metrics, stops } = results;
         let (loss, rows) = (metrics.loss, &batches.rows);
         if !report.skipped {
             self.applied(position, loss);
         }
         let warning = match report.skipped {
-            true => Some(self.skipped(engine, position, &report, loss, rows)?),
+            true => Some(self.skipped(engine, skipped_model, position, &report, loss, rows)?),
             false if !loss.is_finite() => Some(self.bad_loss(position, &report, loss, rows)?),
             false => None,
         };
         let seconds = start.elapsed().as_secs_f64();
         let record = StepRecord {
             step: position.step,
-            epoch: self.order.epoch(Step(position.step)),
-            loss: metrics.loss,
+            epoch: self.epoch(position.step),
+            loss,
             grad_norm: report.grad_norm,
             learning_rate: updates.lr,
-            tokens: supervised,
+            tokens: batches.supervised,
             tokens_total: position.tokens_total,
-            tokens_per_second: tokens as f64 / seconds,
+            tokens_per_second: batches.tokens as f64 / seconds,
             step_seconds: seconds,
             skipped: report.skipped,
             loss_scale,
+            others: metrics.others,
         };
-        Ok(StepOutcome { record, others: metrics.others, warning, stops })
+        Ok(StepOutcome { record, notes: warning.into_iter().collect(), stops })
+    }
+
+    /// The optimizer's hyperparameters for the next step.
+    fn updates(&self, position: &Position) -> UpdateSettings {
+        let optim = &self.config.optim;
+        UpdateSettings {
+            t: position.updates + 1,
+            // As in PyTorch trainers, a skipped step does not advance the schedule.
+            lr: self.schedule.at(position.updates),
+            rule: update_rule(optim),
+            weight_decay: optim.weight_decay,
+            max_norm: optim.max_grad_norm,
+        }
+    }
+
+    /// Trains all models of the run on the same batches, one after the other.
+    fn train_models(
+        &self,
+        engine: &mut Engine,
+        learner: &mut dyn Learner,
+        work: &StepWork,
+        updates: &UpdateSettings,
+        stop: &StopRequest,
+    ) -> Result<ModelResults, TrainError> {
+        let counts = work.counts();
+        let mut total: Option<ModelResults> = None;
+        for model in learner.trained().to_vec() {
+            let updates = UpdateSettings { lr: updates.lr * learner.learning_rate_factor(model), ..*updates };
+            let (report, metrics, stops) = train_step_with_stop(
+                engine,
+                model,
+                learner.objective(model),
+                work.micro_batches(model),
+                &counts,
+                &updates,
+                &|| stop.is_raised(),
+            )?;
+            let one = ModelResults { report, skipped_model: model, metrics, stops };
+            total = Some(match total {
+                None => one,
+                Some(first) => first.with(one),
+            });
+        }
+        Ok(total.expect("a run trains a model"))
+    }
+}
+
+/// The results of a step of one model, or of several.
+struct ModelResults {
+    /// The first model's gradient norm, and whether any model's update was skipped.
+    report: StepReport,
+    /// The first model whose update was skipped, if any was.
+    skipped_model: ModelId,
+    metrics: Metrics,
+    stops: bool,
+}
+
+impl ModelResults {
+    /// Adds the results of another model: losses add up, and a skipped update of one is a skipped step.
+    fn with(mut self, other: ModelResults) -> ModelResults {
+        if other.report.skipped && !self.report.skipped {
+            self.skipped_model = other.skipped_model;
+        }
+        self.report.skipped |= other.report.skipped;
+        self.metrics.loss += other.metrics.loss;
+        self.metrics.others.extend(other.metrics.others);
+        self.metrics.others.push(("value/grad_norm".into(), other.report.grad_norm));
+        self.stops |= other.stops;
+        self
+    }
+}
+
+/// Rows of the data set per step, or prompts per rollout, over all ranks.
+fn rows_per_draw(config: &RunConfig) -> u64 {
+    match config.algorithm.algorithm().generates() {
+        true => RolloutSchedule::of(config).prompts() as u64,
+        false => config.global_batch_rows(),
     }
 }

@@ -6,23 +6,21 @@ use std::time::Instant;
 
 use lockstep_comm::{CommError, NcclSpec};
 use lockstep_config::RunConfig;
-use lockstep_core::{Bytes, Rank, Step};
-use lockstep_data::StepBatches;
+use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Machine, Memory};
 use lockstep_engine::{Comms, Engine};
 use lockstep_observe::{EvalRecord, Progress};
 
 use crate::error::TrainError;
-use crate::evaluate::{BestEval, Evaluator};
-use crate::feed::Feed;
+use crate::evaluate::BestEval;
 use crate::finish::MemoryUse;
 use crate::journal::Journal;
+use crate::learner::Learner;
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
 use crate::position::Position;
 use crate::save::{self, RunIdentity};
 use crate::setup::PreparedRun;
-use crate::sft::Sft;
 use crate::stop::StopRequest;
 use crate::train_state::{StepOutcome, TrainState};
 
@@ -51,7 +49,7 @@ pub struct Connection {
     pub nccl: Option<NcclSpec>,
 }
 
-/// Trains with the objective that the configuration names. See [`train_with`].
+/// Trains with the configured algorithm. See [`train_with`].
 pub fn train(
     config: &RunConfig,
     config_text: &str,
@@ -59,35 +57,41 @@ pub fn train(
     connect: Option<Connect<'_>>,
     progress: &mut dyn Progress,
 ) -> Result<TrainOutcome, TrainError> {
-    train_with(config, config_text, prepared, connect, &mut Sft::default(), progress)
+    run(config, config_text, prepared, connect, None, progress)
 }
 
 /// Trains until the last step, or until [`PreparedRun::stop`] is raised; then a checkpoint is saved after the current
-/// step. Checkpoints contain `config_text` for people to read. With several ranks this is a collective call; rank 0
-/// keeps the log and writes the model folder.
+/// step. `objective` replaces that of the algorithm, which must be `sft` or `clm`. Checkpoints contain `config_text`
+/// for people to read. With several ranks this is a collective call; rank 0 keeps the log and writes the model folder.
 pub fn train_with(
     config: &RunConfig,
     config_text: &str,
-    mut prepared: PreparedRun,
+    prepared: PreparedRun,
     connect: Option<Connect<'_>>,
     objective: &mut dyn Objective,
     progress: &mut dyn Progress,
 ) -> Result<TrainOutcome, TrainError> {
-    let (rank, dataset, eval) = (prepared.rank, Arc::clone(&prepared.dataset), prepared.eval.take());
-    let state = TrainState::new(config, &dataset)?;
-    let evaluator = eval.as_ref().filter(|_| config.eval.evaluates()).map(|d| Evaluator::new(config, d));
-    let mut trainer = Trainer::open(state, config_text, prepared, connect, evaluator, progress)?;
-    let (step, total_steps) = (trainer.position.step, trainer.state.total_steps);
-    let mut feed = Feed::new(config, &dataset, &trainer.state.order, rank, step, total_steps);
+    run(config, config_text, prepared, connect, Some(objective), progress)
+}
+
+fn run<'a>(
+    config: &'a RunConfig,
+    config_text: &str,
+    prepared: PreparedRun,
+    connect: Option<Connect<'_>>,
+    objective: Option<&'a mut dyn Objective>,
+    progress: &'a mut dyn Progress,
+) -> Result<TrainOutcome, TrainError> {
+    let state = TrainState::new(config, &prepared.dataset)?;
+    let mut trainer = Trainer::open(state, config_text, prepared, connect, objective, progress)?;
     trainer.start()?;
-    while trainer.position.step < total_steps {
-        let (batches, stepped) = match trainer.next_step(&mut feed, objective) {
+    while trainer.position.step < trainer.state.total_steps {
+        let stepped = match trainer.next_step() {
             Ok(stepped) => stepped,
             Err(error) => return Err(trainer.fail(error)?),
         };
         trainer.log_step(&stepped)?;
-        let note = feed.done(batches, stepped.record.step_seconds);
-        stepped.warning.iter().chain(&note).try_for_each(|text| trainer.report(text))?;
+        stepped.notes.iter().try_for_each(|text| trainer.report(text))?;
         let improved = trainer.evaluate_after(&stepped)?;
         trainer.save_after(&stepped, improved)?;
         if stepped.stops {
@@ -103,7 +107,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) engine: Engine,
     pub(crate) position: Position,
     pub(crate) identity: RunIdentity,
-    pub(crate) evaluator: Option<Evaluator<'a>>,
+    pub(crate) learner: Box<dyn Learner + 'a>,
     pub(crate) log: Journal,
     pub(crate) progress: &'a mut dyn Progress,
     pub(crate) output: OutputDir,
@@ -122,7 +126,7 @@ impl Trainer<'_> {
         }
         if self.position.owes_evaluation {
             let step = self.position.step;
-            if let Some(record) = self.evaluate(step, self.state.order.epoch(Step(step)))? {
+            if let Some(record) = self.evaluate(step, self.state.epoch(step))? {
                 BestEval::update(&mut self.position.best, &record, self.state.config);
             }
         }
@@ -132,16 +136,14 @@ impl Trainer<'_> {
     }
 
     /// Waits for the batches of the next step and runs it.
-    fn next_step(
-        &mut self,
-        feed: &mut Feed,
-        objective: &mut dyn Objective,
-    ) -> Result<(StepBatches, StepOutcome), TrainError> {
+    fn next_step(&mut self) -> Result<StepOutcome, TrainError> {
         let start = Instant::now();
-        let batches = feed.next()?;
-        let stepped =
-            self.state.step(&mut self.engine, &batches, start, objective, &self.stop, &mut self.position)?;
-        Ok((batches, stepped))
+        let (engine, learner) = (&mut self.engine, &mut *self.learner);
+        let work = learner.next_work(engine)?;
+        let mut stepped = self.state.step(engine, learner, &work, start, &self.stop, &mut self.position)?;
+        learner.after_step(engine, self.position.step)?;
+        stepped.notes.extend(learner.done(work, stepped.record.step_seconds));
+        Ok(stepped)
     }
 
     fn log_step(&mut self, stepped: &StepOutcome) -> Result<(), TrainError> {
@@ -150,7 +152,7 @@ impl Trainer<'_> {
         self.outcome.last_loss = Some(stepped.record.loss);
         let every = self.state.config.output.logging_steps;
         let shown = step.is_multiple_of(every) || step == self.state.total_steps;
-        self.log.step(&stepped.record, &stepped.others, shown)?;
+        self.log.step(&stepped.record, shown)?;
         if shown {
             self.progress.step(&stepped.record);
         }
@@ -172,8 +174,7 @@ impl Trainer<'_> {
 
     /// Evaluates the model after `step` steps and reports the result. `None`: there is no evaluation data.
     fn evaluate(&mut self, step: u64, epoch: f64) -> Result<Option<EvalRecord>, TrainError> {
-        let Some(evaluator) = &mut self.evaluator else { return Ok(None) };
-        let record = evaluator.evaluate(&mut self.engine, step, epoch)?;
+        let Some(record) = self.learner.evaluate(&mut self.engine, step, epoch)? else { return Ok(None) };
         self.log.evaluation(&record)?;
         self.progress.evaluation(&record);
         Ok(Some(record))
@@ -187,7 +188,8 @@ impl Trainer<'_> {
         }
         self.log.sync()?;
         let checkpoints = self.output.checkpoints();
-        let path = save::save_checkpoint(&self.engine, &checkpoints, &self.position, &self.identity)?;
+        let files = self.learner.checkpoint_files();
+        let path = save::save_checkpoint(&self.engine, &checkpoints, &self.position, &self.identity, &files)?;
         self.log.event(&format!("checkpoint {}", path.display()))?;
         if self.engine.rank() == Rank(0) {
             self.state.retain(&checkpoints, &self.position)?;

@@ -4,7 +4,7 @@ use lockstep_core::Bytes;
 use lockstep_model::KernelBackend;
 use lockstep_plan::RecomputePolicy;
 use lockstep_shape::Recompute;
-use lockstep_train::{load_tokenizer, model_shape, plan_for};
+use lockstep_train::{RunModels, load_tokenizer, plan_for};
 
 const TOKENIZER: &str = r#"{"version":"1.0","added_tokens":[],"model":{"type":"WordLevel","vocab":{"a":0,"b":1},"unk_token":"b"}}"#;
 
@@ -23,9 +23,9 @@ fn recomputed(gib: u64, settings: &[&str]) -> RecomputePolicy {
     all.extend(given.iter().chain(settings).map(|s| s.to_string()));
     let config = lockstep_config::load(None, &all).unwrap();
     let tokenizer = load_tokenizer(&config).unwrap();
-    let shape = model_shape(&config, &tokenizer).unwrap();
+    let models = RunModels::of(&config, &tokenizer).unwrap();
     let kernels = KernelBackend::Cuda { memory: Some(Bytes(gib << 30)) };
-    plan_for(&config, &shape, &tokenizer, None, kernels).unwrap().input.models[0].recompute
+    plan_for(&config, &models, &tokenizer, None, kernels).unwrap().input.models[0].recompute
 }
 
 #[test]

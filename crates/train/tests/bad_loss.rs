@@ -46,8 +46,8 @@ impl Objective for NanLoss {
         self.sft.sums()
     }
 
-    fn metrics(&self, sums: &[f64]) -> Metrics {
-        let metrics = self.sft.metrics(sums);
+    fn metrics(&self, sums: &[f64], _: &[f64]) -> Metrics {
+        let metrics = self.sft.metrics(sums, &[]);
         if self.at.contains(&self.step) { Metrics { loss: f64::NAN, ..metrics } } else { metrics }
     }
 }

@@ -74,8 +74,8 @@ impl Objective for WatchedSft {
         self.sft.sums()
     }
 
-    fn metrics(&self, sums: &[f64]) -> Metrics {
-        self.sft.metrics(sums)
+    fn metrics(&self, sums: &[f64], maxima: &[f64]) -> Metrics {
+        self.sft.metrics(sums, maxima)
     }
 }
 

@@ -6,6 +6,7 @@ use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::Device;
 use lockstep_observe::NoProgress;
+use lockstep_plan::ModelId;
 use lockstep_train::{Coefficients, Metrics, Objective, Outputs, StepCounts, prepare_for, train_with};
 
 /// L = Σ −sg(p)·log p / N, with p from the head's outputs or from the scores. `centred`: subtracts the mean of p over
@@ -29,8 +30,12 @@ impl Weighted {
 }
 
 impl Objective for Weighted {
-    fn needs_scores(&self) -> bool {
-        self.needs_scores
+    fn scorers(&self) -> &[ModelId] {
+        if self.needs_scores { &[ModelId::FIRST] } else { &[] }
+    }
+
+    fn exchanges_scores(&self) -> bool {
+        true
     }
 
     fn begin(&mut self, counts: &StepCounts) {
@@ -38,19 +43,20 @@ impl Objective for Weighted {
         self.scores.clear();
     }
 
-    fn scored(&mut self, index: usize, _: &Batch, outputs: Outputs<'_>) {
+    fn scored(&mut self, _: ModelId, index: usize, _: &Batch, outputs: Outputs<'_>) {
         assert_eq!(index, self.scores.len(), "micro-batches are scored in order");
         self.scores.push(outputs.log_probs().to_vec());
     }
 
-    fn score_sums(&self) -> Vec<f64> {
+    fn score_exchange(&self) -> Vec<f64> {
         let all = self.scores.iter().flatten();
         vec![all.clone().map(|l| f64::from(*l).exp()).sum(), all.count() as f64]
     }
 
-    fn scores_done(&mut self, sums: &[f64]) {
+    fn scores_done(&mut self, of_ranks: &[Vec<f64>], _: usize) {
         self.scored_first.push(self.scores.len());
-        self.mean = if self.centred { sums[0] / sums[1] } else { 0.0 };
+        let total = |i: usize| of_ranks.iter().map(|numbers| numbers[i]).sum::<f64>();
+        self.mean = if self.centred { total(0) / total(1) } else { 0.0 };
     }
 
     fn coefficients(
@@ -76,8 +82,8 @@ impl Objective for Weighted {
         vec![self.sum]
     }
 
-    fn metrics(&self, sums: &[f64]) -> Metrics {
-        Metrics { loss: -sums[0] / self.supervised, others: vec![("mean", self.mean)] }
+    fn metrics(&self, sums: &[f64], _: &[f64]) -> Metrics {
+        Metrics { loss: -sums[0] / self.supervised, others: vec![("mean".into(), self.mean)] }
     }
 }
 

@@ -3,13 +3,15 @@
 
 use lockstep_engine::{DecodeBatch, DecodeDriver};
 
-use super::batch::{DecodeLimits, SampledToken, TokenCallback};
+use super::batch::DecodeBounds;
+use super::request::{DecodeLimits, SampledToken, TokenCallback};
 use super::sample::{Sampler, SamplingParams};
 
 /// Called with the last reply. Returns the whole prompt of the next turn, or `None` to end the conversation.
 pub type NextTurn<'a> = dyn FnMut(&[u32]) -> Option<Vec<u32>> + 'a;
 
 pub(super) struct Dialogue<'a> {
+    bounds: DecodeBounds,
     limits: DecodeLimits,
     sampler: Sampler,
     turn: &'a mut NextTurn<'a>,
@@ -20,16 +22,20 @@ pub(super) struct Dialogue<'a> {
     prompt_len: usize,
     replying: bool,
     pass: (Vec<u32>, Vec<u32>, [u32; 2]),
+    /// The conversation has the first pages for itself.
+    pages: Vec<u32>,
 }
 
 impl<'a> Dialogue<'a> {
     pub(super) fn new(
+        bounds: DecodeBounds,
         limits: DecodeLimits,
         sampling: SamplingParams,
         turn: &'a mut NextTurn<'a>,
         on_token: &'a mut TokenCallback<'a>,
     ) -> Dialogue<'a> {
         Dialogue {
+            bounds,
             limits,
             sampler: Sampler::new(sampling),
             turn,
@@ -39,6 +45,7 @@ impl<'a> Dialogue<'a> {
             prompt_len: 0,
             replying: false,
             pass: Default::default(),
+            pages: (0..bounds.generation.pages_per_doc() as u32).collect(),
         }
     }
 
@@ -58,11 +65,11 @@ impl DecodeDriver for Dialogue<'_> {
         while !self.replying {
             let reply = &self.tokens[self.prompt_len.min(self.tokens.len())..];
             let prompt = (self.turn)(reply)?;
-            if !prompt.is_empty() && prompt.len() < self.limits.capacity {
+            if !prompt.is_empty() && prompt.len() < self.bounds.capacity() {
                 self.begin(prompt);
             }
         }
-        let end = (self.cached + self.limits.pass_tokens).min(self.tokens.len());
+        let end = (self.cached + self.bounds.pass_tokens).min(self.tokens.len());
         let (tokens, positions, bounds) = &mut self.pass;
         tokens.clear();
         tokens.extend_from_slice(&self.tokens[self.cached..end]);
@@ -70,7 +77,13 @@ impl DecodeDriver for Dialogue<'_> {
         positions.extend(self.cached as u32..end as u32);
         *bounds = [0, tokens.len() as u32];
         self.cached = end;
-        Some(DecodeBatch { tokens, positions, cu_seqlens: bounds, slots: &[0] })
+        Some(DecodeBatch {
+            tokens,
+            positions,
+            cu_seqlens: bounds,
+            page_tables: &self.pages,
+            page_copies: &[],
+        })
     }
 
     fn sample(&mut self, _doc: usize, logits: &[f32]) -> u32 {
@@ -92,9 +105,10 @@ impl DecodeDriver for Dialogue<'_> {
             self.replying = false;
             return;
         }
-        let continues = (self.on_token)(SampledToken { prompt: 0, token, log_prob: log_probs[0] });
+        let continues =
+            (self.on_token)(SampledToken { prompt: 0, completion: 0, token, log_prob: log_probs[0] });
         let new = self.tokens.len() - self.prompt_len;
-        let full = new >= self.limits.max_new_tokens || self.tokens.len() >= self.limits.capacity;
+        let full = new >= self.limits.max_new_tokens || self.tokens.len() >= self.bounds.capacity();
         self.replying = continues && !full;
     }
 }

@@ -1,11 +1,16 @@
 //! Generates text with the engine that trains the model.
 //!
 //! A [`Generator`] has a plan with a generate phase and a score phase, its memory, and the weights of a model folder.
-//! Sequences are decoded in the slots of a KV cache. Log-probabilities are bit-identical to those of training.
+//! Sequences are decoded with a KV cache in pages, which completions of the same prompt share. Log-probabilities are
+//! bit-identical to those of training. Rollouts use the engine of a training run in the same way ([`generate_on`]).
 
 mod batch;
 mod dialogue;
+mod pages;
+mod request;
 mod sample;
+#[cfg(test)]
+mod tests;
 mod text;
 
 use std::path::Path;
@@ -21,16 +26,16 @@ use lockstep_shape::ModelShape;
 use serde_json::Value;
 
 use crate::error::TrainError;
-use crate::inference::Inference;
+use crate::inference::{Inference, Slots};
 use crate::save;
 use crate::setup::model_folder;
 
-pub use batch::{Completion, FinishReason, SampledToken, TokenCallback};
 pub use dialogue::NextTurn;
+pub use request::{Completion, DecodeLimits, FinishReason, GenerateRequest, SampledToken, TokenCallback};
 pub use sample::SamplingParams;
 pub use text::{StopStrings, TextStream};
 
-use batch::{Batcher, DecodeLimits};
+use batch::{Batcher, DecodeBounds};
 use dialogue::Dialogue;
 
 /// New tokens in one pass: enough for efficient matmuls, and few enough to need little memory.
@@ -56,7 +61,6 @@ pub struct Generator {
     tokenizer: Arc<Tokenizer>,
     shape: ModelShape,
     capacity: usize,
-    slots: usize,
     end_ids: Vec<u32>,
     defaults: SamplingParams,
 }
@@ -86,14 +90,14 @@ impl Generator {
             bounds: BatchBounds { tokens, docs: tokens, max_doc: tokens },
             machine: spec.machine,
             scores: spec.score_tokens > 0,
-            slots: Some((spec.slots, capacity)),
+            slots: Some(Slots { docs: spec.slots, capacity, pages: None }),
         };
         let mut engine = inference.engine()?;
-        save::load_weights(&mut engine, &folder)?;
+        save::load_weights(&mut engine, ModelId::FIRST, &folder, 0)?;
         let config = GenerationConfig::read(path)?;
         let end_ids = config.end_ids(&shape, &tokenizer);
         let defaults = config.sampling();
-        Ok(Generator { engine, tokenizer, shape, capacity, slots: spec.slots, end_ids, defaults })
+        Ok(Generator { engine, tokenizer, shape, capacity, end_ids, defaults })
     }
 
     /// A shared handle, so that a callback can decode tokens while the generator runs.
@@ -121,32 +125,37 @@ impl Generator {
     }
 
     fn limits(&self, max_new_tokens: usize) -> DecodeLimits {
-        DecodeLimits {
-            slots: self.slots,
-            pass_tokens: self.engine.model(ModelId::FIRST).plan().bounds.tokens,
-            capacity: self.capacity,
-            max_new_tokens,
-            end_ids: self.end_ids.clone(),
-        }
+        DecodeLimits { max_new_tokens, end_ids: self.end_ids.clone() }
     }
 
     /// Generates the completion of every prompt. `on_token` is called with each token as it is generated.
-    pub fn generate<'a>(
+    pub fn generate(
         &mut self,
-        prompts: &'a [Vec<u32>],
+        prompts: &[Vec<u32>],
         max_new_tokens: usize,
         sampling: SamplingParams,
-        on_token: &'a mut TokenCallback<'a>,
+        on_token: &mut TokenCallback<'_>,
     ) -> Result<Vec<Completion>, TrainError> {
-        for (i, prompt) in prompts.iter().enumerate() {
-            if prompt.is_empty() || prompt.len() >= self.capacity {
-                return Err(TrainError::Prompt { index: i, tokens: prompt.len(), capacity: self.capacity });
-            }
-        }
+        let request = |(prompt, first_sample)| GenerateRequest { prompt, completions: 1, first_sample };
+        let requests: Vec<GenerateRequest> =
+            prompts.iter().map(Vec::as_slice).zip(0..).map(request).collect();
+        Ok(self
+            .generate_groups(&requests, max_new_tokens, sampling, on_token)?
+            .into_iter()
+            .flatten()
+            .collect())
+    }
+
+    /// Generates several completions of each prompt, which is computed once.
+    pub fn generate_groups(
+        &mut self,
+        requests: &[GenerateRequest<'_>],
+        max_new_tokens: usize,
+        sampling: SamplingParams,
+        on_token: &mut TokenCallback<'_>,
+    ) -> Result<Vec<Vec<Completion>>, TrainError> {
         let limits = self.limits(max_new_tokens);
-        let mut batcher = Batcher::new(prompts, limits, sampling, on_token);
-        self.engine.model_mut(ModelId::FIRST).generate(&mut batcher)?;
-        Ok(batcher.done.into_iter().map(|one| one.expect("every prompt has ended")).collect())
+        generate_on(&mut self.engine, ModelId::FIRST, requests, limits, sampling, on_token)
     }
 
     /// Runs a conversation: `turn` gets the last reply and returns the whole next prompt, of which only the new tokens
@@ -158,7 +167,8 @@ impl Generator {
         turn: &'a mut NextTurn<'a>,
         on_token: &'a mut TokenCallback<'a>,
     ) -> Result<(), TrainError> {
-        let mut dialogue = Dialogue::new(self.limits(max_new_tokens), sampling, turn, on_token);
+        let bounds = DecodeBounds::of(self.engine.model(ModelId::FIRST).plan());
+        let mut dialogue = Dialogue::new(bounds, self.limits(max_new_tokens), sampling, turn, on_token);
         Ok(self.engine.model_mut(ModelId::FIRST).generate(&mut dialogue)?)
     }
 
@@ -181,17 +191,41 @@ impl Generator {
     }
 }
 
+/// Generates the completions of all requests with a model of an engine, which must have a generate phase. The plan
+/// decides how many sequences run at once; results do not depend on it. If parameters are sharded, all ranks must call
+/// this, each with its own requests, which may be none.
+pub(crate) fn generate_on(
+    engine: &mut Engine,
+    model: ModelId,
+    requests: &[GenerateRequest<'_>],
+    limits: DecodeLimits,
+    sampling: SamplingParams,
+    on_token: &mut TokenCallback<'_>,
+) -> Result<Vec<Vec<Completion>>, TrainError> {
+    let bounds = DecodeBounds::of(engine.model(model).plan());
+    let capacity = bounds.capacity();
+    for (index, GenerateRequest { prompt, .. }) in requests.iter().enumerate() {
+        if prompt.is_empty() || prompt.len() >= capacity {
+            return Err(TrainError::Prompt { index, tokens: prompt.len(), capacity });
+        }
+    }
+    let mut batcher = Batcher::new(requests, bounds, limits, sampling, on_token);
+    engine.model_mut(model).generate(&mut batcher)?;
+    Ok(batcher.finish())
+}
+
 /// The supported keys of `generation_config.json`. A file that is not JSON is treated as empty.
-struct GenerationConfig(Value);
+#[derive(Default)]
+pub(crate) struct GenerationConfig(Value);
 
 impl GenerationConfig {
-    fn read(folder: &Path) -> Result<GenerationConfig, TrainError> {
+    pub(crate) fn read(folder: &Path) -> Result<GenerationConfig, TrainError> {
         let text = ModelFolder::read_generation_config(folder)?.unwrap_or_default();
         Ok(GenerationConfig(serde_json::from_str(&text).unwrap_or(Value::Null)))
     }
 
     /// `eos_token_id`, which is one id or a list; otherwise the EOS id of the model or its tokenizer.
-    fn end_ids(&self, shape: &ModelShape, tokenizer: &Tokenizer) -> Vec<u32> {
+    pub(crate) fn end_ids(&self, shape: &ModelShape, tokenizer: &Tokenizer) -> Vec<u32> {
         let id = |v: &Value| v.as_u64().and_then(|id| u32::try_from(id).ok());
         let given: Vec<u32> = match self.0.get("eos_token_id") {
             Some(Value::Array(ids)) => ids.iter().filter_map(id).collect(),

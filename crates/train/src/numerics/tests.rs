@@ -2,7 +2,8 @@ use lockstep_config::load;
 use lockstep_model::KernelBackend;
 
 use super::*;
-use crate::setup::{load_tokenizer, model_shape, plan_for};
+use crate::models::RunModels;
+use crate::setup::{load_tokenizer, plan_for};
 
 /// The fingerprint of a small model with these settings.
 fn numbers_with(settings: &[&str], cuda: Option<&CudaVersions>) -> NumericsFingerprint {
@@ -10,12 +11,12 @@ fn numbers_with(settings: &[&str], cuda: Option<&CudaVersions>) -> NumericsFinge
     let settings: Vec<String> = base.iter().chain(settings).map(ToString::to_string).collect();
     let config = load(None, &settings).unwrap();
     let tokenizer = load_tokenizer(&config).unwrap();
-    let shape = model_shape(&config, &tokenizer).unwrap();
+    let models = RunModels::of(&config, &tokenizer).unwrap();
     let kernels = match cuda {
         Some(_) => KernelBackend::Cuda { memory: None },
         None => KernelBackend::Cpu { num_threads: 1 },
     };
-    let plan = plan_for(&config, &shape, &tokenizer, None, kernels).unwrap();
+    let plan = plan_for(&config, &models, &tokenizer, None, kernels).unwrap();
     NumericsFingerprint::of(&config, &plan, cuda)
 }
 

@@ -22,11 +22,12 @@ fn identity() -> RunIdentity {
         numerics: NumericsFingerprint::default(),
         settings: BTreeMap::new(),
         model_files: Vec::new(),
+        syncs_reference: false,
     }
 }
 
 fn save(engine: &Engine, root: &Path, step: u64) -> Result<PathBuf, TrainError> {
-    save_checkpoint(engine, root, &Position { step, ..Position::start(None) }, &identity())
+    save_checkpoint(engine, root, &Position { step, ..Position::start(None) }, &identity(), &[])
 }
 
 /// Saves once, breaks the storage of the states, and saves again. Returns the error.

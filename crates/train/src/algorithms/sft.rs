@@ -37,7 +37,7 @@ impl Objective for Sft {
         vec![self.weighted_log_probs]
     }
 
-    fn metrics(&self, sums: &[f64]) -> Metrics {
+    fn metrics(&self, sums: &[f64], _: &[f64]) -> Metrics {
         Metrics { loss: -sums[0] / self.supervised, others: Vec::new() }
     }
 }
