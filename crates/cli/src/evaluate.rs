@@ -53,13 +53,10 @@ pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
         json!({ "loss": loss, "perplexity": found.perplexity(), "tokens": tokens, "seconds": seconds })
             .to_string()
     } else {
-        format!(
-            "loss {:.6}, perplexity {:.4}, over {} tokens ({:.0} tokens/s)",
-            found.loss,
-            found.perplexity(),
-            found.tokens,
-            found.tokens as f64 / found.seconds
-        )
+        let (loss, perplexity) = (found.loss.unwrap_or(f64::NAN), found.perplexity().unwrap_or(f64::NAN));
+        let tokens = found.tokens.unwrap_or(0);
+        let speed = tokens as f64 / found.seconds;
+        format!("loss {loss:.6}, perplexity {perplexity:.4}, over {tokens} tokens ({speed:.0} tokens/s)")
     };
     report::print(&(text + "\n"))
 }

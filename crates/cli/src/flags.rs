@@ -45,8 +45,13 @@ const FOREIGN_FLAGS: &[(&[&str], &str)] = &[
 
 /// Rewrites the arguments of the process: flags that the command does not have and the configuration knows become
 /// settings.
-pub(crate) fn to_settings(typed: Vec<String>) -> Result<Vec<String>, UnknownFlag> {
+pub(crate) fn to_settings(mut typed: Vec<String>) -> Result<Vec<String>, UnknownFlag> {
     let cli = Cli::command();
+    // `lockstep dpo run.yaml` trains with this algorithm.
+    if let Some(word) = typed.get(1).filter(|word| lockstep_config::is_algorithm(word)) {
+        let setting = format!("{}={word}", lockstep_config::COMMAND_KEY);
+        typed.splice(1..2, ["train".to_owned(), setting]);
+    }
     let Some(command) = typed.get(1).and_then(|name| cli.find_subcommand(name)) else {
         return Ok(without_secrets(typed));
     };
@@ -147,6 +152,12 @@ mod tests {
             rewritten("lockstep launch --nproc_per_node 2 --seed 3 run.yaml"),
             "lockstep launch --nproc_per_node 2 seed=3 run.yaml"
         );
+        assert_eq!(
+            rewritten("lockstep grpo --config run.yaml --num_generations 8 --beta=0.1 --nproc 2"),
+            "lockstep train command=grpo run.yaml num_generations=8 beta=0.1 --nproc 2"
+        );
+        assert_eq!(rewritten("lockstep train --algorithm dpo"), "lockstep train algorithm=dpo");
+        assert_eq!(rewritten("lockstep kto run.yaml"), "lockstep train command=kto run.yaml");
         // A number may be negative.
         assert_eq!(rewritten("lockstep train --max_steps -1"), "lockstep train max_steps=-1");
         assert_eq!(rewritten("lockstep generate out --seed 3"), "lockstep generate out --seed 3");

@@ -46,6 +46,8 @@ pub(crate) enum Need {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Model,
+    /// Another model of the algorithm, by its key.
+    AlgorithmModel(&'static str),
     Tokenizer,
     Dataset,
 }
@@ -164,6 +166,13 @@ fn wanted(config: &RunConfig, need: Need) -> Result<Vec<Wanted>, Failure> {
     {
         add(Role::Model, RepoKind::Model, name, &config.model.revision)?;
     }
+    if matches!(need, Need::Train | Need::Plan) {
+        for (key, path) in config.algorithm.clone().models_mut() {
+            if let Some(name) = model_name(path) {
+                add(Role::AlgorithmModel(key), RepoKind::Model, name, &None)?;
+            }
+        }
+    }
     if let TokenizerChoice::File(path) = &config.data.tokenizer
         && let Some(name) = model_name(path)
     {
@@ -210,7 +219,7 @@ impl Wanted {
                 .as_ref()
                 .and_then(|named| named.revision.as_ref())
                 .map(|_| "dataset_revision"),
-            Role::Tokenizer => None,
+            Role::Tokenizer | Role::AlgorithmModel(_) => None,
         };
         if let Some(key) = key {
             let name = self.repo.name();
@@ -268,8 +277,9 @@ impl Wanted {
         let wanted = match (self.role, self.need, config.model.init) {
             (Role::Dataset, ..) => return self.dataset_files(hub, config, resolved),
             (Role::Tokenizer, ..) => ModelFiles::Tokenizer,
+            (Role::AlgorithmModel(_), Need::Train, _) => ModelFiles::All,
             (Role::Model, Need::Train, InitialWeights::Pretrained) => ModelFiles::All,
-            (Role::Model, ..) => ModelFiles::WithoutWeights,
+            (Role::Model | Role::AlgorithmModel(_), ..) => ModelFiles::WithoutWeights,
         };
         model_files(&self.repo, &resolved.file_names(), wanted).map_err(failed)
     }
@@ -296,6 +306,13 @@ impl Wanted {
             Role::Model => {
                 config.model.source = ModelSource::Folder(folder);
                 "model_revision"
+            }
+            Role::AlgorithmModel(key) => {
+                let mut models = config.algorithm.models_mut();
+                if let Some((_, path)) = models.iter_mut().find(|(other, _)| *other == key) {
+                    **path = folder;
+                }
+                key
             }
             Role::Tokenizer => {
                 config.data.tokenizer = TokenizerChoice::File(folder);

@@ -43,12 +43,13 @@ fn fingerprint(config: &RunConfig, plan: &RunPlan) -> String {
 /// but no data.
 pub(crate) fn plan_of(config: &RunConfig) -> Result<(RunPlan, ModelShape), Failure> {
     let tokenizer = lockstep_train::load_tokenizer(config).map_err(boxed)?;
-    let shape = lockstep_train::model_shape(config, &tokenizer).map_err(boxed)?;
+    let models = lockstep_train::RunModels::of(config, &tokenizer).map_err(boxed)?;
     let kernels = match planned_device(config) {
         DeviceKind::Cuda => KernelBackend::Cuda { memory: gpu::memory() },
         _ => KernelBackend::Cpu { num_threads: lockstep_train::num_threads(config) },
     };
-    let plan = lockstep_train::plan_for(config, &shape, &tokenizer, None, kernels).map_err(boxed)?;
+    let plan = lockstep_train::plan_for(config, &models, &tokenizer, None, kernels).map_err(boxed)?;
+    let shape = plan.input.models[0].shape.clone();
     Ok((plan, shape))
 }
 

@@ -106,6 +106,7 @@ fn train(
     let device = gpu::choose_for_rank(config.device, local_rank, ranks)?;
     let mut prepared = lockstep_train::prepare(config, rank, device).map_err(boxed)?;
     prepared.peak_memory = host::peak_memory;
+    prepared.environment.environment = std::env::vars_os().collect();
     prepared.stop = stopper.request.clone();
     prepared.launch_id = ranks::launch_id();
     if let Some(session) = &mut session {
@@ -145,10 +146,10 @@ fn print_start(config: &RunConfig, prepared: &PreparedRun, world: Option<&World>
     let ranks = world.map_or_else(String::new, |world| format!("{} ranks of ", world.world_size));
     report::print_line(&format!(
         "{}, {} parameters | {} {} on {ranks}{} | memory {}{each}",
-        model.shape.architecture.class_name(),
+        model.shape.architecture.class_name(model.shape.head),
         Elems(model.params()),
         plan.input.storage,
-        lockstep_plan::chosen_strategy(config, &prepared.shape),
+        lockstep_plan::chosen_strategy(config, &model.shape),
         gpu::description(&prepared.machine),
         if plan.input.has_separate_memory() { plan.device_bytes() } else { plan.process_bytes() },
     ));

@@ -165,7 +165,7 @@ fn config_that_is_not_json() {
 fn unimplemented_architecture() {
     assert_snapshot!(with_config(64, "LlamaForCausalLM", "MixtralForCausalLM"), @r"
     error: model/config.json: architecture MixtralForCausalLM is not supported
-    hint: supported architectures: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM.
+    hint: supported architectures: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, and ForSequenceClassification of the same families.
     ");
 }
 

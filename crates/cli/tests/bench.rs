@@ -102,7 +102,7 @@ fn a_step_is_timed_on_one_rank() {
         (&["--rows", "0"], "--rows"),
         (&["--vocab", "0"], "--vocab"),
         (&["nproc_per_node=2"], "the settings are for 2 ranks, but this benchmark runs on one"),
-        (&["algorithm=ppo"], "ppo"),
+        (&["algorithm=dpo"], "dpo"),
     ] {
         let ran = folder.run(&[&step[..], more].concat());
         assert!(

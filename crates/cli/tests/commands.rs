@@ -128,9 +128,25 @@ fn other_optimizers() {
 /// Only what can be trained is planned.
 #[test]
 fn what_cannot_be_trained_is_not_planned() {
-    for setting in ["algorithm=ppo", "adapter={r: 4, target_modules: [q_proj, v_proj]}"] {
-        Folder::new(RUN).refused(&["plan", "run.yaml", setting], 69);
+    let adapter = "adapter={r: 4, target_modules: [q_proj, v_proj]}";
+    Folder::new(RUN).refused(&["plan", "run.yaml", adapter], 69);
+}
+
+/// `lockstep sft` is `lockstep train` with an algorithm, also for the ranks that it starts.
+#[test]
+fn algorithms_are_commands() {
+    let folder = Folder::new(RUN);
+    folder.succeeds(&["sft", "--config", "run.yaml", "--nproc", "2", "--learning_rate", "1e-4"]);
+    assert!(folder.path("out/model/model.safetensors").exists());
+    let text = folder.succeeds(&["sft", "run.yaml", "--dry-run"]);
+    assert!(!text.contains("algorithm"), "sft is the default: {text}");
+    // The data is text, not preference pairs.
+    for command in ["reward", "dpo"] {
+        let error = folder.refused(&[command, "run.yaml", "output_dir=other"], 65);
+        assert!(error.contains("chosen"), "{error}");
     }
+    let plan = folder.succeeds(&["plan", "run.yaml", "algorithm=dpo"]);
+    assert!(plan.contains("reference") && plan.contains("phase score reference"), "{plan}");
 }
 
 /// The numerics fingerprint: its hash, and its fields, some of which depend on the machine.
@@ -188,8 +204,17 @@ fn version() {
 #[test]
 fn keys() {
     let page = Folder::new(RUN).succeeds(&["keys"]);
-    for key in ["learning_rate", "max_steps", "strategy", "resume_from_checkpoint"] {
+    for key in
+        ["learning_rate", "max_steps", "strategy", "resume_from_checkpoint", "num_generations", "kl_coef"]
+    {
         assert!(page.contains(&format!("| `{key}` |")), "{key} is on the page");
+    }
+    for line in [
+        "| `learning_rate` | `5e-5` (sft, clm), `1e-4` (reward), `1e-6` (dpo, grpo, rloo), `3e-6` (ppo) |",
+        "| `beta` | `0.1` (dpo), `0.0` (grpo), `0.05` (rloo) |",
+        "| `max_length` | `1024` (sft, clm, reward, dpo) |",
+    ] {
+        assert!(page.contains(line), "{line}");
     }
 }
 

@@ -35,7 +35,9 @@ fn help_of_every_command() {
 }
 
 #[test]
-fn launch_is_another_name_of_train() {
+fn other_names_of_train() {
     let folder = Folder::new(RUN);
-    assert_eq!(help(&folder, "train"), help(&folder, "launch"));
+    for name in ["launch", "sft", "reward", "dpo", "ppo", "grpo", "rloo"] {
+        assert_eq!(help(&folder, "train"), help(&folder, name));
+    }
 }

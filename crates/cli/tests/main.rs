@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod algorithms;
 mod bad_config;
 mod bad_data;
 mod bad_model;

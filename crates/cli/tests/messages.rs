@@ -60,6 +60,10 @@ fn bad_configurations() {
     message("no_such_config", &run, "train nope.yaml");
     message("two_configs", &run, "train run.yaml learning_rate");
     message("algorithm", &run, "train run.yaml algorithm=dpo");
+    message("algorithm_command", &run, "kto run.yaml");
+    message("another_algorithm", &with("algorithm: grpo\nreward_funcs: format\n"), "dpo run.yaml");
+    message("key_of_another_algorithm", &run, "dpo run.yaml --num_generations 8");
+    message("no_reward", &run, "grpo run.yaml");
     message("freeze_pattern", &run, "train run.yaml freeze=[model.embed_token]");
     message("memory_budget", &run, "train run.yaml memory_budget_gib=0.001");
     message("too_long", &run, "train run.yaml max_length=100");

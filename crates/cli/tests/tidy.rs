@@ -21,7 +21,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ckpt", &["core"]),
     ("launch", &["core"]),
     ("observe", &["core"]),
-    ("train", &["engine", "data", "ckpt", "observe"]),
+    ("rewards", &["core"]),
+    ("train", &["engine", "data", "ckpt", "observe", "rewards"]),
     ("cli", &["train", "launch", "hub"]),
 ];
 

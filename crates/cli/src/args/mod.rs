@@ -18,7 +18,7 @@ pub(crate) use train::{JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quicksta
 
 /// Train decoder language models (LLaMA, Mistral, Qwen) with one program.
 #[derive(Debug, Parser)]
-#[command(name = "lockstep", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(name = "lockstep", version, max_term_width = 100, arg_required_else_help = true, after_help = train::ALGORITHM_COMMANDS)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// Train a small model on generated data in about a minute, and test it
     Quickstart(Quickstart),
     /// Train a model, on one rank or on many
-    #[command(visible_alias = "launch", after_help = train::SEVERAL_NODES)]
+    #[command(visible_alias = "launch", aliases = train::ALGORITHMS, after_help = format!("{}\n\n{}", train::ALGORITHM_COMMANDS, train::SEVERAL_NODES))]
     Train(Train),
     /// Show the memory use and the schedule of a run, without running it
     Plan(Plan),

@@ -7,6 +7,12 @@ use clap::Args;
 use super::parsers::{nnodes, seconds, tee};
 use crate::stop;
 
+/// Other names of `train`, each with its algorithm. `crate::flags` turns them into settings.
+pub(super) const ALGORITHMS: [&str; 6] = ["sft", "reward", "dpo", "ppo", "grpo", "rloo"];
+
+pub(super) const ALGORITHM_COMMANDS: &str = "\
+`lockstep dpo` is `lockstep train` with `algorithm: dpo`; likewise sft, reward, ppo, grpo and rloo.";
+
 pub(super) const SEVERAL_NODES: &str = "\
 On several nodes, run the same command on every node, each with its own --node-rank. All nodes need the same token: \
 create it with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set \
