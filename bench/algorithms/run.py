@@ -65,7 +65,7 @@ output_dir: {folder}/out
 """
 CONFIGS = {
     "dpo": """\
-model: {folder}/policy
+model_name_or_path: {folder}/policy
 per_device_train_batch_size: 8
 learning_rate: 1.0e-6
 beta: 0.1
@@ -73,13 +73,13 @@ loss_type: sigmoid
 max_length: 128
 """,
     "reward": """\
-model: {folder}/reward
+model_name_or_path: {folder}/reward
 per_device_train_batch_size: 8
 learning_rate: 1.0e-4
 max_length: 128
 """,
     "grpo": """\
-model: {folder}/policy
+model_name_or_path: {folder}/policy
 per_device_train_batch_size: 32
 learning_rate: 1.0e-6
 num_generations: 8
@@ -89,7 +89,7 @@ beta: 0.0
 reward_funcs: [{{regex: "w[0-9]*[02468]$"}}]
 """,
     "ppo": """\
-model: {folder}/policy
+model_name_or_path: {folder}/policy
 reward_model_path: {folder}/reward
 value_model_path: {folder}/value
 per_device_train_batch_size: 32
