@@ -1,4 +1,4 @@
-//! Decode gives the bits of forward, wherever a document's pages are and whoever shares them.
+//! Decode gives the bits of forward for any placement of pages, and with pages that several documents share.
 
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};
