@@ -92,7 +92,7 @@ fn targets_are_the_next_tokens_of_the_same_document() {
     assert_eq!(batch.samples, [2, 1, 0]);
     assert_eq!(batch.supervised, 6);
     assert_eq!(ds.stats().dropped_short, 1);
-    assert_eq!((ds.row_tokens(0), ds.row_tokens(1), ds.max_row_tokens()), (4, 3, 4));
+    assert_eq!((ds.row_tokens(0), ds.row_tokens(1), ds.max_doc_len()), (4, 3, 5));
     batch.fill(&ds, &[]).unwrap();
     assert_eq!((batch.num_tokens(), batch.cu_seqlens.as_slice()), (0, [0].as_slice()));
 }

@@ -26,7 +26,7 @@ pub struct Dataset {
     file: File,
     path: PathBuf,
     index: Index,
-    max_row_tokens: usize,
+    max_doc_len: usize,
     was_cached: bool,
     pub(crate) notes: Vec<String>,
 }
@@ -36,16 +36,10 @@ impl Dataset {
     pub(crate) fn open(path: &Path) -> io::Result<Dataset> {
         let file = File::open(path)?;
         let index = Index::read(&file)?;
-        let mut dataset = Dataset {
-            file,
-            path: path.into(),
-            index,
-            max_row_tokens: 0,
-            was_cached: false,
-            notes: Vec::new(),
-        };
-        dataset.max_row_tokens =
-            (0..dataset.num_rows()).map(|row| dataset.row_tokens(row)).max().unwrap_or(0);
+        let mut dataset =
+            Dataset { file, path: path.into(), index, max_doc_len: 0, was_cached: false, notes: Vec::new() };
+        let docs = 0..dataset.num_docs() as u32;
+        dataset.max_doc_len = docs.map(|doc| dataset.doc_len(doc)).max().unwrap_or(0);
         Ok(dataset)
     }
 
@@ -162,9 +156,9 @@ impl Dataset {
         chosen.map(|doc| u64::from(self.index.supervised[*doc as usize])).sum()
     }
 
-    /// The positions of the longest row.
-    pub fn max_row_tokens(&self) -> usize {
-        self.max_row_tokens
+    /// Tokens in the longest document.
+    pub fn max_doc_len(&self) -> usize {
+        self.max_doc_len
     }
 
     /// The documents in `row`.

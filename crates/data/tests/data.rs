@@ -289,7 +289,7 @@ fn messages_about_tokenizers() {
     [65] tokenizer_config.json is not a valid tokenizer file: EOF while parsing an object at line 1 column 1
     hint: write the tokenizer files again with save_pretrained in transformers.
     ");
-    assert_snapshot!(dir.show(&byte.decode(&[97, 300], false).unwrap_err()), @"[65] the tokenizer failed to decode: id 300 is out of range for a vocabulary of 257");
+    assert_eq!(byte.decode(&[97, 300, 98], false).unwrap(), "ab", "an id outside the vocabulary has no text");
     let unwritable = byte.copy_files_to(&dir.path("not/there")).unwrap_err();
     assert_eq!(unwritable.class(), FaultClass::CannotWrite);
     assert_snapshot!(dir.show(&unwritable), @"[73] cannot write not/there/tokenizer.json: No such file or directory (os error 2)");

@@ -182,7 +182,7 @@ fn the_two_layouts_of_one_row() {
     assert!(!reward.was_cached(), "another task is another entry");
     assert_eq!(reward.doc(0).unwrap(), (vec![97, 98, 99, EOS], vec![false, false, false, true]));
     assert_eq!((reward.task(), reward.margin(0)), (REWARD, Some(1.0)));
-    assert_eq!((reward.row_tokens(0), reward.row_supervised(0), reward.max_row_tokens()), (4 + 5, 2, 9));
+    assert_eq!((reward.row_tokens(0), reward.row_supervised(0), reward.max_doc_len()), (4 + 5, 2, 5));
     batch.fill(&reward, &[0]).unwrap();
     assert_eq!(batch.tokens, [97, 98, 99, EOS, 97, 98, 100, 101, EOS]);
     assert_eq!(batch.targets, [98, 99, EOS, 0, 98, 100, 101, EOS, 0]);

@@ -111,7 +111,7 @@ fn the_text_of_a_json_row_is_kept_as_it_is() {
     assert_eq!(dataset.columns_json(0).unwrap(), row);
     // A prompt of one token is fine, and no EOS token is appended.
     assert_eq!(dataset.doc(0).unwrap(), (vec![97], vec![false]));
-    assert_eq!((dataset.num_tokens(), dataset.num_supervised(), dataset.max_row_tokens()), (1, 0, 1));
+    assert_eq!((dataset.num_tokens(), dataset.num_supervised(), dataset.max_doc_len()), (1, 0, 1));
 }
 
 #[test]
