@@ -3,7 +3,7 @@
 use lockstep_ckpt::Checkpoint;
 use lockstep_data::{Batch, StepBatches};
 use lockstep_engine::Engine;
-use lockstep_observe::EvalRecord;
+use lockstep_observe::{EvalRecord, NamedMetric};
 use lockstep_plan::ModelId;
 
 use crate::error::TrainError;
@@ -18,6 +18,8 @@ pub(crate) struct StepWork {
     pub(crate) batches: StepBatches,
     /// The micro-batches of a model that does not see the same positions as the policy.
     pub(crate) others: Option<(ModelId, Vec<Batch>)>,
+    /// The seconds of what this rank did to make it, as metrics: for a new rollout, `generate_seconds` and others.
+    pub(crate) seconds: Vec<NamedMetric>,
 }
 
 impl StepWork {
@@ -113,7 +115,7 @@ impl Learner for DatasetLearner<'_> {
     }
 
     fn next_work(&mut self, _: &mut Engine) -> Result<StepWork, TrainError> {
-        Ok(StepWork { batches: self.feed.next()?, others: None })
+        Ok(StepWork { batches: self.feed.next()?, others: None, seconds: Vec::new() })
     }
 
     fn done(&mut self, work: StepWork, seconds: f64) -> Vec<String> {

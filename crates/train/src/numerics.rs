@@ -14,7 +14,10 @@ use lockstep_core::{DType, Mesh};
 use lockstep_device::cuda::Gpu;
 use lockstep_device::{Amx, c_library};
 use lockstep_engine::Engine;
-use lockstep_plan::{AccumulationOrder, ModelId, RunPlan, chosen_strategy};
+use lockstep_plan::{
+    AccumulationOrder, DeviceMemory, ModelId, RunPlan, bounds, chosen_strategy, default_head_chunk_tokens,
+};
+use lockstep_shape::ModelShape;
 
 use crate::error::TrainError;
 
@@ -83,7 +86,7 @@ impl NumericsFingerprint {
         fingerprint.add("gradients", "f32");
         fingerprint.add("optimizer", format!("{}, f32 states", model.optimizer.name));
         fingerprint.add("matmul", matmul(config, input.storage, cuda.is_some()));
-        fingerprint.add("head chunk", head_chunk_text(model.head_chunk_tokens, model.bounds.tokens));
+        fingerprint.add("head chunk", head_chunk_text(config, &model.shape, cuda.is_some()));
         fingerprint.add("gradient scaling", gradient_scaling(config.precision));
         fingerprint.add("micro-batches", input.num_micro_batches.to_string());
         fingerprint.add("accumulation order", accumulation_order(input.order, input.num_micro_batches));
@@ -201,9 +204,13 @@ fn matmul(config: &RunConfig, storage: DType, on_gpu: bool) -> &'static str {
     }
 }
 
-/// The chunk size matters because the gradient of the head's weight is summed chunk by chunk.
-fn head_chunk_text(chunk: usize, tokens: usize) -> String {
-    if chunk < tokens { format!("{chunk} tokens") } else { "whole micro-batch".into() }
+/// The chunk size matters because the gradient of the head's weight is summed chunk by chunk. It follows from the
+/// configuration: rows that are shorter than `max_length` leave it as it is.
+fn head_chunk_text(config: &RunConfig, shape: &ModelShape, is_gpu: bool) -> String {
+    let device = if is_gpu { DeviceMemory::Gpu(None) } else { DeviceMemory::Host(None) };
+    let default_chunk = || default_head_chunk_tokens(shape.vocab, device);
+    let chunk = config.plan.head_chunk_tokens.map_or_else(default_chunk, |tokens| tokens as usize);
+    if chunk < bounds(config).tokens { format!("{chunk} tokens") } else { "whole micro-batch".into() }
 }
 
 fn gradient_scaling(precision: Precision) -> String {

@@ -117,8 +117,9 @@ fn prepare_run(
     let machine = Machine { device, num_threads: num_threads(config) };
     let kernels = machine.into();
     let needs = objective.map_or_else(|| ObjectiveNeeds::of_algorithm(config, &models), ObjectiveNeeds::of);
-    // Check the memory before preparing the data, which changes the estimate only by a few bytes per document.
-    let plan = plan_with(config, &models, foreign(config, &tokenizer, None), kernels, &needs)?;
+    // Check the memory before preparing the data, which may take minutes.
+    let least = with_rows_of_at_most(config, 2);
+    let plan = plan_with(&least, &models, foreign(&least, &tokenizer, None), kernels, &needs)?;
     if let Device::Cuda(gpu) = device {
         plan.check_budget(gpu.total)?;
     }
@@ -131,7 +132,12 @@ fn prepare_run(
     let eval = prepare_eval(config, &tokenizer, chat.as_ref())?.map(Arc::new);
     notes.extend(evaluation_notes(config, eval.is_some()));
     notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(|data| data.notes())).cloned());
-    let plan = plan_with(config, &models, foreign(config, &tokenizer, Some(&dataset)), kernels, &needs)?;
+    let longest = dataset.max_doc_len().max(eval.as_ref().map_or(0, |eval| eval.max_doc_len()));
+    let fitted = with_rows_of_at_most(config, longest);
+    let plan = plan_with(&fitted, &models, foreign(&fitted, &tokenizer, Some(&dataset)), kernels, &needs)?;
+    if let Device::Cuda(gpu) = device {
+        plan.check_budget(gpu.total)?;
+    }
     Ok(PreparedRun {
         rank,
         tokenizer: Arc::new(tokenizer),
@@ -149,6 +155,18 @@ fn prepare_run(
         notes,
         folder_texts,
     })
+}
+
+/// The configuration for the plan of data whose longest row or prompt has `longest` tokens: `max_length` is as short as
+/// it can be, so that no memory is reserved for tokens that are not there. Packed rows stay as long as they are.
+fn with_rows_of_at_most(config: &RunConfig, longest: usize) -> RunConfig {
+    let mut config = config.clone();
+    if config.data.packing == config::Packing::None {
+        let completion = config.algorithm.sampling().map_or(0, |sampling| sampling.max_completion_length);
+        let needed = longest.max(2) as u32 + completion;
+        config.data.max_length = config.data.max_length.min(needed);
+    }
+    config
 }
 
 /// Checks that this build can train what the configuration asks for, and not only plan it.

@@ -171,7 +171,7 @@ impl<'a> TrainState<'a> {
             step_seconds: seconds,
             skipped: report.skipped,
             loss_scale,
-            others: metrics.others,
+            others: metrics.others.into_iter().chain(work.seconds.iter().cloned()).collect(),
         };
         Ok(StepOutcome { record, notes: warning.into_iter().collect(), stops })
     }

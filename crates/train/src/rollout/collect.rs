@@ -6,7 +6,7 @@ use std::time::Instant;
 use lockstep_config::{AlgorithmConfig, RunConfig};
 use lockstep_data::{Dataset, Tokenizer};
 use lockstep_engine::Engine;
-use lockstep_observe::EvalRecord;
+use lockstep_observe::{EvalRecord, NamedMetric};
 use lockstep_plan::{ModelId, ModelRole};
 
 use super::completions_log::LoggedCompletion;
@@ -29,6 +29,27 @@ const EVALUATION_SEED: u64 = 0x6576_616c;
 pub(crate) struct Collected {
     pub(crate) sequences: Vec<Sequence>,
     pub(crate) notes: Vec<String>,
+    /// The seconds of its parts on this rank.
+    pub(crate) seconds: Vec<NamedMetric>,
+}
+
+/// Measures the parts of a rollout.
+struct Stopwatch {
+    last: Instant,
+    seconds: Vec<NamedMetric>,
+}
+
+impl Stopwatch {
+    fn start() -> Stopwatch {
+        Stopwatch { last: Instant::now(), seconds: Vec::new() }
+    }
+
+    /// Ends the part that began with the last call.
+    fn lap(&mut self, name: &'static str) {
+        let now = Instant::now();
+        self.seconds.push((name.into(), (now - self.last).as_secs_f64()));
+        self.last = now;
+    }
 }
 
 /// Generates completions and scores them.
@@ -82,8 +103,9 @@ impl<'a> Collector<'a> {
         first_sample: u32,
     ) -> Result<Collected, TrainError> {
         let prompts = Arc::clone(&self.prompts);
-        let seed = self.config.batch.seed;
-        let (mut mine, notes) = self.complete_share(engine, &prompts, rows, group, (seed, first_sample))?;
+        let sampling = (self.config.batch.seed, first_sample);
+        let mut watch = Stopwatch::start();
+        let (mut mine, notes) = self.complete_share(engine, &prompts, rows, group, sampling, &mut watch)?;
         let rounds = self.rounds(rows.len(), group);
         if let Some(reference) = self.reference {
             let scored = log_probs(engine, reference, &mine, rounds)?;
@@ -102,7 +124,10 @@ impl<'a> Collector<'a> {
             let scored = values_at(engine, value, &mine, rounds, &positions)?;
             mine.iter_mut().zip(scored).for_each(|(sequence, scored)| sequence.values = scored);
         }
-        Ok(Collected { sequences: exchange(engine, &mine)?, notes })
+        // Ranks wait for the slowest one here.
+        let sequences = exchange(engine, &mine)?;
+        watch.lap("score_seconds");
+        Ok(Collected { sequences, notes, seconds: watch.seconds })
     }
 
     /// Generates this rank's share of the completions and gives them their rewards.
@@ -113,16 +138,19 @@ impl<'a> Collector<'a> {
         rows: &[u32],
         group: usize,
         (seed, first_sample): (u64, u32),
+        watch: &mut Stopwatch,
     ) -> Result<(Vec<Sequence>, Vec<String>), TrainError> {
         let share = Share::of(rows.len() * group, self.rank, self.world);
         let prompts = share_of(dataset, rows, group, first_sample, share)?;
         let mut mine = complete(engine, &self.sampler, &prompts, seed)?;
+        watch.lap("generate_seconds");
         let notes = self.functions.score(&mut mine, &prompts, &self.tokenizer)?;
         if let Some(model) = self.reward_model {
             let last = |sequence: &Sequence| sequence.tokens.len() - 1..sequence.tokens.len();
             let scored = values_at(engine, model, &mine, self.rounds(rows.len(), group), &last)?;
             mine.iter_mut().zip(scored).for_each(|(one, score)| one.rewards.push(f64::from(score[0])));
         }
+        watch.lap("reward_seconds");
         Ok((mine, notes))
     }
 
@@ -156,7 +184,8 @@ impl<'a> Collector<'a> {
         let group = self.eval_group();
         let rows: Vec<u32> = (0..dataset.num_rows() as u32).collect();
         let seed = self.config.batch.seed ^ EVALUATION_SEED;
-        let (mine, _) = self.complete_share(engine, &dataset, &rows, group, (seed, 0))?;
+        let mut watch = Stopwatch::start();
+        let (mine, _) = self.complete_share(engine, &dataset, &rows, group, (seed, 0), &mut watch)?;
         let sequences = exchange(engine, &mine)?;
         let totals: Vec<Option<f64>> = sequences.iter().map(|one| self.rewards.total(one)).collect();
         let mut others = reward_metrics(&sequences, &totals, &self.rewards, group);

@@ -7,7 +7,7 @@ use lockstep_config::{AlgorithmConfig, PpoConfig, RlooConfig, RunConfig};
 use lockstep_core::Rank;
 use lockstep_data::{Batch, SampleOrder, StepBatches};
 use lockstep_engine::Engine;
-use lockstep_observe::EvalRecord;
+use lockstep_observe::{EvalRecord, NamedMetric};
 use lockstep_plan::{ModelId, ModelRole};
 
 use super::collect::Collector;
@@ -48,6 +48,8 @@ pub(crate) struct RolloutLearner<'a> {
     /// PPO: the coefficient of the KL penalty, which may follow a target.
     kl_coef: f64,
     log: Option<CompletionsLog>,
+    /// The seconds of the parts of a rollout that was made for the next step.
+    seconds: Vec<NamedMetric>,
     notes: Vec<String>,
 }
 
@@ -81,6 +83,7 @@ impl<'a> RolloutLearner<'a> {
             current: None,
             kl_coef: ppo(config).map_or(0.0, |ppo| ppo.kl_coef),
             log: log.transpose()?,
+            seconds: Vec::new(),
             notes: Vec::new(),
             collector: Collector::new(config, sources)?,
             config,
@@ -97,6 +100,7 @@ impl<'a> RolloutLearner<'a> {
         let first_sample = (index * self.schedule.sequences as u64) as u32;
         let collected = self.collector.collect(engine, &rows, self.schedule.group, first_sample)?;
         self.notes.extend(collected.notes);
+        self.seconds = collected.seconds;
         let rollout = self.with_advantages(collected.sequences);
         if let Some(log) = &mut self.log {
             let shown = self.collector.logged(&rollout)?;
@@ -169,7 +173,7 @@ impl<'a> RolloutLearner<'a> {
             rows,
             ..StepBatches::default()
         };
-        StepWork { batches, others }
+        StepWork { batches, others, seconds: Vec::new() }
     }
 }
 
@@ -219,7 +223,7 @@ impl Learner for RolloutLearner<'_> {
             _ => Arc::new(self.new_rollout(engine, index)?),
         };
         self.current = Some((index, Arc::clone(&rollout)));
-        let work = self.work(&rollout);
+        let work = StepWork { seconds: std::mem::take(&mut self.seconds), ..self.work(&rollout) };
         if let Some((_, value)) = &mut self.value {
             value.set_step(Arc::clone(&rollout), &work.batches.rows);
         }
