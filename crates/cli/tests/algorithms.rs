@@ -241,22 +241,63 @@ fn a_synced_reference_resumes() {
     assert!(trained(&folder, &settings[..2]) != whole, "the reference matters");
 }
 
+/// A reward program: the length of the completion as JSON, modulo 7. At its seventh sample it calls `at_seventh`.
+const REWARD_PROGRAM: &str = r#"
+n=0
+while read -r line; do
+    n=$((n + 1))
+    if [ $n = 7 ] && [ -e at_seventh.sh ] && mkdir called 2> /dev/null; then . ./at_seventh.sh; fi
+    id=${line#*\"id\":}
+    completion=${line#*\"completion\":}
+    completion=${completion%%,\"completion_ids\"*}
+    printf '{"id": %s, "reward": %s}\n' "${id%%,*}" $((${#completion} % 7))
+done
+"#;
+
+/// A rank that is killed in the middle of a rollout: the restarted ranks make the same completions and end with the same
+/// weights.
+#[test]
+fn a_rank_killed_in_a_rollout() {
+    let folder = folder("grpo");
+    folder.write("reward.sh", REWARD_PROGRAM);
+    let run = [
+        "train",
+        "run.yaml",
+        "--nproc",
+        "2",
+        "--max-restarts",
+        "1",
+        "max_steps=6",
+        "save_steps=1",
+        "per_device_train_batch_size=4",
+        "reward_funcs=[{program: {command: [sh, reward.sh], timeout: 20}}]",
+    ];
+    let completions = || folder.read("out/completions.jsonl");
+    folder.succeeds(&run);
+    let (whole, all) = (result(&folder), completions());
+    assert_eq!(all.lines().count(), 24, "{all}");
+    fs::remove_dir_all(folder.path("out")).unwrap();
+    // Each rank scores four samples of a rollout: the seventh is in the second one.
+    folder.write("at_seventh.sh", "kill -9 $PPID\nsleep 20\n");
+    let printed = folder.run(&run);
+    assert!(printed.code == Some(0) && printed.stderr.contains("restart"), "{printed:#?}");
+    assert!(folder.path("called").exists());
+    assert_eq!(completions(), all);
+    assert!(result(&folder) == whole, "the weights differ");
+}
+
 /// A program gives the rewards; one that dies ends the run with its own words, or not, as the configuration says.
 #[test]
 fn programs_give_rewards() {
     let folder = folder("grpo");
-    let program = "import json, sys\n\
-        for line in sys.stdin:\n    \
-            sample = json.loads(line)\n    \
-            print(json.dumps({'id': sample['id'], 'reward': len(sample['completion'])}), flush=True)\n";
-    folder.write("reward.py", program);
-    let funcs = "reward_funcs=[{program: {command: [python3, reward.py], timeout: 20}}]";
+    folder.write("reward.sh", REWARD_PROGRAM);
+    let funcs = "reward_funcs=[{program: {command: [sh, reward.sh], timeout: 20}}]";
     trained(&folder, &[funcs, "per_device_train_batch_size=8"]);
     let line = folder.read("out/metrics.jsonl").lines().next().unwrap().to_string();
     let first: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert!(first["rewards/program/mean"].as_f64().unwrap() > 0.0, "{line}");
 
-    folder.write("reward.py", "import sys\nprint('out of ideas', file=sys.stderr)\nsys.exit(3)\n");
+    folder.write("reward.sh", "echo out of ideas >&2\nexit 3\n");
     let ran = folder.run(&["train", "run.yaml", funcs, "per_device_train_batch_size=8", "output_dir=failed"]);
     assert!(ran.code != Some(0) && ran.stderr.contains("out of ideas"), "{ran:#?}");
     let skip =

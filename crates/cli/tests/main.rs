@@ -23,6 +23,7 @@ mod kill_and_resume;
 mod launch;
 mod launch_ends;
 mod launch_refused;
+mod learning;
 mod memory;
 mod messages;
 mod output_folder;

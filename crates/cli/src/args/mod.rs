@@ -14,7 +14,9 @@ pub(crate) use bench::{
 };
 pub(crate) use download::{Download, RepoType};
 pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
-pub(crate) use train::{JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, Train};
+pub(crate) use train::{
+    JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, QuickstartAlgorithm, Train,
+};
 
 /// Train decoder language models (LLaMA, Mistral, Qwen) with one program.
 #[derive(Debug, Parser)]

@@ -158,12 +158,23 @@ pub(crate) struct Prepare {
 
 #[derive(Debug, Args)]
 pub(crate) struct Quickstart {
-    /// Override keys of the built-in configuration
+    /// Override keys of the built-in configuration; with grpo and dpo, of the second run
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) settings: Vec<String>,
+    /// Train with this algorithm: sft, or grpo or dpo after a short sft
+    #[arg(long, value_name = "NAME", default_value = "sft", hide_possible_values = true)]
+    pub(crate) algorithm: QuickstartAlgorithm,
     /// Write the run to this folder
     #[arg(long, value_name = "DIR", alias = "output_dir", default_value = "outputs/quickstart")]
     pub(crate) output_dir: PathBuf,
+}
+
+/// The algorithms that the quickstart shows.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum QuickstartAlgorithm {
+    Sft,
+    Grpo,
+    Dpo,
 }
 
 /// The number of ranks of a node.
