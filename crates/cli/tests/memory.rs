@@ -119,13 +119,13 @@ fn four_models_and_a_kv_cache() {
     let reward =
         ["algorithm=reward", "packing=none", "train_files=pairs.jsonl", "output_dir=reward", "max_steps=0"];
     folder.succeeds(&[&["train", "run.yaml"], &reward[..]].concat());
-    let settings = ["packing=none", "recompute=full", "max_prompt_length=200", "max_completion_length=56"];
-    let ppo = ["algorithm=ppo", "reward_model_path=reward/model", "per_device_train_batch_size=16"];
+    let settings = ["packing=none", "recompute=full", "max_prompt_length=200", "max_completion_length=24"];
+    let ppo = ["algorithm=ppo", "reward_model_path=reward/model", "per_device_train_batch_size=8"];
     let peak = holds_its_plan(&folder, &[&settings[..], &ppo].concat());
-    folder.write("data.jsonl", format!("{{\"prompt\": \"{}\"}}\n", "0123456789".repeat(20)).repeat(32));
+    folder.write("data.jsonl", format!("{{\"prompt\": \"{}\"}}\n", "0123456789".repeat(16)).repeat(32));
     let long = holds_its_plan(&folder, &[&settings[..], &ppo, &["overwrite_output_dir=true"]].concat());
     if cfg!(target_os = "linux") {
-        assert!(peak < long * 3 / 4, "{peak} of {long}");
+        assert!(peak + (16 << 20) < long, "{peak} of {long}");
     }
     let grpo = ["algorithm=grpo", "reward_funcs=[{regex: a}]", "num_generations=4", "beta=0.1"];
     let grpo = [&settings[..], &grpo, &["overwrite_output_dir=true"]].concat();
