@@ -4,13 +4,16 @@ use crate::error::Problem;
 use crate::reader::Reader;
 use crate::sections::BatchConfig;
 
-/// Groups and generation batches, for grpo and rloo alike.
-#[derive(Clone, Copy)]
-pub(crate) struct Groups {
-    pub(crate) num_generations: u32,
-    pub(crate) num_generations_eval: Option<u32>,
-    pub(crate) steps_per_generation: u32,
-    pub(crate) num_iterations: u32,
+/// Groups and generation batches, for grpo and rloo alike. The names are TRL's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Completions per prompt, at least 2. Divides the generation batch.
+    pub num_generations: u32,
+    /// `None`: `num_generations`.
+    pub num_generations_eval: Option<u32>,
+    /// Micro-batches per generation batch.
+    pub steps_per_generation: u32,
+    pub num_iterations: u32,
 }
 
 impl Groups {

@@ -32,6 +32,7 @@ pub use data::{
 pub use device::{DeviceConfig, DeviceKind};
 pub use dpo::{DpoConfig, DpoLoss, FDivergence};
 pub use eval::{EvalConfig, EvalMetric, EvalStrategy};
+pub use groups::Groups;
 pub use grpo::{GrpoConfig, GrpoLoss, ImportanceSamplingLevel, SapoTemperatures, ScaleRewards, VespoParams};
 pub use model::{InitialWeights, ModelConfig, ModelSource, NAMED_MODELS};
 pub use optim::{LrScaling, OptimConfig, OptimizerName, Warmup};

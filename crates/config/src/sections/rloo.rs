@@ -12,13 +12,7 @@ use crate::yaml::Value;
 pub struct RlooConfig {
     pub sampling: SamplingConfig,
     pub rewards: RewardsConfig,
-    /// Completions per prompt, at least 2. Divides the generation batch.
-    pub num_generations: u32,
-    /// `None`: `num_generations`.
-    pub num_generations_eval: Option<u32>,
-    /// Micro-batches per generation batch.
-    pub steps_per_generation: u32,
-    pub num_iterations: u32,
+    pub groups: Groups,
     /// 0: there is no reference model.
     pub beta: f64,
     pub epsilon: f64,
@@ -43,10 +37,7 @@ impl RlooConfig {
         RlooConfig {
             sampling,
             rewards: RewardsConfig::read(r),
-            num_generations: groups.num_generations,
-            num_generations_eval: groups.num_generations_eval,
-            steps_per_generation: groups.steps_per_generation,
-            num_iterations: groups.num_iterations,
+            groups,
             beta,
             epsilon,
             epsilon_high,

@@ -220,10 +220,12 @@ fn resolved_defaults_of_grpo_and_rloo() {
     let expected = GrpoConfig {
         sampling: SAMPLING,
         rewards: rewards(),
-        num_generations: 8,
-        num_generations_eval: None,
-        steps_per_generation: 3,
-        num_iterations: 1,
+        groups: Groups {
+            num_generations: 8,
+            num_generations_eval: None,
+            steps_per_generation: 3,
+            num_iterations: 1,
+        },
         beta: 0.0,
         epsilon: 0.2,
         epsilon_high: 0.2,
@@ -246,10 +248,12 @@ fn resolved_defaults_of_grpo_and_rloo() {
     let expected = RlooConfig {
         sampling: SAMPLING,
         rewards: rewards(),
-        num_generations: 2,
-        num_generations_eval: None,
-        steps_per_generation: 1,
-        num_iterations: 1,
+        groups: Groups {
+            num_generations: 2,
+            num_generations_eval: None,
+            steps_per_generation: 1,
+            num_iterations: 1,
+        },
         beta: 0.05,
         epsilon: 0.2,
         epsilon_high: 0.2,

@@ -156,10 +156,10 @@ fn keys_of_grpo_and_rloo() {
          min_p: 0.1\nrepetition_penalty: 1.1\ntemperature: 0.6\n",
     );
     assert_eq!(
-        (found.num_generations, found.num_generations_eval, found.steps_per_generation),
+        (found.groups.num_generations, found.groups.num_generations_eval, found.groups.steps_per_generation),
         (4, Some(2), 6)
     );
-    assert_eq!((found.num_iterations, found.beta, found.delta), (2, 0.04, Some(1.5)));
+    assert_eq!((found.groups.num_iterations, found.beta, found.delta), (2, 0.04, Some(1.5)));
     assert_eq!((found.epsilon, found.epsilon_high), (0.1, 0.28));
     assert_eq!((found.scale_rewards, found.loss_type), (ScaleRewards::None, GrpoLoss::DrGrpo));
     assert!(found.mask_truncated_completions && !found.use_bias_correction_kl);
@@ -175,7 +175,7 @@ fn keys_of_grpo_and_rloo() {
     let text = "reward_model_path: rm\nloss_type: sapo\nsapo_temperature_pos: 2\nsapo_temperature_neg: 3\n\
                 generation_batch_size: 32\nscale_rewards: True\n";
     let found = grpo(text);
-    assert_eq!((found.sapo, found.steps_per_generation), (SapoTemperatures { pos: 2.0, neg: 3.0 }, 4));
+    assert_eq!((found.sapo, found.groups.steps_per_generation), (SapoTemperatures { pos: 2.0, neg: 3.0 }, 4));
     assert_eq!((found.scale_rewards, found.rewards.functions.len()), (ScaleRewards::Group, 0));
     let text = "reward_model_path: rm\nloss_type: vespo\nvespo_k_pos: 1\nvespo_lambda_pos: 2\nvespo_k_neg: 3\nvespo_lambda_neg: 4\n";
     let params = VespoParams { k_pos: 1.0, lambda_pos: 2.0, k_neg: 3.0, lambda_neg: 4.0 };
@@ -185,7 +185,7 @@ fn keys_of_grpo_and_rloo() {
         "normalize_advantages: true\nreward_clip_range: [-1, 1]\nnum_iterations: 3\n",
     );
     let AlgorithmConfig::Rloo(rloo) = config.algorithm else { panic!("{:?}", config.algorithm) };
-    assert!(rloo.normalize_advantages && rloo.num_iterations == 3);
+    assert!(rloo.normalize_advantages && rloo.groups.num_iterations == 3);
     assert_eq!(rloo.reward_clip_range, Some((-1.0, 1.0)));
 }
 

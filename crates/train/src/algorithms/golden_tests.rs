@@ -313,7 +313,7 @@ fn check_advantages(golden: &Golden) {
     };
     let sequences: Vec<Sequence> = (0..functions[0].as_array().unwrap().len()).map(sequence).collect();
     let rewards = totals(golden, &sequences);
-    let advantages = group_relative(&rewards, grpo.num_generations as usize, grpo.scale_rewards);
+    let advantages = group_relative(&rewards, grpo.groups.num_generations as usize, grpo.scale_rewards);
     assert_close(golden, "advantages", &advantages, &golden.expected().0["advantages"]);
 }
 

@@ -196,11 +196,12 @@ impl<'a> Collector<'a> {
 
     /// Completions per prompt of the evaluation data.
     fn eval_group(&self) -> usize {
-        match &self.config.algorithm {
-            AlgorithmConfig::Grpo(grpo) => grpo.num_generations_eval.unwrap_or(grpo.num_generations) as usize,
-            AlgorithmConfig::Rloo(rloo) => rloo.num_generations_eval.unwrap_or(rloo.num_generations) as usize,
-            _ => 1,
-        }
+        let groups = match &self.config.algorithm {
+            AlgorithmConfig::Grpo(grpo) => &grpo.groups,
+            AlgorithmConfig::Rloo(rloo) => &rloo.groups,
+            _ => return 1,
+        };
+        groups.num_generations_eval.unwrap_or(groups.num_generations) as usize
     }
 
     /// The completions of a rollout, for the log.

@@ -1,6 +1,6 @@
 //! Which sequences of a rollout each step trains on.
 
-use lockstep_config::{AlgorithmConfig, RunConfig};
+use lockstep_config::{AlgorithmConfig, Groups, RunConfig};
 use lockstep_core::rng::{Purpose, RngStream};
 
 /// The size of a rollout, and how its sequences are divided into optimizer steps. The same on all ranks.
@@ -25,17 +25,17 @@ impl RolloutSchedule {
         let batch = &config.batch;
         let (rows, accumulation) = (batch.per_device_train_batch_size, batch.gradient_accumulation_steps);
         let micro_batch = rows as usize * config.plan.world_size() as usize;
-        let grouped = |group: u32, steps_per_generation: u32, iterations: u32| RolloutSchedule {
-            group: group as usize,
-            sequences: micro_batch * steps_per_generation as usize,
-            steps_per_pass: u64::from(steps_per_generation.div_ceil(accumulation)),
-            passes: iterations.into(),
+        let grouped = |groups: &Groups| RolloutSchedule {
+            group: groups.num_generations as usize,
+            sequences: micro_batch * groups.steps_per_generation as usize,
+            steps_per_pass: u64::from(groups.steps_per_generation.div_ceil(accumulation)),
+            passes: groups.num_iterations.into(),
             shuffles_passes: false,
             seed: batch.seed,
         };
         match &config.algorithm {
-            AlgorithmConfig::Grpo(c) => grouped(c.num_generations, c.steps_per_generation, c.num_iterations),
-            AlgorithmConfig::Rloo(c) => grouped(c.num_generations, c.steps_per_generation, c.num_iterations),
+            AlgorithmConfig::Grpo(grpo) => grouped(&grpo.groups),
+            AlgorithmConfig::Rloo(rloo) => grouped(&rloo.groups),
             AlgorithmConfig::Ppo(ppo) => RolloutSchedule {
                 group: 1,
                 sequences: micro_batch * accumulation as usize,
